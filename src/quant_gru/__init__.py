@@ -1,0 +1,35 @@
+"""A drop-in torch.nn.GRU that runs in integers only, defined once and equal everywhere."""
+
+from quant_gru._convert import calibrate_model, convert_model
+from quant_gru._custom_gru import CustomGRU
+from quant_gru._errors import CalibrationError, ConfigError, ParameterError, QuantGRUError
+from quant_gru._frozen import FrozenQuantGRU
+from quant_gru._gru import QuantGRU, float_state_dict
+from quant_gru._sqnr import operator_sqnr
+from quant_gru.config import (
+    OperatorConfig,
+    QuantConfig,
+    QuantGRUWarning,
+    default_config_path,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CalibrationError",
+    "ConfigError",
+    "CustomGRU",
+    "FrozenQuantGRU",
+    "OperatorConfig",
+    "ParameterError",
+    "QuantConfig",
+    "QuantGRU",
+    "QuantGRUError",
+    "QuantGRUWarning",
+    "__version__",
+    "calibrate_model",
+    "convert_model",
+    "default_config_path",
+    "float_state_dict",
+    "operator_sqnr",
+]

@@ -1,0 +1,6 @@
+"""`python -m quant_gru` is `quant-gru`."""
+
+from quant_gru.cli import main
+
+if __name__ == "__main__":
+    main()

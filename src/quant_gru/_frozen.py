@@ -1,0 +1,208 @@
+"""An inference-only GRU that holds integers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from quant_gru._errors import ParameterError, QuantGRUError
+from quant_gru._layers import run_real
+from quant_gru._sequence import Sequence, normalize
+from quant_gru._trace import integer_forward, trace_codes
+from quant_gru.export import params
+from quant_gru.integer.plan import (
+    CellPlan,
+    FrozenPart,
+    GRUPlan,
+    WeightPart,
+    build_frozen,
+    matmul_sum,
+    stack,
+)
+from quant_gru.integer.qparams import QParams
+from quant_gru.integer.quantizer import container_dtype
+from quant_gru.integer.weighted_sum import WeightedSum
+
+_DOCUMENT = "plan"
+
+
+class FrozenQuantGRU(torch.nn.Module):
+    """The integer plan of a QuantGRU as a module: same codes, no float parameters, no gradients.
+
+    Made by `QuantGRU.freeze()`; `FrozenQuantGRU.from_state_dict(module.state_dict())` restores it.
+    Its state_dict holds integer tensors only (weights in their containers, biases in accumulator
+    units, multipliers and shifts) and the parameter document as text in a uint8 tensor.
+    """
+
+    def __init__(self, document: dict[str, Any], batch_first: bool, plan: GRUPlan) -> None:
+        super().__init__()
+        for cells in plan.cells:
+            for cell in cells:
+                if not bool(cell.weights.finite):
+                    raise QuantGRUError(
+                        "Expected finite weights to freeze, got NaN or infinity in one"
+                    )
+        self._restore(document, batch_first)
+        for layer, cells in enumerate(plan.cells):
+            for direction, cell in enumerate(cells):
+                for name, tensor in _compact(cell.weights).items():
+                    self.register_buffer(_key(name, layer, direction), tensor)
+
+    def _restore(self, document: dict[str, Any], batch_first: bool) -> None:
+        found = params.from_document(document, "plan")
+        self.shape = found.shape
+        self.batch_first = batch_first
+        self._qparams = found.cells
+        self._frozen: dict[tuple[torch.device, int, int], FrozenPart] = {}
+        text = params.to_tensor({**document, "batch_first": batch_first})
+        self.register_buffer(_DOCUMENT, text)
+
+    @classmethod
+    def from_state_dict(cls, state_dict: Mapping[str, Tensor]) -> FrozenQuantGRU:
+        """Rebuild a frozen GRU from its state_dict.
+
+        Raises:
+            ParameterError: A tensor is missing or does not fit.
+        """
+        if _DOCUMENT not in state_dict:
+            raise ParameterError(f"Expected key {_DOCUMENT!r} in the state_dict, got none")
+        document = params.from_tensor(state_dict[_DOCUMENT], f"key {_DOCUMENT!r}")
+        batch_first = bool(document.pop("batch_first", False))
+        module = cls.__new__(cls)
+        torch.nn.Module.__init__(module)
+        module._restore(document, batch_first)
+        for layer, cells in enumerate(module._qparams):
+            for direction in range(len(cells)):
+                for name, shape in module._buffer_shapes(layer).items():
+                    key = _key(name, layer, direction)
+                    tensor = state_dict.get(key)
+                    if tensor is None or tensor.is_floating_point() or tensor.shape != shape:
+                        got = "none" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
+                        raise ParameterError(
+                            f"Expected integers of shape {shape} at key {key!r}, got {got}"
+                        )
+                    module.register_buffer(key, tensor.clone())
+        return module
+
+    def _buffer_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
+        H = self.shape.hidden_size
+        C = self.shape.input_size if layer == 0 else H * self.shape.directions
+        rows = 3 * H
+        return {"W": (rows, C), "R": (rows, H)} | dict.fromkeys(
+            ("Bw", "Br", "Mx", "kx", "Mh", "kh"), (rows,)
+        )
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Run the GRU; shapes and values as `QuantGRU.forward` in quantized mode, float32.
+
+        Raises:
+            QuantGRUError: A shape that does not fit, or an input that asks for a gradient.
+        """
+        data = input.data if isinstance(input, PackedSequence) else input
+        wanted = [each for each in (data, hx) if isinstance(each, Tensor) and each.requires_grad]
+        if wanted and torch.is_grad_enabled():
+            raise QuantGRUError(
+                "Expected an input without requires_grad, got one that asks for a gradient: a "
+                "frozen GRU is for inference only; use torch.no_grad() or the QuantGRU"
+            )
+        plan = self._plan()
+        sequence = self._normalize(input, hx)
+        nothing = [[(None, None, None, None) for _ in cells] for cells in plan.cells]
+        y, h_n = run_real(plan, sequence.x, sequence.h0, sequence.lengths, nothing, 0.0)
+        return sequence.restore(y, h_n)
+
+    def forward_integer(
+        self, x_codes: Tensor, h_codes: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See `QuantGRU.forward_integer`."""
+        return integer_forward(self._plan(), x_codes, h_codes, self.batch_first)
+
+    def trace_codes(
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """See `QuantGRU.trace_codes`; biases are given in accumulator units only."""
+        codes = trace_codes(self._plan(), self._normalize(input, hx))
+        return {
+            name: tensor
+            for name, tensor in codes.items()
+            if not name.startswith(("weight.bw", "weight.br"))
+        }
+
+    def _normalize(self, input: Tensor | PackedSequence, hx: Tensor | None) -> Sequence:
+        return normalize(
+            input,
+            hx,
+            input_size=self.shape.input_size,
+            hidden_size=self.shape.hidden_size,
+            states=self.shape.num_layers * self.shape.directions,
+            batch_first=self.batch_first,
+            dtype=torch.float32,
+        )
+
+    def _plan(self) -> GRUPlan:
+        return stack(
+            [
+                [self._cell(qparams, layer, direction) for direction, qparams in enumerate(cells)]
+                for layer, cells in enumerate(self._qparams)
+            ]
+        )
+
+    def _cell(self, qparams: QParams, layer: int, direction: int) -> CellPlan:
+        names = ("W", "R", "Bw", "Br", "Mx", "kx", "Mh", "kh")
+        W, R, Bw, Br, Mx, kx, Mh, kh = (
+            self.get_buffer(_key(name, layer, direction)) for name in names
+        )
+        key = (W.device, layer, direction)
+        if key not in self._frozen:
+            self._frozen[key] = build_frozen(qparams, W.device)
+        q, config = qparams.quantizers, qparams.config
+
+        def product(weight: str, K: int, x: str, y: str, M: Tensor, k: Tensor) -> tuple[Any, int]:
+            bits = config[weight].bitwidth
+            assert bits is not None
+            return matmul_sum(bits, K, q[x], q[y], M, k)
+
+        Wx, bound_Wx = product("weight.W", W.shape[1], "input.x", "matmul.Wx", Mx, kx)
+        Rh, bound_Rh = product("weight.R", R.shape[1], "output.h", "matmul.Rh", Mh, kh)
+        finite = torch.ones((), dtype=torch.bool, device=W.device)
+        weights = WeightPart(W, R, Bw, Br, Bw, Br, {}, Wx, Rh, bound_Wx, bound_Rh, finite)
+        return CellPlan(self._frozen[key], weights)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_frozen": {}}
+
+    def extra_repr(self) -> str:
+        """The shape of the GRU."""
+        sizes = f"{self.shape.input_size}, {self.shape.hidden_size}"
+        return (
+            f"{sizes}, num_layers={self.shape.num_layers}, batch_first={self.batch_first}, "
+            f"bidirectional={self.shape.bidirectional}"
+        )
+
+
+def _key(name: str, layer: int, direction: int) -> str:
+    return f"{name}_l{layer}{'_reverse' if direction else ''}"
+
+
+def _compact(w: WeightPart) -> dict[str, Tensor]:
+    """The integers of a weight part, each in the smallest dtype that holds its values."""
+
+    def numbers(weighted_sum: WeightedSum) -> tuple[Tensor, Tensor]:
+        (M,), k = weighted_sum.multipliers, weighted_sum.shift
+        assert isinstance(M, Tensor)
+        assert isinstance(k, Tensor)
+        return M, k
+
+    (Mx, kx), (Mh, kh) = numbers(w.Wx), numbers(w.Rh)
+    wide = {"Bw": w.Bw, "Br": w.Br, "Mx": Mx, "kx": kx, "Mh": Mh, "kh": kh}
+    small = {
+        name: value.to(container_dtype(int(value.min()), int(value.max())))
+        for name, value in wide.items()
+    }
+    return {"W": w.W.clone(), "R": w.R.clone(), **small}

@@ -1,0 +1,651 @@
+"""QuantGRU: torch.nn.GRU whose quantized mode computes in integers only."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from quant_gru._adjust import Change, adjust
+from quant_gru._errors import CalibrationError, ConfigError, ParameterError, QuantGRUError
+from quant_gru._frozen import FrozenQuantGRU
+from quant_gru._layers import Weights, run_real
+from quant_gru._plan_cache import PlanCache
+from quant_gru._sequence import Sequence, normalize
+from quant_gru._trace import integer_forward, trace_codes
+from quant_gru.calibration.collector import Collector
+from quant_gru.calibration.observers import METHODS, make_observer
+from quant_gru.calibration.trace import FloatWeights
+from quant_gru.config import (
+    OPERATORS,
+    WEIGHTS,
+    QuantConfig,
+    QuantGRUWarning,
+    canonical_name,
+)
+from quant_gru.export import params
+from quant_gru.integer.plan import GRUPlan, weight_scales
+from quant_gru.integer.qparams import QParams
+
+STATE_KEY = "quantization"
+
+
+class QuantGRU(torch.nn.GRU):
+    """A drop-in `torch.nn.GRU` with a mode that computes in integers only.
+
+    With `use_quantization` False it is nn.GRU, to the bit. Calibrated and with `use_quantization`
+    True every operator runs on integer codes; outputs are the codes' real values. Gradients of the
+    quantized mode are straight-through.
+
+    Args:
+        input_size: Features of an input step, C.
+        hidden_size: Features of the state, H.
+        num_layers: Stacked layers.
+        bias: Whether there are biases.
+        batch_first: Whether inputs and outputs are (N, T, ..) instead of (T, N, ..).
+        dropout: Probability of dropout between layers, in training.
+        bidirectional: Whether each layer runs in both directions.
+        device: Where parameters are made.
+        dtype: dtype of parameters.
+        use_quantization: Whether forward computes in integers.
+        config: Widths and kinds of the 17 operators; None for 8 bits, symmetric.
+
+    Example:
+        >>> gru = QuantGRU(8, 16, config=QuantConfig.int8())
+        >>> gru.calibrate(torch.randn(50, 4, 8))
+        >>> gru.use_quantization = True
+        >>> y, h_n = gru(torch.randn(50, 4, 8))
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        use_quantization: bool = False,
+        config: QuantConfig | None = None,
+    ) -> None:
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device=device,
+            dtype=dtype,
+        )
+        self._init_quantization(config, use_quantization)
+
+    def _init_quantization(self, config: QuantConfig | None, use_quantization: bool) -> None:
+        if config is not None and not isinstance(config, QuantConfig):
+            raise ConfigError(
+                f"Expected config to be a QuantConfig or None, got {type(config).__name__}"
+            )
+        self.use_quantization = use_quantization
+        self.calibrating = False
+        self._config = config or QuantConfig()
+        self._method = "histogram"
+        self._percentile_value = 99.99
+        self._collector: Collector | None = None
+        self._qparams: list[list[QParams]] | None = None
+        self._cache = PlanCache()
+
+    # --- forward
+
+    @overload
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
+
+    @overload
+    def forward(
+        self, input: PackedSequence, hx: Tensor | None = None
+    ) -> tuple[PackedSequence, Tensor]: ...
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Run the GRU.
+
+        Args:
+            input: (T, N, C), (N, T, C) if `batch_first`, (T, C), or a PackedSequence.
+            hx: Initial states (layers * directions, N, H), or (layers * directions, H) for
+                unbatched input; None for zeros.
+
+        Returns:
+            Output (T, N, directions * H), or in the input's form, and last states as `hx`.
+
+        Raises:
+            CalibrationError: Quantization is on, but there are neither scales nor statistics.
+            QuantGRUError: A shape that does not fit (in quantized mode; nn.GRU's errors else).
+        """
+        if self.calibrating:
+            output = super().forward(input, hx)
+            self._collect(input, hx)
+            return output
+        if not self.use_quantization:
+            return super().forward(input, hx)
+        plan = self._plan()
+        sequence = self._normalize(input, hx)
+        y, h_n = run_real(
+            plan,
+            sequence.x,
+            sequence.h0,
+            sequence.lengths,
+            self._weights(),
+            self.dropout if self.training else 0.0,
+        )
+        dtype = self._weight.dtype
+        return sequence.restore(y.to(dtype), h_n.to(dtype))
+
+    def forward_integer(
+        self, x_codes: Tensor, h_codes: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Run on codes: integers in, integers out, nothing else computed.
+
+        Args:
+            x_codes: Codes of input.x of the first layer, any integer dtype, (T, N, C),
+                (N, T, C) if `batch_first`, or (T, C).
+            h_codes: Codes of output.h (layers * directions, N, H), or (layers * directions, H);
+                None for the zero points.
+
+        Returns:
+            Codes of the output (T, N, directions * H), in the input's form, and of the last
+            states, in the container of output.h.
+
+        Raises:
+            QuantGRUError: Codes of a wrong shape, dtype or range.
+        """
+        return integer_forward(self._plan(), x_codes, h_codes, self.batch_first)
+
+    def trace_codes(
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The codes of all operators at every step: golden vectors.
+
+        Args:
+            input: As for `forward`.
+            hx: As for `forward`.
+
+        Returns:
+            Operator name with the suffix of nn.GRU's parameters ('gate.z_out_l0',
+            'gate.z_out_l1_reverse') -> codes on the CPU: (T, N, ..) for activations, (3H, ..) for
+            weights, gates in the order update, reset, candidate; 'output.h0_l0' holds the state
+            before the first step, 'accumulator.bw_l0' and '.br_l0' the biases in accumulator
+            units. Rows are in the order of a PackedSequence's data, if one is given.
+            `numpy.savez(file, **codes)` saves them.
+        """
+        return trace_codes(self._plan(), self._normalize(input, hx))
+
+    def freeze(self) -> FrozenQuantGRU:
+        """An inference-only module that holds the integer plan alone, giving the same codes."""
+        return FrozenQuantGRU(self._document(), self.batch_first, self._plan())
+
+    # --- calibration
+
+    @property
+    def config(self) -> QuantConfig:
+        """Widths and kinds of the operators."""
+        return self._config
+
+    @property
+    def calibration_method(self) -> str:
+        """'histogram' (also called 'sqnr'), 'minmax', 'percentile' or 'ema'."""
+        return self._method
+
+    @calibration_method.setter
+    def calibration_method(self, method: str) -> None:
+        make_observer(method)
+        if METHODS[method] != METHODS[self._method]:
+            self._refuse_after_collecting("calibration_method")
+        self._method = method
+
+    @property
+    def percentile_value(self) -> float:
+        """Percentage of values that the method 'percentile' covers, in (50, 100]."""
+        return self._percentile_value
+
+    @percentile_value.setter
+    def percentile_value(self, value: float) -> None:
+        make_observer("percentile", percentile_value=value)
+        if value != self._percentile_value:
+            self._refuse_after_collecting("percentile_value")
+        self._percentile_value = float(value)
+
+    def _refuse_after_collecting(self, what: str) -> None:
+        if self._collector is not None or self._qparams is not None:
+            raise CalibrationError(
+                f"Expected {what} to change before statistics are collected, got a change "
+                "afterwards; call reset_calibration() first"
+            )
+
+    def is_calibrated(self) -> bool:
+        """Whether scales exist."""
+        return self._qparams is not None
+
+    def calibrate(self, data: Tensor | PackedSequence, hx: Tensor | None = None) -> None:
+        """Collect statistics of one batch; the scales are made by `finalize_calibration`.
+
+        Args:
+            data: As the input of `forward`.
+            hx: As for `forward`.
+        """
+        with torch.no_grad():
+            self._collect(data, hx)
+
+    def _collect(self, input: Tensor | PackedSequence, hx: Tensor | None) -> None:
+        if self._qparams is not None:
+            raise CalibrationError(
+                "Expected a GRU without scales to collect statistics, got a calibrated one; "
+                "call reset_calibration() first"
+            )
+        sequence = self._normalize(input, hx)
+        collector = self._collector or Collector(
+            self.num_layers, self._directions, self._method, self._percentile_value
+        )
+        collector.collect(sequence.x, sequence.h0, sequence.lengths, self._float_weights())
+        self._collector = collector
+
+    def finalize_calibration(self, verbose: bool = False, *, sync: bool = True) -> None:
+        """Turn the collected statistics into scales; does nothing if scales exist.
+
+        Args:
+            verbose: Whether to print the quantizer of every operator.
+            sync: Whether to merge the statistics of all processes first, where
+                torch.distributed is initialized; then all of them have to call this.
+
+        Raises:
+            CalibrationError: No statistics, or statistics with NaN or infinity.
+        """
+        if self._qparams is not None:
+            return
+        collector = self._collector
+        if collector is None and not (sync and _distributed()):
+            raise CalibrationError(
+                "Expected statistics to make scales of, got none; call calibrate(data) first"
+            )
+        # a copy: should a scale be impossible, the statistics stay as they were
+        collector = deepcopy(collector) or Collector(
+            self.num_layers, self._directions, self._method, self._percentile_value
+        )
+        if sync:
+            collector.all_reduce()
+        self._qparams = collector.qparams(self._config)
+        self._collector = None
+        self._cache.clear()
+        if verbose:
+            print(self._describe())
+
+    def reset_calibration(self) -> None:
+        """Forget statistics and scales; the configuration stays."""
+        self._collector = None
+        self._qparams = None
+        self._cache.clear()
+
+    # --- configuration
+
+    def load_bitwidth_config(
+        self, path: str | os.PathLike[str] | QuantConfig, verbose: bool = False
+    ) -> None:
+        """Take the configuration of a file, and `use_quantization` from `disable_quantization`.
+
+        Args:
+            path: A JSON file as docs/configuration.md describes it, or a QuantConfig.
+            verbose: Whether to say which operators take their defaults.
+
+        Raises:
+            ConfigError: The file breaks a rule, or scales exist already.
+        """
+        config = path if isinstance(path, QuantConfig) else QuantConfig.from_json(path, verbose)
+        self._set_config(config)
+        self.use_quantization = not config.disable_quantization
+
+    def set_all_bitwidth(
+        self, bitwidth: int, is_symmetric: bool = True, verbose: bool = False
+    ) -> None:
+        """Give all operators one width, and all activations one symmetry.
+
+        Weights and biases stay symmetric, `is_unsigned` stays as it is.
+
+        Args:
+            bitwidth: 1..32.
+            is_symmetric: Whether activations have zero point 0.
+            verbose: Whether to print what was set.
+
+        Raises:
+            ConfigError: A width out of range, or scales exist already.
+        """
+        self._set_config(self._config.with_all_bitwidths(bitwidth, is_symmetric))
+        if verbose:
+            kind = "symmetric" if is_symmetric else "asymmetric"
+            print(f"all 17 operators: {bitwidth} bits; activations {kind}, weights symmetric")
+
+    def _set_config(self, config: QuantConfig) -> None:
+        if self._qparams is not None:
+            raise ConfigError(
+                "Expected the configuration to be set before calibration, got a calibrated GRU; "
+                "call reset_calibration() first, or adjust_quant_config for single operators"
+            )
+        self._config = config
+
+    def get_quant_config(
+        self, name: str | None = None, layer: int = 0, reverse: bool = False
+    ) -> dict[str, Any]:
+        """What is known of an operator, or of all.
+
+        Args:
+            name: Full ('gate.z_out') or short ('z_out') name; None for all operators.
+            layer: Which layer.
+            reverse: Whether of the reverse direction.
+
+        Returns:
+            bitwidth, is_symmetric, is_unsigned, scale, zero_point, exp2_inv (None unless the
+            scale is 2^-exp2_inv); scale, zero_point and exp2_inv are None before calibration and
+            for fused operators. Weights have lists of scales: one entry, three, or one per row
+            of nn.GRU's parameter, by their granularity. With name None: name -> such a dict.
+        """
+        self._check_cell(layer, reverse)
+        if name is None:
+            return {each: self.get_quant_config(each, layer, reverse) for each in OPERATORS}
+        name = canonical_name(name)
+        qparams = self._qparams[layer][int(reverse)] if self._qparams else None
+        operator = (qparams.config if qparams else self._config)[name]
+        scale: Any = None
+        zero_point: int | None = None
+        exponent: Any = None
+        if qparams and name in WEIGHTS:
+            w = self._weights()[layer][int(reverse)][WEIGHTS.index(name)]
+            w = self._weight.new_zeros(3 * self.hidden_size) if w is None else w
+            scale, zero_point = weight_scales(qparams, name, w).tolist(), 0
+            exponents = [params.exponent_of(s) for s in scale]
+            exponent = None if None in exponents else exponents
+        elif qparams and name in qparams.quantizers:
+            quantizer = qparams.quantizers[name]
+            scale, zero_point = quantizer.scale, quantizer.zero_point
+            exponent = params.exponent_of(scale)
+        if self._config.scale_kind == "free":
+            exponent = None
+        return {
+            "bitwidth": operator.bitwidth,
+            "is_symmetric": operator.is_symmetric,
+            "is_unsigned": operator.is_unsigned,
+            "scale": scale,
+            "zero_point": zero_point,
+            "exp2_inv": exponent,
+        }
+
+    def adjust_quant_config(
+        self,
+        name: str,
+        bitwidth: int | None = None,
+        is_symmetric: bool | None = None,
+        is_unsigned: bool | None = None,
+        scale: float | None = None,
+        exp2_inv: int | None = None,
+        zero_point: int | None = None,
+        layer: int | None = None,
+        reverse: bool | None = None,
+    ) -> None:
+        """Change one operator and rebuild everything derived from it.
+
+        A width alone keeps the real range: exp2_inv grows by the bits gained, the zero point is
+        rescaled and clamped. A change of symmetry or signedness covers the old range anew. Scales
+        of gate.z_out and gate.r_out are rounded to 1 / integer.
+
+        Args:
+            name: Full or short name.
+            bitwidth: New width, 1..32.
+            is_symmetric: Whether the zero point is 0.
+            is_unsigned: Whether codes are unsigned.
+            scale: New scale; of a weight, one number or one per tensor, gate or channel, which
+                then no longer follow the weight.
+            exp2_inv: New scale as 2^-exp2_inv.
+            zero_point: New zero point.
+            layer: Which layer; None for all.
+            reverse: Which direction; None for both.
+
+        Raises:
+            ConfigError: A rule is broken; nothing has changed then.
+        """
+        name = canonical_name(name)
+        change = Change(bitwidth, is_symmetric, is_unsigned, scale, exp2_inv, zero_point)
+        cells = [
+            (at, direction)
+            for at in range(self.num_layers)
+            for direction in range(self._directions)
+            if layer in (None, at) and reverse in (None, direction == 1)
+        ]
+        if not cells:
+            self._check_cell(layer or 0, bool(reverse))
+        everywhere = len(cells) == self.num_layers * self._directions
+        if self._qparams is None:
+            if change.touches_numbers or not everywhere:
+                raise ConfigError(
+                    "Expected a calibrated GRU to set scales, zero points or single layers, got "
+                    f"one without scales; calibrate first (operator {name!r})"
+                )
+            self._config = change.apply_to_config(self._config, name)
+            return
+        adjusted = [list(directions) for directions in self._qparams]
+        for at, direction in cells:
+            adjusted[at][direction] = adjust(
+                adjusted[at][direction], name, change, self.hidden_size
+            )
+        if everywhere:
+            self._config = change.apply_to_config(self._config, name)
+        self._qparams = adjusted
+        self._cache.clear()
+
+    # --- parameter files and checkpoints
+
+    def export_quant_params(self, path: str | os.PathLike[str]) -> None:
+        """Write configuration, scales, zero points and tables to a JSON file; no weights.
+
+        Raises:
+            CalibrationError: There are no scales.
+            ConfigError: The file cannot be written.
+        """
+        params.write(path, self._document())
+
+    def load_quant_params(self, path: str | os.PathLike[str]) -> None:
+        """Read what `export_quant_params` wrote; with the same weights, the codes are the same.
+
+        `use_quantization` stays as it is.
+
+        Raises:
+            ParameterError: The file cannot be read, is of another version, or does not fit this
+                GRU; nothing has changed then.
+        """
+        self._take(params.read(path), f"file {os.fspath(path)!r}")
+
+    def _document(self) -> dict[str, Any]:
+        return params.to_document(self._shape(), self._config, self._finalized())
+
+    def _take(self, found: params.Parameters, where: str) -> None:
+        if found.shape != self._shape():
+            raise ParameterError(
+                f"Expected parameters of a GRU with {_words(self._shape())}, "
+                f"got {_words(found.shape)} ({where})"
+            )
+        self._config = found.config
+        self._qparams = found.cells
+        self._collector = None
+        self._cache.clear()
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._qparams is not None:
+            document = {**self._document(), "use_quantization": bool(self.use_quantization)}
+            destination[prefix + STATE_KEY] = params.to_tensor(document)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        key = prefix + STATE_KEY
+        rest = {name: value for name, value in state_dict.items() if name != key}
+        super()._load_from_state_dict(
+            rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if key in state_dict:
+            try:
+                document = params.from_tensor(state_dict[key], repr(key))
+                use_quantization = document.pop("use_quantization", self.use_quantization)
+                self._take(params.from_document(document, repr(key)), repr(key))
+                self.use_quantization = bool(use_quantization)
+            except QuantGRUError as error:
+                error_msgs.append(str(error))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # the plan follows from parameters and scales, and may live on a device
+        return {**super().__getstate__(), "_cache": PlanCache()}
+
+    # --- internals
+
+    @property
+    def _weight(self) -> Tensor:
+        """Any weight: it says where the module is, and of which dtype."""
+        weight = self.weight_ih_l0
+        assert isinstance(weight, Tensor)
+        return weight
+
+    @property
+    def _directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    def _shape(self) -> params.Shape:
+        return params.Shape(
+            input_size=self.input_size,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            bias=self.bias,
+            bidirectional=self.bidirectional,
+        )
+
+    def _normalize(self, input: Tensor | PackedSequence, hx: Tensor | None) -> Sequence:
+        return normalize(
+            input,
+            hx,
+            input_size=self.input_size,
+            hidden_size=self.hidden_size,
+            states=self.num_layers * self._directions,
+            batch_first=self.batch_first,
+            dtype=self._weight.dtype,
+        )
+
+    def _cells(self) -> Iterator[tuple[int, str]]:
+        for layer in range(self.num_layers):
+            for suffix in ("", "_reverse")[: self._directions]:
+                yield layer, suffix
+
+    def _weights(self) -> list[list[Weights]]:
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        flat: list[Weights] = [
+            tuple(getattr(self, f"{name}_l{layer}{suffix}", None) for name in names)  # type: ignore[misc]
+            for layer, suffix in self._cells()
+        ]
+        D = self._directions
+        return [flat[i : i + D] for i in range(0, len(flat), D)]
+
+    def _float_weights(self) -> list[list[FloatWeights]]:
+        return [
+            [FloatWeights(*(None if w is None else w.detach() for w in cell)) for cell in layer]  # type: ignore[arg-type]
+            for layer in self._weights()
+        ]
+
+    def _finalized(self) -> list[list[QParams]]:
+        """The scales; pending statistics are finalized, and that is said once."""
+        if self._qparams is None:
+            if self._collector is None:
+                raise CalibrationError(
+                    "Expected a calibrated GRU, got one without scales or statistics; call "
+                    "calibrate(data) first, or set use_quantization = False"
+                )
+            self.finalize_calibration()
+            warnings.warn(
+                "calibration was finalized by the first quantized use; call "
+                "finalize_calibration() to do so explicitly",
+                QuantGRUWarning,
+                stacklevel=4,
+            )
+        assert self._qparams is not None
+        return self._qparams
+
+    def _plan(self) -> GRUPlan:
+        return self._cache.plan(self._finalized(), self._weights(), live=self.training)
+
+    def _check_cell(self, layer: int, reverse: bool) -> None:
+        if not 0 <= layer < self.num_layers:
+            raise QuantGRUError(f"Expected layer to be in 0..{self.num_layers - 1}, got {layer}")
+        if reverse and not self.bidirectional:
+            raise QuantGRUError("Expected reverse to be False (not bidirectional), got True")
+
+    def _describe(self) -> str:
+        lines = []
+        for layer, suffix in self._cells():
+            lines.append(f"layer {layer}{' reverse' if suffix else ''}")
+            for name, entry in self.get_quant_config(None, layer, bool(suffix)).items():
+                bits, scale = entry["bitwidth"], entry["scale"]
+                if bits is None:
+                    lines.append(f"  {name:<15} fused")
+                    continue
+                if isinstance(scale, list):
+                    shown = f"scale {min(scale):.4g} .. {max(scale):.4g} ({len(scale)})"
+                else:
+                    shown = f"scale {scale:<10.4g} zero point {entry['zero_point']}"
+                kind = "uint" if entry["is_unsigned"] else "int"
+                lines.append(f"  {name:<15} {kind + str(bits):<7} {shown}")
+        return "\n".join(lines)
+
+    def extra_repr(self) -> str:
+        """nn.GRU's text and what concerns quantization."""
+        state = "calibrated" if self.is_calibrated() else "not calibrated"
+        return f"{super().extra_repr()}, use_quantization={self.use_quantization}, {state}"
+
+
+def float_state_dict(module: torch.nn.Module) -> dict[str, Tensor]:
+    """A state_dict without quantization: one that the float model loads strictly.
+
+    Args:
+        module: A QuantGRU, or a model that contains some.
+    """
+    quantized = {
+        f"{name}.{STATE_KEY}" if name else STATE_KEY
+        for name, child in module.named_modules()
+        if isinstance(child, QuantGRU)
+    }
+    return {key: value for key, value in module.state_dict().items() if key not in quantized}
+
+
+def _distributed() -> bool:
+    distributed = torch.distributed
+    return bool(
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
+
+
+def _words(shape: params.Shape) -> str:
+    return ", ".join(f"{name}={value}" for name, value in shape.model_dump().items())

@@ -1,0 +1,140 @@
+"""Layers and directions of a quantized GRU, in real tensors at the border and codes inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quant_gru.integer import reference
+from quant_gru.integer.plan import CellPlan, GRUPlan
+from quant_gru.kernels.ops import Codes, Run, gru_layer
+
+Weights = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
+@dataclass(frozen=True)
+class CellRun:
+    """What one layer and direction took in and gave, in codes.
+
+    Attributes:
+        layer: Index of the layer.
+        direction: 0 forward, 1 reverse.
+        plan: Its plan.
+        x: Input codes (T, N, C).
+        h0: State codes before the first step (N, H).
+        out: State codes after each step (T, N, H).
+        last: State codes after the last step processed (N, H).
+    """
+
+    layer: int
+    direction: int
+    plan: CellPlan
+    x: Tensor
+    h0: Tensor
+    out: Tensor
+    last: Tensor
+
+
+def run_real(
+    plan: GRUPlan,
+    x: Tensor,
+    h0: Tensor,
+    lengths: Tensor | None,
+    weights: Sequence[Sequence[Weights]],
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    """Run all layers on real values.
+
+    Args:
+        plan: The plan.
+        x: (T, N, C).
+        h0: (layers * directions, N, H).
+        lengths: int64 (N,) or None.
+        weights: [layer][direction] -> W, R, bw, br, where gradients go.
+        dropout: Probability of a value between layers to become zero.
+
+    Returns:
+        Output (T, N, D*H) and last states (layers * directions, N, H), float32.
+    """
+    real, below = x, None
+    last_states: list[Tensor] = []
+    for layer, cells in enumerate(plan.cells):
+        outputs: list[Tensor] = []
+        codes: list[Codes] = []
+        if layer and dropout:
+            real, below = torch.nn.functional.dropout(real, dropout), None
+        for direction, cell in enumerate(cells):
+            if below is None:
+                x_codes = _quantize(cell, real, isnan=real.isnan().any(-1))
+            else:
+                x_codes = _from_below(plan, layer, direction, below)
+            state = h0[len(last_states)]
+            h_codes, inside = cell.h.quantize_with_mask(state)
+            y, y_last, out, _ = gru_layer(
+                cell,
+                x_codes,
+                Codes(h_codes, inside, state.isnan().any(-1)),
+                Run(lengths, reverse=direction == 1),
+                (real, state, *weights[layer][direction]),
+            )
+            outputs.append(y)
+            codes.append(out)
+            last_states.append(y_last)
+        real, below = torch.cat(outputs, dim=-1), codes
+    return real, torch.stack(last_states)
+
+
+def run_codes(
+    plan: GRUPlan, x: Tensor, h0: Tensor, lengths: Tensor | None = None
+) -> Iterator[CellRun]:
+    """Run all layers on codes, yielding each layer and direction in turn.
+
+    Args:
+        plan: The plan.
+        x: Codes of input.x of the first layer (T, N, C).
+        h0: Codes of output.h (layers * directions, N, H).
+        lengths: int64 (N,) or None.
+    """
+    below: list[Tensor] = []
+    index = 0
+    for layer, cells in enumerate(plan.cells):
+        outputs: list[Tensor] = []
+        for direction, cell in enumerate(cells):
+            if layer:
+                x = _requantize(plan, layer, direction, below)[0]
+            out, last = reference.run(cell, x, h0[index], lengths, reverse=direction == 1)
+            yield CellRun(layer, direction, cell, x, h0[index], out, last)
+            outputs.append(out)
+            index += 1
+        below = outputs
+
+
+def _quantize(cell: CellPlan, x: Tensor, isnan: Tensor) -> Codes:
+    codes, inside = cell.x.quantize_with_mask(x)
+    return Codes(codes.to(cell.x.container), inside, isnan)
+
+
+def _from_below(plan: GRUPlan, layer: int, direction: int, below: list[Codes]) -> Codes:
+    codes, inside = _requantize(plan, layer, direction, [half.codes for half in below])
+    isnan = torch.stack([half.nan for half in below]).any(0)
+    return Codes(codes, inside, isnan)
+
+
+def _requantize(
+    plan: GRUPlan, layer: int, direction: int, below: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """X = weighted_sum(h - z_h) of the layer below, per direction half; codes and masks."""
+    sums = plan.between[layer - 1][direction]
+    cells = plan.cells[layer - 1]
+    unclamped = torch.cat(
+        [
+            weighted_sum.unclamped(half.to(torch.int64) - cell.h.zero_point)
+            for weighted_sum, half, cell in zip(sums, below, cells, strict=True)
+        ],
+        dim=-1,
+    )
+    codes = unclamped.clamp(sums[0].lo, sums[0].hi)
+    return codes.to(plan.cells[layer][direction].x.container), unclamped == codes

@@ -1,0 +1,128 @@
+"""The shapes nn.GRU takes, brought to one: (T, N, C) with lengths, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from quant_gru._errors import QuantGRUError
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """An input in the form that executors take.
+
+    Attributes:
+        x: (T, N, C).
+        h0: (layers * directions, N, H).
+        lengths: int64 (N,) on x's device, or None where all rows have T steps.
+        packed: The PackedSequence this came from, if any; rows are in its sorted order.
+        batched: Whether the caller gave a batch dimension.
+        batch_first: Whether the caller's batch dimension comes first.
+    """
+
+    x: Tensor
+    h0: Tensor
+    lengths: Tensor | None
+    packed: PackedSequence | None
+    batched: bool
+    batch_first: bool
+
+    def restore(self, y: Tensor, h_n: Tensor) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Output (T, N, D*H) and last states (layers * directions, N, H) in the caller's form."""
+        if self.packed is not None:
+            batch_sizes = self.packed.batch_sizes
+            data = pack_padded_sequence(y, lengths_of(batch_sizes)).data
+            unsorted = self.packed.unsorted_indices
+            output = PackedSequence(data, batch_sizes, self.packed.sorted_indices, unsorted)
+            return output, h_n if unsorted is None else h_n.index_select(1, unsorted)
+        if not self.batched:
+            return y.squeeze(1), h_n.squeeze(1)
+        return y.transpose(0, 1) if self.batch_first else y, h_n
+
+
+def to_device(value: Tensor | PackedSequence, device: torch.device) -> Tensor | PackedSequence:
+    """`value` on `device`."""
+    return value.to(device=device)  # type: ignore[call-arg]
+
+
+def lengths_of(batch_sizes: Tensor) -> Tensor:
+    """Length of each row, descending, int64 on the CPU, from a PackedSequence's batch sizes."""
+    rows = int(batch_sizes[0]) if len(batch_sizes) else 0
+    return (batch_sizes[None, :] > torch.arange(rows)[:, None]).sum(1)
+
+
+def normalize(
+    input: Tensor | PackedSequence,
+    hx: Tensor | None,
+    *,
+    input_size: int,
+    hidden_size: int,
+    states: int,
+    batch_first: bool,
+    dtype: torch.dtype,
+) -> Sequence:
+    """Bring an input of nn.GRU's kinds to (T, N, C).
+
+    Args:
+        input: (T, N, C), (N, T, C) if `batch_first`, (T, C), or a PackedSequence.
+        hx: (states, N, H), or (states, H) for unbatched input; None for zeros.
+        input_size: C.
+        hidden_size: H.
+        states: Layers times directions.
+        batch_first: Whether N comes before T in batched tensors.
+        dtype: dtype of states made here.
+
+    Raises:
+        QuantGRUError: A shape or dtype that does not fit.
+    """
+    packed = input if isinstance(input, PackedSequence) else None
+    lengths = None
+    batched = True
+    if isinstance(input, PackedSequence):
+        _check_features(input.data, 2, input_size)
+        x, sorted_lengths = pad_packed_sequence(PackedSequence(input.data, input.batch_sizes))
+        lengths = sorted_lengths.to(x.device)
+    else:
+        if not isinstance(input, Tensor):
+            raise QuantGRUError(
+                f"Expected input to be a tensor or PackedSequence, got {type(input).__name__}"
+            )
+        if input.dim() not in (2, 3):
+            raise QuantGRUError(
+                f"Expected input to be 2-D (unbatched) or 3-D, got shape {tuple(input.shape)}"
+            )
+        _check_features(input, input.dim(), input_size)
+        batched = input.dim() == 3
+        x = input if batched else input.unsqueeze(1)
+        x = x.transpose(0, 1) if batched and batch_first else x
+        if x.shape[0] == 0:
+            raise QuantGRUError(
+                f"Expected input to have at least one time step, got shape {tuple(input.shape)}"
+            )
+    N = x.shape[1]
+    expected = (states, N, hidden_size) if batched else (states, hidden_size)
+    if hx is None:
+        h0 = torch.zeros((states, N, hidden_size), dtype=dtype, device=x.device)
+    else:
+        if tuple(hx.shape) != expected:
+            raise QuantGRUError(f"Expected hx to be of shape {expected}, got {tuple(hx.shape)}")
+        if hx.device != x.device:
+            raise QuantGRUError(
+                f"Expected hx to be on the input's device {x.device}, got {hx.device}"
+            )
+        h0 = hx if batched else hx.unsqueeze(1)
+        if packed is not None and packed.sorted_indices is not None:
+            h0 = h0.index_select(1, packed.sorted_indices)
+    return Sequence(x, h0, lengths, packed, batched, batch_first)
+
+
+def _check_features(x: Tensor, dims: int, input_size: int) -> None:
+    if x.dim() != dims or x.shape[-1] != input_size:
+        raise QuantGRUError(
+            f"Expected input to have {input_size} features in its last dimension, "
+            f"got shape {tuple(x.shape)}"
+        )

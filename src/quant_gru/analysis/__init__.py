@@ -1,0 +1,1 @@
+"""Where precision is lost, and what to do about it."""

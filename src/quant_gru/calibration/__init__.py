@@ -1,0 +1,1 @@
+"""From real data to scales: traces, observers and the search for quantizers."""

@@ -1,0 +1,212 @@
+"""From statistics to a quantizer: cover the observed range, or minimize the squared error."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from quant_gru._errors import CalibrationError
+from quant_gru.calibration._covering import (
+    MAX_EXP2_INV,
+    MIN_EXP2_INV,
+    ScaleKind,
+    check_scale_kind,
+    covering_quantizer,
+    covering_scale,
+    reachable_range,
+)
+from quant_gru.calibration._histogram import Histogram, occupied_bins
+from quant_gru.calibration.observers import HistogramObserver, Observer, PercentileObserver
+from quant_gru.integer.quantizer import MAX_SCALE, MIN_SCALE, Quantizer, code_limits
+
+__all__ = [
+    "choose_quantizer",
+    "covering_quantizer",
+    "least_squares_quantizer",
+    "squared_error",
+    "zero_points",
+]
+
+POT_COARSER, POT_FINER = 1, 16
+
+FREE_PER_OCTAVE, FREE_OCTAVES_FINER = 16, 12
+
+# Costs this close are a tie: float64 sums of thousands of terms are good to about 1e-13.
+_TIE = 1e-9
+
+# Candidates whose errors are computed together: bounds the memory at about 64 x 2049 x 8 bytes.
+_BATCH = 64
+
+
+def choose_quantizer(
+    observer: Observer,
+    *,
+    operator: str,
+    bits: int,
+    signed: bool,
+    symmetric: bool,
+    scale_kind: ScaleKind,
+) -> Quantizer:
+    """The quantizer of an operator, from the statistics of its values.
+
+    'histogram' statistics give the least squared error, 'minmax' and 'ema' cover their extremes,
+    'percentile' its central range. The range always contains 0.
+
+    Args:
+        observer: Statistics, after `all_reduce` where several processes collected them.
+        operator: Name of the operator, for errors.
+        bits: Width of a code, 1..32.
+        signed: Whether codes are signed.
+        symmetric: Whether the zero point is 0.
+        scale_kind: 'pot' for powers of two, 'free' for any float32 number.
+
+    Raises:
+        CalibrationError: If the statistics are empty or saw NaN or infinity; names the operator.
+    """
+    if observer.has_nonfinite:
+        raise CalibrationError(
+            f"Expected values to be finite during calibration, "
+            f"got {observer.nonfinite} NaN or infinite (operator {operator!r})"
+        )
+    if observer.is_empty:
+        raise CalibrationError(
+            f"Expected statistics of at least one value, got none (operator {operator!r})"
+        )
+    if isinstance(observer, PercentileObserver):
+        minimum, maximum = observer.central_range()
+    elif isinstance(observer, HistogramObserver):
+        return least_squares_quantizer(
+            observer.histogram, bits=bits, signed=signed, symmetric=symmetric, scale_kind=scale_kind
+        )
+    else:
+        minimum, maximum = observer.minimum, observer.maximum
+    return covering_quantizer(
+        minimum, maximum, bits=bits, signed=signed, symmetric=symmetric, scale_kind=scale_kind
+    )
+
+
+def least_squares_quantizer(
+    histogram: Histogram, *, bits: int, signed: bool, symmetric: bool, scale_kind: ScaleKind
+) -> Quantizer:
+    """The quantizer of least `squared_error` among the candidates around the covering scale.
+
+    'pot' tries every exponent from one coarser to 16 finer than the covering one; 'free' 16 scales
+    per octave from one octave coarser to 12 finer and the scale whose codes end at the extremes,
+    then once more around the best of them. Each with the zero points of `zero_points`. Ties go to
+    scales that do not clip, among those to the smaller one.
+
+    Raises:
+        CalibrationError: If `scale_kind` is neither 'pot' nor 'free'.
+    """
+    check_scale_kind(scale_kind)
+    lo, hi = code_limits(bits, signed)
+    low, high = reachable_range(
+        histogram.minimum, histogram.maximum, bits=bits, signed=signed, symmetric=symmetric
+    )
+    if low == high:
+        return Quantizer(bits, signed, 1.0)
+    covering = covering_scale(
+        low, high, bits=bits, signed=signed, symmetric=symmetric, scale_kind=scale_kind
+    )
+
+    def best(candidates: list[float]) -> tuple[float, int]:
+        scales = torch.tensor(candidates, dtype=torch.float64).clamp(MIN_SCALE, MAX_SCALE)
+        scales = scales.to(torch.float32).unique()
+        if symmetric:
+            zeros = torch.zeros((1, scales.numel()), dtype=torch.float64)
+        else:
+            zeros = zero_points(scales, low, high, lo=lo, hi=hi)
+        clips = _clips(scales, zeros, low, high, lo=lo, hi=hi).reshape(-1)
+        order = torch.arange(zeros.shape[0]).repeat_interleave(scales.numel())
+        flat_scales, flat_zeros = scales.double().repeat(zeros.shape[0]), zeros.reshape(-1)
+        errors = squared_error(histogram, flat_scales, flat_zeros, lo=lo, hi=hi)
+        tied = (errors <= errors.min() * (1 + _TIE)).nonzero().reshape(-1)
+        winner = min(
+            tied.tolist(), key=lambda i: (bool(clips[i]), float(flat_scales[i]), int(order[i]))
+        )
+        return float(flat_scales[winner]), int(flat_zeros[winner])
+
+    # Powers by Python: torch.exp2 may differ in the last bit from one instruction set to another.
+    if scale_kind == "pot":
+        exponent = math.frexp(covering)[1] - 1
+        exponents = range(
+            max(-MAX_EXP2_INV, exponent - POT_FINER), min(-MIN_EXP2_INV, exponent + POT_COARSER) + 1
+        )
+        scale, zero_point = best([math.ldexp(1.0, e) for e in exponents])
+    else:
+        last_codes = max(low / lo if lo else 0.0, high / hi if hi else 0.0)
+        fitted = last_codes if symmetric else (high - low) / (hi - lo)
+        steps = range(-FREE_OCTAVES_FINER * FREE_PER_OCTAVE, FREE_PER_OCTAVE + 1)
+        scale, _ = best([fitted, *(covering * 2.0 ** (k / FREE_PER_OCTAVE) for k in steps)])
+        steps = range(-FREE_PER_OCTAVE, FREE_PER_OCTAVE + 1)
+        scale, zero_point = best([scale * 2.0 ** (k / FREE_PER_OCTAVE**2) for k in steps])
+    return Quantizer(bits, signed, scale, zero_point)
+
+
+def zero_points(scales: Tensor, low: float, high: float, *, lo: int, hi: int) -> Tensor:
+    """Candidates `(3, K)` for float32 scales `(K,)`, in order of preference, float64.
+
+    Fit the low end (`lo - rint(low/s)`), fit the high end (`hi - rint(high/s)`), centre the range;
+    each rint, then clamped to [lo, hi]. The centre comes first, as it spares codes for unseen
+    values on both sides, unless the range begins or ends at 0.
+    """
+    first, last = _rounded_quotients(scales, low, high)
+    fit_low, fit_high = lo - first, hi - last
+    centre = torch.round((lo + hi) / 2 - (low + high) / (2 * scales.double()))
+    if low == 0:
+        candidates = [fit_low, fit_high, centre]
+    elif high == 0:
+        candidates = [fit_high, fit_low, centre]
+    else:
+        candidates = [centre, fit_low, fit_high]
+    return torch.stack(candidates).clamp(lo, hi)
+
+
+def squared_error(
+    histogram: Histogram, scales: Tensor, zero_points: Tensor, *, lo: int, hi: int
+) -> Tensor:
+    """Summed squared quantization error `(K,)` of each of K candidates, float64.
+
+    Inside a bin values are taken as uniform; the outer bins end at the exact extremes. In code
+    units, u = v/s, with r = clamp(rint(u), lo - z, hi - z) and d = u - r, the error d^2 has the
+    antiderivative `r/12 + d^3/3`, within the clamp and beyond it.
+
+    Args:
+        histogram: The values.
+        scales: `(K,)` float64.
+        zero_points: `(K,)` float64.
+        lo: Smallest code.
+        hi: Largest code.
+    """
+    edges, counts = occupied_bins(histogram)
+    widths = edges.diff()
+    # A bin whose values are all equal (an extreme on its edge) has no width: a point of mass.
+    points = (widths == 0) & (counts > 0)
+    masses, density = counts[points].double(), torch.where(widths > 0, counts / widths, 0.0)
+    errors = []
+    for s, z in zip(scales.split(_BATCH), zero_points.split(_BATCH), strict=True):
+        s = s[:, None]
+        u = edges / s
+        r = torch.round(u).clamp_((lo - z)[:, None], (hi - z)[:, None])
+        d = u.sub_(r)
+        at_points = d[:, :-1][:, points].square() @ masses
+        # Differences before their sum: r/12 may be so large that d^3/3 would drown in it.
+        integral = r.diff().div_(12) + (d * d).mul_(d).diff().div_(3)
+        s = s[:, 0]
+        errors.append(s**3 * (integral @ density) + s**2 * at_points)
+    return torch.cat(errors)
+
+
+def _rounded_quotients(scales: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """`rint(low/s)` and `rint(high/s)` by float32 division, as the quantizer has it; float64."""
+    ends = torch.tensor([[low], [high]], dtype=torch.float32)
+    first, last = torch.round(ends / scales).double()
+    return first, last
+
+
+def _clips(scales: Tensor, zeros: Tensor, low: float, high: float, *, lo: int, hi: int) -> Tensor:
+    """Whether each candidate `(Z, K)` clips an end of the range."""
+    first, last = _rounded_quotients(scales, low, high)
+    return (first < lo - zeros) | (last > hi - zeros)

@@ -1,0 +1,27 @@
+"""How a GRU is quantized: its operators, and the configuration of them."""
+
+from quant_gru.config.operators import (
+    ACTIVATIONS,
+    CALIBRATED,
+    FIXED_RANGE,
+    FUSIBLE,
+    OPERATORS,
+    WEIGHTS,
+    QuantGRUWarning,
+    canonical_name,
+)
+from quant_gru.config.schema import OperatorConfig, QuantConfig, default_config_path
+
+__all__ = [
+    "ACTIVATIONS",
+    "CALIBRATED",
+    "FIXED_RANGE",
+    "FUSIBLE",
+    "OPERATORS",
+    "WEIGHTS",
+    "OperatorConfig",
+    "QuantConfig",
+    "QuantGRUWarning",
+    "canonical_name",
+    "default_config_path",
+]

@@ -1,0 +1,80 @@
+"""JSON files as this library reads and writes them: strict, in UTF-8, and whole or not at all."""
+
+import contextlib
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+from quant_gru._errors import ConfigError
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Return the contents of a JSON file.
+
+    Raises:
+        ConfigError: It cannot be read, is not UTF-8, is not JSON, or names a key twice.
+    """
+    where = f"(file {os.fspath(path)!r})"
+    try:
+        raw = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"Expected a file to exist, got none {where}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"Expected a file, got a directory {where}") from None
+    except OSError as error:
+        raise ConfigError(f"Expected a readable file, got {error.strerror} {where}") from error
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"Expected UTF-8 text, got byte 0x{raw[error.start]:02x} at {error.start} {where}"
+        ) from None
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"Expected JSON, got an error at line {error.lineno}, column {error.colno}: "
+            f"{error.msg} {where}"
+        ) from None
+    except ConfigError as error:
+        raise ConfigError(f"{error} {where}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"Expected JSON of moderate size, got: {error} {where}") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ConfigError(f"Expected every key to be named once, got {key!r} twice")
+        found[key] = value
+    return found
+
+
+def _no_constant(text: str) -> float:
+    raise ConfigError(f"Expected JSON numbers to be finite, got {text}")
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file; it appears whole, or what stood there before stays.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    target = Path(os.path.realpath(path))
+    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(draft, "x", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(draft, target)
+    except OSError as error:
+        raise ConfigError(
+            f"Expected a writable file, got {error.strerror} (file {os.fspath(path)!r})"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()

@@ -1,0 +1,258 @@
+"""`QuantConfig`: how a GRU is quantized, as an immutable, validated object and as a JSON file."""
+
+import os
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, PlainSerializer, PlainValidator, ValidationError
+
+from quant_gru._errors import ConfigError
+from quant_gru.config._document import Document, file_json_schema, to_text
+from quant_gru.config._explain import as_config_error
+from quant_gru.config._fields import (
+    Activation,
+    ActivationOperator,
+    Flag,
+    ScaleKind,
+    Section,
+    Segments,
+)
+from quant_gru.config._settings import (
+    OperatorConfig,
+    OperatorMap,
+    Public,
+    SectionComments,
+    plain_operators,
+)
+from quant_gru.config._translate import GLOBALS, as_document, as_fields, entry_of, notes_on, texts
+from quant_gru.config.files import read_json, write_text
+from quant_gru.config.operators import WEIGHTS, canonical_name, suggest
+
+__all__ = [
+    "OperatorConfig",
+    "OperatorMap",
+    "QuantConfig",
+    "SectionComments",
+    "default_config_path",
+    "file_json_schema",
+]
+
+_DEFAULT_SEGMENTS = {"exact": None, "pwl": 16, "quadratic": 8}
+
+
+class QuantConfig(Public, Section):
+    """Quantization of a GRU. Immutable: `replace` and its siblings return a new one.
+
+    Attributes:
+        operators: Settings of all seventeen operators. On construction, operators and fields
+            that are absent take their defaults (8 bits, symmetric, signed, one scale per channel
+            for weights; the outputs of the sigmoids unsigned); names may be short.
+        scale_kind: ``pot`` for scales 2^-n, ``free`` for any float32.
+        activation: How sigmoid and tanh become tables: ``exact``, ``pwl`` or ``quadratic``.
+        segments: Pieces of a ``pwl`` or ``quadratic`` table; None for 16 and 8.
+        disable_quantization: Whether to compute in floating point all the same.
+        description: Free text, kept on writing.
+        comment: Free text, kept on writing.
+        section_comments: The same of the sections of a file.
+
+    Raises:
+        ConfigError: A value breaks a rule; the message names operator and field.
+
+    Example:
+        >>> config = QuantConfig(operators={"z_out": {"bitwidth": 16}}, scale_kind="free")
+        >>> config["z_out"].bitwidth, config["z_out"].is_unsigned, config["x"].bitwidth
+        (16, True, 8)
+    """
+
+    operators: Annotated[
+        Mapping[str, OperatorConfig],
+        PlainValidator(lambda operators: operators),
+        PlainSerializer(plain_operators),
+    ] = Field(default_factory=dict)
+    scale_kind: ScaleKind = "pot"
+    activation: Activation = "exact"
+    segments: Segments = None
+    disable_quantization: Flag = False
+    section_comments: SectionComments = SectionComments()
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **data: Any) -> None:
+            fields = type(self).model_fields
+            unknown = [key for key in data if key not in fields]
+            if unknown:
+                raise ConfigError(
+                    "\n".join(
+                        f"Expected a known field, got {key!r}; {suggest(key, fields)}"
+                        for key in unknown
+                    )
+                )
+            try:
+                document = Document.model_validate(as_document(data))
+            except ValidationError as error:
+                raise as_config_error(error, Document) from None
+            super().__init__(**as_fields(document))
+
+    def __getitem__(self, name: str) -> OperatorConfig:
+        """Return the settings of an operator, by full or short name."""
+        return self.operators[canonical_name(name)]
+
+    @property
+    def segment_count(self) -> int | None:
+        """Pieces per table, the default filled in; None where tables are exact."""
+        return self.segments or _DEFAULT_SEGMENTS[self.activation]
+
+    # --- changed copies
+
+    def replace(self, name: str, **fields: Any) -> "QuantConfig":
+        """Return a copy in which some fields of one operator differ.
+
+        Example:
+            >>> QuantConfig().replace("z_out", bitwidth=16)["z_out"].bitwidth
+            16
+        """
+        name = canonical_name(name)
+        changed = {**self.operators[name].model_dump(), **fields}
+        return self._with(operators={**self.operators, name: changed})
+
+    def replace_globals(self, **fields: Any) -> "QuantConfig":
+        """Return a copy with other global fields, such as ``scale_kind="free"``."""
+        for key in fields:
+            if key not in GLOBALS:
+                raise ConfigError(
+                    f"Expected a known global field, got {key!r}; {suggest(key, GLOBALS)}"
+                )
+        return self._with(**fields)
+
+    def with_all_bitwidths(self, bitwidth: int, is_symmetric: bool = True) -> "QuantConfig":
+        """Return a copy with one width for all operators, and one symmetry for activations.
+
+        Weights and biases stay symmetric, `is_unsigned` stays as it is, and a product that was
+        passed on unrounded gets the width as well.
+        """
+        try:
+            ActivationOperator(bitwidth=bitwidth, is_symmetric=is_symmetric)
+        except ValidationError as error:
+            raise as_config_error(error, ActivationOperator) from None
+        return self._with(
+            operators={
+                name: {
+                    **operator.model_dump(),
+                    "bitwidth": bitwidth,
+                    "is_symmetric": is_symmetric or name in WEIGHTS,
+                }
+                for name, operator in self.operators.items()
+            }
+        )
+
+    def without_comments(self) -> "QuantConfig":
+        """Return a copy without descriptions and comments, to compare what they describe."""
+        bare = {
+            name: operator.model_dump(exclude={"description", "comment"})
+            for name, operator in self.operators.items()
+        }
+        return self._with(
+            operators=bare, description=None, comment=None, section_comments=SectionComments()
+        )
+
+    def _with(self, **fields: Any) -> "QuantConfig":
+        current = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self)(**{**current, **fields})
+
+    # --- presets
+
+    @classmethod
+    def uniform(cls, bitwidth: int, is_symmetric: bool = True) -> "QuantConfig":
+        """Use the same width everywhere, to compare widths with nothing else changing."""
+        return cls().with_all_bitwidths(bitwidth, is_symmetric)
+
+    @classmethod
+    def int8(cls) -> "QuantConfig":
+        """Start here: 8 bits everywhere, for the smallest and fastest model."""
+        return cls.uniform(8, is_symmetric=False)
+
+    @classmethod
+    def int16(cls) -> "QuantConfig":
+        """Use where the output must follow the float model closely, at twice the memory."""
+        return cls.uniform(16, is_symmetric=False)
+
+    @classmethod
+    def w8a16(cls) -> "QuantConfig":
+        """Use where int8 loses accuracy but memory is short: only the two matrices have 8 bits."""
+        return cls.int16().replace("weight.W", bitwidth=8).replace("weight.R", bitwidth=8)
+
+    # --- the file
+
+    @classmethod
+    def from_dict(cls, data: Any, verbose: bool = False) -> "QuantConfig":
+        """Return the configuration in a dict of the shape of the file.
+
+        Args:
+            data: ``{"GRU_config": {"default_config": ..., "operator_config": ...}}``.
+            verbose: Whether to print which operators take their defaults.
+
+        Raises:
+            ConfigError: A value breaks a rule; the message names operator and field.
+        """
+        return cls._from_document(data, None, verbose)
+
+    @classmethod
+    def from_json(cls, path: str | os.PathLike[str], verbose: bool = False) -> "QuantConfig":
+        """Read a configuration file.
+
+        Args:
+            path: A JSON file in UTF-8.
+            verbose: Whether to print which operators take their defaults.
+
+        Raises:
+            ConfigError: The file cannot be read or breaks a rule; the message names file,
+                operator and field.
+        """
+        return cls._from_document(read_json(path), path, verbose)
+
+    @classmethod
+    def _from_document(
+        cls, data: Any, file: str | os.PathLike[str] | None, verbose: bool
+    ) -> "QuantConfig":
+        try:
+            document = Document.model_validate(data)
+        except ValidationError as error:
+            raise as_config_error(error, Document, file, show_section=True) from None
+        config = cls(**as_fields(document))
+        if verbose:
+            for note in notes_on(document):
+                print(f"{file or 'configuration'}: {note}")
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the configuration in the shape of the file, complete, comments included."""
+        notes = self.section_comments
+        return {
+            **texts(self),
+            "GRU_config": {
+                **texts(notes.GRU_config),
+                "default_config": {
+                    **texts(notes.default_config),
+                    **{name: getattr(self, name) for name in GLOBALS},
+                },
+                "operator_config": {
+                    **texts(notes.operator_config),
+                    **{name: entry_of(operator) for name, operator in self.operators.items()},
+                },
+            },
+        }
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Write a configuration file, complete, one operator per line.
+
+        Raises:
+            ConfigError: The file cannot be written; what stood there before is unchanged.
+        """
+        write_text(path, to_text(self.to_dict()))
+
+
+def default_config_path() -> Path:
+    """Return the path of the configuration file that comes with the library."""
+    return Path(str(files("quant_gru.config") / "gru_quant_bitwidth_config.json"))

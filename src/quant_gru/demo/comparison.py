@@ -1,0 +1,125 @@
+"""One float classifier against its quantized versions: accuracy, agreement, bytes, SQNR."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from quant_gru import QuantConfig, QuantGRU, calibrate_model, convert_model, operator_sqnr
+from quant_gru.demo.data import Sequences
+from quant_gru.demo.model import SequenceClassifier
+from quant_gru.demo.training import predict
+
+CALIBRATION_SEQUENCES = 1024
+CALIBRATION_BATCHES = 8
+SQNR_SEQUENCES = 256
+
+_WEIGHTS = {"weight.W": "weight_ih_l0", "weight.R": "weight_hh_l0"}
+_BIASES = {"weight.bw": "bias_ih_l0", "weight.br": "bias_hh_l0"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one version of the classifier achieves on the test set.
+
+    Attributes:
+        name: Name of the version.
+        accuracy: Share of test sequences classified correctly, 0..1.
+        agreement: Share of test sequences with the same predicted class as float, 0..1.
+        weight_bytes: Bytes of the GRU's weights and biases at their widths, head not counted.
+        sqnr: dB per operator; empty for float.
+    """
+
+    name: str
+    accuracy: float
+    agreement: float
+    weight_bytes: int
+    sqnr: dict[str, float] = field(default_factory=dict)
+
+
+def variants() -> dict[str, QuantConfig]:
+    """The compared configurations, by name."""
+    int8 = QuantConfig.int8()
+    return {
+        "int8": int8,
+        "w8a16": QuantConfig.w8a16(),
+        "int16": QuantConfig.int16(),
+        "int4 weights": int8.replace("weight.W", bitwidth=4).replace("weight.R", bitwidth=4),
+    }
+
+
+def quantize(
+    model: SequenceClassifier,
+    config: QuantConfig,
+    data: Sequences,
+    on_batch: Callable[[], None] = lambda: None,
+) -> SequenceClassifier:
+    """A copy of `model` whose GRU runs in integers, calibrated on at most 1024 sequences of `data`.
+
+    Args:
+        model: The float classifier, left as it is.
+        config: Widths of all operators.
+        data: Training sequences.
+        on_batch: Called after every batch, of which there are at most 8.
+    """
+    quantized = convert_model(model, config)
+    assert isinstance(quantized, SequenceClassifier)
+
+    def forward(module: torch.nn.Module, batch: Sequences) -> None:
+        module(batch.features, batch.lengths)
+        on_batch()
+
+    chosen = data.spread(CALIBRATION_SEQUENCES)
+    batches = chosen.batches(-(-len(chosen) // CALIBRATION_BATCHES))
+    calibrate_model(quantized, batches, forward_fn=forward, progress=False)
+    return quantized
+
+
+def float_row(model: SequenceClassifier, data: Sequences) -> tuple[Row, Tensor]:
+    """The row of the float classifier, and its predicted classes, int64 (N,)."""
+    predicted = predict(model, data)
+    size = sum(4 * p.numel() for p in model.gru.parameters())
+    return Row("float", _share(predicted, data.labels), 1.0, size), predicted
+
+
+def quantized_row(
+    name: str, model: SequenceClassifier, data: Sequences, float_predicted: Tensor
+) -> Row:
+    """The row of a quantized classifier, judged by `data`."""
+    predicted = predict(model, data)
+    return Row(
+        name,
+        accuracy=_share(predicted, data.labels),
+        agreement=_share(predicted, float_predicted),
+        weight_bytes=weight_bytes(quantized_gru(model)),
+        sqnr=_sqnr(quantized_gru(model), data.spread(SQNR_SEQUENCES)),
+    )
+
+
+def quantized_gru(model: SequenceClassifier) -> QuantGRU:
+    """The GRU of a converted classifier."""
+    assert isinstance(model.gru, QuantGRU)
+    return model.gru
+
+
+def weight_bytes(gru: QuantGRU) -> int:
+    """Bytes of a one-layer GRU's weights and biases at their widths; scales not counted."""
+    total = 0
+    for operator, parameter in (_WEIGHTS | _BIASES).items():
+        bits = int(gru.get_quant_config(operator)["bitwidth"])
+        total += -(-bits * int(gru.get_parameter(parameter).numel()) // 8)
+    return total
+
+
+def _share(left: Tensor, right: Tensor) -> float:
+    return (left == right).double().mean().item()
+
+
+def _sqnr(gru: QuantGRU, data: Sequences) -> dict[str, float]:
+    x = pack_padded_sequence(data.features, data.lengths, batch_first=True, enforce_sorted=False)
+    # One layer, one direction: the suffix says nothing here.
+    return {name.removesuffix("_l0"): value for name, value in operator_sqnr(gru, x).items()}

@@ -1,0 +1,127 @@
+"""The main job: train in float, quantize in four ways, compare, write the int8 model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from quant_gru.demo.comparison import (
+    CALIBRATION_BATCHES,
+    Row,
+    float_row,
+    quantize,
+    quantized_row,
+    variants,
+)
+from quant_gru.demo.data import Task, digits_task
+from quant_gru.demo.model import SequenceClassifier
+from quant_gru.demo.output import OutputFolder
+from quant_gru.demo.spoken import spoken_task
+from quant_gru.demo.tables import results_table, sqnr_table
+from quant_gru.demo.training import train
+from quant_gru.kernels.ops import executor_name
+
+LEGEND = """\
+agreement    test sequences with the same predicted class as float
+GRU weights  weights and biases at their widths, and their share of float; the
+             linear layer after the GRU stays float in all rows, not counted
+SQNR of h    signal over quantization noise of the GRU's output, in decibels
+"""
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What the command line decides.
+
+    Attributes:
+        data: A spoken-digits npz; None stands for scikit-learn's handwritten digits.
+        output: Folder for the checkpoint and the parameter file.
+        epochs: Passes over the training data; None leaves it to the task.
+        hidden_size: Units of the GRU.
+        seed: Decides the split, the initial weights and the order of the sequences.
+    """
+
+    data: Path | None = None
+    output: Path = Path("demo_output")
+    epochs: int | None = None
+    hidden_size: int = 64
+    seed: int = 0
+
+
+def run_demo(options: DemoOptions, console: Console) -> list[Row]:
+    """Run the job and print it to `console`.
+
+    Returns:
+        The rows of the table: float, int8, w8a16, int16, int4 weights.
+
+    Raises:
+        DataError: The data or the output folder cannot be used.
+    """
+    started = time.perf_counter()
+    folder = OutputFolder.prepare(options.output)
+    task = digits_task(options.seed) if options.data is None else spoken_task(options.data)
+    epochs = options.epochs or task.epochs
+    _print_facts(console, task, options)
+
+    model = _train(task, options, epochs, console)
+    first, float_predicted = float_row(model, task.test)
+    rows = [first]
+    for name, config in variants().items():
+        with _progress(console, f"Calibrating {name}", CALIBRATION_BATCHES) as advance:
+            quantized = quantize(model, config, task.train, on_batch=advance)
+        rows.append(quantized_row(name, quantized, task.test, float_predicted))
+        if name == "int8":
+            folder.save(quantized)
+
+    console.print(results_table(rows))
+    console.print(LEGEND)
+    console.print(sqnr_table(rows))
+    steps = folder.next_steps(task.n_features, options.hidden_size, task.n_classes)
+    console.print(steps, soft_wrap=True, markup=False)
+    console.print(f"\nDone in {time.perf_counter() - started:.0f} s.")
+    return rows
+
+
+def _train(task: Task, options: DemoOptions, epochs: int, console: Console) -> SequenceClassifier:
+    torch.manual_seed(options.seed)
+    model = SequenceClassifier(task.n_features, options.hidden_size, task.n_classes)
+    started = time.perf_counter()
+    with _progress(console, "Training in float", epochs) as advance:
+        train(model, task.train, epochs, options.seed, on_epoch=lambda _: advance())
+    console.print(f"training: {epochs} epochs in {time.perf_counter() - started:.1f} s")
+    return model
+
+
+def _print_facts(console: Console, task: Task, options: DemoOptions) -> None:
+    steps, classes = task.train.features.shape[1], task.n_classes
+    for text in (
+        f"data:     {task.name}",
+        f"          {len(task.train)} training and {len(task.test)} test sequences "
+        f"of up to {steps} steps x {task.n_features}",
+        f"model:    GRU({task.n_features}, {options.hidden_size}), "
+        f"Linear({options.hidden_size}, {classes}), seed {options.seed}",
+        f"executor: {executor_name()}",
+    ):
+        console.print(text, soft_wrap=True, markup=False)
+
+
+@contextmanager
+def _progress(console: Console, text: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar that leaves nothing behind, and is silent where there is no terminal."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
+    disabled = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=disabled) as progress:
+        bar = progress.add_task(text, total=total)
+        yield lambda: progress.advance(bar)

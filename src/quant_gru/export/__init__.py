@@ -1,0 +1,1 @@
+"""What leaves the library: parameter files and, from them, other formats."""

@@ -1,0 +1,1 @@
+"""The definition of the integer GRU: quantizers, plan, tables and the cell."""

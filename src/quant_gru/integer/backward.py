@@ -1,0 +1,162 @@
+"""The straight-through backward of the integer GRU: the yardstick of all faster ones.
+
+The gradient is that of the real-valued cell at the dequantized codes, in float64: sigmoid and tanh
+have the derivatives z(1-z) and max(0, 1-g^2) at their dequantized outputs, and a gradient stops
+where the integer forward was clamped. Scales, bias rounding and multipliers are constants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quant_gru.integer.cell import Recorder
+from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.reference import states_before, trace
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients of one layer and direction, float64; weights in PyTorch's row order.
+
+    Attributes:
+        x: (T, N, C), before the mask of the input quantizer.
+        h0: (N, H), before the mask of the state quantizer.
+        W: (3H, C).
+        R: (3H, H).
+        bw: (3H,).
+        br: (3H,).
+    """
+
+    x: Tensor
+    h0: Tensor
+    W: Tensor
+    R: Tensor
+    bw: Tensor
+    br: Tensor
+
+
+def straight_through(
+    plan: CellPlan,
+    x: Tensor,
+    h0: Tensor,
+    out: Tensor,
+    grad_out: Tensor,
+    grad_last: Tensor,
+    lengths: Tensor | None = None,
+    reverse: bool = False,
+) -> Gradients:
+    """Backpropagate through time.
+
+    Args:
+        plan: The plan of the forward.
+        x: Codes of input.x (T, N, C).
+        h0: Codes of output.h before the first step (N, H).
+        out: Codes of output.h after each step (T, N, H).
+        grad_out: Gradient of the dequantized outputs (T, N, H).
+        grad_last: Gradient of the dequantized last state (N, H).
+        lengths: As for the forward.
+        reverse: As for the forward.
+    """
+    T = x.shape[0]
+    h_before = states_before(out, h0, reverse)
+    grad_out = grad_out.to(torch.float64)
+    dh = grad_last.to(torch.float64)
+    W, R = real_weights(plan)
+    dWx = torch.zeros((*x.shape[:2], W.shape[0]), dtype=torch.float64, device=x.device)
+    dRh = torch.zeros_like(dWx)
+    for t in range(T) if reverse else reversed(range(T)):
+        if lengths is None:
+            step, stays = dh + grad_out[t], None
+        else:
+            counts = (lengths > t)[:, None]
+            step, stays = torch.where(counts, dh + grad_out[t], 0.0), torch.where(counts, 0.0, dh)
+        record = trace(plan, x[t], h_before[t])
+        dWx[t], dRh[t], dh = _gates_backward(plan, record, h_before[t], step)
+        dh = dh + dRh[t] @ R
+        if stays is not None:
+            dh = dh + stays
+    flat_x = plan.x.dequantize(x, torch.float64).flatten(0, 1)
+    flat_h = plan.h.dequantize(h_before, torch.float64).flatten(0, 1)
+    flat_dWx, flat_dRh = dWx.flatten(0, 1), dRh.flatten(0, 1)
+    return Gradients(
+        dWx @ W,
+        dh,
+        _reset_first(flat_dWx.T @ flat_x),
+        _reset_first(flat_dRh.T @ flat_h),
+        _reset_first(flat_dWx.sum(0)),
+        _reset_first(flat_dRh.sum(0)),
+    )
+
+
+def real_weights(plan: CellPlan) -> tuple[Tensor, Tensor]:
+    """s_W * W_code (3H, C) and s_R * R_code (3H, H), float64, rows update, reset, candidate."""
+    w = plan.weights
+    s_W, s_R = (w.scales[name].to(torch.float64)[:, None] for name in ("weight.W", "weight.R"))
+    return w.W.to(torch.float64) * s_W, w.R.to(torch.float64) * s_R
+
+
+def _gates_backward(
+    plan: CellPlan, record: Recorder, h: Tensor, dh: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of both projections (N, 3H) and of the state's direct path (N, H), by autograd."""
+    with torch.enable_grad():
+        Wx = _real(plan, record, "matmul.Wx").requires_grad_()
+        Rh = _real(plan, record, "matmul.Rh").requires_grad_()
+        h_real = plan.h.dequantize(h, torch.float64).requires_grad_()
+        new = real_gates(plan, record, Wx, Rh, h_real)
+        dWx, dRh, direct = torch.autograd.grad(new, (Wx, Rh, h_real), dh)
+    return dWx * record.inside["matmul.Wx"], dRh * record.inside["matmul.Rh"], direct
+
+
+def real_gates(plan: CellPlan, record: Recorder, Wx: Tensor, Rh: Tensor, h: Tensor) -> Tensor:
+    """The cell's real-valued equations, with every value replaced by its dequantized code.
+
+    Args:
+        plan: The plan.
+        record: Codes and masks of the same steps.
+        Wx: Dequantized matmul.Wx (N, 3H), float64.
+        Rh: Dequantized matmul.Rh (N, 3H), float64.
+        h: Dequantized state before the step (N, H), float64.
+
+    Returns:
+        The dequantized state after the step (N, H), differentiable in Wx, Rh and h.
+    """
+
+    def through(name: str, real: Tensor) -> Tensor:
+        if name not in plan.frozen.quantizers:
+            return real
+        return _pass(_real(plan, record, name), real, record.inside[name])
+
+    Wx_z, Wx_r, Wx_g = Wx.chunk(3, dim=-1)
+    Rh_z, Rh_r, Rh_g = Rh.chunk(3, dim=-1)
+    z_pre = through("gate.z_pre", Wx_z + Rh_z)
+    z_out = _real(plan, record, "gate.z_out")
+    z = _pass(z_out, z_pre, z_out * (1 - z_out))
+    r_pre = through("gate.r_pre", Wx_r + Rh_r)
+    r_out = _real(plan, record, "gate.r_out")
+    r = _pass(r_out, r_pre, r_out * (1 - r_out))
+    rRh = through("op.rRh", r * Rh_g)
+    g_pre = through("gate.g_pre", Wx_g + rRh)
+    g_out = _real(plan, record, "gate.g_out")
+    g = _pass(g_out, g_pre, (1 - g_out**2).clamp(min=0))
+    old = through("op.old_contrib", z * h)
+    new = through("op.new_contrib", (1 - z) * g)
+    return through("output.h", old + new)
+
+
+def _real(plan: CellPlan, record: Recorder, name: str) -> Tensor:
+    return plan.frozen.quantizers[name].dequantize(record.codes[name], torch.float64)
+
+
+def _pass(value: Tensor, real: Tensor, slope: Tensor) -> Tensor:
+    """`value`, with the gradient `slope` towards `real`."""
+    return value + (real - real.detach()) * slope
+
+
+def _reset_first(w: Tensor) -> Tensor:
+    """Rows update, reset, candidate (the plan) -> reset, update, candidate (PyTorch)."""
+    update, reset, candidate = w.chunk(3)
+    return torch.cat((reset, update, candidate))

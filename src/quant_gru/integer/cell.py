@@ -1,0 +1,105 @@
+"""The integer GRU cell: the definition every executor has to equal, code for code.
+
+One line per operator, in the names of the configuration: update gate z, reset gate r, candidate g.
+All values are int64 codes; `q(name) - z(name)` is written out as `zero_free`. The functions work on
+one step (N, ..) and on all steps at once (T, N, ..) alike.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.weighted_sum import Term, WeightedSum, exact_matmul
+
+
+class Recorder:
+    """Keeps what a cell computes: the codes of each operator, and where they were not clamped.
+
+    Attributes:
+        codes: Operator name -> codes.
+        inside: Operator name -> bool, True where the value before the clamp was inside [lo, hi].
+    """
+
+    def __init__(self) -> None:
+        self.codes: dict[str, Tensor] = {}
+        self.inside: dict[str, Tensor] = {}
+
+
+def input_projection(plan: CellPlan, x: Tensor, record: Recorder | None = None) -> Tensor:
+    """Wx = weighted_sum(sum_k W[c,k] * (x[k] - z_x) + Bw[c]): codes (.., C) -> (.., 3H)."""
+    w = plan.weights
+    accumulator = exact_matmul(x - plan.x.zero_point, w.W, w.bound_Wx)
+    return _apply("matmul.Wx", w.Wx, (_add_bias(accumulator, w.Bw),), record)
+
+
+def state_projection(plan: CellPlan, h: Tensor, record: Recorder | None = None) -> Tensor:
+    """Rh = weighted_sum(sum_k R[c,k] * (h[k] - z_h) + Br[c]): codes (.., H) -> (.., 3H)."""
+    w = plan.weights
+    accumulator = exact_matmul(h - plan.h.zero_point, w.R, w.bound_Rh)
+    return _apply("matmul.Rh", w.Rh, (_add_bias(accumulator, w.Br),), record)
+
+
+def gates(
+    plan: CellPlan, Wx: Tensor, Rh: Tensor, h: Tensor, record: Recorder | None = None
+) -> Tensor:
+    """The next state h' from the two projections and the state.
+
+    Args:
+        plan: The plan of this layer and direction.
+        Wx: Codes of matmul.Wx (.., 3H).
+        Rh: Codes of matmul.Rh (.., 3H).
+        h: Codes of output.h (.., H).
+        record: Where to keep the codes of all operators.
+
+    Returns:
+        Codes of output.h (.., H), int64.
+    """
+    zero = {name: quantizer.zero_point for name, quantizer in plan.frozen.quantizers.items()}
+    sums, tables, one = plan.frozen.sums, plan.frozen.tables, plan.frozen.one
+
+    def weighted_sum(name: str, *terms: Term) -> Tensor:
+        return _apply(name, sums[name], terms, record)
+
+    def table(name: str, codes: Tensor) -> Tensor:
+        y = tables[name](codes)
+        if record is not None:
+            record.codes[name] = y
+        return y
+
+    def product(name: str, a: Tensor, b: Tensor) -> Term:
+        """The product as its own code, zero point taken off; unrounded where it is fused."""
+        return weighted_sum(name, (a, b)) - zero[name] if name in sums else (a, b)
+
+    Wx_z, Wx_r, Wx_g = (Wx - zero["matmul.Wx"]).chunk(3, dim=-1)
+    Rh_z, Rh_r, Rh_g = (Rh - zero["matmul.Rh"]).chunk(3, dim=-1)
+    h = h - zero["output.h"]
+
+    z_pre = weighted_sum("gate.z_pre", Wx_z, Rh_z)
+    z = table("gate.z_out", z_pre) - zero["gate.z_out"]
+    r_pre = weighted_sum("gate.r_pre", Wx_r, Rh_r)
+    r = table("gate.r_out", r_pre) - zero["gate.r_out"]
+    rRh = product("op.rRh", r, Rh_g)
+    g_pre = weighted_sum("gate.g_pre", Wx_g, rRh)
+    g = table("gate.g_out", g_pre) - zero["gate.g_out"]
+    old = product("op.old_contrib", z, h)
+    new = product("op.new_contrib", one - z, g)
+    return weighted_sum("output.h", old, new)
+
+
+def _apply(
+    name: str, weighted_sum: WeightedSum, terms: tuple[Term, ...], record: Recorder | None
+) -> Tensor:
+    if record is None:
+        return weighted_sum(*terms)
+    unclamped = weighted_sum.unclamped(*terms)
+    codes = unclamped.clamp(weighted_sum.lo, weighted_sum.hi)
+    record.codes[name] = codes
+    record.inside[name] = unclamped == codes
+    return codes
+
+
+def _add_bias(accumulator: Term, bias: Tensor) -> Term:
+    if isinstance(accumulator, Tensor):
+        return accumulator + bias
+    return accumulator + bias.cpu().numpy().astype(object)

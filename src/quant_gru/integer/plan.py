@@ -1,0 +1,316 @@
+"""The plan: all integers of a quantized GRU, the waist between parameters and executors.
+
+A plan has a frozen part (quantizers, the scalars of the gate arithmetic, tables) and a weight part,
+which is rebuilt on the weights' device, without a host sync, when a weight changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from quant_gru.integer.qparams import QParams
+from quant_gru.integer.quantizer import Quantizer, code_limits, container_dtype
+from quant_gru.integer.tables import Table
+from quant_gru.integer.weighted_sum import (
+    WeightedSum,
+    one_term,
+    one_term_tier,
+    several_terms,
+    significant_bits,
+)
+from quant_gru.integer.weights import bias_scales, groups_of, matrix_scales, quantize_rows
+
+
+@dataclass(frozen=True)
+class FrozenPart:
+    """What calibration fixes.
+
+    Attributes:
+        quantizers: Operator name -> quantizer of every activation that is not fused.
+        one: The real value 1 in codes of gate.z_out: 1 / s_z.
+        sums: Operator name -> weighted sum, for gate.z_pre, gate.r_pre, op.rRh, gate.g_pre,
+            op.old_contrib, op.new_contrib, output.h; products that are fused are absent.
+        tables: gate.z_out, gate.r_out, gate.g_out -> table.
+    """
+
+    quantizers: Mapping[str, Quantizer]
+    one: int
+    sums: Mapping[str, WeightedSum]
+    tables: Mapping[str, Table]
+
+
+@dataclass(frozen=True)
+class WeightPart:
+    """What follows the weights; rows in the order update, reset, candidate.
+
+    Attributes:
+        W: Codes (3H, C), in their container.
+        R: Codes (3H, H), in their container.
+        bw: Codes of the input bias (3H,).
+        br: Codes of the recurrent bias (3H,).
+        Bw: Input bias in accumulator units, int64 (3H,).
+        Br: Recurrent bias in accumulator units, int64 (3H,).
+        scales: 'weight.W', 'weight.R', 'weight.bw', 'weight.br' -> float32 (3H,).
+        Wx: Weighted sum of matmul.Wx, with M and k of shape (3H,).
+        Rh: Weighted sum of matmul.Rh.
+        bound_Wx: The largest |accumulator| of W x that the widths allow, bias left out.
+        bound_Rh: The same of R h.
+        finite: bool scalar: no weight or bias is NaN or infinite.
+    """
+
+    W: Tensor
+    R: Tensor
+    bw: Tensor
+    br: Tensor
+    Bw: Tensor
+    Br: Tensor
+    scales: Mapping[str, Tensor]
+    Wx: WeightedSum
+    Rh: WeightedSum
+    bound_Wx: int
+    bound_Rh: int
+    finite: Tensor
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """The plan of one layer and direction."""
+
+    frozen: FrozenPart
+    weights: WeightPart
+
+    @property
+    def hidden_size(self) -> int:
+        """H."""
+        return int(self.weights.R.shape[1])
+
+    @property
+    def input_size(self) -> int:
+        """C."""
+        return int(self.weights.W.shape[1])
+
+    @property
+    def x(self) -> Quantizer:
+        """Quantizer of input.x."""
+        return self.frozen.quantizers["input.x"]
+
+    @property
+    def h(self) -> Quantizer:
+        """Quantizer of output.h."""
+        return self.frozen.quantizers["output.h"]
+
+
+@dataclass(frozen=True)
+class GRUPlan:
+    """The plan of a whole GRU.
+
+    Attributes:
+        cells: One plan per layer and direction.
+        between: [layer - 1][direction][direction below] -> the weighted sum that turns state codes
+            of the layer below into input codes.
+    """
+
+    cells: tuple[tuple[CellPlan, ...], ...]
+    between: tuple[tuple[tuple[WeightedSum, ...], ...], ...]
+
+
+def stack(cells: Sequence[Sequence[CellPlan]]) -> GRUPlan:
+    """Join the plans of all layers and directions."""
+    between = tuple(
+        tuple(tuple(_between(below.h, cell.x) for below in lower) for cell in upper)
+        for lower, upper in pairwise(cells)
+    )
+    return GRUPlan(tuple(tuple(layer) for layer in cells), between)
+
+
+def build_frozen(qparams: QParams, device: torch.device) -> FrozenPart:
+    """Derive the scalars of the gate arithmetic from the quantizers.
+
+    Args:
+        qparams: Quantizers and tables.
+        device: Where the tables have to be.
+    """
+    q = qparams.quantizers
+    Wx, Rh, h = q["matmul.Wx"], q["matmul.Rh"], q["output.h"]
+    z, r, g = q["gate.z_out"], q["gate.r_out"], q["gate.g_out"]
+    one = round(1.0 / z.scale)
+    one_minus_z = max(abs(one - (z.lo - z.zero_point)), abs(one - (z.hi - z.zero_point)))
+    sums: dict[str, WeightedSum] = {}
+
+    def add(name: str, *terms: tuple[float, int]) -> None:
+        out = q[name]
+        sums[name] = several_terms(
+            [scale / out.scale for scale, _ in terms],
+            [bound for _, bound in terms],
+            bits=out.bits,
+            lo=out.lo,
+            hi=out.hi,
+            zero_point=out.zero_point,
+            pot=qparams.pot,
+        )
+
+    def product(
+        name: str, a: Quantizer, b: Quantizer, bound_a: int | None = None
+    ) -> tuple[float, int]:
+        """Scale and bound of what a product hands on: its own code, or itself where fused."""
+        scale = a.scale * b.scale
+        bound = (a.max_abs if bound_a is None else bound_a) * b.max_abs
+        if name not in q:
+            return scale, bound
+        sums[name] = _one_term_sum(scale / q[name].scale, a.bits + b.bits, bound, q[name])
+        return q[name].scale, q[name].max_abs
+
+    from_W, from_R = (Wx.scale, Wx.max_abs), (Rh.scale, Rh.max_abs)
+    add("gate.z_pre", from_W, from_R)
+    add("gate.r_pre", from_W, from_R)
+    add("gate.g_pre", from_W, product("op.rRh", r, Rh))
+    old = product("op.old_contrib", z, h)
+    new = product("op.new_contrib", z, g, bound_a=one_minus_z)
+    add("output.h", old, new)
+    tables = {name: table.to(device) for name, table in qparams.tables.items()}
+    return FrozenPart(q, one, sums, tables)
+
+
+def build_weights(
+    qparams: QParams, W: Tensor, R: Tensor, bw: Tensor | None, br: Tensor | None
+) -> WeightPart:
+    """Quantize the weights and derive what depends on them, on their device.
+
+    Args:
+        qparams: Quantizers and the widths and granularities of the weights.
+        W: (3H, C), rows reset, update, candidate, as PyTorch stores them.
+        R: (3H, H), likewise.
+        bw: (3H,), or None for zeros.
+        br: (3H,), or None for zeros.
+    """
+    q, rows = qparams.quantizers, W.shape[0]
+    raw = {
+        "weight.W": W,
+        "weight.R": R,
+        "weight.bw": W.new_zeros(rows) if bw is None else bw,
+        "weight.br": W.new_zeros(rows) if br is None else br,
+    }
+    finite = torch.stack([torch.isfinite(w).all() for w in raw.values()]).all()
+    scales: dict[str, Tensor] = {}
+    codes: dict[str, Tensor] = {}
+    bits: dict[str, int] = {}
+    for name, w in raw.items():
+        operator = qparams.config[name]
+        assert operator.bitwidth is not None
+        bits[name] = operator.bitwidth
+        values = _finite_values(w)
+        scale = _scales_of(qparams, name, values)
+        scales[name] = _update_first(scale)
+        codes[name] = _update_first(quantize_rows(values, scale, bits[name]))
+
+    def sums(weight: str, bias: str, operand: str, result: str) -> tuple[Tensor, WeightedSum, int]:
+        act, out, n = q[operand], q[result], bits[weight]
+        K = codes[weight].shape[1]
+        unit = scales[weight].to(torch.float64) * act.scale
+        limit = _bias_limit(n, act.bits)
+        B = codes[bias].to(torch.float64) * scales[bias].to(torch.float64) / unit
+        B = torch.round(B).clamp(-limit, limit).to(torch.int64)
+        M, k = one_term(unit / out.scale, significant_bits(n + act.bits))
+        weighted_sum, bound = matmul_sum(n, K, act, out, M, k)
+        return B, weighted_sum, bound
+
+    Bw, Wx, bound_Wx = sums("weight.W", "weight.bw", "input.x", "matmul.Wx")
+    Br, Rh, bound_Rh = sums("weight.R", "weight.br", "output.h", "matmul.Rh")
+    packed = {
+        name: code.to(container_dtype(*code_limits(bits[name], signed=True)))
+        for name, code in codes.items()
+    }
+    return WeightPart(
+        packed["weight.W"],
+        packed["weight.R"],
+        packed["weight.bw"],
+        packed["weight.br"],
+        Bw,
+        Br,
+        scales,
+        Wx,
+        Rh,
+        bound_Wx,
+        bound_Rh,
+        finite,
+    )
+
+
+def matmul_sum(
+    weight_bits: int, K: int, operand: Quantizer, out: Quantizer, M: Tensor, k: Tensor
+) -> tuple[WeightedSum, int]:
+    """The weighted sum of a matrix product, and the bound of its accumulator without bias.
+
+    Args:
+        weight_bits: Width of the weights.
+        K: Terms of each sum.
+        operand: Quantizer of the activation.
+        out: Quantizer of the result.
+        M: Multipliers, integers (3H,).
+        k: Shifts, integers (3H,).
+    """
+    width = weight_bits + operand.bits
+    bound = K * (1 << (weight_bits - 1)) * operand.max_abs
+    limit = _bias_limit(weight_bits, operand.bits)
+    tier = "e" if width > 32 else one_term_tier(bound + limit, significant_bits(width))
+    return WeightedSum((M,), k, out.zero_point, out.lo, out.hi, tier), bound
+
+
+def weight_scales(qparams: QParams, name: str, w: Tensor) -> Tensor:
+    """Scales of a weight or bias, one per tensor, gate or channel, in PyTorch's row order.
+
+    Args:
+        qparams: Width, granularity and kind of the scales.
+        name: 'weight.W', 'weight.R', 'weight.bw' or 'weight.br'.
+        w: (3H, K) or (3H,).
+
+    Returns:
+        float32 (1,), (3,) or (3H,).
+    """
+    rows = w.shape[0]
+    groups = groups_of(qparams.config[name].granularity or "channel", rows)
+    return _scales_of(qparams, name, _finite_values(w))[:: rows // groups]
+
+
+def _finite_values(w: Tensor) -> Tensor:
+    return torch.nan_to_num(w.detach().to(torch.float32), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _scales_of(qparams: QParams, name: str, w: Tensor) -> Tensor:
+    operator, rows = qparams.config[name], w.shape[0]
+    granularity = operator.granularity or "channel"
+    assert operator.bitwidth is not None
+    if name in qparams.pinned:
+        scale = torch.tensor(qparams.pinned[name], dtype=torch.float32, device=w.device)
+        return scale.repeat_interleave(rows // groups_of(granularity, rows), output_size=rows)
+    choose = matrix_scales if w.dim() == 2 else bias_scales
+    return choose(w, operator.bitwidth, granularity, qparams.config.scale_kind)
+
+
+def _bias_limit(weight_bits: int, activation_bits: int) -> int:
+    """The largest |bias| in accumulator units; 2^46 would clip real biases beyond 32 bits."""
+    if max(weight_bits, activation_bits) <= 8:
+        return 1 << 30
+    return 1 << 46 if weight_bits + activation_bits <= 32 else 1 << 62
+
+
+def _between(below: Quantizer, x: Quantizer) -> WeightedSum:
+    return _one_term_sum(below.scale / x.scale, below.bits, below.max_abs, x)
+
+
+def _one_term_sum(ratio: float, width: int, bound: int, out: Quantizer) -> WeightedSum:
+    p = significant_bits(width)
+    M, k = one_term(torch.tensor(ratio, dtype=torch.float64), p)
+    tier = "e" if width > 32 else one_term_tier(bound, p)
+    return WeightedSum((int(M),), int(k), out.zero_point, out.lo, out.hi, tier)
+
+
+def _update_first(w: Tensor) -> Tensor:
+    """Rows reset, update, candidate (PyTorch) -> update, reset, candidate (the plan)."""
+    reset, update, candidate = w.chunk(3)
+    return torch.cat((update, reset, candidate))

@@ -1,0 +1,150 @@
+"""Quantization parameters of one layer and direction: everything but the weights.
+
+This is what calibration yields, what checkpoints and parameter files carry, and, together with the
+weights, all that a plan is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quant_gru._errors import QuantGRUError
+from quant_gru.config import ACTIVATIONS, CALIBRATED, FIXED_RANGE, WEIGHTS, QuantConfig
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.tables import Table, build_table
+
+PRE_ACTIVATION = {
+    "gate.z_out": "gate.z_pre",
+    "gate.r_out": "gate.r_pre",
+    "gate.g_out": "gate.g_pre",
+}
+
+
+def float32(value: float) -> float:
+    """The nearest float32 number, as a Python float."""
+    return float(np.float32(value))
+
+
+def fixed_range_quantizer(
+    name: str, bits: int, *, signed: bool, symmetric: bool, scale_kind: str
+) -> Quantizer:
+    """Quantizer of a sigmoid or tanh output: its scale follows from the function's range.
+
+    Args:
+        name: 'gate.z_out', 'gate.r_out' (sigmoid) or 'gate.g_out' (tanh).
+        bits: Width, 1..32.
+        signed: Whether the codes are signed.
+        symmetric: Whether the zero point has to be 0.
+        scale_kind: 'pot' (`2^-n`) or 'free' (`1/(2^n-1)`); n is one less where a sign, or a
+            range on both sides of zero, takes a bit.
+    """
+    is_tanh = name == "gate.g_out"
+    halved = is_tanh or (signed and symmetric)
+    n = bits - 1 if halved else bits
+    scale = 2.0**-n if scale_kind == "pot" else 1.0 / max((1 << n) - 1, 1)
+    zero_point = 0
+    if not symmetric:
+        if is_tanh and not signed:
+            zero_point = 1 << (bits - 1)
+        elif not is_tanh and signed:
+            zero_point = -(1 << (bits - 1))
+    return Quantizer(bits, signed, float32(scale), zero_point)
+
+
+def reciprocal_scale(scale: float) -> float:
+    """`1 / rint(1 / scale)` in float32: the one of a sigmoid output must be an integer code."""
+    return float32(1.0 / max(round(1.0 / scale), 1))
+
+
+@dataclass(frozen=True)
+class QParams:
+    """Quantizers and tables of one layer and direction.
+
+    Attributes:
+        config: The configuration these parameters follow.
+        quantizers: Operator name -> quantizer, for every activation that is not fused.
+        tables: 'gate.z_out', 'gate.r_out', 'gate.g_out' -> table.
+        pinned: Weight operator -> scales that were set by hand, in the row order of PyTorch's
+            parameters (1, 3 or 3H of them); weights that are not named follow their values.
+    """
+
+    config: QuantConfig
+    quantizers: Mapping[str, Quantizer]
+    tables: Mapping[str, Table]
+    pinned: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ACTIVATIONS:
+            bits = self.config[name].bitwidth
+            quantizer = self.quantizers.get(name)
+            if (bits is None) != (quantizer is None) or (quantizer and quantizer.bits != bits):
+                raise QuantGRUError(
+                    f"Expected a quantizer of {bits} bits, got {quantizer} (operator '{name}')"
+                )
+        for name in FIXED_RANGE:
+            if name not in self.tables:
+                raise QuantGRUError(f"Expected a table, got none (operator '{name}')")
+        for name in self.pinned:
+            if name not in WEIGHTS:
+                raise QuantGRUError(f"Expected a weight, got operator '{name}'")
+
+    @property
+    def pot(self) -> bool:
+        """Whether all scales are powers of two."""
+        return self.config.scale_kind == "pot"
+
+
+def make_qparams(
+    config: QuantConfig,
+    quantizers: Mapping[str, Quantizer],
+    pinned: Mapping[str, tuple[float, ...]] | None = None,
+    tables: Mapping[str, Table] | None = None,
+) -> QParams:
+    """Complete calibrated quantizers with those of fixed range, and build the missing tables.
+
+    Args:
+        config: The configuration of this layer and direction.
+        quantizers: The quantizers that are known: all calibrated ones that are not fused, and
+            those of fixed range that should not take their default.
+        pinned: Scales of weights that were set by hand.
+        tables: Tables to keep as they are.
+    """
+    complete: dict[str, Quantizer] = {}
+    for name in ACTIVATIONS:
+        operator = config[name]
+        if operator.bitwidth is None:
+            continue
+        if name in quantizers:
+            complete[name] = quantizers[name]
+        elif name in FIXED_RANGE:
+            complete[name] = fixed_range_quantizer(
+                name,
+                operator.bitwidth,
+                signed=not operator.is_unsigned,
+                symmetric=operator.is_symmetric,
+                scale_kind=config.scale_kind,
+            )
+        else:
+            raise QuantGRUError(f"Expected a quantizer, got none (operator '{name}')")
+    built = dict(tables or {})
+    for name, pre in PRE_ACTIVATION.items():
+        if name not in built:
+            function = "tanh" if name == "gate.g_out" else "sigmoid"
+            built[name] = build_table(
+                function, complete[pre], complete[name], config.activation, config.segments
+            )
+    return QParams(config, complete, built, dict(pinned or {}))
+
+
+__all__ = [
+    "CALIBRATED",
+    "PRE_ACTIVATION",
+    "QParams",
+    "fixed_range_quantizer",
+    "float32",
+    "make_qparams",
+    "reciprocal_scale",
+]

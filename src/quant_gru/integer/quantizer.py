@@ -1,0 +1,106 @@
+"""The quantizer: how a real value becomes a code, and the only place where it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quant_gru._errors import QuantGRUError
+
+MIN_SCALE = 2.0**-126
+MAX_SCALE = 2.0**127
+
+_CONTAINERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+def code_limits(bits: int, signed: bool) -> tuple[int, int]:
+    """Smallest and largest code of `bits` bits, e.g. (-128, 127) or (0, 255) for 8."""
+    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+
+
+def container_dtype(lo: int, hi: int) -> torch.dtype:
+    """The smallest of int8, uint8, int16, int32, int64 that holds every code in [lo, hi]."""
+    for dtype in _CONTAINERS:
+        info = torch.iinfo(dtype)
+        if info.min <= lo and hi <= info.max:
+            return dtype
+    raise QuantGRUError(f"Expected codes to fit 64 bits, got the range [{lo}, {hi}]")
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """Real value = `scale * (code - zero_point)`, with codes in [lo, hi].
+
+    Attributes:
+        bits: Width of a code, 1..32.
+        signed: Codes are [-2^(bits-1), 2^(bits-1)-1] if True, [0, 2^bits-1] otherwise.
+        scale: A normal float32 number, held as a Python float.
+        zero_point: The code of the real value 0, inside [lo, hi].
+    """
+
+    bits: int
+    signed: bool
+    scale: float
+    zero_point: int = 0
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.bits, int) and 1 <= self.bits <= 32):
+            raise QuantGRUError(f"Expected bits to be an integer in 1..32, got {self.bits!r}")
+        if not MIN_SCALE <= self.scale <= MAX_SCALE:
+            raise QuantGRUError(
+                f"Expected scale to be a normal positive float32 number, got {self.scale!r}"
+            )
+        if float(torch.tensor(self.scale, dtype=torch.float32)) != self.scale:
+            raise QuantGRUError(f"Expected scale to be a float32 number, got {self.scale!r}")
+        if not self.lo <= self.zero_point <= self.hi:
+            raise QuantGRUError(
+                f"Expected zero_point to be in [{self.lo}, {self.hi}], got {self.zero_point}"
+            )
+
+    @property
+    def lo(self) -> int:
+        """Smallest code."""
+        return code_limits(self.bits, self.signed)[0]
+
+    @property
+    def hi(self) -> int:
+        """Largest code."""
+        return code_limits(self.bits, self.signed)[1]
+
+    @property
+    def max_abs(self) -> int:
+        """V: the largest |code - zero_point| that the width and the zero point allow."""
+        return max(abs(self.lo - self.zero_point), abs(self.hi - self.zero_point))
+
+    @property
+    def container(self) -> torch.dtype:
+        """Dtype of the codes at the interface."""
+        return container_dtype(self.lo, self.hi)
+
+    def quantize(self, x: Tensor) -> Tensor:
+        """Codes of `x`, int64, same shape: `clamp(rint(x / s), lo-z, hi-z) + z`.
+
+        The division is float32, ties go to even, infinities saturate; NaN becomes the zero point,
+        to be carried beside the codes by the caller.
+        """
+        return self._round_and_clamp(x)[0]
+
+    def quantize_with_mask(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes as `quantize`, and a bool mask: True where the value was inside [lo, hi]."""
+        return self._round_and_clamp(x)
+
+    def _round_and_clamp(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        # s must be a tensor on x's device: CUDA replaces division by a CPU scalar with a
+        # multiplication by its reciprocal, which rounds differently.
+        s = torch.full((), self.scale, dtype=torch.float32, device=x.device)
+        y = torch.round(x.detach().to(torch.float32) / s).to(torch.float64)
+        clamped = y.clamp(self.lo - self.zero_point, self.hi - self.zero_point)
+        codes = torch.nan_to_num(clamped, nan=0.0).to(torch.int64) + self.zero_point
+        return codes, y == clamped
+
+    def dequantize(self, codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Real values `s * (codes - z)`, same shape; exact in float32 up to 24 bits."""
+        s = torch.full((), self.scale, dtype=dtype, device=codes.device)
+        return (codes.to(torch.int64) - self.zero_point).to(dtype) * s

@@ -1,0 +1,266 @@
+"""Sigmoid and tanh as integers: one object for exact, fine, linear and quadratic tables.
+
+    t = clamp(q, qa, qb) - bounds[segment]
+    y = clamp(rne((c0 + c1*t + c2*t^2) / 2^k) + z_out, lo, hi)
+
+Tables are built once, on the host, in float64; they belong to the plan and travel with it. No
+executor computes a sigmoid or a tanh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quant_gru.integer.quantizer import Quantizer, container_dtype
+from quant_gru.integer.spline import fit_spline
+
+Array = NDArray[np.float64]
+
+EXACT_BITS = 12  # up to this input width an exact table has one entry per code
+MAX_SEGMENTS = 256
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)) without overflow."""
+    e = np.exp(-np.abs(x))
+    return np.asarray(np.where(x >= 0, 1.0, e) / (1.0 + e))
+
+
+FUNCTIONS: dict[str, Callable[[Array], Array]] = {"sigmoid": sigmoid, "tanh": np.tanh}
+RANGES = {"sigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0)}
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A piecewise polynomial from input codes to output codes.
+
+    Attributes:
+        bounds: First code of each segment, ascending, integers (S,); bounds[0] is qa.
+        last: qb; input codes are clamped to [qa, qb].
+        coefficients: c0, c1, .. of each segment, integers (S, degree + 1).
+        shift: k >= 0.
+        zero_point: z_out.
+        lo: Smallest output code.
+        hi: Largest output code.
+        segment_shift: u, where every segment (the last may be shorter) has 2^u codes, else None.
+    """
+
+    bounds: Tensor
+    last: int
+    coefficients: Tensor
+    shift: int
+    zero_point: int
+    lo: int
+    hi: int
+    segment_shift: int | None
+
+    def __call__(self, q: Tensor) -> Tensor:
+        """Output codes of the input codes `q`, int64, same shape."""
+        bounds, coefficients = self.bounds, self.coefficients
+        first = bounds[0].to(torch.int64)
+        q = torch.minimum(torch.maximum(q, first), torch.full_like(first, self.last))
+        if self.segment_shift is None:
+            segment = torch.searchsorted(bounds.to(torch.int64), q, right=True) - 1
+        else:
+            segment = (q - first) >> self.segment_shift
+        t = q - bounds[segment]
+        y = coefficients[segment, -1].to(torch.int64)
+        for power in range(coefficients.shape[1] - 2, -1, -1):
+            y = y * t + coefficients[segment, power]
+        if self.shift:
+            # rne: half is added, and one taken off where the quotient is odd at a tie
+            half = 1 << (self.shift - 1)
+            y = (y + (half - 1) + ((y >> self.shift) & 1)) >> self.shift
+        return (y + self.zero_point).clamp(self.lo, self.hi)
+
+    def to(self, device: torch.device) -> Table:
+        """This table with its tensors on `device`."""
+        if self.bounds.device == device:
+            return self
+        return Table(
+            self.bounds.to(device),
+            self.last,
+            self.coefficients.to(device),
+            self.shift,
+            self.zero_point,
+            self.lo,
+            self.hi,
+            self.segment_shift,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Table):
+            return NotImplemented
+        scalars = ("last", "shift", "zero_point", "lo", "hi", "segment_shift")
+        return (
+            all(getattr(self, name) == getattr(other, name) for name in scalars)
+            and self.bounds.tolist() == other.bounds.tolist()
+            and self.coefficients.tolist() == other.coefficients.tolist()
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def compact(values: list[Any]) -> Tensor:
+    """Integers in the smallest dtype that holds them all."""
+    tensor = torch.tensor(values, dtype=torch.int64)
+    return tensor.to(container_dtype(int(tensor.min()), int(tensor.max())))
+
+
+def build_table(
+    function: str,
+    pre: Quantizer,
+    out: Quantizer,
+    activation: str = "exact",
+    segments: int | None = None,
+) -> Table:
+    """Build the table of `function` between two quantizers.
+
+    Args:
+        function: 'sigmoid' or 'tanh'.
+        pre: Quantizer of the input codes.
+        out: Quantizer of the output codes.
+        activation: 'exact', 'pwl' (linear segments) or 'quadratic'.
+        segments: At most this many segments for 'pwl' (default 16) and 'quadratic' (default 8).
+    """
+    if activation == "exact" and pre.bits <= EXACT_BITS:
+        codes = np.arange(pre.lo, pre.hi + 1)
+        entries = float_table(function, pre, out, codes) - out.zero_point
+        return _make(function, out, codes, pre.hi, entries[:, None].tolist(), 0, 0)
+    qa, qb = _active_range(function, pre, out)
+    f = _in_code_units(function, pre, out)
+    if activation == "exact":
+        u = max(0, (max(qb - qa, 1) - 1).bit_length() - (MAX_SEGMENTS.bit_length() - 1))
+        while ((qb - qa) >> u) >= MAX_SEGMENTS:
+            u += 1
+        starts = np.arange(qa, qb + 1, 1 << u)
+        real = _fit_uniform(f, starts, 1 << u)
+        return _quantize(function, pre, out, starts, qb, real, u)
+    degree, default = (1, 16) if activation == "pwl" else (2, 8)
+    starts, real = fit_spline(f, qa, qb, segments or default, degree)
+    return _quantize(function, pre, out, starts, qb, real, None)
+
+
+def float_table(
+    function: str, pre: Quantizer, out: Quantizer, codes: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The float64 table, yardstick of all others: clamp(rint(f(s*(q-z))/s_out) + z_out)."""
+    y = np.rint(_in_code_units(function, pre, out)(codes.astype(np.float64)))
+    clamped = np.clip(y, out.lo - out.zero_point, out.hi - out.zero_point)
+    return np.asarray(clamped.astype(np.int64) + out.zero_point)
+
+
+def _in_code_units(function: str, pre: Quantizer, out: Quantizer) -> Callable[[Array], Array]:
+    return lambda q: FUNCTIONS[function](pre.scale * (q - pre.zero_point)) / out.scale
+
+
+def _active_range(function: str, pre: Quantizer, out: Quantizer) -> tuple[int, int]:
+    """[qa, qb]: outside it the (monotonic) float64 table is constant."""
+
+    def value(code: int) -> int:
+        return int(float_table(function, pre, out, np.array([code]))[0])
+
+    first, last = value(pre.lo), value(pre.hi)
+    if first == last:
+        return pre.lo, pre.lo
+    low, high = pre.lo, pre.hi
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if value(middle) == first else (low, middle)
+    qa = low
+    low, high = pre.lo, pre.hi
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if value(middle) == last else (middle, high)
+    return qa, high
+
+
+def _fit_uniform(f: Callable[[Array], Array], starts: NDArray[np.int64], length: int) -> Array:
+    """Quadratics through the three Chebyshev nodes of each segment, (S, 3), in powers of t."""
+    span = length - 1
+    nodes = 0.5 * span * (1.0 - np.cos(np.pi * np.array([1.0, 3.0, 5.0]) / 6.0))
+    y = f(starts[:, None] + nodes)
+    if span == 0:
+        return np.stack([y[:, 0], 0 * y[:, 0], 0 * y[:, 0]], axis=1)
+    t0, t1, t2 = nodes
+    d01 = (y[:, 1] - y[:, 0]) / (t1 - t0)
+    d12 = (y[:, 2] - y[:, 1]) / (t2 - t1)
+    c2 = (d12 - d01) / (t2 - t0)
+    c1 = d01 - c2 * (t0 + t1)
+    c0 = y[:, 0] - c1 * t0 - c2 * t0 * t0
+    return np.stack([c0, c1, c2], axis=1)
+
+
+def _quantize(
+    function: str,
+    pre: Quantizer,
+    out: Quantizer,
+    starts: NDArray[np.int64],
+    last: int,
+    real: Array,
+    u: int | None,
+) -> Table:
+    """Integer coefficients: the largest shift for which every step of the sum stays exact.
+
+    Sums stay below 2^30 where both widths are at most 8 bits, 2^52 up to 16, 2^62 beyond, so that
+    32-bit integers, float64 and 64-bit integers are exact there. Joints of a spline stay joined.
+    """
+    width = max(pre.bits, out.bits)
+    budget = 30 if width <= 8 else 52 if width <= 16 else 62
+    lengths = np.diff(np.append(starts, last)).astype(np.float64)
+    t = np.maximum(lengths, 1.0)
+    size = sum(np.abs(real[:, p]) * t**p for p in range(real.shape[1]))
+    largest = float(np.max(size)) + 1.0
+    k = max(0, budget - int(np.ceil(np.log2(largest))) - 1)
+    rows: list[list[int]] = []
+    for i, row in enumerate(real.tolist()):
+        T = int(lengths[i])
+        if u is None and i > 0:
+            previous, T0 = rows[-1], int(lengths[i - 1])
+            c0 = sum(c * T0**p for p, c in enumerate(previous))
+        else:
+            c0 = round(row[0] * 2.0**k)
+        upper = [round(c * 2.0**k) for c in row[1:]]
+        if u is None and T:
+            # the slope is chosen last, so that the segment ends where the spline does
+            end = round(sum(c * T**p for p, c in enumerate(row)) * 2.0**k)
+            rest = end - c0 - sum(c * T ** (p + 2) for p, c in enumerate(upper[1:]))
+            upper[0] = round(rest / T)
+        elif u is not None and len(row) == 3:
+            # what rounding c2 and c1 cost is given back to c1 and c0 (best linear fit of t^2)
+            length = float((1 << u) - 1)
+            lost2 = row[2] * 2.0**k - upper[1]
+            slope = row[1] * 2.0**k + lost2 * length
+            upper[0] = round(slope)
+            c0 = round(row[0] * 2.0**k - lost2 * length**2 / 8 + (slope - upper[0]) * length / 2)
+        rows.append([c0, *upper])
+    return _make(function, out, starts, last, rows, k, u)
+
+
+def _make(
+    function: str,
+    out: Quantizer,
+    starts: NDArray[np.int64],
+    last: int,
+    rows: list[list[int]],
+    shift: int,
+    u: int | None,
+) -> Table:
+    fmin, fmax = (round(edge / out.scale) + out.zero_point for edge in RANGES[function])
+    return Table(
+        compact(starts.tolist()),
+        int(last),
+        compact(rows),
+        shift,
+        out.zero_point,
+        max(out.lo, fmin),
+        min(out.hi, fmax),
+        u,
+    )

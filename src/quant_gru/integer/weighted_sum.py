@@ -1,0 +1,232 @@
+"""The one primitive of the integer GRU: a weighted sum, rounded once, ties to even.
+
+    weighted_sum(v_1..v_n; M_1..M_n; k; z; lo, hi)
+        = clamp(rne((M_1*v_1 + .. + M_n*v_n) / 2^k) + z, lo, hi)
+
+A term v_i is a zero-point-free code, a product of two of them, or an accumulator. Everything here
+is exact: int64 where the plan's bounds allow it, Python integers where they do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quant_gru._errors import QuantGRUError
+
+Term: TypeAlias = "Tensor | tuple[Tensor, Tensor] | np.ndarray[Any, Any]"
+
+_INT64_LIMIT = 1 << 63
+_EXACT_FLOAT64 = 1 << 53
+# Twice the longest code range (2^32 codes, zero point anywhere): what lies beyond saturates.
+_SATURATES_LOG2 = 34
+
+TIER_BOUNDS = {"a": 1 << 24, "b": 1 << 31, "c": 1 << 53, "d": 1 << 62}
+
+
+def significant_bits(width: int) -> int:
+    """Bits of a one-term multiplier: 24 for operands of 16 bits together, 16 up to 32, else 24."""
+    return 16 if 16 < width <= 32 else 24
+
+
+def one_term(ratio: Tensor, p: int) -> tuple[Tensor, Tensor]:
+    """Multiplier and shift of `ratio`, rounded half-even to `p` significant bits.
+
+    Args:
+        ratio: float64, positive, any shape.
+        p: Significant bits.
+
+    Returns:
+        (M, k), int64 of `ratio`'s shape, with M in [2^(p-1), 2^p) and M / 2^k the rounded ratio.
+    """
+    mantissa, exponent = torch.frexp(ratio)
+    M = torch.round(mantissa * float(1 << p)).to(torch.int64)
+    k = p - exponent.to(torch.int64)
+    overflow = M == 1 << p
+    return torch.where(overflow, M >> 1, M), torch.where(overflow, k - 1, k)
+
+
+@dataclass(frozen=True)
+class WeightedSum:
+    """The numbers of one weighted sum.
+
+    Attributes:
+        multipliers: M_i, one per term: an int, or int64 of shape (channels,).
+        shift: k: an int, or int64 of shape (channels,).
+        zero_point: Added after rounding.
+        lo: Smallest code.
+        hi: Largest code.
+        tier: Which arithmetic is exact: 'a' float32, 'b' 32-bit, 'c' float64, 'd' 64-bit,
+            'e' 128-bit. It never changes the value.
+    """
+
+    multipliers: tuple[int | Tensor, ...]
+    shift: int | Tensor
+    zero_point: int
+    lo: int
+    hi: int
+    tier: str
+
+    def __call__(self, *terms: Term) -> Tensor:
+        """The clamped codes, int64, of the broadcast shape of the terms."""
+        return self.unclamped(*terms).clamp(self.lo, self.hi)
+
+    def unclamped(self, *terms: Term) -> Tensor:
+        """The integer before the clamp: rounded, zero point added; int64.
+
+        Values that int64 does not hold are replaced by others beyond [lo, hi] on the same side.
+        """
+        if self.tier == "e":
+            return _round_python(terms, self.multipliers, self.shift) + self.zero_point
+        total: Any = 0
+        for term, M in zip(terms, self.multipliers, strict=True):
+            total = total + (term[0] * term[1] if isinstance(term, tuple) else term) * M
+        return _round_int64(total, self.shift) + self.zero_point
+
+
+def several_terms(
+    ratios: Sequence[float],
+    bounds: Sequence[int],
+    *,
+    bits: int,
+    lo: int,
+    hi: int,
+    zero_point: int,
+    pot: bool,
+) -> WeightedSum:
+    """Choose one shift for all terms: the largest k that keeps the sum inside a tier.
+
+    Args:
+        ratios: Scale of each term over the scale of the result.
+        bounds: V_i, the largest |v_i|.
+        bits: Width of the result; the largest multiplier keeps at least `bits + 4` bits.
+        lo: Smallest code of the result.
+        hi: Largest code of the result.
+        zero_point: Zero point of the result.
+        pot: All scales are powers of two: multipliers are divided by their common power of two
+            before a tier is chosen, which changes no value.
+    """
+    k = 24 - math.frexp(max(ratios))[1]
+    if _multipliers(ratios, k)[1] == 1 << 24:
+        k -= 1
+    Ms, largest = _multipliers(ratios, k)
+
+    def result(Ms: Sequence[int], k: int, tier: str) -> WeightedSum:
+        return WeightedSum(tuple(Ms), k, zero_point, lo, hi, tier)
+
+    if pot:
+        common = min((M & -M).bit_length() - 1 for M in Ms if M)
+        Ms, k = [M >> common for M in Ms], k - common
+        tiers = [tier for tier in TIER_BOUNDS if _fits(tier, Ms, bounds, k)]
+        return result(Ms, k, tiers[0] if tiers else "e")
+    for tier in TIER_BOUNDS:
+        tier_k, tier_Ms, tier_largest = k, Ms, largest
+        while tier_largest.bit_length() >= bits + 4:
+            if _fits(tier, tier_Ms, bounds, tier_k):
+                return result(tier_Ms, tier_k, tier)
+            tier_k -= 1
+            tier_Ms, tier_largest = _multipliers(ratios, tier_k)
+    return result(Ms, k, "e")
+
+
+def one_term_tier(bound: int, p: int) -> str:
+    """'d' where a term |v| <= bound times a p-bit multiplier fits 64 bits, otherwise 'e'."""
+    return "d" if (bound << p) < _INT64_LIMIT else "e"
+
+
+def exact_matmul(v: Tensor, weight: Tensor, bound: int) -> Tensor | np.ndarray[Any, Any]:
+    """The exact integer product `v @ weight.T`.
+
+    Args:
+        v: int64 (..., K), |v| < 2^33.
+        weight: integer (M, K), |weight| <= 2^31.
+        bound: The largest |result| that the widths allow.
+
+    Returns:
+        int64 (..., M) where the bound permits it, otherwise an array of Python integers.
+    """
+    if bound < _EXACT_FLOAT64:
+        # Every partial sum is an integer below 2^53: float64 is exact in any order.
+        return (v.to(torch.float64) @ weight.to(torch.float64).T).to(torch.int64)
+    if v.shape[-1] >= 1 << 20:
+        raise QuantGRUError(
+            f"Expected fewer than 2^20 features beside operators of more than 16 bits, "
+            f"got {v.shape[-1]}"
+        )
+    weight = weight.to(torch.int64)
+    limbs = [
+        exact_matmul(a, b, 0)
+        for a, b in (
+            (v >> 16, weight >> 16),
+            (v >> 16, weight & 0xFFFF),
+            (v & 0xFFFF, weight >> 16),
+            (v & 0xFFFF, weight & 0xFFFF),
+        )
+    ]
+    hh, hl, lh, ll = (_python_integers(limb) for limb in limbs)
+    product: np.ndarray[Any, Any] = (hh << 32) + ((hl + lh) << 16) + ll
+    return product
+
+
+def _multipliers(ratios: Sequence[float], k: int) -> tuple[list[int], int]:
+    Ms = [round(math.ldexp(ratio, k)) for ratio in ratios]
+    return Ms, max(Ms)
+
+
+def _fits(tier: str, Ms: Sequence[int], bounds: Sequence[int], k: int) -> bool:
+    total = sum(M * V for M, V in zip(Ms, bounds, strict=True))
+    half = 0 if tier == "a" or k < 1 else 1 << (k - 1)
+    return total + half < TIER_BOUNDS[tier]
+
+
+def _round_int64(total: Tensor, shift: int | Tensor) -> Tensor:
+    """rne(total / 2^shift) for any shift, exact over all of int64; negative shifts saturate."""
+    k = torch.as_tensor(shift, dtype=torch.int64, device=total.device)
+    right = k.clamp(0, 63)
+    quotient = total >> right
+    rest = total - (quotient << right)
+    half = torch.ones_like(right) << (right - 1).clamp(min=0)
+    up = (rest > half) | ((rest == half) & (quotient & 1 == 1))
+    rounded = quotient + (up & (k > 0))
+    left = (-k).clamp(0, _SATURATES_LOG2)
+    limit = torch.full_like(left, 1 << _SATURATES_LOG2) >> left
+    shifted = torch.minimum(torch.maximum(total, -limit), limit) << left
+    return torch.where(k > 63, 0, torch.where(k < 0, shifted, rounded))
+
+
+def _python_integers(value: Any) -> np.ndarray[Any, Any]:
+    if isinstance(value, np.ndarray):
+        return value
+    return torch.as_tensor(value).cpu().numpy().astype(object)
+
+
+def _round_python(
+    terms: Sequence[Term], multipliers: Sequence[int | Tensor], shift: int | Tensor
+) -> Tensor:
+    """rne(sum of M_i * v_i / 2^shift) in Python integers, clamped to 62 bits."""
+    total: Any = 0
+    device = torch.device("cpu")
+    for term, M in zip(terms, multipliers, strict=True):
+        factors = term if isinstance(term, tuple) else (term,)
+        v: Any = 1
+        for factor in factors:
+            device = factor.device if isinstance(factor, Tensor) else device
+            v = v * _python_integers(factor)
+        total = total + v * _python_integers(M)
+    device = shift.device if isinstance(shift, Tensor) else device
+    # At least one dimension: NumPy turns 0-d object arrays into machine integers.
+    k = np.atleast_1d(_python_integers(shift))
+    right, left = np.maximum(k, 0), np.maximum(-k, 0)
+    quotient = total >> right
+    twice_rest = (total - (quotient << right)) << 1
+    divisor = np.full_like(right, 1) << right
+    up = (twice_rest > divisor) | ((twice_rest == divisor) & (quotient % 2 == 1))
+    rounded = (quotient + up.astype(object)) << left
+    limited = np.minimum(np.maximum(rounded, -(1 << 62)), 1 << 62)
+    return torch.from_numpy(np.asarray(limited, dtype=np.int64)).to(device)

@@ -1,0 +1,139 @@
+"""From float weights to codes and scales: on the weights' device, without a host sync."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quant_gru.integer.quantizer import MAX_SCALE, MIN_SCALE, code_limits
+
+# A channel's scale is at least this share of the tensor's largest, so that the multipliers of all
+# channels stay within eight powers of two of each other.
+_SMALLEST_SHARE = 2.0**-8
+_FINER = 2
+
+
+def power_of_two(exponent: Tensor) -> Tensor:
+    """2^exponent in float64, exact on every device: the exponent's bits are written directly.
+
+    Args:
+        exponent: Integers in -1022..1023.
+    """
+    return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
+
+
+def groups_of(granularity: str, rows: int) -> int:
+    """Number of scales of a tensor with `rows` = 3H rows: 1, 3 or 3H."""
+    return {"tensor": 1, "gate": 3, "channel": rows}[granularity]
+
+
+def matrix_scales(w: Tensor, bits: int, granularity: str, scale_kind: str) -> Tensor:
+    """Scales of a weight matrix.
+
+    Args:
+        w: (3H, K), finite float32.
+        bits: Width of a code.
+        granularity: 'tensor', 'gate' or 'channel'.
+        scale_kind: 'pot' or 'free'.
+
+    Returns:
+        float32 (3H,); at least 2^-8 of the largest, 1 if all weights are zero.
+    """
+    scales, empty = _group_scales(w, bits, granularity, scale_kind)
+    scales = torch.where(empty, 0.0, scales)
+    scales = torch.maximum(scales, scales.max() * _SMALLEST_SHARE)
+    return _finish(scales, w.shape[0])
+
+
+def bias_scales(b: Tensor, bits: int, granularity: str, scale_kind: str) -> Tensor:
+    """Scales of a bias, float32 (3H,): zero entries share the largest, 1 if all are zero.
+
+    Args:
+        b: (3H,), finite float32.
+        bits: Width of a code.
+        granularity: 'tensor', 'gate' or 'channel'.
+        scale_kind: 'pot' or 'free'.
+    """
+    scales, empty = _group_scales(b[:, None], bits, granularity, scale_kind)
+    scales = torch.where(empty, 0.0, scales)
+    return _finish(torch.where(empty, scales.max(), scales), b.shape[0])
+
+
+def quantize_rows(w: Tensor, scales: Tensor, bits: int) -> Tensor:
+    """Codes of `w` (3H, ..) with one scale per row: clamp(rint(w / s)), int64."""
+    lo, hi = code_limits(bits, signed=True)
+    s = scales.reshape(-1, *([1] * (w.dim() - 1)))
+    return torch.round(w / s).to(torch.float64).clamp(lo, hi).to(torch.int64)
+
+
+def _finish(scales: Tensor, rows: int) -> Tensor:
+    scales = torch.where(scales > 0, scales.clamp(MIN_SCALE, MAX_SCALE), 1.0)
+    return scales.to(torch.float32).repeat_interleave(rows // scales.shape[0], output_size=rows)
+
+
+def _group_scales(w: Tensor, bits: int, granularity: str, scale_kind: str) -> tuple[Tensor, Tensor]:
+    """Scale of each group, float64 (G,), and whether the group is all zero."""
+    values = w.to(torch.float64).reshape(groups_of(granularity, w.shape[0]), -1)
+    largest = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
+    if scale_kind == "free":
+        scales = (largest / max((1 << (bits - 1)) - 1, 1)).to(torch.float32).to(torch.float64)
+    else:
+        scales = power_of_two(-_best_exponents(values, largest, bits))
+    return scales, largest == 0
+
+
+def _best_exponents(values: Tensor, largest: Tensor, bits: int) -> Tensor:
+    """exp2_inv of each group: the covering one or one of the next finer, of least squared error.
+
+    Args:
+        values: float64 (G, K).
+        largest: float64 (G,), the largest magnitude of each group.
+        bits: Width of a code.
+
+    Returns:
+        int32 (G,); ties go to the finer.
+    """
+    lo, hi = code_limits(bits, signed=True)
+
+    def codes(exponent: Tensor) -> tuple[Tensor, Tensor]:
+        y = values * power_of_two(exponent)[:, None]
+        return y, torch.round(y)
+
+    # |largest| * 2^guess is in [2^(bits-2), 2^(bits-1)): one finer may cover (a negative extreme),
+    # one coarser covers always but for the single positive code that a width of 1 lacks.
+    guess = (bits - 1) - torch.frexp(largest)[1]
+    covering = guess - 1
+    for exponent in (guess, guess + 1):
+        rounded = codes(exponent)[1]
+        covers = ((rounded >= lo) & (rounded <= hi)).all(dim=1)
+        covering = torch.where(covers, exponent, covering)
+    errors = []
+    for finer in range(_FINER + 1):
+        y, rounded = codes(covering + finer)
+        # in units of the covering scale, so that nothing over- or underflows
+        errors.append(((y - rounded.clamp(lo, hi)) * 0.5**finer) ** 2)
+    sums = _order_free_sums(torch.stack(errors))
+    best, least = covering + _FINER, sums[_FINER]
+    for finer in range(_FINER - 1, -1, -1):
+        better = sums[finer] < least
+        best = torch.where(better, covering + finer, best)
+        least = torch.where(better, sums[finer], least)
+    return best.clamp(-127, 126)
+
+
+def _order_free_sums(errors: Tensor) -> Tensor:
+    """Sums over the last dimension that are the same in any order of summation.
+
+    Every term is rounded to a multiple of a quantum so large that all partial sums are exact in
+    float64; a CPU and a GPU then choose the same scales.
+
+    Args:
+        errors: float64 (candidates, G, K), non-negative.
+
+    Returns:
+        float64 (candidates, G), in units of each group's quantum.
+    """
+    count = max(errors.shape[-1], 1)
+    exponent = torch.frexp(errors.amax(dim=(0, 2)) if errors.shape[-1] else errors.sum((0, 2)))[1]
+    shift = 52 - (count - 1).bit_length() - exponent
+    return torch.round(errors * power_of_two(shift)[None, :, None]).sum(dim=-1)

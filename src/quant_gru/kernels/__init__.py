@@ -1,0 +1,1 @@
+"""Executors of the plan; each equals the reference, code for code."""

@@ -1,0 +1,116 @@
+"""A layer and direction as a differentiable operation: integers forward, straight-through back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from quant_gru.integer import reference
+from quant_gru.integer.backward import straight_through
+from quant_gru.integer.plan import CellPlan
+
+
+def executor_name(device: torch.device | str = "cpu") -> str:
+    """The executor that runs integer GRUs on `device`, as text for reports."""
+    return f"reference (PyTorch integers, {torch.device(device).type})"
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Codes with what has to be known of them for the gradient and for NaN.
+
+    Attributes:
+        codes: Any integer dtype.
+        inside: bool, same shape: the value before the clamp was inside [lo, hi].
+        nan: bool (T, N) for an input, (N,) for a state: rows to become NaN.
+    """
+
+    codes: Tensor
+    inside: Tensor
+    nan: Tensor
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a sequence is run.
+
+    Attributes:
+        lengths: int64 (N,), steps of each row, or None for all.
+        reverse: From the last step to the first.
+    """
+
+    lengths: Tensor | None
+    reverse: bool
+
+
+def gru_layer(
+    plan: CellPlan, x: Codes, h0: Codes, run: Run, real: tuple[Tensor | None, ...]
+) -> tuple[Tensor, Tensor, Codes, Tensor]:
+    """Run one layer and direction.
+
+    Args:
+        plan: The plan.
+        x: Input codes (T, N, C).
+        h0: State codes (N, H).
+        run: Lengths and direction.
+        real: x (T, N, C), h0 (N, H), W, R, bw, br as real tensors: where gradients go.
+
+    Returns:
+        Real output (T, N, H) and last state (N, H), float32, NaN where the input says so; codes of
+        the output with its NaN mask; codes of the last state (N, H).
+    """
+    out, last = reference.run(plan, x.codes, h0.codes, run.lengths, run.reverse)
+    nan = _spread(x.nan, h0.nan, run.reverse) | ~plan.weights.finite
+    nan_last = nan[0 if run.reverse else -1] if nan.shape[0] else h0.nan | ~plan.weights.finite
+    y = plan.h.dequantize(out).masked_fill(nan[..., None], torch.nan)
+    y_last = plan.h.dequantize(last).masked_fill(nan_last[..., None], torch.nan)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in real):
+        saved = (plan, x, h0, run, out, nan.any(0) | nan_last)
+        y, y_last = _StraightThrough.apply(y, y_last, saved, *real)
+    return y, y_last, Codes(out, torch.ones((), dtype=torch.bool, device=out.device), nan), last
+
+
+def _spread(x_nan: Tensor, h0_nan: Tensor, reverse: bool) -> Tensor:
+    """Rows that are NaN after each step (T, N): from the first NaN on, in processing order."""
+    steps = x_nan.flip(0) if reverse else x_nan
+    if not steps.shape[0]:
+        return steps
+    spread = torch.cummax(steps.to(torch.uint8), dim=0).values.to(torch.bool) | h0_nan
+    return spread.flip(0) if reverse else spread
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Hands on the integer forward's output and gives it the straight-through gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, y_last: Tensor, saved: tuple[Any, ...], *real: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        ctx.plan, x, h0, ctx.run, out, nan_rows = saved
+        ctx.save_for_backward(x.codes, x.inside, h0.codes, h0.inside, out, nan_rows)
+        ctx.dtypes = [None if t is None else t.dtype for t in real]
+        return y.clone(), y_last.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor, grad_last: Tensor) -> tuple[Any, ...]:
+        x, x_inside, h0, h0_inside, out, nan_rows = ctx.saved_tensors
+        grads = straight_through(
+            ctx.plan, x, h0, out, grad_out, grad_last, ctx.run.lengths, ctx.run.reverse
+        )
+        dx = (grads.x * x_inside).masked_fill(nan_rows[:, None], torch.nan)
+        dh0 = (grads.h0 * h0_inside).masked_fill(nan_rows[:, None], torch.nan)
+        weights = (
+            w.masked_fill(nan_rows.any(), torch.nan) for w in (grads.W, grads.R, grads.bw, grads.br)
+        )
+        real = (
+            None if dtype is None or not needed else grad.to(dtype)
+            for grad, dtype, needed in zip(
+                (dx, dh0, *weights), ctx.dtypes, ctx.needs_input_grad[3:], strict=True
+            )
+        )
+        return (None, None, None, *real)

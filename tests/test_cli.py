@@ -1,0 +1,156 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import quant_gru
+from quant_gru.cli import app
+from quant_gru.config import QuantConfig, default_config_path
+from quant_gru.kernels.ops import executor_name
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def assert_one_line_error(result: Result, *parts: str) -> None:
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: Expected ")
+    assert result.stderr.count("\n") == 1
+    for part in parts:
+        assert part in result.stderr
+
+
+def test_help_names_every_command() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for command in ("demo", "info", "config", "check"):
+        assert command in result.stdout
+
+
+def test_python_m_quant_gru() -> None:
+    source = str(Path(__file__).parents[1] / "src")
+    result = subprocess.run(
+        [sys.executable, "-m", "quant_gru", "config"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": source},
+        check=True,
+    )
+    assert Path(result.stdout.strip()).samefile(default_config_path())
+
+
+def test_info() -> None:
+    result = run("info")
+    assert result.exit_code == 0
+    lines = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
+    assert lines["quant-gru"] == quant_gru.__version__
+    assert list(lines) == ["quant-gru", "python", "torch", "threads", "executor"]
+    assert lines["torch"] == torch.__version__
+    assert lines["executor"] == executor_name()
+
+
+def test_config_writes_a_copy_once(tmp_path: Path) -> None:
+    target = tmp_path / "my.json"
+    assert run("config", "--write", target).exit_code == 0
+    assert QuantConfig.from_json(target) == QuantConfig.from_json(default_config_path())
+
+    target.write_text("mine")
+    assert_one_line_error(run("config", "--write", target), "which exists")
+    assert target.read_text() == "mine"
+    assert run("config", "--write", target, "--force").exit_code == 0
+    assert target.read_text() != "mine"
+    assert_one_line_error(run("config", "--write", tmp_path / "none" / "my.json"), "No such file")
+
+
+def test_check_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.json"
+    QuantConfig.w8a16().replace_globals(scale_kind="free").to_json(path)
+    result = run("check", path)
+    assert result.exit_code == 0
+    assert "bit-width configuration, 8 and 16 bits, free scales" in result.stdout
+
+
+def test_check_says_which_defaults_are_taken(tmp_path: Path) -> None:
+    path = tmp_path / "short.json"
+    path.write_text(json.dumps({"GRU_config": {"operator_config": {}}}))
+    result = run("check", path)
+    assert result.exit_code == 0
+    assert "defaults" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("not json", "JSON"),
+        ('{"GRU_config": {"operator_config": {"gate.z": {}}}}', "gate.z"),
+        ('{"GRU_config": {"operator_config": {"gate.z_out": {"bitwidth": 40}}}}', "40"),
+        ('{"something": "else"}', "something"),
+        ("[1, 2]", ""),
+        ("{}", ""),
+    ],
+)
+def test_check_finds_the_mistake(tmp_path: Path, text: str, part: str) -> None:
+    path = tmp_path / "wrong.json"
+    path.write_text(text)
+    assert_one_line_error(run("check", path), part, "wrong.json")
+
+
+def test_check_missing_file(tmp_path: Path) -> None:
+    assert_one_line_error(run("check", tmp_path / "none.json"), "none.json")
+
+
+def test_demo_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.npz").write_text("hello")
+    assert_one_line_error(run("demo", "--data", "text.npz"), "--data", "text.npz")
+    assert_one_line_error(run("demo", "--data", "none.npz"), "No such file")
+    np.savez(tmp_path / "keys.npz", samples=np.zeros(3, np.int16))
+    assert_one_line_error(run("demo", "--data", "keys.npz"), "offsets")
+    assert_one_line_error(run("demo", "--output", "text.npz"), "--output", "text.npz")
+
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert_one_line_error(run("demo"), 'pip install "quant-gru[demo]"')
+
+
+@pytest.mark.parametrize("option", ["--epochs", "--hidden-size"])
+def test_demo_numbers_out_of_range(option: str) -> None:
+    result = run("demo", option, "0")
+    assert result.exit_code == 2
+    assert option in result.stderr
+
+
+def test_demo_runs(tmp_path: Path) -> None:
+    result = run("demo", "--epochs", 1, "--hidden-size", 8, "--seed", 5, "--output", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "GRU(8, 8), Linear(8, 10), seed 5" in result.stdout
+    assert (tmp_path / "classifier_int8.pt").exists()
+    assert (tmp_path / "gru_int8.json").exists()
+
+
+def test_check_parameter_file(tmp_path: Path) -> None:
+    gru = quant_gru_of_size(3, 4)
+    path = tmp_path / "parameters.json"
+    gru.export_quant_params(path)
+    result = run("check", path)
+    assert result.exit_code == 0
+    assert "parameter file of a GRU(3, 4, num_layers=1, bias=True" in result.stdout
+
+    document = json.loads(path.read_text())
+    document["surprise"] = 1
+    path.write_text(json.dumps(document))
+    assert_one_line_error(run("check", path), "surprise")
+
+
+def quant_gru_of_size(n_features: int, hidden_size: int) -> quant_gru.QuantGRU:
+    torch.manual_seed(0)
+    gru = quant_gru.QuantGRU(n_features, hidden_size)
+    gru.calibrate(torch.randn(5, 2, n_features))
+    gru.finalize_calibration()
+    return gru

@@ -117,6 +117,7 @@ def test_demo_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     assert_one_line_error(run("demo"), 'pip install "quant-gru[demo]"')
+    assert not (tmp_path / "demo_output").exists()
 
 
 @pytest.mark.parametrize("option", ["--epochs", "--hidden-size"])

@@ -6,7 +6,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sized
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from rich.console import Console
@@ -21,9 +21,7 @@ from quant_gru.config import QuantConfig, QuantGRUWarning
 Model = TypeVar("Model", bound=torch.nn.Module)
 
 
-def convert_model(
-    model: torch.nn.Module, config: QuantConfig | None = None, inplace: bool = False
-) -> torch.nn.Module:
+def convert_model(model: Model, config: QuantConfig | None = None, inplace: bool = False) -> Model:
     """Swap every nn.GRU of a model for a QuantGRU that takes over its parameters.
 
     The model computes what it did before: quantization is off until `calibrate_model`. A module
@@ -65,7 +63,7 @@ def convert_model(
         for name, child in parent._modules.items():
             if child in converted:
                 parent._modules[name] = converted[child]
-    return converted.get(model, model)
+    return cast(Model, converted.get(model, model))
 
 
 def _convert(gru: torch.nn.GRU, config: QuantConfig | None) -> QuantGRU:

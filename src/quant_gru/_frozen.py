@@ -19,6 +19,7 @@ from quant_gru.integer.plan import (
     FrozenPart,
     GRUPlan,
     WeightPart,
+    bias_shift,
     build_frozen,
     matmul_sum,
     stack,
@@ -171,7 +172,23 @@ class FrozenQuantGRU(torch.nn.Module):
         Wx, bound_Wx = product("weight.W", W.shape[1], "input.x", "matmul.Wx", Mx, kx)
         Rh, bound_Rh = product("weight.R", R.shape[1], "output.h", "matmul.Rh", Mh, kh)
         finite = torch.ones((), dtype=torch.bool, device=W.device)
-        weights = WeightPart(W, R, Bw, Br, Bw, Br, {}, Wx, Rh, bound_Wx, bound_Rh, finite)
+        bits = {name: config[name].bitwidth or 1 for name in ("weight.W", "weight.R")}
+        weights = WeightPart(
+            W,
+            R,
+            Bw,
+            Br,
+            Bw,
+            Br,
+            {},
+            Wx,
+            Rh,
+            bound_Wx,
+            bound_Rh,
+            bias_shift(bits["weight.W"], q["input.x"].bits),
+            bias_shift(bits["weight.R"], q["output.h"].bits),
+            finite,
+        )
         return CellPlan(self._frozen[key], weights)
 
     def __getstate__(self) -> dict[str, Any]:

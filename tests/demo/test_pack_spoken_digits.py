@@ -1,8 +1,8 @@
 import importlib.util
 import wave
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,68 +62,51 @@ def test_round_trip(
     assert len(spoken_task(target).train) == 2
 
 
-Prepare = Callable[[Path], None]
-BAD: list[tuple[str, Prepare, str]] = [
-    ("empty folder", lambda d: None, "to be a folder with wav files, got none"),
-    (
-        "name",
-        lambda d: write_wav(d / "ada_1.wav", noise(0)),
-        "{digit}_{speaker}_{take}.wav, got",
-    ),
-    (
-        "text",
-        lambda d: (d / "1_ada_1.wav").write_text("hello") and None,
-        "to be a PCM wav file",
-    ),
-    (
-        "no samples",
-        lambda d: write_wav(d / "1_ada_1.wav", noise(0, 0)),
-        "to be some samples, got 0",
-    ),
-    (
-        "stereo",
-        lambda d: write_wav(d / "1_ada_1.wav", noise(0), channels=2),
-        "got 2 channel(s) with 16 bits",
-    ),
-    (
-        "8 bits",
-        lambda d: write_wav(d / "1_ada_1.wav", noise(0), width=1),
-        "got 1 channel(s) with 8 bits",
-    ),
-    (
-        "rates",
-        lambda d: (
-            [
-                write_wav(d / "1_ada_1.wav", noise(0)),
-                write_wav(d / "1_ada_2.wav", noise(0), rate=16000),
-            ]
-            and None
-        ),
+def write_folder(folder: Path, files: dict[str, dict[str, Any]]) -> None:
+    for name, properties in files.items():
+        write_wav(folder / name, **({"samples": noise(0)} | properties))
+
+
+BAD: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
+    "empty folder": ({}, "to be a folder with wav files, got none"),
+    "name": ({"ada_1.wav": {}}, "{digit}_{speaker}_{take}.wav, got"),
+    "no samples": ({"1_ada_1.wav": {"samples": noise(0, 0)}}, "to be some samples, got 0"),
+    "stereo": ({"1_ada_1.wav": {"channels": 2}}, "got 2 channel(s) with 16 bits"),
+    "8 bits": ({"1_ada_1.wav": {"width": 1}}, "got 1 channel(s) with 8 bits"),
+    "rates": (
+        {"1_ada_1.wav": {}, "1_ada_2.wav": {"rate": 16000}},
         "to be sampled at 8000 Hz, got 16000 Hz",
     ),
-    (
-        "twice",
-        lambda d: [write_wav(d / f"1_ada_{t}.wav", noise(0)) for t in ("1", "01")] and None,
-        "to be there once, got",
-    ),
-]
+    "twice": ({"1_ada_1.wav": {}, "1_ada_01.wav": {}}, "to be there once, got"),
+}
 
 
-@pytest.mark.parametrize(("prepare", "message"), [bad[1:] for bad in BAD], ids=[b[0] for b in BAD])
+def assert_one_line_error(error: str, part: str) -> None:
+    assert part in error
+    assert error.startswith("Error: Expected ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("files", "message"), BAD.values(), ids=BAD)
 def test_bad_folder(
     example: ModuleType,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    prepare: Prepare,
+    files: dict[str, dict[str, Any]],
     message: str,
 ) -> None:
-    prepare(tmp_path)
+    write_folder(tmp_path, files)
     assert example.main([str(tmp_path), str(tmp_path / "out.npz")]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.startswith("Error: Expected ")
-    assert error.count("\n") == 1
+    assert_one_line_error(capsys.readouterr().err, message)
     assert not (tmp_path / "out.npz").exists()
+
+
+def test_text_named_wav(
+    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "1_ada_1.wav").write_text("hello")
+    assert example.main([str(tmp_path), str(tmp_path / "out.npz")]) == 2
+    assert_one_line_error(capsys.readouterr().err, "to be a PCM wav file")
 
 
 def test_truncated_wav(

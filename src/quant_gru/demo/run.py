@@ -28,6 +28,7 @@ from quant_gru.demo.tables import results_table, sqnr_table
 from quant_gru.demo.training import train
 from quant_gru.kernels.ops import executor_name
 
+ONE_THREAD_UP_TO = 128
 LEGEND = """\
 agreement    test sequences with the same predicted class as float
 GRU weights  weights and biases at their widths, and their share of float; the
@@ -64,9 +65,14 @@ def run_demo(options: DemoOptions, console: Console) -> list[Row]:
     Raises:
         DataError: The data or the output folder cannot be used.
     """
+    with _threads(options.hidden_size):
+        return _run(options, console)
+
+
+def _run(options: DemoOptions, console: Console) -> list[Row]:
     started = time.perf_counter()
-    folder = OutputFolder.prepare(options.output)
     task = digits_task(options.seed) if options.data is None else spoken_task(options.data)
+    folder = OutputFolder.prepare(options.output)
     epochs = options.epochs or task.epochs
     _print_facts(console, task, options)
 
@@ -110,6 +116,22 @@ def _print_facts(console: Console, task: Task, options: DemoOptions) -> None:
         f"executor: {executor_name()}",
     ):
         console.print(text, soft_wrap=True, markup=False)
+
+
+@contextmanager
+def _threads(hidden_size: int) -> Iterator[None]:
+    """One thread for small GRUs.
+
+    Their matrices gain nothing from a second thread, and where another process wants the core, each
+    step waits for it: the job then takes ten times as long.
+    """
+    before = torch.get_num_threads()
+    if hidden_size <= ONE_THREAD_UP_TO:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

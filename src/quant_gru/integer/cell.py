@@ -10,7 +10,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from quant_gru.integer.plan import CellPlan
-from quant_gru.integer.weighted_sum import Term, WeightedSum, exact_matmul
+from quant_gru.integer.weighted_sum import (
+    Term,
+    WeightedSum,
+    WideIntegers,
+    exact_matmul,
+    python_integers,
+)
 
 
 class Recorder:
@@ -30,14 +36,14 @@ def input_projection(plan: CellPlan, x: Tensor, record: Recorder | None = None) 
     """Wx = weighted_sum(sum_k W[c,k] * (x[k] - z_x) + Bw[c]): codes (.., C) -> (.., 3H)."""
     w = plan.weights
     accumulator = exact_matmul(x - plan.x.zero_point, w.W, w.bound_Wx)
-    return _apply("matmul.Wx", w.Wx, (_add_bias(accumulator, w.Bw),), record)
+    return _apply("matmul.Wx", w.Wx, (_add_bias(accumulator, w.Bw, w.shift_Bw),), record)
 
 
 def state_projection(plan: CellPlan, h: Tensor, record: Recorder | None = None) -> Tensor:
     """Rh = weighted_sum(sum_k R[c,k] * (h[k] - z_h) + Br[c]): codes (.., H) -> (.., 3H)."""
     w = plan.weights
     accumulator = exact_matmul(h - plan.h.zero_point, w.R, w.bound_Rh)
-    return _apply("matmul.Rh", w.Rh, (_add_bias(accumulator, w.Br),), record)
+    return _apply("matmul.Rh", w.Rh, (_add_bias(accumulator, w.Br, w.shift_Br),), record)
 
 
 def gates(
@@ -99,7 +105,8 @@ def _apply(
     return codes
 
 
-def _add_bias(accumulator: Term, bias: Tensor) -> Term:
-    if isinstance(accumulator, Tensor):
+def _add_bias(accumulator: Tensor | WideIntegers, bias: Tensor, shift: int) -> Term:
+    if isinstance(accumulator, Tensor) and not shift:
         return accumulator + bias
-    return accumulator + bias.cpu().numpy().astype(object)
+    total: WideIntegers = python_integers(accumulator) + (python_integers(bias) << shift)
+    return total

@@ -53,13 +53,15 @@ class WeightPart:
         R: Codes (3H, H), in their container.
         bw: Codes of the input bias (3H,).
         br: Codes of the recurrent bias (3H,).
-        Bw: Input bias in accumulator units, int64 (3H,).
-        Br: Recurrent bias in accumulator units, int64 (3H,).
+        Bw: Input bias in 2^shift_Bw accumulator units, int64 (3H,).
+        Br: Recurrent bias in 2^shift_Br accumulator units, int64 (3H,).
         scales: 'weight.W', 'weight.R', 'weight.bw', 'weight.br' -> float32 (3H,).
         Wx: Weighted sum of matmul.Wx, with M and k of shape (3H,).
         Rh: Weighted sum of matmul.Rh.
         bound_Wx: The largest |accumulator| of W x that the widths allow, bias left out.
         bound_Rh: The same of R h.
+        shift_Bw: 0 but for operands of more than 48 bits together.
+        shift_Br: Likewise.
         finite: bool scalar: no weight or bias is NaN or infinite.
     """
 
@@ -74,6 +76,8 @@ class WeightPart:
     Rh: WeightedSum
     bound_Wx: int
     bound_Rh: int
+    shift_Bw: int
+    shift_Br: int
     finite: Tensor
 
 
@@ -213,7 +217,8 @@ def build_weights(
         K = codes[weight].shape[1]
         unit = scales[weight].to(torch.float64) * act.scale
         limit = _bias_limit(n, act.bits)
-        B = codes[bias].to(torch.float64) * scales[bias].to(torch.float64) / unit
+        B = codes[bias].to(torch.float64) * scales[bias].to(torch.float64)
+        B = B / (unit * float(1 << bias_shift(n, act.bits)))
         B = torch.round(B).clamp(-limit, limit).to(torch.int64)
         M, k = one_term(unit / out.scale, significant_bits(n + act.bits))
         weighted_sum, bound = matmul_sum(n, K, act, out, M, k)
@@ -237,6 +242,8 @@ def build_weights(
         Rh,
         bound_Wx,
         bound_Rh,
+        bias_shift(bits["weight.W"], q["input.x"].bits),
+        bias_shift(bits["weight.R"], q["output.h"].bits),
         finite,
     )
 
@@ -292,8 +299,17 @@ def _scales_of(qparams: QParams, name: str, w: Tensor) -> Tensor:
     return choose(w, operator.bitwidth, granularity, qparams.config.scale_kind)
 
 
+def bias_shift(weight_bits: int, activation_bits: int) -> int:
+    """Biases are kept in units of 2^shift accumulator units: 0 up to 48 bits of operands.
+
+    Beyond, a bias in accumulator units does not fit 64 bits, and units this much coarser are still
+    far below a code of the result.
+    """
+    return max(0, weight_bits + activation_bits - 48)
+
+
 def _bias_limit(weight_bits: int, activation_bits: int) -> int:
-    """The largest |bias| in accumulator units; 2^46 would clip real biases beyond 32 bits."""
+    """The largest |Bw|; 2^46 would clip real biases where operands have more than 32 bits."""
     if max(weight_bits, activation_bits) <= 8:
         return 1 << 30
     return 1 << 46 if weight_bits + activation_bits <= 32 else 1 << 62

@@ -20,7 +20,9 @@ from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
 
-Term: TypeAlias = "Tensor | tuple[Tensor, Tensor] | np.ndarray[Any, Any]"
+WideIntegers: TypeAlias = "np.ndarray[Any, np.dtype[np.object_]]"
+"""An array of Python integers, where 64 bits are too few."""
+Term: TypeAlias = "Tensor | tuple[Tensor, Tensor] | WideIntegers"
 
 _INT64_LIMIT = 1 << 63
 _EXACT_FLOAT64 = 1 << 53
@@ -140,7 +142,7 @@ def one_term_tier(bound: int, p: int) -> str:
     return "d" if (bound << p) < _INT64_LIMIT else "e"
 
 
-def exact_matmul(v: Tensor, weight: Tensor, bound: int) -> Tensor | np.ndarray[Any, Any]:
+def exact_matmul(v: Tensor, weight: Tensor, bound: int) -> Tensor | WideIntegers:
     """The exact integer product `v @ weight.T`.
 
     Args:
@@ -169,8 +171,8 @@ def exact_matmul(v: Tensor, weight: Tensor, bound: int) -> Tensor | np.ndarray[A
             (v & 0xFFFF, weight & 0xFFFF),
         )
     ]
-    hh, hl, lh, ll = (_python_integers(limb) for limb in limbs)
-    product: np.ndarray[Any, Any] = (hh << 32) + ((hl + lh) << 16) + ll
+    hh, hl, lh, ll = (python_integers(limb) for limb in limbs)
+    product: WideIntegers = (hh << 32) + ((hl + lh) << 16) + ll
     return product
 
 
@@ -200,7 +202,8 @@ def _round_int64(total: Tensor, shift: int | Tensor) -> Tensor:
     return torch.where(k > 63, 0, torch.where(k < 0, shifted, rounded))
 
 
-def _python_integers(value: Any) -> np.ndarray[Any, Any]:
+def python_integers(value: Any) -> WideIntegers:
+    """A tensor's or number's values as Python integers, same shape."""
     if isinstance(value, np.ndarray):
         return value
     return torch.as_tensor(value).cpu().numpy().astype(object)
@@ -217,11 +220,11 @@ def _round_python(
         v: Any = 1
         for factor in factors:
             device = factor.device if isinstance(factor, Tensor) else device
-            v = v * _python_integers(factor)
-        total = total + v * _python_integers(M)
+            v = v * python_integers(factor)
+        total = total + v * python_integers(M)
     device = shift.device if isinstance(shift, Tensor) else device
     # At least one dimension: NumPy turns 0-d object arrays into machine integers.
-    k = np.atleast_1d(_python_integers(shift))
+    k = np.atleast_1d(python_integers(shift))
     right, left = np.maximum(k, 0), np.maximum(-k, 0)
     quotient = total >> right
     twice_rest = (total - (quotient << right)) << 1

@@ -1,0 +1,115 @@
+"""Cost of calibration, as ratios to nn.GRU's own forward, measured in one run.
+
+    python benchmarks/calibration.py [--repeats 5] [--threads 1] [--method histogram]
+
+Prints, for each shape, the time of the plain forward, of calibrate() and of its parts: the float
+run and trace of all intermediates, and the observers' work. The claim is
+`calibrate - observers < 3 x forward`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from quant_gru import QuantGRU
+from quant_gru.calibration.float_run import float_layers
+from quant_gru.calibration.observers import make_observer
+from quant_gru.calibration.trace import trace_blocks
+from quant_gru.config import CALIBRATED
+
+SHAPES = [(64, 200, 128, 256), (64, 200, 256, 256), (16, 100, 40, 64), (1, 200, 40, 64)]
+
+
+def machine() -> str:
+    """One line on where this runs."""
+    cpu = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo") as lines:
+            models = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
+        cpu = models[0] if models else cpu
+    except OSError:
+        pass
+    return f"{cpu}, {torch.get_num_threads()} thread(s), torch {torch.__version__}"
+
+
+def once(function: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def measure(N: int, T: int, C: int, H: int, method: str, repeats: int) -> dict[str, float]:
+    """Median seconds of each part; the parts take turns, so that noise hits all alike."""
+    torch.manual_seed(0)
+    gru = QuantGRU(C, H)
+    gru.calibration_method = method
+    x = torch.randn(T, N, C)
+    sequence = gru._normalize(x, None)
+    weights = gru._float_weights()
+
+    def forward() -> None:
+        with torch.no_grad():
+            gru(x)
+
+    def calibrate() -> None:
+        gru.reset_calibration()
+        gru.calibrate(x)
+
+    def trace_only() -> None:
+        for run in float_layers(sequence.x, sequence.h0, None, weights):
+            for _ in trace_blocks(run.weights, *run.rows(None)):
+                pass
+
+    (run,) = float_layers(sequence.x, sequence.h0, None, weights)
+    blocks = list(trace_blocks(run.weights, *run.rows(None)))
+
+    def observe_only() -> None:
+        observers = {name: make_observer(method) for name in CALIBRATED}
+        for block in blocks:
+            for name, observer in observers.items():
+                observer.update(block[name])
+
+    parts = {
+        "forward": forward,
+        "calibrate": calibrate,
+        "trace": trace_only,
+        "observers": observe_only,
+    }
+    times: dict[str, list[float]] = {name: [] for name in parts}
+    for _ in range(repeats + 1):
+        for name, part in parts.items():
+            times[name].append(once(part))
+    return {name: statistics.median(values[1:]) for name, values in times.items()}
+
+
+def main() -> None:
+    """Measure all shapes and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--method", default="histogram")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    print(f"{machine()}; method {args.method}; medians of {args.repeats}")
+    print(
+        f"{'N,T,C,H':>16} {'forward':>10} {'calibrate':>10} {'trace':>10} {'observers':>10}"
+        f" {'trace/fwd':>10} {'(cal-obs)/fwd':>14}"
+    )
+    for shape in SHAPES:
+        t = measure(*shape, method=args.method, repeats=args.repeats)
+        cells = " ".join(f"{t[name] * 1e3:8.1f}ms" for name in t)
+        print(
+            f"{','.join(map(str, shape)):>16} {cells} {t['trace'] / t['forward']:9.2f}x"
+            f" {(t['calibrate'] - t['observers']) / t['forward']:13.2f}x"
+        )
+
+
+if __name__ == "__main__":
+    main()

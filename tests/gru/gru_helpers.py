@@ -1,0 +1,90 @@
+"""Small GRUs and configurations that several test files share."""
+
+import contextlib
+import warnings
+
+import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
+
+from quant_gru import QuantConfig, QuantGRU, QuantGRUWarning
+
+FUSIBLE = ("op.rRh", "op.old_contrib", "op.new_contrib")
+C, H = 5, 6
+
+
+def fused(config):
+    for name in FUSIBLE:
+        config = config.replace(name, bitwidth=None)
+    return config
+
+
+def free(config):
+    return config.replace_globals(scale_kind="free")
+
+
+CONFIGS = {
+    "pot8": QuantConfig.int8(),
+    "pot8-symmetric": QuantConfig(),
+    "pot8-fused": fused(QuantConfig.int8()),
+    "pot16": QuantConfig.int16(),
+    "w8a16-fused": fused(QuantConfig.w8a16()),
+    "free8": free(QuantConfig.int8()),
+    "free8-fused": free(fused(QuantConfig.int8())),
+}
+
+
+def seeded(*shape, seed=0, scale=1.0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def quantized(config="pot8", *, input_size=C, hidden_size=H, data=None, method=None, **options):
+    """A QuantGRU in eval mode with larger weights than usual, calibrated and switched on."""
+    config = CONFIGS[config] if isinstance(config, str) else config
+    torch.manual_seed(1)
+    gru = QuantGRU(input_size, hidden_size, config=config, **options).eval()
+    with torch.no_grad():
+        for parameter in gru.parameters():
+            parameter.mul_(1.5)
+    if method:
+        gru.calibration_method = method
+    if data is None:
+        steps = seeded(12, 4, input_size, seed=7)
+        data = steps.transpose(0, 1) if gru.batch_first else steps
+    gru.calibrate(data.to(gru.weight_ih_l0.dtype))
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    return gru
+
+
+def states(gru, N, seed=3, scale=0.4):
+    directions = 2 if gru.bidirectional else 1
+    return seeded(gru.num_layers * directions, N, gru.hidden_size, seed=seed, scale=scale)
+
+
+def packed(*lengths, input_size=C, seed=5):
+    """A PackedSequence of rows in the given, any, order; and the rows."""
+    rows = [seeded(T, input_size, seed=seed + i) for i, T in enumerate(lengths)]
+    return pack_sequence(rows, enforce_sorted=False), rows
+
+
+def unpacked(output):
+    """Rows of a PackedSequence, in the order in which they were packed."""
+    assert isinstance(output, PackedSequence)
+    padded, lengths = pad_packed_sequence(output)
+    return [padded[:T, i] for i, T in enumerate(lengths.tolist())]
+
+
+def same(a, b):
+    """Bit for bit equal, NaN equal to NaN; dtype, too."""
+    torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@contextlib.contextmanager
+def finalizing():
+    """The first quantized use finalizes, and says so once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    told = [w for w in caught if issubclass(w.category, QuantGRUWarning)]
+    assert [type(w.message) for w in caught] == [QuantGRUWarning], [str(w.message) for w in caught]
+    assert "finalize" in str(told[0].message)

@@ -6,6 +6,8 @@ import hypothesis
 import pytest
 import torch
 
+from quant_gru.config.notes import forget_notes
+
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci")
 
@@ -15,3 +17,4 @@ def _one_thread_and_seed():
     """Tests share the machine's cores, and each starts from the same random state."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    forget_notes()

@@ -86,7 +86,7 @@ def _adjusted(qparams: QParams, config: QuantConfig, name: str, change: Change) 
     new = _reshaped(qparams, config, name)
     scale = _scale(change, config, new.scale)
     if name in SIGMOIDS:
-        scale = reciprocal_scale(scale)
+        scale = reciprocal_scale(scale, name)
     zero_point = new.zero_point
     if change.zero_point is not None:
         if isinstance(change.zero_point, bool) or not isinstance(change.zero_point, int):

@@ -29,6 +29,7 @@ from quant_gru.config import (
     QuantGRUWarning,
     canonical_name,
 )
+from quant_gru.config.notes import note_once
 from quant_gru.export import params
 from quant_gru.integer.plan import GRUPlan, weight_scales
 from quant_gru.integer.qparams import QParams
@@ -285,6 +286,7 @@ class QuantGRU(torch.nn.GRU):
             collector.all_reduce()
         self._qparams = collector.qparams(self._config)
         self._collector = None
+        self._note_single_bits()
         self._cache.clear()
         if verbose:
             print(self._describe())
@@ -594,6 +596,12 @@ class QuantGRU(torch.nn.GRU):
 
     def _plan(self) -> GRUPlan:
         return self._cache.plan(self._finalized(), self._weights(), live=self.training)
+
+    def _note_single_bits(self) -> None:
+        for name in OPERATORS:
+            operator = self._config[name]
+            if operator.bitwidth == 1 and operator.is_symmetric and not operator.is_unsigned:
+                note_once(f"one signed bit has the codes -1 and 0: '{name}' has no positive values")
 
     def _check_cell(self, layer: int, reverse: bool) -> None:
         if not 0 <= layer < self.num_layers:

@@ -14,9 +14,9 @@ from quant_gru.config import (
     OperatorConfig,
     QuantConfig,
     QuantGRUWarning,
-    _translate,
     default_config_path,
 )
+from quant_gru.config.notes import forget_notes
 
 
 def message(call, *args, **kwargs):
@@ -26,8 +26,8 @@ def message(call, *args, **kwargs):
 
 
 @pytest.fixture
-def fused_name_not_noted(monkeypatch):
-    monkeypatch.setattr(_translate, "_fused_name_noted", False)
+def fused_name_not_noted():
+    forget_notes()
 
 
 # --- what the format's description shows

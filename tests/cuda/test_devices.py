@@ -82,6 +82,7 @@ def test_weight_part_over_many_weights(scale_kind):
         )
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_weight_part_needs_no_host_sync():
     gru = QuantGRU(16, 32, config=QuantConfig.int8())
     gru.calibrate(torch.randn(10, 4, 16))

@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn as nn
-from custom_gru import CustomGRU
 
 import quant_gru
+from custom_gru import CustomGRU
 
 
 class GRUNet(nn.Module):

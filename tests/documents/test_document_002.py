@@ -120,7 +120,7 @@ def test_switch_of_the_file(tmp_path, disable, input_data):
 
 
 def test_quantization_aware_training(config_file, calibration_loader):
-    num_epochs = 4
+    num_epochs = 10
     torch.manual_seed(5)
     teacher = torch.nn.GRU(64, 128, batch_first=True)
     inputs = [torch.randn(8, 10, 64) for _ in range(3)]
@@ -147,7 +147,7 @@ def test_quantization_aware_training(config_file, calibration_loader):
                 optimizer.step()
                 losses.append(loss.item())
     assert gru.use_quantization
-    assert sum(losses[-3:]) < 0.6 * sum(losses[:3])
+    assert sum(losses[-3:]) < 0.5 * sum(losses[:3])
     for name, parameter in gru.named_parameters():
         assert not torch.equal(parameter, before[name]), name
 

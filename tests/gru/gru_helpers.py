@@ -1,6 +1,7 @@
 """Small GRUs and configurations that several test files share."""
 
 import contextlib
+import copy
 import warnings
 
 import torch
@@ -37,8 +38,20 @@ def seeded(*shape, seed=0, scale=1.0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def quantized(config="pot8", *, input_size=C, hidden_size=H, data=None, method=None, **options):
+_made = {}
+
+
+def quantized(config="pot8", **options):
     """A QuantGRU in eval mode with larger weights than usual, calibrated and switched on."""
+    if not isinstance(config, str) or "data" in options:
+        return _quantized(config, **options)
+    key = (config, *sorted(options.items()))
+    if key not in _made:
+        _made[key] = _quantized(config, **options)
+    return copy.deepcopy(_made[key])
+
+
+def _quantized(config, *, input_size=C, hidden_size=H, data=None, method=None, **options):
     config = CONFIGS[config] if isinstance(config, str) else config
     torch.manual_seed(1)
     gru = QuantGRU(input_size, hidden_size, config=config, **options).eval()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from quant_gru.calibration.float_run import float_layers
+from quant_gru.calibration.float_run import FloatRun, float_layers
 from quant_gru.calibration.observers import Observer, make_observer
 from quant_gru.calibration.search import choose_quantizer
 from quant_gru.calibration.trace import FloatWeights, trace_blocks
@@ -53,14 +54,19 @@ class Collector:
             lengths: int64 (N,), or None where all rows have T steps.
             weights: [layer][direction] -> float weights.
         """
-        for run in float_layers(x, h0, lengths, weights):
-            observers = self.observers[run.layer][run.direction]
-            observers["output.h"].update(run.h0)
-            for block in trace_blocks(run.weights, *run.rows(lengths)):
-                for name, observer in observers.items():
-                    observer.update(block[name])
-            for observer in observers.values():
-                observer.end_batch()
+        # statistics are those of the float GRU, not of what autocast would make of it
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            for run in float_layers(x, h0, lengths, weights):
+                self._observe(run, lengths)
+
+    def _observe(self, run: FloatRun, lengths: Tensor | None) -> None:
+        observers = self.observers[run.layer][run.direction]
+        observers["output.h"].update(run.h0)
+        for block in trace_blocks(run.weights, *run.rows(lengths)):
+            for name, observer in observers.items():
+                observer.update(block[name])
+        for observer in observers.values():
+            observer.end_batch()
 
     def all_reduce(self) -> None:
         """Merge the statistics of all processes."""

@@ -1,6 +1,5 @@
 """Between `QuantConfig` and the file: the same settings in two shapes."""
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,12 +9,12 @@ from quant_gru._errors import ConfigError
 from quant_gru.config._document import Document
 from quant_gru.config._fields import Section, identifier
 from quant_gru.config._settings import OperatorConfig, OperatorMap, SectionComments
+from quant_gru.config.notes import note_once
 from quant_gru.config.operators import (
     FUSED_NAME,
     OLDER_NAMES,
     OPERATORS,
     WEIGHTS,
-    QuantGRUWarning,
     resolve,
 )
 
@@ -23,7 +22,6 @@ GLOBALS = ("scale_kind", "activation", "segments", "disable_quantization")
 """The fields of `QuantConfig` that stand in the section ``default_config``."""
 
 _FUSED_NOTE = f"{FUSED_NAME} is part of matmul.Rh; its settings are ignored"
-_fused_name_noted = False
 
 
 def texts(section: BaseModel) -> dict[str, str]:
@@ -106,10 +104,8 @@ def _operator(section: Any, name: str) -> OperatorConfig:
 
 
 def _warn_of_fused_name(section: Any) -> None:
-    global _fused_name_noted
-    if identifier(FUSED_NAME) in section.model_fields_set and not _fused_name_noted:
-        _fused_name_noted = True
-        warnings.warn(_FUSED_NOTE, QuantGRUWarning, stacklevel=5)
+    if identifier(FUSED_NAME) in section.model_fields_set:
+        note_once(_FUSED_NOTE, stacklevel=5)
 
 
 def notes_on(document: Document) -> list[str]:

@@ -20,8 +20,8 @@ from torch import Tensor
 from quant_gru._errors import ConfigError, ParameterError, QuantGRUError
 from quant_gru.config import ACTIVATIONS, FIXED_RANGE, OPERATORS, QuantConfig
 from quant_gru.config.files import read_json, write_text
-from quant_gru.config.operators import suggest
-from quant_gru.integer.qparams import QParams, make_qparams
+from quant_gru.config.operators import SIGMOIDS, suggest
+from quant_gru.integer.qparams import QParams, make_qparams, reciprocal_scale
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table, compact
 
@@ -298,8 +298,11 @@ def _qparams(cell: CellParams, config: QuantConfig, shape: Shape, where: str) ->
                     f"Expected scale and zero_point to be numbers, got {operator.scale!r} "
                     f"and {operator.zero_point!r}"
                 )
+            scale = operator.scale
+            if name in SIGMOIDS and 0 < scale < math.inf:
+                scale = reciprocal_scale(scale, name)
             quantizers[name] = Quantizer(
-                operator.bitwidth, not operator.is_unsigned, operator.scale, operator.zero_point
+                operator.bitwidth, not operator.is_unsigned, scale, operator.zero_point
             )
             check_scale(quantizers[name], config, name)
         for name, table in cell.tables.items():

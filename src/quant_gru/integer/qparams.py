@@ -13,6 +13,7 @@ import numpy as np
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.config import ACTIVATIONS, CALIBRATED, FIXED_RANGE, WEIGHTS, QuantConfig
+from quant_gru.config.notes import note_once
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table, build_table
 
@@ -54,9 +55,17 @@ def fixed_range_quantizer(
     return Quantizer(bits, signed, float32(scale), zero_point)
 
 
-def reciprocal_scale(scale: float) -> float:
-    """`1 / rint(1 / scale)` in float32: the one of a sigmoid output must be an integer code."""
-    return float32(1.0 / max(round(1.0 / scale), 1))
+def reciprocal_scale(scale: float, name: str) -> float:
+    """`1 / rint(1 / scale)` in float32: the real value 1 must be an integer code; noted once.
+
+    Args:
+        scale: A scale of a sigmoid output, from a user or a file.
+        name: The operator, for the note.
+    """
+    rounded = float32(1.0 / max(round(1.0 / scale), 1))
+    if rounded != scale:
+        note_once(f"the scale of '{name}' was rounded to 1 / integer, so that 1 is a code")
+    return rounded
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class CustomGRU(QuantGRU):
         return super().forward(input, hx)
 
     def _calibrate_from_data(self) -> None:
-        if self.calibration_data is None or self._qparams is not None or self._collector:
+        if self.calibration_data is None or self.is_calibrated() or self._state.has_statistics:
             return
         self.calibrate(to_device(self.calibration_data, self._weight.device))
         self.finalize_calibration()

@@ -5,34 +5,23 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from typing import Any, overload
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._adjust import Change, adjust
-from quant_gru._errors import CalibrationError, ConfigError, ParameterError, QuantGRUError
+from quant_gru._adjust import Change
+from quant_gru._errors import CalibrationError, ConfigError, QuantGRUError
 from quant_gru._frozen import FrozenQuantGRU
 from quant_gru._layers import Weights, run_real
-from quant_gru._plan_cache import PlanCache
 from quant_gru._sequence import Sequence, normalize
+from quant_gru._state import QuantState, summary
 from quant_gru._trace import integer_forward, trace_codes
-from quant_gru.calibration.collector import Collector
-from quant_gru.calibration.observers import METHODS, make_observer
 from quant_gru.calibration.trace import FloatWeights
-from quant_gru.config import (
-    OPERATORS,
-    WEIGHTS,
-    QuantConfig,
-    QuantGRUWarning,
-    canonical_name,
-)
-from quant_gru.config.notes import note_once
+from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, QuantGRUWarning, canonical_name
 from quant_gru.export import params
-from quant_gru.integer.plan import GRUPlan, weight_scales
-from quant_gru.integer.qparams import QParams
+from quant_gru.integer.plan import GRUPlan
 
 STATE_KEY = "quantization"
 
@@ -99,12 +88,7 @@ class QuantGRU(torch.nn.GRU):
             )
         self.use_quantization = use_quantization
         self.calibrating = False
-        self._config = config or QuantConfig()
-        self._method = "histogram"
-        self._percentile_value = 99.99
-        self._collector: Collector | None = None
-        self._qparams: list[list[QParams]] | None = None
-        self._cache = PlanCache()
+        self._state = QuantState(config or QuantConfig(), self.num_layers, self._directions)
 
     # --- forward
 
@@ -193,49 +177,37 @@ class QuantGRU(torch.nn.GRU):
 
     def freeze(self) -> FrozenQuantGRU:
         """An inference-only module that holds the integer plan alone, giving the same codes."""
-        return FrozenQuantGRU(self._document(), self.batch_first, self._plan())
+        plan = self._plan()
+        return FrozenQuantGRU(self._state.document(self._shape()), self.batch_first, plan)
 
     # --- calibration
 
     @property
     def config(self) -> QuantConfig:
         """Widths and kinds of the operators."""
-        return self._config
+        return self._state.config
 
     @property
     def calibration_method(self) -> str:
         """'histogram' (also called 'sqnr'), 'minmax', 'percentile' or 'ema'."""
-        return self._method
+        return self._state.method
 
     @calibration_method.setter
     def calibration_method(self, method: str) -> None:
-        make_observer(method)
-        if METHODS[method] != METHODS[self._method]:
-            self._refuse_after_collecting("calibration_method")
-        self._method = method
+        self._state.set_method(method)
 
     @property
     def percentile_value(self) -> float:
         """Percentage of values that the method 'percentile' covers, in (50, 100]."""
-        return self._percentile_value
+        return self._state.percentile_value
 
     @percentile_value.setter
     def percentile_value(self, value: float) -> None:
-        make_observer("percentile", percentile_value=value)
-        if value != self._percentile_value:
-            self._refuse_after_collecting("percentile_value")
-        self._percentile_value = float(value)
-
-    def _refuse_after_collecting(self, what: str) -> None:
-        if self._collector is not None or self._qparams is not None:
-            raise CalibrationError(
-                f"Expected {what} to change before statistics are collected, got a change "
-                "afterwards; call reset_calibration() first"
-            )
+        self._state.set_percentile_value(value)
 
     def is_calibrated(self) -> bool:
         """Whether scales exist."""
-        return self._qparams is not None
+        return self._state.scales is not None
 
     def calibrate(self, data: Tensor | PackedSequence, hx: Tensor | None = None) -> None:
         """Collect statistics of one batch; the scales are made by `finalize_calibration`.
@@ -244,21 +216,10 @@ class QuantGRU(torch.nn.GRU):
             data: As the input of `forward`.
             hx: As for `forward`.
         """
-        with torch.no_grad():
-            self._collect(data, hx)
+        self._collect(data, hx)
 
     def _collect(self, input: Tensor | PackedSequence, hx: Tensor | None) -> None:
-        if self._qparams is not None:
-            raise CalibrationError(
-                "Expected a GRU without scales to collect statistics, got a calibrated one; "
-                "call reset_calibration() first"
-            )
-        sequence = self._normalize(input, hx)
-        collector = self._collector or Collector(
-            self.num_layers, self._directions, self._method, self._percentile_value
-        )
-        collector.collect(sequence.x, sequence.h0, sequence.lengths, self._float_weights())
-        self._collector = collector
+        self._state.collect(self._normalize(input, hx), self._float_weights())
 
     def finalize_calibration(self, verbose: bool = False, *, sync: bool = True) -> None:
         """Turn the collected statistics into scales; does nothing if scales exist.
@@ -271,31 +232,17 @@ class QuantGRU(torch.nn.GRU):
         Raises:
             CalibrationError: No statistics, or statistics with NaN or infinity.
         """
-        if self._qparams is not None:
+        if self.is_calibrated():
             return
-        collector = self._collector
-        if collector is None and not (sync and _distributed()):
-            raise CalibrationError(
-                "Expected statistics to make scales of, got none; call calibrate(data) first"
-            )
-        # a copy: should a scale be impossible, the statistics stay as they were
-        collector = deepcopy(collector) or Collector(
-            self.num_layers, self._directions, self._method, self._percentile_value
-        )
-        if sync:
-            collector.all_reduce()
-        self._qparams = collector.qparams(self._config)
-        self._collector = None
-        self._note_single_bits()
-        self._cache.clear()
+        self._state.finalize(sync)
         if verbose:
-            print(self._describe())
+            for layer, suffix in self._cells():
+                print(f"layer {layer}{' reverse' if suffix else ''}")
+                print(summary(self.get_quant_config(None, layer, bool(suffix))))
 
     def reset_calibration(self) -> None:
         """Forget statistics and scales; the configuration stays."""
-        self._collector = None
-        self._qparams = None
-        self._cache.clear()
+        self._state.reset()
 
     # --- configuration
 
@@ -312,7 +259,7 @@ class QuantGRU(torch.nn.GRU):
             ConfigError: The file breaks a rule, or scales exist already.
         """
         config = path if isinstance(path, QuantConfig) else QuantConfig.from_json(path, verbose)
-        self._set_config(config)
+        self._state.set_config(config)
         self.use_quantization = not config.disable_quantization
 
     def set_all_bitwidth(
@@ -330,18 +277,10 @@ class QuantGRU(torch.nn.GRU):
         Raises:
             ConfigError: A width out of range, or scales exist already.
         """
-        self._set_config(self._config.with_all_bitwidths(bitwidth, is_symmetric))
+        self._state.set_config(self.config.with_all_bitwidths(bitwidth, is_symmetric))
         if verbose:
             kind = "symmetric" if is_symmetric else "asymmetric"
             print(f"all 17 operators: {bitwidth} bits; activations {kind}, weights symmetric")
-
-    def _set_config(self, config: QuantConfig) -> None:
-        if self._qparams is not None:
-            raise ConfigError(
-                "Expected the configuration to be set before calibration, got a calibrated GRU; "
-                "call reset_calibration() first, or adjust_quant_config for single operators"
-            )
-        self._config = config
 
     def get_quant_config(
         self, name: str | None = None, layer: int = 0, reverse: bool = False
@@ -363,31 +302,12 @@ class QuantGRU(torch.nn.GRU):
         if name is None:
             return {each: self.get_quant_config(each, layer, reverse) for each in OPERATORS}
         name = canonical_name(name)
-        qparams = self._qparams[layer][int(reverse)] if self._qparams else None
-        operator = (qparams.config if qparams else self._config)[name]
-        scale: Any = None
-        zero_point: int | None = None
-        exponent: Any = None
-        if qparams and name in WEIGHTS:
-            w = self._weights()[layer][int(reverse)][WEIGHTS.index(name)]
-            w = self._weight.new_zeros(3 * self.hidden_size) if w is None else w
-            scale, zero_point = weight_scales(qparams, name, w).tolist(), 0
-            exponents = [params.exponent_of(s) for s in scale]
-            exponent = None if None in exponents else exponents
-        elif qparams and name in qparams.quantizers:
-            quantizer = qparams.quantizers[name]
-            scale, zero_point = quantizer.scale, quantizer.zero_point
-            exponent = params.exponent_of(scale)
-        if self._config.scale_kind == "free":
-            exponent = None
-        return {
-            "bitwidth": operator.bitwidth,
-            "is_symmetric": operator.is_symmetric,
-            "is_unsigned": operator.is_unsigned,
-            "scale": scale,
-            "zero_point": zero_point,
-            "exp2_inv": exponent,
-        }
+        weight = None
+        if name in WEIGHTS:
+            weight = self._weights()[layer][int(reverse)][WEIGHTS.index(name)]
+            if weight is None:
+                weight = self._weight.new_zeros(3 * self.hidden_size)
+        return self._state.describe(name, layer, int(reverse), weight)
 
     def adjust_quant_config(
         self,
@@ -432,24 +352,7 @@ class QuantGRU(torch.nn.GRU):
         ]
         if not cells:
             self._check_cell(layer or 0, bool(reverse))
-        everywhere = len(cells) == self.num_layers * self._directions
-        if self._qparams is None:
-            if change.touches_numbers or not everywhere:
-                raise ConfigError(
-                    "Expected a calibrated GRU to set scales, zero points or single layers, got "
-                    f"one without scales; calibrate first (operator {name!r})"
-                )
-            self._config = change.apply_to_config(self._config, name)
-            return
-        adjusted = [list(directions) for directions in self._qparams]
-        for at, direction in cells:
-            adjusted[at][direction] = adjust(
-                adjusted[at][direction], name, change, self.hidden_size
-            )
-        if everywhere:
-            self._config = change.apply_to_config(self._config, name)
-        self._qparams = adjusted
-        self._cache.clear()
+        self._state.adjust(name, change, cells, self.hidden_size)
 
     # --- parameter files and checkpoints
 
@@ -460,7 +363,8 @@ class QuantGRU(torch.nn.GRU):
             CalibrationError: There are no scales.
             ConfigError: The file cannot be written.
         """
-        params.write(path, self._document())
+        self._finalized()
+        params.write(path, self._state.document(self._shape()))
 
     def load_quant_params(self, path: str | os.PathLike[str]) -> None:
         """Read what `export_quant_params` wrote; with the same weights, the codes are the same.
@@ -471,28 +375,15 @@ class QuantGRU(torch.nn.GRU):
             ParameterError: The file cannot be read, is of another version, or does not fit this
                 GRU; nothing has changed then.
         """
-        self._take(params.read(path), f"file {os.fspath(path)!r}")
-
-    def _document(self) -> dict[str, Any]:
-        return params.to_document(self._shape(), self._config, self._finalized())
-
-    def _take(self, found: params.Parameters, where: str) -> None:
-        if found.shape != self._shape():
-            raise ParameterError(
-                f"Expected parameters of a GRU with {_words(self._shape())}, "
-                f"got {_words(found.shape)} ({where})"
-            )
-        self._config = found.config
-        self._qparams = found.cells
-        self._collector = None
-        self._cache.clear()
+        self._state.take(params.read(path), self._shape(), f"file {os.fspath(path)!r}")
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self._qparams is not None:
-            document = {**self._document(), "use_quantization": bool(self.use_quantization)}
+        if self.is_calibrated():
+            document = self._state.document(self._shape())
+            document["use_quantization"] = bool(self.use_quantization)
             destination[prefix + STATE_KEY] = params.to_tensor(document)
 
     def _load_from_state_dict(
@@ -514,14 +405,11 @@ class QuantGRU(torch.nn.GRU):
             try:
                 document = params.from_tensor(state_dict[key], repr(key))
                 use_quantization = document.pop("use_quantization", self.use_quantization)
-                self._take(params.from_document(document, repr(key)), repr(key))
+                found = params.from_document(document, repr(key))
+                self._state.take(found, self._shape(), repr(key))
                 self.use_quantization = bool(use_quantization)
             except QuantGRUError as error:
                 error_msgs.append(str(error))
-
-    def __getstate__(self) -> dict[str, Any]:
-        # the plan follows from parameters and scales, and may live on a device
-        return {**super().__getstate__(), "_cache": PlanCache()}
 
     # --- internals
 
@@ -576,10 +464,10 @@ class QuantGRU(torch.nn.GRU):
             for layer in self._weights()
         ]
 
-    def _finalized(self) -> list[list[QParams]]:
-        """The scales; pending statistics are finalized, and that is said once."""
-        if self._qparams is None:
-            if self._collector is None:
+    def _finalized(self) -> None:
+        """Make sure that there are scales: pending statistics are finalized, which is said once."""
+        if self._state.scales is None:
+            if not self._state.has_statistics:
                 raise CalibrationError(
                     "Expected a calibrated GRU, got one without scales or statistics; call "
                     "calibrate(data) first, or set use_quantization = False"
@@ -591,40 +479,18 @@ class QuantGRU(torch.nn.GRU):
                 QuantGRUWarning,
                 stacklevel=4,
             )
-        assert self._qparams is not None
-        return self._qparams
 
     def _plan(self) -> GRUPlan:
-        return self._cache.plan(self._finalized(), self._weights(), live=self.training)
-
-    def _note_single_bits(self) -> None:
-        for name in OPERATORS:
-            operator = self._config[name]
-            if operator.bitwidth == 1 and operator.is_symmetric and not operator.is_unsigned:
-                note_once(f"one signed bit has the codes -1 and 0: '{name}' has no positive values")
+        self._finalized()
+        scales = self._state.scales
+        assert scales is not None
+        return self._state.plans.plan(scales, self._weights(), live=self.training)
 
     def _check_cell(self, layer: int, reverse: bool) -> None:
         if not 0 <= layer < self.num_layers:
             raise QuantGRUError(f"Expected layer to be in 0..{self.num_layers - 1}, got {layer}")
         if reverse and not self.bidirectional:
             raise QuantGRUError("Expected reverse to be False (not bidirectional), got True")
-
-    def _describe(self) -> str:
-        lines = []
-        for layer, suffix in self._cells():
-            lines.append(f"layer {layer}{' reverse' if suffix else ''}")
-            for name, entry in self.get_quant_config(None, layer, bool(suffix)).items():
-                bits, scale = entry["bitwidth"], entry["scale"]
-                if bits is None:
-                    lines.append(f"  {name:<15} fused")
-                    continue
-                if isinstance(scale, list):
-                    shown = f"scale {min(scale):.4g} .. {max(scale):.4g} ({len(scale)})"
-                else:
-                    shown = f"scale {scale:<10.4g} zero point {entry['zero_point']}"
-                kind = "uint" if entry["is_unsigned"] else "int"
-                lines.append(f"  {name:<15} {kind + str(bits):<7} {shown}")
-        return "\n".join(lines)
 
     def extra_repr(self) -> str:
         """nn.GRU's text and what concerns quantization."""
@@ -644,16 +510,3 @@ def float_state_dict(module: torch.nn.Module) -> dict[str, Tensor]:
         if isinstance(child, QuantGRU)
     }
     return {key: value for key, value in module.state_dict().items() if key not in quantized}
-
-
-def _distributed() -> bool:
-    distributed = torch.distributed
-    return bool(
-        distributed.is_available()
-        and distributed.is_initialized()
-        and distributed.get_world_size() > 1
-    )
-
-
-def _words(shape: params.Shape) -> str:
-    return ", ".join(f"{name}={value}" for name, value in shape.model_dump().items())

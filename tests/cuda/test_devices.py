@@ -71,7 +71,7 @@ def test_weight_part_over_many_weights(scale_kind):
     gru = QuantGRU(8, 8, config=config)
     gru.calibrate(torch.randn(10, 4, 8))
     gru.finalize_calibration()
-    qparams = gru._qparams[0][0]
+    qparams = gru._state.scales[0][0]
     for H, C in ((1000, 257), (256, 1024), (1, 3)):
         magnitude = torch.exp2(torch.randint(-6, 6, (3 * H, 1)).float())
         W, R = torch.randn(3 * H, C) * magnitude, torch.randn(3 * H, H) * magnitude
@@ -87,7 +87,7 @@ def test_weight_part_needs_no_host_sync():
     gru = QuantGRU(16, 32, config=QuantConfig.int8())
     gru.calibrate(torch.randn(10, 4, 16))
     gru.finalize_calibration()
-    qparams = gru._qparams[0][0]
+    qparams = gru._state.scales[0][0]
     weights = [w.detach().cuda() for w in gru.parameters()]
     build_weights(qparams, *weights)
     torch.cuda.set_sync_debug_mode("error")

@@ -98,4 +98,6 @@ def test_links_lead_somewhere(page):
 
 def test_published_schema_is_the_real_one():
     published = ROOT / "docs" / "schemas" / "quant_params.schema.json"
-    assert published.read_text(encoding="utf-8") == json.dumps(params_json_schema(), indent=2) + "\n"
+    assert (
+        published.read_text(encoding="utf-8") == json.dumps(params_json_schema(), indent=2) + "\n"
+    )

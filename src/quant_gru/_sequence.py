@@ -80,6 +80,9 @@ def normalize(
         QuantGRUError: A shape or dtype that does not fit.
     """
     packed = input if isinstance(input, PackedSequence) else None
+    _check_real("input", input if packed is None else packed.data)
+    if hx is not None:
+        _check_real("hx", hx)
     lengths = None
     batched = True
     if isinstance(input, PackedSequence):
@@ -87,10 +90,6 @@ def normalize(
         x, sorted_lengths = pad_packed_sequence(PackedSequence(input.data, input.batch_sizes))
         lengths = sorted_lengths.to(x.device)
     else:
-        if not isinstance(input, Tensor):
-            raise QuantGRUError(
-                f"Expected input to be a tensor or PackedSequence, got {type(input).__name__}"
-            )
         if input.dim() not in (2, 3):
             raise QuantGRUError(
                 f"Expected input to be 2-D (unbatched) or 3-D, got shape {tuple(input.shape)}"
@@ -118,6 +117,13 @@ def normalize(
         if packed is not None and packed.sorted_indices is not None:
             h0 = h0.index_select(1, packed.sorted_indices)
     return Sequence(x, h0, lengths, packed, batched, batch_first)
+
+
+def _check_real(thing: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise QuantGRUError(f"Expected {thing} to be a tensor, got {type(value).__name__}")
+    if not value.is_floating_point():
+        raise QuantGRUError(f"Expected {thing} to be floating point, got {value.dtype}")
 
 
 def _check_features(x: Tensor, dims: int, input_size: int) -> None:

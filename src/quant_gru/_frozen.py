@@ -89,6 +89,40 @@ class FrozenQuantGRU(torch.nn.Module):
                     module.register_buffer(key, tensor.clone())
         return module
 
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        # all or nothing: the buffers of one plan make no sense with the document of another
+        found = {
+            key.removeprefix(prefix): value
+            for key, value in state_dict.items()
+            if key.startswith(prefix)
+        }
+        missing_keys.extend(prefix + key for key in self._buffers if key not in found)
+        unexpected_keys.extend(prefix + key for key in found if key not in self._buffers)
+        if any(key not in found for key in self._buffers):
+            return
+        try:
+            other = FrozenQuantGRU.from_state_dict(found)
+            if other.shape != self.shape:
+                raise ParameterError(
+                    f"Expected the plan of a GRU like {self.shape}, got {other.shape}"
+                )
+        except QuantGRUError as error:
+            error_msgs.append(str(error))
+            return
+        device = self.get_buffer(_key("W", 0, 0)).device
+        self._qparams, self.batch_first, self._frozen = other._qparams, other.batch_first, {}
+        for name, tensor in other._buffers.items():
+            self._buffers[name] = None if tensor is None else tensor.to(device)
+
     def _buffer_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
         H = self.shape.hidden_size
         C = self.shape.input_size if layer == 0 else H * self.shape.directions

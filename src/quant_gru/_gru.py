@@ -180,6 +180,11 @@ class QuantGRU(torch.nn.GRU):
         plan = self._plan()
         return FrozenQuantGRU(self._state.document(self._shape()), self.batch_first, plan)
 
+    def train(self, mode: bool = True) -> QuantGRU:
+        """Set the mode, as nn.Module does; weights are quantized anew at the next use."""
+        self._state.plans.forget_weights()
+        return super().train(mode)
+
     # --- calibration
 
     @property
@@ -344,6 +349,8 @@ class QuantGRU(torch.nn.GRU):
         """
         name = canonical_name(name)
         change = Change(bitwidth, is_symmetric, is_unsigned, scale, exp2_inv, zero_point)
+        if change == Change():
+            raise ConfigError(f"Expected something to change, got nothing (operator {name!r})")
         cells = [
             (at, direction)
             for at in range(self.num_layers)

@@ -27,6 +27,10 @@ class PlanCache:
         self._frozen: dict[tuple[torch.device, int, int], FrozenPart] = {}
         self._weights: dict[tuple[int, int], tuple[list[_Stamp | None], WeightPart]] = {}
 
+    def forget_weights(self) -> None:
+        """Forget what follows from the weights."""
+        self._weights.clear()
+
     def clear(self) -> None:
         """Forget everything: quantizers have changed."""
         self._frozen.clear()

@@ -97,7 +97,9 @@ def cell_codes(run: CellRun) -> dict[str, Tensor]:
 
 def _check_codes(thing: str, name: str, codes: Tensor, quantizer: Quantizer) -> None:
     if codes.is_floating_point() or codes.is_complex() or codes.dtype == torch.bool:
-        raise QuantGRUError(f"Expected {thing} to be integers, got {codes.dtype} ({name!r})")
+        raise QuantGRUError(
+            f"Expected {thing} to be integers, got {codes.dtype} (operator {name!r})"
+        )
     if codes.numel() and not (
         quantizer.lo <= int(codes.min()) and int(codes.max()) <= quantizer.hi
     ):

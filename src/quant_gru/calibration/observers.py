@@ -267,7 +267,10 @@ class PercentileObserver(HistogramObserver):
 
     def __init__(self, percentile_value: float = 99.99) -> None:
         super().__init__()
-        if not 50.0 < percentile_value <= 100.0:
+        number = isinstance(percentile_value, (int, float)) and not isinstance(
+            percentile_value, bool
+        )
+        if not (number and 50.0 < percentile_value <= 100.0):
             raise CalibrationError(
                 f"Expected percentile_value to be in (50, 100], got {percentile_value!r}"
             )
@@ -297,7 +300,7 @@ def make_observer(method: str, *, percentile_value: float = 99.99) -> Observer:
     Raises:
         CalibrationError: If the method is unknown or the percentage out of range.
     """
-    match METHODS.get(method):
+    match METHODS.get(method) if isinstance(method, str) else None:
         case "histogram":
             return HistogramObserver()
         case "minmax":

@@ -277,6 +277,7 @@ def _qparams(cell: CellParams, config: QuantConfig, shape: Shape, where: str) ->
                 raise ParameterError(f"Expected {thing} {name!r}, got none ({place})")
     quantizers: dict[str, Quantizer] = {}
     pinned: dict[str, tuple[float, ...]] = {}
+    rounded: set[str] = set()
     name = ""
     try:
         for name, operator in cell.operators.items():
@@ -287,6 +288,7 @@ def _qparams(cell: CellParams, config: QuantConfig, shape: Shape, where: str) ->
                 is_unsigned=operator.is_unsigned,
                 **({} if name in ACTIVATIONS else {"granularity": operator.granularity}),
             )
+            _check_fields(operator, name)
             if name not in ACTIVATIONS:
                 if operator.scale is not None:
                     pinned[name] = check_pinned(operator.scale, config, name, shape.hidden_size)
@@ -301,6 +303,8 @@ def _qparams(cell: CellParams, config: QuantConfig, shape: Shape, where: str) ->
             scale = operator.scale
             if name in SIGMOIDS and 0 < scale < math.inf:
                 scale = reciprocal_scale(scale, name)
+                if scale != operator.scale:
+                    rounded.add(name)
             quantizers[name] = Quantizer(
                 operator.bitwidth, not operator.is_unsigned, scale, operator.zero_point
             )
@@ -319,10 +323,33 @@ def _qparams(cell: CellParams, config: QuantConfig, shape: Shape, where: str) ->
                 table.segment_shift,
             )
             for name, table in cell.tables.items()
+            if name not in rounded
         }
         return make_qparams(config, quantizers, pinned, tables)
     except (QuantGRUError, RuntimeError, OverflowError) as error:
         raise ParameterError(f"{error} (operator {name!r}, {place})") from None
+
+
+def _check_fields(operator: OperatorParams, name: str) -> None:
+    """Raise if fields contradict each other, or stand where they mean nothing."""
+    if name in ACTIVATIONS and operator.granularity is not None:
+        raise QuantGRUError(f"Expected granularity to be null, got {operator.granularity!r}")
+    if name not in ACTIVATIONS or operator.bitwidth is None:
+        idle = (
+            ("zero_point", "exp2_inv")
+            if name not in ACTIVATIONS
+            else ("scale", "zero_point", "exp2_inv")
+        )
+        for field in idle:
+            if getattr(operator, field) is not None:
+                raise QuantGRUError(
+                    f"Expected {field} to be null, got {getattr(operator, field)!r}"
+                )
+    elif isinstance(operator.scale, float) and operator.exp2_inv is not None:
+        if exponent_of(operator.scale) != operator.exp2_inv:
+            raise QuantGRUError(
+                f"Expected scale to be 2^-exp2_inv, got {operator.scale!r} and {operator.exp2_inv}"
+            )
 
 
 def check_scale(quantizer: Quantizer, config: QuantConfig, name: str) -> None:
@@ -370,6 +397,10 @@ def _check_table(table: TableParams, quantizers: dict[str, Quantizer], name: str
             f"Expected the table's outputs to be codes in [{out.lo}, {out.hi}] with zero point "
             f"{out.zero_point}, got [{table.lo}, {table.hi}] and {table.zero_point}"
         )
+    ends = [*table.bounds[1:], table.last + 1]
+    for start, end, row in zip(table.bounds, ends, table.coefficients, strict=True):
+        if sum(abs(c) * (end - start) ** p for p, c in enumerate(row)) >= 1 << 62:
+            raise QuantGRUError(f"Expected sums below 2^62, got coefficients {row}")
     if table.segment_shift is not None and any(
         b - a != 1 << table.segment_shift
         for a, b in zip(table.bounds, table.bounds[1:], strict=False)

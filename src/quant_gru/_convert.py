@@ -114,8 +114,36 @@ def calibrate_model(
                 f"Expected GRUs without scales, got a calibrated one ({name or 'the model'!r}); "
                 "call its reset_calibration() first"
             )
+    if isinstance(batches, (torch.Tensor, PackedSequence, Mapping)):
+        raise CalibrationError(
+            f"Expected batches to be an iterable of batches, got one {type(batches).__name__}; "
+            "pass [batch]"
+        )
+    before = [(gru, gru.calibrating, gru._state.copy()) for gru in grus.values()]
+    try:
+        _collect(model, grus, batches, forward_fn, progress)
+        _finalize(grus)
+    except BaseException:
+        for gru, _, state in before:
+            gru._state = state
+        raise
+    finally:
+        for gru, calibrating, _ in before:
+            gru.calibrating = calibrating
+    for gru in grus.values():
+        gru.use_quantization = not gru.config.disable_quantization
+    return model
+
+
+def _collect(
+    model: torch.nn.Module,
+    grus: Mapping[str, QuantGRU],
+    batches: Iterable[Any],
+    forward_fn: Callable[[torch.nn.Module, Any], Any] | None,
+    progress: bool,
+) -> None:
+    """Run all batches through the float model, every QuantGRU collecting."""
     modes = [(module, module.training) for module in model.modules()]
-    before = {name: gru.calibrating for name, gru in grus.items()}
     count = 0
     try:
         model.eval()
@@ -126,20 +154,18 @@ def calibrate_model(
                 _forward(model, batch, forward_fn)
                 count += 1
     finally:
-        for name, gru in grus.items():
-            gru.calibrating = before[name]
         for module, training in modes:
             module.training = training
     if count == 0:
         raise CalibrationError("Expected at least one batch to calibrate with, got none")
+
+
+def _finalize(grus: Mapping[str, QuantGRU]) -> None:
     for name, gru in grus.items():
         try:
             gru.finalize_calibration()
         except CalibrationError as error:
             raise CalibrationError(f"{error} (module {name!r})") from None
-    for gru in grus.values():
-        gru.use_quantization = not gru.config.disable_quantization
-    return model
 
 
 def _forward(

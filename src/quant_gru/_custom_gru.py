@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,27 +72,12 @@ class CustomGRU(QuantGRU):
         self.quant_type = quant_type
         self.calibration_data = calibration_data
 
-    @overload
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
-
-    @overload
-    def forward(
-        self, input: PackedSequence, hx: Tensor | None = None
-    ) -> tuple[PackedSequence, Tensor]: ...
-
-    def forward(
-        self, input: Tensor | PackedSequence, hx: Tensor | None = None
-    ) -> tuple[Tensor | PackedSequence, Tensor]:
-        """Run the GRU; see `QuantGRU.forward`. Calibrates first where that is due."""
-        if self.use_quantization and not self.calibrating:
-            self._calibrate_from_data()
-        return super().forward(input, hx)
-
-    def _calibrate_from_data(self) -> None:
-        if self.calibration_data is None or self.is_calibrated() or self._state.has_statistics:
-            return
-        self.calibrate(to_device(self.calibration_data, self._weight.device))
-        self.finalize_calibration()
+    def _finalized(self) -> None:
+        pending = not self.is_calibrated() and not self._state.has_statistics
+        if pending and self.calibration_data is not None:
+            self.calibrate(to_device(self.calibration_data, self._weight.device))
+            self.finalize_calibration()
+        super()._finalized()
 
     def _load_from_state_dict(
         self,

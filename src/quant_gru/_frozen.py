@@ -25,7 +25,7 @@ from quant_gru.integer.plan import (
     stack,
 )
 from quant_gru.integer.qparams import QParams
-from quant_gru.integer.quantizer import container_dtype
+from quant_gru.integer.quantizer import code_limits, container_dtype
 from quant_gru.integer.weighted_sum import WeightedSum
 
 _DOCUMENT = "plan"
@@ -78,6 +78,7 @@ class FrozenQuantGRU(torch.nn.Module):
         module._restore(document, batch_first)
         for layer, cells in enumerate(module._qparams):
             for direction in range(len(cells)):
+                config = cells[direction].config
                 for name, shape in module._buffer_shapes(layer).items():
                     key = _key(name, layer, direction)
                     tensor = state_dict.get(key)
@@ -86,6 +87,8 @@ class FrozenQuantGRU(torch.nn.Module):
                         raise ParameterError(
                             f"Expected integers of shape {shape} at key {key!r}, got {got}"
                         )
+                    if name in ("W", "R"):
+                        _check_weights(key, tensor, config[f"weight.{name}"].bitwidth or 1)
                     module.register_buffer(key, tensor.clone())
         return module
 
@@ -234,6 +237,15 @@ class FrozenQuantGRU(torch.nn.Module):
         return (
             f"{sizes}, num_layers={self.shape.num_layers}, batch_first={self.batch_first}, "
             f"bidirectional={self.shape.bidirectional}"
+        )
+
+
+def _check_weights(key: str, codes: Tensor, bits: int) -> None:
+    lo, hi = code_limits(bits, signed=True)
+    if codes.numel() and not lo <= int(codes.min()) <= int(codes.max()) <= hi:
+        raise ParameterError(
+            f"Expected codes in [{lo}, {hi}] at key {key!r}, "
+            f"got {int(codes.min())}..{int(codes.max())}"
         )
 
 

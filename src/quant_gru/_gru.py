@@ -349,8 +349,6 @@ class QuantGRU(torch.nn.GRU):
         """
         name = canonical_name(name)
         change = Change(bitwidth, is_symmetric, is_unsigned, scale, exp2_inv, zero_point)
-        if change == Change():
-            raise ConfigError(f"Expected something to change, got nothing (operator {name!r})")
         cells = [
             (at, direction)
             for at in range(self.num_layers)
@@ -359,6 +357,8 @@ class QuantGRU(torch.nn.GRU):
         ]
         if not cells:
             self._check_cell(layer or 0, bool(reverse))
+        if change == Change():
+            raise ConfigError(f"Expected something to change, got nothing (operator {name!r})")
         self._state.adjust(name, change, cells, self.hidden_size)
 
     # --- parameter files and checkpoints
@@ -491,7 +491,13 @@ class QuantGRU(torch.nn.GRU):
         self._finalized()
         scales = self._state.scales
         assert scales is not None
-        return self._state.plans.plan(scales, self._weights(), live=self.training)
+        weights = self._weights()
+        # fused optimizers write weights without raising their version: what takes part in a
+        # gradient is never kept
+        live = self.training or (
+            torch.is_grad_enabled() and any(w.requires_grad for w in self.parameters())
+        )
+        return self._state.plans.plan(scales, weights, live)
 
     def _check_cell(self, layer: int, reverse: bool) -> None:
         if not 0 <= layer < self.num_layers:

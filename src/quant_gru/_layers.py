@@ -88,13 +88,13 @@ def run_real(
 
 
 def run_codes(
-    plan: GRUPlan, x: Tensor, h0: Tensor, lengths: Tensor | None = None
+    plan: GRUPlan, inputs: Sequence[Tensor], h0: Tensor, lengths: Tensor | None = None
 ) -> Iterator[CellRun]:
     """Run all layers on codes, yielding each layer and direction in turn.
 
     Args:
         plan: The plan.
-        x: Codes of input.x of the first layer (T, N, C).
+        inputs: Codes of input.x of the first layer (T, N, C), for each direction.
         h0: Codes of output.h (layers * directions, N, H).
         lengths: int64 (N,) or None.
     """
@@ -103,13 +103,25 @@ def run_codes(
     for layer, cells in enumerate(plan.cells):
         outputs: list[Tensor] = []
         for direction, cell in enumerate(cells):
-            if layer:
-                x = _requantize(plan, layer, direction, below)[0]
+            x = _requantize(plan, layer, direction, below)[0] if layer else inputs[direction]
             out, last = reference.run(cell, x, h0[index], lengths, reverse=direction == 1)
             yield CellRun(layer, direction, cell, x, h0[index], out, last)
             outputs.append(out)
             index += 1
         below = outputs
+
+
+def border_codes(plan: GRUPlan, x: Tensor, h0: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Real inputs and states as `run_codes` takes them.
+
+    Args:
+        plan: The plan.
+        x: (T, N, C).
+        h0: (layers * directions, N, H).
+    """
+    cells = [cell for layer in plan.cells for cell in layer]
+    states = [cell.h.quantize(state) for cell, state in zip(cells, h0, strict=True)]
+    return [cell.x.quantize(x) for cell in plan.cells[0]], torch.stack(states)
 
 
 def _quantize(cell: CellPlan, x: Tensor, isnan: Tensor) -> Codes:

@@ -44,7 +44,7 @@ class PlanCache:
         Args:
             qparams: [layer][direction] -> quantizers and tables.
             weights: [layer][direction] -> W, R, bw, br.
-            live: Whether weights are about to change (training): their part is always rebuilt.
+            live: Whether weights may change unseen (training): their part is always rebuilt.
         """
         return stack(
             [

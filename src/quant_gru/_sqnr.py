@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._gru import QuantGRU
-from quant_gru._layers import run_codes
+from quant_gru._layers import border_codes, run_codes
 from quant_gru._trace import cell_codes
 from quant_gru.analysis.report import sqnr
 from quant_gru.calibration.float_run import float_layers, valid
@@ -33,15 +33,10 @@ def operator_sqnr(
     """
     plan, sequence = gru._plan(), gru._normalize(input, hx)
     x, lengths = sequence.x.detach(), sequence.lengths
-    cells = [cell for layer in plan.cells for cell in layer]
-    h0 = torch.stack(
-        [cell.h.quantize(state) for cell, state in zip(cells, sequence.h0, strict=True)]
-    )
+    inputs, h0 = border_codes(plan, x, sequence.h0)
     real_runs = float_layers(x, sequence.h0, lengths, gru._float_weights())
     found: dict[str, float] = {}
-    for real_run, run in zip(
-        real_runs, run_codes(plan, plan.cells[0][0].x.quantize(x), h0, lengths), strict=True
-    ):
+    for real_run, run in zip(real_runs, run_codes(plan, inputs, h0, lengths), strict=True):
         suffix = f"_l{run.layer}{'_reverse' if run.direction else ''}"
         real = trace(real_run.weights, *real_run.rows(lengths))
         codes = cell_codes(run)

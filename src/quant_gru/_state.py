@@ -47,6 +47,10 @@ class QuantState:
         # the plan follows from parameters and scales, and may live on a device
         return {**self.__dict__, "plans": PlanCache()}
 
+    def copy(self) -> QuantState:
+        """A state to come back to; changes of this one do not reach it."""
+        return deepcopy(self)
+
     @property
     def scales(self) -> Cells | None:
         """[layer][direction] -> quantization parameters; None before they exist."""

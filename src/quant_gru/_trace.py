@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
-from quant_gru._layers import CellRun, run_codes
+from quant_gru._layers import CellRun, border_codes, run_codes
 from quant_gru._sequence import Sequence
 from quant_gru.integer import reference
 from quant_gru.integer.plan import GRUPlan
@@ -43,7 +43,7 @@ def integer_forward(
         states = h0 if batched else h0.unsqueeze(1)
         for cell, state in zip(cells, states, strict=True):
             _check_codes("h_codes", "output.h", state, cell.h)
-    runs = list(run_codes(plan, codes, states))
+    runs = list(run_codes(plan, [codes] * len(first), states))
     top = runs[-len(plan.cells[-1]) :]
     y = torch.cat([run.out for run in top], dim=-1)
     h_n = torch.stack([run.last for run in runs])
@@ -54,18 +54,9 @@ def integer_forward(
 
 def trace_codes(plan: GRUPlan, sequence: Sequence) -> dict[str, Tensor]:
     """See `QuantGRU.trace_codes`."""
-    x = sequence.x
-    first = plan.cells[0]
-    if any(cell.x != first[0].x for cell in first):
-        raise QuantGRUError(
-            "Expected one quantizer for both directions, got two that differ (operator 'input.x')"
-        )
-    states = [
-        cell.h.quantize(h0)
-        for cell, h0 in zip((c for layer in plan.cells for c in layer), sequence.h0, strict=True)
-    ]
+    inputs, states = border_codes(plan, sequence.x, sequence.h0)
     found: dict[str, Tensor] = {}
-    runs = run_codes(plan, first[0].x.quantize(x), torch.stack(states), sequence.lengths)
+    runs = run_codes(plan, inputs, states, sequence.lengths)
     for run in runs:
         suffix = f"_l{run.layer}{'_reverse' if run.direction else ''}"
         for name, codes in cell_codes(run).items():

@@ -97,7 +97,7 @@ def test_small_sizes(mode, T, N, hidden):
 def test_no_time_steps_are_an_error_in_both_modes(mode):
     gru = quantized()
     gru.use_quantization = mode == "quantized"
-    with pytest.raises((RuntimeError, ValueError), match="step|length"):
+    with pytest.raises((RuntimeError, ValueError), match=r"step|length"):
         gru(torch.zeros(0, 2, C))
 
 

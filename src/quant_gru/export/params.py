@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
@@ -21,9 +22,14 @@ from quant_gru._errors import ConfigError, ParameterError, QuantGRUError
 from quant_gru.config import ACTIVATIONS, FIXED_RANGE, OPERATORS, QuantConfig
 from quant_gru.config.files import read_json, write_text
 from quant_gru.config.operators import SIGMOIDS, suggest
-from quant_gru.integer.qparams import QParams, make_qparams, reciprocal_scale
+from quant_gru.integer.qparams import (
+    PRE_ACTIVATION,
+    QParams,
+    make_qparams,
+    reciprocal_scale,
+)
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.integer.tables import Table, compact
+from quant_gru.integer.tables import Table, compact, float_table
 
 FORMAT = "quant-gru-params"
 VERSION = 1
@@ -309,21 +315,18 @@ def _qparams(cell: CellParams, config: QuantConfig, shape: Shape, where: str) ->
                 operator.bitwidth, not operator.is_unsigned, scale, operator.zero_point
             )
             check_scale(quantizers[name], config, name)
+            exponent = exponent_of(operator.scale)
+            if operator.exp2_inv is not None and operator.exp2_inv != exponent:
+                raise QuantGRUError(
+                    f"Expected scale to be 2^-exp2_inv, got {operator.scale!r} and "
+                    f"{operator.exp2_inv}"
+                )
         for name, table in cell.tables.items():
-            _check_table(table, quantizers, name)
+            _check_table(table, quantizers[PRE_ACTIVATION[name]], quantizers[name])
+            if config.activation == "exact" and name not in rounded:
+                _check_curve(_table_of(table), quantizers, name)
         tables = {
-            name: Table(
-                compact(table.bounds),
-                table.last,
-                compact(table.coefficients),
-                table.shift,
-                table.zero_point,
-                table.lo,
-                table.hi,
-                table.segment_shift,
-            )
-            for name, table in cell.tables.items()
-            if name not in rounded
+            name: _table_of(table) for name, table in cell.tables.items() if name not in rounded
         }
         return make_qparams(config, quantizers, pinned, tables)
     except (QuantGRUError, RuntimeError, OverflowError) as error:
@@ -345,11 +348,6 @@ def _check_fields(operator: OperatorParams, name: str) -> None:
                 raise QuantGRUError(
                     f"Expected {field} to be null, got {getattr(operator, field)!r}"
                 )
-    elif isinstance(operator.scale, float) and operator.exp2_inv is not None:
-        if exponent_of(operator.scale) != operator.exp2_inv:
-            raise QuantGRUError(
-                f"Expected scale to be 2^-exp2_inv, got {operator.scale!r} and {operator.exp2_inv}"
-            )
 
 
 def check_scale(quantizer: Quantizer, config: QuantConfig, name: str) -> None:
@@ -378,19 +376,45 @@ def check_pinned(
     return tuple(scales)
 
 
-def _check_table(table: TableParams, quantizers: dict[str, Quantizer], name: str) -> None:
+def _table_of(table: TableParams) -> Table:
+    return Table(
+        compact(table.bounds),
+        table.last,
+        compact(table.coefficients),
+        table.shift,
+        table.zero_point,
+        table.lo,
+        table.hi,
+        table.segment_shift,
+    )
+
+
+def _check_curve(table: Table, quantizers: dict[str, Quantizer], name: str) -> None:
+    """Raise if a table that should be exact is far from its function: it is another's, or cut."""
+    pre, out = quantizers[PRE_ACTIVATION[name]], quantizers[name]
+    function = "tanh" if name == "gate.g_out" else "sigmoid"
+    codes = np.unique(np.linspace(pre.lo, pre.hi, 257).astype(np.int64))
+    off = np.abs(table(torch.from_numpy(codes)).numpy() - float_table(function, pre, out, codes))
+    if off.max() * out.scale > 1e-3 and off.max() > 1:
+        raise QuantGRUError(
+            f"Expected the table to follow {function}, got one that is up to "
+            f"{off.max() * out.scale:.3g} off"
+        )
+
+
+def _check_table(table: TableParams, pre: Quantizer, out: Quantizer) -> None:
     rows = {len(row) for row in table.coefficients}
-    out = quantizers[name]
     ok = (
         len(table.bounds) == len(table.coefficients) > 0
         and rows in ({1}, {2}, {3})
         and all(a < b for a, b in zip(table.bounds, table.bounds[1:], strict=False))
-        and table.last >= table.bounds[-1]
+        and pre.lo <= table.bounds[0] <= table.bounds[-1] <= table.last <= pre.hi
     )
     if not ok:
         raise QuantGRUError(
-            "Expected a table of ascending bounds with one row of 1 to 3 coefficients each, "
-            f"got {len(table.bounds)} bounds and {len(table.coefficients)} rows"
+            f"Expected a table of ascending bounds in [{pre.lo}, {pre.hi}] with one row of 1 to 3 "
+            f"coefficients each, got {len(table.bounds)} bounds up to {table.last} and "
+            f"{len(table.coefficients)} rows"
         )
     if table.zero_point != out.zero_point or not out.lo <= table.lo <= table.hi <= out.hi:
         raise QuantGRUError(
@@ -401,11 +425,14 @@ def _check_table(table: TableParams, quantizers: dict[str, Quantizer], name: str
     for start, end, row in zip(table.bounds, ends, table.coefficients, strict=True):
         if sum(abs(c) * (end - start) ** p for p, c in enumerate(row)) >= 1 << 62:
             raise QuantGRUError(f"Expected sums below 2^62, got coefficients {row}")
-    if table.segment_shift is not None and any(
-        b - a != 1 << table.segment_shift
-        for a, b in zip(table.bounds, table.bounds[1:], strict=False)
-    ):
-        raise QuantGRUError(f"Expected segments of 2^{table.segment_shift} codes, got others")
+    u = table.segment_shift
+    if u is not None:
+        even = [table.bounds[0] + (i << u) for i in range(len(table.bounds))]
+        if table.bounds != even or table.last - table.bounds[-1] >= 1 << u:
+            raise QuantGRUError(
+                f"Expected {len(table.bounds)} segments of 2^{u} codes up to {table.last}, "
+                "got others"
+            )
 
 
 def _explain(error: ValidationError, where: str) -> str:

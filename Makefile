@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+KERNELS := CMakeLists.txt $(wildcard src/quant_gru/kernels/*.h src/quant_gru/kernels/cpu/*.[chi]pp src/quant_gru/kernels/cpu/*.inl)
+BUILT := $(VENV)/.built
+SANITIZED := build/sanitize
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test lint format sanitize clean
 help:
 	@echo "make demo    train, quantize and compare a GRU on real data (about a minute)"
 	@echo "make test    run the tests"
 	@echo "make lint    run ruff and mypy"
-	@echo "make format  let ruff rewrite the sources"
+	@echo "make format  let ruff and clang-format rewrite the sources"
+	@echo "make sanitize  run the kernels under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make clean   remove .venv and build products"
 
 $(READY): pyproject.toml constraints.txt
@@ -19,20 +23,35 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY)
+# The kernels are compiled when the package is installed, and again when their sources change.
+$(BUILT): $(READY) $(KERNELS)
+	@test $(READY) -nt $@ || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(BUILT)
 	$(BIN)/quant-gru demo
 
-test: $(READY)
+test: $(BUILT)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-lint: $(READY)
+lint: $(BUILT)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(filter-out CMakeLists.txt,$(KERNELS))
+
+sanitize: $(BUILT)
+	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+		-DPython_EXECUTABLE=$(abspath $(BIN)/python) -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir) \
+		-DCMAKE_BUILD_TYPE=Debug -DQUANT_GRU_SANITIZE=ON > /dev/null
+	$(BIN)/cmake --build $(SANITIZED) > $(SANITIZED)/log || { cat $(SANITIZED)/log; exit 1; }
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		$(BIN)/python tests/kernels/sanitized_sweep.py $(abspath $(SANITIZED))
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(filter-out CMakeLists.txt,$(KERNELS))
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -19,7 +19,6 @@ from quant_gru.integer.plan import (
     FrozenPart,
     GRUPlan,
     WeightPart,
-    bias_shift,
     build_frozen,
     matmul_sum,
     stack,
@@ -222,8 +221,8 @@ class FrozenQuantGRU(torch.nn.Module):
             Rh,
             bound_Wx,
             bound_Rh,
-            bias_shift(bits["weight.W"], q["input.x"].bits),
-            bias_shift(bits["weight.R"], q["output.h"].bits),
+            bits["weight.W"],
+            bits["weight.R"],
             finite,
         )
         return CellPlan(self._frozen[key], weights)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quant_gru.integer import reference
 from quant_gru.integer.plan import CellPlan, GRUPlan
-from quant_gru.kernels.ops import Codes, Run, gru_layer
+from quant_gru.kernels.cpu import executor as cpu
+from quant_gru.kernels.ops import Codes, Run, gru_layer, native_variant, run_cell
 
 Weights = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
@@ -59,6 +59,12 @@ def run_real(
     Returns:
         Output (T, N, D*H) and last states (layers * directions, N, H), float32.
     """
+    wanted = (x, h0, *(w for layer in weights for cell in layer for w in cell))
+    gradient = torch.is_grad_enabled() and any(w is not None and w.requires_grad for w in wanted)
+    if not gradient and not dropout:
+        result = _run_native(plan, x, h0, lengths)
+        if result is not None:
+            return result
     real, below = x, None
     last_states: list[Tensor] = []
     for layer, cells in enumerate(plan.cells):
@@ -87,8 +93,39 @@ def run_real(
     return real, torch.stack(last_states)
 
 
+def _run_native(
+    plan: GRUPlan, x: Tensor, h0: Tensor, lengths: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
+    """`run_real` with its border in native code, where that applies: no NaN, up to 16 bits.
+
+    Returns:
+        The same as `run_real`, or None where it does not apply.
+    """
+    variant = native_variant(x, h0)
+    cells = [cell for layer in plan.cells for cell in layer]
+    if variant is None or not all(
+        cpu.is_narrow(cell) and bool(cell.weights.finite) for cell in cells
+    ):
+        return None
+    inputs, bad = zip(*(cpu.quantize(cell.x, x, variant) for cell in plan.cells[0]), strict=True)
+    states = []
+    for cell, state in zip(cells, h0, strict=True):
+        codes, nan = cpu.quantize(cell.h, state, variant)
+        states.append(codes)
+        bad = (*bad, nan)
+    if any(bad):
+        return None
+    runs = list(run_codes(plan, inputs, states, lengths))
+    top = [cpu.dequantize(run.plan.h, run.out, variant) for run in runs[-len(plan.cells[-1]) :]]
+    last = [cpu.dequantize(run.plan.h, run.last, variant) for run in runs]
+    return (top[0] if len(top) == 1 else torch.cat(top, dim=-1)), torch.stack(last)
+
+
 def run_codes(
-    plan: GRUPlan, inputs: Sequence[Tensor], h0: Tensor, lengths: Tensor | None = None
+    plan: GRUPlan,
+    inputs: Sequence[Tensor],
+    h0: Tensor | Sequence[Tensor],
+    lengths: Tensor | None = None,
 ) -> Iterator[CellRun]:
     """Run all layers on codes, yielding each layer and direction in turn.
 
@@ -104,7 +141,7 @@ def run_codes(
         outputs: list[Tensor] = []
         for direction, cell in enumerate(cells):
             x = _requantize(plan, layer, direction, below)[0] if layer else inputs[direction]
-            out, last = reference.run(cell, x, h0[index], lengths, reverse=direction == 1)
+            out, last = run_cell(cell, x, h0[index], lengths, reverse=direction == 1)
             yield CellRun(layer, direction, cell, x, h0[index], out, last)
             outputs.append(out)
             index += 1

@@ -88,16 +88,19 @@ def info() -> None:
     import torch
 
     from quant_gru import __version__
+    from quant_gru.kernels.cpu.executor import VARIABLE, choices
     from quant_gru.kernels.ops import executor_name
 
-    for name, value in {
-        "quant-gru": __version__,
-        "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "executor": executor_name(),
-    }.items():
-        typer.echo(f"{name:<10}{value}")
+    with _one_line_errors():
+        for name, value in {
+            "quant-gru": __version__,
+            "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "executor": executor_name(),
+            "choices": f"{', '.join(choices())} ({VARIABLE} chooses)",
+        }.items():
+            typer.echo(f"{name:<10}{value}")
 
 
 @app.command()

@@ -100,7 +100,7 @@ class Cell:
         self.activation = gru.config.activation
         H = self.H = gru.hidden_size
         self.rows = [*range(H, 2 * H), *range(H), *range(2 * H, 3 * H)]  # z, r, g
-        self.codes = {}
+        self.codes, self.sums = {}, {}
         q = self.q
         self.one = round(1 / q["gate.z_out"].s)
         for weight, bias, name, x, y in (
@@ -149,8 +149,10 @@ class Cell:
     def sum_of(self, name, *terms):
         """Each term is (value, scale, V)."""
         out = self.q[name]
-        ratios = [scale / out.s for _, scale, _ in terms]
-        Ms, k = several_terms(ratios, [V for _, _, V in terms], out, self.pot)
+        if name not in self.sums:
+            ratios = [scale / out.s for _, scale, _ in terms]
+            self.sums[name] = several_terms(ratios, [V for _, _, V in terms], out, self.pot)
+        Ms, k = self.sums[name]
         return self.keep(name, weighted_sum([v for v, _, _ in terms], Ms, k, out))
 
     def term(self, name, a, b):

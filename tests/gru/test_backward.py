@@ -499,17 +499,17 @@ def test_expanded_gradients_and_part_of_the_output():
 def test_training_decreases_the_loss(training, options, optimizer):
     """In eval mode, too, as when only dropout is to be off."""
     gru = quantized().train(training)
-    x, target = seeded(5, 8, C), 0.5 * seeded(5, 8, H, seed=9).tanh()
+    x, target = seeded(3, 8, C), 0.5 * seeded(3, 8, H, seed=9).tanh()
     lr = 0.02 if optimizer is torch.optim.Adam else 3.0
     step = optimizer(gru.parameters(), lr=lr, **options)
     losses = []
-    for _ in range(12):
+    for _ in range(8):
         step.zero_grad()
         loss = (gru(x)[0] - target).square().mean()
         loss.backward()
         step.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.8 * losses[0]
+    assert losses[-1] < 0.9 * losses[0]
 
 
 def test_gradients_in_a_packed_batch_are_those_of_the_rows():

@@ -565,8 +565,8 @@ def test_unknown_names_layers_and_directions():
 # --- adjusting
 
 
-@pytest.mark.parametrize("name", ["x", "h", "Wx", "z_pre", "z_out", "g_out", "old_contrib"])
-@pytest.mark.parametrize("width", [1, 4, 9, 14, 24, 32])
+@pytest.mark.parametrize("name", ["x", "h", "z_pre", "z_out", "g_out"])
+@pytest.mark.parametrize("width", [1, 5, 14, 32])
 @pytest.mark.parametrize("config", ["pot8", "pot8-symmetric"])
 def test_a_width_keeps_the_real_range(config, width, name):
     gru = quantized(config)

@@ -346,7 +346,7 @@ WAYS = {
 def test_round_trips_give_identical_codes(way, config):
     gru = quantized(config, num_layers=2, bidirectional=True)
     gru.adjust_quant_config("g_pre", bitwidth=10, layer=1, reverse=True)
-    x = seeded(6, 3, C)
+    x = seeded(3, 2, C)
     gru(x)  # so that there is something cached
     new = WAYS[way](gru)
     assert new.use_quantization

@@ -39,7 +39,7 @@ def module(config, frozen=False, **options):
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["live", "frozen"])
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", ["pot8", "w8a16-fused", "free8"])
 def test_unbatched_is_a_row_of_the_batch(config, frozen):
     gru = module(config, frozen, **DEEP)
     x, hx = seeded(6, 3, C), states(quantized(config, **DEEP), 3)
@@ -71,7 +71,7 @@ def test_batch_first_is_the_transpose(config, frozen):
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["live", "frozen"])
 @pytest.mark.parametrize("with_hx", [False, True], ids=["no hx", "hx"])
-@pytest.mark.parametrize("lengths", [(4, 7, 1, 5), (7, 4, 4, 1), (3, 3), (2,)], ids=str)
+@pytest.mark.parametrize("lengths", [(3, 5, 1), (4, 4), (2,)], ids=str)
 @pytest.mark.parametrize("config", KINDS)
 def test_packed_rows_are_the_sequences_alone(config, lengths, with_hx, frozen):
     gru = module(config, frozen, **DEEP)
@@ -257,6 +257,14 @@ def test_codes_of_any_integer_dtype(dtype):
     same(gru.forward_integer(codes.to(dtype))[0], gru.forward_integer(codes)[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32], ids=str)
+def test_codes_of_unsigned_dtypes(dtype):
+    gru = quantized(QuantConfig.int8().replace("x", is_unsigned=True))
+    codes = gru.trace_codes(seeded(4, 2, C))["input.x_l0"]
+    assert codes.dtype == torch.uint8
+    same(gru.forward_integer(codes.to(dtype))[0], gru.forward_integer(codes)[0])
+
+
 def test_forward_integer_layouts():
     gru = quantized(**DEEP)
     x = gru.trace_codes(seeded(4, 3, C))["input.x_l0"]
@@ -322,6 +330,7 @@ STATE = torch.zeros(1, 2, H, dtype=torch.int8)
         (CODES.short() - 129, None, r"\[-128, 127\].*-129.*input\.x"),
         (CODES.float(), None, "integers"),
         (CODES.bool(), None, "integers"),
+        (CODES.numpy(), None, "x_codes to be"),
         (CODES[..., 1:], None, "5 features"),
         (CODES[None], None, "2-D or 3-D"),
         (CODES, STATE.short() + 200, r"\[-128, 127\].*200.*output\.h"),
@@ -335,6 +344,7 @@ STATE = torch.zeros(1, 2, H, dtype=torch.int8)
         "x below",
         "x float",
         "x bool",
+        "x NumPy",
         "x features",
         "x 4-D",
         "h above",
@@ -678,6 +688,39 @@ def test_weight_changes_are_followed_in_eval(change):
     assert any(not torch.equal(before[name], found[name]) for name in weights)
     frozen = gru.freeze()
     same(frozen(x)[0], after[0])
+
+
+@pytest.mark.parametrize(
+    "change", [changed_in_place, loaded, from_a_vector], ids=lambda c: c.__name__
+)
+@pytest.mark.parametrize("why", ["no_grad", "frozen weights"])
+def test_weight_changes_are_followed_without_gradients(change, why):
+    gru = quantized(num_layers=2).requires_grad_(why == "no_grad")
+    x = seeded(4, 2, C)
+    with torch.set_grad_enabled(why != "no_grad"):
+        before = gru(x)[0]
+        change(gru)
+        after = gru(x)[0]
+        assert not torch.equal(before, after)
+        same(copy.deepcopy(gru)(x)[0], after)
+
+
+@pytest.mark.parametrize(
+    "change", [from_one_vector_again_and_again, through_data], ids=lambda c: c.__name__
+)
+@pytest.mark.parametrize("why", ["no_grad", "frozen weights"])
+def test_changes_that_leave_no_trace_are_followed_after_eval(change, why):
+    """Averaged weights, for one, are often copied in through `.data` between two evaluations."""
+    gru = quantized(num_layers=2).requires_grad_(why == "no_grad")
+    model = nn.Sequential(gru)
+    x = seeded(4, 2, C)
+    with torch.set_grad_enabled(why != "no_grad"):
+        before = gru(x)[0]
+        change(gru)
+        model.eval()
+        after = gru(x)[0]
+        assert not torch.equal(before, after)
+        same(copy.deepcopy(gru)(x)[0], after)
 
 
 def test_scales_reported_follow_the_weights():

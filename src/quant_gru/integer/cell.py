@@ -36,14 +36,14 @@ def input_projection(plan: CellPlan, x: Tensor, record: Recorder | None = None) 
     """Wx = weighted_sum(sum_k W[c,k] * (x[k] - z_x) + Bw[c]): codes (.., C) -> (.., 3H)."""
     w = plan.weights
     accumulator = exact_matmul(x - plan.x.zero_point, w.W, w.bound_Wx)
-    return _apply("matmul.Wx", w.Wx, (_add_bias(accumulator, w.Bw, w.shift_Bw),), record)
+    return _apply("matmul.Wx", w.Wx, (_add_bias(accumulator, w.Bw, plan.shift_Bw),), record)
 
 
 def state_projection(plan: CellPlan, h: Tensor, record: Recorder | None = None) -> Tensor:
     """Rh = weighted_sum(sum_k R[c,k] * (h[k] - z_h) + Br[c]): codes (.., H) -> (.., 3H)."""
     w = plan.weights
     accumulator = exact_matmul(h - plan.h.zero_point, w.R, w.bound_Rh)
-    return _apply("matmul.Rh", w.Rh, (_add_bias(accumulator, w.Br, w.shift_Br),), record)
+    return _apply("matmul.Rh", w.Rh, (_add_bias(accumulator, w.Br, plan.shift_Br),), record)
 
 
 def gates(

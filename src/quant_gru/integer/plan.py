@@ -26,7 +26,7 @@ from quant_gru.integer.weighted_sum import (
 from quant_gru.integer.weights import bias_scales, groups_of, matrix_scales, quantize_rows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FrozenPart:
     """What calibration fixes.
 
@@ -44,7 +44,7 @@ class FrozenPart:
     tables: Mapping[str, Table]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WeightPart:
     """What follows the weights; rows in the order update, reset, candidate.
 
@@ -53,15 +53,15 @@ class WeightPart:
         R: Codes (3H, H), in their container.
         bw: Codes of the input bias (3H,).
         br: Codes of the recurrent bias (3H,).
-        Bw: Input bias in 2^shift_Bw accumulator units, int64 (3H,).
-        Br: Recurrent bias in 2^shift_Br accumulator units, int64 (3H,).
+        Bw: Input bias in 2^CellPlan.shift_Bw accumulator units, int64 (3H,).
+        Br: Recurrent bias in 2^CellPlan.shift_Br accumulator units, int64 (3H,).
         scales: 'weight.W', 'weight.R', 'weight.bw', 'weight.br' -> float32 (3H,).
         Wx: Weighted sum of matmul.Wx, with M and k of shape (3H,).
         Rh: Weighted sum of matmul.Rh.
         bound_Wx: The largest |accumulator| of W x that the widths allow, bias left out.
         bound_Rh: The same of R h.
-        shift_Bw: 0 but for operands of more than 48 bits together.
-        shift_Br: Likewise.
+        bits_W: Width of weight.W.
+        bits_R: Width of weight.R.
         finite: bool scalar: no weight or bias is NaN or infinite.
     """
 
@@ -76,8 +76,8 @@ class WeightPart:
     Rh: WeightedSum
     bound_Wx: int
     bound_Rh: int
-    shift_Bw: int
-    shift_Br: int
+    bits_W: int
+    bits_R: int
     finite: Tensor
 
 
@@ -107,6 +107,16 @@ class CellPlan:
     def h(self) -> Quantizer:
         """Quantizer of output.h."""
         return self.frozen.quantizers["output.h"]
+
+    @property
+    def shift_Bw(self) -> int:
+        """Bw is in units of 2^this accumulator units."""
+        return bias_shift(self.weights.bits_W, self.x.bits)
+
+    @property
+    def shift_Br(self) -> int:
+        """Br is in units of 2^this accumulator units."""
+        return bias_shift(self.weights.bits_R, self.h.bits)
 
 
 @dataclass(frozen=True)
@@ -242,8 +252,8 @@ def build_weights(
         Rh,
         bound_Wx,
         bound_Rh,
-        bias_shift(bits["weight.W"], q["input.x"].bits),
-        bias_shift(bits["weight.R"], q["output.h"].bits),
+        bits["weight.W"],
+        bits["weight.R"],
         finite,
     )
 

@@ -12,11 +12,38 @@ from torch.autograd.function import once_differentiable
 from quant_gru.integer import reference
 from quant_gru.integer.backward import straight_through
 from quant_gru.integer.plan import CellPlan
+from quant_gru.kernels.cpu import executor as cpu
 
 
 def executor_name(device: torch.device | str = "cpu") -> str:
     """The executor that runs integer GRUs on `device`, as text for reports."""
-    return f"reference (PyTorch integers, {torch.device(device).type})"
+    kind = torch.device(device).type
+    variant = cpu.chosen() if kind == "cpu" else cpu.REFERENCE
+    return (
+        f"reference (PyTorch integers, {kind})" if variant == cpu.REFERENCE else f"cpu ({variant})"
+    )
+
+
+def native_variant(*tensors: Tensor) -> str | None:
+    """The instruction set that takes these real tensors as they are; None where none does."""
+    if any(t.device.type != "cpu" or t.dtype != torch.float32 for t in tensors):
+        return None
+    variant = cpu.chosen()
+    return None if variant == cpu.REFERENCE else variant
+
+
+def run_cell(
+    plan: CellPlan, x: Tensor, h0: Tensor, lengths: Tensor | None = None, reverse: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Run one layer and direction on codes, with the fastest executor of the device.
+
+    All executors give the same codes; see `quant_gru.integer.reference.run` for the arguments.
+    """
+    if x.device.type == "cpu":
+        variant = cpu.chosen()
+        if variant != cpu.REFERENCE:
+            return cpu.run(plan, x, h0, lengths, reverse, variant)
+    return reference.run(plan, x, h0, lengths, reverse)
 
 
 @dataclass(frozen=True)
@@ -63,7 +90,7 @@ def gru_layer(
         Real output (T, N, H) and last state (N, H), float32, NaN where the input says so; codes of
         the output with its NaN mask; codes of the last state (N, H).
     """
-    out, last = reference.run(plan, x.codes, h0.codes, run.lengths, run.reverse)
+    out, last = run_cell(plan, x.codes, h0.codes, run.lengths, run.reverse)
     nan = _spread(x.nan, h0.nan, run.reverse) | ~plan.weights.finite
     nan_last = nan[0 if run.reverse else -1] if nan.shape[0] else h0.nan | ~plan.weights.finite
     y = plan.h.dequantize(out).masked_fill(nan[..., None], torch.nan)

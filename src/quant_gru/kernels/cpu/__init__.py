@@ -1,0 +1,1 @@
+"""The CPU executor: native integer kernels, equal to the reference code for code."""

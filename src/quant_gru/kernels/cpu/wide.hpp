@@ -1,0 +1,31 @@
+// The generic kernel: any widths up to 32 bits, exact in two 64-bit words, at whatever speed.
+#pragma once
+
+#include "plan.hpp"
+
+namespace quant_gru {
+
+// One matrix product in plain row-major codes.
+struct WideProjection {
+    int inputs = 0;
+    const int32_t *w = nullptr;     // (channels, inputs)
+    const int64_t *bias = nullptr;  // (channels), in 2^bias_shift accumulator units
+    int bias_shift = 0;
+    const int64_t *M = nullptr, *k = nullptr;  // (channels)
+    int64_t lo = 0, hi = 0;                    // limits less the zero point of the result
+    int64_t zero = 0;                          // zero point of the operand
+};
+
+struct WidePlan {
+    int H = 0;
+    Container x_container = Container::i8, h_container = Container::i8;
+    int64_t one = 0;
+    WideProjection W, R;
+    Sum z_pre, r_pre, rRh, g_pre, old_contrib, new_contrib, h;
+    Table z, r, g;
+};
+
+int64_t workspace_bytes(const WidePlan &plan);
+void run_wide(const WidePlan &plan, const Job &job);
+
+}  // namespace quant_gru

@@ -1,0 +1,126 @@
+"""Random plans: any widths, scales, zero points and shapes, without calibration."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quant_gru import QuantConfig
+from quant_gru.config import ACTIVATIONS, FIXED_RANGE, FUSIBLE, WEIGHTS
+from quant_gru.integer.plan import CellPlan, build_frozen, build_weights
+from quant_gru.integer.qparams import float32, make_qparams
+from quant_gru.integer.quantizer import Quantizer, code_limits
+
+REACH = {
+    "input.x": 4.0,
+    "output.h": 1.0,
+    "matmul.Wx": 3.0,
+    "matmul.Rh": 3.0,
+    "gate.z_pre": 6.0,
+    "gate.r_pre": 6.0,
+    "gate.g_pre": 6.0,
+    "op.rRh": 2.0,
+    "op.old_contrib": 1.0,
+    "op.new_contrib": 1.0,
+}
+# widths of activations and of weights
+KINDS = {
+    "w8a8": (range(6, 9), range(4, 9)),
+    "w8a16": (range(12, 17), range(4, 9)),
+    "w16a16": (range(9, 17), range(9, 17)),
+    "mixed": (range(1, 17), range(1, 17)),
+    "wide": (range(1, 33), range(1, 33)),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan with codes to run it on."""
+
+    plan: CellPlan
+    x: Tensor
+    h0: Tensor
+    lengths: Tensor | None
+    reverse: bool
+
+
+def random_case(seed: int, kind: str) -> Case:
+    """The same case for the same seed and kind."""
+    rng = random.Random(f"{seed} {kind}")
+    generator = torch.Generator().manual_seed(seed)
+    widths, weight_widths = KINDS[kind]
+    # one width for most operators, as real configurations have it
+    common = rng.choice(widths)
+    rough = rng.random() < 0.3
+    operators: dict[str, dict[str, object]] = {}
+    for name in ACTIVATIONS:
+        bits = rng.choice(widths) if rng.random() < 0.4 else common
+        unsigned = rng.random() < (0.8 if name in ("gate.z_out", "gate.r_out") else 0.2)
+        operators[name] = {
+            "bitwidth": None if name in FUSIBLE and rng.random() < 0.3 else bits,
+            "is_symmetric": rng.random() < 0.4,
+            "is_unsigned": unsigned,
+        }
+    for name in WEIGHTS:
+        operators[name] = {
+            "bitwidth": rng.choice(weight_widths),
+            "granularity": rng.choice(("tensor", "gate", "channel")),
+        }
+    activation = "exact"
+    if rng.random() < 0.03:
+        activation = rng.choice(("pwl", "quadratic"))
+    config = QuantConfig(
+        operators=operators,
+        scale_kind=rng.choice(("pot", "free")),
+        activation=activation,
+    )
+    quantizers = {}
+    for name, reach in REACH.items():
+        operator = config[name]
+        if operator.bitwidth is None:
+            continue
+        signed = not operator.is_unsigned
+        lo, hi = code_limits(operator.bitwidth, signed)
+        if rough:
+            reach *= 2.0 ** rng.uniform(-6, 6)
+        exponent = round(torch.tensor(reach / (hi - lo + 1) * 2).log2().item())
+        scale = 2.0**exponent
+        if config.scale_kind == "free":
+            scale = float32(scale * rng.uniform(0.6, 1.4))
+        zero_point = 0
+        if not operator.is_symmetric:
+            middle = (lo + hi) // 2
+            zero_point = rng.choice((lo, hi, middle, rng.randint(lo, hi)))
+        quantizers[name] = Quantizer(operator.bitwidth, signed, scale, zero_point)
+    qparams = make_qparams(config, quantizers)
+    H, C = rng.choice((1, 2, 3, 5, 8, 15, 16, 17, 21, 32, 33, 48)), rng.randint(1, 36)
+    spread = 2.0 ** rng.uniform(-3, 2)
+
+    def weights(*shape: int) -> Tensor:
+        return spread * torch.randn(shape, generator=generator) * C**-0.5
+
+    bias = rng.random() < 0.85
+    part = build_weights(
+        qparams,
+        weights(3 * H, C),
+        weights(3 * H, H),
+        weights(3 * H) if bias else None,
+        weights(3 * H) if bias else None,
+    )
+    plan = CellPlan(build_frozen(qparams, torch.device("cpu")), part)
+    T, N = rng.randint(1, 4), rng.choice((1, 2, 3, 4, 5, 7, 9))
+
+    def codes(quantizer: Quantizer, *shape: int) -> Tensor:
+        found = torch.randint(quantizer.lo, quantizer.hi + 1, shape, generator=generator)
+        ends = torch.rand(shape, generator=generator)
+        found = torch.where(ends < 0.1, quantizer.lo, found)
+        return torch.where(ends > 0.9, quantizer.hi, found).to(quantizer.container)
+
+    lengths = torch.randint(1, T + 1, (N,), generator=generator) if rng.random() < 0.3 else None
+    return Case(plan, codes(plan.x, T, N, C), codes(plan.h, N, H), lengths, rng.random() < 0.4)
+
+
+__all__ = ["FIXED_RANGE", "KINDS", "Case", "random_case"]

@@ -1,0 +1,148 @@
+"""The native executor against the reference: every code equal, over thousands of random plans."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from quant_gru import QuantConfig, QuantGRU, QuantGRUError
+from quant_gru.integer import reference
+from quant_gru.kernels import ops
+from quant_gru.kernels.cpu import executor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from random_plans import random_case
+
+NATIVE = executor.choices()[:-1]
+# 2 000 plans of up to 16 bits, and slower ones of up to 32
+SWEEP = {"w8a8": 700, "w8a16": 500, "w16a16": 400, "mixed": 400, "wide": 60}
+BATCH = 50
+
+
+def batches():
+    for kind, count in SWEEP.items():
+        for first in range(0, count, BATCH):
+            yield pytest.param(kind, first, min(first + BATCH, count), id=f"{kind}-{first}")
+
+
+@pytest.mark.parametrize(("kind", "first", "end"), list(batches()))
+def test_random_plans(kind, first, end):
+    for seed in range(first, end):
+        case = random_case(seed, kind)
+        expected = reference.run(case.plan, case.x, case.h0, case.lengths, case.reverse)
+        for variant in NATIVE:
+            got = executor.run(
+                case.plan, case.x, case.h0, case.lengths, case.reverse, variant, 1 + seed % 2
+            )
+            for ours, theirs in zip(got, expected, strict=True):
+                assert ours.dtype == theirs.dtype
+                assert torch.equal(ours, theirs), f"seed {seed}, {kind}, {variant}"
+
+
+def quantized(config, C, H, **options):
+    gru = QuantGRU(C, H, config=config, **options).eval()
+    gru.calibrate(torch.randn(6, 4, C))
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    return gru
+
+
+@pytest.mark.parametrize("variant", NATIVE)
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_and_many_rows(variant, threads):
+    """More rows than a pass takes, long enough for threads to start."""
+    gru = quantized(QuantConfig.int8(), 40, 64)
+    plan = gru._plan().cells[0][0]
+    x = torch.randint(-128, 128, (60, 37, 40)).to(torch.int8)
+    h0 = torch.randint(-128, 128, (37, 64)).to(torch.int8)
+    lengths = torch.randint(1, 61, (37,))
+    expected = reference.run(plan, x, h0, lengths, True)
+    got = executor.run(plan, x, h0, lengths, True, variant, threads)
+    assert torch.equal(got[0], expected[0])
+    assert torch.equal(got[1], expected[1])
+
+
+@pytest.mark.parametrize("variant", NATIVE)
+def test_accumulators_beyond_32_bits(variant):
+    """Large 16-bit products over many features leave int32, and are summed in 64 bits."""
+    gru = QuantGRU(700, 24, config=QuantConfig.int16()).eval()
+    with torch.no_grad():
+        gru.weight_ih_l0.fill_(0.5)
+        gru.weight_ih_l0[::2] = -0.5
+    gru.calibrate(torch.randn(3, 4, 700))
+    gru.finalize_calibration()
+    plan = gru._plan().cells[0][0]
+    for fill in (plan.x.lo, plan.x.hi):
+        x = torch.full((2, 3, 700), fill, dtype=plan.x.container)
+        h0 = torch.full((3, 24), plan.h.hi, dtype=plan.h.container)
+        expected = reference.run(plan, x, h0)
+        got = executor.run(plan, x, h0, None, False, variant)
+        assert torch.equal(got[0], expected[0])
+
+
+def test_empty_batch():
+    plan = quantized(QuantConfig.int8(), 3, 4)._plan().cells[0][0]
+    out, last = executor.run(plan, torch.zeros(5, 0, 3), torch.zeros(0, 4), None, False, NATIVE[0])
+    assert out.shape == (5, 0, 4)
+    assert last.shape == (0, 4)
+
+
+def test_strided_and_wider_codes_are_taken():
+    plan = quantized(QuantConfig.int8(), 3, 4)._plan().cells[0][0]
+    x = torch.randint(-128, 128, (2, 5, 3)).transpose(0, 1)
+    h0 = torch.zeros(2, 4, dtype=torch.int64)
+    expected = reference.run(plan, x, h0)
+    got = executor.run(plan, x, h0, None, False, NATIVE[0])
+    assert torch.equal(got[0], expected[0])
+
+
+def test_changed_weights_are_packed_again():
+    gru = quantized(QuantConfig.int8(), 5, 6)
+    x = torch.randn(4, 2, 5)
+    for _ in range(3):
+        with torch.no_grad():
+            gru.weight_hh_l0.mul_(1.5)
+            y = gru(x)[0]
+        plan = gru._plan().cells[0][0]
+        codes = reference.run(plan, plan.x.quantize(x), plan.h.quantize(torch.zeros(2, 6)))[0]
+        assert torch.equal(y, plan.h.dequantize(codes))
+
+
+def test_adjusted_scales_are_packed_again():
+    gru = quantized(QuantConfig.int8(), 5, 6)
+    x = torch.randn(4, 2, 5)
+    with torch.no_grad():
+        before = gru(x)[0]
+        gru.adjust_quant_config("g_pre", exp2_inv=2)
+        after = gru(x)[0]
+    assert not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("choice", executor.choices())
+def test_environment_chooses(monkeypatch, choice):
+    gru = quantized(QuantConfig.int8(), 5, 6, num_layers=2, bidirectional=True)
+    x = torch.randn(7, 3, 5)
+    expected = gru(x)[0]
+    monkeypatch.setenv(executor.VARIABLE, choice)
+    assert choice in ops.executor_name("cpu")
+    assert torch.equal(gru(x)[0], expected)
+
+
+def test_environment_is_checked(monkeypatch):
+    monkeypatch.setenv(executor.VARIABLE, "avx1024")
+    with pytest.raises(QuantGRUError, match=r"QUANT_GRU_CPU.*portable.*'avx1024'"):
+        quantized(QuantConfig.int8(), 5, 6)(torch.randn(2, 3, 5))
+
+
+def test_which_arithmetic_is_used():
+    """8 bits run in float32, 16 in float64, more in two words: a plan must not fall behind."""
+    kinds = {}
+    for name, config in {
+        "8": QuantConfig.int8(),
+        "16": QuantConfig.int16(),
+        "24": QuantConfig.uniform(24, False),
+    }.items():
+        native = executor._plan_of(quantized(config, 16, 16)._plan().cells[0][0])
+        kinds[name] = (native.narrow, native.float32)
+    assert kinds == {"8": (True, True), "16": (True, False), "24": (False, False)}

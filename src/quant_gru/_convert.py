@@ -25,7 +25,8 @@ def convert_model(model: Model, config: QuantConfig | None = None, inplace: bool
     """Swap every nn.GRU of a model for a QuantGRU that takes over its parameters.
 
     The model computes what it did before: quantization is off until `calibrate_model`. A module
-    used twice is converted once. Hooks, names and the training mode stay.
+    used twice is converted once. Hooks, names and the training mode stay; modules that are
+    QuantGRUs already are left as they are, whatever `config` says.
 
     Args:
         model: Any module; itself an nn.GRU, too.
@@ -199,6 +200,8 @@ def _to_device(value: Any, device: torch.device | None) -> Any:
         return to_device(value, device)
     if isinstance(value, Mapping):
         return {key: _to_device(item, device) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_to_device(item, device) for item in value))
     if type(value) in (tuple, list):
         return type(value)(_to_device(item, device) for item in value)
     return value

@@ -20,6 +20,7 @@ from quant_gru._state import QuantState, summary
 from quant_gru._trace import integer_forward, trace_codes
 from quant_gru.calibration.trace import FloatWeights
 from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, QuantGRUWarning, canonical_name
+from quant_gru.config.notes import caller_stacklevel
 from quant_gru.export import params
 from quant_gru.integer.plan import GRUPlan
 
@@ -123,14 +124,15 @@ class QuantGRU(torch.nn.GRU):
             return output
         if not self.use_quantization:
             return super().forward(input, hx)
-        plan = self._plan()
+        weights = self._weights()
+        plan = self._plan(weights)
         sequence = self._normalize(input, hx)
         y, h_n = run_real(
             plan,
             sequence.x,
             sequence.h0,
             sequence.lengths,
-            self._weights(),
+            weights,
             self.dropout if self.training else 0.0,
         )
         dtype = self._weight.dtype
@@ -170,7 +172,8 @@ class QuantGRU(torch.nn.GRU):
             'gate.z_out_l1_reverse') -> codes on the CPU: (T, N, ..) for activations, (3H, ..) for
             weights, gates in the order update, reset, candidate; 'output.h0_l0' holds the state
             before the first step, 'accumulator.bw_l0' and '.br_l0' the biases in accumulator
-            units. Rows are in the order of a PackedSequence's data, if one is given.
+            units (of 2^B beyond 48 bits of operands, see docs/arithmetic.md). Rows are in the order
+            of a PackedSequence's data, if one is given.
             `numpy.savez(file, **codes)` saves them.
         """
         return trace_codes(self._plan(), self._normalize(input, hx))
@@ -484,14 +487,14 @@ class QuantGRU(torch.nn.GRU):
                 "calibration was finalized by the first quantized use; call "
                 "finalize_calibration() to do so explicitly",
                 QuantGRUWarning,
-                stacklevel=4,
+                stacklevel=caller_stacklevel(),
             )
 
-    def _plan(self) -> GRUPlan:
+    def _plan(self, weights: list[list[Weights]] | None = None) -> GRUPlan:
         self._finalized()
         scales = self._state.scales
         assert scales is not None
-        weights = self._weights()
+        weights = weights or self._weights()
         # fused optimizers write weights without raising their version: what takes part in a
         # gradient is never kept
         live = self.training or (

@@ -23,7 +23,7 @@ def integer_forward(
             "Expected one quantizer for both directions, got two that differ (operator 'input.x')"
         )
     cells = [cell for layer in plan.cells for cell in layer]
-    _check_codes("x_codes", "input.x", x, first[0].x)
+    x = _checked("x_codes", "input.x", x, [first[0].x])
     if x.dim() not in (2, 3) or x.shape[-1] != first[0].input_size:
         raise QuantGRUError(
             f"Expected x_codes to be 2-D or 3-D with {first[0].input_size} features last, "
@@ -38,11 +38,10 @@ def integer_forward(
         states = torch.stack(zeros)
     else:
         expected = (len(cells), N, H) if batched else (len(cells), H)
-        if tuple(h0.shape) != expected:
+        if tuple(getattr(h0, "shape", expected)) != expected:
             raise QuantGRUError(f"Expected h_codes of shape {expected}, got {tuple(h0.shape)}")
-        states = h0 if batched else h0.unsqueeze(1)
-        for cell, state in zip(cells, states, strict=True):
-            _check_codes("h_codes", "output.h", state, cell.h)
+        states = _checked("h_codes", "output.h", h0, [cell.h for cell in cells])
+        states = states if batched else states.unsqueeze(1)
     runs = list(run_codes(plan, [codes] * len(first), states))
     top = runs[-len(plan.cells[-1]) :]
     y = torch.cat([run.out for run in top], dim=-1)
@@ -86,15 +85,23 @@ def cell_codes(run: CellRun) -> dict[str, Tensor]:
     }
 
 
-def _check_codes(thing: str, name: str, codes: Tensor, quantizer: Quantizer) -> None:
+def _checked(thing: str, name: str, codes: object, quantizers: list[Quantizer]) -> Tensor:
+    """`codes` in a dtype that PyTorch computes with, all of them codes of the quantizers."""
+    if not isinstance(codes, Tensor):
+        raise QuantGRUError(
+            f"Expected {thing} to be a tensor, got {type(codes).__name__} (operator {name!r})"
+        )
     if codes.is_floating_point() or codes.is_complex() or codes.dtype == torch.bool:
         raise QuantGRUError(
             f"Expected {thing} to be integers, got {codes.dtype} (operator {name!r})"
         )
-    if codes.numel() and not (
-        quantizer.lo <= int(codes.min()) and int(codes.max()) <= quantizer.hi
-    ):
-        raise QuantGRUError(
-            f"Expected {thing} to be in [{quantizer.lo}, {quantizer.hi}], "
-            f"got {int(codes.min())}..{int(codes.max())} (operator {name!r})"
-        )
+    if codes.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        codes = codes.to(torch.int64)
+    parts = [codes] if len(quantizers) == 1 else codes.unbind()
+    for part, quantizer in zip(parts, quantizers, strict=True):
+        if part.numel() and not quantizer.lo <= int(part.min()) <= int(part.max()) <= quantizer.hi:
+            raise QuantGRUError(
+                f"Expected {thing} to be in [{quantizer.lo}, {quantizer.hi}], "
+                f"got {int(part.min())}..{int(part.max())} (operator {name!r})"
+            )
+    return codes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -59,22 +60,22 @@ class Quantizer:
                 f"Expected zero_point to be in [{self.lo}, {self.hi}], got {self.zero_point}"
             )
 
-    @property
+    @cached_property
     def lo(self) -> int:
         """Smallest code."""
         return code_limits(self.bits, self.signed)[0]
 
-    @property
+    @cached_property
     def hi(self) -> int:
         """Largest code."""
         return code_limits(self.bits, self.signed)[1]
 
-    @property
+    @cached_property
     def max_abs(self) -> int:
         """V: the largest |code - zero_point| that the width and the zero point allow."""
         return max(abs(self.lo - self.zero_point), abs(self.hi - self.zero_point))
 
-    @property
+    @cached_property
     def container(self) -> torch.dtype:
         """Dtype of the codes at the interface."""
         return container_dtype(self.lo, self.hi)

@@ -226,6 +226,20 @@ void look_up(const Table &t, Real *v, int n) {
         }
         return;
     }
+    if (t.exact_double) {
+        const double *c0 = t.exact_double, *c1 = c0 + t.segments, *c2 = c1 + t.segments;
+        const double lo = static_cast<double>(t.lo), hi = static_cast<double>(t.hi);
+        const int u = t.segment_shift;
+        for (int i = 0; i < n; ++i) {
+            int32_t q = static_cast<int32_t>(v[i]) + zero;
+            q = (q < first ? first : q > last ? last : q) - first;
+            const int32_t segment = q >> u;
+            const double d = static_cast<double>(q - (segment << u));
+            const double y = (c2[segment] * d + c1[segment]) * d + c0[segment];
+            v[i] = static_cast<Real>(limit(round_term(y, t.scale), lo, hi));
+        }
+        return;
+    }
     for (int i = 0; i < n; ++i) {
         int32_t q = static_cast<int32_t>(v[i]) + zero;
         q = q < first ? first : q > last ? last : q;

@@ -98,7 +98,7 @@ class Plan {
                                   narrow_plan_.R.flush >= narrow_plan_.R.pairs;
         narrow_plan_.in_float = field<bool>(d, "float32") && narrow_plan_.small_sums &&
                                 bound < (int64_t{1} << 24) && multipliers_fit_float();
-        for (Table *t : {&narrow_plan_.z, &narrow_plan_.r, &narrow_plan_.g}) make_direct(*t);
+        for (Table *t : {&narrow_plan_.z, &narrow_plan_.r, &narrow_plan_.g}) prepare(*t);
     }
 
     Plan(const Plan &) = delete;
@@ -192,18 +192,33 @@ class Plan {
         t.first = t.bounds[0];
     }
 
-    void make_direct(Table &t) {
-        if (t.degree || t.segment_shift) return;
-        const size_t n = static_cast<size_t>(t.last - t.first + 1);
-        float *f = allocate<float>(n);
-        double *d = allocate<double>(n);
-        for (size_t i = 0; i < n; ++i) {
-            const int64_t y = t.coefficients[i];
-            d[i] = static_cast<double>(y < t.lo ? t.lo : y > t.hi ? t.hi : y);
-            f[i] = static_cast<float>(d[i]);
+    // Tables in the forms that the narrow kernel reads fast.
+    void prepare(Table &t) {
+        const int64_t codes = t.last - t.first + 1;
+        if (codes <= 4096) {
+            float *f = allocate<float>(static_cast<size_t>(codes));
+            double *d = allocate<double>(static_cast<size_t>(codes));
+            for (int64_t i = 0; i < codes; ++i) {
+                d[i] = static_cast<double>(look_up(t, t.first + i - t.pre_zero));
+                f[i] = static_cast<float>(d[i]);
+            }
+            t.direct_float = f;
+            t.direct_double = d;
+        } else if (t.segment_shift >= 0 && t.degree == 2) {
+            const int64_t length = int64_t{1} << t.segment_shift;
+            double *c = allocate<double>(3 * static_cast<size_t>(t.segments));
+            for (int i = 0; i < t.segments; ++i) {
+                double size = 0, power = 1;
+                for (int p = 0; p < 3; ++p, power *= static_cast<double>(length)) {
+                    const int64_t value = t.coefficients[3 * i + p];
+                    c[p * t.segments + i] = static_cast<double>(value);
+                    size += std::fabs(static_cast<double>(value)) * power;
+                }
+                if (size >= 9007199254740992.) return;  // 2^53
+            }
+            t.scale = std::ldexp(1., -t.shift);
+            t.exact_double = c;
         }
-        t.direct_float = f;
-        t.direct_double = d;
     }
 
     void keep(const nb::dict &d, WideProjection &p, int inputs) {

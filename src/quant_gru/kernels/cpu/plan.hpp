@@ -29,8 +29,13 @@ struct Table {
     const int64_t *bounds = nullptr;
     const int64_t *coefficients = nullptr;  // (segments, degree + 1)
     int64_t lo = 0, hi = 0;                 // limits less the zero point
-    const float *direct_float = nullptr;  // one entry per code in [first, last], where that is few
+    // One entry per code in [first, last], where those are few.
+    const float *direct_float = nullptr;
     const double *direct_double = nullptr;
+    // Coefficients as (degree + 1, segments) doubles, where every step of the sum is exact in them:
+    // segments of equal length, widths up to 16 bits.
+    const double *exact_double = nullptr;
+    double scale = 1;  // 2^-shift
 };
 
 // W x or R h: weights in tiles of 16 channels and pairs of inputs, [tile][pair][channel][2] int16.

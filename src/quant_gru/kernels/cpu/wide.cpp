@@ -62,7 +62,8 @@ void project(const WideProjection &p, const int64_t *v, int channels, int64_t *o
     }
 }
 
-// The zero-point-free output code of a zero-point-free input code.
+}  // namespace
+
 int64_t look_up(const Table &t, int64_t v) {
     const int64_t q = qg_clamp(v + t.pre_zero, t.first, t.last);
     int low = 0, high = t.segments - 1;
@@ -79,8 +80,6 @@ int64_t look_up(const Table &t, int64_t v) {
     for (int power = t.degree - 1; power >= 0; --power) y = y * d + c[power];
     return qg_clamp(qg_round(y, t.shift), t.lo, t.hi);
 }
-
-}  // namespace
 
 int64_t workspace_bytes(const WidePlan &p) {
     return 8 * (static_cast<int64_t>(p.W.inputs) + 8 * p.H);

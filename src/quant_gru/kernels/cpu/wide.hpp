@@ -25,6 +25,9 @@ struct WidePlan {
     Table z, r, g;
 };
 
+// The zero-point-free output code of a zero-point-free input code, by the definition itself.
+int64_t look_up(const Table &t, int64_t v);
+
 int64_t workspace_bytes(const WidePlan &plan);
 void run_wide(const WidePlan &plan, const Job &job);
 

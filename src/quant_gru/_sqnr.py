@@ -13,6 +13,7 @@ from quant_gru.analysis.report import sqnr
 from quant_gru.calibration.float_run import float_layers, valid
 from quant_gru.calibration.trace import trace
 from quant_gru.config import ACTIVATIONS, OPERATORS, WEIGHTS
+from quant_gru.integer.plan import update_first
 
 
 def operator_sqnr(
@@ -45,7 +46,7 @@ def operator_sqnr(
                 quantized = run.plan.frozen.quantizers[name].dequantize(codes[name])
                 value = real[name]
                 if name in ("matmul.Wx", "matmul.Rh"):
-                    value = _update_first(value.T).T
+                    value = update_first(value.T).T
                 found[name + suffix] = sqnr(value, valid(quantized, lengths))
             elif name in WEIGHTS:
                 w = (
@@ -57,11 +58,5 @@ def operator_sqnr(
                 if w is not None:
                     s = run.plan.weights.scales[name].to(torch.float64)
                     s = s[:, None] if w.dim() == 2 else s
-                    found[name + suffix] = sqnr(_update_first(w), codes[name] * s)
+                    found[name + suffix] = sqnr(update_first(w), codes[name] * s)
     return found
-
-
-def _update_first(w: Tensor) -> Tensor:
-    """Rows reset, update, candidate -> update, reset, candidate."""
-    reset, update, candidate = w.chunk(3)
-    return torch.cat((update, reset, candidate))

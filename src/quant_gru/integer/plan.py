@@ -219,8 +219,8 @@ def build_weights(
         bits[name] = operator.bitwidth
         values = _finite_values(w)
         scale = _scales_of(qparams, name, values)
-        scales[name] = _update_first(scale)
-        codes[name] = _update_first(quantize_rows(values, scale, bits[name]))
+        scales[name] = update_first(scale)
+        codes[name] = update_first(quantize_rows(values, scale, bits[name]))
 
     def sums(weight: str, bias: str, operand: str, result: str) -> tuple[Tensor, WeightedSum, int]:
         act, out, n = q[operand], q[result], bits[weight]
@@ -336,7 +336,7 @@ def _one_term_sum(ratio: float, width: int, bound: int, out: Quantizer) -> Weigh
     return WeightedSum((int(M),), int(k), out.zero_point, out.lo, out.hi, tier)
 
 
-def _update_first(w: Tensor) -> Tensor:
+def update_first(w: Tensor) -> Tensor:
     """Rows reset, update, candidate (PyTorch) -> update, reset, candidate (the plan)."""
     reset, update, candidate = w.chunk(3)
     return torch.cat((update, reset, candidate))

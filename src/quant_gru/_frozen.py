@@ -11,21 +11,24 @@ from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import ParameterError, QuantGRUError
 from quant_gru._layers import run_real
+from quant_gru._plan_cache import Stamp
 from quant_gru._sequence import Sequence, normalize
 from quant_gru._trace import integer_forward, trace_codes
+from quant_gru.config import QuantConfig
 from quant_gru.export import params
 from quant_gru.integer.plan import (
     CellPlan,
     FrozenPart,
     GRUPlan,
     WeightPart,
+    bias_limit,
     build_frozen,
     matmul_sum,
     stack,
 )
 from quant_gru.integer.qparams import QParams
-from quant_gru.integer.quantizer import code_limits, container_dtype
-from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.integer.quantizer import Quantizer, code_limits, container_dtype
+from quant_gru.integer.weighted_sum import WeightedSum, significant_bits
 
 _DOCUMENT = "plan"
 
@@ -58,6 +61,7 @@ class FrozenQuantGRU(torch.nn.Module):
         self.batch_first = batch_first
         self._qparams = found.cells
         self._frozen: dict[tuple[torch.device, int, int], FrozenPart] = {}
+        self._cells: dict[tuple[int, int], tuple[list[Stamp], CellPlan]] = {}
         text = params.to_tensor({**document, "batch_first": batch_first})
         self.register_buffer(_DOCUMENT, text)
 
@@ -86,8 +90,12 @@ class FrozenQuantGRU(torch.nn.Module):
                         raise ParameterError(
                             f"Expected integers of shape {shape} at key {key!r}, got {got}"
                         )
-                    if name in ("W", "R"):
-                        _check_weights(key, tensor, config[f"weight.{name}"].bitwidth or 1)
+                    lo, hi = _limits(name, config, cells[direction].quantizers)
+                    if not lo <= int(tensor.min()) <= int(tensor.max()) <= hi:
+                        raise ParameterError(
+                            f"Expected integers in [{lo}, {hi}] at key {key!r}, "
+                            f"got {int(tensor.min())}..{int(tensor.max())}"
+                        )
                     module.register_buffer(key, tensor.clone())
         return module
 
@@ -121,7 +129,8 @@ class FrozenQuantGRU(torch.nn.Module):
             error_msgs.append(str(error))
             return
         device = self.get_buffer(_key("W", 0, 0)).device
-        self._qparams, self.batch_first, self._frozen = other._qparams, other.batch_first, {}
+        self._qparams, self.batch_first = other._qparams, other.batch_first
+        self._frozen, self._cells = {}, {}
         for name, tensor in other._buffers.items():
             self._buffers[name] = None if tensor is None else tensor.to(device)
 
@@ -179,7 +188,7 @@ class FrozenQuantGRU(torch.nn.Module):
             hidden_size=self.shape.hidden_size,
             states=self.shape.num_layers * self.shape.directions,
             batch_first=self.batch_first,
-            dtype=torch.float32,
+            like=self.get_buffer(_key("W", 0, 0)),
         )
 
     def _plan(self) -> GRUPlan:
@@ -195,6 +204,10 @@ class FrozenQuantGRU(torch.nn.Module):
         W, R, Bw, Br, Mx, kx, Mh, kh = (
             self.get_buffer(_key(name, layer, direction)) for name in names
         )
+        buffers = (W, R, Bw, Br, Mx, kx, Mh, kh)
+        kept = self._cells.get((layer, direction))
+        if kept and all(map(Stamp.matches, kept[0], buffers)):
+            return kept[1]
         key = (W.device, layer, direction)
         if key not in self._frozen:
             self._frozen[key] = build_frozen(qparams, W.device)
@@ -225,10 +238,13 @@ class FrozenQuantGRU(torch.nn.Module):
             bits["weight.R"],
             finite,
         )
-        return CellPlan(self._frozen[key], weights)
+        plan = CellPlan(self._frozen[key], weights)
+        if not any(buffer.is_inference() for buffer in buffers):
+            self._cells[layer, direction] = ([Stamp(buffer) for buffer in buffers], plan)
+        return plan
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_frozen": {}}
+        return {**self.__dict__, "_frozen": {}, "_cells": {}}
 
     def extra_repr(self) -> str:
         """The shape of the GRU."""
@@ -239,13 +255,21 @@ class FrozenQuantGRU(torch.nn.Module):
         )
 
 
-def _check_weights(key: str, codes: Tensor, bits: int) -> None:
-    lo, hi = code_limits(bits, signed=True)
-    if codes.numel() and not lo <= int(codes.min()) <= int(codes.max()) <= hi:
-        raise ParameterError(
-            f"Expected codes in [{lo}, {hi}] at key {key!r}, "
-            f"got {int(codes.min())}..{int(codes.max())}"
-        )
+def _limits(name: str, config: QuantConfig, quantizers: Mapping[str, Quantizer]) -> tuple[int, int]:
+    """What the values of a buffer may be, so that every bound of the plan holds."""
+    weight, operand = (
+        ("weight.W", "input.x") if name in ("W", "Bw", "Mx", "kx") else ("weight.R", "output.h")
+    )
+    bits, width = config[weight].bitwidth or 1, quantizers[operand].bits
+    if name in ("W", "R"):
+        return code_limits(bits, signed=True)
+    if name in ("Bw", "Br"):
+        limit = bias_limit(bits, width)
+        return -limit, limit
+    if name in ("Mx", "Mh"):
+        p = significant_bits(bits + width)
+        return 1 << (p - 1), (1 << p) - 1
+    return -600, 600
 
 
 def _key(name: str, layer: int, direction: int) -> str:

@@ -451,7 +451,7 @@ class QuantGRU(torch.nn.GRU):
             hidden_size=self.hidden_size,
             states=self.num_layers * self._directions,
             batch_first=self.batch_first,
-            dtype=self._weight.dtype,
+            like=self._weight,
         )
 
     def _cells(self) -> Iterator[tuple[int, str]]:

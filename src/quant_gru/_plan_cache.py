@@ -25,7 +25,7 @@ class PlanCache:
 
     def __init__(self) -> None:
         self._frozen: dict[tuple[torch.device, int, int], FrozenPart] = {}
-        self._weights: dict[tuple[int, int], tuple[list[_Stamp | None], WeightPart]] = {}
+        self._weights: dict[tuple[int, int], tuple[list[Stamp | None], WeightPart]] = {}
 
     def forget_weights(self) -> None:
         """Forget what follows from the weights."""
@@ -71,7 +71,7 @@ class PlanCache:
     ) -> WeightPart:
         key = (layer, direction)
         kept = self._weights.get(key)
-        if kept and not live and all(map(_Stamp.matches, kept[0], w)):
+        if kept and not live and all(map(Stamp.matches, kept[0], w)):
             return kept[1]
         W, R, bw, br = w
         assert W is not None
@@ -81,11 +81,11 @@ class PlanCache:
             # inference tensors keep no version, so a change of them would go unseen
             self._weights.pop(key, None)
         else:
-            self._weights[key] = ([None if each is None else _Stamp(each) for each in w], part)
+            self._weights[key] = ([None if each is None else Stamp(each) for each in w], part)
         return part
 
 
-class _Stamp:
+class Stamp:
     """A tensor's storage and version: what tells whether it changed.
 
     The alias keeps the storage alive, so that its address cannot be given to another.
@@ -95,7 +95,7 @@ class _Stamp:
         self.alias = tensor.detach()
         self.version = tensor._version
 
-    def matches(self: _Stamp | None, tensor: Tensor | None) -> bool:
+    def matches(self: Stamp | None, tensor: Tensor | None) -> bool:
         """Whether `tensor` is unchanged; None stands for an absent bias."""
         if self is None or tensor is None:
             return self is None and tensor is None

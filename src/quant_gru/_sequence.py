@@ -52,7 +52,7 @@ def to_device(value: Tensor | PackedSequence, device: torch.device) -> Tensor | 
 def lengths_of(batch_sizes: Tensor) -> Tensor:
     """Length of each row, descending, int64 on the CPU, from a PackedSequence's batch sizes."""
     rows = int(batch_sizes[0]) if len(batch_sizes) else 0
-    return (batch_sizes[None, :] > torch.arange(rows)[:, None]).sum(1)
+    return (batch_sizes[None, :] > torch.arange(rows, device=batch_sizes.device)[:, None]).sum(1)
 
 
 def normalize(
@@ -63,7 +63,7 @@ def normalize(
     hidden_size: int,
     states: int,
     batch_first: bool,
-    dtype: torch.dtype,
+    like: Tensor,
 ) -> Sequence:
     """Bring an input of nn.GRU's kinds to (T, N, C).
 
@@ -74,7 +74,7 @@ def normalize(
         hidden_size: H.
         states: Layers times directions.
         batch_first: Whether N comes before T in batched tensors.
-        dtype: dtype of states made here.
+        like: A tensor of the module: inputs have to be on its device.
 
     Raises:
         QuantGRUError: A shape or dtype that does not fit.
@@ -83,6 +83,9 @@ def normalize(
     _check_real("input", input if packed is None else packed.data)
     if hx is not None:
         _check_real("hx", hx)
+    device = (input.data if isinstance(input, PackedSequence) else input).device
+    if device != like.device:
+        raise QuantGRUError(f"Expected input to be on the GRU's device {like.device}, got {device}")
     lengths = None
     batched = True
     if isinstance(input, PackedSequence):
@@ -105,7 +108,7 @@ def normalize(
     N = x.shape[1]
     expected = (states, N, hidden_size) if batched else (states, hidden_size)
     if hx is None:
-        h0 = torch.zeros((states, N, hidden_size), dtype=dtype, device=x.device)
+        h0 = torch.zeros((states, N, hidden_size), dtype=x.dtype, device=device)
     else:
         if tuple(hx.shape) != expected:
             raise QuantGRUError(f"Expected hx to be of shape {expected}, got {tuple(hx.shape)}")

@@ -95,6 +95,14 @@ def random_case(seed: int, kind: str) -> Case:
             middle = (lo + hi) // 2
             zero_point = rng.choice((lo, hi, middle, rng.randint(lo, hi)))
         quantizers[name] = Quantizer(operator.bitwidth, signed, scale, zero_point)
+    for name in FIXED_RANGE:
+        # scales set by hand: 1 as a code may be far from the width
+        operator = config[name]
+        if rng.random() < 0.15 and operator.bitwidth is not None:
+            scale = 2.0 ** -rng.randint(0, 24)
+            if config.scale_kind == "free":
+                scale = float32(1 / rng.randint(1, 1 << 24))
+            quantizers[name] = Quantizer(operator.bitwidth, not operator.is_unsigned, scale)
     qparams = make_qparams(config, quantizers)
     H, C = rng.choice((1, 2, 3, 5, 8, 15, 16, 17, 21, 32, 33, 48)), rng.randint(1, 36)
     spread = 2.0 ** rng.uniform(-3, 2)

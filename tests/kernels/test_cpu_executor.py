@@ -142,7 +142,55 @@ def test_which_arithmetic_is_used():
         "8": QuantConfig.int8(),
         "16": QuantConfig.int16(),
         "24": QuantConfig.uniform(24, False),
+        "w4a12": QuantConfig.uniform(12, False).replace("W", bitwidth=4).replace("R", bitwidth=4),
     }.items():
         native = executor._plan_of(quantized(config, 16, 16)._plan().cells[0][0])
         kinds[name] = (native.narrow, native.float32)
+    assert kinds.pop("w4a12")[0]
     assert kinds == {"8": (True, True), "16": (True, False), "24": (False, False)}
+
+
+def test_one_far_from_the_width():
+    """1 - z times g leaves float32 where the scale of z is set by hand."""
+    gru = quantized(QuantConfig.int8(), 8, 16)
+    gru.adjust_quant_config("z_out", bitwidth=4, exp2_inv=29)
+    gru.adjust_quant_config("new_contrib", exp2_inv=6)
+    plan = gru._plan().cells[0][0]
+    x = torch.randint(-128, 128, (20, 8, 8))
+    h0 = torch.randint(-128, 128, (8, 16))
+    expected = reference.run(plan, x, h0)[0]
+    for variant in NATIVE:
+        assert torch.equal(executor.run(plan, x, h0, None, False, variant)[0], expected)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_other_devices_are_errors(frozen):
+    gru = quantized(QuantConfig.int8(), 3, 4)
+    module = (gru.freeze() if frozen else gru).to("meta")
+    with pytest.raises(QuantGRUError, match="device"):
+        module(torch.randn(2, 3, 3))
+    with pytest.raises(QuantGRUError, match="device"):
+        module.forward_integer(torch.zeros(2, 3, 3, dtype=torch.int8))
+
+
+def test_a_default_device_changes_nothing():
+    gru = quantized(QuantConfig.int8(), 3, 4)
+    x, hx = torch.randn(5, 2, 3), torch.zeros(1, 2, 4)
+    with torch.no_grad():
+        expected = gru(x, hx)[0]
+        with torch.device("meta"):
+            assert torch.equal(gru(x, hx)[0], expected)
+
+
+def test_shapes_are_checked_before_addresses_are_taken():
+    plan = quantized(QuantConfig.int8(), 3, 4)._plan().cells[0][0]
+    x, h0 = torch.zeros(2, 5, 3), torch.zeros(5, 4)
+    for bad in ((x[..., :2], h0, None), (x, h0[:3], None), (x, h0, torch.ones(4))):
+        with pytest.raises(QuantGRUError, match="Expected x of 3 features"):
+            executor.run(plan, *bad, False, NATIVE[0])
+
+
+def test_a_frozen_gru_is_packed_once():
+    frozen = quantized(QuantConfig.int8(), 3, 4).freeze()
+    plans = [frozen._plan().cells[0][0] for _ in range(2)]
+    assert plans[0].weights is plans[1].weights

@@ -226,7 +226,7 @@ def build_weights(
         act, out, n = q[operand], q[result], bits[weight]
         K = codes[weight].shape[1]
         unit = scales[weight].to(torch.float64) * act.scale
-        limit = _bias_limit(n, act.bits)
+        limit = bias_limit(n, act.bits)
         B = codes[bias].to(torch.float64) * scales[bias].to(torch.float64)
         B = B / (unit * float(1 << bias_shift(n, act.bits)))
         B = torch.round(B).clamp(-limit, limit).to(torch.int64)
@@ -273,7 +273,7 @@ def matmul_sum(
     """
     width = weight_bits + operand.bits
     bound = K * (1 << (weight_bits - 1)) * operand.max_abs
-    limit = _bias_limit(weight_bits, operand.bits)
+    limit = bias_limit(weight_bits, operand.bits)
     tier = "e" if width > 32 else one_term_tier(bound + limit, significant_bits(width))
     return WeightedSum((M,), k, out.zero_point, out.lo, out.hi, tier), bound
 
@@ -318,7 +318,7 @@ def bias_shift(weight_bits: int, activation_bits: int) -> int:
     return max(0, weight_bits + activation_bits - 48)
 
 
-def _bias_limit(weight_bits: int, activation_bits: int) -> int:
+def bias_limit(weight_bits: int, activation_bits: int) -> int:
     """The largest |Bw|; 2^46 would clip real biases where operands have more than 32 bits."""
     if max(weight_bits, activation_bits) <= 8:
         return 1 << 30
@@ -331,7 +331,7 @@ def _between(below: Quantizer, x: Quantizer) -> WeightedSum:
 
 def _one_term_sum(ratio: float, width: int, bound: int, out: Quantizer) -> WeightedSum:
     p = significant_bits(width)
-    M, k = one_term(torch.tensor(ratio, dtype=torch.float64), p)
+    M, k = one_term(torch.tensor(ratio, dtype=torch.float64, device="cpu"), p)
     tier = "e" if width > 32 else one_term_tier(bound, p)
     return WeightedSum((int(M),), int(k), out.zero_point, out.lo, out.hi, tier)
 

@@ -17,6 +17,9 @@ from quant_gru.config.notes import note_once
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table, build_table
 
+# The real value 1 in codes of gate.z_out: far beyond any width, so that sums have their bounds.
+_LARGEST_ONE = 1 << 40
+
 PRE_ACTIVATION = {
     "gate.z_out": "gate.z_pre",
     "gate.r_out": "gate.r_pre",
@@ -93,6 +96,11 @@ class QParams:
                 raise QuantGRUError(
                     f"Expected a quantizer of {bits} bits, got {quantizer} (operator '{name}')"
                 )
+        if round(1.0 / self.quantizers["gate.z_out"].scale) > _LARGEST_ONE:
+            raise QuantGRUError(
+                f"Expected scale to be at least 2^-40, got {self.quantizers['gate.z_out'].scale!r} "
+                "(operator 'gate.z_out')"
+            )
         for name in FIXED_RANGE:
             if name not in self.tables:
                 raise QuantGRUError(f"Expected a table, got none (operator '{name}')")

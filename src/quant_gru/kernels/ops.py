@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from quant_gru._errors import QuantGRUError
 from quant_gru.integer import reference
 from quant_gru.integer.backward import straight_through
 from quant_gru.integer.plan import CellPlan
@@ -39,6 +40,11 @@ def run_cell(
 
     All executors give the same codes; see `quant_gru.integer.reference.run` for the arguments.
     """
+    device = plan.weights.W.device
+    if x.device != device or h0.device != device:
+        raise QuantGRUError(
+            f"Expected codes to be on the plan's device {device}, got {x.device} and {h0.device}"
+        )
     if x.device.type == "cpu":
         variant = cpu.chosen()
         if variant != cpu.REFERENCE:

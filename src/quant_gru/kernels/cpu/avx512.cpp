@@ -16,7 +16,7 @@ inline __m512i broadcast_pair(const int16_t *a) {
 template <int kCount>
 inline void dot_rows(const int16_t *w, const int16_t *a, int64_t a_stride, int pairs,
                      int32_t *out) {
-    // two chains per row where there are few rows, to cover the latency
+    // four chains per row where there are few rows, to cover the latency
     constexpr int kChains = kCount < 4 ? 4 : 1;
     __m512i sum[kCount][kChains];
     for (int row = 0; row < kCount; ++row)

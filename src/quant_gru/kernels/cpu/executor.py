@@ -66,14 +66,20 @@ def run(
         variant: One of `choices()` but 'reference'.
         threads: At most this many; None for torch.get_num_threads().
     """
-    T, N, _ = x.shape
+    T, N, C = x.shape
     H = plan.hidden_size
-    x = x.to(plan.x.container).contiguous()
-    h0 = h0.to(plan.h.container).contiguous()
-    out = torch.empty((T, N, H), dtype=plan.h.container)
-    last = torch.empty((N, H), dtype=plan.h.container)
+    count = N if lengths is None else lengths.numel()
+    if plan.input_size != C or h0.shape != (N, H) or count != N:
+        raise QuantGRUError(
+            f"Expected x of {plan.input_size} features, h0 of shape ({N}, {H}) and {N} lengths, "
+            f"got x of {C}, h0 of shape {tuple(h0.shape)} and {count} lengths"
+        )
+    x = x.to("cpu", plan.x.container).contiguous()
+    h0 = h0.to("cpu", plan.h.container).contiguous()
+    out = torch.empty((T, N, H), dtype=plan.h.container, device="cpu")
+    last = torch.empty((N, H), dtype=plan.h.container, device="cpu")
     if N:
-        lengths = None if lengths is None else lengths.contiguous()
+        lengths = None if lengths is None else lengths.to("cpu", torch.int64).contiguous()
         _native.run(
             _plan_of(plan),
             variant,
@@ -103,8 +109,8 @@ def quantize(quantizer: Quantizer, x: Tensor, variant: str) -> tuple[Tensor, boo
         x: float32, any shape, on the CPU.
         variant: One of `choices()` but 'reference'.
     """
-    x = x.detach().contiguous()
-    codes = torch.empty(x.shape, dtype=quantizer.container)
+    x = x.detach().contiguous().resolve_neg()
+    codes = torch.empty(x.shape, dtype=quantizer.container, device="cpu")
     nan = _native.quantize(variant, *_border(quantizer), x.numel(), x.data_ptr(), codes.data_ptr())
     return codes, nan
 
@@ -117,7 +123,7 @@ def dequantize(quantizer: Quantizer, codes: Tensor, variant: str) -> Tensor:
         codes: In their container, contiguous, on the CPU.
         variant: One of `choices()` but 'reference'.
     """
-    x = torch.empty(codes.shape, dtype=torch.float32)
+    x = torch.empty(codes.shape, dtype=torch.float32, device="cpu")
     _native.dequantize(variant, *_border(quantizer), codes.numel(), codes.data_ptr(), x.data_ptr())
     return x
 
@@ -138,24 +144,29 @@ def _plan_of(plan: CellPlan) -> _native.Plan:
 def _pack(plan: CellPlan) -> _native.Plan:
     w, q = plan.weights, plan.frozen.quantizers
     bits_W, bits_R = w.bits_W, w.bits_R
-    sums = [*plan.frozen.sums.values(), w.Wx, w.Rh]
+    sums = plan.frozen.sums
+    several = [each for each in sums.values() if len(each.multipliers) > 1]
+    z, r, g = (q[name] for name in ("gate.z_out", "gate.r_out", "gate.g_out"))
+    one_minus_z = max(abs(plan.frozen.one - (end - z.zero_point)) for end in (z.lo, z.hi))
+    product = max(
+        z.max_abs * plan.h.max_abs, r.max_abs * q["matmul.Rh"].max_abs, one_minus_z * g.max_abs
+    )
+    # float64 takes one-term sums of any tier: it rounds v * M once where |v| < 2^53
     narrow = (
         max(quantizer.bits for quantizer in q.values()) <= NARROW_BITS
         and max(bits_W, bits_R) <= NARROW_BITS
-        and all(each.tier != "e" for each in sums)
+        and all(each.tier != "e" for each in several)
+        and max(w.bound_Wx, w.bound_Rh) < 1 << 52
+        and product < 1 << 53
     )
-    # float32 is exact for two-term sums of tier a and for products below 2^24
-    float32 = narrow and all(
-        each.tier == "a" or len(each.multipliers) == 1 for each in plan.frozen.sums.values()
+    # float32: two-term sums of tier a, products below 2^24, multipliers of 24 bits
+    float32 = (
+        narrow
+        and all(each.tier == "a" for each in several)
+        and product < 1 << 24
+        and bits_W + plan.x.bits <= 16
+        and bits_R + plan.h.bits <= 16
     )
-    products = (
-        q["gate.z_out"].bits + q["output.h"].bits,
-        q["gate.z_out"].bits + 1 + q["gate.g_out"].bits,
-        q["gate.r_out"].bits + q["matmul.Rh"].bits,
-        bits_W + q["input.x"].bits,
-        bits_R + q["output.h"].bits,
-    )
-    float32 = float32 and max(products[:3]) <= 23 and max(products[3:]) <= 16
     tensors: list[Tensor] = []
     document = {
         "H": plan.hidden_size,
@@ -186,7 +197,8 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _pointer(tensor: Tensor, dtype: torch.dtype, keep: list[Tensor]) -> int:
-    converted = tensor.to(dtype).contiguous()
+    # .to(device) moves nothing here, but an address of another device must never get through
+    converted = tensor.to("cpu", dtype).contiguous()
     keep.append(converted)
     return converted.data_ptr()
 

@@ -3,8 +3,14 @@
 // compiler's vectorizer; everything is exact, in float32 or float64 fused multiply-adds where the
 // plan allows it and in 64-bit integers elsewhere.
 
+#include <cfloat>
+
 #include "../fixed_point.h"
 #include "plan.hpp"
+
+#if defined(__FAST_MATH__) || FLT_EVAL_METHOD != 0
+#error "the kernels are exact only where every float operation is rounded to its own type"
+#endif
 
 namespace quant_gru {
 namespace QG_NAMESPACE {
@@ -42,35 +48,6 @@ inline Real round_term(Real v, Real m) {
 template <class Real>
 inline Real round_sum(Real v1, Real m1, Real v2, Real m2) {
     return (Magic<Real>::fma(v1, m1, v2 * m2) + Magic<Real>::value) - Magic<Real>::value;
-}
-
-inline int64_t container_bytes(Container c) {
-    switch (c) {
-        case Container::i8:
-        case Container::u8:
-            return 1;
-        case Container::i16:
-            return 2;
-        case Container::i32:
-            return 4;
-        default:
-            return 8;
-    }
-}
-
-inline int64_t read(const void *p, Container c, int64_t i) {
-    switch (c) {
-        case Container::i8:
-            return static_cast<const int8_t *>(p)[i];
-        case Container::u8:
-            return static_cast<const uint8_t *>(p)[i];
-        case Container::i16:
-            return static_cast<const int16_t *>(p)[i];
-        case Container::i32:
-            return static_cast<const int32_t *>(p)[i];
-        default:
-            return static_cast<const int64_t *>(p)[i];
-    }
 }
 
 template <class To>
@@ -331,7 +308,6 @@ void run_rows(const NarrowPlan &p, const Job &job, int64_t first_row, int rows) 
         for (int i = 0; i < H; ++i)
             h[row * H + i] = static_cast<Real>(h16[row * h_stride + i] + h_offset - p.h_zero);
     }
-    const int64_t bytes = container_bytes(p.h_container);
     for (int64_t block = 0; block < job.T; block += kSteps) {
         const int steps = static_cast<int>(job.T - block < kSteps ? job.T - block : kSteps);
         for (int s = 0; s < steps; ++s) {
@@ -360,7 +336,6 @@ void run_rows(const NarrowPlan &p, const Job &job, int64_t first_row, int rows) 
             }
         }
     }
-    (void)bytes;
     for (int row = 0; row < rows; ++row)
         store_row(job.last, p.h_container, (first_row + row) * H, h16 + row * h_stride, H,
                   h_offset);

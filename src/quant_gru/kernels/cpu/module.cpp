@@ -10,6 +10,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -132,8 +133,15 @@ class Plan {
                 run_wide(wide_plan_, mine);
         };
         std::vector<std::thread> others;
-        for (int i = 1; i < parts; ++i) others.emplace_back(part, i);
+        others.reserve(static_cast<size_t>(parts));
+        int started = 1;
+        try {
+            for (; started < parts; ++started) others.emplace_back(part, started);
+        } catch (const std::system_error &) {
+            // no more threads to be had: this one does the rest
+        }
         part(0);
+        for (int i = started; i < parts; ++i) part(i);
         for (std::thread &other : others) other.join();
     }
 

@@ -41,7 +41,7 @@ lint: $(BUILT)
 	$(BIN)/clang-format --dry-run --Werror $(filter-out CMakeLists.txt,$(KERNELS))
 
 sanitize: $(BUILT)
-	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+	$(BIN)/cmake --fresh -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 		-DPython_EXECUTABLE=$(abspath $(BIN)/python) -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir) \
 		-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_COMPILER=$(CXX) -DQUANT_GRU_SANITIZE=ON > /dev/null
 	$(BIN)/cmake --build $(SANITIZED) > $(SANITIZED)/log || { cat $(SANITIZED)/log; exit 1; }

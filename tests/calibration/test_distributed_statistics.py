@@ -13,7 +13,7 @@ from quant_gru.calibration.observers import METHODS, make_observer
 from quant_gru.calibration.search import choose_quantizer
 
 CANONICAL = sorted(set(METHODS.values()))
-TIMEOUT = 60.0
+TIMEOUT = 240.0
 BATCHES = 3
 
 pytestmark = pytest.mark.skipif(

@@ -1101,7 +1101,7 @@ def test_state_dict_of_an_uncalibrated_module_has_the_keys_of_nn_gru():
 
 # --- several processes
 
-TIMEOUT = 60.0
+TIMEOUT = 240.0
 BATCHES = [3.0 * seeded(6, 4, C, seed=i) for i in range(2)]
 
 

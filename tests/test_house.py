@@ -39,7 +39,17 @@ LAYERS = {
     "analysis": {"_errors", "config", "integer", "kernels"},
 }
 BELOW = set(LAYERS)
-GRU = {"_sequence", "_layers", "_trace", "_plan_cache", "_adjust", "_state", "_frozen", "_gru"}
+GRU = {
+    "_sequence",
+    "_layers",
+    "_trace",
+    "_plan_cache",
+    "_adjust",
+    "_stream",
+    "_state",
+    "_frozen",
+    "_gru",
+}
 MODELS = {"_sqnr", "_convert", "_custom_gru"}
 LAYERS |= dict.fromkeys(GRU, BELOW | GRU)
 LAYERS |= dict.fromkeys(MODELS, BELOW | GRU | MODELS)

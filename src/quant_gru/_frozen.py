@@ -13,6 +13,7 @@ from quant_gru._errors import ParameterError, QuantGRUError
 from quant_gru._layers import run_real
 from quant_gru._plan_cache import Stamp
 from quant_gru._sequence import Sequence, normalize
+from quant_gru._stream import Stream
 from quant_gru._trace import integer_forward, trace_codes
 from quant_gru.config import QuantConfig
 from quant_gru.export import params
@@ -168,6 +169,10 @@ class FrozenQuantGRU(torch.nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """See `QuantGRU.forward_integer`."""
         return integer_forward(self._plan(), x_codes, h_codes, self.batch_first)
+
+    def stream(self, batch_size: int = 1) -> Stream:
+        """See `QuantGRU.stream`."""
+        return Stream(self._plan(), batch_size)
 
     def trace_codes(
         self, input: Tensor | PackedSequence, hx: Tensor | None = None

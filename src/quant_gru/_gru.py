@@ -17,6 +17,7 @@ from quant_gru._frozen import FrozenQuantGRU
 from quant_gru._layers import Weights, run_real
 from quant_gru._sequence import Sequence, normalize
 from quant_gru._state import QuantState, summary
+from quant_gru._stream import Stream
 from quant_gru._trace import integer_forward, trace_codes
 from quant_gru.calibration.trace import FloatWeights
 from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, QuantGRUWarning, canonical_name
@@ -177,6 +178,26 @@ class QuantGRU(torch.nn.GRU):
             `numpy.savez(file, **codes)` saves them.
         """
         return trace_codes(self._plan(), self._normalize(input, hx))
+
+    def stream(self, batch_size: int = 1) -> Stream:
+        """Inference step by step, with the state kept in integers.
+
+        A step takes x (N, C) and gives the top layer's output (N, H), float32.
+
+        The stream keeps the weights and scales of this moment. `stream.reset()` returns to the
+        zero state, `stream.state` are the state's codes.
+
+        Args:
+            batch_size: Rows of each step, N.
+
+        Raises:
+            QuantGRUError: The GRU is bidirectional.
+
+        Example:
+            >>> stream = gru.stream()
+            >>> y = stream(torch.randn(1, gru.input_size))
+        """
+        return Stream(self._plan(), batch_size)
 
     def freeze(self) -> FrozenQuantGRU:
         """An inference-only module that holds the integer plan alone, giving the same codes."""

@@ -23,7 +23,7 @@ def integer_forward(
             "Expected one quantizer for both directions, got two that differ (operator 'input.x')"
         )
     cells = [cell for layer in plan.cells for cell in layer]
-    x = _checked("x_codes", "input.x", x, [first[0].x])
+    x = checked_codes("x_codes", "input.x", x, [first[0].x])
     if x.dim() not in (2, 3) or x.shape[-1] != first[0].input_size:
         raise QuantGRUError(
             f"Expected x_codes to be 2-D or 3-D with {first[0].input_size} features last, "
@@ -40,7 +40,7 @@ def integer_forward(
         expected = (len(cells), N, H) if batched else (len(cells), H)
         if tuple(getattr(h0, "shape", expected)) != expected:
             raise QuantGRUError(f"Expected h_codes of shape {expected}, got {tuple(h0.shape)}")
-        states = _checked("h_codes", "output.h", h0, [cell.h for cell in cells])
+        states = checked_codes("h_codes", "output.h", h0, [cell.h for cell in cells])
         states = states if batched else states.unsqueeze(1)
     runs = list(run_codes(plan, [codes] * len(first), states))
     top = runs[-len(plan.cells[-1]) :]
@@ -85,7 +85,7 @@ def cell_codes(run: CellRun) -> dict[str, Tensor]:
     }
 
 
-def _checked(thing: str, name: str, codes: object, quantizers: list[Quantizer]) -> Tensor:
+def checked_codes(thing: str, name: str, codes: object, quantizers: list[Quantizer]) -> Tensor:
     """`codes` in a dtype that PyTorch computes with, all of them codes of the quantizers."""
     if not isinstance(codes, Tensor):
         raise QuantGRUError(

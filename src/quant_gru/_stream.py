@@ -1,0 +1,107 @@
+"""Step by step inference: one time step in, one out, the state kept in integers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quant_gru._errors import QuantGRUError
+from quant_gru._layers import run_codes
+from quant_gru._trace import checked_codes
+from quant_gru.integer.plan import GRUPlan
+from quant_gru.kernels.cpu import executor as cpu
+from quant_gru.kernels.ops import native_variant
+
+
+class Stream:
+    """A quantized GRU that is fed one step at a time.
+
+    Made by `QuantGRU.stream` and `FrozenQuantGRU.stream`. The plan is that of the moment it was
+    made; later changes of the module do not reach it. Feeding a sequence step by step gives the
+    codes of the whole sequence, bit for bit.
+
+    Args:
+        plan: The plan of a GRU of one direction.
+        batch_size: Rows of each step, N.
+    """
+
+    def __init__(self, plan: GRUPlan, batch_size: int) -> None:
+        if len(plan.cells[0]) != 1:
+            raise QuantGRUError(
+                "Expected a GRU of one direction to stream, got a bidirectional one: its reverse "
+                "direction starts at the end of the sequence"
+            )
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise QuantGRUError(f"Expected batch_size to be at least 1, got {batch_size!r}")
+        self._plan = plan
+        self._cells = [layer[0] for layer in plan.cells]
+        self._device = self._cells[0].weights.W.device
+        self._N = batch_size
+        self._native = all(bool(cell.weights.finite) for cell in self._cells) and (
+            self._device.type == "cpu" and all(cpu.is_narrow(cell) for cell in self._cells)
+        )
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to the zero state, for all rows."""
+        H = self._cells[0].hidden_size
+        self._codes = [
+            torch.full((self._N, H), cell.h.zero_point, device=self._device).to(cell.h.container)
+            for cell in self._cells
+        ]
+        self._nan: Tensor | None = None
+        if not all(bool(cell.weights.finite) for cell in self._cells):
+            self._nan = torch.ones(self._N, dtype=torch.bool, device=self._device)
+
+    @property
+    def state(self) -> Tensor:
+        """Codes of output.h of all layers (layers, N, H); may be assigned, to go on from there.
+
+        The dtype is that of the first layer's container. NaN that was seen is forgotten when a
+        state is assigned.
+        """
+        return torch.stack([codes.to(self._codes[0].dtype) for codes in self._codes])
+
+    @state.setter
+    def state(self, codes: Tensor) -> None:
+        expected = (len(self._cells), self._N, self._cells[0].hidden_size)
+        if tuple(getattr(codes, "shape", expected)) != expected:
+            raise QuantGRUError(f"Expected a state of shape {expected}, got {tuple(codes.shape)}")
+        found = checked_codes("state", "output.h", codes, [cell.h for cell in self._cells])
+        self.reset()
+        self._codes = [
+            part.to(self._device, cell.h.container).clone()
+            for part, cell in zip(found, self._cells, strict=True)
+        ]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Take one step.
+
+        Args:
+            x: Real input (N, C), on the device of the plan.
+
+        Returns:
+            Output of the top layer (N, H), float32. Rows that saw NaN stay NaN until `reset`.
+        """
+        C = self._cells[0].input_size
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape != (self._N, C):
+            got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise QuantGRUError(f"Expected floating-point x of shape ({self._N}, {C}), got {got}")
+        if x.requires_grad and torch.is_grad_enabled():
+            raise QuantGRUError("Expected x without requires_grad: a stream has no gradients")
+        if x.device != self._device:
+            raise QuantGRUError(f"Expected x on {self._device}, got {x.device}")
+        quantizer, h = self._cells[0].x, self._cells[-1].h
+        variant = native_variant(x) if self._native else None
+        if variant is not None:
+            codes, has_nan = cpu.quantize(quantizer, x, variant)
+        else:
+            codes, has_nan = quantizer.quantize(x), bool(x.isnan().any())
+        if has_nan:
+            rows = x.isnan().any(-1)
+            self._nan = rows if self._nan is None else self._nan | rows
+        runs = list(run_codes(self._plan, [codes[None]], self._codes))
+        self._codes = [run.last for run in runs]
+        last = runs[-1].last
+        y = h.dequantize(last) if variant is None else cpu.dequantize(h, last, variant)
+        return y if self._nan is None else y.masked_fill(self._nan[:, None], torch.nan)

@@ -1,0 +1,122 @@
+"""Streaming: step by step equals the whole sequence, bit for bit."""
+
+import math
+
+import pytest
+import torch
+
+from quant_gru import QuantConfig, QuantGRU, QuantGRUError
+from quant_gru.kernels.cpu import executor
+
+C, H, T = 5, 7, 11
+
+CONFIGS = {
+    "int8": QuantConfig.int8(),
+    "free16": QuantConfig.int16().replace_globals(scale_kind="free"),
+    "24 bits": QuantConfig.uniform(24, False),
+}
+
+
+def quantized(config=CONFIGS["int8"], **options):
+    gru = QuantGRU(C, H, config=config, **options).eval()
+    gru.calibrate(torch.randn(T, 3, C))
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    return gru
+
+
+@pytest.mark.parametrize("choice", executor.choices())
+@pytest.mark.parametrize("frozen", [False, True], ids=["live", "frozen"])
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_steps_equal_the_whole(monkeypatch, name, layers, frozen, choice):
+    monkeypatch.setenv(executor.VARIABLE, choice)
+    gru = quantized(CONFIGS[name], num_layers=layers)
+    module = gru.freeze() if frozen else gru
+    x = torch.randn(T, 3, C)
+    with torch.no_grad():
+        expected, h_n = module(x)
+        stream = module.stream(batch_size=3)
+        for _ in range(2):
+            y = torch.stack([stream(step) for step in x])
+            assert torch.equal(y, expected)
+            assert y.dtype == torch.float32
+            codes = gru.forward_integer(gru._plan().cells[0][0].x.quantize(x))[1]
+            assert torch.equal(stream.state.long(), codes.long())
+            stream.reset()
+    assert h_n.shape == stream.state.shape
+
+
+def test_a_state_can_be_kept_and_put_back():
+    gru = quantized(num_layers=2)
+    stream = gru.stream()
+    x = torch.randn(T, 1, C)
+    for step in x[:4]:
+        stream(step)
+    kept = stream.state
+    expected = [stream(step) for step in x[4:]]
+    stream.reset()
+    stream.state = kept
+    assert torch.equal(stream.state, kept)
+    again = [stream(step) for step in x[4:]]
+    assert all(torch.equal(a, b) for a, b in zip(expected, again, strict=True))
+
+
+def test_kept_states_do_not_change_with_the_stream():
+    stream = quantized().stream()
+    kept = stream.state
+    before = kept.clone()
+    stream(torch.randn(1, C))
+    assert torch.equal(kept, before)
+
+
+def test_the_plan_is_that_of_the_moment():
+    gru = quantized()
+    stream, x = gru.stream(), torch.randn(1, C)
+    expected = stream(x)
+    with torch.no_grad():
+        gru.weight_ih_l0.mul_(-3)
+    stream.reset()
+    assert torch.equal(stream(x), expected)
+    assert not torch.equal(gru.stream()(x), expected)
+
+
+def test_nan_stays_in_its_row_until_reset():
+    stream = quantized().stream(2)
+    bad = torch.zeros(2, C)
+    bad[1, 2] = math.nan
+    stream(torch.zeros(2, C))
+    for x in (bad, torch.zeros(2, C)):
+        y = stream(x)
+        assert torch.isfinite(y[0]).all()
+        assert torch.isnan(y[1]).all()
+    stream.reset()
+    assert torch.isfinite(stream(torch.zeros(2, C))).all()
+
+
+def test_bad_weights_give_nan():
+    gru = quantized()
+    with torch.no_grad():
+        gru.bias_hh_l0[3] = math.inf
+    assert torch.isnan(gru.stream()(torch.zeros(1, C))).all()
+
+
+def test_errors_say_what_was_expected():
+    gru = quantized()
+    with pytest.raises(QuantGRUError, match="bidirectional"):
+        quantized(bidirectional=True).stream()
+    for batch_size in (0, -1, 1.0, True):
+        with pytest.raises(QuantGRUError, match="batch_size"):
+            gru.stream(batch_size)
+    stream = gru.stream(2)
+    for x in (torch.zeros(1, C), torch.zeros(2, C + 1), torch.zeros(2, C).long(), [0.0]):
+        with pytest.raises(QuantGRUError, match=rf"\(2, {C}\)"):
+            stream(x)
+    with pytest.raises(QuantGRUError, match="gradient"):
+        stream(torch.zeros(2, C, requires_grad=True))
+    with pytest.raises(QuantGRUError, match="shape"):
+        stream.state = torch.zeros(1, 1, H, dtype=torch.int8)
+    with pytest.raises(QuantGRUError, match="integers"):
+        stream.state = torch.zeros(1, 2, H)
+    with pytest.raises(QuantGRUError, match=r"\[-128, 127\]"):
+        stream.state = torch.full((1, 2, H), 1000)

@@ -44,9 +44,12 @@ GRU = {
     "_layers",
     "_trace",
     "_plan_cache",
+    "_quick",
     "_adjust",
     "_stream",
     "_state",
+    "_frozen_plan",
+    "_library",
     "_frozen",
     "_gru",
 }

@@ -9,25 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from quant_gru import _library
 from quant_gru._errors import ParameterError, QuantGRUError
+from quant_gru._frozen_plan import BUFFERS, FrozenPlans
 from quant_gru._layers import run_real
-from quant_gru._plan_cache import Stamp
+from quant_gru._quick import quick_of
 from quant_gru._sequence import Sequence, normalize
 from quant_gru._stream import Stream
 from quant_gru._trace import integer_forward, trace_codes
 from quant_gru.config import QuantConfig
 from quant_gru.export import params
-from quant_gru.integer.plan import (
-    CellPlan,
-    FrozenPart,
-    GRUPlan,
-    WeightPart,
-    bias_limit,
-    build_frozen,
-    matmul_sum,
-    stack,
-)
-from quant_gru.integer.qparams import QParams
+from quant_gru.integer.plan import GRUPlan, WeightPart, bias_limit
 from quant_gru.integer.quantizer import Quantizer, code_limits, container_dtype
 from quant_gru.integer.weighted_sum import WeightedSum, significant_bits
 
@@ -60,9 +52,7 @@ class FrozenQuantGRU(torch.nn.Module):
         found = params.from_document(document, "plan")
         self.shape = found.shape
         self.batch_first = batch_first
-        self._qparams = found.cells
-        self._frozen: dict[tuple[torch.device, int, int], FrozenPart] = {}
-        self._cells: dict[tuple[int, int], tuple[list[Stamp], CellPlan]] = {}
+        self._plans = FrozenPlans(found.cells)
         text = params.to_tensor({**document, "batch_first": batch_first})
         self.register_buffer(_DOCUMENT, text)
 
@@ -80,7 +70,7 @@ class FrozenQuantGRU(torch.nn.Module):
         module = cls.__new__(cls)
         torch.nn.Module.__init__(module)
         module._restore(document, batch_first)
-        for layer, cells in enumerate(module._qparams):
+        for layer, cells in enumerate(module._plans.qparams):
             for direction in range(len(cells)):
                 config = cells[direction].config
                 for name, shape in module._buffer_shapes(layer).items():
@@ -130,8 +120,7 @@ class FrozenQuantGRU(torch.nn.Module):
             error_msgs.append(str(error))
             return
         device = self.get_buffer(_key("W", 0, 0)).device
-        self._qparams, self.batch_first = other._qparams, other.batch_first
-        self._frozen, self._cells = {}, {}
+        self._plans, self.batch_first = other._plans, other.batch_first
         for name, tensor in other._buffers.items():
             self._buffers[name] = None if tensor is None else tensor.to(device)
 
@@ -158,10 +147,33 @@ class FrozenQuantGRU(torch.nn.Module):
                 "Expected an input without requires_grad, got one that asks for a gradient: a "
                 "frozen GRU is for inference only; use torch.no_grad() or the QuantGRU"
             )
+        if _library.traced(input):
+            return self._forward_traced(input, hx)
+        plans = self._plans
+        if plans.quick is not None:
+            result = plans.quick.run(self._buffers.values(), input, hx, self.batch_first)
+            if result is not None:
+                return result
         plan = self._plan()
+        plans.quick = quick_of(plan, [b for b in self._buffers.values() if b is not None])
         sequence = self._normalize(input, hx)
         nothing = [[(None, None, None, None) for _ in cells] for cells in plan.cells]
         y, h_n = run_real(plan, sequence.x, sequence.h0, sequence.lengths, nothing, 0.0)
+        return sequence.restore(y, h_n)
+
+    def _forward_traced(
+        self, input: Tensor | PackedSequence, hx: Tensor | None
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """The forward as one operator that tracers and transforms can follow."""
+        sequence = self._normalize(input, hx)
+        y, h_n = _library.forward(
+            sequence.x,
+            sequence.h0,
+            sequence.lengths,
+            self._integers(),
+            self.get_buffer(_DOCUMENT),
+            bidirectional=self.shape.bidirectional,
+        )
         return sequence.restore(y, h_n)
 
     def forward_integer(
@@ -196,60 +208,16 @@ class FrozenQuantGRU(torch.nn.Module):
             like=self.get_buffer(_key("W", 0, 0)),
         )
 
+    def _integers(self) -> list[Tensor]:
+        return [
+            self.get_buffer(_key(name, layer, direction))
+            for layer in range(self.shape.num_layers)
+            for direction in range(self.shape.directions)
+            for name in BUFFERS
+        ]
+
     def _plan(self) -> GRUPlan:
-        return stack(
-            [
-                [self._cell(qparams, layer, direction) for direction, qparams in enumerate(cells)]
-                for layer, cells in enumerate(self._qparams)
-            ]
-        )
-
-    def _cell(self, qparams: QParams, layer: int, direction: int) -> CellPlan:
-        names = ("W", "R", "Bw", "Br", "Mx", "kx", "Mh", "kh")
-        W, R, Bw, Br, Mx, kx, Mh, kh = (
-            self.get_buffer(_key(name, layer, direction)) for name in names
-        )
-        buffers = (W, R, Bw, Br, Mx, kx, Mh, kh)
-        kept = self._cells.get((layer, direction))
-        if kept and all(map(Stamp.matches, kept[0], buffers)):
-            return kept[1]
-        key = (W.device, layer, direction)
-        if key not in self._frozen:
-            self._frozen[key] = build_frozen(qparams, W.device)
-        q, config = qparams.quantizers, qparams.config
-
-        def product(weight: str, K: int, x: str, y: str, M: Tensor, k: Tensor) -> tuple[Any, int]:
-            bits = config[weight].bitwidth
-            assert bits is not None
-            return matmul_sum(bits, K, q[x], q[y], M, k)
-
-        Wx, bound_Wx = product("weight.W", W.shape[1], "input.x", "matmul.Wx", Mx, kx)
-        Rh, bound_Rh = product("weight.R", R.shape[1], "output.h", "matmul.Rh", Mh, kh)
-        finite = torch.ones((), dtype=torch.bool, device=W.device)
-        bits = {name: config[name].bitwidth or 1 for name in ("weight.W", "weight.R")}
-        weights = WeightPart(
-            W,
-            R,
-            Bw,
-            Br,
-            Bw,
-            Br,
-            {},
-            Wx,
-            Rh,
-            bound_Wx,
-            bound_Rh,
-            bits["weight.W"],
-            bits["weight.R"],
-            finite,
-        )
-        plan = CellPlan(self._frozen[key], weights)
-        if not any(buffer.is_inference() for buffer in buffers):
-            self._cells[layer, direction] = ([Stamp(buffer) for buffer in buffers], plan)
-        return plan
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_frozen": {}, "_cells": {}}
+        return self._plans.plan(self._integers())
 
     def extra_repr(self) -> str:
         """The shape of the GRU."""

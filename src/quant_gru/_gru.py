@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from quant_gru import _library
 from quant_gru._adjust import Change
 from quant_gru._errors import CalibrationError, ConfigError, QuantGRUError
 from quant_gru._frozen import FrozenQuantGRU
 from quant_gru._layers import Weights, run_real
+from quant_gru._quick import quick_of
 from quant_gru._sequence import Sequence, normalize
 from quant_gru._state import QuantState, summary
 from quant_gru._stream import Stream
@@ -90,7 +92,7 @@ class QuantGRU(torch.nn.GRU):
             )
         self.use_quantization = use_quantization
         self.calibrating = False
-        self._state = QuantState(config or QuantConfig(), self.num_layers, self._directions)
+        self._state = QuantState(config or QuantConfig(), self._shape())
 
     # --- forward
 
@@ -125,8 +127,17 @@ class QuantGRU(torch.nn.GRU):
             return output
         if not self.use_quantization:
             return super().forward(input, hx)
+        if _library.traced(input):
+            return self._forward_traced(input, hx)
+        plans = self._state.plans
+        if plans.quick is not None and not self.training:
+            result = plans.quick.run(self._parameters.values(), input, hx, self.batch_first)
+            if result is not None:
+                return result
         weights = self._weights()
         plan = self._plan(weights)
+        if plans.quick is None and not self._may_change_unseen():
+            plans.quick = quick_of(plan, [w for w in self._parameters.values() if w is not None])
         sequence = self._normalize(input, hx)
         y, h_n = run_real(
             plan,
@@ -135,6 +146,31 @@ class QuantGRU(torch.nn.GRU):
             sequence.lengths,
             weights,
             self.dropout if self.training else 0.0,
+        )
+        dtype = self._weight.dtype
+        return sequence.restore(y.to(dtype), h_n.to(dtype))
+
+    def _forward_traced(
+        self, input: Tensor | PackedSequence, hx: Tensor | None
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """The quantized forward as one operator that tracers and transforms can follow."""
+        text = self._state.text
+        if text is None:
+            raise CalibrationError(
+                "Expected a calibrated GRU to trace, got one without scales; call calibrate(data) "
+                "and finalize_calibration() first"
+            )
+        weights = [w for layer in self._weights() for cell in layer for w in cell if w is not None]
+        sequence = self._normalize(input, hx)
+        y, h_n = _library.forward(
+            sequence.x,
+            sequence.h0,
+            sequence.lengths,
+            weights,
+            text,
+            self.dropout if self.training and self.num_layers > 1 else 0.0,
+            self.bidirectional,
+            self._may_change_unseen(),
         )
         dtype = self._weight.dtype
         return sequence.restore(y.to(dtype), h_n.to(dtype))
@@ -202,7 +238,7 @@ class QuantGRU(torch.nn.GRU):
     def freeze(self) -> FrozenQuantGRU:
         """An inference-only module that holds the integer plan alone, giving the same codes."""
         plan = self._plan()
-        return FrozenQuantGRU(self._state.document(self._shape()), self.batch_first, plan)
+        return FrozenQuantGRU(self._state.document(), self.batch_first, plan)
 
     def train(self, mode: bool = True) -> QuantGRU:
         """Set the mode, as nn.Module does; weights are quantized anew at the next use."""
@@ -395,7 +431,7 @@ class QuantGRU(torch.nn.GRU):
             ConfigError: The file cannot be written.
         """
         self._finalized()
-        params.write(path, self._state.document(self._shape()))
+        params.write(path, self._state.document())
 
     def load_quant_params(self, path: str | os.PathLike[str]) -> None:
         """Read what `export_quant_params` wrote; with the same weights, the codes are the same.
@@ -406,14 +442,14 @@ class QuantGRU(torch.nn.GRU):
             ParameterError: The file cannot be read, is of another version, or does not fit this
                 GRU; nothing has changed then.
         """
-        self._state.take(params.read(path), self._shape(), f"file {os.fspath(path)!r}")
+        self._state.take(params.read(path), f"file {os.fspath(path)!r}")
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.is_calibrated():
-            document = self._state.document(self._shape())
+            document = self._state.document()
             document["use_quantization"] = bool(self.use_quantization)
             destination[prefix + STATE_KEY] = params.to_tensor(document)
 
@@ -437,7 +473,7 @@ class QuantGRU(torch.nn.GRU):
                 document = params.from_tensor(state_dict[key], repr(key))
                 use_quantization = document.pop("use_quantization", self.use_quantization)
                 found = params.from_document(document, repr(key))
-                self._state.take(found, self._shape(), repr(key))
+                self._state.take(found, repr(key))
                 self.use_quantization = bool(use_quantization)
             except QuantGRUError as error:
                 error_msgs.append(str(error))
@@ -516,12 +552,14 @@ class QuantGRU(torch.nn.GRU):
         scales = self._state.scales
         assert scales is not None
         weights = weights or self._weights()
+        return self._state.plans.plan(scales, weights, self._may_change_unseen())
+
+    def _may_change_unseen(self) -> bool:
         # fused optimizers write weights without raising their version: what takes part in a
         # gradient is never kept
-        live = self.training or (
+        return self.training or (
             torch.is_grad_enabled() and any(w.requires_grad for w in self.parameters())
         )
-        return self._state.plans.plan(scales, weights, live)
 
     def _check_cell(self, layer: int, reverse: bool) -> None:
         if not 0 <= layer < self.num_layers:

@@ -96,29 +96,15 @@ def run_real(
 def _run_native(
     plan: GRUPlan, x: Tensor, h0: Tensor, lengths: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
-    """`run_real` with its border in native code, where that applies: no NaN, up to 16 bits.
+    """`run_real` in native code from border to border, where that applies.
 
     Returns:
-        The same as `run_real`, or None where it does not apply.
+        The same as `run_real`, or None where it does not apply: another device or dtype, NaN, more
+        than 16 bits.
     """
     variant = native_variant(x, h0)
-    cells = [cell for layer in plan.cells for cell in layer]
-    if variant is None or not all(
-        cpu.is_narrow(cell) and bool(cell.weights.finite) for cell in cells
-    ):
-        return None
-    inputs, bad = zip(*(cpu.quantize(cell.x, x, variant) for cell in plan.cells[0]), strict=True)
-    states = []
-    for cell, state in zip(cells, h0, strict=True):
-        codes, nan = cpu.quantize(cell.h, state, variant)
-        states.append(codes)
-        bad = (*bad, nan)
-    if any(bad):
-        return None
-    runs = list(run_codes(plan, inputs, states, lengths))
-    top = [cpu.dequantize(run.plan.h, run.out, variant) for run in runs[-len(plan.cells[-1]) :]]
-    last = [cpu.dequantize(run.plan.h, run.last, variant) for run in runs]
-    return (top[0] if len(top) == 1 else torch.cat(top, dim=-1)), torch.stack(last)
+    stack = None if variant is None else cpu.stack_of(plan, variant)
+    return None if stack is None else stack.run(x, h0, lengths)
 
 
 def run_codes(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quant_gru._layers import Weights
+from quant_gru._quick import Quick
 from quant_gru.integer.plan import (
     CellPlan,
     FrozenPart,
@@ -21,18 +22,25 @@ from quant_gru.integer.qparams import QParams
 
 
 class PlanCache:
-    """Frozen parts per device, weight parts per state of the weights."""
+    """Frozen parts per device, weight parts per state of the weights.
+
+    Attributes:
+        quick: The native way through a whole call, while nothing it follows from has changed.
+    """
 
     def __init__(self) -> None:
+        self.quick: Quick | None = None
         self._frozen: dict[tuple[torch.device, int, int], FrozenPart] = {}
         self._weights: dict[tuple[int, int], tuple[list[Stamp | None], WeightPart]] = {}
 
     def forget_weights(self) -> None:
         """Forget what follows from the weights."""
+        self.quick = None
         self._weights.clear()
 
     def clear(self) -> None:
         """Forget everything: quantizers have changed."""
+        self.quick = None
         self._frozen.clear()
         self._weights.clear()
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quant_gru import _library
 from quant_gru._adjust import Change, adjust
 from quant_gru._errors import CalibrationError, ConfigError, ParameterError
 from quant_gru._plan_cache import PlanCache
@@ -30,22 +31,30 @@ class QuantState:
 
     Args:
         config: Widths and kinds of the operators.
-        num_layers: Layers of the GRU.
-        directions: Directions of the GRU.
+        shape: Layers, directions and sizes of the GRU.
+
+    Attributes:
+        text: The scales as `quant_gru._library.forward` takes them, uint8 (L,); None without.
     """
 
-    def __init__(self, config: QuantConfig, num_layers: int, directions: int) -> None:
+    def __init__(self, config: QuantConfig, shape: params.Shape) -> None:
         self.config = config
         self.method = "histogram"
         self.percentile_value = 99.99
         self.plans = PlanCache()
-        self._grid = (num_layers, directions)
+        self.text: Tensor | None = None
+        self._shape = shape
+        self._grid = (shape.num_layers, shape.directions)
         self._collector: Collector | None = None
         self._scales: Cells | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # the plan follows from parameters and scales, and may live on a device
-        return {**self.__dict__, "plans": PlanCache()}
+        return {**self.__dict__, "plans": PlanCache(), "text": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._write_text()
 
     def copy(self) -> QuantState:
         """A state to come back to; changes of this one do not reach it."""
@@ -65,6 +74,14 @@ class QuantState:
         self._scales = scales
         self._collector = None
         self.plans.clear()
+        self._write_text()
+
+    def _write_text(self) -> None:
+        self.text = None
+        if self._scales is not None:
+            with torch.inference_mode(False), torch.device("cpu"):
+                self.text = params.to_tensor(self.document())
+            _library.keep(self.text, _library.LivePlans(self._scales, self.plans))
 
     # --- before calibration
 
@@ -149,13 +166,15 @@ class QuantState:
                 f"one without scales; calibrate first (operator {name!r})"
             )
         config = change.apply_to_config(self.config, name) if everywhere else self.config
+        adjusted = None
         if self._scales is not None:
             adjusted = [list(layer) for layer in self._scales]
             for layer, direction in cells:
                 old = adjusted[layer][direction]
                 adjusted[layer][direction] = adjust(old, name, change, hidden_size)
-            self._set_scales(adjusted)
         self.config = config
+        if adjusted is not None:
+            self._set_scales(adjusted)
 
     def describe(
         self, name: str, layer: int, direction: int, weight: Tensor | None
@@ -185,16 +204,16 @@ class QuantState:
 
     # --- parameter documents
 
-    def document(self, shape: params.Shape) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """Configuration, scales and tables as JSON-able data."""
         assert self._scales is not None
-        return params.to_document(shape, self.config, self._scales)
+        return params.to_document(self._shape, self.config, self._scales)
 
-    def take(self, found: params.Parameters, shape: params.Shape, where: str) -> None:
+    def take(self, found: params.Parameters, where: str) -> None:
         """Take configuration and scales of a document that fits a GRU of this shape."""
-        if found.shape != shape:
+        if found.shape != self._shape:
             raise ParameterError(
-                f"Expected parameters of a GRU with {_words(shape)}, "
+                f"Expected parameters of a GRU with {_words(self._shape)}, "
                 f"got {_words(found.shape)} ({where})"
             )
         self.config = found.config

@@ -10,7 +10,6 @@ from quant_gru._layers import run_codes
 from quant_gru._trace import checked_codes
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.cpu import executor as cpu
-from quant_gru.kernels.ops import native_variant
 
 
 class Stream:
@@ -37,20 +36,24 @@ class Stream:
         self._cells = [layer[0] for layer in plan.cells]
         self._device = self._cells[0].weights.W.device
         self._N = batch_size
-        self._native = all(bool(cell.weights.finite) for cell in self._cells) and (
-            self._device.type == "cpu" and all(cpu.is_narrow(cell) for cell in self._cells)
-        )
+        self._H = self._cells[0].hidden_size
+        self._shape = torch.Size((batch_size, self._cells[0].input_size))
+        self._finite = all(bool(cell.weights.finite) for cell in self._cells)
+        self._codes = [
+            torch.empty((batch_size, self._H), dtype=cell.h.container, device=self._device)
+            for cell in self._cells
+        ]
+        variant = cpu.chosen() if self._device.type == "cpu" else cpu.REFERENCE
+        stack = None if variant == cpu.REFERENCE else cpu.stack_of(plan, variant)
+        self._step = None if stack is None else cpu.Stream(stack, self._codes).step
         self.reset()
 
     def reset(self) -> None:
         """Back to the zero state, for all rows."""
-        H = self._cells[0].hidden_size
-        self._codes = [
-            torch.full((self._N, H), cell.h.zero_point, device=self._device).to(cell.h.container)
-            for cell in self._cells
-        ]
+        for codes, cell in zip(self._codes, self._cells, strict=True):
+            codes.fill_(cell.h.zero_point)
         self._nan: Tensor | None = None
-        if not all(bool(cell.weights.finite) for cell in self._cells):
+        if not self._finite:
             self._nan = torch.ones(self._N, dtype=torch.bool, device=self._device)
 
     @property
@@ -64,15 +67,13 @@ class Stream:
 
     @state.setter
     def state(self, codes: Tensor) -> None:
-        expected = (len(self._cells), self._N, self._cells[0].hidden_size)
+        expected = (len(self._cells), self._N, self._H)
         if tuple(getattr(codes, "shape", expected)) != expected:
             raise QuantGRUError(f"Expected a state of shape {expected}, got {tuple(codes.shape)}")
         found = checked_codes("state", "output.h", codes, [cell.h for cell in self._cells])
         self.reset()
-        self._codes = [
-            part.to(self._device, cell.h.container).clone()
-            for part, cell in zip(found, self._cells, strict=True)
-        ]
+        for own, part in zip(self._codes, found, strict=True):
+            own.copy_(part)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Take one step.
@@ -83,6 +84,24 @@ class Stream:
         Returns:
             Output of the top layer (N, H), float32. Rows that saw NaN stay NaN until `reset`.
         """
+        if (
+            type(x) is not Tensor
+            or x.dtype is not torch.float32
+            or x.shape != self._shape
+            or x.requires_grad
+            or not x.is_contiguous()
+            or not x.is_cpu
+            or self._step is None
+            or x.is_neg()
+        ):
+            return self._general_step(x)
+        y = torch.empty((self._N, self._H), dtype=torch.float32, device="cpu")
+        if self._step(x.data_ptr(), y.data_ptr()):
+            self._see_nan(x)
+        return y if self._nan is None else y.masked_fill(self._nan[:, None], torch.nan)
+
+    def _general_step(self, x: Tensor) -> Tensor:
+        """A step of any input: what is wrong with it is said, anything else is brought to float32."""
         C = self._cells[0].input_size
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape != (self._N, C):
             got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
@@ -91,17 +110,20 @@ class Stream:
             raise QuantGRUError("Expected x without requires_grad: a stream has no gradients")
         if x.device != self._device:
             raise QuantGRUError(f"Expected x on {self._device}, got {x.device}")
-        quantizer, h = self._cells[0].x, self._cells[-1].h
-        variant = native_variant(x) if self._native else None
-        if variant is not None:
-            codes, has_nan = cpu.quantize(quantizer, x, variant)
-        else:
-            codes, has_nan = quantizer.quantize(x), bool(x.isnan().any())
-        if has_nan:
-            rows = x.isnan().any(-1)
-            self._nan = rows if self._nan is None else self._nan | rows
-        runs = list(run_codes(self._plan, [codes[None]], self._codes))
-        self._codes = [run.last for run in runs]
-        last = runs[-1].last
-        y = h.dequantize(last) if variant is None else cpu.dequantize(h, last, variant)
+        x = x.detach()
+        if self._step is not None:
+            plain = torch.empty((self._N, C), dtype=torch.float32, device="cpu")
+            return self(plain.copy_(x))
+        self._see_nan(x)
+        codes = self._cells[0].x.quantize(x)
+        for own, run in zip(
+            self._codes, list(run_codes(self._plan, [codes[None]], self._codes)), strict=True
+        ):
+            own.copy_(run.last)
+        y = self._cells[-1].h.dequantize(self._codes[-1])
         return y if self._nan is None else y.masked_fill(self._nan[:, None], torch.nan)
+
+    def _see_nan(self, x: Tensor) -> None:
+        rows = x.isnan().any(-1)
+        if self._device.type != "cpu" or bool(rows.any()):
+            self._nan = rows if self._nan is None else self._nan | rows

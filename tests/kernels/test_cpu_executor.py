@@ -135,19 +135,39 @@ def test_environment_is_checked(monkeypatch):
         quantized(QuantConfig.int8(), 5, 6)(torch.randn(2, 3, 5))
 
 
-def test_which_arithmetic_is_used():
-    """8 bits run in float32, 16 in float64, more in two words: a plan must not fall behind."""
-    kinds = {}
-    for name, config in {
-        "8": QuantConfig.int8(),
-        "16": QuantConfig.int16(),
-        "24": QuantConfig.uniform(24, False),
-        "w4a12": QuantConfig.uniform(12, False).replace("W", bitwidth=4).replace("R", bitwidth=4),
-    }.items():
-        native = executor._plan_of(quantized(config, 16, 16)._plan().cells[0][0])
-        kinds[name] = (native.narrow, native.float32)
-    assert kinds.pop("w4a12")[0]
-    assert kinds == {"8": (True, True), "16": (True, False), "24": (False, False)}
+@pytest.mark.parametrize("variant", NATIVE)
+def test_which_kernel_is_used(variant):
+    """A plan must not fall behind: 8-bit weights run fused, in float32 up to 8-bit activations."""
+    w4 = QuantConfig.uniform(12, False).replace("W", bitwidth=4).replace("R", bitwidth=4)
+    pwl = QuantConfig.int8().replace_globals(activation="pwl")
+    expected = {
+        "8": (QuantConfig.int8(), "fused, float32"),
+        "8 free": (QuantConfig.int8().replace_globals(scale_kind="free"), "fused, float32"),
+        "8 pwl": (pwl, "fused, float32"),
+        "w8a16": (QuantConfig.w8a16(), "fused, float64"),
+        "w4a12": (w4, "fused"),
+        "16": (QuantConfig.int16(), "general, float64"),
+        "24": (QuantConfig.uniform(24, False), "wide"),
+    }
+    for name, (config, kind) in expected.items():
+        plan = quantized(config, 16, 16)._plan().cells[0][0]
+        assert executor._layer_of(plan, variant).kind.startswith(kind), name
+
+
+SHAPES = [(1, 1, 1, 1), (2, 1, 40, 64), (9, 3, 65, 130), (3, 30, 7, 100), (4, 25, 130, 70)]
+
+
+@pytest.mark.parametrize("variant", NATIVE)
+@pytest.mark.parametrize("config", ["int8", "w8a16"])
+@pytest.mark.parametrize(("T", "N", "C", "H"), SHAPES)
+def test_blocks_of_all_sizes(variant, config, T, N, C, H):
+    """Units and rows that fill several blocks, and those that are left over."""
+    plan = quantized(getattr(QuantConfig, config)(), C, H)._plan().cells[0][0]
+    x = torch.randint(plan.x.lo, plan.x.hi + 1, (T, N, C)).to(plan.x.container)
+    h0 = torch.randint(plan.h.lo, plan.h.hi + 1, (N, H)).to(plan.h.container)
+    expected = reference.run(plan, x, h0)
+    got = executor.run(plan, x, h0, None, False, variant)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
 def test_one_far_from_the_width():

@@ -1,49 +1,56 @@
-"""The native kernels; see executor.py for what the numbers mean."""
+"""The native kernels; see executor.py for what the numbers mean. Tensors are given as addresses."""
 
 from typing import Any
 
-class Plan:
-    """The numbers of one layer and direction, laid out for the kernels."""
+class Layer:
+    """One layer and direction, its numbers laid out for one instruction set."""
 
-    def __init__(self, numbers: dict[str, Any]) -> None: ...
+    def __init__(self, numbers: dict[str, Any], variant: str) -> None: ...
     @property
-    def narrow(self) -> bool: ...
-    @property
-    def float32(self) -> bool: ...
+    def kind(self) -> str: ...
+    def run(
+        self,
+        x: int,
+        h0: int,
+        out: int,
+        last: int,
+        T: int,
+        N: int,
+        lengths: int,
+        reverse: bool,
+        threads: int,
+        /,
+    ) -> None: ...
+
+class Stack:
+    """All layers and directions: float32 in, float32 out."""
+
+    def __init__(
+        self,
+        layers: list[list[Layer]],
+        between: list[list[list[tuple[float, int, int]]]],
+    ) -> None: ...
+    def run(
+        self,
+        x: int,
+        x_step: int,
+        x_row: int,
+        h0: int,
+        y: int,
+        y_step: int,
+        y_row: int,
+        last: int,
+        lengths: int,
+        T: int,
+        N: int,
+        threads: int,
+        /,
+    ) -> bool: ...
+
+class Stream:
+    """A stack that is fed step by step, its states in memory of the caller."""
+
+    def __init__(self, stack: Stack, N: int, states: list[int]) -> None: ...
+    def step(self, x: int, y: int, /) -> bool: ...
 
 def variants(only_runnable: bool = True) -> list[str]: ...
-def quantize(
-    variant: str,
-    scale: float,
-    zero_point: int,
-    lo: int,
-    hi: int,
-    container: str,
-    count: int,
-    x: int,
-    codes: int,
-) -> bool: ...
-def dequantize(
-    variant: str,
-    scale: float,
-    zero_point: int,
-    lo: int,
-    hi: int,
-    container: str,
-    count: int,
-    codes: int,
-    x: int,
-) -> None: ...
-def run(
-    plan: Plan,
-    variant: str,
-    x: int,
-    h0: int,
-    out: int,
-    last: int,
-    T: int,
-    N: int,
-    lengths: int,
-    reverse: bool,
-    threads: int,
-) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
-from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table
 from quant_gru.integer.weighted_sum import WeightedSum
@@ -20,13 +21,19 @@ VARIABLE = "QUANT_GRU_CPU"
 REFERENCE = "reference"
 NARROW_BITS = 16
 
-# Packed weights and packed plans live as long as what they were made of.
-_packed: weakref.WeakKeyDictionary[Any, tuple[Any, _native.Plan]] = weakref.WeakKeyDictionary()
+# Native layers live as long as the weights they were made of.
+_packed: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, _native.Layer]]] = (
+    weakref.WeakKeyDictionary()
+)
+_stacks: weakref.WeakKeyDictionary[Any, tuple[list[Any], str, Stack | None]] = (
+    weakref.WeakKeyDictionary()
+)
+_AVAILABLE = [*_native.variants(True), REFERENCE]
 
 
 def choices() -> list[str]:
     """What `QUANT_GRU_CPU` may say on this machine, the fastest first."""
-    return [*_native.variants(True), REFERENCE]
+    return list(_AVAILABLE)
 
 
 def chosen() -> str:
@@ -35,13 +42,12 @@ def chosen() -> str:
     Raises:
         QuantGRUError: `QUANT_GRU_CPU` names something that does not run here.
     """
-    available = choices()
     wanted = os.environ.get(VARIABLE, "")
     if not wanted:
-        return available[0]
-    if wanted not in available:
+        return _AVAILABLE[0]
+    if wanted not in _AVAILABLE:
         raise QuantGRUError(
-            f"Expected {VARIABLE} to be one of {', '.join(available)}, got {wanted!r}"
+            f"Expected {VARIABLE} to be one of {', '.join(_AVAILABLE)}, got {wanted!r}"
         )
     return wanted
 
@@ -80,9 +86,7 @@ def run(
     last = torch.empty((N, H), dtype=plan.h.container, device="cpu")
     if N:
         lengths = None if lengths is None else lengths.to("cpu", torch.int64).contiguous()
-        _native.run(
-            _plan_of(plan),
-            variant,
+        _layer_of(plan, variant).run(
             x.data_ptr(),
             h0.data_ptr(),
             out.data_ptr(),
@@ -98,54 +102,138 @@ def run(
 
 def is_narrow(plan: CellPlan) -> bool:
     """Whether all widths of a plan are at most 16 bits, so that the fast kernels run it."""
-    return _plan_of(plan).narrow
+    return bool(_exactness(plan)["narrow"])
 
 
-def quantize(quantizer: Quantizer, x: Tensor, variant: str) -> tuple[Tensor, bool]:
-    """Codes of `x` in their container, as `Quantizer.quantize`, and whether a value is NaN.
-
-    Args:
-        quantizer: Of up to 16 bits.
-        x: float32, any shape, on the CPU.
-        variant: One of `choices()` but 'reference'.
-    """
-    x = x.detach().contiguous().resolve_neg()
-    codes = torch.empty(x.shape, dtype=quantizer.container, device="cpu")
-    nan = _native.quantize(variant, *_border(quantizer), x.numel(), x.data_ptr(), codes.data_ptr())
-    return codes, nan
-
-
-def dequantize(quantizer: Quantizer, codes: Tensor, variant: str) -> Tensor:
-    """Real values of `codes`, float32, as `Quantizer.dequantize`.
-
-    Args:
-        quantizer: Of up to 16 bits.
-        codes: In their container, contiguous, on the CPU.
-        variant: One of `choices()` but 'reference'.
-    """
-    x = torch.empty(codes.shape, dtype=torch.float32, device="cpu")
-    _native.dequantize(variant, *_border(quantizer), codes.numel(), codes.data_ptr(), x.data_ptr())
-    return x
-
-
-def _border(q: Quantizer) -> tuple[float, int, int, int, str]:
-    return q.scale, q.zero_point, q.lo, q.hi, _name(q.container)
-
-
-def _plan_of(plan: CellPlan) -> _native.Plan:
-    """The native plan of a weight part, made at its first use."""
+def _layer_of(plan: CellPlan, variant: str) -> _native.Layer:
+    """The native layer of a weight part, made at its first use."""
     kept = _packed.get(plan.weights)
     if kept is None or kept[0]() is not plan.frozen:
-        kept = (weakref.ref(plan.frozen), _pack(plan))
+        kept = (weakref.ref(plan.frozen), {})
         _packed[plan.weights] = kept
-    return kept[1]
+    layers = kept[1]
+    if variant not in layers:
+        layers[variant] = _native.Layer(_numbers(plan), variant)
+    return layers[variant]
 
 
-def _pack(plan: CellPlan) -> _native.Plan:
+def stack_of(plan: GRUPlan, variant: str) -> Stack | None:
+    """The native stack of a plan, made at its first use; None where the fast kernels cannot run it.
+
+    That is where an operator has more than 16 bits or a weight is NaN or infinite.
+
+    Args:
+        plan: The plan, on the CPU.
+        variant: One of `choices()` but 'reference'.
+    """
+    cells = [cell for layer in plan.cells for cell in layer]
+    parts = [part for cell in cells for part in (cell.frozen, cell.weights)]
+    kept = _stacks.get(cells[0].weights)
+    if (
+        kept is None
+        or kept[1] != variant
+        or len(kept[0]) != len(parts)
+        or any(ref() is not part for ref, part in zip(kept[0], parts, strict=True))
+    ):
+        runs = all(is_narrow(cell) and bool(cell.weights.finite) for cell in cells)
+        stack = Stack(plan, variant) if runs else None
+        kept = ([weakref.ref(part) for part in parts], variant, stack)
+        _stacks[cells[0].weights] = kept
+    return kept[2]
+
+
+class Stack:
+    """All layers and directions of a GRU in native code: real values in, real values out.
+
+    Args:
+        plan: The plan, on the CPU, of operators of up to 16 bits.
+        variant: One of `choices()` but 'reference'.
+    """
+
+    def __init__(self, plan: GRUPlan, variant: str) -> None:
+        layers = [[_layer_of(cell, variant) for cell in cells] for cells in plan.cells]
+        self.native = _native.Stack(
+            layers,
+            [
+                [[_between(each) for each in direction] for direction in upper]
+                for upper in plan.between
+            ],
+        )
+        cell = plan.cells[0][0]
+        self.input_size, self.hidden_size = cell.input_size, cell.hidden_size
+        self.directions = len(plan.cells[0])
+        self.states = len(plan.cells) * self.directions
+
+    def run(
+        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, batch_first: bool = False
+    ) -> tuple[Tensor, Tensor] | None:
+        """Run all steps.
+
+        Args:
+            x: float32 (T, N, C), or (N, T, C) if `batch_first`, on the CPU.
+            h0: float32 (states, N, H), or None for zeros.
+            lengths: int64 (N,) or None.
+            batch_first: Whether N comes before T.
+
+        Returns:
+            Output, in the form of the input, and last states (states, N, H), float32; None where
+            an input is NaN.
+        """
+        if x.stride(2) != 1 or x.is_neg():
+            x = x.contiguous().resolve_neg()
+        T, N, _ = x.shape
+        x_step, x_row, _ = x.stride()
+        H, width = self.hidden_size, self.directions * self.hidden_size
+        y = torch.empty((T, N, width), dtype=torch.float32, device="cpu")
+        y_step, y_row = N * width, width
+        if batch_first:
+            T, N, x_step, x_row, y_step, y_row = N, T, x_row, x_step, y_row, y_step
+        last = torch.empty((self.states, N, H), dtype=torch.float32, device="cpu")
+        h0 = None if h0 is None else h0.contiguous().resolve_neg()
+        lengths = None if lengths is None else lengths.contiguous()
+        if N and self.native.run(
+            x.data_ptr(),
+            x_step,
+            x_row,
+            0 if h0 is None else h0.data_ptr(),
+            y.data_ptr(),
+            y_step,
+            y_row,
+            last.data_ptr(),
+            0 if lengths is None else lengths.data_ptr(),
+            T,
+            N,
+            torch.get_num_threads(),
+        ):
+            return None
+        return y, last
+
+
+class Stream:
+    """A native stack that is fed step by step.
+
+    Args:
+        stack: A stack of one direction.
+        states: Codes of output.h of each layer (N, H), contiguous: read and written by steps.
+    """
+
+    def __init__(self, stack: Stack, states: list[Tensor]) -> None:
+        self._kept = states
+        addresses = [state.data_ptr() for state in states]
+        self.step = _native.Stream(stack.native, states[0].shape[0], addresses).step
+        """step(address of x (N, C), address of y (N, H)), float32 -> whether x has a NaN."""
+
+
+def _between(each: WeightedSum) -> tuple[float, int, int]:
+    (M,), k = each.multipliers, each.shift
+    return math.ldexp(int(M), -int(k)), each.lo - each.zero_point, each.hi - each.zero_point
+
+
+def _exactness(plan: CellPlan) -> dict[str, Any]:
+    """Which arithmetic is exact for a plan."""
     w, q = plan.weights, plan.frozen.quantizers
     bits_W, bits_R = w.bits_W, w.bits_R
-    sums = plan.frozen.sums
-    several = [each for each in sums.values() if len(each.multipliers) > 1]
+    several = [each for each in plan.frozen.sums.values() if len(each.multipliers) > 1]
     z, r, g = (q[name] for name in ("gate.z_out", "gate.r_out", "gate.g_out"))
     one_minus_z = max(abs(plan.frozen.one - (end - z.zero_point)) for end in (z.lo, z.hi))
     product = max(
@@ -167,29 +255,40 @@ def _pack(plan: CellPlan) -> _native.Plan:
         and bits_W + plan.x.bits <= 16
         and bits_R + plan.h.bits <= 16
     )
+    return {"narrow": narrow, "float32": float32, "product": float(product)}
+
+
+def _numbers(plan: CellPlan) -> dict[str, Any]:
+    w, q = plan.weights, plan.frozen.quantizers
     tensors: list[Tensor] = []
-    document = {
+    return {
+        **_exactness(plan),
         "H": plan.hidden_size,
         "C": plan.input_size,
-        "narrow": narrow,
-        "float32": float32,
-        "x_container": _name(plan.x.container),
-        "h_container": _name(plan.h.container),
+        "x": _border(plan.x),
+        "h": _border(plan.h),
         "one": plan.frozen.one,
         "sums": {name: _sum(each, q[name].zero_point) for name, each in plan.frozen.sums.items()},
         "tables": {
-            name: _table(table, q[pre], tensors)
-            for (name, table), pre in zip(
-                ((name, plan.frozen.tables[name]) for name in _PRE), _PRE.values(), strict=True
-            )
+            name: _table(plan.frozen.tables[name], q[pre], tensors) for name, pre in _PRE.items()
         },
-        "W": _projection(w.W, w.Bw, plan.shift_Bw, w.Wx, bits_W, plan.x, q["matmul.Wx"], tensors),
-        "R": _projection(w.R, w.Br, plan.shift_Br, w.Rh, bits_R, plan.h, q["matmul.Rh"], tensors),
+        "W": _projection(w.W, w.Bw, plan.shift_Bw, w.Wx, w.bits_W, plan.x, q["matmul.Wx"], tensors),
+        "R": _projection(w.R, w.Br, plan.shift_Br, w.Rh, w.bits_R, plan.h, q["matmul.Rh"], tensors),
+        "keep": tensors,
     }
-    return _native.Plan(document)
 
 
 _PRE = {"gate.z_out": "gate.z_pre", "gate.r_out": "gate.r_pre", "gate.g_out": "gate.g_pre"}
+
+
+def _border(q: Quantizer) -> dict[str, Any]:
+    return {
+        "scale": q.scale,
+        "zero": q.zero_point,
+        "lo": q.lo,
+        "hi": q.hi,
+        "container": _name(q.container),
+    }
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -221,6 +320,8 @@ def _table(table: Table, pre: Quantizer, keep: list[Tensor]) -> dict[str, Any]:
         "segment_shift": -1 if table.segment_shift is None else table.segment_shift,
         "last": table.last,
         "pre_zero": pre.zero_point,
+        "pre_lo": pre.lo - pre.zero_point,
+        "pre_hi": pre.hi - pre.zero_point,
         "lo": table.lo - table.zero_point,
         "hi": table.hi - table.zero_point,
         "bounds": _pointer(table.bounds, torch.int64, keep),
@@ -253,6 +354,5 @@ def _projection(
         "reach": operand.max_abs,
         "weight_bits": weight_bits,
         "operand_bits": operand.bits,
-        # 16 unsigned bits are kept less 2^15, so that they fit int16
-        "offset": 1 << 15 if operand.hi > 32767 else 0,
+        "operand_signed": operand.signed,
     }

@@ -3,13 +3,26 @@
 // and linked into the others.
 #pragma once
 
+#include <cfloat>
 #include <cstdint>
+
+#include "../fixed_point.h"
+
+#if defined(__FAST_MATH__) || FLT_EVAL_METHOD != 0
+#error "the kernels are exact only where every float operation is rounded to its own type"
+#endif
 
 namespace quant_gru {
 
-constexpr int kTile = 16;  // channels whose weights stand together
-
 enum class Container : int { i8, u8, i16, i32, i64 };
+
+// Real values to codes and back, for codes of up to 16 bits.
+struct Border {
+    float scale = 1;
+    float reciprocal = 0;              // 1 / scale where that is exact, else 0
+    int32_t zero = 0, lo = 0, hi = 0;  // limits less the zero point
+    Container container = Container::i8;
+};
 
 // clamp(rne((m1*v1 + m2*v2) / 2^k), lo, hi), zero point taken off the limits: the result is a
 // zero-point-free code. Multipliers are also kept as M / 2^k, exact in float and double.
@@ -22,24 +35,75 @@ struct Sum {
     double m[2] = {0, 0};
 };
 
+// A table as the plan has it, and in the forms that kernels read fast.
 struct Table {
-    int64_t first = 0, last = 0;  // input codes, zero point included
-    int64_t pre_zero = 0;         // zero point of the input
+    int64_t first = 0, last = 0;     // input codes, zero point included
+    int64_t pre_zero = 0;            // zero point of the input
+    int64_t pre_lo = 0, pre_hi = 0;  // limits of the input less its zero point
     int segments = 0, degree = 0, shift = 0, segment_shift = -1;
     const int64_t *bounds = nullptr;
     const int64_t *coefficients = nullptr;  // (segments, degree + 1)
     int64_t lo = 0, hi = 0;                 // limits less the zero point
-    // One entry per code in [first, last], where those are few.
-    const float *direct_float = nullptr;
-    const double *direct_double = nullptr;
+    // Where there are few input codes: the output at `entries[v & mask]` for the zero-point-free
+    // input v; and where there are at most 256, as `bytes[v & 255] + base`.
+    const float *entries = nullptr;
+    int32_t mask = 0;
+    const uint8_t *bytes = nullptr;
+    float base = 0;
     // Coefficients as (degree + 1, segments) doubles, where every step of the sum is exact in them:
     // segments of equal length, widths up to 16 bits.
     const double *exact_double = nullptr;
     double scale = 1;  // 2^-shift
 };
 
-// W x or R h: weights in tiles of 16 channels and pairs of inputs, [tile][pair][channel][2] int16.
-// Weights of more than 8 bits stand in two planes, w = 256 * plane[0] + plane[1].
+// What every kernel needs of a layer and direction, besides its matrix products.
+struct Cell {
+    int H = 0;
+    bool in_float = false;  // float32 is exact everywhere
+    Border x, h;
+    int64_t one = 0;
+    Sum z_pre, r_pre, rRh, g_pre, old_contrib, new_contrib, h_new;
+    Table z, r, g;
+};
+
+// How an instruction set wants the weights of its fused kernel, and the codes they are multiplied
+// with: unsigned or signed bytes (16-bit codes in two planes), or 16-bit words.
+enum class Operand : int { u8, s8, s16 };
+struct Layout {
+    int group = 16;  // units that stand side by side
+    int depth = 4;   // products that one instruction adds up
+    Operand operand = Operand::u8;
+    bool fused_multiply_add = true;
+    int rows = 24;       // that one pass takes through time together
+    int ahead = 16;      // steps times rows whose input projection is made at once, at least
+    int row_block = 1;   // rows of operands are allocated in multiples of this
+    int step_block = 1;  // steps of weights are padded with zeros to a multiple of this
+};
+
+// W x or R h of the fused kernel: weights of up to 8 bits, [group][step][gate][unit][depth].
+struct Packed {
+    int inputs = 0;  // features of the operand
+    int steps = 0;   // inputs / depth, rounded up
+    int groups = 0;
+    int planes = 1;            // of the operand
+    int32_t offset = 0;        // operand = code - offset
+    int64_t group_stride = 0;  // bytes
+    const int8_t *w = nullptr;
+    const int32_t *bias = nullptr;  // [group][gate][unit], zero point and offset included, mod 2^32
+    const float *m_float = nullptr;  // M / 2^k of each channel
+    const double *m = nullptr;
+    double lo = 0, hi = 0;  // limits of the result less its zero point
+};
+
+struct FusedPlan : Cell {
+    Packed W, R;
+};
+
+constexpr int kTile = 16;  // channels whose weights stand together in the general kernel
+
+// W x or R h of the general kernel: weights in tiles of 16 channels and pairs of inputs,
+// [tile][pair][channel][2] int16. Weights of more than 8 bits stand in two planes,
+// w = 256 * plane[0] + plane[1].
 struct Projection {
     int inputs = 0;  // features of the operand
     int pairs = 0;   // (inputs + 1) / 2
@@ -51,25 +115,33 @@ struct Projection {
     const double *m = nullptr;      // M / 2^k of each channel
     const float *m_float = nullptr;
     double lo = 0, hi = 0;  // limits of the result less its zero point
-    int64_t offset = 0;     // operand codes are kept less this, to fit int16
+    int32_t offset = 0;     // operand codes are kept less this, to fit int16
 };
 
-struct NarrowPlan {
-    int H = 0;
-    bool in_float = false;   // float32 is exact everywhere
+struct GeneralPlan : Cell {
     bool small_sums = true;  // every accumulator fits int32
-    Container x_container = Container::i8, h_container = Container::i8;
-    int64_t h_zero = 0, one = 0;
     Projection W, R;
-    Sum z_pre, r_pre, rRh, g_pre, old_contrib, new_contrib, h;
-    Table z, r, g;
+};
+
+// Values that come in: real or codes. Strides count elements; the features stand side by side.
+struct Source {
+    const void *data = nullptr;  // null: zeros
+    bool real = false;
+    int64_t step = 0, row = 0;
+};
+
+// Values that go out: codes, real values, or both.
+struct Sink {
+    void *codes = nullptr;
+    float *real = nullptr;
+    int64_t codes_step = 0, codes_row = 0, real_step = 0, real_row = 0;
 };
 
 struct Job {
-    const void *x = nullptr;           // (T, N, C)
-    const void *h0 = nullptr;          // (N, H)
-    void *out = nullptr;               // (T, N, H)
-    void *last = nullptr;              // (N, H)
+    Source x;                          // (T, N, C)
+    Source h0;                         // (N, H)
+    Sink out;                          // (T, N, H)
+    Sink last;                         // (N, H)
     const int64_t *lengths = nullptr;  // (N) or null
     int64_t T = 0, N = 0;
     bool reverse = false;
@@ -77,40 +149,47 @@ struct Job {
     void *workspace = nullptr;
 };
 
-// Rows that one pass takes through time together.
+// The general kernel's numbers of the same kind as Layout::rows and Layout::ahead.
 constexpr int kRows = 16;
+constexpr int kAhead = 16;
 
-// Real values to codes and back, for codes of up to 16 bits.
-struct Border {
-    float scale = 1;
-    int32_t zero = 0, lo = 0, hi = 0;  // limits less the zero point
-    Container container = Container::i8;
-    int64_t count = 0;
+inline int64_t steps_ahead(int64_t T, int64_t rows, int64_t ahead) {
+    const int64_t steps = rows < 1 ? ahead : (ahead + rows - 1) / rows;
+    return steps < T ? steps : T;
+}
+
+inline int64_t round_up(int64_t n, int64_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+}
+
+// A piece of memory that is handed out in parts of whole cache lines.
+struct Space {
+    char *next;
+    void *take(int64_t bytes) {
+        char *part = next;
+        next += (bytes + 63) / 64 * 64;
+        return part;
+    }
 };
 
-using Kernel = void (*)(const NarrowPlan &, const Job &);
-// Returns whether a value was NaN; its code is the zero point.
-using Quantize = bool (*)(const Border &, const float *, void *);
-using Dequantize = void (*)(const Border &, const void *, float *);
-
-int64_t workspace_bytes(const NarrowPlan &plan);
-
-namespace portable {
-void run(const NarrowPlan &plan, const Job &job);
-bool quantize(const Border &border, const float *x, void *codes);
-void dequantize(const Border &border, const void *codes, float *x);
-}  // namespace portable
+// What every instruction set defines. The kernels return whether an input was NaN; its code is then
+// the zero point.
+#define QG_INSTRUCTION_SET(name)                           \
+    namespace name {                                       \
+    extern const Layout layout;                            \
+    bool fused(const FusedPlan &plan, const Job &job);     \
+    bool general(const GeneralPlan &plan, const Job &job); \
+    }
+QG_INSTRUCTION_SET(portable)
 #if defined(QG_X86)
-namespace avx2 {
-void run(const NarrowPlan &plan, const Job &job);
-bool quantize(const Border &border, const float *x, void *codes);
-void dequantize(const Border &border, const void *codes, float *x);
-}  // namespace avx2
-namespace avx512 {
-void run(const NarrowPlan &plan, const Job &job);
-bool quantize(const Border &border, const float *x, void *codes);
-void dequantize(const Border &border, const void *codes, float *x);
-}  // namespace avx512
+QG_INSTRUCTION_SET(avx2)
+QG_INSTRUCTION_SET(avx_vnni)
+QG_INSTRUCTION_SET(avx512_vnni)
+QG_INSTRUCTION_SET(avx512_vbmi)
+QG_INSTRUCTION_SET(amx_int8)
+#endif
+#if defined(QG_NEON_DOT)
+QG_INSTRUCTION_SET(neon_dot)
 #endif
 
 }  // namespace quant_gru

@@ -90,12 +90,14 @@ void run_wide(const WidePlan &p, const Job &job) {
     int64_t *x = static_cast<int64_t *>(job.workspace);
     int64_t *h = x + C, *Wx = h + H, *Rh = Wx + 3 * H;
     for (int64_t row = job.first_row; row < job.end_row; ++row) {
-        for (int i = 0; i < H; ++i) h[i] = read(job.h0, p.h_container, row * H + i) - p.R.zero;
+        for (int i = 0; i < H; ++i)
+            h[i] = read(job.h0.data, p.h.container, row * job.h0.row + i) - p.R.zero;
         for (int64_t n = 0; n < job.T; ++n) {
             const int64_t step = job.reverse ? job.T - 1 - n : n;
             if (!job.lengths || job.lengths[row] > step) {
+                const int64_t start = step * job.x.step + row * job.x.row;
                 for (int i = 0; i < C; ++i)
-                    x[i] = read(job.x, p.x_container, (step * job.N + row) * C + i) - p.W.zero;
+                    x[i] = read(job.x.data, p.x.container, start + i) - p.W.zero;
                 project(p.W, x, 3 * H, Wx);
                 project(p.R, h, 3 * H, Rh);
                 for (int i = 0; i < H; ++i) {
@@ -107,13 +109,15 @@ void run_wide(const WidePlan &p, const Job &job) {
                     Term old = {z, h[i]}, fresh = {p.one - z, g};
                     if (p.old_contrib.present) old = {apply(p.old_contrib, old, {0, 0}), 1};
                     if (p.new_contrib.present) fresh = {apply(p.new_contrib, fresh, {0, 0}), 1};
-                    h[i] = apply(p.h, old, fresh);
+                    h[i] = apply(p.h_new, old, fresh);
                 }
             }
+            const int64_t start = step * job.out.codes_step + row * job.out.codes_row;
             for (int i = 0; i < H; ++i)
-                write(job.out, p.h_container, (step * job.N + row) * H + i, h[i] + p.R.zero);
+                write(job.out.codes, p.h.container, start + i, h[i] + p.R.zero);
         }
-        for (int i = 0; i < H; ++i) write(job.last, p.h_container, row * H + i, h[i] + p.R.zero);
+        for (int i = 0; i < H; ++i)
+            write(job.last.codes, p.h.container, row * job.last.codes_row + i, h[i] + p.R.zero);
     }
 }
 

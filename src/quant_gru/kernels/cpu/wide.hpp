@@ -16,13 +16,8 @@ struct WideProjection {
     int64_t zero = 0;                          // zero point of the operand
 };
 
-struct WidePlan {
-    int H = 0;
-    Container x_container = Container::i8, h_container = Container::i8;
-    int64_t one = 0;
+struct WidePlan : Cell {
     WideProjection W, R;
-    Sum z_pre, r_pre, rRh, g_pre, old_contrib, new_contrib, h;
-    Table z, r, g;
 };
 
 // The zero-point-free output code of a zero-point-free input code, by the definition itself.

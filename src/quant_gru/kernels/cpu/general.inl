@@ -1,22 +1,7 @@
-// The narrow kernel (all widths up to 16 bits), compiled once per instruction set: the including
-// file defines QG_NAMESPACE and the function `dot`. Loops over channels are written for the
-// compiler's vectorizer; everything is exact, in float32 or float64 fused multiply-adds where the
-// plan allows it and in 64-bit integers elsewhere.
-
-#include <cfloat>
-
-#include "../fixed_point.h"
-#include "plan.hpp"
-
-#if defined(__FAST_MATH__) || FLT_EVAL_METHOD != 0
-#error "the kernels are exact only where every float operation is rounded to its own type"
-#endif
-
-namespace quant_gru {
-namespace QG_NAMESPACE {
-namespace {
-
-constexpr int kSteps = 8;  // steps whose input projection is made at once
+// The general kernel for widths up to 16 bits that the fused one does not take: wide weights, sums
+// beyond 32 bits, irregular tables. Everything is exact, in float32 or float64 fused multiply-adds
+// where the plan allows it and in 64-bit integers elsewhere. Included inside the namespace of an
+// instruction set, which defines `dot_pairs` and kDotRows.
 
 template <class Real>
 struct Magic;
@@ -32,12 +17,6 @@ struct Magic<double> {
     static inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 };
 
-template <class Real>
-inline Real limit(Real v, Real lo, Real hi) {
-    v = v < lo ? lo : v;
-    return v > hi ? hi : v;
-}
-
 // rne(v * m): v an integer below 2^24 (2^53), m = M / 2^k; one rounding. Beyond 2^22 (2^51) the
 // result is inexact, but stays beyond every limit.
 template <class Real>
@@ -50,82 +29,34 @@ inline Real round_sum(Real v1, Real m1, Real v2, Real m2) {
     return (Magic<Real>::fma(v1, m1, v2 * m2) + Magic<Real>::value) - Magic<Real>::value;
 }
 
-template <class To>
-inline void store(To *out, const int16_t *h, int n, int64_t offset) {
-    for (int i = 0; i < n; ++i) out[i] = static_cast<To>(h[i] + static_cast<int32_t>(offset));
-}
-
-// One row's operand as int16, `offset` taken off.
-template <class From>
-inline void load(int16_t *a, const From *x, int n, int64_t offset) {
-    for (int i = 0; i < n; ++i)
-        a[i] = static_cast<int16_t>(static_cast<int32_t>(x[i]) - static_cast<int32_t>(offset));
-}
-
-inline void load_row(int16_t *a, const void *x, Container c, int64_t start, int n, int64_t offset) {
-    switch (c) {
-        case Container::i8:
-            load(a, static_cast<const int8_t *>(x) + start, n, offset);
-            break;
-        case Container::u8:
-            load(a, static_cast<const uint8_t *>(x) + start, n, offset);
-            break;
-        case Container::i16:
-            load(a, static_cast<const int16_t *>(x) + start, n, offset);
-            break;
-        default:
-            load(a, static_cast<const int32_t *>(x) + start, n, offset);
-            break;
-    }
-    if (n & 1) a[n] = 0;
-}
-
-inline void store_row(void *out, Container c, int64_t start, const int16_t *h, int n,
-                      int64_t offset) {
-    switch (c) {
-        case Container::i8:
-            store(static_cast<int8_t *>(out) + start, h, n, offset);
-            break;
-        case Container::u8:
-            store(static_cast<uint8_t *>(out) + start, h, n, offset);
-            break;
-        case Container::i16:
-            store(static_cast<int16_t *>(out) + start, h, n, offset);
-            break;
-        default:
-            store(static_cast<int32_t *>(out) + start, h, n, offset);
-            break;
-    }
-}
-
 template <class Real>
-inline const Real *multipliers(const Projection &p);
+inline const Real *general_multipliers(const Projection &p);
 template <>
-inline const float *multipliers<float>(const Projection &p) {
+inline const float *general_multipliers<float>(const Projection &p) {
     return p.m_float;
 }
 template <>
-inline const double *multipliers<double>(const Projection &p) {
+inline const double *general_multipliers<double>(const Projection &p) {
     return p.m;
 }
 
 // Rows of zero-point-free results (stride: tiles * 16) from rows of int16 operands.
 template <class Real>
-void project(const Projection &p, const int16_t *a, int64_t a_stride, int rows, Real *out,
-             bool small_sums) {
+void project_pairs(const Projection &p, const int16_t *a, int64_t a_stride, int rows, Real *out,
+                   bool small_sums) {
     const int stride = p.tiles * kTile;
     const Real lo = static_cast<Real>(p.lo), hi = static_cast<Real>(p.hi);
     for (int tile = 0; tile < p.tiles; ++tile) {
         const int first = tile * kTile;
         const int64_t *bias = p.bias + first;
-        const Real *m = multipliers<Real>(p) + first;
+        const Real *m = general_multipliers<Real>(p) + first;
         for (int row = 0; row < rows; row += kDotRows) {
             const int count = rows - row < kDotRows ? rows - row : kDotRows;
             alignas(64) int32_t part[kDotRows * kTile];
             const int16_t *operand = a + row * a_stride;
             if (small_sums) {
                 const int16_t *w = p.w[0] + static_cast<int64_t>(tile) * p.pairs * 2 * kTile;
-                dot(w, operand, a_stride, count, p.pairs, part);
+                dot_pairs(w, operand, a_stride, count, p.pairs, part);
                 for (int r = 0; r < count; ++r) {
                     Real *to = out + static_cast<int64_t>(row + r) * stride + first;
                     for (int c = 0; c < kTile; ++c) {
@@ -142,7 +73,8 @@ void project(const Projection &p, const int16_t *a, int64_t a_stride, int rows, 
                 for (int pair = 0; pair < p.pairs; pair += p.flush) {
                     const int n = p.pairs - pair < p.flush ? p.pairs - pair : p.flush;
                     const int64_t at = static_cast<int64_t>(tile) * p.pairs + pair;
-                    dot(p.w[plane] + at * 2 * kTile, operand + 2 * pair, a_stride, count, n, part);
+                    dot_pairs(p.w[plane] + at * 2 * kTile, operand + 2 * pair, a_stride, count, n,
+                              part);
                     for (int i = 0; i < count * kTile; ++i) total[i] += weight * part[i];
                 }
             }
@@ -154,17 +86,6 @@ void project(const Projection &p, const int16_t *a, int64_t a_stride, int rows, 
             }
         }
     }
-}
-
-template <class Real>
-inline const Real *direct(const Table &t);
-template <>
-inline const float *direct<float>(const Table &t) {
-    return t.direct_float;
-}
-template <>
-inline const double *direct<double>(const Table &t) {
-    return t.direct_double;
 }
 
 inline int64_t polynomial(const Table &t, int64_t q) {
@@ -194,13 +115,9 @@ template <class Real>
 void look_up(const Table &t, Real *v, int n) {
     const int32_t zero = static_cast<int32_t>(t.pre_zero);
     const int32_t first = static_cast<int32_t>(t.first), last = static_cast<int32_t>(t.last);
-    const Real *entries = direct<Real>(t);
-    if (entries) {
-        for (int i = 0; i < n; ++i) {
-            int32_t q = static_cast<int32_t>(v[i]) + zero;
-            q = q < first ? first : q > last ? last : q;
-            v[i] = entries[q - first];
-        }
+    if (t.entries) {
+        for (int i = 0; i < n; ++i)
+            v[i] = static_cast<Real>(t.entries[static_cast<int32_t>(v[i]) & t.mask]);
         return;
     }
     if (t.exact_double) {
@@ -254,7 +171,7 @@ void multiply(const Sum &s, const Real *a, const Real *b, Real *out, int n) {
 }
 
 template <class Real>
-void gates(const NarrowPlan &p, const Real *Wx, const Real *Rh, Real *h, Real *t) {
+void general_gates(const GeneralPlan &p, const Real *Wx, const Real *Rh, Real *h, Real *t) {
     const int H = p.H;
     Real *z = t, *r = t + H, *g = t + 2 * H, *rest = t + 3 * H, *old = t + 4 * H,
          *fresh = t + 5 * H;
@@ -274,137 +191,84 @@ void gates(const NarrowPlan &p, const Real *Wx, const Real *Rh, Real *h, Real *t
     if (p.old_contrib.present) multiply(p.old_contrib, z, h, old, H);
     if (p.new_contrib.present) multiply(p.new_contrib, rest, g, fresh, H);
     if (p.old_contrib.present && p.new_contrib.present)
-        add<Real, false, false>(p.h, old, nullptr, fresh, nullptr, h, H);
+        add<Real, false, false>(p.h_new, old, nullptr, fresh, nullptr, h, H);
     else if (p.old_contrib.present)
-        add<Real, false, true>(p.h, old, nullptr, rest, g, h, H);
+        add<Real, false, true>(p.h_new, old, nullptr, rest, g, h, H);
     else if (p.new_contrib.present)
-        add<Real, true, false>(p.h, z, h, fresh, nullptr, h, H);
+        add<Real, true, false>(p.h_new, z, h, fresh, nullptr, h, H);
     else
-        add<Real, true, true>(p.h, z, h, rest, g, h, H);
+        add<Real, true, true>(p.h_new, z, h, rest, g, h, H);
+}
+
+// Zero-point-free codes as int16, less the projection's offset.
+inline void to_words(const Projection &p, int32_t zero, const int32_t *v, int n, int16_t *out) {
+    const int32_t shift = zero - p.offset;
+    for (int i = 0; i < n; ++i) out[i] = static_cast<int16_t>(v[i] + shift);
+    if (n & 1) out[n] = 0;
 }
 
 template <class Real>
-void run_rows(const NarrowPlan &p, const Job &job, int64_t first_row, int rows) {
-    const int H = p.H;
+bool run_general_rows(const GeneralPlan &p, const Job &job, int64_t first_row, int rows) {
+    const int H = p.H, C = p.W.inputs;
     const int64_t wx_stride = static_cast<int64_t>(p.W.tiles) * kTile;
     const int64_t rh_stride = static_cast<int64_t>(p.R.tiles) * kTile;
     const int64_t x_stride = 2 * p.W.pairs, h_stride = 2 * p.R.pairs;
-    char *space = static_cast<char *>(job.workspace);
-    auto take = [&space](int64_t bytes) {
-        char *p = space;
-        space += (bytes + 63) / 64 * 64;
-        return p;
-    };
-    Real *Wx = reinterpret_cast<Real *>(take(kSteps * kRows * wx_stride * 8));
-    Real *Rh = reinterpret_cast<Real *>(take(kRows * rh_stride * 8));
-    Real *h = reinterpret_cast<Real *>(take(static_cast<int64_t>(kRows) * H * 8));
-    Real *t = reinterpret_cast<Real *>(take(static_cast<int64_t>(H) * 6 * 8));
-    int16_t *x16 = reinterpret_cast<int16_t *>(take(kSteps * kRows * x_stride * 2));
-    int16_t *h16 = reinterpret_cast<int16_t *>(take(kRows * h_stride * 2));
+    const int64_t ahead = steps_ahead(job.T, rows, kAhead);
+    Space space{static_cast<char *>(job.workspace)};
+    Real *Wx = static_cast<Real *>(space.take(ahead * rows * wx_stride * sizeof(Real)));
+    Real *Rh = static_cast<Real *>(space.take(rows * rh_stride * sizeof(Real)));
+    Real *h = static_cast<Real *>(space.take(static_cast<int64_t>(rows) * H * sizeof(Real)));
+    Real *t = static_cast<Real *>(space.take(static_cast<int64_t>(H) * 6 * sizeof(Real)));
+    auto *x16 = static_cast<int16_t *>(space.take(ahead * rows * x_stride * sizeof(int16_t)));
+    auto *h16 = static_cast<int16_t *>(space.take(rows * h_stride * sizeof(int16_t)));
+    auto *row_codes = static_cast<int32_t *>(space.take((H > C ? H : C) * sizeof(int32_t)));
 
-    const int64_t h_offset = p.R.offset;
+    bool nan = false;
     for (int row = 0; row < rows; ++row) {
-        load_row(h16 + row * h_stride, job.h0, p.h_container, (first_row + row) * H, H, h_offset);
-        for (int i = 0; i < H; ++i)
-            h[row * H + i] = static_cast<Real>(h16[row * h_stride + i] + h_offset - p.h_zero);
+        nan |= read_row(job.h0, p.h, (first_row + row) * job.h0.row, H, row_codes);
+        to_words(p.R, p.h.zero, row_codes, H, h16 + row * h_stride);
+        for (int i = 0; i < H; ++i) h[row * H + i] = static_cast<Real>(row_codes[i]);
     }
-    for (int64_t block = 0; block < job.T; block += kSteps) {
-        const int steps = static_cast<int>(job.T - block < kSteps ? job.T - block : kSteps);
+    const int32_t shift = p.h.zero - p.R.offset;
+    for (int64_t block = 0; block < job.T; block += ahead) {
+        const int steps = static_cast<int>(job.T - block < ahead ? job.T - block : ahead);
         for (int s = 0; s < steps; ++s) {
             const int64_t step = job.reverse ? job.T - 1 - (block + s) : block + s;
             for (int row = 0; row < rows; ++row) {
-                const int64_t start = (step * job.N + first_row + row) * p.W.inputs;
-                load_row(x16 + (s * rows + row) * x_stride, job.x, p.x_container, start, p.W.inputs,
-                         p.W.offset);
+                const int64_t start = step * job.x.step + (first_row + row) * job.x.row;
+                nan |= read_row(job.x, p.x, start, C, row_codes);
+                to_words(p.W, p.x.zero, row_codes, C, x16 + (s * rows + row) * x_stride);
             }
         }
-        project(p.W, x16, x_stride, steps * rows, Wx, p.small_sums);
+        project_pairs(p.W, x16, x_stride, steps * rows, Wx, p.small_sums);
         for (int s = 0; s < steps; ++s) {
             const int64_t step = job.reverse ? job.T - 1 - (block + s) : block + s;
-            project(p.R, h16, h_stride, rows, Rh, p.small_sums);
+            project_pairs(p.R, h16, h_stride, rows, Rh, p.small_sums);
             for (int row = 0; row < rows; ++row) {
-                int16_t *codes = h16 + row * h_stride;
+                Real *state = h + static_cast<int64_t>(row) * H;
                 if (!job.lengths || job.lengths[first_row + row] > step) {
-                    Real *state = h + static_cast<int64_t>(row) * H;
-                    gates(p, Wx + (s * rows + row) * wx_stride, Rh + row * rh_stride, state, t);
-                    const int32_t shift = static_cast<int32_t>(p.h_zero - h_offset);
+                    general_gates(p, Wx + (s * rows + row) * wx_stride, Rh + row * rh_stride, state,
+                                  t);
+                    int16_t *codes = h16 + row * h_stride;
                     for (int i = 0; i < H; ++i)
                         codes[i] = static_cast<int16_t>(static_cast<int32_t>(state[i]) + shift);
                 }
-                const int64_t at = (step * job.N + first_row + row) * H;
-                store_row(job.out, p.h_container, at, codes, H, h_offset);
+                write_row(job.out, p.h, step, first_row + row, state, H);
             }
         }
     }
     for (int row = 0; row < rows; ++row)
-        store_row(job.last, p.h_container, (first_row + row) * H, h16 + row * h_stride, H,
-                  h_offset);
+        write_row(job.last, p.h, 0, first_row + row, h + static_cast<int64_t>(row) * H, H);
+    return nan;
 }
 
-// clamp(rint(x / s), lo, hi) + z: a float32 division, ties to even.
-template <class To>
-bool quantize_to(const Border &b, const float *x, To *codes) {
-    const float s = b.scale, lo = static_cast<float>(b.lo), hi = static_cast<float>(b.hi);
-    int nan = 0;
-    for (int64_t i = 0; i < b.count; ++i) {
-        const float y = x[i] / s;
-        nan |= y != y;
-        // clamping first is the same, for the limits are integers; NaN becomes 0
-        const float inside = y != y ? 0.f : limit(y, lo, hi);
-        const float rounded = (inside + Magic<float>::value) - Magic<float>::value;
-        codes[i] = static_cast<To>(static_cast<int32_t>(rounded) + b.zero);
-    }
-    return nan != 0;
-}
-
-template <class From>
-void dequantize_from(const Border &b, const From *codes, float *x) {
-    for (int64_t i = 0; i < b.count; ++i)
-        x[i] = b.scale * static_cast<float>(static_cast<int32_t>(codes[i]) - b.zero);
-}
-
-}  // namespace
-
-void run(const NarrowPlan &plan, const Job &job) {
+bool run_general(const GeneralPlan &plan, const Job &job) {
+    bool nan = false;
     for (int64_t row = job.first_row; row < job.end_row; row += kRows) {
         const int64_t left = job.end_row - row;
         const int rows = static_cast<int>(left < kRows ? left : kRows);
-        if (plan.in_float)
-            run_rows<float>(plan, job, row, rows);
-        else
-            run_rows<double>(plan, job, row, rows);
+        nan |= plan.in_float ? run_general_rows<float>(plan, job, row, rows)
+                             : run_general_rows<double>(plan, job, row, rows);
     }
+    return nan;
 }
-
-bool quantize(const Border &border, const float *x, void *codes) {
-    switch (border.container) {
-        case Container::i8:
-            return quantize_to(border, x, static_cast<int8_t *>(codes));
-        case Container::u8:
-            return quantize_to(border, x, static_cast<uint8_t *>(codes));
-        case Container::i16:
-            return quantize_to(border, x, static_cast<int16_t *>(codes));
-        default:
-            return quantize_to(border, x, static_cast<int32_t *>(codes));
-    }
-}
-
-void dequantize(const Border &border, const void *codes, float *x) {
-    switch (border.container) {
-        case Container::i8:
-            dequantize_from(border, static_cast<const int8_t *>(codes), x);
-            break;
-        case Container::u8:
-            dequantize_from(border, static_cast<const uint8_t *>(codes), x);
-            break;
-        case Container::i16:
-            dequantize_from(border, static_cast<const int16_t *>(codes), x);
-            break;
-        default:
-            dequantize_from(border, static_cast<const int32_t *>(codes), x);
-            break;
-    }
-}
-
-}  // namespace QG_NAMESPACE
-}  // namespace quant_gru

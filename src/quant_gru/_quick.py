@@ -1,0 +1,97 @@
+"""The shortest way through an inference call: nothing changed since the last one, native code runs.
+
+A call of a single step lasts a few microseconds, less than it takes to build or even to compare a
+plan. What was checked and built once is therefore kept with what tells that it still holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from quant_gru.integer.plan import GRUPlan
+from quant_gru.kernels.cpu import executor as cpu
+
+_KINDS = (Tensor, torch.nn.Parameter)
+
+
+class Quick:
+    """A native stack, and the weights it was made of.
+
+    Args:
+        stack: The stack.
+        variant: The instruction set it was made for.
+        weights: All weights of the module: they are kept, so that identity and version tell
+            whether they changed.
+    """
+
+    def __init__(self, stack: cpu.Stack, variant: str, weights: Collection[Tensor]) -> None:
+        self._stack = stack
+        self._variant = variant
+        self._weights = tuple(weights)
+        self._stamps = [(w, w._version, w.data_ptr()) for w in self._weights]
+        self._states = stack.states
+        self._C, self._H = stack.input_size, stack.hidden_size
+
+    def run(
+        self, weights: Collection[Tensor], x: object, hx: Tensor | None, batch_first: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        """Run a whole call, if it is of the plain kind.
+
+        Args:
+            weights: The module's weights now.
+            x: What was given as input; taken if float32 (T, N, C), (N, T, C) if `batch_first`, on
+                the CPU.
+            hx: float32 (states, N, H) or None.
+            batch_first: Whether N comes before T.
+
+        Returns:
+            As `QuantGRU.forward`; None where the call is of another kind, a weight changed, a
+            gradient may be asked for, or an input is NaN.
+        """
+        if (
+            type(x) is not Tensor
+            or x.dtype is not torch.float32
+            or not x.is_cpu
+            or x.dim() != 3
+            or len(weights) != len(self._stamps)
+        ):
+            return None
+        first, second, C = x.shape
+        if C != self._C or not (second if batch_first else first):
+            return None
+        if hx is not None:
+            if type(hx) is not Tensor or hx.dtype is not torch.float32 or not hx.is_cpu:
+                return None
+            if hx.shape != (self._states, first if batch_first else second, self._H):
+                return None
+        for w, (kept, version, address) in zip(weights, self._stamps, strict=True):
+            if w is not kept or w._version != version or w.data_ptr() != address:
+                return None
+        if torch.is_grad_enabled() and (
+            x.requires_grad
+            or (hx is not None and hx.requires_grad)
+            or any(w.requires_grad for w in self._weights)
+        ):
+            return None
+        if cpu.chosen() != self._variant:
+            return None
+        return self._stack.run(x, hx, None, batch_first)
+
+
+def quick_of(plan: GRUPlan, weights: Collection[Tensor]) -> Quick | None:
+    """The quick way for a plan, if there is one.
+
+    Args:
+        plan: The plan that follows from the weights.
+        weights: All weights of the module.
+    """
+    for w in weights:
+        # inference tensors keep no version, so a change of them would go unseen
+        if type(w) not in _KINDS or not w.is_cpu or w.is_inference():
+            return None
+    variant = cpu.chosen()
+    stack = None if variant == cpu.REFERENCE else cpu.stack_of(plan, variant)
+    return None if stack is None else Quick(stack, variant, weights)

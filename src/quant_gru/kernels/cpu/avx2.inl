@@ -1,0 +1,310 @@
+// AVX2 and FMA. Weights of up to 8 bits: vpmaddwd on sign-extended weights (vpmaddubsw would
+// saturate), or vpdpbusd where the including file defines QG_AVXVNNI; wider ones: vpmaddwd.
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "plan.hpp"
+
+namespace quant_gru {
+namespace QG_NAMESPACE {
+namespace {
+
+#include "rows.inl"
+
+// --- the general kernel's products
+
+constexpr int kDotRows = 4;
+
+inline __m256i broadcast_pair(const int16_t *a) {
+    int32_t pair;
+    __builtin_memcpy(&pair, a, 4);
+    return _mm256_set1_epi32(pair);
+}
+
+template <int kCount>
+inline void dot_rows(const int16_t *w, const int16_t *a, int64_t a_stride, int pairs,
+                     int32_t *out) {
+    __m256i low[kCount], high[kCount];
+    for (int row = 0; row < kCount; ++row) low[row] = high[row] = _mm256_setzero_si256();
+    for (int pair = 0; pair < pairs; ++pair) {
+        const __m256i *weights = reinterpret_cast<const __m256i *>(w + pair * 32);
+        const __m256i w0 = _mm256_loadu_si256(weights), w1 = _mm256_loadu_si256(weights + 1);
+#pragma GCC unroll 4
+        for (int row = 0; row < kCount; ++row) {
+            const __m256i operand = broadcast_pair(a + row * a_stride + 2 * pair);
+            low[row] = _mm256_add_epi32(low[row], _mm256_madd_epi16(w0, operand));
+            high[row] = _mm256_add_epi32(high[row], _mm256_madd_epi16(w1, operand));
+        }
+    }
+    for (int row = 0; row < kCount; ++row) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + row * 16), low[row]);
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + row * 16 + 8), high[row]);
+    }
+}
+
+template <int kCount = kDotRows>
+inline void dot_pairs(const int16_t *w, const int16_t *a, int64_t a_stride, int rows, int pairs,
+                      int32_t *out) {
+    if constexpr (kCount > 1) {
+        if (rows < kCount) return dot_pairs<kCount - 1>(w, a, a_stride, rows, pairs, out);
+    }
+    dot_rows<kCount>(w, a, a_stride, pairs, out);
+}
+
+// --- the fused kernel's products
+
+constexpr int kGroup = 8;
+#if defined(QG_AVXVNNI)
+using OperandByte = uint8_t;
+constexpr int kDepth = 4, kMaxPlanes = 2;
+// 9 to 12 accumulators, beside operands and a weight, are what the registers hold
+template <int P>
+constexpr int kMaxRows = P == 1 ? 3 : 1;
+constexpr int max_groups(int rows, int planes) {
+    return (rows == 1 ? 4 : rows == 2 ? 2 : 1) / planes;
+}
+#else
+using OperandByte = int16_t;
+constexpr int kDepth = 2, kMaxPlanes = 1;
+// 9 to 12 accumulators, beside operands, a weight and a product, are what the registers hold
+template <int P>
+constexpr int kMaxRows = 3;
+constexpr int max_groups(int rows, int) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+#endif
+
+inline __m256i broadcast_operand(const OperandByte *a) {
+    int32_t few;
+    __builtin_memcpy(&few, a, 4);
+    return _mm256_set1_epi32(few);
+}
+
+inline __m256i weights_at(const int8_t *w, int v, int64_t group_stride) {
+#if defined(QG_AVXVNNI)
+    const int8_t *at = w + (v / 3) * group_stride + (v % 3) * 32;
+    return _mm256_load_si256(reinterpret_cast<const __m256i *>(at));
+#else
+    const int8_t *at = w + (v / 3) * group_stride + (v % 3) * 16;
+    return _mm256_cvtepi8_epi16(_mm_load_si128(reinterpret_cast<const __m128i *>(at)));
+#endif
+}
+
+inline void multiply_add(__m256i &sum, __m256i operand, __m256i weights) {
+#if defined(QG_AVXVNNI)
+    // the intrinsic makes the compiler copy accumulators in such loops
+    __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(operand), "x"(weights));
+#else
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(operand, weights));
+#endif
+}
+
+template <int G, int R, int P>
+inline void dot(const Packed &p, int first, const OperandByte *a, int64_t stride, int32_t *out) {
+    __m256i sum[P][R][3 * G];
+    const int32_t *bias = p.bias + first * 24;
+#pragma GCC unroll 16
+    for (int v = 0; v < 3 * G; ++v)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            sum[0][r][v] = _mm256_load_si256(reinterpret_cast<const __m256i *>(bias + 8 * v));
+            if (P == 2) sum[P - 1][r][v] = _mm256_setzero_si256();
+        }
+    const int8_t *w = p.w + first * p.group_stride;
+    const int64_t group_stride = p.group_stride, plane = stride / P;
+    for (int step = 0; step < p.steps; ++step, w += 24 * kDepth, a += kDepth) {
+        __m256i operand[P][R];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+            for (int half = 0; half < P; ++half)
+                operand[half][r] = broadcast_operand(a + r * stride + half * plane);
+#pragma GCC unroll 16
+        for (int v = 0; v < 3 * G; ++v) {
+            const __m256i weights = weights_at(w, v, group_stride);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+                for (int half = 0; half < P; ++half)
+                    multiply_add(sum[half][r][v], operand[half][r], weights);
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int v = 0; v < 3 * G; ++v) {
+            __m256i total = sum[0][r][v];
+            if (P == 2) total = _mm256_add_epi32(total, _mm256_slli_epi32(sum[P - 1][r][v], 8));
+            _mm256_store_si256(reinterpret_cast<__m256i *>(out + (r * 3 * G + v) * 8), total);
+        }
+}
+
+template <int P>
+constexpr int kTileRows = 0;
+constexpr int kTileGroups = 0;
+
+// --- lanes
+
+// Eight codes as operands.
+template <int P>
+inline void store_codes(__m128i first, __m128i second, OperandByte *low, int64_t plane) {
+#if defined(QG_AVXVNNI)
+    const __m128i words = _mm_packus_epi32(first, second);
+    const __m128i bytes = _mm_packus_epi16(_mm_and_si128(words, _mm_set1_epi16(255)), words);
+    _mm_storel_epi64(reinterpret_cast<__m128i *>(low), bytes);
+    if (P == 2) {
+        const __m128i high = _mm_srli_epi16(words, 8);
+        _mm_storel_epi64(reinterpret_cast<__m128i *>(low + plane), _mm_packus_epi16(high, high));
+    }
+#else
+    static_cast<void>(plane);
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(low), _mm_packs_epi32(first, second));
+#endif
+}
+
+struct Floats {
+    using Real = float;
+    static constexpr int n = 8;
+    __m256 v;
+
+    static Floats set(double x) { return {_mm256_set1_ps(static_cast<float>(x))}; }
+    static Floats load(const float *p) { return {_mm256_load_ps(p)}; }
+    static Floats load_floats(const float *p) { return {_mm256_load_ps(p)}; }
+    static Floats from_ints(const int32_t *p) {
+        return {_mm256_cvtepi32_ps(_mm256_load_si256(reinterpret_cast<const __m256i *>(p)))};
+    }
+    static const float *multipliers(const Packed &p) { return p.m_float; }
+    static Floats sub(Floats a, Floats b) { return {_mm256_sub_ps(a.v, b.v)}; }
+    static Floats mul(Floats a, Floats b) { return {_mm256_mul_ps(a.v, b.v)}; }
+    // a + b * m, where all of it is exact
+    static Floats add_product(Floats a, Floats b, Floats m) {
+        return {_mm256_fmadd_ps(b.v, m.v, a.v)};
+    }
+    static Floats limit(Floats a, Floats lo, Floats hi) {
+        return {_mm256_min_ps(_mm256_max_ps(a.v, lo.v), hi.v)};
+    }
+    static Floats round(Floats a) {
+        return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+    }
+    // rne(v * m), one rounding; beyond 2^22 inexact, but beyond every limit
+    static Floats rounded_product(Floats a, Floats m) {
+        const __m256 magic = _mm256_set1_ps(kRound);
+        return {_mm256_sub_ps(_mm256_fmadd_ps(a.v, m.v, magic), magic)};
+    }
+    // The table's output of an input that is not rounded yet.
+    static Floats look_up(const Table &t, Floats a) {
+        // the low bits of the sum are the rounded integer
+        const __m256i code = _mm256_castps_si256(_mm256_add_ps(a.v, _mm256_set1_ps(kRound)));
+        const __m256i index = _mm256_and_si256(code, _mm256_set1_epi32(t.mask));
+        return {_mm256_i32gather_ps(t.entries, index, 4)};
+    }
+    void store(float *p) const { _mm256_store_ps(p, v); }
+    void store_floats(float *p) const { _mm256_store_ps(p, v); }
+    template <int P>
+    void store_operand(int32_t shift, OperandByte *low, int64_t plane) const {
+        const __m256i code = _mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(shift));
+        store_codes<P>(_mm256_castsi256_si128(code), _mm256_extracti128_si256(code, 1), low, plane);
+    }
+};
+
+// Eight doubles in two registers, so that lanes are whole groups.
+struct Doubles {
+    using Real = double;
+    static constexpr int n = 8;
+    __m256d a, b;
+
+    static Doubles set(double x) { return {_mm256_set1_pd(x), _mm256_set1_pd(x)}; }
+    static Doubles load(const double *p) { return {_mm256_load_pd(p), _mm256_load_pd(p + 4)}; }
+    static Doubles load_floats(const float *p) {
+        return {_mm256_cvtps_pd(_mm_load_ps(p)), _mm256_cvtps_pd(_mm_load_ps(p + 4))};
+    }
+    static Doubles from_ints(const int32_t *p) {
+        const __m128i *at = reinterpret_cast<const __m128i *>(p);
+        return {_mm256_cvtepi32_pd(_mm_load_si128(at)), _mm256_cvtepi32_pd(_mm_load_si128(at + 1))};
+    }
+    static const double *multipliers(const Packed &p) { return p.m; }
+    static Doubles sub(const Doubles &x, const Doubles &y) {
+        return {_mm256_sub_pd(x.a, y.a), _mm256_sub_pd(x.b, y.b)};
+    }
+    static Doubles mul(const Doubles &x, const Doubles &y) {
+        return {_mm256_mul_pd(x.a, y.a), _mm256_mul_pd(x.b, y.b)};
+    }
+    static Doubles add_product(const Doubles &x, const Doubles &y, const Doubles &m) {
+        return {_mm256_fmadd_pd(y.a, m.a, x.a), _mm256_fmadd_pd(y.b, m.b, x.b)};
+    }
+    static Doubles limit(const Doubles &x, const Doubles &lo, const Doubles &hi) {
+        return {_mm256_min_pd(_mm256_max_pd(x.a, lo.a), hi.a),
+                _mm256_min_pd(_mm256_max_pd(x.b, lo.b), hi.b)};
+    }
+    static Doubles round(const Doubles &x) {
+        constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        return {_mm256_round_pd(x.a, mode), _mm256_round_pd(x.b, mode)};
+    }
+    static Doubles rounded_product(const Doubles &x, const Doubles &m) {
+        const __m256d magic = _mm256_set1_pd(6755399441055744.);  // 1.5 * 2^52
+        return {_mm256_sub_pd(_mm256_fmadd_pd(x.a, m.a, magic), magic),
+                _mm256_sub_pd(_mm256_fmadd_pd(x.b, m.b, magic), magic)};
+    }
+    static Doubles look_up(const Table &t, const Doubles &x) {
+        const __m256i code = _mm256_set_m128i(_mm256_cvtpd_epi32(x.b), _mm256_cvtpd_epi32(x.a));
+        if (t.entries) {
+            const __m256i index = _mm256_and_si256(code, _mm256_set1_epi32(t.mask));
+            const __m256 y = _mm256_i32gather_ps(t.entries, index, 4);
+            return {_mm256_cvtps_pd(_mm256_castps256_ps128(y)),
+                    _mm256_cvtps_pd(_mm256_extractf128_ps(y, 1))};
+        }
+        const __m256i first = _mm256_set1_epi32(static_cast<int32_t>(t.first - t.pre_zero));
+        const __m256i last = _mm256_set1_epi32(static_cast<int32_t>(t.last - t.first));
+        __m256i q = _mm256_sub_epi32(code, first);
+        q = _mm256_min_epi32(_mm256_max_epi32(q, _mm256_setzero_si256()), last);
+        const __m128i u = _mm_cvtsi32_si128(t.segment_shift);
+        const __m256i segment = _mm256_srl_epi32(q, u);
+        const __m256i d = _mm256_sub_epi32(q, _mm256_sll_epi32(segment, u));
+        const Doubles y = {
+            polynomial(t, _mm256_castsi256_si128(segment), _mm256_castsi256_si128(d)),
+            polynomial(t, _mm256_extracti128_si256(segment, 1), _mm256_extracti128_si256(d, 1))};
+        return limit(rounded_product(y, set(t.scale)), set(static_cast<double>(t.lo)),
+                     set(static_cast<double>(t.hi)));
+    }
+    static __m256d polynomial(const Table &t, __m128i segment, __m128i distance) {
+        const double *c0 = t.exact_double, *c1 = c0 + t.segments, *c2 = c1 + t.segments;
+        const __m256d d = _mm256_cvtepi32_pd(distance);
+        const __m256d y = _mm256_fmadd_pd(_mm256_i32gather_pd(c2, segment, 8), d,
+                                          _mm256_i32gather_pd(c1, segment, 8));
+        return _mm256_fmadd_pd(y, d, _mm256_i32gather_pd(c0, segment, 8));
+    }
+    void store(double *p) const {
+        _mm256_store_pd(p, a);
+        _mm256_store_pd(p + 4, b);
+    }
+    void store_floats(float *p) const {
+        _mm_store_ps(p, _mm256_cvtpd_ps(a));
+        _mm_store_ps(p + 4, _mm256_cvtpd_ps(b));
+    }
+    template <int P>
+    void store_operand(int32_t shift, OperandByte *low, int64_t plane) const {
+        const __m128i s = _mm_set1_epi32(shift);
+        store_codes<P>(_mm_add_epi32(_mm256_cvtpd_epi32(a), s),
+                       _mm_add_epi32(_mm256_cvtpd_epi32(b), s), low, plane);
+    }
+};
+
+}  // namespace
+
+#if defined(QG_AVXVNNI)
+extern const Layout layout{kGroup, kDepth, Operand::u8};
+#else
+extern const Layout layout{kGroup, kDepth, Operand::s16};
+#endif
+
+namespace {
+
+#include "fused.inl"
+#include "general.inl"
+
+}  // namespace
+
+bool fused(const FusedPlan &plan, const Job &job) { return run_fused(plan, job); }
+bool general(const GeneralPlan &plan, const Job &job) { return run_general(plan, job); }
+
+}  // namespace QG_NAMESPACE
+}  // namespace quant_gru

@@ -1,0 +1,407 @@
+// AVX-512 with VNNI: vpdpbusd for weights of up to 8 bits, vpdpwssd for wider ones. The including
+// file names the namespace; with VBMI, tables of 256 bytes are looked up in registers.
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "plan.hpp"
+
+namespace quant_gru {
+namespace QG_NAMESPACE {
+namespace {
+
+#include "rows.inl"
+
+// --- the general kernel's products
+
+constexpr int kDotRows = 8;
+
+inline __m512i broadcast_pair(const int16_t *a) {
+    int32_t pair;
+    __builtin_memcpy(&pair, a, 4);
+    return _mm512_set1_epi32(pair);
+}
+
+template <int kCount>
+inline void dot_rows(const int16_t *w, const int16_t *a, int64_t a_stride, int pairs,
+                     int32_t *out) {
+    // four chains per row where there are few rows, to cover the latency
+    constexpr int kChains = kCount < 4 ? 4 : 1;
+    __m512i sum[kCount][kChains];
+    for (int row = 0; row < kCount; ++row)
+        for (int chain = 0; chain < kChains; ++chain) sum[row][chain] = _mm512_setzero_si512();
+    int pair = 0;
+    for (; pair + kChains <= pairs; pair += kChains)
+#pragma GCC unroll 8
+        for (int chain = 0; chain < kChains; ++chain) {
+            const __m512i weights = _mm512_loadu_si512(w + (pair + chain) * 32);
+#pragma GCC unroll 8
+            for (int row = 0; row < kCount; ++row)
+                sum[row][chain] =
+                    _mm512_dpwssd_epi32(sum[row][chain], weights,
+                                        broadcast_pair(a + row * a_stride + 2 * (pair + chain)));
+        }
+    for (; pair < pairs; ++pair) {
+        const __m512i weights = _mm512_loadu_si512(w + pair * 32);
+        for (int row = 0; row < kCount; ++row)
+            sum[row][0] = _mm512_dpwssd_epi32(sum[row][0], weights,
+                                              broadcast_pair(a + row * a_stride + 2 * pair));
+    }
+    for (int row = 0; row < kCount; ++row) {
+        __m512i total = sum[row][0];
+        for (int chain = 1; chain < kChains; ++chain)
+            total = _mm512_add_epi32(total, sum[row][chain]);
+        _mm512_storeu_si512(out + row * 16, total);
+    }
+}
+
+template <int kCount = kDotRows>
+inline void dot_pairs(const int16_t *w, const int16_t *a, int64_t a_stride, int rows, int pairs,
+                      int32_t *out) {
+    if constexpr (kCount > 1) {
+        if (rows < kCount) return dot_pairs<kCount - 1>(w, a, a_stride, rows, pairs, out);
+    }
+    dot_rows<kCount>(w, a, a_stride, pairs, out);
+}
+
+// --- the fused kernel's products
+
+using OperandByte = uint8_t;
+constexpr int kGroup = 16, kDepth = 4, kMaxPlanes = 2;
+template <int P>
+constexpr int kMaxRows = 4;
+// 12 accumulators hide the latency of one row, 24 are what the registers hold
+constexpr int max_groups(int rows, int planes) { return (rows == 1 ? 4 : 2) / planes; }
+
+inline __m512i broadcast_quad(const uint8_t *a) {
+    int32_t quad;
+    __builtin_memcpy(&quad, a, 4);
+    return _mm512_set1_epi32(quad);
+}
+
+inline __m512i weights_at(const int8_t *w, int v, int64_t group_stride) {
+    return _mm512_load_si512(w + (v / 3) * group_stride + (v % 3) * 64);
+}
+
+template <int G, int R, int P>
+inline void dot(const Packed &p, int first, const uint8_t *a, int64_t stride, int32_t *out) {
+    __m512i sum[P][R][3 * G];
+    const int32_t *bias = p.bias + first * 48;
+#pragma GCC unroll 16
+    for (int v = 0; v < 3 * G; ++v)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            sum[0][r][v] = _mm512_load_si512(bias + 16 * v);
+            if (P == 2) sum[P - 1][r][v] = _mm512_setzero_si512();
+        }
+    const int8_t *w = p.w + first * p.group_stride;
+    const int64_t group_stride = p.group_stride, plane = stride / P;
+    for (int step = 0; step < p.steps; ++step, w += 192, a += 4) {
+        // one plane: operands stay in registers and weights pass by; two planes: the reverse
+        __m512i operand[R], weights[P == 2 ? 3 * G : 1];
+        if (P == 2)
+#pragma GCC unroll 16
+            for (int v = 0; v < 3 * G; ++v)
+                weights[P == 2 ? v : 0] = weights_at(w, v, group_stride);
+#pragma GCC unroll 2
+        for (int half = 0; half < P; ++half) {
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) operand[r] = broadcast_quad(a + r * stride + half * plane);
+#pragma GCC unroll 16
+            for (int v = 0; v < 3 * G; ++v) {
+                if (P == 1) weights[0] = weights_at(w, v, group_stride);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; ++r)
+                    // the intrinsic makes the compiler copy accumulators in such loops
+                    __asm__("vpdpbusd %2, %1, %0"
+                            : "+v"(sum[half][r][v])
+                            : "v"(operand[r]), "v"(weights[P == 2 ? v : 0]));
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int v = 0; v < 3 * G; ++v) {
+            __m512i total = sum[0][r][v];
+            if (P == 2) total = _mm512_add_epi32(total, _mm512_slli_epi32(sum[P - 1][r][v], 8));
+            _mm512_store_si512(out + (r * 3 * G + v) * 16, total);
+        }
+}
+
+#if defined(QG_AMX)
+
+// --- the same with tiles: 16 rows by 64 bytes of operands, 64 bytes by 16 units of weights
+
+template <int P>
+constexpr int kTileRows = P == 1 ? 32 : 16;
+constexpr int kTileGroups = 2;
+
+// All tiles of a thread at their full size, for the time of a run.
+struct Tiles {
+    Tiles() {
+        alignas(64) uint8_t config[64] = {1};
+        for (int tile = 0; tile < 8; ++tile) {
+            config[16 + 2 * tile] = 64;  // bytes of a row
+            config[48 + tile] = 16;      // rows
+        }
+        _tile_loadconfig(config);
+    }
+    ~Tiles() { _tile_release(); }
+    Tiles(const Tiles &) = delete;
+    Tiles &operator=(const Tiles &) = delete;
+};
+
+constexpr int kStep = 192;  // bytes from a step of weights to the next
+
+// Sums of 16 rows and the three gates of a group.
+inline void tiles_of_group(const int8_t *w, const uint8_t *a, int64_t stride, int blocks,
+                           const int32_t *bias, int32_t *out, int64_t out_stride) {
+    // a stride of 0 gives every row the same bias
+    _tile_loadd(0, bias, 0);
+    _tile_loadd(1, bias + 16, 0);
+    _tile_loadd(2, bias + 32, 0);
+    for (int block = 0; block < blocks; ++block, w += 16 * kStep, a += 64) {
+        _tile_loadd(6, a, stride);
+        _tile_loadd(3, w, kStep);
+        _tile_dpbusd(0, 6, 3);
+        _tile_loadd(4, w + 64, kStep);
+        _tile_dpbusd(1, 6, 4);
+        _tile_loadd(5, w + 128, kStep);
+        _tile_dpbusd(2, 6, 5);
+    }
+    _tile_stored(0, out, out_stride);
+    _tile_stored(1, out + 16, out_stride);
+    _tile_stored(2, out + 32, out_stride);
+}
+
+// Sums of two operand blocks with one or two vectors of weights.
+template <bool kPair>
+inline void tiles_of_two(const int8_t *w0, const int8_t *w1, const uint8_t *a0, const uint8_t *a1,
+                         int64_t stride, int blocks, const int32_t *bias0, const int32_t *bias1,
+                         int64_t second_bias, int32_t *out0, int32_t *out1, int32_t *second0,
+                         int32_t *second1, int64_t out_stride) {
+    _tile_loadd(0, bias0, 0);
+    if (kPair) _tile_loadd(1, bias1, 0);
+    if (second_bias) {
+        _tile_loadd(2, bias0, 0);
+        if (kPair) _tile_loadd(3, bias1, 0);
+    } else {
+        _tile_zero(2);
+        if (kPair) _tile_zero(3);
+    }
+    for (int block = 0; block < blocks; ++block, a0 += 64, a1 += 64) {
+        _tile_loadd(4, a0, stride);
+        _tile_loadd(6, w0, kStep);
+        _tile_dpbusd(0, 4, 6);
+        _tile_loadd(5, a1, stride);
+        _tile_dpbusd(2, 5, 6);
+        w0 += 16 * kStep;
+        if (kPair) {
+            _tile_loadd(7, w1, kStep);
+            _tile_dpbusd(1, 4, 7);
+            _tile_dpbusd(3, 5, 7);
+            w1 += 16 * kStep;
+        }
+    }
+    _tile_stored(0, out0, out_stride);
+    _tile_stored(2, second0, out_stride);
+    if (kPair) {
+        _tile_stored(1, out1, out_stride);
+        _tile_stored(3, second1, out_stride);
+    }
+}
+
+// Up to 32 rows of one plane, or 16 of two; whole blocks of 16 rows are read and written.
+template <int P>
+inline void dot_tiles(int rows, int groups, const Packed &p, int first, const uint8_t *a,
+                      int64_t stride, int32_t *out) {
+    // the intrinsics do not say that tiles are loaded from memory
+    __asm__ volatile("" ::: "memory");
+    const int vectors = 3 * groups, blocks = (p.steps + 15) / 16;
+    const int64_t out_row = 16 * vectors, out_stride = out_row * 4;
+    auto weights = [&](int v) { return p.w + (first + v / 3) * p.group_stride + (v % 3) * 64; };
+    const int32_t *bias = p.bias + first * 48;
+    if (P == 1 && rows <= 16) {
+        for (int g = 0; g < groups; ++g)
+            tiles_of_group(weights(3 * g), a, stride, blocks, bias + 48 * g, out + 48 * g,
+                           out_stride);
+        return;
+    }
+    alignas(64) int32_t high[P == 2 ? 16 * kTileGroups * 48 : 16];
+    // the second operand block: 16 rows further, or the plane of the high bytes
+    const uint8_t *second = P == 1 ? a + 16 * stride : a + stride / 2;
+    int32_t *to = P == 1 ? out + 16 * out_row : high;
+    int v = 0;
+    for (; v + 1 < vectors; v += 2)
+        tiles_of_two<true>(weights(v), weights(v + 1), a, second, stride, blocks, bias + 16 * v,
+                           bias + 16 * v + 16, P == 1, out + 16 * v, out + 16 * v + 16, to + 16 * v,
+                           to + 16 * v + 16, out_stride);
+    if (v < vectors)
+        tiles_of_two<false>(weights(v), nullptr, a, second, stride, blocks, bias + 16 * v, nullptr,
+                            P == 1, out + 16 * v, nullptr, to + 16 * v, nullptr, out_stride);
+    if (P == 2)
+        for (int64_t i = 0; i < rows * out_row; i += 16) {
+            const __m512i low = _mm512_load_si512(out + i);
+            const __m512i above = _mm512_slli_epi32(_mm512_load_si512(high + i), 8);
+            _mm512_store_si512(out + i, _mm512_add_epi32(low, above));
+        }
+}
+
+#else
+
+template <int P>
+constexpr int kTileRows = 0;
+constexpr int kTileGroups = 0;
+
+#endif
+
+// --- lanes
+
+// 256 bytes at the low bytes of `index`, as zero-extended 32-bit lanes plus 2^23 as a float.
+#if defined(__AVX512VBMI__)
+inline __m512 bytes_at(const uint8_t *bytes, __m512i index) {
+    const __m512i low =
+        _mm512_permutex2var_epi8(_mm512_load_si512(bytes), index, _mm512_load_si512(bytes + 64));
+    const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(bytes + 128), index,
+                                                  _mm512_load_si512(bytes + 192));
+    const __m512i both = _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high);
+    // (both & 255) | bits of 2^23
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(both, _mm512_set1_epi32(255),
+                                                         _mm512_set1_epi32(0x4b000000), 0xea));
+}
+#endif
+
+struct Floats {
+    using Real = float;
+    static constexpr int n = 16;
+    __m512 v;
+
+    static Floats set(double x) { return {_mm512_set1_ps(static_cast<float>(x))}; }
+    static Floats load(const float *p) { return {_mm512_load_ps(p)}; }
+    static Floats load_floats(const float *p) { return {_mm512_load_ps(p)}; }
+    static Floats from_ints(const int32_t *p) { return {_mm512_cvtepi32_ps(_mm512_load_si512(p))}; }
+    static const float *multipliers(const Packed &p) { return p.m_float; }
+    static Floats sub(Floats a, Floats b) { return {_mm512_sub_ps(a.v, b.v)}; }
+    static Floats mul(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
+    // a + b * m, where all of it is exact
+    static Floats add_product(Floats a, Floats b, Floats m) {
+        return {_mm512_fmadd_ps(b.v, m.v, a.v)};
+    }
+    static Floats limit(Floats a, Floats lo, Floats hi) {
+        return {_mm512_min_ps(_mm512_max_ps(a.v, lo.v), hi.v)};
+    }
+    static Floats round(Floats a) {
+        const __m512 magic = _mm512_set1_ps(kRound);
+        return {_mm512_sub_ps(_mm512_add_ps(a.v, magic), magic)};
+    }
+    // rne(v * m), one rounding; beyond 2^22 inexact, but beyond every limit
+    static Floats rounded_product(Floats a, Floats m) {
+        const __m512 magic = _mm512_set1_ps(kRound);
+        return {_mm512_sub_ps(_mm512_fmadd_ps(a.v, m.v, magic), magic)};
+    }
+    // The table's output of an input that is not rounded yet.
+    static Floats look_up(const Table &t, Floats a) {
+        // the low bits of the sum are the rounded integer
+        const __m512i code = _mm512_castps_si512(_mm512_add_ps(a.v, _mm512_set1_ps(kRound)));
+#if defined(__AVX512VBMI__)
+        if (t.bytes)
+            return {_mm512_sub_ps(bytes_at(t.bytes, code), _mm512_set1_ps(8388608.f - t.base))};
+#endif
+        const __m512i index = _mm512_and_si512(code, _mm512_set1_epi32(t.mask));
+        return {_mm512_i32gather_ps(index, t.entries, 4)};
+    }
+    void store(float *p) const { _mm512_store_ps(p, v); }
+    void store_floats(float *p) const { _mm512_store_ps(p, v); }
+    template <int P>
+    void store_operand(int32_t shift, uint8_t *low, int64_t) const {
+        static_assert(P == 1, "float lanes hold codes of 8 bits");
+        const __m512i code = _mm512_add_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(shift));
+        _mm_store_si128(reinterpret_cast<__m128i *>(low), _mm512_cvtepi32_epi8(code));
+    }
+};
+
+struct Doubles {
+    using Real = double;
+    static constexpr int n = 8;
+    __m512d v;
+
+    static Doubles set(double x) { return {_mm512_set1_pd(x)}; }
+    static Doubles load(const double *p) { return {_mm512_load_pd(p)}; }
+    static Doubles load_floats(const float *p) { return {_mm512_cvtps_pd(_mm256_load_ps(p))}; }
+    static Doubles from_ints(const int32_t *p) {
+        return {_mm512_cvtepi32_pd(_mm256_load_si256(reinterpret_cast<const __m256i *>(p)))};
+    }
+    static const double *multipliers(const Packed &p) { return p.m; }
+    static Doubles sub(Doubles a, Doubles b) { return {_mm512_sub_pd(a.v, b.v)}; }
+    static Doubles mul(Doubles a, Doubles b) { return {_mm512_mul_pd(a.v, b.v)}; }
+    static Doubles add_product(Doubles a, Doubles b, Doubles m) {
+        return {_mm512_fmadd_pd(b.v, m.v, a.v)};
+    }
+    static Doubles limit(Doubles a, Doubles lo, Doubles hi) {
+        return {_mm512_min_pd(_mm512_max_pd(a.v, lo.v), hi.v)};
+    }
+    static Doubles round(Doubles a) {
+        return {_mm512_roundscale_pd(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+    }
+    static Doubles rounded_product(Doubles a, Doubles m) {
+        const __m512d magic = _mm512_set1_pd(6755399441055744.);  // 1.5 * 2^52
+        return {_mm512_sub_pd(_mm512_fmadd_pd(a.v, m.v, magic), magic)};
+    }
+    static Doubles look_up(const Table &t, Doubles a) {
+        const __m256i code = _mm512_cvtpd_epi32(a.v);  // ties to even
+        if (t.entries) {
+            const __m256i index = _mm256_and_si256(code, _mm256_set1_epi32(t.mask));
+            return {_mm512_cvtps_pd(_mm256_i32gather_ps(t.entries, index, 4))};
+        }
+        const __m256i first = _mm256_set1_epi32(static_cast<int32_t>(t.first - t.pre_zero));
+        const __m256i last = _mm256_set1_epi32(static_cast<int32_t>(t.last - t.first));
+        __m256i q = _mm256_sub_epi32(code, first);
+        q = _mm256_min_epi32(_mm256_max_epi32(q, _mm256_setzero_si256()), last);
+        const __m128i u = _mm_cvtsi32_si128(t.segment_shift);
+        const __m256i segment = _mm256_srl_epi32(q, u);
+        const __m512d d = _mm512_cvtepi32_pd(_mm256_sub_epi32(q, _mm256_sll_epi32(segment, u)));
+        const double *c0 = t.exact_double, *c1 = c0 + t.segments, *c2 = c1 + t.segments;
+        __m512d y = _mm512_fmadd_pd(_mm512_i32gather_pd(segment, c2, 8), d,
+                                    _mm512_i32gather_pd(segment, c1, 8));
+        y = _mm512_fmadd_pd(y, d, _mm512_i32gather_pd(segment, c0, 8));
+        return limit(rounded_product({y}, set(t.scale)), set(static_cast<double>(t.lo)),
+                     set(static_cast<double>(t.hi)));
+    }
+    void store(double *p) const { _mm512_store_pd(p, v); }
+    void store_floats(float *p) const { _mm256_store_ps(p, _mm512_cvtpd_ps(v)); }
+    template <int P>
+    void store_operand(int32_t shift, uint8_t *low, int64_t plane) const {
+        const __m256i code = _mm256_add_epi32(_mm512_cvtpd_epi32(v), _mm256_set1_epi32(shift));
+        _mm_storel_epi64(reinterpret_cast<__m128i *>(low), _mm256_cvtepi32_epi8(code));
+        if (P == 2)
+            _mm_storel_epi64(reinterpret_cast<__m128i *>(low + plane),
+                             _mm256_cvtepi32_epi8(_mm256_srli_epi32(code, 8)));
+    }
+};
+
+}  // namespace
+
+#if defined(QG_AMX)
+extern const Layout layout{kGroup, kDepth, Operand::u8, true, 32, 32, 16, 16};
+#else
+extern const Layout layout{kGroup, kDepth, Operand::u8};
+#endif
+
+namespace {
+
+#include "fused.inl"
+#include "general.inl"
+
+}  // namespace
+
+bool fused(const FusedPlan &plan, const Job &job) {
+#if defined(QG_AMX)
+    const Tiles tiles;
+#endif
+    return run_fused(plan, job);
+}
+bool general(const GeneralPlan &plan, const Job &job) { return run_general(plan, job); }
+
+}  // namespace QG_NAMESPACE
+}  // namespace quant_gru

@@ -1,0 +1,2 @@
+#define QG_NAMESPACE avx512_vnni
+#include "avx512.inl"

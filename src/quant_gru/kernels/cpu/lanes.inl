@@ -1,0 +1,138 @@
+// Lanes for processors without a file of their own: the compiler's generic vectors. Included
+// inside the namespace of an instruction set; kGroup is a multiple of 8.
+
+using Floats8 = float __attribute__((vector_size(32)));
+using Ints8 = int32_t __attribute__((vector_size(32)));
+using Doubles8 = double __attribute__((vector_size(64)));
+
+#if defined(__FP_FAST_FMA) && defined(__FP_FAST_FMAF)
+constexpr bool kFusedMultiplyAdd = true;
+#else
+constexpr bool kFusedMultiplyAdd = false;
+#endif
+
+template <class To, class From>
+inline To get(const From *p) {
+    To v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+}
+
+// Codes as operands of 8 bits, of 16 bits, or in two planes of bytes.
+template <int P>
+inline void store_codes(Ints8 code, int32_t shift, OperandByte *low, int64_t plane) {
+    constexpr int32_t half = static_cast<OperandByte>(-1) < 0 ? 128 : 0;
+    code += shift;
+    for (int i = 0; i < 8; ++i) low[i] = static_cast<OperandByte>(code[i]);
+    if (P == 2)
+        for (int i = 0; i < 8; ++i)
+            low[plane + i] = static_cast<OperandByte>((code[i] + half) >> 8);
+}
+
+struct Doubles {
+    using Real = double;
+    static constexpr int n = 8;
+    Doubles8 v;
+
+    static inline Doubles set(double x) { return {x - Doubles8{}}; }
+    static inline Doubles load(const double *p) { return {get<Doubles8>(p)}; }
+    static inline Doubles load_floats(const float *p) {
+        return {__builtin_convertvector(get<Floats8>(p), Doubles8)};
+    }
+    static inline Doubles from_ints(const int32_t *p) {
+        return {__builtin_convertvector(get<Ints8>(p), Doubles8)};
+    }
+    static inline const double *multipliers(const Packed &p) { return p.m; }
+    static inline Doubles sub(Doubles a, Doubles b) { return {a.v - b.v}; }
+    static inline Doubles mul(Doubles a, Doubles b) { return {a.v * b.v}; }
+    // a + b * m, where all of it is exact
+    static inline Doubles add_product(Doubles a, Doubles b, Doubles m) { return {a.v + b.v * m.v}; }
+    static inline Doubles limit(Doubles a, Doubles lo, Doubles hi) {
+        a.v = a.v < lo.v ? lo.v : a.v;
+        return {a.v > hi.v ? hi.v : a.v};
+    }
+    static inline Doubles round(Doubles a) {
+        const double magic = 6755399441055744.;  // 1.5 * 2^52
+        return {(a.v + magic) - magic};
+    }
+    // rne(v * m), one rounding: without fused multiply-add the plan makes the product exact
+    static inline Doubles rounded_product(Doubles a, Doubles m) {
+        if (!kFusedMultiplyAdd) return round(mul(a, m));
+        const double magic = 6755399441055744.;
+        for (int i = 0; i < 8; ++i) a.v[i] = __builtin_fma(a.v[i], m.v[i], magic) - magic;
+        return a;
+    }
+    static inline Doubles look_up(const Table &t, Doubles a) {
+        const Ints8 code = __builtin_convertvector(round(a).v, Ints8);
+        Doubles8 y;
+        if (t.entries) {
+            for (int i = 0; i < 8; ++i) y[i] = t.entries[code[i] & t.mask];
+            return {y};
+        }
+        const int32_t first = static_cast<int32_t>(t.first - t.pre_zero);
+        const int32_t last = static_cast<int32_t>(t.last - t.first);
+        const double *c0 = t.exact_double, *c1 = c0 + t.segments, *c2 = c1 + t.segments;
+        for (int i = 0; i < 8; ++i) {
+            int32_t q = code[i] - first;
+            q = q < 0 ? 0 : q > last ? last : q;
+            const int32_t segment = q >> t.segment_shift;
+            const double d = static_cast<double>(q - (segment << t.segment_shift));
+            y[i] = (c2[segment] * d + c1[segment]) * d + c0[segment];
+        }
+        // 2^-shift: the product is exact
+        return limit(round(mul({y}, set(t.scale))), set(static_cast<double>(t.lo)),
+                     set(static_cast<double>(t.hi)));
+    }
+    inline void store(double *p) const { __builtin_memcpy(p, &v, sizeof v); }
+    inline void store_floats(float *p) const {
+        const Floats8 f = __builtin_convertvector(v, Floats8);
+        __builtin_memcpy(p, &f, sizeof f);
+    }
+    template <int P>
+    inline void store_operand(int32_t shift, OperandByte *low, int64_t plane) const {
+        store_codes<P>(__builtin_convertvector(v, Ints8), shift, low, plane);
+    }
+};
+
+struct Floats {
+    using Real = float;
+    static constexpr int n = 8;
+    Floats8 v;
+
+    static inline Floats set(double x) { return {static_cast<float>(x) - Floats8{}}; }
+    static inline Floats load(const float *p) { return {get<Floats8>(p)}; }
+    static inline Floats load_floats(const float *p) { return load(p); }
+    static inline Floats from_ints(const int32_t *p) {
+        return {__builtin_convertvector(get<Ints8>(p), Floats8)};
+    }
+    static inline const float *multipliers(const Packed &p) { return p.m_float; }
+    static inline Floats sub(Floats a, Floats b) { return {a.v - b.v}; }
+    static inline Floats mul(Floats a, Floats b) { return {a.v * b.v}; }
+    static inline Floats add_product(Floats a, Floats b, Floats m) { return {a.v + b.v * m.v}; }
+    static inline Floats limit(Floats a, Floats lo, Floats hi) {
+        a.v = a.v < lo.v ? lo.v : a.v;
+        return {a.v > hi.v ? hi.v : a.v};
+    }
+    static inline Floats round(Floats a) { return {(a.v + kRound) - kRound}; }
+    static inline Floats rounded_product(Floats a, Floats m) {
+        if (kFusedMultiplyAdd) {
+            for (int i = 0; i < 8; ++i) a.v[i] = __builtin_fmaf(a.v[i], m.v[i], kRound) - kRound;
+            return a;
+        }
+        // a product of two floats is exact in double
+        const Doubles8 y =
+            __builtin_convertvector(a.v, Doubles8) * __builtin_convertvector(m.v, Doubles8);
+        return {__builtin_convertvector(Doubles::round({y}).v, Floats8)};
+    }
+    static inline Floats look_up(const Table &t, Floats a) {
+        const Ints8 code = __builtin_convertvector(round(a).v, Ints8);
+        for (int i = 0; i < 8; ++i) a.v[i] = t.entries[code[i] & t.mask];
+        return a;
+    }
+    inline void store(float *p) const { __builtin_memcpy(p, &v, sizeof v); }
+    inline void store_floats(float *p) const { store(p); }
+    template <int P>
+    inline void store_operand(int32_t shift, OperandByte *low, int64_t plane) const {
+        store_codes<P>(__builtin_convertvector(v, Ints8), shift, low, plane);
+    }
+};

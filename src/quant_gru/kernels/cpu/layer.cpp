@@ -1,0 +1,451 @@
+#include "layer.hpp"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <thread>
+
+namespace nb = nanobind;
+
+namespace quant_gru {
+namespace {
+
+template <class T>
+T field(const nb::dict &d, const char *name) {
+    return nb::cast<T>(d[name]);
+}
+
+template <class T>
+const T *address(const nb::dict &d, const char *name) {
+    return reinterpret_cast<const T *>(field<uintptr_t>(d, name));
+}
+
+Container container_of(const std::string &name) {
+    if (name == "int8") return Container::i8;
+    if (name == "uint8") return Container::u8;
+    if (name == "int16") return Container::i16;
+    if (name == "int32") return Container::i32;
+    if (name == "int64") return Container::i64;
+    throw std::invalid_argument("Expected an integer container, got " + name);
+}
+
+Border border_of(const nb::dict &d) {
+    Border b;
+    b.scale = static_cast<float>(field<double>(d, "scale"));
+    int exponent;
+    const float inverse = 1.f / b.scale;
+    // exact for powers of two whose reciprocal is normal, too
+    if (std::frexp(b.scale, &exponent) == 0.5f && std::isnormal(inverse)) b.reciprocal = inverse;
+    const int64_t zero = field<int64_t>(d, "zero");
+    b.zero = static_cast<int32_t>(zero);
+    b.lo = static_cast<int32_t>(field<int64_t>(d, "lo") - zero);
+    b.hi = static_cast<int32_t>(field<int64_t>(d, "hi") - zero);
+    b.container = container_of(field<std::string>(d, "container"));
+    return b;
+}
+
+Sum sum_of(const nb::dict &sums, const char *name) {
+    Sum s;
+    if (!sums.contains(name)) return s;
+    const nb::dict d = nb::cast<nb::dict>(sums[name]);
+    const auto M = field<std::vector<int64_t>>(d, "M");
+    s.present = 1;
+    s.tier = field<std::string>(d, "tier")[0];
+    s.k = field<int>(d, "k");
+    s.lo = field<int64_t>(d, "lo");
+    s.hi = field<int64_t>(d, "hi");
+    for (size_t i = 0; i < M.size() && i < 2; ++i) {
+        s.M[i] = M[i];
+        s.m[i] = std::ldexp(static_cast<double>(M[i]), -s.k);
+    }
+    return s;
+}
+
+constexpr double kExactDouble = 9007199254740992.;  // 2^53
+
+int64_t size_of(int64_t v) { return v < 0 ? -v : v; }
+
+bool fits_float(double m) { return m == 0 || (m > 1e-20 && m < 1e20); }
+
+bool fits_float(const Cell &cell) {
+    for (const Sum *s : {&cell.z_pre, &cell.r_pre, &cell.rRh, &cell.g_pre, &cell.old_contrib,
+                         &cell.new_contrib, &cell.h_new})
+        if (!fits_float(s->m[0]) || !fits_float(s->m[1])) return false;
+    return true;
+}
+
+int64_t lines(int64_t bytes) { return round_up(bytes, 64); }
+
+}  // namespace
+
+Layer::Layer(const nb::dict &d, const std::string &variant) : variant_(variant_of(variant)) {
+    H_ = field<int>(d, "H");
+    C_ = field<int>(d, "C");
+    const nb::dict W = nb::cast<nb::dict>(d["W"]), R = nb::cast<nb::dict>(d["R"]);
+    if (!field<bool>(d, "narrow")) {
+        fill(wide_, d);
+        keep(W, wide_.W, C_);
+        keep(R, wide_.R, H_);
+        return;
+    }
+    // not all three: whether a table has a fast form does not depend on the others
+    fill(fused_, d);
+    bool fast = prepare(fused_.z);
+    fast = prepare(fused_.r) && fast;
+    fast = prepare(fused_.g) && fast;
+    for (const Sum *s : {&fused_.z_pre, &fused_.r_pre, &fused_.g_pre, &fused_.h_new})
+        fast = fast && s->tier != 'd';
+    bool in_float = field<bool>(d, "float32") && fits_float(fused_) && fused_.z.entries &&
+                    fused_.r.entries && fused_.g.entries;
+    // without fused multiply-add, products with a multiplier have to be exact in double
+    const double product = field<double>(d, "product");
+    bool exact = true;
+    for (const Sum *s : {&fused_.rRh, &fused_.old_contrib, &fused_.new_contrib})
+        exact = exact && product * static_cast<double>(s->M[0]) < kExactDouble;
+    fast = fast && pack(W, fused_.W, C_, in_float, exact) && pack(R, fused_.R, H_, in_float, exact);
+    in_float = in_float && fused_.R.planes == 1;
+    if (fast && (in_float || exact || variant_.layout->fused_multiply_add)) {
+        fused_.in_float = in_float;
+        kind_ = Kind::fused;
+        return;
+    }
+    kind_ = Kind::general;
+    static_cast<Cell &>(general_) = fused_;
+    int64_t bound = 0;
+    pack_general(W, general_.x, general_.W, C_, bound);
+    pack_general(R, general_.h, general_.R, H_, bound);
+    general_.small_sums = bound < (int64_t{1} << 31) && general_.W.planes == 1 &&
+                          general_.R.planes == 1 && general_.W.flush >= general_.W.pairs &&
+                          general_.R.flush >= general_.R.pairs;
+    bool fits = fits_float(general_);
+    for (const Projection *p : {&general_.W, &general_.R})
+        for (int c = 0; c < 3 * H_; ++c) fits = fits && fits_float(p->m[c]);
+    general_.in_float =
+        field<bool>(d, "float32") && general_.small_sums && bound < (int64_t{1} << 24) && fits;
+}
+
+const Cell &Layer::cell() const {
+    if (kind_ == Kind::fused) return fused_;
+    if (kind_ == Kind::general) return general_;
+    return wide_;
+}
+
+void Layer::fill(Cell &cell, const nb::dict &d) {
+    const nb::dict sums = nb::cast<nb::dict>(d["sums"]);
+    cell.H = H_;
+    cell.x = border_of(nb::cast<nb::dict>(d["x"]));
+    cell.h = border_of(nb::cast<nb::dict>(d["h"]));
+    cell.one = field<int64_t>(d, "one");
+    cell.z_pre = sum_of(sums, "gate.z_pre");
+    cell.r_pre = sum_of(sums, "gate.r_pre");
+    cell.rRh = sum_of(sums, "op.rRh");
+    cell.g_pre = sum_of(sums, "gate.g_pre");
+    cell.old_contrib = sum_of(sums, "op.old_contrib");
+    cell.new_contrib = sum_of(sums, "op.new_contrib");
+    cell.h_new = sum_of(sums, "output.h");
+    table(d, "gate.z_out", cell.z);
+    table(d, "gate.r_out", cell.r);
+    table(d, "gate.g_out", cell.g);
+}
+
+void Layer::table(const nb::dict &plan, const char *name, Table &t) {
+    const nb::dict d = nb::cast<nb::dict>(nb::cast<nb::dict>(plan["tables"])[name]);
+    t.segments = field<int>(d, "segments");
+    t.degree = field<int>(d, "degree");
+    t.shift = field<int>(d, "shift");
+    t.segment_shift = field<int>(d, "segment_shift");
+    t.last = field<int64_t>(d, "last");
+    t.pre_zero = field<int64_t>(d, "pre_zero");
+    t.pre_lo = field<int64_t>(d, "pre_lo");
+    t.pre_hi = field<int64_t>(d, "pre_hi");
+    t.lo = field<int64_t>(d, "lo");
+    t.hi = field<int64_t>(d, "hi");
+    t.bounds = arena_.copy(address<int64_t>(d, "bounds"), t.segments);
+    t.coefficients = arena_.copy(address<int64_t>(d, "coefficients"),
+                                 static_cast<size_t>(t.segments) * (t.degree + 1));
+    t.first = t.bounds[0];
+}
+
+// Gives a table a form that lanes can read; returns whether there is one.
+bool Layer::prepare(Table &t) {
+    constexpr int64_t kEntries = 4096;
+    const int64_t codes = t.pre_hi - t.pre_lo + 1;
+    if (codes <= kEntries) {
+        // inputs that differ stay different modulo a power of two that is no less than their number
+        int64_t size = 256;
+        while (size < codes) size *= 2;
+        float *entries = arena_.allocate<float>(static_cast<size_t>(size));
+        int64_t least = INT64_MAX, most = INT64_MIN;
+        for (int64_t v = t.pre_lo; v <= t.pre_hi; ++v) {
+            const int64_t y = look_up(t, v);
+            entries[v & (size - 1)] = static_cast<float>(y);
+            least = std::min(least, y);
+            most = std::max(most, y);
+        }
+        t.entries = entries;
+        t.mask = static_cast<int32_t>(size - 1);
+        if (size == 256 && most - least < 256) {
+            uint8_t *bytes = arena_.allocate<uint8_t>(256);
+            for (int64_t v = t.pre_lo; v <= t.pre_hi; ++v)
+                bytes[v & 255] = static_cast<uint8_t>(look_up(t, v) - least);
+            t.bytes = bytes;
+            t.base = static_cast<float>(least);
+        }
+        return true;
+    }
+    if (t.segment_shift < 0 || t.degree != 2) return false;
+    const int64_t length = int64_t{1} << t.segment_shift;
+    double *c = arena_.allocate<double>(3 * static_cast<size_t>(t.segments));
+    for (int i = 0; i < t.segments; ++i) {
+        double size = 0, power = 1;
+        for (int p = 0; p < 3; ++p, power *= static_cast<double>(length)) {
+            const int64_t value = t.coefficients[3 * i + p];
+            c[p * t.segments + i] = static_cast<double>(value);
+            size += std::fabs(static_cast<double>(value)) * power;
+        }
+        if (size >= kExactDouble) return false;
+    }
+    t.scale = std::ldexp(1., -t.shift);
+    t.exact_double = c;
+    return true;
+}
+
+// Lays weights out for the fused kernel; returns whether they, and the sums, fit it.
+bool Layer::pack(const nb::dict &d, Packed &p, int inputs, bool &in_float, bool &exact) {
+    if (field<int>(d, "weight_bits") > 8) return false;
+    const Layout &layout = *variant_.layout;
+    const int group = layout.group, depth = layout.depth;
+    const bool wide_operand = field<int>(d, "operand_bits") > 8;
+    const bool is_signed = field<bool>(d, "operand_signed");
+    const int64_t zero = field<int64_t>(d, "zero"), reach = field<int64_t>(d, "reach");
+    p.inputs = inputs;
+    p.steps = (inputs + depth - 1) / depth;
+    p.groups = (H_ + group - 1) / group;
+    p.planes = wide_operand && layout.operand != Operand::s16 ? 2 : 1;
+    if (layout.operand == Operand::u8)
+        p.offset = is_signed ? (wide_operand ? -32768 : -128) : 0;
+    else if (layout.operand == Operand::s8)
+        p.offset = wide_operand ? (is_signed ? 128 : 32896) : (is_signed ? 0 : 128);
+    else
+        p.offset = wide_operand && !is_signed ? 32768 : 0;
+    p.lo = static_cast<double>(field<int64_t>(d, "lo"));
+    p.hi = static_cast<double>(field<int64_t>(d, "hi"));
+    // an odd number of cache lines, so that groups do not share their sets
+    p.group_stride = lines(round_up(p.steps, layout.step_block) * depth * 3 * group);
+    if (p.group_stride / 64 % 2 == 0) p.group_stride += 64;
+    const auto *codes = address<int32_t>(d, "codes");
+    const auto *B = address<int64_t>(d, "bias"), *M = address<int64_t>(d, "M"),
+               *k = address<int64_t>(d, "k");
+    auto *w = arena_.allocate<int8_t>(static_cast<size_t>(p.groups * p.group_stride));
+    const size_t channels = static_cast<size_t>(p.groups) * 3 * group;
+    auto *bias = arena_.allocate<int32_t>(channels);
+    auto *m = arena_.allocate<double>(channels);
+    auto *m_float = arena_.allocate<float>(channels);
+    for (int gate = 0; gate < 3; ++gate) {
+        for (int unit = 0; unit < H_; ++unit) {
+            const int c = gate * H_ + unit, place = unit % group;
+            const int32_t *row = codes + static_cast<int64_t>(c) * inputs;
+            int8_t *to = w + unit / group * p.group_stride;
+            int64_t total = 0, magnitude = 0;
+            for (int i = 0; i < inputs; ++i) {
+                if (row[i] < -128 || row[i] > 127) return false;
+                to[((static_cast<int64_t>(i / depth) * 3 + gate) * group + place) * depth +
+                   i % depth] = static_cast<int8_t>(row[i]);
+                total += row[i];
+                magnitude += size_of(row[i]);
+            }
+            // the true sum decides; what leads to it may wrap around
+            const int64_t bound = magnitude * reach + size_of(B[c]);
+            if (bound >= int64_t{1} << 31) return false;
+            in_float = in_float && bound < int64_t{1} << 24;
+            exact = exact && static_cast<double>(bound) * static_cast<double>(M[c]) < kExactDouble;
+            const size_t at = static_cast<size_t>((unit / group * 3 + gate) * group + place);
+            const uint64_t folded =
+                static_cast<uint64_t>(B[c]) +
+                static_cast<uint64_t>(p.offset - zero) * static_cast<uint64_t>(total);
+            const uint32_t low = static_cast<uint32_t>(folded);
+            std::memcpy(bias + at, &low, sizeof low);
+            m[at] = std::ldexp(static_cast<double>(M[c]), static_cast<int>(-k[c]));
+            in_float = in_float && fits_float(m[at]);
+            m_float[at] = static_cast<float>(m[at]);
+        }
+    }
+    p.w = w;
+    p.bias = bias;
+    p.m = m;
+    p.m_float = m_float;
+    return true;
+}
+
+void Layer::pack_general(const nb::dict &d, const Border &operand, Projection &p, int inputs,
+                         int64_t &bound) {
+    const int channels = 3 * H_;
+    p.inputs = inputs;
+    p.pairs = (inputs + 1) / 2;
+    p.tiles = (channels + kTile - 1) / kTile;
+    const bool wide_weights = field<int>(d, "weight_bits") > 8;
+    const bool wide_operand = field<int>(d, "operand_bits") > 8;
+    p.planes = wide_weights ? 2 : 1;
+    // |product| of a pair: 2^8 (16: a low plane has 9 bits) times 2^8 or 2^15
+    p.flush = (wide_weights ? 64 : 128) * (wide_operand ? 1 : 128);
+    // 16 unsigned bits are kept less 2^15, so that they fit int16
+    p.offset = operand.zero + operand.hi > 32767 ? 1 << 15 : 0;
+    p.lo = static_cast<double>(field<int64_t>(d, "lo"));
+    p.hi = static_cast<double>(field<int64_t>(d, "hi"));
+    const int64_t zero = field<int64_t>(d, "zero");
+    const int64_t reach = field<int64_t>(d, "reach");  // largest |code - zero point|
+    const auto *codes = address<int32_t>(d, "codes");
+    const auto *B = address<int64_t>(d, "bias"), *M = address<int64_t>(d, "M"),
+               *k = address<int64_t>(d, "k");
+    const size_t padded = static_cast<size_t>(p.tiles) * kTile;
+    const size_t size = padded * 2 * p.pairs;
+    int16_t *planes[2] = {arena_.allocate<int16_t>(size), nullptr};
+    if (p.planes == 2) planes[1] = arena_.allocate<int16_t>(size);
+    auto *bias = arena_.allocate<int64_t>(padded);
+    auto *m = arena_.allocate<double>(padded);
+    auto *m_float = arena_.allocate<float>(padded);
+    for (int c = 0; c < channels; ++c) {
+        const int32_t *row = codes + static_cast<int64_t>(c) * inputs;
+        int16_t *to[2];
+        const size_t tile = static_cast<size_t>(c / kTile) * p.pairs * 2 * kTile;
+        for (int plane = 0; plane < p.planes; ++plane)
+            to[plane] = planes[plane] + tile + 2 * (c % kTile);
+        int64_t total = 0, magnitude = 0;
+        for (int i = 0; i < inputs; ++i) {
+            const size_t at = static_cast<size_t>(i / 2) * 2 * kTile + i % 2;
+            if (p.planes == 2) {
+                to[0][at] = static_cast<int16_t>(row[i] >> 8);
+                to[1][at] = static_cast<int16_t>(row[i] & 255);
+            } else {
+                to[0][at] = static_cast<int16_t>(row[i]);
+            }
+            total += row[i];
+            magnitude += size_of(row[i]);
+        }
+        bias[c] = B[c] + (p.offset - zero) * total;
+        // of the true sum, and of the sum before the bias is added
+        const int64_t most =
+            magnitude * (reach + size_of(p.offset - zero)) + size_of(B[c]) + size_of(bias[c]);
+        bound = most > bound ? most : bound;
+        m[c] = std::ldexp(static_cast<double>(M[c]), static_cast<int>(-k[c]));
+        m_float[c] = static_cast<float>(m[c]);
+    }
+    p.w[0] = planes[0];
+    p.w[1] = planes[1];
+    p.bias = bias;
+    p.m = m;
+    p.m_float = m_float;
+}
+
+void Layer::keep(const nb::dict &d, WideProjection &p, int inputs) {
+    const size_t channels = 3 * static_cast<size_t>(H_);
+    p.inputs = inputs;
+    p.w = arena_.copy(address<int32_t>(d, "codes"), channels * inputs);
+    p.bias = arena_.copy(address<int64_t>(d, "bias"), channels);
+    p.bias_shift = field<int>(d, "bias_shift");
+    p.M = arena_.copy(address<int64_t>(d, "M"), channels);
+    p.k = arena_.copy(address<int64_t>(d, "k"), channels);
+    p.lo = field<int64_t>(d, "lo");
+    p.hi = field<int64_t>(d, "hi");
+    p.zero = field<int64_t>(d, "zero");
+}
+
+int64_t Layer::workspace(int64_t rows, int64_t T) const {
+    if (kind_ == Kind::wide) return workspace_bytes(wide_);
+    if (kind_ == Kind::fused) {
+        const Layout &layout = *variant_.layout;
+        rows = std::min<int64_t>(rows, layout.rows);
+        const int64_t operand = layout.operand == Operand::s16 ? 2 : 1;
+        auto stride = [&](const Packed &p) {
+            return operand * p.planes * lines(static_cast<int64_t>(p.steps) * layout.depth);
+        };
+        const int64_t both = steps_ahead(T, rows, layout.ahead) * rows;
+        const int64_t units = static_cast<int64_t>(fused_.R.groups) * layout.group;
+        return lines(both * units * 3 * 4) +
+               lines(round_up(both, layout.row_block) * stride(fused_.W)) +
+               lines(4 * std::max(H_, C_)) + lines(rows * units * 8) +
+               2 * lines(round_up(rows, layout.row_block) * stride(fused_.R));
+    }
+    const GeneralPlan &p = general_;
+    rows = std::min<int64_t>(rows, kRows);
+    const int64_t ahead = steps_ahead(T, rows, kAhead);
+    return lines(ahead * rows * p.W.tiles * kTile * 8) + lines(rows * p.R.tiles * kTile * 8) +
+           lines(rows * H_ * 8) + lines(static_cast<int64_t>(H_) * 6 * 8) +
+           lines(ahead * rows * 2 * p.W.pairs * 2) + lines(rows * 2 * p.R.pairs * 2) +
+           lines(4 * std::max(H_, C_));
+}
+
+bool Layer::run(const Job &job) const {
+    switch (kind_) {
+        case Kind::fused:
+            return variant_.fused(fused_, job);
+        case Kind::general:
+            return variant_.general(general_, job);
+        default:
+            run_wide(wide_, job);
+            return false;
+    }
+}
+
+double Layer::work() const {
+    const double each = kind_ == Kind::fused ? 1 : kind_ == Kind::general ? 3 : 50;
+    return 3.0 * H_ * (static_cast<double>(H_) + C_ + 128) * each;
+}
+
+bool run_tasks(const std::vector<Task> &tasks, int threads, Scratch &scratch) {
+    // a thread pays where it has a few hundred microseconds of work
+    constexpr double kPays = 2e7;
+    std::vector<Task> parts;
+    for (const Task &task : tasks) {
+        const int64_t N = task.job.N;
+        const double work = task.layer->work() * static_cast<double>(N) *
+                            static_cast<double>(std::max<int64_t>(task.job.T, 1));
+        int64_t count = threads / static_cast<int>(tasks.size());
+        count = std::min({count, N, static_cast<int64_t>(std::min(work / kPays, 1e6))});
+        count = std::max<int64_t>(count, 1);
+        for (int64_t i = 0; i < count; ++i) {
+            parts.push_back(task);
+            parts.back().job.first_row = N * i / count;
+            parts.back().job.end_row = N * (i + 1) / count;
+        }
+    }
+    double total = 0;
+    int64_t bytes = 0;
+    for (Task &part : parts) {
+        const int64_t rows = part.job.end_row - part.job.first_row;
+        total += part.layer->work() * static_cast<double>(rows) * static_cast<double>(part.job.T);
+        bytes += lines(part.layer->workspace(rows, part.job.T));
+    }
+    Scratch::Lease lease(scratch, static_cast<size_t>(bytes));
+    char *space = static_cast<char *>(lease.data);
+    for (Task &part : parts) {
+        part.job.workspace = space;
+        space += lines(part.layer->workspace(part.job.end_row - part.job.first_row, part.job.T));
+    }
+    std::atomic<bool> nan{false};
+    auto run = [&](size_t i) {
+        if (parts[i].layer->run(parts[i].job)) nan = true;
+    };
+    std::vector<std::thread> others;
+    size_t started = 1;
+    if (threads > 1 && parts.size() > 1 && total > kPays) {
+        others.reserve(parts.size());
+        try {
+            for (; started < parts.size(); ++started) others.emplace_back(run, started);
+        } catch (const std::system_error &) {
+            // no more threads to be had: this one does the rest
+        }
+    }
+    run(0);
+    for (size_t i = started; i < parts.size(); ++i) run(i);
+    for (std::thread &other : others) other.join();
+    return nan;
+}
+
+}  // namespace quant_gru

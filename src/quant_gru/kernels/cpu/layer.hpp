@@ -1,0 +1,67 @@
+// One layer and direction: its plan in the form of one instruction set, and how to run it.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "memory.hpp"
+#include "plan.hpp"
+#include "variants.hpp"
+#include "wide.hpp"
+
+namespace quant_gru {
+
+class Layer {
+ public:
+    // The numbers are those of executor.py.
+    Layer(const nanobind::dict &numbers, const std::string &variant);
+    Layer(const Layer &) = delete;
+    Layer &operator=(const Layer &) = delete;
+
+    // Which kernel runs it.
+    enum class Kind { fused, general, wide };
+    Kind kind() const { return kind_; }
+    bool in_float() const { return cell().in_float; }
+    int H() const { return H_; }
+    int C() const { return C_; }
+    const Border &x() const { return cell().x; }
+    const Border &h() const { return cell().h; }
+
+    // Bytes of working memory for some rows and all steps of a job.
+    int64_t workspace(int64_t rows, int64_t T) const;
+
+    // Rows first_row..end_row of a job, in this thread. Returns whether an input was NaN.
+    bool run(const Job &job) const;
+
+    // Multiply-accumulates of a row and a step, gates included, for deciding about threads.
+    double work() const;
+
+ private:
+    const Cell &cell() const;
+    void fill(Cell &cell, const nanobind::dict &numbers);
+    void table(const nanobind::dict &numbers, const char *name, Table &t);
+    bool prepare(Table &t);
+    bool pack(const nanobind::dict &numbers, Packed &p, int inputs, bool &in_float, bool &exact);
+    void pack_general(const nanobind::dict &numbers, const Border &operand, Projection &p,
+                      int inputs, int64_t &bound);
+    void keep(const nanobind::dict &numbers, WideProjection &p, int inputs);
+
+    int H_ = 0, C_ = 0;
+    Kind kind_ = Kind::wide;
+    const Variant &variant_;
+    FusedPlan fused_;
+    GeneralPlan general_;
+    WidePlan wide_;
+    Arena arena_;
+};
+
+// A job of a layer.
+struct Task {
+    const Layer *layer;
+    Job job;
+};
+
+// Runs tasks that do not depend on each other, split over at most `threads` threads where that
+// pays. Returns whether an input was NaN.
+bool run_tasks(const std::vector<Task> &tasks, int threads, Scratch &scratch);
+
+}  // namespace quant_gru

@@ -1,0 +1,25 @@
+// The instruction sets this build has, and which of them run on this machine.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan.hpp"
+
+namespace quant_gru {
+
+struct Variant {
+    const char *name;
+    bool (*runs_here)();
+    const Layout *layout;
+    bool (*fused)(const FusedPlan &, const Job &);
+    bool (*general)(const GeneralPlan &, const Job &);
+};
+
+// Names, fastest first.
+std::vector<std::string> variants(bool only_runnable);
+
+// Throws std::invalid_argument for a name that does not run here.
+const Variant &variant_of(const std::string &name);
+
+}  // namespace quant_gru

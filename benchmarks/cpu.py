@@ -2,10 +2,15 @@
 
     python benchmarks/cpu.py [--threads 1] [--repeats 15] [--variant avx2] [--config int8]
 
-Whole calls from Python, quantize and dequantize included. Every figure is a median; engines take
-turns, so that noise of the machine hits all alike. Beside `QuantGRU` stand nn.GRU in float32,
-PyTorch's dynamic quantization (the best of its engines) and, if it is installed, ONNX Runtime's
-float GRU. `kernel` is the native executor alone, codes in and codes out; `GMAC/s` is its rate.
+Whole calls from Python, quantize and dequantize included; a single step runs through
+`QuantGRU.stream`. Every figure is a median; engines take turns, so that noise of the machine hits
+all alike. Beside `QuantGRU` stand nn.GRU in float32, PyTorch's dynamic quantization (the best of
+its engines) and, if onnx and onnxruntime are installed, ONNX Runtime's float GRU (a '-' otherwise).
+
+`GMAC/s` is the rate of the native code alone, real values in and out. `of mul` compares it with a
+loop that does nothing but multiply in the same instructions, `of mem` compares the weights it goes
+through in each step with a loop that does nothing but read as many bytes: with one row a step
+cannot be faster than its weights are read. What is near either limit cannot become much faster.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ import torch
 
 from calibration import machine
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.kernels.cpu import executor
+from quant_gru.kernels.cpu import _native, executor
 
 SHAPES = [
     (1, 1, 40, 64),
@@ -94,6 +99,72 @@ def dynamic(gru: torch.nn.GRU, x: torch.Tensor) -> dict[str, Callable[[], object
     return found
 
 
+def onnx_runtime(gru: torch.nn.GRU, x: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """ONNX Runtime's float GRU with the same weights, on the CPU."""
+    try:
+        import onnx
+        import onnxruntime
+    except ImportError:
+        return {}
+    H, C = gru.hidden_size, gru.input_size
+
+    def gates(weight: torch.Tensor) -> torch.Tensor:
+        reset, update, candidate = weight.detach().chunk(3)
+        return torch.cat([update, reset, candidate])
+
+    tensors = {
+        "W": gates(gru.weight_ih_l0)[None],
+        "R": gates(gru.weight_hh_l0)[None],
+        "B": torch.cat([gates(gru.bias_ih_l0), gates(gru.bias_hh_l0)])[None],
+    }
+    graph = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node(
+                "GRU", ["x", "W", "R", "B"], ["y"], hidden_size=H, linear_before_reset=1
+            )
+        ],
+        "gru",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [None, None, C])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [None, 1, None, H])],
+        [onnx.numpy_helper.from_array(t.numpy(), name) for name, t in tensors.items()],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    values = x.numpy()
+    with torch.inference_mode():
+        expected = gru(x)[0]
+        found = torch.from_numpy(session.run(None, {"x": values})[0])[:, 0]
+        assert torch.allclose(expected, found, atol=1e-4), "not the same GRU"
+    return {"onnxruntime": lambda: session.run(None, {"x": values})}
+
+
+def multiply_rate(variant: str) -> float:
+    """Multiply-accumulates per second of a loop of nothing else; nan where there is none."""
+    rates = []
+    for _ in range(5):
+        start = time.perf_counter()
+        done = _native.multiply(variant, 2_000_000)
+        rates.append(done / (time.perf_counter() - start))
+    return max(rates) or float("nan")
+
+
+def read_rate(size: int) -> float:
+    """Bytes per second of a loop that reads a buffer of `size` bytes again and again."""
+    buffer = torch.zeros(max(size, 4096), dtype=torch.uint8)
+    loops = 1 + (1 << 27) // buffer.numel()
+    rates = []
+    for _ in range(5):
+        start = time.perf_counter()
+        done = _native.read_memory(buffer.data_ptr(), buffer.numel(), loops)
+        rates.append(done / (time.perf_counter() - start))
+    return max(rates)
+
+
 def measure(shape: tuple[int, int, int, int], config: QuantConfig, args: argparse.Namespace) -> str:
     """One line of the table."""
     N, T, C, H = shape
@@ -106,26 +177,34 @@ def measure(shape: tuple[int, int, int, int], config: QuantConfig, args: argpars
     gru.finalize_calibration()
     gru.use_quantization = True
     variant = executor.chosen()
-    plan = gru._plan().cells[0][0]
-    x_codes = plan.x.quantize(x).to(plan.x.container)
-    h_codes = plan.h.quantize(torch.zeros(N, H)).to(plan.h.container)
+    stack = executor.stack_of(gru._plan(), variant)
+    assert stack is not None
+    stream, x_t = gru.stream(N), x[0]
     engines: dict[str, Callable[[], object]] = {
-        "ours": lambda: gru(x),
-        "kernel": lambda: executor.run(plan, x_codes, h_codes, None, False, variant, args.threads),
+        "ours": (lambda: stream(x_t)) if T == 1 else (lambda: gru(x)),
+        "call": lambda: gru(x),
+        "native": lambda: stack.run(x, None, None),
         "nn.GRU": lambda: plain(x),
         **dynamic(plain, x),
+        **onnx_runtime(plain, x),
     }
     with torch.inference_mode():
         t = medians(engines, args.repeats)
     rivals = [value for name, value in t.items() if name.startswith("dynamic")]
     best = min(rivals) if rivals else float("nan")
-    rate = N * T * 3 * H * (H + C) / t["kernel"] / 1e9
-    return (
-        f"{','.join(map(str, shape)):>15} {t['nn.GRU'] * 1e6:10.1f} {best * 1e6:10.1f}"
-        f" {t['ours'] * 1e6:10.1f} {t['kernel'] * 1e6:10.1f}"
-        f" {t['nn.GRU'] / t['ours']:8.2f}x {best / t['ours']:9.2f}x"
-        f" {t['nn.GRU'] / t['kernel']:8.2f}x {rate:8.1f}"
-    )
+    ort = t.get("onnxruntime", float("nan"))
+    rate = N * T * 3 * H * (H + C) / t["native"]
+    weight_bytes = 3 * H * H * (1 if config["weight.R"].bitwidth <= 8 else 4)
+    reading = weight_bytes * T / t["native"] / read_rate(weight_bytes) if N == 1 else float("nan")
+    columns = [
+        f"{','.join(map(str, shape)):>15}",
+        *(f"{value * 1e6:9.1f}" for value in (t["nn.GRU"], best, ort, t["ours"], t["native"])),
+        *(f"{value / t['ours']:8.2f}x" for value in (t["nn.GRU"], best, ort)),
+        f"{rate / 1e9:7.1f}",
+        f"{rate / args.multiply_rate:7.0%}",
+        f"{reading:7.0%}",
+    ]
+    return " ".join(columns).replace("nan%", "-").replace("nanx", "-").replace("nan", "  -")
 
 
 def main() -> None:
@@ -138,10 +217,11 @@ def main() -> None:
     args = parser.parse_args()
     os.environ[executor.VARIABLE] = args.variant
     torch.set_num_threads(args.threads)
+    args.multiply_rate = args.threads * multiply_rate(executor.chosen())
     print(f"{machine()}; {executor.chosen()}; {args.config}; medians of {args.repeats}, us")
     print(
-        f"{'N,T,C,H':>15} {'nn.GRU':>10} {'dynamic':>10} {'ours':>10} {'kernel':>10}"
-        f" {'nn/ours':>9} {'dyn/ours':>10} {'nn/kernel':>9} {'GMAC/s':>8}"
+        f"{'N,T,C,H':>15} {'nn.GRU':>9} {'dynamic':>9} {'ORT':>9} {'ours':>9} {'native':>9}"
+        f" {'nn/ours':>9} {'dyn/ours':>9} {'ORT/ours':>9} {'GMAC/s':>7} {'of mul':>7} {'of mem':>7}"
     )
     for shape in SHAPES:
         print(measure(shape, CONFIGS[args.config], args), flush=True)

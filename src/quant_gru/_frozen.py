@@ -155,7 +155,7 @@ class FrozenQuantGRU(torch.nn.Module):
             if result is not None:
                 return result
         plan = self._plan()
-        plans.quick = quick_of(plan, [b for b in self._buffers.values() if b is not None])
+        plans.quick = quick_of(plan, self._buffers.values())
         sequence = self._normalize(input, hx)
         nothing = [[(None, None, None, None) for _ in cells] for cells in plan.cells]
         y, h_n = run_real(plan, sequence.x, sequence.h0, sequence.lengths, nothing, 0.0)

@@ -137,7 +137,7 @@ class QuantGRU(torch.nn.GRU):
         weights = self._weights()
         plan = self._plan(weights)
         if plans.quick is None and not self._may_change_unseen():
-            plans.quick = quick_of(plan, [w for w in self._parameters.values() if w is not None])
+            plans.quick = quick_of(plan, self._parameters.values())
         sequence = self._normalize(input, hx)
         y, h_n = run_real(
             plan,

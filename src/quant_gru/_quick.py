@@ -36,12 +36,12 @@ class Quick:
         self._C, self._H = stack.input_size, stack.hidden_size
 
     def run(
-        self, weights: Collection[Tensor], x: object, hx: Tensor | None, batch_first: bool
+        self, weights: Collection[Tensor | None], x: object, hx: Tensor | None, batch_first: bool
     ) -> tuple[Tensor, Tensor] | None:
         """Run a whole call, if it is of the plain kind.
 
         Args:
-            weights: The module's weights now.
+            weights: The module's weights now, in the order they were given in.
             x: What was given as input; taken if float32 (T, N, C), (N, T, C) if `batch_first`, on
                 the CPU.
             hx: float32 (states, N, H) or None.
@@ -81,17 +81,19 @@ class Quick:
         return self._stack.run(x, hx, None, batch_first)
 
 
-def quick_of(plan: GRUPlan, weights: Collection[Tensor]) -> Quick | None:
+def quick_of(plan: GRUPlan, weights: Collection[Tensor | None]) -> Quick | None:
     """The quick way for a plan, if there is one.
 
     Args:
         plan: The plan that follows from the weights.
         weights: All weights of the module.
     """
+    found: list[Tensor] = []
     for w in weights:
         # inference tensors keep no version, so a change of them would go unseen
-        if type(w) not in _KINDS or not w.is_cpu or w.is_inference():
+        if w is None or type(w) not in _KINDS or not w.is_cpu or w.is_inference():
             return None
+        found.append(w)
     variant = cpu.chosen()
     stack = None if variant == cpu.REFERENCE else cpu.stack_of(plan, variant)
-    return None if stack is None else Quick(stack, variant, weights)
+    return None if stack is None else Quick(stack, variant, found)

@@ -101,7 +101,7 @@ class Stream:
         return y if self._nan is None else y.masked_fill(self._nan[:, None], torch.nan)
 
     def _general_step(self, x: Tensor) -> Tensor:
-        """A step of any input: what is wrong with it is said, anything else is brought to float32."""
+        """A step of any input: what is wrong with it is said, the rest is brought to float32."""
         C = self._cells[0].input_size
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape != (self._N, C):
             got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__

@@ -138,6 +138,23 @@ inline void dot(const Packed &p, int first, const OperandByte *a, int64_t stride
         }
 }
 
+// Multiply-accumulates of `loops` rounds of nothing else, for benchmarks.
+inline int64_t multiply_only(int64_t loops) {
+    __m256i sum[12];
+    __m256i operand = _mm256_set1_epi8(1);
+#pragma GCC unroll 12
+    for (int i = 0; i < 12; ++i) sum[i] = _mm256_setzero_si256();
+    for (int64_t loop = 0; loop < loops; ++loop) {
+        __asm__ volatile("" : "+x"(operand));
+#pragma GCC unroll 12
+        for (int i = 0; i < 12; ++i) {
+            multiply_add(sum[i], operand, operand);
+            __asm__ volatile("" : "+x"(sum[i]));
+        }
+    }
+    return loops * 12 * 8 * kDepth;
+}
+
 template <int P>
 constexpr int kTileRows = 0;
 constexpr int kTileGroups = 0;
@@ -163,7 +180,10 @@ inline void store_codes(__m128i first, __m128i second, OperandByte *low, int64_t
 
 struct Floats {
     using Real = float;
-    static constexpr int n = 8;
+    using Lane = Floats;
+    static constexpr int n = 8, kVectors = 1;
+    static constexpr bool kScales = true;
+    static constexpr double kMagic = kRound;
     __m256 v;
 
     static Floats set(double x) { return {_mm256_set1_ps(static_cast<float>(x))}; }
@@ -173,7 +193,17 @@ struct Floats {
         return {_mm256_cvtepi32_ps(_mm256_load_si256(reinterpret_cast<const __m256i *>(p)))};
     }
     static const float *multipliers(const Packed &p) { return p.m_float; }
-    static Floats sub(Floats a, Floats b) { return {_mm256_sub_ps(a.v, b.v)}; }
+    template <class F>
+    static Floats each(F f) {
+        return f(0);
+    }
+    Floats lane(int) const { return *this; }
+    static Floats add(Floats a, Floats b) { return {_mm256_add_ps(a.v, b.v)}; }
+    static Floats from(Floats a, Floats b) { return {_mm256_sub_ps(a.v, b.v)}; }
+    static Floats scale(Floats a, Floats m) { return mul(a, m); }
+    static Floats multiply_add(Floats a, Floats m, Floats b) {
+        return {_mm256_fmadd_ps(a.v, m.v, b.v)};
+    }
     static Floats mul(Floats a, Floats b) { return {_mm256_mul_ps(a.v, b.v)}; }
     // a + b * m, where all of it is exact
     static Floats add_product(Floats a, Floats b, Floats m) {
@@ -206,10 +236,15 @@ struct Floats {
     }
 };
 
+using WideFloats = Floats;
+
 // Eight doubles in two registers, so that lanes are whole groups.
 struct Doubles {
     using Real = double;
-    static constexpr int n = 8;
+    using Lane = Doubles;
+    static constexpr int n = 8, kVectors = 1;
+    static constexpr bool kScales = true;
+    static constexpr double kMagic = 6755399441055744.;  // 1.5 * 2^52
     __m256d a, b;
 
     static Doubles set(double x) { return {_mm256_set1_pd(x), _mm256_set1_pd(x)}; }
@@ -222,8 +257,20 @@ struct Doubles {
         return {_mm256_cvtepi32_pd(_mm_load_si128(at)), _mm256_cvtepi32_pd(_mm_load_si128(at + 1))};
     }
     static const double *multipliers(const Packed &p) { return p.m; }
-    static Doubles sub(const Doubles &x, const Doubles &y) {
+    template <class F>
+    static Doubles each(F f) {
+        return f(0);
+    }
+    Doubles lane(int) const { return *this; }
+    static Doubles add(const Doubles &x, const Doubles &y) {
+        return {_mm256_add_pd(x.a, y.a), _mm256_add_pd(x.b, y.b)};
+    }
+    static Doubles from(const Doubles &x, const Doubles &y) {
         return {_mm256_sub_pd(x.a, y.a), _mm256_sub_pd(x.b, y.b)};
+    }
+    static Doubles scale(const Doubles &x, const Doubles &m) { return mul(x, m); }
+    static Doubles multiply_add(const Doubles &x, const Doubles &m, const Doubles &y) {
+        return {_mm256_fmadd_pd(x.a, m.a, y.a), _mm256_fmadd_pd(x.b, m.b, y.b)};
     }
     static Doubles mul(const Doubles &x, const Doubles &y) {
         return {_mm256_mul_pd(x.a, y.a), _mm256_mul_pd(x.b, y.b)};
@@ -252,25 +299,13 @@ struct Doubles {
             return {_mm256_cvtps_pd(_mm256_castps256_ps128(y)),
                     _mm256_cvtps_pd(_mm256_extractf128_ps(y, 1))};
         }
-        const __m256i first = _mm256_set1_epi32(static_cast<int32_t>(t.first - t.pre_zero));
-        const __m256i last = _mm256_set1_epi32(static_cast<int32_t>(t.last - t.first));
-        __m256i q = _mm256_sub_epi32(code, first);
-        q = _mm256_min_epi32(_mm256_max_epi32(q, _mm256_setzero_si256()), last);
-        const __m128i u = _mm_cvtsi32_si128(t.segment_shift);
-        const __m256i segment = _mm256_srl_epi32(q, u);
-        const __m256i d = _mm256_sub_epi32(q, _mm256_sll_epi32(segment, u));
-        const Doubles y = {
-            polynomial(t, _mm256_castsi256_si128(segment), _mm256_castsi256_si128(d)),
-            polynomial(t, _mm256_extracti128_si256(segment, 1), _mm256_extracti128_si256(d, 1))};
-        return limit(rounded_product(y, set(t.scale)), set(static_cast<double>(t.lo)),
-                     set(static_cast<double>(t.hi)));
-    }
-    static __m256d polynomial(const Table &t, __m128i segment, __m128i distance) {
-        const double *c0 = t.exact_double, *c1 = c0 + t.segments, *c2 = c1 + t.segments;
-        const __m256d d = _mm256_cvtepi32_pd(distance);
-        const __m256d y = _mm256_fmadd_pd(_mm256_i32gather_pd(c2, segment, 8), d,
-                                          _mm256_i32gather_pd(c1, segment, 8));
-        return _mm256_fmadd_pd(y, d, _mm256_i32gather_pd(c0, segment, 8));
+        const __m256i first = _mm256_set1_epi32(static_cast<int32_t>(t.pre_lo));
+        const __m256i found = _mm256_i32gather_epi32(reinterpret_cast<const int *>(t.words),
+                                                     _mm256_sub_epi32(code, first), 2);
+        const __m256i y = _mm256_add_epi32(_mm256_and_si256(found, _mm256_set1_epi32(65535)),
+                                           _mm256_set1_epi32(t.word_base));
+        return {_mm256_cvtepi32_pd(_mm256_castsi256_si128(y)),
+                _mm256_cvtepi32_pd(_mm256_extracti128_si256(y, 1))};
     }
     void store(double *p) const {
         _mm256_store_pd(p, a);
@@ -305,6 +340,7 @@ namespace {
 
 bool fused(const FusedPlan &plan, const Job &job) { return run_fused(plan, job); }
 bool general(const GeneralPlan &plan, const Job &job) { return run_general(plan, job); }
+int64_t multiply(int64_t loops) { return multiply_only(loops); }
 
 }  // namespace QG_NAMESPACE
 }  // namespace quant_gru

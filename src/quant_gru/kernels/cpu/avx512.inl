@@ -10,6 +10,7 @@ namespace quant_gru {
 namespace QG_NAMESPACE {
 namespace {
 
+#define QG_ROWS_AVX512
 #include "rows.inl"
 
 // --- the general kernel's products
@@ -175,41 +176,43 @@ inline void tiles_of_group(const int8_t *w, const uint8_t *a, int64_t stride, in
     _tile_stored(2, out + 32, out_stride);
 }
 
-// Sums of two operand blocks with one or two vectors of weights.
-template <bool kPair>
-inline void tiles_of_two(const int8_t *w0, const int8_t *w1, const uint8_t *a0, const uint8_t *a1,
-                         int64_t stride, int blocks, const int32_t *bias0, const int32_t *bias1,
-                         int64_t second_bias, int32_t *out0, int32_t *out1, int32_t *second0,
-                         int32_t *second1, int64_t out_stride) {
-    _tile_loadd(0, bias0, 0);
-    if (kPair) _tile_loadd(1, bias1, 0);
+// The same for two blocks of operands; `second_bias`: whether the second has a bias, too.
+inline void tiles_of_two(const int8_t *w, const uint8_t *a0, const uint8_t *a1, int64_t stride,
+                         int blocks, const int32_t *bias, bool second_bias, int32_t *out0,
+                         int32_t *out1, int64_t out_stride) {
+    _tile_loadd(0, bias, 0);
+    _tile_loadd(1, bias + 16, 0);
+    _tile_loadd(2, bias + 32, 0);
     if (second_bias) {
-        _tile_loadd(2, bias0, 0);
-        if (kPair) _tile_loadd(3, bias1, 0);
+        _tile_loadd(3, bias, 0);
+        _tile_loadd(4, bias + 16, 0);
+        _tile_loadd(5, bias + 32, 0);
     } else {
-        _tile_zero(2);
-        if (kPair) _tile_zero(3);
+        _tile_zero(3);
+        _tile_zero(4);
+        _tile_zero(5);
     }
-    for (int block = 0; block < blocks; ++block, a0 += 64, a1 += 64) {
-        _tile_loadd(4, a0, stride);
-        _tile_loadd(6, w0, kStep);
-        _tile_dpbusd(0, 4, 6);
-        _tile_loadd(5, a1, stride);
-        _tile_dpbusd(2, 5, 6);
-        w0 += 16 * kStep;
-        if (kPair) {
-            _tile_loadd(7, w1, kStep);
-            _tile_dpbusd(1, 4, 7);
-            _tile_dpbusd(3, 5, 7);
-            w1 += 16 * kStep;
-        }
+    for (int block = 0; block < blocks; ++block, w += 16 * kStep, a0 += 64, a1 += 64) {
+        _tile_loadd(7, w, kStep);
+        _tile_loadd(6, a0, stride);
+        _tile_dpbusd(0, 6, 7);
+        _tile_loadd(6, a1, stride);
+        _tile_dpbusd(3, 6, 7);
+        _tile_loadd(7, w + 64, kStep);
+        _tile_dpbusd(4, 6, 7);
+        _tile_loadd(6, a0, stride);
+        _tile_dpbusd(1, 6, 7);
+        _tile_loadd(7, w + 128, kStep);
+        _tile_dpbusd(2, 6, 7);
+        _tile_loadd(6, a1, stride);
+        _tile_dpbusd(5, 6, 7);
     }
     _tile_stored(0, out0, out_stride);
-    _tile_stored(2, second0, out_stride);
-    if (kPair) {
-        _tile_stored(1, out1, out_stride);
-        _tile_stored(3, second1, out_stride);
-    }
+    _tile_stored(1, out0 + 16, out_stride);
+    _tile_stored(2, out0 + 32, out_stride);
+    _tile_stored(3, out1, out_stride);
+    _tile_stored(4, out1 + 16, out_stride);
+    _tile_stored(5, out1 + 32, out_stride);
 }
 
 // Up to 32 rows of one plane, or 16 of two; whole blocks of 16 rows are read and written.
@@ -218,28 +221,22 @@ inline void dot_tiles(int rows, int groups, const Packed &p, int first, const ui
                       int64_t stride, int32_t *out) {
     // the intrinsics do not say that tiles are loaded from memory
     __asm__ volatile("" ::: "memory");
-    const int vectors = 3 * groups, blocks = (p.steps + 15) / 16;
-    const int64_t out_row = 16 * vectors, out_stride = out_row * 4;
-    auto weights = [&](int v) { return p.w + (first + v / 3) * p.group_stride + (v % 3) * 64; };
-    const int32_t *bias = p.bias + first * 48;
-    if (P == 1 && rows <= 16) {
-        for (int g = 0; g < groups; ++g)
-            tiles_of_group(weights(3 * g), a, stride, blocks, bias + 48 * g, out + 48 * g,
-                           out_stride);
-        return;
-    }
+    const int blocks = (p.steps + 15) / 16;
+    const int64_t out_row = 48 * groups, out_stride = 4 * out_row;
     alignas(64) int32_t high[P == 2 ? 16 * kTileGroups * 48 : 16];
-    // the second operand block: 16 rows further, or the plane of the high bytes
-    const uint8_t *second = P == 1 ? a + 16 * stride : a + stride / 2;
-    int32_t *to = P == 1 ? out + 16 * out_row : high;
-    int v = 0;
-    for (; v + 1 < vectors; v += 2)
-        tiles_of_two<true>(weights(v), weights(v + 1), a, second, stride, blocks, bias + 16 * v,
-                           bias + 16 * v + 16, P == 1, out + 16 * v, out + 16 * v + 16, to + 16 * v,
-                           to + 16 * v + 16, out_stride);
-    if (v < vectors)
-        tiles_of_two<false>(weights(v), nullptr, a, second, stride, blocks, bias + 16 * v, nullptr,
-                            P == 1, out + 16 * v, nullptr, to + 16 * v, nullptr, out_stride);
+    for (int g = 0; g < groups; ++g) {
+        const int8_t *w = p.w + (first + g) * p.group_stride;
+        const int32_t *bias = p.bias + (first + g) * 48;
+        int32_t *to = out + 48 * g;
+        if (P == 1 && rows <= 16)
+            tiles_of_group(w, a, stride, blocks, bias, to, out_stride);
+        else if (P == 1)
+            tiles_of_two(w, a, a + 16 * stride, stride, blocks, bias, true, to, to + 16 * out_row,
+                         out_stride);
+        else  // the second block is the plane of the high bytes
+            tiles_of_two(w, a, a + stride / 2, stride, blocks, bias, false, to, high + 48 * g,
+                         out_stride);
+    }
     if (P == 2)
         for (int64_t i = 0; i < rows * out_row; i += 16) {
             const __m512i low = _mm512_load_si512(out + i);
@@ -255,6 +252,34 @@ constexpr int kTileRows = 0;
 constexpr int kTileGroups = 0;
 
 #endif
+
+// Multiply-accumulates of `loops` rounds of nothing else, for benchmarks.
+inline int64_t multiply_only(int64_t loops) {
+#if defined(QG_AMX)
+    const Tiles tiles;
+    _tile_zero(4);
+    _tile_zero(5);
+    _tile_zero(6);
+    _tile_zero(7);
+    for (int64_t i = 0; i < loops; ++i) {
+        _tile_dpbusd(0, 4, 6);
+        _tile_dpbusd(1, 4, 7);
+        _tile_dpbusd(2, 5, 6);
+        _tile_dpbusd(3, 5, 7);
+    }
+    return loops * 4 * 16 * 16 * 64;
+#else
+    __m512i sum[24];
+    const __m512i operand = _mm512_set1_epi8(1);
+#pragma GCC unroll 24
+    for (int i = 0; i < 24; ++i) sum[i] = _mm512_setzero_si512();
+    for (int64_t loop = 0; loop < loops; ++loop)
+#pragma GCC unroll 24
+        for (int i = 0; i < 24; ++i)
+            __asm__ volatile("vpdpbusd %1, %1, %0" : "+v"(sum[i]) : "v"(operand));
+    return loops * 24 * 64;
+#endif
+}
 
 // --- lanes
 
@@ -274,7 +299,10 @@ inline __m512 bytes_at(const uint8_t *bytes, __m512i index) {
 
 struct Floats {
     using Real = float;
-    static constexpr int n = 16;
+    using Lane = Floats;
+    static constexpr int n = 16, kVectors = 1;
+    static constexpr bool kScales = true;
+    static constexpr double kMagic = kRound;
     __m512 v;
 
     static Floats set(double x) { return {_mm512_set1_ps(static_cast<float>(x))}; }
@@ -282,7 +310,17 @@ struct Floats {
     static Floats load_floats(const float *p) { return {_mm512_load_ps(p)}; }
     static Floats from_ints(const int32_t *p) { return {_mm512_cvtepi32_ps(_mm512_load_si512(p))}; }
     static const float *multipliers(const Packed &p) { return p.m_float; }
-    static Floats sub(Floats a, Floats b) { return {_mm512_sub_ps(a.v, b.v)}; }
+    template <class F>
+    static Floats each(F f) {
+        return f(0);
+    }
+    Floats lane(int) const { return *this; }
+    static Floats add(Floats a, Floats b) { return {_mm512_add_ps(a.v, b.v)}; }
+    static Floats from(Floats a, Floats b) { return {_mm512_sub_ps(a.v, b.v)}; }
+    static Floats scale(Floats a, Floats m) { return mul(a, m); }
+    static Floats multiply_add(Floats a, Floats m, Floats b) {
+        return {_mm512_fmadd_ps(a.v, m.v, b.v)};
+    }
     static Floats mul(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
     // a + b * m, where all of it is exact
     static Floats add_product(Floats a, Floats b, Floats m) {
@@ -316,14 +354,105 @@ struct Floats {
     template <int P>
     void store_operand(int32_t shift, uint8_t *low, int64_t) const {
         static_assert(P == 1, "float lanes hold codes of 8 bits");
-        const __m512i code = _mm512_add_epi32(_mm512_cvtps_epi32(v), _mm512_set1_epi32(shift));
-        _mm_store_si128(reinterpret_cast<__m128i *>(low), _mm512_cvtepi32_epi8(code));
+        // the low bits of the sum are the integer
+        const __m512 code = _mm512_add_ps(v, _mm512_set1_ps(kRound + static_cast<float>(shift)));
+        _mm_store_si128(reinterpret_cast<__m128i *>(low),
+                        _mm512_cvtepi32_epi8(_mm512_castps_si512(code)));
     }
 };
 
+#if defined(__AVX512VBMI__)
+
+// Four vectors of floats, whose tables are looked up together, as 64 bytes.
+struct Floats4 {
+    using Real = float;
+    using Lane = Floats;
+    static constexpr int kVectors = 4;
+    static constexpr bool kScales = true;
+    static constexpr double kMagic = kRound;
+    Floats v[4];
+
+    template <class F>
+    static Floats4 each(F f) {
+        return {{f(0), f(1), f(2), f(3)}};
+    }
+    Floats lane(int k) const { return v[k]; }
+    static const float *multipliers(const Packed &p) { return p.m_float; }
+    static Floats4 add(const Floats4 &a, const Floats4 &b) {
+        return each([&](int k) { return Floats::add(a.v[k], b.v[k]); });
+    }
+    static Floats4 from(Floats a, const Floats4 &b) {
+        return each([&](int k) { return Floats::from(a, b.v[k]); });
+    }
+    static Floats4 mul(const Floats4 &a, const Floats4 &b) {
+        return each([&](int k) { return Floats::mul(a.v[k], b.v[k]); });
+    }
+    static Floats4 scale(const Floats4 &a, Floats m) {
+        return each([&](int k) { return Floats::mul(a.v[k], m); });
+    }
+    static Floats4 add_product(const Floats4 &a, const Floats4 &b, Floats m) {
+        return each([&](int k) { return Floats::add_product(a.v[k], b.v[k], m); });
+    }
+    static Floats4 multiply_add(const Floats4 &a, Floats m, Floats b) {
+        return each([&](int k) { return Floats::multiply_add(a.v[k], m, b); });
+    }
+    static Floats4 multiply_add(const Floats4 &a, const Floats4 &m, Floats b) {
+        return each([&](int k) { return Floats::multiply_add(a.v[k], m.v[k], b); });
+    }
+    static Floats4 limit(const Floats4 &a, Floats lo, Floats hi) {
+        return each([&](int k) { return Floats::limit(a.v[k], lo, hi); });
+    }
+    static Floats4 round(const Floats4 &a) {
+        return each([&](int k) { return Floats::round(a.v[k]); });
+    }
+    static Floats4 rounded_product(const Floats4 &a, Floats m) {
+        return each([&](int k) { return Floats::rounded_product(a.v[k], m); });
+    }
+    static Floats4 rounded_product(const Floats4 &a, const Floats4 &m) {
+        return each([&](int k) { return Floats::rounded_product(a.v[k], m.v[k]); });
+    }
+    static Floats4 look_up(const Table &t, const Floats4 &a) {
+        if (!t.bytes) return each([&](int k) { return Floats::look_up(t, a.v[k]); });
+        // codes in 16 bits; their low bytes side by side, in an order that is undone below
+        auto codes = [&](int k) {
+            return _mm512_castps_si512(_mm512_add_ps(a.v[k].v, _mm512_set1_ps(kRound)));
+        };
+        const __m512i bytes = _mm512_set1_epi16(255);
+        auto words = [&](int k) {
+            // bits 16..31 of both are alike: 0x4b40, or 0x4b3f below zero
+            const __m512i both =
+                _mm512_mask_blend_epi16(0xaaaaaaaa, codes(k), _mm512_slli_epi32(codes(k + 1), 16));
+            return _mm512_and_si512(both, bytes);
+        };
+        const __m512i index = _mm512_or_si512(words(0), _mm512_slli_epi16(words(2), 8));
+        const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(t.bytes), index,
+                                                     _mm512_load_si512(t.bytes + 64));
+        const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(t.bytes + 128), index,
+                                                      _mm512_load_si512(t.bytes + 192));
+        const __m512i found = _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high);
+        const __m512 base = _mm512_set1_ps(8388608.f - t.base);
+        auto value = [&](__m512i shifted) {
+            // (shifted & 255) | bits of 2^23
+            const __m512i real = _mm512_ternarylogic_epi32(shifted, _mm512_set1_epi32(255),
+                                                           _mm512_set1_epi32(0x4b000000), 0xea);
+            return Floats{_mm512_sub_ps(_mm512_castsi512_ps(real), base)};
+        };
+        return {{value(found), value(_mm512_srli_epi32(found, 16)),
+                 value(_mm512_srli_epi32(found, 8)), value(_mm512_srli_epi32(found, 24))}};
+    }
+};
+using WideFloats = Floats4;
+
+#else
+using WideFloats = Floats;
+#endif
+
 struct Doubles {
     using Real = double;
-    static constexpr int n = 8;
+    using Lane = Doubles;
+    static constexpr int n = 8, kVectors = 1;
+    static constexpr bool kScales = true;
+    static constexpr double kMagic = 6755399441055744.;
     __m512d v;
 
     static Doubles set(double x) { return {_mm512_set1_pd(x)}; }
@@ -333,7 +462,17 @@ struct Doubles {
         return {_mm512_cvtepi32_pd(_mm256_load_si256(reinterpret_cast<const __m256i *>(p)))};
     }
     static const double *multipliers(const Packed &p) { return p.m; }
-    static Doubles sub(Doubles a, Doubles b) { return {_mm512_sub_pd(a.v, b.v)}; }
+    template <class F>
+    static Doubles each(F f) {
+        return f(0);
+    }
+    Doubles lane(int) const { return *this; }
+    static Doubles add(Doubles a, Doubles b) { return {_mm512_add_pd(a.v, b.v)}; }
+    static Doubles from(Doubles a, Doubles b) { return {_mm512_sub_pd(a.v, b.v)}; }
+    static Doubles scale(Doubles a, Doubles m) { return mul(a, m); }
+    static Doubles multiply_add(Doubles a, Doubles m, Doubles b) {
+        return {_mm512_fmadd_pd(a.v, m.v, b.v)};
+    }
     static Doubles mul(Doubles a, Doubles b) { return {_mm512_mul_pd(a.v, b.v)}; }
     static Doubles add_product(Doubles a, Doubles b, Doubles m) {
         return {_mm512_fmadd_pd(b.v, m.v, a.v)};
@@ -354,19 +493,11 @@ struct Doubles {
             const __m256i index = _mm256_and_si256(code, _mm256_set1_epi32(t.mask));
             return {_mm512_cvtps_pd(_mm256_i32gather_ps(t.entries, index, 4))};
         }
-        const __m256i first = _mm256_set1_epi32(static_cast<int32_t>(t.first - t.pre_zero));
-        const __m256i last = _mm256_set1_epi32(static_cast<int32_t>(t.last - t.first));
-        __m256i q = _mm256_sub_epi32(code, first);
-        q = _mm256_min_epi32(_mm256_max_epi32(q, _mm256_setzero_si256()), last);
-        const __m128i u = _mm_cvtsi32_si128(t.segment_shift);
-        const __m256i segment = _mm256_srl_epi32(q, u);
-        const __m512d d = _mm512_cvtepi32_pd(_mm256_sub_epi32(q, _mm256_sll_epi32(segment, u)));
-        const double *c0 = t.exact_double, *c1 = c0 + t.segments, *c2 = c1 + t.segments;
-        __m512d y = _mm512_fmadd_pd(_mm512_i32gather_pd(segment, c2, 8), d,
-                                    _mm512_i32gather_pd(segment, c1, 8));
-        y = _mm512_fmadd_pd(y, d, _mm512_i32gather_pd(segment, c0, 8));
-        return limit(rounded_product({y}, set(t.scale)), set(static_cast<double>(t.lo)),
-                     set(static_cast<double>(t.hi)));
+        const __m256i first = _mm256_set1_epi32(static_cast<int32_t>(t.pre_lo));
+        const __m256i found = _mm256_i32gather_epi32(reinterpret_cast<const int *>(t.words),
+                                                     _mm256_sub_epi32(code, first), 2);
+        const __m256i y = _mm256_and_si256(found, _mm256_set1_epi32(65535));
+        return {_mm512_cvtepi32_pd(_mm256_add_epi32(y, _mm256_set1_epi32(t.word_base)))};
     }
     void store(double *p) const { _mm512_store_pd(p, v); }
     void store_floats(float *p) const { _mm256_store_ps(p, _mm512_cvtpd_ps(v)); }
@@ -402,6 +533,7 @@ bool fused(const FusedPlan &plan, const Job &job) {
     return run_fused(plan, job);
 }
 bool general(const GeneralPlan &plan, const Job &job) { return run_general(plan, job); }
+int64_t multiply(int64_t loops) { return multiply_only(loops); }
 
 }  // namespace QG_NAMESPACE
 }  // namespace quant_gru

@@ -8,40 +8,70 @@
 //   dot<G, R, P>(..)     sums of G groups for R rows, bias included,
 //   kTileRows<planes>    0, or how many rows one call of `dot_tiles<P>` takes at most,
 //   kTileGroups          and groups,
-//   Floats, Doubles      lanes of float and double with exact arithmetic and tables.
+//   WideFloats, Doubles  lanes of float and double with exact arithmetic and tables, in kVectors
+//                        vectors of the type Lane.
 
-// One sum of two terms, as lanes.
+// One sum of two terms, as lanes. All constants are lanes of one vector (C), while values (V) may
+// be several vectors.
 template <class V>
 struct TwoTerms {
-    V m1, m2, lo, hi;
+    using C = typename V::Lane;
+    C m1, m2, lo, hi;
     explicit TwoTerms(const Sum &s)
-        : m1(V::set(s.m[0])),
-          m2(V::set(s.m[1])),
-          lo(V::set(static_cast<double>(s.lo))),
-          hi(V::set(static_cast<double>(s.hi))) {}
+        : m1(C::set(s.m[0])),
+          m2(C::set(s.m[1])),
+          lo(C::set(static_cast<double>(s.lo))),
+          hi(C::set(static_cast<double>(s.hi))) {}
     // Clamped, but not rounded: the limits are integers, so that the order does not matter. The
     // plan's bounds make the sum exact.
-    V unrounded(V a, V b) const { return V::limit(V::add_product(V::mul(a, m1), b, m2), lo, hi); }
-    V operator()(V a, V b) const { return V::round(unrounded(a, b)); }
+    V unrounded(V a, V b) const { return V::limit(V::add_product(V::scale(a, m1), b, m2), lo, hi); }
+    // The same of terms that are multiplied already.
+    V of_scaled(V a, V b) const { return V::limit(V::add(a, b), lo, hi); }
 };
 
 // A product that is rounded to a code of its own.
 template <class V>
 struct OneTerm {
-    V m, lo, hi;
+    using C = typename V::Lane;
+    C m, lo, hi;
     explicit OneTerm(const Sum &s)
-        : m(V::set(s.m[0])),
-          lo(V::set(static_cast<double>(s.lo))),
-          hi(V::set(static_cast<double>(s.hi))) {}
+        : m(C::set(s.m[0])),
+          lo(C::set(static_cast<double>(s.lo))),
+          hi(C::set(static_cast<double>(s.hi))) {}
     V operator()(V a, V b) const { return V::limit(V::rounded_product(V::mul(a, b), m), lo, hi); }
 };
 
+// A rounded code times the multiplier of the sum it goes into: what turns the rounding's last step
+// into that multiplication, where the plan says that this is exact.
+template <class V>
+struct Scaled {
+    using C = typename V::Lane;
+    C m, offset, lo, hi;
+    Scaled(double multiplier, double low, double high)
+        : m(C::set(multiplier)),
+          offset(C::set(-V::kMagic * multiplier)),
+          lo(C::set(low * multiplier)),
+          hi(C::set(high * multiplier)) {}
+    // v * its own multiplier, rounded, clamped, times this one
+    template <class M>
+    V operator()(V v, M own) const {
+        return V::limit(V::multiply_add(V::multiply_add(v, own, C::set(V::kMagic)), m, offset), lo,
+                        hi);
+    }
+};
+
+// Which kind of plan: products may be unrounded; all have codes of their own; and `Scaled` is
+// exact.
+enum class Mode { any, rounded, scaled };
+
 template <class V>
 struct Gates {
+    using C = typename V::Lane;
     const FusedPlan &p;
     TwoTerms<V> z_pre, r_pre, g_pre, h_new;
     OneTerm<V> rRh, old_contrib, new_contrib;
-    V one, wx_lo, wx_hi, rh_lo, rh_hi;
+    C one, wx_lo, wx_hi, rh_lo, rh_hi;
+    Scaled<V> wx_z, wx_r, wx_g, rh_z, rh_r, rest_g, old_h, new_h;
 
     explicit Gates(const FusedPlan &plan)
         : p(plan),
@@ -52,32 +82,63 @@ struct Gates {
           rRh(plan.rRh),
           old_contrib(plan.old_contrib),
           new_contrib(plan.new_contrib),
-          one(V::set(static_cast<double>(plan.one))),
-          wx_lo(V::set(plan.W.lo)),
-          wx_hi(V::set(plan.W.hi)),
-          rh_lo(V::set(plan.R.lo)),
-          rh_hi(V::set(plan.R.hi)) {}
+          one(C::set(static_cast<double>(plan.one))),
+          wx_lo(C::set(plan.W.lo)),
+          wx_hi(C::set(plan.W.hi)),
+          rh_lo(C::set(plan.R.lo)),
+          rh_hi(C::set(plan.R.hi)),
+          wx_z(plan.z_pre.m[0], plan.W.lo, plan.W.hi),
+          wx_r(plan.r_pre.m[0], plan.W.lo, plan.W.hi),
+          wx_g(plan.g_pre.m[0], plan.W.lo, plan.W.hi),
+          rh_z(plan.z_pre.m[1], plan.R.lo, plan.R.hi),
+          rh_r(plan.r_pre.m[1], plan.R.lo, plan.R.hi),
+          rest_g(plan.g_pre.m[1], static_cast<double>(plan.rRh.lo),
+                 static_cast<double>(plan.rRh.hi)),
+          old_h(plan.h_new.m[0], static_cast<double>(plan.old_contrib.lo),
+                static_cast<double>(plan.old_contrib.hi)),
+          new_h(plan.h_new.m[1], static_cast<double>(plan.new_contrib.lo),
+                static_cast<double>(plan.new_contrib.hi)) {}
 
-    // A zero-point-free code of Wx or Rh from the accumulators at `sums`.
-    V input_product(const int32_t *sums, const typename V::Real *m) const {
-        return V::limit(V::rounded_product(V::from_ints(sums), V::load(m)), wx_lo, wx_hi);
+    // A zero-point-free code of Wx from its accumulators; in scaled mode times its multiplier.
+    template <Mode kMode, int kGate, class M>
+    V input_product(V sums, M m) const {
+        if constexpr (kMode == Mode::scaled)
+            return (kGate == 0 ? wx_z : kGate == 1 ? wx_r : wx_g)(sums, m);
+        else
+            return V::limit(V::rounded_product(sums, m), wx_lo, wx_hi);
     }
-    V state_product(const int32_t *sums, const typename V::Real *m) const {
-        return V::limit(V::rounded_product(V::from_ints(sums), V::load(m)), rh_lo, rh_hi);
+    // The same of Rh; never scaled for the candidate.
+    template <Mode kMode, int kGate, class M>
+    V state_product(V sums, M m) const {
+        if constexpr (kMode == Mode::scaled && kGate < 2)
+            return (kGate == 0 ? rh_z : rh_r)(sums, m);
+        else
+            return V::limit(V::rounded_product(sums, m), rh_lo, rh_hi);
     }
 
-    // The next state; kRounded: all three products have codes of their own.
-    template <bool kRounded>
-    V operator()(V Wx_z, V Wx_r, V Wx_g, V Rh_z, V Rh_r, V Rh_g, V h) const {
-        const V z = V::look_up(p.z, z_pre.unrounded(Wx_z, Rh_z));
-        const V r = V::look_up(p.r, r_pre.unrounded(Wx_r, Rh_r));
-        const V rest = kRounded || p.rRh.present ? rRh(r, Rh_g) : V::mul(r, Rh_g);
-        const V g = V::look_up(p.g, g_pre.unrounded(Wx_g, rest));
-        const V not_z = V::sub(one, z);
-        const V old = kRounded || p.old_contrib.present ? old_contrib(z, h) : V::mul(z, h);
-        const V fresh =
-            kRounded || p.new_contrib.present ? new_contrib(not_z, g) : V::mul(not_z, g);
-        return h_new(old, fresh);
+    // The next state from what `input_product` and `state_product` gave.
+    template <Mode kMode>
+    V next(V Wx_z, V Wx_r, V Wx_g, V Rh_z, V Rh_r, V Rh_g, V h) const {
+        if constexpr (kMode == Mode::scaled) {
+            const V z = V::look_up(p.z, z_pre.of_scaled(Wx_z, Rh_z));
+            const V r = V::look_up(p.r, r_pre.of_scaled(Wx_r, Rh_r));
+            const V rest = rest_g(V::mul(r, Rh_g), rRh.m);
+            const V g = V::look_up(p.g, g_pre.of_scaled(Wx_g, rest));
+            const V old = old_h(V::mul(z, h), old_contrib.m);
+            const V fresh = new_h(V::mul(V::from(one, z), g), new_contrib.m);
+            return V::round(h_new.of_scaled(old, fresh));
+        } else {
+            constexpr bool kRounded = kMode == Mode::rounded;
+            const V z = V::look_up(p.z, z_pre.unrounded(Wx_z, Rh_z));
+            const V r = V::look_up(p.r, r_pre.unrounded(Wx_r, Rh_r));
+            const V rest = kRounded || p.rRh.present ? rRh(r, Rh_g) : V::mul(r, Rh_g);
+            const V g = V::look_up(p.g, g_pre.unrounded(Wx_g, rest));
+            const V not_z = V::from(one, z);
+            const V old = kRounded || p.old_contrib.present ? old_contrib(z, h) : V::mul(z, h);
+            const V fresh =
+                kRounded || p.new_contrib.present ? new_contrib(not_z, g) : V::mul(not_z, g);
+            return V::round(h_new.unrounded(old, fresh));
+        }
     }
 };
 
@@ -99,7 +160,8 @@ template <int P, int R = kMaxRows<P>>
 inline void dot_block(int rows, int groups, const Packed &p, int first, const OperandByte *a,
                       int64_t stride, int32_t *out) {
     if constexpr (R == kMaxRows<P> && kTileRows<P> > 0) {
-        if (rows > R) return dot_tiles<P>(rows, groups, p, first, a, stride, out);
+        if (rows > R || groups > max_groups(rows, P))
+            return dot_tiles<P>(rows, groups, p, first, a, stride, out);
     }
     if constexpr (R > 1) {
         if (rows < R) return dot_block<P, R - 1>(rows, groups, p, first, a, stride, out);
@@ -128,6 +190,7 @@ constexpr int most_sums() {
 inline void to_operand(const Packed &p, int32_t zero, const int32_t *v, int n, OperandByte *out,
                        int64_t stride) {
     const int32_t shift = zero - p.offset;
+    n = static_cast<int>(round_up(n, 16));  // both have room for whole vectors
     if (p.planes == 1) {
         for (int i = 0; i < n; ++i) out[i] = static_cast<OperandByte>(v[i] + shift);
         return;
@@ -142,8 +205,8 @@ inline void to_operand(const Packed &p, int32_t zero, const int32_t *v, int n, O
     }
 }
 
-// Wx of rows of operands, as float: out[row][group][gate][unit].
-template <class V, int P>
+// Wx of rows of operands as the gates take it: out[row][group][gate][unit].
+template <class V, int P, Mode kMode>
 void project(const Gates<V> &gates, const OperandByte *a, int64_t stride, int rows, float *out) {
     const Packed &p = gates.p.W;
     alignas(64) int32_t sums[most_sums<P>() * 3 * kGroup];
@@ -157,76 +220,115 @@ void project(const Gates<V> &gates, const OperandByte *a, int64_t stride, int ro
             for (int r = 0; r < count; ++r) {
                 float *to = out + ((static_cast<int64_t>(row) + r) * p.groups + first) * 3 * kGroup;
                 const int32_t *from = sums + r * groups * 3 * kGroup;
-                for (int i = 0; i < groups * 3 * kGroup; i += V::n)
-                    gates.input_product(from + i, m + i).store_floats(to + i);
+                for (int g = 0; g < groups; ++g)
+                    for (int i = 0; i < kGroup; i += V::n) {
+                        int j = g * 3 * kGroup + i;
+                        gates
+                            .template input_product<kMode, 0>(V::from_ints(from + j),
+                                                              V::load(m + j))
+                            .store_floats(to + j);
+                        j += kGroup;
+                        gates
+                            .template input_product<kMode, 1>(V::from_ints(from + j),
+                                                              V::load(m + j))
+                            .store_floats(to + j);
+                        j += kGroup;
+                        gates
+                            .template input_product<kMode, 2>(V::from_ints(from + j),
+                                                              V::load(m + j))
+                            .store_floats(to + j);
+                    }
             }
         }
     }
 }
 
-template <class V>
+template <class Real>
 struct State {
-    typename V::Real *h;  // [row][units], zero-point-free codes
+    Real *h;  // [row][units], zero-point-free codes
     OperandByte *codes, *next;
     int64_t units, stride;  // per row
 };
 
-// Input of one step: operands, or where those were multiplied ahead, their Wx.
-struct Input {
-    const OperandByte *operands;
-    int64_t stride;
-    const float *Wx;
+// A group of units of one row on its way through the gates.
+template <class Real>
+struct Place {
+    const int32_t *sums;  // of R h, [gate][unit]
+    const Real *m;        // their multipliers
+    const float *Wx;      // as `project` gave it
+    Real *h;
+    OperandByte *codes;
 };
 
-// One step of `rows` rows: all units, block by block. kAhead: Wx was made ahead.
-template <class V, int P, bool kRounded, bool kAhead>
-void step(const Gates<V> &gates, const State<V> &state, const Input &input, int rows,
-          const int64_t *lengths, int64_t at) {
+// As many groups as V has vectors.
+template <class V, int P, Mode kMode>
+inline void advance(const Gates<V> &gates, const Place<typename V::Real> *places, int32_t shift,
+                    int64_t plane) {
+    using Lane = typename V::Lane;
+    for (int i = 0; i < kGroup; i += Lane::n) {
+        auto Wx = [&](int gate) {
+            return V::each(
+                [&](int k) { return Lane::load_floats(places[k].Wx + gate * kGroup + i); });
+        };
+        auto sums = [&](int gate) {
+            return V::each(
+                [&](int k) { return Lane::from_ints(places[k].sums + gate * kGroup + i); });
+        };
+        auto m = [&](int gate) {
+            return V::each([&](int k) { return Lane::load(places[k].m + gate * kGroup + i); });
+        };
+        const V now = gates.template next<kMode>(
+            Wx(0), Wx(1), Wx(2), gates.template state_product<kMode, 0>(sums(0), m(0)),
+            gates.template state_product<kMode, 1>(sums(1), m(1)),
+            gates.template state_product<kMode, 2>(sums(2), m(2)),
+            V::each([&](int k) { return Lane::load(places[k].h + i); }));
+        for (int k = 0; k < V::kVectors; ++k) {
+            const Lane lane = now.lane(k);
+            lane.store(places[k].h + i);
+            lane.template store_operand<P>(shift, places[k].codes + i, plane);
+        }
+    }
+}
+
+// One step of `rows` rows: all units, block by block.
+template <class V, int P, Mode kMode>
+void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
+          const State<typename V::Real> &state, const float *Wx, int rows, const int64_t *lengths,
+          int64_t at) {
+    using Lane = typename V::Lane;
     const FusedPlan &p = gates.p;
     const Packed &R = p.R;
-    constexpr int kSums = most_sums<P>() * 3 * kGroup;
-    alignas(64) int32_t state_sums[kSums], input_sums[kAhead ? 1 : kSums];
+    alignas(64) int32_t sums[most_sums<P>() * 3 * kGroup];
+    Place<typename V::Real> places[most_sums<P>()];
     const int32_t shift = p.h.zero - R.offset;
+    const int64_t plane = state.stride / 2;
     const int most = block_groups<P>(rows < kBlockRows<P> ? rows : kBlockRows<P>);
     for (int first = 0; first < R.groups; first += most) {
         const int groups = R.groups - first < most ? R.groups - first : most;
-        const auto *m = V::multipliers(R) + static_cast<int64_t>(first) * 3 * kGroup;
-        const auto *mx = V::multipliers(p.W) + static_cast<int64_t>(first) * 3 * kGroup;
         for (int row = 0; row < rows; row += kBlockRows<P>) {
             const int count = rows - row < kBlockRows<P> ? rows - row : kBlockRows<P>;
             dot_block<P>(count, groups, R, first, state.codes + row * state.stride, state.stride,
-                         state_sums);
-            if constexpr (!kAhead)
-                dot_block<P>(count, groups, p.W, first, input.operands + row * input.stride,
-                             input.stride, input_sums);
+                         sums);
+            int found = 0;
             for (int r = 0; r < count; ++r) {
                 if (lengths && lengths[row + r] <= at) continue;
-                const int64_t wx =
-                    kAhead ? ((static_cast<int64_t>(row) + r) * R.groups + first) * 3 * kGroup : 0;
-                const int32_t *sums = state_sums + r * groups * 3 * kGroup;
-                const int32_t *x_sums = input_sums + (kAhead ? 0 : r * groups * 3 * kGroup);
-                typename V::Real *h = state.h + (row + r) * state.units + first * kGroup;
-                OperandByte *codes = state.next + (row + r) * state.stride + first * kGroup;
                 for (int g = 0; g < groups; ++g) {
-                    for (int i = 0; i < kGroup; i += V::n) {
-                        V Wx[3], Rh[3];
-#pragma GCC unroll 3
-                        for (int gate = 0; gate < 3; ++gate) {
-                            const int j = (g * 3 + gate) * kGroup + i;
-                            Rh[gate] = gates.state_product(sums + j, m + j);
-                            if constexpr (kAhead)
-                                Wx[gate] = V::load_floats(input.Wx + wx + j);
-                            else
-                                Wx[gate] = gates.input_product(x_sums + j, mx + j);
-                        }
-                        const V now = gates.template operator()<kRounded>(
-                            Wx[0], Wx[1], Wx[2], Rh[0], Rh[1], Rh[2], V::load(h + g * kGroup + i));
-                        now.store(h + g * kGroup + i);
-                        now.template store_operand<P>(shift, codes + g * kGroup + i,
-                                                      state.stride / 2);
-                    }
+                    const int64_t channel = static_cast<int64_t>(first + g) * 3 * kGroup;
+                    const int64_t unit = static_cast<int64_t>(first + g) * kGroup;
+                    Place<typename V::Real> &place = places[found++];
+                    place.sums = sums + (r * groups + g) * 3 * kGroup;
+                    place.m = V::multipliers(R) + channel;
+                    place.Wx = Wx + (row + r) * R.groups * 3 * kGroup + channel;
+                    place.h = state.h + (row + r) * state.units + unit;
+                    place.codes = state.next + (row + r) * state.stride + unit;
                 }
             }
+            int done = 0;
+            if constexpr (V::kVectors > 1)
+                for (; done + V::kVectors <= found; done += V::kVectors)
+                    advance<V, P, kMode>(wide_gates, places + done, shift, plane);
+            for (; done < found; ++done)
+                advance<Lane, P, kMode>(gates, places + done, shift, plane);
         }
     }
 }
@@ -237,23 +339,23 @@ inline int64_t operand_stride(const Packed &p) {
     return p.planes * round_up(least, 64);
 }
 
-template <class V, int P, bool kRounded>
+template <class V, int P, Mode kMode>
 bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
     using Real = typename V::Real;
-    const Gates<V> gates(p);
+    const Gates<typename V::Lane> gates(p);
+    const Gates<V> wide_gates(p);
     const int H = p.H, C = p.W.inputs;
     const int64_t units = static_cast<int64_t>(p.R.groups) * kGroup;
     const int64_t x_stride = operand_stride(p.W), h_stride = operand_stride(p.R);
     const int64_t ahead = steps_ahead(job.T, rows, layout.ahead);
     const int64_t padded = round_up(rows, layout.row_block);
     Space space{static_cast<char *>(job.workspace)};
-    // one step at a time and operands of one kind: each block multiplies both
-    const bool direct = ahead <= 1 && p.W.planes == p.R.planes;
     float *Wx = static_cast<float *>(space.take(ahead * rows * units * 3 * sizeof(float)));
     auto *x = static_cast<OperandByte *>(
         space.take(round_up(ahead * rows, layout.row_block) * x_stride * sizeof(OperandByte)));
-    auto *row_codes = static_cast<int32_t *>(space.take((H > C ? H : C) * sizeof(int32_t)));
-    State<V> state;
+    auto *row_codes =
+        static_cast<int32_t *>(space.take(round_up(H > C ? H : C, 16) * sizeof(int32_t)));
+    State<Real> state;
     state.h = static_cast<Real *>(space.take(rows * units * sizeof(Real)));
     state.codes = static_cast<OperandByte *>(space.take(padded * h_stride * sizeof(OperandByte)));
     state.next = static_cast<OperandByte *>(space.take(padded * h_stride * sizeof(OperandByte)));
@@ -261,6 +363,7 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
     state.stride = h_stride;
 
     bool nan = false;
+    for (int64_t i = 0; i < round_up(H > C ? H : C, 16); ++i) row_codes[i] = 0;
     for (int64_t i = 0; i < rows * units; ++i) state.h[i] = 0;
     for (int row = 0; row < rows; ++row) {
         nan |= read_row(job.h0, p.h, (first_row + row) * job.h0.row, H, row_codes);
@@ -278,12 +381,10 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
                 to_operand(p.W, p.x.zero, row_codes, C, x + (s * rows + row) * x_stride, x_stride);
             }
         }
-        if (!direct) {
-            if (p.W.planes == 1 || kMaxPlanes == 1)
-                project<V, 1>(gates, x, x_stride, steps * rows, Wx);
-            else
-                project<V, kMaxPlanes>(gates, x, x_stride, steps * rows, Wx);
-        }
+        if (p.W.planes == 1 || kMaxPlanes == 1)
+            project<typename V::Lane, 1, kMode>(gates, x, x_stride, steps * rows, Wx);
+        else
+            project<typename V::Lane, kMaxPlanes, kMode>(gates, x, x_stride, steps * rows, Wx);
         for (int s = 0; s < steps; ++s) {
             const int64_t at = job.reverse ? job.T - 1 - (block + s) : block + s;
             if (lengths)
@@ -291,11 +392,8 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
                     if (lengths[row] <= at)
                         __builtin_memcpy(state.next + row * h_stride, state.codes + row * h_stride,
                                          h_stride * sizeof(OperandByte));
-            const Input input{x, x_stride, Wx + s * rows * units * 3};
-            if (direct)
-                step<V, P, kRounded, false>(gates, state, input, rows, lengths, at);
-            else
-                step<V, P, kRounded, true>(gates, state, input, rows, lengths, at);
+            step<V, P, kMode>(gates, wide_gates, state, Wx + s * rows * units * 3, rows, lengths,
+                              at);
             OperandByte *codes = state.codes;
             state.codes = state.next;
             state.next = codes;
@@ -315,13 +413,19 @@ bool run_lanes(const FusedPlan &p, const Job &job) {
     for (int64_t row = job.first_row; row < job.end_row; row += layout.rows) {
         const int64_t left = job.end_row - row;
         const int rows = static_cast<int>(left < layout.rows ? left : layout.rows);
-        nan |= rounded ? run_rows<V, P, true>(p, job, row, rows)
-                       : run_rows<V, P, false>(p, job, row, rows);
+        if constexpr (V::kScales) {
+            if (rounded && p.scalable) {
+                nan |= run_rows<V, P, Mode::scaled>(p, job, row, rows);
+                continue;
+            }
+        }
+        nan |= rounded ? run_rows<V, P, Mode::rounded>(p, job, row, rows)
+                       : run_rows<V, P, Mode::any>(p, job, row, rows);
     }
     return nan;
 }
 
 bool run_fused(const FusedPlan &p, const Job &job) {
-    if (p.in_float) return run_lanes<Floats, 1>(p, job);
+    if (p.in_float) return run_lanes<WideFloats, 1>(p, job);
     return p.R.planes == 1 ? run_lanes<Doubles, 1>(p, job) : run_lanes<Doubles, kMaxPlanes>(p, job);
 }

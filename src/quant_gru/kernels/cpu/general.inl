@@ -88,57 +88,17 @@ void project_pairs(const Projection &p, const int16_t *a, int64_t a_stride, int 
     }
 }
 
-inline int64_t polynomial(const Table &t, int64_t q) {
-    int segment;
-    if (t.segment_shift >= 0) {
-        segment = static_cast<int>((q - t.first) >> t.segment_shift);
-    } else {
-        int low = 0, high = t.segments - 1;
-        while (low < high) {
-            const int middle = (low + high + 1) / 2;
-            if (t.bounds[middle] <= q)
-                low = middle;
-            else
-                high = middle - 1;
-        }
-        segment = low;
-    }
-    const int64_t d = q - t.bounds[segment];
-    const int64_t *c = t.coefficients + static_cast<int64_t>(segment) * (t.degree + 1);
-    int64_t y = c[t.degree];
-    for (int power = t.degree - 1; power >= 0; --power) y = y * d + c[power];
-    return qg_clamp(qg_round(y, t.shift), t.lo, t.hi);
-}
-
 // v: zero-point-free input codes; becomes zero-point-free output codes.
 template <class Real>
-void look_up(const Table &t, Real *v, int n) {
-    const int32_t zero = static_cast<int32_t>(t.pre_zero);
-    const int32_t first = static_cast<int32_t>(t.first), last = static_cast<int32_t>(t.last);
+void look_up_all(const Table &t, Real *v, int n) {
     if (t.entries) {
         for (int i = 0; i < n; ++i)
             v[i] = static_cast<Real>(t.entries[static_cast<int32_t>(v[i]) & t.mask]);
         return;
     }
-    if (t.exact_double) {
-        const double *c0 = t.exact_double, *c1 = c0 + t.segments, *c2 = c1 + t.segments;
-        const double lo = static_cast<double>(t.lo), hi = static_cast<double>(t.hi);
-        const int u = t.segment_shift;
-        for (int i = 0; i < n; ++i) {
-            int32_t q = static_cast<int32_t>(v[i]) + zero;
-            q = (q < first ? first : q > last ? last : q) - first;
-            const int32_t segment = q >> u;
-            const double d = static_cast<double>(q - (segment << u));
-            const double y = (c2[segment] * d + c1[segment]) * d + c0[segment];
-            v[i] = static_cast<Real>(limit(round_term(y, t.scale), lo, hi));
-        }
-        return;
-    }
-    for (int i = 0; i < n; ++i) {
-        int32_t q = static_cast<int32_t>(v[i]) + zero;
-        q = q < first ? first : q > last ? last : q;
-        v[i] = static_cast<Real>(polynomial(t, q));
-    }
+    const int32_t first = static_cast<int32_t>(t.pre_lo), base = t.word_base;
+    for (int i = 0; i < n; ++i)
+        v[i] = static_cast<Real>(t.words[static_cast<int32_t>(v[i]) - first] + base);
 }
 
 // out = sum of a and of b or b * c; tier d goes through 64-bit integers.
@@ -176,16 +136,16 @@ void general_gates(const GeneralPlan &p, const Real *Wx, const Real *Rh, Real *h
     Real *z = t, *r = t + H, *g = t + 2 * H, *rest = t + 3 * H, *old = t + 4 * H,
          *fresh = t + 5 * H;
     add<Real, false, false>(p.z_pre, Wx, nullptr, Rh, nullptr, z, H);
-    look_up(p.z, z, H);
+    look_up_all(p.z, z, H);
     add<Real, false, false>(p.r_pre, Wx + H, nullptr, Rh + H, nullptr, r, H);
-    look_up(p.r, r, H);
+    look_up_all(p.r, r, H);
     if (p.rRh.present) {
         multiply(p.rRh, r, Rh + 2 * H, rest, H);
         add<Real, false, false>(p.g_pre, Wx + 2 * H, nullptr, rest, nullptr, g, H);
     } else {
         add<Real, false, true>(p.g_pre, Wx + 2 * H, nullptr, r, Rh + 2 * H, g, H);
     }
-    look_up(p.g, g, H);
+    look_up_all(p.g, g, H);
     const Real one = static_cast<Real>(p.one);
     for (int i = 0; i < H; ++i) rest[i] = one - z[i];
     if (p.old_contrib.present) multiply(p.old_contrib, z, h, old, H);

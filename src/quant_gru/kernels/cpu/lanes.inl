@@ -31,7 +31,10 @@ inline void store_codes(Ints8 code, int32_t shift, OperandByte *low, int64_t pla
 
 struct Doubles {
     using Real = double;
-    static constexpr int n = 8;
+    using Lane = Doubles;
+    static constexpr int n = 8, kVectors = 1;
+    static constexpr bool kScales = kFusedMultiplyAdd;
+    static constexpr double kMagic = 6755399441055744.;  // 1.5 * 2^52
     Doubles8 v;
 
     static inline Doubles set(double x) { return {x - Doubles8{}}; }
@@ -43,7 +46,18 @@ struct Doubles {
         return {__builtin_convertvector(get<Ints8>(p), Doubles8)};
     }
     static inline const double *multipliers(const Packed &p) { return p.m; }
-    static inline Doubles sub(Doubles a, Doubles b) { return {a.v - b.v}; }
+    template <class F>
+    static inline Doubles each(F f) {
+        return f(0);
+    }
+    inline Doubles lane(int) const { return *this; }
+    static inline Doubles add(Doubles a, Doubles b) { return {a.v + b.v}; }
+    static inline Doubles from(Doubles a, Doubles b) { return {a.v - b.v}; }
+    static inline Doubles scale(Doubles a, Doubles m) { return mul(a, m); }
+    static inline Doubles multiply_add(Doubles a, Doubles m, Doubles b) {
+        for (int i = 0; i < 8; ++i) a.v[i] = __builtin_fma(a.v[i], m.v[i], b.v[i]);
+        return a;
+    }
     static inline Doubles mul(Doubles a, Doubles b) { return {a.v * b.v}; }
     // a + b * m, where all of it is exact
     static inline Doubles add_product(Doubles a, Doubles b, Doubles m) { return {a.v + b.v * m.v}; }
@@ -69,19 +83,9 @@ struct Doubles {
             for (int i = 0; i < 8; ++i) y[i] = t.entries[code[i] & t.mask];
             return {y};
         }
-        const int32_t first = static_cast<int32_t>(t.first - t.pre_zero);
-        const int32_t last = static_cast<int32_t>(t.last - t.first);
-        const double *c0 = t.exact_double, *c1 = c0 + t.segments, *c2 = c1 + t.segments;
-        for (int i = 0; i < 8; ++i) {
-            int32_t q = code[i] - first;
-            q = q < 0 ? 0 : q > last ? last : q;
-            const int32_t segment = q >> t.segment_shift;
-            const double d = static_cast<double>(q - (segment << t.segment_shift));
-            y[i] = (c2[segment] * d + c1[segment]) * d + c0[segment];
-        }
-        // 2^-shift: the product is exact
-        return limit(round(mul({y}, set(t.scale))), set(static_cast<double>(t.lo)),
-                     set(static_cast<double>(t.hi)));
+        const int32_t first = static_cast<int32_t>(t.pre_lo);
+        for (int i = 0; i < 8; ++i) y[i] = t.words[code[i] - first] + t.word_base;
+        return {y};
     }
     inline void store(double *p) const { __builtin_memcpy(p, &v, sizeof v); }
     inline void store_floats(float *p) const {
@@ -96,7 +100,10 @@ struct Doubles {
 
 struct Floats {
     using Real = float;
-    static constexpr int n = 8;
+    using Lane = Floats;
+    static constexpr int n = 8, kVectors = 1;
+    static constexpr bool kScales = kFusedMultiplyAdd;
+    static constexpr double kMagic = kRound;
     Floats8 v;
 
     static inline Floats set(double x) { return {static_cast<float>(x) - Floats8{}}; }
@@ -106,7 +113,18 @@ struct Floats {
         return {__builtin_convertvector(get<Ints8>(p), Floats8)};
     }
     static inline const float *multipliers(const Packed &p) { return p.m_float; }
-    static inline Floats sub(Floats a, Floats b) { return {a.v - b.v}; }
+    template <class F>
+    static inline Floats each(F f) {
+        return f(0);
+    }
+    inline Floats lane(int) const { return *this; }
+    static inline Floats add(Floats a, Floats b) { return {a.v + b.v}; }
+    static inline Floats from(Floats a, Floats b) { return {a.v - b.v}; }
+    static inline Floats scale(Floats a, Floats m) { return mul(a, m); }
+    static inline Floats multiply_add(Floats a, Floats m, Floats b) {
+        for (int i = 0; i < 8; ++i) a.v[i] = __builtin_fmaf(a.v[i], m.v[i], b.v[i]);
+        return a;
+    }
     static inline Floats mul(Floats a, Floats b) { return {a.v * b.v}; }
     static inline Floats add_product(Floats a, Floats b, Floats m) { return {a.v + b.v * m.v}; }
     static inline Floats limit(Floats a, Floats lo, Floats hi) {
@@ -136,3 +154,4 @@ struct Floats {
         store_codes<P>(__builtin_convertvector(v, Ints8), shift, low, plane);
     }
 };
+using WideFloats = Floats;

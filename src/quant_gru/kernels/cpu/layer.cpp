@@ -94,11 +94,9 @@ Layer::Layer(const nb::dict &d, const std::string &variant) : variant_(variant_o
         keep(R, wide_.R, H_);
         return;
     }
-    // not all three: whether a table has a fast form does not depend on the others
     fill(fused_, d);
-    bool fast = prepare(fused_.z);
-    fast = prepare(fused_.r) && fast;
-    fast = prepare(fused_.g) && fast;
+    for (Table *t : {&fused_.z, &fused_.r, &fused_.g}) prepare(*t);
+    bool fast = true;
     for (const Sum *s : {&fused_.z_pre, &fused_.r_pre, &fused_.g_pre, &fused_.h_new})
         fast = fast && s->tier != 'd';
     bool in_float = field<bool>(d, "float32") && fits_float(fused_) && fused_.z.entries &&
@@ -112,6 +110,12 @@ Layer::Layer(const nb::dict &d, const std::string &variant) : variant_(variant_o
     in_float = in_float && fused_.R.planes == 1;
     if (fast && (in_float || exact || variant_.layout->fused_multiply_add)) {
         fused_.in_float = in_float;
+        fused_.scalable = true;
+        for (const Sum *s : {&fused_.z_pre, &fused_.r_pre, &fused_.g_pre, &fused_.h_new})
+            for (double m : s->m)
+                fused_.scalable =
+                    fused_.scalable &&
+                    (!in_float || static_cast<double>(static_cast<float>(1.5 * m)) == 1.5 * m);
         kind_ = Kind::fused;
         return;
     }
@@ -172,48 +176,41 @@ void Layer::table(const nb::dict &plan, const char *name, Table &t) {
     t.first = t.bounds[0];
 }
 
-// Gives a table a form that lanes can read; returns whether there is one.
-bool Layer::prepare(Table &t) {
+// Gives a table a form that lanes can read.
+void Layer::prepare(Table &t) {
     constexpr int64_t kEntries = 4096;
     const int64_t codes = t.pre_hi - t.pre_lo + 1;
-    if (codes <= kEntries) {
-        // inputs that differ stay different modulo a power of two that is no less than their number
-        int64_t size = 256;
-        while (size < codes) size *= 2;
-        float *entries = arena_.allocate<float>(static_cast<size_t>(size));
-        int64_t least = INT64_MAX, most = INT64_MIN;
-        for (int64_t v = t.pre_lo; v <= t.pre_hi; ++v) {
-            const int64_t y = look_up(t, v);
-            entries[v & (size - 1)] = static_cast<float>(y);
-            least = std::min(least, y);
-            most = std::max(most, y);
-        }
-        t.entries = entries;
-        t.mask = static_cast<int32_t>(size - 1);
-        if (size == 256 && most - least < 256) {
-            uint8_t *bytes = arena_.allocate<uint8_t>(256);
-            for (int64_t v = t.pre_lo; v <= t.pre_hi; ++v)
-                bytes[v & 255] = static_cast<uint8_t>(look_up(t, v) - least);
-            t.bytes = bytes;
-            t.base = static_cast<float>(least);
-        }
-        return true;
+    std::vector<int32_t> outputs(static_cast<size_t>(codes));
+    int segment = 0;
+    for (int64_t i = 0; i < codes; ++i) {
+        const int64_t q = qg_clamp(t.pre_lo + i + t.pre_zero, t.first, t.last);
+        while (segment + 1 < t.segments && t.bounds[segment + 1] <= q) ++segment;
+        outputs[static_cast<size_t>(i)] = static_cast<int32_t>(polynomial(t, segment, q));
     }
-    if (t.segment_shift < 0 || t.degree != 2) return false;
-    const int64_t length = int64_t{1} << t.segment_shift;
-    double *c = arena_.allocate<double>(3 * static_cast<size_t>(t.segments));
-    for (int i = 0; i < t.segments; ++i) {
-        double size = 0, power = 1;
-        for (int p = 0; p < 3; ++p, power *= static_cast<double>(length)) {
-            const int64_t value = t.coefficients[3 * i + p];
-            c[p * t.segments + i] = static_cast<double>(value);
-            size += std::fabs(static_cast<double>(value)) * power;
-        }
-        if (size >= kExactDouble) return false;
+    const auto [least, most] = std::minmax_element(outputs.begin(), outputs.end());
+    if (codes > kEntries) {
+        uint16_t *words = arena_.allocate<uint16_t>(static_cast<size_t>(codes) + 2);
+        for (int64_t i = 0; i < codes; ++i)
+            words[i] = static_cast<uint16_t>(outputs[static_cast<size_t>(i)] - *least);
+        t.words = words;
+        t.word_base = *least;
+        return;
     }
-    t.scale = std::ldexp(1., -t.shift);
-    t.exact_double = c;
-    return true;
+    // inputs that differ stay different modulo a power of two that is no less than their number
+    int64_t size = 256;
+    while (size < codes) size *= 2;
+    float *entries = arena_.allocate<float>(static_cast<size_t>(size));
+    uint8_t *bytes = size == 256 && *most - *least < 256 ? arena_.allocate<uint8_t>(256) : nullptr;
+    for (int64_t i = 0; i < codes; ++i) {
+        const int64_t at = (t.pre_lo + i) & (size - 1);
+        const int32_t y = outputs[static_cast<size_t>(i)];
+        entries[at] = static_cast<float>(y);
+        if (bytes) bytes[at] = static_cast<uint8_t>(y - *least);
+    }
+    t.entries = entries;
+    t.mask = static_cast<int32_t>(size - 1);
+    t.bytes = bytes;
+    t.base = static_cast<float>(*least);
 }
 
 // Lays weights out for the fused kernel; returns whether they, and the sums, fit it.
@@ -369,7 +366,7 @@ int64_t Layer::workspace(int64_t rows, int64_t T) const {
         const int64_t units = static_cast<int64_t>(fused_.R.groups) * layout.group;
         return lines(both * units * 3 * 4) +
                lines(round_up(both, layout.row_block) * stride(fused_.W)) +
-               lines(4 * std::max(H_, C_)) + lines(rows * units * 8) +
+               lines(4 * round_up(std::max(H_, C_), 16)) + lines(rows * units * 8) +
                2 * lines(round_up(rows, layout.row_block) * stride(fused_.R));
     }
     const GeneralPlan &p = general_;

@@ -39,7 +39,7 @@ class Layer {
     const Cell &cell() const;
     void fill(Cell &cell, const nanobind::dict &numbers);
     void table(const nanobind::dict &numbers, const char *name, Table &t);
-    bool prepare(Table &t);
+    void prepare(Table &t);
     bool pack(const nanobind::dict &numbers, Packed &p, int inputs, bool &in_float, bool &exact);
     void pack_general(const nanobind::dict &numbers, const Border &operand, Projection &p,
                       int inputs, int64_t &bound);

@@ -95,6 +95,24 @@ struct Stream {
     }
 };
 
+// For benchmarks: the rate at which multiplications alone would run, and memory be read.
+int64_t multiply(const std::string &variant, int64_t loops) {
+    return variant_of(variant).multiply(loops);
+}
+
+int64_t read_memory(uintptr_t address, int64_t bytes, int64_t loops) {
+    // one word of each cache line, in four chains
+    const auto *words = reinterpret_cast<const volatile uint64_t *>(address);
+    uint64_t sum[4] = {0, 0, 0, 0};
+    const int64_t lines = bytes / 256 * 4;
+    for (int64_t loop = 0; loop < loops; ++loop)
+        for (int64_t i = 0; i < lines; i += 4)
+            for (int chain = 0; chain < 4; ++chain) sum[chain] += words[8 * (i + chain)];
+    const uint64_t all = sum[0] + sum[1] + sum[2] + sum[3];
+    // what was read is part of the answer, so that it is read
+    return lines * 64 * loops + static_cast<int64_t>(all & 1);
+}
+
 }  // namespace
 }  // namespace quant_gru
 
@@ -110,5 +128,7 @@ NB_MODULE(_native, m) {
     nb::class_<Stream>(m, "Stream")
         .def(nb::init<Stack *, int64_t, std::vector<uintptr_t>>(), nb::keep_alive<1, 2>())
         .def("step", &Stream::step);
+    m.def("multiply", &multiply);
+    m.def("read_memory", &read_memory);
     m.def("variants", &variants, nb::arg("only_runnable") = true);
 }

@@ -50,10 +50,9 @@ struct Table {
     int32_t mask = 0;
     const uint8_t *bytes = nullptr;
     float base = 0;
-    // Coefficients as (degree + 1, segments) doubles, where every step of the sum is exact in them:
-    // segments of equal length, widths up to 16 bits.
-    const double *exact_double = nullptr;
-    double scale = 1;  // 2^-shift
+    // Where there are more: `words[v - pre_lo] + word_base`; one word more than inputs is readable.
+    const uint16_t *words = nullptr;
+    int32_t word_base = 0;
 };
 
 // What every kernel needs of a layer and direction, besides its matrix products.
@@ -75,7 +74,7 @@ struct Layout {
     Operand operand = Operand::u8;
     bool fused_multiply_add = true;
     int rows = 24;       // that one pass takes through time together
-    int ahead = 16;      // steps times rows whose input projection is made at once, at least
+    int ahead = 16;      // steps times rows whose input projection is made at once, at most
     int row_block = 1;   // rows of operands are allocated in multiples of this
     int step_block = 1;  // steps of weights are padded with zeros to a multiple of this
 };
@@ -97,6 +96,7 @@ struct Packed {
 
 struct FusedPlan : Cell {
     Packed W, R;
+    bool scalable = false;  // 1.5 * 2^23 (2^52) times any multiplier of a sum is a float (double)
 };
 
 constexpr int kTile = 16;  // channels whose weights stand together in the general kernel
@@ -154,7 +154,7 @@ constexpr int kRows = 16;
 constexpr int kAhead = 16;
 
 inline int64_t steps_ahead(int64_t T, int64_t rows, int64_t ahead) {
-    const int64_t steps = rows < 1 ? ahead : (ahead + rows - 1) / rows;
+    const int64_t steps = rows < 1 ? ahead : rows < ahead ? ahead / rows : 1;
     return steps < T ? steps : T;
 }
 
@@ -173,12 +173,14 @@ struct Space {
 };
 
 // What every instruction set defines. The kernels return whether an input was NaN; its code is then
-// the zero point.
+// the zero point. `multiply` does nothing but multiply, for benchmarks, and returns how many
+// multiply-accumulates it did; 0 where there is no such loop.
 #define QG_INSTRUCTION_SET(name)                           \
     namespace name {                                       \
     extern const Layout layout;                            \
     bool fused(const FusedPlan &plan, const Job &job);     \
     bool general(const GeneralPlan &plan, const Job &job); \
+    int64_t multiply(int64_t loops);                       \
     }
 QG_INSTRUCTION_SET(portable)
 #if defined(QG_X86)

@@ -38,13 +38,54 @@ inline void read_codes(const From *x, int n, int32_t zero, int32_t *out) {
     for (int i = 0; i < n; ++i) out[i] = static_cast<int32_t>(x[i]) - zero;
 }
 
+#if defined(QG_ROWS_AVX512)
+// The same in whole vectors, the last one masked.
+inline bool quantize_row(const Border &b, const float *x, int n, int32_t *out) {
+    const __m512 lo = _mm512_set1_ps(static_cast<float>(b.lo));
+    const __m512 hi = _mm512_set1_ps(static_cast<float>(b.hi));
+    const __m512 s = _mm512_set1_ps(b.scale), inverse = _mm512_set1_ps(b.reciprocal);
+    unsigned nan = 0;
+    for (int i = 0; i < n; i += 16) {
+        const __mmask16 mask = static_cast<__mmask16>(n - i < 16 ? (1u << (n - i)) - 1 : 0xffff);
+        const __m512 v = _mm512_maskz_loadu_ps(mask, x + i);
+        const __m512 y = b.reciprocal != 0 ? _mm512_mul_ps(v, inverse) : _mm512_div_ps(v, s);
+        const __mmask16 bad = _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q);
+        nan |= bad;
+        const __m512 inside = _mm512_min_ps(_mm512_max_ps(y, lo), hi);
+        const __m512i codes = _mm512_maskz_cvtps_epi32(static_cast<__mmask16>(~bad), inside);
+        _mm512_mask_storeu_epi32(out + i, mask, codes);
+    }
+    return nan != 0;
+}
+
+inline void dequantize_row(float scale, const float *v, int n, float *out) {
+    const __m512 s = _mm512_set1_ps(scale);
+    for (int i = 0; i < n; i += 16) {
+        const __mmask16 mask = static_cast<__mmask16>(n - i < 16 ? (1u << (n - i)) - 1 : 0xffff);
+        _mm512_mask_storeu_ps(out + i, mask, _mm512_mul_ps(s, _mm512_maskz_loadu_ps(mask, v + i)));
+    }
+}
+#else
+inline bool quantize_row(const Border &b, const float *x, int n, int32_t *out) {
+    return quantize(b, x, n, out);
+}
+
+inline void dequantize_row(float scale, const float *v, int n, float *out) {
+    for (int i = 0; i < n; ++i) out[i] = scale * v[i];
+}
+#endif
+
+inline void dequantize_row(float scale, const double *v, int n, float *out) {
+    for (int i = 0; i < n; ++i) out[i] = scale * static_cast<float>(v[i]);
+}
+
 // Zero-point-free codes of n values at `start`; returns whether one was NaN.
 inline bool read_row(const Source &from, const Border &b, int64_t start, int n, int32_t *out) {
     if (!from.data) {
         for (int i = 0; i < n; ++i) out[i] = 0;
         return false;
     }
-    if (from.real) return quantize(b, static_cast<const float *>(from.data) + start, n, out);
+    if (from.real) return quantize_row(b, static_cast<const float *>(from.data) + start, n, out);
     switch (b.container) {
         case Container::i8:
             read_codes(static_cast<const int8_t *>(from.data) + start, n, b.zero, out);
@@ -89,7 +130,6 @@ inline void write_row(const Sink &to, const Border &b, int64_t step, int64_t row
         }
     }
     if (to.real) {
-        float *real = to.real + step * to.real_step + row * to.real_row;
-        for (int i = 0; i < n; ++i) real[i] = b.scale * static_cast<float>(v[i]);
+        dequantize_row(b.scale, v, n, to.real + step * to.real_step + row * to.real_row);
     }
 }

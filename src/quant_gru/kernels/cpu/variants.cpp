@@ -60,7 +60,8 @@ bool has_neon_dot() {
 }
 #endif
 
-#define QG_VARIANT(text, space, runs) {text, runs, &space::layout, space::fused, space::general}
+#define QG_VARIANT(text, space, runs) \
+    {text, runs, &space::layout, space::fused, space::general, space::multiply}
 
 const Variant kVariants[] = {
 #if defined(QG_X86)

@@ -14,6 +14,7 @@ struct Variant {
     const Layout *layout;
     bool (*fused)(const FusedPlan &, const Job &);
     bool (*general)(const GeneralPlan &, const Job &);
+    int64_t (*multiply)(int64_t);
 };
 
 // Names, fastest first.

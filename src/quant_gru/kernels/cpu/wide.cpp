@@ -64,6 +64,14 @@ void project(const WideProjection &p, const int64_t *v, int channels, int64_t *o
 
 }  // namespace
 
+int64_t polynomial(const Table &t, int segment, int64_t q) {
+    const int64_t d = q - t.bounds[segment];
+    const int64_t *c = t.coefficients + static_cast<int64_t>(segment) * (t.degree + 1);
+    int64_t y = c[t.degree];
+    for (int power = t.degree - 1; power >= 0; --power) y = y * d + c[power];
+    return qg_clamp(qg_round(y, t.shift), t.lo, t.hi);
+}
+
 int64_t look_up(const Table &t, int64_t v) {
     const int64_t q = qg_clamp(v + t.pre_zero, t.first, t.last);
     int low = 0, high = t.segments - 1;
@@ -74,11 +82,7 @@ int64_t look_up(const Table &t, int64_t v) {
         else
             high = middle - 1;
     }
-    const int64_t d = q - t.bounds[low];
-    const int64_t *c = t.coefficients + static_cast<int64_t>(low) * (t.degree + 1);
-    int64_t y = c[t.degree];
-    for (int power = t.degree - 1; power >= 0; --power) y = y * d + c[power];
-    return qg_clamp(qg_round(y, t.shift), t.lo, t.hi);
+    return polynomial(t, low, q);
 }
 
 int64_t workspace_bytes(const WidePlan &p) {

@@ -20,6 +20,9 @@ struct WidePlan : Cell {
     WideProjection W, R;
 };
 
+// The zero-point-free output code of an input code in a segment.
+int64_t polynomial(const Table &t, int segment, int64_t q);
+
 // The zero-point-free output code of a zero-point-free input code, by the definition itself.
 int64_t look_up(const Table &t, int64_t v);
 

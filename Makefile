@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 KERNELS := CMakeLists.txt $(wildcard src/quant_gru/kernels/*.h src/quant_gru/kernels/cpu/*.[chi]pp src/quant_gru/kernels/cpu/*.inl)
+CUDA := $(wildcard src/quant_gru/kernels/cuda/*.cu src/quant_gru/kernels/cuda/*.cuh)
 BUILT := $(VENV)/.built
 SANITIZED := build/sanitize
 
@@ -38,7 +39,7 @@ lint: $(BUILT)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $(filter-out CMakeLists.txt,$(KERNELS))
+	$(BIN)/clang-format --dry-run --Werror $(filter-out CMakeLists.txt,$(KERNELS)) $(CUDA)
 
 sanitize: $(BUILT)
 	$(BIN)/cmake --fresh -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
@@ -51,7 +52,7 @@ sanitize: $(BUILT)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(filter-out CMakeLists.txt,$(KERNELS))
+	$(BIN)/clang-format -i $(filter-out CMakeLists.txt,$(KERNELS)) $(CUDA)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 import quant_gru
 from quant_gru.cli import app
 from quant_gru.config import QuantConfig, default_config_path
+from quant_gru.kernels.cuda import cache
 from quant_gru.kernels.ops import executor_name
 
 
@@ -30,7 +31,7 @@ def assert_one_line_error(result: Result, *parts: str) -> None:
 def test_help_names_every_command() -> None:
     result = run("--help")
     assert result.exit_code == 0
-    for command in ("demo", "info", "config", "check"):
+    for command in ("demo", "info", "config", "check", "cache"):
         assert command in result.stdout
 
 
@@ -133,6 +134,18 @@ def test_demo_runs(tmp_path: Path) -> None:
     assert "GRU(8, 8), Linear(8, 10), seed 5" in result.stdout
     assert (tmp_path / "classifier_int8.pt").exists()
     assert (tmp_path / "gru_int8.json").exists()
+
+
+def test_cache_is_shown_and_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANT_GRU_CACHE", str(tmp_path / "kernels"))
+    assert run("cache").stdout == f"{tmp_path / 'kernels'}: 0 files, 0 KiB\n"
+    cache.store("a" * 64, b"x" * 2016)
+    assert run("cache").stdout.endswith(": 1 files, 2 KiB\n")
+    (tmp_path / "kernels" / "notes.txt").write_text("mine")
+    result = run("cache", "--clear")
+    assert result.exit_code == 0
+    assert result.stdout == f"Removed 1 files from {tmp_path / 'kernels'}\n"
+    assert [path.name for path in (tmp_path / "kernels").iterdir()] == ["notes.txt"]
 
 
 def test_check_parameter_file(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ OUTSIDE = {
     "_errors": set(),
     "config": {"pydantic"},
     "integer": {"torch", "numpy"},
-    "kernels": {"torch"},
+    "kernels": {"torch", "cuda"},
 }
 
 

@@ -10,7 +10,17 @@ from torch import Tensor
 
 from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.kernels.cpu import executor as cpu
-from quant_gru.kernels.ops import Codes, Run, gru_layer, native_variant, run_cell
+from quant_gru.kernels.ops import (
+    Codes,
+    Run,
+    border,
+    gru_layer,
+    native_variant,
+    run_cell,
+    run_layer_on_gpu,
+    runs_on_gpu,
+    spread_nan,
+)
 
 Weights = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
@@ -62,7 +72,7 @@ def run_real(
     wanted = (x, h0, *(w for layer in weights for cell in layer for w in cell))
     gradient = torch.is_grad_enabled() and any(w is not None and w.requires_grad for w in wanted)
     if not gradient and not dropout:
-        result = _run_native(plan, x, h0, lengths)
+        result = _run_native(plan, x, h0, lengths) or _run_on_gpu(plan, x, h0, lengths)
         if result is not None:
             return result
     real, below = x, None
@@ -105,6 +115,61 @@ def _run_native(
     variant = native_variant(x, h0)
     stack = None if variant is None else cpu.stack_of(plan, variant)
     return None if stack is None else stack.run(x, h0, lengths)
+
+
+def _run_on_gpu(
+    plan: GRUPlan, x: Tensor, h0: Tensor, lengths: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
+    """`run_real` with the border and both directions of a layer in CUDA kernels.
+
+    Returns:
+        The same as `run_real`, or None where it does not apply: another device or dtype, more than
+        16 bits.
+    """
+    cells = [cell for layer in plan.cells for cell in layer]
+    if (
+        not runs_on_gpu(x.device)
+        or x.dtype != torch.float32
+        or h0.dtype != torch.float32
+        or not x.shape[0]
+        or not all(border.takes(q) for cell in cells for q in (cell.x, cell.h))
+    ):
+        return None
+    inputs, nan = _quantized_on_gpu(plan.cells[0], x)
+    last: list[Tensor] = []
+    below: list[Tensor] = []
+    after: list[Tensor] = []
+    for layer, plans in enumerate(plan.cells):
+        if layer:
+            inputs = [_requantize(plan, layer, d, below)[0] for d in range(len(plans))]
+        start = layer * len(plans)
+        states = [
+            border.quantize(cell.h, state)
+            for cell, state in zip(plans, h0[start : start + len(plans)], strict=True)
+        ]
+        runs = run_layer_on_gpu(plans, inputs, [codes for codes, _ in states], lengths)
+        spread = [
+            spread_nan(nan, h0_nan, cell, reverse=d == 1)
+            for d, (cell, (_, h0_nan)) in enumerate(zip(plans, states, strict=True))
+        ]
+        for d, (cell, (_, codes)) in enumerate(zip(plans, runs, strict=True)):
+            last.append(border.dequantize(cell.h, codes, spread[d][0 if d else -1]))
+        # of all steps, the state before the first left out
+        after = [each[:-1] if d else each[1:] for d, each in enumerate(spread)]
+        nan = after[0] if len(after) == 1 else after[0] | after[1]
+        below = [out for out, _ in runs]
+    top = [
+        border.dequantize(cell.h, out, bad)
+        for cell, out, bad in zip(plan.cells[-1], below, after, strict=True)
+    ]
+    return (top[0] if len(top) == 1 else torch.cat(top, dim=-1)), torch.stack(last)
+
+
+def _quantized_on_gpu(plans: Sequence[CellPlan], x: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Codes of `x` for each direction, quantized once where the quantizers are alike, and NaN."""
+    codes, nan = border.quantize(plans[0].x, x)
+    rest = [codes if cell.x == plans[0].x else border.quantize(cell.x, x)[0] for cell in plans[1:]]
+    return [codes, *rest], nan
 
 
 def run_codes(

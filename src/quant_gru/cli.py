@@ -1,4 +1,4 @@
-"""The command line: `quant-gru demo | info | config | check`.
+"""The command line: `quant-gru demo | info | config | check | cache`.
 
 Nothing heavy is imported before a command runs, so that `--help` answers at once.
 """
@@ -129,6 +129,21 @@ def check(
     """Validate a bit-width configuration or a parameter file, and say what it is."""
     with _one_line_errors():
         typer.echo(_describe(file))
+
+
+@app.command()
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all compiled kernels.")] = False,
+) -> None:
+    """Show or clear the compiled CUDA kernels that are kept on disk."""
+    with _one_line_errors():
+        from quant_gru.kernels.cuda import cache as kept
+
+        if clear:
+            typer.echo(f"Removed {kept.clear()} files from {kept.folder()}")
+            return
+        sizes = [path.stat().st_size for path in kept.entries()]
+        typer.echo(f"{kept.folder()}: {len(sizes)} files, {sum(sizes) / 1024:.0f} KiB")
 
 
 def _copy(source: Path, target: Path, force: bool) -> None:

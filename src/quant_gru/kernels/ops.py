@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +15,23 @@ from quant_gru.integer import reference
 from quant_gru.integer.backward import straight_through
 from quant_gru.integer.plan import CellPlan
 from quant_gru.kernels.cpu import executor as cpu
+from quant_gru.kernels.cuda import border, compiler, driver
+from quant_gru.kernels.cuda import executor as cuda
 
 
 def executor_name(device: torch.device | str = "cpu") -> str:
     """The executor that runs integer GRUs on `device`, as text for reports."""
-    kind = torch.device(device).type
-    variant = cpu.chosen() if kind == "cpu" else cpu.REFERENCE
-    return (
-        f"reference (PyTorch integers, {kind})" if variant == cpu.REFERENCE else f"cpu ({variant})"
-    )
+    device = torch.device(device)
+    if device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
+        return f"cpu ({cpu.chosen()})"
+    if runs_on_gpu(device):
+        return f"cuda ({driver.machine_of(device).arch}, NVRTC {compiler.version()})"
+    return f"reference (PyTorch integers, {device.type})"
+
+
+def runs_on_gpu(device: torch.device) -> bool:
+    """Whether the CUDA kernels run on `device`; the reference executor does otherwise."""
+    return device.type == "cuda" and driver.available(device)
 
 
 def native_variant(*tensors: Tensor) -> str | None:
@@ -49,6 +58,8 @@ def run_cell(
         variant = cpu.chosen()
         if variant != cpu.REFERENCE:
             return cpu.run(plan, x, h0, lengths, reverse, variant)
+    if runs_on_gpu(x.device):
+        return cuda.run(plan, x, h0, lengths, reverse)
     return reference.run(plan, x, h0, lengths, reverse)
 
 
@@ -147,3 +158,61 @@ class _StraightThrough(torch.autograd.Function):
             )
         )
         return (None, None, None, *real)
+
+
+def run_layer_on_gpu(
+    plans: Sequence[CellPlan],
+    x: Sequence[Tensor],
+    h0: Sequence[Tensor],
+    lengths: Tensor | None,
+) -> list[tuple[Tensor, Tensor]]:
+    """All directions of a layer on codes, on a GPU, in one launch where that is possible.
+
+    Args:
+        plans: One plan per direction.
+        x: Input codes (T, N, C) of each direction.
+        h0: State codes (N, H) of each direction.
+        lengths: int64 (N,) or None.
+
+    Returns:
+        For each direction, codes after each step (T, N, H) and after the last (N, H).
+    """
+    directions = [
+        cuda.Direction(plan, state, index == 1)
+        for index, (plan, state) in enumerate(zip(plans, h0, strict=True))
+    ]
+    if all(plan.x == plans[0].x for plan in plans):
+        return cuda.run_directions(directions, x[0], lengths)
+    return [
+        cuda.run_directions([direction], codes, lengths)[0]
+        for direction, codes in zip(directions, x, strict=True)
+    ]
+
+
+def spread_nan(x_nan: Tensor, h0_nan: Tensor, plan: CellPlan, reverse: bool) -> Tensor:
+    """Rows that are NaN before the first step and after each, (T + 1, N), in order of time.
+
+    Args:
+        x_nan: bool (T, N): inputs with NaN.
+        h0_nan: bool (N,): states with NaN.
+        plan: The plan: NaN in a weight makes all rows NaN.
+        reverse: From the last step to the first; the state before the first step then stands last.
+    """
+    start = (h0_nan | ~plan.weights.finite)[None]
+    steps = torch.cat([x_nan, start]).flip(0) if reverse else torch.cat([start, x_nan])
+    spread = torch.cummax(steps.to(torch.uint8), dim=0).values.to(torch.bool)
+    return spread.flip(0) if reverse else spread
+
+
+__all__ = [
+    "Codes",
+    "Run",
+    "border",
+    "executor_name",
+    "gru_layer",
+    "native_variant",
+    "run_cell",
+    "run_layer_on_gpu",
+    "runs_on_gpu",
+    "spread_nan",
+]

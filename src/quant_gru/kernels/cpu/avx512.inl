@@ -511,6 +511,8 @@ struct Doubles {
     }
 };
 
+using WideGroup = NoWideGroup;
+
 }  // namespace
 
 #if defined(QG_AMX)

@@ -1,0 +1,95 @@
+"""Real values to codes and back on a GPU, one launch each."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.kernels.cuda.frozen import NARROW_BITS
+from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
+from quant_gru.kernels.cuda.structures import KINDS, structure
+
+_ROWS = 8  # of a block
+BorderC = structure(
+    "BorderC",
+    **dict.fromkeys(("real", "values", "codes", "nan"), ctypes.c_void_p),
+    **dict.fromkeys(("kind", "rows", "features", "zero"), ctypes.c_int64),
+    **dict.fromkeys(("scale", "lo", "hi"), ctypes.c_float),
+)
+_QUANTIZE, _DEQUANTIZE = (Kernel.of("border", name, PLAIN) for name in ("quantize", "dequantize"))
+
+
+def takes(quantizer: Quantizer) -> bool:
+    """Whether these kernels do the codes of a quantizer: up to 16 bits."""
+    return quantizer.bits <= NARROW_BITS
+
+
+def quantize(
+    quantizer: Quantizer, x: Tensor, machine: Machine | None = None
+) -> tuple[Tensor, Tensor]:
+    """Codes of `x` in their container, as `Quantizer.quantize`, and rows with NaN in them.
+
+    Args:
+        quantizer: Of up to 16 bits.
+        x: float32 (.., features) on a GPU.
+        machine: Where kernels run; None for x's GPU.
+
+    Returns:
+        Codes (.., features), and bool (..): whether a value of the row is NaN.
+    """
+    x = x.detach().contiguous().resolve_neg()
+    codes = torch.empty(x.shape, dtype=quantizer.container, device=x.device)
+    nan = torch.empty(x.shape[:-1], dtype=torch.bool, device=x.device)
+    if x.numel():
+        b = _border(quantizer, codes, nan)
+        b.real = x.data_ptr()
+        _launch(_QUANTIZE, b, x, machine)
+    else:
+        nan.zero_()
+    return codes, nan
+
+
+def dequantize(
+    quantizer: Quantizer,
+    codes: Tensor,
+    nan: Tensor | None = None,
+    machine: Machine | None = None,
+) -> Tensor:
+    """Real values of `codes`, float32, as `Quantizer.dequantize`; NaN in the rows that say so.
+
+    Args:
+        quantizer: Of up to 16 bits.
+        codes: In their container (.., features), on a GPU.
+        nan: bool (..), rows that become NaN, or None.
+        machine: Where kernels run; None for the codes' GPU.
+    """
+    codes = codes.contiguous()
+    nan = None if nan is None else nan.contiguous()
+    values = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
+    if codes.numel():
+        b = _border(quantizer, codes, nan)
+        b.values = values.data_ptr()
+        _launch(_DEQUANTIZE, b, codes, machine)
+    return values
+
+
+def _border(q: Quantizer, codes: Tensor, nan: Tensor | None) -> Any:
+    b: Any = BorderC()
+    b.codes, b.kind, b.features = codes.data_ptr(), KINDS[codes.dtype], codes.shape[-1]
+    b.nan = None if nan is None else nan.data_ptr()
+    b.zero, b.scale = q.zero_point, q.scale
+    b.lo, b.hi = q.lo - q.zero_point, q.hi - q.zero_point
+    return b
+
+
+def _launch(kernel: Kernel, b: Any, x: Tensor, machine: Machine | None) -> None:
+    if machine is None:
+        from quant_gru.kernels.cuda.driver import machine_of
+
+        machine = machine_of(x.device)
+    b.rows = x.numel() // x.shape[-1]
+    machine.launch(kernel, Grid((-(-b.rows // _ROWS), 1), 32 * _ROWS), b)

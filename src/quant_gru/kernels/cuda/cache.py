@@ -1,0 +1,78 @@
+"""Compiled kernels on disk: one file each, checked by the digest it begins with."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+VARIABLE = "QUANT_GRU_CACHE"
+_SUFFIX = ".cubin"
+_DIGEST_BYTES = 32
+
+
+def folder() -> Path:
+    """Where compiled kernels are kept: `QUANT_GRU_CACHE`, or quant-gru in the user's cache."""
+    chosen = os.environ.get(VARIABLE)
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "quant-gru"
+
+
+def key(parts: Sequence[str]) -> str:
+    """Name of an entry: a digest of everything that decides what is compiled.
+
+    Args:
+        parts: Sources, options, compiler version and architecture.
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        encoded = part.encode()
+        digest.update(len(encoded).to_bytes(8, "little"))
+        digest.update(encoded)
+    return digest.hexdigest()
+
+
+def load(name: str) -> bytes | None:
+    """The compiled kernel of a key; None where there is none, or only a damaged one."""
+    try:
+        data = (folder() / (name + _SUFFIX)).read_bytes()
+    except OSError:
+        return None
+    digest, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+    return content if content and hashlib.sha256(content).digest() == digest else None
+
+
+def store(name: str, content: bytes) -> None:
+    """Keep a compiled kernel. A folder that cannot be written costs a compilation, no more."""
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder(), suffix=".tmp")
+    except OSError:
+        return
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(content).digest() + content)
+        # whole or not at all, whichever process comes first
+        os.replace(temporary, folder() / (name + _SUFFIX))
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def entries() -> Iterator[Path]:
+    """Files of the cache, those of writes that were cut short included."""
+    found = folder()
+    if found.is_dir():
+        yield from sorted(p for p in found.iterdir() if p.suffix in (_SUFFIX, ".tmp"))
+
+
+def clear() -> int:
+    """Remove all entries; returns how many there were."""
+    count = 0
+    for path in list(entries()):
+        path.unlink(missing_ok=True)
+        count += 1
+    return count

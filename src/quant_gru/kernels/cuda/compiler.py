@@ -1,0 +1,142 @@
+"""CUDA C++ to machine code, by NVRTC: no toolkit, no headers, no GPU needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from quant_gru._errors import QuantGRUError
+from quant_gru.kernels.cuda import cache
+
+_HERE = Path(__file__).parent
+_HEADERS = {
+    "cell.cuh": _HERE / "cell.cuh",
+    "ptx.cuh": _HERE / "ptx.cuh",
+    "fixed_point.h": _HERE.parent / "fixed_point.h",
+}
+# all that fixed_point.h takes from it
+_STDINT = """
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+typedef unsigned long long uintptr_t;
+"""
+# sums and products are rounded as written
+_OPTIONS = ("--device-as-default-execution-space", "--std=c++17", "--fmad=false")
+
+
+def available() -> bool:
+    """Whether kernels can be compiled here."""
+    try:
+        version()
+    except QuantGRUError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=1)
+def version() -> str:
+    """NVRTC's version, e.g. '13.0'."""
+    nvrtc = _nvrtc()
+    try:
+        status, major, minor = nvrtc.nvrtcVersion()
+    except Exception as error:  # the library is looked for at the first call
+        raise _missing(error) from error
+    _check(status)
+    return f"{major}.{minor}"
+
+
+def machine_code(name: str, macros: Mapping[str, object], arch: str) -> bytes:
+    """A cubin of one of our sources, from the disk cache where it is there.
+
+    Args:
+        name: 'recurrent', 'project' or 'generic'.
+        macros: What the source is specialized on.
+        arch: 'sm_90a' and the like.
+
+    Raises:
+        QuantGRUError: NVRTC is missing or refuses.
+    """
+    headers = _headers()
+    source = (_HERE / f"{name}.cu").read_text(encoding="utf-8")
+    options = (
+        *_OPTIONS,
+        f"--gpu-architecture={arch}",
+        *(f"-D{macro}={value}" for macro, value in sorted(macros.items())),
+    )
+    key = cache.key((source, *headers, *headers.values(), *options, version()))
+    code = cache.load(key)
+    if code is None:
+        code = compile_source(name, source, options)
+        cache.store(key, code)
+    return code
+
+
+def compile_source(name: str, source: str, options: tuple[str, ...]) -> bytes:
+    """Compile without looking into the cache; errors carry NVRTC's log."""
+    nvrtc, headers = _nvrtc(), _headers()
+    status, program = nvrtc.nvrtcCreateProgram(
+        source.encode(),
+        f"{name}.cu".encode(),
+        len(headers),
+        [text.encode() for text in headers.values()],
+        [header.encode() for header in headers],
+    )
+    _check(status)
+    try:
+        encoded = [option.encode() for option in options]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise QuantGRUError(
+                f"Expected NVRTC {version()} to compile {name}.cu with {' '.join(options)}, got\n"
+                + _log(program)
+            )
+        status, size = nvrtc.nvrtcGetCUBINSize(program)
+        _check(status)
+        code = bytes(size)
+        _check(nvrtc.nvrtcGetCUBIN(program, code)[0])
+        return code
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+@lru_cache(maxsize=1)
+def _headers() -> dict[str, str]:
+    found = {name: path.read_text(encoding="utf-8") for name, path in _HEADERS.items()}
+    return {"stdint.h": _STDINT, **found}
+
+
+def _nvrtc() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise _missing(error) from error
+    return nvrtc
+
+
+def _missing(error: Exception) -> QuantGRUError:
+    return QuantGRUError(
+        "Expected NVRTC to be installed (pip install cuda-bindings nvidia-cuda-nvrtc), "
+        f"got {type(error).__name__}: {error}"
+    )
+
+
+def _log(program: Any) -> str:
+    nvrtc = _nvrtc()
+    status, size = nvrtc.nvrtcGetProgramLogSize(program)
+    _check(status)
+    text = bytes(size)
+    _check(nvrtc.nvrtcGetProgramLog(program, text)[0])
+    return text.rstrip(b"\0 \n").decode(errors="replace")
+
+
+def _check(status: Any) -> None:
+    if int(status) != 0:
+        raise QuantGRUError(f"Expected NVRTC to succeed, got {status!s}")

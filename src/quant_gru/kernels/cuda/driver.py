@@ -1,0 +1,226 @@
+"""Loads machine code and launches it: the CUDA driver, on torch's devices, streams and contexts."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+
+from quant_gru._errors import QuantGRUError
+from quant_gru.kernels.cuda import compiler
+from quant_gru.kernels.cuda.launch import Grid, Kernel
+from quant_gru.kernels.cuda.structures import structure
+
+_OLDEST = (8, 0)
+_CLUSTERS_SINCE = (9, 0)
+_CLUSTERS = (2, 4, 8, 16)
+_PORTABLE = 8
+# a block of the recurrent kernel as it is when the device is full
+_PROBE = Kernel.of("probe", "probe", {})
+_PROBE_THREADS, _PROBE_BYTES = 256, 128 << 10
+
+_CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+AttributeC = structure("AttributeC", id=ctypes.c_int, pad=ctypes.c_int, value=ctypes.c_uint32 * 16)
+ConfigC = structure(
+    "ConfigC",
+    grid=ctypes.c_uint * 3,
+    block=ctypes.c_uint * 3,
+    shared_bytes=ctypes.c_uint,
+    stream=ctypes.c_void_p,
+    attributes=ctypes.c_void_p,
+    count=ctypes.c_uint,
+)
+
+
+class Loaded:
+    """A loaded kernel and what its launches share.
+
+    Attributes:
+        function: The driver's handle.
+        shared_bytes: Shared memory that a block may have.
+        config: Launch configuration; grid, block, shared memory and stream change per call.
+    """
+
+    def __init__(self, function: Any, grid: Grid) -> None:
+        self.function = function
+        self.address = int(function)
+        self.shared_bytes = grid.shared_bytes
+        self.lock = threading.Lock()
+        config: Any = ConfigC()
+        config.grid[2] = config.block[1] = config.block[2] = 1
+        if grid.cluster > 1:
+            self._attribute: Any = AttributeC()
+            self._attribute.id = _CLUSTER_DIMENSION
+            self._attribute.value[0:3] = [grid.cluster, 1, 1]
+            config.attributes, config.count = ctypes.addressof(self._attribute), 1
+        self.config = config
+
+    def configure(self, grid: Grid, stream: int) -> int:
+        """Set what changes per call; returns the configuration's address."""
+        config = self.config
+        config.grid[0], config.grid[1] = grid.blocks
+        config.block[0] = grid.threads
+        config.shared_bytes = grid.shared_bytes
+        config.stream = stream
+        return ctypes.addressof(config)
+
+
+class Device:
+    """One GPU and the kernels loaded on it."""
+
+    def __init__(self, index: int) -> None:
+        self._driver = _driver()
+        self.index = index
+        capability = torch.cuda.get_device_capability(index)
+        if capability < _OLDEST:
+            raise QuantGRUError(
+                f"Expected compute capability {_OLDEST[0]}.{_OLDEST[1]} or later, "
+                f"got {capability[0]}.{capability[1]}"
+            )
+        self.has_clusters = capability >= _CLUSTERS_SINCE
+        self.arch = f"sm_{capability[0]}{capability[1]}" + ("a" if capability == (9, 0) else "")
+        self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(index))
+        self._start = _launcher()
+        self._loaded: dict[tuple[Kernel, int], Loaded] = {}
+        self._modules: dict[tuple[Any, ...], Any] = {}
+        self._clusters: dict[int, int] | None = None
+        self._lock = threading.RLock()
+
+    def clusters(self) -> Mapping[int, int]:
+        """Blocks of a cluster -> how many such clusters run at once."""
+        if self._clusters is None:
+            blocks = torch.cuda.get_device_properties(self.index).multi_processor_count
+            self._clusters = {1: blocks, **self._count_clusters()}
+        return self._clusters
+
+    def launch(
+        self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
+    ) -> None:
+        """Start a kernel on torch's current stream of this device.
+
+        Raises:
+            QuantGRUError: The kernel is not loaded yet and the stream is being captured, or the
+                driver refuses.
+        """
+        self._make_current()
+        loaded = self._loaded.get((kernel, grid.cluster))
+        if loaded is None or loaded.shared_bytes < grid.shared_bytes:
+            loaded = self._load(kernel, grid)
+        pointers = ctypes.c_void_p(ctypes.addressof(arguments))
+        # what torch.cuda.current_stream(index).cuda_stream gives, without making an object
+        stream = torch._C._cuda_getCurrentRawStream(self.index)
+        with loaded.lock:
+            # the driver copies configuration and arguments before it returns
+            config = loaded.configure(grid, stream)
+            status = self._start(config, loaded.address, ctypes.addressof(pointers), None)
+        if status:
+            self._check((self._driver.CUresult(status),))
+
+    def _make_current(self) -> None:
+        driver = self._driver
+        if int(self._check(driver.cuCtxGetCurrent())) != int(self._context):
+            self._check(driver.cuCtxSetCurrent(self._context))
+
+    def _load(self, kernel: Kernel, grid: Grid) -> Loaded:
+        if torch.cuda.is_current_stream_capturing():
+            raise QuantGRUError(
+                "Expected a warm-up run with these shapes before a CUDA graph is captured, "
+                f"got a kernel that is not loaded yet ({kernel.source})"
+            )
+        driver = self._driver
+        attribute = driver.CUfunction_attribute
+        with self._lock:
+            key = (kernel.source, kernel.macros)
+            module = self._modules.get(key)
+            if module is None:
+                code = compiler.machine_code(kernel.source, dict(kernel.macros), self.arch)
+                module = self._modules[key] = self._check(driver.cuModuleLoadData(code))
+            function = self._check(driver.cuModuleGetFunction(module, kernel.function.encode()))
+            settings = {
+                attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: grid.shared_bytes
+            }
+            if grid.cluster > _PORTABLE:
+                settings[attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
+            for name, value in settings.items():
+                self._check(driver.cuFuncSetAttribute(function, name, value))
+            loaded = self._loaded[kernel, grid.cluster] = Loaded(function, grid)
+        return loaded
+
+    def _count_clusters(self) -> dict[int, int]:
+        if not self.has_clusters:
+            return {}
+        driver, found = self._driver, {}
+        self._make_current()
+        for blocks in _CLUSTERS:
+            grid = Grid((blocks, 1), _PROBE_THREADS, blocks, _PROBE_BYTES)
+            function = self._load(_PROBE, grid).function
+            config, wanted = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+            config.gridDimX, config.blockDimX = blocks, _PROBE_THREADS
+            config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+            config.sharedMemBytes = _PROBE_BYTES
+            wanted.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            wanted.value.clusterDim.x = blocks
+            wanted.value.clusterDim.y = wanted.value.clusterDim.z = 1
+            config.attrs, config.numAttrs = [wanted], 1
+            status, count = driver.cuOccupancyMaxActiveClusters(function, config)
+            if int(status) == 0 and count:
+                found[blocks] = count
+        return found
+
+    def _check(self, result: tuple[Any, ...]) -> Any:
+        status, *rest = result
+        if int(status) != 0:
+            _, text = self._driver.cuGetErrorName(status)
+            name = text.decode() if isinstance(text, bytes) else str(status)
+            raise QuantGRUError(f"Expected the CUDA driver to succeed, got {name}")
+        return rest[0] if rest else None
+
+
+def available(device: torch.device) -> bool:
+    """Whether kernels can be compiled for and run on a device."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return _available(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _available(index: int) -> bool:
+    return compiler.available() and torch.cuda.get_device_capability(index) >= _OLDEST
+
+
+def machine_of(device: torch.device) -> Device:
+    """The GPU that a tensor's device names."""
+    return _device(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _device(index: int) -> Device:
+    torch.cuda.init()
+    return Device(index)
+
+
+@cache
+def _driver() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise QuantGRUError(
+            f"Expected cuda-bindings to be installed (pip install cuda-bindings), got {error}"
+        ) from error
+    return driver
+
+
+@cache
+def _launcher() -> Any:
+    """The launch function by its address: no conversion of a configuration at each call."""
+    driver = _driver()
+    flags = driver.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
+    status, address, *_ = driver.cuGetProcAddress(b"cuLaunchKernelEx", 12000, int(flags))
+    if int(status) != 0 or not address:
+        raise QuantGRUError(f"Expected a driver of CUDA 12 or later, got {status!s}")
+    pointer = ctypes.c_void_p
+    return ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, pointer)(int(address))

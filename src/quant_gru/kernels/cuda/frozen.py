@@ -1,0 +1,229 @@
+"""What the kernels take of the frozen part of a plan, and which kernels run the plan."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quant_gru.integer.plan import CellPlan, FrozenPart
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.tables import EXACT_BITS, Table
+from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels.cuda.structures import CELL_C, SUM_C, SUMS, TableC
+
+NARROW_BITS = 16
+PRE_ACTIVATION = {
+    "gate.z_out": "gate.z_pre",
+    "gate.r_out": "gate.r_pre",
+    "gate.g_out": "gate.g_pre",
+}
+_MAGIC = {"float": 12582912.0, "double": 6755399441055744.0}
+# how kernels read a table: an entry per code in shared or global memory, or quadratics
+DIRECT, DISTANT, QUADRATIC = 0, 1, 2
+SMALLEST, LARGEST = 1e-20, 1e20  # multipliers and their products stay normal in float32
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which structure of kernel a plan needs.
+
+    Attributes:
+        narrow: All widths are at most 16 bits, and sums fit 64.
+        real: 'float' where the gate arithmetic is exact in it, otherwise 'double'.
+        words: Some sums need 64-bit integers.
+        weight_bytes: Bytes of a code of R.
+        state_bytes: Bytes of a state code inside a kernel.
+        wide_input: Codes of matmul.Wx need 16 bits.
+        out_bytes: Bytes of a state code at the interface.
+        tables: How the tables of z, r and g are read; see cell.cuh.
+        table_bytes: Shared memory they take.
+        fused: Which of op.rRh, op.old_contrib, op.new_contrib are rounded to codes.
+    """
+
+    narrow: bool
+    real: str
+    words: bool
+    weight_bytes: int
+    state_bytes: int
+    wide_input: bool
+    out_bytes: int
+    tables: tuple[int, int, int]
+    table_bytes: int
+    fused: tuple[bool, bool, bool]
+
+    @property
+    def products(self) -> dict[str, int]:
+        """Macros that say which products have codes of their own."""
+        return dict(zip(("QG_RRH", "QG_OLD", "QG_NEW"), map(int, self.fused), strict=True))
+
+
+class FrozenNumbers:
+    """What calibration fixes: the gate arithmetic and its tables. Made once, with one host sync.
+
+    Attributes:
+        modes: How the tables of z, r and g are read where the arithmetic is in double.
+        codes: Entries of these tables, one per input code.
+        segments: Segments of these tables.
+    """
+
+    def __init__(self, frozen: FrozenPart) -> None:
+        self._keep: list[Tensor] = []
+        q = frozen.quantizers
+        tables = [frozen.tables[name] for name in PRE_ACTIVATION]
+        pres = [q[name] for name in PRE_ACTIVATION.values()]
+        self.codes = [pre.hi - pre.lo + 1 for pre in pres]
+        self.segments = [table.coefficients.shape[0] for table in tables]
+        self.modes = [_mode(*each) for each in zip(tables, pres, strict=True)]
+        self._tables = [self._table(*each) for each in zip(tables, pres, strict=True)]
+        self.cells = {real: self._cell(frozen, real) for real in CELL_C}
+
+    def _cell(self, frozen: FrozenPart, real: str) -> Any:
+        q, magic = frozen.quantizers, _MAGIC[real]
+        Wx, Rh, h = q["matmul.Wx"], q["matmul.Rh"], q["output.h"]
+        cell: Any = CELL_C[real]()
+        for field, name in SUMS.items():
+            if name in frozen.sums:
+                setattr(cell, field, _sum(frozen.sums[name], real))
+        cell.z, cell.r, cell.g = self._tables
+        cell.one, cell.one_integer = frozen.one, frozen.one
+        cell.Rh_lo, cell.Rh_hi = magic + (Rh.lo - Rh.zero_point), magic + (Rh.hi - Rh.zero_point)
+        cell.Wx_offset = Wx.zero_point - Wx.lo
+        cell.h_zero, cell.h_offset = h.zero_point, byte_offset(h)
+        return cell
+
+    def _table(self, table: Table, pre: Quantizer) -> Any:
+        c: Any = TableC()
+        if pre.bits <= NARROW_BITS:
+            codes = torch.arange(pre.lo, pre.hi + 1, device=table.bounds.device)
+            c.direct = self._pointer((table(codes) - table.zero_point).to(torch.float32))
+            c.entries = pre.hi - pre.lo + 1
+        c.bounds = self._pointer(table.bounds.to(torch.int64))
+        c.coefficients = self._pointer(table.coefficients.to(torch.int64))
+        c.pre_lo, c.pre_zero = pre.lo, pre.zero_point
+        c.segments, c.degree = table.coefficients.shape[0], table.coefficients.shape[1] - 1
+        c.shift, c.last = table.shift, table.last
+        c.lo, c.hi = table.lo - table.zero_point, table.hi - table.zero_point
+        c.segment_shift, c.scale = table.segment_shift or 0, 2.0**-table.shift
+        return c
+
+    def _pointer(self, tensor: Tensor) -> int:
+        tensor = tensor.contiguous()
+        self._keep.append(tensor)
+        return tensor.data_ptr()
+
+    def read(self, real: str) -> tuple[tuple[int, int, int], int]:
+        """How the tables are read, and the bytes of shared memory they take."""
+        z, r, g = (
+            DISTANT if mode == QUADRATIC and real == "float" else mode for mode in self.modes
+        )
+        size = {
+            DIRECT: lambda i: (self.codes[i] + 1) // 2 * 8,
+            DISTANT: lambda i: 0,
+            QUADRATIC: lambda i: 24 * self.segments[i],
+        }
+        return (z, r, g), sum(size[mode](i) for i, mode in enumerate((z, r, g)))
+
+
+_frozen: weakref.WeakKeyDictionary[FrozenPart, FrozenNumbers] = weakref.WeakKeyDictionary()
+
+
+def frozen_numbers(frozen: FrozenPart) -> FrozenNumbers:
+    """The numbers of a frozen part, made at their first use."""
+    found = _frozen.get(frozen)
+    if found is None:
+        found = _frozen[frozen] = FrozenNumbers(frozen)
+    return found
+
+
+def _mode(table: Table, pre: Quantizer) -> int:
+    """The fastest way to read a table that is exact."""
+    if pre.bits <= EXACT_BITS:
+        return DIRECT
+    if pre.bits > NARROW_BITS or table.segment_shift is None or table.coefficients.shape[1] != 3:
+        return DISTANT
+    length = 1 << table.segment_shift
+    sizes = (
+        abs(c0) + abs(c1) * length + abs(c2) * length**2
+        for c0, c1, c2 in table.coefficients.tolist()
+    )
+    return QUADRATIC if max(sizes) < 1 << 53 else DISTANT
+
+
+def planes_of(bits: int) -> int:
+    """Bytes that codes of a width take inside a kernel."""
+    return 1 if bits <= 8 else 2
+
+
+def byte_offset(q: Quantizer) -> int:
+    """What is taken off codes so that they fit signed bytes, or signed 16 bits."""
+    return 0 if q.signed else 1 << (7 if q.bits <= 8 else 15)
+
+
+def form_of(plan: CellPlan) -> Form:
+    """Which kernels run a plan; looks at widths and frozen numbers only."""
+    w, q, frozen = plan.weights, plan.frozen.quantizers, plan.frozen
+    sums = frozen.sums
+    several = [each for each in sums.values() if len(each.multipliers) > 1]
+    z, r, g = (q[name] for name in PRE_ACTIVATION)
+    one_minus_z = max(abs(frozen.one - (end - z.zero_point)) for end in (z.lo, z.hi))
+    product = max(
+        z.max_abs * plan.h.max_abs, r.max_abs * q["matmul.Rh"].max_abs, one_minus_z * g.max_abs
+    )
+    narrow = (
+        max(each.bits for each in q.values()) <= NARROW_BITS
+        and max(w.bits_W, w.bits_R) <= NARROW_BITS
+        and all(each.tier != "e" for each in several)
+        and max(w.bound_Wx, w.bound_Rh) < 1 << 52
+        and product < 1 << 53
+    )
+    weight_bytes = 1 if w.bits_R <= 8 else 2
+    state_bytes = 1 if plan.h.bits <= 8 else 2
+    in_float = (
+        narrow
+        and weight_bytes == state_bytes == 1
+        and all(each.tier == "a" for each in several)
+        and product < 1 << 24
+        and all(_fits_float(each) for each in sums.values())
+    )
+    real = "float" if in_float else "double"
+    return Form(
+        narrow,
+        real,
+        any(each.tier == "d" for each in several),
+        weight_bytes,
+        state_bytes,
+        q["matmul.Wx"].bits > 8,
+        torch.empty((), dtype=plan.h.container, device="meta").element_size(),
+        *frozen_numbers(frozen).read(real),
+        ("op.rRh" in sums, "op.old_contrib" in sums, "op.new_contrib" in sums),
+    )
+
+
+def _fits_float(each: WeightedSum) -> bool:
+    ratios = (int(M) * 2.0 ** -int(each.shift) for M in each.multipliers)
+    return all(m == 0 or SMALLEST < m < LARGEST for m in ratios)
+
+
+def _sum(each: WeightedSum, real: str) -> ctypes.Structure:
+    c: Any = SUM_C[real]()
+    magic = _MAGIC[real]
+    lo, hi = each.lo - each.zero_point, each.hi - each.zero_point
+    for i, M in enumerate(each.multipliers):
+        c.M[i] = int(M)
+        c.m[i] = _ldexp(int(M), -int(each.shift))
+    c.lo, c.hi, c.low, c.high = magic + lo, magic + hi, lo, hi
+    c.k, c.in_words = int(each.shift), each.tier == "d"
+    return c  # type: ignore[no-any-return]
+
+
+def _ldexp(M: int, exponent: int) -> float:
+    """M * 2^exponent; wide plans, which do not read it, may leave the range."""
+    try:
+        return M * 2.0**exponent
+    except OverflowError:
+        return 0.0

@@ -1,0 +1,69 @@
+"""What is launched and where: kernels by source and macros, grids, and machines to run them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A function of a source, specialized by macros; the same ones are the same object.
+
+    Attributes:
+        source: Name of a .cu file beside this one.
+        function: Its function.
+        macros: Names and values, sorted.
+    """
+
+    source: str
+    function: str
+    macros: tuple[tuple[str, object], ...]
+
+    @classmethod
+    def of(cls, source: str, function: str, macros: Mapping[str, object]) -> Kernel:
+        """From a mapping of macros."""
+        return _kernel(source, function, tuple(sorted(macros.items())))
+
+
+@cache
+def _kernel(source: str, function: str, macros: tuple[tuple[str, object], ...]) -> Kernel:
+    return Kernel(source, function, macros)
+
+
+# kernels without gate arithmetic compile its header, too
+PLAIN = {"QG_WORDS": 0, "QG_RRH": 1, "QG_OLD": 1, "QG_NEW": 1}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How a kernel is spread over a device.
+
+    Attributes:
+        blocks: Blocks in x and in y.
+        threads: Threads of a block.
+        cluster: Blocks in x that form a cluster.
+        shared_bytes: Shared memory of a block.
+    """
+
+    blocks: tuple[int, int]
+    threads: int
+    cluster: int = 1
+    shared_bytes: int = 0
+
+
+class Machine(Protocol):
+    """What runs kernels: a GPU, or in tests the host."""
+
+    def clusters(self) -> Mapping[int, int]:
+        """Blocks of a cluster -> how many such clusters run at once."""
+        ...
+
+    def launch(
+        self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
+    ) -> None:
+        """Start a kernel on the current stream."""
+        ...

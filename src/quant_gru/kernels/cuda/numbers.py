@@ -1,0 +1,211 @@
+"""A plan's numbers as the kernels take them: structures of C, filled on the host without a sync.
+
+What depends on weights stays in tensors on the device; structures hold addresses and scalars.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.integer.weights import power_of_two
+from quant_gru.kernels.cuda.frozen import (
+    LARGEST,
+    SMALLEST,
+    byte_offset,
+    form_of,
+    frozen_numbers,
+    planes_of,
+)
+from quant_gru.kernels.cuda.structures import KINDS, MatrixC
+
+_MOST_BYTES = 1 << 14  # features whose products and bias int32 holds
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured: what is computed then is there after its replay."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+class _kept(cached_property[Any]):
+    """A property that is computed once, and while a graph is captured at every use."""
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None or not capturing(instance.device):
+            return super().__get__(instance, owner)
+        kept = instance.__dict__.get(self.attrname)
+        return self.func(instance) if kept is None else kept
+
+
+class Numbers:
+    """The numbers of one plan on its device."""
+
+    def __init__(self, plan: CellPlan) -> None:
+        # not the plan itself: the numbers are kept as long as its parts, and must not keep them
+        self.form = form_of(plan)
+        self.device = plan.weights.W.device
+        self.H, self.C = plan.hidden_size, plan.input_size
+        self.x, self.h = plan.x, plan.h
+        self._keep: list[Tensor] = []
+        self._fragments: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        q, w = plan.frozen.quantizers, plan.weights
+        self._Wx, self._Rh = q["matmul.Wx"], q["matmul.Rh"]
+        self.x_offset, self.h_offset = byte_offset(self.x), byte_offset(self.h)
+        # a frozen GRU keeps its integers in smaller dtypes
+        self._W, self._R = w.W, w.R
+        self._B = (w.Bw.to(torch.int64), w.Br.to(torch.int64))
+        self._multipliers = (_multipliers(w.Wx), _multipliers(w.Rh))
+        self._shifts = (plan.shift_Bw, plan.shift_Br)
+        self._widths = (w.bits_W, w.bits_R)
+        self.frozen = frozen_numbers(plan.frozen)
+
+    def _pointer(self, tensor: Tensor) -> int:
+        tensor = tensor.contiguous()
+        self._keep.append(tensor)
+        return tensor.data_ptr()
+
+    @_kept
+    def multipliers(self) -> tuple[Tensor, Tensor]:
+        """M / 2^k of the channels of W x and R h, float64 (3H,), exact."""
+        found = []
+        for M, k in self._multipliers:
+            found.append(M.to(torch.float64) * power_of_two(-k))
+        return found[0], found[1]
+
+    def _matrix(self, which: int, codes: Tensor) -> Any:
+        c: Any = MatrixC()
+        operand, out = ((self.x, self._Wx), (self.h, self._Rh))[which]
+        M, k = self._multipliers[which]
+        c.codes, c.kind = self._pointer(codes), KINDS[codes.dtype]
+        c.bias = self._pointer(self._B[which])
+        c.M, c.k = self._pointer(M), self._pointer(k)
+        c.bias_shift, c.zero = self._shifts[which], operand.zero_point
+        c.lo, c.hi = out.lo - out.zero_point, out.hi - out.zero_point
+        c.code_lo = c.lo
+        if self.form.narrow:
+            c.m = self._pointer(self.multipliers[which])
+        return c
+
+    @_kept
+    def W(self) -> Any:
+        """W in rows, for the input projection."""
+        return self._matrix(0, self._W)
+
+    @_kept
+    def transposed(self) -> tuple[Any, Any]:
+        """W and R in columns, for the generic kernel."""
+        W, R = (self._matrix(i, w.t().to(torch.int32)) for i, w in enumerate((self._W, self._R)))
+        return W, R
+
+    @_kept
+    def gemm(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """What products of bytes need of W and of R.
+
+        Returns:
+            For each, int8 (padded features, columns): columns of the first bytes, then, where codes
+            have 16 bits, of the second bytes less 128 and of ones; and int64 (3H,), bias and zero
+            points.
+        """
+        return self._gemm(0), self._gemm(1)
+
+    def _gemm(self, which: int) -> tuple[Tensor, Tensor]:
+        operand, offset = ((self.x, self.x_offset), (self.h, self.h_offset))[which]
+        codes = (self._W, self._R)[which].to(torch.int64)
+        sums = codes.sum(dim=1)
+        folded = self._B[which] + (offset - operand.zero_point) * sums
+        if planes_of(operand.bits) == 2:
+            folded = folded + 128 * sums
+        rows = [codes]
+        if planes_of(self._widths[which]) == 2:
+            rows = [codes >> 8, (codes & 255) - 128, torch.ones_like(codes[:1])]
+        planes = torch.cat(rows)
+        features = codes.shape[1]
+        columns, padded = -(-planes.shape[0] // 8) * 8, -(-max(features, 1) // 16) * 16
+        weights = planes.new_zeros((columns, padded), dtype=torch.int8)
+        weights[: planes.shape[0], :features] = planes.to(torch.int8)
+        return weights.t(), folded
+
+    @property
+    def x_planes(self) -> int:
+        """Bytes of a code of x inside a kernel."""
+        return planes_of(self.x.bits)
+
+    @property
+    def W_planes(self) -> int:
+        """Bytes of a code of W."""
+        return planes_of(self._widths[0])
+
+    @_kept
+    def exact_float(self) -> tuple[Tensor, Tensor]:
+        """int32 scalars: float32 holds every accumulator and multiplier of W x, of R h."""
+        found = []
+        for which, (codes, operand) in enumerate(((self._W, self.x), (self._R, self.h))):
+            sums = codes.to(torch.int64).abs().sum(dim=1)
+            reach = sums * operand.max_abs + self._B[which].abs()
+            m = self.multipliers[which]
+            fits = (m == 0) | ((m > SMALLEST) & (m < LARGEST))
+            found.append(((reach < 1 << 24) & fits).all().to(torch.int32))
+        return found[0], found[1]
+
+    @property
+    def projects_bytes(self) -> bool:
+        """Whether W x has codes of one byte, and sums that int32 holds."""
+        return self.x_planes == self.W_planes == 1 and self.C <= _MOST_BYTES
+
+    @_kept
+    def of_bytes(self) -> tuple[Tensor, Tensor]:
+        """Bias and zero points of W x as int32 (3H,), and its multipliers as float32 (3H,)."""
+        return self.gemm[0][1].to(torch.int32), self.multipliers[0].to(torch.float32)
+
+    def fragments(self, features: int, units: int) -> tuple[Tensor, Tensor, Tensor]:
+        """R as the matrix instruction's A operand, and its bias and multipliers.
+
+        Args:
+            features: H padded to a multiple of 64.
+            units: H padded to a multiple of 16.
+
+        Returns:
+            int32 [plane][group of 16 units][block of 64 features][half][gate][register][lane];
+            float64 (3, units), bias and zero point in accumulator units; float64 (3, units), m.
+        """
+        kept = self._fragments.get((features, units))
+        if kept is None:
+            kept = self._pack(features, units)
+            if not capturing(self.device):
+                self._fragments[features, units] = kept
+        return kept
+
+    def _pack(self, features: int, units: int) -> tuple[Tensor, Tensor, Tensor]:
+        H = self.H
+        R = self._R.to(torch.int64).reshape(3, H, H)
+        padded = R.new_zeros((3, units, features))
+        padded[:, :H, :H] = R
+        planes = [padded]
+        if self.form.weight_bytes == 2:
+            # the low byte is unsigned; as bits it is the same
+            planes = [(padded & 255) - ((padded & 128) << 1), padded >> 8]
+        bytes_ = torch.stack(planes).to(torch.int8)
+        # unit = 16 group + 8 row8 + lane8, feature = 64 block + 16 quad + 8 j + 4 half + i
+        split = bytes_.reshape(len(planes), 3, units // 16, 2, 8, features // 64, 4, 2, 2, 4)
+        ordered = split.permute(0, 2, 5, 7, 1, 8, 3, 4, 6, 9).contiguous()
+        fragments = ordered.flatten().view(torch.int32)
+        sums = R.sum(dim=2)
+        folded = self._B[1].reshape(3, H) + (self.h_offset - self.h.zero_point) * sums
+        bias = folded.new_zeros((3, units), dtype=torch.float64)
+        m = torch.zeros_like(bias)
+        bias[:, :H] = folded.to(torch.float64)
+        m[:, :H] = self.multipliers[1].reshape(3, H)
+        return fragments, bias, m
+
+
+def _multipliers(each: WeightedSum) -> tuple[Tensor, Tensor]:
+    """M and k of all channels, int64 (3H,)."""
+    (M,), k = each.multipliers, each.shift
+    assert isinstance(M, Tensor)
+    assert isinstance(k, Tensor)
+    return M.to(torch.int64), k.to(torch.int64)

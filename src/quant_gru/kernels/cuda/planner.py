@@ -1,0 +1,212 @@
+"""How a recurrence is laid over a GPU: blocks of a cluster, rows of a tile, warps of a group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from quant_gru._errors import QuantGRUError
+from quant_gru.kernels.cuda.frozen import Form
+from quant_gru.kernels.cuda.launch import Grid, Kernel
+
+VARIABLE = "QUANT_GRU_CUDA_SHAPE"
+_REGISTERS = 65536  # of a multiprocessor
+_MOST_THREADS = 512
+# registers of a thread beside its weights: the gate arithmetic of one element and of four
+_BESIDE = {1: 72, 2: 88, 4: 112}
+_FEWEST = 32  # with fewer, a thread is busy with nothing but spilled registers
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One way to run a recurrence.
+
+    Attributes:
+        features: H padded, as the operand of R.
+        units: H padded, as rows of R.
+        blocks: Blocks of a cluster.
+        split: Warps that share the features of 16 units: 1 or 2.
+        spread: Warps that repeat the products of 16 units and share their gates: 1 or 2.
+        rows: Rows of a tile: 1, 2, 4 or 8.
+    """
+
+    features: int
+    units: int
+    blocks: int
+    split: int
+    spread: int
+    rows: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.units // self.blocks // 16 * self.split * self.spread * 32
+
+    @property
+    def elements(self) -> int:
+        """Elements of a thread."""
+        return max(1, self.rows // 2 // (self.split * self.spread))
+
+    def tiles(self, N: int) -> int:
+        """Clusters that N rows take."""
+        return -(-N // self.rows)
+
+    def weight_registers(self, form: Form) -> int:
+        """Registers of a thread that hold weights."""
+        return 12 * (self.features // 32) // self.split * form.weight_bytes
+
+    def fits(self, form: Form) -> bool:
+        """Whether a block's weights stay in registers."""
+        allowed = min(255, _REGISTERS // self.threads)
+        return self.threads <= _MOST_THREADS and self.weight_registers(form) + _FEWEST <= allowed
+
+    def spilled(self, form: Form) -> int:
+        """Registers of a thread that are too many, an estimate."""
+        allowed = min(255, _REGISTERS // self.threads)
+        beside = _BESIDE[self.elements] * (form.state_bytes + 1) // 2
+        return max(0, self.weight_registers(form) + beside - allowed)
+
+    def macros(self, form: Form, H: int, directions: int) -> dict[str, object]:
+        """What recurrent.cu is specialized on."""
+        return {
+            "KP": self.features,
+            "UP": self.units,
+            "CL": self.blocks,
+            "KS": self.split,
+            "SPREAD": self.spread,
+            "NB": self.rows,
+            "HP": form.state_bytes,
+            "WP": form.weight_bytes,
+            "WX": 2 if form.wide_input else 1,
+            "OUT": form.out_bytes,
+            "REAL": form.real,
+            "QG_WORDS": int(form.words),
+            **dict(zip(("TZ", "TR", "TG"), form.tables, strict=True)),
+            "COPY": copied_bytes(form, H),
+            "DIRS": directions,
+            **form.products,
+        }
+
+    def shared_bytes(self, form: Form) -> int:
+        """Shared memory of a block."""
+        stride = -(-max(self.features, self.units) // 128) * 128 + 64
+        groups = self.units // self.blocks // 16
+        sets = form.state_bytes + form.weight_bytes - 1
+        state = 2 * form.state_bytes * self.rows * stride
+        exchange = 4 * 2 * groups * 2 * sets * 3 * self.elements * 32 if self.split == 2 else 0
+        halves = self.split * self.spread
+        owned = max(1, self.rows // halves)
+        stage = 2 * groups * halves * form.state_bytes * owned * 16
+        return state + exchange + (stage if self.blocks > 1 else 0) + 16 + form.table_bytes
+
+
+@lru_cache(maxsize=4096)
+def layout(shape: Shape, form: Form, H: int, N: int, directions: int) -> tuple[Kernel, Grid]:
+    """What to launch for N rows of H units."""
+    kernel = Kernel.of("recurrent", "recurrent", shape.macros(form, H, directions))
+    blocks = (shape.tiles(N) * shape.blocks, directions)
+    return kernel, Grid(blocks, shape.threads, shape.blocks, shape.shared_bytes(form))
+
+
+def copied_bytes(form: Form, H: int) -> int:
+    """Bytes of states that a thread writes at once: 16 or 4 where rows are aligned, otherwise 0."""
+    if form.out_bytes != form.state_bytes:
+        return 0
+    if H * form.state_bytes % 16 == 0:
+        return 16
+    return 4 if form.state_bytes == 1 and H % 4 == 0 else 0
+
+
+def make_shape(H: int, blocks: int, split: int, spread: int, rows: int) -> Shape:
+    """The shape of H units, padded as it has to be."""
+    features = -(-H // (64 * split)) * 64 * split
+    units = -(-H // (16 * blocks)) * 16 * blocks
+    return Shape(features, units, blocks, split, spread, rows)
+
+
+def candidates(form: Form, H: int, clusters: Mapping[int, int]) -> Iterator[Shape]:
+    """Shapes that a device can run.
+
+    Args:
+        form: The plan's structure.
+        H: Units.
+        clusters: Blocks of a cluster -> how many such clusters the device holds at once.
+    """
+    for blocks in clusters:
+        if blocks > 1 and H < 16 * blocks:
+            continue
+        for split, spread in ((1, 1), (1, 2), (2, 1)):
+            for rows in (1, 2, 4, 8):
+                shape = make_shape(H, blocks, split, spread, rows)
+                if shape.fits(form) and rows >= spread:
+                    yield shape
+
+
+def choose(
+    form: Form, H: int, N: int, directions: int, clusters: Mapping[int, int]
+) -> Shape | None:
+    """The shape with the least estimated time, or None where weights do not fit registers.
+
+    `QUANT_GRU_CUDA_SHAPE=blocks,split,spread,rows` overrides the choice.
+    """
+    if not form.narrow:
+        return None
+    wanted = os.environ.get(VARIABLE)
+    if wanted:
+        return _override(wanted, form, H, clusters)
+    return _fastest(form, H, N, directions, tuple(clusters.items()))
+
+
+@lru_cache(maxsize=4096)
+def _fastest(
+    form: Form, H: int, N: int, directions: int, clusters: tuple[tuple[int, int], ...]
+) -> Shape | None:
+    best: tuple[float, Shape] | None = None
+    resident = dict(clusters)
+    for shape in candidates(form, H, resident):
+        waves = -(-shape.tiles(N) * directions // max(resident[shape.blocks], 1))
+        time = waves * step_time(shape, form)
+        if best is None or time < best[0]:
+            best = (time, shape)
+    return best[1] if best else None
+
+
+def step_time(shape: Shape, form: Form) -> float:
+    """Estimated nanoseconds of a step: within 8 % (rms) of measurements on an H200."""
+    busy = max(1.0, shape.threads / 128)  # warps of one scheduler
+    steps = shape.features / 32 / shape.split * form.weight_bytes * form.state_bytes
+    # matrix instructions wait for each other within a warp, and for their turn among warps
+    time = steps * max(12.7, 9.7 * busy)
+    fixed, each = (239.0, 59.0) if form.real == "float" else (398.0, 206.0)
+    time += fixed + each * shape.elements * busy**0.92
+    kilobytes = shape.units * shape.rows * form.state_bytes / 1024
+    if shape.blocks > 1:
+        time += 77 + 2.3 * shape.blocks + (72 + 2.8 * shape.blocks) * kilobytes
+    if shape.split == 2:
+        time += 47 + 4.6 * busy
+    spilled = shape.spilled(form)
+    return float(time + 1.6 * spilled + 0.05 * spilled**2)
+
+
+def _override(wanted: str, form: Form, H: int, clusters: Mapping[int, int]) -> Shape:
+    try:
+        blocks, split, spread, rows = (int(part) for part in wanted.split(","))
+    except ValueError:
+        raise QuantGRUError(
+            f"Expected {VARIABLE} to be blocks,split,spread,rows, got {wanted!r}"
+        ) from None
+    allowed = blocks in clusters and rows in (1, 2, 4, 8)
+    if not allowed or (split, spread) not in ((1, 1), (1, 2), (2, 1)):
+        raise QuantGRUError(
+            f"Expected {VARIABLE} to have {', '.join(map(str, clusters))} blocks (of this device), "
+            f"at most two warps in all and 1, 2, 4 or 8 rows, got {wanted!r}"
+        )
+    shape = make_shape(H, blocks, split, spread, rows)
+    if not shape.fits(form) or rows < spread:
+        raise QuantGRUError(
+            f"Expected {VARIABLE} to be a shape whose weights fit registers, got {wanted!r} for "
+            f"{H} units"
+        )
+    return shape

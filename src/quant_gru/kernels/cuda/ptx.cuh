@@ -1,0 +1,121 @@
+// The instructions that CUDA C++ has no name for.
+#ifndef QUANT_GRU_PTX_CUH
+#define QUANT_GRU_PTX_CUH
+
+#include "fixed_point.h"
+
+#ifndef QG_HOST  // a host that runs kernels brings its own
+
+// d += a * b over k = 32, bytes; rows of a: 16, columns of b: 8. The first two flags say which
+// operand has unsigned bytes.
+template <bool kUnsignedA, bool kUnsignedB>
+inline void mma(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#define QG_MMA(A, B)                                                          \
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32." A "." B             \
+                 ".s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])             \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+    if (kUnsignedA && kUnsignedB)
+        QG_MMA("u8", "u8");
+    else if (kUnsignedA)
+        QG_MMA("u8", "s8");
+    else if (kUnsignedB)
+        QG_MMA("s8", "u8");
+    else
+        QG_MMA("s8", "s8");
+#undef QG_MMA
+}
+
+// A barrier of some warps of a block.
+inline void sync_threads(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// 8388608 + an unsigned part of a word: byte `i`, or 16 bits from byte `i` on.
+inline float byte_as_float(uint32_t word, int i) {
+    return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440u + i));
+}
+inline float half_as_float(uint32_t word, int i) {
+    return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7400u + i + ((i + 1) << 4)));
+}
+
+// Bytes i and i + 1 of two words, alternating, the first word's first.
+inline uint32_t interleave(uint32_t low, uint32_t high, int i) {
+    return __byte_perm(low, high, i ? 0x7362 : 0x5140);
+}
+
+inline uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+inline uint32_t cluster_rank() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+inline void cluster_sync() {
+    asm volatile(
+        "barrier.cluster.arrive.release.aligned;\n"
+        "barrier.cluster.wait.acquire.aligned;" ::
+            : "memory");
+}
+
+inline void barrier_init(uint64_t *barrier) {
+    asm volatile(
+        "mbarrier.init.shared::cta.b64 [%0], 1;\n"
+        "fence.mbarrier_init.release.cluster;" ::"r"(shared_address(barrier))
+        : "memory");
+}
+
+// Arrives, and announces how many bytes this phase receives.
+inline void barrier_expect(uint64_t *barrier, uint32_t bytes) {
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+        "r"(bytes)
+        : "memory");
+}
+
+inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+}
+
+inline uint32_t address_in(uint32_t address, uint32_t rank) {
+    uint32_t remote;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+    return remote;
+}
+
+// Writes 16 or 8 bytes into another block of the cluster and counts them on its barrier; `to` and
+// `barrier` are this block's addresses of the same things.
+inline void send(void *to, uint64_t *barrier, uint32_t rank, const uint4 &v) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, "
+        "[%5];" ::"r"(address_in(shared_address(to), rank)),
+        "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(address_in(shared_address(barrier), rank))
+        : "memory");
+}
+inline void send(void *to, uint64_t *barrier, uint32_t rank, const uint2 &v) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(
+            address_in(shared_address(to), rank)),
+        "r"(v.x), "r"(v.y), "r"(address_in(shared_address(barrier), rank))
+        : "memory");
+}
+
+// The value of the lane whose number differs in the bits of `mask`.
+inline int64_t shuffle_xor(int64_t v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+
+// IEEE division, whatever the options.
+inline float divided(float a, float b) { return __fdiv_rn(a, b); }
+
+inline bool any_lane(bool v) { return __any_sync(0xffffffffu, v); }
+
+#endif
+#endif

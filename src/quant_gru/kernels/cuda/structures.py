@@ -1,0 +1,99 @@
+"""The structures of C that kernels take, field by field as in the sources beside this file."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+# Fields of a cell -> operators whose weighted sums they hold.
+SUMS = {
+    "z_pre": "gate.z_pre",
+    "r_pre": "gate.r_pre",
+    "rRh": "op.rRh",
+    "g_pre": "gate.g_pre",
+    "old_contrib": "op.old_contrib",
+    "new_contrib": "op.new_contrib",
+    "h": "output.h",
+}
+KINDS = {torch.int8: 0, torch.uint8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4}
+_REAL = {"float": ctypes.c_float, "double": ctypes.c_double}
+
+
+def structure(name: str, **fields: Any) -> type[ctypes.Structure]:
+    """A structure of C with these fields, in order."""
+    return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
+
+
+def _all(kind: Any, names: str) -> dict[str, Any]:
+    return dict.fromkeys(names.split(), kind)
+
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+
+SequenceC = structure(
+    "SequenceC",
+    **_all(_POINTER, "x h0 out last lengths workspace"),
+    **_all(_INT, "x_kind h_kind T N C H reverse"),
+)
+MatrixC = structure(
+    "MatrixC",
+    **_all(_POINTER, "codes bias M k m"),
+    **_all(_INT, "kind bias_shift zero lo hi code_lo"),
+)
+TableC = structure(
+    "TableC",
+    **_all(_POINTER, "direct bounds coefficients"),
+    **_all(_INT, "entries pre_lo pre_zero segments degree shift last segment_shift lo hi"),
+    scale=ctypes.c_double,
+)
+SUM_C = {
+    name: structure(
+        f"Sum_{name}",
+        m=real * 2,
+        lo=real,
+        hi=real,
+        M=_INT * 2,
+        **_all(_INT, "k low high in_words"),
+    )
+    for name, real in _REAL.items()
+}
+CELL_C = {
+    name: structure(
+        f"Cell_{name}",
+        **dict.fromkeys(SUMS, SUM_C[name]),
+        **_all(TableC, "z r g"),
+        **_all(real, "one Rh_lo Rh_hi Wx_offset"),
+        **_all(_INT, "h_zero h_offset one_integer"),
+    )
+    for name, real in _REAL.items()
+}
+GenericC = structure("GenericC", s=SequenceC, W=MatrixC, R=MatrixC, cell=CELL_C["double"])
+ProjectC = structure(
+    "ProjectC",
+    s=SequenceC,
+    W=MatrixC,
+    **_all(_POINTER, "folded product bytes Wx"),
+    **_all(_INT, "planes_x planes_W columns padded_C x_offset NB tiles groups wide"),
+    **_all(_POINTER, "folded_bytes m exact_float"),
+)
+RECURRENT_C = {
+    name: structure(
+        f"Recurrent_{name}",
+        s=SequenceC,
+        **_all(_POINTER, "weights Wx bias m exact_float"),
+        cell=CELL_C[name],
+    )
+    for name in _REAL
+}
+STEP_C = {
+    name: structure(
+        f"Step_{name}",
+        s=SequenceC,
+        **_all(_POINTER, "m folded product bytes Wx"),
+        **_all(_INT, "planes_h planes_R columns padded_H groups wide t before"),
+        cell=CELL_C[name],
+    )
+    for name in _REAL
+}

@@ -1,0 +1,264 @@
+// Runs kernels on the host: every thread of a cluster is a fiber, and whatever waits for others
+// yields. Enough of CUDA for the kernels of this package, instruction wrappers included.
+#pragma once
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#define QG_HOST
+#define __global__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define QG_SHARED(name) unsigned char *const name = host::self->block->shared.data()
+
+struct uint2 {
+    uint32_t x, y;
+};
+struct alignas(16) uint4 {
+    uint32_t x, y, z, w;
+};
+struct Index {
+    unsigned x, y;
+};
+
+namespace host {
+
+struct Barrier {
+    int waiting = 0;
+    long generation = 0;
+};
+
+struct Transfers {  // an mbarrier
+    long bytes = 0, expected = 0;
+    bool arrived = false;
+    long phase = 0;
+};
+
+struct Warp {
+    uint32_t a[32][4], b[32][2];
+    int64_t values[32];
+    Barrier barrier;
+};
+
+struct Block {
+    Index index;
+    int rank;
+    std::vector<unsigned char> shared;
+    Barrier all, named[16], cluster;
+    std::vector<Warp> warps;
+    Transfers transfers[2];
+};
+
+struct Fiber {
+    ucontext_t context;
+    jmp_buf jump;
+    bool started = false;
+    std::vector<char> stack;
+    Block *block;
+    unsigned thread;
+    bool done = false;
+};
+
+inline Fiber *self;
+inline ucontext_t scheduler;
+inline jmp_buf scheduler_jump;
+inline std::vector<Block> *cluster;
+inline Barrier cluster_barrier;
+inline Index grid;
+inline unsigned block_threads;
+inline std::function<void()> body;
+
+// jumps between fibers: contexts are only switched at a fiber's first turn, as that costs a call
+// into the system
+inline void yield() {
+    if (!_setjmp(self->jump)) _longjmp(scheduler_jump, 1);
+}
+inline void resume(Fiber &f) {
+    self = &f;
+    if (_setjmp(scheduler_jump)) return;
+    if (f.started) _longjmp(f.jump, 1);
+    f.started = true;
+    swapcontext(&scheduler, &f.context);
+}
+
+inline void wait(Barrier &b, int count) {
+    const long mine = b.generation;
+    if (++b.waiting == count) {
+        b.waiting = 0;
+        ++b.generation;
+        return;
+    }
+    while (b.generation == mine) yield();
+}
+
+inline void entry() {
+    body();
+    self->done = true;
+    yield();
+}
+
+inline Warp &warp() { return self->block->warps[self->thread / 32]; }
+inline void sync_warp() { wait(warp().barrier, 32); }
+
+inline void run(std::function<void()> kernel, int blocks_x, int blocks_y, int threads, int size,
+                size_t shared) {
+    body = kernel;
+    grid = {unsigned(blocks_x), unsigned(blocks_y)};
+    block_threads = unsigned(threads);
+    for (int y = 0; y < blocks_y; ++y)
+        for (int first = 0; first < blocks_x; first += size) {
+            std::vector<Block> blocks(size);
+            cluster = &blocks;
+            cluster_barrier = Barrier();
+            std::vector<Fiber> fibers(size_t(size) * threads);
+            for (int i = 0; i < size; ++i) {
+                blocks[i].index = {unsigned(first + i), unsigned(y)};
+                blocks[i].rank = i;
+                blocks[i].shared.assign(shared + 64, 0xA5);  // poison
+                blocks[i].warps.resize((threads + 31) / 32);
+            }
+            for (size_t i = 0; i < fibers.size(); ++i) {
+                Fiber &f = fibers[i];
+                f.block = &blocks[i / threads];
+                f.thread = unsigned(i % threads);
+                f.stack.resize(96 << 10);
+                getcontext(&f.context);
+                f.context.uc_stack.ss_sp = f.stack.data();
+                f.context.uc_stack.ss_size = f.stack.size();
+                f.context.uc_link = nullptr;
+                makecontext(&f.context, entry, 0);
+            }
+            for (bool running = true; running;) {
+                running = false;
+                for (Fiber &f : fibers)
+                    if (!f.done) {
+                        running = true;
+                        resume(f);
+                    }
+            }
+        }
+}
+
+}  // namespace host
+
+#define threadIdx (Index{host::self->thread, 0})
+#define blockIdx (host::self->block->index)
+#define blockDim (Index{host::block_threads, 1})
+#define gridDim (host::grid)
+
+inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline int32_t __float_as_int(float v) {
+    int32_t i;
+    std::memcpy(&i, &v, 4);
+    return i;
+}
+inline int32_t __double2loint(double v) {
+    int64_t i;
+    std::memcpy(&i, &v, 8);
+    return int32_t(i);
+}
+inline void __syncthreads() { host::wait(host::self->block->all, int(host::block_threads)); }
+inline void __syncwarp() { host::sync_warp(); }
+
+template <bool kUnsignedA, bool kUnsignedB>
+inline void mma(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    host::Warp &w = host::warp();
+    const int lane = int(host::self->thread % 32);
+    for (int i = 0; i < 4; ++i) w.a[lane][i] = a[i];
+    w.b[lane][0] = b0;
+    w.b[lane][1] = b1;
+    host::sync_warp();
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+        for (int k = 0; k < 32; ++k) {
+            const int half = k / 16, quad = k % 16 / 4, shift = 8 * (k % 4);
+            const uint32_t x = w.a[row % 8 * 4 + quad][row / 8 + 2 * half] >> shift & 255;
+            const uint32_t y = w.b[column * 4 + quad][half] >> shift & 255;
+            d[i] += (kUnsignedA ? int(x) : int(int8_t(x))) * (kUnsignedB ? int(y) : int(int8_t(y)));
+        }
+    }
+    host::sync_warp();
+}
+
+inline void sync_threads(int id, int threads) { host::wait(host::self->block->named[id], threads); }
+inline float byte_as_float(uint32_t word, int i) {
+    return 8388608.f + float(word >> (8 * i) & 255);
+}
+inline float half_as_float(uint32_t word, int i) {
+    return 8388608.f + float(word >> (8 * i) & 65535);
+}
+inline uint32_t interleave(uint32_t low, uint32_t high, int i) {
+    const auto byte = [](uint32_t v, int at) { return v >> (8 * at) & 255; };
+    return byte(low, i) | byte(high, i) << 8 | byte(low, i + 1) << 16 | byte(high, i + 1) << 24;
+}
+inline uint32_t cluster_rank() { return uint32_t(host::self->block->rank); }
+inline void cluster_sync() {
+    host::wait(host::cluster_barrier, int(host::cluster->size() * host::block_threads));
+}
+
+inline host::Transfers &transfers(host::Block &b, uint64_t *barrier) {
+    const size_t at = size_t((unsigned char *)barrier - host::self->block->shared.data());
+    return b.transfers[at / 8 % 2];
+}
+inline void settle(host::Transfers &t) {
+    if (t.arrived && t.bytes == t.expected) {
+        t.bytes = t.expected = 0;
+        t.arrived = false;
+        ++t.phase;
+    }
+}
+inline void barrier_init(uint64_t *) {}
+inline void barrier_expect(uint64_t *barrier, uint32_t bytes) {
+    host::Transfers &t = transfers(*host::self->block, barrier);
+    if (t.arrived) std::abort();
+    t.expected = bytes;
+    t.arrived = true;
+    settle(t);
+}
+inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
+    host::Transfers &t = transfers(*host::self->block, barrier);
+    while (uint32_t(t.phase & 1) == parity) host::yield();
+}
+template <class Vector>
+inline void send(void *to, uint64_t *barrier, uint32_t rank, const Vector &v) {
+    host::Block &mine = *host::self->block, &peer = (*host::cluster)[rank];
+    const size_t at = size_t((unsigned char *)to - mine.shared.data());
+    if (at % sizeof(Vector)) std::abort();
+    std::memcpy(peer.shared.data() + at, &v, sizeof(Vector));
+    host::Transfers &t = transfers(peer, barrier);
+    t.bytes += long(sizeof(Vector));
+    settle(t);
+}
+inline int64_t shuffle_xor(int64_t v, int mask) {
+    host::Warp &w = host::warp();
+    const int lane = int(host::self->thread % 32);
+    w.values[lane] = v;
+    host::sync_warp();
+    const int64_t found = w.values[lane ^ mask];
+    host::sync_warp();
+    return found;
+}
+
+inline float divided(float a, float b) { return a / b; }
+inline float __int_as_float(int32_t i) {
+    float v;
+    std::memcpy(&v, &i, 4);
+    return v;
+}
+inline bool any_lane(bool v) {
+    int64_t any = v;
+    for (int mask = 16; mask; mask >>= 1) any |= shuffle_xor(any, mask);
+    return any;
+}

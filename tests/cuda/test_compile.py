@@ -1,0 +1,161 @@
+"""Every kernel compiles without a GPU, and compiled kernels are kept safely on disk."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from quant_gru import QuantGRUError
+from quant_gru.kernels.cuda import cache, compiler, planner
+from quant_gru.kernels.cuda.frozen import Form
+from quant_gru.kernels.cuda.launch import PLAIN
+
+pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
+
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
+BYTES = Form(True, "float", False, 1, 1, False, 1, (0, 0, 0), 3072, (True, True, True))
+FORMS = {
+    "w8a8": BYTES,
+    "w8a8-fused": Form(True, "float", False, 1, 1, False, 1, (0, 0, 0), 3072, (False,) * 3),
+    "w8a16": Form(True, "double", False, 1, 2, True, 2, (2, 2, 2), 18432, (True,) * 3),
+    "w8a16-words": Form(True, "double", True, 1, 2, True, 4, (1, 0, 2), 9216, (False,) * 3),
+    "w16a16": Form(True, "double", False, 2, 2, True, 2, (2, 2, 2), 18432, (True,) * 3),
+    "w16a8": Form(True, "double", False, 2, 1, False, 1, (0, 0, 0), 3072, (True,) * 3),
+}
+# blocks, split, spread, rows
+SHAPES = [(1, 1, 1, 8), (1, 1, 2, 2), (4, 1, 2, 8), (4, 2, 1, 4), (16, 2, 1, 2)]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+
+
+def variants(arch):
+    yield "probe", {}
+    yield "project", PLAIN
+    yield "border", PLAIN
+    yield "generic", {"QG_WORDS": 1, **BYTES.products}
+    for real in ("float", "double"):
+        yield "step", {"REAL": real, "QG_WORDS": int(real == "double"), **BYTES.products}
+    for index, form in enumerate(FORMS.values()):
+        for place, (blocks, split, spread, rows) in enumerate(SHAPES):
+            # every form in one shape, every shape in one form
+            if (index == 0 or place == index - 1) and (blocks == 1 or arch != "sm_80"):
+                shape = planner.make_shape(96 if blocks < 16 else 256, blocks, split, spread, rows)
+                yield "recurrent", shape.macros(form, 96, 1 + place % 2)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_kernel_compiles(arch):
+    jobs = list(variants(arch))
+    with ThreadPoolExecutor(2) as pool:
+        codes = list(pool.map(lambda job: compiler.machine_code(*job, arch), jobs))
+    assert all(code.startswith(b"\x7fELF") for code in codes)
+
+
+def test_an_error_carries_the_compilers_log():
+    with pytest.raises(QuantGRUError, match=r"(?s)NVRTC .* broken.cu .*undefined_name"):
+        compiler.compile_source("broken", "int x = undefined_name;", ("-arch=sm_90",))
+
+
+def test_the_second_time_comes_from_disk(monkeypatch):
+    first = compiler.machine_code("probe", {}, "sm_90a")
+    monkeypatch.setattr(compiler, "compile_source", lambda *_: pytest.fail("compiled again"))
+    assert compiler.machine_code("probe", {}, "sm_90a") == first
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", None, "content"])
+def test_a_damaged_entry_is_compiled_again(damage):
+    code = compiler.machine_code("probe", {}, "sm_90a")
+    (path,) = cache.entries()
+    whole = path.read_bytes()
+    if damage is None:
+        path.write_bytes(whole[:-1])
+    elif damage == "content":
+        path.write_bytes(whole[:40] + bytes([whole[40] ^ 1]) + whole[41:])
+    else:
+        path.write_bytes(damage)
+    assert compiler.machine_code("probe", {}, "sm_90a") == code
+    assert path.read_bytes() == whole
+
+
+def test_the_key_has_everything_that_decides(monkeypatch):
+    for macros, arch in (({}, "sm_90a"), ({"A": 1}, "sm_90a"), ({"A": 2}, "sm_90a"), ({}, "sm_80")):
+        compiler.machine_code("probe", macros, arch)
+    assert len(list(cache.entries())) == 4
+    monkeypatch.setattr(compiler, "version", lambda: "99.9")
+    compiler.machine_code("probe", {}, "sm_90a")
+    assert len(list(cache.entries())) == 5
+    assert cache.key(["ab", "c"]) != cache.key(["a", "bc"])
+
+
+def test_processes_may_write_at_once():
+    program = (
+        "from quant_gru.kernels.cuda import compiler;"
+        "print(len(compiler.machine_code('probe', {}, 'sm_90a')))"
+    )
+    running = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    sizes = {process.communicate()[0] for process in running}
+    assert len(sizes) == 1
+    (path,) = cache.entries()
+    assert cache.load(path.stem) is not None
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file" / "cache"))
+    assert compiler.machine_code("probe", {}, "sm_90a").startswith(b"\x7fELF")
+    assert not list(cache.entries())
+
+
+def test_where_the_cache_lies(monkeypatch, tmp_path):
+    assert cache.folder() == tmp_path / "cache"
+    monkeypatch.delenv(cache.VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.folder() == tmp_path / "quant-gru"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache.folder().parts[-2:] == (".cache", "quant-gru")
+
+
+def test_without_nvrtc_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    compiler.version.cache_clear()
+    assert not compiler.available()
+    with pytest.raises(QuantGRUError, match="pip install cuda-bindings nvidia-cuda-nvrtc"):
+        compiler.version()
+
+
+@pytest.mark.parametrize(
+    "wanted", ["4", "3,1,1,8", "4,1,1,8", "1,2,2,8", "1,1,1,16", "1,1,2,1", "a,b,c,d"]
+)
+def test_the_shape_override_is_checked(monkeypatch, wanted):
+    monkeypatch.setenv(planner.VARIABLE, wanted)
+    with pytest.raises(QuantGRUError, match=planner.VARIABLE):
+        planner.choose(BYTES, 64, 8, 1, {1: 132})
+
+
+RESIDENT = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("H", [1, 16, 64, 100, 128, 256, 300, 512, 1024, 2048])
+def test_the_planner_finds_a_shape_that_fits(form, H):
+    for clusters in (RESIDENT, {1: 108}):
+        for N in (1, 8, 500):
+            shape = planner.choose(form, H, N, 2, clusters)
+            if shape is None:
+                assert H > (181 if form.weight_bytes == 2 else 256)
+                continue
+            assert shape.fits(form)
+            assert shape.blocks in clusters
+            assert min(shape.features, shape.units) >= H
+            assert shape.shared_bytes(form) < 200 << 10
+            assert shape.blocks > 1 or shape.shared_bytes(form) < 99 << 10
+    assert (planner.choose(form, H, 8, 1, RESIDENT) is None) == (
+        H > (512 if form.weight_bytes == 2 else 1024)
+    )

@@ -1,0 +1,197 @@
+"""The CUDA kernels on the host, thread by thread, against the reference: no GPU needed.
+
+All but memory ordering between threads is tested here: layouts, padding, exchange between blocks,
+the split of sums, the gate arithmetic and its tables.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from quant_gru import QuantConfig, QuantGRU, QuantGRUError
+from quant_gru.integer import reference
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.kernels.cuda import border, executor, planner
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+from host_machine import COMPILER, Host
+from random_plans import random_case
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+
+# kind, first seed, seeds, blocks, split, spread, rows
+SWEEP = [
+    ("w8a8", 0, 3, "1,1,1,8"),
+    ("w8a8", 3, 2, "2,2,1,8"),
+    ("w8a8", 5, 2, "4,1,2,4"),
+    ("w8a8", 7, 2, "1,1,1,1"),
+    ("w8a16", 0, 2, "1,1,1,4"),
+    ("w8a16", 2, 2, "2,2,1,2"),
+    ("w16a16", 0, 2, "2,1,2,8"),
+    ("w16a16", 2, 2, "1,1,1,2"),
+    ("mixed", 0, 2, "1,1,1,8"),
+    ("wide", 0, 4, None),
+]
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    return Host(tmp_path_factory.mktemp("kernels"))
+
+
+def same(got, expected):
+    return all(
+        ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+        for ours, theirs in zip(got, expected, strict=True)
+    )
+
+
+def quantized(config, C, H, **options):
+    gru = QuantGRU(C, H, config=config, **options).eval()
+    gru.calibrate(torch.randn(12, 4, C))
+    gru.finalize_calibration()
+    return gru._plan().cells[0]
+
+
+def codes(quantizer, *shape):
+    return torch.randint(quantizer.lo, quantizer.hi + 1, shape).to(quantizer.container)
+
+
+@pytest.mark.parametrize(("kind", "first", "count", "shape"), SWEEP)
+def test_random_plans(host, monkeypatch, kind, first, count, shape):
+    if shape:
+        monkeypatch.setenv(planner.VARIABLE, shape)
+    for seed in range(first, first + count):
+        case = random_case(seed, kind)
+        expected = reference.run(case.plan, case.x, case.h0, case.lengths, case.reverse)
+        got = executor.run(case.plan, case.x, case.h0, case.lengths, case.reverse, machine=host)
+        assert same(got, expected), f"seed {seed}"
+
+
+@pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])
+def test_a_product_of_bytes_projects_the_input(host, monkeypatch, config):
+    """More rows than the small kernel takes, C and H of no tile, unsigned codes."""
+    monkeypatch.setenv(planner.VARIABLE, "1,1,1,8")
+    chosen = getattr(QuantConfig, config)()
+    for name in ("input.x", "output.h"):
+        chosen = chosen.replace(name, is_unsigned=True, is_symmetric=False)
+    (plan,) = quantized(chosen, 21, 20)
+    x, h0 = codes(plan.x, 6, 13, 21), codes(plan.h, 13, 20)
+    lengths = torch.randint(1, 7, (13,))
+    host.launched.clear()
+    got = executor.run(plan, x, h0, lengths, machine=host)
+    finish = "finish_bytes" if config == "int8" else "finish"
+    assert [name for name, _ in host.launched] == ["split", finish, "recurrent"]
+    assert same(got, reference.run(plan, x, h0, lengths))
+
+
+def test_both_directions_share_a_launch(host, monkeypatch):
+    monkeypatch.setenv(planner.VARIABLE, "2,1,1,4")
+    plans = quantized(QuantConfig.int8(), 5, 32, bidirectional=True)
+    x = codes(plans[0].x, 5, 6, 5)
+    h0 = codes(plans[0].h, 6, 32)
+    directions = [executor.Direction(plan, h0, bool(i)) for i, plan in enumerate(plans)]
+    host.launched.clear()
+    got = executor.run_directions(directions, x, machine=host)
+    assert [name for name, _ in host.launched].count("recurrent") == 1
+    for i, plan in enumerate(plans):
+        assert same(got[i], reference.run(plan, x, h0, None, bool(i)))
+
+
+def test_accumulators_that_float32_does_not_hold(host, monkeypatch):
+    """Large biases send the kernels through doubles."""
+    monkeypatch.setenv(planner.VARIABLE, "1,1,1,8")
+    gru = QuantGRU(3, 16, config=QuantConfig.int8()).eval()
+    with torch.no_grad():
+        gru.weight_hh_l0.mul_(1e-4)
+        gru.bias_hh_l0.uniform_(-3, 3)
+        gru.weight_ih_l0.mul_(1e-4)
+        gru.bias_ih_l0.uniform_(-3, 3)
+    gru.calibrate(torch.randn(12, 4, 3))
+    gru.finalize_calibration()
+    plan = gru._plan().cells[0][0]
+    numbers = executor.numbers_of(plan)
+    assert numbers.form.real == "float"
+    assert not any(numbers.exact_float)
+    x, h0 = codes(plan.x, 9, 8, 3), codes(plan.h, 8, 16)
+    assert same(executor.run(plan, x, h0, machine=host), reference.run(plan, x, h0))
+
+
+@pytest.mark.parametrize("kind", ["w8a8", "w8a16", "w16a16"])
+def test_weights_that_fit_no_registers(host, monkeypatch, kind):
+    monkeypatch.setattr(planner, "choose", lambda *_: None)
+    for seed in range(2):
+        case = random_case(seed, kind)
+        host.launched.clear()
+        got = executor.run(case.plan, case.x, case.h0, case.lengths, case.reverse, machine=host)
+        assert host.launched[-1][0] == "step"
+        expected = reference.run(case.plan, case.x, case.h0, case.lengths, case.reverse)
+        assert same(got, expected), f"seed {seed}"
+
+
+def test_no_steps_and_no_rows(host):
+    (plan,) = quantized(QuantConfig.int8(), 3, 4)
+    h0 = codes(plan.h, 2, 4)
+    out, last = executor.run(plan, torch.zeros(0, 2, 3), h0, machine=host)
+    assert out.shape == (0, 2, 4)
+    assert torch.equal(last, h0)
+    out, last = executor.run(plan, torch.zeros(5, 0, 3), torch.zeros(0, 4), machine=host)
+    assert out.shape == (5, 0, 4)
+    assert last.shape == (0, 4)
+
+
+def test_shapes_are_checked(host):
+    (plan,) = quantized(QuantConfig.int8(), 3, 4)
+    x, h0 = torch.zeros(2, 5, 3), torch.zeros(5, 4)
+    for bad in ((x[..., :2], h0, None), (x, h0[:3], None), (x, h0, torch.ones(4))):
+        with pytest.raises(QuantGRUError, match="Expected x of 3 features"):
+            executor.run(plan, *bad, machine=host)
+
+
+def test_numbers_are_packed_once_and_again_when_weights_change(host, monkeypatch):
+    monkeypatch.setenv(planner.VARIABLE, "1,1,1,1")
+    gru = QuantGRU(3, 16, config=QuantConfig.int8()).eval()
+    gru.calibrate(torch.randn(12, 4, 3))
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    found = []
+    for _ in range(2):
+        plan = gru._plan().cells[0][0]
+        x, h0 = codes(plan.x, 2, 1, 3), codes(plan.h, 1, 16)
+        assert same(executor.run(plan, x, h0, machine=host), reference.run(plan, x, h0))
+        assert executor.numbers_of(plan) is executor.numbers_of(plan)
+        found.append(executor.numbers_of(plan))
+        with torch.no_grad():
+            gru.weight_hh_l0.mul_(1.5)
+    assert found[0] is not found[1]
+    assert found[0].frozen is found[1].frozen
+
+
+@pytest.mark.parametrize(
+    "quantizer",
+    [
+        Quantizer(8, True, 2.0**-5, 3),
+        Quantizer(8, False, 2.0**-7, 200),
+        Quantizer(16, False, 2.0**-12, 40000),
+        Quantizer(13, True, float(torch.tensor(0.001)), -7),
+    ],
+    ids=lambda q: f"{q.bits} bits",
+)
+def test_border(host, quantizer):
+    """Ties, infinities and NaN; rows with NaN are said, and become NaN again."""
+    x = torch.randn(5, 3, 70) * 4
+    x[2] = (torch.randint(-300, 300, (3, 70)) + 0.5) * quantizer.scale
+    x[0, 0, 0], x[0, 1, 3], x[1, 2, 5] = torch.inf, -torch.inf, torch.nan
+    codes_, nan = border.quantize(quantizer, x, host)
+    assert codes_.dtype == quantizer.container
+    assert torch.equal(codes_.to(torch.int64), quantizer.quantize(x))
+    assert torch.equal(nan, x.isnan().any(-1))
+    real = quantizer.dequantize(codes_)
+    assert torch.equal(border.dequantize(quantizer, codes_, None, host), real)
+    masked = border.dequantize(quantizer, codes_, nan, host)
+    assert torch.equal(masked.isnan().any(-1), nan)
+    assert torch.equal(masked[~nan], real[~nan])
+    assert border.quantize(quantizer, x[:0], host)[0].shape == (0, 3, 70)

@@ -79,62 +79,6 @@ inline __m256i broadcast_operand(const OperandByte *a) {
     return _mm256_set1_epi32(few);
 }
 
-#if !defined(QG_AVXVNNI)
-
-// Weights of a group as words, for many rows: extending signs again and again costs more than
-// reading twice as much from the nearest cache.
-struct WideGroup {
-    static constexpr int kSteps = 192;
-    alignas(32) int16_t w[kSteps * 48];
-
-    // Whether it pays for so many rows, and fits.
-    static bool takes(const Packed &p, int rows) { return rows >= 9 && p.steps <= kSteps; }
-
-    void fill(const Packed &p, int group) {
-        const int8_t *from = p.w + group * p.group_stride;
-        for (int i = 0; i < p.steps * 48; i += 16) {
-            const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i *>(from + i));
-            _mm256_store_si256(reinterpret_cast<__m256i *>(w + i), _mm256_cvtepi8_epi16(bytes));
-        }
-    }
-};
-
-// Sums of one group for R rows, from words.
-template <int R>
-inline void dot_wide(const Packed &p, int group, const int16_t *w, const int16_t *a,
-                     int64_t stride, int32_t *out) {
-    __m256i sum[R][3];
-    const __m256i *bias = reinterpret_cast<const __m256i *>(p.bias + group * 24);
-    for (int v = 0; v < 3; ++v)
-        for (int r = 0; r < R; ++r) sum[r][v] = _mm256_load_si256(bias + v);
-    for (int step = 0; step < p.steps; ++step, w += 48, a += 2) {
-        __m256i operand[R];
-        for (int r = 0; r < R; ++r) operand[r] = broadcast_operand(a + r * stride);
-#pragma GCC unroll 3
-        for (int v = 0; v < 3; ++v) {
-            const __m256i weights = _mm256_load_si256(reinterpret_cast<const __m256i *>(w) + v);
-#pragma GCC unroll 3
-            for (int r = 0; r < R; ++r)
-                sum[r][v] = _mm256_add_epi32(sum[r][v], _mm256_madd_epi16(operand[r], weights));
-        }
-    }
-    for (int r = 0; r < R; ++r)
-        for (int v = 0; v < 3; ++v)
-            _mm256_store_si256(reinterpret_cast<__m256i *>(out) + r * 3 + v, sum[r][v]);
-}
-
-inline void dot_wide(int rows, const Packed &p, int group, const int16_t *w, const int16_t *a,
-                     int64_t stride, int32_t *out) {
-    if (rows == 3)
-        dot_wide<3>(p, group, w, a, stride, out);
-    else if (rows == 2)
-        dot_wide<2>(p, group, w, a, stride, out);
-    else
-        dot_wide<1>(p, group, w, a, stride, out);
-}
-
-#endif
-
 inline __m256i weights_at(const int8_t *w, int v, int64_t group_stride) {
 #if defined(QG_AVXVNNI)
     const int8_t *at = w + (v / 3) * group_stride + (v % 3) * 32;
@@ -214,10 +158,6 @@ inline int64_t multiply_only(int64_t loops) {
 template <int P>
 constexpr int kTileRows = 0;
 constexpr int kTileGroups = 0;
-
-#if defined(QG_AVXVNNI)
-using WideGroup = NoWideGroup;
-#endif
 
 // --- lanes
 

@@ -511,8 +511,6 @@ struct Doubles {
     }
 };
 
-using WideGroup = NoWideGroup;
-
 }  // namespace
 
 #if defined(QG_AMX)

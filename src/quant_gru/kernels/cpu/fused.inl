@@ -177,32 +177,6 @@ constexpr int block_groups(int rows) {
     return rows > kMaxRows<P> ? kTileGroups : max_groups(rows, P);
 }
 
-// Sums of blocks of rows one after the other. Where weights are better read in another form for
-// many rows, WideGroup has it, for one group at a time.
-template <int P>
-class Blocks {
- public:
-    Blocks(const Packed &p, int rows) : p_(p), wide_(WideGroup::takes(p, rows)) {}
-    // Groups that are multiplied at once.
-    int groups(int rows) const {
-        return wide_ ? 1 : block_groups<P>(rows < kBlockRows<P> ? rows : kBlockRows<P>);
-    }
-    void start(int first) {
-        if (wide_) group_.fill(p_, first);
-    }
-    void dot(int rows, int groups, int first, const OperandByte *a, int64_t stride, int32_t *out) {
-        if (wide_)
-            dot_wide(rows, p_, first, group_.w, a, stride, out);
-        else
-            dot_block<P>(rows, groups, p_, first, a, stride, out);
-    }
-
- private:
-    const Packed &p_;
-    const bool wide_;
-    WideGroup group_;
-};
-
 // The most that is at `out` of `dot_block`, in rows times groups.
 template <int P>
 constexpr int most_sums() {
@@ -236,15 +210,13 @@ template <class V, int P, Mode kMode>
 void project(const Gates<V> &gates, const OperandByte *a, int64_t stride, int rows, float *out) {
     const Packed &p = gates.p.W;
     alignas(64) int32_t sums[most_sums<P>() * 3 * kGroup];
-    Blocks<P> blocks(p, rows);
-    const int most = blocks.groups(rows);
+    const int most = block_groups<P>(rows < kBlockRows<P> ? rows : kBlockRows<P>);
     for (int first = 0; first < p.groups; first += most) {
         const int groups = p.groups - first < most ? p.groups - first : most;
-        blocks.start(first);
         const auto *m = V::multipliers(p) + static_cast<int64_t>(first) * 3 * kGroup;
         for (int row = 0; row < rows; row += kBlockRows<P>) {
             const int count = rows - row < kBlockRows<P> ? rows - row : kBlockRows<P>;
-            blocks.dot(count, groups, first, a + row * stride, stride, sums);
+            dot_block<P>(count, groups, p, first, a + row * stride, stride, sums);
             for (int r = 0; r < count; ++r) {
                 float *to = out + ((static_cast<int64_t>(row) + r) * p.groups + first) * 3 * kGroup;
                 const int32_t *from = sums + r * groups * 3 * kGroup;
@@ -330,14 +302,13 @@ void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
     Place<typename V::Real> places[most_sums<P>()];
     const int32_t shift = p.h.zero - R.offset;
     const int64_t plane = state.stride / 2;
-    Blocks<P> blocks(R, rows);
-    const int most = blocks.groups(rows);
+    const int most = block_groups<P>(rows < kBlockRows<P> ? rows : kBlockRows<P>);
     for (int first = 0; first < R.groups; first += most) {
         const int groups = R.groups - first < most ? R.groups - first : most;
-        blocks.start(first);
         for (int row = 0; row < rows; row += kBlockRows<P>) {
             const int count = rows - row < kBlockRows<P> ? rows - row : kBlockRows<P>;
-            blocks.dot(count, groups, first, state.codes + row * state.stride, state.stride, sums);
+            dot_block<P>(count, groups, R, first, state.codes + row * state.stride, state.stride,
+                         sums);
             int found = 0;
             for (int r = 0; r < count; ++r) {
                 if (lengths && lengths[row + r] <= at) continue;

@@ -122,8 +122,6 @@ constexpr int kTileGroups = 0;
 
 #include "lanes.inl"
 
-using WideGroup = NoWideGroup;
-
 }  // namespace
 
 extern const Layout layout{kGroup, kDepth, Operand::s16, kFusedMultiplyAdd};

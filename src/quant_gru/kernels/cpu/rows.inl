@@ -133,12 +133,3 @@ inline void write_row(const Sink &to, const Border &b, int64_t step, int64_t row
         dequantize_row(b.scale, v, n, to.real + step * to.real_step + row * to.real_row);
     }
 }
-
-// What stands for a form of weights that an instruction set does not need; see fused.inl.
-struct NoWideGroup {
-    static constexpr const int16_t *w = nullptr;
-    static bool takes(const Packed &, int) { return false; }
-    void fill(const Packed &, int) {}
-};
-template <class T>
-inline void dot_wide(int, const Packed &, int, const int16_t *, const T *, int64_t, int32_t *) {}

@@ -43,6 +43,8 @@ class Stream:
             torch.empty((batch_size, self._H), dtype=cell.h.container, device=self._device)
             for cell in self._cells
         ]
+        # an output is made after its likeness: the quickest way to make a tensor
+        self._like = torch.empty((batch_size, self._H), dtype=torch.float32, device=self._device)
         variant = cpu.chosen() if self._device.type == "cpu" else cpu.REFERENCE
         stack = None if variant == cpu.REFERENCE else cpu.stack_of(plan, variant)
         self._step = None if stack is None else cpu.Stream(stack, self._codes).step
@@ -95,7 +97,7 @@ class Stream:
             or x.is_neg()
         ):
             return self._general_step(x)
-        y = torch.empty((self._N, self._H), dtype=torch.float32, device="cpu")
+        y = torch.empty_like(self._like)
         if self._step(x.data_ptr(), y.data_ptr()):
             self._see_nan(x)
         return y if self._nan is None else y.masked_fill(self._nan[:, None], torch.nan)

@@ -184,11 +184,11 @@ class Stack:
         T, N, _ = x.shape
         x_step, x_row, _ = x.stride()
         H, width = self.hidden_size, self.directions * self.hidden_size
-        y = torch.empty((T, N, width), dtype=torch.float32, device="cpu")
+        y = x.new_empty((T, N, width))
         y_step, y_row = N * width, width
         if batch_first:
             T, N, x_step, x_row, y_step, y_row = N, T, x_row, x_step, y_row, y_step
-        last = torch.empty((self.states, N, H), dtype=torch.float32, device="cpu")
+        last = x.new_empty((self.states, N, H))
         h0 = None if h0 is None else h0.contiguous().resolve_neg()
         lengths = None if lengths is None else lengths.contiguous()
         if N and self.native.run(

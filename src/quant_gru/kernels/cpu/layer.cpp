@@ -398,6 +398,25 @@ double Layer::work() const {
 bool run_tasks(const std::vector<Task> &tasks, int threads, Scratch &scratch) {
     // a thread pays where it has a few hundred microseconds of work
     constexpr double kPays = 2e7;
+    double all = 0;
+    int64_t most = 0;
+    for (const Task &task : tasks) {
+        const Job &job = task.job;
+        all += task.layer->work() * static_cast<double>(job.N) * static_cast<double>(job.T);
+        most = std::max(most, task.layer->workspace(job.N, job.T));
+    }
+    if (threads <= 1 || all <= kPays) {
+        Scratch::Lease lease(scratch, static_cast<size_t>(most));
+        bool nan = false;
+        for (const Task &task : tasks) {
+            Job job = task.job;
+            job.first_row = 0;
+            job.end_row = job.N;
+            job.workspace = lease.data;
+            nan = task.layer->run(job) || nan;
+        }
+        return nan;
+    }
     std::vector<Task> parts;
     for (const Task &task : tasks) {
         const int64_t N = task.job.N;
@@ -412,13 +431,9 @@ bool run_tasks(const std::vector<Task> &tasks, int threads, Scratch &scratch) {
             parts.back().job.end_row = N * (i + 1) / count;
         }
     }
-    double total = 0;
     int64_t bytes = 0;
-    for (Task &part : parts) {
-        const int64_t rows = part.job.end_row - part.job.first_row;
-        total += part.layer->work() * static_cast<double>(rows) * static_cast<double>(part.job.T);
-        bytes += lines(part.layer->workspace(rows, part.job.T));
-    }
+    for (const Task &part : parts)
+        bytes += lines(part.layer->workspace(part.job.end_row - part.job.first_row, part.job.T));
     Scratch::Lease lease(scratch, static_cast<size_t>(bytes));
     char *space = static_cast<char *>(lease.data);
     for (Task &part : parts) {
@@ -431,13 +446,11 @@ bool run_tasks(const std::vector<Task> &tasks, int threads, Scratch &scratch) {
     };
     std::vector<std::thread> others;
     size_t started = 1;
-    if (threads > 1 && parts.size() > 1 && total > kPays) {
-        others.reserve(parts.size());
-        try {
-            for (; started < parts.size(); ++started) others.emplace_back(run, started);
-        } catch (const std::system_error &) {
-            // no more threads to be had: this one does the rest
-        }
+    others.reserve(parts.size());
+    try {
+        for (; started < parts.size(); ++started) others.emplace_back(run, started);
+    } catch (const std::system_error &) {
+        // no more threads to be had: this one does the rest
     }
     run(0);
     for (size_t i = started; i < parts.size(); ++i) run(i);

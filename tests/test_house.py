@@ -45,6 +45,7 @@ GRU = {
     "_trace",
     "_plan_cache",
     "_quick",
+    "_quick_gpu",
     "_adjust",
     "_stream",
     "_state",

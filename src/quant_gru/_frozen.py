@@ -150,12 +150,14 @@ class FrozenQuantGRU(torch.nn.Module):
         if _library.traced(input):
             return self._forward_traced(input, hx)
         plans = self._plans
-        if plans.quick is not None:
-            result = plans.quick.run(self._buffers.values(), input, hx, self.batch_first)
+        quick = plans.quick
+        if quick is not None:
+            result = quick.run(self._buffers.values(), input, hx, self.batch_first)
             if result is not None:
                 return result
         plan = self._plan()
-        plans.quick = quick_of(plan, self._buffers.values())
+        if quick is None or not quick.holds(self._buffers.values()):
+            plans.quick = quick_of(plan, self._buffers.values(), self._integers())
         sequence = self._normalize(input, hx)
         nothing = [[(None, None, None, None) for _ in cells] for cells in plan.cells]
         y, h_n = run_real(plan, sequence.x, sequence.h0, sequence.lengths, nothing, 0.0)

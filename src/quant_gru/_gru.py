@@ -17,6 +17,7 @@ from quant_gru._errors import CalibrationError, ConfigError, QuantGRUError
 from quant_gru._frozen import FrozenQuantGRU
 from quant_gru._layers import Weights, run_real
 from quant_gru._quick import quick_of
+from quant_gru._quick_gpu import quick_gpu_of
 from quant_gru._sequence import Sequence, normalize
 from quant_gru._state import QuantState, summary
 from quant_gru._stream import Stream
@@ -130,14 +131,19 @@ class QuantGRU(torch.nn.GRU):
         if _library.traced(input):
             return self._forward_traced(input, hx)
         plans = self._state.plans
-        if plans.quick is not None and not self.training:
-            result = plans.quick.run(self._parameters.values(), input, hx, self.batch_first)
+        quick = plans.quick
+        if quick is not None and not self.training:
+            result = quick.run(self._parameters.values(), input, hx, self.batch_first)
             if result is not None:
                 return result
         weights = self._weights()
         plan = self._plan(weights)
-        if plans.quick is None and not self._may_change_unseen():
-            plans.quick = quick_of(plan, self._parameters.values())
+        if not self._may_change_unseen() and (
+            quick is None or not quick.holds(self._parameters.values())
+        ):
+            used = [w for layer in weights for cell in layer for w in cell]
+            own = self._parameters.values()
+            plans.quick = quick_of(plan, own, used) or quick_gpu_of(plan, own, used)
         sequence = self._normalize(input, hx)
         y, h_n = run_real(
             plan,

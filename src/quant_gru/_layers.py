@@ -20,6 +20,7 @@ from quant_gru.kernels.ops import (
     run_layer_on_gpu,
     runs_on_gpu,
     spread_nan,
+    stack_on_gpu,
 )
 
 Weights = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -135,6 +136,10 @@ def _run_on_gpu(
         or not all(border.takes(q) for cell in cells for q in (cell.x, cell.h))
     ):
         return None
+    whole = stack_on_gpu(plan)
+    result = None if whole is None else whole.run(x, h0, lengths)
+    if result is not None:
+        return result
     inputs, nan = _quantized_on_gpu(plan.cells[0], x)
     last: list[Tensor] = []
     below: list[Tensor] = []

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quant_gru._layers import Weights
 from quant_gru._quick import Quick
+from quant_gru._quick_gpu import QuickGPU
 from quant_gru.integer.plan import (
     CellPlan,
     FrozenPart,
@@ -29,7 +30,7 @@ class PlanCache:
     """
 
     def __init__(self) -> None:
-        self.quick: Quick | None = None
+        self.quick: Quick | QuickGPU | None = None
         self._frozen: dict[tuple[torch.device, int, int], FrozenPart] = {}
         self._weights: dict[tuple[int, int], tuple[list[Stamp | None], WeightPart]] = {}
 
@@ -54,6 +55,8 @@ class PlanCache:
             weights: [layer][direction] -> W, R, bw, br.
             live: Whether weights may change unseen (training): their part is always rebuilt.
         """
+        if live:
+            self.quick = None
         return stack(
             [
                 [

@@ -6,7 +6,7 @@ plan. What was checked and built once is therefore kept with what tells that it 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor
@@ -24,13 +24,15 @@ class Quick:
         stack: The stack.
         variant: The instruction set it was made for.
         weights: All weights of the module: they are kept, so that identity and version tell
-            whether they changed.
+            whether they changed; aliases keep their storage, so that its address is not given to
+            another one.
     """
 
     def __init__(self, stack: cpu.Stack, variant: str, weights: Collection[Tensor]) -> None:
         self._stack = stack
         self._variant = variant
         self._weights = tuple(weights)
+        self._aliases = [w.detach() for w in self._weights]
         self._stamps = [(w, w._version, w.data_ptr()) for w in self._weights]
         self._states = stack.states
         self._C, self._H = stack.input_size, stack.hidden_size
@@ -51,13 +53,7 @@ class Quick:
             As `QuantGRU.forward`; None where the call is of another kind, a weight changed, a
             gradient may be asked for, or an input is NaN.
         """
-        if (
-            type(x) is not Tensor
-            or x.dtype is not torch.float32
-            or not x.is_cpu
-            or x.dim() != 3
-            or len(weights) != len(self._stamps)
-        ):
+        if type(x) is not Tensor or x.dtype is not torch.float32 or not x.is_cpu or x.dim() != 3:
             return None
         first, second, C = x.shape
         if C != self._C or not (second if batch_first else first):
@@ -67,9 +63,8 @@ class Quick:
                 return None
             if hx.shape != (self._states, first if batch_first else second, self._H):
                 return None
-        for w, (kept, version, address) in zip(weights, self._stamps, strict=True):
-            if w is not kept or w._version != version or w.data_ptr() != address:
-                return None
+        if not self.holds(weights):
+            return None
         if torch.is_grad_enabled() and (
             x.requires_grad
             or (hx is not None and hx.requires_grad)
@@ -80,20 +75,43 @@ class Quick:
             return None
         return self._stack.run(x, hx, None, batch_first)
 
+    def holds(self, weights: Collection[Tensor | None]) -> bool:
+        """Whether the weights are still those that were given, unchanged.
 
-def quick_of(plan: GRUPlan, weights: Collection[Tensor | None]) -> Quick | None:
+        Args:
+            weights: The module's weights now, in the order they were given in.
+        """
+        if len(weights) != len(self._stamps):
+            return False
+        for w, (kept, version, address) in zip(weights, self._stamps, strict=True):
+            if w is not kept or w._version != version or w.data_ptr() != address:
+                return False
+        return True
+
+
+def quick_of(
+    plan: GRUPlan, weights: Collection[Tensor | None], used: Iterable[Tensor | None]
+) -> Quick | None:
     """The quick way for a plan, if there is one.
 
     Args:
-        plan: The plan that follows from the weights.
+        plan: The plan.
         weights: All weights of the module.
+        used: What the plan was made of. Where that is computed from the module's weights, as
+            parametrizations and pruning do, their versions tell nothing, so there is no quick way.
     """
     found: list[Tensor] = []
     for w in weights:
         # inference tensors keep no version, so a change of them would go unseen
         if w is None or type(w) not in _KINDS or not w.is_cpu or w.is_inference():
             return None
+        # the output has the dtype of the weights
+        if w.is_floating_point() and w.dtype != torch.float32:
+            return None
         found.append(w)
+    known = {id(w) for w in found}
+    if not all(w is None or id(w) in known for w in used):
+        return None
     variant = cpu.chosen()
     stack = None if variant == cpu.REFERENCE else cpu.stack_of(plan, variant)
     return None if stack is None else Quick(stack, variant, found)

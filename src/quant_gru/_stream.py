@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -45,10 +47,21 @@ class Stream:
         ]
         # an output is made after its likeness: the quickest way to make a tensor
         self._like = torch.empty((batch_size, self._H), dtype=torch.float32, device=self._device)
-        variant = cpu.chosen() if self._device.type == "cpu" else cpu.REFERENCE
-        stack = None if variant == cpu.REFERENCE else cpu.stack_of(plan, variant)
-        self._step = None if stack is None else cpu.Stream(stack, self._codes).step
+        self._connect()
         self.reset()
+
+    def _connect(self) -> None:
+        """Hand the states to native code, where that runs the plan."""
+        variant = cpu.chosen() if self._device.type == "cpu" else cpu.REFERENCE
+        stack = None if variant == cpu.REFERENCE else cpu.stack_of(self._plan, variant)
+        self._step = None if stack is None else cpu.Stream(stack, self._codes).step
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_step": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._connect()
 
     def reset(self) -> None:
         """Back to the zero state, for all rows."""

@@ -15,6 +15,9 @@ HERE = Path(__file__).parent
 KERNELS = Path(quant_gru.__file__).parent / "kernels"
 _FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE"]
 _FLAGS += ["-Wl,-Bsymbolic", "-fno-gnu-unique"]  # libraries keep their names to themselves
+# structures by function or source
+KINDS = {"project": "Numbers", "step": "Numbers", "border": "Border"}
+KINDS |= {"take": "Take", "between": "Between", "give": "Give"}
 _LAUNCH = """
 #include "{source}.cu"
 extern "C" void launch(const void *p, int x, int y, int threads, int cluster, long shared) {{
@@ -44,7 +47,7 @@ class Host:
     def launch(self, kernel, grid, arguments):
         source, function, macros = kernel.source, kernel.function, dict(kernel.macros)
         self.launched.append((function, macros))
-        kind = {"project": "Numbers", "step": "Numbers", "border": "Border"}.get(source, "Pair")
+        kind = KINDS.get(function) or KINDS.get(source, "Pair")
         text = _LAUNCH.format(source=source, function=function, kind=kind)
         defines = [f"-D{name}={value}" for name, value in macros.items()]
         name = hashlib.sha256(repr((text, defines)).encode()).hexdigest()[:24]
@@ -65,3 +68,19 @@ class Host:
             grid.cluster,
             ctypes.c_long(grid.shared_bytes),
         )
+
+    def prepare(self, kernel, grid, arguments):
+        return Prepared(lambda: self.launch(kernel, grid, arguments))
+
+    def stream(self):
+        return 0
+
+
+class Prepared:
+    """A launch to be started again and again."""
+
+    def __init__(self, launch) -> None:
+        self._launch = launch
+
+    def start(self, stream) -> None:
+        self._launch()

@@ -15,7 +15,11 @@ from quant_gru.kernels.cuda import border, driver, executor, planner
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from random_plans import random_case
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # calibration runs the directions of nn.GRU one by one
+    pytest.mark.filterwarnings("ignore:RNN module weights"),
+]
 
 SWEEP = {"w8a8": 200, "w8a16": 120, "w16a16": 90, "mixed": 70, "wide": 30}
 
@@ -101,6 +105,13 @@ def test_every_shape_of_the_planner(monkeypatch, H, config):
         N = 2 * shape.rows + 1
         x, h0 = codes(plan.x, 7, N, 16), codes(plan.h, N, H)
         assert same(executor.run(plan, x, h0), reference.run(plan, x, h0)), wanted
+
+
+@pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])
+def test_sizes_for_which_there_may_be_no_product_of_bytes(config):
+    plan = quantized(16, 256, getattr(QuantConfig, config)())._plan().cells[0][0]
+    x, h0 = codes(plan.x, 48, 263, 16), codes(plan.h, 263, 256)
+    assert same(executor.run(plan, x, h0), reference.run(plan, x, h0))
 
 
 def test_both_directions():

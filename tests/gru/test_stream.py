@@ -1,6 +1,8 @@
 """Streaming: step by step equals the whole sequence, bit for bit."""
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -68,6 +70,16 @@ def test_kept_states_do_not_change_with_the_stream():
     before = kept.clone()
     stream(torch.randn(1, C))
     assert torch.equal(kept, before)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
+def test_a_copy_goes_on_by_itself(copied):
+    stream, x = quantized(num_layers=2).stream(), torch.randn(3, 1, C)
+    stream(x[0])
+    other = copied(stream)
+    assert torch.equal(other(x[1]), stream(x[1]))
+    stream(x[2])
+    assert not torch.equal(other.state, stream.state)
 
 
 def test_the_plan_is_that_of_the_moment():

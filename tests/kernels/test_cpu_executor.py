@@ -154,15 +154,17 @@ def test_which_kernel_is_used(variant):
         assert executor._layer_of(plan, variant).kind.startswith(kind), name
 
 
-SHAPES = [(1, 1, 1, 1), (2, 1, 40, 64), (9, 3, 65, 130), (3, 30, 7, 100), (4, 25, 130, 70)]
+SHAPES = [(1, 1, 1, 1), (2, 1, 40, 64), (9, 3, 65, 130), (3, 30, 7, 100), (40, 25, 130, 70)]
 
 
 @pytest.mark.parametrize("variant", NATIVE)
 @pytest.mark.parametrize("config", ["int8", "w8a16"])
+@pytest.mark.parametrize("kind", ["pot", "free"])
 @pytest.mark.parametrize(("T", "N", "C", "H"), SHAPES)
-def test_blocks_of_all_sizes(variant, config, T, N, C, H):
+def test_blocks_of_all_sizes(variant, config, kind, T, N, C, H):
     """Units and rows that fill several blocks, and those that are left over."""
-    plan = quantized(getattr(QuantConfig, config)(), C, H)._plan().cells[0][0]
+    config = getattr(QuantConfig, config)().replace_globals(scale_kind=kind)
+    plan = quantized(config, C, H)._plan().cells[0][0]
     x = torch.randint(plan.x.lo, plan.x.hi + 1, (T, N, C)).to(plan.x.container)
     h0 = torch.randint(plan.h.lo, plan.h.hi + 1, (N, H)).to(plan.h.container)
     expected = reference.run(plan, x, h0)

@@ -17,6 +17,7 @@ from quant_gru.integer.plan import CellPlan
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import border, compiler, driver
 from quant_gru.kernels.cuda import executor as cuda
+from quant_gru.kernels.cuda.stack import stack_of as stack_on_gpu
 
 
 def executor_name(device: torch.device | str = "cpu") -> str:
@@ -215,4 +216,5 @@ __all__ = [
     "run_layer_on_gpu",
     "runs_on_gpu",
     "spread_nan",
+    "stack_on_gpu",
 ]

@@ -25,8 +25,9 @@ struct TwoTerms {
     // Clamped, but not rounded: the limits are integers, so that the order does not matter. The
     // plan's bounds make the sum exact.
     V unrounded(V a, V b) const { return V::limit(V::add_product(V::scale(a, m1), b, m2), lo, hi); }
-    // The same of terms that are multiplied already.
+    // The same of terms that are multiplied already; of the second alone.
     V of_scaled(V a, V b) const { return V::limit(V::add(a, b), lo, hi); }
+    V of_second_scaled(V a, V b) const { return V::limit(V::add_product(b, a, m1), lo, hi); }
 };
 
 // A product that is rounded to a code of its own.
@@ -99,10 +100,13 @@ struct Gates {
           new_h(plan.h_new.m[1], static_cast<double>(plan.new_contrib.lo),
                 static_cast<double>(plan.new_contrib.hi)) {}
 
-    // A zero-point-free code of Wx from its accumulators; in scaled mode times its multiplier.
+    // Wx is kept as float: a code always fits, its product with a multiplier only in float mode.
+    static constexpr bool kScalesInput = sizeof(typename V::Real) == sizeof(float);
+
+    // A zero-point-free code of Wx from its accumulators, times its multiplier where that fits.
     template <Mode kMode, int kGate, class M>
     V input_product(V sums, M m) const {
-        if constexpr (kMode == Mode::scaled)
+        if constexpr (kMode == Mode::scaled && kScalesInput)
             return (kGate == 0 ? wx_z : kGate == 1 ? wx_r : wx_g)(sums, m);
         else
             return V::limit(V::rounded_product(sums, m), wx_lo, wx_hi);
@@ -120,10 +124,13 @@ struct Gates {
     template <Mode kMode>
     V next(V Wx_z, V Wx_r, V Wx_g, V Rh_z, V Rh_r, V Rh_g, V h) const {
         if constexpr (kMode == Mode::scaled) {
-            const V z = V::look_up(p.z, z_pre.of_scaled(Wx_z, Rh_z));
-            const V r = V::look_up(p.r, r_pre.of_scaled(Wx_r, Rh_r));
+            auto sum = [](const TwoTerms<V> &s, V Wx, V rest) {
+                return kScalesInput ? s.of_scaled(Wx, rest) : s.of_second_scaled(Wx, rest);
+            };
+            const V z = V::look_up(p.z, sum(z_pre, Wx_z, Rh_z));
+            const V r = V::look_up(p.r, sum(r_pre, Wx_r, Rh_r));
             const V rest = rest_g(V::mul(r, Rh_g), rRh.m);
-            const V g = V::look_up(p.g, g_pre.of_scaled(Wx_g, rest));
+            const V g = V::look_up(p.g, sum(g_pre, Wx_g, rest));
             const V old = old_h(V::mul(z, h), old_contrib.m);
             const V fresh = new_h(V::mul(V::from(one, z), g), new_contrib.m);
             return V::round(h_new.of_scaled(old, fresh));

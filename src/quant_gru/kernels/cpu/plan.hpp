@@ -153,6 +153,9 @@ struct Job {
 constexpr int kRows = 16;
 constexpr int kAhead = 16;
 
+// Of this file alone: what one instruction set compiled must not be linked into another.
+namespace {
+
 inline int64_t steps_ahead(int64_t T, int64_t rows, int64_t ahead) {
     const int64_t steps = rows < 1 ? ahead : rows < ahead ? ahead / rows : 1;
     return steps < T ? steps : T;
@@ -171,6 +174,8 @@ struct Space {
         return part;
     }
 };
+
+}  // namespace
 
 // What every instruction set defines. The kernels return whether an input was NaN; its code is then
 // the zero point. `multiply` does nothing but multiply, for benchmarks, and returns how many

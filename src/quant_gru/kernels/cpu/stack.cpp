@@ -78,7 +78,7 @@ Stack::Stack(std::vector<std::vector<const Layer *>> layers,
     : layers_(std::move(layers)), between_(std::move(between)) {}
 
 // Directions of a layer may have states in containers of different sizes: each stands in its own
-// (T * N, H) part of `below`, of eight bytes an element at most.
+// (T * N, H) part of `below`, of four bytes an element at most.
 void Stack::requantize(size_t layer, const void *below, void *const *codes, int64_t rows) const {
     const int D = directions();
     for (int direction = 0; direction < D; ++direction) {

@@ -12,7 +12,16 @@ struct Border {
     float scale, lo, hi;  // limits less the zero point
 };
 
-// clamp(rint(x / s), lo, hi) + z: a float32 division, ties to even. NaN becomes the zero point.
+// clamp(rint(v / s), lo, hi): a float32 division, ties to even. NaN becomes 0, and is seen.
+inline int quantized(float v, float scale, float lo, float hi, bool &seen) {
+    const float y = divided(v, scale);
+    const bool nan = y != y;
+    seen |= nan;
+    // clamping first is the same, for the limits are integers
+    const float inside = nan ? 0.f : Magic<float>::limit(y, lo, hi);
+    return Magic<float>::integer(Magic<float>::plus(inside, 12582912.f));
+}
+
 extern "C" __global__ void __launch_bounds__(256) quantize(const __grid_constant__ Border b) {
     const int64_t row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (row >= b.rows) return;
@@ -21,12 +30,7 @@ extern "C" __global__ void __launch_bounds__(256) quantize(const __grid_constant
     bool seen = false;
 #pragma unroll 4
     for (int i = lane; i < features; i += 32) {
-        const float y = divided(b.real[start + i], b.scale);
-        const bool nan = y != y;
-        seen |= nan;
-        // clamping first is the same, for the limits are integers
-        const float inside = nan ? 0.f : Magic<float>::limit(y, b.lo, b.hi);
-        const int code = Magic<float>::integer(Magic<float>::plus(inside, 12582912.f));
+        const int code = quantized(b.real[start + i], b.scale, b.lo, b.hi, seen);
         write_code(b.codes, b.kind, start + i, code + b.zero);
     }
     seen = any_lane(seen);
@@ -46,4 +50,175 @@ extern "C" __global__ void __launch_bounds__(256) dequantize(const __grid_consta
         b.values[start + i] =
             nan ? __int_as_float(0x7fc00000) : Magic<float>::times((float)q, b.scale);
     }
+}
+
+// What follows serves whole calls: rows of the batch at steps, and NaN going along in time.
+
+// Where codes of an input go: into their container, or in signed bytes for a product of bytes.
+struct Target {
+    void *codes;       // (T, N, features), where `planes` is 0
+    int8_t *bytes;     // (planes, T, N, padded), otherwise
+    uint8_t *nan;      // (N, nan_stride): whether the row is NaN at a step
+    int64_t kind;      // of the codes
+    int64_t planes;    // 0, 1 or, where x = 256 * first + second + 128, 2
+    int64_t padded;    // features with padding
+    int64_t x_offset;  // codes are kept less this in bytes
+    int64_t T, N, features, nan_stride;
+};
+
+inline void put(const Target &o, int64_t row, int k, int code) {
+    if (!o.planes) {
+        write_code(o.codes, o.kind, row * o.features + k, code);
+        return;
+    }
+    const int v = code - (int)o.x_offset;
+    int8_t *const to = o.bytes + row * o.padded + k;
+    if (o.planes == 1) {
+        *to = (int8_t)v;
+    } else {
+        *to = (int8_t)(v >> 8);
+        to[o.T * o.N * o.padded] = (int8_t)((v & 255) - 128);
+    }
+}
+
+// The row of a warp has its codes: their padding, and its NaN.
+inline void finish_row(const Target &o, int row, int lane, bool nan) {
+    if (o.planes)
+        for (int k = (int)o.features + lane; k < o.padded; k += 32) put(o, row, k, (int)o.x_offset);
+    const int t = row / (int)o.N, n = row % (int)o.N;
+    if (lane == 0) o.nan[n * o.nan_stride + t] = nan;
+}
+
+// Which rows of a layer's result are NaN: inputs are from the first NaN on, in order of
+// processing; states before the first step and weights make all steps so.
+struct Flags {
+    const uint8_t *nan;        // (N, stride), of the inputs
+    const uint8_t *h0_nan[2];  // (N) of each direction, or null
+    const uint8_t *finite[2];  // whether all weights of a direction are finite
+    int64_t T, stride;         // a multiple of 4
+};
+
+inline bool is_nan(const Flags &f, int direction, int t, int n, int lane) {
+    const int from = direction ? t : 0, to = direction ? (int)f.T - 1 : t;
+    const uint32_t *const words = (const uint32_t *)(f.nan + n * f.stride);
+    uint32_t seen = 0;
+    for (int i = from / 4 + lane; i <= to / 4; i += 32) {
+        uint32_t word = words[i];
+        const int before = from - 4 * i, after = 4 * i + 3 - to;
+        if (before > 0) word &= 0xffffffffu << 8 * before;
+        if (after > 0) word &= 0xffffffffu >> 8 * after;
+        seen |= word;
+    }
+    return any_lane(seen != 0) || !*f.finite[direction] ||
+           (f.h0_nan[direction] && f.h0_nan[direction][n]);
+}
+
+struct Take {
+    Target to;
+    const float *real;   // [t * step + n * next + feature]
+    int64_t step, next;  // in values
+    int64_t zero;
+    float scale, lo, hi;  // limits less the zero point
+};
+
+// Codes of real values, in any order of rows.
+extern "C" __global__ void __launch_bounds__(256) take(const __grid_constant__ Take p) {
+    const int row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
+    const int lane = threadIdx.x % 32, N = (int)p.to.N, features = (int)p.to.features;
+    if (row >= p.to.T * N) return;
+    const float *const from = p.real + row / N * p.step + row % N * p.next;
+    const int zero = (int)p.zero;
+    bool seen = false;
+#pragma unroll 4
+    for (int k = lane; k < features; k += 32)
+        put(p.to, row, k, quantized(from[k], p.scale, p.lo, p.hi, seen) + zero);
+    finish_row(p.to, row, lane, any_lane(seen));
+}
+
+struct Between {
+    Target to;
+    Flags below;
+    const void *codes[2];           // (T, N, H) of each direction below
+    int64_t kind[2], zero[2];       // of these codes
+    int64_t M[2], k[2];             // what brings them to the scale of the input
+    int64_t H, directions, lo, hi;  // units below; limits of the codes less the zero point
+    int64_t out_zero;
+};
+
+// Codes of a layer's input, from the states of the layer below.
+extern "C" __global__ void __launch_bounds__(256) between(const __grid_constant__ Between p) {
+    const int row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
+    const int lane = threadIdx.x % 32, N = (int)p.to.N, H = (int)p.H;
+    if (row >= p.to.T * N) return;
+    bool nan = false;
+    for (int d = 0; d < (int)p.directions; ++d) {
+        const int64_t start = (int64_t)row * H;
+        for (int k = lane; k < H; k += 32) {
+            const int64_t v = read_code(p.codes[d], p.kind[d], start + k) - p.zero[d];
+            const int64_t q = qg_clamp(qg_round(v * p.M[d], (int)p.k[d]), p.lo, p.hi);
+            put(p.to, row, d * H + k, (int)(q + p.out_zero));
+        }
+        nan |= is_nan(p.below, d, row / N, row % N, lane);
+    }
+    finish_row(p.to, row, lane, nan);
+}
+
+struct Give {
+    Flags flags;
+    const void *out[2];   // (T, N, H) of each direction
+    const void *last[2];  // (N, H)
+    float *values;        // (T, N, directions * H) or null
+    float *last_values;   // (directions, N, H)
+    int64_t kind[2];      // of the codes
+    int64_t N, H, directions;
+    int64_t zero[2];
+    float scale[2];
+};
+
+inline void give_row(const void *codes, int64_t kind, int64_t start, float *to, int H, int zero,
+                     float scale, bool nan, int lane) {
+    const float bad = __int_as_float(0x7fc00000);
+    if (kind < 2 && H % 4 == 0) {
+        const uint32_t *const words = (const uint32_t *)((const uint8_t *)codes + start);
+        const uint32_t flip = kind == 0 ? 0x80808080u : 0;
+        const float origin = 8388608.f + (float)(zero + (kind == 0 ? 128 : 0));
+#pragma unroll 2
+        for (int i = lane; i < H / 4; i += 32) {
+            const uint32_t word = words[i] ^ flip;
+            float v[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                v[j] = nan ? bad : Magic<float>::times(byte_as_float(word, j) - origin, scale);
+            uint4 all;
+            all.x = (uint32_t)__float_as_int(v[0]);
+            all.y = (uint32_t)__float_as_int(v[1]);
+            all.z = (uint32_t)__float_as_int(v[2]);
+            all.w = (uint32_t)__float_as_int(v[3]);
+            ((uint4 *)to)[i] = all;
+        }
+        return;
+    }
+#pragma unroll 4
+    for (int k = lane; k < H; k += 32) {
+        const int q = (int)read_code(codes, kind, start + k) - zero;
+        to[k] = nan ? bad : Magic<float>::times((float)q, scale);
+    }
+}
+
+// Real values of a layer's results, all steps and the last.
+extern "C" __global__ void __launch_bounds__(256) give(const __grid_constant__ Give p) {
+    int row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
+    const int lane = threadIdx.x % 32;
+    const int N = (int)p.N, H = (int)p.H, D = (int)p.directions, T = (int)p.flags.T;
+    const int all = p.values ? T * N * D : 0;
+    if (row >= all + D * N) return;
+    const bool last = row >= all;
+    row -= last ? all : 0;
+    const int d = last ? row / N : row % D, n = last ? row % N : row / D % N;
+    const int t = !last ? row / (D * N) : d ? 0 : T - 1;
+    const bool nan = is_nan(p.flags, d, t, n, lane);
+    const int64_t start = ((last ? 0 : (int64_t)t * N) + n) * H;
+    give_row(last ? p.last[d] : p.out[d], p.kind[d], start,
+             (last ? p.last_values : p.values) + (int64_t)row * H, H, (int)p.zero[d], p.scale[d],
+             nan, lane);
 }

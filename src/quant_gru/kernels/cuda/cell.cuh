@@ -227,7 +227,7 @@ inline int stored_at(int rows, int lane8, int row8, int n) {
 // Where a sequence stands in memory; kinds: 0 int8, 1 uint8, 2 int16, 3 int32, 4 int64.
 struct Sequence {
     const void *x;           // (T, N, C)
-    const void *h0;          // (N, H)
+    const void *h0;          // (N, H), or null: zero points
     void *out;               // (T, N, H)
     void *last;              // (N, H)
     const int64_t *lengths;  // (N) or null
@@ -236,6 +236,11 @@ struct Sequence {
     int64_t T, N, C, H;
     int64_t reverse;
 };
+
+// A code of the state before the first step.
+inline int64_t first_code(const Sequence &s, int64_t at, int64_t zero) {
+    return s.h0 ? read_code(s.h0, s.h_kind, at) : zero;
+}
 
 // A projection in plain integers: W x or R h.
 struct Matrix {

@@ -69,8 +69,33 @@ class Loaded:
         return ctypes.addressof(config)
 
 
+class Prepared:
+    """A launch with a configuration of its own."""
+
+    def __init__(self, device: Device, loaded: Loaded, grid: Grid, arguments: Any) -> None:
+        self._device = device
+        self._loaded = Loaded(loaded.function, grid)
+        self._config = self._loaded.config
+        self._at = self._loaded.configure(grid, 0)
+        self._arguments = arguments
+        self._pointers = ctypes.c_void_p(ctypes.addressof(arguments))
+        self._parameters = ctypes.addressof(self._pointers)
+
+    def start(self, stream: int) -> None:
+        """Start the kernel on a stream; the device has to be current."""
+        self._config.stream = stream
+        loaded = self._loaded
+        status = self._device.start(self._at, loaded.address, self._parameters, None)
+        if status:
+            self._device.raise_for(status)
+
+
 class Device:
-    """One GPU and the kernels loaded on it."""
+    """One GPU and the kernels loaded on it.
+
+    Attributes:
+        start: The driver's launch function: addresses of configuration, function, parameters.
+    """
 
     def __init__(self, index: int) -> None:
         self._driver = _driver()
@@ -84,7 +109,7 @@ class Device:
         self.has_clusters = capability >= _CLUSTERS_SINCE
         self.arch = f"sm_{capability[0]}{capability[1]}" + ("a" if capability == (9, 0) else "")
         self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(index))
-        self._start = _launcher()
+        self.start = _launcher()
         self._loaded: dict[tuple[Kernel, int], Loaded] = {}
         self._modules: dict[tuple[Any, ...], Any] = {}
         self._clusters: dict[int, int] | None = None
@@ -107,18 +132,38 @@ class Device:
                 driver refuses.
         """
         self._make_current()
-        loaded = self._loaded.get((kernel, grid.cluster))
-        if loaded is None or loaded.shared_bytes < grid.shared_bytes:
-            loaded = self._load(kernel, grid)
+        loaded = self._ready(kernel, grid)
         pointers = ctypes.c_void_p(ctypes.addressof(arguments))
         # what torch.cuda.current_stream(index).cuda_stream gives, without making an object
         stream = torch._C._cuda_getCurrentRawStream(self.index)
         with loaded.lock:
             # the driver copies configuration and arguments before it returns
             config = loaded.configure(grid, stream)
-            status = self._start(config, loaded.address, ctypes.addressof(pointers), None)
+            status = self.start(config, loaded.address, ctypes.addressof(pointers), None)
         if status:
-            self._check((self._driver.CUresult(status),))
+            self.raise_for(status)
+
+    def prepare(
+        self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
+    ) -> Prepared:
+        """Load a kernel and keep what its launches share; raises as `launch`."""
+        self._make_current()
+        return Prepared(self, self._ready(kernel, grid), grid, arguments)
+
+    def stream(self) -> int:
+        """Torch's current stream of this device, which becomes current for the driver."""
+        self._make_current()
+        return int(torch._C._cuda_getCurrentRawStream(self.index))
+
+    def raise_for(self, status: int) -> None:
+        """Raise the error that a launch returned."""
+        self._check((self._driver.CUresult(status),))
+
+    def _ready(self, kernel: Kernel, grid: Grid) -> Loaded:
+        loaded = self._loaded.get((kernel, grid.cluster))
+        if loaded is None or loaded.shared_bytes < grid.shared_bytes:
+            loaded = self._load(kernel, grid)
+        return loaded
 
     def _make_current(self) -> None:
         driver = self._driver

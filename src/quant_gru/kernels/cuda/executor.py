@@ -27,7 +27,7 @@ from quant_gru.kernels.cuda.structures import (
 )
 
 # Up to this many rows (steps times batch) the input projection is made without a matrix product.
-_FEW_ROWS = 64
+FEW_ROWS = 64
 _FEWEST_ROWS = 32  # torch._int_mm takes more than 16
 _THREADS = 256
 
@@ -229,7 +229,7 @@ def _run_steps(call: _Call, machine: Machine) -> None:
     one.before = -1
     grid = Grid((N, -(-numbers.H // _THREADS)), _THREADS)
     for t in reversed(range(T)) if call.reverse else range(T):
-        torch._int_mm(states, weights, out=product)
+        multiply_bytes(states, weights, product)
         one.t = t
         machine.launch(kernel, grid, one)
         one.before = t
@@ -278,7 +278,7 @@ def _project(call: _Call, shape: planner.Shape, machine: Machine) -> Tensor:
     p: Any = ProjectC(call.sequence(), numbers.W)
     p.Wx, p.wide = Wx.data_ptr(), wide
     p.NB, p.tiles, p.groups = shape.rows, tiles, shape.units // 16
-    if T * N <= _FEW_ROWS:
+    if T * N <= FEW_ROWS:
         units = _THREADS // 32
         grid = Grid((T * N, -(-numbers.H // units)), _THREADS)
         machine.launch(_FEW, grid, p)
@@ -292,7 +292,8 @@ def _project(call: _Call, shape: planner.Shape, machine: Machine) -> Tensor:
         rows = torch.empty((p.planes_x * T * N, p.padded_C), dtype=torch.int8, device=x.device)
         p.bytes = rows.data_ptr()
         machine.launch(_SPLIT, Grid((T * N, 1), _threads(p.padded_C)), p)
-    product = torch._int_mm(rows, weights)
+    product = torch.empty((rows.shape[0], p.columns), dtype=torch.int32, device=x.device)
+    multiply_bytes(rows, weights, product)
     p.product = product.data_ptr()
     kernel = _FINISH
     if numbers.projects_bytes:
@@ -303,6 +304,17 @@ def _project(call: _Call, shape: planner.Shape, machine: Machine) -> Tensor:
     work = shape.units * shape.rows
     machine.launch(kernel, Grid((T * tiles, 1), _threads(work)), p)
     return Wx
+
+
+def multiply_bytes(rows: Tensor, weights: Tensor, result: Tensor) -> None:
+    """The product of two matrices of int8, in int32."""
+    try:
+        torch._int_mm(rows, weights, out=result)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        # cuBLAS has no kernel for some sizes; float64 is exact, too
+        result.copy_(rows.to(torch.float64) @ weights.to(torch.float64))
 
 
 def _threads(work: int) -> int:

@@ -55,6 +55,14 @@ class Grid:
     shared_bytes: int = 0
 
 
+class Prepared(Protocol):
+    """A launch that can be started again and again; arguments are read at each start."""
+
+    def start(self, stream: int) -> None:
+        """Start the kernel on a stream."""
+        ...
+
+
 class Machine(Protocol):
     """What runs kernels: a GPU, or in tests the host."""
 
@@ -66,4 +74,14 @@ class Machine(Protocol):
         self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
     ) -> None:
         """Start a kernel on the current stream."""
+        ...
+
+    def prepare(
+        self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
+    ) -> Prepared:
+        """Load a kernel and keep what its launches share."""
+        ...
+
+    def stream(self) -> int:
+        """The current stream, to which prepared launches go; they may follow at once."""
         ...

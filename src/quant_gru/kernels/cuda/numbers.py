@@ -125,7 +125,8 @@ class Numbers:
             rows = [codes >> 8, (codes & 255) - 128, torch.ones_like(codes[:1])]
         planes = torch.cat(rows)
         features = codes.shape[1]
-        columns, padded = -(-planes.shape[0] // 8) * 8, -(-max(features, 1) // 16) * 16
+        # cuBLAS has no kernel for many rows where columns are an odd multiple of 8
+        columns, padded = -(-planes.shape[0] // 16) * 16, -(-max(features, 1) // 16) * 16
         weights = planes.new_zeros((columns, padded), dtype=torch.int8)
         weights[: planes.shape[0], :features] = planes.to(torch.int8)
         return weights.t(), folded

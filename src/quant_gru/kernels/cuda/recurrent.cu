@@ -164,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const int n = i / kStride, k = i % kStride;
         int code = 0;
         if (k < H && first_row + n < N)
-            code = (int)(read_code(p.s.h0, p.s.h_kind, (first_row + n) * H + k) - p.cell.h_offset);
+            code = (int)(first_code(p.s, (first_row + n) * H + k, p.cell.h_zero) - p.cell.h_offset);
         state[i] = (unsigned char)code;
         if (HP == 2) {
             state[kPlane + i] = (unsigned char)(code >> 8);
@@ -218,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const int64_t row = first_row + place.n;
         kept[e] = unit < H && row < N && works(quad, half);
         at[e] = row * H + unit;
-        const int code = kept[e] ? (int)(read_code(p.s.h0, p.s.h_kind, at[e]) - p.cell.h_zero) : 0;
+        const int code = kept[e] ? (int)(first_code(p.s, at[e], p.cell.h_zero) - p.cell.h_zero) : 0;
         h[e] = R::plus((Real)code, R::number());
         length[e] = (int)(kept[e] && p.s.lengths ? p.s.lengths[row] : T);
         byte_at[e] = CL == 1 ? place.n * kStride + unit

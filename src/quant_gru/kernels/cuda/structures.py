@@ -97,3 +97,40 @@ STEP_C = {
     )
     for name in _REAL
 }
+
+TargetC = structure(
+    "TargetC",
+    **_all(_POINTER, "codes bytes nan"),
+    **_all(_INT, "kind planes padded x_offset T N features nan_stride"),
+)
+FlagsC = structure(
+    "FlagsC",
+    nan=_POINTER,
+    **_all(_POINTER * 2, "h0_nan finite"),
+    **_all(_INT, "T stride"),
+)
+TakeC = structure(
+    "TakeC",
+    to=TargetC,
+    real=_POINTER,
+    **_all(_INT, "step next zero"),
+    **_all(ctypes.c_float, "scale lo hi"),
+)
+BetweenC = structure(
+    "BetweenC",
+    to=TargetC,
+    below=FlagsC,
+    codes=_POINTER * 2,
+    **_all(_INT * 2, "kind zero M k"),
+    **_all(_INT, "H directions lo hi out_zero"),
+)
+GiveC = structure(
+    "GiveC",
+    flags=FlagsC,
+    **_all(_POINTER * 2, "out last"),
+    **_all(_POINTER, "values last_values"),
+    kind=_INT * 2,
+    **_all(_INT, "N H directions"),
+    zero=_INT * 2,
+    scale=ctypes.c_float * 2,
+)

@@ -1,0 +1,530 @@
+"""Whole calls on a GPU, real values in and out, prepared once for each size of input.
+
+A call quantizes its input, runs each layer and gives real values back, NaN included, in as few
+launches as there are kinds of work. All that a launch needs but addresses is kept.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quant_gru.integer.plan import CellPlan, GRUPlan
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels.cuda import planner
+from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
+from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
+from quant_gru.kernels.cuda.numbers import Numbers, capturing
+from quant_gru.kernels.cuda.structures import (
+    KINDS,
+    RECURRENT_C,
+    BetweenC,
+    GiveC,
+    ProjectC,
+    TakeC,
+)
+
+_THREADS = 256
+_ROWS = _THREADS // 32  # of a block of the border's kernels
+_ALIGNMENT = 256
+_MOST_SCHEDULES = 64
+_TAKE, _BETWEEN, _GIVE = (Kernel.of("border", name, PLAIN) for name in ("take", "between", "give"))
+_FINISH, _FINISH_BYTES, _FEW = (
+    Kernel.of("project", name, PLAIN) for name in ("finish", "finish_bytes", "project")
+)
+
+# Stacks live as long as the first cell's weights, and hold nothing that holds them.
+_stacks: weakref.WeakKeyDictionary[Any, tuple[list[Any], Stack | None]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
+    """The stack of a plan, made at its first use; None where an operator has more than 16 bits.
+
+    Args:
+        plan: The plan, on a GPU.
+        machine: Where kernels run; None for the plan's GPU.
+    """
+    cells = [cell for layer in plan.cells for cell in layer]
+    parts = [part for cell in cells for part in (cell.frozen, cell.weights)]
+    kept = _stacks.get(cells[0].weights)
+    if (
+        kept is not None
+        and len(kept[0]) == len(parts)
+        and all(ref() is part for ref, part in zip(kept[0], parts, strict=True))
+    ):
+        return kept[1]
+    device = cells[0].weights.W.device
+    if machine is None:
+        from quant_gru.kernels.cuda.driver import machine_of
+
+        machine = machine_of(device)
+    narrow = all(numbers_of(cell).form.narrow for cell in cells)
+    stack = Stack(plan, machine) if narrow else None
+    if not capturing(device):
+        # what a graph computes is there only after it has run
+        _stacks[cells[0].weights] = ([weakref.ref(part) for part in parts], stack)
+    return stack
+
+
+class _Cell:
+    """What a stack keeps of one layer and direction."""
+
+    def __init__(self, plan: CellPlan, between: Sequence[WeightedSum]) -> None:
+        self.numbers: Numbers = numbers_of(plan)
+        self.x, self.h = plan.x, plan.h
+        self.finite = plan.weights.finite.contiguous()
+        self.between = between
+
+
+class Stack:
+    """All layers and directions of a GRU on a GPU: real values in, real values out.
+
+    Args:
+        plan: The plan, of operators of up to 16 bits.
+        machine: Where kernels run.
+
+    Attributes:
+        device: Where the plan is.
+        input_size: C.
+        hidden_size: H.
+        states: Layers times directions.
+    """
+
+    def __init__(self, plan: GRUPlan, machine: Machine) -> None:
+        self.machine = machine
+        self.layers = [
+            [
+                _Cell(cell, plan.between[index - 1][direction] if index else ())
+                for direction, cell in enumerate(cells)
+            ]
+            for index, cells in enumerate(plan.cells)
+        ]
+        cell = plan.cells[0][0]
+        self.device = cell.weights.W.device
+        self.input_size, self.hidden_size = cell.input_size, cell.hidden_size
+        self.directions = len(plan.cells[0])
+        self.states = len(plan.cells) * self.directions
+        self._schedules: dict[tuple[Any, ...], _Schedule | None] = {}
+
+    def run(
+        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Run a whole call.
+
+        Args:
+            x: float32 (T, N, C) on the plan's device, in any order of memory.
+            h0: float32 (states, N, H), or None for zeros.
+            lengths: int64 (N,) or None.
+
+        Returns:
+            Output (T, N, D*H) and last states (states, N, H), float32; None where the call has no
+            steps or rows, or weights fit no registers.
+        """
+        if self.device.type == "cuda" and torch._C._cuda_getDevice() != self.device.index:
+            with torch.cuda.device(self.device):
+                return self._run(x, h0, lengths)
+        return self._run(x, h0, lengths)
+
+    def _run(
+        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None
+    ) -> tuple[Tensor, Tensor] | None:
+        T, N, _ = x.shape
+        key = (T, N, h0 is None, lengths is None, os.environ.get(planner.VARIABLE))
+        schedule = self._schedules.get(key, _MISSING)
+        if schedule is _MISSING:
+            schedule = _schedule_of(self, T, N, h0 is not None) if T and N else None
+            if not capturing(self.device):
+                if len(self._schedules) >= _MOST_SCHEDULES:
+                    self._schedules.clear()
+                self._schedules[key] = schedule
+        return None if schedule is None else schedule.run(x, h0, lengths)
+
+
+_MISSING: Any = object()
+
+
+def _schedule_of(stack: Stack, T: int, N: int, with_h0: bool) -> _Schedule | None:
+    clusters = stack.machine.clusters()
+    layers = []
+    for cells in stack.layers:
+        forms = {(cell.numbers.form, cell.numbers.H) for cell in cells}
+        groups = [cells] if len(forms) == 1 else [[cell] for cell in cells]
+        layer = []
+        for group in groups:
+            numbers = group[0].numbers
+            shape = planner.choose(numbers.form, numbers.H, N, len(group), clusters)
+            if shape is None:
+                return None
+            layer.append((group, shape))
+        layers.append(layer)
+    return _Schedule(stack, layers, T, N, with_h0)
+
+
+class _Memory:
+    """Memory that a call takes: how much, and which fields of arguments point into it."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.base = 0
+        self.fields: list[tuple[ctypes.c_uint64, int]] = []
+
+    def take(self, size: int) -> int:
+        """Room for some bytes; returns where it starts."""
+        start = self.size
+        self.size += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return start
+
+    def point(self, record: Any, field: str, offset: int = 0, index: int = 0) -> None:
+        """Let a field, or an element of it, hold an address of this memory."""
+        self.fields.append((_field(record, field, index), offset))
+
+    def move(self, base: int) -> None:
+        """Set all fields to the memory at a new address."""
+        if base != self.base:
+            self.base = base
+            for field, offset in self.fields:
+                field.value = base + offset
+
+
+def _field(record: Any, name: str, index: int = 0) -> ctypes.c_uint64:
+    at = ctypes.addressof(record) + getattr(type(record), name).offset + 8 * index
+    return ctypes.c_uint64.from_address(at)
+
+
+class _Product:
+    """A product of bytes: codes of an input times the weights of a direction."""
+
+    def __init__(self, rows: _Rows, weights: Tensor) -> None:
+        self.rows, self.weights = rows, weights
+        self.memory = _Memory()
+        self.result: Any = None
+
+    def start(self, stream: int) -> None:
+        """Multiply."""
+        multiply_bytes(self.rows.tensor, self.weights, self.result)
+
+
+class _Rows:
+    """Codes of an input as bytes, (planes * T * N, padded features)."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape = shape
+        self.memory = _Memory()
+        self.tensor: Any = None
+
+
+class _Schedule:
+    """The launches of a call with T steps and N rows."""
+
+    def __init__(
+        self,
+        stack: Stack,
+        layers: Sequence[Sequence[tuple[Sequence[_Cell], planner.Shape]]],
+        T: int,
+        N: int,
+        with_h0: bool,
+    ) -> None:
+        self._stack, self._machine = stack, stack.machine
+        self._T, self._N = T, N
+        self._lock = threading.Lock()
+        self._memory, self._x = _Memory(), _Memory()
+        self._h0, self._lengths = _Memory(), _Memory()
+        self._y, self._h_n = _Memory(), _Memory()
+        self._rows: list[_Rows] = []
+        self._products: list[_Product] = []
+        self._steps: list[Prepared | _Product] = []
+        self._takes: list[Any] = []
+        self._strides: tuple[int, ...] = ()
+        self._keep: list[Any] = []
+        self._projected = [
+            self._memory.take(max(_projected_bytes(s, cells, T, N) for cells, s in sized))
+            for sized in zip(*(_by_direction(layer) for layer in layers), strict=True)
+        ]
+        below: Any = None
+        for index, layer in enumerate(layers):
+            below = self._add_layer(index, layer, below, with_h0)
+
+    def run(self, x: Tensor, h0: Tensor | None, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Start all launches."""
+        stack, T, N, device = self._stack, self._T, self._N, x.device
+        x = x.detach().resolve_neg()
+        if x.stride(2) != 1:
+            x = x.contiguous()
+        y = torch.empty((T, N, stack.directions * stack.hidden_size), device=device)
+        h_n = torch.empty((stack.states, N, stack.hidden_size), device=device)
+        with self._lock:
+            space = torch.empty(self._memory.size, dtype=torch.uint8, device=device)
+            self._memory.move(space.data_ptr())
+            for rows in self._rows:
+                rows.tensor = torch.empty(rows.shape, dtype=torch.int8, device=device)
+                rows.memory.move(rows.tensor.data_ptr())
+            for each in self._products:
+                shape = (each.rows.shape[0], each.weights.shape[1])
+                each.result = torch.empty(shape, dtype=torch.int32, device=device)
+                each.memory.move(each.result.data_ptr())
+            self._x.move(x.data_ptr())
+            if x.stride() != self._strides:
+                self._strides = x.stride()
+                for take in self._takes:
+                    take.step, take.next = self._strides[:2]
+            if h0 is not None:
+                h0 = h0.detach().contiguous().resolve_neg()
+                self._h0.move(h0.data_ptr())
+            if lengths is not None:
+                lengths = lengths.to(device, torch.int64).contiguous()
+                self._lengths.move(lengths.data_ptr())
+            self._y.move(y.data_ptr())
+            self._h_n.move(h_n.data_ptr())
+            stream = self._machine.stream()
+            for step in self._steps:
+                step.start(stream)
+            for rows in self._rows:
+                rows.tensor = None
+            for each in self._products:
+                each.result = None
+        return y, h_n
+
+    def _launch(self, kernel: Kernel, grid: Grid, arguments: Any) -> None:
+        self._steps.append(self._machine.prepare(kernel, grid, arguments))
+
+    def _add_layer(
+        self,
+        index: int,
+        layer: Sequence[tuple[Sequence[_Cell], planner.Shape]],
+        below: _Below | None,
+        with_h0: bool,
+    ) -> _Below:
+        cells = [cell for group, _ in layer for cell in group]
+        T, N, H = self._T, self._N, cells[0].numbers.H
+        this = _Below(cells, self._memory.take(N * _padded_steps(T)))
+        inputs: list[_Input] = []
+        for direction, cell in enumerate(cells):
+            like = [i for i, other in enumerate(cells[:direction]) if _same_input(cell, other)]
+            inputs.append(inputs[like[0]] if like else self._add_input(cell, this.nan, below))
+        for direction, cell in enumerate(cells):
+            kind = cell.h.container.itemsize
+            this.out.append(self._memory.take(T * N * H * kind))
+            this.last.append(self._memory.take(N * H * kind))
+            if with_h0:
+                self._add_state(this, cell, index * len(cells) + direction)
+        direction = 0
+        for group, shape in layer:
+            self._add_group(this, group, shape, inputs, direction)
+            direction += len(group)
+        top = index == len(self._stack.layers) - 1
+        give: Any = GiveC()
+        self._fill_flags(give.flags, this)
+        for d, cell in enumerate(cells):
+            self._memory.point(give, "out", this.out[d], d)
+            self._memory.point(give, "last", this.last[d], d)
+            give.kind[d], give.zero[d] = KINDS[cell.h.container], cell.h.zero_point
+            give.scale[d] = cell.h.scale
+        give.N, give.H, give.directions = N, H, len(cells)
+        self._h_n.point(give, "last_values", 4 * index * len(cells) * N * H)
+        rows = len(cells) * N
+        if top:
+            self._y.point(give, "values")
+            rows += T * N * len(cells)
+        self._launch(_GIVE, Grid((-(-rows // _ROWS), 1), _THREADS), give)
+        return this
+
+    def _add_input(self, cell: _Cell, nan: int, below: _Below | None) -> _Input:
+        """Codes of a layer's input, from real values or from the layer below."""
+        numbers, T, N = cell.numbers, self._T, self._N
+        record: Any = TakeC() if below is None else BetweenC()
+        found = _Input()
+        if T * N > FEW_ROWS:
+            padded = numbers.gemm[0][0].shape[0]
+            found.rows = _Rows((numbers.x_planes * T * N, padded))
+            self._rows.append(found.rows)
+            record.to.planes, record.to.padded = numbers.x_planes, padded
+            record.to.x_offset = numbers.x_offset
+            found.rows.memory.point(record.to, "bytes")
+        else:
+            found.codes = self._memory.take(T * N * numbers.C * cell.x.container.itemsize)
+            self._memory.point(record.to, "codes", found.codes)
+        self._fill_target(record.to, cell.x, N, T, numbers.C, _padded_steps(T))
+        self._memory.point(record.to, "nan", nan)
+        if below is None:
+            self._x.point(record, "real")
+            self._takes.append(record)
+            _fill_scale(record, cell.x)
+            kernel = _TAKE
+        else:
+            self._fill_flags(record.below, below)
+            for d, (under, each) in enumerate(zip(below.cells, cell.between, strict=True)):
+                self._memory.point(record, "codes", below.out[d], d)
+                record.kind[d], record.zero[d] = KINDS[under.h.container], under.h.zero_point
+                record.M[d], record.k[d] = int(each.multipliers[0]), int(each.shift)
+            x = cell.x
+            record.H, record.directions = below.cells[0].numbers.H, len(below.cells)
+            record.lo, record.hi = x.lo - x.zero_point, x.hi - x.zero_point
+            record.out_zero = x.zero_point
+            kernel = _BETWEEN
+        self._launch(kernel, Grid((-(-T * N // _ROWS), 1), _THREADS), record)
+        return found
+
+    def _add_state(self, this: _Below, cell: _Cell, index: int) -> None:
+        """Codes of the state before the first step."""
+        N, H = self._N, cell.numbers.H
+        codes = self._memory.take(N * H * cell.h.container.itemsize)
+        nan = self._memory.take(N)
+        record: Any = TakeC()
+        self._fill_target(record.to, cell.h, N, 1, H, 1)
+        self._memory.point(record.to, "codes", codes)
+        self._memory.point(record.to, "nan", nan)
+        _fill_scale(record, cell.h)
+        record.next = H
+        self._h0.point(record, "real", 4 * index * N * H)
+        this.h0.append(codes)
+        this.h0_nan.append(nan)
+        self._launch(_TAKE, Grid((-(-N // _ROWS), 1), _THREADS), record)
+
+    def _add_group(
+        self,
+        this: _Below,
+        group: Sequence[_Cell],
+        shape: planner.Shape,
+        inputs: Sequence[_Input],
+        first: int,
+    ) -> None:
+        """The directions that share a launch of the recurrence."""
+        N, numbers = self._N, group[0].numbers
+        form, H = numbers.form, numbers.H
+        records: Any = (RECURRENT_C[form.real] * len(group))()
+        for i, cell in enumerate(group):
+            d = first + i
+            self._add_projection(cell, shape, inputs[d], d)
+            record = records[i]
+            fragments, bias, m = cell.numbers.fragments(shape.features, shape.units)
+            exact = cell.numbers.exact_float[1]
+            self._keep += [fragments, bias, m, exact]
+            self._fill_sequence(record.s, cell, reverse=d == 1)
+            self._memory.point(record.s, "out", this.out[d])
+            self._memory.point(record.s, "last", this.last[d])
+            if this.h0:
+                self._memory.point(record.s, "h0", this.h0[d])
+            self._lengths.point(record.s, "lengths")
+            record.weights, record.bias, record.m = (
+                each.data_ptr() for each in (fragments, bias, m)
+            )
+            record.exact_float = exact.data_ptr()
+            record.cell = cell.numbers.frozen.cells[form.real]
+            self._memory.point(record, "Wx", self._projected[d])
+        kernel, grid = planner.layout(shape, form, H, N, len(group))
+        self._launch(kernel, grid, records)
+
+    def _add_projection(
+        self, cell: _Cell, shape: planner.Shape, given: _Input, direction: int
+    ) -> None:
+        numbers, T, N = cell.numbers, self._T, self._N
+        tiles = shape.tiles(N)
+        p: Any = ProjectC()
+        p.W = numbers.W
+        self._fill_sequence(p.s, cell, reverse=False)
+        self._memory.point(p, "Wx", self._projected[direction])
+        p.wide, p.NB, p.tiles = numbers.form.wide_input, shape.rows, tiles
+        p.groups = shape.units // 16
+        self._keep.append(numbers)
+        if given.rows is None:
+            self._memory.point(p.s, "x", given.codes)
+            units = _THREADS // 32
+            self._launch(_FEW, Grid((T * N, -(-numbers.H // units)), _THREADS), p)
+            return
+        weights, folded = numbers.gemm[0]
+        product = _Product(given.rows, weights)
+        self._products.append(product)
+        self._steps.append(product)
+        p.planes_x, p.planes_W = numbers.x_planes, numbers.W_planes
+        p.padded_C, p.columns = weights.shape
+        p.x_offset, p.folded = numbers.x_offset, folded.data_ptr()
+        self._keep += [weights, folded]
+        product.memory.point(p, "product")
+        kernel = _FINISH
+        if numbers.projects_bytes:
+            (folded_bytes, m), exact = numbers.of_bytes, numbers.exact_float[0]
+            p.folded_bytes, p.m = folded_bytes.data_ptr(), m.data_ptr()
+            p.exact_float = exact.data_ptr()
+            self._keep += [folded_bytes, m, exact]
+            kernel = _FINISH_BYTES
+        threads = min(_THREADS, -(-shape.units * shape.rows // 32) * 32)
+        self._launch(kernel, Grid((T * tiles, 1), threads), p)
+
+    def _fill_sequence(self, s: Any, cell: _Cell, *, reverse: bool) -> None:
+        s.x_kind, s.h_kind = KINDS[cell.x.container], KINDS[cell.h.container]
+        s.T, s.N, s.C, s.H = self._T, self._N, cell.numbers.C, cell.numbers.H
+        s.reverse = reverse
+
+    def _fill_flags(self, flags: Any, layer: _Below) -> None:
+        self._memory.point(flags, "nan", layer.nan)
+        for d, cell in enumerate(layer.cells):
+            flags.finite[d] = cell.finite.data_ptr()
+            if layer.h0_nan:
+                self._memory.point(flags, "h0_nan", layer.h0_nan[d], d)
+        flags.T, flags.stride = self._T, _padded_steps(self._T)
+
+    @staticmethod
+    def _fill_target(to: Any, q: Quantizer, N: int, T: int, features: int, stride: int) -> None:
+        to.kind, to.T, to.N, to.features, to.nan_stride = (
+            KINDS[q.container],
+            T,
+            N,
+            features,
+            stride,
+        )
+
+
+class _Input:
+    """Where the codes of an input are: bytes for a product, or their container."""
+
+    def __init__(self) -> None:
+        self.rows: _Rows | None = None
+        self.codes = 0
+
+
+class _Below:
+    """A layer, and where its codes and NaN are in memory."""
+
+    def __init__(self, cells: Sequence[_Cell], nan: int) -> None:
+        self.cells, self.nan = cells, nan
+        self.out: list[int] = []
+        self.last: list[int] = []
+        self.h0: list[int] = []
+        self.h0_nan: list[int] = []
+
+
+def _same_input(a: _Cell, b: _Cell) -> bool:
+    return a.x == b.x and all(
+        int(u.multipliers[0]) == int(v.multipliers[0]) and int(u.shift) == int(v.shift)
+        for u, v in zip(a.between, b.between, strict=True)
+    )
+
+
+def _fill_scale(record: Any, q: Quantizer) -> None:
+    record.zero, record.scale = q.zero_point, q.scale
+    record.lo, record.hi = q.lo - q.zero_point, q.hi - q.zero_point
+
+
+def _by_direction(
+    layer: Sequence[tuple[Sequence[_Cell], planner.Shape]],
+) -> list[tuple[_Cell, planner.Shape]]:
+    return [(cell, shape) for group, shape in layer for cell in group]
+
+
+def _projected_bytes(shape: planner.Shape, cell: _Cell, T: int, N: int) -> int:
+    wide = 2 if cell.numbers.form.wide_input else 1
+    return 4 * T * shape.tiles(N) * shape.units * shape.rows * wide
+
+
+def _padded_steps(T: int) -> int:
+    return -(-T // 4) * 4

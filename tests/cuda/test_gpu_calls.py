@@ -1,0 +1,145 @@
+"""Whole calls of a QuantGRU on a GPU against the CPU's: values, NaN, graphs, the quick way."""
+
+import copy
+
+import pytest
+import torch
+
+from quant_gru import QuantConfig, QuantGRU
+from quant_gru._quick_gpu import quick_gpu_of
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+nan = float("nan")
+CONFIGS = ["int8", "w8a16", "int16"]
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.no_grad():
+        yield
+
+
+def pair(C, H, config="int8", **options):
+    """The same GRU on the CPU and on the GPU."""
+    torch.manual_seed(0)
+    gru = QuantGRU(C, H, config=getattr(QuantConfig, config)(), **options).eval()
+    x = torch.randn(12, 8, C)
+    gru.calibrate(x.transpose(0, 1) if gru.batch_first else x)
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    return gru, copy.deepcopy(gru).cuda()
+
+
+def equal(got, expected):
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=0, equal_nan=True)
+
+
+def quick(gru):
+    weights = gru._parameters.values()
+    found = quick_gpu_of(gru._plan(), weights, weights)
+    assert found is not None
+    return lambda x, hx=None: found.run(gru._parameters.values(), x, hx, gru.batch_first)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("H", [20, 256, 1100])
+@pytest.mark.parametrize("rows", [(5, 1), (30, 33)])
+def test_layers_directions_and_nan(config, H, rows):
+    T, N = rows
+    if H > 1000:
+        T = 3
+    cpu, gpu = pair(16, H, config, num_layers=2, bidirectional=True)
+    x, hx = torch.randn(T, N, 16), torch.randn(4, N, H)
+    equal(gpu(x.cuda()), cpu(x))
+    x[T // 2, N // 2, 3] = nan
+    equal(gpu(x.cuda()), cpu(x))
+    equal(gpu(x.cuda(), hx.cuda()), cpu(x, hx))
+    hx[2, 0, 1] = nan
+    equal(gpu(x.cuda(), hx.cuda()), cpu(x, hx))
+    lengths = torch.randint(1, T + 1, (N,))
+    packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+    y, h_n = cpu(packed, hx)
+    y_gpu, h_gpu = gpu(packed.to("cuda"), hx.cuda())
+    equal((y_gpu.data, h_gpu), (y.data, h_n))
+
+
+@pytest.mark.parametrize("name", ["weight_ih_l0", "bias_hh_l1_reverse"])
+def test_weights_that_are_not_finite(name):
+    cpu, gpu = pair(16, 32, num_layers=2, bidirectional=True)
+    x = torch.randn(4, 3, 16)
+    gpu(x.cuda())
+    for gru in (cpu, gpu):
+        getattr(gru, name).view(-1)[-1] = torch.inf
+    equal(gpu(x.cuda()), cpu(x))
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_the_quick_way_notices_changes(batch_first):
+    cpu, gpu = pair(16, 64, bidirectional=True, batch_first=batch_first)
+    run = quick(gpu)
+    for shape in ((9, 40, 16), (3, 7, 16), (9, 40, 16)):
+        x = torch.randn(shape)
+        hx = torch.randn(2, x.shape[0 if batch_first else 1], 64)
+        x[1, 2, 3] = nan
+        equal(run(x.cuda()), cpu(x))
+        equal(run(x.cuda(), hx.cuda()), cpu(x, hx))
+    assert run(x) is None
+    assert run(x.cuda().double()) is None
+    assert run(x.cuda()[..., :9]) is None
+    assert quick_gpu_of(gpu._plan(), gpu._parameters.values(), [torch.zeros(1)]) is None
+    gpu.weight_ih_l0.mul_(1.5)
+    assert run(x.cuda()) is None
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("N", [1, 40])
+def test_graphs_and_no_waiting(N):
+    cpu, gpu = pair(16, 128, num_layers=2)
+    run = quick(gpu)
+    for T in (1, 10):
+        x = torch.randn(T, N, 16, device="cuda")
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            run(x)
+            gpu(x)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            run(x)
+            gpu(x)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        for engine in (run, gpu):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                got = engine(x)
+            for _ in range(2):
+                x.normal_()
+                x[0, 0, 0] = nan
+                graph.replay()
+                equal(got, cpu(x.cpu()))
+
+
+def test_threads_and_streams():
+    from concurrent.futures import ThreadPoolExecutor
+
+    cpu, gpu = pair(16, 256)
+    run = quick(gpu)
+    inputs = [torch.randn(50, 9, 16) for _ in range(4)]
+    expected = [cpu(x) for x in inputs]
+    run(inputs[0].cuda())
+    torch.cuda.synchronize()
+
+    def work(index):
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            x = inputs[index].cuda()
+            results = [run(x) for _ in range(20)]
+            torch.cuda.current_stream().synchronize()
+        return results
+
+    with ThreadPoolExecutor(4) as pool:
+        for index, results in enumerate(pool.map(work, range(4))):
+            for got in results:
+                equal(got, expected[index])

@@ -1,0 +1,161 @@
+"""Whole calls in prepared launches, on the host: as the reference, NaN included."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from quant_gru import QuantConfig, QuantGRU
+from quant_gru.kernels.cuda import planner, stack
+
+sys.path.insert(0, str(Path(__file__).parent))
+from host_machine import COMPILER, Host
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+
+C, H = 5, 20
+nan = float("nan")
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    return Host(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    monkeypatch.setenv(planner.VARIABLE, "1,1,1,4")
+    with torch.no_grad():
+        yield
+
+
+def quantized(config=None, **options):
+    torch.manual_seed(0)
+    gru = QuantGRU(C, H, config=config or QuantConfig.int8(), **options).eval()
+    gru.calibrate(torch.randn(12, 4, C))
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    return gru
+
+
+def checked(gru, host, x, hx=None, lengths=None):
+    """The stack's result, which has to be the reference's."""
+    found = stack.Stack(gru._plan(), host).run(x, hx, lengths)
+    if lengths is None:
+        expected = gru(x, hx)
+    else:
+        packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+        y, h_n = gru(packed, hx)
+        expected = torch.nn.utils.rnn.pad_packed_sequence(y, total_length=x.shape[0])[0], h_n
+        inside = torch.arange(x.shape[0])[:, None] < lengths
+        found = found[0].masked_fill(~inside[..., None], 0), found[1]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    return found
+
+
+def unsigned(config):
+    for name in ("input.x", "output.h"):
+        config = config.replace(name, is_unsigned=True, is_symmetric=False)
+    return config
+
+
+@pytest.mark.parametrize("rows", [(7, 3), (9, 8)], ids=["few", "many"])
+@pytest.mark.parametrize(
+    "config",
+    [QuantConfig.int8(), QuantConfig.w8a16(), QuantConfig.int16(), unsigned(QuantConfig.int8())],
+    ids=["int8", "w8a16", "int16", "unsigned"],
+)
+def test_whole_calls(host, config, rows):
+    gru = quantized(config, num_layers=2, bidirectional=True)
+    x, hx = torch.randn(*rows, C), torch.randn(4, rows[1], H)
+    checked(gru, host, x)
+    checked(gru, host, x, hx)
+    checked(gru, host, x.transpose(0, 1).contiguous().transpose(0, 1), hx)
+    lengths = torch.randint(1, rows[0] + 1, (rows[1],))
+    lengths[0] = rows[0]
+    for each, length in enumerate(lengths):
+        x[length:, each] = 0
+    checked(gru, host, x, hx, lengths)
+
+
+def test_a_schedule_is_used_again(host):
+    gru = quantized(bidirectional=True)
+    whole = stack.stack_of(gru._plan(), host)
+    assert stack.stack_of(gru._plan(), host) is whole
+    kept = [torch.randn(9, 8, C) for _ in range(3)]
+    for x in [*kept, *(x.flip(0)[:5] for x in kept), torch.randn(8, 9, C).transpose(0, 1)]:
+        for got, expected in zip(whole.run(x, None), gru(x), strict=True):
+            assert torch.equal(got, expected)
+    with torch.no_grad():
+        gru.weight_hh_l0.mul_(1.5)
+    assert stack.stack_of(gru._plan(), host) is not whole
+
+
+def test_quantizers_that_differ_between_directions(host):
+    gru = quantized(num_layers=2, bidirectional=True)
+    gru.adjust_quant_config("x", scale=2.0**-4, reverse=True)
+    gru.adjust_quant_config("h", is_unsigned=True, is_symmetric=False, layer=0, reverse=True)
+    for rows in ((6, 3), (9, 8)):
+        x, hx = torch.randn(*rows, C), torch.randn(4, rows[1], H)
+        x[2, 1, 0] = nan
+        checked(gru, host, x, hx)
+
+
+@pytest.mark.parametrize("rows", [(6, 3), (9, 8)], ids=["few", "many"])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 3}, {"num_layers": 2, "bidirectional": 1}])
+def test_nan_in_x_and_in_hx(host, options, rows):
+    gru = quantized(
+        **{name: bool(v) if name == "bidirectional" else v for name, v in options.items()}
+    )
+    T, N = rows
+    states = gru.num_layers * (2 if gru.bidirectional else 1)
+    for step in (0, 3, T - 1):
+        x, hx = torch.randn(T, N, C), torch.randn(states, N, H)
+        x[step, 1, 2] = nan
+        y, _ = checked(gru, host, x)
+        assert y[step, 1, :H].isnan().all()
+        assert not y[:, [0, 2]].isnan().any()
+        hx[states - 1, 2, 1] = nan
+        y, h_n = checked(gru, host, x, hx)
+        assert y[:, 2, -H:].isnan().all()
+        assert h_n[-1, 2].isnan().all()
+
+
+def test_nan_over_many_steps(host):
+    """More steps than a warp looks at at once."""
+    gru = quantized(bidirectional=True)
+    for step in (0, 127, 128, 300):
+        x = torch.randn(301, 2, C)
+        x[step, 1, 0] = nan
+        checked(gru, host, x)
+
+
+@pytest.mark.parametrize("value", [nan, float("inf")])
+def test_weights_that_are_not_finite(host, value):
+    gru = quantized(bidirectional=True)
+    with torch.no_grad():
+        gru.weight_hh_l0_reverse[0, 0] = value
+    y, h_n = checked(gru, host, torch.randn(6, 3, C))
+    assert not y[..., :H].isnan().any()
+    assert y[..., H:].isnan().all()
+    assert h_n[1].isnan().all()
+
+
+def test_what_a_stack_does_not_take(host, monkeypatch):
+    assert stack.stack_of(quantized(QuantConfig.uniform(24, False))._plan(), host) is None
+    whole = stack.Stack(quantized()._plan(), host)
+    assert whole.run(torch.zeros(5, 0, C), None) is None
+    monkeypatch.setattr(planner, "choose", lambda *_: None)
+    assert whole.run(torch.zeros(5, 1, C), None) is None
+
+
+def test_few_schedules_are_kept(host, monkeypatch):
+    monkeypatch.setattr(stack, "_MOST_SCHEDULES", 2)
+    gru = quantized()
+    whole = stack.Stack(gru._plan(), host)
+    for T in range(1, 6):
+        x = torch.randn(T, 2, C)
+        assert torch.equal(whole.run(x, None)[0], gru(x)[0])
+        assert len(whole._schedules) <= 2

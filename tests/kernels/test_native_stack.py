@@ -1,0 +1,51 @@
+"""Native stacks and streams: every value that of the reference executor."""
+
+import pytest
+import torch
+from random_stacks import random_stack
+
+from quant_gru._layers import run_real
+from quant_gru._stream import Stream
+from quant_gru.kernels.cpu import executor as cpu
+
+NATIVE = cpu.choices()[:-1]
+
+
+def reference(case, monkeypatch):
+    gru = case.gru
+    D = 2 if gru.bidirectional else 1
+    h0 = case.h0
+    if h0 is None:
+        h0 = torch.zeros(gru.num_layers * D, case.x.shape[1], gru.hidden_size)
+    nothing = [[(None, None, None, None)] * D] * gru.num_layers
+    with monkeypatch.context() as patch:
+        patch.setenv(cpu.VARIABLE, cpu.REFERENCE)
+        return run_real(case.plan, case.x, h0, case.lengths, nothing, 0.0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("seed", range(12))
+def test_stack(seed, monkeypatch):
+    case = random_stack(seed)
+    y, last = reference(case, monkeypatch)
+    for variant in NATIVE:
+        stack = cpu.stack_of(case.plan, variant)
+        for batch_first in (False, True):
+            x = case.x.transpose(0, 1) if batch_first else case.x
+            got = stack.run(x, case.h0, case.lengths, batch_first)
+            assert got is not None
+            assert torch.equal(got[0].transpose(0, 1) if batch_first else got[0], y)
+            assert torch.equal(got[1], last)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("seed", range(4))
+def test_stream(seed, monkeypatch):
+    case = random_stack(seed, bidirectional=False)
+    case = type(case)(case.gru, case.x, None, None)
+    y, _ = reference(case, monkeypatch)
+    for variant in NATIVE:
+        monkeypatch.setenv(cpu.VARIABLE, variant)
+        stream = Stream(case.plan, case.x.shape[1])
+        for x, expected in zip(case.x, y, strict=True):
+            assert torch.equal(stream(x), expected)

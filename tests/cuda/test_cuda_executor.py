@@ -79,7 +79,7 @@ def test_random_plans(kind):
 
 
 @pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])
-@pytest.mark.parametrize("H", [1, 16, 64, 100, 128, 256, 300, 512, 768, 1024, 1100])
+@pytest.mark.parametrize("H", [1, 3, 17, 64, 100, 128, 192, 256, 320, 512, 768, 1000, 1024, 1500])
 def test_sizes(H, config):
     """From one unit to more than a cluster's registers hold; small and large batches."""
     plan = quantized(33, H, getattr(QuantConfig, config)())._plan().cells[0][0]

@@ -26,7 +26,10 @@ $(READY): pyproject.toml constraints.txt
 
 # The kernels are compiled when the package is installed, and again when their sources change.
 $(BUILT): $(READY) $(KERNELS)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@if [ ! -e $@ ] || [ -n "$$(find $(KERNELS) -newer $@)" ]; then \
+		echo "compiling the kernels"; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . || exit 1; \
+	fi
 	@touch $@
 
 demo: $(BUILT)

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable
 
 import torch
+from cpu import CONFIGS
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import reference
@@ -35,20 +36,6 @@ SHAPES = [
     (512, 20, 100, 100),
 ]
 
-
-def fused(config: QuantConfig) -> QuantConfig:
-    """The three products unrounded."""
-    for name in ("op.rRh", "op.old_contrib", "op.new_contrib"):
-        config = config.replace(name, bitwidth=None)
-    return config
-
-
-CONFIGS = {
-    "int8": QuantConfig.int8(),
-    "int8-free": QuantConfig.int8().replace_globals(scale_kind="free"),
-    "int8-fused": fused(QuantConfig.int8()),
-    "w8a16": QuantConfig.w8a16(),
-}
 Engine = Callable[[], object]
 
 

@@ -15,6 +15,63 @@ from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.cpu import executor as cpu
 
 _KINDS = (Tensor, torch.nn.Parameter)
+_CPU = torch.device("cpu")
+
+
+class KeptWeights:
+    """All weights of a module, kept so that identity, version and address tell of changes.
+
+    Args:
+        weights: The weights; aliases keep their storage, so that its address is not given to
+            another one.
+    """
+
+    def __init__(self, weights: Collection[Tensor]) -> None:
+        self._aliases = [w.detach() for w in weights]
+        self._stamps = [(w, w._version, w.data_ptr()) for w in weights]
+
+    def hold(self, weights: Collection[Tensor | None]) -> bool:
+        """Whether the weights are still those that were given, unchanged.
+
+        Args:
+            weights: The module's weights now, in the order they were given in.
+        """
+        if len(weights) != len(self._stamps):
+            return False
+        for w, (kept, version, address) in zip(weights, self._stamps, strict=True):
+            if w is not kept or w._version != version or w.data_ptr() != address:
+                return False
+        return True
+
+    def ask_for_gradient(self) -> bool:
+        """Whether a gradient goes to one of them."""
+        return any(w.requires_grad for w, _, _ in self._stamps)
+
+
+def kept_weights(
+    weights: Collection[Tensor | None], used: Iterable[Tensor | None], device: torch.device
+) -> KeptWeights | None:
+    """The weights, where they can tell of every change of the plan; None where they cannot.
+
+    Args:
+        weights: All weights of the module.
+        used: What the plan was made of. Where that is computed from the module's weights, as
+            parametrizations and pruning do, their versions tell nothing.
+        device: Where the weights have to be.
+    """
+    found: list[Tensor] = []
+    for w in weights:
+        # inference tensors keep no version, so a change of them would go unseen
+        if w is None or type(w) not in _KINDS or w.device != device or w.is_inference():
+            return None
+        # the output has the dtype of the weights
+        if w.is_floating_point() and w.dtype != torch.float32:
+            return None
+        found.append(w)
+    known = {id(w) for w in found}
+    if not all(w is None or id(w) in known for w in used):
+        return None
+    return KeptWeights(found)
 
 
 class Quick:
@@ -23,19 +80,17 @@ class Quick:
     Args:
         stack: The stack.
         variant: The instruction set it was made for.
-        weights: All weights of the module: they are kept, so that identity and version tell
-            whether they changed; aliases keep their storage, so that its address is not given to
-            another one.
+        weights: All weights of the module.
     """
 
-    def __init__(self, stack: cpu.Stack, variant: str, weights: Collection[Tensor]) -> None:
+    def __init__(self, stack: cpu.Stack, variant: str, weights: KeptWeights) -> None:
         self._stack = stack
         self._variant = variant
-        self._weights = tuple(weights)
-        self._aliases = [w.detach() for w in self._weights]
-        self._stamps = [(w, w._version, w.data_ptr()) for w in self._weights]
+        self._weights = weights
         self._states = stack.states
         self._C, self._H = stack.input_size, stack.hidden_size
+        self.holds = weights.hold
+        """holds(weights now) -> whether they are still those that were given, unchanged."""
 
     def run(
         self, weights: Collection[Tensor | None], x: object, hx: Tensor | None, batch_first: bool
@@ -68,25 +123,12 @@ class Quick:
         if torch.is_grad_enabled() and (
             x.requires_grad
             or (hx is not None and hx.requires_grad)
-            or any(w.requires_grad for w in self._weights)
+            or self._weights.ask_for_gradient()
         ):
             return None
         if cpu.chosen() != self._variant:
             return None
         return self._stack.run(x, hx, None, batch_first)
-
-    def holds(self, weights: Collection[Tensor | None]) -> bool:
-        """Whether the weights are still those that were given, unchanged.
-
-        Args:
-            weights: The module's weights now, in the order they were given in.
-        """
-        if len(weights) != len(self._stamps):
-            return False
-        for w, (kept, version, address) in zip(weights, self._stamps, strict=True):
-            if w is not kept or w._version != version or w.data_ptr() != address:
-                return False
-        return True
 
 
 def quick_of(
@@ -97,21 +139,11 @@ def quick_of(
     Args:
         plan: The plan.
         weights: All weights of the module.
-        used: What the plan was made of. Where that is computed from the module's weights, as
-            parametrizations and pruning do, their versions tell nothing, so there is no quick way.
+        used: What the plan was made of.
     """
-    found: list[Tensor] = []
-    for w in weights:
-        # inference tensors keep no version, so a change of them would go unseen
-        if w is None or type(w) not in _KINDS or not w.is_cpu or w.is_inference():
-            return None
-        # the output has the dtype of the weights
-        if w.is_floating_point() and w.dtype != torch.float32:
-            return None
-        found.append(w)
-    known = {id(w) for w in found}
-    if not all(w is None or id(w) in known for w in used):
+    kept = kept_weights(weights, used, _CPU)
+    if kept is None:
         return None
     variant = cpu.chosen()
     stack = None if variant == cpu.REFERENCE else cpu.stack_of(plan, variant)
-    return None if stack is None else Quick(stack, variant, found)
+    return None if stack is None else Quick(stack, variant, kept)

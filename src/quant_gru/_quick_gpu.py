@@ -11,12 +11,11 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import Tensor
 
+from quant_gru._quick import KeptWeights, kept_weights
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.cuda.numbers import capturing
 from quant_gru.kernels.cuda.stack import Stack
 from quant_gru.kernels.ops import runs_on_gpu, stack_on_gpu
-
-_KINDS = (Tensor, torch.nn.Parameter)
 
 
 class QuickGPU:
@@ -24,19 +23,17 @@ class QuickGPU:
 
     Args:
         stack: The stack.
-        weights: All weights of the module: they are kept, so that identity and version tell
-            whether they changed; aliases keep their storage, so that its address is not given to
-            another one.
+        weights: All weights of the module.
     """
 
-    def __init__(self, stack: Stack, weights: Collection[Tensor]) -> None:
+    def __init__(self, stack: Stack, weights: KeptWeights) -> None:
         self._stack = stack
-        self._aliases = [w.detach() for w in weights]
-        self._stamps = [(w, w._version, w.data_ptr()) for w in weights]
-        self._asks = [w for w in weights if w.is_floating_point()]
+        self._weights = weights
         self._device = stack.device
         self._states = stack.states
         self._C, self._H = stack.input_size, stack.hidden_size
+        self.holds = weights.hold
+        """holds(weights now) -> whether they are still those that were given, unchanged."""
 
     def run(
         self, weights: Collection[Tensor | None], x: object, hx: Tensor | None, batch_first: bool
@@ -77,26 +74,13 @@ class QuickGPU:
         if torch.is_grad_enabled() and (
             x.requires_grad
             or (hx is not None and hx.requires_grad)
-            or any(w.requires_grad for w in self._asks)
+            or self._weights.ask_for_gradient()
         ):
             return None
         result = self._stack.run(x, hx)
         if result is None or not batch_first:
             return result
         return result[0].transpose(0, 1), result[1]
-
-    def holds(self, weights: Collection[Tensor | None]) -> bool:
-        """Whether the weights are still those that were given, unchanged.
-
-        Args:
-            weights: The module's weights now, in the order they were given in.
-        """
-        if len(weights) != len(self._stamps):
-            return False
-        for w, (kept, version, address) in zip(weights, self._stamps, strict=True):
-            if w is not kept or w._version != version or w.data_ptr() != address:
-                return False
-        return True
 
 
 def quick_gpu_of(
@@ -107,23 +91,13 @@ def quick_gpu_of(
     Args:
         plan: The plan.
         weights: All weights of the module.
-        used: What the plan was made of. Where that is computed from the module's weights, as
-            parametrizations and pruning do, their versions tell nothing, so there is no quick way.
+        used: What the plan was made of.
     """
     device = plan.cells[0][0].weights.W.device
     if not runs_on_gpu(device) or capturing(device):
         return None
-    found: list[Tensor] = []
-    for w in weights:
-        # inference tensors keep no version, so a change of them would go unseen
-        if w is None or type(w) not in _KINDS or w.device != device or w.is_inference():
-            return None
-        # the output has the dtype of the weights
-        if w.is_floating_point() and w.dtype != torch.float32:
-            return None
-        found.append(w)
-    known = {id(w) for w in found}
-    if not all(w is None or id(w) in known for w in used):
+    kept = kept_weights(weights, used, device)
+    if kept is None:
         return None
     stack = stack_on_gpu(plan)
-    return None if stack is None else QuickGPU(stack, found)
+    return None if stack is None else QuickGPU(stack, kept)

@@ -109,23 +109,14 @@ def gru_layer(
         the output with its NaN mask; codes of the last state (N, H).
     """
     out, last = run_cell(plan, x.codes, h0.codes, run.lengths, run.reverse)
-    nan = _spread(x.nan, h0.nan, run.reverse) | ~plan.weights.finite
-    nan_last = nan[0 if run.reverse else -1] if nan.shape[0] else h0.nan | ~plan.weights.finite
+    spread = spread_nan(x.nan, h0.nan, plan, run.reverse)
+    nan, nan_last = (spread[:-1], spread[0]) if run.reverse else (spread[1:], spread[-1])
     y = plan.h.dequantize(out).masked_fill(nan[..., None], torch.nan)
     y_last = plan.h.dequantize(last).masked_fill(nan_last[..., None], torch.nan)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in real):
         saved = (plan, x, h0, run, out, nan.any(0) | nan_last)
         y, y_last = _StraightThrough.apply(y, y_last, saved, *real)
     return y, y_last, Codes(out, torch.ones((), dtype=torch.bool, device=out.device), nan), last
-
-
-def _spread(x_nan: Tensor, h0_nan: Tensor, reverse: bool) -> Tensor:
-    """Rows that are NaN after each step (T, N): from the first NaN on, in processing order."""
-    steps = x_nan.flip(0) if reverse else x_nan
-    if not steps.shape[0]:
-        return steps
-    spread = torch.cummax(steps.to(torch.uint8), dim=0).values.to(torch.bool) | h0_nan
-    return spread.flip(0) if reverse else spread
 
 
 class _StraightThrough(torch.autograd.Function):

@@ -102,13 +102,12 @@ void Stack::requantize(size_t layer, const void *below, void *const *codes, int6
 
 bool Stack::run(const Call &call) {
     const int D = directions();
-    const int64_t H = layer(0, 0).H(), C = layer(0, 0).C(), N = call.N, T = call.T;
+    const int64_t H = layer(0, 0).H(), N = call.N, T = call.T;
     const int64_t part = T * N * H * 4;  // the codes of one direction
     const bool several = depth() > 1;
     Scratch::Lease lease(codes_, several ? static_cast<size_t>(part * D * (1 + D)) : 0);
     char *states = static_cast<char *>(lease.data);
     void *inputs[2] = {states + part * D, states + part * D * 2};
-    static_cast<void>(C);
     for (size_t i = 0; i < depth(); ++i) {
         if (i) requantize(i, states, inputs, T * N);
         std::vector<Task> tasks;

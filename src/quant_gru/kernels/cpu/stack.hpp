@@ -45,7 +45,6 @@ class Stack {
     bool step(const float *x, int64_t N, void *const *state, float *y);
 
  private:
-    bool run_layer(size_t i, const std::vector<Task> &tasks, int threads);
     // Input codes of a layer from the states below: (rows, directions * H) each.
     void requantize(size_t layer, const void *below, void *const *codes, int64_t rows) const;
 

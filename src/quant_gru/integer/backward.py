@@ -14,12 +14,47 @@ from torch import Tensor
 
 from quant_gru.integer.cell import Recorder
 from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.reference import states_before, trace
+
+
+@dataclass(frozen=True, eq=False)
+class Tape:
+    """What is known of one layer and direction after its forward: all that its backward needs.
+
+    Attributes:
+        plan: The plan of the forward.
+        x: Codes of input.x (T, N, C).
+        h0: Codes of output.h before the first step (N, H).
+        out: Codes of output.h after each step (T, N, H).
+        lengths: As for the forward: int64 (N,), or None.
+        reverse: As for the forward.
+        held: bool (T, N, H): units that kept their state in a step (zoneout), or None.
+    """
+
+    plan: CellPlan
+    x: Tensor
+    h0: Tensor
+    out: Tensor
+    lengths: Tensor | None = None
+    reverse: bool = False
+    held: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which gradients are asked for, beside that of the state before the first step."""
+
+    x: bool = True
+    W: bool = True
+    R: bool = True
+    bw: bool = True
+    br: bool = True
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients of one layer and direction, float64; weights in PyTorch's row order.
+    """Gradients of one layer and direction; weights in PyTorch's row order; None: not wanted.
 
     Attributes:
         x: (T, N, C), before the mask of the input quantizer.
@@ -30,65 +65,73 @@ class Gradients:
         br: (3H,).
     """
 
-    x: Tensor
+    x: Tensor | None
     h0: Tensor
-    W: Tensor
-    R: Tensor
-    bw: Tensor
-    br: Tensor
+    W: Tensor | None
+    R: Tensor | None
+    bw: Tensor | None
+    br: Tensor | None
 
 
 def straight_through(
-    plan: CellPlan,
-    x: Tensor,
-    h0: Tensor,
-    out: Tensor,
-    grad_out: Tensor,
-    grad_last: Tensor,
-    lengths: Tensor | None = None,
-    reverse: bool = False,
+    tape: Tape, grad_out: Tensor, grad_last: Tensor, wanted: Wanted | None = None
 ) -> Gradients:
-    """Backpropagate through time.
+    """Backpropagate through time, in float64.
+
+    A NaN in `grad_last` makes all gradients of its row NaN, and those of the weights.
 
     Args:
-        plan: The plan of the forward.
-        x: Codes of input.x (T, N, C).
-        h0: Codes of output.h before the first step (N, H).
-        out: Codes of output.h after each step (T, N, H).
+        tape: What the forward took in and gave.
         grad_out: Gradient of the dequantized outputs (T, N, H).
         grad_last: Gradient of the dequantized last state (N, H).
-        lengths: As for the forward.
-        reverse: As for the forward.
+        wanted: Which gradients to compute; None for all.
     """
+    wanted = wanted or Wanted()
+    plan, x, reverse = tape.plan, tape.x, tape.reverse
     T = x.shape[0]
-    h_before = states_before(out, h0, reverse)
+    h_before = states_before(tape.out, tape.h0, reverse)
     grad_out = grad_out.to(torch.float64)
     dh = grad_last.to(torch.float64)
     W, R = real_weights(plan)
     dWx = torch.zeros((*x.shape[:2], W.shape[0]), dtype=torch.float64, device=x.device)
     dRh = torch.zeros_like(dWx)
     for t in range(T) if reverse else reversed(range(T)):
-        if lengths is None:
-            step, stays = dh + grad_out[t], None
+        held = _held(tape, t)
+        if tape.lengths is None:
+            step = dh + grad_out[t]
         else:
-            counts = (lengths > t)[:, None]
-            step, stays = torch.where(counts, dh + grad_out[t], 0.0), torch.where(counts, 0.0, dh)
+            counts = (tape.lengths > t)[:, None]
+            step = torch.where(counts, dh + grad_out[t], dh)
+        moved = step if held is None else step * ~held
         record = trace(plan, x[t], h_before[t])
-        dWx[t], dRh[t], dh = _gates_backward(plan, record, h_before[t], step)
+        dWx[t], dRh[t], dh = _gates_backward(plan, record, h_before[t], moved)
         dh = dh + dRh[t] @ R
-        if stays is not None:
-            dh = dh + stays
-    flat_x = plan.x.dequantize(x, torch.float64).flatten(0, 1)
-    flat_h = plan.h.dequantize(h_before, torch.float64).flatten(0, 1)
+        if held is not None:
+            dh = dh + step * held
     flat_dWx, flat_dRh = dWx.flatten(0, 1), dRh.flatten(0, 1)
+
+    def product(wanted: bool, grads: Tensor, quantizer: Quantizer, codes: Tensor) -> Tensor | None:
+        if not wanted:
+            return None
+        return _reset_first(grads.T @ quantizer.dequantize(codes, torch.float64).flatten(0, 1))
+
     return Gradients(
-        dWx @ W,
+        dWx @ W if wanted.x else None,
         dh,
-        _reset_first(flat_dWx.T @ flat_x),
-        _reset_first(flat_dRh.T @ flat_h),
-        _reset_first(flat_dWx.sum(0)),
-        _reset_first(flat_dRh.sum(0)),
+        product(wanted.W, flat_dWx, plan.x, x),
+        product(wanted.R, flat_dRh, plan.h, h_before),
+        _reset_first(flat_dWx.sum(0)) if wanted.bw else None,
+        _reset_first(flat_dRh.sum(0)) if wanted.br else None,
     )
+
+
+def _held(tape: Tape, t: int) -> Tensor | None:
+    """Bool (N, H) or (N, 1): where step t left the state as it was; None: nowhere."""
+    held = None if tape.held is None else tape.held[t]
+    if tape.lengths is None:
+        return held
+    over = (tape.lengths <= t)[:, None]
+    return over if held is None else held | over
 
 
 def real_weights(plan: CellPlan) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.integer import reference
-from quant_gru.integer.backward import straight_through
+from quant_gru.integer.backward import Tape, straight_through
 from quant_gru.integer.plan import CellPlan
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import border, compiler, driver
@@ -135,16 +135,15 @@ class _StraightThrough(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, grad_last: Tensor) -> tuple[Any, ...]:
         x, x_inside, h0, h0_inside, out, nan_rows = ctx.saved_tensors
-        grads = straight_through(
-            ctx.plan, x, h0, out, grad_out, grad_last, ctx.run.lengths, ctx.run.reverse
-        )
-        dx = (grads.x * x_inside).masked_fill(nan_rows[:, None], torch.nan)
-        dh0 = (grads.h0 * h0_inside).masked_fill(nan_rows[:, None], torch.nan)
-        weights = (
-            w.masked_fill(nan_rows.any(), torch.nan) for w in (grads.W, grads.R, grads.bw, grads.br)
-        )
+        tape = Tape(ctx.plan, x, h0, out, ctx.run.lengths, ctx.run.reverse)
+        # NaN spreads from the last state to all gradients of a row
+        nan = torch.where(nan_rows, torch.nan, 0.0)[:, None]
+        grads = straight_through(tape, grad_out, grad_last + nan)
+        assert grads.x is not None
+        dx, dh0 = grads.x * x_inside, grads.h0 * h0_inside
+        weights = (grads.W, grads.R, grads.bw, grads.br)
         real = (
-            None if dtype is None or not needed else grad.to(dtype)
+            None if dtype is None or not needed or grad is None else grad.to(dtype)
             for grad, dtype, needed in zip(
                 (dx, dh0, *weights), ctx.dtypes, ctx.needs_input_grad[3:], strict=True
             )

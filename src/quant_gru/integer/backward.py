@@ -7,6 +7,7 @@ where the integer forward was clamped. Scales, bias rounding and multipliers are
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -147,13 +148,21 @@ def _gates_backward(
     plan: CellPlan, record: Recorder, h: Tensor, dh: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of both projections (N, 3H) and of the state's direct path (N, H), by autograd."""
-    with torch.enable_grad():
+    with _autograd(), torch.enable_grad():
         Wx = _real(plan, record, "matmul.Wx").requires_grad_()
         Rh = _real(plan, record, "matmul.Rh").requires_grad_()
         h_real = plan.h.dequantize(h, torch.float64).requires_grad_()
         new = real_gates(plan, record, Wx, Rh, h_real)
         dWx, dRh, direct = torch.autograd.grad(new, (Wx, Rh, h_real), dh)
     return dWx * record.inside["matmul.Wx"], dRh * record.inside["matmul.Rh"], direct
+
+
+def _autograd() -> AbstractContextManager[None]:
+    """Autograd, also inside an operator, below which the dispatcher turns it off."""
+    guard: AbstractContextManager[None] = torch._C._SetExcludeDispatchKeyGuard(
+        torch._C.DispatchKey.AutogradFunctionality, False
+    )
+    return guard
 
 
 def real_gates(plan: CellPlan, record: Recorder, Wx: Tensor, Rh: Tensor, h: Tensor) -> Tensor:

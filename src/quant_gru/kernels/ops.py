@@ -162,6 +162,10 @@ def backward_layer(
 
 def events(seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> Tensor:
     """Where something of probability `p` happens; as `quant_gru.integer.random.events`."""
+    if seed.device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
+        return cpu.events(seed, p, shape, stream)
+    if runs_on_gpu(seed.device):
+        return border.events(seed, p, shape, stream)
     return random.events(seed, p, shape, stream)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from quant_gru._errors import QuantGRUError
 from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.random import chance
 from quant_gru.integer.tables import Table
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cpu import _native
@@ -98,6 +99,14 @@ def run(
             torch.get_num_threads() if threads is None else threads,
         )
     return out, last
+
+
+def events(seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> Tensor:
+    """As `quant_gru.integer.random.events`, on the CPU."""
+    found = torch.empty(shape, dtype=torch.bool, device="cpu")
+    key = int(seed) & ((1 << 64) - 1)
+    _native.events(found.data_ptr(), *shape, key, stream, chance(p))
+    return found
 
 
 def is_narrow(plan: CellPlan) -> bool:

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "../philox.h"
 #include "stack.hpp"
 
 namespace nb = nanobind;
@@ -95,6 +96,18 @@ struct Stream {
     }
 };
 
+// bytes (A, B, C): 1 where the word of place (a, b, c) is below `chance`.
+void events(uintptr_t to, int64_t A, int64_t B, int64_t C, uint64_t seed, uint32_t stream,
+            uint64_t chance) {
+    auto *bytes = reinterpret_cast<uint8_t *>(to);
+    nb::gil_scoped_release release;
+    for (int64_t a = 0; a < A; ++a)
+        for (int64_t b = 0; b < B; ++b, bytes += C)
+            for (int64_t c = 0; c < C; ++c)
+                bytes[c] = qg_philox(static_cast<uint32_t>(a), static_cast<uint32_t>(b),
+                                     static_cast<uint32_t>(c), stream, seed) < chance;
+}
+
 // For benchmarks: the rate at which multiplications alone would run, and memory be read.
 int64_t multiply(const std::string &variant, int64_t loops) {
     return variant_of(variant).multiply(loops);
@@ -128,6 +141,7 @@ NB_MODULE(_native, m) {
     nb::class_<Stream>(m, "Stream")
         .def(nb::init<Stack *, int64_t, std::vector<uintptr_t>>(), nb::keep_alive<1, 2>())
         .def("step", &Stream::step);
+    m.def("events", &events);
     m.def("multiply", &multiply);
     m.def("read_memory", &read_memory);
     m.def("variants", &variants, nb::arg("only_runnable") = true);

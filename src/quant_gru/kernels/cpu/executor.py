@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
-from quant_gru.integer.plan import CellPlan, GRUPlan
+from quant_gru.integer.plan import CellPlan, GRUPlan, WeightPart
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table
 from quant_gru.integer.weighted_sum import WeightedSum
@@ -20,6 +20,8 @@ from quant_gru.kernels.cpu import _native
 VARIABLE = "QUANT_GRU_CPU"
 REFERENCE = "reference"
 NARROW_BITS = 16
+# containers of weights that native layers read where they are
+_READ = (torch.int8, torch.int16)
 
 # Native layers live as long as the weights they were made of.
 _packed: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, _native.Layer]]] = (
@@ -115,6 +117,19 @@ def _layer_of(plan: CellPlan, variant: str) -> _native.Layer:
     if variant not in layers:
         layers[variant] = _native.Layer(_numbers(plan), variant)
     return layers[variant]
+
+
+def repack(part: WeightPart) -> None:
+    """Let native layers follow a weight part whose tensors changed in place."""
+    kept = _packed.get(part)
+    if kept is None:
+        return
+    for variant, layer in list(kept[1].items()):
+        # where the tensors were converted, the layer does not know where they are
+        if part.W.dtype in _READ and part.R.dtype in _READ:
+            layer.repack()
+        else:
+            del kept[1][variant]
 
 
 def stack_of(plan: GRUPlan, variant: str) -> Stack | None:

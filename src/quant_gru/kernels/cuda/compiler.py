@@ -15,6 +15,7 @@ _HEADERS = {
     "cell.cuh": _HERE / "cell.cuh",
     "ptx.cuh": _HERE / "ptx.cuh",
     "fixed_point.h": _HERE.parent / "fixed_point.h",
+    "weights.h": _HERE.parent / "weights.h",
 }
 # all that fixed_point.h takes from it
 _STDINT = """

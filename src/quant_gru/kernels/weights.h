@@ -8,9 +8,9 @@
 
 #include <stdint.h>
 
-#define QG_FINER 2        /* candidates finer than the covering exponent */
-#define QG_SHARE 0.00390625 /* 2^-8: the least share of the largest scale */
-#define QG_LEAST_SCALE 1.1754943508222875e-38    /* 2^-126 */
+#define QG_FINER 2                              /* candidates finer than the covering exponent */
+#define QG_SHARE 0.00390625                     /* 2^-8: the least share of the largest scale */
+#define QG_LEAST_SCALE 1.1754943508222875e-38   /* 2^-126 */
 #define QG_LARGEST_SCALE 1.7014118346046923e+38 /* 2^127 */
 
 typedef union {

@@ -20,8 +20,6 @@ from quant_gru.kernels.cpu import _native
 VARIABLE = "QUANT_GRU_CPU"
 REFERENCE = "reference"
 NARROW_BITS = 16
-# containers of weights that native layers read where they are
-_READ = (torch.int8, torch.int16)
 
 # Native layers live as long as the weights they were made of.
 _packed: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, _native.Layer]]] = (
@@ -125,11 +123,11 @@ def repack(part: WeightPart) -> None:
     if kept is None:
         return
     for variant, layer in list(kept[1].items()):
-        # where the tensors were converted, the layer does not know where they are
-        if part.W.dtype in _READ and part.R.dtype in _READ:
-            layer.repack()
-        else:
+        if layer.kind == "wide":
+            # it has copies
             del kept[1][variant]
+        else:
+            layer.repack()
 
 
 def stack_of(plan: GRUPlan, variant: str) -> Stack | None:
@@ -150,11 +148,11 @@ def stack_of(plan: GRUPlan, variant: str) -> Stack | None:
         or len(kept[0]) != len(parts)
         or any(ref() is not part for ref, part in zip(kept[0], parts, strict=True))
     ):
-        runs = all(is_narrow(cell) and bool(cell.weights.finite) for cell in cells)
-        stack = Stack(plan, variant) if runs else None
+        stack = Stack(plan, variant) if all(map(is_narrow, cells)) else None
         kept = ([weakref.ref(part) for part in parts], variant, stack)
         _stacks[cells[0].weights] = kept
-    return kept[2]
+    # asked every time: weights may be followed in place
+    return kept[2] if all(bool(cell.weights.finite) for cell in cells) else None
 
 
 class Stack:
@@ -276,8 +274,10 @@ def _exactness(plan: CellPlan) -> dict[str, Any]:
 def _numbers(plan: CellPlan) -> dict[str, Any]:
     w, q = plan.weights, plan.frozen.quantizers
     tensors: list[Tensor] = []
+    exactness = _exactness(plan)
+    narrow = bool(exactness["narrow"])
     return {
-        **_exactness(plan),
+        **exactness,
         "H": plan.hidden_size,
         "C": plan.input_size,
         "x": _border(plan.x),
@@ -287,8 +287,8 @@ def _numbers(plan: CellPlan) -> dict[str, Any]:
         "tables": {
             name: _table(plan.frozen.tables[name], q[pre], tensors) for name, pre in _PRE.items()
         },
-        "W": _projection(w.W, w.Bw, plan.shift_Bw, w.Wx, w.bits_W, plan.x, q["matmul.Wx"], tensors),
-        "R": _projection(w.R, w.Br, plan.shift_Br, w.Rh, w.bits_R, plan.h, q["matmul.Rh"], tensors),
+        "W": _projection(w.W, w.Bw, plan.shift_Bw, w.Wx, w.bits_W, plan.x, q["matmul.Wx"], tensors, narrow),
+        "R": _projection(w.R, w.Br, plan.shift_Br, w.Rh, w.bits_R, plan.h, q["matmul.Rh"], tensors, narrow),
         "keep": tensors,
     }
 
@@ -353,12 +353,17 @@ def _projection(
     operand: Quantizer,
     result: Quantizer,
     keep: list[Tensor],
+    narrow: bool,
 ) -> dict[str, Any]:
     (M,), k = weighted_sum.multipliers, weighted_sum.shift
     assert isinstance(M, Tensor)
     assert isinstance(k, Tensor)
+    # in their containers, for updates in place to be seen
+    container = torch.int8 if weight_bits <= 8 else torch.int16
+    container = container if weight_bits <= NARROW_BITS and narrow else torch.int32
     return {
-        "codes": _pointer(codes, torch.int32, keep),
+        "codes": _pointer(codes, container, keep),
+        "kind": _name(container),
         "bias": _pointer(bias, torch.int64, keep),
         "bias_shift": bias_shift,
         "M": _pointer(M, torch.int64, keep),

@@ -5,11 +5,11 @@
 #include "ptx.cuh"
 #include "weights.h"
 
-struct Operand {        // W with its bias, or R
-    const void *w;      // (3H, K), rows reset, update, candidate
-    const void *b;      // (3H), or null for zeros
+struct Operand {             // W with its bias, or R
+    const void *w;           // (3H, K), rows reset, update, candidate
+    const void *b;           // (3H), or null for zeros
     const uint8_t *dropped;  // (3H, K) codes that become 0, or null
-    double *w_scale;    // (3H) between the kernels; below zero where a value is not finite
+    double *w_scale;         // (3H) between the kernels; below zero where a value is not finite
     double *b_scale;
     // from here on rows are update, reset, candidate; what is null is not wanted
     void *codes;
@@ -151,8 +151,8 @@ extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant_
     if (row >= 3 * w.H) return;
     const double scale =
         measured(o.w, o.w_real, row * o.K, (int)o.K, (int)o.bits, o.lo, o.hi, w.free != 0);
-    const double b_scale = measured(o.b, o.b_real, row, o.b ? 1 : 0, (int)o.b_bits, o.b_lo, o.b_hi,
-                                    w.free != 0);
+    const double b_scale =
+        measured(o.b, o.b_real, row, o.b ? 1 : 0, (int)o.b_bits, o.b_lo, o.b_hi, w.free != 0);
     if (threadIdx.x % 32) return;
     o.w_scale[row] = scale;
     o.b_scale[row] = b_scale;

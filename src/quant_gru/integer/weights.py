@@ -53,6 +53,8 @@ def matrix_scales(w: Tensor, bits: int, granularity: str, scale_kind: str) -> Te
 def bias_scales(b: Tensor, bits: int, granularity: str, scale_kind: str) -> Tensor:
     """Scales of a bias, float32 (3H,): zero entries share the largest, 1 if all are zero.
 
+    Entries too small for a scale count as zeros.
+
     Args:
         b: (3H,), finite float32.
         bits: Width of a code.
@@ -61,7 +63,7 @@ def bias_scales(b: Tensor, bits: int, granularity: str, scale_kind: str) -> Tens
     """
     scales, empty = _group_scales(b[:, None], bits, granularity, scale_kind)
     scales = torch.where(empty, 0.0, scales)
-    return _finish(torch.where(empty, scales.max(), scales), b.shape[0])
+    return _finish(torch.where(scales == 0, scales.max(), scales), b.shape[0])
 
 
 def quantize_rows(w: Tensor, scales: Tensor, bits: int) -> Tensor:

@@ -18,6 +18,7 @@ _FLAGS += ["-Wl,-Bsymbolic", "-fno-gnu-unique"]  # libraries keep their names to
 # structures by function or source
 KINDS = {"project": "Numbers", "step": "Numbers", "border": "Border"}
 KINDS |= {"events": "Events"}
+KINDS |= dict.fromkeys(("measure", "settle"), "Weights")
 KINDS |= {"take": "Take", "between": "Between", "give": "Give"}
 _LAUNCH = """
 #include "{source}.cu"

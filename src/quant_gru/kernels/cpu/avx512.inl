@@ -523,6 +523,7 @@ namespace {
 
 #include "fused.inl"
 #include "general.inl"
+#include "weights.inl"
 
 }  // namespace
 
@@ -534,6 +535,7 @@ bool fused(const FusedPlan &plan, const Job &job) {
 }
 bool general(const GeneralPlan &plan, const Job &job) { return run_general(plan, job); }
 int64_t multiply(int64_t loops) { return multiply_only(loops); }
+QG_WEIGHTS
 
 }  // namespace QG_NAMESPACE
 }  // namespace quant_gru

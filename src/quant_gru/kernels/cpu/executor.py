@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
-from quant_gru.integer.plan import CellPlan, GRUPlan
+from quant_gru.integer.plan import CellPlan, GRUPlan, WeightPart
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import chance
 from quant_gru.integer.tables import Table
@@ -126,6 +126,19 @@ def _layer_of(plan: CellPlan, variant: str) -> _native.Layer:
     return layers[variant]
 
 
+def repack(part: WeightPart) -> None:
+    """Let native layers follow a weight part whose tensors changed in place."""
+    kept = _packed.get(part)
+    if kept is None:
+        return
+    for variant, layer in list(kept[1].items()):
+        if layer.kind == "wide":
+            # it has copies
+            del kept[1][variant]
+        else:
+            layer.repack()
+
+
 def stack_of(plan: GRUPlan, variant: str) -> Stack | None:
     """The native stack of a plan, made at its first use; None where the fast kernels cannot run it.
 
@@ -145,14 +158,12 @@ def stack_of(plan: GRUPlan, variant: str) -> Stack | None:
         or len(kept[0]) != len(parts)
         or any(ref() is not part for ref, part in zip(kept[0], parts, strict=True))
     ):
-        runs = all(
-            is_narrow(cell) and cell.frozen.zoneout is None and bool(cell.weights.finite)
-            for cell in cells
-        )
+        runs = all(is_narrow(cell) and cell.frozen.zoneout is None for cell in cells)
         stack = Stack(plan, variant) if runs else None
         kept = ([weakref.ref(part) for part in parts], variant, stack)
         _stacks[cells[0].weights] = kept
-    return kept[2]
+    # asked every time: weights may be followed in place
+    return kept[2] if all(bool(cell.weights.finite) for cell in cells) else None
 
 
 class Stack:
@@ -274,8 +285,10 @@ def _exactness(plan: CellPlan) -> dict[str, Any]:
 def _numbers(plan: CellPlan) -> dict[str, Any]:
     w, q = plan.weights, plan.frozen.quantizers
     tensors: list[Tensor] = []
+    exactness = _exactness(plan)
+    narrow = bool(exactness["narrow"])
     return {
-        **_exactness(plan),
+        **exactness,
         "H": plan.hidden_size,
         "C": plan.input_size,
         "x": _border(plan.x),
@@ -285,8 +298,8 @@ def _numbers(plan: CellPlan) -> dict[str, Any]:
         "tables": {
             name: _table(plan.frozen.tables[name], q[pre], tensors) for name, pre in _PRE.items()
         },
-        "W": _projection(w.W, w.Bw, plan.shift_Bw, w.Wx, w.bits_W, plan.x, q["matmul.Wx"], tensors),
-        "R": _projection(w.R, w.Br, plan.shift_Br, w.Rh, w.bits_R, plan.h, q["matmul.Rh"], tensors),
+        "W": _projection(w.W, w.Bw, plan.shift_Bw, w.Wx, w.bits_W, plan.x, q["matmul.Wx"], tensors, narrow),
+        "R": _projection(w.R, w.Br, plan.shift_Br, w.Rh, w.bits_R, plan.h, q["matmul.Rh"], tensors, narrow),
         "keep": tensors,
     }
 
@@ -351,12 +364,17 @@ def _projection(
     operand: Quantizer,
     result: Quantizer,
     keep: list[Tensor],
+    narrow: bool,
 ) -> dict[str, Any]:
     (M,), k = weighted_sum.multipliers, weighted_sum.shift
     assert isinstance(M, Tensor)
     assert isinstance(k, Tensor)
+    # in their containers, for updates in place to be seen
+    container = torch.int8 if weight_bits <= 8 else torch.int16
+    container = container if weight_bits <= NARROW_BITS and narrow else torch.int32
     return {
-        "codes": _pointer(codes, torch.int32, keep),
+        "codes": _pointer(codes, container, keep),
+        "kind": _name(container),
         "bias": _pointer(bias, torch.int64, keep),
         "bias_shift": bias_shift,
         "M": _pointer(M, torch.int64, keep),

@@ -10,6 +10,7 @@
 
 #include "../philox.h"
 #include "stack.hpp"
+#include "weights.hpp"
 
 namespace nb = nanobind;
 
@@ -108,6 +109,15 @@ void events(uintptr_t to, int64_t A, int64_t B, int64_t C, uint64_t seed, uint32
                                      static_cast<uint32_t>(c), stream, seed) < chance;
 }
 
+// Addresses of W, R, bw, br and what is dropped of R; of those that may be absent, 0.
+void write_weights(Weights &weights, uintptr_t W, uintptr_t R, uintptr_t bw, uintptr_t br,
+                   uintptr_t dropped, float keep, int threads) {
+    nb::gil_scoped_release release;
+    auto floats = [](uintptr_t address) { return reinterpret_cast<const float *>(address); };
+    weights.write({floats(W), floats(R)}, {floats(bw), floats(br)},
+                  reinterpret_cast<const uint8_t *>(dropped), keep, threads);
+}
+
 // For benchmarks: the rate at which multiplications alone would run, and memory be read.
 int64_t multiply(const std::string &variant, int64_t loops) {
     return variant_of(variant).multiply(loops);
@@ -134,6 +144,7 @@ NB_MODULE(_native, m) {
     nb::class_<Layer>(m, "Layer")
         .def(nb::init<const nb::dict &, const std::string &>())
         .def_prop_ro("kind", &kind)
+        .def("repack", &Layer::repack, nb::call_guard<nb::gil_scoped_release>())
         .def("run", &run_layer);
     nb::class_<Stack>(m, "Stack")
         .def("__init__", &make_stack, nb::keep_alive<1, 2>())
@@ -142,6 +153,9 @@ NB_MODULE(_native, m) {
         .def(nb::init<Stack *, int64_t, std::vector<uintptr_t>>(), nb::keep_alive<1, 2>())
         .def("step", &Stream::step);
     m.def("events", &events);
+    nb::class_<Weights>(m, "Weights")
+        .def(nb::init<const nb::dict &, const std::string &>())
+        .def("write", &write_weights);
     m.def("multiply", &multiply);
     m.def("read_memory", &read_memory);
     m.def("variants", &variants, nb::arg("only_runnable") = true);

@@ -130,12 +130,14 @@ namespace {
 
 #include "fused.inl"
 #include "general.inl"
+#include "weights.inl"
 
 }  // namespace
 
 bool fused(const FusedPlan &plan, const Job &job) { return run_fused(plan, job); }
 bool general(const GeneralPlan &plan, const Job &job) { return run_general(plan, job); }
 int64_t multiply(int64_t) { return 0; }
+QG_WEIGHTS
 
 }  // namespace portable
 }  // namespace quant_gru

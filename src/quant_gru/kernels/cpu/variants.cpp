@@ -60,8 +60,9 @@ bool has_neon_dot() {
 }
 #endif
 
-#define QG_VARIANT(text, space, runs) \
-    {text, runs, &space::layout, space::fused, space::general, space::multiply}
+#define QG_VARIANT(text, space, runs)                                                           \
+    {text,          runs,        &space::layout, space::fused, space::general, space::multiply, \
+     space::scales, space::codes}
 
 const Variant kVariants[] = {
 #if defined(QG_X86)

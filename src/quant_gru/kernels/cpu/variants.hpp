@@ -15,6 +15,8 @@ struct Variant {
     bool (*fused)(const FusedPlan &, const Job &);
     bool (*general)(const GeneralPlan &, const Job &);
     int64_t (*multiply)(int64_t);
+    bool (*scales)(const WeightRows &, int64_t, int64_t, double *, float *);
+    void (*codes)(const WeightRows &, int64_t, float, const uint8_t *, void *, float *);
 };
 
 // Names, fastest first.

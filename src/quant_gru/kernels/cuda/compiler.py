@@ -16,6 +16,7 @@ _HEADERS = {
     "ptx.cuh": _HERE / "ptx.cuh",
     "fixed_point.h": _HERE.parent / "fixed_point.h",
     "philox.h": _HERE.parent / "philox.h",
+    "weights.h": _HERE.parent / "weights.h",
 }
 # all that the headers in C take from it
 _STDINT = """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as TensorSequence
 from typing import Any, overload
 
 import torch
@@ -166,16 +167,18 @@ class QuantGRU(torch.nn.GRU):
             if result is not None:
                 return result
         weights = self._weights()
-        plan = self._plan(weights)
+        sequence = self._normalize(input, hx)
+        noise = self._noise(sequence, zoneout_mask)
+        plan = self._plan(weights, noise)
         if not self._may_change_unseen() and (
             quick is None or not quick.holds(self._parameters.values())
         ):
             used = [w for layer in weights for cell in layer for w in cell]
             own = self._parameters.values()
             plans.quick = quick_of(plan, own, used) or quick_gpu_of(plan, own, used)
-        sequence = self._normalize(input, hx)
-        noise = self._noise(sequence, zoneout_mask)
-        call = Call(plan, sequence.lengths, noise, self.precision, self.bias)
+        call = Call(
+            plan, sequence.lengths, noise, self.precision, self.bias, self._plan_again(noise)
+        )
         y, h_n = run(call, sequence.x, sequence.h0, weights)
         dtype = self._weight.dtype
         return sequence.restore(y.to(dtype), h_n.to(dtype))
@@ -668,12 +671,30 @@ class QuantGRU(torch.nn.GRU):
                 stacklevel=caller_stacklevel(),
             )
 
-    def _plan(self, weights: list[list[Weights]] | None = None) -> GRUPlan:
+    def _plan(
+        self, weights: list[list[Weights]] | None = None, noise: Noise | None = None
+    ) -> GRUPlan:
         self._finalized()
         scales = self._state.scales
         assert scales is not None
+        shape = (self.num_layers, self._directions, self.hidden_size)
+        dropped = noise.all_dropped(*shape) if noise else None
+        p = noise.recurrent_dropout if noise else 0.0
         weights = weights or self._weights()
-        return self._state.plans.plan(scales, weights, self._may_change_unseen())
+        return self._state.plans.plan(scales, weights, self._may_change_unseen(), dropped, p)
+
+    def _plan_again(self, noise: Noise | None) -> Callable[[TensorSequence[Tensor]], GRUPlan]:
+        """What gives the plan of a forward once more, from its weights in one list."""
+        scales = self._state.scales
+        assert scales is not None
+        plans = _library.LivePlans(scales, self._state.plans)
+        shape = (self.num_layers, self._directions, self.hidden_size)
+
+        def again(weights: TensorSequence[Tensor]) -> GRUPlan:
+            dropped = noise.all_dropped(*shape) if noise else None
+            return plans.plan(weights, True, dropped, noise.recurrent_dropout if noise else 0.0)
+
+        return again
 
     def _may_change_unseen(self) -> bool:
         # fused optimizers write weights without raising their version: what takes part in a

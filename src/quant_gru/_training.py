@@ -6,8 +6,8 @@ rebuilds all else from them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from quant_gru._layers import Below, Weights, input_codes, input_inside, run_rea
 from quant_gru._noise import Noise
 from quant_gru.integer.backward import Gradients, Tape, Wanted
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.kernels.live import epochs
 from quant_gru.kernels.ops import backward_layer
 
 
@@ -108,6 +109,10 @@ def gradients(
         )
         for d, (cell, result) in enumerate(zip(cells, results, strict=True)):
             grad_h0[first + d] = result.h0 * cell.h.inside(done.h0[first + d])
+            dropped = noise.dropped_weights(layer, d, H) if noise else None
+            if noise and dropped is not None and result.R is not None:
+                kept = torch.where(dropped, 0.0, 1 / (1 - noise.recurrent_dropout))
+                result = replace(result, R=result.R * kept)
             found[first + d] = result
         grad = None
         if onward:
@@ -143,6 +148,7 @@ class Call:
         noise: What is random.
         precision: See `Pass`.
         bias: Whether weights come with biases.
+        again: Called with the weights, gives the plan anew, should it have changed since.
     """
 
     plan: GRUPlan
@@ -150,6 +156,7 @@ class Call:
     noise: Noise | None
     precision: str
     bias: bool
+    again: Callable[[Sequence[Tensor]], GRUPlan]
 
 
 def run(
@@ -180,7 +187,7 @@ class _StraightThrough(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         out: list[Tensor] = []
         y, h_n = run_real(call.plan, x, h0, call.lengths, call.noise, out)
-        ctx.call, ctx.cells = call, len(out)
+        ctx.call, ctx.cells, ctx.epochs = call, len(out), epochs(call.plan)
         ctx.save_for_backward(x, h0, nan_of(h_n), *out, *weights)
         return y, h_n
 
@@ -192,7 +199,10 @@ class _StraightThrough(torch.autograd.Function):
         done = Pass(x, h0, call.lengths, call.noise, out, nan, call.precision)
         asked = Asked(needs[0], of_cells(needs[2:], call.bias))
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            dx, dh0, found = gradients(call.plan, done, grad_y, grad_h_n, asked)
+            # parts that follow weights may have been rewritten by another forward
+            unchanged = epochs(call.plan) == ctx.epochs
+            plan = call.plan if unchanged else call.again(weights)
+            dx, dh0, found = gradients(plan, done, grad_y, grad_h_n, asked)
         raw = (dx, dh0, *flat_gradients(found, call.bias))
         # of the dtypes of what they belong to
         grads = [

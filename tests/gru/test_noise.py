@@ -8,6 +8,7 @@ from torch import nn
 from quant_gru import ConfigError, FrozenQuantGRU, ParameterError, QuantGRU, QuantGRUError
 from quant_gru._noise import draw
 from quant_gru.integer import reference
+from quant_gru.integer.plan import CellPlan
 
 DEEP = {"num_layers": 2, "bidirectional": True}
 T, N = 7, 3
@@ -68,7 +69,7 @@ class TestZoneoutInEval:
         same(gru(x, states(gru, N))[1], gru(x[:1], states(gru, N))[1])
 
     def test_gradient_is_that_of_the_interpolation(self):
-        check_against_float(wide("pot16", zoneout=0.25), None)
+        check_against_float(wide("pot16", zoneout=0.25), None, 2e-3)
 
     def test_compiled(self):
         gru, x = quantized(zoneout=0.2), seeded(T, N, C)
@@ -117,10 +118,10 @@ class TestZoneoutInTraining:
         for i, row in enumerate(rows):
             same(gru(row, zoneout_mask=mask[: len(row), i])[0], output[i])
 
-    @pytest.mark.parametrize("config", ["pot16", "w8a16-fused"])
-    def test_gradients(self, config):
+    @pytest.mark.parametrize(("config", "error"), [("pot16", 2e-3), ("w8a16-fused", 3e-2)])
+    def test_gradients(self, config, error):
         gru = wide(config, zoneout=0.3, **DEEP).train()
-        check_against_float(gru, seeded(4, T, N, H, seed=8) > -0.5)
+        check_against_float(gru, seeded(4, T, N, H, seed=8) > -0.5, error)
 
     def test_gradients_use_the_mask_of_the_forward(self):
         gru, x = quantized("pot16", zoneout=0.3).train(), seeded(T, N, C)
@@ -164,7 +165,7 @@ def wide(config, **options):
     return gru
 
 
-def check_against_float(gru, mask):
+def check_against_float(gru, mask, error):
     """Gradients of 16 bits are those of the float mode, up to quantization."""
     found = []
     x, hx = seeded(T, N, C).requires_grad_(), states(gru, N).requires_grad_()
@@ -173,7 +174,7 @@ def check_against_float(gru, mask):
         loss = (y * seeded(*y.shape, seed=4)).sum() + (h_n * seeded(*h_n.shape, seed=5)).sum()
         found.append(torch.autograd.grad(loss, [x, hx, *gru.parameters()]))
     for a, b in zip(*found, strict=True):
-        assert distance(a, b) < 2e-3
+        assert distance(a, b) < error
 
 
 class TestRecurrentDropout:
@@ -186,17 +187,20 @@ class TestRecurrentDropout:
         torch.manual_seed(2)
         dropped = draw(x.device, recurrent_dropout=0.4).dropped_weights(0, 0, H)
         assert 0.2 < dropped.float().mean() < 0.6
-        gru.eval()
-        whole = gru._plan().cells[0][0].weights
-        gru.recurrent_dropout = 0
-        rows = torch.arange(3 * H).roll(-H)[: 2 * H].tolist()  # update and reset change places
-        assert rows
-        codes = gru.trace_codes(x)
-        assert codes["weight.R_l0"].equal(whole.R)
-        assert not torch.equal(gru(x)[0], y)
-        # codes of R where nothing was dropped, zeros elsewhere
-        plan = gru.train()._plan()
-        assert plan is not None
+        whole = gru.eval()._plan().cells[0][0]
+        # the codes of the plan, rows update, reset, candidate, and their scales
+        reset, update, candidate = dropped.chunk(3)
+        R = whole.weights.R.long() * ~torch.cat([update, reset, candidate])
+        scales = whole.weights.scales["weight.R"] / torch.tensor(1 - 0.4)
+        torch.manual_seed(2)
+        part = gru.train()._plan(noise=draw(x.device, recurrent_dropout=0.4)).cells[0][0].weights
+        assert torch.equal(part.R.long(), R)
+        assert torch.equal(part.scales["weight.R"], scales)
+        assert torch.equal(part.W, whole.weights.W)
+        expected, _ = reference.run(
+            CellPlan(whole.frozen, part), whole.x.quantize(x), whole.h.quantize(torch.zeros(N, H))
+        )
+        assert torch.equal(whole.h.quantize(y), expected.long())
 
     def test_gradients(self):
         gru = wide("pot16", recurrent_dropout=0.3, **DEEP).train()

@@ -180,15 +180,19 @@ class LiveWeights:
         cpu.repack(self.part)
 
 
-_live: weakref.WeakKeyDictionary[WeightPart, weakref.ref[LiveWeights]] = (
-    weakref.WeakKeyDictionary()
-)
+_live: weakref.WeakKeyDictionary[WeightPart, weakref.ref[LiveWeights]] = weakref.WeakKeyDictionary()
 
 
 def live_of(part: WeightPart) -> LiveWeights | None:
     """What rewrites a part; None where nothing does."""
     found = _live.get(part)
     return None if found is None else found()
+
+
+def epochs(plan: GRUPlan) -> tuple[int, ...]:
+    """How often the parts that follow weights have been rewritten, cell after cell."""
+    found = (live_of(cell.weights) for cells in plan.cells for cell in cells)
+    return tuple(live.epoch for live in found if live is not None)
 
 
 def settled(plan: GRUPlan) -> GRUPlan:

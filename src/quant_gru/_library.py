@@ -241,12 +241,14 @@ def _backward(
     asked = Asked(needs[0], of_cells(needs[1:], bias))
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         plan = _plan(parameters, weights, live, noise, h0, bidirectional)
-        dx, dh0, found = gradients(plan, done, grad_y, grad_h_n, asked)
+        found = gradients(plan, done, grad_y, grad_h_n, asked)
     grads = [
         like.new_empty(0) if grad is None else grad.to(like.dtype).contiguous()
-        for grad, like in zip((dx, *flat_gradients(found, bias)), (x, *weights), strict=True)
+        for grad, like in zip(
+            (found.x, *flat_gradients(found.cells, bias)), (x, *weights), strict=True
+        )
     ]
-    return grads[0], dh0.to(h0.dtype).contiguous(), grads[1:]
+    return grads[0], found.h0.to(h0.dtype).contiguous(), grads[1:]
 
 
 def _noise(

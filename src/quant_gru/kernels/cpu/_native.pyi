@@ -21,6 +21,7 @@ class Layer:
         threads: int,
         /,
     ) -> None: ...
+    def backward(self, call: dict[str, Any], /) -> None: ...
 
 class Stack:
     """All layers and directions: float32 in, float32 out."""

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "backward.hpp"
 #include "stack.hpp"
 
 namespace nb = nanobind;
@@ -45,6 +46,46 @@ void run_layer(const Layer &layer, uintptr_t x, uintptr_t h0, uintptr_t out, uin
     nb::gil_scoped_release release;
     Scratch scratch;
     run_tasks({{&layer, job}}, threads, scratch);
+}
+
+// Addresses and strides under the names of BackwardCall.
+void run_layer_backward(const Layer &layer, const nb::dict &d) {
+    auto number = [&](const char *name) { return nb::cast<int64_t>(d[name]); };
+    auto address = [&](const char *name) {
+        return reinterpret_cast<void *>(nb::cast<uintptr_t>(d[name]));
+    };
+    auto real = [&](const char *name) { return static_cast<float *>(address(name)); };
+    auto scale = [&](const char *name) { return nb::cast<double>(d[name]); };
+    BackwardCall call;
+    call.x = address("x");
+    call.h0 = address("h0");
+    call.out = address("out");
+    call.held = static_cast<const uint8_t *>(address("held"));
+    call.lengths = static_cast<const int64_t *>(address("lengths"));
+    call.T = number("T");
+    call.N = number("N");
+    call.reverse = nb::cast<bool>(d["reverse"]);
+    call.W = address("W");
+    call.R = address("R");
+    call.W_bytes = static_cast<int>(number("W_bytes"));
+    call.R_bytes = static_cast<int>(number("R_bytes"));
+    call.W_scales = real("W_scales");
+    call.R_scales = real("R_scales");
+    call.scales = {scale("s_x"), scale("s_h"), scale("s_Rh"),
+                   scale("s_z"), scale("s_r"), scale("s_g")};
+    call.grad_out = real("grad_out");
+    call.grad_last = real("grad_last");
+    call.grad_step = number("grad_step");
+    call.grad_row = number("grad_row");
+    call.dx = real("dx");
+    call.dh0 = real("dh0");
+    call.dW = real("dW");
+    call.dR = real("dR");
+    call.dbw = real("dbw");
+    call.dbr = real("dbr");
+    call.threads = static_cast<int>(number("threads"));
+    nb::gil_scoped_release release;
+    run_backward(layer, call);
 }
 
 using Numbers = std::vector<std::vector<std::vector<std::tuple<double, int, int>>>>;
@@ -121,7 +162,8 @@ NB_MODULE(_native, m) {
     nb::class_<Layer>(m, "Layer")
         .def(nb::init<const nb::dict &, const std::string &>())
         .def_prop_ro("kind", &kind)
-        .def("run", &run_layer);
+        .def("run", &run_layer)
+        .def("backward", &run_layer_backward);
     nb::class_<Stack>(m, "Stack")
         .def("__init__", &make_stack, nb::keep_alive<1, 2>())
         .def("run", &run_stack);

@@ -18,6 +18,7 @@ def run(
     h0: Tensor,
     lengths: Tensor | None = None,
     reverse: bool = False,
+    held: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run one layer and direction over a whole sequence.
 
@@ -28,6 +29,7 @@ def run(
         lengths: int64 (N,), steps that count of each row; a row's state stands still outside
             them. None: all T.
         reverse: From the last step to the first.
+        held: bool (T, N, H), units that keep their state in a step, or None.
 
     Returns:
         Codes of output.h after each step (T, N, H), indexed by input step, and after the last
@@ -41,6 +43,8 @@ def run(
         Wx = input_projection(plan, x[steps.start : steps.stop].to(torch.int64))
         for t in reversed(steps) if reverse else steps:
             new = gates(plan, Wx[t - steps.start], state_projection(plan, h), h)
+            if held is not None:
+                new = torch.where(held[t], h, new)
             h = new if lengths is None else torch.where((lengths > t)[:, None], new, h)
             out[t] = h.to(container)
     return out, h.to(container)
@@ -73,7 +77,8 @@ def states_before(out: Tensor, h0: Tensor, reverse: bool = False) -> Tensor:
         reverse: As for `run`.
     """
     first = h0[None].to(out.dtype)
-    return torch.cat((out[1:], first)) if reverse else torch.cat((first, out[:-1]))
+    states = torch.cat((out[1:], first)) if reverse else torch.cat((first, out[:-1]))
+    return states[: out.shape[0]]
 
 
 def _blocks(T: int, reverse: bool) -> list[range]:

@@ -17,6 +17,7 @@ class Layer:
         T: int,
         N: int,
         lengths: int,
+        held: int,
         reverse: bool,
         threads: int,
         /,

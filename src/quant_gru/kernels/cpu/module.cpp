@@ -29,7 +29,7 @@ const char *kind(const Layer &layer) {
 
 // Codes in, codes out, contiguous.
 void run_layer(const Layer &layer, uintptr_t x, uintptr_t h0, uintptr_t out, uintptr_t last,
-               int64_t T, int64_t N, uintptr_t lengths, bool reverse, int threads) {
+               int64_t T, int64_t N, uintptr_t lengths, uintptr_t held, bool reverse, int threads) {
     const int64_t H = layer.H(), C = layer.C();
     Job job;
     job.x = {reinterpret_cast<const void *>(x), false, N * C, C};
@@ -40,6 +40,7 @@ void run_layer(const Layer &layer, uintptr_t x, uintptr_t h0, uintptr_t out, uin
     job.last.codes = reinterpret_cast<void *>(last);
     job.last.codes_row = H;
     job.lengths = reinterpret_cast<const int64_t *>(lengths);
+    job.held = reinterpret_cast<const uint8_t *>(held);
     job.T = T;
     job.N = N;
     job.reverse = reverse;

@@ -101,7 +101,7 @@ def backward(
 
 def _check_shapes(tape: Tape, grad_out: Tensor, grad_last: Tensor) -> None:
     """Addresses are taken of what has the right shape alone."""
-    (T, N, C), plan = tape.x.shape, tape.plan
+    (T, N, _), plan = tape.x.shape, tape.plan
     H = plan.hidden_size
     shapes = [
         ("x", tape.x, (T, N, plan.input_size)),

@@ -2,8 +2,8 @@
 
     python sanitized_sweep.py FOLDER [plans per kind]
 
-FOLDER holds the sanitized module. Every code is compared with the reference, and every gradient with
-the straight-through one, too.
+FOLDER holds the sanitized module. Every code is compared with the reference, too, and every
+gradient with the straight-through one.
 """
 
 from __future__ import annotations

@@ -16,34 +16,32 @@ constexpr double kPays = 4e6;
 
 int64_t lines(int64_t bytes) { return round_up(bytes, 64); }
 
-// Real weights (3H, columns) in panels, channels in groups.
-Panels panels_of(const void *codes, int bytes, const float *scales, int H, int columns,
-                 const ProductLayout &layout, Arena &arena) {
-    const int group = layout.group, width = layout.columns, groups = (H + group - 1) / group;
+// Room for real weights of so many columns in panels; `fill_panels` writes them.
+Panels empty_panels(int H, int columns, const ProductLayout &layout, Arena &arena) {
     Panels p;
-    p.count = (columns + width - 1) / width;
-    p.channels = int64_t{groups} * 3 * group;
-    float *data = arena.allocate<float>(static_cast<size_t>(p.count * p.channels * width));
-    auto fill = [&](const auto *from) {
-        for (int gate = 0; gate < 3; ++gate)
-            for (int unit = 0; unit < H; ++unit) {
-                const int row = gate * H + unit;
-                const int64_t channel = (unit / group * 3 + gate) * group + unit % group;
-                const auto *at = from + static_cast<int64_t>(row) * columns;
-                for (int first = 0; first < columns; first += width) {
-                    float *to = data + (first / width * p.channels + channel) * width;
-                    const int count = std::min(width, columns - first);
-                    for (int i = 0; i < count; ++i)
-                        to[i] = scales[row] * static_cast<float>(at[first + i]);
-                }
-            }
-    };
-    if (bytes == 1)
-        fill(static_cast<const int8_t *>(codes));
-    else
-        fill(static_cast<const int16_t *>(codes));
-    p.data = data;
+    p.count = (columns + layout.columns - 1) / layout.columns;
+    p.channels = int64_t{(H + layout.group - 1) / layout.group} * 3 * layout.group;
+    p.data = arena.allocate<float>(static_cast<size_t>(p.count * p.channels * layout.columns));
     return p;
+}
+
+// Writes the weights of some units, codes (3H, columns) times scales (3H), channels in groups.
+template <class Code>
+void fill_panels(const Panels &p, const Code *codes, const float *scales, int H, int columns,
+                 const ProductLayout &layout, int64_t first_unit, int64_t end_unit) {
+    const int group = layout.group, width = layout.columns;
+    for (int64_t unit = first_unit; unit < end_unit; ++unit)
+        for (int gate = 0; gate < 3; ++gate) {
+            const int64_t row = gate * H + unit;
+            const int64_t channel = (unit / group * 3 + gate) * group + unit % group;
+            const Code *at = codes + row * columns;
+            for (int first = 0; first < columns; first += width) {
+                float *to = p.data + (first / width * p.channels + channel) * width;
+                const int count = std::min(width, columns - first);
+                for (int i = 0; i < count; ++i)
+                    to[i] = scales[row] * static_cast<float>(at[first + i]);
+            }
+        }
 }
 
 // The row of PyTorch's order reset, update, candidate.
@@ -78,8 +76,8 @@ class Backward {
         // groups do not share the sets of the cache
         c.stride = odd_lines(items * channels_);
         c.direct_stride = odd_lines(items * layout_.group);
-        R_ = panels_of(call.R, call.R_bytes, call.R_scales, H_, H_, layout_, arena_);
-        if (call.dx) W_ = panels_of(call.W, call.W_bytes, call.W_scales, H_, C_, layout_, arena_);
+        R_ = empty_panels(H_, H_, layout_, arena_);
+        if (call.dx) W_ = empty_panels(H_, C_, layout_, arena_);
         const int64_t units = int64_t{groups_} * layout_.group;
         width_ = std::max<int64_t>(units, int64_t{R_.count} * layout_.columns);
         dh_ = arena_.allocate<float>(static_cast<size_t>(call.N * width_));
@@ -94,39 +92,36 @@ class Backward {
 
     void run() {
         const double each = 3.0 * H_ * (H_ + C_ + 64);
-        const double work = each * static_cast<double>(chunk_.items);
-        const int64_t most = std::max<int64_t>(
-            std::min<int64_t>(call_.threads, static_cast<int64_t>(std::min(work / kPays, 1e6))), 1);
-        const int64_t parts = std::min(most, call_.N), slices = std::min<int64_t>(most, groups_);
-        const int64_t rows = (call_.N + parts - 1) / parts, space = workspace(rows);
+        const double work = std::min(each * static_cast<double>(chunk_.items) / kPays, 1e6);
+        parts_ = std::max<int64_t>(std::min<int64_t>(call_.threads, static_cast<int64_t>(work)), 1);
+        const int64_t space = workspace((call_.N + parts_ - 1) / parts_);
         Aligned chunk(static_cast<size_t>(4 * chunk_floats()));
-        Aligned workspaces(static_cast<size_t>(space * parts));
+        Aligned workspaces(static_cast<size_t>(space * parts_));
         place(static_cast<float *>(chunk.data));
         char *const own = static_cast<char *>(workspaces.data);
-        const bool sums = dW_ || dR_ || dbw_ || dbr_;
-        for (int64_t end = call_.T; end > 0; end = chunk_.first_step) {
-            chunk_.first_step = (end - 1) / chunk_steps_ * chunk_steps_;
-            chunk_.steps = end - chunk_.first_step;
-            in_threads(parts, [&](int64_t i) {
-                run_rows(call_.N * i / parts, call_.N * (i + 1) / parts, own + space * i);
-            });
-            if (sums)
-                in_threads(slices, [&](int64_t i) {
-                    sum_groups(static_cast<int>(groups_ * i / slices),
-                               static_cast<int>(groups_ * (i + 1) / slices));
-                });
-        }
+        in_team(parts_, [&](int64_t index, Team &team) {
+            const int64_t size = team.size();
+            // there may be fewer threads than parts
+            auto each_part = [&](auto work) {
+                for (int64_t part = index; part < parts_; part += size) work(part);
+            };
+            each_part([&](int64_t part) { fill_part(part); });
+            team.meet();
+            Chunk now = chunk_;
+            for (int64_t end = call_.T; end > 0; end = now.first_step) {
+                now.first_step = (end - 1) / chunk_steps_ * chunk_steps_;
+                now.steps = end - now.first_step;
+                each_part([&](int64_t part) { run_rows(now, part, own + space * part); });
+                if (!dW_ && !dR_ && !dbw_ && !dbr_) continue;
+                team.meet();
+                each_part([&](int64_t part) { sum_groups(now, part); });
+                team.meet();
+            }
+            each_part([&](int64_t part) { write_part(part); });
+        });
         for (int64_t row = 0; row < call_.N; ++row)
             std::memcpy(call_.dh0 + row * H_, dh_ + row * width_,
                         static_cast<size_t>(H_) * sizeof(float));
-        in_threads(slices, [&](int64_t i) {
-            const int first = static_cast<int>(groups_ * i / slices);
-            const int last = static_cast<int>(groups_ * (i + 1) / slices);
-            write_weights(dW_, x_blocks_, C_, call_.scales.x, call_.dW, first, last);
-            write_weights(dR_, h_blocks_, H_, call_.scales.h, call_.dR, first, last);
-            write_bias(dbw_, call_.dbw, first, last);
-            write_bias(dbr_, call_.dbr, first, last);
-        });
     }
 
  private:
@@ -159,9 +154,9 @@ class Backward {
         chunk_.h = at + round_up(int64_t{x_blocks_} * layout_.block * chunk_.items, 16);
     }
 
-    DescentJob descent(int64_t first_row, int64_t end_row) const {
+    DescentJob descent(const Chunk &chunk, int64_t first_row, int64_t end_row) const {
         DescentJob job;
-        job.chunk = chunk_;
+        job.chunk = chunk;
         job.R = R_;
         job.W = W_;
         job.H = H_;
@@ -177,17 +172,47 @@ class Backward {
         return job;
     }
 
+    // Where a part of n things starts; where it ends, the next one starts.
+    int64_t start(int64_t n, int64_t part) const { return n * part / parts_; }
+
+    void fill_part(int64_t part) const {
+        fill(R_, call_.R, call_.R_bytes, call_.R_scales, H_, part);
+        if (call_.dx) fill(W_, call_.W, call_.W_bytes, call_.W_scales, C_, part);
+    }
+
+    void fill(const Panels &p, const void *codes, int bytes, const float *scales, int columns,
+              int64_t part) const {
+        const int64_t first = start(H_, part), end = start(H_, part + 1);
+        if (bytes == 1)
+            fill_panels(p, static_cast<const int8_t *>(codes), scales, H_, columns, layout_, first,
+                        end);
+        else
+            fill_panels(p, static_cast<const int16_t *>(codes), scales, H_, columns, layout_, first,
+                        end);
+    }
+
+    void write_part(int64_t part) const {
+        const int first = static_cast<int>(start(groups_, part));
+        const int last = static_cast<int>(start(groups_, part + 1));
+        write_weights(dW_, x_blocks_, C_, call_.scales.x, call_.dW, first, last);
+        write_weights(dR_, h_blocks_, H_, call_.scales.h, call_.dR, first, last);
+        write_bias(dbw_, call_.dbw, first, last);
+        write_bias(dbr_, call_.dbr, first, last);
+    }
+
     bool fused() const { return layer_.kind() == Layer::Kind::fused; }
 
     int64_t workspace(int64_t rows) const {
         const int64_t slopes = fused() ? variant_.fused_slopes_workspace(layer_.fused())
                                        : variant_.general_slopes_workspace(layer_.general());
-        return lines(std::max(slopes, variant_.descend_workspace(descent(0, rows))));
+        return lines(std::max(slopes, variant_.descend_workspace(descent(chunk_, 0, rows))));
     }
 
-    void run_rows(int64_t first_row, int64_t end_row, void *workspace) const {
+    void run_rows(const Chunk &chunk, int64_t part, void *workspace) const {
+        const int64_t first_row = start(call_.N, part), end_row = start(call_.N, part + 1);
+        if (first_row == end_row) return;
         SlopeJob job;
-        job.chunk = chunk_;
+        job.chunk = chunk;
         job.scales = call_.scales;
         job.x = call_.x;
         job.h0 = call_.h0;
@@ -200,22 +225,22 @@ class Backward {
             variant_.fused_slopes(layer_.fused(), job);
         else
             variant_.general_slopes(layer_.general(), job);
-        DescentJob next = descent(first_row, end_row);
+        DescentJob next = descent(chunk, first_row, end_row);
         next.workspace = workspace;
         variant_.descend(next);
     }
 
-    void sum_groups(int first, int last) const {
+    void sum_groups(const Chunk &chunk, int64_t part) const {
         WeightJob job;
-        job.chunk = chunk_;
+        job.chunk = chunk;
         job.x_blocks = x_blocks_;
         job.h_blocks = h_blocks_;
         job.dW = dW_;
         job.dR = dR_;
         job.dbw = dbw_;
         job.dbr = dbr_;
-        job.first_group = first;
-        job.end_group = last;
+        job.first_group = static_cast<int>(start(groups_, part));
+        job.end_group = static_cast<int>(start(groups_, part + 1));
         variant_.weight_products(job);
     }
 
@@ -249,7 +274,7 @@ class Backward {
     const ProductLayout &layout_;
     const int H_, C_, groups_, channels_;  // channels of a group
     int x_blocks_ = 0, h_blocks_ = 0;
-    int64_t chunk_steps_ = 1, width_ = 0;
+    int64_t chunk_steps_ = 1, width_ = 0, parts_ = 1;
     Chunk chunk_;
     Panels R_, W_;
     float *dh_ = nullptr, *dW_ = nullptr, *dR_ = nullptr;

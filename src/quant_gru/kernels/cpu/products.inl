@@ -76,14 +76,18 @@ inline void few_rows(int rows, const float *a, int64_t a_row, const Panels &w, f
 void add_product(int rows, const float *a, int64_t a_row, const Panels &w, float *to,
                  int64_t to_row) {
     if (rows <= kFloatRows) return few_rows(rows, a, a_row, w, to, to_row);
+    // of about the same size: what is left over would hide no latency
+    const int tiles = (rows + kFloatRows - 1) / kFloatRows;
     // each panel stays in the nearest cache while all rows pass by
     for (int first = 0; first < w.count; ++first) {
         Panels one = w;
         one.data += first * w.channels * kPanel;
         one.count = 1;
-        for (int row = 0; row < rows; row += kFloatRows)
-            few_rows(rows - row < kFloatRows ? rows - row : kFloatRows, a + row * a_row, a_row, one,
+        for (int t = 0; t < tiles; ++t) {
+            const int64_t row = int64_t{rows} * t / tiles, end = int64_t{rows} * (t + 1) / tiles;
+            few_rows(static_cast<int>(end - row), a + row * a_row, a_row, one,
                      to + row * to_row + static_cast<int64_t>(first) * kPanel, to_row);
+        }
     }
 }
 

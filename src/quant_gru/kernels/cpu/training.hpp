@@ -53,7 +53,7 @@ struct SlopeJob {
 
 // Real weights in panels of columns: [panel][channel][column].
 struct Panels {
-    const float *data = nullptr;
+    float *data = nullptr;
     int count = 0;
     int64_t channels = 0;  // groups * 3 * group
 };

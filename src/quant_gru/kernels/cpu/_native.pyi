@@ -18,10 +18,12 @@ class Layer:
         T: int,
         N: int,
         lengths: int,
+        held: int,
         reverse: bool,
         threads: int,
         /,
     ) -> None: ...
+    def backward(self, call: dict[str, Any], /) -> None: ...
 
 class Stack:
     """All layers and directions: float32 in, float32 out."""

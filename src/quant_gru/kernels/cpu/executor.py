@@ -61,6 +61,7 @@ def run(
     reverse: bool,
     variant: str,
     threads: int | None = None,
+    held: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run one layer and direction; as `quant_gru.integer.reference.run`.
 
@@ -72,6 +73,7 @@ def run(
         reverse: From the last step to the first.
         variant: One of `choices()` but 'reference'.
         threads: At most this many; None for torch.get_num_threads().
+        held: bool (T, N, H), units that keep their state in a step, or None.
     """
     T, N, C = x.shape
     H = plan.hidden_size
@@ -81,6 +83,12 @@ def run(
             f"Expected x of {plan.input_size} features, h0 of shape ({N}, {H}) and {N} lengths, "
             f"got x of {C}, h0 of shape {tuple(h0.shape)} and {count} lengths"
         )
+    if held is not None:
+        if held.shape != (T, N, H):
+            raise QuantGRUError(
+                f"Expected held to be of shape {(T, N, H)}, got {tuple(held.shape)}"
+            )
+        held = held.to("cpu", torch.bool).contiguous()
     x = x.to("cpu", plan.x.container).contiguous()
     h0 = h0.to("cpu", plan.h.container).contiguous()
     out = torch.empty((T, N, H), dtype=plan.h.container, device="cpu")
@@ -95,6 +103,7 @@ def run(
             T,
             N,
             0 if lengths is None else lengths.data_ptr(),
+            0 if held is None else held.data_ptr(),
             reverse,
             torch.get_num_threads() if threads is None else threads,
         )

@@ -33,6 +33,9 @@ class Layer {
     // Which kernel runs it.
     enum class Kind { fused, general, wide };
     Kind kind() const { return kind_; }
+    const Variant &variant() const { return variant_; }
+    const FusedPlan &fused() const { return fused_; }
+    const GeneralPlan &general() const { return general_; }
     bool in_float() const { return cell().in_float; }
     int H() const { return H_; }
     int C() const { return C_; }

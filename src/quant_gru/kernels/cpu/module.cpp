@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../philox.h"
+#include "backward.hpp"
 #include "stack.hpp"
 #include "weights.hpp"
 
@@ -30,7 +31,7 @@ const char *kind(const Layer &layer) {
 
 // Codes in, codes out, contiguous.
 void run_layer(const Layer &layer, uintptr_t x, uintptr_t h0, uintptr_t out, uintptr_t last,
-               int64_t T, int64_t N, uintptr_t lengths, bool reverse, int threads) {
+               int64_t T, int64_t N, uintptr_t lengths, uintptr_t held, bool reverse, int threads) {
     const int64_t H = layer.H(), C = layer.C();
     Job job;
     job.x = {reinterpret_cast<const void *>(x), false, N * C, C};
@@ -41,12 +42,53 @@ void run_layer(const Layer &layer, uintptr_t x, uintptr_t h0, uintptr_t out, uin
     job.last.codes = reinterpret_cast<void *>(last);
     job.last.codes_row = H;
     job.lengths = reinterpret_cast<const int64_t *>(lengths);
+    job.held = reinterpret_cast<const uint8_t *>(held);
     job.T = T;
     job.N = N;
     job.reverse = reverse;
     nb::gil_scoped_release release;
     Scratch scratch;
     run_tasks({{&layer, job}}, threads, scratch);
+}
+
+// Addresses and strides under the names of BackwardCall.
+void run_layer_backward(const Layer &layer, const nb::dict &d) {
+    auto number = [&](const char *name) { return nb::cast<int64_t>(d[name]); };
+    auto address = [&](const char *name) {
+        return reinterpret_cast<void *>(nb::cast<uintptr_t>(d[name]));
+    };
+    auto real = [&](const char *name) { return static_cast<float *>(address(name)); };
+    auto scale = [&](const char *name) { return nb::cast<double>(d[name]); };
+    BackwardCall call;
+    call.x = address("x");
+    call.h0 = address("h0");
+    call.out = address("out");
+    call.held = static_cast<const uint8_t *>(address("held"));
+    call.lengths = static_cast<const int64_t *>(address("lengths"));
+    call.T = number("T");
+    call.N = number("N");
+    call.reverse = nb::cast<bool>(d["reverse"]);
+    call.W = address("W");
+    call.R = address("R");
+    call.W_bytes = static_cast<int>(number("W_bytes"));
+    call.R_bytes = static_cast<int>(number("R_bytes"));
+    call.W_scales = real("W_scales");
+    call.R_scales = real("R_scales");
+    call.scales = {scale("s_x"), scale("s_h"), scale("s_Rh"),
+                   scale("s_z"), scale("s_r"), scale("s_g")};
+    call.grad_out = real("grad_out");
+    call.grad_last = real("grad_last");
+    call.grad_step = number("grad_step");
+    call.grad_row = number("grad_row");
+    call.dx = real("dx");
+    call.dh0 = real("dh0");
+    call.dW = real("dW");
+    call.dR = real("dR");
+    call.dbw = real("dbw");
+    call.dbr = real("dbr");
+    call.threads = static_cast<int>(number("threads"));
+    nb::gil_scoped_release release;
+    run_backward(layer, call);
 }
 
 using Numbers = std::vector<std::vector<std::vector<std::tuple<double, int, int>>>>;
@@ -145,7 +187,8 @@ NB_MODULE(_native, m) {
         .def(nb::init<const nb::dict &, const std::string &>())
         .def_prop_ro("kind", &kind)
         .def("repack", &Layer::repack, nb::call_guard<nb::gil_scoped_release>())
-        .def("run", &run_layer);
+        .def("run", &run_layer)
+        .def("backward", &run_layer_backward);
     nb::class_<Stack>(m, "Stack")
         .def("__init__", &make_stack, nb::keep_alive<1, 2>())
         .def("run", &run_stack);

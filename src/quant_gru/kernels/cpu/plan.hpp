@@ -145,6 +145,7 @@ struct Job {
     Sink out;                          // (T, N, H)
     Sink last;                         // (N, H)
     const int64_t *lengths = nullptr;  // (N) or null
+    const uint8_t *held = nullptr;     // (T, N, H), units that keep their state, or null
     int64_t T = 0, N = 0;
     bool reverse = false;
     int64_t first_row = 0, end_row = 0;

@@ -41,7 +41,9 @@ def random_qparams(rng: random.Random, *, fast: bool = True, narrow: bool = True
     for name, reach in REACH.items():
         signed = not config[name].is_unsigned
         lo, hi = code_limits(activations, signed)
-        scale = 2.0 ** (round(torch.tensor(reach / (hi - lo) * 2).log2().item()) + rng.choice((0, 0, 3)))
+        scale = 2.0 ** (
+            round(torch.tensor(reach / (hi - lo) * 2).log2().item()) + rng.choice((0, 0, 3))
+        )
         if kind == "free":
             scale = float32(scale * rng.uniform(0.6, 1.4))
         zero = 0 if config[name].is_symmetric else rng.randint(lo, hi)

@@ -67,9 +67,7 @@ def test_every_width_and_long_rows(bits):
         config = qparams.config
         for name in ("weight.W", "weight.R", "weight.bw", "weight.br"):
             config = config.replace(name, bitwidth=bits)
-        qparams = type(qparams)(
-            **{**qparams.__dict__, "config": config}
-        )
+        qparams = type(qparams)(**{**qparams.__dict__, "config": config})
         W = torch.randn((6, C), generator=generator)
         weights = (W, torch.randn((6, 2), generator=generator), None, W[:, 0].clone())
         live, _, fresh = live_and_fresh(qparams, weights)
@@ -159,7 +157,9 @@ def check_derived(live, plan, fresh, sizes):
     ours, theirs = gpu.numbers_of(plan), gpu.numbers_of(fresh)
     names = [name for name in DERIVED if name != "_columns"] if plan.h.bits <= 16 else []
     for name in names:
-        pairs = zip(tree_leaves(getattr(ours, name)), tree_leaves(getattr(theirs, name)), strict=True)
+        pairs = zip(
+            tree_leaves(getattr(ours, name)), tree_leaves(getattr(theirs, name)), strict=True
+        )
         assert all(torch.equal(a, b) for a, b in pairs), name
     for size in sizes if names else ():
         pairs = zip(ours.fragments(*size), theirs.fragments(*size), strict=True)
@@ -226,8 +226,13 @@ DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 
 def expected_output(gru, x):
     """What a fresh copy in eval mode gives."""
-    fresh = QuantGRU(gru.input_size, gru.hidden_size, gru.num_layers,
-                     bidirectional=gru.bidirectional, config=gru.config).to(x.device)
+    fresh = QuantGRU(
+        gru.input_size,
+        gru.hidden_size,
+        gru.num_layers,
+        bidirectional=gru.bidirectional,
+        config=gru.config,
+    ).to(x.device)
     fresh.load_state_dict(gru.state_dict())
     fresh.use_quantization = True
     with torch.no_grad():

@@ -23,7 +23,7 @@ def power_of_two(exponent: Tensor) -> Tensor:
 
 
 def divided(values: Tensor, divisor: float) -> Tensor:
-    """values / divisor, rounded once: on a GPU, torch multiplies by the reciprocal of a number."""
+    """Values / divisor, rounded once: on a GPU, torch multiplies by the reciprocal of a number."""
     return values / torch.full_like(values, divisor)
 
 

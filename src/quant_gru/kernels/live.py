@@ -180,9 +180,7 @@ class LiveWeights:
         cpu.repack(self.part)
 
 
-_live: weakref.WeakKeyDictionary[WeightPart, weakref.ref[LiveWeights]] = (
-    weakref.WeakKeyDictionary()
-)
+_live: weakref.WeakKeyDictionary[WeightPart, weakref.ref[LiveWeights]] = weakref.WeakKeyDictionary()
 
 
 def live_of(part: WeightPart) -> LiveWeights | None:

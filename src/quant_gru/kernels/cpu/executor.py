@@ -287,8 +287,12 @@ def _numbers(plan: CellPlan) -> dict[str, Any]:
         "tables": {
             name: _table(plan.frozen.tables[name], q[pre], tensors) for name, pre in _PRE.items()
         },
-        "W": _projection(w.W, w.Bw, plan.shift_Bw, w.Wx, w.bits_W, plan.x, q["matmul.Wx"], tensors, narrow),
-        "R": _projection(w.R, w.Br, plan.shift_Br, w.Rh, w.bits_R, plan.h, q["matmul.Rh"], tensors, narrow),
+        "W": _projection(
+            w.W, w.Bw, plan.shift_Bw, w.Wx, w.bits_W, plan.x, q["matmul.Wx"], tensors, narrow
+        ),
+        "R": _projection(
+            w.R, w.Br, plan.shift_Br, w.Rh, w.bits_R, plan.h, q["matmul.Rh"], tensors, narrow
+        ),
         "keep": tensors,
     }
 

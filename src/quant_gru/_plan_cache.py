@@ -123,7 +123,8 @@ class PlanCache:
     ) -> GRUPlan:
         self.quick = None
         self._weights.clear()
-        every_q, every_w = ([each for layer in of for each in layer] for of in (qparams, weights))
+        every_q = [q for layer in qparams for q in layer]
+        every_w = [w for layer in weights for w in layer]
         W = every_w[0][0]
         assert W is not None
         key = (threading.get_ident(), W.device)

@@ -4,7 +4,6 @@ import os
 import random
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from quant_gru.integer import reference
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import executor as gpu
 from quant_gru.kernels.cuda.numbers import DERIVED
-from quant_gru.kernels.live import live_of, settled
+from quant_gru.kernels.live import live_of, settled, tensors_of
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 VARIANTS = [each for each in cpu.choices() if each != cpu.REFERENCE]
@@ -203,8 +202,6 @@ def test_the_cpu_and_a_gpu_choose_the_same():
                 live, _, _ = live_and_fresh(qparams, tuple(moved[:4]))
                 live.update(*moved, p)
                 parts.append(live.part)
-            from quant_gru.kernels.live import tensors_of
-
             pairs = zip(*map(tensors_of, parts), strict=True)
             assert all(torch.equal(a, b.cpu()) for a, b in pairs), seed
 
@@ -340,7 +337,7 @@ def test_threads_do_not_share_numbers():
         replica._parameters = {
             name: torch.nn.Parameter(w.detach() * factor) for name, w in gru._parameters.items()
         }
-        for name, weight in replica._parameters.items():
+        for name in replica._parameters:
             replica.__dict__.pop(name, None)
         assert replica._state is gru._state
         others.append(replica)
@@ -448,7 +445,3 @@ def test_streams_wait_for_each_other():
             gru.weight_hh_l0.data.div_(-1.01)
             if weight % 4 == 0:
                 break
-
-
-if __name__ == "__main__":
-    print(time.time())

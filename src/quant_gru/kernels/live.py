@@ -246,8 +246,12 @@ def _empty_part(qparams: QParams, frozen: FrozenPart, W: Tensor, R: Tensor) -> W
 
     Wx, bound_Wx = product("weight.W", q["input.x"], q["matmul.Wx"])
     Rh, bound_Rh = product("weight.R", q["output.h"], q["matmul.Rh"])
+    W_codes, R_codes, bw, br = map(codes, WEIGHTS)
     return WeightPart(
-        *(codes(name) for name in WEIGHTS),
+        W_codes,
+        R_codes,
+        bw,
+        br,
         integers(),
         integers(),
         {name: torch.ones(rows, dtype=torch.float32, device=device) for name in WEIGHTS},

@@ -307,12 +307,14 @@ def _numbers(plan: CellPlan) -> dict[str, Any]:
         "tables": {
             name: _table(plan.frozen.tables[name], q[pre], tensors) for name, pre in _PRE.items()
         },
-        "W": _projection(
-            w.W, w.Bw, plan.shift_Bw, w.Wx, w.bits_W, plan.x, q["matmul.Wx"], tensors, narrow
-        ),
-        "R": _projection(
-            w.R, w.Br, plan.shift_Br, w.Rh, w.bits_R, plan.h, q["matmul.Rh"], tensors, narrow
-        ),
+        "W": {
+            **_codes(w.W, w.bits_W, narrow, tensors),
+            **_projection(w.Bw, plan.shift_Bw, w.Wx, w.bits_W, plan.x, q["matmul.Wx"], tensors),
+        },
+        "R": {
+            **_codes(w.R, w.bits_R, narrow, tensors),
+            **_projection(w.Br, plan.shift_Br, w.Rh, w.bits_R, plan.h, q["matmul.Rh"], tensors),
+        },
         "keep": tensors,
     }
 
@@ -368,8 +370,13 @@ def _table(table: Table, pre: Quantizer, keep: list[Tensor]) -> dict[str, Any]:
     }
 
 
+def _codes(codes: Tensor, bits: int, narrow: bool, keep: list[Tensor]) -> dict[str, Any]:
+    # where the fast kernels run, as the plan has them: what changes in place is then seen
+    dtype = torch.int32 if not narrow else torch.int8 if bits <= 8 else torch.int16
+    return {"codes": _pointer(codes, dtype, keep), "kind": _name(dtype)}
+
+
 def _projection(
-    codes: Tensor,
     bias: Tensor,
     bias_shift: int,
     weighted_sum: WeightedSum,
@@ -377,17 +384,11 @@ def _projection(
     operand: Quantizer,
     result: Quantizer,
     keep: list[Tensor],
-    narrow: bool,
 ) -> dict[str, Any]:
     (M,), k = weighted_sum.multipliers, weighted_sum.shift
     assert isinstance(M, Tensor)
     assert isinstance(k, Tensor)
-    # in their containers, for updates in place to be seen
-    container = torch.int8 if weight_bits <= 8 else torch.int16
-    container = container if weight_bits <= NARROW_BITS and narrow else torch.int32
     return {
-        "codes": _pointer(codes, container, keep),
-        "kind": _name(container),
         "bias": _pointer(bias, torch.int64, keep),
         "bias_shift": bias_shift,
         "M": _pointer(M, torch.int64, keep),

@@ -131,23 +131,22 @@ void add_up(const Code *row, int inputs, int64_t &total, int64_t &magnitude) {
     }
 }
 
-// Codes of a row to every `stride`-th piece of `depth` bytes.
-template <class Code>
-void spread(const Code *row, int inputs, int depth, int64_t stride, int8_t *to) {
+// Codes of a row to every `stride`-th piece of `kDepth` bytes.
+template <int kDepth>
+void spread(const int8_t *row, int inputs, int64_t stride, int8_t *to) {
     int i = 0;
-    if (depth == 4)
-        for (; i + 4 <= inputs; i += 4, to += stride) {
-            const int8_t piece[4] = {static_cast<int8_t>(row[i]), static_cast<int8_t>(row[i + 1]),
-                                     static_cast<int8_t>(row[i + 2]),
-                                     static_cast<int8_t>(row[i + 3])};
-            std::memcpy(to, piece, 4);
-        }
-    for (int place = 0; i < inputs; ++i) {
-        to[place] = static_cast<int8_t>(row[i]);
-        if (++place == depth) {
-            place = 0;
-            to += stride;
-        }
+    for (; i + kDepth <= inputs; i += kDepth, to += stride) std::memcpy(to, row + i, kDepth);
+    for (; i < inputs; ++i) *to++ = row[i];
+}
+
+void spread(const int8_t *row, int inputs, int depth, int64_t stride, int8_t *to) {
+    switch (depth) {
+        case 2:
+            return spread<2>(row, inputs, stride, to);
+        case 4:
+            return spread<4>(row, inputs, stride, to);
+        default:
+            for (int i = 0; i < inputs; ++i) to[i / depth * stride + i % depth] = row[i];
     }
 }
 
@@ -325,10 +324,10 @@ bool Layer::pack(const Matrix &from, Packed &p, int inputs, bool &in_float, bool
             const int c = gate * H_ + unit, place = unit % group;
             int8_t *to = w + unit / group * p.group_stride + (gate * group + place) * depth;
             int64_t total = 0, magnitude = 0;
-            with_row(from, static_cast<int64_t>(c) * inputs, [&](auto *row) {
-                spread(row, inputs, depth, 3 * group * depth, to);
-                add_up(row, inputs, total, magnitude);
-            });
+            const auto *row =
+                static_cast<const int8_t *>(from.codes) + static_cast<int64_t>(c) * inputs;
+            spread(row, inputs, depth, 3 * group * depth, to);
+            add_up(row, inputs, total, magnitude);
             // the true sum decides; what leads to it may wrap around
             const int64_t bound = magnitude * from.reach + size_of(from.bias[c]);
             if (bound >= int64_t{1} << 31) return false;

@@ -1,76 +1,104 @@
 // Rows of weights to scales and codes. Included inside the namespace of an instruction set, whose
-// vectors the loops become: sixteen lanes side by side, no sum that an order could change.
+// vectors those of the compiler become.
 
-constexpr int kLanes = 16;
+constexpr int kLanes = 8;
+typedef float Lanes __attribute__((vector_size(4 * kLanes)));
+typedef int32_t Words __attribute__((vector_size(4 * kLanes)));
+
 constexpr float kMagic = 12582912.f;  // 1.5 * 2^23: rounds half-even what is below 2^22
+constexpr int32_t kInfinite = 0x7f800000;
 
 inline bool is_finite(float v) {
-    uint32_t bits;
+    int32_t bits;
     __builtin_memcpy(&bits, &v, sizeof bits);
-    return (bits & 0x7f800000u) != 0x7f800000u;
+    return (bits & kInfinite) != kInfinite;
 }
+
+inline Lanes load(const float *v) {
+    Lanes found;
+    __builtin_memcpy(&found, v, sizeof found);
+    return found;
+}
+
+// The last n % kLanes values, and `other` in the lanes beyond.
+inline Lanes load_rest(const float *v, int64_t n, float other) {
+    Lanes found = Lanes{} + other;
+    const int64_t rest = n % kLanes;
+    __builtin_memcpy(&found, v + n - rest, static_cast<size_t>(rest) * sizeof(float));
+    return found;
+}
+
+struct Limits {
+    Lanes lo, hi;
+    inline Lanes operator()(Lanes v) const {
+        v = v < lo ? lo : v;
+        return v > hi ? hi : v;
+    }
+};
+
+inline Limits limits_of(const WeightRows &w) {
+    return {Lanes{} + static_cast<float>(w.lo), Lanes{} + static_cast<float>(w.hi)};
+}
+
+struct Extremes {
+    Lanes low, high;
+    Words infinite = {};
+    inline void take(Lanes x) {
+        Words bits;
+        __builtin_memcpy(&bits, &x, sizeof bits);
+        infinite |= (bits & kInfinite) == kInfinite;
+        low = x < low ? x : low;
+        high = x > high ? x : high;
+    }
+};
 
 // Smallest and largest of n values, and whether all are finite.
 inline bool extremes(const float *v, int64_t n, float &least, float &most) {
-    float low[kLanes], high[kLanes];
-    uint32_t exponent[kLanes];
-    for (int j = 0; j < kLanes; ++j) {
-        low[j] = high[j] = v[0];
-        exponent[j] = 0;
-    }
-    auto take = [&](int j, float x) {
-        uint32_t bits;
-        __builtin_memcpy(&bits, &x, sizeof bits);
-        bits &= 0x7f800000u;
-        exponent[j] = exponent[j] > bits ? exponent[j] : bits;
-        low[j] = x < low[j] ? x : low[j];
-        high[j] = x > high[j] ? x : high[j];
-    };
+    Extremes found[2];
+    for (Extremes &e : found) e.low = e.high = Lanes{} + v[0];
     int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes)
-        for (int j = 0; j < kLanes; ++j) take(j, v[i + j]);
-    for (; i < n; ++i) take(0, v[i]);
-    least = low[0];
-    most = high[0];
-    uint32_t all = exponent[0];
-    for (int j = 1; j < kLanes; ++j) {
-        least = low[j] < least ? low[j] : least;
-        most = high[j] > most ? high[j] : most;
-        all = all > exponent[j] ? all : exponent[j];
+    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+        found[0].take(load(v + i));
+        found[1].take(load(v + i + kLanes));
     }
-    return all != 0x7f800000u;
+    if (i + kLanes <= n) found[0].take(load(v + i));
+    if (n % kLanes) found[1].take(load_rest(v, n, v[0]));
+    least = most = v[0];
+    int32_t any = 0;
+    for (const Extremes &e : found)
+        for (int j = 0; j < kLanes; ++j) {
+            least = e.low[j] < least ? e.low[j] : least;
+            most = e.high[j] > most ? e.high[j] : most;
+            any |= e.infinite[j];
+        }
+    return !any;
 }
 
-// The finer of the candidates' exponents by sums in float, if no rounding can have changed the
-// choice; otherwise false.
-inline bool quick_best(const float *v, int64_t n, int covering, float lo, float hi, int &best) {
+// Squared errors of values in units of the covering scale, at it and at finer ones.
+struct Errors {
+    Lanes sums[QG_FINER + 1] = {};
+    inline void add(Lanes y, const Limits &limits) {
+        for (int finer = 0; finer <= QG_FINER; ++finer) {
+            const Lanes error = y - ((limits(y) + kMagic) - kMagic);
+            sums[finer] += error * error;
+            y += y;
+        }
+    }
+};
+
+// The candidate of least error by sums in float, if no rounding can have changed the choice;
+// otherwise false.
+inline bool quick_best(const float *v, int64_t n, int covering, const Limits &limits, int &best) {
     if (covering < -100 || covering > 100) return false;
     double sums[QG_FINER + 1];
     const float unit = static_cast<float>(qg_power(covering));
-    float lanes[QG_FINER + 1][kLanes] = {};
-    int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes)
-        for (int j = 0; j < kLanes; ++j) {
-            float y = v[i + j] * unit;
-            for (int finer = 0; finer <= QG_FINER; ++finer, y *= 2) {
-                float r = y < lo ? lo : y;
-                r = r > hi ? hi : r;
-                const float error = y - ((r + kMagic) - kMagic);
-                lanes[finer][j] += error * error;
-            }
-        }
-    for (; i < n; ++i) {
-        float y = v[i] * unit;
-        for (int finer = 0; finer <= QG_FINER; ++finer, y *= 2) {
-            const float r = static_cast<float>(qg_within(y, lo, hi));
-            const float error = y - ((r + kMagic) - kMagic);
-            lanes[finer][0] += error * error;
-        }
-    }
+    Errors errors;
+    for (int64_t i = 0; i + kLanes <= n; i += kLanes) errors.add(load(v + i) * unit, limits);
+    if (n % kLanes) errors.add(load_rest(v, n, 0.f) * unit, limits);
     double largest = 0;
     for (int finer = 0; finer <= QG_FINER; ++finer) {
         double sum = 0;
-        for (int j = 0; j < kLanes; ++j) sum += static_cast<double>(lanes[finer][j]);
+        for (int j = 0; j < kLanes; ++j) sum += static_cast<double>(errors.sums[finer][j]);
         sums[finer] = sum * qg_power(-2 * finer);
         largest = sums[finer] > largest ? sums[finer] : largest;
     }
@@ -108,12 +136,13 @@ inline int exact_best(const float *v, int64_t n, int covering, double lo, double
 inline bool scales_of_rows(const WeightRows &w, int64_t first, int64_t end, double *scales,
                            float *space) {
     bool finite = true;
+    const Limits limits = limits_of(w);
     for (int64_t row = first; row < end; ++row) {
         const float *v = w.values + row * w.n;
-        float least, most;
         scales[row] = 0;
         if (!w.n) continue;
-        if (!extremes(v, w.n, least, most)) {
+        float least = v[0], most = v[0];
+        if (w.n == 1 ? !is_finite(v[0]) : !extremes(v, w.n, least, most)) {
             finite = false;
             for (int64_t i = 0; i < w.n; ++i) space[i] = is_finite(v[i]) ? v[i] : 0.f;
             v = space;
@@ -126,8 +155,7 @@ inline bool scales_of_rows(const WeightRows &w, int64_t first, int64_t end, doub
         }
         const int covering = qg_covering(least, most, w.bits, w.lo, w.hi);
         int best;
-        if (w.bits > 16 ||
-            !quick_best(v, w.n, covering, static_cast<float>(w.lo), static_cast<float>(w.hi), best))
+        if (w.n == 1 || w.bits > 16 || !quick_best(v, w.n, covering, limits, best))
             best = exact_best(v, w.n, covering, w.lo, w.hi);
         scales[row] = qg_power(-best);
     }
@@ -136,13 +164,24 @@ inline bool scales_of_rows(const WeightRows &w, int64_t first, int64_t end, doub
 
 // Codes of n values of up to 16 bits.
 template <class Code>
-inline void code_values(const float *v, int64_t n, float scale, float lo, float hi,
+inline void code_values(const float *v, int64_t n, float scale, const Limits &limits,
                         const uint8_t *dropped, Code *to) {
-    for (int64_t i = 0; i < n; ++i) {
-        float y = v[i] / scale;
-        y = y < lo ? lo : y;
-        y = y > hi ? hi : y;
-        to[i] = static_cast<Code>(static_cast<int32_t>((y + kMagic) - kMagic));
+    typedef Code Codes __attribute__((vector_size(sizeof(Code) * kLanes)));
+    typedef int16_t Halves __attribute__((vector_size(2 * kLanes)));
+    auto codes = [&](Lanes x) {
+        const Lanes rounded = limits(x / scale) + kMagic;
+        Words bits;
+        __builtin_memcpy(&bits, &rounded, sizeof bits);
+        // the low bits of what the magic number has rounded are the integer
+        return __builtin_convertvector(__builtin_convertvector(bits, Halves), Codes);
+    };
+    for (int64_t i = 0; i + kLanes <= n; i += kLanes) {
+        const Codes found = codes(load(v + i));
+        __builtin_memcpy(to + i, &found, sizeof found);
+    }
+    if (const int64_t rest = n % kLanes) {
+        const Codes found = codes(load_rest(v, n, 0.f));
+        __builtin_memcpy(to + n - rest, &found, static_cast<size_t>(rest) * sizeof(Code));
     }
     if (dropped)
         for (int64_t i = 0; i < n; ++i) to[i] = dropped[i] ? Code(0) : to[i];
@@ -156,9 +195,9 @@ inline void codes_of_row(const WeightRows &w, int64_t row, float scale, const ui
         for (int64_t i = 0; i < w.n; ++i) space[i] = is_finite(v[i]) ? v[i] : 0.f;
         v = space;
     }
-    const float lo = static_cast<float>(w.lo), hi = static_cast<float>(w.hi);
+    const Limits limits = limits_of(w);
     if (w.bits <= 8)
-        code_values(v, w.n, scale, lo, hi, dropped, static_cast<int8_t *>(to));
+        code_values(v, w.n, scale, limits, dropped, static_cast<int8_t *>(to));
     else
-        code_values(v, w.n, scale, lo, hi, dropped, static_cast<int16_t *>(to));
+        code_values(v, w.n, scale, limits, dropped, static_cast<int16_t *>(to));
 }

@@ -199,7 +199,8 @@ class QuantGRU(torch.nn.GRU):
             self._learned(),
             self._plan_again(noise),
         )
-        y, h_n = run(call, sequence.x, sequence.h0, weights, self._logarithms())
+        h0 = None if hx is None else sequence.h0
+        y, h_n = run(call, sequence.x, h0, weights, self._logarithms())
         dtype = self._weight.dtype
         return sequence.restore(y.to(dtype), h_n.to(dtype))
 

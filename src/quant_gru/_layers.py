@@ -64,7 +64,7 @@ class Below:
 def run_real(
     plan: GRUPlan,
     x: Tensor,
-    h0: Tensor,
+    h0: Tensor | None,
     lengths: Tensor | None,
     noise: Noise | None = None,
     kept: list[Tensor] | None = None,
@@ -74,7 +74,7 @@ def run_real(
     Args:
         plan: The plan.
         x: (T, N, C).
-        h0: (layers * directions, N, H).
+        h0: (layers * directions, N, H), or None for zeros.
         lengths: int64 (N,) or None.
         noise: What is random; None for nothing.
         kept: A list that takes the codes of output.h (T, N, H) of each layer and direction.
@@ -82,11 +82,13 @@ def run_real(
     Returns:
         Output (T, N, D*H) and last states (layers * directions, N, H), float32.
     """
-    x, h0 = x.detach(), h0.detach()
-    if noise is None and kept is None:
-        result = _run_native(plan, x, h0, lengths) or _run_on_gpu(plan, x, h0, lengths)
+    x, h0 = x.detach(), None if h0 is None else h0.detach()
+    if noise is None:
+        result = _run_native(plan, x, h0, lengths, kept) or _run_on_gpu(plan, x, h0, lengths, kept)
         if result is not None:
             return result
+    if h0 is None:
+        h0 = zero_states(plan, x)
     below: Below | None = None
     last: list[Tensor] = []
     for layer, cells in enumerate(plan.cells):
@@ -111,6 +113,12 @@ def run_real(
             kept += below.codes
     assert below is not None
     return real_output(plan, len(plan.cells) - 1, below), torch.stack(last)
+
+
+def zero_states(plan: GRUPlan, x: Tensor) -> Tensor:
+    """States before the first step that are zero, (layers * directions, N, H), float32."""
+    cells = [cell for layer in plan.cells for cell in layer]
+    return torch.zeros((len(cells), x.shape[1], cells[0].hidden_size), device=x.device)
 
 
 def input_codes(
@@ -175,7 +183,7 @@ def real_output(plan: GRUPlan, layer: int, below: Below) -> Tensor:
 
 
 def _run_native(
-    plan: GRUPlan, x: Tensor, h0: Tensor, lengths: Tensor | None
+    plan: GRUPlan, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: list[Tensor] | None
 ) -> tuple[Tensor, Tensor] | None:
     """`run_real` in native code from border to border, where that applies.
 
@@ -183,13 +191,13 @@ def _run_native(
         The same as `run_real`, or None where it does not apply: another device or dtype, NaN, more
         than 16 bits.
     """
-    variant = native_variant(x, h0)
+    variant = native_variant(x) if h0 is None else native_variant(x, h0)
     stack = None if variant is None else cpu.stack_of(plan, variant)
-    return None if stack is None else stack.run(x, h0, lengths)
+    return None if stack is None else stack.run(x, h0, lengths, kept=kept)
 
 
 def _run_on_gpu(
-    plan: GRUPlan, x: Tensor, h0: Tensor, lengths: Tensor | None
+    plan: GRUPlan, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: list[Tensor] | None
 ) -> tuple[Tensor, Tensor] | None:
     """`run_real` in prepared launches, where that applies.
 
@@ -197,10 +205,11 @@ def _run_on_gpu(
         The same as `run_real`, or None where it does not apply: another device or dtype, more than
         16 bits, weights that fit no registers.
     """
-    if not runs_on_gpu(x.device) or x.dtype != torch.float32 or h0.dtype != torch.float32:
+    real = all(t is None or t.dtype == torch.float32 for t in (x, h0))
+    if not runs_on_gpu(x.device) or not real:
         return None
     stack = stack_on_gpu(plan)
-    return None if stack is None else stack.run(x, h0, lengths)
+    return None if stack is None else stack.run(x, h0, lengths, kept)
 
 
 def run_codes(

@@ -248,6 +248,7 @@ def _backward(
             (found.x, *flat_gradients(found.cells, bias)), (x, *weights), strict=True
         )
     ]
+    assert found.h0 is not None
     return grads[0], found.h0.to(h0.dtype).contiguous(), grads[1:]
 
 

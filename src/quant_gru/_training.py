@@ -25,11 +25,11 @@ from quant_gru._layers import (
 from quant_gru._learned import learned_names, to_logarithms
 from quant_gru._noise import Noise
 from quant_gru.integer.backward import Gradients, Tape, Wanted
-from quant_gru.integer.plan import GRUPlan
+from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.scale_gradients import scale_gradients
 from quant_gru.kernels.live import epochs
-from quant_gru.kernels.ops import backward_layer
+from quant_gru.kernels.ops import backward_layer, quantize
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Pass:
 
     Attributes:
         x: Input (T, N, C), real.
-        h0: States before the first step (layers * directions, N, H), real.
+        h0: States before the first step (layers * directions, N, H), real; None for zeros.
         lengths: int64 (N,) or None.
         noise: What was random.
         out: Codes of output.h (T, N, H) of each layer and direction.
@@ -47,7 +47,7 @@ class Pass:
     """
 
     x: Tensor
-    h0: Tensor
+    h0: Tensor | None
     lengths: Tensor | None
     noise: Noise | None
     out: Sequence[Tensor]
@@ -76,13 +76,13 @@ class Found:
 
     Attributes:
         x: (T, N, C), or None where it was not wanted.
-        h0: (layers * directions, N, H).
+        h0: (layers * directions, N, H), or None where there were none.
         cells: Of the weights of each layer and direction.
         scales: Of the logarithms of scales, float32, of each layer and direction where learned.
     """
 
     x: Tensor | None
-    h0: Tensor
+    h0: Tensor | None
     cells: list[Gradients]
     scales: list[Tensor]
 
@@ -102,7 +102,7 @@ def gradients(plan: GRUPlan, done: Pass, grad_y: Tensor, grad_last: Tensor, aske
     grad_last = grad_last + done.nan[..., None]
     D, noise = len(plan.cells[0]), done.noise
     T, N, _ = done.x.shape
-    grad_h0: list[Tensor | None] = [None] * len(done.out)
+    grad_h0: list[Tensor] = []
     found: list[Gradients | None] = [None] * len(done.out)
     scales: list[Tensor | None] = [None] * len(done.out)
     for layer in reversed(range(len(plan.cells))):
@@ -114,7 +114,7 @@ def gradients(plan: GRUPlan, done: Pass, grad_y: Tensor, grad_last: Tensor, aske
             Tape(
                 cell,
                 codes[d],
-                cell.h.quantize(done.h0[first + d]).to(cell.h.container),
+                _state_codes(cell, done, first + d),
                 done.out[first + d],
                 done.lengths,
                 d == 1,
@@ -132,8 +132,9 @@ def gradients(plan: GRUPlan, done: Pass, grad_y: Tensor, grad_last: Tensor, aske
             done.precision,
         )
         for d, (cell, result) in enumerate(zip(cells, results, strict=True)):
-            h0 = done.h0[first + d]
-            grad_h0[first + d] = result.h0 * cell.h.inside(h0)
+            h0 = None if done.h0 is None else done.h0[first + d]
+            if h0 is not None:
+                grad_h0.append(result.h0 * cell.h.inside(h0))
             if asked.scales:
                 qparams = asked.scales[first + d]
                 real = real_input(plan, layer, done.x, below, noise)
@@ -156,10 +157,24 @@ def gradients(plan: GRUPlan, done: Pass, grad_y: Tensor, grad_last: Tensor, aske
                 grad = grad * noise.factors(layer, (T, N, D * H))
     return Found(
         grad,
-        torch.stack([each for each in grad_h0 if each is not None]),
+        None if done.h0 is None else _by_layer(grad_h0, D),
         [each for each in found if each is not None],
         [each for each in scales if each is not None],
     )
+
+
+def _state_codes(cell: CellPlan, done: Pass, index: int) -> Tensor:
+    """Codes of output.h before the first step (N, H)."""
+    if done.h0 is not None:
+        return quantize(cell.h, done.h0[index])[0]
+    shape, device = (done.x.shape[1], cell.hidden_size), done.x.device
+    return torch.full(shape, cell.h.zero_point, dtype=cell.h.container, device=device)
+
+
+def _by_layer(grads: Sequence[Tensor], directions: int) -> Tensor:
+    """Gradients of states that were found from the last layer to the first, stacked in order."""
+    last_first = [grads[i : i + directions] for i in range(0, len(grads), directions)]
+    return torch.stack([each for layer in reversed(last_first) for each in layer])
 
 
 def _below(done: Pass, first: int, directions: int) -> Below:
@@ -195,7 +210,7 @@ class Call:
 def run(
     call: Call,
     x: Tensor,
-    h0: Tensor,
+    h0: Tensor | None,
     weights: Sequence[Sequence[Weights]],
     logarithms: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Tensor]:
@@ -204,7 +219,7 @@ def run(
     Args:
         call: The plan, and how it is run.
         x: (T, N, C), real.
-        h0: (layers * directions, N, H), real.
+        h0: (layers * directions, N, H), real; None for zeros.
         weights: [layer][direction] -> W, R, bw, br, where gradients go.
         logarithms: Those of the scales of each layer and direction, where they are learned.
 
@@ -213,7 +228,7 @@ def run(
     """
     flat = [w for layer in weights for cell in layer for w in cell if w is not None]
     inputs = (x, h0, *flat, *logarithms)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
         y, h_n = _StraightThrough.apply(call, *inputs)
         return y, h_n
     return run_real(call.plan, x, h0, call.lengths, call.noise)
@@ -222,7 +237,7 @@ def run(
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, call: Call, x: Tensor, h0: Tensor, *parameters: Tensor
+        ctx: Any, call: Call, x: Tensor, h0: Tensor | None, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
         out: list[Tensor] = []
         y, h_n = run_real(call.plan, x, h0, call.lengths, call.noise, out)
@@ -248,9 +263,8 @@ class _StraightThrough(torch.autograd.Function):
             found = gradients(plan, done, grad_y, grad_h_n, asked)
         scales: list[Tensor | None] = [*found.scales] or [None] * len(call.scales)
         raw = (found.x, found.h0, *flat_gradients(found.cells, call.bias), *scales)
-        # of the dtypes of what they belong to
         grads = [
-            None if grad is None or not needed else grad.to(like.dtype)
+            None if grad is None or like is None or not needed else grad.to(like.dtype)
             for grad, needed, like in zip(raw, needs, (x, h0, *parameters), strict=True)
         ]
         if torch.is_grad_enabled():

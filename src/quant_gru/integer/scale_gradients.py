@@ -26,7 +26,7 @@ _STEPS_AT_ONCE = 32
 
 
 def scale_gradients(
-    tape: Tape, grads: Gradients, x: Tensor, h0: Tensor, names: Sequence[str]
+    tape: Tape, grads: Gradients, x: Tensor, h0: Tensor | None, names: Sequence[str]
 ) -> Tensor:
     """Gradients of the scales of one layer and direction, straight-through.
 
@@ -34,7 +34,7 @@ def scale_gradients(
         tape: What the forward took in and gave.
         grads: Its gradients, those of x and h among them.
         x: What input.x quantized (T, N, C), real.
-        h0: What output.h quantized before the first step (N, H), real.
+        h0: What output.h quantized before the first step (N, H), real; None for zeros.
         names: Operators whose scales are learned.
 
     Returns:
@@ -63,7 +63,7 @@ def scale_gradients(
         ("input.x", plan.x, tape.x, x, grads.x),
         ("output.h", plan.h, tape.h0, h0, grads.h0),
     ):
-        if name in names:
+        if name in names and real is not None:
             total[list(names).index(name)] += _at_the_border(quantizer, codes, real, grad)
     return total
 

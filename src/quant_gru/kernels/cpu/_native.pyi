@@ -43,6 +43,7 @@ class Stack:
         y_step: int,
         y_row: int,
         last: int,
+        kept: list[int],
         lengths: int,
         T: int,
         N: int,

@@ -196,9 +196,15 @@ class Stack:
         self.input_size, self.hidden_size = cell.input_size, cell.hidden_size
         self.directions = len(plan.cells[0])
         self.states = len(plan.cells) * self.directions
+        self.containers = [cell.h.container for cells in plan.cells for cell in cells]
 
     def run(
-        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, batch_first: bool = False
+        self,
+        x: Tensor,
+        h0: Tensor | None,
+        lengths: Tensor | None,
+        batch_first: bool = False,
+        kept: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor] | None:
         """Run all steps.
 
@@ -207,6 +213,7 @@ class Stack:
             h0: float32 (states, N, H), or None for zeros.
             lengths: int64 (N,) or None.
             batch_first: Whether N comes before T.
+            kept: A list that takes the codes of output.h (T, N, H) of each layer and direction.
 
         Returns:
             Output, in the form of the input, and last states (states, N, H), float32; None where
@@ -224,6 +231,9 @@ class Stack:
         last = x.new_empty((self.states, N, H))
         h0 = None if h0 is None else h0.contiguous().resolve_neg()
         lengths = None if lengths is None else lengths.contiguous()
+        codes: list[Tensor] = []
+        if kept is not None:
+            codes = [torch.empty((T, N, H), dtype=each, device="cpu") for each in self.containers]
         if N and self.native.run(
             x.data_ptr(),
             x_step,
@@ -233,12 +243,15 @@ class Stack:
             y_step,
             y_row,
             last.data_ptr(),
+            [each.data_ptr() for each in codes],
             0 if lengths is None else lengths.data_ptr(),
             T,
             N,
             torch.get_num_threads(),
         ):
             return None
+        if kept is not None:
+            kept += codes
         return y, last
 
 

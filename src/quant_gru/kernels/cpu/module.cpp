@@ -107,8 +107,8 @@ void make_stack(Stack *self, const std::vector<std::vector<const Layer *>> &laye
 }
 
 bool run_stack(Stack &stack, uintptr_t x, int64_t x_step, int64_t x_row, uintptr_t h0, uintptr_t y,
-               int64_t y_step, int64_t y_row, uintptr_t last, uintptr_t lengths, int64_t T,
-               int64_t N, int threads) {
+               int64_t y_step, int64_t y_row, uintptr_t last, const std::vector<uintptr_t> &kept,
+               uintptr_t lengths, int64_t T, int64_t N, int threads) {
     Stack::Call call;
     call.x = reinterpret_cast<const float *>(x);
     call.x_step = x_step;
@@ -118,6 +118,7 @@ bool run_stack(Stack &stack, uintptr_t x, int64_t x_step, int64_t x_row, uintptr
     call.y_step = y_step;
     call.y_row = y_row;
     call.last = reinterpret_cast<float *>(last);
+    if (!kept.empty()) call.kept = reinterpret_cast<void *const *>(kept.data());
     call.lengths = reinterpret_cast<const int64_t *>(lengths);
     call.T = T;
     call.N = N;

@@ -77,16 +77,16 @@ Stack::Stack(std::vector<std::vector<const Layer *>> layers,
              std::vector<std::vector<std::vector<Between>>> between)
     : layers_(std::move(layers)), between_(std::move(between)) {}
 
-// Directions of a layer may have states in containers of different sizes: each stands in its own
-// (T * N, H) part of `below`, of four bytes an element at most.
-void Stack::requantize(size_t layer, const void *below, void *const *codes, int64_t rows) const {
+// below[direction] are the states (rows, H), in the container of that direction.
+void Stack::requantize(size_t layer, const void *const *below, void *const *codes,
+                       int64_t rows) const {
     const int D = directions();
     for (int direction = 0; direction < D; ++direction) {
         const Border &upper = this->layer(layer, direction).x();
         const int64_t H = this->layer(layer, direction).H(), size = bytes_of(upper.container);
         for (int half = 0; half < D; ++half) {
             const Border &lower = this->layer(layer - 1, half).h();
-            const char *from = static_cast<const char *>(below) + half * rows * H * 4;
+            const char *from = static_cast<const char *>(below[half]);
             const Between &b = between_[layer - 1][direction][half];
             if (D == 1) {
                 convert_row(from, lower, b, upper, codes[direction], 0, rows * H);
@@ -108,8 +108,9 @@ bool Stack::run(const Call &call) {
     Scratch::Lease lease(codes_, several ? static_cast<size_t>(part * D * (1 + D)) : 0);
     char *states = static_cast<char *>(lease.data);
     void *inputs[2] = {states + part * D, states + part * D * 2};
+    void *below[2] = {states, states + part};
     for (size_t i = 0; i < depth(); ++i) {
-        if (i) requantize(i, states, inputs, T * N);
+        if (i) requantize(i, below, inputs, T * N);
         std::vector<Task> tasks;
         for (int direction = 0; direction < D; ++direction) {
             const Layer &one = layer(i, direction);
@@ -120,12 +121,15 @@ bool Stack::run(const Call &call) {
             else
                 job.x = {inputs[direction], false, N * H * D, H * D};
             job.h0 = {call.h0 ? call.h0 + index * N * H : nullptr, true, 0, H};
-            if (i + 1 == depth()) {
+            const bool top = i + 1 == depth();
+            if (top) {
                 job.out.real = call.y + direction * H;
                 job.out.real_step = call.y_step;
                 job.out.real_row = call.y_row;
-            } else {
-                job.out.codes = states + direction * part;
+            }
+            if (call.kept) below[direction] = call.kept[index];
+            if (call.kept || !top) {
+                job.out.codes = below[direction];
                 job.out.codes_step = N * H;
                 job.out.codes_row = H;
             }
@@ -158,7 +162,7 @@ bool Stack::step(const float *x, int64_t N, void *const *state, float *y) {
         if (i == 0) {
             job.x = {x, true, 0, C};
         } else {
-            requantize(i, state[i - 1], &codes, N);
+            requantize(i, &state[i - 1], &codes, N);
             job.x = {codes, false, 0, H};
         }
         job.h0 = {state[i], false, 0, H};

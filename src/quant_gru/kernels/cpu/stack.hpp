@@ -34,6 +34,7 @@ class Stack {
         float *y = nullptr;         // (T, N, directions * H)
         int64_t y_step = 0, y_row = 0;
         float *last = nullptr;             // (layers * directions, N, H)
+        void *const *kept = nullptr;       // where the codes (T, N, H) of each go, or null
         const int64_t *lengths = nullptr;  // (N) or null
         int64_t T = 0, N = 0;
         int threads = 1;
@@ -46,7 +47,7 @@ class Stack {
 
  private:
     // Input codes of a layer from the states below: (rows, directions * H) each.
-    void requantize(size_t layer, const void *below, void *const *codes, int64_t rows) const;
+    void requantize(size_t layer, const void *const *below, void *const *codes, int64_t rows) const;
 
     std::vector<std::vector<const Layer *>> layers_;
     std::vector<std::vector<std::vector<Between>>> between_;

@@ -119,7 +119,11 @@ class Stack:
         self._schedules: dict[tuple[Any, ...], _Schedule | None] = {}
 
     def run(
-        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None = None
+        self,
+        x: Tensor,
+        h0: Tensor | None,
+        lengths: Tensor | None = None,
+        kept: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor] | None:
         """Run a whole call.
 
@@ -127,6 +131,7 @@ class Stack:
             x: float32 (T, N, C) on the plan's device, in any order of memory.
             h0: float32 (states, N, H), or None for zeros.
             lengths: int64 (N,) or None.
+            kept: A list that takes the codes of output.h (T, N, H) of each layer and direction.
 
         Returns:
             Output (T, N, D*H) and last states (states, N, H), float32; None where the call has no
@@ -134,11 +139,11 @@ class Stack:
         """
         if self.device.type == "cuda" and torch._C._cuda_getDevice() != self.device.index:
             with torch.cuda.device(self.device):
-                return self._run(x, h0, lengths)
-        return self._run(x, h0, lengths)
+                return self._run(x, h0, lengths, kept)
+        return self._run(x, h0, lengths, kept)
 
     def _run(
-        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None
+        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: list[Tensor] | None
     ) -> tuple[Tensor, Tensor] | None:
         T, N, _ = x.shape
         key = (T, N, h0 is None, lengths is None, os.environ.get(planner.VARIABLE))
@@ -149,7 +154,7 @@ class Stack:
                 if len(self._schedules) >= _MOST_SCHEDULES:
                     self._schedules.clear()
                 self._schedules[key] = schedule
-        return None if schedule is None else schedule.run(x, h0, lengths)
+        return None if schedule is None else schedule.run(x, h0, lengths, kept)
 
 
 _MISSING: Any = object()
@@ -240,6 +245,9 @@ class _Schedule:
         self._T, self._N = T, N
         self._lock = threading.Lock()
         self._memory, self._x = _Memory(), _Memory()
+        # codes of states have memory of their own, which may be kept
+        self._codes = _Memory()
+        self._kept: list[tuple[int, torch.dtype]] = []
         self._h0, self._lengths = _Memory(), _Memory()
         self._y, self._h_n = _Memory(), _Memory()
         self._rows: list[_Rows] = []
@@ -256,7 +264,9 @@ class _Schedule:
         for index, layer in enumerate(layers):
             below = self._add_layer(index, layer, below, with_h0)
 
-    def run(self, x: Tensor, h0: Tensor | None, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    def run(
+        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: list[Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
         """Start all launches."""
         stack, T, N, device = self._stack, self._T, self._N, x.device
         x = x.detach().resolve_neg()
@@ -267,6 +277,8 @@ class _Schedule:
         with self._lock:
             space = torch.empty(self._memory.size, dtype=torch.uint8, device=device)
             self._memory.move(space.data_ptr())
+            codes = torch.empty(self._codes.size, dtype=torch.uint8, device=device)
+            self._codes.move(codes.data_ptr())
             for rows in self._rows:
                 rows.tensor = torch.empty(rows.shape, dtype=torch.int8, device=device)
                 rows.memory.move(rows.tensor.data_ptr())
@@ -294,6 +306,10 @@ class _Schedule:
                 rows.tensor = None
             for each in self._products:
                 each.result = None
+        if kept is not None:
+            for start, container in self._kept:
+                part = codes[start : start + T * N * stack.hidden_size * container.itemsize]
+                kept.append(part.view(container).view(T, N, stack.hidden_size))
         return y, h_n
 
     def _launch(self, kernel: Kernel, grid: Grid, arguments: Any) -> None:
@@ -315,7 +331,8 @@ class _Schedule:
             inputs.append(inputs[like[0]] if like else self._add_input(cell, this.nan, below))
         for direction, cell in enumerate(cells):
             kind = cell.h.container.itemsize
-            this.out.append(self._memory.take(T * N * H * kind))
+            this.out.append(self._codes.take(T * N * H * kind))
+            self._kept.append((this.out[-1], cell.h.container))
             this.last.append(self._memory.take(N * H * kind))
             if with_h0:
                 self._add_state(this, cell, index * len(cells) + direction)
@@ -327,7 +344,7 @@ class _Schedule:
         give: Any = GiveC()
         self._fill_flags(give.flags, this)
         for d, cell in enumerate(cells):
-            self._memory.point(give, "out", this.out[d], d)
+            self._codes.point(give, "out", this.out[d], d)
             self._memory.point(give, "last", this.last[d], d)
             give.kind[d], give.zero[d] = KINDS[cell.h.container], cell.h.zero_point
             give.scale[d] = cell.h.scale
@@ -365,7 +382,7 @@ class _Schedule:
         else:
             self._fill_flags(record.below, below)
             for d, (under, each) in enumerate(zip(below.cells, cell.between, strict=True)):
-                self._memory.point(record, "codes", below.out[d], d)
+                self._codes.point(record, "codes", below.out[d], d)
                 record.kind[d], record.zero[d] = KINDS[under.h.container], under.h.zero_point
                 record.M[d], record.k[d] = int(each.multipliers[0]), int(each.shift)
             x = cell.x
@@ -412,7 +429,7 @@ class _Schedule:
             exact = cell.numbers.exact_float[1]
             self._keep += [fragments, bias, m, exact]
             self._fill_sequence(record.s, cell, reverse=d == 1)
-            self._memory.point(record.s, "out", this.out[d])
+            self._codes.point(record.s, "out", this.out[d])
             self._memory.point(record.s, "last", this.last[d])
             if this.h0:
                 self._memory.point(record.s, "h0", this.h0[d])

@@ -42,6 +42,7 @@ BELOW = set(LAYERS)
 GRU = {
     "_sequence",
     "_noise",
+    "_stash",
     "_learned",
     "_layers",
     "_training",

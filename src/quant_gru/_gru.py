@@ -24,6 +24,7 @@ from quant_gru._noise import Noise, draw
 from quant_gru._quick import quick_of
 from quant_gru._quick_gpu import quick_gpu_of
 from quant_gru._sequence import Sequence, normalize
+from quant_gru._stash import CHOICES as STASH_BITS
 from quant_gru._state import QuantState, summary
 from quant_gru._stream import Stream
 from quant_gru._trace import integer_forward, trace_codes
@@ -68,6 +69,8 @@ class QuantGRU(torch.nn.GRU):
         learn_scales: Whether the scales of calibrated activations are parameters: their logarithms
             to base 2, `log2_scale_l0` and so on, in the order of docs/training.md. Each forward in
             quantized mode then reads them on the host.
+        stash_bits: 4 or 8: bits of a state's code that are kept for backward, where it has more;
+            gradients are then approximate. None keeps all. Compiled graphs keep all.
 
     Example:
         >>> gru = QuantGRU(8, 16, config=QuantConfig.int8())
@@ -94,6 +97,7 @@ class QuantGRU(torch.nn.GRU):
         recurrent_dropout: float = 0.0,
         precision: str = "bf16",
         learn_scales: bool = False,
+        stash_bits: int | None = None,
     ) -> None:
         super().__init__(
             input_size,
@@ -110,6 +114,7 @@ class QuantGRU(torch.nn.GRU):
         self.zoneout = zoneout
         self.recurrent_dropout = recurrent_dropout
         self.precision = precision
+        self.stash_bits = stash_bits
         if learn_scales:
             for layer, suffix in self._cells():
                 self._log2_scales.append(f"log2_scale_l{layer}{suffix}")
@@ -125,6 +130,7 @@ class QuantGRU(torch.nn.GRU):
         self.calibrating = False
         self._recurrent_dropout = 0.0
         self._precision = PRECISIONS[0]
+        self._stash_bits: int | None = None
         self._log2_scales: list[str] = []
         self._state = QuantState(config or QuantConfig(), self._shape())
 
@@ -197,6 +203,7 @@ class QuantGRU(torch.nn.GRU):
             self.precision,
             self.bias,
             self._learned(),
+            self.stash_bits,
             self._plan_again(noise),
         )
         h0 = None if hx is None else sequence.h0
@@ -324,6 +331,17 @@ class QuantGRU(torch.nn.GRU):
                 f"Expected precision to be one of {', '.join(PRECISIONS)}, got {precision!r}"
             )
         self._precision = precision
+
+    @property
+    def stash_bits(self) -> int | None:
+        """Bits of a state's code that are kept for backward: 4, 8 or None for all."""
+        return self._stash_bits
+
+    @stash_bits.setter
+    def stash_bits(self, bits: int | None) -> None:
+        if bits is not None and (isinstance(bits, bool) or bits not in STASH_BITS):
+            raise ConfigError(f"Expected stash_bits to be 4, 8 or None, got {bits!r}")
+        self._stash_bits = bits
 
     def forward_integer(
         self, x_codes: Tensor, h_codes: Tensor | None = None

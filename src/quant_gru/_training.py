@@ -24,9 +24,11 @@ from quant_gru._layers import (
 )
 from quant_gru._learned import learned_names, to_logarithms
 from quant_gru._noise import Noise
+from quant_gru._stash import packed, unpacked
 from quant_gru.integer.backward import Gradients, Tape, Wanted
 from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.integer.qparams import QParams
+from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.scale_gradients import scale_gradients
 from quant_gru.kernels.live import epochs
 from quant_gru.kernels.ops import backward_layer, quantize
@@ -195,6 +197,7 @@ class Call:
         precision: See `Pass`.
         bias: Whether weights come with biases.
         scales: The parameters of each layer and direction, where scales are learned.
+        stash_bits: Bits that are kept of each code of output.h; None for all.
         again: Called with the weights, gives the plan anew, should it have changed since.
     """
 
@@ -204,6 +207,7 @@ class Call:
     precision: str
     bias: bool
     scales: Sequence[QParams]
+    stash_bits: int | None
     again: Callable[[Sequence[Tensor]], GRUPlan]
 
 
@@ -241,6 +245,11 @@ class _StraightThrough(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         out: list[Tensor] = []
         y, h_n = run_real(call.plan, x, h0, call.lengths, call.noise, out)
+        if call.stash_bits:
+            out = [
+                packed(codes, q, call.stash_bits)
+                for codes, q in zip(out, _quantizers(call), strict=True)
+            ]
         ctx.call, ctx.cells, ctx.epochs = call, len(out), epochs(call.plan)
         ctx.save_for_backward(x, h0, nan_of(h_n), *out, *parameters)
         return y, h_n
@@ -249,6 +258,12 @@ class _StraightThrough(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor, grad_h_n: Tensor) -> tuple[Any, ...]:
         x, h0, nan, *rest = ctx.saved_tensors
         call, out, parameters = ctx.call, rest[: ctx.cells], rest[ctx.cells :]
+        if call.stash_bits:
+            H = call.plan.cells[0][0].hidden_size
+            out = [
+                unpacked(stash, q, call.stash_bits, H)
+                for stash, q in zip(out, _quantizers(call), strict=True)
+            ]
         needs = ctx.needs_input_grad[1:]
         count = len(parameters) - len(call.scales)
         learns = any(needs[2 + count :])
@@ -270,6 +285,11 @@ class _StraightThrough(torch.autograd.Function):
         if torch.is_grad_enabled():
             grads = [None if g is None else _Once.apply(g, grad_y, grad_h_n) for g in grads]
         return (None, *grads)
+
+
+def _quantizers(call: Call) -> list[Quantizer]:
+    """Those of output.h of each layer and direction."""
+    return [cell.h for cells in call.plan.cells for cell in cells]
 
 
 class _Once(torch.autograd.Function):

@@ -17,6 +17,7 @@ from live_cases import live_and_fresh, random_qparams, random_weights, same_part
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import reference
+from quant_gru.integer.plan import build_weights
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import executor as gpu
 from quant_gru.kernels.cuda.numbers import DERIVED
@@ -302,6 +303,34 @@ def test_a_settled_plan_does_not_change():
     assert same_part(kept.cells[0][0].weights, plan.cells[0][0].weights)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_codes_are_dropped_in_a_live_plan_and_are_back_at_the_next(device):
+    gru = calibrated(QuantConfig.int8(), 5, 8, device, bidirectional=True).train()
+    qparams, weights = gru._state.scales, gru._weights()
+    masks = [torch.rand((24, 8), device=device) < 0.3, None]
+    for dropped in (masks, None, masks):
+        plan = gru._state.plans.plan(qparams, weights, True, dropped, 0.3)
+        for i, (cell, q, w) in enumerate(zip(plan.cells[0], qparams[0], weights[0], strict=True)):
+            wanted = build_weights(q, *w, None if dropped is None else dropped[i], 0.3)
+            assert not same_part(cell.weights, wanted)
+
+
+def test_numbers_of_earlier_weights_come_back():
+    """What a backward does whose weights are no longer the latest."""
+    gru = calibrated(QuantConfig.int8(), 5, 8).train()
+    weights = [w.detach().clone() for w in gru._weights()[0][0]]
+    part = gru._plan().cells[0][0].weights
+    live, kept = live_of(part), settled(gru._plan()).cells[0][0].weights
+    epoch = live.epoch
+    with torch.no_grad():
+        gru.weight_hh_l0.mul_(-2)
+    gru._plan()
+    assert live.epoch == epoch + 1
+    assert same_part(part, kept)
+    live.update(*weights)
+    assert not same_part(part, kept)
+
+
 def test_changed_scales_and_modes_make_a_new_plan():
     gru = calibrated(QuantConfig.int8(), 5, 8).train()
     x = torch.randn(4, 3, 5)
@@ -382,6 +411,7 @@ def test_a_forked_process_goes_on_by_itself():
 
 
 @GPU
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_forward_waits_for_nothing():
     gru = calibrated(QuantConfig.int8(), 16, 64, "cuda", num_layers=2).train()
     x = torch.randn(8, 4, 16, device="cuda")

@@ -18,6 +18,8 @@ _FLAGS += ["-Wl,-Bsymbolic", "-fno-gnu-unique"]  # libraries keep their names to
 # structures by function or source
 KINDS = {"project": "Numbers", "step": "Numbers", "border": "Border"}
 KINDS |= {"take": "Take", "between": "Between", "give": "Give"}
+KINDS |= {"weights": "Weights", "transpose": "Transposed", "unpack": "Taken"}
+KINDS |= {"back_step": "Numbers"}
 _LAUNCH = """
 #include "{source}.cu"
 extern "C" void launch(const void *p, int x, int y, int threads, int cluster, long shared) {{

@@ -250,6 +250,7 @@ inline int64_t shuffle_xor(int64_t v, int mask) {
     host::sync_warp();
     return found;
 }
+inline uint32_t shuffled(uint32_t v, int mask) { return uint32_t(shuffle_xor(v, mask)); }
 
 inline float divided(float a, float b) { return a / b; }
 inline float __int_as_float(int32_t i) {

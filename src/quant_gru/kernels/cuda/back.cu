@@ -9,6 +9,7 @@
 //   KP       depth: 3 * U, padded to a multiple of 32 * KS
 //   NB       rows of a tile: 1, 2, 4 or 8
 //   PL, WP   parts of bfloat16 in which gradients and weights are multiplied
+//   PACK     sums travel in bfloat16 (NB == 8, CL > 1)
 //   HALF     slopes are stored in half precision
 //   DIRS     directions of a launch
 #include "backward.cuh"
@@ -20,13 +21,14 @@ constexpr int kLoads = KP / 32 / KS;                   // of a warp, of 16 bytes
 constexpr int kRow = (KP * 2 + 127) / 128 * 128 + 64;  // free of bank conflicts
 constexpr int kPlane = NB * kRow;
 constexpr int kColumns = NB == 1 ? 2 : NB;
-constexpr int kPitch = NB == 8 ? 10 : NB == 4 ? 6 : 2;  // floats of a unit's sums
-constexpr int kPart = U * kPitch;
+constexpr int kSumBytes = PACK ? 2 : 4;
+constexpr int kPart = U * kColumns * kSumBytes;
 constexpr int kSums = CL * KS * kPart;
 constexpr int kElements = (U * NB + kThreads - 1) / kThreads;
 constexpr int kSets = MT >= 4 ? 1 : MT >= 2 ? 2 : 4;  // independent sums of a tile
-constexpr uint32_t kReceived = CL * KS * U * kColumns * 4;
+constexpr uint32_t kReceived = kSums;
 
+static_assert(!PACK || (NB == 8 && CL > 1), "rows fill 16 bytes");
 static_assert(U % 8 == 0 && KP % (32 * KS) == 0 && KP >= 3 * U, "padding");
 
 struct Numbers {
@@ -50,6 +52,64 @@ struct Ahead {
     float grad[kElements];
 };
 
+// Takes a warp's sums of two tiles of 16 units to where they belong: all rows of a unit come
+// together in one thread, so that few and large messages travel.
+template <class Deliver>
+inline void hand_over(const float (&sum)[MT][4], int quad, const Deliver &deliver) {
+    const bool odd = quad & 1;
+    if (PACK) {
+        uint2 v[MT];
+#pragma unroll
+        for (int m = 0; m < MT; ++m) {
+            const uint32_t low = bf16_pair(sum[m][0], sum[m][1]);
+            const uint32_t high = bf16_pair(sum[m][2], sum[m][3]);
+            const uint32_t other = shuffled(odd ? low : high, 1);
+            v[m].x = odd ? other : low;
+            v[m].y = odd ? high : other;
+        }
+        const bool second = quad & 2;
+#pragma unroll
+        for (int m = 0; m + 1 < MT; m += 2) {
+            const uint2 away = second ? v[m] : v[m + 1], mine = second ? v[m + 1] : v[m];
+            const uint32_t x = shuffled(away.x, 2), y = shuffled(away.y, 2);
+            uint4 all;
+            all.x = second ? x : mine.x;
+            all.y = second ? y : mine.y;
+            all.z = second ? mine.x : x;
+            all.w = second ? mine.y : y;
+            deliver(m + second, odd, 0, all);
+        }
+        if (MT % 2) deliver(MT - 1, odd, quad / 2 * 8, v[MT - 1]);
+        return;
+    }
+#pragma unroll
+    for (int m = 0; m < MT; ++m) {
+        if (NB <= 2) {
+            uint2 v;
+            v.x = float_bits(odd ? sum[m][2] : sum[m][0]);
+            v.y = float_bits(odd ? sum[m][3] : sum[m][1]);
+            if (quad < 2) deliver(m, odd, 0, v);
+        } else {
+            uint4 v;
+            const uint32_t x = shuffled(float_bits(odd ? sum[m][0] : sum[m][2]), 1);
+            const uint32_t y = shuffled(float_bits(odd ? sum[m][1] : sum[m][3]), 1);
+            v.x = odd ? x : float_bits(sum[m][0]);
+            v.y = odd ? y : float_bits(sum[m][1]);
+            v.z = odd ? float_bits(sum[m][2]) : x;
+            v.w = odd ? float_bits(sum[m][3]) : y;
+            if (NB == 8 || quad < 2) deliver(m, odd, quad / 2 * 16, v);
+        }
+    }
+}
+
+inline float sum_at(const unsigned char *sums) {
+#if PACK
+    return bits_as_float((uint32_t)*(const uint16_t *)sums << 16);
+#else
+    return *(const float *)sums;
+#endif
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_constant__ Pair pair) {
 #if DIRS == 1
     const Numbers &p = pair.d[0];
@@ -57,8 +117,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
     const Numbers &p = pair.d[blockIdx.y];
 #endif
     QG_SHARED(memory);
-    unsigned char *const operand = memory;                // [PL][NB][kRow]
-    float *const sums = (float *)(memory + PL * kPlane);  // [2][from][U][kPitch]
+    unsigned char *const operand = memory;             // [PL][NB][kRow]
+    unsigned char *const sums = memory + PL * kPlane;  // [2][from][U][kColumns]
     uint64_t *const barriers = (uint64_t *)(sums + 2 * kSums);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int lane8 = lane / 4, quad = lane % 4;
@@ -89,15 +149,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
     bool kept[kElements];
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
-        const int i = threadIdx.x + e * kThreads, n = i / U, u = i % U;
+        const int i = threadIdx.x + e * kThreads, n = i % NB, u = i / NB;
         const int64_t unit = rank * U + u, row = tile * NB + n;
-        kept[e] = n < NB && unit < H && row < N;
+        kept[e] = u < U && unit < H && row < N;
         at[e] = kept[e] ? row * H + unit : 0;
         grad_at[e] = kept[e] ? row * p.stride_n + unit * p.stride_h : 0;
         dh[e] = kept[e] ? p.grad_last[at[e]] : 0.f;
         length[e] = kept[e] && p.lengths ? (int)p.lengths[row] : T;
         put_at[e] = n * kRow + u * 2;
-        sums_at[e] = u * kPitch + n;
+        sums_at[e] = (u * kColumns + n) * kSumBytes;
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate)
             scale[e][gate] = kept[e] ? p.scales[gate * H + unit] : 0.f;
@@ -127,31 +187,41 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
         }
     load(ahead[0], first);
     if (T > 1) load(ahead[1], first + step);
+    float k[kElements][4], grad[kElements];
+    auto take = [&](const Ahead &ready, int t) {
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) {
+            k[e][3] = slope(ready.slopes[e], 0);
+#pragma unroll
+            for (int gate = 0; gate < 3; ++gate)
+                k[e][gate] = slope(ready.slopes[e], 1 + gate) * scale[e][gate];
+            grad[e] = t < length[e] ? ready.grad[e] : 0.f;
+        }
+    };
+    take(ahead[0], first);
+    if (T > 2) load(ahead[0], first + 2 * step);
 
     auto advance = [&](int s, int parity, Ahead &ready) {
         const int t = first + s * step;
-        float rest[kElements];
+        float rest[kElements], d[kElements];
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
-            const float d = t < length[e] ? dh[e] + ready.grad[e] : dh[e];
-            if (kept[e]) {
-                p.d[t * state + at[e]] = d;
+            d[e] = dh[e] + grad[e];
+            rest[e] = k[e][3] * d[e];
+            if (U * NB % kThreads && !kept[e]) continue;
 #pragma unroll
-                for (int gate = 0; gate < 3; ++gate) {
-                    float v = slope(ready.slopes[e], 1 + gate) * scale[e][gate] * d;
+            for (int gate = 0; gate < 3; ++gate) {
+                float v = k[e][gate] * d[e];
 #pragma unroll
-                    for (int plane = 0; plane < PL; ++plane) {
-                        const uint32_t bits = bf16_pair(v, 0.f);
-                        *(uint16_t *)(operand + plane * kPlane + put_at[e] + gate * U * 2) =
-                            (uint16_t)bits;
-                        if (plane + 1 < PL) v -= bits_as_float(bits << 16);
-                    }
+                for (int plane = 0; plane < PL; ++plane) {
+                    const uint32_t bits = bf16_pair(v, 0.f);
+                    *(uint16_t *)(operand + plane * kPlane + put_at[e] + gate * U * 2) =
+                        (uint16_t)bits;
+                    if (plane + 1 < PL) v -= bits_as_float(bits << 16);
                 }
             }
-            rest[e] = slope(ready.slopes[e], 0) * d;
         }
         __syncthreads();
-        if (s + 2 < T) load(ready, t + 2 * step);
 
         float acc[kSets][MT][4];
 #pragma unroll
@@ -172,30 +242,29 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
                             mma_bf16(acc[(j * 2 + half) % kSets][m], w[wp][j * 2 + half][m],
                                      half ? v.z : v.x, half ? v.w : v.y);
             }
+#pragma unroll
+        for (int set = 1; set < kSets; ++set)
+#pragma unroll
+            for (int i = 0; i < MT * 4; ++i) acc[0][i / 4][i % 4] += acc[set][i / 4][i % 4];
 
         if (CL > 1 && threadIdx.x == 0) barrier_expect(barriers + parity, kReceived);
-        float *const to = sums + parity * kSums + (rank * KS + part) * kPart;
+        unsigned char *const to = sums + parity * kSums + (rank * KS + part) * kPart;
+        hand_over(acc[0], quad, [&](int m, int row8, int offset, auto v) {
+            const int tops = (group * MT + m) * 16 + row8 * 8;
+            if (kGroups * MT * 16 > kUnits && tops >= kUnits) return;
+            unsigned char *const place = to + (tops % U + lane8) * kColumns * kSumBytes + offset;
+            if (CL == 1)
+                *(decltype(v) *)place = v;
+            else
+                send(place, barriers + parity, tops / U, v);
+        });
+
+        // while sums travel
 #pragma unroll
-        for (int m = 0; m < MT; ++m)
-#pragma unroll
-            for (int row8 = 0; row8 < 2; ++row8) {
-                float low = acc[0][m][2 * row8], high = acc[0][m][2 * row8 + 1];
-#pragma unroll
-                for (int set = 1; set < kSets; ++set) {
-                    low += acc[set][m][2 * row8];
-                    high += acc[set][m][2 * row8 + 1];
-                }
-                uint2 v;
-                v.x = float_bits(low);
-                v.y = float_bits(high);
-                const int tops = (group * MT + m) * 16 + row8 * 8;
-                if (tops >= kUnits || 2 * quad >= kColumns) continue;
-                float *const place = to + (tops % U + lane8) * kPitch + 2 * quad;
-                if (CL == 1)
-                    *(uint2 *)place = v;
-                else
-                    send(place, barriers + parity, tops / U, v);
-            }
+        for (int e = 0; e < kElements; ++e)
+            if (kept[e]) p.d[t * state + at[e]] = d[e];
+        if (s + 1 < T) take(ready, t + step);
+        if (s + 3 < T) load(ready, t + 3 * step);
         if (CL == 1)
             __syncthreads();
         else
@@ -203,16 +272,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
             if (U * NB % kThreads && !kept[e]) continue;
-            float total = rest[e];
+            const unsigned char *const here = sums + parity * kSums + sums_at[e];
+            float total[2] = {rest[e], 0.f};
 #pragma unroll
-            for (int i = 0; i < CL * KS; ++i)
-                total += sums[parity * kSums + i * kPart + sums_at[e]];
-            dh[e] = total;
+            for (int i = 0; i < CL * KS; ++i) total[i % 2] += sum_at(here + i * kPart);
+            dh[e] = total[0] + total[1];
         }
     };
     for (int s = 0; s < T; s += 2) {
-        advance(s, 0, ahead[0]);
-        if (s + 1 < T) advance(s + 1, 1, ahead[1]);
+        advance(s, 0, ahead[1]);
+        if (s + 1 < T) advance(s + 1, 1, ahead[0]);
     }
 #pragma unroll
     for (int e = 0; e < kElements; ++e)

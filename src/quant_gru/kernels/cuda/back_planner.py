@@ -73,9 +73,14 @@ class BackShape:
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
         row = -(-2 * self.depth // 128) * 128 + 64
-        pitch = {8: 10, 4: 6}.get(self.rows, 2)
-        sums = 2 * self.blocks * self.split * self.units * pitch * 4
+        columns = max(self.rows, 2) * (2 if self.packed else 4)
+        sums = 2 * self.blocks * self.split * self.units * columns
         return self.planes * self.rows * row + sums + 16
+
+    @property
+    def packed(self) -> bool:
+        """Whether sums travel between blocks in bfloat16."""
+        return self.planes == 1 and self.blocks > 1 and self.rows == 8
 
     @property
     def fits(self) -> bool:
@@ -100,6 +105,7 @@ class BackShape:
             "NB": self.rows,
             "PL": self.planes,
             "WP": self.weight_planes,
+            "PACK": int(self.packed),
             "HALF": int(half),
             "OPERAND": operand,
             "DIRS": directions,

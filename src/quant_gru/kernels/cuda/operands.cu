@@ -120,36 +120,61 @@ struct Taken {
     int64_t rows, chunk;
 };
 
+// A warp: a row, four codes a thread.
 extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__ Taken all) {
     const Codes &p = all.c[blockIdx.y];
-    const int per_row = (int)p.padded;
-    const int64_t count = all.rows * per_row;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
-         i += (int64_t)gridDim.x * blockDim.x) {
-        const int64_t row = i / per_row, k = i % per_row;
-        int64_t code = p.offset;
-        if (k < p.K) {
-            int64_t from = row;
-            const void *codes = p.codes;
-            if (p.before) {
-                from = p.reverse ? row + p.shift : row - p.shift;
-                if (from < 0 || from >= all.rows) {
-                    codes = p.before;
-                    from = p.reverse ? from - all.rows : from + p.shift;
-                }
+    const int lane = threadIdx.x % 32, K = (int)p.K, padded = (int)p.padded;
+    const bool fours = K % 4 == 0;
+    for (int64_t row = (int64_t)blockIdx.x * 8 + threadIdx.x / 32; row < all.rows;
+         row += (int64_t)gridDim.x * 8) {
+        int64_t from = row;
+        const void *codes = p.codes;
+        if (p.before) {
+            from = p.reverse ? row + p.shift : row - p.shift;
+            if (from < 0 || from >= all.rows) {
+                codes = p.before;
+                from = p.reverse ? from - all.rows : from + p.shift;
             }
-            code = read_code(codes, p.kind, from * p.K + k);
-            if (p.real) p.real[row * p.K + k] = operand((float)(code - p.zero));
         }
-        const int v = (int)(code - p.offset);
         const int64_t chunk = row / all.chunk, first = chunk * all.chunk;
         const int64_t rows = all.rows - first < all.chunk ? all.rows - first : all.chunk;
-        int8_t *const to = p.bytes + (first * p.planes + row - first) * per_row + k;
-        if (p.planes == 1) {
-            *to = (int8_t)v;
-        } else {
-            *to = (int8_t)(v >> 8);
-            to[rows * per_row] = k < p.K ? (int8_t)((v & 255) - 128) : 0;
+        int8_t *const to = p.bytes + (first * p.planes + row - first) * padded;
+        for (int k = 4 * lane; k < padded; k += 128) {
+            int v[4];  // less the offset
+            if (fours && p.kind < 2 && k < K) {
+                const uint32_t word = *(const uint32_t *)((const uint8_t *)codes + from * K + k);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int byte = (int)(word >> (8 * i) & 255);
+                    v[i] = (p.kind ? byte : (int)(int8_t)byte) - (int)p.offset;
+                }
+            } else {
+                for (int i = 0; i < 4; ++i)
+                    v[i] = k + i < K ? (int)(read_code(codes, p.kind, from * K + k + i) - p.offset)
+                                     : 0;
+            }
+            if (p.real) {
+                Operand *const real = p.real + row * K + k;
+                const int less = (int)(p.offset - p.zero);
+#if OPERAND == 0
+                if (fours && k < K) {
+                    uint2 pairs;
+                    pairs.x = bf16_pair((float)(v[0] + less), (float)(v[1] + less));
+                    pairs.y = bf16_pair((float)(v[2] + less), (float)(v[3] + less));
+                    *(uint2 *)real = pairs;
+                } else
+#endif
+                    for (int i = 0; i < 4 && k + i < K; ++i)
+                        real[i] = operand((float)(v[i] + less));
+            }
+            uint32_t low = 0, high = 0;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                low |= (uint32_t)((k + i < K ? (v[i] & 255) - 128 : 0) & 255) << (8 * i);
+                high |= (uint32_t)((p.planes == 1 ? v[i] : v[i] >> 8) & 255) << (8 * i);
+            }
+            *(uint32_t *)(to + k) = high;
+            if (p.planes == 2) *(uint32_t *)(to + rows * padded + k) = low;
         }
     }
 }

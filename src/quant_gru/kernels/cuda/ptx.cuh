@@ -146,6 +146,8 @@ inline float bits_as_float(uint32_t bits) { return __uint_as_float(bits); }
 inline uint32_t float_bits(float v) { return __float_as_uint(v); }
 inline double bits_as_double(int64_t bits) { return __longlong_as_double(bits); }
 
+inline uint32_t shuffled(uint32_t v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+
 // IEEE division, whatever the options.
 inline float divided(float a, float b) { return __fdiv_rn(a, b); }
 

@@ -55,17 +55,17 @@ inline Watched watched(const Sum<Real> &s, Real v1, Real v2) {
     return {limited, sum == limited ? 1.f : 0.f};
 }
 
-inline int64_t of_plane(const Projected &p, int64_t H, int64_t row, int64_t channel) {
-    const int32_t *v = p.product + row * p.columns;
+inline int64_t of_plane(const Projected &p, const int32_t *v, int64_t H, int64_t channel) {
     if (p.weight_planes == 1) return v[channel];
     return 256 * (int64_t)v[channel] + v[3 * H + channel] + 128 * (int64_t)v[6 * H];
 }
 
 // A channel of W x or R h, zero-point-free, the magic number taken off.
-inline Watched projected(const Projected &p, const Numbers &all, int64_t row, int64_t channel) {
-    const Channel c = p.channels[channel];
-    int64_t total = of_plane(p, all.H, row, channel);
-    if (p.planes == 2) total = 256 * total + of_plane(p, all.H, all.rows + row, channel);
+inline Watched projected(const Projected &p, const Channel &c, const Numbers &all, int64_t row,
+                         int64_t channel) {
+    const int32_t *const v = p.product + row * p.columns;
+    int64_t total = of_plane(p, v, all.H, channel);
+    if (p.planes == 2) total = 256 * total + of_plane(p, v + all.rows * p.columns, all.H, channel);
     total += c.folded;
     if (sizeof(Real) == 4 && c.exact) {
         const float lo = (float)p.lo + Magic<float>::number();
@@ -79,8 +79,9 @@ inline Watched projected(const Projected &p, const Numbers &all, int64_t row, in
     return {(Real)plain(limited), sum == limited ? 1.f : 0.f};
 }
 
+// A block: some rows of 32 units.
 extern "C" __global__ void __launch_bounds__(256) slopes_of(const __grid_constant__ Pair pair) {
-    const Numbers &p = pair.d[blockIdx.y];
+    const Numbers &p = pair.d[blockIdx.y % DIRS];
     typedef Magic<Real> R;
     QG_SHARED(memory);
     Reader<TZ> z_of;
@@ -89,10 +90,17 @@ extern "C" __global__ void __launch_bounds__(256) slopes_of(const __grid_constan
     g_of.open(p.cell.g, r_of.open(p.cell.r, z_of.open(p.cell.z, memory)));
     __syncthreads();
     const Cell<Real> &c = p.cell;
-    const int64_t H = p.H, N = p.N;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < p.rows * H;
-         i += (int64_t)gridDim.x * blockDim.x) {
-        const int64_t local = i / H, unit = i % H, row = p.first + local, at = row * H + unit;
+    const int64_t H = p.H, N = p.N, unit = (int64_t)(blockIdx.y / DIRS) * 32 + threadIdx.x % 32;
+    if (unit >= H) return;
+    Channel of_Wx[3], of_Rh[3];
+#pragma unroll
+    for (int gate = 0; gate < 3; ++gate) {
+        of_Wx[gate] = p.W.channels[gate * H + unit];
+        of_Rh[gate] = p.R.channels[gate * H + unit];
+    }
+    for (int64_t local = (int64_t)blockIdx.x * 8 + threadIdx.x / 32; local < p.rows;
+         local += (int64_t)gridDim.x * 8) {
+        const int64_t row = p.first + local, at = row * H + unit;
         const bool over = p.lengths && row / N >= p.lengths[row % N];
         if (over || (p.held && p.held[at])) {
             p.of_R[at] = slopes(1.f, 0.f, 0.f, 0.f);
@@ -107,11 +115,12 @@ extern "C" __global__ void __launch_bounds__(256) slopes_of(const __grid_constan
         }
         const Real h = (Real)(int)(read_code(states, p.h_kind, from * H + unit) - c.h_zero);
 
-        const Watched Wx_z = projected(p.W, p, local, unit), Rh_z = projected(p.R, p, local, unit);
-        const Watched Wx_r = projected(p.W, p, local, H + unit);
-        const Watched Rh_r = projected(p.R, p, local, H + unit);
-        const Watched Wx_g = projected(p.W, p, local, 2 * H + unit);
-        const Watched Rh_g = projected(p.R, p, local, 2 * H + unit);
+        const Watched Wx_z = projected(p.W, of_Wx[0], p, local, unit),
+                      Rh_z = projected(p.R, of_Rh[0], p, local, unit);
+        const Watched Wx_r = projected(p.W, of_Wx[1], p, local, H + unit);
+        const Watched Rh_r = projected(p.R, of_Rh[1], p, local, H + unit);
+        const Watched Wx_g = projected(p.W, of_Wx[2], p, local, 2 * H + unit);
+        const Watched Rh_g = projected(p.R, of_Rh[2], p, local, 2 * H + unit);
         const Watched r_pre = watched(c.r_pre, Wx_r.v, Rh_r.v);
         const Watched z_pre = watched(c.z_pre, Wx_z.v, Rh_z.v);
         const Real r = r_of(r_pre.v), z = z_of(z_pre.v);

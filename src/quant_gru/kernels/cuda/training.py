@@ -40,6 +40,7 @@ _PRODUCT_BYTES = 32 << 20  # of the int32 sums of W x, or of R h, at once
 _LARGEST_HALF = 30000.0
 _SUMMED = 256  # chunks of rows whose sums are added in the end
 _CHANNEL_BYTES = 24
+_BLOCKS = 2112  # that fill a GPU: 16 for each multiprocessor of the largest
 
 
 @dataclass(frozen=True)
@@ -312,8 +313,7 @@ class _Layer:
         blocks = (-(-3 * H // 8), 2 * self.dirs)
         launch = self.machine.launch
         launch(Kernel.of("operands", "weights", macros), Grid(blocks, _THREADS), weights)
-        most = max(self.calls[0].padded) * self.rows
-        blocks = (min(-(-most // _THREADS), 1024), 2 * self.dirs)
+        blocks = (min(-(-self.rows // 8), 2048), 2 * self.dirs)
         launch(Kernel.of("operands", "unpack", macros), Grid(blocks, _THREADS), taken)
         if self.shape is not None:
             self._transpose(self.shape, macros)
@@ -384,7 +384,8 @@ class _Layer:
                     at = planes * start
                     multiply_bytes(rows[at : at + taken], weights, sums[d][i][:taken])
                 records[d].first, records[d].rows = start, count
-            blocks = (min(-(-count * H // _THREADS), 1024), self.dirs)
+            across = -(-H // 32) * self.dirs
+            blocks = (min(-(-count // 8), max(1, _BLOCKS // across)), across)
             self.machine.launch(kernel, Grid(blocks, _THREADS, 1, form.table_bytes), records)
 
     def _back(self) -> tuple[Tensor, Tensor, list[Tensor] | None]:
@@ -458,12 +459,14 @@ class _Layer:
             p.partial = partial[i].data_ptr() if biases else None
             p.rows, p.H, p.chunk, p.chunks = self.rows, H, chunk, chunks
             p.scale_x, p.scale_h = call.plan.x.scale, call.plan.h.scale
-        grid = Grid((chunks, -(-H // 32) * self.dirs), _THREADS, 1, 8 * 6 * 32 * 4)
+        wide = 2 if H % 2 == 0 else 1
+        macros = {**self.macros, "WIDE": wide}
+        grid = Grid((chunks, -(-H // (32 * wide)) * self.dirs), _THREADS, 1, 8 * 6 * 32 * 4 * wide)
         launch = self.machine.launch
-        launch(Kernel.of("outer", "outer", self.macros), grid, records)
+        launch(Kernel.of("outer", "outer", macros), grid, records)
         if biases:
             grid = Grid((-(-6 * H // 32), self.dirs), _THREADS, 1, 8 * 32 * 4)
-            launch(Kernel.of("outer", "outer_sums", self.macros), grid, records)
+            launch(Kernel.of("outer", "outer_sums", macros), grid, records)
         results = []
         for i, call in enumerate(self.calls):
             of_Wx, of_Rh = found[i]

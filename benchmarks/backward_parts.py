@@ -1,6 +1,6 @@
 """Times the CUDA backward: whole, in a graph and eager, and by kernel.
 
-    python benchmarks/backward_parts.py [--precision bf16] [--shape N,T,C,H ...]
+python benchmarks/backward_parts.py [--precision bf16] [--shape N,T,C,H ...]
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def main() -> None:
                     call()
                 torch.cuda.synchronize()
             for each in sorted(p.key_averages(), key=lambda e: -e.device_time_total):
-                print(f"    {each.device_time_total / 3:8.1f} us {each.count / 3:5.1f} {each.key[:90]}")
+                print(
+                    f"    {each.device_time_total / 3:8.1f} us {each.count / 3:5.1f} {each.key[:90]}"
+                )
 
 
 if __name__ == "__main__":

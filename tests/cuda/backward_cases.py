@@ -1,4 +1,4 @@
-"""What the tests of the CUDA backward share: tapes, and how far gradients are from the yardstick."""
+"""What the tests of the CUDA backward share: tapes, and how far gradients are from exact ones."""
 
 from __future__ import annotations
 

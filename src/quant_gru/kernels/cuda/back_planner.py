@@ -160,7 +160,8 @@ def _fastest(
     best: tuple[float, BackShape] | None = None
     resident = dict(clusters)
     for shape in candidates(H, planes, weight_planes, resident):
-        waves = -(-(-(-N // shape.rows)) * directions // max(resident[shape.blocks], 1))
+        tiles = -(-N // shape.rows) * directions
+        waves = -(-tiles // max(resident[shape.blocks], 1))
         time = waves * step_time(shape)
         if best is None or time < best[0]:
             best = (time, shape)

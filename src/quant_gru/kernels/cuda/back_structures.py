@@ -64,13 +64,6 @@ OuterC = structure(
     **_all(_INT, "rows H chunk chunks"),
     **_all(_FLOAT, "scale_x scale_h"),
 )
-
-
-def weights_of(directions: int) -> type[ctypes.Structure]:
-    """W and R of each direction."""
-    return structure("WeightsC", w=WeightC * (2 * directions), H=_INT)
-
-
-def codes_of(directions: int) -> type[ctypes.Structure]:
-    """Codes of x and of the states of each direction."""
-    return structure("TakenC", c=CodesC * (2 * directions), **_all(_INT, "rows chunk"))
+# by directions: W and R of each, codes of x and of the states of each
+WEIGHTS_C = {n: structure("WeightsC", w=WeightC * (2 * n), H=_INT) for n in (1, 2)}
+CODES_C = {n: structure("TakenC", c=CodesC * (2 * n), **_all(_INT, "rows chunk")) for n in (1, 2)}

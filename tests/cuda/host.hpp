@@ -241,6 +241,43 @@ inline void send(void *to, uint64_t *barrier, uint32_t rank, const Vector &v) {
     t.bytes += long(sizeof(Vector));
     settle(t);
 }
+// an address: a block's number in its cluster, and a place in its shared memory
+inline unsigned char *place_at(uint32_t address) {
+    return (*host::cluster)[address >> 24].shared.data() + (address & 0xFFFFFF);
+}
+inline uint32_t shared_address(const void *p) {
+    host::Block &mine = *host::self->block;
+    return uint32_t(mine.rank) << 24 | uint32_t((unsigned char *)p - mine.shared.data());
+}
+inline uint32_t address_in(uint32_t address, uint32_t rank) {
+    return (address & 0xFFFFFF) | rank << 24;
+}
+inline uint32_t pinned(uint32_t address) { return address; }
+template <class Value>
+inline Value load_at(uint32_t address) {
+    Value v;
+    if (address % sizeof(Value)) std::abort();
+    std::memcpy(&v, place_at(address), sizeof(Value));
+    return v;
+}
+inline uint4 load16(uint32_t address) { return load_at<uint4>(address); }
+inline float load_float(uint32_t address) { return load_at<float>(address); }
+inline uint32_t load2(uint32_t address) { return load_at<uint16_t>(address); }
+template <class Value>
+inline void store_at(uint32_t address, const Value &v) {
+    if (address % sizeof(Value)) std::abort();
+    std::memcpy(place_at(address), &v, sizeof(Value));
+}
+inline void store2(uint32_t address, uint32_t v) { store_at(address, uint16_t(v)); }
+inline void store(uint32_t address, const uint2 &v) { store_at(address, v); }
+inline void store(uint32_t address, const uint4 &v) { store_at(address, v); }
+template <class Vector>
+inline void send_to(uint32_t to, uint32_t barrier, const Vector &v) {
+    store_at(to, v);
+    host::Transfers &t = (*host::cluster)[barrier >> 24].transfers[(barrier & 0xFFFFFF) / 8 % 2];
+    t.bytes += long(sizeof(Vector));
+    settle(t);
+}
 inline int64_t shuffle_xor(int64_t v, int mask) {
     host::Warp &w = host::warp();
     const int lane = int(host::self->thread % 32);

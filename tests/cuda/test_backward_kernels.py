@@ -9,7 +9,7 @@ import torch
 
 from quant_gru import QuantConfig, QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted
-from quant_gru.kernels.cuda import back_planner, driver, training
+from quant_gru.kernels.cuda import back_planner, driver, executor, training
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -148,7 +148,7 @@ def test_a_cold_plan_in_a_graph_says_to_warm_up(monkeypatch):
     (plan,) = plans_of(8, 32, device="cuda")
     tape = random_tape(plan, 3, 2, device="cuda")
     out, last = random_gradients(tape)
-    training.numbers_of(plan)
+    executor.numbers_of(plan)
     machine = driver.machine_of(tape.x.device)
     machine.clusters()
     monkeypatch.setattr(machine, "_loaded", {})

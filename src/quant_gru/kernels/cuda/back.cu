@@ -17,8 +17,8 @@
 constexpr int kUnits = U * CL;
 constexpr int kGroups = (kUnits + 16 * MT - 1) / (16 * MT);
 constexpr int kThreads = kGroups * KS * 32;
-constexpr int kLoads = KP / 32 / KS;                   // of a warp, of 16 bytes a thread
-constexpr int kRow = (KP * 2 + 127) / 128 * 128 + 64;  // free of bank conflicts
+constexpr int kLoads = KP / 32 / KS;  // of a warp, of 16 bytes a thread
+constexpr int kRow = (KP * 2 + 127) / 128 * 128;
 constexpr int kPlane = NB * kRow;
 constexpr int kColumns = NB == 1 ? 2 : NB;
 constexpr int kSumBytes = PACK ? 2 : 4;
@@ -52,8 +52,38 @@ struct Ahead {
     float grad[kElements];
 };
 
-// Takes a warp's sums of two tiles of 16 units to where they belong: all rows of a unit come
-// together in one thread, so that few and large messages travel.
+// Gradients stand in rows of 16-byte chunks, whose order differs from row to row: neither those who
+// write a chunk of all rows nor those who read four chunks of two rows meet in a bank.
+inline int chunk_at(int n, int chunk) { return n * kRow + (chunk ^ (n << 2 & 4 | n >> 1)) * 16; }
+
+// Elements in the order of threads: some units of a row beside each other, as memory has them, and
+// then the next row, as the sums of units have them.
+constexpr int kBeside = U % 16 ? 8 : 16;
+inline int row_of(int i) { return i / kBeside % NB; }
+inline int unit_of(int i) { return i / kBeside / NB * kBeside + i % kBeside; }
+
+// What a warp sends: messages, and which of its sums are in message `i` of a thread: a tile of 16
+// units, its upper or lower half, and bytes before them.
+constexpr int kMessages = PACK ? (MT + 1) / 2 : MT;
+struct Message {
+    int tile, row8, offset;
+    bool sent;
+};
+inline Message message_of(int i, int quad) {
+    Message m;
+    m.row8 = quad & 1;
+    if (PACK && 2 * i + 1 < MT) {
+        m.tile = 2 * i + (quad >> 1);
+        m.offset = 0;
+    } else {
+        m.tile = PACK ? MT - 1 : i;
+        m.offset = NB <= 2 ? 0 : (quad >> 1) * (PACK ? 8 : 16);
+    }
+    m.sent = NB == 8 || quad < 2;
+    return m;
+}
+
+// Brings all rows of a unit together in one thread, so that few and large messages travel.
 template <class Deliver>
 inline void hand_over(const float (&sum)[MT][4], int quad, const Deliver &deliver) {
     const bool odd = quad & 1;
@@ -69,17 +99,18 @@ inline void hand_over(const float (&sum)[MT][4], int quad, const Deliver &delive
         }
         const bool second = quad & 2;
 #pragma unroll
-        for (int m = 0; m + 1 < MT; m += 2) {
-            const uint2 away = second ? v[m] : v[m + 1], mine = second ? v[m + 1] : v[m];
+        for (int i = 0; i < MT / 2; ++i) {
+            const uint2 away = second ? v[2 * i] : v[2 * i + 1];
+            const uint2 mine = second ? v[2 * i + 1] : v[2 * i];
             const uint32_t x = shuffled(away.x, 2), y = shuffled(away.y, 2);
             uint4 all;
             all.x = second ? x : mine.x;
             all.y = second ? y : mine.y;
             all.z = second ? mine.x : x;
             all.w = second ? mine.y : y;
-            deliver(m + second, odd, 0, all);
+            deliver(i, all);
         }
-        if (MT % 2) deliver(MT - 1, odd, quad / 2 * 8, v[MT - 1]);
+        if (MT % 2) deliver(MT / 2, v[MT - 1]);
         return;
     }
 #pragma unroll
@@ -88,7 +119,7 @@ inline void hand_over(const float (&sum)[MT][4], int quad, const Deliver &delive
             uint2 v;
             v.x = float_bits(odd ? sum[m][2] : sum[m][0]);
             v.y = float_bits(odd ? sum[m][3] : sum[m][1]);
-            if (quad < 2) deliver(m, odd, 0, v);
+            deliver(m, v);
         } else {
             uint4 v;
             const uint32_t x = shuffled(float_bits(odd ? sum[m][0] : sum[m][2]), 1);
@@ -97,17 +128,13 @@ inline void hand_over(const float (&sum)[MT][4], int quad, const Deliver &delive
             v.y = odd ? y : float_bits(sum[m][1]);
             v.z = odd ? float_bits(sum[m][2]) : x;
             v.w = odd ? float_bits(sum[m][3]) : y;
-            if (NB == 8 || quad < 2) deliver(m, odd, quad / 2 * 16, v);
+            deliver(m, v);
         }
     }
 }
 
-inline float sum_at(const unsigned char *sums) {
-#if PACK
-    return bits_as_float((uint32_t)*(const uint16_t *)sums << 16);
-#else
-    return *(const float *)sums;
-#endif
+inline float sum_at(uint32_t address) {
+    return PACK ? bits_as_float(load2(address) << 16) : load_float(address);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_constant__ Pair pair) {
@@ -143,35 +170,69 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
     }
 
     // this thread's elements
+    const int first = p.reverse ? 0 : T - 1, step = p.reverse ? 1 : -1;
+    const int64_t state = N * H, state_step = step * state, grad_step = step * p.stride_t;
     float dh[kElements], scale[kElements][3];
-    int64_t at[kElements], grad_at[kElements];
-    int length[kElements], put_at[kElements], sums_at[kElements];
-    bool kept[kElements];
+    const Slopes *slopes_at[kElements];
+    const float *grad_at[kElements];
+    float *d_at[kElements];
+    int length[kElements];
+    uint32_t put_at[kElements][3], sums_at[kElements], keeps = 0;
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
-        const int i = threadIdx.x + e * kThreads, n = i % NB, u = i / NB;
+        const int n = row_of(threadIdx.x + e * kThreads), u = unit_of(threadIdx.x + e * kThreads);
         const int64_t unit = rank * U + u, row = tile * NB + n;
-        kept[e] = u < U && unit < H && row < N;
-        at[e] = kept[e] ? row * H + unit : 0;
-        grad_at[e] = kept[e] ? row * p.stride_n + unit * p.stride_h : 0;
-        dh[e] = kept[e] ? p.grad_last[at[e]] : 0.f;
-        length[e] = kept[e] && p.lengths ? (int)p.lengths[row] : T;
-        put_at[e] = n * kRow + u * 2;
-        sums_at[e] = (u * kColumns + n) * kSumBytes;
+        const bool kept = u < U && unit < H && row < N;
+        const int64_t at = kept ? row * H + unit : 0;
+        keeps |= (uint32_t)kept << e;
+        slopes_at[e] = p.slopes + first * state + at;
+        d_at[e] = p.d + first * state + at;
+        grad_at[e] =
+            p.grad_out + first * p.stride_t + (kept ? row * p.stride_n + unit * p.stride_h : 0);
+        dh[e] = kept ? p.grad_last[at] : 0.f;
+        length[e] = kept && p.lengths ? (int)p.lengths[row] : T;
+        sums_at[e] = pinned(shared_address(sums) + (u * kColumns + n) * kSumBytes);
 #pragma unroll
-        for (int gate = 0; gate < 3; ++gate)
-            scale[e][gate] = kept[e] ? p.scales[gate * H + unit] : 0.f;
+        for (int gate = 0; gate < 3; ++gate) {
+            const int position = gate * U + u;
+            put_at[e][gate] =
+                pinned(shared_address(operand) + chunk_at(n, position / 8) + position % 8 * 2);
+            scale[e][gate] = kept ? p.scales[gate * H + unit] : 0.f;
+        }
     }
-    const int first = p.reverse ? 0 : T - 1, step = p.reverse ? 1 : -1;
-    const int64_t state = N * H;
-    auto load = [&](Ahead &to, int t) {
+    keeps = pinned(keeps);
+    const auto kept = [&](int e) { return keeps >> e & 1; };
+    auto load = [&](Ahead &to) {
 #pragma unroll
-        for (int e = 0; e < kElements; ++e)
-            if (kept[e]) {
-                to.slopes[e] = p.slopes[t * state + at[e]];
-                to.grad[e] = p.grad_out[t * p.stride_t + grad_at[e]];
+        for (int e = 0; e < kElements; ++e) {
+            if (kept(e)) {
+                to.slopes[e] = *slopes_at[e];
+                to.grad[e] = *grad_at[e];
             }
+            slopes_at[e] += state_step;
+            grad_at[e] += grad_step;
+        }
     };
+
+    // where this thread reads gradients: even and odd loads, and where it sends sums
+    const int row = lane8 % NB, start = part * kLoads;
+    const uint32_t read_at[2] = {
+        pinned(shared_address(operand) + chunk_at(row, start * 4 + quad)),
+        pinned(shared_address(operand) + chunk_at(row, start * 4 + 4 + quad) - 64)};
+    uint32_t to[kMessages], arrives[kMessages], sends = 0;
+#pragma unroll
+    for (int i = 0; i < kMessages; ++i) {
+        const Message m = message_of(i, quad);
+        const int tops = (group * MT + m.tile) * 16 + m.row8 * 8;
+        const bool sent = m.sent && tops < kUnits;
+        sends |= (uint32_t)sent << i;
+        const uint32_t place = shared_address(sums) + (rank * KS + part) * kPart +
+                               (tops % U + lane8) * kColumns * kSumBytes + m.offset;
+        const uint32_t peer = sent ? tops / U : 0;
+        to[i] = pinned(CL == 1 ? place : address_in(place, peer));
+        arrives[i] = CL == 1 ? 0 : pinned(address_in(shared_address(barriers), peer));
+    }
+    sends = pinned(sends);
 
     if (CL > 1)
         cluster_sync();
@@ -185,8 +246,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
             ahead[i].slopes[e] = slopes(0.f, 0.f, 0.f, 0.f);
             ahead[i].grad[e] = 0.f;
         }
-    load(ahead[0], first);
-    if (T > 1) load(ahead[1], first + step);
+    load(ahead[0]);
+    if (T > 1) load(ahead[1]);
     float k[kElements][4], grad[kElements];
     auto take = [&](const Ahead &ready, int t) {
 #pragma unroll
@@ -199,7 +260,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
         }
     };
     take(ahead[0], first);
-    if (T > 2) load(ahead[0], first + 2 * step);
+    if (T > 2) load(ahead[0]);
 
     auto advance = [&](int s, int parity, Ahead &ready) {
         const int t = first + s * step;
@@ -208,15 +269,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
         for (int e = 0; e < kElements; ++e) {
             d[e] = dh[e] + grad[e];
             rest[e] = k[e][3] * d[e];
-            if (U * NB % kThreads && !kept[e]) continue;
+            if (!kept(e)) continue;
 #pragma unroll
             for (int gate = 0; gate < 3; ++gate) {
                 float v = k[e][gate] * d[e];
 #pragma unroll
                 for (int plane = 0; plane < PL; ++plane) {
                     const uint32_t bits = bf16_pair(v, 0.f);
-                    *(uint16_t *)(operand + plane * kPlane + put_at[e] + gate * U * 2) =
-                        (uint16_t)bits;
+                    store2(put_at[e][gate] + plane * kPlane, bits);
                     if (plane + 1 < PL) v -= bits_as_float(bits << 16);
                 }
             }
@@ -226,13 +286,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
         float acc[kSets][MT][4];
 #pragma unroll
         for (int i = 0; i < kSets * MT * 4; ++i) acc[i / (MT * 4)][i / 4 % MT][i % 4] = 0.f;
-        const unsigned char *const from =
-            operand + lane8 % NB * kRow + part * kLoads * 64 + quad * 16;
 #pragma unroll
         for (int j = 0; j < kLoads; ++j)
 #pragma unroll
             for (int plane = PL - 1; plane >= 0; --plane) {
-                const uint4 v = *(const uint4 *)(from + plane * kPlane + j * 64);
+                const uint4 v = load16(read_at[j % 2] + plane * kPlane + j * 64);
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -248,34 +306,33 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
             for (int i = 0; i < MT * 4; ++i) acc[0][i / 4][i % 4] += acc[set][i / 4][i % 4];
 
         if (CL > 1 && threadIdx.x == 0) barrier_expect(barriers + parity, kReceived);
-        unsigned char *const to = sums + parity * kSums + (rank * KS + part) * kPart;
-        hand_over(acc[0], quad, [&](int m, int row8, int offset, auto v) {
-            const int tops = (group * MT + m) * 16 + row8 * 8;
-            if (kGroups * MT * 16 > kUnits && tops >= kUnits) return;
-            unsigned char *const place = to + (tops % U + lane8) * kColumns * kSumBytes + offset;
+        hand_over(acc[0], quad, [&](int i, auto v) {
+            if (!(sends >> i & 1)) return;
             if (CL == 1)
-                *(decltype(v) *)place = v;
+                store(to[i] + parity * kSums, v);
             else
-                send(place, barriers + parity, tops / U, v);
+                send_to(to[i] + parity * kSums, arrives[i] + parity * 8, v);
         });
 
         // while sums travel
 #pragma unroll
-        for (int e = 0; e < kElements; ++e)
-            if (kept[e]) p.d[t * state + at[e]] = d[e];
+        for (int e = 0; e < kElements; ++e) {
+            if (kept(e)) *d_at[e] = d[e];
+            d_at[e] += state_step;
+        }
         if (s + 1 < T) take(ready, t + step);
-        if (s + 3 < T) load(ready, t + 3 * step);
+        if (s + 3 < T) load(ready);
         if (CL == 1)
             __syncthreads();
         else
             barrier_wait(barriers + parity, (uint32_t)(s >> 1) & 1);
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
-            if (U * NB % kThreads && !kept[e]) continue;
-            const unsigned char *const here = sums + parity * kSums + sums_at[e];
+            if (!kept(e)) continue;
             float total[2] = {rest[e], 0.f};
 #pragma unroll
-            for (int i = 0; i < CL * KS; ++i) total[i % 2] += sum_at(here + i * kPart);
+            for (int i = 0; i < CL * KS; ++i)
+                total[i % 2] += sum_at(sums_at[e] + parity * kSums + i * kPart);
             dh[e] = total[0] + total[1];
         }
     };
@@ -285,6 +342,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
     }
 #pragma unroll
     for (int e = 0; e < kElements; ++e)
-        if (kept[e]) p.dh0[at[e]] = dh[e];
+        if (kept(e)) {
+            const int i = threadIdx.x + e * kThreads;
+            p.dh0[(tile * NB + row_of(i)) * H + rank * U + unit_of(i)] = dh[e];
+        }
     if (CL > 1) cluster_sync();
 }

@@ -72,7 +72,7 @@ class BackShape:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        row = -(-2 * self.depth // 128) * 128 + 64
+        row = -(-2 * self.depth // 128) * 128
         columns = max(self.rows, 2) * (2 if self.packed else 4)
         sums = 2 * self.blocks * self.split * self.units * columns
         return self.planes * self.rows * row + sums + 16

@@ -35,7 +35,7 @@ _FEWEST_ROWS = 32  # torch._int_mm takes more than 16
 _PRODUCT_BYTES = 32 << 20  # of the int32 sums of W x, or of R h, at once
 _LARGEST_HALF = 30000.0
 _SUMMED = 256  # chunks of rows whose sums are added in the end
-_BLOCKS = 2112  # that fill a GPU: 16 for each multiprocessor of the largest
+_BLOCKS = 528  # that fill a GPU: 4 for each multiprocessor of the largest
 _CHANNEL_BYTES = 24
 _ALIGNMENT = 256
 
@@ -409,6 +409,7 @@ class Schedule:
         macros = {
             "OPERAND": 0,
             "HALF": int(self._half),
+            "BYTES": int(max(*self._planes, *self._weight_planes) == 1),
             "REAL": form.real,
             "QG_WORDS": int(form.words),
             **dict(zip(("TZ", "TR", "TG"), form.tables, strict=True)),

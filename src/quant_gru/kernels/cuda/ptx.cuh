@@ -109,6 +109,58 @@ inline void send(void *to, uint64_t *barrier, uint32_t rank, const uint2 &v) {
         : "memory");
 }
 
+// Shared memory by its address, which a register keeps: the compiler would work out addresses
+// again at each use.
+inline uint32_t pinned(uint32_t address) {
+    asm volatile("" : "+r"(address));
+    return address;
+}
+inline uint4 load16(uint32_t address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+inline float load_float(uint32_t address) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+    return v;
+}
+inline uint32_t load2(uint32_t address) {
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
+    return v;
+}
+inline void store2(uint32_t address, uint32_t v) {
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"((uint16_t)v) : "memory");
+}
+inline void store(uint32_t address, const uint2 &v) {
+    asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
+inline void store(uint32_t address, const uint4 &v) {
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
+// As `send`, to addresses that `address_in` gave.
+inline void send_to(uint32_t to, uint32_t barrier, const uint4 &v) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, "
+        "[%5];" ::"r"(to),
+        "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
+        : "memory");
+}
+inline void send_to(uint32_t to, uint32_t barrier, const uint2 &v) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(
+            to),
+        "r"(v.x), "r"(v.y), "r"(barrier)
+        : "memory");
+}
+
 // The value of the lane whose number differs in the bits of `mask`.
 inline int64_t shuffle_xor(int64_t v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 

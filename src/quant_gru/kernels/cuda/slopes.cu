@@ -2,6 +2,7 @@
 // arithmetic of the forward, and so is whether a value was clamped, which stops its gradient.
 //
 //   REAL, QG_WORDS, QG_RRH, QG_OLD, QG_NEW, TZ, TR, TG: as for the recurrence
+//   BYTES       all weights and activations of both products are bytes
 //   HALF        slopes are stored in half precision
 //   DIRS        directions of a launch
 #include "backward.cuh"
@@ -55,32 +56,80 @@ inline Watched watched(const Sum<Real> &s, Real v1, Real v2) {
     return {limited, sum == limited ? 1.f : 0.f};
 }
 
-inline int64_t of_plane(const Projected &p, const int32_t *v, int64_t H, int64_t channel) {
-    if (p.weight_planes == 1) return v[channel];
-    return 256 * (int64_t)v[channel] + v[3 * H + channel] + 128 * (int64_t)v[6 * H];
+inline Watched rounded(double sum, double m, double lo, double hi) {
+    const double v = round_term(sum, m);
+    const double limited =
+        Magic<double>::limit(v, lo + Magic<double>::number(), hi + Magic<double>::number());
+    return {(Real)plain(limited), v == limited ? 1.f : 0.f};
 }
 
-// A channel of W x or R h, zero-point-free, the magic number taken off.
-inline Watched projected(const Projected &p, const Channel &c, const Numbers &all, int64_t row,
-                         int64_t channel) {
-    const int32_t *const v = p.product + row * p.columns;
-    int64_t total = of_plane(p, v, all.H, channel);
-    if (p.planes == 2) total = 256 * total + of_plane(p, v + all.rows * p.columns, all.H, channel);
-    total += c.folded;
-    if (sizeof(Real) == 4 && c.exact) {
-        const float lo = (float)p.lo + Magic<float>::number();
-        const float hi = (float)p.hi + Magic<float>::number();
-        const float sum = round_term((float)(int)total, c.m_float);
-        const float limited = Magic<float>::limit(sum, lo, hi);
-        return {(Real)plain(limited), sum == limited ? 1.f : 0.f};
+// A channel of W x or R h: what stays from row to row, and from sums to zero-point-free codes, the
+// magic number taken off.
+struct Column {
+    const Projected *p;
+    int64_t channel;
+#if BYTES
+    int folded, exact;
+    float m, lo, hi;
+#else
+    Channel c;
+#endif
+
+    inline void open(const Projected &from, int64_t of) {
+        p = &from;
+        channel = of;
+        const Channel found = from.channels[of];
+#if BYTES
+        folded = (int)found.folded;
+        exact = sizeof(Real) == 4 && found.exact;
+        m = found.m_float;
+        lo = (float)p->lo + Magic<float>::number();
+        hi = (float)p->hi + Magic<float>::number();
+#else
+        c = found;
+#endif
     }
-    const double lo = p.lo + Magic<double>::number(), hi = p.hi + Magic<double>::number();
-    const double sum = round_term((double)total, c.m), limited = Magic<double>::limit(sum, lo, hi);
-    return {(Real)plain(limited), sum == limited ? 1.f : 0.f};
-}
+
+#if BYTES
+    typedef int Sums;
+    inline Sums load(int64_t row, int64_t, int64_t) const {
+        return p->product[row * p->columns + channel];
+    }
+    inline Watched operator()(int sum) const {
+        if (__builtin_expect(!exact, 0)) {
+            const Channel c = p->channels[channel];
+            return rounded((double)(sum + c.folded), c.m, p->lo, p->hi);
+        }
+        const float v = round_term((float)(sum + folded), m);
+        const float limited = Magic<float>::limit(v, lo, hi);
+        return {(Real)plain(limited), v == limited ? 1.f : 0.f};
+    }
+#else
+    typedef int64_t Sums;
+    inline int64_t of_plane(const int32_t *v, int64_t H) const {
+        if (p->weight_planes == 1) return v[channel];
+        return 256 * (int64_t)v[channel] + v[3 * H + channel] + 128 * (int64_t)v[6 * H];
+    }
+    inline Sums load(int64_t row, int64_t H, int64_t rows) const {
+        const int32_t *const v = p->product + row * p->columns;
+        const int64_t sum = of_plane(v, H);
+        return p->planes == 1 ? sum : 256 * sum + of_plane(v + rows * p->columns, H);
+    }
+    inline Watched operator()(int64_t sum) const {
+        return rounded((double)(sum + c.folded), c.m, p->lo, p->hi);
+    }
+#endif
+};
+
+struct Element {
+    Column::Sums Wx[3], Rh[3];
+    int h;
+    bool stays;
+};
 
 // A block: some rows of 32 units.
-extern "C" __global__ void __launch_bounds__(256) slopes_of(const __grid_constant__ Pair pair) {
+extern "C" __global__ void __launch_bounds__(256, BYTES ? 3 : 1)
+    slopes_of(const __grid_constant__ Pair pair) {
     const Numbers &p = pair.d[blockIdx.y % DIRS];
     typedef Magic<Real> R;
     QG_SHARED(memory);
@@ -92,20 +141,18 @@ extern "C" __global__ void __launch_bounds__(256) slopes_of(const __grid_constan
     const Cell<Real> &c = p.cell;
     const int64_t H = p.H, N = p.N, unit = (int64_t)(blockIdx.y / DIRS) * 32 + threadIdx.x % 32;
     if (unit >= H) return;
-    Channel of_Wx[3], of_Rh[3];
+    Column of_Wx[3], of_Rh[3];
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate) {
-        of_Wx[gate] = p.W.channels[gate * H + unit];
-        of_Rh[gate] = p.R.channels[gate * H + unit];
+        of_Wx[gate].open(p.W, gate * H + unit);
+        of_Rh[gate].open(p.R, gate * H + unit);
     }
-    for (int64_t local = (int64_t)blockIdx.x * 8 + threadIdx.x / 32; local < p.rows;
-         local += (int64_t)gridDim.x * 8) {
-        const int64_t row = p.first + local, at = row * H + unit;
-        const bool over = p.lengths && row / N >= p.lengths[row % N];
-        if (over || (p.held && p.held[at])) {
-            p.of_R[at] = slopes(1.f, 0.f, 0.f, 0.f);
-            p.of_W[at] = slopes(0.f, 0.f, 0.f, 0.f);
-            continue;
+    const auto load = [&](Element &to, int64_t local) {
+        const int64_t row = p.first + local;
+#pragma unroll
+        for (int gate = 0; gate < 3; ++gate) {
+            to.Wx[gate] = of_Wx[gate].load(local, H, p.rows);
+            to.Rh[gate] = of_Rh[gate].load(local, H, p.rows);
         }
         int64_t from = p.reverse ? row + N : row - N;
         const void *states = p.out;
@@ -113,14 +160,28 @@ extern "C" __global__ void __launch_bounds__(256) slopes_of(const __grid_constan
             states = p.h0;
             from = p.reverse ? from - p.T * N : from + N;
         }
-        const Real h = (Real)(int)(read_code(states, p.h_kind, from * H + unit) - c.h_zero);
-
-        const Watched Wx_z = projected(p.W, of_Wx[0], p, local, unit),
-                      Rh_z = projected(p.R, of_Rh[0], p, local, unit);
-        const Watched Wx_r = projected(p.W, of_Wx[1], p, local, H + unit);
-        const Watched Rh_r = projected(p.R, of_Rh[1], p, local, H + unit);
-        const Watched Wx_g = projected(p.W, of_Wx[2], p, local, 2 * H + unit);
-        const Watched Rh_g = projected(p.R, of_Rh[2], p, local, 2 * H + unit);
+        to.h = (int)(read_code(states, p.h_kind, from * H + unit) - c.h_zero);
+        to.stays = p.lengths && row / N >= p.lengths[row % N];
+        if (p.held) to.stays = to.stays || p.held[row * H + unit];
+    };
+    const int64_t step = (int64_t)gridDim.x * 8;
+    int64_t local = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
+    Element ahead;
+    if (local < p.rows) load(ahead, local);
+    for (; local < p.rows; local += step) {
+        const Element now = ahead;
+        const int64_t at = (p.first + local) * H + unit;
+        // stores below could be to anything: the next row is read before them
+        if (local + step < p.rows) load(ahead, local + step);
+        if (now.stays) {
+            p.of_R[at] = slopes(1.f, 0.f, 0.f, 0.f);
+            p.of_W[at] = slopes(0.f, 0.f, 0.f, 0.f);
+            continue;
+        }
+        const Real h = (Real)now.h;
+        const Watched Wx_z = of_Wx[0](now.Wx[0]), Rh_z = of_Rh[0](now.Rh[0]);
+        const Watched Wx_r = of_Wx[1](now.Wx[1]), Rh_r = of_Rh[1](now.Rh[1]);
+        const Watched Wx_g = of_Wx[2](now.Wx[2]), Rh_g = of_Rh[2](now.Rh[2]);
         const Watched r_pre = watched(c.r_pre, Wx_r.v, Rh_r.v);
         const Watched z_pre = watched(c.z_pre, Wx_z.v, Rh_z.v);
         const Real r = r_of(r_pre.v), z = z_of(z_pre.v);

@@ -97,9 +97,8 @@ def main() -> None:
                     call()
                 torch.cuda.synchronize()
             for each in sorted(p.key_averages(), key=lambda e: -e.device_time_total):
-                print(
-                    f"    {each.device_time_total / 3:8.1f} us {each.count / 3:5.1f} {each.key[:90]}"
-                )
+                time_, count = each.device_time_total / 3, each.count / 3
+                print(f"    {time_:8.1f} us {count:5.1f} {each.key[:90]}")
 
 
 if __name__ == "__main__":

@@ -69,43 +69,34 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("precision", BOUNDS)
 @pytest.mark.parametrize("config", CONFIGS)
-def test_configurations(host, config, precision):
+def test_configurations(host, config):
     (plan,) = plans_of(5, 20, CONFIGS[config])
-    check(host, [random_tape(plan, 6, 5)], precision)
+    for precision in BOUNDS if config in ("int8", "int16") else ("fp32",):
+        check(host, [random_tape(plan, 6, 5)], precision)
 
 
 # blocks, tiles, split, rows; units
 SHAPES = [
-    ("1,1,1,8", 24),
-    ("1,2,1,4", 24),
-    ("1,1,2,8", 24),
-    ("1,1,4,2", 24),
-    ("2,1,1,8", 24),
-    ("2,2,1,1", 40),
-    ("4,1,2,8", 56),
-    ("4,3,1,2", 56),
+    ("1,1,1,8", 24, "bf16"),
+    ("1,2,1,4", 24, "fp32"),
+    ("1,1,4,2", 24, "bf16"),
+    ("2,1,1,8", 24, "tf32"),
+    ("2,2,1,1", 40, "bf16"),
+    ("4,1,2,8", 56, "bf16"),
+    ("4,3,1,8", 56, "bf16"),
+    ("4,3,1,2", 56, "fp32"),
 ]
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize(("shape", "H"), SHAPES)
+@pytest.mark.parametrize(("shape", "H", "precision"), SHAPES)
 def test_shapes(host, monkeypatch, shape, H, precision):
     """Every way to lay the recurrence out, with rows that fill no tile."""
     monkeypatch.setenv(back_planner.VARIABLE, shape)
     (plan,) = plans_of(3, H, weights=2)
     check(host, [random_tape(plan, 5, 9, lengths=True)], precision)
-    shape = [macros for name, macros in host.launched if name == "back"][-1]
-    assert (shape["CL"], shape["MT"], shape["KS"], shape["NB"]) == tuple(
-        int(part) for part in monkeypatch_value(back_planner.VARIABLE)
-    )
-
-
-def monkeypatch_value(name):
-    import os
-
-    return os.environ[name].split(",")
+    macros = [macros for name, macros in host.launched if name == "back"][-1]
+    assert shape == ",".join(str(macros[name]) for name in ("CL", "MT", "KS", "NB"))
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -137,7 +128,7 @@ def test_directions_that_differ_run_apart(host):
 @pytest.mark.parametrize("kind", ["w8a8", "w8a16", "w16a16", "mixed", "wide"])
 def test_random_plans(host, monkeypatch, kind):
     """Saturation at every operator, zero points anywhere."""
-    for seed in range(3):
+    for seed in range(2):
         case = random_case(seed, kind)
         tape = training.Tape(
             case.plan,
@@ -150,8 +141,7 @@ def test_random_plans(host, monkeypatch, kind):
         check(host, [tape], "fp32", seed=seed)
 
 
-@pytest.mark.parametrize("precision", BOUNDS)
-@pytest.mark.parametrize("config", ["int8", "int16"])
+@pytest.mark.parametrize(("config", "precision"), [("int8", "bf16"), ("int16", "fp32")])
 def test_weights_that_fit_no_registers(host, monkeypatch, config, precision):
     monkeypatch.setattr(back_planner, "choose", lambda *_: None)
     (plan,) = plans_of(5, 20, CONFIGS[config])

@@ -241,6 +241,43 @@ inline void send(void *to, uint64_t *barrier, uint32_t rank, const Vector &v) {
     t.bytes += long(sizeof(Vector));
     settle(t);
 }
+// an address: a block's number in its cluster, and a place in its shared memory
+inline unsigned char *place_at(uint32_t address) {
+    return (*host::cluster)[address >> 24].shared.data() + (address & 0xFFFFFF);
+}
+inline uint32_t shared_address(const void *p) {
+    host::Block &mine = *host::self->block;
+    return uint32_t(mine.rank) << 24 | uint32_t((unsigned char *)p - mine.shared.data());
+}
+inline uint32_t address_in(uint32_t address, uint32_t rank) {
+    return (address & 0xFFFFFF) | rank << 24;
+}
+inline uint32_t pinned(uint32_t address) { return address; }
+template <class Value>
+inline Value load_at(uint32_t address) {
+    Value v;
+    if (address % sizeof(Value)) std::abort();
+    std::memcpy(&v, place_at(address), sizeof(Value));
+    return v;
+}
+inline uint4 load16(uint32_t address) { return load_at<uint4>(address); }
+inline float load_float(uint32_t address) { return load_at<float>(address); }
+inline uint32_t load2(uint32_t address) { return load_at<uint16_t>(address); }
+template <class Value>
+inline void store_at(uint32_t address, const Value &v) {
+    if (address % sizeof(Value)) std::abort();
+    std::memcpy(place_at(address), &v, sizeof(Value));
+}
+inline void store2(uint32_t address, uint32_t v) { store_at(address, uint16_t(v)); }
+inline void store(uint32_t address, const uint2 &v) { store_at(address, v); }
+inline void store(uint32_t address, const uint4 &v) { store_at(address, v); }
+template <class Vector>
+inline void send_to(uint32_t to, uint32_t barrier, const Vector &v) {
+    store_at(to, v);
+    host::Transfers &t = (*host::cluster)[barrier >> 24].transfers[(barrier & 0xFFFFFF) / 8 % 2];
+    t.bytes += long(sizeof(Vector));
+    settle(t);
+}
 inline int64_t shuffle_xor(int64_t v, int mask) {
     host::Warp &w = host::warp();
     const int lane = int(host::self->thread % 32);
@@ -250,12 +287,63 @@ inline int64_t shuffle_xor(int64_t v, int mask) {
     host::sync_warp();
     return found;
 }
+inline uint32_t shuffled(uint32_t v, int mask) { return uint32_t(shuffle_xor(v, mask)); }
 
 inline float divided(float a, float b) { return a / b; }
 inline float __int_as_float(int32_t i) {
     float v;
     std::memcpy(&v, &i, 4);
     return v;
+}
+inline float bits_as_float(uint32_t bits) { return __int_as_float(int32_t(bits)); }
+inline uint32_t float_bits(float v) { return uint32_t(__float_as_int(v)); }
+inline double bits_as_double(int64_t bits) {
+    double v;
+    std::memcpy(&v, &bits, 8);
+    return v;
+}
+inline uint32_t bf16_bits(float v) {
+    const uint32_t bits = float_bits(v);
+    if (v != v) return 0x7FFF;
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
+inline uint32_t bf16_pair(float first, float second) {
+    return bf16_bits(first) | bf16_bits(second) << 16;
+}
+inline uint32_t half_bits(float v) {
+    const _Float16 half = _Float16(v);
+    uint16_t bits;
+    std::memcpy(&bits, &half, 2);
+    return bits;
+}
+inline float half_value(uint32_t bits) {
+    const uint16_t low = uint16_t(bits);
+    _Float16 half;
+    std::memcpy(&half, &low, 2);
+    return float(half);
+}
+inline uint32_t half_pair(float first, float second) {
+    return half_bits(first) | half_bits(second) << 16;
+}
+inline float first_half(uint32_t pair) { return half_value(pair & 0xFFFF); }
+inline float second_half(uint32_t pair) { return half_value(pair >> 16); }
+inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    host::Warp &w = host::warp();
+    const int lane = int(host::self->thread % 32);
+    for (int i = 0; i < 4; ++i) w.a[lane][i] = a[i];
+    w.b[lane][0] = b0;
+    w.b[lane][1] = b1;
+    host::sync_warp();
+    const auto value = [](uint32_t pair, int i) { return bits_as_float(pair >> (16 * i) << 16); };
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+        for (int k = 0; k < 16; ++k) {
+            const int half = k / 8, quad = k % 8 / 2;
+            d[i] += value(w.a[row % 8 * 4 + quad][row / 8 + 2 * half], k % 2) *
+                    value(w.b[column * 4 + quad][half], k % 2);
+        }
+    }
+    host::sync_warp();
 }
 inline bool any_lane(bool v) {
     int64_t any = v;

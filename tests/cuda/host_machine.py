@@ -20,6 +20,8 @@ KINDS = {"project": "Numbers", "step": "Numbers", "border": "Border"}
 KINDS |= {"events": "Events"}
 KINDS |= dict.fromkeys(("measure", "settle"), "Weights")
 KINDS |= {"take": "Take", "between": "Between", "give": "Give"}
+KINDS |= {"weights": "Weights", "transpose": "Transposed", "unpack": "Taken"}
+KINDS |= {"back_step": "Numbers"}
 _LAUNCH = """
 #include "{source}.cu"
 extern "C" void launch(const void *p, int x, int y, int threads, int cluster, long shared) {{

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from quant_gru import QuantGRUError
-from quant_gru.kernels.cuda import cache, compiler, planner
+from quant_gru.kernels.cuda import back_planner, cache, compiler, planner
 from quant_gru.kernels.cuda.frozen import Form
 from quant_gru.kernels.cuda.launch import PLAIN
 
@@ -41,12 +41,39 @@ def variants(arch):
     yield "generic", {"QG_WORDS": 1, **BYTES.products}
     for real in ("float", "double"):
         yield "step", {"REAL": real, "QG_WORDS": int(real == "double"), **BYTES.products}
+    yield from backward_variants(arch)
     for index, form in enumerate(FORMS.values()):
         for place, (blocks, split, spread, rows) in enumerate(SHAPES):
             # every form in one shape, every shape in one form
             if (index == 0 or place == index - 1) and (blocks == 1 or arch != "sm_80"):
                 shape = planner.make_shape(96 if blocks < 16 else 256, blocks, split, spread, rows)
                 yield "recurrent", shape.macros(form, 96, 1 + place % 2)
+
+
+def backward_variants(arch):
+    for operand in range(3):
+        common = {**PLAIN, "OPERAND": operand, "HALF": int(operand == 0), "DIRS": 1 + operand % 2}
+        yield "operands", common
+        yield "outer", {**common, "WIDE": 1 + operand % 2}
+        yield "back_step", common
+    for index, form in enumerate(FORMS.values()):
+        yield (
+            "slopes",
+            {
+                **common,
+                "HALF": index % 2,
+                "BYTES": int(form.real == "float"),
+                "REAL": form.real,
+                "QG_WORDS": int(form.words),
+                **dict(zip(("TZ", "TR", "TG"), form.tables, strict=True)),
+                **form.products,
+            },
+        )
+    # units of a block, blocks, tiles, split, rows, parts of gradients and of weights
+    for shape in ((64, 1, 1, 2, 8, 1, 1), (24, 4, 3, 1, 8, 1, 1), (32, 8, 2, 1, 4, 3, 2)):
+        if shape[1] == 1 or arch != "sm_80":
+            found = back_planner.BackShape(*shape)
+            yield "back", {**PLAIN, **found.macros(shape[5] == 1, 0, 2)}
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -18,6 +18,7 @@ from quant_gru.kernels.cuda import border, executor, planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+from backward_cases import outputs
 from host_machine import COMPILER, Host
 from random_plans import random_case
 
@@ -131,6 +132,23 @@ def test_weights_that_fit_no_registers(host, monkeypatch, kind):
         assert host.launched[-1][0] == "step"
         expected = reference.run(case.plan, case.x, case.h0, case.lengths, case.reverse)
         assert same(got, expected), f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("w8a8", "2,2,1,8"), ("w8a8", "1,1,2,4"), ("w16a16", None), ("wide", None)]
+)
+def test_units_that_keep_their_state(host, monkeypatch, kind, shape):
+    if shape:
+        monkeypatch.setenv(planner.VARIABLE, shape)
+    else:
+        monkeypatch.setattr(planner, "choose", lambda *_: None)
+    for seed in range(2):
+        case = random_case(seed, kind)
+        held = torch.rand(*case.x.shape[:2], case.plan.hidden_size) < 0.4
+        inputs = (case.plan, case.x, case.h0, case.lengths, case.reverse)
+        out, last = executor.run(*inputs, machine=host, held=held)
+        assert torch.equal(out, outputs(*inputs, held)), f"seed {seed}"
+        assert torch.equal(last, out[0 if case.reverse else -1])
 
 
 def test_no_steps_and_no_rows(host):

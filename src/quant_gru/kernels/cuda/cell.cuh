@@ -235,6 +235,7 @@ struct Sequence {
     int64_t x_kind, h_kind;
     int64_t T, N, C, H;
     int64_t reverse;
+    const uint8_t *held;  // (T, N, H): units that keep their state in a step, or null
 };
 
 // A code of the state before the first step.

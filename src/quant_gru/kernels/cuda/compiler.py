@@ -12,6 +12,7 @@ from quant_gru.kernels.cuda import cache
 
 _HERE = Path(__file__).parent
 _HEADERS = {
+    "backward.cuh": _HERE / "backward.cuh",
     "cell.cuh": _HERE / "cell.cuh",
     "ptx.cuh": _HERE / "ptx.cuh",
     "fixed_point.h": _HERE.parent / "fixed_point.h",

@@ -43,11 +43,13 @@ class Direction:
         plan: Its plan.
         h0: Codes of output.h before the first step (N, H).
         reverse: From the last step to the first.
+        held: bool (T, N, H), units that keep their state in a step, or None.
     """
 
     plan: CellPlan
     h0: Tensor
     reverse: bool
+    held: Tensor | None = None
 
 
 def run(
@@ -57,6 +59,7 @@ def run(
     lengths: Tensor | None = None,
     reverse: bool = False,
     machine: Machine | None = None,
+    held: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run one layer and direction; as `quant_gru.integer.reference.run`.
 
@@ -67,8 +70,9 @@ def run(
         lengths: int64 (N,) or None.
         reverse: From the last step to the first.
         machine: Where kernels run; None for x's GPU.
+        held: bool (T, N, H), units that keep their state in a step (zoneout), or None.
     """
-    return run_directions([Direction(plan, h0, reverse)], x, lengths, machine)[0]
+    return run_directions([Direction(plan, h0, reverse, held)], x, lengths, machine)[0]
 
 
 def run_directions(
@@ -101,10 +105,7 @@ def run_directions(
 
         machine = machine_of(x.device)
     clusters = machine.clusters()
-    if len(calls) == 2 and (calls[0].numbers.form, calls[0].numbers.H) != (
-        calls[1].numbers.form,
-        calls[1].numbers.H,
-    ):
+    if len({(call.numbers.form, call.numbers.H, call.held is None) for call in calls}) > 1:
         groups = [[calls[0]], [calls[1]]]
     else:
         groups = [calls]
@@ -143,6 +144,10 @@ class _Call:
         self.h0 = direction.h0.to(plan.h.container).contiguous()
         self.lengths = lengths
         self.reverse = direction.reverse
+        held = direction.held
+        if held is not None and held.shape != (T, N, H):
+            raise QuantGRUError(f"Expected held to be {(T, N, H)}, got {tuple(held.shape)}")
+        self.held = None if held is None else held.to(x.device, torch.bool).contiguous()
         self.out = torch.empty((T, N, H), dtype=plan.h.container, device=x.device)
         self.last = torch.empty((N, H), dtype=plan.h.container, device=x.device)
 
@@ -163,6 +168,7 @@ class _Call:
             C,
             self.numbers.H,
             self.reverse,
+            None if self.held is None else self.held.data_ptr(),
         )
 
 
@@ -262,7 +268,8 @@ def _run_persistent(calls: Sequence[_Call], shape: planner.Shape, machine: Machi
                 numbers.frozen.cells[form.real],
             )
         )
-    kernel, grid = planner.layout(shape, form, numbers.H, N, len(calls))
+    held = calls[0].held is not None
+    kernel, grid = planner.layout(shape, form, numbers.H, N, len(calls), held)
     machine.launch(kernel, grid, (record * len(calls))(*arguments))
 
 

@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(256) generic(const __grid_constant_
         const bool moves = !s.lengths || s.lengths[row] > t;
         for (int64_t unit = threadIdx.x; unit < H; unit += blockDim.x) {
             int64_t state = h[now][unit];
-            if (moves) {
+            if (moves && !(s.held && s.held[(t * N + row) * H + unit])) {
                 int64_t Wx[3], Rh[3];
                 project(p.W, 0, s.x, s.x_kind, (t * N + row) * s.C, s.C, H, unit, Wx);
                 project(p.R, h[now], 0, 0, 0, H, H, unit, Rh);

@@ -103,9 +103,12 @@ class Shape:
 
 
 @lru_cache(maxsize=4096)
-def layout(shape: Shape, form: Form, H: int, N: int, directions: int) -> tuple[Kernel, Grid]:
-    """What to launch for N rows of H units."""
-    kernel = Kernel.of("recurrent", "recurrent", shape.macros(form, H, directions))
+def layout(
+    shape: Shape, form: Form, H: int, N: int, directions: int, held: bool = False
+) -> tuple[Kernel, Grid]:
+    """What to launch for N rows of H units; `held`: some of them keep their state in a step."""
+    macros = shape.macros(form, H, directions)
+    kernel = Kernel.of("recurrent", "recurrent", {**macros, "HELD": 1} if held else macros)
     blocks = (shape.tiles(N) * shape.blocks, directions)
     return kernel, Grid(blocks, shape.threads, shape.blocks, shape.shared_bytes(form))
 

@@ -109,8 +109,96 @@ inline void send(void *to, uint64_t *barrier, uint32_t rank, const uint2 &v) {
         : "memory");
 }
 
+// Shared memory by its address, which a register keeps: the compiler would work out addresses
+// again at each use.
+inline uint32_t pinned(uint32_t address) {
+    asm volatile("" : "+r"(address));
+    return address;
+}
+inline uint4 load16(uint32_t address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+inline float load_float(uint32_t address) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+    return v;
+}
+inline uint32_t load2(uint32_t address) {
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
+    return v;
+}
+inline void store2(uint32_t address, uint32_t v) {
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"((uint16_t)v) : "memory");
+}
+inline void store(uint32_t address, const uint2 &v) {
+    asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
+inline void store(uint32_t address, const uint4 &v) {
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
+// As `send`, to addresses that `address_in` gave.
+inline void send_to(uint32_t to, uint32_t barrier, const uint4 &v) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, "
+        "[%5];" ::"r"(to),
+        "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
+        : "memory");
+}
+inline void send_to(uint32_t to, uint32_t barrier, const uint2 &v) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(
+            to),
+        "r"(v.x), "r"(v.y), "r"(barrier)
+        : "memory");
+}
+
 // The value of the lane whose number differs in the bits of `mask`.
 inline int64_t shuffle_xor(int64_t v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+
+// d += a * b over k = 16, bfloat16; rows of a: 16, columns of b: 8.
+inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Two numbers rounded to bfloat16 or to half precision, the first in the low bits; and back.
+inline uint32_t bf16_pair(float first, float second) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+inline uint32_t half_pair(float first, float second) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+inline float first_half(uint32_t pair) {
+    float v;
+    asm("{.reg .f16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, a;}" : "=f"(v) : "r"(pair));
+    return v;
+}
+inline float second_half(uint32_t pair) {
+    float v;
+    asm("{.reg .f16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, b;}" : "=f"(v) : "r"(pair));
+    return v;
+}
+inline float bits_as_float(uint32_t bits) { return __uint_as_float(bits); }
+inline uint32_t float_bits(float v) { return __float_as_uint(v); }
+inline double bits_as_double(int64_t bits) { return __longlong_as_double(bits); }
+
+inline uint32_t shuffled(uint32_t v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 
 // IEEE division, whatever the options.
 inline float divided(float a, float b) { return __fdiv_rn(a, b); }

@@ -14,9 +14,14 @@
 //   TZ, TR, TG  how the tables are read: 0, 1 or 2, see Reader
 //   COPY        bytes of states that a thread writes at once behind the products, 0: each its own
 //   DIRS        directions of a launch
+//   HELD        some units keep their state in some steps
 //   QG_RRH, QG_OLD, QG_NEW: products that are rounded to their own codes
 #include "cell.cuh"
 #include "ptx.cuh"
+
+#ifndef HELD
+#define HELD 0
+#endif
 
 constexpr int kHalves = KS * SPREAD;  // warps of a group of 16 units
 constexpr int kGroups = UP / CL / 16;
@@ -102,6 +107,9 @@ inline int pick(const int (&a)[4], int slot) {
 
 struct Words {
     Stored w[kElements];
+#if HELD
+    uint8_t held[kElements];
+#endif
 };
 
 inline void load_words(Words &to, const Stored *from) {
@@ -284,12 +292,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     else
         __syncthreads();
 
+    const auto load_held = [&](Words &to, int64_t t) {
+#if HELD
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) to.held[e] = kept[e] && p.s.held[t * N * H + at[e]];
+#endif
+    };
     Words words[2];
     const Stored *ahead = stored + first * stride;
     const int64_t ahead_step = step * stride;
     load_words(words[0], ahead);
+    load_held(words[0], first);
     ahead += ahead_step;
     if (T > 1) load_words(words[1], ahead);
+    if (T > 1) load_held(words[1], first + step);
     ahead += ahead_step;
     const int steps = (int)T;
     int t = (int)first;
@@ -301,6 +317,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (copies_now) old_states = copy_load(parity);
         const Words Wx = ready;
         if (s + 2 < steps) load_words(ready, ahead);
+        if (s + 2 < steps) load_held(ready, t + 2 * step);
         ahead += ahead_step;
 
         int acc[kSets][3][4];
@@ -418,6 +435,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             }
             const Real moved = next_state<Real>(p.cell, z_of, r_of, g_of, Wx_e[0], Wx_e[1], Wx_e[2],
                                                 Rh_e[0], Rh_e[1], Rh_e[2], plain(h[e]));
+#if HELD
+            if (Wx.held[e]) continue;
+#endif
             if (t < length[e]) h[e] = moved;
         }
         if (works(quad, half)) {

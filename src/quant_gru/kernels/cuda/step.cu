@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(256) step(const __grid_constant__ N
         const void *const states = p.before < 0 ? p.s.h0 : p.s.out;
         const int64_t from = p.before < 0 ? row : p.before * N + row;
         int64_t code = read_code(states, p.s.h_kind, from * H + unit);
-        if (moves) {
+        if (moves && !(p.s.held && p.s.held[(p.t * N + row) * H + unit])) {
             const int64_t at =
                 ((p.t * N + row) * p.groups + unit / 16) * 16 + unit % 8 * 2 + unit % 16 / 8;
             Real Wx[3], Rh[3];

@@ -36,6 +36,7 @@ SequenceC = structure(
     "SequenceC",
     **_all(_POINTER, "x h0 out last lengths workspace"),
     **_all(_INT, "x_kind h_kind T N C H reverse"),
+    held=_POINTER,
 )
 MatrixC = structure(
     "MatrixC",

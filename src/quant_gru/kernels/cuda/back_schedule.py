@@ -1,0 +1,541 @@
+"""The launches of a layer's backward, prepared once for each size; a call only sets addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quant_gru._errors import QuantGRUError
+from quant_gru.integer.backward import Gradients, Tape, Wanted
+from quant_gru.kernels.cuda import back_planner
+from quant_gru.kernels.cuda.back_structures import (
+    CODES_C,
+    SLOPES_C,
+    WEIGHTS_C,
+    BackC,
+    BackStepC,
+    FragmentsC,
+    OuterC,
+)
+from quant_gru.kernels.cuda.executor import multiply_bytes, numbers_of
+from quant_gru.kernels.cuda.frozen import byte_offset, planes_of
+from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
+from quant_gru.kernels.cuda.structures import KINDS
+
+_THREADS = 256
+_FEWEST_ROWS = 32  # torch._int_mm takes more than 16
+_PRODUCT_BYTES = 32 << 20  # of the int32 sums of W x, or of R h, at once
+_LARGEST_HALF = 30000.0
+_SUMMED = 256  # chunks of rows whose sums are added in the end
+_BLOCKS = 528  # that fill a GPU: 4 for each multiprocessor of the largest
+_CHANNEL_BYTES = 24
+_ALIGNMENT = 256
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How gradients are multiplied.
+
+    Attributes:
+        planes: Parts of bfloat16 of a gradient in the recurrence.
+        exact_weights: Weights of more than 8 bits are multiplied in two parts, not rounded.
+        half: Slopes are kept in half precision.
+        operand: Operands of the products after it: 0 bfloat16, 1 float32, 2 float64.
+    """
+
+    planes: int
+    exact_weights: bool
+    half: bool
+    operand: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of operands."""
+        return (torch.bfloat16, torch.float32, torch.float64)[self.operand]
+
+    @property
+    def in_double(self) -> Precision:
+        """The same with products in float64."""
+        return replace(self, operand=2)
+
+
+PRECISIONS = {
+    "bf16": Precision(1, False, True, 0),
+    "tf32": Precision(2, True, False, 1),
+    "fp32": Precision(3, True, False, 1),
+}
+
+
+class Call:
+    """Tensors and sizes of one direction."""
+
+    def __init__(self, tape: Tape, grad_out: Tensor, grad_last: Tensor) -> None:
+        plan = self.plan = tape.plan
+        T, N, C = tape.x.shape
+        w = plan.weights
+        H = int(w.R.shape[1])
+        self.T, self.N, self.C, self.H = T, N, C, H
+        for name, each, shape in (
+            ("grad_out", grad_out, (T, N, H)),
+            ("grad_last", grad_last, (N, H)),
+            ("h0", tape.h0, (N, H)),
+            ("out", tape.out, (T, N, H)),
+        ):
+            if each.shape != shape:
+                raise QuantGRUError(f"Expected {name} to be {shape}, got {tuple(each.shape)}")
+        states = plan.h.container
+        self.x = tape.x.to(plan.x.container).contiguous()
+        self.h0 = tape.h0.to(states).contiguous()
+        self.out = tape.out.to(states).contiguous()
+        lengths, held = tape.lengths, tape.held
+        self.lengths = (
+            None if lengths is None else lengths.to(tape.x.device, torch.int64).contiguous()
+        )
+        self.held = None if held is None else held.to(torch.bool).contiguous()
+        self.reverse = tape.reverse
+        self.grad_out = grad_out.to(torch.float32)
+        self.grad_last = grad_last.to(torch.float32).contiguous()
+        self.numbers = numbers_of(plan)
+        self.form = self.numbers.form
+        # what directions of a launch have in common
+        self.key = (T, N, C, H, self.form, plan.x.bits, plan.h.bits, w.bits_W, w.bits_R)
+        self.details = (self.key, self.reverse, w.W.dtype, w.R.dtype)
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor | None]:
+        """What kernels read, by name."""
+        w = self.plan.weights
+        (Mx,), (Mh,) = w.Wx.multipliers, w.Rh.multipliers
+        return {
+            "x": self.x,
+            "h0": self.h0,
+            "out": self.out,
+            "lengths": self.lengths,
+            "held": self.held,
+            "grad_out": self.grad_out,
+            "grad_last": self.grad_last,
+            "W": w.W.contiguous(),
+            "R": w.R.contiguous(),
+            "s_W": w.scales["weight.W"].contiguous(),
+            "s_R": w.scales["weight.R"].contiguous(),
+            "Bw": _int64(w.Bw),
+            "Br": _int64(w.Br),
+            "Mx": _int64(Mx),
+            "Mh": _int64(Mh),
+            "kx": _int64(w.Wx.shift),
+            "kh": _int64(w.Rh.shift),
+        }
+
+    @property
+    def fits_half(self) -> bool:
+        """Whether all slopes are far from the largest number of half precision."""
+        q = self.plan.frozen.quantizers
+        z, r, g, h, Rh = (
+            q[name].max_abs * q[name].scale
+            for name in ("gate.z_out", "gate.r_out", "gate.g_out", "output.h", "matmul.Rh")
+        )
+        z_slope, r_slope = z * (1 + z), r * (1 + r)
+        return max((h + g) * z_slope, (1 + z) * max(1.0, r, Rh * r_slope), z) < _LARGEST_HALF
+
+    def nothing(self, wanted: Wanted) -> Gradients:
+        """The gradients of no steps or no rows."""
+
+        def zeros(wanted: bool, *shape: int) -> Tensor | None:
+            return self.grad_last.new_zeros(shape) if wanted else None
+
+        H3 = 3 * self.H
+        return Gradients(
+            zeros(wanted.x, self.T, self.N, self.C),
+            self.grad_last.clone(),
+            zeros(wanted.W, H3, self.C),
+            zeros(wanted.R, H3, self.H),
+            zeros(wanted.bw, H3),
+            zeros(wanted.br, H3),
+        )
+
+
+class _Matrix:
+    """A matrix in the memory of a call."""
+
+    def __init__(self, start: int, rows: int, columns: int, dtype: torch.dtype) -> None:
+        self.start, self.rows, self.columns, self.dtype = start, rows, columns, dtype
+
+    def of(self, memory: Tensor, first: int = 0, count: int | None = None) -> Tensor:
+        """Some of its rows, of all memory seen as its dtype."""
+        count = self.rows if count is None else count
+        start = self.start // self.dtype.itemsize + first * self.columns
+        return memory.as_strided((count, self.columns), (self.columns, 1), start)
+
+
+class Schedule:
+    """The launches of calls of some size, for the directions of a layer."""
+
+    def __init__(
+        self, calls: Sequence[Call], wanted: Wanted, precision: Precision, machine: Machine
+    ) -> None:
+        self._frozen = [weakref.ref(call.plan.frozen) for call in calls]
+        self._wanted, self._precision, self._machine = wanted, precision, machine
+        self._lock = threading.Lock()
+        first = calls[0]
+        self._T, self._N, self._C, self._H = first.T, first.N, first.C, first.H
+        self._rows = first.T * first.N
+        self._dirs = len(calls)
+        self._half = precision.half and all(call.fits_half for call in calls)
+        self._size, self._base = 0, 0
+        self._memory_fields: list[tuple[ctypes.c_uint64, int]] = []
+        self._fields: list[dict[str, list[ctypes.c_uint64]]] = [{} for _ in calls]
+        self._strided: list[Any] = []
+        w = first.plan.weights
+        self._weight_planes = (planes_of(w.bits_W), planes_of(w.bits_R))
+        self._planes = (planes_of(first.plan.x.bits), planes_of(first.plan.h.bits))
+        # multiples of 16, as products of bytes want them
+        self._padded = tuple(-(-max(K, 1) // 16) * 16 for K in (self._C, self._H))
+        self._columns = tuple(
+            -(-(3 * self._H if planes == 1 else 6 * self._H + 1) // 16) * 16
+            for planes in self._weight_planes
+        )
+        row = 4 * max(c * p for c, p in zip(self._columns, self._planes, strict=True))
+        chunks = max(1, -(-self._rows * row // _PRODUCT_BYTES))
+        self._chunk = -(-self._rows // chunks)
+        self._shape = back_planner.choose(
+            self._H,
+            self._N,
+            self._dirs,
+            precision.planes,
+            2 if precision.exact_weights and self._weight_planes[1] == 2 else 1,
+            machine.clusters(),
+        )
+        self._plan(calls)
+
+    def belongs_to(self, calls: Sequence[Call]) -> bool:
+        """Whether these calls have the plans for which this was prepared."""
+        return all(ref() is call.plan.frozen for ref, call in zip(self._frozen, calls, strict=True))
+
+    def run(self, calls: Sequence[Call]) -> list[Gradients]:
+        """All gradients of a call."""
+        device = calls[0].x.device
+        memory = torch.empty(self._size, dtype=torch.int8, device=device)
+        dh0 = torch.empty((self._dirs, self._N, self._H), dtype=torch.float32, device=device)
+        db = torch.empty((self._dirs, 2, 3 * self._H), dtype=torch.float32, device=device)
+        with self._lock:
+            base = memory.data_ptr()
+            if base != self._base:
+                self._base = base
+                for field, start in self._memory_fields:
+                    field.value = base + start
+            for i, call in enumerate(calls):
+                fields, tensors = self._fields[i], call.tensors
+                for name, tensor in tensors.items():
+                    address = 0 if tensor is None else tensor.data_ptr()
+                    for field in fields.get(name, ()):
+                        field.value = address
+                for field in fields["dh0"]:
+                    field.value = dh0[i].data_ptr()
+                for field in fields["db"]:
+                    field.value = db[i].data_ptr()
+                strided = self._strided[i]
+                strided.stride_t, strided.stride_n, strided.stride_h = call.grad_out.stride()
+            return self._start(calls, memory, dh0, db)
+
+    # What follows is done once.
+
+    def _take(self, rows: int, columns: int, dtype: torch.dtype, *to: tuple[Any, str]) -> _Matrix:
+        """Memory of a call, and the fields of records that point to it."""
+        matrix = _Matrix(self._size, rows, columns, dtype)
+        self._size += -(-rows * columns * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        for record, name in to:
+            self._memory_fields.append((_field(record, name), matrix.start))
+        return matrix
+
+    def _read(self, direction: int, tensor: str, record: Any, name: str) -> None:
+        """Let a field point to a tensor of a call."""
+        self._fields[direction].setdefault(tensor, []).append(_field(record, name))
+
+    def _launch(
+        self, source: str, function: str, macros: Mapping[str, object], grid: Grid, records: Any
+    ) -> Prepared:
+        kernel = Kernel.of(source, function, {**PLAIN, "DIRS": self._dirs, **macros})
+        return self._machine.prepare(kernel, grid, records)
+
+    def _plan(self, calls: Sequence[Call]) -> None:
+        H, dirs, rows, wanted = self._H, self._dirs, self._rows, self._wanted
+        operand = {"OPERAND": self._precision.operand, "HALF": int(self._half)}
+        dtype = self._precision.dtype
+        shape = self._shape
+
+        weights: Any = WEIGHTS_C[dirs]()
+        taken: Any = CODES_C[dirs]()
+        slopes: list[Any] = []
+        starts = range(0, rows, self._chunk)
+        for start in starts:
+            records: Any = (SLOPES_C[calls[0].form.real] * dirs)()
+            for record in records:
+                record.first, record.rows = start, min(self._chunk, rows - start)
+            slopes.append(records)
+        fragments: Any = (FragmentsC * dirs)()
+        back: Any = (BackC * dirs)()
+        steps: Any = (BackStepC * dirs)()
+        outer: Any = (OuterC * dirs)()
+        weights.H, taken.rows, taken.chunk = H, rows, self._chunk
+        # [direction][W x or R h]
+        self._bytes: list[list[tuple[_Matrix, _Matrix, _Matrix]]] = [[] for _ in calls]
+        self._real_weights: list[list[_Matrix]] = [[] for _ in calls]
+        self._real_codes: list[list[_Matrix]] = [[] for _ in calls]
+        self._outer: list[tuple[_Matrix, _Matrix]] = []
+        self._R_product: list[_Matrix] = []
+        self._steps = steps
+        chunk = max(64, -(-rows // _SUMMED))
+        chunks = -(-rows // chunk)
+        words = 2 if self._half else 4
+        for d, call in enumerate(calls):
+            plan, q = call.plan, call.plan.frozen.quantizers
+            for i, act in enumerate((plan.x, plan.h)):
+                K, padded, planes = (self._C, H)[i], self._padded[i], self._planes[i]
+                p, c = weights.w[2 * d + i], taken.c[2 * d + i]
+                codes = (plan.weights.W, plan.weights.R)[i]
+                for tensor, name in zip(
+                    (("W", "s_W", "Bw", "Mx", "kx"), ("R", "s_R", "Br", "Mh", "kh"))[i],
+                    ("codes", "scales", "bias", "M", "k"),
+                    strict=True,
+                ):
+                    self._read(d, tensor, p, name)
+                p.kind, p.K, p.padded, p.planes = (
+                    KINDS[codes.dtype],
+                    K,
+                    padded,
+                    self._weight_planes[i],
+                )
+                p.offset, p.zero, p.max_abs = byte_offset(act), act.zero_point, act.max_abs
+                p.activation_planes, p.activation_scale = planes, act.scale
+                of_channels = [(records[d].R if i else records[d].W) for records in slopes]
+                self._take(
+                    3 * H,
+                    _CHANNEL_BYTES,
+                    torch.int8,
+                    (p, "channels"),
+                    *((each, "channels") for each in of_channels),
+                )
+                if (wanted.x, shape is None)[i]:
+                    self._real_weights[d].append(self._take(3 * H, K, dtype, (p, "real")))
+                self._read(d, ("x", "out")[i], c, "codes")
+                if i:
+                    self._read(d, "h0", c, "before")
+                c.kind, c.K, c.padded, c.planes = KINDS[act.container], K, padded, planes
+                c.offset, c.zero, c.shift, c.reverse = p.offset, p.zero, self._N, call.reverse
+                if (wanted.W, wanted.R)[i]:
+                    self._real_codes[d].append(self._take(rows, K, dtype, (c, "real")))
+                sums = planes * self._chunk + _FEWEST_ROWS
+                self._bytes[d].append(
+                    (
+                        self._take(planes * rows + _FEWEST_ROWS, padded, torch.int8, (c, "bytes")),
+                        self._take(self._columns[i], padded, torch.int8, (p, "bytes")),
+                        self._take(
+                            sums,
+                            self._columns[i],
+                            torch.int32,
+                            *((each, "product") for each in of_channels),
+                        ),
+                    )
+                )
+                out = q[("matmul.Wx", "matmul.Rh")[i]]
+                for each in of_channels:
+                    each.columns, each.planes = self._columns[i], planes
+                    each.weight_planes = self._weight_planes[i]
+                    each.lo, each.hi = out.lo - out.zero_point, out.hi - out.zero_point
+            for records in slopes:
+                p = records[d]
+                for name in ("out", "h0", "lengths", "held"):
+                    self._read(d, name, p, name)
+                p.h_kind, p.reverse = KINDS[plan.h.container], call.reverse
+                p.T, p.N, p.H = self._T, self._N, H
+                p.s_z, p.s_r, p.s_g = (q[f"gate.{gate}_out"].scale for gate in "zrg")
+                p.s_h, p.s_Rh = plan.h.scale, q["matmul.Rh"].scale
+                p.cell = call.numbers.frozen.cells[call.form.real]
+            o, b = outer[d], (back if shape else steps)[d]
+            self._strided.append(b)
+            for name in ("grad_out", "grad_last", "lengths"):
+                self._read(d, name, b, name)
+            b.N, b.H = self._N, H
+            of_R = [(records[d], "of_R") for records in slopes]
+            of_W = [(records[d], "of_W") for records in slopes]
+            self._take(rows * H, words, torch.int32, *of_R, (b, "slopes"), (o, "of_R"))
+            self._take(rows * H, words, torch.int32, *of_W, (o, "of_W"))
+            self._take(rows * H, 1, torch.float32, (b, "d"), (o, "d"))
+            dWx = self._take(rows, 3 * H, dtype, *([(o, "dWx")] if wanted.x or wanted.W else []))
+            if shape:
+                b.T, b.reverse = self._T, call.reverse
+                self._read(d, "s_R", b, "scales")
+                self._read(d, "dh0", b, "dh0")
+                self._fill_fragments(fragments[d], d, plan.weights.R.dtype)
+                self._take(shape.fragments, 1, torch.int32, (b, "weights"), (fragments[d], "to"))
+                dRh = self._take(rows, 3 * H, dtype, *([(o, "dRh")] if wanted.R else []))
+            else:
+                b.scale = plan.h.scale
+                self._read(d, "dh0", b, "dh")
+                dRh = self._take(rows, 3 * H, dtype, (b, "dRh"))
+                self._R_product.append(self._take(self._N, H, torch.float32, (b, "product")))
+            self._outer.append((dWx, dRh))
+            if wanted.bw or wanted.br:
+                self._take(chunks * 6, H, torch.float32, (o, "partial"))
+            self._read(d, "db", o, "db")
+            o.rows, o.H, o.chunk, o.chunks = rows, H, chunk, chunks
+            o.scale_x, o.scale_h = plan.x.scale, plan.h.scale
+
+        operands = {"OPERAND": self._precision.operand, "HALF": 1}
+        self._before = [
+            self._launch(
+                "operands", "weights", operands, Grid((-(-3 * H // 8), 2 * dirs), _THREADS), weights
+            ),
+            self._launch(
+                "operands",
+                "unpack",
+                operands,
+                Grid((min(-(-rows // 8), 2048), 2 * dirs), _THREADS),
+                taken,
+            ),
+        ]
+        if shape:
+            grid = Grid((-(-shape.fragments // _THREADS), dirs), _THREADS)
+            self._before.append(self._launch("operands", "transpose", operands, grid, fragments))
+        form = calls[0].form
+        macros = {
+            "OPERAND": 0,
+            "HALF": int(self._half),
+            "BYTES": int(max(*self._planes, *self._weight_planes) == 1),
+            "REAL": form.real,
+            "QG_WORDS": int(form.words),
+            **dict(zip(("TZ", "TR", "TG"), form.tables, strict=True)),
+            **form.products,
+        }
+        across = -(-H // 32) * dirs
+        self._slopes = []
+        for start, records in zip(starts, slopes, strict=True):
+            count = min(self._chunk, rows - start)
+            blocks = (min(-(-count // 8), max(1, _BLOCKS // across)), across)
+            grid = Grid(blocks, _THREADS, 1, form.table_bytes)
+            launch = self._launch("slopes", "slopes_of", macros, grid, records)
+            self._slopes.append((start, count, launch))
+        if shape:
+            blocks = (-(-self._N // shape.rows) * shape.blocks, dirs)
+            grid = Grid(blocks, shape.threads, shape.blocks, shape.shared_bytes)
+            self._back = [
+                self._launch("back", "back", shape.macros(self._half, 0, dirs), grid, back)
+            ]
+        else:
+            grid = Grid((self._N, -(-H // _THREADS)), _THREADS)
+            self._back = [
+                self._launch("back_step", "back_step", operand, grid, each) for each in steps
+            ]
+        wide = 2 if H % 2 == 0 else 1
+        macros = {**operand, "WIDE": wide}
+        grid = Grid((chunks, -(-H // (32 * wide)) * dirs), _THREADS, 1, 8 * 6 * 32 * 4 * wide)
+        self._after = [self._launch("outer", "outer", macros, grid, outer)]
+        if wanted.bw or wanted.br:
+            grid = Grid((-(-6 * H // 32), dirs), _THREADS, 1, 8 * 32 * 4)
+            self._after.append(self._launch("outer", "outer_sums", macros, grid, outer))
+        self._keep = (weights, taken, slopes, fragments, back, steps, outer)
+
+    def _fill_fragments(self, p: Any, direction: int, dtype: torch.dtype) -> None:
+        shape = self._shape
+        assert shape is not None
+        self._read(direction, "R", p, "codes")
+        p.kind, p.H = KINDS[dtype], self._H
+        p.U, p.CL, p.MT, p.KS = shape.units, shape.blocks, shape.tiles, shape.split
+        p.KP, p.WP, p.groups = shape.depth, shape.weight_planes, shape.groups
+        p.count = shape.fragments
+
+    # What follows is done at each call.
+
+    def _start(
+        self, calls: Sequence[Call], memory: Tensor, dh0: Tensor, db: Tensor
+    ) -> list[Gradients]:
+        stream = self._machine.stream()
+        wanted, real, C = self._wanted, memory.view(self._precision.dtype), self._C
+        for launch in self._before:
+            launch.start(stream)
+        words = memory.view(torch.int32)
+        for first, count, launch in self._slopes:
+            for each in self._bytes:
+                for (rows, weights, sums), planes in zip(each, self._planes, strict=True):
+                    taken = max(planes * count, _FEWEST_ROWS)
+                    multiply_bytes(
+                        rows.of(memory, planes * first, taken),
+                        weights.of(memory).t(),
+                        sums.of(words, 0, taken),
+                    )
+            launch.start(stream)
+        if self._shape is not None:
+            self._back[0].start(stream)
+        else:
+            for d, call in enumerate(calls):
+                self._back_steps(d, call.reverse, memory, stream)
+        for launch in self._after:
+            launch.start(stream)
+        results = []
+        for d in range(self._dirs):
+            dWx, dRh = (each.of(real) for each in self._outer[d])
+            codes = [each.of(real) for each in self._real_codes[d]]
+            results.append(
+                Gradients(
+                    _product(dWx, self._real_weights[d][0].of(real)).view(self._T, self._N, C)
+                    if wanted.x
+                    else None,
+                    dh0[d],
+                    _product(dWx.t(), codes[0]) if wanted.W else None,
+                    _product(dRh.t(), codes[-1]) if wanted.R else None,
+                    db[d, 0] if wanted.bw else None,
+                    db[d, 1] if wanted.br else None,
+                )
+            )
+        return results
+
+    def _back_steps(self, d: int, reverse: bool, memory: Tensor, stream: int) -> None:
+        """A product and a launch for each step: for weights that fit no registers."""
+        real = memory.view(self._precision.dtype)
+        R, dRh = self._real_weights[d][-1].of(real), self._outer[d][1]
+        product = self._R_product[d].of(memory.view(torch.float32))
+        p, launch = self._steps[d], self._back[d]
+        p.started = 0
+        for t in range(self._T) if reverse else reversed(range(self._T)):
+            p.t = t
+            launch.start(stream)
+            _multiply(dRh.of(real, t * self._N, self._N), R, product)
+            p.started = 1
+        p.t = -1
+        launch.start(stream)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """A product of operands, in float32."""
+    if a.dtype == torch.float32:
+        return torch.mm(a, b)
+    if a.dtype == torch.bfloat16 and a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return (a.to(torch.float64) @ b.to(torch.float64)).to(torch.float32)
+
+
+def _multiply(a: Tensor, b: Tensor, result: Tensor) -> None:
+    if a.dtype == torch.float32:
+        torch.mm(a, b, out=result)
+    elif a.dtype == torch.bfloat16 and a.is_cuda:
+        torch.mm(a, b, out_dtype=torch.float32, out=result)
+    else:
+        result.copy_(_product(a, b))
+
+
+def _field(record: Any, name: str) -> ctypes.c_uint64:
+    at = ctypes.addressof(record) + getattr(type(record), name).offset
+    return ctypes.c_uint64.from_address(at)
+
+
+def _int64(value: Any) -> Tensor:
+    assert isinstance(value, Tensor)
+    return value.to(torch.int64).contiguous()

@@ -1,0 +1,144 @@
+"""The backward of a layer on a GPU: straight-through, and as parallel in time as it can be.
+
+Three phases. Gates and clamps of all steps are made again from the saved codes, in the integers of
+the forward, and give the slopes of every element: all that follows is linear in the gradients. The
+gradients of the states go back step by step. Those of both projections, and the products with
+inputs, states and weights, are again made for all steps at once. Nothing is added atomically: the
+same inputs give the same bits.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quant_gru._errors import QuantGRUError
+from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
+from quant_gru.kernels.cuda import back_planner
+from quant_gru.kernels.cuda.back_schedule import PRECISIONS, Call, Precision, Schedule
+from quant_gru.kernels.cuda.launch import Machine
+from quant_gru.kernels.cuda.numbers import capturing
+
+_MOST_SCHEDULES = 64
+
+# Schedules live as long as the frozen part of the first direction's plan.
+_schedules: weakref.WeakKeyDictionary[Any, dict[Any, Schedule]] = weakref.WeakKeyDictionary()
+
+
+def backward(
+    tapes: Sequence[Tape],
+    grad_out: Sequence[Tensor],
+    grad_last: Sequence[Tensor],
+    wanted: Wanted | None = None,
+    precision: str = "bf16",
+    machine: Machine | None = None,
+) -> list[Gradients]:
+    """Backpropagate through one layer, both directions in the same launches where they are alike.
+
+    The gradients are those of `quant_gru.integer.backward.straight_through`, up to rounding:
+    ||error|| / ||gradient|| is below 1e-5 for 'fp32', 1e-3 for 'tf32' and 1e-2 for 'bf16'. Plans
+    with operators of more than 16 bits take `straight_through` itself, in float64.
+
+    Args:
+        tapes: What the forward of each direction took in and gave.
+        grad_out: Gradient of each direction's dequantized outputs (T, N, H), any strides.
+        grad_last: Gradient of each direction's dequantized last state (N, H).
+        wanted: Which gradients to compute; None for all.
+        precision: 'fp32', 'tf32' or 'bf16'.
+        machine: Where kernels run; None for the codes' GPU.
+
+    Returns:
+        Float32 gradients of each direction.
+
+    Raises:
+        QuantGRUError: The precision is unknown, or a kernel is not loaded when a graph is captured.
+    """
+    wanted = wanted or Wanted()
+    chosen = PRECISIONS.get(precision)
+    if chosen is None:
+        raise QuantGRUError(
+            f"Expected precision to be one of {', '.join(PRECISIONS)}, got {precision!r}"
+        )
+    device = tapes[0].x.device
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            return _backward(tapes, grad_out, grad_last, wanted, chosen, precision, machine)
+    return _backward(tapes, grad_out, grad_last, wanted, chosen, precision, machine)
+
+
+def _backward(
+    tapes: Sequence[Tape],
+    grad_out: Sequence[Tensor],
+    grad_last: Sequence[Tensor],
+    wanted: Wanted,
+    chosen: Precision,
+    precision: str,
+    machine: Machine | None,
+) -> list[Gradients]:
+    if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
+        # where the user lets float32 products be rounded, these would be, too
+        chosen = chosen.in_double
+    calls = [
+        Call(tape, out, last) for tape, out, last in zip(tapes, grad_out, grad_last, strict=True)
+    ]
+    if not all(call.form.narrow for call in calls):
+        return [_in_float64(*each, wanted) for each in zip(tapes, grad_out, grad_last, strict=True)]
+    if not calls[0].T * calls[0].N:
+        return [call.nothing(wanted) for call in calls]
+    if machine is None:
+        from quant_gru.kernels.cuda.driver import machine_of
+
+        machine = machine_of(tapes[0].x.device)
+    groups = [calls] if len({call.key for call in calls}) == 1 else [[call] for call in calls]
+    found = []
+    for group in groups:
+        found += _schedule_of(group, wanted, chosen, machine).run(group)
+    return found
+
+
+def _schedule_of(
+    calls: Sequence[Call], wanted: Wanted, precision: Precision, machine: Machine
+) -> Schedule:
+    """The launches of such calls, prepared at the first of them."""
+    first = calls[0].plan.frozen
+    known = _schedules.get(first)
+    if known is None:
+        known = _schedules[first] = {}
+    key = (
+        tuple(call.details for call in calls),
+        tuple(id(call.plan.frozen) for call in calls),
+        wanted,
+        precision,
+        id(machine),
+        os.environ.get(back_planner.VARIABLE),
+    )
+    schedule = known.get(key)
+    # an id may be that of a later object
+    if schedule is None or not schedule.belongs_to(calls):
+        schedule = Schedule(calls, wanted, precision, machine)
+        if not capturing(calls[0].x.device):
+            if len(known) >= _MOST_SCHEDULES:
+                known.clear()
+            known[key] = schedule
+    return schedule
+
+
+def _in_float64(tape: Tape, grad_out: Tensor, grad_last: Tensor, wanted: Wanted) -> Gradients:
+    exact = straight_through(tape, grad_out, grad_last, wanted)
+
+    def single(each: Tensor | None) -> Tensor | None:
+        return None if each is None else each.to(torch.float32)
+
+    return Gradients(
+        single(exact.x),
+        exact.h0.to(torch.float32),
+        single(exact.W),
+        single(exact.R),
+        single(exact.bw),
+        single(exact.br),
+    )

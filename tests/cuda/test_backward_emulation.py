@@ -1,0 +1,240 @@
+"""The kernels of the backward on the host, thread by thread, against float64: no GPU needed."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from quant_gru import QuantConfig, QuantGRUError
+from quant_gru.integer.backward import Wanted
+from quant_gru.kernels.cuda import back_planner, training
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+from backward_cases import (
+    BOUNDS,
+    errors,
+    outputs,
+    plans_of,
+    random_gradients,
+    random_tape,
+)
+from host_machine import COMPILER, Host
+from random_plans import random_case
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    return Host(tmp_path_factory.mktemp("kernels"))
+
+
+def check(host, tapes, precision, wanted=None, seed=0):
+    given = [random_gradients(tape, seed + i) for i, tape in enumerate(tapes)]
+    out, last = zip(*given, strict=True)
+    found = training.backward(tapes, out, last, wanted, precision, host)
+    for got, tape, each in zip(found, tapes, given, strict=True):
+        worst = errors(got, tape, *each, wanted)
+        assert all(error < BOUNDS[precision] for error in worst.values()), worst
+    return found
+
+
+FUSED = {"op.rRh": None, "op.old_contrib": None, "op.new_contrib": None}
+
+
+def fused(config):
+    for name in FUSED:
+        config = config.replace(name, bitwidth=None)
+    return config
+
+
+def asymmetric(config):
+    for name in ("input.x", "output.h"):
+        config = config.replace(name, is_unsigned=True, is_symmetric=False)
+    return config
+
+
+CONFIGS = {
+    "int8": QuantConfig.int8(),
+    "int8-free": QuantConfig.int8().model_copy(update={"scale_kind": "free"}),
+    "int8-fused": fused(QuantConfig.int8()),
+    "int8-unsigned": asymmetric(QuantConfig.int8()),
+    "w8a16": QuantConfig.w8a16(),
+    "w8a16-unsigned": asymmetric(QuantConfig.w8a16()),
+    "int16": QuantConfig.int16(),
+    "int16-fused": fused(QuantConfig.int16()),
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_configurations(host, config):
+    (plan,) = plans_of(5, 20, CONFIGS[config])
+    for precision in BOUNDS if config in ("int8", "int16") else ("fp32",):
+        check(host, [random_tape(plan, 6, 5)], precision)
+
+
+# blocks, tiles, split, rows; units
+SHAPES = [
+    ("1,1,1,8", 24, "bf16"),
+    ("1,2,1,4", 24, "fp32"),
+    ("1,1,4,2", 24, "bf16"),
+    ("2,1,1,8", 24, "tf32"),
+    ("2,2,1,1", 40, "bf16"),
+    ("4,1,2,8", 56, "bf16"),
+    ("4,3,1,8", 56, "bf16"),
+    ("4,3,1,2", 56, "fp32"),
+]
+
+
+@pytest.mark.parametrize(("shape", "H", "precision"), SHAPES)
+def test_shapes(host, monkeypatch, shape, H, precision):
+    """Every way to lay the recurrence out, with rows that fill no tile."""
+    monkeypatch.setenv(back_planner.VARIABLE, shape)
+    (plan,) = plans_of(3, H, weights=2)
+    check(host, [random_tape(plan, 5, 9, lengths=True)], precision)
+    macros = [macros for name, macros in host.launched if name == "back"][-1]
+    assert shape == ",".join(str(macros[name]) for name in ("CL", "MT", "KS", "NB"))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("lengths", [False, True])
+@pytest.mark.parametrize("held", [False, True])
+def test_lengths_and_held_units(host, reverse, lengths, held):
+    (plan,) = plans_of(5, 20)
+    check(host, [random_tape(plan, 6, 5, lengths=lengths, reverse=reverse, held=held)], "fp32")
+
+
+def test_both_directions_share_their_launches(host):
+    plans = plans_of(5, 20, bidirectional=True)
+    x = random_tape(plans[0], 6, 5)
+    tapes = [
+        replace(x, plan=plan, out=outputs(plan, x.x, x.h0, None, bool(i)), reverse=bool(i))
+        for i, plan in enumerate(plans)
+    ]
+    host.launched.clear()
+    check(host, tapes, "fp32")
+    names = [name for name, _ in host.launched]
+    assert names == ["weights", "unpack", "transpose", "slopes_of", "back", "outer", "outer_sums"]
+
+
+def test_directions_that_differ_run_apart(host):
+    plans = [plans_of(5, 20, CONFIGS[name])[0] for name in ("int8", "w8a16")]
+    check(host, [random_tape(plan, 6, 5) for plan in plans], "fp32")
+
+
+@pytest.mark.parametrize("kind", ["w8a8", "w8a16", "w16a16", "mixed", "wide"])
+def test_random_plans(host, monkeypatch, kind):
+    """Saturation at every operator, zero points anywhere."""
+    for seed in range(2):
+        case = random_case(seed, kind)
+        tape = training.Tape(
+            case.plan,
+            case.x,
+            case.h0,
+            outputs(case.plan, case.x, case.h0, case.lengths, case.reverse),
+            case.lengths,
+            case.reverse,
+        )
+        check(host, [tape], "fp32", seed=seed)
+
+
+@pytest.mark.parametrize(("config", "precision"), [("int8", "bf16"), ("int16", "fp32")])
+def test_weights_that_fit_no_registers(host, monkeypatch, config, precision):
+    monkeypatch.setattr(back_planner, "choose", lambda *_: None)
+    (plan,) = plans_of(5, 20, CONFIGS[config])
+    check(host, [random_tape(plan, 6, 5, lengths=True, reverse=True)], precision)
+
+
+def test_integer_products_in_chunks(host, monkeypatch):
+    monkeypatch.setattr(training, "_PRODUCT_BYTES", 4000)
+    for name in ("int8", "w8a16"):
+        (plan,) = plans_of(5, 20, CONFIGS[name])
+        check(host, [random_tape(plan, 11, 5)], "fp32")
+
+
+@pytest.mark.parametrize("name", ["x", "W", "R", "bw", "br"])
+def test_only_what_is_wanted(host, name):
+    (plan,) = plans_of(5, 20)
+    tape = random_tape(plan, 6, 5)
+    for wanted in (
+        replace(Wanted(), **{name: False}),
+        replace(Wanted(False, False, False, False, False), **{name: True}),
+    ):
+        check(host, [tape], "fp32", wanted)
+
+
+def test_strides_of_gradients(host):
+    """Of a slice of both directions, transposed, and of a sum's."""
+    (plan,) = plans_of(5, 20)
+    tape = random_tape(plan, 6, 5)
+    wide = torch.randn(5, 6, 40)
+    out = wide.transpose(0, 1)[..., 20:]
+    last = torch.randn(20, 5).t()
+    for given in (out, torch.ones(()).expand(6, 5, 20)):
+        (got,) = training.backward([tape], [given], [last], None, "fp32", host)
+        assert max(errors(got, tape, given, last).values()) < 1e-5
+
+
+def test_nan_spreads(host):
+    (plan,) = plans_of(5, 20)
+    tape = random_tape(plan, 6, 5, held=True)
+    out, last = random_gradients(tape)
+    last[2, 3] = torch.nan
+    (got,) = training.backward([tape], [out], [last], None, "fp32", host)
+    assert got.h0[2].isnan().all()
+    assert got.x[:-1, 2].isnan().all()
+    others = [0, 1, 3, 4]
+    assert not got.h0[others].isnan().any()
+    assert not got.x[:, others].isnan().any()
+    for each in (got.W, got.R, got.bw, got.br):
+        assert each.isnan().all()
+
+
+def test_no_steps_and_no_rows(host):
+    (plan,) = plans_of(5, 20)
+    for T, N in ((0, 2), (3, 0)):
+        tape = training.Tape(
+            plan, torch.zeros(T, N, 5), torch.zeros(N, 20), torch.zeros(T, N, 20, dtype=torch.int8)
+        )
+        last = torch.randn(N, 20)
+        (got,) = training.backward([tape], [torch.zeros(T, N, 20)], [last], None, "bf16", host)
+        assert torch.equal(got.h0, last)
+        assert got.x.shape == (T, N, 5)
+        assert not any(each.any() for each in (got.W, got.R, got.bw, got.br))
+
+
+def test_what_is_given_is_checked(host):
+    (plan,) = plans_of(5, 20)
+    tape = random_tape(plan, 6, 5)
+    out, last = random_gradients(tape)
+    with pytest.raises(QuantGRUError, match="Expected precision to be one of bf16, tf32, fp32"):
+        training.backward([tape], [out], [last], None, "int8", host)
+    with pytest.raises(QuantGRUError, match=r"Expected grad_out to be \(6, 5, 20\)"):
+        training.backward([tape], [out[:-1]], [last], None, "bf16", host)
+
+
+RESIDENT = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
+
+
+@pytest.mark.parametrize("H", [1, 16, 64, 100, 128, 256, 300, 512, 640, 1024])
+def test_the_planner_finds_a_shape_that_fits(H):
+    for planes, weight_planes in ((1, 1), (2, 2), (3, 1), (3, 2)):
+        for clusters in (RESIDENT, {1: 108}):
+            for N in (1, 8, 500):
+                shape = back_planner.choose(H, N, 2, planes, weight_planes, clusters)
+                if shape is None:
+                    assert H > (512 if clusters is RESIDENT and weight_planes == 1 else 100)
+                    continue
+                assert shape.fits
+                assert shape.blocks in clusters
+                assert shape.units * shape.blocks >= H
+
+
+@pytest.mark.parametrize("wanted", ["4", "3,1,1,8", "1,5,1,8", "1,1,1,16", "a,b,c,d"])
+def test_the_shape_override_is_checked(monkeypatch, wanted):
+    monkeypatch.setenv(back_planner.VARIABLE, wanted)
+    with pytest.raises(QuantGRUError, match=back_planner.VARIABLE):
+        back_planner.choose(64, 8, 1, 1, 1, {1: 132})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cpu import training as cpu_training
 from quant_gru.kernels.cuda import border, compiler, driver
 from quant_gru.kernels.cuda import executor as cuda
+from quant_gru.kernels.cuda import training as cuda_training
 from quant_gru.kernels.cuda.stack import stack_of as stack_on_gpu
 
 PRECISIONS = ("bf16", "tf32", "fp32")
@@ -65,8 +67,8 @@ def run_cell(
     if not _keeps_a_share(plan, held):
         if x.device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
             return cpu.run(plan, x, h0, lengths, reverse, cpu.chosen(), held=held)
-        if runs_on_gpu(x.device) and held is None:
-            return cuda.run(plan, x, h0, lengths, reverse)
+        if runs_on_gpu(x.device):
+            return cuda.run(plan, x, h0, lengths, reverse, held)
     return reference.run(plan, x, h0, lengths, reverse, held)
 
 
@@ -124,14 +126,11 @@ def run_layer(
         For each direction, codes after each step (T, N, H) and after the last (N, H).
     """
     held = held or [None] * len(plans)
-    alike = all(plan.x == plans[0].x for plan in plans)
-    plain = all(
-        h is None and plan.frozen.zoneout is None for plan, h in zip(plans, held, strict=True)
-    )
-    if alike and plain and runs_on_gpu(x[0].device):
+    shared = any(map(_keeps_a_share, plans, held))
+    if runs_on_gpu(x[0].device) and not shared and all(plan.x == plans[0].x for plan in plans):
         directions = [
-            cuda.Direction(plan, state, index == 1)
-            for index, (plan, state) in enumerate(zip(plans, h0, strict=True))
+            cuda.Direction(plan, state, index == 1, hold)
+            for index, (plan, state, hold) in enumerate(zip(plans, h0, held, strict=True))
         ]
         return cuda.run_directions(directions, x[0], lengths)
     return [
@@ -157,10 +156,14 @@ def backward_layer(
         precision: How a GPU multiplies, see `PRECISIONS`.
     """
     each = list(zip(tapes, grad_out, grad_last, wanted, strict=True))
+    device = tapes[0].x.device
     if any(w.h or _keeps_a_share(tape.plan, tape.held) for tape, _, _, w in each):
         return [straight_through(*one) for one in each]
-    if tapes[0].x.device.type == "cpu":
+    if device.type == "cpu":
         return [cpu_training.backward(*one, cpu.chosen()) for one in each]
+    if runs_on_gpu(device):
+        every = Wanted(*(any(flags) for flags in zip(*map(astuple, wanted), strict=True)))
+        return cuda_training.backward(tapes, grad_out, grad_last, every, precision)
     return [straight_through(*one) for one in each]
 
 

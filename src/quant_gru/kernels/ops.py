@@ -68,7 +68,7 @@ def run_cell(
         if x.device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
             return cpu.run(plan, x, h0, lengths, reverse, cpu.chosen(), held=held)
         if runs_on_gpu(x.device):
-            return cuda.run(plan, x, h0, lengths, reverse, held)
+            return cuda.run(plan, x, h0, lengths, reverse, held=held)
     return reference.run(plan, x, h0, lengths, reverse, held)
 
 

@@ -111,7 +111,7 @@ class CharacterModel(Task):
 
 def main(arguments: list[str] | None = None) -> list[Result]:
     """Command line."""
-    options = parser(__doc__, steps=2000)
+    options = parser(__doc__ or "", steps=2000)
     options.add_argument("--data", type=Path, required=True, help="a text file")
     options.add_argument("--hidden-size", type=int, default=256)
     options.add_argument("--window", type=int, default=100, help="characters of a sample")

@@ -117,9 +117,9 @@ class Processes:
         return list(total.tolist())
 
 
-def parser(description: str | None, steps: int) -> argparse.ArgumentParser:
+def parser(description: str, steps: int) -> argparse.ArgumentParser:
     """The options that all examples have."""
-    made = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+    made = argparse.ArgumentParser(description=description.partition("\n")[0])
     cuda = "cuda" if torch.cuda.is_available() else "cpu"
     made.add_argument("--device", default=cuda, help="cpu or cuda (default: %(default)s)")
     made.add_argument("--bits", nargs="*", default=["8/8", "4/8"], metavar="W/A")

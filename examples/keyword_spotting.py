@@ -77,7 +77,7 @@ def _scores(model: nn.Module, batch: Sequences) -> Tensor:
 
 def main(arguments: list[str] | None = None) -> list[Result]:
     """Command line."""
-    options = parser(__doc__, steps=800)
+    options = parser(__doc__ or "", steps=800)
     options.add_argument("--data", type=Path, required=True, help="spoken_digits.npz")
     options.add_argument("--hidden-size", type=int, default=64)
     chosen = options.parse_args(arguments)

@@ -107,7 +107,7 @@ class Tanks(Task):
 
 def main(arguments: list[str] | None = None) -> list[Result]:
     """Command line."""
-    options = parser(__doc__, steps=1000)
+    options = parser(__doc__ or "", steps=1000)
     options.add_argument("--hidden-size", type=int, default=32)
     options.add_argument("--length", type=int, default=200, help="steps of a sequence")
     chosen = options.parse_args(arguments)

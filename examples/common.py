@@ -24,7 +24,7 @@ import statistics
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -200,15 +200,22 @@ def judge(model: nn.Module, task: Task, processes: Processes) -> dict[str, float
 
 
 Result = dict[str, dict[str, Any]]
+Look = Callable[[nn.Module], dict[str, Any]]
 
 
-def compare(task: Task, options: argparse.Namespace, processes: Processes, seed: int) -> Result:
-    """Everything of one seed: name -> {figures, curve}."""
+def compare(
+    task: Task,
+    options: argparse.Namespace,
+    processes: Processes,
+    seed: int,
+    look: Look = lambda model: {},
+) -> Result:
+    """Everything of one seed: name -> {figures, curve}, and what `look` says of each model."""
     further = options.steps // 2 if options.further is None else options.further
     found: Result = {}
 
     def add(name: str, model: nn.Module, curve: list[float]) -> None:
-        found[name] = {"figures": judge(model, task, processes), "curve": curve}
+        found[name] = {"figures": judge(model, task, processes), "curve": curve, **look(model)}
 
     def go_on(model: nn.Module) -> list[float]:
         return fit(model, task, processes, further, task.further_rate, seed + 1000)
@@ -256,7 +263,12 @@ def table(task: Task, results: list[Result]) -> Table:
     return made
 
 
-def run(task: Task, options: argparse.Namespace, processes: Processes) -> list[Result]:
+def run(
+    task: Task,
+    options: argparse.Namespace,
+    processes: Processes,
+    look: Look = lambda model: {},
+) -> list[Result]:
     """Compare for every seed; the first process prints the table and writes the figures."""
     if task.batch_size % processes.count:
         raise SystemExit(
@@ -264,7 +276,7 @@ def run(task: Task, options: argparse.Namespace, processes: Processes) -> list[R
             f"size), got {processes.count}"
         )
     started = time.perf_counter()
-    results = [compare(task, options, processes, seed) for seed in options.seeds]
+    results = [compare(task, options, processes, seed, look) for seed in options.seeds]
     if processes.rank == 0:
         console = Console(width=None if sys.stdout.isatty() else 110)
         console.print(table(task, results))

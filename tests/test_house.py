@@ -41,7 +41,10 @@ LAYERS = {
 BELOW = set(LAYERS)
 GRU = {
     "_sequence",
+    "_noise",
     "_layers",
+    "_training",
+    "_float_noise",
     "_trace",
     "_plan_cache",
     "_quick",

@@ -159,8 +159,7 @@ class FrozenQuantGRU(torch.nn.Module):
         if quick is None or not quick.holds(self._buffers.values()):
             plans.quick = quick_of(plan, self._buffers.values(), self._integers())
         sequence = self._normalize(input, hx)
-        nothing = [[(None, None, None, None) for _ in cells] for cells in plan.cells]
-        y, h_n = run_real(plan, sequence.x, sequence.h0, sequence.lengths, nothing, 0.0)
+        y, h_n = run_real(plan, sequence.x, sequence.h0, sequence.lengths)
         return sequence.restore(y, h_n)
 
     def _forward_traced(
@@ -174,7 +173,7 @@ class FrozenQuantGRU(torch.nn.Module):
             sequence.lengths,
             self._integers(),
             self.get_buffer(_DOCUMENT),
-            bidirectional=self.shape.bidirectional,
+            _library.Settings(bidirectional=self.shape.bidirectional),
         )
         return sequence.restore(y, h_n)
 

@@ -14,19 +14,23 @@ from torch.nn.utils.rnn import PackedSequence
 from quant_gru import _library
 from quant_gru._adjust import Change
 from quant_gru._errors import CalibrationError, ConfigError, QuantGRUError
+from quant_gru._float_noise import run_float
 from quant_gru._frozen import FrozenQuantGRU
-from quant_gru._layers import Weights, run_real
+from quant_gru._layers import Weights
+from quant_gru._noise import Noise, draw
 from quant_gru._quick import quick_of
 from quant_gru._quick_gpu import quick_gpu_of
 from quant_gru._sequence import Sequence, normalize
 from quant_gru._state import QuantState, summary
 from quant_gru._stream import Stream
 from quant_gru._trace import integer_forward, trace_codes
+from quant_gru._training import Call, run
 from quant_gru.calibration.trace import FloatWeights
 from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, QuantGRUWarning, canonical_name
 from quant_gru.config.notes import caller_stacklevel
 from quant_gru.export import params
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.kernels.ops import PRECISIONS
 
 STATE_KEY = "quantization"
 
@@ -50,6 +54,12 @@ class QuantGRU(torch.nn.GRU):
         dtype: dtype of parameters.
         use_quantization: Whether forward computes in integers.
         config: Widths and kinds of the 17 operators; None for 8 bits, symmetric.
+        zoneout: In training, the probability of a unit to keep its state in a step; in eval mode,
+            the share of its state that a unit keeps (Krueger et al., 2017).
+        recurrent_dropout: In training, the probability of a recurrent weight to be zero for a
+            whole sequence (DropConnect, Merity et al., 2018).
+        precision: What gradients are multiplied in on a GPU, with sums in float32: 'bf16' (errors
+            of about 1e-3), 'tf32' (1e-4) or 'fp32' (1e-6).
 
     Example:
         >>> gru = QuantGRU(8, 16, config=QuantConfig.int8())
@@ -72,6 +82,9 @@ class QuantGRU(torch.nn.GRU):
         *,
         use_quantization: bool = False,
         config: QuantConfig | None = None,
+        zoneout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        precision: str = "bf16",
     ) -> None:
         super().__init__(
             input_size,
@@ -85,6 +98,9 @@ class QuantGRU(torch.nn.GRU):
             dtype=dtype,
         )
         self._init_quantization(config, use_quantization)
+        self.zoneout = zoneout
+        self.recurrent_dropout = recurrent_dropout
+        self.precision = precision
 
     def _init_quantization(self, config: QuantConfig | None, use_quantization: bool) -> None:
         if config is not None and not isinstance(config, QuantConfig):
@@ -93,20 +109,28 @@ class QuantGRU(torch.nn.GRU):
             )
         self.use_quantization = use_quantization
         self.calibrating = False
+        self._recurrent_dropout = 0.0
+        self._precision = PRECISIONS[0]
         self._state = QuantState(config or QuantConfig(), self._shape())
 
     # --- forward
 
     @overload
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
+    def forward(
+        self, input: Tensor, hx: Tensor | None = None, *, zoneout_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]: ...
 
     @overload
     def forward(
-        self, input: PackedSequence, hx: Tensor | None = None
+        self, input: PackedSequence, hx: Tensor | None = None, *, zoneout_mask: Tensor | None = None
     ) -> tuple[PackedSequence, Tensor]: ...
 
     def forward(
-        self, input: Tensor | PackedSequence, hx: Tensor | None = None
+        self,
+        input: Tensor | PackedSequence,
+        hx: Tensor | None = None,
+        *,
+        zoneout_mask: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Run the GRU.
 
@@ -114,6 +138,9 @@ class QuantGRU(torch.nn.GRU):
             input: (T, N, C), (N, T, C) if `batch_first`, (T, C), or a PackedSequence.
             hx: Initial states (layers * directions, N, H), or (layers * directions, H) for
                 unbatched input; None for zeros.
+            zoneout_mask: In training, instead of a mask drawn with probability `zoneout`: 1 where
+                a unit takes its new state, 0 where it keeps the old one (as Haste has it);
+                (T, N, H), or (layers * directions, T, N, H), time first in any case.
 
         Returns:
             Output (T, N, directions * H), or in the input's form, and last states as `hx`.
@@ -127,9 +154,11 @@ class QuantGRU(torch.nn.GRU):
             self._collect(input, hx)
             return output
         if not self.use_quantization:
-            return super().forward(input, hx)
+            if self._is_plain(zoneout_mask):
+                return super().forward(input, hx)
+            return self._forward_float(input, hx, zoneout_mask)
         if _library.traced(input):
-            return self._forward_traced(input, hx)
+            return self._forward_traced(input, hx, zoneout_mask)
         plans = self._state.plans
         quick = plans.quick
         if quick is not None and not self.training:
@@ -145,19 +174,14 @@ class QuantGRU(torch.nn.GRU):
             own = self._parameters.values()
             plans.quick = quick_of(plan, own, used) or quick_gpu_of(plan, own, used)
         sequence = self._normalize(input, hx)
-        y, h_n = run_real(
-            plan,
-            sequence.x,
-            sequence.h0,
-            sequence.lengths,
-            weights,
-            self.dropout if self.training else 0.0,
-        )
+        noise = self._noise(sequence, zoneout_mask)
+        call = Call(plan, sequence.lengths, noise, self.precision, self.bias)
+        y, h_n = run(call, sequence.x, sequence.h0, weights)
         dtype = self._weight.dtype
         return sequence.restore(y.to(dtype), h_n.to(dtype))
 
     def _forward_traced(
-        self, input: Tensor | PackedSequence, hx: Tensor | None
+        self, input: Tensor | PackedSequence, hx: Tensor | None, zoneout_mask: Tensor | None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """The quantized forward as one operator that tracers and transforms can follow."""
         text = self._state.text
@@ -168,18 +192,109 @@ class QuantGRU(torch.nn.GRU):
             )
         weights = [w for layer in self._weights() for cell in layer for w in cell if w is not None]
         sequence = self._normalize(input, hx)
-        y, h_n = _library.forward(
-            sequence.x,
-            sequence.h0,
-            sequence.lengths,
-            weights,
-            text,
-            self.dropout if self.training and self.num_layers > 1 else 0.0,
+        settings = _library.Settings(
+            self._noise(sequence, zoneout_mask),
             self.bidirectional,
             self._may_change_unseen(),
+            self.precision,
+            self._state.containers if torch.is_grad_enabled() else (),
+        )
+        y, h_n = _library.forward(
+            sequence.x, sequence.h0, sequence.lengths, weights, text, settings
         )
         dtype = self._weight.dtype
         return sequence.restore(y.to(dtype), h_n.to(dtype))
+
+    def _forward_float(
+        self, input: Tensor | PackedSequence, hx: Tensor | None, zoneout_mask: Tensor | None
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """The float mode with zoneout or recurrent dropout, step by step."""
+        sequence = self._normalize(input, hx)
+        y, h_n = run_float(
+            sequence.x,
+            sequence.h0,
+            sequence.lengths,
+            self._weights(),
+            self._noise(sequence, zoneout_mask),
+            self.zoneout,
+        )
+        return sequence.restore(y, h_n)
+
+    def _is_plain(self, zoneout_mask: Tensor | None) -> bool:
+        """Whether nn.GRU computes what the float mode is to compute."""
+        held = zoneout_mask is not None or self.zoneout > 0
+        return not held and not (self.training and self.recurrent_dropout > 0)
+
+    def _noise(self, sequence: Sequence, zoneout_mask: Tensor | None) -> Noise | None:
+        """What is random in a forward in training, None otherwise."""
+        if not self.training:
+            if zoneout_mask is not None:
+                raise QuantGRUError(
+                    "Expected zoneout_mask to be None in eval mode, where states are "
+                    "interpolated, got a mask"
+                )
+            return None
+        return draw(
+            sequence.x.device,
+            dropout=self.dropout if self.num_layers > 1 else 0.0,
+            zoneout=self.zoneout,
+            recurrent_dropout=self.recurrent_dropout,
+            updates=None if zoneout_mask is None else self._updates(sequence, zoneout_mask),
+        )
+
+    def _updates(self, sequence: Sequence, mask: Tensor) -> Tensor:
+        """A caller's zoneout mask as bool (layers * directions, T, N, H)."""
+        T, N, _ = sequence.x.shape
+        cells = self.num_layers * self._directions
+        shape = (T, N, self.hidden_size) if sequence.batched else (T, self.hidden_size)
+        if tuple(mask.shape) not in ((cells, *shape), *([shape] if cells == 1 else [])):
+            raise QuantGRUError(
+                f"Expected zoneout_mask to be of shape {(cells, *shape)}, got {tuple(mask.shape)}"
+            )
+        if mask.device != sequence.x.device:
+            raise QuantGRUError(
+                f"Expected zoneout_mask to be on the input's device {sequence.x.device}, "
+                f"got {mask.device}"
+            )
+        mask = mask.detach().reshape(cells, T, N, self.hidden_size) != 0
+        packed = sequence.packed
+        if packed is not None and packed.sorted_indices is not None:
+            mask = mask.index_select(2, packed.sorted_indices)
+        return mask
+
+    @property
+    def zoneout(self) -> float:
+        """In training the probability, else the share, of states that are kept; in [0, 1]."""
+        return self._state.zoneout
+
+    @zoneout.setter
+    def zoneout(self, p: float) -> None:
+        self._state.set_zoneout(_probability("zoneout", p))
+
+    @property
+    def recurrent_dropout(self) -> float:
+        """Probability of a recurrent weight to be zero in training, in [0, 1)."""
+        return self._recurrent_dropout
+
+    @recurrent_dropout.setter
+    def recurrent_dropout(self, p: float) -> None:
+        p = _probability("recurrent_dropout", p)
+        if p == 1:
+            raise ConfigError("Expected recurrent_dropout to be below 1, got 1")
+        self._recurrent_dropout = p
+
+    @property
+    def precision(self) -> str:
+        """What gradients are multiplied in on a GPU: 'bf16', 'tf32' or 'fp32'."""
+        return self._precision
+
+    @precision.setter
+    def precision(self, precision: str) -> None:
+        if precision not in PRECISIONS:
+            raise ConfigError(
+                f"Expected precision to be one of {', '.join(PRECISIONS)}, got {precision!r}"
+            )
+        self._precision = precision
 
     def forward_integer(
         self, x_codes: Tensor, h_codes: Tensor | None = None
@@ -577,6 +692,12 @@ class QuantGRU(torch.nn.GRU):
         """nn.GRU's text and what concerns quantization."""
         state = "calibrated" if self.is_calibrated() else "not calibrated"
         return f"{super().extra_repr()}, use_quantization={self.use_quantization}, {state}"
+
+
+def _probability(name: str, p: object) -> float:
+    if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:
+        raise ConfigError(f"Expected {name} to be a number in [0, 1], got {p!r}")
+    return float(p)
 
 
 def float_state_dict(module: torch.nn.Module) -> dict[str, Tensor]:

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quant_gru._noise import Noise
 from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.ops import (
-    Codes,
-    Run,
-    border,
-    gru_layer,
+    dequantize,
     native_variant,
+    quantize,
     run_cell,
-    run_layer_on_gpu,
+    run_layer,
     runs_on_gpu,
     spread_nan,
     stack_on_gpu,
@@ -49,13 +48,26 @@ class CellRun:
     last: Tensor
 
 
+@dataclass(frozen=True)
+class Below:
+    """What a layer gave, as the next one takes it.
+
+    Attributes:
+        codes: Codes of output.h (T, N, H) of each direction.
+        nan: bool (T, N) of each direction: rows that are NaN.
+    """
+
+    codes: Sequence[Tensor]
+    nan: Sequence[Tensor]
+
+
 def run_real(
     plan: GRUPlan,
     x: Tensor,
     h0: Tensor,
     lengths: Tensor | None,
-    weights: Sequence[Sequence[Weights]],
-    dropout: float,
+    noise: Noise | None = None,
+    kept: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run all layers on real values.
 
@@ -64,44 +76,103 @@ def run_real(
         x: (T, N, C).
         h0: (layers * directions, N, H).
         lengths: int64 (N,) or None.
-        weights: [layer][direction] -> W, R, bw, br, where gradients go.
-        dropout: Probability of a value between layers to become zero.
+        noise: What is random; None for nothing.
+        kept: A list that takes the codes of output.h (T, N, H) of each layer and direction.
 
     Returns:
         Output (T, N, D*H) and last states (layers * directions, N, H), float32.
     """
-    wanted = (x, h0, *(w for layer in weights for cell in layer for w in cell))
-    gradient = torch.is_grad_enabled() and any(w is not None and w.requires_grad for w in wanted)
-    if not gradient and not dropout:
+    x, h0 = x.detach(), h0.detach()
+    if noise is None and kept is None:
         result = _run_native(plan, x, h0, lengths) or _run_on_gpu(plan, x, h0, lengths)
         if result is not None:
             return result
-    real, below = x, None
-    last_states: list[Tensor] = []
+    below: Below | None = None
+    last: list[Tensor] = []
     for layer, cells in enumerate(plan.cells):
-        outputs: list[Tensor] = []
-        codes: list[Codes] = []
-        if layer and dropout:
-            real, below = torch.nn.functional.dropout(real, dropout), None
-        for direction, cell in enumerate(cells):
-            if below is None:
-                x_codes = _quantize(cell, real, isnan=real.isnan().any(-1))
-            else:
-                x_codes = _from_below(plan, layer, direction, below)
-            state = h0[len(last_states)]
-            h_codes, inside = cell.h.quantize_with_mask(state)
-            y, y_last, out, _ = gru_layer(
-                cell,
-                x_codes,
-                Codes(h_codes, inside, state.isnan().any(-1)),
-                Run(lengths, reverse=direction == 1),
-                (real, state, *weights[layer][direction]),
-            )
-            outputs.append(y)
-            codes.append(out)
-            last_states.append(y_last)
-        real, below = torch.cat(outputs, dim=-1), codes
-    return real, torch.stack(last_states)
+        D, T, N, H = len(cells), *x.shape[:2], cells[0].hidden_size
+        inputs, nan = input_codes(plan, layer, x, below, noise)
+        first = layer * D
+        states = [quantize(cell.h, h0[first + d]) for d, cell in enumerate(cells)]
+        held = [noise.held(layer, d, D, (T, N, H)) if noise else None for d in range(D)]
+        runs = run_layer(cells, inputs, [codes for codes, _ in states], lengths, held)
+        spread = [
+            spread_nan(nan, h0_nan, cell, reverse=d == 1)
+            for d, (cell, (_, h0_nan)) in enumerate(zip(cells, states, strict=True))
+        ]
+        for d, (cell, (_, codes)) in enumerate(zip(cells, runs, strict=True)):
+            last.append(dequantize(cell.h, codes, spread[d][0 if d else -1]))
+        # of all steps, the state before the first left out
+        below = Below(
+            [out for out, _ in runs],
+            [each[:-1] if d else each[1:] for d, each in enumerate(spread)],
+        )
+        if kept is not None:
+            kept += below.codes
+    assert below is not None
+    return real_output(plan, len(plan.cells) - 1, below), torch.stack(last)
+
+
+def input_codes(
+    plan: GRUPlan, layer: int, x: Tensor, below: Below | None, noise: Noise | None
+) -> tuple[list[Tensor], Tensor]:
+    """Codes of a layer's input for each direction, and bool (T, N), rows that are NaN.
+
+    Args:
+        plan: The plan.
+        layer: Which layer.
+        x: Real input of the first layer (T, N, C).
+        below: What the layer below gave; None for the first layer.
+        noise: What is random.
+    """
+    cells = plan.cells[layer]
+    nan = None if below is None else torch.stack(list(below.nan)).any(0)
+    if below is not None and not (noise and noise.drops):
+        codes = [_requantize(plan, layer, d, below.codes)[0] for d in range(len(cells))]
+    else:
+        real = real_input(plan, layer, x, below, noise)
+        first, seen = quantize(cells[0].x, real)
+        nan = seen if nan is None else nan
+        rest = [first if cell.x == cells[0].x else quantize(cell.x, real)[0] for cell in cells[1:]]
+        codes = [first, *rest]
+    assert nan is not None
+    return codes, nan
+
+
+def input_inside(
+    plan: GRUPlan, layer: int, x: Tensor, below: Below | None, noise: Noise | None
+) -> list[Tensor]:
+    """Where the codes of a layer's input were not clamped, bool (T, N, C) for each direction.
+
+    The arguments are those of `input_codes`.
+    """
+    cells = plan.cells[layer]
+    if below is not None and not (noise and noise.drops):
+        return [_requantize(plan, layer, d, below.codes)[1] for d in range(len(cells))]
+    real = real_input(plan, layer, x, below, noise)
+    first = cells[0].x.inside(real)
+    return [first, *(first if cell.x == cells[0].x else cell.x.inside(real) for cell in cells[1:])]
+
+
+def real_input(
+    plan: GRUPlan, layer: int, x: Tensor, below: Below | None, noise: Noise | None
+) -> Tensor:
+    """The real input (T, N, C) of a layer that quantizes it, dropout applied."""
+    if below is None:
+        return x
+    assert noise is not None
+    real = real_output(plan, layer - 1, below)
+    T, N, features = real.shape
+    return real * noise.factors(layer, (T, N, features))
+
+
+def real_output(plan: GRUPlan, layer: int, below: Below) -> Tensor:
+    """The real values of what a layer gave, (T, N, D*H), float32."""
+    halves = [
+        dequantize(cell.h, codes, nan)
+        for cell, codes, nan in zip(plan.cells[layer], below.codes, below.nan, strict=True)
+    ]
+    return halves[0] if len(halves) == 1 else torch.cat(halves, dim=-1)
 
 
 def _run_native(
@@ -121,60 +192,16 @@ def _run_native(
 def _run_on_gpu(
     plan: GRUPlan, x: Tensor, h0: Tensor, lengths: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
-    """`run_real` with the border and both directions of a layer in CUDA kernels.
+    """`run_real` in prepared launches, where that applies.
 
     Returns:
         The same as `run_real`, or None where it does not apply: another device or dtype, more than
-        16 bits.
+        16 bits, weights that fit no registers.
     """
-    cells = [cell for layer in plan.cells for cell in layer]
-    if (
-        not runs_on_gpu(x.device)
-        or x.dtype != torch.float32
-        or h0.dtype != torch.float32
-        or not x.shape[0]
-        or not all(border.takes(q) for cell in cells for q in (cell.x, cell.h))
-    ):
+    if not runs_on_gpu(x.device) or x.dtype != torch.float32 or h0.dtype != torch.float32:
         return None
-    whole = stack_on_gpu(plan)
-    result = None if whole is None else whole.run(x, h0, lengths)
-    if result is not None:
-        return result
-    inputs, nan = _quantized_on_gpu(plan.cells[0], x)
-    last: list[Tensor] = []
-    below: list[Tensor] = []
-    after: list[Tensor] = []
-    for layer, plans in enumerate(plan.cells):
-        if layer:
-            inputs = [_requantize(plan, layer, d, below)[0] for d in range(len(plans))]
-        start = layer * len(plans)
-        states = [
-            border.quantize(cell.h, state)
-            for cell, state in zip(plans, h0[start : start + len(plans)], strict=True)
-        ]
-        runs = run_layer_on_gpu(plans, inputs, [codes for codes, _ in states], lengths)
-        spread = [
-            spread_nan(nan, h0_nan, cell, reverse=d == 1)
-            for d, (cell, (_, h0_nan)) in enumerate(zip(plans, states, strict=True))
-        ]
-        for d, (cell, (_, codes)) in enumerate(zip(plans, runs, strict=True)):
-            last.append(border.dequantize(cell.h, codes, spread[d][0 if d else -1]))
-        # of all steps, the state before the first left out
-        after = [each[:-1] if d else each[1:] for d, each in enumerate(spread)]
-        nan = after[0] if len(after) == 1 else after[0] | after[1]
-        below = [out for out, _ in runs]
-    top = [
-        border.dequantize(cell.h, out, bad)
-        for cell, out, bad in zip(plan.cells[-1], below, after, strict=True)
-    ]
-    return (top[0] if len(top) == 1 else torch.cat(top, dim=-1)), torch.stack(last)
-
-
-def _quantized_on_gpu(plans: Sequence[CellPlan], x: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Codes of `x` for each direction, quantized once where the quantizers are alike, and NaN."""
-    codes, nan = border.quantize(plans[0].x, x)
-    rest = [codes if cell.x == plans[0].x else border.quantize(cell.x, x)[0] for cell in plans[1:]]
-    return [codes, *rest], nan
+    stack = stack_on_gpu(plan)
+    return None if stack is None else stack.run(x, h0, lengths)
 
 
 def run_codes(
@@ -217,19 +244,8 @@ def border_codes(plan: GRUPlan, x: Tensor, h0: Tensor) -> tuple[list[Tensor], Te
     return [cell.x.quantize(x) for cell in plan.cells[0]], torch.stack(states)
 
 
-def _quantize(cell: CellPlan, x: Tensor, isnan: Tensor) -> Codes:
-    codes, inside = cell.x.quantize_with_mask(x)
-    return Codes(codes.to(cell.x.container), inside, isnan)
-
-
-def _from_below(plan: GRUPlan, layer: int, direction: int, below: list[Codes]) -> Codes:
-    codes, inside = _requantize(plan, layer, direction, [half.codes for half in below])
-    isnan = torch.stack([half.nan for half in below]).any(0)
-    return Codes(codes, inside, isnan)
-
-
 def _requantize(
-    plan: GRUPlan, layer: int, direction: int, below: list[Tensor]
+    plan: GRUPlan, layer: int, direction: int, below: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """X = weighted_sum(h - z_h) of the layer below, per direction half; codes and masks."""
     sums = plan.between[layer - 1][direction]

@@ -10,8 +10,8 @@ Eager calls do not come here: `traced` says, cheaply, when they have to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -21,14 +21,18 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from quant_gru._errors import QuantGRUError
 from quant_gru._frozen_plan import FrozenPlans
 from quant_gru._layers import Weights, run_real
+from quant_gru._noise import Noise
 from quant_gru._plan_cache import PlanCache
+from quant_gru._training import Asked, Pass, flat_gradients, gradients, nan_of, of_cells, refuse
 from quant_gru.export import params
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.qparams import QParams
+from quant_gru.kernels.ops import PRECISIONS
 
 _INPUTS = (
     "Tensor x, Tensor h0, Tensor? lengths, Tensor[] weights, Tensor parameters, Tensor? seed, "
-    "float dropout, bool bidirectional, bool live"
+    "Tensor? updates, float dropout, float zoneout, float recurrent_dropout, bool bidirectional, "
+    "bool live, str precision"
 )
 # plans are built and kept inside: not to be recorded by a CUDA graph (a tag since torch 2.8)
 _TAGS = [
@@ -37,9 +41,12 @@ _TAGS = [
     if hasattr(torch.Tag, name)
 ]
 _library = torch.library.Library("quant_gru", "DEF")
-_library.define(f"forward({_INPUTS}) -> (Tensor, Tensor)", tags=_TAGS)
+# `kept`: dtypes of the states' codes that backward needs, such as "int8,uint8"; empty for none
+_library.define(f"forward({_INPUTS}, str kept) -> (Tensor, Tensor, Tensor[])", tags=_TAGS)
+# `needs`: of x and of each weight; what is not needed comes back empty
 _library.define(
-    f"backward(Tensor grad_y, Tensor grad_h_n, {_INPUTS}) -> (Tensor, Tensor, Tensor[])",
+    "backward(Tensor grad_y, Tensor grad_h_n, Tensor nan, Tensor[] out, "
+    f"{_INPUTS}, bool[] needs) -> (Tensor, Tensor, Tensor[])",
     tags=_TAGS,
 )
 _forward_op = torch.ops.quant_gru.forward.default
@@ -105,15 +112,33 @@ def traced(x: object) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class Settings:
+    """How layers are run.
+
+    Attributes:
+        noise: What is random, or None.
+        bidirectional: Whether each layer has two directions.
+        live: Whether weights may change unseen (training).
+        precision: See `quant_gru.kernels.ops.PRECISIONS`.
+        kept: dtypes of the codes of output.h of each layer and direction, where a gradient may be
+            asked for.
+    """
+
+    noise: Noise | None = None
+    bidirectional: bool = False
+    live: bool = False
+    precision: str = PRECISIONS[0]
+    kept: Sequence[torch.dtype] = ()
+
+
 def forward(
     x: Tensor,
     h0: Tensor,
     lengths: Tensor | None,
     weights: Sequence[Tensor],
     parameters: Tensor,
-    dropout: float = 0.0,
-    bidirectional: bool = False,
-    live: bool = False,
+    settings: Settings,
 ) -> tuple[Tensor, Tensor]:
     """Run all layers on real values, by the operator.
 
@@ -124,19 +149,27 @@ def forward(
         weights: W, R and, unless there are no biases, bw, br of each cell, cell after cell; or the
             integers of a frozen GRU, as `FrozenPlans.plan` takes them.
         parameters: The parameter document as text, uint8 (L,); not to be written into.
-        dropout: Probability of a value between layers to become zero.
-        bidirectional: Whether each layer has two directions.
-        live: Whether weights may change unseen (training).
+        settings: How they are run.
 
     Returns:
         Output (T, N, D*H) and last states (layers * directions, N, H), float32.
     """
-    seed = torch.randint(1 << 62, (), dtype=torch.int64) if dropout else None
-    numbers = (dropout, bidirectional, live)
+    noise = settings.noise or Noise()
+    kept = ",".join(str(dtype).removeprefix("torch.") for dtype in settings.kept)
+    rest = (
+        noise.dropout,
+        noise.zoneout,
+        noise.recurrent_dropout,
+        settings.bidirectional,
+        settings.live,
+        settings.precision,
+        kept,
+    )
+    tensors = (x, h0, lengths, parameters, noise.seed, noise.updates)
     if not torch.compiler.is_compiling() and _peek_functorch() is not None:
-        y, h_n = _Transformed.apply(x, h0, lengths, parameters, seed, numbers, *weights)
+        y, h_n, *_ = _Transformed.apply(*tensors, rest, *weights)
     else:
-        y, h_n = _forward_op(x, h0, lengths, list(weights), parameters, seed, *numbers)
+        y, h_n, _ = _forward_op(*tensors[:3], list(weights), *tensors[3:], *rest)
     return y, h_n
 
 
@@ -150,40 +183,63 @@ def _forward(
     weights: list[Tensor],
     parameters: Tensor,
     seed: Tensor | None,
+    updates: Tensor | None,
     dropout: float,
+    zoneout: float,
+    recurrent_dropout: float,
     bidirectional: bool,
     live: bool,
-) -> tuple[Tensor, Tensor]:
-    with torch.no_grad(), _seeded(seed, x.device):
+    precision: str,
+    kept: str,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    noise = _noise(seed, updates, (dropout, zoneout, recurrent_dropout))
+    out: list[Tensor] | None = [] if kept else None
+    with torch.no_grad():
         plan = _source(parameters, weights).plan(weights, live)
-        nested = _gradient_weights(plan, weights)
-        y, h_n = run_real(plan, x, h0, lengths, nested, dropout)
-    return y.contiguous(), h_n.contiguous()
+        y, h_n = run_real(plan, x, h0, lengths, noise, out)
+    return y.contiguous(), h_n.contiguous(), out or []
 
 
 def _backward(
     grad_y: Tensor,
     grad_h_n: Tensor,
+    nan: Tensor,
+    out: list[Tensor],
     x: Tensor,
     h0: Tensor,
     lengths: Tensor | None,
     weights: list[Tensor],
     parameters: Tensor,
     seed: Tensor | None,
+    updates: Tensor | None,
     dropout: float,
+    zoneout: float,
+    recurrent_dropout: float,
     bidirectional: bool,
     live: bool,
+    precision: str,
+    needs: list[bool],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     if not weights[0].is_floating_point():
         raise QuantGRUError("Expected weights to be real for a gradient, got a frozen GRU")
-    with _autograd(), torch.enable_grad(), _seeded(seed, x.device):
-        leaves = [t.detach().requires_grad_() for t in (x, h0, *weights)]
-        plan = _source(parameters, weights).plan([w.detach() for w in weights], live)
-        nested = _gradient_weights(plan, leaves[2:])
-        outputs = run_real(plan, leaves[0], leaves[1], lengths, nested, dropout)
-        grads = torch.autograd.grad(outputs, leaves, (grad_y, grad_h_n))
-    dx, dh0, *rest = (grad.contiguous() for grad in grads)
-    return dx, dh0, rest
+    noise = _noise(seed, updates, (dropout, zoneout, recurrent_dropout))
+    bias = _has_bias(weights)
+    done = Pass(x, h0, lengths, noise, out, nan, precision)
+    asked = Asked(needs[0], of_cells(needs[1:], bias))
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        plan = _source(parameters, weights).plan(weights, live)
+        dx, dh0, found = gradients(plan, done, grad_y, grad_h_n, asked)
+    grads = [
+        like.new_empty(0) if grad is None else grad.to(like.dtype).contiguous()
+        for grad, like in zip((dx, *flat_gradients(found, bias)), (x, *weights), strict=True)
+    ]
+    return grads[0], dh0.to(h0.dtype).contiguous(), grads[1:]
+
+
+def _noise(
+    seed: Tensor | None, updates: Tensor | None, chances: tuple[float, float, float]
+) -> Noise | None:
+    return None if seed is None and updates is None else Noise(seed, *chances, updates)
 
 
 def _source(parameters: Tensor, weights: Sequence[Tensor]) -> Source:
@@ -198,44 +254,19 @@ def _source(parameters: Tensor, weights: Sequence[Tensor]) -> Source:
     return found
 
 
-def _gradient_weights(plan: GRUPlan, weights: Sequence[Tensor]) -> list[list[Weights]]:
-    if weights[0].is_floating_point():
-        return _nested(weights, len(plan.cells))
-    return [[(None, None, None, None) for _ in cells] for cells in plan.cells]
+def _has_bias(weights: Sequence[Tensor]) -> bool:
+    return len(weights) > 2 and weights[2].dim() == 1
 
 
 def _nested(weights: Sequence[Tensor], layers: int) -> list[list[Weights]]:
     """[layer][direction] -> W, R, bw, br, of a flat list."""
-    size = 4 if len(weights) > 2 and weights[2].dim() == 1 else 2
+    size = 4 if _has_bias(weights) else 2
     flat: list[Weights] = [
         (*weights[i : i + size], *(None,) * (4 - size))  # type: ignore[misc]
         for i in range(0, len(weights), size)
     ]
     D = len(flat) // layers
     return [flat[i : i + D] for i in range(0, len(flat), D)]
-
-
-@contextmanager
-def _seeded(seed: Tensor | None, device: torch.device) -> Iterator[None]:
-    """Random numbers of a seed, so that backward draws forward's dropout; then those of before."""
-    if seed is None:
-        yield
-        return
-    on_cuda = device.type == "cuda"
-    with torch.random.fork_rng([device] if on_cuda else []):
-        torch.default_generator.manual_seed(int(seed))
-        if on_cuda:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(int(seed))
-        yield
-
-
-def _autograd() -> AbstractContextManager[None]:
-    """Autograd inside an operator, below which the dispatcher turns it off."""
-    guard: AbstractContextManager[None] = torch._C._SetExcludeDispatchKeyGuard(
-        torch._C.DispatchKey.AutogradFunctionality, False
-    )
-    return guard
 
 
 # --- what is known without running
@@ -248,54 +279,65 @@ def _fake_forward(
     weights: list[Tensor],
     parameters: Tensor,
     seed: Tensor | None,
+    updates: Tensor | None,
     dropout: float,
+    zoneout: float,
+    recurrent_dropout: float,
     bidirectional: bool,
     live: bool,
-) -> tuple[Tensor, Tensor]:
+    precision: str,
+    kept: str,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
     T, N, _ = x.shape
-    D = 2 if bidirectional else 1
-    y = x.new_empty((T, N, D * h0.shape[2]), dtype=torch.float32)
-    return y, x.new_empty(h0.shape, dtype=torch.float32)
+    H = h0.shape[2]
+    y = x.new_empty((T, N, (2 if bidirectional else 1) * H), dtype=torch.float32)
+    out = [x.new_empty((T, N, H), dtype=getattr(torch, name)) for name in kept.split(",") if name]
+    return y, x.new_empty(h0.shape, dtype=torch.float32), out
 
 
 def _fake_backward(
     grad_y: Tensor,
     grad_h_n: Tensor,
+    nan: Tensor,
+    out: list[Tensor],
     x: Tensor,
     h0: Tensor,
     lengths: Tensor | None,
     weights: list[Tensor],
     *rest: Any,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    dx, dh0, *others = (t.new_empty(t.shape) for t in (x, h0, *weights))
-    return dx, dh0, others
+    dx, *others = (
+        t.new_empty(t.shape if needed else 0)
+        for t, needed in zip((x, *weights), rest[-1], strict=True)
+    )
+    return dx, h0.new_empty(h0.shape), others
 
 
 # --- gradients
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, h0, lengths, weights, parameters, seed, *numbers = inputs
-    ctx.save_for_backward(x, h0, lengths, parameters, seed, *weights)
-    ctx.numbers = numbers
+    x, h0, lengths, weights, parameters, seed, updates, *rest = inputs
+    _, h_n, out = output
+    ctx.save_for_backward(x, h0, lengths, parameters, seed, updates, nan_of(h_n), *out, *weights)
+    ctx.rest, ctx.cells = rest[:-1], len(out)
 
 
-def _differentiate(ctx: Any, grad_y: Tensor, grad_h_n: Tensor) -> tuple[Any, ...]:
-    x, h0, lengths, parameters, seed, *weights = ctx.saved_tensors
+def _differentiate(ctx: Any, grad_y: Tensor, grad_h_n: Tensor, _: Any) -> tuple[Any, ...]:
+    x, h0, lengths, parameters, seed, updates, nan, *others = ctx.saved_tensors
+    out, weights = others[: ctx.cells], others[ctx.cells :]
+    needs = [ctx.needs_input_grad[0], *ctx.needs_input_grad[3]]
     dx, dh0, dweights = _backward_op(
-        grad_y, grad_h_n, x, h0, lengths, weights, parameters, seed, *ctx.numbers
+        *(grad_y, grad_h_n, nan, out, x, h0, lengths, weights, parameters, seed, updates),
+        *ctx.rest,
+        needs,
     )
-    return (dx, dh0, None, dweights, *(None,) * 5)
+    given = [g if needed else None for g, needed in zip((dx, *dweights), needs, strict=True)]
+    return (given[0], dh0, None, given[1:], *(None,) * 10)
 
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """A backward that only refuses needs nothing."""
-
-
-def _refuse(ctx: Any, *grads: Any) -> None:
-    raise QuantGRUError(
-        "Expected a quantized GRU to be differentiated once, got a gradient of its gradient"
-    )
 
 
 class _Transformed(torch.autograd.Function):
@@ -310,21 +352,27 @@ class _Transformed(torch.autograd.Function):
         lengths: Tensor | None,
         parameters: Tensor,
         seed: Tensor | None,
-        numbers: tuple[Any, ...],
+        updates: Tensor | None,
+        rest: tuple[Any, ...],
         *weights: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        y, h_n = _forward_op(x, h0, lengths, list(weights), parameters, seed, *numbers)
-        return y, h_n
+    ) -> tuple[Tensor, ...]:
+        y, h_n, out = _forward_op(x, h0, lengths, list(weights), parameters, seed, updates, *rest)
+        return y, h_n, *out
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        *tensors, ctx.numbers = inputs[:6]
-        ctx.save_for_backward(*tensors, *inputs[6:])
+        *tensors, ctx.rest = inputs[:7]
+        _, h_n, *out = output
+        ctx.cells = len(out)
+        ctx.mark_non_differentiable(*out)
+        ctx.save_for_backward(*tensors, nan_of(h_n), *out, *inputs[7:])
 
     @staticmethod
-    def backward(ctx: Any, grad_y: Tensor, grad_h_n: Tensor) -> tuple[Any, ...]:
-        grads = _TransformedBackward.apply(ctx.numbers, grad_y, grad_h_n, *ctx.saved_tensors)
-        return (*grads[:2], None, None, None, None, *grads[2:])
+    def backward(ctx: Any, grad_y: Tensor, grad_h_n: Tensor, *_: Any) -> tuple[Any, ...]:
+        grads = _TransformedBackward.apply(
+            ctx.cells, ctx.rest[:-1], grad_y, grad_h_n, *ctx.saved_tensors
+        )
+        return (*grads[:2], *(None,) * 5, *grads[2:])
 
 
 class _TransformedBackward(torch.autograd.Function):
@@ -332,7 +380,8 @@ class _TransformedBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        numbers: tuple[Any, ...],
+        cells: int,
+        rest: tuple[Any, ...],
         grad_y: Tensor,
         grad_h_n: Tensor,
         x: Tensor,
@@ -340,15 +389,20 @@ class _TransformedBackward(torch.autograd.Function):
         lengths: Tensor | None,
         parameters: Tensor,
         seed: Tensor | None,
-        *weights: Tensor,
+        updates: Tensor | None,
+        nan: Tensor,
+        *others: Tensor,
     ) -> tuple[Tensor, ...]:
-        dx, dh0, rest = _backward_op(
-            grad_y, grad_h_n, x, h0, lengths, list(weights), parameters, seed, *numbers
+        out, weights = list(others[:cells]), list(others[cells:])
+        dx, dh0, dweights = _backward_op(
+            *(grad_y, grad_h_n, nan, out, x, h0, lengths, weights, parameters, seed, updates),
+            *rest,
+            [True] * (1 + len(weights)),
         )
-        return dx, dh0, *rest
+        return dx, dh0, *dweights
 
     setup_context = staticmethod(_save_nothing)
-    backward = staticmethod(_refuse)
+    backward = staticmethod(refuse)
 
 
 # --- torch.func.vmap
@@ -356,15 +410,17 @@ class _TransformedBackward(torch.autograd.Function):
 
 def _vmap_forward(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
     """One run where only sequences are batched: the new dimension joins the rows."""
-    x, h0, lengths, weights, parameters, seed, *numbers = args
+    x, h0, lengths, weights, parameters, seed, updates, *rest = args
     x_dim, h0_dim, lengths_dim, *others = in_dims
-    if seed is not None or any(_is_batched(dim) for dim in others):
+    random = seed is not None or updates is not None
+    if random or any(_is_batched(dim) for dim in others):
         return _one_by_one(_forward_op, info.batch_size, in_dims, args)
     B = info.batch_size
     x, h0 = _into_rows(x, x_dim, 1, B), _into_rows(h0, h0_dim, 1, B)
     lengths = None if lengths is None else _into_rows(lengths, lengths_dim, 0, B)
-    outputs = _forward_op(x, h0, lengths, weights, parameters, seed, *numbers)
-    return tuple(t.unflatten(1, (B, -1)) for t in outputs), (1, 1)
+    y, h_n, out = _forward_op(x, h0, lengths, weights, parameters, seed, updates, *rest)
+    y, h_n, *out = (t.unflatten(1, (B, -1)) for t in (y, h_n, *out))
+    return (y, h_n, out), (1, 1, [1] * len(out))
 
 
 def _vmap_backward(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
@@ -416,7 +472,7 @@ torch.library.register_autograd(
     "quant_gru::forward", _differentiate, setup_context=_save, lib=_library
 )
 torch.library.register_autograd(
-    "quant_gru::backward", _refuse, setup_context=_save_nothing, lib=_library
+    "quant_gru::backward", refuse, setup_context=_save_nothing, lib=_library
 )
 torch.library.register_vmap("quant_gru::forward", _vmap_forward, lib=_library)
 torch.library.register_vmap("quant_gru::backward", _vmap_backward, lib=_library)

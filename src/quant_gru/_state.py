@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceABC
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class QuantState:
 
     Attributes:
         text: The scales as `quant_gru._library.forward` takes them, uint8 (L,); None without.
+        containers: dtypes of the codes of output.h of each layer and direction.
     """
 
     def __init__(self, config: QuantConfig, shape: params.Shape) -> None:
@@ -43,6 +45,7 @@ class QuantState:
         self.percentile_value = 99.99
         self.plans = PlanCache()
         self.text: Tensor | None = None
+        self.containers: list[torch.dtype] = []
         self._shape = shape
         self._grid = (shape.num_layers, shape.directions)
         self._collector: Collector | None = None
@@ -70,8 +73,24 @@ class QuantState:
         """Whether statistics wait to be turned into scales."""
         return self._collector is not None
 
+    @property
+    def zoneout(self) -> float:
+        """Share of a state that is kept in a step."""
+        return self._shape.zoneout
+
+    def set_zoneout(self, p: float) -> None:
+        """Change the share of a state that is kept in a step."""
+        if p != self._shape.zoneout:
+            self._shape = self._shape.model_copy(update={"zoneout": p})
+            if self._scales is not None:
+                self._set_scales(self._scales)
+
     def _set_scales(self, scales: Cells | None) -> None:
-        self._scales = scales
+        p = self._shape.zoneout
+        self._scales = scales and [[replace(cell, zoneout=p) for cell in layer] for layer in scales]
+        self.containers = [
+            cell.quantizers["output.h"].container for layer in scales or () for cell in layer
+        ]
         self._collector = None
         self.plans.clear()
         self._write_text()

@@ -45,7 +45,7 @@ def mean_squared_error(quantizer, values):
 
 
 def clips(quantizer, *values):
-    return not bool(quantizer.quantize_with_mask(torch.tensor(values))[1].all())
+    return not bool(quantizer.inside(torch.tensor(values)).all())
 
 
 def next_smaller(scale, kind):

@@ -8,7 +8,7 @@ from exact_gru import Cell, definition
 from gru_helpers import C, H, packed, quantized, same, seeded, states
 from torch import nn
 
-from quant_gru import QuantConfig, QuantGRU
+from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 
 nan = float("nan")
 DEEP = {"num_layers": 2, "bidirectional": True}
@@ -329,7 +329,7 @@ def test_double_backward_is_an_error():
     gru = quantized()
     x = seeded(4, 2, C).requires_grad_()
     (grad,) = torch.autograd.grad(gru(x)[0].square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"differentiable|grad_fn"):
+    with pytest.raises(QuantGRUError, match="differentiated once"):
         grad.sum().backward()
 
 
@@ -436,18 +436,13 @@ def test_dropout_between_layers_drops_gradients():
     assert gru.weight_hh_l1.grad.any()
 
 
-def test_weights_may_change_between_forward_and_backward():
+def test_weights_that_change_between_forward_and_backward_are_noticed():
     gru = quantized()
-    x = seeded(4, 2, C)
-    gru(x)[0].sum().backward()
-    expected = [p.grad.clone() for p in gru.parameters()]
-    gru.zero_grad()
-    loss = gru(x)[0].sum()
+    loss = gru(seeded(4, 2, C))[0].sum()
     with torch.no_grad():
         gru.weight_hh_l0.mul_(3)
-    loss.backward()
-    for a, p in zip(expected, gru.parameters(), strict=True):
-        same(a, p.grad)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_outputs_may_be_changed_in_place():

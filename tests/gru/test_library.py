@@ -12,6 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 import quant_gru._library as library
 from quant_gru import CalibrationError, QuantConfig, QuantGRU, QuantGRUError
+from quant_gru._noise import Noise
 
 FORWARD = torch.ops.quant_gru.forward.default
 BACKWARD = torch.ops.quant_gru.backward.default
@@ -36,7 +37,7 @@ def compiled(module, backend="aot_eager"):
     return torch.compile(module, fullgraph=True, backend=backend)
 
 
-def arguments(gru, x, *, lengths=None, needs_grad=False, dropout=0.0):
+def arguments(gru, x, *, lengths=None, needs_grad=False, dropout=0.0, kept=None):
     weights = [w.detach().clone().requires_grad_(needs_grad) for w in gru.parameters()]
     seed = torch.tensor(5) if dropout else None
     return (
@@ -46,9 +47,14 @@ def arguments(gru, x, *, lengths=None, needs_grad=False, dropout=0.0):
         weights,
         gru._state.text,
         seed,
+        None,
         dropout,
+        0.0,
+        0.0,
         gru.bidirectional,
         needs_grad,
+        "fp32",
+        ",".join(["int8"] * gru.num_layers * (1 + gru.bidirectional)) if kept is None else kept,
     )
 
 
@@ -78,14 +84,18 @@ class TestOpcheck:
     def test_forward_frozen(self):
         frozen = quantized(**DEEP).freeze()
         x, h0 = seeded(5, 3, C), torch.zeros(4, 3, H)
-        args = (x, h0, None, frozen._integers(), frozen.plan, None, 0.0, True, False)
+        numbers = (None, None, 0.0, 0.0, 0.0, True, False, "fp32", "")
+        args = (x, h0, None, frozen._integers(), frozen.plan, *numbers)
         torch.library.opcheck(FORWARD, args)
 
     @pytest.mark.parametrize("options", [{}, DEEP], ids=["plain", "deep"])
     def test_backward(self, options):
         gru = quantized(**options)
         args = arguments(gru, seeded(5, 3, C))
-        torch.library.opcheck(BACKWARD, (*map(torch.rand_like, FORWARD(*args)), *args))
+        y, h_n, out = FORWARD(*args)
+        grads = (torch.rand_like(y), torch.rand_like(h_n), 0 * h_n[..., 0], out)
+        needs = [True] * (1 + len(args[3]))
+        torch.library.opcheck(BACKWARD, (*grads, *args[:-1], needs))
 
 
 class TestCompile:
@@ -291,18 +301,17 @@ class TestNothingIsStale:
         assert len(library._sources) == number - 1
 
 
-def test_dropout_of_backward_is_that_of_forward():
+def test_dropout_of_backward_is_that_of_forward(monkeypatch):
     gru = quantized(num_layers=2, dropout=0.5).train()
     args = arguments(gru, seeded(5, 3, C), needs_grad=True, dropout=0.5)
     before = torch.get_rng_state()
-    y, h_n = FORWARD(*args)
+    y, h_n, _ = FORWARD(*args)
     found = torch.autograd.grad(y.sum() + h_n.sum(), [args[0], args[1], *args[3]])
     assert torch.equal(before, torch.get_rng_state())
     real = [t.detach().requires_grad_() for t in (args[0], args[1], *args[3])]
-    with torch.random.fork_rng([]):
-        torch.manual_seed(5)
-        weights = dict(zip((name for name, _ in gru.named_parameters()), real[2:], strict=True))
-        expected_y, expected_h = functional_call(gru, weights, (real[0], real[1]))
+    monkeypatch.setattr("quant_gru._gru.draw", lambda *_, **__: Noise(torch.tensor(5), 0.5))
+    weights = dict(zip((name for name, _ in gru.named_parameters()), real[2:], strict=True))
+    expected_y, expected_h = functional_call(gru, weights, (real[0], real[1]))
     same(y, expected_y)
     same(list(found), list(torch.autograd.grad(expected_y.sum() + expected_h.sum(), real)))
 

@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.utils import parametrize, prune
 
 from quant_gru import FrozenQuantGRU, ParameterError, QuantConfig, QuantGRU, QuantGRUError
+from quant_gru._noise import draw
 
 DEEP = {"num_layers": 2, "bidirectional": True}
 KINDS = ["pot8", "free8-fused"]
@@ -192,8 +193,10 @@ def test_dropout_acts_between_layers_in_training_only(tmp_path):
     # the dropped value is quantized by input.x of the layer above
     lower, upper = (alone(gru, layer, tmp_path / "params.json") for layer in (0, 1))
     torch.manual_seed(0)
-    hidden = nn.functional.dropout(lower(x)[0], 0.5)
-    same(upper(hidden)[0], y_train)
+    factors = draw(x.device, dropout=0.5).factors(1, (6, 3, H))
+    assert factors.unique().tolist() == [0, 2]
+    assert 0.3 < (factors == 0).float().mean() < 0.7
+    same(upper(lower(x)[0] * factors)[0], y_train)
 
 
 def alone(gru, layer, path):

@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -49,6 +49,7 @@ class Shape(_Model):
     num_layers: Annotated[int, Field(ge=1)]
     bias: bool
     bidirectional: bool
+    zoneout: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     @property
     def directions(self) -> int:
@@ -328,7 +329,8 @@ def _qparams(cell: CellParams, config: QuantConfig, shape: Shape, where: str) ->
         tables = {
             name: _table_of(table) for name, table in cell.tables.items() if name not in rounded
         }
-        return make_qparams(config, quantizers, pinned, tables)
+        made = make_qparams(config, quantizers, pinned, tables)
+        return replace(made, zoneout=shape.zoneout)
     except (QuantGRUError, RuntimeError, OverflowError) as error:
         raise ParameterError(f"{error} (operator {name!r}, {place})") from None
 

@@ -7,13 +7,14 @@ where the integer forward was clamped. Scales, bias rounding and multipliers are
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quant_gru.integer.cell import Recorder
-from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.plan import ZONEOUT_SHIFT, CellPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.reference import states_before, trace
 
@@ -96,18 +97,15 @@ def straight_through(
     dWx = torch.zeros((*x.shape[:2], W.shape[0]), dtype=torch.float64, device=x.device)
     dRh = torch.zeros_like(dWx)
     for t in range(T) if reverse else reversed(range(T)):
-        held = _held(tape, t)
+        kept = _kept(tape, t)
         if tape.lengths is None:
             step = dh + grad_out[t]
         else:
             counts = (tape.lengths > t)[:, None]
             step = torch.where(counts, dh + grad_out[t], dh)
-        moved = step if held is None else step * ~held
         record = trace(plan, x[t], h_before[t])
-        dWx[t], dRh[t], dh = _gates_backward(plan, record, h_before[t], moved)
-        dh = dh + dRh[t] @ R
-        if held is not None:
-            dh = dh + step * held
+        dWx[t], dRh[t], direct = _gates_backward(plan, record, h_before[t], step * (1 - kept))
+        dh = direct + dRh[t] @ R + step * kept
     flat_dWx, flat_dRh = dWx.flatten(0, 1), dRh.flatten(0, 1)
 
     def product(wanted: bool, grads: Tensor, quantizer: Quantizer, codes: Tensor) -> Tensor | None:
@@ -125,13 +123,18 @@ def straight_through(
     )
 
 
-def _held(tape: Tape, t: int) -> Tensor | None:
-    """Bool (N, H) or (N, 1): where step t left the state as it was; None: nowhere."""
-    held = None if tape.held is None else tape.held[t]
+def _kept(tape: Tape, t: int) -> Tensor | float:
+    """The share of its state that a unit keeps in step t, float64 (N, H) or (N, 1)."""
+    kept: Tensor | float = 0.0
+    zoneout = tape.plan.frozen.zoneout
+    if tape.held is not None:
+        kept = tape.held[t].to(torch.float64)
+    elif zoneout is not None:
+        kept = float(zoneout.multipliers[0]) / (1 << ZONEOUT_SHIFT)
     if tape.lengths is None:
-        return held
-    over = (tape.lengths <= t)[:, None]
-    return over if held is None else held | over
+        return kept
+    over = (tape.lengths <= t)[:, None].to(torch.float64)
+    return over + (1 - over) * kept
 
 
 def real_weights(plan: CellPlan) -> tuple[Tensor, Tensor]:
@@ -145,13 +148,21 @@ def _gates_backward(
     plan: CellPlan, record: Recorder, h: Tensor, dh: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of both projections (N, 3H) and of the state's direct path (N, H), by autograd."""
-    with torch.enable_grad():
+    with _autograd(), torch.enable_grad():
         Wx = _real(plan, record, "matmul.Wx").requires_grad_()
         Rh = _real(plan, record, "matmul.Rh").requires_grad_()
         h_real = plan.h.dequantize(h, torch.float64).requires_grad_()
         new = real_gates(plan, record, Wx, Rh, h_real)
         dWx, dRh, direct = torch.autograd.grad(new, (Wx, Rh, h_real), dh)
     return dWx * record.inside["matmul.Wx"], dRh * record.inside["matmul.Rh"], direct
+
+
+def _autograd() -> AbstractContextManager[None]:
+    """Autograd, also inside an operator, below which the dispatcher turns it off."""
+    guard: AbstractContextManager[None] = torch._C._SetExcludeDispatchKeyGuard(
+        torch._C.DispatchKey.AutogradFunctionality, False
+    )
+    return guard
 
 
 def real_gates(plan: CellPlan, record: Recorder, Wx: Tensor, Rh: Tensor, h: Tensor) -> Tensor:

@@ -93,6 +93,18 @@ def gates(
     return weighted_sum("output.h", old, new)
 
 
+def keep(plan: CellPlan, h: Tensor, new: Tensor) -> Tensor:
+    """The state after a step, of which zoneout keeps a share: codes (.., H), int64.
+
+    Args:
+        plan: The plan of this layer and direction.
+        h: Codes of output.h before the step (.., H).
+        new: Codes of output.h that the gates gave (.., H).
+    """
+    zoneout, z_h = plan.frozen.zoneout, plan.h.zero_point
+    return new if zoneout is None else zoneout(h - z_h, new - z_h)
+
+
 def _apply(
     name: str, weighted_sum: WeightedSum, terms: tuple[Term, ...], record: Recorder | None
 ) -> Tensor:

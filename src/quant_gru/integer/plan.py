@@ -22,8 +22,11 @@ from quant_gru.integer.weighted_sum import (
     one_term_tier,
     several_terms,
     significant_bits,
+    tier_of,
 )
 from quant_gru.integer.weights import bias_scales, groups_of, matrix_scales, quantize_rows
+
+ZONEOUT_SHIFT = 15
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +39,14 @@ class FrozenPart:
         sums: Operator name -> weighted sum, for gate.z_pre, gate.r_pre, op.rRh, gate.g_pre,
             op.old_contrib, op.new_contrib, output.h; products that are fused are absent.
         tables: gate.z_out, gate.r_out, gate.g_out -> table.
+        zoneout: The weighted sum of the state before a step and after it; None without zoneout.
     """
 
     quantizers: Mapping[str, Quantizer]
     one: int
     sums: Mapping[str, WeightedSum]
     tables: Mapping[str, Table]
+    zoneout: WeightedSum | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +192,22 @@ def build_frozen(qparams: QParams, device: torch.device) -> FrozenPart:
     new = product("op.new_contrib", z, g, bound_a=one_minus_z)
     add("output.h", old, new)
     tables = {name: table.to(device) for name, table in qparams.tables.items()}
-    return FrozenPart(q, one, sums, tables)
+    return FrozenPart(q, one, sums, tables, zoneout_sum(qparams.zoneout, h))
+
+
+def zoneout_sum(p: float, h: Quantizer) -> WeightedSum | None:
+    """What a state becomes that keeps a share `p` of what it was; None where it keeps nothing.
+
+    Args:
+        p: The share, rounded to a multiple of 2^-15.
+        h: Quantizer of output.h.
+    """
+    kept = round(p * (1 << ZONEOUT_SHIFT))
+    if not kept:
+        return None
+    multipliers = (kept, (1 << ZONEOUT_SHIFT) - kept)
+    tier = tier_of(multipliers, (h.max_abs, h.max_abs), ZONEOUT_SHIFT)
+    return WeightedSum(multipliers, ZONEOUT_SHIFT, h.zero_point, h.lo, h.hi, tier)
 
 
 def build_weights(

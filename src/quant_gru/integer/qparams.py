@@ -81,12 +81,15 @@ class QParams:
         tables: 'gate.z_out', 'gate.r_out', 'gate.g_out' -> table.
         pinned: Weight operator -> scales that were set by hand, in the row order of PyTorch's
             parameters (1, 3 or 3H of them); weights that are not named follow their values.
+        zoneout: Share of a state that is kept in each step: in training the probability that a
+            unit keeps its state.
     """
 
     config: QuantConfig
     quantizers: Mapping[str, Quantizer]
     tables: Mapping[str, Table]
     pinned: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    zoneout: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ACTIVATIONS:

@@ -86,20 +86,21 @@ class Quantizer:
         The division is float32, ties go to even, infinities saturate; NaN becomes the zero point,
         to be carried beside the codes by the caller.
         """
-        return self._round_and_clamp(x)[0]
+        clamped = self._rounded(x).clamp(self.lo - self.zero_point, self.hi - self.zero_point)
+        return torch.nan_to_num(clamped, nan=0.0).to(torch.int64) + self.zero_point
 
-    def quantize_with_mask(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes as `quantize`, and a bool mask: True where the value was inside [lo, hi]."""
-        return self._round_and_clamp(x)
+    def inside(self, x: Tensor) -> Tensor:
+        """bool, same shape: where `quantize` did not clamp; False for NaN."""
+        y = self._rounded(x)
+        return (y >= self.lo - self.zero_point) & (y <= self.hi - self.zero_point)
 
-    def _round_and_clamp(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _rounded(self, x: Tensor) -> Tensor:
         # s must be a tensor on x's device: CUDA replaces division by a CPU scalar with a
         # multiplication by its reciprocal, which rounds differently.
         s = torch.full((), self.scale, dtype=torch.float32, device=x.device)
-        y = torch.round(x.detach().to(torch.float32) / s).to(torch.float64)
-        clamped = y.clamp(self.lo - self.zero_point, self.hi - self.zero_point)
-        codes = torch.nan_to_num(clamped, nan=0.0).to(torch.int64) + self.zero_point
-        return codes, y == clamped
+        y = torch.round(x.detach().to(torch.float32) / s)
+        # float32 holds the limits of up to 24 bits
+        return y if self.bits <= 24 else y.to(torch.float64)
 
     def dequantize(self, codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Real values `s * (codes - z)`, same shape; exact in float32 up to 24 bits."""

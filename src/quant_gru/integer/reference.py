@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quant_gru.integer.cell import Recorder, gates, input_projection, state_projection
+from quant_gru.integer.cell import Recorder, gates, input_projection, keep, state_projection
 from quant_gru.integer.plan import CellPlan
 
 # Steps whose input projection is made at once: bounds the memory of int64 intermediates.
@@ -18,6 +18,7 @@ def run(
     h0: Tensor,
     lengths: Tensor | None = None,
     reverse: bool = False,
+    held: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run one layer and direction over a whole sequence.
 
@@ -28,6 +29,8 @@ def run(
         lengths: int64 (N,), steps that count of each row; a row's state stands still outside
             them. None: all T.
         reverse: From the last step to the first.
+        held: bool (T, N, H), units that keep their state in a step, which is how zoneout trains;
+            None: a plan with zoneout keeps a share of every state.
 
     Returns:
         Codes of output.h after each step (T, N, H), indexed by input step, and after the last
@@ -41,6 +44,7 @@ def run(
         Wx = input_projection(plan, x[steps.start : steps.stop].to(torch.int64))
         for t in reversed(steps) if reverse else steps:
             new = gates(plan, Wx[t - steps.start], state_projection(plan, h), h)
+            new = keep(plan, h, new) if held is None else torch.where(held[t], h, new)
             h = new if lengths is None else torch.where((lengths > t)[:, None], new, h)
             out[t] = h.to(container)
     return out, h.to(container)

@@ -125,8 +125,7 @@ def several_terms(
     if pot:
         common = min((M & -M).bit_length() - 1 for M in Ms if M)
         Ms, k = [M >> common for M in Ms], k - common
-        tiers = [tier for tier in TIER_BOUNDS if _fits(tier, Ms, bounds, k)]
-        return result(Ms, k, tiers[0] if tiers else "e")
+        return result(Ms, k, tier_of(Ms, bounds, k))
     for tier in TIER_BOUNDS:
         tier_k, tier_Ms, tier_largest = k, Ms, largest
         while tier_largest.bit_length() >= bits + 4:
@@ -135,6 +134,18 @@ def several_terms(
             tier_k -= 1
             tier_Ms, tier_largest = _multipliers(ratios, tier_k)
     return result(Ms, k, "e")
+
+
+def tier_of(Ms: Sequence[int], bounds: Sequence[int], k: int) -> str:
+    """The first tier that holds a sum of several terms.
+
+    Args:
+        Ms: Multipliers.
+        bounds: V_i, the largest |v_i|.
+        k: The shift.
+    """
+    tiers = [tier for tier in TIER_BOUNDS if _fits(tier, Ms, bounds, k)]
+    return tiers[0] if tiers else "e"
 
 
 def one_term_tier(bound: int, p: int) -> str:

@@ -1,23 +1,24 @@
-"""A layer and direction as a differentiable operation: integers forward, straight-through back."""
+"""What runs integers, by device: the executors, and real values at their border."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from quant_gru._errors import QuantGRUError
-from quant_gru.integer import reference
-from quant_gru.integer.backward import Tape, straight_through
+from quant_gru.integer import random, reference
+from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
 from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import border, compiler, driver
 from quant_gru.kernels.cuda import executor as cuda
 from quant_gru.kernels.cuda.stack import stack_of as stack_on_gpu
+
+PRECISIONS = ("bf16", "tf32", "fp32")
+"""What gradients are multiplied in on a GPU: 8, at least 11 or 24 bits, sums always float32."""
 
 
 def executor_name(device: torch.device | str = "cpu") -> str:
@@ -44,7 +45,12 @@ def native_variant(*tensors: Tensor) -> str | None:
 
 
 def run_cell(
-    plan: CellPlan, x: Tensor, h0: Tensor, lengths: Tensor | None = None, reverse: bool = False
+    plan: CellPlan,
+    x: Tensor,
+    h0: Tensor,
+    lengths: Tensor | None = None,
+    reverse: bool = False,
+    held: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run one layer and direction on codes, with the fastest executor of the device.
 
@@ -55,6 +61,8 @@ def run_cell(
         raise QuantGRUError(
             f"Expected codes to be on the plan's device {device}, got {x.device} and {h0.device}"
         )
+    if _holds(plan, held):
+        return reference.run(plan, x, h0, lengths, reverse, held)
     if x.device.type == "cpu":
         variant = cpu.chosen()
         if variant != cpu.REFERENCE:
@@ -64,120 +72,97 @@ def run_cell(
     return reference.run(plan, x, h0, lengths, reverse)
 
 
-@dataclass(frozen=True)
-class Codes:
-    """Codes with what has to be known of them for the gradient and for NaN.
-
-    Attributes:
-        codes: Any integer dtype.
-        inside: bool, same shape: the value before the clamp was inside [lo, hi].
-        nan: bool (T, N) for an input, (N,) for a state: rows to become NaN.
-    """
-
-    codes: Tensor
-    inside: Tensor
-    nan: Tensor
+def _holds(plan: CellPlan, held: Tensor | None) -> bool:
+    """Whether units keep their states, or a share of them."""
+    return held is not None or plan.frozen.zoneout is not None
 
 
-@dataclass(frozen=True)
-class Run:
-    """How a sequence is run.
-
-    Attributes:
-        lengths: int64 (N,), steps of each row, or None for all.
-        reverse: From the last step to the first.
-    """
-
-    lengths: Tensor | None
-    reverse: bool
-
-
-def gru_layer(
-    plan: CellPlan, x: Codes, h0: Codes, run: Run, real: tuple[Tensor | None, ...]
-) -> tuple[Tensor, Tensor, Codes, Tensor]:
-    """Run one layer and direction.
+def quantize(quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes of real values.
 
     Args:
-        plan: The plan.
-        x: Input codes (T, N, C).
-        h0: State codes (N, H).
-        run: Lengths and direction.
-        real: x (T, N, C), h0 (N, H), W, R, bw, br as real tensors: where gradients go.
+        quantizer: Their quantizer.
+        x: Real (.., features).
 
     Returns:
-        Real output (T, N, H) and last state (N, H), float32, NaN where the input says so; codes of
-        the output with its NaN mask; codes of the last state (N, H).
+        Codes in their container (.., features), and bool (..): rows with NaN in them, whose codes
+        are of no use.
     """
-    out, last = run_cell(plan, x.codes, h0.codes, run.lengths, run.reverse)
-    spread = spread_nan(x.nan, h0.nan, plan, run.reverse)
-    nan, nan_last = (spread[:-1], spread[0]) if run.reverse else (spread[1:], spread[-1])
-    y = plan.h.dequantize(out).masked_fill(nan[..., None], torch.nan)
-    y_last = plan.h.dequantize(last).masked_fill(nan_last[..., None], torch.nan)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in real):
-        saved = (plan, x, h0, run, out, nan.any(0) | nan_last)
-        y, y_last = _StraightThrough.apply(y, y_last, saved, *real)
-    return y, y_last, Codes(out, torch.ones((), dtype=torch.bool, device=out.device), nan), last
+    if runs_on_gpu(x.device) and x.dtype == torch.float32 and border.takes(quantizer):
+        return border.quantize(quantizer, x)
+    return quantizer.quantize(x).to(quantizer.container), x.isnan().any(-1)
 
 
-class _StraightThrough(torch.autograd.Function):
-    """Hands on the integer forward's output and gives it the straight-through gradient."""
+def dequantize(quantizer: Quantizer, codes: Tensor, nan: Tensor) -> Tensor:
+    """Real values of codes, float32.
 
-    @staticmethod
-    def forward(
-        ctx: Any, y: Tensor, y_last: Tensor, saved: tuple[Any, ...], *real: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        ctx.plan, x, h0, ctx.run, out, nan_rows = saved
-        ctx.save_for_backward(x.codes, x.inside, h0.codes, h0.inside, out, nan_rows)
-        ctx.dtypes = [None if t is None else t.dtype for t in real]
-        return y.clone(), y_last.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor, grad_last: Tensor) -> tuple[Any, ...]:
-        x, x_inside, h0, h0_inside, out, nan_rows = ctx.saved_tensors
-        tape = Tape(ctx.plan, x, h0, out, ctx.run.lengths, ctx.run.reverse)
-        # NaN spreads from the last state to all gradients of a row
-        nan = torch.where(nan_rows, torch.nan, 0.0)[:, None]
-        grads = straight_through(tape, grad_out, grad_last + nan)
-        assert grads.x is not None
-        dx, dh0 = grads.x * x_inside, grads.h0 * h0_inside
-        weights = (grads.W, grads.R, grads.bw, grads.br)
-        real = (
-            None if dtype is None or not needed or grad is None else grad.to(dtype)
-            for grad, dtype, needed in zip(
-                (dx, dh0, *weights), ctx.dtypes, ctx.needs_input_grad[3:], strict=True
-            )
-        )
-        return (None, None, None, *real)
+    Args:
+        quantizer: Their quantizer.
+        codes: In their container (.., features).
+        nan: bool (..): rows that become NaN.
+    """
+    if runs_on_gpu(codes.device) and border.takes(quantizer):
+        return border.dequantize(quantizer, codes, nan)
+    return quantizer.dequantize(codes).masked_fill(nan[..., None], torch.nan)
 
 
-def run_layer_on_gpu(
+def run_layer(
     plans: Sequence[CellPlan],
     x: Sequence[Tensor],
     h0: Sequence[Tensor],
-    lengths: Tensor | None,
+    lengths: Tensor | None = None,
+    held: Sequence[Tensor | None] | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
-    """All directions of a layer on codes, on a GPU, in one launch where that is possible.
+    """All directions of a layer on codes; on a GPU in one launch where that is possible.
 
     Args:
         plans: One plan per direction.
         x: Input codes (T, N, C) of each direction.
         h0: State codes (N, H) of each direction.
         lengths: int64 (N,) or None.
+        held: Of each direction, units that keep their state, bool (T, N, H), or None.
 
     Returns:
         For each direction, codes after each step (T, N, H) and after the last (N, H).
     """
-    directions = [
-        cuda.Direction(plan, state, index == 1)
-        for index, (plan, state) in enumerate(zip(plans, h0, strict=True))
-    ]
-    if all(plan.x == plans[0].x for plan in plans):
+    held = held or [None] * len(plans)
+    alike = all(plan.x == plans[0].x for plan in plans)
+    if alike and runs_on_gpu(x[0].device) and not any(map(_holds, plans, held)):
+        directions = [
+            cuda.Direction(plan, state, index == 1)
+            for index, (plan, state) in enumerate(zip(plans, h0, strict=True))
+        ]
         return cuda.run_directions(directions, x[0], lengths)
     return [
-        cuda.run_directions([direction], codes, lengths)[0]
-        for direction, codes in zip(directions, x, strict=True)
+        run_cell(plan, codes, state, lengths, index == 1, hold)
+        for index, (plan, codes, state, hold) in enumerate(zip(plans, x, h0, held, strict=True))
     ]
+
+
+def backward_layer(
+    tapes: Sequence[Tape],
+    grad_out: Sequence[Tensor],
+    grad_last: Sequence[Tensor],
+    wanted: Sequence[Wanted],
+    precision: str,
+) -> list[Gradients]:
+    """The straight-through backward of all directions of a layer.
+
+    Args:
+        tapes: What the forward took in and gave, of each direction.
+        grad_out: Gradients of the dequantized outputs (T, N, H) of each direction.
+        grad_last: Gradients of the dequantized last states (N, H) of each direction.
+        wanted: Which gradients to compute, of each direction.
+        precision: How a GPU multiplies, see `PRECISIONS`.
+    """
+    return [
+        straight_through(*each) for each in zip(tapes, grad_out, grad_last, wanted, strict=True)
+    ]
+
+
+def events(seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> Tensor:
+    """Where something of probability `p` happens; as `quant_gru.integer.random.events`."""
+    return random.events(seed, p, shape, stream)
 
 
 def spread_nan(x_nan: Tensor, h0_nan: Tensor, plan: CellPlan, reverse: bool) -> Tensor:
@@ -196,14 +181,15 @@ def spread_nan(x_nan: Tensor, h0_nan: Tensor, plan: CellPlan, reverse: bool) -> 
 
 
 __all__ = [
-    "Codes",
-    "Run",
-    "border",
+    "PRECISIONS",
+    "backward_layer",
+    "dequantize",
+    "events",
     "executor_name",
-    "gru_layer",
     "native_variant",
+    "quantize",
     "run_cell",
-    "run_layer_on_gpu",
+    "run_layer",
     "runs_on_gpu",
     "spread_nan",
     "stack_on_gpu",

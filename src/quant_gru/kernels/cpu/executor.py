@@ -120,7 +120,8 @@ def _layer_of(plan: CellPlan, variant: str) -> _native.Layer:
 def stack_of(plan: GRUPlan, variant: str) -> Stack | None:
     """The native stack of a plan, made at its first use; None where the fast kernels cannot run it.
 
-    That is where an operator has more than 16 bits or a weight is NaN or infinite.
+    That is where an operator has more than 16 bits, a weight is NaN or infinite, or zoneout keeps
+    a share of the states.
 
     Args:
         plan: The plan, on the CPU.
@@ -135,7 +136,10 @@ def stack_of(plan: GRUPlan, variant: str) -> Stack | None:
         or len(kept[0]) != len(parts)
         or any(ref() is not part for ref, part in zip(kept[0], parts, strict=True))
     ):
-        runs = all(is_narrow(cell) and bool(cell.weights.finite) for cell in cells)
+        runs = all(
+            is_narrow(cell) and cell.frozen.zoneout is None and bool(cell.weights.finite)
+            for cell in cells
+        )
         stack = Stack(plan, variant) if runs else None
         kept = ([weakref.ref(part) for part in parts], variant, stack)
         _stacks[cells[0].weights] = kept

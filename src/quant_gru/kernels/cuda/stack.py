@@ -48,7 +48,9 @@ _stacks: weakref.WeakKeyDictionary[Any, tuple[list[Any], Stack | None]] = (
 
 
 def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
-    """The stack of a plan, made at its first use; None where an operator has more than 16 bits.
+    """The stack of a plan, made at its first use.
+
+    None where an operator has more than 16 bits, or zoneout keeps a share of the states.
 
     Args:
         plan: The plan, on a GPU.
@@ -68,8 +70,8 @@ def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
         from quant_gru.kernels.cuda.driver import machine_of
 
         machine = machine_of(device)
-    narrow = all(numbers_of(cell).form.narrow for cell in cells)
-    stack = Stack(plan, machine) if narrow else None
+    runs = all(cell.frozen.zoneout is None and numbers_of(cell).form.narrow for cell in cells)
+    stack = Stack(plan, machine) if runs else None
     if not capturing(device):
         # what a graph computes is there only after it has run
         _stacks[cells[0].weights] = ([weakref.ref(part) for part in parts], stack)

@@ -1,11 +1,12 @@
 """What quantization costs and what training with it wins back, on real data, over several seeds.
 
-    python benchmarks/accuracy.py --data FOLDER --output results [--device cuda]
-    python benchmarks/accuracy.py --plot results --images docs/images
+    python benchmarks/accuracy.py --data FOLDER --output figures [--device cuda]
+    python benchmarks/accuracy.py --output figures --images docs/images
 
-Runs the three examples (examples/common.py says what they compare) and writes one JSON per task
-with all figures, training curves and the signal over noise of every operator. FOLDER holds
-spoken_digits.npz and tinyshakespeare.txt. `--plot` reads the JSON files and draws (matplotlib).
+Runs the three examples (examples/common.py says what they compare) and writes a JSON for each task
+and seed, with all figures, training curves and the signal over noise of every operator; then
+reports all that the output folder holds. FOLDER holds spoken_digits.npz and tinyshakespeare.txt.
+Without `--data` nothing runs; `--images` draws what is there (matplotlib).
 
 `cost` is what quantization after training loses against float training of as many steps, `won
 back` the share of it that training with quantization recovers, `spread` the standard deviation of
@@ -16,12 +17,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from quant_gru import QuantGRU, operator_sqnr
@@ -105,47 +108,69 @@ def measure(args: argparse.Namespace) -> None:
     try:
         for name in args.tasks:
             chosen = PROTOCOL[name]
-            options = argparse.Namespace(
-                bits=args.bits or chosen["bits"],
-                config=[],
-                steps=max(2, round(chosen["steps"] * args.share)),
-                further=max(2, round(chosen["further"] * args.share)),
-                seeds=args.seeds,
-                json=args.output / f"{name}.json",
-            )
             task = task_of(name, args.data, processes.device, args.size or chosen["size"])
-            results = common.run(task, options, processes, lambda model, t=task: sqnr_of(model, t))
-            if processes.rank == 0:
-                print("\n".join(verdict(results, options.bits)), end="\n\n", flush=True)
+            for seed in args.seeds:
+                options = argparse.Namespace(
+                    bits=args.bits or chosen["bits"],
+                    config=[],
+                    steps=max(2, round(chosen["steps"] * args.share)),
+                    further=max(2, round(chosen["further"] * args.share)),
+                    seeds=[seed],
+                    json=args.output / f"{name}-{seed}.json",
+                )
+                common.run(task, options, processes, lambda model, t=task: sqnr_of(model, t))
     finally:
         processes.leave()
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """What runs wrote: task -> document, seeds joined."""
+    found: dict[str, Any] = {}
+    for name in PROTOCOL:
+        for file in sorted(folder.glob(f"{name}-*.json")):
+            document = json.loads(file.read_text(encoding="utf-8"))
+            if name in found:
+                found[name]["seeds"] += document["seeds"]
+                found[name]["results"] += document["results"]
+            else:
+                found[name] = document
+    return found
+
+
+def report(documents: dict[str, Any]) -> None:
+    """Print a table and the verdict for each task."""
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    for document in documents.values():
+        results = document["results"]
+        console.print(common.table(f"{document['task']}, seeds {document['seeds']}", results))
+        widths = [name.removesuffix(" trained") for name in results[0] if "trained" in name]
+        print("\n".join(verdict(results, widths)))
+        print(f"{document['machine']}; {document['command']}", end="\n\n")
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder with the data")
-    parser.add_argument("--output", type=Path, default=Path("accuracy"))
+    parser.add_argument("--data", type=Path, help="folder with the data; without it, only report")
+    parser.add_argument("--output", type=Path, default=Path("accuracy"), help="folder of figures")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tasks", nargs="+", choices=PROTOCOL, default=list(PROTOCOL))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--bits", nargs="+", metavar="W/A", help="other widths")
     parser.add_argument("--size", type=int, help="other number of units")
     parser.add_argument("--share", type=float, default=1.0, help="of the steps, for a quick look")
-    parser.add_argument("--plot", type=Path, help="draw the JSON files of this folder instead")
-    parser.add_argument("--images", type=Path, default=Path("docs/images"))
+    parser.add_argument("--images", type=Path, help="folder to draw into")
     args = parser.parse_args()
-    if args.plot is not None:
+    if args.data is not None:
+        measure(args)
+    if int(os.environ.get("RANK", 0)):
+        return
+    documents = read(args.output)
+    report(documents)
+    if args.images is not None:
         from accuracy_plots import draw
 
-        draw(
-            {path.stem: json.loads(path.read_text()) for path in sorted(args.plot.glob("*.json"))},
-            args.images,
-        )
-    elif args.data is None:
-        parser.error("--data is needed")
-    else:
-        measure(args)
+        draw(documents, args.images)
 
 
 if __name__ == "__main__":

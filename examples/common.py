@@ -234,18 +234,25 @@ def compare(
 
 
 def recovered(results: list[Result], name: str, measure: str) -> float:
-    """Share of what quantization after training loses that training with it wins back."""
+    """Share of what quantization after training loses that training with it wins back.
 
-    def mean(row: str) -> float:
-        return statistics.fmean(result[row]["figures"][measure] for result in results)
+    NaN where the loss is no more than float models differ from seed to seed.
+    """
 
-    lost = mean(f"{name} after") - mean("float, longer")
-    return (mean(f"{name} after") - mean(f"{name} trained")) / lost if lost else float("nan")
+    def values(row: str) -> list[float]:
+        return [result[row]["figures"][measure] for result in results]
+
+    best, after, trained = (
+        statistics.fmean(values(row))
+        for row in ("float, longer", f"{name} after", f"{name} trained")
+    )
+    spread = statistics.stdev(values("float, longer")) if len(results) > 1 else 0.0
+    return (after - trained) / (after - best) if after - best > spread else float("nan")
 
 
-def table(task: Task, results: list[Result]) -> Table:
+def table(title: str, results: list[Result]) -> Table:
     """One row per model: the mean of all seeds and, if there are several, their deviation."""
-    made = Table(box=box.SIMPLE_HEAD, title=task.name, title_justify="left")
+    made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     made.add_column("model", no_wrap=True)
     measures = list(results[0]["float"]["figures"])
     for measure in measures:
@@ -279,7 +286,7 @@ def run(
     results = [compare(task, options, processes, seed, look) for seed in options.seeds]
     if processes.rank == 0:
         console = Console(width=None if sys.stdout.isatty() else 110)
-        console.print(table(task, results))
+        console.print(table(task.name, results))
         seconds = time.perf_counter() - started
         place = processes.device.type
         if place == "cuda":

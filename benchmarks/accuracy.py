@@ -36,12 +36,13 @@ import common
 import keyword_spotting
 import sequence_regression
 
-# task -> its widths and steps; the second width is coarse enough to lose clearly
+# task -> steps and units
 PROTOCOL: dict[str, dict[str, Any]] = {
-    "keyword_spotting": {"bits": ["8/8", "3/8"], "steps": 800, "further": 800, "size": 32},
-    "character_model": {"bits": ["8/8", "3/8"], "steps": 3000, "further": 1500, "size": 256},
-    "sequence_regression": {"bits": ["8/8", "4/8"], "steps": 1500, "further": 1500, "size": 32},
+    "keyword_spotting": {"steps": 800, "further": 800, "size": 32},
+    "character_model": {"steps": 3000, "further": 1500, "size": 256},
+    "sequence_regression": {"steps": 1000, "further": 1000, "size": 32},
 }
+BITS = ["8/8", "4/8", "3/8"]
 SQNR_SAMPLES = 64
 
 
@@ -88,9 +89,11 @@ def verdict(results: list[common.Result], bits: list[str]) -> list[str]:
         text = (
             f"{width}: {measure} {best:.4f} float (spread {spread:.4f}), {after:.4f} after "
             f"({(after - best) / spread:.1f} spreads), {trained:.4f} trained "
-            f"({(trained - best) / best:+.1%}); "
-            f"won back {common.recovered(results, width, measure):.0%}"
+            f"({(trained - best) / best:+.1%})"
         )
+        share = common.recovered(results, width, measure)
+        if share == share:
+            text += f"; won back {share:.0%}"
         if "accuracy %" in results[0]["float"]["figures"]:
             points = [
                 statistics.fmean(values(row, "accuracy %"))
@@ -111,7 +114,7 @@ def measure(args: argparse.Namespace) -> None:
             task = task_of(name, args.data, processes.device, args.size or chosen["size"])
             for seed in args.seeds:
                 options = argparse.Namespace(
-                    bits=args.bits or chosen["bits"],
+                    bits=args.bits,
                     config=[],
                     steps=max(2, round(chosen["steps"] * args.share)),
                     further=max(2, round(chosen["further"] * args.share)),
@@ -156,7 +159,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tasks", nargs="+", choices=PROTOCOL, default=list(PROTOCOL))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--bits", nargs="+", metavar="W/A", help="other widths")
+    parser.add_argument("--bits", nargs="+", metavar="W/A", default=BITS)
     parser.add_argument("--size", type=int, help="other number of units")
     parser.add_argument("--share", type=float, default=1.0, help="of the steps, for a quick look")
     parser.add_argument("--images", type=Path, help="folder to draw into")

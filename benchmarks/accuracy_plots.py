@@ -9,8 +9,8 @@ from typing import Any
 import matplotlib
 import matplotlib.pyplot as plt
 
-POINTS = 120
-COLOURS = ("#0072b2", "#d55e00", "#009e73")
+POINTS = 60
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 
 
 def smooth(curve: list[float]) -> tuple[list[int], list[float]]:
@@ -49,29 +49,29 @@ def curves(documents: dict[str, Any], file: Path) -> None:
     plt.close(figure)
 
 
-def noise(document: dict[str, Any], file: Path) -> None:
-    """Signal over noise of every operator, after training and trained, one panel per width."""
-    results = document["results"]
-    widths = [name.removesuffix(" trained") for name in results[0] if name.endswith(" trained")]
+def noise(documents: dict[str, Any], file: Path) -> None:
+    """Signal over noise of every operator: at the finest width, and at the coarsest twice."""
     figure, axes = plt.subplots(
-        1, len(widths), figsize=(4.4 * len(widths), 4.2), sharey=True, squeeze=False
+        1, len(documents), figsize=(4 * len(documents), 5), sharey=True, squeeze=False
     )
-    for axis, width in zip(axes[0], widths, strict=True):
-        for offset, colour, kind in ((0.2, COLOURS[0], "after"), (-0.2, COLOURS[1], "trained")):
-            found = [result[f"{width} {kind}"]["sqnr"] for result in results]
-            operators = list(found[0])
-            means = [statistics.fmean(each[name] for each in found) for name in operators]
-            places = [len(operators) - i + offset for i in range(len(operators))]
-            axis.barh(places, means, height=0.38, color=colour, label=f"{width} {kind}")
+    for axis, document in zip(axes[0], documents.values(), strict=True):
+        results = document["results"]
+        names = [name for name in results[0] if name.endswith((" after", " trained"))]
+        shown = dict.fromkeys((names[0], *names[-2:]))
+        operators = list(results[0][names[0]]["sqnr"])
+        height = 0.8 / len(shown)
+        for i, (name, colour) in enumerate(zip(shown, COLOURS, strict=False)):
+            found = [result[name]["sqnr"] for result in results]
+            means = [statistics.fmean(each[operator] for each in found) for operator in operators]
+            places = [j + (i - (len(shown) - 1) / 2) * height for j in range(len(operators))]
+            axis.barh(places, means, height=height, color=colour, label=name)
         axis.set_yticks(
-            [len(operators) - i for i in range(len(operators))],
-            [name.removesuffix("_l0") for name in operators],
-            fontsize=8,
+            range(len(operators)), [name.removesuffix("_l0") for name in operators], fontsize=8
         )
-        axis.set(xlabel="signal over noise, dB")
+        axis.set(title=document["task"], xlabel="signal over noise, dB", xlim=(0, None))
         axis.grid(axis="x", alpha=0.3)
         axis.legend(fontsize=8, loc="lower right")
-    figure.suptitle(document["task"])
+    axes[0][0].invert_yaxis()
     figure.tight_layout()
     figure.savefig(file)
     plt.close(figure)
@@ -83,5 +83,4 @@ def draw(documents: dict[str, Any], folder: Path) -> None:
     matplotlib.rcParams["svg.fonttype"] = "none"
     folder.mkdir(parents=True, exist_ok=True)
     curves(documents, folder / "training_curves.svg")
-    for name, document in documents.items():
-        noise(document, folder / f"sqnr_{name}.svg")
+    noise(documents, folder / "operator_sqnr.svg")

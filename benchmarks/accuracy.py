@@ -36,13 +36,27 @@ import common
 import keyword_spotting
 import sequence_regression
 
-# task -> steps and units
+# task -> units, steps and widths (bits of weights / of everything else)
 PROTOCOL: dict[str, dict[str, Any]] = {
-    "keyword_spotting": {"steps": 800, "further": 800, "size": 32},
-    "character_model": {"steps": 3000, "further": 1500, "size": 256},
-    "sequence_regression": {"steps": 1000, "further": 1000, "size": 32},
+    "keyword_spotting": {
+        "size": 32,
+        "steps": 800,
+        "further": 800,
+        "bits": ["8/8", "4/8", "3/8", "2/8"],
+    },
+    "character_model": {
+        "size": 256,
+        "steps": 1500,
+        "further": 1000,
+        "bits": ["8/8", "4/8", "3/8"],
+    },
+    "sequence_regression": {
+        "size": 32,
+        "steps": 1000,
+        "further": 1000,
+        "bits": ["8/16", "8/8", "4/8"],
+    },
 }
-BITS = ["8/8", "4/8", "3/8"]
 SQNR_SAMPLES = 64
 
 
@@ -114,7 +128,7 @@ def measure(args: argparse.Namespace) -> None:
             task = task_of(name, args.data, processes.device, args.size or chosen["size"])
             for seed in args.seeds:
                 options = argparse.Namespace(
-                    bits=args.bits,
+                    bits=args.bits or chosen["bits"],
                     config=[],
                     steps=max(2, round(chosen["steps"] * args.share)),
                     further=max(2, round(chosen["further"] * args.share)),
@@ -159,7 +173,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tasks", nargs="+", choices=PROTOCOL, default=list(PROTOCOL))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--bits", nargs="+", metavar="W/A", default=BITS)
+    parser.add_argument("--bits", nargs="+", metavar="W/A", help="other widths")
     parser.add_argument("--size", type=int, help="other number of units")
     parser.add_argument("--share", type=float, default=1.0, help="of the steps, for a quick look")
     parser.add_argument("--images", type=Path, help="folder to draw into")

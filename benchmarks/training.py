@@ -153,6 +153,7 @@ def gpu_line(shape: Shape, args: argparse.Namespace, rate: float) -> tuple[str, 
     rivals_kept = []
     for kind in (torch.float32, torch.float16, torch.bfloat16):
         plain = nn.GRU(C, H, device="cuda", dtype=kind)
+        plain.flatten_parameters()
         real, real_grad = inputs(shape, "cuda", kind)
         rivals_kept.append(kept(plain, real))
         engines[f"cudnn {kind}"] = step(plain, real, real_grad)

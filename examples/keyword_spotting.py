@@ -9,6 +9,7 @@ Columns: cross-entropy of the test set in nats, and the share of words named cor
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,20 +20,25 @@ from quant_gru.demo import SequenceClassifier
 from quant_gru.demo.data import Sequences
 from quant_gru.demo.spoken import spoken_task
 
+NOISES = 256
+
 
 class KeywordSpotting(Task):
-    """`SequenceClassifier` on spoken digits.
+    """`SequenceClassifier` on spoken digits, trained with noise on the features.
 
     Args:
         data: The npz.
         device: Where features live.
         hidden_size: Units of the GRU.
+        noise: Deviation of the noise; features have the deviation 1.
     """
 
     name = "spoken digits"
     batch_size = 64
 
-    def __init__(self, data: Path, device: torch.device, hidden_size: int) -> None:
+    def __init__(
+        self, data: Path, device: torch.device, hidden_size: int, noise: float = 0.5
+    ) -> None:
         task = spoken_task(data)
         self.hidden_size, self.n_features, self.n_classes = (
             hidden_size,
@@ -46,14 +52,22 @@ class KeywordSpotting(Task):
         )
         self.train_size, self.test_size = len(self.train), len(self.test)
         self.batch_size = min(self.batch_size, self.train_size)
+        shape = NOISES, *self.train.features.shape[1:]
+        pool = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        self.noises, self.drawn = noise * pool.to(device), 0
 
     def model(self) -> nn.Module:
         """A classifier."""
         return SequenceClassifier(self.n_features, self.hidden_size, self.n_classes)
 
     def loss(self, model: nn.Module, index: Tensor) -> Tensor:
-        """Cross-entropy of training recordings."""
+        """Cross-entropy of training recordings, in training with noise."""
         batch = self.train.select(index)
+        if model.training:
+            # chosen by sample and step, so that it does not depend on the number of processes
+            noise = self.noises[(index + self.drawn) % NOISES]
+            batch = replace(batch, features=batch.features + noise)
+            self.drawn += 1
         return nn.functional.cross_entropy(_scores(model, batch), batch.labels)
 
     def score(self, model: nn.Module, index: Tensor) -> list[float]:
@@ -79,11 +93,12 @@ def main(arguments: list[str] | None = None) -> list[Result]:
     """Command line."""
     options = parser(__doc__ or "", steps=800)
     options.add_argument("--data", type=Path, required=True, help="spoken_digits.npz")
-    options.add_argument("--hidden-size", type=int, default=64)
+    options.add_argument("--hidden-size", type=int, default=32)
+    options.add_argument("--noise", type=float, default=0.5, help="on features, in training")
     chosen = options.parse_args(arguments)
     processes = Processes.join(chosen.device)
     try:
-        task = KeywordSpotting(chosen.data, processes.device, chosen.hidden_size)
+        task = KeywordSpotting(chosen.data, processes.device, chosen.hidden_size, chosen.noise)
         return run(task, chosen, processes)
     finally:
         processes.leave()

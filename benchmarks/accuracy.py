@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich import box
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -47,7 +48,7 @@ PROTOCOL: dict[str, dict[str, Any]] = {
     "character_model": {
         "size": 256,
         "steps": 1500,
-        "further": 1000,
+        "further": 1500,
         "bits": ["8/8", "4/8", "3/8"],
     },
     "sequence_regression": {
@@ -101,8 +102,8 @@ def verdict(results: list[common.Result], bits: list[str]) -> list[str]:
             statistics.fmean(values(f"{width} {kind}")) for kind in ("after", "trained")
         )
         text = (
-            f"{width}: {measure} {best:.4f} float (spread {spread:.4f}), {after:.4f} after "
-            f"({(after - best) / spread:.1f} spreads), {trained:.4f} trained "
+            f"{width}: {measure} {best:.4g} float (spread {spread:.2g}), {after:.4g} after "
+            f"({(after - best) / spread:.1f} spreads), {trained:.4g} trained "
             f"({(trained - best) / best:+.1%})"
         )
         share = common.recovered(results, width, measure)
@@ -159,7 +160,8 @@ def report(documents: dict[str, Any]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 110)
     for document in documents.values():
         results = document["results"]
-        console.print(common.table(f"{document['task']}, seeds {document['seeds']}", results))
+        title = f"{document['task']}, seeds {document['seeds']}"
+        console.print(common.table(title, results, box.MARKDOWN))
         widths = [name.removesuffix(" trained") for name in results[0] if "trained" in name]
         print("\n".join(verdict(results, widths)))
         print(f"{document['machine']}; {document['command']}", end="\n\n")

@@ -250,9 +250,9 @@ def recovered(results: list[Result], name: str, measure: str) -> float:
     return (after - trained) / (after - best) if after - best > spread else float("nan")
 
 
-def table(title: str, results: list[Result]) -> Table:
+def table(title: str, results: list[Result], style: box.Box = box.SIMPLE_HEAD) -> Table:
     """One row per model: the mean of all seeds and, if there are several, their deviation."""
-    made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    made = Table(box=style, title=title, title_justify="left")
     made.add_column("model", no_wrap=True)
     measures = list(results[0]["float"]["figures"])
     for measure in measures:
@@ -262,8 +262,8 @@ def table(title: str, results: list[Result]) -> Table:
         cells = []
         for measure in measures:
             values = [result[name]["figures"][measure] for result in results]
-            spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.fmean(values):.4f}{spread}")
+            spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
+            cells.append(f"{statistics.fmean(values):.4g}{spread}")
         width, _, kind = name.rpartition(" ")
         share = recovered(results, width, measures[0]) if kind == "trained" else float("nan")
         made.add_row(name, *cells, f"{share:.0%}" if share == share else "")

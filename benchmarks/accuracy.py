@@ -47,7 +47,7 @@ PROTOCOL: dict[str, dict[str, Any]] = {
     },
     "character_model": {
         "size": 256,
-        "steps": 1500,
+        "steps": 3000,
         "further": 1500,
         "bits": ["8/8", "4/8", "3/8"],
     },

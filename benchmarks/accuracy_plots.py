@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,9 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 
 def smooth(curve: list[float]) -> tuple[list[int], list[float]]:
     """Means of at most `POINTS` pieces of a curve, and where they end."""
-    size = -(-len(curve) // POINTS)
-    pieces = [curve[i : i + size] for i in range(0, len(curve), size)]
-    ends = [min((i + 1) * size, len(curve)) for i in range(len(pieces))]
-    return ends, [statistics.fmean(piece) for piece in pieces]
+    count = min(POINTS, len(curve))
+    bounds = [i * len(curve) // count for i in range(count + 1)]
+    return bounds[1:], [statistics.fmean(curve[a:b]) for a, b in pairwise(bounds)]
 
 
 def mean_curve(results: list[dict[str, Any]], name: str) -> list[float]:

@@ -42,6 +42,7 @@ BELOW = set(LAYERS)
 GRU = {
     "_sequence",
     "_noise",
+    "_learned",
     "_layers",
     "_training",
     "_float_noise",

@@ -262,7 +262,7 @@ def _compact(w: WeightPart) -> dict[str, Tensor]:
     (Mx, kx), (Mh, kh) = numbers(w.Wx), numbers(w.Rh)
     wide = {"Bw": w.Bw, "Br": w.Br, "Mx": Mx, "kx": kx, "Mh": Mh, "kh": kh}
     small = {
-        name: value.to(container_dtype(int(value.min()), int(value.max())))
+        name: value.to(container_dtype(int(value.min()), int(value.max())), copy=True)
         for name, value in wide.items()
     }
     return {"W": w.W.clone(), "R": w.R.clone(), **small}

@@ -43,13 +43,21 @@ class FrozenPlans:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_frozen": {}, "_cells": {}, "quick": None}
 
-    def plan(self, buffers: Sequence[Tensor], live: bool = False) -> GRUPlan:
+    def plan(
+        self,
+        buffers: Sequence[Tensor],
+        live: bool = False,
+        dropped: Sequence[Tensor] | None = None,
+        p: float = 0.0,
+    ) -> GRUPlan:
         """The plan of all layers and directions.
 
         Args:
             buffers: The integers of each cell in the order of `BUFFERS`, cell after cell, the
                 directions of a layer beside each other.
             live: Taken for the sake of `PlanCache`; integers are noticed when they change.
+            dropped: Likewise; a frozen GRU is not trained.
+            p: Likewise.
         """
         size = len(BUFFERS)
         cells = iter([buffers[i : i + size] for i in range(0, len(buffers), size)])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as TensorSequence
 from typing import Any, overload
 
 import torch
@@ -17,6 +18,8 @@ from quant_gru._errors import CalibrationError, ConfigError, QuantGRUError
 from quant_gru._float_noise import run_float
 from quant_gru._frozen import FrozenQuantGRU
 from quant_gru._layers import Weights
+from quant_gru._learned import COUNT as LEARNED
+from quant_gru._learned import logarithms
 from quant_gru._noise import Noise, draw
 from quant_gru._quick import quick_of
 from quant_gru._quick_gpu import quick_gpu_of
@@ -30,6 +33,8 @@ from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, QuantGRUWarning, c
 from quant_gru.config.notes import caller_stacklevel
 from quant_gru.export import params
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.integer.qparams import QParams
+from quant_gru.kernels.live import settled
 from quant_gru.kernels.ops import PRECISIONS
 
 STATE_KEY = "quantization"
@@ -60,6 +65,9 @@ class QuantGRU(torch.nn.GRU):
             whole sequence (DropConnect, Merity et al., 2018).
         precision: What gradients are multiplied in on a GPU, with sums in float32: 'bf16' (errors
             of about 1e-3), 'tf32' (1e-4) or 'fp32' (1e-6).
+        learn_scales: Whether the scales of calibrated activations are parameters: their logarithms
+            to base 2, `log2_scale_l0` and so on, in the order of docs/training.md. Each forward in
+            quantized mode then reads them on the host.
 
     Example:
         >>> gru = QuantGRU(8, 16, config=QuantConfig.int8())
@@ -85,6 +93,7 @@ class QuantGRU(torch.nn.GRU):
         zoneout: float = 0.0,
         recurrent_dropout: float = 0.0,
         precision: str = "bf16",
+        learn_scales: bool = False,
     ) -> None:
         super().__init__(
             input_size,
@@ -101,6 +110,11 @@ class QuantGRU(torch.nn.GRU):
         self.zoneout = zoneout
         self.recurrent_dropout = recurrent_dropout
         self.precision = precision
+        if learn_scales:
+            for layer, suffix in self._cells():
+                self._log2_scales.append(f"log2_scale_l{layer}{suffix}")
+                values = torch.nn.Parameter(torch.zeros(LEARNED, device=device))
+                self.register_parameter(self._log2_scales[-1], values)
 
     def _init_quantization(self, config: QuantConfig | None, use_quantization: bool) -> None:
         if config is not None and not isinstance(config, QuantConfig):
@@ -111,6 +125,7 @@ class QuantGRU(torch.nn.GRU):
         self.calibrating = False
         self._recurrent_dropout = 0.0
         self._precision = PRECISIONS[0]
+        self._log2_scales: list[str] = []
         self._state = QuantState(config or QuantConfig(), self._shape())
 
     # --- forward
@@ -166,17 +181,25 @@ class QuantGRU(torch.nn.GRU):
             if result is not None:
                 return result
         weights = self._weights()
-        plan = self._plan(weights)
+        sequence = self._normalize(input, hx)
+        noise = self._noise(sequence, zoneout_mask)
+        plan = self._plan(weights, noise)
         if not self._may_change_unseen() and (
             quick is None or not quick.holds(self._parameters.values())
         ):
             used = [w for layer in weights for cell in layer for w in cell]
             own = self._parameters.values()
             plans.quick = quick_of(plan, own, used) or quick_gpu_of(plan, own, used)
-        sequence = self._normalize(input, hx)
-        noise = self._noise(sequence, zoneout_mask)
-        call = Call(plan, sequence.lengths, noise, self.precision, self.bias)
-        y, h_n = run(call, sequence.x, sequence.h0, weights)
+        call = Call(
+            plan,
+            sequence.lengths,
+            noise,
+            self.precision,
+            self.bias,
+            self._learned(),
+            self._plan_again(noise),
+        )
+        y, h_n = run(call, sequence.x, sequence.h0, weights, self._logarithms())
         dtype = self._weight.dtype
         return sequence.restore(y.to(dtype), h_n.to(dtype))
 
@@ -184,6 +207,11 @@ class QuantGRU(torch.nn.GRU):
         self, input: Tensor | PackedSequence, hx: Tensor | None, zoneout_mask: Tensor | None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """The quantized forward as one operator that tracers and transforms can follow."""
+        if self._log2_scales:
+            raise QuantGRUError(
+                "Expected learn_scales to be False for torch.compile, torch.export and torch.func, "
+                "got True: scales are read on the host; freeze() the GRU for inference"
+            )
         text = self._state.text
         if text is None:
             raise CalibrationError(
@@ -334,7 +362,7 @@ class QuantGRU(torch.nn.GRU):
             of a PackedSequence's data, if one is given.
             `numpy.savez(file, **codes)` saves them.
         """
-        return trace_codes(self._plan(), self._normalize(input, hx))
+        return trace_codes(settled(self._plan()), self._normalize(input, hx))
 
     def stream(self, batch_size: int = 1) -> Stream:
         """Inference step by step, with the state kept in integers.
@@ -421,6 +449,7 @@ class QuantGRU(torch.nn.GRU):
         if self.is_calibrated():
             return
         self._state.finalize(sync)
+        self._write_logarithms()
         if verbose:
             for layer, suffix in self._cells():
                 print(f"layer {layer}{' reverse' if suffix else ''}")
@@ -485,6 +514,7 @@ class QuantGRU(torch.nn.GRU):
             of nn.GRU's parameter, by their granularity. With name None: name -> such a dict.
         """
         self._check_cell(layer, reverse)
+        self._follow_logarithms()
         if name is None:
             return {each: self.get_quant_config(each, layer, reverse) for each in OPERATORS}
         name = canonical_name(name)
@@ -540,7 +570,9 @@ class QuantGRU(torch.nn.GRU):
             self._check_cell(layer or 0, bool(reverse))
         if change == Change():
             raise ConfigError(f"Expected something to change, got nothing (operator {name!r})")
+        self._follow_logarithms()
         self._state.adjust(name, change, cells, self.hidden_size)
+        self._write_logarithms()
 
     # --- parameter files and checkpoints
 
@@ -564,12 +596,14 @@ class QuantGRU(torch.nn.GRU):
                 GRU; nothing has changed then.
         """
         self._state.take(params.read(path), f"file {os.fspath(path)!r}")
+        self._write_logarithms()
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.is_calibrated():
+            self._follow_logarithms()
             document = self._state.document()
             document["use_quantization"] = bool(self.use_quantization)
             destination[prefix + STATE_KEY] = params.to_tensor(document)
@@ -595,6 +629,7 @@ class QuantGRU(torch.nn.GRU):
                 use_quantization = document.pop("use_quantization", self.use_quantization)
                 found = params.from_document(document, repr(key))
                 self._state.take(found, repr(key))
+                self._write_logarithms()
                 self.use_quantization = bool(use_quantization)
             except QuantGRUError as error:
                 error_msgs.append(str(error))
@@ -667,13 +702,59 @@ class QuantGRU(torch.nn.GRU):
                 QuantGRUWarning,
                 stacklevel=caller_stacklevel(),
             )
+        self._follow_logarithms()
 
-    def _plan(self, weights: list[list[Weights]] | None = None) -> GRUPlan:
+    def _logarithms(self) -> list[Tensor]:
+        """log2 of the scales of each layer and direction, where they are learned."""
+        return [getattr(self, name) for name in self._log2_scales]
+
+    def _learned(self) -> list[QParams]:
+        """The parameters of each layer and direction, where scales are learned."""
+        if not self._log2_scales:
+            return []
+        return [cell for layer in self._state.scales or () for cell in layer]
+
+    def _write_logarithms(self) -> None:
+        """Let parameters say what the scales are."""
+        with torch.no_grad():
+            for parameter, cell in zip(self._logarithms(), self._learned(), strict=False):
+                parameter.copy_(torch.tensor(logarithms(cell)))
+
+    def _follow_logarithms(self) -> None:
+        """Let scales be what parameters say."""
+        if self._log2_scales and self.is_calibrated():
+            self._state.follow([values.tolist() for values in self._logarithms()])
+
+    def reset_parameters(self) -> None:
+        """Draw weights and biases anew, as nn.GRU does; scales stay."""
+        super().reset_parameters()
+        if "_log2_scales" in self.__dict__:
+            self._write_logarithms()
+
+    def _plan(
+        self, weights: list[list[Weights]] | None = None, noise: Noise | None = None
+    ) -> GRUPlan:
         self._finalized()
         scales = self._state.scales
         assert scales is not None
+        shape = (self.num_layers, self._directions, self.hidden_size)
+        dropped = noise.all_dropped(*shape) if noise else None
+        p = noise.recurrent_dropout if noise else 0.0
         weights = weights or self._weights()
-        return self._state.plans.plan(scales, weights, self._may_change_unseen())
+        return self._state.plans.plan(scales, weights, self._may_change_unseen(), dropped, p)
+
+    def _plan_again(self, noise: Noise | None) -> Callable[[TensorSequence[Tensor]], GRUPlan]:
+        """What gives the plan of a forward once more, from its weights in one list."""
+        scales = self._state.scales
+        assert scales is not None
+        plans = _library.LivePlans(scales, self._state.plans)
+        shape = (self.num_layers, self._directions, self.hidden_size)
+
+        def again(weights: TensorSequence[Tensor]) -> GRUPlan:
+            dropped = noise.all_dropped(*shape) if noise else None
+            return plans.plan(weights, True, dropped, noise.recurrent_dropout if noise else 0.0)
+
+        return again
 
     def _may_change_unseen(self) -> bool:
         # fused optimizers write weights without raising their version: what takes part in a

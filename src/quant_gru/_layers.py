@@ -157,13 +157,12 @@ def input_inside(
 def real_input(
     plan: GRUPlan, layer: int, x: Tensor, below: Below | None, noise: Noise | None
 ) -> Tensor:
-    """The real input (T, N, C) of a layer that quantizes it, dropout applied."""
+    """The real input (T, N, C) of a layer, dropout applied."""
     if below is None:
         return x
-    assert noise is not None
     real = real_output(plan, layer - 1, below)
     T, N, features = real.shape
-    return real * noise.factors(layer, (T, N, features))
+    return real * noise.factors(layer, (T, N, features)) if noise and noise.drops else real
 
 
 def real_output(plan: GRUPlan, layer: int, below: Below) -> Tensor:

@@ -59,8 +59,14 @@ _jit_state = torch._C._get_tracing_state
 class Source(Protocol):
     """What makes plans: `LivePlans` from real weights, `FrozenPlans` from integers."""
 
-    def plan(self, weights: Sequence[Tensor], live: bool) -> GRUPlan:
-        """The plan of all layers and directions; see `forward` for the arguments."""
+    def plan(
+        self,
+        weights: Sequence[Tensor],
+        live: bool,
+        dropped: Sequence[Tensor] | None = None,
+        p: float = 0.0,
+    ) -> GRUPlan:
+        """The plan of all layers and directions; see `PlanCache.plan` for the arguments."""
         ...
 
 
@@ -76,9 +82,16 @@ class LivePlans:
         self._qparams = qparams
         self._cache = cache
 
-    def plan(self, weights: Sequence[Tensor], live: bool) -> GRUPlan:
-        """The plan of all layers and directions; see `forward` for the arguments."""
-        return self._cache.plan(self._qparams, _nested(weights, len(self._qparams)), live)
+    def plan(
+        self,
+        weights: Sequence[Tensor],
+        live: bool,
+        dropped: Sequence[Tensor] | None = None,
+        p: float = 0.0,
+    ) -> GRUPlan:
+        """The plan of all layers and directions; see `PlanCache.plan` for the arguments."""
+        nested = _nested(weights, len(self._qparams))
+        return self._cache.plan(self._qparams, nested, live, dropped, p)
 
 
 _sources: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -195,7 +208,7 @@ def _forward(
     noise = _noise(seed, updates, (dropout, zoneout, recurrent_dropout))
     out: list[Tensor] | None = [] if kept else None
     with torch.no_grad():
-        plan = _source(parameters, weights).plan(weights, live)
+        plan = _plan(parameters, weights, live, noise, h0, bidirectional)
         y, h_n = run_real(plan, x, h0, lengths, noise, out)
     return y.contiguous(), h_n.contiguous(), out or []
 
@@ -227,19 +240,37 @@ def _backward(
     done = Pass(x, h0, lengths, noise, out, nan, precision)
     asked = Asked(needs[0], of_cells(needs[1:], bias))
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        plan = _source(parameters, weights).plan(weights, live)
-        dx, dh0, found = gradients(plan, done, grad_y, grad_h_n, asked)
+        plan = _plan(parameters, weights, live, noise, h0, bidirectional)
+        found = gradients(plan, done, grad_y, grad_h_n, asked)
     grads = [
         like.new_empty(0) if grad is None else grad.to(like.dtype).contiguous()
-        for grad, like in zip((dx, *flat_gradients(found, bias)), (x, *weights), strict=True)
+        for grad, like in zip(
+            (found.x, *flat_gradients(found.cells, bias)), (x, *weights), strict=True
+        )
     ]
-    return grads[0], dh0.to(h0.dtype).contiguous(), grads[1:]
+    return grads[0], found.h0.to(h0.dtype).contiguous(), grads[1:]
 
 
 def _noise(
     seed: Tensor | None, updates: Tensor | None, chances: tuple[float, float, float]
 ) -> Noise | None:
     return None if seed is None and updates is None else Noise(seed, *chances, updates)
+
+
+def _plan(
+    parameters: Tensor,
+    weights: Sequence[Tensor],
+    live: bool,
+    noise: Noise | None,
+    h0: Tensor,
+    bidirectional: bool,
+) -> GRUPlan:
+    source = _source(parameters, weights)
+    if noise is None:
+        return source.plan(weights, live)
+    D = 2 if bidirectional else 1
+    dropped = noise.all_dropped(h0.shape[0] // D, D, h0.shape[2])
+    return source.plan(weights, live, dropped, noise.recurrent_dropout)
 
 
 def _source(parameters: Tensor, weights: Sequence[Tensor]) -> Source:

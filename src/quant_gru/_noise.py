@@ -57,6 +57,15 @@ class Noise:
         kept = 0.0 if self.dropout == 1 else 1 / (1 - self.dropout)
         return torch.where(dropped, 0.0, kept)
 
+    def all_dropped(self, layers: int, directions: int, hidden_size: int) -> list[Tensor] | None:
+        """`dropped_weights` of each layer and direction in turn; None where none is dropped."""
+        found = [
+            self.dropped_weights(layer, direction, hidden_size)
+            for layer in range(layers)
+            for direction in range(directions)
+        ]
+        return [each for each in found if each is not None] or None
+
     def dropped_weights(self, layer: int, direction: int, hidden_size: int) -> Tensor | None:
         """Recurrent weights that are zero, bool (3H, H) in PyTorch's row order; None for none."""
         if self.seed is None or not self.recurrent_dropout:

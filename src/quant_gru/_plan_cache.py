@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,10 +22,36 @@ from quant_gru.integer.plan import (
     stack,
 )
 from quant_gru.integer.qparams import QParams
+from quant_gru.kernels.live import LiveWeights
+
+# Threads that end leave their plans behind.
+_MOST_LIVE = 32
+
+
+@dataclass(frozen=True, eq=False)
+class _Live:
+    """A plan that follows weights in place: one thread's, on one device."""
+
+    plan: GRUPlan
+    cells: tuple[LiveWeights, ...]
+
+    def fits(self, qparams: Sequence[QParams], weights: Sequence[Weights]) -> bool:
+        """Whether it is of these quantizers, and of weights of these shapes and places."""
+        return len(self.cells) == len(qparams) and all(
+            live.qparams is q
+            and (W := w[0]) is not None
+            and W.shape == live.part.W.shape
+            and W.device == live.part.W.device
+            for live, q, w in zip(self.cells, qparams, weights, strict=True)
+        )
 
 
 class PlanCache:
     """Frozen parts per device, weight parts per state of the weights.
+
+    While weights may change unseen there is one plan for each thread and device, whose numbers are
+    rewritten in place at every use: it says what weights were at the latest. `live.live_of` of a
+    weight part gives what rewrites it, `live.settled` a copy that stays.
 
     Attributes:
         quick: The native way through a whole call, while nothing it follows from has changed.
@@ -33,42 +61,107 @@ class PlanCache:
         self.quick: Quick | QuickGPU | None = None
         self._frozen: dict[tuple[torch.device, int, int], FrozenPart] = {}
         self._weights: dict[tuple[int, int], tuple[list[Stamp | None], WeightPart]] = {}
+        self._live: dict[tuple[int, torch.device], _Live] = {}
+        self._captured: list[_Live] = []
 
     def forget_weights(self) -> None:
         """Forget what follows from the weights."""
         self.quick = None
         self._weights.clear()
+        for key, live in list(self._live.items()):
+            if not _in_a_graph(live):
+                self._live.pop(key, None)
 
     def clear(self) -> None:
         """Forget everything: quantizers have changed."""
         self.quick = None
         self._frozen.clear()
         self._weights.clear()
+        self._captured += filter(_in_a_graph, self._live.values())
+        self._live.clear()
 
     def plan(
-        self, qparams: Sequence[Sequence[QParams]], weights: Sequence[Sequence[Weights]], live: bool
+        self,
+        qparams: Sequence[Sequence[QParams]],
+        weights: Sequence[Sequence[Weights]],
+        live: bool,
+        dropped: Sequence[Tensor | None] | None = None,
+        p: float = 0.0,
     ) -> GRUPlan:
         """The plan of all layers and directions.
 
         Args:
             qparams: [layer][direction] -> quantizers and tables.
             weights: [layer][direction] -> W, R, bw, br.
-            live: Whether weights may change unseen (training): their part is always rebuilt.
+            live: Whether weights may change unseen (training): the plan is then the same object
+                each time, its weight parts rewritten in place.
+            dropped: bool (3H, H) of each cell in turn, codes of R that become 0 while weights are
+                live, or None.
+            p: Their probability.
         """
         if live:
-            self.quick = None
+            return self._live_plan(qparams, weights, dropped, p)
         return stack(
             [
                 [
                     CellPlan(
                         self._frozen_part(q, w, layer, direction),
-                        self._weight_part(q, w, layer, direction, live),
+                        self._weight_part(q, w, layer, direction),
                     )
                     for direction, (q, w) in enumerate(zip(*pair, strict=True))
                 ]
                 for layer, pair in enumerate(zip(qparams, weights, strict=True))
             ]
         )
+
+    def _live_plan(
+        self,
+        qparams: Sequence[Sequence[QParams]],
+        weights: Sequence[Sequence[Weights]],
+        dropped: Sequence[Tensor | None] | None,
+        p: float,
+    ) -> GRUPlan:
+        self.quick = None
+        self._weights.clear()
+        every_q = [q for layer in qparams for q in layer]
+        every_w = [w for layer in weights for w in layer]
+        W = every_w[0][0]
+        assert W is not None
+        key = (threading.get_ident(), W.device)
+        found = self._live.get(key)
+        if found is None or not found.fits(every_q, every_w):
+            if found is not None and _in_a_graph(found):
+                self._captured.append(found)
+            found = self._live[key] = self._make_live(qparams, weights)
+            self._drop_oldest()
+        masks = dropped or [None] * len(found.cells)
+        for live, (W, R, bw, br), mask in zip(found.cells, every_w, masks, strict=True):
+            assert W is not None
+            assert R is not None
+            live.update(W, R, bw, br, mask, p)
+        return found.plan
+
+    def _make_live(
+        self, qparams: Sequence[Sequence[QParams]], weights: Sequence[Sequence[Weights]]
+    ) -> _Live:
+        cells: list[LiveWeights] = []
+        plans: list[list[CellPlan]] = []
+        for layer, pair in enumerate(zip(qparams, weights, strict=True)):
+            plans.append([])
+            for direction, (q, w) in enumerate(zip(*pair, strict=True)):
+                W, R = w[:2]
+                assert W is not None
+                assert R is not None
+                live = LiveWeights(q, self._frozen_part(q, w, layer, direction), W, R)
+                cells.append(live)
+                plans[-1].append(CellPlan(live.frozen, live.part))
+        return _Live(stack(plans), tuple(cells))
+
+    def _drop_oldest(self) -> None:
+        """Keep no more plans than threads can be at work."""
+        idle = [key for key, live in list(self._live.items()) if not _in_a_graph(live)]
+        for key in idle[:-_MOST_LIVE]:
+            self._live.pop(key, None)
 
     def _frozen_part(self, q: QParams, w: Weights, layer: int, direction: int) -> FrozenPart:
         assert w[0] is not None
@@ -77,23 +170,26 @@ class PlanCache:
             self._frozen[key] = build_frozen(q, w[0].device)
         return self._frozen[key]
 
-    def _weight_part(
-        self, q: QParams, w: Weights, layer: int, direction: int, live: bool
-    ) -> WeightPart:
+    def _weight_part(self, q: QParams, w: Weights, layer: int, direction: int) -> WeightPart:
         key = (layer, direction)
         kept = self._weights.get(key)
-        if kept and not live and all(map(Stamp.matches, kept[0], w)):
+        if kept and all(map(Stamp.matches, kept[0], w)):
             return kept[1]
         W, R, bw, br = w
         assert W is not None
         assert R is not None
         part = build_weights(q, W, R, bw, br)
-        if live or any(each is not None and each.is_inference() for each in w):
+        if any(each is not None and each.is_inference() for each in w):
             # inference tensors keep no version, so a change of them would go unseen
             self._weights.pop(key, None)
         else:
             self._weights[key] = ([None if each is None else Stamp(each) for each in w], part)
         return part
+
+
+def _in_a_graph(live: _Live) -> bool:
+    """Whether replays of a captured graph write it: its memory must not go to others."""
+    return any(cell.captured for cell in live.cells)
 
 
 class Stamp:

@@ -13,6 +13,7 @@ from torch import Tensor
 from quant_gru import _library
 from quant_gru._adjust import Change, adjust
 from quant_gru._errors import CalibrationError, ConfigError, ParameterError
+from quant_gru._learned import follow
 from quant_gru._plan_cache import PlanCache
 from quant_gru._sequence import Sequence
 from quant_gru.calibration.collector import Collector
@@ -84,6 +85,23 @@ class QuantState:
             self._shape = self._shape.model_copy(update={"zoneout": p})
             if self._scales is not None:
                 self._set_scales(self._scales)
+
+    def follow(self, values: SequenceABC[SequenceABC[float]]) -> None:
+        """Take scales from their logarithms, one list for each layer and direction."""
+        assert self._scales is not None
+        D = len(self._scales[0])
+        new = [
+            [follow(cell, values[layer * D + d]) for d, cell in enumerate(cells)]
+            for layer, cells in enumerate(self._scales)
+        ]
+        if any(
+            a is not b
+            for old, now in zip(self._scales, new, strict=True)
+            for a, b in zip(old, now, strict=True)
+        ):
+            self._scales = new
+            self.plans.clear()
+            self.text = None
 
     def _set_scales(self, scales: Cells | None) -> None:
         p = self._shape.zoneout

@@ -12,6 +12,7 @@ from quant_gru._layers import run_codes
 from quant_gru._trace import checked_codes
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.cpu import executor as cpu
+from quant_gru.kernels.live import settled
 
 
 class Stream:
@@ -34,7 +35,7 @@ class Stream:
             )
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise QuantGRUError(f"Expected batch_size to be at least 1, got {batch_size!r}")
-        self._plan = plan
+        self._plan = plan = settled(plan)
         self._cells = [layer[0] for layer in plan.cells]
         self._device = self._cells[0].weights.W.device
         self._N = batch_size

@@ -11,6 +11,7 @@ from quant_gru._sequence import Sequence
 from quant_gru.integer import reference
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.kernels.live import settled
 
 
 def integer_forward(
@@ -53,6 +54,8 @@ def integer_forward(
 
 def trace_codes(plan: GRUPlan, sequence: Sequence) -> dict[str, Tensor]:
     """See `QuantGRU.trace_codes`."""
+    # codes of weights are handed out
+    plan = settled(plan)
     inputs, states = border_codes(plan, sequence.x, sequence.h0)
     found: dict[str, Tensor] = {}
     runs = run_codes(plan, inputs, states, sequence.lengths)

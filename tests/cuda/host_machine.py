@@ -17,6 +17,8 @@ _FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", "-
 _FLAGS += ["-Wl,-Bsymbolic", "-fno-gnu-unique"]  # libraries keep their names to themselves
 # structures by function or source
 KINDS = {"project": "Numbers", "step": "Numbers", "border": "Border"}
+KINDS |= {"events": "Events"}
+KINDS |= dict.fromkeys(("measure", "settle"), "Weights")
 KINDS |= {"take": "Take", "between": "Between", "give": "Give"}
 _LAUNCH = """
 #include "{source}.cu"

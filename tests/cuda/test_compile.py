@@ -36,6 +36,8 @@ def variants(arch):
     yield "probe", {}
     yield "project", PLAIN
     yield "border", PLAIN
+    yield "random", {}
+    yield "weights", PLAIN
     yield "generic", {"QG_WORDS": 1, **BYTES.products}
     for real in ("float", "double"):
         yield "step", {"REAL": real, "QG_WORDS": int(real == "double"), **BYTES.products}

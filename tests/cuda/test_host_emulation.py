@@ -13,6 +13,7 @@ import torch
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.integer import reference
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.random import events
 from quant_gru.kernels.cuda import border, executor, planner
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -195,3 +196,11 @@ def test_border(host, quantizer):
     assert torch.equal(masked.isnan().any(-1), nan)
     assert torch.equal(masked[~nan], real[~nan])
     assert border.quantize(quantizer, x[:0], host)[0].shape == (0, 3, 70)
+
+
+def test_events(host):
+    seed, shape = torch.tensor(-1234567890123456789), (3, 5, 300)
+    found = border.events(seed, 0.3, shape, 7, host)
+    assert torch.equal(found, events(seed, 0.3, shape, 7))
+    assert border.events(seed, 1.0, shape, 7, host).all()
+    assert border.events(seed, 0.5, (0, 5, 300), 7, host).shape == (0, 5, 300)

@@ -2,7 +2,8 @@
 
     python sanitized_sweep.py FOLDER [plans per kind]
 
-FOLDER holds the sanitized module. Every code is compared with the reference, too.
+FOLDER holds the sanitized module. Every code is compared with the reference, too, and every
+gradient with the straight-through one.
 """
 
 from __future__ import annotations
@@ -33,22 +34,41 @@ def main() -> None:
     from random_plans import KINDS, random_case
 
     from quant_gru.integer import reference
+    from quant_gru.integer.backward import Tape, Wanted, straight_through
     from quant_gru.kernels.cpu import executor
+    from quant_gru.kernels.cpu.training import backward
 
     assert str(sys.argv[1]) in str(executor._native.__file__)
     count = 0
     for kind in KINDS:
         for seed in range(plans if kind != "wide" else plans // 4):
             case = random_case(10_000 + seed, kind)
-            expected = reference.run(case.plan, case.x, case.h0, case.lengths, case.reverse)
+            T, N, _ = case.x.shape
+            H = case.plan.hidden_size
+            held = torch.rand(T, N, H) < 0.3 if seed % 2 else None
+            expected = reference.run(case.plan, case.x, case.h0, case.lengths, case.reverse, held)
+            tape = Tape(case.plan, case.x, case.h0, expected[0], case.lengths, case.reverse, held)
+            grads = torch.randn(T, N, H), torch.randn(N, H)
+            gradients = straight_through(tape, *grads)
             for variant in executor.choices()[:-1]:
                 got = executor.run(
-                    case.plan, case.x, case.h0, case.lengths, case.reverse, variant, 1 + seed % 3
+                    case.plan,
+                    case.x,
+                    case.h0,
+                    case.lengths,
+                    case.reverse,
+                    variant,
+                    1 + seed % 3,
+                    held,
                 )
                 for ours, theirs in zip(got, expected, strict=True):
                     assert torch.equal(ours, theirs), (seed, kind, variant)
+                ours = backward(tape, *grads, Wanted(), variant, 1 + seed % 3)
+                for name in ("x", "h0", "W", "R", "bw", "br"):
+                    a, b = getattr(ours, name), getattr(gradients, name)
+                    assert (a - b).norm() <= 1e-5 * b.norm(), (seed, kind, variant, name)
                 count += 1
-    print(f"sanitized kernels: {count} runs, every code equal, no finding")
+    print(f"sanitized kernels: {count} runs, every code equal, every gradient close, no finding")
 
 
 if __name__ == "__main__":

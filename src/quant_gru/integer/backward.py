@@ -7,6 +7,7 @@ where the integer forward was clamped. Scales, bias rounding and multipliers are
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -51,6 +52,7 @@ class Wanted:
     R: bool = True
     bw: bool = True
     br: bool = True
+    h: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Gradients:
         R: (3H, H).
         bw: (3H,).
         br: (3H,).
+        h: Of the states after each step (T, N, H), that of the output in it.
     """
 
     x: Tensor | None
@@ -72,6 +75,7 @@ class Gradients:
     R: Tensor | None
     bw: Tensor | None
     br: Tensor | None
+    h: Tensor | None = None
 
 
 def straight_through(
@@ -95,14 +99,15 @@ def straight_through(
     dh = grad_last.to(torch.float64)
     W, R = real_weights(plan)
     dWx = torch.zeros((*x.shape[:2], W.shape[0]), dtype=torch.float64, device=x.device)
-    dRh = torch.zeros_like(dWx)
+    dRh, dh_after = torch.zeros_like(dWx), torch.zeros_like(grad_out)
     for t in range(T) if reverse else reversed(range(T)):
-        kept = _kept(tape, t)
+        kept = kept_share(tape, t)
         if tape.lengths is None:
             step = dh + grad_out[t]
         else:
             counts = (tape.lengths > t)[:, None]
             step = torch.where(counts, dh + grad_out[t], dh)
+        dh_after[t] = step
         record = trace(plan, x[t], h_before[t])
         dWx[t], dRh[t], direct = _gates_backward(plan, record, h_before[t], step * (1 - kept))
         dh = direct + dRh[t] @ R + step * kept
@@ -120,20 +125,27 @@ def straight_through(
         product(wanted.R, flat_dRh, plan.h, h_before),
         _reset_first(flat_dWx.sum(0)) if wanted.bw else None,
         _reset_first(flat_dRh.sum(0)) if wanted.br else None,
+        dh_after if wanted.h else None,
     )
 
 
-def _kept(tape: Tape, t: int) -> Tensor | float:
-    """The share of its state that a unit keeps in step t, float64 (N, H) or (N, 1)."""
+def kept_share(tape: Tape, steps: int | slice) -> Tensor | float:
+    """The share of its state that a unit keeps in a step, float64 that broadcasts to (.., N, H).
+
+    Args:
+        tape: What the forward took in and gave.
+        steps: Which step, or steps.
+    """
     kept: Tensor | float = 0.0
     zoneout = tape.plan.frozen.zoneout
     if tape.held is not None:
-        kept = tape.held[t].to(torch.float64)
+        kept = tape.held[steps].to(torch.float64)
     elif zoneout is not None:
         kept = float(zoneout.multipliers[0]) / (1 << ZONEOUT_SHIFT)
     if tape.lengths is None:
         return kept
-    over = (tape.lengths <= t)[:, None].to(torch.float64)
+    t = torch.arange(len(tape.x), device=tape.x.device)[steps]
+    over = (tape.lengths <= t[..., None])[..., None].to(torch.float64)
     return over + (1 - over) * kept
 
 
@@ -148,7 +160,7 @@ def _gates_backward(
     plan: CellPlan, record: Recorder, h: Tensor, dh: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of both projections (N, 3H) and of the state's direct path (N, H), by autograd."""
-    with _autograd(), torch.enable_grad():
+    with autograd(), torch.enable_grad():
         Wx = _real(plan, record, "matmul.Wx").requires_grad_()
         Rh = _real(plan, record, "matmul.Rh").requires_grad_()
         h_real = plan.h.dequantize(h, torch.float64).requires_grad_()
@@ -157,7 +169,7 @@ def _gates_backward(
     return dWx * record.inside["matmul.Wx"], dRh * record.inside["matmul.Rh"], direct
 
 
-def _autograd() -> AbstractContextManager[None]:
+def autograd() -> AbstractContextManager[None]:
     """Autograd, also inside an operator, below which the dispatcher turns it off."""
     guard: AbstractContextManager[None] = torch._C._SetExcludeDispatchKeyGuard(
         torch._C.DispatchKey.AutogradFunctionality, False
@@ -165,7 +177,14 @@ def _autograd() -> AbstractContextManager[None]:
     return guard
 
 
-def real_gates(plan: CellPlan, record: Recorder, Wx: Tensor, Rh: Tensor, h: Tensor) -> Tensor:
+def real_gates(
+    plan: CellPlan,
+    record: Recorder,
+    Wx: Tensor,
+    Rh: Tensor,
+    h: Tensor,
+    scales: Mapping[str, Tensor] | None = None,
+) -> Tensor:
     """The cell's real-valued equations, with every value replaced by its dequantized code.
 
     Args:
@@ -174,15 +193,18 @@ def real_gates(plan: CellPlan, record: Recorder, Wx: Tensor, Rh: Tensor, h: Tens
         Wx: Dequantized matmul.Wx (N, 3H), float64.
         Rh: Dequantized matmul.Rh (N, 3H), float64.
         h: Dequantized state before the step (N, H), float64.
+        scales: Operator name -> its scale, float64 scalar, where a gradient is to go; or None.
 
     Returns:
-        The dequantized state after the step (N, H), differentiable in Wx, Rh and h.
+        The dequantized state after the step (N, H), differentiable in Wx, Rh, h and scales.
     """
 
     def through(name: str, real: Tensor) -> Tensor:
         if name not in plan.frozen.quantizers:
             return real
-        return _pass(_real(plan, record, name), real, record.inside[name])
+        value = _pass(_real(plan, record, name), real, record.inside[name])
+        scale = scales.get(name) if scales else None
+        return value if scale is None else follow_scale(plan, record, name, value, real, scale)
 
     Wx_z, Wx_r, Wx_g = Wx.chunk(3, dim=-1)
     Rh_z, Rh_r, Rh_g = Rh.chunk(3, dim=-1)
@@ -199,6 +221,27 @@ def real_gates(plan: CellPlan, record: Recorder, Wx: Tensor, Rh: Tensor, h: Tens
     old = through("op.old_contrib", z * h)
     new = through("op.new_contrib", (1 - z) * g)
     return through("output.h", old + new)
+
+
+def follow_scale(
+    plan: CellPlan, record: Recorder, name: str, value: Tensor, real: Tensor, scale: Tensor
+) -> Tensor:
+    """`value` of an operator, with the gradient that its scale has (Esser et al., LSQ, 2020).
+
+    Where the value was not clamped it is s * rint(v / s), else s * (lo - z) or s * (hi - z).
+
+    Args:
+        plan: The plan.
+        record: Codes and masks.
+        name: The operator.
+        value: Its dequantized codes.
+        real: What it quantizes.
+        scale: Its scale, float64 scalar.
+    """
+    quantizer = plan.frozen.quantizers[name]
+    codes = (record.codes[name] - quantizer.zero_point).to(torch.float64)
+    slope = codes - record.inside[name] * (real.detach() / quantizer.scale)
+    return value + (scale - scale.detach()) * slope
 
 
 def _real(plan: CellPlan, record: Recorder, name: str) -> Tensor:

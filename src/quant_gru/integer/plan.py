@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quant_gru.integer.qparams import QParams
-from quant_gru.integer.quantizer import Quantizer, code_limits, container_dtype
+from quant_gru.integer.quantizer import MAX_SCALE, Quantizer, code_limits, container_dtype
 from quant_gru.integer.tables import Table
 from quant_gru.integer.weighted_sum import (
     WeightedSum,
@@ -24,7 +24,13 @@ from quant_gru.integer.weighted_sum import (
     significant_bits,
     tier_of,
 )
-from quant_gru.integer.weights import bias_scales, groups_of, matrix_scales, quantize_rows
+from quant_gru.integer.weights import (
+    bias_scales,
+    divided,
+    groups_of,
+    matrix_scales,
+    quantize_rows,
+)
 
 ZONEOUT_SHIFT = 15
 
@@ -211,7 +217,13 @@ def zoneout_sum(p: float, h: Quantizer) -> WeightedSum | None:
 
 
 def build_weights(
-    qparams: QParams, W: Tensor, R: Tensor, bw: Tensor | None, br: Tensor | None
+    qparams: QParams,
+    W: Tensor,
+    R: Tensor,
+    bw: Tensor | None,
+    br: Tensor | None,
+    dropped: Tensor | None = None,
+    p: float = 0.0,
 ) -> WeightPart:
     """Quantize the weights and derive what depends on them, on their device.
 
@@ -221,6 +233,9 @@ def build_weights(
         R: (3H, H), likewise.
         bw: (3H,), or None for zeros.
         br: (3H,), or None for zeros.
+        dropped: bool (3H, H), rows as those of R: codes of R that become 0 (recurrent dropout),
+            or None.
+        p: Their probability: where some may be dropped, the scales of R are divided by 1 - p.
     """
     q, rows = qparams.quantizers, W.shape[0]
     raw = {
@@ -239,8 +254,12 @@ def build_weights(
         bits[name] = operator.bitwidth
         values = _finite_values(w)
         scale = _scales_of(qparams, name, values)
+        code = quantize_rows(values, scale, bits[name])
+        if name == "weight.R" and dropped is not None:
+            code = code.masked_fill(dropped, 0)
+            scale = divided(scale, 1.0 - p).clamp(max=MAX_SCALE)
         scales[name] = update_first(scale)
-        codes[name] = update_first(quantize_rows(values, scale, bits[name]))
+        codes[name] = update_first(code)
 
     def sums(weight: str, bias: str, operand: str, result: str) -> tuple[Tensor, WeightedSum, int]:
         act, out, n = q[operand], q[result], bits[weight]
@@ -250,7 +269,7 @@ def build_weights(
         B = codes[bias].to(torch.float64) * scales[bias].to(torch.float64)
         B = B / (unit * float(1 << bias_shift(n, act.bits)))
         B = torch.round(B).clamp(-limit, limit).to(torch.int64)
-        M, k = one_term(unit / out.scale, significant_bits(n + act.bits))
+        M, k = one_term(divided(unit, out.scale), significant_bits(n + act.bits))
         weighted_sum, bound = matmul_sum(n, K, act, out, M, k)
         return B, weighted_sum, bound
 

@@ -77,7 +77,8 @@ def states_before(out: Tensor, h0: Tensor, reverse: bool = False) -> Tensor:
         reverse: As for `run`.
     """
     first = h0[None].to(out.dtype)
-    return torch.cat((out[1:], first)) if reverse else torch.cat((first, out[:-1]))
+    states = torch.cat((out[1:], first)) if reverse else torch.cat((first, out[:-1]))
+    return states[: out.shape[0]]
 
 
 def _blocks(T: int, reverse: bool) -> list[range]:

@@ -22,6 +22,11 @@ def power_of_two(exponent: Tensor) -> Tensor:
     return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
 
 
+def divided(values: Tensor, divisor: float) -> Tensor:
+    """Values / divisor, rounded once: on a GPU, torch multiplies by the reciprocal of a number."""
+    return values / torch.full_like(values, divisor)
+
+
 def groups_of(granularity: str, rows: int) -> int:
     """Number of scales of a tensor with `rows` = 3H rows: 1, 3 or 3H."""
     return {"tensor": 1, "gate": 3, "channel": rows}[granularity]
@@ -48,6 +53,8 @@ def matrix_scales(w: Tensor, bits: int, granularity: str, scale_kind: str) -> Te
 def bias_scales(b: Tensor, bits: int, granularity: str, scale_kind: str) -> Tensor:
     """Scales of a bias, float32 (3H,): zero entries share the largest, 1 if all are zero.
 
+    Entries too small for a scale count as zeros.
+
     Args:
         b: (3H,), finite float32.
         bits: Width of a code.
@@ -56,7 +63,7 @@ def bias_scales(b: Tensor, bits: int, granularity: str, scale_kind: str) -> Tens
     """
     scales, empty = _group_scales(b[:, None], bits, granularity, scale_kind)
     scales = torch.where(empty, 0.0, scales)
-    return _finish(torch.where(empty, scales.max(), scales), b.shape[0])
+    return _finish(torch.where(scales == 0, scales.max(), scales), b.shape[0])
 
 
 def quantize_rows(w: Tensor, scales: Tensor, bits: int) -> Tensor:
@@ -76,7 +83,8 @@ def _group_scales(w: Tensor, bits: int, granularity: str, scale_kind: str) -> tu
     values = w.to(torch.float64).reshape(groups_of(granularity, w.shape[0]), -1)
     largest = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
     if scale_kind == "free":
-        scales = (largest / max((1 << (bits - 1)) - 1, 1)).to(torch.float32).to(torch.float64)
+        scales = divided(largest, max((1 << (bits - 1)) - 1, 1)).to(torch.float32)
+        scales = scales.to(torch.float64)
     else:
         scales = power_of_two(-_best_exponents(values, largest, bits))
     return scales, largest == 0

@@ -13,6 +13,7 @@ from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
 from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernels.cpu import executor as cpu
+from quant_gru.kernels.cpu import training as cpu_training
 from quant_gru.kernels.cuda import border, compiler, driver
 from quant_gru.kernels.cuda import executor as cuda
 from quant_gru.kernels.cuda.stack import stack_of as stack_on_gpu
@@ -61,20 +62,17 @@ def run_cell(
         raise QuantGRUError(
             f"Expected codes to be on the plan's device {device}, got {x.device} and {h0.device}"
         )
-    if _holds(plan, held):
-        return reference.run(plan, x, h0, lengths, reverse, held)
-    if x.device.type == "cpu":
-        variant = cpu.chosen()
-        if variant != cpu.REFERENCE:
-            return cpu.run(plan, x, h0, lengths, reverse, variant)
-    if runs_on_gpu(x.device):
-        return cuda.run(plan, x, h0, lengths, reverse)
-    return reference.run(plan, x, h0, lengths, reverse)
+    if not _keeps_a_share(plan, held):
+        if x.device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
+            return cpu.run(plan, x, h0, lengths, reverse, cpu.chosen(), held=held)
+        if runs_on_gpu(x.device) and held is None:
+            return cuda.run(plan, x, h0, lengths, reverse)
+    return reference.run(plan, x, h0, lengths, reverse, held)
 
 
-def _holds(plan: CellPlan, held: Tensor | None) -> bool:
-    """Whether units keep their states, or a share of them."""
-    return held is not None or plan.frozen.zoneout is not None
+def _keeps_a_share(plan: CellPlan, held: Tensor | None) -> bool:
+    """Whether zoneout interpolates states, which the definition alone does."""
+    return held is None and plan.frozen.zoneout is not None
 
 
 def quantize(quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +125,10 @@ def run_layer(
     """
     held = held or [None] * len(plans)
     alike = all(plan.x == plans[0].x for plan in plans)
-    if alike and runs_on_gpu(x[0].device) and not any(map(_holds, plans, held)):
+    plain = all(
+        h is None and plan.frozen.zoneout is None for plan, h in zip(plans, held, strict=True)
+    )
+    if alike and plain and runs_on_gpu(x[0].device):
         directions = [
             cuda.Direction(plan, state, index == 1)
             for index, (plan, state) in enumerate(zip(plans, h0, strict=True))
@@ -155,13 +156,20 @@ def backward_layer(
         wanted: Which gradients to compute, of each direction.
         precision: How a GPU multiplies, see `PRECISIONS`.
     """
-    return [
-        straight_through(*each) for each in zip(tapes, grad_out, grad_last, wanted, strict=True)
-    ]
+    each = list(zip(tapes, grad_out, grad_last, wanted, strict=True))
+    if any(w.h or _keeps_a_share(tape.plan, tape.held) for tape, _, _, w in each):
+        return [straight_through(*one) for one in each]
+    if tapes[0].x.device.type == "cpu":
+        return [cpu_training.backward(*one, cpu.chosen()) for one in each]
+    return [straight_through(*one) for one in each]
 
 
 def events(seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> Tensor:
     """Where something of probability `p` happens; as `quant_gru.integer.random.events`."""
+    if seed.device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
+        return cpu.events(seed, p, shape, stream)
+    if runs_on_gpu(seed.device):
+        return border.events(seed, p, shape, stream)
     return random.events(seed, p, shape, stream)
 
 

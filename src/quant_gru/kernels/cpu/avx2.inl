@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "plan.hpp"
+#include "training.hpp"
 
 namespace quant_gru {
 namespace QG_NAMESPACE {
@@ -212,6 +212,12 @@ struct Floats {
     static Floats limit(Floats a, Floats lo, Floats hi) {
         return {_mm256_min_ps(_mm256_max_ps(a.v, lo.v), hi.v)};
     }
+    // 1 where lo <= a <= hi, else 0
+    static Floats inside(Floats a, Floats lo, Floats hi) {
+        const __m256 both = _mm256_and_ps(_mm256_cmp_ps(a.v, lo.v, _CMP_GE_OQ),
+                                          _mm256_cmp_ps(a.v, hi.v, _CMP_LE_OQ));
+        return {_mm256_and_ps(both, _mm256_set1_ps(1.f))};
+    }
     static Floats round(Floats a) {
         return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
     }
@@ -282,6 +288,14 @@ struct Doubles {
         return {_mm256_min_pd(_mm256_max_pd(x.a, lo.a), hi.a),
                 _mm256_min_pd(_mm256_max_pd(x.b, lo.b), hi.b)};
     }
+    static __m256d inside(__m256d v, __m256d lo, __m256d hi) {
+        const __m256d both =
+            _mm256_and_pd(_mm256_cmp_pd(v, lo, _CMP_GE_OQ), _mm256_cmp_pd(v, hi, _CMP_LE_OQ));
+        return _mm256_and_pd(both, _mm256_set1_pd(1.));
+    }
+    static Doubles inside(const Doubles &x, const Doubles &lo, const Doubles &hi) {
+        return {inside(x.a, lo.a, hi.a), inside(x.b, lo.b, hi.b)};
+    }
     static Doubles round(const Doubles &x) {
         constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
         return {_mm256_round_pd(x.a, mode), _mm256_round_pd(x.b, mode)};
@@ -323,6 +337,12 @@ struct Doubles {
     }
 };
 
+// --- the backward's products
+// 8 to 12 accumulators, beside weights and an operand, are what the registers hold
+
+constexpr int kPanelVectors = 2, kFloatRows = 6, kFeatures = 4;
+constexpr int panels_at_once(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+
 }  // namespace
 
 #if defined(QG_AVXVNNI)
@@ -335,12 +355,27 @@ namespace {
 
 #include "fused.inl"
 #include "general.inl"
+#include "weights.inl"
+#include "products.inl"
+#include "slopes.inl"
+
+// after what they all use
+#include "general_slopes.inl"
 
 }  // namespace
 
 bool fused(const FusedPlan &plan, const Job &job) { return run_fused(plan, job); }
 bool general(const GeneralPlan &plan, const Job &job) { return run_general(plan, job); }
+extern const ProductLayout product_layout{kGroup, kPanel, kFeatures};
+void fused_slopes(const FusedPlan &plan, const SlopeJob &job) { run_fused_slopes(plan, job); }
+void general_slopes(const GeneralPlan &plan, const SlopeJob &job) { run_general_slopes(plan, job); }
+int64_t fused_slopes_workspace(const FusedPlan &plan) { return fused_slopes_bytes(plan); }
+int64_t general_slopes_workspace(const GeneralPlan &plan) { return general_slopes_bytes(plan); }
+void descend(const DescentJob &job) { descend_rows(job); }
+int64_t descend_workspace(const DescentJob &job) { return descend_bytes(job); }
+void weight_products(const WeightJob &job) { weight_sums(job); }
 int64_t multiply(int64_t loops) { return multiply_only(loops); }
+QG_WEIGHTS
 
 }  // namespace QG_NAMESPACE
 }  // namespace quant_gru

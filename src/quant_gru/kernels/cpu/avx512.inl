@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "plan.hpp"
+#include "training.hpp"
 
 namespace quant_gru {
 namespace QG_NAMESPACE {
@@ -329,6 +329,12 @@ struct Floats {
     static Floats limit(Floats a, Floats lo, Floats hi) {
         return {_mm512_min_ps(_mm512_max_ps(a.v, lo.v), hi.v)};
     }
+    // 1 where lo <= a <= hi, else 0
+    static Floats inside(Floats a, Floats lo, Floats hi) {
+        const __mmask16 above = _mm512_cmp_ps_mask(a.v, lo.v, _CMP_GE_OQ);
+        return {_mm512_maskz_mov_ps(_mm512_mask_cmp_ps_mask(above, a.v, hi.v, _CMP_LE_OQ),
+                                    _mm512_set1_ps(1.f))};
+    }
     static Floats round(Floats a) {
         const __m512 magic = _mm512_set1_ps(kRound);
         return {_mm512_sub_ps(_mm512_add_ps(a.v, magic), magic)};
@@ -480,6 +486,11 @@ struct Doubles {
     static Doubles limit(Doubles a, Doubles lo, Doubles hi) {
         return {_mm512_min_pd(_mm512_max_pd(a.v, lo.v), hi.v)};
     }
+    static Doubles inside(Doubles a, Doubles lo, Doubles hi) {
+        const __mmask8 above = _mm512_cmp_pd_mask(a.v, lo.v, _CMP_GE_OQ);
+        return {_mm512_maskz_mov_pd(_mm512_mask_cmp_pd_mask(above, a.v, hi.v, _CMP_LE_OQ),
+                                    _mm512_set1_pd(1.))};
+    }
     static Doubles round(Doubles a) {
         return {_mm512_roundscale_pd(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
     }
@@ -511,6 +522,12 @@ struct Doubles {
     }
 };
 
+// --- the backward's products
+// 8 to 24 accumulators, beside weights and an operand, are what the registers hold
+
+constexpr int kPanelVectors = 2, kFloatRows = 12, kFeatures = 8;
+constexpr int panels_at_once(int rows) { return rows <= 2 ? 4 : rows <= 6 ? 2 : 1; }
+
 }  // namespace
 
 #if defined(QG_AMX)
@@ -523,6 +540,12 @@ namespace {
 
 #include "fused.inl"
 #include "general.inl"
+#include "weights.inl"
+#include "products.inl"
+#include "slopes.inl"
+
+// after what they all use
+#include "general_slopes.inl"
 
 }  // namespace
 
@@ -533,7 +556,21 @@ bool fused(const FusedPlan &plan, const Job &job) {
     return run_fused(plan, job);
 }
 bool general(const GeneralPlan &plan, const Job &job) { return run_general(plan, job); }
+extern const ProductLayout product_layout{kGroup, kPanel, kFeatures};
+void fused_slopes(const FusedPlan &plan, const SlopeJob &job) {
+#if defined(QG_AMX)
+    const Tiles tiles;
+#endif
+    run_fused_slopes(plan, job);
+}
+void general_slopes(const GeneralPlan &plan, const SlopeJob &job) { run_general_slopes(plan, job); }
+int64_t fused_slopes_workspace(const FusedPlan &plan) { return fused_slopes_bytes(plan); }
+int64_t general_slopes_workspace(const GeneralPlan &plan) { return general_slopes_bytes(plan); }
+void descend(const DescentJob &job) { descend_rows(job); }
+int64_t descend_workspace(const DescentJob &job) { return descend_bytes(job); }
+void weight_products(const WeightJob &job) { weight_sums(job); }
 int64_t multiply(int64_t loops) { return multiply_only(loops); }
+QG_WEIGHTS
 
 }  // namespace QG_NAMESPACE
 }  // namespace quant_gru

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
-from quant_gru.integer.plan import CellPlan, GRUPlan
+from quant_gru.integer.plan import CellPlan, GRUPlan, WeightPart
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.random import chance
 from quant_gru.integer.tables import Table
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cpu import _native
@@ -60,6 +61,7 @@ def run(
     reverse: bool,
     variant: str,
     threads: int | None = None,
+    held: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run one layer and direction; as `quant_gru.integer.reference.run`.
 
@@ -71,6 +73,7 @@ def run(
         reverse: From the last step to the first.
         variant: One of `choices()` but 'reference'.
         threads: At most this many; None for torch.get_num_threads().
+        held: bool (T, N, H), units that keep their state in a step, or None.
     """
     T, N, C = x.shape
     H = plan.hidden_size
@@ -80,6 +83,12 @@ def run(
             f"Expected x of {plan.input_size} features, h0 of shape ({N}, {H}) and {N} lengths, "
             f"got x of {C}, h0 of shape {tuple(h0.shape)} and {count} lengths"
         )
+    if held is not None:
+        if held.shape != (T, N, H):
+            raise QuantGRUError(
+                f"Expected held to be of shape {(T, N, H)}, got {tuple(held.shape)}"
+            )
+        held = held.to("cpu", torch.bool).contiguous()
     x = x.to("cpu", plan.x.container).contiguous()
     h0 = h0.to("cpu", plan.h.container).contiguous()
     out = torch.empty((T, N, H), dtype=plan.h.container, device="cpu")
@@ -94,10 +103,19 @@ def run(
             T,
             N,
             0 if lengths is None else lengths.data_ptr(),
+            0 if held is None else held.data_ptr(),
             reverse,
             torch.get_num_threads() if threads is None else threads,
         )
     return out, last
+
+
+def events(seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> Tensor:
+    """As `quant_gru.integer.random.events`, on the CPU."""
+    found = torch.empty(shape, dtype=torch.bool, device="cpu")
+    key = int(seed) & ((1 << 64) - 1)
+    _native.events(found.data_ptr(), *shape, key, stream, chance(p))
+    return found
 
 
 def is_narrow(plan: CellPlan) -> bool:
@@ -115,6 +133,19 @@ def _layer_of(plan: CellPlan, variant: str) -> _native.Layer:
     if variant not in layers:
         layers[variant] = _native.Layer(_numbers(plan), variant)
     return layers[variant]
+
+
+def repack(part: WeightPart) -> None:
+    """Let native layers follow a weight part whose tensors changed in place."""
+    kept = _packed.get(part)
+    if kept is None:
+        return
+    for variant, layer in list(kept[1].items()):
+        if layer.kind == "wide":
+            # it has copies
+            del kept[1][variant]
+        else:
+            layer.repack()
 
 
 def stack_of(plan: GRUPlan, variant: str) -> Stack | None:
@@ -136,14 +167,12 @@ def stack_of(plan: GRUPlan, variant: str) -> Stack | None:
         or len(kept[0]) != len(parts)
         or any(ref() is not part for ref, part in zip(kept[0], parts, strict=True))
     ):
-        runs = all(
-            is_narrow(cell) and cell.frozen.zoneout is None and bool(cell.weights.finite)
-            for cell in cells
-        )
+        runs = all(is_narrow(cell) and cell.frozen.zoneout is None for cell in cells)
         stack = Stack(plan, variant) if runs else None
         kept = ([weakref.ref(part) for part in parts], variant, stack)
         _stacks[cells[0].weights] = kept
-    return kept[2]
+    # asked every time: weights may be followed in place
+    return kept[2] if all(bool(cell.weights.finite) for cell in cells) else None
 
 
 class Stack:
@@ -265,8 +294,10 @@ def _exactness(plan: CellPlan) -> dict[str, Any]:
 def _numbers(plan: CellPlan) -> dict[str, Any]:
     w, q = plan.weights, plan.frozen.quantizers
     tensors: list[Tensor] = []
+    exactness = _exactness(plan)
+    narrow = bool(exactness["narrow"])
     return {
-        **_exactness(plan),
+        **exactness,
         "H": plan.hidden_size,
         "C": plan.input_size,
         "x": _border(plan.x),
@@ -276,8 +307,14 @@ def _numbers(plan: CellPlan) -> dict[str, Any]:
         "tables": {
             name: _table(plan.frozen.tables[name], q[pre], tensors) for name, pre in _PRE.items()
         },
-        "W": _projection(w.W, w.Bw, plan.shift_Bw, w.Wx, w.bits_W, plan.x, q["matmul.Wx"], tensors),
-        "R": _projection(w.R, w.Br, plan.shift_Br, w.Rh, w.bits_R, plan.h, q["matmul.Rh"], tensors),
+        "W": {
+            **_codes(w.W, w.bits_W, narrow, tensors),
+            **_projection(w.Bw, plan.shift_Bw, w.Wx, w.bits_W, plan.x, q["matmul.Wx"], tensors),
+        },
+        "R": {
+            **_codes(w.R, w.bits_R, narrow, tensors),
+            **_projection(w.Br, plan.shift_Br, w.Rh, w.bits_R, plan.h, q["matmul.Rh"], tensors),
+        },
         "keep": tensors,
     }
 
@@ -333,8 +370,13 @@ def _table(table: Table, pre: Quantizer, keep: list[Tensor]) -> dict[str, Any]:
     }
 
 
+def _codes(codes: Tensor, bits: int, narrow: bool, keep: list[Tensor]) -> dict[str, Any]:
+    # where the fast kernels run, as the plan has them: what changes in place is then seen
+    dtype = torch.int32 if not narrow else torch.int8 if bits <= 8 else torch.int16
+    return {"codes": _pointer(codes, dtype, keep), "kind": _name(dtype)}
+
+
 def _projection(
-    codes: Tensor,
     bias: Tensor,
     bias_shift: int,
     weighted_sum: WeightedSum,
@@ -347,7 +389,6 @@ def _projection(
     assert isinstance(M, Tensor)
     assert isinstance(k, Tensor)
     return {
-        "codes": _pointer(codes, torch.int32, keep),
         "bias": _pointer(bias, torch.int64, keep),
         "bias_shift": bias_shift,
         "M": _pointer(M, torch.int64, keep),

@@ -340,6 +340,26 @@ void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
     }
 }
 
+// Gives units that are held in a step their state back, from the operands of the step.
+template <class Real>
+inline void restore(const FusedPlan &p, const State<Real> &state, int64_t row,
+                    const uint8_t *held) {
+    const int32_t shift = p.h.zero - p.R.offset;
+    const OperandByte *before = state.codes + row * state.stride;
+    OperandByte *after = state.next + row * state.stride;
+    for (int unit = 0; unit < p.H; ++unit) {
+        if (!held[unit]) continue;
+        int32_t code = before[unit];
+        after[unit] = before[unit];
+        if (p.R.planes == 2) {
+            const int64_t high = unit + state.stride / 2;
+            code += 256 * before[high];
+            after[high] = before[high];
+        }
+        state.h[row * state.units + unit] = static_cast<Real>(code - shift);
+    }
+}
+
 inline int64_t operand_stride(const Packed &p) {
     // whole groups, so that blocks can be stored without looking at the end
     const int64_t least = static_cast<int64_t>(p.steps) * kDepth;
@@ -401,6 +421,9 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
                                          h_stride * sizeof(OperandByte));
             step<V, P, kMode>(gates, wide_gates, state, Wx + s * rows * units * 3, rows, lengths,
                               at);
+            if (job.held)
+                for (int row = 0; row < rows; ++row)
+                    restore(p, state, row, job.held + (at * job.N + first_row + row) * H);
             OperandByte *codes = state.codes;
             state.codes = state.next;
             state.next = codes;

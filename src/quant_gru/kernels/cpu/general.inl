@@ -210,6 +210,11 @@ bool run_general_rows(const GeneralPlan &p, const Job &job, int64_t first_row, i
                     general_gates(p, Wx + (s * rows + row) * wx_stride, Rh + row * rh_stride, state,
                                   t);
                     int16_t *codes = h16 + row * h_stride;
+                    if (job.held) {
+                        const uint8_t *held = job.held + (step * job.N + first_row + row) * H;
+                        for (int i = 0; i < H; ++i)
+                            if (held[i]) state[i] = static_cast<Real>(codes[i] - shift);
+                    }
                     for (int i = 0; i < H; ++i)
                         codes[i] = static_cast<int16_t>(static_cast<int32_t>(state[i]) + shift);
                 }

@@ -65,6 +65,11 @@ struct Doubles {
         a.v = a.v < lo.v ? lo.v : a.v;
         return {a.v > hi.v ? hi.v : a.v};
     }
+    // 1 where lo <= a <= hi, else 0
+    static inline Doubles inside(Doubles a, Doubles lo, Doubles hi) {
+        for (int i = 0; i < 8; ++i) a.v[i] = a.v[i] >= lo.v[i] && a.v[i] <= hi.v[i] ? 1 : 0;
+        return a;
+    }
     static inline Doubles round(Doubles a) {
         const double magic = 6755399441055744.;  // 1.5 * 2^52
         return {(a.v + magic) - magic};
@@ -130,6 +135,10 @@ struct Floats {
     static inline Floats limit(Floats a, Floats lo, Floats hi) {
         a.v = a.v < lo.v ? lo.v : a.v;
         return {a.v > hi.v ? hi.v : a.v};
+    }
+    static inline Floats inside(Floats a, Floats lo, Floats hi) {
+        for (int i = 0; i < 8; ++i) a.v[i] = a.v[i] >= lo.v[i] && a.v[i] <= hi.v[i] ? 1.f : 0.f;
+        return a;
     }
     static inline Floats round(Floats a) { return {(a.v + kRound) - kRound}; }
     static inline Floats rounded_product(Floats a, Floats m) {

@@ -82,6 +82,74 @@ bool fits_float(const Cell &cell) {
 
 int64_t lines(int64_t bytes) { return round_up(bytes, 64); }
 
+Matrix matrix_of(const nb::dict &d) {
+    Matrix m;
+    m.codes = address<void>(d, "codes");
+    m.kind = container_of(field<std::string>(d, "kind"));
+    m.bias = address<int64_t>(d, "bias");
+    m.M = address<int64_t>(d, "M");
+    m.k = address<int64_t>(d, "k");
+    m.lo = field<int64_t>(d, "lo");
+    m.hi = field<int64_t>(d, "hi");
+    m.zero = field<int64_t>(d, "zero");
+    m.reach = field<int64_t>(d, "reach");  // largest |code - zero point|
+    m.weight_bits = field<int>(d, "weight_bits");
+    m.operand_bits = field<int>(d, "operand_bits");
+    m.operand_signed = field<bool>(d, "operand_signed");
+    return m;
+}
+
+// Calls `f` with the codes of a row.
+template <class F>
+void with_row(const Matrix &m, int64_t start, F f) {
+    switch (m.kind) {
+        case Container::i8:
+            f(static_cast<const int8_t *>(m.codes) + start);
+            break;
+        case Container::i16:
+            f(static_cast<const int16_t *>(m.codes) + start);
+            break;
+        default:
+            f(static_cast<const int32_t *>(m.codes) + start);
+    }
+}
+
+// Sum and sum of magnitudes.
+template <class Code>
+void add_up(const Code *row, int inputs, int64_t &total, int64_t &magnitude) {
+    constexpr int kBlock = 1 << 14;  // of 2^15 at most: sums fit 32 bits
+    for (int first = 0; first < inputs; first += kBlock) {
+        const int end = std::min(inputs, first + kBlock);
+        int32_t sum = 0, size = 0;
+        for (int i = first; i < end; ++i) {
+            const int32_t code = row[i];
+            sum += code;
+            size += code < 0 ? -code : code;
+        }
+        total += sum;
+        magnitude += size;
+    }
+}
+
+// Codes of a row to every `stride`-th piece of `kDepth` bytes.
+template <int kDepth>
+void spread(const int8_t *row, int inputs, int64_t stride, int8_t *to) {
+    int i = 0;
+    for (; i + kDepth <= inputs; i += kDepth, to += stride) std::memcpy(to, row + i, kDepth);
+    for (; i < inputs; ++i) *to++ = row[i];
+}
+
+void spread(const int8_t *row, int inputs, int depth, int64_t stride, int8_t *to) {
+    switch (depth) {
+        case 2:
+            return spread<2>(row, inputs, stride, to);
+        case 4:
+            return spread<4>(row, inputs, stride, to);
+        default:
+            for (int i = 0; i < inputs; ++i) to[i / depth * stride + i % depth] = row[i];
+    }
+}
+
 }  // namespace
 
 Layer::Layer(const nb::dict &d, const std::string &variant) : variant_(variant_of(variant)) {
@@ -96,17 +164,30 @@ Layer::Layer(const nb::dict &d, const std::string &variant) : variant_(variant_o
     }
     fill(fused_, d);
     for (Table *t : {&fused_.z, &fused_.r, &fused_.g}) prepare(*t);
+    float32_ = field<bool>(d, "float32");
+    product_ = field<double>(d, "product");
+    W_ = matrix_of(W);
+    R_ = matrix_of(R);
+    arrange();
+}
+
+void Layer::repack() {
+    if (kind_ != Kind::wide) arrange();
+}
+
+// Lays weights out for the fastest kernel that runs them.
+void Layer::arrange() {
     bool fast = true;
+    bool in_float =
+        float32_ && fits_float(fused_) && fused_.z.entries && fused_.r.entries && fused_.g.entries;
     for (const Sum *s : {&fused_.z_pre, &fused_.r_pre, &fused_.g_pre, &fused_.h_new})
         fast = fast && s->tier != 'd';
-    bool in_float = field<bool>(d, "float32") && fits_float(fused_) && fused_.z.entries &&
-                    fused_.r.entries && fused_.g.entries;
     // without fused multiply-add, products with a multiplier have to be exact in double
-    const double product = field<double>(d, "product");
     bool exact = true;
     for (const Sum *s : {&fused_.rRh, &fused_.old_contrib, &fused_.new_contrib})
-        exact = exact && product * static_cast<double>(s->M[0]) < kExactDouble;
-    fast = fast && pack(W, fused_.W, C_, in_float, exact) && pack(R, fused_.R, H_, in_float, exact);
+        exact = exact && product_ * static_cast<double>(s->M[0]) < kExactDouble;
+    fast =
+        fast && pack(W_, fused_.W, C_, in_float, exact) && pack(R_, fused_.R, H_, in_float, exact);
     in_float = in_float && fused_.R.planes == 1;
     if (fast && (in_float || exact || variant_.layout->fused_multiply_add)) {
         fused_.in_float = in_float;
@@ -122,16 +203,15 @@ Layer::Layer(const nb::dict &d, const std::string &variant) : variant_(variant_o
     kind_ = Kind::general;
     static_cast<Cell &>(general_) = fused_;
     int64_t bound = 0;
-    pack_general(W, general_.x, general_.W, C_, bound);
-    pack_general(R, general_.h, general_.R, H_, bound);
+    pack_general(W_, general_.x, general_.W, C_, bound);
+    pack_general(R_, general_.h, general_.R, H_, bound);
     general_.small_sums = bound < (int64_t{1} << 31) && general_.W.planes == 1 &&
                           general_.R.planes == 1 && general_.W.flush >= general_.W.pairs &&
                           general_.R.flush >= general_.R.pairs;
     bool fits = fits_float(general_);
     for (const Projection *p : {&general_.W, &general_.R})
         for (int c = 0; c < 3 * H_; ++c) fits = fits && fits_float(p->m[c]);
-    general_.in_float =
-        field<bool>(d, "float32") && general_.small_sums && bound < (int64_t{1} << 24) && fits;
+    general_.in_float = float32_ && general_.small_sums && bound < (int64_t{1} << 24) && fits;
 }
 
 const Cell &Layer::cell() const {
@@ -214,13 +294,11 @@ void Layer::prepare(Table &t) {
 }
 
 // Lays weights out for the fused kernel; returns whether they, and the sums, fit it.
-bool Layer::pack(const nb::dict &d, Packed &p, int inputs, bool &in_float, bool &exact) {
-    if (field<int>(d, "weight_bits") > 8) return false;
+bool Layer::pack(const Matrix &from, Packed &p, int inputs, bool &in_float, bool &exact) {
+    if (from.kind != Container::i8) return false;
     const Layout &layout = *variant_.layout;
     const int group = layout.group, depth = layout.depth;
-    const bool wide_operand = field<int>(d, "operand_bits") > 8;
-    const bool is_signed = field<bool>(d, "operand_signed");
-    const int64_t zero = field<int64_t>(d, "zero"), reach = field<int64_t>(d, "reach");
+    const bool wide_operand = from.operand_bits > 8, is_signed = from.operand_signed;
     p.inputs = inputs;
     p.steps = (inputs + depth - 1) / depth;
     p.groups = (H_ + group - 1) / group;
@@ -231,113 +309,92 @@ bool Layer::pack(const nb::dict &d, Packed &p, int inputs, bool &in_float, bool 
         p.offset = wide_operand ? (is_signed ? 128 : 32896) : (is_signed ? 0 : 128);
     else
         p.offset = wide_operand && !is_signed ? 32768 : 0;
-    p.lo = static_cast<double>(field<int64_t>(d, "lo"));
-    p.hi = static_cast<double>(field<int64_t>(d, "hi"));
+    p.lo = static_cast<double>(from.lo);
+    p.hi = static_cast<double>(from.hi);
     // an odd number of cache lines, so that groups do not share their sets
     p.group_stride = lines(round_up(p.steps, layout.step_block) * depth * 3 * group);
     if (p.group_stride / 64 % 2 == 0) p.group_stride += 64;
-    const auto *codes = address<int32_t>(d, "codes");
-    const auto *B = address<int64_t>(d, "bias"), *M = address<int64_t>(d, "M"),
-               *k = address<int64_t>(d, "k");
-    auto *w = arena_.allocate<int8_t>(static_cast<size_t>(p.groups * p.group_stride));
     const size_t channels = static_cast<size_t>(p.groups) * 3 * group;
-    auto *bias = arena_.allocate<int32_t>(channels);
-    auto *m = arena_.allocate<double>(channels);
-    auto *m_float = arena_.allocate<float>(channels);
+    auto *w = arena_.reuse(p.w, static_cast<size_t>(p.groups * p.group_stride));
+    auto *bias = arena_.reuse(p.bias, channels);
+    auto *m = arena_.reuse(p.m, channels);
+    auto *m_float = arena_.reuse(p.m_float, channels);
     for (int gate = 0; gate < 3; ++gate) {
         for (int unit = 0; unit < H_; ++unit) {
             const int c = gate * H_ + unit, place = unit % group;
-            const int32_t *row = codes + static_cast<int64_t>(c) * inputs;
-            int8_t *to = w + unit / group * p.group_stride;
+            int8_t *to = w + unit / group * p.group_stride + (gate * group + place) * depth;
             int64_t total = 0, magnitude = 0;
-            for (int i = 0; i < inputs; ++i) {
-                if (row[i] < -128 || row[i] > 127) return false;
-                to[((static_cast<int64_t>(i / depth) * 3 + gate) * group + place) * depth +
-                   i % depth] = static_cast<int8_t>(row[i]);
-                total += row[i];
-                magnitude += size_of(row[i]);
-            }
+            const auto *row =
+                static_cast<const int8_t *>(from.codes) + static_cast<int64_t>(c) * inputs;
+            spread(row, inputs, depth, 3 * group * depth, to);
+            add_up(row, inputs, total, magnitude);
             // the true sum decides; what leads to it may wrap around
-            const int64_t bound = magnitude * reach + size_of(B[c]);
+            const int64_t bound = magnitude * from.reach + size_of(from.bias[c]);
             if (bound >= int64_t{1} << 31) return false;
             in_float = in_float && bound < int64_t{1} << 24;
-            exact = exact && static_cast<double>(bound) * static_cast<double>(M[c]) < kExactDouble;
+            exact =
+                exact && static_cast<double>(bound) * static_cast<double>(from.M[c]) < kExactDouble;
             const size_t at = static_cast<size_t>((unit / group * 3 + gate) * group + place);
             const uint64_t folded =
-                static_cast<uint64_t>(B[c]) +
-                static_cast<uint64_t>(p.offset - zero) * static_cast<uint64_t>(total);
+                static_cast<uint64_t>(from.bias[c]) +
+                static_cast<uint64_t>(p.offset - from.zero) * static_cast<uint64_t>(total);
             const uint32_t low = static_cast<uint32_t>(folded);
             std::memcpy(bias + at, &low, sizeof low);
-            m[at] = std::ldexp(static_cast<double>(M[c]), static_cast<int>(-k[c]));
+            m[at] = std::ldexp(static_cast<double>(from.M[c]), static_cast<int>(-from.k[c]));
             in_float = in_float && fits_float(m[at]);
             m_float[at] = static_cast<float>(m[at]);
         }
     }
-    p.w = w;
-    p.bias = bias;
-    p.m = m;
-    p.m_float = m_float;
     return true;
 }
 
-void Layer::pack_general(const nb::dict &d, const Border &operand, Projection &p, int inputs,
+void Layer::pack_general(const Matrix &from, const Border &operand, Projection &p, int inputs,
                          int64_t &bound) {
     const int channels = 3 * H_;
     p.inputs = inputs;
     p.pairs = (inputs + 1) / 2;
     p.tiles = (channels + kTile - 1) / kTile;
-    const bool wide_weights = field<int>(d, "weight_bits") > 8;
-    const bool wide_operand = field<int>(d, "operand_bits") > 8;
+    const bool wide_weights = from.weight_bits > 8, wide_operand = from.operand_bits > 8;
     p.planes = wide_weights ? 2 : 1;
     // |product| of a pair: 2^8 (16: a low plane has 9 bits) times 2^8 or 2^15
     p.flush = (wide_weights ? 64 : 128) * (wide_operand ? 1 : 128);
     // 16 unsigned bits are kept less 2^15, so that they fit int16
     p.offset = operand.zero + operand.hi > 32767 ? 1 << 15 : 0;
-    p.lo = static_cast<double>(field<int64_t>(d, "lo"));
-    p.hi = static_cast<double>(field<int64_t>(d, "hi"));
-    const int64_t zero = field<int64_t>(d, "zero");
-    const int64_t reach = field<int64_t>(d, "reach");  // largest |code - zero point|
-    const auto *codes = address<int32_t>(d, "codes");
-    const auto *B = address<int64_t>(d, "bias"), *M = address<int64_t>(d, "M"),
-               *k = address<int64_t>(d, "k");
+    p.lo = static_cast<double>(from.lo);
+    p.hi = static_cast<double>(from.hi);
     const size_t padded = static_cast<size_t>(p.tiles) * kTile;
     const size_t size = padded * 2 * p.pairs;
-    int16_t *planes[2] = {arena_.allocate<int16_t>(size), nullptr};
-    if (p.planes == 2) planes[1] = arena_.allocate<int16_t>(size);
-    auto *bias = arena_.allocate<int64_t>(padded);
-    auto *m = arena_.allocate<double>(padded);
-    auto *m_float = arena_.allocate<float>(padded);
+    int16_t *planes[2] = {arena_.reuse(p.w[0], size), nullptr};
+    if (p.planes == 2) planes[1] = arena_.reuse(p.w[1], size);
+    auto *bias = arena_.reuse(p.bias, padded);
+    auto *m = arena_.reuse(p.m, padded);
+    auto *m_float = arena_.reuse(p.m_float, padded);
     for (int c = 0; c < channels; ++c) {
-        const int32_t *row = codes + static_cast<int64_t>(c) * inputs;
         int16_t *to[2];
         const size_t tile = static_cast<size_t>(c / kTile) * p.pairs * 2 * kTile;
         for (int plane = 0; plane < p.planes; ++plane)
             to[plane] = planes[plane] + tile + 2 * (c % kTile);
         int64_t total = 0, magnitude = 0;
-        for (int i = 0; i < inputs; ++i) {
-            const size_t at = static_cast<size_t>(i / 2) * 2 * kTile + i % 2;
-            if (p.planes == 2) {
-                to[0][at] = static_cast<int16_t>(row[i] >> 8);
-                to[1][at] = static_cast<int16_t>(row[i] & 255);
-            } else {
-                to[0][at] = static_cast<int16_t>(row[i]);
+        with_row(from, static_cast<int64_t>(c) * inputs, [&](auto *row) {
+            for (int i = 0; i < inputs; ++i) {
+                const size_t at = static_cast<size_t>(i / 2) * 2 * kTile + i % 2;
+                if (p.planes == 2) {
+                    to[0][at] = static_cast<int16_t>(row[i] >> 8);
+                    to[1][at] = static_cast<int16_t>(row[i] & 255);
+                } else {
+                    to[0][at] = static_cast<int16_t>(row[i]);
+                }
             }
-            total += row[i];
-            magnitude += size_of(row[i]);
-        }
-        bias[c] = B[c] + (p.offset - zero) * total;
+            add_up(row, inputs, total, magnitude);
+        });
+        bias[c] = from.bias[c] + (p.offset - from.zero) * total;
         // of the true sum, and of the sum before the bias is added
-        const int64_t most =
-            magnitude * (reach + size_of(p.offset - zero)) + size_of(B[c]) + size_of(bias[c]);
+        const int64_t most = magnitude * (from.reach + size_of(p.offset - from.zero)) +
+                             size_of(from.bias[c]) + size_of(bias[c]);
         bound = most > bound ? most : bound;
-        m[c] = std::ldexp(static_cast<double>(M[c]), static_cast<int>(-k[c]));
+        m[c] = std::ldexp(static_cast<double>(from.M[c]), static_cast<int>(-from.k[c]));
         m_float[c] = static_cast<float>(m[c]);
     }
-    p.w[0] = planes[0];
-    p.w[1] = planes[1];
-    p.bias = bias;
-    p.m = m;
-    p.m_float = m_float;
 }
 
 void Layer::keep(const nb::dict &d, WideProjection &p, int inputs) {

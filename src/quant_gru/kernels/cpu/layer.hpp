@@ -10,6 +10,16 @@
 
 namespace quant_gru {
 
+// The numbers of W x or R h, where the plan has them.
+struct Matrix {
+    const void *codes = nullptr;  // (3H, inputs)
+    Container kind = Container::i32;
+    const int64_t *bias = nullptr, *M = nullptr, *k = nullptr;
+    int64_t lo = 0, hi = 0, zero = 0, reach = 0;
+    int weight_bits = 0, operand_bits = 0;
+    bool operand_signed = true;
+};
+
 class Layer {
  public:
     // The numbers are those of executor.py.
@@ -17,9 +27,15 @@ class Layer {
     Layer(const Layer &) = delete;
     Layer &operator=(const Layer &) = delete;
 
+    // Reads the weights' numbers again from where they were, and are now others. Not of wide ones.
+    void repack();
+
     // Which kernel runs it.
     enum class Kind { fused, general, wide };
     Kind kind() const { return kind_; }
+    const Variant &variant() const { return variant_; }
+    const FusedPlan &fused() const { return fused_; }
+    const GeneralPlan &general() const { return general_; }
     bool in_float() const { return cell().in_float; }
     int H() const { return H_; }
     int C() const { return C_; }
@@ -40,12 +56,16 @@ class Layer {
     void fill(Cell &cell, const nanobind::dict &numbers);
     void table(const nanobind::dict &numbers, const char *name, Table &t);
     void prepare(Table &t);
-    bool pack(const nanobind::dict &numbers, Packed &p, int inputs, bool &in_float, bool &exact);
-    void pack_general(const nanobind::dict &numbers, const Border &operand, Projection &p,
-                      int inputs, int64_t &bound);
+    void arrange();
+    bool pack(const Matrix &matrix, Packed &p, int inputs, bool &in_float, bool &exact);
+    void pack_general(const Matrix &matrix, const Border &operand, Projection &p, int inputs,
+                      int64_t &bound);
     void keep(const nanobind::dict &numbers, WideProjection &p, int inputs);
 
     int H_ = 0, C_ = 0;
+    Matrix W_, R_;
+    bool float32_ = false;  // as far as the frozen numbers are concerned
+    double product_ = 0;
     Kind kind_ = Kind::wide;
     const Variant &variant_;
     FusedPlan fused_;

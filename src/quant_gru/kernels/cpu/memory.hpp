@@ -32,6 +32,13 @@ class Arena {
         return static_cast<T *>(parts_.back()->data);
     }
 
+    // An array whose address is kept in `kept`, allocated where that is null yet.
+    template <class T>
+    T *reuse(const T *&kept, size_t count) {
+        if (!kept) kept = allocate<T>(count);
+        return const_cast<T *>(kept);
+    }
+
     template <class T>
     const T *copy(const T *from, size_t count) {
         T *to = allocate<T>(count);

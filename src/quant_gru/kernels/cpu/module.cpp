@@ -8,7 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "../philox.h"
+#include "backward.hpp"
 #include "stack.hpp"
+#include "weights.hpp"
 
 namespace nb = nanobind;
 
@@ -28,7 +31,7 @@ const char *kind(const Layer &layer) {
 
 // Codes in, codes out, contiguous.
 void run_layer(const Layer &layer, uintptr_t x, uintptr_t h0, uintptr_t out, uintptr_t last,
-               int64_t T, int64_t N, uintptr_t lengths, bool reverse, int threads) {
+               int64_t T, int64_t N, uintptr_t lengths, uintptr_t held, bool reverse, int threads) {
     const int64_t H = layer.H(), C = layer.C();
     Job job;
     job.x = {reinterpret_cast<const void *>(x), false, N * C, C};
@@ -39,12 +42,53 @@ void run_layer(const Layer &layer, uintptr_t x, uintptr_t h0, uintptr_t out, uin
     job.last.codes = reinterpret_cast<void *>(last);
     job.last.codes_row = H;
     job.lengths = reinterpret_cast<const int64_t *>(lengths);
+    job.held = reinterpret_cast<const uint8_t *>(held);
     job.T = T;
     job.N = N;
     job.reverse = reverse;
     nb::gil_scoped_release release;
     Scratch scratch;
     run_tasks({{&layer, job}}, threads, scratch);
+}
+
+// Addresses and strides under the names of BackwardCall.
+void run_layer_backward(const Layer &layer, const nb::dict &d) {
+    auto number = [&](const char *name) { return nb::cast<int64_t>(d[name]); };
+    auto address = [&](const char *name) {
+        return reinterpret_cast<void *>(nb::cast<uintptr_t>(d[name]));
+    };
+    auto real = [&](const char *name) { return static_cast<float *>(address(name)); };
+    auto scale = [&](const char *name) { return nb::cast<double>(d[name]); };
+    BackwardCall call;
+    call.x = address("x");
+    call.h0 = address("h0");
+    call.out = address("out");
+    call.held = static_cast<const uint8_t *>(address("held"));
+    call.lengths = static_cast<const int64_t *>(address("lengths"));
+    call.T = number("T");
+    call.N = number("N");
+    call.reverse = nb::cast<bool>(d["reverse"]);
+    call.W = address("W");
+    call.R = address("R");
+    call.W_bytes = static_cast<int>(number("W_bytes"));
+    call.R_bytes = static_cast<int>(number("R_bytes"));
+    call.W_scales = real("W_scales");
+    call.R_scales = real("R_scales");
+    call.scales = {scale("s_x"), scale("s_h"), scale("s_Rh"),
+                   scale("s_z"), scale("s_r"), scale("s_g")};
+    call.grad_out = real("grad_out");
+    call.grad_last = real("grad_last");
+    call.grad_step = number("grad_step");
+    call.grad_row = number("grad_row");
+    call.dx = real("dx");
+    call.dh0 = real("dh0");
+    call.dW = real("dW");
+    call.dR = real("dR");
+    call.dbw = real("dbw");
+    call.dbr = real("dbr");
+    call.threads = static_cast<int>(number("threads"));
+    nb::gil_scoped_release release;
+    run_backward(layer, call);
 }
 
 using Numbers = std::vector<std::vector<std::vector<std::tuple<double, int, int>>>>;
@@ -95,6 +139,27 @@ struct Stream {
     }
 };
 
+// bytes (A, B, C): 1 where the word of place (a, b, c) is below `chance`.
+void events(uintptr_t to, int64_t A, int64_t B, int64_t C, uint64_t seed, uint32_t stream,
+            uint64_t chance) {
+    auto *bytes = reinterpret_cast<uint8_t *>(to);
+    nb::gil_scoped_release release;
+    for (int64_t a = 0; a < A; ++a)
+        for (int64_t b = 0; b < B; ++b, bytes += C)
+            for (int64_t c = 0; c < C; ++c)
+                bytes[c] = qg_philox(static_cast<uint32_t>(a), static_cast<uint32_t>(b),
+                                     static_cast<uint32_t>(c), stream, seed) < chance;
+}
+
+// Addresses of W, R, bw, br and what is dropped of R; of those that may be absent, 0.
+void write_weights(Weights &weights, uintptr_t W, uintptr_t R, uintptr_t bw, uintptr_t br,
+                   uintptr_t dropped, float keep, int threads) {
+    nb::gil_scoped_release release;
+    auto floats = [](uintptr_t address) { return reinterpret_cast<const float *>(address); };
+    weights.write({floats(W), floats(R)}, {floats(bw), floats(br)},
+                  reinterpret_cast<const uint8_t *>(dropped), keep, threads);
+}
+
 // For benchmarks: the rate at which multiplications alone would run, and memory be read.
 int64_t multiply(const std::string &variant, int64_t loops) {
     return variant_of(variant).multiply(loops);
@@ -121,13 +186,19 @@ NB_MODULE(_native, m) {
     nb::class_<Layer>(m, "Layer")
         .def(nb::init<const nb::dict &, const std::string &>())
         .def_prop_ro("kind", &kind)
-        .def("run", &run_layer);
+        .def("repack", &Layer::repack, nb::call_guard<nb::gil_scoped_release>())
+        .def("run", &run_layer)
+        .def("backward", &run_layer_backward);
     nb::class_<Stack>(m, "Stack")
         .def("__init__", &make_stack, nb::keep_alive<1, 2>())
         .def("run", &run_stack);
     nb::class_<Stream>(m, "Stream")
         .def(nb::init<Stack *, int64_t, std::vector<uintptr_t>>(), nb::keep_alive<1, 2>())
         .def("step", &Stream::step);
+    m.def("events", &events);
+    nb::class_<Weights>(m, "Weights")
+        .def(nb::init<const nb::dict &, const std::string &>())
+        .def("write", &write_weights);
     m.def("multiply", &multiply);
     m.def("read_memory", &read_memory);
     m.def("variants", &variants, nb::arg("only_runnable") = true);

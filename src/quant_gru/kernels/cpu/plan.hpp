@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cfloat>
+#include <cmath>
 #include <cstdint>
 
 #include "../fixed_point.h"
+#include "../weights.h"
 
 #if defined(__FAST_MATH__) || FLT_EVAL_METHOD != 0
 #error "the kernels are exact only where every float operation is rounded to its own type"
@@ -143,6 +145,7 @@ struct Job {
     Sink out;                          // (T, N, H)
     Sink last;                         // (N, H)
     const int64_t *lengths = nullptr;  // (N) or null
+    const uint8_t *held = nullptr;     // (T, N, H), units that keep their state, or null
     int64_t T = 0, N = 0;
     bool reverse = false;
     int64_t first_row = 0, end_row = 0;
@@ -177,16 +180,42 @@ struct Space {
 
 }  // namespace
 
+// A matrix of weights to be quantized, a scale for each row.
+struct WeightRows {
+    const float *values = nullptr;  // (rows, n)
+    int64_t n = 0;
+    int bits = 8;
+    bool free_scale = false;
+    bool all_finite = true;
+    double lo = 0, hi = 0;  // of a code
+};
+
 // What every instruction set defines. The kernels return whether an input was NaN; its code is then
 // the zero point. `multiply` does nothing but multiply, for benchmarks, and returns how many
-// multiply-accumulates it did; 0 where there is no such loop.
+// multiply-accumulates it did; 0 where there is no such loop. `scales` are those of rows
+// first..end, 0 for rows of zeros, and returns whether all values are finite; `codes` are those of
+// a row, of up to 16 bits. Both have room for a row.
+#define QG_WEIGHT_FUNCTIONS                                                                     \
+    bool scales(const WeightRows &w, int64_t first, int64_t end, double *found, float *space);  \
+    void codes(const WeightRows &w, int64_t row, float scale, const uint8_t *dropped, void *to, \
+               float *space);
+#define QG_WEIGHTS                                                                              \
+    bool scales(const WeightRows &w, int64_t first, int64_t end, double *found, float *space) { \
+        return scales_of_rows(w, first, end, found, space);                                     \
+    }                                                                                           \
+    void codes(const WeightRows &w, int64_t row, float scale, const uint8_t *dropped, void *to, \
+               float *space) {                                                                  \
+        codes_of_row(w, row, scale, dropped, to, space);                                        \
+    }
 #define QG_INSTRUCTION_SET(name)                           \
     namespace name {                                       \
     extern const Layout layout;                            \
     bool fused(const FusedPlan &plan, const Job &job);     \
     bool general(const GeneralPlan &plan, const Job &job); \
     int64_t multiply(int64_t loops);                       \
+    QG_WEIGHT_FUNCTIONS                                    \
     }
+
 QG_INSTRUCTION_SET(portable)
 #if defined(QG_X86)
 QG_INSTRUCTION_SET(avx2)

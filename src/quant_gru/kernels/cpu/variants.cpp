@@ -61,7 +61,22 @@ bool has_neon_dot() {
 #endif
 
 #define QG_VARIANT(text, space, runs) \
-    {text, runs, &space::layout, space::fused, space::general, space::multiply}
+    {text,                            \
+     runs,                            \
+     &space::layout,                  \
+     space::fused,                    \
+     space::general,                  \
+     space::multiply,                 \
+     space::scales,                   \
+     space::codes,                    \
+     &space::product_layout,          \
+     space::fused_slopes,             \
+     space::general_slopes,           \
+     space::fused_slopes_workspace,   \
+     space::general_slopes_workspace, \
+     space::descend,                  \
+     space::descend_workspace,        \
+     space::weight_products}
 
 const Variant kVariants[] = {
 #if defined(QG_X86)

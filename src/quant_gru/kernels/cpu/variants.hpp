@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "plan.hpp"
+#include "training.hpp"
 
 namespace quant_gru {
 
@@ -15,6 +15,16 @@ struct Variant {
     bool (*fused)(const FusedPlan &, const Job &);
     bool (*general)(const GeneralPlan &, const Job &);
     int64_t (*multiply)(int64_t);
+    bool (*scales)(const WeightRows &, int64_t, int64_t, double *, float *);
+    void (*codes)(const WeightRows &, int64_t, float, const uint8_t *, void *, float *);
+    const ProductLayout *product_layout;
+    void (*fused_slopes)(const FusedPlan &, const SlopeJob &);
+    void (*general_slopes)(const GeneralPlan &, const SlopeJob &);
+    int64_t (*fused_slopes_workspace)(const FusedPlan &);
+    int64_t (*general_slopes_workspace)(const GeneralPlan &);
+    void (*descend)(const DescentJob &);
+    int64_t (*descend_workspace)(const DescentJob &);
+    void (*weight_products)(const WeightJob &);
 };
 
 // Names, fastest first.

@@ -104,7 +104,9 @@ void run_wide(const WidePlan &p, const Job &job) {
                     x[i] = read(job.x.data, p.x.container, start + i) - p.W.zero;
                 project(p.W, x, 3 * H, Wx);
                 project(p.R, h, 3 * H, Rh);
+                const uint8_t *held = job.held ? job.held + (step * job.N + row) * H : nullptr;
                 for (int i = 0; i < H; ++i) {
+                    if (held && held[i]) continue;
                     const int64_t z = look_up(p.z, apply(p.z_pre, {Wx[i], 1}, {Rh[i], 1}));
                     const int64_t r = look_up(p.r, apply(p.r_pre, {Wx[H + i], 1}, {Rh[H + i], 1}));
                     Term rest = {r, Rh[2 * H + i]};

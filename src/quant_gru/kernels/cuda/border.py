@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.random import chance
 from quant_gru.kernels.cuda.frozen import NARROW_BITS
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
 from quant_gru.kernels.cuda.structures import KINDS, structure
@@ -20,7 +21,14 @@ BorderC = structure(
     **dict.fromkeys(("kind", "rows", "features", "zero"), ctypes.c_int64),
     **dict.fromkeys(("scale", "lo", "hi"), ctypes.c_float),
 )
+EventsC = structure(
+    "EventsC",
+    **dict.fromkeys(("seed", "events"), ctypes.c_void_p),
+    **dict.fromkeys(("A", "B", "C", "chance", "stream"), ctypes.c_int64),
+)
 _QUANTIZE, _DEQUANTIZE = (Kernel.of("border", name, PLAIN) for name in ("quantize", "dequantize"))
+_EVENTS = Kernel.of("random", "events", {})
+_THREADS, _MOST_BLOCKS = 128, 1 << 16
 
 
 def takes(quantizer: Quantizer) -> bool:
@@ -77,6 +85,31 @@ def dequantize(
     return values
 
 
+def events(
+    seed: Tensor,
+    p: float,
+    shape: tuple[int, int, int],
+    stream: int,
+    machine: Machine | None = None,
+) -> Tensor:
+    """As `quant_gru.integer.random.events`, on a GPU.
+
+    Args:
+        seed: int64 scalar on a GPU.
+        p: Probability.
+        shape: (A, B, C).
+        stream: What it is for.
+        machine: Where kernels run; None for the seed's GPU.
+    """
+    found = torch.empty(shape, dtype=torch.bool, device=seed.device)
+    if found.numel():
+        e: Any = EventsC(seed.data_ptr(), found.data_ptr(), *shape, chance(p), stream)
+        _start(
+            _EVENTS, Grid((min(shape[0] * shape[1], _MOST_BLOCKS), 1), _THREADS), e, seed, machine
+        )
+    return found
+
+
 def _border(q: Quantizer, codes: Tensor, nan: Tensor | None) -> Any:
     b: Any = BorderC()
     b.codes, b.kind, b.features = codes.data_ptr(), KINDS[codes.dtype], codes.shape[-1]
@@ -87,9 +120,13 @@ def _border(q: Quantizer, codes: Tensor, nan: Tensor | None) -> Any:
 
 
 def _launch(kernel: Kernel, b: Any, x: Tensor, machine: Machine | None) -> None:
+    b.rows = x.numel() // x.shape[-1]
+    _start(kernel, Grid((-(-b.rows // _ROWS), 1), 32 * _ROWS), b, x, machine)
+
+
+def _start(kernel: Kernel, grid: Grid, arguments: Any, x: Tensor, machine: Machine | None) -> None:
     if machine is None:
         from quant_gru.kernels.cuda.driver import machine_of
 
         machine = machine_of(x.device)
-    b.rows = x.numel() // x.shape[-1]
-    machine.launch(kernel, Grid((-(-b.rows // _ROWS), 1), 32 * _ROWS), b)
+    machine.launch(kernel, grid, arguments)

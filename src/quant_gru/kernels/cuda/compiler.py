@@ -15,8 +15,10 @@ _HEADERS = {
     "cell.cuh": _HERE / "cell.cuh",
     "ptx.cuh": _HERE / "ptx.cuh",
     "fixed_point.h": _HERE.parent / "fixed_point.h",
+    "philox.h": _HERE.parent / "philox.h",
+    "weights.h": _HERE.parent / "weights.h",
 }
-# all that fixed_point.h takes from it
+# all that the headers in C take from it
 _STDINT = """
 typedef signed char int8_t;
 typedef unsigned char uint8_t;

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
-from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.plan import CellPlan, WeightPart
 from quant_gru.kernels.cuda import planner
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
 from quant_gru.kernels.cuda.numbers import Numbers, capturing
@@ -176,6 +176,12 @@ def numbers_of(plan: CellPlan) -> Numbers:
         # what a graph computes is there only after it has run
         _packed[plan.weights] = (weakref.ref(plan.frozen), numbers)
     return numbers
+
+
+def kept_numbers(part: WeightPart) -> Numbers | None:
+    """The numbers made of a weight part, where there are any."""
+    kept = _packed.get(part)
+    return None if kept is None else kept[1]
 
 
 def _run_generic(call: _Call, machine: Machine) -> None:

@@ -5,6 +5,7 @@ What depends on weights stays in tensors on the device; structures hold addresse
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -32,20 +33,40 @@ def capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
+# properties that hold tensors of their own, each after what it is made of
+DERIVED = ("multipliers", "_columns", "gemm", "exact_float", "of_bytes")
+
+
+def _overwrite(kept: Any, new: Any) -> None:
+    if isinstance(kept, Tensor):
+        kept.copy_(new)
+    else:
+        for each, other in zip(kept, new, strict=True):
+            _overwrite(each, other)
+
+
 class _kept(cached_property[Any]):
     """A property that is computed once, and while a graph is captured at every use."""
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        if instance is None or not capturing(instance.device):
-            return super().__get__(instance, owner)
-        kept = instance.__dict__.get(self.attrname)
-        return self.func(instance) if kept is None else kept
+        if instance is None:
+            return self
+        if capturing(instance.device):
+            return self.func(instance)
+        instance.derived += 1
+        return super().__get__(instance, owner)
 
 
 class Numbers:
-    """The numbers of one plan on its device."""
+    """The numbers of one plan on its device.
+
+    Attributes:
+        derived: Grows with every tensor that is made of the plan's and kept: what has to be
+            rewritten when the plan's tensors change in place.
+    """
 
     def __init__(self, plan: CellPlan) -> None:
+        self.derived = 0
         # not the plan itself: the numbers are kept as long as its parts, and must not keep them
         self.form = form_of(plan)
         self.device = plan.weights.W.device
@@ -97,9 +118,13 @@ class Numbers:
         return self._matrix(0, self._W)
 
     @_kept
+    def _columns(self) -> tuple[Tensor, ...]:
+        return tuple(w.t().to(torch.int32).contiguous() for w in (self._W, self._R))
+
+    @_kept
     def transposed(self) -> tuple[Any, Any]:
         """W and R in columns, for the generic kernel."""
-        W, R = (self._matrix(i, w.t().to(torch.int32)) for i, w in enumerate((self._W, self._R)))
+        W, R = (self._matrix(i, w) for i, w in enumerate(self._columns))
         return W, R
 
     @_kept
@@ -179,7 +204,25 @@ class Numbers:
             kept = self._pack(features, units)
             if not capturing(self.device):
                 self._fragments[features, units] = kept
+                self.derived += 1
         return kept
+
+    def packed(self) -> dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]]:
+        """What `fragments` has made so far, by its arguments."""
+        return self._fragments
+
+    def refresh(self, names: Iterable[str] | None = None, first: int = 0) -> None:
+        """Write what was derived from the plan's tensors again, after they changed in place.
+
+        Args:
+            names: Which properties, where they exist; None for all.
+            first: Fragments before this one are left out.
+        """
+        for name in DERIVED if names is None else names:
+            if name in self.__dict__:
+                _overwrite(self.__dict__[name], getattr(type(self), name).func(self))
+        for size, kept in list(self._fragments.items())[first:]:
+            _overwrite(kept, self._pack(*size))
 
     def _pack(self, features: int, units: int) -> tuple[Tensor, Tensor, Tensor]:
         H = self.H

@@ -1,0 +1,97 @@
+"""Activation scales as parameters: their logarithms, and the quantizers that follow them.
+
+Source: Esser et al., "Learned step size quantization", ICLR 2020; Jain et al., "Trained
+quantization thresholds", MLSys 2020 (logarithms, powers of two by straight-through rounding).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quant_gru.config import CALIBRATED
+from quant_gru.integer.qparams import PRE_ACTIVATION, QParams, float32, make_qparams
+from quant_gru.integer.quantizer import MAX_SCALE, MIN_SCALE
+
+COUNT = len(CALIBRATED)
+"""Scales of one layer and direction, in the order of `CALIBRATED`; fused operators have none."""
+
+
+def logarithms(qparams: QParams) -> list[float]:
+    """log2 of the scales of one layer and direction, 0 for operators that are fused."""
+    found = (qparams.quantizers.get(name) for name in CALIBRATED)
+    return [0.0 if quantizer is None else math.log2(quantizer.scale) for quantizer in found]
+
+
+def follow(qparams: QParams, values: Sequence[float]) -> QParams:
+    """Parameters whose scales follow logarithms: the same object where none has changed.
+
+    Args:
+        qparams: The parameters so far.
+        values: log2 of each scale; under 'pot' they are rounded to integers.
+
+    Returns:
+        Parameters with these scales, and with tables anew where they hang on them.
+    """
+    quantizers = dict(qparams.quantizers)
+    for name, value in zip(CALIBRATED, values, strict=True):
+        if name in quantizers and math.isfinite(value):
+            old = quantizers[name].scale
+            # a scale that was written as a parameter, and has not moved since, is what it was
+            unmoved = value == float32(math.log2(old))
+            scale = old if unmoved else _scale(value, qparams.pot)
+            if scale != old:
+                quantizers[name] = replace(quantizers[name], scale=scale)
+    changed = {name for name, q in quantizers.items() if q is not qparams.quantizers[name]}
+    if not changed:
+        return qparams
+    tables = {
+        out: table for out, table in qparams.tables.items() if PRE_ACTIVATION[out] not in changed
+    }
+    made = make_qparams(qparams.config, quantizers, qparams.pinned, tables)
+    return replace(made, zoneout=qparams.zoneout)
+
+
+def _scale(value: float, pot: bool) -> float:
+    limit = math.log2(MAX_SCALE)
+    value = min(max(value, -limit + 1), limit)
+    scale = 2.0 ** round(value) if pot else float32(2.0**value)
+    return min(max(scale, MIN_SCALE), MAX_SCALE)
+
+
+def learned_names(qparams: QParams) -> list[str]:
+    """Operators whose scales are learned."""
+    return [name for name in CALIBRATED if name in qparams.quantizers]
+
+
+def to_logarithms(
+    qparams: QParams, grads: Tensor, rows: int, input_size: int, hidden_size: int
+) -> Tensor:
+    """Gradients of the logarithms from those of the scales, weighted as LSQ weights them.
+
+    Args:
+        qparams: The parameters of the layer and direction.
+        grads: Gradients of the scales of `learned_names`, float64.
+        rows: Steps times batch.
+        input_size: Features of the layer's input.
+        hidden_size: H.
+
+    Returns:
+        float32 (COUNT,).
+    """
+    widths = dict.fromkeys(("matmul.Wx", "matmul.Rh"), 3 * hidden_size) | {"input.x": input_size}
+    factors = torch.zeros(COUNT, dtype=torch.float64)
+    places = []
+    for name in learned_names(qparams):
+        quantizer = qparams.quantizers[name]
+        count = max(rows, 1) * widths.get(name, hidden_size)
+        weight = 1 / math.sqrt(count * max(quantizer.hi - quantizer.zero_point, 1))
+        places.append(CALIBRATED.index(name))
+        factors[places[-1]] = quantizer.scale * math.log(2) * weight
+    found = grads.new_zeros(COUNT)
+    found[places] = grads
+    return (found * factors.to(grads.device)).to(torch.float32)

@@ -1,0 +1,185 @@
+// Slopes of the gradient for plans of the general kernel: its products and sums with their limits
+// taken off, so that clamps can be seen. Included inside the namespace of an instruction set after
+// general.inl and slopes.inl.
+
+constexpr int64_t kOpen = int64_t{1} << 62;
+
+inline Sum opened(Sum s) {
+    s.lo = -kOpen;
+    s.hi = kOpen;
+    return s;
+}
+
+inline Projection opened(Projection p) {
+    p.lo = -static_cast<double>(kOpen);
+    p.hi = static_cast<double>(kOpen);
+    return p;
+}
+
+// Values before their clamp become clamped ones; inside: 1 where that changes nothing, else 0.
+template <class Real>
+inline void clamp_all(Real *v, double lo, double hi, int n, float *inside) {
+    for (int i = 0; i < n; ++i) {
+        const Real limited = limit(v[i], static_cast<Real>(lo), static_cast<Real>(hi));
+        inside[i] = limited == v[i] ? 1.f : 0.f;
+        v[i] = limited;
+    }
+}
+
+template <class Real>
+inline void clamp_all(Real *v, const Sum &s, int n, float *inside) {
+    clamp_all(v, static_cast<double>(s.lo), static_cast<double>(s.hi), n, inside);
+}
+
+// The arrays of one item, each of H values.
+template <class Real>
+struct GeneralItem {
+    Real *z, *r, *g, *rest, *not_z, *old, *fresh, *after, *h;
+    float *in_wx, *in_rh;  // (3H)
+    float *in_z, *in_r, *in_g, *in_rest, *in_old, *in_new, *in_h;
+
+    GeneralItem(Space &space, int H) {
+        Real **const codes[] = {&z, &r, &g, &rest, &not_z, &old, &fresh, &after, &h};
+        for (Real **v : codes) *v = static_cast<Real *>(space.take(H * sizeof(Real)));
+        in_wx = static_cast<float *>(space.take(3 * H * sizeof(float)));
+        in_rh = static_cast<float *>(space.take(3 * H * sizeof(float)));
+        float **const insides[] = {&in_z, &in_r, &in_g, &in_rest, &in_old, &in_new, &in_h};
+        for (float **v : insides) *v = static_cast<float *>(space.take(H * sizeof(float)));
+    }
+    static int64_t bytes(int H) { return 9 * round_up(8 * H, 64) + 13 * (4 * int64_t{H} + 64); }
+};
+
+// The forward of one item, from unclamped projections, which become clamped.
+template <class Real>
+void general_item(const GeneralPlan &p, Real *Wx, Real *Rh, const GeneralItem<Real> &t) {
+    const int H = p.H;
+    auto product = [&](const Sum &s, const Real *a, const Real *b, Real *out, float *inside) {
+        if (s.present) {
+            multiply(opened(s), a, b, out, H);
+            clamp_all(out, s, H, inside);
+        } else {
+            for (int i = 0; i < H; ++i) inside[i] = 1;
+        }
+    };
+    clamp_all(Wx, p.W.lo, p.W.hi, 3 * H, t.in_wx);
+    clamp_all(Rh, p.R.lo, p.R.hi, 3 * H, t.in_rh);
+    add<Real, false, false>(opened(p.z_pre), Wx, nullptr, Rh, nullptr, t.z, H);
+    clamp_all(t.z, p.z_pre, H, t.in_z);
+    look_up_all(p.z, t.z, H);
+    add<Real, false, false>(opened(p.r_pre), Wx + H, nullptr, Rh + H, nullptr, t.r, H);
+    clamp_all(t.r, p.r_pre, H, t.in_r);
+    look_up_all(p.r, t.r, H);
+    product(p.rRh, t.r, Rh + 2 * H, t.rest, t.in_rest);
+    if (p.rRh.present)
+        add<Real, false, false>(opened(p.g_pre), Wx + 2 * H, nullptr, t.rest, nullptr, t.g, H);
+    else
+        add<Real, false, true>(opened(p.g_pre), Wx + 2 * H, nullptr, t.r, Rh + 2 * H, t.g, H);
+    clamp_all(t.g, p.g_pre, H, t.in_g);
+    look_up_all(p.g, t.g, H);
+    const Real one = static_cast<Real>(p.one);
+    for (int i = 0; i < H; ++i) t.not_z[i] = one - t.z[i];
+    product(p.old_contrib, t.z, t.h, t.old, t.in_old);
+    product(p.new_contrib, t.not_z, t.g, t.fresh, t.in_new);
+    const Sum h_new = opened(p.h_new);
+    if (p.old_contrib.present && p.new_contrib.present)
+        add<Real, false, false>(h_new, t.old, nullptr, t.fresh, nullptr, t.after, H);
+    else if (p.old_contrib.present)
+        add<Real, false, true>(h_new, t.old, nullptr, t.not_z, t.g, t.after, H);
+    else if (p.new_contrib.present)
+        add<Real, true, false>(h_new, t.z, t.h, t.fresh, nullptr, t.after, H);
+    else
+        add<Real, true, true>(h_new, t.z, t.h, t.not_z, t.g, t.after, H);
+    clamp_all(t.after, p.h_new, H, t.in_h);
+}
+
+// Slopes of one item, in double.
+template <class Real>
+void general_slopes_of(const GeneralPlan &p, const SlopeJob &job, const Real *Rh, int64_t item,
+                       const GeneralItem<Real> &t) {
+    const Chunk &c = job.chunk;
+    const Scales &s = job.scales;
+    const int H = p.H;
+    for (int i = 0; i < H; ++i) {
+        const double z = s.z * static_cast<double>(t.z[i]), r = s.r * static_cast<double>(t.r[i]);
+        const double g = s.g * static_cast<double>(t.g[i]), h = s.h * static_cast<double>(t.h[i]);
+        const double through_old = t.in_h[i] * t.in_old[i], through_new = t.in_h[i] * t.in_new[i];
+        const double at_z =
+            (through_old * h - through_new * g) * z * (1 - z) * static_cast<double>(t.in_z[i]);
+        const double tanh_slope = g * g < 1 ? 1 - g * g : 0;
+        const double at_g = through_new * (1 - z) * tanh_slope * static_cast<double>(t.in_g[i]);
+        const double at_rest = at_g * static_cast<double>(t.in_rest[i]);
+        const double at_r = at_rest * s.Rh * static_cast<double>(Rh[2 * H + i]) * r * (1 - r) *
+                            static_cast<double>(t.in_r[i]);
+        const int64_t group = i / kGroup, place = item * 3 * kGroup + i % kGroup;
+        float *Wx = c.Wx + group * c.stride + place, *to = c.Rh + group * c.stride + place;
+        Wx[0] = static_cast<float>(at_z) * t.in_wx[i];
+        Wx[kGroup] = static_cast<float>(at_r) * t.in_wx[H + i];
+        Wx[2 * kGroup] = static_cast<float>(at_g) * t.in_wx[2 * H + i];
+        to[0] = static_cast<float>(at_z) * t.in_rh[i];
+        to[kGroup] = static_cast<float>(at_r) * t.in_rh[H + i];
+        to[2 * kGroup] = static_cast<float>(at_rest * r) * t.in_rh[2 * H + i];
+        c.direct[group * c.direct_stride + item * kGroup + i % kGroup] =
+            static_cast<float>(through_old * z);
+    }
+}
+
+// Units beyond H have no slopes.
+inline void clear_padding(const Chunk &c, int64_t item, int H) {
+    for (int64_t unit = H; unit < int64_t{c.groups} * kGroup; ++unit) {
+        const int64_t group = unit / kGroup, place = unit % kGroup;
+        for (int gate = 0; gate < 3; ++gate) {
+            const int64_t at = group * c.stride + (item * 3 + gate) * kGroup + place;
+            c.Wx[at] = c.Rh[at] = 0;
+        }
+        c.direct[group * c.direct_stride + item * kGroup + place] = 0;
+    }
+}
+
+template <class Real>
+void general_slopes_in(const GeneralPlan &p, const SlopeJob &job) {
+    const Chunk &c = job.chunk;
+    const int H = p.H, C = p.W.inputs;
+    const Projection W = opened(p.W), R = opened(p.R);
+    const int64_t wx_stride = int64_t{p.W.tiles} * kTile, rh_stride = int64_t{p.R.tiles} * kTile;
+    const int64_t x_stride = 2 * p.W.pairs, h_stride = 2 * p.R.pairs;
+    Space space{static_cast<char *>(job.workspace)};
+    Real *Wx = static_cast<Real *>(space.take(kItems * wx_stride * sizeof(Real)));
+    Real *Rh = static_cast<Real *>(space.take(kItems * rh_stride * sizeof(Real)));
+    auto *x16 = static_cast<int16_t *>(space.take(kItems * x_stride * sizeof(int16_t)));
+    auto *h16 = static_cast<int16_t *>(space.take(kItems * h_stride * sizeof(int16_t)));
+    auto *x = static_cast<int32_t *>(space.take(C * sizeof(int32_t)));
+    auto *h = static_cast<int32_t *>(space.take(kItems * int64_t{H} * sizeof(int32_t)));
+    const GeneralItem<Real> t(space, H);
+
+    const int64_t rows = job.end_row - job.first_row, all = c.steps * rows;
+    for (int64_t start = 0; start < all; start += kItems) {
+        const int count = static_cast<int>(all - start < kItems ? all - start : kItems);
+        for (int i = 0; i < count; ++i) {
+            int32_t *state = h + int64_t{i} * H;
+            read_item(job, p, C, (start + i) / rows, job.first_row + (start + i) % rows, x, state);
+            to_words(p.W, p.x.zero, x, C, x16 + i * x_stride);
+            to_words(p.R, p.h.zero, state, H, h16 + i * h_stride);
+        }
+        project_pairs(W, x16, x_stride, count, Wx, p.small_sums);
+        project_pairs(R, h16, h_stride, count, Rh, p.small_sums);
+        for (int i = 0; i < count; ++i) {
+            const int64_t step = (start + i) / rows, row = job.first_row + (start + i) % rows;
+            for (int u = 0; u < H; ++u) t.h[u] = static_cast<Real>(h[int64_t{i} * H + u]);
+            general_item(p, Wx + i * wx_stride, Rh + i * rh_stride, t);
+            general_slopes_of(p, job, Rh + i * rh_stride, step * c.N + row, t);
+            clear_padding(c, step * c.N + row, H);
+            hold(job, step_of(c, c.first_step + step), row, step * c.N + row, H);
+        }
+    }
+}
+
+int64_t general_slopes_bytes(const GeneralPlan &p) {
+    const int64_t channels = (int64_t{p.W.tiles} + p.R.tiles) * kTile;
+    const int64_t words = 2 * (int64_t{p.W.pairs} + p.R.pairs);
+    return kItems * (channels * 8 + words * 2 + int64_t{p.H} * 4) + 4 * int64_t{p.W.inputs} +
+           6 * 64 + GeneralItem<double>::bytes(p.H);
+}
+
+void run_general_slopes(const GeneralPlan &p, const SlopeJob &job) {
+    p.in_float ? general_slopes_in<float>(p, job) : general_slopes_in<double>(p, job);
+}

@@ -1,0 +1,203 @@
+// Rows of weights to scales and codes. Included inside the namespace of an instruction set, whose
+// vectors those of the compiler become.
+
+constexpr int kLanes = 8;
+typedef float Lanes __attribute__((vector_size(4 * kLanes)));
+typedef int32_t Words __attribute__((vector_size(4 * kLanes)));
+
+constexpr float kMagic = 12582912.f;  // 1.5 * 2^23: rounds half-even what is below 2^22
+constexpr int32_t kInfinite = 0x7f800000;
+
+inline bool is_finite(float v) {
+    int32_t bits;
+    __builtin_memcpy(&bits, &v, sizeof bits);
+    return (bits & kInfinite) != kInfinite;
+}
+
+inline Lanes load(const float *v) {
+    Lanes found;
+    __builtin_memcpy(&found, v, sizeof found);
+    return found;
+}
+
+// The last n % kLanes values, and `other` in the lanes beyond.
+inline Lanes load_rest(const float *v, int64_t n, float other) {
+    Lanes found = Lanes{} + other;
+    const int64_t rest = n % kLanes;
+    __builtin_memcpy(&found, v + n - rest, static_cast<size_t>(rest) * sizeof(float));
+    return found;
+}
+
+struct Limits {
+    Lanes lo, hi;
+    inline Lanes operator()(Lanes v) const {
+        v = v < lo ? lo : v;
+        return v > hi ? hi : v;
+    }
+};
+
+inline Limits limits_of(const WeightRows &w) {
+    return {Lanes{} + static_cast<float>(w.lo), Lanes{} + static_cast<float>(w.hi)};
+}
+
+struct Extremes {
+    Lanes low, high;
+    Words infinite = {};
+    inline void take(Lanes x) {
+        Words bits;
+        __builtin_memcpy(&bits, &x, sizeof bits);
+        infinite |= (bits & kInfinite) == kInfinite;
+        low = x < low ? x : low;
+        high = x > high ? x : high;
+    }
+};
+
+// Smallest and largest of n values, and whether all are finite.
+inline bool extremes(const float *v, int64_t n, float &least, float &most) {
+    Extremes found[2];
+    for (Extremes &e : found) e.low = e.high = Lanes{} + v[0];
+    int64_t i = 0;
+    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+        found[0].take(load(v + i));
+        found[1].take(load(v + i + kLanes));
+    }
+    if (i + kLanes <= n) found[0].take(load(v + i));
+    if (n % kLanes) found[1].take(load_rest(v, n, v[0]));
+    least = most = v[0];
+    int32_t any = 0;
+    for (const Extremes &e : found)
+        for (int j = 0; j < kLanes; ++j) {
+            least = e.low[j] < least ? e.low[j] : least;
+            most = e.high[j] > most ? e.high[j] : most;
+            any |= e.infinite[j];
+        }
+    return !any;
+}
+
+// Squared errors of values in units of the covering scale, at it and at finer ones.
+struct Errors {
+    Lanes sums[QG_FINER + 1] = {};
+    inline void add(Lanes y, const Limits &limits) {
+        for (int finer = 0; finer <= QG_FINER; ++finer) {
+            const Lanes error = y - ((limits(y) + kMagic) - kMagic);
+            sums[finer] += error * error;
+            y += y;
+        }
+    }
+};
+
+// The candidate of least error by sums in float, if no rounding can have changed the choice;
+// otherwise false.
+inline bool quick_best(const float *v, int64_t n, int covering, const Limits &limits, int &best) {
+    if (covering < -100 || covering > 100) return false;
+    double sums[QG_FINER + 1];
+    const float unit = static_cast<float>(qg_power(covering));
+    Errors errors;
+    for (int64_t i = 0; i + kLanes <= n; i += kLanes) errors.add(load(v + i) * unit, limits);
+    if (n % kLanes) errors.add(load_rest(v, n, 0.f) * unit, limits);
+    double largest = 0;
+    for (int finer = 0; finer <= QG_FINER; ++finer) {
+        double sum = 0;
+        for (int j = 0; j < kLanes; ++j) sum += static_cast<double>(errors.sums[finer][j]);
+        sums[finer] = sum * qg_power(-2 * finer);
+        largest = sums[finer] > largest ? sums[finer] : largest;
+    }
+    // what float sums, and the definition's rounding to a quantum, may be off by
+    const double count = static_cast<double>(n);
+    const double relative = (count / kLanes + kLanes + 8) * 0x1p-22;
+    const double absolute = count * qg_power(qg_ceil_log2(n) - 50) * largest + 0x1p-90;
+    for (int a = 0; a <= QG_FINER; ++a)
+        for (int b = 0; b < a; ++b) {
+            const double off = sums[a] > sums[b] ? sums[a] - sums[b] : sums[b] - sums[a];
+            const double more = sums[a] > sums[b] ? sums[a] : sums[b];
+            if (!(off > relative * more + absolute)) return false;
+        }
+    best = qg_best(sums, covering);
+    return true;
+}
+
+// The same as the definition does it.
+inline int exact_best(const float *v, int64_t n, int covering, double lo, double hi) {
+    double largest = 0, sums[QG_FINER + 1] = {};
+    for (int64_t i = 0; i < n; ++i)
+        for (int finer = 0; finer <= QG_FINER; ++finer) {
+            const double error = qg_error(v[i], covering, finer, lo, hi);
+            largest = error > largest ? error : largest;
+        }
+    const double quantum = qg_quantum(largest, n);
+    for (int64_t i = 0; i < n; ++i)
+        for (int finer = 0; finer <= QG_FINER; ++finer)
+            sums[finer] += rint(qg_error(v[i], covering, finer, lo, hi) * quantum);
+    return qg_best(sums, covering);
+}
+
+// The scale of each row of (rows, n), 0 where all of it is; whether all values are finite. `space`
+// is room for n values.
+inline bool scales_of_rows(const WeightRows &w, int64_t first, int64_t end, double *scales,
+                           float *space) {
+    bool finite = true;
+    const Limits limits = limits_of(w);
+    for (int64_t row = first; row < end; ++row) {
+        const float *v = w.values + row * w.n;
+        scales[row] = 0;
+        if (!w.n) continue;
+        float least = v[0], most = v[0];
+        if (w.n == 1 ? !is_finite(v[0]) : !extremes(v, w.n, least, most)) {
+            finite = false;
+            for (int64_t i = 0; i < w.n; ++i) space[i] = is_finite(v[i]) ? v[i] : 0.f;
+            v = space;
+            extremes(v, w.n, least, most);
+        }
+        if (least == 0 && most == 0) continue;
+        if (w.free_scale) {
+            scales[row] = qg_free_scale(least, most, w.hi);
+            continue;
+        }
+        const int covering = qg_covering(least, most, w.bits, w.lo, w.hi);
+        int best;
+        if (w.n == 1 || w.bits > 16 || !quick_best(v, w.n, covering, limits, best))
+            best = exact_best(v, w.n, covering, w.lo, w.hi);
+        scales[row] = qg_power(-best);
+    }
+    return finite;
+}
+
+// Codes of n values of up to 16 bits.
+template <class Code>
+inline void code_values(const float *v, int64_t n, float scale, const Limits &limits,
+                        const uint8_t *dropped, Code *to) {
+    typedef Code Codes __attribute__((vector_size(sizeof(Code) * kLanes)));
+    typedef int16_t Halves __attribute__((vector_size(2 * kLanes)));
+    auto codes = [&](Lanes x) {
+        const Lanes rounded = limits(x / scale) + kMagic;
+        Words bits;
+        __builtin_memcpy(&bits, &rounded, sizeof bits);
+        // the low bits of what the magic number has rounded are the integer
+        return __builtin_convertvector(__builtin_convertvector(bits, Halves), Codes);
+    };
+    for (int64_t i = 0; i + kLanes <= n; i += kLanes) {
+        const Codes found = codes(load(v + i));
+        __builtin_memcpy(to + i, &found, sizeof found);
+    }
+    if (const int64_t rest = n % kLanes) {
+        const Codes found = codes(load_rest(v, n, 0.f));
+        __builtin_memcpy(to + n - rest, &found, static_cast<size_t>(rest) * sizeof(Code));
+    }
+    if (dropped)
+        for (int64_t i = 0; i < n; ++i) to[i] = dropped[i] ? Code(0) : to[i];
+}
+
+// Codes of one row; `space` is room for it.
+inline void codes_of_row(const WeightRows &w, int64_t row, float scale, const uint8_t *dropped,
+                         void *to, float *space) {
+    const float *v = w.values + row * w.n;
+    if (!w.all_finite) {
+        for (int64_t i = 0; i < w.n; ++i) space[i] = is_finite(v[i]) ? v[i] : 0.f;
+        v = space;
+    }
+    const Limits limits = limits_of(w);
+    if (w.bits <= 8)
+        code_values(v, w.n, scale, limits, dropped, static_cast<int8_t *>(to));
+    else
+        code_values(v, w.n, scale, limits, dropped, static_cast<int16_t *>(to));
+}

@@ -1,0 +1,162 @@
+"""Rewrites a weight part, and what kernels derived from it, on a GPU: two launches for a cell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quant_gru.integer.plan import FrozenPart, WeightPart, bias_limit, bias_shift
+from quant_gru.integer.qparams import QParams
+from quant_gru.integer.quantizer import code_limits
+from quant_gru.integer.weighted_sum import significant_bits
+from quant_gru.kernels.cuda.executor import kept_numbers
+from quant_gru.kernels.cuda.frozen import byte_offset, planes_of
+from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
+from quant_gru.kernels.cuda.numbers import Numbers
+from quant_gru.kernels.cuda.structures import KINDS, WeightsC
+
+_REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
+_THREADS = 256
+_MOST_FRAGMENTS = 4
+_MEASURE, _SETTLE = (Kernel.of("weights", name, PLAIN) for name in ("measure", "settle"))
+
+
+class Writer:
+    """Writes the tensors of a weight part.
+
+    Args:
+        qparams: Scales per channel that follow the weights, matrices of up to 16 bits.
+        frozen: The frozen part beside it.
+        part: What is rewritten.
+        machine: Where kernels run; None for the part's GPU.
+    """
+
+    def __init__(
+        self,
+        qparams: QParams,
+        frozen: FrozenPart,
+        part: WeightPart,
+        machine: Machine | None = None,
+    ) -> None:
+        if machine is None:
+            from quant_gru.kernels.cuda.driver import machine_of
+
+            machine = machine_of(part.W.device)
+        self._machine, self._part = machine, part
+        rows = part.W.shape[0]
+        self._space = torch.empty((4, rows), dtype=torch.float64, device=part.W.device)
+        self._arguments: Any = WeightsC()
+        self._arguments.H = rows // 3
+        self._arguments.finite = part.finite.data_ptr()
+        self._arguments.planes_R = planes_of(part.bits_R)
+        self._arguments.free = qparams.config.scale_kind == "free"
+        for which in range(2):
+            self._fill(which, qparams, frozen)
+        self._seen: tuple[Numbers | None, int] = (None, 0)
+        self._launches: list[Prepared] = []
+
+    def _fill(self, which: int, qparams: QParams, frozen: FrozenPart) -> None:
+        part, c = self._part, self._arguments.operands[which]
+        weight, bias = (("weight.W", "weight.bw"), ("weight.R", "weight.br"))[which]
+        codes, b_codes = ((part.W, part.bw), (part.R, part.br))[which]
+        B, sums = ((part.Bw, part.Wx), (part.Br, part.Rh))[which]
+        q = frozen.quantizers
+        operand = q["output.h" if which else "input.x"]
+        result = q["matmul.Rh" if which else "matmul.Wx"]
+        bits, b_bits = (qparams.config[name].bitwidth or 1 for name in (weight, bias))
+        c.w_scale, c.b_scale = (self._space[2 * which + i].data_ptr() for i in range(2))
+        c.codes, c.b_codes = codes.data_ptr(), b_codes.data_ptr()
+        c.kind, c.b_kind = KINDS[codes.dtype], KINDS[b_codes.dtype]
+        c.scales, c.b_scales = (part.scales[name].data_ptr() for name in (weight, bias))
+        (M,), k = sums.multipliers, sums.shift
+        assert isinstance(M, Tensor)
+        assert isinstance(k, Tensor)
+        c.B, c.M, c.k = B.data_ptr(), M.data_ptr(), k.data_ptr()
+        c.K, c.bits, c.b_bits = codes.shape[1], bits, b_bits
+        c.planes = planes_of(bits)
+        c.significant = significant_bits(bits + operand.bits)
+        c.fold = byte_offset(operand) - operand.zero_point
+        c.fold_words = c.fold + (128 if planes_of(operand.bits) == 2 else 0)
+        c.reach = operand.max_abs
+        c.lo, c.hi = code_limits(bits, signed=True)
+        c.b_lo, c.b_hi = code_limits(b_bits, signed=True)
+        c.operand_scale, c.result_scale = operand.scale, result.scale
+        c.b_unit = float(1 << bias_shift(bits, operand.bits))
+        c.limit = bias_limit(bits, operand.bits)
+
+    def takes(self, *values: Tensor | None) -> bool:
+        """Whether these weights are of a dtype and a device that the kernels read."""
+        device = self._part.W.device
+        return all(v is None or (v.dtype in _REAL and v.device == device) for v in values)
+
+    def write(
+        self,
+        matrices: tuple[Tensor, Tensor],
+        biases: tuple[Tensor | None, Tensor | None],
+        dropped: Tensor | None,
+        p: float,
+    ) -> None:
+        """Rewrite everything, on the current stream.
+
+        Args:
+            matrices: W (3H, C) and R (3H, H).
+            biases: bw and br (3H,), or None for zeros.
+            dropped: bool (3H, H) or None; as for `build_weights`.
+            p: Probability of what was dropped.
+        """
+        arguments, keep = self._arguments, []
+        for c, w, b in zip(arguments.operands, matrices, biases, strict=True):
+            w = w.detach().contiguous().resolve_neg()
+            keep.append(w)
+            c.w, c.w_real, c.b = w.data_ptr(), _REAL[w.dtype], None
+            if b is not None:
+                b = b.detach().contiguous().resolve_neg()
+                keep.append(b)
+                c.b, c.b_real = b.data_ptr(), _REAL[b.dtype]
+        arguments.operands[1].dropped = None
+        if dropped is not None:
+            dropped = dropped.to(self._part.R.device, torch.bool).contiguous()
+            arguments.operands[1].dropped = dropped.data_ptr()
+            arguments.keep = 1.0 - p
+        numbers = kept_numbers(self._part)
+        seen = (numbers, 0 if numbers is None else numbers.derived)
+        if seen != self._seen:
+            self._seen = seen
+            self._point(numbers)
+        if not self._launches:
+            grid = Grid((-(-3 * arguments.H // (_THREADS // 32)), 2), _THREADS)
+            self._launches = [
+                self._machine.prepare(each, grid, arguments) for each in (_MEASURE, _SETTLE)
+            ]
+        stream = self._machine.stream()
+        for launch in self._launches:
+            launch.start(stream)
+        if numbers is not None:
+            numbers.refresh(("_columns",), _MOST_FRAGMENTS)
+
+    def _point(self, numbers: Numbers | None) -> None:
+        """Let the arguments point at what was derived from the part."""
+        arguments = self._arguments
+        arguments.count = 0
+        made = {} if numbers is None else numbers.__dict__
+        for which, c in enumerate(arguments.operands):
+            c.m = made["multipliers"][which].data_ptr() if "multipliers" in made else None
+            c.gemm = c.folded = c.exact_float = None
+            if "gemm" in made:
+                weights, folded = made["gemm"][which]
+                c.gemm, c.folded, c.padded = weights.data_ptr(), folded.data_ptr(), len(weights)
+            if "exact_float" in made:
+                c.exact_float = made["exact_float"][which].data_ptr()
+        c = arguments.operands[0]
+        c.folded_bytes = c.m_float = None
+        if "of_bytes" in made:
+            c.folded_bytes, c.m_float = (each.data_ptr() for each in made["of_bytes"])
+        if numbers is None:
+            return
+        for (features, units), kept in list(numbers.packed().items())[:_MOST_FRAGMENTS]:
+            f = arguments.fragments[arguments.count]
+            f.bytes, f.bias, f.m = (each.data_ptr() for each in kept)
+            f.features, f.units = features, units
+            arguments.count += 1

@@ -1,0 +1,129 @@
+/* What becomes of one row of weights: the decisions of integer/weights.py and integer/plan.py, in
+ * the same IEEE operations, for the CPU and CUDA kernels that follow weights in training.
+ *
+ * Nothing here may be contracted to fused multiply-adds.
+ */
+#ifndef QUANT_GRU_WEIGHTS_H
+#define QUANT_GRU_WEIGHTS_H
+
+#include <stdint.h>
+
+#define QG_FINER 2                              /* candidates finer than the covering exponent */
+#define QG_SHARE 0.00390625                     /* 2^-8: the least share of the largest scale */
+#define QG_LEAST_SCALE 1.1754943508222875e-38   /* 2^-126 */
+#define QG_LARGEST_SCALE 1.7014118346046923e+38 /* 2^127 */
+
+typedef union {
+    double value;
+    uint64_t bits;
+} qg_bits;
+
+/* 2^e for -1022 <= e <= 1023. */
+static inline double qg_power(int e) {
+    qg_bits v;
+    v.bits = (uint64_t)(e + 1023) << 52;
+    return v.value;
+}
+
+/* frexp's exponent of a value that is 0 or normal and not negative. */
+static inline int qg_exponent(double v) {
+    qg_bits b;
+    b.value = v;
+    return v == 0 ? 0 : (int)(b.bits >> 52) - 1022;
+}
+
+static inline double qg_within(double v, double lo, double hi) {
+    return v < lo ? lo : v > hi ? hi : v;
+}
+
+/* ceil(log2(n)) for n >= 1 */
+static inline int qg_ceil_log2(int64_t n) {
+    int bits = 0;
+    while (((int64_t)1 << bits) < n) ++bits;
+    return bits;
+}
+
+/* The exponent (scale 2^-exponent) whose codes cover [least, most]. */
+static inline int qg_covering(double least, double most, int bits, double lo, double hi) {
+    const double largest = -least > most ? -least : most;
+    const int guess = bits - 1 - qg_exponent(largest);
+    int covering = guess - 1;
+    for (int e = guess; e < guess + 2; ++e) {
+        const double scale = qg_power(e);
+        if (rint(least * scale) >= lo && rint(most * scale) <= hi) covering = e;
+    }
+    return covering;
+}
+
+/* Squared error of v at an exponent `finer` than `covering`, in units of the covering scale. */
+static inline double qg_error(double v, int covering, int finer, double lo, double hi) {
+    const double y = v * qg_power(covering + finer);
+    const double error = (y - qg_within(rint(y), lo, hi)) * qg_power(-finer);
+    return error * error;
+}
+
+/* By what errors are multiplied before they are rounded, so that sums of n are exact. */
+static inline double qg_quantum(double largest_error, int64_t n) {
+    return qg_power(52 - qg_ceil_log2(n < 1 ? 1 : n) - qg_exponent(largest_error));
+}
+
+/* The exponent of least error; ties go to the finer. */
+static inline int qg_best(const double *sums, int covering) {
+    int best = QG_FINER;
+    for (int finer = QG_FINER - 1; finer >= 0; --finer)
+        if (sums[finer] < sums[best]) best = finer;
+    const int exponent = covering + best;
+    return exponent < -127 ? -127 : exponent > 126 ? 126 : exponent;
+}
+
+/* The scale of a row whose values are in [least, most] where scales are free. */
+static inline double qg_free_scale(double least, double most, double hi) {
+    const double largest = -least > most ? -least : most;
+    return (double)(float)(largest / (hi < 1 ? 1 : hi));
+}
+
+static inline float qg_finished(double scale) {
+    return scale > 0 ? (float)qg_within(scale, QG_LEAST_SCALE, QG_LARGEST_SCALE) : 1.f;
+}
+
+/* The scale of a row of a matrix: `scale` is 0 for a row of zeros. */
+static inline float qg_matrix_scale(double scale, double largest) {
+    const double least = largest * QG_SHARE;
+    return qg_finished(scale < least ? least : scale);
+}
+
+static inline float qg_bias_scale(double scale, double largest) {
+    return qg_finished(scale == 0 ? largest : scale);
+}
+
+/* clamp(rint(v / s)) */
+static inline int64_t qg_code(float v, float scale, double lo, double hi) {
+    return (int64_t)qg_within((double)rintf(v / scale), lo, hi);
+}
+
+/* What the plan has of a channel besides codes. */
+typedef struct {
+    int64_t B, M, k;
+    double m; /* M / 2^k */
+} qg_channel;
+
+static inline qg_channel qg_channel_of(int64_t bias_code, float bias_scale, float scale,
+                                       double operand_scale, double result_scale, double bias_unit,
+                                       double limit, int significant) {
+    qg_channel c;
+    const double unit = (double)scale * operand_scale;
+    const double B = (double)bias_code * (double)bias_scale / (unit * bias_unit);
+    const double ratio = unit / result_scale;
+    const int exponent = qg_exponent(ratio);
+    c.B = (int64_t)qg_within(rint(B), -limit, limit);
+    c.M = (int64_t)rint(ratio * qg_power(-exponent) * qg_power(significant));
+    c.k = significant - exponent;
+    if (c.M == (int64_t)1 << significant) {
+        c.M >>= 1;
+        --c.k;
+    }
+    c.m = (double)c.M * qg_power((int)-c.k);
+    return c;
+}
+
+#endif

@@ -1,0 +1,215 @@
+"""The native backward against `straight_through`, and held units, over random plans."""
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from quant_gru import QuantConfig, QuantGRU, QuantGRUError
+from quant_gru.integer import reference
+from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
+from quant_gru.kernels.cpu import executor
+from quant_gru.kernels.cpu.training import backward
+
+sys.path.insert(0, str(Path(__file__).parent))
+from random_plans import random_case
+
+NATIVE = executor.choices()[:-1]
+SWEEP = {"w8a8": 200, "w8a16": 120, "w16a16": 80, "mixed": 120, "wide": 10}
+BATCH = 20
+NAMES = ("x", "h0", "W", "R", "bw", "br")
+LIMIT = 1e-5
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A tape with gradients of its outputs."""
+
+    tape: Tape
+    grad_out: Tensor
+    grad_last: Tensor
+
+
+def drawn(plan, x, h0, lengths=None, reverse=False, held=None, seed=0) -> Drawn:
+    generator = torch.Generator().manual_seed(seed)
+    out = reference.run(plan, x, h0, lengths, reverse, held)[0]
+    tape = Tape(plan, x, h0, out, lengths, reverse, held)
+    grad_out = torch.randn(out.shape, generator=generator)
+    return Drawn(tape, grad_out, torch.randn(h0.shape, generator=generator))
+
+
+def random_drawn(seed: int, kind: str) -> Drawn:
+    case = random_case(seed, kind)
+    shape = (*case.x.shape[:2], case.plan.hidden_size)
+    generator = torch.Generator().manual_seed(seed)
+    held = torch.rand(shape, generator=generator) < 0.3 if seed % 3 == 0 else None
+    return drawn(case.plan, case.x, case.h0, case.lengths, case.reverse, held, seed)
+
+
+def assert_close(ours: Gradients, expected: Gradients, what: str) -> None:
+    for name in NAMES:
+        a, b = getattr(ours, name), getattr(expected, name)
+        assert a.dtype == torch.float32
+        assert a.shape == b.shape, f"{what}, {name}"
+        error = (a.to(torch.float64) - b).norm()
+        assert error <= LIMIT * b.norm(), f"{what}, {name}: {error / b.norm():.1e}"
+
+
+def assert_same_bits(a: Gradients, b: Gradients) -> None:
+    for name in NAMES:
+        one, other = getattr(a, name), getattr(b, name)
+        assert torch.equal(one.view(torch.int32), other.view(torch.int32)), name
+
+
+def batches():
+    for kind, count in SWEEP.items():
+        for first in range(0, count, BATCH):
+            yield pytest.param(kind, first, min(first + BATCH, count), id=f"{kind}-{first}")
+
+
+@pytest.mark.parametrize(("kind", "first", "end"), list(batches()))
+def test_random_plans(kind, first, end):
+    for seed in range(first, end):
+        case = random_drawn(seed, kind)
+        expected = straight_through(case.tape, case.grad_out, case.grad_last)
+        for variant in NATIVE:
+            got = backward(case.tape, case.grad_out, case.grad_last, Wanted(), variant, 1)
+            assert_close(got, expected, f"seed {seed}, {kind}, {variant}")
+
+
+@pytest.mark.parametrize(("kind", "first", "end"), list(batches()))
+def test_held_units_of_random_plans(kind, first, end):
+    for seed in range(first, end):
+        case = random_case(seed, kind)
+        generator = torch.Generator().manual_seed(seed)
+        shape = (*case.x.shape[:2], case.plan.hidden_size)
+        held = torch.rand(shape, generator=generator) < 0.4
+        arguments = (case.plan, case.x, case.h0, case.lengths, case.reverse)
+        expected = reference.run(*arguments, held)
+        for variant in NATIVE:
+            got = executor.run(*arguments, variant, 1, held)
+            for ours, theirs in zip(got, expected, strict=True):
+                assert torch.equal(ours, theirs), f"seed {seed}, {kind}, {variant}"
+
+
+def calibrated(config, C, H, seed=0):
+    torch.manual_seed(seed)
+    gru = QuantGRU(C, H, config=config).eval()
+    gru.calibrate(torch.randn(8, 4, C))
+    gru.finalize_calibration()
+    return gru._plan().cells[0][0]
+
+
+def codes(quantizer, *shape):
+    return torch.randint(quantizer.lo, quantizer.hi + 1, shape).to(quantizer.container)
+
+
+SHAPES = [(1, 1, 1, 1), (2, 1, 40, 64), (9, 3, 65, 130), (7, 50, 7, 100), (70, 9, 33, 70)]
+
+
+@pytest.mark.parametrize("variant", NATIVE)
+@pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])
+@pytest.mark.parametrize("kind", ["pot", "free"])
+@pytest.mark.parametrize(("T", "N", "C", "H"), SHAPES)
+def test_calibrated_plans(variant, config, kind, T, N, C, H):
+    """Blocks that are filled and those that are left over; several chunks of steps."""
+    plan = calibrated(getattr(QuantConfig, config)().replace_globals(scale_kind=kind), C, H)
+    case = drawn(plan, codes(plan.x, T, N, C), codes(plan.h, N, H), reverse=N == 3)
+    expected = straight_through(case.tape, case.grad_out, case.grad_last)
+    got = backward(case.tape, case.grad_out, case.grad_last, Wanted(), variant, 1)
+    assert_close(got, expected, variant)
+
+
+@pytest.mark.parametrize("variant", NATIVE)
+@pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])
+def test_threads_change_no_bit(variant, config):
+    """Long enough for threads to start, with rows that do not divide among them."""
+    plan = calibrated(getattr(QuantConfig, config)(), 40, 64)
+    T, N = 60, 37
+    held = torch.rand(T, N, 64) < 0.1
+    lengths = torch.randint(1, T + 1, (N,))
+    case = drawn(plan, codes(plan.x, T, N, 40), codes(plan.h, N, 64), lengths, True, held)
+    one, *others = (
+        backward(case.tape, case.grad_out, case.grad_last, Wanted(), variant, threads)
+        for threads in (1, 2, 5, 16)
+    )
+    for other in others:
+        assert_same_bits(one, other)
+    assert_close(one, straight_through(case.tape, case.grad_out, case.grad_last), variant)
+
+
+@pytest.mark.parametrize("variant", NATIVE)
+@pytest.mark.parametrize("config", ["int8", "int16"])
+def test_nan_spreads_like_the_definition(variant, config):
+    """Through its row and to the weights, and nowhere else."""
+    plan = calibrated(getattr(QuantConfig, config)(), 6, 11)
+    case = drawn(plan, codes(plan.x, 5, 4, 6), codes(plan.h, 4, 11))
+    case.grad_last[2, 3] = torch.nan
+    expected = straight_through(case.tape, case.grad_out, case.grad_last)
+    got = backward(case.tape, case.grad_out, case.grad_last, Wanted(), variant, 1)
+    for name in NAMES:
+        assert torch.equal(getattr(got, name).isnan(), getattr(expected, name).isnan()), name
+    rows = torch.tensor([0, 1, 3])
+    for name, dim in (("x", 1), ("h0", 0)):
+        a, b = (getattr(g, name).index_select(dim, rows) for g in (got, expected))
+        assert (a - b).norm() <= LIMIT * b.norm()
+
+
+@pytest.mark.parametrize("wanted", NAMES)
+def test_only_what_is_wanted(wanted):
+    plan = calibrated(QuantConfig.int8(), 5, 6)
+    case = drawn(plan, codes(plan.x, 4, 3, 5), codes(plan.h, 3, 6))
+    arguments = (case.tape, case.grad_out, case.grad_last)
+    every = backward(*arguments, Wanted(), NATIVE[0])
+    nothing = Wanted(False, False, False, False, False)
+    few = nothing if wanted == "h0" else replace(nothing, **{wanted: True})
+    got = backward(*arguments, few, NATIVE[0])
+    for name in NAMES:
+        if name in ("h0", wanted):
+            assert torch.equal(getattr(got, name), getattr(every, name))
+        else:
+            assert getattr(got, name) is None
+
+
+@pytest.mark.parametrize(("T", "N"), [(0, 3), (4, 0), (0, 0)])
+def test_nothing_to_do(T, N):
+    plan = calibrated(QuantConfig.int8(), 5, 6)
+    case = drawn(plan, codes(plan.x, T, N, 5), codes(plan.h, N, 6))
+    got = backward(case.tape, case.grad_out, case.grad_last, Wanted(), NATIVE[0])
+    assert_close(got, straight_through(case.tape, case.grad_out, case.grad_last), "empty")
+    assert got.h0 is not case.grad_last
+
+
+def test_strided_gradients_are_taken():
+    plan = calibrated(QuantConfig.int8(), 5, 6)
+    case = drawn(plan, codes(plan.x, 4, 3, 5), codes(plan.h, 3, 6))
+    expected = backward(case.tape, case.grad_out, case.grad_last, Wanted(), NATIVE[0])
+    batch_first = case.grad_out.transpose(0, 1).contiguous().transpose(0, 1)
+    units_apart = case.grad_out.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    half = torch.cat((case.grad_out, case.grad_out), 2)[..., :6]
+    spread = torch.ones(()).expand(4, 3, 6)
+    for grad_out in (batch_first, units_apart, half, case.grad_out.double()):
+        got = backward(case.tape, grad_out, case.grad_last, Wanted(), NATIVE[0])
+        assert_same_bits(got, expected)
+    got = backward(case.tape, spread, case.grad_last, Wanted(), NATIVE[0])
+    assert_same_bits(got, backward(case.tape, spread.clone(), case.grad_last, Wanted(), NATIVE[0]))
+
+
+def test_shapes_are_checked_before_addresses_are_taken():
+    plan = calibrated(QuantConfig.int8(), 5, 6)
+    case = drawn(plan, codes(plan.x, 4, 3, 5), codes(plan.h, 3, 6))
+    held = torch.zeros(4, 3, 5, dtype=torch.bool)
+    bad = [
+        (replace(case.tape, held=held), case.grad_out, case.grad_last, "held"),
+        (replace(case.tape, lengths=torch.ones(2)), case.grad_out, case.grad_last, "lengths"),
+        (case.tape, case.grad_out[1:], case.grad_last, "grad_out"),
+        (case.tape, case.grad_out, case.grad_last[:, 1:], "grad_last"),
+    ]
+    for tape, grad_out, grad_last, name in bad:
+        with pytest.raises(QuantGRUError, match=f"Expected {name} to be of shape"):
+            backward(tape, grad_out, grad_last, Wanted(), NATIVE[0])
+    with pytest.raises(QuantGRUError, match="Expected held to be of shape"):
+        executor.run(plan, case.tape.x, case.tape.h0, None, False, NATIVE[0], held=held)

@@ -1,0 +1,371 @@
+"""Training loops as people write them: what a step of the quantized mode has to get along with."""
+
+import copy
+import datetime
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from gru_helpers import C, H, quantized, same, seeded, states
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+DEEP = {"num_layers": 2, "bidirectional": True}
+TIMEOUT = 120.0
+
+
+class Model(nn.Module):
+    """Layers on both sides, and a second GRU, so that gradients have to go through."""
+
+    def __init__(self, **options):
+        super().__init__()
+        torch.manual_seed(2)
+        self.before, self.after = nn.Linear(C, C), nn.Linear(H, 3)
+        self.gru = quantized(**options)
+        self.upper = quantized(input_size=2 * H if options else H)
+
+    def forward(self, x):
+        return self.after(self.upper(self.gru(self.before(x))[0])[0])
+
+
+def loss_of(model, x):
+    return model(x).square().mean()
+
+
+def gradients(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def close(found, expected, tolerance=1e-5):
+    for name, grad in expected.items():
+        assert (found[name] - grad).norm() <= tolerance * grad.norm().clamp(min=1e-12), name
+
+
+def fresh_output(gru, x):
+    """What a module that never saw other weights computes."""
+    other = quantized()
+    other.load_state_dict(gru.state_dict())
+    with torch.no_grad():
+        return other.eval()(x)[0]
+
+
+class TestAccumulation:
+    def test_parts_of_a_batch_add_up(self):
+        model, x = Model().train(), seeded(5, 6, C)
+        loss_of(model, x).backward()
+        whole = gradients(model)
+        model.zero_grad()
+        for part in x.chunk(3, dim=1):
+            (loss_of(model, part) / 3).backward()
+        close(gradients(model), whole)
+
+    def test_zeros_instead_of_none(self):
+        gru, x = quantized().train(), seeded(5, 3, C)
+        gru(x)[0].sum().backward()
+        first = gradients(gru)
+        gru.zero_grad(set_to_none=False)
+        gru(x)[0].sum().backward()
+        for name, grad in gradients(gru).items():
+            same(grad, first[name])
+
+    def test_two_losses_of_one_forward(self):
+        gru, x = quantized(**DEEP).train(), seeded(5, 3, C)
+        y, h_n = gru(x)
+        (y.square().mean() + h_n.sum()).backward()
+        whole = gradients(gru)
+        gru.zero_grad()
+        y, h_n = gru(x)
+        y.square().mean().backward(retain_graph=True)
+        h_n.sum().backward()
+        close(gradients(gru), whole)
+
+
+class TestCheckpoint:
+    @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
+    @pytest.mark.parametrize("dropout", [0.0, 0.5])
+    def test_gradients_are_the_same(self, reentrant, dropout):
+        gru = quantized(**DEEP, dropout=dropout).train()
+        x, hx = (t.requires_grad_() for t in (seeded(5, 3, C), states(gru, 3)))
+        results = []
+        for run in (gru, lambda *args: checkpoint(gru, *args, use_reentrant=reentrant)):
+            gru.zero_grad()
+            x.grad = hx.grad = None
+            torch.manual_seed(4)
+            y, h_n = run(x, hx)
+            (y.square().sum() + h_n.sum()).backward()
+            results.append([y.detach(), x.grad, hx.grad, *gradients(gru).values()])
+        same(results[1], results[0])
+
+    @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
+    def test_inside_a_model(self, reentrant):
+        model, x = Model().train(), seeded(5, 3, C).requires_grad_()
+        loss_of(model, x).backward()
+        expected = gradients(model)
+        model.zero_grad()
+        y = checkpoint(model.gru, model.before(x), use_reentrant=reentrant)[0]
+        y = checkpoint(lambda y: model.upper(y)[0], y, use_reentrant=reentrant)
+        model.after(y).square().mean().backward()
+        same(gradients(model), expected)
+
+
+class TestModes:
+    def test_evaluation_between_steps_is_of_the_weights_of_that_moment(self):
+        gru, x = quantized(), seeded(5, 3, C)
+        optimizer = torch.optim.SGD(gru.parameters(), lr=0.5)
+        seen = []
+        for _ in range(3):
+            gru.train()
+            optimizer.zero_grad()
+            gru(x)[0].square().mean().backward()
+            optimizer.step()
+            gru.eval()
+            with torch.no_grad():
+                seen.append(gru(x)[0])
+            same(seen[-1], fresh_output(gru, x))
+        assert not torch.equal(seen[0], seen[1])
+        assert not torch.equal(seen[1], seen[2])
+
+    @pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {}], ids=str)
+    @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad])
+    def test_no_step_is_overlooked_in_eval_mode(self, optimizer, options):
+        gru, x = quantized(), seeded(5, 3, C)
+        step = optimizer(gru.parameters(), lr=0.2, **options)
+        for _ in range(2):
+            with torch.no_grad():
+                before = gru(x)[0]
+            step.zero_grad()
+            gru(x)[0].square().mean().backward()
+            step.step()
+            gru.eval()  # fused optimizers leave no trace in a tensor's version
+            with torch.no_grad():
+                same(gru(x)[0], fresh_output(gru, x))
+                assert not torch.equal(gru(x)[0], before)
+
+    def test_training_and_evaluation_have_one_forward(self):
+        model, x = Model(), seeded(5, 3, C)
+        with torch.no_grad():
+            expected = model.eval()(x)
+            same(model.train()(x), expected)
+        same(model(x).detach(), expected)
+
+    def test_float_and_quantized_steps_take_turns(self):
+        gru, x = quantized().train(), seeded(5, 3, C)
+        plain = nn.GRU(C, H)
+        plain.load_state_dict(
+            {name: p.detach().clone() for name, p in gru.named_parameters()}, strict=True
+        )
+        gru(x)[0].sum().backward()
+        gru.zero_grad()
+        gru.use_quantization = False
+        for module in (gru, plain):
+            module(x)[0].sum().backward()
+        same(gradients(gru), gradients(plain))
+
+
+class TestFrozenParts:
+    def test_only_the_head_learns(self):
+        model, x = Model().train(), seeded(5, 3, C)
+        loss_of(model, x).backward()
+        expected = model.after.weight.grad.clone()
+        model.zero_grad()
+        model.gru.requires_grad_(False)
+        model.upper.requires_grad_(False)
+        loss_of(model, x).backward()
+        same(model.after.weight.grad, expected)
+        assert model.before.weight.grad.abs().sum() > 0
+        assert all(p.grad is None for gru in (model.gru, model.upper) for p in gru.parameters())
+
+    def test_thawed_weights_learn(self):
+        gru, x = quantized(), seeded(5, 3, C)
+        gru.requires_grad_(False)
+        gru.train()(x)
+        gru.requires_grad_(True)
+        gru(x)[0].sum().backward()
+        found = gradients(gru)
+        other = quantized().train()
+        other(x)[0].sum().backward()
+        same(found, gradients(other))
+
+
+class TestAutocast:
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    def test_the_gru_itself_does_not_change(self, dtype):
+        gru, x = quantized(**DEEP).train(), seeded(5, 3, C)
+        y, _ = gru(x)
+        y.square().sum().backward()
+        expected = gradients(gru)
+        gru.zero_grad()
+        with torch.autocast("cpu", dtype=dtype):
+            found, _ = gru(x)
+        assert found.dtype == torch.float32
+        same(found, y)
+        found.square().sum().backward()
+        same(gradients(gru), expected)
+
+    def test_layers_around_it_in_bfloat16(self):
+        model, x = Model().train(), seeded(5, 3, C)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = model(x)
+            assert y.dtype == torch.bfloat16
+            loss = y.float().square().mean()
+        loss.backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad.dtype == torch.float32, name
+            assert parameter.grad.isfinite().all(), name
+            assert parameter.grad.abs().sum() > 0, name
+
+    def test_scaled_gradients(self):
+        gru, x = quantized().train(), seeded(5, 3, C)
+        gru(x)[0].square().mean().backward()
+        expected = gradients(gru)
+        gru.zero_grad()
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        optimizer = torch.optim.SGD(gru.parameters(), lr=0.5)
+        scaler.scale(gru(x)[0].square().mean()).backward()
+        scaler.unscale_(optimizer)
+        close(gradients(gru), expected, tolerance=1e-6)
+        before = gru.weight_hh_l0.detach().clone()
+        scaler.step(optimizer)
+        scaler.update()
+        assert not torch.equal(gru.weight_hh_l0, before)
+
+    def test_a_step_with_infinite_gradients_is_left_out(self):
+        gru, x = quantized().train(), seeded(5, 3, C)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        optimizer = torch.optim.SGD(gru.parameters(), lr=0.5)
+        before = [p.detach().clone() for p in gru.parameters()]
+        scaler.scale(gru(x)[0].sum() * float("inf")).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        same([p.detach() for p in gru.parameters()], before)
+        assert scaler.get_scale() == 2.0**9
+
+
+class TestOptimizers:
+    def test_steps_within_backward(self):
+        """Weights that change as soon as their gradient is there: forward's weights count."""
+        model, twin, x = Model().train(), Model().train(), seeded(5, 3, C)
+
+        def step_at_once(parameter):
+            step = steps[parameter]
+            step.step()
+            step.zero_grad()
+
+        steps = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(step_at_once)
+        whole = torch.optim.SGD(twin.parameters(), lr=0.1)
+        for _ in range(2):
+            loss_of(model, x).backward()
+            loss_of(twin, x).backward()
+            whole.step()
+            whole.zero_grad()
+        same(model.state_dict(), twin.state_dict())
+
+    def test_averaged_weights(self):
+        gru, x = quantized(), seeded(5, 3, C)
+        average = torch.optim.swa_utils.AveragedModel(gru)
+        with torch.no_grad():
+            average(x)
+            for parameter in gru.parameters():
+                parameter.add_(0.1)
+            average.update_parameters(gru)
+            for parameter in gru.parameters():
+                parameter.mul_(0.5)
+            average.update_parameters(gru)
+            average.eval()
+            same(average(x)[0], fresh_output(average.module, x))
+
+    def test_clipped_gradients(self):
+        gru, x = quantized().train(), seeded(5, 3, C)
+        gru(x)[0].sum().backward()
+        before = gradients(gru)
+        norm = nn.utils.clip_grad_norm_(gru.parameters(), 0.01)
+        assert norm > 0.01
+        found = torch.cat([grad.flatten() for grad in gradients(gru).values()]).norm()
+        assert abs(found - 0.01) < 1e-6
+        close({k: v * norm / 0.01 for k, v in gradients(gru).items()}, before, tolerance=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch's own modules
+def test_compiled_steps_are_the_eager_ones():
+    torch._dynamo.reset()
+    model, x = Model().train(), seeded(5, 3, C)
+    twin = copy.deepcopy(model)
+    with torch._dynamo.config.patch(allow_rnn=True):
+        compiled = torch.compile(loss_of, fullgraph=True, backend="aot_eager")
+        for module, run in ((model, compiled), (twin, loss_of)):
+            optimizer = torch.optim.Adam(module.parameters(), lr=0.05)
+            for _ in range(3):
+                optimizer.zero_grad()
+                run(module, x).backward()
+                optimizer.step()
+    close(dict(model.named_parameters()), dict(twin.named_parameters()))
+
+
+# --- several processes
+
+
+def sharded_steps(model, x, full=lambda t: t):
+    """Two steps, and the weights after them."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss_of(model, x).backward()
+        optimizer.step()
+    return {name: full(p.detach()).clone() for name, p in model.named_parameters()}
+
+
+def worker(rank, folder, kind):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=2,
+        timeout=datetime.timedelta(seconds=TIMEOUT / 2),
+    )
+    try:
+        model, x = Model(**DEEP).train(), seeded(5, 6, C).chunk(2, dim=1)[rank]
+        if kind == "ddp":
+            steps = sharded_steps(DistributedDataParallel(model, gradient_as_bucket_view=True), x)
+            steps = {name.removeprefix("module."): p for name, p in steps.items()}
+        else:
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
+            mesh = init_device_mesh("cpu", (2,))
+            for part in (model.gru, model.upper):
+                fully_shard(part, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+            steps = sharded_steps(model, x, full=lambda p: p.full_tensor())
+        torch.save(steps, f"{folder}/{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed, gloo"
+)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_processes_train_as_one(kind, tmp_path):
+    context = mp.spawn(worker, args=(str(tmp_path), kind), nprocs=2, join=False)
+    deadline = datetime.datetime.now() + datetime.timedelta(seconds=TIMEOUT)
+    try:
+        while not context.join(timeout=1.0):
+            assert datetime.datetime.now() < deadline, "the two processes hang"
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                process.kill()
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    same(first, second)
+    model = Model(**DEEP).train()
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    expected = sharded_steps(model, seeded(5, 6, C))
+    for name, weight in expected.items():
+        moved = weight - start[name]
+        assert (first[name] - weight).norm() <= 1e-5 * moved.norm().clamp(min=1e-9), name
+        assert moved.norm() > 0, name

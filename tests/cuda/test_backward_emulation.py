@@ -9,7 +9,7 @@ import torch
 
 from quant_gru import QuantConfig, QuantGRUError
 from quant_gru.integer.backward import Wanted
-from quant_gru.kernels.cuda import back_planner, training
+from quant_gru.kernels.cuda import back_planner, back_schedule, training
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -149,7 +149,7 @@ def test_weights_that_fit_no_registers(host, monkeypatch, config, precision):
 
 
 def test_integer_products_in_chunks(host, monkeypatch):
-    monkeypatch.setattr(training, "_PRODUCT_BYTES", 4000)
+    monkeypatch.setattr(back_schedule, "_PRODUCT_BYTES", 4000)
     for name in ("int8", "w8a16"):
         (plan,) = plans_of(5, 20, CONFIGS[name])
         check(host, [random_tape(plan, 11, 5)], "fp32")

@@ -35,7 +35,7 @@ _FEWEST_ROWS = 32  # torch._int_mm takes more than 16
 _PRODUCT_BYTES = 32 << 20  # of the int32 sums of W x, or of R h, at once
 _LARGEST_HALF = 30000.0
 _SUMMED = 256  # chunks of rows whose sums are added in the end
-_BLOCKS = 528  # that fill a GPU: 4 for each multiprocessor of the largest
+_BLOCKS = 396  # that fill a GPU: 3 for each multiprocessor of the largest
 _CHANNEL_BYTES = 24
 _ALIGNMENT = 256
 

@@ -160,7 +160,12 @@ extern "C" __global__ void __launch_bounds__(256, BYTES ? 3 : 1)
             states = p.h0;
             from = p.reverse ? from - p.T * N : from + N;
         }
-        to.h = (int)(read_code(states, p.h_kind, from * H + unit) - c.h_zero);
+#if BYTES
+        // nothing is done with it yet: that would wait for it
+        to.h = ((const uint8_t *)states)[from * H + unit];
+#else
+        to.h = (int)read_code(states, p.h_kind, from * H + unit);
+#endif
         to.stays = p.lengths && row / N >= p.lengths[row % N];
         if (p.held) to.stays = to.stays || p.held[row * H + unit];
     };
@@ -178,7 +183,8 @@ extern "C" __global__ void __launch_bounds__(256, BYTES ? 3 : 1)
             p.of_W[at] = slopes(0.f, 0.f, 0.f, 0.f);
             continue;
         }
-        const Real h = (Real)now.h;
+        const int code = BYTES && p.h_kind == 0 ? (int)(int8_t)now.h : now.h;
+        const Real h = (Real)(code - (int)c.h_zero);
         const Watched Wx_z = of_Wx[0](now.Wx[0]), Rh_z = of_Rh[0](now.Rh[0]);
         const Watched Wx_r = of_Wx[1](now.Wx[1]), Rh_r = of_Rh[1](now.Rh[1]);
         const Watched Wx_g = of_Wx[2](now.Wx[2]), Rh_g = of_Rh[2](now.Rh[2]);

@@ -13,6 +13,7 @@ from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.ops import (
     dequantize,
+    masked,
     native_variant,
     quantize,
     run_cell,
@@ -147,19 +148,30 @@ def input_codes(
     return codes, nan
 
 
-def input_inside(
-    plan: GRUPlan, layer: int, x: Tensor, below: Below | None, noise: Noise | None
-) -> list[Tensor]:
-    """Where the codes of a layer's input were not clamped, bool (T, N, C) for each direction.
+def mask_input(
+    plan: GRUPlan,
+    layer: int,
+    direction: int,
+    x: Tensor,
+    below: Below | None,
+    noise: Noise | None,
+    grad: Tensor,
+) -> Tensor:
+    """The gradient of a layer's input (T, N, C), 0 where its codes were clamped.
 
-    The arguments are those of `input_codes`.
+    Args:
+        plan: As for `input_codes`, as are all but the last.
+        layer: Which layer.
+        direction: Which direction.
+        x: Real input of the first layer.
+        below: What the layer below gave.
+        noise: What is random.
+        grad: Gradient of the dequantized codes; it may be changed in place.
     """
-    cells = plan.cells[layer]
     if below is not None and not (noise and noise.drops):
-        return [_requantize(plan, layer, d, below.codes)[1] for d in range(len(cells))]
+        return grad * _requantize(plan, layer, direction, below.codes)[1]
     real = real_input(plan, layer, x, below, noise)
-    first = cells[0].x.inside(real)
-    return [first, *(first if cell.x == cells[0].x else cell.x.inside(real) for cell in cells[1:])]
+    return masked(plan.cells[layer][direction].x, real, grad)
 
 
 def real_input(

@@ -7,6 +7,7 @@ rebuilds all else from them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from quant_gru._layers import (
     Below,
     Weights,
     input_codes,
-    input_inside,
+    mask_input,
     real_input,
     run_real,
 )
@@ -89,27 +90,30 @@ class Found:
     scales: list[Tensor]
 
 
-def gradients(plan: GRUPlan, done: Pass, grad_y: Tensor, grad_last: Tensor, asked: Asked) -> Found:
+def gradients(
+    plan: GRUPlan, done: Pass, grad_y: Tensor | None, grad_last: Tensor | None, asked: Asked
+) -> Found:
     """Backpropagate through all layers and directions.
 
     Args:
         plan: The plan of the forward.
         done: The forward.
-        grad_y: Gradient of the output (T, N, D*H).
-        grad_last: Gradient of the last states (layers * directions, N, H).
+        grad_y: Gradient of the output (T, N, D*H), or None for zeros.
+        grad_last: Gradient of the last states (layers * directions, N, H), or None for zeros.
         asked: Which gradients to compute.
     """
-    grad: Tensor | None = grad_y
+    H = plan.cells[0][0].hidden_size
     # a row that is NaN in its last state gets gradients that are NaN, all of them
-    grad_last = grad_last + done.nan[..., None]
+    nan = done.nan[..., None]
+    grad_last = nan.expand(*done.nan.shape, H) if grad_last is None else grad_last + nan
     D, noise = len(plan.cells[0]), done.noise
     T, N, _ = done.x.shape
+    grad = done.x.new_zeros((T, N, D * H), dtype=torch.float32) if grad_y is None else grad_y
     grad_h0: list[Tensor] = []
     found: list[Gradients | None] = [None] * len(done.out)
     scales: list[Tensor | None] = [None] * len(done.out)
     for layer in reversed(range(len(plan.cells))):
         cells, first = plan.cells[layer], layer * D
-        H = cells[0].hidden_size
         below = _below(done, first - D, D) if layer else None
         codes, _ = input_codes(plan, layer, done.x, below, noise)
         tapes = [
@@ -124,7 +128,6 @@ def gradients(plan: GRUPlan, done: Pass, grad_y: Tensor, grad_last: Tensor, aske
             )
             for d, cell in enumerate(cells)
         ]
-        assert grad is not None
         onward = asked.x if layer == 0 and not asked.scales else True
         results = backward_layer(
             tapes,
@@ -147,18 +150,17 @@ def gradients(plan: GRUPlan, done: Pass, grad_y: Tensor, grad_last: Tensor, aske
                 kept = torch.where(dropped, 0.0, 1 / (1 - noise.recurrent_dropout))
                 result = replace(result, R=result.R * kept)
             found[first + d] = result
-        grad = None
         if onward:
-            inside = input_inside(plan, layer, done.x, below, noise)
-            for result, mask in zip(results, inside, strict=True):
-                assert result.x is not None
-                part = result.x * mask
-                grad = part if grad is None else grad + part
+            parts = [
+                mask_input(plan, layer, d, done.x, below, noise, result.x)
+                for d, result in enumerate(results)
+                if result.x is not None
+            ]
+            grad = parts[0] if D == 1 else parts[0] + parts[1]
             if layer and noise and noise.drops:
-                assert grad is not None
                 grad = grad * noise.factors(layer, (T, N, D * H))
     return Found(
-        grad,
+        grad if onward else None,
         None if done.h0 is None else _by_layer(grad_h0, D),
         [each for each in found if each is not None],
         [each for each in scales if each is not None],
@@ -250,12 +252,13 @@ class _StraightThrough(torch.autograd.Function):
                 packed(codes, q, call.stash_bits)
                 for codes, q in zip(out, _quantizers(call), strict=True)
             ]
+        ctx.set_materialize_grads(False)
         ctx.call, ctx.cells, ctx.epochs = call, len(out), epochs(call.plan)
         ctx.save_for_backward(x, h0, nan_of(h_n), *out, *parameters)
         return y, h_n
 
     @staticmethod
-    def backward(ctx: Any, grad_y: Tensor, grad_h_n: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad_y: Tensor | None, grad_h_n: Tensor | None) -> tuple[Any, ...]:
         x, h0, nan, *rest = ctx.saved_tensors
         call, out, parameters = ctx.call, rest[: ctx.cells], rest[ctx.cells :]
         if call.stash_bits:
@@ -271,7 +274,7 @@ class _StraightThrough(torch.autograd.Function):
         asked = Asked(
             needs[0], of_cells(needs[2 : 2 + count], call.bias), call.scales if learns else ()
         )
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        with _plainly(x.device):
             # parts that follow weights may have been rewritten by another forward
             unchanged = epochs(call.plan) == ctx.epochs
             plan = call.plan if unchanged else call.again(parameters[:count])
@@ -283,8 +286,20 @@ class _StraightThrough(torch.autograd.Function):
             for grad, needed, like in zip(raw, needs, (x, h0, *parameters), strict=True)
         ]
         if torch.is_grad_enabled():
-            grads = [None if g is None else _Once.apply(g, grad_y, grad_h_n) for g in grads]
+            of = [g for g in (grad_y, grad_h_n) if g is not None]
+            grads = [None if g is None else _Once.apply(g, *of) for g in grads]
         return (None, *grads)
+
+
+@contextmanager
+def _plainly(device: torch.device) -> Iterator[None]:
+    """Without gradients and autocast; each is turned off only where it is on, which takes time."""
+    with ExitStack() as stack:
+        if torch.is_grad_enabled():
+            stack.enter_context(torch.no_grad())
+        if torch.is_autocast_enabled(device.type):
+            stack.enter_context(torch.autocast(device.type, enabled=False))
+        yield
 
 
 def _quantizers(call: Call) -> list[Quantizer]:

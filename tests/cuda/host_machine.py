@@ -19,6 +19,7 @@ _FLAGS += ["-Wl,-Bsymbolic", "-fno-gnu-unique"]  # libraries keep their names to
 KINDS = {"project": "Numbers", "step": "Numbers", "border": "Border"}
 KINDS |= {"events": "Events"}
 KINDS |= dict.fromkeys(("measure", "settle"), "Weights")
+KINDS |= {"mask": "Mask"}
 KINDS |= {"take": "Take", "between": "Between", "give": "Give"}
 KINDS |= {"weights": "Weights", "transpose": "Transposed", "unpack": "Taken"}
 KINDS |= {"back_step": "Numbers"}

@@ -216,6 +216,21 @@ def test_border(host, quantizer):
     assert border.quantize(quantizer, x[:0], host)[0].shape == (0, 3, 70)
 
 
+@pytest.mark.parametrize("bits", [8, 16])
+def test_mask(host, bits):
+    """Zeros where codes were clamped, at the limits, too; NaN stays; any order of rows."""
+    quantizer = Quantizer(bits, True, 2.0 ** (3 - bits), 5)
+    x = torch.randn(3, 5, 70).transpose(0, 1) * 4
+    x[0] = (torch.arange(-105, 105).reshape(3, 70) * 0.5 + quantizer.hi - 5) * quantizer.scale
+    x[1, 0, :3] = torch.tensor([torch.inf, -torch.inf, torch.nan])
+    grad = torch.randn(5, 3, 70)
+    grad[2, 1, :4] = torch.nan
+    expected = grad * quantizer.inside(x)
+    assert 0.1 < (expected == 0).float().mean() < 0.9
+    border.mask(quantizer, x, grad, host)
+    torch.testing.assert_close(grad, expected, rtol=0, atol=0, equal_nan=True)
+
+
 def test_events(host):
     seed, shape = torch.tensor(-1234567890123456789), (3, 5, 300)
     found = border.events(seed, 0.3, shape, 7, host)

@@ -1,4 +1,4 @@
-"""Training a QuantGRU on a GPU: gradients of the CPU's, graphs, autocast, no waiting for the host."""
+"""Training a QuantGRU on a GPU: the gradients of the CPU, graphs, autocast, nothing waits."""
 
 import copy
 
@@ -93,6 +93,7 @@ def test_lengths_and_nan():
         assert torch.equal(a.isnan().cpu(), b.isnan())
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_step_does_not_wait_for_the_gpu():
     _, gpu = pair(16, 64, zoneout=0.1, recurrent_dropout=0.1, dropout=0.1, num_layers=2)
     x = torch.randn(10, 4, 16, device="cuda")

@@ -93,6 +93,21 @@ def quantize(quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
     return quantizer.quantize(x).to(quantizer.container), x.isnan().any(-1)
 
 
+def masked(quantizer: Quantizer, x: Tensor, grad: Tensor) -> Tensor:
+    """A gradient, 0 where the codes of real values were clamped; it may be changed in place.
+
+    Args:
+        quantizer: Of the codes.
+        x: Real (T, N, features).
+        grad: Gradient of the dequantized codes, of x's shape.
+    """
+    fast = x.dtype == grad.dtype == torch.float32 and border.takes(quantizer)
+    if fast and runs_on_gpu(x.device) and grad.is_contiguous():
+        border.mask(quantizer, x, grad)
+        return grad
+    return grad * quantizer.inside(x)
+
+
 def dequantize(quantizer: Quantizer, codes: Tensor, nan: Tensor) -> Tensor:
     """Real values of codes, float32.
 
@@ -197,6 +212,7 @@ __all__ = [
     "dequantize",
     "events",
     "executor_name",
+    "masked",
     "native_variant",
     "quantize",
     "run_cell",

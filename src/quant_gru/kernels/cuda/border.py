@@ -21,12 +21,19 @@ BorderC = structure(
     **dict.fromkeys(("kind", "rows", "features", "zero"), ctypes.c_int64),
     **dict.fromkeys(("scale", "lo", "hi"), ctypes.c_float),
 )
+MaskC = structure(
+    "MaskC",
+    **dict.fromkeys(("grad", "real"), ctypes.c_void_p),
+    **dict.fromkeys(("step", "next", "rows", "N", "features"), ctypes.c_int64),
+    **dict.fromkeys(("scale", "lo", "hi"), ctypes.c_float),
+)
 EventsC = structure(
     "EventsC",
     **dict.fromkeys(("seed", "events"), ctypes.c_void_p),
     **dict.fromkeys(("A", "B", "C", "chance", "stream"), ctypes.c_int64),
 )
 _QUANTIZE, _DEQUANTIZE = (Kernel.of("border", name, PLAIN) for name in ("quantize", "dequantize"))
+_MASK = Kernel.of("border", "mask", PLAIN)
 _EVENTS = Kernel.of("random", "events", {})
 _THREADS, _MOST_BLOCKS = 128, 1 << 16
 
@@ -83,6 +90,27 @@ def dequantize(
         b.values = values.data_ptr()
         _launch(_DEQUANTIZE, b, codes, machine)
     return values
+
+
+def mask(quantizer: Quantizer, x: Tensor, grad: Tensor, machine: Machine | None = None) -> None:
+    """Make a gradient 0, in place, where `Quantizer.inside` is False; NaN stays.
+
+    Args:
+        quantizer: Of up to 16 bits.
+        x: float32 (T, N, features) on a GPU, in any order of steps and rows.
+        grad: Its gradient, float32, contiguous.
+        machine: Where kernels run; None for x's GPU.
+    """
+    if not grad.numel():
+        return
+    x = x.detach().resolve_neg()
+    x = x if x.stride(2) == 1 else x.contiguous()
+    T, N, features = x.shape
+    m: Any = MaskC(
+        grad.data_ptr(), x.data_ptr(), x.stride(0), x.stride(1), T * N, N, features, quantizer.scale
+    )
+    m.lo, m.hi = quantizer.lo - quantizer.zero_point, quantizer.hi - quantizer.zero_point
+    _start(_MASK, Grid((-(-T * N // _ROWS), 1), 32 * _ROWS), m, x, machine)
 
 
 def events(

@@ -25,6 +25,7 @@ constexpr int kSumBytes = PACK ? 2 : 4;
 constexpr int kPart = U * kColumns * kSumBytes;
 constexpr int kSums = CL * KS * kPart;
 constexpr int kElements = (U * NB + kThreads - 1) / kThreads;
+constexpr int kAhead = kElements == 1 ? 4 : 2;        // steps that are read ahead of their use
 constexpr int kSets = MT >= 4 ? 1 : MT >= 2 ? 2 : 4;  // independent sums of a tile
 constexpr uint32_t kReceived = kSums;
 
@@ -239,15 +240,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
     else
         __syncthreads();
 
-    Ahead ahead[2];
+    Ahead ahead[kAhead];
 #pragma unroll
     for (int e = 0; e < kElements; ++e)
-        for (int i = 0; i < 2; ++i) {
+        for (int i = 0; i < kAhead; ++i) {
             ahead[i].slopes[e] = slopes(0.f, 0.f, 0.f, 0.f);
             ahead[i].grad[e] = 0.f;
         }
-    load(ahead[0]);
-    if (T > 1) load(ahead[1]);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+        if (T > i) load(ahead[i]);
     float k[kElements][4], grad[kElements];
     auto take = [&](const Ahead &ready, int t) {
 #pragma unroll
@@ -260,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
         }
     };
     take(ahead[0], first);
-    if (T > 2) load(ahead[0]);
+    if (T > kAhead) load(ahead[0]);
 
     auto advance = [&](int s, int parity, Ahead &ready) {
         const int t = first + s * step;
@@ -321,7 +323,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
             d_at[e] += state_step;
         }
         if (s + 1 < T) take(ready, t + step);
-        if (s + 3 < T) load(ready);
+        if (s + 1 + kAhead < T) load(ready);
         if (CL == 1)
             __syncthreads();
         else
@@ -336,10 +338,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
             dh[e] = total[0] + total[1];
         }
     };
-    for (int s = 0; s < T; s += 2) {
-        advance(s, 0, ahead[1]);
-        if (s + 1 < T) advance(s + 1, 1, ahead[0]);
-    }
+    for (int s = 0; s < T; s += kAhead)
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i)
+            if (s + i < T) advance(s + i, i & 1, ahead[(i + 1) % kAhead]);
 #pragma unroll
     for (int e = 0; e < kElements; ++e)
         if (kept(e)) {

@@ -159,7 +159,7 @@ class FrozenQuantGRU(torch.nn.Module):
         if quick is None or not quick.holds(self._buffers.values()):
             plans.quick = quick_of(plan, self._buffers.values(), self._integers())
         sequence = self._normalize(input, hx)
-        y, h_n = run_real(plan, sequence.x, sequence.h0, sequence.lengths)
+        y, h_n = run_real(plan, sequence.x, sequence.hx, sequence.lengths)
         return sequence.restore(y, h_n)
 
     def _forward_traced(

@@ -206,8 +206,7 @@ class QuantGRU(torch.nn.GRU):
             self.stash_bits,
             self._plan_again(noise),
         )
-        h0 = None if hx is None else sequence.h0
-        y, h_n = run(call, sequence.x, h0, weights, self._logarithms())
+        y, h_n = run(call, sequence.x, sequence.hx, weights, self._logarithms())
         dtype = self._weight.dtype
         return sequence.restore(y.to(dtype), h_n.to(dtype))
 

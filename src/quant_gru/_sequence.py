@@ -17,7 +17,8 @@ class Sequence:
 
     Attributes:
         x: (T, N, C).
-        h0: (layers * directions, N, H).
+        hx: (layers * directions, N, H), or None where none was given.
+        zeros: The shape of hx.
         lengths: int64 (N,) on x's device, or None where all rows have T steps.
         packed: The PackedSequence this came from, if any; rows are in its sorted order.
         batched: Whether the caller gave a batch dimension.
@@ -25,11 +26,19 @@ class Sequence:
     """
 
     x: Tensor
-    h0: Tensor
+    hx: Tensor | None
+    zeros: tuple[int, int, int]
     lengths: Tensor | None
     packed: PackedSequence | None
     batched: bool
     batch_first: bool
+
+    @property
+    def h0(self) -> Tensor:
+        """States before the first step (layers * directions, N, H); zeros where none were given."""
+        if self.hx is not None:
+            return self.hx
+        return torch.zeros(self.zeros, dtype=self.x.dtype, device=self.x.device)
 
     def restore(self, y: Tensor, h_n: Tensor) -> tuple[Tensor | PackedSequence, Tensor]:
         """Output (T, N, D*H) and last states (layers * directions, N, H) in the caller's form."""
@@ -107,9 +116,8 @@ def normalize(
             )
     N = x.shape[1]
     expected = (states, N, hidden_size) if batched else (states, hidden_size)
-    if hx is None:
-        h0 = torch.zeros((states, N, hidden_size), dtype=x.dtype, device=device)
-    else:
+    h0 = None
+    if hx is not None:
         if tuple(hx.shape) != expected:
             raise QuantGRUError(f"Expected hx to be of shape {expected}, got {tuple(hx.shape)}")
         if hx.device != x.device:
@@ -119,7 +127,8 @@ def normalize(
         h0 = hx if batched else hx.unsqueeze(1)
         if packed is not None and packed.sorted_indices is not None:
             h0 = h0.index_select(1, packed.sorted_indices)
-    return Sequence(x, h0, lengths, packed, batched, batch_first)
+    zeros = (states, N, hidden_size)
+    return Sequence(x, h0, zeros, lengths, packed, batched, batch_first)
 
 
 def _check_real(thing: str, value: object) -> None:

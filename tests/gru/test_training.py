@@ -12,6 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from quant_gru.integer import reference
+from quant_gru.integer.backward import Tape, straight_through
+
 DEEP = {"num_layers": 2, "bidirectional": True}
 TIMEOUT = 120.0
 
@@ -80,6 +83,42 @@ class TestAccumulation:
         y.square().mean().backward(retain_graph=True)
         h_n.sum().backward()
         close(gradients(gru), whole)
+
+
+class TestChunks:
+    @pytest.mark.parametrize("config", ["pot8", "pot8-fused", "w8a16-fused"])
+    @pytest.mark.parametrize("chunk", [1, 4])
+    def test_a_sequence_in_calls_that_hand_on_the_state(self, config, chunk):
+        gru, x, hx = quantized(config).train(), seeded(9, 3, C), states(quantized(config), 3)
+        found = []
+        for size in (9, chunk):
+            gru.zero_grad()
+            real, h = x.clone().requires_grad_(), hx.clone().requires_grad_()
+            outputs, state = [], h
+            for part in real.split(size):
+                y, state = gru(part, state)
+                outputs.append(y)
+            y = torch.cat(outputs)
+            (y * seeded(*y.shape, seed=4)).sum().backward()
+            found.append({"y": y.detach(), "x": real.grad, "hx": h.grad, **gradients(gru)})
+        same(found[1]["y"], found[0]["y"])
+        close(found[1], found[0])
+
+    @pytest.mark.parametrize("steps", [15, 16, 17, 700])
+    def test_long_sequences_are_differentiated_in_chunks(self, steps):
+        """Against the definition in float64, around and far beyond what backward takes at once."""
+        gru = quantized()
+        gru.train()
+        x, weight = seeded(steps, 2, C), seeded(steps, 2, H, seed=4) / steps
+        (gru(x)[0] * weight).sum().backward()
+        plan = gru.eval()._plan().cells[0][0]
+        codes, h0 = plan.x.quantize(x), plan.h.quantize(torch.zeros(2, H))
+        out, _ = reference.run(plan, codes, h0)
+        exact = straight_through(Tape(plan, codes, h0, out), weight, torch.zeros(2, H))
+        expected = {"weight_ih_l0": exact.W, "weight_hh_l0": exact.R}
+        expected |= {"bias_ih_l0": exact.bw, "bias_hh_l0": exact.br}
+        found = {name: grad.double() for name, grad in gradients(gru).items()}
+        close(found, expected)
 
 
 class TestCheckpoint:

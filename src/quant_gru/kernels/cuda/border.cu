@@ -61,7 +61,7 @@ struct Mask {
 };
 
 // 0 where a real value was clamped, or is NaN; NaN stays.
-extern "C" __global__ void __launch_bounds__(256) mask(const __grid_constant__ Mask p) {
+extern "C" __global__ void __launch_bounds__(256) clear(const __grid_constant__ Mask p) {
     const int row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
     if (row >= p.rows) return;
     const int N = (int)p.N, features = (int)p.features;
@@ -69,8 +69,9 @@ extern "C" __global__ void __launch_bounds__(256) mask(const __grid_constant__ M
     float *const to = p.grad + (int64_t)row * features;
 #pragma unroll 4
     for (int k = threadIdx.x % 32; k < features; k += 32) {
-        const float y = divided(from[k], p.scale);
-        const float rounded = rintf(y);
+        // far beyond all limits nothing changes, and NaN becomes one of them
+        const float y = Magic<float>::limit(divided(from[k], p.scale), -4e6f, 4e6f);
+        const float rounded = plain(Magic<float>::plus(y, Magic<float>::number()));
         to[k] = Magic<float>::times(to[k], rounded >= p.lo && rounded <= p.hi ? 1.f : 0.f);
     }
 }

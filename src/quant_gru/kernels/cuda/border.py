@@ -33,7 +33,7 @@ EventsC = structure(
     **dict.fromkeys(("A", "B", "C", "chance", "stream"), ctypes.c_int64),
 )
 _QUANTIZE, _DEQUANTIZE = (Kernel.of("border", name, PLAIN) for name in ("quantize", "dequantize"))
-_MASK = Kernel.of("border", "mask", PLAIN)
+_MASK = Kernel.of("border", "clear", PLAIN)
 _EVENTS = Kernel.of("random", "events", {})
 _THREADS, _MOST_BLOCKS = 128, 1 << 16
 

@@ -46,6 +46,7 @@ GRU = {
     "_learned",
     "_layers",
     "_training",
+    "_training_options",
     "_float_noise",
     "_trace",
     "_plan_cache",

@@ -18,30 +18,25 @@ from quant_gru._errors import CalibrationError, ConfigError, QuantGRUError
 from quant_gru._float_noise import run_float
 from quant_gru._frozen import FrozenQuantGRU
 from quant_gru._layers import Weights
-from quant_gru._learned import COUNT as LEARNED
-from quant_gru._learned import logarithms
-from quant_gru._noise import Noise, draw
+from quant_gru._noise import Noise
 from quant_gru._quick import quick_of
 from quant_gru._quick_gpu import quick_gpu_of
 from quant_gru._sequence import Sequence, normalize
-from quant_gru._stash import CHOICES as STASH_BITS
 from quant_gru._state import QuantState, summary
 from quant_gru._stream import Stream
 from quant_gru._trace import integer_forward, trace_codes
 from quant_gru._training import Call, run
+from quant_gru._training_options import TrainingOptions
 from quant_gru.calibration.trace import FloatWeights
 from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, QuantGRUWarning, canonical_name
 from quant_gru.config.notes import caller_stacklevel
 from quant_gru.export import params
 from quant_gru.integer.plan import GRUPlan
-from quant_gru.integer.qparams import QParams
-from quant_gru.kernels.live import settled
-from quant_gru.kernels.ops import PRECISIONS
 
 STATE_KEY = "quantization"
 
 
-class QuantGRU(torch.nn.GRU):
+class QuantGRU(TrainingOptions, torch.nn.GRU):
     """A drop-in `torch.nn.GRU` with a mode that computes in integers only.
 
     With `use_quantization` False it is nn.GRU, to the bit. Calibrated and with `use_quantization`
@@ -116,10 +111,7 @@ class QuantGRU(torch.nn.GRU):
         self.precision = precision
         self.stash_bits = stash_bits
         if learn_scales:
-            for layer, suffix in self._cells():
-                self._log2_scales.append(f"log2_scale_l{layer}{suffix}")
-                values = torch.nn.Parameter(torch.zeros(LEARNED, device=device))
-                self.register_parameter(self._log2_scales[-1], values)
+            self._init_learned_scales(device)
 
     def _init_quantization(self, config: QuantConfig | None, use_quantization: bool) -> None:
         if config is not None and not isinstance(config, QuantConfig):
@@ -128,10 +120,7 @@ class QuantGRU(torch.nn.GRU):
             )
         self.use_quantization = use_quantization
         self.calibrating = False
-        self._recurrent_dropout = 0.0
-        self._precision = PRECISIONS[0]
-        self._stash_bits: int | None = None
-        self._log2_scales: list[str] = []
+        self._init_training()
         self._state = QuantState(config or QuantConfig(), self._shape())
 
     # --- forward
@@ -260,88 +249,6 @@ class QuantGRU(torch.nn.GRU):
         held = zoneout_mask is not None or self.zoneout > 0
         return not held and not (self.training and self.recurrent_dropout > 0)
 
-    def _noise(self, sequence: Sequence, zoneout_mask: Tensor | None) -> Noise | None:
-        """What is random in a forward in training, None otherwise."""
-        if not self.training:
-            if zoneout_mask is not None:
-                raise QuantGRUError(
-                    "Expected zoneout_mask to be None in eval mode, where states are "
-                    "interpolated, got a mask"
-                )
-            return None
-        return draw(
-            sequence.x.device,
-            dropout=self.dropout if self.num_layers > 1 else 0.0,
-            zoneout=self.zoneout,
-            recurrent_dropout=self.recurrent_dropout,
-            updates=None if zoneout_mask is None else self._updates(sequence, zoneout_mask),
-        )
-
-    def _updates(self, sequence: Sequence, mask: Tensor) -> Tensor:
-        """A caller's zoneout mask as bool (layers * directions, T, N, H)."""
-        T, N, _ = sequence.x.shape
-        cells = self.num_layers * self._directions
-        shape = (T, N, self.hidden_size) if sequence.batched else (T, self.hidden_size)
-        if tuple(mask.shape) not in ((cells, *shape), *([shape] if cells == 1 else [])):
-            raise QuantGRUError(
-                f"Expected zoneout_mask to be of shape {(cells, *shape)}, got {tuple(mask.shape)}"
-            )
-        if mask.device != sequence.x.device:
-            raise QuantGRUError(
-                f"Expected zoneout_mask to be on the input's device {sequence.x.device}, "
-                f"got {mask.device}"
-            )
-        mask = mask.detach().reshape(cells, T, N, self.hidden_size) != 0
-        packed = sequence.packed
-        if packed is not None and packed.sorted_indices is not None:
-            mask = mask.index_select(2, packed.sorted_indices)
-        return mask
-
-    @property
-    def zoneout(self) -> float:
-        """In training the probability, else the share, of states that are kept; in [0, 1]."""
-        return self._state.zoneout
-
-    @zoneout.setter
-    def zoneout(self, p: float) -> None:
-        self._state.set_zoneout(_probability("zoneout", p))
-
-    @property
-    def recurrent_dropout(self) -> float:
-        """Probability of a recurrent weight to be zero in training, in [0, 1)."""
-        return self._recurrent_dropout
-
-    @recurrent_dropout.setter
-    def recurrent_dropout(self, p: float) -> None:
-        p = _probability("recurrent_dropout", p)
-        if p == 1:
-            raise ConfigError("Expected recurrent_dropout to be below 1, got 1")
-        self._recurrent_dropout = p
-
-    @property
-    def precision(self) -> str:
-        """What gradients are multiplied in on a GPU: 'bf16', 'tf32' or 'fp32'."""
-        return self._precision
-
-    @precision.setter
-    def precision(self, precision: str) -> None:
-        if precision not in PRECISIONS:
-            raise ConfigError(
-                f"Expected precision to be one of {', '.join(PRECISIONS)}, got {precision!r}"
-            )
-        self._precision = precision
-
-    @property
-    def stash_bits(self) -> int | None:
-        """Bits of a state's code that are kept for backward: 4, 8 or None for all."""
-        return self._stash_bits
-
-    @stash_bits.setter
-    def stash_bits(self, bits: int | None) -> None:
-        if bits is not None and (isinstance(bits, bool) or bits not in STASH_BITS):
-            raise ConfigError(f"Expected stash_bits to be 4, 8 or None, got {bits!r}")
-        self._stash_bits = bits
-
     def forward_integer(
         self, x_codes: Tensor, h_codes: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -380,7 +287,7 @@ class QuantGRU(torch.nn.GRU):
             of a PackedSequence's data, if one is given.
             `numpy.savez(file, **codes)` saves them.
         """
-        return trace_codes(settled(self._plan()), self._normalize(input, hx))
+        return trace_codes(self._plan(), self._normalize(input, hx))
 
     def stream(self, batch_size: int = 1) -> Stream:
         """Inference step by step, with the state kept in integers.
@@ -722,27 +629,6 @@ class QuantGRU(torch.nn.GRU):
             )
         self._follow_logarithms()
 
-    def _logarithms(self) -> list[Tensor]:
-        """log2 of the scales of each layer and direction, where they are learned."""
-        return [getattr(self, name) for name in self._log2_scales]
-
-    def _learned(self) -> list[QParams]:
-        """The parameters of each layer and direction, where scales are learned."""
-        if not self._log2_scales:
-            return []
-        return [cell for layer in self._state.scales or () for cell in layer]
-
-    def _write_logarithms(self) -> None:
-        """Let parameters say what the scales are."""
-        with torch.no_grad():
-            for parameter, cell in zip(self._logarithms(), self._learned(), strict=False):
-                parameter.copy_(torch.tensor(logarithms(cell)))
-
-    def _follow_logarithms(self) -> None:
-        """Let scales be what parameters say."""
-        if self._log2_scales and self.is_calibrated():
-            self._state.follow([values.tolist() for values in self._logarithms()])
-
     def reset_parameters(self) -> None:
         """Draw weights and biases anew, as nn.GRU does; scales stay."""
         super().reset_parameters()
@@ -791,12 +677,6 @@ class QuantGRU(torch.nn.GRU):
         """nn.GRU's text and what concerns quantization."""
         state = "calibrated" if self.is_calibrated() else "not calibrated"
         return f"{super().extra_repr()}, use_quantization={self.use_quantization}, {state}"
-
-
-def _probability(name: str, p: object) -> float:
-    if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:
-        raise ConfigError(f"Expected {name} to be a number in [0, 1], got {p!r}")
-    return float(p)
 
 
 def float_state_dict(module: torch.nn.Module) -> dict[str, Tensor]:

@@ -70,7 +70,7 @@ def test_noise_is_the_same_on_both(monkeypatch):
         chances.pop("updates")
         return Noise(seed.to(device), **chances)
 
-    monkeypatch.setattr("quant_gru._gru.draw", drawn)
+    monkeypatch.setattr("quant_gru._training_options.draw", drawn)
     check(cpu, gpu, torch.randn(9, 5, 16), torch.randn(4, 5, 40) * 0.5)
 
 

@@ -309,7 +309,9 @@ def test_dropout_of_backward_is_that_of_forward(monkeypatch):
     found = torch.autograd.grad(y.sum() + h_n.sum(), [args[0], args[1], *args[3]])
     assert torch.equal(before, torch.get_rng_state())
     real = [t.detach().requires_grad_() for t in (args[0], args[1], *args[3])]
-    monkeypatch.setattr("quant_gru._gru.draw", lambda *_, **__: Noise(torch.tensor(5), 0.5))
+    monkeypatch.setattr(
+        "quant_gru._training_options.draw", lambda *_, **__: Noise(torch.tensor(5), 0.5)
+    )
     weights = dict(zip((name for name, _ in gru.named_parameters()), real[2:], strict=True))
     expected_y, expected_h = functional_call(gru, weights, (real[0], real[1]))
     same(y, expected_y)

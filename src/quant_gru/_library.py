@@ -238,7 +238,7 @@ def _backward(
     noise = _noise(seed, updates, (dropout, zoneout, recurrent_dropout))
     bias = _has_bias(weights)
     done = Pass(x, h0, lengths, noise, out, nan, precision)
-    asked = Asked(needs[0], of_cells(needs[1:], bias))
+    asked = Asked(needs[0], True, of_cells(needs[1:], bias))
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         plan = _plan(parameters, weights, live, noise, h0, bidirectional)
         found = gradients(plan, done, grad_y, grad_h_n, asked)

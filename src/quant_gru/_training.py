@@ -64,13 +64,21 @@ class Asked:
 
     Attributes:
         x: That of the input.
+        h0: That of the states before the first step.
         weights: Of each layer and direction those of W, R, bw, br.
         scales: The parameters of each layer and direction, where scales are learned.
     """
 
     x: bool
+    h0: bool
     weights: Sequence[tuple[bool, bool, bool, bool]]
     scales: Sequence[QParams] = ()
+
+    def below(self, first: int) -> bool:
+        """Whether anything is wanted of the input, or of layers whose cells come before `first`."""
+        if not first:
+            return self.x
+        return self.x or self.h0 or bool(self.scales) or any(map(any, self.weights[:first]))
 
 
 @dataclass(frozen=True)
@@ -79,14 +87,14 @@ class Found:
 
     Attributes:
         x: (T, N, C), or None where it was not wanted.
-        h0: (layers * directions, N, H), or None where there were none.
-        cells: Of the weights of each layer and direction.
+        h0: (layers * directions, N, H), or None where it was not wanted.
+        cells: Of the weights of each layer and direction; None where nothing was wanted.
         scales: Of the logarithms of scales, float32, of each layer and direction where learned.
     """
 
     x: Tensor | None
     h0: Tensor | None
-    cells: list[Gradients]
+    cells: list[Gradients | None]
     scales: list[Tensor]
 
 
@@ -128,19 +136,19 @@ def gradients(
             )
             for d, cell in enumerate(cells)
         ]
-        onward = asked.x if layer == 0 and not asked.scales else True
+        onward, learns = asked.below(first), bool(asked.scales)
         results = backward_layer(
             tapes,
             [grad[..., d * H : (d + 1) * H] for d in range(D)],
             [grad_last[first + d] for d in range(D)],
-            [Wanted(onward, *asked.weights[first + d], bool(asked.scales)) for d in range(D)],
+            [Wanted(onward or learns, *asked.weights[first + d], learns) for d in range(D)],
             done.precision,
         )
         for d, (cell, result) in enumerate(zip(cells, results, strict=True)):
             h0 = None if done.h0 is None else done.h0[first + d]
-            if h0 is not None:
+            if h0 is not None and asked.h0:
                 grad_h0.append(result.h0 * cell.h.inside(h0))
-            if asked.scales:
+            if learns:
                 qparams = asked.scales[first + d]
                 real = real_input(plan, layer, done.x, below, noise)
                 grad_s = scale_gradients(tapes[d], result, real, h0, learned_names(qparams))
@@ -150,19 +158,20 @@ def gradients(
                 kept = torch.where(dropped, 0.0, 1 / (1 - noise.recurrent_dropout))
                 result = replace(result, R=result.R * kept)
             found[first + d] = result
-        if onward:
-            parts = [
-                mask_input(plan, layer, d, done.x, below, noise, result.x)
-                for d, result in enumerate(results)
-                if result.x is not None
-            ]
-            grad = parts[0] if D == 1 else parts[0] + parts[1]
-            if layer and noise and noise.drops:
-                grad = grad * noise.factors(layer, (T, N, D * H))
+        if not onward:
+            break
+        parts = [
+            mask_input(plan, layer, d, done.x, below, noise, result.x)
+            for d, result in enumerate(results)
+            if result.x is not None
+        ]
+        grad = parts[0] if D == 1 else parts[0] + parts[1]
+        if layer and noise and noise.drops:
+            grad = grad * noise.factors(layer, (T, N, D * H))
     return Found(
-        grad if onward else None,
-        None if done.h0 is None else _by_layer(grad_h0, D),
-        [each for each in found if each is not None],
+        grad if asked.x else None,
+        _by_layer(grad_h0, D) if grad_h0 else None,
+        found,
         [each for each in scales if each is not None],
     )
 
@@ -271,9 +280,8 @@ class _StraightThrough(torch.autograd.Function):
         count = len(parameters) - len(call.scales)
         learns = any(needs[2 + count :])
         done = Pass(x, h0, call.lengths, call.noise, out, nan, call.precision)
-        asked = Asked(
-            needs[0], of_cells(needs[2 : 2 + count], call.bias), call.scales if learns else ()
-        )
+        weights = of_cells(needs[2 : 2 + count], call.bias)
+        asked = Asked(needs[0], needs[1], weights, call.scales if learns else ())
         with _plainly(x.device):
             # parts that follow weights may have been rewritten by another forward
             unchanged = epochs(call.plan) == ctx.epochs
@@ -340,9 +348,12 @@ def nan_of(last: Tensor) -> Tensor:
     return last.select(-1, 0) * 0
 
 
-def flat_gradients(found: Sequence[Gradients], bias: bool) -> Iterator[Tensor | None]:
+def flat_gradients(found: Sequence[Gradients | None], bias: bool) -> Iterator[Tensor | None]:
     """Gradients of W, R and, with biases, bw and br, cell after cell."""
     for each in found:
+        if each is None:
+            yield from [None] * (4 if bias else 2)
+            continue
         yield from (each.W, each.R)
         if bias:
             yield from (each.bw, each.br)

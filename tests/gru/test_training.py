@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from quant_gru.integer import reference
 from quant_gru.integer.backward import Tape, straight_through
+from quant_gru.kernels.ops import backward_layer
 
 DEEP = {"num_layers": 2, "bidirectional": True}
 TIMEOUT = 120.0
@@ -215,6 +216,38 @@ class TestFrozenParts:
         same(model.after.weight.grad, expected)
         assert model.before.weight.grad.abs().sum() > 0
         assert all(p.grad is None for gru in (model.gru, model.upper) for p in gru.parameters())
+
+    @pytest.mark.parametrize("wants", ["top", "middle", "input", "state"])
+    def test_nothing_is_computed_for_layers_below_the_last_that_learns(self, monkeypatch, wants):
+        gru = quantized(num_layers=3, bidirectional=True).train()
+        x, hx = seeded(5, 3, C), states(gru, 3)
+        everything = gru(x, hx)[0].square().sum()
+        expected = dict(
+            zip(
+                dict(gru.named_parameters()),
+                torch.autograd.grad(everything, list(gru.parameters())),
+                strict=True,
+            )
+        )
+        top = "l2" if wants == "top" else "l1"
+        for name, parameter in gru.named_parameters():
+            parameter.requires_grad_(top in name if wants in ("top", "middle") else False)
+        calls = []
+
+        def counted(tapes, *rest):
+            calls.append(len(tapes))
+            return backward_layer(tapes, *rest)
+
+        monkeypatch.setattr("quant_gru._training.backward_layer", counted)
+        x.requires_grad_(wants == "input")
+        hx.requires_grad_(wants == "state")
+        gru(x, hx)[0].square().sum().backward()
+        assert len(calls) == {"top": 1, "middle": 2}.get(wants, 3)
+        for name, parameter in gru.named_parameters():
+            if parameter.requires_grad:
+                same(parameter.grad, expected[name])
+        assert (x.grad is not None) == (wants == "input")
+        assert (hx.grad is not None) == (wants == "state")
 
     def test_thawed_weights_learn(self):
         gru, x = quantized(), seeded(5, 3, C)

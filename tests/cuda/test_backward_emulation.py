@@ -32,7 +32,7 @@ def host(tmp_path_factory):
     return Host(tmp_path_factory.mktemp("kernels"))
 
 
-def check(host, tapes, precision, wanted=None, seed=0):
+def check(host, tapes, precision, wanted=Wanted(h=True), seed=0):  # noqa: B008
     given = [random_gradients(tape, seed + i) for i, tape in enumerate(tapes)]
     out, last = zip(*given, strict=True)
     found = training.backward(tapes, out, last, wanted, precision, host)
@@ -99,6 +99,16 @@ def test_shapes(host, monkeypatch, shape, H, precision):
     assert shape == ",".join(str(macros[name]) for name in ("CL", "MT", "KS", "NB"))
 
 
+@pytest.mark.parametrize(("config", "p"), [("int8", 0.3), ("int8", 1.0), ("int16-fused", 0.1)])
+@pytest.mark.parametrize("held", [False, True])
+def test_zoneout(host, config, p, held):
+    """Of units that keep a share of their state, unless some of them keep all of it."""
+    (plan,) = plans_of(5, 20, CONFIGS[config], zoneout=p)
+    tape = random_tape(plan, 6, 5, lengths=True, reverse=True, held=held)
+    check(host, [tape], "fp32")
+    check(host, [tape], "bf16")
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("lengths", [False, True])
 @pytest.mark.parametrize("held", [False, True])
@@ -155,7 +165,7 @@ def test_integer_products_in_chunks(host, monkeypatch):
         check(host, [random_tape(plan, 11, 5)], "fp32")
 
 
-@pytest.mark.parametrize("name", ["x", "W", "R", "bw", "br"])
+@pytest.mark.parametrize("name", ["x", "W", "R", "bw", "br", "h"])
 def test_only_what_is_wanted(host, name):
     (plan,) = plans_of(5, 20)
     tape = random_tape(plan, 6, 5)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,10 @@ FORMS = {
     "w8a16-words": Form(True, "double", True, 1, 2, True, 4, (1, 0, 2), 9216, (False,) * 3),
     "w16a16": Form(True, "double", False, 2, 2, True, 2, (2, 2, 2), 18432, (True,) * 3),
     "w16a8": Form(True, "double", False, 2, 1, False, 1, (0, 0, 0), 3072, (True,) * 3),
+    "zoneout": replace(BYTES, zoneout=True),
+    "w16a16-zoneout": Form(
+        True, "double", True, 2, 2, True, 2, (2, 2, 2), 18432, (False,) * 3, zoneout=True
+    ),
 }
 # blocks, split, spread, rows
 SHAPES = [(1, 1, 1, 8), (1, 1, 2, 2), (4, 1, 2, 8), (4, 2, 1, 4), (16, 2, 1, 2)]
@@ -39,13 +44,15 @@ def variants(arch):
     yield "random", {}
     yield "weights", PLAIN
     yield "generic", {"QG_WORDS": 1, **BYTES.products}
+    yield "generic", {"QG_WORDS": 1, **FORMS["zoneout"].products}
+    yield "step", {"REAL": "double", "QG_WORDS": 0, **FORMS["zoneout"].products}
     for real in ("float", "double"):
         yield "step", {"REAL": real, "QG_WORDS": int(real == "double"), **BYTES.products}
     yield from backward_variants(arch)
     for index, form in enumerate(FORMS.values()):
         for place, (blocks, split, spread, rows) in enumerate(SHAPES):
             # every form in one shape, every shape in one form
-            if (index == 0 or place == index - 1) and (blocks == 1 or arch != "sm_80"):
+            if (index == 0 or place == (index - 1) % len(SHAPES)) and (blocks == 1 or arch != "sm_80"):
                 shape = planner.make_shape(96 if blocks < 16 else 256, blocks, split, spread, rows)
                 yield "recurrent", shape.macros(form, 96, 1 + place % 2)
 

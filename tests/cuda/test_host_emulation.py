@@ -151,6 +151,28 @@ def test_units_that_keep_their_state(host, monkeypatch, kind, shape):
         assert torch.equal(last, out[0 if case.reverse else -1])
 
 
+@pytest.mark.parametrize(
+    ("config", "shape", "p"), [("int8", "2,2,1,8", 0.5), ("w8a16", "1,1,2,4", 0.13)]
+)
+def test_zoneout_in_every_kernel(host, monkeypatch, config, shape, p):
+    """Interpolated states, by the persistent kernel, step by step, and in 128-bit integers."""
+    (plan,) = quantized(getattr(QuantConfig, config)(), 5, 32, zoneout=p)
+    x, h0 = codes(plan.x, 5, 9, 5), codes(plan.h, 9, 32)
+    lengths = torch.randint(1, 6, (9,))
+    held = torch.rand(5, 9, 32) < 0.4
+    choose = planner.choose
+    for wanted in (shape, None):
+        if wanted:
+            monkeypatch.setenv(planner.VARIABLE, wanted)
+        monkeypatch.setattr(planner, "choose", choose if wanted else lambda *_: None)
+        for stay in (None, held):
+            got = executor.run(plan, x, h0, lengths, True, machine=host, held=stay)
+            assert same(got, reference.run(plan, x, h0, lengths, True, stay))
+    call = executor._Call(executor.Direction(plan, h0, True), x, lengths)
+    executor._run_generic(call, host)
+    assert same((call.out, call.last), reference.run(plan, x, h0, lengths, True))
+
+
 def test_no_steps_and_no_rows(host):
     (plan,) = quantized(QuantConfig.int8(), 3, 4)
     h0 = codes(plan.h, 2, 4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -103,7 +103,10 @@ def random_case(seed: int, kind: str) -> Case:
             if config.scale_kind == "free":
                 scale = float32(1 / rng.randint(1, 1 << 24))
             quantizers[name] = Quantizer(operator.bitwidth, not operator.is_unsigned, scale)
-    qparams = make_qparams(config, quantizers)
+    # a source of its own: plans stay the same but for their zoneout
+    kept = random.Random(f"{seed} {kind} zoneout")
+    p = kept.choice((2.0**-15, 0.5, 1.0, kept.random())) if kept.random() < 0.3 else 0.0
+    qparams = replace(make_qparams(config, quantizers), zoneout=p)
     H, C = rng.choice((1, 2, 3, 5, 8, 15, 16, 17, 21, 32, 33, 48)), rng.randint(1, 36)
     spread = 2.0 ** rng.uniform(-3, 2)
 

@@ -49,7 +49,7 @@ def main() -> None:
             expected = reference.run(case.plan, case.x, case.h0, case.lengths, case.reverse, held)
             tape = Tape(case.plan, case.x, case.h0, expected[0], case.lengths, case.reverse, held)
             grads = torch.randn(T, N, H), torch.randn(N, H)
-            gradients = straight_through(tape, *grads)
+            gradients = straight_through(tape, *grads, Wanted(h=True))
             for variant in executor.choices()[:-1]:
                 got = executor.run(
                     case.plan,
@@ -63,8 +63,8 @@ def main() -> None:
                 )
                 for ours, theirs in zip(got, expected, strict=True):
                     assert torch.equal(ours, theirs), (seed, kind, variant)
-                ours = backward(tape, *grads, Wanted(), variant, 1 + seed % 3)
-                for name in ("x", "h0", "W", "R", "bw", "br"):
+                ours = backward(tape, *grads, Wanted(h=True), variant, 1 + seed % 3)
+                for name in ("x", "h0", "W", "R", "bw", "br", "h"):
                     a, b = getattr(ours, name), getattr(gradients, name)
                     assert (a - b).norm() <= 1e-5 * b.norm(), (seed, kind, variant, name)
                 count += 1

@@ -20,7 +20,8 @@ from random_plans import random_case
 NATIVE = executor.choices()[:-1]
 SWEEP = {"w8a8": 200, "w8a16": 120, "w16a16": 80, "mixed": 120, "wide": 10}
 BATCH = 20
-NAMES = ("x", "h0", "W", "R", "bw", "br")
+NAMES = ("x", "h0", "W", "R", "bw", "br", "h")
+ALL = Wanted(h=True)
 LIMIT = 1e-5
 
 
@@ -74,9 +75,9 @@ def batches():
 def test_random_plans(kind, first, end):
     for seed in range(first, end):
         case = random_drawn(seed, kind)
-        expected = straight_through(case.tape, case.grad_out, case.grad_last)
+        expected = straight_through(case.tape, case.grad_out, case.grad_last, ALL)
         for variant in NATIVE:
-            got = backward(case.tape, case.grad_out, case.grad_last, Wanted(), variant, 1)
+            got = backward(case.tape, case.grad_out, case.grad_last, ALL, variant, 1)
             assert_close(got, expected, f"seed {seed}, {kind}, {variant}")
 
 
@@ -118,8 +119,8 @@ def test_calibrated_plans(variant, config, kind, T, N, C, H):
     """Blocks that are filled and those that are left over; several chunks of steps."""
     plan = calibrated(getattr(QuantConfig, config)().replace_globals(scale_kind=kind), C, H)
     case = drawn(plan, codes(plan.x, T, N, C), codes(plan.h, N, H), reverse=N == 3)
-    expected = straight_through(case.tape, case.grad_out, case.grad_last)
-    got = backward(case.tape, case.grad_out, case.grad_last, Wanted(), variant, 1)
+    expected = straight_through(case.tape, case.grad_out, case.grad_last, ALL)
+    got = backward(case.tape, case.grad_out, case.grad_last, ALL, variant, 1)
     assert_close(got, expected, variant)
 
 
@@ -133,12 +134,12 @@ def test_threads_change_no_bit(variant, config):
     lengths = torch.randint(1, T + 1, (N,))
     case = drawn(plan, codes(plan.x, T, N, 40), codes(plan.h, N, 64), lengths, True, held)
     one, *others = (
-        backward(case.tape, case.grad_out, case.grad_last, Wanted(), variant, threads)
+        backward(case.tape, case.grad_out, case.grad_last, ALL, variant, threads)
         for threads in (1, 2, 5, 16)
     )
     for other in others:
         assert_same_bits(one, other)
-    assert_close(one, straight_through(case.tape, case.grad_out, case.grad_last), variant)
+    assert_close(one, straight_through(case.tape, case.grad_out, case.grad_last, ALL), variant)
 
 
 @pytest.mark.parametrize("variant", NATIVE)
@@ -148,8 +149,8 @@ def test_nan_spreads_like_the_definition(variant, config):
     plan = calibrated(getattr(QuantConfig, config)(), 6, 11)
     case = drawn(plan, codes(plan.x, 5, 4, 6), codes(plan.h, 4, 11))
     case.grad_last[2, 3] = torch.nan
-    expected = straight_through(case.tape, case.grad_out, case.grad_last)
-    got = backward(case.tape, case.grad_out, case.grad_last, Wanted(), variant, 1)
+    expected = straight_through(case.tape, case.grad_out, case.grad_last, ALL)
+    got = backward(case.tape, case.grad_out, case.grad_last, ALL, variant, 1)
     for name in NAMES:
         assert torch.equal(getattr(got, name).isnan(), getattr(expected, name).isnan()), name
     rows = torch.tensor([0, 1, 3])
@@ -163,7 +164,7 @@ def test_only_what_is_wanted(wanted):
     plan = calibrated(QuantConfig.int8(), 5, 6)
     case = drawn(plan, codes(plan.x, 4, 3, 5), codes(plan.h, 3, 6))
     arguments = (case.tape, case.grad_out, case.grad_last)
-    every = backward(*arguments, Wanted(), NATIVE[0])
+    every = backward(*arguments, ALL, NATIVE[0])
     nothing = Wanted(False, False, False, False, False)
     few = nothing if wanted == "h0" else replace(nothing, **{wanted: True})
     got = backward(*arguments, few, NATIVE[0])
@@ -178,24 +179,24 @@ def test_only_what_is_wanted(wanted):
 def test_nothing_to_do(T, N):
     plan = calibrated(QuantConfig.int8(), 5, 6)
     case = drawn(plan, codes(plan.x, T, N, 5), codes(plan.h, N, 6))
-    got = backward(case.tape, case.grad_out, case.grad_last, Wanted(), NATIVE[0])
-    assert_close(got, straight_through(case.tape, case.grad_out, case.grad_last), "empty")
+    got = backward(case.tape, case.grad_out, case.grad_last, ALL, NATIVE[0])
+    assert_close(got, straight_through(case.tape, case.grad_out, case.grad_last, ALL), "empty")
     assert got.h0 is not case.grad_last
 
 
 def test_strided_gradients_are_taken():
     plan = calibrated(QuantConfig.int8(), 5, 6)
     case = drawn(plan, codes(plan.x, 4, 3, 5), codes(plan.h, 3, 6))
-    expected = backward(case.tape, case.grad_out, case.grad_last, Wanted(), NATIVE[0])
+    expected = backward(case.tape, case.grad_out, case.grad_last, ALL, NATIVE[0])
     batch_first = case.grad_out.transpose(0, 1).contiguous().transpose(0, 1)
     units_apart = case.grad_out.permute(2, 0, 1).contiguous().permute(1, 2, 0)
     half = torch.cat((case.grad_out, case.grad_out), 2)[..., :6]
     spread = torch.ones(()).expand(4, 3, 6)
     for grad_out in (batch_first, units_apart, half, case.grad_out.double()):
-        got = backward(case.tape, grad_out, case.grad_last, Wanted(), NATIVE[0])
+        got = backward(case.tape, grad_out, case.grad_last, ALL, NATIVE[0])
         assert_same_bits(got, expected)
-    got = backward(case.tape, spread, case.grad_last, Wanted(), NATIVE[0])
-    assert_same_bits(got, backward(case.tape, spread.clone(), case.grad_last, Wanted(), NATIVE[0]))
+    got = backward(case.tape, spread, case.grad_last, ALL, NATIVE[0])
+    assert_same_bits(got, backward(case.tape, spread.clone(), case.grad_last, ALL, NATIVE[0]))
 
 
 def test_shapes_are_checked_before_addresses_are_taken():
@@ -210,6 +211,6 @@ def test_shapes_are_checked_before_addresses_are_taken():
     ]
     for tape, grad_out, grad_last, name in bad:
         with pytest.raises(QuantGRUError, match=f"Expected {name} to be of shape"):
-            backward(tape, grad_out, grad_last, Wanted(), NATIVE[0])
+            backward(tape, grad_out, grad_last, ALL, NATIVE[0])
     with pytest.raises(QuantGRUError, match="Expected held to be of shape"):
         executor.run(plan, case.tape.x, case.tape.h0, None, False, NATIVE[0], held=held)

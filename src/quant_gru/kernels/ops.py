@@ -64,17 +64,11 @@ def run_cell(
         raise QuantGRUError(
             f"Expected codes to be on the plan's device {device}, got {x.device} and {h0.device}"
         )
-    if not _keeps_a_share(plan, held):
-        if x.device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
-            return cpu.run(plan, x, h0, lengths, reverse, cpu.chosen(), held=held)
-        if runs_on_gpu(x.device):
-            return cuda.run(plan, x, h0, lengths, reverse, held=held)
+    if x.device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
+        return cpu.run(plan, x, h0, lengths, reverse, cpu.chosen(), held=held)
+    if runs_on_gpu(x.device):
+        return cuda.run(plan, x, h0, lengths, reverse, held=held)
     return reference.run(plan, x, h0, lengths, reverse, held)
-
-
-def _keeps_a_share(plan: CellPlan, held: Tensor | None) -> bool:
-    """Whether zoneout interpolates states, which the definition alone does."""
-    return held is None and plan.frozen.zoneout is not None
 
 
 def quantize(quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,8 +135,7 @@ def run_layer(
         For each direction, codes after each step (T, N, H) and after the last (N, H).
     """
     held = held or [None] * len(plans)
-    shared = any(map(_keeps_a_share, plans, held))
-    if runs_on_gpu(x[0].device) and not shared and all(plan.x == plans[0].x for plan in plans):
+    if runs_on_gpu(x[0].device) and all(plan.x == plans[0].x for plan in plans):
         directions = [
             cuda.Direction(plan, state, index == 1, hold)
             for index, (plan, state, hold) in enumerate(zip(plans, h0, held, strict=True))
@@ -172,8 +165,6 @@ def backward_layer(
     """
     each = list(zip(tapes, grad_out, grad_last, wanted, strict=True))
     device = tapes[0].x.device
-    if any(w.h or _keeps_a_share(tape.plan, tape.held) for tape, _, _, w in each):
-        return [straight_through(*one) for one in each]
     if device.type == "cpu":
         return [cpu_training.backward(*one, cpu.chosen()) for one in each]
     if runs_on_gpu(device):

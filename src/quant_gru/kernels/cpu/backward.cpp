@@ -167,6 +167,7 @@ class Backward {
         job.dh = dh_;
         job.width = width_;
         job.dx = call_.dx;
+        job.states = call_.dh;
         job.first_row = first_row;
         job.end_row = end_row;
         return job;

@@ -22,6 +22,7 @@ struct BackwardCall {
     int64_t grad_step = 0, grad_row = 0;
     // results; rows reset, update, candidate
     float *dx = nullptr, *dh0 = nullptr;  // dh0 always
+    float *dh = nullptr;                  // of the state after each step
     float *dW = nullptr, *dR = nullptr, *dbw = nullptr, *dbr = nullptr;
     int threads = 1;
 };

@@ -151,8 +151,7 @@ def repack(part: WeightPart) -> None:
 def stack_of(plan: GRUPlan, variant: str) -> Stack | None:
     """The native stack of a plan, made at its first use; None where the fast kernels cannot run it.
 
-    That is where an operator has more than 16 bits, a weight is NaN or infinite, or zoneout keeps
-    a share of the states.
+    That is where an operator has more than 16 bits, or a weight is NaN or infinite.
 
     Args:
         plan: The plan, on the CPU.
@@ -167,8 +166,7 @@ def stack_of(plan: GRUPlan, variant: str) -> Stack | None:
         or len(kept[0]) != len(parts)
         or any(ref() is not part for ref, part in zip(kept[0], parts, strict=True))
     ):
-        runs = all(is_narrow(cell) and cell.frozen.zoneout is None for cell in cells)
-        stack = Stack(plan, variant) if runs else None
+        stack = Stack(plan, variant) if all(map(is_narrow, cells)) else None
         kept = ([weakref.ref(part) for part in parts], variant, stack)
         _stacks[cells[0].weights] = kept
     # asked every time: weights may be followed in place
@@ -279,7 +277,7 @@ def _exactness(plan: CellPlan) -> dict[str, Any]:
     """Which arithmetic is exact for a plan."""
     w, q = plan.weights, plan.frozen.quantizers
     bits_W, bits_R = w.bits_W, w.bits_R
-    several = [each for each in plan.frozen.sums.values() if len(each.multipliers) > 1]
+    several = [each for each in _sums(plan).values() if len(each.multipliers) > 1]
     z, r, g = (q[name] for name in ("gate.z_out", "gate.r_out", "gate.g_out"))
     one_minus_z = max(abs(plan.frozen.one - (end - z.zero_point)) for end in (z.lo, z.hi))
     product = max(
@@ -316,7 +314,7 @@ def _numbers(plan: CellPlan) -> dict[str, Any]:
         "x": _border(plan.x),
         "h": _border(plan.h),
         "one": plan.frozen.one,
-        "sums": {name: _sum(each, q[name].zero_point) for name, each in plan.frozen.sums.items()},
+        "sums": {name: _sum(each) for name, each in _sums(plan).items()},
         "tables": {
             name: _table(plan.frozen.tables[name], q[pre], tensors) for name, pre in _PRE.items()
         },
@@ -356,13 +354,19 @@ def _pointer(tensor: Tensor, dtype: torch.dtype, keep: list[Tensor]) -> int:
     return converted.data_ptr()
 
 
-def _sum(each: WeightedSum, zero_point: int) -> dict[str, Any]:
+def _sums(plan: CellPlan) -> dict[str, WeightedSum]:
+    """All weighted sums of activations; that of zoneout is named by its name."""
+    zoneout = plan.frozen.zoneout
+    return {**plan.frozen.sums, **({} if zoneout is None else {"zoneout": zoneout})}
+
+
+def _sum(each: WeightedSum) -> dict[str, Any]:
     return {
         "M": [int(M) for M in each.multipliers],
         "k": int(each.shift),
         "tier": each.tier,
-        "lo": each.lo - zero_point,
-        "hi": each.hi - zero_point,
+        "lo": each.lo - each.zero_point,
+        "hi": each.hi - each.zero_point,
     }
 
 

@@ -69,7 +69,7 @@ template <class V>
 struct Gates {
     using C = typename V::Lane;
     const FusedPlan &p;
-    TwoTerms<V> z_pre, r_pre, g_pre, h_new;
+    TwoTerms<V> z_pre, r_pre, g_pre, h_new, zoneout;
     OneTerm<V> rRh, old_contrib, new_contrib;
     C one, wx_lo, wx_hi, rh_lo, rh_hi;
     Scaled<V> wx_z, wx_r, wx_g, rh_z, rh_r, rest_g, old_h, new_h;
@@ -80,6 +80,7 @@ struct Gates {
           r_pre(plan.r_pre),
           g_pre(plan.g_pre),
           h_new(plan.h_new),
+          zoneout(plan.zoneout),
           rRh(plan.rRh),
           old_contrib(plan.old_contrib),
           new_contrib(plan.new_contrib),
@@ -267,10 +268,10 @@ struct Place {
     OperandByte *codes;
 };
 
-// As many groups as V has vectors.
+// As many groups as V has vectors; `keeps`: states keep a share of what they were (zoneout).
 template <class V, int P, Mode kMode>
 inline void advance(const Gates<V> &gates, const Place<typename V::Real> *places, int32_t shift,
-                    int64_t plane) {
+                    int64_t plane, bool keeps) {
     using Lane = typename V::Lane;
     for (int i = 0; i < kGroup; i += Lane::n) {
         auto Wx = [&](int gate) {
@@ -284,11 +285,14 @@ inline void advance(const Gates<V> &gates, const Place<typename V::Real> *places
         auto m = [&](int gate) {
             return V::each([&](int k) { return Lane::load(places[k].m + gate * kGroup + i); });
         };
-        const V now = gates.template next<kMode>(
+        auto before = [&] {
+            return V::each([&](int k) { return Lane::load(places[k].h + i); });
+        };
+        V now = gates.template next<kMode>(
             Wx(0), Wx(1), Wx(2), gates.template state_product<kMode, 0>(sums(0), m(0)),
             gates.template state_product<kMode, 1>(sums(1), m(1)),
-            gates.template state_product<kMode, 2>(sums(2), m(2)),
-            V::each([&](int k) { return Lane::load(places[k].h + i); }));
+            gates.template state_product<kMode, 2>(sums(2), m(2)), before());
+        if (keeps) now = V::round(gates.zoneout.unrounded(before(), now));
         for (int k = 0; k < V::kVectors; ++k) {
             const Lane lane = now.lane(k);
             lane.store(places[k].h + i);
@@ -301,7 +305,7 @@ inline void advance(const Gates<V> &gates, const Place<typename V::Real> *places
 template <class V, int P, Mode kMode>
 void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
           const State<typename V::Real> &state, const float *Wx, int rows, const int64_t *lengths,
-          int64_t at) {
+          int64_t at, bool keeps) {
     using Lane = typename V::Lane;
     const FusedPlan &p = gates.p;
     const Packed &R = p.R;
@@ -333,9 +337,9 @@ void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
             int done = 0;
             if constexpr (V::kVectors > 1)
                 for (; done + V::kVectors <= found; done += V::kVectors)
-                    advance<V, P, kMode>(wide_gates, places + done, shift, plane);
+                    advance<V, P, kMode>(wide_gates, places + done, shift, plane, keeps);
             for (; done < found; ++done)
-                advance<Lane, P, kMode>(gates, places + done, shift, plane);
+                advance<Lane, P, kMode>(gates, places + done, shift, plane, keeps);
         }
     }
 }
@@ -398,6 +402,7 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
         for (int i = 0; i < H; ++i) state.h[row * units + i] = static_cast<Real>(row_codes[i]);
     }
     const int64_t *lengths = job.lengths ? job.lengths + first_row : nullptr;
+    const bool keeps = p.zoneout.present && !job.held;
     for (int64_t block = 0; block < job.T; block += ahead) {
         const int steps = static_cast<int>(job.T - block < ahead ? job.T - block : ahead);
         for (int s = 0; s < steps; ++s) {
@@ -420,7 +425,7 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
                         __builtin_memcpy(state.next + row * h_stride, state.codes + row * h_stride,
                                          h_stride * sizeof(OperandByte));
             step<V, P, kMode>(gates, wide_gates, state, Wx + s * rows * units * 3, rows, lengths,
-                              at);
+                              at, keeps);
             if (job.held)
                 for (int row = 0; row < rows; ++row)
                     restore(p, state, row, job.held + (at * job.N + first_row + row) * H);

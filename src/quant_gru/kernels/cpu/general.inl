@@ -167,6 +167,17 @@ inline void to_words(const Projection &p, int32_t zero, const int32_t *v, int n,
     if (n & 1) out[n] = 0;
 }
 
+// What states become that keep a share of the codes they had (zoneout).
+template <class Real>
+inline void interpolate(const Sum &s, const int16_t *before, int32_t shift, Real *h, int n) {
+    const Real lo = static_cast<Real>(s.lo), hi = static_cast<Real>(s.hi);
+    const Real m1 = static_cast<Real>(s.m[0]), m2 = static_cast<Real>(s.m[1]);
+    for (int i = 0; i < n; ++i) {
+        const Real v = static_cast<Real>(before[i] - shift);
+        h[i] = limit(round_sum(v, m1, h[i], m2), lo, hi);
+    }
+}
+
 template <class Real>
 bool run_general_rows(const GeneralPlan &p, const Job &job, int64_t first_row, int rows) {
     const int H = p.H, C = p.W.inputs;
@@ -214,6 +225,8 @@ bool run_general_rows(const GeneralPlan &p, const Job &job, int64_t first_row, i
                         const uint8_t *held = job.held + (step * job.N + first_row + row) * H;
                         for (int i = 0; i < H; ++i)
                             if (held[i]) state[i] = static_cast<Real>(codes[i] - shift);
+                    } else if (p.zoneout.present) {
+                        interpolate(p.zoneout, codes, shift, state, H);
                     }
                     for (int i = 0; i < H; ++i)
                         codes[i] = static_cast<int16_t>(static_cast<int32_t>(state[i]) + shift);

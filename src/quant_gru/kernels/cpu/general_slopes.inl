@@ -98,11 +98,14 @@ void general_slopes_of(const GeneralPlan &p, const SlopeJob &job, const Real *Rh
                        const GeneralItem<Real> &t) {
     const Chunk &c = job.chunk;
     const Scales &s = job.scales;
+    const double kept = kept_share(p, job);
     const int H = p.H;
     for (int i = 0; i < H; ++i) {
         const double z = s.z * static_cast<double>(t.z[i]), r = s.r * static_cast<double>(t.r[i]);
         const double g = s.g * static_cast<double>(t.g[i]), h = s.h * static_cast<double>(t.h[i]);
-        const double through_old = t.in_h[i] * t.in_old[i], through_new = t.in_h[i] * t.in_new[i];
+        const double moved = (1 - kept) * static_cast<double>(t.in_h[i]);
+        const double through_old = moved * static_cast<double>(t.in_old[i]);
+        const double through_new = moved * static_cast<double>(t.in_new[i]);
         const double at_z =
             (through_old * h - through_new * g) * z * (1 - z) * static_cast<double>(t.in_z[i]);
         const double tanh_slope = g * g < 1 ? 1 - g * g : 0;
@@ -119,7 +122,7 @@ void general_slopes_of(const GeneralPlan &p, const SlopeJob &job, const Real *Rh
         to[kGroup] = static_cast<float>(at_r) * t.in_rh[H + i];
         to[2 * kGroup] = static_cast<float>(at_rest * r) * t.in_rh[2 * H + i];
         c.direct[group * c.direct_stride + item * kGroup + i % kGroup] =
-            static_cast<float>(through_old * z);
+            static_cast<float>(kept + through_old * z);
     }
 }
 

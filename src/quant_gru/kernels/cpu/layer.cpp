@@ -233,6 +233,7 @@ void Layer::fill(Cell &cell, const nb::dict &d) {
     cell.old_contrib = sum_of(sums, "op.old_contrib");
     cell.new_contrib = sum_of(sums, "op.new_contrib");
     cell.h_new = sum_of(sums, "output.h");
+    cell.zoneout = sum_of(sums, "zoneout");
     table(d, "gate.z_out", cell.z);
     table(d, "gate.r_out", cell.r);
     table(d, "gate.g_out", cell.g);

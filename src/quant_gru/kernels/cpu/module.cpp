@@ -82,6 +82,7 @@ void run_layer_backward(const Layer &layer, const nb::dict &d) {
     call.grad_row = number("grad_row");
     call.dx = real("dx");
     call.dh0 = real("dh0");
+    call.dh = real("dh");
     call.dW = real("dW");
     call.dR = real("dR");
     call.dbw = real("dbw");

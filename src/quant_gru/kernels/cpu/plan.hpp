@@ -64,6 +64,7 @@ struct Cell {
     Border x, h;
     int64_t one = 0;
     Sum z_pre, r_pre, rRh, g_pre, old_contrib, new_contrib, h_new;
+    Sum zoneout;  // of the state before a step and after it; held units take its place
     Table z, r, g;
 };
 

@@ -155,6 +155,9 @@ void descend_rows(const DescentJob &job) {
                 const float *grad = job.grad_out + step * job.grad_step + row * job.grad_row;
                 for (int i = 0; i < job.H; ++i) dh[i] += grad[i];
             }
+            if (job.states)
+                __builtin_memcpy(job.states + (step * c.N + row) * job.H, dh,
+                                 job.H * sizeof(float));
             turn_slopes(c, s * c.N + row, dh, operand + r * a_row);
         }
         add_product(static_cast<int>(rows), operand, a_row, job.R,

@@ -14,6 +14,9 @@ struct Complement {
     V plus(V q) const { return V::add(V::mul(s, V::add(one, q)), rest); }
 };
 
+// The share of dL/dh' that goes straight to the state before the step; held units are seen to later.
+inline double kept_share(const Cell &p, const SlopeJob &job) { return job.held ? 0 : p.zoneout.m[0]; }
+
 // A value before its clamp becomes the clamped one; returns 1 where that changes nothing, else 0.
 template <class V>
 inline V clamped(V &v, V lo, V hi) {
@@ -26,9 +29,9 @@ template <class V>
 struct Slopes {
     const Gates<V> gates;
     const Complement<V> from_z, from_r, from_g;
-    const V s_h, s_Rh, zero, one;
+    const V s_h, s_Rh, zero, one, kept, moved;
 
-    Slopes(const FusedPlan &plan, const Scales &scales)
+    Slopes(const FusedPlan &plan, const Scales &scales, double share)
         : gates(plan),
           from_z(scales.z),
           from_r(scales.r),
@@ -36,7 +39,9 @@ struct Slopes {
           s_h(V::set(scales.h)),
           s_Rh(V::set(scales.Rh)),
           zero(V::set(0)),
-          one(V::set(1)) {}
+          one(V::set(1)),
+          kept(V::set(share)),
+          moved(V::set(1 - share)) {}
 
     V sum(const TwoTerms<V> &s, V a, V b, V &inside) const {
         V v = V::round(V::add_product(V::scale(a, s.m1), b, s.m2));
@@ -74,6 +79,7 @@ struct Slopes {
         const V old = product(p.old_contrib, gates.old_contrib, z, h, in_old);
         const V fresh = product(p.new_contrib, gates.new_contrib, V::from(gates.one, z), g, in_new);
         sum(gates.h_new, old, fresh, in_h);
+        in_h = V::mul(in_h, moved);
 
         const V z_real = V::mul(z, from_z.s), not_z = from_z.minus(z);
         const V r_real = V::mul(r, from_r.s), not_r = from_r.minus(r);
@@ -86,7 +92,7 @@ struct Slopes {
         const V at_rest = V::mul(at_g, in_rest);
         const V at_r =
             V::mul(V::mul(V::mul(at_rest, V::mul(rh[2], s_Rh)), V::mul(r_real, not_r)), in_r);
-        V::mul(through_old, z_real).store_floats(direct);
+        V::add_product(kept, through_old, z_real).store_floats(direct);
         V::mul(at_z, in_wx[0]).store_floats(Wx);
         V::mul(at_r, in_wx[1]).store_floats(Wx + kGroup);
         V::mul(at_g, in_wx[2]).store_floats(Wx + 2 * kGroup);
@@ -137,7 +143,7 @@ template <class V, int PW, int PR>
 void slopes_of(const FusedPlan &p, const SlopeJob &job) {
     using Real = typename V::Real;
     constexpr int kRowsAtOnce = kBlockRows<PW> < kBlockRows<PR> ? kBlockRows<PW> : kBlockRows<PR>;
-    const Slopes<V> slopes(p, job.scales);
+    const Slopes<V> slopes(p, job.scales, kept_share(p, job));
     const Chunk &c = job.chunk;
     const int H = p.H, C = p.W.inputs;
     const int64_t units = static_cast<int64_t>(p.R.groups) * kGroup;

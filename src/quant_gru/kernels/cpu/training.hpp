@@ -66,7 +66,8 @@ struct DescentJob {
     int64_t grad_step = 0, grad_row = 0;
     float *dh = nullptr;  // (N, width): dL/dh after the chunk, becomes dL/dh before it
     int64_t width = 0;
-    float *dx = nullptr;  // (T, N, C), or null
+    float *dx = nullptr;      // (T, N, C), or null
+    float *states = nullptr;  // (T, N, H): dL/dh after each step, or null
     int64_t first_row = 0, end_row = 0;
     void *workspace = nullptr;
 };

@@ -57,6 +57,7 @@ def backward(
 
     dx, dW, dR = result(wanted.x, T, N, C), result(wanted.W, 3 * H, C), result(wanted.R, 3 * H, H)
     dbw, dbr = result(wanted.bw, 3 * H), result(wanted.br, 3 * H)
+    dh = result(wanted.h, T, N, H)
     dh0 = torch.empty((N, H), dtype=torch.float32, device="cpu")
     tensors = {
         "x": x,
@@ -72,6 +73,7 @@ def backward(
         "grad_last": grad_last,
         "dx": dx,
         "dh0": dh0,
+        "dh": dh,
         "dW": dW,
         "dR": dR,
         "dbw": dbw,
@@ -96,7 +98,7 @@ def backward(
             "threads": torch.get_num_threads() if threads is None else threads,
         }
     )
-    return Gradients(dx, dh0, dW, dR, dbw, dbr)
+    return Gradients(dx, dh0, dW, dR, dbw, dbr, dh)
 
 
 def _check_shapes(tape: Tape, grad_out: Tensor, grad_last: Tensor) -> None:
@@ -123,9 +125,9 @@ def _in_float32(g: Gradients) -> Gradients:
     def single(grad: Tensor | None) -> Tensor | None:
         return None if grad is None else grad.to(torch.float32)
 
-    return Gradients(
-        single(g.x), g.h0.to(torch.float32), single(g.W), single(g.R), single(g.bw), single(g.br)
-    )
+    h0 = g.h0.to(torch.float32)
+    weights = (single(each) for each in (g.W, g.R, g.bw, g.br))
+    return Gradients(single(g.x), h0, *weights, single(g.h))
 
 
 def _empty(tape: Tape, grad_last: Tensor, wanted: Wanted) -> Gradients:
@@ -142,4 +144,5 @@ def _empty(tape: Tape, grad_last: Tensor, wanted: Wanted) -> Gradients:
         zeros(wanted.R, 3 * H, H),
         zeros(wanted.bw, 3 * H),
         zeros(wanted.br, 3 * H),
+        zeros(wanted.h, T, N, H),
     )

@@ -115,7 +115,9 @@ void run_wide(const WidePlan &p, const Job &job) {
                     Term old = {z, h[i]}, fresh = {p.one - z, g};
                     if (p.old_contrib.present) old = {apply(p.old_contrib, old, {0, 0}), 1};
                     if (p.new_contrib.present) fresh = {apply(p.new_contrib, fresh, {0, 0}), 1};
-                    h[i] = apply(p.h_new, old, fresh);
+                    const int64_t now = apply(p.h_new, old, fresh);
+                    const bool keeps = p.zoneout.present && !held;
+                    h[i] = keeps ? apply(p.zoneout, {h[i], 1}, {now, 1}) : now;
                 }
             }
             const int64_t start = step * job.out.codes_step + row * job.out.codes_row;

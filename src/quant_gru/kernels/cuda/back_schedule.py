@@ -159,6 +159,7 @@ class Call:
             zeros(wanted.R, H3, self.H),
             zeros(wanted.bw, H3),
             zeros(wanted.br, H3),
+            zeros(wanted.h, self.T, self.N, self.H),
         )
 
 
@@ -291,6 +292,7 @@ class Schedule:
         self._real_codes: list[list[_Matrix]] = [[] for _ in calls]
         self._outer: list[tuple[_Matrix, _Matrix]] = []
         self._R_product: list[_Matrix] = []
+        self._d: list[_Matrix] = []
         self._steps = steps
         chunk = max(64, -(-rows // _SUMMED))
         chunks = -(-rows // chunk)
@@ -368,7 +370,7 @@ class Schedule:
             of_W = [(records[d], "of_W") for records in slopes]
             self._take(rows * H, words, torch.int32, *of_R, (b, "slopes"), (o, "of_R"))
             self._take(rows * H, words, torch.int32, *of_W, (o, "of_W"))
-            self._take(rows * H, 1, torch.float32, (b, "d"), (o, "d"))
+            self._d.append(self._take(rows * H, 1, torch.float32, (b, "d"), (o, "d")))
             dWx = self._take(rows, 3 * H, dtype, *([(o, "dWx")] if wanted.x or wanted.W else []))
             if shape:
                 b.T, b.reverse = self._T, call.reverse
@@ -461,7 +463,7 @@ class Schedule:
         wanted, real, C = self._wanted, memory.view(self._precision.dtype), self._C
         for launch in self._before:
             launch.start(stream)
-        words = memory.view(torch.int32)
+        words, singles = memory.view(torch.int32), memory.view(torch.float32)
         for first, count, launch in self._slopes:
             for each in self._bytes:
                 for (rows, weights, sums), planes in zip(each, self._planes, strict=True):
@@ -493,6 +495,10 @@ class Schedule:
                     _product(dRh.t(), codes[-1]) if wanted.R else None,
                     db[d, 0] if wanted.bw else None,
                     db[d, 1] if wanted.br else None,
+                    # the rest of the memory is not kept for it
+                    self._d[d].of(singles).clone().view(self._T, self._N, self._H)
+                    if wanted.h
+                    else None,
                 )
             )
         return results

@@ -62,6 +62,7 @@ struct Table {
 template <class Real>
 struct Cell {
     Sum<Real> z_pre, r_pre, rRh, g_pre, old_contrib, new_contrib, h;
+    Sum<Real> zoneout;  // of the state before a step and after it
     Table z, r, g;
     Real one;
     Real Rh_lo, Rh_hi;  // limits with the magic number added

@@ -43,6 +43,7 @@ class Form:
         tables: How the tables of z, r and g are read; see cell.cuh.
         table_bytes: Shared memory they take.
         fused: Which of op.rRh, op.old_contrib, op.new_contrib are rounded to codes.
+        zoneout: States keep a share of what they were.
     """
 
     narrow: bool
@@ -55,11 +56,13 @@ class Form:
     tables: tuple[int, int, int]
     table_bytes: int
     fused: tuple[bool, bool, bool]
+    zoneout: bool = False
 
     @property
     def products(self) -> dict[str, int]:
-        """Macros that say which products have codes of their own."""
-        return dict(zip(("QG_RRH", "QG_OLD", "QG_NEW"), map(int, self.fused), strict=True))
+        """Macros that say which products have codes of their own, and whether zoneout is on."""
+        names = ("QG_RRH", "QG_OLD", "QG_NEW", "QG_ZONEOUT")
+        return dict(zip(names, map(int, (*self.fused, self.zoneout)), strict=True))
 
 
 class FrozenNumbers:
@@ -89,6 +92,8 @@ class FrozenNumbers:
         for field, name in SUMS.items():
             if name in frozen.sums:
                 setattr(cell, field, _sum(frozen.sums[name], real))
+        if frozen.zoneout is not None:
+            cell.zoneout = _sum(frozen.zoneout, real)
         cell.z, cell.r, cell.g = self._tables
         cell.one, cell.one_integer = frozen.one, frozen.one
         cell.Rh_lo, cell.Rh_hi = magic + (Rh.lo - Rh.zero_point), magic + (Rh.hi - Rh.zero_point)
@@ -169,6 +174,8 @@ def form_of(plan: CellPlan) -> Form:
     w, q, frozen = plan.weights, plan.frozen.quantizers, plan.frozen
     sums = frozen.sums
     several = [each for each in sums.values() if len(each.multipliers) > 1]
+    if frozen.zoneout is not None:
+        several.append(frozen.zoneout)
     z, r, g = (q[name] for name in PRE_ACTIVATION)
     one_minus_z = max(abs(frozen.one - (end - z.zero_point)) for end in (z.lo, z.hi))
     product = max(
@@ -201,6 +208,7 @@ def form_of(plan: CellPlan) -> Form:
         torch.empty((), dtype=plan.h.container, device="meta").element_size(),
         *frozen_numbers(frozen).read(real),
         ("op.rRh" in sums, "op.old_contrib" in sums, "op.new_contrib" in sums),
+        frozen.zoneout is not None,
     )
 
 

@@ -115,7 +115,12 @@ extern "C" __global__ void __launch_bounds__(256) generic(const __grid_constant_
                 int64_t Wx[3], Rh[3];
                 project(p.W, 0, s.x, s.x_kind, (t * N + row) * s.C, s.C, H, unit, Wx);
                 project(p.R, h[now], 0, 0, 0, H, H, unit, Rh);
-                state = next(p.cell, Wx, Rh, state);
+                const int64_t now = next(p.cell, Wx, Rh, state);
+#if QG_ZONEOUT
+                state = s.held ? now : apply(p.cell.zoneout, code(state), code(now));
+#else
+                state = now;
+#endif
             }
             h[1 - now][unit] = state;
             write_code(s.out, s.h_kind, (t * N + row) * H + unit, state + p.R.zero);

@@ -35,7 +35,7 @@ def _kernel(source: str, function: str, macros: tuple[tuple[str, object], ...]) 
 
 
 # kernels without gate arithmetic compile its header, too
-PLAIN = {"QG_WORDS": 0, "QG_RRH": 1, "QG_OLD": 1, "QG_NEW": 1}
+PLAIN = {"QG_WORDS": 0, "QG_RRH": 1, "QG_OLD": 1, "QG_NEW": 1, "QG_ZONEOUT": 0}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from quant_gru.kernels.cuda.frozen import Form
 from quant_gru.kernels.cuda.launch import Grid, Kernel
 
 VARIABLE = "QUANT_GRU_CUDA_SHAPE"
+# held units take the place of zoneout's interpolation
+_HELD = {"HELD": 1, "QG_ZONEOUT": 0}
 _REGISTERS = 65536  # of a multiprocessor
 _MOST_THREADS = 512
 # registers of a thread beside its weights: the gate arithmetic of one element and of four
@@ -108,7 +110,7 @@ def layout(
 ) -> tuple[Kernel, Grid]:
     """What to launch for N rows of H units; `held`: some of them keep their state in a step."""
     macros = shape.macros(form, H, directions)
-    kernel = Kernel.of("recurrent", "recurrent", {**macros, "HELD": 1} if held else macros)
+    kernel = Kernel.of("recurrent", "recurrent", {**macros, **_HELD} if held else macros)
     blocks = (shape.tiles(N) * shape.blocks, directions)
     return kernel, Grid(blocks, shape.threads, shape.blocks, shape.shared_bytes(form))
 

@@ -16,6 +16,7 @@
 //   DIRS        directions of a launch
 //   HELD        some units keep their state in some steps
 //   QG_RRH, QG_OLD, QG_NEW: products that are rounded to their own codes
+//   QG_ZONEOUT  states keep a share of what they were
 #include "cell.cuh"
 #include "ptx.cuh"
 
@@ -433,8 +434,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 Rh_e[gate] = plain(R::limit(Rh[gate][e], p.cell.Rh_lo, p.cell.Rh_hi));
                 Wx_e[gate] = unpacked(Wx.w[e], gate, p.cell.Wx_offset);
             }
-            const Real moved = next_state<Real>(p.cell, z_of, r_of, g_of, Wx_e[0], Wx_e[1], Wx_e[2],
-                                                Rh_e[0], Rh_e[1], Rh_e[2], plain(h[e]));
+            Real moved = next_state<Real>(p.cell, z_of, r_of, g_of, Wx_e[0], Wx_e[1], Wx_e[2],
+                                          Rh_e[0], Rh_e[1], Rh_e[2], plain(h[e]));
+#if QG_ZONEOUT
+            moved = weighted(p.cell.zoneout, plain(h[e]), plain(moved));
+#endif
 #if HELD
             if (Wx.held[e]) continue;
 #endif

@@ -1,7 +1,7 @@
 // The slopes of every element and step: gates are made again from both products, with the
 // arithmetic of the forward, and so is whether a value was clamped, which stops its gradient.
 //
-//   REAL, QG_WORDS, QG_RRH, QG_OLD, QG_NEW, TZ, TR, TG: as for the recurrence
+//   REAL, QG_WORDS, QG_RRH, QG_OLD, QG_NEW, QG_ZONEOUT, TZ, TR, TG: as for the recurrence
 //   BYTES       all weights and activations of both products are bytes
 //   HALF        slopes are stored in half precision
 //   DIRS        directions of a launch
@@ -169,6 +169,11 @@ extern "C" __global__ void __launch_bounds__(256, BYTES ? 3 : 1)
         to.stays = p.lengths && row / N >= p.lengths[row % N];
         if (p.held) to.stays = to.stays || p.held[row * H + unit];
     };
+#if QG_ZONEOUT
+    // of dL/dh', what goes straight to the state before, and the rest
+    const float share = p.held ? 0.f : (float)c.zoneout.m[0];
+    const float rest_of_it = p.held ? 1.f : (float)c.zoneout.m[1];
+#endif
     const int64_t step = (int64_t)gridDim.x * 8;
     int64_t local = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
     Element ahead;
@@ -211,7 +216,10 @@ extern "C" __global__ void __launch_bounds__(256, BYTES ? 3 : 1)
         fresh = plain(new_contrib.v);
         in_fresh = new_contrib.inside;
 #endif
-        const float in_h = watched(c.h, old, fresh).inside;
+        float in_h = watched(c.h, old, fresh).inside;
+#if QG_ZONEOUT
+        in_h *= rest_of_it;
+#endif
 
         const float real_z = (float)z * p.s_z, real_r = (float)r * p.s_r;
         const float real_g = (float)g * p.s_g, real_h = (float)h * p.s_h;
@@ -224,7 +232,11 @@ extern "C" __global__ void __launch_bounds__(256, BYTES ? 3 : 1)
         const float to_z = (in_old * real_h - in_fresh * real_g) * real_z * less_z * z_pre.inside;
         const float to_g = in_fresh * less_z * bend * g_pre.inside, to_rest = to_g * in_rest;
         const float to_r = to_rest * (float)Rh_g.v * p.s_Rh * real_r * less_r * r_pre.inside;
-        p.of_R[at] = slopes(in_old * real_z, to_z * Rh_z.inside, to_r * Rh_r.inside,
+        float direct = in_old * real_z;
+#if QG_ZONEOUT
+        direct += share;
+#endif
+        p.of_R[at] = slopes(direct, to_z * Rh_z.inside, to_r * Rh_r.inside,
                             to_rest * real_r * Rh_g.inside);
         p.of_W[at] = slopes(to_z * Wx_z.inside, to_r * Wx_r.inside, to_g * Wx_g.inside, 0.f);
     }

@@ -50,7 +50,7 @@ _stacks: weakref.WeakKeyDictionary[Any, tuple[list[Any], Stack | None]] = (
 def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
     """The stack of a plan, made at its first use.
 
-    None where an operator has more than 16 bits, or zoneout keeps a share of the states.
+    None where an operator has more than 16 bits.
 
     Args:
         plan: The plan, on a GPU.
@@ -70,7 +70,7 @@ def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
         from quant_gru.kernels.cuda.driver import machine_of
 
         machine = machine_of(device)
-    runs = all(cell.frozen.zoneout is None and numbers_of(cell).form.narrow for cell in cells)
+    runs = all(numbers_of(cell).form.narrow for cell in cells)
     stack = Stack(plan, machine) if runs else None
     if not capturing(device):
         # what a graph computes is there only after it has run

@@ -52,8 +52,12 @@ extern "C" __global__ void __launch_bounds__(256) step(const __grid_constant__ N
                                           : ((const uint8_t *)p.Wx)[at * 4 + gate];
                 Wx[gate] = (Real)stored - p.cell.Wx_offset;
             }
-            const Real h = next_state<Real>(p.cell, z_of, r_of, g_of, Wx[0], Wx[1], Wx[2], Rh[0],
-                                            Rh[1], Rh[2], (Real)(code - p.cell.h_zero));
+            const Real before = (Real)(code - p.cell.h_zero);
+            Real h = next_state<Real>(p.cell, z_of, r_of, g_of, Wx[0], Wx[1], Wx[2], Rh[0], Rh[1],
+                                      Rh[2], before);
+#if QG_ZONEOUT
+            if (!p.s.held) h = weighted(p.cell.zoneout, before, plain(h));
+#endif
             code = Magic<Real>::integer(h) + p.cell.h_zero;
         }
         write_code(p.s.out, p.s.h_kind, (p.t * N + row) * H + unit, code);

@@ -63,7 +63,7 @@ SUM_C = {
 CELL_C = {
     name: structure(
         f"Cell_{name}",
-        **dict.fromkeys(SUMS, SUM_C[name]),
+        **dict.fromkeys((*SUMS, "zoneout"), SUM_C[name]),
         **_all(TableC, "z r g"),
         **_all(real, "one Rh_lo Rh_hi Wx_offset"),
         **_all(_INT, "h_zero h_offset one_integer"),

@@ -141,4 +141,5 @@ def _in_float64(tape: Tape, grad_out: Tensor, grad_last: Tensor, wanted: Wanted)
         single(exact.R),
         single(exact.bw),
         single(exact.br),
+        single(exact.h),
     )

@@ -52,7 +52,9 @@ def variants(arch):
     for index, form in enumerate(FORMS.values()):
         for place, (blocks, split, spread, rows) in enumerate(SHAPES):
             # every form in one shape, every shape in one form
-            if (index == 0 or place == (index - 1) % len(SHAPES)) and (blocks == 1 or arch != "sm_80"):
+            if (index == 0 or place == (index - 1) % len(SHAPES)) and (
+                blocks == 1 or arch != "sm_80"
+            ):
                 shape = planner.make_shape(96 if blocks < 16 else 256, blocks, split, spread, rows)
                 yield "recurrent", shape.macros(form, 96, 1 + place % 2)
 

@@ -68,7 +68,14 @@ def unsigned(config):
     ids=["int8", "w8a16", "int16", "unsigned"],
 )
 def test_whole_calls(host, config, rows):
-    gru = quantized(config, num_layers=2, bidirectional=True)
+    check_calls(quantized(config, num_layers=2, bidirectional=True), host, rows)
+
+
+def test_whole_calls_with_zoneout(host):
+    check_calls(quantized(num_layers=2, bidirectional=True, zoneout=0.3), host, (9, 8))
+
+
+def check_calls(gru, host, rows):
     x, hx = torch.randn(*rows, C), torch.randn(4, rows[1], H)
     checked(gru, host, x)
     checked(gru, host, x, hx)

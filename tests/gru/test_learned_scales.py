@@ -9,6 +9,8 @@ from gru_helpers import CONFIGS, C, H, quantized, same, seeded, states
 
 from quant_gru import QuantGRU, QuantGRUError
 from quant_gru.config import CALIBRATED
+from quant_gru.kernels import ops
+from quant_gru.kernels.cpu import executor as cpu
 
 DEEP = {"num_layers": 2, "bidirectional": True}
 T, N = 7, 3
@@ -71,6 +73,14 @@ def test_parameters_follow_the_scales(tmp_path):
     assert gru.log2_scale_l0.tolist() == pytest.approx(kept)
     copied = copy.deepcopy(gru)
     same(copied(seeded(T, N, C)), gru(seeded(T, N, C)))
+
+
+@pytest.mark.skipif(cpu.chosen() == cpu.REFERENCE, reason="no native kernels")
+def test_states_go_back_through_the_kernels(monkeypatch):
+    monkeypatch.setattr(ops, "straight_through", lambda *_: pytest.fail("in float64"))
+    gru = learning(**DEEP).train()
+    gru(seeded(T, N, C))[0].square().sum().backward()
+    assert gru.log2_scale_l0.grad.norm() > 0
 
 
 @pytest.mark.parametrize("config", ["pot8", "free8", "pot8-fused"])

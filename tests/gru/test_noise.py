@@ -9,6 +9,8 @@ from quant_gru import ConfigError, FrozenQuantGRU, ParameterError, QuantGRU, Qua
 from quant_gru._noise import draw
 from quant_gru.integer import reference
 from quant_gru.integer.plan import CellPlan
+from quant_gru.kernels import ops
+from quant_gru.kernels.cpu import executor as cpu
 
 DEEP = {"num_layers": 2, "bidirectional": True}
 T, N = 7, 3
@@ -70,6 +72,14 @@ class TestZoneoutInEval:
 
     def test_gradient_is_that_of_the_interpolation(self):
         check_against_float(wide("pot16", zoneout=0.25), None, 2e-3)
+
+    @pytest.mark.skipif(cpu.chosen() == cpu.REFERENCE, reason="no native kernels")
+    def test_neither_way_goes_through_the_definition(self, monkeypatch):
+        gru, x = quantized(zoneout=0.2, **DEEP), seeded(T, N, C)
+        monkeypatch.setattr(reference, "run", lambda *_: pytest.fail("step by step"))
+        monkeypatch.setattr(ops, "straight_through", lambda *_: pytest.fail("in float64"))
+        assert cpu.stack_of(gru._plan(), cpu.chosen()) is not None
+        gru(x)[0].sum().backward()
 
     def test_compiled(self):
         gru, x = quantized(zoneout=0.2), seeded(T, N, C)

@@ -53,6 +53,7 @@ def random_stack(seed: int, *, bidirectional: bool | None = None) -> StackCase:
         bidirectional=both,
         bias=rng.random() < 0.8,
         config=config.replace_globals(scale_kind=rng.choice(("pot", "free"))),
+        zoneout=(0.0, 0.0, 0.3, 0.5)[seed % 4],
     ).eval()
     gru.calibrate(torch.randn(8, 4, C, generator=generator))
     gru.finalize_calibration()

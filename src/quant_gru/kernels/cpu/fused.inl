@@ -285,14 +285,12 @@ inline void advance(const Gates<V> &gates, const Place<typename V::Real> *places
         auto m = [&](int gate) {
             return V::each([&](int k) { return Lane::load(places[k].m + gate * kGroup + i); });
         };
-        auto before = [&] {
-            return V::each([&](int k) { return Lane::load(places[k].h + i); });
-        };
+        auto before = [&] { return V::each([&](int k) { return Lane::load(places[k].h + i); }); };
         V now = gates.template next<kMode>(
             Wx(0), Wx(1), Wx(2), gates.template state_product<kMode, 0>(sums(0), m(0)),
             gates.template state_product<kMode, 1>(sums(1), m(1)),
             gates.template state_product<kMode, 2>(sums(2), m(2)), before());
-        if (keeps) now = V::round(gates.zoneout.unrounded(before(), now));
+        if (__builtin_expect(keeps, 0)) now = V::round(gates.zoneout.unrounded(before(), now));
         for (int k = 0; k < V::kVectors; ++k) {
             const Lane lane = now.lane(k);
             lane.store(places[k].h + i);

@@ -14,8 +14,11 @@ struct Complement {
     V plus(V q) const { return V::add(V::mul(s, V::add(one, q)), rest); }
 };
 
-// The share of dL/dh' that goes straight to the state before the step; held units are seen to later.
-inline double kept_share(const Cell &p, const SlopeJob &job) { return job.held ? 0 : p.zoneout.m[0]; }
+// The share of dL/dh' that goes straight to the state before the step; held units are seen to
+// later.
+inline double kept_share(const Cell &p, const SlopeJob &job) {
+    return job.held ? 0 : p.zoneout.m[0];
+}
 
 // A value before its clamp becomes the clamped one; returns 1 where that changes nothing, else 0.
 template <class V>

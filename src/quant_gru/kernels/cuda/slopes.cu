@@ -236,8 +236,8 @@ extern "C" __global__ void __launch_bounds__(256, BYTES ? 3 : 1)
 #if QG_ZONEOUT
         direct += share;
 #endif
-        p.of_R[at] = slopes(direct, to_z * Rh_z.inside, to_r * Rh_r.inside,
-                            to_rest * real_r * Rh_g.inside);
+        p.of_R[at] =
+            slopes(direct, to_z * Rh_z.inside, to_r * Rh_r.inside, to_rest * real_r * Rh_g.inside);
         p.of_W[at] = slopes(to_z * Wx_z.inside, to_r * Wx_r.inside, to_g * Wx_g.inside, 0.f);
     }
 }

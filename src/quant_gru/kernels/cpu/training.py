@@ -125,15 +125,8 @@ def _in_float32(g: Gradients) -> Gradients:
     def single(grad: Tensor | None) -> Tensor | None:
         return None if grad is None else grad.to(torch.float32)
 
-    return Gradients(
-        single(g.x),
-        g.h0.to(torch.float32),
-        single(g.W),
-        single(g.R),
-        single(g.bw),
-        single(g.br),
-        single(g.h),
-    )
+    W, R, bw, br = (single(each) for each in (g.W, g.R, g.bw, g.br))
+    return Gradients(single(g.x), g.h0.to(torch.float32), W, R, bw, br, single(g.h))
 
 
 def _empty(tape: Tape, grad_last: Tensor, wanted: Wanted) -> Gradients:

@@ -120,9 +120,9 @@ namespace {
 
 #include "fused.inl"
 #include "general.inl"
-#include "weights.inl"
 #include "products.inl"
 #include "slopes.inl"
+#include "weights.inl"
 
 // after what they all use
 #include "general_slopes.inl"

@@ -9,25 +9,11 @@ import argparse
 import time
 
 import torch
+from gpu import SHAPES
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.backward import Tape
 from quant_gru.kernels.cuda import executor, training
-
-SHAPES = [
-    (1, 100, 64, 128),
-    (1, 1000, 128, 256),
-    (16, 100, 64, 128),
-    (32, 50, 64, 128),
-    (32, 200, 128, 256),
-    (64, 200, 256, 512),
-    (64, 200, 512, 1024),
-    (128, 100, 256, 256),
-    (256, 50, 128, 128),
-    (8, 1000, 256, 512),
-    (32, 1000, 80, 256),
-    (512, 20, 100, 100),
-]
 
 
 def prepared(N: int, T: int, C: int, H: int):

@@ -45,22 +45,17 @@ def run_float(
             h = h0[len(last)]
             T, N, H = x.shape[0], *h.shape
             held = noise.held(layer, direction, len(cells), (T, N, H)) if noise else None
-            dropped = noise.dropped_weights(layer, direction, H) if noise else None
-            if dropped is not None and noise:
-                factor = torch.where(dropped, 0.0, _scale(noise.recurrent_dropout))
+            factors = noise.weight_factors(layer, direction, H) if noise else None
+            if factors is not None:
                 W, R, bw, br = cell
                 assert R is not None
-                cell = (W, R * factor.to(R.dtype), bw, br)
+                cell = (W, R * factors.to(R.dtype), bw, br)
             keep = held if held is not None else zoneout
             y, h = _direction(cell, x, h, lengths, keep, reverse=direction == 1)
             outputs.append(y)
             last.append(h)
         x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
     return x, torch.stack(last)
-
-
-def _scale(p: float) -> float:
-    return 0.0 if p == 1 else 1 / (1 - p)
 
 
 def _direction(

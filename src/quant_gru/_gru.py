@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as TensorSequence
 from typing import Any, overload
 
@@ -568,10 +568,6 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         assert isinstance(weight, Tensor)
         return weight
 
-    @property
-    def _directions(self) -> int:
-        return 2 if self.bidirectional else 1
-
     def _shape(self) -> params.Shape:
         return params.Shape(
             input_size=self.input_size,
@@ -591,11 +587,6 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
             batch_first=self.batch_first,
             like=self._weight,
         )
-
-    def _cells(self) -> Iterator[tuple[int, str]]:
-        for layer in range(self.num_layers):
-            for suffix in ("", "_reverse")[: self._directions]:
-                yield layer, suffix
 
     def _weights(self) -> list[list[Weights]]:
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")

@@ -74,6 +74,13 @@ class Noise:
         stream = RECURRENT + 2 * layer + direction
         return events(self.seed, self.recurrent_dropout, shape, stream)[0]
 
+    def weight_factors(self, layer: int, direction: int, hidden_size: int) -> Tensor | None:
+        """What recurrent weights are multiplied by: 0 or 1 / (1 - p), float32; None for all 1."""
+        dropped = self.dropped_weights(layer, direction, hidden_size)
+        if dropped is None:
+            return None
+        return torch.where(dropped, 0.0, 1 / (1 - self.recurrent_dropout))
+
 
 def draw(
     device: torch.device,

@@ -153,10 +153,9 @@ def gradients(
                 real = real_input(plan, layer, done.x, below, noise)
                 grad_s = scale_gradients(tapes[d], result, real, h0, learned_names(qparams))
                 scales[first + d] = to_logarithms(qparams, grad_s, T * N, real.shape[2], H)
-            dropped = noise.dropped_weights(layer, d, H) if noise else None
-            if noise and dropped is not None and result.R is not None:
-                kept = torch.where(dropped, 0.0, 1 / (1 - noise.recurrent_dropout))
-                result = replace(result, R=result.R * kept)
+            factors = noise.weight_factors(layer, d, H) if noise else None
+            if factors is not None and result.R is not None:
+                result = replace(result, R=result.R * factors)
             found[first + d] = result
         if not onward:
             break

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -75,6 +77,15 @@ class TrainingOptions(torch.nn.Module):
             raise ConfigError(f"Expected stash_bits to be 4, 8 or None, got {bits!r}")
         self._stash_bits = bits
 
+    @property
+    def _directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    def _cells(self) -> Iterator[tuple[int, str]]:
+        for layer in range(self.num_layers):
+            for suffix in ("", "_reverse")[: self._directions]:
+                yield layer, suffix
+
     # --- noise
 
     def _noise(self, sequence: Sequence, zoneout_mask: Tensor | None) -> Noise | None:
@@ -97,7 +108,7 @@ class TrainingOptions(torch.nn.Module):
     def _updates(self, sequence: Sequence, mask: Tensor) -> Tensor:
         """A caller's zoneout mask as bool (layers * directions, T, N, H)."""
         T, N, _ = sequence.x.shape
-        cells = self.num_layers * (2 if self.bidirectional else 1)
+        cells = self.num_layers * self._directions
         shape = (T, N, self.hidden_size) if sequence.batched else (T, self.hidden_size)
         if tuple(mask.shape) not in ((cells, *shape), *([shape] if cells == 1 else [])):
             raise QuantGRUError(
@@ -117,11 +128,10 @@ class TrainingOptions(torch.nn.Module):
     # --- learned scales
 
     def _init_learned_scales(self, device: torch.device | str | int | None) -> None:
-        for layer in range(self.num_layers):
-            for suffix in ("", "_reverse")[: 2 if self.bidirectional else 1]:
-                self._log2_scales.append(f"log2_scale_l{layer}{suffix}")
-                values = torch.nn.Parameter(torch.zeros(COUNT, device=device))
-                self.register_parameter(self._log2_scales[-1], values)
+        for layer, suffix in self._cells():
+            self._log2_scales.append(f"log2_scale_l{layer}{suffix}")
+            values = torch.nn.Parameter(torch.zeros(COUNT, device=device))
+            self.register_parameter(self._log2_scales[-1], values)
 
     def _logarithms(self) -> list[Tensor]:
         """log2 of the scales of each layer and direction, where they are learned."""

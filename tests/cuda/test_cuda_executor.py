@@ -1,15 +1,14 @@
 """The CUDA executor on a GPU against the reference: every code equal."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from backward_cases import moved
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.integer import reference
-from quant_gru.integer.plan import CellPlan
 from quant_gru.kernels.cuda import border, driver, executor, planner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -22,29 +21,6 @@ pytestmark = [
 ]
 
 SWEEP = {"w8a8": 200, "w8a16": 120, "w16a16": 90, "mixed": 70, "wide": 30}
-
-
-def moved(plan):
-    """A plan with its tensors on the GPU."""
-    device = torch.device("cuda", torch.cuda.current_device())
-
-    def there(value):
-        return value.to(device) if isinstance(value, torch.Tensor) else value
-
-    def weighted_sum(each):
-        multipliers = tuple(there(M) for M in each.multipliers)
-        return replace(each, multipliers=multipliers, shift=there(each.shift))
-
-    w = plan.weights
-    names = ("W", "R", "bw", "br", "Bw", "Br", "finite")
-    weights = replace(
-        w,
-        Wx=weighted_sum(w.Wx),
-        Rh=weighted_sum(w.Rh),
-        **{name: there(getattr(w, name)) for name in names},
-    )
-    tables = {name: table.to(device) for name, table in plan.frozen.tables.items()}
-    return CellPlan(replace(plan.frozen, tables=tables), weights)
 
 
 def quantized(C, H, config=None, **options):
@@ -73,7 +49,7 @@ def test_random_plans(kind):
         case = random_case(seed, kind)
         expected = reference.run(case.plan, case.x, case.h0, case.lengths, case.reverse)
         lengths = None if case.lengths is None else case.lengths.cuda()
-        plan = moved(case.plan)
+        plan = moved(case.plan, torch.device("cuda", torch.cuda.current_device()))
         got = executor.run(plan, case.x.cuda(), case.h0.cuda(), lengths, case.reverse)
         assert same(got, expected), f"seed {seed}"
 

@@ -15,12 +15,12 @@ from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cpu import training as cpu_training
-from quant_gru.kernels.cuda import border, compiler, driver
+from quant_gru.kernels.cuda import back_schedule, border, compiler, driver
 from quant_gru.kernels.cuda import executor as cuda
 from quant_gru.kernels.cuda import training as cuda_training
 from quant_gru.kernels.cuda.stack import stack_of as stack_on_gpu
 
-PRECISIONS = ("bf16", "tf32", "fp32")
+PRECISIONS = tuple(back_schedule.PRECISIONS)
 """What gradients are multiplied in on a GPU: 8, at least 11 or 24 bits, sums always float32."""
 
 

@@ -15,6 +15,7 @@ from quant_gru.kernels.cpu import executor
 from quant_gru.kernels.cpu.training import backward
 
 sys.path.insert(0, str(Path(__file__).parent))
+from gradient_errors import SUMS, error, terms
 from random_plans import random_case
 
 NATIVE = executor.choices()[:-1]
@@ -50,13 +51,13 @@ def random_drawn(seed: int, kind: str) -> Drawn:
     return drawn(case.plan, case.x, case.h0, case.lengths, case.reverse, held, seed)
 
 
-def assert_close(ours: Gradients, expected: Gradients, what: str) -> None:
+def assert_close(ours: Gradients, expected: Gradients, tape: Tape, what: str) -> None:
     for name in NAMES:
-        a, b = getattr(ours, name), getattr(expected, name)
+        a = getattr(ours, name)
         assert a.dtype == torch.float32
-        assert a.shape == b.shape, f"{what}, {name}"
-        error = (a.to(torch.float64) - b).norm()
-        assert error <= LIMIT * b.norm(), f"{what}, {name}: {error / b.norm():.1e}"
+        assert a.shape == getattr(expected, name).shape, f"{what}, {name}"
+        found = error(name, a, expected, tape, LIMIT)
+        assert found <= LIMIT, f"{what}, {name}: {found:.1e}"
 
 
 def assert_same_bits(a: Gradients, b: Gradients) -> None:
@@ -78,7 +79,17 @@ def test_random_plans(kind, first, end):
         expected = straight_through(case.tape, case.grad_out, case.grad_last, ALL)
         for variant in NATIVE:
             got = backward(case.tape, case.grad_out, case.grad_last, ALL, variant, 1)
-            assert_close(got, expected, f"seed {seed}, {kind}, {variant}")
+            assert_close(got, expected, case.tape, f"seed {seed}, {kind}, {variant}")
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_terms_of_the_yardstick_add_up(name):
+    for seed in range(12):
+        case = random_drawn(seed, "mixed")
+        expected = straight_through(case.tape, case.grad_out, case.grad_last, ALL)
+        whole = getattr(expected, name)
+        found = terms(name, expected, case.tape)
+        assert (sum(found) - whole).norm() <= 1e-10 * torch.stack(found).norm()
 
 
 @pytest.mark.parametrize(("kind", "first", "end"), list(batches()))
@@ -121,7 +132,7 @@ def test_calibrated_plans(variant, config, kind, T, N, C, H):
     case = drawn(plan, codes(plan.x, T, N, C), codes(plan.h, N, H), reverse=N == 3)
     expected = straight_through(case.tape, case.grad_out, case.grad_last, ALL)
     got = backward(case.tape, case.grad_out, case.grad_last, ALL, variant, 1)
-    assert_close(got, expected, variant)
+    assert_close(got, expected, case.tape, variant)
 
 
 @pytest.mark.parametrize("variant", NATIVE)
@@ -139,7 +150,8 @@ def test_threads_change_no_bit(variant, config):
     )
     for other in others:
         assert_same_bits(one, other)
-    assert_close(one, straight_through(case.tape, case.grad_out, case.grad_last, ALL), variant)
+    expected = straight_through(case.tape, case.grad_out, case.grad_last, ALL)
+    assert_close(one, expected, case.tape, variant)
 
 
 @pytest.mark.parametrize("variant", NATIVE)
@@ -180,7 +192,8 @@ def test_nothing_to_do(T, N):
     plan = calibrated(QuantConfig.int8(), 5, 6)
     case = drawn(plan, codes(plan.x, T, N, 5), codes(plan.h, N, 6))
     got = backward(case.tape, case.grad_out, case.grad_last, ALL, NATIVE[0])
-    assert_close(got, straight_through(case.tape, case.grad_out, case.grad_last, ALL), "empty")
+    expected = straight_through(case.tape, case.grad_out, case.grad_last, ALL)
+    assert_close(got, expected, case.tape, "empty")
     assert got.h0 is not case.grad_last
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quant_gru._noise import Noise
+from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.ops import (
@@ -68,7 +69,7 @@ def run_real(
     h0: Tensor | None,
     lengths: Tensor | None,
     noise: Noise | None = None,
-    kept: list[Tensor] | None = None,
+    kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run all layers on real values.
 
@@ -78,7 +79,7 @@ def run_real(
         h0: (layers * directions, N, H), or None for zeros.
         lengths: int64 (N,) or None.
         noise: What is random; None for nothing.
-        kept: A list that takes the codes of output.h (T, N, H) of each layer and direction.
+        kept: Takes what a backward needs.
 
     Returns:
         Output (T, N, D*H) and last states (layers * directions, N, H), float32.
@@ -111,7 +112,7 @@ def run_real(
             [each[:-1] if d else each[1:] for d, each in enumerate(spread)],
         )
         if kept is not None:
-            kept += below.codes
+            kept.out += below.codes
     assert below is not None
     return real_output(plan, len(plan.cells) - 1, below), torch.stack(last)
 
@@ -195,7 +196,7 @@ def real_output(plan: GRUPlan, layer: int, below: Below) -> Tensor:
 
 
 def _run_native(
-    plan: GRUPlan, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: list[Tensor] | None
+    plan: GRUPlan, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
 ) -> tuple[Tensor, Tensor] | None:
     """`run_real` in native code from border to border, where that applies.
 
@@ -205,11 +206,13 @@ def _run_native(
     """
     variant = native_variant(x) if h0 is None else native_variant(x, h0)
     stack = None if variant is None else cpu.stack_of(plan, variant)
-    return None if stack is None else stack.run(x, h0, lengths, kept=kept)
+    if stack is None:
+        return None
+    return stack.run(x, h0, lengths, kept=None if kept is None else kept.out)
 
 
 def _run_on_gpu(
-    plan: GRUPlan, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: list[Tensor] | None
+    plan: GRUPlan, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
 ) -> tuple[Tensor, Tensor] | None:
     """`run_real` in prepared launches, where that applies.
 

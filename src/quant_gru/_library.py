@@ -25,6 +25,7 @@ from quant_gru._noise import Noise
 from quant_gru._plan_cache import PlanCache
 from quant_gru._training import Asked, Pass, flat_gradients, gradients, nan_of, of_cells, refuse
 from quant_gru.export import params
+from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.qparams import QParams
 from quant_gru.kernels.ops import PRECISIONS
@@ -206,11 +207,11 @@ def _forward(
     kept: str,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     noise = _noise(seed, updates, (dropout, zoneout, recurrent_dropout))
-    out: list[Tensor] | None = [] if kept else None
+    keeps = Kept() if kept else None
     with torch.no_grad():
         plan = _plan(parameters, weights, live, noise, h0, bidirectional)
-        y, h_n = run_real(plan, x, h0, lengths, noise, out)
-    return y.contiguous(), h_n.contiguous(), out or []
+        y, h_n = run_real(plan, x, h0, lengths, noise, keeps)
+    return y.contiguous(), h_n.contiguous(), keeps.out if keeps else []
 
 
 def _backward(

@@ -26,13 +26,13 @@ from quant_gru._layers import (
 from quant_gru._learned import learned_names, to_logarithms
 from quant_gru._noise import Noise
 from quant_gru._stash import packed, unpacked
-from quant_gru.integer.backward import Gradients, Tape, Wanted
-from quant_gru.integer.plan import CellPlan, GRUPlan
+from quant_gru.integer.backward import Gradients, Kept, Tape, Wanted, complete
+from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.scale_gradients import scale_gradients
 from quant_gru.kernels.live import epochs
-from quant_gru.kernels.ops import backward_layer, quantize
+from quant_gru.kernels.ops import backward_layer, quantize, runs_on_gpu
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,36 +111,38 @@ def gradients(
         asked: Which gradients to compute.
     """
     H = plan.cells[0][0].hidden_size
-    # a row that is NaN in its last state gets gradients that are NaN, all of them
-    nan = done.nan[..., None]
-    grad_last = nan.expand(*done.nan.shape, H) if grad_last is None else grad_last + nan
     D, noise = len(plan.cells[0]), done.noise
     T, N, _ = done.x.shape
-    grad = done.x.new_zeros((T, N, D * H), dtype=torch.float32) if grad_y is None else grad_y
+    grad = grad_y
     grad_h0: list[Tensor] = []
     found: list[Gradients | None] = [None] * len(done.out)
     scales: list[Tensor | None] = [None] * len(done.out)
     for layer in reversed(range(len(plan.cells))):
         cells, first = plan.cells[layer], layer * D
         below = _below(done, first - D, D) if layer else None
-        codes, _ = input_codes(plan, layer, done.x, below, noise)
+        if below is None and done.x.dtype == torch.float32 and runs_on_gpu(done.x.device):
+            # its kernels quantize what they read
+            inputs = [done.x] * D
+        else:
+            inputs, _ = input_codes(plan, layer, done.x, below, noise)
         tapes = [
             Tape(
                 cell,
-                codes[d],
-                _state_codes(cell, done, first + d),
+                inputs[d],
+                None if done.h0 is None else quantize(cell.h, done.h0[first + d])[0],
                 done.out[first + d],
                 done.lengths,
                 d == 1,
                 noise.held(layer, d, D, (T, N, H)) if noise else None,
+                done.nan[first + d],
             )
             for d, cell in enumerate(cells)
         ]
         onward, learns = asked.below(first), bool(asked.scales)
         results = backward_layer(
             tapes,
-            [grad[..., d * H : (d + 1) * H] for d in range(D)],
-            [grad_last[first + d] for d in range(D)],
+            [None if grad is None else grad[..., d * H : (d + 1) * H] for d in range(D)],
+            [None if grad_last is None else grad_last[first + d] for d in range(D)],
             [Wanted(onward or learns, *asked.weights[first + d], learns) for d in range(D)],
             done.precision,
         )
@@ -151,7 +153,8 @@ def gradients(
             if learns:
                 qparams = asked.scales[first + d]
                 real = real_input(plan, layer, done.x, below, noise)
-                grad_s = scale_gradients(tapes[d], result, real, h0, learned_names(qparams))
+                tape, _, _ = complete(tapes[d], None, None)
+                grad_s = scale_gradients(tape, result, real, h0, learned_names(qparams))
                 scales[first + d] = to_logarithms(qparams, grad_s, T * N, real.shape[2], H)
             factors = noise.weight_factors(layer, d, H) if noise else None
             if factors is not None and result.R is not None:
@@ -173,14 +176,6 @@ def gradients(
         found,
         [each for each in scales if each is not None],
     )
-
-
-def _state_codes(cell: CellPlan, done: Pass, index: int) -> Tensor:
-    """Codes of output.h before the first step (N, H)."""
-    if done.h0 is not None:
-        return quantize(cell.h, done.h0[index])[0]
-    shape, device = (done.x.shape[1], cell.hidden_size), done.x.device
-    return torch.full(shape, cell.h.zero_point, dtype=cell.h.container, device=device)
 
 
 def _by_layer(grads: Sequence[Tensor], directions: int) -> Tensor:
@@ -253,8 +248,9 @@ class _StraightThrough(torch.autograd.Function):
     def forward(
         ctx: Any, call: Call, x: Tensor, h0: Tensor | None, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
-        out: list[Tensor] = []
-        y, h_n = run_real(call.plan, x, h0, call.lengths, call.noise, out)
+        kept = Kept()
+        y, h_n = run_real(call.plan, x, h0, call.lengths, call.noise, kept)
+        out = kept.out
         if call.stash_bits:
             out = [
                 packed(codes, q, call.stash_bits)
@@ -262,7 +258,8 @@ class _StraightThrough(torch.autograd.Function):
             ]
         ctx.set_materialize_grads(False)
         ctx.call, ctx.cells, ctx.epochs = call, len(out), epochs(call.plan)
-        ctx.save_for_backward(x, h0, nan_of(h_n), *out, *parameters)
+        nan = nan_of(h_n) if kept.nan is None else kept.nan
+        ctx.save_for_backward(x, h0, nan, *out, *parameters)
         return y, h_n
 
     @staticmethod

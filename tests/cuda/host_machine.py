@@ -21,7 +21,7 @@ KINDS |= {"events": "Events"}
 KINDS |= dict.fromkeys(("measure", "settle"), "Weights")
 KINDS |= {"clear": "Mask"}
 KINDS |= {"take": "Take", "between": "Between", "give": "Give"}
-KINDS |= {"weights": "Weights", "transpose": "Transposed", "unpack": "Taken"}
+KINDS |= {"operands": "Operands"}
 KINDS |= {"back_step": "Numbers"}
 _LAUNCH = """
 #include "{source}.cu"

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRUError
-from quant_gru.integer.backward import Wanted
-from quant_gru.kernels.cuda import back_planner, back_schedule, training
+from quant_gru.integer.backward import Tape, Wanted, complete, straight_through
+from quant_gru.kernels.cuda import back_call, back_pieces, back_planner, back_schedule, training
+from quant_gru.kernels.cuda.back_pieces import pieces
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -25,6 +26,7 @@ from host_machine import COMPILER, Host
 from random_plans import random_case
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+ALL = Wanted(h=True)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +129,7 @@ def test_both_directions_share_their_launches(host):
     host.launched.clear()
     check(host, tapes, "fp32")
     names = [name for name, _ in host.launched]
-    assert names == ["weights", "unpack", "transpose", "slopes_of", "back", "outer", "outer_sums"]
+    assert names == ["operands", "slopes_of", "back", "outer", "outer_sums"]
 
 
 def test_directions_that_differ_run_apart(host):
@@ -156,6 +158,109 @@ def test_weights_that_fit_no_registers(host, monkeypatch, config, precision):
     monkeypatch.setattr(back_planner, "choose", lambda *_: None)
     (plan,) = plans_of(5, 20, CONFIGS[config])
     check(host, [random_tape(plan, 6, 5, lengths=True, reverse=True)], precision)
+
+
+def fields_equal(a, b, names):
+    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in names)
+
+
+NAMES = ("x", "h0", "W", "R", "bw", "br", "h")
+
+
+@pytest.mark.parametrize("config", ["int8", "int8-unsigned", "w8a16", "int16"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_values_none_and_nan_stand_for_codes_and_zeros(host, config, reverse):
+    """As `complete` has it, in fewer launches: the same bits."""
+    (plan,) = plans_of(5, 20, CONFIGS[config])
+    T, N = 6, 5
+    # beyond the limits, and in another order of memory
+    x = (3 * torch.randn(N, T, 5)).transpose(0, 1)
+    x[1, 2, 3] = torch.nan
+    codes = plan.x.quantize(x).to(plan.x.container)
+    out = outputs(plan, codes, torch.full((N, 20), plan.h.zero_point, dtype=plan.h.container))
+    nan = torch.tensor([0.0, 0.0, torch.nan, 0.0, 0.0])
+    tape = Tape(plan, x, None, out, None, reverse, None, nan)
+    grads = random_gradients(tape)
+    for given in (grads, (grads[0], None), (None, grads[1]), (None, None)):
+        (got,) = training.backward([tape], *([each] for each in given), ALL, "fp32", host)
+        whole, *both = complete(tape, *given)
+        assert whole.nan is None
+        assert not whole.x.is_floating_point()
+        (expected,) = training.backward([whole], *([each] for each in both), ALL, "fp32", host)
+        for name in NAMES:
+            a, b = getattr(got, name), getattr(expected, name)
+            assert torch.equal(a.isnan(), b.isnan()), name
+            assert torch.equal(a.nan_to_num(), b.nan_to_num()), name
+        rows = [0, 1, 3, 4]
+        assert got.h0[2].isnan().all()
+        assert not got.h0[rows].isnan().any()
+        names = [name for name in NAMES if name not in ("W", "R", "bw", "br")]
+        exact = straight_through(whole, *both, ALL)
+        for name in names:
+            a, b = (getattr(g, name)[..., rows, :] for g in (got, exact))
+            assert (a - b).norm() <= 1e-5 * b.norm(), name
+
+
+@pytest.mark.parametrize("per_step", [False, True])
+@pytest.mark.parametrize("steps", [1, 2, 4, 5, 10])
+def test_pieces_of_time_give_the_gradients_of_the_whole(host, monkeypatch, steps, per_step):
+    """Both directions at once, rows of all lengths, with units that stay."""
+    if per_step:
+        monkeypatch.setattr(back_planner, "choose", lambda *_: None)
+    plans = plans_of(5, 20, bidirectional=True)
+    first = random_tape(plans[0], 11, 5, lengths=True, held=True)
+    tapes = [
+        replace(
+            first,
+            plan=plan,
+            out=outputs(plan, first.x, first.h0, first.lengths, bool(i), first.held),
+            reverse=bool(i),
+        )
+        for i, plan in enumerate(plans)
+    ]
+    given = [random_gradients(tape, i) for i, tape in enumerate(tapes)]
+    out, last = zip(*given, strict=True)
+    whole = training.backward(tapes, out, last, ALL, "fp32", host)
+    monkeypatch.setattr(training, "most_steps", lambda *_: steps)
+    host.launched.clear()
+    found = check(host, tapes, "fp32", ALL)
+    names = [name for name, _ in host.launched]
+    assert names.count("operands") == -(-11 // steps)
+    for a, b in zip(found, whole, strict=True):
+        assert fields_equal(a, b, ("h0", "h"))
+    # no gradient of outputs, real inputs, a state that is zero before the first step
+    bare = [replace(tape, x=torch.randn(11, 5, 5), h0=None) for tape in tapes]
+    got = training.backward(bare, [None, None], last, ALL, "fp32", host)
+    monkeypatch.undo()
+    whole = training.backward(bare, [None, None], last, ALL, "fp32", host)
+    for a, b in zip(got, whole, strict=True):
+        assert per_step or fields_equal(a, b, ("h0", "h"))
+        for name in ("x", "W", "R", "bw", "br"):
+            ours, theirs = getattr(a, name), getattr(b, name)
+            assert (ours - theirs).norm() <= 1e-5 * theirs.norm(), name
+
+
+def test_memory_bounds_the_steps_of_a_piece(host, monkeypatch):
+    (plan,) = plans_of(64, 64)
+    tape = random_tape(plan, 12, 8)
+    precision = back_call.PRECISIONS["bf16"]
+    assert back_pieces.most_steps(tape, precision, 1) > 12
+    monkeypatch.setattr(back_pieces, "MOST_BYTES", 120000)
+    # sums of integers have a bound of their own
+    monkeypatch.setattr(back_schedule, "_PRODUCT_BYTES", 1)
+    steps = back_pieces.most_steps(tape, precision, 1)
+    assert 2 < steps < 12
+    assert back_pieces.most_steps(tape, precision, 2) == steps // 2
+
+    def size(tape):
+        calls = [back_call.Call(tape, None, None)]
+        return back_schedule.Schedule(calls, ALL, precision, host)._memory.size
+
+    # weights do not grow with the steps
+    per_step = (size(tape) - size(next(pieces(tape, None, 1))[0])) / 11
+    assert 0.9 * 120000 / (steps + 1) <= per_step <= 1.1 * 120000 / steps
+    monkeypatch.setattr(back_pieces, "MOST_BYTES", 1)
+    assert back_pieces.most_steps(tape, precision, 1) == 1
 
 
 def test_integer_products_in_chunks(host, monkeypatch):

@@ -7,9 +7,9 @@ where the integer forward was clamped. Scales, bias rounding and multipliers are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,27 +20,45 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.reference import states_before, trace
 
 
+@dataclass(eq=False)
+class Kept:
+    """What a forward of all layers keeps, beside its input and output, for its backward.
+
+    Attributes:
+        out: Codes of output.h (T, N, H) of each layer and direction.
+        nan: float32 (layers * directions, N): 0, or NaN where a row became NaN; None where that is
+            to be seen in the last states.
+    """
+
+    out: list[Tensor] = field(default_factory=list)
+    nan: Tensor | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Tape:
     """What is known of one layer and direction after its forward: all that its backward needs.
 
+    `complete` makes codes and tensors of what may stand for them.
+
     Attributes:
         plan: The plan of the forward.
-        x: Codes of input.x (T, N, C).
-        h0: Codes of output.h before the first step (N, H).
+        x: Codes of input.x (T, N, C), or the float32 values that are quantized to them.
+        h0: Codes of output.h before the first step (N, H), or None for zeros.
         out: Codes of output.h after each step (T, N, H).
         lengths: As for the forward: int64 (N,), or None.
         reverse: As for the forward.
         held: bool (T, N, H): units that kept their state in a step (zoneout), or None.
+        nan: float32 (N,): 0, or NaN where a row became NaN, as all its gradients do; or None.
     """
 
     plan: CellPlan
     x: Tensor
-    h0: Tensor
+    h0: Tensor | None
     out: Tensor
     lengths: Tensor | None = None
     reverse: bool = False
     held: Tensor | None = None
+    nan: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +71,14 @@ class Wanted:
     bw: bool = True
     br: bool = True
     h: bool = False
+
+
+def union(wanted: Sequence[Wanted]) -> Wanted:
+    """What any of several directions wants."""
+    first = wanted[0]
+    if all(each == first for each in wanted):
+        return first
+    return Wanted(*(any(flags) for flags in zip(*map(astuple, wanted), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -78,6 +104,34 @@ class Gradients:
     h: Tensor | None = None
 
 
+def complete(
+    tape: Tape, grad_out: Tensor | None, grad_last: Tensor | None
+) -> tuple[Tape, Tensor, Tensor]:
+    """The same backward with codes for values and tensors for None, as `straight_through` takes it.
+
+    Args:
+        tape: What the forward took in and gave.
+        grad_out: Gradient of the dequantized outputs (T, N, H), or None for zeros.
+        grad_last: Gradient of the dequantized last state (N, H), or None for zeros.
+
+    Returns:
+        A tape without `nan`, which has gone into the gradient of the last state; both gradients.
+    """
+    plan, x, h0, (_, N, H) = tape.plan, tape.x, tape.h0, tape.out.shape
+    if x.is_floating_point() and x.numel():
+        x = plan.x.quantize(x).to(plan.x.container)
+    if h0 is None:
+        h0 = torch.full((N, H), plan.h.zero_point, dtype=plan.h.container, device=x.device)
+    if grad_out is None:
+        grad_out = torch.zeros((), device=x.device).expand(tape.out.shape)
+    if tape.nan is not None:
+        nan = tape.nan[:, None].expand(N, H)
+        grad_last = nan if grad_last is None else grad_last + nan
+    elif grad_last is None:
+        grad_last = torch.zeros((N, H), device=x.device)
+    return replace(tape, x=x, h0=h0, nan=None), grad_out, grad_last
+
+
 def straight_through(
     tape: Tape, grad_out: Tensor, grad_last: Tensor, wanted: Wanted | None = None
 ) -> Gradients:
@@ -86,7 +140,7 @@ def straight_through(
     A NaN in `grad_last` makes all gradients of its row NaN, and those of the weights.
 
     Args:
-        tape: What the forward took in and gave.
+        tape: What the forward took in and gave; see `complete`.
         grad_out: Gradient of the dequantized outputs (T, N, H).
         grad_last: Gradient of the dequantized last state (N, H).
         wanted: Which gradients to compute; None for all.
@@ -94,6 +148,7 @@ def straight_through(
     wanted = wanted or Wanted()
     plan, x, reverse = tape.plan, tape.x, tape.reverse
     T = x.shape[0]
+    assert tape.h0 is not None
     h_before = states_before(tape.out, tape.h0, reverse)
     grad_out = grad_out.to(torch.float64)
     dh = grad_last.to(torch.float64)

@@ -31,7 +31,7 @@ def scale_gradients(
     """Gradients of the scales of one layer and direction, straight-through.
 
     Args:
-        tape: What the forward took in and gave.
+        tape: What the forward took in and gave, completed.
         grads: Its gradients, those of x and h among them.
         x: What input.x quantized (T, N, C), real.
         h0: What output.h quantized before the first step (N, H), real; None for zeros.
@@ -44,6 +44,7 @@ def scale_gradients(
     assert grads.h is not None
     plan = tape.plan
     W, R = real_weights(plan)
+    assert tape.h0 is not None
     before = states_before(tape.out, tape.h0, tape.reverse)
     total = torch.zeros(len(names), dtype=torch.float64, device=x.device)
     for start in range(0, len(x), _STEPS_AT_ONCE):

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple
 
 import torch
 from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.integer import random, reference
-from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
+from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through, union
 from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cpu import training as cpu_training
-from quant_gru.kernels.cuda import back_schedule, border, compiler, driver
+from quant_gru.kernels.cuda import back_call, border, compiler, driver
 from quant_gru.kernels.cuda import executor as cuda
 from quant_gru.kernels.cuda import training as cuda_training
 from quant_gru.kernels.cuda.stack import stack_of as stack_on_gpu
 
-PRECISIONS = tuple(back_schedule.PRECISIONS)
+PRECISIONS = tuple(back_call.PRECISIONS)
 """What gradients are multiplied in on a GPU: 8, at least 11 or 24 bits, sums always float32."""
 
 
@@ -149,8 +148,8 @@ def run_layer(
 
 def backward_layer(
     tapes: Sequence[Tape],
-    grad_out: Sequence[Tensor],
-    grad_last: Sequence[Tensor],
+    grad_out: Sequence[Tensor | None],
+    grad_last: Sequence[Tensor | None],
     wanted: Sequence[Wanted],
     precision: str,
 ) -> list[Gradients]:
@@ -158,18 +157,20 @@ def backward_layer(
 
     Args:
         tapes: What the forward took in and gave, of each direction.
-        grad_out: Gradients of the dequantized outputs (T, N, H) of each direction.
-        grad_last: Gradients of the dequantized last states (N, H) of each direction.
+        grad_out: Gradients of the dequantized outputs (T, N, H) of each direction, None for zeros.
+        grad_last: Gradients of the dequantized last states (N, H) of each direction, likewise.
         wanted: Which gradients to compute, of each direction.
         precision: How a GPU multiplies, see `PRECISIONS`.
     """
-    each = list(zip(tapes, grad_out, grad_last, wanted, strict=True))
     device = tapes[0].x.device
+    if runs_on_gpu(device):
+        return cuda_training.backward(tapes, grad_out, grad_last, union(wanted), precision)
+    each = [
+        (*complete(tape, out, last), want)
+        for tape, out, last, want in zip(tapes, grad_out, grad_last, wanted, strict=True)
+    ]
     if device.type == "cpu":
         return [cpu_training.backward(*one, cpu.chosen()) for one in each]
-    if runs_on_gpu(device):
-        every = Wanted(*(any(flags) for flags in zip(*map(astuple, wanted), strict=True)))
-        return cuda_training.backward(tapes, grad_out, grad_last, every, precision)
     return [straight_through(*one) for one in each]
 
 

@@ -38,6 +38,7 @@ def backward(
         return _in_float32(straight_through(tape, grad_out, grad_last, wanted))
     if not T or not N:
         return _empty(tape, grad_last, wanted)
+    assert tape.h0 is not None
     x = tape.x.to("cpu", plan.x.container).contiguous()
     h0, out = (v.to("cpu", plan.h.container).contiguous() for v in (tape.h0, tape.out))
     grad_out = grad_out.detach().to("cpu", torch.float32).resolve_neg()

@@ -37,7 +37,8 @@ struct Numbers {
     const Slopes *slopes;     // (T, N, H): of the state before, of R h
     const float *scales;      // (3H) of R
     const float *grad_out;    // (T, N, H), strided
-    const float *grad_last;   // (N, H)
+    const float *grad_last;   // (N, H), or null for zeros
+    const float *nan;         // (N): 0 or NaN, which is added to it; or null
     const int64_t *lengths;   // (N) or null
     float *d;                 // (T, N, H): gradient of each state
     float *dh0;               // (N, H)
@@ -190,7 +191,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
         d_at[e] = p.d + first * state + at;
         grad_at[e] =
             p.grad_out + first * p.stride_t + (kept ? row * p.stride_n + unit * p.stride_h : 0);
-        dh[e] = kept ? p.grad_last[at] : 0.f;
+        dh[e] = kept && p.grad_last ? p.grad_last[at] : 0.f;
+        if (kept && p.nan) dh[e] += p.nan[row];
         length[e] = kept && p.lengths ? (int)p.lengths[row] : T;
         sums_at[e] = pinned(shared_address(sums) + (u * kColumns + n) * kSumBytes);
 #pragma unroll

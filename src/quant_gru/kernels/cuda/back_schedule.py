@@ -2,165 +2,31 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quant_gru._errors import QuantGRUError
-from quant_gru.integer.backward import Gradients, Tape, Wanted
+from quant_gru.integer.backward import Gradients, Wanted
 from quant_gru.kernels.cuda import back_planner
-from quant_gru.kernels.cuda.back_structures import (
-    CODES_C,
-    SLOPES_C,
-    WEIGHTS_C,
-    BackC,
-    BackStepC,
-    FragmentsC,
-    OuterC,
-)
-from quant_gru.kernels.cuda.executor import multiply_bytes, numbers_of
+from quant_gru.kernels.cuda.back_call import Call, Precision, weights_of
+from quant_gru.kernels.cuda.back_structures import OPERANDS_C, SLOPES_C, BackC, BackStepC, OuterC
+from quant_gru.kernels.cuda.executor import multiply_bytes
 from quant_gru.kernels.cuda.frozen import byte_offset, planes_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
+from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.structures import KINDS
 
 _THREADS = 256
 _FEWEST_ROWS = 32  # torch._int_mm takes more than 16
 _PRODUCT_BYTES = 32 << 20  # of the int32 sums of W x, or of R h, at once
-_LARGEST_HALF = 30000.0
 _SUMMED = 256  # chunks of rows whose sums are added in the end
 _BLOCKS = 396  # that fill a GPU: 3 for each multiprocessor of the largest
+_MOST_BLOCKS = 2048
 _CHANNEL_BYTES = 24
-_ALIGNMENT = 256
-
-
-@dataclass(frozen=True)
-class Precision:
-    """How gradients are multiplied.
-
-    Attributes:
-        planes: Parts of bfloat16 of a gradient in the recurrence.
-        exact_weights: Weights of more than 8 bits are multiplied in two parts, not rounded.
-        half: Slopes are kept in half precision.
-        operand: Operands of the products after it: 0 bfloat16, 1 float32, 2 float64.
-    """
-
-    planes: int
-    exact_weights: bool
-    half: bool
-    operand: int
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of operands."""
-        return (torch.bfloat16, torch.float32, torch.float64)[self.operand]
-
-    @property
-    def in_double(self) -> Precision:
-        """The same with products in float64."""
-        return replace(self, operand=2)
-
-
-PRECISIONS = {
-    "bf16": Precision(1, False, True, 0),
-    "tf32": Precision(2, True, False, 1),
-    "fp32": Precision(3, True, False, 1),
-}
-
-
-class Call:
-    """Tensors and sizes of one direction."""
-
-    def __init__(self, tape: Tape, grad_out: Tensor, grad_last: Tensor) -> None:
-        plan = self.plan = tape.plan
-        T, N, C = tape.x.shape
-        w = plan.weights
-        H = int(w.R.shape[1])
-        self.T, self.N, self.C, self.H = T, N, C, H
-        for name, each, shape in (
-            ("grad_out", grad_out, (T, N, H)),
-            ("grad_last", grad_last, (N, H)),
-            ("h0", tape.h0, (N, H)),
-            ("out", tape.out, (T, N, H)),
-        ):
-            if each.shape != shape:
-                raise QuantGRUError(f"Expected {name} to be {shape}, got {tuple(each.shape)}")
-        states = plan.h.container
-        self.x = tape.x.to(plan.x.container).contiguous()
-        self.h0 = tape.h0.to(states).contiguous()
-        self.out = tape.out.to(states).contiguous()
-        lengths, held = tape.lengths, tape.held
-        self.lengths = (
-            None if lengths is None else lengths.to(tape.x.device, torch.int64).contiguous()
-        )
-        self.held = None if held is None else held.to(torch.bool).contiguous()
-        self.reverse = tape.reverse
-        self.grad_out = grad_out.to(torch.float32)
-        self.grad_last = grad_last.to(torch.float32).contiguous()
-        self.numbers = numbers_of(plan)
-        self.form = self.numbers.form
-        # what directions of a launch have in common
-        self.key = (T, N, C, H, self.form, plan.x.bits, plan.h.bits, w.bits_W, w.bits_R)
-        self.details = (self.key, self.reverse, w.W.dtype, w.R.dtype)
-
-    @cached_property
-    def tensors(self) -> dict[str, Tensor | None]:
-        """What kernels read, by name."""
-        w = self.plan.weights
-        (Mx,), (Mh,) = w.Wx.multipliers, w.Rh.multipliers
-        return {
-            "x": self.x,
-            "h0": self.h0,
-            "out": self.out,
-            "lengths": self.lengths,
-            "held": self.held,
-            "grad_out": self.grad_out,
-            "grad_last": self.grad_last,
-            "W": w.W.contiguous(),
-            "R": w.R.contiguous(),
-            "s_W": w.scales["weight.W"].contiguous(),
-            "s_R": w.scales["weight.R"].contiguous(),
-            "Bw": _int64(w.Bw),
-            "Br": _int64(w.Br),
-            "Mx": _int64(Mx),
-            "Mh": _int64(Mh),
-            "kx": _int64(w.Wx.shift),
-            "kh": _int64(w.Rh.shift),
-        }
-
-    @property
-    def fits_half(self) -> bool:
-        """Whether all slopes are far from the largest number of half precision."""
-        q = self.plan.frozen.quantizers
-        z, r, g, h, Rh = (
-            q[name].max_abs * q[name].scale
-            for name in ("gate.z_out", "gate.r_out", "gate.g_out", "output.h", "matmul.Rh")
-        )
-        z_slope, r_slope = z * (1 + z), r * (1 + r)
-        return max((h + g) * z_slope, (1 + z) * max(1.0, r, Rh * r_slope), z) < _LARGEST_HALF
-
-    def nothing(self, wanted: Wanted) -> Gradients:
-        """The gradients of no steps or no rows."""
-
-        def zeros(wanted: bool, *shape: int) -> Tensor | None:
-            return self.grad_last.new_zeros(shape) if wanted else None
-
-        H3 = 3 * self.H
-        return Gradients(
-            zeros(wanted.x, self.T, self.N, self.C),
-            self.grad_last.clone(),
-            zeros(wanted.W, H3, self.C),
-            zeros(wanted.R, H3, self.H),
-            zeros(wanted.bw, H3),
-            zeros(wanted.br, H3),
-            zeros(wanted.h, self.T, self.N, self.H),
-        )
 
 
 class _Matrix:
@@ -190,10 +56,12 @@ class Schedule:
         self._rows = first.T * first.N
         self._dirs = len(calls)
         self._half = precision.half and all(call.fits_half for call in calls)
-        self._size, self._base = 0, 0
-        self._memory_fields: list[tuple[ctypes.c_uint64, int]] = []
-        self._fields: list[dict[str, list[ctypes.c_uint64]]] = [{} for _ in calls]
+        self._memory = Memory()
+        # by direction: what a call brings, by name, and records with strides
+        self._at: list[dict[str, Memory]] = [{} for _ in calls]
         self._strided: list[Any] = []
+        self._taken: list[Any] = []
+        self._parts: list[weakref.ref[Any] | None] = [None for _ in calls]
         w = first.plan.weights
         self._weight_planes = (planes_of(w.bits_W), planes_of(w.bits_R))
         self._planes = (planes_of(first.plan.x.bits), planes_of(first.plan.h.bits))
@@ -222,43 +90,48 @@ class Schedule:
 
     def run(self, calls: Sequence[Call]) -> list[Gradients]:
         """All gradients of a call."""
-        device = calls[0].x.device
-        memory = torch.empty(self._size, dtype=torch.int8, device=device)
+        device = calls[0].device
+        memory = torch.empty(self._memory.size, dtype=torch.int8, device=device)
         dh0 = torch.empty((self._dirs, self._N, self._H), dtype=torch.float32, device=device)
         db = torch.empty((self._dirs, 2, 3 * self._H), dtype=torch.float32, device=device)
+        keep = []
         with self._lock:
-            base = memory.data_ptr()
-            if base != self._base:
-                self._base = base
-                for field, start in self._memory_fields:
-                    field.value = base + start
-            for i, call in enumerate(calls):
-                fields, tensors = self._fields[i], call.tensors
-                for name, tensor in tensors.items():
-                    address = 0 if tensor is None else tensor.data_ptr()
-                    for field in fields.get(name, ()):
-                        field.value = address
-                for field in fields["dh0"]:
-                    field.value = dh0[i].data_ptr()
-                for field in fields["db"]:
-                    field.value = db[i].data_ptr()
-                strided = self._strided[i]
+            self._memory.move(memory.data_ptr())
+            for d, call in enumerate(calls):
+                at = self._at[d]
+                for name, tensor in call.tensors.items():
+                    at[name].move(0 if tensor is None else tensor.data_ptr())
+                at["dh0"].move(dh0[d].data_ptr())
+                at["db"].move(db[d].data_ptr())
+                keep.append(self._point_at_weights(d, call))
+                strided = self._strided[d]
                 strided.stride_t, strided.stride_n, strided.stride_h = call.grad_out.stride()
+                self._taken[d].step, self._taken[d].next = call.strides
             return self._start(calls, memory, dh0, db)
+
+    def _point_at_weights(self, d: int, call: Call) -> dict[str, Tensor] | None:
+        """Returns what has to live until all is launched."""
+        kept = self._parts[d]
+        if kept is not None and kept() is call.plan.weights:
+            return None
+        found, own = weights_of(call.plan)
+        for name, tensor in found.items():
+            self._at[d][name].move(tensor.data_ptr())
+        self._parts[d] = weakref.ref(call.plan.weights) if own else None
+        return found
 
     # What follows is done once.
 
     def _take(self, rows: int, columns: int, dtype: torch.dtype, *to: tuple[Any, str]) -> _Matrix:
         """Memory of a call, and the fields of records that point to it."""
-        matrix = _Matrix(self._size, rows, columns, dtype)
-        self._size += -(-rows * columns * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        start = self._memory.take(rows * columns * dtype.itemsize)
         for record, name in to:
-            self._memory_fields.append((_field(record, name), matrix.start))
-        return matrix
+            self._memory.point(record, name, start)
+        return _Matrix(start, rows, columns, dtype)
 
     def _read(self, direction: int, tensor: str, record: Any, name: str) -> None:
         """Let a field point to a tensor of a call."""
-        self._fields[direction].setdefault(tensor, []).append(_field(record, name))
+        self._at[direction].setdefault(tensor, Memory()).point(record, name)
 
     def _launch(
         self, source: str, function: str, macros: Mapping[str, object], grid: Grid, records: Any
@@ -272,8 +145,8 @@ class Schedule:
         dtype = self._precision.dtype
         shape = self._shape
 
-        weights: Any = WEIGHTS_C[dirs]()
-        taken: Any = CODES_C[dirs]()
+        operands: Any = OPERANDS_C[dirs]()
+        weights, taken, fragments = operands.weights, operands.taken, operands.fragments
         slopes: list[Any] = []
         starts = range(0, rows, self._chunk)
         for start in starts:
@@ -281,7 +154,6 @@ class Schedule:
             for record in records:
                 record.first, record.rows = start, min(self._chunk, rows - start)
             slopes.append(records)
-        fragments: Any = (FragmentsC * dirs)()
         back: Any = (BackC * dirs)()
         steps: Any = (BackStepC * dirs)()
         outer: Any = (OuterC * dirs)()
@@ -330,8 +202,19 @@ class Schedule:
                 self._read(d, ("x", "out")[i], c, "codes")
                 if i:
                     self._read(d, "h0", c, "before")
+                else:
+                    self._read(d, "values", c, "values")
+                    self._taken.append(c)
                 c.kind, c.K, c.padded, c.planes = KINDS[act.container], K, padded, planes
-                c.offset, c.zero, c.shift, c.reverse = p.offset, p.zero, self._N, call.reverse
+                c.offset, c.zero, c.N, c.states, c.reverse = (
+                    p.offset,
+                    p.zero,
+                    self._N,
+                    i,
+                    call.reverse,
+                )
+                c.scale = act.scale
+                c.lo, c.hi = act.lo - act.zero_point, act.hi - act.zero_point
                 if (wanted.W, wanted.R)[i]:
                     self._real_codes[d].append(self._take(rows, K, dtype, (c, "real")))
                 sums = planes * self._chunk + _FEWEST_ROWS
@@ -363,7 +246,7 @@ class Schedule:
                 p.cell = call.numbers.frozen.cells[call.form.real]
             o, b = outer[d], (back if shape else steps)[d]
             self._strided.append(b)
-            for name in ("grad_out", "grad_last", "lengths"):
+            for name in ("grad_out", "grad_last", "nan", "lengths"):
                 self._read(d, name, b, name)
             b.N, b.H = self._N, H
             of_R = [(records[d], "of_R") for records in slopes]
@@ -391,28 +274,19 @@ class Schedule:
             o.rows, o.H, o.chunk, o.chunks = rows, H, chunk, chunks
             o.scale_x, o.scale_h = plan.x.scale, plan.h.scale
 
-        operands = {"OPERAND": self._precision.operand, "HALF": 1}
-        self._before = [
-            self._launch(
-                "operands", "weights", operands, Grid((-(-3 * H // 8), 2 * dirs), _THREADS), weights
-            ),
-            self._launch(
-                "operands",
-                "unpack",
-                operands,
-                Grid((min(-(-rows // 8), 2048), 2 * dirs), _THREADS),
-                taken,
-            ),
-        ]
-        if shape:
-            grid = Grid((-(-shape.fragments // _THREADS), dirs), _THREADS)
-            self._before.append(self._launch("operands", "transpose", operands, grid, fragments))
+        operands.of_weights = -(-3 * H // 8)
+        operands.of_codes = min(-(-rows // 8), _MOST_BLOCKS)
+        of_fragments = -(-shape.fragments // _THREADS) if shape else 0
+        blocks = dirs * (2 * (operands.of_weights + operands.of_codes) + of_fragments)
+        macros: dict[str, object] = {"OPERAND": self._precision.operand, "HALF": 1}
+        grid = Grid((blocks, 1), _THREADS)
+        self._before = self._launch("operands", "operands", macros, grid, operands)
         form = calls[0].form
         macros = {
+            "REAL": form.real,
             "OPERAND": 0,
             "HALF": int(self._half),
             "BYTES": int(max(*self._planes, *self._weight_planes) == 1),
-            "REAL": form.real,
             "QG_WORDS": int(form.words),
             **dict(zip(("TZ", "TR", "TG"), form.tables, strict=True)),
             **form.products,
@@ -421,13 +295,13 @@ class Schedule:
         self._slopes = []
         for start, records in zip(starts, slopes, strict=True):
             count = min(self._chunk, rows - start)
-            blocks = (min(-(-count // 8), max(1, _BLOCKS // across)), across)
-            grid = Grid(blocks, _THREADS, 1, form.table_bytes)
+            spread = min(-(-count // 8), max(1, _BLOCKS // across))
+            grid = Grid((spread, across), _THREADS, 1, form.table_bytes)
             launch = self._launch("slopes", "slopes_of", macros, grid, records)
             self._slopes.append((start, count, launch))
         if shape:
-            blocks = (-(-self._N // shape.rows) * shape.blocks, dirs)
-            grid = Grid(blocks, shape.threads, shape.blocks, shape.shared_bytes)
+            clusters = -(-self._N // shape.rows) * shape.blocks
+            grid = Grid((clusters, dirs), shape.threads, shape.blocks, shape.shared_bytes)
             self._back = [
                 self._launch("back", "back", shape.macros(self._half, 0, dirs), grid, back)
             ]
@@ -443,7 +317,7 @@ class Schedule:
         if wanted.bw or wanted.br:
             grid = Grid((-(-6 * H // 32), dirs), _THREADS, 1, 8 * 32 * 4)
             self._after.append(self._launch("outer", "outer_sums", macros, grid, outer))
-        self._keep = (weights, taken, slopes, fragments, back, steps, outer)
+        self._keep = (operands, slopes, back, steps, outer)
 
     def _fill_fragments(self, p: Any, direction: int, dtype: torch.dtype) -> None:
         shape = self._shape
@@ -461,8 +335,7 @@ class Schedule:
     ) -> list[Gradients]:
         stream = self._machine.stream()
         wanted, real, C = self._wanted, memory.view(self._precision.dtype), self._C
-        for launch in self._before:
-            launch.start(stream)
+        self._before.start(stream)
         words, singles = memory.view(torch.int32), memory.view(torch.float32)
         for first, count, launch in self._slopes:
             for each in self._bytes:
@@ -535,13 +408,3 @@ def _multiply(a: Tensor, b: Tensor, result: Tensor) -> None:
         torch.mm(a, b, out_dtype=torch.float32, out=result)
     else:
         result.copy_(_product(a, b))
-
-
-def _field(record: Any, name: str) -> ctypes.c_uint64:
-    at = ctypes.addressof(record) + getattr(type(record), name).offset
-    return ctypes.c_uint64.from_address(at)
-
-
-def _int64(value: Any) -> Tensor:
-    assert isinstance(value, Tensor)
-    return value.to(torch.int64).contiguous()

@@ -6,7 +6,8 @@ struct Numbers {
     const float *product;    // (N, H): gradients of R h of the step behind, times R
     const Slopes *slopes;    // (T, N, H)
     const float *grad_out;   // (T, N, H), strided
-    const float *grad_last;  // (N, H)
+    const float *grad_last;  // (N, H), or null for zeros
+    const float *nan;        // (N): 0 or NaN, which is added to it; or null
     const int64_t *lengths;  // (N) or null
     float *d;                // (T, N, H)
     float *dh;               // (N, H): what goes on without a product; in the end, all
@@ -22,7 +23,11 @@ extern "C" __global__ void __launch_bounds__(256) back_step(const __grid_constan
     const int64_t n = blockIdx.x, unit = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
     if (unit >= p.H) return;
     const int64_t at = n * p.H + unit;
-    float d = p.started ? p.dh[at] + p.product[at] : p.grad_last[at];
+    float d;
+    if (p.started)
+        d = p.dh[at] + p.product[at];
+    else
+        d = (p.grad_last ? p.grad_last[at] : 0.f) + (p.nan ? p.nan[n] : 0.f);
     if (p.t < 0) {
         p.dh[at] = d;
         return;

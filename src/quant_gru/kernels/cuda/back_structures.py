@@ -27,8 +27,9 @@ FragmentsC = structure(
 )
 CodesC = structure(
     "CodesC",
-    **_all(_POINTER, "codes before bytes real"),
-    **_all(_INT, "kind K padded planes offset zero shift reverse"),
+    **_all(_POINTER, "codes before values bytes real"),
+    **_all(_INT, "kind K padded planes offset zero N states reverse step next"),
+    **_all(_FLOAT, "scale lo hi"),
 )
 ProjectedC = structure(
     "ProjectedC",
@@ -49,12 +50,12 @@ SLOPES_C = {
 }
 BackC = structure(
     "BackC",
-    **_all(_POINTER, "weights slopes scales grad_out grad_last lengths d dh0"),
+    **_all(_POINTER, "weights slopes scales grad_out grad_last nan lengths d dh0"),
     **_all(_INT, "T N H reverse stride_t stride_n stride_h"),
 )
 BackStepC = structure(
     "BackStepC",
-    **_all(_POINTER, "product slopes grad_out grad_last lengths d dh dRh"),
+    **_all(_POINTER, "product slopes grad_out grad_last nan lengths d dh dRh"),
     **_all(_INT, "N H t started stride_t stride_n stride_h"),
     scale=_FLOAT,
 )
@@ -65,5 +66,15 @@ OuterC = structure(
     **_all(_FLOAT, "scale_x scale_h"),
 )
 # by directions: W and R of each, codes of x and of the states of each
-WEIGHTS_C = {n: structure("WeightsC", w=WeightC * (2 * n), H=_INT) for n in (1, 2)}
-CODES_C = {n: structure("TakenC", c=CodesC * (2 * n), **_all(_INT, "rows chunk")) for n in (1, 2)}
+_WEIGHTS_C = {n: structure("WeightsC", w=WeightC * (2 * n), H=_INT) for n in (1, 2)}
+_TAKEN_C = {n: structure("TakenC", c=CodesC * (2 * n), **_all(_INT, "rows chunk")) for n in (1, 2)}
+OPERANDS_C = {
+    n: structure(
+        "OperandsC",
+        weights=_WEIGHTS_C[n],
+        taken=_TAKEN_C[n],
+        fragments=FragmentsC * n,
+        **_all(_INT, "of_weights of_codes"),
+    )
+    for n in (1, 2)
+}

@@ -1,6 +1,5 @@
 // Real values to codes and back, for codes of up to 16 bits; a warp takes one row of features.
-#include "cell.cuh"
-#include "ptx.cuh"
+#include "quantize.cuh"
 
 struct Border {
     const float *real;  // (rows, features)
@@ -11,16 +10,6 @@ struct Border {
     int64_t zero;
     float scale, lo, hi;  // limits less the zero point
 };
-
-// clamp(rint(v / s), lo, hi): a float32 division, ties to even. NaN becomes 0, and is seen.
-inline int quantized(float v, float scale, float lo, float hi, bool &seen) {
-    const float y = divided(v, scale);
-    const bool nan = y != y;
-    seen |= nan;
-    // clamping first is the same, for the limits are integers
-    const float inside = nan ? 0.f : Magic<float>::limit(y, lo, hi);
-    return Magic<float>::integer(Magic<float>::plus(inside, 12582912.f));
-}
 
 extern "C" __global__ void __launch_bounds__(256) quantize(const __grid_constant__ Border b) {
     const int64_t row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
@@ -193,6 +182,7 @@ struct Give {
     const void *last[2];  // (N, H)
     float *values;        // (T, N, directions * H) or null
     float *last_values;   // (directions, N, H)
+    float *last_nan;      // (directions, N): 0, or NaN where a row is; or null
     int64_t kind[2];      // of the codes
     int64_t N, H, directions;
     int64_t zero[2];
@@ -242,6 +232,7 @@ extern "C" __global__ void __launch_bounds__(256) give(const __grid_constant__ G
     const int t = !last ? row / (D * N) : d ? 0 : T - 1;
     const bool nan = is_nan(p.flags, d, t, n, lane);
     const int64_t start = ((last ? 0 : (int64_t)t * N) + n) * H;
+    if (last && lane == 0 && p.last_nan) p.last_nan[row] = nan ? __int_as_float(0x7fc00000) : 0.f;
     give_row(last ? p.last[d] : p.out[d], p.kind[d], start,
              (last ? p.last_values : p.values) + (int64_t)row * H, H, (int)p.zero[d], p.scale[d],
              nan, lane);

@@ -15,6 +15,7 @@ _HEADERS = {
     "backward.cuh": _HERE / "backward.cuh",
     "cell.cuh": _HERE / "cell.cuh",
     "ptx.cuh": _HERE / "ptx.cuh",
+    "quantize.cuh": _HERE / "quantize.cuh",
     "fixed_point.h": _HERE.parent / "fixed_point.h",
     "philox.h": _HERE.parent / "philox.h",
     "weights.h": _HERE.parent / "weights.h",

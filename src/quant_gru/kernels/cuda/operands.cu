@@ -1,6 +1,8 @@
 // What the backward multiplies: weights and codes as bytes for the integer products that are made
-// again, as operands of the gradients' products, and R transposed as fragments.
+// again, as operands of the gradients' products, and R transposed as fragments. One launch makes
+// all; nothing of it waits for the rest.
 #include "backward.cuh"
+#include "quantize.cuh"
 
 // One weight and the activation that it multiplies.
 struct Weight {
@@ -27,9 +29,8 @@ inline int64_t all_lanes(int64_t v) {
 }
 
 // A warp: one channel.
-extern "C" __global__ void __launch_bounds__(256) weights(const __grid_constant__ Weights all) {
-    const Weight &p = all.w[blockIdx.y];
-    const int64_t H = all.H, channel = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
+inline void unpack_weights(const Weight &p, int64_t H, int block) {
+    const int64_t channel = (int64_t)block * 8 + threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     if (channel >= 3 * H) return;
     const int64_t unit = channel % H, place = reordered((int)(channel / H), unit, H);
@@ -72,14 +73,9 @@ struct Fragments {
     int64_t kind, H;
     int64_t U, CL, MT, KS, KP, WP, groups, count;
 };
-struct Transposed {
-    Fragments d[DIRS];
-};
 
-extern "C" __global__ void __launch_bounds__(256)
-    transpose(const __grid_constant__ Transposed all) {
-    const Fragments &p = all.d[blockIdx.y];
-    int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+inline void transpose(const Fragments &p, int block) {
+    int i = block * (int)blockDim.x + (int)threadIdx.x;
     if (i >= (int)p.count) return;
     uint32_t *const to = p.to + i;
     const auto next = [&](int64_t size) {
@@ -107,13 +103,15 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // Codes of an activation: as bytes, and less their zero point.
 struct Codes {
-    const void *codes;   // (rows, K): a plan's codes; of states, those after each step
-    const void *before;  // (shift, K): of states, those before the first step; or null
-    int8_t *bytes;       // a chunk of rows after the other, (planes, rows of it, padded)
-    Operand *real;       // (rows, K), or null
+    const void *codes;    // (rows, K): a plan's codes; of states, those after each step
+    const void *before;   // (N, K): of states, those before the first step, or null for zeros
+    const float *values;  // [row / N * step + row % N * next + k]: what is quantized; or null
+    int8_t *bytes;        // a chunk of rows after the other, (planes, rows of it, padded)
+    Operand *real;        // (rows, K), or null
     int64_t kind, K, padded, planes, offset, zero;
-    int64_t shift;  // rows of a step
-    int64_t reverse;
+    int64_t N, states, reverse;
+    int64_t step, next;   // of values
+    float scale, lo, hi;  // of values; limits less the zero point
 };
 struct Taken {
     Codes c[2 * DIRS];
@@ -121,27 +119,36 @@ struct Taken {
 };
 
 // A warp: a row, four codes a thread.
-extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__ Taken all) {
-    const Codes &p = all.c[blockIdx.y];
+inline void unpack_codes(const Taken &all, const Codes &p, int block, int blocks) {
     const int lane = threadIdx.x % 32, K = (int)p.K, padded = (int)p.padded;
+    const int less = (int)(p.offset - p.zero);
     const bool fours = K % 4 == 0;
-    for (int64_t row = (int64_t)blockIdx.x * 8 + threadIdx.x / 32; row < all.rows;
-         row += (int64_t)gridDim.x * 8) {
+    for (int64_t row = (int64_t)block * 8 + threadIdx.x / 32; row < all.rows;
+         row += (int64_t)blocks * 8) {
         int64_t from = row;
         const void *codes = p.codes;
-        if (p.before) {
-            from = p.reverse ? row + p.shift : row - p.shift;
+        if (p.states) {
+            from = p.reverse ? row + p.N : row - p.N;
             if (from < 0 || from >= all.rows) {
                 codes = p.before;
-                from = p.reverse ? from - all.rows : from + p.shift;
+                from = p.reverse ? from - all.rows : from + p.N;
             }
         }
+        const float *const values =
+            p.values ? p.values + row / p.N * p.step + row % p.N * p.next : nullptr;
         const int64_t chunk = row / all.chunk, first = chunk * all.chunk;
         const int64_t rows = all.rows - first < all.chunk ? all.rows - first : all.chunk;
         int8_t *const to = p.bytes + (first * p.planes + row - first) * padded;
         for (int k = 4 * lane; k < padded; k += 128) {
             int v[4];  // less the offset
-            if (fours && p.kind < 2 && k < K) {
+            if (values) {
+                bool nan = false;
+                for (int i = 0; i < 4; ++i)
+                    v[i] =
+                        k + i < K ? quantized(values[k + i], p.scale, p.lo, p.hi, nan) - less : 0;
+            } else if (!codes) {
+                for (int i = 0; i < 4; ++i) v[i] = k + i < K ? -less : 0;
+            } else if (fours && p.kind < 2 && k < K) {
                 const uint32_t word = *(const uint32_t *)((const uint8_t *)codes + from * K + k);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
@@ -155,7 +162,6 @@ extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__
             }
             if (p.real) {
                 Operand *const real = p.real + row * K + k;
-                const int less = (int)(p.offset - p.zero);
 #if OPERAND == 0
                 if (fours && k < K) {
                     uint2 pairs;
@@ -177,4 +183,28 @@ extern "C" __global__ void __launch_bounds__(256) unpack(const __grid_constant__
             if (p.planes == 2) *(uint32_t *)(to + rows * padded + k) = low;
         }
     }
+}
+
+struct Operands {
+    Weights weights;
+    Taken taken;
+    Fragments fragments[DIRS];
+    int64_t of_weights, of_codes;  // blocks of a matrix and of an activation
+};
+
+extern "C" __global__ void __launch_bounds__(256) operands(const __grid_constant__ Operands p) {
+    int block = (int)blockIdx.x;
+    const int of_weights = (int)p.of_weights, of_codes = (int)p.of_codes;
+    if (block < 2 * DIRS * of_weights) {
+        unpack_weights(p.weights.w[block / of_weights], p.weights.H, block % of_weights);
+        return;
+    }
+    block -= 2 * DIRS * of_weights;
+    if (block < 2 * DIRS * of_codes) {
+        unpack_codes(p.taken, p.taken.c[block / of_codes], block % of_codes, of_codes);
+        return;
+    }
+    block -= 2 * DIRS * of_codes;
+    const int of_fragments = ((int)gridDim.x - 2 * DIRS * (of_weights + of_codes)) / DIRS;
+    transpose(p.fragments[block / of_fragments], block % of_fragments);
 }

@@ -18,7 +18,7 @@ struct Projected {
 
 struct Numbers {
     Projected W, R;
-    const void *out, *h0;    // codes of the states after each step, before the first one
+    const void *out, *h0;    // codes of the states after each step; before the first, or null for 0
     const int64_t *lengths;  // (N) or null
     const uint8_t *held;     // (T * N, H) or null
     Slopes *of_R, *of_W;     // (T * N, H): of the state before and R h; of W x
@@ -160,12 +160,16 @@ extern "C" __global__ void __launch_bounds__(256, BYTES ? 3 : 1)
             states = p.h0;
             from = p.reverse ? from - p.T * N : from + N;
         }
+        if (!states) {
+            to.h = (int)p.cell.h_zero;
+        } else {
 #if BYTES
-        // nothing is done with it yet: that would wait for it
-        to.h = ((const uint8_t *)states)[from * H + unit];
+            // nothing is done with it yet: that would wait for it
+            to.h = ((const uint8_t *)states)[from * H + unit];
 #else
-        to.h = (int)read_code(states, p.h_kind, from * H + unit);
+            to.h = (int)read_code(states, p.h_kind, from * H + unit);
 #endif
+        }
         to.stays = p.lengths && row / N >= p.lengths[row % N];
         if (p.held) to.stays = to.stays || p.held[row * H + unit];
     };

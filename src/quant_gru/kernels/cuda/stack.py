@@ -6,7 +6,6 @@ launches as there are kinds of work. All that a launch needs but addresses is ke
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 import weakref
@@ -16,12 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cuda import planner
 from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
+from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.numbers import Numbers, capturing
 from quant_gru.kernels.cuda.structures import (
     KINDS,
@@ -34,7 +35,6 @@ from quant_gru.kernels.cuda.structures import (
 
 _THREADS = 256
 _ROWS = _THREADS // 32  # of a block of the border's kernels
-_ALIGNMENT = 256
 _MOST_SCHEDULES = 64
 _TAKE, _BETWEEN, _GIVE = (Kernel.of("border", name, PLAIN) for name in ("take", "between", "give"))
 _FINISH, _FINISH_BYTES, _FEW = (
@@ -123,7 +123,7 @@ class Stack:
         x: Tensor,
         h0: Tensor | None,
         lengths: Tensor | None = None,
-        kept: list[Tensor] | None = None,
+        kept: Kept | None = None,
     ) -> tuple[Tensor, Tensor] | None:
         """Run a whole call.
 
@@ -131,7 +131,7 @@ class Stack:
             x: float32 (T, N, C) on the plan's device, in any order of memory.
             h0: float32 (states, N, H), or None for zeros.
             lengths: int64 (N,) or None.
-            kept: A list that takes the codes of output.h (T, N, H) of each layer and direction.
+            kept: Takes what a backward needs.
 
         Returns:
             Output (T, N, D*H) and last states (states, N, H), float32; None where the call has no
@@ -143,7 +143,7 @@ class Stack:
         return self._run(x, h0, lengths, kept)
 
     def _run(
-        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: list[Tensor] | None
+        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
     ) -> tuple[Tensor, Tensor] | None:
         T, N, _ = x.shape
         key = (T, N, h0 is None, lengths is None, os.environ.get(planner.VARIABLE))
@@ -177,43 +177,12 @@ def _schedule_of(stack: Stack, T: int, N: int, with_h0: bool) -> _Schedule | Non
     return _Schedule(stack, layers, T, N, with_h0)
 
 
-class _Memory:
-    """Memory that a call takes: how much, and which fields of arguments point into it."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self.base = 0
-        self.fields: list[tuple[ctypes.c_uint64, int]] = []
-
-    def take(self, size: int) -> int:
-        """Room for some bytes; returns where it starts."""
-        start = self.size
-        self.size += -(-size // _ALIGNMENT) * _ALIGNMENT
-        return start
-
-    def point(self, record: Any, field: str, offset: int = 0, index: int = 0) -> None:
-        """Let a field, or an element of it, hold an address of this memory."""
-        self.fields.append((_field(record, field, index), offset))
-
-    def move(self, base: int) -> None:
-        """Set all fields to the memory at a new address."""
-        if base != self.base:
-            self.base = base
-            for field, offset in self.fields:
-                field.value = base + offset
-
-
-def _field(record: Any, name: str, index: int = 0) -> ctypes.c_uint64:
-    at = ctypes.addressof(record) + getattr(type(record), name).offset + 8 * index
-    return ctypes.c_uint64.from_address(at)
-
-
 class _Product:
     """A product of bytes: codes of an input times the weights of a direction."""
 
     def __init__(self, rows: _Rows, weights: Tensor) -> None:
         self.rows, self.weights = rows, weights
-        self.memory = _Memory()
+        self.memory = Memory()
         self.result: Any = None
 
     def start(self, stream: int) -> None:
@@ -226,7 +195,7 @@ class _Rows:
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self.shape = shape
-        self.memory = _Memory()
+        self.memory = Memory()
         self.tensor: Any = None
 
 
@@ -244,12 +213,12 @@ class _Schedule:
         self._stack, self._machine = stack, stack.machine
         self._T, self._N = T, N
         self._lock = threading.Lock()
-        self._memory, self._x = _Memory(), _Memory()
+        self._memory, self._x = Memory(), Memory()
         # codes of states have memory of their own, which may be kept
-        self._codes = _Memory()
+        self._codes = Memory()
         self._kept: list[tuple[int, torch.dtype]] = []
-        self._h0, self._lengths = _Memory(), _Memory()
-        self._y, self._h_n = _Memory(), _Memory()
+        self._h0, self._lengths = Memory(), Memory()
+        self._y, self._h_n, self._nan = Memory(), Memory(), Memory()
         self._rows: list[_Rows] = []
         self._products: list[_Product] = []
         self._steps: list[Prepared | _Product] = []
@@ -265,7 +234,7 @@ class _Schedule:
             below = self._add_layer(index, layer, below, with_h0)
 
     def run(
-        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: list[Tensor] | None
+        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
     ) -> tuple[Tensor, Tensor]:
         """Start all launches."""
         stack, T, N, device = self._stack, self._T, self._N, x.device
@@ -297,6 +266,8 @@ class _Schedule:
             if lengths is not None:
                 lengths = lengths.to(device, torch.int64).contiguous()
                 self._lengths.move(lengths.data_ptr())
+            nan = None if kept is None else torch.empty((stack.states, N), device=device)
+            self._nan.move(0 if nan is None else nan.data_ptr())
             self._y.move(y.data_ptr())
             self._h_n.move(h_n.data_ptr())
             stream = self._machine.stream()
@@ -309,7 +280,8 @@ class _Schedule:
         if kept is not None:
             for start, container in self._kept:
                 part = codes[start : start + T * N * stack.hidden_size * container.itemsize]
-                kept.append(part.view(container).view(T, N, stack.hidden_size))
+                kept.out.append(part.view(container).view(T, N, stack.hidden_size))
+            kept.nan = nan
         return y, h_n
 
     def _launch(self, kernel: Kernel, grid: Grid, arguments: Any) -> None:
@@ -350,6 +322,7 @@ class _Schedule:
             give.scale[d] = cell.h.scale
         give.N, give.H, give.directions = N, H, len(cells)
         self._h_n.point(give, "last_values", 4 * index * len(cells) * N * H)
+        self._nan.point(give, "last_nan", 4 * index * len(cells) * N)
         rows = len(cells) * N
         if top:
             self._y.point(give, "values")

@@ -129,7 +129,7 @@ GiveC = structure(
     "GiveC",
     flags=FlagsC,
     **_all(_POINTER * 2, "out last"),
-    **_all(_POINTER, "values last_values"),
+    **_all(_POINTER, "values last_values last_nan"),
     kind=_INT * 2,
     **_all(_INT, "N H directions"),
     zero=_INT * 2,

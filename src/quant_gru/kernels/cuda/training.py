@@ -12,15 +12,18 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
-from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
+from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through
 from quant_gru.kernels.cuda import back_planner
-from quant_gru.kernels.cuda.back_schedule import PRECISIONS, Call, Precision, Schedule
+from quant_gru.kernels.cuda.back_call import PRECISIONS, Call, Precision
+from quant_gru.kernels.cuda.back_pieces import Joined, most_steps, pieces
+from quant_gru.kernels.cuda.back_schedule import Schedule
 from quant_gru.kernels.cuda.launch import Machine
 from quant_gru.kernels.cuda.numbers import capturing
 
@@ -32,8 +35,8 @@ _schedules: weakref.WeakKeyDictionary[Any, dict[Any, Schedule]] = weakref.WeakKe
 
 def backward(
     tapes: Sequence[Tape],
-    grad_out: Sequence[Tensor],
-    grad_last: Sequence[Tensor],
+    grad_out: Sequence[Tensor | None],
+    grad_last: Sequence[Tensor | None],
     wanted: Wanted | None = None,
     precision: str = "bf16",
     machine: Machine | None = None,
@@ -46,8 +49,9 @@ def backward(
 
     Args:
         tapes: What the forward of each direction took in and gave.
-        grad_out: Gradient of each direction's dequantized outputs (T, N, H), any strides.
-        grad_last: Gradient of each direction's dequantized last state (N, H).
+        grad_out: Gradient of each direction's dequantized outputs (T, N, H), any strides, or None
+            for zeros.
+        grad_last: Gradient of each direction's dequantized last state (N, H), or None for zeros.
         wanted: Which gradients to compute; None for all.
         precision: 'fp32', 'tf32' or 'bf16'.
         machine: Where kernels run; None for the codes' GPU.
@@ -64,41 +68,50 @@ def backward(
         raise QuantGRUError(
             f"Expected precision to be one of {', '.join(PRECISIONS)}, got {precision!r}"
         )
+    if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
+        # where the user lets float32 products be rounded, these would be, too
+        chosen = chosen.in_double
     device = tapes[0].x.device
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            return _backward(tapes, grad_out, grad_last, wanted, chosen, precision, machine)
-    return _backward(tapes, grad_out, grad_last, wanted, chosen, precision, machine)
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        return _backward(tapes, grad_out, grad_last, wanted, chosen, machine)
 
 
 def _backward(
     tapes: Sequence[Tape],
-    grad_out: Sequence[Tensor],
-    grad_last: Sequence[Tensor],
+    grad_out: Sequence[Tensor | None],
+    grad_last: Sequence[Tensor | None],
     wanted: Wanted,
-    chosen: Precision,
-    precision: str,
+    precision: Precision,
     machine: Machine | None,
 ) -> list[Gradients]:
-    if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
-        # where the user lets float32 products be rounded, these would be, too
-        chosen = chosen.in_double
-    calls = [
-        Call(tape, out, last) for tape, out, last in zip(tapes, grad_out, grad_last, strict=True)
-    ]
+    given = list(zip(tapes, grad_out, grad_last, strict=True))
+    calls = [Call(*each) for each in given]
     if not all(call.form.narrow for call in calls):
-        return [_in_float64(*each, wanted) for each in zip(tapes, grad_out, grad_last, strict=True)]
+        return [_in_float64(*each, wanted) for each in given]
     if not calls[0].T * calls[0].N:
         return [call.nothing(wanted) for call in calls]
     if machine is None:
         from quant_gru.kernels.cuda.driver import machine_of
 
         machine = machine_of(tapes[0].x.device)
-    groups = [calls] if len({call.key for call in calls}) == 1 else [[call] for call in calls]
-    found = []
-    for group in groups:
-        found += _schedule_of(group, wanted, chosen, machine).run(group)
-    return found
+    if len(calls) == 2 and calls[0].key != calls[1].key:
+        return [
+            _backward([tape], [out], [last], wanted, precision, machine)[0]
+            for tape, out, last in given
+        ]
+    steps = most_steps(tapes[0], precision, len(calls))
+    if steps >= calls[0].T:
+        return _schedule_of(calls, wanted, precision, machine).run(calls)
+    ends = list(grad_last)
+    joined = [Joined(tape) for tape in tapes]
+    parts = [pieces(tape, out, steps) for tape, out, _ in given]
+    for group in zip(*parts, strict=True):
+        calls = [Call(tape, out, grad) for (tape, out), grad in zip(group, ends, strict=True)]
+        found = _schedule_of(calls, wanted, precision, machine).run(calls)
+        for d, each in enumerate(found):
+            joined[d].add(each)
+            ends[d] = each.h0
+    return [each.found for each in joined if each.found is not None]
 
 
 def _schedule_of(
@@ -110,8 +123,8 @@ def _schedule_of(
     if known is None:
         known = _schedules[first] = {}
     key = (
+        (calls[0].T, calls[0].N),
         tuple(call.details for call in calls),
-        tuple(id(call.plan.frozen) for call in calls),
         wanted,
         precision,
         id(machine),
@@ -121,15 +134,17 @@ def _schedule_of(
     # an id may be that of a later object
     if schedule is None or not schedule.belongs_to(calls):
         schedule = Schedule(calls, wanted, precision, machine)
-        if not capturing(calls[0].x.device):
+        if not capturing(calls[0].device):
             if len(known) >= _MOST_SCHEDULES:
                 known.clear()
             known[key] = schedule
     return schedule
 
 
-def _in_float64(tape: Tape, grad_out: Tensor, grad_last: Tensor, wanted: Wanted) -> Gradients:
-    exact = straight_through(tape, grad_out, grad_last, wanted)
+def _in_float64(
+    tape: Tape, grad_out: Tensor | None, grad_last: Tensor | None, wanted: Wanted
+) -> Gradients:
+    exact = straight_through(*complete(tape, grad_out, grad_last), wanted)
 
     def single(each: Tensor | None) -> Tensor | None:
         return None if each is None else each.to(torch.float32)

@@ -12,8 +12,10 @@ import torch
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.integer import reference
+from quant_gru.integer.plan import _between
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import events
+from quant_gru.kernels import ops
 from quant_gru.kernels.cuda import border, executor, planner
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -252,6 +254,28 @@ def test_mask(host, bits):
     assert 0.1 < (expected == 0).float().mean() < 0.9
     border.mask(quantizer, x, grad, host)
     torch.testing.assert_close(grad, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_carry(host, bits, directions):
+    """From layer to layer as the definition has it, and gradients 0 where codes were clamped."""
+    below = [Quantizer(bits, d == 0, 2.0 ** (1 - bits), 7 * d) for d in range(directions)]
+    above = Quantizer(bits, False, 2.0**-bits, 1 << bits - 1)
+    sums = [_between(q, above) for q in below]
+    states = [torch.randint(q.lo, q.hi + 1, (4, 3, 70)).to(q.container) for q in below]
+    expected = ops.carried(below, states, sums, above)
+    got = border.carry(below, states, sums, above, None, host)
+    assert got.dtype == above.container
+    assert got.shape == (4, 3, 70 * directions)
+    assert torch.equal(got, expected)
+    grad = torch.randn(got.shape)
+    grad[1, 2, :5] = torch.nan
+    masked = ops.carried(below, states, sums, above, grad)
+    assert 0.1 < (masked == 0).float().mean() < 0.9
+    assert border.carry(below, states, sums, above, grad, host) is grad
+    torch.testing.assert_close(grad, masked, rtol=0, atol=0, equal_nan=True)
+    assert border.carry(below, [s[:0] for s in states], sums, above, None, host).shape[0] == 0
 
 
 def test_events(host):

@@ -12,6 +12,7 @@ from quant_gru.integer import random, reference
 from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through, union
 from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cpu import training as cpu_training
 from quant_gru.kernels.cuda import back_call, border, compiler, driver
@@ -99,6 +100,41 @@ def masked(quantizer: Quantizer, x: Tensor, grad: Tensor) -> Tensor:
         border.mask(quantizer, x, grad)
         return grad
     return grad * quantizer.inside(x)
+
+
+def carried(
+    below: Sequence[Quantizer],
+    codes: Sequence[Tensor],
+    sums: Sequence[WeightedSum],
+    above: Quantizer,
+    grad: Tensor | None = None,
+) -> Tensor:
+    """X = weighted_sum(h - z_h) of the layer below, per direction half; or its gradient, masked.
+
+    Args:
+        below: The quantizers of output.h of each direction below.
+        codes: Their codes (T, N, H).
+        sums: What turns codes of each direction below into those of the input.
+        above: The quantizer of the input.
+        grad: None for codes; otherwise the gradient of the dequantized input (T, N, features), that
+            becomes 0 where the codes were clamped; it may be changed in place.
+
+    Returns:
+        Codes (T, N, features) in their container, or the gradient.
+    """
+    narrow = border.takes(above) and all(map(border.takes, below))
+    if narrow and runs_on_gpu(codes[0].device):
+        if grad is None or (grad.dtype == torch.float32 and grad.is_contiguous()):
+            return border.carry(below, codes, sums, above, grad)
+    unclamped = torch.cat(
+        [
+            weighted_sum.unclamped(half.to(torch.int64) - q.zero_point)
+            for weighted_sum, half, q in zip(sums, codes, below, strict=True)
+        ],
+        dim=-1,
+    )
+    inside = unclamped.clamp(sums[0].lo, sums[0].hi)
+    return inside.to(above.container) if grad is None else grad * (unclamped == inside)
 
 
 def dequantize(quantizer: Quantizer, codes: Tensor, nan: Tensor) -> Tensor:
@@ -201,6 +237,7 @@ def spread_nan(x_nan: Tensor, h0_nan: Tensor, plan: CellPlan, reverse: bool) -> 
 __all__ = [
     "PRECISIONS",
     "backward_layer",
+    "carried",
     "dequantize",
     "events",
     "executor_name",

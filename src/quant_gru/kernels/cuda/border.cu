@@ -65,6 +65,34 @@ extern "C" __global__ void __launch_bounds__(256) clear(const __grid_constant__ 
     }
 }
 
+// From the states of a layer to the codes that the next one takes in.
+struct Carry {
+    const void *codes[2];      // (rows, H) of each direction below
+    void *to;                  // (rows, directions * H), or null
+    float *grad;               // of `to` dequantized, in place, or null
+    int64_t kind[2], zero[2];  // of the codes
+    int64_t M[2], k[2];        // what brings them to the scale of the input
+    int64_t rows, H, directions;
+    int64_t to_kind, lo, hi, to_zero;  // limits less the zero point
+};
+
+// Codes; a gradient becomes 0 where they were clamped, NaN stays.
+extern "C" __global__ void __launch_bounds__(256) carry(const __grid_constant__ Carry p) {
+    const int64_t row = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (row >= p.rows) return;
+    const int H = (int)p.H, D = (int)p.directions;
+    for (int d = 0; d < D; ++d) {
+#pragma unroll 4
+        for (int i = threadIdx.x % 32; i < H; i += 32) {
+            const int64_t v = read_code(p.codes[d], p.kind[d], row * H + i) - p.zero[d];
+            const int64_t q = qg_round(v * p.M[d], (int)p.k[d]), code = qg_clamp(q, p.lo, p.hi);
+            const int64_t at = (row * D + d) * H + i;
+            if (p.to) write_code(p.to, p.to_kind, at, code + p.to_zero);
+            if (p.grad) p.grad[at] = Magic<float>::times(p.grad[at], code == q ? 1.f : 0.f);
+        }
+    }
+}
+
 // What follows serves whole calls: rows of the batch at steps, and NaN going along in time.
 
 // Where codes of an input go: into their container, or in signed bytes for a product of bytes.

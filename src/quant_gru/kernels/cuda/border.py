@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import chance
+from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cuda.frozen import NARROW_BITS
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
 from quant_gru.kernels.cuda.structures import KINDS, structure
@@ -27,13 +29,20 @@ MaskC = structure(
     **dict.fromkeys(("step", "next", "rows", "N", "features"), ctypes.c_int64),
     **dict.fromkeys(("scale", "lo", "hi"), ctypes.c_float),
 )
+CarryC = structure(
+    "CarryC",
+    codes=ctypes.c_void_p * 2,
+    **dict.fromkeys(("to", "grad"), ctypes.c_void_p),
+    **dict.fromkeys(("kind", "zero", "M", "k"), ctypes.c_int64 * 2),
+    **dict.fromkeys(("rows", "H", "directions", "to_kind", "lo", "hi", "to_zero"), ctypes.c_int64),
+)
 EventsC = structure(
     "EventsC",
     **dict.fromkeys(("seed", "events"), ctypes.c_void_p),
     **dict.fromkeys(("A", "B", "C", "chance", "stream"), ctypes.c_int64),
 )
 _QUANTIZE, _DEQUANTIZE = (Kernel.of("border", name, PLAIN) for name in ("quantize", "dequantize"))
-_MASK = Kernel.of("border", "clear", PLAIN)
+_MASK, _CARRY = (Kernel.of("border", name, PLAIN) for name in ("clear", "carry"))
 _EVENTS = Kernel.of("random", "events", {})
 _THREADS, _MOST_BLOCKS = 128, 1 << 16
 
@@ -111,6 +120,47 @@ def mask(quantizer: Quantizer, x: Tensor, grad: Tensor, machine: Machine | None 
     )
     m.lo, m.hi = quantizer.lo - quantizer.zero_point, quantizer.hi - quantizer.zero_point
     _start(_MASK, Grid((-(-T * N // _ROWS), 1), 32 * _ROWS), m, x, machine)
+
+
+def carry(
+    below: Sequence[Quantizer],
+    codes: Sequence[Tensor],
+    sums: Sequence[WeightedSum],
+    above: Quantizer,
+    grad: Tensor | None = None,
+    machine: Machine | None = None,
+) -> Tensor:
+    """Codes of a layer's input from the states of the layer below; or their gradient, masked.
+
+    Args:
+        below: The quantizers of output.h of each direction below, of up to 16 bits.
+        codes: Their codes (T, N, H).
+        sums: What turns codes of each direction below into those of the input.
+        above: The quantizer of the input, of up to 16 bits.
+        grad: None for codes; otherwise the gradient of the dequantized input (T, N, features),
+            float32, contiguous, which becomes 0 in place where the codes were clamped.
+        machine: Where kernels run; None for the codes' GPU.
+
+    Returns:
+        Codes (T, N, features) in their container, or `grad`.
+    """
+    T, N, H = codes[0].shape
+    shape = (T, N, H * len(below))
+    result = grad
+    if result is None:
+        result = torch.empty(shape, dtype=above.container, device=codes[0].device)
+    c: Any = CarryC()
+    keep = [each.contiguous() for each in codes]
+    for d, (q, each, weighted_sum) in enumerate(zip(below, keep, sums, strict=True)):
+        c.codes[d], c.kind[d], c.zero[d] = each.data_ptr(), KINDS[each.dtype], q.zero_point
+        c.M[d], c.k[d] = int(weighted_sum.multipliers[0]), int(weighted_sum.shift)
+    c.grad, c.to = (None, result.data_ptr()) if grad is None else (result.data_ptr(), None)
+    c.rows, c.H, c.directions = T * N, H, len(below)
+    c.to_kind, c.to_zero = KINDS[above.container], above.zero_point
+    c.lo, c.hi = above.lo - above.zero_point, above.hi - above.zero_point
+    if result.numel():
+        _start(_CARRY, Grid((-(-c.rows // _ROWS), 1), 32 * _ROWS), c, result, machine)
+    return result
 
 
 def events(

@@ -14,6 +14,7 @@ from quant_gru._errors import ParameterError, QuantGRUError
 from quant_gru._frozen_plan import BUFFERS, FrozenPlans
 from quant_gru._layers import run_real
 from quant_gru._quick import quick_of
+from quant_gru._quick_gpu import quick_gpu_of
 from quant_gru._sequence import Sequence, normalize
 from quant_gru._stream import Stream
 from quant_gru._trace import integer_forward, trace_codes
@@ -157,7 +158,8 @@ class FrozenQuantGRU(torch.nn.Module):
                 return result
         plan = self._plan()
         if quick is None or not quick.holds(self._buffers.values()):
-            plans.quick = quick_of(plan, self._buffers.values(), self._integers())
+            own, used = self._buffers.values(), self._integers()
+            plans.quick = quick_of(plan, own, used) or quick_gpu_of(plan, own, used)
         sequence = self._normalize(input, hx)
         y, h_n = run_real(plan, sequence.x, sequence.hx, sequence.lengths)
         return sequence.restore(y, h_n)

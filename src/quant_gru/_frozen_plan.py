@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quant_gru._plan_cache import Stamp
 from quant_gru._quick import Quick
+from quant_gru._quick_gpu import QuickGPU
 from quant_gru.integer.plan import (
     CellPlan,
     FrozenPart,
@@ -36,7 +37,7 @@ class FrozenPlans:
 
     def __init__(self, qparams: Sequence[Sequence[QParams]]) -> None:
         self.qparams = qparams
-        self.quick: Quick | None = None
+        self.quick: Quick | QuickGPU | None = None
         self._frozen: dict[tuple[torch.device, int, int], FrozenPart] = {}
         self._cells: dict[tuple[int, int], tuple[list[Stamp], CellPlan]] = {}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru._quick_gpu import quick_gpu_of
+from quant_gru._quick_gpu import QuickGPU, quick_gpu_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -91,6 +91,18 @@ def test_the_quick_way_notices_changes(batch_first):
     assert quick_gpu_of(gpu._plan(), gpu._parameters.values(), [torch.zeros(1)]) is None
     gpu.weight_ih_l0.mul_(1.5)
     assert run(x.cuda()) is None
+
+
+@torch.inference_mode(False)
+def test_a_frozen_gru_has_a_quick_way():
+    cpu, gpu = pair(16, 64, num_layers=2)
+    with torch.no_grad():
+        frozen, plain = gpu.freeze(), cpu.freeze()
+        for N in (3, 20):
+            x = torch.randn(7, N, 16)
+            equal(frozen(x.cuda()), plain(x))
+            assert isinstance(frozen._plans.quick, QuickGPU)
+            equal(frozen(x.cuda()), plain(x))
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

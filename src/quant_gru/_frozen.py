@@ -43,19 +43,20 @@ class FrozenQuantGRU(torch.nn.Module):
                     raise QuantGRUError(
                         "Expected finite weights to freeze, got NaN or infinity in one"
                     )
-        self._restore(document, batch_first)
+        self._restore(document, batch_first, plan.cells[0][0].weights.W.device)
         for layer, cells in enumerate(plan.cells):
             for direction, cell in enumerate(cells):
                 for name, tensor in _compact(cell.weights).items():
                     self.register_buffer(_key(name, layer, direction), tensor)
 
-    def _restore(self, document: dict[str, Any], batch_first: bool) -> None:
+    def _restore(self, document: dict[str, Any], batch_first: bool, device: torch.device) -> None:
         found = params.from_document(document, "plan")
         self.shape = found.shape
         self.batch_first = batch_first
         self._plans = FrozenPlans(found.cells)
         text = params.to_tensor({**document, "batch_first": batch_first})
-        self.register_buffer(_DOCUMENT, text)
+        # where the integers are: a module is on one device
+        self.register_buffer(_DOCUMENT, text.to(device))
 
     @classmethod
     def from_state_dict(cls, state_dict: Mapping[str, Tensor]) -> FrozenQuantGRU:
@@ -70,7 +71,7 @@ class FrozenQuantGRU(torch.nn.Module):
         batch_first = bool(document.pop("batch_first", False))
         module = cls.__new__(cls)
         torch.nn.Module.__init__(module)
-        module._restore(document, batch_first)
+        module._restore(document, batch_first, state_dict[_DOCUMENT].device)
         for layer, cells in enumerate(module._plans.qparams):
             for direction in range(len(cells)):
                 config = cells[direction].config

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from quant_gru import QuantConfig, QuantGRU
+from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 from quant_gru._quick_gpu import QuickGPU, quick_gpu_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -93,16 +93,17 @@ def test_the_quick_way_notices_changes(batch_first):
     assert run(x.cuda()) is None
 
 
-@torch.inference_mode(False)
 def test_a_frozen_gru_has_a_quick_way():
     cpu, gpu = pair(16, 64, num_layers=2)
-    with torch.no_grad():
-        frozen, plain = gpu.freeze(), cpu.freeze()
+    frozen, plain = gpu.freeze(), cpu.freeze()
+    again = FrozenQuantGRU.from_state_dict(frozen.state_dict())
+    for module in (frozen, again, plain.cuda()):
+        assert {buffer.device.type for buffer in module.buffers()} == {"cuda"}
         for N in (3, 20):
             x = torch.randn(7, N, 16)
-            equal(frozen(x.cuda()), plain(x))
-            assert isinstance(frozen._plans.quick, QuickGPU)
-            equal(frozen(x.cuda()), plain(x))
+            equal(module(x.cuda()), cpu(x))
+            assert isinstance(module._plans.quick, QuickGPU)
+            equal(module(x.cuda()), cpu(x))
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

@@ -2,24 +2,30 @@
 
     python benchmarks/gpu.py [--config int8] [--repeats 20] [--shapes 3]
 
-Whole calls, quantize and dequantize included, as Python makes them (eager) and replayed from a CUDA
-graph. `cuDNN` is nn.GRU, the best of TF32, float16 and bfloat16. `us/step` is the recurrence alone.
-Every figure is a median; engines take turns. Codes are compared with the reference first.
+Whole calls of QuantGRU, quantize and dequantize included, as Python makes them (eager) and replayed
+from a CUDA graph. `cuDNN` is nn.GRU, the best of TF32, float16 and bfloat16. `us/step` is the
+recurrence alone. Every figure is a median; engines take turns. Codes are compared with the
+reference first.
+
+`of floor` is the part of our time in a graph that the hardware itself needs: the recurrence's
+multiplications and exchanges of states, the projection's multiplications, and all bytes once
+through memory, each at the rate measured on an H200 when nothing else is done. The last columns
+are the time on the GPU of each part of an eager call, by the profiler.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from cpu import CONFIGS
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import reference
-from quant_gru.integer.plan import CellPlan
 from quant_gru.kernels.cuda import border, compiler, driver, executor, planner
+from quant_gru.kernels.cuda.frozen import Form
 
 SHAPES = [
     (1, 100, 64, 128),
@@ -70,12 +76,77 @@ def medians(engines: dict[str, Engine], repeats: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def whole_call(plan: CellPlan, x: torch.Tensor, h0: torch.Tensor) -> torch.Tensor:
-    """Real values in, real values out."""
-    codes, nan = border.quantize(plan.x, x)
-    states, _ = border.quantize(plan.h, h0)
-    out, _ = executor.run(plan, codes, states)
-    return border.dequantize(plan.h, out, nan)
+# H200: clocks a second, multiply-adds of m16n8k32 a clock of a multiprocessor, those of all dense
+# ones a second, bytes of memory a second, and how long blocks of a cluster take to exchange states
+CLOCK, IMMA, DENSE, BANDWIDTH = 1.98e9, 2706.0, 1.6e15 / 2, 4.2e12
+EXCHANGE = {1: 0.03e-6, 2: 0.22e-6, 4: 0.24e-6, 8: 0.25e-6, 16: 0.28e-6}
+
+
+def floor(
+    shape: tuple[int, int, int, int], form: Form, chosen: planner.Shape | None, resident: int
+) -> float:
+    """Microseconds that no kernel of this layout goes below.
+
+    Args:
+        shape: N, T, C, H.
+        form: Structure of the plan.
+        chosen: Layout of the recurrence, None for a product and a kernel per step.
+        resident: Clusters that run at once.
+    """
+    N, T, C, H = shape
+    planes = form.weight_bytes * form.state_bytes
+    if chosen is None:
+        step = 3.0 * H * H * N * planes / DENSE
+    else:
+        columns = max(8, chosen.rows)  # of the matrix instruction
+        work = 3.0 * chosen.units / chosen.blocks * chosen.features * columns * planes
+        waves = -(-chosen.tiles(N) // resident)
+        step = waves * (work / IMMA / CLOCK + EXCHANGE[chosen.blocks])
+    projection = 3.0 * H * C * T * N / DENSE
+    memory = (4.0 * T * N * (C + H) + 3 * H * (C + H)) / BANDWIDTH
+    return 1e6 * (T * step + projection + memory)
+
+
+PARTS = {
+    "take": "in",
+    "recurrent": "steps",
+    "step": "steps",
+    "generic": "steps",
+    "give": "out",
+    "finish": "project",
+    "finish_bytes": "project",
+    "project": "project",
+}
+
+
+def parts(events: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Microseconds by part; kernels that are not ours are products of the projection.
+
+    Args:
+        events: Names of kernels and their microseconds.
+    """
+    found = dict.fromkeys(("in", "project", "steps", "out"), 0.0)
+    for name, time in events:
+        found[PARTS.get(name, "project")] += time
+    return found
+
+
+def profiled(engine: Engine, calls: int = 10) -> dict[str, float]:
+    """The parts of a call."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    engine()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(calls):
+            engine()
+        torch.cuda.synchronize()
+    return parts(
+        (event.key, event.self_device_time_total / calls)
+        for event in profiler.key_averages()
+        if event.device_type == DeviceType.CUDA
+    )
 
 
 class LastRecurrence:
@@ -117,15 +188,9 @@ def measure(shape: tuple[int, int, int, int], config: QuantConfig, repeats: int)
     recorder = LastRecurrence(driver.machine_of(x.device))
     codes = border.quantize(plan.x, x)[0]
     kept = executor.run(plan, codes, states, machine=recorder)
-    engines: dict[str, Engine] = {
-        "ours": lambda: whole_call(plan, x, h0),
-        "alone": recorder.again,
-        "module": lambda: gru(x),
-    }
+    engines: dict[str, Engine] = {"ours": lambda: gru(x), "alone": recorder.again}
     for kind in (torch.float32, torch.float16, torch.bfloat16):
         engines[f"cudnn {kind}"] = cudnn(C, H, x.to(kind))
-    if "cuda" not in gru_executor():
-        del engines["module"]
     t = medians(engines, repeats)
     for name in [name for name in engines if name == "ours" or name.startswith("cudnn")]:
         # one at a time: cuDNN's workspaces in graphs must not meet those outside
@@ -135,6 +200,9 @@ def measure(shape: tuple[int, int, int, int], config: QuantConfig, repeats: int)
     graph = min(value for name, value in t.items() if name.startswith("graph cudnn"))
     form = executor.numbers_of(plan).form
     chosen = planner.choose(form, H, N, 1, recorder.clusters())
+    part = profiled(engines["ours"])
+    resident = 1 if chosen is None else recorder.clusters()[chosen.blocks]
+    least = floor(shape, form, chosen, resident)
     laid = (
         "generic"
         if chosen is None
@@ -143,16 +211,10 @@ def measure(shape: tuple[int, int, int, int], config: QuantConfig, repeats: int)
     return (
         f"{','.join(map(str, shape)):>16} {eager:9.1f} {t['ours']:9.1f} {eager / t['ours']:7.2f}x"
         f" {graph:9.1f} {t['graph ours']:9.1f} {graph / t['graph ours']:7.2f}x"
-        f" {t['alone'] / T:8.3f} {laid:>9} {t.get('module', float('nan')):9.1f}"
+        f" {t['alone'] / T:8.3f} {laid:>9} {least / t['graph ours']:8.0%}"
+        f" {part['in']:7.1f} {part['project']:7.1f} {part['steps']:7.1f} {part['out']:7.1f}"
         f" {'equal' if equal else 'DIFFERENT'}"
     )
-
-
-def gru_executor() -> str:
-    """The executor that QuantGRU uses on a GPU."""
-    from quant_gru.kernels.ops import executor_name
-
-    return executor_name("cuda").removeprefix("reference (PyTorch integers, cuda)")
 
 
 def main() -> None:
@@ -169,7 +231,8 @@ def main() -> None:
     )
     print(
         f"{'N,T,C,H':>16} {'cuDNN':>9} {'ours':>9} {'ratio':>8} {'graph':>9} {'ours':>9}"
-        f" {'ratio':>8} {'us/step':>8} {'shape':>9} {'QuantGRU':>9}"
+        f" {'ratio':>8} {'us/step':>8} {'shape':>9} {'of floor':>8}"
+        f" {'in':>7} {'project':>7} {'steps':>7} {'out':>7}"
     )
     with torch.no_grad():
         for shape in SHAPES[: args.shapes]:

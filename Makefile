@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 KERNELS := CMakeLists.txt $(wildcard src/quant_gru/kernels/*.h src/quant_gru/kernels/cpu/*.[chi]pp src/quant_gru/kernels/cpu/*.inl)
-CUDA := $(wildcard src/quant_gru/kernels/cuda/*.cu src/quant_gru/kernels/cuda/*.cuh)
+CUDA := $(wildcard $(addprefix src/quant_gru/kernels/cuda/,*.cu *.cuh backward/*.cu backward/*.cuh))
 BUILT := $(VENV)/.built
 SANITIZED := build/sanitize
 

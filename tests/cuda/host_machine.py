@@ -60,7 +60,8 @@ class Host:
             library = self.folder / f"{name}.so"
             if not library.exists():
                 (self.folder / f"{name}.cpp").write_text(text)
-                includes = [f"-I{HERE}", f"-I{KERNELS / 'cuda'}", f"-I{KERNELS}"]
+                folders = (HERE, KERNELS / "cuda", KERNELS)
+                includes = [f"-I{folder}" for folder in folders]
                 command = [COMPILER, *_FLAGS, *defines, *includes, "-include", "host.hpp"]
                 subprocess.run(
                     [*command, f"{name}.cpp", "-o", library.name], cwd=self.folder, check=True

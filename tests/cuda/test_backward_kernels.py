@@ -9,7 +9,8 @@ import torch
 
 from quant_gru import QuantConfig, QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted
-from quant_gru.kernels.cuda import back_planner, driver, executor, training
+from quant_gru.kernels.cuda import driver, executor
+from quant_gru.kernels.cuda.backward import planner, run
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -35,7 +36,7 @@ SWEEP = {"w8a8": 60, "w8a16": 40, "w16a16": 40, "mixed": 40, "wide": 5}
 def check(tapes, precision, wanted=None, seed=0):
     given = [random_gradients(tape, seed + i) for i, tape in enumerate(tapes)]
     out, last = zip(*given, strict=True)
-    found = training.backward(tapes, out, last, wanted, precision)
+    found = run.backward(tapes, out, last, wanted, precision)
     for got, tape, each in zip(found, tapes, given, strict=True):
         worst = errors(got, tape, *each, wanted)
         assert all(error < BOUNDS[precision] for error in worst.values()), worst
@@ -84,11 +85,11 @@ def test_every_shape_of_the_planner(monkeypatch, H):
     (plan,) = plans_of(16, H, device="cuda")
     clusters = driver.machine_of(torch.device("cuda")).clusters()
     exact = {}
-    for shape in back_planner.candidates(H, 1, 1, clusters):
+    for shape in planner.candidates(H, 1, 1, clusters):
         if shape.rows in (2, 4) and shape.tiles > 1:
             continue
         wanted = f"{shape.blocks},{shape.tiles},{shape.split},{shape.rows}"
-        monkeypatch.setenv(back_planner.VARIABLE, wanted)
+        monkeypatch.setenv(planner.VARIABLE, wanted)
         N = 2 * shape.rows + 1
         if N not in exact:
             exact[N] = random_tape(plan, 7, N, device="cuda")
@@ -118,7 +119,7 @@ def test_the_same_bits_again(H):
     tape = random_tape(plan, 30, 70, device="cuda")
     given = random_gradients(tape)
     first, *others = (
-        training.backward([tape], [given[0]], [given[1]], None, "bf16")[0] for _ in range(4)
+        run.backward([tape], [given[0]], [given[1]], None, "bf16")[0] for _ in range(4)
     )
     for other in others:
         assert all(map(torch.equal, values(first), values(other)))
@@ -131,11 +132,11 @@ def test_a_graph_replays(H):
     out, last = random_gradients(tape)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        training.backward([tape], [out], [last])
+        run.backward([tape], [out], [last])
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        (got,) = training.backward([tape], [out], [last])
+        (got,) = run.backward([tape], [out], [last])
     for seed in (1, 2):
         for to, new in zip((out, last), random_gradients(tape, seed), strict=True):
             to.copy_(new)
@@ -154,7 +155,7 @@ def test_a_cold_plan_in_a_graph_says_to_warm_up(monkeypatch):
     monkeypatch.setattr(machine, "_loaded", {})
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(QuantGRUError, match="warm-up"), torch.cuda.graph(graph):
-        training.backward([tape], [out], [last])
+        run.backward([tape], [out], [last])
     torch.cuda.synchronize()
 
 
@@ -163,11 +164,11 @@ def test_nothing_waits_for_the_device():
     (plan,) = plans_of(24, 64, device="cuda")
     tape = random_tape(plan, 9, 20, lengths=True, device="cuda")
     out, last = random_gradients(tape)
-    training.backward([tape], [out], [last])
+    run.backward([tape], [out], [last])
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        training.backward([tape], [out], [last])
+        run.backward([tape], [out], [last])
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -190,7 +191,7 @@ def test_many_launches_stay_equal():
     (plan,) = plans_of(16, 256, device="cuda")
     tape = random_tape(plan, 40, 230, device="cuda")
     out, last = random_gradients(tape)
-    (first,) = training.backward([tape], [out], [last])
+    (first,) = run.backward([tape], [out], [last])
     for _ in range(30):
-        (again,) = training.backward([tape], [out], [last])
+        (again,) = run.backward([tape], [out], [last])
         assert all(map(torch.equal, values(first), values(again)))

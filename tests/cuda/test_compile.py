@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from quant_gru import QuantGRUError
-from quant_gru.kernels.cuda import back_planner, cache, compiler, planner
+from quant_gru.kernels.cuda import cache, compiler, planner
+from quant_gru.kernels.cuda.backward.planner import BackShape
 from quant_gru.kernels.cuda.frozen import Form
 from quant_gru.kernels.cuda.launch import PLAIN
 
@@ -62,12 +63,12 @@ def variants(arch):
 def backward_variants(arch):
     for operand in range(3):
         common = {**PLAIN, "OPERAND": operand, "HALF": int(operand == 0), "DIRS": 1 + operand % 2}
-        yield "operands", common
-        yield "outer", {**common, "WIDE": 1 + operand % 2}
-        yield "back_step", common
+        yield "backward/operands", common
+        yield "backward/outer", {**common, "WIDE": 1 + operand % 2}
+        yield "backward/back_step", common
     for index, form in enumerate(FORMS.values()):
         yield (
-            "slopes",
+            "backward/slopes",
             {
                 **common,
                 "HALF": index % 2,
@@ -81,8 +82,8 @@ def backward_variants(arch):
     # units of a block, blocks, tiles, split, rows, parts of gradients and of weights
     for shape in ((64, 1, 1, 2, 8, 1, 1), (24, 4, 3, 1, 8, 1, 1), (32, 8, 2, 1, 4, 3, 2)):
         if shape[1] == 1 or arch != "sm_80":
-            found = back_planner.BackShape(*shape)
-            yield "back", {**PLAIN, **found.macros(shape[5] == 1, 0, 2)}
+            found = BackShape(*shape)
+            yield "backward/back", {**PLAIN, **found.macros(shape[5] == 1, 0, 2)}
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

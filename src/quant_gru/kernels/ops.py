@@ -15,12 +15,13 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cpu import training as cpu_training
-from quant_gru.kernels.cuda import back_call, border, compiler, driver
+from quant_gru.kernels.cuda import border, compiler, driver
 from quant_gru.kernels.cuda import executor as cuda
-from quant_gru.kernels.cuda import training as cuda_training
+from quant_gru.kernels.cuda.backward import call as cuda_call
+from quant_gru.kernels.cuda.backward import run as cuda_backward
 from quant_gru.kernels.cuda.stack import stack_of as stack_on_gpu
 
-PRECISIONS = tuple(back_call.PRECISIONS)
+PRECISIONS = tuple(cuda_call.PRECISIONS)
 """What gradients are multiplied in on a GPU: 8, at least 11 or 24 bits, sums always float32."""
 
 
@@ -200,7 +201,7 @@ def backward_layer(
     """
     device = tapes[0].x.device
     if runs_on_gpu(device):
-        return cuda_training.backward(tapes, grad_out, grad_last, union(wanted), precision)
+        return cuda_backward.backward(tapes, grad_out, grad_last, union(wanted), precision)
     each = [
         (*complete(tape, out, last), want)
         for tape, out, last, want in zip(tapes, grad_out, grad_last, wanted, strict=True)

@@ -12,7 +12,7 @@ from quant_gru.kernels.cuda import cache
 
 _HERE = Path(__file__).parent
 _HEADERS = {
-    "backward.cuh": _HERE / "backward.cuh",
+    "backward.cuh": _HERE / "backward" / "backward.cuh",
     "cell.cuh": _HERE / "cell.cuh",
     "ptx.cuh": _HERE / "ptx.cuh",
     "quantize.cuh": _HERE / "quantize.cuh",
@@ -61,7 +61,7 @@ def machine_code(name: str, macros: Mapping[str, object], arch: str) -> bytes:
     """A cubin of one of our sources, from the disk cache where it is there.
 
     Args:
-        name: 'recurrent', 'project' or 'generic'.
+        name: Of a .cu file beside this one or below: 'recurrent', 'backward/slopes'.
         macros: What the source is specialized on.
         arch: 'sm_90a' and the like.
 

@@ -14,7 +14,7 @@ class Kernel:
     """A function of a source, specialized by macros; the same ones are the same object.
 
     Attributes:
-        source: Name of a .cu file beside this one.
+        source: Name of a .cu file beside this one or below it, such as 'backward/slopes'.
         function: Its function.
         macros: Names and values, sorted.
     """

@@ -11,9 +11,15 @@ import torch
 from torch import Tensor
 
 from quant_gru.integer.backward import Gradients, Wanted
-from quant_gru.kernels.cuda import back_planner
-from quant_gru.kernels.cuda.back_call import Call, Precision, weights_of
-from quant_gru.kernels.cuda.back_structures import OPERANDS_C, SLOPES_C, BackC, BackStepC, OuterC
+from quant_gru.kernels.cuda.backward import planner
+from quant_gru.kernels.cuda.backward.call import Call, Precision, weights_of
+from quant_gru.kernels.cuda.backward.structures import (
+    OPERANDS_C,
+    SLOPES_C,
+    BackC,
+    BackStepC,
+    OuterC,
+)
 from quant_gru.kernels.cuda.executor import multiply_bytes
 from quant_gru.kernels.cuda.frozen import byte_offset, planes_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
@@ -74,7 +80,7 @@ class Schedule:
         row = 4 * max(c * p for c, p in zip(self._columns, self._planes, strict=True))
         chunks = max(1, -(-self._rows * row // _PRODUCT_BYTES))
         self._chunk = -(-self._rows // chunks)
-        self._shape = back_planner.choose(
+        self._shape = planner.choose(
             self._H,
             self._N,
             self._dirs,
@@ -136,7 +142,7 @@ class Schedule:
     def _launch(
         self, source: str, function: str, macros: Mapping[str, object], grid: Grid, records: Any
     ) -> Prepared:
-        kernel = Kernel.of(source, function, {**PLAIN, "DIRS": self._dirs, **macros})
+        kernel = Kernel.of(f"backward/{source}", function, {**PLAIN, "DIRS": self._dirs, **macros})
         return self._machine.prepare(kernel, grid, records)
 
     def _plan(self, calls: Sequence[Call]) -> None:

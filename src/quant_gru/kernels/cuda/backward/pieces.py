@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from torch import Tensor
 
 from quant_gru.integer.backward import Gradients, Tape
-from quant_gru.kernels.cuda.back_call import Precision
+from quant_gru.kernels.cuda.backward.call import Precision
 
 MOST_BYTES = 256 << 20
 """What a backward may take beside its gradients; steps of a large batch may take more."""

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through
-from quant_gru.kernels.cuda import back_planner
-from quant_gru.kernels.cuda.back_call import PRECISIONS, Call, Precision
-from quant_gru.kernels.cuda.back_pieces import Joined, most_steps, pieces
-from quant_gru.kernels.cuda.back_schedule import Schedule
+from quant_gru.kernels.cuda.backward import planner
+from quant_gru.kernels.cuda.backward.call import PRECISIONS, Call, Precision
+from quant_gru.kernels.cuda.backward.pieces import Joined, most_steps, pieces
+from quant_gru.kernels.cuda.backward.schedule import Schedule
 from quant_gru.kernels.cuda.launch import Machine
 from quant_gru.kernels.cuda.numbers import capturing
 
@@ -128,7 +128,7 @@ def _schedule_of(
         wanted,
         precision,
         id(machine),
-        os.environ.get(back_planner.VARIABLE),
+        os.environ.get(planner.VARIABLE),
     )
     schedule = known.get(key)
     # an id may be that of a later object

@@ -155,9 +155,22 @@ inline int64_t multiply_only(int64_t loops) {
     return loops * 12 * 8 * kDepth;
 }
 
+// So many rows share a group's weights while they are in the nearest cache, and go through their
+// gates together.
 template <int P>
-constexpr int kTileRows = 0;
-constexpr int kTileGroups = 0;
+constexpr int kTileRows = P == 1 ? 24 : 0;
+constexpr int kTileGroups = 1;
+
+template <int P>
+inline void dot_tiles(int rows, int, const Packed &p, int first, const OperandByte *a,
+                      int64_t stride, int32_t *out) {
+    static_assert(kMaxRows<1> == 3, "as many as the remainders below allow for");
+    int row = 0;
+    for (; row + 3 <= rows; row += 3)
+        dot<1, 3, P>(p, first, a + row * stride, stride, out + row * 24);
+    if (rows - row == 2) dot<1, 2, P>(p, first, a + row * stride, stride, out + row * 24);
+    if (rows - row == 1) dot<1, 1, P>(p, first, a + row * stride, stride, out + row * 24);
+}
 
 // --- lanes
 
@@ -242,7 +255,54 @@ struct Floats {
     }
 };
 
-using WideFloats = Floats;
+// 32 bytes of a table, by bytes. `vpshufb` gives 0 where the top bit of an index is set: steps up to
+// the index add up, later ones vanish.
+inline __m256i bytes_at(const uint8_t *steps, __m256i index) {
+    const __m256i sixteen = _mm256_set1_epi8(16);
+    __m256i low = index, high = _mm256_xor_si256(index, _mm256_set1_epi8(-128));
+    __m256i found = _mm256_setzero_si256(), other = found;
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+        const __m128i *at = reinterpret_cast<const __m128i *>(steps) + i;
+        if (i > 0) {
+            low = _mm256_subs_epi8(low, sixteen);
+            high = _mm256_subs_epi8(high, sixteen);
+        }
+        found = _mm256_xor_si256(
+            found, _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(at)), low));
+        other = _mm256_xor_si256(
+            other, _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(at + 8)), high));
+    }
+    return _mm256_xor_si256(found, other);
+}
+
+// The table's outputs of four vectors, as 32 bytes.
+inline void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
+    auto codes = [&](int k) {
+        return _mm256_castps_si256(_mm256_add_ps(a[k].v, _mm256_set1_ps(kRound)));
+    };
+    // the low words of two vectors, side by side
+    auto words = [&](int k) {
+        return _mm256_blend_epi16(codes(k), _mm256_slli_epi32(codes(k + 2), 16), 0xaa);
+    };
+    const __m256i even = _mm256_and_si256(words(0), _mm256_set1_epi16(255));
+    const __m256i index = _mm256_or_si256(even, _mm256_slli_epi16(words(1), 8));
+    const __m256i found = bytes_at(t.steps, index);
+    const __m256 base = _mm256_set1_ps(t.base);
+    const __m256i first = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, -1, -1, -1, 4, -1, -1, -1, 8, -1, -1, -1, 12, -1, -1, -1));
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) {
+        // adding to -1 leaves the top bit set
+        const __m256i byte = _mm256_shuffle_epi8(
+            found, _mm256_add_epi32(first, _mm256_set1_epi32(k)));
+        out[k].v = _mm256_add_ps(_mm256_cvtepi32_ps(byte), base);
+    }
+}
+
+#include "four.inl"
+
+using WideFloats = Floats4;
 
 // Eight doubles in two registers, so that lanes are whole groups.
 struct Doubles {

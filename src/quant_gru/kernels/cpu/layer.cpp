@@ -291,6 +291,12 @@ void Layer::prepare(Table &t) {
     t.entries = entries;
     t.mask = static_cast<int32_t>(size - 1);
     t.bytes = bytes;
+    if (bytes) {
+        uint8_t *steps = arena_.allocate<uint8_t>(256);
+        for (int i = 0; i < 256; ++i)
+            steps[i] = static_cast<uint8_t>(i % 128 < 16 ? bytes[i] : bytes[i] ^ bytes[i - 16]);
+        t.steps = steps;
+    }
     t.base = static_cast<float>(*least);
 }
 

@@ -52,6 +52,9 @@ struct Table {
     int32_t mask = 0;
     const uint8_t *bytes = nullptr;
     float base = 0;
+    // The same as steps of 16: in either half of 128 the bytes at i are the exclusive or of what
+    // stands at i % 16 + 16 * n up to i.
+    const uint8_t *steps = nullptr;
     // Where there are more: `words[v - pre_lo] + word_base`; one word more than inputs is readable.
     const uint16_t *words = nullptr;
     int32_t word_base = 0;

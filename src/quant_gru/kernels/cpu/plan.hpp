@@ -119,10 +119,10 @@ struct Projection {
     int planes = 1;
     int flush = 0;  // pairs whose products fit int32
     const int16_t *w[2] = {nullptr, nullptr};
-    const int64_t *bias = nullptr;  // bias and zero point, in accumulator units (tiles * 16)
-    const double *real_bias = nullptr;
-    bool exact = false;         // every sum, and every part of one, is exact in double
-    const double *m = nullptr;  // M / 2^k of each channel
+    const int64_t *bias = nullptr;      // bias and zero point, in accumulator units (tiles * 16)
+    const double *real_bias = nullptr;  // the same
+    bool exact = false;                 // every sum, and every part of one, is exact in double
+    const double *m = nullptr;          // M / 2^k of each channel
     const float *m_float = nullptr;
     double lo = 0, hi = 0;  // limits of the result less its zero point
     int32_t offset = 0;     // operand codes are kept less this, to fit int16

@@ -1,6 +1,7 @@
 """Quantized inference on the CPU against float engines: ratios measured in one run.
 
     python benchmarks/cpu.py [--threads 1] [--repeats 15] [--variant avx2] [--config int8]
+    python benchmarks/cpu.py --threads 1,2,4
 
 Whole calls from Python, quantize and dequantize included; a single step runs through
 `QuantGRU.stream`. Every figure is a median; engines take turns, so that noise of the machine hits
@@ -11,6 +12,9 @@ its engines) and, if onnx and onnxruntime are installed, ONNX Runtime's float GR
 loop that does nothing but multiply in the same instructions, `of mem` compares the weights it goes
 through in each step with a loop that does nothing but read as many bytes: with one row a step
 cannot be faster than its weights are read. What is near either limit cannot become much faster.
+
+With several numbers of threads the table is another one: whole calls of batches, and how many times
+as fast as with the first number they are.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ SHAPES = [
     (128, 50, 128, 256),
     (512, 20, 100, 100),
 ]
+BATCHES = [shape for shape in SHAPES if shape[0] > 1]
 
 
 def fused(config: QuantConfig) -> QuantConfig:
@@ -165,8 +170,10 @@ def read_rate(size: int) -> float:
     return max(rates)
 
 
-def measure(shape: tuple[int, int, int, int], config: QuantConfig, args: argparse.Namespace) -> str:
-    """One line of the table."""
+def modules(
+    shape: tuple[int, int, int, int], config: QuantConfig
+) -> tuple[QuantGRU, torch.nn.GRU, torch.Tensor]:
+    """A calibrated GRU, the float one with its weights, and an input (T, N, C)."""
     N, T, C, H = shape
     torch.manual_seed(0)
     gru = QuantGRU(C, H, config=config).eval()
@@ -176,6 +183,38 @@ def measure(shape: tuple[int, int, int, int], config: QuantConfig, args: argpars
     gru.calibrate(x if T > 1 else torch.randn(50, N, C))
     gru.finalize_calibration()
     gru.use_quantization = True
+    return gru, plain, x
+
+
+def scaling(shape: tuple[int, int, int, int], config: QuantConfig, args: argparse.Namespace) -> str:
+    """One line of the table of numbers of threads."""
+    gru, plain, x = modules(shape, config)
+    engines: dict[str, Callable[[], object]] = {}
+    for count in args.threads:
+        for name, module in (("ours", gru), ("nn.GRU", plain)):
+
+            def run(module: torch.nn.Module = module, count: int = count) -> object:
+                torch.set_num_threads(count)
+                return module(x)
+
+            engines[f"{name} {count}"] = run
+    with torch.inference_mode():
+        t = medians(engines, args.repeats)
+    columns = [f"{','.join(map(str, shape)):>15}"]
+    for count in args.threads:
+        ours, theirs = t[f"ours {count}"], t[f"nn.GRU {count}"]
+        first = [t[f"{name} {args.threads[0]}"] for name in ("ours", "nn.GRU")]
+        columns.append(
+            f"{theirs * 1e6:9.1f} {ours * 1e6:9.1f} {theirs / ours:8.2f}x"
+            f" {first[0] / ours:8.2f}x {first[1] / theirs:8.2f}x"
+        )
+    return " ".join(columns)
+
+
+def measure(shape: tuple[int, int, int, int], config: QuantConfig, args: argparse.Namespace) -> str:
+    """One line of the table."""
+    N, T, C, H = shape
+    gru, plain, x = modules(shape, config)
     variant = executor.chosen()
     stack = executor.stack_of(gru._plan(), variant)
     assert stack is not None
@@ -210,15 +249,26 @@ def measure(shape: tuple[int, int, int, int], config: QuantConfig, args: argpars
 def main() -> None:
     """Measure all shapes and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--threads", type=lambda text: [int(n) for n in text.split(",")], default=[1]
+    )
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--variant", default="", help="as QUANT_GRU_CPU")
     parser.add_argument("--config", choices=CONFIGS, default="int8")
     args = parser.parse_args()
     os.environ[executor.VARIABLE] = args.variant
-    torch.set_num_threads(args.threads)
-    args.multiply_rate = args.threads * multiply_rate(executor.chosen())
+    torch.set_num_threads(args.threads[0])
     print(f"{machine()}; {executor.chosen()}; {args.config}; medians of {args.repeats}, us")
+    if len(args.threads) > 1:
+        heads = (
+            f"{'nn.GRU':>9} {f'ours ({n})':>9} {'nn/ours':>9} {'ours x':>9} {'nn.GRU x':>9}"
+            for n in args.threads
+        )
+        print(f"{'N,T,C,H':>15}", *heads)
+        for shape in BATCHES:
+            print(scaling(shape, CONFIGS[args.config], args), flush=True)
+        return
+    args.multiply_rate = args.threads[0] * multiply_rate(executor.chosen())
     print(
         f"{'N,T,C,H':>15} {'nn.GRU':>9} {'dynamic':>9} {'ORT':>9} {'ours':>9} {'native':>9}"
         f" {'nn/ours':>9} {'dyn/ours':>9} {'ORT/ours':>9} {'GMAC/s':>7} {'of mul':>7} {'of mem':>7}"

@@ -154,7 +154,17 @@ def test_which_kernel_is_used(variant):
         assert executor._layer_of(plan, variant).kind.startswith(kind), name
 
 
-SHAPES = [(1, 1, 1, 1), (2, 1, 40, 64), (9, 3, 65, 130), (3, 30, 7, 100), (40, 25, 130, 70)]
+SHAPES = [
+    (1, 1, 1, 1),
+    (2, 1, 40, 64),
+    (9, 3, 65, 130),
+    (3, 30, 7, 100),
+    (40, 25, 130, 70),
+    (8, 8, 3, 9),
+    (8, 37, 33, 40),
+    (9, 74, 4, 17),
+    (8, 9, 4, 310),
+]
 
 
 @pytest.mark.parametrize("variant", NATIVE)

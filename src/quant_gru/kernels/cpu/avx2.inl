@@ -89,6 +89,12 @@ inline __m256i weights_at(const int8_t *w, int v, int64_t group_stride) {
 #endif
 }
 
+// The same of weights that are extended already.
+inline __m256i weights_at(const int16_t *w, int v, int64_t group_stride) {
+    const int16_t *at = w + (v / 3) * group_stride + (v % 3) * 16;
+    return _mm256_load_si256(reinterpret_cast<const __m256i *>(at));
+}
+
 inline void multiply_add(__m256i &sum, __m256i operand, __m256i weights) {
 #if defined(QG_AVXVNNI)
     // the intrinsic makes the compiler copy accumulators in such loops
@@ -98,8 +104,9 @@ inline void multiply_add(__m256i &sum, __m256i operand, __m256i weights) {
 #endif
 }
 
-template <int G, int R, int P>
-inline void dot(const Packed &p, int first, const OperandByte *a, int64_t stride, int32_t *out) {
+template <int G, int R, int P, class Weight>
+inline void dot_weights(const Packed &p, const Weight *w, int first, const OperandByte *a,
+                        int64_t stride, int32_t *out) {
     __m256i sum[P][R][3 * G];
     const int32_t *bias = p.bias + first * 24;
 #pragma GCC unroll 16
@@ -109,8 +116,8 @@ inline void dot(const Packed &p, int first, const OperandByte *a, int64_t stride
             sum[0][r][v] = _mm256_load_si256(reinterpret_cast<const __m256i *>(bias + 8 * v));
             if (P == 2) sum[P - 1][r][v] = _mm256_setzero_si256();
         }
-    const int8_t *w = p.w + first * p.group_stride;
     const int64_t group_stride = p.group_stride, plane = stride / P;
+    w += first * group_stride;
     for (int step = 0; step < p.steps; ++step, w += 24 * kDepth, a += kDepth) {
         __m256i operand[P][R];
 #pragma GCC unroll 4
@@ -138,6 +145,11 @@ inline void dot(const Packed &p, int first, const OperandByte *a, int64_t stride
         }
 }
 
+template <int G, int R, int P>
+inline void dot(const Packed &p, int first, const OperandByte *a, int64_t stride, int32_t *out) {
+    dot_weights<G, R, P>(p, p.w, first, a, stride, out);
+}
+
 // Multiply-accumulates of `loops` rounds of nothing else, for benchmarks.
 inline int64_t multiply_only(int64_t loops) {
     __m256i sum[12];
@@ -145,9 +157,10 @@ inline int64_t multiply_only(int64_t loops) {
 #pragma GCC unroll 12
     for (int i = 0; i < 12; ++i) sum[i] = _mm256_setzero_si256();
     for (int64_t loop = 0; loop < loops; ++loop) {
-        __asm__ volatile("" : "+x"(operand));
 #pragma GCC unroll 12
         for (int i = 0; i < 12; ++i) {
+            // each product anew
+            __asm__ volatile("" : "+x"(operand));
             multiply_add(sum[i], operand, operand);
             __asm__ volatile("" : "+x"(sum[i]));
         }
@@ -155,9 +168,37 @@ inline int64_t multiply_only(int64_t loops) {
     return loops * 12 * 8 * kDepth;
 }
 
+// So many rows share a group's weights while they are in the nearest cache, and go through their
+// gates together.
 template <int P>
-constexpr int kTileRows = 0;
-constexpr int kTileGroups = 0;
+constexpr int kTileRows = P == 1 ? 36 : 0;
+constexpr int kTileGroups = 1;
+
+// Not inlined: the loops want all registers for themselves.
+template <int R, int P, class Weight>
+__attribute__((noinline)) void dot_few(const Packed &p, const Weight *w, int first,
+                                       const OperandByte *a, int64_t stride, int32_t *out) {
+    dot_weights<1, R, P>(p, w, first, a, stride, out);
+}
+
+template <int P, class Weight>
+inline void dot_rows_of_tile(int rows, const Packed &p, const Weight *w, int first,
+                             const OperandByte *a, int64_t stride, int32_t *out) {
+    static_assert(kMaxRows<1> == 3, "what is left are one or two rows");
+    for (; rows >= 3; rows -= 3, a += 3 * stride, out += 3 * 24)
+        dot_few<3, P>(p, w, first, a, stride, out);
+    if (rows == 2) dot_few<2, P>(p, w, first, a, stride, out);
+    if (rows == 1) dot_few<1, P>(p, w, first, a, stride, out);
+}
+
+template <int P>
+inline void dot_tiles(int rows, int, const Packed &p, int first, const OperandByte *a,
+                      int64_t stride, int32_t *out) {
+#if !defined(QG_AVXVNNI)
+    if (p.words) return dot_rows_of_tile<P>(rows, p, p.words, first, a, stride, out);
+#endif
+    dot_rows_of_tile<P>(rows, p, p.w, first, a, stride, out);
+}
 
 // --- lanes
 
@@ -242,7 +283,54 @@ struct Floats {
     }
 };
 
-using WideFloats = Floats;
+// 32 bytes of a table, by bytes. `vpshufb` gives 0 where the top bit of an index is set: steps up
+// to the index add up, later ones vanish.
+inline __m256i bytes_at(const uint8_t *steps, __m256i index) {
+    const __m256i sixteen = _mm256_set1_epi8(16);
+    __m256i low = index, high = _mm256_xor_si256(index, _mm256_set1_epi8(-128));
+    __m256i found = _mm256_setzero_si256(), other = found;
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+        const __m128i *at = reinterpret_cast<const __m128i *>(steps) + i;
+        if (i > 0) {
+            low = _mm256_subs_epi8(low, sixteen);
+            high = _mm256_subs_epi8(high, sixteen);
+        }
+        found = _mm256_xor_si256(
+            found, _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(at)), low));
+        other = _mm256_xor_si256(
+            other, _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(at + 8)), high));
+    }
+    return _mm256_xor_si256(found, other);
+}
+
+// The table's outputs of four vectors, as 32 bytes.
+inline void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
+    auto codes = [&](int k) {
+        return _mm256_castps_si256(_mm256_add_ps(a[k].v, _mm256_set1_ps(kRound)));
+    };
+    // the low words of two vectors, side by side
+    auto words = [&](int k) {
+        return _mm256_blend_epi16(codes(k), _mm256_slli_epi32(codes(k + 2), 16), 0xaa);
+    };
+    const __m256i even = _mm256_and_si256(words(0), _mm256_set1_epi16(255));
+    const __m256i index = _mm256_or_si256(even, _mm256_slli_epi16(words(1), 8));
+    const __m256i found = bytes_at(t.steps, index);
+    const __m256 base = _mm256_set1_ps(t.base);
+    const __m256i first = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, -1, -1, -1, 4, -1, -1, -1, 8, -1, -1, -1, 12, -1, -1, -1));
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) {
+        // adding to -1 leaves the top bit set
+        const __m256i byte =
+            _mm256_shuffle_epi8(found, _mm256_add_epi32(first, _mm256_set1_epi32(k)));
+        out[k].v = _mm256_add_ps(_mm256_cvtepi32_ps(byte), base);
+    }
+}
+
+#include "four.inl"
+
+using WideFloats = Floats4;
 
 // Eight doubles in two registers, so that lanes are whole groups.
 struct Doubles {
@@ -346,9 +434,9 @@ constexpr int panels_at_once(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 
 }  // namespace
 
 #if defined(QG_AVXVNNI)
-extern const Layout layout{kGroup, kDepth, Operand::u8};
+extern const Layout layout{kGroup, kDepth, Operand::u8, true, kTileRows<1>};
 #else
-extern const Layout layout{kGroup, kDepth, Operand::s16};
+extern const Layout layout{kGroup, kDepth, Operand::s16, true, kTileRows<1>, 16, 1, 1, 8};
 #endif
 
 namespace {

@@ -369,84 +369,40 @@ struct Floats {
 
 #if defined(__AVX512VBMI__)
 
-// Four vectors of floats, whose tables are looked up together, as 64 bytes.
-struct Floats4 {
-    using Real = float;
-    using Lane = Floats;
-    static constexpr int kVectors = 4;
-    static constexpr bool kScales = true;
-    static constexpr double kMagic = kRound;
-    Floats v[4];
+// The table's outputs of four vectors, as 64 bytes.
+inline void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
+    // codes in 16 bits; their low bytes side by side, in an order that is undone below
+    auto codes = [&](int k) {
+        return _mm512_castps_si512(_mm512_add_ps(a[k].v, _mm512_set1_ps(kRound)));
+    };
+    const __m512i bytes = _mm512_set1_epi16(255);
+    auto words = [&](int k) {
+        // bits 16..31 of both are alike: 0x4b40, or 0x4b3f below zero
+        const __m512i both =
+            _mm512_mask_blend_epi16(0xaaaaaaaa, codes(k), _mm512_slli_epi32(codes(k + 1), 16));
+        return _mm512_and_si512(both, bytes);
+    };
+    const __m512i index = _mm512_or_si512(words(0), _mm512_slli_epi16(words(2), 8));
+    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(t.bytes), index,
+                                                 _mm512_load_si512(t.bytes + 64));
+    const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(t.bytes + 128), index,
+                                                  _mm512_load_si512(t.bytes + 192));
+    const __m512i found = _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high);
+    const __m512 base = _mm512_set1_ps(8388608.f - t.base);
+    auto value = [&](__m512i shifted) {
+        // (shifted & 255) | bits of 2^23
+        const __m512i real = _mm512_ternarylogic_epi32(shifted, _mm512_set1_epi32(255),
+                                                       _mm512_set1_epi32(0x4b000000), 0xea);
+        return Floats{_mm512_sub_ps(_mm512_castsi512_ps(real), base)};
+    };
+    out[0] = value(found);
+    out[1] = value(_mm512_srli_epi32(found, 16));
+    out[2] = value(_mm512_srli_epi32(found, 8));
+    out[3] = value(_mm512_srli_epi32(found, 24));
+}
 
-    template <class F>
-    static Floats4 each(F f) {
-        return {{f(0), f(1), f(2), f(3)}};
-    }
-    Floats lane(int k) const { return v[k]; }
-    static const float *multipliers(const Packed &p) { return p.m_float; }
-    static Floats4 add(const Floats4 &a, const Floats4 &b) {
-        return each([&](int k) { return Floats::add(a.v[k], b.v[k]); });
-    }
-    static Floats4 from(Floats a, const Floats4 &b) {
-        return each([&](int k) { return Floats::from(a, b.v[k]); });
-    }
-    static Floats4 mul(const Floats4 &a, const Floats4 &b) {
-        return each([&](int k) { return Floats::mul(a.v[k], b.v[k]); });
-    }
-    static Floats4 scale(const Floats4 &a, Floats m) {
-        return each([&](int k) { return Floats::mul(a.v[k], m); });
-    }
-    static Floats4 add_product(const Floats4 &a, const Floats4 &b, Floats m) {
-        return each([&](int k) { return Floats::add_product(a.v[k], b.v[k], m); });
-    }
-    static Floats4 multiply_add(const Floats4 &a, Floats m, Floats b) {
-        return each([&](int k) { return Floats::multiply_add(a.v[k], m, b); });
-    }
-    static Floats4 multiply_add(const Floats4 &a, const Floats4 &m, Floats b) {
-        return each([&](int k) { return Floats::multiply_add(a.v[k], m.v[k], b); });
-    }
-    static Floats4 limit(const Floats4 &a, Floats lo, Floats hi) {
-        return each([&](int k) { return Floats::limit(a.v[k], lo, hi); });
-    }
-    static Floats4 round(const Floats4 &a) {
-        return each([&](int k) { return Floats::round(a.v[k]); });
-    }
-    static Floats4 rounded_product(const Floats4 &a, Floats m) {
-        return each([&](int k) { return Floats::rounded_product(a.v[k], m); });
-    }
-    static Floats4 rounded_product(const Floats4 &a, const Floats4 &m) {
-        return each([&](int k) { return Floats::rounded_product(a.v[k], m.v[k]); });
-    }
-    static Floats4 look_up(const Table &t, const Floats4 &a) {
-        if (!t.bytes) return each([&](int k) { return Floats::look_up(t, a.v[k]); });
-        // codes in 16 bits; their low bytes side by side, in an order that is undone below
-        auto codes = [&](int k) {
-            return _mm512_castps_si512(_mm512_add_ps(a.v[k].v, _mm512_set1_ps(kRound)));
-        };
-        const __m512i bytes = _mm512_set1_epi16(255);
-        auto words = [&](int k) {
-            // bits 16..31 of both are alike: 0x4b40, or 0x4b3f below zero
-            const __m512i both =
-                _mm512_mask_blend_epi16(0xaaaaaaaa, codes(k), _mm512_slli_epi32(codes(k + 1), 16));
-            return _mm512_and_si512(both, bytes);
-        };
-        const __m512i index = _mm512_or_si512(words(0), _mm512_slli_epi16(words(2), 8));
-        const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(t.bytes), index,
-                                                     _mm512_load_si512(t.bytes + 64));
-        const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(t.bytes + 128), index,
-                                                      _mm512_load_si512(t.bytes + 192));
-        const __m512i found = _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high);
-        const __m512 base = _mm512_set1_ps(8388608.f - t.base);
-        auto value = [&](__m512i shifted) {
-            // (shifted & 255) | bits of 2^23
-            const __m512i real = _mm512_ternarylogic_epi32(shifted, _mm512_set1_epi32(255),
-                                                           _mm512_set1_epi32(0x4b000000), 0xea);
-            return Floats{_mm512_sub_ps(_mm512_castsi512_ps(real), base)};
-        };
-        return {{value(found), value(_mm512_srli_epi32(found, 16)),
-                 value(_mm512_srli_epi32(found, 8)), value(_mm512_srli_epi32(found, 24))}};
-    }
-};
+#include "four.inl"
+
 using WideFloats = Floats4;
 
 #else

@@ -458,7 +458,25 @@ bool run_lanes(const FusedPlan &p, const Job &job) {
     return nan;
 }
 
-bool run_fused(const FusedPlan &p, const Job &job) {
+bool run_packed(const FusedPlan &p, const Job &job) {
     if (p.in_float) return run_lanes<WideFloats, 1>(p, job);
     return p.R.planes == 1 ? run_lanes<Doubles, 1>(p, job) : run_lanes<Doubles, kMaxPlanes>(p, job);
+}
+
+inline const int16_t *extended(const Packed &p, Space &space) {
+    const int64_t n = p.groups * p.group_stride;
+    auto *words = static_cast<int16_t *>(space.take(n * sizeof(int16_t)));
+    for (int64_t i = 0; i < n; ++i) words[i] = p.w[i];
+    return words;
+}
+
+bool run_fused(const FusedPlan &p, const Job &job) {
+    if (!extends(layout, p, job.end_row - job.first_row, job.T)) return run_packed(p, job);
+    Space space{static_cast<char *>(job.workspace)};
+    FusedPlan extended_plan = p;
+    extended_plan.W.words = extended(p.W, space);
+    extended_plan.R.words = extended(p.R, space);
+    Job rest = job;
+    rest.workspace = space.next;
+    return run_packed(extended_plan, rest);
 }

@@ -40,6 +40,23 @@ inline const double *general_multipliers<double>(const Projection &p) {
     return p.m;
 }
 
+// Sums of a tile, bias included, that are exact in double.
+inline void sum_planes(const Projection &p, int tile, const int16_t *operand, int64_t a_stride,
+                       int rows, int32_t *part, double *total) {
+    const double *bias = p.real_bias + tile * kTile;
+    for (int r = 0; r < rows; ++r)
+        for (int c = 0; c < kTile; ++c) total[r * kTile + c] = bias[c];
+    for (int plane = 0; plane < p.planes; ++plane) {
+        const double weight = p.planes == 2 && plane == 0 ? 256 : 1;
+        for (int pair = 0; pair < p.pairs; pair += p.flush) {
+            const int n = p.pairs - pair < p.flush ? p.pairs - pair : p.flush;
+            const int64_t at = static_cast<int64_t>(tile) * p.pairs + pair;
+            dot_pairs(p.w[plane] + at * 2 * kTile, operand + 2 * pair, a_stride, rows, n, part);
+            for (int i = 0; i < rows * kTile; ++i) total[i] += weight * part[i];
+        }
+    }
+}
+
 // Rows of zero-point-free results (stride: tiles * 16) from rows of int16 operands.
 template <class Real>
 void project_pairs(const Projection &p, const int16_t *a, int64_t a_stride, int rows, Real *out,
@@ -63,6 +80,17 @@ void project_pairs(const Projection &p, const int16_t *a, int64_t a_stride, int 
                         const int32_t v = part[r * kTile + c] + static_cast<int32_t>(bias[c]);
                         to[c] = limit(round_term(static_cast<Real>(v), m[c]), lo, hi);
                     }
+                }
+                continue;
+            }
+            if (p.exact) {
+                alignas(64) double total[kDotRows * kTile];
+                sum_planes(p, tile, operand, a_stride, count, part, total);
+                for (int r = 0; r < count; ++r) {
+                    Real *to = out + static_cast<int64_t>(row + r) * stride + first;
+                    for (int c = 0; c < kTile; ++c)
+                        to[c] = limit(round_term(static_cast<Real>(total[r * kTile + c]), m[c]), lo,
+                                      hi);
                 }
                 continue;
             }

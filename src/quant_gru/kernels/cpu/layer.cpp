@@ -291,6 +291,12 @@ void Layer::prepare(Table &t) {
     t.entries = entries;
     t.mask = static_cast<int32_t>(size - 1);
     t.bytes = bytes;
+    if (bytes) {
+        uint8_t *steps = arena_.allocate<uint8_t>(256);
+        for (int i = 0; i < 256; ++i)
+            steps[i] = static_cast<uint8_t>(i % 128 < 16 ? bytes[i] : bytes[i] ^ bytes[i - 16]);
+        t.steps = steps;
+    }
     t.base = static_cast<float>(*least);
 }
 
@@ -368,8 +374,10 @@ void Layer::pack_general(const Matrix &from, const Border &operand, Projection &
     int16_t *planes[2] = {arena_.reuse(p.w[0], size), nullptr};
     if (p.planes == 2) planes[1] = arena_.reuse(p.w[1], size);
     auto *bias = arena_.reuse(p.bias, padded);
+    auto *real_bias = arena_.reuse(p.real_bias, padded);
     auto *m = arena_.reuse(p.m, padded);
     auto *m_float = arena_.reuse(p.m_float, padded);
+    int64_t largest = 0;
     for (int c = 0; c < channels; ++c) {
         int16_t *to[2];
         const size_t tile = static_cast<size_t>(c / kTile) * p.pairs * 2 * kTile;
@@ -389,13 +397,17 @@ void Layer::pack_general(const Matrix &from, const Border &operand, Projection &
             add_up(row, inputs, total, magnitude);
         });
         bias[c] = from.bias[c] + (p.offset - from.zero) * total;
+        real_bias[c] = static_cast<double>(bias[c]);
         // of the true sum, and of the sum before the bias is added
-        const int64_t most = magnitude * (from.reach + size_of(p.offset - from.zero)) +
-                             size_of(from.bias[c]) + size_of(bias[c]);
+        const int64_t reach = from.reach + size_of(p.offset - from.zero);
+        const int64_t most = magnitude * reach + size_of(from.bias[c]) + size_of(bias[c]);
         bound = most > bound ? most : bound;
+        // of parts of the sum, too: planes are less than 256 off their share of a weight
+        largest = std::max(largest, most + 256 * reach * inputs);
         m[c] = std::ldexp(static_cast<double>(from.M[c]), static_cast<int>(-from.k[c]));
         m_float[c] = static_cast<float>(m[c]);
     }
+    p.exact = largest < (int64_t{1} << 53);
 }
 
 void Layer::keep(const nb::dict &d, WideProjection &p, int inputs) {
@@ -415,6 +427,10 @@ int64_t Layer::workspace(int64_t rows, int64_t T) const {
     if (kind_ == Kind::wide) return workspace_bytes(wide_);
     if (kind_ == Kind::fused) {
         const Layout &layout = *variant_.layout;
+        const int64_t words = extends(layout, fused_, rows, T)
+                                  ? 2 * (fused_.W.groups * fused_.W.group_stride +
+                                         fused_.R.groups * fused_.R.group_stride)
+                                  : 0;
         rows = std::min<int64_t>(rows, layout.rows);
         const int64_t operand = layout.operand == Operand::s16 ? 2 : 1;
         auto stride = [&](const Packed &p) {
@@ -422,7 +438,7 @@ int64_t Layer::workspace(int64_t rows, int64_t T) const {
         };
         const int64_t both = steps_ahead(T, rows, layout.ahead) * rows;
         const int64_t units = static_cast<int64_t>(fused_.R.groups) * layout.group;
-        return lines(both * units * 3 * 4) +
+        return words + lines(both * units * 3 * 4) +
                lines(round_up(both, layout.row_block) * stride(fused_.W)) +
                lines(4 * round_up(std::max(H_, C_), 16)) + lines(rows * units * 8) +
                2 * lines(round_up(rows, layout.row_block) * stride(fused_.R));

@@ -52,6 +52,9 @@ struct Table {
     int32_t mask = 0;
     const uint8_t *bytes = nullptr;
     float base = 0;
+    // The same as steps of 16: in either half of 128 the bytes at i are the exclusive or of what
+    // stands at i % 16 + 16 * n up to i.
+    const uint8_t *steps = nullptr;
     // Where there are more: `words[v - pre_lo] + word_base`; one word more than inputs is readable.
     const uint16_t *words = nullptr;
     int32_t word_base = 0;
@@ -80,6 +83,7 @@ struct Layout {
     int ahead = 16;      // steps times rows whose input projection is made at once, at most
     int row_block = 1;   // rows of operands are allocated in multiples of this
     int step_block = 1;  // steps of weights are padded with zeros to a multiple of this
+    int words_from = 0;  // not 0: with so many rows and steps, weights are extended to words first
 };
 
 // W x or R h of the fused kernel: weights of up to 8 bits, [group][step][gate][unit][depth].
@@ -91,6 +95,7 @@ struct Packed {
     int32_t offset = 0;        // operand = code - offset
     int64_t group_stride = 0;  // bytes
     const int8_t *w = nullptr;
+    const int16_t *words = nullptr;  // the same as words, or null
     const int32_t *bias = nullptr;  // [group][gate][unit], zero point and offset included, mod 2^32
     const float *m_float = nullptr;  // M / 2^k of each channel
     const double *m = nullptr;
@@ -114,8 +119,10 @@ struct Projection {
     int planes = 1;
     int flush = 0;  // pairs whose products fit int32
     const int16_t *w[2] = {nullptr, nullptr};
-    const int64_t *bias = nullptr;  // bias and zero point, in accumulator units (tiles * 16)
-    const double *m = nullptr;      // M / 2^k of each channel
+    const int64_t *bias = nullptr;      // bias and zero point, in accumulator units (tiles * 16)
+    const double *real_bias = nullptr;  // the same
+    bool exact = false;                 // every sum, and every part of one, is exact in double
+    const double *m = nullptr;          // M / 2^k of each channel
     const float *m_float = nullptr;
     double lo = 0, hi = 0;  // limits of the result less its zero point
     int32_t offset = 0;     // operand codes are kept less this, to fit int16
@@ -125,6 +132,15 @@ struct GeneralPlan : Cell {
     bool small_sums = true;  // every accumulator fits int32
     Projection W, R;
 };
+
+// Whether so many rows and steps are worth extending weights to words: where these still fit the
+// second cache.
+inline bool extends(const Layout &layout, const FusedPlan &plan, int64_t rows, int64_t T) {
+    constexpr int64_t kFits = 1 << 18;
+    return layout.words_from > 0 && rows >= layout.words_from && T >= layout.words_from &&
+           plan.W.groups * plan.W.group_stride <= kFits &&
+           plan.R.groups * plan.R.group_stride <= kFits;
+}
 
 // Values that come in: real or codes. Strides count elements; the features stand side by side.
 struct Source {
@@ -154,7 +170,7 @@ struct Job {
 };
 
 // The general kernel's numbers of the same kind as Layout::rows and Layout::ahead.
-constexpr int kRows = 16;
+constexpr int kRows = 32;
 constexpr int kAhead = 16;
 
 // Of this file alone: what one instruction set compiled must not be linked into another.

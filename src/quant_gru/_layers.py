@@ -10,12 +10,16 @@ from torch import Tensor
 
 from quant_gru._noise import Noise
 from quant_gru.integer.plan import CellPlan, GRUPlan
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.ops import (
     dequantize,
     masked,
+    masked_requantized,
     native_variant,
     quantize,
+    requantize,
     run_cell,
     run_layer,
     runs_on_gpu,
@@ -137,7 +141,7 @@ def input_codes(
     cells = plan.cells[layer]
     nan = None if below is None else torch.stack(list(below.nan)).any(0)
     if below is not None and not (noise and noise.drops):
-        codes = [_requantize(plan, layer, d, below.codes)[0] for d in range(len(cells))]
+        codes = [_requantize(plan, layer, d, below.codes) for d in range(len(cells))]
     else:
         real = real_input(plan, layer, x, below, noise)
         first, seen = quantize(cells[0].x, real)
@@ -169,7 +173,7 @@ def mask_input(
         grad: Gradient of the dequantized codes; it may be changed in place.
     """
     if below is not None and not (noise and noise.drops):
-        return grad * _requantize(plan, layer, direction, below.codes)[1]
+        return masked_requantized(*_between(plan, layer, direction), below.codes, grad)
     real = real_input(plan, layer, x, below, noise)
     return masked(plan.cells[layer][direction].x, real, grad)
 
@@ -243,7 +247,7 @@ def run_codes(
     for layer, cells in enumerate(plan.cells):
         outputs: list[Tensor] = []
         for direction, cell in enumerate(cells):
-            x = _requantize(plan, layer, direction, below)[0] if layer else inputs[direction]
+            x = _requantize(plan, layer, direction, below) if layer else inputs[direction]
             out, last = run_cell(cell, x, h0[index], lengths, reverse=direction == 1)
             yield CellRun(layer, direction, cell, x, h0[index], out, last)
             outputs.append(out)
@@ -264,18 +268,14 @@ def border_codes(plan: GRUPlan, x: Tensor, h0: Tensor) -> tuple[list[Tensor], Te
     return [cell.x.quantize(x) for cell in plan.cells[0]], torch.stack(states)
 
 
-def _requantize(
-    plan: GRUPlan, layer: int, direction: int, below: Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """X = weighted_sum(h - z_h) of the layer below, per direction half; codes and masks."""
-    sums = plan.between[layer - 1][direction]
-    cells = plan.cells[layer - 1]
-    unclamped = torch.cat(
-        [
-            weighted_sum.unclamped(half.to(torch.int64) - cell.h.zero_point)
-            for weighted_sum, half, cell in zip(sums, below, cells, strict=True)
-        ],
-        dim=-1,
-    )
-    codes = unclamped.clamp(sums[0].lo, sums[0].hi)
-    return codes.to(plan.cells[layer][direction].x.container), unclamped == codes
+def _requantize(plan: GRUPlan, layer: int, direction: int, below: Sequence[Tensor]) -> Tensor:
+    """X = weighted_sum(h - z_h) of the layer below, per direction half; codes."""
+    return requantize(*_between(plan, layer, direction), below)
+
+
+def _between(
+    plan: GRUPlan, layer: int, direction: int
+) -> tuple[Sequence[WeightedSum], list[Quantizer], Quantizer]:
+    """What makes codes of a layer's input of those of the layer below."""
+    below = [cell.h for cell in plan.cells[layer - 1]]
+    return plan.between[layer - 1][direction], below, plan.cells[layer][direction].x

@@ -88,6 +88,7 @@ void run_layer_backward(const Layer &layer, const nb::dict &d) {
     call.dR = real("dR");
     call.dbw = real("dbw");
     call.dbr = real("dbr");
+    call.chunk_items = number("chunk_items");
     call.threads = static_cast<int>(number("threads"));
     nb::gil_scoped_release release;
     run_backward(layer, call);

@@ -132,7 +132,7 @@ inline void pack_codes(float *to, int64_t items, int64_t item, const int32_t *co
 inline void read_item(const SlopeJob &job, const Cell &p, int C, int64_t step_in_chunk, int64_t row,
                       int32_t *x, int32_t *h) {
     const Chunk &c = job.chunk;
-    const int64_t place = c.first_step + step_in_chunk, item = step_in_chunk * c.N + row;
+    const int64_t place = c.first_step + step_in_chunk, item = item_of(c, step_in_chunk, row);
     const Source inputs{job.x, false, 0, 0};
     const Source states{place ? job.out : job.h0, false, 0, 0};
     read_row(inputs, p.x, (step_of(c, place) * c.N + row) * C, C, x);
@@ -168,7 +168,7 @@ void slopes_of(const FusedPlan &p, const SlopeJob &job) {
         int64_t item[kItems];
         for (int i = 0; i < count; ++i) {
             const int64_t step = (start + i) / rows, row = job.first_row + (start + i) % rows;
-            item[i] = step * c.N + row;
+            item[i] = item_of(c, step, row);
             read_item(job, p, C, step, row, x_codes, h_codes);
             to_operand(p.W, p.x.zero, x_codes, C, x + i * x_stride, x_stride);
             to_operand(p.R, p.h.zero, h_codes, H, h + i * h_stride, h_stride);

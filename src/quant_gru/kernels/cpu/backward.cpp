@@ -78,10 +78,10 @@ class Backward {
         c.lengths = call.lengths;
         c.sum_steps = together;
         c.groups = groups_;
-        c.items = items;
-        // groups do not share the sets of the cache
+        // groups and blocks do not share the sets of the cache
         c.stride = odd_lines(items * channels_);
         c.direct_stride = odd_lines(items * layout_.group);
+        c.code_stride = odd_lines(items * layout_.block);
         R_ = empty_panels(H_, H_, layout_, arena_);
         if (call.dx) W_ = empty_panels(H_, C_, layout_, arena_);
         const int64_t units = int64_t{groups_} * layout_.group;
@@ -95,7 +95,7 @@ class Backward {
 
     void run() {
         const double each = 3.0 * H_ * (H_ + C_ + 64);
-        const double work = std::min(each * static_cast<double>(chunk_.items) / kPays, 1e6);
+        const double work = std::min(each * static_cast<double>(chunk_steps_ * rows_) / kPays, 1e6);
         parts_ = std::max<int64_t>(std::min<int64_t>(call_.threads, static_cast<int64_t>(work)), 1);
         const int64_t space = workspace();
         Aligned chunk(static_cast<size_t>(4 * chunk_floats()));
@@ -144,8 +144,7 @@ class Backward {
 
     int64_t chunk_floats() const {
         return groups_ * (2 * chunk_.stride + chunk_.direct_stride) +
-               (round_up(int64_t{x_blocks_} * layout_.block * chunk_.items, 16) +
-                int64_t{h_blocks_} * layout_.block * chunk_.items);
+               (int64_t{x_blocks_} + h_blocks_) * chunk_.code_stride;
     }
 
     void place(float *at) {
@@ -156,7 +155,7 @@ class Backward {
         chunk_.direct = at;
         at += groups_ * chunk_.direct_stride;
         chunk_.x = at;
-        chunk_.h = at + round_up(int64_t{x_blocks_} * layout_.block * chunk_.items, 16);
+        chunk_.h = at + x_blocks_ * chunk_.code_stride;
     }
 
     DescentJob descent(const Chunk &chunk, int64_t first_row, int64_t end_row) const {

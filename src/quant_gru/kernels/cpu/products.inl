@@ -166,14 +166,14 @@ void input_gradients(const WeightJob &job) {
 }
 
 // Sums of a group: sums[feature][gate][unit] += code of the feature times gradient.
-inline void feature_sums(const float *codes, int64_t items, int blocks, const float *grads,
+inline void feature_sums(const float *codes, int64_t stride, int blocks, const float *grads,
                          int64_t first, int64_t count, float *sums) {
     constexpr int V = 3 * kGroup / Floats::n;
     for (int block = 0; block < blocks; ++block) {
         Floats sum[kFeatures][V];
         for (int r = 0; r < kFeatures; ++r)
             for (int v = 0; v < V; ++v) sum[r][v] = Floats::set(0);
-        tile<kFeatures, V, V>(codes + (block * items + first) * kFeatures, 1, kFeatures,
+        tile<kFeatures, V, V>(codes + block * stride + first * kFeatures, 1, kFeatures,
                               grads + first * 3 * kGroup, 3 * kGroup, 0, count, sum);
         float *to = sums + static_cast<int64_t>(block) * kFeatures * 3 * kGroup;
         for (int r = 0; r < kFeatures; ++r)
@@ -202,10 +202,10 @@ inline void group_sums(const WeightJob &job, int group, int64_t first, int64_t c
     const int64_t features = int64_t{kFeatures} * 3 * kGroup;
     const float *Wx = c.Wx + group * c.stride, *Rh = c.Rh + group * c.stride;
     if (job.dW)
-        feature_sums(c.x, c.items, job.x_blocks, Wx, first, count,
+        feature_sums(c.x, c.code_stride, job.x_blocks, Wx, first, count,
                      job.dW + group * job.x_blocks * features);
     if (job.dR)
-        feature_sums(c.h, c.items, job.h_blocks, Rh, first, count,
+        feature_sums(c.h, c.code_stride, job.h_blocks, Rh, first, count,
                      job.dR + group * job.h_blocks * features);
     if (job.dbw) bias_sums(Wx, first, count, job.dbw + group * 3 * kGroup);
     if (job.dbr) bias_sums(Rh, first, count, job.dbr + group * 3 * kGroup);

@@ -35,7 +35,7 @@ struct Chunk {
     int64_t direct_stride = 0;
     // zero-point-free codes: [block of features][item][feature], see ProductLayout::block
     float *x = nullptr, *h = nullptr;
-    int64_t items = 0;  // items that x and h have room for
+    int64_t code_stride = 0;  // floats from block to block
 };
 
 // Real values of codes.

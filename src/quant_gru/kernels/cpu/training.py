@@ -10,7 +10,7 @@ from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
 from quant_gru.kernels.cpu import executor
 
 CHUNK_ITEMS = 512
-"""Rows times steps that are taken at once: few, so that a near cache holds what is known of them."""
+"""Rows times steps that are taken at once: few, so that what is known of them stays in a cache."""
 
 
 def backward(
@@ -25,8 +25,8 @@ def backward(
     """Backpropagate through time; as `straight_through`, in float32.
 
     Gates and clamps are rebuilt from the codes, chunk after chunk, by the kernels of the forward.
-    The result has the same bits for any number of threads and any size of chunks. Operators of more than 16 bits take
-    the way of `straight_through`.
+    The result has the same bits for any number of threads and any size of chunks. Operators of
+    more than 16 bits take the way of `straight_through`.
 
     Args:
         tape: What the forward took in and gave, on the CPU.

@@ -124,6 +124,8 @@ class Backward {
                     team.meet();
                 }
                 each_part([&](int64_t part) { end_rows(now, part); });
+                // parts of the next block may be other rows of the same memory
+                team.meet();
             }
             each_part([&](int64_t part) { write_part(part); });
         });

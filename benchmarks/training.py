@@ -239,7 +239,7 @@ def on_gpu(args: argparse.Namespace) -> None:
 def on_cpu(args: argparse.Namespace) -> None:
     """The table of the CPU."""
     torch.set_num_threads(args.threads)
-    print(f"{machine()}; {args.threads} thread(s); {args.config}; medians of {args.repeats}, ms")
+    print(f"{machine()}; {args.config}; medians of {args.repeats}, ms")
     titles = f"{'nn.GRU':>9} {'ours':>9} {'loop':>9} {'ratio':>8} {'loop/ours':>9} {'bytes':>7}"
     print(line("N,T,C,H", [titles, f"{'nn.GRU':>7} {'loop':>7} {'error':>9}"]))
     ratios = []

@@ -1,7 +1,7 @@
 """Quantized training against float training: ratios measured in one run.
 
     python benchmarks/training.py [--config int8] [--precision bf16] [--shapes 3]
-    python benchmarks/training.py --device cpu
+    python benchmarks/training.py --device cpu [--threads 1] [--memory]
     torchrun --nproc-per-node 2 benchmarks/training.py --ddp
 
 One step is forward and backward: gradients of the input and of all weights, from a given gradient
@@ -10,17 +10,23 @@ of the output. `ours` is QuantGRU in training mode, whose weights are quantized 
 On a GPU `cuDNN` is nn.GRU, the best of TF32, float16 and bfloat16, eager and from CUDA graphs;
 `us/step` is ours from a graph over the steps of the sequence; `of mul` compares the fewest
 multiply-accumulates, 9 N T H (C + H), with the rate of a large bfloat16 matrix product. On the CPU
-it stands against nn.GRU in float32, on one thread. `loop` is the usual way: a loop over time with
-fake quantization (`fake_quant.py`).
+it stands against nn.GRU in float32, on as many threads. `loop` is the usual way: a loop over time
+with fake quantization (`fake_quant.py`).
 
 `bytes` are what forward keeps for backward, per unit and step, beside its input and output.
 `error` compares the gradient of weight_hh with float64 straight-through gradients.
+
+`--memory` instead measures, under Linux, what our backward takes on the CPU while it runs, beside
+all that was there and the gradients it gives.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import ctypes
+import gc
+import multiprocessing
 import os
 import statistics
 import warnings
@@ -44,6 +50,11 @@ CPU_SHAPES = [
     (128, 50, 128, 256),
     (1, 100, 64, 128),
     (1, 100, 128, 256),
+]
+MEMORY_SHAPES = [
+    *CPU_SHAPES,
+    (32, 1000, 128, 256),
+    (1024, 50, 128, 256),
 ]
 LOOP_STEPS = 20
 NAN = float("nan")
@@ -256,6 +267,45 @@ def on_cpu(args: argparse.Namespace) -> None:
     print(f"geometric mean: {geometric(ratios):.2f}x")
 
 
+def in_memory(args: argparse.Namespace) -> None:
+    """What our backward takes while it runs."""
+    torch.set_num_threads(args.threads)
+    print(f"{machine()}; {args.config}; memory of backward, at most")
+    print(line("N,T,C,H", [f"{'MiB':>7} {'bytes per unit and step':>24}"]))
+    # a process each: what others have freed would hide what is taken
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for shape in MEMORY_SHAPES[: args.shapes]:
+            taken = pool.apply(transient, (shape, args.config, args.threads))
+            each = taken / (shape[0] * shape[1] * shape[3])
+            print(line(shape, [f"{taken / 2**20:7.1f} {each:24.2f}"]), flush=True)
+
+
+def transient(shape: Shape, config: str, threads: int) -> int:
+    """Bytes that backward takes at most, beside what was there and its gradients."""
+    for option in (-3, -1):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+        # what is freed goes back to the system, so that it is seen when it is taken again
+        ctypes.CDLL(None).mallopt(option, 1 << 16)
+    torch.set_num_threads(threads)
+    gru = quantized(shape, cpu.CONFIGS[config], "cpu", None)
+
+    def status(name: str) -> int:
+        with open("/proc/self/status") as file:
+            return 1024 * next(int(s.split()[1]) for s in file if s.startswith(name))
+
+    taken = 0
+    for _ in range(3):  # what is made only once is not counted
+        x, grad = inputs(shape, "cpu")
+        output = gru(x)[0]
+        gc.collect()
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # from here on VmHWM is the most
+        before = status("VmRSS")
+        found = torch.autograd.grad(output, [x, *gru.parameters()], grad)
+        taken = status("VmHWM") - before - sum(g.nbytes for g in found)
+        del output, found
+    return taken
+
+
 # --- several processes
 
 
@@ -310,11 +360,14 @@ def main() -> None:
     parser.add_argument("--shapes", type=int, help="only the first ones")
     parser.add_argument("--precision", choices=("bf16", "tf32", "fp32"))
     parser.add_argument("--ddp", action="store_true", help="under torchrun")
+    parser.add_argument("--memory", action="store_true", help="of backward, on the CPU")
     args = parser.parse_args()
     if args.precision is not None and not hasattr(QuantGRU, "precision"):
         parser.error("this QuantGRU has no choice of precision")
     if args.ddp:
         in_parallel(args)
+    elif args.memory:
+        in_memory(args)
     elif args.device == "cuda":
         on_gpu(args)
     else:

@@ -11,13 +11,16 @@ from torch import Tensor
 from quant_gru._noise import Noise
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import CellPlan, GRUPlan
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.ops import (
-    carried,
     dequantize,
     masked,
+    masked_requantized,
     native_variant,
     quantize,
+    requantize,
     run_cell,
     run_layer,
     runs_on_gpu,
@@ -171,7 +174,7 @@ def mask_input(
         grad: Gradient of the dequantized codes; it may be changed in place.
     """
     if below is not None and not (noise and noise.drops):
-        return _requantize(plan, layer, direction, below.codes, grad)
+        return masked_requantized(*_between(plan, layer, direction), below.codes, grad)
     real = real_input(plan, layer, x, below, noise)
     return masked(plan.cells[layer][direction].x, real, grad)
 
@@ -268,14 +271,14 @@ def border_codes(plan: GRUPlan, x: Tensor, h0: Tensor) -> tuple[list[Tensor], Te
     return [cell.x.quantize(x) for cell in plan.cells[0]], torch.stack(states)
 
 
-def _requantize(
-    plan: GRUPlan, layer: int, direction: int, below: Sequence[Tensor], grad: Tensor | None = None
-) -> Tensor:
-    """Codes of a layer's input, from those of the states below, or their gradient, masked."""
-    return carried(
-        [cell.h for cell in plan.cells[layer - 1]],
-        below,
-        plan.between[layer - 1][direction],
-        plan.cells[layer][direction].x,
-        grad,
-    )
+def _requantize(plan: GRUPlan, layer: int, direction: int, below: Sequence[Tensor]) -> Tensor:
+    """X = weighted_sum(h - z_h) of the layer below, per direction half; codes."""
+    return requantize(*_between(plan, layer, direction), below)
+
+
+def _between(
+    plan: GRUPlan, layer: int, direction: int
+) -> tuple[Sequence[WeightedSum], list[Quantizer], Quantizer]:
+    """What makes codes of a layer's input of those of the layer below."""
+    below = [cell.h for cell in plan.cells[layer - 1]]
+    return plan.between[layer - 1][direction], below, plan.cells[layer][direction].x

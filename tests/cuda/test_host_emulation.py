@@ -258,24 +258,25 @@ def test_mask(host, bits):
 
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("directions", [1, 2])
-def test_carry(host, bits, directions):
+def test_requantize(host, bits, directions):
     """From layer to layer as the definition has it, and gradients 0 where codes were clamped."""
     below = [Quantizer(bits, d == 0, 2.0 ** (1 - bits), 7 * d) for d in range(directions)]
     above = Quantizer(bits, False, 2.0**-bits, 1 << bits - 1)
     sums = [_between(q, above) for q in below]
     states = [torch.randint(q.lo, q.hi + 1, (4, 3, 70)).to(q.container) for q in below]
-    expected = ops.carried(below, states, sums, above)
-    got = border.carry(below, states, sums, above, None, host)
+    expected = ops.requantize(sums, below, above, states)
+    got = border.requantize(sums, below, above, states, host)
     assert got.dtype == above.container
     assert got.shape == (4, 3, 70 * directions)
     assert torch.equal(got, expected)
     grad = torch.randn(got.shape)
     grad[1, 2, :5] = torch.nan
-    masked = ops.carried(below, states, sums, above, grad)
+    masked = ops.masked_requantized(sums, below, above, states, grad.clone())
     assert 0.1 < (masked == 0).float().mean() < 0.9
-    assert border.carry(below, states, sums, above, grad, host) is grad
+    border.mask_requantized(sums, below, above, states, grad, host)
     torch.testing.assert_close(grad, masked, rtol=0, atol=0, equal_nan=True)
-    assert border.carry(below, [s[:0] for s in states], sums, above, None, host).shape[0] == 0
+    none = [each[:0] for each in states]
+    assert border.requantize(sums, below, above, none, host).shape == (0, 3, 70 * directions)
 
 
 def test_events(host):

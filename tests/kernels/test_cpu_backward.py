@@ -156,6 +156,26 @@ def test_threads_change_no_bit(variant, config):
 
 @pytest.mark.parametrize("variant", NATIVE)
 @pytest.mark.parametrize("config", ["int8", "int16"])
+@pytest.mark.parametrize(("T", "N"), [(200, 1), (61, 37), (7, 128), (9, 257), (9, 515)])
+def test_chunks_change_no_bit(variant, config, T, N):
+    """Of one sum, of several with some left over, of as many bytes as may be; blocks of rows."""
+    torch.manual_seed(T)
+    plan = calibrated(getattr(QuantConfig, config)(), 20, 64)
+    held = torch.rand(T, N, 64) < 0.1
+    lengths = torch.randint(1, T + 1, (N,))
+    case = drawn(plan, codes(plan.x, T, N, 20), codes(plan.h, N, 64), lengths, True, held)
+    whole, *chunked = (
+        backward(case.tape, case.grad_out, case.grad_last, ALL, variant, threads, items)
+        for threads, items in [(1, 10**9), (1, 1), (2, 300), (3, 4 * N + 1)]
+    )
+    for each in chunked:
+        assert_same_bits(whole, each)
+    expected = straight_through(case.tape, case.grad_out, case.grad_last, ALL)
+    assert_close(whole, expected, case.tape, variant)
+
+
+@pytest.mark.parametrize("variant", NATIVE)
+@pytest.mark.parametrize("config", ["int8", "int16"])
 def test_nan_spreads_like_the_definition(variant, config):
     """Through its row and to the weights, and nowhere else."""
     plan = calibrated(getattr(QuantConfig, config)(), 6, 11)

@@ -13,6 +13,7 @@ from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straig
 from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels.cpu import border as cpu_border
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cpu import training as cpu_training
 from quant_gru.kernels.cuda import border, compiler, driver
@@ -85,6 +86,8 @@ def quantize(quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
     """
     if runs_on_gpu(x.device) and x.dtype == torch.float32 and border.takes(quantizer):
         return border.quantize(quantizer, x)
+    if cpu_border.takes(quantizer, x) and cpu.chosen() != cpu.REFERENCE:
+        return cpu_border.quantize(quantizer, x)
     return quantizer.quantize(x).to(quantizer.container), x.isnan().any(-1)
 
 
@@ -100,42 +103,76 @@ def masked(quantizer: Quantizer, x: Tensor, grad: Tensor) -> Tensor:
     if fast and runs_on_gpu(x.device) and grad.is_contiguous():
         border.mask(quantizer, x, grad)
         return grad
+    native = grad.dtype == torch.float32 and grad.is_contiguous() and grad.device == x.device
+    if native and cpu_border.takes(quantizer, x) and cpu.chosen() != cpu.REFERENCE:
+        cpu_border.mask(quantizer, x, grad)
+        return grad
     return grad * quantizer.inside(x)
 
 
-def carried(
-    below: Sequence[Quantizer],
-    codes: Sequence[Tensor],
+def requantize(
     sums: Sequence[WeightedSum],
+    below: Sequence[Quantizer],
     above: Quantizer,
-    grad: Tensor | None = None,
+    codes: Sequence[Tensor],
 ) -> Tensor:
-    """X = weighted_sum(h - z_h) of the layer below, per direction half; or its gradient, masked.
+    """X = weighted_sum(h - z_h), per direction half of the layer below.
 
     Args:
-        below: The quantizers of output.h of each direction below.
-        codes: Their codes (T, N, H).
-        sums: What turns codes of each direction below into those of the input.
-        above: The quantizer of the input.
-        grad: None for codes; otherwise the gradient of the dequantized input (T, N, features), that
-            becomes 0 where the codes were clamped; it may be changed in place.
+        sums: Of each direction below.
+        below: The quantizers of its codes.
+        above: The quantizer of the result.
+        codes: Those of each direction (T, N, H).
 
     Returns:
-        Codes (T, N, features) in their container, or the gradient.
+        Codes (T, N, directions * H) in their container.
     """
-    narrow = border.takes(above) and all(map(border.takes, below))
-    if narrow and runs_on_gpu(codes[0].device):
-        if grad is None or (grad.dtype == torch.float32 and grad.is_contiguous()):
-            return border.carry(below, codes, sums, above, grad)
-    unclamped = torch.cat(
+    if cpu.chosen() != cpu.REFERENCE and cpu_border.requantizes(sums, below, above, codes[0]):
+        return cpu_border.requantize(sums, below, above, codes)
+    if runs_on_gpu(codes[0].device) and all(map(border.takes, (above, *below))):
+        return border.requantize(sums, below, above, codes)
+    unclamped = _unclamped(sums, below, codes)
+    return unclamped.clamp(sums[0].lo, sums[0].hi).to(above.container)
+
+
+def masked_requantized(
+    sums: Sequence[WeightedSum],
+    below: Sequence[Quantizer],
+    above: Quantizer,
+    codes: Sequence[Tensor],
+    grad: Tensor,
+) -> Tensor:
+    """A gradient, 0 where `requantize` clamped; it may be changed in place.
+
+    Args:
+        sums: As for `requantize`, as are all but the last.
+        below: The quantizers of its codes.
+        above: The quantizer of the result.
+        codes: Those of each direction.
+        grad: Gradient of the dequantized result (T, N, directions * H).
+    """
+    plain = grad.dtype == torch.float32 and grad.is_contiguous()
+    on_cpu = grad.device.type == "cpu" and cpu.chosen() != cpu.REFERENCE
+    if plain and on_cpu and cpu_border.requantizes(sums, below, above, codes[0]):
+        cpu_border.mask_requantized(sums, below, above, codes, grad)
+        return grad
+    if plain and runs_on_gpu(grad.device) and all(map(border.takes, (above, *below))):
+        border.mask_requantized(sums, below, above, codes, grad)
+        return grad
+    unclamped = _unclamped(sums, below, codes)
+    return grad * ((unclamped >= sums[0].lo) & (unclamped <= sums[0].hi))
+
+
+def _unclamped(
+    sums: Sequence[WeightedSum], below: Sequence[Quantizer], codes: Sequence[Tensor]
+) -> Tensor:
+    return torch.cat(
         [
             weighted_sum.unclamped(half.to(torch.int64) - q.zero_point)
             for weighted_sum, half, q in zip(sums, codes, below, strict=True)
         ],
         dim=-1,
     )
-    inside = unclamped.clamp(sums[0].lo, sums[0].hi)
-    return inside.to(above.container) if grad is None else grad * (unclamped == inside)
 
 
 def dequantize(quantizer: Quantizer, codes: Tensor, nan: Tensor) -> Tensor:
@@ -238,13 +275,14 @@ def spread_nan(x_nan: Tensor, h0_nan: Tensor, plan: CellPlan, reverse: bool) -> 
 __all__ = [
     "PRECISIONS",
     "backward_layer",
-    "carried",
     "dequantize",
     "events",
     "executor_name",
     "masked",
+    "masked_requantized",
     "native_variant",
     "quantize",
+    "requantize",
     "run_cell",
     "run_layer",
     "runs_on_gpu",

@@ -1,16 +1,16 @@
 #include "backward.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "threads.hpp"
 
 namespace quant_gru {
 namespace {
 
-// Items of a chunk: few, so that what is known of them stays in a near cache.
-constexpr int64_t kChunkItems = 512;
+// Rows of a block, and bytes that what is known of a chunk takes where one step takes no more.
+constexpr int64_t kBlockRows = 256, kChunkBytes = 32 << 20;
 // Multiply-accumulates, in floats, for which a thread pays.
 constexpr double kPays = 4e6;
 
@@ -61,29 +61,32 @@ class Backward {
           C_(layer.C()),
           groups_((H_ + layout_.group - 1) / layout_.group),
           channels_(3 * layout_.group) {
-        const int64_t steps = std::min(std::max<int64_t>(kChunkItems / call.N, 1), call.T);
-        chunk_steps_ = std::max<int64_t>(steps, 1);
-        const int64_t items = chunk_steps_ * call.N;
         x_blocks_ = (C_ + layout_.block - 1) / layout_.block;
         h_blocks_ = (H_ + layout_.block - 1) / layout_.block;
+        const int64_t blocks = (call.N + kBlockRows - 1) / kBlockRows;
+        rows_ = (call.N + blocks - 1) / blocks;
+        const int64_t each = 4 * (int64_t{7} * groups_ * layout_.group +
+                                  (int64_t{x_blocks_} + h_blocks_) * layout_.block);
+        const int64_t most = std::min(call.chunk_items, kChunkBytes / each) / rows_;
+        const int64_t together = std::max<int64_t>(kSumItems / rows_, 1);
+        chunk_steps_ = std::min(std::max<int64_t>(most / together, 1) * together, call.T);
+        const int64_t items = chunk_steps_ * rows_;
         Chunk &c = chunk_;
         c.T = call.T;
         c.N = call.N;
         c.reverse = call.reverse;
         c.lengths = call.lengths;
+        c.sum_steps = together;
         c.groups = groups_;
-        c.items = items;
-        // groups do not share the sets of the cache
+        // groups and blocks do not share the sets of the cache
         c.stride = odd_lines(items * channels_);
         c.direct_stride = odd_lines(items * layout_.group);
+        c.code_stride = odd_lines(items * layout_.block);
         R_ = empty_panels(H_, H_, layout_, arena_);
         if (call.dx) W_ = empty_panels(H_, C_, layout_, arena_);
         const int64_t units = int64_t{groups_} * layout_.group;
         width_ = std::max<int64_t>(units, int64_t{R_.count} * layout_.columns);
-        dh_ = arena_.allocate<float>(static_cast<size_t>(call.N * width_));
-        for (int64_t row = 0; row < call.N; ++row)
-            std::memcpy(dh_ + row * width_, call.grad_last + row * H_,
-                        static_cast<size_t>(H_) * sizeof(float));
+        dh_ = arena_.allocate<float>(static_cast<size_t>(rows_ * width_));
         if (call.dW) dW_ = sums_of(x_blocks_);
         if (call.dR) dR_ = sums_of(h_blocks_);
         if (call.dbw) dbw_ = bias_of();
@@ -92,9 +95,9 @@ class Backward {
 
     void run() {
         const double each = 3.0 * H_ * (H_ + C_ + 64);
-        const double work = std::min(each * static_cast<double>(chunk_.items) / kPays, 1e6);
+        const double work = std::min(each * static_cast<double>(chunk_steps_ * rows_) / kPays, 1e6);
         parts_ = std::max<int64_t>(std::min<int64_t>(call_.threads, static_cast<int64_t>(work)), 1);
-        const int64_t space = workspace((call_.N + parts_ - 1) / parts_);
+        const int64_t space = workspace();
         Aligned chunk(static_cast<size_t>(4 * chunk_floats()));
         Aligned workspaces(static_cast<size_t>(space * parts_));
         place(static_cast<float *>(chunk.data));
@@ -108,20 +111,24 @@ class Backward {
             each_part([&](int64_t part) { fill_part(part); });
             team.meet();
             Chunk now = chunk_;
-            for (int64_t end = call_.T; end > 0; end = now.first_step) {
-                now.first_step = (end - 1) / chunk_steps_ * chunk_steps_;
-                now.steps = end - now.first_step;
-                each_part([&](int64_t part) { run_rows(now, part, own + space * part); });
-                if (!dW_ && !dR_ && !dbw_ && !dbr_) continue;
-                team.meet();
-                each_part([&](int64_t part) { sum_groups(now, part); });
+            for (; now.first_row < call_.N; now.first_row += now.rows) {
+                now.rows = std::min(rows_, call_.N - now.first_row);
+                each_part([&](int64_t part) { start_rows(now, part); });
+                for (int64_t end = call_.T; end > 0; end = now.first_step) {
+                    now.first_step = (end - 1) / chunk_steps_ * chunk_steps_;
+                    now.steps = end - now.first_step;
+                    each_part([&](int64_t part) { run_rows(now, part, own + space * part); });
+                    if (!has_products()) continue;
+                    team.meet();
+                    each_part([&](int64_t part) { multiply(now, part); });
+                    team.meet();
+                }
+                each_part([&](int64_t part) { end_rows(now, part); });
+                // parts of the next block may be other rows of the same memory
                 team.meet();
             }
             each_part([&](int64_t part) { write_part(part); });
         });
-        for (int64_t row = 0; row < call_.N; ++row)
-            std::memcpy(call_.dh0 + row * H_, dh_ + row * width_,
-                        static_cast<size_t>(H_) * sizeof(float));
     }
 
  private:
@@ -139,8 +146,7 @@ class Backward {
 
     int64_t chunk_floats() const {
         return groups_ * (2 * chunk_.stride + chunk_.direct_stride) +
-               (round_up(int64_t{x_blocks_} * layout_.block * chunk_.items, 16) +
-                int64_t{h_blocks_} * layout_.block * chunk_.items);
+               (int64_t{x_blocks_} + h_blocks_) * chunk_.code_stride;
     }
 
     void place(float *at) {
@@ -151,22 +157,19 @@ class Backward {
         chunk_.direct = at;
         at += groups_ * chunk_.direct_stride;
         chunk_.x = at;
-        chunk_.h = at + round_up(int64_t{x_blocks_} * layout_.block * chunk_.items, 16);
+        chunk_.h = at + x_blocks_ * chunk_.code_stride;
     }
 
     DescentJob descent(const Chunk &chunk, int64_t first_row, int64_t end_row) const {
         DescentJob job;
         job.chunk = chunk;
         job.R = R_;
-        job.W = W_;
         job.H = H_;
-        job.C = C_;
         job.grad_out = call_.grad_out;
         job.grad_step = call_.grad_step;
         job.grad_row = call_.grad_row;
         job.dh = dh_;
         job.width = width_;
-        job.dx = call_.dx;
         job.states = call_.dh;
         job.first_row = first_row;
         job.end_row = end_row;
@@ -203,14 +206,35 @@ class Backward {
 
     bool fused() const { return layer_.kind() == Layer::Kind::fused; }
 
-    int64_t workspace(int64_t rows) const {
-        const int64_t slopes = fused() ? variant_.fused_slopes_workspace(layer_.fused())
-                                       : variant_.general_slopes_workspace(layer_.general());
-        return lines(std::max(slopes, variant_.descend_workspace(descent(chunk_, 0, rows))));
+    int64_t workspace() const {
+        return lines(fused() ? variant_.fused_slopes_workspace(layer_.fused())
+                             : variant_.general_slopes_workspace(layer_.general()));
     }
 
+    // Rows of a part of a block.
+    std::pair<int64_t, int64_t> rows_of(const Chunk &chunk, int64_t part) const {
+        return {chunk.first_row + start(chunk.rows, part),
+                chunk.first_row + start(chunk.rows, part + 1)};
+    }
+
+    void start_rows(const Chunk &chunk, int64_t part) const {
+        const auto [first, end] = rows_of(chunk, part);
+        for (int64_t row = first; row < end; ++row) {
+            float *dh = dh_ + (row - chunk.first_row) * width_;
+            std::fill(std::copy_n(call_.grad_last + row * H_, H_, dh), dh + width_, 0.f);
+        }
+    }
+
+    void end_rows(const Chunk &chunk, int64_t part) const {
+        const auto [first, end] = rows_of(chunk, part);
+        for (int64_t row = first; row < end; ++row)
+            std::copy_n(dh_ + (row - chunk.first_row) * width_, H_, call_.dh0 + row * H_);
+    }
+
+    bool has_products() const { return dW_ || dR_ || dbw_ || dbr_ || call_.dx; }
+
     void run_rows(const Chunk &chunk, int64_t part, void *workspace) const {
-        const int64_t first_row = start(call_.N, part), end_row = start(call_.N, part + 1);
+        const auto [first_row, end_row] = rows_of(chunk, part);
         if (first_row == end_row) return;
         SlopeJob job;
         job.chunk = chunk;
@@ -226,12 +250,10 @@ class Backward {
             variant_.fused_slopes(layer_.fused(), job);
         else
             variant_.general_slopes(layer_.general(), job);
-        DescentJob next = descent(chunk, first_row, end_row);
-        next.workspace = workspace;
-        variant_.descend(next);
+        variant_.descend(descent(chunk, first_row, end_row));
     }
 
-    void sum_groups(const Chunk &chunk, int64_t part) const {
+    void multiply(const Chunk &chunk, int64_t part) const {
         WeightJob job;
         job.chunk = chunk;
         job.x_blocks = x_blocks_;
@@ -242,6 +264,11 @@ class Backward {
         job.dbr = dbr_;
         job.first_group = static_cast<int>(start(groups_, part));
         job.end_group = static_cast<int>(start(groups_, part + 1));
+        job.W = W_;
+        job.C = C_;
+        job.dx = call_.dx;
+        job.first_item = start(chunk.steps * chunk.rows, part);
+        job.end_item = start(chunk.steps * chunk.rows, part + 1);
         variant_.weight_products(job);
     }
 
@@ -275,7 +302,7 @@ class Backward {
     const ProductLayout &layout_;
     const int H_, C_, groups_, channels_;  // channels of a group
     int x_blocks_ = 0, h_blocks_ = 0;
-    int64_t chunk_steps_ = 1, width_ = 0, parts_ = 1;
+    int64_t rows_ = 1, chunk_steps_ = 1, width_ = 0, parts_ = 1;
     Chunk chunk_;
     Panels R_, W_;
     float *dh_ = nullptr, *dW_ = nullptr, *dR_ = nullptr;

@@ -24,11 +24,12 @@ struct BackwardCall {
     float *dx = nullptr, *dh0 = nullptr;  // dh0 always
     float *dh = nullptr;                  // of the state after each step
     float *dW = nullptr, *dR = nullptr, *dbw = nullptr, *dbr = nullptr;
+    int64_t chunk_items = 1;  // rows times steps that are taken at once, about, at most
     int threads = 1;
 };
 
-// The same bits for any number of threads. Throws std::invalid_argument for a layer of the wide
-// kernel.
+// The same bits for any number of threads and size of chunks. Throws std::invalid_argument for a
+// layer of the wide kernel.
 void run_backward(const Layer &layer, const BackwardCall &call);
 
 }  // namespace quant_gru

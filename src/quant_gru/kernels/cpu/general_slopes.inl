@@ -169,9 +169,10 @@ void general_slopes_in(const GeneralPlan &p, const SlopeJob &job) {
             const int64_t step = (start + i) / rows, row = job.first_row + (start + i) % rows;
             for (int u = 0; u < H; ++u) t.h[u] = static_cast<Real>(h[int64_t{i} * H + u]);
             general_item(p, Wx + i * wx_stride, Rh + i * rh_stride, t);
-            general_slopes_of(p, job, Rh + i * rh_stride, step * c.N + row, t);
-            clear_padding(c, step * c.N + row, H);
-            hold(job, step_of(c, c.first_step + step), row, step * c.N + row, H);
+            const int64_t item = item_of(c, step, row);
+            general_slopes_of(p, job, Rh + i * rh_stride, item, t);
+            clear_padding(c, item, H);
+            hold(job, step_of(c, c.first_step + step), row, item, H);
         }
     }
 }

@@ -10,6 +10,7 @@
 
 #include "../philox.h"
 #include "backward.hpp"
+#include "border.hpp"
 #include "stack.hpp"
 #include "weights.hpp"
 
@@ -87,6 +88,7 @@ void run_layer_backward(const Layer &layer, const nb::dict &d) {
     call.dR = real("dR");
     call.dbw = real("dbw");
     call.dbr = real("dbr");
+    call.chunk_items = number("chunk_items");
     call.threads = static_cast<int>(number("threads"));
     nb::gil_scoped_release release;
     run_backward(layer, call);
@@ -153,6 +155,55 @@ void events(uintptr_t to, int64_t A, int64_t B, int64_t C, uint64_t seed, uint32
                                      static_cast<uint32_t>(c), stream, seed) < chance;
 }
 
+// Address, strides of steps and rows, T, N, C.
+using RealNumbers = std::tuple<uintptr_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
+// Scale, zero point, limits, container.
+using QuantizerNumbers = std::tuple<float, int32_t, int32_t, int32_t, int>;
+// Multiplier, limits, zero points and containers from and to.
+using RequantizerNumbers = std::tuple<double, double, double, int32_t, int32_t, int, int>;
+
+RealInput real_input(const RealNumbers &x) {
+    const auto &[address, step, row, T, N, C] = x;
+    return {reinterpret_cast<const float *>(address), step, row, T, N, C};
+}
+
+Border border(const QuantizerNumbers &q) {
+    const auto &[scale, zero, lo, hi, container] = q;
+    return {scale, 0, zero, lo - zero, hi - zero, static_cast<Container>(container)};
+}
+
+Requantizer requantizer(const RequantizerNumbers &r) {
+    const auto &[m, lo, hi, from_zero, to_zero, from, to] = r;
+    return {
+        m, lo, hi, from_zero, to_zero, static_cast<Container>(from), static_cast<Container>(to)};
+}
+
+void quantize_real(const RealNumbers &x, const QuantizerNumbers &q, uintptr_t codes,
+                   uintptr_t nan) {
+    nb::gil_scoped_release release;
+    quantize_input(real_input(x), border(q), reinterpret_cast<void *>(codes),
+                   reinterpret_cast<uint8_t *>(nan));
+}
+
+void mask_real(const RealNumbers &x, const QuantizerNumbers &q, uintptr_t grad) {
+    nb::gil_scoped_release release;
+    mask_input(real_input(x), border(q), reinterpret_cast<float *>(grad));
+}
+
+void requantize_codes(const RequantizerNumbers &r, uintptr_t codes, int64_t count, int64_t n,
+                      uintptr_t to, int64_t to_row) {
+    nb::gil_scoped_release release;
+    requantize(requantizer(r), reinterpret_cast<const void *>(codes), count, n,
+               reinterpret_cast<void *>(to), to_row);
+}
+
+void mask_codes(const RequantizerNumbers &r, uintptr_t codes, int64_t count, int64_t n,
+                uintptr_t grad, int64_t grad_row) {
+    nb::gil_scoped_release release;
+    mask_requantized(requantizer(r), reinterpret_cast<const void *>(codes), count, n,
+                     reinterpret_cast<float *>(grad), grad_row);
+}
+
 // Addresses of W, R, bw, br and what is dropped of R; of those that may be absent, 0.
 void write_weights(Weights &weights, uintptr_t W, uintptr_t R, uintptr_t bw, uintptr_t br,
                    uintptr_t dropped, float keep, int threads) {
@@ -198,6 +249,10 @@ NB_MODULE(_native, m) {
         .def(nb::init<Stack *, int64_t, std::vector<uintptr_t>>(), nb::keep_alive<1, 2>())
         .def("step", &Stream::step);
     m.def("events", &events);
+    m.def("quantize", &quantize_real);
+    m.def("mask", &mask_real);
+    m.def("requantize", &requantize_codes);
+    m.def("mask_requantized", &mask_codes);
     nb::class_<Weights>(m, "Weights")
         .def(nb::init<const nb::dict &, const std::string &>())
         .def("write", &write_weights);

@@ -4,10 +4,10 @@
 // turns slopes into gradients of both projections (`descend`), and products of those give the
 // gradients of inputs and weights.
 //
-// Steps are taken in chunks; an item is a row at a step of the chunk, item = step * N + row, with
-// steps counted in the order of the forward. Channels stand as in the fused kernel, units in
-// groups: [group][gate][unit], gates in the order update, reset, candidate; what is beyond H is
-// zero.
+// Rows are taken in blocks and steps in chunks; an item is a row of the block at a step of the
+// chunk, see `item_of`, with steps counted in the order of the forward. Channels stand as in the
+// fused kernel, units in groups: [group][gate][unit], gates in the order update, reset, candidate;
+// what is beyond H is zero.
 #pragma once
 
 #include "plan.hpp"
@@ -21,11 +21,12 @@ struct ProductLayout {
     int block;    // features of codes that stand side by side
 };
 
-// The steps first_step .. first_step + steps, and what is known of them.
+// The steps first_step .. first_step + steps of a block of rows, and what is known of them.
 struct Chunk {
-    int64_t T = 0, N = 0, first_step = 0, steps = 0;
+    int64_t T = 0, N = 0, first_step = 0, steps = 0, first_row = 0, rows = 0;
     bool reverse = false;
     const int64_t *lengths = nullptr;  // (N) or null
+    int64_t sum_steps = 1;  // whose items are summed together: chunks are multiples of it
     int groups = 0;
     // slopes of both projections, then their gradients: [group][item][gate][unit]
     float *Wx = nullptr, *Rh = nullptr;
@@ -34,7 +35,7 @@ struct Chunk {
     int64_t direct_stride = 0;
     // zero-point-free codes: [block of features][item][feature], see ProductLayout::block
     float *x = nullptr, *h = nullptr;
-    int64_t items = 0;  // items that x and h have room for
+    int64_t code_stride = 0;  // floats from block to block
 };
 
 // Real values of codes.
@@ -60,19 +61,18 @@ struct Panels {
 
 struct DescentJob {
     Chunk chunk;
-    Panels R, W;
-    int H = 0, C = 0;
+    Panels R;
+    int H = 0;
     const float *grad_out = nullptr;  // dL/dh of each step
     int64_t grad_step = 0, grad_row = 0;
-    float *dh = nullptr;  // (N, width): dL/dh after the chunk, becomes dL/dh before it
+    float *dh = nullptr;  // (rows, width): dL/dh after the chunk, becomes dL/dh before it
     int64_t width = 0;
-    float *dx = nullptr;      // (T, N, C), or null
     float *states = nullptr;  // (T, N, H): dL/dh after each step, or null
     int64_t first_row = 0, end_row = 0;
-    void *workspace = nullptr;
 };
 
-// Sums over all items, added to what is there.
+// What follows from the gradients of both projections: sums over all items of the chunk, added to
+// what is there, for some groups, and gradients of inputs for some items.
 struct WeightJob {
     Chunk chunk;
     int x_blocks = 0, h_blocks = 0;
@@ -80,13 +80,22 @@ struct WeightJob {
     float *dW = nullptr, *dR = nullptr;
     double *dbw = nullptr, *dbr = nullptr;  // [group][gate][unit], or null
     int first_group = 0, end_group = 0;
+    Panels W;
+    int C = 0;
+    float *dx = nullptr;  // (T, N, C), or null
+    int64_t first_item = 0, end_item = 0;
 };
 
 // Of this file alone: what one instruction set compiled must not be linked into another.
 namespace {
 
-constexpr int kItems = 48;        // that slopes are made of together
-constexpr int kProductRows = 24;  // items whose dx is made together
+constexpr int kItems = 48;          // that slopes are made of together
+constexpr int kProductRows = 24;    // items whose dx is made together
+constexpr int64_t kSumItems = 128;  // items whose sum is made before it is added to the others
+
+inline int64_t item_of(const Chunk &c, int64_t step_in_chunk, int64_t row) {
+    return step_in_chunk * c.rows + row - c.first_row;
+}
 
 inline int64_t step_of(const Chunk &c, int64_t place) {
     return c.reverse ? c.T - 1 - place : place;

@@ -9,6 +9,9 @@ from quant_gru._errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
 from quant_gru.kernels.cpu import executor
 
+CHUNK_ITEMS = 512
+"""Rows times steps that are taken at once: few, so that what is known of them stays in a cache."""
+
 
 def backward(
     tape: Tape,
@@ -17,12 +20,13 @@ def backward(
     wanted: Wanted,
     variant: str,
     threads: int | None = None,
+    chunk_items: int = CHUNK_ITEMS,
 ) -> Gradients:
     """Backpropagate through time; as `straight_through`, in float32.
 
     Gates and clamps are rebuilt from the codes, chunk after chunk, by the kernels of the forward.
-    The result has the same bits for any number of threads. Operators of more than 16 bits take
-    the way of `straight_through`.
+    The result has the same bits for any number of threads and any size of chunks. Operators of
+    more than 16 bits take the way of `straight_through`.
 
     Args:
         tape: What the forward took in and gave, on the CPU.
@@ -31,6 +35,8 @@ def backward(
         wanted: Which gradients to compute.
         variant: One of `executor.choices()`.
         threads: At most this many; None for torch.get_num_threads().
+        chunk_items: About how many rows times steps are taken at once; fewer where they would need
+            more than 32 MiB.
     """
     plan, (T, N, C), H = tape.plan, tape.x.shape, tape.plan.hidden_size
     _check_shapes(tape, grad_out, grad_last)
@@ -96,6 +102,7 @@ def backward(
             "s_z": q["gate.z_out"].scale,
             "s_r": q["gate.r_out"].scale,
             "s_g": q["gate.g_out"].scale,
+            "chunk_items": chunk_items,
             "threads": torch.get_num_threads() if threads is None else threads,
         }
     )

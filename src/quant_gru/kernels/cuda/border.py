@@ -122,45 +122,76 @@ def mask(quantizer: Quantizer, x: Tensor, grad: Tensor, machine: Machine | None 
     _start(_MASK, Grid((-(-T * N // _ROWS), 1), 32 * _ROWS), m, x, machine)
 
 
-def carry(
-    below: Sequence[Quantizer],
-    codes: Sequence[Tensor],
+def requantize(
     sums: Sequence[WeightedSum],
+    below: Sequence[Quantizer],
     above: Quantizer,
-    grad: Tensor | None = None,
+    codes: Sequence[Tensor],
     machine: Machine | None = None,
 ) -> Tensor:
-    """Codes of a layer's input from the states of the layer below; or their gradient, masked.
+    """X = weighted_sum(h - z_h), per direction of the layer below.
 
     Args:
-        below: The quantizers of output.h of each direction below, of up to 16 bits.
-        codes: Their codes (T, N, H).
-        sums: What turns codes of each direction below into those of the input.
-        above: The quantizer of the input, of up to 16 bits.
-        grad: None for codes; otherwise the gradient of the dequantized input (T, N, features),
-            float32, contiguous, which becomes 0 in place where the codes were clamped.
+        sums: Of each direction below.
+        below: The quantizers of its codes, of up to 16 bits.
+        above: The quantizer of the result, of up to 16 bits.
+        codes: Those of each direction (T, N, H).
         machine: Where kernels run; None for the codes' GPU.
 
     Returns:
-        Codes (T, N, features) in their container, or `grad`.
+        Codes (T, N, directions * H) in their container.
     """
     T, N, H = codes[0].shape
-    shape = (T, N, H * len(below))
-    result = grad
-    if result is None:
-        result = torch.empty(shape, dtype=above.container, device=codes[0].device)
+    found = torch.empty((T, N, H * len(below)), dtype=above.container, device=codes[0].device)
+    _carry(sums, below, above, codes, found, machine)
+    return found
+
+
+def mask_requantized(
+    sums: Sequence[WeightedSum],
+    below: Sequence[Quantizer],
+    above: Quantizer,
+    codes: Sequence[Tensor],
+    grad: Tensor,
+    machine: Machine | None = None,
+) -> None:
+    """Make a gradient 0, in place, where `requantize` clamped; NaN stays.
+
+    Args:
+        sums: As for `requantize`, as are all but the last two.
+        below: The quantizers of its codes.
+        above: The quantizer of the result.
+        codes: Those of each direction.
+        grad: Gradient of the dequantized result (T, N, directions * H), float32, contiguous.
+        machine: Where kernels run; None for the codes' GPU.
+    """
+    _carry(sums, below, above, codes, grad, machine)
+
+
+def _carry(
+    sums: Sequence[WeightedSum],
+    below: Sequence[Quantizer],
+    above: Quantizer,
+    codes: Sequence[Tensor],
+    to: Tensor,
+    machine: Machine | None,
+) -> None:
+    """Write codes, or mask a gradient, by the dtype of `to`."""
+    if not to.numel():
+        return
+    T, N, H = codes[0].shape
     c: Any = CarryC()
-    keep = [each.contiguous() for each in codes]
+    keep = [each.to(q.container).contiguous() for q, each in zip(below, codes, strict=True)]
     for d, (q, each, weighted_sum) in enumerate(zip(below, keep, sums, strict=True)):
         c.codes[d], c.kind[d], c.zero[d] = each.data_ptr(), KINDS[each.dtype], q.zero_point
         c.M[d], c.k[d] = int(weighted_sum.multipliers[0]), int(weighted_sum.shift)
-    c.grad, c.to = (None, result.data_ptr()) if grad is None else (result.data_ptr(), None)
+    if to.is_floating_point():
+        c.grad = to.data_ptr()
+    else:
+        c.to, c.to_kind, c.to_zero = to.data_ptr(), KINDS[to.dtype], above.zero_point
     c.rows, c.H, c.directions = T * N, H, len(below)
-    c.to_kind, c.to_zero = KINDS[above.container], above.zero_point
     c.lo, c.hi = above.lo - above.zero_point, above.hi - above.zero_point
-    if result.numel():
-        _start(_CARRY, Grid((-(-c.rows // _ROWS), 1), 32 * _ROWS), c, result, machine)
-    return result
+    _start(_CARRY, Grid((-(-c.rows // _ROWS), 1), 32 * _ROWS), c, to, machine)
 
 
 def events(

@@ -492,41 +492,7 @@ extern const Layout layout{kGroup, kDepth, Operand::u8, true, 32, 32, 16, 16};
 extern const Layout layout{kGroup, kDepth, Operand::u8};
 #endif
 
-namespace {
-
-#include "fused.inl"
-#include "general.inl"
-#include "products.inl"
-#include "slopes.inl"
-#include "weights.inl"
-
-// after what they all use
-#include "general_slopes.inl"
-
-}  // namespace
-
-bool fused(const FusedPlan &plan, const Job &job) {
-#if defined(QG_AMX)
-    const Tiles tiles;
-#endif
-    return run_fused(plan, job);
-}
-bool general(const GeneralPlan &plan, const Job &job) { return run_general(plan, job); }
-extern const ProductLayout product_layout{kGroup, kPanel, kFeatures};
-void fused_slopes(const FusedPlan &plan, const SlopeJob &job) {
-#if defined(QG_AMX)
-    const Tiles tiles;
-#endif
-    run_fused_slopes(plan, job);
-}
-void general_slopes(const GeneralPlan &plan, const SlopeJob &job) { run_general_slopes(plan, job); }
-int64_t fused_slopes_workspace(const FusedPlan &plan) { return fused_slopes_bytes(plan); }
-int64_t general_slopes_workspace(const GeneralPlan &plan) { return general_slopes_bytes(plan); }
-void descend(const DescentJob &job) { descend_rows(job); }
-int64_t descend_workspace(const DescentJob &job) { return descend_bytes(job); }
-void weight_products(const WeightJob &job) { weight_sums(job); }
-int64_t multiply(int64_t loops) { return multiply_only(loops); }
-QG_WEIGHTS
+#include "entries.inl"
 
 }  // namespace QG_NAMESPACE
 }  // namespace quant_gru

@@ -128,35 +128,14 @@ constexpr int kTileGroups = 0;
 constexpr int kPanelVectors = 1, kFloatRows = 4, kFeatures = 2;
 constexpr int panels_at_once(int rows) { return rows == 1 ? 3 : 1; }
 
+// no rate to compare with
+inline int64_t multiply_only(int64_t) { return 0; }
+
 }  // namespace
 
 extern const Layout layout{kGroup, kDepth, Operand::s16, kFusedMultiplyAdd};
 
-namespace {
-
-#include "fused.inl"
-#include "general.inl"
-#include "products.inl"
-#include "slopes.inl"
-#include "weights.inl"
-
-// after what they all use
-#include "general_slopes.inl"
-
-}  // namespace
-
-bool fused(const FusedPlan &plan, const Job &job) { return run_fused(plan, job); }
-bool general(const GeneralPlan &plan, const Job &job) { return run_general(plan, job); }
-extern const ProductLayout product_layout{kGroup, kPanel, kFeatures};
-void fused_slopes(const FusedPlan &plan, const SlopeJob &job) { run_fused_slopes(plan, job); }
-void general_slopes(const GeneralPlan &plan, const SlopeJob &job) { run_general_slopes(plan, job); }
-int64_t fused_slopes_workspace(const FusedPlan &plan) { return fused_slopes_bytes(plan); }
-int64_t general_slopes_workspace(const GeneralPlan &plan) { return general_slopes_bytes(plan); }
-void descend(const DescentJob &job) { descend_rows(job); }
-int64_t descend_workspace(const DescentJob &job) { return descend_bytes(job); }
-void weight_products(const WeightJob &job) { weight_sums(job); }
-int64_t multiply(int64_t) { return 0; }
-QG_WEIGHTS
+#include "entries.inl"
 
 }  // namespace portable
 }  // namespace quant_gru

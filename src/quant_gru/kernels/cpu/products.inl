@@ -139,9 +139,6 @@ void descend_rows(const DescentJob &job) {
     }
 }
 
-// It needs no memory of its own.
-int64_t descend_bytes(const DescentJob &) { return 0; }
-
 // dx of some items.
 void input_gradients(const WeightJob &job) {
     const Chunk &c = job.chunk;

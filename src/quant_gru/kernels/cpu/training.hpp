@@ -116,7 +116,6 @@ inline bool counts(const Chunk &c, int64_t row, int64_t step) {
     int64_t fused_slopes_workspace(const FusedPlan &plan);             \
     int64_t general_slopes_workspace(const GeneralPlan &plan);         \
     void descend(const DescentJob &job);                               \
-    int64_t descend_workspace(const DescentJob &job);                  \
     void weight_products(const WeightJob &job);                        \
     }
 QG_TRAINING_SET(portable)

@@ -75,7 +75,6 @@ bool has_neon_dot() {
      space::fused_slopes_workspace,   \
      space::general_slopes_workspace, \
      space::descend,                  \
-     space::descend_workspace,        \
      space::weight_products}
 
 const Variant kVariants[] = {

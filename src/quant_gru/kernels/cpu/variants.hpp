@@ -23,7 +23,6 @@ struct Variant {
     int64_t (*fused_slopes_workspace)(const FusedPlan &);
     int64_t (*general_slopes_workspace)(const GeneralPlan &);
     void (*descend)(const DescentJob &);
-    int64_t (*descend_workspace)(const DescentJob &);
     void (*weight_products)(const WeightJob &);
 };
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from quant_gru.integer.backward import Gradients, Tape
 from quant_gru.kernels.cuda.backward.call import Precision
 
-MOST_BYTES = 256 << 20
+MOST_BYTES = 512 << 20
 """What a backward may take beside its gradients; steps of a large batch may take more."""
 
 

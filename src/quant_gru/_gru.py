@@ -545,6 +545,12 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
     ) -> None:
         key = prefix + STATE_KEY
         rest = {name: value for name, value in state_dict.items() if name != key}
+        # logarithms go with scales: a checkpoint without scales has none to tell
+        for name in self._scale_names():
+            if name not in self._log2_scales:
+                rest.pop(prefix + name, None)
+            elif key not in state_dict or prefix + name not in state_dict:
+                rest[prefix + name] = getattr(self, name).detach()
         super()._load_from_state_dict(
             rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
@@ -594,7 +600,17 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
             tuple(getattr(self, f"{name}_l{layer}{suffix}", None) for name in names)  # type: ignore[misc]
             for layer, suffix in self._cells()
         ]
-        D = self._directions
+        D, H = self._directions, self.hidden_size
+        for (layer, suffix), cell in zip(self._cells(), flat, strict=True):
+            C = self.input_size if layer == 0 else D * H
+            # what runs them takes their addresses
+            shapes = ((3 * H, C), (3 * H, H), (3 * H,), (3 * H,))
+            for name, w, shape in zip(names, cell, shapes, strict=True):
+                if w is not None and w.shape != shape:
+                    raise QuantGRUError(
+                        f"Expected {name}_l{layer}{suffix} to be of shape {shape}, "
+                        f"got {tuple(w.shape)}"
+                    )
         return [flat[i : i + D] for i in range(0, len(flat), D)]
 
     def _float_weights(self) -> list[list[FloatWeights]]:
@@ -677,8 +693,9 @@ def float_state_dict(module: torch.nn.Module) -> dict[str, Tensor]:
         module: A QuantGRU, or a model that contains some.
     """
     quantized = {
-        f"{name}.{STATE_KEY}" if name else STATE_KEY
+        f"{name}.{key}" if name else key
         for name, child in module.named_modules()
         if isinstance(child, QuantGRU)
+        for key in (STATE_KEY, *child._scale_names())
     }
     return {key: value for key, value in module.state_dict().items() if key not in quantized}

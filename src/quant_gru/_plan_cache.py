@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quant_gru._layers import Weights
+from quant_gru._optimizer_steps import steps
 from quant_gru._quick import Quick
 from quant_gru._quick_gpu import QuickGPU
 from quant_gru.integer.plan import (
@@ -59,8 +60,9 @@ class PlanCache:
 
     def __init__(self) -> None:
         self.quick: Quick | QuickGPU | None = None
-        self._frozen: dict[tuple[torch.device, int, int], FrozenPart] = {}
-        self._weights: dict[tuple[int, int], tuple[list[Stamp | None], WeightPart]] = {}
+        # with what they were made of: a backward may ask for the plan of older scales
+        self._frozen: dict[tuple[torch.device, int, int], tuple[QParams, FrozenPart]] = {}
+        self._weights: dict[tuple[int, int], tuple[QParams, list[Stamp | None], WeightPart]] = {}
         self._live: dict[tuple[int, torch.device], _Live] = {}
         self._captured: list[_Live] = []
 
@@ -166,15 +168,16 @@ class PlanCache:
     def _frozen_part(self, q: QParams, w: Weights, layer: int, direction: int) -> FrozenPart:
         assert w[0] is not None
         key = (w[0].device, layer, direction)
-        if key not in self._frozen:
-            self._frozen[key] = build_frozen(q, w[0].device)
-        return self._frozen[key]
+        kept = self._frozen.get(key)
+        if kept is None or kept[0] is not q:
+            kept = self._frozen[key] = (q, build_frozen(q, w[0].device))
+        return kept[1]
 
     def _weight_part(self, q: QParams, w: Weights, layer: int, direction: int) -> WeightPart:
         key = (layer, direction)
         kept = self._weights.get(key)
-        if kept and all(map(Stamp.matches, kept[0], w)):
-            return kept[1]
+        if kept and kept[0] is q and all(map(Stamp.matches, kept[1], w)):
+            return kept[2]
         W, R, bw, br = w
         assert W is not None
         assert R is not None
@@ -183,7 +186,8 @@ class PlanCache:
             # inference tensors keep no version, so a change of them would go unseen
             self._weights.pop(key, None)
         else:
-            self._weights[key] = ([None if each is None else Stamp(each) for each in w], part)
+            stamps = [None if each is None else Stamp(each) for each in w]
+            self._weights[key] = (q, stamps, part)
         return part
 
 
@@ -195,12 +199,15 @@ def _in_a_graph(live: _Live) -> bool:
 class Stamp:
     """A tensor's storage and version: what tells whether it changed.
 
-    The alias keeps the storage alive, so that its address cannot be given to another.
+    Steps of optimizers count as changes: fused ones leave the version as it is. The alias keeps the
+    storage alive, so that its address cannot be given to another.
     """
 
     def __init__(self, tensor: Tensor) -> None:
         self.alias = tensor.detach()
         self.version = tensor._version
+        # integers are no optimizer's
+        self.steps = steps.count if tensor.is_floating_point() else None
 
     def matches(self: Stamp | None, tensor: Tensor | None) -> bool:
         """Whether `tensor` is unchanged; None stands for an absent bias."""
@@ -210,6 +217,7 @@ class Stamp:
             not tensor.is_inference()
             and tensor.data_ptr() == self.alias.data_ptr()
             and tensor._version == self.version
+            and (self.steps is None or steps.count == self.steps)
             and tensor.shape == self.alias.shape
             and tensor.dtype == self.alias.dtype
             and tensor.device == self.alias.device

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import Tensor
 
+from quant_gru._optimizer_steps import steps
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.cpu import executor as cpu
 
@@ -21,6 +22,8 @@ _CPU = torch.device("cpu")
 class KeptWeights:
     """All weights of a module, kept so that identity, version and address tell of changes.
 
+    A step of any optimizer counts as one, see `quant_gru._optimizer_steps`.
+
     Args:
         weights: The weights; aliases keep their storage, so that its address is not given to
             another one.
@@ -29,6 +32,9 @@ class KeptWeights:
     def __init__(self, weights: Collection[Tensor]) -> None:
         self._aliases = [w.detach() for w in weights]
         self._stamps = [(w, w._version, w.data_ptr()) for w in weights]
+        # integers are no optimizer's
+        real = any(w.is_floating_point() for w in weights)
+        self._steps = steps.count if real else None
 
     def hold(self, weights: Collection[Tensor | None]) -> bool:
         """Whether the weights are still those that were given, unchanged.
@@ -37,6 +43,8 @@ class KeptWeights:
             weights: The module's weights now, in the order they were given in.
         """
         if len(weights) != len(self._stamps):
+            return False
+        if self._steps is not None and self._steps != steps.count:
             return False
         for w, (kept, version, address) in zip(weights, self._stamps, strict=True):
             if w is not kept or w._version != version or w.data_ptr() != address:

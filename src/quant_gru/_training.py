@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -204,6 +205,7 @@ class Call:
         scales: The parameters of each layer and direction, where scales are learned.
         stash_bits: Bits that are kept of each code of output.h; None for all.
         again: Called with the weights, gives the plan anew, should it have changed since.
+        thread: Whose the plan is, where its numbers follow weights.
     """
 
     plan: GRUPlan
@@ -214,6 +216,7 @@ class Call:
     scales: Sequence[QParams]
     stash_bits: int | None
     again: Callable[[Sequence[Tensor]], GRUPlan]
+    thread: int = field(default_factory=get_ident)
 
 
 def run(
@@ -279,8 +282,10 @@ class _StraightThrough(torch.autograd.Function):
         weights = of_cells(needs[2 : 2 + count], call.bias)
         asked = Asked(needs[0], needs[1], weights, call.scales if learns else ())
         with _plainly(x.device):
-            # parts that follow weights may have been rewritten by another forward
-            unchanged = epochs(call.plan) == ctx.epochs
+            # parts that follow weights may have been rewritten by another forward, or may be while
+            # this runs: on a GPU a thread of autograd's runs it, and forward's waits
+            own = x.device.type == "cuda" or get_ident() == call.thread
+            unchanged = own and epochs(call.plan) == ctx.epochs
             plan = call.plan if unchanged else call.again(parameters[:count])
             found = gradients(plan, done, grad_y, grad_h_n, asked)
         scales: list[Tensor | None] = [*found.scales] or [None] * len(call.scales)
@@ -290,7 +295,7 @@ class _StraightThrough(torch.autograd.Function):
             for grad, needed, like in zip(raw, needs, (x, h0, *parameters), strict=True)
         ]
         if torch.is_grad_enabled():
-            of = [g for g in (grad_y, grad_h_n) if g is not None]
+            of = [t for t in (grad_y, grad_h_n, x, h0, *parameters) if t is not None]
             grads = [None if g is None else _Once.apply(g, *of) for g in grads]
         return (None, *grads)
 

@@ -97,6 +97,10 @@ class TrainingOptions(torch.nn.Module):
                     "interpolated, got a mask"
                 )
             return None
+        if zoneout_mask is not None and not isinstance(zoneout_mask, Tensor):
+            raise QuantGRUError(
+                f"Expected zoneout_mask to be a tensor, got {type(zoneout_mask).__name__}"
+            )
         return draw(
             sequence.x.device,
             dropout=self.dropout if self.num_layers > 1 else 0.0,
@@ -128,10 +132,14 @@ class TrainingOptions(torch.nn.Module):
     # --- learned scales
 
     def _init_learned_scales(self, device: torch.device | str | int | None) -> None:
-        for layer, suffix in self._cells():
-            self._log2_scales.append(f"log2_scale_l{layer}{suffix}")
+        self._log2_scales = self._scale_names()
+        for name in self._log2_scales:
             values = torch.nn.Parameter(torch.zeros(COUNT, device=device))
-            self.register_parameter(self._log2_scales[-1], values)
+            self.register_parameter(name, values)
+
+    def _scale_names(self) -> list[str]:
+        """Names of the logarithms of each layer and direction, whether they are learned or not."""
+        return [f"log2_scale_l{layer}{suffix}" for layer, suffix in self._cells()]
 
     def _logarithms(self) -> list[Tensor]:
         """log2 of the scales of each layer and direction, where they are learned."""

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from quant_gru._errors import QuantGRUError
 from quant_gru.integer.plan import (
     CellPlan,
     FrozenPart,
@@ -132,7 +133,19 @@ class LiveWeights:
             dropped: bool (3H, H), codes of R that become 0, or None.
             p: Their probability.
         """
-        device = self.part.W.device
+        part = self.part
+        for name, given, like in (
+            ("W", W, part.W),
+            ("R", R, part.R),
+            ("bw", bw, part.bw),
+            ("br", br, part.br),
+        ):
+            # their addresses are taken
+            if given is not None and given.shape != like.shape:
+                raise QuantGRUError(
+                    f"Expected {name} to be of shape {tuple(like.shape)}, got {tuple(given.shape)}"
+                )
+        device = part.W.device
         with self._lock:
             self.epoch += 1
             if device.type != "cuda":

@@ -236,6 +236,8 @@ int64_t read_memory(uintptr_t address, int64_t bytes, int64_t loops) {
 
 NB_MODULE(_native, m) {
     using namespace quant_gru;
+    // plans that are still in use at the interpreter's end are no leak
+    nb::set_leak_warnings(false);
     nb::class_<Layer>(m, "Layer")
         .def(nb::init<const nb::dict &, const std::string &>())
         .def_prop_ro("kind", &kind)

@@ -31,6 +31,7 @@ PUBLIC = {
 # A room may import from the rooms named here, besides itself.
 LAYERS = {
     "_errors": set(),
+    "_optimizer_steps": set(),
     "config": {"_errors"},
     "integer": {"_errors", "config"},
     "kernels": {"_errors", "config", "integer"},
@@ -70,6 +71,7 @@ LAYERS["__main__"] = {"cli"}
 
 OUTSIDE = {
     "_errors": set(),
+    "_optimizer_steps": {"torch"},
     "config": {"pydantic"},
     "integer": {"torch", "numpy"},
     "kernels": {"torch", "cuda"},

@@ -42,6 +42,19 @@ def random_tape(plan, T, N, *, lengths=False, reverse=False, held=False, device=
     return Tape(plan, x, h0, out, steps, reverse, stay)
 
 
+def both_directions(plans, tape):
+    """A tape of each direction, of the same input and states before the first step."""
+    return [
+        replace(
+            tape,
+            plan=plan,
+            out=outputs(plan, tape.x, tape.h0, tape.lengths, bool(i), tape.held),
+            reverse=bool(i),
+        )
+        for i, plan in enumerate(plans)
+    ]
+
+
 def outputs(plan, x, h0, lengths=None, reverse=False, held=None):
     """States after each step; units in `held` keep theirs."""
     return reference.run(plan, x, h0, lengths, reverse, held)[0]

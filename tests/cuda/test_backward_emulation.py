@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from backward_cases import (
     BOUNDS,
+    both_directions,
     errors,
     outputs,
     plans_of,
@@ -120,11 +121,7 @@ def test_lengths_and_held_units(host, reverse, lengths, held):
 
 def test_both_directions_share_their_launches(host):
     plans = plans_of(5, 20, bidirectional=True)
-    x = random_tape(plans[0], 6, 5)
-    tapes = [
-        replace(x, plan=plan, out=outputs(plan, x.x, x.h0, None, bool(i)), reverse=bool(i))
-        for i, plan in enumerate(plans)
-    ]
+    tapes = both_directions(plans, random_tape(plans[0], 6, 5))
     host.launched.clear()
     check(host, tapes, "fp32")
     names = [name for name, _ in host.launched]
@@ -208,16 +205,7 @@ def test_pieces_of_time_give_the_gradients_of_the_whole(host, monkeypatch, steps
     if per_step:
         monkeypatch.setattr(planner, "choose", lambda *_: None)
     plans = plans_of(5, 20, bidirectional=True)
-    first = random_tape(plans[0], 11, 5, lengths=True, held=True)
-    tapes = [
-        replace(
-            first,
-            plan=plan,
-            out=outputs(plan, first.x, first.h0, first.lengths, bool(i), first.held),
-            reverse=bool(i),
-        )
-        for i, plan in enumerate(plans)
-    ]
+    tapes = both_directions(plans, random_tape(plans[0], 11, 5, lengths=True, held=True))
     given = [random_gradients(tape, i) for i, tape in enumerate(tapes)]
     out, last = zip(*given, strict=True)
     whole = run.backward(tapes, out, last, ALL, "fp32", host)

@@ -1,7 +1,6 @@
 """The CUDA backward on a GPU against the float64 yardstick."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from backward_cases import (
     BOUNDS,
+    both_directions,
     errors,
     moved,
     outputs,
@@ -100,15 +100,7 @@ def test_every_shape_of_the_planner(monkeypatch, H):
 def test_both_directions_with_held_units(precision):
     plans = plans_of(20, 48, device="cuda", bidirectional=True)
     tape = random_tape(plans[0], 11, 6, lengths=True, held=True, device="cuda")
-    tapes = [
-        replace(
-            tape,
-            plan=plan,
-            out=outputs(plan, tape.x, tape.h0, tape.lengths, bool(i), tape.held),
-            reverse=bool(i),
-        )
-        for i, plan in enumerate(plans)
-    ]
+    tapes = both_directions(plans, tape)
     check(tapes, precision)
     check(tapes, precision, Wanted(x=False, br=False))
 

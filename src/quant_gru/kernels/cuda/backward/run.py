@@ -109,7 +109,7 @@ def _backward(
         calls = [Call(tape, out, grad) for (tape, out), grad in zip(group, ends, strict=True)]
         found = _schedule_of(calls, wanted, precision, machine).run(calls)
         for d, each in enumerate(found):
-            joined[d].add(each)
+            joined[d].add(each, calls[d].T)
             ends[d] = each.h0
     return [each.found for each in joined if each.found is not None]
 

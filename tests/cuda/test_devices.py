@@ -97,8 +97,11 @@ def test_weight_part_needs_no_host_sync():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_gradients_agree():
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 2e-5), ("tf32", 1e-3), ("bf16", 1e-2)])
+def test_gradients_agree(precision, bound):
+    torch.manual_seed(0)
     gru = QuantGRU(9, 14, config=QuantConfig.int8())
+    gru.precision = precision
     x = torch.randn(8, 3, 9)
     gru.calibrate(x)
     gru.finalize_calibration()
@@ -108,7 +111,7 @@ def test_gradients_agree():
     gru.zero_grad()
     gru.cuda()(x.cuda())[0].square().sum().backward()
     for a, b in zip(on_cpu, (w.grad.cpu() for w in gru.parameters()), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+        assert (a - b).norm() <= bound * a.norm()
 
 
 def test_calibration_on_the_device_gives_the_same_scales():

@@ -24,6 +24,9 @@ _PROBE = Kernel.of("probe", "probe", {})
 _PROBE_THREADS, _PROBE_BYTES = 256, 128 << 10
 
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+# CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: a kernel is set up while the one before
+# it runs, and waits for it itself (`follow_previous` in ptx.cuh)
+_FOLLOWS = 6
 AttributeC = structure("AttributeC", id=ctypes.c_int, pad=ctypes.c_int, value=ctypes.c_uint32 * 16)
 ConfigC = structure(
     "ConfigC",
@@ -41,22 +44,27 @@ class Loaded:
 
     Attributes:
         function: The driver's handle.
+        follows: Whether it may be set up while the kernel before it runs.
         shared_bytes: Shared memory that a block may have.
         config: Launch configuration; grid, block, shared memory and stream change per call.
     """
 
-    def __init__(self, function: Any, grid: Grid) -> None:
+    def __init__(self, function: Any, grid: Grid, follows: bool) -> None:
         self.function = function
+        self.follows = follows
         self.address = int(function)
         self.shared_bytes = grid.shared_bytes
         self.lock = threading.Lock()
         config: Any = ConfigC()
         config.grid[2] = config.block[1] = config.block[2] = 1
-        if grid.cluster > 1:
-            self._attribute: Any = AttributeC()
-            self._attribute.id = _CLUSTER_DIMENSION
-            self._attribute.value[0:3] = [grid.cluster, 1, 1]
-            config.attributes, config.count = ctypes.addressof(self._attribute), 1
+        values = {_CLUSTER_DIMENSION: [grid.cluster, 1, 1]} if grid.cluster > 1 else {}
+        if follows:
+            values[_FOLLOWS] = [1]
+        self._attributes: Any = (AttributeC * max(len(values), 1))()
+        for attribute, (number, value) in zip(self._attributes, values.items(), strict=False):
+            attribute.id = number
+            attribute.value[: len(value)] = value
+        config.attributes, config.count = ctypes.addressof(self._attributes), len(values)
         self.config = config
 
     def configure(self, grid: Grid, stream: int) -> int:
@@ -74,7 +82,7 @@ class Prepared:
 
     def __init__(self, device: Device, loaded: Loaded, grid: Grid, arguments: Any) -> None:
         self._device = device
-        self._loaded = Loaded(loaded.function, grid)
+        self._loaded = Loaded(loaded.function, grid, loaded.follows)
         self._config = self._loaded.config
         self._at = self._loaded.configure(grid, 0)
         self._arguments = arguments
@@ -106,7 +114,7 @@ class Device:
                 f"Expected compute capability {_OLDEST[0]}.{_OLDEST[1]} or later, "
                 f"got {capability[0]}.{capability[1]}"
             )
-        self.has_clusters = capability >= _CLUSTERS_SINCE
+        self.has_clusters = self.follows = capability >= _CLUSTERS_SINCE
         self.arch = f"sm_{capability[0]}{capability[1]}" + ("a" if capability == (9, 0) else "")
         self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(index))
         self.start = _launcher()
@@ -192,7 +200,8 @@ class Device:
                 settings[attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
             for name, value in settings.items():
                 self._check(driver.cuFuncSetAttribute(function, name, value))
-            loaded = self._loaded[kernel, grid.cluster] = Loaded(function, grid)
+            loaded = Loaded(function, grid, self.follows)
+            self._loaded[kernel, grid.cluster] = loaded
         return loaded
 
     def _count_clusters(self) -> dict[int, int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -139,15 +140,15 @@ class Device:
             QuantGRUError: The kernel is not loaded yet and the stream is being captured, or the
                 driver refuses.
         """
-        self._make_current()
-        loaded = self._ready(kernel, grid)
-        pointers = ctypes.c_void_p(ctypes.addressof(arguments))
-        # what torch.cuda.current_stream(index).cuda_stream gives, without making an object
-        stream = torch._C._cuda_getCurrentRawStream(self.index)
-        with loaded.lock:
-            # the driver copies configuration and arguments before it returns
-            config = loaded.configure(grid, stream)
-            status = self.start(config, loaded.address, ctypes.addressof(pointers), None)
+        with self._current():
+            loaded = self._ready(kernel, grid)
+            pointers = ctypes.c_void_p(ctypes.addressof(arguments))
+            # what torch.cuda.current_stream(index).cuda_stream gives, without making an object
+            stream = torch._C._cuda_getCurrentRawStream(self.index)
+            with loaded.lock:
+                # the driver copies configuration and arguments before it returns
+                config = loaded.configure(grid, stream)
+                status = self.start(config, loaded.address, ctypes.addressof(pointers), None)
         if status:
             self.raise_for(status)
 
@@ -155,12 +156,16 @@ class Device:
         self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
     ) -> Prepared:
         """Load a kernel and keep what its launches share; raises as `launch`."""
-        self._make_current()
-        return Prepared(self, self._ready(kernel, grid), grid, arguments)
+        with self._current():
+            return Prepared(self, self._ready(kernel, grid), grid, arguments)
 
     def stream(self) -> int:
-        """Torch's current stream of this device, which becomes current for the driver."""
-        self._make_current()
+        """Torch's current stream of this device, which has to be torch's current device.
+
+        The device becomes current for the driver, which a thread new to CUDA does not know of.
+        """
+        if int(self._check(self._driver.cuCtxGetCurrent())) != int(self._context):
+            self._check(self._driver.cuCtxSetCurrent(self._context))
         return int(torch._C._cuda_getCurrentRawStream(self.index))
 
     def raise_for(self, status: int) -> None:
@@ -173,10 +178,19 @@ class Device:
             loaded = self._load(kernel, grid)
         return loaded
 
-    def _make_current(self) -> None:
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """Makes this device the driver's, and then again what was before: torch goes by it, too."""
         driver = self._driver
-        if int(self._check(driver.cuCtxGetCurrent())) != int(self._context):
-            self._check(driver.cuCtxSetCurrent(self._context))
+        before = self._check(driver.cuCtxGetCurrent())
+        if int(before) == int(self._context):
+            yield
+            return
+        self._check(driver.cuCtxSetCurrent(self._context))
+        try:
+            yield
+        finally:
+            self._check(driver.cuCtxSetCurrent(before))
 
     def _load(self, kernel: Kernel, grid: Grid) -> Loaded:
         if torch.cuda.is_current_stream_capturing():
@@ -208,21 +222,21 @@ class Device:
         if not self.has_clusters:
             return {}
         driver, found = self._driver, {}
-        self._make_current()
-        for blocks in _CLUSTERS:
-            grid = Grid((blocks, 1), _PROBE_THREADS, blocks, _PROBE_BYTES)
-            function = self._load(_PROBE, grid).function
-            config, wanted = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
-            config.gridDimX, config.blockDimX = blocks, _PROBE_THREADS
-            config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
-            config.sharedMemBytes = _PROBE_BYTES
-            wanted.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            wanted.value.clusterDim.x = blocks
-            wanted.value.clusterDim.y = wanted.value.clusterDim.z = 1
-            config.attrs, config.numAttrs = [wanted], 1
-            status, count = driver.cuOccupancyMaxActiveClusters(function, config)
-            if int(status) == 0 and count:
-                found[blocks] = count
+        with self._current():
+            for blocks in _CLUSTERS:
+                grid = Grid((blocks, 1), _PROBE_THREADS, blocks, _PROBE_BYTES)
+                function = self._load(_PROBE, grid).function
+                config, wanted = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+                config.gridDimX, config.blockDimX = blocks, _PROBE_THREADS
+                config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+                config.sharedMemBytes = _PROBE_BYTES
+                wanted.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+                wanted.value.clusterDim.x = blocks
+                wanted.value.clusterDim.y = wanted.value.clusterDim.z = 1
+                config.attrs, config.numAttrs = [wanted], 1
+                status, count = driver.cuOccupancyMaxActiveClusters(function, config)
+                if int(status) == 0 and count:
+                    found[blocks] = count
         return found
 
     def _check(self, result: tuple[Any, ...]) -> Any:

@@ -24,6 +24,7 @@ from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.numbers import Numbers, capturing
+from quant_gru.kernels.cuda.projection import projection
 from quant_gru.kernels.cuda.structures import (
     KINDS,
     RECURRENT_C,
@@ -37,9 +38,7 @@ _THREADS = 256
 _ROWS = _THREADS // 32  # of a block of the border's kernels
 _MOST_SCHEDULES = 64
 _TAKE, _BETWEEN, _GIVE = (Kernel.of("border", name, PLAIN) for name in ("take", "between", "give"))
-_FINISH, _FINISH_BYTES, _FEW = (
-    Kernel.of("project", name, PLAIN) for name in ("finish", "finish_bytes", "project")
-)
+_FINISH, _FEW = (Kernel.of("project", name, PLAIN) for name in ("finish", "project"))
 
 # Stacks live as long as the first cell's weights, and hold nothing that holds them.
 _stacks: weakref.WeakKeyDictionary[Any, tuple[list[Any], Stack | None]] = (
@@ -420,6 +419,13 @@ class _Schedule:
         self, cell: _Cell, shape: planner.Shape, given: _Input, direction: int
     ) -> None:
         numbers, T, N = cell.numbers, self._T, self._N
+        if given.rows is not None and numbers.projects_bytes:
+            kernel, grid, record, keep = projection(numbers, shape, T, N)
+            given.rows.memory.point(record, "bytes")
+            self._memory.point(record, "Wx", self._projected[direction])
+            self._keep += [numbers, *keep]
+            self._launch(kernel, grid, record)
+            return
         tiles = shape.tiles(N)
         p: Any = ProjectC()
         p.W = numbers.W
@@ -442,15 +448,8 @@ class _Schedule:
         p.x_offset, p.folded = numbers.x_offset, folded.data_ptr()
         self._keep += [weights, folded]
         product.memory.point(p, "product")
-        kernel = _FINISH
-        if numbers.projects_bytes:
-            (folded_bytes, m), exact = numbers.of_bytes, numbers.exact_float[0]
-            p.folded_bytes, p.m = folded_bytes.data_ptr(), m.data_ptr()
-            p.exact_float = exact.data_ptr()
-            self._keep += [folded_bytes, m, exact]
-            kernel = _FINISH_BYTES
         threads = min(_THREADS, -(-shape.units * shape.rows // 32) * 32)
-        self._launch(kernel, Grid((T * tiles, 1), threads), p)
+        self._launch(_FINISH, Grid((T * tiles, 1), threads), p)
 
     def _fill_sequence(self, s: Any, cell: _Cell, *, reverse: bool) -> None:
         s.x_kind, s.h_kind = KINDS[cell.x.container], KINDS[cell.h.container]

@@ -79,6 +79,11 @@ ProjectC = structure(
     **_all(_INT, "planes_x planes_W columns padded_C x_offset NB tiles groups wide"),
     **_all(_POINTER, "folded_bytes m exact_float"),
 )
+ProjectBytesC = structure(
+    "ProjectBytesC",
+    **_all(_POINTER, "bytes weights folded m folded_bytes m_float exact_float Wx"),
+    **_all(_INT, "T N H padded NB tiles groups wide lo hi code_lo"),
+)
 RECURRENT_C = {
     name: structure(
         f"Recurrent_{name}",

@@ -40,8 +40,9 @@ struct Bits<double> {
     static inline uint32_t none() { return 0; }
 };
 
-// Where the elements of a thread go. Rows of the grid's tiles are padded to those of the recurrence,
-// `flat` counts them: two rows, one after the other, and two units make two pairs of neighbours.
+// Where the elements of a thread go. Rows of the grid's tiles are padded to those of the
+// recurrence, `flat` counts them: two rows, one after the other, and two units make two pairs of
+// neighbours.
 struct Places {
     int64_t first, second, step;  // of the first 8 rows; from 8 rows to the next
     bool by_unit;                 // pairs are of two units, or of two rows
@@ -163,7 +164,8 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads)
 #pragma unroll
     for (int plane = 0; plane < 2; ++plane)
 #pragma unroll
-        for (int i = 0; i < 12 * COLUMNS; ++i) sums[plane][i / (4 * COLUMNS)][i / 4 % COLUMNS][i % 4] = 0;
+        for (int i = 0; i < 12 * COLUMNS; ++i)
+            sums[plane][i / (4 * COLUMNS)][i / 4 % COLUMNS][i % 4] = 0;
     Tile::add<false>(sums[0], memory, p.weights, H, first_unit, p.padded, rows_of(0));
     Tile::add<false>(sums[1], memory, p.weights, H, first_unit, p.padded, rows_of(1));
     if (group >= p.groups) return;

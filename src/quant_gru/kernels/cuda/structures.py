@@ -77,7 +77,6 @@ ProjectC = structure(
     W=MatrixC,
     **_all(_POINTER, "folded product bytes Wx"),
     **_all(_INT, "planes_x planes_W columns padded_C x_offset NB tiles groups wide"),
-    **_all(_POINTER, "folded_bytes m exact_float"),
 )
 ProjectBytesC = structure(
     "ProjectBytesC",

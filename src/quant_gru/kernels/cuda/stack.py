@@ -222,7 +222,7 @@ class _Schedule:
         self._products: list[_Product] = []
         self._steps: list[Prepared | _Product] = []
         self._takes: list[Any] = []
-        self._strides: tuple[int, ...] = ()
+        self._layout: tuple[tuple[int, ...], int] | None = None
         self._keep: list[Any] = []
         self._projected = [
             self._memory.take(max(_projected_bytes(s, cells, T, N) for cells, s in sized))
@@ -254,11 +254,7 @@ class _Schedule:
                 shape = (each.rows.shape[0], each.weights.shape[1])
                 each.result = torch.empty(shape, dtype=torch.int32, device=device)
                 each.memory.move(each.result.data_ptr())
-            self._x.move(x.data_ptr())
-            if x.stride() != self._strides:
-                self._strides = x.stride()
-                for take in self._takes:
-                    take.step, take.next = self._strides[:2]
+            self._move_input(x)
             if h0 is not None:
                 h0 = h0.detach().contiguous().resolve_neg()
                 self._h0.move(h0.data_ptr())
@@ -282,6 +278,16 @@ class _Schedule:
                 kept.out.append(part.view(container).view(T, N, stack.hidden_size))
             kept.nan = nan
         return y, h_n
+
+    def _move_input(self, x: Tensor) -> None:
+        address, strides = x.data_ptr(), x.stride()
+        self._x.move(address)
+        if (strides, address % 16) != self._layout:
+            self._layout = strides, address % 16
+            aligned = not (address % 16 or strides[0] % 4 or strides[1] % 4 or x.shape[2] % 4)
+            for take in self._takes:
+                take.step, take.next = strides[:2]
+                take.fours = aligned and take.to.planes > 0
 
     def _launch(self, kernel: Kernel, grid: Grid, arguments: Any) -> None:
         self._steps.append(self._machine.prepare(kernel, grid, arguments))

@@ -120,6 +120,7 @@ TakeC = structure(
     real=_POINTER,
     **_all(_INT, "step next zero"),
     **_all(ctypes.c_float, "scale lo hi"),
+    fours=ctypes.c_int32,
 )
 BetweenC = structure(
     "BetweenC",

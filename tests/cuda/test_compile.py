@@ -14,6 +14,7 @@ from quant_gru.kernels.cuda import cache, compiler, planner
 from quant_gru.kernels.cuda.backward.planner import BackShape
 from quant_gru.kernels.cuda.frozen import Form
 from quant_gru.kernels.cuda.launch import PLAIN
+from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
 
@@ -43,6 +44,8 @@ def _own_cache(tmp_path, monkeypatch):
 def variants(arch):
     yield "probe", {}
     yield "project", PLAIN
+    for tile, planes in ((SMALL, 1), (MEDIUM, 1), (LARGE, 1), (SMALL, 2), (MEDIUM, 2)):
+        yield "project_bytes", tile.macros(planes)
     yield "border", PLAIN
     yield "random", {}
     yield "weights", PLAIN

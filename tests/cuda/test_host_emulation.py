@@ -87,8 +87,8 @@ def test_a_product_of_bytes_projects_the_input(host, monkeypatch, config):
     lengths = torch.randint(1, 7, (13,))
     host.launched.clear()
     got = executor.run(plan, x, h0, lengths, machine=host)
-    finish = "finish_bytes" if config == "int8" else "finish"
-    assert [name for name, _ in host.launched] == ["split", finish, "recurrent"]
+    projected = ["finish"] if config == "int16" else ["project_bytes"]
+    assert [name for name, _ in host.launched] == ["split", *projected, "recurrent"]
     assert same(got, reference.run(plan, x, h0, lengths))
 
 

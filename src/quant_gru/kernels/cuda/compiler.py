@@ -14,6 +14,7 @@ _HERE = Path(__file__).parent
 _HEADERS = {
     "backward.cuh": _HERE / "backward" / "backward.cuh",
     "cell.cuh": _HERE / "cell.cuh",
+    "multiply.cuh": _HERE / "multiply.cuh",
     "ptx.cuh": _HERE / "ptx.cuh",
     "quantize.cuh": _HERE / "quantize.cuh",
     "fixed_point.h": _HERE.parent / "fixed_point.h",

@@ -17,6 +17,7 @@ from quant_gru.integer.plan import CellPlan, WeightPart
 from quant_gru.kernels.cuda import planner
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
 from quant_gru.kernels.cuda.numbers import Numbers, capturing
+from quant_gru.kernels.cuda.projection import projection
 from quant_gru.kernels.cuda.structures import (
     KINDS,
     RECURRENT_C,
@@ -273,8 +274,8 @@ def _run_persistent(calls: Sequence[_Call], shape: planner.Shape, machine: Machi
     machine.launch(kernel, grid, (record * len(calls))(*arguments))
 
 
-_SPLIT, _FINISH, _FINISH_BYTES, _FEW = (
-    Kernel.of("project", name, PLAIN) for name in ("split", "finish", "finish_bytes", "project")
+_SPLIT, _FINISH, _FEW = (
+    Kernel.of("project", name, PLAIN) for name in ("split", "finish", "project")
 )
 
 
@@ -301,21 +302,20 @@ def _project(call: _Call, shape: planner.Shape, machine: Machine) -> Tensor:
     p.padded_C, p.columns = weights.shape
     p.x_offset, p.folded = numbers.x_offset, folded.data_ptr()
     rows = x.view(T * N, C)
-    if x.dtype != torch.int8 or p.padded_C != C:
+    if x.dtype != torch.int8 or p.padded_C != C or x.data_ptr() % 16:
         rows = torch.empty((p.planes_x * T * N, p.padded_C), dtype=torch.int8, device=x.device)
         p.bytes = rows.data_ptr()
         machine.launch(_SPLIT, Grid((T * N, 1), _threads(p.padded_C)), p)
+    if numbers.projects_bytes:
+        kernel, grid, record, _ = projection(numbers, shape, T, N)
+        record.bytes, record.Wx = rows.data_ptr(), Wx.data_ptr()
+        machine.launch(kernel, grid, record)
+        return Wx
     product = torch.empty((rows.shape[0], p.columns), dtype=torch.int32, device=x.device)
     multiply_bytes(rows, weights, product)
     p.product = product.data_ptr()
-    kernel = _FINISH
-    if numbers.projects_bytes:
-        (folded_bytes, m), exact = numbers.of_bytes, numbers.exact_float[0]
-        p.folded_bytes, p.m = folded_bytes.data_ptr(), m.data_ptr()
-        p.exact_float = exact.data_ptr()
-        kernel = _FINISH_BYTES
     work = shape.units * shape.rows
-    machine.launch(kernel, Grid((T * tiles, 1), _threads(work)), p)
+    machine.launch(_FINISH, Grid((T * tiles, 1), _threads(work)), p)
     return Wx
 
 

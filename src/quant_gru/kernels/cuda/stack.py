@@ -24,6 +24,7 @@ from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.numbers import Numbers, capturing
+from quant_gru.kernels.cuda.projection import projection
 from quant_gru.kernels.cuda.structures import (
     KINDS,
     RECURRENT_C,
@@ -37,9 +38,7 @@ _THREADS = 256
 _ROWS = _THREADS // 32  # of a block of the border's kernels
 _MOST_SCHEDULES = 64
 _TAKE, _BETWEEN, _GIVE = (Kernel.of("border", name, PLAIN) for name in ("take", "between", "give"))
-_FINISH, _FINISH_BYTES, _FEW = (
-    Kernel.of("project", name, PLAIN) for name in ("finish", "finish_bytes", "project")
-)
+_FINISH, _FEW = (Kernel.of("project", name, PLAIN) for name in ("finish", "project"))
 
 # Stacks live as long as the first cell's weights, and hold nothing that holds them.
 _stacks: weakref.WeakKeyDictionary[Any, tuple[list[Any], Stack | None]] = (
@@ -223,7 +222,7 @@ class _Schedule:
         self._products: list[_Product] = []
         self._steps: list[Prepared | _Product] = []
         self._takes: list[Any] = []
-        self._strides: tuple[int, ...] = ()
+        self._layout: tuple[tuple[int, ...], int] | None = None
         self._keep: list[Any] = []
         self._projected = [
             self._memory.take(max(_projected_bytes(s, cells, T, N) for cells, s in sized))
@@ -255,11 +254,7 @@ class _Schedule:
                 shape = (each.rows.shape[0], each.weights.shape[1])
                 each.result = torch.empty(shape, dtype=torch.int32, device=device)
                 each.memory.move(each.result.data_ptr())
-            self._x.move(x.data_ptr())
-            if x.stride() != self._strides:
-                self._strides = x.stride()
-                for take in self._takes:
-                    take.step, take.next = self._strides[:2]
+            self._move_input(x)
             if h0 is not None:
                 h0 = h0.detach().contiguous().resolve_neg()
                 self._h0.move(h0.data_ptr())
@@ -283,6 +278,16 @@ class _Schedule:
                 kept.out.append(part.view(container).view(T, N, stack.hidden_size))
             kept.nan = nan
         return y, h_n
+
+    def _move_input(self, x: Tensor) -> None:
+        address, strides = x.data_ptr(), x.stride()
+        self._x.move(address)
+        if (strides, address % 16) != self._layout:
+            self._layout = strides, address % 16
+            aligned = not (address % 16 or strides[0] % 4 or strides[1] % 4 or x.shape[2] % 4)
+            for take in self._takes:
+                take.step, take.next = strides[:2]
+                take.fours = aligned and take.to.planes > 0
 
     def _launch(self, kernel: Kernel, grid: Grid, arguments: Any) -> None:
         self._steps.append(self._machine.prepare(kernel, grid, arguments))
@@ -420,6 +425,13 @@ class _Schedule:
         self, cell: _Cell, shape: planner.Shape, given: _Input, direction: int
     ) -> None:
         numbers, T, N = cell.numbers, self._T, self._N
+        if given.rows is not None and numbers.projects_bytes:
+            kernel, grid, record, keep = projection(numbers, shape, T, N)
+            given.rows.memory.point(record, "bytes")
+            self._memory.point(record, "Wx", self._projected[direction])
+            self._keep += [numbers, *keep]
+            self._launch(kernel, grid, record)
+            return
         tiles = shape.tiles(N)
         p: Any = ProjectC()
         p.W = numbers.W
@@ -442,15 +454,8 @@ class _Schedule:
         p.x_offset, p.folded = numbers.x_offset, folded.data_ptr()
         self._keep += [weights, folded]
         product.memory.point(p, "product")
-        kernel = _FINISH
-        if numbers.projects_bytes:
-            (folded_bytes, m), exact = numbers.of_bytes, numbers.exact_float[0]
-            p.folded_bytes, p.m = folded_bytes.data_ptr(), m.data_ptr()
-            p.exact_float = exact.data_ptr()
-            self._keep += [folded_bytes, m, exact]
-            kernel = _FINISH_BYTES
         threads = min(_THREADS, -(-shape.units * shape.rows // 32) * 32)
-        self._launch(kernel, Grid((T * tiles, 1), threads), p)
+        self._launch(_FINISH, Grid((T * tiles, 1), threads), p)
 
     def _fill_sequence(self, s: Any, cell: _Cell, *, reverse: bool) -> None:
         s.x_kind, s.h_kind = KINDS[cell.x.container], KINDS[cell.h.container]

@@ -13,6 +13,7 @@ from quant_gru.kernels.cuda import cache
 _HERE = Path(__file__).parent
 _HEADERS = {
     "backward.cuh": _HERE / "backward" / "backward.cuh",
+    "element.cuh": _HERE / "backward" / "element.cuh",
     "cell.cuh": _HERE / "cell.cuh",
     "ptx.cuh": _HERE / "ptx.cuh",
     "quantize.cuh": _HERE / "quantize.cuh",

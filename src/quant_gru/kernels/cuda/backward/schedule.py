@@ -33,6 +33,7 @@ _SUMMED = 256  # chunks of rows whose sums are added in the end
 _BLOCKS = 396  # that fill a GPU: 3 for each multiprocessor of the largest
 _MOST_BLOCKS = 2048
 _CHANNEL_BYTES = 24
+_MAGIC = 12582912.0  # of float32, see cell.cuh
 
 
 class _Matrix:
@@ -241,15 +242,17 @@ class Schedule:
                     each.columns, each.planes = self._columns[i], planes
                     each.weight_planes = self._weight_planes[i]
                     each.lo, each.hi = out.lo - out.zero_point, out.hi - out.zero_point
+                    each.low, each.high = _MAGIC + each.lo, _MAGIC + each.hi
             for records in slopes:
                 p = records[d]
                 for name in ("out", "h0", "lengths", "held"):
                     self._read(d, name, p, name)
                 p.h_kind, p.reverse = KINDS[plan.h.container], call.reverse
                 p.T, p.N, p.H = self._T, self._N, H
-                p.s_z, p.s_r, p.s_g = (q[f"gate.{gate}_out"].scale for gate in "zrg")
-                p.s_h, p.s_Rh = plan.h.scale, q["matmul.Rh"].scale
-                p.cell = call.numbers.frozen.cells[call.form.real]
+                gates = p.gates
+                gates.s_z, gates.s_r, gates.s_g = (q[f"gate.{gate}_out"].scale for gate in "zrg")
+                gates.s_h, gates.s_Rh = plan.h.scale, q["matmul.Rh"].scale
+                gates.cell = call.numbers.frozen.cells[call.form.real]
             o, b = outer[d], (back if shape else steps)[d]
             self._strided.append(b)
             for name in ("grad_out", "grad_last", "nan", "lengths"):

@@ -56,7 +56,13 @@ struct Block {
     Transfers transfers[2];
 };
 
+struct Copy {
+    unsigned char *to;
+    const void *from;
+};
+
 struct Fiber {
+    std::vector<std::vector<Copy>> copies{1};  // groups, the last one open
     ucontext_t context;
     jmp_buf jump;
     bool started = false;
@@ -261,6 +267,34 @@ inline Value load_at(uint32_t address) {
     return v;
 }
 inline uint4 load16(uint32_t address) { return load_at<uint4>(address); }
+// copies come as late as they may
+inline void copy_async(uint32_t to, const void *from, bool there) {
+    if (to % 16 || uintptr_t(from) % 16) std::abort();
+    host::self->copies.back().push_back({place_at(to), there ? from : nullptr});
+}
+inline void copies_commit() { host::self->copies.emplace_back(); }
+template <int kGroups>
+inline void copies_wait() {
+    auto &groups = host::self->copies;
+    while (groups.size() > size_t(kGroups) + 1) {
+        for (const host::Copy &each : groups.front())
+            if (each.from)
+                std::memcpy(each.to, each.from, 16);
+            else
+                std::memset(each.to, 0, 16);
+        groups.erase(groups.begin());
+    }
+}
+inline void load_matrices(uint32_t (&v)[4], uint32_t address) {
+    host::Warp &w = host::warp();
+    const int lane = int(host::self->thread % 32);
+    if (address % 16) std::abort();
+    w.values[lane] = address;
+    host::sync_warp();
+    for (int i = 0; i < 4; ++i)
+        v[i] = load_at<uint32_t>(uint32_t(w.values[8 * i + lane / 4]) + lane % 4 * 4);
+    host::sync_warp();
+}
 inline float load_float(uint32_t address) { return load_at<float>(address); }
 inline uint32_t load2(uint32_t address) { return load_at<uint16_t>(address); }
 template <class Value>

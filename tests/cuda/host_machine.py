@@ -16,7 +16,7 @@ KERNELS = Path(quant_gru.__file__).parent / "kernels"
 _FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE"]
 _FLAGS += ["-Wl,-Bsymbolic", "-fno-gnu-unique"]  # libraries keep their names to themselves
 # structures by function or source
-KINDS = {"project": "Numbers", "step": "Numbers", "border": "Border"}
+KINDS = dict.fromkeys(("project", "step", "multiply_case"), "Numbers") | {"border": "Border"}
 KINDS |= {"events": "Events"}
 KINDS |= dict.fromkeys(("measure", "settle"), "Weights")
 KINDS |= {"clear": "Mask", "carry": "Carry"}

@@ -15,6 +15,7 @@ _HEADERS = {
     "backward.cuh": _HERE / "backward" / "backward.cuh",
     "element.cuh": _HERE / "backward" / "element.cuh",
     "cell.cuh": _HERE / "cell.cuh",
+    "multiply.cuh": _HERE / "multiply.cuh",
     "ptx.cuh": _HERE / "ptx.cuh",
     "quantize.cuh": _HERE / "quantize.cuh",
     "fixed_point.h": _HERE.parent / "fixed_point.h",

@@ -26,6 +26,29 @@ inline void mma(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #undef QG_MMA
 }
 
+// Copies 16 bytes into shared memory by the time they are waited for, or zeros; `from` is valid
+// either way.
+inline void copy_async(uint32_t to, const void *from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
+                 "l"(__cvta_generic_to_global(from)), "r"(there ? 16 : 0)
+                 : "memory");
+}
+inline void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most this many of the thread's last groups of copies are under way.
+template <int kGroups>
+inline void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
+
+// Four matrices of 8 rows of 16 bytes; lane i has the address of row i % 8 of matrix i / 8, and
+// gets word lane % 4 of row lane / 4 of each.
+inline void load_matrices(uint32_t (&v)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(address)
+                 : "memory");
+}
+
 // A barrier of some warps of a block.
 inline void sync_threads(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -17,6 +17,7 @@ _HEADERS = {
     "cell.cuh": _HERE / "cell.cuh",
     "multiply.cuh": _HERE / "multiply.cuh",
     "ptx.cuh": _HERE / "ptx.cuh",
+    "resident.cuh": _HERE / "resident.cuh",
     "quantize.cuh": _HERE / "quantize.cuh",
     "fixed_point.h": _HERE.parent / "fixed_point.h",
     "philox.h": _HERE.parent / "philox.h",

@@ -52,6 +52,23 @@ SLOPES_C = {
     )
     for name in CELL_C
 }
+_PRODUCT_C = structure(
+    "ProductC",
+    **_all(_POINTER, "weights channels rows"),
+    padded=_INT,
+    **_all(ctypes.c_double, "lo hi"),
+    **_all(_FLOAT, "low high"),
+)
+SLOPES_BYTES_C = {
+    name: structure(
+        f"SlopesBytes_{name}",
+        **_all(_PRODUCT_C, "W R"),
+        **_all(_POINTER, "lengths held of_R of_W"),
+        **_all(_INT, "N H rows share h_less"),
+        gates=_GATES_C[name],
+    )
+    for name in CELL_C
+}
 BackC = structure(
     "BackC",
     **_all(_POINTER, "weights slopes scales grad_out grad_last nan lengths d dh0"),

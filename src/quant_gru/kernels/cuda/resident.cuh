@@ -36,6 +36,7 @@ struct Resident {
 
     static_assert(kColumns % 2 == 0, "columns are loaded two at a time");
     static_assert(kRows * 4 % kGroupThreads == 0, "threads load alike");
+    static_assert(kGroupThreads % 32 == 0, "lines that a thread loads stand alike");
 
     static inline int group() { return (int)threadIdx.x / kGroupThreads; }
     static inline int unit(int i) {
@@ -70,52 +71,52 @@ struct Resident {
 
     // A group's way through its rows, from `first` to before `last`.
     struct Passing {
-        PassingRows of[2];
+        const PassingRows &x, &h;
         uint32_t ring, read_slot, write_slot;
-        int next_row, next_product, next_k, last;
+        int row, k, last;  // of this thread's next load
+        bool second;       // it is of the second product
 
         inline Passing(unsigned char *shared, const PassingRows &x, const PassingRows &h, int first,
-                       int last) {
-            of[0] = x;
-            of[1] = h;
+                       int last)
+            : x(x), h(h), read_slot(0), write_slot(0), last(last), second(false) {
+            const int line = (int)threadIdx.x % kGroupThreads / 4, chunk = (int)threadIdx.x % 4;
             ring = shared_address(shared) + group() * kRingBytes;
-            read_slot = write_slot = 0;
-            next_row = first;
-            next_product = next_k = 0;
-            this->last = last;
+            row = first + line;
+            k = chunk * 16;
 #pragma unroll
             for (int i = 0; i < kStages - 1; ++i) load();
         }
 
-        // The next stage, where there is one.
+        // The next stage; after the last one, nothing.
         inline void load() {
-            if (next_row < last) {
-                const PassingRows &from = of[next_product];
-                const int line = (int)threadIdx.x % kGroupThreads / 4, chunk = (int)threadIdx.x % 4;
-                const int k = next_k + chunk * 16;
-                const int8_t *const rows = from.rows + k;
+            constexpr int kLines = kGroupThreads / 4;
+            const int line = (int)threadIdx.x % kGroupThreads / 4, chunk = (int)threadIdx.x % 4;
+            if (row - line < last) {
+                const int8_t *const rows = second ? h.rows : x.rows;
+                const int64_t padded = second ? h.padded : x.padded;
+                const int8_t *from = rows + row * padded + k;
+                const uint32_t to = ring + write_slot + place(line, chunk);
 #pragma unroll
                 for (int j = 0; j < kLoads; ++j) {
-                    const int at = line + j * (kGroupThreads / 4);
-                    const bool there = next_row + at < last && k < (int)from.padded;
-                    copy_async(ring + write_slot + place(at, chunk),
-                               there ? rows + (next_row + at) * from.padded : from.rows, there);
+                    const bool there = row + j * kLines < last && k < (int)padded;
+                    copy_async(to + j * kLines * kDepth, there ? from : rows, there);
+                    from += kLines * padded;
                 }
-                next_k += kDepth;
-                if (next_k >= (int)from.padded) {
-                    next_k = 0;
-                    next_product ^= 1;
-                    if (next_product == 0) next_row += kRows;
+                k += kDepth;
+                if (k - chunk * 16 >= (int)padded) {
+                    k = chunk * 16;
+                    if (second) row += kRows;
+                    second = !second;
                 }
             }
             copies_commit();
             write_slot = write_slot == (kStages - 1) * kStageBytes ? 0 : write_slot + kStageBytes;
         }
 
-        // Adds the product of the tile's rows and the weights that were kept.
-        inline void add(Sums &sums, unsigned char *kept, int product) {
+        // Adds the next product of a tile's rows, `padded` bytes each, and the weights kept for it.
+        inline void add(Sums &sums, unsigned char *kept, int64_t padded) {
             const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % kUnitWarps;
-            const int bytes = (int)of[product].padded, line_bytes = stride(bytes);
+            const int bytes = (int)padded, line_bytes = stride(bytes);
             const uint32_t a_at =
                 shared_address(kept) + (warp * 16 + lane % 16) * line_bytes + lane / 16 * 16;
             const uint32_t b_at = ring + place(lane / 16 * 8 + lane % 8, lane / 8 % 2);

@@ -9,6 +9,7 @@
 #include "resident.cuh"
 
 typedef Resident<UNIT_WARPS, GROUPS, 4, 4> Tile;
+constexpr int kElements = Tile::kRows / 4;  // of a thread and unit
 
 struct Product {
     const int8_t *weights;    // (3H, padded)
@@ -65,63 +66,107 @@ struct Readers {
     Reader<TG> g;
 };
 
+// What of a tile is read beside its sums: bytes of states, 4 rows to a word, and a bit for each row
+// that keeps its state.
+struct Beside {
+    uint32_t h[2][2];
+    uint32_t stays[2];
+};
+
+inline Beside beside(const Numbers &p, int first_unit, int first, int last) {
+    Beside found = {};
+    const int H = (int)p.H, N = (int)p.N;
+    uint8_t h[2][kElements];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int unit = first_unit + Tile::unit(2 * half);
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) {
+            const int row = first + Tile::row(i / 2, i % 2);
+            const bool there = row < last && unit < H;
+            h[half][i] =
+                there ? ((const uint8_t *)p.R.passing.rows)[row * p.R.passing.padded + unit] : 0;
+        }
+    }
+    if (p.lengths) {
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) {
+            const int row = first + Tile::row(i / 2, i % 2), t = row / N;
+            if (row < last && t >= p.lengths[row - t * N]) found.stays[0] |= 1 << i;
+        }
+        found.stays[1] = found.stays[0];
+    }
+    if (p.held) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int unit = first_unit + Tile::unit(2 * half);
+#pragma unroll
+            for (int i = 0; i < kElements; ++i) {
+                const int row = first + Tile::row(i / 2, i % 2);
+                if (row < last && unit < H && p.held[(int64_t)row * H + unit])
+                    found.stays[half] |= 1 << i;
+            }
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int i = 0; i < kElements; ++i)
+            found.h[half][i / 4] |= (uint32_t)h[half][i] << (8 * (i % 4));
+    return found;
+}
+
 // A tile's slopes: units from `first_unit` on, rows from `first` to before `last`.
 template <bool kSingle>
-inline void put(const Numbers &p, const Readers &tables, Tile::Sums &Wx, Tile::Sums &Rh,
+inline void put(const Numbers &p, const Readers &tables, Tile::Sums &Wx, Tile::Sums &Rh, Beside &by,
                 int first_unit, int first, int last) {
-    const int H = (int)p.H;
+    const int H = (int)p.H, less = (int)p.h_less;
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
         const int unit = first_unit + Tile::unit(2 * half);
-        if (unit < H) {
-            Column<kSingle> of_Wx[3], of_Rh[3];
+        const bool there = unit < H;
+        const int64_t at = (int64_t)(first + Tile::row(0, 0)) * H + unit;
+        Slopes *const of_R = p.of_R + at, *const of_W = p.of_W + at;
+        Column<kSingle> of_Wx[3], of_Rh[3];
 #pragma unroll
-            for (int gate = 0; gate < 3; ++gate) {
-                of_Wx[gate].open(p.W.channels[gate * H + unit]);
-                of_Rh[gate].open(p.R.channels[gate * H + unit]);
-            }
-            int h[Tile::kRows / 8][2];
+        for (int gate = 0; gate < 3; ++gate) {
+            const int channel = gate * H + (there ? unit : 0);
+            of_Wx[gate].open(p.W.channels[channel]);
+            of_Rh[gate].open(p.R.channels[channel]);
+        }
 #pragma unroll
-            for (int i = 0; i < Tile::kRows / 4; ++i) {
-                const int row = first + Tile::row(i / 2, i % 2);
-                h[i / 2][i % 2] =
-                    row < last ? p.R.passing.rows[row * p.R.passing.padded + unit] : 0;
-            }
+        for (int column = 0; column < Tile::kRows / 8; ++column) {
+            if (first + column * 8 >= last) break;
 #pragma unroll
-            for (int i = 0; i < Tile::kRows / 4; ++i) {
-                const int column = i / 2, row = first + Tile::row(column, i % 2);
-                if (row >= last) continue;
-                const int64_t at = (int64_t)row * H + unit;
-                bool stays = false;
-                if (p.lengths) {
-                    const int t = row / (int)p.N;
-                    stays = t >= p.lengths[row - t * (int)p.N];
+            for (int j = 0; j < 2; ++j) {
+                const int i = column * 2 + j, row = first + Tile::row(column, j);
+                Watched by_x[3], by_h[3];
+#pragma unroll
+                for (int gate = 0; gate < 3; ++gate) {
+                    by_x[gate] = of_Wx[gate](p.W, Wx[gate][column][j]);
+                    by_h[gate] = of_Rh[gate](p.R, Rh[gate][column][j]);
                 }
-                if (p.held) stays = stays || p.held[at];
-                ElementSlopes found = slopes_of_staying();
-                if (!stays) {
-                    Watched by_x[3], by_h[3];
-#pragma unroll
-                    for (int gate = 0; gate < 3; ++gate) {
-                        by_x[gate] = of_Wx[gate](p.W, Wx[gate][column][i % 2]);
-                        by_h[gate] = of_Rh[gate](p.R, Rh[gate][column][i % 2]);
-                    }
-                    found = slopes_of_element(p.gates, tables.z, tables.r, tables.g, by_x, by_h,
-                                              (Real)(h[column][i % 2] + (int)p.h_less),
-                                              p.held != nullptr);
+                const int h = (int)(int8_t)(by.h[0][i / 4] >> (8 * (i % 4))) + less;
+                ElementSlopes found = slopes_of_element(p.gates, tables.z, tables.r, tables.g, by_x,
+                                                        by_h, (Real)h, p.held != nullptr);
+                if (by.stays[0] >> i & 1) found = slopes_of_staying();
+                if (there && row < last) {
+                    of_R[(column * 8 + j) * H] = found.of_R;
+                    of_W[(column * 8 + j) * H] = found.of_W;
                 }
-                p.of_R[at] = found.of_R;
-                p.of_W[at] = found.of_W;
             }
         }
         // the other half, without another copy of the code
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
-            for (int i = 0; i < Tile::kRows / 4; ++i) {
+            for (int i = 0; i < kElements; ++i) {
                 Wx[gate][i / 2][i % 2] = Wx[gate][i / 2][i % 2 + 2];
                 Rh[gate][i / 2][i % 2] = Rh[gate][i / 2][i % 2 + 2];
             }
+        by.h[0][0] = by.h[1][0];
+        by.h[0][1] = by.h[1][1];
+        by.stays[0] = by.stays[1];
     }
 }
 
@@ -129,7 +174,7 @@ inline void put(const Numbers &p, const Readers &tables, Tile::Sums &Wx, Tile::S
 // other.
 extern "C" __global__ void __launch_bounds__(Tile::kThreads, 384 / Tile::kThreads)
     slopes_bytes(const __grid_constant__ Pair pair) {
-    const Numbers &p = pair.d[blockIdx.y];
+    const Numbers &p = pair.d[blockIdx.y % DIRS];
     QG_SHARED(memory);
     const Cell<Real> &c = p.gates.cell;
     Readers tables;
@@ -159,11 +204,13 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 384 / Tile::kThread
     Tile::Passing passing(rings, p.W.passing, p.R.passing, (int)from, last);
     for (int first = (int)from; first < last; first += Tile::kRows) {
         Tile::Sums Wx = {}, Rh = {};
-        passing.add(Wx, kept_W, 0);
-        passing.add(Rh, kept_R, 1);
+        passing.add(Wx, kept_W, p.W.passing.padded);
+        // early: what is read here is waited for after the second product
+        Beside by = beside(p, first_unit, first, last);
+        passing.add(Rh, kept_R, p.R.passing.padded);
         if (sizeof(Real) == 4 && single)
-            put<true>(p, tables, Wx, Rh, first_unit, first, last);
+            put<true>(p, tables, Wx, Rh, by, first_unit, first, last);
         else
-            put<false>(p, tables, Wx, Rh, first_unit, first, last);
+            put<false>(p, tables, Wx, Rh, by, first_unit, first, last);
     }
 }

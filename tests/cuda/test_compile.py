@@ -12,6 +12,7 @@ import pytest
 from quant_gru import QuantGRUError
 from quant_gru.kernels.cuda import cache, compiler, planner
 from quant_gru.kernels.cuda.backward.planner import BackShape
+from quant_gru.kernels.cuda.backward.slopes import SlopesShape
 from quant_gru.kernels.cuda.frozen import Form
 from quant_gru.kernels.cuda.launch import PLAIN
 from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL
@@ -72,18 +73,23 @@ def backward_variants(arch):
         yield "backward/outer", {**common, "WIDE": 1 + operand % 2}
         yield "backward/back_step", common
     for index, form in enumerate(FORMS.values()):
-        yield (
-            "backward/slopes",
-            {
-                **common,
-                "HALF": index % 2,
-                "BYTES": int(form.real == "float"),
-                "REAL": form.real,
-                "QG_WORDS": int(form.words),
-                **dict(zip(("TZ", "TR", "TG"), form.tables, strict=True)),
-                **form.products,
-            },
-        )
+        macros = {
+            **common,
+            "HALF": index % 2,
+            "REAL": form.real,
+            "QG_WORDS": int(form.words),
+            **dict(zip(("TZ", "TR", "TG"), form.tables, strict=True)),
+            **form.products,
+        }
+        in_bytes = max(form.weight_bytes, form.state_bytes) == 1
+        yield "backward/slopes", {**macros, "BYTES": int(in_bytes)}
+        if in_bytes:
+            for unit_warps, groups in ((4, 3), (2, 6), (1, 1))[: 3 if index == 0 else 1]:
+                shape = SlopesShape(unit_warps, groups, (64, 128), form.table_bytes)
+                yield "backward/slopes_bytes", {**macros, **shape.macros}
+            # wide gates between bytes
+            in_double = {"REAL": "double", "TZ": 2, "TR": 1}
+            yield "backward/slopes_bytes", {**macros, **in_double, **shape.macros}
     # units of a block, blocks, tiles, split, rows, parts of gradients and of weights
     for shape in ((64, 1, 1, 2, 8, 1, 1), (24, 4, 3, 1, 8, 1, 1), (32, 8, 2, 1, 4, 3, 2)):
         if shape[1] == 1 or arch != "sm_80":

@@ -13,9 +13,11 @@ from quant_gru.kernels.cuda import cache
 _HERE = Path(__file__).parent
 _HEADERS = {
     "backward.cuh": _HERE / "backward" / "backward.cuh",
+    "element.cuh": _HERE / "backward" / "element.cuh",
     "cell.cuh": _HERE / "cell.cuh",
     "multiply.cuh": _HERE / "multiply.cuh",
     "ptx.cuh": _HERE / "ptx.cuh",
+    "resident.cuh": _HERE / "resident.cuh",
     "quantize.cuh": _HERE / "quantize.cuh",
     "fixed_point.h": _HERE.parent / "fixed_point.h",
     "philox.h": _HERE.parent / "philox.h",

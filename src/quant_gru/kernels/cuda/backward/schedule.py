@@ -13,8 +13,10 @@ from torch import Tensor
 from quant_gru.integer.backward import Gradients, Wanted
 from quant_gru.kernels.cuda.backward import planner
 from quant_gru.kernels.cuda.backward.call import Call, Precision, weights_of
+from quant_gru.kernels.cuda.backward.slopes import choose as slopes_shape
 from quant_gru.kernels.cuda.backward.structures import (
     OPERANDS_C,
+    SLOPES_BYTES_C,
     SLOPES_C,
     BackC,
     BackStepC,
@@ -33,6 +35,7 @@ _SUMMED = 256  # chunks of rows whose sums are added in the end
 _BLOCKS = 396  # that fill a GPU: 3 for each multiprocessor of the largest
 _MOST_BLOCKS = 2048
 _CHANNEL_BYTES = 24
+_MAGIC = 12582912.0  # of float32, see cell.cuh
 
 
 class _Matrix:
@@ -72,13 +75,20 @@ class Schedule:
         self._weight_planes = (planes_of(w.bits_W), planes_of(w.bits_R))
         self._planes = (planes_of(first.plan.x.bits), planes_of(first.plan.h.bits))
         # multiples of 16, as products of bytes want them
-        self._padded = tuple(-(-max(K, 1) // 16) * 16 for K in (self._C, self._H))
+        x_padded, h_padded = (-(-max(K, 1) // 16) * 16 for K in (self._C, self._H))
+        self._padded = (x_padded, h_padded)
         self._columns = tuple(
             -(-(3 * self._H if planes == 1 else 6 * self._H + 1) // 16) * 16
             for planes in self._weight_planes
         )
         row = 4 * max(c * p for c, p in zip(self._columns, self._planes, strict=True))
-        chunks = max(1, -(-self._rows * row // _PRODUCT_BYTES))
+        form, clusters = first.form, machine.clusters()
+        self._fused = None
+        if max(*self._planes, *self._weight_planes) == 1:
+            self._fused = slopes_shape(
+                self._H, self._rows, self._padded, form.table_bytes, len(clusters) > 1
+            )
+        chunks = 1 if self._fused else max(1, -(-self._rows * row // _PRODUCT_BYTES))
         self._chunk = -(-self._rows // chunks)
         self._shape = planner.choose(
             self._H,
@@ -86,7 +96,7 @@ class Schedule:
             self._dirs,
             precision.planes,
             2 if precision.exact_weights and self._weight_planes[1] == 2 else 1,
-            machine.clusters(),
+            clusters,
         )
         self._plan(calls)
 
@@ -155,17 +165,22 @@ class Schedule:
         weights, taken, fragments = operands.weights, operands.taken, operands.fragments
         slopes: list[Any] = []
         starts = range(0, rows, self._chunk)
+        kinds = SLOPES_BYTES_C if self._fused else SLOPES_C
         for start in starts:
-            records: Any = (SLOPES_C[calls[0].form.real] * dirs)()
+            records: Any = (kinds[calls[0].form.real] * dirs)()
             for record in records:
-                record.first, record.rows = start, min(self._chunk, rows - start)
+                record.rows = min(self._chunk, rows - start)
+                if not self._fused:
+                    record.first = start
             slopes.append(records)
         back: Any = (BackC * dirs)()
         steps: Any = (BackStepC * dirs)()
         outer: Any = (OuterC * dirs)()
         weights.H, taken.rows, taken.chunk = H, rows, self._chunk
         # [direction][W x or R h]
-        self._bytes: list[list[tuple[_Matrix, _Matrix, _Matrix]]] = [[] for _ in calls]
+        self._bytes: list[list[tuple[_Matrix, _Matrix, _Matrix]]] = (
+            [] if self._fused else [[] for _ in calls]
+        )
         self._real_weights: list[list[_Matrix]] = [[] for _ in calls]
         self._real_codes: list[list[_Matrix]] = [[] for _ in calls]
         self._outer: list[tuple[_Matrix, _Matrix]] = []
@@ -223,33 +238,45 @@ class Schedule:
                 c.lo, c.hi = act.lo - act.zero_point, act.hi - act.zero_point
                 if (wanted.W, wanted.R)[i]:
                     self._real_codes[d].append(self._take(rows, K, dtype, (c, "real")))
-                sums = planes * self._chunk + _FEWEST_ROWS
-                self._bytes[d].append(
-                    (
-                        self._take(planes * rows + _FEWEST_ROWS, padded, torch.int8, (c, "bytes")),
-                        self._take(self._columns[i], padded, torch.int8, (p, "bytes")),
-                        self._take(
-                            sums,
-                            self._columns[i],
-                            torch.int32,
-                            *((each, "product") for each in of_channels),
-                        ),
+                if self._fused:
+                    (product,) = of_channels
+                    product.padded = padded
+                    self._take(rows, padded, torch.int8, (c, "bytes"), (product, "rows"))
+                    self._take(3 * H, padded, torch.int8, (p, "bytes"), (product, "weights"))
+                else:
+                    sums = planes * self._chunk + _FEWEST_ROWS
+                    products = [(each, "product") for each in of_channels]
+                    taken_rows = planes * rows + _FEWEST_ROWS
+                    self._bytes[d].append(
+                        (
+                            self._take(taken_rows, padded, torch.int8, (c, "bytes")),
+                            self._take(self._columns[i], padded, torch.int8, (p, "bytes")),
+                            self._take(sums, self._columns[i], torch.int32, *products),
+                        )
                     )
-                )
+                    for each in of_channels:
+                        each.columns, each.planes = self._columns[i], planes
+                        each.weight_planes = self._weight_planes[i]
                 out = q[("matmul.Wx", "matmul.Rh")[i]]
                 for each in of_channels:
-                    each.columns, each.planes = self._columns[i], planes
-                    each.weight_planes = self._weight_planes[i]
                     each.lo, each.hi = out.lo - out.zero_point, out.hi - out.zero_point
+                    each.low, each.high = _MAGIC + each.lo, _MAGIC + each.hi
             for records in slopes:
                 p = records[d]
-                for name in ("out", "h0", "lengths", "held"):
+                for name in ("lengths", "held"):
                     self._read(d, name, p, name)
-                p.h_kind, p.reverse = KINDS[plan.h.container], call.reverse
-                p.T, p.N, p.H = self._T, self._N, H
-                p.s_z, p.s_r, p.s_g = (q[f"gate.{gate}_out"].scale for gate in "zrg")
-                p.s_h, p.s_Rh = plan.h.scale, q["matmul.Rh"].scale
-                p.cell = call.numbers.frozen.cells[call.form.real]
+                p.N, p.H = self._N, H
+                if self._fused:
+                    p.h_less = byte_offset(plan.h) - plan.h.zero_point
+                else:
+                    self._read(d, "out", p, "out")
+                    self._read(d, "h0", p, "h0")
+                    p.T, p.reverse = self._T, call.reverse
+                    p.h_kind = KINDS[plan.h.container]
+                gates = p.gates
+                gates.s_z, gates.s_r, gates.s_g = (q[f"gate.{gate}_out"].scale for gate in "zrg")
+                gates.s_h, gates.s_Rh = plan.h.scale, q["matmul.Rh"].scale
+                gates.cell = call.numbers.frozen.cells[call.form.real]
             o, b = outer[d], (back if shape else steps)[d]
             self._strided.append(b)
             for name in ("grad_out", "grad_last", "nan", "lengths"):
@@ -292,19 +319,27 @@ class Schedule:
             "REAL": form.real,
             "OPERAND": 0,
             "HALF": int(self._half),
-            "BYTES": int(max(*self._planes, *self._weight_planes) == 1),
             "QG_WORDS": int(form.words),
             **dict(zip(("TZ", "TR", "TG"), form.tables, strict=True)),
             **form.products,
         }
-        across = -(-H // 32) * dirs
         self._slopes = []
-        for start, records in zip(starts, slopes, strict=True):
-            count = min(self._chunk, rows - start)
-            spread = min(-(-count // 8), max(1, _BLOCKS // across))
-            grid = Grid((spread, across), _THREADS, 1, form.table_bytes)
-            launch = self._launch("slopes", "slopes_of", macros, grid, records)
-            self._slopes.append((start, count, launch))
+        if self._fused:
+            grid, share = self._fused.grid(H, rows, dirs)
+            for p in slopes[0]:
+                p.share = share
+            macros |= self._fused.macros
+            launch = self._launch("slopes_bytes", "slopes_bytes", macros, grid, slopes[0])
+            self._slopes.append((0, rows, launch))
+        else:
+            macros["BYTES"] = int(max(*self._planes, *self._weight_planes) == 1)
+            across = -(-H // 32) * dirs
+            for start, records in zip(starts, slopes, strict=True):
+                count = min(self._chunk, rows - start)
+                spread = min(-(-count // 8), max(1, _BLOCKS // across))
+                grid = Grid((spread, across), _THREADS, 1, form.table_bytes)
+                launch = self._launch("slopes", "slopes_of", macros, grid, records)
+                self._slopes.append((start, count, launch))
         if shape:
             clusters = -(-self._N // shape.rows) * shape.blocks
             grid = Grid((clusters, dirs), shape.threads, shape.blocks, shape.shared_bytes)

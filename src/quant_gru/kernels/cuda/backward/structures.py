@@ -36,15 +36,36 @@ ProjectedC = structure(
     **_all(_POINTER, "product channels"),
     **_all(_INT, "columns planes weight_planes"),
     **_all(ctypes.c_double, "lo hi"),
+    **_all(_FLOAT, "low high"),
 )
+_GATES_C = {
+    name: structure(f"Gates_{name}", **_all(_FLOAT, "s_z s_r s_g s_h s_Rh"), cell=CELL_C[name])
+    for name in CELL_C
+}
 SLOPES_C = {
     name: structure(
         f"Slopes_{name}",
         **_all(ProjectedC, "W R"),
         **_all(_POINTER, "out h0 lengths held of_R of_W"),
         **_all(_INT, "h_kind T N H reverse first rows"),
-        **_all(_FLOAT, "s_z s_r s_g s_h s_Rh"),
-        cell=CELL_C[name],
+        gates=_GATES_C[name],
+    )
+    for name in CELL_C
+}
+_PRODUCT_C = structure(
+    "ProductC",
+    **_all(_POINTER, "weights channels rows"),
+    padded=_INT,
+    **_all(ctypes.c_double, "lo hi"),
+    **_all(_FLOAT, "low high"),
+)
+SLOPES_BYTES_C = {
+    name: structure(
+        f"SlopesBytes_{name}",
+        **_all(_PRODUCT_C, "W R"),
+        **_all(_POINTER, "lengths held of_R of_W"),
+        **_all(_INT, "N H rows share h_less"),
+        gates=_GATES_C[name],
     )
     for name in CELL_C
 }

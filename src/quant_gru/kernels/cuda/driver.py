@@ -23,6 +23,7 @@ _PORTABLE = 8
 _PROBE = Kernel.of("probe", "probe", {})
 _PROBE_THREADS, _PROBE_BYTES = 256, 128 << 10
 
+_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 AttributeC = structure("AttributeC", id=ctypes.c_int, pad=ctypes.c_int, value=ctypes.c_uint32 * 16)
 ConfigC = structure(
@@ -52,11 +53,16 @@ class Loaded:
         self.lock = threading.Lock()
         config: Any = ConfigC()
         config.grid[2] = config.block[1] = config.block[2] = 1
+        wanted = []
         if grid.cluster > 1:
-            self._attribute: Any = AttributeC()
-            self._attribute.id = _CLUSTER_DIMENSION
-            self._attribute.value[0:3] = [grid.cluster, 1, 1]
-            config.attributes, config.count = ctypes.addressof(self._attribute), 1
+            wanted.append((_CLUSTER_DIMENSION, [grid.cluster, 1, 1]))
+        if grid.together:
+            wanted.append((_COOPERATIVE, [1, 0, 0]))
+        if wanted:
+            self._attributes: Any = (AttributeC * len(wanted))()
+            for attribute, (kind, value) in zip(self._attributes, wanted, strict=True):
+                attribute.id, attribute.value[0:3] = kind, value
+            config.attributes, config.count = ctypes.addressof(self._attributes), len(wanted)
         self.config = config
 
     def configure(self, grid: Grid, stream: int) -> int:

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #define QG_HOST
@@ -29,6 +30,8 @@ struct Index {
 };
 
 namespace host {
+
+constexpr size_t kStack = 96 << 10;  // of a fiber
 
 struct Barrier {
     int waiting = 0;
@@ -68,7 +71,7 @@ struct Fiber {
     ucontext_t context;
     jmp_buf jump;
     bool started = false;
-    std::vector<char> stack;
+    std::unique_ptr<char[]> stack;
     Block *block;
     unsigned thread;
     bool done = false;
@@ -139,10 +142,10 @@ inline void run(std::function<void()> kernel, int blocks_x, int blocks_y, int th
                 Fiber &f = fibers[size_t(i) * threads + thread];
                 f.block = &block;
                 f.thread = unsigned(thread);
-                f.stack.resize(96 << 10);
+                f.stack.reset(new char[kStack]);  // not cleared: most of it is never used
                 getcontext(&f.context);
-                f.context.uc_stack.ss_sp = f.stack.data();
-                f.context.uc_stack.ss_size = f.stack.size();
+                f.context.uc_stack.ss_sp = f.stack.get();
+                f.context.uc_stack.ss_size = kStack;
                 f.context.uc_link = nullptr;
                 makecontext(&f.context, entry, 0);
             }

@@ -12,7 +12,8 @@
 //   CL             blocks of a cluster
 //   MT, NT         tiles of 16 units and of 8 rows of a block
 //   WARPS          warps of a block
-//   LOADS, PARKED  loads of 16 bytes a thread by which a warp reads its part of the depth: 32 * LOADS
+//   LOADS, PARKED  loads of 16 bytes a thread by which a warp reads its part of the depth: 32 *
+//   LOADS
 //                  gradients; those at the end whose weights stand in shared memory
 //   CHUNK, AHEAD   loads of a row that are checked at once; checks ahead of which they are issued
 //   OPERAND == 0, HALF: as elsewhere
@@ -63,9 +64,9 @@ inline uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     back_grid(const __grid_constant__ Numbers p) {
     QG_SHARED(memory);
-    uint4 *const parked = (uint4 *)memory;                          // [PARKED * 2][MT][kThreads]
+    uint4 *const parked = (uint4 *)memory;  // [PARKED * 2][MT][kThreads]
     float *const sums = (float *)(parked + PARKED * 2 * MT * kThreads);  // [2][WARPS][n][unit]
-    float *const received = sums + 2 * kSums;                       // [2][from][kOwned][2]
+    float *const received = sums + 2 * kSums;                            // [2][from][kOwned][2]
     uint64_t *const barriers = (uint64_t *)(received + (CL > 1 ? 2 * CL * kOwned * 2 : 0));
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int lane8 = lane / 4, quad = lane % 4;
@@ -170,8 +171,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 for (int gate = 0; gate < 3; ++gate) {
                     uint32_t *const word = (uint32_t *)(to[e] + reordered(gate, 0, H));
                     store_relaxed(
-                        word, bf16_pair(slope(ahead[e].slopes.of[0], 1 + gate) * d.of[0] * p.scale,
-                                        slope(ahead[e].slopes.of[1], 1 + gate) * d.of[1] * p.scale));
+                        word,
+                        bf16_pair(slope(ahead[e].slopes.of[0], 1 + gate) * d.of[0] * p.scale,
+                                  slope(ahead[e].slopes.of[1], 1 + gate) * d.of[1] * p.scale));
                     // who waits for a word should not read it from far away
                     if (s + 2 < T) prefetch((Operand *)word + 6 * state_step);
                 }
@@ -257,8 +259,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         __syncthreads();
 
         const auto sum_of = [&](int pair) {
-            const float *const at = sums + parity * kSums + pair / (kUnits / 2) * kStride +
-                                    pair % (kUnits / 2) * 2;
+            const float *const at =
+                sums + parity * kSums + pair / (kUnits / 2) * kStride + pair % (kUnits / 2) * 2;
             Two total = *(const Two *)at;
 #pragma unroll
             for (int i = 1; i < WARPS; ++i) {
@@ -285,8 +287,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             const int pair = (i + (rank + 1) * kOwned) % kPairs, owner = pair / kOwned;
             if (i >= kPairs) continue;
             const Two total = sum_of(pair);
-            float *const place =
-                received + ((parity * CL + rank) * kOwned + pair % kOwned) * 2;
+            float *const place = received + ((parity * CL + rank) * kOwned + pair % kOwned) * 2;
             uint2 both;
             both.x = float_bits(total.of[0]);
             both.y = float_bits(total.of[1]);

@@ -75,7 +75,8 @@ class GridShape:
         """Registers of a thread, about."""
         held = (self.loads - self.parked) * self.tiles * 8
         read = min(1 + self.ahead, self.loads // self.chunk) * self.chunk * self.columns * 4
-        return held + self.tiles * self.columns * 4 + read + _BESIDE
+        elements = -(-self.pairs // (self.blocks * self.threads))
+        return held + self.tiles * self.columns * 4 + read + _BESIDE + 12 * (elements - 1)
 
     @property
     def pairs(self) -> int:

@@ -331,8 +331,8 @@ class Schedule:
                 self._launch("back", "back", shape.macros(self._half, 0, dirs), grid, back)
             ]
         elif whole:
-            across = (whole.groups * whole.blocks, -(-self._N // whole.rows))
-            grid = Grid(across, whole.threads, whole.blocks, whole.shared_bytes, together=True)
+            blocks_of = (whole.groups * whole.blocks, -(-self._N // whole.rows))
+            grid = Grid(blocks_of, whole.threads, whole.blocks, whole.shared_bytes, together=True)
             self._back = [
                 self._launch("back_grid", "back_grid", whole.macros(self._half), grid, each)
                 for each in grids

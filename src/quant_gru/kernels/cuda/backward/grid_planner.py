@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 
 from quant_gru._errors import QuantGRUError
 
@@ -76,7 +77,7 @@ class GridShape:
         held = (self.loads - self.parked) * self.tiles * 8
         read = min(1 + self.ahead, self.loads // self.chunk) * self.chunk * self.columns * 4
         elements = -(-self.pairs // (self.blocks * self.threads))
-        return held + self.tiles * self.columns * 4 + read + _BESIDE + 12 * (elements - 1)
+        return held + self.tiles * self.columns * 4 + read + _BESIDE + 20 * (elements - 1)
 
     @property
     def pairs(self) -> int:
@@ -135,32 +136,21 @@ def candidates(H: int, N: int, clusters: Mapping[int, int]) -> Iterator[GridShap
         clusters: Blocks of a cluster -> how many such clusters the device holds at once.
     """
     most = _MOST_SHARED if len(clusters) > 1 else _MOST_SHARED_ALONE
-    for blocks in clusters:
-        if blocks > 8:
+    for blocks, tiles, columns, chunk in product(
+        clusters, range(1, 9), (1, 2, 3, 4, 6, 8), range(1, 7)
+    ):
+        # few loads at once are waited for, but enough to be on their way
+        if blocks > 8 or not 4 <= chunk * columns <= 8:
             continue
-        for tiles in range(1, 9):
-            for columns in (1, 2, 3, 4, 6, 8):
-                for chunk in (1, 2, 4):
-                    if chunk * columns > 8 or (chunk < 4 and chunk * columns < 4):
-                        continue
-                    shape = GridShape(H, blocks, tiles, columns, _WARPS, 0, chunk, 1)
-                    if shape.clusters(N) > clusters[blocks]:
-                        continue
-                    over = shape.registers - _REGISTERS
-                    parked = max(0, -(-over // (8 * tiles)))
-                    if parked > shape.loads:
-                        continue
-                    for ahead in (2, 1):
-                        found = GridShape(
-                            H, blocks, tiles, columns, _WARPS, parked + ahead - 1, chunk, ahead
-                        )
-                        if (
-                            found.parked <= found.loads
-                            and found.registers <= _REGISTERS
-                            and found.shared_bytes <= most
-                        ):
-                            yield found
-                            break
+        for ahead in (2, 1):
+            shape = GridShape(H, blocks, tiles, columns, _WARPS, 0, chunk, ahead)
+            if shape.clusters(N) > clusters[blocks]:
+                break
+            parked = max(0, -(-(shape.registers - _REGISTERS) // (8 * tiles)))
+            shape = replace(shape, parked=parked)
+            if parked <= shape.loads and shape.shared_bytes <= most:
+                yield shape
+                break
 
 
 def step_time(shape: GridShape, N: int) -> float:

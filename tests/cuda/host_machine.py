@@ -24,11 +24,13 @@ KINDS |= dict.fromkeys(("measure", "settle"), "Weights")
 KINDS |= {"clear": "Mask", "carry": "Carry"}
 KINDS |= {"take": "Take", "between": "Between", "give": "Give"}
 KINDS |= {"operands": "Operands"}
-KINDS |= {"back_step": "Numbers"}
+KINDS |= {"back_step": "Numbers", "back_grid": "Numbers"}
 _LAUNCH = """
 #include "{source}.cu"
-extern "C" void launch(const void *p, int x, int y, int threads, int cluster, long shared) {{
-    host::run([p] {{ {function}(*(const {kind} *)p); }}, x, y, threads, cluster, size_t(shared));
+extern "C" void launch(const void *p, int x, int y, int threads, int cluster, long shared,
+                       bool together) {{
+    host::run([p] {{ {function}(*(const {kind} *)p); }}, x, y, threads, cluster, size_t(shared),
+              together);
 }}
 """
 
@@ -75,6 +77,7 @@ class Host:
             grid.threads,
             grid.cluster,
             ctypes.c_long(grid.shared_bytes),
+            ctypes.c_bool(grid.together),
         )
 
     def prepare(self, kernel, grid, arguments):

@@ -11,6 +11,7 @@ import pytest
 
 from quant_gru import QuantGRUError
 from quant_gru.kernels.cuda import cache, compiler, planner
+from quant_gru.kernels.cuda.backward.grid_planner import GridShape
 from quant_gru.kernels.cuda.backward.planner import BackShape
 from quant_gru.kernels.cuda.backward.slopes import SlopesShape
 from quant_gru.kernels.cuda.frozen import Form
@@ -95,6 +96,12 @@ def backward_variants(arch):
         if shape[1] == 1 or arch != "sm_80":
             found = BackShape(*shape)
             yield "backward/back", {**PLAIN, **found.macros(shape[5] == 1, 0, 2)}
+    # units, blocks, tiles, columns, warps, parked, chunk, ahead
+    for index, shape in enumerate(
+        ((1024, 1, 2, 2, 8, 4, 2, 2), (1024, 2, 4, 2, 8, 3, 2, 2), (800, 1, 1, 1, 8, 1, 4, 2))
+    ):
+        if shape[1] == 1 or arch != "sm_80":
+            yield "backward/back_grid", {**PLAIN, **GridShape(*shape).macros(index < 2)}
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -62,7 +62,10 @@ def check(host, monkeypatch, tapes, shape=None, precision="bf16"):
         expected = slopes_of(host, tapes, precision, False)
     with monkeypatch.context() as m:
         if shape is not None:
-            choose = lambda H, rows, padded, tables, _: shapes.SlopesShape(*shape, padded, tables)
+
+            def choose(H, rows, padded, tables, _):
+                return shapes.SlopesShape(*shape, padded, tables)
+
             m.setattr(schedule, "slopes_shape", choose)
             # several tiles to a group
             m.setattr(shapes, "_MULTIPROCESSORS", 1)

@@ -24,6 +24,7 @@ _PORTABLE = 8
 _PROBE = Kernel.of("probe", "probe", {})
 _PROBE_THREADS, _PROBE_BYTES = 256, 128 << 10
 
+_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: a kernel is set up while the one before
 # it runs, and waits for it itself (`follow_previous` in ptx.cuh)
@@ -58,14 +59,18 @@ class Loaded:
         self.lock = threading.Lock()
         config: Any = ConfigC()
         config.grid[2] = config.block[1] = config.block[2] = 1
-        values = {_CLUSTER_DIMENSION: [grid.cluster, 1, 1]} if grid.cluster > 1 else {}
-        if follows:
-            values[_FOLLOWS] = [1]
-        self._attributes: Any = (AttributeC * max(len(values), 1))()
-        for attribute, (number, value) in zip(self._attributes, values.items(), strict=False):
-            attribute.id = number
-            attribute.value[: len(value)] = value
-        config.attributes, config.count = ctypes.addressof(self._attributes), len(values)
+        wanted = []
+        if grid.cluster > 1:
+            wanted.append((_CLUSTER_DIMENSION, [grid.cluster, 1, 1]))
+        if grid.together:
+            wanted.append((_COOPERATIVE, [1, 0, 0]))
+        elif follows:
+            wanted.append((_FOLLOWS, [1, 0, 0]))
+        if wanted:
+            self._attributes: Any = (AttributeC * len(wanted))()
+            for attribute, (kind, value) in zip(self._attributes, wanted, strict=True):
+                attribute.id, attribute.value[0:3] = kind, value
+            config.attributes, config.count = ctypes.addressof(self._attributes), len(wanted)
         self.config = config
 
     def configure(self, grid: Grid, stream: int) -> int:

@@ -47,12 +47,14 @@ class Grid:
         threads: Threads of a block.
         cluster: Blocks in x that form a cluster.
         shared_bytes: Shared memory of a block.
+        together: Whether blocks wait for each other: all of them have to be there at once.
     """
 
     blocks: tuple[int, int]
     threads: int
     cluster: int = 1
     shared_bytes: int = 0
+    together: bool = False
 
 
 class Prepared(Protocol):

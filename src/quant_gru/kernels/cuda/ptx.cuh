@@ -192,6 +192,24 @@ inline void send_to(uint32_t to, uint32_t barrier, const uint2 &v) {
         : "memory");
 }
 
+// Global memory that other blocks write or read during the launch: 16 bytes, each word of which is
+// old or new for itself, and a word.
+inline uint4 load_relaxed(const void *from) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.b32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(__cvta_generic_to_global(from))
+                 : "memory");
+    return v;
+}
+inline void store_relaxed(uint32_t *to, uint32_t v) {
+    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(v)
+                 : "memory");
+}
+inline void prefetch(const void *from) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from)));
+}
+
 // The value of the lane whose number differs in the bits of `mask`.
 inline int64_t shuffle_xor(int64_t v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 

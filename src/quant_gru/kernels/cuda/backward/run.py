@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through
-from quant_gru.kernels.cuda.backward import planner
+from quant_gru.kernels.cuda.backward import grid_planner, planner
 from quant_gru.kernels.cuda.backward.call import PRECISIONS, Call, Precision
 from quant_gru.kernels.cuda.backward.pieces import Joined, most_steps, pieces
 from quant_gru.kernels.cuda.backward.schedule import Schedule
@@ -129,6 +129,7 @@ def _schedule_of(
         precision,
         id(machine),
         os.environ.get(planner.VARIABLE),
+        os.environ.get(grid_planner.VARIABLE),
     )
     schedule = known.get(key)
     # an id may be that of a later object

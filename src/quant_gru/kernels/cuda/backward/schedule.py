@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quant_gru.integer.backward import Gradients, Wanted
-from quant_gru.kernels.cuda.backward import planner
+from quant_gru.kernels.cuda.backward import grid_planner, planner
 from quant_gru.kernels.cuda.backward.call import Call, Precision, weights_of
 from quant_gru.kernels.cuda.backward.slopes import choose as slopes_shape
 from quant_gru.kernels.cuda.backward.structures import (
@@ -19,6 +19,7 @@ from quant_gru.kernels.cuda.backward.structures import (
     SLOPES_BYTES_C,
     SLOPES_C,
     BackC,
+    BackGridC,
     BackStepC,
     OuterC,
 )
@@ -98,6 +99,10 @@ class Schedule:
             2 if precision.exact_weights and self._weight_planes[1] == 2 else 1,
             clusters,
         )
+        self._grid: grid_planner.GridShape | None = None
+        if precision.operand == 0 and (self._shape is None or grid_planner.wanted()):
+            self._grid = grid_planner.choose(self._H, self._N, machine.clusters())
+            self._shape = None if self._grid else self._shape
         self._plan(calls)
 
     def belongs_to(self, calls: Sequence[Call]) -> bool:
@@ -159,7 +164,9 @@ class Schedule:
         H, dirs, rows, wanted = self._H, self._dirs, self._rows, self._wanted
         operand = {"OPERAND": self._precision.operand, "HALF": int(self._half)}
         dtype = self._precision.dtype
-        shape = self._shape
+        shape, whole = self._shape, self._grid
+        laid = shape or whole
+        layout = laid.layout() if laid else {"count": 0}
 
         operands: Any = OPERANDS_C[dirs]()
         weights, taken, fragments = operands.weights, operands.taken, operands.fragments
@@ -174,6 +181,7 @@ class Schedule:
                     record.first = start
             slopes.append(records)
         back: Any = (BackC * dirs)()
+        grids: Any = (BackGridC * dirs)()
         steps: Any = (BackStepC * dirs)()
         outer: Any = (OuterC * dirs)()
         weights.H, taken.rows, taken.chunk = H, rows, self._chunk
@@ -185,6 +193,7 @@ class Schedule:
         self._real_codes: list[list[_Matrix]] = [[] for _ in calls]
         self._outer: list[tuple[_Matrix, _Matrix]] = []
         self._R_product: list[_Matrix] = []
+        self._absent: list[_Matrix] = []
         self._d: list[_Matrix] = []
         self._steps = steps
         chunk = max(64, -(-rows // _SUMMED))
@@ -218,7 +227,7 @@ class Schedule:
                     (p, "channels"),
                     *((each, "channels") for each in of_channels),
                 )
-                if (wanted.x, shape is None)[i]:
+                if (wanted.x, not layout["count"])[i]:
                     self._real_weights[d].append(self._take(3 * H, K, dtype, (p, "real")))
                 self._read(d, ("x", "out")[i], c, "codes")
                 if i:
@@ -277,7 +286,7 @@ class Schedule:
                 gates.s_z, gates.s_r, gates.s_g = (q[f"gate.{gate}_out"].scale for gate in "zrg")
                 gates.s_h, gates.s_Rh = plan.h.scale, q["matmul.Rh"].scale
                 gates.cell = call.numbers.frozen.cells[call.form.real]
-            o, b = outer[d], (back if shape else steps)[d]
+            o, b = outer[d], (back if shape else grids if whole else steps)[d]
             self._strided.append(b)
             for name in ("grad_out", "grad_last", "nan", "lengths"):
                 self._read(d, name, b, name)
@@ -288,13 +297,23 @@ class Schedule:
             self._take(rows * H, words, torch.int32, *of_W, (o, "of_W"))
             self._d.append(self._take(rows * H, 1, torch.float32, (b, "d"), (o, "d")))
             dWx = self._take(rows, 3 * H, dtype, *([(o, "dWx")] if wanted.x or wanted.W else []))
-            if shape:
+            if layout["count"]:
                 b.T, b.reverse = self._T, call.reverse
-                self._read(d, "s_R", b, "scales")
                 self._read(d, "dh0", b, "dh0")
-                self._fill_fragments(fragments[d], d, plan.weights.R.dtype)
-                self._take(shape.fragments, 1, torch.int32, (b, "weights"), (fragments[d], "to"))
+                p = fragments[d]
+                self._read(d, "R", p, "codes")
+                p.kind, p.H = KINDS[plan.weights.R.dtype], H
+                for name, value in layout.items():
+                    setattr(p, name, value)
+                self._take(layout["count"], 1, torch.int32, (b, "weights"), (p, "to"))
+            if shape:
+                self._read(d, "s_R", b, "scales")
                 dRh = self._take(rows, 3 * H, dtype, *([(o, "dRh")] if wanted.R else []))
+            elif whole:
+                self._read(d, "s_R", p, "scales")
+                b.scale = p.activation_scale = plan.h.scale
+                dRh = self._take(rows, 3 * H, dtype, (b, "dRh"))
+                self._absent.append(_Matrix(dRh.start, rows, 3 * H // 2, torch.int32))
             else:
                 b.scale = plan.h.scale
                 self._read(d, "dh0", b, "dh")
@@ -309,7 +328,7 @@ class Schedule:
 
         operands.of_weights = -(-3 * H // 8)
         operands.of_codes = min(-(-rows // 8), _MOST_BLOCKS)
-        of_fragments = -(-shape.fragments // _THREADS) if shape else 0
+        of_fragments = -(-layout["count"] // _THREADS)
         blocks = dirs * (2 * (operands.of_weights + operands.of_codes) + of_fragments)
         macros: dict[str, object] = {"OPERAND": self._precision.operand, "HALF": 1}
         grid = Grid((blocks, 1), _THREADS)
@@ -346,6 +365,13 @@ class Schedule:
             self._back = [
                 self._launch("back", "back", shape.macros(self._half, 0, dirs), grid, back)
             ]
+        elif whole:
+            blocks_of = (whole.groups * whole.blocks, -(-self._N // whole.rows))
+            grid = Grid(blocks_of, whole.threads, whole.blocks, whole.shared_bytes, together=True)
+            self._back = [
+                self._launch("back_grid", "back_grid", whole.macros(self._half), grid, each)
+                for each in grids
+            ]
         else:
             grid = Grid((self._N, -(-H // _THREADS)), _THREADS)
             self._back = [
@@ -358,16 +384,7 @@ class Schedule:
         if wanted.bw or wanted.br:
             grid = Grid((-(-6 * H // 32), dirs), _THREADS, 1, 8 * 32 * 4)
             self._after.append(self._launch("outer", "outer_sums", macros, grid, outer))
-        self._keep = (operands, slopes, back, steps, outer)
-
-    def _fill_fragments(self, p: Any, direction: int, dtype: torch.dtype) -> None:
-        shape = self._shape
-        assert shape is not None
-        self._read(direction, "R", p, "codes")
-        p.kind, p.H = KINDS[dtype], self._H
-        p.U, p.CL, p.MT, p.KS = shape.units, shape.blocks, shape.tiles, shape.split
-        p.KP, p.WP, p.groups = shape.depth, shape.weight_planes, shape.groups
-        p.count = shape.fragments
+        self._keep = (operands, slopes, back, grids, steps, outer)
 
     # What follows is done at each call.
 
@@ -390,6 +407,11 @@ class Schedule:
             launch.start(stream)
         if self._shape is not None:
             self._back[0].start(stream)
+        elif self._grid is not None:
+            # one after the other: each may need the whole GPU
+            for absent, launch in zip(self._absent, self._back, strict=True):
+                absent.of(words).fill_(-1)
+                launch.start(stream)
         else:
             for d, call in enumerate(calls):
                 self._back_steps(d, call.reverse, memory, stream)

@@ -114,7 +114,7 @@ def test_the_whole_gpu(monkeypatch, H, N):
         for _ in range(3):
             (again,) = check([tape], "bf16")
             assert all(map(torch.equal, values(first), values(again)))
-    monkeypatch.delenv(grid_planner.VARIABLE)
+    monkeypatch.delenv(grid_planner.VARIABLE, raising=False)
     check([tape], "bf16")
 
 

@@ -26,9 +26,6 @@ _PROBE_THREADS, _PROBE_BYTES = 256, 128 << 10
 
 _COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-# CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: a kernel is set up while the one before
-# it runs, and waits for it itself (`follow_previous` in ptx.cuh)
-_FOLLOWS = 6
 AttributeC = structure("AttributeC", id=ctypes.c_int, pad=ctypes.c_int, value=ctypes.c_uint32 * 16)
 ConfigC = structure(
     "ConfigC",
@@ -46,14 +43,12 @@ class Loaded:
 
     Attributes:
         function: The driver's handle.
-        follows: Whether it may be set up while the kernel before it runs.
         shared_bytes: Shared memory that a block may have.
         config: Launch configuration; grid, block, shared memory and stream change per call.
     """
 
-    def __init__(self, function: Any, grid: Grid, follows: bool) -> None:
+    def __init__(self, function: Any, grid: Grid) -> None:
         self.function = function
-        self.follows = follows
         self.address = int(function)
         self.shared_bytes = grid.shared_bytes
         self.lock = threading.Lock()
@@ -64,8 +59,6 @@ class Loaded:
             wanted.append((_CLUSTER_DIMENSION, [grid.cluster, 1, 1]))
         if grid.together:
             wanted.append((_COOPERATIVE, [1, 0, 0]))
-        elif follows:
-            wanted.append((_FOLLOWS, [1, 0, 0]))
         if wanted:
             self._attributes: Any = (AttributeC * len(wanted))()
             for attribute, (kind, value) in zip(self._attributes, wanted, strict=True):
@@ -88,7 +81,7 @@ class Prepared:
 
     def __init__(self, device: Device, loaded: Loaded, grid: Grid, arguments: Any) -> None:
         self._device = device
-        self._loaded = Loaded(loaded.function, grid, loaded.follows)
+        self._loaded = Loaded(loaded.function, grid)
         self._config = self._loaded.config
         self._at = self._loaded.configure(grid, 0)
         self._arguments = arguments
@@ -120,7 +113,7 @@ class Device:
                 f"Expected compute capability {_OLDEST[0]}.{_OLDEST[1]} or later, "
                 f"got {capability[0]}.{capability[1]}"
             )
-        self.has_clusters = self.follows = capability >= _CLUSTERS_SINCE
+        self.has_clusters = capability >= _CLUSTERS_SINCE
         self.arch = f"sm_{capability[0]}{capability[1]}" + ("a" if capability == (9, 0) else "")
         self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(index))
         self.start = _launcher()
@@ -219,7 +212,7 @@ class Device:
                 settings[attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
             for name, value in settings.items():
                 self._check(driver.cuFuncSetAttribute(function, name, value))
-            loaded = Loaded(function, grid, self.follows)
+            loaded = Loaded(function, grid)
             self._loaded[kernel, grid.cluster] = loaded
         return loaded
 

@@ -17,7 +17,6 @@ struct Numbers {
 
 // Codes of x as signed bytes: one plane, or x = 256 * first + second + 128.
 extern "C" __global__ void __launch_bounds__(256) split(const __grid_constant__ Numbers p) {
-    follow_previous();
     const int64_t rows = p.s.T * p.s.N, row = blockIdx.x;
     for (int64_t k = threadIdx.x; k < p.padded_C; k += blockDim.x) {
         int v = 0;
@@ -59,7 +58,6 @@ inline int64_t of_plane(const Numbers &p, int64_t row, int64_t channel) {
 
 // A block: one step of a tile.
 extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__ Numbers p) {
-    follow_previous();
     const int NB = (int)p.NB, log_NB = NB == 8 ? 3 : NB >> 1, count = (int)p.groups * 16 * NB;
     const int tiles = (int)p.tiles, H = (int)p.s.H;
     const int t = blockIdx.x / tiles, tile = blockIdx.x % tiles;
@@ -85,7 +83,6 @@ extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__
 
 // Few rows: a warp makes the three sums of one unit.
 extern "C" __global__ void __launch_bounds__(256) project(const __grid_constant__ Numbers p) {
-    follow_previous();
     const int64_t H = p.s.H, C = p.s.C, at = blockIdx.x;
     const int64_t t = at / p.s.N, row = at % p.s.N;
     const int lane = threadIdx.x % 32;

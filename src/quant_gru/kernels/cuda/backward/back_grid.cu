@@ -63,7 +63,6 @@ inline uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     back_grid(const __grid_constant__ Numbers p) {
-    follow_previous();
     QG_SHARED(memory);
     uint4 *const parked = (uint4 *)memory;  // [PARKED * 2][MT][kThreads]
     float *const sums = (float *)(parked + PARKED * 2 * MT * kThreads);  // [2][WARPS][n][unit]

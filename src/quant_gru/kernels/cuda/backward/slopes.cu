@@ -96,7 +96,6 @@ struct Element {
 // A block: some rows of 32 units.
 extern "C" __global__ void __launch_bounds__(256, BYTES ? 3 : 1)
     slopes_of(const __grid_constant__ Pair pair) {
-    follow_previous();
     const Numbers &p = pair.d[blockIdx.y % DIRS];
     QG_SHARED(memory);
     Reader<TZ> z_of;

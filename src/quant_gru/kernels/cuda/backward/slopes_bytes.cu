@@ -174,7 +174,6 @@ inline void put(const Numbers &p, const Readers &tables, Tile::Sums &Wx, Tile::S
 // other.
 extern "C" __global__ void __launch_bounds__(Tile::kThreads, 384 / Tile::kThreads)
     slopes_bytes(const __grid_constant__ Pair pair) {
-    follow_previous();
     const Numbers &p = pair.d[blockIdx.y % DIRS];
     QG_SHARED(memory);
     const Cell<Real> &c = p.gates.cell;

@@ -63,7 +63,7 @@ def check(host, monkeypatch, tapes, shape=None, precision="bf16"):
     with monkeypatch.context() as m:
         if shape is not None:
 
-            def choose(H, rows, padded, tables, _):
+            def choose(H, rows, padded, tables, clusters):
                 return shapes.SlopesShape(*shape, padded, tables)
 
             m.setattr(schedule, "slopes_shape", choose)
@@ -75,25 +75,26 @@ def check(host, monkeypatch, tapes, shape=None, precision="bf16"):
 
 
 @pytest.mark.parametrize(
-    ("C", "H", "T", "N", "shape"),
+    ("C", "H", "T", "N", "shape", "reverse"),
     [
-        (5, 20, 6, 5, None),
-        (1, 1, 1, 1, None),
-        (16, 16, 7, 11, (1, 1)),
-        (70, 40, 9, 9, (2, 1)),
-        (33, 67, 5, 21, (4, 2)),
-        (130, 24, 4, 33, (1, 3)),
+        (5, 20, 6, 5, None, True),
+        (1, 1, 1, 1, None, False),
+        (16, 16, 7, 11, (1, 1), True),
+        (70, 40, 9, 9, (2, 1), False),
+        (33, 67, 5, 21, (4, 2), True),
+        (130, 24, 4, 33, (1, 3), False),
     ],
 )
-@pytest.mark.parametrize("reverse", [False, True])
 def test_sizes(host, monkeypatch, C, H, T, N, shape, reverse):
     """Features of no stage, units and rows of no tile, more rows than groups hold at once."""
     (plan,) = plans_of(C, H)
     check(host, monkeypatch, [random_tape(plan, T, N, reverse=reverse)], shape)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize(("lengths", "held"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("precision", "lengths", "held"),
+    [("bf16", True, False), ("fp32", False, True), ("bf16", True, True), ("fp32", False, False)],
+)
 def test_units_that_stay(host, monkeypatch, precision, lengths, held):
     (plan,) = plans_of(5, 20, zoneout=0.2)
     tape = random_tape(plan, 6, 5, lengths=lengths, held=held, reverse=True)

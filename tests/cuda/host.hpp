@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <vector>
 
@@ -56,6 +57,12 @@ struct Block {
     Transfers transfers[2];
 };
 
+struct Copy {  // of no bytes: the end of a group
+    void *to;
+    const void *from;
+    int bytes;
+};
+
 struct Fiber {
     ucontext_t context;
     jmp_buf jump;
@@ -64,6 +71,7 @@ struct Fiber {
     Block *block;
     unsigned thread;
     bool done = false;
+    std::deque<Copy> copies;
 };
 
 inline Fiber *self;
@@ -253,6 +261,26 @@ inline uint32_t address_in(uint32_t address, uint32_t rank) {
     return (address & 0xFFFFFF) | rank << 24;
 }
 inline uint32_t pinned(uint32_t address) { return address; }
+// what is copied arrives as late as it may
+template <int kBytes>
+inline void copy_async(void *to, const void *from) {
+    host::self->copies.push_back({to, from, kBytes});
+}
+inline void copies_started() { host::self->copies.push_back({nullptr, nullptr, 0}); }
+template <int kPending>
+inline void copies_done() {
+    auto &copies = host::self->copies;
+    long groups = 0;
+    for (const auto &c : copies) groups += c.bytes == 0;
+    while (groups > kPending) {
+        const host::Copy c = copies.front();
+        copies.pop_front();
+        if (c.bytes == 0)
+            --groups;
+        else
+            std::memcpy(c.to, c.from, size_t(c.bytes));
+    }
+}
 template <class Value>
 inline Value load_at(uint32_t address) {
     Value v;

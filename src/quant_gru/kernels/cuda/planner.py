@@ -18,6 +18,9 @@ _REGISTERS = 65536  # of a multiprocessor
 _MOST_THREADS = 512
 # registers of a thread beside its weights: the gate arithmetic of one element and of four
 _BESIDE = {1: 72, 2: 88, 4: 112}
+# steps whose input projection is on its way or in use
+RING = 4
+SETS = True
 _FEWEST = 32  # with fewer, a thread is busy with nothing but spilled registers
 
 
@@ -70,6 +73,11 @@ class Shape:
         beside = _BESIDE[self.elements] * (form.state_bytes + 1) // 2
         return max(0, self.weight_registers(form) + beside - allowed)
 
+    def sets(self, form: Form) -> int:
+        """Accumulators of a gate: two where a scheduler has one warp and registers are left."""
+        alone = self.threads <= 128 and form.weight_bytes == form.state_bytes == 1
+        return 2 if SETS and alone and self.features > 64 else 1
+
     def macros(self, form: Form, H: int, directions: int) -> dict[str, object]:
         """What recurrent.cu is specialized on."""
         return {
@@ -88,6 +96,8 @@ class Shape:
             **dict(zip(("TZ", "TR", "TG"), form.tables, strict=True)),
             "COPY": copied_bytes(form, H),
             "DIRS": directions,
+            "RING": RING,
+            "SETS": self.sets(form),
             **form.products,
         }
 
@@ -101,7 +111,9 @@ class Shape:
         halves = self.split * self.spread
         owned = max(1, self.rows // halves)
         stage = 2 * groups * halves * form.state_bytes * owned * 16
-        return state + exchange + (stage if self.blocks > 1 else 0) + 16 + form.table_bytes
+        ring = RING * self.threads * self.elements * (8 if form.wide_input else 4)
+        received = stage if self.blocks > 1 else 0
+        return state + exchange + received + 16 + ring + form.table_bytes
 
 
 @lru_cache(maxsize=4096)

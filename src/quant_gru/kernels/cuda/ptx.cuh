@@ -145,6 +145,21 @@ inline void store(uint32_t address, const uint4 &v) {
                  : "memory");
 }
 
+// Bytes from global to shared memory that arrive later: 4, 8 or 16, all that a thread copies
+// between two calls of `copies_started` together, in order.
+template <int kBytes>
+inline void copy_async(void *to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from),
+                 "n"(kBytes)
+                 : "memory");
+}
+inline void copies_started() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most kPending of these groups, of this thread, are on their way.
+template <int kPending>
+inline void copies_done() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 // As `send`, to addresses that `address_in` gave.
 inline void send_to(uint32_t to, uint32_t barrier, const uint4 &v) {
     asm volatile(

@@ -14,6 +14,8 @@
 //   TZ, TR, TG  how the tables are read: 0, 1 or 2, see Reader
 //   COPY        bytes of states that a thread writes at once behind the products, 0: each its own
 //   DIRS        directions of a launch
+//   RING        steps whose input projection is on its way or in use: a power of two
+//   SETS        accumulators of a gate, added up behind the products (HP == WP == 1)
 //   HELD        some units keep their state in some steps
 //   QG_RRH, QG_OLD, QG_NEW: products that are rounded to their own codes
 //   QG_ZONEOUT  states keep a share of what they were
@@ -40,11 +42,14 @@ constexpr int kExchange = KS == 2 ? 2 * kGroups * 2 * kSets * 3 * kElements * 32
 constexpr uint32_t kReceived = HP * NB * UP;
 constexpr int kCopied = COPY ? COPY / HP : 16;  // units of a copy
 constexpr int kUnits = UP / CL;
+constexpr int kAhead = RING - 1;  // steps between the start of a load and its use
+constexpr bool kBits = sizeof(REAL) == 4 && TZ == 0 && TR == 0 && TG == 0;
 
 static_assert(KP % (64 * KS) == 0 && UP % (16 * CL) == 0, "padding");
 static_assert(kHalves <= 2 && (NB == 1 || NB == 2 || NB == 4 || NB == 8), "shape");
 static_assert(KS == 1 || kGroups < 16, "a named barrier for each group");
 static_assert(SPREAD == 1 || NB > 1, "rows are what is spread");
+static_assert(SETS == 1 || (HP == 1 && WP == 1), "sets of the same weight");
 
 #if WX == 1
 typedef uint32_t Stored;  // bytes: update, reset, candidate
@@ -106,34 +111,51 @@ inline int pick(const int (&a)[4], int slot) {
     return slot & 2 ? high : low;
 }
 
-struct Words {
+// What a thread takes of the input projection in one step.
+struct alignas(sizeof(Stored) * kElements < 16 ? sizeof(Stored) * kElements : 16) Words {
     Stored w[kElements];
-#if HELD
-    uint8_t held[kElements];
-#endif
 };
 
-inline void load_words(Words &to, const Stored *from) {
-#if WX == 1
-    if (kElements == 4) {
-        const uint4 v = *(const uint4 *)from;
-        to.w[0] = v.x;
-        to.w[1 % kElements] = v.y;
-        to.w[2 % kElements] = v.z;
-        to.w[3 % kElements] = v.w;
-        return;
-    }
-    if (kElements == 2) {
-        const uint2 v = *(const uint2 *)from;
-        to.w[0] = v.x;
-        to.w[1 % kElements] = v.y;
-        return;
-    }
-    to.w[0] = *from;
-#else
+// Memory keeps up with the steps only where loads start some steps before their use; registers
+// that wait for them would hold up whatever is done next.
+inline void start_words(Words *to, const Stored *from) {
+    constexpr int kPart = sizeof(Words) < 16 ? sizeof(Words) : 16;
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) to.w[e] = from[e];
-#endif
+    for (int i = 0; i < (int)sizeof(Words); i += kPart)
+        copy_async<kPart>((unsigned char *)to + i, (const unsigned char *)from + i);
+}
+
+// A table of floats in shared memory, at the bits of a sum that has the magic number inside.
+struct Bits {
+    uint32_t base;
+
+    inline unsigned char *open(const Table &t, unsigned char *memory) {
+        const int origin = (int)(t.pre_lo - t.pre_zero);
+        for (int i = threadIdx.x; i < (int)t.entries; i += kThreads)
+            copy_async<4>(memory + 4 * i, t.direct + i);
+        base = shared_address(memory) - 4u * (0x4B400000u + (uint32_t)origin);
+        return memory + (t.entries + 1) / 2 * 8;
+    }
+
+    inline float operator()(float sum) const {
+        return load_float(base + 4u * (uint32_t)__float_as_int(sum));
+    }
+};
+
+template <bool kFromBits, int kMode>
+struct Chosen {
+    typedef Reader<kMode> type;
+};
+template <int kMode>
+struct Chosen<true, kMode> {
+    typedef Bits type;
+};
+
+// A code of the state before the first step: kinds are those of containers of OUT bytes.
+inline int given_code(const Sequence &s, int64_t at) {
+    const Code code = ((const Code *)s.h0)[at];
+    if (OUT == 1) return s.h_kind == 0 ? (int)(int8_t)code : (int)code;
+    return OUT == 2 ? (int)(int16_t)code : (int)code;
 }
 
 inline Real unpacked(const Stored &w, int gate, Real offset) {
@@ -158,6 +180,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     int *const exchange = (int *)(memory + 2 * kState);  // [2][group][half][..][lane]
     unsigned char *const stages = (unsigned char *)(exchange + kExchange);
     uint64_t *const barriers = (uint64_t *)(stages + (CL > 1 ? 2 * kGroups * kHalves * kStage : 0));
+    Words *const ring = (Words *)(barriers + 2) + threadIdx.x;  // [step % RING][thread]
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int lane8 = lane / 4, quad = lane % 4;
     const int half = warp % kHalves, local = warp / kHalves;
@@ -168,26 +191,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const int64_t H = p.s.H, N = p.s.N, T = p.s.T;
     const int64_t first_row = (int64_t)tile * NB;
 
-    // the state before the first step, as bytes, and the tables
-    for (int i = threadIdx.x; i < kPlane; i += kThreads) {
-        const int n = i / kStride, k = i % kStride;
-        int code = 0;
-        if (k < H && first_row + n < N)
-            code = (int)(first_code(p.s, (first_row + n) * H + k, p.cell.h_zero) - p.cell.h_offset);
-        state[i] = (unsigned char)code;
-        if (HP == 2) {
-            state[kPlane + i] = (unsigned char)(code >> 8);
-            state[kState + kPlane + i] = 0;
-        }
-        state[kState + i] = 0;
-    }
-    Reader<TZ> z_of;
-    Reader<TR> r_of;
-    Reader<TG> g_of;
-    g_of.open(p.cell.g, r_of.open(p.cell.r, z_of.open(p.cell.z, (unsigned char *)(barriers + 2))));
-    if (CL > 1 && threadIdx.x == 0) {
-        barrier_init(barriers);
-        barrier_init(barriers + 1);
+    // whatever comes from memory is on its way before anything waits
+    typename Chosen<kBits, TZ>::type z_of;
+    typename Chosen<kBits, TR>::type r_of;
+    typename Chosen<kBits, TG>::type g_of;
+    g_of.open(p.cell.g, r_of.open(p.cell.r, z_of.open(p.cell.z, (unsigned char *)(ring - threadIdx.x + RING * kThreads))));
+    copies_started();
+    const int64_t step = p.s.reverse ? -1 : 1, first = p.s.reverse ? T - 1 : 0;
+    const int64_t stride = (int64_t)tiles * groups * 16 * NB, ahead_step = step * stride;
+    const Place mine = place_of(0, quad, half);
+    const Stored *ahead = p.Wx + first * stride + ((int64_t)tile * groups + group) * 16 * NB +
+                          (works(quad, half) ? stored_at(NB, lane8, mine.row8, mine.n) : 0);
+    const int steps = (int)T;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+        if (i < steps) start_words(ring + i * kThreads, ahead);
+        copies_started();
+        ahead += ahead_step;
     }
 
     // this warp's weights
@@ -216,7 +236,36 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             wide_bias[row][gate] = kSets == 1 ? (Real)0 : (Real)b;
             m[row][gate] = (Real)p.m[gate * UP + unit];
         }
-    Real h[kElements];  // magic number added
+    // the state before the first step, as bytes
+    constexpr int kBatch = 8;  // loads at once
+#pragma unroll 1
+    for (int from = threadIdx.x; from < kPlane; from += kBatch * kThreads) {
+        int code[kBatch];
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+            const int i = from + j * kThreads, n = i / kStride, k = i % kStride;
+            code[j] = 0;
+            if (i < kPlane && k < H && first_row + n < N)
+                code[j] = (p.s.h0 ? given_code(p.s, (first_row + n) * H + k) : (int)p.cell.h_zero) -
+                          (int)p.cell.h_offset;
+        }
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+            const int i = from + j * kThreads;
+            if (i >= kPlane) break;
+            state[i] = (unsigned char)code[j];
+            state[kState + i] = 0;
+            if (HP == 2) {
+                state[kPlane + i] = (unsigned char)(code[j] >> 8);
+                state[kState + kPlane + i] = 0;
+            }
+        }
+    }
+    if (CL > 1 && threadIdx.x == 0) {
+        barrier_init(barriers);
+        barrier_init(barriers + 1);
+    }
+
     bool kept[kElements];
     int64_t at[kElements];
     int byte_at[kElements], length[kElements];
@@ -227,17 +276,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const int64_t row = first_row + place.n;
         kept[e] = unit < H && row < N && works(quad, half);
         at[e] = row * H + unit;
-        const int code = kept[e] ? (int)(first_code(p.s, at[e], p.cell.h_zero) - p.cell.h_zero) : 0;
-        h[e] = R::plus((Real)code, R::number());
         length[e] = (int)(kept[e] && p.s.lengths ? p.s.lengths[row] : T);
         byte_at[e] = CL == 1 ? place.n * kStride + unit
                              : place.n / (NB == 1 ? 1 : kHalves) * 16 + lane8 + 8 * place.row8;
     }
-    const int64_t step = p.s.reverse ? -1 : 1, first = p.s.reverse ? T - 1 : 0;
-    const int64_t stride = (int64_t)tiles * groups * 16 * NB;
-    const Place mine = place_of(0, quad, half);
-    const Stored *const stored = p.Wx + ((int64_t)tile * groups + group) * 16 * NB +
-                                 (works(quad, half) ? stored_at(NB, lane8, mine.row8, mine.n) : 0);
     Code *const out = (Code *)p.s.out;
     const int h_zero = (int)p.cell.h_zero, raw = (int)(p.cell.h_zero - p.cell.h_offset);
     unsigned char *const stage = stages + warp * kStage;
@@ -288,42 +330,44 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         copied_to += out_step;
     };
 
+    copies_done<kAhead>();  // the tables
     if (CL > 1)
         cluster_sync();
     else
         __syncthreads();
 
-    const auto load_held = [&](Words &to, int64_t t) {
-#if HELD
+    Real h[kElements];  // magic number added
 #pragma unroll
-        for (int e = 0; e < kElements; ++e) to.held[e] = kept[e] && p.s.held[t * N * H + at[e]];
-#endif
+    for (int e = 0; e < kElements; ++e) {
+        const Place place = place_of(e, quad, half);
+        const unsigned char *const from =
+            state + place.n * kStride + group * 16 + lane8 + 8 * place.row8;
+        int code = HP == 1 ? (int)(int8_t)from[0] : from[0] | (int)(int8_t)from[kPlane] << 8;
+        code += (int)(p.cell.h_offset - p.cell.h_zero);
+        h[e] = R::plus((Real)(kept[e] ? code : 0), R::number());
+    }
+
+#if HELD
+    uint8_t held[2][kElements];
+    const auto load_held = [&](int parity, int64_t t) {
+#pragma unroll
+        for (int e = 0; e < kElements; ++e)
+            held[parity][e] = kept[e] && p.s.held[t * N * H + at[e]];
     };
-    Words words[2];
-    const Stored *ahead = stored + first * stride;
-    const int64_t ahead_step = step * stride;
-    load_words(words[0], ahead);
-    load_held(words[0], first);
-    ahead += ahead_step;
-    if (T > 1) load_words(words[1], ahead);
-    if (T > 1) load_held(words[1], first + step);
-    ahead += ahead_step;
-    const int steps = (int)T;
+    load_held(0, first);
+    if (T > 1) load_held(1, first + step);
+#endif
     int t = (int)first;
     Code *written = out + first * N * H;
 
-    auto advance = [&](int s, int parity, Words &ready) {
+    auto advance = [&](int s, int parity) {
         const bool copies_now = copies && s;
         uint4 old_states = {0, 0, 0, 0};
         if (copies_now) old_states = copy_load(parity);
-        const Words Wx = ready;
-        if (s + 2 < steps) load_words(ready, ahead);
-        if (s + 2 < steps) load_held(ready, t + 2 * step);
-        ahead += ahead_step;
 
-        int acc[kSets][3][4];
+        int acc[kSets * SETS][3][4];
 #pragma unroll
-        for (int i = 0; i < kSets * 12; ++i) acc[i / 12][i / 4 % 3][i % 4] = 0;
+        for (int i = 0; i < kSets * SETS * 12; ++i) acc[i / 12][i / 4 % 3][i % 4] = 0;
         const unsigned char *const operand =
             state + parity * kState + lane8 % NB * kStride + part * kBlocks * 64 + quad * 16;
 #pragma unroll
@@ -341,7 +385,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             for (int j = 0; j < 2; ++j)
 #pragma unroll
                 for (int gate = 0; gate < 3; ++gate) {
-                    mma<WP == 2, HP == 2>(acc[0][gate], w[0][b][j][gate], f[0][2 * j],
+                    mma<WP == 2, HP == 2>(acc[j % SETS][gate], w[0][b][j][gate], f[0][2 * j],
                                           f[0][2 * j + 1]);
                     if (HP == 2)
                         mma<WP == 2, false>(acc[1 % kSets][gate], w[0][b][j][gate],
@@ -356,7 +400,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         }
 
         if (CL > 1 && threadIdx.x == 0) barrier_expect(barriers + (1 - parity), kReceived);
+        copies_done<kAhead - 1>();
+        const Words Wx = ring[s % RING * kThreads];
+        // into the place that was read a step ago
+        if (s + kAhead < steps) start_words(ring + (s + kAhead) % RING * kThreads, ahead);
+        copies_started();
+        ahead += ahead_step;
         if (copies_now) copy_store(old_states);
+
+        if (SETS == 2) {
+#pragma unroll
+            for (int i = 0; i < 12; ++i) acc[0][i / 4][i % 4] += acc[SETS - 1][i / 4][i % 4];
+        }
 
         // sums of this thread's elements
         int sum[kSets][3][kElements];
@@ -440,7 +495,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             moved = weighted(p.cell.zoneout, plain(h[e]), plain(moved));
 #endif
 #if HELD
-            if (Wx.held[e]) continue;
+            if (held[parity][e]) continue;
 #endif
             if (t < length[e]) h[e] = moved;
         }
@@ -459,6 +514,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 if (kept[e]) written[at[e]] = (Code)(R::integer(h[e]) + h_zero);
             written += out_step;
         }
+#if HELD
+        if (s + 2 < steps) load_held(parity, t + 2 * step);
+#endif
         t += (int)step;
         if (CL == 1) {
             __syncthreads();
@@ -477,8 +535,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         barrier_wait(barriers + (1 - parity), (uint32_t)(s >> 1) & 1);
     };
     for (int s = 0; s < steps; s += 2) {
-        advance(s, 0, words[0]);
-        if (s + 1 < steps) advance(s + 1, 1, words[1]);
+        advance(s, 0);
+        if (s + 1 < steps) advance(s + 1, 1);
     }
     if (copies) copy_store(copy_load(steps & 1));
 #pragma unroll

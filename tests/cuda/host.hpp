@@ -261,6 +261,12 @@ inline uint32_t address_in(uint32_t address, uint32_t rank) {
     return (address & 0xFFFFFF) | rank << 24;
 }
 inline uint32_t pinned(uint32_t address) { return address; }
+template <class Value>
+inline void store_where(bool where, void *to, const Value &v) {
+    if (where) std::memcpy(to, &v, sizeof(Value));
+}
+inline uint32_t kept_number(uint32_t number) { return number; }
+inline int64_t kept_number(int64_t number) { return number; }
 // what is copied arrives as late as it may
 template <int kBytes>
 inline void copy_async(void *to, const void *from) {

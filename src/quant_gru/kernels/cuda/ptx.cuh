@@ -115,6 +115,25 @@ inline uint32_t pinned(uint32_t address) {
     asm volatile("" : "+r"(address));
     return address;
 }
+// A store into global memory without a branch around it.
+inline void store_where(bool where, void *to, const uint4 &v) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v4.b32 [%1], {%2,%3,%4,%5};}" ::"r"(
+            (int)where),
+        "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+        : "memory");
+}
+inline void store_where(bool where, void *to, uint32_t v) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.b32 [%1], %2;}" ::"r"(
+                     (int)where),
+                 "l"(to), "r"(v)
+                 : "memory");
+}
+
+// As it is, through a shuffle, behind which the assembler cannot see either: it would take sums
+// apart that are worked out in advance. All lanes of a warp.
+inline uint32_t kept_number(uint32_t v) { return __shfl_sync(0xffffffffu, v, threadIdx.x % 32); }
+inline int64_t kept_number(int64_t v) { return __shfl_sync(0xffffffffu, v, threadIdx.x % 32); }
 inline uint4 load16(uint32_t address) {
     uint4 v;
     asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"

@@ -420,12 +420,12 @@ class _Schedule:
         self, cell: _Cell, shape: planner.Shape, given: _Input, direction: int
     ) -> None:
         numbers, T, N = cell.numbers, self._T, self._N
-        tiles = shape.tiles(N)
+        strips = shape.strips(N)
         p: Any = ProjectC()
         p.W = numbers.W
         self._fill_sequence(p.s, cell, reverse=False)
         self._memory.point(p, "Wx", self._projected[direction])
-        p.wide, p.NB, p.tiles = numbers.form.wide_input, shape.rows, tiles
+        p.wide, p.NB, p.tiles = numbers.form.wide_input, shape.strip, strips
         p.groups = shape.units // 16
         self._keep.append(numbers)
         if given.rows is None:
@@ -449,8 +449,8 @@ class _Schedule:
             p.exact_float = exact.data_ptr()
             self._keep += [folded_bytes, m, exact]
             kernel = _FINISH_BYTES
-        threads = min(_THREADS, -(-shape.units * shape.rows // 32) * 32)
-        self._launch(kernel, Grid((T * tiles, 1), threads), p)
+        threads = min(_THREADS, -(-shape.units * shape.strip // 32) * 32)
+        self._launch(kernel, Grid((T * strips, 1), threads), p)
 
     def _fill_sequence(self, s: Any, cell: _Cell, *, reverse: bool) -> None:
         s.x_kind, s.h_kind = KINDS[cell.x.container], KINDS[cell.h.container]

@@ -23,6 +23,7 @@ _ROWS = (1, 2, 4, 8, 16)
 RING = 4
 SETS = True
 LATE = True
+NEAR = 0
 _ROOMY = 128  # registers of weights that leave many for other things
 _FEWEST = 32  # with fewer, a thread is busy with nothing but spilled registers
 
@@ -122,6 +123,7 @@ class Shape:
             "COPY": copied_bytes(form, H),
             "DIRS": directions,
             "RING": RING,
+            "NEAR": NEAR,
             "LATE": int(LATE and self.late(form)),
             "SETS": self.sets(form),
             **form.products,

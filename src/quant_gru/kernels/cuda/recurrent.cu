@@ -16,6 +16,7 @@
 //   COPY        bytes of states that a thread writes at once behind the products, 0: each its own
 //   DIRS        directions of a launch
 //   RING        steps whose input projection is on its way or in use: a power of two
+//   NEAR        waits acquire what is in the block's own memory only
 //   LATE        products of the update gate come behind the others
 //   SETS        accumulators of a gate, added up behind the products (HP == WP == 1)
 //   HELD        some units keep their state in some steps
@@ -398,7 +399,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             state + parity * kState + lane8 % NB * kStride + part * kBlocks * 64 + quad * 16;
         const int mine_at = NT == 2 ? half * NB * kStride : 0;
         const auto multiply = [&](int b, int j, int gate, const uint32_t(&f)[HP][4]) {
-            const int set = kLate && gate == 0 ? j : j % SETS;
+            const int set = kLate && gate != 2 ? j : j % SETS;
             mma<WP == 2, HP == 2>(acc[set][gate], w[0][b][j][gate], f[0][2 * j],
                                   f[0][2 * j + 1]);
             if (HP == 2)
@@ -473,7 +474,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
 #pragma unroll
         for (int i = 0; i < 12; ++i)
-            if (SETS == 2 || (kLate && i < 4))
+            if (SETS == 2 || (kLate && i < 8))
                 acc[0][i / 4][i % 4] += acc[kAccumulators - 1][i / 4][i % 4];
 
         // sums of this thread's elements
@@ -598,7 +599,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                      barriers + (1 - parity), peer, *(const uint4 *)(to + chunk * 16));
             }
         }
-        barrier_wait(barriers + (1 - parity), (uint32_t)(s >> 1) & 1);
+        barrier_wait<NEAR>(barriers + (1 - parity), (uint32_t)(s >> 1) & 1);
     };
     const auto go = [&](auto known) {
         for (int s = 0; s < steps; s += 2) {

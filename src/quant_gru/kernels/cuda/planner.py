@@ -21,6 +21,7 @@ _BESIDE = {1: 72, 2: 88, 4: 112}
 _ROWS = (1, 2, 4, 8, 16)
 # steps whose input projection is on its way or in use
 RING = 4
+# whether to use two accumulators, late products and near waits where they are possible
 SETS = True
 LATE = True
 NEAR = 0
@@ -89,19 +90,19 @@ class Shape:
 
     def doubles(self, form: Form) -> bool:
         """Whether a tile may have two strips."""
-        bytes_ = form.weight_bytes == form.state_bytes == 1 and form.real == "float"
+        bytes_ = form.weight_bytes == form.state_bytes == 1
         return bytes_ and self.split == 2 and self.blocks > 1
 
     def sets(self, form: Form) -> int:
         """Accumulators of a gate: two where a scheduler has one warp and registers are left."""
         alone = self.threads <= 128 and form.weight_bytes == form.state_bytes == 1
-        roomy = self.features > 64 and self.weight_registers(form) <= _ROOMY
+        roomy = 64 < self.features and self.rows <= 8 and self.weight_registers(form) <= _ROOMY
         return 2 if SETS and alone and roomy else 1
 
     def late(self, form: Form) -> bool:
-        """Whether products of the update gate may come last: registers hold the state."""
-        bytes_ = form.weight_bytes == form.state_bytes == 1
-        return bytes_ and self.rows <= 8 and self.weight_registers(form) <= _ROOMY
+        """Whether products of the update gate may come last: registers hold all operands."""
+        roomy = self.rows <= 8 and self.weight_registers(form) <= _ROOMY
+        return form.real == "float" and roomy
 
     def macros(self, form: Form, H: int, directions: int) -> dict[str, object]:
         """What recurrent.cu is specialized on."""

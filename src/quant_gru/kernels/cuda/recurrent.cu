@@ -57,7 +57,7 @@ constexpr bool kBits = sizeof(REAL) == 4 && TZ == 0 && TR == 0 && TG == 0;
 
 static_assert(KP % (64 * KS) == 0 && UP % (16 * CL) == 0, "padding");
 static_assert(kHalves <= 2 && (NB == 1 || NB == 2 || NB == 4 || NB == 8), "shape");
-static_assert(NT == 1 || (NT == 2 && KS == 2 && NB == 8 && !LATE), "strips");
+static_assert(NT == 1 || (NT == 2 && KS == 2 && NB == 8 && !LATE && SETS == 1), "strips");
 static_assert(KS == 1 || kGroups < 16, "a named barrier for each group");
 static_assert(SPREAD == 1 || NB > 1, "rows are what is spread");
 static_assert(!LATE || (HP == 1 && WP == 1), "one plane of late products");

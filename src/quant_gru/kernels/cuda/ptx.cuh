@@ -78,15 +78,16 @@ inline void barrier_expect(uint64_t *barrier, uint32_t bytes) {
 // then what the first level of the cache holds stays valid.
 template <int kNear = 0>
 inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
-#define QG_WAIT(SCOPE)                                                                        \
-    asm volatile(                                                                             \
-        "{\n"                                                                                 \
-        ".reg .pred done;\n"                                                                  \
-        "again:\n"                                                                            \
-        "mbarrier.try_wait.parity.acquire." SCOPE ".shared::cta.b64 done, [%0], %1;\n"        \
-        "@!done bra again;\n"                                                                 \
-        "}" ::"r"(shared_address(barrier)),                                                   \
-        "r"(parity)                                                                           \
+#define QG_WAIT(SCOPE)                            \
+    asm volatile(                                 \
+        "{\n"                                     \
+        ".reg .pred done;\n"                      \
+        "again:\n"                                \
+        "mbarrier.try_wait.parity.acquire." SCOPE \
+        ".shared::cta.b64 done, [%0], %1;\n"      \
+        "@!done bra again;\n"                     \
+        "}" ::"r"(shared_address(barrier)),       \
+        "r"(parity)                               \
         : "memory")
     if (kNear)
         QG_WAIT("cta");
@@ -133,10 +134,10 @@ inline void store_where(bool where, void *to, const uint4 &v) {
         : "memory");
 }
 inline void store_where(bool where, void *to, uint32_t v) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.b32 [%1], %2;}" ::"r"(
-                     (int)where),
-                 "l"(to), "r"(v)
-                 : "memory");
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.b32 [%1], %2;}" ::"r"((int)where),
+        "l"(to), "r"(v)
+        : "memory");
 }
 
 // As it is, through a shuffle, behind which the assembler cannot see either: it would take sums

@@ -37,12 +37,14 @@ constexpr int kStride = ((KP > UP ? KP : UP) + 127) / 128 * 128 + 64;  // free o
 constexpr int kTileRows = NT * NB;
 constexpr int kPlane = kTileRows * kStride;
 constexpr int kState = HP * kPlane;
-constexpr int kSets = HP + WP - 1;  // accumulators of one weight: by powers of 256
+constexpr int kSets = HP + WP - 1;                 // accumulators of one weight: by powers of 256
 constexpr bool kShared = kHalves == 2 && NT == 1;  // two warps finish a strip
 constexpr int kElements = kShared ? (NB == 8 ? 2 : 1) : (NB == 8 ? 4 : NB == 4 ? 2 : 1);
-constexpr int kRows = NB == 8 ? 2 : 1;              // units of a thread
-constexpr int kOwned = NB == 1 ? 1 : kShared ? NB / 2 : NB;  // rows of the tile that a warp finishes
-constexpr int kStage = HP * kOwned * 16;            // bytes of 16 units: what a warp sends
+constexpr int kRows = NB == 8 ? 2 : 1;  // units of a thread
+constexpr int kOwned = NB == 1   ? 1
+                       : kShared ? NB / 2
+                                 : NB;    // rows of the tile that a warp finishes
+constexpr int kStage = HP * kOwned * 16;  // bytes of 16 units: what a warp sends
 constexpr int kExchange = KS == 2 ? 2 * kGroups * 2 * kSets * 3 * kElements * 32 : 0;
 constexpr uint32_t kReceived = HP * kTileRows * UP;
 constexpr int kCopied = COPY ? COPY / HP : 16;  // units of a copy
@@ -215,7 +217,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     typename Chosen<kBits, TZ>::type z_of;
     typename Chosen<kBits, TR>::type r_of;
     typename Chosen<kBits, TG>::type g_of;
-    g_of.open(p.cell.g, r_of.open(p.cell.r, z_of.open(p.cell.z, (unsigned char *)(ring - threadIdx.x + RING * kThreads))));
+    g_of.open(p.cell.g,
+              r_of.open(p.cell.r, z_of.open(p.cell.z, (unsigned char *)(ring - threadIdx.x +
+                                                                        RING * kThreads))));
     copies_started();
     const int64_t step = p.s.reverse ? -1 : 1, first = p.s.reverse ? T - 1 : 0;
     const int64_t stride = (int64_t)strips * groups * 16 * NB;
@@ -299,9 +303,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         kept[e] = unit < H && row < N && works(quad, half);
         at[e] = row * H + unit;
         length[e] = (int)(kept[e] && p.s.lengths ? p.s.lengths[row] : T);
-        byte_at[e] = CL == 1 ? place.n * kStride + unit
-                             : place.n % NB / (kShared && NB > 1 ? 2 : 1) * 16 + lane8 +
-                                   8 * place.row8;
+        byte_at[e] = CL == 1
+                         ? place.n * kStride + unit
+                         : place.n % NB / (kShared && NB > 1 ? 2 : 1) * 16 + lane8 + 8 * place.row8;
     }
     Code *const out = (Code *)p.s.out;
     const int h_zero = (int)p.cell.h_zero;
@@ -398,10 +402,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const unsigned char *const operand =
             state + parity * kState + lane8 % NB * kStride + part * kBlocks * 64 + quad * 16;
         const int mine_at = NT == 2 ? half * NB * kStride : 0;
-        const auto multiply = [&](int b, int j, int gate, const uint32_t(&f)[HP][4]) {
+        const auto multiply = [&](int b, int j, int gate, const uint32_t (&f)[HP][4]) {
             const int set = kLate && gate != 2 ? j : j % SETS;
-            mma<WP == 2, HP == 2>(acc[set][gate], w[0][b][j][gate], f[0][2 * j],
-                                  f[0][2 * j + 1]);
+            mma<WP == 2, HP == 2>(acc[set][gate], w[0][b][j][gate], f[0][2 * j], f[0][2 * j + 1]);
             if (HP == 2)
                 mma<WP == 2, false>(acc[1 % kSets][gate], w[0][b][j][gate], f[HP - 1][2 * j],
                                     f[HP - 1][2 * j + 1]);
@@ -416,7 +419,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const auto products = [&](const unsigned char *from) {
 #pragma unroll
             for (int b = 0; b < kBlocks; ++b) {
-                uint32_t(&to)[HP][4] = f[b % kKept];
+                uint32_t (&to)[HP][4] = f[b % kKept];
 #pragma unroll
                 for (int plane = 0; plane < HP; ++plane) {
                     const uint4 v = *(const uint4 *)(from + plane * kPlane + b * 64);
@@ -504,10 +507,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
                     for (int e = 0; e < kElements; ++e)
-                        sum[set][gate][e] +=
-                            taken[((set * 3 + gate) * kElements +
-                                   (NT == 2 ? place_of(e, quad, half).slot : e)) *
-                                  32];
+                        sum[set][gate][e] += taken[((set * 3 + gate) * kElements +
+                                                    (NT == 2 ? place_of(e, quad, half).slot : e)) *
+                                                   32];
         }
 
         // zero-point-free codes of R h

@@ -62,9 +62,10 @@ struct Block {
     Transfers transfers[2];
 };
 
-struct Copy {
+struct Copy {  // zeros, where it comes from nowhere
     unsigned char *to;
     const void *from;
+    size_t bytes;
 };
 struct Cluster {
     std::vector<Block> blocks;
@@ -248,6 +249,7 @@ inline void barrier_expect(uint64_t *barrier, uint32_t bytes) {
     t.arrived = true;
     settle(t);
 }
+template <int kNear = 0>
 inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
     host::Transfers &t = transfers(*host::self->block, barrier);
     while (uint32_t(t.phase & 1) == parity) host::yield();
@@ -275,6 +277,12 @@ inline uint32_t address_in(uint32_t address, uint32_t rank) {
 }
 inline uint32_t pinned(uint32_t address) { return address; }
 template <class Value>
+inline void store_where(bool where, void *to, const Value &v) {
+    if (where) std::memcpy(to, &v, sizeof(Value));
+}
+inline uint32_t kept_number(uint32_t number) { return number; }
+inline int64_t kept_number(int64_t number) { return number; }
+template <class Value>
 inline Value load_at(uint32_t address) {
     Value v;
     if (address % sizeof(Value)) std::abort();
@@ -285,7 +293,12 @@ inline uint4 load16(uint32_t address) { return load_at<uint4>(address); }
 // copies come as late as they may
 inline void copy_async(uint32_t to, const void *from, bool there) {
     if (to % 16 || uintptr_t(from) % 16) std::abort();
-    host::self->copies.back().push_back({place_at(to), there ? from : nullptr});
+    host::self->copies.back().push_back({place_at(to), there ? from : nullptr, 16});
+}
+template <int kBytes>
+inline void copy_async(void *to, const void *from) {
+    if (uintptr_t(to) % kBytes || uintptr_t(from) % kBytes) std::abort();
+    host::self->copies.back().push_back({(unsigned char *)to, from, kBytes});
 }
 inline void copies_commit() { host::self->copies.emplace_back(); }
 template <int kGroups>
@@ -294,9 +307,9 @@ inline void copies_wait() {
     while (groups.size() > size_t(kGroups) + 1) {
         for (const host::Copy &each : groups.front())
             if (each.from)
-                std::memcpy(each.to, each.from, 16);
+                std::memcpy(each.to, each.from, each.bytes);
             else
-                std::memset(each.to, 0, 16);
+                std::memset(each.to, 0, each.bytes);
         groups.erase(groups.begin());
     }
 }

@@ -33,7 +33,7 @@ FORMS = {
     ),
 }
 # blocks, split, spread, rows
-SHAPES = [(1, 1, 1, 8), (1, 1, 2, 2), (4, 1, 2, 8), (4, 2, 1, 4), (16, 2, 1, 2)]
+SHAPES = [(1, 1, 1, 8), (1, 1, 2, 2), (4, 1, 2, 8), (4, 2, 1, 4), (16, 2, 1, 2), (4, 2, 1, 16)]
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def variants(arch):
     for index, form in enumerate(FORMS.values()):
         for place, (blocks, split, spread, rows) in enumerate(SHAPES):
             # every form in one shape, every shape in one form
-            if (index == 0 or place == (index - 1) % len(SHAPES)) and (
+            if (index == 0 or place == (index - 1) % (len(SHAPES) - 1)) and (
                 blocks == 1 or arch != "sm_80"
             ):
                 shape = planner.make_shape(96 if blocks < 16 else 256, blocks, split, spread, rows)

@@ -32,6 +32,7 @@ SWEEP = [
     ("w8a8", 3, 2, "2,2,1,8"),
     ("w8a8", 5, 2, "4,1,2,4"),
     ("w8a8", 7, 2, "1,1,1,1"),
+    ("w8a8", 9, 3, "2,2,1,16"),
     ("w8a16", 0, 2, "1,1,1,4"),
     ("w8a16", 2, 2, "2,2,1,2"),
     ("w16a16", 0, 2, "2,1,2,8"),
@@ -137,7 +138,8 @@ def test_weights_that_fit_no_registers(host, monkeypatch, kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape"), [("w8a8", "2,2,1,8"), ("w8a8", "1,1,2,4"), ("w16a16", None), ("wide", None)]
+    ("kind", "shape"),
+    [("w8a8", "2,2,1,16"), ("w8a8", "1,1,2,4"), ("w16a16", None), ("wide", None)],
 )
 def test_units_that_keep_their_state(host, monkeypatch, kind, shape):
     if shape:

@@ -283,15 +283,15 @@ def _project(call: _Call, shape: planner.Shape, machine: Machine) -> Tensor:
     """Codes of W x less their smallest, in the order of the recurrent kernel."""
     numbers, x = call.numbers, call.x
     T, N, C = x.shape
-    tiles, wide = shape.tiles(N), numbers.form.wide_input
+    strips, wide = shape.strips(N), numbers.form.wide_input
     Wx = torch.empty(
-        T * tiles * shape.units * shape.rows * (2 if wide else 1),
+        T * strips * shape.units * shape.strip * (2 if wide else 1),
         dtype=torch.int32,
         device=x.device,
     )
     p: Any = ProjectC(call.sequence(), numbers.W)
     p.Wx, p.wide = Wx.data_ptr(), wide
-    p.NB, p.tiles, p.groups = shape.rows, tiles, shape.units // 16
+    p.NB, p.tiles, p.groups = shape.strip, strips, shape.units // 16
     if T * N <= FEW_ROWS:
         units = _THREADS // 32
         grid = Grid((T * N, -(-numbers.H // units)), _THREADS)
@@ -314,8 +314,8 @@ def _project(call: _Call, shape: planner.Shape, machine: Machine) -> Tensor:
     product = torch.empty((rows.shape[0], p.columns), dtype=torch.int32, device=x.device)
     multiply_bytes(rows, weights, product)
     p.product = product.data_ptr()
-    work = shape.units * shape.rows
-    machine.launch(_FINISH, Grid((T * tiles, 1), _threads(work)), p)
+    work = shape.units * shape.strip
+    machine.launch(_FINISH, Grid((T * strips, 1), _threads(work)), p)
     return Wx
 
 

@@ -116,10 +116,10 @@ def projection(
     else:
         p.folded = folded.data_ptr()
     p.T, p.N, p.H, p.padded = T, N, numbers.H, weights.shape[0]
-    p.NB, p.tiles, p.groups = shape.rows, shape.tiles(N), shape.units // 16
+    p.NB, p.tiles, p.groups = shape.strip, shape.strips(N), shape.units // 16
     p.wide = numbers.form.wide_input
     p.lo, p.hi, p.code_lo = W.lo, W.hi, W.code_lo
-    rows = T * shape.tiles(N) * shape.rows
+    rows = T * shape.strips(N) * shape.strip
     tile = tile or choose(shape.units, rows, numbers.C, planes)
     kernel, grid = tile.launch(shape.units, rows, planes)
     return kernel, grid, p, keep

@@ -432,12 +432,12 @@ class _Schedule:
             self._keep += [numbers, *keep]
             self._launch(kernel, grid, record)
             return
-        tiles = shape.tiles(N)
+        strips = shape.strips(N)
         p: Any = ProjectC()
         p.W = numbers.W
         self._fill_sequence(p.s, cell, reverse=False)
         self._memory.point(p, "Wx", self._projected[direction])
-        p.wide, p.NB, p.tiles = numbers.form.wide_input, shape.rows, tiles
+        p.wide, p.NB, p.tiles = numbers.form.wide_input, shape.strip, strips
         p.groups = shape.units // 16
         self._keep.append(numbers)
         if given.rows is None:
@@ -454,8 +454,8 @@ class _Schedule:
         p.x_offset, p.folded = numbers.x_offset, folded.data_ptr()
         self._keep += [weights, folded]
         product.memory.point(p, "product")
-        threads = min(_THREADS, -(-shape.units * shape.rows // 32) * 32)
-        self._launch(_FINISH, Grid((T * tiles, 1), threads), p)
+        threads = min(_THREADS, -(-shape.units * shape.strip // 32) * 32)
+        self._launch(_FINISH, Grid((T * strips, 1), threads), p)
 
     def _fill_sequence(self, s: Any, cell: _Cell, *, reverse: bool) -> None:
         s.x_kind, s.h_kind = KINDS[cell.x.container], KINDS[cell.h.container]

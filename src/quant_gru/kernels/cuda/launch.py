@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -56,10 +56,10 @@ class Grid:
 
 
 class Prepared(Protocol):
-    """A launch that can be started again and again; arguments are read at each start."""
+    """Launches that can be started again and again; arguments are read at each start."""
 
     def start(self, stream: int) -> None:
-        """Start the kernel on a stream."""
+        """Start the kernels on a stream, one after the other."""
         ...
 
 
@@ -80,6 +80,10 @@ class Machine(Protocol):
         self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
     ) -> Prepared:
         """Load a kernel and keep what its launches share."""
+        ...
+
+    def join(self, launches: Sequence[Any]) -> Prepared:
+        """What this machine has prepared, as one that starts all of it in turn."""
         ...
 
     def stream(self) -> int:

@@ -55,7 +55,7 @@ class Writer:
         for which in range(2):
             self._fill(which, qparams, frozen)
         self._seen: tuple[Numbers | None, int] = (None, 0)
-        self._launches: list[Prepared] = []
+        self._launch: Prepared | None = None
 
     def _fill(self, which: int, qparams: QParams, frozen: FrozenPart) -> None:
         part, c = self._part, self._arguments.operands[which]
@@ -125,14 +125,12 @@ class Writer:
         if seen != self._seen:
             self._seen = seen
             self._point(numbers)
-        if not self._launches:
+        if self._launch is None:
             grid = Grid((-(-3 * arguments.H // (_THREADS // 32)), 2), _THREADS)
-            self._launches = [
-                self._machine.prepare(each, grid, arguments) for each in (_MEASURE, _SETTLE)
-            ]
-        stream = self._machine.stream()
-        for launch in self._launches:
-            launch.start(stream)
+            self._launch = self._machine.join(
+                [self._machine.prepare(each, grid, arguments) for each in (_MEASURE, _SETTLE)]
+            )
+        self._launch.start(self._machine.stream())
         if numbers is not None:
             numbers.refresh(("_columns",), _MOST_FRAGMENTS)
 

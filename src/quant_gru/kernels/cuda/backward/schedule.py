@@ -323,6 +323,8 @@ class Schedule:
         if wanted.bw or wanted.br:
             grid = Grid((-(-6 * H // 32), dirs), _THREADS, 1, 8 * 32 * 4)
             self._after.append(self._launch("outer", "outer_sums", macros, grid, outer))
+        # what follows the slopes, where it is launches alone
+        self._rest = self._machine.join([*self._back, *self._after]) if shape else None
         self._keep = (operands, slopes, back, steps, outer)
 
     def _fill_fragments(self, p: Any, direction: int, dtype: torch.dtype) -> None:
@@ -353,13 +355,13 @@ class Schedule:
                         sums.of(words, 0, taken),
                     )
             launch.start(stream)
-        if self._shape is not None:
-            self._back[0].start(stream)
+        if self._rest is not None:
+            self._rest.start(stream)
         else:
             for d, call in enumerate(calls):
                 self._back_steps(d, call.reverse, memory, stream)
-        for launch in self._after:
-            launch.start(stream)
+            for launch in self._after:
+                launch.start(stream)
         results = []
         for d in range(self._dirs):
             dWx, dRh = (each.of(real) for each in self._outer[d])

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +38,7 @@ def _kernel(source: str, function: str, macros: tuple[tuple[str, object], ...]) 
 PLAIN = {"QG_WORDS": 0, "QG_RRH": 1, "QG_OLD": 1, "QG_NEW": 1, "QG_ZONEOUT": 0}
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """How a kernel is spread over a device.
 
     Attributes:

@@ -44,7 +44,7 @@ _FINISH, _FINISH_BYTES, _FEW = (
 )
 
 # Stacks live as long as the first cell's weights, and hold nothing that holds them.
-_stacks: weakref.WeakKeyDictionary[Any, tuple[list[Any], Stack | None]] = (
+_stacks: weakref.WeakKeyDictionary[Any, tuple[Any, list[Any], Stack | None]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -58,15 +58,17 @@ def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
         plan: The plan, on a GPU.
         machine: Where kernels run; None for the plan's GPU.
     """
+    kept = _stacks.get(plan.cells[0][0].weights)
+    if kept is not None and kept[0]() is plan:
+        return kept[2]
     cells = [cell for layer in plan.cells for cell in layer]
     parts = [part for cell in cells for part in (cell.frozen, cell.weights)]
-    kept = _stacks.get(cells[0].weights)
     if (
         kept is not None
-        and len(kept[0]) == len(parts)
-        and all(ref() is part for ref, part in zip(kept[0], parts, strict=True))
+        and len(kept[1]) == len(parts)
+        and all(ref() is part for ref, part in zip(kept[1], parts, strict=True))
     ):
-        return kept[1]
+        return kept[2]
     device = cells[0].weights.W.device
     if machine is None:
         from quant_gru.kernels.cuda.driver import machine_of
@@ -76,7 +78,8 @@ def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
     stack = Stack(plan, machine) if runs else None
     if not capturing(device):
         # what a graph computes is there only after it has run
-        _stacks[cells[0].weights] = ([weakref.ref(part) for part in parts], stack)
+        refs = [weakref.ref(part) for part in parts]
+        _stacks[cells[0].weights] = (weakref.ref(plan), refs, stack)
     return stack
 
 
@@ -514,13 +517,12 @@ class _Below:
         self.h0_nan: list[int] = []
 
 
-def _joined(
-    machine: Machine, steps: Sequence[Prepared | _Product]
-) -> list[Prepared | _Product]:
+def _joined(machine: Machine, steps: Sequence[Prepared | _Product]) -> list[Prepared | _Product]:
     """The same steps, launches that follow each other as one."""
     found: list[Prepared | _Product] = []
     for product, run in itertools.groupby(steps, lambda step: isinstance(step, _Product)):
-        found += run if product else [machine.join(list(run))]
+        group = list(run)
+        found += group if product else [machine.join(group)]
     return found
 
 

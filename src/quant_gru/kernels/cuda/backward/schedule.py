@@ -99,7 +99,8 @@ class Schedule:
         device = calls[0].device
         memory = torch.empty(self._memory.size, dtype=torch.int8, device=device)
         dh0 = torch.empty((self._dirs, self._N, self._H), dtype=torch.float32, device=device)
-        db = torch.empty((self._dirs, 2, 3 * self._H), dtype=torch.float32, device=device)
+        db = torch.empty((2 * self._dirs, 3 * self._H), dtype=torch.float32, device=device)
+        dh0_at, db_at, H = dh0.data_ptr(), db.data_ptr(), self._H
         keep = []
         with self._lock:
             self._memory.move(memory.data_ptr())
@@ -107,8 +108,8 @@ class Schedule:
                 at = self._at[d]
                 for name, tensor in call.tensors.items():
                     at[name].move(0 if tensor is None else tensor.data_ptr())
-                at["dh0"].move(dh0[d].data_ptr())
-                at["db"].move(db[d].data_ptr())
+                at["dh0"].move(dh0_at + 4 * d * self._N * H)
+                at["db"].move(db_at + 24 * d * H)
                 keep.append(self._point_at_weights(d, call))
                 strided = self._strided[d]
                 strided.stride_t, strided.stride_n, strided.stride_h = call.grad_out.stride()
@@ -343,8 +344,9 @@ class Schedule:
     ) -> list[Gradients]:
         stream = self._machine.stream()
         wanted, real, C = self._wanted, memory.view(self._precision.dtype), self._C
+        biases, states = db.unbind(), dh0.unbind()
         self._before.start(stream)
-        words, singles = memory.view(torch.int32), memory.view(torch.float32)
+        words = memory.view(torch.int32)
         for first, count, launch in self._slopes:
             for each in self._bytes:
                 for (rows, weights, sums), planes in zip(each, self._planes, strict=True):
@@ -371,18 +373,26 @@ class Schedule:
                     _product(dWx, self._real_weights[d][0].of(real)).view(self._T, self._N, C)
                     if wanted.x
                     else None,
-                    dh0[d],
+                    states[d],
                     _product(dWx.t(), codes[0]) if wanted.W else None,
                     _product(dRh.t(), codes[-1]) if wanted.R else None,
-                    db[d, 0] if wanted.bw else None,
-                    db[d, 1] if wanted.br else None,
+                    biases[2 * d] if wanted.bw else None,
+                    biases[2 * d + 1] if wanted.br else None,
                     # the rest of the memory is not kept for it
-                    self._d[d].of(singles).clone().view(self._T, self._N, self._H)
+                    self._d[d]
+                    .of(memory.view(torch.float32))
+                    .clone()
+                    .view(self._T, self._N, self._H)
                     if wanted.h
                     else None,
                 )
             )
         return results
+
+    def _state_gradients(self, d: int, memory: Tensor) -> Tensor:
+        """Those of the states after each step; the rest of the memory is not kept for them."""
+        found = self._d[d].of(memory.view(torch.float32)).clone()
+        return found.view(self._T, self._N, self._H)
 
     def _back_steps(self, d: int, reverse: bool, memory: Tensor, stream: int) -> None:
         """A product and a launch for each step: for weights that fit no registers."""

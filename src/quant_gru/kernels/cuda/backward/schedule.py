@@ -324,8 +324,12 @@ class Schedule:
         if wanted.bw or wanted.br:
             grid = Grid((-(-6 * H // 32), dirs), _THREADS, 1, 8 * 32 * 4)
             self._after.append(self._launch("outer", "outer_sums", macros, grid, outer))
-        # what follows the slopes, where it is launches alone
+        # what follows the products of bytes, and what comes before, where it is launches alone
         self._rest = self._machine.join([*self._back, *self._after]) if shape else None
+        self._whole = None
+        if self._rest is not None and not any(self._bytes):
+            launches = [launch for _, _, launch in self._slopes]
+            self._whole = self._machine.join([self._before, *launches, self._rest])
         self._keep = (operands, slopes, back, steps, outer)
 
     def _fill_fragments(self, p: Any, direction: int, dtype: torch.dtype) -> None:
@@ -343,8 +347,33 @@ class Schedule:
         self, calls: Sequence[Call], memory: Tensor, dh0: Tensor, db: Tensor
     ) -> list[Gradients]:
         stream = self._machine.stream()
+        if self._whole is not None:
+            self._whole.start(stream)
+        else:
+            self._start_in_parts(calls, memory, stream)
         wanted, real, C = self._wanted, memory.view(self._precision.dtype), self._C
         biases, states = db.unbind(), dh0.unbind()
+        results = []
+        for d in range(self._dirs):
+            dWx, dRh = (each.of(real) for each in self._outer[d])
+            codes = [each.of(real) for each in self._real_codes[d]]
+            results.append(
+                Gradients(
+                    _product(dWx, self._real_weights[d][0].of(real)).view(self._T, self._N, C)
+                    if wanted.x
+                    else None,
+                    states[d],
+                    _product(dWx.t(), codes[0]) if wanted.W else None,
+                    _product(dRh.t(), codes[-1]) if wanted.R else None,
+                    biases[2 * d] if wanted.bw else None,
+                    biases[2 * d + 1] if wanted.br else None,
+                    self._state_gradients(d, memory) if wanted.h else None,
+                )
+            )
+        return results
+
+    def _start_in_parts(self, calls: Sequence[Call], memory: Tensor, stream: int) -> None:
+        """What comes before the last products, where there are others in between."""
         self._before.start(stream)
         words = memory.view(torch.int32)
         for first, count, launch in self._slopes:
@@ -364,30 +393,6 @@ class Schedule:
                 self._back_steps(d, call.reverse, memory, stream)
             for launch in self._after:
                 launch.start(stream)
-        results = []
-        for d in range(self._dirs):
-            dWx, dRh = (each.of(real) for each in self._outer[d])
-            codes = [each.of(real) for each in self._real_codes[d]]
-            results.append(
-                Gradients(
-                    _product(dWx, self._real_weights[d][0].of(real)).view(self._T, self._N, C)
-                    if wanted.x
-                    else None,
-                    states[d],
-                    _product(dWx.t(), codes[0]) if wanted.W else None,
-                    _product(dRh.t(), codes[-1]) if wanted.R else None,
-                    biases[2 * d] if wanted.bw else None,
-                    biases[2 * d + 1] if wanted.br else None,
-                    # the rest of the memory is not kept for it
-                    self._d[d]
-                    .of(memory.view(torch.float32))
-                    .clone()
-                    .view(self._T, self._N, self._H)
-                    if wanted.h
-                    else None,
-                )
-            )
-        return results
 
     def _state_gradients(self, d: int, memory: Tensor) -> Tensor:
         """Those of the states after each step; the rest of the memory is not kept for them."""

@@ -192,6 +192,7 @@ inline void mma(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     host::sync_warp();
 }
 
+inline void follow_previous() {}
 inline void sync_threads(int id, int threads) { host::wait(host::self->block->named[id], threads); }
 inline float byte_as_float(uint32_t word, int i) {
     return 8388608.f + float(word >> (8 * i) & 255);

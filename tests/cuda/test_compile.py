@@ -1,9 +1,11 @@
 """Every kernel compiles without a GPU, and compiled kernels are kept safely on disk."""
 
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +94,17 @@ def test_every_kernel_compiles(arch):
     with ThreadPoolExecutor(2) as pool:
         codes = list(pool.map(lambda job: compiler.machine_code(*job, arch), jobs))
     assert all(code.startswith(b"\x7fELF") for code in codes)
+
+
+def test_every_kernel_waits_for_what_came_before():
+    folder = Path(compiler.__file__).parent
+    sources = [p for p in folder.rglob("*.cu") if p.name != "probe.cu"]
+    assert len(sources) > 8
+    for source in sources:
+        text = source.read_text()
+        bodies = re.findall(r"__global__[^{;]*\{\s*([^\n]*)", text)
+        assert len(bodies) == text.count("__global__")
+        assert set(bodies) == {"follow_previous();"}, source.name
 
 
 def test_an_error_carries_the_compilers_log():

@@ -3,6 +3,7 @@
 import ctypes
 
 import pytest
+import torch
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.kernels.cpu import _native
@@ -56,17 +57,18 @@ class Device(driver.Device):
     """A device of a recording driver."""
 
     def __init__(self, recording):
-        self.native, self.loaded = recording.native, {}
+        self.native, self.loaded, self.index = recording.native, {}, 0
 
     def _ready(self, kernel, grid):
-        return self.loaded.setdefault(grid, driver.Loaded(40 + len(self.loaded), grid))
+        return self.loaded.setdefault(grid, driver.Loaded(40 + len(self.loaded), grid, False))
 
     def raise_for(self, status):
         raise QuantGRUError(f"status {status}")
 
 
 @pytest.fixture
-def recording():
+def recording(monkeypatch):
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 3, raising=False)
     return Driver()
 
 
@@ -120,9 +122,17 @@ def test_the_first_failure_is_told_and_ends_it(recording, failing):
     assert len(recording.launched) == 3
 
 
-def test_the_context_is_set_where_it_is_another(recording):
+def test_the_context_is_another_only_while_it_launches(recording):
     device = Device(recording)
     launch = device.prepare(KERNEL, Grid((1, 1), 32), two(0, 0))
+    for before in (HERE, OTHER, None):
+        recording.context = before
+        launch.start(0)
+        assert recording.context == before
+        device.launch(KERNEL, Grid((1, 1), 32), two(1, 1))
+        assert recording.context == before
+        assert {each[-1] for each in recording.launched} == {HERE}
+    # nothing is set where it is current
     recording.fails = {"set": 1}
     recording.context = HERE
     launch.start(0)

@@ -1,6 +1,7 @@
 """The operators of torch.library: compiled, exported and transformed GRUs equal the eager one."""
 
 import copy
+import gc
 import io
 import shutil
 
@@ -298,6 +299,7 @@ class TestNothingIsStale:
         number = len(library._sources)
         text = gru._state.text
         del text, gru.__dict__["_state"]
+        gc.collect()
         assert len(library._sources) == number - 1
 
 
@@ -407,6 +409,15 @@ class TestTransforms:
             for name, parameter in gru.named_parameters():
                 same(each[name][i], parameter.grad)
                 same(grad(loss)(weights, x[i])[name], parameter.grad)
+
+
+def test_results_share_no_memory():
+    whole = torch.arange(24, dtype=torch.int8)
+    parts = [whole[:12].view(3, 4), whole[12:].view(3, 4), whole.new_empty(0), whole.new_empty(0)]
+    found = library._apart(parts)
+    same(found, parts)
+    assert found[0] is parts[0]
+    assert len({t.untyped_storage().data_ptr() for t in found[:2]}) == 2
 
 
 class TestRefused:

@@ -267,8 +267,13 @@ NB_MODULE(_native, m) {
     using Unlocked = nb::call_guard<nb::gil_scoped_release>;
     nb::class_<Driver>(m, "Driver")
         .def(nb::init<uintptr_t, uintptr_t, uintptr_t, uintptr_t>())
-        .def("make_current", &Driver::make_current)
-        .def("launch", &Driver::launch, Unlocked());
+        .def(
+            "launch",
+            [](const Driver &driver, uintptr_t config, uintptr_t function, uintptr_t parameters) {
+                return driver.in_context(
+                    [&] { return driver.launch(config, function, parameters); });
+            },
+            Unlocked());
     nb::class_<Launches>(m, "Launches")
         .def(nb::init<const Driver &>(), nb::keep_alive<1, 2>())
         .def("add", &Launches::add)

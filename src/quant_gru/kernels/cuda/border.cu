@@ -12,6 +12,7 @@ struct Border {
 };
 
 extern "C" __global__ void __launch_bounds__(256) quantize(const __grid_constant__ Border b) {
+    follow_previous();
     const int64_t row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (row >= b.rows) return;
     const int64_t start = row * b.features;
@@ -28,6 +29,7 @@ extern "C" __global__ void __launch_bounds__(256) quantize(const __grid_constant
 
 // s * (q - z), exact; rows that are NaN become so.
 extern "C" __global__ void __launch_bounds__(256) dequantize(const __grid_constant__ Border b) {
+    follow_previous();
     const int64_t row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (row >= b.rows) return;
     const int64_t start = row * b.features;
@@ -51,6 +53,7 @@ struct Mask {
 
 // 0 where a real value was clamped, or is NaN; NaN stays.
 extern "C" __global__ void __launch_bounds__(256) clear(const __grid_constant__ Mask p) {
+    follow_previous();
     const int row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
     if (row >= p.rows) return;
     const int N = (int)p.N, features = (int)p.features;
@@ -78,6 +81,7 @@ struct Carry {
 
 // Codes; a gradient becomes 0 where they were clamped, NaN stays.
 extern "C" __global__ void __launch_bounds__(256) carry(const __grid_constant__ Carry p) {
+    follow_previous();
     const int64_t row = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (row >= p.rows) return;
     const int H = (int)p.H, D = (int)p.directions;
@@ -164,6 +168,7 @@ struct Take {
 
 // Codes of real values, in any order of rows.
 extern "C" __global__ void __launch_bounds__(256) take(const __grid_constant__ Take p) {
+    follow_previous();
     const int row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
     const int lane = threadIdx.x % 32, N = (int)p.to.N, features = (int)p.to.features;
     if (row >= p.to.T * N) return;
@@ -188,6 +193,7 @@ struct Between {
 
 // Codes of a layer's input, from the states of the layer below.
 extern "C" __global__ void __launch_bounds__(256) between(const __grid_constant__ Between p) {
+    follow_previous();
     const int row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
     const int lane = threadIdx.x % 32, N = (int)p.to.N, H = (int)p.H;
     if (row >= p.to.T * N) return;
@@ -249,6 +255,7 @@ inline void give_row(const void *codes, int64_t kind, int64_t start, float *to, 
 
 // Real values of a layer's results, all steps and the last.
 extern "C" __global__ void __launch_bounds__(256) give(const __grid_constant__ Give p) {
+    follow_previous();
     int row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
     const int lane = threadIdx.x % 32;
     const int N = (int)p.N, H = (int)p.H, D = (int)p.directions, T = (int)p.flags.T;

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -25,6 +26,9 @@ _PROBE = Kernel.of("probe", "probe", {})
 _PROBE_THREADS, _PROBE_BYTES = 256, 128 << 10
 
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+# CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: a kernel is set up while the one before
+# it runs, and waits for it itself (`follow_previous` in ptx.cuh)
+_FOLLOWS = 6
 AttributeC = structure("AttributeC", id=ctypes.c_int, pad=ctypes.c_int, value=ctypes.c_uint32 * 16)
 ConfigC: Any = structure(
     "ConfigC",
@@ -42,22 +46,27 @@ class Loaded:
 
     Attributes:
         function: The driver's handle.
+        follows: Whether it may be set up while the kernel before it runs.
         shared_bytes: Shared memory that a block may have.
         config: Launch configuration; grid, block, shared memory and stream change per call.
     """
 
-    def __init__(self, function: Any, grid: Grid) -> None:
+    def __init__(self, function: Any, grid: Grid, follows: bool) -> None:
         self.function = function
+        self.follows = follows
         self.address = int(function)
         self.shared_bytes = grid.shared_bytes
         self.lock = threading.Lock()
         config: Any = ConfigC()
         config.grid[2] = config.block[1] = config.block[2] = 1
-        if grid.cluster > 1:
-            self._attribute: Any = AttributeC()
-            self._attribute.id = _CLUSTER_DIMENSION
-            self._attribute.value[0:3] = [grid.cluster, 1, 1]
-            config.attributes, config.count = ctypes.addressof(self._attribute), 1
+        values = {_CLUSTER_DIMENSION: [grid.cluster, 1, 1]} if grid.cluster > 1 else {}
+        if follows:
+            values[_FOLLOWS] = [1]
+        self._attributes: Any = (AttributeC * max(len(values), 1))()
+        for attribute, (number, value) in zip(self._attributes, values.items(), strict=False):
+            attribute.id = number
+            attribute.value[: len(value)] = value
+        config.attributes, config.count = ctypes.addressof(self._attributes), len(values)
         self.config = config
 
     def configure(self, grid: Grid, stream: int) -> int:
@@ -78,7 +87,7 @@ class _Launch:
     """
 
     def __init__(self, loaded: Loaded, grid: Grid, arguments: Any) -> None:
-        self._loaded = Loaded(loaded.function, grid)
+        self._loaded = Loaded(loaded.function, grid, loaded.follows)
         config = self._loaded.configure(grid, 0)
         self._arguments = arguments
         self._pointers = ctypes.c_void_p(ctypes.addressof(arguments))
@@ -121,7 +130,7 @@ class Device:
                 f"Expected compute capability {_OLDEST[0]}.{_OLDEST[1]} or later, "
                 f"got {capability[0]}.{capability[1]}"
             )
-        self.has_clusters = capability >= _CLUSTERS_SINCE
+        self.has_clusters = self.follows = capability >= _CLUSTERS_SINCE
         self.arch = f"sm_{capability[0]}{capability[1]}" + ("a" if capability == (9, 0) else "")
         self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(index))
         self.native = _native.Driver(*_functions(), int(self._context))
@@ -146,7 +155,6 @@ class Device:
             QuantGRUError: The kernel is not loaded yet and the stream is being captured, or the
                 driver refuses.
         """
-        self._make_current()
         loaded = self._ready(kernel, grid)
         pointers = ctypes.c_void_p(ctypes.addressof(arguments))
         # what torch.cuda.current_stream(index).cuda_stream gives, without making an object
@@ -162,7 +170,6 @@ class Device:
         self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
     ) -> Prepared:
         """Load a kernel and keep what its launches share; raises as `launch`."""
-        self._make_current()
         return Prepared(self, [_Launch(self._ready(kernel, grid), grid, arguments)])
 
     def join(self, launches: Sequence[Prepared]) -> Prepared:
@@ -180,13 +187,23 @@ class Device:
     def _ready(self, kernel: Kernel, grid: Grid) -> Loaded:
         loaded = self._loaded.get((kernel, grid.cluster))
         if loaded is None or loaded.shared_bytes < grid.shared_bytes:
-            loaded = self._load(kernel, grid)
+            with self._current():
+                loaded = self._load(kernel, grid)
         return loaded
 
-    def _make_current(self) -> None:
-        status = self.native.make_current()
-        if status:
-            self.raise_for(status)
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """Makes this device the driver's, and then again what was before: torch goes by it, too."""
+        driver = self._driver
+        before = self._check(driver.cuCtxGetCurrent())
+        if int(before) == int(self._context):
+            yield
+            return
+        self._check(driver.cuCtxSetCurrent(self._context))
+        try:
+            yield
+        finally:
+            self._check(driver.cuCtxSetCurrent(before))
 
     def _load(self, kernel: Kernel, grid: Grid) -> Loaded:
         if torch.cuda.is_current_stream_capturing():
@@ -210,28 +227,29 @@ class Device:
                 settings[attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
             for name, value in settings.items():
                 self._check(driver.cuFuncSetAttribute(function, name, value))
-            loaded = self._loaded[kernel, grid.cluster] = Loaded(function, grid)
+            loaded = Loaded(function, grid, self.follows)
+            self._loaded[kernel, grid.cluster] = loaded
         return loaded
 
     def _count_clusters(self) -> dict[int, int]:
         if not self.has_clusters:
             return {}
         driver, found = self._driver, {}
-        self._make_current()
-        for blocks in _CLUSTERS:
-            grid = Grid((blocks, 1), _PROBE_THREADS, blocks, _PROBE_BYTES)
-            function = self._load(_PROBE, grid).function
-            config, wanted = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
-            config.gridDimX, config.blockDimX = blocks, _PROBE_THREADS
-            config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
-            config.sharedMemBytes = _PROBE_BYTES
-            wanted.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            wanted.value.clusterDim.x = blocks
-            wanted.value.clusterDim.y = wanted.value.clusterDim.z = 1
-            config.attrs, config.numAttrs = [wanted], 1
-            status, count = driver.cuOccupancyMaxActiveClusters(function, config)
-            if int(status) == 0 and count:
-                found[blocks] = count
+        with self._current():
+            for blocks in _CLUSTERS:
+                grid = Grid((blocks, 1), _PROBE_THREADS, blocks, _PROBE_BYTES)
+                function = self._load(_PROBE, grid).function
+                config, wanted = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+                config.gridDimX, config.blockDimX = blocks, _PROBE_THREADS
+                config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+                config.sharedMemBytes = _PROBE_BYTES
+                wanted.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+                wanted.value.clusterDim.x = blocks
+                wanted.value.clusterDim.y = wanted.value.clusterDim.z = 1
+                config.attrs, config.numAttrs = [wanted], 1
+                status, count = driver.cuOccupancyMaxActiveClusters(function, config)
+                if int(status) == 0 and count:
+                    found[blocks] = count
         return found
 
     def _check(self, result: tuple[Any, ...]) -> Any:

@@ -1,6 +1,7 @@
 // Any plan up to 32 bits, exactly: a block takes one row of the batch through time, with sums in
 // two 64-bit words.
 #include "cell.cuh"
+#include "ptx.cuh"
 
 struct Numbers {
     Sequence s;
@@ -96,6 +97,7 @@ inline int64_t next(const Cell<double> &c, const int64_t *Wx, const int64_t *Rh,
 }
 
 extern "C" __global__ void __launch_bounds__(256) generic(const __grid_constant__ Pair pair) {
+    follow_previous();
     const Numbers &p = pair.d[blockIdx.y];
     const Sequence &s = p.s;
     const int64_t row = blockIdx.x, H = s.H, N = s.N;

@@ -9,25 +9,20 @@ void Fields::move(uintptr_t base) {
         *field = base ? base + static_cast<uint64_t>(offset) : 0;
 }
 
-int Driver::make_current() const {
-    void *now = nullptr;
-    if (const int status = get_current_(&now)) return status;
-    return now == context_ ? 0 : set_current_(context_);
-}
-
 int Driver::launch(uintptr_t config, uintptr_t function, uintptr_t parameters) const {
     return launch_(reinterpret_cast<void *>(config), reinterpret_cast<void *>(function),
                    reinterpret_cast<void **>(parameters), nullptr);
 }
 
 int Launches::start(uintptr_t stream) const {
-    if (const int status = driver_.make_current()) return status;
-    for (const One &each : all_) {
-        *each.stream = stream;
-        if (const int status = driver_.launch(each.config, each.function, each.parameters))
-            return status;
-    }
-    return 0;
+    return driver_.in_context([&] {
+        for (const One &each : all_) {
+            *each.stream = stream;
+            if (const int status = driver_.launch(each.config, each.function, each.parameters))
+                return status;
+        }
+        return 0;
+    });
 }
 
 }  // namespace quant_gru

@@ -31,9 +31,19 @@ class Driver {
           get_current_(reinterpret_cast<GetCurrent>(get_current)),
           set_current_(reinterpret_cast<SetCurrent>(set_current)),
           context_(reinterpret_cast<void *>(context)) {}
-    // What follows returns the driver's status, 0 if all is well.
-    int make_current() const;
+    // Returns the driver's status, 0 if all is well. The context has to be current.
     int launch(uintptr_t config, uintptr_t function, uintptr_t parameters) const;
+    // Calls `action` while the context is current, and lets what was before be so again, by which
+    // others tell the device; returns the status of what went wrong first.
+    template <class Action>
+    int in_context(const Action &action) const {
+        void *before = nullptr;
+        if (const int status = get_current_(&before)) return status;
+        if (before == context_) return action();
+        if (const int status = set_current_(context_)) return status;
+        const int status = action(), back = set_current_(before);
+        return status ? status : back;
+    }
 
  private:
     using Launch = int (*)(void *config, void *function, void **parameters, void **extra);

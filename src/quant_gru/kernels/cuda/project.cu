@@ -20,6 +20,7 @@ struct Numbers {
 
 // Codes of x as signed bytes: one plane, or x = 256 * first + second + 128.
 extern "C" __global__ void __launch_bounds__(256) split(const __grid_constant__ Numbers p) {
+    follow_previous();
     const int64_t rows = p.s.T * p.s.N, row = blockIdx.x;
     for (int64_t k = threadIdx.x; k < p.padded_C; k += blockDim.x) {
         int v = 0;
@@ -105,15 +106,18 @@ inline void finish_tile(const Numbers &p) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__ Numbers p) {
+    follow_previous();
     finish_tile<false>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(256) finish_bytes(const __grid_constant__ Numbers p) {
+    follow_previous();
     finish_tile<true>(p);
 }
 
 // Few rows: a warp makes the three sums of one unit.
 extern "C" __global__ void __launch_bounds__(256) project(const __grid_constant__ Numbers p) {
+    follow_previous();
     const int64_t H = p.s.H, C = p.s.C, at = blockIdx.x;
     const int64_t t = at / p.s.N, row = at % p.s.N;
     const int lane = threadIdx.x % 32;

@@ -26,6 +26,14 @@ inline void mma(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #undef QG_MMA
 }
 
+// Launches need not wait for each other's end (driver.py): a kernel waits for all that the stream
+// had to do before, here, before it touches memory, and from then on the next one may be set up.
+inline void follow_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // A barrier of some warps of a block.
 inline void sync_threads(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

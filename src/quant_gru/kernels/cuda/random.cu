@@ -1,5 +1,6 @@
 // Random events, as quant_gru/integer/random.py defines them.
 #include "philox.h"
+#include "ptx.cuh"
 
 struct Events {
     const int64_t *seed;
@@ -10,6 +11,7 @@ struct Events {
 };
 
 extern "C" __global__ void __launch_bounds__(128) events(const __grid_constant__ Events p) {
+    follow_previous();
     const uint64_t seed = (uint64_t)*p.seed;
     for (int64_t row = blockIdx.x; row < p.A * p.B; row += gridDim.x) {
         const uint32_t a = (uint32_t)(row / p.B), b = (uint32_t)(row % p.B);

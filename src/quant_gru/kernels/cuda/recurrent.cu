@@ -147,6 +147,7 @@ inline Real unpacked(const Stored &w, int gate, Real offset) {
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     recurrent(const __grid_constant__ Pair pair) {
+    follow_previous();
 #if DIRS == 1
     const Numbers &p = pair.d[0];
 #else

@@ -146,6 +146,7 @@ inline double measured(const void *values, int64_t kind, int64_t first, int n, i
 }
 
 extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant__ Weights w) {
+    follow_previous();
     const Operand &o = w.operands[blockIdx.y];
     const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (row >= 3 * w.H) return;
@@ -188,6 +189,7 @@ inline int64_t fragment_at(const Fragments &f, int plane, int gate, int unit, in
 }
 
 extern "C" __global__ void __launch_bounds__(256) settle(const __grid_constant__ Weights w) {
+    follow_previous();
     const int which = blockIdx.y, lane = threadIdx.x % 32, H = (int)w.H;
     const Operand &o = w.operands[which];
     const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;

@@ -140,6 +140,7 @@ inline float sum_at(uint32_t address) {
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_constant__ Pair pair) {
+    follow_previous();
 #if DIRS == 1
     const Numbers &p = pair.d[0];
 #else

@@ -20,6 +20,7 @@ struct Numbers {
 };
 
 extern "C" __global__ void __launch_bounds__(256) back_step(const __grid_constant__ Numbers p) {
+    follow_previous();
     const int64_t n = blockIdx.x, unit = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
     if (unit >= p.H) return;
     const int64_t at = n * p.H + unit;

@@ -193,6 +193,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(256) operands(const __grid_constant__ Operands p) {
+    follow_previous();
     int block = (int)blockIdx.x;
     const int of_weights = (int)p.of_weights, of_codes = (int)p.of_codes;
     if (block < 2 * DIRS * of_weights) {

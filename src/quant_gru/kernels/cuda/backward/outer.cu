@@ -35,6 +35,7 @@ inline void put(Operand *to, const float (&v)[WIDE], float scale) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) outer(const __grid_constant__ Pair pair) {
+    follow_previous();
     const Numbers &p = pair.d[blockIdx.y % DIRS];
     QG_SHARED(memory);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -84,6 +85,7 @@ extern "C" __global__ void __launch_bounds__(256) outer(const __grid_constant__ 
 
 // The sums of all chunks, in PyTorch's order.
 extern "C" __global__ void __launch_bounds__(256) outer_sums(const __grid_constant__ Pair pair) {
+    follow_previous();
     const Numbers &p = pair.d[blockIdx.y];
     QG_SHARED(memory);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -130,6 +130,7 @@ struct Element {
 // A block: some rows of 32 units.
 extern "C" __global__ void __launch_bounds__(256, BYTES ? 3 : 1)
     slopes_of(const __grid_constant__ Pair pair) {
+    follow_previous();
     const Numbers &p = pair.d[blockIdx.y % DIRS];
     typedef Magic<Real> R;
     QG_SHARED(memory);

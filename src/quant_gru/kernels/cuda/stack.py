@@ -275,11 +275,10 @@ class _Schedule:
                 each.result = new(shape, dtype=torch.int32)
                 each.memory.move(each.result.data_ptr())
             self._x.move(x.data_ptr())
-            strides = x.stride()
-            if strides != self._strides:
-                self._strides = strides
+            if x.stride() != self._strides:
+                self._strides = x.stride()
                 for take in self._takes:
-                    take.step, take.next = strides[:2]
+                    take.step, take.next = self._strides[:2]
             if h0 is not None:
                 h0 = h0.detach().contiguous().resolve_neg()
                 self._h0.move(h0.data_ptr())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -121,6 +120,9 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
             )
         self.use_quantization = use_quantization
         self.calibrating = False
+        self._named_shapes = _named_shapes(
+            self.num_layers, self._directions, self.input_size, self.hidden_size
+        )
         self._init_training()
         self._state = QuantState(config or QuantConfig(), self._shape())
 
@@ -601,7 +603,7 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
     def _weights(self) -> list[list[Weights]]:
         D, parameters = self._directions, self._parameters
         flat: list[Weights] = []
-        for cell in _named_shapes(self.num_layers, D, self.input_size, self.hidden_size):
+        for cell in self._named_shapes:
             found: list[Tensor | None] = []
             for name, shape in cell:
                 # where something else computes it, it is no parameter
@@ -690,7 +692,6 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         return f"{super().extra_repr()}, use_quantization={self.use_quantization}, {state}"
 
 
-@functools.cache
 def _named_shapes(
     layers: int, directions: int, C: int, H: int
 ) -> list[list[tuple[str, tuple[int, ...]]]]:

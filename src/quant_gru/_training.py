@@ -120,6 +120,7 @@ def gradients(
     grad_h0: list[Tensor] = []
     found: list[Gradients | None] = [None] * len(done.out)
     scales: list[Tensor | None] = [None] * len(done.out)
+    nan = done.nan.unbind()
     for layer in reversed(range(len(plan.cells))):
         cells, first = plan.cells[layer], layer * D
         onward, learns = asked.below(first), bool(asked.scales)
@@ -141,7 +142,7 @@ def gradients(
                 done.lengths,
                 d == 1,
                 noise.held(layer, d, D, (T, N, H)) if noise else None,
-                done.nan[first + d],
+                nan[first + d],
             )
             for d, cell in enumerate(cells)
         ]

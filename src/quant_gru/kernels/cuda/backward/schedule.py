@@ -98,7 +98,7 @@ class Schedule:
         """All gradients of a call."""
         device = calls[0].device
         memory = torch.empty(self._memory.size, dtype=torch.int8, device=device)
-        dh0 = torch.empty((self._dirs, self._N, self._H), dtype=torch.float32, device=device)
+        dh0 = torch.empty((self._dirs * self._N, self._H), dtype=torch.float32, device=device)
         db = torch.empty((2 * self._dirs, 3 * self._H), dtype=torch.float32, device=device)
         dh0_at, db_at, H = dh0.data_ptr(), db.data_ptr(), self._H
         keep = []
@@ -352,7 +352,7 @@ class Schedule:
         else:
             self._start_in_parts(calls, memory, stream)
         wanted, real, C = self._wanted, memory.view(self._precision.dtype), self._C
-        biases, states = db.unbind(), dh0.unbind()
+        biases, states = db.unbind(), [dh0] if self._dirs == 1 else dh0.chunk(self._dirs)
         results = []
         for d in range(self._dirs):
             dWx, dRh = (each.of(real) for each in self._outer[d])

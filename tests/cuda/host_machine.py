@@ -83,6 +83,13 @@ class Host:
     def prepare(self, kernel, grid, arguments):
         return Prepared(lambda: self.launch(kernel, grid, arguments))
 
+    def join(self, launches):
+        def start():
+            for each in launches:
+                each.start(0)
+
+        return Prepared(start)
+
     def stream(self):
         return 0
 

@@ -113,8 +113,9 @@ class Schedule:
         """All gradients of a call."""
         device = calls[0].device
         memory = torch.empty(self._memory.size, dtype=torch.int8, device=device)
-        dh0 = torch.empty((self._dirs, self._N, self._H), dtype=torch.float32, device=device)
-        db = torch.empty((self._dirs, 2, 3 * self._H), dtype=torch.float32, device=device)
+        dh0 = torch.empty((self._dirs * self._N, self._H), dtype=torch.float32, device=device)
+        db = torch.empty((2 * self._dirs, 3 * self._H), dtype=torch.float32, device=device)
+        dh0_at, db_at, H = dh0.data_ptr(), db.data_ptr(), self._H
         keep = []
         with self._lock:
             self._memory.move(memory.data_ptr())
@@ -122,8 +123,8 @@ class Schedule:
                 at = self._at[d]
                 for name, tensor in call.tensors.items():
                     at[name].move(0 if tensor is None else tensor.data_ptr())
-                at["dh0"].move(dh0[d].data_ptr())
-                at["db"].move(db[d].data_ptr())
+                at["dh0"].move(dh0_at + 4 * d * self._N * H)
+                at["db"].move(db_at + 24 * d * H)
                 keep.append(self._point_at_weights(d, call))
                 strided = self._strided[d]
                 strided.stride_t, strided.stride_n, strided.stride_h = call.grad_out.stride()
@@ -384,6 +385,12 @@ class Schedule:
         if wanted.bw or wanted.br:
             grid = Grid((-(-6 * H // 32), dirs), _THREADS, 1, 8 * 32 * 4)
             self._after.append(self._launch("outer", "outer_sums", macros, grid, outer))
+        # what follows the products of bytes, and what comes before, where it is launches alone
+        self._rest = self._machine.join([*self._back, *self._after]) if shape else None
+        self._whole = None
+        if self._rest is not None and not any(self._bytes):
+            launches = [launch for _, _, launch in self._slopes]
+            self._whole = self._machine.join([self._before, *launches, self._rest])
         self._keep = (operands, slopes, back, grids, steps, outer)
 
     # What follows is done at each call.
@@ -392,9 +399,35 @@ class Schedule:
         self, calls: Sequence[Call], memory: Tensor, dh0: Tensor, db: Tensor
     ) -> list[Gradients]:
         stream = self._machine.stream()
+        if self._whole is not None:
+            self._whole.start(stream)
+        else:
+            self._start_in_parts(calls, memory, stream)
         wanted, real, C = self._wanted, memory.view(self._precision.dtype), self._C
+        biases, states = db.unbind(), [dh0] if self._dirs == 1 else dh0.chunk(self._dirs)
+        results = []
+        for d in range(self._dirs):
+            dWx, dRh = (each.of(real) for each in self._outer[d])
+            codes = [each.of(real) for each in self._real_codes[d]]
+            results.append(
+                Gradients(
+                    _product(dWx, self._real_weights[d][0].of(real)).view(self._T, self._N, C)
+                    if wanted.x
+                    else None,
+                    states[d],
+                    _product(dWx.t(), codes[0]) if wanted.W else None,
+                    _product(dRh.t(), codes[-1]) if wanted.R else None,
+                    biases[2 * d] if wanted.bw else None,
+                    biases[2 * d + 1] if wanted.br else None,
+                    self._state_gradients(d, memory) if wanted.h else None,
+                )
+            )
+        return results
+
+    def _start_in_parts(self, calls: Sequence[Call], memory: Tensor, stream: int) -> None:
+        """What comes before the last products, where there are others in between."""
         self._before.start(stream)
-        words, singles = memory.view(torch.int32), memory.view(torch.float32)
+        words = memory.view(torch.int32)
         for first, count, launch in self._slopes:
             for each in self._bytes:
                 for (rows, weights, sums), planes in zip(each, self._planes, strict=True):
@@ -405,9 +438,10 @@ class Schedule:
                         sums.of(words, 0, taken),
                     )
             launch.start(stream)
-        if self._shape is not None:
-            self._back[0].start(stream)
-        elif self._grid is not None:
+        if self._rest is not None:
+            self._rest.start(stream)
+            return
+        if self._grid is not None:
             # one after the other: each may need the whole GPU
             for absent, launch in zip(self._absent, self._back, strict=True):
                 absent.of(words).fill_(-1)
@@ -417,27 +451,11 @@ class Schedule:
                 self._back_steps(d, call.reverse, memory, stream)
         for launch in self._after:
             launch.start(stream)
-        results = []
-        for d in range(self._dirs):
-            dWx, dRh = (each.of(real) for each in self._outer[d])
-            codes = [each.of(real) for each in self._real_codes[d]]
-            results.append(
-                Gradients(
-                    _product(dWx, self._real_weights[d][0].of(real)).view(self._T, self._N, C)
-                    if wanted.x
-                    else None,
-                    dh0[d],
-                    _product(dWx.t(), codes[0]) if wanted.W else None,
-                    _product(dRh.t(), codes[-1]) if wanted.R else None,
-                    db[d, 0] if wanted.bw else None,
-                    db[d, 1] if wanted.br else None,
-                    # the rest of the memory is not kept for it
-                    self._d[d].of(singles).clone().view(self._T, self._N, self._H)
-                    if wanted.h
-                    else None,
-                )
-            )
-        return results
+
+    def _state_gradients(self, d: int, memory: Tensor) -> Tensor:
+        """Those of the states after each step; the rest of the memory is not kept for them."""
+        found = self._d[d].of(memory.view(torch.float32)).clone()
+        return found.view(self._T, self._N, self._H)
 
     def _back_steps(self, d: int, reverse: bool, memory: Tensor, stream: int) -> None:
         """A product and a launch for each step: for weights that fit no registers."""

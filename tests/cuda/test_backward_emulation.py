@@ -78,6 +78,12 @@ def test_configurations(host, config):
         check(host, [random_tape(plan, 6, 5)], precision)
 
 
+@pytest.mark.parametrize(("C", "config"), [(530, "int8"), (532, "int8-unsigned"), (532, "w8a16")])
+def test_more_features_than_a_warp_reads_at_once(host, C, config):
+    (plan,) = plans_of(C, 20, CONFIGS[config])
+    check(host, [random_tape(plan, 2, 3)], "fp32")
+
+
 # blocks, tiles, split, rows; units
 SHAPES = [
     ("1,1,1,8", 24, "bf16"),
@@ -215,15 +221,15 @@ NAMES = ("x", "h0", "W", "R", "bw", "br", "h")
 
 
 @pytest.mark.parametrize(
-    ("config", "reverse"),
-    [("int8", False), ("int8-unsigned", True), ("w8a16", True), ("int16", False)],
+    ("config", "C", "reverse"),
+    [("int8", 8, False), ("int8-unsigned", 5, True), ("w8a16", 8, True), ("int16", 5, False)],
 )
-def test_values_none_and_nan_stand_for_codes_and_zeros(host, config, reverse):
+def test_values_none_and_nan_stand_for_codes_and_zeros(host, config, C, reverse):
     """As `complete` has it, in fewer launches: the same bits."""
-    (plan,) = plans_of(5, 20, CONFIGS[config])
+    (plan,) = plans_of(C, 20, CONFIGS[config])
     T, N = 6, 5
     # beyond the limits, and in another order of memory
-    x = (3 * torch.randn(N, T, 5)).transpose(0, 1)
+    x = (3 * torch.randn(N, T, C)).transpose(0, 1)
     x[1, 2, 3] = torch.nan
     codes = plan.x.quantize(x).to(plan.x.container)
     out = outputs(plan, codes, torch.full((N, 20), plan.h.zero_point, dtype=plan.h.container))

@@ -28,28 +28,92 @@ inline int64_t all_lanes(int64_t v) {
     return v;
 }
 
-// A warp: one channel.
+// Four codes at once, where rows of K codes of 8 or 16 bits are made of aligned fours.
+inline bool in_fours(const void *codes, int64_t kind, int64_t K) {
+    return codes && kind <= 2 && K % 4 == 0 && (uintptr_t)codes % 8 == 0;
+}
+inline uint2 four_of(const void *codes, int64_t kind, int64_t at) {
+    uint2 found;
+    if (kind == 2) return *(const uint2 *)((const int16_t *)codes + at);
+    found.x = *(const uint32_t *)((const uint8_t *)codes + at);
+    return found;
+}
+inline int code_in(const uint2 &four, int64_t kind, int i) {
+    if (kind == 2) return (int)(int16_t)((i & 2 ? four.y : four.x) >> (16 * (i & 1)));
+    const int byte = (int)(four.x >> (8 * i) & 255);
+    return kind ? byte : (int)(int8_t)byte;
+}
+
+// Codes k to k + 3 of a row of K as operands.
+inline void put_operands(Operand *to, const float (&v)[4], int k, int K) {
+#if OPERAND == 0
+    if (K % 4 == 0) {
+        uint2 pairs;
+        pairs.x = bf16_pair(v[0], v[1]);
+        pairs.y = bf16_pair(v[2], v[3]);
+        if (k < K) *(uint2 *)to = pairs;
+        return;
+    }
+#endif
+    for (int i = 0; i < 4 && k + i < K; ++i) to[i] = operand(v[i]);
+}
+
+// Stores could be to what is loaded: so many loads of a thread come before them.
+constexpr int kAhead = 4;
+
+// A warp: one channel, four codes a thread.
 inline void unpack_weights(const Weight &p, int64_t H, int block) {
     const int64_t channel = (int64_t)block * 8 + threadIdx.x / 32;
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, K = (int)p.K, padded = (int)p.padded;
     if (channel >= 3 * H) return;
     const int64_t unit = channel % H, place = reordered((int)(channel / H), unit, H);
     const float scale = divided(p.scales[channel], p.activation_scale);
+    int8_t *const bytes = p.bytes + channel * padded;
     int64_t sum = 0, sizes = 0;
-    for (int64_t k = lane; k < p.padded; k += 32) {
-        int code = 0;
-        if (k < p.K) {
-            code = (int)read_code(p.codes, p.kind, channel * p.K + k);
-            if (p.real) p.real[place * p.K + k] = operand((float)code * scale);
+    const auto put = [&](int k, const int (&v)[4]) {
+        uint32_t high = 0, low = 0, ones = 0;
+        float real[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            sum += v[i];
+            sizes += v[i] < 0 ? -v[i] : v[i];
+            real[i] = (float)v[i] * scale;
+            high |= (uint32_t)((p.planes == 1 ? v[i] : v[i] >> 8) & 255) << (8 * i);
+            low |= (uint32_t)((k + i < K ? (v[i] & 255) - 128 : 0) & 255) << (8 * i);
+            ones |= (uint32_t)(k + i < K) << (8 * i);
         }
-        sum += code;
-        sizes += code < 0 ? -code : code;
-        if (p.planes == 1) {
-            p.bytes[channel * p.padded + k] = (int8_t)code;
-        } else {
-            p.bytes[channel * p.padded + k] = (int8_t)(code >> 8);
-            p.bytes[(3 * H + channel) * p.padded + k] = k < p.K ? (int8_t)((code & 255) - 128) : 0;
-            if (channel == 0) p.bytes[6 * H * p.padded + k] = k < p.K;
+        if (p.real) put_operands(p.real + place * K + k, real, k, K);
+        *(uint32_t *)(bytes + k) = high;
+        if (p.planes == 2) {
+            *(uint32_t *)(bytes + 3 * H * padded + k) = low;
+            if (channel == 0) *(uint32_t *)(bytes + 6 * H * padded + k) = ones;
+        }
+    };
+    if (in_fours(p.codes, p.kind, K)) {
+        for (int start = 4 * lane; start < padded; start += 128 * kAhead) {
+            uint2 ahead[kAhead];
+#pragma unroll
+            for (int j = 0; j < kAhead; ++j)
+                if (start + 128 * j < K)
+                    ahead[j] = four_of(p.codes, p.kind, channel * K + start + 128 * j);
+#pragma unroll
+            for (int j = 0; j < kAhead; ++j) {
+                const int k = start + 128 * j;
+                if (k >= padded) break;
+                int v[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) v[i] = k < K ? code_in(ahead[j], p.kind, i) : 0;
+                put(k, v);
+            }
+        }
+    } else {
+#pragma unroll 1
+        for (int k = 4 * lane; k < padded; k += 128) {
+            int v[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                v[i] = k + i < K ? (int)read_code(p.codes, p.kind, channel * K + k + i) : 0;
+            put(k, v);
         }
     }
     sum = all_lanes(sum);
@@ -128,7 +192,7 @@ struct Taken {
 inline void unpack_codes(const Taken &all, const Codes &p, int block, int blocks) {
     const int lane = threadIdx.x % 32, K = (int)p.K, padded = (int)p.padded;
     const int less = (int)(p.offset - p.zero);
-    const bool fours = K % 4 == 0;
+    const bool short_rows = all.rows <= 0x7fffffff;
     for (int64_t row = (int64_t)block * 8 + threadIdx.x / 32; row < all.rows;
          row += (int64_t)blocks * 8) {
         int64_t from = row;
@@ -140,44 +204,20 @@ inline void unpack_codes(const Taken &all, const Codes &p, int block, int blocks
                 from = p.reverse ? from - all.rows : from + p.N;
             }
         }
-        const float *const values =
-            p.values ? p.values + row / p.N * p.step + row % p.N * p.next : nullptr;
-        const int64_t chunk = row / all.chunk, first = chunk * all.chunk;
+        const float *values = nullptr;
+        if (p.values) {
+            const int64_t t = short_rows ? (int64_t)((uint32_t)row / (uint32_t)p.N) : row / p.N;
+            values = p.values + t * p.step + (row - t * p.N) * p.next;
+        }
+        const int64_t chunk = all.chunk < all.rows ? row / all.chunk : 0, first = chunk * all.chunk;
         const int64_t rows = all.rows - first < all.chunk ? all.rows - first : all.chunk;
         int8_t *const to = p.bytes + (first * p.planes + row - first) * padded;
-        for (int k = 4 * lane; k < padded; k += 128) {
-            int v[4];  // less the offset
-            if (values) {
-                bool nan = false;
-                for (int i = 0; i < 4; ++i)
-                    v[i] =
-                        k + i < K ? quantized(values[k + i], p.scale, p.lo, p.hi, nan) - less : 0;
-            } else if (!codes) {
-                for (int i = 0; i < 4; ++i) v[i] = k + i < K ? -less : 0;
-            } else if (fours && p.kind < 2 && k < K) {
-                const uint32_t word = *(const uint32_t *)((const uint8_t *)codes + from * K + k);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const int byte = (int)(word >> (8 * i) & 255);
-                    v[i] = (p.kind ? byte : (int)(int8_t)byte) - (int)p.offset;
-                }
-            } else {
-                for (int i = 0; i < 4; ++i)
-                    v[i] = k + i < K ? (int)(read_code(codes, p.kind, from * K + k + i) - p.offset)
-                                     : 0;
-            }
+        const auto put = [&](int k, const int (&v)[4]) {
             if (p.real) {
-                Operand *const real = p.real + row * K + k;
-#if OPERAND == 0
-                if (fours && k < K) {
-                    uint2 pairs;
-                    pairs.x = bf16_pair((float)(v[0] + less), (float)(v[1] + less));
-                    pairs.y = bf16_pair((float)(v[2] + less), (float)(v[3] + less));
-                    *(uint2 *)real = pairs;
-                } else
-#endif
-                    for (int i = 0; i < 4 && k + i < K; ++i)
-                        real[i] = operand((float)(v[i] + less));
+                float real[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) real[i] = (float)(v[i] + less);
+                put_operands(p.real + row * K + k, real, k, K);
             }
             uint32_t low = 0, high = 0;
 #pragma unroll
@@ -187,6 +227,63 @@ inline void unpack_codes(const Taken &all, const Codes &p, int block, int blocks
             }
             *(uint32_t *)(to + k) = high;
             if (p.planes == 2) *(uint32_t *)(to + rows * padded + k) = low;
+        };
+        bool nan = false;
+        if (values && K % 4 == 0 && (uintptr_t)values % 16 == 0) {
+            for (int start = 4 * lane; start < padded; start += 128 * kAhead) {
+                uint4 ahead[kAhead];
+#pragma unroll
+                for (int j = 0; j < kAhead; ++j)
+                    if (start + 128 * j < K) ahead[j] = *(const uint4 *)(values + start + 128 * j);
+#pragma unroll
+                for (int j = 0; j < kAhead; ++j) {
+                    const int k = start + 128 * j;
+                    if (k >= padded) break;
+                    const uint32_t bits[4] = {ahead[j].x, ahead[j].y, ahead[j].z, ahead[j].w};
+                    int v[4];  // less the offset
+#pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        v[i] = k < K ? quantized(bits_as_float(bits[i]), p.scale, p.lo, p.hi, nan) -
+                                           less
+                                     : 0;
+                    put(k, v);
+                }
+            }
+        } else if (!values && in_fours(codes, p.kind, K)) {
+            for (int start = 4 * lane; start < padded; start += 128 * kAhead) {
+                uint2 ahead[kAhead];
+#pragma unroll
+                for (int j = 0; j < kAhead; ++j)
+                    if (start + 128 * j < K)
+                        ahead[j] = four_of(codes, p.kind, from * K + start + 128 * j);
+#pragma unroll
+                for (int j = 0; j < kAhead; ++j) {
+                    const int k = start + 128 * j;
+                    if (k >= padded) break;
+                    int v[4];
+#pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        v[i] = k < K ? code_in(ahead[j], p.kind, i) - (int)p.offset : 0;
+                    put(k, v);
+                }
+            }
+        } else {
+#pragma unroll 1
+            for (int k = 4 * lane; k < padded; k += 128) {
+                int v[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    if (k + i >= K)
+                        v[i] = 0;
+                    else if (values)
+                        v[i] = quantized(values[k + i], p.scale, p.lo, p.hi, nan) - less;
+                    else if (!codes)
+                        v[i] = -less;
+                    else
+                        v[i] = (int)(read_code(codes, p.kind, from * K + k + i) - p.offset);
+                }
+                put(k, v);
+            }
         }
     }
 }
@@ -198,7 +295,7 @@ struct Operands {
     int64_t of_weights, of_codes;  // blocks of a matrix and of an activation
 };
 
-extern "C" __global__ void __launch_bounds__(256) operands(const __grid_constant__ Operands p) {
+extern "C" __global__ void __launch_bounds__(256, 3) operands(const __grid_constant__ Operands p) {
     int block = (int)blockIdx.x;
     const int of_weights = (int)p.of_weights, of_codes = (int)p.of_codes;
     if (block < 2 * DIRS * of_weights) {

@@ -289,6 +289,7 @@ inline Value load_at(uint32_t address) {
     std::memcpy(&v, place_at(address), sizeof(Value));
     return v;
 }
+inline uint2 load8(uint32_t address) { return load_at<uint2>(address); }
 inline uint4 load16(uint32_t address) { return load_at<uint4>(address); }
 // copies come as late as they may
 inline void copy_async(uint32_t to, const void *from, bool there) {

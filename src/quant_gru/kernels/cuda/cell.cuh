@@ -20,6 +20,10 @@ struct Magic<float> {
     static inline float times(float a, float b) { return __fmul_rn(a, b); }
     static inline float plus(float a, float b) { return __fadd_rn(a, b); }
     static inline int32_t integer(float v) { return __float_as_int(v) - 0x4B400000; }
+    // bits that are an integer and those of 0; an integer, magic number added
+    static inline int32_t raw(float v) { return __float_as_int(v); }
+    static inline int32_t raw_zero() { return 0x4B400000; }
+    static inline float from(int32_t v) { return __int_as_float(0x4B400000 + v); }
     static inline float limit(float v, float lo, float hi) { return fminf(fmaxf(v, lo), hi); }
 };
 template <>
@@ -29,6 +33,9 @@ struct Magic<double> {
     static inline double times(double a, double b) { return __dmul_rn(a, b); }
     static inline double plus(double a, double b) { return __dadd_rn(a, b); }
     static inline int32_t integer(double v) { return __double2loint(v); }
+    static inline int32_t raw(double v) { return __double2loint(v); }
+    static inline int32_t raw_zero() { return 0; }
+    static inline double from(int32_t v) { return __dadd_rn((double)v, number()); }
     static inline double limit(double v, double lo, double hi) {
         v = v < lo ? lo : v;
         return v > hi ? hi : v;
@@ -57,6 +64,8 @@ struct Table {
     int64_t segment_shift;  // codes of a segment as a power of two, where all have as many
     int64_t lo, hi;         // limits of the output less its zero point
     double scale;           // 2^-shift
+    const void *lines;      // see lines.cuh, or null
+    int64_t line_origin, line_count;  // zero-point-free input code of the first line
 };
 
 template <class Real>
@@ -92,6 +101,18 @@ inline Real plain(Real v) {
 template <class Real>
 inline Real weighted(const Sum<Real> &s, Real v) {
     return clamped(s, round_term(v, s.m[0]));
+}
+
+// One term, a product. Where it needs more bits than Real has, its multiplier is a power of two:
+// with one of the factors it is exact, and the only rounding is that of the sum.
+template <class Real>
+inline Real weighted_product(const Sum<Real> &s, Real a, Real b) {
+#if QG_POT
+    const Real v = Magic<Real>::fma(Magic<Real>::times(a, s.m[0]), b, Magic<Real>::number());
+    return clamped(s, v);
+#else
+    return weighted(s, Magic<Real>::times(a, b));
+#endif
 }
 
 // Two terms, magic number still added. Sums that leave 53 bits go through 64-bit integers.
@@ -167,18 +188,22 @@ inline Real next_state(const Cell<Real> &c, const Z &z_of, const Reset &r_of, co
     typedef Magic<Real> R;
     const Real r = r_of(weighted(c.r_pre, Wx_r, Rh_r));
     const Real z = z_of(weighted(c.z_pre, Wx_z, Rh_z));
-    Real rest = R::times(r, Rh_g);
 #if QG_RRH
-    rest = plain(weighted(c.rRh, rest));
+    const Real rest = plain(weighted_product(c.rRh, r, Rh_g));
+#else
+    const Real rest = R::times(r, Rh_g);
 #endif
     const Real g = g_of(weighted(c.g_pre, Wx_g, rest));
-    Real old = R::times(z, h);
-    Real fresh = R::times(R::plus(c.one, -z), g);
+    const Real left = R::plus(c.one, -z);
 #if QG_OLD
-    old = plain(weighted(c.old_contrib, old));
+    const Real old = plain(weighted_product(c.old_contrib, z, h));
+#else
+    const Real old = R::times(z, h);
 #endif
 #if QG_NEW
-    fresh = plain(weighted(c.new_contrib, fresh));
+    const Real fresh = plain(weighted_product(c.new_contrib, left, g));
+#else
+    const Real fresh = R::times(left, g);
 #endif
     return weighted(c.h, old, fresh);
 }

@@ -250,7 +250,7 @@ def _run_steps(call: _Call, machine: Machine) -> None:
 
 def _run_persistent(calls: Sequence[_Call], shape: planner.Shape, machine: Machine) -> None:
     form, N = calls[0].numbers.form, calls[0].x.shape[1]
-    record = RECURRENT_C[form.real]
+    record = RECURRENT_C[form.recurrence.real]
     arguments, keep = [], []
     for call in calls:
         numbers = call.numbers
@@ -266,7 +266,7 @@ def _run_persistent(calls: Sequence[_Call], shape: planner.Shape, machine: Machi
                 bias.data_ptr(),
                 m.data_ptr(),
                 exact.data_ptr(),
-                numbers.frozen.cells[form.real],
+                numbers.frozen.cells[form.recurrence.real],
             )
         )
     held = calls[0].held is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from quant_gru.integer.plan import CellPlan, FrozenPart
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import EXACT_BITS, Table
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels.cuda.lines import CODES, lines
 from quant_gru.kernels.cuda.structures import CELL_C, SUM_C, SUMS, TableC
 
 NARROW_BITS = 16
@@ -23,9 +24,27 @@ PRE_ACTIVATION = {
     "gate.g_out": "gate.g_pre",
 }
 _MAGIC = {"float": 12582912.0, "double": 6755399441055744.0}
-# how kernels read a table: an entry per code in shared or global memory, or quadratics
-DIRECT, DISTANT, QUADRATIC = 0, 1, 2
+# how kernels read a table: an entry per code in shared or global memory, quadratics, or lines
+DIRECT, DISTANT, QUADRATIC, LINES = 0, 1, 2, 3
+MOST_SHARED = 227 << 10  # bytes of a block where tables are lines
+# whether the recurrence reads lines, and has codes of 16 bits in float32, where it can
+READS_LINES = True
+HALVES_IN_FLOAT = True
 SMALLEST, LARGEST = 1e-20, 1e20  # multipliers and their products stay normal in float32
+
+
+class Gates(NamedTuple):
+    """How a kernel works gates out.
+
+    Attributes:
+        real: 'float' or 'double'.
+        tables: How the tables of z, r and g are read; see cell.cuh and lines.cuh.
+        table_bytes: Shared memory they take.
+    """
+
+    real: str
+    tables: tuple[int, int, int]
+    table_bytes: int
 
 
 @dataclass(frozen=True)
@@ -44,6 +63,7 @@ class Form:
         table_bytes: Shared memory they take.
         fused: Which of op.rRh, op.old_contrib, op.new_contrib are rounded to codes.
         zoneout: States keep a share of what they were.
+        own: Gates of the recurrence in one launch, where they differ from the other kernels'.
     """
 
     narrow: bool
@@ -57,6 +77,17 @@ class Form:
     table_bytes: int
     fused: tuple[bool, bool, bool]
     zoneout: bool = False
+    own: Gates | None = None
+
+    @property
+    def recurrence(self) -> Gates:
+        """Gates of the recurrence in one launch."""
+        return self.own or Gates(self.real, self.tables, self.table_bytes)
+
+    @property
+    def in_int32(self) -> bool:
+        """Whether that recurrence has codes of 16 bits in float32 and sums of R h in int32."""
+        return self.recurrence.real != self.real
 
     @property
     def products(self) -> dict[str, int]:
@@ -70,6 +101,7 @@ class FrozenNumbers:
 
     Attributes:
         modes: How the tables of z, r and g are read where the arithmetic is in double.
+        near: The same where a block has much shared memory.
         codes: Entries of these tables, one per input code.
         segments: Segments of these tables.
     """
@@ -82,7 +114,12 @@ class FrozenNumbers:
         self.codes = [pre.hi - pre.lo + 1 for pre in pres]
         self.segments = [table.coefficients.shape[0] for table in tables]
         self.modes = [_mode(*each) for each in zip(tables, pres, strict=True)]
+        self.near = list(self.modes)
         self._tables = [self._table(*each) for each in zip(tables, pres, strict=True)]
+        for i, table in enumerate(self._tables):
+            if table.lines:
+                self.near[i] = LINES
+        self.lines = [int(table.line_count) for table in self._tables]
         self.cells = {real: self._cell(frozen, real) for real in CELL_C}
 
     def _cell(self, frozen: FrozenPart, real: str) -> Any:
@@ -105,8 +142,11 @@ class FrozenNumbers:
         c: Any = TableC()
         if pre.bits <= NARROW_BITS:
             codes = torch.arange(pre.lo, pre.hi + 1, device=table.bounds.device)
-            c.direct = self._pointer((table(codes) - table.zero_point).to(torch.float32))
+            outputs = table(codes) - table.zero_point
+            c.direct = self._pointer(outputs.to(torch.float32))
             c.entries = pre.hi - pre.lo + 1
+            if pre.bits > EXACT_BITS and READS_LINES:
+                self._add_lines(c, outputs, pre.lo - pre.zero_point)
         c.bounds = self._pointer(table.bounds.to(torch.int64))
         c.coefficients = self._pointer(table.coefficients.to(torch.int64))
         c.pre_lo, c.pre_zero = pre.lo, pre.zero_point
@@ -116,20 +156,32 @@ class FrozenNumbers:
         c.segment_shift, c.scale = table.segment_shift or 0, 2.0**-table.shift
         return c
 
+    def _add_lines(self, c: Any, outputs: Tensor, first: int) -> None:
+        # lines begin at multiples of 16 codes, and are copied in pairs
+        before = first % CODES
+        after = -(before + len(outputs)) % (2 * CODES)
+        ends = outputs[:1].expand(before), outputs, outputs[-1:].expand(after)
+        found = lines(torch.cat(ends))
+        if found is not None:
+            c.lines, c.line_count = self._pointer(found), len(found)
+            c.line_origin = first - before
+
     def _pointer(self, tensor: Tensor) -> int:
         tensor = tensor.contiguous()
         self._keep.append(tensor)
         return tensor.data_ptr()
 
-    def read(self, real: str) -> tuple[tuple[int, int, int], int]:
+    def read(self, real: str, *, near: bool = False) -> tuple[tuple[int, int, int], int]:
         """How the tables are read, and the bytes of shared memory they take."""
         z, r, g = (
-            DISTANT if mode == QUADRATIC and real == "float" else mode for mode in self.modes
+            DISTANT if mode == QUADRATIC and real == "float" else mode
+            for mode in (self.near if near else self.modes)
         )
         size = {
             DIRECT: lambda i: (self.codes[i] + 1) // 2 * 8,
             DISTANT: lambda i: 0,
             QUADRATIC: lambda i: 24 * self.segments[i],
+            LINES: lambda i: 8 * self.lines[i] + 8,
         }
         return (z, r, g), sum(size[mode](i) for i, mode in enumerate((z, r, g)))
 
@@ -198,6 +250,22 @@ def form_of(plan: CellPlan) -> Form:
         and all(_fits_float(each) for each in sums.values())
     )
     real = "float" if in_float else "double"
+    numbers = frozen_numbers(frozen)
+    in_int32 = (
+        HALVES_IN_FLOAT
+        and narrow
+        and not in_float
+        and (weight_bytes, state_bytes) == (1, 2)
+        and one_minus_z < 1 << 24
+        and set(numbers.near) <= {DIRECT, LINES}
+        and all(each.tier == "a" for each in several)
+        and all(map(_fits_float, sums.values()))
+        and all(_is_power(each) for each in sums.values() if len(each.multipliers) == 1)
+    )
+    own = None
+    if narrow and (in_int32 or LINES in numbers.near) and _has_room(w.R.device):
+        step = "float" if in_int32 else real
+        own = Gates(step, *numbers.read(step, near=True))
     return Form(
         narrow,
         real,
@@ -206,10 +274,22 @@ def form_of(plan: CellPlan) -> Form:
         state_bytes,
         q["matmul.Wx"].bits > 8,
         torch.empty((), dtype=plan.h.container, device="meta").element_size(),
-        *frozen_numbers(frozen).read(real),
+        *numbers.read(real),
         ("op.rRh" in sums, "op.old_contrib" in sums, "op.new_contrib" in sums),
         frozen.zoneout is not None,
+        own,
     )
+
+
+def _has_room(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return True
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= MOST_SHARED
+
+
+def _is_power(each: WeightedSum) -> bool:
+    M = int(each.multipliers[0])
+    return M & (M - 1) == 0
 
 
 def _fits_float(each: WeightedSum) -> bool:

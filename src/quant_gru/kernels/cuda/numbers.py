@@ -168,14 +168,22 @@ class Numbers:
 
     @_kept
     def exact_float(self) -> tuple[Tensor, Tensor]:
-        """int32 scalars: float32 holds every accumulator and multiplier of W x, of R h."""
+        """int32 scalars: float32 holds every accumulator and multiplier of W x, of R h.
+
+        Where float32 has codes of 16 bits: int32 holds every accumulator of R h, and its
+        multipliers in units of 2^-32.
+        """
         found = []
         for which, (codes, operand) in enumerate(((self._W, self.x), (self._R, self.h))):
             sums = codes.to(torch.int64).abs().sum(dim=1)
             reach = sums * operand.max_abs + self._B[which].abs()
             m = self.multipliers[which]
-            fits = (m == 0) | ((m > SMALLEST) & (m < LARGEST))
-            found.append(((reach < 1 << 24) & fits).all().to(torch.int32))
+            if which == 1 and self.form.in_int32:
+                units = m * 2.0**32
+                most, fits = 1 << 31, (units < 2.0**31) & (units == units.round())
+            else:
+                most, fits = 1 << 24, (m == 0) | ((m > SMALLEST) & (m < LARGEST))
+            found.append(((reach < most) & fits).all().to(torch.int32))
         return found[0], found[1]
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from quant_gru._errors import QuantGRUError
-from quant_gru.kernels.cuda.frozen import Form
+from quant_gru.kernels.cuda.frozen import MOST_SHARED, Form
 from quant_gru.kernels.cuda.launch import Grid, Kernel
 
 VARIABLE = "QUANT_GRU_CUDA_SHAPE"
@@ -80,7 +80,11 @@ class Shape:
     def fits(self, form: Form) -> bool:
         """Whether a block's weights stay in registers."""
         allowed = min(255, _REGISTERS // self.threads)
-        return self.threads <= _MOST_THREADS and self.weight_registers(form) + _FEWEST <= allowed
+        return (
+            self.threads <= _MOST_THREADS
+            and self.weight_registers(form) + _FEWEST <= allowed
+            and self.shared_bytes(form) <= MOST_SHARED
+        )
 
     def spilled(self, form: Form) -> int:
         """Registers of a thread that are too many, an estimate."""
@@ -102,7 +106,7 @@ class Shape:
     def late(self, form: Form) -> bool:
         """Whether products of the update gate may come last: registers hold all operands."""
         roomy = self.rows <= 8 and self.weight_registers(form) <= _ROOMY
-        return form.real == "float" and roomy
+        return form.recurrence.real == "float" and form.state_bytes == 1 and roomy
 
     def macros(self, form: Form, H: int, directions: int) -> dict[str, object]:
         """What recurrent.cu is specialized on."""
@@ -118,9 +122,10 @@ class Shape:
             "WP": form.weight_bytes,
             "WX": 2 if form.wide_input else 1,
             "OUT": form.out_bytes,
-            "REAL": form.real,
+            "REAL": form.recurrence.real,
             "QG_WORDS": int(form.words),
-            **dict(zip(("TZ", "TR", "TG"), form.tables, strict=True)),
+            "QG_POT": int(form.in_int32),
+            **dict(zip(("TZ", "TR", "TG"), form.recurrence.tables, strict=True)),
             "COPY": copied_bytes(form, H),
             "DIRS": directions,
             "RING": RING,
@@ -142,7 +147,7 @@ class Shape:
         stage = 2 * groups * halves * form.state_bytes * owned * 16
         ring = RING * self.threads * self.elements * (8 if form.wide_input else 4)
         received = stage if self.blocks > 1 else 0
-        return state + exchange + received + 16 + ring + form.table_bytes
+        return state + exchange + received + 16 + ring + form.recurrence.table_bytes
 
 
 @lru_cache(maxsize=4096)
@@ -226,7 +231,7 @@ def step_time(shape: Shape, form: Form) -> float:
     steps *= shape.rows // shape.strip
     # matrix instructions wait for each other within a warp, and for their turn among warps
     time = steps * max(12.7, 9.7 * busy)
-    fixed, each = (239.0, 59.0) if form.real == "float" else (398.0, 206.0)
+    fixed, each = (239.0, 59.0) if form.recurrence.real == "float" else (398.0, 206.0)
     time += fixed + each * shape.elements * busy**0.92
     kilobytes = shape.units * shape.rows * form.state_bytes / 1024
     if shape.blocks > 1:

@@ -182,6 +182,14 @@ inline uint4 load16(uint32_t address) {
                  : "memory");
     return v;
 }
+inline uint2 load8(uint32_t address) {
+    uint2 v;
+    asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];"
+                 : "=r"(v.x), "=r"(v.y)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
 inline float load_float(uint32_t address) {
     float v;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");

@@ -12,7 +12,8 @@
 //   WX          bytes of a stored input projection
 //   OUT         bytes of a state code at the interface
 //   REAL        float or double; QG_WORDS: some sums need 64-bit integers
-//   TZ, TR, TG  how the tables are read: 0, 1 or 2, see Reader
+//   QG_POT      float for codes of more than 8 bits: multipliers of products are powers of two
+//   TZ, TR, TG  how the tables are read: 0, 1 or 2, see Reader, or 3, see Lines
 //   COPY        bytes of states that a thread writes at once behind the products, 0: each its own
 //   DIRS        directions of a launch
 //   RING        steps whose input projection is on its way or in use: a power of two
@@ -23,6 +24,7 @@
 //   QG_RRH, QG_OLD, QG_NEW: products that are rounded to their own codes
 //   QG_ZONEOUT  states keep a share of what they were
 #include "cell.cuh"
+#include "lines.cuh"
 #include "ptx.cuh"
 
 #ifndef HELD
@@ -55,6 +57,8 @@ constexpr bool kRoom = 12 * kBlocks * 2 * WP <= (kThreads > 256 ? 48 : 96);
 constexpr bool kLate = LATE;
 constexpr int kKept = kLate && kBlocks <= 4 ? kBlocks : 1;  // of the state, in registers
 constexpr int kAccumulators = kLate ? 2 : kSets * SETS;
+// int32 holds every accumulator: asked for on the device, weights are known there
+constexpr bool kWhole = sizeof(REAL) == 4 && kSets == 2;
 constexpr bool kBits = sizeof(REAL) == 4 && TZ == 0 && TR == 0 && TG == 0;
 
 static_assert(KP % (64 * KS) == 0 && UP % (16 * CL) == 0, "padding");
@@ -166,6 +170,10 @@ template <int kMode>
 struct Chosen<true, kMode> {
     typedef Bits type;
 };
+template <>
+struct Chosen<false, kLines> {
+    typedef Lines<Real, kThreads, kRoom> type;
+};
 
 template <bool kValue>
 struct Truth {
@@ -184,7 +192,7 @@ inline Real unpacked(const Stored &w, int gate, Real offset) {
     return (Real)(byte_as_float(w, gate) - (8388608.f + (float)offset));
 #else
     const uint32_t word = gate == 2 ? w.y : w.x;
-    return (Real)(half_as_float(word, gate == 1 ? 2 : 0) - 8388608.f) - offset;
+    return (Real)(half_as_float(word, gate == 1 ? 2 : 0) - (8388608.f + (float)offset));
 #endif
 }
 
@@ -252,16 +260,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const bool exact_float = sizeof(Real) == 4 && *p.exact_float != 0;
     int bias[kRows][3];
     Real wide_bias[kRows][3], m[kRows][3];
+    int times[kRows][3];  // m in units of 2^-32
 #pragma unroll
     for (int row = 0; row < kRows; ++row)
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate) {
             const int unit = group * 16 + lane8 + 8 * place_of(row, quad, half).row8;
             const double b = p.bias[gate * UP + unit];
-            bias[row][gate] = kSets == 1 ? (int)b : 0;
-            wide_bias[row][gate] = kSets == 1 ? (Real)0 : (Real)b;
+            // sums may wrap around on their way
+            bias[row][gate] = kSets == 1 ? (int)b : kWhole ? (int)(int64_t)b : 0;
+            wide_bias[row][gate] = kSets == 1 || kWhole ? (Real)0 : (Real)b;
             m[row][gate] = (Real)p.m[gate * UP + unit];
+            times[row][gate] = kWhole ? (int)(p.m[gate * UP + unit] * 4294967296.) : 0;
         }
+    const int Rh_lo = R::integer(p.cell.Rh_lo), Rh_hi = R::integer(p.cell.Rh_hi);
     // the state before the first step, as bytes
     constexpr int kBatch = 8;  // loads at once
 #pragma unroll 1
@@ -389,7 +401,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     int t = (int)first;
     Code *written = out + first * N * H;
 
-    // kKnown: float holds every accumulator, so that nothing stands between products and gates
+    // kKnown: float, or int32, holds every accumulator, so that nothing stands between products and gates
     auto advance = [&](auto known, int s, int parity) {
         constexpr bool kKnown = decltype(known)::value;
         const bool copies_now = copies && s;
@@ -480,36 +492,44 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             if (SETS == 2 || (kLate && i < 8))
                 acc[0][i / 4][i % 4] += acc[kAccumulators - 1][i / 4][i % 4];
 
-        // sums of this thread's elements
-        int sum[kSets][3][kElements];
+        // sums of this thread's elements; with both bytes of the state in one where int32 holds it
+        constexpr int kParts = kWhole && kKnown ? 1 : kSets;
+        const auto part_of = [&](int set, int gate, int slot) {
+            const int v = pick(acc[set][gate], slot);
+            if (kParts == kSets) return v;
+            return (int)((uint32_t)pick(acc[1 % kSets][gate], slot) * 256u + (uint32_t)v);
+        };
+        int sum[kParts][3][kElements];
 #pragma unroll
-        for (int set = 0; set < kSets; ++set)
+        for (int set = 0; set < kParts; ++set)
 #pragma unroll
             for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
                 for (int e = 0; e < kElements; ++e)
-                    sum[set][gate][e] = pick(acc[set][gate], place_of(e, quad, half).slot);
+                    sum[set][gate][e] = part_of(set, gate, place_of(e, quad, half).slot);
         if (KS == 2) {
             if (NT == 1) {
 #pragma unroll
-                for (int set = 0; set < kSets; ++set)
+                for (int set = 0; set < kParts; ++set)
 #pragma unroll
                     for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
                         for (int e = 0; e < kElements; ++e)
                             given[((set * 3 + gate) * kElements + e) * 32] =
-                                pick(acc[set][gate], place_of(e, quad, 1 - half).slot);
+                                part_of(set, gate, place_of(e, quad, 1 - half).slot);
             }
             sync_threads(1 + local, 64);
 #pragma unroll
-            for (int set = 0; set < kSets; ++set)
+            for (int set = 0; set < kParts; ++set)
 #pragma unroll
                 for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
                     for (int e = 0; e < kElements; ++e)
-                        sum[set][gate][e] += taken[((set * 3 + gate) * kElements +
-                                                    (NT == 2 ? place_of(e, quad, half).slot : e)) *
-                                                   32];
+                        sum[set][gate][e] =
+                            (int)((uint32_t)sum[set][gate][e] +
+                                  (uint32_t)taken[((set * 3 + gate) * kElements +
+                                                   (NT == 2 ? place_of(e, quad, half).slot : e)) *
+                                                  32]);
         }
 
         // zero-point-free codes of R h
@@ -519,15 +539,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int e = 0; e < kElements; ++e) {
                 const int row = kRows == 2 ? e & 1 : 0;
+                if (kWhole) {
+                    uint32_t v = (uint32_t)sum[0][gate][e] + (uint32_t)bias[row][gate];
+                    if (kParts == 2) v += (uint32_t)sum[kParts - 1][gate][e] * 256u;
+                    const int64_t product = (int64_t)(int)v * times[row][gate];
+                    const int odd = (int)(product >> 32) & 1;
+                    const int rounded = (int)((product + (0x7fffffffLL + odd)) >> 32);
+                    const int limited = rounded < Rh_lo ? Rh_lo : rounded;
+                    Rh[gate][e] = R::from(limited > Rh_hi ? Rh_hi : limited);
+                    continue;
+                }
                 Real v;
                 if (kSets == 1)
                     v = (Real)(sum[0][gate][e] + bias[row][gate]);
                 else {
-                    v = R::fma((Real)sum[1 % kSets][gate][e], (Real)256, wide_bias[row][gate]);
+                    v = R::fma((Real)sum[1 % kParts][gate][e], (Real)256, wide_bias[row][gate]);
                     v = R::plus(v, (Real)sum[0][gate][e]);
-                    if (kSets == 3) v = R::fma((Real)sum[kSets - 1][gate][e], (Real)65536, v);
+                    if (kSets == 3) v = R::fma((Real)sum[kParts - 1][gate][e], (Real)65536, v);
                 }
-                Rh[gate][e] = round_term(v, m[row][gate]);
+                Rh[gate][e] =
+                    R::limit(round_term(v, m[row][gate]), p.cell.Rh_lo, p.cell.Rh_hi);
             }
         if (sizeof(Real) == 4 && !kKnown && __builtin_expect(!exact_float, 0)) {
 #pragma unroll
@@ -536,8 +567,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 for (int e = 0; e < kElements; ++e) {
                     const int row = kRows == 2 ? e & 1 : 0;
                     const int unit = group * 16 + lane8 + 8 * place_of(e, quad, half).row8;
-                    const double v = round_term((double)(sum[0][gate][e] + bias[row][gate]),
-                                                p.m[gate * UP + unit]);
+                    double total = kWhole ? p.bias[gate * UP + unit]
+                                          : (double)(sum[0][gate][e] + bias[row][gate]);
+                    if (kWhole)
+                        total += (double)sum[kParts - 1][gate][e] * 256 + (double)sum[0][gate][e];
+                    const double v = round_term(total, p.m[gate * UP + unit]);
                     const double low = (double)p.cell.Rh_lo - (double)R::number();
                     const double high = (double)p.cell.Rh_hi - (double)R::number();
                     Rh[gate][e] =
@@ -553,7 +587,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             Real Rh_e[3], Wx_e[3];
 #pragma unroll
             for (int gate = 0; gate < 3; ++gate) {
-                Rh_e[gate] = plain(R::limit(Rh[gate][e], p.cell.Rh_lo, p.cell.Rh_hi));
+                Rh_e[gate] = plain(Rh[gate][e]);
                 Wx_e[gate] = unpacked(Wx.w[e], gate, p.cell.Wx_offset);
             }
             Real moved = next_state<Real>(p.cell, z_of, r_of, g_of, Wx_e[0], Wx_e[1], Wx_e[2],
@@ -609,8 +643,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             if (s + 1 < steps) advance(known, s + 1, 1);
         }
     };
-    if (kLate && exact_float)
-        go(Truth<kLate>());
+    constexpr bool kMayKnow = kLate || kWhole;
+    if (kMayKnow && exact_float)
+        go(Truth<kMayKnow>());
     else
         go(Truth<false>());
     if (copies) copy_store(true, copy_load(steps & 1));

@@ -419,7 +419,7 @@ class _Schedule:
         """The directions that share a launch of the recurrence."""
         N, numbers = self._N, group[0].numbers
         form, H = numbers.form, numbers.H
-        records: Any = (RECURRENT_C[form.real] * len(group))()
+        records: Any = (RECURRENT_C[form.recurrence.real] * len(group))()
         for i, cell in enumerate(group):
             d = first + i
             self._add_projection(cell, shape, inputs[d], d)
@@ -437,7 +437,7 @@ class _Schedule:
                 each.data_ptr() for each in (fragments, bias, m)
             )
             record.exact_float = exact.data_ptr()
-            record.cell = cell.numbers.frozen.cells[form.real]
+            record.cell = cell.numbers.frozen.cells[form.recurrence.real]
             self._memory.point(record, "Wx", self._projected[d])
         kernel, grid = planner.layout(shape, form, H, N, len(group))
         self._launch(kernel, grid, records)

@@ -48,6 +48,8 @@ TableC = structure(
     **_all(_POINTER, "direct bounds coefficients"),
     **_all(_INT, "entries pre_lo pre_zero segments degree shift last segment_shift lo hi"),
     scale=ctypes.c_double,
+    lines=_POINTER,
+    **_all(_INT, "line_origin line_count"),
 )
 SUM_C = {
     name: structure(
@@ -147,7 +149,7 @@ OperandC = structure(
     **_all(_POINTER, "gemm folded folded_bytes m_float exact_float"),
     **_all(_INT, "w_real b_real kind b_kind K padded planes significant fold fold_words reach"),
     **_all(ctypes.c_double, "lo hi b_lo b_hi operand_scale result_scale b_unit limit"),
-    **_all(_INT, "bits b_bits"),
+    **_all(_INT, "bits b_bits whole"),
 )
 FragmentsC = structure(
     "FragmentsC", **_all(_POINTER, "bytes bias m"), **_all(_INT, "features units")

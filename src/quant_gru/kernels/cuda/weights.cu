@@ -29,6 +29,7 @@ struct Operand {             // W with its bias, or R
     int64_t K, padded, planes, significant, fold, fold_words, reach;
     double lo, hi, b_lo, b_hi, operand_scale, result_scale, b_unit, limit;
     int64_t bits, b_bits;
+    int64_t whole;  // what is asked of accumulators and multipliers: see numbers.py
 };
 
 struct Fragments {  // R as the matrix instruction's A operand, see numbers.py
@@ -245,8 +246,10 @@ extern "C" __global__ void __launch_bounds__(256) settle(const __grid_constant__
     if (o.folded_bytes) o.folded_bytes[channel] = (int32_t)(c.B + o.fold_words * sum);
     if (o.m_float) o.m_float[channel] = (float)c.m;
     const int64_t reach = magnitude * o.reach + (c.B < 0 ? -c.B : c.B);
-    if (o.exact_float && !(reach < 1 << 24 && (c.m == 0 || (c.m > 1e-20 && c.m < 1e20))))
-        *o.exact_float = 0;
+    const double units = c.m * 4294967296.;
+    const bool exact = o.whole ? reach < 2147483648LL && units < 2147483648. && units == rint(units)
+                               : reach < 1 << 24 && (c.m == 0 || (c.m > 1e-20 && c.m < 1e20));
+    if (o.exact_float && !exact) *o.exact_float = 0;
     for (int j = 0; j < count; ++j) {
         const Fragments &f = w.fragments[j];
         f.bias[gate * f.units + unit] = (double)(c.B + o.fold * sum);

@@ -164,7 +164,8 @@ class Writer:
             if "gemm" in made:
                 weights, folded = made["gemm"][which]
                 c.gemm, c.folded, c.padded = weights.data_ptr(), folded.data_ptr(), len(weights)
-            if "exact_float" in made:
+            if numbers is not None and "exact_float" in made:
+                c.whole = which == 1 and numbers.form.in_int32
                 c.exact_float = made["exact_float"][which].data_ptr()
         c = arguments.operands[0]
         c.folded_bytes = c.m_float = None

@@ -1,0 +1,54 @@
+"""Tables of many codes as lines with a bit for each code: exact, and small enough to be near.
+
+Sixteen input codes share 8 bytes, in which a line says each output code but for one bit:
+
+    output = (base + slope * (code % 16) >> 10) + bit
+
+The kernels' side is lines.cuh.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+CODES = 16  # of a line
+_UNIT = 1 << 10
+_STEEPEST = (1 << 16) - 1
+
+
+def lines(outputs: Tensor) -> Tensor | None:
+    """Lines of a table.
+
+    Args:
+        outputs: int64 (entries,), zero-point-free output codes; entries are a multiple of 32.
+
+    Returns:
+        int32 (entries / 16, 2): base; slope in the high half, bits in the low half. None where the
+        table bends too much, or descends.
+    """
+    y = outputs.reshape(-1, CODES)
+    t = torch.arange(CODES, device=y.device)
+    # least squares, and the chord where rounding misleads them
+    centred = 2 * t - (CODES - 1)
+    squares = int((centred**2).sum())
+    fits = (
+        (2 * _UNIT * (y * centred).sum(1) / squares).round().to(torch.int64),
+        ((y[:, -1] - y[:, 0]) * _UNIT / (CODES - 1)).round().to(torch.int64),
+    )
+    best = torch.full_like(fits[0], -1)
+    slope, base = torch.zeros_like(best), torch.zeros_like(best)
+    for fit in fits:
+        fit = fit.clamp(0, _STEEPEST)
+        least = ((y - 1) * _UNIT - fit[:, None] * t).amax(1)
+        most = ((y + 1) * _UNIT - 1 - fit[:, None] * t).amin(1)
+        better = most - least > best
+        best = torch.where(better, most - least, best)
+        slope = torch.where(better, fit, slope)
+        base = torch.where(better, (least + most) >> 1, base)
+    bits = y - ((base[:, None] + slope[:, None] * t) >> 10)
+    if bool((best < 0).any()):
+        return None
+    mask = (bits << t).sum(1)
+    half = slope - ((slope & 0x8000) << 1)
+    return torch.stack([base, (half << 16) | mask], dim=1).to(torch.int32)

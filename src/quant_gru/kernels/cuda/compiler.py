@@ -15,6 +15,7 @@ _HEADERS = {
     "backward.cuh": _HERE / "backward" / "backward.cuh",
     "element.cuh": _HERE / "backward" / "element.cuh",
     "cell.cuh": _HERE / "cell.cuh",
+    "lines.cuh": _HERE / "lines.cuh",
     "multiply.cuh": _HERE / "multiply.cuh",
     "ptx.cuh": _HERE / "ptx.cuh",
     "resident.cuh": _HERE / "resident.cuh",

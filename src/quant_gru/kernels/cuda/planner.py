@@ -106,7 +106,7 @@ class Shape:
     def late(self, form: Form) -> bool:
         """Whether products of the update gate may come last: registers hold all operands."""
         roomy = self.rows <= 8 and self.weight_registers(form) <= _ROOMY
-        return form.recurrence.real == "float" and form.state_bytes == 1 and roomy
+        return form.recurrence.real == "float" and roomy
 
     def macros(self, form: Form, H: int, directions: int) -> dict[str, object]:
         """What recurrent.cu is specialized on."""
@@ -232,6 +232,8 @@ def step_time(shape: Shape, form: Form) -> float:
     # matrix instructions wait for each other within a warp, and for their turn among warps
     time = steps * max(12.7, 9.7 * busy)
     fixed, each = (239.0, 59.0) if form.recurrence.real == "float" else (398.0, 206.0)
+    if form.in_int32:
+        fixed, each = 300.0, 80.0  # longer ways to a table's entry, by instruction latencies
     time += fixed + each * shape.elements * busy**0.92
     kilobytes = shape.units * shape.rows * form.state_bytes / 1024
     if shape.blocks > 1:

@@ -55,8 +55,9 @@ constexpr int kAhead = RING - 1;  // steps between the start of a load and its u
 // Registers that the weights leave: what the compiler would work out again in every step may stay.
 constexpr bool kRoom = 12 * kBlocks * 2 * WP <= (kThreads > 256 ? 48 : 96);
 constexpr bool kLate = LATE;
-constexpr int kKept = kLate && kBlocks <= 4 ? kBlocks : 1;  // of the state, in registers
-constexpr int kAccumulators = kLate ? 2 : kSets * SETS;
+constexpr bool kPairs = kLate && kSets == 1;  // two accumulators of what is not late
+constexpr int kKept = kLate && kBlocks * HP <= 4 ? kBlocks : 1;  // of the state, in registers
+constexpr int kAccumulators = kPairs ? 2 : kSets * SETS;
 // int32 holds every accumulator: asked for on the device, weights are known there
 constexpr bool kWhole = sizeof(REAL) == 4 && kSets == 2;
 constexpr bool kBits = sizeof(REAL) == 4 && TZ == 0 && TR == 0 && TG == 0;
@@ -66,7 +67,7 @@ static_assert(kHalves <= 2 && (NB == 1 || NB == 2 || NB == 4 || NB == 8), "shape
 static_assert(NT == 1 || (NT == 2 && KS == 2 && NB == 8 && !LATE && SETS == 1), "strips");
 static_assert(KS == 1 || kGroups < 16, "a named barrier for each group");
 static_assert(SPREAD == 1 || NB > 1, "rows are what is spread");
-static_assert(!LATE || (HP == 1 && WP == 1), "one plane of late products");
+static_assert(!LATE || WP == 1, "one plane of late weights");
 static_assert(SETS == 1 || (HP == 1 && WP == 1), "sets of the same weight");
 
 #if WX == 1
@@ -415,7 +416,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             state + parity * kState + lane8 % NB * kStride + part * kBlocks * 64 + quad * 16;
         const int mine_at = NT == 2 ? half * NB * kStride : 0;
         const auto multiply = [&](int b, int j, int gate, const uint32_t (&f)[HP][4]) {
-            const int set = kLate && gate != 2 ? j : j % SETS;
+            const int set = kPairs && gate != 2 ? j : j % SETS;
             mma<WP == 2, HP == 2>(acc[set][gate], w[0][b][j][gate], f[0][2 * j], f[0][2 * j + 1]);
             if (HP == 2)
                 mma<WP == 2, false>(acc[1 % kSets][gate], w[0][b][j][gate], f[HP - 1][2 * j],
@@ -465,12 +466,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (kLate) {
 #pragma unroll
             for (int b = 0; b < kBlocks; ++b) {
-                if (kKept < kBlocks) {
-                    const uint4 v = load16(shared_address(operand + b * 64));
-                    f[0][0][0] = v.x;
-                    f[0][0][1] = v.y;
-                    f[0][0][2] = v.z;
-                    f[0][0][3] = v.w;
+#pragma unroll
+                for (int plane = 0; plane < HP && kKept < kBlocks; ++plane) {
+                    const uint4 v = load16(shared_address(operand + plane * kPlane + b * 64));
+                    f[0][plane][0] = v.x;
+                    f[0][plane][1] = v.y;
+                    f[0][plane][2] = v.z;
+                    f[0][plane][3] = v.w;
                 }
 #pragma unroll
                 for (int j = 0; j < 2; ++j) multiply(b, j, 0, f[b % kKept]);
@@ -489,7 +491,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
 #pragma unroll
         for (int i = 0; i < 12; ++i)
-            if (SETS == 2 || (kLate && i < 8))
+            if (SETS == 2 || (kPairs && i < 8))
                 acc[0][i / 4][i % 4] += acc[kAccumulators - 1][i / 4][i % 4];
 
         // sums of this thread's elements; with both bytes of the state in one where int32 holds it

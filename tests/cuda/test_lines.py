@@ -1,0 +1,48 @@
+"""Tables as lines: every output code, and which tables cannot be lines."""
+
+import pytest
+import torch
+
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.tables import build_table
+from quant_gru.kernels.cuda.lines import CODES, lines
+
+
+def read(found, entries):
+    """As lines.cuh reads them."""
+    code = torch.arange(entries)
+    base, word = (found[code // CODES, i].to(torch.int64) for i in range(2))
+    slope, bits = word >> 16 & 0xFFFF, word & 0xFFFF
+    at = code % CODES
+    return ((base + slope * at) >> 10) + (bits >> at & 1)
+
+
+@pytest.mark.parametrize("reach", [1, 4, 8, 16, 32])
+@pytest.mark.parametrize(("bits", "zero"), [(16, 0), (16, -2747), (13, 100)])
+@pytest.mark.parametrize("activation", ["exact", "pwl", "quadratic"])
+@pytest.mark.parametrize("function", ["sigmoid", "tanh"])
+def test_every_entry(function, activation, bits, zero, reach):
+    pre = Quantizer(bits, True, reach * 2.0 ** (1 - bits), zero)
+    tanh = function == "tanh"
+    out = Quantizer(16, tanh, 2.0 ** (-15 if tanh else -16), 0)
+    table = build_table(function, pre, out, activation)
+    outputs = table(torch.arange(pre.lo, pre.hi + 1))
+    found = lines(outputs)
+    if found is None:
+        assert bits == 13 or activation != "exact", "codes of 16 bits bend too little for that"
+        return
+    assert found.shape == (len(outputs) // CODES, 2)
+    assert torch.equal(read(found, len(outputs)), outputs)
+
+
+def test_steps_beyond_a_bit_are_no_lines():
+    outputs = torch.arange(64)
+    assert lines(outputs) is not None
+    outputs[20:] += 3
+    assert lines(outputs) is None
+    assert lines(-torch.arange(64)) is None
+
+
+def test_slopes_fill_their_half():
+    outputs = torch.arange(64) * 63 - 2000
+    assert torch.equal(read(lines(outputs), 64), outputs)

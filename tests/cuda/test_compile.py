@@ -12,7 +12,7 @@ from quant_gru.kernels.cuda import cache, compiler, planner
 from quant_gru.kernels.cuda.backward.grid_planner import GridShape
 from quant_gru.kernels.cuda.backward.planner import BackShape
 from quant_gru.kernels.cuda.backward.slopes import SlopesShape
-from quant_gru.kernels.cuda.frozen import Form
+from quant_gru.kernels.cuda.frozen import Form, Gates
 from quant_gru.kernels.cuda.launch import PLAIN
 from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL
 
@@ -20,10 +20,13 @@ pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
 BYTES = Form(True, "float", False, 1, 1, False, 1, (0, 0, 0), 3072, (True, True, True))
+IN_HALVES = Form(True, "double", False, 1, 2, True, 2, (2, 2, 2), 18432, (True,) * 3)
 FORMS = {
     "w8a8": BYTES,
     "w8a8-fused": Form(True, "float", False, 1, 1, False, 1, (0, 0, 0), 3072, (False,) * 3),
-    "w8a16": Form(True, "double", False, 1, 2, True, 2, (2, 2, 2), 18432, (True,) * 3),
+    "w8a16": IN_HALVES,
+    "w8a16-float": replace(IN_HALVES, own=Gates("float", (3, 3, 0), 73728)),
+    "w8a16-lines": replace(IN_HALVES, own=Gates("double", (3, 3, 2), 73728)),
     "w8a16-words": Form(True, "double", True, 1, 2, True, 4, (1, 0, 2), 9216, (False,) * 3),
     "w16a16": Form(True, "double", False, 2, 2, True, 2, (2, 2, 2), 18432, (True,) * 3),
     "w16a8": Form(True, "double", False, 2, 1, False, 1, (0, 0, 0), 3072, (True,) * 3),

@@ -26,7 +26,7 @@ PRE_ACTIVATION = {
 _MAGIC = {"float": 12582912.0, "double": 6755399441055744.0}
 # how kernels read a table: an entry per code in shared or global memory, quadratics, or lines
 DIRECT, DISTANT, QUADRATIC, LINES = 0, 1, 2, 3
-MOST_SHARED = 227 << 10  # bytes of a block where tables are lines
+MOST_SHARED = 227 << 10  # bytes of a block, on chips of the compute capabilities 9 and 10
 # whether the recurrence reads lines, and has codes of 16 bits in float32, where it can
 READS_LINES = True
 HALVES_IN_FLOAT = True
@@ -282,9 +282,7 @@ def form_of(plan: CellPlan) -> Form:
 
 
 def _has_room(device: torch.device) -> bool:
-    if device.type != "cuda":
-        return True
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= MOST_SHARED
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 def _is_power(each: WeightedSum) -> bool:

@@ -402,7 +402,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     int t = (int)first;
     Code *written = out + first * N * H;
 
-    // kKnown: float, or int32, holds every accumulator, so that nothing stands between products and gates
+    // kKnown: float, or int32, holds every accumulator, so that nothing stands between products and
+    // gates
     auto advance = [&](auto known, int s, int parity) {
         constexpr bool kKnown = decltype(known)::value;
         const bool copies_now = copies && s;
@@ -559,8 +560,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     v = R::plus(v, (Real)sum[0][gate][e]);
                     if (kSets == 3) v = R::fma((Real)sum[kParts - 1][gate][e], (Real)65536, v);
                 }
-                Rh[gate][e] =
-                    R::limit(round_term(v, m[row][gate]), p.cell.Rh_lo, p.cell.Rh_hi);
+                Rh[gate][e] = R::limit(round_term(v, m[row][gate]), p.cell.Rh_lo, p.cell.Rh_hi);
             }
         if (sizeof(Real) == 4 && !kKnown && __builtin_expect(!exact_float, 0)) {
 #pragma unroll

@@ -16,7 +16,7 @@ from quant_gru.integer.plan import _between
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import events
 from quant_gru.kernels import ops
-from quant_gru.kernels.cuda import border, executor, planner
+from quant_gru.kernels.cuda import border, executor, frozen, planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -122,6 +122,42 @@ def test_accumulators_that_float32_does_not_hold(host, monkeypatch):
     assert numbers.form.real == "float"
     assert not any(numbers.exact_float)
     x, h0 = codes(plan.x, 9, 8, 3), codes(plan.h, 8, 16)
+    assert same(executor.run(plan, x, h0, machine=host), reference.run(plan, x, h0))
+
+
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize("shape", ["1,1,1,8", "2,2,1,8", "2,1,2,4", "1,1,1,1"])
+def test_codes_of_16_bits_in_float32(host, monkeypatch, shape, fits):
+    """Extreme states and inputs; where int32 does not hold accumulators, through doubles."""
+    monkeypatch.setenv(planner.VARIABLE, shape)
+    gru = QuantGRU(7, 33, config=QuantConfig.w8a16()).eval()
+    if not fits:
+        with torch.no_grad():
+            gru.weight_hh_l0.mul_(1e-7)
+            gru.bias_hh_l0.uniform_(-3, 3)
+    gru.calibrate(torch.randn(20, 8, 7) * 3)
+    gru.finalize_calibration()
+    plan = gru._plan().cells[0][0]
+    numbers = executor.numbers_of(plan)
+    assert numbers.form.in_int32
+    assert set(numbers.form.recurrence.tables) == {frozen.LINES}
+    assert bool(numbers.exact_float[1]) == fits
+    x, h0 = codes(plan.x, 6, 11, 7), codes(plan.h, 11, 33)
+    h0[:2], x[:, 2] = plan.h.hi, plan.x.lo
+    lengths = torch.randint(1, 7, (11,))
+    got = executor.run(plan, x, h0, lengths, machine=host)
+    assert host.launched[-1][1]["QG_POT"] == 1
+    assert same(got, reference.run(plan, x, h0, lengths))
+
+
+def test_lines_in_doubles(host, monkeypatch):
+    monkeypatch.setenv(planner.VARIABLE, "2,1,2,8")
+    config = QuantConfig.int16().replace_globals(scale_kind="free")
+    (plan,) = quantized(config, 7, 33)
+    form = executor.numbers_of(plan).form
+    assert form.recurrence.real == "double"
+    assert set(form.recurrence.tables) == {frozen.LINES}
+    x, h0 = codes(plan.x, 6, 11, 7), codes(plan.h, 11, 33)
     assert same(executor.run(plan, x, h0, machine=host), reference.run(plan, x, h0))
 
 

@@ -114,7 +114,7 @@ PARTS = {
     "generic": "steps",
     "give": "out",
     "finish": "project",
-    "finish_bytes": "project",
+    "project_bytes": "project",
     "project": "project",
 }
 

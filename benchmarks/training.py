@@ -57,6 +57,7 @@ MEMORY_SHAPES = [
     (1024, 50, 128, 256),
 ]
 LOOP_STEPS = 20
+SCALED_SHAPES = [(32, 200, 128, 256), (64, 200, 256, 512), (64, 200, 512, 1024)]
 NAN = float("nan")
 
 Engine = Callable[[], object]
@@ -313,15 +314,17 @@ def in_parallel(args: argparse.Namespace) -> None:
     """Rows per second of each process alone and of all together under DDP."""
     device, local = args.device, int(os.environ["LOCAL_RANK"])
     if device == "cuda":
-        torch.cuda.set_device(local)
         device = f"cuda:{local}"
-    dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=torch.device(device))
+    else:
+        dist.init_process_group("gloo")
     first = dist.get_rank() == 0
     if first:
         where = torch.cuda.get_device_name() if args.device == "cuda" else machine()
         print(f"{dist.get_world_size()} x {where}; torch {torch.__version__}; {args.config}")
         print(line("N,T,C,H", [f"{'alone':>11} {'together':>11} {'efficiency':>10}  rows/s each"]))
-    shapes = CPU_SHAPES if args.device == "cpu" else [(64, 200, 256, 512), (64, 200, 512, 1024)]
+    shapes = CPU_SHAPES if args.device == "cpu" else SCALED_SHAPES
     for shape in shapes[: args.shapes]:
         gru = quantized(shape, cpu.CONFIGS[args.config], device, args.precision)
         x, grad = inputs(shape, device)

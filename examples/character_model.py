@@ -65,7 +65,10 @@ class CharacterModel(Task):
     further_rate = 1e-3
 
     def __init__(self, data: Path, device: torch.device, hidden_size: int, window: int) -> None:
-        text = data.read_text(encoding="utf-8")
+        try:
+            text = data.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SystemExit(f"Expected '{data}' to be a text in UTF-8, got {error}") from None
         alphabet = {character: i for i, character in enumerate(sorted(set(text)))}
         codes = torch.tensor([alphabet[character] for character in text], device=device)
         border = round(len(codes) * (1 - TEST_SHARE))

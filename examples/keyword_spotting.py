@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from quant_gru.demo import SequenceClassifier
 from quant_gru.demo.data import Sequences
+from quant_gru.demo.errors import DataError
 from quant_gru.demo.spoken import spoken_task
 
 NOISES = 256
@@ -39,7 +40,10 @@ class KeywordSpotting(Task):
     def __init__(
         self, data: Path, device: torch.device, hidden_size: int, noise: float = 0.5
     ) -> None:
-        task = spoken_task(data)
+        try:
+            task = spoken_task(data)
+        except DataError as error:
+            raise SystemExit(str(error)) from None
         self.hidden_size, self.n_features, self.n_classes = (
             hidden_size,
             task.n_features,

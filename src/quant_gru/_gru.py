@@ -120,6 +120,9 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
             )
         self.use_quantization = use_quantization
         self.calibrating = False
+        self._named_shapes = _named_shapes(
+            self.num_layers, self._directions, self.input_size, self.hidden_size
+        )
         self._init_training()
         self._state = QuantState(config or QuantConfig(), self._shape())
 
@@ -197,7 +200,9 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         )
         y, h_n = run(call, sequence.x, sequence.hx, weights, self._logarithms())
         dtype = self._weight.dtype
-        return sequence.restore(y.to(dtype), h_n.to(dtype))
+        if dtype is not torch.float32:
+            y, h_n = y.to(dtype), h_n.to(dtype)
+        return sequence.restore(y, h_n)
 
     def _forward_traced(
         self, input: Tensor | PackedSequence, hx: Tensor | None, zoneout_mask: Tensor | None
@@ -570,7 +575,8 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
     @property
     def _weight(self) -> Tensor:
         """Any weight: it says where the module is, and of which dtype."""
-        weight = self.weight_ih_l0
+        parameter = self._parameters.get("weight_ih_l0")
+        weight = self.weight_ih_l0 if parameter is None else parameter
         assert isinstance(weight, Tensor)
         return weight
 
@@ -595,22 +601,21 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         )
 
     def _weights(self) -> list[list[Weights]]:
-        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        flat: list[Weights] = [
-            tuple(getattr(self, f"{name}_l{layer}{suffix}", None) for name in names)  # type: ignore[misc]
-            for layer, suffix in self._cells()
-        ]
-        D, H = self._directions, self.hidden_size
-        for (layer, suffix), cell in zip(self._cells(), flat, strict=True):
-            C = self.input_size if layer == 0 else D * H
-            # what runs them takes their addresses
-            shapes = ((3 * H, C), (3 * H, H), (3 * H,), (3 * H,))
-            for name, w, shape in zip(names, cell, shapes, strict=True):
+        D, parameters = self._directions, self._parameters
+        flat: list[Weights] = []
+        for cell in self._named_shapes:
+            found: list[Tensor | None] = []
+            for name, shape in cell:
+                # where something else computes it, it is no parameter
+                w = parameters.get(name)
+                w = getattr(self, name, None) if w is None else w
+                # what runs them takes their addresses
                 if w is not None and w.shape != shape:
                     raise QuantGRUError(
-                        f"Expected {name}_l{layer}{suffix} to be of shape {shape}, "
-                        f"got {tuple(w.shape)}"
+                        f"Expected {name} to be of shape {shape}, got {tuple(w.shape)}"
                     )
+                found.append(w)
+            flat.append((found[0], found[1], found[2], found[3]))
         return [flat[i : i + D] for i in range(0, len(flat), D)]
 
     def _float_weights(self) -> list[list[FloatWeights]]:
@@ -658,10 +663,11 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         """What gives the plan of a forward once more, from its weights in one list."""
         scales = self._state.scales
         assert scales is not None
-        plans = _library.LivePlans(scales, self._state.plans)
+        kept = self._state.plans
         shape = (self.num_layers, self._directions, self.hidden_size)
 
         def again(weights: TensorSequence[Tensor]) -> GRUPlan:
+            plans = _library.LivePlans(scales, kept)
             dropped = noise.all_dropped(*shape) if noise else None
             return plans.plan(weights, True, dropped, noise.recurrent_dropout if noise else 0.0)
 
@@ -684,6 +690,22 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         """nn.GRU's text and what concerns quantization."""
         state = "calibrated" if self.is_calibrated() else "not calibrated"
         return f"{super().extra_repr()}, use_quantization={self.use_quantization}, {state}"
+
+
+def _named_shapes(
+    layers: int, directions: int, C: int, H: int
+) -> list[list[tuple[str, tuple[int, ...]]]]:
+    """Names and shapes of W, R, bw, br of each layer and direction."""
+    return [
+        [
+            (f"weight_ih_l{layer}{suffix}", (3 * H, directions * H if layer else C)),
+            (f"weight_hh_l{layer}{suffix}", (3 * H, H)),
+            (f"bias_ih_l{layer}{suffix}", (3 * H,)),
+            (f"bias_hh_l{layer}{suffix}", (3 * H,)),
+        ]
+        for layer in range(layers)
+        for suffix in ("", "_reverse")[:directions]
+    ]
 
 
 def float_state_dict(module: torch.nn.Module) -> dict[str, Tensor]:

@@ -54,7 +54,7 @@ class CellRun:
     last: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Below:
     """What a layer gave, as the next one takes it.
 
@@ -88,7 +88,9 @@ def run_real(
     Returns:
         Output (T, N, D*H) and last states (layers * directions, N, H), float32.
     """
-    x, h0 = x.detach(), None if h0 is None else h0.detach()
+    # not of what is detached already
+    x = x.detach() if x.requires_grad else x
+    h0 = h0.detach() if h0 is not None and h0.requires_grad else h0
     if noise is None:
         result = _run_native(plan, x, h0, lengths, kept) or _run_on_gpu(plan, x, h0, lengths, kept)
         if result is not None:
@@ -142,7 +144,7 @@ def input_codes(
     cells = plan.cells[layer]
     nan = None if below is None else torch.stack(list(below.nan)).any(0)
     if below is not None and not (noise and noise.drops):
-        codes = [_requantize(plan, layer, d, below.codes) for d in range(len(cells))]
+        codes = requantized(plan, layer, below)
     else:
         real = real_input(plan, layer, x, below, noise)
         first, seen = quantize(cells[0].x, real)
@@ -151,6 +153,17 @@ def input_codes(
         codes = [first, *rest]
     assert nan is not None
     return codes, nan
+
+
+def requantized(plan: GRUPlan, layer: int, below: Below) -> list[Tensor]:
+    """Codes of a layer's input for each direction, from those of the layer below.
+
+    Args:
+        plan: The plan.
+        layer: Which layer.
+        below: What the layer below gave.
+    """
+    return [_requantize(plan, layer, d, below.codes) for d in range(len(plan.cells[layer]))]
 
 
 def mask_input(
@@ -224,8 +237,8 @@ def _run_on_gpu(
         The same as `run_real`, or None where it does not apply: another device or dtype, more than
         16 bits, weights that fit no registers.
     """
-    real = all(t is None or t.dtype == torch.float32 for t in (x, h0))
-    if not runs_on_gpu(x.device) or not real:
+    real = x.dtype is torch.float32 and (h0 is None or h0.dtype is torch.float32)
+    if not real or not runs_on_gpu(x.device):
         return None
     stack = stack_on_gpu(plan)
     return None if stack is None else stack.run(x, h0, lengths, kept)

@@ -211,7 +211,7 @@ def _forward(
     with torch.no_grad():
         plan = _plan(parameters, weights, live, noise, h0, bidirectional)
         y, h_n = run_real(plan, x, h0, lengths, noise, keeps)
-    return y.contiguous(), h_n.contiguous(), keeps.out if keeps else []
+    return y.contiguous(), h_n.contiguous(), _apart(keeps.out) if keeps else []
 
 
 def _backward(
@@ -250,7 +250,19 @@ def _backward(
         )
     ]
     assert found.h0 is not None
-    return grads[0], found.h0.to(h0.dtype).contiguous(), grads[1:]
+    dx, grad_h0, *others = _apart([grads[0], found.h0.to(h0.dtype).contiguous(), *grads[1:]])
+    return dx, grad_h0, others
+
+
+def _apart(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors, none in the memory of another: what an operator gives may not overlap."""
+    seen: set[int] = set()
+    found = []
+    for each in tensors:
+        storage = each.untyped_storage().data_ptr()
+        found.append(each.clone() if storage and storage in seen else each)
+        seen.add(storage)
+    return found
 
 
 def _noise(

@@ -7,8 +7,9 @@ rebuilds all else from them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cache
 from threading import get_ident
 from typing import Any
 
@@ -22,6 +23,7 @@ from quant_gru._layers import (
     input_codes,
     mask_input,
     real_input,
+    requantized,
     run_real,
 )
 from quant_gru._learned import learned_names, to_logarithms
@@ -36,7 +38,7 @@ from quant_gru.kernels.live import epochs
 from quant_gru.kernels.ops import backward_layer, quantize, runs_on_gpu
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Pass:
     """A forward, as its backward needs to know it.
 
@@ -59,7 +61,7 @@ class Pass:
     precision: str
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Asked:
     """Which gradients are wanted.
 
@@ -82,7 +84,7 @@ class Asked:
         return self.x or self.h0 or bool(self.scales) or any(map(any, self.weights[:first]))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Found:
     """Gradients of a whole GRU.
 
@@ -118,10 +120,15 @@ def gradients(
     grad_h0: list[Tensor] = []
     found: list[Gradients | None] = [None] * len(done.out)
     scales: list[Tensor | None] = [None] * len(done.out)
+    nan = done.nan.unbind()
     for layer in reversed(range(len(plan.cells))):
         cells, first = plan.cells[layer], layer * D
-        below = _below(done, first - D, D) if layer else None
-        if below is None and done.x.dtype == torch.float32 and runs_on_gpu(done.x.device):
+        onward, learns = asked.below(first), bool(asked.scales)
+        drops = noise is not None and noise.drops
+        below = _below(done, first - D, D, learns or drops) if layer else None
+        if below is not None and not drops:
+            inputs = requantized(plan, layer, below)
+        elif below is None and done.x.dtype is torch.float32 and runs_on_gpu(done.x.device):
             # its kernels quantize what they read
             inputs = [done.x] * D
         else:
@@ -135,16 +142,15 @@ def gradients(
                 done.lengths,
                 d == 1,
                 noise.held(layer, d, D, (T, N, H)) if noise else None,
-                done.nan[first + d],
+                nan[first + d],
             )
             for d, cell in enumerate(cells)
         ]
-        onward, learns = asked.below(first), bool(asked.scales)
         results = backward_layer(
             tapes,
-            [None if grad is None else grad[..., d * H : (d + 1) * H] for d in range(D)],
+            [None] * D if grad is None else [grad] if D == 1 else grad.chunk(2, dim=-1),
             [None if grad_last is None else grad_last[first + d] for d in range(D)],
-            [Wanted(onward or learns, *asked.weights[first + d], learns) for d in range(D)],
+            [_wanted(onward or learns, *asked.weights[first + d], learns) for d in range(D)],
             done.precision,
         )
         for d, (cell, result) in enumerate(zip(cells, results, strict=True)):
@@ -169,7 +175,7 @@ def gradients(
             if result.x is not None
         ]
         grad = parts[0] if D == 1 else parts[0] + parts[1]
-        if layer and noise and noise.drops:
+        if layer and noise and drops:
             grad = grad * noise.factors(layer, (T, N, D * H))
     return Found(
         grad if asked.x else None,
@@ -185,14 +191,26 @@ def _by_layer(grads: Sequence[Tensor], directions: int) -> Tensor:
     return torch.stack([each for layer in reversed(last_first) for each in layer])
 
 
-def _below(done: Pass, first: int, directions: int) -> Below:
-    """What a layer gave; NaN is left to the gradient of the last states."""
-    T, N, _ = done.x.shape
-    nan = torch.zeros((T, N), dtype=torch.bool, device=done.x.device)
-    return Below(done.out[first : first + directions], [nan] * directions)
+def _below(done: Pass, first: int, directions: int, real: bool) -> Below:
+    """What a layer gave; NaN is left to the gradient of the last states.
+
+    Args:
+        done: The forward.
+        first: The layer's first cell.
+        directions: How many it has.
+        real: Whether its real values are needed: there is no `nan` otherwise.
+    """
+    nan: list[Tensor] = []
+    if real:
+        T, N, _ = done.x.shape
+        nan = [torch.zeros((T, N), dtype=torch.bool, device=done.x.device)] * directions
+    return Below(done.out[first : first + directions], nan)
 
 
-@dataclass(frozen=True, eq=False)
+_wanted = cache(Wanted)
+
+
+@dataclass(eq=False)
 class Call:
     """A forward that is to be differentiated.
 
@@ -240,7 +258,7 @@ def run(
     """
     flat = [w for layer in weights for cell in layer for w in cell if w is not None]
     inputs = (x, h0, *flat, *logarithms)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+    if torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in inputs]):
         y, h_n = _StraightThrough.apply(call, *inputs)
         return y, h_n
     return run_real(call.plan, x, h0, call.lengths, call.noise)
@@ -281,17 +299,18 @@ class _StraightThrough(torch.autograd.Function):
         done = Pass(x, h0, call.lengths, call.noise, out, nan, call.precision)
         weights = of_cells(needs[2 : 2 + count], call.bias)
         asked = Asked(needs[0], needs[1], weights, call.scales if learns else ())
-        with _plainly(x.device):
+        device = x.device
+        with _plainly(device):
             # parts that follow weights may have been rewritten by another forward, or may be while
             # this runs: on a GPU a thread of autograd's runs it, and forward's waits
-            own = x.device.type == "cuda" or get_ident() == call.thread
+            own = device.type == "cuda" or get_ident() == call.thread
             unchanged = own and epochs(call.plan) == ctx.epochs
             plan = call.plan if unchanged else call.again(parameters[:count])
             found = gradients(plan, done, grad_y, grad_h_n, asked)
         scales: list[Tensor | None] = [*found.scales] or [None] * len(call.scales)
         raw = (found.x, found.h0, *flat_gradients(found.cells, call.bias), *scales)
         grads = [
-            None if grad is None or like is None or not needed else grad.to(like.dtype)
+            None if grad is None or like is None or not needed else _to(like.dtype, grad)
             for grad, needed, like in zip(raw, needs, (x, h0, *parameters), strict=True)
         ]
         if torch.is_grad_enabled():
@@ -300,15 +319,24 @@ class _StraightThrough(torch.autograd.Function):
         return (None, *grads)
 
 
-@contextmanager
-def _plainly(device: torch.device) -> Iterator[None]:
+def _to(dtype: torch.dtype, grad: Tensor) -> Tensor:
+    return grad if grad.dtype is dtype else grad.to(dtype)
+
+
+def _plainly(device: torch.device) -> AbstractContextManager[object]:
     """Without gradients and autocast; each is turned off only where it is on, which takes time."""
-    with ExitStack() as stack:
-        if torch.is_grad_enabled():
-            stack.enter_context(torch.no_grad())
-        if torch.is_autocast_enabled(device.type):
-            stack.enter_context(torch.autocast(device.type, enabled=False))
-        yield
+    grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled(device.type)
+    if not (grad or autocast):
+        return _PLAIN
+    stack = ExitStack()
+    if grad:
+        stack.enter_context(torch.no_grad())
+    if autocast:
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+    return stack
+
+
+_PLAIN: nullcontext[None] = nullcontext()
 
 
 def _quantizers(call: Call) -> list[Quantizer]:

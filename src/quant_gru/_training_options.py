@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -73,7 +74,7 @@ class TrainingOptions(torch.nn.Module):
 
     @stash_bits.setter
     def stash_bits(self, bits: int | None) -> None:
-        if bits is not None and (isinstance(bits, bool) or bits not in STASH_BITS):
+        if bits is not None and (type(bits) is not int or bits not in STASH_BITS):
             raise ConfigError(f"Expected stash_bits to be 4, 8 or None, got {bits!r}")
         self._stash_bits = bits
 
@@ -164,6 +165,6 @@ class TrainingOptions(torch.nn.Module):
 
 
 def _probability(name: str, p: object) -> float:
-    if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:
+    if isinstance(p, bool) or not isinstance(p, Real) or not 0 <= float(p) <= 1:
         raise ConfigError(f"Expected {name} to be a number in [0, 1], got {p!r}")
     return float(p)

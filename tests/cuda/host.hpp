@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #define QG_HOST
@@ -30,6 +31,8 @@ struct Index {
 
 namespace host {
 
+constexpr size_t kStack = 96 << 10;  // of a fiber
+
 struct Barrier {
     int waiting = 0;
     long generation = 0;
@@ -47,18 +50,26 @@ struct Warp {
     Barrier barrier;
 };
 
+struct Cluster;
+
 struct Block {
     Index index;
     int rank;
+    Cluster *cluster;
     std::vector<unsigned char> shared;
-    Barrier all, named[16], cluster;
+    Barrier all, named[16];
     std::vector<Warp> warps;
     Transfers transfers[2];
 };
 
-struct Copy {
+struct Copy {  // zeros, where it comes from nowhere
     unsigned char *to;
     const void *from;
+    size_t bytes;
+};
+struct Cluster {
+    std::vector<Block> blocks;
+    Barrier barrier;
 };
 
 struct Fiber {
@@ -66,7 +77,7 @@ struct Fiber {
     ucontext_t context;
     jmp_buf jump;
     bool started = false;
-    std::vector<char> stack;
+    std::unique_ptr<char[]> stack;
     Block *block;
     unsigned thread;
     bool done = false;
@@ -75,8 +86,6 @@ struct Fiber {
 inline Fiber *self;
 inline ucontext_t scheduler;
 inline jmp_buf scheduler_jump;
-inline std::vector<Block> *cluster;
-inline Barrier cluster_barrier;
 inline Index grid;
 inline unsigned block_threads;
 inline std::function<void()> body;
@@ -113,43 +122,49 @@ inline void entry() {
 inline Warp &warp() { return self->block->warps[self->thread / 32]; }
 inline void sync_warp() { wait(warp().barrier, 32); }
 
+inline Cluster &cluster() { return *self->block->cluster; }
+
+// Clusters one after the other, or all blocks at once where they wait for each other.
 inline void run(std::function<void()> kernel, int blocks_x, int blocks_y, int threads, int size,
-                size_t shared) {
+                size_t shared, bool together) {
     body = kernel;
     grid = {unsigned(blocks_x), unsigned(blocks_y)};
     block_threads = unsigned(threads);
-    for (int y = 0; y < blocks_y; ++y)
-        for (int first = 0; first < blocks_x; first += size) {
-            std::vector<Block> blocks(size);
-            cluster = &blocks;
-            cluster_barrier = Barrier();
-            std::vector<Fiber> fibers(size_t(size) * threads);
-            for (int i = 0; i < size; ++i) {
-                blocks[i].index = {unsigned(first + i), unsigned(y)};
-                blocks[i].rank = i;
-                blocks[i].shared.assign(shared + 64, 0xA5);  // poison
-                blocks[i].warps.resize((threads + 31) / 32);
-            }
-            for (size_t i = 0; i < fibers.size(); ++i) {
-                Fiber &f = fibers[i];
-                f.block = &blocks[i / threads];
-                f.thread = unsigned(i % threads);
-                f.stack.resize(96 << 10);
+    const int all = blocks_x / size * blocks_y, at_once = together ? all : 1;
+    for (int first = 0; first < all; first += at_once) {
+        std::vector<Cluster> clusters(at_once);
+        std::vector<Fiber> fibers(size_t(at_once) * size * threads);
+        for (int i = 0; i < at_once * size; ++i) {
+            Cluster &home = clusters[i / size];
+            if (home.blocks.empty()) home.blocks.resize(size);
+            Block &block = home.blocks[i % size];
+            const int x = (first + i / size) % (blocks_x / size) * size + i % size;
+            block.index = {unsigned(x), unsigned((first + i / size) / (blocks_x / size))};
+            block.rank = i % size;
+            block.cluster = &home;
+            block.shared.assign(shared + 64, 0xA5);  // poison
+            block.warps.resize((threads + 31) / 32);
+            for (int thread = 0; thread < threads; ++thread) {
+                Fiber &f = fibers[size_t(i) * threads + thread];
+                f.block = &block;
+                f.thread = unsigned(thread);
+                f.stack.reset(new char[kStack]);  // not cleared: most of it is never used
                 getcontext(&f.context);
-                f.context.uc_stack.ss_sp = f.stack.data();
-                f.context.uc_stack.ss_size = f.stack.size();
+                f.context.uc_stack.ss_sp = f.stack.get();
+                f.context.uc_stack.ss_size = kStack;
                 f.context.uc_link = nullptr;
                 makecontext(&f.context, entry, 0);
             }
-            for (bool running = true; running;) {
-                running = false;
-                for (Fiber &f : fibers)
-                    if (!f.done) {
-                        running = true;
-                        resume(f);
-                    }
-            }
         }
+        for (bool running = true; running;) {
+            running = false;
+            for (Fiber &f : fibers)
+                if (!f.done) {
+                    running = true;
+                    resume(f);
+                }
+        }
+    }
 }
 
 }  // namespace host
@@ -211,7 +226,8 @@ inline uint32_t interleave(uint32_t low, uint32_t high, int i) {
 }
 inline uint32_t cluster_rank() { return uint32_t(host::self->block->rank); }
 inline void cluster_sync() {
-    host::wait(host::cluster_barrier, int(host::cluster->size() * host::block_threads));
+    host::Cluster &home = host::cluster();
+    host::wait(home.barrier, int(home.blocks.size() * host::block_threads));
 }
 
 inline host::Transfers &transfers(host::Block &b, uint64_t *barrier) {
@@ -233,13 +249,14 @@ inline void barrier_expect(uint64_t *barrier, uint32_t bytes) {
     t.arrived = true;
     settle(t);
 }
+template <int kNear = 0>
 inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
     host::Transfers &t = transfers(*host::self->block, barrier);
     while (uint32_t(t.phase & 1) == parity) host::yield();
 }
 template <class Vector>
 inline void send(void *to, uint64_t *barrier, uint32_t rank, const Vector &v) {
-    host::Block &mine = *host::self->block, &peer = (*host::cluster)[rank];
+    host::Block &mine = *host::self->block, &peer = host::cluster().blocks[rank];
     const size_t at = size_t((unsigned char *)to - mine.shared.data());
     if (at % sizeof(Vector)) std::abort();
     std::memcpy(peer.shared.data() + at, &v, sizeof(Vector));
@@ -249,7 +266,7 @@ inline void send(void *to, uint64_t *barrier, uint32_t rank, const Vector &v) {
 }
 // an address: a block's number in its cluster, and a place in its shared memory
 inline unsigned char *place_at(uint32_t address) {
-    return (*host::cluster)[address >> 24].shared.data() + (address & 0xFFFFFF);
+    return host::cluster().blocks[address >> 24].shared.data() + (address & 0xFFFFFF);
 }
 inline uint32_t shared_address(const void *p) {
     host::Block &mine = *host::self->block;
@@ -259,6 +276,12 @@ inline uint32_t address_in(uint32_t address, uint32_t rank) {
     return (address & 0xFFFFFF) | rank << 24;
 }
 inline uint32_t pinned(uint32_t address) { return address; }
+template <class Value>
+inline void store_where(bool where, void *to, const Value &v) {
+    if (where) std::memcpy(to, &v, sizeof(Value));
+}
+inline uint32_t kept_number(uint32_t number) { return number; }
+inline int64_t kept_number(int64_t number) { return number; }
 template <class Value>
 inline Value load_at(uint32_t address) {
     Value v;
@@ -270,7 +293,12 @@ inline uint4 load16(uint32_t address) { return load_at<uint4>(address); }
 // copies come as late as they may
 inline void copy_async(uint32_t to, const void *from, bool there) {
     if (to % 16 || uintptr_t(from) % 16) std::abort();
-    host::self->copies.back().push_back({place_at(to), there ? from : nullptr});
+    host::self->copies.back().push_back({place_at(to), there ? from : nullptr, 16});
+}
+template <int kBytes>
+inline void copy_async(void *to, const void *from) {
+    if (uintptr_t(to) % kBytes || uintptr_t(from) % kBytes) std::abort();
+    host::self->copies.back().push_back({(unsigned char *)to, from, kBytes});
 }
 inline void copies_commit() { host::self->copies.emplace_back(); }
 template <int kGroups>
@@ -279,9 +307,9 @@ inline void copies_wait() {
     while (groups.size() > size_t(kGroups) + 1) {
         for (const host::Copy &each : groups.front())
             if (each.from)
-                std::memcpy(each.to, each.from, 16);
+                std::memcpy(each.to, each.from, each.bytes);
             else
-                std::memset(each.to, 0, 16);
+                std::memset(each.to, 0, each.bytes);
         groups.erase(groups.begin());
     }
 }
@@ -308,10 +336,18 @@ inline void store(uint32_t address, const uint4 &v) { store_at(address, v); }
 template <class Vector>
 inline void send_to(uint32_t to, uint32_t barrier, const Vector &v) {
     store_at(to, v);
-    host::Transfers &t = (*host::cluster)[barrier >> 24].transfers[(barrier & 0xFFFFFF) / 8 % 2];
+    host::Block &peer = host::cluster().blocks[barrier >> 24];
+    host::Transfers &t = peer.transfers[(barrier & 0xFFFFFF) / 8 % 2];
     t.bytes += long(sizeof(Vector));
     settle(t);
 }
+inline uint4 load_relaxed(const void *from) {
+    uint4 v;
+    std::memcpy(&v, from, 16);
+    return v;
+}
+inline void store_relaxed(uint32_t *to, uint32_t v) { std::memcpy(to, &v, 4); }
+inline void prefetch(const void *) {}
 inline int64_t shuffle_xor(int64_t v, int mask) {
     host::Warp &w = host::warp();
     const int lane = int(host::self->thread % 32);

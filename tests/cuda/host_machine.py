@@ -16,17 +16,21 @@ KERNELS = Path(quant_gru.__file__).parent / "kernels"
 _FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE"]
 _FLAGS += ["-Wl,-Bsymbolic", "-fno-gnu-unique"]  # libraries keep their names to themselves
 # structures by function or source
-KINDS = dict.fromkeys(("project", "step", "multiply_case"), "Numbers") | {"border": "Border"}
+KINDS = dict.fromkeys(("project", "project_bytes", "step", "multiply_case"), "Numbers") | {
+    "border": "Border"
+}
 KINDS |= {"events": "Events"}
 KINDS |= dict.fromkeys(("measure", "settle"), "Weights")
 KINDS |= {"clear": "Mask", "carry": "Carry"}
 KINDS |= {"take": "Take", "between": "Between", "give": "Give"}
 KINDS |= {"operands": "Operands"}
-KINDS |= {"back_step": "Numbers"}
+KINDS |= {"back_step": "Numbers", "back_grid": "Numbers"}
 _LAUNCH = """
 #include "{source}.cu"
-extern "C" void launch(const void *p, int x, int y, int threads, int cluster, long shared) {{
-    host::run([p] {{ {function}(*(const {kind} *)p); }}, x, y, threads, cluster, size_t(shared));
+extern "C" void launch(const void *p, int x, int y, int threads, int cluster, long shared,
+                       bool together) {{
+    host::run([p] {{ {function}(*(const {kind} *)p); }}, x, y, threads, cluster, size_t(shared),
+              together);
 }}
 """
 
@@ -73,10 +77,18 @@ class Host:
             grid.threads,
             grid.cluster,
             ctypes.c_long(grid.shared_bytes),
+            ctypes.c_bool(grid.together),
         )
 
     def prepare(self, kernel, grid, arguments):
         return Prepared(lambda: self.launch(kernel, grid, arguments))
+
+    def join(self, launches):
+        def start():
+            for each in launches:
+                each.start(0)
+
+        return Prepared(start)
 
     def stream(self):
         return 0

@@ -9,7 +9,7 @@ import torch
 
 from quant_gru import QuantConfig, QuantGRUError
 from quant_gru.integer.backward import Tape, Wanted, complete, straight_through
-from quant_gru.kernels.cuda.backward import call, pieces, planner, run, schedule
+from quant_gru.kernels.cuda.backward import call, grid_planner, pieces, planner, run, schedule
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -160,6 +160,57 @@ def test_weights_that_fit_no_registers(host, monkeypatch, config, precision):
     monkeypatch.setattr(planner, "choose", lambda *_: None)
     (plan,) = plans_of(5, 20, CONFIGS[config])
     check(host, [random_tape(plan, 6, 5, lengths=True, reverse=True)], precision)
+
+
+# blocks, tiles, columns, warps, parked, chunk, ahead; units, rows
+GRIDS = [
+    ("1,1,1,2,0,1,1", 24, 9),
+    ("1,2,1,1,2,2,1", 56, 5),
+    ("2,1,2,2,1,1,2", 40, 20),
+    ("2,4,2,2,2,2,0", 64, 17),
+    ("4,2,3,1,0,1,1", 72, 25),
+]
+
+
+@pytest.mark.parametrize(("shape", "H", "N"), GRIDS)
+def test_the_whole_gpu(host, monkeypatch, shape, H, N):
+    """Blocks that are there at once, with units and rows that fill no tile."""
+    monkeypatch.setenv(grid_planner.VARIABLE, shape)
+    (plan,) = plans_of(3, H, CONFIGS["int8-free"], weights=2)
+    tape = random_tape(plan, 5, N, lengths=True)
+    (found,) = check(host, [tape], "bf16")
+    macros = [macros for name, macros in host.launched if name == "back_grid"][-1]
+    names = ("CL", "MT", "NT", "WARPS", "PARKED", "CHUNK", "AHEAD")
+    assert shape == ",".join(str(macros[name]) for name in names)
+    (again,) = check(host, [tape], "bf16")
+    assert fields_equal(found, again, NAMES)
+
+
+@pytest.mark.parametrize("config", ["int8", "w8a16-unsigned", "int16"])
+@pytest.mark.parametrize("held", [False, True])
+def test_the_whole_gpu_takes_what_others_take(host, monkeypatch, config, held):
+    """Both directions, all lengths, units that stay or keep a share, pieces of time."""
+    monkeypatch.setenv(grid_planner.VARIABLE, "2,1,1,2,0,1,1")
+    plans = plans_of(5, 24, CONFIGS[config], zoneout=0.0 if held else 0.3, bidirectional=True)
+    tapes = both_directions(plans, random_tape(plans[0], 11, 5, lengths=True, held=held))
+    host.launched.clear()
+    whole = check(host, tapes, "bf16")
+    assert [name for name, _ in host.launched].count("back_grid") == 2
+    monkeypatch.setattr(run, "most_steps", lambda *_: 4)
+    found = check(host, tapes, "bf16")
+    for a, b in zip(found, whole, strict=True):
+        assert fields_equal(a, b, ("h0", "h"))
+    # no gradient of outputs, real inputs, a state that is zero before the first step, a NaN
+    nan = torch.tensor([0.0, torch.nan, 0.0, 0.0, 0.0])
+    tape = replace(tapes[1], x=torch.randn(11, 5, 5), h0=None, nan=nan)
+    last = random_gradients(tape)[1]
+    (got,) = run.backward([tape], [None], [last], ALL, "bf16", host)
+    assert got.h0[1].isnan().all()
+    assert not got.h0[[0, 2, 3, 4]].isnan().any()
+    # what is more exact goes its own way
+    host.launched.clear()
+    check(host, tapes, "tf32")
+    assert "back" in [name for name, _ in host.launched]
 
 
 def fields_equal(a, b, names):
@@ -340,6 +391,32 @@ def test_the_planner_finds_a_shape_that_fits(H):
                 assert shape.fits
                 assert shape.blocks in clusters
                 assert shape.units * shape.blocks >= H
+
+
+@pytest.mark.parametrize("H", [608, 648, 800, 1020, 1024, 1536, 2048])
+def test_a_whole_gpu_holds_all_blocks_at_once(H):
+    for clusters in (RESIDENT, {1: 108}):
+        for N in (1, 5, 16, 64, 100, 500):
+            for shape in grid_planner.candidates(H, N, clusters):
+                assert shape.clusters(N) <= clusters[shape.blocks]
+                assert shape.registers <= 255
+                assert shape.shared_bytes <= (200 if len(clusters) > 1 else 96) << 10
+                assert shape.loads % shape.chunk == 0
+                assert 32 * shape.loads * shape.warps * shape.blocks >= 3 * H
+                assert shape.groups * 16 * shape.tiles >= H
+                assert shape.rows * -(-N // shape.rows) >= N
+            found = grid_planner.choose(H, N, clusters)
+            assert H % 8 == 0 or found is None
+    assert (grid_planner.choose(H, 64, RESIDENT) is None) == (H % 8 != 0 or H > 1024)
+
+
+@pytest.mark.parametrize(
+    "wanted", ["4", "1,1,1,8,0,1,a", "3,1,1,8,0,1,1", "1,1,1,8,99,1,1", "1,0,1,8,0,1,1"]
+)
+def test_the_override_of_the_whole_gpu_is_checked(monkeypatch, wanted):
+    monkeypatch.setenv(grid_planner.VARIABLE, wanted)
+    with pytest.raises(QuantGRUError, match=grid_planner.VARIABLE):
+        grid_planner.choose(64, 8, {1: 132})
 
 
 @pytest.mark.parametrize("wanted", ["4", "3,1,1,8", "1,5,1,8", "1,1,1,16", "a,b,c,d"])

@@ -9,7 +9,7 @@ import torch
 from quant_gru import QuantConfig, QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted
 from quant_gru.kernels.cuda import driver, executor
-from quant_gru.kernels.cuda.backward import planner, run
+from quant_gru.kernels.cuda.backward import grid_planner, planner, run
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -96,6 +96,46 @@ def test_every_shape_of_the_planner(monkeypatch, H):
         check([exact[N]], "bf16")
 
 
+@pytest.mark.parametrize("N", [5, 64, 100])
+@pytest.mark.parametrize("H", [96, 608, 800, 1024, 1536])
+def test_the_whole_gpu(monkeypatch, H, N):
+    """Some of the ways to have all blocks there at once, and the planner's own."""
+    clusters = driver.machine_of(torch.device("cuda")).clusters()
+    shapes = list(grid_planner.candidates(H, N, clusters))
+    (plan,) = plans_of(16, H, device="cuda")
+    tape = random_tape(plan, 9, N, lengths=True, held=True, device="cuda")
+    for shape in shapes[:: max(1, len(shapes) // 4)]:
+        wanted = ",".join(
+            str(getattr(shape, name))
+            for name in ("blocks", "tiles", "columns", "warps", "parked", "chunk", "ahead")
+        )
+        monkeypatch.setenv(grid_planner.VARIABLE, wanted)
+        (first,) = check([tape], "bf16")
+        for _ in range(3):
+            (again,) = check([tape], "bf16")
+            assert all(map(torch.equal, values(first), values(again)))
+    monkeypatch.delenv(grid_planner.VARIABLE, raising=False)
+    check([tape], "bf16")
+
+
+def test_the_whole_gpu_is_taken_in_turns():
+    """Launches that need all of it, on two streams at once, many times."""
+    (plan,) = plans_of(16, 1024, device="cuda")
+    tape = random_tape(plan, 6, 64, device="cuda")
+    out, last = random_gradients(tape)
+    (first,) = run.backward([tape], [out], [last])
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(20):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                found += run.backward([tape], [out], [last])
+    torch.cuda.synchronize()
+    for each in found:
+        assert all(map(torch.equal, values(first), values(each)))
+
+
 @pytest.mark.parametrize("precision", BOUNDS)
 def test_both_directions_with_held_units(precision):
     plans = plans_of(20, 48, device="cuda", bidirectional=True)
@@ -117,7 +157,7 @@ def test_the_same_bits_again(H):
         assert all(map(torch.equal, values(first), values(other)))
 
 
-@pytest.mark.parametrize("H", [128, 768])
+@pytest.mark.parametrize("H", [128, 768, 1024])
 def test_a_graph_replays(H):
     (plan,) = plans_of(24, H, device="cuda")
     tape = random_tape(plan, 9, 40, device="cuda")

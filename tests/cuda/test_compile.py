@@ -9,10 +9,12 @@ import pytest
 
 from quant_gru import QuantGRUError
 from quant_gru.kernels.cuda import cache, compiler, planner
+from quant_gru.kernels.cuda.backward.grid_planner import GridShape
 from quant_gru.kernels.cuda.backward.planner import BackShape
 from quant_gru.kernels.cuda.backward.slopes import SlopesShape
 from quant_gru.kernels.cuda.frozen import Form
 from quant_gru.kernels.cuda.launch import PLAIN
+from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
 
@@ -31,7 +33,7 @@ FORMS = {
     ),
 }
 # blocks, split, spread, rows
-SHAPES = [(1, 1, 1, 8), (1, 1, 2, 2), (4, 1, 2, 8), (4, 2, 1, 4), (16, 2, 1, 2)]
+SHAPES = [(1, 1, 1, 8), (1, 1, 2, 2), (4, 1, 2, 8), (4, 2, 1, 4), (16, 2, 1, 2), (4, 2, 1, 16)]
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,8 @@ def _own_cache(tmp_path, monkeypatch):
 def variants(arch):
     yield "probe", {}
     yield "project", PLAIN
+    for tile, planes in ((SMALL, 1), (MEDIUM, 1), (LARGE, 1), (SMALL, 2), (MEDIUM, 2)):
+        yield "project_bytes", tile.macros(planes)
     yield "border", PLAIN
     yield "random", {}
     yield "weights", PLAIN
@@ -54,7 +58,7 @@ def variants(arch):
     for index, form in enumerate(FORMS.values()):
         for place, (blocks, split, spread, rows) in enumerate(SHAPES):
             # every form in one shape, every shape in one form
-            if (index == 0 or place == (index - 1) % len(SHAPES)) and (
+            if (index == 0 or place == (index - 1) % (len(SHAPES) - 1)) and (
                 blocks == 1 or arch != "sm_80"
             ):
                 shape = planner.make_shape(96 if blocks < 16 else 256, blocks, split, spread, rows)
@@ -79,7 +83,7 @@ def backward_variants(arch):
         in_bytes = max(form.weight_bytes, form.state_bytes) == 1
         yield "backward/slopes", {**macros, "BYTES": int(in_bytes)}
         if in_bytes:
-            for unit_warps, groups in ((4, 3), (2, 6), (1, 6))[: 3 if index == 0 else 1]:
+            for unit_warps, groups in ((2, 4), (4, 3), (1, 6))[: 3 if index == 0 else 1]:
                 shape = SlopesShape(unit_warps, groups, (64, 128), form.table_bytes)
                 yield "backward/slopes_bytes", {**macros, **shape.macros}
             # wide gates between bytes
@@ -90,6 +94,12 @@ def backward_variants(arch):
         if shape[1] == 1 or arch != "sm_80":
             found = BackShape(*shape)
             yield "backward/back", {**PLAIN, **found.macros(shape[5] == 1, 0, 2)}
+    # units, blocks, tiles, columns, warps, parked, chunk, ahead
+    for index, shape in enumerate(
+        ((1024, 1, 2, 2, 8, 4, 2, 2), (1024, 2, 4, 2, 8, 3, 2, 2), (800, 1, 1, 1, 8, 1, 4, 2))
+    ):
+        if shape[1] == 1 or arch != "sm_80":
+            yield "backward/back_grid", {**PLAIN, **GridShape(*shape).macros(index < 2)}
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

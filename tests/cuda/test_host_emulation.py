@@ -32,6 +32,7 @@ SWEEP = [
     ("w8a8", 3, 2, "2,2,1,8"),
     ("w8a8", 5, 2, "4,1,2,4"),
     ("w8a8", 7, 2, "1,1,1,1"),
+    ("w8a8", 9, 3, "2,2,1,16"),
     ("w8a16", 0, 2, "1,1,1,4"),
     ("w8a16", 2, 2, "2,2,1,2"),
     ("w16a16", 0, 2, "2,1,2,8"),
@@ -87,8 +88,8 @@ def test_a_product_of_bytes_projects_the_input(host, monkeypatch, config):
     lengths = torch.randint(1, 7, (13,))
     host.launched.clear()
     got = executor.run(plan, x, h0, lengths, machine=host)
-    finish = "finish_bytes" if config == "int8" else "finish"
-    assert [name for name, _ in host.launched] == ["split", finish, "recurrent"]
+    projected = ["finish"] if config == "int16" else ["project_bytes"]
+    assert [name for name, _ in host.launched] == ["split", *projected, "recurrent"]
     assert same(got, reference.run(plan, x, h0, lengths))
 
 
@@ -137,7 +138,8 @@ def test_weights_that_fit_no_registers(host, monkeypatch, kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape"), [("w8a8", "2,2,1,8"), ("w8a8", "1,1,2,4"), ("w16a16", None), ("wide", None)]
+    ("kind", "shape"),
+    [("w8a8", "2,2,1,16"), ("w8a8", "1,1,2,4"), ("w16a16", None), ("wide", None)],
 )
 def test_units_that_keep_their_state(host, monkeypatch, kind, shape):
     if shape:

@@ -124,6 +124,20 @@ def test_a_text_that_is_too_short(tmp_path):
         )
 
 
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00"], ids=["missing", "not a text"])
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [("character_model", "CharacterModel"), ("keyword_spotting", "KeywordSpotting")],
+)
+def test_data_that_cannot_be_read(tmp_path, name, model, content):
+    path = tmp_path / "data"
+    if content is not None:
+        path.write_bytes(content)
+    extra = {"window": 64} if name == "character_model" else {}
+    with pytest.raises(SystemExit, match=r"Expected .*data"):
+        getattr(load(name), model)(path, torch.device("cpu"), hidden_size=4, **extra)
+
+
 def test_tanks_fill_and_spill():
     voltage, level = load("sequence_regression").tanks(8, 300, seed=0)
     assert voltage.shape == level.shape == (8, 300, 1)

@@ -1,8 +1,10 @@
 """The operators of torch.library: compiled, exported and transformed GRUs equal the eager one."""
 
 import copy
+import gc
 import io
 import shutil
+import weakref
 
 import pytest
 import torch
@@ -295,10 +297,12 @@ class TestNothingIsStale:
                 run(seeded(5, 3, C))
                 run_frozen(seeded(5, 3, C))
         assert len(made) == 1
-        number = len(library._sources)
         text = gru._state.text
+        assert text in library._sources
+        kept = weakref.ref(library._sources[text])
         del text, gru.__dict__["_state"]
-        assert len(library._sources) == number - 1
+        gc.collect()
+        assert kept() is None
 
 
 def test_dropout_of_backward_is_that_of_forward(monkeypatch):
@@ -407,6 +411,15 @@ class TestTransforms:
             for name, parameter in gru.named_parameters():
                 same(each[name][i], parameter.grad)
                 same(grad(loss)(weights, x[i])[name], parameter.grad)
+
+
+def test_results_share_no_memory():
+    whole = torch.arange(24, dtype=torch.int8)
+    parts = [whole[:12].view(3, 4), whole[12:].view(3, 4), whole.new_empty(0), whole.new_empty(0)]
+    found = library._apart(parts)
+    same(found, parts)
+    assert found[0] is parts[0]
+    assert len({t.untyped_storage().data_ptr() for t in found[:2]}) == 2
 
 
 class TestRefused:

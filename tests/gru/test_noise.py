@@ -1,5 +1,6 @@
 """Zoneout and recurrent dropout: integers as defined, gradients, and the float mode beside them."""
 
+import numpy as np
 import pytest
 import torch
 from gru_helpers import C, H, packed, quantized, same, seeded, states, unpacked
@@ -278,6 +279,9 @@ class TestErrors:
     def test_probabilities(self, name, p):
         with pytest.raises(ConfigError, match=name):
             QuantGRU(C, H, **{name: p})
+
+    def test_any_real_number_is_a_probability(self):
+        assert QuantGRU(C, H, zoneout=np.float32(0.5)).zoneout == 0.5
 
     def test_all_recurrent_weights_dropped(self):
         with pytest.raises(ConfigError, match="below 1"):

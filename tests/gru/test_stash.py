@@ -67,7 +67,7 @@ def test_outputs_and_narrow_states_are_exact():
     same(*found)
 
 
-@pytest.mark.parametrize("bits", [0, 3, 16, True, "8", 4.5])
+@pytest.mark.parametrize("bits", [0, 3, 16, True, "8", 4.5, 8.0])
 def test_refused(bits):
     with pytest.raises(ConfigError, match="4, 8 or None"):
         QuantGRU(C, H, stash_bits=bits)

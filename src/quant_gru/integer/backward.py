@@ -34,7 +34,7 @@ class Kept:
     nan: Tensor | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Tape:
     """What is known of one layer and direction after its forward: all that its backward needs.
 
@@ -81,7 +81,7 @@ def union(wanted: Sequence[Wanted]) -> Wanted:
     return Wanted(*(any(flags) for flags in zip(*map(astuple, wanted), strict=True)))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Gradients:
     """Gradients of one layer and direction; weights in PyTorch's row order; None: not wanted.
 

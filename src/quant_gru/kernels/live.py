@@ -30,6 +30,7 @@ from quant_gru.kernels.cuda.numbers import capturing
 
 _MATRIX_BITS = 16
 WEIGHTS = ("weight.W", "weight.R", "weight.bw", "weight.br")
+_WEIGHTS = ("W", "R", "bw", "br")
 
 
 class Writer(Protocol):
@@ -91,6 +92,7 @@ class LiveWeights:
         with torch.inference_mode(False):
             self.part = _empty_part(qparams, frozen, W, R)
             self._writer = self._choose(machine)
+        self._shapes = {name: tuple(getattr(self.part, name).shape) for name in _WEIGHTS}
         _live[self.part] = weakref.ref(self)
 
     def _choose(self, machine: Machine | None) -> Writer | None:
@@ -133,19 +135,13 @@ class LiveWeights:
             dropped: bool (3H, H), codes of R that become 0, or None.
             p: Their probability.
         """
-        part = self.part
-        for name, given, like in (
-            ("W", W, part.W),
-            ("R", R, part.R),
-            ("bw", bw, part.bw),
-            ("br", br, part.br),
-        ):
+        for name, given in (("W", W), ("R", R), ("bw", bw), ("br", br)):
             # their addresses are taken
-            if given is not None and given.shape != like.shape:
+            if given is not None and given.shape != self._shapes[name]:
                 raise QuantGRUError(
-                    f"Expected {name} to be of shape {tuple(like.shape)}, got {tuple(given.shape)}"
+                    f"Expected {name} to be of shape {self._shapes[name]}, got {tuple(given.shape)}"
                 )
-        device = part.W.device
+        device = self.part.W.device
         with self._lock:
             self.epoch += 1
             if device.type != "cuda":

@@ -43,8 +43,9 @@ def runs_on_gpu(device: torch.device) -> bool:
 
 def native_variant(*tensors: Tensor) -> str | None:
     """The instruction set that takes these real tensors as they are; None where none does."""
-    if any(t.device.type != "cpu" or t.dtype != torch.float32 for t in tensors):
-        return None
+    for t in tensors:
+        if not t.is_cpu or t.dtype is not torch.float32:
+            return None
     variant = cpu.chosen()
     return None if variant == cpu.REFERENCE else variant
 

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "../cuda/launches.hpp"
 #include "../philox.h"
 #include "backward.hpp"
 #include "border.hpp"
@@ -258,6 +259,25 @@ NB_MODULE(_native, m) {
     nb::class_<Weights>(m, "Weights")
         .def(nb::init<const nb::dict &, const std::string &>())
         .def("write", &write_weights);
+    nb::class_<Fields>(m, "Fields")
+        .def(nb::init<>())
+        .def("add", &Fields::add)
+        .def("move", &Fields::move);
+    // a queue that is full may wait for a host function that wants the interpreter's lock
+    using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+    nb::class_<Driver>(m, "Driver")
+        .def(nb::init<uintptr_t, uintptr_t, uintptr_t, uintptr_t>())
+        .def(
+            "launch",
+            [](const Driver &driver, uintptr_t config, uintptr_t function, uintptr_t parameters) {
+                return driver.in_context(
+                    [&] { return driver.launch(config, function, parameters); });
+            },
+            Unlocked());
+    nb::class_<Launches>(m, "Launches")
+        .def(nb::init<const Driver &>(), nb::keep_alive<1, 2>())
+        .def("add", &Launches::add)
+        .def("start", &Launches::start, Unlocked());
     m.def("multiply", &multiply);
     m.def("read_memory", &read_memory);
     m.def("variants", &variants, nb::arg("only_runnable") = true);

@@ -122,6 +122,20 @@ inline void put(const Target &o, int64_t row, int k, int code) {
     }
 }
 
+// The same of four codes in bytes, from a multiple of 4 on.
+inline void put_four(const Target &o, int64_t row, int k, const int (&codes)[4]) {
+    uint32_t first = 0, second = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int v = codes[i] - (int)o.x_offset;
+        first |= (uint32_t)((o.planes == 1 ? v : v >> 8) & 255) << 8 * i;
+        second |= (uint32_t)(v + 128 & 255) << 8 * i;
+    }
+    int8_t *const to = o.bytes + row * o.padded + k;
+    *(uint32_t *)to = first;
+    if (o.planes == 2) *(uint32_t *)(to + o.T * o.N * o.padded) = second;
+}
+
 // The row of a warp has its codes: their padding, and its NaN.
 inline void finish_row(const Target &o, int row, int lane, bool nan) {
     if (o.planes)
@@ -160,19 +174,49 @@ struct Take {
     int64_t step, next;  // in values
     int64_t zero;
     float scale, lo, hi;  // limits less the zero point
+    int32_t fours;        // rows are made of aligned groups of four values, and codes go to bytes
 };
 
 // Codes of real values, in any order of rows.
-extern "C" __global__ void __launch_bounds__(256) take(const __grid_constant__ Take p) {
+extern "C" __global__ void __launch_bounds__(256, 5) take(const __grid_constant__ Take p) {
     const int row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
     const int lane = threadIdx.x % 32, N = (int)p.to.N, features = (int)p.to.features;
     if (row >= p.to.T * N) return;
     const float *const from = p.real + row / N * p.step + row % N * p.next;
     const int zero = (int)p.zero;
     bool seen = false;
-#pragma unroll 4
-    for (int k = lane; k < features; k += 32)
-        put(p.to, row, k, quantized(from[k], p.scale, p.lo, p.hi, seen) + zero);
+    // stores could be to what is loaded: a batch of loads comes before them
+    if (p.fours) {
+        for (int start = 4 * lane; start < features; start += 4 * 128) {
+            uint4 ahead[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                if (start + 128 * j < features) ahead[j] = *(const uint4 *)(from + start + 128 * j);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                if (start + 128 * j >= features) break;
+                const uint32_t bits[4] = {ahead[j].x, ahead[j].y, ahead[j].z, ahead[j].w};
+                int codes[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    codes[i] = quantized(bits_as_float(bits[i]), p.scale, p.lo, p.hi, seen) + zero;
+                put_four(p.to, row, start + 128 * j, codes);
+            }
+        }
+    } else {
+        for (int start = lane; start < features; start += 4 * 32) {
+            float ahead[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                if (start + 32 * j < features) ahead[j] = from[start + 32 * j];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                if (start + 32 * j >= features) break;
+                put(p.to, row, start + 32 * j,
+                    quantized(ahead[j], p.scale, p.lo, p.hi, seen) + zero);
+            }
+        }
+    }
     finish_row(p.to, row, lane, any_lane(seen));
 }
 
@@ -217,34 +261,54 @@ struct Give {
     float scale[2];
 };
 
-inline void give_row(const void *codes, int64_t kind, int64_t start, float *to, int H, int zero,
-                     float scale, bool nan, int lane) {
+// Whether a row is NaN is asked for when its codes are on their way.
+template <class IsNan>
+inline bool give_row(const void *codes, int64_t kind, int64_t start, float *to, int H, int zero,
+                     float scale, const IsNan &row_is_nan, int lane) {
     const float bad = __int_as_float(0x7fc00000);
+    bool nan = false;
     if (kind < 2 && H % 4 == 0) {
         const uint32_t *const words = (const uint32_t *)((const uint8_t *)codes + start);
         const uint32_t flip = kind == 0 ? 0x80808080u : 0;
         const float origin = 8388608.f + (float)(zero + (kind == 0 ? 128 : 0));
-#pragma unroll 2
-        for (int i = lane; i < H / 4; i += 32) {
-            const uint32_t word = words[i] ^ flip;
-            float v[4];
+        for (int first = 0; first < H / 4; first += 4 * 32) {
+            uint32_t ahead[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j)
-                v[j] = nan ? bad : Magic<float>::times(byte_as_float(word, j) - origin, scale);
-            uint4 all;
-            all.x = (uint32_t)__float_as_int(v[0]);
-            all.y = (uint32_t)__float_as_int(v[1]);
-            all.z = (uint32_t)__float_as_int(v[2]);
-            all.w = (uint32_t)__float_as_int(v[3]);
-            ((uint4 *)to)[i] = all;
+                if (first + 32 * j + lane < H / 4) ahead[j] = words[first + 32 * j + lane];
+            if (first == 0) nan = row_is_nan();
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const int i = first + 32 * j + lane;
+                if (i >= H / 4) break;
+                const uint32_t word = ahead[j] ^ flip;
+                float v[4];
+#pragma unroll
+                for (int k = 0; k < 4; ++k)
+                    v[k] = nan ? bad : Magic<float>::times(byte_as_float(word, k) - origin, scale);
+                uint4 all;
+                all.x = (uint32_t)__float_as_int(v[0]);
+                all.y = (uint32_t)__float_as_int(v[1]);
+                all.z = (uint32_t)__float_as_int(v[2]);
+                all.w = (uint32_t)__float_as_int(v[3]);
+                ((uint4 *)to)[i] = all;
+            }
         }
-        return;
+        return nan;
     }
-#pragma unroll 4
-    for (int k = lane; k < H; k += 32) {
-        const int q = (int)read_code(codes, kind, start + k) - zero;
-        to[k] = nan ? bad : Magic<float>::times((float)q, scale);
+    nan = row_is_nan();
+    for (int first = lane; first < H; first += 4 * 32) {
+        int ahead[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            if (first + 32 * j < H) ahead[j] = (int)read_code(codes, kind, start + first + 32 * j);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            if (first + 32 * j >= H) break;
+            to[first + 32 * j] = nan ? bad : Magic<float>::times((float)(ahead[j] - zero), scale);
+        }
     }
+    return nan;
 }
 
 // Real values of a layer's results, all steps and the last.
@@ -258,10 +322,10 @@ extern "C" __global__ void __launch_bounds__(256) give(const __grid_constant__ G
     row -= last ? all : 0;
     const int d = last ? row / N : row % D, n = last ? row % N : row / D % N;
     const int t = !last ? row / (D * N) : d ? 0 : T - 1;
-    const bool nan = is_nan(p.flags, d, t, n, lane);
     const int64_t start = ((last ? 0 : (int64_t)t * N) + n) * H;
+    const bool nan = give_row(
+        last ? p.last[d] : p.out[d], p.kind[d], start,
+        (last ? p.last_values : p.values) + (int64_t)row * H, H, (int)p.zero[d], p.scale[d],
+        [&] { return is_nan(p.flags, d, t, n, lane); }, lane);
     if (last && lane == 0 && p.last_nan) p.last_nan[row] = nan ? __int_as_float(0x7fc00000) : 0.f;
-    give_row(last ? p.last[d] : p.out[d], p.kind[d], start,
-             (last ? p.last_values : p.values) + (int64_t)row * H, H, (int)p.zero[d], p.scale[d],
-             nan, lane);
 }

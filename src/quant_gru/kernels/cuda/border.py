@@ -112,12 +112,11 @@ def mask(quantizer: Quantizer, x: Tensor, grad: Tensor, machine: Machine | None 
     """
     if not grad.numel():
         return
-    x = x.detach().resolve_neg()
-    x = x if x.stride(2) == 1 else x.contiguous()
+    if x.is_neg() or x.stride(2) != 1:
+        x = x.detach().resolve_neg().contiguous()
     T, N, features = x.shape
-    m: Any = MaskC(
-        grad.data_ptr(), x.data_ptr(), x.stride(0), x.stride(1), T * N, N, features, quantizer.scale
-    )
+    step, row, _ = x.stride()
+    m: Any = MaskC(grad.data_ptr(), x.data_ptr(), step, row, T * N, N, features, quantizer.scale)
     m.lo, m.hi = quantizer.lo - quantizer.zero_point, quantizer.hi - quantizer.zero_point
     _start(_MASK, Grid((-(-T * N // _ROWS), 1), 32 * _ROWS), m, x, machine)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 
 from quant_gru._errors import QuantGRUError
+from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cuda import compiler
 from quant_gru.kernels.cuda.launch import Grid, Kernel
 from quant_gru.kernels.cuda.structures import structure
@@ -23,9 +25,10 @@ _PORTABLE = 8
 _PROBE = Kernel.of("probe", "probe", {})
 _PROBE_THREADS, _PROBE_BYTES = 256, 128 << 10
 
+_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 AttributeC = structure("AttributeC", id=ctypes.c_int, pad=ctypes.c_int, value=ctypes.c_uint32 * 16)
-ConfigC = structure(
+ConfigC: Any = structure(
     "ConfigC",
     grid=ctypes.c_uint * 3,
     block=ctypes.c_uint * 3,
@@ -52,11 +55,16 @@ class Loaded:
         self.lock = threading.Lock()
         config: Any = ConfigC()
         config.grid[2] = config.block[1] = config.block[2] = 1
+        wanted = []
         if grid.cluster > 1:
-            self._attribute: Any = AttributeC()
-            self._attribute.id = _CLUSTER_DIMENSION
-            self._attribute.value[0:3] = [grid.cluster, 1, 1]
-            config.attributes, config.count = ctypes.addressof(self._attribute), 1
+            wanted.append((_CLUSTER_DIMENSION, [grid.cluster, 1, 1]))
+        if grid.together:
+            wanted.append((_COOPERATIVE, [1, 0, 0]))
+        if wanted:
+            self._attributes: Any = (AttributeC * len(wanted))()
+            for attribute, (kind, value) in zip(self._attributes, wanted, strict=True):
+                attribute.id, attribute.value[0:3] = kind, value
+            config.attributes, config.count = ctypes.addressof(self._attributes), len(wanted)
         self.config = config
 
     def configure(self, grid: Grid, stream: int) -> int:
@@ -69,23 +77,37 @@ class Loaded:
         return ctypes.addressof(config)
 
 
-class Prepared:
-    """A launch with a configuration of its own."""
+class _Launch:
+    """A launch with a configuration of its own.
 
-    def __init__(self, device: Device, loaded: Loaded, grid: Grid, arguments: Any) -> None:
-        self._device = device
+    Attributes:
+        addresses: As `_native.Launches.add` takes them.
+    """
+
+    def __init__(self, loaded: Loaded, grid: Grid, arguments: Any) -> None:
         self._loaded = Loaded(loaded.function, grid)
-        self._config = self._loaded.config
-        self._at = self._loaded.configure(grid, 0)
+        config = self._loaded.configure(grid, 0)
         self._arguments = arguments
         self._pointers = ctypes.c_void_p(ctypes.addressof(arguments))
-        self._parameters = ctypes.addressof(self._pointers)
+        stream = config + ConfigC.stream.offset
+        parameters = ctypes.addressof(self._pointers)
+        self.addresses = (config, stream, self._loaded.address, parameters)
+
+
+class Prepared:
+    """Launches that are started again and again, one after the other."""
+
+    def __init__(self, device: Device, launches: Sequence[_Launch]) -> None:
+        self._device = device
+        self.launches = launches
+        native = _native.Launches(device.native)
+        for each in launches:
+            native.add(*each.addresses)
+        self._start = native.start
 
     def start(self, stream: int) -> None:
-        """Start the kernel on a stream; the device has to be current."""
-        self._config.stream = stream
-        loaded = self._loaded
-        status = self._device.start(self._at, loaded.address, self._parameters, None)
+        """Start the kernels on a stream."""
+        status = self._start(stream)
         if status:
             self._device.raise_for(status)
 
@@ -94,7 +116,7 @@ class Device:
     """One GPU and the kernels loaded on it.
 
     Attributes:
-        start: The driver's launch function: addresses of configuration, function, parameters.
+        native: The driver's functions, in the context of this device.
     """
 
     def __init__(self, index: int) -> None:
@@ -109,7 +131,7 @@ class Device:
         self.has_clusters = capability >= _CLUSTERS_SINCE
         self.arch = f"sm_{capability[0]}{capability[1]}" + ("a" if capability == (9, 0) else "")
         self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(index))
-        self.start = _launcher()
+        self.native = _native.Driver(*_functions(), int(self._context))
         self._loaded: dict[tuple[Kernel, int], Loaded] = {}
         self._modules: dict[tuple[Any, ...], Any] = {}
         self._clusters: dict[int, int] | None = None
@@ -131,7 +153,6 @@ class Device:
             QuantGRUError: The kernel is not loaded yet and the stream is being captured, or the
                 driver refuses.
         """
-        self._make_current()
         loaded = self._ready(kernel, grid)
         pointers = ctypes.c_void_p(ctypes.addressof(arguments))
         # what torch.cuda.current_stream(index).cuda_stream gives, without making an object
@@ -139,7 +160,7 @@ class Device:
         with loaded.lock:
             # the driver copies configuration and arguments before it returns
             config = loaded.configure(grid, stream)
-            status = self.start(config, loaded.address, ctypes.addressof(pointers), None)
+            status = self.native.launch(config, loaded.address, ctypes.addressof(pointers))
         if status:
             self.raise_for(status)
 
@@ -147,12 +168,14 @@ class Device:
         self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
     ) -> Prepared:
         """Load a kernel and keep what its launches share; raises as `launch`."""
-        self._make_current()
-        return Prepared(self, self._ready(kernel, grid), grid, arguments)
+        return Prepared(self, [_Launch(self._ready(kernel, grid), grid, arguments)])
+
+    def join(self, launches: Sequence[Prepared]) -> Prepared:
+        """Prepared launches as one, started in one call of native code."""
+        return Prepared(self, [each for launch in launches for each in launch.launches])
 
     def stream(self) -> int:
-        """Torch's current stream of this device, which becomes current for the driver."""
-        self._make_current()
+        """Torch's current stream of this device."""
         return int(torch._C._cuda_getCurrentRawStream(self.index))
 
     def raise_for(self, status: int) -> None:
@@ -162,13 +185,23 @@ class Device:
     def _ready(self, kernel: Kernel, grid: Grid) -> Loaded:
         loaded = self._loaded.get((kernel, grid.cluster))
         if loaded is None or loaded.shared_bytes < grid.shared_bytes:
-            loaded = self._load(kernel, grid)
+            with self._current():
+                loaded = self._load(kernel, grid)
         return loaded
 
-    def _make_current(self) -> None:
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """Makes this device the driver's, and then again what was before: torch goes by it, too."""
         driver = self._driver
-        if int(self._check(driver.cuCtxGetCurrent())) != int(self._context):
-            self._check(driver.cuCtxSetCurrent(self._context))
+        before = self._check(driver.cuCtxGetCurrent())
+        if int(before) == int(self._context):
+            yield
+            return
+        self._check(driver.cuCtxSetCurrent(self._context))
+        try:
+            yield
+        finally:
+            self._check(driver.cuCtxSetCurrent(before))
 
     def _load(self, kernel: Kernel, grid: Grid) -> Loaded:
         if torch.cuda.is_current_stream_capturing():
@@ -192,28 +225,29 @@ class Device:
                 settings[attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
             for name, value in settings.items():
                 self._check(driver.cuFuncSetAttribute(function, name, value))
-            loaded = self._loaded[kernel, grid.cluster] = Loaded(function, grid)
+            loaded = Loaded(function, grid)
+            self._loaded[kernel, grid.cluster] = loaded
         return loaded
 
     def _count_clusters(self) -> dict[int, int]:
         if not self.has_clusters:
             return {}
         driver, found = self._driver, {}
-        self._make_current()
-        for blocks in _CLUSTERS:
-            grid = Grid((blocks, 1), _PROBE_THREADS, blocks, _PROBE_BYTES)
-            function = self._load(_PROBE, grid).function
-            config, wanted = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
-            config.gridDimX, config.blockDimX = blocks, _PROBE_THREADS
-            config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
-            config.sharedMemBytes = _PROBE_BYTES
-            wanted.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            wanted.value.clusterDim.x = blocks
-            wanted.value.clusterDim.y = wanted.value.clusterDim.z = 1
-            config.attrs, config.numAttrs = [wanted], 1
-            status, count = driver.cuOccupancyMaxActiveClusters(function, config)
-            if int(status) == 0 and count:
-                found[blocks] = count
+        with self._current():
+            for blocks in _CLUSTERS:
+                grid = Grid((blocks, 1), _PROBE_THREADS, blocks, _PROBE_BYTES)
+                function = self._load(_PROBE, grid).function
+                config, wanted = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+                config.gridDimX, config.blockDimX = blocks, _PROBE_THREADS
+                config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+                config.sharedMemBytes = _PROBE_BYTES
+                wanted.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+                wanted.value.clusterDim.x = blocks
+                wanted.value.clusterDim.y = wanted.value.clusterDim.z = 1
+                config.attrs, config.numAttrs = [wanted], 1
+                status, count = driver.cuOccupancyMaxActiveClusters(function, config)
+                if int(status) == 0 and count:
+                    found[blocks] = count
         return found
 
     def _check(self, result: tuple[Any, ...]) -> Any:
@@ -260,12 +294,13 @@ def _driver() -> Any:
 
 
 @cache
-def _launcher() -> Any:
-    """The launch function by its address: no conversion of a configuration at each call."""
-    driver = _driver()
-    flags = driver.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
-    status, address, *_ = driver.cuGetProcAddress(b"cuLaunchKernelEx", 12000, int(flags))
-    if int(status) != 0 or not address:
-        raise QuantGRUError(f"Expected a driver of CUDA 12 or later, got {status!s}")
-    pointer = ctypes.c_void_p
-    return ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, pointer)(int(address))
+def _functions() -> tuple[int, int, int]:
+    """Addresses of the functions that calls use: nothing is converted on the way there."""
+    driver, found = _driver(), []
+    flags = int(driver.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT)
+    for name in (b"cuLaunchKernelEx", b"cuCtxGetCurrent", b"cuCtxSetCurrent"):
+        status, address, *_ = driver.cuGetProcAddress(name, 12000, flags)
+        if int(status) != 0 or not address:
+            raise QuantGRUError(f"Expected a driver of CUDA 12 or later, got {status!s}")
+        found.append(int(address))
+    return found[0], found[1], found[2]

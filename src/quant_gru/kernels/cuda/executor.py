@@ -17,6 +17,7 @@ from quant_gru.integer.plan import CellPlan, WeightPart
 from quant_gru.kernels.cuda import planner
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
 from quant_gru.kernels.cuda.numbers import Numbers, capturing
+from quant_gru.kernels.cuda.projection import projection
 from quant_gru.kernels.cuda.structures import (
     KINDS,
     RECURRENT_C,
@@ -273,8 +274,8 @@ def _run_persistent(calls: Sequence[_Call], shape: planner.Shape, machine: Machi
     machine.launch(kernel, grid, (record * len(calls))(*arguments))
 
 
-_SPLIT, _FINISH, _FINISH_BYTES, _FEW = (
-    Kernel.of("project", name, PLAIN) for name in ("split", "finish", "finish_bytes", "project")
+_SPLIT, _FINISH, _FEW = (
+    Kernel.of("project", name, PLAIN) for name in ("split", "finish", "project")
 )
 
 
@@ -282,15 +283,15 @@ def _project(call: _Call, shape: planner.Shape, machine: Machine) -> Tensor:
     """Codes of W x less their smallest, in the order of the recurrent kernel."""
     numbers, x = call.numbers, call.x
     T, N, C = x.shape
-    tiles, wide = shape.tiles(N), numbers.form.wide_input
+    strips, wide = shape.strips(N), numbers.form.wide_input
     Wx = torch.empty(
-        T * tiles * shape.units * shape.rows * (2 if wide else 1),
+        T * strips * shape.units * shape.strip * (2 if wide else 1),
         dtype=torch.int32,
         device=x.device,
     )
     p: Any = ProjectC(call.sequence(), numbers.W)
     p.Wx, p.wide = Wx.data_ptr(), wide
-    p.NB, p.tiles, p.groups = shape.rows, tiles, shape.units // 16
+    p.NB, p.tiles, p.groups = shape.strip, strips, shape.units // 16
     if T * N <= FEW_ROWS:
         units = _THREADS // 32
         grid = Grid((T * N, -(-numbers.H // units)), _THREADS)
@@ -301,21 +302,20 @@ def _project(call: _Call, shape: planner.Shape, machine: Machine) -> Tensor:
     p.padded_C, p.columns = weights.shape
     p.x_offset, p.folded = numbers.x_offset, folded.data_ptr()
     rows = x.view(T * N, C)
-    if x.dtype != torch.int8 or p.padded_C != C:
+    if x.dtype != torch.int8 or p.padded_C != C or x.data_ptr() % 16:
         rows = torch.empty((p.planes_x * T * N, p.padded_C), dtype=torch.int8, device=x.device)
         p.bytes = rows.data_ptr()
         machine.launch(_SPLIT, Grid((T * N, 1), _threads(p.padded_C)), p)
+    if numbers.projects_bytes:
+        kernel, grid, record, _ = projection(numbers, shape, T, N)
+        record.bytes, record.Wx = rows.data_ptr(), Wx.data_ptr()
+        machine.launch(kernel, grid, record)
+        return Wx
     product = torch.empty((rows.shape[0], p.columns), dtype=torch.int32, device=x.device)
     multiply_bytes(rows, weights, product)
     p.product = product.data_ptr()
-    kernel = _FINISH
-    if numbers.projects_bytes:
-        (folded_bytes, m), exact = numbers.of_bytes, numbers.exact_float[0]
-        p.folded_bytes, p.m = folded_bytes.data_ptr(), m.data_ptr()
-        p.exact_float = exact.data_ptr()
-        kernel = _FINISH_BYTES
-    work = shape.units * shape.rows
-    machine.launch(kernel, Grid((T * tiles, 1), _threads(work)), p)
+    work = shape.units * shape.strip
+    machine.launch(_FINISH, Grid((T * strips, 1), _threads(work)), p)
     return Wx
 
 

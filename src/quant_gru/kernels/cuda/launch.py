@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +38,7 @@ def _kernel(source: str, function: str, macros: tuple[tuple[str, object], ...]) 
 PLAIN = {"QG_WORDS": 0, "QG_RRH": 1, "QG_OLD": 1, "QG_NEW": 1, "QG_ZONEOUT": 0}
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """How a kernel is spread over a device.
 
     Attributes:
@@ -47,19 +46,21 @@ class Grid:
         threads: Threads of a block.
         cluster: Blocks in x that form a cluster.
         shared_bytes: Shared memory of a block.
+        together: Whether blocks wait for each other: all of them have to be there at once.
     """
 
     blocks: tuple[int, int]
     threads: int
     cluster: int = 1
     shared_bytes: int = 0
+    together: bool = False
 
 
 class Prepared(Protocol):
-    """A launch that can be started again and again; arguments are read at each start."""
+    """Launches that can be started again and again; arguments are read at each start."""
 
     def start(self, stream: int) -> None:
-        """Start the kernel on a stream."""
+        """Start the kernels on a stream, one after the other."""
         ...
 
 
@@ -80,6 +81,10 @@ class Machine(Protocol):
         self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
     ) -> Prepared:
         """Load a kernel and keep what its launches share."""
+        ...
+
+    def join(self, launches: Sequence[Any]) -> Prepared:
+        """What this machine has prepared, as one that starts all of it in turn."""
         ...
 
     def stream(self) -> int:

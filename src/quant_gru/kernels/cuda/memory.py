@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from quant_gru.kernels.cpu import _native
+
 _ALIGNMENT = 256
 
 
@@ -13,8 +15,10 @@ class Memory:
 
     def __init__(self) -> None:
         self.size = 0
-        self._base = 0
-        self._fields: list[tuple[ctypes.c_uint64, int]] = []
+        fields = _native.Fields()
+        self._add = fields.add
+        self.move = fields.move
+        """move(base): set all fields to the memory at a new address; where that is 0, to null."""
 
     def take(self, size: int) -> int:
         """Room for some bytes; returns where it starts."""
@@ -32,11 +36,4 @@ class Memory:
             index: Element of the field.
         """
         at = ctypes.addressof(record) + getattr(type(record), name).offset + 8 * index
-        self._fields.append((ctypes.c_uint64.from_address(at), offset))
-
-    def move(self, base: int) -> None:
-        """Set all fields to the memory at a new address; where that is 0, to null."""
-        if base != self._base:
-            self._base = base
-            for field, offset in self._fields:
-                field.value = base + offset if base else 0
+        self._add(at, offset)

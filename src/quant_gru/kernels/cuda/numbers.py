@@ -180,8 +180,8 @@ class Numbers:
 
     @property
     def projects_bytes(self) -> bool:
-        """Whether W x has codes of one byte, and sums that int32 holds."""
-        return self.x_planes == self.W_planes == 1 and self.C <= _MOST_BYTES
+        """Whether W has codes of one byte, and sums of bytes that int32 holds."""
+        return self.W_planes == 1 and self.C <= _MOST_BYTES
 
     @_kept
     def of_bytes(self) -> tuple[Tensor, Tensor]:

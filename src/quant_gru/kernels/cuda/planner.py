@@ -18,6 +18,14 @@ _REGISTERS = 65536  # of a multiprocessor
 _MOST_THREADS = 512
 # registers of a thread beside its weights: the gate arithmetic of one element and of four
 _BESIDE = {1: 72, 2: 88, 4: 112}
+_ROWS = (1, 2, 4, 8, 16)
+# steps whose input projection is on its way or in use
+RING = 4
+# whether to use two accumulators, late products and near waits where they are possible
+SETS = True
+LATE = True
+NEAR = 0
+_ROOMY = 128  # registers of weights that leave many for other things
 _FEWEST = 32  # with fewer, a thread is busy with nothing but spilled registers
 
 
@@ -31,7 +39,7 @@ class Shape:
         blocks: Blocks of a cluster.
         split: Warps that share the features of 16 units: 1 or 2.
         spread: Warps that repeat the products of 16 units and share their gates: 1 or 2.
-        rows: Rows of a tile: 1, 2, 4 or 8.
+        rows: Rows of a tile: 1, 2, 4, 8 or, where two warps share features, 16.
     """
 
     features: int
@@ -49,11 +57,21 @@ class Shape:
     @property
     def elements(self) -> int:
         """Elements of a thread."""
-        return max(1, self.rows // 2 // (self.split * self.spread))
+        shared = self.split * self.spread if self.rows <= 8 else 1
+        return max(1, self.strip // 2 // shared)
 
     def tiles(self, N: int) -> int:
         """Clusters that N rows take."""
         return -(-N // self.rows)
+
+    @property
+    def strip(self) -> int:
+        """Rows that a matrix instruction takes; a tile has one strip or two."""
+        return min(self.rows, 8)
+
+    def strips(self, N: int) -> int:
+        """Strips of the tiles that N rows take."""
+        return self.tiles(N) * self.rows // self.strip
 
     def weight_registers(self, form: Form) -> int:
         """Registers of a thread that hold weights."""
@@ -70,6 +88,22 @@ class Shape:
         beside = _BESIDE[self.elements] * (form.state_bytes + 1) // 2
         return max(0, self.weight_registers(form) + beside - allowed)
 
+    def doubles(self, form: Form) -> bool:
+        """Whether a tile may have two strips."""
+        bytes_ = form.weight_bytes == form.state_bytes == 1
+        return bytes_ and self.split == 2 and self.blocks > 1
+
+    def sets(self, form: Form) -> int:
+        """Accumulators of a gate: two where a scheduler has one warp and registers are left."""
+        alone = self.threads <= 128 and form.weight_bytes == form.state_bytes == 1
+        roomy = 64 < self.features and self.rows <= 8 and self.weight_registers(form) <= _ROOMY
+        return 2 if SETS and alone and roomy else 1
+
+    def late(self, form: Form) -> bool:
+        """Whether products of the update gate may come last: registers hold all operands."""
+        roomy = self.rows <= 8 and self.weight_registers(form) <= _ROOMY
+        return form.real == "float" and roomy
+
     def macros(self, form: Form, H: int, directions: int) -> dict[str, object]:
         """What recurrent.cu is specialized on."""
         return {
@@ -78,7 +112,8 @@ class Shape:
             "CL": self.blocks,
             "KS": self.split,
             "SPREAD": self.spread,
-            "NB": self.rows,
+            "NB": self.strip,
+            "NT": self.rows // self.strip,
             "HP": form.state_bytes,
             "WP": form.weight_bytes,
             "WX": 2 if form.wide_input else 1,
@@ -88,6 +123,10 @@ class Shape:
             **dict(zip(("TZ", "TR", "TG"), form.tables, strict=True)),
             "COPY": copied_bytes(form, H),
             "DIRS": directions,
+            "RING": RING,
+            "NEAR": NEAR,
+            "LATE": int(LATE and self.late(form)),
+            "SETS": self.sets(form),
             **form.products,
         }
 
@@ -99,9 +138,11 @@ class Shape:
         state = 2 * form.state_bytes * self.rows * stride
         exchange = 4 * 2 * groups * 2 * sets * 3 * self.elements * 32 if self.split == 2 else 0
         halves = self.split * self.spread
-        owned = max(1, self.rows // halves)
+        owned = self.strip if self.rows > 8 else max(1, self.rows // halves)
         stage = 2 * groups * halves * form.state_bytes * owned * 16
-        return state + exchange + (stage if self.blocks > 1 else 0) + 16 + form.table_bytes
+        ring = RING * self.threads * self.elements * (8 if form.wide_input else 4)
+        received = stage if self.blocks > 1 else 0
+        return state + exchange + received + 16 + ring + form.table_bytes
 
 
 @lru_cache(maxsize=4096)
@@ -143,9 +184,9 @@ def candidates(form: Form, H: int, clusters: Mapping[int, int]) -> Iterator[Shap
         if blocks > 1 and H < 16 * blocks:
             continue
         for split, spread in ((1, 1), (1, 2), (2, 1)):
-            for rows in (1, 2, 4, 8):
+            for rows in _ROWS:
                 shape = make_shape(H, blocks, split, spread, rows)
-                if shape.fits(form) and rows >= spread:
+                if shape.fits(form) and rows >= spread and (rows <= 8 or shape.doubles(form)):
                     yield shape
 
 
@@ -182,13 +223,15 @@ def step_time(shape: Shape, form: Form) -> float:
     """Estimated nanoseconds of a step: within 8 % (rms) of measurements on an H200."""
     busy = max(1.0, shape.threads / 128)  # warps of one scheduler
     steps = shape.features / 32 / shape.split * form.weight_bytes * form.state_bytes
+    steps *= shape.rows // shape.strip
     # matrix instructions wait for each other within a warp, and for their turn among warps
     time = steps * max(12.7, 9.7 * busy)
     fixed, each = (239.0, 59.0) if form.real == "float" else (398.0, 206.0)
     time += fixed + each * shape.elements * busy**0.92
     kilobytes = shape.units * shape.rows * form.state_bytes / 1024
     if shape.blocks > 1:
-        time += 77 + 2.3 * shape.blocks + (72 + 2.8 * shape.blocks) * kilobytes
+        time += 77 + 2.3 * shape.blocks + (72 + 2.8 * shape.blocks) * min(kilobytes, 8)
+        time += 45 * max(kilobytes - 8, 0)
     if shape.split == 2:
         time += 47 + 4.6 * busy
     spilled = shape.spilled(form)
@@ -202,14 +245,14 @@ def _override(wanted: str, form: Form, H: int, clusters: Mapping[int, int]) -> S
         raise QuantGRUError(
             f"Expected {VARIABLE} to be blocks,split,spread,rows, got {wanted!r}"
         ) from None
-    allowed = blocks in clusters and rows in (1, 2, 4, 8)
+    allowed = blocks in clusters and rows in _ROWS
     if not allowed or (split, spread) not in ((1, 1), (1, 2), (2, 1)):
         raise QuantGRUError(
             f"Expected {VARIABLE} to have {', '.join(map(str, clusters))} blocks (of this device), "
-            f"at most two warps in all and 1, 2, 4 or 8 rows, got {wanted!r}"
+            f"at most two warps in all and 1, 2, 4, 8 or 16 rows, got {wanted!r}"
         )
     shape = make_shape(H, blocks, split, spread, rows)
-    if not shape.fits(form) or rows < spread:
+    if not shape.fits(form) or rows < spread or (rows > 8 and not shape.doubles(form)):
         raise QuantGRUError(
             f"Expected {VARIABLE} to be a shape whose weights fit registers, got {wanted!r} for "
             f"{H} units"

@@ -13,9 +13,6 @@ struct Numbers {
     int64_t planes_x, planes_W, columns, padded_C;
     int64_t x_offset;  // codes of x are kept less this in bytes
     int64_t NB, tiles, groups, wide;
-    const int32_t *folded_bytes;  // folded, where all codes are bytes
-    const float *m;               // M / 2^k
-    const int32_t *exact_float;   // whether float holds every accumulator and multiplier
 };
 
 // Codes of x as signed bytes: one plane, or x = 256 * first + second + 128.
@@ -59,22 +56,12 @@ inline int64_t of_plane(const Numbers &p, int64_t row, int64_t channel) {
     return 256 * (int64_t)v[channel] + v[3 * p.s.H + channel] + 128 * (int64_t)v[6 * p.s.H];
 }
 
-inline int requantized_float(const Numbers &p, int total, int64_t channel) {
-    typedef Magic<float> R;
-    const float lo = (float)p.W.lo + R::number(), hi = (float)p.W.hi + R::number();
-    const float v = round_term((float)total, p.m[channel]);
-    return R::integer(R::limit(v, lo, hi)) - (int)p.W.code_lo;
-}
-
 // A block: one step of a tile.
-template <bool kBytes>
-inline void finish_tile(const Numbers &p) {
+extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__ Numbers p) {
     const int NB = (int)p.NB, log_NB = NB == 8 ? 3 : NB >> 1, count = (int)p.groups * 16 * NB;
     const int tiles = (int)p.tiles, H = (int)p.s.H;
     const int t = blockIdx.x / tiles, tile = blockIdx.x % tiles;
     const int64_t rows = p.s.T * p.s.N;
-    const bool exact = kBytes && *p.exact_float;
-#pragma unroll 2
     for (int i = threadIdx.x; i < count; i += blockDim.x) {
         const int group = i >> (4 + log_NB), place = i & (16 * NB - 1);
         const int lane8 = place >> (1 + log_NB), rest = place & (2 * NB - 1);
@@ -84,32 +71,14 @@ inline void finish_tile(const Numbers &p) {
         if (unit >= H || row >= p.s.N) continue;
         const int64_t at = (int64_t)t * p.s.N + row;
         int codes[3];
-        if (kBytes) {
-            const int32_t *const v = p.product + at * p.columns + unit;
-#pragma unroll
-            for (int gate = 0; gate < 3; ++gate) {
-                const int channel = gate * H + unit, total = v[gate * H] + p.folded_bytes[channel];
-                codes[gate] =
-                    exact ? requantized_float(p, total, channel) : requantized(p, total, channel);
-            }
-        } else {
-            for (int gate = 0; gate < 3; ++gate) {
-                const int channel = gate * H + unit;
-                int64_t total = of_plane(p, at, channel);
-                if (p.planes_x == 2) total = 256 * total + of_plane(p, rows + at, channel);
-                codes[gate] = requantized(p, total + p.folded[channel], channel);
-            }
+        for (int gate = 0; gate < 3; ++gate) {
+            const int channel = gate * H + unit;
+            int64_t total = of_plane(p, at, channel);
+            if (p.planes_x == 2) total = 256 * total + of_plane(p, rows + at, channel);
+            codes[gate] = requantized(p, total + p.folded[channel], channel);
         }
         store(p, (int64_t)blockIdx.x * count + i, codes);
     }
-}
-
-extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__ Numbers p) {
-    finish_tile<false>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(256) finish_bytes(const __grid_constant__ Numbers p) {
-    finish_tile<true>(p);
 }
 
 // Few rows: a warp makes the three sums of one unit.

@@ -26,11 +26,20 @@ inline void mma(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #undef QG_MMA
 }
 
+inline uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
 // Copies 16 bytes into shared memory by the time they are waited for, or zeros; `from` is valid
 // either way.
 inline void copy_async(uint32_t to, const void *from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
                  "l"(__cvta_generic_to_global(from)), "r"(there ? 16 : 0)
+                 : "memory");
+}
+// As many as kBytes: 4, 8 or 16.
+template <int kBytes>
+inline void copy_async(void *to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from),
+                 "n"(kBytes)
                  : "memory");
 }
 inline void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -67,8 +76,6 @@ inline uint32_t interleave(uint32_t low, uint32_t high, int i) {
     return __byte_perm(low, high, i ? 0x7362 : 0x5140);
 }
 
-inline uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
-
 inline uint32_t cluster_rank() {
     uint32_t rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -97,16 +104,26 @@ inline void barrier_expect(uint64_t *barrier, uint32_t bytes) {
         : "memory");
 }
 
+// kNear: other blocks write nothing but this block's shared memory, and count it on this barrier;
+// then what the first level of the cache holds stays valid.
+template <int kNear = 0>
 inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}" ::"r"(shared_address(barrier)),
-        "r"(parity)
-        : "memory");
+#define QG_WAIT(SCOPE)                            \
+    asm volatile(                                 \
+        "{\n"                                     \
+        ".reg .pred done;\n"                      \
+        "again:\n"                                \
+        "mbarrier.try_wait.parity.acquire." SCOPE \
+        ".shared::cta.b64 done, [%0], %1;\n"      \
+        "@!done bra again;\n"                     \
+        "}" ::"r"(shared_address(barrier)),       \
+        "r"(parity)                               \
+        : "memory")
+    if (kNear)
+        QG_WAIT("cta");
+    else
+        QG_WAIT("cluster");
+#undef QG_WAIT
 }
 
 inline uint32_t address_in(uint32_t address, uint32_t rank) {
@@ -138,6 +155,25 @@ inline uint32_t pinned(uint32_t address) {
     asm volatile("" : "+r"(address));
     return address;
 }
+// A store into global memory without a branch around it.
+inline void store_where(bool where, void *to, const uint4 &v) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v4.b32 [%1], {%2,%3,%4,%5};}" ::"r"(
+            (int)where),
+        "l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+        : "memory");
+}
+inline void store_where(bool where, void *to, uint32_t v) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.b32 [%1], %2;}" ::"r"((int)where),
+        "l"(to), "r"(v)
+        : "memory");
+}
+
+// As it is, through a shuffle, behind which the assembler cannot see either: it would take sums
+// apart that are worked out in advance. All lanes of a warp.
+inline uint32_t kept_number(uint32_t v) { return __shfl_sync(0xffffffffu, v, threadIdx.x % 32); }
+inline int64_t kept_number(int64_t v) { return __shfl_sync(0xffffffffu, v, threadIdx.x % 32); }
 inline uint4 load16(uint32_t address) {
     uint4 v;
     asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
@@ -182,6 +218,24 @@ inline void send_to(uint32_t to, uint32_t barrier, const uint2 &v) {
             to),
         "r"(v.x), "r"(v.y), "r"(barrier)
         : "memory");
+}
+
+// Global memory that other blocks write or read during the launch: 16 bytes, each word of which is
+// old or new for itself, and a word.
+inline uint4 load_relaxed(const void *from) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.b32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(__cvta_generic_to_global(from))
+                 : "memory");
+    return v;
+}
+inline void store_relaxed(uint32_t *to, uint32_t v) {
+    asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(v)
+                 : "memory");
+}
+inline void prefetch(const void *from) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from)));
 }
 
 // The value of the lane whose number differs in the bits of `mask`.

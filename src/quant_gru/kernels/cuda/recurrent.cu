@@ -6,7 +6,8 @@
 //   KP, UP      features and units, padded to multiples of 64 * KS and of 16 * CL
 //   CL, KS      blocks of a cluster, warps that share the features of a group of 16 units
 //   SPREAD      warps that repeat the products of a group and divide its rows (KS == 1, NB > 1)
-//   NB          rows of a tile: 1, 2, 4 or 8
+//   NB          rows of a strip: 1, 2, 4 or 8
+//   NT          strips of a tile: 1, or 2 where KS == 2 and NB == 8: a warp finishes one
 //   HP, WP      bytes of a state code and of a weight
 //   WX          bytes of a stored input projection
 //   OUT         bytes of a state code at the interface
@@ -14,6 +15,10 @@
 //   TZ, TR, TG  how the tables are read: 0, 1 or 2, see Reader
 //   COPY        bytes of states that a thread writes at once behind the products, 0: each its own
 //   DIRS        directions of a launch
+//   RING        steps whose input projection is on its way or in use: a power of two
+//   NEAR        waits acquire what is in the block's own memory only
+//   LATE        products of the update gate come behind the others
+//   SETS        accumulators of a gate, added up behind the products (HP == WP == 1)
 //   HELD        some units keep their state in some steps
 //   QG_RRH, QG_OLD, QG_NEW: products that are rounded to their own codes
 //   QG_ZONEOUT  states keep a share of what they were
@@ -29,22 +34,36 @@ constexpr int kGroups = UP / CL / 16;
 constexpr int kThreads = kGroups * kHalves * 32;
 constexpr int kBlocks = KP / 64 / KS;  // 64 features each, of one warp
 constexpr int kStride = ((KP > UP ? KP : UP) + 127) / 128 * 128 + 64;  // free of bank conflicts
-constexpr int kPlane = NB * kStride;
+constexpr int kTileRows = NT * NB;
+constexpr int kPlane = kTileRows * kStride;
 constexpr int kState = HP * kPlane;
-constexpr int kSets = HP + WP - 1;  // accumulators of one weight: by powers of 256
-constexpr int kElements = kHalves == 2 ? (NB == 8 ? 2 : 1) : (NB == 8 ? 4 : NB == 4 ? 2 : 1);
-constexpr int kRows = NB == 8 ? 2 : 1;              // units of a thread
-constexpr int kOwned = NB == 1 ? 1 : NB / kHalves;  // rows of the tile that a warp finishes
-constexpr int kStage = HP * kOwned * 16;            // bytes of 16 units: what a warp sends
+constexpr int kSets = HP + WP - 1;                 // accumulators of one weight: by powers of 256
+constexpr bool kShared = kHalves == 2 && NT == 1;  // two warps finish a strip
+constexpr int kElements = kShared ? (NB == 8 ? 2 : 1) : (NB == 8 ? 4 : NB == 4 ? 2 : 1);
+constexpr int kRows = NB == 8 ? 2 : 1;  // units of a thread
+constexpr int kOwned = NB == 1   ? 1
+                       : kShared ? NB / 2
+                                 : NB;    // rows of the tile that a warp finishes
+constexpr int kStage = HP * kOwned * 16;  // bytes of 16 units: what a warp sends
 constexpr int kExchange = KS == 2 ? 2 * kGroups * 2 * kSets * 3 * kElements * 32 : 0;
-constexpr uint32_t kReceived = HP * NB * UP;
+constexpr uint32_t kReceived = HP * kTileRows * UP;
 constexpr int kCopied = COPY ? COPY / HP : 16;  // units of a copy
 constexpr int kUnits = UP / CL;
+constexpr int kAhead = RING - 1;  // steps between the start of a load and its use
+// Registers that the weights leave: what the compiler would work out again in every step may stay.
+constexpr bool kRoom = 12 * kBlocks * 2 * WP <= (kThreads > 256 ? 48 : 96);
+constexpr bool kLate = LATE;
+constexpr int kKept = kLate && kBlocks <= 4 ? kBlocks : 1;  // of the state, in registers
+constexpr int kAccumulators = kLate ? 2 : kSets * SETS;
+constexpr bool kBits = sizeof(REAL) == 4 && TZ == 0 && TR == 0 && TG == 0;
 
 static_assert(KP % (64 * KS) == 0 && UP % (16 * CL) == 0, "padding");
 static_assert(kHalves <= 2 && (NB == 1 || NB == 2 || NB == 4 || NB == 8), "shape");
+static_assert(NT == 1 || (NT == 2 && KS == 2 && NB == 8 && !LATE && SETS == 1), "strips");
 static_assert(KS == 1 || kGroups < 16, "a named barrier for each group");
 static_assert(SPREAD == 1 || NB > 1, "rows are what is spread");
+static_assert(!LATE || (HP == 1 && WP == 1), "one plane of late products");
+static_assert(SETS == 1 || (HP == 1 && WP == 1), "sets of the same weight");
 
 #if WX == 1
 typedef uint32_t Stored;  // bytes: update, reset, candidate
@@ -83,7 +102,7 @@ struct Place {
 inline Place place_of(int e, int quad, int half) {
     Place p;
     int column;  // of the two that a thread's registers hold
-    if (kHalves == 1) {
+    if (!kShared) {
         p.row8 = NB == 8 ? e & 1 : NB == 4 ? quad >> 1 : quad & 1;
         column = NB == 8 ? e >> 1 : NB == 4 ? e : NB == 2 ? quad >> 1 : 0;
     } else {
@@ -92,12 +111,13 @@ inline Place place_of(int e, int quad, int half) {
     }
     p.n = (NB == 8 ? 2 * quad : NB == 4 ? 2 * (quad & 1) : 0) + column;
     p.slot = 2 * p.row8 + column;
+    if (NT == 2) p.n += NB * half;
     return p;
 }
 
 inline bool works(int quad, int half) {
     if (NB == 1) return quad < 2 && half == 0;
-    if (NB == 2 && kHalves == 2) return quad < 2;
+    if (NB == 2 && kShared) return quad < 2;
     return true;
 }
 
@@ -106,34 +126,57 @@ inline int pick(const int (&a)[4], int slot) {
     return slot & 2 ? high : low;
 }
 
-struct Words {
+// What a thread takes of the input projection in one step.
+struct alignas(sizeof(Stored) * kElements < 16 ? sizeof(Stored) * kElements : 16) Words {
     Stored w[kElements];
-#if HELD
-    uint8_t held[kElements];
-#endif
 };
 
-inline void load_words(Words &to, const Stored *from) {
-#if WX == 1
-    if (kElements == 4) {
-        const uint4 v = *(const uint4 *)from;
-        to.w[0] = v.x;
-        to.w[1 % kElements] = v.y;
-        to.w[2 % kElements] = v.z;
-        to.w[3 % kElements] = v.w;
-        return;
-    }
-    if (kElements == 2) {
-        const uint2 v = *(const uint2 *)from;
-        to.w[0] = v.x;
-        to.w[1 % kElements] = v.y;
-        return;
-    }
-    to.w[0] = *from;
-#else
+// Memory keeps up with the steps only where loads start some steps before their use; registers
+// that wait for them would hold up whatever is done next.
+inline void start_words(Words *to, const Stored *from) {
+    constexpr int kPart = sizeof(Words) < 16 ? sizeof(Words) : 16;
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) to.w[e] = from[e];
-#endif
+    for (int i = 0; i < (int)sizeof(Words); i += kPart)
+        copy_async<kPart>((unsigned char *)to + i, (const unsigned char *)from + i);
+}
+
+// A table of floats in shared memory, at the bits of a sum that has the magic number inside.
+struct Bits {
+    uint32_t base;
+
+    inline unsigned char *open(const Table &t, unsigned char *memory) {
+        const int origin = (int)(t.pre_lo - t.pre_zero);
+        for (int i = threadIdx.x; i < (int)t.entries; i += kThreads)
+            copy_async<4>(memory + 4 * i, t.direct + i);
+        base = shared_address(memory) - 4u * (0x4B400000u + (uint32_t)origin);
+        if (kRoom) base = kept_number(base);
+        return memory + (t.entries + 1) / 2 * 8;
+    }
+
+    inline float operator()(float sum) const {
+        return load_float(base + 4u * (uint32_t)__float_as_int(sum));
+    }
+};
+
+template <bool kFromBits, int kMode>
+struct Chosen {
+    typedef Reader<kMode> type;
+};
+template <int kMode>
+struct Chosen<true, kMode> {
+    typedef Bits type;
+};
+
+template <bool kValue>
+struct Truth {
+    static constexpr bool value = kValue;
+};
+
+// A code of the state before the first step: kinds are those of containers of OUT bytes.
+inline int given_code(const Sequence &s, int64_t at) {
+    const Code code = ((const Code *)s.h0)[at];
+    if (OUT == 1) return s.h_kind == 0 ? (int)(int8_t)code : (int)code;
+    return OUT == 2 ? (int)(int16_t)code : (int)code;
 }
 
 inline Real unpacked(const Stored &w, int gate, Real offset) {
@@ -158,36 +201,39 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     int *const exchange = (int *)(memory + 2 * kState);  // [2][group][half][..][lane]
     unsigned char *const stages = (unsigned char *)(exchange + kExchange);
     uint64_t *const barriers = (uint64_t *)(stages + (CL > 1 ? 2 * kGroups * kHalves * kStage : 0));
+    Words *const ring = (Words *)(barriers + 2) + threadIdx.x;  // [step % RING][thread]
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int lane8 = lane / 4, quad = lane % 4;
     const int half = warp % kHalves, local = warp / kHalves;
     const int part = KS == 2 ? half : 0;
     const int rank = CL == 1 ? 0 : (int)cluster_rank();
-    const int tile = (int)(blockIdx.x / CL), tiles = (int)(gridDim.x / CL);
+    const int tile = (int)(blockIdx.x / CL);
+    const int strips = (int)(gridDim.x / CL) * NT;
     const int group = rank * kGroups + local, groups = UP / 16;
     const int64_t H = p.s.H, N = p.s.N, T = p.s.T;
-    const int64_t first_row = (int64_t)tile * NB;
+    const int64_t first_row = (int64_t)tile * kTileRows;
 
-    // the state before the first step, as bytes, and the tables
-    for (int i = threadIdx.x; i < kPlane; i += kThreads) {
-        const int n = i / kStride, k = i % kStride;
-        int code = 0;
-        if (k < H && first_row + n < N)
-            code = (int)(first_code(p.s, (first_row + n) * H + k, p.cell.h_zero) - p.cell.h_offset);
-        state[i] = (unsigned char)code;
-        if (HP == 2) {
-            state[kPlane + i] = (unsigned char)(code >> 8);
-            state[kState + kPlane + i] = 0;
-        }
-        state[kState + i] = 0;
-    }
-    Reader<TZ> z_of;
-    Reader<TR> r_of;
-    Reader<TG> g_of;
-    g_of.open(p.cell.g, r_of.open(p.cell.r, z_of.open(p.cell.z, (unsigned char *)(barriers + 2))));
-    if (CL > 1 && threadIdx.x == 0) {
-        barrier_init(barriers);
-        barrier_init(barriers + 1);
+    // whatever comes from memory is on its way before anything waits
+    typename Chosen<kBits, TZ>::type z_of;
+    typename Chosen<kBits, TR>::type r_of;
+    typename Chosen<kBits, TG>::type g_of;
+    g_of.open(p.cell.g,
+              r_of.open(p.cell.r, z_of.open(p.cell.z, (unsigned char *)(ring - threadIdx.x +
+                                                                        RING * kThreads))));
+    copies_commit();
+    const int64_t step = p.s.reverse ? -1 : 1, first = p.s.reverse ? T - 1 : 0;
+    const int64_t stride = (int64_t)strips * groups * 16 * NB;
+    const int64_t ahead_step = kRoom ? kept_number(step * stride) : step * stride;
+    const Place mine = place_of(0, quad, half);
+    const int strip = tile * NT + (NT == 2 ? half : 0);
+    const Stored *ahead = p.Wx + first * stride + ((int64_t)strip * groups + group) * 16 * NB +
+                          (works(quad, half) ? stored_at(NB, lane8, mine.row8, mine.n % NB) : 0);
+    const int steps = (int)T, t_step = kRoom ? (int)kept_number((uint32_t)step) : (int)step;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+        if (i < steps) start_words(ring + i * kThreads, ahead);
+        copies_commit();
+        ahead += ahead_step;
     }
 
     // this warp's weights
@@ -216,7 +262,36 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             wide_bias[row][gate] = kSets == 1 ? (Real)0 : (Real)b;
             m[row][gate] = (Real)p.m[gate * UP + unit];
         }
-    Real h[kElements];  // magic number added
+    // the state before the first step, as bytes
+    constexpr int kBatch = 8;  // loads at once
+#pragma unroll 1
+    for (int from = threadIdx.x; from < kPlane; from += kBatch * kThreads) {
+        int code[kBatch];
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+            const int i = from + j * kThreads, n = i / kStride, k = i % kStride;
+            code[j] = 0;
+            if (i < kPlane && k < H && first_row + n < N)
+                code[j] = (p.s.h0 ? given_code(p.s, (first_row + n) * H + k) : (int)p.cell.h_zero) -
+                          (int)p.cell.h_offset;
+        }
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+            const int i = from + j * kThreads;
+            if (i >= kPlane) break;
+            state[i] = (unsigned char)code[j];
+            state[kState + i] = 0;
+            if (HP == 2) {
+                state[kPlane + i] = (unsigned char)(code[j] >> 8);
+                state[kState + kPlane + i] = 0;
+            }
+        }
+    }
+    if (CL > 1 && threadIdx.x == 0) {
+        barrier_init(barriers);
+        barrier_init(barriers + 1);
+    }
+
     bool kept[kElements];
     int64_t at[kElements];
     int byte_at[kElements], length[kElements];
@@ -227,29 +302,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const int64_t row = first_row + place.n;
         kept[e] = unit < H && row < N && works(quad, half);
         at[e] = row * H + unit;
-        const int code = kept[e] ? (int)(first_code(p.s, at[e], p.cell.h_zero) - p.cell.h_zero) : 0;
-        h[e] = R::plus((Real)code, R::number());
         length[e] = (int)(kept[e] && p.s.lengths ? p.s.lengths[row] : T);
-        byte_at[e] = CL == 1 ? place.n * kStride + unit
-                             : place.n / (NB == 1 ? 1 : kHalves) * 16 + lane8 + 8 * place.row8;
+        byte_at[e] = CL == 1
+                         ? place.n * kStride + unit
+                         : place.n % NB / (kShared && NB > 1 ? 2 : 1) * 16 + lane8 + 8 * place.row8;
     }
-    const int64_t step = p.s.reverse ? -1 : 1, first = p.s.reverse ? T - 1 : 0;
-    const int64_t stride = (int64_t)tiles * groups * 16 * NB;
-    const Place mine = place_of(0, quad, half);
-    const Stored *const stored = p.Wx + ((int64_t)tile * groups + group) * 16 * NB +
-                                 (works(quad, half) ? stored_at(NB, lane8, mine.row8, mine.n) : 0);
     Code *const out = (Code *)p.s.out;
-    const int h_zero = (int)p.cell.h_zero, raw = (int)(p.cell.h_zero - p.cell.h_offset);
+    const int h_zero = (int)p.cell.h_zero;
+    int raw = (int)(p.cell.h_zero - p.cell.h_offset);
+    if (kRoom) raw = (int)kept_number((uint32_t)raw);
     unsigned char *const stage = stages + warp * kStage;
 
     // what this thread copies from the state to the output
     const int copy_row = threadIdx.x / (kUnits / kCopied);
     const int copy_unit = rank * kUnits + threadIdx.x % (kUnits / kCopied) * kCopied;
-    const bool copies = COPY && copy_row < NB && copy_unit < H && first_row + copy_row < N;
+    const bool copies = COPY && copy_row < kTileRows && copy_unit < H && first_row + copy_row < N;
     const unsigned char *const copied = state + copy_row * kStride + copy_unit;
-    const uint32_t flip = p.cell.h_offset ? 0x80808080u : 0;
-    const int64_t out_step = step * N * H;
-    Code *copied_to = out + (first * N + first_row + copy_row) * H + copy_unit;
+    uint32_t flip = p.cell.h_offset ? 0x80808080u : 0;
+    if (kRoom) flip = kept_number(flip);
+    const int64_t out_step = kRoom ? kept_number(step * N * H) : step * N * H;
+    Code *copied_to = out + ((first - step) * N + first_row + copy_row) * H + copy_unit;
     auto copy_load = [&](int parity) {
         const unsigned char *const from = copied + parity * kState;
         uint4 v = {0, 0, 0, 0};
@@ -266,13 +338,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #endif
         return v;
     };
-    auto copy_store = [&](uint4 v) {
+    auto copy_store = [&](bool now, uint4 v) {
 #if COPY == 16 && HP == 1
         v.x ^= flip;
         v.y ^= flip;
         v.z ^= flip;
         v.w ^= flip;
-        *(uint4 *)copied_to = v;
+        store_where(now, copied_to, v);
 #elif COPY == 16
         v.z ^= flip;
         v.w ^= flip;
@@ -281,82 +353,132 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         both.y = interleave(v.x, v.z, 2);
         both.z = interleave(v.y, v.w, 0);
         both.w = interleave(v.y, v.w, 2);
-        *(uint4 *)copied_to = both;
+        store_where(now, copied_to, both);
 #elif COPY == 4
-        *(uint32_t *)copied_to = v.x ^ flip;
+        store_where(now, copied_to, v.x ^ flip);
 #endif
-        copied_to += out_step;
     };
 
+    copies_wait<kAhead>();  // the tables
     if (CL > 1)
         cluster_sync();
     else
         __syncthreads();
 
-    const auto load_held = [&](Words &to, int64_t t) {
-#if HELD
+    Real h[kElements];  // magic number added
 #pragma unroll
-        for (int e = 0; e < kElements; ++e) to.held[e] = kept[e] && p.s.held[t * N * H + at[e]];
-#endif
+    for (int e = 0; e < kElements; ++e) {
+        const Place place = place_of(e, quad, half);
+        const unsigned char *const from =
+            state + place.n * kStride + group * 16 + lane8 + 8 * place.row8;
+        int code = HP == 1 ? (int)(int8_t)from[0] : from[0] | (int)(int8_t)from[kPlane] << 8;
+        code += (int)(p.cell.h_offset - p.cell.h_zero);
+        h[e] = R::plus((Real)(kept[e] ? code : 0), R::number());
+    }
+
+#if HELD
+    uint8_t held[2][kElements];
+    const auto load_held = [&](int parity, int64_t t) {
+#pragma unroll
+        for (int e = 0; e < kElements; ++e)
+            held[parity][e] = kept[e] && p.s.held[t * N * H + at[e]];
     };
-    Words words[2];
-    const Stored *ahead = stored + first * stride;
-    const int64_t ahead_step = step * stride;
-    load_words(words[0], ahead);
-    load_held(words[0], first);
-    ahead += ahead_step;
-    if (T > 1) load_words(words[1], ahead);
-    if (T > 1) load_held(words[1], first + step);
-    ahead += ahead_step;
-    const int steps = (int)T;
+    load_held(0, first);
+    if (T > 1) load_held(1, first + step);
+#endif
     int t = (int)first;
     Code *written = out + first * N * H;
 
-    auto advance = [&](int s, int parity, Words &ready) {
+    // kKnown: float holds every accumulator, so that nothing stands between products and gates
+    auto advance = [&](auto known, int s, int parity) {
+        constexpr bool kKnown = decltype(known)::value;
         const bool copies_now = copies && s;
         uint4 old_states = {0, 0, 0, 0};
         if (copies_now) old_states = copy_load(parity);
-        const Words Wx = ready;
-        if (s + 2 < steps) load_words(ready, ahead);
-        if (s + 2 < steps) load_held(ready, t + 2 * step);
-        ahead += ahead_step;
 
-        int acc[kSets][3][4];
+        int acc[kAccumulators][3][4];
 #pragma unroll
-        for (int i = 0; i < kSets * 12; ++i) acc[i / 12][i / 4 % 3][i % 4] = 0;
+        for (int i = 0; i < kAccumulators * 12; ++i) acc[i / 12][i / 4 % 3][i % 4] = 0;
         const unsigned char *const operand =
             state + parity * kState + lane8 % NB * kStride + part * kBlocks * 64 + quad * 16;
+        const int mine_at = NT == 2 ? half * NB * kStride : 0;
+        const auto multiply = [&](int b, int j, int gate, const uint32_t (&f)[HP][4]) {
+            const int set = kLate && gate != 2 ? j : j % SETS;
+            mma<WP == 2, HP == 2>(acc[set][gate], w[0][b][j][gate], f[0][2 * j], f[0][2 * j + 1]);
+            if (HP == 2)
+                mma<WP == 2, false>(acc[1 % kSets][gate], w[0][b][j][gate], f[HP - 1][2 * j],
+                                    f[HP - 1][2 * j + 1]);
+            if (WP == 2)
+                mma<false, HP == 2>(acc[1 % kSets][gate], w[WP - 1][b][j][gate], f[0][2 * j],
+                                    f[0][2 * j + 1]);
+            if (WP == 2 && HP == 2)
+                mma<false, false>(acc[kSets - 1][gate], w[WP - 1][b][j][gate], f[HP - 1][2 * j],
+                                  f[HP - 1][2 * j + 1]);
+        };
+        uint32_t f[kKept][HP][4];
+        const auto products = [&](const unsigned char *from) {
 #pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-            uint32_t f[HP][4];
+            for (int b = 0; b < kBlocks; ++b) {
+                uint32_t (&to)[HP][4] = f[b % kKept];
 #pragma unroll
-            for (int plane = 0; plane < HP; ++plane) {
-                const uint4 v = *(const uint4 *)(operand + plane * kPlane + b * 64);
-                f[plane][0] = v.x;
-                f[plane][1] = v.y;
-                f[plane][2] = v.z;
-                f[plane][3] = v.w;
-            }
-#pragma unroll
-            for (int j = 0; j < 2; ++j)
-#pragma unroll
-                for (int gate = 0; gate < 3; ++gate) {
-                    mma<WP == 2, HP == 2>(acc[0][gate], w[0][b][j][gate], f[0][2 * j],
-                                          f[0][2 * j + 1]);
-                    if (HP == 2)
-                        mma<WP == 2, false>(acc[1 % kSets][gate], w[0][b][j][gate],
-                                            f[HP - 1][2 * j], f[HP - 1][2 * j + 1]);
-                    if (WP == 2)
-                        mma<false, HP == 2>(acc[1 % kSets][gate], w[WP - 1][b][j][gate],
-                                            f[0][2 * j], f[0][2 * j + 1]);
-                    if (WP == 2 && HP == 2)
-                        mma<false, false>(acc[kSets - 1][gate], w[WP - 1][b][j][gate],
-                                          f[HP - 1][2 * j], f[HP - 1][2 * j + 1]);
+                for (int plane = 0; plane < HP; ++plane) {
+                    const uint4 v = *(const uint4 *)(from + plane * kPlane + b * 64);
+                    to[plane][0] = v.x;
+                    to[plane][1] = v.y;
+                    to[plane][2] = v.z;
+                    to[plane][3] = v.w;
                 }
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    multiply(b, j, 1, to);
+                    multiply(b, j, 2, to);
+                    if (!kLate) multiply(b, j, 0, to);
+                }
+            }
+        };
+        const int base = (parity * kGroups + local) * 2;
+        constexpr int kCount = kSets * 3 * kElements * 32;
+        int *const given = exchange + (base + half) * kCount + lane;
+        const int *const taken = exchange + (base + 1 - half) * kCount + lane;
+        if (NT == 2) {  // the strip that the other warp finishes
+            products(operand + NB * kStride - mine_at);
+#pragma unroll
+            for (int i = 0; i < kSets * 12; ++i) {
+                given[i * 32] = acc[i / 12][i / 4 % 3][i % 4];
+                acc[i / 12][i / 4 % 3][i % 4] = 0;
+            }
+        }
+        products(operand + mine_at);
+        // the update gate is needed last: its products have time while the reset gate is made
+        if (kLate) {
+#pragma unroll
+            for (int b = 0; b < kBlocks; ++b) {
+                if (kKept < kBlocks) {
+                    const uint4 v = load16(shared_address(operand + b * 64));
+                    f[0][0][0] = v.x;
+                    f[0][0][1] = v.y;
+                    f[0][0][2] = v.z;
+                    f[0][0][3] = v.w;
+                }
+#pragma unroll
+                for (int j = 0; j < 2; ++j) multiply(b, j, 0, f[b % kKept]);
+            }
         }
 
         if (CL > 1 && threadIdx.x == 0) barrier_expect(barriers + (1 - parity), kReceived);
-        if (copies_now) copy_store(old_states);
+        copies_wait<kAhead - 1>();
+        const Words Wx = ring[s % RING * kThreads];
+        // into the place that was read a step ago
+        if (s + kAhead < steps) start_words(ring + (s + kAhead) % RING * kThreads, ahead);
+        copies_commit();
+        ahead += ahead_step;
+        if (COPY) copy_store(copies_now, old_states);
+        copied_to += out_step;
+
+#pragma unroll
+        for (int i = 0; i < 12; ++i)
+            if (SETS == 2 || (kLate && i < 8))
+                acc[0][i / 4][i % 4] += acc[kAccumulators - 1][i / 4][i % 4];
 
         // sums of this thread's elements
         int sum[kSets][3][kElements];
@@ -368,18 +490,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 for (int e = 0; e < kElements; ++e)
                     sum[set][gate][e] = pick(acc[set][gate], place_of(e, quad, half).slot);
         if (KS == 2) {
-            const int base = (parity * kGroups + local) * 2;
-            const int count = kSets * 3 * kElements * 32;
-            int *const to = exchange + (base + half) * count + lane;
-            const int *const from = exchange + (base + 1 - half) * count + lane;
+            if (NT == 1) {
 #pragma unroll
-            for (int set = 0; set < kSets; ++set)
+                for (int set = 0; set < kSets; ++set)
 #pragma unroll
-                for (int gate = 0; gate < 3; ++gate)
+                    for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
-                    for (int e = 0; e < kElements; ++e)
-                        to[((set * 3 + gate) * kElements + e) * 32] =
-                            pick(acc[set][gate], place_of(e, quad, 1 - half).slot);
+                        for (int e = 0; e < kElements; ++e)
+                            given[((set * 3 + gate) * kElements + e) * 32] =
+                                pick(acc[set][gate], place_of(e, quad, 1 - half).slot);
+            }
             sync_threads(1 + local, 64);
 #pragma unroll
             for (int set = 0; set < kSets; ++set)
@@ -387,7 +507,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
                     for (int e = 0; e < kElements; ++e)
-                        sum[set][gate][e] += from[((set * 3 + gate) * kElements + e) * 32];
+                        sum[set][gate][e] += taken[((set * 3 + gate) * kElements +
+                                                    (NT == 2 ? place_of(e, quad, half).slot : e)) *
+                                                   32];
         }
 
         // zero-point-free codes of R h
@@ -407,7 +529,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 }
                 Rh[gate][e] = round_term(v, m[row][gate]);
             }
-        if (__builtin_expect(sizeof(Real) == 4 && !exact_float, 0)) {
+        if (sizeof(Real) == 4 && !kKnown && __builtin_expect(!exact_float, 0)) {
 #pragma unroll
             for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
@@ -440,7 +562,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             moved = weighted(p.cell.zoneout, plain(h[e]), plain(moved));
 #endif
 #if HELD
-            if (Wx.held[e]) continue;
+            if (held[parity][e]) continue;
 #endif
             if (t < length[e]) h[e] = moved;
         }
@@ -459,7 +581,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 if (kept[e]) written[at[e]] = (Code)(R::integer(h[e]) + h_zero);
             written += out_step;
         }
-        t += (int)step;
+#if HELD
+        if (s + 2 < steps) load_held(parity, t + 2 * step);
+#endif
+        t += t_step;
         if (CL == 1) {
             __syncthreads();
             return;
@@ -469,18 +594,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int i = lane; i < HP * kOwned * CL; i += 32) {
                 const int chunk = i % (HP * kOwned), peer = i / (HP * kOwned);
-                const int n = chunk % kOwned * (NB == 1 ? 1 : kHalves) + (NB == 1 ? 0 : half);
+                const int n = NB == 1   ? 0
+                              : kShared ? chunk % kOwned * 2 + half
+                                        : chunk % kOwned + (NT == 2 ? NB * half : 0);
                 send(next + chunk / kOwned * kPlane + n * kStride + group * 16,
                      barriers + (1 - parity), peer, *(const uint4 *)(to + chunk * 16));
             }
         }
-        barrier_wait(barriers + (1 - parity), (uint32_t)(s >> 1) & 1);
+        barrier_wait<NEAR>(barriers + (1 - parity), (uint32_t)(s >> 1) & 1);
     };
-    for (int s = 0; s < steps; s += 2) {
-        advance(s, 0, words[0]);
-        if (s + 1 < steps) advance(s + 1, 1, words[1]);
-    }
-    if (copies) copy_store(copy_load(steps & 1));
+    const auto go = [&](auto known) {
+        for (int s = 0; s < steps; s += 2) {
+            advance(known, s, 0);
+            if (s + 1 < steps) advance(known, s + 1, 1);
+        }
+    };
+    if (kLate && exact_float)
+        go(Truth<kLate>());
+    else
+        go(Truth<false>());
+    if (copies) copy_store(true, copy_load(steps & 1));
 #pragma unroll
     for (int e = 0; e < kElements; ++e)
         if (kept[e]) ((Code *)p.s.last)[at[e]] = (Code)(R::integer(h[e]) + h_zero);

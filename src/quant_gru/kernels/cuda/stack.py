@@ -6,6 +6,8 @@ launches as there are kinds of work. All that a launch needs but addresses is ke
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import threading
 import weakref
@@ -24,6 +26,7 @@ from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.numbers import Numbers, capturing
+from quant_gru.kernels.cuda.projection import projection
 from quant_gru.kernels.cuda.structures import (
     KINDS,
     RECURRENT_C,
@@ -37,12 +40,10 @@ _THREADS = 256
 _ROWS = _THREADS // 32  # of a block of the border's kernels
 _MOST_SCHEDULES = 64
 _TAKE, _BETWEEN, _GIVE = (Kernel.of("border", name, PLAIN) for name in ("take", "between", "give"))
-_FINISH, _FINISH_BYTES, _FEW = (
-    Kernel.of("project", name, PLAIN) for name in ("finish", "finish_bytes", "project")
-)
+_FINISH, _FEW = (Kernel.of("project", name, PLAIN) for name in ("finish", "project"))
 
 # Stacks live as long as the first cell's weights, and hold nothing that holds them.
-_stacks: weakref.WeakKeyDictionary[Any, tuple[list[Any], Stack | None]] = (
+_stacks: weakref.WeakKeyDictionary[Any, tuple[Any, list[Any], Stack | None]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -56,15 +57,17 @@ def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
         plan: The plan, on a GPU.
         machine: Where kernels run; None for the plan's GPU.
     """
+    kept = _stacks.get(plan.cells[0][0].weights)
+    if kept is not None and kept[0]() is plan:
+        return kept[2]
     cells = [cell for layer in plan.cells for cell in layer]
     parts = [part for cell in cells for part in (cell.frozen, cell.weights)]
-    kept = _stacks.get(cells[0].weights)
     if (
         kept is not None
-        and len(kept[0]) == len(parts)
-        and all(ref() is part for ref, part in zip(kept[0], parts, strict=True))
+        and len(kept[1]) == len(parts)
+        and all(ref() is part for ref, part in zip(kept[1], parts, strict=True))
     ):
-        return kept[1]
+        return kept[2]
     device = cells[0].weights.W.device
     if machine is None:
         from quant_gru.kernels.cuda.driver import machine_of
@@ -74,7 +77,8 @@ def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
     stack = Stack(plan, machine) if runs else None
     if not capturing(device):
         # what a graph computes is there only after it has run
-        _stacks[cells[0].weights] = ([weakref.ref(part) for part in parts], stack)
+        refs = [weakref.ref(part) for part in parts]
+        _stacks[cells[0].weights] = (weakref.ref(plan), refs, stack)
     return stack
 
 
@@ -185,6 +189,8 @@ class _Product:
         self.memory = Memory()
         self.result: Any = None
 
+        rows.multiplied = True
+
     def start(self, stream: int) -> None:
         """Multiply."""
         multiply_bytes(self.rows.tensor, self.weights, self.result)
@@ -196,6 +202,8 @@ class _Rows:
     def __init__(self, shape: tuple[int, int]) -> None:
         self.shape = shape
         self.memory = Memory()
+        self.start = 0
+        self.multiplied = False
         self.tensor: Any = None
 
 
@@ -223,7 +231,7 @@ class _Schedule:
         self._products: list[_Product] = []
         self._steps: list[Prepared | _Product] = []
         self._takes: list[Any] = []
-        self._strides: tuple[int, ...] = ()
+        self._layout: tuple[tuple[int, ...], int] | None = None
         self._keep: list[Any] = []
         self._projected = [
             self._memory.take(max(_projected_bytes(s, cells, T, N) for cells, s in sized))
@@ -232,57 +240,75 @@ class _Schedule:
         below: Any = None
         for index, layer in enumerate(layers):
             below = self._add_layer(index, layer, below, with_h0)
+        for rows in self._rows:
+            rows.start = self._memory.take(rows.shape[0] * rows.shape[1])
+        self._steps = _joined(self._machine, self._steps)
+        self._multiplied = [rows for rows in self._rows if rows.multiplied]
 
     def run(
         self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
     ) -> tuple[Tensor, Tensor]:
         """Start all launches."""
         stack, T, N, device = self._stack, self._T, self._N, x.device
-        x = x.detach().resolve_neg()
-        if x.stride(2) != 1:
-            x = x.contiguous()
-        y = torch.empty((T, N, stack.directions * stack.hidden_size), device=device)
-        h_n = torch.empty((stack.states, N, stack.hidden_size), device=device)
+        if x.stride(2) != 1 or x.is_neg():
+            x = x.detach().resolve_neg().contiguous()
+        new = functools.partial(torch.empty, device=device)
+        y = new((T, N, stack.directions * stack.hidden_size))
+        h_n = new((stack.states, N, stack.hidden_size))
+        codes, size = None, self._memory.size
+        if kept is None:
+            size += self._codes.size
+        else:
+            codes = new(self._codes.size, dtype=torch.int8)
         with self._lock:
-            space = torch.empty(self._memory.size, dtype=torch.uint8, device=device)
-            self._memory.move(space.data_ptr())
-            codes = torch.empty(self._codes.size, dtype=torch.uint8, device=device)
-            self._codes.move(codes.data_ptr())
+            space = new(size, dtype=torch.int8)
+            base = space.data_ptr()
+            self._memory.move(base)
+            self._codes.move(base + self._memory.size if codes is None else codes.data_ptr())
             for rows in self._rows:
-                rows.tensor = torch.empty(rows.shape, dtype=torch.int8, device=device)
-                rows.memory.move(rows.tensor.data_ptr())
+                rows.memory.move(base + rows.start)
+            for rows in self._multiplied:
+                rows.tensor = space.as_strided(rows.shape, (rows.shape[1], 1), rows.start)
             for each in self._products:
                 shape = (each.rows.shape[0], each.weights.shape[1])
-                each.result = torch.empty(shape, dtype=torch.int32, device=device)
+                each.result = new(shape, dtype=torch.int32)
                 each.memory.move(each.result.data_ptr())
-            self._x.move(x.data_ptr())
-            if x.stride() != self._strides:
-                self._strides = x.stride()
-                for take in self._takes:
-                    take.step, take.next = self._strides[:2]
+            self._move_input(x)
             if h0 is not None:
                 h0 = h0.detach().contiguous().resolve_neg()
                 self._h0.move(h0.data_ptr())
             if lengths is not None:
                 lengths = lengths.to(device, torch.int64).contiguous()
                 self._lengths.move(lengths.data_ptr())
-            nan = None if kept is None else torch.empty((stack.states, N), device=device)
+            nan = None if kept is None else new((stack.states, N))
             self._nan.move(0 if nan is None else nan.data_ptr())
             self._y.move(y.data_ptr())
             self._h_n.move(h_n.data_ptr())
             stream = self._machine.stream()
             for step in self._steps:
                 step.start(stream)
-            for rows in self._rows:
+            for rows in self._multiplied:
                 rows.tensor = None
             for each in self._products:
                 each.result = None
-        if kept is not None:
+        if kept is not None and codes is not None:
+            H = stack.hidden_size
             for start, container in self._kept:
-                part = codes[start : start + T * N * stack.hidden_size * container.itemsize]
-                kept.out.append(part.view(container).view(T, N, stack.hidden_size))
+                part = codes if container is torch.int8 else codes.view(container)
+                at = start // container.itemsize
+                kept.out.append(part.as_strided((T, N, H), (N * H, H, 1), at))
             kept.nan = nan
         return y, h_n
+
+    def _move_input(self, x: Tensor) -> None:
+        address, strides = x.data_ptr(), x.stride()
+        self._x.move(address)
+        if (strides, address % 16) != self._layout:
+            self._layout = strides, address % 16
+            aligned = not (address % 16 or strides[0] % 4 or strides[1] % 4 or x.shape[2] % 4)
+            for take in self._takes:
+                take.step, take.next = strides[:2]
+                take.fours = aligned and take.to.planes > 0
 
     def _launch(self, kernel: Kernel, grid: Grid, arguments: Any) -> None:
         self._steps.append(self._machine.prepare(kernel, grid, arguments))
@@ -420,12 +446,19 @@ class _Schedule:
         self, cell: _Cell, shape: planner.Shape, given: _Input, direction: int
     ) -> None:
         numbers, T, N = cell.numbers, self._T, self._N
-        tiles = shape.tiles(N)
+        if given.rows is not None and numbers.projects_bytes:
+            kernel, grid, record, keep = projection(numbers, shape, T, N)
+            given.rows.memory.point(record, "bytes")
+            self._memory.point(record, "Wx", self._projected[direction])
+            self._keep += [numbers, *keep]
+            self._launch(kernel, grid, record)
+            return
+        strips = shape.strips(N)
         p: Any = ProjectC()
         p.W = numbers.W
         self._fill_sequence(p.s, cell, reverse=False)
         self._memory.point(p, "Wx", self._projected[direction])
-        p.wide, p.NB, p.tiles = numbers.form.wide_input, shape.rows, tiles
+        p.wide, p.NB, p.tiles = numbers.form.wide_input, shape.strip, strips
         p.groups = shape.units // 16
         self._keep.append(numbers)
         if given.rows is None:
@@ -442,15 +475,8 @@ class _Schedule:
         p.x_offset, p.folded = numbers.x_offset, folded.data_ptr()
         self._keep += [weights, folded]
         product.memory.point(p, "product")
-        kernel = _FINISH
-        if numbers.projects_bytes:
-            (folded_bytes, m), exact = numbers.of_bytes, numbers.exact_float[0]
-            p.folded_bytes, p.m = folded_bytes.data_ptr(), m.data_ptr()
-            p.exact_float = exact.data_ptr()
-            self._keep += [folded_bytes, m, exact]
-            kernel = _FINISH_BYTES
-        threads = min(_THREADS, -(-shape.units * shape.rows // 32) * 32)
-        self._launch(kernel, Grid((T * tiles, 1), threads), p)
+        threads = min(_THREADS, -(-shape.units * shape.strip // 32) * 32)
+        self._launch(_FINISH, Grid((T * strips, 1), threads), p)
 
     def _fill_sequence(self, s: Any, cell: _Cell, *, reverse: bool) -> None:
         s.x_kind, s.h_kind = KINDS[cell.x.container], KINDS[cell.h.container]
@@ -493,6 +519,15 @@ class _Below:
         self.last: list[int] = []
         self.h0: list[int] = []
         self.h0_nan: list[int] = []
+
+
+def _joined(machine: Machine, steps: Sequence[Prepared | _Product]) -> list[Prepared | _Product]:
+    """The same steps, launches that follow each other as one."""
+    found: list[Prepared | _Product] = []
+    for product, run in itertools.groupby(steps, lambda step: isinstance(step, _Product)):
+        group = list(run)
+        found += group if product else [machine.join(group)]
+    return found
 
 
 def _same_input(a: _Cell, b: _Cell) -> bool:

@@ -77,7 +77,11 @@ ProjectC = structure(
     W=MatrixC,
     **_all(_POINTER, "folded product bytes Wx"),
     **_all(_INT, "planes_x planes_W columns padded_C x_offset NB tiles groups wide"),
-    **_all(_POINTER, "folded_bytes m exact_float"),
+)
+ProjectBytesC = structure(
+    "ProjectBytesC",
+    **_all(_POINTER, "bytes weights folded m folded_bytes m_float exact_float Wx"),
+    **_all(_INT, "T N H padded NB tiles groups wide lo hi code_lo"),
 )
 RECURRENT_C = {
     name: structure(
@@ -116,6 +120,7 @@ TakeC = structure(
     real=_POINTER,
     **_all(_INT, "step next zero"),
     **_all(ctypes.c_float, "scale lo hi"),
+    fours=ctypes.c_int32,
 )
 BetweenC = structure(
     "BetweenC",

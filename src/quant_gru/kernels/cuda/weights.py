@@ -44,7 +44,8 @@ class Writer:
             from quant_gru.kernels.cuda.driver import machine_of
 
             machine = machine_of(part.W.device)
-        self._machine, self._part = machine, part
+        self._machine: Machine = machine
+        self._part = part
         rows = part.W.shape[0]
         self._space = torch.empty((4, rows), dtype=torch.float64, device=part.W.device)
         self._arguments: Any = WeightsC()
@@ -55,7 +56,10 @@ class Writer:
         for which in range(2):
             self._fill(which, qparams, frozen)
         self._seen: tuple[Numbers | None, int] = (None, 0)
-        self._launches: list[Prepared] = []
+        # address and dtype of each weight and bias as the arguments have them
+        self._given: list[tuple[int, torch.dtype | None]] = [(0, None)] * 4
+        self._drops = False
+        self._launch: Prepared | None = None
 
     def _fill(self, which: int, qparams: QParams, frozen: FrozenPart) -> None:
         part, c = self._part, self._arguments.operands[which]
@@ -89,7 +93,10 @@ class Writer:
     def takes(self, *values: Tensor | None) -> bool:
         """Whether these weights are of a dtype and a device that the kernels read."""
         device = self._part.W.device
-        return all(v is None or (v.dtype in _REAL and v.device == device) for v in values)
+        for v in values:
+            if v is not None and (v.dtype not in _REAL or v.device != device):
+                return False
+        return True
 
     def write(
         self,
@@ -107,34 +114,44 @@ class Writer:
             p: Probability of what was dropped.
         """
         arguments, keep = self._arguments, []
-        for c, w, b in zip(arguments.operands, matrices, biases, strict=True):
-            w = w.detach().contiguous().resolve_neg()
-            keep.append(w)
-            c.w, c.w_real, c.b = w.data_ptr(), _REAL[w.dtype], None
-            if b is not None:
-                b = b.detach().contiguous().resolve_neg()
-                keep.append(b)
-                c.b, c.b_real = b.data_ptr(), _REAL[b.dtype]
-        arguments.operands[1].dropped = None
+        for i, w in enumerate((*matrices, *biases)):
+            given: tuple[int, torch.dtype | None] = (0, None)
+            if w is not None:
+                if w.is_neg() or not w.is_contiguous():
+                    w = w.detach().contiguous().resolve_neg()
+                    keep.append(w)
+                given = (w.data_ptr(), w.dtype)
+            if given != self._given[i]:
+                self._given[i] = given
+                self._set(i, *given)
         if dropped is not None:
             dropped = dropped.to(self._part.R.device, torch.bool).contiguous()
             arguments.operands[1].dropped = dropped.data_ptr()
             arguments.keep = 1.0 - p
+        elif self._drops:
+            arguments.operands[1].dropped = None
+        self._drops = dropped is not None
         numbers = kept_numbers(self._part)
         seen = (numbers, 0 if numbers is None else numbers.derived)
         if seen != self._seen:
             self._seen = seen
             self._point(numbers)
-        if not self._launches:
+        if self._launch is None:
             grid = Grid((-(-3 * arguments.H // (_THREADS // 32)), 2), _THREADS)
-            self._launches = [
-                self._machine.prepare(each, grid, arguments) for each in (_MEASURE, _SETTLE)
-            ]
-        stream = self._machine.stream()
-        for launch in self._launches:
-            launch.start(stream)
+            self._launch = self._machine.join(
+                [self._machine.prepare(each, grid, arguments) for each in (_MEASURE, _SETTLE)]
+            )
+        self._launch.start(self._machine.stream())
         if numbers is not None:
             numbers.refresh(("_columns",), _MOST_FRAGMENTS)
+
+    def _set(self, index: int, address: int, dtype: torch.dtype | None) -> None:
+        """Let the arguments point at W, R, bw or br."""
+        c, real = self._arguments.operands[index % 2], 0 if dtype is None else _REAL[dtype]
+        if index < 2:
+            c.w, c.w_real = address, real
+        else:
+            c.b, c.b_real = address, real
 
     def _point(self, numbers: Numbers | None) -> None:
         """Let the arguments point at what was derived from the part."""

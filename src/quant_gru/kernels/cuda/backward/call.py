@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from quant_gru.kernels.cuda.executor import numbers_of
 _LARGEST_HALF = 30000.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Precision:
     """How gradients are multiplied.
 
@@ -37,17 +37,14 @@ class Precision:
         """Of operands."""
         return (torch.bfloat16, torch.float32, torch.float64)[self.operand]
 
-    @property
-    def in_double(self) -> Precision:
-        """The same with products in float64."""
-        return replace(self, operand=2)
-
 
 PRECISIONS = {
     "bf16": Precision(1, False, True, 0),
     "tf32": Precision(2, True, False, 1),
     "fp32": Precision(3, True, False, 1),
 }
+IN_DOUBLE = replace(PRECISIONS["fp32"], operand=2)
+"""'fp32' with products in float64."""
 
 
 class Call:
@@ -69,33 +66,30 @@ class Call:
         T, N, C = x.shape
         H = plan.hidden_size
         self.T, self.N, self.C, self.H = T, N, C, H
-        for name, each, shape in (
-            ("grad_out", grad_out, (T, N, H)),
-            ("grad_last", grad_last, (N, H)),
-            ("h0", tape.h0, (N, H)),
-            ("out", tape.out, (T, N, H)),
-            ("lengths", lengths, (N,)),
-            ("held", held, (T, N, H)),
-            ("nan", nan, (N,)),
-        ):
-            if each is not None and each.shape != shape:
-                raise QuantGRUError(f"Expected {name} to be {shape}, got {tuple(each.shape)}")
+        whole, rows = (T, N, H), (N,)
+        _check("grad_out", grad_out, whole)
+        _check("grad_last", grad_last, (N, H))
+        _check("h0", tape.h0, (N, H))
+        _check("out", tape.out, whole)
+        _check("lengths", lengths, rows)
+        _check("held", held, whole)
+        _check("nan", nan, rows)
         self.device = x.device
         self.reverse = tape.reverse
         self.numbers = numbers_of(plan)
         self.form = self.numbers.form
         values = x.dtype.is_floating_point
         if values:
-            x = x.detach().to(torch.float32).resolve_neg()
+            x = _real(x)
             if x.stride(2) != 1:
                 x = x.contiguous()
         else:
-            x = x.detach().to(plan.x.container).contiguous()
+            x = _as(x, plan.x.container)
         self.strides = x.stride()[:2]
         if grad_out is None:
             grad_out = torch.zeros((), device=self.device).expand(T, N, H)
         # any strides
-        self.grad_out = grad_out.detach().to(torch.float32).resolve_neg()
+        self.grad_out = _real(grad_out)
         states = plan.h.container
         self.tensors: dict[str, Tensor | None] = {
             "x": None if values else x,
@@ -184,8 +178,23 @@ def weights_of(plan: CellPlan) -> tuple[dict[str, Tensor], bool]:
     return found, own
 
 
-def _as(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def _check(name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:
+    if tensor is not None and tensor.shape != shape:
+        raise QuantGRUError(f"Expected {name} to be {shape}, got {tuple(tensor.shape)}")
+
+
+_Given = TypeVar("_Given", Tensor, Tensor | None)
+
+
+def _as(tensor: _Given, dtype: torch.dtype) -> _Given:
     """In this dtype, one value beside the other."""
-    if tensor is None or (tensor.dtype == dtype and tensor.is_contiguous()):
+    if tensor is None or (tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_neg()):
         return tensor
-    return tensor.detach().to(dtype).contiguous()
+    return tensor.detach().to(dtype).contiguous().resolve_neg()
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """In float32, of any strides."""
+    if tensor.dtype is torch.float32 and not tensor.is_neg():
+        return tensor
+    return tensor.detach().to(torch.float32).resolve_neg()

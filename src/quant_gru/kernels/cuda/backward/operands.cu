@@ -130,12 +130,15 @@ inline void unpack_weights(const Weight &p, int64_t H, int block) {
     p.channels[channel] = c;
 }
 
-// R transposed, in the order in which threads of the recurrence hold it; see back.cu.
+// R transposed, in the order in which threads of the recurrence hold it; see back.cu. With scales,
+// as back_grid.cu multiplies it: in PyTorch's order, over the activation's scale.
 struct Fragments {
-    const void *codes;  // (3H, H)
-    uint32_t *to;       // [rank][part][group][plane][step][tile][register][lane]
+    const void *codes;    // (3H, H)
+    const float *scales;  // (3H), or null
+    uint32_t *to;         // [rank][part][group][plane][step][tile][register][lane]
     int64_t kind, H;
     int64_t U, CL, MT, KS, KP, WP, groups, count;
+    float activation_scale;
 };
 
 inline void transpose(const Fragments &p, int block) {
@@ -154,13 +157,16 @@ inline void transpose(const Fragments &p, int block) {
         part * (int)(p.KP / p.KS) + step / 2 * 32 + lane % 4 * 8 + step % 2 * 4 + (reg >> 1) * 2;
     float v[2];
     for (int j = 0; j < 2; ++j) {
-        const int gate = (first + j) / (int)p.U, u = (first + j) % (int)p.U;
+        int gate = (first + j) / (int)p.U;
+        const int u = (first + j) % (int)p.U;
         const int64_t unit = rank * p.U + u;
-        int code = 0;
-        if (gate < 3 && unit < p.H && row < p.H)
-            code = (int)read_code(p.codes, p.kind, (gate * p.H + unit) * p.H + row);
+        const bool there = gate < 3 && unit < p.H && row < p.H;
+        if (p.scales && gate < 2) gate = 1 - gate;
+        const int64_t channel = gate * p.H + unit;
+        const int code = there ? (int)read_code(p.codes, p.kind, channel * p.H + row) : 0;
         const int low = ((code + 128) & 255) - 128;
         v[j] = (float)(p.WP == 1 ? code : plane ? code - low : low);
+        if (there && p.scales) v[j] *= divided(p.scales[channel], p.activation_scale);
     }
     *to = bf16_pair(v[0], v[1]);
 }

@@ -70,6 +70,19 @@ class BackShape:
         """Words of all weights."""
         return self.weight_registers * self.threads * self.blocks
 
+    def layout(self) -> dict[str, int]:
+        """How operands.cu lays weights out."""
+        return {
+            "U": self.units,
+            "CL": self.blocks,
+            "MT": self.tiles,
+            "KS": self.split,
+            "KP": self.depth,
+            "WP": self.weight_planes,
+            "groups": self.groups,
+            "count": self.fragments,
+        }
+
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,8 +19,8 @@ from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through
-from quant_gru.kernels.cuda.backward import planner
-from quant_gru.kernels.cuda.backward.call import PRECISIONS, Call, Precision
+from quant_gru.kernels.cuda.backward import grid_planner, planner
+from quant_gru.kernels.cuda.backward.call import IN_DOUBLE, PRECISIONS, Call, Precision
 from quant_gru.kernels.cuda.backward.pieces import Joined, most_steps, pieces
 from quant_gru.kernels.cuda.backward.schedule import Schedule
 from quant_gru.kernels.cuda.launch import Machine
@@ -70,9 +69,11 @@ def backward(
         )
     if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
         # where the user lets float32 products be rounded, these would be, too
-        chosen = chosen.in_double
+        chosen = IN_DOUBLE
     device = tapes[0].x.device
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    if device.type != "cuda" or torch._C._cuda_getDevice() == device.index:
+        return _backward(tapes, grad_out, grad_last, wanted, chosen, machine)
+    with torch.cuda.device(device):
         return _backward(tapes, grad_out, grad_last, wanted, chosen, machine)
 
 
@@ -86,7 +87,7 @@ def _backward(
 ) -> list[Gradients]:
     given = list(zip(tapes, grad_out, grad_last, strict=True))
     calls = [Call(*each) for each in given]
-    if not all(call.form.narrow for call in calls):
+    if not all([call.form.narrow for call in calls]):
         return [_in_float64(*each, wanted) for each in given]
     if not calls[0].T * calls[0].N:
         return [call.nothing(wanted) for call in calls]
@@ -123,12 +124,14 @@ def _schedule_of(
     if known is None:
         known = _schedules[first] = {}
     key = (
-        (calls[0].T, calls[0].N),
-        tuple(call.details for call in calls),
+        calls[0].T,
+        calls[0].N,
+        *[call.details for call in calls],
         wanted,
         precision,
         id(machine),
         os.environ.get(planner.VARIABLE),
+        os.environ.get(grid_planner.VARIABLE),
     )
     schedule = known.get(key)
     # an id may be that of a later object

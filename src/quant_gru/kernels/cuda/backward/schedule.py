@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quant_gru.integer.backward import Gradients, Wanted
-from quant_gru.kernels.cuda.backward import planner
+from quant_gru.kernels.cuda.backward import grid_planner, planner
 from quant_gru.kernels.cuda.backward.call import Call, Precision, weights_of
 from quant_gru.kernels.cuda.backward.slopes import choose as slopes_shape
 from quant_gru.kernels.cuda.backward.structures import (
@@ -19,6 +19,7 @@ from quant_gru.kernels.cuda.backward.structures import (
     SLOPES_BYTES_C,
     SLOPES_C,
     BackC,
+    BackGridC,
     BackStepC,
     OuterC,
 )
@@ -98,6 +99,10 @@ class Schedule:
             2 if precision.exact_weights and self._weight_planes[1] == 2 else 1,
             clusters,
         )
+        self._grid: grid_planner.GridShape | None = None
+        if precision.operand == 0 and (self._shape is None or grid_planner.wanted()):
+            self._grid = grid_planner.choose(self._H, self._N, machine.clusters())
+            self._shape = None if self._grid else self._shape
         self._plan(calls)
 
     def belongs_to(self, calls: Sequence[Call]) -> bool:
@@ -108,8 +113,9 @@ class Schedule:
         """All gradients of a call."""
         device = calls[0].device
         memory = torch.empty(self._memory.size, dtype=torch.int8, device=device)
-        dh0 = torch.empty((self._dirs, self._N, self._H), dtype=torch.float32, device=device)
-        db = torch.empty((self._dirs, 2, 3 * self._H), dtype=torch.float32, device=device)
+        dh0 = torch.empty((self._dirs * self._N, self._H), dtype=torch.float32, device=device)
+        db = torch.empty((2 * self._dirs, 3 * self._H), dtype=torch.float32, device=device)
+        dh0_at, db_at, H = dh0.data_ptr(), db.data_ptr(), self._H
         keep = []
         with self._lock:
             self._memory.move(memory.data_ptr())
@@ -117,8 +123,8 @@ class Schedule:
                 at = self._at[d]
                 for name, tensor in call.tensors.items():
                     at[name].move(0 if tensor is None else tensor.data_ptr())
-                at["dh0"].move(dh0[d].data_ptr())
-                at["db"].move(db[d].data_ptr())
+                at["dh0"].move(dh0_at + 4 * d * self._N * H)
+                at["db"].move(db_at + 24 * d * H)
                 keep.append(self._point_at_weights(d, call))
                 strided = self._strided[d]
                 strided.stride_t, strided.stride_n, strided.stride_h = call.grad_out.stride()
@@ -159,7 +165,9 @@ class Schedule:
         H, dirs, rows, wanted = self._H, self._dirs, self._rows, self._wanted
         operand = {"OPERAND": self._precision.operand, "HALF": int(self._half)}
         dtype = self._precision.dtype
-        shape = self._shape
+        shape, whole = self._shape, self._grid
+        laid = shape or whole
+        layout = laid.layout() if laid else {"count": 0}
 
         operands: Any = OPERANDS_C[dirs]()
         weights, taken, fragments = operands.weights, operands.taken, operands.fragments
@@ -174,6 +182,7 @@ class Schedule:
                     record.first = start
             slopes.append(records)
         back: Any = (BackC * dirs)()
+        grids: Any = (BackGridC * dirs)()
         steps: Any = (BackStepC * dirs)()
         outer: Any = (OuterC * dirs)()
         weights.H, taken.rows, taken.chunk = H, rows, self._chunk
@@ -185,6 +194,7 @@ class Schedule:
         self._real_codes: list[list[_Matrix]] = [[] for _ in calls]
         self._outer: list[tuple[_Matrix, _Matrix]] = []
         self._R_product: list[_Matrix] = []
+        self._absent: list[_Matrix] = []
         self._d: list[_Matrix] = []
         self._steps = steps
         chunk = max(64, -(-rows // _SUMMED))
@@ -218,7 +228,7 @@ class Schedule:
                     (p, "channels"),
                     *((each, "channels") for each in of_channels),
                 )
-                if (wanted.x, shape is None)[i]:
+                if (wanted.x, not layout["count"])[i]:
                     self._real_weights[d].append(self._take(3 * H, K, dtype, (p, "real")))
                 self._read(d, ("x", "out")[i], c, "codes")
                 if i:
@@ -277,7 +287,7 @@ class Schedule:
                 gates.s_z, gates.s_r, gates.s_g = (q[f"gate.{gate}_out"].scale for gate in "zrg")
                 gates.s_h, gates.s_Rh = plan.h.scale, q["matmul.Rh"].scale
                 gates.cell = call.numbers.frozen.cells[call.form.real]
-            o, b = outer[d], (back if shape else steps)[d]
+            o, b = outer[d], (back if shape else grids if whole else steps)[d]
             self._strided.append(b)
             for name in ("grad_out", "grad_last", "nan", "lengths"):
                 self._read(d, name, b, name)
@@ -288,13 +298,23 @@ class Schedule:
             self._take(rows * H, words, torch.int32, *of_W, (o, "of_W"))
             self._d.append(self._take(rows * H, 1, torch.float32, (b, "d"), (o, "d")))
             dWx = self._take(rows, 3 * H, dtype, *([(o, "dWx")] if wanted.x or wanted.W else []))
-            if shape:
+            if layout["count"]:
                 b.T, b.reverse = self._T, call.reverse
-                self._read(d, "s_R", b, "scales")
                 self._read(d, "dh0", b, "dh0")
-                self._fill_fragments(fragments[d], d, plan.weights.R.dtype)
-                self._take(shape.fragments, 1, torch.int32, (b, "weights"), (fragments[d], "to"))
+                p = fragments[d]
+                self._read(d, "R", p, "codes")
+                p.kind, p.H = KINDS[plan.weights.R.dtype], H
+                for name, value in layout.items():
+                    setattr(p, name, value)
+                self._take(layout["count"], 1, torch.int32, (b, "weights"), (p, "to"))
+            if shape:
+                self._read(d, "s_R", b, "scales")
                 dRh = self._take(rows, 3 * H, dtype, *([(o, "dRh")] if wanted.R else []))
+            elif whole:
+                self._read(d, "s_R", p, "scales")
+                b.scale = p.activation_scale = plan.h.scale
+                dRh = self._take(rows, 3 * H, dtype, (b, "dRh"))
+                self._absent.append(_Matrix(dRh.start, rows, 3 * H // 2, torch.int32))
             else:
                 b.scale = plan.h.scale
                 self._read(d, "dh0", b, "dh")
@@ -309,7 +329,7 @@ class Schedule:
 
         operands.of_weights = -(-3 * H // 8)
         operands.of_codes = min(-(-rows // 8), _MOST_BLOCKS)
-        of_fragments = -(-shape.fragments // _THREADS) if shape else 0
+        of_fragments = -(-layout["count"] // _THREADS)
         blocks = dirs * (2 * (operands.of_weights + operands.of_codes) + of_fragments)
         macros: dict[str, object] = {"OPERAND": self._precision.operand, "HALF": 1}
         grid = Grid((blocks, 1), _THREADS)
@@ -346,6 +366,13 @@ class Schedule:
             self._back = [
                 self._launch("back", "back", shape.macros(self._half, 0, dirs), grid, back)
             ]
+        elif whole:
+            blocks_of = (whole.groups * whole.blocks, -(-self._N // whole.rows))
+            grid = Grid(blocks_of, whole.threads, whole.blocks, whole.shared_bytes, together=True)
+            self._back = [
+                self._launch("back_grid", "back_grid", whole.macros(self._half), grid, each)
+                for each in grids
+            ]
         else:
             grid = Grid((self._N, -(-H // _THREADS)), _THREADS)
             self._back = [
@@ -358,16 +385,13 @@ class Schedule:
         if wanted.bw or wanted.br:
             grid = Grid((-(-6 * H // 32), dirs), _THREADS, 1, 8 * 32 * 4)
             self._after.append(self._launch("outer", "outer_sums", macros, grid, outer))
-        self._keep = (operands, slopes, back, steps, outer)
-
-    def _fill_fragments(self, p: Any, direction: int, dtype: torch.dtype) -> None:
-        shape = self._shape
-        assert shape is not None
-        self._read(direction, "R", p, "codes")
-        p.kind, p.H = KINDS[dtype], self._H
-        p.U, p.CL, p.MT, p.KS = shape.units, shape.blocks, shape.tiles, shape.split
-        p.KP, p.WP, p.groups = shape.depth, shape.weight_planes, shape.groups
-        p.count = shape.fragments
+        # what follows the products of bytes, and what comes before, where it is launches alone
+        self._rest = self._machine.join([*self._back, *self._after]) if shape else None
+        self._whole = None
+        if self._rest is not None and not any(self._bytes):
+            launches = [launch for _, _, launch in self._slopes]
+            self._whole = self._machine.join([self._before, *launches, self._rest])
+        self._keep = (operands, slopes, back, grids, steps, outer)
 
     # What follows is done at each call.
 
@@ -375,9 +399,35 @@ class Schedule:
         self, calls: Sequence[Call], memory: Tensor, dh0: Tensor, db: Tensor
     ) -> list[Gradients]:
         stream = self._machine.stream()
+        if self._whole is not None:
+            self._whole.start(stream)
+        else:
+            self._start_in_parts(calls, memory, stream)
         wanted, real, C = self._wanted, memory.view(self._precision.dtype), self._C
+        biases, states = db.unbind(), [dh0] if self._dirs == 1 else dh0.chunk(self._dirs)
+        results = []
+        for d in range(self._dirs):
+            dWx, dRh = (each.of(real) for each in self._outer[d])
+            codes = [each.of(real) for each in self._real_codes[d]]
+            results.append(
+                Gradients(
+                    _product(dWx, self._real_weights[d][0].of(real)).view(self._T, self._N, C)
+                    if wanted.x
+                    else None,
+                    states[d],
+                    _product(dWx.t(), codes[0]) if wanted.W else None,
+                    _product(dRh.t(), codes[-1]) if wanted.R else None,
+                    biases[2 * d] if wanted.bw else None,
+                    biases[2 * d + 1] if wanted.br else None,
+                    self._state_gradients(d, memory) if wanted.h else None,
+                )
+            )
+        return results
+
+    def _start_in_parts(self, calls: Sequence[Call], memory: Tensor, stream: int) -> None:
+        """What comes before the last products, where there are others in between."""
         self._before.start(stream)
-        words, singles = memory.view(torch.int32), memory.view(torch.float32)
+        words = memory.view(torch.int32)
         for first, count, launch in self._slopes:
             for each in self._bytes:
                 for (rows, weights, sums), planes in zip(each, self._planes, strict=True):
@@ -388,34 +438,24 @@ class Schedule:
                         sums.of(words, 0, taken),
                     )
             launch.start(stream)
-        if self._shape is not None:
-            self._back[0].start(stream)
+        if self._rest is not None:
+            self._rest.start(stream)
+            return
+        if self._grid is not None:
+            # one after the other: each may need the whole GPU
+            for absent, launch in zip(self._absent, self._back, strict=True):
+                absent.of(words).fill_(-1)
+                launch.start(stream)
         else:
             for d, call in enumerate(calls):
                 self._back_steps(d, call.reverse, memory, stream)
         for launch in self._after:
             launch.start(stream)
-        results = []
-        for d in range(self._dirs):
-            dWx, dRh = (each.of(real) for each in self._outer[d])
-            codes = [each.of(real) for each in self._real_codes[d]]
-            results.append(
-                Gradients(
-                    _product(dWx, self._real_weights[d][0].of(real)).view(self._T, self._N, C)
-                    if wanted.x
-                    else None,
-                    dh0[d],
-                    _product(dWx.t(), codes[0]) if wanted.W else None,
-                    _product(dRh.t(), codes[-1]) if wanted.R else None,
-                    db[d, 0] if wanted.bw else None,
-                    db[d, 1] if wanted.br else None,
-                    # the rest of the memory is not kept for it
-                    self._d[d].of(singles).clone().view(self._T, self._N, self._H)
-                    if wanted.h
-                    else None,
-                )
-            )
-        return results
+
+    def _state_gradients(self, d: int, memory: Tensor) -> Tensor:
+        """Those of the states after each step; the rest of the memory is not kept for them."""
+        found = self._d[d].of(memory.view(torch.float32)).clone()
+        return found.view(self._T, self._N, self._H)
 
     def _back_steps(self, d: int, reverse: bool, memory: Tensor, stream: int) -> None:
         """A product and a launch for each step: for weights that fit no registers."""

@@ -22,8 +22,9 @@ WeightC = structure(
 )
 FragmentsC = structure(
     "FragmentsC",
-    **_all(_POINTER, "codes to"),
+    **_all(_POINTER, "codes scales to"),
     **_all(_INT, "kind H U CL MT KS KP WP groups count"),
+    activation_scale=_FLOAT,
 )
 CodesC = structure(
     "CodesC",
@@ -78,6 +79,12 @@ BackStepC = structure(
     "BackStepC",
     **_all(_POINTER, "product slopes grad_out grad_last nan lengths d dh dRh"),
     **_all(_INT, "N H t started stride_t stride_n stride_h"),
+    scale=_FLOAT,
+)
+BackGridC = structure(
+    "BackGridC",
+    **_all(_POINTER, "weights slopes grad_out grad_last nan lengths d dh0 dRh"),
+    **_all(_INT, "T N H reverse stride_t stride_n stride_h"),
     scale=_FLOAT,
 )
 OuterC = structure(

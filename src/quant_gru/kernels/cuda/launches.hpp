@@ -1,0 +1,80 @@
+// Prepared launches, and addresses in their arguments: what a call repeats, without Python.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace quant_gru {
+
+// Fields of arguments that point into one piece of memory.
+class Fields {
+ public:
+    // A field of 8 bytes, which lives longer than this.
+    void add(uintptr_t field, int64_t offset) {
+        fields_.emplace_back(reinterpret_cast<uint64_t *>(field), offset);
+    }
+    // Let all of them follow the memory to an address; null where that is 0.
+    void move(uintptr_t base);
+
+ private:
+    uintptr_t base_ = 0;
+    std::vector<std::pair<uint64_t *, int64_t>> fields_;
+};
+
+// The driver, by the addresses of its functions: no header of CUDA's is needed for its C interface.
+class Driver {
+ public:
+    // cuLaunchKernelEx, cuCtxGetCurrent and cuCtxSetCurrent, and the context to launch in.
+    Driver(uintptr_t launch, uintptr_t get_current, uintptr_t set_current, uintptr_t context)
+        : launch_(reinterpret_cast<Launch>(launch)),
+          get_current_(reinterpret_cast<GetCurrent>(get_current)),
+          set_current_(reinterpret_cast<SetCurrent>(set_current)),
+          context_(reinterpret_cast<void *>(context)) {}
+    // Returns the driver's status, 0 if all is well. The context has to be current.
+    int launch(uintptr_t config, uintptr_t function, uintptr_t parameters) const;
+    // Calls `action` while the context is current, and lets what was before be so again, by which
+    // others tell the device; returns the status of what went wrong first.
+    template <class Action>
+    int in_context(const Action &action) const {
+        void *before = nullptr;
+        if (const int status = get_current_(&before)) return status;
+        if (before == context_) return action();
+        if (const int status = set_current_(context_)) return status;
+        const int status = action(), back = set_current_(before);
+        return status ? status : back;
+    }
+
+ private:
+    using Launch = int (*)(void *config, void *function, void **parameters, void **extra);
+    using GetCurrent = int (*)(void **context);
+    using SetCurrent = int (*)(void *context);
+    Launch launch_;
+    GetCurrent get_current_;
+    SetCurrent set_current_;
+    void *context_;
+};
+
+// Launches that are started one after the other.
+class Launches {
+ public:
+    explicit Launches(const Driver &driver) : driver_(driver) {}
+    // Addresses of a configuration, of its field for the stream, of a function, and of the pointers
+    // to its parameters.
+    void add(uintptr_t config, uintptr_t stream, uintptr_t function, uintptr_t parameters) {
+        all_.push_back({config, reinterpret_cast<uintptr_t *>(stream), function, parameters});
+    }
+    // Returns 0, or the status of the first that failed, after which none is started.
+    int start(uintptr_t stream) const;
+
+ private:
+    struct One {
+        uintptr_t config;
+        uintptr_t *stream;
+        uintptr_t function, parameters;
+    };
+    const Driver &driver_;
+    std::vector<One> all_;
+};
+
+}  // namespace quant_gru

@@ -1,0 +1,125 @@
+"""The input projection in one launch: codes of x in bytes, times weights in bytes, rounded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+
+from quant_gru.kernels.cuda import planner
+from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel
+from quant_gru.kernels.cuda.numbers import Numbers
+from quant_gru.kernels.cuda.structures import ProjectBytesC
+
+_STAGES = 4
+_DEPTH = 64  # bytes of a row in a stage
+_FEW_BLOCKS = 128  # fewer leave much of a device idle
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block makes, as multiply.cuh has it: 16 units a warp and 8 rows a column.
+
+    Attributes:
+        unit_warps: Warps beside each other in units.
+        row_warps: Warps beside each other in rows.
+        columns: Of a warp.
+    """
+
+    unit_warps: int
+    row_warps: int
+    columns: int
+
+    @property
+    def units(self) -> int:
+        """Units of a block."""
+        return 16 * self.unit_warps
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block."""
+        return 8 * self.columns * self.row_warps
+
+    def blocks(self, units: int, rows: int) -> int:
+        """Blocks of a launch."""
+        return -(-units // self.units) * -(-rows // self.rows)
+
+    def launch(self, units: int, rows: int, planes: int) -> tuple[Kernel, Grid]:
+        """What to launch, and where."""
+        threads = 32 * self.unit_warps * self.row_warps
+        shared = _STAGES * _DEPTH * (3 * self.units + self.rows)
+        return (
+            Kernel.of("project_bytes", "project_bytes", self.macros(planes)),
+            Grid((self.blocks(units, rows), 1), threads, shared_bytes=shared),
+        )
+
+    def macros(self, planes: int) -> dict[str, object]:
+        """What project_bytes.cu is specialized on."""
+        return {
+            **PLAIN,
+            "PLANES": planes,
+            "UNIT_WARPS": self.unit_warps,
+            "ROW_WARPS": self.row_warps,
+            "COLUMNS": self.columns,
+            "STAGES": _STAGES,
+        }
+
+
+SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(4, 2, 4), Tile(4, 2, 8)
+
+
+@lru_cache(maxsize=4096)
+def choose(units: int, rows: int, features: int, planes: int) -> Tile:
+    """The tile of a projection.
+
+    Args:
+        units: H padded to groups of 16.
+        rows: Steps times padded rows.
+        features: C.
+        planes: Bytes of a code of x.
+    """
+    if MEDIUM.blocks(units, rows) < _FEW_BLOCKS:
+        return SMALL
+    # larger tiles read operands less often, smaller ones have others to run while they wait
+    many = LARGE.blocks(units, rows) >= 2 * _FEW_BLOCKS
+    return LARGE if planes == 1 and features > 128 and many else MEDIUM
+
+
+def projection(
+    numbers: Numbers, shape: planner.Shape, T: int, N: int, tile: Tile | None = None
+) -> tuple[Kernel, Grid, Any, list[Tensor]]:
+    """The launch of a projection of one direction.
+
+    Args:
+        numbers: The plan's, whose weights are bytes.
+        shape: The recurrence that reads the result.
+        T: Steps.
+        N: Rows.
+        tile: Instead of the one that fits.
+
+    Returns:
+        The kernel, its grid, its arguments without `bytes` and `Wx`, and tensors to keep.
+    """
+    p: Any = ProjectBytesC()
+    weights, folded = numbers.gemm[0]
+    keep = [weights, folded]
+    W = numbers.W
+    planes = numbers.x_planes
+    p.weights, p.m = weights.data_ptr(), W.m
+    if planes == 1:
+        (folded_bytes, m), exact = numbers.of_bytes, numbers.exact_float[0]
+        p.folded_bytes, p.m_float = folded_bytes.data_ptr(), m.data_ptr()
+        p.exact_float = exact.data_ptr()
+        keep += [folded_bytes, m, exact]
+    else:
+        p.folded = folded.data_ptr()
+    p.T, p.N, p.H, p.padded = T, N, numbers.H, weights.shape[0]
+    p.NB, p.tiles, p.groups = shape.strip, shape.strips(N), shape.units // 16
+    p.wide = numbers.form.wide_input
+    p.lo, p.hi, p.code_lo = W.lo, W.hi, W.code_lo
+    rows = T * shape.strips(N) * shape.strip
+    tile = tile or choose(shape.units, rows, numbers.C, planes)
+    kernel, grid = tile.launch(shape.units, rows, planes)
+    return kernel, grid, p, keep

@@ -1,0 +1,115 @@
+"""The input projection in one kernel, on the host: as the kernel that adds up a unit at a time."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from quant_gru import QuantConfig, QuantGRU
+from quant_gru.kernels.cuda import executor, planner
+from quant_gru.kernels.cuda.launch import Grid
+from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL, choose, projection
+from quant_gru.kernels.cuda.structures import ProjectC
+
+sys.path.insert(0, str(Path(__file__).parent))
+from host_machine import COMPILER, Host
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    return Host(tmp_path_factory.mktemp("kernels"))
+
+
+def plan_of(config, C, H, scale):
+    torch.manual_seed(C)
+    gru = QuantGRU(C, H, config=config).eval()
+    with torch.no_grad():
+        gru.weight_ih_l0.mul_(scale)
+        gru.bias_ih_l0.uniform_(-3, 3)
+    gru.calibrate(torch.randn(12, 4, C))
+    gru.finalize_calibration()
+    return gru._plan().cells[0][0]
+
+
+def by_unit(call, shape, host):
+    """What the kernel for few rows writes; -1 where nothing is."""
+    T, N, _ = call.x.shape
+    numbers, wide = call.numbers, call.numbers.form.wide_input
+    size = T * shape.tiles(N) * shape.units * shape.rows
+    Wx = torch.full((size, 2 if wide else 1), -1, dtype=torch.int32)
+    p = ProjectC(call.sequence(), numbers.W)
+    p.Wx, p.wide = Wx.data_ptr(), wide
+    p.NB, p.tiles, p.groups = shape.rows, shape.tiles(N), shape.units // 16
+    host.launch(executor._FEW, Grid((T * N, -(-numbers.H // 8)), 256), p)
+    return Wx
+
+
+def in_one(call, shape, tile, host):
+    """What the kernel writes, into memory that ends where the result does."""
+    T, N, C = call.x.shape
+    kernel, grid, record, _keep = projection(call.numbers, shape, T, N, tile)
+    v = call.x.to(torch.int64) - call.numbers.x_offset
+    planes = [v] if call.numbers.x_planes == 1 else [v >> 8, (v & 255) - 128]
+    rows = torch.zeros((len(planes), T, N, record.padded), dtype=torch.int8)
+    rows[..., :C] = torch.stack(planes).to(torch.int8)
+    wide = call.numbers.form.wide_input
+    size = T * shape.tiles(N) * shape.units * shape.rows
+    guard = 4096
+    Wx = torch.full((size + guard, 2 if wide else 1), -7, dtype=torch.int32)
+    record.bytes, record.Wx = rows.data_ptr(), Wx.data_ptr()
+    host.launch(kernel, grid, record)
+    assert (Wx[size:] == -7).all()
+    return Wx[:size]
+
+
+UNSIGNED = QuantConfig.int8().replace("input.x", is_unsigned=True, is_symmetric=False)
+WIDE = QuantConfig.int8().replace("matmul.Wx", bitwidth=13)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize(
+    ("config", "tile", "sizes", "scale"),
+    [
+        # T, N, C, H, rows of a tile of the recurrence; of weights, so that biases are large beside
+        (QuantConfig.int8(), SMALL, (3, 11, 21, 37, 8), 1),
+        (QuantConfig.int8(), SMALL, (3, 11, 21, 37, 8), 1e-5),
+        (UNSIGNED, SMALL, (35, 1, 7, 16, 1), 1),
+        (UNSIGNED, MEDIUM, (5, 13, 70, 66, 2), 1),
+        (WIDE, SMALL, (4, 9, 80, 33, 4), 1e-5),
+        (WIDE, MEDIUM, (33, 1, 48, 20, 1), 1),
+        (QuantConfig.int8(), LARGE, (5, 15, 130, 65, 8), 1),
+        (QuantConfig.w8a16(), SMALL, (3, 6, 21, 37, 4), 1),
+        (QuantConfig.w8a16(), MEDIUM, (7, 11, 129, 20, 2), 1),
+    ],
+    ids=[
+        *("int8", "int8 doubles", "unsigned single", "unsigned", "wide doubles", "wide single"),
+        *("int8 large", "w8a16", "w8a16 medium"),
+    ],
+)
+def test_codes(host, config, tile, sizes, scale):
+    """Sizes of no tile, the ends of codes; large biases send sums through doubles."""
+    T, N, C, H, NB = sizes
+    plan = plan_of(config, C, H, scale)
+    generator = torch.Generator().manual_seed(T)
+    x = torch.randint(plan.x.lo, plan.x.hi + 1, (T, N, C), generator=generator)
+    x[0], x[-1] = plan.x.lo, plan.x.hi
+    h0 = torch.zeros(N, H, dtype=plan.h.container)
+    call = executor._Call(executor.Direction(plan, h0, False), x, None)
+    assert call.numbers.projects_bytes
+    if call.numbers.x_planes == 1:
+        assert bool(call.numbers.exact_float[0]) == (scale == 1)
+    shape = planner.make_shape(H, 1, 1, 1, NB)
+    expected = by_unit(call, shape, host)
+    there = expected[:, 0] != -1
+    assert there.sum() == T * N * H
+    got = in_one(call, shape, tile, host)
+    assert torch.equal(got[there], expected[there])
+
+
+def test_tiles_follow_sizes():
+    """Few rows go to many small blocks, many to large ones; codes of two bytes have no large."""
+    assert choose(128, 100, 64, 1) is SMALL
+    assert choose(512, 12800, 256, 1) is LARGE
+    assert choose(512, 12800, 256, 2) is MEDIUM
+    assert choose(128, 12800, 128, 1) is MEDIUM

@@ -5,6 +5,10 @@
 //   HALF, OPERAND, DIRS: as elsewhere
 #include "backward.cuh"
 
+#ifndef AHEAD
+#define AHEAD (HALF ? 4 : 2)  // rows of a warp that it loads at once
+#endif
+
 struct Numbers {
     const float *d;             // (rows, H)
     const Slopes *of_R, *of_W;  // (rows, H): of the state before and R h; of W x
@@ -45,25 +49,36 @@ extern "C" __global__ void __launch_bounds__(256) outer(const __grid_constant__ 
 #pragma unroll
     for (int i = 0; i < 6 * WIDE; ++i) total[i % 6][i / 6] = 0.f;
     if (unit < H) {
-#pragma unroll 2
-        for (int64_t row = first + warp; row < last; row += 8) {
-            const int64_t at = row * H + unit;
-            const Floats d = *(const Floats *)(p.d + at);
-            const SlopesOfUnits of_W = *(const SlopesOfUnits *)(p.of_W + at);
-            const SlopesOfUnits of_R = *(const SlopesOfUnits *)(p.of_R + at);
+        for (int64_t start = first + warp; start < last; start += 8 * AHEAD) {
+            // stores could be to what is loaded: a batch of loads comes before them
+            Floats d[AHEAD];
+            SlopesOfUnits of_W[AHEAD], of_R[AHEAD];
 #pragma unroll
-            for (int gate = 0; gate < 3; ++gate) {
-                const int64_t to = 3 * row * H + reordered(gate, unit, H);
-                float x[WIDE], h[WIDE];
+            for (int j = 0; j < AHEAD; ++j) {
+                const int64_t at = (start + 8 * j) * H + unit;
+                if (start + 8 * j >= last) break;
+                d[j] = *(const Floats *)(p.d + at);
+                of_W[j] = *(const SlopesOfUnits *)(p.of_W + at);
+                of_R[j] = *(const SlopesOfUnits *)(p.of_R + at);
+            }
 #pragma unroll
-                for (int i = 0; i < WIDE; ++i) {
-                    x[i] = slope(of_W.of[i], gate) * d.of[i];
-                    h[i] = slope(of_R.of[i], 1 + gate) * d.of[i];
-                    total[gate][i] += x[i];
-                    total[3 + gate][i] += h[i];
+            for (int j = 0; j < AHEAD; ++j) {
+                const int64_t row = start + 8 * j;
+                if (row >= last) break;
+#pragma unroll
+                for (int gate = 0; gate < 3; ++gate) {
+                    const int64_t to = 3 * row * H + reordered(gate, unit, H);
+                    float x[WIDE], h[WIDE];
+#pragma unroll
+                    for (int i = 0; i < WIDE; ++i) {
+                        x[i] = slope(of_W[j].of[i], gate) * d[j].of[i];
+                        h[i] = slope(of_R[j].of[i], 1 + gate) * d[j].of[i];
+                        total[gate][i] += x[i];
+                        total[3 + gate][i] += h[i];
+                    }
+                    if (p.dWx) put(p.dWx + to, x, p.scale_x);
+                    if (p.dRh) put(p.dRh + to, h, p.scale_h);
                 }
-                if (p.dWx) put(p.dWx + to, x, p.scale_x);
-                if (p.dRh) put(p.dRh + to, h, p.scale_h);
             }
         }
     }

@@ -48,17 +48,20 @@ inline Bytes bytes_of(const Taken &all, const Codes &p, int64_t row) {
     return {p.bytes + (2 * first + row - first) * p.padded, rows * p.padded};
 }
 
-template <int kBytes>
-struct alignas(kBytes < 16 ? kBytes : 16) Words {
-    uint32_t of[kBytes / 4];
-};
+inline uint32_t low_bytes(int a, int b, int c, int d) {
+    return interleave(interleave((uint32_t)a, (uint32_t)c, 0),
+                      interleave((uint32_t)b, (uint32_t)d, 0), 0);
+}
+
+// Of less than 23 bits; a conversion would take four times as long.
+inline float as_float(int v) { return bits_as_float((uint32_t)(0x4B400000 + v)) - 12582912.f; }
 
 // V codes of a row in one go, in kSize bytes each, values in 4. Stores could be to what is loaded:
 // a batch of loads comes before them.
 template <int kSize, int V>
 inline void unpack_groups(const Taken &all, const Codes &p, int block, int blocks) {
     typedef Words<kSize * V> Group;
-    constexpr int kAhead = kSize == 4 ? 2 : 4;
+    constexpr int kAhead = kSize == 1 ? 4 : 2;
     const int K = (int)p.K;
     const uint32_t across = (uint32_t)p.padded / V, count = (uint32_t)all.rows * across;
     const uint32_t threads = (uint32_t)blocks * blockDim.x;
@@ -112,24 +115,29 @@ inline void unpack_groups(const Taken &all, const Codes &p, int block, int block
                 Words<2 * V> pairs;
 #pragma unroll
                 for (int e = 0; e < V; e += 2)
-                    pairs.of[e / 2] = bf16_pair((float)(v[e] + less), (float)(v[e + 1] + less));
+                    pairs.of[e / 2] = bf16_pair(as_float(v[e] + less), as_float(v[e + 1] + less));
                 *(Words<2 * V> *)real = pairs;
 #else
 #pragma unroll
-                for (int e = 0; e < V; ++e) real[e] = operand((float)(v[e] + less));
+                for (int e = 0; e < V; ++e) real[e] = operand(as_float(v[e] + less));
 #endif
             }
-            Words<V> first = {}, second = {};
-#pragma unroll
-            for (int e = 0; e < V; ++e) {
-                first.of[e / 4] |= (uint32_t)((p.planes == 1 ? v[e] : v[e] >> 8) & 255)
-                                   << 8 * (e % 4);
-                second.of[e / 4] |= (uint32_t)(v[e] + 128 & 255) << 8 * (e % 4);
-            }
             const Bytes bytes = bytes_of(all, p, row);
-            *(Words<V> *)(bytes.to + k) = first;
-            if (p.planes == 1) continue;
-            *(Words<V> *)(bytes.to + bytes.second + k) = k < K ? second : Words<V>{};
+            Words<V> low, high;
+#pragma unroll
+            for (int e = 0; e < V; e += 4) {
+                const int *const of = v + e;
+                low.of[e / 4] = low_bytes(of[0], of[1], of[2], of[3]);
+                high.of[e / 4] = low_bytes(of[0] >> 8, of[1] >> 8, of[2] >> 8, of[3] >> 8);
+            }
+            if (p.planes == 1) {
+                *(Words<V> *)(bytes.to + k) = low;
+                continue;
+            }
+            *(Words<V> *)(bytes.to + k) = high;
+#pragma unroll
+            for (int w = 0; w < V / 4; ++w) low.of[w] = k < K ? low.of[w] ^ 0x80808080u : 0;
+            *(Words<V> *)(bytes.to + bytes.second + k) = low;
         }
     }
 }

@@ -59,10 +59,10 @@ inline Sums unpack_fours(const Weight &p, int64_t channel, int64_t place, float 
             if (!p.real || k >= K) continue;
             Operand *const real = p.real + place * K + k;
 #if OPERAND == 0
-            uint2 pairs;
-            pairs.x = bf16_pair((float)v[0] * scale, (float)v[1] * scale);
-            pairs.y = bf16_pair((float)v[2] * scale, (float)v[3] * scale);
-            *(uint2 *)real = pairs;
+            Words<8> pairs;
+            pairs.of[0] = bf16_pair((float)v[0] * scale, (float)v[1] * scale);
+            pairs.of[1] = bf16_pair((float)v[2] * scale, (float)v[3] * scale);
+            *(Words<8> *)real = pairs;
 #else
 #pragma unroll
             for (int i = 0; i < 4; ++i) real[i] = operand((float)v[i] * scale);

@@ -85,8 +85,8 @@ inline void unpack_groups(const Taken &all, const Codes &p, int block, int block
                 const Place from = place_of(all, p, row);
                 there[j] = from.codes;
                 if (from.codes)
-                    ahead[j] = *(const Group *)((const uint8_t *)from.codes +
-                                                (from.row * K + k) * kSize);
+                    ahead[j] =
+                        *(const Group *)((const uint8_t *)from.codes + (from.row * K + k) * kSize);
             }
         }
 #pragma unroll
@@ -158,11 +158,11 @@ inline void unpack_rows(const Taken &all, const Codes &p, int block, int blocks)
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const int k = start + 32 * j;
-                ahead[j] = k >= K       ? 0
-                           : values     ? quantized(values[k], p.scale, p.lo, p.hi, nan) - less
-                           : from.codes ? (int)(read_code(from.codes, p.kind, from.row * K + k) -
-                                                p.offset)
-                                        : -less;
+                ahead[j] = k >= K   ? 0
+                           : values ? quantized(values[k], p.scale, p.lo, p.hi, nan) - less
+                           : from.codes
+                               ? (int)(read_code(from.codes, p.kind, from.row * K + k) - p.offset)
+                               : -less;
             }
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
@@ -170,7 +170,8 @@ inline void unpack_rows(const Taken &all, const Codes &p, int block, int blocks)
                 if (k >= padded) break;
                 if (p.real && k < K) p.real[row * K + k] = operand((float)(v + less));
                 bytes.to[k] = (int8_t)(p.planes == 1 ? v : v >> 8);
-                if (p.planes == 2) bytes.to[bytes.second + k] = k < K ? (int8_t)((v & 255) - 128) : 0;
+                if (p.planes == 2)
+                    bytes.to[bytes.second + k] = k < K ? (int8_t)((v & 255) - 128) : 0;
             }
         }
     }

@@ -48,7 +48,7 @@ inline void transpose_tiles(const Fragments &p, int block) {
             for (int c = 0; c < 4; ++c) {
                 const int64_t at = (channel + c) * H + row + 8 * half;
                 code[half][c] = c >= units || row + 8 * half >= H ? 0
-                                : kBytes                          ? ((const int8_t *)p.codes)[at]
+                                : kBytes ? ((const int8_t *)p.codes)[at]
                                          : (int)read_code(p.codes, p.kind, at);
             }
 #pragma unroll

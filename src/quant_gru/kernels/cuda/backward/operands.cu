@@ -109,8 +109,7 @@ inline void unpack_weights(const Weight &p, int64_t H, int block) {
     const int64_t bias = p.bias[channel], M = p.M[channel], shift = p.k[channel];
     const int64_t place = reordered((int)(channel / H), channel % H, H);
     const float scale = divided(p.scales[channel], p.activation_scale);
-    const bool fours =
-        p.kind == 0 && p.planes == 1 && p.K % 4 == 0 && (uint64_t)p.codes % 4 == 0;
+    const bool fours = p.kind == 0 && p.planes == 1 && p.K % 4 == 0 && (uint64_t)p.codes % 4 == 0;
     const Sums sums = fours ? unpack_fours(p, channel, place, scale, lane)
                             : unpack_each(p, H, channel, place, scale, lane);
     const int64_t sum = all_lanes(sums.codes), sizes = all_lanes(sums.sizes);

@@ -8,6 +8,7 @@ One step is forward and backward: gradients of the input and of all weights, fro
 of the output. `ours` is QuantGRU in training mode, whose weights are quantized anew each time.
 
 On a GPU `cuDNN` is nn.GRU, the best of TF32, float16 and bfloat16, eager and from CUDA graphs;
+`nothing` is an eager step of a function that allocates its results and does nothing else;
 `us/step` is ours from a graph over the steps of the sequence; `of mul` compares the fewest
 multiply-accumulates, 9 N T H (C + H), with the rate of a large bfloat16 matrix product. On the CPU
 it stands against nn.GRU in float32, on as many threads. `loop` is the usual way: a loop over time
@@ -32,6 +33,7 @@ import statistics
 import warnings
 from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 import cpu
 import torch
@@ -81,6 +83,29 @@ def step(gru: nn.Module, x: Tensor, grad: Tensor) -> Engine:
     """Forward and backward."""
     wanted = [x, *gru.parameters()]
     return lambda: torch.autograd.grad(gru(x)[0], wanted, grad)
+
+
+class _Nothing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, size: int, x: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, *weights)
+        T, N, _ = x.shape
+        return x.new_empty(T, N, size), x.new_empty(1, N, size)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *map(torch.empty_like, ctx.saved_tensors)
+
+
+def nothing(gru: QuantGRU, x: Tensor, grad: Tensor) -> Engine:
+    """What autograd and PyTorch's allocations alone take."""
+    weights = list(gru.parameters())
+
+    def run() -> object:
+        output, _ = _Nothing.apply(gru.hidden_size, x, *weights)
+        return torch.autograd.grad(output, [x, *weights], grad)
+
+    return run
 
 
 def inputs(shape: Shape, device: str, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -162,7 +187,7 @@ def gpu_line(shape: Shape, args: argparse.Namespace, rate: float) -> tuple[str, 
     gru = quantized(shape, cpu.CONFIGS[args.config], "cuda", args.precision)
     x, grad = inputs(shape, "cuda")
     wrong, ours_kept = error(gru, shape), kept(gru, x)
-    engines: dict[str, Engine] = {"ours": step(gru, x, grad)}
+    engines: dict[str, Engine] = {"ours": step(gru, x, grad), "nothing": nothing(gru, x, grad)}
     rivals_kept = []
     for kind in (torch.float32, torch.float16, torch.bfloat16):
         plain = nn.GRU(C, H, device="cuda", dtype=kind)
@@ -170,6 +195,7 @@ def gpu_line(shape: Shape, args: argparse.Namespace, rate: float) -> tuple[str, 
         rivals_kept.append(kept(plain, real))
         engines[f"cudnn {kind}"] = step(plain, real, real_grad)
     t = gpu.medians(engines, args.repeats)
+    del engines["nothing"]
     for name in reversed(engines):  # ours last: what cannot be captured breaks what follows
         try:
             # one at a time: cuDNN's workspaces in graphs must not meet those outside
@@ -190,6 +216,7 @@ def gpu_line(shape: Shape, args: argparse.Namespace, rate: float) -> tuple[str, 
     floor = 9 * N * T * H * (C + H) / rate * 1e6
     columns = [
         *(f"{value:9.1f}" for value in (eager, t["ours"])),
+        f"{t['nothing']:9.1f}",
         f"{ratios['eager']:7.2f}x",
         *(f"{value:9.1f}" for value in (graph, t["graph ours"])),
         f"{ratios['graph']:7.2f}x",
@@ -222,8 +249,10 @@ def on_gpu(args: argparse.Namespace) -> None:
         f"{torch.cuda.get_device_name()}; torch {torch.__version__}; {args.config}; "
         f"precision {args.precision or 'as it is'}; medians of {args.repeats}, us"
     )
-    titles = f"{'cuDNN':>9} {'ours':>9} {'ratio':>8} {'graph':>9} {'ours':>9} {'ratio':>8}"
-    titles += f" {'us/step':>8} {'of mul':>7} {'loop/ours':>8} {'bytes':>6} {'cuDNN':>7}"
+    titles = f"{'cuDNN':>9} {'ours':>9} {'nothing':>9} {'ratio':>8} {'graph':>9} {'ours':>9}"
+    titles += (
+        f" {'ratio':>8} {'us/step':>8} {'of mul':>7} {'loop/ours':>8} {'bytes':>6} {'cuDNN':>7}"
+    )
     print(line("N,T,C,H", [titles, f"{'loop':>7} {'error':>9}"]))
     ratios: list[dict[str, float]] = []
     for shape in gpu.SHAPES[: args.shapes]:

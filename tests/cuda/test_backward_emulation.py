@@ -256,6 +256,32 @@ def test_values_none_and_nan_stand_for_codes_and_zeros(host, config, C, reverse)
             assert (a - b).norm() <= 1e-5 * b.norm(), name
 
 
+@pytest.mark.parametrize(
+    ("config", "C", "H"),
+    [
+        ("int8", 16, 24),
+        ("int8-unsigned", 12, 20),
+        ("w8a16", 12, 24),
+        ("int16", 8, 20),
+        ("w8a16", 7, 12),
+    ],
+)
+def test_codes_go_in_groups_where_rows_are_aligned(host, monkeypatch, config, C, H):
+    """Few or many of a thread, from codes and from values at any address: the same bits."""
+    (plan,) = plans_of(C, H, CONFIGS[config])
+    T, N = 21, 10
+    tape = random_tape(plan, T, N)
+    out, last = random_gradients(tape)
+    (expected,) = check(host, [tape], "fp32")
+    monkeypatch.setattr(schedule, "_CODES_BLOCKS", 1)
+    aligned = torch.zeros(N, T, C).transpose(0, 1)
+    for x in (aligned, torch.zeros(T, N, C + 1)[..., 1:]):
+        x.copy_((tape.x.float() - plan.x.zero_point) * plan.x.scale)
+        given = [replace(tape, x=x)]
+        (found,) = run.backward(given, [out], [last], ALL, "fp32", host)
+        assert fields_equal(found, expected, NAMES)
+
+
 @pytest.mark.parametrize(("steps", "per_step"), [(4, False), (10, True)])
 def test_pieces_of_time_give_the_gradients_of_the_whole(host, monkeypatch, steps, per_step):
     """Both directions at once, rows of all lengths, with units that stay."""

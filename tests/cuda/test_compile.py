@@ -86,7 +86,7 @@ def backward_variants(arch):
         in_bytes = max(form.weight_bytes, form.state_bytes) == 1
         yield "backward/slopes", {**macros, "BYTES": int(in_bytes)}
         if in_bytes:
-            for unit_warps, groups in ((4, 3), (2, 6), (1, 1))[: 3 if index == 0 else 1]:
+            for unit_warps, groups in ((2, 4), (4, 3), (1, 6))[: 3 if index == 0 else 1]:
                 shape = SlopesShape(unit_warps, groups, (64, 128), form.table_bytes)
                 yield "backward/slopes_bytes", {**macros, **shape.macros}
             # wide gates between bytes

@@ -60,7 +60,7 @@ class Device(driver.Device):
         self.native, self.loaded, self.index = recording.native, {}, 0
 
     def _ready(self, kernel, grid):
-        return self.loaded.setdefault(grid, driver.Loaded(40 + len(self.loaded), grid, False))
+        return self.loaded.setdefault(grid, driver.Loaded(40 + len(self.loaded), grid))
 
     def raise_for(self, status):
         raise QuantGRUError(f"status {status}")

@@ -109,7 +109,8 @@ def test_codes(host, config, tile, sizes, scale):
 
 def test_tiles_follow_sizes():
     """Few rows go to many small blocks, many to large ones; codes of two bytes have no large."""
-    assert choose(128, 100, 64, 1) is SMALL
-    assert choose(512, 12800, 256, 1) is LARGE
-    assert choose(512, 12800, 256, 2) is MEDIUM
-    assert choose(128, 12800, 128, 1) is MEDIUM
+    assert choose(128, 100, 1) is SMALL
+    assert choose(512, 12800, 1) is LARGE
+    assert choose(512, 12800, 2) is MEDIUM
+    assert choose(128, 12800, 1) is MEDIUM  # 400 large ones: 396 at once, and four alone
+    assert choose(112, 10240, 1) is LARGE

@@ -82,13 +82,28 @@ extern "C" __global__ void __launch_bounds__(256) carry(const __grid_constant__ 
     if (row >= p.rows) return;
     const int H = (int)p.H, D = (int)p.directions;
     for (int d = 0; d < D; ++d) {
-#pragma unroll 4
-        for (int i = threadIdx.x % 32; i < H; i += 32) {
-            const int64_t v = read_code(p.codes[d], p.kind[d], row * H + i) - p.zero[d];
-            const int64_t q = qg_round(v * p.M[d], (int)p.k[d]), code = qg_clamp(q, p.lo, p.hi);
-            const int64_t at = (row * D + d) * H + i;
-            if (p.to) write_code(p.to, p.to_kind, at, code + p.to_zero);
-            if (p.grad) p.grad[at] = Magic<float>::times(p.grad[at], code == q ? 1.f : 0.f);
+        const int64_t start = (row * D + d) * H;
+        // stores could be to what is loaded: a batch of loads comes before them
+        for (int first = threadIdx.x % 32; first < H; first += 4 * 32) {
+            int ahead[4];
+            float grads[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const int i = first + 32 * j;
+                if (i >= H) break;
+                ahead[j] = (int)read_code(p.codes[d], p.kind[d], row * H + i);
+                if (p.grad) grads[j] = p.grad[start + i];
+            }
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const int i = first + 32 * j;
+                if (i >= H) break;
+                const int64_t q = qg_round((ahead[j] - p.zero[d]) * p.M[d], (int)p.k[d]);
+                const int64_t code = qg_clamp(q, p.lo, p.hi);
+                if (p.to) write_code(p.to, p.to_kind, start + i, code + p.to_zero);
+                if (p.grad)
+                    p.grad[start + i] = Magic<float>::times(grads[j], code == q ? 1.f : 0.f);
+            }
         }
     }
 }
@@ -238,10 +253,20 @@ extern "C" __global__ void __launch_bounds__(256) between(const __grid_constant_
     bool nan = false;
     for (int d = 0; d < (int)p.directions; ++d) {
         const int64_t start = (int64_t)row * H;
-        for (int k = lane; k < H; k += 32) {
-            const int64_t v = read_code(p.codes[d], p.kind[d], start + k) - p.zero[d];
-            const int64_t q = qg_clamp(qg_round(v * p.M[d], (int)p.k[d]), p.lo, p.hi);
-            put(p.to, row, d * H + k, (int)(q + p.out_zero));
+        for (int first = lane; first < H; first += 4 * 32) {
+            int ahead[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                if (first + 32 * j < H)
+                    ahead[j] = (int)read_code(p.codes[d], p.kind[d], start + first + 32 * j);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const int k = first + 32 * j;
+                if (k >= H) break;
+                const int64_t v = (ahead[j] - p.zero[d]) * p.M[d];
+                const int64_t q = qg_clamp(qg_round(v, (int)p.k[d]), p.lo, p.hi);
+                put(p.to, row, d * H + k, (int)(q + p.out_zero));
+            }
         }
         nan |= is_nan(p.below, d, row / N, row % N, lane);
     }

@@ -13,7 +13,9 @@ from quant_gru.kernels.cuda import cache
 _HERE = Path(__file__).parent
 _HEADERS = {
     "backward.cuh": _HERE / "backward" / "backward.cuh",
+    "codes.cuh": _HERE / "backward" / "codes.cuh",
     "element.cuh": _HERE / "backward" / "element.cuh",
+    "fragments.cuh": _HERE / "backward" / "fragments.cuh",
     "cell.cuh": _HERE / "cell.cuh",
     "lines.cuh": _HERE / "lines.cuh",
     "multiply.cuh": _HERE / "multiply.cuh",

@@ -21,10 +21,6 @@ _BESIDE = {1: 72, 2: 88, 4: 112}
 _ROWS = (1, 2, 4, 8, 16)
 # steps whose input projection is on its way or in use
 RING = 4
-# whether to use two accumulators, late products and near waits where they are possible
-SETS = True
-LATE = True
-NEAR = 0
 _ROOMY = 128  # registers of weights that leave many for other things
 _FEWEST = 32  # with fewer, a thread is busy with nothing but spilled registers
 
@@ -101,7 +97,7 @@ class Shape:
         """Accumulators of a gate: two where a scheduler has one warp and registers are left."""
         alone = self.threads <= 128 and form.weight_bytes == form.state_bytes == 1
         roomy = 64 < self.features and self.rows <= 8 and self.weight_registers(form) <= _ROOMY
-        return 2 if SETS and alone and roomy else 1
+        return 2 if alone and roomy else 1
 
     def late(self, form: Form) -> bool:
         """Whether products of the update gate may come last: registers hold all operands."""
@@ -129,8 +125,7 @@ class Shape:
             "COPY": copied_bytes(form, H),
             "DIRS": directions,
             "RING": RING,
-            "NEAR": NEAR,
-            "LATE": int(LATE and self.late(form)),
+            "LATE": int(self.late(form)),
             "SETS": self.sets(form),
             **form.products,
         }

@@ -15,7 +15,7 @@ from quant_gru.kernels.cuda.structures import ProjectBytesC
 
 _STAGES = 4
 _DEPTH = 64  # bytes of a row in a stage
-_FEW_BLOCKS = 128  # fewer leave much of a device idle
+_FEW_BLOCKS = 256  # fewer leave much of a device idle
 
 
 @dataclass(frozen=True)
@@ -67,24 +67,25 @@ class Tile:
         }
 
 
-SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(4, 2, 4), Tile(4, 2, 8)
+SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(2, 2, 4), Tile(2, 2, 8)
+_AT_ONCE = 396  # large tiles on a device, three to a multiprocessor
 
 
 @lru_cache(maxsize=4096)
-def choose(units: int, rows: int, features: int, planes: int) -> Tile:
+def choose(units: int, rows: int, planes: int) -> Tile:
     """The tile of a projection.
 
     Args:
         units: H padded to groups of 16.
         rows: Steps times padded rows.
-        features: C.
         planes: Bytes of a code of x.
     """
     if MEDIUM.blocks(units, rows) < _FEW_BLOCKS:
         return SMALL
-    # larger tiles read operands less often, smaller ones have others to run while they wait
-    many = LARGE.blocks(units, rows) >= 2 * _FEW_BLOCKS
-    return LARGE if planes == 1 and features > 128 and many else MEDIUM
+    # larger tiles read operands less often, but should not leave most of a device idle at the end
+    blocks = LARGE.blocks(units, rows)
+    busy = blocks / (_AT_ONCE * -(-blocks // _AT_ONCE))
+    return LARGE if planes == 1 and busy > 0.6 else MEDIUM
 
 
 def projection(
@@ -120,6 +121,6 @@ def projection(
     p.wide = numbers.form.wide_input
     p.lo, p.hi, p.code_lo = W.lo, W.hi, W.code_lo
     rows = T * shape.strips(N) * shape.strip
-    tile = tile or choose(shape.units, rows, numbers.C, planes)
+    tile = tile or choose(shape.units, rows, planes)
     kernel, grid = tile.launch(shape.units, rows, planes)
     return kernel, grid, p, keep

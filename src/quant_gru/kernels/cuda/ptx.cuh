@@ -104,26 +104,16 @@ inline void barrier_expect(uint64_t *barrier, uint32_t bytes) {
         : "memory");
 }
 
-// kNear: other blocks write nothing but this block's shared memory, and count it on this barrier;
-// then what the first level of the cache holds stays valid.
-template <int kNear = 0>
 inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
-#define QG_WAIT(SCOPE)                            \
-    asm volatile(                                 \
-        "{\n"                                     \
-        ".reg .pred done;\n"                      \
-        "again:\n"                                \
-        "mbarrier.try_wait.parity.acquire." SCOPE \
-        ".shared::cta.b64 done, [%0], %1;\n"      \
-        "@!done bra again;\n"                     \
-        "}" ::"r"(shared_address(barrier)),       \
-        "r"(parity)                               \
-        : "memory")
-    if (kNear)
-        QG_WAIT("cta");
-    else
-        QG_WAIT("cluster");
-#undef QG_WAIT
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
 }
 
 inline uint32_t address_in(uint32_t address, uint32_t rank) {

@@ -17,7 +17,6 @@
 //   COPY        bytes of states that a thread writes at once behind the products, 0: each its own
 //   DIRS        directions of a launch
 //   RING        steps whose input projection is on its way or in use: a power of two
-//   NEAR        waits acquire what is in the block's own memory only
 //   LATE        products of the update gate come behind the others
 //   SETS        accumulators of a gate, added up behind the products (HP == WP == 1)
 //   HELD        some units keep their state in some steps
@@ -637,7 +636,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                      barriers + (1 - parity), peer, *(const uint4 *)(to + chunk * 16));
             }
         }
-        barrier_wait<NEAR>(barriers + (1 - parity), (uint32_t)(s >> 1) & 1);
+        barrier_wait(barriers + (1 - parity), (uint32_t)(s >> 1) & 1);
     };
     const auto go = [&](auto known) {
         for (int s = 0; s < steps; s += 2) {

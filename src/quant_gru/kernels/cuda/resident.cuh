@@ -2,10 +2,9 @@
 // activations pass: for two products of the same units, one after the other, row tile by row tile.
 //
 //   typedef Resident<unit warps, groups, columns, stages> Tile;
-//   Tile::keep(to, weights, H, first_unit, padded);   // all threads; a barrier after
-//   copies_wait<0> Tile::Passing passing(...);                       // rows of this thread's group
-//   of warps passing.add(sums, kept, product);                 // ... of each product, for each
-//   tile of rows
+//   Tile::keep(kept, weights, H, first_unit, padded);  // of each product; then a barrier
+//   Tile::Passing passing(shared, x, h, first, last);  // rows of this thread's group of warps
+//   passing.add(sums, kept, padded);                   // of each product in turn, tile by tile
 //
 // A block has `groups` groups of `unit warps` warps. Each group goes through rows of its own, all
 // of them with the 16 * unit warps units of the block, and waits for none of the others. Loads run
@@ -73,40 +72,46 @@ struct Resident {
     struct Passing {
         const PassingRows &x, &h;
         uint32_t ring, read_slot, write_slot;
-        int row, k, last;  // of this thread's next load
-        bool second;       // it is of the second product
+        const int8_t *from;   // of this thread's next load
+        int row, left, last;  // its row, and bytes of it from there on
+        bool second;          // it is of the second product
 
         inline Passing(unsigned char *shared, const PassingRows &x, const PassingRows &h, int first,
                        int last)
             : x(x), h(h), read_slot(0), write_slot(0), last(last), second(false) {
-            const int line = (int)threadIdx.x % kGroupThreads / 4, chunk = (int)threadIdx.x % 4;
             ring = shared_address(shared) + group() * kRingBytes;
-            row = first + line;
-            k = chunk * 16;
+            row = first + line();
+            start();
 #pragma unroll
             for (int i = 0; i < kStages - 1; ++i) load();
         }
 
-        // The next stage; after the last one, nothing.
+        static inline int line() { return (int)threadIdx.x % kGroupThreads / 4; }
+        static inline int chunk() { return (int)threadIdx.x % 4; }
+
+        inline void start() {
+            const PassingRows &now = second ? h : x;
+            from = now.rows + row * now.padded + chunk() * 16;
+            left = (int)now.padded - chunk() * 16;
+        }
+
+        // The next stage; after the last one, nothing. Beyond the rows `from` points to nothing
+        // that is there, and nothing is read.
         inline void load() {
             constexpr int kLines = kGroupThreads / 4;
-            const int line = (int)threadIdx.x % kGroupThreads / 4, chunk = (int)threadIdx.x % 4;
-            if (row - line < last) {
-                const int8_t *const rows = second ? h.rows : x.rows;
-                const int64_t padded = second ? h.padded : x.padded;
-                const int8_t *from = rows + row * padded + k;
-                const uint32_t to = ring + write_slot + place(line, chunk);
+            if (row - line() < last) {
+                const int64_t padded = kLoads == 1 ? 0 : second ? h.padded : x.padded;
+                const uint32_t to = ring + write_slot + place(line(), chunk());
 #pragma unroll
-                for (int j = 0; j < kLoads; ++j) {
-                    const bool there = row + j * kLines < last && k < (int)padded;
-                    copy_async(to + j * kLines * kDepth, there ? from : rows, there);
-                    from += kLines * padded;
-                }
-                k += kDepth;
-                if (k - chunk * 16 >= (int)padded) {
-                    k = chunk * 16;
+                for (int j = 0; j < kLoads; ++j)
+                    copy_async(to + j * kLines * kDepth, from + j * kLines * padded,
+                               left > 0 && row + j * kLines < last);
+                from += kDepth;
+                left -= kDepth;
+                if (left + chunk() * 16 <= 0) {
                     if (second) row += kRows;
                     second = !second;
+                    start();
                 }
             }
             copies_commit();

@@ -13,6 +13,12 @@ struct Channel {
     int32_t exact;   // whether float holds every accumulator and m
 };
 
+// Loaded or stored at once.
+template <int kBytes>
+struct alignas(kBytes < 16 ? kBytes : 16) Words {
+    uint32_t of[kBytes / 4];
+};
+
 // Operands of matrix products and stored slopes. OPERAND: 0 bfloat16, 1 float, 2 double.
 #if OPERAND == 0
 typedef uint16_t Operand;

@@ -5,6 +5,10 @@
 //   HALF, OPERAND, DIRS: as elsewhere
 #include "backward.cuh"
 
+#ifndef AHEAD
+#define AHEAD (HALF ? 4 : 2)  // rows of a warp that it loads at once
+#endif
+
 struct Numbers {
     const float *d;             // (rows, H)
     const Slopes *of_R, *of_W;  // (rows, H): of the state before and R h; of W x
@@ -25,12 +29,6 @@ struct alignas(WIDE * 4) Floats {
     float of[WIDE];
 };
 
-// What a thread reads of a row.
-struct Row {
-    Floats d;
-    SlopesOfUnits of_W, of_R;
-};
-
 inline void put(Operand *to, const float (&v)[WIDE], float scale) {
 #if WIDE == 2 && OPERAND == 0
     *(uint32_t *)to = bf16_pair(v[0] * scale, v[WIDE - 1] * scale);
@@ -40,8 +38,7 @@ inline void put(Operand *to, const float (&v)[WIDE], float scale) {
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(256, HALF ? 3 : 1)
-    outer(const __grid_constant__ Pair pair) {
+extern "C" __global__ void __launch_bounds__(256) outer(const __grid_constant__ Pair pair) {
     const Numbers &p = pair.d[blockIdx.y % DIRS];
     QG_SHARED(memory);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -51,35 +48,38 @@ extern "C" __global__ void __launch_bounds__(256, HALF ? 3 : 1)
     float total[6][WIDE];
 #pragma unroll
     for (int i = 0; i < 6 * WIDE; ++i) total[i % 6][i / 6] = 0.f;
-    if (unit < H && first + warp < last) {
-        const auto load = [&](int64_t row) {
-            const int64_t at = row * H + unit;
-            return Row{*(const Floats *)(p.d + at), *(const SlopesOfUnits *)(p.of_W + at),
-                       *(const SlopesOfUnits *)(p.of_R + at)};
-        };
-        Row ahead = load(first + warp);
-        const int64_t to = 3 * (first + warp) * H + unit;
-        Operand *dWx = p.dWx ? p.dWx + to : nullptr, *dRh = p.dRh ? p.dRh + to : nullptr;
-        for (int64_t row = first + warp; row < last; row += 8) {
-            const Row now = ahead;
-            // stores below could be to anything: the next row is read before them
-            if (row + 8 < last) ahead = load(row + 8);
+    if (unit < H) {
+        for (int64_t start = first + warp; start < last; start += 8 * AHEAD) {
+            // stores could be to what is loaded: a batch of loads comes before them
+            Floats d[AHEAD];
+            SlopesOfUnits of_W[AHEAD], of_R[AHEAD];
 #pragma unroll
-            for (int gate = 0; gate < 3; ++gate) {
-                const int64_t place = reordered(gate, 0, H);
-                float x[WIDE], h[WIDE];
-#pragma unroll
-                for (int i = 0; i < WIDE; ++i) {
-                    x[i] = slope(now.of_W.of[i], gate) * now.d.of[i];
-                    h[i] = slope(now.of_R.of[i], 1 + gate) * now.d.of[i];
-                    total[gate][i] += x[i];
-                    total[3 + gate][i] += h[i];
-                }
-                if (dWx) put(dWx + place, x, p.scale_x);
-                if (dRh) put(dRh + place, h, p.scale_h);
+            for (int j = 0; j < AHEAD; ++j) {
+                const int64_t at = (start + 8 * j) * H + unit;
+                if (start + 8 * j >= last) break;
+                d[j] = *(const Floats *)(p.d + at);
+                of_W[j] = *(const SlopesOfUnits *)(p.of_W + at);
+                of_R[j] = *(const SlopesOfUnits *)(p.of_R + at);
             }
-            if (dWx) dWx += 24 * H;
-            if (dRh) dRh += 24 * H;
+#pragma unroll
+            for (int j = 0; j < AHEAD; ++j) {
+                const int64_t row = start + 8 * j;
+                if (row >= last) break;
+#pragma unroll
+                for (int gate = 0; gate < 3; ++gate) {
+                    const int64_t to = 3 * row * H + reordered(gate, unit, H);
+                    float x[WIDE], h[WIDE];
+#pragma unroll
+                    for (int i = 0; i < WIDE; ++i) {
+                        x[i] = slope(of_W[j].of[i], gate) * d[j].of[i];
+                        h[i] = slope(of_R[j].of[i], 1 + gate) * d[j].of[i];
+                        total[gate][i] += x[i];
+                        total[3 + gate][i] += h[i];
+                    }
+                    if (p.dWx) put(p.dWx + to, x, p.scale_x);
+                    if (p.dRh) put(p.dRh + to, h, p.scale_h);
+                }
+            }
         }
     }
     if (!p.partial) return;

@@ -34,7 +34,7 @@ _FEWEST_ROWS = 32  # torch._int_mm takes more than 16
 _PRODUCT_BYTES = 32 << 20  # of the int32 sums of W x, or of R h, at once
 _SUMMED = 256  # chunks of rows whose sums are added in the end
 _BLOCKS = 396  # that fill a GPU: 3 for each multiprocessor of the largest
-_MOST_BLOCKS = 2048
+_CODES_BLOCKS = 528  # of an activation: 4 for each multiprocessor of the largest
 _CHANNEL_BYTES = 24
 _MAGIC = 12582912.0  # of float32, see cell.cuh
 
@@ -328,8 +328,10 @@ class Schedule:
             o.scale_x, o.scale_h = plan.x.scale, plan.h.scale
 
         operands.of_weights = -(-3 * H // 8)
-        operands.of_codes = min(-(-rows // 8), _MOST_BLOCKS)
-        of_fragments = -(-layout["count"] // _THREADS)
+        # a thread takes at least 8 codes
+        operands.of_codes = min(-(-rows * max(self._padded) // (8 * _THREADS)), _CODES_BLOCKS)
+        # a warp takes the tiles of a step
+        of_fragments = -(-layout["count"] // (_THREADS // 32 * 128 * layout["MT"])) if laid else 0
         blocks = dirs * (2 * (operands.of_weights + operands.of_codes) + of_fragments)
         macros: dict[str, object] = {"OPERAND": self._precision.operand, "HALF": 1}
         grid = Grid((blocks, 1), _THREADS)

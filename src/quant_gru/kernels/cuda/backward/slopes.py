@@ -76,7 +76,7 @@ def choose(
         return None
     limit = _MOST_SHARED if clusters else _MOST_WITHOUT_CLUSTERS
     tiles = -(-H // 16)
-    for unit_warps, groups in ((4, 3), (2, 6), (2, 3), (1, 6), (1, 3), (1, 1)):
+    for unit_warps, groups in ((2, 4), (2, 3), (1, 6)):
         shape = SlopesShape(unit_warps, groups, padded, table_bytes)
         idle = -(-tiles // unit_warps) * unit_warps - tiles
         if shape.shared_bytes <= limit and 4 * idle <= tiles:

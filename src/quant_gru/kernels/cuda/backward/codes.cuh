@@ -1,0 +1,200 @@
+// Codes of activations as what is multiplied: in bytes, and as real values less their zero point.
+#ifndef QUANT_GRU_CODES_CUH
+#define QUANT_GRU_CODES_CUH
+
+#include "backward.cuh"
+#include "quantize.cuh"
+
+// Codes of an activation: as bytes, and less their zero point.
+struct Codes {
+    const void *codes;    // (rows, K): a plan's codes; of states, those after each step
+    const void *before;   // (N, K): of states, those before the first step, or null for zeros
+    const float *values;  // [row / N * step + row % N * next + k]: what is quantized; or null
+    int8_t *bytes;        // a chunk of rows after the other, (planes, rows of it, padded)
+    Operand *real;        // (rows, K), or null
+    int64_t kind, K, padded, planes, offset, zero;
+    int64_t N, states, reverse;
+    int64_t step, next;   // of values
+    float scale, lo, hi;  // of values; limits less the zero point
+};
+struct Taken {
+    Codes c[2 * DIRS];
+    int64_t rows, chunk;
+};
+
+// Where the codes of a row are among those of all rows, or of all before the first step.
+struct Place {
+    const void *codes;  // or null
+    int64_t row;
+};
+
+inline Place place_of(const Taken &all, const Codes &p, int64_t row) {
+    if (!p.states) return {p.codes, row};
+    const int64_t from = p.reverse ? row + p.N : row - p.N;
+    if (from >= 0 && from < all.rows) return {p.codes, from};
+    return {p.before, p.reverse ? from - all.rows : from + p.N};
+}
+
+// The first bytes of a row, and how far second ones are behind them.
+struct Bytes {
+    int8_t *to;
+    int64_t second;
+};
+
+inline Bytes bytes_of(const Taken &all, const Codes &p, int64_t row) {
+    if (p.planes == 1) return {p.bytes + row * p.padded, 0};
+    const int64_t chunk = (uint32_t)row / (uint32_t)all.chunk, first = chunk * all.chunk;
+    const int64_t rows = all.rows - first < all.chunk ? all.rows - first : all.chunk;
+    return {p.bytes + (2 * first + row - first) * p.padded, rows * p.padded};
+}
+
+inline uint32_t low_bytes(int a, int b, int c, int d) {
+    return interleave(interleave((uint32_t)a, (uint32_t)c, 0),
+                      interleave((uint32_t)b, (uint32_t)d, 0), 0);
+}
+
+// Of less than 23 bits; a conversion would take four times as long.
+inline float as_float(int v) { return bits_as_float((uint32_t)(0x4B400000 + v)) - 12582912.f; }
+
+// V codes of a row in one go, in kSize bytes each, values in 4. Stores could be to what is loaded:
+// a batch of loads comes before them.
+template <int kSize, int V>
+inline void unpack_groups(const Taken &all, const Codes &p, int block, int blocks) {
+    typedef Words<kSize * V> Group;
+    constexpr int kAhead = kSize == 1 ? 4 : 2;
+    const int K = (int)p.K;
+    const uint32_t across = (uint32_t)p.padded / V, count = (uint32_t)all.rows * across;
+    const uint32_t threads = (uint32_t)blocks * blockDim.x;
+    const int less = (int)(p.offset - p.zero);
+    const uint32_t flip = p.kind == 0 ? 0x80808080u : 0;
+    const int origin = (int)p.offset + (p.kind == 0 ? 128 : 0);
+    for (uint32_t start = block * blockDim.x + threadIdx.x; start < count;
+         start += kAhead * threads) {
+        Group ahead[kAhead];
+        bool there[kAhead];
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+            const uint32_t i = start + j * threads, row = i / across;
+            const int k = (int)(i - row * across) * V;
+            there[j] = i < count && k < K;
+            if (!there[j]) continue;
+            if (kSize == 4) {
+                const uint32_t N = (uint32_t)p.N, t = row / N;
+                ahead[j] = *(const Group *)(p.values + t * p.step + (row - t * N) * p.next + k);
+            } else {
+                const Place from = place_of(all, p, row);
+                there[j] = from.codes;
+                if (from.codes)
+                    ahead[j] =
+                        *(const Group *)((const uint8_t *)from.codes + (from.row * K + k) * kSize);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+            const uint32_t i = start + j * threads, row = i / across;
+            const int k = (int)(i - row * across) * V;
+            if (i >= count) break;
+            int v[V];  // less the offset
+            bool nan = false;
+#pragma unroll
+            for (int e = 0; e < V; ++e) {
+                if (!there[j])
+                    v[e] = k < K ? -less : 0;
+                else if (kSize == 4)
+                    v[e] = quantized(bits_as_float(ahead[j].of[e * kSize / 4]), p.scale, p.lo, p.hi,
+                                     nan) -
+                           less;
+                else if (kSize == 2)
+                    v[e] = (int16_t)(ahead[j].of[e * kSize / 4] >> 16 * (e % 2)) - (int)p.offset;
+                else
+                    v[e] = (int)((ahead[j].of[e / 4] ^ flip) >> 8 * (e % 4) & 255) - origin;
+            }
+            if (p.real && k < K) {
+                Operand *const real = p.real + (int64_t)row * K + k;
+#if OPERAND == 0
+                Words<2 * V> pairs;
+#pragma unroll
+                for (int e = 0; e < V; e += 2)
+                    pairs.of[e / 2] = bf16_pair(as_float(v[e] + less), as_float(v[e + 1] + less));
+                *(Words<2 * V> *)real = pairs;
+#else
+#pragma unroll
+                for (int e = 0; e < V; ++e) real[e] = operand(as_float(v[e] + less));
+#endif
+            }
+            const Bytes bytes = bytes_of(all, p, row);
+            Words<V> low, high;
+#pragma unroll
+            for (int e = 0; e < V; e += 4) {
+                const int *const of = v + e;
+                low.of[e / 4] = low_bytes(of[0], of[1], of[2], of[3]);
+                high.of[e / 4] = low_bytes(of[0] >> 8, of[1] >> 8, of[2] >> 8, of[3] >> 8);
+            }
+            if (p.planes == 1) {
+                *(Words<V> *)(bytes.to + k) = low;
+                continue;
+            }
+            *(Words<V> *)(bytes.to + k) = high;
+#pragma unroll
+            for (int w = 0; w < V / 4; ++w) low.of[w] = k < K ? low.of[w] ^ 0x80808080u : 0;
+            *(Words<V> *)(bytes.to + bytes.second + k) = low;
+        }
+    }
+}
+
+// One code a thread, a row a warp.
+inline void unpack_rows(const Taken &all, const Codes &p, int block, int blocks) {
+    const int lane = threadIdx.x % 32, K = (int)p.K, padded = (int)p.padded;
+    const int less = (int)(p.offset - p.zero);
+    for (int64_t row = (int64_t)block * 8 + threadIdx.x / 32; row < all.rows;
+         row += (int64_t)blocks * 8) {
+        const Place from = place_of(all, p, row);
+        const float *const values =
+            p.values ? p.values + row / p.N * p.step + row % p.N * p.next : nullptr;
+        const Bytes bytes = bytes_of(all, p, row);
+        for (int start = lane; start < padded; start += 4 * 32) {
+            int ahead[4];  // less the offset; NaN becomes the zero point
+            bool nan = false;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const int k = start + 32 * j;
+                ahead[j] = k >= K   ? 0
+                           : values ? quantized(values[k], p.scale, p.lo, p.hi, nan) - less
+                           : from.codes
+                               ? (int)(read_code(from.codes, p.kind, from.row * K + k) - p.offset)
+                               : -less;
+            }
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const int k = start + 32 * j, v = ahead[j];
+                if (k >= padded) break;
+                if (p.real && k < K) p.real[row * K + k] = operand((float)(v + less));
+                bytes.to[k] = (int8_t)(p.planes == 1 ? v : v >> 8);
+                if (p.planes == 2)
+                    bytes.to[bytes.second + k] = k < K ? (int8_t)((v & 255) - 128) : 0;
+            }
+        }
+    }
+}
+
+inline void unpack_codes(const Taken &all, const Codes &p, int block, int blocks) {
+    const int size = p.values ? 4 : p.kind < 2 ? 1 : p.kind == 2 ? 2 : 0;
+    const int V = p.K % 8 == 0 ? 8 : 4;
+    // what all addresses of groups are multiples of
+    const uint64_t addresses = p.values ? (uint64_t)p.values | 4 * p.step | 4 * p.next
+                                        : (uint64_t)p.codes | (uint64_t)p.before;
+    const int group = size * V < 16 ? size * V : 16;
+    if (!size || p.K % V || addresses % group || all.rows * (p.padded / V) >= 1 << 30)
+        unpack_rows(all, p, block, blocks);
+    else if (size == 4)
+        V == 8 ? unpack_groups<4, 8>(all, p, block, blocks)
+               : unpack_groups<4, 4>(all, p, block, blocks);
+    else if (size == 2)
+        V == 8 ? unpack_groups<2, 8>(all, p, block, blocks)
+               : unpack_groups<2, 4>(all, p, block, blocks);
+    else
+        V == 8 ? unpack_groups<1, 8>(all, p, block, blocks)
+               : unpack_groups<1, 4>(all, p, block, blocks);
+}
+
+#endif

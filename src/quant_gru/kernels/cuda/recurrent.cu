@@ -267,7 +267,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         for (int gate = 0; gate < 3; ++gate) {
             const int unit = group * 16 + lane8 + 8 * place_of(row, quad, half).row8;
             const double b = p.bias[gate * UP + unit];
-            // sums may wrap around on their way
             bias[row][gate] = kSets == 1 ? (int)b : kWhole ? (int)(int64_t)b : 0;
             wide_bias[row][gate] = kSets == 1 || kWhole ? (Real)0 : (Real)b;
             m[row][gate] = (Real)p.m[gate * UP + unit];
@@ -494,13 +493,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             if (SETS == 2 || (kPairs && i < 8))
                 acc[0][i / 4][i % 4] += acc[kAccumulators - 1][i / 4][i % 4];
 
-        // sums of this thread's elements; with both bytes of the state in one where int32 holds it
+        // both bytes of the state in one sum where int32 holds it; sums may wrap around
         constexpr int kParts = kWhole && kKnown ? 1 : kSets;
-        const auto part_of = [&](int set, int gate, int slot) {
-            const int v = pick(acc[set][gate], slot);
-            if (kParts == kSets) return v;
-            return (int)((uint32_t)pick(acc[1 % kSets][gate], slot) * 256u + (uint32_t)v);
-        };
+#pragma unroll
+        for (int i = 0; i < 12; ++i)
+            if (kParts < kSets)
+                acc[0][i / 4][i % 4] = (int)((uint32_t)acc[kAccumulators - 1][i / 4][i % 4] * 256u +
+                                             (uint32_t)acc[0][i / 4][i % 4]);
+
+        // sums of this thread's elements
         int sum[kParts][3][kElements];
 #pragma unroll
         for (int set = 0; set < kParts; ++set)
@@ -508,7 +509,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
                 for (int e = 0; e < kElements; ++e)
-                    sum[set][gate][e] = part_of(set, gate, place_of(e, quad, half).slot);
+                    sum[set][gate][e] = pick(acc[set][gate], place_of(e, quad, half).slot);
         if (KS == 2) {
             if (NT == 1) {
 #pragma unroll
@@ -518,7 +519,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
                         for (int e = 0; e < kElements; ++e)
                             given[((set * 3 + gate) * kElements + e) * 32] =
-                                part_of(set, gate, place_of(e, quad, 1 - half).slot);
+                                pick(acc[set][gate], place_of(e, quad, 1 - half).slot);
             }
             sync_threads(1 + local, 64);
 #pragma unroll

@@ -1,6 +1,7 @@
 """Quantized inference on a GPU against cuDNN: ratios measured in one run.
 
     python benchmarks/gpu.py [--config int8] [--repeats 20] [--shapes 3]
+    python benchmarks/gpu.py --steps
 
 Whole calls of QuantGRU, quantize and dequantize included, as Python makes them (eager) and replayed
 from a CUDA graph. `cuDNN` is nn.GRU, the best of TF32, float16 and bfloat16. `us/step` is the
@@ -217,18 +218,36 @@ def measure(shape: tuple[int, int, int, int], config: QuantConfig, repeats: int)
     )
 
 
+def step_alone(N: int, H: int, config: QuantConfig) -> float:
+    """Microseconds of a step of the recurrence, without what a launch takes once."""
+    gru = QuantGRU(64, H, config=config).eval().cuda()
+    gru.calibrate(torch.randn(100, 8, 64, device="cuda"))
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    short, long = (torch.randn(T, N, 64, device="cuda") for T in (200, 1000))
+    times = [profiled(lambda x=x: gru(x))["steps"] for x in (short, long)]  # type: ignore[misc]
+    return (times[1] - times[0]) / 800
+
+
 def main() -> None:
     """Measure all shapes and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--config", choices=CONFIGS, default="int8")
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="only the first ones")
+    parser.add_argument("--steps", action="store_true", help="of the recurrence alone")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     print(
         f"{torch.cuda.get_device_name()}; torch {torch.__version__}; NVRTC {compiler.version()}; "
         f"{args.config}; medians of {args.repeats}, us"
     )
+    if args.steps:
+        with torch.no_grad():
+            for N in (1, 8):
+                for H in (64, 128, 256, 512, 1024):
+                    print(f"N={N} H={H:4}: {step_alone(N, H, CONFIGS[args.config]):.3f} a step")
+        return
     print(
         f"{'N,T,C,H':>16} {'cuDNN':>9} {'ours':>9} {'ratio':>8} {'graph':>9} {'ours':>9}"
         f" {'ratio':>8} {'us/step':>8} {'shape':>9} {'of floor':>8}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,8 +14,9 @@ import quant_gru
 COMPILER = shutil.which("g++")
 HERE = Path(__file__).parent
 KERNELS = Path(quant_gru.__file__).parent / "kernels"
-_FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE"]
-_FLAGS += ["-Wl,-Bsymbolic", "-fno-gnu-unique"]  # libraries keep their names to themselves
+_FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-w", "-U_FORTIFY_SOURCE"]
+_FLAGS += ["-fno-gnu-unique"]  # libraries keep their names to themselves
+_LIBRARY = ["-shared", "-Wl,-Bsymbolic"]
 # structures by function or source
 KINDS = dict.fromkeys(("project", "project_bytes", "step", "multiply_case"), "Numbers") | {
     "border": "Border"
@@ -33,6 +35,27 @@ extern "C" void launch(const void *p, int x, int y, int threads, int cluster, lo
               together);
 }}
 """
+
+
+def folder_of(tmp_path_factory) -> Path:
+    """Where kernels of this run of the tests go, those of other processes of it included."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"
+    folder.mkdir(exist_ok=True)
+    header = folder / "host.hpp.gch"
+    if not header.exists():
+        _compile(header, ["-x", "c++-header", str(HERE / "host.hpp")])
+    return folder
+
+
+def _compile(result: Path, arguments: list[str]) -> None:
+    """Compile in the result's folder, so that others see all of it or nothing."""
+    folder = result.parent
+    includes = [f"-I{each}" for each in (folder, HERE, KERNELS / "cuda", KERNELS)]
+    part = folder / f"{os.getpid()}{result.suffix}"
+    command = [COMPILER, *_FLAGS, *includes, *arguments, "-o", part.name]
+    subprocess.run(command, cwd=folder, check=True)
+    part.replace(result)
 
 
 class Host:
@@ -63,13 +86,9 @@ class Host:
         if name not in self._loaded:
             library = self.folder / f"{name}.so"
             if not library.exists():
-                (self.folder / f"{name}.cpp").write_text(text)
-                folders = (HERE, KERNELS / "cuda", KERNELS)
-                includes = [f"-I{folder}" for folder in folders]
-                command = [COMPILER, *_FLAGS, *defines, *includes, "-include", "host.hpp"]
-                subprocess.run(
-                    [*command, f"{name}.cpp", "-o", library.name], cwd=self.folder, check=True
-                )
+                source_file = self.folder / f"{name}.{os.getpid()}.cpp"
+                source_file.write_text(text)
+                _compile(library, [*_LIBRARY, *defines, "-include", "host.hpp", source_file.name])
             self._loaded[name] = ctypes.CDLL(str(library))
         self._loaded[name].launch(
             ctypes.byref(arguments),

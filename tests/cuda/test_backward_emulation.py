@@ -22,7 +22,7 @@ from backward_cases import (
     random_gradients,
     random_tape,
 )
-from host_machine import COMPILER, Host
+from host_machine import COMPILER, Host, folder_of
 from random_plans import random_case
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -31,7 +31,7 @@ ALL = Wanted(h=True)
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
-    return Host(tmp_path_factory.mktemp("kernels"))
+    return Host(folder_of(tmp_path_factory))
 
 
 def check(host, tapes, precision, wanted=Wanted(h=True), seed=0):  # noqa: B008

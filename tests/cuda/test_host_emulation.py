@@ -21,7 +21,7 @@ from quant_gru.kernels.cuda import border, executor, frozen, planner
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from backward_cases import outputs
-from host_machine import COMPILER, Host
+from host_machine import COMPILER, Host, folder_of
 from random_plans import random_case
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -44,7 +44,7 @@ SWEEP = [
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
-    return Host(tmp_path_factory.mktemp("kernels"))
+    return Host(folder_of(tmp_path_factory))
 
 
 def same(got, expected):

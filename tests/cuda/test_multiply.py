@@ -11,7 +11,7 @@ from quant_gru.kernels.cuda.launch import Grid, Kernel
 from quant_gru.kernels.cuda.structures import structure
 
 sys.path.insert(0, str(Path(__file__).parent))
-from host_machine import COMPILER, Host
+from host_machine import COMPILER, Host, folder_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
@@ -25,7 +25,7 @@ CaseC = structure(
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
-    return Host(tmp_path_factory.mktemp("kernels"))
+    return Host(folder_of(tmp_path_factory))
 
 
 # unit warps, row warps, columns, stages; H, features, rows

@@ -13,12 +13,12 @@ from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL, choose, proj
 from quant_gru.kernels.cuda.structures import ProjectC
 
 sys.path.insert(0, str(Path(__file__).parent))
-from host_machine import COMPILER, Host
+from host_machine import COMPILER, Host, folder_of
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
-    return Host(tmp_path_factory.mktemp("kernels"))
+    return Host(folder_of(tmp_path_factory))
 
 
 def plan_of(config, C, H, scale):

@@ -16,7 +16,7 @@ from quant_gru.kernels.cuda.backward import slopes as shapes
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from backward_cases import both_directions, outputs, plans_of, random_gradients, random_tape
-from host_machine import COMPILER, Host
+from host_machine import COMPILER, Host, folder_of
 from random_plans import random_case
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -38,7 +38,7 @@ class Watching(Host):
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
-    return Watching(tmp_path_factory.mktemp("kernels"))
+    return Watching(folder_of(tmp_path_factory))
 
 
 def slopes_of(host, tapes, precision, fused):

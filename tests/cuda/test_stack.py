@@ -10,7 +10,7 @@ from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernels.cuda import planner, stack
 
 sys.path.insert(0, str(Path(__file__).parent))
-from host_machine import COMPILER, Host
+from host_machine import COMPILER, Host, folder_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
@@ -20,7 +20,7 @@ nan = float("nan")
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
-    return Host(tmp_path_factory.mktemp("kernels"))
+    return Host(folder_of(tmp_path_factory))
 
 
 @pytest.fixture(autouse=True)

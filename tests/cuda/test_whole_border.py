@@ -11,14 +11,14 @@ from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel
 from quant_gru.kernels.cuda.structures import KINDS, GiveC, TakeC
 
 sys.path.insert(0, str(Path(__file__).parent))
-from host_machine import COMPILER, Host
+from host_machine import COMPILER, Host, folder_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
-    return Host(tmp_path_factory.mktemp("kernels"))
+    return Host(folder_of(tmp_path_factory))
 
 
 @pytest.mark.parametrize("fours", [False, True], ids=["one by one", "in fours"])

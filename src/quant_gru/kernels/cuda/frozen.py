@@ -27,9 +27,6 @@ _MAGIC = {"float": 12582912.0, "double": 6755399441055744.0}
 # how kernels read a table: an entry per code in shared or global memory, quadratics, or lines
 DIRECT, DISTANT, QUADRATIC, LINES = 0, 1, 2, 3
 MOST_SHARED = 227 << 10  # bytes of a block, on chips of the compute capabilities 9 and 10
-# whether the recurrence reads lines, and has codes of 16 bits in float32, where it can
-READS_LINES = True
-HALVES_IN_FLOAT = True
 SMALLEST, LARGEST = 1e-20, 1e20  # multipliers and their products stay normal in float32
 
 
@@ -145,7 +142,7 @@ class FrozenNumbers:
             outputs = table(codes) - table.zero_point
             c.direct = self._pointer(outputs.to(torch.float32))
             c.entries = pre.hi - pre.lo + 1
-            if pre.bits > EXACT_BITS and READS_LINES:
+            if pre.bits > EXACT_BITS:
                 self._add_lines(c, outputs, pre.lo - pre.zero_point)
         c.bounds = self._pointer(table.bounds.to(torch.int64))
         c.coefficients = self._pointer(table.coefficients.to(torch.int64))
@@ -252,8 +249,7 @@ def form_of(plan: CellPlan) -> Form:
     real = "float" if in_float else "double"
     numbers = frozen_numbers(frozen)
     in_int32 = (
-        HALVES_IN_FLOAT
-        and narrow
+        narrow
         and not in_float
         and (weight_bytes, state_bytes) == (1, 2)
         and one_minus_z < 1 << 24

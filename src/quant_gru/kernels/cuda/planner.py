@@ -20,7 +20,7 @@ _MOST_THREADS = 512
 _BESIDE = {1: 72, 2: 88, 4: 112}
 _ROWS = (1, 2, 4, 8, 16)
 # steps whose input projection is on its way or in use
-RING = 4
+_RING = 4
 _ROOMY = 128  # registers of weights that leave many for other things
 _FEWEST = 32  # with fewer, a thread is busy with nothing but spilled registers
 
@@ -124,7 +124,7 @@ class Shape:
             **dict(zip(("TZ", "TR", "TG"), form.recurrence.tables, strict=True)),
             "COPY": copied_bytes(form, H),
             "DIRS": directions,
-            "RING": RING,
+            "RING": _RING,
             "LATE": int(self.late(form)),
             "SETS": self.sets(form),
             **form.products,
@@ -140,7 +140,7 @@ class Shape:
         halves = self.split * self.spread
         owned = self.strip if self.rows > 8 else max(1, self.rows // halves)
         stage = 2 * groups * halves * form.state_bytes * owned * 16
-        ring = RING * self.threads * self.elements * (8 if form.wide_input else 4)
+        ring = _RING * self.threads * self.elements * (8 if form.wide_input else 4)
         received = stage if self.blocks > 1 else 0
         return state + exchange + received + 16 + ring + form.recurrence.table_bytes
 

@@ -1,0 +1,464 @@
+"""The launches of a whole call with so many steps and rows, prepared once.
+
+A call quantizes its input, runs each layer and gives real values back, NaN included, in as few
+launches as there are kinds of work. All that a launch needs but addresses is kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quant_gru.integer.backward import Kept
+from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels.cuda import planner
+from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
+from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
+from quant_gru.kernels.cuda.memory import Memory
+from quant_gru.kernels.cuda.numbers import Numbers
+from quant_gru.kernels.cuda.projection import projection
+from quant_gru.kernels.cuda.structures import (
+    KINDS,
+    RECURRENT_C,
+    BetweenC,
+    GiveC,
+    ProjectC,
+    TakeC,
+)
+
+_THREADS = 256
+_ROWS = _THREADS // 32  # of a block of the border's kernels
+_TAKE, _BETWEEN, _GIVE = (Kernel.of("border", name, PLAIN) for name in ("take", "between", "give"))
+_FINISH, _FEW = (Kernel.of("project", name, PLAIN) for name in ("finish", "project"))
+
+
+class Cell:
+    """What calls need of one layer and direction."""
+
+    def __init__(self, plan: CellPlan, between: Sequence[WeightedSum]) -> None:
+        self.numbers: Numbers = numbers_of(plan)
+        self.x, self.h = plan.x, plan.h
+        self.finite = plan.weights.finite.contiguous()
+        self.between = between
+
+
+def schedule_of(
+    machine: Machine, layers: Sequence[Sequence[Cell]], T: int, N: int, with_h0: bool
+) -> Schedule | None:
+    """A schedule, or None where weights fit no registers.
+
+    Args:
+        machine: Where kernels run.
+        layers: Directions of each layer.
+        T: Steps.
+        N: Rows.
+        with_h0: Whether states before the first step are given.
+    """
+    clusters = machine.clusters()
+    chosen = []
+    for cells in layers:
+        forms = {(cell.numbers.form, cell.numbers.H) for cell in cells}
+        groups = [cells] if len(forms) == 1 else [[cell] for cell in cells]
+        layer = []
+        for group in groups:
+            numbers = group[0].numbers
+            shape = planner.choose(numbers.form, numbers.H, N, len(group), clusters)
+            if shape is None:
+                return None
+            layer.append((group, shape))
+        chosen.append(layer)
+    return Schedule(machine, chosen, T, N, with_h0)
+
+
+class _Product:
+    """A product of bytes: codes of an input times the weights of a direction."""
+
+    def __init__(self, rows: _Rows, weights: Tensor) -> None:
+        self.rows, self.weights = rows, weights
+        self.memory = Memory()
+        self.result: Any = None
+
+        rows.multiplied = True
+
+    def start(self, stream: int) -> None:
+        """Multiply."""
+        multiply_bytes(self.rows.tensor, self.weights, self.result)
+
+
+class _Rows:
+    """Codes of an input as bytes, (planes * T * N, padded features)."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape = shape
+        self.memory = Memory()
+        self.start = 0
+        self.multiplied = False
+        self.tensor: Any = None
+
+
+class Schedule:
+    """The launches of a call.
+
+    Args:
+        machine: Where kernels run.
+        layers: Of each layer the directions that share a launch of the recurrence, and its shape.
+        T: Steps.
+        N: Rows.
+        with_h0: Whether states before the first step are given.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        layers: Sequence[Sequence[tuple[Sequence[Cell], planner.Shape]]],
+        T: int,
+        N: int,
+        with_h0: bool,
+    ) -> None:
+        self._machine, self._T, self._N = machine, T, N
+        directions = [cell for group, _ in layers[0] for cell in group]
+        self._layers, self._directions = len(layers), len(directions)
+        self._H = directions[0].numbers.H
+        self._lock = threading.Lock()
+        self._memory, self._x = Memory(), Memory()
+        # codes of states have memory of their own, which may be kept
+        self._codes = Memory()
+        self._kept: list[tuple[int, torch.dtype]] = []
+        self._h0, self._lengths = Memory(), Memory()
+        self._y, self._h_n, self._nan = Memory(), Memory(), Memory()
+        self._rows: list[_Rows] = []
+        self._products: list[_Product] = []
+        self._steps: list[Prepared | _Product] = []
+        self._takes: list[Any] = []
+        self._layout: tuple[tuple[int, ...], int] | None = None
+        self._keep: list[Any] = []
+        self._projected = [
+            self._memory.take(max(_projected_bytes(s, cells, T, N) for cells, s in sized))
+            for sized in zip(*(_by_direction(layer) for layer in layers), strict=True)
+        ]
+        below: Any = None
+        for index, layer in enumerate(layers):
+            below = self._add_layer(index, layer, below, with_h0)
+        for rows in self._rows:
+            rows.start = self._memory.take(rows.shape[0] * rows.shape[1])
+        self._steps = _joined(self._machine, self._steps)
+        self._multiplied = [rows for rows in self._rows if rows.multiplied]
+
+    def run(
+        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
+    ) -> tuple[Tensor, Tensor]:
+        """Start all launches; arguments and results as `Stack.run` has them."""
+        T, N, H, device = self._T, self._N, self._H, x.device
+        states = self._layers * self._directions
+        if x.stride(2) != 1 or x.is_neg():
+            x = x.detach().resolve_neg().contiguous()
+        new = functools.partial(torch.empty, device=device)
+        y = new((T, N, self._directions * H))
+        h_n = new((states, N, H))
+        codes, size = None, self._memory.size
+        if kept is None:
+            size += self._codes.size
+        else:
+            codes = new(self._codes.size, dtype=torch.int8)
+        with self._lock:
+            space = new(size, dtype=torch.int8)
+            base = space.data_ptr()
+            self._memory.move(base)
+            self._codes.move(base + self._memory.size if codes is None else codes.data_ptr())
+            for rows in self._rows:
+                rows.memory.move(base + rows.start)
+            for rows in self._multiplied:
+                rows.tensor = space.as_strided(rows.shape, (rows.shape[1], 1), rows.start)
+            for each in self._products:
+                shape = (each.rows.shape[0], each.weights.shape[1])
+                each.result = new(shape, dtype=torch.int32)
+                each.memory.move(each.result.data_ptr())
+            self._move_input(x)
+            if h0 is not None:
+                h0 = h0.detach().contiguous().resolve_neg()
+                self._h0.move(h0.data_ptr())
+            if lengths is not None:
+                lengths = lengths.to(device, torch.int64).contiguous()
+                self._lengths.move(lengths.data_ptr())
+            nan = None if kept is None else new((states, N))
+            self._nan.move(0 if nan is None else nan.data_ptr())
+            self._y.move(y.data_ptr())
+            self._h_n.move(h_n.data_ptr())
+            stream = self._machine.stream()
+            for step in self._steps:
+                step.start(stream)
+            for rows in self._multiplied:
+                rows.tensor = None
+            for each in self._products:
+                each.result = None
+        if kept is not None and codes is not None:
+            for start, container in self._kept:
+                part = codes if container is torch.int8 else codes.view(container)
+                at = start // container.itemsize
+                kept.out.append(part.as_strided((T, N, H), (N * H, H, 1), at))
+            kept.nan = nan
+        return y, h_n
+
+    def _move_input(self, x: Tensor) -> None:
+        address, strides = x.data_ptr(), x.stride()
+        self._x.move(address)
+        if (strides, address % 16) != self._layout:
+            self._layout = strides, address % 16
+            aligned = not (address % 16 or strides[0] % 4 or strides[1] % 4 or x.shape[2] % 4)
+            for take in self._takes:
+                take.step, take.next = strides[:2]
+                take.fours = aligned and take.to.planes > 0
+
+    def _launch(self, kernel: Kernel, grid: Grid, arguments: Any) -> None:
+        self._steps.append(self._machine.prepare(kernel, grid, arguments))
+
+    def _add_layer(
+        self,
+        index: int,
+        layer: Sequence[tuple[Sequence[Cell], planner.Shape]],
+        below: _Below | None,
+        with_h0: bool,
+    ) -> _Below:
+        cells = [cell for group, _ in layer for cell in group]
+        T, N, H = self._T, self._N, cells[0].numbers.H
+        this = _Below(cells, self._memory.take(N * _padded_steps(T)))
+        inputs: list[_Input] = []
+        for direction, cell in enumerate(cells):
+            like = [i for i, other in enumerate(cells[:direction]) if _same_input(cell, other)]
+            inputs.append(inputs[like[0]] if like else self._add_input(cell, this.nan, below))
+        for direction, cell in enumerate(cells):
+            kind = cell.h.container.itemsize
+            this.out.append(self._codes.take(T * N * H * kind))
+            self._kept.append((this.out[-1], cell.h.container))
+            this.last.append(self._memory.take(N * H * kind))
+            if with_h0:
+                self._add_state(this, cell, index * len(cells) + direction)
+        direction = 0
+        for group, shape in layer:
+            self._add_group(this, group, shape, inputs, direction)
+            direction += len(group)
+        top = index == self._layers - 1
+        give: Any = GiveC()
+        self._fill_flags(give.flags, this)
+        for d, cell in enumerate(cells):
+            self._codes.point(give, "out", this.out[d], d)
+            self._memory.point(give, "last", this.last[d], d)
+            give.kind[d], give.zero[d] = KINDS[cell.h.container], cell.h.zero_point
+            give.scale[d] = cell.h.scale
+        give.N, give.H, give.directions = N, H, len(cells)
+        self._h_n.point(give, "last_values", 4 * index * len(cells) * N * H)
+        self._nan.point(give, "last_nan", 4 * index * len(cells) * N)
+        rows = len(cells) * N
+        if top:
+            self._y.point(give, "values")
+            rows += T * N * len(cells)
+        self._launch(_GIVE, Grid((-(-rows // _ROWS), 1), _THREADS), give)
+        return this
+
+    def _add_input(self, cell: Cell, nan: int, below: _Below | None) -> _Input:
+        """Codes of a layer's input, from real values or from the layer below."""
+        numbers, T, N = cell.numbers, self._T, self._N
+        record: Any = TakeC() if below is None else BetweenC()
+        found = _Input()
+        if T * N > FEW_ROWS:
+            padded = numbers.gemm[0][0].shape[0]
+            found.rows = _Rows((numbers.x_planes * T * N, padded))
+            self._rows.append(found.rows)
+            record.to.planes, record.to.padded = numbers.x_planes, padded
+            record.to.x_offset = numbers.x_offset
+            found.rows.memory.point(record.to, "bytes")
+        else:
+            found.codes = self._memory.take(T * N * numbers.C * cell.x.container.itemsize)
+            self._memory.point(record.to, "codes", found.codes)
+        self._fill_target(record.to, cell.x, N, T, numbers.C, _padded_steps(T))
+        self._memory.point(record.to, "nan", nan)
+        if below is None:
+            self._x.point(record, "real")
+            self._takes.append(record)
+            _fill_scale(record, cell.x)
+            kernel = _TAKE
+        else:
+            self._fill_flags(record.below, below)
+            for d, (under, each) in enumerate(zip(below.cells, cell.between, strict=True)):
+                self._codes.point(record, "codes", below.out[d], d)
+                record.kind[d], record.zero[d] = KINDS[under.h.container], under.h.zero_point
+                record.M[d], record.k[d] = int(each.multipliers[0]), int(each.shift)
+            x = cell.x
+            record.H, record.directions = below.cells[0].numbers.H, len(below.cells)
+            record.lo, record.hi = x.lo - x.zero_point, x.hi - x.zero_point
+            record.out_zero = x.zero_point
+            kernel = _BETWEEN
+        self._launch(kernel, Grid((-(-T * N // _ROWS), 1), _THREADS), record)
+        return found
+
+    def _add_state(self, this: _Below, cell: Cell, index: int) -> None:
+        """Codes of the state before the first step."""
+        N, H = self._N, cell.numbers.H
+        codes = self._memory.take(N * H * cell.h.container.itemsize)
+        nan = self._memory.take(N)
+        record: Any = TakeC()
+        self._fill_target(record.to, cell.h, N, 1, H, 1)
+        self._memory.point(record.to, "codes", codes)
+        self._memory.point(record.to, "nan", nan)
+        _fill_scale(record, cell.h)
+        record.next = H
+        self._h0.point(record, "real", 4 * index * N * H)
+        this.h0.append(codes)
+        this.h0_nan.append(nan)
+        self._launch(_TAKE, Grid((-(-N // _ROWS), 1), _THREADS), record)
+
+    def _add_group(
+        self,
+        this: _Below,
+        group: Sequence[Cell],
+        shape: planner.Shape,
+        inputs: Sequence[_Input],
+        first: int,
+    ) -> None:
+        """The directions that share a launch of the recurrence."""
+        N, numbers = self._N, group[0].numbers
+        form, H = numbers.form, numbers.H
+        records: Any = (RECURRENT_C[form.recurrence.real] * len(group))()
+        for i, cell in enumerate(group):
+            d = first + i
+            self._add_projection(cell, shape, inputs[d], d)
+            record = records[i]
+            fragments, bias, m = cell.numbers.fragments(shape.features, shape.units)
+            exact = cell.numbers.exact_float[1]
+            self._keep += [fragments, bias, m, exact]
+            self._fill_sequence(record.s, cell, reverse=d == 1)
+            self._codes.point(record.s, "out", this.out[d])
+            self._memory.point(record.s, "last", this.last[d])
+            if this.h0:
+                self._memory.point(record.s, "h0", this.h0[d])
+            self._lengths.point(record.s, "lengths")
+            record.weights, record.bias, record.m = (
+                each.data_ptr() for each in (fragments, bias, m)
+            )
+            record.exact_float = exact.data_ptr()
+            record.cell = cell.numbers.frozen.cells[form.recurrence.real]
+            self._memory.point(record, "Wx", self._projected[d])
+        kernel, grid = planner.layout(shape, form, H, N, len(group))
+        self._launch(kernel, grid, records)
+
+    def _add_projection(
+        self, cell: Cell, shape: planner.Shape, given: _Input, direction: int
+    ) -> None:
+        numbers, T, N = cell.numbers, self._T, self._N
+        if given.rows is not None and numbers.projects_bytes:
+            kernel, grid, record, keep = projection(numbers, shape, T, N)
+            given.rows.memory.point(record, "bytes")
+            self._memory.point(record, "Wx", self._projected[direction])
+            self._keep += [numbers, *keep]
+            self._launch(kernel, grid, record)
+            return
+        strips = shape.strips(N)
+        p: Any = ProjectC()
+        p.W = numbers.W
+        self._fill_sequence(p.s, cell, reverse=False)
+        self._memory.point(p, "Wx", self._projected[direction])
+        p.wide, p.NB, p.tiles = numbers.form.wide_input, shape.strip, strips
+        p.groups = shape.units // 16
+        self._keep.append(numbers)
+        if given.rows is None:
+            self._memory.point(p.s, "x", given.codes)
+            units = _THREADS // 32
+            self._launch(_FEW, Grid((T * N, -(-numbers.H // units)), _THREADS), p)
+            return
+        weights, folded = numbers.gemm[0]
+        product = _Product(given.rows, weights)
+        self._products.append(product)
+        self._steps.append(product)
+        p.planes_x, p.planes_W = numbers.x_planes, numbers.W_planes
+        p.padded_C, p.columns = weights.shape
+        p.x_offset, p.folded = numbers.x_offset, folded.data_ptr()
+        self._keep += [weights, folded]
+        product.memory.point(p, "product")
+        threads = min(_THREADS, -(-shape.units * shape.strip // 32) * 32)
+        self._launch(_FINISH, Grid((T * strips, 1), threads), p)
+
+    def _fill_sequence(self, s: Any, cell: Cell, *, reverse: bool) -> None:
+        s.x_kind, s.h_kind = KINDS[cell.x.container], KINDS[cell.h.container]
+        s.T, s.N, s.C, s.H = self._T, self._N, cell.numbers.C, cell.numbers.H
+        s.reverse = reverse
+
+    def _fill_flags(self, flags: Any, layer: _Below) -> None:
+        self._memory.point(flags, "nan", layer.nan)
+        for d, cell in enumerate(layer.cells):
+            flags.finite[d] = cell.finite.data_ptr()
+            if layer.h0_nan:
+                self._memory.point(flags, "h0_nan", layer.h0_nan[d], d)
+        flags.T, flags.stride = self._T, _padded_steps(self._T)
+
+    @staticmethod
+    def _fill_target(to: Any, q: Quantizer, N: int, T: int, features: int, stride: int) -> None:
+        to.kind, to.T, to.N, to.features, to.nan_stride = (
+            KINDS[q.container],
+            T,
+            N,
+            features,
+            stride,
+        )
+
+
+class _Input:
+    """Where the codes of an input are: bytes for a product, or their container."""
+
+    def __init__(self) -> None:
+        self.rows: _Rows | None = None
+        self.codes = 0
+
+
+class _Below:
+    """A layer, and where its codes and NaN are in memory."""
+
+    def __init__(self, cells: Sequence[Cell], nan: int) -> None:
+        self.cells, self.nan = cells, nan
+        self.out: list[int] = []
+        self.last: list[int] = []
+        self.h0: list[int] = []
+        self.h0_nan: list[int] = []
+
+
+def _joined(machine: Machine, steps: Sequence[Prepared | _Product]) -> list[Prepared | _Product]:
+    """The same steps, launches that follow each other as one."""
+    found: list[Prepared | _Product] = []
+    for product, run in itertools.groupby(steps, lambda step: isinstance(step, _Product)):
+        group = list(run)
+        found += group if product else [machine.join(group)]
+    return found
+
+
+def _same_input(a: Cell, b: Cell) -> bool:
+    return a.x == b.x and all(
+        int(u.multipliers[0]) == int(v.multipliers[0]) and int(u.shift) == int(v.shift)
+        for u, v in zip(a.between, b.between, strict=True)
+    )
+
+
+def _fill_scale(record: Any, q: Quantizer) -> None:
+    record.zero, record.scale = q.zero_point, q.scale
+    record.lo, record.hi = q.lo - q.zero_point, q.hi - q.zero_point
+
+
+def _by_direction(
+    layer: Sequence[tuple[Sequence[Cell], planner.Shape]],
+) -> list[tuple[Cell, planner.Shape]]:
+    return [(cell, shape) for group, shape in layer for cell in group]
+
+
+def _projected_bytes(shape: planner.Shape, cell: Cell, T: int, N: int) -> int:
+    wide = 2 if cell.numbers.form.wide_input else 1
+    return 4 * T * shape.tiles(N) * shape.units * shape.rows * wide
+
+
+def _padded_steps(T: int) -> int:
+    return -(-T // 4) * 4

@@ -5,12 +5,14 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <random>
 #include <vector>
 
 #define QG_HOST
@@ -84,6 +86,7 @@ struct Fiber {
 };
 
 inline Fiber *self;
+inline std::minstd_rand chance;  // always the same chances
 inline ucontext_t scheduler;
 inline jmp_buf scheduler_jump;
 inline Index grid;
@@ -125,6 +128,19 @@ inline void sync_warp() { wait(warp().barrier, 32); }
 inline Cluster &cluster() { return *self->block->cluster; }
 
 // Clusters one after the other, or all blocks at once where they wait for each other.
+inline void arrive(const Copy &copy) {
+    if (copy.from)
+        std::memcpy(copy.to, copy.from, copy.bytes);
+    else
+        std::memset(copy.to, 0, copy.bytes);
+}
+inline void copy(const Copy &copy) {
+    if (chance() % 2)
+        arrive(copy);
+    else
+        self->copies.back().push_back(copy);
+}
+
 inline void run(std::function<void()> kernel, int blocks_x, int blocks_y, int threads, int size,
                 size_t shared, bool together) {
     body = kernel;
@@ -156,13 +172,21 @@ inline void run(std::function<void()> kernel, int blocks_x, int blocks_y, int th
                 makecontext(&f.context, entry, 0);
             }
         }
+        // in any order, and some warps get ahead of others: what relies on more than its barriers
+        // and waits goes wrong sooner or later
         for (bool running = true; running;) {
             running = false;
-            for (Fiber &f : fibers)
-                if (!f.done) {
-                    running = true;
-                    resume(f);
+            const size_t warps = (fibers.size() + 31) / 32, begin = chance() % warps;
+            for (size_t w = 0; w < warps; ++w) {
+                const size_t warp = (begin + w) % warps * 32;
+                const bool waits = chance() % 4 == 0;
+                const size_t end = std::min(warp + 32, fibers.size());
+                for (size_t i = warp; i < end; ++i) {
+                    Fiber &f = fibers[i];
+                    running = running || !f.done;
+                    if (!f.done && !waits) resume(f);
                 }
+            }
         }
     }
 }
@@ -290,26 +314,22 @@ inline Value load_at(uint32_t address) {
 }
 inline uint2 load8(uint32_t address) { return load_at<uint2>(address); }
 inline uint4 load16(uint32_t address) { return load_at<uint4>(address); }
-// copies come as late as they may
+// copies come at once, or as late as they may
 inline void copy_async(uint32_t to, const void *from, bool there) {
     if (to % 16 || uintptr_t(from) % 16) std::abort();
-    host::self->copies.back().push_back({place_at(to), there ? from : nullptr, 16});
+    host::copy({place_at(to), there ? from : nullptr, 16});
 }
 template <int kBytes>
 inline void copy_async(void *to, const void *from) {
     if (uintptr_t(to) % kBytes || uintptr_t(from) % kBytes) std::abort();
-    host::self->copies.back().push_back({(unsigned char *)to, from, kBytes});
+    host::copy({(unsigned char *)to, from, kBytes});
 }
 inline void copies_commit() { host::self->copies.emplace_back(); }
 template <int kGroups>
 inline void copies_wait() {
     auto &groups = host::self->copies;
     while (groups.size() > size_t(kGroups) + 1) {
-        for (const host::Copy &each : groups.front())
-            if (each.from)
-                std::memcpy(each.to, each.from, each.bytes);
-            else
-                std::memset(each.to, 0, each.bytes);
+        for (const host::Copy &each : groups.front()) host::arrive(each);
         groups.erase(groups.begin());
     }
 }

@@ -20,6 +20,9 @@ constexpr int kThreads = kGroups * KS * 32;
 constexpr int kLoads = KP / 32 / KS;  // of a warp, of 16 bytes a thread
 constexpr int kRow = (KP * 2 + 127) / 128 * 128;
 constexpr int kPlane = NB * kRow;
+// A warp that sends nothing to its own block may still read gradients when others begin the next
+// step: in a cluster steps take turns with two copies. The barrier within a step bounds the rest.
+constexpr int kCopies = CL > 1 ? 2 : 1, kCopy = kCopies > 1 ? PL * kPlane : 0;
 constexpr int kColumns = NB == 1 ? 2 : NB;
 constexpr int kSumBytes = PACK ? 2 : 4;
 constexpr int kPart = U * kColumns * kSumBytes;
@@ -146,8 +149,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
     const Numbers &p = pair.d[blockIdx.y];
 #endif
     QG_SHARED(memory);
-    unsigned char *const operand = memory;             // [PL][NB][kRow]
-    unsigned char *const sums = memory + PL * kPlane;  // [2][from][U][kColumns]
+    unsigned char *const operand = memory;                       // [kCopies][PL][NB][kRow]
+    unsigned char *const sums = memory + kCopies * PL * kPlane;  // [2][from][U][kColumns]
     uint64_t *const barriers = (uint64_t *)(sums + 2 * kSums);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int lane8 = lane / 4, quad = lane % 4;
@@ -157,7 +160,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
     const int64_t H = p.H, N = p.N;
     const int T = (int)p.T;
 
-    for (int i = threadIdx.x; i < PL * kPlane / 4; i += kThreads) ((uint32_t *)operand)[i] = 0;
+    for (int i = threadIdx.x; i < kCopies * PL * kPlane / 4; i += kThreads)
+        ((uint32_t *)operand)[i] = 0;
     if (CL > 1 && threadIdx.x == 0) {
         barrier_init(barriers);
         barrier_init(barriers + 1);
@@ -280,7 +284,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
 #pragma unroll
                 for (int plane = 0; plane < PL; ++plane) {
                     const uint32_t bits = bf16_pair(v, 0.f);
-                    store2(put_at[e][gate] + plane * kPlane, bits);
+                    store2(put_at[e][gate] + parity * kCopy + plane * kPlane, bits);
                     if (plane + 1 < PL) v -= bits_as_float(bits << 16);
                 }
             }
@@ -294,7 +298,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
         for (int j = 0; j < kLoads; ++j)
 #pragma unroll
             for (int plane = PL - 1; plane >= 0; --plane) {
-                const uint4 v = load16(read_at[j % 2] + plane * kPlane + j * 64);
+                const uint4 v = load16(read_at[j % 2] + parity * kCopy + plane * kPlane + j * 64);
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
 #pragma unroll

@@ -89,7 +89,8 @@ class BackShape:
         row = -(-2 * self.depth // 128) * 128
         columns = max(self.rows, 2) * (2 if self.packed else 4)
         sums = 2 * self.blocks * self.split * self.units * columns
-        return self.planes * self.rows * row + sums + 16
+        copies = 2 if self.blocks > 1 else 1
+        return copies * self.planes * self.rows * row + sums + 16
 
     @property
     def packed(self) -> bool:

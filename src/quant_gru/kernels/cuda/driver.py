@@ -225,8 +225,7 @@ class Device:
                 settings[attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
             for name, value in settings.items():
                 self._check(driver.cuFuncSetAttribute(function, name, value))
-            loaded = Loaded(function, grid)
-            self._loaded[kernel, grid.cluster] = loaded
+            loaded = self._loaded[kernel, grid.cluster] = Loaded(function, grid)
         return loaded
 
     def _count_clusters(self) -> dict[int, int]:

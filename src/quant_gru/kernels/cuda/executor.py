@@ -284,11 +284,7 @@ def _project(call: _Call, shape: planner.Shape, machine: Machine) -> Tensor:
     numbers, x = call.numbers, call.x
     T, N, C = x.shape
     strips, wide = shape.strips(N), numbers.form.wide_input
-    Wx = torch.empty(
-        T * strips * shape.units * shape.strip * (2 if wide else 1),
-        dtype=torch.int32,
-        device=x.device,
-    )
+    Wx = torch.empty(shape.projected_words(numbers.form, T, N), dtype=torch.int32, device=x.device)
     p: Any = ProjectC(call.sequence(), numbers.W)
     p.Wx, p.wide = Wx.data_ptr(), wide
     p.NB, p.tiles, p.groups = shape.strip, strips, shape.units // 16

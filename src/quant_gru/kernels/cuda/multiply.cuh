@@ -19,6 +19,25 @@
 
 #include "ptx.cuh"
 
+// Adds 32 features of 16 units and some columns of 8 rows. A lane's addresses for `load_matrices`:
+// of the units of the first gate, with what lies between gates, and of the first two columns, with
+// what lies between pairs of them.
+template <bool kUnsignedRows, int kColumns>
+inline void multiply_gates(int (&sums)[3][kColumns][4], uint32_t units, int next_gate,
+                           uint32_t rows, int next_pair) {
+    uint32_t a[3][4], b[kColumns / 2][4];
+#pragma unroll
+    for (int gate = 0; gate < 3; ++gate) load_matrices(a[gate], units + gate * next_gate);
+#pragma unroll
+    for (int pair = 0; pair < kColumns / 2; ++pair) load_matrices(b[pair], rows + pair * next_pair);
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+        for (int gate = 0; gate < 3; ++gate)
+            mma<false, kUnsignedRows>(sums[gate][column], a[gate], b[column / 2][column % 2 * 2],
+                                      b[column / 2][column % 2 * 2 + 1]);
+}
+
 template <int kUnitWarps, int kRowWarps, int kColumns, int kStages>
 struct Multiplier {
     static constexpr int kThreads = 32 * kUnitWarps * kRowWarps;
@@ -94,20 +113,8 @@ struct Multiplier {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 if (j && step * kDepth + 32 >= bytes) break;
-                uint32_t a[3][4], b[kColumns / 2][4];
-#pragma unroll
-                for (int gate = 0; gate < 3; ++gate)
-                    load_matrices(a[gate], (a_at ^ (j * 32)) + stage + gate * kUnits * kDepth);
-#pragma unroll
-                for (int pair = 0; pair < kColumns / 2; ++pair)
-                    load_matrices(b[pair], (b_at ^ (j * 32)) + stage + pair * 16 * kDepth);
-#pragma unroll
-                for (int column = 0; column < kColumns; ++column)
-#pragma unroll
-                    for (int gate = 0; gate < 3; ++gate)
-                        mma<false, kUnsignedRows>(sums[gate][column], a[gate],
-                                                  b[column / 2][column % 2 * 2],
-                                                  b[column / 2][column % 2 * 2 + 1]);
+                multiply_gates<kUnsignedRows>(sums, (a_at ^ (j * 32)) + stage, kUnits * kDepth,
+                                              (b_at ^ (j * 32)) + stage, 16 * kDepth);
             }
         }
     }

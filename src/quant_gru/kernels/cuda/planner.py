@@ -69,6 +69,10 @@ class Shape:
         """Strips of the tiles that N rows take."""
         return self.tiles(N) * self.rows // self.strip
 
+    def projected_words(self, form: Form, T: int, N: int) -> int:
+        """Words of 32 bits that the input projection of T steps and N rows takes."""
+        return T * self.strips(N) * self.units * self.strip * (2 if form.wide_input else 1)
+
     def weight_registers(self, form: Form) -> int:
         """Registers of a thread that hold weights."""
         return 12 * (self.features // 32) // self.split * form.weight_bytes

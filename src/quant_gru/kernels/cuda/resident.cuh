@@ -15,7 +15,7 @@
 #ifndef QUANT_GRU_RESIDENT_CUH
 #define QUANT_GRU_RESIDENT_CUH
 
-#include "ptx.cuh"
+#include "multiply.cuh"
 
 // Rows of a product's activations: `padded` bytes each, a multiple of 16, as addresses are.
 struct PassingRows {
@@ -132,20 +132,8 @@ struct Resident {
 #pragma unroll
                 for (int j = 0; j < kDepth; j += 32) {
                     if (j && k + j >= bytes) break;
-                    uint32_t a[3][4], b[kColumns / 2][4];
-#pragma unroll
-                    for (int gate = 0; gate < 3; ++gate)
-                        load_matrices(a[gate], a_at + gate * kUnits * line_bytes + k + j);
-#pragma unroll
-                    for (int pair = 0; pair < kColumns / 2; ++pair)
-                        load_matrices(b[pair], (b_at ^ j) + read_slot + pair * 16 * kDepth);
-#pragma unroll
-                    for (int column = 0; column < kColumns; ++column)
-#pragma unroll
-                        for (int gate = 0; gate < 3; ++gate)
-                            mma<false, false>(sums[gate][column], a[gate],
-                                              b[column / 2][column % 2 * 2],
-                                              b[column / 2][column % 2 * 2 + 1]);
+                    multiply_gates<false>(sums, a_at + k + j, kUnits * line_bytes,
+                                          (b_at ^ j) + read_slot, 16 * kDepth);
                 }
                 read_slot = read_slot == (kStages - 1) * kStageBytes ? 0 : read_slot + kStageBytes;
             }

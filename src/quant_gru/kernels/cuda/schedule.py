@@ -141,7 +141,7 @@ class Schedule:
         self._layout: tuple[tuple[int, ...], int] | None = None
         self._keep: list[Any] = []
         self._projected = [
-            self._memory.take(max(_projected_bytes(s, cells, T, N) for cells, s in sized))
+            self._memory.take(4 * max(s.projected_words(c.numbers.form, T, N) for c, s in sized))
             for sized in zip(*(_by_direction(layer) for layer in layers), strict=True)
         ]
         below: Any = None
@@ -453,11 +453,6 @@ def _by_direction(
     layer: Sequence[tuple[Sequence[Cell], planner.Shape]],
 ) -> list[tuple[Cell, planner.Shape]]:
     return [(cell, shape) for group, shape in layer for cell in group]
-
-
-def _projected_bytes(shape: planner.Shape, cell: Cell, T: int, N: int) -> int:
-    wide = 2 if cell.numbers.form.wide_input else 1
-    return 4 * T * shape.tiles(N) * shape.units * shape.rows * wide
 
 
 def _padded_steps(T: int) -> int:

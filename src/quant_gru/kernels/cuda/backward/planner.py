@@ -70,8 +70,8 @@ class BackShape:
         """Words of all weights."""
         return self.weight_registers * self.threads * self.blocks
 
-    def layout(self) -> dict[str, int]:
-        """How operands.cu lays weights out."""
+    @property
+    def _weights(self) -> dict[str, int]:
         return {
             "U": self.units,
             "CL": self.blocks,
@@ -79,9 +79,11 @@ class BackShape:
             "KS": self.split,
             "KP": self.depth,
             "WP": self.weight_planes,
-            "groups": self.groups,
-            "count": self.fragments,
         }
+
+    def layout(self) -> dict[str, int]:
+        """How operands.cu lays weights out."""
+        return {**self._weights, "groups": self.groups, "count": self.fragments}
 
     @property
     def shared_bytes(self) -> int:
@@ -112,14 +114,9 @@ class BackShape:
     def macros(self, half: bool, operand: int, directions: int) -> dict[str, object]:
         """What back.cu is specialized on."""
         return {
-            "U": self.units,
-            "CL": self.blocks,
-            "MT": self.tiles,
-            "KS": self.split,
-            "KP": self.depth,
+            **self._weights,
             "NB": self.rows,
             "PL": self.planes,
-            "WP": self.weight_planes,
             "PACK": int(self.packed),
             "HALF": int(half),
             "OPERAND": operand,

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.kernels.cuda.frozen import MOST_SHARED, Form
@@ -23,6 +24,18 @@ _ROWS = (1, 2, 4, 8, 16)
 _RING = 4
 _ROOMY = 128  # registers of weights that leave many for other things
 _FEWEST = 32  # with fewer, a thread is busy with nothing but spilled registers
+
+
+class Ends(NamedTuple):
+    """What a launch with real states before and after all steps writes of each step.
+
+    Attributes:
+        values: Real values.
+        codes: Codes.
+    """
+
+    values: bool
+    codes: bool
 
 
 @dataclass(frozen=True)
@@ -146,16 +159,37 @@ class Shape:
         stage = 2 * groups * halves * form.state_bytes * owned * 16
         ring = _RING * self.threads * self.elements * (8 if form.wide_input else 4)
         received = stage if self.blocks > 1 else 0
-        return state + exchange + received + 16 + ring + form.recurrence.table_bytes
+        # two barriers, and whether rows are NaN
+        return state + exchange + received + 48 + ring + form.recurrence.table_bytes
 
 
 @lru_cache(maxsize=4096)
 def layout(
-    shape: Shape, form: Form, H: int, N: int, directions: int, held: bool = False
+    shape: Shape,
+    form: Form,
+    H: int,
+    N: int,
+    directions: int,
+    held: bool = False,
+    ends: Ends | None = None,
 ) -> tuple[Kernel, Grid]:
-    """What to launch for N rows of H units; `held`: some of them keep their state in a step."""
+    """What to launch for N rows of H units.
+
+    Args:
+        shape: How they are laid over a GPU.
+        form: Structure of the plan.
+        H: Units.
+        N: Rows.
+        directions: Directions of the launch.
+        held: Whether some units keep their state in a step.
+        ends: What is written of the states; None for codes at both ends.
+    """
     macros = shape.macros(form, H, directions)
-    kernel = Kernel.of("recurrent", "recurrent", {**macros, **_HELD} if held else macros)
+    if held:
+        macros |= _HELD
+    if ends is not None:
+        macros |= {"REALS": 1, "VALUES": int(ends.values), "CODES": int(ends.codes)}
+    kernel = Kernel.of("recurrent", "recurrent", macros)
     blocks = (shape.tiles(N) * shape.blocks, directions)
     return kernel, Grid(blocks, shape.threads, shape.blocks, shape.shared_bytes(form))
 

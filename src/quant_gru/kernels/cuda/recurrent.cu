@@ -20,14 +20,23 @@
 //   LATE        products of the update gate come behind the others
 //   SETS        accumulators of a gate, added up behind the products (HP == WP == 1)
 //   HELD        some units keep their state in some steps
+//   REALS       states before the first step and after the last are real values, see Ends
+//   VALUES      real values of the states after each step are written
+//   CODES       codes of them are written
 //   QG_RRH, QG_OLD, QG_NEW: products that are rounded to their own codes
 //   QG_ZONEOUT  states keep a share of what they were
 #include "cell.cuh"
 #include "lines.cuh"
 #include "ptx.cuh"
+#include "quantize.cuh"
 
 #ifndef HELD
 #define HELD 0
+#endif
+#ifndef REALS
+#define REALS 0
+#define VALUES 0
+#define CODES 1
 #endif
 
 constexpr int kHalves = KS * SPREAD;  // warps of a group of 16 units
@@ -50,6 +59,7 @@ constexpr int kExchange = KS == 2 ? 2 * kGroups * 2 * kSets * 3 * kElements * 32
 constexpr uint32_t kReceived = HP * kTileRows * UP;
 constexpr int kCopied = COPY ? COPY / HP : 16;  // units of a copy
 constexpr int kUnits = UP / CL;
+constexpr int kFlags = REALS ? 32 : 0;  // bytes: of each row of a tile, and of all
 constexpr int kAhead = RING - 1;  // steps between the start of a load and its use
 // Registers that the weights leave: what the compiler would work out again in every step may stay.
 constexpr bool kRoom = 12 * kBlocks * 2 * WP <= (kThreads > 256 ? 48 : 96);
@@ -83,6 +93,20 @@ typedef int32_t Code;
 #endif
 typedef REAL Real;
 
+// Real values at both ends, and what makes rows NaN: inputs from their step on, the state before the
+// first step and weights at all steps.
+struct Ends {
+    const float *h0;        // (N, H), or null
+    float *values;          // [(t * N + n) * next + unit]
+    float *last;            // (N, H)
+    float *last_nan;        // (N): 0, or NaN where a row is; or null
+    uint8_t *h0_nan;        // (N): whether rows of h0 are NaN, or null
+    const uint8_t *nan;     // (N, stride): whether rows of the input are NaN at a step
+    const uint8_t *finite;  // whether all weights are finite
+    int64_t next, stride;   // the stride is a multiple of 4
+    float scale, lo, hi;    // limits less the zero point
+};
+
 struct Numbers {
     Sequence s;
     const uint32_t *weights;  // fragments, [plane][group][block of 64][half][gate][register][lane]
@@ -91,6 +115,7 @@ struct Numbers {
     const double *m;          // (3, UP): M / 2^k
     const int32_t *exact_float;  // whether float holds every accumulator and multiplier
     Cell<Real> cell;
+    Ends ends;
 };
 struct Pair {
     Numbers d[DIRS];
@@ -187,6 +212,22 @@ inline int given_code(const Sequence &s, int64_t at) {
     return OUT == 2 ? (int)(int16_t)code : (int)code;
 }
 
+// Whether the input of any row of a tile is NaN at any step, as far as this thread looks.
+inline bool nan_seen(const Ends &e, int64_t first_row, int64_t N, int64_t T) {
+    const int words = (int)(e.stride / 4), rest = (int)(T % 4);
+    const int rows = N - first_row < kTileRows ? (int)(N - first_row) : kTileRows;
+    const uint32_t *const from = (const uint32_t *)(e.nan + first_row * e.stride);
+    uint32_t seen = *e.finite ? 0 : 1;
+#pragma unroll 8
+    for (int i = threadIdx.x; i < rows * words; i += kThreads) {
+        uint32_t word = from[i];
+        // nobody writes what is beyond the last step
+        if (rest && i % words == words - 1) word &= 0xffffffffu >> (32 - 8 * rest);
+        seen |= word;
+    }
+    return seen != 0;
+}
+
 inline Real unpacked(const Stored &w, int gate, Real offset) {
 #if WX == 1
     return (Real)(byte_as_float(w, gate) - (8388608.f + (float)offset));
@@ -209,7 +250,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     int *const exchange = (int *)(memory + 2 * kState);  // [2][group][half][..][lane]
     unsigned char *const stages = (unsigned char *)(exchange + kExchange);
     uint64_t *const barriers = (uint64_t *)(stages + (CL > 1 ? 2 * kGroups * kHalves * kStage : 0));
-    Words *const ring = (Words *)(barriers + 2) + threadIdx.x;  // [step % RING][thread]
+    unsigned char *const nan_rows = (unsigned char *)(barriers + 2);  // of the tile, by h0
+    uint32_t *const any_nan = (uint32_t *)(nan_rows + 16);
+    Words *const ring = (Words *)(nan_rows + kFlags) + threadIdx.x;  // [step % RING][thread]
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int lane8 = lane / 4, quad = lane % 4;
     const int half = warp % kHalves, local = warp / kHalves;
@@ -273,6 +316,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             times[row][gate] = kWhole ? (int)(p.m[gate * UP + unit] * 4294967296.) : 0;
         }
     const int Rh_lo = R::integer(p.cell.Rh_lo), Rh_hi = R::integer(p.cell.Rh_hi);
+#if REALS
+    const bool nan_here = nan_seen(p.ends, first_row, N, T);
+    if (threadIdx.x < kFlags / 4) ((uint32_t *)nan_rows)[threadIdx.x] = 0;
+    __syncthreads();
+    if (nan_here) *any_nan = 1;
+#endif
     // the state before the first step, as bytes
     constexpr int kBatch = 8;  // loads at once
 #pragma unroll 1
@@ -283,9 +332,30 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             const int i = from + j * kThreads, n = i / kStride, k = i % kStride;
             code[j] = 0;
             if (i < kPlane && k < H && first_row + n < N)
-                code[j] = (p.s.h0 ? given_code(p.s, (first_row + n) * H + k) : (int)p.cell.h_zero) -
+                code[j] = (!REALS && p.s.h0 ? given_code(p.s, (first_row + n) * H + k) : (int)p.cell.h_zero) -
                           (int)p.cell.h_offset;
         }
+#if REALS
+        if (p.ends.h0) {
+            float real[kBatch];
+#pragma unroll
+            for (int j = 0; j < kBatch; ++j) {
+                const int i = from + j * kThreads, n = i / kStride, k = i % kStride;
+                real[j] = 0.f;
+                if (i < kPlane && k < H && first_row + n < N)
+                    real[j] = p.ends.h0[(first_row + n) * H + k];
+            }
+#pragma unroll
+            for (int j = 0; j < kBatch; ++j) {
+                bool nan = false;
+                code[j] += quantized(real[j], p.ends.scale, p.ends.lo, p.ends.hi, nan);
+                if (nan) {
+                    nan_rows[(from + j * kThreads) / kStride] = 1;
+                    *any_nan = 1;
+                }
+            }
+        }
+#endif
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
             const int i = from + j * kThreads;
@@ -327,7 +397,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     // what this thread copies from the state to the output
     const int copy_row = threadIdx.x / (kUnits / kCopied);
     const int copy_unit = rank * kUnits + threadIdx.x % (kUnits / kCopied) * kCopied;
-    const bool copies = COPY && copy_row < kTileRows && copy_unit < H && first_row + copy_row < N;
+    const bool copies = CODES && COPY && copy_row < kTileRows && copy_unit < H && first_row + copy_row < N;
     const unsigned char *const copied = state + copy_row * kStride + copy_unit;
     uint32_t flip = p.cell.h_offset ? 0x80808080u : 0;
     if (kRoom) flip = kept_number(flip);
@@ -386,6 +456,27 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         code += (int)(p.cell.h_offset - p.cell.h_zero);
         h[e] = R::plus((Real)(kept[e] ? code : 0), R::number());
     }
+
+    // real values go out from registers: where blocks wait for each other, meanwhile, otherwise
+    // behind the products of the next step
+    constexpr bool kBehind = CL == 1;
+    const int64_t value_step = kRoom ? kept_number(step * N * p.ends.next) : step * N * p.ends.next;
+    float *value_at = p.ends.values + group * 16 + lane8 + 8 * mine.row8 +
+                      ((first - (kBehind ? step : 0)) * N + first_row + mine.n) * p.ends.next;
+    const auto value_of = [&](int e) {
+        const float code = sizeof(Real) == 4 ? (float)plain(h[e]) : (float)R::integer(h[e]);
+        return Magic<float>::times(code, p.ends.scale);
+    };
+    const auto give = [&](bool now) {
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) {
+            const Place place = place_of(e, quad, half);
+            float *const to =
+                value_at + (place.n - mine.n) * p.ends.next + 8 * (place.row8 - mine.row8);
+            store_where(now && kept[e], to, float_bits(value_of(e)));
+        }
+        value_at += value_step;
+    };
 
 #if HELD
     uint8_t held[2][kElements];
@@ -485,7 +576,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (s + kAhead < steps) start_words(ring + (s + kAhead) % RING * kThreads, ahead);
         copies_commit();
         ahead += ahead_step;
-        if (COPY) copy_store(copies_now, old_states);
+        if (CODES && COPY) copy_store(copies_now, old_states);
+        if (VALUES && kBehind) give(s != 0);
         copied_to += out_step;
 
 #pragma unroll
@@ -611,7 +703,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     to[(CL == 1 ? kPlane : kOwned * 16) + byte_at[e]] = (unsigned char)(code >> 8);
             }
         }
-        if (!COPY) {
+        if (CODES && !COPY) {
 #pragma unroll
             for (int e = 0; e < kElements; ++e)
                 if (kept[e]) written[at[e]] = (Code)(R::integer(h[e]) + h_zero);
@@ -637,6 +729,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                      barriers + (1 - parity), peer, *(const uint4 *)(to + chunk * 16));
             }
         }
+        if (VALUES && !kBehind) give(true);
         barrier_wait(barriers + (1 - parity), (uint32_t)(s >> 1) & 1);
     };
     const auto go = [&](auto known) {
@@ -651,8 +744,37 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     else
         go(Truth<false>());
     if (copies) copy_store(true, copy_load(steps & 1));
+    if (VALUES && kBehind) give(true);
+#if REALS
+    const bool look = *any_nan;
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+        if (!kept[e]) continue;
+        const Place place = place_of(e, quad, half);
+        const int unit = group * 16 + lane8 + 8 * place.row8;
+        const int64_t row = first_row + place.n;
+        const float bad = __int_as_float(0x7fc00000);
+        const bool nan_before = nan_rows[place.n];
+        bool nan = nan_before || !*p.ends.finite;
+        if (look) {  // rare: over what this thread has written, once more
+            const uint8_t *const nan_now = p.ends.nan + row * p.ends.stride;
+            int64_t now = first;
+#pragma unroll 1
+            for (int s = 0; s < steps; ++s, now += step) {
+                nan |= nan_now[now] != 0;
+                if (VALUES && nan) p.ends.values[(now * N + row) * p.ends.next + unit] = bad;
+            }
+        }
+        p.ends.last[at[e]] = nan ? bad : value_of(e);
+        if (unit == 0) {
+            if (p.ends.last_nan) p.ends.last_nan[row] = nan ? bad : 0.f;
+            if (p.ends.h0_nan) p.ends.h0_nan[row] = nan_before;
+        }
+    }
+#else
 #pragma unroll
     for (int e = 0; e < kElements; ++e)
         if (kept[e]) ((Code *)p.s.last)[at[e]] = (Code)(R::integer(h[e]) + h_zero);
+#endif
     if (CL > 1) cluster_sync();
 }

@@ -1,7 +1,7 @@
 """The launches of a whole call with so many steps and rows, prepared once.
 
-A call quantizes its input, runs each layer and gives real values back, NaN included, in as few
-launches as there are kinds of work. All that a launch needs but addresses is kept.
+A call quantizes its input and runs each layer; the recurrence takes and gives real values, NaN
+included. All that a launch needs but addresses is kept.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ from quant_gru.kernels.cuda.structures import (
     KINDS,
     RECURRENT_C,
     BetweenC,
-    GiveC,
     ProjectC,
     TakeC,
 )
 
 _THREADS = 256
 _ROWS = _THREADS // 32  # of a block of the border's kernels
-_TAKE, _BETWEEN, _GIVE = (Kernel.of("border", name, PLAIN) for name in ("take", "between", "give"))
+_TAKE, _BETWEEN = (Kernel.of("border", name, PLAIN) for name in ("take", "between"))
 _FINISH, _FEW = (Kernel.of("project", name, PLAIN) for name in ("finish", "project"))
 
 
@@ -51,7 +50,12 @@ class Cell:
 
 
 def schedule_of(
-    machine: Machine, layers: Sequence[Sequence[Cell]], T: int, N: int, with_h0: bool
+    machine: Machine,
+    layers: Sequence[Sequence[Cell]],
+    T: int,
+    N: int,
+    with_h0: bool,
+    keeps: bool,
 ) -> Schedule | None:
     """A schedule, or None where weights fit no registers.
 
@@ -61,6 +65,7 @@ def schedule_of(
         T: Steps.
         N: Rows.
         with_h0: Whether states before the first step are given.
+        keeps: Whether calls keep what a backward needs.
     """
     clusters = machine.clusters()
     chosen = []
@@ -75,7 +80,7 @@ def schedule_of(
                 return None
             layer.append((group, shape))
         chosen.append(layer)
-    return Schedule(machine, chosen, T, N, with_h0)
+    return Schedule(machine, chosen, T, N, with_h0, keeps)
 
 
 class _Product:
@@ -113,6 +118,7 @@ class Schedule:
         T: Steps.
         N: Rows.
         with_h0: Whether states before the first step are given.
+        keeps: Whether calls keep what a backward needs.
     """
 
     def __init__(
@@ -122,8 +128,9 @@ class Schedule:
         T: int,
         N: int,
         with_h0: bool,
+        keeps: bool,
     ) -> None:
-        self._machine, self._T, self._N = machine, T, N
+        self._machine, self._T, self._N, self._keeps = machine, T, N, keeps
         directions = [cell for group, _ in layers[0] for cell in group]
         self._layers, self._directions = len(layers), len(directions)
         self._H = directions[0].numbers.H
@@ -234,33 +241,18 @@ class Schedule:
         for direction, cell in enumerate(cells):
             like = [i for i, other in enumerate(cells[:direction]) if _same_input(cell, other)]
             inputs.append(inputs[like[0]] if like else self._add_input(cell, this.nan, below))
-        for direction, cell in enumerate(cells):
-            kind = cell.h.container.itemsize
-            this.out.append(self._codes.take(T * N * H * kind))
+        # the last layer's codes are for a backward
+        ends = planner.Ends(values=index == self._layers - 1, codes=index < self._layers - 1)
+        ends = ends._replace(codes=ends.codes or self._keeps)
+        for cell in cells:
+            this.out.append(self._codes.take(T * N * H * cell.h.container.itemsize * ends.codes))
             self._kept.append((this.out[-1], cell.h.container))
-            this.last.append(self._memory.take(N * H * kind))
             if with_h0:
-                self._add_state(this, cell, index * len(cells) + direction)
+                this.h0_nan.append(self._memory.take(N))
         direction = 0
         for group, shape in layer:
-            self._add_group(this, group, shape, inputs, direction)
+            self._add_group(this, group, shape, inputs, direction, index, ends)
             direction += len(group)
-        top = index == self._layers - 1
-        give: Any = GiveC()
-        self._fill_flags(give.flags, this)
-        for d, cell in enumerate(cells):
-            self._codes.point(give, "out", this.out[d], d)
-            self._memory.point(give, "last", this.last[d], d)
-            give.kind[d], give.zero[d] = KINDS[cell.h.container], cell.h.zero_point
-            give.scale[d] = cell.h.scale
-        give.N, give.H, give.directions = N, H, len(cells)
-        self._h_n.point(give, "last_values", 4 * index * len(cells) * N * H)
-        self._nan.point(give, "last_nan", 4 * index * len(cells) * N)
-        rows = len(cells) * N
-        if top:
-            self._y.point(give, "values")
-            rows += T * N * len(cells)
-        self._launch(_GIVE, Grid((-(-rows // _ROWS), 1), _THREADS), give)
         return this
 
     def _add_input(self, cell: Cell, nan: int, below: _Below | None) -> _Input:
@@ -299,22 +291,6 @@ class Schedule:
         self._launch(kernel, Grid((-(-T * N // _ROWS), 1), _THREADS), record)
         return found
 
-    def _add_state(self, this: _Below, cell: Cell, index: int) -> None:
-        """Codes of the state before the first step."""
-        N, H = self._N, cell.numbers.H
-        codes = self._memory.take(N * H * cell.h.container.itemsize)
-        nan = self._memory.take(N)
-        record: Any = TakeC()
-        self._fill_target(record.to, cell.h, N, 1, H, 1)
-        self._memory.point(record.to, "codes", codes)
-        self._memory.point(record.to, "nan", nan)
-        _fill_scale(record, cell.h)
-        record.next = H
-        self._h0.point(record, "real", 4 * index * N * H)
-        this.h0.append(codes)
-        this.h0_nan.append(nan)
-        self._launch(_TAKE, Grid((-(-N // _ROWS), 1), _THREADS), record)
-
     def _add_group(
         self,
         this: _Below,
@@ -322,6 +298,8 @@ class Schedule:
         shape: planner.Shape,
         inputs: Sequence[_Input],
         first: int,
+        layer: int,
+        ends: planner.Ends,
     ) -> None:
         """The directions that share a launch of the recurrence."""
         N, numbers = self._N, group[0].numbers
@@ -336,9 +314,7 @@ class Schedule:
             self._keep += [fragments, bias, m, exact]
             self._fill_sequence(record.s, cell, reverse=d == 1)
             self._codes.point(record.s, "out", this.out[d])
-            self._memory.point(record.s, "last", this.last[d])
-            if this.h0:
-                self._memory.point(record.s, "h0", this.h0[d])
+            self._fill_ends(record.ends, this, layer, d)
             self._lengths.point(record.s, "lengths")
             record.weights, record.bias, record.m = (
                 each.data_ptr() for each in (fragments, bias, m)
@@ -346,7 +322,7 @@ class Schedule:
             record.exact_float = exact.data_ptr()
             record.cell = cell.numbers.frozen.cells[form.recurrence.real]
             self._memory.point(record, "Wx", self._projected[d])
-        kernel, grid = planner.layout(shape, form, H, N, len(group))
+        kernel, grid = planner.layout(shape, form, H, N, len(group), ends=ends)
         self._launch(kernel, grid, records)
 
     def _add_projection(
@@ -390,6 +366,21 @@ class Schedule:
         s.T, s.N, s.C, s.H = self._T, self._N, cell.numbers.C, cell.numbers.H
         s.reverse = reverse
 
+    def _fill_ends(self, ends: Any, this: _Below, layer: int, d: int) -> None:
+        """Real values of the states of direction d of a layer."""
+        cells, cell, N = this.cells, this.cells[d], self._N
+        H, state = cell.numbers.H, layer * len(cells) + d
+        if this.h0_nan:
+            self._h0.point(ends, "h0", 4 * state * N * H)
+            self._memory.point(ends, "h0_nan", this.h0_nan[d])
+        self._y.point(ends, "values", 4 * d * H)
+        self._h_n.point(ends, "last", 4 * state * N * H)
+        self._nan.point(ends, "last_nan", 4 * state * N)
+        self._memory.point(ends, "nan", this.nan)
+        ends.finite = cell.finite.data_ptr()
+        ends.next, ends.stride = len(cells) * H, _padded_steps(self._T)
+        ends.scale, ends.lo, ends.hi = _scale_of(cell.h)
+
     def _fill_flags(self, flags: Any, layer: _Below) -> None:
         self._memory.point(flags, "nan", layer.nan)
         for d, cell in enumerate(layer.cells):
@@ -423,8 +414,6 @@ class _Below:
     def __init__(self, cells: Sequence[Cell], nan: int) -> None:
         self.cells, self.nan = cells, nan
         self.out: list[int] = []
-        self.last: list[int] = []
-        self.h0: list[int] = []
         self.h0_nan: list[int] = []
 
 
@@ -445,8 +434,12 @@ def _same_input(a: Cell, b: Cell) -> bool:
 
 
 def _fill_scale(record: Any, q: Quantizer) -> None:
-    record.zero, record.scale = q.zero_point, q.scale
-    record.lo, record.hi = q.lo - q.zero_point, q.hi - q.zero_point
+    record.zero = q.zero_point
+    record.scale, record.lo, record.hi = _scale_of(q)
+
+
+def _scale_of(q: Quantizer) -> tuple[float, int, int]:
+    return q.scale, q.lo - q.zero_point, q.hi - q.zero_point
 
 
 def _by_direction(

@@ -85,12 +85,19 @@ ProjectBytesC = structure(
     **_all(_POINTER, "bytes weights folded m folded_bytes m_float exact_float Wx"),
     **_all(_INT, "T N H padded NB tiles groups wide lo hi code_lo"),
 )
+EndsC = structure(
+    "EndsC",
+    **_all(_POINTER, "h0 values last last_nan h0_nan nan finite"),
+    **_all(_INT, "next stride"),
+    **_all(ctypes.c_float, "scale lo hi"),
+)
 RECURRENT_C = {
     name: structure(
         f"Recurrent_{name}",
         s=SequenceC,
         **_all(_POINTER, "weights Wx bias m exact_float"),
         cell=CELL_C[name],
+        ends=EndsC,
     )
     for name in _REAL
 }
@@ -132,17 +139,6 @@ BetweenC = structure(
     **_all(_INT * 2, "kind zero M k"),
     **_all(_INT, "H directions lo hi out_zero"),
 )
-GiveC = structure(
-    "GiveC",
-    flags=FlagsC,
-    **_all(_POINTER * 2, "out last"),
-    **_all(_POINTER, "values last_values last_nan"),
-    kind=_INT * 2,
-    **_all(_INT, "N H directions"),
-    zero=_INT * 2,
-    scale=ctypes.c_float * 2,
-)
-
 OperandC = structure(
     "OperandC",
     **_all(_POINTER, "w b dropped w_scale b_scale codes b_codes scales b_scales B M k m"),

@@ -249,6 +249,8 @@ inline uint32_t interleave(uint32_t low, uint32_t high, int i) {
     return byte(low, i) | byte(high, i) << 8 | byte(low, i + 1) << 16 | byte(high, i + 1) << 24;
 }
 inline uint32_t cluster_rank() { return uint32_t(host::self->block->rank); }
+inline uint32_t thread_again() { return threadIdx.x; }
+inline uint32_t block_again() { return blockIdx.x; }
 inline void cluster_sync() {
     host::Cluster &home = host::cluster();
     host::wait(home.barrier, int(home.blocks.size() * host::block_threads));

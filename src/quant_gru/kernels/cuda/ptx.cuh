@@ -82,6 +82,19 @@ inline uint32_t cluster_rank() {
     return rank;
 }
 
+// threadIdx.x and blockIdx.x, read where they stand: no register keeps them, or what follows from
+// them, until then.
+inline uint32_t thread_again() {
+    uint32_t v;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(v));
+    return v;
+}
+inline uint32_t block_again() {
+    uint32_t v;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(v));
+    return v;
+}
+
 inline void cluster_sync() {
     asm volatile(
         "barrier.cluster.arrive.release.aligned;\n"

@@ -60,7 +60,7 @@ constexpr uint32_t kReceived = HP * kTileRows * UP;
 constexpr int kCopied = COPY ? COPY / HP : 16;  // units of a copy
 constexpr int kUnits = UP / CL;
 constexpr int kFlags = REALS ? 32 : 0;  // bytes: of each row of a tile, and of all
-constexpr int kAhead = RING - 1;  // steps between the start of a load and its use
+constexpr int kAhead = RING - 1;        // steps between the start of a load and its use
 // Registers that the weights leave: what the compiler would work out again in every step may stay.
 constexpr bool kRoom = 12 * kBlocks * 2 * WP <= (kThreads > 256 ? 48 : 96);
 constexpr bool kLate = LATE;
@@ -93,8 +93,8 @@ typedef int32_t Code;
 #endif
 typedef REAL Real;
 
-// Real values at both ends, and what makes rows NaN: inputs from their step on, the state before the
-// first step and weights at all steps.
+// Real values at both ends, and what makes rows NaN: inputs from their step on, the state before
+// the first step and weights at all steps.
 struct Ends {
     const float *h0;        // (N, H), or null
     float *values;          // [(t * N + n) * next + unit]
@@ -216,16 +216,63 @@ inline int given_code(const Sequence &s, int64_t at) {
 inline bool nan_seen(const Ends &e, int64_t first_row, int64_t N, int64_t T) {
     const int words = (int)(e.stride / 4), rest = (int)(T % 4);
     const int rows = N - first_row < kTileRows ? (int)(N - first_row) : kTileRows;
-    const uint32_t *const from = (const uint32_t *)(e.nan + first_row * e.stride);
+    // nobody writes what is beyond the last step
+    const uint32_t last = rest ? 0xffffffffu >> (32 - 8 * rest) : 0xffffffffu;
     uint32_t seen = *e.finite ? 0 : 1;
-#pragma unroll 8
-    for (int i = threadIdx.x; i < rows * words; i += kThreads) {
-        uint32_t word = from[i];
-        // nobody writes what is beyond the last step
-        if (rest && i % words == words - 1) word &= 0xffffffffu >> (32 - 8 * rest);
-        seen |= word;
+    for (int n = threadIdx.x / 32; n < rows; n += kThreads / 32) {
+        const uint32_t *const from = (const uint32_t *)(e.nan + (first_row + n) * e.stride);
+#pragma unroll 4
+        for (int i = threadIdx.x % 32; i < words; i += 32)
+            seen |= from[i] & (i == words - 1 ? last : 0xffffffffu);
     }
     return seen != 0;
+}
+
+// Where a thread is, asked for again: registers that knew it are few.
+struct Where {
+    int quad, half, unit;
+    int64_t row;
+
+    inline Where() {
+        const int thread = (int)thread_again(), block = (int)block_again();
+        const int warp = thread / 32, group = block % CL * kGroups + warp / kHalves;
+        quad = thread % 4;
+        half = warp % kHalves;
+        unit = group * 16 + thread % 32 / 4;
+        row = (int64_t)(block / CL) * kTileRows;
+    }
+};
+
+// The states after the last step, and NaN over what this thread has written of such rows.
+inline void give_last(const Numbers &p, const float (&reals)[kElements],
+                      const unsigned char *nan_rows) {
+    const Where where;
+    const Ends &ends = p.ends;
+    const int64_t step = p.s.reverse ? -1 : 1, first = p.s.reverse ? p.s.T - 1 : 0;
+    const bool look = *(const uint32_t *)(nan_rows + 16);
+    const float bad = __int_as_float(0x7fc00000);
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+        const Place place = place_of(e, where.quad, where.half);
+        const int unit = where.unit + 8 * place.row8;
+        const int64_t row = where.row + place.n;
+        if (!works(where.quad, where.half) || unit >= p.s.H || row >= p.s.N) continue;
+        const bool before = nan_rows[place.n];
+        bool nan = before || !*ends.finite;
+        if (look) {  // rare
+            int64_t t = first;
+#pragma unroll 1
+            for (int s = 0; s < (int)p.s.T; ++s, t += step) {
+                nan |= ends.nan[row * ends.stride + t] != 0;
+                if (VALUES && nan) ends.values[(t * p.s.N + row) * ends.next + unit] = bad;
+            }
+        }
+        ends.last[row * p.s.H + unit] = nan ? bad : reals[e];
+        if (unit == 0) {
+            if (ends.last_nan) ends.last_nan[row] = nan ? bad : 0.f;
+            if (ends.h0_nan) ends.h0_nan[row] = before;
+        }
+    }
 }
 
 inline Real unpacked(const Stored &w, int gate, Real offset) {
@@ -287,6 +334,64 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         ahead += ahead_step;
     }
 
+    // the state before the first step, as bytes
+    const auto look_and_load = [&] {
+#if REALS
+        if (nan_seen(p.ends, first_row, N, T)) *any_nan = 1;
+#endif
+        constexpr int kBatch = 8;  // loads at once
+#pragma unroll 1
+        for (int from = threadIdx.x; from < kPlane; from += kBatch * kThreads) {
+            int code[kBatch];
+#pragma unroll
+            for (int j = 0; j < kBatch; ++j) {
+                const int i = from + j * kThreads, n = i / kStride, k = i % kStride;
+                code[j] = 0;
+                if (i < kPlane && k < H && first_row + n < N)
+                    code[j] = (!REALS && p.s.h0 ? given_code(p.s, (first_row + n) * H + k)
+                                                : (int)p.cell.h_zero) -
+                              (int)p.cell.h_offset;
+            }
+#if REALS
+            if (p.ends.h0) {
+                float real[kBatch];
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) {
+                    const int i = from + j * kThreads, n = i / kStride, k = i % kStride;
+                    real[j] = 0.f;
+                    if (i < kPlane && k < H && first_row + n < N)
+                        real[j] = p.ends.h0[(first_row + n) * H + k];
+                }
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) {
+                    bool nan = false;
+                    code[j] += quantized(real[j], p.ends.scale, p.ends.lo, p.ends.hi, nan);
+                    if (nan) {
+                        nan_rows[(from + j * kThreads) / kStride] = 1;
+                        *any_nan = 1;
+                    }
+                }
+            }
+#endif
+#pragma unroll
+            for (int j = 0; j < kBatch; ++j) {
+                const int i = from + j * kThreads;
+                if (i >= kPlane) break;
+                state[i] = (unsigned char)code[j];
+                state[kState + i] = 0;
+                if (HP == 2) {
+                    state[kPlane + i] = (unsigned char)(code[j] >> 8);
+                    state[kState + kPlane + i] = 0;
+                }
+            }
+        }
+    };
+#if REALS
+    if (threadIdx.x < kFlags / 4) ((uint32_t *)nan_rows)[threadIdx.x] = 0;
+    __syncthreads();
+#endif
+    if (!kRoom) look_and_load();  // while there are registers
+
     // this warp's weights
     uint32_t w[WP][kBlocks][2][3][4];
 #pragma unroll
@@ -316,58 +421,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             times[row][gate] = kWhole ? (int)(p.m[gate * UP + unit] * 4294967296.) : 0;
         }
     const int Rh_lo = R::integer(p.cell.Rh_lo), Rh_hi = R::integer(p.cell.Rh_hi);
-#if REALS
-    const bool nan_here = nan_seen(p.ends, first_row, N, T);
-    if (threadIdx.x < kFlags / 4) ((uint32_t *)nan_rows)[threadIdx.x] = 0;
-    __syncthreads();
-    if (nan_here) *any_nan = 1;
-#endif
-    // the state before the first step, as bytes
-    constexpr int kBatch = 8;  // loads at once
-#pragma unroll 1
-    for (int from = threadIdx.x; from < kPlane; from += kBatch * kThreads) {
-        int code[kBatch];
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-            const int i = from + j * kThreads, n = i / kStride, k = i % kStride;
-            code[j] = 0;
-            if (i < kPlane && k < H && first_row + n < N)
-                code[j] = (!REALS && p.s.h0 ? given_code(p.s, (first_row + n) * H + k) : (int)p.cell.h_zero) -
-                          (int)p.cell.h_offset;
-        }
-#if REALS
-        if (p.ends.h0) {
-            float real[kBatch];
-#pragma unroll
-            for (int j = 0; j < kBatch; ++j) {
-                const int i = from + j * kThreads, n = i / kStride, k = i % kStride;
-                real[j] = 0.f;
-                if (i < kPlane && k < H && first_row + n < N)
-                    real[j] = p.ends.h0[(first_row + n) * H + k];
-            }
-#pragma unroll
-            for (int j = 0; j < kBatch; ++j) {
-                bool nan = false;
-                code[j] += quantized(real[j], p.ends.scale, p.ends.lo, p.ends.hi, nan);
-                if (nan) {
-                    nan_rows[(from + j * kThreads) / kStride] = 1;
-                    *any_nan = 1;
-                }
-            }
-        }
-#endif
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-            const int i = from + j * kThreads;
-            if (i >= kPlane) break;
-            state[i] = (unsigned char)code[j];
-            state[kState + i] = 0;
-            if (HP == 2) {
-                state[kPlane + i] = (unsigned char)(code[j] >> 8);
-                state[kState + kPlane + i] = 0;
-            }
-        }
-    }
+    if (kRoom) look_and_load();
     if (CL > 1 && threadIdx.x == 0) {
         barrier_init(barriers);
         barrier_init(barriers + 1);
@@ -397,7 +451,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     // what this thread copies from the state to the output
     const int copy_row = threadIdx.x / (kUnits / kCopied);
     const int copy_unit = rank * kUnits + threadIdx.x % (kUnits / kCopied) * kCopied;
-    const bool copies = CODES && COPY && copy_row < kTileRows && copy_unit < H && first_row + copy_row < N;
+    const bool copies =
+        CODES && COPY && copy_row < kTileRows && copy_unit < H && first_row + copy_row < N;
     const unsigned char *const copied = state + copy_row * kStride + copy_unit;
     uint32_t flip = p.cell.h_offset ? 0x80808080u : 0;
     if (kRoom) flip = kept_number(flip);
@@ -457,6 +512,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         h[e] = R::plus((Real)(kept[e] ? code : 0), R::number());
     }
 
+    int t = (int)first;
     // real values go out from registers: where blocks wait for each other, meanwhile, otherwise
     // behind the products of the next step
     constexpr bool kBehind = CL == 1;
@@ -471,8 +527,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
             const Place place = place_of(e, quad, half);
-            float *const to =
-                value_at + (place.n - mine.n) * p.ends.next + 8 * (place.row8 - mine.row8);
+            const int64_t row = (place.n - mine.n) * p.ends.next;
+            float *const to = value_at + row + 8 * (place.row8 - mine.row8);
             store_where(now && kept[e], to, float_bits(value_of(e)));
         }
         value_at += value_step;
@@ -488,7 +544,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     load_held(0, first);
     if (T > 1) load_held(1, first + step);
 #endif
-    int t = (int)first;
     Code *written = out + first * N * H;
 
     // kKnown: float, or int32, holds every accumulator, so that nothing stands between products and
@@ -746,31 +801,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (copies) copy_store(true, copy_load(steps & 1));
     if (VALUES && kBehind) give(true);
 #if REALS
-    const bool look = *any_nan;
+    float reals[kElements];
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) {
-        if (!kept[e]) continue;
-        const Place place = place_of(e, quad, half);
-        const int unit = group * 16 + lane8 + 8 * place.row8;
-        const int64_t row = first_row + place.n;
-        const float bad = __int_as_float(0x7fc00000);
-        const bool nan_before = nan_rows[place.n];
-        bool nan = nan_before || !*p.ends.finite;
-        if (look) {  // rare: over what this thread has written, once more
-            const uint8_t *const nan_now = p.ends.nan + row * p.ends.stride;
-            int64_t now = first;
-#pragma unroll 1
-            for (int s = 0; s < steps; ++s, now += step) {
-                nan |= nan_now[now] != 0;
-                if (VALUES && nan) p.ends.values[(now * N + row) * p.ends.next + unit] = bad;
-            }
-        }
-        p.ends.last[at[e]] = nan ? bad : value_of(e);
-        if (unit == 0) {
-            if (p.ends.last_nan) p.ends.last_nan[row] = nan ? bad : 0.f;
-            if (p.ends.h0_nan) p.ends.h0_nan[row] = nan_before;
-        }
-    }
+    for (int e = 0; e < kElements; ++e) reals[e] = value_of(e);
+    give_last(p, reals, nan_rows);
 #else
 #pragma unroll
     for (int e = 0; e < kElements; ++e)

@@ -21,6 +21,7 @@ _LIBRARY = ["-shared", "-Wl,-Bsymbolic"]
 KINDS = dict.fromkeys(("project", "project_bytes", "step", "multiply_case"), "Numbers") | {
     "border": "Border",
     "project_reals": "Reals",
+    "project_few": "Few",
 }
 KINDS |= {"events": "Events"}
 KINDS |= dict.fromkeys(("measure", "settle"), "Weights")

@@ -55,12 +55,17 @@ def reals(plan, T, N, C, layout):
         (WIDE, (2, 2, 2, 4, 1, 2), (4, 9, 80, 33, 4), 1e-5),
         (QuantConfig.int8(), (4, 2, 2, 3, 1, 1), (33, 1, 1, 20, 1), 1),
         (QuantConfig.int8(), (2, 2, 5, 4, 1, 2), (5, 15, 132, 65, 8), 1),
+        (QuantConfig.int8(), (4, 1, 2, 4, 1, 1, True), (3, 11, 21, 37, 8), 1),
+        (QuantConfig.int8(), (4, 2, 4, 4, 1, 2, True), (5, 15, 132, 165, 8), 1),
+        (UNSIGNED, (8, 1, 6, 3, 1, 1, True), (5, 13, 72, 66, 2), 1),
+        (QuantConfig.w8a16(), (4, 2, 2, 4, 1, 1, True), (3, 6, 84, 37, 4), 1),
         (QuantConfig.w8a16(), (2, 2, 2, 4, 1, 1), (3, 6, 21, 37, 4), 1),
         (QuantConfig.w8a16(), (2, 2, 3, 3, 1, 2), (7, 11, 132, 50, 2), 1),
     ],
     ids=[
         *("int8", "int8 doubles", "unsigned single", "unsigned", "wide doubles", "one feature"),
-        *("int8 odd", "w8a16", "w8a16 odd"),
+        *("int8 odd", "grouped", "grouped rows", "grouped units", "grouped w8a16"),
+        *("w8a16", "w8a16 odd"),
     ],
 )
 def test_codes(host, config, block, sizes, scale, layout):
@@ -129,4 +134,4 @@ def test_threads_and_grids_follow_blocks():
     block = Block(4, 2, 7, 3, 2, 2)
     assert (block.units, block.rows, block.threads) == (64, 112, 256)
     _, grid = block.launch(256, 12800, 256, 1)
-    assert grid == Grid((230, 1), 256, shared_bytes=3 * 64 * 192 + 120 * 272 + 12 * 112)
+    assert grid == Grid((230, 1), 256, shared_bytes=3 * 64 * 192 + 120 * 272 + 12 * 112 + 24 * 128)

@@ -22,7 +22,8 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads)
     const int unit_blocks = (int)((p.groups * 16 + Tile::kUnits - 1) / Tile::kUnits);
     const int64_t first_unit = (int64_t)(blockIdx.x % unit_blocks) * Tile::kUnits;
     const int64_t first_row = (int64_t)(blockIdx.x / unit_blocks) * Tile::kRows;
-    const int64_t H = p.H, padded_N = p.tiles * p.NB, count = p.T * padded_N;
+    const int64_t H = p.H, padded_N = p.tiles * p.NB;
+    const int count = (int)(p.T * padded_N);
     const auto rows_of = [&](int64_t plane) {
         return [&p, bytes, first_row, padded_N, count, plane](int i) -> const int8_t * {
             const int64_t flat = first_row + i;
@@ -33,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads)
             return n < p.N ? bytes + row * p.padded : nullptr;
         };
     };
-    const int64_t flat = first_row + Tile::row(0, 0);
+    const int flat = (int)first_row + Tile::row(0, 0);
     const int group = (int)(first_unit + Tile::unit(0)) / 16;
     int64_t channels[3][2];
 #pragma unroll

@@ -3,12 +3,13 @@
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
 //   UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES: the block's tile, see standing.cuh
+//   GROUPED     whether products are wgmma's, which only sm_90a has
 //   BLOCKS      of a multiprocessor, that registers have to do for
 #include "projected.cuh"
 #include "quantize.cuh"
 #include "standing.cuh"
 
-typedef Standing<UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES, PLANES> Tile;
+typedef Standing<UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES, PLANES, GROUPED> Tile;
 
 struct Reals {
     Projected to;
@@ -41,7 +42,7 @@ inline void quantize_rows(const Reals &p, unsigned char *rows, const float *cons
                           uint32_t *seen) {
     constexpr int kAhead = 8;
     const int C = (int)p.C, chunks = (C + 3) / 4, padded = (int)p.to.padded;
-    const int line_bytes = Tile::stride(padded), plane = Tile::plane_bytes(padded);
+    const int plane = Tile::plane_bytes(padded);
     const int rows_on = Tile::kThreads / chunks, chunks_on = Tile::kThreads % chunks;
     int row = (int)threadIdx.x / chunks, chunk = (int)threadIdx.x % chunks;
     while (row < Tile::kRows) {
@@ -78,7 +79,7 @@ inline void quantize_rows(const Reals &p, unsigned char *rows, const float *cons
             if (rows_of[j] >= Tile::kRows) break;
             uint32_t words[PLANES];
             if (four_codes(p, bits[j], words)) seen[rows_of[j]] = 1;
-            unsigned char *const to = rows + rows_of[j] * line_bytes + 4 * chunks_of[j];
+            unsigned char *const to = rows + Tile::row_at(rows_of[j], 4 * chunks_of[j], padded);
             *(uint32_t *)to = words[0];
             if (PLANES == 2) *(uint32_t *)(to + plane) = words[PLANES - 1];
         }
@@ -91,20 +92,33 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     QG_SHARED(memory);
     const Projected &p = reals.to;
     const int parts = (int)reals.parts, part = (int)blockIdx.x % parts;
-    const int64_t first_row = (int64_t)(blockIdx.x / parts) * Tile::kRows;
+    const int first_row = (int)blockIdx.x / parts * Tile::kRows;
     const int tiles = ((int)p.groups + UNIT_WARPS - 1) / UNIT_WARPS;
     const int first_tile = part * tiles / parts, last_tile = (part + 1) * tiles / parts;
-    const int64_t padded_N = p.tiles * p.NB, count = p.T * padded_N;
+    const int padded_N = (int)(p.tiles * p.NB), count = (int)p.T * padded_N;
     Tile::Passing passing(memory, p.weights, p.H, p.padded, first_tile * Tile::kUnits,
                           last_tile - first_tile);
 
     unsigned char *const rows = memory + Tile::kRingBytes;
     const float **const from = (const float **)(rows + Tile::rows_bytes((int)p.padded));
     uint32_t *const seen = (uint32_t *)(from + Tile::kRows);
-    // steps and rows of the batch that stand at a place of the block
-    const auto step_of = [&](int64_t flat) { return (uint32_t)flat / (uint32_t)padded_N; };
-    for (int i = (int)threadIdx.x; i < Tile::kRows; i += Tile::kThreads) {
-        const int64_t flat = first_row + i, t = step_of(flat), n = flat - t * padded_N;
+#if PLANES == 1
+    // of all units of the part, gate by gate
+    const int units = (last_tile - first_tile) * Tile::kUnits;
+    int *const folded = (int *)(seen + Tile::kRows);
+    float *const m = (float *)(folded + 3 * units);
+    for (int i = (int)threadIdx.x; i < units; i += Tile::kThreads) {
+        const int unit = first_tile * Tile::kUnits + i;
+        if (unit >= p.H) break;
+#pragma unroll
+        for (int gate = 0; gate < 3; ++gate) {
+            folded[gate * units + i] = p.folded_bytes[gate * p.H + unit];
+            m[gate * units + i] = p.m_float[gate * p.H + unit];
+        }
+    }
+#endif
+        for (int i = (int)threadIdx.x; i < Tile::kRows; i += Tile::kThreads) {
+        const int flat = first_row + i, t = flat / padded_N, n = flat - t * padded_N;
         const bool there = flat < count && n < p.N;
         from[i] = there ? reals.real + t * reals.step + n * reals.next : nullptr;
         seen[i] = 0;
@@ -114,59 +128,60 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     if (part == 0) {
         __syncthreads();
         for (int i = (int)threadIdx.x; i < Tile::kRows; i += Tile::kThreads) {
-            const int64_t flat = first_row + i, t = step_of(flat), n = flat - t * padded_N;
+            const int flat = first_row + i, t = flat / padded_N, n = flat - t * padded_N;
             if (from[i]) reals.nan[n * reals.nan_stride + t] = seen[i] != 0;
         }
     }
 
-    const int64_t flat = first_row + Tile::row(0, 0);
 #if PLANES == 1
     const bool exact = *p.exact_float != 0;
 #endif
     for (int tile = first_tile; tile < last_tile; ++tile) {
-        const int64_t first_unit = (int64_t)tile * Tile::kUnits;
-        const int group = (int)(first_unit + Tile::unit(0)) / 16;
-        int channels[3][2];
-#pragma unroll
-        for (int i = 0; i < 6; ++i) {
-            const int64_t unit = first_unit + Tile::unit(2 * (i % 2));
-            channels[i / 2][i % 2] = (int)(i / 2 * p.H + (unit < p.H ? unit : 0));
-        }
+        const int first_unit = tile * Tile::kUnits, group = (first_unit + Tile::unit(0)) / 16;
         Tile::Sums sums;
 #pragma unroll
         for (int i = 0; i < PLANES * 12 * COLUMNS; ++i)
             sums[i / (12 * COLUMNS)][i / (4 * COLUMNS) % 3][i / 4 % COLUMNS][i % 4] = 0;
-#if PLANES == 1
-        int folded[3][2];
-        float m[3][2];
-#pragma unroll
-        for (int i = 0; i < 6; ++i) {
-            folded[i / 2][i % 2] = p.folded_bytes[channels[i / 2][i % 2]];
-            m[i / 2][i % 2] = p.m_float[channels[i / 2][i % 2]];
-        }
         passing.add(sums, rows);
-        const auto total = [&](int gate, int column, int i) {
-            return sums[0][gate][column][i] + folded[gate][i / 2];
-        };
         if (group >= p.groups) continue;
+        // where results go is worked out here: through the products there are no registers for it
+        const int flat = first_row + (int)pinned(Tile::row(0, 0));
+#if PLANES == 1
+        const int at = (tile - first_tile) * Tile::kUnits + Tile::unit(0);
+        int of_gates[3][2];
+#pragma unroll
+        for (int i = 0; i < 6; ++i)
+            of_gates[i / 2][i % 2] = folded[i / 2 * units + at + i % 2 * 8];
+        const auto total = [&](int gate, int column, int i) {
+            return sums[0][gate][column][i] + of_gates[gate][i / 2];
+        };
         if (exact) {
-            finish<float>(p, flat, count, group, total, m);
+            float factors[3][2];
+#pragma unroll
+            for (int i = 0; i < 6; ++i)
+                factors[i / 2][i % 2] = m[i / 2 * units + at + i % 2 * 8];
+            finish<float>(p, flat, count, group, total, factors);
             continue;
         }
-#else
-        passing.add(sums, rows);
-        if (group >= p.groups) continue;
-        int64_t folded[3][2];
+#endif
+        int channels[3][2];
 #pragma unroll
-        for (int i = 0; i < 6; ++i) folded[i / 2][i % 2] = p.folded[channels[i / 2][i % 2]];
+        for (int i = 0; i < 6; ++i) {
+            const int unit = first_unit + Tile::unit(2 * (i % 2));
+            channels[i / 2][i % 2] = i / 2 * (int)p.H + (unit < p.H ? unit : 0);
+        }
+#if PLANES == 2
+        int64_t of_gates[3][2];
+#pragma unroll
+        for (int i = 0; i < 6; ++i) of_gates[i / 2][i % 2] = p.folded[channels[i / 2][i % 2]];
         const auto total = [&](int gate, int column, int i) {
-            return 256 * (int64_t)sums[0][gate][column][i] + sums[PLANES - 1][gate][column][i] +
-                   folded[gate][i / 2];
+            return 256 * (int64_t)sums[0][gate][column][i] + sums[1][gate][column][i] +
+                   of_gates[gate][i / 2];
         };
 #endif
-        double wide_m[3][2];
+        double factors[3][2];
 #pragma unroll
-        for (int i = 0; i < 6; ++i) wide_m[i / 2][i % 2] = p.m[channels[i / 2][i % 2]];
-        finish<double>(p, flat, count, group, total, wide_m);
+        for (int i = 0; i < 6; ++i) factors[i / 2][i % 2] = p.m[channels[i / 2][i % 2]];
+        finish<double>(p, flat, count, group, total, factors);
     }
 }

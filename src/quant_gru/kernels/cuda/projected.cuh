@@ -45,10 +45,11 @@ struct Places {
     int64_t first, second, step;  // of the first 8 rows; from 8 rows to the next
     bool by_unit;                 // pairs are of two units, or of two rows
 
-    inline Places(const Projected &p, int64_t flat, int group) {
+    inline Places(const Projected &p, int flat, int group) {
         const int NB = (int)p.NB, log_NB = NB == 8 ? 3 : NB >> 1;
-        const int lane8 = threadIdx.x % 32 / 4, n = (int)flat & (NB - 1);
-        const int64_t size = 16 * NB, tile = flat >> log_NB;
+        const int lane8 = threadIdx.x % 32 / 4, n = flat & (NB - 1);
+        const int size = 16 * NB;
+        const int64_t tile = flat >> log_NB;
         by_unit = NB == 8 || NB == 1;
         first = (tile * p.groups + group) * size + stored_at(NB, lane8, 0, n);
         if (NB == 1)
@@ -92,7 +93,7 @@ inline void store_four(const Projected &p, int64_t at, const Two &first, const T
 }
 
 template <class Real, class Total, class Factor>
-inline void finish(const Projected &p, int64_t flat, int64_t count, int group, const Total &total,
+inline void finish(const Projected &p, int flat, int count, int group, const Total &total,
                    const Factor (&m)[3][2]) {
     typedef Magic<Real> R;
     const Real lo = (Real)p.lo + R::number(), hi = (Real)p.hi + R::number();
@@ -115,7 +116,7 @@ inline void finish(const Projected &p, int64_t flat, int64_t count, int group, c
             second.v[0][gate] = places.by_unit ? v[1][gate] : v[2][gate];
             second.v[1][gate] = v[3][gate];
         }
-        const int64_t row = flat + 8 * column;
+        const int row = flat + 8 * column;
         // tiles of several rows have an even count
         if (p.NB == 8 && !p.wide) {
             if (row < count) store_four(p, places.first + column * places.step, first, second, offset);

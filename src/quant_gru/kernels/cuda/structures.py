@@ -98,6 +98,14 @@ ProjectRealsC = structure(
     division=DivisionC,
     fours=_INT,
 )
+ProjectFewC = structure(
+    "ProjectFewC",
+    **_all(_POINTER, "real nan Wx weights"),
+    **_all(_INT, "step next N C H padded nan_stride NB tiles groups wide"),
+    division=DivisionC,
+    W=MatrixC,
+    fours=_INT,
+)
 RECURRENT_C = {
     name: structure(
         f"Recurrent_{name}",

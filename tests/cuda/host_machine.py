@@ -19,7 +19,9 @@ _FLAGS += ["-fno-gnu-unique"]  # libraries keep their names to themselves
 _LIBRARY = ["-shared", "-Wl,-Bsymbolic"]
 # structures by function or source
 KINDS = dict.fromkeys(("project", "project_bytes", "step", "multiply_case"), "Numbers") | {
-    "border": "Border"
+    "border": "Border",
+    "project_reals": "Reals",
+    "project_few": "Few",
 }
 KINDS |= {"events": "Events"}
 KINDS |= dict.fromkeys(("measure", "settle"), "Weights")

@@ -209,7 +209,7 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
             self._plan_again(noise),
         )
         y, h_n = run(call, sequence.x, sequence.hx, weights, self._logarithms())
-        if self.training:
+        if self.training and noise is None:
             self._keep_step(call, weights)
         dtype = self._weight.dtype
         if dtype is not torch.float32:

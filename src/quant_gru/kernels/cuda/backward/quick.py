@@ -161,6 +161,12 @@ class _Repeated(Schedule):
     ) -> None:
         super().__init__([call], wanted, precision, machine)
         self._zero = zero
+        shape = (self._T, self._N, self._C)
+        self._mask, record = border.prepared_mask(call.plan.x, call.strides, shape, machine)
+        self._mask_record = record
+        self._masked = Memory()
+        self._masked.point(record, "grad")
+        self._at[0]["values"].point(record, "real")
         self._point([call])
         self.repeats = self._parts[0] is not None
         # the gradient of the state before the first step is not asked for
@@ -168,12 +174,6 @@ class _Repeated(Schedule):
         at = self._at[0]
         self._moves = [at[name].move for name in ("values", "out", "nan", "grad_out", "grad_last")]
         self._move_dh0, self._move_db = at["dh0"].move, at["db"].move
-        self._masked = Memory()
-        shape = (self._T, self._N, self._C)
-        self._mask, record = border.prepared_mask(call.plan.x, call.strides, shape, machine)
-        self._mask_record = record
-        self._masked.point(record, "grad")
-        at["values"].point(record, "real")
         self._space: _Space | None = None
 
     def forget_space(self) -> None:

@@ -6,7 +6,6 @@ included. All that a launch needs but addresses is kept.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 from collections.abc import Sequence
@@ -174,16 +173,21 @@ class Schedule:
         states = self._layers * self._directions
         if x.stride(2) != 1 or x.is_neg():
             x = x.detach().resolve_neg().contiguous()
-        new = functools.partial(torch.empty, device=device)
-        y = new((T, N, self._directions * H))
-        h_n = new((states, N, H))
-        codes, size = None, self._memory.size
+        if h0 is not None:
+            h0 = h0.detach().contiguous().resolve_neg()
+        if lengths is not None:
+            lengths = lengths.to(device, torch.int64).contiguous()
+        empty = torch.empty
+        y = empty((T, N, self._directions * H), device=device)
+        h_n = empty((states, N, H), device=device)
+        size, codes, nan = self._memory.size, None, None
         if kept is None:
             size += self._codes.size
         else:
-            codes = new(self._codes.size, dtype=torch.int8)
+            nan = kept.nan = empty((states, N), device=device)
+            codes = self._kept_codes(kept, device)
         with self._lock:
-            space = new(size, dtype=torch.int8)
+            space = empty(size, dtype=torch.int8, device=device)
             base = space.data_ptr()
             self._memory.move(base)
             self._codes.move(base + self._memory.size if codes is None else codes.data_ptr())
@@ -193,16 +197,13 @@ class Schedule:
                 rows.tensor = space.as_strided(rows.shape, (rows.shape[1], 1), rows.start)
             for each in self._products:
                 shape = (each.rows.shape[0], each.weights.shape[1])
-                each.result = new(shape, dtype=torch.int32)
+                each.result = empty(shape, dtype=torch.int32, device=device)
                 each.memory.move(each.result.data_ptr())
             self._move_input(x)
             if h0 is not None:
-                h0 = h0.detach().contiguous().resolve_neg()
                 self._h0.move(h0.data_ptr())
             if lengths is not None:
-                lengths = lengths.to(device, torch.int64).contiguous()
                 self._lengths.move(lengths.data_ptr())
-            nan = None if kept is None else new((states, N))
             self._nan.move(0 if nan is None else nan.data_ptr())
             self._y.move(y.data_ptr())
             self._h_n.move(h_n.data_ptr())
@@ -213,13 +214,21 @@ class Schedule:
                 rows.tensor = None
             for each in self._products:
                 each.result = None
-        if kept is not None and codes is not None:
-            for start, container in self._kept:
-                part = codes if container is torch.int8 else codes.view(container)
-                at = start // container.itemsize
-                kept.out.append(part.as_strided((T, N, H), (N * H, H, 1), at))
-            kept.nan = nan
         return y, h_n
+
+    def _kept_codes(self, kept: Kept, device: torch.device) -> Tensor:
+        """Memory for the codes of states; what is kept of them lies in it."""
+        T, N, H = self._T, self._N, self._H
+        if len(self._kept) == 1:
+            codes = torch.empty((T, N, H), dtype=self._kept[0][1], device=device)
+            kept.out.append(codes)
+            return codes
+        codes = torch.empty(self._codes.size, dtype=torch.int8, device=device)
+        for start, container in self._kept:
+            part = codes if container is torch.int8 else codes.view(container)
+            at = start // container.itemsize
+            kept.out.append(part.as_strided((T, N, H), (N * H, H, 1), at))
+        return codes
 
     def _move_input(self, x: Tensor) -> None:
         address, strides = x.data_ptr(), x.stride()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from typing import Any
 
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import GRUPlan
-from quant_gru.kernels.cuda import planner
 from quant_gru.kernels.cuda.executor import numbers_of
 from quant_gru.kernels.cuda.launch import Machine
 from quant_gru.kernels.cuda.numbers import capturing
@@ -118,13 +116,12 @@ class Stack:
         self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
     ) -> tuple[Tensor, Tensor] | None:
         T, N, _ = x.shape
-        keeps = kept is not None
-        key = (T, N, h0 is None, lengths is None, keeps, os.environ.get(planner.VARIABLE))
+        key = (T, N, h0 is None, lengths is None, kept is not None)
         schedule = self._schedules.get(key, _MISSING)
         if schedule is _MISSING:
             schedule = None
             if T and N:
-                schedule = schedule_of(self.machine, self.layers, T, N, h0 is not None, keeps)
+                schedule = schedule_of(self.machine, self.layers, T, N, h0 is not None, kept is not None)
             if not capturing(self.device):
                 if len(self._schedules) >= _MOST_SCHEDULES:
                     self._schedules.clear()

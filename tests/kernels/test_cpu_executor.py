@@ -137,14 +137,17 @@ def test_environment_is_checked(monkeypatch):
 
 @pytest.mark.parametrize("variant", NATIVE)
 def test_which_kernel_is_used(variant):
-    """A plan must not fall behind: 8-bit weights run fused, in float32 up to 8-bit activations."""
+    """A plan must not fall behind: 8-bit weights run fused, in float32 up to 8-bit activations, and
+    up to 16 bits where scales are powers of two and lanes can shift by counts of their own."""
+    shifts = "float32, powers of two" if variant.startswith(("amx", "avx")) else "float64"
     w4 = QuantConfig.uniform(12, False).replace("W", bitwidth=4).replace("R", bitwidth=4)
     pwl = QuantConfig.int8().replace_globals(activation="pwl")
     expected = {
         "8": (QuantConfig.int8(), "fused, float32"),
         "8 free": (QuantConfig.int8().replace_globals(scale_kind="free"), "fused, float32"),
         "8 pwl": (pwl, "fused, float32"),
-        "w8a16": (QuantConfig.w8a16(), "fused, float64"),
+        "w8a16": (QuantConfig.w8a16(), f"fused, {shifts}"),
+        "w8a16 free": (QuantConfig.w8a16().replace_globals(scale_kind="free"), "fused, float64"),
         "w4a12": (w4, "fused"),
         "16": (QuantConfig.int16(), "general, float64"),
         "24": (QuantConfig.uniform(24, False), "wide"),

@@ -10,6 +10,7 @@ namespace quant_gru {
 namespace QG_NAMESPACE {
 namespace {
 
+#define QG_POWERS
 #include "rows.inl"
 
 // --- the general kernel's products
@@ -223,7 +224,7 @@ struct Floats {
     using Real = float;
     using Lane = Floats;
     static constexpr int n = 8, kVectors = 1;
-    static constexpr bool kScales = true;
+    static constexpr bool kScales = true, kPowers = false;
     static constexpr double kMagic = kRound;
     __m256 v;
 
@@ -233,7 +234,10 @@ struct Floats {
     static Floats from_ints(const int32_t *p) {
         return {_mm256_cvtepi32_ps(_mm256_load_si256(reinterpret_cast<const __m256i *>(p)))};
     }
-    static const float *multipliers(const Packed &p) { return p.m_float; }
+    static const float *multipliers(const Packed &p, int64_t channel) {
+        return p.m_float + channel;
+    }
+    static Floats multiplier(const float *m, int i) { return load(m + i); }
     template <class F>
     static Floats each(F f) {
         return f(0);
@@ -280,6 +284,54 @@ struct Floats {
     void store_operand(int32_t shift, OperandByte *low, int64_t plane) const {
         const __m256i code = _mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(shift));
         store_codes<P>(_mm256_castsi256_si128(code), _mm256_extracti128_si256(code, 1), low, plane);
+    }
+};
+
+// Codes of up to 16 bits where multipliers are powers of two. A sum of a matrix product has up to
+// 32 bits, so that it is rounded as an integer.
+struct Powers : Floats {
+    using Lane = Powers;
+    static constexpr bool kScales = false, kPowers = true;
+    struct Rounding {
+        __m256i shift, half;
+    };
+
+    Powers() = default;
+    Powers(Floats a) : Floats(a) {}
+    template <class F>
+    static auto each(F f) {
+        return f(0);
+    }
+    // a float only to the eye: bits of integers
+    static Powers from_ints(const int32_t *p) {
+        return Floats{_mm256_castsi256_ps(_mm256_load_si256(reinterpret_cast<const __m256i *>(p)))};
+    }
+    static const int32_t *multipliers(const Packed &p, int64_t channel) {
+        return p.rounding + 3 * channel;
+    }
+    static Rounding multiplier(const int32_t *m, int i) {
+        m += i / kGroup * 3 * kGroup + i % kGroup;
+        return {_mm256_load_si256(reinterpret_cast<const __m256i *>(m)),
+                _mm256_load_si256(reinterpret_cast<const __m256i *>(m + kGroup))};
+    }
+    using Floats::rounded_product;
+    // rne(sums / 2^s): a half is added, one less where the code below is even
+    static Powers rounded_product(Powers sums, const Rounding &m) {
+        const __m256i sum = _mm256_castps_si256(sums.v);
+        const __m256i even =
+            _mm256_andnot_si256(_mm256_srav_epi32(sum, m.shift), _mm256_set1_epi32(1));
+        const __m256i more = _mm256_sub_epi32(_mm256_add_epi32(sum, m.half), even);
+        return Floats{_mm256_cvtepi32_ps(_mm256_srav_epi32(more, m.shift))};
+    }
+    static Powers look_up(const Table &t, Powers a) {
+        if (!t.words) return Floats::look_up(t, a);
+        const __m256i code = _mm256_cvtps_epi32(a.v);  // ties to even
+        const __m256i first = _mm256_set1_epi32(static_cast<int32_t>(t.pre_lo));
+        const __m256i found = _mm256_i32gather_epi32(reinterpret_cast<const int *>(t.words),
+                                                     _mm256_sub_epi32(code, first), 2);
+        const __m256i y = _mm256_add_epi32(_mm256_and_si256(found, _mm256_set1_epi32(65535)),
+                                           _mm256_set1_epi32(t.word_base));
+        return Floats{_mm256_cvtepi32_ps(y)};
     }
 };
 
@@ -337,7 +389,7 @@ struct Doubles {
     using Real = double;
     using Lane = Doubles;
     static constexpr int n = 8, kVectors = 1;
-    static constexpr bool kScales = true;
+    static constexpr bool kScales = true, kPowers = false;
     static constexpr double kMagic = 6755399441055744.;  // 1.5 * 2^52
     __m256d a, b;
 
@@ -350,7 +402,8 @@ struct Doubles {
         const __m128i *at = reinterpret_cast<const __m128i *>(p);
         return {_mm256_cvtepi32_pd(_mm_load_si128(at)), _mm256_cvtepi32_pd(_mm_load_si128(at + 1))};
     }
-    static const double *multipliers(const Packed &p) { return p.m; }
+    static const double *multipliers(const Packed &p, int64_t channel) { return p.m + channel; }
+    static Doubles multiplier(const double *m, int i) { return load(m + i); }
     template <class F>
     static Doubles each(F f) {
         return f(0);
@@ -434,9 +487,9 @@ constexpr int panels_at_once(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 
 }  // namespace
 
 #if defined(QG_AVXVNNI)
-extern const Layout layout{kGroup, kDepth, Operand::u8, true, kTileRows<1>};
+extern const Layout layout{kGroup, kDepth, Operand::u8, true, kTileRows<1>, 16, 1, 1, 0, true};
 #else
-extern const Layout layout{kGroup, kDepth, Operand::s16, true, kTileRows<1>, 16, 1, 1, 8};
+extern const Layout layout{kGroup, kDepth, Operand::s16, true, kTileRows<1>, 16, 1, 1, 8, true};
 #endif
 
 #include "entries.inl"

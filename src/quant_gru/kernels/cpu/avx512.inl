@@ -11,6 +11,7 @@ namespace QG_NAMESPACE {
 namespace {
 
 #define QG_ROWS_AVX512
+#define QG_POWERS
 #include "rows.inl"
 
 // --- the general kernel's products
@@ -285,7 +286,7 @@ inline int64_t multiply_only(int64_t loops) {
 
 // 256 bytes at the low bytes of `index`, as zero-extended 32-bit lanes plus 2^23 as a float.
 #if defined(__AVX512VBMI__)
-inline __m512 bytes_at(const uint8_t *bytes, __m512i index) {
+QG_INLINE __m512 bytes_at(const uint8_t *bytes, __m512i index) {
     const __m512i low =
         _mm512_permutex2var_epi8(_mm512_load_si512(bytes), index, _mm512_load_si512(bytes + 64));
     const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(bytes + 128), index,
@@ -301,7 +302,7 @@ struct Floats {
     using Real = float;
     using Lane = Floats;
     static constexpr int n = 16, kVectors = 1;
-    static constexpr bool kScales = true;
+    static constexpr bool kScales = true, kPowers = false;
     static constexpr double kMagic = kRound;
     __m512 v;
 
@@ -309,7 +310,10 @@ struct Floats {
     static Floats load(const float *p) { return {_mm512_load_ps(p)}; }
     static Floats load_floats(const float *p) { return {_mm512_load_ps(p)}; }
     static Floats from_ints(const int32_t *p) { return {_mm512_cvtepi32_ps(_mm512_load_si512(p))}; }
-    static const float *multipliers(const Packed &p) { return p.m_float; }
+    static const float *multipliers(const Packed &p, int64_t channel) {
+        return p.m_float + channel;
+    }
+    static Floats multiplier(const float *m, int i) { return load(m + i); }
     template <class F>
     static Floats each(F f) {
         return f(0);
@@ -345,7 +349,7 @@ struct Floats {
         return {_mm512_sub_ps(_mm512_fmadd_ps(a.v, m.v, magic), magic)};
     }
     // The table's output of an input that is not rounded yet.
-    static Floats look_up(const Table &t, Floats a) {
+    QG_INLINE static Floats look_up(const Table &t, Floats a) {
         // the low bits of the sum are the rounded integer
         const __m512i code = _mm512_castps_si512(_mm512_add_ps(a.v, _mm512_set1_ps(kRound)));
 #if defined(__AVX512VBMI__)
@@ -367,10 +371,70 @@ struct Floats {
     }
 };
 
+// Codes of up to 16 bits where multipliers are powers of two. A sum of a matrix product has up to
+// 32 bits, so that it is rounded as an integer.
+struct Powers : Floats {
+    using Lane = Powers;
+    static constexpr bool kScales = false, kPowers = true;
+    struct Rounding {
+        __m512i shift, half, rest;
+    };
+
+    Powers() = default;
+    Powers(Floats a) : Floats(a) {}
+    template <class F>
+    static auto each(F f) {
+        return f(0);
+    }
+    // a float only to the eye: bits of integers
+    static Powers from_ints(const int32_t *p) {
+        return Floats{_mm512_castsi512_ps(_mm512_load_si512(p))};
+    }
+    static const int32_t *multipliers(const Packed &p, int64_t channel) {
+        return p.rounding + 3 * channel;
+    }
+    static Rounding multiplier(const int32_t *m, int i) {
+        m += i / kGroup * 3 * kGroup;
+        return {_mm512_load_si512(m), _mm512_load_si512(m + kGroup),
+                _mm512_load_si512(m + 2 * kGroup)};
+    }
+    using Floats::rounded_product;
+    // rne(sums / 2^s)
+    static Powers rounded_product(Powers sums, const Rounding &m) {
+        const __m512i more = _mm512_add_epi32(_mm512_castps_si512(sums.v), m.half);
+        const __m512i up = _mm512_srav_epi32(more, m.shift);
+        // halves went up; the even neighbour of an odd code is the one below
+        const __mmask16 ties = _mm512_testn_epi32_mask(more, m.rest);
+        const __m512i even = _mm512_mask_and_epi32(up, ties, up, _mm512_set1_epi32(-2));
+        return Floats{_mm512_cvtepi32_ps(even)};
+    }
+    QG_INLINE static Powers look_up(const Table &t, Powers a) {
+        if (!t.words) return Floats::look_up(t, a);
+        const __m512i code = _mm512_castps_si512(_mm512_add_ps(a.v, _mm512_set1_ps(kRound)));
+        const __m512i first = _mm512_set1_epi32(kRoundBits + static_cast<int32_t>(t.pre_lo));
+        const __m512i found = _mm512_i32gather_epi32(_mm512_sub_epi32(code, first),
+                                                     reinterpret_cast<const int *>(t.words), 2);
+        // (found & 65535) | bits of 2^23
+        const __m512i real = _mm512_ternarylogic_epi32(found, _mm512_set1_epi32(65535),
+                                                       _mm512_set1_epi32(0x4b000000), 0xea);
+        return Floats{_mm512_sub_ps(_mm512_castsi512_ps(real),
+                                    _mm512_set1_ps(8388608.f - static_cast<float>(t.word_base)))};
+    }
+    template <int P>
+    void store_operand(int32_t shift, uint8_t *low, int64_t plane) const {
+        if constexpr (P == 1) return Floats::store_operand<P>(shift, low, plane);
+        const __m512i code = _mm512_castps_si512(
+            _mm512_add_ps(v, _mm512_set1_ps(kRound + static_cast<float>(shift))));
+        _mm_store_si128(reinterpret_cast<__m128i *>(low), _mm512_cvtepi32_epi8(code));
+        _mm_store_si128(reinterpret_cast<__m128i *>(low + plane),
+                        _mm512_cvtepi32_epi8(_mm512_srli_epi32(code, 8)));
+    }
+};
+
 #if defined(__AVX512VBMI__)
 
 // The table's outputs of four vectors, as 64 bytes.
-inline void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
+QG_INLINE void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
     // codes in 16 bits; their low bytes side by side, in an order that is undone below
     auto codes = [&](int k) {
         return _mm512_castps_si512(_mm512_add_ps(a[k].v, _mm512_set1_ps(kRound)));
@@ -413,7 +477,7 @@ struct Doubles {
     using Real = double;
     using Lane = Doubles;
     static constexpr int n = 8, kVectors = 1;
-    static constexpr bool kScales = true;
+    static constexpr bool kScales = true, kPowers = false;
     static constexpr double kMagic = 6755399441055744.;
     __m512d v;
 
@@ -423,7 +487,8 @@ struct Doubles {
     static Doubles from_ints(const int32_t *p) {
         return {_mm512_cvtepi32_pd(_mm256_load_si256(reinterpret_cast<const __m256i *>(p)))};
     }
-    static const double *multipliers(const Packed &p) { return p.m; }
+    static const double *multipliers(const Packed &p, int64_t channel) { return p.m + channel; }
+    static Doubles multiplier(const double *m, int i) { return load(m + i); }
     template <class F>
     static Doubles each(F f) {
         return f(0);
@@ -454,7 +519,7 @@ struct Doubles {
         const __m512d magic = _mm512_set1_pd(6755399441055744.);  // 1.5 * 2^52
         return {_mm512_sub_pd(_mm512_fmadd_pd(a.v, m.v, magic), magic)};
     }
-    static Doubles look_up(const Table &t, Doubles a) {
+    QG_INLINE static Doubles look_up(const Table &t, Doubles a) {
         const __m256i code = _mm512_cvtpd_epi32(a.v);  // ties to even
         if (t.entries) {
             const __m256i index = _mm256_and_si256(code, _mm256_set1_epi32(t.mask));
@@ -487,9 +552,9 @@ constexpr int panels_at_once(int rows) { return rows <= 2 ? 4 : rows <= 6 ? 2 : 
 }  // namespace
 
 #if defined(QG_AMX)
-extern const Layout layout{kGroup, kDepth, Operand::u8, true, 32, 32, 16, 16};
+extern const Layout layout{kGroup, kDepth, Operand::u8, true, 32, 32, 16, 16, 0, true};
 #else
-extern const Layout layout{kGroup, kDepth, Operand::u8};
+extern const Layout layout{kGroup, kDepth, Operand::u8, true, 24, 16, 1, 1, 0, true};
 #endif
 
 #include "entries.inl"

@@ -6,50 +6,52 @@ struct Floats4 {
     using Real = float;
     using Lane = Floats;
     static constexpr int kVectors = 4;
-    static constexpr bool kScales = true;
+    static constexpr bool kScales = true, kPowers = false;
     static constexpr double kMagic = kRound;
     Floats v[4];
 
     template <class F>
-    static Floats4 each(F f) {
+    QG_INLINE static Floats4 each(F f) {
         return {{f(0), f(1), f(2), f(3)}};
     }
     Floats lane(int k) const { return v[k]; }
-    static const float *multipliers(const Packed &p) { return p.m_float; }
-    static Floats4 add(const Floats4 &a, const Floats4 &b) {
+    static const float *multipliers(const Packed &p, int64_t channel) {
+        return p.m_float + channel;
+    }
+    QG_INLINE static Floats4 add(const Floats4 &a, const Floats4 &b) {
         return each([&](int k) { return Floats::add(a.v[k], b.v[k]); });
     }
-    static Floats4 from(Floats a, const Floats4 &b) {
+    QG_INLINE static Floats4 from(Floats a, const Floats4 &b) {
         return each([&](int k) { return Floats::from(a, b.v[k]); });
     }
-    static Floats4 mul(const Floats4 &a, const Floats4 &b) {
+    QG_INLINE static Floats4 mul(const Floats4 &a, const Floats4 &b) {
         return each([&](int k) { return Floats::mul(a.v[k], b.v[k]); });
     }
-    static Floats4 scale(const Floats4 &a, Floats m) {
+    QG_INLINE static Floats4 scale(const Floats4 &a, Floats m) {
         return each([&](int k) { return Floats::mul(a.v[k], m); });
     }
-    static Floats4 add_product(const Floats4 &a, const Floats4 &b, Floats m) {
+    QG_INLINE static Floats4 add_product(const Floats4 &a, const Floats4 &b, Floats m) {
         return each([&](int k) { return Floats::add_product(a.v[k], b.v[k], m); });
     }
-    static Floats4 multiply_add(const Floats4 &a, Floats m, Floats b) {
+    QG_INLINE static Floats4 multiply_add(const Floats4 &a, Floats m, Floats b) {
         return each([&](int k) { return Floats::multiply_add(a.v[k], m, b); });
     }
-    static Floats4 multiply_add(const Floats4 &a, const Floats4 &m, Floats b) {
+    QG_INLINE static Floats4 multiply_add(const Floats4 &a, const Floats4 &m, Floats b) {
         return each([&](int k) { return Floats::multiply_add(a.v[k], m.v[k], b); });
     }
-    static Floats4 limit(const Floats4 &a, Floats lo, Floats hi) {
+    QG_INLINE static Floats4 limit(const Floats4 &a, Floats lo, Floats hi) {
         return each([&](int k) { return Floats::limit(a.v[k], lo, hi); });
     }
-    static Floats4 round(const Floats4 &a) {
+    QG_INLINE static Floats4 round(const Floats4 &a) {
         return each([&](int k) { return Floats::round(a.v[k]); });
     }
-    static Floats4 rounded_product(const Floats4 &a, Floats m) {
+    QG_INLINE static Floats4 rounded_product(const Floats4 &a, Floats m) {
         return each([&](int k) { return Floats::rounded_product(a.v[k], m); });
     }
-    static Floats4 rounded_product(const Floats4 &a, const Floats4 &m) {
+    QG_INLINE static Floats4 rounded_product(const Floats4 &a, const Floats4 &m) {
         return each([&](int k) { return Floats::rounded_product(a.v[k], m.v[k]); });
     }
-    static Floats4 look_up(const Table &t, const Floats4 &a) {
+    QG_INLINE static Floats4 look_up(const Table &t, const Floats4 &a) {
         if (!t.bytes) return each([&](int k) { return Floats::look_up(t, a.v[k]); });
         Floats4 found;
         look_up_bytes(t, a.v, found.v);

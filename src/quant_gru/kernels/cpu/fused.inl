@@ -24,10 +24,14 @@ struct TwoTerms {
           hi(C::set(static_cast<double>(s.hi))) {}
     // Clamped, but not rounded: the limits are integers, so that the order does not matter. The
     // plan's bounds make the sum exact.
-    V unrounded(V a, V b) const { return V::limit(V::add_product(V::scale(a, m1), b, m2), lo, hi); }
+    QG_INLINE V unrounded(const V &a, const V &b) const {
+        return V::limit(V::add_product(V::scale(a, m1), b, m2), lo, hi);
+    }
     // The same of terms that are multiplied already; of the second alone.
-    V of_scaled(V a, V b) const { return V::limit(V::add(a, b), lo, hi); }
-    V of_second_scaled(V a, V b) const { return V::limit(V::add_product(b, a, m1), lo, hi); }
+    QG_INLINE V of_scaled(const V &a, const V &b) const { return V::limit(V::add(a, b), lo, hi); }
+    QG_INLINE V of_second_scaled(const V &a, const V &b) const {
+        return V::limit(V::add_product(b, a, m1), lo, hi);
+    }
 };
 
 // A product that is rounded to a code of its own.
@@ -39,7 +43,13 @@ struct OneTerm {
         : m(C::set(s.m[0])),
           lo(C::set(static_cast<double>(s.lo))),
           hi(C::set(static_cast<double>(s.hi))) {}
-    V operator()(V a, V b) const { return V::limit(V::rounded_product(V::mul(a, b), m), lo, hi); }
+    QG_INLINE V operator()(const V &a, const V &b) const {
+        // one product is exact: of two codes, or of a code and a power of two
+        if constexpr (V::kPowers)
+            return V::limit(V::rounded_product(V::scale(a, m), b), lo, hi);
+        else
+            return V::limit(V::rounded_product(V::mul(a, b), m), lo, hi);
+    }
 };
 
 // A rounded code times the multiplier of the sum it goes into: what turns the rounding's last step
@@ -55,7 +65,7 @@ struct Scaled {
           hi(C::set(high * multiplier)) {}
     // v * its own multiplier, rounded, clamped, times this one
     template <class M>
-    V operator()(V v, M own) const {
+    QG_INLINE V operator()(const V &v, const M &own) const {
         return V::limit(V::multiply_add(V::multiply_add(v, own, C::set(V::kMagic)), m, offset), lo,
                         hi);
     }
@@ -64,6 +74,12 @@ struct Scaled {
 // Which kind of plan: products may be unrounded; all have codes of their own; and `Scaled` is
 // exact.
 enum class Mode { any, rounded, scaled };
+
+// The number of a gate, as a type.
+template <int kGate>
+struct Gate {
+    static constexpr int value = kGate;
+};
 
 template <class V>
 struct Gates {
@@ -106,7 +122,7 @@ struct Gates {
 
     // A zero-point-free code of Wx from its accumulators, times its multiplier where that fits.
     template <Mode kMode, int kGate, class M>
-    V input_product(V sums, M m) const {
+    QG_INLINE V input_product(const V &sums, const M &m) const {
         if constexpr (kMode == Mode::scaled && kScalesInput)
             return (kGate == 0 ? wx_z : kGate == 1 ? wx_r : wx_g)(sums, m);
         else
@@ -114,33 +130,37 @@ struct Gates {
     }
     // The same of Rh; never scaled for the candidate.
     template <Mode kMode, int kGate, class M>
-    V state_product(V sums, M m) const {
+    QG_INLINE V state_product(const V &sums, const M &m) const {
         if constexpr (kMode == Mode::scaled && kGate < 2)
             return (kGate == 0 ? rh_z : rh_r)(sums, m);
         else
             return V::limit(V::rounded_product(sums, m), rh_lo, rh_hi);
     }
 
-    // The next state from what `input_product` and `state_product` gave.
-    template <Mode kMode>
-    V next(V Wx_z, V Wx_r, V Wx_g, V Rh_z, V Rh_r, V Rh_g, V h) const {
+    // The next state from functions that give what `input_product` and `state_product` gave, for
+    // a gate, and the state before. They are called where their values are used, and the reset gate
+    // goes first: registers hold what few gates need, and the candidate waits for that one only.
+    template <Mode kMode, class Wx, class Rh, class Before>
+    QG_INLINE V next(Wx input, Rh state, Before before) const {
         if constexpr (kMode == Mode::scaled) {
-            auto sum = [](const TwoTerms<V> &s, V Wx, V rest) {
-                return kScalesInput ? s.of_scaled(Wx, rest) : s.of_second_scaled(Wx, rest);
+            auto sum = [](const TwoTerms<V> &s, const V &from_input, const V &rest) {
+                return kScalesInput ? s.of_scaled(from_input, rest)
+                                    : s.of_second_scaled(from_input, rest);
             };
-            const V z = V::look_up(p.z, sum(z_pre, Wx_z, Rh_z));
-            const V r = V::look_up(p.r, sum(r_pre, Wx_r, Rh_r));
-            const V rest = rest_g(V::mul(r, Rh_g), rRh.m);
-            const V g = V::look_up(p.g, sum(g_pre, Wx_g, rest));
-            const V old = old_h(V::mul(z, h), old_contrib.m);
+            const V r = V::look_up(p.r, sum(r_pre, input(1), state(Gate<1>{})));
+            const V z = V::look_up(p.z, sum(z_pre, input(0), state(Gate<0>{})));
+            const V rest = rest_g(V::mul(r, state(Gate<2>{})), rRh.m);
+            const V g = V::look_up(p.g, sum(g_pre, input(2), rest));
+            const V old = old_h(V::mul(z, before()), old_contrib.m);
             const V fresh = new_h(V::mul(V::from(one, z), g), new_contrib.m);
             return V::round(h_new.of_scaled(old, fresh));
         } else {
             constexpr bool kRounded = kMode == Mode::rounded;
-            const V z = V::look_up(p.z, z_pre.unrounded(Wx_z, Rh_z));
-            const V r = V::look_up(p.r, r_pre.unrounded(Wx_r, Rh_r));
+            const V r = V::look_up(p.r, r_pre.unrounded(input(1), state(Gate<1>{})));
+            const V z = V::look_up(p.z, z_pre.unrounded(input(0), state(Gate<0>{})));
+            const V Rh_g = state(Gate<2>{}), h = before();
             const V rest = kRounded || p.rRh.present ? rRh(r, Rh_g) : V::mul(r, Rh_g);
-            const V g = V::look_up(p.g, g_pre.unrounded(Wx_g, rest));
+            const V g = V::look_up(p.g, g_pre.unrounded(input(2), rest));
             const V not_z = V::from(one, z);
             const V old = kRounded || p.old_contrib.present ? old_contrib(z, h) : V::mul(z, h);
             const V fresh =
@@ -221,7 +241,7 @@ void project(const Gates<V> &gates, const OperandByte *a, int64_t stride, int ro
     const int most = block_groups<P>(rows < kBlockRows<P> ? rows : kBlockRows<P>);
     for (int first = 0; first < p.groups; first += most) {
         const int groups = p.groups - first < most ? p.groups - first : most;
-        const auto *m = V::multipliers(p) + static_cast<int64_t>(first) * 3 * kGroup;
+        const auto *m = V::multipliers(p, int64_t{first} * 3 * kGroup);
         for (int row = 0; row < rows; row += kBlockRows<P>) {
             const int count = rows - row < kBlockRows<P> ? rows - row : kBlockRows<P>;
             dot_block<P>(count, groups, p, first, a + row * stride, stride, sums);
@@ -233,17 +253,17 @@ void project(const Gates<V> &gates, const OperandByte *a, int64_t stride, int ro
                         int j = g * 3 * kGroup + i;
                         gates
                             .template input_product<kMode, 0>(V::from_ints(from + j),
-                                                              V::load(m + j))
+                                                              V::multiplier(m, j))
                             .store_floats(to + j);
                         j += kGroup;
                         gates
                             .template input_product<kMode, 1>(V::from_ints(from + j),
-                                                              V::load(m + j))
+                                                              V::multiplier(m, j))
                             .store_floats(to + j);
                         j += kGroup;
                         gates
                             .template input_product<kMode, 2>(V::from_ints(from + j),
-                                                              V::load(m + j))
+                                                              V::multiplier(m, j))
                             .store_floats(to + j);
                     }
             }
@@ -259,37 +279,36 @@ struct State {
 };
 
 // A group of units of one row on its way through the gates.
-template <class Real>
+template <class Lane>
 struct Place {
-    const int32_t *sums;  // of R h, [gate][unit]
-    const Real *m;        // their multipliers
-    const float *Wx;      // as `project` gave it
-    Real *h;
+    const int32_t *sums;                         // of R h, [gate][unit]
+    decltype(Lane::multipliers(Packed{}, 0)) m;  // their multipliers
+    const float *Wx;                             // as `project` gave it
+    typename Lane::Real *h;
     OperandByte *codes;
 };
 
 // As many groups as V has vectors; `keeps`: states keep a share of what they were (zoneout).
 template <class V, int P, Mode kMode>
-inline void advance(const Gates<V> &gates, const Place<typename V::Real> *places, int32_t shift,
-                    int64_t plane, bool keeps) {
+QG_INLINE void advance(const Gates<V> &gates, const Place<typename V::Lane> *places, int32_t shift,
+                       int64_t plane, bool keeps) {
     using Lane = typename V::Lane;
     for (int i = 0; i < kGroup; i += Lane::n) {
+        // constants are read where they are used: all of them kept in registers would be too many
+        __asm__ volatile("" ::: "memory");
         auto Wx = [&](int gate) {
             return V::each(
                 [&](int k) { return Lane::load_floats(places[k].Wx + gate * kGroup + i); });
         };
-        auto sums = [&](int gate) {
-            return V::each(
-                [&](int k) { return Lane::from_ints(places[k].sums + gate * kGroup + i); });
-        };
-        auto m = [&](int gate) {
-            return V::each([&](int k) { return Lane::load(places[k].m + gate * kGroup + i); });
+        auto Rh = [&](auto gate) {
+            constexpr int kGate = decltype(gate)::value, kAt = kGate * kGroup;
+            const V sums =
+                V::each([&](int k) { return Lane::from_ints(places[k].sums + kAt + i); });
+            const auto m = V::each([&](int k) { return Lane::multiplier(places[k].m, kAt + i); });
+            return gates.template state_product<kMode, kGate>(sums, m);
         };
         auto before = [&] { return V::each([&](int k) { return Lane::load(places[k].h + i); }); };
-        V now = gates.template next<kMode>(
-            Wx(0), Wx(1), Wx(2), gates.template state_product<kMode, 0>(sums(0), m(0)),
-            gates.template state_product<kMode, 1>(sums(1), m(1)),
-            gates.template state_product<kMode, 2>(sums(2), m(2)), before());
+        V now = gates.template next<kMode>(Wx, Rh, before);
         if (__builtin_expect(keeps, 0)) now = V::round(gates.zoneout.unrounded(before(), now));
         for (int k = 0; k < V::kVectors; ++k) {
             const Lane lane = now.lane(k);
@@ -308,7 +327,7 @@ void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
     const FusedPlan &p = gates.p;
     const Packed &R = p.R;
     alignas(64) int32_t sums[most_sums<P>() * 3 * kGroup];
-    Place<typename V::Real> places[most_sums<P>()];
+    Place<Lane> places[most_sums<P>()];
     const int32_t shift = p.h.zero - R.offset;
     const int64_t plane = state.stride / 2;
     const int most = block_groups<P>(rows < kBlockRows<P> ? rows : kBlockRows<P>);
@@ -324,9 +343,9 @@ void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
                 for (int g = 0; g < groups; ++g) {
                     const int64_t channel = static_cast<int64_t>(first + g) * 3 * kGroup;
                     const int64_t unit = static_cast<int64_t>(first + g) * kGroup;
-                    Place<typename V::Real> &place = places[found++];
+                    Place<Lane> &place = places[found++];
                     place.sums = sums + (r * groups + g) * 3 * kGroup;
-                    place.m = V::multipliers(R) + channel;
+                    place.m = V::multipliers(R, channel);
                     place.Wx = Wx + (row + r) * R.groups * 3 * kGroup + channel;
                     place.h = state.h + (row + r) * state.units + unit;
                     place.codes = state.next + (row + r) * state.stride + unit;
@@ -446,6 +465,10 @@ bool run_lanes(const FusedPlan &p, const Job &job) {
     for (int64_t row = job.first_row; row < job.end_row; row += layout.rows) {
         const int64_t left = job.end_row - row;
         const int rows = static_cast<int>(left < layout.rows ? left : layout.rows);
+        if constexpr (V::kPowers) {
+            nan |= run_rows<V, P, Mode::rounded>(p, job, row, rows);
+            continue;
+        }
         if constexpr (V::kScales) {
             if (rounded && p.scalable) {
                 nan |= run_rows<V, P, Mode::scaled>(p, job, row, rows);
@@ -460,6 +483,11 @@ bool run_lanes(const FusedPlan &p, const Job &job) {
 
 bool run_packed(const FusedPlan &p, const Job &job) {
     if (p.in_float) return run_lanes<WideFloats, 1>(p, job);
+#if defined(QG_POWERS)
+    if (p.powers)
+        return p.R.planes == 1 ? run_lanes<Powers, 1>(p, job)
+                               : run_lanes<Powers, kMaxPlanes>(p, job);
+#endif
     return p.R.planes == 1 ? run_lanes<Doubles, 1>(p, job) : run_lanes<Doubles, kMaxPlanes>(p, job);
 }
 

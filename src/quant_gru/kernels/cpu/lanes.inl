@@ -33,7 +33,7 @@ struct Doubles {
     using Real = double;
     using Lane = Doubles;
     static constexpr int n = 8, kVectors = 1;
-    static constexpr bool kScales = kFusedMultiplyAdd;
+    static constexpr bool kScales = kFusedMultiplyAdd, kPowers = false;
     static constexpr double kMagic = 6755399441055744.;  // 1.5 * 2^52
     Doubles8 v;
 
@@ -45,7 +45,10 @@ struct Doubles {
     static inline Doubles from_ints(const int32_t *p) {
         return {__builtin_convertvector(get<Ints8>(p), Doubles8)};
     }
-    static inline const double *multipliers(const Packed &p) { return p.m; }
+    static inline const double *multipliers(const Packed &p, int64_t channel) {
+        return p.m + channel;
+    }
+    static inline Doubles multiplier(const double *m, int i) { return load(m + i); }
     template <class F>
     static inline Doubles each(F f) {
         return f(0);
@@ -107,7 +110,7 @@ struct Floats {
     using Real = float;
     using Lane = Floats;
     static constexpr int n = 8, kVectors = 1;
-    static constexpr bool kScales = kFusedMultiplyAdd;
+    static constexpr bool kScales = kFusedMultiplyAdd, kPowers = false;
     static constexpr double kMagic = kRound;
     Floats8 v;
 
@@ -117,7 +120,10 @@ struct Floats {
     static inline Floats from_ints(const int32_t *p) {
         return {__builtin_convertvector(get<Ints8>(p), Floats8)};
     }
-    static inline const float *multipliers(const Packed &p) { return p.m_float; }
+    static inline const float *multipliers(const Packed &p, int64_t channel) {
+        return p.m_float + channel;
+    }
+    static inline Floats multiplier(const float *m, int i) { return load(m + i); }
     template <class F>
     static inline Floats each(F f) {
         return f(0);

@@ -80,6 +80,22 @@ bool fits_float(const Cell &cell) {
     return true;
 }
 
+bool is_power(double m) {
+    int exponent;
+    return std::frexp(m, &exponent) == 0.5;
+}
+
+// Whether lanes of `Powers` hold what comes after the matrix products.
+bool lanes_of_powers(const Cell &cell) {
+    for (const Sum *s : {&cell.z_pre, &cell.r_pre, &cell.g_pre, &cell.h_new})
+        if (s->tier != 'a') return false;
+    for (const Sum *s : {&cell.rRh, &cell.old_contrib, &cell.new_contrib})
+        if (!s->present || !is_power(s->m[0])) return false;
+    for (const Table *t : {&cell.z, &cell.r, &cell.g})
+        if (!t->entries && !t->words) return false;
+    return fits_float(cell) && !cell.zoneout.present && cell.one < int64_t{1} << 23;
+}
+
 int64_t lines(int64_t bytes) { return round_up(bytes, 64); }
 
 Matrix matrix_of(const nb::dict &d) {
@@ -186,8 +202,9 @@ void Layer::arrange() {
     bool exact = true;
     for (const Sum *s : {&fused_.rRh, &fused_.old_contrib, &fused_.new_contrib})
         exact = exact && product_ * static_cast<double>(s->M[0]) < kExactDouble;
-    fast =
-        fast && pack(W_, fused_.W, C_, in_float, exact) && pack(R_, fused_.R, H_, in_float, exact);
+    bool powers = variant_.layout->powers && !float32_ && lanes_of_powers(fused_);
+    fast = fast && pack(W_, fused_.W, C_, in_float, exact, powers) &&
+           pack(R_, fused_.R, H_, in_float, exact, powers);
     in_float = in_float && fused_.R.planes == 1;
     if (fast && (in_float || exact || variant_.layout->fused_multiply_add)) {
         fused_.in_float = in_float;
@@ -197,6 +214,7 @@ void Layer::arrange() {
                 fused_.scalable =
                     fused_.scalable &&
                     (!in_float || static_cast<double>(static_cast<float>(1.5 * m)) == 1.5 * m);
+        fused_.powers = powers;
         kind_ = Kind::fused;
         return;
     }
@@ -301,7 +319,8 @@ void Layer::prepare(Table &t) {
 }
 
 // Lays weights out for the fused kernel; returns whether they, and the sums, fit it.
-bool Layer::pack(const Matrix &from, Packed &p, int inputs, bool &in_float, bool &exact) {
+bool Layer::pack(const Matrix &from, Packed &p, int inputs, bool &in_float, bool &exact,
+                 bool &powers) {
     if (from.kind != Container::i8) return false;
     const Layout &layout = *variant_.layout;
     const int group = layout.group, depth = layout.depth;
@@ -326,6 +345,7 @@ bool Layer::pack(const Matrix &from, Packed &p, int inputs, bool &in_float, bool
     auto *bias = arena_.reuse(p.bias, channels);
     auto *m = arena_.reuse(p.m, channels);
     auto *m_float = arena_.reuse(p.m_float, channels);
+    auto *rounding = powers ? arena_.reuse(p.rounding, 3 * channels) : nullptr;
     for (int gate = 0; gate < 3; ++gate) {
         for (int unit = 0; unit < H_; ++unit) {
             const int c = gate * H_ + unit, place = unit % group;
@@ -350,6 +370,16 @@ bool Layer::pack(const Matrix &from, Packed &p, int inputs, bool &in_float, bool
             m[at] = std::ldexp(static_cast<double>(from.M[c]), static_cast<int>(-from.k[c]));
             in_float = in_float && fits_float(m[at]);
             m_float[at] = static_cast<float>(m[at]);
+            if (!powers) continue;
+            // half of 2^s is added before a shift: neither may leave 32 bits
+            const int s = -std::ilogb(m[at]);
+            powers = is_power(m[at]) && s >= 1 && s <= 30 &&
+                     bound + (int64_t{1} << (s - 1)) < int64_t{1} << 31;
+            if (!powers) continue;
+            int32_t *numbers = rounding + (unit / group * 3 + gate) * 3 * group + place;
+            numbers[0] = s;
+            numbers[group] = 1 << (s - 1);
+            numbers[2 * group] = (1 << s) - 1;
         }
     }
     return true;

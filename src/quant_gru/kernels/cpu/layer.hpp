@@ -57,7 +57,8 @@ class Layer {
     void table(const nanobind::dict &numbers, const char *name, Table &t);
     void prepare(Table &t);
     void arrange();
-    bool pack(const Matrix &matrix, Packed &p, int inputs, bool &in_float, bool &exact);
+    bool pack(const Matrix &matrix, Packed &p, int inputs, bool &in_float, bool &exact,
+              bool &powers);
     void pack_general(const Matrix &matrix, const Border &operand, Projection &p, int inputs,
                       int64_t &bound);
     void keep(const nanobind::dict &numbers, WideProjection &p, int inputs);

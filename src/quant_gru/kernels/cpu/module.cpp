@@ -23,6 +23,7 @@ namespace {
 const char *kind(const Layer &layer) {
     switch (layer.kind()) {
         case Layer::Kind::fused:
+            if (layer.fused().powers) return "fused, float32, powers of two";
             return layer.in_float() ? "fused, float32" : "fused, float64";
         case Layer::Kind::general:
             return layer.in_float() ? "general, float32" : "general, float64";

@@ -14,6 +14,9 @@
 #error "the kernels are exact only where every float operation is rounded to its own type"
 #endif
 
+// Where a call would store and read again what is in vectors.
+#define QG_INLINE inline __attribute__((always_inline))
+
 namespace quant_gru {
 
 enum class Container : int { i8, u8, i16, i32, i64 };
@@ -79,11 +82,12 @@ struct Layout {
     int depth = 4;   // products that one instruction adds up
     Operand operand = Operand::u8;
     bool fused_multiply_add = true;
-    int rows = 24;       // that one pass takes through time together
-    int ahead = 16;      // steps times rows whose input projection is made at once, at most
-    int row_block = 1;   // rows of operands are allocated in multiples of this
-    int step_block = 1;  // steps of weights are padded with zeros to a multiple of this
-    int words_from = 0;  // not 0: with so many rows and steps, weights are extended to words first
+    int rows = 24;        // that one pass takes through time together
+    int ahead = 16;       // steps times rows whose input projection is made at once, at most
+    int row_block = 1;    // rows of operands are allocated in multiples of this
+    int step_block = 1;   // steps of weights are padded with zeros to a multiple of this
+    int words_from = 0;   // not 0: with so many rows and steps, weights are extended to words first
+    bool powers = false;  // has lanes of `Powers`
 };
 
 // W x or R h of the fused kernel: weights of up to 8 bits, [group][step][gate][unit][depth].
@@ -99,11 +103,17 @@ struct Packed {
     const int32_t *bias = nullptr;  // [group][gate][unit], zero point and offset included, mod 2^32
     const float *m_float = nullptr;  // M / 2^k of each channel
     const double *m = nullptr;
+    // Where FusedPlan::powers: how to round to a multiple of 2^s, [group][gate][..][unit]: s,
+    // 2^(s-1) and 2^s - 1.
+    const int32_t *rounding = nullptr;
     double lo = 0, hi = 0;  // limits of the result less its zero point
 };
 
 struct FusedPlan : Cell {
     Packed W, R;
+    // Codes of more than 8 bits, but multipliers are powers of two and sums of two terms exact in
+    // float32: lanes of `Powers` hold it.
+    bool powers = false;
     bool scalable = false;  // 1.5 * 2^23 (2^52) times any multiplier of a sum is a float (double)
 };
 

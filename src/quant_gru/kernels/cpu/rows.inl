@@ -2,6 +2,7 @@
 // instruction set.
 
 constexpr float kRound = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer, half-even
+constexpr int32_t kRoundBits = 0x4b400000;
 
 template <class T>
 inline T limit(T v, T lo, T hi) {

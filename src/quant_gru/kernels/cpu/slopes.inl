@@ -235,8 +235,8 @@ void slopes_of(const FusedPlan &p, const SlopeJob &job) {
                             places[found++] = {
                                 W + sums,
                                 R + sums,
-                                V::multipliers(p.W) + channel,
-                                V::multipliers(p.R) + channel,
+                                V::multipliers(p.W, channel),
+                                V::multipliers(p.R, channel),
                                 state + (i + r) * units + group * kGroup + j,
                                 c.Wx + to,
                                 c.Rh + to,

@@ -113,6 +113,7 @@ inline void finish(const Numbers &p, int64_t flat, int64_t count, int group, con
 // A block: some units of some rows, units first.
 extern "C" __global__ void __launch_bounds__(Tile::kThreads)
     project_bytes(const __grid_constant__ Numbers p) {
+    let_next_start();
     QG_SHARED(memory);
     const int unit_blocks = (int)((p.groups * 16 + Tile::kUnits - 1) / Tile::kUnits);
     const int64_t first_unit = (int64_t)(blockIdx.x % unit_blocks) * Tile::kUnits;

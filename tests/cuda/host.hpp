@@ -78,6 +78,7 @@ struct Fiber {
     std::vector<std::vector<Copy>> copies{1};  // groups, the last one open
     ucontext_t context;
     jmp_buf jump;
+    long arrived = 0;  // at a generation of the cluster's barrier
     bool started = false;
     std::unique_ptr<char[]> stack;
     Block *block;
@@ -249,6 +250,19 @@ inline uint32_t interleave(uint32_t low, uint32_t high, int i) {
     return byte(low, i) | byte(high, i) << 8 | byte(low, i + 1) << 16 | byte(high, i + 1) << 24;
 }
 inline uint32_t cluster_rank() { return uint32_t(host::self->block->rank); }
+inline void cluster_arrive() {
+    host::Cluster &home = host::cluster();
+    host::Barrier &b = home.barrier;
+    host::self->arrived = b.generation;
+    if (++b.waiting < int(home.blocks.size() * host::block_threads)) return;
+    b.waiting = 0;
+    ++b.generation;
+}
+inline void cluster_wait() {
+    while (host::cluster().barrier.generation == host::self->arrived) host::yield();
+}
+inline void await_launches() {}
+inline void let_next_start() {}
 inline uint32_t thread_again() { return threadIdx.x; }
 inline uint32_t block_again() { return blockIdx.x; }
 inline void cluster_sync() {

@@ -26,6 +26,7 @@ _PROBE = Kernel.of("probe", "probe", {})
 _PROBE_THREADS, _PROBE_BYTES = 256, 128 << 10
 
 _COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 AttributeC = structure("AttributeC", id=ctypes.c_int, pad=ctypes.c_int, value=ctypes.c_uint32 * 16)
 ConfigC: Any = structure(
@@ -37,6 +38,10 @@ ConfigC: Any = structure(
     attributes=ctypes.c_void_p,
     count=ctypes.c_uint,
 )
+
+
+def _late(grid: Grid) -> Grid:
+    return grid._replace(early=False)
 
 
 class Loaded:
@@ -60,6 +65,8 @@ class Loaded:
             wanted.append((_CLUSTER_DIMENSION, [grid.cluster, 1, 1]))
         if grid.together:
             wanted.append((_COOPERATIVE, [1, 0, 0]))
+        if grid.early:
+            wanted.append((_EARLY, [1, 0, 0]))
         if wanted:
             self._attributes: Any = (AttributeC * len(wanted))()
             for attribute, (kind, value) in zip(self._attributes, wanted, strict=True):
@@ -168,7 +175,10 @@ class Device:
         self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
     ) -> Prepared:
         """Load a kernel and keep what its launches share; raises as `launch`."""
-        return Prepared(self, [_Launch(self._ready(kernel, grid), grid, arguments)])
+        loaded = self._ready(kernel, grid)
+        return Prepared(
+            self, [_Launch(loaded, grid if self.has_clusters else _late(grid), arguments)]
+        )
 
     def join(self, launches: Sequence[Prepared]) -> Prepared:
         """Prepared launches as one, started in one call of native code."""
@@ -225,7 +235,7 @@ class Device:
                 settings[attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
             for name, value in settings.items():
                 self._check(driver.cuFuncSetAttribute(function, name, value))
-            loaded = self._loaded[kernel, grid.cluster] = Loaded(function, grid)
+            loaded = self._loaded[kernel, grid.cluster] = Loaded(function, _late(grid))
         return loaded
 
     def _count_clusters(self) -> dict[int, int]:

@@ -47,6 +47,8 @@ class Grid(NamedTuple):
         cluster: Blocks in x that form a cluster.
         shared_bytes: Shared memory of a block.
         together: Whether blocks wait for each other: all of them have to be there at once.
+        early: Whether blocks may start before the launch ahead has ended, and wait for it
+            themselves; that launch must not be early.
     """
 
     blocks: tuple[int, int]
@@ -54,6 +56,7 @@ class Grid(NamedTuple):
     cluster: int = 1
     shared_bytes: int = 0
     together: bool = False
+    early: bool = False
 
 
 class Prepared(Protocol):

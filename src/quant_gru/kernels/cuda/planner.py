@@ -191,7 +191,8 @@ def layout(
         macros |= {"REALS": 1, "VALUES": int(ends.values), "CODES": int(ends.codes)}
     kernel = Kernel.of("recurrent", "recurrent", macros)
     blocks = (shape.tiles(N) * shape.blocks, directions)
-    return kernel, Grid(blocks, shape.threads, shape.blocks, shape.shared_bytes(form))
+    shared = shape.shared_bytes(form)
+    return kernel, Grid(blocks, shape.threads, shape.blocks, shared, early=ends is not None)
 
 
 def copied_bytes(form: Form, H: int) -> int:

@@ -58,6 +58,7 @@ inline int64_t of_plane(const Numbers &p, int64_t row, int64_t channel) {
 
 // A block: one step of a tile.
 extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__ Numbers p) {
+    let_next_start();
     const int NB = (int)p.NB, log_NB = NB == 8 ? 3 : NB >> 1, count = (int)p.groups * 16 * NB;
     const int tiles = (int)p.tiles, H = (int)p.s.H;
     const int t = blockIdx.x / tiles, tile = blockIdx.x % tiles;
@@ -83,6 +84,7 @@ extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__
 
 // Few rows: a warp makes the three sums of one unit.
 extern "C" __global__ void __launch_bounds__(256) project(const __grid_constant__ Numbers p) {
+    let_next_start();
     const int64_t H = p.s.H, C = p.s.C, at = blockIdx.x;
     const int64_t t = at / p.s.N, row = at % p.s.N;
     const int lane = threadIdx.x % 32;

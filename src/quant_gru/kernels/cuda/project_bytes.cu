@@ -16,6 +16,7 @@ struct Numbers {
 // A block: some units of some rows, units first.
 extern "C" __global__ void __launch_bounds__(Tile::kThreads)
     project_bytes(const __grid_constant__ Numbers numbers) {
+    let_next_start();
     QG_SHARED(memory);
     const Projected &p = numbers.to;
     const int8_t *const bytes = numbers.bytes;

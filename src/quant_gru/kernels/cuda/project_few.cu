@@ -45,6 +45,7 @@ inline void load_values(const Few &p, const float *from, int k, uint32_t (&bits)
 }
 
 extern "C" __global__ void __launch_bounds__(256) project_few(const __grid_constant__ Few p) {
+    let_next_start();
     const int H = (int)p.H, padded = (int)p.padded, N = (int)p.N, lane = (int)threadIdx.x % 32;
     const int t = (int)blockIdx.x / N, row = (int)blockIdx.x % N;
     const int unit = (int)(blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32);

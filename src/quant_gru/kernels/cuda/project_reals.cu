@@ -89,6 +89,7 @@ inline void quantize_rows(const Reals &p, unsigned char *rows, const float *cons
 // A block: some rows, and a part of the units.
 extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     project_reals(const __grid_constant__ Reals reals) {
+    let_next_start();
     QG_SHARED(memory);
     const Projected &p = reals.to;
     const int parts = (int)reals.parts, part = (int)blockIdx.x % parts;

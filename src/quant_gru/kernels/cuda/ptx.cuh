@@ -102,6 +102,23 @@ inline void cluster_sync() {
             : "memory");
 }
 
+// A barrier of a cluster in two parts, which orders no memory: blocks stay until others are there.
+inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+inline void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+
+// A launch may start before the one ahead of it has ended, see Grid.early: once all blocks of that
+// one have started and said so, or ended. Waits until all of it is done and seen.
+inline void await_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 inline void barrier_init(uint64_t *barrier) {
     asm volatile(
         "mbarrier.init.shared::cta.b64 [%0], 1;\n"

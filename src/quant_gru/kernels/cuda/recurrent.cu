@@ -243,36 +243,44 @@ struct Where {
     }
 };
 
-// The states after the last step, and NaN over what this thread has written of such rows.
+// The states after the last step, and NaN over what this thread has written of rows that are NaN.
 inline void give_last(const Numbers &p, const float (&reals)[kElements],
-                      const unsigned char *nan_rows) {
+                      const unsigned char *nan_rows, uint32_t *any_nan) {
     const Where where;
     const Ends &ends = p.ends;
-    const int64_t step = p.s.reverse ? -1 : 1, first = p.s.reverse ? p.s.T - 1 : 0;
-    const bool look = *(const uint32_t *)(nan_rows + 16);
     const float bad = __int_as_float(0x7fc00000);
+    const auto each = [&](const auto &action) {
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) {
-        const Place place = place_of(e, where.quad, where.half);
-        const int unit = where.unit + 8 * place.row8;
-        const int64_t row = where.row + place.n;
-        if (!works(where.quad, where.half) || unit >= p.s.H || row >= p.s.N) continue;
-        const bool before = nan_rows[place.n];
+        for (int e = 0; e < kElements; ++e) {
+            const Place place = place_of(e, where.quad, where.half);
+            const int unit = where.unit + 8 * place.row8;
+            const int64_t row = where.row + place.n;
+            if (works(where.quad, where.half) && unit < p.s.H && row < p.s.N)
+                action(e, unit, row, nan_rows[place.n] != 0);
+        }
+    };
+    each([&](int e, int unit, int64_t row, bool before) {
+        ends.last[row * p.s.H + unit] = reals[e];
+        if (unit == 0 && ends.last_nan) ends.last_nan[row] = 0.f;
+        if (unit == 0 && ends.h0_nan) ends.h0_nan[row] = before;
+    });
+    // NaN is looked for while all of this is on its way
+    if (nan_seen(ends, where.row, p.s.N, p.s.T)) *any_nan = 1;
+    __syncthreads();
+    if (!*any_nan) return;
+    const int64_t step = p.s.reverse ? -1 : 1, first = p.s.reverse ? p.s.T - 1 : 0;
+    each([&](int e, int unit, int64_t row, bool before) {
         bool nan = before || !*ends.finite;
-        if (look) {  // rare
-            int64_t t = first;
+        int64_t t = first;
 #pragma unroll 1
-            for (int s = 0; s < (int)p.s.T; ++s, t += step) {
-                nan |= ends.nan[row * ends.stride + t] != 0;
-                if (VALUES && nan) ends.values[(t * p.s.N + row) * ends.next + unit] = bad;
-            }
+        for (int s = 0; s < (int)p.s.T; ++s, t += step) {
+            nan |= ends.nan[row * ends.stride + t] != 0;
+            if (VALUES && nan) ends.values[(t * p.s.N + row) * ends.next + unit] = bad;
         }
-        ends.last[row * p.s.H + unit] = nan ? bad : reals[e];
-        if (unit == 0) {
-            if (ends.last_nan) ends.last_nan[row] = nan ? bad : 0.f;
-            if (ends.h0_nan) ends.h0_nan[row] = before;
-        }
-    }
+        if (!nan) return;
+        ends.last[row * p.s.H + unit] = bad;
+        if (unit == 0 && ends.last_nan) ends.last_nan[row] = bad;
+    });
 }
 
 inline Real unpacked(const Stored &w, int gate, Real offset) {
@@ -327,18 +335,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const Stored *ahead = p.Wx + first * stride + ((int64_t)strip * groups + group) * 16 * NB +
                           (works(quad, half) ? stored_at(NB, lane8, mine.row8, mine.n % NB) : 0);
     const int steps = (int)T, t_step = kRoom ? (int)kept_number((uint32_t)step) : (int)step;
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-        if (i < steps) start_words(ring + i * kThreads, ahead);
-        copies_commit();
-        ahead += ahead_step;
-    }
 
     // the state before the first step, as bytes
-    const auto look_and_load = [&] {
-#if REALS
-        if (nan_seen(p.ends, first_row, N, T)) *any_nan = 1;
-#endif
+    const auto load_state = [&] {
         constexpr int kBatch = 8;  // loads at once
 #pragma unroll 1
         for (int from = threadIdx.x; from < kPlane; from += kBatch * kThreads) {
@@ -390,7 +389,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x < kFlags / 4) ((uint32_t *)nan_rows)[threadIdx.x] = 0;
     __syncthreads();
 #endif
-    if (!kRoom) look_and_load();  // while there are registers
+    if (!kRoom) load_state();  // while there are registers
 
     // this warp's weights
     uint32_t w[WP][kBlocks][2][3][4];
@@ -421,7 +420,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             times[row][gate] = kWhole ? (int)(p.m[gate * UP + unit] * 4294967296.) : 0;
         }
     const int Rh_lo = R::integer(p.cell.Rh_lo), Rh_hi = R::integer(p.cell.Rh_hi);
-    if (kRoom) look_and_load();
+    if (kRoom) load_state();
     if (CL > 1 && threadIdx.x == 0) {
         barrier_init(barriers);
         barrier_init(barriers + 1);
@@ -495,6 +494,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #endif
     };
 
+    // what came from earlier launches starts here, and is written from here on
+    await_launches();
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+        if (i < steps) start_words(ring + i * kThreads, ahead);
+        copies_commit();
+        ahead += ahead_step;
+    }
     copies_wait<kAhead>();  // the tables
     if (CL > 1)
         cluster_sync();
@@ -798,17 +805,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         go(Truth<kMayKnow>());
     else
         go(Truth<false>());
+    if (CL > 1) cluster_arrive();
     if (copies) copy_store(true, copy_load(steps & 1));
     if (VALUES && kBehind) give(true);
 #if REALS
     float reals[kElements];
 #pragma unroll
     for (int e = 0; e < kElements; ++e) reals[e] = value_of(e);
-    give_last(p, reals, nan_rows);
+    give_last(p, reals, nan_rows, any_nan);
 #else
 #pragma unroll
     for (int e = 0; e < kElements; ++e)
         if (kept[e]) ((Code *)p.s.last)[at[e]] = (Code)(R::integer(h[e]) + h_zero);
 #endif
-    if (CL > 1) cluster_sync();
+    if (CL > 1) cluster_wait();
 }

@@ -67,7 +67,10 @@ class Host:
         folder: Where compiled kernels go.
         launched: (function, macros) of all launches.
         resident: Blocks of a cluster -> clusters at once.
+        arch: What kernels are chosen for.
     """
+
+    arch = "sm_80"
 
     def __init__(self, folder: Path, resident: dict[int, int] | None = None) -> None:
         self.folder = folder

@@ -5,9 +5,9 @@
 #include "quantize.cuh"
 
 struct Few {
-    const float *real;  // [t * step + n * next + feature]
-    uint8_t *nan;       // (N, nan_stride): whether the row is NaN at a step
-    void *Wx;           // [t][tile][group][16 * NB]
+    const float *real;      // [t * step + n * next + feature]
+    uint8_t *nan;           // (N, nan_stride): whether the row is NaN at a step
+    void *Wx;               // [t][tile][group][16 * NB]
     const int8_t *weights;  // (3H, padded)
     int64_t step, next;     // in values
     int64_t N, C, H, padded, nan_stride;

@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
         }
     }
 #endif
-        for (int i = (int)threadIdx.x; i < Tile::kRows; i += Tile::kThreads) {
+    for (int i = (int)threadIdx.x; i < Tile::kRows; i += Tile::kThreads) {
         const int flat = first_row + i, t = flat / padded_N, n = flat - t * padded_N;
         const bool there = flat < count && n < p.N;
         from[i] = there ? reals.real + t * reals.step + n * reals.next : nullptr;
@@ -126,13 +126,12 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     }
     __syncthreads();
     quantize_rows(reals, rows, from, seen);
-    if (part == 0) {
-        __syncthreads();
+    __syncthreads();
+    if (part == 0)
         for (int i = (int)threadIdx.x; i < Tile::kRows; i += Tile::kThreads) {
             const int flat = first_row + i, t = flat / padded_N, n = flat - t * padded_N;
             if (from[i]) reals.nan[n * reals.nan_stride + t] = seen[i] != 0;
         }
-    }
 
 #if PLANES == 1
     const bool exact = *p.exact_float != 0;
@@ -140,27 +139,30 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     for (int tile = first_tile; tile < last_tile; ++tile) {
         const int first_unit = tile * Tile::kUnits, group = (first_unit + Tile::unit(0)) / 16;
         Tile::Sums sums;
+#if PLANES == 1
+        const int at = (tile - first_tile) * Tile::kUnits + Tile::unit(0);
+#pragma unroll
+        for (int i = 0; i < 6; ++i) {
+            const int of_gate = folded[i / 2 * units + at + i % 2 * 8];
+#pragma unroll
+            for (int column = 0; column < COLUMNS; ++column)
+                sums[0][i / 2][column][i % 2 * 2] = sums[0][i / 2][column][i % 2 * 2 + 1] = of_gate;
+        }
+#else
 #pragma unroll
         for (int i = 0; i < PLANES * 12 * COLUMNS; ++i)
             sums[i / (12 * COLUMNS)][i / (4 * COLUMNS) % 3][i / 4 % COLUMNS][i % 4] = 0;
+#endif
         passing.add(sums, rows);
         if (group >= p.groups) continue;
         // where results go is worked out here: through the products there are no registers for it
         const int flat = first_row + (int)pinned(Tile::row(0, 0));
 #if PLANES == 1
-        const int at = (tile - first_tile) * Tile::kUnits + Tile::unit(0);
-        int of_gates[3][2];
-#pragma unroll
-        for (int i = 0; i < 6; ++i)
-            of_gates[i / 2][i % 2] = folded[i / 2 * units + at + i % 2 * 8];
-        const auto total = [&](int gate, int column, int i) {
-            return sums[0][gate][column][i] + of_gates[gate][i / 2];
-        };
+        const auto total = [&](int gate, int column, int i) { return sums[0][gate][column][i]; };
         if (exact) {
             float factors[3][2];
 #pragma unroll
-            for (int i = 0; i < 6; ++i)
-                factors[i / 2][i % 2] = m[i / 2 * units + at + i % 2 * 8];
+            for (int i = 0; i < 6; ++i) factors[i / 2][i % 2] = m[i / 2 * units + at + i % 2 * 8];
             finish<float>(p, flat, count, group, total, factors);
             continue;
         }

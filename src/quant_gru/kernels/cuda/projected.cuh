@@ -1,5 +1,5 @@
-// The end of an input projection: sums of products of bytes to codes of W x, less their smallest, in
-// the order in which the recurrent kernel reads them.
+// The end of an input projection: sums of products of bytes to codes of W x, less their smallest,
+// in the order in which the recurrent kernel reads them.
 //
 //   COLUMNS: of 8 rows each, whose sums a thread has, laid out as in multiply.cuh
 #ifndef QUANT_GRU_PROJECTED_CUH
@@ -78,20 +78,6 @@ inline void store(const Projected &p, int64_t at, const Two &two, uint32_t offse
     }
 }
 
-// Two pairs that lie side by side, in bytes.
-inline uint32_t in_bytes(const uint32_t (&v)[3], uint32_t offset) {
-    return v[0] + (v[1] << 8) + (v[2] << 16) - offset * 65793u;
-}
-inline void store_four(const Projected &p, int64_t at, const Two &first, const Two &second,
-                       uint32_t offset) {
-    uint4 all;
-    all.x = in_bytes(first.v[0], offset);
-    all.y = in_bytes(first.v[1], offset);
-    all.z = in_bytes(second.v[0], offset);
-    all.w = in_bytes(second.v[1], offset);
-    *(uint4 *)((uint32_t *)p.Wx + at) = all;
-}
-
 template <class Real, class Total, class Factor>
 inline void finish(const Projected &p, int flat, int count, int group, const Total &total,
                    const Factor (&m)[3][2]) {
@@ -99,15 +85,35 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
     const Real lo = (Real)p.lo + R::number(), hi = (Real)p.hi + R::number();
     const uint32_t offset = (uint32_t)p.code_lo + Bits<Real>::none();
     const Places places(p, flat, group);
+    const auto rounded = [&](int gate, int column, int i) {
+        const Real v = round_term((Real)total(gate, column, i), (Real)m[gate][i / 2]);
+        return Bits<Real>::of(R::limit(v, lo, hi));
+    };
+    if (sizeof(Real) == 4 && p.NB == 8 && !p.wide) {
+#pragma unroll
+        for (int column = 0; column < COLUMNS; ++column) {
+            if (flat + 8 * column >= count) return;
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                words[i] = rounded(0, column, i) + (rounded(1, column, i) << 8) +
+                           (rounded(2, column, i) << 16) - offset * 65793u;
+            uint4 all;
+            all.x = words[0];
+            all.y = words[2];
+            all.z = words[1];
+            all.w = words[3];
+            *(uint4 *)((uint32_t *)p.Wx + places.first + column * places.step) = all;
+        }
+        return;
+    }
 #pragma unroll
     for (int column = 0; column < COLUMNS; ++column) {
         uint32_t v[4][3];
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
-            for (int gate = 0; gate < 3; ++gate)
-                v[i][gate] = Bits<Real>::of(R::limit(
-                    round_term((Real)total(gate, column, i), (Real)m[gate][i / 2]), lo, hi));
+            for (int gate = 0; gate < 3; ++gate) v[i][gate] = rounded(gate, column, i);
         Two first, second;
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate) {
@@ -117,12 +123,8 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
             second.v[1][gate] = v[3][gate];
         }
         const int row = flat + 8 * column;
-        // tiles of several rows have an even count
-        if (p.NB == 8 && !p.wide) {
-            if (row < count) store_four(p, places.first + column * places.step, first, second, offset);
-            continue;
-        }
         if (row < count) store(p, places.first + column * places.step, first, offset);
+        // tiles of several rows have an even count
         if (row + 1 < count) store(p, places.second + column * places.step, second, offset);
     }
 }

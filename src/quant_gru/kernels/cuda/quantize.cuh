@@ -17,9 +17,9 @@ inline int quantized(float v, float scale, float lo, float hi, bool &seen) {
 
 // A quantizer's numbers, and what makes its division cheap.
 struct Division {
-    float scale, lo, hi;       // limits less the zero point
+    float scale, lo, hi;         // limits less the zero point
     float inverse, least, most;  // 1 / scale, lo * scale, hi * scale, each rounded once
-    int64_t easy;              // 2^-90 <= scale <= 2^90, and limits are below 2^20
+    int64_t easy;                // 2^-90 <= scale <= 2^90, and limits are below 2^20
 };
 
 // The same. Values are clamped first, to multiples of the scale, and what is left neither overflows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -21,6 +21,7 @@ _MOST_SHARED = 96 << 10  # of a block, where there is a choice
 _MOST_BYTES = 2048  # of a row
 _SHARED = 227 << 10  # of a multiprocessor
 _EASY = 2.0**90
+HOPPER = "sm_90a"
 _FEW_UNITS = 8  # of a block, a warp each
 
 
@@ -67,7 +68,9 @@ class Block:
         kept = planes * (self.rows + self.columns % 2 * 8) * (-(-padded // 32) * 32 + 16)
         if self.grouped:
             kept = planes * self.rows * -(-padded // _DEPTH) * _DEPTH
-        return self.stages * _DEPTH * 3 * self.units + kept + 12 * self.rows + 24 * own * (planes == 1)
+        return (
+            self.stages * _DEPTH * 3 * self.units + kept + 12 * self.rows + 24 * own * (planes == 1)
+        )
 
     def macros(self, planes: int) -> dict[str, object]:
         """What project_reals.cu is specialized on."""
@@ -95,12 +98,13 @@ class Block:
         )
 
 
-SMALL, MEDIUM = Block(2, 2, 2, 4, 4, 1), Block(2, 2, 4, 4, 4, 1)
-LARGE, TALL = Block(4, 2, 6, 3, 2, 1), Block(2, 2, 8, 4, 3, 1)
-_CHOICES = {1: (SMALL, MEDIUM, LARGE, TALL), 2: (replace(SMALL, blocks=3), replace(MEDIUM, blocks=2))}
-# clocks of a multiprocessor, estimates: of a value to quantize, of an element to round and of the
-# products of 16 units, 8 rows and 32 features; of a start, and of a step that waits for weights
-_VALUE, _ELEMENT, _PRODUCT = 0.3, 0.3, 5.0
+SMALL, MEDIUM, TALL = Block(2, 2, 2, 4, 4, 1), Block(2, 2, 4, 4, 4, 1), Block(2, 2, 8, 4, 3, 1)
+GROUP, WIDE = Block(4, 2, 4, 4, 2, 1, True), Block(4, 1, 8, 4, 3, 1, True)
+CHOICES = {1: (SMALL, MEDIUM, TALL), 2: (replace(SMALL, blocks=3), replace(MEDIUM, blocks=2))}
+HOPPERS = {1: (GROUP, WIDE), 2: ()}
+# clocks of a multiprocessor, estimates: of a value to quantize, of an element to round, and of a
+# byte of weights that comes in; of a start, and of a step that waits for weights
+_VALUE, _ELEMENT, _BYTE = 0.2, 0.25, 0.04
 _START, _STEP = 2500.0, 300.0
 
 
@@ -110,7 +114,7 @@ def reads_reals(numbers: Numbers) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def choose(units: int, rows: int, padded: int, planes: int, processors: int) -> Block:
+def choose(units: int, rows: int, padded: int, planes: int, processors: int, hopper: bool) -> Block:
     """The block of a projection.
 
     Args:
@@ -119,9 +123,11 @@ def choose(units: int, rows: int, padded: int, planes: int, processors: int) -> 
         padded: C padded.
         planes: Bytes of a code of x.
         processors: Multiprocessors of the device.
+        hopper: Whether four warps may multiply together.
     """
+    blocks = CHOICES[planes] + (HOPPERS[planes] if hopper else ())
     return min(
-        _candidates(units, padded, planes),
+        _candidates(blocks, units, padded, planes),
         key=lambda block: _clocks(block, units, rows, padded, planes, processors),
     )
 
@@ -129,11 +135,12 @@ def choose(units: int, rows: int, padded: int, planes: int, processors: int) -> 
 def choose_for(machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int) -> Block:
     """The block of a projection on a machine."""
     rows, padded = T * shape.strips(N) * shape.strip, numbers.gemm[0][0].shape[0]
-    return choose(shape.units, rows, padded, numbers.x_planes, machine.clusters().get(1, 132))
+    processors, hopper = machine.clusters()[1], machine.arch == HOPPER
+    return choose(shape.units, rows, padded, numbers.x_planes, processors, hopper)
 
 
-def _candidates(units: int, padded: int, planes: int) -> Iterator[Block]:
-    for block in _CHOICES[planes]:
+def _candidates(blocks: Iterable[Block], units: int, padded: int, planes: int) -> Iterator[Block]:
+    for block in blocks:
         for parts in (1, 2, 4, 8, 16, 32, 64):
             found = replace(block, parts=parts)
             if parts <= -(-units // block.units) and (
@@ -150,13 +157,13 @@ def _clocks(
     tiles = -(-(-(-units // block.units)) // block.parts)
     count = -(-rows // block.rows) * block.parts
     at_once = min(block.blocks, _SHARED // block.shared_bytes(units, padded, planes))
-    steps = -(-padded // 64)
-    products = tiles * block.units * block.rows / 128 * padded / 32 * 3 * planes
-    work = (
-        _VALUE * block.rows * padded
-        + _ELEMENT * planes * tiles * block.units * block.rows
-        + _PRODUCT * products / 3
-    )
+    steps, elements = -(-padded // _DEPTH), tiles * block.units * block.rows
+    # of 16 units, 8 rows and 32 features: products, or what they read in shared memory
+    shared = 12 / block.columns
+    product = max(3.0, shared + 1.5) if block.grouped else max(5.0, shared + 2)
+    products = product * planes * elements / 128 * padded / 32
+    weights = _BYTE * 3 * tiles * block.units * padded
+    work = _VALUE * block.rows * padded + _ELEMENT * planes * elements + max(products, weights)
     alone = _START + _STEP * tiles * (steps + 1)
     waves = -(-count // (processors * at_once))
     busiest = -(-count // processors)
@@ -202,9 +209,7 @@ def few_projection(
     p.wide = numbers.form.wide_input
     p.W = numbers.W
     fill_division(p.division, x)
-    kernel = Kernel.of(
-        "project_few", "project_few", {**PLAIN, "WIDE": int(numbers.x_planes == 2)}
-    )
+    kernel = Kernel.of("project_few", "project_few", {**PLAIN, "WIDE": int(numbers.x_planes == 2)})
     grid = Grid((T * N, -(-numbers.H // _FEW_UNITS)), 32 * _FEW_UNITS)
     return kernel, grid, p, [weights]
 

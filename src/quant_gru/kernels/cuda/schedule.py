@@ -260,7 +260,9 @@ class Schedule:
         for direction, cell in enumerate(cells):
             like = [i for i, other in enumerate(cells[:direction]) if _same_input(cell, other)]
             if below is None:
-                like = [i for i in like if reads_reals(cells[i].numbers) == reads_reals(cell.numbers)]
+                like = [
+                    i for i in like if reads_reals(cells[i].numbers) == reads_reals(cell.numbers)
+                ]
             inputs.append(inputs[like[0]] if like else self._add_input(cell, this.nan, below))
         # the last layer's codes are for a backward
         ends = planner.Ends(values=index == self._layers - 1, codes=index < self._layers - 1)

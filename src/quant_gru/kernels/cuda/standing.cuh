@@ -135,8 +135,8 @@ struct Standing {
         inline void add_grouped(Sums &sums, unsigned char *rows) {
             const int warp = (int)threadIdx.x / 32, plane = plane_bytes(bytes);
             const uint64_t a_at = group_operand(ring + warp % kUnitWarps / 4 * 64 * kDepth);
-            uint64_t b_at = group_operand(shared_address(rows) +
-                                          warp / kUnitWarps * kColumns * 8 * kDepth);
+            uint64_t b_at =
+                group_operand(shared_address(rows) + warp / kUnitWarps * kColumns * 8 * kDepth);
             for (int at = 0; at < bytes; at += kDepth) {
                 next_stage();
                 groups_begin();

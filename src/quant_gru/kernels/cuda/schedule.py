@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cuda import planner
 from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
-from quant_gru.kernels.cuda.memory import Memory
+from quant_gru.kernels.cuda.memory import Memory, maker
 from quant_gru.kernels.cuda.numbers import Numbers
 from quant_gru.kernels.cuda.projection import projection
 from quant_gru.kernels.cuda.real_projection import (
@@ -114,6 +114,17 @@ class _Rows:
         self.tensor: Any = None
 
 
+class _Makers(NamedTuple):
+    """What makes the tensors of a call; `whole_space` is for calls that keep no codes."""
+
+    y: Callable[[], Tensor]
+    h_n: Callable[[], Tensor]
+    nan: Callable[[], Tensor]
+    codes: Callable[[], Tensor]
+    space: Callable[[], Tensor]
+    whole_space: Callable[[], Tensor]
+
+
 class Schedule:
     """The launches of a call.
 
@@ -140,6 +151,7 @@ class Schedule:
         self._layers, self._directions = len(layers), len(directions)
         self._H = directions[0].numbers.H
         self._lock = threading.Lock()
+        self._made: _Makers | None = None
         self._memory, self._x = Memory(), Memory()
         # codes of states have memory of their own, which may be kept
         self._codes = Memory()
@@ -169,25 +181,21 @@ class Schedule:
         self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
     ) -> tuple[Tensor, Tensor]:
         """Start all launches; arguments and results as `Stack.run` has them."""
-        T, N, H, device = self._T, self._N, self._H, x.device
-        states = self._layers * self._directions
+        device = x.device
         if x.stride(2) != 1 or x.is_neg():
             x = x.detach().resolve_neg().contiguous()
         if h0 is not None:
             h0 = h0.detach().contiguous().resolve_neg()
         if lengths is not None:
             lengths = lengths.to(device, torch.int64).contiguous()
-        empty = torch.empty
-        y = empty((T, N, self._directions * H), device=device)
-        h_n = empty((states, N, H), device=device)
-        size, codes, nan = self._memory.size, None, None
+        made = self._made or self._makers(device)
+        y, h_n, codes, nan = made.y(), made.h_n(), None, None
         if kept is None:
-            size += self._codes.size
+            space = made.whole_space()
         else:
-            nan = kept.nan = empty((states, N), device=device)
-            codes = self._kept_codes(kept, device)
+            space, nan = made.space(), made.nan()
+            kept.nan, codes = nan, self._kept_codes(kept, made.codes())
         with self._lock:
-            space = empty(size, dtype=torch.int8, device=device)
             base = space.data_ptr()
             self._memory.move(base)
             self._codes.move(base + self._memory.size if codes is None else codes.data_ptr())
@@ -197,7 +205,7 @@ class Schedule:
                 rows.tensor = space.as_strided(rows.shape, (rows.shape[1], 1), rows.start)
             for each in self._products:
                 shape = (each.rows.shape[0], each.weights.shape[1])
-                each.result = empty(shape, dtype=torch.int32, device=device)
+                each.result = torch.empty(shape, dtype=torch.int32, device=device)
                 each.memory.move(each.result.data_ptr())
             self._move_input(x)
             if h0 is not None:
@@ -216,14 +224,29 @@ class Schedule:
                 each.result = None
         return y, h_n
 
-    def _kept_codes(self, kept: Kept, device: torch.device) -> Tensor:
-        """Memory for the codes of states; what is kept of them lies in it."""
+    def _makers(self, device: torch.device) -> _Makers:
         T, N, H = self._T, self._N, self._H
+        states, size = self._layers * self._directions, self._memory.size
+        # codes of one cell are a tensor by themselves
+        alone = self._kept[0][1] if len(self._kept) == 1 else None
+        self._made = _Makers(
+            maker((T, N, self._directions * H), device),
+            maker((states, N, H), device),
+            maker((states, N), device),
+            maker((T, N, H), device, alone)
+            if alone
+            else maker((self._codes.size,), device, torch.int8),
+            maker((size,), device, torch.int8),
+            maker((size + self._codes.size,), device, torch.int8),
+        )
+        return self._made
+
+    def _kept_codes(self, kept: Kept, codes: Tensor) -> Tensor:
+        """Hands on the codes of states, which lie in some memory; returns the memory."""
         if len(self._kept) == 1:
-            codes = torch.empty((T, N, H), dtype=self._kept[0][1], device=device)
             kept.out.append(codes)
             return codes
-        codes = torch.empty(self._codes.size, dtype=torch.int8, device=device)
+        T, N, H = self._T, self._N, self._H
         for start, container in self._kept:
             part = codes if container is torch.int8 else codes.view(container)
             at = start // container.itemsize

@@ -7,6 +7,7 @@ nothing of it is looked at again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from quant_gru.kernels.cuda.backward.call import PRECISIONS, Call, Precision
 from quant_gru.kernels.cuda.backward.pieces import most_steps
 from quant_gru.kernels.cuda.backward.schedule import Schedule, product
 from quant_gru.kernels.cuda.launch import Machine
-from quant_gru.kernels.cuda.memory import Memory
+from quant_gru.kernels.cuda.memory import Memory, maker
 from quant_gru.kernels.cuda.numbers import capturing
 
 _MOST_KINDS = 64
@@ -175,6 +176,7 @@ class _Repeated(Schedule):
         self._moves = [at[name].move for name in ("values", "out", "nan", "grad_out", "grad_last")]
         self._move_dh0, self._move_db = at["dh0"].move, at["db"].move
         self._space: _Space | None = None
+        self._new_biases: Callable[[], Tensor] | None = None
 
     def forget_space(self) -> None:
         """Give memory back that waits for the next call."""
@@ -192,7 +194,9 @@ class _Repeated(Schedule):
         stream, wanted = self._machine.stream(), self._wanted
         given = (x, out, nan, self._zero if grad_out is None else grad_out, grad_last)
         biases = wanted.bw or wanted.br
-        db = torch.empty((2, 3 * self._H), device=x.device) if biases else None
+        if self._new_biases is None:
+            self._new_biases = maker((2, 3 * self._H), x.device)
+        db = self._new_biases() if biases else None
         with self._lock:
             # work of other calls on this stream is done before that of this one
             space = self._space

@@ -81,8 +81,12 @@ inline __m512i broadcast_quad(const uint8_t *a) {
     return _mm512_set1_epi32(quad);
 }
 
+inline const __m512i &weights_of(const int8_t *w, int v, int64_t group_stride) {
+    return *reinterpret_cast<const __m512i *>(w + (v / 3) * group_stride + (v % 3) * 64);
+}
+
 inline __m512i weights_at(const int8_t *w, int v, int64_t group_stride) {
-    return _mm512_load_si512(w + (v / 3) * group_stride + (v % 3) * 64);
+    return _mm512_load_si512(&weights_of(w, v, group_stride));
 }
 
 template <int G, int R, int P>
@@ -111,13 +115,18 @@ inline void dot(const Packed &p, int first, const uint8_t *a, int64_t stride, in
             for (int r = 0; r < R; ++r) operand[r] = broadcast_quad(a + r * stride + half * plane);
 #pragma GCC unroll 16
             for (int v = 0; v < 3 * G; ++v) {
-                if (P == 1) weights[0] = weights_at(w, v, group_stride);
+                if (P == 1 && R > 1) weights[0] = weights_at(w, v, group_stride);
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r)
                     // the intrinsic makes the compiler copy accumulators in such loops
-                    __asm__("vpdpbusd %2, %1, %0"
-                            : "+v"(sum[half][r][v])
-                            : "v"(operand[r]), "v"(weights[P == 2 ? v : 0]));
+                    if constexpr (R == 1 && P == 1)
+                        __asm__("vpdpbusd %2, %1, %0"
+                                : "+v"(sum[half][r][v])
+                                : "v"(operand[r]), "m"(weights_of(w, v, group_stride)));
+                    else
+                        __asm__("vpdpbusd %2, %1, %0"
+                                : "+v"(sum[half][r][v])
+                                : "v"(operand[r]), "v"(weights[P == 2 ? v : 0]));
             }
         }
     }
@@ -298,6 +307,37 @@ QG_INLINE __m512 bytes_at(const uint8_t *bytes, __m512i index) {
 }
 #endif
 
+// The low bytes of 16 lanes.
+inline void store_bytes(__m512i lanes, uint8_t *to) {
+    __m128i bytes = _mm512_cvtepi32_epi8(lanes);
+    // a plain store: what the next step reads of one that narrows might have to wait for the cache
+    __asm__("" : "+v"(bytes));
+    _mm_store_si128(reinterpret_cast<__m128i *>(to), bytes);
+}
+
+// A row of real values as operands; returns whether one was NaN. There is room for whole vectors.
+inline bool quantize_operand(const Packed &p, const Border &b, const float *x, int n, uint8_t *to,
+                             int64_t stride) {
+    const __m512 lo = _mm512_set1_ps(static_cast<float>(b.lo));
+    const __m512 hi = _mm512_set1_ps(static_cast<float>(b.hi));
+    const __m512 s = _mm512_set1_ps(b.scale), inverse = _mm512_set1_ps(b.reciprocal);
+    const __m512i shift = _mm512_set1_epi32(b.zero - p.offset);
+    unsigned nan = 0;
+    for (int i = 0; i < n; i += 16) {
+        const __mmask16 mask = static_cast<__mmask16>(n - i < 16 ? (1u << (n - i)) - 1 : 0xffff);
+        const __m512 v = _mm512_maskz_loadu_ps(mask, x + i);
+        const __m512 y = b.reciprocal != 0 ? _mm512_mul_ps(v, inverse) : _mm512_div_ps(v, s);
+        const __mmask16 bad = _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q);
+        nan |= bad;
+        const __m512 inside = _mm512_min_ps(_mm512_max_ps(y, lo), hi);
+        const __m512i code =
+            _mm512_add_epi32(_mm512_maskz_cvtps_epi32(static_cast<__mmask16>(~bad), inside), shift);
+        store_bytes(code, to + i);
+        if (p.planes == 2) store_bytes(_mm512_srli_epi32(code, 8), to + stride / 2 + i);
+    }
+    return nan != 0;
+}
+
 struct Floats {
     using Real = float;
     using Lane = Floats;
@@ -366,8 +406,7 @@ struct Floats {
         static_assert(P == 1, "float lanes hold codes of 8 bits");
         // the low bits of the sum are the integer
         const __m512 code = _mm512_add_ps(v, _mm512_set1_ps(kRound + static_cast<float>(shift)));
-        _mm_store_si128(reinterpret_cast<__m128i *>(low),
-                        _mm512_cvtepi32_epi8(_mm512_castps_si512(code)));
+        store_bytes(_mm512_castps_si512(code), low);
     }
 };
 
@@ -425,9 +464,8 @@ struct Powers : Floats {
         if constexpr (P == 1) return Floats::store_operand<P>(shift, low, plane);
         const __m512i code = _mm512_castps_si512(
             _mm512_add_ps(v, _mm512_set1_ps(kRound + static_cast<float>(shift))));
-        _mm_store_si128(reinterpret_cast<__m128i *>(low), _mm512_cvtepi32_epi8(code));
-        _mm_store_si128(reinterpret_cast<__m128i *>(low + plane),
-                        _mm512_cvtepi32_epi8(_mm512_srli_epi32(code, 8)));
+        store_bytes(code, low);
+        store_bytes(_mm512_srli_epi32(code, 8), low + plane);
     }
 };
 

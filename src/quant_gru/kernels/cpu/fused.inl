@@ -233,6 +233,19 @@ inline void to_operand(const Packed &p, int32_t zero, const int32_t *v, int n, O
     }
 }
 
+// n codes or real values at `start` as operands; returns whether one was NaN.
+inline bool read_operand(const Packed &p, const Border &b, const Source &from, int64_t start, int n,
+                         int32_t *codes, OperandByte *out, int64_t stride) {
+#if defined(QG_ROWS_AVX512)
+    if (from.data && from.real)
+        return quantize_operand(p, b, static_cast<const float *>(from.data) + start, n, out,
+                                stride);
+#endif
+    const bool nan = read_row(from, b, start, n, codes);
+    to_operand(p, b.zero, codes, n, out, stride);
+    return nan;
+}
+
 // Wx of rows of operands as the gates take it: out[row][group][gate][unit].
 template <class V, int P, Mode kMode>
 void project(const Gates<V> &gates, const OperandByte *a, int64_t stride, int rows, float *out) {
@@ -381,6 +394,13 @@ inline void restore(const FusedPlan &p, const State<Real> &state, int64_t row,
     }
 }
 
+// Asks for values that are about to be read or written.
+inline void fetch(const float *p, int n) {
+    constexpr int kLine = 16;
+    for (int i = 0; i < n; i += kLine) __builtin_prefetch(p + i);
+    __builtin_prefetch(p + n - 1);
+}
+
 inline int64_t operand_stride(const Packed &p) {
     // whole groups, so that blocks can be stored without looking at the end
     const int64_t least = static_cast<int64_t>(p.steps) * kDepth;
@@ -422,12 +442,21 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
     const bool keeps = p.zoneout.present && !job.held;
     for (int64_t block = 0; block < job.T; block += ahead) {
         const int steps = static_cast<int>(job.T - block < ahead ? job.T - block : ahead);
+        const int64_t next = (job.reverse ? -ahead : ahead) * job.x.step;
         for (int s = 0; s < steps; ++s) {
             const int64_t at = job.reverse ? job.T - 1 - (block + s) : block + s;
             for (int row = 0; row < rows; ++row) {
                 const int64_t start = at * job.x.step + (first_row + row) * job.x.row;
-                nan |= read_row(job.x, p.x, start, C, row_codes);
-                to_operand(p.W, p.x.zero, row_codes, C, x + (s * rows + row) * x_stride, x_stride);
+                nan |= read_operand(p.W, p.x, job.x, start, C, row_codes,
+                                    x + (s * rows + row) * x_stride, x_stride);
+                if (rows == 1) continue;
+                // a batch's rows of a step end before the processor has seen where they lead
+                if (job.x.real && block + ahead + s < job.T)
+                    fetch(static_cast<const float *>(job.x.data) + start + next, C);
+                if (job.out.real)
+                    fetch(job.out.real + at * job.out.real_step +
+                              (first_row + row) * job.out.real_row,
+                          H);
             }
         }
         if (p.W.planes == 1 || kMaxPlanes == 1)

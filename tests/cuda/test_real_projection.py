@@ -1,6 +1,6 @@
 """The input projection from real values, on the host: as quantizing first, NaN included."""
 
-import ctypes
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import torch
 from quant_gru import QuantConfig
 from quant_gru.kernels.cuda import executor, planner
 from quant_gru.kernels.cuda.launch import Grid
-from quant_gru.kernels.cuda.real_projection import Block, real_projection
+from quant_gru.kernels.cuda.real_projection import Block, fill_division, real_projection
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER, Host, folder_of
@@ -96,33 +96,28 @@ def test_codes(host, config, block, sizes, scale, layout):
     assert (flags[:, :T] < 2).all()
 
 
-@pytest.mark.parametrize("scale", [2.0**-90, 3e-5, 0.0123, 1 / 3, 1.0, 1.9999999, 7e8])
-def test_the_cheap_division_rounds_alike(host, scale):
-    """Codes of the same values with a true division, for values beside all ties."""
+@pytest.mark.parametrize("scale", [2.0**-90, 3e-5, 0.0123, 1 / 3, 1.0, 1.9999999, 7e8, 2.0**90])
+def test_the_division_rounds_as_division(host, scale):
+    """Values beside all ties give the codes of a true division, which are their own at scale 1."""
     plan = plan_of(QuantConfig.w8a16(), 4, 16, 1)
-    call = executor._Call(
-        executor.Direction(plan, torch.zeros(1, 16, dtype=plan.h.container), False),
-        torch.zeros(200, 1, 4, dtype=torch.int64),
-        None,
-    )
     shape = planner.make_shape(16, 1, 1, 1, 1)
     kernel, grid, p, _keep = real_projection(
-        call.numbers, shape, 200, 1, plan.x, Block(1, 1, 2, 3, 1, 1)
+        executor.numbers_of(plan), shape, 200, 1, plan.x, Block(1, 1, 2, 3, 1, 1)
     )
-    scale = ctypes.c_float(scale).value
     generator = torch.Generator().manual_seed(5)
     halves = torch.randint(-66000, 66000, (200, 1, 4), generator=generator)
-    x = (halves.to(torch.float64) * 0.5 * scale).to(torch.float32)
+    one = torch.tensor(scale, dtype=torch.float32)
+    x = (halves.to(torch.float64) * 0.5 * one).to(torch.float32)
     bits = x.view(torch.int32) + torch.randint(-1, 2, x.shape, generator=generator)
     x = torch.where(x == 0, x, bits.to(torch.int32).view(torch.float32))
+    lo, hi = plan.x.lo - plan.x.zero_point, plan.x.hi - plan.x.zero_point
+    codes = (x / one).round().clamp(lo, hi)
     found = []
     flags = torch.zeros(1, 200, dtype=torch.uint8)
-    for easy in (0, 1):
-        d = p.division
-        d.scale, d.easy, d.inverse = scale, easy, 1 / scale
-        d.least, d.most = d.lo * scale, d.hi * scale
+    for real, unit in ((x, one.item()), (codes, 1.0)):
+        fill_division(p.division, dataclasses.replace(plan.x, scale=unit))
         Wx = torch.zeros((200 * 16, 2), dtype=torch.int32)
-        p.real, p.nan, p.Wx = x.data_ptr(), flags.data_ptr(), Wx.data_ptr()
+        p.real, p.nan, p.Wx = real.data_ptr(), flags.data_ptr(), Wx.data_ptr()
         p.step, p.next, p.fours = 4, 4, 1
         host.launch(kernel, grid, p)
         found.append(Wx)

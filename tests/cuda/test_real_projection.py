@@ -10,7 +10,13 @@ import torch
 from quant_gru import QuantConfig
 from quant_gru.kernels.cuda import executor, planner
 from quant_gru.kernels.cuda.launch import Grid
-from quant_gru.kernels.cuda.real_projection import Block, fill_division, real_projection
+from quant_gru.kernels.cuda.real_projection import (
+    Block,
+    choose,
+    few_projection,
+    fill_division,
+    real_projection,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER, Host, folder_of
@@ -61,11 +67,14 @@ def reals(plan, T, N, C, layout):
         (QuantConfig.w8a16(), (4, 2, 2, 4, 1, 1, True), (3, 6, 84, 37, 4), 1),
         (QuantConfig.w8a16(), (2, 2, 2, 4, 1, 1), (3, 6, 21, 37, 4), 1),
         (QuantConfig.w8a16(), (2, 2, 3, 3, 1, 2), (7, 11, 132, 50, 2), 1),
+        (QuantConfig.int8(), None, (3, 11, 20, 37, 8), 1),
+        (UNSIGNED, None, (35, 1, 300, 16, 1), 1e-5),
+        (QuantConfig.w8a16(), None, (4, 3, 260, 21, 4), 1),
     ],
     ids=[
         *("int8", "int8 doubles", "unsigned single", "unsigned", "wide doubles", "one feature"),
         *("int8 odd", "grouped", "grouped rows", "grouped units", "grouped w8a16"),
-        *("w8a16", "w8a16 odd"),
+        *("w8a16", "w8a16 odd", "few", "few unsigned", "few w8a16"),
     ],
 )
 def test_codes(host, config, block, sizes, scale, layout):
@@ -81,7 +90,10 @@ def test_codes(host, config, block, sizes, scale, layout):
     expected = by_unit(call, shape, host)
     there = expected[:, 0] != -1
     assert there.sum() == T * N * H
-    kernel, grid, p, _keep = real_projection(call.numbers, shape, T, N, x, Block(*block))
+    if block is None:
+        kernel, grid, p, _keep = few_projection(call.numbers, shape, T, N, x)
+    else:
+        kernel, grid, p, _keep = real_projection(call.numbers, shape, T, N, x, Block(*block))
     size, guard = expected.shape[0], 4096
     Wx = torch.full((size + guard, expected.shape[1]), -7, dtype=torch.int32)
     flags = torch.full((N, p.nan_stride), 7, dtype=torch.uint8)
@@ -130,3 +142,20 @@ def test_threads_and_grids_follow_blocks():
     assert (block.units, block.rows, block.threads) == (64, 112, 256)
     _, grid = block.launch(256, 12800, 256, 1)
     assert grid == Grid((230, 1), 256, shared_bytes=3 * 64 * 192 + 120 * 272 + 12 * 112 + 24 * 128)
+
+
+def test_choices_follow_sizes_and_chips():
+    """Few rows go to many small blocks; all fit what blocks share, and only Hopper groups warps."""
+    assert choose(128, 100, 64, 1, 132, True).rows <= 64
+    for units, rows, padded in (
+        (128, 100, 64),
+        (512, 12800, 256),
+        (1024, 12800, 512),
+        (16, 65, 16),
+    ):
+        for planes in (1, 2):
+            for hopper in (False, True):
+                block = choose(units, rows, padded, planes, 132, hopper)
+                assert hopper or not block.grouped
+                assert block.shared_bytes(units, padded, planes) <= 99 << 10
+                assert block.parts <= -(-units // block.units)

@@ -1,6 +1,6 @@
 """The input projection from real values, on the host: as quantizing first, NaN included."""
 
-import ctypes
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -10,7 +10,13 @@ import torch
 from quant_gru import QuantConfig
 from quant_gru.kernels.cuda import executor, planner
 from quant_gru.kernels.cuda.launch import Grid
-from quant_gru.kernels.cuda.real_projection import Block, real_projection
+from quant_gru.kernels.cuda.real_projection import (
+    Block,
+    choose,
+    few_projection,
+    fill_division,
+    real_projection,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER, Host, folder_of
@@ -61,11 +67,14 @@ def reals(plan, T, N, C, layout):
         (QuantConfig.w8a16(), (4, 2, 2, 4, 1, 1, True), (3, 6, 84, 37, 4), 1),
         (QuantConfig.w8a16(), (2, 2, 2, 4, 1, 1), (3, 6, 21, 37, 4), 1),
         (QuantConfig.w8a16(), (2, 2, 3, 3, 1, 2), (7, 11, 132, 50, 2), 1),
+        (QuantConfig.int8(), None, (3, 11, 20, 37, 8), 1),
+        (UNSIGNED, None, (35, 1, 300, 16, 1), 1e-5),
+        (QuantConfig.w8a16(), None, (4, 3, 260, 21, 4), 1),
     ],
     ids=[
         *("int8", "int8 doubles", "unsigned single", "unsigned", "wide doubles", "one feature"),
         *("int8 odd", "grouped", "grouped rows", "grouped units", "grouped w8a16"),
-        *("w8a16", "w8a16 odd"),
+        *("w8a16", "w8a16 odd", "few", "few unsigned", "few w8a16"),
     ],
 )
 def test_codes(host, config, block, sizes, scale, layout):
@@ -81,7 +90,10 @@ def test_codes(host, config, block, sizes, scale, layout):
     expected = by_unit(call, shape, host)
     there = expected[:, 0] != -1
     assert there.sum() == T * N * H
-    kernel, grid, p, _keep = real_projection(call.numbers, shape, T, N, x, Block(*block))
+    if block is None:
+        kernel, grid, p, _keep = few_projection(call.numbers, shape, T, N, x)
+    else:
+        kernel, grid, p, _keep = real_projection(call.numbers, shape, T, N, x, Block(*block))
     size, guard = expected.shape[0], 4096
     Wx = torch.full((size + guard, expected.shape[1]), -7, dtype=torch.int32)
     flags = torch.full((N, p.nan_stride), 7, dtype=torch.uint8)
@@ -96,33 +108,28 @@ def test_codes(host, config, block, sizes, scale, layout):
     assert (flags[:, :T] < 2).all()
 
 
-@pytest.mark.parametrize("scale", [2.0**-90, 3e-5, 0.0123, 1 / 3, 1.0, 1.9999999, 7e8])
-def test_the_cheap_division_rounds_alike(host, scale):
-    """Codes of the same values with a true division, for values beside all ties."""
+@pytest.mark.parametrize("scale", [2.0**-90, 3e-5, 0.0123, 1 / 3, 1.0, 1.9999999, 7e8, 2.0**90])
+def test_the_division_rounds_as_division(host, scale):
+    """Values beside all ties give the codes of a true division, which are their own at scale 1."""
     plan = plan_of(QuantConfig.w8a16(), 4, 16, 1)
-    call = executor._Call(
-        executor.Direction(plan, torch.zeros(1, 16, dtype=plan.h.container), False),
-        torch.zeros(200, 1, 4, dtype=torch.int64),
-        None,
-    )
     shape = planner.make_shape(16, 1, 1, 1, 1)
     kernel, grid, p, _keep = real_projection(
-        call.numbers, shape, 200, 1, plan.x, Block(1, 1, 2, 3, 1, 1)
+        executor.numbers_of(plan), shape, 200, 1, plan.x, Block(1, 1, 2, 3, 1, 1)
     )
-    scale = ctypes.c_float(scale).value
     generator = torch.Generator().manual_seed(5)
     halves = torch.randint(-66000, 66000, (200, 1, 4), generator=generator)
-    x = (halves.to(torch.float64) * 0.5 * scale).to(torch.float32)
+    one = torch.tensor(scale, dtype=torch.float32)
+    x = (halves.to(torch.float64) * 0.5 * one).to(torch.float32)
     bits = x.view(torch.int32) + torch.randint(-1, 2, x.shape, generator=generator)
     x = torch.where(x == 0, x, bits.to(torch.int32).view(torch.float32))
+    lo, hi = plan.x.lo - plan.x.zero_point, plan.x.hi - plan.x.zero_point
+    codes = (x / one).round().clamp(lo, hi)
     found = []
     flags = torch.zeros(1, 200, dtype=torch.uint8)
-    for easy in (0, 1):
-        d = p.division
-        d.scale, d.easy, d.inverse = scale, easy, 1 / scale
-        d.least, d.most = d.lo * scale, d.hi * scale
+    for real, unit in ((x, one.item()), (codes, 1.0)):
+        fill_division(p.division, dataclasses.replace(plan.x, scale=unit))
         Wx = torch.zeros((200 * 16, 2), dtype=torch.int32)
-        p.real, p.nan, p.Wx = x.data_ptr(), flags.data_ptr(), Wx.data_ptr()
+        p.real, p.nan, p.Wx = real.data_ptr(), flags.data_ptr(), Wx.data_ptr()
         p.step, p.next, p.fours = 4, 4, 1
         host.launch(kernel, grid, p)
         found.append(Wx)
@@ -135,3 +142,20 @@ def test_threads_and_grids_follow_blocks():
     assert (block.units, block.rows, block.threads) == (64, 112, 256)
     _, grid = block.launch(256, 12800, 256, 1)
     assert grid == Grid((230, 1), 256, shared_bytes=3 * 64 * 192 + 120 * 272 + 12 * 112 + 24 * 128)
+
+
+def test_choices_follow_sizes_and_chips():
+    """Few rows go to many small blocks; all fit what blocks share, and only Hopper groups warps."""
+    assert choose(128, 100, 64, 1, 132, True).rows <= 64
+    for units, rows, padded in (
+        (128, 100, 64),
+        (512, 12800, 256),
+        (1024, 12800, 512),
+        (16, 65, 16),
+    ):
+        for planes in (1, 2):
+            for hopper in (False, True):
+                block = choose(units, rows, padded, planes, 132, hopper)
+                assert hopper or not block.grouped
+                assert block.shared_bytes(units, padded, planes) <= 99 << 10
+                assert block.parts <= -(-units // block.units)

@@ -37,8 +37,9 @@ inline bool four_codes(const Reals &p, const uint32_t (&bits)[4], uint32_t (&wor
     return seen;
 }
 
-// All rows of the block; `from` has their addresses, null for zeros.
-inline void quantize_rows(const Reals &p, unsigned char *rows, const float *const *from,
+// All rows of the block; `from` has where they start, -1 for zeros.
+template <bool kFours>
+inline void quantize_rows(const Reals &p, unsigned char *rows, const int64_t *from,
                           uint32_t *seen) {
     constexpr int kAhead = 8;
     const int C = (int)p.C, chunks = (C + 3) / 4, padded = (int)p.to.padded;
@@ -52,20 +53,21 @@ inline void quantize_rows(const Reals &p, unsigned char *rows, const float *cons
         for (int j = 0; j < kAhead; ++j) {
             rows_of[j] = row;
             chunks_of[j] = chunk;
-            const float *const line = row < Tile::kRows ? from[row] : nullptr;
-            const int k = 4 * chunk;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) bits[j][i] = 0;
-            if (line && p.fours) {
-                const uint4 v = *(const uint4 *)(line + k);
+            const int64_t start = row < Tile::kRows ? from[row] : -1;
+            const float *const at = p.real + start + 4 * chunk;
+            if (kFours) {
+                uint4 v = {0, 0, 0, 0};
+                if (start >= 0) v = *(const uint4 *)at;
                 bits[j][0] = v.x;
                 bits[j][1] = v.y;
                 bits[j][2] = v.z;
                 bits[j][3] = v.w;
-            } else if (line) {
+            } else {
 #pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    if (k + i < C) bits[j][i] = float_bits(line[k + i]);
+                for (int i = 0; i < 4; ++i) {
+                    bits[j][i] = 0;
+                    if (start >= 0 && 4 * chunk + i < C) bits[j][i] = float_bits(at[i]);
+                }
             }
             row += rows_on;
             chunk += chunks_on;
@@ -101,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
                           last_tile - first_tile);
 
     unsigned char *const rows = memory + Tile::kRingBytes;
-    const float **const from = (const float **)(rows + Tile::rows_bytes((int)p.padded));
+    int64_t *const from = (int64_t *)(rows + Tile::rows_bytes((int)p.padded));
     uint32_t *const seen = (uint32_t *)(from + Tile::kRows);
 #if PLANES == 1
     // of all units of the part, gate by gate
@@ -121,16 +123,19 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     for (int i = (int)threadIdx.x; i < Tile::kRows; i += Tile::kThreads) {
         const int flat = first_row + i, t = flat / padded_N, n = flat - t * padded_N;
         const bool there = flat < count && n < p.N;
-        from[i] = there ? reals.real + t * reals.step + n * reals.next : nullptr;
+        from[i] = there ? t * reals.step + n * reals.next : -1;
         seen[i] = 0;
     }
     __syncthreads();
-    quantize_rows(reals, rows, from, seen);
+    if (reals.fours)
+        quantize_rows<true>(reals, rows, from, seen);
+    else
+        quantize_rows<false>(reals, rows, from, seen);
     __syncthreads();
     if (part == 0)
         for (int i = (int)threadIdx.x; i < Tile::kRows; i += Tile::kThreads) {
             const int flat = first_row + i, t = flat / padded_N, n = flat - t * padded_N;
-            if (from[i]) reals.nan[n * reals.nan_stride + t] = seen[i] != 0;
+            if (from[i] >= 0) reals.nan[n * reals.nan_stride + t] = seen[i] != 0;
         }
 
 #if PLANES == 1

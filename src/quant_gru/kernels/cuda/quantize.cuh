@@ -15,18 +15,16 @@ inline int quantized(float v, float scale, float lo, float hi, bool &seen) {
     return Magic<float>::integer(Magic<float>::plus(inside, 12582912.f));
 }
 
-// A quantizer's numbers, and what makes its division cheap.
+// A quantizer's numbers for a division without a branch: 2^-90 <= scale <= 2^90, limits below 2^20.
 struct Division {
-    float scale, lo, hi;         // limits less the zero point
-    float inverse, least, most;  // 1 / scale, lo * scale, hi * scale, each rounded once
-    int64_t easy;                // 2^-90 <= scale <= 2^90, and limits are below 2^20
+    float scale, inverse;  // the latter rounded once
+    float least, most;     // limits less the zero point, times the scale, rounded once
 };
 
 // The same. Values are clamped first, to multiples of the scale, and what is left neither overflows
 // nor, where it does not round to 0, underflows: a quotient off by some units in the last place
 // gets within one by its remainder, and by a second one it is the nearest.
 inline int quantized(float v, const Division &d, bool &seen) {
-    if (!d.easy) return quantized(v, d.scale, d.lo, d.hi, seen);
     typedef Magic<float> R;
     const bool nan = v != v;
     seen |= nan;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -62,9 +61,14 @@ class Block:
         """Threads of a block."""
         return 32 * self.unit_warps * self.row_warps
 
+    def tiles(self, units: int) -> int:
+        """Tiles of a block that has most of them."""
+        tiles = -(-units // self.units)
+        return -(-tiles // self.parts)
+
     def shared_bytes(self, units: int, padded: int, planes: int) -> int:
         """Shared memory of a block."""
-        own = -(-(-(-units // self.units)) // self.parts) * self.units
+        own = self.tiles(units) * self.units
         kept = planes * (self.rows + self.columns % 2 * 8) * (-(-padded // 32) * 32 + 16)
         if self.grouped:
             kept = planes * self.rows * -(-padded // _DEPTH) * _DEPTH
@@ -110,7 +114,9 @@ _START, _STEP = 2500.0, 300.0
 
 def reads_reals(numbers: Numbers) -> bool:
     """Whether the projection of a plan may start from real values."""
-    return numbers.projects_bytes and numbers.x_planes * numbers.gemm[0][0].shape[0] <= _MOST_BYTES
+    easy = 1 / _EASY <= numbers.x.scale <= _EASY
+    row = numbers.x_planes * numbers.gemm[0][0].shape[0]
+    return easy and numbers.projects_bytes and row <= _MOST_BYTES
 
 
 @lru_cache(maxsize=4096)
@@ -154,7 +160,7 @@ def _clocks(
     block: Block, units: int, rows: int, padded: int, planes: int, processors: int
 ) -> float:
     """About how long a projection takes."""
-    tiles = -(-(-(-units // block.units)) // block.parts)
+    tiles = block.tiles(units)
     count = -(-rows // block.rows) * block.parts
     at_once = min(block.blocks, _SHARED // block.shared_bytes(units, padded, planes))
     steps, elements = -(-padded // _DEPTH), tiles * block.units * block.rows
@@ -215,10 +221,9 @@ def few_projection(
 
 
 def fill_division(d: Any, x: Quantizer) -> None:
-    """Set a quantizer's numbers, and what makes its division cheap."""
-    scale = ctypes.c_float(x.scale).value
-    d.scale, d.lo, d.hi = scale, x.lo - x.zero_point, x.hi - x.zero_point
-    d.easy = 1 / _EASY <= scale <= _EASY and max(abs(d.lo), abs(d.hi)) < 1 << 20
-    if d.easy:
-        # float64 has twice the digits of float32: rounding twice is rounding once
-        d.inverse, d.least, d.most = 1 / scale, d.lo * scale, d.hi * scale
+    """Set a quantizer's numbers for a division without a branch."""
+    d.scale = x.scale
+    # float64 has twice the digits of float32: rounding twice is rounding once
+    scale = float(d.scale)
+    d.inverse = 1 / scale
+    d.least, d.most = (x.lo - x.zero_point) * scale, (x.hi - x.zero_point) * scale

@@ -215,3 +215,28 @@ def test_forwards_of_other_weights_in_between():
     loss = (y * factors[0]).sum() + (h_n * factors[1]).sum()
     for a, b in zip(torch.autograd.grad(loss, leaves), exact[1:], strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("size", [(10, 4), (100, 200)], ids=["little", "much"])
+def test_steps_like_the_one_before_on_other_streams(size):
+    """They keep launches and a little memory; the first step of a copy has none."""
+    _, gru = pair(16, 64)
+    x = torch.randn(*size, 16)
+    expected = [each for both in results(copy.deepcopy(gru), x) for each in both]
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    for i in (0, 0, 1, 1, 2, 0, 2, 1):
+        with torch.cuda.stream(streams[i]):
+            found = [each for both in results(gru, x) for each in both]
+        streams[i].synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert gru._state.plans.step(torch.device("cuda", torch.cuda.current_device())) is not None
+
+
+def test_a_backward_in_the_calling_thread():
+    _, gru = pair(16, 64)
+    x = torch.randn(10, 4, 16)
+    expected = results(copy.deepcopy(gru), x)[1]
+    with torch.autograd.set_multithreading_enabled(False):
+        for _ in range(3):
+            assert all(map(torch.equal, results(gru, x)[1], expected))

@@ -113,7 +113,6 @@ PARTS = {
     "recurrent": "steps",
     "step": "steps",
     "generic": "steps",
-    "give": "out",
     "finish": "project",
     "project_bytes": "project",
     "project": "project",
@@ -126,7 +125,7 @@ def parts(events: Iterable[tuple[str, float]]) -> dict[str, float]:
     Args:
         events: Names of kernels and their microseconds.
     """
-    found = dict.fromkeys(("in", "project", "steps", "out"), 0.0)
+    found = dict.fromkeys(("in", "project", "steps"), 0.0)
     for name, time in events:
         found[PARTS.get(name, "project")] += time
     return found
@@ -213,7 +212,7 @@ def measure(shape: tuple[int, int, int, int], config: QuantConfig, repeats: int)
         f"{','.join(map(str, shape)):>16} {eager:9.1f} {t['ours']:9.1f} {eager / t['ours']:7.2f}x"
         f" {graph:9.1f} {t['graph ours']:9.1f} {graph / t['graph ours']:7.2f}x"
         f" {t['alone'] / T:8.3f} {laid:>9} {least / t['graph ours']:8.0%}"
-        f" {part['in']:7.1f} {part['project']:7.1f} {part['steps']:7.1f} {part['out']:7.1f}"
+        f" {part['in']:7.1f} {part['project']:7.1f} {part['steps']:7.1f}"
         f" {'equal' if equal else 'DIFFERENT'}"
     )
 
@@ -251,7 +250,7 @@ def main() -> None:
     print(
         f"{'N,T,C,H':>16} {'cuDNN':>9} {'ours':>9} {'ratio':>8} {'graph':>9} {'ours':>9}"
         f" {'ratio':>8} {'us/step':>8} {'shape':>9} {'of floor':>8}"
-        f" {'in':>7} {'project':>7} {'steps':>7} {'out':>7}"
+        f" {'in':>7} {'project':>7} {'steps':>7}"
     )
     with torch.no_grad():
         for shape in SHAPES[: args.shapes]:

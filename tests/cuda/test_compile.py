@@ -70,7 +70,11 @@ def variants(arch):
                 blocks == 1 or arch != "sm_80"
             ):
                 shape = planner.make_shape(96 if blocks < 16 else 256, blocks, split, spread, rows)
-                yield "recurrent", shape.macros(form, 96, 1 + place % 2)
+                macros = shape.macros(form, 96, 1 + place % 2)
+                yield "recurrent", macros
+                ends = planner.Ends(values=place % 3 != 1, codes=place % 3 != 0)
+                kernel, _ = planner.layout(shape, form, 96, 8, 2, ends=ends)
+                yield "recurrent", dict(kernel.macros)
 
 
 def backward_variants(arch):

@@ -58,6 +58,7 @@ class Device(driver.Device):
 
     def __init__(self, recording):
         self.native, self.loaded, self.index = recording.native, {}, 0
+        self.has_clusters = True
 
     def _ready(self, kernel, grid):
         return self.loaded.setdefault(grid, driver.Loaded(40 + len(self.loaded), grid))
@@ -105,6 +106,15 @@ def test_launches_of_a_kernel_have_configurations_of_their_own(recording):
     b.start(5)
     a.start(6)
     assert [(each[2], each[4][0]) for each in recording.launched] == [(5, 2), (6, 1)]
+
+
+def test_an_early_launch_says_so_where_the_device_knows(recording):
+    device = Device(recording)
+    grid = Grid((2, 1), 32, early=True)
+    for knows, attribute in ((True, (6, 1, 0, 0)), (False, None)):
+        device.has_clusters = knows
+        device.prepare(KERNEL, grid, two(1, 1)).start(5)
+        assert recording.launched[-1][3] == attribute
 
 
 @pytest.mark.parametrize("failing", [0, 1, "get", "set"])

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
+from quant_gru.integer import reference
+from quant_gru.integer.backward import Kept
 from quant_gru.kernels.cuda import planner, stack
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,7 +32,7 @@ def _small_blocks(monkeypatch):
         yield
 
 
-def quantized(config=None, **options):
+def quantized(config=None, H=H, **options):
     torch.manual_seed(0)
     gru = QuantGRU(C, H, config=config or QuantConfig.int8(), **options).eval()
     gru.calibrate(torch.randn(12, 4, C))
@@ -85,6 +87,70 @@ def check_calls(gru, host, rows):
     for each, length in enumerate(lengths):
         x[length:, each] = 0
     checked(gru, host, x, hx, lengths)
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "H"),
+    [
+        ("int8", "1,1,1,1", 21),
+        ("int8", "2,2,1,16", 37),
+        ("int8", "4,1,2,8", 72),
+        ("w8a16", "2,1,1,2", 48),
+        ("int16", "1,1,2,4", 21),
+    ],
+)
+def test_ends_of_every_layout(host, monkeypatch, config, shape, H):
+    """Tiles that are not full, rows with NaN beside others, units that fill no group."""
+    monkeypatch.setenv(planner.VARIABLE, shape)
+    gru = quantized(getattr(QuantConfig, config)(), H, num_layers=2, bidirectional=True)
+    T, N = 5, 19
+    x, hx = torch.randn(T, N, C), torch.randn(4, N, H) * 4
+    x[0, 0, 0] = x[T - 1, 3, 2] = x[2, 9, 1] = x[1, 18, 4] = nan
+    checked(gru, host, x)
+    hx[0, 5, 0] = hx[1, 17, H - 1] = hx[3, 2, 1] = nan
+    checked(gru, host, x, hx)
+    lengths = torch.randint(1, T + 1, (N,))
+    lengths[:2] = T
+    for each, length in enumerate(lengths):
+        x[length:, each] = 0
+    checked(gru, host, x, hx, lengths)
+
+
+@pytest.mark.parametrize(("config", "H"), [("int8", 20), ("int8", 21), ("w8a16", 32)])
+def test_what_is_kept_for_a_backward(host, config, H):
+    """Codes of all layers, and which of their rows are NaN; results stay the same."""
+    gru = quantized(getattr(QuantConfig, config)(), H, num_layers=2, bidirectional=True)
+    T, N = 6, 5
+    x, hx = torch.randn(T, N, C), torch.randn(4, N, H)
+    x[3, 1, 0] = hx[2, 3, 0] = nan
+    whole = stack.Stack(gru._plan(), host)
+    y, h_n = whole.run(x, hx)
+    kept = Kept()
+    for got, expected in zip(whole.run(x, hx, None, kept), (y, h_n), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(kept.nan.isnan(), h_n.isnan().any(-1))
+    assert (kept.nan.nan_to_num() == 0).all()
+    for state, out in enumerate(kept.out):
+        layer, d = divmod(state, 2)
+        h = whole.layers[layer][d].h
+        real = h.dequantize(out)
+        last = real[0 if d else -1]
+        assert torch.equal(torch.where(h_n[state].isnan(), last, h_n[state]), last)
+        if layer == 1:
+            values = y[..., d * H : (d + 1) * H]
+            assert torch.equal(torch.where(values.isnan(), real, values), real)
+        else:
+            plan = gru._plan().cells[0][d]
+            codes = plan.x.quantize(x), plan.h.quantize(hx[d])
+            assert torch.equal(out, reference.run(plan, *codes, None, bool(d))[0])
+
+
+def test_a_call_is_few_launches(host):
+    gru = quantized()
+    whole = stack.Stack(gru._plan(), host)
+    host.launched.clear()
+    whole.run(torch.randn(1, 2, C), torch.randn(1, 2, H))
+    assert [name for name, _ in host.launched] == ["take", "project", "recurrent"]
 
 
 def test_a_schedule_is_used_again(host):

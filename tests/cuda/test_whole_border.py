@@ -1,4 +1,4 @@
-"""The ends of whole calls, on the host: rows longer than what a warp holds at once."""
+"""The input of whole calls, on the host: rows longer than what a warp holds at once."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel
-from quant_gru.kernels.cuda.structures import KINDS, GiveC, TakeC
+from quant_gru.kernels.cuda.structures import TakeC
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER, Host, folder_of
@@ -56,38 +56,3 @@ def test_take(host, quantizer, features, fours):
     got = bytes_.to(torch.int64)
     assert torch.equal(got[0] if planes == 1 else 256 * got[0] + got[1] + 128, expected)
     assert torch.equal(nan[:, :T].t().bool(), x.isnan().any(-1))
-
-
-@pytest.mark.parametrize("H", [4, 132, 645, 644])
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16])
-def test_give(host, dtype, H):
-    """Values of all steps and of the last, in both directions; NaN from its step on."""
-    T, N, D = 3, 2, 2
-    generator = torch.Generator().manual_seed(H)
-    ends = torch.iinfo(dtype)
-    out = torch.randint(ends.min, ends.max + 1, (D, T, N, H), generator=generator).to(dtype)
-    last = torch.stack((out[0, -1], out[1, 0])).contiguous()
-    nan = torch.zeros(N, 4, dtype=torch.uint8)
-    nan[1, 1] = 1
-    finite = torch.ones(1, dtype=torch.uint8)
-    y, h_n = torch.empty(T, N, D * H), torch.empty(D, N, H)
-    last_nan = torch.empty(D, N)
-    p = GiveC()
-    p.flags.nan, p.flags.T, p.flags.stride = nan.data_ptr(), T, 4
-    for d in range(D):
-        p.flags.finite[d] = finite.data_ptr()
-        p.out[d], p.last[d] = out[d].data_ptr(), last[d].data_ptr()
-        p.kind[d], p.zero[d], p.scale[d] = KINDS[dtype], 5 * d, 0.25 / (d + 1)
-    p.values, p.last_values, p.last_nan = y.data_ptr(), h_n.data_ptr(), last_nan.data_ptr()
-    p.N, p.H, p.directions = N, H, D
-    rows = T * N * D + D * N
-    host.launch(Kernel.of("border", "give", PLAIN), Grid((-(-rows // 8), 1), 256), p)
-    for d in range(D):
-        values = (out[d].float() - 5 * d) * (0.25 / (d + 1))
-        values[slice(1, None) if d == 0 else slice(0, 2), 1] = torch.nan
-        ours = y[..., d * H : (d + 1) * H]
-        torch.testing.assert_close(ours, values, rtol=0, atol=0, equal_nan=True)
-        theirs = values[-1 if d == 0 else 0]
-        torch.testing.assert_close(h_n[d], theirs, rtol=0, atol=0, equal_nan=True)
-    assert last_nan[:, 1].isnan().all()
-    assert (last_nan[:, 0] == 0).all()

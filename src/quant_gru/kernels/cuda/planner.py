@@ -35,7 +35,7 @@ class Shape:
         blocks: Blocks of a cluster.
         split: Warps that share the features of 16 units: 1 or 2.
         spread: Warps that repeat the products of 16 units and share their gates: 1 or 2.
-        rows: Rows of a tile: 1, 2, 4, 8 or, where two warps share features, 16.
+        rows: Rows of a tile: 1, 2, 4, 8 or, in two strips that take turns, 16.
     """
 
     features: int
@@ -52,9 +52,8 @@ class Shape:
 
     @property
     def elements(self) -> int:
-        """Elements of a thread."""
-        shared = self.split * self.spread if self.rows <= 8 else 1
-        return max(1, self.strip // 2 // shared)
+        """Elements of a thread and a strip."""
+        return max(1, self.strip // 2 // (self.split * self.spread))
 
     def tiles(self, N: int) -> int:
         """Clusters that N rows take."""
@@ -94,18 +93,17 @@ class Shape:
 
     def doubles(self, form: Form) -> bool:
         """Whether a tile may have two strips."""
-        bytes_ = form.weight_bytes == form.state_bytes == 1
-        return bytes_ and self.split == 2 and self.blocks > 1
+        return form.weight_bytes == 1 and self.split == 2 and self.blocks > 1
 
     def sets(self, form: Form) -> int:
         """Accumulators of a gate: two where a scheduler has one warp and registers are left."""
         alone = self.threads <= 128 and form.weight_bytes == form.state_bytes == 1
-        roomy = 64 < self.features and self.rows <= 8 and self.weight_registers(form) <= _ROOMY
+        roomy = 64 < self.features and self.weight_registers(form) <= _ROOMY
         return 2 if alone and roomy else 1
 
     def late(self, form: Form) -> bool:
         """Whether products of the update gate may come last: registers hold all operands."""
-        roomy = self.rows <= 8 and self.weight_registers(form) <= _ROOMY
+        roomy = self.weight_registers(form) <= _ROOMY
         return form.recurrence.real == "float" and roomy
 
     def macros(self, form: Form, H: int, directions: int) -> dict[str, object]:
@@ -142,11 +140,12 @@ class Shape:
         state = 2 * form.state_bytes * self.rows * stride
         exchange = 4 * 2 * groups * 2 * sets * 3 * self.elements * 32 if self.split == 2 else 0
         halves = self.split * self.spread
-        owned = self.strip if self.rows > 8 else max(1, self.rows // halves)
+        strips = self.rows // self.strip
+        owned = max(1, self.strip // halves)
         stage = 2 * groups * halves * form.state_bytes * owned * 16
-        ring = _RING * self.threads * self.elements * (8 if form.wide_input else 4)
+        ring = _RING * strips * self.threads * self.elements * (8 if form.wide_input else 4)
         received = stage if self.blocks > 1 else 0
-        return state + exchange + received + 16 + ring + form.recurrence.table_bytes
+        return state + exchange + received + 16 * strips + ring + form.recurrence.table_bytes
 
 
 @lru_cache(maxsize=4096)

@@ -7,7 +7,8 @@
 //   CL, KS      blocks of a cluster, warps that share the features of a group of 16 units
 //   SPREAD      warps that repeat the products of a group and divide its rows (KS == 1, NB > 1)
 //   NB          rows of a strip: 1, 2, 4 or 8
-//   NT          strips of a tile: 1, or 2 where KS == 2 and NB == 8: a warp finishes one
+//   NT          strips of a tile, 1 or 2: two take turns, so that the states of one are on their
+//               way while the other is worked on
 //   HP, WP      bytes of a state code and of a weight
 //   WX          bytes of a stored input projection
 //   OUT         bytes of a state code at the interface
@@ -39,7 +40,7 @@ constexpr int kTileRows = NT * NB;
 constexpr int kPlane = kTileRows * kStride;
 constexpr int kState = HP * kPlane;
 constexpr int kSets = HP + WP - 1;                 // accumulators of one weight: by powers of 256
-constexpr bool kShared = kHalves == 2 && NT == 1;  // two warps finish a strip
+constexpr bool kShared = kHalves == 2;             // two warps finish a strip
 constexpr int kElements = kShared ? (NB == 8 ? 2 : 1) : (NB == 8 ? 4 : NB == 4 ? 2 : 1);
 constexpr int kRows = NB == 8 ? 2 : 1;  // units of a thread
 constexpr int kOwned = NB == 1   ? 1
@@ -47,7 +48,7 @@ constexpr int kOwned = NB == 1   ? 1
                                  : NB;    // rows of the tile that a warp finishes
 constexpr int kStage = HP * kOwned * 16;  // bytes of 16 units: what a warp sends
 constexpr int kExchange = KS == 2 ? 2 * kGroups * 2 * kSets * 3 * kElements * 32 : 0;
-constexpr uint32_t kReceived = HP * kTileRows * UP;
+constexpr uint32_t kReceived = HP * NB * UP;
 constexpr int kCopied = COPY ? COPY / HP : 16;  // units of a copy
 constexpr int kUnits = UP / CL;
 constexpr int kAhead = RING - 1;  // steps between the start of a load and its use
@@ -63,7 +64,7 @@ constexpr bool kBits = sizeof(REAL) == 4 && TZ == 0 && TR == 0 && TG == 0;
 
 static_assert(KP % (64 * KS) == 0 && UP % (16 * CL) == 0, "padding");
 static_assert(kHalves <= 2 && (NB == 1 || NB == 2 || NB == 4 || NB == 8), "shape");
-static_assert(NT == 1 || (NT == 2 && KS == 2 && NB == 8 && !LATE && SETS == 1), "strips");
+static_assert(NT == 1 || (NT == 2 && CL > 1), "strips");
 static_assert(KS == 1 || kGroups < 16, "a named barrier for each group");
 static_assert(SPREAD == 1 || NB > 1, "rows are what is spread");
 static_assert(!LATE || WP == 1, "one plane of late weights");
@@ -96,7 +97,7 @@ struct Pair {
     Numbers d[DIRS];
 };
 
-// Which elements a thread has: unit 8 * row8 + lane / 4 of its group, row n of the tile, standing
+// Which elements a thread has: unit 8 * row8 + lane / 4 of its group, row n of a strip, standing
 // in register `slot` of its warp's accumulators. Of two warps, one has the even rows and the other
 // the odd ones; columns of the product repeat the rows of a small tile.
 struct Place {
@@ -115,7 +116,6 @@ inline Place place_of(int e, int quad, int half) {
     }
     p.n = (NB == 8 ? 2 * quad : NB == 4 ? 2 * (quad & 1) : 0) + column;
     p.slot = 2 * p.row8 + column;
-    if (NT == 2) p.n += NB * half;
     return p;
 }
 
@@ -209,7 +209,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     int *const exchange = (int *)(memory + 2 * kState);  // [2][group][half][..][lane]
     unsigned char *const stages = (unsigned char *)(exchange + kExchange);
     uint64_t *const barriers = (uint64_t *)(stages + (CL > 1 ? 2 * kGroups * kHalves * kStage : 0));
-    Words *const ring = (Words *)(barriers + 2) + threadIdx.x;  // [step % RING][thread]
+    // [step % RING][strip][thread]
+    Words *const ring = (Words *)(barriers + 2 * NT) + threadIdx.x;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int lane8 = lane / 4, quad = lane % 4;
     const int half = warp % kHalves, local = warp / kHalves;
@@ -227,21 +228,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     typename Chosen<kBits, TG>::type g_of;
     g_of.open(p.cell.g,
               r_of.open(p.cell.r, z_of.open(p.cell.z, (unsigned char *)(ring - threadIdx.x +
-                                                                        RING * kThreads))));
+                                                                        RING * NT * kThreads))));
     copies_commit();
     const int64_t step = p.s.reverse ? -1 : 1, first = p.s.reverse ? T - 1 : 0;
     const int64_t stride = (int64_t)strips * groups * 16 * NB;
     const int64_t ahead_step = kRoom ? kept_number(step * stride) : step * stride;
     const Place mine = place_of(0, quad, half);
-    const int strip = tile * NT + (NT == 2 ? half : 0);
-    const Stored *ahead = p.Wx + first * stride + ((int64_t)strip * groups + group) * 16 * NB +
+    const Stored *ahead = p.Wx + first * stride + ((int64_t)tile * NT * groups + group) * 16 * NB +
                           (works(quad, half) ? stored_at(NB, lane8, mine.row8, mine.n % NB) : 0);
     const int steps = (int)T, t_step = kRoom ? (int)kept_number((uint32_t)step) : (int)step;
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-        if (i < steps) start_words(ring + i * kThreads, ahead);
+    for (int i = 0; i < kAhead * NT; ++i) {
+        if (i / NT < steps)
+            start_words(ring + i * kThreads, ahead + i % NT * (int64_t)groups * 16 * NB);
         copies_commit();
-        ahead += ahead_step;
+        if (i % NT == NT - 1) ahead += ahead_step;
     }
 
     // this warp's weights
@@ -299,21 +300,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         }
     }
     if (CL > 1 && threadIdx.x == 0) {
-        barrier_init(barriers);
-        barrier_init(barriers + 1);
+        for (int i = 0; i < 2 * NT; ++i) barrier_init(barriers + i);
     }
 
-    bool kept[kElements];
-    int64_t at[kElements];
-    int byte_at[kElements], length[kElements];
+    bool kept[NT][kElements];
+    int64_t at[NT][kElements];
+    int byte_at[kElements], length[NT][kElements];
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) {
+    for (int i = 0; i < NT * kElements; ++i) {
+        const int turn = i / kElements, e = i % kElements;
         const Place place = place_of(e, quad, half);
         const int unit = group * 16 + lane8 + 8 * place.row8;
-        const int64_t row = first_row + place.n;
-        kept[e] = unit < H && row < N && works(quad, half);
-        at[e] = row * H + unit;
-        length[e] = (int)(kept[e] && p.s.lengths ? p.s.lengths[row] : T);
+        const int64_t row = first_row + turn * NB + place.n;
+        kept[turn][e] = unit < H && row < N && works(quad, half);
+        at[turn][e] = row * H + unit;
+        length[turn][e] = (int)(kept[turn][e] && p.s.lengths ? p.s.lengths[row] : T);
         byte_at[e] = CL == 1
                          ? place.n * kStride + unit
                          : place.n % NB / (kShared && NB > 1 ? 2 : 1) * 16 + lane8 + 8 * place.row8;
@@ -370,41 +371,49 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #endif
     };
 
-    copies_wait<kAhead>();  // the tables
+    copies_wait<kAhead * NT>();  // the tables
     if (CL > 1)
         cluster_sync();
     else
         __syncthreads();
 
-    Real h[kElements];  // magic number added
+    Real h[NT][kElements];  // magic number added
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) {
+    for (int i = 0; i < NT * kElements; ++i) {
+        const int turn = i / kElements, e = i % kElements;
         const Place place = place_of(e, quad, half);
         const unsigned char *const from =
-            state + place.n * kStride + group * 16 + lane8 + 8 * place.row8;
+            state + (turn * NB + place.n) * kStride + group * 16 + lane8 + 8 * place.row8;
         int code = HP == 1 ? (int)(int8_t)from[0] : from[0] | (int)(int8_t)from[kPlane] << 8;
         code += (int)(p.cell.h_offset - p.cell.h_zero);
-        h[e] = R::plus((Real)(kept[e] ? code : 0), R::number());
+        h[turn][e] = R::plus((Real)(kept[turn][e] ? code : 0), R::number());
     }
 
 #if HELD
-    uint8_t held[2][kElements];
-    const auto load_held = [&](int parity, int64_t t) {
+    uint8_t held[2][NT][kElements];
+    const auto load_held = [&](int parity, int turn, int64_t t) {
 #pragma unroll
         for (int e = 0; e < kElements; ++e)
-            held[parity][e] = kept[e] && p.s.held[t * N * H + at[e]];
+            held[parity][turn][e] = kept[turn][e] && p.s.held[t * N * H + at[turn][e]];
     };
-    load_held(0, first);
-    if (T > 1) load_held(1, first + step);
+#pragma unroll
+    for (int turn = 0; turn < NT; ++turn) {
+        load_held(0, turn, first);
+        if (T > 1) load_held(1, turn, first + step);
+    }
 #endif
     int t = (int)first;
     Code *written = out + first * N * H;
 
-    // kKnown: float, or int32, holds every accumulator, so that nothing stands between products and
-    // gates
-    auto advance = [&](auto known, int s, int parity) {
+    // A step of one strip. kKnown: float, or int32, holds every accumulator, so that nothing stands
+    // between products and gates.
+    auto advance = [&](auto known, int turn, int s, int parity) {
         constexpr bool kKnown = decltype(known)::value;
-        const bool copies_now = copies && s;
+        // what may be written while the other strip is read
+        const int copy = NT == 2 ? turn : parity;
+        uint64_t *const received = barriers + 2 * turn;
+        if (NT == 2 && s) barrier_wait(received + parity, (uint32_t)((s - 1) >> 1) & 1);
+        const bool copies_now = copies && s && (NT == 1 || copy_row / NB == turn);
         uint4 old_states = {0, 0, 0, 0};
         if (copies_now) old_states = copy_load(parity);
 
@@ -412,8 +421,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
         for (int i = 0; i < kAccumulators * 12; ++i) acc[i / 12][i / 4 % 3][i % 4] = 0;
         const unsigned char *const operand =
-            state + parity * kState + lane8 % NB * kStride + part * kBlocks * 64 + quad * 16;
-        const int mine_at = NT == 2 ? half * NB * kStride : 0;
+            state + parity * kState + (turn * NB + lane8 % NB) * kStride + part * kBlocks * 64 +
+            quad * 16;
         const auto multiply = [&](int b, int j, int gate, const uint32_t (&f)[HP][4]) {
             const int set = kPairs && gate != 2 ? j : j % SETS;
             mma<WP == 2, HP == 2>(acc[set][gate], w[0][b][j][gate], f[0][2 * j], f[0][2 * j + 1]);
@@ -428,39 +437,24 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                                   f[HP - 1][2 * j + 1]);
         };
         uint32_t f[kKept][HP][4];
-        const auto products = [&](const unsigned char *from) {
 #pragma unroll
-            for (int b = 0; b < kBlocks; ++b) {
-                uint32_t (&to)[HP][4] = f[b % kKept];
+        for (int b = 0; b < kBlocks; ++b) {
+            uint32_t (&to)[HP][4] = f[b % kKept];
 #pragma unroll
-                for (int plane = 0; plane < HP; ++plane) {
-                    const uint4 v = *(const uint4 *)(from + plane * kPlane + b * 64);
-                    to[plane][0] = v.x;
-                    to[plane][1] = v.y;
-                    to[plane][2] = v.z;
-                    to[plane][3] = v.w;
-                }
-#pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    multiply(b, j, 1, to);
-                    multiply(b, j, 2, to);
-                    if (!kLate) multiply(b, j, 0, to);
-                }
+            for (int plane = 0; plane < HP; ++plane) {
+                const uint4 v = *(const uint4 *)(operand + plane * kPlane + b * 64);
+                to[plane][0] = v.x;
+                to[plane][1] = v.y;
+                to[plane][2] = v.z;
+                to[plane][3] = v.w;
             }
-        };
-        const int base = (parity * kGroups + local) * 2;
-        constexpr int kCount = kSets * 3 * kElements * 32;
-        int *const given = exchange + (base + half) * kCount + lane;
-        const int *const taken = exchange + (base + 1 - half) * kCount + lane;
-        if (NT == 2) {  // the strip that the other warp finishes
-            products(operand + NB * kStride - mine_at);
 #pragma unroll
-            for (int i = 0; i < kSets * 12; ++i) {
-                given[i * 32] = acc[i / 12][i / 4 % 3][i % 4];
-                acc[i / 12][i / 4 % 3][i % 4] = 0;
+            for (int j = 0; j < 2; ++j) {
+                multiply(b, j, 1, to);
+                multiply(b, j, 2, to);
+                if (!kLate) multiply(b, j, 0, to);
             }
         }
-        products(operand + mine_at);
         // the update gate is needed last: its products have time while the reset gate is made
         if (kLate) {
 #pragma unroll
@@ -478,15 +472,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             }
         }
 
-        if (CL > 1 && threadIdx.x == 0) barrier_expect(barriers + (1 - parity), kReceived);
-        copies_wait<kAhead - 1>();
-        const Words Wx = ring[s % RING * kThreads];
+        if (CL > 1 && threadIdx.x == 0) barrier_expect(received + (1 - parity), kReceived);
+        copies_wait<kAhead * NT - 1>();
+        const Words Wx = ring[(s % RING * NT + turn) * kThreads];
         // into the place that was read a step ago
-        if (s + kAhead < steps) start_words(ring + (s + kAhead) % RING * kThreads, ahead);
+        if (s + kAhead < steps)
+            start_words(ring + ((s + kAhead) % RING * NT + turn) * kThreads,
+                        ahead + turn * (int64_t)groups * 16 * NB);
         copies_commit();
-        ahead += ahead_step;
         if (COPY) copy_store(copies_now, old_states);
-        copied_to += out_step;
 
 #pragma unroll
         for (int i = 0; i < 12; ++i)
@@ -511,16 +505,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 for (int e = 0; e < kElements; ++e)
                     sum[set][gate][e] = pick(acc[set][gate], place_of(e, quad, half).slot);
         if (KS == 2) {
-            if (NT == 1) {
+            constexpr int kCount = kSets * 3 * kElements * 32;
+            const int base = (copy * kGroups + local) * 2;
+            int *const given = exchange + (base + half) * kCount + lane;
+            const int *const taken = exchange + (base + 1 - half) * kCount + lane;
 #pragma unroll
-                for (int set = 0; set < kParts; ++set)
+            for (int set = 0; set < kParts; ++set)
 #pragma unroll
-                    for (int gate = 0; gate < 3; ++gate)
+                for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
-                        for (int e = 0; e < kElements; ++e)
-                            given[((set * 3 + gate) * kElements + e) * 32] =
-                                pick(acc[set][gate], place_of(e, quad, 1 - half).slot);
-            }
+                    for (int e = 0; e < kElements; ++e)
+                        given[((set * 3 + gate) * kElements + e) * 32] =
+                            pick(acc[set][gate], place_of(e, quad, 1 - half).slot);
             sync_threads(1 + local, 64);
 #pragma unroll
             for (int set = 0; set < kParts; ++set)
@@ -530,9 +526,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     for (int e = 0; e < kElements; ++e)
                         sum[set][gate][e] =
                             (int)((uint32_t)sum[set][gate][e] +
-                                  (uint32_t)taken[((set * 3 + gate) * kElements +
-                                                   (NT == 2 ? place_of(e, quad, half).slot : e)) *
-                                                  32]);
+                                  (uint32_t)taken[((set * 3 + gate) * kElements + e) * 32]);
         }
 
         // zero-point-free codes of R h
@@ -582,7 +576,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         }
 
         unsigned char *const next = state + (1 - parity) * kState;
-        unsigned char *const to = CL == 1 ? next : stage + parity * (kGroups * kHalves * kStage);
+        unsigned char *const to = CL == 1 ? next : stage + copy * (kGroups * kHalves * kStage);
         // all results before any store: a store of bytes could be to anything that is read
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
@@ -593,19 +587,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 Wx_e[gate] = unpacked(Wx.w[e], gate, p.cell.Wx_offset);
             }
             Real moved = next_state<Real>(p.cell, z_of, r_of, g_of, Wx_e[0], Wx_e[1], Wx_e[2],
-                                          Rh_e[0], Rh_e[1], Rh_e[2], plain(h[e]));
+                                          Rh_e[0], Rh_e[1], Rh_e[2], plain(h[turn][e]));
 #if QG_ZONEOUT
-            moved = weighted(p.cell.zoneout, plain(h[e]), plain(moved));
+            moved = weighted(p.cell.zoneout, plain(h[turn][e]), plain(moved));
 #endif
 #if HELD
-            if (held[parity][e]) continue;
+            if (held[parity][turn][e]) continue;
 #endif
-            if (t < length[e]) h[e] = moved;
+            if (t < length[turn][e]) h[turn][e] = moved;
         }
         if (works(quad, half)) {
 #pragma unroll
             for (int e = 0; e < kElements; ++e) {
-                const int code = R::integer(h[e]) + raw;
+                const int code = R::integer(h[turn][e]) + raw;
                 to[byte_at[e]] = (unsigned char)code;
                 if (HP == 2)
                     to[(CL == 1 ? kPlane : kOwned * 16) + byte_at[e]] = (unsigned char)(code >> 8);
@@ -614,13 +608,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (!COPY) {
 #pragma unroll
             for (int e = 0; e < kElements; ++e)
-                if (kept[e]) written[at[e]] = (Code)(R::integer(h[e]) + h_zero);
-            written += out_step;
+                if (kept[turn][e])
+                    written[at[turn][e]] = (Code)(R::integer(h[turn][e]) + h_zero);
         }
 #if HELD
-        if (s + 2 < steps) load_held(parity, t + 2 * step);
+        if (s + 2 < steps) load_held(parity, turn, t + 2 * step);
 #endif
-        t += t_step;
+        if (turn == NT - 1) {  // of this step
+            ahead += ahead_step;
+            copied_to += out_step;
+            written += out_step;
+            t += t_step;
+        }
         if (CL == 1) {
             __syncthreads();
             return;
@@ -630,20 +629,29 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int i = lane; i < HP * kOwned * CL; i += 32) {
                 const int chunk = i % (HP * kOwned), peer = i / (HP * kOwned);
-                const int n = NB == 1   ? 0
-                              : kShared ? chunk % kOwned * 2 + half
-                                        : chunk % kOwned + (NT == 2 ? NB * half : 0);
-                send(next + chunk / kOwned * kPlane + n * kStride + group * 16,
-                     barriers + (1 - parity), peer, *(const uint4 *)(to + chunk * 16));
+                const int n = NB == 1 ? 0 : kShared ? chunk % kOwned * 2 + half : chunk % kOwned;
+                send(next + chunk / kOwned * kPlane + (turn * NB + n) * kStride + group * 16,
+                     received + (1 - parity), peer, *(const uint4 *)(to + chunk * 16));
             }
         }
-        barrier_wait(barriers + (1 - parity), (uint32_t)(s >> 1) & 1);
+        if (NT == 1) barrier_wait(received + (1 - parity), (uint32_t)(s >> 1) & 1);
     };
     const auto go = [&](auto known) {
-        for (int s = 0; s < steps; s += 2) {
-            advance(known, s, 0);
-            if (s + 1 < steps) advance(known, s + 1, 1);
+        if (NT == 1 || HELD) {
+            for (int s = 0; s < steps; s += 2) {
+#pragma unroll
+                for (int turn = 0; turn < NT; ++turn) advance(known, turn, s, 0);
+                if (s + 1 < steps)
+#pragma unroll
+                    for (int turn = 0; turn < NT; ++turn) advance(known, turn, s + 1, 1);
+            }
+        } else {
+            for (int s = 0; s < steps; ++s)
+#pragma unroll
+                for (int turn = 0; turn < NT; ++turn) advance(known, turn, s, s & 1);
         }
+        for (int turn = 0; NT == 2 && turn < NT && steps; ++turn)
+            barrier_wait(barriers + 2 * turn + (steps & 1), (uint32_t)((steps - 1) >> 1) & 1);
     };
     constexpr bool kMayKnow = kLate || kWhole;
     if (kMayKnow && exact_float)
@@ -652,7 +660,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         go(Truth<false>());
     if (copies) copy_store(true, copy_load(steps & 1));
 #pragma unroll
-    for (int e = 0; e < kElements; ++e)
-        if (kept[e]) ((Code *)p.s.last)[at[e]] = (Code)(R::integer(h[e]) + h_zero);
+    for (int i = 0; i < NT * kElements; ++i) {
+        const int turn = i / kElements, e = i % kElements;
+        if (kept[turn][e]) ((Code *)p.s.last)[at[turn][e]] = (Code)(R::integer(h[turn][e]) + h_zero);
+    }
     if (CL > 1) cluster_sync();
 }

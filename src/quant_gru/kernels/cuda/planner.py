@@ -95,9 +95,14 @@ class Shape:
         """Whether a tile may have two strips."""
         return form.weight_bytes == 1 and self.split == 2 and self.blocks > 1
 
+    def passes(self, form: Form) -> int:
+        """Products of a weight: both bytes of a few rows are columns of one."""
+        packed = form.weight_bytes == 1 and self.strip <= 4
+        return form.weight_bytes * (1 if packed else form.state_bytes)
+
     def sets(self, form: Form) -> int:
         """Accumulators of a gate: two where a scheduler has one warp and registers are left."""
-        alone = self.threads <= 128 and form.weight_bytes == form.state_bytes == 1
+        alone = self.threads <= 128 and form.weight_bytes == 1 and self.passes(form) == 1
         roomy = 64 < self.features and self.weight_registers(form) <= _ROOMY
         return 2 if alone and roomy else 1
 
@@ -225,7 +230,7 @@ def _fastest(
 def step_time(shape: Shape, form: Form) -> float:
     """Estimated nanoseconds of a step: within 8 % (rms) of measurements on an H200."""
     busy = max(1.0, shape.threads / 128)  # warps of one scheduler
-    steps = shape.features / 32 / shape.split * form.weight_bytes * form.state_bytes
+    steps = shape.features / 32 / shape.split * shape.passes(form)
     steps *= shape.rows // shape.strip
     # matrix instructions wait for each other within a warp, and for their turn among warps
     time = steps * max(12.7, 9.7 * busy)

@@ -19,7 +19,7 @@
 //   DIRS        directions of a launch
 //   RING        steps whose input projection is on its way or in use: a power of two
 //   LATE        products of the update gate come behind the others
-//   SETS        accumulators of a gate, added up behind the products (HP == WP == 1)
+//   SETS        accumulators of a gate, added up behind the products (one product of a weight)
 //   HELD        some units keep their state in some steps
 //   QG_RRH, QG_OLD, QG_NEW: products that are rounded to their own codes
 //   QG_ZONEOUT  states keep a share of what they were
@@ -39,8 +39,8 @@ constexpr int kStride = ((KP > UP ? KP : UP) + 127) / 128 * 128 + 64;  // free o
 constexpr int kTileRows = NT * NB;
 constexpr int kPlane = kTileRows * kStride;
 constexpr int kState = HP * kPlane;
-constexpr int kSets = HP + WP - 1;                 // accumulators of one weight: by powers of 256
-constexpr bool kShared = kHalves == 2;             // two warps finish a strip
+constexpr int kSets = HP + WP - 1;      // accumulators of one weight: by powers of 256
+constexpr bool kShared = kHalves == 2;  // two warps finish a strip
 constexpr int kElements = kShared ? (NB == 8 ? 2 : 1) : (NB == 8 ? 4 : NB == 4 ? 2 : 1);
 constexpr int kRows = NB == 8 ? 2 : 1;  // units of a thread
 constexpr int kOwned = NB == 1   ? 1
@@ -55,9 +55,14 @@ constexpr int kAhead = RING - 1;  // steps between the start of a load and its u
 // Registers that the weights leave: what the compiler would work out again in every step may stay.
 constexpr bool kRoom = 12 * kBlocks * 2 * WP <= (kThreads > 256 ? 48 : 96);
 constexpr bool kLate = LATE;
-constexpr bool kPairs = kLate && kSets == 1;  // two accumulators of what is not late
-constexpr int kKept = kLate && kBlocks * HP <= 4 ? kBlocks : 1;  // of the state, in registers
-constexpr int kAccumulators = kPairs ? 2 : kSets * SETS;
+// Both bytes of a state are columns of one product. As both are signed then, low bytes are read
+// less 128, and biases make up for it.
+constexpr bool kPacked = HP == 2 && WP == 1 && NB <= 4;
+constexpr int kReads = kPacked ? 1 : HP;       // of a block of 64 features
+constexpr int kTerms = kPacked ? 1 : kSets;    // products of one weight
+constexpr bool kPairs = kLate && kTerms == 1;  // two accumulators of what is not late
+constexpr int kKept = kLate && kBlocks * kReads <= 4 ? kBlocks : 1;  // of the state, in registers
+constexpr int kAccumulators = kPairs ? 2 : kTerms * SETS;
 // int32 holds every accumulator: asked for on the device, weights are known there
 constexpr bool kWhole = sizeof(REAL) == 4 && kSets == 2;
 constexpr bool kBits = sizeof(REAL) == 4 && TZ == 0 && TR == 0 && TG == 0;
@@ -68,7 +73,7 @@ static_assert(NT == 1 || (NT == 2 && CL > 1), "strips");
 static_assert(KS == 1 || kGroups < 16, "a named barrier for each group");
 static_assert(SPREAD == 1 || NB > 1, "rows are what is spread");
 static_assert(!LATE || WP == 1, "one plane of late weights");
-static_assert(SETS == 1 || (HP == 1 && WP == 1), "sets of the same weight");
+static_assert(SETS == 1 || kTerms == 1, "sets of the same weight");
 
 #if WX == 1
 typedef uint32_t Stored;  // bytes: update, reset, candidate
@@ -128,6 +133,25 @@ inline bool works(int quad, int half) {
 inline int pick(const int (&a)[4], int slot) {
     const int low = slot & 1 ? a[1] : a[0], high = slot & 1 ? a[3] : a[2];
     return slot & 2 ? high : low;
+}
+
+// Of a packed product: the sums of low and of high bytes that a thread's two columns have for the
+// unit it works on. Rows of the tile are repeated as columns, low and high bytes by turns.
+inline void apart(int (&low)[2], int (&high)[2], const int (&a)[4], int quad) {
+    if (NB == 1) {  // the two columns are the two bytes of the row
+        low[0] = low[1] = quad & 1 ? a[2] : a[0];
+        high[0] = high[1] = quad & 1 ? a[3] : a[1];
+        return;
+    }
+    const bool second = NB == 4 ? quad >> 1 : quad & 1;  // of the bytes, and of the units
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        const uint32_t mine = (uint32_t)(second ? a[2 + j] : a[j]);
+        const uint32_t given = (uint32_t)(second ? a[j] : a[2 + j]);
+        const uint32_t taken = shuffled(given, NB / 2);
+        low[j] = (int)(second ? taken : mine);
+        high[j] = (int)(second ? mine : taken);
+    }
 }
 
 // What a thread takes of the input projection in one step.
@@ -274,6 +298,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             times[row][gate] = kWhole ? (int)(p.m[gate * UP + unit] * 4294967296.) : 0;
         }
     const int Rh_lo = R::integer(p.cell.Rh_lo), Rh_hi = R::integer(p.cell.Rh_hi);
+    // what reading low bytes less 128 takes off the sums of a unit
+    int missing[3] = {};
+    int *const missing_at = exchange + kExchange / 2 + local * 192 + lane;
+    if (kPacked) {
+        int total[3][4] = {};
+#pragma unroll
+        for (int i = 0; i < kBlocks * 6; ++i)
+            mma<false, false>(total[i % 3], w[0][i / 6][i / 3 % 2][i % 3], 0x01010101u,
+                              0x01010101u);
+#pragma unroll
+        for (int gate = 0; gate < 3; ++gate) {
+            missing[gate] = 128 * pick(total[gate], 2 * place_of(0, quad, half).row8);
+            if (KS == 2) missing_at[(half * 3 + gate) * 32] = missing[gate];
+        }
+    }
     // the state before the first step, as bytes
     constexpr int kBatch = 8;  // loads at once
 #pragma unroll 1
@@ -377,6 +416,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     else
         __syncthreads();
 
+    if (kPacked)
+#pragma unroll
+        for (int gate = 0; gate < 3; ++gate) {
+            if (KS == 2) missing[gate] += missing_at[((1 - half) * 3 + gate) * 32];
+            bias[0][gate] += missing[gate];
+            wide_bias[0][gate] += (Real)(kWhole ? 0 : missing[gate]);
+        }
+
     Real h[NT][kElements];  // magic number added
 #pragma unroll
     for (int i = 0; i < NT * kElements; ++i) {
@@ -422,31 +469,33 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         for (int i = 0; i < kAccumulators * 12; ++i) acc[i / 12][i / 4 % 3][i % 4] = 0;
         const unsigned char *const operand =
             state + parity * kState + (turn * NB + lane8 % NB) * kStride + part * kBlocks * 64 +
-            quad * 16;
-        const auto multiply = [&](int b, int j, int gate, const uint32_t (&f)[HP][4]) {
+            quad * 16 + (kPacked ? lane8 / NB % 2 * kPlane : 0);
+        const uint32_t top = kPacked && lane8 / NB % 2 == 0 ? 0x80808080u : 0;
+        const auto multiply = [&](int b, int j, int gate, const uint32_t (&f)[kReads][4]) {
             const int set = kPairs && gate != 2 ? j : j % SETS;
-            mma<WP == 2, HP == 2>(acc[set][gate], w[0][b][j][gate], f[0][2 * j], f[0][2 * j + 1]);
-            if (HP == 2)
-                mma<WP == 2, false>(acc[1 % kSets][gate], w[0][b][j][gate], f[HP - 1][2 * j],
-                                    f[HP - 1][2 * j + 1]);
+            mma<WP == 2, kReads == 2>(acc[set][gate], w[0][b][j][gate], f[0][2 * j],
+                                      f[0][2 * j + 1]);
+            if (kReads == 2)
+                mma<WP == 2, false>(acc[1 % kTerms][gate], w[0][b][j][gate], f[kReads - 1][2 * j],
+                                    f[kReads - 1][2 * j + 1]);
             if (WP == 2)
-                mma<false, HP == 2>(acc[1 % kSets][gate], w[WP - 1][b][j][gate], f[0][2 * j],
+                mma<false, HP == 2>(acc[1 % kTerms][gate], w[WP - 1][b][j][gate], f[0][2 * j],
                                     f[0][2 * j + 1]);
             if (WP == 2 && HP == 2)
-                mma<false, false>(acc[kSets - 1][gate], w[WP - 1][b][j][gate], f[HP - 1][2 * j],
-                                  f[HP - 1][2 * j + 1]);
+                mma<false, false>(acc[kTerms - 1][gate], w[WP - 1][b][j][gate],
+                                  f[kReads - 1][2 * j], f[kReads - 1][2 * j + 1]);
         };
-        uint32_t f[kKept][HP][4];
+        uint32_t f[kKept][kReads][4];
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
-            uint32_t (&to)[HP][4] = f[b % kKept];
+            uint32_t (&to)[kReads][4] = f[b % kKept];
 #pragma unroll
-            for (int plane = 0; plane < HP; ++plane) {
+            for (int plane = 0; plane < kReads; ++plane) {
                 const uint4 v = *(const uint4 *)(operand + plane * kPlane + b * 64);
-                to[plane][0] = v.x;
-                to[plane][1] = v.y;
-                to[plane][2] = v.z;
-                to[plane][3] = v.w;
+                to[plane][0] = v.x ^ top;
+                to[plane][1] = v.y ^ top;
+                to[plane][2] = v.z ^ top;
+                to[plane][3] = v.w ^ top;
             }
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
@@ -460,12 +509,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
-                for (int plane = 0; plane < HP && kKept < kBlocks; ++plane) {
+                for (int plane = 0; plane < kReads && kKept < kBlocks; ++plane) {
                     const uint4 v = load16(shared_address(operand + plane * kPlane + b * 64));
-                    f[0][plane][0] = v.x;
-                    f[0][plane][1] = v.y;
-                    f[0][plane][2] = v.z;
-                    f[0][plane][3] = v.w;
+                    f[0][plane][0] = v.x ^ top;
+                    f[0][plane][1] = v.y ^ top;
+                    f[0][plane][2] = v.z ^ top;
+                    f[0][plane][3] = v.w ^ top;
                 }
 #pragma unroll
                 for (int j = 0; j < 2; ++j) multiply(b, j, 0, f[b % kKept]);
@@ -487,13 +536,32 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             if (SETS == 2 || (kPairs && i < 8))
                 acc[0][i / 4][i % 4] += acc[kAccumulators - 1][i / 4][i % 4];
 
+        // of the unit of this thread: the sums of its two columns and the other byte's
+        int both[2][3][2];
+        if (kPacked) {
+#pragma unroll
+            for (int gate = 0; gate < 3; ++gate)
+                apart(both[0][gate], both[1][gate], acc[0][gate], quad);
+        }
+
         // both bytes of the state in one sum where int32 holds it; sums may wrap around
         constexpr int kParts = kWhole && kKnown ? 1 : kSets;
+        if (kParts < kSets) {
 #pragma unroll
-        for (int i = 0; i < 12; ++i)
-            if (kParts < kSets)
-                acc[0][i / 4][i % 4] = (int)((uint32_t)acc[kAccumulators - 1][i / 4][i % 4] * 256u +
-                                             (uint32_t)acc[0][i / 4][i % 4]);
+            for (int i = 0; i < 12; ++i) {
+                const int gate = i / 4, at = i % 4;
+                if (kPacked && at < 2)
+                    both[0][gate][at % 2] = (int)((uint32_t)both[1][gate][at % 2] * 256u +
+                                                  (uint32_t)both[0][gate][at % 2]);
+                if (!kPacked)
+                    acc[0][gate][at] = (int)((uint32_t)acc[kAccumulators - 1][gate][at] * 256u +
+                                             (uint32_t)acc[0][gate][at]);
+            }
+        }
+        const auto sum_at = [&](int set, int gate, int slot) {
+            if (kPacked) return slot & 1 ? both[set % 2][gate][1] : both[set % 2][gate][0];
+            return pick(acc[set % kAccumulators][gate], slot);
+        };
 
         // sums of this thread's elements
         int sum[kParts][3][kElements];
@@ -503,7 +571,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
                 for (int e = 0; e < kElements; ++e)
-                    sum[set][gate][e] = pick(acc[set][gate], place_of(e, quad, half).slot);
+                    sum[set][gate][e] = sum_at(set, gate, place_of(e, quad, half).slot);
         if (KS == 2) {
             constexpr int kCount = kSets * 3 * kElements * 32;
             const int base = (copy * kGroups + local) * 2;
@@ -516,7 +584,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
                     for (int e = 0; e < kElements; ++e)
                         given[((set * 3 + gate) * kElements + e) * 32] =
-                            pick(acc[set][gate], place_of(e, quad, 1 - half).slot);
+                            sum_at(set, gate, place_of(e, quad, 1 - half).slot);
             sync_threads(1 + local, 64);
 #pragma unroll
             for (int set = 0; set < kParts; ++set)
@@ -566,7 +634,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     double total = kWhole ? p.bias[gate * UP + unit]
                                           : (double)(sum[0][gate][e] + bias[row][gate]);
                     if (kWhole)
-                        total += (double)sum[kParts - 1][gate][e] * 256 + (double)sum[0][gate][e];
+                        total += (double)sum[kParts - 1][gate][e] * 256 + (double)sum[0][gate][e] +
+                                 (double)missing[gate];
                     const double v = round_term(total, p.m[gate * UP + unit]);
                     const double low = (double)p.cell.Rh_lo - (double)R::number();
                     const double high = (double)p.cell.Rh_hi - (double)R::number();
@@ -608,8 +677,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (!COPY) {
 #pragma unroll
             for (int e = 0; e < kElements; ++e)
-                if (kept[turn][e])
-                    written[at[turn][e]] = (Code)(R::integer(h[turn][e]) + h_zero);
+                if (kept[turn][e]) written[at[turn][e]] = (Code)(R::integer(h[turn][e]) + h_zero);
         }
 #if HELD
         if (s + 2 < steps) load_held(parity, turn, t + 2 * step);
@@ -662,7 +730,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
     for (int i = 0; i < NT * kElements; ++i) {
         const int turn = i / kElements, e = i % kElements;
-        if (kept[turn][e]) ((Code *)p.s.last)[at[turn][e]] = (Code)(R::integer(h[turn][e]) + h_zero);
+        if (kept[turn][e])
+            ((Code *)p.s.last)[at[turn][e]] = (Code)(R::integer(h[turn][e]) + h_zero);
     }
     if (CL > 1) cluster_sync();
 }

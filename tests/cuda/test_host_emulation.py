@@ -178,8 +178,13 @@ def test_weights_that_fit_no_registers(host, monkeypatch, kind):
 
 @pytest.mark.parametrize(
     ("kind", "shape"),
-    [("w8a8", "2,2,1,16"), ("w8a16", "2,2,1,16"), ("w8a8", "1,1,2,4"), ("w16a16", None)]
-    + [("wide", None)],
+    [
+        ("w8a8", "2,2,1,16"),
+        ("w8a16", "2,2,1,16"),
+        ("w8a8", "1,1,2,4"),
+        ("w16a16", None),
+        ("wide", None),
+    ],
 )
 def test_units_that_keep_their_state(host, monkeypatch, kind, shape):
     if shape:

@@ -55,9 +55,10 @@ constexpr int kAhead = RING - 1;  // steps between the start of a load and its u
 // Registers that the weights leave: what the compiler would work out again in every step may stay.
 constexpr bool kRoom = 12 * kBlocks * 2 * WP <= (kThreads > 256 ? 48 : 96);
 constexpr bool kLate = LATE;
-// Both bytes of a state are columns of one product. As both are signed then, low bytes are read
+// Both bytes of a state are columns of one product. As both are signed then, low bytes are kept
 // less 128, and biases make up for it.
 constexpr bool kPacked = HP == 2 && WP == 1 && NB <= 4;
+constexpr int kTop = kPacked ? 0x80 : 0;
 constexpr int kReads = kPacked ? 1 : HP;       // of a block of 64 features
 constexpr int kTerms = kPacked ? 1 : kSets;    // products of one weight
 constexpr bool kPairs = kLate && kTerms == 1;  // two accumulators of what is not late
@@ -298,7 +299,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             times[row][gate] = kWhole ? (int)(p.m[gate * UP + unit] * 4294967296.) : 0;
         }
     const int Rh_lo = R::integer(p.cell.Rh_lo), Rh_hi = R::integer(p.cell.Rh_hi);
-    // what reading low bytes less 128 takes off the sums of a unit
+    // what keeping low bytes less 128 takes off the sums of a unit
     int missing[3] = {};
     int *const missing_at = exchange + kExchange / 2 + local * 192 + lane;
     if (kPacked) {
@@ -330,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         for (int j = 0; j < kBatch; ++j) {
             const int i = from + j * kThreads;
             if (i >= kPlane) break;
-            state[i] = (unsigned char)code[j];
+            state[i] = (unsigned char)(code[j] ^ kTop);
             state[kState + i] = 0;
             if (HP == 2) {
                 state[kPlane + i] = (unsigned char)(code[j] >> 8);
@@ -397,6 +398,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         v.w ^= flip;
         store_where(now, copied_to, v);
 #elif COPY == 16
+        v.x ^= kTop * 0x01010101u;
+        v.y ^= kTop * 0x01010101u;
         v.z ^= flip;
         v.w ^= flip;
         uint4 both;
@@ -431,7 +434,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const Place place = place_of(e, quad, half);
         const unsigned char *const from =
             state + (turn * NB + place.n) * kStride + group * 16 + lane8 + 8 * place.row8;
-        int code = HP == 1 ? (int)(int8_t)from[0] : from[0] | (int)(int8_t)from[kPlane] << 8;
+        int code =
+            HP == 1 ? (int)(int8_t)from[0] : (from[0] ^ kTop) | (int)(int8_t)from[kPlane] << 8;
         code += (int)(p.cell.h_offset - p.cell.h_zero);
         h[turn][e] = R::plus((Real)(kept[turn][e] ? code : 0), R::number());
     }
@@ -470,7 +474,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const unsigned char *const operand =
             state + parity * kState + (turn * NB + lane8 % NB) * kStride + part * kBlocks * 64 +
             quad * 16 + (kPacked ? lane8 / NB % 2 * kPlane : 0);
-        const uint32_t top = kPacked && lane8 / NB % 2 == 0 ? 0x80808080u : 0;
         const auto multiply = [&](int b, int j, int gate, const uint32_t (&f)[kReads][4]) {
             const int set = kPairs && gate != 2 ? j : j % SETS;
             mma<WP == 2, kReads == 2>(acc[set][gate], w[0][b][j][gate], f[0][2 * j],
@@ -492,10 +495,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int plane = 0; plane < kReads; ++plane) {
                 const uint4 v = *(const uint4 *)(operand + plane * kPlane + b * 64);
-                to[plane][0] = v.x ^ top;
-                to[plane][1] = v.y ^ top;
-                to[plane][2] = v.z ^ top;
-                to[plane][3] = v.w ^ top;
+                to[plane][0] = v.x;
+                to[plane][1] = v.y;
+                to[plane][2] = v.z;
+                to[plane][3] = v.w;
             }
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
@@ -511,10 +514,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
                 for (int plane = 0; plane < kReads && kKept < kBlocks; ++plane) {
                     const uint4 v = load16(shared_address(operand + plane * kPlane + b * 64));
-                    f[0][plane][0] = v.x ^ top;
-                    f[0][plane][1] = v.y ^ top;
-                    f[0][plane][2] = v.z ^ top;
-                    f[0][plane][3] = v.w ^ top;
+                    f[0][plane][0] = v.x;
+                    f[0][plane][1] = v.y;
+                    f[0][plane][2] = v.z;
+                    f[0][plane][3] = v.w;
                 }
 #pragma unroll
                 for (int j = 0; j < 2; ++j) multiply(b, j, 0, f[b % kKept]);
@@ -669,7 +672,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int e = 0; e < kElements; ++e) {
                 const int code = R::integer(h[turn][e]) + raw;
-                to[byte_at[e]] = (unsigned char)code;
+                to[byte_at[e]] = (unsigned char)(code ^ kTop);
                 if (HP == 2)
                     to[(CL == 1 ? kPlane : kOwned * 16) + byte_at[e]] = (unsigned char)(code >> 8);
             }
@@ -721,7 +724,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         for (int turn = 0; NT == 2 && turn < NT && steps; ++turn)
             barrier_wait(barriers + 2 * turn + (steps & 1), (uint32_t)((steps - 1) >> 1) & 1);
     };
-    constexpr bool kMayKnow = kLate || kWhole;
+    constexpr bool kMayKnow = sizeof(Real) == 4;  // on the device
     if (kMayKnow && exact_float)
         go(Truth<kMayKnow>());
     else

@@ -153,6 +153,19 @@ def test_codes_of_16_bits_in_float32(host, monkeypatch, shape, fits):
     assert same(got, reference.run(plan, x, h0, lengths))
 
 
+@pytest.mark.parametrize(
+    ("config", "shape"), [("int8", "2,1,1,4"), ("w8a16", "2,1,1,8"), ("w8a16", "2,1,1,4")]
+)
+def test_weights_that_leave_few_registers(host, monkeypatch, config, shape):
+    """Products of no gate come late, those of high bytes before those of low ones."""
+    monkeypatch.setenv(planner.VARIABLE, shape)
+    (plan,) = quantized(getattr(QuantConfig, config)(), 3, 330)
+    x, h0 = codes(plan.x, 3, 9, 3), codes(plan.h, 9, 330)
+    got = executor.run(plan, x, h0, machine=host)
+    assert host.launched[-1][1]["LATE"] == 0
+    assert same(got, reference.run(plan, x, h0))
+
+
 def test_lines_in_doubles(host, monkeypatch):
     monkeypatch.setenv(planner.VARIABLE, "2,1,2,8")
     config = QuantConfig.int16().replace_globals(scale_kind="free")

@@ -488,9 +488,30 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 mma<false, false>(acc[kTerms - 1][gate], w[WP - 1][b][j][gate],
                                   f[kReads - 1][2 * j], f[kReads - 1][2 * j + 1]);
         };
+        // sums may wrap around: those of high bytes, times 256, are where low ones go on
+        constexpr bool kOnTop = kKnown && kWhole && kReads == 2 && !kLate && !kRoom;
+        if (kOnTop) {
+#pragma unroll
+            for (int i = 0; i < 2 * kBlocks; ++i) {
+                const int b = i % kBlocks, plane = i < kBlocks ? HP - 1 : 0;
+                const uint4 v = *(const uint4 *)(operand + plane * kPlane + b * 64);
+#pragma unroll
+                for (int j = 0; j < 12 && i == kBlocks; ++j)
+                    acc[0][j / 4][j % 4] = (int)((uint32_t)acc[0][j / 4][j % 4] * 256u);
+#pragma unroll
+                for (int j = 0; j < 6; ++j) {
+                    const int gate = j % 3, second = j / 3;
+                    const uint32_t b0 = second ? v.z : v.x, b1 = second ? v.w : v.y;
+                    if (plane == 0)
+                        mma<false, true>(acc[0][gate], w[0][b][second][gate], b0, b1);
+                    else
+                        mma<false, false>(acc[0][gate], w[0][b][second][gate], b0, b1);
+                }
+            }
+        }
         uint32_t f[kKept][kReads][4];
 #pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
+        for (int b = 0; b < kBlocks && !kOnTop; ++b) {
             uint32_t (&to)[kReads][4] = f[b % kKept];
 #pragma unroll
             for (int plane = 0; plane < kReads; ++plane) {
@@ -549,7 +570,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
         // both bytes of the state in one sum where int32 holds it; sums may wrap around
         constexpr int kParts = kWhole && kKnown ? 1 : kSets;
-        if (kParts < kSets) {
+        if (kParts < kSets && !kOnTop) {
 #pragma unroll
             for (int i = 0; i < 12; ++i) {
                 const int gate = i / 4, at = i % 4;

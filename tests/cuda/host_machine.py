@@ -19,7 +19,9 @@ _FLAGS += ["-fno-gnu-unique"]  # libraries keep their names to themselves
 _LIBRARY = ["-shared", "-Wl,-Bsymbolic"]
 # structures by function or source
 KINDS = dict.fromkeys(("project", "project_bytes", "step", "multiply_case"), "Numbers") | {
-    "border": "Border"
+    "border": "Border",
+    "project_reals": "Reals",
+    "project_few": "Few",
 }
 KINDS |= {"events": "Events"}
 KINDS |= dict.fromkeys(("measure", "settle"), "Weights")
@@ -65,7 +67,10 @@ class Host:
         folder: Where compiled kernels go.
         launched: (function, macros) of all launches.
         resident: Blocks of a cluster -> clusters at once.
+        arch: What kernels are chosen for.
     """
+
+    arch = "sm_80"
 
     def __init__(self, folder: Path, resident: dict[int, int] | None = None) -> None:
         self.folder = folder

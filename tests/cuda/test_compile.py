@@ -15,6 +15,7 @@ from quant_gru.kernels.cuda.backward.slopes import SlopesShape
 from quant_gru.kernels.cuda.frozen import Form, Gates
 from quant_gru.kernels.cuda.launch import PLAIN
 from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL
+from quant_gru.kernels.cuda.real_projection import CHOICES, HOPPER, HOPPERS
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
 
@@ -49,6 +50,10 @@ def variants(arch):
     yield "project", PLAIN
     for tile, planes in ((SMALL, 1), (MEDIUM, 1), (LARGE, 1), (SMALL, 2), (MEDIUM, 2)):
         yield "project_bytes", tile.macros(planes)
+    for planes in (1, 2):
+        yield "project_few", {**PLAIN, "WIDE": planes - 1}
+        for block in CHOICES[planes] + (HOPPERS[planes] if arch == HOPPER else ()):
+            yield "project_reals", block.macros(planes)
     yield "border", PLAIN
     yield "random", {}
     yield "weights", PLAIN

@@ -68,7 +68,13 @@ class Prepared(Protocol):
 
 
 class Machine(Protocol):
-    """What runs kernels: a GPU, or in tests the host."""
+    """What runs kernels: a GPU, or in tests the host.
+
+    Attributes:
+        arch: What kernels are compiled for, such as 'sm_90a'.
+    """
+
+    arch: str
 
     def clusters(self) -> Mapping[int, int]:
         """Blocks of a cluster -> how many such clusters run at once."""

@@ -104,12 +104,20 @@ def projection(
         The kernel, its grid, its arguments without `bytes` and `Wx`, and tensors to keep.
     """
     p: Any = ProjectBytesC()
+    keep = fill(p, numbers, shape, T, N)
+    rows = T * shape.strips(N) * shape.strip
+    tile = tile or choose(shape.units, rows, numbers.x_planes)
+    kernel, grid = tile.launch(shape.units, rows, numbers.x_planes)
+    return kernel, grid, p, keep
+
+
+def fill(p: Any, numbers: Numbers, shape: planner.Shape, T: int, N: int) -> list[Tensor]:
+    """Set the fields of a projection's end; returns tensors to keep."""
     weights, folded = numbers.gemm[0]
     keep = [weights, folded]
     W = numbers.W
-    planes = numbers.x_planes
     p.weights, p.m = weights.data_ptr(), W.m
-    if planes == 1:
+    if numbers.x_planes == 1:
         (folded_bytes, m), exact = numbers.of_bytes, numbers.exact_float[0]
         p.folded_bytes, p.m_float = folded_bytes.data_ptr(), m.data_ptr()
         p.exact_float = exact.data_ptr()
@@ -120,7 +128,4 @@ def projection(
     p.NB, p.tiles, p.groups = shape.strip, shape.strips(N), shape.units // 16
     p.wide = numbers.form.wide_input
     p.lo, p.hi, p.code_lo = W.lo, W.hi, W.code_lo
-    rows = T * shape.strips(N) * shape.strip
-    tile = tile or choose(shape.units, rows, planes)
-    kernel, grid = tile.launch(shape.units, rows, planes)
-    return kernel, grid, p, keep
+    return keep

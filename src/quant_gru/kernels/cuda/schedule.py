@@ -25,6 +25,12 @@ from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.numbers import Numbers
 from quant_gru.kernels.cuda.projection import projection
+from quant_gru.kernels.cuda.real_projection import (
+    choose_for,
+    few_projection,
+    reads_reals,
+    real_projection,
+)
 from quant_gru.kernels.cuda.structures import (
     KINDS,
     RECURRENT_C,
@@ -145,6 +151,7 @@ class Schedule:
         self._products: list[_Product] = []
         self._steps: list[Prepared | _Product] = []
         self._takes: list[Any] = []
+        self._reals: list[Any] = []
         self._layout: tuple[tuple[int, ...], int] | None = None
         self._keep: list[Any] = []
         self._projected = [
@@ -223,6 +230,9 @@ class Schedule:
             for take in self._takes:
                 take.step, take.next = strides[:2]
                 take.fours = aligned and take.to.planes > 0
+            for each in self._reals:
+                each.step, each.next = strides[:2]
+                each.fours = aligned
 
     def _launch(self, kernel: Kernel, grid: Grid, arguments: Any) -> None:
         self._steps.append(self._machine.prepare(kernel, grid, arguments))
@@ -240,6 +250,10 @@ class Schedule:
         inputs: list[_Input] = []
         for direction, cell in enumerate(cells):
             like = [i for i, other in enumerate(cells[:direction]) if _same_input(cell, other)]
+            if below is None:
+                like = [
+                    i for i in like if reads_reals(cells[i].numbers) == reads_reals(cell.numbers)
+                ]
             inputs.append(inputs[like[0]] if like else self._add_input(cell, this.nan, below))
         # the last layer's codes are for a backward
         ends = planner.Ends(values=index == self._layers - 1, codes=index < self._layers - 1)
@@ -258,6 +272,10 @@ class Schedule:
     def _add_input(self, cell: Cell, nan: int, below: _Below | None) -> _Input:
         """Codes of a layer's input, from real values or from the layer below."""
         numbers, T, N = cell.numbers, self._T, self._N
+        if below is None and reads_reals(numbers):
+            found = _Input()
+            found.nan = nan
+            return found
         record: Any = TakeC() if below is None else BetweenC()
         found = _Input()
         if T * N > FEW_ROWS:
@@ -329,6 +347,19 @@ class Schedule:
         self, cell: Cell, shape: planner.Shape, given: _Input, direction: int
     ) -> None:
         numbers, T, N = cell.numbers, self._T, self._N
+        if given.nan is not None:
+            if T * N > FEW_ROWS:
+                block = choose_for(self._machine, numbers, shape, T, N)
+                kernel, grid, record, keep = real_projection(numbers, shape, T, N, cell.x, block)
+            else:
+                kernel, grid, record, keep = few_projection(numbers, shape, T, N, cell.x)
+            self._x.point(record, "real")
+            self._reals.append(record)
+            self._memory.point(record, "nan", given.nan)
+            self._memory.point(record, "Wx", self._projected[direction])
+            self._keep += [numbers, *keep]
+            self._launch(kernel, grid, record)
+            return
         if given.rows is not None and numbers.projects_bytes:
             kernel, grid, record, keep = projection(numbers, shape, T, N)
             given.rows.memory.point(record, "bytes")
@@ -401,9 +432,14 @@ class Schedule:
 
 
 class _Input:
-    """Where the codes of an input are: bytes for a product, or their container."""
+    """Where an input is: codes in bytes for a product or in their container, or real values.
+
+    Attributes:
+        nan: Where it is written which rows are NaN, by what reads real values.
+    """
 
     def __init__(self) -> None:
+        self.nan: int | None = None
         self.rows: _Rows | None = None
         self.codes = 0
 

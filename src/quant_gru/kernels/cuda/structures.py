@@ -80,10 +80,27 @@ ProjectC = structure(
     **_all(_POINTER, "folded product bytes Wx"),
     **_all(_INT, "planes_x planes_W columns padded_C x_offset NB tiles groups wide"),
 )
-ProjectBytesC = structure(
-    "ProjectBytesC",
-    **_all(_POINTER, "bytes weights folded m folded_bytes m_float exact_float Wx"),
+_PROJECTED = {
+    **_all(_POINTER, "weights folded m folded_bytes m_float exact_float Wx"),
     **_all(_INT, "T N H padded NB tiles groups wide lo hi code_lo"),
+}
+ProjectBytesC = structure("ProjectBytesC", bytes=_POINTER, **_PROJECTED)
+DivisionC = structure("DivisionC", **_all(ctypes.c_float, "scale inverse least most"))
+ProjectRealsC = structure(
+    "ProjectRealsC",
+    **_PROJECTED,
+    **_all(_POINTER, "real nan"),
+    **_all(_INT, "step next C nan_stride parts zero"),
+    division=DivisionC,
+    fours=_INT,
+)
+ProjectFewC = structure(
+    "ProjectFewC",
+    **_all(_POINTER, "real nan Wx weights"),
+    **_all(_INT, "step next N C H padded nan_stride NB tiles groups wide"),
+    division=DivisionC,
+    W=MatrixC,
+    fours=_INT,
 )
 EndsC = structure(
     "EndsC",

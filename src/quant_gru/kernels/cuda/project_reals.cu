@@ -1,0 +1,195 @@
+// The input projection of weights of bytes from real values of x, in one kernel: a block quantizes
+// some rows, keeps their codes in shared memory, and lets units pass.
+//
+//   PLANES      bytes of a code of x: x, or 256 * first + second + 128
+//   UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES: the block's tile, see standing.cuh
+//   GROUPED     whether products are wgmma's, which only sm_90a has
+//   BLOCKS      of a multiprocessor, that registers have to do for
+#include "projected.cuh"
+#include "quantize.cuh"
+#include "standing.cuh"
+
+typedef Standing<UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES, PLANES, GROUPED> Tile;
+
+struct Reals {
+    Projected to;
+    const float *real;   // [t * step + n * next + feature]
+    uint8_t *nan;        // (N, nan_stride): whether the row is NaN at a step
+    int64_t step, next;  // in values
+    int64_t C, nan_stride, parts;
+    int64_t zero;  // of codes as they are kept in bytes
+    Division division;
+    int64_t fours;  // rows are made of aligned groups of four values
+};
+
+// Codes of four values as they are kept, and whether one of them is NaN.
+inline bool four_codes(const Reals &p, const uint32_t (&bits)[4], uint32_t (&words)[PLANES]) {
+    bool seen = false;
+    uint32_t first = 0, second = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int v = quantized(bits_as_float(bits[i]), p.division, seen) + (int)p.zero;
+        first |= (uint32_t)((PLANES == 1 ? v : v >> 8) & 255) << 8 * i;
+        if (PLANES == 2) second |= (uint32_t)(v + 128 & 255) << 8 * i;
+    }
+    words[0] = first;
+    if (PLANES == 2) words[PLANES - 1] = second;
+    return seen;
+}
+
+// All rows of the block; `from` has where they start, -1 for zeros.
+template <bool kFours>
+inline void quantize_rows(const Reals &p, unsigned char *rows, const int64_t *from,
+                          uint32_t *seen) {
+    constexpr int kAhead = 8;
+    const int C = (int)p.C, chunks = (C + 3) / 4, padded = (int)p.to.padded;
+    const int plane = Tile::plane_bytes(padded);
+    const int rows_on = Tile::kThreads / chunks, chunks_on = Tile::kThreads % chunks;
+    int row = (int)threadIdx.x / chunks, chunk = (int)threadIdx.x % chunks;
+    while (row < Tile::kRows) {
+        uint32_t bits[kAhead][4];
+        int rows_of[kAhead], chunks_of[kAhead];
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+            rows_of[j] = row;
+            chunks_of[j] = chunk;
+            const int64_t start = row < Tile::kRows ? from[row] : -1;
+            const float *const at = p.real + start + 4 * chunk;
+            if (kFours) {
+                uint4 v = {0, 0, 0, 0};
+                if (start >= 0) v = *(const uint4 *)at;
+                bits[j][0] = v.x;
+                bits[j][1] = v.y;
+                bits[j][2] = v.z;
+                bits[j][3] = v.w;
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    bits[j][i] = 0;
+                    if (start >= 0 && 4 * chunk + i < C) bits[j][i] = float_bits(at[i]);
+                }
+            }
+            row += rows_on;
+            chunk += chunks_on;
+            if (chunk >= chunks) {
+                chunk -= chunks;
+                ++row;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+            if (rows_of[j] >= Tile::kRows) break;
+            uint32_t words[PLANES];
+            if (four_codes(p, bits[j], words)) seen[rows_of[j]] = 1;
+            unsigned char *const to = rows + Tile::row_at(rows_of[j], 4 * chunks_of[j], padded);
+            *(uint32_t *)to = words[0];
+            if (PLANES == 2) *(uint32_t *)(to + plane) = words[PLANES - 1];
+        }
+    }
+}
+
+// A block: some rows, and a part of the units.
+extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
+    project_reals(const __grid_constant__ Reals reals) {
+    let_next_start();
+    QG_SHARED(memory);
+    const Projected &p = reals.to;
+    const int parts = (int)reals.parts, part = (int)blockIdx.x % parts;
+    const int first_row = (int)blockIdx.x / parts * Tile::kRows;
+    const int tiles = ((int)p.groups + UNIT_WARPS - 1) / UNIT_WARPS;
+    const int first_tile = part * tiles / parts, last_tile = (part + 1) * tiles / parts;
+    const int padded_N = (int)(p.tiles * p.NB), count = (int)p.T * padded_N;
+    Tile::Passing passing(memory, p.weights, p.H, p.padded, first_tile * Tile::kUnits,
+                          last_tile - first_tile);
+
+    unsigned char *const rows = memory + Tile::kRingBytes;
+    int64_t *const from = (int64_t *)(rows + Tile::rows_bytes((int)p.padded));
+    uint32_t *const seen = (uint32_t *)(from + Tile::kRows);
+#if PLANES == 1
+    // of all units of the part, gate by gate
+    const int units = (last_tile - first_tile) * Tile::kUnits;
+    int *const folded = (int *)(seen + Tile::kRows);
+    float *const m = (float *)(folded + 3 * units);
+    for (int i = (int)threadIdx.x; i < units; i += Tile::kThreads) {
+        const int unit = first_tile * Tile::kUnits + i;
+        if (unit >= p.H) break;
+#pragma unroll
+        for (int gate = 0; gate < 3; ++gate) {
+            folded[gate * units + i] = p.folded_bytes[gate * p.H + unit];
+            m[gate * units + i] = p.m_float[gate * p.H + unit];
+        }
+    }
+#endif
+    for (int i = (int)threadIdx.x; i < Tile::kRows; i += Tile::kThreads) {
+        const int flat = first_row + i, t = flat / padded_N, n = flat - t * padded_N;
+        const bool there = flat < count && n < p.N;
+        from[i] = there ? t * reals.step + n * reals.next : -1;
+        seen[i] = 0;
+    }
+    __syncthreads();
+    if (reals.fours)
+        quantize_rows<true>(reals, rows, from, seen);
+    else
+        quantize_rows<false>(reals, rows, from, seen);
+    __syncthreads();
+    if (part == 0)
+        for (int i = (int)threadIdx.x; i < Tile::kRows; i += Tile::kThreads) {
+            const int flat = first_row + i, t = flat / padded_N, n = flat - t * padded_N;
+            if (from[i] >= 0) reals.nan[n * reals.nan_stride + t] = seen[i] != 0;
+        }
+
+#if PLANES == 1
+    const bool exact = *p.exact_float != 0;
+#endif
+    for (int tile = first_tile; tile < last_tile; ++tile) {
+        const int first_unit = tile * Tile::kUnits, group = (first_unit + Tile::unit(0)) / 16;
+        Tile::Sums sums;
+#if PLANES == 1
+        const int at = (tile - first_tile) * Tile::kUnits + Tile::unit(0);
+#pragma unroll
+        for (int i = 0; i < 6; ++i) {
+            const int of_gate = folded[i / 2 * units + at + i % 2 * 8];
+#pragma unroll
+            for (int column = 0; column < COLUMNS; ++column)
+                sums[0][i / 2][column][i % 2 * 2] = sums[0][i / 2][column][i % 2 * 2 + 1] = of_gate;
+        }
+#else
+#pragma unroll
+        for (int i = 0; i < PLANES * 12 * COLUMNS; ++i)
+            sums[i / (12 * COLUMNS)][i / (4 * COLUMNS) % 3][i / 4 % COLUMNS][i % 4] = 0;
+#endif
+        passing.add(sums, rows);
+        if (group >= p.groups) continue;
+        // where results go is worked out here: through the products there are no registers for it
+        const int flat = first_row + (int)pinned(Tile::row(0, 0));
+#if PLANES == 1
+        const auto total = [&](int gate, int column, int i) { return sums[0][gate][column][i]; };
+        if (exact) {
+            float factors[3][2];
+#pragma unroll
+            for (int i = 0; i < 6; ++i) factors[i / 2][i % 2] = m[i / 2 * units + at + i % 2 * 8];
+            finish<float>(p, flat, count, group, total, factors);
+            continue;
+        }
+#endif
+        int channels[3][2];
+#pragma unroll
+        for (int i = 0; i < 6; ++i) {
+            const int unit = first_unit + Tile::unit(2 * (i % 2));
+            channels[i / 2][i % 2] = i / 2 * (int)p.H + (unit < p.H ? unit : 0);
+        }
+#if PLANES == 2
+        int64_t of_gates[3][2];
+#pragma unroll
+        for (int i = 0; i < 6; ++i) of_gates[i / 2][i % 2] = p.folded[channels[i / 2][i % 2]];
+        const auto total = [&](int gate, int column, int i) {
+            return 256 * (int64_t)sums[0][gate][column][i] + sums[1][gate][column][i] +
+                   of_gates[gate][i / 2];
+        };
+#endif
+        double factors[3][2];
+#pragma unroll
+        for (int i = 0; i < 6; ++i) factors[i / 2][i % 2] = p.m[channels[i / 2][i % 2]];
+        finish<double>(p, flat, count, group, total, factors);
+    }
+}

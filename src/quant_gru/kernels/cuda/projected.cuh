@@ -1,0 +1,132 @@
+// The end of an input projection: sums of products of bytes to codes of W x, less their smallest,
+// in the order in which the recurrent kernel reads them.
+//
+//   COLUMNS: of 8 rows each, whose sums a thread has, laid out as in multiply.cuh
+#ifndef QUANT_GRU_PROJECTED_CUH
+#define QUANT_GRU_PROJECTED_CUH
+
+#include "cell.cuh"
+
+struct Projected {
+    const int8_t *weights;  // (3H, padded)
+    const int64_t *folded;  // (3H), bias and zero points; for one plane of x null
+    const double *m;        // (3H), M / 2^k
+    // for one plane
+    const int32_t *folded_bytes;
+    const float *m_float;
+    const int32_t *exact_float;  // whether float holds every accumulator and multiplier
+    void *Wx;                    // [t][tile][group][16 * NB]
+    int64_t T, N, H, padded, NB, tiles, groups, wide;
+    int64_t lo, hi, code_lo;  // limits of W x less its zero point, and its smallest code
+};
+
+// Two elements that lie side by side, each of three gates.
+struct Two {
+    uint32_t v[2][3];
+};
+
+template <class Real>
+struct Bits;
+template <>
+struct Bits<float> {
+    static inline uint32_t of(float v) { return (uint32_t)__float_as_int(v); }
+    static inline uint32_t none() { return 0x4B400000u; }
+};
+template <>
+struct Bits<double> {
+    static inline uint32_t of(double v) { return (uint32_t)__double2loint(v); }
+    static inline uint32_t none() { return 0; }
+};
+
+// Where the elements of a thread go. Rows of the grid's tiles are padded to those of the
+// recurrence, `flat` counts them: two rows, one after the other, and two units make two pairs of
+// neighbours.
+struct Places {
+    int64_t first, second, step;  // of the first 8 rows; from 8 rows to the next
+    bool by_unit;                 // pairs are of two units, or of two rows
+
+    inline Places(const Projected &p, int flat, int group) {
+        const int NB = (int)p.NB, log_NB = NB == 8 ? 3 : NB >> 1;
+        const int lane8 = threadIdx.x % 32 / 4, n = flat & (NB - 1);
+        const int size = 16 * NB;
+        const int64_t tile = flat >> log_NB;
+        by_unit = NB == 8 || NB == 1;
+        first = (tile * p.groups + group) * size + stored_at(NB, lane8, 0, n);
+        if (NB == 1)
+            second = first + p.groups * size;
+        else
+            second = first + (NB == 4 ? 4 : 2);
+        step = 128 * p.groups;
+    }
+};
+
+// Codes of three gates side by side, from numbers that have the magic number inside. Bits of sums
+// are added, multiplied and only then rid of their offset: in 32 bits it comes out the same.
+inline void store(const Projected &p, int64_t at, const Two &two, uint32_t offset) {
+    if (p.wide) {
+        uint4 all;
+        all.x = two.v[0][0] + (two.v[0][1] << 16) - offset * 65537u;
+        all.y = two.v[0][2] - offset;
+        all.z = two.v[1][0] + (two.v[1][1] << 16) - offset * 65537u;
+        all.w = two.v[1][2] - offset;
+        *(uint4 *)((uint2 *)p.Wx + at) = all;
+    } else {
+        uint2 all;
+        all.x = two.v[0][0] + (two.v[0][1] << 8) + (two.v[0][2] << 16) - offset * 65793u;
+        all.y = two.v[1][0] + (two.v[1][1] << 8) + (two.v[1][2] << 16) - offset * 65793u;
+        *(uint2 *)((uint32_t *)p.Wx + at) = all;
+    }
+}
+
+template <class Real, class Total, class Factor>
+inline void finish(const Projected &p, int flat, int count, int group, const Total &total,
+                   const Factor (&m)[3][2]) {
+    typedef Magic<Real> R;
+    const Real lo = (Real)p.lo + R::number(), hi = (Real)p.hi + R::number();
+    const uint32_t offset = (uint32_t)p.code_lo + Bits<Real>::none();
+    const Places places(p, flat, group);
+    const auto rounded = [&](int gate, int column, int i) {
+        const Real v = round_term((Real)total(gate, column, i), (Real)m[gate][i / 2]);
+        return Bits<Real>::of(R::limit(v, lo, hi));
+    };
+    if (sizeof(Real) == 4 && p.NB == 8 && !p.wide) {
+#pragma unroll
+        for (int column = 0; column < COLUMNS; ++column) {
+            if (flat + 8 * column >= count) return;
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                words[i] = rounded(0, column, i) + (rounded(1, column, i) << 8) +
+                           (rounded(2, column, i) << 16) - offset * 65793u;
+            uint4 all;
+            all.x = words[0];
+            all.y = words[2];
+            all.z = words[1];
+            all.w = words[3];
+            *(uint4 *)((uint32_t *)p.Wx + places.first + column * places.step) = all;
+        }
+        return;
+    }
+#pragma unroll
+    for (int column = 0; column < COLUMNS; ++column) {
+        uint32_t v[4][3];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+#pragma unroll
+            for (int gate = 0; gate < 3; ++gate) v[i][gate] = rounded(gate, column, i);
+        Two first, second;
+#pragma unroll
+        for (int gate = 0; gate < 3; ++gate) {
+            first.v[0][gate] = v[0][gate];
+            first.v[1][gate] = places.by_unit ? v[2][gate] : v[1][gate];
+            second.v[0][gate] = places.by_unit ? v[1][gate] : v[2][gate];
+            second.v[1][gate] = v[3][gate];
+        }
+        const int row = flat + 8 * column;
+        if (row < count) store(p, places.first + column * places.step, first, offset);
+        // tiles of several rows have an even count
+        if (row + 1 < count) store(p, places.second + column * places.step, second, offset);
+    }
+}
+
+#endif

@@ -1,0 +1,229 @@
+"""The input projection in one launch, from real values: codes of x never leave a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.kernels.cuda import planner, projection
+from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
+from quant_gru.kernels.cuda.numbers import Numbers
+from quant_gru.kernels.cuda.structures import ProjectFewC, ProjectRealsC
+
+_DEPTH = 64  # bytes of a line in a stage
+_MOST_SHARED = 96 << 10  # of a block, where there is a choice
+_MOST_BYTES = 2048  # of a row
+_SHARED = 227 << 10  # of a multiprocessor
+_EASY = 2.0**90
+HOPPER = "sm_90a"
+_FEW_UNITS = 8  # of a block, a warp each
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a block makes, as standing.cuh has it: 16 units a warp and 8 rows a column.
+
+    Attributes:
+        unit_warps: Warps beside each other in units.
+        row_warps: Warps beside each other in rows.
+        columns: Of a warp.
+        stages: Of weights.
+        blocks: Of a multiprocessor, that registers have to do for.
+        parts: Blocks that share the units of the same rows.
+        grouped: Whether four warps multiply together, which Hopper alone has.
+    """
+
+    unit_warps: int
+    row_warps: int
+    columns: int
+    stages: int
+    blocks: int
+    parts: int
+    grouped: bool = False
+
+    @property
+    def units(self) -> int:
+        """Units of a tile."""
+        return 16 * self.unit_warps
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block."""
+        return 8 * self.columns * self.row_warps
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.unit_warps * self.row_warps
+
+    def tiles(self, units: int) -> int:
+        """Tiles of a block that has most of them."""
+        tiles = -(-units // self.units)
+        return -(-tiles // self.parts)
+
+    def shared_bytes(self, units: int, padded: int, planes: int) -> int:
+        """Shared memory of a block."""
+        own = self.tiles(units) * self.units
+        kept = planes * (self.rows + self.columns % 2 * 8) * (-(-padded // 32) * 32 + 16)
+        if self.grouped:
+            kept = planes * self.rows * -(-padded // _DEPTH) * _DEPTH
+        return (
+            self.stages * _DEPTH * 3 * self.units + kept + 12 * self.rows + 24 * own * (planes == 1)
+        )
+
+    def macros(self, planes: int) -> dict[str, object]:
+        """What project_reals.cu is specialized on."""
+        return {
+            **PLAIN,
+            "PLANES": planes,
+            "UNIT_WARPS": self.unit_warps,
+            "ROW_WARPS": self.row_warps,
+            "COLUMNS": self.columns,
+            "STAGES": self.stages,
+            "GROUPED": int(self.grouped),
+            "BLOCKS": self.blocks,
+        }
+
+    def launch(self, units: int, rows: int, padded: int, planes: int) -> tuple[Kernel, Grid]:
+        """What to launch, and where."""
+        strips = -(-rows // self.rows)
+        return (
+            Kernel.of("project_reals", "project_reals", self.macros(planes)),
+            Grid(
+                (strips * self.parts, 1),
+                self.threads,
+                shared_bytes=self.shared_bytes(units, padded, planes),
+            ),
+        )
+
+
+SMALL, MEDIUM, TALL = Block(2, 2, 2, 4, 4, 1), Block(2, 2, 4, 4, 4, 1), Block(2, 2, 8, 4, 3, 1)
+GROUP, WIDE = Block(4, 2, 4, 4, 2, 1, True), Block(4, 1, 8, 4, 3, 1, True)
+CHOICES = {1: (SMALL, MEDIUM, TALL), 2: (replace(SMALL, blocks=3), replace(MEDIUM, blocks=2))}
+HOPPERS = {1: (GROUP, WIDE), 2: ()}
+# clocks of a multiprocessor, estimates: of a value to quantize, of an element to round, and of a
+# byte of weights that comes in; of a start, and of a step that waits for weights
+_VALUE, _ELEMENT, _BYTE = 0.2, 0.25, 0.04
+_START, _STEP = 2500.0, 300.0
+
+
+def reads_reals(numbers: Numbers) -> bool:
+    """Whether the projection of a plan may start from real values."""
+    easy = 1 / _EASY <= numbers.x.scale <= _EASY
+    row = numbers.x_planes * numbers.gemm[0][0].shape[0]
+    return easy and numbers.projects_bytes and row <= _MOST_BYTES
+
+
+@lru_cache(maxsize=4096)
+def choose(units: int, rows: int, padded: int, planes: int, processors: int, hopper: bool) -> Block:
+    """The block of a projection.
+
+    Args:
+        units: H padded to groups of 16.
+        rows: Steps times padded rows.
+        padded: C padded.
+        planes: Bytes of a code of x.
+        processors: Multiprocessors of the device.
+        hopper: Whether four warps may multiply together.
+    """
+    blocks = CHOICES[planes] + (HOPPERS[planes] if hopper else ())
+    return min(
+        _candidates(blocks, units, padded, planes),
+        key=lambda block: _clocks(block, units, rows, padded, planes, processors),
+    )
+
+
+def choose_for(machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int) -> Block:
+    """The block of a projection on a machine."""
+    rows, padded = T * shape.strips(N) * shape.strip, numbers.gemm[0][0].shape[0]
+    processors, hopper = machine.clusters()[1], machine.arch == HOPPER
+    return choose(shape.units, rows, padded, numbers.x_planes, processors, hopper)
+
+
+def _candidates(blocks: Iterable[Block], units: int, padded: int, planes: int) -> Iterator[Block]:
+    for block in blocks:
+        for parts in (1, 2, 4, 8, 16, 32, 64):
+            found = replace(block, parts=parts)
+            if parts <= -(-units // block.units) and (
+                found.shared_bytes(units, padded, planes) <= _MOST_SHARED
+                or block.rows == SMALL.rows
+            ):
+                yield found
+
+
+def _clocks(
+    block: Block, units: int, rows: int, padded: int, planes: int, processors: int
+) -> float:
+    """About how long a projection takes."""
+    tiles = block.tiles(units)
+    count = -(-rows // block.rows) * block.parts
+    at_once = min(block.blocks, _SHARED // block.shared_bytes(units, padded, planes))
+    steps, elements = -(-padded // _DEPTH), tiles * block.units * block.rows
+    # of 16 units, 8 rows and 32 features: products, or what they read in shared memory
+    shared = 12 / block.columns
+    product = max(3.0, shared + 1.5) if block.grouped else max(5.0, shared + 2)
+    products = product * planes * elements / 128 * padded / 32
+    weights = _BYTE * 3 * tiles * block.units * padded
+    work = _VALUE * block.rows * padded + _ELEMENT * planes * elements + max(products, weights)
+    alone = _START + _STEP * tiles * (steps + 1)
+    waves = -(-count // (processors * at_once))
+    busiest = -(-count // processors)
+    return max(waves * alone + work, busiest * work + alone)
+
+
+def real_projection(
+    numbers: Numbers, shape: planner.Shape, T: int, N: int, x: Quantizer, block: Block
+) -> tuple[Kernel, Grid, Any, list[Tensor]]:
+    """The launch of a projection of one direction, from real values.
+
+    Args:
+        numbers: The plan's, whose weights are bytes.
+        shape: The recurrence that reads the result.
+        T: Steps.
+        N: Rows.
+        x: The quantizer of x.
+        block: What a block makes.
+
+    Returns:
+        The kernel, its grid, its arguments without `real`, `nan`, `Wx` and what `place` sets, and
+        tensors to keep.
+    """
+    p: Any = ProjectRealsC()
+    keep = projection.fill(p, numbers, shape, T, N)
+    p.C, p.nan_stride, p.parts = numbers.C, -(-T // 4) * 4, block.parts
+    p.zero = x.zero_point - numbers.x_offset
+    fill_division(p.division, x)
+    rows = T * shape.strips(N) * shape.strip
+    kernel, grid = block.launch(shape.units, rows, p.padded, numbers.x_planes)
+    return kernel, grid, p, keep
+
+
+def few_projection(
+    numbers: Numbers, shape: planner.Shape, T: int, N: int, x: Quantizer
+) -> tuple[Kernel, Grid, Any, list[Tensor]]:
+    """The same for few rows, a warp for each unit."""
+    p: Any = ProjectFewC()
+    weights, _ = numbers.gemm[0]
+    p.weights, p.padded = weights.data_ptr(), weights.shape[0]
+    p.N, p.C, p.H, p.nan_stride = N, numbers.C, numbers.H, -(-T // 4) * 4
+    p.NB, p.tiles, p.groups = shape.strip, shape.strips(N), shape.units // 16
+    p.wide = numbers.form.wide_input
+    p.W = numbers.W
+    fill_division(p.division, x)
+    kernel = Kernel.of("project_few", "project_few", {**PLAIN, "WIDE": int(numbers.x_planes == 2)})
+    grid = Grid((T * N, -(-numbers.H // _FEW_UNITS)), 32 * _FEW_UNITS)
+    return kernel, grid, p, [weights]
+
+
+def fill_division(d: Any, x: Quantizer) -> None:
+    """Set a quantizer's numbers for a division without a branch."""
+    d.scale = x.scale
+    # float64 has twice the digits of float32: rounding twice is rounding once
+    scale = float(d.scale)
+    d.inverse = 1 / scale
+    d.least, d.most = (x.lo - x.zero_point) * scale, (x.hi - x.zero_point) * scale

@@ -1,0 +1,132 @@
+"""The input projection from real values, on the host: as quantizing first, NaN included."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from quant_gru import QuantConfig
+from quant_gru.kernels.cuda import executor, planner
+from quant_gru.kernels.cuda.launch import Grid
+from quant_gru.kernels.cuda.real_projection import Block, fill_division, real_projection
+
+sys.path.insert(0, str(Path(__file__).parent))
+from host_machine import COMPILER, Host, folder_of
+from test_projection import UNSIGNED, WIDE, by_unit, plan_of
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+nan, inf = float("nan"), float("inf")
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    return Host(folder_of(tmp_path_factory))
+
+
+def reals(plan, T, N, C, layout):
+    """Values around ties of codes, limits, NaN, infinity; (T, N, C), strided as asked."""
+    generator = torch.Generator().manual_seed(T * N + C)
+    lo, hi = plan.x.lo - plan.x.zero_point, plan.x.hi - plan.x.zero_point
+    halves = torch.randint(2 * lo - 6, 2 * hi + 7, (T, N, C), generator=generator)
+    x = halves.to(torch.float32) * 0.5 * plan.x.scale
+    bits = x.view(torch.int32) + torch.randint(-2, 3, x.shape, generator=generator)
+    x = torch.where(x == 0, x, bits.to(torch.int32).view(torch.float32))
+    x[0, 0, 0], x[-1, -1, -1] = inf, -inf
+    x[T // 2, N // 2, C // 2] = nan
+    if layout == "batch_first":
+        return x.transpose(0, 1).contiguous().transpose(0, 1)
+    if layout == "unaligned":
+        room = torch.empty(x.numel() + 1)
+        return room[1:].view(x.shape).copy_(x)
+    return x
+
+
+@pytest.mark.parametrize("layout", ["rows", "batch_first", "unaligned"])
+@pytest.mark.parametrize(
+    ("config", "block", "sizes", "scale"),
+    [
+        # T, N, C, H, rows of a tile of the recurrence; of weights, so that biases are large beside
+        (QuantConfig.int8(), (2, 2, 2, 4, 1, 2), (3, 11, 21, 37, 8), 1),
+        (QuantConfig.int8(), (1, 2, 3, 3, 1, 1), (3, 11, 20, 37, 8), 1e-5),
+        (UNSIGNED, (2, 1, 2, 4, 1, 1), (35, 1, 7, 16, 1), 1),
+        (UNSIGNED, (2, 2, 1, 3, 1, 3), (5, 13, 72, 66, 2), 1),
+        (WIDE, (2, 2, 2, 4, 1, 2), (4, 9, 80, 33, 4), 1e-5),
+        (QuantConfig.int8(), (4, 2, 2, 3, 1, 1), (33, 1, 1, 20, 1), 1),
+        (QuantConfig.int8(), (2, 2, 5, 4, 1, 2), (5, 15, 132, 65, 8), 1),
+        (QuantConfig.int8(), (4, 1, 2, 4, 1, 1, True), (3, 11, 21, 37, 8), 1),
+        (QuantConfig.int8(), (4, 2, 4, 4, 1, 2, True), (5, 15, 132, 165, 8), 1),
+        (UNSIGNED, (8, 1, 6, 3, 1, 1, True), (5, 13, 72, 66, 2), 1),
+        (QuantConfig.w8a16(), (4, 2, 2, 4, 1, 1, True), (3, 6, 84, 37, 4), 1),
+        (QuantConfig.w8a16(), (2, 2, 2, 4, 1, 1), (3, 6, 21, 37, 4), 1),
+        (QuantConfig.w8a16(), (2, 2, 3, 3, 1, 2), (7, 11, 132, 50, 2), 1),
+    ],
+    ids=[
+        *("int8", "int8 doubles", "unsigned single", "unsigned", "wide doubles", "one feature"),
+        *("int8 odd", "grouped", "grouped rows", "grouped units", "grouped w8a16"),
+        *("w8a16", "w8a16 odd"),
+    ],
+)
+def test_codes(host, config, block, sizes, scale, layout):
+    T, N, C, H, NB = sizes
+    plan = plan_of(config, C, H, scale)
+    real = reals(plan, T, N, C, layout)
+    x = plan.x
+    steps = torch.nan_to_num((real / torch.tensor(x.scale)), 0, inf, -inf).round()
+    codes = (steps.clamp(x.lo - x.zero_point, x.hi - x.zero_point) + x.zero_point).to(torch.int64)
+    h0 = torch.zeros(N, H, dtype=plan.h.container)
+    call = executor._Call(executor.Direction(plan, h0, False), codes, None)
+    shape = planner.make_shape(H, 1, 1, 1, NB)
+    expected = by_unit(call, shape, host)
+    there = expected[:, 0] != -1
+    assert there.sum() == T * N * H
+    kernel, grid, p, _keep = real_projection(call.numbers, shape, T, N, x, Block(*block))
+    size, guard = expected.shape[0], 4096
+    Wx = torch.full((size + guard, expected.shape[1]), -7, dtype=torch.int32)
+    flags = torch.full((N, p.nan_stride), 7, dtype=torch.uint8)
+    p.real, p.nan, p.Wx = real.data_ptr(), flags.data_ptr(), Wx.data_ptr()
+    p.step, p.next = real.stride()[:2]
+    p.fours = not (real.data_ptr() % 16 or p.step % 4 or p.next % 4 or C % 4)
+    assert p.fours == (layout != "unaligned" and C % 4 == 0)
+    host.launch(kernel, grid, p)
+    assert (Wx[size:] == -7).all()
+    assert torch.equal(Wx[:size][there], expected[there])
+    assert torch.equal(flags[:, :T].t() == 1, real.isnan().any(dim=2))
+    assert (flags[:, :T] < 2).all()
+
+
+@pytest.mark.parametrize("scale", [2.0**-90, 3e-5, 0.0123, 1 / 3, 1.0, 1.9999999, 7e8, 2.0**90])
+def test_the_division_rounds_as_division(host, scale):
+    """Values beside all ties give the codes of a true division, which are their own at scale 1."""
+    plan = plan_of(QuantConfig.w8a16(), 4, 16, 1)
+    shape = planner.make_shape(16, 1, 1, 1, 1)
+    kernel, grid, p, _keep = real_projection(
+        executor.numbers_of(plan), shape, 200, 1, plan.x, Block(1, 1, 2, 3, 1, 1)
+    )
+    generator = torch.Generator().manual_seed(5)
+    halves = torch.randint(-66000, 66000, (200, 1, 4), generator=generator)
+    one = torch.tensor(scale, dtype=torch.float32)
+    x = (halves.to(torch.float64) * 0.5 * one).to(torch.float32)
+    bits = x.view(torch.int32) + torch.randint(-1, 2, x.shape, generator=generator)
+    x = torch.where(x == 0, x, bits.to(torch.int32).view(torch.float32))
+    lo, hi = plan.x.lo - plan.x.zero_point, plan.x.hi - plan.x.zero_point
+    codes = (x / one).round().clamp(lo, hi)
+    found = []
+    flags = torch.zeros(1, 200, dtype=torch.uint8)
+    for real, unit in ((x, one.item()), (codes, 1.0)):
+        fill_division(p.division, dataclasses.replace(plan.x, scale=unit))
+        Wx = torch.zeros((200 * 16, 2), dtype=torch.int32)
+        p.real, p.nan, p.Wx = real.data_ptr(), flags.data_ptr(), Wx.data_ptr()
+        p.step, p.next, p.fours = 4, 4, 1
+        host.launch(kernel, grid, p)
+        found.append(Wx)
+    assert torch.equal(*found)
+    assert found[0].unique().numel() > 100
+
+
+def test_threads_and_grids_follow_blocks():
+    block = Block(4, 2, 7, 3, 2, 2)
+    assert (block.units, block.rows, block.threads) == (64, 112, 256)
+    _, grid = block.launch(256, 12800, 256, 1)
+    assert grid == Grid((230, 1), 256, shared_bytes=3 * 64 * 192 + 120 * 272 + 12 * 112 + 24 * 128)

@@ -53,6 +53,7 @@ GRU = {
     "_plan_cache",
     "_quick",
     "_quick_gpu",
+    "_quick_step",
     "_adjust",
     "_stream",
     "_state",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as TensorSequence
 from typing import Any, overload
@@ -19,8 +20,10 @@ from quant_gru._float_noise import run_float
 from quant_gru._frozen import FrozenQuantGRU
 from quant_gru._layers import Weights
 from quant_gru._noise import Noise
+from quant_gru._plan_cache import PlanCache
 from quant_gru._quick import quick_of
 from quant_gru._quick_gpu import quick_gpu_of
+from quant_gru._quick_step import quick_step_of
 from quant_gru._sequence import Sequence, normalize
 from quant_gru._state import QuantState, summary
 from quant_gru._stream import Stream
@@ -173,6 +176,13 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         if _library.traced(input):
             return self._forward_traced(input, hx, zoneout_mask)
         plans = self._state.plans
+        if self.training and zoneout_mask is None and type(input) is Tensor:
+            step = plans.step(input.device)
+            if step is not None:
+                own = self._parameters.values()
+                result = step.run(own, self._step_options(), input, hx, self.batch_first)
+                if result is not None:
+                    return result
         quick = plans.quick
         if quick is not None and not self.training:
             result = quick.run(self._parameters.values(), input, hx, self.batch_first)
@@ -199,10 +209,26 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
             self._plan_again(noise),
         )
         y, h_n = run(call, sequence.x, sequence.hx, weights, self._logarithms())
+        if self.training and noise is None:
+            self._keep_step(call, weights)
         dtype = self._weight.dtype
         if dtype is not torch.float32:
             y, h_n = y.to(dtype), h_n.to(dtype)
         return sequence.restore(y, h_n)
+
+    def _step_options(self) -> tuple[Any, ...]:
+        """What a call in training depends on, beside weights, scales and zoneout."""
+        dropout = self.dropout if self.num_layers > 1 else 0.0
+        return (self._precision, self._stash_bits, self._recurrent_dropout, dropout)
+
+    def _keep_step(self, call: Call, weights: list[list[Weights]]) -> None:
+        """Let calls that are like this one take the quick way, if there is one."""
+        plans, own, options = self._state.plans, self._parameters.values(), self._step_options()
+        device = call.plan.cells[0][0].weights.W.device
+        kept = plans.step(device)
+        if kept is None or not kept.holds(own, options):
+            used = [w for layer in weights for cell in layer for w in cell]
+            plans.keep_step(device, call.plan, quick_step_of(call, own, used, options))
 
     def _forward_traced(
         self, input: Tensor | PackedSequence, hx: Tensor | None, zoneout_mask: Tensor | None
@@ -663,11 +689,12 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         """What gives the plan of a forward once more, from its weights in one list."""
         scales = self._state.scales
         assert scales is not None
-        kept = self._state.plans
+        # plans are not to keep themselves alive
+        kept = weakref.ref(self._state.plans)
         shape = (self.num_layers, self._directions, self.hidden_size)
 
         def again(weights: TensorSequence[Tensor]) -> GRUPlan:
-            plans = _library.LivePlans(scales, kept)
+            plans = _library.LivePlans(scales, kept() or PlanCache())
             dropped = noise.all_dropped(*shape) if noise else None
             return plans.plan(weights, True, dropped, noise.recurrent_dropout if noise else 0.0)
 

@@ -13,6 +13,7 @@ from quant_gru._layers import Weights
 from quant_gru._optimizer_steps import steps
 from quant_gru._quick import Quick
 from quant_gru._quick_gpu import QuickGPU
+from quant_gru._quick_step import QuickStep
 from quant_gru.integer.plan import (
     CellPlan,
     FrozenPart,
@@ -29,12 +30,19 @@ from quant_gru.kernels.live import LiveWeights
 _MOST_LIVE = 32
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Live:
-    """A plan that follows weights in place: one thread's, on one device."""
+    """A plan that follows weights in place: one thread's, on one device.
+
+    Attributes:
+        plan: The plan.
+        cells: What rewrites its parts.
+        step: The quick way through calls like the one before.
+    """
 
     plan: GRUPlan
     cells: tuple[LiveWeights, ...]
+    step: QuickStep | None = None
 
     def fits(self, qparams: Sequence[QParams], weights: Sequence[Weights]) -> bool:
         """Whether it is of these quantizers, and of weights of these shapes and places."""
@@ -81,6 +89,21 @@ class PlanCache:
         self._weights.clear()
         self._captured += filter(_in_a_graph, self._live.values())
         self._live.clear()
+
+    def step(self, device: torch.device) -> QuickStep | None:
+        """The quick way through a call while weights may change unseen; this thread's."""
+        live = self._live.get((threading.get_ident(), device))
+        if live is None or live.step is None:
+            return None
+        self.quick = None
+        self._weights.clear()
+        return live.step
+
+    def keep_step(self, device: torch.device, plan: GRUPlan, step: QuickStep | None) -> None:
+        """Keep a quick way of this thread's live plan."""
+        live = self._live.get((threading.get_ident(), device))
+        if live is not None and live.plan is plan:
+            live.step = step
 
     def plan(
         self,

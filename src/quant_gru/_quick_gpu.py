@@ -7,6 +7,7 @@ what tells that it still holds.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,42 @@ from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.cuda.numbers import capturing
 from quant_gru.kernels.cuda.stack import Stack
 from quant_gru.kernels.ops import runs_on_gpu, stack_on_gpu
+
+
+class PlainCalls:
+    """Which calls a stack takes as they are.
+
+    Args:
+        stack: The stack.
+    """
+
+    def __init__(self, stack: Stack) -> None:
+        self._device = stack.device
+        self._states, self._C, self._H = stack.states, stack.input_size, stack.hidden_size
+
+    def takes(self, x: object, hx: Tensor | None, batch_first: bool) -> bool:
+        """Whether a call is of the plain kind.
+
+        Args:
+            x: What was given as input; has to be float32 (T, N, C), (N, T, C) if `batch_first`, on
+                the stack's device.
+            hx: What was given as states; has to be float32 (states, N, H) or None.
+            batch_first: Whether N comes before T.
+        """
+        if type(x) is not Tensor or x.dtype is not torch.float32 or x.device != self._device:
+            return False
+        if x.dim() != 3:
+            return False
+        first, second, C = x.shape
+        T, N = (second, first) if batch_first else (first, second)
+        if C != self._C or not T:
+            return False
+        return hx is None or (
+            type(hx) is Tensor
+            and hx.dtype is torch.float32
+            and hx.device == self._device
+            and hx.shape == (self._states, N, self._H)
+        )
 
 
 class QuickGPU:
@@ -29,21 +66,18 @@ class QuickGPU:
     def __init__(self, stack: Stack, weights: KeptWeights) -> None:
         self._stack = stack
         self._weights = weights
-        self._device = stack.device
-        self._states = stack.states
-        self._C, self._H = stack.input_size, stack.hidden_size
+        self._plain = PlainCalls(stack)
         self.holds = weights.hold
         """holds(weights now) -> whether they are still those that were given, unchanged."""
 
     def run(
-        self, weights: Collection[Tensor | None], x: object, hx: Tensor | None, batch_first: bool
+        self, weights: Collection[Tensor | None], x: Any, hx: Tensor | None, batch_first: bool
     ) -> tuple[Tensor, Tensor] | None:
         """Run a whole call, if it is of the plain kind.
 
         Args:
             weights: The module's weights now, in the order they were given in.
-            x: What was given as input; taken if float32 (T, N, C), (N, T, C) if `batch_first`, on
-                the weights' device.
+            x: What was given as input; taken as `PlainCalls` says.
             hx: float32 (states, N, H) or None.
             batch_first: Whether N comes before T.
 
@@ -51,25 +85,7 @@ class QuickGPU:
             As `QuantGRU.forward`; None where the call is of another kind, a weight changed, a
             gradient may be asked for, or weights fit no registers.
         """
-        if (
-            type(x) is not Tensor
-            or x.dtype is not torch.float32
-            or x.device != self._device
-            or x.dim() != 3
-        ):
-            return None
-        if batch_first:
-            x = x.transpose(0, 1)
-        if x.shape[2] != self._C or not x.shape[0]:
-            return None
-        if hx is not None and (
-            type(hx) is not Tensor
-            or hx.dtype is not torch.float32
-            or hx.device != self._device
-            or hx.shape != (self._states, x.shape[1], self._H)
-        ):
-            return None
-        if not self.holds(weights):
+        if not self._plain.takes(x, hx, batch_first) or not self.holds(weights):
             return None
         if torch.is_grad_enabled() and (
             x.requires_grad
@@ -77,6 +93,8 @@ class QuickGPU:
             or self._weights.ask_for_gradient()
         ):
             return None
+        if batch_first:
+            x = x.transpose(0, 1)
         result = self._stack.run(x, hx)
         if result is None or not batch_first:
             return result

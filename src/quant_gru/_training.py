@@ -34,7 +34,9 @@ from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.scale_gradients import scale_gradients
-from quant_gru.kernels.live import epochs
+from quant_gru.kernels.cuda.backward.quick import QuickBackward
+from quant_gru.kernels.cuda.stack import Stack
+from quant_gru.kernels.live import LiveWeights, all_live, epochs
 from quant_gru.kernels.ops import backward_layer, quantize, runs_on_gpu
 
 
@@ -224,6 +226,9 @@ class Call:
         stash_bits: Bits that are kept of each code of output.h; None for all.
         again: Called with the weights, gives the plan anew, should it have changed since.
         thread: Whose the plan is, where its numbers follow weights.
+        live: What rewrites the parts of the plan that follow weights.
+        stack: What runs the forward, where that is known.
+        back: What may run the backward faster than the general way.
     """
 
     plan: GRUPlan
@@ -235,6 +240,18 @@ class Call:
     stash_bits: int | None
     again: Callable[[Sequence[Tensor]], GRUPlan]
     thread: int = field(default_factory=get_ident)
+    live: tuple[LiveWeights, ...] | None = None
+    stack: Stack | None = None
+    back: QuickBackward | None = None
+
+    def __post_init__(self) -> None:
+        if self.live is None:
+            self.live = all_live(self.plan)
+
+    def epochs(self) -> tuple[int, ...]:
+        """How often the numbers of the plan have been rewritten."""
+        assert self.live is not None
+        return epochs(self.live)
 
 
 def run(
@@ -270,7 +287,8 @@ class _StraightThrough(torch.autograd.Function):
         ctx: Any, call: Call, x: Tensor, h0: Tensor | None, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
         kept = Kept()
-        y, h_n = run_real(call.plan, x, h0, call.lengths, call.noise, kept)
+        found = None if call.stack is None else call.stack.run(x, h0, None, kept)
+        y, h_n = found or run_real(call.plan, x, h0, call.lengths, call.noise, kept)
         out = kept.out
         if call.stash_bits:
             out = [
@@ -278,7 +296,7 @@ class _StraightThrough(torch.autograd.Function):
                 for codes, q in zip(out, _quantizers(call), strict=True)
             ]
         ctx.set_materialize_grads(False)
-        ctx.call, ctx.cells, ctx.epochs = call, len(out), epochs(call.plan)
+        ctx.call, ctx.cells, ctx.epochs = call, len(out), call.epochs()
         nan = nan_of(h_n) if kept.nan is None else kept.nan
         ctx.save_for_backward(x, h0, nan, *out, *parameters)
         return y, h_n
@@ -286,29 +304,41 @@ class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor | None, grad_h_n: Tensor | None) -> tuple[Any, ...]:
         x, h0, nan, *rest = ctx.saved_tensors
-        call, out, parameters = ctx.call, rest[: ctx.cells], rest[ctx.cells :]
+        call, needs = ctx.call, ctx.needs_input_grad[1:]
+        device = x.device
+        if (
+            call.back is not None
+            and h0 is None
+            and not torch.is_grad_enabled()
+            and not torch.is_autocast_enabled(device.type)
+            and call.epochs() == ctx.epochs
+        ):
+            found = call.back.run(x, rest[0], nan, grad_y, grad_h_n, (needs[0], *needs[2:]))
+            if found is not None:
+                grad_x, *grads = found
+                # without biases there are none to return
+                return (None, grad_x, None, *grads[: len(needs) - 2])
+        out, parameters = rest[: ctx.cells], rest[ctx.cells :]
         if call.stash_bits:
             H = call.plan.cells[0][0].hidden_size
             out = [
                 unpacked(stash, q, call.stash_bits, H)
                 for stash, q in zip(out, _quantizers(call), strict=True)
             ]
-        needs = ctx.needs_input_grad[1:]
         count = len(parameters) - len(call.scales)
         learns = any(needs[2 + count :])
         done = Pass(x, h0, call.lengths, call.noise, out, nan, call.precision)
         weights = of_cells(needs[2 : 2 + count], call.bias)
         asked = Asked(needs[0], needs[1], weights, call.scales if learns else ())
-        device = x.device
         with _plainly(device):
             # parts that follow weights may have been rewritten by another forward, or may be while
             # this runs: on a GPU a thread of autograd's runs it, and forward's waits
             own = device.type == "cuda" or get_ident() == call.thread
-            unchanged = own and epochs(call.plan) == ctx.epochs
+            unchanged = own and call.epochs() == ctx.epochs
             plan = call.plan if unchanged else call.again(parameters[:count])
-            found = gradients(plan, done, grad_y, grad_h_n, asked)
-        scales: list[Tensor | None] = [*found.scales] or [None] * len(call.scales)
-        raw = (found.x, found.h0, *flat_gradients(found.cells, call.bias), *scales)
+            result = gradients(plan, done, grad_y, grad_h_n, asked)
+        scales: list[Tensor | None] = [*result.scales] or [None] * len(call.scales)
+        raw = (result.x, result.h0, *flat_gradients(result.cells, call.bias), *scales)
         grads = [
             None if grad is None or like is None or not needed else _to(like.dtype, grad)
             for grad, needed, like in zip(raw, needs, (x, h0, *parameters), strict=True)
@@ -317,6 +347,27 @@ class _StraightThrough(torch.autograd.Function):
             of = [t for t in (grad_y, grad_h_n, x, h0, *parameters) if t is not None]
             grads = [None if g is None else _Once.apply(g, *of) for g in grads]
         return (None, *grads)
+
+
+# `_StraightThrough.apply` without what it does for transforms of functions
+_apply = super(torch.autograd.Function, _StraightThrough).apply
+_unwrap_if_dead = torch._C._functorch.unwrap_if_dead
+
+
+def straight_through(
+    call: Call, x: Tensor, h0: Tensor | None, *weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`run`, differentiable, where no transform of functions is at work and nothing is learned.
+
+    Args:
+        call: As for `run`.
+        x: As for `run`.
+        h0: As for `run`.
+        weights: Those that are there, one after the other; no transform has made them.
+    """
+    x, h0 = _unwrap_if_dead(x), None if h0 is None else _unwrap_if_dead(h0)
+    y, h_n = _apply(call, x, h0, *weights)
+    return y, h_n
 
 
 def _to(dtype: torch.dtype, grad: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
@@ -27,6 +28,8 @@ from quant_gru.kernels.cuda import driver
 from quant_gru.kernels.cuda.executor import kept_numbers
 from quant_gru.kernels.cuda.launch import Machine
 from quant_gru.kernels.cuda.numbers import capturing
+from quant_gru.kernels.cuda.weights import Given
+from quant_gru.kernels.cuda.weights import Writer as OnGPU
 
 _MATRIX_BITS = 16
 WEIGHTS = ("weight.W", "weight.R", "weight.bw", "weight.br")
@@ -105,8 +108,6 @@ class LiveWeights:
         ):
             return None
         if machine is not None or driver.available(device):
-            from quant_gru.kernels.cuda.weights import Writer as OnGPU
-
             return OnGPU(self.qparams, self.frozen, self.part, machine)
         if device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
             from quant_gru.kernels.cpu.weights import Writer as OnCPU
@@ -154,6 +155,28 @@ class LiveWeights:
                     self._follow(device)
                     self._write(W, R, bw, br, dropped, p)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether `repeat` can be called: kernels of a GPU rewrite the part."""
+        return isinstance(self._writer, OnGPU)
+
+    def repeat(self, given: Given) -> None:
+        """`update` with weights of known shapes, dtypes and layout, nothing dropped.
+
+        On the part's device, which has to be the current one.
+
+        Args:
+            given: Where the weights are, contiguous, of dtypes and on the device of weights that
+                an update before took.
+        """
+        writer = self._writer
+        assert isinstance(writer, OnGPU)
+        with self._lock:
+            self.epoch += 1
+            if self.part.W.is_cuda:
+                self._follow(self.part.W.device)
+            writer.repeat(given)
+
     def _follow(self, device: torch.device) -> None:
         """Wait for what reads the numbers that are about to change on another stream."""
         if capturing(device):
@@ -198,10 +221,15 @@ def live_of(part: WeightPart) -> LiveWeights | None:
     return None if found is None else found()
 
 
-def epochs(plan: GRUPlan) -> tuple[int, ...]:
-    """How often the parts that follow weights have been rewritten, cell after cell."""
+def all_live(plan: GRUPlan) -> tuple[LiveWeights, ...]:
+    """What rewrites the parts of a plan that follow weights, cell after cell."""
     found = (live_of(cell.weights) for cells in plan.cells for cell in cells)
-    return tuple(live.epoch for live in found if live is not None)
+    return tuple(live for live in found if live is not None)
+
+
+def epochs(live: Iterable[LiveWeights]) -> tuple[int, ...]:
+    """How often parts that follow weights have been rewritten."""
+    return tuple([each.epoch for each in live])
 
 
 def settled(plan: GRUPlan) -> GRUPlan:

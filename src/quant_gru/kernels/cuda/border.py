@@ -13,7 +13,7 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import chance
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cuda.frozen import NARROW_BITS
-from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
+from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cuda.structures import KINDS, structure
 
 _ROWS = 8  # of a block
@@ -114,11 +114,36 @@ def mask(quantizer: Quantizer, x: Tensor, grad: Tensor, machine: Machine | None 
         return
     if x.is_neg() or x.stride(2) != 1:
         x = x.detach().resolve_neg().contiguous()
-    T, N, features = x.shape
-    step, row, _ = x.stride()
-    m: Any = MaskC(grad.data_ptr(), x.data_ptr(), step, row, T * N, N, features, quantizer.scale)
+    m, grid = _mask_of(quantizer, x.stride()[:2], x.shape)
+    m.grad, m.real = grad.data_ptr(), x.data_ptr()
+    _start(_MASK, grid, m, x, machine)
+
+
+def prepared_mask(
+    quantizer: Quantizer, strides: tuple[int, ...], shape: tuple[int, ...], machine: Machine
+) -> tuple[Prepared, Any]:
+    """`mask` of values of some layout, to be started again and again.
+
+    Args:
+        quantizer: Of up to 16 bits.
+        strides: Of the values in steps and rows.
+        shape: (T, N, features).
+        machine: Where kernels run.
+
+    Returns:
+        The launch, and the record whose fields `grad` and `real` it reads at each start.
+    """
+    m, grid = _mask_of(quantizer, strides, shape)
+    return machine.prepare(_MASK, grid, m), m
+
+
+def _mask_of(
+    quantizer: Quantizer, strides: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[Any, Grid]:
+    T, N, features = shape
+    m: Any = MaskC(None, None, *strides, T * N, N, features, quantizer.scale)
     m.lo, m.hi = quantizer.lo - quantizer.zero_point, quantizer.hi - quantizer.zero_point
-    _start(_MASK, Grid((-(-T * N // _ROWS), 1), 32 * _ROWS), m, x, machine)
+    return m, Grid((-(-T * N // _ROWS), 1), 32 * _ROWS)
 
 
 def requantize(

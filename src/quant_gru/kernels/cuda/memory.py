@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from quant_gru.kernels.cpu import _native
 
@@ -37,3 +42,14 @@ class Memory:
         """
         at = ctypes.addressof(record) + getattr(type(record), name).offset + 8 * index
         self._add(at, offset)
+
+
+def maker(
+    shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
+) -> Callable[[], Tensor]:
+    """What makes tensors of one kind, as `torch.empty` does, in about half the time on the host."""
+    with torch.inference_mode(False):
+        like = torch.empty(tuple(shape), dtype=dtype, device=device)
+    # it only tells sizes
+    like.untyped_storage().resize_(0)
+    return functools.partial(torch.empty_like, like)

@@ -6,11 +6,10 @@ included. All that a launch needs but addresses is kept.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cuda import planner
 from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
-from quant_gru.kernels.cuda.memory import Memory
+from quant_gru.kernels.cuda.memory import Memory, maker
 from quant_gru.kernels.cuda.numbers import Numbers
 from quant_gru.kernels.cuda.projection import projection
 from quant_gru.kernels.cuda.real_projection import (
@@ -115,6 +114,17 @@ class _Rows:
         self.tensor: Any = None
 
 
+class _Makers(NamedTuple):
+    """What makes the tensors of a call; `whole_space` is for calls that keep no codes."""
+
+    y: Callable[[], Tensor]
+    h_n: Callable[[], Tensor]
+    nan: Callable[[], Tensor]
+    codes: Callable[[], Tensor]
+    space: Callable[[], Tensor]
+    whole_space: Callable[[], Tensor]
+
+
 class Schedule:
     """The launches of a call.
 
@@ -141,6 +151,7 @@ class Schedule:
         self._layers, self._directions = len(layers), len(directions)
         self._H = directions[0].numbers.H
         self._lock = threading.Lock()
+        self._made: _Makers | None = None
         self._memory, self._x = Memory(), Memory()
         # codes of states have memory of their own, which may be kept
         self._codes = Memory()
@@ -170,20 +181,21 @@ class Schedule:
         self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
     ) -> tuple[Tensor, Tensor]:
         """Start all launches; arguments and results as `Stack.run` has them."""
-        T, N, H, device = self._T, self._N, self._H, x.device
-        states = self._layers * self._directions
+        device = x.device
         if x.stride(2) != 1 or x.is_neg():
             x = x.detach().resolve_neg().contiguous()
-        new = functools.partial(torch.empty, device=device)
-        y = new((T, N, self._directions * H))
-        h_n = new((states, N, H))
-        codes, size = None, self._memory.size
+        if h0 is not None:
+            h0 = h0.detach().contiguous().resolve_neg()
+        if lengths is not None:
+            lengths = lengths.to(device, torch.int64).contiguous()
+        made = self._made or self._makers(device)
+        y, h_n, codes, nan = made.y(), made.h_n(), None, None
         if kept is None:
-            size += self._codes.size
+            space = made.whole_space()
         else:
-            codes = new(self._codes.size, dtype=torch.int8)
+            space, nan = made.space(), made.nan()
+            kept.nan, codes = nan, self._kept_codes(kept, made.codes())
         with self._lock:
-            space = new(size, dtype=torch.int8)
             base = space.data_ptr()
             self._memory.move(base)
             self._codes.move(base + self._memory.size if codes is None else codes.data_ptr())
@@ -193,16 +205,13 @@ class Schedule:
                 rows.tensor = space.as_strided(rows.shape, (rows.shape[1], 1), rows.start)
             for each in self._products:
                 shape = (each.rows.shape[0], each.weights.shape[1])
-                each.result = new(shape, dtype=torch.int32)
+                each.result = torch.empty(shape, dtype=torch.int32, device=device)
                 each.memory.move(each.result.data_ptr())
             self._move_input(x)
             if h0 is not None:
-                h0 = h0.detach().contiguous().resolve_neg()
                 self._h0.move(h0.data_ptr())
             if lengths is not None:
-                lengths = lengths.to(device, torch.int64).contiguous()
                 self._lengths.move(lengths.data_ptr())
-            nan = None if kept is None else new((states, N))
             self._nan.move(0 if nan is None else nan.data_ptr())
             self._y.move(y.data_ptr())
             self._h_n.move(h_n.data_ptr())
@@ -213,13 +222,36 @@ class Schedule:
                 rows.tensor = None
             for each in self._products:
                 each.result = None
-        if kept is not None and codes is not None:
-            for start, container in self._kept:
-                part = codes if container is torch.int8 else codes.view(container)
-                at = start // container.itemsize
-                kept.out.append(part.as_strided((T, N, H), (N * H, H, 1), at))
-            kept.nan = nan
         return y, h_n
+
+    def _makers(self, device: torch.device) -> _Makers:
+        T, N, H = self._T, self._N, self._H
+        states, size = self._layers * self._directions, self._memory.size
+        # codes of one cell are a tensor by themselves
+        alone = self._kept[0][1] if len(self._kept) == 1 else None
+        self._made = _Makers(
+            maker((T, N, self._directions * H), device),
+            maker((states, N, H), device),
+            maker((states, N), device),
+            maker((T, N, H), device, alone)
+            if alone
+            else maker((self._codes.size,), device, torch.int8),
+            maker((size,), device, torch.int8),
+            maker((size + self._codes.size,), device, torch.int8),
+        )
+        return self._made
+
+    def _kept_codes(self, kept: Kept, codes: Tensor) -> Tensor:
+        """Hands on the codes of states, which lie in some memory; returns the memory."""
+        if len(self._kept) == 1:
+            kept.out.append(codes)
+            return codes
+        T, N, H = self._T, self._N, self._H
+        for start, container in self._kept:
+            part = codes if container is torch.int8 else codes.view(container)
+            at = start // container.itemsize
+            kept.out.append(part.as_strided((T, N, H), (N * H, H, 1), at))
+        return codes
 
     def _move_input(self, x: Tensor) -> None:
         address, strides = x.data_ptr(), x.stride()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from typing import Any
 
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import GRUPlan
-from quant_gru.kernels.cuda import planner
 from quant_gru.kernels.cuda.executor import numbers_of
 from quant_gru.kernels.cuda.launch import Machine
 from quant_gru.kernels.cuda.numbers import capturing
@@ -119,7 +117,7 @@ class Stack:
     ) -> tuple[Tensor, Tensor] | None:
         T, N, _ = x.shape
         keeps = kept is not None
-        key = (T, N, h0 is None, lengths is None, keeps, os.environ.get(planner.VARIABLE))
+        key = (T, N, h0 is None, lengths is None, keeps)
         schedule = self._schedules.get(key, _MISSING)
         if schedule is _MISSING:
             schedule = None

@@ -17,6 +17,9 @@ from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cuda.numbers import Numbers
 from quant_gru.kernels.cuda.structures import KINDS, WeightsC
 
+Given = tuple[tuple[int, torch.dtype | None], ...]
+"""Address and dtype of W, R, bw, br as they are in memory; (0, None) for what is not there."""
+
 _REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 _THREADS = 256
 _MOST_FRAGMENTS = 4
@@ -56,9 +59,11 @@ class Writer:
         for which in range(2):
             self._fill(which, qparams, frozen)
         self._seen: tuple[Numbers | None, int] = (None, 0)
-        # address and dtype of each weight and bias as the arguments have them
-        self._given: list[tuple[int, torch.dtype | None]] = [(0, None)] * 4
+        # as the arguments have them
+        self._given: Given = ((0, None),) * 4
         self._drops = False
+        # whether something derived is not rewritten by the launches
+        self._more = False
         self._launch: Prepared | None = None
 
     def _fill(self, which: int, qparams: QParams, frozen: FrozenPart) -> None:
@@ -113,36 +118,54 @@ class Writer:
             dropped: bool (3H, H) or None; as for `build_weights`.
             p: Probability of what was dropped.
         """
-        arguments, keep = self._arguments, []
-        for i, w in enumerate((*matrices, *biases)):
-            given: tuple[int, torch.dtype | None] = (0, None)
-            if w is not None:
-                if w.is_neg() or not w.is_contiguous():
-                    w = w.detach().contiguous().resolve_neg()
-                    keep.append(w)
-                given = (w.data_ptr(), w.dtype)
-            if given != self._given[i]:
-                self._given[i] = given
-                self._set(i, *given)
+        keep: list[Tensor] = []
+        given: list[tuple[int, torch.dtype | None]] = []
+        for w in (*matrices, *biases):
+            if w is None:
+                given.append((0, None))
+                continue
+            if w.is_neg() or not w.is_contiguous():
+                w = w.detach().contiguous().resolve_neg()
+                keep.append(w)
+            given.append((w.data_ptr(), w.dtype))
+        arguments = self._arguments
         if dropped is not None:
             dropped = dropped.to(self._part.R.device, torch.bool).contiguous()
             arguments.operands[1].dropped = dropped.data_ptr()
             arguments.keep = 1.0 - p
-        elif self._drops:
-            arguments.operands[1].dropped = None
-        self._drops = dropped is not None
+            self._drops = True
+            self._write(tuple(given))
+        else:
+            self.repeat(tuple(given))
+
+    def repeat(self, given: Given) -> None:
+        """`write` with nothing dropped, of weights whose dtypes and layout are known.
+
+        Args:
+            given: Where they are, contiguous, of a dtype that the kernels read.
+        """
+        if self._drops:
+            self._arguments.operands[1].dropped = None
+            self._drops = False
+        self._write(given)
+
+    def _write(self, given: Given) -> None:
+        if given != self._given:
+            self._given = given
+            for i, each in enumerate(given):
+                self._set(i, *each)
         numbers = kept_numbers(self._part)
         seen = (numbers, 0 if numbers is None else numbers.derived)
         if seen != self._seen:
             self._seen = seen
             self._point(numbers)
         if self._launch is None:
-            grid = Grid((-(-3 * arguments.H // (_THREADS // 32)), 2), _THREADS)
+            grid = Grid((-(-3 * self._arguments.H // (_THREADS // 32)), 2), _THREADS)
             self._launch = self._machine.join(
-                [self._machine.prepare(each, grid, arguments) for each in (_MEASURE, _SETTLE)]
+                [self._machine.prepare(each, grid, self._arguments) for each in (_MEASURE, _SETTLE)]
             )
         self._launch.start(self._machine.stream())
-        if numbers is not None:
+        if numbers is not None and self._more:
             numbers.refresh(("_columns",), _MOST_FRAGMENTS)
 
     def _set(self, index: int, address: int, dtype: torch.dtype | None) -> None:
@@ -156,7 +179,7 @@ class Writer:
     def _point(self, numbers: Numbers | None) -> None:
         """Let the arguments point at what was derived from the part."""
         arguments = self._arguments
-        arguments.count = 0
+        arguments.count, self._more = 0, False
         made = {} if numbers is None else numbers.__dict__
         for which, c in enumerate(arguments.operands):
             c.m = made["multipliers"][which].data_ptr() if "multipliers" in made else None
@@ -178,3 +201,4 @@ class Writer:
             f.bytes, f.bias, f.m = (each.data_ptr() for each in kept)
             f.features, f.units = features, units
             arguments.count += 1
+        self._more = "_columns" in made or len(numbers.packed()) > _MOST_FRAGMENTS

@@ -65,6 +65,7 @@ class Schedule:
         self._T, self._N, self._C, self._H = first.T, first.N, first.C, first.H
         self._rows = first.T * first.N
         self._dirs = len(calls)
+        self._reverse = [call.reverse for call in calls]
         self._half = precision.half and all(call.fits_half for call in calls)
         self._memory = Memory()
         # by direction: what a call brings, by name, and records with strides
@@ -116,20 +117,30 @@ class Schedule:
         dh0 = torch.empty((self._dirs * self._N, self._H), dtype=torch.float32, device=device)
         db = torch.empty((2 * self._dirs, 3 * self._H), dtype=torch.float32, device=device)
         dh0_at, db_at, H = dh0.data_ptr(), db.data_ptr(), self._H
-        keep = []
         with self._lock:
             self._memory.move(memory.data_ptr())
-            for d, call in enumerate(calls):
+            for d in range(self._dirs):
                 at = self._at[d]
-                for name, tensor in call.tensors.items():
-                    at[name].move(0 if tensor is None else tensor.data_ptr())
                 at["dh0"].move(dh0_at + 4 * d * self._N * H)
                 at["db"].move(db_at + 24 * d * H)
-                keep.append(self._point_at_weights(d, call))
-                strided = self._strided[d]
-                strided.stride_t, strided.stride_n, strided.stride_h = call.grad_out.stride()
-                self._taken[d].step, self._taken[d].next = call.strides
-            return self._start(calls, memory, dh0, db)
+            # what has to live until all is launched
+            keep = self._point(calls)
+            found = self._start(memory, dh0, db)
+            del keep
+            return found
+
+    def _point(self, calls: Sequence[Call]) -> list[Any]:
+        """Let arguments follow what calls bring; returns what has to live until the launches."""
+        keep: list[Any] = []
+        for d, call in enumerate(calls):
+            at = self._at[d]
+            for name, tensor in call.tensors.items():
+                at[name].move(0 if tensor is None else tensor.data_ptr())
+            keep.append(self._point_at_weights(d, call))
+            strided = self._strided[d]
+            strided.stride_t, strided.stride_n, strided.stride_h = call.grad_out.stride()
+            self._taken[d].step, self._taken[d].next = call.strides
+        return keep
 
     def _point_at_weights(self, d: int, call: Call) -> dict[str, Tensor] | None:
         """Returns what has to live until all is launched."""
@@ -397,14 +408,12 @@ class Schedule:
 
     # What follows is done at each call.
 
-    def _start(
-        self, calls: Sequence[Call], memory: Tensor, dh0: Tensor, db: Tensor
-    ) -> list[Gradients]:
+    def _start(self, memory: Tensor, dh0: Tensor, db: Tensor) -> list[Gradients]:
         stream = self._machine.stream()
         if self._whole is not None:
             self._whole.start(stream)
         else:
-            self._start_in_parts(calls, memory, stream)
+            self._start_in_parts(memory, stream)
         wanted, real, C = self._wanted, memory.view(self._precision.dtype), self._C
         biases, states = db.unbind(), [dh0] if self._dirs == 1 else dh0.chunk(self._dirs)
         results = []
@@ -413,12 +422,12 @@ class Schedule:
             codes = [each.of(real) for each in self._real_codes[d]]
             results.append(
                 Gradients(
-                    _product(dWx, self._real_weights[d][0].of(real)).view(self._T, self._N, C)
+                    product(dWx, self._real_weights[d][0].of(real)).view(self._T, self._N, C)
                     if wanted.x
                     else None,
                     states[d],
-                    _product(dWx.t(), codes[0]) if wanted.W else None,
-                    _product(dRh.t(), codes[-1]) if wanted.R else None,
+                    product(dWx.t(), codes[0]) if wanted.W else None,
+                    product(dRh.t(), codes[-1]) if wanted.R else None,
                     biases[2 * d] if wanted.bw else None,
                     biases[2 * d + 1] if wanted.br else None,
                     self._state_gradients(d, memory) if wanted.h else None,
@@ -426,7 +435,7 @@ class Schedule:
             )
         return results
 
-    def _start_in_parts(self, calls: Sequence[Call], memory: Tensor, stream: int) -> None:
+    def _start_in_parts(self, memory: Tensor, stream: int) -> None:
         """What comes before the last products, where there are others in between."""
         self._before.start(stream)
         words = memory.view(torch.int32)
@@ -449,8 +458,8 @@ class Schedule:
                 absent.of(words).fill_(-1)
                 launch.start(stream)
         else:
-            for d, call in enumerate(calls):
-                self._back_steps(d, call.reverse, memory, stream)
+            for d, reverse in enumerate(self._reverse):
+                self._back_steps(d, reverse, memory, stream)
         for launch in self._after:
             launch.start(stream)
 
@@ -475,7 +484,7 @@ class Schedule:
         launch.start(stream)
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
+def product(a: Tensor, b: Tensor) -> Tensor:
     """A product of operands, in float32."""
     if a.dtype == torch.float32:
         return torch.mm(a, b)
@@ -490,4 +499,4 @@ def _multiply(a: Tensor, b: Tensor, result: Tensor) -> None:
     elif a.dtype == torch.bfloat16 and a.is_cuda:
         torch.mm(a, b, out_dtype=torch.float32, out=result)
     else:
-        result.copy_(_product(a, b))
+        result.copy_(product(a, b))

@@ -1,0 +1,223 @@
+"""Steps of training like the one before, in kernels on the host: as the general way has them."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from quant_gru import QuantConfig, QuantGRU, _gru
+from quant_gru.kernels.cpu import executor as cpu
+from quant_gru.kernels.cuda import driver, planner
+from quant_gru.kernels.cuda.backward import planner as back_planner
+from quant_gru.kernels.cuda.backward import quick
+
+sys.path.insert(0, str(Path(__file__).parent))
+from host_machine import COMPILER, Host, folder_of
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+
+C, H = 5, 16
+nan = float("nan")
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    return Host(folder_of(tmp_path_factory))
+
+
+@pytest.fixture(autouse=True)
+def _gpu(host, monkeypatch):
+    """The CPU stands in for a GPU."""
+    monkeypatch.setenv(cpu.VARIABLE, cpu.REFERENCE)
+    monkeypatch.setenv(planner.VARIABLE, "1,1,1,4")
+    monkeypatch.setenv(back_planner.VARIABLE, "1,1,1,8")
+    monkeypatch.setattr(driver, "available", lambda device: True)
+    monkeypatch.setattr(driver, "machine_of", lambda device: host)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("quant_gru") and hasattr(module, "runs_on_gpu"):
+            monkeypatch.setattr(module, "runs_on_gpu", lambda device: True)
+
+
+def training(config="int8", **options):
+    torch.manual_seed(0)
+    gru = QuantGRU(C, H, config=getattr(QuantConfig, config)(), **options)
+    data = torch.randn(12, 8, C)
+    gru.calibrate(data)
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    return gru.train()
+
+
+def step_of(gru):
+    return gru._state.plans.step(torch.device("cpu"))
+
+
+def results(gru, x, hx=None, last=True, first=True):
+    """Outputs and all gradients."""
+    x = x.detach().requires_grad_()
+    y, h_n = gru(x, hx)
+    generator = torch.Generator().manual_seed(3)
+    wanted, grads = [], []
+    for each, asked in ((y, first), (h_n, last)):
+        weight = torch.randn(each.shape, generator=generator)
+        if asked:
+            wanted.append(each)
+            grads.append(weight)
+    leaves = [each for each in (x, *gru.parameters()) if each.requires_grad]
+    return [y.detach(), h_n.detach(), *torch.autograd.grad(wanted, leaves, grads)]
+
+
+def check(gru, *args, quickly=True, **options):
+    """A step in the quick way, which has to give what the general way gives."""
+    results(gru, *args, **options)
+    assert step_of(gru) is not None
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        general = _gru.run
+        patch.setattr(_gru, "run", lambda *a: calls.append(a) or general(*a))
+        found = results(gru, *args, **options)
+        assert not calls
+        patch.setattr(_gru.QuantGRU, "_keep_step", lambda *_: None)
+        patch.setattr(quick.QuickBackward, "run", lambda *_: None)
+        gru._state.plans.keep_step(torch.device("cpu"), gru._plan(), None)
+        expected = results(gru, *args, **options)
+        assert len(calls) == 1
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"config": "w8a16"}, {"bias": False}, {"batch_first": True}, {"bidirectional": True}],
+    ids=["plain", "w8a16", "no biases", "batch first", "both directions"],
+)
+def test_a_step_is_that_of_the_general_way(options):
+    gru = training(**options)
+    for _ in range(2):
+        check(gru, torch.randn(6, 8, C) * 2)
+        check(gru, torch.randn(9, 3, C))
+        with torch.no_grad():
+            for weight in gru.parameters():
+                weight.mul_(1.1)
+
+
+def test_what_is_given_and_asked():
+    gru = training()
+    x = torch.randn(6, 8, C)
+    x[2, 1, 0] = nan
+    check(gru, x)
+    check(gru, x, last=False)
+    check(gru, x, first=False)
+    check(gru, x, torch.randn(1, 8, H) * 0.5)
+    check(gru, torch.randn(8, 6, C).transpose(0, 1))
+    for parameter in (gru.weight_ih_l0, gru.bias_hh_l0, gru.bias_ih_l0):
+        parameter.requires_grad_(False)
+        check(gru, x)
+
+
+def quickly(gru, x):
+    """Whether a call went the quick way."""
+    with pytest.MonkeyPatch.context() as patch:
+        calls = []
+        general = _gru.run
+        patch.setattr(_gru, "run", lambda *a: calls.append(a) or general(*a))
+        gru(x)
+        return not calls
+
+
+def test_changes_are_noticed():
+    gru, x = training(), torch.randn(6, 8, C)
+
+    def taken(change):
+        gru(x)
+        assert quickly(gru, x)
+        change()
+        return quickly(gru, x)
+
+    assert taken(lambda: gru.weight_hh_l0.data.mul_(2))
+    assert not taken(lambda: setattr(gru.weight_hh_l0, "data", gru.weight_hh_l0.data.clone()))
+    assert not taken(lambda: setattr(gru, "bias_hh_l0", torch.nn.Parameter(torch.ones(3 * H))))
+    assert not taken(lambda: setattr(gru, "precision", "tf32"))
+    assert not taken(lambda: setattr(gru, "recurrent_dropout", 0.5))
+    gru.recurrent_dropout = 0.0
+    assert not taken(lambda: setattr(gru, "zoneout", 0.5))
+    gru.zoneout = 0.0
+    assert not taken(lambda: setattr(gru, "stash_bits", 8))
+    gru.stash_bits = None
+    assert not taken(lambda: gru.adjust_quant_config("output.h", bitwidth=7))
+    strided = gru.weight_hh_l0.data.t().contiguous().t()
+    assert not taken(lambda: setattr(gru.weight_hh_l0, "data", strided))
+    assert not quickly(gru, x)
+
+
+def test_dropped_weights_are_back():
+    gru, x = training(), torch.randn(6, 8, C)
+    gru(x)
+    expected = gru(x)[0]
+    gru.recurrent_dropout = 0.5
+    assert not torch.equal(gru(x)[0], expected)
+    gru.recurrent_dropout = 0.0
+    assert quickly(gru, x)
+    assert torch.equal(gru(x)[0], expected)
+
+
+def test_other_sizes_after_the_first_follow_the_weights():
+    """What is derived from weights for another size is rewritten from then on."""
+    gru = training()
+    for N in (8, 3, 65, 8):
+        x = torch.randn(4, N, C)
+        gru(x)
+        with torch.no_grad():
+            gru.weight_hh_l0.mul_(-1)
+        assert quickly(gru, x)
+        found = gru(x)[0].detach()
+        assert torch.equal(found, gru.eval()(x)[0])
+        gru.train()
+
+
+def test_a_forward_of_other_weights_before_the_backward():
+    gru, x = training(), torch.randn(6, 8, C)
+    grads = results(gru, x)[2:]
+    leaf = x.clone().requires_grad_()
+    y, h_n = gru(leaf)
+    kept = gru.weight_hh_l0.detach().clone()
+    gru.weight_hh_l0.data.mul_(-1)
+    gru(x)
+    gru.weight_hh_l0.data.copy_(kept)
+    generator = torch.Generator().manual_seed(3)
+    weights = [torch.randn(each.shape, generator=generator) for each in (y, h_n)]
+    found = torch.autograd.grad((y, h_n), [leaf, *gru.parameters()], weights)
+    for ours, theirs in zip(found, grads, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_graphs_are_kept_and_differentiated_once():
+    gru, x = training(), torch.randn(6, 8, C, requires_grad=True)
+    y = gru(x)[0]
+    first, again = (torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, again)
+    (grad,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    with pytest.raises(Exception, match="differentiated once"):
+        grad.sum().backward()
+    with torch.no_grad():
+        gru.weight_hh_l0.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y.sum(), x)
+
+
+def test_little_memory_is_kept(monkeypatch):
+    gru, x = training(), torch.randn(6, 8, C)
+    results(gru, x)
+    results(gru, x)
+    back = step_of(gru)._call.back
+    space = back._latest._space
+    assert space is not None
+    results(gru, x)
+    assert back._latest._space is space
+    results(gru, x[:5])
+    assert sum(each._space is not None for each in back._kinds.values()) == 1
+    monkeypatch.setattr(quick, "_KEPT_BYTES", 0)
+    back._latest.forget_space()
+    results(gru, x[:5])
+    assert back._latest._space is None

@@ -95,12 +95,11 @@ def floor(
         resident: Clusters that run at once.
     """
     N, T, C, H = shape
-    planes = form.weight_bytes * form.state_bytes
     if chosen is None:
-        step = 3.0 * H * H * N * planes / DENSE
+        step = 3.0 * H * H * N * form.weight_bytes * form.state_bytes / DENSE
     else:
         columns = max(8, chosen.rows)  # of the matrix instruction
-        work = 3.0 * chosen.units / chosen.blocks * chosen.features * columns * planes
+        work = 3.0 * chosen.units / chosen.blocks * chosen.features * columns * chosen.passes(form)
         waves = -(-chosen.tiles(N) // resident)
         step = waves * (work / IMMA / CLOCK + EXCHANGE[chosen.blocks])
     projection = 3.0 * H * C * T * N / DENSE
@@ -201,7 +200,7 @@ def measure(shape: tuple[int, int, int, int], config: QuantConfig, repeats: int)
     form = executor.numbers_of(plan).form
     chosen = planner.choose(form, H, N, 1, recorder.clusters())
     part = profiled(engines["ours"])
-    resident = 1 if chosen is None else recorder.clusters()[chosen.blocks]
+    resident = 1 if chosen is None else chosen.resident(form, recorder.clusters())[1]
     least = floor(shape, form, chosen, resident)
     laid = (
         "generic"

@@ -63,12 +63,13 @@ def variants(arch):
     for real in ("float", "double"):
         yield "step", {"REAL": real, "QG_WORDS": int(real == "double"), **BYTES.products}
     yield from backward_variants(arch)
-    for index, form in enumerate(FORMS.values()):
+    for index, (name, form) in enumerate(FORMS.items()):
         for place, (blocks, split, spread, rows) in enumerate(SHAPES):
-            # every form in one shape, every shape in one form
-            if (index == 0 or place == (index - 1) % (len(SHAPES) - 1)) and (
-                blocks == 1 or arch != "sm_80"
-            ):
+            # every form in one shape, every shape in one form; two strips for bytes of weights
+            wanted = index == 0 or place == (index - 1) % (len(SHAPES) - 1)
+            if rows == 16 and name == "w8a16-float":
+                wanted = True
+            if wanted and (blocks == 1 or arch != "sm_80"):
                 shape = planner.make_shape(96 if blocks < 16 else 256, blocks, split, spread, rows)
                 macros = shape.macros(form, 96, 1 + place % 2)
                 yield "recurrent", macros

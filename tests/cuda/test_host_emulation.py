@@ -35,6 +35,7 @@ SWEEP = [
     ("w8a8", 9, 3, "2,2,1,16"),
     ("w8a16", 0, 2, "1,1,1,4"),
     ("w8a16", 2, 2, "2,2,1,2"),
+    ("w8a16", 4, 2, "2,2,1,16"),
     ("w16a16", 0, 2, "2,1,2,8"),
     ("w16a16", 2, 2, "1,1,1,2"),
     ("mixed", 0, 2, "1,1,1,8"),
@@ -126,7 +127,9 @@ def test_accumulators_that_float32_does_not_hold(host, monkeypatch):
 
 
 @pytest.mark.parametrize("fits", [True, False])
-@pytest.mark.parametrize("shape", ["1,1,1,8", "2,2,1,8", "2,1,2,4", "1,1,1,1"])
+@pytest.mark.parametrize(
+    "shape", ["1,1,1,8", "2,2,1,8", "2,1,2,4", "1,1,1,1", "2,2,1,16", "2,2,1,4", "1,1,2,2"]
+)
 def test_codes_of_16_bits_in_float32(host, monkeypatch, shape, fits):
     """Extreme states and inputs; where int32 does not hold accumulators, through doubles."""
     monkeypatch.setenv(planner.VARIABLE, shape)
@@ -148,6 +151,19 @@ def test_codes_of_16_bits_in_float32(host, monkeypatch, shape, fits):
     got = executor.run(plan, x, h0, lengths, machine=host)
     assert host.launched[-1][1]["QG_POT"] == 1
     assert same(got, reference.run(plan, x, h0, lengths))
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"), [("int8", "2,1,1,4"), ("w8a16", "2,1,1,8"), ("w8a16", "2,1,1,4")]
+)
+def test_weights_that_leave_few_registers(host, monkeypatch, config, shape):
+    """Products of no gate come late, those of high bytes before those of low ones."""
+    monkeypatch.setenv(planner.VARIABLE, shape)
+    (plan,) = quantized(getattr(QuantConfig, config)(), 3, 330)
+    x, h0 = codes(plan.x, 3, 9, 3), codes(plan.h, 9, 330)
+    got = executor.run(plan, x, h0, machine=host)
+    assert host.launched[-1][1]["LATE"] == 0
+    assert same(got, reference.run(plan, x, h0))
 
 
 def test_lines_in_doubles(host, monkeypatch):
@@ -175,7 +191,13 @@ def test_weights_that_fit_no_registers(host, monkeypatch, kind):
 
 @pytest.mark.parametrize(
     ("kind", "shape"),
-    [("w8a8", "2,2,1,16"), ("w8a8", "1,1,2,4"), ("w16a16", None), ("wide", None)],
+    [
+        ("w8a8", "2,2,1,16"),
+        ("w8a16", "2,2,1,16"),
+        ("w8a8", "1,1,2,4"),
+        ("w16a16", None),
+        ("wide", None),
+    ],
 )
 def test_units_that_keep_their_state(host, monkeypatch, kind, shape):
     if shape:

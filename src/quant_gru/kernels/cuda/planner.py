@@ -23,6 +23,9 @@ _ROWS = (1, 2, 4, 8, 16)
 # steps whose input projection is on its way or in use
 _RING = 4
 _ROOMY = 128  # registers of weights that leave many for other things
+# blocks of which a multiprocessor takes two, whatever their registers
+_LIGHT_THREADS, _LIGHT_SHARED = 128, (MOST_SHARED - 1024) // 2
+_TOGETHER = 1.2  # what a step takes of two blocks on a multiprocessor, to that of one
 _FEWEST = 32  # with fewer, a thread is busy with nothing but spilled registers
 
 
@@ -48,7 +51,7 @@ class Shape:
         blocks: Blocks of a cluster.
         split: Warps that share the features of 16 units: 1 or 2.
         spread: Warps that repeat the products of 16 units and share their gates: 1 or 2.
-        rows: Rows of a tile: 1, 2, 4, 8 or, where two warps share features, 16.
+        rows: Rows of a tile: 1, 2, 4, 8 or, in two strips that take turns, 16.
     """
 
     features: int
@@ -65,9 +68,8 @@ class Shape:
 
     @property
     def elements(self) -> int:
-        """Elements of a thread."""
-        shared = self.split * self.spread if self.rows <= 8 else 1
-        return max(1, self.strip // 2 // shared)
+        """Elements of a thread and a strip."""
+        return max(1, self.strip // 2 // (self.split * self.spread))
 
     def tiles(self, N: int) -> int:
         """Clusters that N rows take."""
@@ -102,23 +104,38 @@ class Shape:
     def spilled(self, form: Form) -> int:
         """Registers of a thread that are too many, an estimate."""
         allowed = min(255, _REGISTERS // self.threads)
-        beside = _BESIDE[self.elements] * (form.state_bytes + 1) // 2
+        beside = _BESIDE[self.elements] * (self.passes(form) + 1) // 2
         return max(0, self.weight_registers(form) + beside - allowed)
 
     def doubles(self, form: Form) -> bool:
         """Whether a tile may have two strips."""
-        bytes_ = form.weight_bytes == form.state_bytes == 1
-        return bytes_ and self.split == 2 and self.blocks > 1
+        return form.weight_bytes == 1 and self.split == 2 and self.blocks > 1
+
+    def passes(self, form: Form) -> int:
+        """Products of a weight: both bytes of a few rows are columns of one."""
+        packed = form.weight_bytes == 1 and self.strip <= 4
+        return form.weight_bytes * (1 if packed else form.state_bytes)
+
+    def resident(self, form: Form, clusters: Mapping[int, int]) -> tuple[int, int]:
+        """Clusters that run at once on multiprocessors of their own, and at most.
+
+        Args:
+            form: The plan's structure.
+            clusters: As of `candidates`.
+        """
+        alone = max(clusters[self.blocks], 1)
+        light = self.threads <= _LIGHT_THREADS and self.shared_bytes(form) <= _LIGHT_SHARED
+        return alone, 2 * alone if light and self.blocks > 1 else alone
 
     def sets(self, form: Form) -> int:
         """Accumulators of a gate: two where a scheduler has one warp and registers are left."""
-        alone = self.threads <= 128 and form.weight_bytes == form.state_bytes == 1
-        roomy = 64 < self.features and self.rows <= 8 and self.weight_registers(form) <= _ROOMY
+        alone = self.threads <= 128 and form.weight_bytes == 1 and self.passes(form) == 1
+        roomy = 64 < self.features and self.weight_registers(form) <= _ROOMY
         return 2 if alone and roomy else 1
 
     def late(self, form: Form) -> bool:
         """Whether products of the update gate may come last: registers hold all operands."""
-        roomy = self.rows <= 8 and self.weight_registers(form) <= _ROOMY
+        roomy = self.weight_registers(form) <= _ROOMY
         return form.recurrence.real == "float" and roomy
 
     def macros(self, form: Form, H: int, directions: int) -> dict[str, object]:
@@ -155,12 +172,14 @@ class Shape:
         state = 2 * form.state_bytes * self.rows * stride
         exchange = 4 * 2 * groups * 2 * sets * 3 * self.elements * 32 if self.split == 2 else 0
         halves = self.split * self.spread
-        owned = self.strip if self.rows > 8 else max(1, self.rows // halves)
+        strips = self.rows // self.strip
+        owned = max(1, self.strip // halves)
         stage = 2 * groups * halves * form.state_bytes * owned * 16
-        ring = _RING * self.threads * self.elements * (8 if form.wide_input else 4)
+        ring = _RING * strips * self.threads * self.elements * (8 if form.wide_input else 4)
         received = stage if self.blocks > 1 else 0
-        # two barriers, and whether rows are NaN
-        return state + exchange + received + 48 + ring + form.recurrence.table_bytes
+        # barriers, and whether rows are NaN
+        beside = 16 * strips + 32
+        return state + exchange + received + beside + ring + form.recurrence.table_bytes
 
 
 @lru_cache(maxsize=4096)
@@ -251,32 +270,42 @@ def _fastest(
     best: tuple[float, Shape] | None = None
     resident = dict(clusters)
     for shape in candidates(form, H, resident):
-        waves = -(-shape.tiles(N) * directions // max(resident[shape.blocks], 1))
-        time = waves * step_time(shape, form)
+        tiles = shape.tiles(N) * directions
+        time = rounds(shape, form, tiles, resident) * step_time(shape, form)
         if best is None or time < best[0]:
             best = (time, shape)
     return best[1] if best else None
 
 
+def rounds(shape: Shape, form: Form, tiles: int, clusters: Mapping[int, int]) -> float:
+    """How often a device goes through all steps for so many tiles; more for blocks that share."""
+    alone, most = shape.resident(form, clusters)
+    whole, left = divmod(tiles, most)
+    together = 1.0 if most == alone else _TOGETHER
+    return whole * together + (0.0 if left == 0 else 1.0 if left <= alone else together)
+
+
 def step_time(shape: Shape, form: Form) -> float:
-    """Estimated nanoseconds of a step: within 8 % (rms) of measurements on an H200."""
+    """Estimated nanoseconds of a step on an H200."""
     busy = max(1.0, shape.threads / 128)  # warps of one scheduler
-    steps = shape.features / 32 / shape.split * form.weight_bytes * form.state_bytes
-    steps *= shape.rows // shape.strip
+    steps = shape.features / 32 / shape.split * shape.passes(form)
     # matrix instructions wait for each other within a warp, and for their turn among warps
-    time = steps * max(12.7, 9.7 * busy)
+    turn = steps * max(12.7, 9.7 * busy)
     fixed, each = (239.0, 59.0) if form.recurrence.real == "float" else (398.0, 206.0)
     if form.in_int32:
         fixed, each = 300.0, 80.0  # longer ways to a table's entry, by instruction latencies
-    time += fixed + each * shape.elements * busy**0.92
-    kilobytes = shape.units * shape.rows * form.state_bytes / 1024
-    if shape.blocks > 1:
-        time += 77 + 2.3 * shape.blocks + (72 + 2.8 * shape.blocks) * min(kilobytes, 8)
-        time += 45 * max(kilobytes - 8, 0)
+    turn += fixed + each * shape.elements * busy**0.92
     if shape.split == 2:
-        time += 47 + 4.6 * busy
+        turn += 47 + 4.6 * busy
     spilled = shape.spilled(form)
-    return float(time + 1.6 * spilled + 0.05 * spilled**2)
+    turn += 1.6 * spilled + 0.05 * spilled**2
+    exchange = 0.0
+    if shape.blocks > 1:
+        kilobytes = shape.units * shape.strip * form.state_bytes / 1024
+        exchange = 77 + 2.3 * shape.blocks + (72 + 2.8 * shape.blocks) * min(kilobytes, 8)
+        exchange += 45 * max(kilobytes - 8, 0)
+    # states of one strip travel while the other is worked on
+    return float(max(turn + exchange, turn * (shape.rows // shape.strip)))
 
 
 def _override(wanted: str, form: Form, H: int, clusters: Mapping[int, int]) -> Shape:

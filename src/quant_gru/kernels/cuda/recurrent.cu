@@ -7,7 +7,8 @@
 //   CL, KS      blocks of a cluster, warps that share the features of a group of 16 units
 //   SPREAD      warps that repeat the products of a group and divide its rows (KS == 1, NB > 1)
 //   NB          rows of a strip: 1, 2, 4 or 8
-//   NT          strips of a tile: 1, or 2 where KS == 2 and NB == 8: a warp finishes one
+//   NT          strips of a tile, 1 or 2: two take turns, so that the states of one are on their
+//               way while the other is worked on
 //   HP, WP      bytes of a state code and of a weight
 //   WX          bytes of a stored input projection
 //   OUT         bytes of a state code at the interface
@@ -18,7 +19,7 @@
 //   DIRS        directions of a launch
 //   RING        steps whose input projection is on its way or in use: a power of two
 //   LATE        products of the update gate come behind the others
-//   SETS        accumulators of a gate, added up behind the products (HP == WP == 1)
+//   SETS        accumulators of a gate, added up behind the products (one product of a weight)
 //   HELD        some units keep their state in some steps
 //   REALS       states before the first step and after the last are real values, see Ends
 //   VALUES      real values of the states after each step are written
@@ -47,8 +48,8 @@ constexpr int kStride = ((KP > UP ? KP : UP) + 127) / 128 * 128 + 64;  // free o
 constexpr int kTileRows = NT * NB;
 constexpr int kPlane = kTileRows * kStride;
 constexpr int kState = HP * kPlane;
-constexpr int kSets = HP + WP - 1;                 // accumulators of one weight: by powers of 256
-constexpr bool kShared = kHalves == 2 && NT == 1;  // two warps finish a strip
+constexpr int kSets = HP + WP - 1;      // accumulators of one weight: by powers of 256
+constexpr bool kShared = kHalves == 2;  // two warps finish a strip
 constexpr int kElements = kShared ? (NB == 8 ? 2 : 1) : (NB == 8 ? 4 : NB == 4 ? 2 : 1);
 constexpr int kRows = NB == 8 ? 2 : 1;  // units of a thread
 constexpr int kOwned = NB == 1   ? 1
@@ -56,7 +57,7 @@ constexpr int kOwned = NB == 1   ? 1
                                  : NB;    // rows of the tile that a warp finishes
 constexpr int kStage = HP * kOwned * 16;  // bytes of 16 units: what a warp sends
 constexpr int kExchange = KS == 2 ? 2 * kGroups * 2 * kSets * 3 * kElements * 32 : 0;
-constexpr uint32_t kReceived = HP * kTileRows * UP;
+constexpr uint32_t kReceived = HP * NB * UP;
 constexpr int kCopied = COPY ? COPY / HP : 16;  // units of a copy
 constexpr int kUnits = UP / CL;
 constexpr int kFlags = REALS ? 32 : 0;  // bytes: of each row of a tile, and of all
@@ -64,20 +65,26 @@ constexpr int kAhead = RING - 1;        // steps between the start of a load and
 // Registers that the weights leave: what the compiler would work out again in every step may stay.
 constexpr bool kRoom = 12 * kBlocks * 2 * WP <= (kThreads > 256 ? 48 : 96);
 constexpr bool kLate = LATE;
-constexpr bool kPairs = kLate && kSets == 1;  // two accumulators of what is not late
-constexpr int kKept = kLate && kBlocks * HP <= 4 ? kBlocks : 1;  // of the state, in registers
-constexpr int kAccumulators = kPairs ? 2 : kSets * SETS;
+// Both bytes of a state are columns of one product. As both are signed then, low bytes are kept
+// less 128, and biases make up for it.
+constexpr bool kPacked = HP == 2 && WP == 1 && NB <= 4;
+constexpr int kTop = kPacked ? 0x80 : 0;
+constexpr int kReads = kPacked ? 1 : HP;       // of a block of 64 features
+constexpr int kTerms = kPacked ? 1 : kSets;    // products of one weight
+constexpr bool kPairs = kLate && kTerms == 1;  // two accumulators of what is not late
+constexpr int kKept = kLate && kBlocks * kReads <= 4 ? kBlocks : 1;  // of the state, in registers
+constexpr int kAccumulators = kPairs ? 2 : kTerms * SETS;
 // int32 holds every accumulator: asked for on the device, weights are known there
 constexpr bool kWhole = sizeof(REAL) == 4 && kSets == 2;
 constexpr bool kBits = sizeof(REAL) == 4 && TZ == 0 && TR == 0 && TG == 0;
 
 static_assert(KP % (64 * KS) == 0 && UP % (16 * CL) == 0, "padding");
 static_assert(kHalves <= 2 && (NB == 1 || NB == 2 || NB == 4 || NB == 8), "shape");
-static_assert(NT == 1 || (NT == 2 && KS == 2 && NB == 8 && !LATE && SETS == 1), "strips");
+static_assert(NT == 1 || (NT == 2 && CL > 1), "strips");
 static_assert(KS == 1 || kGroups < 16, "a named barrier for each group");
 static_assert(SPREAD == 1 || NB > 1, "rows are what is spread");
 static_assert(!LATE || WP == 1, "one plane of late weights");
-static_assert(SETS == 1 || (HP == 1 && WP == 1), "sets of the same weight");
+static_assert(SETS == 1 || kTerms == 1, "sets of the same weight");
 
 #if WX == 1
 typedef uint32_t Stored;  // bytes: update, reset, candidate
@@ -121,7 +128,7 @@ struct Pair {
     Numbers d[DIRS];
 };
 
-// Which elements a thread has: unit 8 * row8 + lane / 4 of its group, row n of the tile, standing
+// Which elements a thread has: unit 8 * row8 + lane / 4 of its group, row n of a strip, standing
 // in register `slot` of its warp's accumulators. Of two warps, one has the even rows and the other
 // the odd ones; columns of the product repeat the rows of a small tile.
 struct Place {
@@ -140,7 +147,6 @@ inline Place place_of(int e, int quad, int half) {
     }
     p.n = (NB == 8 ? 2 * quad : NB == 4 ? 2 * (quad & 1) : 0) + column;
     p.slot = 2 * p.row8 + column;
-    if (NT == 2) p.n += NB * half;
     return p;
 }
 
@@ -153,6 +159,25 @@ inline bool works(int quad, int half) {
 inline int pick(const int (&a)[4], int slot) {
     const int low = slot & 1 ? a[1] : a[0], high = slot & 1 ? a[3] : a[2];
     return slot & 2 ? high : low;
+}
+
+// Of a packed product: the sums of low and of high bytes that a thread's two columns have for the
+// unit it works on. Rows of the tile are repeated as columns, low and high bytes by turns.
+inline void apart(int (&low)[2], int (&high)[2], const int (&a)[4], int quad) {
+    if (NB == 1) {  // the two columns are the two bytes of the row
+        low[0] = low[1] = quad & 1 ? a[2] : a[0];
+        high[0] = high[1] = quad & 1 ? a[3] : a[1];
+        return;
+    }
+    const bool second = NB == 4 ? quad >> 1 : quad & 1;  // of the bytes, and of the units
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        const uint32_t mine = (uint32_t)(second ? a[2 + j] : a[j]);
+        const uint32_t given = (uint32_t)(second ? a[j] : a[2 + j]);
+        const uint32_t taken = shuffled(given, NB / 2);
+        low[j] = (int)(second ? taken : mine);
+        high[j] = (int)(second ? mine : taken);
+    }
 }
 
 // What a thread takes of the input projection in one step.
@@ -244,23 +269,23 @@ struct Where {
 };
 
 // The states after the last step, and NaN over what this thread has written of rows that are NaN.
-inline void give_last(const Numbers &p, const float (&reals)[kElements],
+inline void give_last(const Numbers &p, const float (&reals)[NT * kElements],
                       const unsigned char *nan_rows, uint32_t *any_nan) {
     const Where where;
     const Ends &ends = p.ends;
     const float bad = __int_as_float(0x7fc00000);
     const auto each = [&](const auto &action) {
 #pragma unroll
-        for (int e = 0; e < kElements; ++e) {
-            const Place place = place_of(e, where.quad, where.half);
-            const int unit = where.unit + 8 * place.row8;
-            const int64_t row = where.row + place.n;
+        for (int i = 0; i < NT * kElements; ++i) {
+            const Place place = place_of(i % kElements, where.quad, where.half);
+            const int unit = where.unit + 8 * place.row8, n = i / kElements * NB + place.n;
+            const int64_t row = where.row + n;
             if (works(where.quad, where.half) && unit < p.s.H && row < p.s.N)
-                action(e, unit, row, nan_rows[place.n] != 0);
+                action(i, unit, row, nan_rows[n] != 0);
         }
     };
-    each([&](int e, int unit, int64_t row, bool before) {
-        ends.last[row * p.s.H + unit] = reals[e];
+    each([&](int i, int unit, int64_t row, bool before) {
+        ends.last[row * p.s.H + unit] = reals[i];
         if (unit == 0 && ends.last_nan) ends.last_nan[row] = 0.f;
         if (unit == 0 && ends.h0_nan) ends.h0_nan[row] = before;
     });
@@ -269,7 +294,7 @@ inline void give_last(const Numbers &p, const float (&reals)[kElements],
     __syncthreads();
     if (!*any_nan) return;
     const int64_t step = p.s.reverse ? -1 : 1, first = p.s.reverse ? p.s.T - 1 : 0;
-    each([&](int e, int unit, int64_t row, bool before) {
+    each([&](int, int unit, int64_t row, bool before) {
         bool nan = before || !*ends.finite;
         int64_t t = first;
 #pragma unroll 1
@@ -305,9 +330,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     int *const exchange = (int *)(memory + 2 * kState);  // [2][group][half][..][lane]
     unsigned char *const stages = (unsigned char *)(exchange + kExchange);
     uint64_t *const barriers = (uint64_t *)(stages + (CL > 1 ? 2 * kGroups * kHalves * kStage : 0));
-    unsigned char *const nan_rows = (unsigned char *)(barriers + 2);  // of the tile, by h0
+    unsigned char *const nan_rows = (unsigned char *)(barriers + 2 * NT);  // of the tile, by h0
     uint32_t *const any_nan = (uint32_t *)(nan_rows + 16);
-    Words *const ring = (Words *)(nan_rows + kFlags) + threadIdx.x;  // [step % RING][thread]
+    // [step % RING][strip][thread]
+    Words *const ring = (Words *)(nan_rows + kFlags) + threadIdx.x;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int lane8 = lane / 4, quad = lane % 4;
     const int half = warp % kHalves, local = warp / kHalves;
@@ -325,14 +351,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     typename Chosen<kBits, TG>::type g_of;
     g_of.open(p.cell.g,
               r_of.open(p.cell.r, z_of.open(p.cell.z, (unsigned char *)(ring - threadIdx.x +
-                                                                        RING * kThreads))));
+                                                                        RING * NT * kThreads))));
     copies_commit();
     const int64_t step = p.s.reverse ? -1 : 1, first = p.s.reverse ? T - 1 : 0;
     const int64_t stride = (int64_t)strips * groups * 16 * NB;
     const int64_t ahead_step = kRoom ? kept_number(step * stride) : step * stride;
     const Place mine = place_of(0, quad, half);
-    const int strip = tile * NT + (NT == 2 ? half : 0);
-    const Stored *ahead = p.Wx + first * stride + ((int64_t)strip * groups + group) * 16 * NB +
+    const Stored *ahead = p.Wx + first * stride + ((int64_t)tile * NT * groups + group) * 16 * NB +
                           (works(quad, half) ? stored_at(NB, lane8, mine.row8, mine.n % NB) : 0);
     const int steps = (int)T, t_step = kRoom ? (int)kept_number((uint32_t)step) : (int)step;
 
@@ -376,7 +401,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             for (int j = 0; j < kBatch; ++j) {
                 const int i = from + j * kThreads;
                 if (i >= kPlane) break;
-                state[i] = (unsigned char)code[j];
+                state[i] = (unsigned char)(code[j] ^ kTop);
                 state[kState + i] = 0;
                 if (HP == 2) {
                     state[kPlane + i] = (unsigned char)(code[j] >> 8);
@@ -420,23 +445,38 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             times[row][gate] = kWhole ? (int)(p.m[gate * UP + unit] * 4294967296.) : 0;
         }
     const int Rh_lo = R::integer(p.cell.Rh_lo), Rh_hi = R::integer(p.cell.Rh_hi);
+    // what keeping low bytes less 128 takes off the sums of a unit
+    int missing[3] = {};
+    int *const missing_at = exchange + kExchange / 2 + local * 192 + lane;
+    if (kPacked) {
+        int total[3][4] = {};
+#pragma unroll
+        for (int i = 0; i < kBlocks * 6; ++i)
+            mma<false, false>(total[i % 3], w[0][i / 6][i / 3 % 2][i % 3], 0x01010101u,
+                              0x01010101u);
+#pragma unroll
+        for (int gate = 0; gate < 3; ++gate) {
+            missing[gate] = 128 * pick(total[gate], 2 * place_of(0, quad, half).row8);
+            if (KS == 2) missing_at[(half * 3 + gate) * 32] = missing[gate];
+        }
+    }
     if (kRoom) load_state();
     if (CL > 1 && threadIdx.x == 0) {
-        barrier_init(barriers);
-        barrier_init(barriers + 1);
+        for (int i = 0; i < 2 * NT; ++i) barrier_init(barriers + i);
     }
 
-    bool kept[kElements];
-    int64_t at[kElements];
-    int byte_at[kElements], length[kElements];
+    bool kept[NT][kElements];
+    int64_t at[NT][kElements];
+    int byte_at[kElements], length[NT][kElements];
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) {
+    for (int i = 0; i < NT * kElements; ++i) {
+        const int turn = i / kElements, e = i % kElements;
         const Place place = place_of(e, quad, half);
         const int unit = group * 16 + lane8 + 8 * place.row8;
-        const int64_t row = first_row + place.n;
-        kept[e] = unit < H && row < N && works(quad, half);
-        at[e] = row * H + unit;
-        length[e] = (int)(kept[e] && p.s.lengths ? p.s.lengths[row] : T);
+        const int64_t row = first_row + turn * NB + place.n;
+        kept[turn][e] = unit < H && row < N && works(quad, half);
+        at[turn][e] = row * H + unit;
+        length[turn][e] = (int)(kept[turn][e] && p.s.lengths ? p.s.lengths[row] : T);
         byte_at[e] = CL == 1
                          ? place.n * kStride + unit
                          : place.n % NB / (kShared && NB > 1 ? 2 : 1) * 16 + lane8 + 8 * place.row8;
@@ -481,6 +521,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         v.w ^= flip;
         store_where(now, copied_to, v);
 #elif COPY == 16
+        v.x ^= kTop * 0x01010101u;
+        v.y ^= kTop * 0x01010101u;
         v.z ^= flip;
         v.w ^= flip;
         uint4 both;
@@ -497,26 +539,37 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     // what came from earlier launches starts here, and is written from here on
     await_launches();
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-        if (i < steps) start_words(ring + i * kThreads, ahead);
+    for (int i = 0; i < kAhead * NT; ++i) {
+        if (i / NT < steps)
+            start_words(ring + i * kThreads, ahead + i % NT * (int64_t)groups * 16 * NB);
         copies_commit();
-        ahead += ahead_step;
+        if (i % NT == NT - 1) ahead += ahead_step;
     }
-    copies_wait<kAhead>();  // the tables
+    copies_wait<kAhead * NT>();  // the tables
     if (CL > 1)
         cluster_sync();
     else
         __syncthreads();
 
-    Real h[kElements];  // magic number added
+    if (kPacked)
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) {
+        for (int gate = 0; gate < 3; ++gate) {
+            if (KS == 2) missing[gate] += missing_at[((1 - half) * 3 + gate) * 32];
+            bias[0][gate] += missing[gate];
+            wide_bias[0][gate] += (Real)(kWhole ? 0 : missing[gate]);
+        }
+
+    Real h[NT][kElements];  // magic number added
+#pragma unroll
+    for (int i = 0; i < NT * kElements; ++i) {
+        const int turn = i / kElements, e = i % kElements;
         const Place place = place_of(e, quad, half);
         const unsigned char *const from =
-            state + place.n * kStride + group * 16 + lane8 + 8 * place.row8;
-        int code = HP == 1 ? (int)(int8_t)from[0] : from[0] | (int)(int8_t)from[kPlane] << 8;
+            state + (turn * NB + place.n) * kStride + group * 16 + lane8 + 8 * place.row8;
+        int code =
+            HP == 1 ? (int)(int8_t)from[0] : (from[0] ^ kTop) | (int)(int8_t)from[kPlane] << 8;
         code += (int)(p.cell.h_offset - p.cell.h_zero);
-        h[e] = R::plus((Real)(kept[e] ? code : 0), R::number());
+        h[turn][e] = R::plus((Real)(kept[turn][e] ? code : 0), R::number());
     }
 
     int t = (int)first;
@@ -526,38 +579,45 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const int64_t value_step = kRoom ? kept_number(step * N * p.ends.next) : step * N * p.ends.next;
     float *value_at = p.ends.values + group * 16 + lane8 + 8 * mine.row8 +
                       ((first - (kBehind ? step : 0)) * N + first_row + mine.n) * p.ends.next;
-    const auto value_of = [&](int e) {
-        const float code = sizeof(Real) == 4 ? (float)plain(h[e]) : (float)R::integer(h[e]);
+    const auto value_of = [&](Real v) {
+        const float code = sizeof(Real) == 4 ? (float)plain(v) : (float)R::integer(v);
         return Magic<float>::times(code, p.ends.scale);
     };
-    const auto give = [&](bool now) {
+    const auto give = [&](int turn, bool now) {
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
             const Place place = place_of(e, quad, half);
-            const int64_t row = (place.n - mine.n) * p.ends.next;
+            const int64_t row = (turn * NB + place.n - mine.n) * p.ends.next;
             float *const to = value_at + row + 8 * (place.row8 - mine.row8);
-            store_where(now && kept[e], to, float_bits(value_of(e)));
+            store_where(now && kept[turn][e], to, float_bits(value_of(h[turn][e])));
         }
-        value_at += value_step;
+        if (turn == NT - 1) value_at += value_step;
     };
 
 #if HELD
-    uint8_t held[2][kElements];
-    const auto load_held = [&](int parity, int64_t t) {
+    uint8_t held[2][NT][kElements];
+    const auto load_held = [&](int parity, int turn, int64_t t) {
 #pragma unroll
         for (int e = 0; e < kElements; ++e)
-            held[parity][e] = kept[e] && p.s.held[t * N * H + at[e]];
+            held[parity][turn][e] = kept[turn][e] && p.s.held[t * N * H + at[turn][e]];
     };
-    load_held(0, first);
-    if (T > 1) load_held(1, first + step);
+#pragma unroll
+    for (int turn = 0; turn < NT; ++turn) {
+        load_held(0, turn, first);
+        if (T > 1) load_held(1, turn, first + step);
+    }
 #endif
     Code *written = out + first * N * H;
 
-    // kKnown: float, or int32, holds every accumulator, so that nothing stands between products and
-    // gates
-    auto advance = [&](auto known, int s, int parity) {
+    // A step of one strip. kKnown: float, or int32, holds every accumulator, so that nothing stands
+    // between products and gates.
+    auto advance = [&](auto known, int turn, int s, int parity) {
         constexpr bool kKnown = decltype(known)::value;
-        const bool copies_now = copies && s;
+        // what may be written while the other strip is read
+        const int copy = NT == 2 ? turn : parity;
+        uint64_t *const received = barriers + 2 * turn;
+        if (NT == 2 && s) barrier_wait(received + parity, (uint32_t)((s - 1) >> 1) & 1);
+        const bool copies_now = copies && s && (NT == 1 || copy_row / NB == turn);
         uint4 old_states = {0, 0, 0, 0};
         if (copies_now) old_states = copy_load(parity);
 
@@ -565,61 +625,68 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
         for (int i = 0; i < kAccumulators * 12; ++i) acc[i / 12][i / 4 % 3][i % 4] = 0;
         const unsigned char *const operand =
-            state + parity * kState + lane8 % NB * kStride + part * kBlocks * 64 + quad * 16;
-        const int mine_at = NT == 2 ? half * NB * kStride : 0;
-        const auto multiply = [&](int b, int j, int gate, const uint32_t (&f)[HP][4]) {
+            state + parity * kState + (turn * NB + lane8 % NB) * kStride + part * kBlocks * 64 +
+            quad * 16 + (kPacked ? lane8 / NB % 2 * kPlane : 0);
+        const auto multiply = [&](int b, int j, int gate, const uint32_t (&f)[kReads][4]) {
             const int set = kPairs && gate != 2 ? j : j % SETS;
-            mma<WP == 2, HP == 2>(acc[set][gate], w[0][b][j][gate], f[0][2 * j], f[0][2 * j + 1]);
-            if (HP == 2)
-                mma<WP == 2, false>(acc[1 % kSets][gate], w[0][b][j][gate], f[HP - 1][2 * j],
-                                    f[HP - 1][2 * j + 1]);
+            mma<WP == 2, kReads == 2>(acc[set][gate], w[0][b][j][gate], f[0][2 * j],
+                                      f[0][2 * j + 1]);
+            if (kReads == 2)
+                mma<WP == 2, false>(acc[1 % kTerms][gate], w[0][b][j][gate], f[kReads - 1][2 * j],
+                                    f[kReads - 1][2 * j + 1]);
             if (WP == 2)
-                mma<false, HP == 2>(acc[1 % kSets][gate], w[WP - 1][b][j][gate], f[0][2 * j],
+                mma<false, HP == 2>(acc[1 % kTerms][gate], w[WP - 1][b][j][gate], f[0][2 * j],
                                     f[0][2 * j + 1]);
             if (WP == 2 && HP == 2)
-                mma<false, false>(acc[kSets - 1][gate], w[WP - 1][b][j][gate], f[HP - 1][2 * j],
-                                  f[HP - 1][2 * j + 1]);
+                mma<false, false>(acc[kTerms - 1][gate], w[WP - 1][b][j][gate],
+                                  f[kReads - 1][2 * j], f[kReads - 1][2 * j + 1]);
         };
-        uint32_t f[kKept][HP][4];
-        const auto products = [&](const unsigned char *from) {
+        // sums may wrap around: those of high bytes, times 256, are where low ones go on
+        constexpr bool kOnTop = kKnown && kWhole && kReads == 2 && !kLate && !kRoom;
+        if (kOnTop) {
 #pragma unroll
-            for (int b = 0; b < kBlocks; ++b) {
-                uint32_t (&to)[HP][4] = f[b % kKept];
+            for (int i = 0; i < 2 * kBlocks; ++i) {
+                const int b = i % kBlocks, plane = i < kBlocks ? HP - 1 : 0;
+                const uint4 v = *(const uint4 *)(operand + plane * kPlane + b * 64);
 #pragma unroll
-                for (int plane = 0; plane < HP; ++plane) {
-                    const uint4 v = *(const uint4 *)(from + plane * kPlane + b * 64);
-                    to[plane][0] = v.x;
-                    to[plane][1] = v.y;
-                    to[plane][2] = v.z;
-                    to[plane][3] = v.w;
+                for (int j = 0; j < 12 && i == kBlocks; ++j)
+                    acc[0][j / 4][j % 4] = (int)((uint32_t)acc[0][j / 4][j % 4] * 256u);
+#pragma unroll
+                for (int j = 0; j < 6; ++j) {
+                    const int gate = j % 3, second = j / 3;
+                    const uint32_t b0 = second ? v.z : v.x, b1 = second ? v.w : v.y;
+                    if (plane == 0)
+                        mma<false, true>(acc[0][gate], w[0][b][second][gate], b0, b1);
+                    else
+                        mma<false, false>(acc[0][gate], w[0][b][second][gate], b0, b1);
                 }
-#pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    multiply(b, j, 1, to);
-                    multiply(b, j, 2, to);
-                    if (!kLate) multiply(b, j, 0, to);
-                }
-            }
-        };
-        const int base = (parity * kGroups + local) * 2;
-        constexpr int kCount = kSets * 3 * kElements * 32;
-        int *const given = exchange + (base + half) * kCount + lane;
-        const int *const taken = exchange + (base + 1 - half) * kCount + lane;
-        if (NT == 2) {  // the strip that the other warp finishes
-            products(operand + NB * kStride - mine_at);
-#pragma unroll
-            for (int i = 0; i < kSets * 12; ++i) {
-                given[i * 32] = acc[i / 12][i / 4 % 3][i % 4];
-                acc[i / 12][i / 4 % 3][i % 4] = 0;
             }
         }
-        products(operand + mine_at);
+        uint32_t f[kKept][kReads][4];
+#pragma unroll
+        for (int b = 0; b < kBlocks && !kOnTop; ++b) {
+            uint32_t (&to)[kReads][4] = f[b % kKept];
+#pragma unroll
+            for (int plane = 0; plane < kReads; ++plane) {
+                const uint4 v = *(const uint4 *)(operand + plane * kPlane + b * 64);
+                to[plane][0] = v.x;
+                to[plane][1] = v.y;
+                to[plane][2] = v.z;
+                to[plane][3] = v.w;
+            }
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                multiply(b, j, 1, to);
+                multiply(b, j, 2, to);
+                if (!kLate) multiply(b, j, 0, to);
+            }
+        }
         // the update gate is needed last: its products have time while the reset gate is made
         if (kLate) {
 #pragma unroll
             for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
-                for (int plane = 0; plane < HP && kKept < kBlocks; ++plane) {
+                for (int plane = 0; plane < kReads && kKept < kBlocks; ++plane) {
                     const uint4 v = load16(shared_address(operand + plane * kPlane + b * 64));
                     f[0][plane][0] = v.x;
                     f[0][plane][1] = v.y;
@@ -631,29 +698,48 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             }
         }
 
-        if (CL > 1 && threadIdx.x == 0) barrier_expect(barriers + (1 - parity), kReceived);
-        copies_wait<kAhead - 1>();
-        const Words Wx = ring[s % RING * kThreads];
+        if (CL > 1 && threadIdx.x == 0) barrier_expect(received + (1 - parity), kReceived);
+        copies_wait<kAhead * NT - 1>();
+        const Words Wx = ring[(s % RING * NT + turn) * kThreads];
         // into the place that was read a step ago
-        if (s + kAhead < steps) start_words(ring + (s + kAhead) % RING * kThreads, ahead);
+        if (s + kAhead < steps)
+            start_words(ring + ((s + kAhead) % RING * NT + turn) * kThreads,
+                        ahead + turn * (int64_t)groups * 16 * NB);
         copies_commit();
-        ahead += ahead_step;
         if (CODES && COPY) copy_store(copies_now, old_states);
-        if (VALUES && kBehind) give(s != 0);
-        copied_to += out_step;
+        if (VALUES && kBehind) give(turn, s != 0);
 
 #pragma unroll
         for (int i = 0; i < 12; ++i)
             if (SETS == 2 || (kPairs && i < 8))
                 acc[0][i / 4][i % 4] += acc[kAccumulators - 1][i / 4][i % 4];
 
+        // of the unit of this thread: the sums of its two columns and the other byte's
+        int both[2][3][2];
+        if (kPacked) {
+#pragma unroll
+            for (int gate = 0; gate < 3; ++gate)
+                apart(both[0][gate], both[1][gate], acc[0][gate], quad);
+        }
+
         // both bytes of the state in one sum where int32 holds it; sums may wrap around
         constexpr int kParts = kWhole && kKnown ? 1 : kSets;
+        if (kParts < kSets && !kOnTop) {
 #pragma unroll
-        for (int i = 0; i < 12; ++i)
-            if (kParts < kSets)
-                acc[0][i / 4][i % 4] = (int)((uint32_t)acc[kAccumulators - 1][i / 4][i % 4] * 256u +
-                                             (uint32_t)acc[0][i / 4][i % 4]);
+            for (int i = 0; i < 12; ++i) {
+                const int gate = i / 4, at = i % 4;
+                if (kPacked && at < 2)
+                    both[0][gate][at % 2] = (int)((uint32_t)both[1][gate][at % 2] * 256u +
+                                                  (uint32_t)both[0][gate][at % 2]);
+                if (!kPacked)
+                    acc[0][gate][at] = (int)((uint32_t)acc[kAccumulators - 1][gate][at] * 256u +
+                                             (uint32_t)acc[0][gate][at]);
+            }
+        }
+        const auto sum_at = [&](int set, int gate, int slot) {
+            if (kPacked) return slot & 1 ? both[set % 2][gate][1] : both[set % 2][gate][0];
+            return pick(acc[set % kAccumulators][gate], slot);
+        };
 
         // sums of this thread's elements
         int sum[kParts][3][kElements];
@@ -663,18 +749,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
                 for (int e = 0; e < kElements; ++e)
-                    sum[set][gate][e] = pick(acc[set][gate], place_of(e, quad, half).slot);
+                    sum[set][gate][e] = sum_at(set, gate, place_of(e, quad, half).slot);
         if (KS == 2) {
-            if (NT == 1) {
+            constexpr int kCount = kSets * 3 * kElements * 32;
+            const int base = (copy * kGroups + local) * 2;
+            int *const given = exchange + (base + half) * kCount + lane;
+            const int *const taken = exchange + (base + 1 - half) * kCount + lane;
 #pragma unroll
-                for (int set = 0; set < kParts; ++set)
+            for (int set = 0; set < kParts; ++set)
 #pragma unroll
-                    for (int gate = 0; gate < 3; ++gate)
+                for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
-                        for (int e = 0; e < kElements; ++e)
-                            given[((set * 3 + gate) * kElements + e) * 32] =
-                                pick(acc[set][gate], place_of(e, quad, 1 - half).slot);
-            }
+                    for (int e = 0; e < kElements; ++e)
+                        given[((set * 3 + gate) * kElements + e) * 32] =
+                            sum_at(set, gate, place_of(e, quad, 1 - half).slot);
             sync_threads(1 + local, 64);
 #pragma unroll
             for (int set = 0; set < kParts; ++set)
@@ -684,9 +772,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     for (int e = 0; e < kElements; ++e)
                         sum[set][gate][e] =
                             (int)((uint32_t)sum[set][gate][e] +
-                                  (uint32_t)taken[((set * 3 + gate) * kElements +
-                                                   (NT == 2 ? place_of(e, quad, half).slot : e)) *
-                                                  32]);
+                                  (uint32_t)taken[((set * 3 + gate) * kElements + e) * 32]);
         }
 
         // zero-point-free codes of R h
@@ -726,7 +812,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     double total = kWhole ? p.bias[gate * UP + unit]
                                           : (double)(sum[0][gate][e] + bias[row][gate]);
                     if (kWhole)
-                        total += (double)sum[kParts - 1][gate][e] * 256 + (double)sum[0][gate][e];
+                        total += (double)sum[kParts - 1][gate][e] * 256 + (double)sum[0][gate][e] +
+                                 (double)missing[gate];
                     const double v = round_term(total, p.m[gate * UP + unit]);
                     const double low = (double)p.cell.Rh_lo - (double)R::number();
                     const double high = (double)p.cell.Rh_hi - (double)R::number();
@@ -736,7 +823,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         }
 
         unsigned char *const next = state + (1 - parity) * kState;
-        unsigned char *const to = CL == 1 ? next : stage + parity * (kGroups * kHalves * kStage);
+        unsigned char *const to = CL == 1 ? next : stage + copy * (kGroups * kHalves * kStage);
         // all results before any store: a store of bytes could be to anything that is read
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
@@ -747,20 +834,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 Wx_e[gate] = unpacked(Wx.w[e], gate, p.cell.Wx_offset);
             }
             Real moved = next_state<Real>(p.cell, z_of, r_of, g_of, Wx_e[0], Wx_e[1], Wx_e[2],
-                                          Rh_e[0], Rh_e[1], Rh_e[2], plain(h[e]));
+                                          Rh_e[0], Rh_e[1], Rh_e[2], plain(h[turn][e]));
 #if QG_ZONEOUT
-            moved = weighted(p.cell.zoneout, plain(h[e]), plain(moved));
+            moved = weighted(p.cell.zoneout, plain(h[turn][e]), plain(moved));
 #endif
 #if HELD
-            if (held[parity][e]) continue;
+            if (held[parity][turn][e]) continue;
 #endif
-            if (t < length[e]) h[e] = moved;
+            if (t < length[turn][e]) h[turn][e] = moved;
         }
         if (works(quad, half)) {
 #pragma unroll
             for (int e = 0; e < kElements; ++e) {
-                const int code = R::integer(h[e]) + raw;
-                to[byte_at[e]] = (unsigned char)code;
+                const int code = R::integer(h[turn][e]) + raw;
+                to[byte_at[e]] = (unsigned char)(code ^ kTop);
                 if (HP == 2)
                     to[(CL == 1 ? kPlane : kOwned * 16) + byte_at[e]] = (unsigned char)(code >> 8);
             }
@@ -768,13 +855,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (CODES && !COPY) {
 #pragma unroll
             for (int e = 0; e < kElements; ++e)
-                if (kept[e]) written[at[e]] = (Code)(R::integer(h[e]) + h_zero);
-            written += out_step;
+                if (kept[turn][e]) written[at[turn][e]] = (Code)(R::integer(h[turn][e]) + h_zero);
         }
 #if HELD
-        if (s + 2 < steps) load_held(parity, t + 2 * step);
+        if (s + 2 < steps) load_held(parity, turn, t + 2 * step);
 #endif
-        t += t_step;
+        if (turn == NT - 1) {  // of this step
+            ahead += ahead_step;
+            copied_to += out_step;
+            written += out_step;
+            t += t_step;
+        }
         if (CL == 1) {
             __syncthreads();
             return;
@@ -784,39 +875,51 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int i = lane; i < HP * kOwned * CL; i += 32) {
                 const int chunk = i % (HP * kOwned), peer = i / (HP * kOwned);
-                const int n = NB == 1   ? 0
-                              : kShared ? chunk % kOwned * 2 + half
-                                        : chunk % kOwned + (NT == 2 ? NB * half : 0);
-                send(next + chunk / kOwned * kPlane + n * kStride + group * 16,
-                     barriers + (1 - parity), peer, *(const uint4 *)(to + chunk * 16));
+                const int n = NB == 1 ? 0 : kShared ? chunk % kOwned * 2 + half : chunk % kOwned;
+                send(next + chunk / kOwned * kPlane + (turn * NB + n) * kStride + group * 16,
+                     received + (1 - parity), peer, *(const uint4 *)(to + chunk * 16));
             }
         }
-        if (VALUES && !kBehind) give(true);
-        barrier_wait(barriers + (1 - parity), (uint32_t)(s >> 1) & 1);
+        if (VALUES && !kBehind) give(turn, true);
+        if (NT == 1) barrier_wait(received + (1 - parity), (uint32_t)(s >> 1) & 1);
     };
     const auto go = [&](auto known) {
-        for (int s = 0; s < steps; s += 2) {
-            advance(known, s, 0);
-            if (s + 1 < steps) advance(known, s + 1, 1);
+        if (NT == 1 || HELD) {
+            for (int s = 0; s < steps; s += 2) {
+#pragma unroll
+                for (int turn = 0; turn < NT; ++turn) advance(known, turn, s, 0);
+                if (s + 1 < steps)
+#pragma unroll
+                    for (int turn = 0; turn < NT; ++turn) advance(known, turn, s + 1, 1);
+            }
+        } else {
+            for (int s = 0; s < steps; ++s)
+#pragma unroll
+                for (int turn = 0; turn < NT; ++turn) advance(known, turn, s, s & 1);
         }
+        for (int turn = 0; NT == 2 && turn < NT && steps; ++turn)
+            barrier_wait(barriers + 2 * turn + (steps & 1), (uint32_t)((steps - 1) >> 1) & 1);
     };
-    constexpr bool kMayKnow = kLate || kWhole;
+    constexpr bool kMayKnow = sizeof(Real) == 4;  // on the device
     if (kMayKnow && exact_float)
         go(Truth<kMayKnow>());
     else
         go(Truth<false>());
     if (CL > 1) cluster_arrive();
     if (copies) copy_store(true, copy_load(steps & 1));
-    if (VALUES && kBehind) give(true);
+    if (VALUES && kBehind) give(0, true);
 #if REALS
-    float reals[kElements];
+    float reals[NT * kElements];
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) reals[e] = value_of(e);
+    for (int i = 0; i < NT * kElements; ++i) reals[i] = value_of(h[i / kElements][i % kElements]);
     give_last(p, reals, nan_rows, any_nan);
 #else
 #pragma unroll
-    for (int e = 0; e < kElements; ++e)
-        if (kept[e]) ((Code *)p.s.last)[at[e]] = (Code)(R::integer(h[e]) + h_zero);
+    for (int i = 0; i < NT * kElements; ++i) {
+        const int turn = i / kElements, e = i % kElements;
+        if (kept[turn][e])
+            ((Code *)p.s.last)[at[turn][e]] = (Code)(R::integer(h[turn][e]) + h_zero);
+    }
 #endif
     if (CL > 1) cluster_wait();
 }

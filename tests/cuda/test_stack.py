@@ -150,7 +150,7 @@ def test_a_call_is_few_launches(host):
     whole = stack.Stack(gru._plan(), host)
     host.launched.clear()
     whole.run(torch.randn(1, 2, C), torch.randn(1, 2, H))
-    assert [name for name, _ in host.launched] == ["take", "project", "recurrent"]
+    assert [name for name, _ in host.launched] == ["project_few", "recurrent"]
 
 
 def test_a_schedule_is_used_again(host):

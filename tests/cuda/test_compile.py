@@ -238,4 +238,4 @@ def test_a_strip_costs_less_beside_another():
     one, two = (planner.make_shape(1024, 16, 2, 1, rows) for rows in (8, 16))
     for form in (BYTES, FORMS["w8a16-float"]):
         times = [planner.step_time(shape, form) for shape in (one, two)]
-        assert times[0] < times[1] < 2 * times[0]
+        assert times[0] <= times[1] < 2 * times[0]

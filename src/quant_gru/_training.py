@@ -308,12 +308,13 @@ class _StraightThrough(torch.autograd.Function):
         device = x.device
         if (
             call.back is not None
-            and h0 is None
+            and not needs[1]
             and not torch.is_grad_enabled()
             and not torch.is_autocast_enabled(device.type)
             and call.epochs() == ctx.epochs
         ):
-            found = call.back.run(x, rest[0], nan, grad_y, grad_h_n, (needs[0], *needs[2:]))
+            wanted = (needs[0], *needs[2:])
+            found = call.back.run(x, h0, rest[0], nan, grad_y, grad_h_n, wanted)
             if found is not None:
                 grad_x, *grads = found
                 # without biases there are none to return

@@ -68,16 +68,18 @@ def results(gru, x, hx=None, last=True, first=True):
     return [y.detach(), h_n.detach(), *torch.autograd.grad(wanted, leaves, grads)]
 
 
-def check(gru, *args, quickly=True, **options):
+def check(gru, *args, **options):
     """A step in the quick way, which has to give what the general way gives."""
     results(gru, *args, **options)
     assert step_of(gru) is not None
-    calls = []
+    calls, ran = [], []
     with pytest.MonkeyPatch.context() as patch:
-        general = _gru.run
+        general, repeat = _gru.run, quick._Repeated.repeat
         patch.setattr(_gru, "run", lambda *a: calls.append(a) or general(*a))
+        patch.setattr(quick._Repeated, "repeat", lambda *a: ran.append(a) or repeat(*a))
         found = results(gru, *args, **options)
         assert not calls
+        assert len(ran) == (0 if gru.bidirectional else 1)
         patch.setattr(_gru.QuantGRU, "_keep_step", lambda *_: None)
         patch.setattr(quick.QuickBackward, "run", lambda *_: None)
         gru._state.plans.keep_step(torch.device("cpu"), gru._plan(), None)

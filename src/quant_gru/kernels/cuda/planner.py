@@ -191,6 +191,7 @@ def layout(
     directions: int,
     held: bool = False,
     ends: Ends | None = None,
+    early: bool = False,
 ) -> tuple[Kernel, Grid]:
     """What to launch for N rows of H units.
 
@@ -202,6 +203,8 @@ def layout(
         directions: Directions of the launch.
         held: Whether some units keep their state in a step.
         ends: What is written of the states; None for codes at both ends.
+        early: Whether blocks may start while the launch ahead ends; for launches whose blocks all
+            find a multiprocessor of their own.
     """
     macros = shape.macros(form, H, directions)
     if held:
@@ -211,7 +214,10 @@ def layout(
     kernel = Kernel.of("recurrent", "recurrent", macros)
     blocks = (shape.tiles(N) * shape.blocks, directions)
     shared = shape.shared_bytes(form)
-    return kernel, Grid(blocks, shape.threads, shape.blocks, shared, early=ends is not None)
+    if early:
+        # where others are busy, two would start on the same multiprocessor, and stay there
+        shared = max(shared, _LIGHT_SHARED + 16)
+    return kernel, Grid(blocks, shape.threads, shape.blocks, shared, early=early)
 
 
 def copied_bytes(form: Form, H: int) -> int:

@@ -372,7 +372,8 @@ class Schedule:
             record.exact_float = exact.data_ptr()
             record.cell = cell.numbers.frozen.cells[form.recurrence.real]
             self._memory.point(record, "Wx", self._projected[d])
-        kernel, grid = planner.layout(shape, form, H, N, len(group), ends=ends)
+        alone = shape.tiles(N) * len(group) <= self._machine.clusters()[shape.blocks]
+        kernel, grid = planner.layout(shape, form, H, N, len(group), ends=ends, early=alone)
         self._launch(kernel, grid, records)
 
     def _add_projection(

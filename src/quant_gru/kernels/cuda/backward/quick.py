@@ -31,7 +31,9 @@ Found = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor
 
 
 class QuickBackward:
-    """Backwards of a GRU of one layer and direction, without states, lengths and noise given.
+    """Backwards of a GRU of one layer and direction, without lengths and noise.
+
+    A gradient of the state before the first step is none of them.
 
     Args:
         cell: Its plan.
@@ -49,6 +51,7 @@ class QuickBackward:
     def run(
         self,
         x: Tensor,
+        h0: Tensor | None,
         out: Tensor,
         nan: Tensor,
         grad_out: Tensor | None,
@@ -61,6 +64,7 @@ class QuickBackward:
 
         Args:
             x: float32 (T, N, C), as the forward took it.
+            h0: float32 (1, N, H), likewise, or None for zeros.
             out: Codes of output.h (T, N, H), as the forward gave them.
             nan: float32 (1, N): 0, or NaN where a row is.
             grad_out: Gradient of the output (T, N, H), or None for zeros.
@@ -78,16 +82,18 @@ class QuickBackward:
         kind = (
             x.shape,
             x.stride(),
+            h0 is None,
             None if grad_out is None else grad_out.stride(),
             grad_last is None,
             wanted,
         )
+        states = None if h0 is None else border.quantize(self._cell.h, h0[0], self._machine)[0]
         found = self._kinds.get(kind)
         if found is None:
             # a graph would have to compute what is kept
             if kind in self._kinds or capturing(device):
                 return None
-            found = self._prepared(x, out, nan, grad_out, grad_last, wanted)
+            found = self._prepared(x, states, out, nan, grad_out, grad_last, wanted)
             if len(self._kinds) >= _MOST_KINDS:
                 self._kinds.clear()
             self._kinds[kind] = found
@@ -97,11 +103,12 @@ class QuickBackward:
             if self._latest is not None:
                 self._latest.forget_space()
             self._latest = found
-        return found.repeat(x, out, nan, grad_out, grad_last)
+        return found.repeat(x, states, out, nan, grad_out, grad_last)
 
     def _prepared(
         self,
         x: Tensor,
+        h0: Tensor | None,
         out: Tensor,
         nan: Tensor,
         grad_out: Tensor | None,
@@ -110,7 +117,7 @@ class QuickBackward:
     ) -> _Repeated | None:
         if not x.numel() or x.stride(2) != 1 or x.is_neg() or not border.takes(self._cell.x):
             return None
-        tape = Tape(self._cell, x, None, out, nan=nan[0])
+        tape = Tape(self._cell, x, h0, out, nan=nan[0])
         if most_steps(tape, self._precision, 1) < len(x):
             return None
         call = Call(tape, grad_out, None if grad_last is None else grad_last[0])
@@ -173,7 +180,9 @@ class _Repeated(Schedule):
         # the gradient of the state before the first step is not asked for
         self._dh0_at = self._memory.take(4 * self._N * self._H)
         at = self._at[0]
-        self._moves = [at[name].move for name in ("values", "out", "nan", "grad_out", "grad_last")]
+        self._moves = [
+            at[name].move for name in ("values", "h0", "out", "nan", "grad_out", "grad_last")
+        ]
         self._move_dh0, self._move_db = at["dh0"].move, at["db"].move
         self._space: _Space | None = None
         self._new_biases: Callable[[], Tensor] | None = None
@@ -185,14 +194,15 @@ class _Repeated(Schedule):
     def repeat(
         self,
         x: Tensor,
+        h0: Tensor | None,
         out: Tensor,
         nan: Tensor,
         grad_out: Tensor | None,
         grad_last: Tensor | None,
     ) -> Found:
-        """All gradients of a call; arguments as for `QuickBackward.run`, of the first's layout."""
+        """All gradients of a call; arguments as for `QuickBackward.run`, h0 in codes."""
         stream, wanted = self._machine.stream(), self._wanted
-        given = (x, out, nan, self._zero if grad_out is None else grad_out, grad_last)
+        given = (x, h0, out, nan, self._zero if grad_out is None else grad_out, grad_last)
         biases = wanted.bw or wanted.br
         if self._new_biases is None:
             self._new_biases = maker((2, 3 * self._H), x.device)

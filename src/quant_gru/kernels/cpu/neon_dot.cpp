@@ -102,7 +102,8 @@ __attribute__((noinline)) void dot(const Packed &p, int first, const int8_t *a, 
 
 template <int P>
 constexpr int kTileRows = 0;
-constexpr int kTileGroups = 0;
+constexpr int tile_groups(int) { return 0; }
+constexpr bool kMultipliesAhead = false;
 
 #include "lanes.inl"
 

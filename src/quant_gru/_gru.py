@@ -228,7 +228,9 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         kept = plans.step(device)
         if kept is None or not kept.holds(own, options):
             used = [w for layer in weights for cell in layer for w in cell]
-            plans.keep_step(device, call.plan, quick_step_of(call, own, used, options))
+            step = quick_step_of(call, own, used, options, kept)
+            if step is not None:
+                plans.keep_step(device, call.plan, step)
 
     def _forward_traced(
         self, input: Tensor | PackedSequence, hx: Tensor | None, zoneout_mask: Tensor | None

@@ -99,7 +99,7 @@ class PlanCache:
         self._weights.clear()
         return live.step
 
-    def keep_step(self, device: torch.device, plan: GRUPlan, step: QuickStep | None) -> None:
+    def keep_step(self, device: torch.device, plan: GRUPlan, step: QuickStep) -> None:
         """Keep a quick way of this thread's live plan."""
         live = self._live.get((threading.get_ident(), device))
         if live is not None and live.plan is plan:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru._quick import KINDS
 from quant_gru._quick_gpu import PlainCalls
 from quant_gru._training import Call, straight_through
 from quant_gru.kernels.cuda.backward.quick import QuickBackward
@@ -38,14 +37,18 @@ class QuickStep:
         weights: All weights of the module, W, R, bw, br of each layer and direction, contiguous
             float32.
         options: All else that it depends on.
+
+    Attributes:
+        call: As given.
     """
 
     def __init__(
         self, call: Call, stack: Stack, weights: Sequence[Tensor], options: tuple[Any, ...]
     ) -> None:
-        self._call, self._stack, self._options = call, stack, options
+        self.call, self._stack, self._options = call, stack, options
         self._plain = PlainCalls(stack)
-        self._weights = [(w, w.data_ptr(), w.shape) for w in weights]
+        self._weights = list(weights)
+        self._kept = [(w, w.data_ptr(), w.shape) for w in weights]
         given = [(w.data_ptr(), w.dtype) for w in weights]
         size = 4 if call.bias else 2
         absent = () if call.bias else ((0, None), (0, None))
@@ -61,9 +64,9 @@ class QuickStep:
             weights: The module's weights now, in the order they were given in.
             options: The options now.
         """
-        if options != self._options or len(weights) != len(self._weights):
+        if options != self._options or len(weights) != len(self._kept):
             return False
-        for w, (kept, address, shape) in zip(weights, self._weights, strict=True):
+        for w, (kept, address, shape) in zip(weights, self._kept, strict=True):
             if (
                 w is not kept
                 or w.data_ptr() != address
@@ -104,7 +107,7 @@ class QuickStep:
         if batch_first:
             x = x.transpose(0, 1)
         if torch.is_grad_enabled():
-            y, h_n = straight_through(self._call, x, hx, *(w for w, _, _ in self._weights))
+            y, h_n = straight_through(self.call, x, hx, *self._weights)
         else:
             found = self._stack.run(x, hx)
             if found is None:
@@ -118,6 +121,7 @@ def quick_step_of(
     weights: Collection[Tensor | None],
     used: Sequence[Tensor | None],
     options: tuple[Any, ...],
+    before: QuickStep | None,
 ) -> QuickStep | None:
     """The quick way for calls like one that has been run, if there is one.
 
@@ -126,6 +130,7 @@ def quick_step_of(
         weights: All weights of the module.
         used: What the plan was made of; has to be these weights, and not what is computed of them.
         options: All else that calls depend on.
+        before: The quick way of the plan so far.
     """
     plan = call.plan
     first = plan.cells[0][0]
@@ -136,7 +141,8 @@ def quick_step_of(
     if len(given) != len(weights) or any(a is not b for a, b in zip(given, weights, strict=True)):
         return None
     for w in given:
-        if type(w) not in KINDS or w.dtype is not torch.float32 or w.device != device:
+        # others may be made for each call, with a graph behind them that is not to be kept
+        if type(w) is not torch.nn.Parameter or w.dtype is not torch.float32 or w.device != device:
             return None
         if w.is_inference() or w.is_neg() or not w.is_contiguous():
             return None
@@ -147,7 +153,10 @@ def quick_step_of(
     if stack is None:
         return None
     back = None
-    if cells == 1 and call.precision != _CHANGING:
+    if before is not None and before.call.plan is plan and before.call.precision == call.precision:
+        # weights are no part of it
+        back = before.call.back
+    elif cells == 1 and call.precision != _CHANGING:
         back = QuickBackward(first, call.precision, stack.machine)
     again = replace(call, lengths=None, stack=stack, back=back)
     return QuickStep(again, stack, given, options)

@@ -17,7 +17,8 @@ _HELD = {"HELD": 1, "QG_ZONEOUT": 0}
 _REGISTERS = 65536  # of a multiprocessor
 _MOST_THREADS = 512
 # registers of a thread beside its weights: the gate arithmetic of one element and of four
-_BESIDE = {1: 64, 2: 66, 4: 112}
+_BESIDE = {1: 72, 2: 88, 4: 112}
+_LEAN = 66  # the same for up to two elements in float32 with one product for each weight
 _ROWS = (1, 2, 4, 8, 16)
 # steps whose input projection is on its way or in use
 _RING = 4
@@ -88,7 +89,8 @@ class Shape:
     def spilled(self, form: Form) -> int:
         """Registers of a thread that are too many, an estimate."""
         allowed = min(255, _REGISTERS // self.threads)
-        beside = _BESIDE[self.elements] * (self.passes(form) + 1) // 2
+        lean = form.recurrence.real == "float" and self.passes(form) == 1 and self.elements <= 2
+        beside = _LEAN if lean else _BESIDE[self.elements] * (form.state_bytes + 1) // 2
         return max(0, self.weight_registers(form) + beside - allowed)
 
     def doubles(self, form: Form) -> bool:

@@ -200,7 +200,7 @@ def measure(shape: tuple[int, int, int, int], config: QuantConfig, repeats: int)
     form = executor.numbers_of(plan).form
     chosen = planner.choose(form, H, N, 1, recorder.clusters())
     part = profiled(engines["ours"])
-    resident = 1 if chosen is None else chosen.resident(form, recorder.clusters())[1]
+    resident = 1 if chosen is None else recorder.clusters()[chosen.blocks]
     least = floor(shape, form, chosen, resident)
     laid = (
         "generic"

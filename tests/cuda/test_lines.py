@@ -5,7 +5,7 @@ import torch
 
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import build_table
-from quant_gru.kernels.cuda.lines import CODES, lines
+from quant_gru.kernels.cuda.lines import CODES, continued, lines
 
 
 def read(found, entries):
@@ -41,6 +41,17 @@ def test_steps_beyond_a_bit_are_no_lines():
     outputs[20:] += 3
     assert lines(outputs) is None
     assert lines(-torch.arange(64)) is None
+
+
+@pytest.mark.parametrize("before", range(1, CODES))
+def test_what_nobody_reads_bends_no_line(before):
+    """Tables begin and end within a line, where they may be steep."""
+    pre, out = Quantizer(16, True, 2.0**-14, 278), Quantizer(16, False, 2.0**-16, 0)
+    outputs = build_table("sigmoid", pre, out, "exact")(torch.arange(pre.lo, pre.hi + 1))
+    after = 2 * CODES - before
+    found = lines(continued(outputs, before, after))
+    assert found is not None
+    assert torch.equal(read(found, len(found) * CODES)[before:-after], outputs)
 
 
 def test_slopes_fill_their_half():

@@ -14,7 +14,7 @@ from quant_gru.integer.plan import CellPlan, FrozenPart
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import EXACT_BITS, Table
 from quant_gru.integer.weighted_sum import WeightedSum
-from quant_gru.kernels.cuda.lines import CODES, lines
+from quant_gru.kernels.cuda.lines import CODES, continued, lines
 from quant_gru.kernels.cuda.structures import CELL_C, SUM_C, SUMS, TableC
 
 NARROW_BITS = 16
@@ -156,9 +156,7 @@ class FrozenNumbers:
     def _add_lines(self, c: Any, outputs: Tensor, first: int) -> None:
         # lines begin at multiples of 16 codes, and are copied in pairs
         before = first % CODES
-        after = -(before + len(outputs)) % (2 * CODES)
-        ends = outputs[:1].expand(before), outputs, outputs[-1:].expand(after)
-        found = lines(torch.cat(ends))
+        found = lines(continued(outputs, before, -(before + len(outputs)) % (2 * CODES)))
         if found is not None:
             c.lines, c.line_count = self._pointer(found), len(found)
             c.line_origin = first - before

@@ -17,6 +17,13 @@ _UNIT = 1 << 10
 _STEEPEST = (1 << 16) - 1
 
 
+def continued(outputs: Tensor, before: int, after: int) -> Tensor:
+    """A table that goes on as it begins and ends: what nobody reads must not bend its lines."""
+    start = 2 * outputs[0] - outputs[1 : before + 1].flip(0)
+    end = 2 * outputs[-1] - outputs[len(outputs) - 1 - after : -1].flip(0)
+    return torch.cat([start, outputs, end])
+
+
 def lines(outputs: Tensor) -> Tensor | None:
     """Lines of a table.
 

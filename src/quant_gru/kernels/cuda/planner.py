@@ -19,13 +19,11 @@ _REGISTERS = 65536  # of a multiprocessor
 _MOST_THREADS = 512
 # registers of a thread beside its weights: the gate arithmetic of one element and of four
 _BESIDE = {1: 72, 2: 88, 4: 112}
+_LEAN = 66  # the same for up to two elements in float32 with one product for each weight
 _ROWS = (1, 2, 4, 8, 16)
 # steps whose input projection is on its way or in use
 _RING = 4
 _ROOMY = 128  # registers of weights that leave many for other things
-# blocks of which a multiprocessor takes two, whatever their registers
-_LIGHT_THREADS, _LIGHT_SHARED = 128, (MOST_SHARED - 1024) // 2
-_TOGETHER = 1.2  # what a step takes of two blocks on a multiprocessor, to that of one
 _FEWEST = 32  # with fewer, a thread is busy with nothing but spilled registers
 
 
@@ -104,7 +102,8 @@ class Shape:
     def spilled(self, form: Form) -> int:
         """Registers of a thread that are too many, an estimate."""
         allowed = min(255, _REGISTERS // self.threads)
-        beside = _BESIDE[self.elements] * (self.passes(form) + 1) // 2
+        lean = form.recurrence.real == "float" and self.passes(form) == 1 and self.elements <= 2
+        beside = _LEAN if lean else _BESIDE[self.elements] * (form.state_bytes + 1) // 2
         return max(0, self.weight_registers(form) + beside - allowed)
 
     def doubles(self, form: Form) -> bool:
@@ -115,17 +114,6 @@ class Shape:
         """Products of a weight: both bytes of a few rows are columns of one."""
         packed = form.weight_bytes == 1 and self.strip <= 4
         return form.weight_bytes * (1 if packed else form.state_bytes)
-
-    def resident(self, form: Form, clusters: Mapping[int, int]) -> tuple[int, int]:
-        """Clusters that run at once on multiprocessors of their own, and at most.
-
-        Args:
-            form: The plan's structure.
-            clusters: As of `candidates`.
-        """
-        alone = max(clusters[self.blocks], 1)
-        light = self.threads <= _LIGHT_THREADS and self.shared_bytes(form) <= _LIGHT_SHARED
-        return alone, 2 * alone if light and self.blocks > 1 else alone
 
     def sets(self, form: Form) -> int:
         """Accumulators of a gate: two where a scheduler has one warp and registers are left."""
@@ -276,19 +264,11 @@ def _fastest(
     best: tuple[float, Shape] | None = None
     resident = dict(clusters)
     for shape in candidates(form, H, resident):
-        tiles = shape.tiles(N) * directions
-        time = rounds(shape, form, tiles, resident) * step_time(shape, form)
+        waves = -(-shape.tiles(N) * directions // max(resident[shape.blocks], 1))
+        time = waves * step_time(shape, form)
         if best is None or time < best[0]:
             best = (time, shape)
     return best[1] if best else None
-
-
-def rounds(shape: Shape, form: Form, tiles: int, clusters: Mapping[int, int]) -> float:
-    """How often a device goes through all steps for so many tiles; more for blocks that share."""
-    alone, most = shape.resident(form, clusters)
-    whole, left = divmod(tiles, most)
-    together = 1.0 if most == alone else _TOGETHER
-    return whole * together + (0.0 if left == 0 else 1.0 if left <= alone else together)
 
 
 def step_time(shape: Shape, form: Form) -> float:

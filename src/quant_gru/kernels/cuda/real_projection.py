@@ -17,6 +17,7 @@ from quant_gru.kernels.cuda.structures import ProjectFewC, ProjectRealsC
 _DEPTH = 64  # bytes of a line in a stage
 _EASY = 2.0**90
 HOPPER = "sm_90a"
+FEWEST_ROWS = 8  # up to so many, a warp for each unit is faster than a product of tiles
 _FEW_UNITS = 8  # of a block, a warp each
 
 
@@ -150,8 +151,6 @@ def choose_for(
     machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
 ) -> Block | None:
     """The same for a plan on a machine."""
-    if not reads_reals(numbers):
-        return None
     rows, padded = T * shape.strips(N) * shape.strip, numbers.gemm[0][0].shape[0]
     processors, hopper = machine.clusters()[1], machine.arch == HOPPER
     return choose(shape.units, rows, padded, numbers.x_planes, processors, hopper)

@@ -26,6 +26,7 @@ from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.numbers import Numbers
 from quant_gru.kernels.cuda.projection import projection
 from quant_gru.kernels.cuda.real_projection import (
+    FEWEST_ROWS,
     Block,
     choose_for,
     few_projection,
@@ -285,10 +286,11 @@ class Schedule:
         """Real values, where the projection reads them itself."""
         found, T, N = _Input(), self._T, self._N
         found.nan = nan
-        if T * N <= FEW_ROWS:
-            return found if reads_reals(cell.numbers) else None
-        found.block = choose_for(self._machine, cell.numbers, shape, T, N)
-        return found if found.block else None
+        if not reads_reals(cell.numbers):
+            return None
+        if T * N > FEWEST_ROWS:
+            found.block = choose_for(self._machine, cell.numbers, shape, T, N)
+        return found if found.block or T * N <= FEW_ROWS else None
 
     def _add_input(self, cell: Cell, nan: int, below: _Below | None) -> _Input:
         """Codes of a layer's input, from real values or from the layer below."""

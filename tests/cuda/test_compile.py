@@ -15,7 +15,9 @@ from quant_gru.kernels.cuda.backward.slopes import SlopesShape
 from quant_gru.kernels.cuda.frozen import Form, Gates
 from quant_gru.kernels.cuda.launch import PLAIN
 from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL
-from quant_gru.kernels.cuda.real_projection import CHOICES, HOPPER, HOPPERS
+from quant_gru.kernels.cuda.real_projection import GROUPS, HOPPER, TALL, TWO_PLANES
+from quant_gru.kernels.cuda.real_projection import MEDIUM as REAL_MEDIUM
+from quant_gru.kernels.cuda.real_projection import SMALL as REAL_SMALL
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
 
@@ -52,8 +54,9 @@ def variants(arch):
         yield "project_bytes", tile.macros(planes)
     for planes in (1, 2):
         yield "project_few", {**PLAIN, "WIDE": planes - 1}
-        for block in CHOICES[planes] + (HOPPERS[planes] if arch == HOPPER else ()):
-            yield "project_reals", block.macros(planes)
+    for block in (REAL_SMALL, REAL_MEDIUM, TALL, *([GROUPS] if arch == HOPPER else [])):
+        yield "project_reals", block.macros(1)
+    yield "project_reals", TWO_PLANES.macros(2)
     yield "border", PLAIN
     yield "random", {}
     yield "weights", PLAIN

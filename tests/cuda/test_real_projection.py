@@ -1,7 +1,7 @@
 """The input projection from real values, on the host: as quantizing first, NaN included."""
 
-import dataclasses
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,11 @@ from quant_gru import QuantConfig
 from quant_gru.kernels.cuda import executor, planner
 from quant_gru.kernels.cuda.launch import Grid
 from quant_gru.kernels.cuda.real_projection import (
+    GROUPS,
+    MEDIUM,
+    SMALL,
+    TALL,
+    TWO_PLANES,
     Block,
     choose,
     few_projection,
@@ -127,7 +132,7 @@ def test_the_division_rounds_as_division(host, scale):
     found = []
     flags = torch.zeros(1, 200, dtype=torch.uint8)
     for real, unit in ((x, one.item()), (codes, 1.0)):
-        fill_division(p.division, dataclasses.replace(plan.x, scale=unit))
+        fill_division(p.division, replace(plan.x, scale=unit))
         Wx = torch.zeros((200 * 16, 2), dtype=torch.int32)
         p.real, p.nan, p.Wx = real.data_ptr(), flags.data_ptr(), Wx.data_ptr()
         p.step, p.next, p.fours = 4, 4, 1
@@ -145,17 +150,15 @@ def test_threads_and_grids_follow_blocks():
 
 
 def test_choices_follow_sizes_and_chips():
-    """Few rows go to many small blocks; all fit what blocks share, and only Hopper groups warps."""
-    assert choose(128, 100, 64, 1, 132, True).rows <= 64
-    for units, rows, padded in (
-        (128, 100, 64),
-        (512, 12800, 256),
-        (1024, 12800, 512),
-        (16, 65, 16),
-    ):
-        for planes in (1, 2):
-            for hopper in (False, True):
-                block = choose(units, rows, padded, planes, 132, hopper)
-                assert hopper or not block.grouped
-                assert block.shared_bytes(units, padded, planes) <= 99 << 10
-                assert block.parts <= -(-units // block.units)
+    """Few rows go to many small blocks, many features come as codes; only Hopper groups warps."""
+    assert choose(128, 100, 64, 1, 132, True) == replace(SMALL, parts=4)
+    assert choose(256, 1000, 128, 1, 132, True) == replace(SMALL, parts=8)
+    assert choose(256, 6400, 128, 1, 132, True) == replace(MEDIUM, parts=2)
+    assert choose(256, 32000, 80, 1, 132, True) == TALL
+    assert choose(512, 12800, 256, 1, 132, False) == MEDIUM
+    assert choose(512, 12800, 256, 1, 132, True) == GROUPS
+    assert choose(1024, 12800, 512, 1, 132, True) is None
+    assert choose(256, 12800, 256, 2, 132, True) == replace(TWO_PLANES, parts=2)
+    for block, planes in ((SMALL, 1), (MEDIUM, 1), (TALL, 1), (TWO_PLANES, 2)):
+        assert block.shared_bytes(512, 384, planes) <= 99 << 10
+    assert GROUPS.shared_bytes(2048, 384, 1) <= 227 << 10

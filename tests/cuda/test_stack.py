@@ -63,7 +63,7 @@ def unsigned(config):
     return config
 
 
-@pytest.mark.parametrize("rows", [(7, 3), (9, 8)], ids=["few", "many"])
+@pytest.mark.parametrize("rows", [(2, 3), (7, 3), (9, 8)], ids=["fewest", "few", "many"])
 @pytest.mark.parametrize(
     "config",
     [QuantConfig.int8(), QuantConfig.w8a16(), QuantConfig.int16(), unsigned(QuantConfig.int8())],

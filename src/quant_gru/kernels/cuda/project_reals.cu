@@ -41,7 +41,7 @@ inline bool four_codes(const Reals &p, const uint32_t (&bits)[4], uint32_t (&wor
 template <bool kFours>
 inline void quantize_rows(const Reals &p, unsigned char *rows, const int64_t *from,
                           uint32_t *seen) {
-    constexpr int kAhead = 8;
+    constexpr int kAhead = COLUMNS >= 8 ? 16 : 8;  // where sums have many registers, loads do
     const int C = (int)p.C, chunks = (C + 3) / 4, padded = (int)p.to.padded;
     const int plane = Tile::plane_bytes(padded);
     const int rows_on = Tile::kThreads / chunks, chunks_on = Tile::kThreads % chunks;
@@ -112,11 +112,11 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     float *const m = (float *)(folded + 3 * units);
     for (int i = (int)threadIdx.x; i < units; i += Tile::kThreads) {
         const int unit = first_tile * Tile::kUnits + i;
-        if (unit >= p.H) break;
+        const bool there = unit < p.H;
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate) {
-            folded[gate * units + i] = p.folded_bytes[gate * p.H + unit];
-            m[gate * units + i] = p.m_float[gate * p.H + unit];
+            folded[gate * units + i] = there ? p.folded_bytes[gate * p.H + unit] : 0;
+            m[gate * units + i] = there ? p.m_float[gate * p.H + unit] : 0.f;
         }
     }
 #endif

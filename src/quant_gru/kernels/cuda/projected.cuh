@@ -89,7 +89,8 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
         const Real v = round_term((Real)total(gate, column, i), (Real)m[gate][i / 2]);
         return Bits<Real>::of(R::limit(v, lo, hi));
     };
-    if (sizeof(Real) == 4 && p.NB == 8 && !p.wide) {
+    if (sizeof(Real) == 4 && (p.NB == 8 || p.NB == 2) && !p.wide) {
+        const bool by_unit = p.NB == 8;
 #pragma unroll
         for (int column = 0; column < COLUMNS; ++column) {
             if (flat + 8 * column >= count) return;
@@ -100,8 +101,8 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
                            (rounded(2, column, i) << 16) - offset * 65793u;
             uint4 all;
             all.x = words[0];
-            all.y = words[2];
-            all.z = words[1];
+            all.y = by_unit ? words[2] : words[1];
+            all.z = by_unit ? words[1] : words[2];
             all.w = words[3];
             *(uint4 *)((uint32_t *)p.Wx + places.first + column * places.step) = all;
         }

@@ -311,81 +311,35 @@ inline float divided(float a, float b) { return __fdiv_rn(a, b); }
 inline bool any_lane(bool v) { return __any_sync(0xffffffffu, v); }
 
 // Four warps together, sm_90a alone: d += a * b over k = 32, signed bytes; rows of a: 64, 16 of
-// each warp; columns of b: 8 of each of `kColumns`, as many as there are sizes of the instruction.
+// each warp; columns of b: 8 for each of d.
 // Operands are in shared memory, as `group_operand` has them.
 #define QG_MMA_GROUP(N, D, A, B, ...)                                                            \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k32.s32.s8.s8 {" D "}, " A ", " B ", 1;" \
                  : __VA_ARGS__                                                                   \
                  : "l"(a), "l"(b))
+#define QG_COLUMN(i) "+r"(d[i][0]), "+r"(d[i][1]), "+r"(d[i][2]), "+r"(d[i][3])
 inline void mma_group(int (&d)[2][4], uint64_t a, uint64_t b) {
-    QG_MMA_GROUP("16", "%0,%1,%2,%3,%4,%5,%6,%7", "%8", "%9", "+r"(d[0][0]), "+r"(d[0][1]),
-                 "+r"(d[0][2]), "+r"(d[0][3]), "+r"(d[1][0]), "+r"(d[1][1]), "+r"(d[1][2]),
-                 "+r"(d[1][3]));
+    QG_MMA_GROUP("16", "%0,%1,%2,%3,%4,%5,%6,%7", "%8", "%9", QG_COLUMN(0), QG_COLUMN(1));
 }
 inline void mma_group(int (&d)[4][4], uint64_t a, uint64_t b) {
     QG_MMA_GROUP("32", "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15", "%16", "%17",
-                 "+r"(d[0][0]), "+r"(d[0][1]), "+r"(d[0][2]), "+r"(d[0][3]), "+r"(d[1][0]),
-                 "+r"(d[1][1]), "+r"(d[1][2]), "+r"(d[1][3]), "+r"(d[2][0]), "+r"(d[2][1]),
-                 "+r"(d[2][2]), "+r"(d[2][3]), "+r"(d[3][0]), "+r"(d[3][1]), "+r"(d[3][2]),
-                 "+r"(d[3][3]));
+                 QG_COLUMN(0), QG_COLUMN(1), QG_COLUMN(2), QG_COLUMN(3));
 }
 inline void mma_group(int (&d)[6][4], uint64_t a, uint64_t b) {
     QG_MMA_GROUP(
         "48",
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23",
-        "%24", "%25", "+r"(d[0][0]), "+r"(d[0][1]), "+r"(d[0][2]), "+r"(d[0][3]), "+r"(d[1][0]),
-        "+r"(d[1][1]), "+r"(d[1][2]), "+r"(d[1][3]), "+r"(d[2][0]), "+r"(d[2][1]), "+r"(d[2][2]),
-        "+r"(d[2][3]), "+r"(d[3][0]), "+r"(d[3][1]), "+r"(d[3][2]), "+r"(d[3][3]), "+r"(d[4][0]),
-        "+r"(d[4][1]), "+r"(d[4][2]), "+r"(d[4][3]), "+r"(d[5][0]), "+r"(d[5][1]), "+r"(d[5][2]),
-        "+r"(d[5][3]));
+        "%24", "%25", QG_COLUMN(0), QG_COLUMN(1), QG_COLUMN(2), QG_COLUMN(3), QG_COLUMN(4),
+        QG_COLUMN(5));
 }
 inline void mma_group(int (&d)[8][4], uint64_t a, uint64_t b) {
     QG_MMA_GROUP("64",
                  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%"
                  "22,%23,%24,%25,%26,%27,%28,%29,%30,%31",
-                 "%32", "%33", "+r"(d[0][0]), "+r"(d[0][1]), "+r"(d[0][2]), "+r"(d[0][3]),
-                 "+r"(d[1][0]), "+r"(d[1][1]), "+r"(d[1][2]), "+r"(d[1][3]), "+r"(d[2][0]),
-                 "+r"(d[2][1]), "+r"(d[2][2]), "+r"(d[2][3]), "+r"(d[3][0]), "+r"(d[3][1]),
-                 "+r"(d[3][2]), "+r"(d[3][3]), "+r"(d[4][0]), "+r"(d[4][1]), "+r"(d[4][2]),
-                 "+r"(d[4][3]), "+r"(d[5][0]), "+r"(d[5][1]), "+r"(d[5][2]), "+r"(d[5][3]),
-                 "+r"(d[6][0]), "+r"(d[6][1]), "+r"(d[6][2]), "+r"(d[6][3]), "+r"(d[7][0]),
-                 "+r"(d[7][1]), "+r"(d[7][2]), "+r"(d[7][3]));
+                 "%32", "%33", QG_COLUMN(0), QG_COLUMN(1), QG_COLUMN(2), QG_COLUMN(3), QG_COLUMN(4),
+                 QG_COLUMN(5), QG_COLUMN(6), QG_COLUMN(7));
 }
-inline void mma_group(int (&d)[12][4], uint64_t a, uint64_t b) {
-    QG_MMA_GROUP("96",
-                 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%"
-                 "22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%"
-                 "42,%43,%44,%45,%46,%47",
-                 "%48", "%49", "+r"(d[0][0]), "+r"(d[0][1]), "+r"(d[0][2]), "+r"(d[0][3]),
-                 "+r"(d[1][0]), "+r"(d[1][1]), "+r"(d[1][2]), "+r"(d[1][3]), "+r"(d[2][0]),
-                 "+r"(d[2][1]), "+r"(d[2][2]), "+r"(d[2][3]), "+r"(d[3][0]), "+r"(d[3][1]),
-                 "+r"(d[3][2]), "+r"(d[3][3]), "+r"(d[4][0]), "+r"(d[4][1]), "+r"(d[4][2]),
-                 "+r"(d[4][3]), "+r"(d[5][0]), "+r"(d[5][1]), "+r"(d[5][2]), "+r"(d[5][3]),
-                 "+r"(d[6][0]), "+r"(d[6][1]), "+r"(d[6][2]), "+r"(d[6][3]), "+r"(d[7][0]),
-                 "+r"(d[7][1]), "+r"(d[7][2]), "+r"(d[7][3]), "+r"(d[8][0]), "+r"(d[8][1]),
-                 "+r"(d[8][2]), "+r"(d[8][3]), "+r"(d[9][0]), "+r"(d[9][1]), "+r"(d[9][2]),
-                 "+r"(d[9][3]), "+r"(d[10][0]), "+r"(d[10][1]), "+r"(d[10][2]), "+r"(d[10][3]),
-                 "+r"(d[11][0]), "+r"(d[11][1]), "+r"(d[11][2]), "+r"(d[11][3]));
-}
-inline void mma_group(int (&d)[16][4], uint64_t a, uint64_t b) {
-    QG_MMA_GROUP(
-        "128",
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"
-        "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%"
-        "47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63",
-        "%64", "%65", "+r"(d[0][0]), "+r"(d[0][1]), "+r"(d[0][2]), "+r"(d[0][3]), "+r"(d[1][0]),
-        "+r"(d[1][1]), "+r"(d[1][2]), "+r"(d[1][3]), "+r"(d[2][0]), "+r"(d[2][1]), "+r"(d[2][2]),
-        "+r"(d[2][3]), "+r"(d[3][0]), "+r"(d[3][1]), "+r"(d[3][2]), "+r"(d[3][3]), "+r"(d[4][0]),
-        "+r"(d[4][1]), "+r"(d[4][2]), "+r"(d[4][3]), "+r"(d[5][0]), "+r"(d[5][1]), "+r"(d[5][2]),
-        "+r"(d[5][3]), "+r"(d[6][0]), "+r"(d[6][1]), "+r"(d[6][2]), "+r"(d[6][3]), "+r"(d[7][0]),
-        "+r"(d[7][1]), "+r"(d[7][2]), "+r"(d[7][3]), "+r"(d[8][0]), "+r"(d[8][1]), "+r"(d[8][2]),
-        "+r"(d[8][3]), "+r"(d[9][0]), "+r"(d[9][1]), "+r"(d[9][2]), "+r"(d[9][3]), "+r"(d[10][0]),
-        "+r"(d[10][1]), "+r"(d[10][2]), "+r"(d[10][3]), "+r"(d[11][0]), "+r"(d[11][1]),
-        "+r"(d[11][2]), "+r"(d[11][3]), "+r"(d[12][0]), "+r"(d[12][1]), "+r"(d[12][2]),
-        "+r"(d[12][3]), "+r"(d[13][0]), "+r"(d[13][1]), "+r"(d[13][2]), "+r"(d[13][3]),
-        "+r"(d[14][0]), "+r"(d[14][1]), "+r"(d[14][2]), "+r"(d[14][3]), "+r"(d[15][0]),
-        "+r"(d[15][1]), "+r"(d[15][2]), "+r"(d[15][3]));
-}
+#undef QG_COLUMN
 #undef QG_MMA_GROUP
 
 // Lines of 64 bytes at an address that is a multiple of 512; 16 bytes of a line stand where
@@ -393,8 +347,7 @@ inline void mma_group(int (&d)[16][4], uint64_t a, uint64_t b) {
 inline uint64_t group_operand(uint32_t address) {
     return (uint64_t)(address >> 4 & 0x3FFF) | 1ull << 16 | 32ull << 32 | 2ull << 62;
 }
-// What this thread wrote into shared memory, asynchronously or not, groups may read after a
-// barrier.
+// What this thread wrote into shared memory, or waited for, groups may read after a barrier.
 inline void shown_to_groups() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Registers of sums are written before; products from here on; until at most so many are under way.
 inline void groups_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

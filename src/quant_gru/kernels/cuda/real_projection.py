@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -16,11 +15,9 @@ from quant_gru.kernels.cuda.numbers import Numbers
 from quant_gru.kernels.cuda.structures import ProjectFewC, ProjectRealsC
 
 _DEPTH = 64  # bytes of a line in a stage
-_MOST_SHARED = 96 << 10  # of a block, where there is a choice
-_MOST_BYTES = 2048  # of a row
-_SHARED = 227 << 10  # of a multiprocessor
 _EASY = 2.0**90
 HOPPER = "sm_90a"
+FEWEST_ROWS = 8  # up to so many, a warp for each unit is faster than a product of tiles
 _FEW_UNITS = 8  # of a block, a warp each
 
 
@@ -102,26 +99,26 @@ class Block:
         )
 
 
-SMALL, MEDIUM, TALL = Block(2, 2, 2, 4, 4, 1), Block(2, 2, 4, 4, 4, 1), Block(2, 2, 8, 4, 3, 1)
-GROUP, WIDE = Block(4, 2, 4, 4, 2, 1, True), Block(4, 1, 8, 4, 3, 1, True)
-CHOICES = {1: (SMALL, MEDIUM, TALL), 2: (replace(SMALL, blocks=3), replace(MEDIUM, blocks=2))}
-HOPPERS = {1: (GROUP, WIDE), 2: ()}
-# clocks of a multiprocessor, estimates: of a value to quantize, of an element to round, and of a
-# byte of weights that comes in; of a start, and of a step that waits for weights
-_VALUE, _ELEMENT, _BYTE = 0.2, 0.25, 0.04
-_START, _STEP = 2500.0, 300.0
+SMALL, MEDIUM = Block(2, 2, 2, 4, 4, 1), Block(4, 2, 4, 4, 2, 1)
+TALL, GROUPS = Block(2, 2, 8, 4, 3, 1), Block(4, 2, 8, 8, 1, 1, grouped=True)
+TWO_PLANES = Block(2, 2, 2, 4, 3, 1)
+_FEW_ROWS = 4096  # up to so many, small blocks are faster
+_MANY_WEIGHTS = 1 << 17  # units times features, from which on few blocks should read them
+_AT_ONCE = {1: 2, 2: 7}  # blocks of a multiprocessor, by planes, up to which units are shared
+_MOST_FEATURES = 384  # with more, rows that come and go are faster
 
 
 def reads_reals(numbers: Numbers) -> bool:
     """Whether the projection of a plan may start from real values."""
     easy = 1 / _EASY <= numbers.x.scale <= _EASY
-    row = numbers.x_planes * numbers.gemm[0][0].shape[0]
-    return easy and numbers.projects_bytes and row <= _MOST_BYTES
+    return easy and numbers.projects_bytes
 
 
 @lru_cache(maxsize=4096)
-def choose(units: int, rows: int, padded: int, planes: int, processors: int, hopper: bool) -> Block:
-    """The block of a projection.
+def choose(
+    units: int, rows: int, padded: int, planes: int, processors: int, hopper: bool
+) -> Block | None:
+    """The block of a projection, as it was fastest when measured, or None for one from codes.
 
     Args:
         units: H padded to groups of 16.
@@ -131,49 +128,32 @@ def choose(units: int, rows: int, padded: int, planes: int, processors: int, hop
         processors: Multiprocessors of the device.
         hopper: Whether four warps may multiply together.
     """
-    blocks = CHOICES[planes] + (HOPPERS[planes] if hopper else ())
-    return min(
-        _candidates(blocks, units, padded, planes),
-        key=lambda block: _clocks(block, units, rows, padded, planes, processors),
-    )
+    if padded * planes > _MOST_FEATURES * (1 + (planes == 2)):
+        return None
+    if planes == 2:
+        block = TWO_PLANES
+    elif rows <= _FEW_ROWS:
+        block = SMALL
+    elif hopper and units * padded >= _MANY_WEIGHTS:
+        block = GROUPS
+    elif rows >= 1.5 * processors * TALL.rows:
+        block = TALL
+    else:
+        block = MEDIUM
+    strips, tiles = -(-rows // block.rows), -(-units // block.units)
+    parts, most = 1, processors * (1 if block.grouped else _AT_ONCE[planes])
+    while 2 * parts <= tiles and 2 * parts * strips <= most:
+        parts *= 2
+    return replace(block, parts=parts)
 
 
-def choose_for(machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int) -> Block:
-    """The block of a projection on a machine."""
+def choose_for(
+    machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
+) -> Block | None:
+    """The same for a plan on a machine."""
     rows, padded = T * shape.strips(N) * shape.strip, numbers.gemm[0][0].shape[0]
     processors, hopper = machine.clusters()[1], machine.arch == HOPPER
     return choose(shape.units, rows, padded, numbers.x_planes, processors, hopper)
-
-
-def _candidates(blocks: Iterable[Block], units: int, padded: int, planes: int) -> Iterator[Block]:
-    for block in blocks:
-        for parts in (1, 2, 4, 8, 16, 32, 64):
-            found = replace(block, parts=parts)
-            if parts <= -(-units // block.units) and (
-                found.shared_bytes(units, padded, planes) <= _MOST_SHARED
-                or block.rows == SMALL.rows
-            ):
-                yield found
-
-
-def _clocks(
-    block: Block, units: int, rows: int, padded: int, planes: int, processors: int
-) -> float:
-    """About how long a projection takes."""
-    tiles = block.tiles(units)
-    count = -(-rows // block.rows) * block.parts
-    at_once = min(block.blocks, _SHARED // block.shared_bytes(units, padded, planes))
-    steps, elements = -(-padded // _DEPTH), tiles * block.units * block.rows
-    # of 16 units, 8 rows and 32 features: products, or what they read in shared memory
-    shared = 12 / block.columns
-    product = max(3.0, shared + 1.5) if block.grouped else max(5.0, shared + 2)
-    products = product * planes * elements / 128 * padded / 32
-    weights = _BYTE * 3 * tiles * block.units * padded
-    work = _VALUE * block.rows * padded + _ELEMENT * planes * elements + max(products, weights)
-    alone = _START + _STEP * tiles * (steps + 1)
-    waves = -(-count // (processors * at_once))
-    busiest = -(-count // processors)
-    return max(waves * alone + work, busiest * work + alone)
 
 
 def real_projection(

@@ -25,6 +25,8 @@ from quant_gru.kernels.cuda.memory import Memory, maker
 from quant_gru.kernels.cuda.numbers import Numbers
 from quant_gru.kernels.cuda.projection import projection
 from quant_gru.kernels.cuda.real_projection import (
+    FEWEST_ROWS,
+    Block,
     choose_for,
     few_projection,
     reads_reals,
@@ -280,12 +282,15 @@ class Schedule:
         T, N, H = self._T, self._N, cells[0].numbers.H
         this = _Below(cells, self._memory.take(N * _padded_steps(T)))
         inputs: list[_Input] = []
-        for direction, cell in enumerate(cells):
-            like = [i for i, other in enumerate(cells[:direction]) if _same_input(cell, other)]
-            if below is None:
-                like = [
-                    i for i in like if reads_reals(cells[i].numbers) == reads_reals(cell.numbers)
-                ]
+        for direction, (cell, shape) in enumerate(_by_direction(layer)):
+            if below is None and (reals := self._reals_of(cell, shape, this.nan)):
+                inputs.append(reals)
+                continue
+            like = [
+                i
+                for i, other in enumerate(cells[:direction])
+                if inputs[i].nan is None and _same_input(cell, other)
+            ]
             inputs.append(inputs[like[0]] if like else self._add_input(cell, this.nan, below))
         # the last layer's codes are for a backward
         ends = planner.Ends(values=index == self._layers - 1, codes=index < self._layers - 1)
@@ -301,13 +306,19 @@ class Schedule:
             direction += len(group)
         return this
 
+    def _reals_of(self, cell: Cell, shape: planner.Shape, nan: int) -> _Input | None:
+        """Real values, where the projection reads them itself."""
+        found, T, N = _Input(), self._T, self._N
+        found.nan = nan
+        if not reads_reals(cell.numbers):
+            return None
+        if T * N > FEWEST_ROWS:
+            found.block = choose_for(self._machine, cell.numbers, shape, T, N)
+        return found if found.block or T * N <= FEW_ROWS else None
+
     def _add_input(self, cell: Cell, nan: int, below: _Below | None) -> _Input:
         """Codes of a layer's input, from real values or from the layer below."""
         numbers, T, N = cell.numbers, self._T, self._N
-        if below is None and reads_reals(numbers):
-            found = _Input()
-            found.nan = nan
-            return found
         record: Any = TakeC() if below is None else BetweenC()
         found = _Input()
         if T * N > FEW_ROWS:
@@ -381,11 +392,11 @@ class Schedule:
     ) -> None:
         numbers, T, N = cell.numbers, self._T, self._N
         if given.nan is not None:
-            if T * N > FEW_ROWS:
-                block = choose_for(self._machine, numbers, shape, T, N)
-                kernel, grid, record, keep = real_projection(numbers, shape, T, N, cell.x, block)
-            else:
-                kernel, grid, record, keep = few_projection(numbers, shape, T, N, cell.x)
+            kernel, grid, record, keep = (
+                real_projection(numbers, shape, T, N, cell.x, given.block)
+                if given.block
+                else few_projection(numbers, shape, T, N, cell.x)
+            )
             self._x.point(record, "real")
             self._reals.append(record)
             self._memory.point(record, "nan", given.nan)
@@ -469,10 +480,12 @@ class _Input:
 
     Attributes:
         nan: Where it is written which rows are NaN, by what reads real values.
+        block: How it reads them, where they are not few.
     """
 
     def __init__(self) -> None:
         self.nan: int | None = None
+        self.block: Block | None = None
         self.rows: _Rows | None = None
         self.codes = 0
 

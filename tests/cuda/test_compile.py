@@ -233,6 +233,19 @@ def test_the_planner_finds_a_shape_that_fits(form, H):
     )
 
 
+def test_blocks_of_few_threads_share_a_multiprocessor():
+    light, heavy = (planner.make_shape(H, 16, 2, 1, 8) for H in (512, 1024))
+    assert light.resident(BYTES, RESIDENT) == (7, 14)
+    assert heavy.resident(BYTES, RESIDENT) == (7, 7)
+    assert (
+        planner.rounds(light, BYTES, 7, RESIDENT) == planner.rounds(heavy, BYTES, 7, RESIDENT) == 1
+    )
+    assert (
+        1 < planner.rounds(light, BYTES, 8, RESIDENT) < planner.rounds(light, BYTES, 15, RESIDENT)
+    )
+    assert planner.rounds(heavy, BYTES, 8, RESIDENT) == 2
+
+
 def test_a_strip_costs_less_beside_another():
     one, two = (planner.make_shape(1024, 16, 2, 1, rows) for rows in (8, 16))
     for form in (BYTES, FORMS["w8a16-float"]):

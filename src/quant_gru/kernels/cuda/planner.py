@@ -24,6 +24,10 @@ _ROWS = (1, 2, 4, 8, 16)
 # steps whose input projection is on its way or in use
 _RING = 4
 _ROOMY = 128  # registers of weights that leave many for other things
+# blocks of which a multiprocessor takes two, whatever their registers
+_LIGHT_THREADS, _LIGHT_SHARED = 128, 64 << 10
+_TOGETHER = 1.1  # what a step takes of two blocks on a multiprocessor, to that of one
+_ALONE_SHARED = (MOST_SHARED - 1024) // 2 + 16  # of which a multiprocessor has not twice as much
 _FEWEST = 32  # with fewer, a thread is busy with nothing but spilled registers
 
 
@@ -115,6 +119,17 @@ class Shape:
         packed = form.weight_bytes == 1 and self.strip <= 4
         return form.weight_bytes * (1 if packed else form.state_bytes)
 
+    def resident(self, form: Form, clusters: Mapping[int, int]) -> tuple[int, int]:
+        """Clusters that run at once on multiprocessors of their own, and at most.
+
+        Args:
+            form: The plan's structure.
+            clusters: As of `candidates`.
+        """
+        alone = max(clusters[self.blocks], 1)
+        light = self.threads <= _LIGHT_THREADS and self.shared_bytes(form) <= _LIGHT_SHARED
+        return alone, 2 * alone if light and self.blocks > 1 else alone
+
     def sets(self, form: Form) -> int:
         """Accumulators of a gate: two where a scheduler has one warp and registers are left."""
         alone = self.threads <= 128 and form.weight_bytes == 1 and self.passes(form) == 1
@@ -204,7 +219,7 @@ def layout(
     shared = shape.shared_bytes(form)
     if early:
         # where others are busy, two would start on the same multiprocessor, and stay there
-        shared = max(shared, _LIGHT_SHARED + 16)
+        shared = max(shared, _ALONE_SHARED)
     return kernel, Grid(blocks, shape.threads, shape.blocks, shared, early=early)
 
 
@@ -264,11 +279,19 @@ def _fastest(
     best: tuple[float, Shape] | None = None
     resident = dict(clusters)
     for shape in candidates(form, H, resident):
-        waves = -(-shape.tiles(N) * directions // max(resident[shape.blocks], 1))
-        time = waves * step_time(shape, form)
+        tiles = shape.tiles(N) * directions
+        time = rounds(shape, form, tiles, resident) * step_time(shape, form)
         if best is None or time < best[0]:
             best = (time, shape)
     return best[1] if best else None
+
+
+def rounds(shape: Shape, form: Form, tiles: int, clusters: Mapping[int, int]) -> float:
+    """How often a device goes through all steps for so many tiles; more for blocks that share."""
+    alone, most = shape.resident(form, clusters)
+    whole, left = divmod(tiles, most)
+    together = 1.0 if most == alone else _TOGETHER
+    return whole * together + (0.0 if left == 0 else 1.0 if left <= alone else together)
 
 
 def step_time(shape: Shape, form: Form) -> float:

@@ -116,12 +116,15 @@ class Stack:
         self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
     ) -> tuple[Tensor, Tensor] | None:
         T, N, _ = x.shape
-        key = (T, N, h0 is None, lengths is None, kept is not None)
+        keeps = kept is not None
+        key = (T, N, h0 is None, lengths is None, keeps)
         schedule = self._schedules.get(key, _MISSING)
         if schedule is _MISSING:
             schedule = None
             if T and N:
-                schedule = schedule_of(self.machine, self.layers, T, N, h0 is not None, kept is not None)
+                schedule = schedule_of(
+                    self.machine, self.layers, T, N, h0 is not None, kept is not None
+                )
             if not capturing(self.device):
                 if len(self._schedules) >= _MOST_SCHEDULES:
                     self._schedules.clear()

@@ -7,8 +7,7 @@
 //                        how much one call of `dot` takes,
 //   dot<G, R, P>(..)     sums of G groups for R rows, bias included,
 //   kTileRows<planes>    0, or how many rows one call of `dot_tiles<P>` takes at most,
-//   tile_groups(rows)    and groups,
-//   kMultipliesAhead     whether a block is multiplied before the one before is through its gates,
+//   kTileGroups          and groups,
 //   WideFloats, Doubles  lanes of float and double with exact arithmetic and tables, in kVectors
 //                        vectors of the type Lane,
 //   Powers               where QG_POWERS is defined: lanes of float for FusedPlan::powers.
@@ -45,16 +44,13 @@ template <int P>
 constexpr int kBlockRows = kTileRows<P> > 0 ? kTileRows<P> : kMaxRows<P>;
 template <int P>
 constexpr int block_groups(int rows) {
-    return rows > kMaxRows<P> ? tile_groups(rows) : max_groups(rows, P);
+    return rows > kMaxRows<P> ? kTileGroups : max_groups(rows, P);
 }
 
 // The most that is at `out` of `dot_block`, in rows times groups.
 template <int P>
 constexpr int most_sums() {
-    int most = 0;
-    for (int rows = kMaxRows<P> + 1; rows <= kTileRows<P>; ++rows)
-        if ((rows + 15) / 16 * 16 * tile_groups(rows) > most)
-            most = (rows + 15) / 16 * 16 * tile_groups(rows);
+    int most = (kTileRows<P> + 15) / 16 * 16 * kTileGroups;
     for (int rows = 1; rows <= kMaxRows<P>; ++rows)
         if (rows * max_groups(rows, P) > most) most = rows * max_groups(rows, P);
     return most;
@@ -177,30 +173,6 @@ QG_INLINE void advance(const Gates<V> &gates, const Place<typename V::Lane> *pla
     }
 }
 
-// Some rows and groups that are multiplied at once.
-struct Block {
-    int row, rows, first, groups;
-};
-
-// Blocks of a step, one after the other: all rows of some groups, then the next groups.
-template <int P>
-struct Blocks {
-    int rows, groups, most;
-    Blocks(int row_count, int group_count)
-        : rows(row_count),
-          groups(group_count),
-          most(block_groups<P>(rows < kBlockRows<P> ? rows : kBlockRows<P>)) {}
-    Block at(int row, int first) const {
-        const int left = rows - row, groups_left = groups - first;
-        return {row, left < kBlockRows<P> ? left : kBlockRows<P>, first,
-                groups_left < most ? groups_left : most};
-    }
-    // No groups are left after the last one.
-    Block after(const Block &b) const {
-        return b.row + b.rows < rows ? at(b.row + b.rows, b.first) : at(0, b.first + b.groups);
-    }
-};
-
 // One step of `rows` rows: all units, block by block.
 template <class V, int P, Mode kMode>
 void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
@@ -209,43 +181,38 @@ void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
     using Lane = typename V::Lane;
     const FusedPlan &p = gates.p;
     const Packed &R = p.R;
-    alignas(64) int32_t all_sums[1 + kMultipliesAhead][most_sums<P>() * 3 * kGroup];
+    alignas(64) int32_t sums[most_sums<P>() * 3 * kGroup];
     Place<Lane> places[most_sums<P>()];
     const int32_t shift = p.h.zero - R.offset;
     const int64_t plane = state.stride / 2;
-    const Blocks<P> blocks(rows, R.groups);
-    auto multiply = [&](const Block &b, int32_t *sums) {
-        dot_block<P>(b.rows, b.groups, R, b.first, state.codes + b.row * state.stride, state.stride,
-                     sums);
-    };
-    Block now = blocks.at(0, 0);
-    for (int turn = 0; now.groups > 0; ++turn) {
-        const Block next = blocks.after(now);
-        const int32_t *sums = all_sums[kMultipliesAhead ? turn % 2 : 0];
-        if (!kMultipliesAhead || turn == 0) multiply(now, all_sums[0]);
-        // what multiplies is busy while gates wait for each other
-        if (kMultipliesAhead && next.groups > 0)
-            multiply(next, all_sums[kMultipliesAhead ? (turn + 1) % 2 : 0]);
-        int found = 0;
-        for (int row = now.row; row < now.row + now.rows; ++row) {
-            if (lengths && lengths[row] <= at) continue;
-            for (int g = 0; g < now.groups; ++g) {
-                const int64_t unit = static_cast<int64_t>(now.first + g) * kGroup;
-                Place<Lane> &place = places[found++];
-                place.sums = sums + ((row - now.row) * now.groups + g) * 3 * kGroup;
-                place.m = V::multipliers(R, 3 * unit);
-                place.Wx = Wx + row * R.groups * 3 * kGroup + 3 * unit;
-                place.h = state.h + row * state.units + unit;
-                place.codes = state.next + row * state.stride + unit;
+    const int most = block_groups<P>(rows < kBlockRows<P> ? rows : kBlockRows<P>);
+    for (int first = 0; first < R.groups; first += most) {
+        const int groups = R.groups - first < most ? R.groups - first : most;
+        for (int row = 0; row < rows; row += kBlockRows<P>) {
+            const int count = rows - row < kBlockRows<P> ? rows - row : kBlockRows<P>;
+            dot_block<P>(count, groups, R, first, state.codes + row * state.stride, state.stride,
+                         sums);
+            int found = 0;
+            for (int r = 0; r < count; ++r) {
+                if (lengths && lengths[row + r] <= at) continue;
+                for (int g = 0; g < groups; ++g) {
+                    const int64_t channel = static_cast<int64_t>(first + g) * 3 * kGroup;
+                    const int64_t unit = static_cast<int64_t>(first + g) * kGroup;
+                    Place<Lane> &place = places[found++];
+                    place.sums = sums + (r * groups + g) * 3 * kGroup;
+                    place.m = V::multipliers(R, channel);
+                    place.Wx = Wx + (row + r) * R.groups * 3 * kGroup + channel;
+                    place.h = state.h + (row + r) * state.units + unit;
+                    place.codes = state.next + (row + r) * state.stride + unit;
+                }
             }
+            int done = 0;
+            if constexpr (V::kVectors > 1)
+                for (; done + V::kVectors <= found; done += V::kVectors)
+                    advance<V, P, kMode>(wide_gates, places + done, shift, plane, keeps);
+            for (; done < found; ++done)
+                advance<Lane, P, kMode>(gates, places + done, shift, plane, keeps);
         }
-        int done = 0;
-        if constexpr (V::kVectors > 1)
-            for (; done + V::kVectors <= found; done += V::kVectors)
-                advance<V, P, kMode>(wide_gates, places + done, shift, plane, keeps);
-        for (; done < found; ++done)
-            advance<Lane, P, kMode>(gates, places + done, shift, plane, keeps);
-        now = next;
     }
 }
 

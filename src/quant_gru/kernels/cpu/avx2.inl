@@ -173,8 +173,7 @@ inline int64_t multiply_only(int64_t loops) {
 // gates together.
 template <int P>
 constexpr int kTileRows = P == 1 ? 36 : 0;
-constexpr int tile_groups(int) { return 1; }
-constexpr bool kMultipliesAhead = false;
+constexpr int kTileGroups = 1;
 
 // Not inlined: the loops want all registers for themselves.
 template <int R, int P, class Weight>

@@ -70,7 +70,6 @@ inline void dot_pairs(const int16_t *w, const int16_t *a, int64_t a_stride, int 
 
 using OperandByte = uint8_t;
 constexpr int kGroup = 16, kDepth = 4, kMaxPlanes = 2;
-constexpr bool kMultipliesAhead = true;
 template <int P>
 constexpr int kMaxRows = 4;
 // 12 accumulators hide the latency of one row, 24 are what the registers hold
@@ -147,8 +146,7 @@ inline void dot(const Packed &p, int first, const uint8_t *a, int64_t stride, in
 
 template <int P>
 constexpr int kTileRows = P == 1 ? 32 : 16;
-// as many sums for 16 rows as for more
-constexpr int tile_groups(int rows) { return rows <= 16 ? 2 : 1; }
+constexpr int kTileGroups = 2;
 
 // All tiles of a thread at their full size, for the time of a run.
 struct Tiles {
@@ -235,7 +233,7 @@ inline void dot_tiles(int rows, int groups, const Packed &p, int first, const ui
     __asm__ volatile("" ::: "memory");
     const int blocks = (p.steps + 15) / 16;
     const int64_t out_row = 48 * groups, out_stride = 4 * out_row;
-    alignas(64) int32_t high[P == 2 ? 16 * tile_groups(16) * 48 : 16];
+    alignas(64) int32_t high[P == 2 ? 16 * kTileGroups * 48 : 16];
     for (int g = 0; g < groups; ++g) {
         const int8_t *w = p.w + (first + g) * p.group_stride;
         const int32_t *bias = p.bias + (first + g) * 48;
@@ -261,7 +259,7 @@ inline void dot_tiles(int rows, int groups, const Packed &p, int first, const ui
 
 template <int P>
 constexpr int kTileRows = 0;
-constexpr int tile_groups(int) { return 0; }
+constexpr int kTileGroups = 0;
 
 #endif
 

@@ -3,6 +3,9 @@
 
 namespace {
 
+#include "gates.inl"
+
+// after what they use
 #include "fused.inl"
 #include "general.inl"
 #include "products.inl"

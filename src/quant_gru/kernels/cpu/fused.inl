@@ -7,169 +7,10 @@
 //                        how much one call of `dot` takes,
 //   dot<G, R, P>(..)     sums of G groups for R rows, bias included,
 //   kTileRows<planes>    0, or how many rows one call of `dot_tiles<P>` takes at most,
-//   tile_groups(rows)    and groups,
-//   kMultipliesAhead     whether a block is multiplied before the one before is through its gates,
+//   kTileGroups          and groups,
 //   WideFloats, Doubles  lanes of float and double with exact arithmetic and tables, in kVectors
-//                        vectors of the type Lane.
-
-// One sum of two terms, as lanes. All constants are lanes of one vector (C), while values (V) may
-// be several vectors.
-template <class V>
-struct TwoTerms {
-    using C = typename V::Lane;
-    C m1, m2, lo, hi;
-    explicit TwoTerms(const Sum &s)
-        : m1(C::set(s.m[0])),
-          m2(C::set(s.m[1])),
-          lo(C::set(static_cast<double>(s.lo))),
-          hi(C::set(static_cast<double>(s.hi))) {}
-    // Clamped, but not rounded: the limits are integers, so that the order does not matter. The
-    // plan's bounds make the sum exact.
-    QG_INLINE V unrounded(const V &a, const V &b) const {
-        return V::limit(V::add_product(V::scale(a, m1), b, m2), lo, hi);
-    }
-    // The same of terms that are multiplied already; of the second alone.
-    QG_INLINE V of_scaled(const V &a, const V &b) const { return V::limit(V::add(a, b), lo, hi); }
-    QG_INLINE V of_second_scaled(const V &a, const V &b) const {
-        return V::limit(V::add_product(b, a, m1), lo, hi);
-    }
-};
-
-// A product that is rounded to a code of its own.
-template <class V>
-struct OneTerm {
-    using C = typename V::Lane;
-    C m, lo, hi;
-    explicit OneTerm(const Sum &s)
-        : m(C::set(s.m[0])),
-          lo(C::set(static_cast<double>(s.lo))),
-          hi(C::set(static_cast<double>(s.hi))) {}
-    QG_INLINE V operator()(const V &a, const V &b) const {
-        // one product is exact: of two codes, or of a code and a power of two
-        if constexpr (V::kPowers)
-            return V::limit(V::rounded_product(V::scale(a, m), b), lo, hi);
-        else
-            return V::limit(V::rounded_product(V::mul(a, b), m), lo, hi);
-    }
-};
-
-// A rounded code times the multiplier of the sum it goes into: what turns the rounding's last step
-// into that multiplication, where the plan says that this is exact.
-template <class V>
-struct Scaled {
-    using C = typename V::Lane;
-    C m, offset, lo, hi;
-    Scaled(double multiplier, double low, double high)
-        : m(C::set(multiplier)),
-          offset(C::set(-V::kMagic * multiplier)),
-          lo(C::set(low * multiplier)),
-          hi(C::set(high * multiplier)) {}
-    // v * its own multiplier, rounded, clamped, times this one
-    template <class M>
-    QG_INLINE V operator()(const V &v, const M &own) const {
-        return V::limit(V::multiply_add(V::multiply_add(v, own, C::set(V::kMagic)), m, offset), lo,
-                        hi);
-    }
-};
-
-// Which kind of plan: products may be unrounded; all have codes of their own; and `Scaled` is
-// exact.
-enum class Mode { any, rounded, scaled };
-
-// The number of a gate, as a type.
-template <int kGate>
-struct Gate {
-    static constexpr int value = kGate;
-};
-
-template <class V>
-struct Gates {
-    using C = typename V::Lane;
-    const FusedPlan &p;
-    TwoTerms<V> z_pre, r_pre, g_pre, h_new, zoneout;
-    OneTerm<V> rRh, old_contrib, new_contrib;
-    C one, wx_lo, wx_hi, rh_lo, rh_hi;
-    Scaled<V> wx_z, wx_r, wx_g, rh_z, rh_r, rest_g, old_h, new_h;
-
-    explicit Gates(const FusedPlan &plan)
-        : p(plan),
-          z_pre(plan.z_pre),
-          r_pre(plan.r_pre),
-          g_pre(plan.g_pre),
-          h_new(plan.h_new),
-          zoneout(plan.zoneout),
-          rRh(plan.rRh),
-          old_contrib(plan.old_contrib),
-          new_contrib(plan.new_contrib),
-          one(C::set(static_cast<double>(plan.one))),
-          wx_lo(C::set(plan.W.lo)),
-          wx_hi(C::set(plan.W.hi)),
-          rh_lo(C::set(plan.R.lo)),
-          rh_hi(C::set(plan.R.hi)),
-          wx_z(plan.z_pre.m[0], plan.W.lo, plan.W.hi),
-          wx_r(plan.r_pre.m[0], plan.W.lo, plan.W.hi),
-          wx_g(plan.g_pre.m[0], plan.W.lo, plan.W.hi),
-          rh_z(plan.z_pre.m[1], plan.R.lo, plan.R.hi),
-          rh_r(plan.r_pre.m[1], plan.R.lo, plan.R.hi),
-          rest_g(plan.g_pre.m[1], static_cast<double>(plan.rRh.lo),
-                 static_cast<double>(plan.rRh.hi)),
-          old_h(plan.h_new.m[0], static_cast<double>(plan.old_contrib.lo),
-                static_cast<double>(plan.old_contrib.hi)),
-          new_h(plan.h_new.m[1], static_cast<double>(plan.new_contrib.lo),
-                static_cast<double>(plan.new_contrib.hi)) {}
-
-    // Wx is kept as float: a code always fits, its product with a multiplier only in float mode.
-    static constexpr bool kScalesInput = sizeof(typename V::Real) == sizeof(float);
-
-    // A zero-point-free code of Wx from its accumulators, times its multiplier where that fits.
-    template <Mode kMode, int kGate, class M>
-    QG_INLINE V input_product(const V &sums, const M &m) const {
-        if constexpr (kMode == Mode::scaled && kScalesInput)
-            return (kGate == 0 ? wx_z : kGate == 1 ? wx_r : wx_g)(sums, m);
-        else
-            return V::limit(V::rounded_product(sums, m), wx_lo, wx_hi);
-    }
-    // The same of Rh; never scaled for the candidate.
-    template <Mode kMode, int kGate, class M>
-    QG_INLINE V state_product(const V &sums, const M &m) const {
-        if constexpr (kMode == Mode::scaled && kGate < 2)
-            return (kGate == 0 ? rh_z : rh_r)(sums, m);
-        else
-            return V::limit(V::rounded_product(sums, m), rh_lo, rh_hi);
-    }
-
-    // The next state from functions that give what `input_product` and `state_product` gave, for
-    // a gate, and the state before. They are called where their values are used, and the reset gate
-    // goes first: registers hold what few gates need, and the candidate waits for that one only.
-    template <Mode kMode, class Wx, class Rh, class Before>
-    QG_INLINE V next(Wx input, Rh state, Before before) const {
-        if constexpr (kMode == Mode::scaled) {
-            auto sum = [](const TwoTerms<V> &s, const V &from_input, const V &rest) {
-                return kScalesInput ? s.of_scaled(from_input, rest)
-                                    : s.of_second_scaled(from_input, rest);
-            };
-            const V r = V::look_up(p.r, sum(r_pre, input(1), state(Gate<1>{})));
-            const V z = V::look_up(p.z, sum(z_pre, input(0), state(Gate<0>{})));
-            const V rest = rest_g(V::mul(r, state(Gate<2>{})), rRh.m);
-            const V g = V::look_up(p.g, sum(g_pre, input(2), rest));
-            const V old = old_h(V::mul(z, before()), old_contrib.m);
-            const V fresh = new_h(V::mul(V::from(one, z), g), new_contrib.m);
-            return V::round(h_new.of_scaled(old, fresh));
-        } else {
-            constexpr bool kRounded = kMode == Mode::rounded;
-            const V r = V::look_up(p.r, r_pre.unrounded(input(1), state(Gate<1>{})));
-            const V z = V::look_up(p.z, z_pre.unrounded(input(0), state(Gate<0>{})));
-            const V Rh_g = state(Gate<2>{}), h = before();
-            const V rest = kRounded || p.rRh.present ? rRh(r, Rh_g) : V::mul(r, Rh_g);
-            const V g = V::look_up(p.g, g_pre.unrounded(input(2), rest));
-            const V not_z = V::from(one, z);
-            const V old = kRounded || p.old_contrib.present ? old_contrib(z, h) : V::mul(z, h);
-            const V fresh =
-                kRounded || p.new_contrib.present ? new_contrib(not_z, g) : V::mul(not_z, g);
-            return V::round(h_new.unrounded(old, fresh));
-        }
-    }
-};
+//                        vectors of the type Lane,
+//   Powers               where QG_POWERS is defined: lanes of float for FusedPlan::powers.
 
 template <int P, int R, int G>
 inline void dot_groups(int groups, const Packed &p, int first, const OperandByte *a, int64_t stride,
@@ -203,16 +44,13 @@ template <int P>
 constexpr int kBlockRows = kTileRows<P> > 0 ? kTileRows<P> : kMaxRows<P>;
 template <int P>
 constexpr int block_groups(int rows) {
-    return rows > kMaxRows<P> ? tile_groups(rows) : max_groups(rows, P);
+    return rows > kMaxRows<P> ? kTileGroups : max_groups(rows, P);
 }
 
 // The most that is at `out` of `dot_block`, in rows times groups.
 template <int P>
 constexpr int most_sums() {
-    int most = 0;
-    for (int rows = kMaxRows<P> + 1; rows <= kTileRows<P>; ++rows)
-        if ((rows + 15) / 16 * 16 * tile_groups(rows) > most)
-            most = (rows + 15) / 16 * 16 * tile_groups(rows);
+    int most = (kTileRows<P> + 15) / 16 * 16 * kTileGroups;
     for (int rows = 1; rows <= kMaxRows<P>; ++rows)
         if (rows * max_groups(rows, P) > most) most = rows * max_groups(rows, P);
     return most;
@@ -335,30 +173,6 @@ QG_INLINE void advance(const Gates<V> &gates, const Place<typename V::Lane> *pla
     }
 }
 
-// Some rows and groups that are multiplied at once.
-struct Block {
-    int row, rows, first, groups;
-};
-
-// Blocks of a step, one after the other: all rows of some groups, then the next groups.
-template <int P>
-struct Blocks {
-    int rows, groups, most;
-    Blocks(int row_count, int group_count)
-        : rows(row_count),
-          groups(group_count),
-          most(block_groups<P>(rows < kBlockRows<P> ? rows : kBlockRows<P>)) {}
-    Block at(int row, int first) const {
-        const int left = rows - row, groups_left = groups - first;
-        return {row, left < kBlockRows<P> ? left : kBlockRows<P>, first,
-                groups_left < most ? groups_left : most};
-    }
-    // No groups are left after the last one.
-    Block after(const Block &b) const {
-        return b.row + b.rows < rows ? at(b.row + b.rows, b.first) : at(0, b.first + b.groups);
-    }
-};
-
 // One step of `rows` rows: all units, block by block.
 template <class V, int P, Mode kMode>
 void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
@@ -367,43 +181,38 @@ void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
     using Lane = typename V::Lane;
     const FusedPlan &p = gates.p;
     const Packed &R = p.R;
-    alignas(64) int32_t all_sums[1 + kMultipliesAhead][most_sums<P>() * 3 * kGroup];
+    alignas(64) int32_t sums[most_sums<P>() * 3 * kGroup];
     Place<Lane> places[most_sums<P>()];
     const int32_t shift = p.h.zero - R.offset;
     const int64_t plane = state.stride / 2;
-    const Blocks<P> blocks(rows, R.groups);
-    auto multiply = [&](const Block &b, int32_t *sums) {
-        dot_block<P>(b.rows, b.groups, R, b.first, state.codes + b.row * state.stride, state.stride,
-                     sums);
-    };
-    Block now = blocks.at(0, 0);
-    for (int turn = 0; now.groups > 0; ++turn) {
-        const Block next = blocks.after(now);
-        const int32_t *sums = all_sums[kMultipliesAhead ? turn % 2 : 0];
-        if (!kMultipliesAhead || turn == 0) multiply(now, all_sums[0]);
-        // what multiplies is busy while gates wait for each other
-        if (kMultipliesAhead && next.groups > 0)
-            multiply(next, all_sums[kMultipliesAhead ? (turn + 1) % 2 : 0]);
-        int found = 0;
-        for (int row = now.row; row < now.row + now.rows; ++row) {
-            if (lengths && lengths[row] <= at) continue;
-            for (int g = 0; g < now.groups; ++g) {
-                const int64_t unit = static_cast<int64_t>(now.first + g) * kGroup;
-                Place<Lane> &place = places[found++];
-                place.sums = sums + ((row - now.row) * now.groups + g) * 3 * kGroup;
-                place.m = V::multipliers(R, 3 * unit);
-                place.Wx = Wx + row * R.groups * 3 * kGroup + 3 * unit;
-                place.h = state.h + row * state.units + unit;
-                place.codes = state.next + row * state.stride + unit;
+    const int most = block_groups<P>(rows < kBlockRows<P> ? rows : kBlockRows<P>);
+    for (int first = 0; first < R.groups; first += most) {
+        const int groups = R.groups - first < most ? R.groups - first : most;
+        for (int row = 0; row < rows; row += kBlockRows<P>) {
+            const int count = rows - row < kBlockRows<P> ? rows - row : kBlockRows<P>;
+            dot_block<P>(count, groups, R, first, state.codes + row * state.stride, state.stride,
+                         sums);
+            int found = 0;
+            for (int r = 0; r < count; ++r) {
+                if (lengths && lengths[row + r] <= at) continue;
+                for (int g = 0; g < groups; ++g) {
+                    const int64_t channel = static_cast<int64_t>(first + g) * 3 * kGroup;
+                    const int64_t unit = static_cast<int64_t>(first + g) * kGroup;
+                    Place<Lane> &place = places[found++];
+                    place.sums = sums + (r * groups + g) * 3 * kGroup;
+                    place.m = V::multipliers(R, channel);
+                    place.Wx = Wx + (row + r) * R.groups * 3 * kGroup + channel;
+                    place.h = state.h + (row + r) * state.units + unit;
+                    place.codes = state.next + (row + r) * state.stride + unit;
+                }
             }
+            int done = 0;
+            if constexpr (V::kVectors > 1)
+                for (; done + V::kVectors <= found; done += V::kVectors)
+                    advance<V, P, kMode>(wide_gates, places + done, shift, plane, keeps);
+            for (; done < found; ++done)
+                advance<Lane, P, kMode>(gates, places + done, shift, plane, keeps);
         }
-        int done = 0;
-        if constexpr (V::kVectors > 1)
-            for (; done + V::kVectors <= found; done += V::kVectors)
-                advance<V, P, kMode>(wide_gates, places + done, shift, plane, keeps);
-        for (; done < found; ++done)
-            advance<Lane, P, kMode>(gates, places + done, shift, plane, keeps);
-        now = next;
     }
 }
 

@@ -102,8 +102,7 @@ __attribute__((noinline)) void dot(const Packed &p, int first, const int8_t *a, 
 
 template <int P>
 constexpr int kTileRows = 0;
-constexpr int tile_groups(int) { return 0; }
-constexpr bool kMultipliesAhead = false;
+constexpr int kTileGroups = 0;
 
 #include "lanes.inl"
 

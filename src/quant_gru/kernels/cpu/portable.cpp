@@ -118,8 +118,7 @@ inline void dot(const Packed &p, int first, const int16_t *a, int64_t stride, in
 
 template <int P>
 constexpr int kTileRows = 0;
-constexpr int tile_groups(int) { return 0; }
-constexpr bool kMultipliesAhead = false;
+constexpr int kTileGroups = 0;
 
 #include "lanes.inl"
 

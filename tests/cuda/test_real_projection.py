@@ -54,32 +54,40 @@ def reals(plan, T, N, C, layout):
     return x
 
 
-@pytest.mark.parametrize("layout", ["rows", "batch_first", "unaligned"])
+CASES = [
+    # T, N, C, H, rows of a tile of the recurrence; of weights, so that biases are large beside
+    (QuantConfig.int8(), (2, 2, 2, 4, 1, 2), (3, 11, 21, 37, 8), 1),
+    (QuantConfig.int8(), (1, 2, 3, 3, 1, 1), (3, 11, 20, 37, 8), 1e-5),
+    (UNSIGNED, (2, 1, 2, 4, 1, 1), (35, 1, 7, 16, 1), 1),
+    (UNSIGNED, (2, 2, 1, 3, 1, 3), (5, 13, 72, 66, 2), 1),
+    (WIDE, (2, 2, 2, 4, 1, 2), (4, 9, 80, 33, 4), 1e-5),
+    (QuantConfig.int8(), (4, 2, 2, 3, 1, 1), (33, 1, 1, 20, 1), 1),
+    (QuantConfig.int8(), (2, 2, 5, 4, 1, 2), (5, 15, 132, 65, 8), 1),
+    (QuantConfig.int8(), (4, 1, 2, 4, 1, 1, True), (3, 11, 21, 37, 8), 1),
+    (QuantConfig.int8(), (4, 2, 4, 4, 1, 2, True), (5, 15, 132, 165, 8), 1),
+    (UNSIGNED, (8, 1, 6, 3, 1, 1, True), (5, 13, 72, 66, 2), 1),
+    (QuantConfig.w8a16(), (4, 2, 2, 4, 1, 1, True), (3, 6, 84, 37, 4), 1),
+    (QuantConfig.w8a16(), (2, 2, 2, 4, 1, 1), (3, 6, 21, 37, 4), 1),
+    (QuantConfig.w8a16(), (2, 2, 3, 3, 1, 2), (7, 11, 132, 50, 2), 1),
+    (QuantConfig.int8(), None, (3, 11, 20, 37, 8), 1),
+    (UNSIGNED, None, (35, 1, 300, 16, 1), 1e-5),
+    (QuantConfig.w8a16(), None, (4, 3, 260, 21, 4), 1),
+]
+NAMES = [
+    *("int8", "int8 doubles", "unsigned single", "unsigned", "wide doubles", "one feature"),
+    *("int8 odd", "grouped", "grouped rows", "grouped units", "grouped w8a16"),
+    *("w8a16", "w8a16 odd", "few", "few unsigned", "few w8a16"),
+]
+LAYOUTS = ["rows", "batch_first", "unaligned"]
+
+
 @pytest.mark.parametrize(
-    ("config", "block", "sizes", "scale"),
+    ("config", "block", "sizes", "scale", "layout"),
     [
-        # T, N, C, H, rows of a tile of the recurrence; of weights, so that biases are large beside
-        (QuantConfig.int8(), (2, 2, 2, 4, 1, 2), (3, 11, 21, 37, 8), 1),
-        (QuantConfig.int8(), (1, 2, 3, 3, 1, 1), (3, 11, 20, 37, 8), 1e-5),
-        (UNSIGNED, (2, 1, 2, 4, 1, 1), (35, 1, 7, 16, 1), 1),
-        (UNSIGNED, (2, 2, 1, 3, 1, 3), (5, 13, 72, 66, 2), 1),
-        (WIDE, (2, 2, 2, 4, 1, 2), (4, 9, 80, 33, 4), 1e-5),
-        (QuantConfig.int8(), (4, 2, 2, 3, 1, 1), (33, 1, 1, 20, 1), 1),
-        (QuantConfig.int8(), (2, 2, 5, 4, 1, 2), (5, 15, 132, 65, 8), 1),
-        (QuantConfig.int8(), (4, 1, 2, 4, 1, 1, True), (3, 11, 21, 37, 8), 1),
-        (QuantConfig.int8(), (4, 2, 4, 4, 1, 2, True), (5, 15, 132, 165, 8), 1),
-        (UNSIGNED, (8, 1, 6, 3, 1, 1, True), (5, 13, 72, 66, 2), 1),
-        (QuantConfig.w8a16(), (4, 2, 2, 4, 1, 1, True), (3, 6, 84, 37, 4), 1),
-        (QuantConfig.w8a16(), (2, 2, 2, 4, 1, 1), (3, 6, 21, 37, 4), 1),
-        (QuantConfig.w8a16(), (2, 2, 3, 3, 1, 2), (7, 11, 132, 50, 2), 1),
-        (QuantConfig.int8(), None, (3, 11, 20, 37, 8), 1),
-        (UNSIGNED, None, (35, 1, 300, 16, 1), 1e-5),
-        (QuantConfig.w8a16(), None, (4, 3, 260, 21, 4), 1),
-    ],
-    ids=[
-        *("int8", "int8 doubles", "unsigned single", "unsigned", "wide doubles", "one feature"),
-        *("int8 odd", "grouped", "grouped rows", "grouped units", "grouped w8a16"),
-        *("w8a16", "w8a16 odd", "few", "few unsigned", "few w8a16"),
+        pytest.param(*case, layout, id=f"{name}-{layout}")
+        for i, (case, name) in enumerate(zip(CASES, NAMES, strict=True))
+        # rows as they come in all cases, another layout in each
+        for layout in ("rows", LAYOUTS[1 + i % 2])
     ],
 )
 def test_codes(host, config, block, sizes, scale, layout):

@@ -9,7 +9,7 @@ import torch
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernels.cuda import executor, planner
 from quant_gru.kernels.cuda.launch import Grid
-from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL, choose, projection
+from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL, Resident, choose, projection
 from quant_gru.kernels.cuda.structures import ProjectC
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -79,12 +79,21 @@ WIDE = QuantConfig.int8().replace("matmul.Wx", bitwidth=13)
         (WIDE, SMALL, (4, 9, 80, 33, 4), 1e-5),
         (WIDE, MEDIUM, (33, 1, 48, 20, 1), 1),
         (QuantConfig.int8(), LARGE, (5, 15, 130, 65, 8), 1),
+        (QuantConfig.int8(), Resident(4, 2, 4, 4, 1, True, 2), (17, 16, 256, 37, 8), 1),
+        (QuantConfig.int8(), Resident(1, 3, 2, 3, 1, True, 5), (11, 12, 80, 69, 4), 1),
+        (UNSIGNED, Resident(2, 1, 4, 3, 1, False, 1), (77, 1, 16, 20, 1), 1),
+        (UNSIGNED, Resident(4, 2, 8, 4, 2, False, 1), (11, 14, 130, 50, 2), 1),
+        (WIDE, Resident(1, 2, 4, 4, 1, True, 6), (41, 4, 97, 33, 4), 1e-5),
+        (WIDE, Resident(1, 2, 2, 4, 1, False, 3), (75, 1, 97, 33, 1), 1),
+        (QuantConfig.w8a16(), Resident(2, 2, 4, 4, 1, False, 2), (13, 12, 290, 37, 4), 1),
+        (QuantConfig.w8a16(), Resident(1, 2, 2, 3, 1, True, 4), (15, 6, 129, 20, 2), 1),
         (QuantConfig.w8a16(), SMALL, (3, 6, 21, 37, 4), 1),
         (QuantConfig.w8a16(), MEDIUM, (7, 11, 129, 20, 2), 1),
     ],
     ids=[
         *("int8", "int8 doubles", "unsigned single", "unsigned", "wide doubles", "wide single"),
-        *("int8 large", "w8a16", "w8a16 medium"),
+        *("int8 large", "held", "held pairs", "kept single", "kept wide tile", "held wide"),
+        *("kept wide", "kept w8a16", "held w8a16", "w8a16", "w8a16 medium"),
     ],
 )
 def test_codes(host, config, tile, sizes, scale):

@@ -19,6 +19,7 @@ _HEADERS = {
     "cell.cuh": _HERE / "cell.cuh",
     "lines.cuh": _HERE / "lines.cuh",
     "multiply.cuh": _HERE / "multiply.cuh",
+    "passing.cuh": _HERE / "passing.cuh",
     "projected.cuh": _HERE / "projected.cuh",
     "ptx.cuh": _HERE / "ptx.cuh",
     "resident.cuh": _HERE / "resident.cuh",

@@ -11,10 +11,11 @@ from torch import Tensor
 from quant_gru.kernels.cuda import planner
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel
 from quant_gru.kernels.cuda.numbers import Numbers
-from quant_gru.kernels.cuda.structures import ProjectBytesC
+from quant_gru.kernels.cuda.structures import ProjectBytesC, ProjectPassingC
 
 _STAGES = 4
 _DEPTH = 64  # bytes of a row in a stage
+_SHARED = 228 << 10  # of a multiprocessor, of which a block costs 1 KB more than it has
 _FEW_BLOCKS = 256  # fewer leave much of a device idle
 
 
@@ -67,6 +68,62 @@ class Tile:
         }
 
 
+@dataclass(frozen=True)
+class Resident:
+    """What a block makes whose weights stay while rows pass, as passing.cuh has it.
+
+    Attributes:
+        unit_warps: Units of a block over 16.
+        groups: Groups of as many warps, each with rows of its own.
+        columns: Of 8 rows, of a tile.
+        stages: Of rows.
+        blocks: Of a multiprocessor.
+        held: Whether weights stand in registers.
+        processors: Multiprocessors, over which rows are spread once.
+    """
+
+    unit_warps: int
+    groups: int
+    columns: int
+    stages: int
+    blocks: int
+    held: bool
+    processors: int = 132
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.unit_warps * self.groups
+
+    def shared_bytes(self, padded: int, planes: int) -> int:
+        """Shared memory of a block."""
+        rings = self.groups * self.stages * _DEPTH * 8 * self.columns * planes
+        return rings + 48 * self.unit_warps * (-(-padded // 32) * 32 + 16)
+
+    def macros(self, padded: int, planes: int) -> dict[str, object]:
+        """What project_passing.cu is specialized on."""
+        return {
+            **PLAIN,
+            "PLANES": planes,
+            "UNIT_WARPS": self.unit_warps,
+            "GROUPS": self.groups,
+            "COLUMNS": self.columns,
+            "STAGES": self.stages,
+            "HELD": -(-padded // 32) if self.held else 0,
+            "BLOCKS": self.blocks,
+        }
+
+    def grid(self, units: int, rows: int, padded: int, planes: int) -> tuple[Grid, int]:
+        """The grid, and the rows of a group."""
+        across = -(-units // (16 * self.unit_warps))
+        shared = self.shared_bytes(padded, planes)
+        at_once = self.processors * max(1, min(self.blocks, _SHARED // (shared + 1024)))
+        most = max(1, at_once // across)
+        share = 8 * -(-rows // (8 * most * self.groups))
+        strips = -(-rows // (share * self.groups))
+        return Grid((across * strips, 1), self.threads, shared_bytes=shared), share
+
+
 SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(2, 2, 4), Tile(2, 2, 8)
 _AT_ONCE = 396  # large tiles on a device, three to a multiprocessor
 
@@ -89,7 +146,7 @@ def choose(units: int, rows: int, planes: int) -> Tile:
 
 
 def projection(
-    numbers: Numbers, shape: planner.Shape, T: int, N: int, tile: Tile | None = None
+    numbers: Numbers, shape: planner.Shape, T: int, N: int, tile: Tile | Resident | None = None
 ) -> tuple[Kernel, Grid, Any, list[Tensor]]:
     """The launch of a projection of one direction.
 
@@ -103,11 +160,16 @@ def projection(
     Returns:
         The kernel, its grid, its arguments without `bytes` and `Wx`, and tensors to keep.
     """
-    p: Any = ProjectBytesC()
+    units, rows, planes = shape.units, T * shape.strips(N) * shape.strip, numbers.x_planes
+    padded = numbers.gemm[0][0].shape[0]
+    tile = tile or choose(units, rows, planes)
+    p: Any = ProjectBytesC() if isinstance(tile, Tile) else ProjectPassingC()
     keep = fill(p, numbers, shape, T, N)
-    rows = T * shape.strips(N) * shape.strip
-    tile = tile or choose(shape.units, rows, numbers.x_planes)
-    kernel, grid = tile.launch(shape.units, rows, numbers.x_planes)
+    if isinstance(tile, Tile):
+        kernel, grid = tile.launch(units, rows, planes)
+    else:
+        kernel = Kernel.of("project_passing", "project_passing", tile.macros(padded, planes))
+        grid, p.share = tile.grid(units, rows, padded, planes)
     return kernel, grid, p, keep
 
 

@@ -42,7 +42,8 @@ struct Passing : Resident<kUnitWarps, kGroups, kPlanes * kColumns, kStages> {
         for (int k = 0; k < kHeld; ++k)
 #pragma unroll
             for (int gate = 0; gate < 3; ++gate)
-                load_matrices(held[k][gate], at + gate * Base::kUnits * Base::stride(padded) + k * 32);
+                load_matrices(held[k][gate],
+                              at + gate * Base::kUnits * Base::stride(padded) + k * 32);
     }
 
     // A group's way through its rows, from `first` to before `last`.
@@ -91,8 +92,9 @@ struct Passing : Resident<kUnitWarps, kGroups, kPlanes * kColumns, kStages> {
                 }
             }
             copies_commit();
-            write_slot =
-                write_slot == (kStages - 1) * Base::kStageBytes ? 0 : write_slot + Base::kStageBytes;
+            write_slot = write_slot == (kStages - 1) * Base::kStageBytes
+                             ? 0
+                             : write_slot + Base::kStageBytes;
         }
 
         inline void next_stage() {

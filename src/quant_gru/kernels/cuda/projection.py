@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from quant_gru.kernels.cuda import planner
-from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel
+from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
 from quant_gru.kernels.cuda.numbers import Numbers
 from quant_gru.kernels.cuda.structures import ProjectBytesC, ProjectPassingC
 
@@ -125,6 +125,10 @@ class Resident:
 
 
 SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(2, 2, 4), Tile(2, 2, 8)
+STAYING = Resident(4, 3, 4, 4, 1, False)
+STAYING_ROWS = 8192  # from which on weights stay and rows pass
+_STAYING_UNITS = 128  # with fewer, blocks have little to do for each row
+_MOST_SHARED = 226 << 10  # of a block, on a GPU that has clusters
 _AT_ONCE = 396  # large tiles on a device, three to a multiprocessor
 
 
@@ -143,6 +147,22 @@ def choose(units: int, rows: int, planes: int) -> Tile:
     blocks = LARGE.blocks(units, rows)
     busy = blocks / (_AT_ONCE * -(-blocks // _AT_ONCE))
     return LARGE if planes == 1 and busy > 0.6 else MEDIUM
+
+
+def resident(
+    machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
+) -> Resident | None:
+    """The block of a projection whose weights stay, where that is faster than a tile.
+
+    Rows pass as they stand in memory: N is a multiple of those of a tile of the recurrence.
+    """
+    padded, rows, units = numbers.gemm[0][0].shape[0], T * N, shape.units
+    idle = -units % (16 * STAYING.unit_warps)
+    fits = STAYING.shared_bytes(padded, numbers.x_planes) <= _MOST_SHARED
+    many = rows >= STAYING_ROWS and units >= _STAYING_UNITS and 8 * idle <= units
+    if many and fits and N % shape.strip == 0 and len(machine.clusters()) > 1:
+        return STAYING
+    return None
 
 
 def projection(

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,16 @@ import torch
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernels.cuda import executor, planner
 from quant_gru.kernels.cuda.launch import Grid
-from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL, Resident, choose, projection
+from quant_gru.kernels.cuda.projection import (
+    LARGE,
+    MEDIUM,
+    SMALL,
+    STAYING,
+    Resident,
+    choose,
+    projection,
+    resident,
+)
 from quant_gru.kernels.cuda.structures import ProjectC
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -123,3 +133,21 @@ def test_tiles_follow_sizes():
     assert choose(512, 12800, 2) is MEDIUM
     assert choose(128, 12800, 1) is MEDIUM  # 400 large ones: 396 at once, and four alone
     assert choose(112, 10240, 1) is LARGE
+
+
+def test_weights_stay_where_many_rows_pass():
+    """Of many units and rows, on GPUs with clusters, and where rows stand as they are counted."""
+    numbers = executor.numbers_of(plan_of(QuantConfig.int8(), 64, 128, 1))
+    shape = planner.make_shape(128, 1, 1, 1, 8)
+    hopper, small = (SimpleNamespace(clusters=lambda of=of: of) for of in ({1: 132, 2: 66}, {1: 1}))
+    assert resident(hopper, numbers, shape, 100, 128) is STAYING
+    assert resident(small, numbers, shape, 100, 128) is None
+    assert resident(hopper, numbers, shape, 50, 128) is None
+    assert resident(hopper, numbers, shape, 1000, 100) is None
+    narrow = planner.make_shape(96, 1, 1, 1, 8)
+    assert resident(hopper, numbers, narrow, 100, 128) is None
+    grid, share = STAYING.grid(256, 12800, 256, 1)
+    assert share % 8 == grid.blocks[0] % 4 == 0
+    assert grid.blocks[0] <= 132
+    assert (grid.blocks[0] // 4 - 1) * 3 * share < 12800 <= grid.blocks[0] // 4 * 3 * share
+    assert grid.shared_bytes == 3 * 4 * 32 * 64 + 192 * 272

@@ -121,12 +121,14 @@ class Resident:
         most = max(1, at_once // across)
         share = 8 * -(-rows // (8 * most * self.groups))
         strips = -(-rows // (share * self.groups))
-        return Grid((across * strips, 1), self.threads, shared_bytes=shared), share
+        blocks = (across * strips, 1)
+        return Grid(blocks, self.threads, shared_bytes=shared, early=STAYING_EARLY), share
 
 
 SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(2, 2, 4), Tile(2, 2, 8)
 STAYING = Resident(4, 3, 4, 4, 1, False)
 STAYING_ROWS = 8192  # from which on weights stay and rows pass
+STAYING_EARLY = False  # whether their blocks start while codes are written
 _STAYING_UNITS = 128  # with fewer, blocks have little to do for each row
 _MOST_SHARED = 226 << 10  # of a block, on a GPU that has clusters
 _AT_ONCE = 396  # large tiles on a device, three to a multiprocessor

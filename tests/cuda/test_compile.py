@@ -53,7 +53,7 @@ def variants(arch):
     for tile, planes in ((SMALL, 1), (MEDIUM, 1), (LARGE, 1), (SMALL, 2), (MEDIUM, 2)):
         yield "project_bytes", tile.macros(planes)
     for planes in (1, 2):
-        for block in (STAYING, Resident(4, 2, 4, 4, 1, True)):
+        for block in (STAYING[planes], Resident(4, 2, 4, 4, 1, True)):
             yield "project_passing", block.macros(144, planes)
     for planes in (1, 2):
         yield "project_few", {**PLAIN, "WIDE": planes - 1}

@@ -97,9 +97,10 @@ def test_a_product_of_bytes_projects_the_input(host, monkeypatch, config):
 @pytest.mark.parametrize("config", ["int8", "w8a16"])
 def test_many_rows_pass_by_weights_that_stay(host, monkeypatch, config):
     monkeypatch.setenv(planner.VARIABLE, "1,1,1,8")
-    monkeypatch.setattr(projection, "STAYING", projection.Resident(1, 2, 2, 3, 1, False, 4))
+    block = projection.Resident(1, 2, 2, 3, 1, False, 4)
+    monkeypatch.setattr(projection, "STAYING", {1: block, 2: block})
     monkeypatch.setattr(projection, "STAYING_ROWS", 50)
-    monkeypatch.setattr(projection, "_STAYING_UNITS", 16)
+    monkeypatch.setattr(projection, "STAYING_WEIGHTS", 16)
     (plan,) = quantized(getattr(QuantConfig, config)(), 21, 20)
     x, h0 = codes(plan.x, 9, 16, 21), codes(plan.h, 16, 20)
     host.launched.clear()

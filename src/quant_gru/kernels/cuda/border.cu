@@ -194,7 +194,6 @@ struct Take {
 
 // Codes of real values, in any order of rows.
 extern "C" __global__ void __launch_bounds__(256, 5) take(const __grid_constant__ Take p) {
-    let_next_start();
     const int row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
     const int lane = threadIdx.x % 32, N = (int)p.to.N, features = (int)p.to.features;
     if (row >= p.to.T * N) return;

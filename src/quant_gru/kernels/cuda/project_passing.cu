@@ -32,7 +32,6 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     unsigned char *const kept = memory + GROUPS * Tile::kRingBytes;
     Tile::keep(kept, p.weights, H, first_unit, p.padded);
     copies_commit();
-    await_launches();  // codes are written by the launch ahead, weights before it
     Tile::Way way(memory, numbers.bytes, rows * p.padded, p.padded, from, last);
     copies_wait<STAGES - 1>();
     __syncthreads();

@@ -6,6 +6,7 @@
 #define QUANT_GRU_PROJECTED_CUH
 
 #include "cell.cuh"
+#include "ptx.cuh"
 
 struct Projected {
     const int8_t *weights;  // (3H, padded)

@@ -121,15 +121,14 @@ class Resident:
         most = max(1, at_once // across)
         share = 8 * -(-rows // (8 * most * self.groups))
         strips = -(-rows // (share * self.groups))
-        blocks = (across * strips, 1)
-        return Grid(blocks, self.threads, shared_bytes=shared, early=STAYING_EARLY), share
+        return Grid((across * strips, 1), self.threads, shared_bytes=shared), share
 
 
 SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(2, 2, 4), Tile(2, 2, 8)
-STAYING = Resident(4, 3, 4, 4, 1, False)
+# by planes
+STAYING = {1: Resident(4, 3, 8, 4, 1, False), 2: Resident(4, 3, 4, 4, 1, False)}
 STAYING_ROWS = 8192  # from which on weights stay and rows pass
-STAYING_EARLY = False  # whether their blocks start while codes are written
-_STAYING_UNITS = 128  # with fewer, blocks have little to do for each row
+STAYING_WEIGHTS = 1 << 16  # units times features, likewise; with fewer, real values are faster
 _MOST_SHARED = 226 << 10  # of a block, on a GPU that has clusters
 _AT_ONCE = 396  # large tiles on a device, three to a multiprocessor
 
@@ -158,12 +157,13 @@ def resident(
 
     Rows pass as they stand in memory: N is a multiple of those of a tile of the recurrence.
     """
-    padded, rows, units = numbers.gemm[0][0].shape[0], T * N, shape.units
-    idle = -units % (16 * STAYING.unit_warps)
-    fits = STAYING.shared_bytes(padded, numbers.x_planes) <= _MOST_SHARED
-    many = rows >= STAYING_ROWS and units >= _STAYING_UNITS and 8 * idle <= units
+    padded, units, planes = numbers.gemm[0][0].shape[0], shape.units, numbers.x_planes
+    block = STAYING[planes]
+    idle = -units % (16 * block.unit_warps)
+    fits = block.shared_bytes(padded, planes) <= _MOST_SHARED and 8 * idle <= units
+    many = T * N >= STAYING_ROWS and units * padded >= STAYING_WEIGHTS
     if many and fits and N % shape.strip == 0 and len(machine.clusters()) > 1:
-        return STAYING
+        return block
     return None
 
 

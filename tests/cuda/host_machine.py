@@ -18,7 +18,9 @@ _FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-w", "-U_FORTIFY_S
 _FLAGS += ["-fno-gnu-unique"]  # libraries keep their names to themselves
 _LIBRARY = ["-shared", "-Wl,-Bsymbolic"]
 # structures by function or source
-KINDS = dict.fromkeys(("project", "project_bytes", "step", "multiply_case"), "Numbers") | {
+KINDS = dict.fromkeys(
+    ("project", "project_bytes", "project_passing", "step", "multiply_case"), "Numbers"
+) | {
     "border": "Border",
     "project_reals": "Reals",
     "project_few": "Few",

@@ -16,7 +16,7 @@ from quant_gru.integer.plan import _between
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import events
 from quant_gru.kernels import ops
-from quant_gru.kernels.cuda import border, executor, frozen, planner
+from quant_gru.kernels.cuda import border, executor, frozen, planner, projection
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -92,6 +92,21 @@ def test_a_product_of_bytes_projects_the_input(host, monkeypatch, config):
     projected = ["finish"] if config == "int16" else ["project_bytes"]
     assert [name for name, _ in host.launched] == ["split", *projected, "recurrent"]
     assert same(got, reference.run(plan, x, h0, lengths))
+
+
+@pytest.mark.parametrize("config", ["int8", "w8a16"])
+def test_many_rows_pass_by_weights_that_stay(host, monkeypatch, config):
+    monkeypatch.setenv(planner.VARIABLE, "1,1,1,8")
+    block = projection.Resident(1, 2, 2, 3, 1, False, 4)
+    monkeypatch.setattr(projection, "STAYING", {1: block, 2: block})
+    monkeypatch.setattr(projection, "STAYING_ROWS", 50)
+    monkeypatch.setattr(projection, "STAYING_WEIGHTS", 16)
+    (plan,) = quantized(getattr(QuantConfig, config)(), 21, 20)
+    x, h0 = codes(plan.x, 9, 16, 21), codes(plan.h, 16, 20)
+    host.launched.clear()
+    got = executor.run(plan, x, h0, machine=host)
+    assert [name for name, _ in host.launched] == ["split", "project_passing", "recurrent"]
+    assert same(got, reference.run(plan, x, h0))
 
 
 def test_both_directions_share_a_launch(host, monkeypatch):

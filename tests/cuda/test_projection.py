@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,16 @@ import torch
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernels.cuda import executor, planner
 from quant_gru.kernels.cuda.launch import Grid
-from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL, choose, projection
+from quant_gru.kernels.cuda.projection import (
+    LARGE,
+    MEDIUM,
+    SMALL,
+    STAYING,
+    Resident,
+    choose,
+    projection,
+    resident,
+)
 from quant_gru.kernels.cuda.structures import ProjectC
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -79,12 +89,21 @@ WIDE = QuantConfig.int8().replace("matmul.Wx", bitwidth=13)
         (WIDE, SMALL, (4, 9, 80, 33, 4), 1e-5),
         (WIDE, MEDIUM, (33, 1, 48, 20, 1), 1),
         (QuantConfig.int8(), LARGE, (5, 15, 130, 65, 8), 1),
+        (QuantConfig.int8(), Resident(4, 2, 4, 4, 1, True, 2), (17, 16, 256, 37, 8), 1),
+        (QuantConfig.int8(), Resident(1, 3, 2, 3, 1, True, 5), (11, 12, 80, 69, 4), 1),
+        (UNSIGNED, Resident(2, 1, 4, 3, 1, False, 1), (77, 1, 16, 20, 1), 1),
+        (UNSIGNED, Resident(4, 2, 8, 4, 2, False, 1), (11, 14, 130, 50, 2), 1),
+        (WIDE, Resident(1, 2, 4, 4, 1, True, 6), (41, 4, 97, 33, 4), 1e-5),
+        (WIDE, Resident(1, 2, 2, 4, 1, False, 3), (75, 1, 97, 33, 1), 1),
+        (QuantConfig.w8a16(), Resident(2, 2, 4, 4, 1, False, 2), (13, 12, 290, 37, 4), 1),
+        (QuantConfig.w8a16(), Resident(1, 2, 2, 3, 1, True, 4), (15, 6, 129, 20, 2), 1),
         (QuantConfig.w8a16(), SMALL, (3, 6, 21, 37, 4), 1),
         (QuantConfig.w8a16(), MEDIUM, (7, 11, 129, 20, 2), 1),
     ],
     ids=[
         *("int8", "int8 doubles", "unsigned single", "unsigned", "wide doubles", "wide single"),
-        *("int8 large", "w8a16", "w8a16 medium"),
+        *("int8 large", "held", "held pairs", "kept single", "kept wide tile", "held wide"),
+        *("kept wide", "kept w8a16", "held w8a16", "w8a16", "w8a16 medium"),
     ],
 )
 def test_codes(host, config, tile, sizes, scale):
@@ -101,7 +120,7 @@ def test_codes(host, config, tile, sizes, scale):
         assert bool(call.numbers.exact_float[0]) == (scale == 1)
     shape = planner.make_shape(H, 1, 1, 1, NB)
     expected = by_unit(call, shape, host)
-    there = expected[:, 0] != -1
+    there = expected[:, -1] != -1  # the last word has room left
     assert there.sum() == T * N * H
     got = in_one(call, shape, tile, host)
     assert torch.equal(got[there], expected[there])
@@ -114,3 +133,21 @@ def test_tiles_follow_sizes():
     assert choose(512, 12800, 2) is MEDIUM
     assert choose(128, 12800, 1) is MEDIUM  # 400 large ones: 396 at once, and four alone
     assert choose(112, 10240, 1) is LARGE
+
+
+def test_weights_stay_where_many_rows_pass():
+    """Of many units and rows, on GPUs with clusters, and where rows stand as they are counted."""
+    numbers = executor.numbers_of(plan_of(QuantConfig.int8(), 512, 128, 1))
+    shape = planner.make_shape(128, 1, 1, 1, 8)
+    hopper, small = (SimpleNamespace(clusters=lambda of=of: of) for of in ({1: 132, 2: 66}, {1: 1}))
+    assert resident(hopper, numbers, shape, 100, 128) is STAYING[1]
+    assert resident(small, numbers, shape, 100, 128) is None
+    assert resident(hopper, numbers, shape, 50, 128) is None
+    assert resident(hopper, numbers, shape, 1000, 100) is None
+    for H in (112, 144):  # few units, units of no block
+        assert resident(hopper, numbers, planner.make_shape(H, 1, 1, 1, 8), 100, 128) is None
+    grid, share = STAYING[1].grid(256, 12800, 256, 1)
+    assert share % 8 == grid.blocks[0] % 4 == 0
+    assert grid.blocks[0] <= 132
+    assert (grid.blocks[0] // 4 - 1) * 3 * share < 12800 <= grid.blocks[0] // 4 * 3 * share
+    assert grid.shared_bytes == 3 * 4 * 64 * 64 + 192 * 272

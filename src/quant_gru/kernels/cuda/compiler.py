@@ -20,6 +20,7 @@ _HEADERS = {
     "ends.cuh": _HERE / "ends.cuh",
     "lines.cuh": _HERE / "lines.cuh",
     "multiply.cuh": _HERE / "multiply.cuh",
+    "passing.cuh": _HERE / "passing.cuh",
     "projected.cuh": _HERE / "projected.cuh",
     "ptx.cuh": _HERE / "ptx.cuh",
     "resident.cuh": _HERE / "resident.cuh",

@@ -17,7 +17,7 @@ from quant_gru.integer.plan import CellPlan, WeightPart
 from quant_gru.kernels.cuda import planner
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
 from quant_gru.kernels.cuda.numbers import Numbers, capturing
-from quant_gru.kernels.cuda.projection import projection
+from quant_gru.kernels.cuda.projection import projection, resident
 from quant_gru.kernels.cuda.structures import (
     KINDS,
     RECURRENT_C,
@@ -303,7 +303,8 @@ def _project(call: _Call, shape: planner.Shape, machine: Machine) -> Tensor:
         p.bytes = rows.data_ptr()
         machine.launch(_SPLIT, Grid((T * N, 1), _threads(p.padded_C)), p)
     if numbers.projects_bytes:
-        kernel, grid, record, _ = projection(numbers, shape, T, N)
+        tile = resident(machine, numbers, shape, T, N)
+        kernel, grid, record, _ = projection(numbers, shape, T, N, tile)
         record.bytes, record.Wx = rows.data_ptr(), Wx.data_ptr()
         machine.launch(kernel, grid, record)
         return Wx

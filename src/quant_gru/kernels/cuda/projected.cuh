@@ -6,6 +6,7 @@
 #define QUANT_GRU_PROJECTED_CUH
 
 #include "cell.cuh"
+#include "ptx.cuh"
 
 struct Projected {
     const int8_t *weights;  // (3H, padded)
@@ -89,11 +90,16 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
         const Real v = round_term((Real)total(gate, column, i), (Real)m[gate][i / 2]);
         return Bits<Real>::of(R::limit(v, lo, hi));
     };
-    if (sizeof(Real) == 4 && (p.NB == 8 || p.NB == 2) && !p.wide) {
-        const bool by_unit = p.NB == 8;
+    if (sizeof(Real) == 4 && !p.wide) {
+        // Pairs of neighbours make four where both of a thread are side by side, and otherwise
+        // with a pair of another thread, which takes one in return.
+        const bool alone = p.NB == 8 || p.NB == 2;
+        const int partner = p.NB == 4 ? 1 : 4;
+        const bool later = !alone && (threadIdx.x & partner);
+        const int64_t to = later ? places.second - 2 : places.first;
+        const int row = flat + (later && p.NB == 1);
 #pragma unroll
         for (int column = 0; column < COLUMNS; ++column) {
-            if (flat + 8 * column >= count) return;
             uint32_t words[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i)
@@ -101,10 +107,19 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
                            (rounded(2, column, i) << 16) - offset * 65793u;
             uint4 all;
             all.x = words[0];
-            all.y = by_unit ? words[2] : words[1];
-            all.z = by_unit ? words[1] : words[2];
+            all.y = places.by_unit ? words[2] : words[1];
+            all.z = places.by_unit ? words[1] : words[2];
             all.w = words[3];
-            *(uint4 *)((uint32_t *)p.Wx + places.first + column * places.step) = all;
+            if (!alone) {
+                const uint32_t low = shuffled(later ? all.x : all.z, partner);
+                const uint32_t high = shuffled(later ? all.y : all.w, partner);
+                all.x = later ? low : all.x;
+                all.y = later ? high : all.y;
+                all.z = later ? all.z : low;
+                all.w = later ? all.w : high;
+            }
+            if (row + 8 * column < count)
+                *(uint4 *)((uint32_t *)p.Wx + to + column * places.step) = all;
         }
         return;
     }

@@ -9,12 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from quant_gru.kernels.cuda import planner
-from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel
+from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
 from quant_gru.kernels.cuda.numbers import Numbers
-from quant_gru.kernels.cuda.structures import ProjectBytesC
+from quant_gru.kernels.cuda.structures import ProjectBytesC, ProjectPassingC
 
 _STAGES = 4
 _DEPTH = 64  # bytes of a row in a stage
+_SHARED = 228 << 10  # of a multiprocessor, of which a block costs 1 KB more than it has
 _FEW_BLOCKS = 256  # fewer leave much of a device idle
 
 
@@ -67,7 +68,68 @@ class Tile:
         }
 
 
+@dataclass(frozen=True)
+class Resident:
+    """What a block makes whose weights stay while rows pass, as passing.cuh has it.
+
+    Attributes:
+        unit_warps: Units of a block over 16.
+        groups: Groups of as many warps, each with rows of its own.
+        columns: Of 8 rows, of a tile.
+        stages: Of rows.
+        blocks: Of a multiprocessor.
+        held: Whether weights stand in registers.
+        processors: Multiprocessors, over which rows are spread once.
+    """
+
+    unit_warps: int
+    groups: int
+    columns: int
+    stages: int
+    blocks: int
+    held: bool
+    processors: int = 132
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.unit_warps * self.groups
+
+    def shared_bytes(self, padded: int, planes: int) -> int:
+        """Shared memory of a block."""
+        rings = self.groups * self.stages * _DEPTH * 8 * self.columns * planes
+        return rings + 48 * self.unit_warps * (-(-padded // 32) * 32 + 16)
+
+    def macros(self, padded: int, planes: int) -> dict[str, object]:
+        """What project_passing.cu is specialized on."""
+        return {
+            **PLAIN,
+            "PLANES": planes,
+            "UNIT_WARPS": self.unit_warps,
+            "GROUPS": self.groups,
+            "COLUMNS": self.columns,
+            "STAGES": self.stages,
+            "HELD": -(-padded // 32) if self.held else 0,
+            "BLOCKS": self.blocks,
+        }
+
+    def grid(self, units: int, rows: int, padded: int, planes: int) -> tuple[Grid, int]:
+        """The grid, and the rows of a group."""
+        across = -(-units // (16 * self.unit_warps))
+        shared = self.shared_bytes(padded, planes)
+        at_once = self.processors * max(1, min(self.blocks, _SHARED // (shared + 1024)))
+        most = max(1, at_once // across)
+        share = 8 * -(-rows // (8 * most * self.groups))
+        strips = -(-rows // (share * self.groups))
+        return Grid((across * strips, 1), self.threads, shared_bytes=shared), share
+
+
 SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(2, 2, 4), Tile(2, 2, 8)
+# by planes
+STAYING = {1: Resident(4, 3, 8, 4, 1, False), 2: Resident(4, 3, 4, 4, 1, False)}
+STAYING_ROWS = 8192  # from which on weights stay and rows pass
+STAYING_WEIGHTS = 1 << 16  # units times features, likewise; with fewer, real values are faster
+_MOST_SHARED = 226 << 10  # of a block, on a GPU that has clusters
 _AT_ONCE = 396  # large tiles on a device, three to a multiprocessor
 
 
@@ -88,8 +150,25 @@ def choose(units: int, rows: int, planes: int) -> Tile:
     return LARGE if planes == 1 and busy > 0.6 else MEDIUM
 
 
+def resident(
+    machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
+) -> Resident | None:
+    """The block of a projection whose weights stay, where that is faster than a tile.
+
+    Rows pass as they stand in memory: N is a multiple of those of a tile of the recurrence.
+    """
+    padded, units, planes = numbers.gemm[0][0].shape[0], shape.units, numbers.x_planes
+    block = STAYING[planes]
+    idle = -units % (16 * block.unit_warps)
+    fits = block.shared_bytes(padded, planes) <= _MOST_SHARED and 8 * idle <= units
+    many = T * N >= STAYING_ROWS and units * padded >= STAYING_WEIGHTS
+    if many and fits and N % shape.strip == 0 and len(machine.clusters()) > 1:
+        return block
+    return None
+
+
 def projection(
-    numbers: Numbers, shape: planner.Shape, T: int, N: int, tile: Tile | None = None
+    numbers: Numbers, shape: planner.Shape, T: int, N: int, tile: Tile | Resident | None = None
 ) -> tuple[Kernel, Grid, Any, list[Tensor]]:
     """The launch of a projection of one direction.
 
@@ -103,11 +182,16 @@ def projection(
     Returns:
         The kernel, its grid, its arguments without `bytes` and `Wx`, and tensors to keep.
     """
-    p: Any = ProjectBytesC()
+    units, rows, planes = shape.units, T * shape.strips(N) * shape.strip, numbers.x_planes
+    padded = numbers.gemm[0][0].shape[0]
+    tile = tile or choose(units, rows, planes)
+    p: Any = ProjectBytesC() if isinstance(tile, Tile) else ProjectPassingC()
     keep = fill(p, numbers, shape, T, N)
-    rows = T * shape.strips(N) * shape.strip
-    tile = tile or choose(shape.units, rows, numbers.x_planes)
-    kernel, grid = tile.launch(shape.units, rows, numbers.x_planes)
+    if isinstance(tile, Tile):
+        kernel, grid = tile.launch(units, rows, planes)
+    else:
+        kernel = Kernel.of("project_passing", "project_passing", tile.macros(padded, planes))
+        grid, p.share = tile.grid(units, rows, padded, planes)
     return kernel, grid, p, keep
 
 

@@ -151,6 +151,8 @@ def choose_for(
     machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
 ) -> Block | None:
     """The same for a plan on a machine."""
+    if projection.resident(machine, numbers, shape, T, N):
+        return None
     rows, padded = T * shape.strips(N) * shape.strip, numbers.gemm[0][0].shape[0]
     processors, hopper = machine.clusters()[1], machine.arch == HOPPER
     return choose(shape.units, rows, padded, numbers.x_planes, processors, hopper)

@@ -34,7 +34,7 @@ struct Resident {
     typedef int Sums[3][kColumns][4];
 
     static_assert(kColumns % 2 == 0, "columns are loaded two at a time");
-    static_assert(kRows * 4 % kGroupThreads == 0, "threads load alike");
+    static_assert(kLoads == 0 || kRows * 4 % kGroupThreads == 0, "threads load alike");
     static_assert(kGroupThreads % 32 == 0, "lines that a thread loads stand alike");
 
     static inline int group() { return (int)threadIdx.x / kGroupThreads; }

@@ -23,7 +23,7 @@ from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cuda.memory import Memory, maker
 from quant_gru.kernels.cuda.numbers import Numbers
-from quant_gru.kernels.cuda.projection import projection
+from quant_gru.kernels.cuda.projection import projection, resident
 from quant_gru.kernels.cuda.real_projection import (
     FEWEST_ROWS,
     Block,
@@ -405,7 +405,8 @@ class Schedule:
             self._launch(kernel, grid, record)
             return
         if given.rows is not None and numbers.projects_bytes:
-            kernel, grid, record, keep = projection(numbers, shape, T, N)
+            tile = resident(self._machine, numbers, shape, T, N)
+            kernel, grid, record, keep = projection(numbers, shape, T, N, tile)
             given.rows.memory.point(record, "bytes")
             self._memory.point(record, "Wx", self._projected[direction])
             self._keep += [numbers, *keep]

@@ -14,7 +14,7 @@ from quant_gru.kernels.cuda.backward.planner import BackShape
 from quant_gru.kernels.cuda.backward.slopes import SlopesShape
 from quant_gru.kernels.cuda.frozen import Form, Gates
 from quant_gru.kernels.cuda.launch import PLAIN
-from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL, STAYING, Resident
+from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL, STAYING
 from quant_gru.kernels.cuda.real_projection import GROUPS, HOPPER, TALL, TWO_PLANES
 from quant_gru.kernels.cuda.real_projection import MEDIUM as REAL_MEDIUM
 from quant_gru.kernels.cuda.real_projection import SMALL as REAL_SMALL
@@ -53,8 +53,7 @@ def variants(arch):
     for tile, planes in ((SMALL, 1), (MEDIUM, 1), (LARGE, 1), (SMALL, 2), (MEDIUM, 2)):
         yield "project_bytes", tile.macros(planes)
     for planes in (1, 2):
-        for block in (STAYING[planes], Resident(4, 2, 4, 4, 1, True)):
-            yield "project_passing", block.macros(144, planes)
+        yield "project_passing", STAYING[planes].macros(planes)
     for planes in (1, 2):
         yield "project_few", {**PLAIN, "WIDE": planes - 1}
     for block in (REAL_SMALL, REAL_MEDIUM, TALL, *([GROUPS] if arch == HOPPER else [])):

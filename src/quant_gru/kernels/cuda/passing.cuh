@@ -1,16 +1,12 @@
 // Products of bytes on tensor cores with weights that stay in a block while rows of activations
 // pass: one product, of activations in one or two planes.
 //
-//   typedef Passing<unit warps, groups, columns, stages, planes, held> Tile;
+//   typedef Passing<unit warps, groups, columns, stages, planes> Tile;
 //   Tile::keep(kept, weights, H, first_unit, padded);  // then a commit
 //   Tile::Way way(ring, rows, plane, padded, first, last);  // of this thread's group of warps
-//   Tile::Weights held;
-//   Tile::take(held, kept, padded);  // after a barrier
-//   way.add(sums, held, kept, last - row);  // tile by tile
+//   way.add(sums, kept, last - row);  // tile by tile, after a barrier
 //
-// Groups of warps, their units and their rings are those of resident.cuh. Where `held` is not 0, it
-// is the number of 32 features of a row, and weights stand in registers, from where multiplying
-// takes them without reading them again; else in shared memory.
+// Groups of warps, their units and their rings are those of resident.cuh.
 //
 // `rows` are int8 (planes, ..., padded), `plane` bytes from one to the next; padded is a multiple
 // of 16, and so are addresses. A tile has Tile::kTileRows rows, and
@@ -20,14 +16,13 @@
 
 #include "resident.cuh"
 
-template <int kUnitWarps, int kGroups, int kColumns, int kStages, int kPlanes, int kHeld>
+template <int kUnitWarps, int kGroups, int kColumns, int kStages, int kPlanes>
 struct Passing : Resident<kUnitWarps, kGroups, kPlanes * kColumns, kStages> {
     typedef Resident<kUnitWarps, kGroups, kPlanes * kColumns, kStages> Base;
     static constexpr int kTileRows = 8 * kColumns, kAll = kPlanes * kColumns;
     static constexpr int kLines = Base::kGroupThreads / 4;  // that a load of a group copies
     static constexpr int kLoads = Base::kLoads ? Base::kLoads : 1, kDepth = Base::kDepth;
     typedef typename Base::Sums Sums;
-    typedef uint32_t Weights[kHeld ? kHeld : 1][3][4];
 
     static_assert(kColumns % 2 == 0, "pairs of columns are of one plane");
 
@@ -35,15 +30,6 @@ struct Passing : Resident<kUnitWarps, kGroups, kPlanes * kColumns, kStages> {
         const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % kUnitWarps;
         return shared_address(kept) + (warp * 16 + lane % 16) * Base::stride(padded) +
                lane / 16 * 16;
-    }
-    static inline void take(Weights &held, unsigned char *kept, int64_t padded) {
-        const uint32_t at = weights_at(kept, padded);
-#pragma unroll
-        for (int k = 0; k < kHeld; ++k)
-#pragma unroll
-            for (int gate = 0; gate < 3; ++gate)
-                load_matrices(held[k][gate],
-                              at + gate * Base::kUnits * Base::stride(padded) + k * 32);
     }
 
     // A group's way through its rows, from `first` to before `last`.
@@ -127,18 +113,9 @@ struct Passing : Resident<kUnitWarps, kGroups, kPlanes * kColumns, kStages> {
         }
 
         template <bool kWhole>
-        inline void product(Sums &sums, const Weights &held, unsigned char *kept, int rows) {
+        inline void product(Sums &sums, unsigned char *kept, int rows) {
             const int lane = (int)threadIdx.x % 32;
             const uint32_t b_at = ring + Base::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
-            if (kHeld) {
-#pragma unroll
-                for (int step = 0; step < kHeld; ++step) {
-                    if (step % 2 == 0) next_stage();
-                    multiply<kWhole>(sums, held[step], (b_at ^ (step % 2 * 32)) + read_slot, rows);
-                    if (step % 2 || step == kHeld - 1) leave_stage();
-                }
-                return;
-            }
             const uint32_t a_at = weights_at(kept, padded);
             const int gates = Base::kUnits * Base::stride(padded);
             for (int k = 0; k < padded; k += kDepth) {
@@ -157,11 +134,11 @@ struct Passing : Resident<kUnitWarps, kGroups, kPlanes * kColumns, kStages> {
         }
 
         // Adds the product of the next tile, which has so many rows or more.
-        inline void add(Sums &sums, const Weights &held, unsigned char *kept, int rows) {
+        inline void add(Sums &sums, unsigned char *kept, int rows) {
             if (rows >= kTileRows)
-                product<true>(sums, held, kept, rows);
+                product<true>(sums, kept, rows);
             else
-                product<false>(sums, held, kept, rows);
+                product<false>(sums, kept, rows);
         }
     };
 };

@@ -2,12 +2,12 @@
 // rows pass, and the end of a group's rows is worked on while others multiply.
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
-//   UNIT_WARPS, GROUPS, COLUMNS, STAGES, HELD: what a block makes, see passing.cuh
+//   UNIT_WARPS, GROUPS, COLUMNS, STAGES: what a block makes, see passing.cuh
 //   BLOCKS      of a multiprocessor, that registers have to do for
 #include "passing.cuh"
 #include "projected.cuh"
 
-typedef Passing<UNIT_WARPS, GROUPS, COLUMNS, STAGES, PLANES, HELD> Tile;
+typedef Passing<UNIT_WARPS, GROUPS, COLUMNS, STAGES, PLANES> Tile;
 
 struct Numbers {
     const int8_t *bytes;  // (PLANES, T * N, padded)
@@ -35,8 +35,6 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     Tile::Way way(memory, numbers.bytes, rows * p.padded, p.padded, from, last);
     copies_wait<STAGES - 1>();
     __syncthreads();
-    Tile::Weights held;
-    Tile::take(held, kept, p.padded);
 
 #if PLANES == 1
     const bool exact = *p.exact_float != 0;
@@ -62,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
             for (int column = 0; column < Tile::kAll; ++column)
                 sums[i / 2][column][i % 2 * 2] = sums[i / 2][column][i % 2 * 2 + 1] = bias;
         }
-        way.add(sums, held, kept, last - first);
+        way.add(sums, kept, last - first);
         // what the end takes is worked out here: through the products there are no registers for it
         const int group = (int)pinned(first_unit + Tile::unit(0)) / 16;
         if (group >= p.groups) continue;

@@ -78,7 +78,6 @@ class Resident:
         columns: Of 8 rows, of a tile.
         stages: Of rows.
         blocks: Of a multiprocessor.
-        held: Whether weights stand in registers.
         processors: Multiprocessors, over which rows are spread once.
     """
 
@@ -87,7 +86,6 @@ class Resident:
     columns: int
     stages: int
     blocks: int
-    held: bool
     processors: int = 132
 
     @property
@@ -100,7 +98,7 @@ class Resident:
         rings = self.groups * self.stages * _DEPTH * 8 * self.columns * planes
         return rings + 48 * self.unit_warps * (-(-padded // 32) * 32 + 16)
 
-    def macros(self, padded: int, planes: int) -> dict[str, object]:
+    def macros(self, planes: int) -> dict[str, object]:
         """What project_passing.cu is specialized on."""
         return {
             **PLAIN,
@@ -109,7 +107,6 @@ class Resident:
             "GROUPS": self.groups,
             "COLUMNS": self.columns,
             "STAGES": self.stages,
-            "HELD": -(-padded // 32) if self.held else 0,
             "BLOCKS": self.blocks,
         }
 
@@ -126,9 +123,9 @@ class Resident:
 
 SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(2, 2, 4), Tile(2, 2, 8)
 # by planes
-STAYING = {1: Resident(4, 3, 8, 4, 1, False), 2: Resident(4, 3, 4, 4, 1, False)}
+STAYING = {1: Resident(4, 3, 8, 4, 1), 2: Resident(4, 3, 4, 4, 1)}
 STAYING_ROWS = 8192  # from which on weights stay and rows pass
-STAYING_WEIGHTS = 1 << 16  # units times features, likewise; with fewer, real values are faster
+STAYING_WEIGHTS = 1 << 17  # units times features, likewise; with fewer, real values are faster
 _MOST_SHARED = 226 << 10  # of a block, on a GPU that has clusters
 _AT_ONCE = 396  # large tiles on a device, three to a multiprocessor
 
@@ -190,7 +187,7 @@ def projection(
     if isinstance(tile, Tile):
         kernel, grid = tile.launch(units, rows, planes)
     else:
-        kernel = Kernel.of("project_passing", "project_passing", tile.macros(padded, planes))
+        kernel = Kernel.of("project_passing", "project_passing", tile.macros(planes))
         grid, p.share = tile.grid(units, rows, padded, planes)
     return kernel, grid, p, keep
 

@@ -65,7 +65,6 @@ class Quick:
         variable: str,
         torch: tuple[Any, ...],
         like: Callable[[tuple[int, ...]], Tensor],
-        options: dict[str, Any],
     ) -> None: ...
     # NotImplemented where x or hx has to be contiguous
     def run(

@@ -507,6 +507,50 @@ QG_INLINE void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
 
 using WideFloats = Floats4;
 
+#define QG_ROW_SUMS
+
+QG_INLINE void add_products(__m512i &sum, __m512i operand, const int8_t *w) {
+    __asm__("vpdpbusd %2, %1, %0"
+            : "+v"(sum)
+            : "v"(operand), "m"(*reinterpret_cast<const __m512i *>(w)));
+}
+
+// Sums of one gate of four groups for one row, bias included. Two chains each hide the latency; all
+// have names, as the compiler would keep an array of them in memory.
+template <class V, int kGate>
+QG_INLINE V row_sums(const Packed &p, int first, const uint8_t *a) {
+    const int64_t group = p.group_stride;
+    const int32_t *bias = p.bias + (first * 3 + kGate) * 16;
+    const int8_t *w = p.w + first * group + kGate * 64;
+    __m512i a0 = _mm512_load_si512(bias), a1 = _mm512_load_si512(bias + 48);
+    __m512i a2 = _mm512_load_si512(bias + 96), a3 = _mm512_load_si512(bias + 144);
+    __m512i b0 = _mm512_setzero_si512(), b1 = b0, b2 = b0, b3 = b0;
+    const int steps = p.steps;
+    int step = 0;
+    for (; step + 2 <= steps; step += 2, w += 384, a += 8) {
+        const __m512i even = broadcast_quad(a), odd = broadcast_quad(a + 4);
+        add_products(a0, even, w);
+        add_products(a1, even, w + group);
+        add_products(a2, even, w + 2 * group);
+        add_products(a3, even, w + 3 * group);
+        add_products(b0, odd, w + 192);
+        add_products(b1, odd, w + 192 + group);
+        add_products(b2, odd, w + 192 + 2 * group);
+        add_products(b3, odd, w + 192 + 3 * group);
+    }
+    if (step < steps) {
+        const __m512i even = broadcast_quad(a);
+        add_products(a0, even, w);
+        add_products(a1, even, w + group);
+        add_products(a2, even, w + 2 * group);
+        add_products(a3, even, w + 3 * group);
+    }
+    return {{{_mm512_cvtepi32_ps(_mm512_add_epi32(a0, b0))},
+             {_mm512_cvtepi32_ps(_mm512_add_epi32(a1, b1))},
+             {_mm512_cvtepi32_ps(_mm512_add_epi32(a2, b2))},
+             {_mm512_cvtepi32_ps(_mm512_add_epi32(a3, b3))}}};
+}
+
 #else
 using WideFloats = Floats;
 #endif

@@ -268,14 +268,15 @@ def quick_of(stack: Stack, weights: list[Tensor], steps: Any) -> _native.Quick:
         torch.is_grad_enabled,
         torch.get_num_threads,
     )
-    # contiguous, where `_like` is one number that stands for all
-    options = {"memory_format": torch.contiguous_format}
-    return _native.Quick(stack.native, weights, steps, VARIABLE, functions, _like, options)
+    return _native.Quick(stack.native, weights, steps, VARIABLE, functions, _like)
 
 
 def _like(shape: tuple[int, ...]) -> Tensor:
+    """What empty_like makes a contiguous tensor of; it stands for any size with one number."""
     with torch.inference_mode(False):
-        return torch.empty((1,), dtype=torch.float32, device="cpu").expand(shape)
+        like = torch.empty((1,), dtype=torch.float32, device="cpu").expand(shape)
+        # what becomes of strides of zero is for torch to say
+        return like if torch.empty_like(like).is_contiguous() else like.contiguous()
 
 
 class Stream:

@@ -76,7 +76,7 @@ bool is_set_to(const std::string &variable, const std::string &value) {
 }  // namespace
 
 Quick::Quick(Stack *stack, const nb::sequence &weights, nb::object steps, const char *variable,
-             nb::tuple torch, nb::object like, nb::dict options)
+             nb::tuple torch, nb::object like)
     : stack_(stack),
       steps_(std::move(steps)),
       variable_(variable),
@@ -86,8 +86,7 @@ Quick::Quick(Stack *stack, const nb::sequence &weights, nb::object steps, const 
       empty_like_(torch[2]),
       is_grad_enabled_(torch[3]),
       get_num_threads_(torch[4]),
-      like_(std::move(like)),
-      options_(std::move(options)) {
+      like_(std::move(like)) {
     for (nb::handle w : weights)
         stamps_.push_back({w.ptr(), number(get(w.ptr(), names().version)), address(w.ptr())});
     if (!steps_.is_none()) count_ = number(get(steps_.ptr(), names().count));
@@ -137,8 +136,8 @@ Quick::Likes Quick::likes(const int64_t (&shape)[3], bool batch_first) {
     made.first = shape[0];
     made.second = shape[1];
     made.batch_first = batch_first;
-    made.y = nb::make_tuple(like_(nb::make_tuple(shape[0], shape[1], D * H)));
-    made.last = nb::make_tuple(like_(nb::make_tuple(states, shape[batch_first ? 0 : 1], H)));
+    made.y = like_(nb::make_tuple(shape[0], shape[1], D * H));
+    made.last = like_(nb::make_tuple(states, shape[batch_first ? 0 : 1], H));
     // in one piece: another thread may come in wherever an object is released
     Likes before = made;
     std::swap(likes_, before);
@@ -178,7 +177,8 @@ nb::object Quick::run(const nb::object &weights, const nb::object &x, const nb::
 
     const Likes likes = this->likes(shape, batch_first);
     auto make = [&](const nb::object &like) {
-        return checked(PyObject_Call(empty_like_.ptr(), like.ptr(), options_.ptr()));
+        PyObject *arguments[1] = {like.ptr()};
+        return checked(PyObject_Vectorcall(empty_like_.ptr(), arguments, 1, nullptr));
     };
     const nb::object y = make(likes.y), last = make(likes.last);
     Stack::Call job;

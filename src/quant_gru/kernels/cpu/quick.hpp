@@ -17,10 +17,9 @@ class Quick {
     // weights: all of a module, kept by the caller for as long as this lives. steps: what has a
     // `count` of optimizer steps, or None. variable: of the environment, as it is now.
     // torch: Tensor, float32, empty_like, is_grad_enabled, get_num_threads. like(shape) gives what
-    // empty_like(.., **options) makes a tensor of that shape of.
+    // empty_like makes a tensor of that shape of.
     Quick(Stack *stack, const nanobind::sequence &weights, nanobind::object steps,
-          const char *variable, nanobind::tuple torch, nanobind::object like,
-          nanobind::dict options);
+          const char *variable, nanobind::tuple torch, nanobind::object like);
 
     // As QuantGRU.forward. None where something is not as it was, a gradient may be asked for, an
     // input is NaN or the call is of another kind; NotImplemented where x or hx would be taken in
@@ -53,7 +52,6 @@ class Quick {
     int64_t count_ = 0;
     std::string variable_, setting_;
     nanobind::object tensor_, float32_, empty_like_, is_grad_enabled_, get_num_threads_, like_;
-    nanobind::dict options_;
     Likes likes_;  // of the last call
 };
 

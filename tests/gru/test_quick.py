@@ -144,7 +144,8 @@ def test_threads_of_other_sizes():
     warm(gru)
 
     def work(i):
-        return all(torch.equal(quick_call(gru, inputs[i])[0], expected[i]) for _ in range(50))
+        with torch.no_grad():
+            return all(torch.equal(quick_call(gru, inputs[i])[0], expected[i]) for _ in range(50))
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(12)))

@@ -13,6 +13,7 @@
 //   row_sums<V, kGate>(..)  where QG_ROW_SUMS is defined: sums of a gate of V's groups for one row,
 //   in
 //                        registers,
+//   look_up_saturated(..)  where QG_SATURATES is defined: outputs of a table with Table::saturates,
 //   Powers               where QG_POWERS is defined: lanes of float for FusedPlan::powers.
 
 template <int P, int R, int G>

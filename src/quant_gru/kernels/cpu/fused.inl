@@ -10,10 +10,10 @@
 //   kTileGroups          and groups,
 //   WideFloats, Doubles  lanes of float and double with exact arithmetic and tables, in kVectors
 //                        vectors of the type Lane,
-//   row_sums<V, kGate>(..)  where QG_ROW_SUMS is defined: sums of a gate of V's groups for one row,
-//   in
-//                        registers,
-//   look_up_saturated(..)  where QG_SATURATES is defined: outputs of a table with Table::saturates,
+//   row_sums<V, kGate>(..)
+//                        where QG_ROW_SUMS is defined: sums of a gate of V's groups for one row,
+//   look_up_saturated(..)
+//                        where QG_SATURATES is defined: outputs of a table with Table::saturates,
 //   Powers               where QG_POWERS is defined: lanes of float for FusedPlan::powers.
 
 template <int P, int R, int G>

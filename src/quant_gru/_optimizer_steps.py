@@ -7,7 +7,7 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
-class _Steps:
+class Steps:
     """A count that every optimizer of the process raises, from when it is first asked for."""
 
     def __init__(self) -> None:
@@ -26,4 +26,4 @@ class _Steps:
         self._count += 1
 
 
-steps = _Steps()
+steps = Steps()

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import Tensor
 
-from quant_gru._optimizer_steps import steps
+from quant_gru._optimizer_steps import Steps, steps
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.cpu import executor as cpu
 
@@ -35,6 +35,16 @@ class KeptWeights:
         # integers are no optimizer's
         real = any(w.is_floating_point() for w in weights)
         self._steps = steps.count if real else None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The weights."""
+        return [w for w, _, _ in self._stamps]
+
+    @property
+    def count_of_steps(self) -> Steps | None:
+        """What counts steps of optimizers, where they may change the weights."""
+        return None if self._steps is None else steps
 
     def hold(self, weights: Collection[Tensor | None]) -> bool:
         """Whether the weights are still those that were given, unchanged.
@@ -86,17 +96,14 @@ class Quick:
     """A native stack, and the weights it was made of.
 
     Args:
-        stack: The stack.
-        variant: The instruction set it was made for.
+        stack: The stack, made for the instruction set in use.
         weights: All weights of the module.
     """
 
-    def __init__(self, stack: cpu.Stack, variant: str, weights: KeptWeights) -> None:
-        self._stack = stack
-        self._variant = variant
+    def __init__(self, stack: cpu.Stack, weights: KeptWeights) -> None:
+        # native code knows them by their addresses
         self._weights = weights
-        self._states = stack.states
-        self._C, self._H = stack.input_size, stack.hidden_size
+        self._run = cpu.quick_of(stack, weights.tensors, weights.count_of_steps).run
         self.holds = weights.hold
         """holds(weights now) -> whether they are still those that were given, unchanged."""
 
@@ -113,30 +120,15 @@ class Quick:
             batch_first: Whether N comes before T.
 
         Returns:
-            As `QuantGRU.forward`; None where the call is of another kind, a weight changed, a
-            gradient may be asked for, or an input is NaN.
+            As `QuantGRU.forward`; None where the call is of another kind, a weight or
+            `QUANT_GRU_CPU` changed, a gradient may be asked for, or an input is NaN.
         """
-        if type(x) is not Tensor or x.dtype is not torch.float32 or not x.is_cpu or x.dim() != 3:
-            return None
-        first, second, C = x.shape
-        if C != self._C or not (second if batch_first else first):
-            return None
-        if hx is not None:
-            if type(hx) is not Tensor or hx.dtype is not torch.float32 or not hx.is_cpu:
-                return None
-            if hx.shape != (self._states, first if batch_first else second, self._H):
-                return None
-        if not self.holds(weights):
-            return None
-        if torch.is_grad_enabled() and (
-            x.requires_grad
-            or (hx is not None and hx.requires_grad)
-            or self._weights.ask_for_gradient()
-        ):
-            return None
-        if cpu.chosen() != self._variant:
-            return None
-        return self._stack.run(x, hx, None, batch_first)
+        result = self._run(weights, x, hx, batch_first)
+        if result is not NotImplemented:
+            return result
+        assert isinstance(x, Tensor)
+        hx = None if hx is None else hx.contiguous().resolve_neg()
+        return self._run(weights, x.contiguous().resolve_neg(), hx, batch_first)
 
 
 def quick_of(
@@ -154,4 +146,4 @@ def quick_of(
         return None
     variant = cpu.chosen()
     stack = None if variant == cpu.REFERENCE else cpu.stack_of(plan, variant)
-    return None if stack is None else Quick(stack, variant, kept)
+    return None if stack is None else Quick(stack, kept)

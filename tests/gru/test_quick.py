@@ -4,11 +4,14 @@ import copy
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from gru_helpers import C, quantized, seeded
 from torch.nn.utils import parametrize, prune
+
+from quant_gru.kernels.cpu import executor as cpu
 
 X = seeded(5, 3, C)
 
@@ -83,6 +86,117 @@ def test_changed_weights_get_a_quick_way_again():
     assert_fresh(gru)
     assert gru._state.plans.quick.holds(gru._parameters.values())
     assert_fresh(gru)
+
+
+def quick_call(gru, x, hx=None):
+    """What the quick way gives; None where it leaves a call to the long one."""
+    return gru._state.plans.quick.run(gru._parameters.values(), x, hx, gru.batch_first)
+
+
+def slow_call(gru, x, hx=None):
+    gru._state.plans.quick = None
+    return gru(x, hx)
+
+
+def strided(x, order):
+    """The same values, laid out in another order."""
+    back = sorted(range(x.dim()), key=order.__getitem__)
+    return x.permute(order).contiguous().permute(back)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (0, 2, 1), (2, 1, 0)])
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (1, 4), (4, 1)])
+def test_any_layout(shape, order, batch_first):
+    gru = quantized(num_layers=2, bidirectional=True, batch_first=batch_first)
+    warm(gru)
+    x = strided(seeded(*shape, C), order)
+    N = shape[0] if batch_first else shape[1]
+    hx = strided(seeded(4, N, gru.hidden_size), order)
+    for given in (None, hx):
+        found = quick_call(gru, x, given)
+        y, h_n = slow_call(gru, x.contiguous(), None if given is None else given.contiguous())
+        assert torch.equal(found[0], y)
+        assert torch.equal(found[1], h_n)
+        assert found[0].is_contiguous()
+        assert found[1].is_contiguous()
+
+
+@torch.no_grad()
+def test_sizes_take_turns():
+    gru = quantized()
+    inputs = [seeded(T, N, C) for T, N in ((1, 1), (5, 3), (3, 5), (5, 3), (15, 1), (1, 15))]
+    expected = [slow_call(gru, x) for x in inputs]
+    warm(gru)
+    for _ in range(2):
+        for x, (y, h_n) in zip(inputs, expected, strict=True):
+            found = quick_call(gru, x)
+            assert torch.equal(found[0], y)
+            assert torch.equal(found[1], h_n)
+
+
+@torch.no_grad()
+def test_threads_of_other_sizes():
+    gru = quantized()
+    inputs = [seeded(2 + i % 4, 1 + i % 3, C) for i in range(12)]
+    expected = [slow_call(gru, x)[0] for x in inputs]
+    warm(gru)
+
+    def work(i):
+        with torch.no_grad():
+            return all(torch.equal(quick_call(gru, inputs[i])[0], expected[i]) for _ in range(50))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(12)))
+
+
+@torch.no_grad()
+def test_what_the_quick_way_leaves_alone(monkeypatch):
+    gru = quantized()
+    warm(gru)
+    H = gru.hidden_size
+    assert quick_call(gru, X) is not None
+    for x in (None, X[0], X[None], X.double(), X[..., 1:], X[:0], X[:, :0], X.to("meta")):
+        assert quick_call(gru, x) is None
+    assert quick_call(gru, torch.nn.Parameter(X)) is None
+    assert quick_call(gru, X.masked_fill(X > 1, torch.nan)) is None
+    for hx in (torch.zeros(2, 3, H), torch.zeros(1, 2, H), torch.zeros(1, 3, H).double()):
+        assert quick_call(gru, X, hx) is None
+    with torch.enable_grad():
+        assert quick_call(gru, X) is None
+        gru.requires_grad_(False)
+        assert quick_call(gru, X) is not None
+        assert quick_call(gru, X.clone().requires_grad_()) is None
+        assert quick_call(gru, X, torch.zeros(1, 3, H, requires_grad=True)) is None
+    monkeypatch.setenv(cpu.VARIABLE, cpu.REFERENCE)
+    assert quick_call(gru, X) is None
+    monkeypatch.delenv(cpu.VARIABLE)
+    weights = list(gru._parameters.values())
+    run = gru._state.plans.quick.run
+    assert run(weights, X, None, False) is not None
+    for others in (weights[:-1], [*weights, weights[0]], weights[::-1], [*weights[:-1], None]):
+        assert run(others, X, None, False) is None
+
+
+@torch.no_grad()
+def test_negated_views():
+    gru = quantized()
+    warm(gru)
+    expected = slow_call(gru, -X)[0]
+    warm(gru)
+    for x in (torch._neg_view(X), torch.complex(X, X).conj().imag):
+        assert x.is_neg()
+        assert torch.equal(quick_call(gru, x)[0], expected)
+
+
+def test_outputs_of_inference_mode():
+    gru = quantized()
+    with torch.inference_mode():
+        warm(gru)
+        assert all(each.is_inference() for each in quick_call(gru, X))
+    with torch.no_grad():
+        assert not any(each.is_inference() for each in quick_call(gru, X))
 
 
 FORKED = """

@@ -1,6 +1,9 @@
 """The native kernels; see executor.py for what the numbers mean. Tensors are given as addresses."""
 
+from collections.abc import Callable, Collection
 from typing import Any
+
+from torch import Tensor
 
 class Layer:
     """One layer and direction, its numbers laid out for one instruction set."""
@@ -50,6 +53,23 @@ class Stack:
         threads: int,
         /,
     ) -> bool: ...
+
+class Quick:
+    """The shortest way through a stack; see quick.hpp."""
+
+    def __init__(
+        self,
+        stack: Stack,
+        weights: list[Tensor],
+        steps: Any,
+        variable: str,
+        torch: tuple[Any, ...],
+        like: Callable[[tuple[int, ...]], Tensor],
+    ) -> None: ...
+    # NotImplemented where x or hx has to be contiguous
+    def run(
+        self, weights: Collection[Tensor | None], x: object, hx: Tensor | None, batch_first: bool, /
+    ) -> tuple[Tensor, Tensor] | None: ...
 
 class Stream:
     """A stack that is fed step by step, its states in memory of the caller."""

@@ -253,6 +253,32 @@ class Stack:
         return y, last
 
 
+def quick_of(stack: Stack, weights: list[Tensor], steps: Any) -> _native.Quick:
+    """What runs whole calls while nothing changes that the stack follows from.
+
+    Args:
+        stack: The stack of the instruction set in use.
+        weights: All weights of the module; they have to be kept for as long as this is.
+        steps: What has a `count` of optimizer steps, or None.
+    """
+    functions = (
+        Tensor,
+        torch.float32,
+        torch.empty_like,
+        torch.is_grad_enabled,
+        torch.get_num_threads,
+    )
+    return _native.Quick(stack.native, weights, steps, VARIABLE, functions, _like)
+
+
+def _like(shape: tuple[int, ...]) -> Tensor:
+    """What empty_like makes a contiguous tensor of; it stands for any size with one number."""
+    with torch.inference_mode(False):
+        like = torch.empty((1,), dtype=torch.float32, device="cpu").expand(shape)
+        # what becomes of strides of zero is for torch to say
+        return like if torch.empty_like(like).is_contiguous() else like.contiguous()
+
+
 class Stream:
     """A native stack that is fed step by step.
 

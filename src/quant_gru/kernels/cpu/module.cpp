@@ -12,6 +12,7 @@
 #include "../philox.h"
 #include "backward.hpp"
 #include "border.hpp"
+#include "quick.hpp"
 #include "stack.hpp"
 #include "weights.hpp"
 
@@ -249,6 +250,12 @@ NB_MODULE(_native, m) {
     nb::class_<Stack>(m, "Stack")
         .def("__init__", &make_stack, nb::keep_alive<1, 2>())
         .def("run", &run_stack);
+    nb::class_<Quick>(m, "Quick")
+        .def(nb::init<Stack *, const nb::sequence &, nb::object, const char *, nb::tuple,
+                      nb::object>(),
+             nb::keep_alive<1, 2>(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(),
+             nb::arg())
+        .def("run", &Quick::run, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg());
     nb::class_<Stream>(m, "Stream")
         .def(nb::init<Stack *, int64_t, std::vector<uintptr_t>>(), nb::keep_alive<1, 2>())
         .def("step", &Stream::step);

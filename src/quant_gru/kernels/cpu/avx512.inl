@@ -293,19 +293,14 @@ inline int64_t multiply_only(int64_t loops) {
 
 // --- lanes
 
+// 256 bytes at the low bytes of `index`, as zero-extended 32-bit lanes plus 2^23 as a float.
 #if defined(__AVX512VBMI__)
-// Of 256 bytes those at the bytes of `index`.
-QG_INLINE __m512i entries_at(const uint8_t *bytes, __m512i index) {
+QG_INLINE __m512 bytes_at(const uint8_t *bytes, __m512i index) {
     const __m512i low =
         _mm512_permutex2var_epi8(_mm512_load_si512(bytes), index, _mm512_load_si512(bytes + 64));
     const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(bytes + 128), index,
                                                   _mm512_load_si512(bytes + 192));
-    return _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high);
-}
-
-// The same at the low bytes of lanes, as zero-extended 32-bit lanes plus 2^23 as a float.
-QG_INLINE __m512 bytes_at(const uint8_t *bytes, __m512i index) {
-    const __m512i both = entries_at(bytes, index);
+    const __m512i both = _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high);
     // (both & 255) | bits of 2^23
     return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(both, _mm512_set1_epi32(255),
                                                          _mm512_set1_epi32(0x4b000000), 0xea));
@@ -490,7 +485,11 @@ QG_INLINE void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
         return _mm512_and_si512(both, bytes);
     };
     const __m512i index = _mm512_or_si512(words(0), _mm512_slli_epi16(words(2), 8));
-    const __m512i found = entries_at(t.bytes, index);
+    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(t.bytes), index,
+                                                 _mm512_load_si512(t.bytes + 64));
+    const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(t.bytes + 128), index,
+                                                  _mm512_load_si512(t.bytes + 192));
+    const __m512i found = _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high);
     const __m512 base = _mm512_set1_ps(8388608.f - t.base);
     auto value = [&](__m512i shifted) {
         // (shifted & 255) | bits of 2^23
@@ -507,75 +506,6 @@ QG_INLINE void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
 #include "four.inl"
 
 using WideFloats = Floats4;
-
-#define QG_SATURATES
-// The table's outputs of sums that are neither rounded nor clamped yet.
-QG_INLINE Floats4 look_up_saturated(const Table &t, const Floats4 &a) {
-    const __m512i lift = _mm512_set1_epi32(t.lift);
-    auto words = [&](int k) {
-        return _mm512_adds_epi16(
-            _mm512_packs_epi32(_mm512_cvtps_epi32(a.v[k].v), _mm512_cvtps_epi32(a.v[k + 1].v)),
-            lift);
-    };
-    // in each 128 bits stand four bytes of each vector
-    const __m512i index =
-        _mm512_add_epi8(_mm512_packus_epi16(words(0), words(2)), _mm512_set1_epi32(t.place));
-    const __m512i found = entries_at(t.bytes, index);
-    const __m512 base = _mm512_set1_ps(8388608.f - t.base);
-    auto value = [&](int first) {
-        constexpr int zeros = static_cast<int>(0x80808000u);
-        const __m512i order = _mm512_set4_epi32(zeros + first + 3, zeros + first + 2,
-                                                zeros + first + 1, zeros + first);
-        const __m512i real =
-            _mm512_or_si512(_mm512_shuffle_epi8(found, order), _mm512_set1_epi32(0x4b000000));
-        return Floats{_mm512_sub_ps(_mm512_castsi512_ps(real), base)};
-    };
-    return {{value(0), value(4), value(8), value(12)}};
-}
-
-#define QG_ROW_SUMS
-
-QG_INLINE void add_products(__m512i &sum, __m512i operand, const int8_t *w) {
-    __asm__("vpdpbusd %2, %1, %0"
-            : "+v"(sum)
-            : "v"(operand), "m"(*reinterpret_cast<const __m512i *>(w)));
-}
-
-// Sums of one gate of four groups for one row, bias included. Two chains each hide the latency; all
-// have names, as the compiler would keep an array of them in memory.
-template <class V, int kGate>
-QG_INLINE V row_sums(const Packed &p, int first, const uint8_t *a) {
-    const int64_t group = p.group_stride;
-    const int32_t *bias = p.bias + (first * 3 + kGate) * 16;
-    const int8_t *w = p.w + first * group + kGate * 64;
-    __m512i a0 = _mm512_load_si512(bias), a1 = _mm512_load_si512(bias + 48);
-    __m512i a2 = _mm512_load_si512(bias + 96), a3 = _mm512_load_si512(bias + 144);
-    __m512i b0 = _mm512_setzero_si512(), b1 = b0, b2 = b0, b3 = b0;
-    const int steps = p.steps;
-    int step = 0;
-    for (; step + 2 <= steps; step += 2, w += 384, a += 8) {
-        const __m512i even = broadcast_quad(a), odd = broadcast_quad(a + 4);
-        add_products(a0, even, w);
-        add_products(a1, even, w + group);
-        add_products(a2, even, w + 2 * group);
-        add_products(a3, even, w + 3 * group);
-        add_products(b0, odd, w + 192);
-        add_products(b1, odd, w + 192 + group);
-        add_products(b2, odd, w + 192 + 2 * group);
-        add_products(b3, odd, w + 192 + 3 * group);
-    }
-    if (step < steps) {
-        const __m512i even = broadcast_quad(a);
-        add_products(a0, even, w);
-        add_products(a1, even, w + group);
-        add_products(a2, even, w + 2 * group);
-        add_products(a3, even, w + 3 * group);
-    }
-    return {{{_mm512_cvtepi32_ps(_mm512_add_epi32(a0, b0))},
-             {_mm512_cvtepi32_ps(_mm512_add_epi32(a1, b1))},
-             {_mm512_cvtepi32_ps(_mm512_add_epi32(a2, b2))},
-             {_mm512_cvtepi32_ps(_mm512_add_epi32(a3, b3))}}};
-}
 
 #else
 using WideFloats = Floats;

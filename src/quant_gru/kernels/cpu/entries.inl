@@ -26,11 +26,6 @@ struct Scope {
 }  // namespace
 
 bool fused(const FusedPlan &plan, const Job &job) {
-#if defined(QG_AMX)
-    // a few rows give tiles only a small projection to multiply: setting them up takes longer
-    if (job.end_row - job.first_row <= kMaxRows<1> && plan.R.groups <= kRowGroups)
-        return avx512_vbmi::fused(plan, job);
-#endif
     const Scope scope;
     return run_fused(plan, job);
 }

@@ -10,10 +10,6 @@
 //   kTileGroups          and groups,
 //   WideFloats, Doubles  lanes of float and double with exact arithmetic and tables, in kVectors
 //                        vectors of the type Lane,
-//   row_sums<V, kGate>(..)
-//                        where QG_ROW_SUMS is defined: sums of a gate of V's groups for one row,
-//   look_up_saturated(..)
-//                        where QG_SATURATES is defined: outputs of a table with Table::saturates,
 //   Powers               where QG_POWERS is defined: lanes of float for FusedPlan::powers.
 
 template <int P, int R, int G>
@@ -177,52 +173,6 @@ QG_INLINE void advance(const Gates<V> &gates, const Place<typename V::Lane> *pla
     }
 }
 
-#if defined(QG_ROW_SUMS)
-
-// Up to how many groups a single row goes gate by gate. Weights of more come from a farther cache,
-// which gives them faster in the order in which they stand.
-constexpr int kRowGroups = 8;
-
-// A single row's step for groups from `first` on, as many as V has vectors. What comes after the
-// products of a gate waits for itself most of the time, so those of the next gate are right behind.
-// Not inline: beside all that a run needs, addresses would not have a register each.
-template <class V, Mode kMode>
-__attribute__((noinline)) void advance_row(const Gates<V> &gates,
-                                           const State<typename V::Real> &state, const float *input,
-                                           int first, bool keeps) {
-    using Lane = typename V::Lane;
-    static_assert(Lane::n == kGroup, "a vector is a group");
-    const Packed &R = gates.p.R;
-    const int64_t channel = static_cast<int64_t>(first) * 3 * kGroup;
-    const int64_t unit = static_cast<int64_t>(first) * kGroup;
-    const auto *multipliers = V::multipliers(R, channel);
-    // constants are read where they are used: all of them kept in registers would be too many
-    __asm__ volatile("" ::: "memory");
-    auto at = [](int k, int gate) { return (3 * k + gate) * kGroup; };
-    auto Wx = [&](int gate) {
-        return V::each([&](int k) { return Lane::load_floats(input + channel + at(k, gate)); });
-    };
-    auto Rh = [&](auto gate) {
-        constexpr int kGate = decltype(gate)::value;
-        const V sums = row_sums<V, kGate>(R, first, state.codes);
-        const V m = V::each([&](int k) { return Lane::multiplier(multipliers, at(k, kGate)); });
-        return gates.template state_product<kMode, kGate>(sums, m);
-    };
-    auto before = [&] {
-        return V::each([&](int k) { return Lane::load(state.h + unit + k * kGroup); });
-    };
-    V now = gates.template next<kMode>(Wx, Rh, before);
-    if (__builtin_expect(keeps, 0)) now = V::round(gates.zoneout.unrounded(before(), now));
-    const int32_t shift = gates.p.h.zero - R.offset;
-    for (int k = 0; k < V::kVectors; ++k) {
-        const Lane lane = now.lane(k);
-        lane.store(state.h + unit + k * kGroup);
-        lane.template store_operand<1>(shift, state.next + unit + k * kGroup, 0);
-    }
-}
-
-#endif
-
 // One step of `rows` rows: all units, block by block.
 template <class V, int P, Mode kMode>
 void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
@@ -236,15 +186,7 @@ void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
     const int32_t shift = p.h.zero - R.offset;
     const int64_t plane = state.stride / 2;
     const int most = block_groups<P>(rows < kBlockRows<P> ? rows : kBlockRows<P>);
-    int start = 0;
-#if defined(QG_ROW_SUMS)
-    if constexpr (V::kVectors > 1) {
-        if (rows == 1 && !lengths && R.groups <= kRowGroups)
-            for (; start + V::kVectors <= R.groups; start += V::kVectors)
-                advance_row<V, kMode>(wide_gates, state, Wx, start, keeps);
-    }
-#endif
-    for (int first = start; first < R.groups; first += most) {
+    for (int first = 0; first < R.groups; first += most) {
         const int groups = R.groups - first < most ? R.groups - first : most;
         for (int row = 0; row < rows; row += kBlockRows<P>) {
             const int count = rows - row < kBlockRows<P> ? rows - row : kBlockRows<P>;

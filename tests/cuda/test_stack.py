@@ -94,9 +94,7 @@ def check_calls(gru, host, rows):
     [
         ("int8", "1,1,1,1", 21),
         ("int8", "2,2,1,16", 37),
-        ("int8", "4,1,2,8", 72),
         ("w8a16", "2,1,1,2", 48),
-        ("int16", "1,1,2,4", 21),
     ],
 )
 def test_ends_of_every_layout(host, monkeypatch, config, shape, H):

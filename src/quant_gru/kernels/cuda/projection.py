@@ -20,8 +20,8 @@ _FEW_BLOCKS = 256  # fewer leave much of a device idle
 
 
 @dataclass(frozen=True)
-class Tile:
-    """What a block makes, as multiply.cuh has it: 16 units a warp and 8 rows a column.
+class Warps:
+    """How the warps of a block stand: 16 units a warp and 8 rows a column.
 
     Attributes:
         unit_warps: Warps beside each other in units.
@@ -43,29 +43,41 @@ class Tile:
         """Rows of a block."""
         return 8 * self.columns * self.row_warps
 
-    def blocks(self, units: int, rows: int) -> int:
-        """Blocks of a launch."""
-        return -(-units // self.units) * -(-rows // self.rows)
-
-    def launch(self, units: int, rows: int, planes: int) -> tuple[Kernel, Grid]:
-        """What to launch, and where."""
-        threads = 32 * self.unit_warps * self.row_warps
-        shared = _STAGES * _DEPTH * (3 * self.units + self.rows)
-        return (
-            Kernel.of("project_bytes", "project_bytes", self.macros(planes)),
-            Grid((self.blocks(units, rows), 1), threads, shared_bytes=shared),
-        )
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.unit_warps * self.row_warps
 
     def macros(self, planes: int) -> dict[str, object]:
-        """What project_bytes.cu is specialized on."""
+        """What kernels of such blocks are specialized on."""
         return {
             **PLAIN,
             "PLANES": planes,
             "UNIT_WARPS": self.unit_warps,
             "ROW_WARPS": self.row_warps,
             "COLUMNS": self.columns,
-            "STAGES": _STAGES,
         }
+
+
+@dataclass(frozen=True)
+class Tile(Warps):
+    """What a block makes, as multiply.cuh has it; attributes are those of `Warps`."""
+
+    def blocks(self, units: int, rows: int) -> int:
+        """Blocks of a launch."""
+        return -(-units // self.units) * -(-rows // self.rows)
+
+    def launch(self, units: int, rows: int, planes: int) -> tuple[Kernel, Grid]:
+        """What to launch, and where."""
+        shared = _STAGES * _DEPTH * (3 * self.units + self.rows)
+        return (
+            Kernel.of("project_bytes", "project_bytes", self.macros(planes)),
+            Grid((self.blocks(units, rows), 1), self.threads, shared_bytes=shared),
+        )
+
+    def macros(self, planes: int) -> dict[str, object]:
+        """What project_bytes.cu is specialized on."""
+        return {**super().macros(planes), "STAGES": _STAGES}
 
 
 @dataclass(frozen=True)

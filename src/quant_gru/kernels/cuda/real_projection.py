@@ -22,41 +22,20 @@ _FEW_UNITS = 8  # of a block, a warp each
 
 
 @dataclass(frozen=True)
-class Block:
-    """What a block makes, as standing.cuh has it: 16 units a warp and 8 rows a column.
+class Block(projection.Warps):
+    """What a block makes, as standing.cuh has it; units are those of a tile.
 
     Attributes:
-        unit_warps: Warps beside each other in units.
-        row_warps: Warps beside each other in rows.
-        columns: Of a warp.
         stages: Of weights.
         blocks: Of a multiprocessor, that registers have to do for.
         parts: Blocks that share the units of the same rows.
         grouped: Whether four warps multiply together, which Hopper alone has.
     """
 
-    unit_warps: int
-    row_warps: int
-    columns: int
     stages: int
     blocks: int
     parts: int
     grouped: bool = False
-
-    @property
-    def units(self) -> int:
-        """Units of a tile."""
-        return 16 * self.unit_warps
-
-    @property
-    def rows(self) -> int:
-        """Rows of a block."""
-        return 8 * self.columns * self.row_warps
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 32 * self.unit_warps * self.row_warps
 
     def tiles(self, units: int) -> int:
         """Tiles of a block that has most of them."""
@@ -76,11 +55,7 @@ class Block:
     def macros(self, planes: int) -> dict[str, object]:
         """What project_reals.cu is specialized on."""
         return {
-            **PLAIN,
-            "PLANES": planes,
-            "UNIT_WARPS": self.unit_warps,
-            "ROW_WARPS": self.row_warps,
-            "COLUMNS": self.columns,
+            **super().macros(planes),
             "STAGES": self.stages,
             "GROUPED": int(self.grouped),
             "BLOCKS": self.blocks,

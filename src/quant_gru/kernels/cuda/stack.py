@@ -122,9 +122,7 @@ class Stack:
         if schedule is _MISSING:
             schedule = None
             if T and N:
-                schedule = schedule_of(
-                    self.machine, self.layers, T, N, h0 is not None, kept is not None
-                )
+                schedule = schedule_of(self.machine, self.layers, T, N, h0 is not None, keeps)
             if not capturing(self.device):
                 if len(self._schedules) >= _MOST_SCHEDULES:
                     self._schedules.clear()

@@ -15,7 +15,7 @@ from quant_gru._optimizer_steps import Steps, steps
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.cpu import executor as cpu
 
-KINDS = (Tensor, torch.nn.Parameter)
+_KINDS = (Tensor, torch.nn.Parameter)
 _CPU = torch.device("cpu")
 
 
@@ -80,7 +80,7 @@ def kept_weights(
     found: list[Tensor] = []
     for w in weights:
         # inference tensors keep no version, so a change of them would go unseen
-        if w is None or type(w) not in KINDS or w.device != device or w.is_inference():
+        if w is None or type(w) not in _KINDS or w.device != device or w.is_inference():
             return None
         # the output has the dtype of the weights
         if w.is_floating_point() and w.dtype != torch.float32:

@@ -3,10 +3,10 @@
     python benchmarks/gpu.py [--config int8] [--repeats 20] [--shapes 3]
     python benchmarks/gpu.py --steps
 
-Whole calls of QuantGRU, quantize and dequantize included, as Python makes them (eager) and replayed
-from a CUDA graph, one after the other. `cuDNN` is nn.GRU, the best of TF32, float16 and bfloat16. `us/step` is the
-recurrence alone. Every figure is a median; engines take turns. Codes are compared with the
-reference first.
+Whole calls of QuantGRU, quantize and dequantize included, one after the other, as Python makes them
+(eager) and replayed from a CUDA graph. `cuDNN` is nn.GRU, the best of TF32, float16 and bfloat16.
+`us/step` is the recurrence alone. Every figure is a median; engines take turns. Codes are compared
+with the reference first.
 
 `of floor` is the part of our time in a graph that the hardware itself needs: the recurrence's
 multiplications and exchanges of states, the projection's multiplications, and all bytes once

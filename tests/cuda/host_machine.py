@@ -109,6 +109,9 @@ class Host:
     def prepare(self, kernel, grid, arguments):
         return Prepared(lambda: self.launch(kernel, grid, arguments))
 
+    def multiply(self, product):
+        return None
+
     def join(self, launches):
         def start():
             for each in launches:
@@ -128,3 +131,11 @@ class Prepared:
 
     def start(self, stream) -> None:
         self._launch()
+
+    def following(self, memories):
+        def start_at(stream, addresses):
+            for memory, address in zip(memories, addresses, strict=True):
+                memory.move(address)
+            self.start(stream)
+
+        return start_at

@@ -14,6 +14,7 @@ from quant_gru.kernels.cuda.backward import quick
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER, Host, folder_of
+from stub_cublas import Cublas, multiplying
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
@@ -116,6 +117,38 @@ def test_what_is_given_and_asked():
     for parameter in (gru.weight_ih_l0, gru.bias_hh_l0, gru.bias_ih_l0):
         parameter.requires_grad_(False)
         check(gru, x)
+
+
+@pytest.fixture
+def cublas(host, monkeypatch):
+    """A library that makes the products of the host."""
+    found = Cublas()
+    monkeypatch.setattr(host, "multiply", multiplying(found), raising=False)
+    return found
+
+
+def test_products_are_among_the_launches(cublas, monkeypatch):
+    gru, x = training(), torch.randn(6, 8, C)
+    ours = results(gru, x)
+    assert len(cublas.started) == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(Host, "multiply", lambda *_: None)
+        patch.delattr(step_of(gru).call.stack.machine, "multiply")
+        assert all(map(torch.equal, results(training(), x), ours))
+    assert len(cublas.started) == 3
+    check(gru, x)
+    x[2, 1, 0] = nan
+    check(gru, x)
+    check(gru, x, torch.randn(1, 8, H) * 0.5, first=False)
+    assert step_of(gru).call.back._latest._start_at is not None
+    cublas.started.clear()
+    gru.weight_ih_l0.requires_grad_(False)
+    check(gru, x, last=False)
+    assert len(cublas.started) == 3 * 2
+    gru.weight_hh_l0.requires_grad_(False)
+    cublas.started.clear()
+    check(gru, x)
+    assert len(cublas.started) == 3
 
 
 def quickly(gru, x):

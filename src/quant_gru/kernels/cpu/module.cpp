@@ -285,7 +285,9 @@ NB_MODULE(_native, m) {
     nb::class_<Launches>(m, "Launches")
         .def(nb::init<const Driver &>(), nb::keep_alive<1, 2>())
         .def("add", &Launches::add)
-        .def("start", &Launches::start, Unlocked());
+        .def("start", &Launches::start, Unlocked())
+        .def("follow", &Launches::follow, nb::keep_alive<1, 2>())
+        .def("start_at", &Launches::start_at, Unlocked());
     m.def("multiply", &multiply);
     m.def("read_memory", &read_memory);
     m.def("variants", &variants, nb::arg("only_runnable") = true);

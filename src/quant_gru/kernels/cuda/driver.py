@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -13,10 +13,13 @@ import torch
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.kernels.cpu import _native
-from quant_gru.kernels.cuda import compiler
-from quant_gru.kernels.cuda.launch import Grid, Kernel
+from quant_gru.kernels.cuda import compiler, products
+from quant_gru.kernels.cuda.launch import Grid, Kernel, Multiplication
+from quant_gru.kernels.cuda.memory import Memory
+from quant_gru.kernels.cuda.products import Described, Product, ProductC
 from quant_gru.kernels.cuda.structures import structure
 
+_MISSING: Any = object()
 _OLDEST = (8, 0)
 _CLUSTERS_SINCE = (9, 0)
 _CLUSTERS = (2, 4, 8, 16)
@@ -101,13 +104,27 @@ class _Launch:
         self.addresses = (config, stream, self._loaded.address, parameters)
 
 
+class _Multiply:
+    """A product of matrices.
+
+    Attributes:
+        addresses: As `_native.Launches.add` takes them.
+    """
+
+    def __init__(self, described: Described) -> None:
+        self._described = described
+        record = ctypes.addressof(described.record)
+        stream = record + ProductC.stream.offset  # type: ignore[attr-defined]
+        self.addresses = (0, stream, described.function, record)
+
+
 class Prepared:
     """Launches that are started again and again, one after the other."""
 
-    def __init__(self, device: Device, launches: Sequence[_Launch]) -> None:
+    def __init__(self, device: Device, launches: Sequence[_Launch | _Multiply]) -> None:
         self._device = device
         self.launches = launches
-        native = _native.Launches(device.native)
+        self._native = native = _native.Launches(device.native)
         for each in launches:
             native.add(*each.addresses)
         self._start = native.start
@@ -117,6 +134,19 @@ class Prepared:
         status = self._start(stream)
         if status:
             self._device.raise_for(status)
+
+    def following(self, memories: Sequence[Memory]) -> Callable[[int, Sequence[int]], None]:
+        """What starts them on a stream after each memory has moved; to be asked for once."""
+        for each in memories:
+            self._native.follow(each.fields)
+        start, raise_for = self._native.start_at, self._device.raise_for
+
+        def start_at(stream: int, addresses: Sequence[int]) -> None:
+            status = start(stream, addresses)
+            if status:
+                raise_for(status)
+
+        return start_at
 
 
 class Device:
@@ -142,6 +172,7 @@ class Device:
         self._loaded: dict[tuple[Kernel, int], Loaded] = {}
         self._modules: dict[tuple[Any, ...], Any] = {}
         self._clusters: dict[int, int] | None = None
+        self._library: Any = _MISSING
         self._lock = threading.RLock()
 
     def clusters(self) -> Mapping[int, int]:
@@ -180,6 +211,20 @@ class Device:
             self, [_Launch(loaded, grid if self.has_clusters else _late(grid), arguments)]
         )
 
+    def multiply(self, product: Product) -> Multiplication | None:
+        """Prepare a product of matrices; None where the library cannot."""
+        if self._library is _MISSING:
+            functions = products.loaded()
+            with torch.cuda.device(self.index):
+                self._library = None if functions is None else products.Library(functions)
+        if self._library is None or not self._library.works:
+            return None
+        with torch.cuda.device(self.index):
+            found = self._library.describe(product)
+        if found is None:
+            return None
+        return Multiplication(Prepared(self, [_Multiply(found)]), found.record, found.workspace)
+
     def join(self, launches: Sequence[Prepared]) -> Prepared:
         """Prepared launches as one, started in one call of native code."""
         return Prepared(self, [each for launch in launches for each in launch.launches])
@@ -189,7 +234,9 @@ class Device:
         return int(torch._C._cuda_getCurrentRawStream(self.index))
 
     def raise_for(self, status: int) -> None:
-        """Raise the error that a launch returned."""
+        """Raise the error that a launch returned; that of a product is negative."""
+        if status < 0:
+            raise QuantGRUError(f"Expected cuBLASLt to succeed, got status {-status}")
         self._check((self._driver.CUresult(status),))
 
     def _ready(self, kernel: Kernel, grid: Grid) -> Loaded:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, Protocol
+
+from quant_gru.kernels.cuda.memory import Memory
+from quant_gru.kernels.cuda.products import Product
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +69,24 @@ class Prepared(Protocol):
         """Start the kernels on a stream, one after the other."""
         ...
 
+    def following(self, memories: Sequence[Memory]) -> Callable[[int, Sequence[int]], None]:
+        """What starts them on a stream after each memory has moved to an address."""
+        ...
+
+
+class Multiplication(NamedTuple):
+    """A prepared product of matrices.
+
+    Attributes:
+        launch: What starts it.
+        record: Where it finds its matrices and its workspace, see `products.Described`.
+        workspace: Bytes of its workspace.
+    """
+
+    launch: Prepared
+    record: Any
+    workspace: int
+
 
 class Machine(Protocol):
     """What runs kernels: a GPU, or in tests the host.
@@ -90,6 +111,10 @@ class Machine(Protocol):
         self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
     ) -> Prepared:
         """Load a kernel and keep what its launches share."""
+        ...
+
+    def multiply(self, product: Product) -> Multiplication | None:
+        """Prepare a product; None where torch has to make it."""
         ...
 
     def join(self, launches: Sequence[Any]) -> Prepared:

@@ -16,11 +16,15 @@ _ALIGNMENT = 256
 
 
 class Memory:
-    """One piece of memory: how much, and which fields of arguments point into it."""
+    """One piece of memory: how much, and which fields of arguments point into it.
+
+    Attributes:
+        fields: Those fields, in native code.
+    """
 
     def __init__(self) -> None:
         self.size = 0
-        fields = _native.Fields()
+        fields = self.fields = _native.Fields()
         self._add = fields.add
         self.move = fields.move
         """move(base): set all fields to the memory at a new address; where that is 0, to null."""

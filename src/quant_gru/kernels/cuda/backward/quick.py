@@ -7,7 +7,7 @@ nothing of it is looked at again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from quant_gru.integer.plan import CellPlan
 from quant_gru.kernels.cuda import border
 from quant_gru.kernels.cuda.backward.call import PRECISIONS, Call, Precision
 from quant_gru.kernels.cuda.backward.pieces import most_steps
-from quant_gru.kernels.cuda.backward.schedule import Schedule, product
+from quant_gru.kernels.cuda.backward.schedule import Schedule
 from quant_gru.kernels.cuda.launch import Machine
 from quant_gru.kernels.cuda.memory import Memory, maker
 from quant_gru.kernels.cuda.numbers import capturing
@@ -45,6 +45,8 @@ class QuickBackward:
     def __init__(self, cell: CellPlan, precision: str, machine: Machine) -> None:
         self._cell, self._machine = cell, machine
         self._precision: Precision = PRECISIONS[precision]
+        device = cell.weights.W.device
+        self._index = device.index if device.type == "cuda" else -1
         self._kinds: dict[Any, _Repeated | None] = {}
         self._latest: _Repeated | None = None
 
@@ -71,27 +73,35 @@ class QuickBackward:
             grad_last: Gradient of the last state (1, N, H), or None for zeros.
             wanted: Whether the gradients of x, W, R and, with biases, of bw and br are wanted.
         """
-        device = x.device
-        if device.type == "cuda" and torch._C._cuda_getDevice() != device.index:
-            return None
-        for grad in (grad_out, grad_last):
-            if grad is not None and (grad.dtype is not torch.float32 or grad.is_neg()):
-                return None
-        if not out.is_contiguous() or (grad_last is not None and not grad_last.is_contiguous()):
+        if self._index >= 0 and torch._C._cuda_getDevice() != self._index:
             return None
         kind = (
             x.shape,
             x.stride(),
             h0 is None,
-            None if grad_out is None else grad_out.stride(),
+            None if grad_out is None else (grad_out.dtype, grad_out.stride()),
             grad_last is None,
             wanted,
         )
-        states = None if h0 is None else border.quantize(self._cell.h, h0[0], self._machine)[0]
         found = self._kinds.get(kind)
+        if (
+            x.is_neg()
+            or (grad_out is not None and grad_out.is_neg())
+            or (
+                grad_last is not None
+                and (
+                    grad_last.dtype is not torch.float32
+                    or grad_last.is_neg()
+                    or not grad_last.is_contiguous()
+                )
+            )
+            or not out.is_contiguous()
+        ):
+            return None
+        states = None if h0 is None else border.quantize(self._cell.h, h0[0], self._machine)[0]
         if found is None:
             # a graph would have to compute what is kept
-            if kind in self._kinds or capturing(device):
+            if kind in self._kinds or capturing(x.device):
                 return None
             found = self._prepared(x, states, out, nan, grad_out, grad_last, wanted)
             if len(self._kinds) >= _MOST_KINDS:
@@ -115,7 +125,9 @@ class QuickBackward:
         grad_last: Tensor | None,
         wanted: tuple[bool, ...],
     ) -> _Repeated | None:
-        if not x.numel() or x.stride(2) != 1 or x.is_neg() or not border.takes(self._cell.x):
+        if not x.numel() or x.stride(2) != 1 or not border.takes(self._cell.x):
+            return None
+        if grad_out is not None and grad_out.dtype is not torch.float32:
             return None
         tape = Tape(self._cell, x, h0, out, nan=nan[0])
         if most_steps(tape, self._precision, 1) < len(x):
@@ -130,19 +142,11 @@ class QuickBackward:
 
 
 class _Space:
-    """The memory of a call, and the operands of products in it.
-
-    Attributes:
-        stream: For whose work it is.
-        x: Factors of the gradient of x; likewise W and R.
-    """
+    """The memory of a call, and for whose work it is."""
 
     def __init__(self, memory: Tensor, stream: int) -> None:
         self.memory, self.stream = memory, stream
         self.address = memory.data_ptr()
-        self.x: tuple[Tensor, Tensor] | None = None
-        self.W: tuple[Tensor, Tensor] | None = None
-        self.R: tuple[Tensor, Tensor] | None = None
 
 
 class _Repeated(Schedule):
@@ -168,24 +172,39 @@ class _Repeated(Schedule):
         zero: Tensor | None,
     ) -> None:
         super().__init__([call], wanted, precision, machine)
-        self._zero = zero
-        shape = (self._T, self._N, self._C)
-        self._mask, record = border.prepared_mask(call.plan.x, call.strides, shape, machine)
-        self._mask_record = record
-        self._masked = Memory()
-        self._masked.point(record, "grad")
-        self._at[0]["values"].point(record, "real")
+        self._zero, self._zero_at = zero, 0 if zero is None else zero.data_ptr()
+        T, N, C, H3 = self._T, self._N, self._C, 3 * self._H
+        self._mask, record = border.prepared_mask(call.plan.x, call.strides, (T, N, C), machine)
+        at, results = self._at[0], self._products.results[0]
+        at["values"].point(record, "real")
+        masked = results.get("x") or Memory()
+        masked.point(record, "grad")
         self._point([call])
         self.repeats = self._parts[0] is not None
         # the gradient of the state before the first step is not asked for
-        self._dh0_at = self._memory.take(4 * self._N * self._H)
-        at = self._at[0]
-        self._moves = [
-            at[name].move for name in ("values", "h0", "out", "nan", "grad_out", "grad_last")
-        ]
-        self._move_dh0, self._move_db = at["dh0"].move, at["db"].move
+        self._dh0_at = self._memory.take(4 * N * self._H)
+        device = call.device
+        self._new_x = maker((T, N, C), device) if wanted.x else None
+        self._new_W = maker((H3, C), device) if wanted.W else None
+        self._new_R = maker((H3, self._H), device) if wanted.R else None
+        self._new_bw = maker((H3,), device) if wanted.bw else None
+        self._new_br = maker((H3,), device) if wanted.br else None
+        self._new_memory = maker((self._memory.size,), device, torch.int8)
+        self._device = device
         self._space: _Space | None = None
-        self._new_biases: Callable[[], Tensor] | None = None
+        # in the order of addresses
+        self._moved = [
+            self._memory,
+            *(at[name] for name in ("values", "h0", "out", "nan", "grad_out", "grad_last")),
+            *(at[name] for name in ("dh0", "bw", "br")),
+            masked,
+            *(results.get(name) or Memory() for name in "WR"),
+        ]
+        made = bool(results) or not (wanted.x or wanted.W or wanted.R)
+        self._start_at: Callable[[int, Sequence[int]], None] | None = None
+        if self._whole is not None and made:
+            launches = [self._whole, self._mask] if wanted.x else [self._whole]
+            self._start_at = machine.join(launches).following(self._moved)
 
     def forget_space(self) -> None:
         """Give memory back that waits for the next call."""
@@ -201,54 +220,67 @@ class _Repeated(Schedule):
         grad_last: Tensor | None,
     ) -> Found:
         """All gradients of a call; arguments as for `QuickBackward.run`, h0 in codes."""
-        stream, wanted = self._machine.stream(), self._wanted
-        given = (x, h0, out, nan, self._zero if grad_out is None else grad_out, grad_last)
-        biases = wanted.bw or wanted.br
-        if self._new_biases is None:
-            self._new_biases = maker((2, 3 * self._H), x.device)
-        db = self._new_biases() if biases else None
+        stream = self._machine.stream()
+        # work of other calls on this stream is done before that of this one
+        space = self._space
+        if space is None or space.stream != stream or capturing(self._device):
+            space = self._new_space(stream)
+        grad_x = self._new_x() if self._new_x else None
+        grad_W = self._new_W() if self._new_W else None
+        grad_R = self._new_R() if self._new_R else None
+        grad_bw = self._new_bw() if self._new_bw else None
+        grad_br = self._new_br() if self._new_br else None
+        base = space.address
+        addresses = (
+            base,
+            x.data_ptr(),
+            0 if h0 is None else h0.data_ptr(),
+            out.data_ptr(),
+            nan.data_ptr(),
+            self._zero_at if grad_out is None else grad_out.data_ptr(),
+            0 if grad_last is None else grad_last.data_ptr(),
+            base + self._dh0_at,
+            0 if grad_bw is None else grad_bw.data_ptr(),
+            0 if grad_br is None else grad_br.data_ptr(),
+            0 if grad_x is None else grad_x.data_ptr(),
+            0 if grad_W is None else grad_W.data_ptr(),
+            0 if grad_R is None else grad_R.data_ptr(),
+        )
+        if self._start_at is not None:
+            self._start_at(stream, addresses)
+        else:
+            self._start_in_turn(stream, addresses, space.memory, grad_x, grad_W, grad_R)
+        return grad_x, grad_W, grad_R, grad_bw, grad_br
+
+    def _start_in_turn(
+        self,
+        stream: int,
+        addresses: Sequence[int],
+        memory: Tensor,
+        grad_x: Tensor | None,
+        grad_W: Tensor | None,
+        grad_R: Tensor | None,
+    ) -> None:
+        """What cannot be one start, as torch makes products in between."""
         with self._lock:
-            # work of other calls on this stream is done before that of this one
-            space = self._space
-            if space is None or space.stream != stream or capturing(x.device):
-                space = self._new_space(x.device, stream)
-            base = space.address
-            self._memory.move(base)
-            for move, tensor in zip(self._moves, given, strict=True):
-                move(0 if tensor is None else tensor.data_ptr())
-            self._move_dh0(base + self._dh0_at)
-            self._move_db(0 if db is None else db.data_ptr())
+            for moved, address in zip(self._moved, addresses, strict=True):
+                moved.move(address)
             if self._whole is not None:
                 self._whole.start(stream)
             else:
-                self._start_in_parts(space.memory, stream)
-            grad_x = grad_W = grad_R = None
-            if space.x is not None:
-                grad_x = product(*space.x).view(self._T, self._N, self._C)
-                self._masked.move(grad_x.data_ptr())
+                self._start_in_parts(memory, stream)
+            if not self._products.results[0]:
+                real = memory.view(self._precision.dtype)
+                with torch.autocast(self._device.type, enabled=False):
+                    for name, to in (("x", grad_x), ("W", grad_W), ("R", grad_R)):
+                        if to is not None:
+                            self._products.write(0, name, real, to.view(-1, to.shape[-1]))
+            if grad_x is not None:
                 self._mask.start(stream)
-            if space.W is not None:
-                grad_W = product(*space.W)
-            if space.R is not None:
-                grad_R = product(*space.R)
-        if db is None:
-            return grad_x, grad_W, grad_R, None, None
-        bw, br = db.unbind()
-        return grad_x, grad_W, grad_R, bw if wanted.bw else None, br if wanted.br else None
 
-    def _new_space(self, device: torch.device, stream: int) -> _Space:
+    def _new_space(self, stream: int) -> _Space:
         """Memory for a call; where it is little, and no graph's, it is kept for the next."""
-        size = self._memory.size
-        space = _Space(torch.empty(size, dtype=torch.int8, device=device), stream)
-        real = space.memory.view(self._precision.dtype)
-        dWx, dRh = (each.of(real) for each in self._outer[0])
-        codes = [each.of(real) for each in self._real_codes[0]]
-        if self._wanted.x:
-            space.x = (dWx, self._real_weights[0][0].of(real))
-        if self._wanted.W:
-            space.W = (dWx.t(), codes[0])
-        if self._wanted.R:
-            space.R = (dRh.t(), codes[-1])
-        if size <= _KEPT_BYTES and not capturing(device):
+        space = _Space(self._new_memory(), stream)
+        if self._memory.size <= _KEPT_BYTES and not capturing(self._device):
             self._space = space
         return space

@@ -85,8 +85,7 @@ class Cublas:
             return FAILED
         a, b = (self._matrix(p[f"{n}_layout"], p[n]).double() for n in "ab")
         a, b = (
-            each.t() if settings.get(attribute) else each
-            for each, attribute in ((a, 3), (b, 4))
+            each.t() if settings.get(attribute) else each for each, attribute in ((a, 3), (b, 4))
         )
         self._matrix(p["d_layout"], p["d"]).copy_(a @ b)
         self.started.append((a.shape[0], b.shape[1], a.shape[1], p["workspace"], p["stream"]))

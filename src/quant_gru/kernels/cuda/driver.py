@@ -114,7 +114,7 @@ class _Multiply:
     def __init__(self, described: Described) -> None:
         self._described = described
         record = ctypes.addressof(described.record)
-        stream = record + ProductC.stream.offset  # type: ignore[attr-defined]
+        stream = record + ProductC.stream.offset
         self.addresses = (0, stream, described.function, record)
 
 

@@ -28,8 +28,8 @@ _MOST_WORKSPACE = 32 << 20  # as torch gives it on the largest GPUs
 # the arguments of cublasLtMatmul, as launches.hpp has them
 ProductC = structure(
     "ProductC",
-    **dict.fromkeys("handle operation alpha a a_layout b b_layout beta c c_layout".split(), _Pointer),
-    **dict.fromkeys("d d_layout algorithm workspace".split(), _Pointer),
+    **dict.fromkeys("handle operation alpha a a_layout b b_layout".split(), _Pointer),
+    **dict.fromkeys("beta c c_layout d d_layout algorithm workspace".split(), _Pointer),
     workspace_size=ctypes.c_size_t,
     stream=_Pointer,
 )

@@ -499,4 +499,3 @@ class Schedule:
             p.started = 1
         p.t = -1
         launch.start(stream)
-

@@ -102,15 +102,19 @@ class _Launch:
 
 
 class Prepared:
-    """Launches that are started again and again, one after the other."""
+    """Launches that are started again and again, one after the other.
+
+    Attributes:
+        native: The same launches, in native code.
+    """
 
     def __init__(self, device: Device, launches: Sequence[_Launch]) -> None:
         self._device = device
         self.launches = launches
-        native = _native.Launches(device.native)
+        self.native = _native.Launches(device.native)
         for each in launches:
-            native.add(*each.addresses)
-        self._start = native.start
+            self.native.add(*each.addresses)
+        self._start = self.native.start
 
     def start(self, stream: int) -> None:
         """Start the kernels on a stream."""

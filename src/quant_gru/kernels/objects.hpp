@@ -8,41 +8,50 @@
 
 namespace quant_gru {
 
-// Made once: the lookup of an attribute by an interned name is mostly a comparison of addresses.
-struct Names {
-    PyObject *dtype = PyUnicode_InternFromString("dtype");
-    PyObject *is_cpu = PyUnicode_InternFromString("is_cpu");
-    PyObject *is_cuda = PyUnicode_InternFromString("is_cuda");
-    PyObject *shape = PyUnicode_InternFromString("shape");
-    PyObject *version = PyUnicode_InternFromString("_version");
-    PyObject *requires_grad = PyUnicode_InternFromString("requires_grad");
-    PyObject *count = PyUnicode_InternFromString("count");
-    PyObject *data_ptr = PyUnicode_InternFromString("data_ptr");
-    PyObject *stride = PyUnicode_InternFromString("stride");
-    PyObject *is_neg = PyUnicode_InternFromString("is_neg");
-    PyObject *is_contiguous = PyUnicode_InternFromString("is_contiguous");
-    PyObject *get_device = PyUnicode_InternFromString("get_device");
-};
-
-inline const Names &names() {
-    static const Names found;
-    return found;
-}
-
 inline nanobind::object checked(PyObject *result) {
     if (!result) throw nanobind::python_error();
     return nanobind::steal(result);
 }
 
-inline nanobind::object get(PyObject *o, PyObject *name) {
-    return checked(PyObject_GetAttr(o, name));
-}
+// An attribute or a method that a type gives its objects, looked up once. For objects of this type,
+// and of those below that do not give another one.
+class Attribute {
+ public:
+    Attribute(const nanobind::handle &type, const char *name)
+        : found_(checked(PyObject_GetAttrString(type.ptr(), name))),
+          get_(reinterpret_cast<descrgetfunc>(
+              PyType_GetSlot(Py_TYPE(found_.ptr()), Py_tp_descr_get))) {}
+    nanobind::object of(PyObject *o) const {
+        return checked(get_(found_.ptr(), o, reinterpret_cast<PyObject *>(Py_TYPE(o))));
+    }
+    // As a method without arguments.
+    nanobind::object call(PyObject *o) const {
+        PyObject *arguments[1] = {o};
+        return checked(PyObject_Vectorcall(found_.ptr(), arguments, 1, nullptr));
+    }
 
-// A method without arguments.
-inline nanobind::object call(PyObject *o, PyObject *name) {
-    PyObject *arguments[1] = {o};
-    return checked(PyObject_VectorcallMethod(name, arguments, 1, nullptr));
-}
+ private:
+    nanobind::object found_;
+    descrgetfunc get_;
+};
+
+// What is asked of tensors; `type` is torch.Tensor.
+struct TensorAttributes {
+    explicit TensorAttributes(const nanobind::handle &type)
+        : dtype(type, "dtype"),
+          is_cpu(type, "is_cpu"),
+          is_cuda(type, "is_cuda"),
+          shape(type, "shape"),
+          version(type, "_version"),
+          requires_grad(type, "requires_grad"),
+          data_ptr(type, "data_ptr"),
+          stride(type, "stride"),
+          is_neg(type, "is_neg"),
+          is_contiguous(type, "is_contiguous"),
+          get_device(type, "get_device") {}
+    Attribute dtype, is_cpu, is_cuda, shape, version, requires_grad;
+    Attribute data_ptr, stride, is_neg, is_contiguous, get_device;
+};
 
 // A function without arguments.
 inline nanobind::object call(const nanobind::object &function) {
@@ -66,7 +75,5 @@ void numbers(const nanobind::object &tuple, int64_t (&to)[n]) {
         to[i] = number(nanobind::borrow(item));
     }
 }
-
-inline int64_t address(PyObject *tensor) { return number(call(tensor, names().data_ptr)); }
 
 }  // namespace quant_gru

@@ -136,6 +136,7 @@ class Call:
         inputs: list[CallInput],
         sizes: tuple[int, int, int, int, int],
         makers: list[tuple[Callable[..., Tensor], tuple[Any, ...]]],
+        tensor: type[Tensor],
         stream: Callable[[], int],
         fail: Callable[[int], None],
         keep: Any,

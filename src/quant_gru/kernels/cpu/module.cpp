@@ -223,17 +223,17 @@ using InputNumbers = std::tuple<uintptr_t, uintptr_t, uintptr_t, int, bool>;
 // T, N, C, bytes of space, bytes of codes.
 using CallNumbers = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
 
-void make_call(Call *self, const Launches &launches, const std::vector<Fields *> &fields,
+void make_call(Call *self, Launches &launches, const std::vector<Fields *> &fields,
                const std::vector<InputNumbers> &inputs, const CallNumbers &sizes,
-               const std::vector<nb::tuple> &makers, nb::object stream, nb::object fail,
-               nb::object keep) {
+               const std::vector<nb::tuple> &makers, nb::handle tensor, nb::object stream,
+               nb::object fail, nb::object keep) {
     std::vector<Call::Input> found;
     for (const auto &[step, next, fours, width, may] : inputs)
         found.push_back({step, next, fours, width, may});
     const auto &[T, N, C, space, codes] = sizes;
     std::vector<Maker> made;
     for (const nb::tuple &each : makers) made.emplace_back(each[0], nb::cast<nb::tuple>(each[1]));
-    new (self) Call(launches, fields, found, {T, N, C, space, codes}, std::move(made),
+    new (self) Call(launches, fields, found, {T, N, C, space, codes}, std::move(made), tensor,
                     std::move(stream), std::move(fail), std::move(keep));
 }
 

@@ -3,8 +3,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "../objects.hpp"
-
 namespace nb = nanobind;
 
 namespace quant_gru {
@@ -13,13 +11,14 @@ nb::object Maker::operator()() const {
     return checked(PyObject_Call(function_.ptr(), arguments_.ptr(), nullptr));
 }
 
-nb::object Space::take(int64_t size, uintptr_t stream, const Maker &make, uintptr_t &address) {
+nb::object Space::take(int64_t size, uintptr_t stream, const Maker &make, const Attribute &data_ptr,
+                       uintptr_t &address) {
     if (size <= size_ && stream == stream_) {
         address = address_;
         return tensor_;
     }
     nb::object made = make();
-    address = static_cast<uintptr_t>(quant_gru::address(made.ptr()));
+    address = static_cast<uintptr_t>(number(data_ptr.call(made.ptr())));
     if (size <= most_) {
         size_ = size;
         stream_ = stream;
@@ -31,13 +30,14 @@ nb::object Space::take(int64_t size, uintptr_t stream, const Maker &make, uintpt
     return made;
 }
 
-Call::Call(const Launches &launches, const std::vector<Fields *> &fields,
+Call::Call(Launches &launches, const std::vector<Fields *> &fields,
            const std::vector<Input> &inputs, const Sizes &sizes, std::vector<Maker> makers,
-           nb::object stream, nb::object fail, nb::object keep)
+           nb::handle tensor, nb::object stream, nb::object fail, nb::object keep)
     : launches_(launches),
       fields_(fields),
       inputs_(inputs),
       sizes_(sizes),
+      of_(tensor),
       makers_(std::move(makers)),
       stream_(std::move(stream)),
       fail_(std::move(fail)),
@@ -61,20 +61,19 @@ void Call::move_input(uintptr_t address, int64_t step, int64_t next) {
 
 nb::object Call::run(const Given &given, Space *kept) {
     int64_t strides[3];
-    numbers(call(given.x, names().stride), strides);
-    auto is_taken = [](PyObject *tensor) {
-        return holds_true(call(tensor, names().is_contiguous)) &&
-               !holds_true(call(tensor, names().is_neg));
+    numbers(of_.stride.call(given.x), strides);
+    auto is_taken = [&](PyObject *tensor) {
+        return holds_true(of_.is_contiguous.call(tensor)) && !holds_true(of_.is_neg.call(tensor));
     };
-    if (strides[2] != 1 || holds_true(call(given.x, names().is_neg)) ||
+    if (strides[2] != 1 || holds_true(of_.is_neg.call(given.x)) ||
         (given.h0 && !is_taken(given.h0)))
         return nb::borrow(Py_NotImplemented);
 
     const bool keeps = makers_.size() > 5;
     const auto stream = static_cast<uintptr_t>(number(call(stream_)));
     uintptr_t to[kinds] = {};
-    auto at = [](PyObject *tensor) {
-        return tensor ? static_cast<uintptr_t>(address(tensor)) : uintptr_t{0};
+    auto at = [&](PyObject *tensor) {
+        return tensor ? static_cast<uintptr_t>(number(of_.data_ptr.call(tensor))) : uintptr_t{0};
     };
     const nb::object y = makers_[given.rows_first](), last = makers_[2]();
     nb::object nan, codes, space;
@@ -87,7 +86,7 @@ nb::object Call::run(const Given &given, Space *kept) {
     const Maker &make = makers_[keeps ? 3 : 4];
     if (kept) {
         const int64_t size = sizes_.space + (keeps ? 0 : sizes_.codes);
-        space = kept->take(size, stream, make, to[Call::space]);
+        space = kept->take(size, stream, make, of_.data_ptr, to[Call::space]);
     } else {
         space = make();
         to[Call::space] = at(space.ptr());

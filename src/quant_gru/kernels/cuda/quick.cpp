@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "../objects.hpp"
-
 namespace nb = nanobind;
 
 namespace quant_gru {
@@ -16,6 +14,7 @@ constexpr size_t most_calls = 64;
 QuickGPU::QuickGPU(const Sizes &sizes, const nb::sequence &weights, nb::object steps,
                    nb::tuple torch, int64_t most)
     : sizes_(sizes),
+      of_(torch[0]),
       steps_(std::move(steps)),
       tensor_(torch[0]),
       float32_(torch[1]),
@@ -24,8 +23,9 @@ QuickGPU::QuickGPU(const Sizes &sizes, const nb::sequence &weights, nb::object s
       is_capturing_(torch[4]),
       space_(most) {
     for (nb::handle w : weights)
-        stamps_.push_back({w.ptr(), number(get(w.ptr(), names().version)), address(w.ptr())});
-    if (!steps_.is_none()) count_ = number(get(steps_.ptr(), names().count));
+        stamps_.push_back(
+            {w.ptr(), number(of_.version.of(w.ptr())), number(of_.data_ptr.call(w.ptr()))});
+    if (!steps_.is_none()) count_ = steps_now();
 }
 
 void QuickGPU::add(int64_t T, int64_t N, bool with_h0, nb::object call) {
@@ -35,16 +35,21 @@ void QuickGPU::add(int64_t T, int64_t N, bool with_h0, nb::object call) {
     std::swap(calls_[{T, N, with_h0}], call);
 }
 
+int64_t QuickGPU::steps_now() const {
+    static PyObject *const name = PyUnicode_InternFromString("count");
+    return number(checked(PyObject_GetAttr(steps_.ptr(), name)));
+}
+
 bool QuickGPU::holds(const nb::object &weights) const {
-    if (!steps_.is_none() && number(get(steps_.ptr(), names().count)) != count_) return false;
+    if (!steps_.is_none() && steps_now() != count_) return false;
     const nb::object found = checked(PyObject_GetIter(weights.ptr()));
     size_t i = 0;
     while (PyObject *item = PyIter_Next(found.ptr())) {
         const nb::object w = nb::steal(item);
         if (i == stamps_.size()) return false;
         const Stamp &stamp = stamps_[i++];
-        if (item != stamp.tensor || number(get(item, names().version)) != stamp.version ||
-            address(item) != stamp.address)
+        if (item != stamp.tensor || number(of_.version.of(item)) != stamp.version ||
+            number(of_.data_ptr.call(item)) != stamp.address)
             return false;
     }
     if (PyErr_Occurred()) throw nb::python_error();
@@ -53,7 +58,7 @@ bool QuickGPU::holds(const nb::object &weights) const {
 
 bool QuickGPU::wants_gradient(PyObject *x, PyObject *hx) const {
     if (!holds_true(call(is_grad_enabled_))) return false;
-    auto wants = [](PyObject *tensor) { return holds_true(get(tensor, names().requires_grad)); };
+    auto wants = [&](PyObject *tensor) { return holds_true(of_.requires_grad.of(tensor)); };
     if (wants(x) || (hx && wants(hx))) return true;
     for (const Stamp &stamp : stamps_)
         if (wants(stamp.tensor)) return true;
@@ -61,12 +66,12 @@ bool QuickGPU::wants_gradient(PyObject *x, PyObject *hx) const {
 }
 
 bool QuickGPU::is_plain(PyObject *tensor, int64_t (&shape)[3]) const {
-    PyObject *const kind = sizes_.device < 0 ? names().is_cpu : names().is_cuda;
+    const Attribute &is_here = sizes_.device < 0 ? of_.is_cpu : of_.is_cuda;
     if (reinterpret_cast<PyObject *>(Py_TYPE(tensor)) != tensor_.ptr() ||
-        !get(tensor, names().dtype).is(float32_) || !holds_true(get(tensor, kind)) ||
-        number(call(tensor, names().get_device)) != sizes_.device)
+        !of_.dtype.of(tensor).is(float32_) || !holds_true(is_here.of(tensor)) ||
+        number(of_.get_device.call(tensor)) != sizes_.device)
         return false;
-    const nb::object sizes = get(tensor, names().shape);
+    const nb::object sizes = of_.shape.of(tensor);
     if (PyTuple_Size(sizes.ptr()) != 3) return false;
     numbers(sizes, shape);
     return true;

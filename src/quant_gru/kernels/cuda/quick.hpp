@@ -41,12 +41,14 @@ class QuickGPU {
         int64_t version, address;
     };
 
+    int64_t steps_now() const;
     bool holds(const nanobind::object &weights) const;
     bool wants_gradient(PyObject *x, PyObject *hx) const;
     // Whether it is float32 on the device, of three dimensions, which `shape` takes.
     bool is_plain(PyObject *tensor, int64_t (&shape)[3]) const;
 
     Sizes sizes_;
+    TensorAttributes of_;
     std::vector<Stamp> stamps_;
     nanobind::object steps_;
     int64_t count_ = 0;

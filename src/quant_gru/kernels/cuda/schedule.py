@@ -7,6 +7,7 @@ included. All that a launch needs but addresses is kept.
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import threading
 from collections.abc import Sequence
@@ -186,8 +187,9 @@ class Schedule:
                 self._memory.point(record, "bytes", rows.start)
         self._steps = _joined(self._machine, self._steps)
         self._multiplied = [rows for rows in self._rows if rows.multiplied]
-        self._made = self._makers(directions[0].numbers.device)
-        self.call = self._native_call(directions[0].numbers.C)
+        device = directions[0].numbers.device
+        self._made = self._makers(device)
+        self.call = self._native_call(device, directions[0].numbers.C)
 
     def run(
         self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
@@ -247,10 +249,10 @@ class Schedule:
                 each.result = None
         return y, h_n, nan, codes
 
-    def _native_call(self, C: int) -> _native.Call | None:
+    def _native_call(self, device: torch.device, C: int) -> _native.Call | None:
         """All of a call in native code, where launches are all there is to it."""
-        launches = None if self._products else self._steps[0].native
-        if launches is None:
+        launches = self._steps[0]
+        if len(self._steps) > 1 or isinstance(launches, _Product):
             return None
         inputs = [
             (
@@ -265,19 +267,23 @@ class Schedule:
                 *((each, type(each), True) for each in self._reals),
             )
         ]
-        memories = (self._x, self._h0, self._lengths, self._y, self._h_n, self._nan)
-        memories += (self._codes, self._memory)
-        made = self._made
+        given = (self._x, self._h0, self._lengths)
+        memories = (*given, self._y, self._h_n, self._nan, self._codes, self._memory)
+        made, stream = self._made, self._machine.stream
+        if device.type == "cuda":
+            # the same, without a step of Python
+            stream = functools.partial(torch._C._cuda_getCurrentRawStream, device.index)
         makers = [made.y, made.y_rows_first, made.h_n, made.space, made.whole_space]
         if self._keeps:
             makers += [made.nan, made.codes]
         return _native.Call(
-            launches,
+            launches.native,
             [each.fields for each in memories],
             inputs,
             (self._T, self._N, C, self._memory.size, self._codes.size),
             [parts(make) for make in makers],
-            self._machine.stream,
+            Tensor,
+            stream,
             self._machine.raise_for,
             (self._steps, memories, self._keep),
         )

@@ -140,7 +140,7 @@ class Stack:
             None where the call has no steps or rows, or weights fit no registers.
         """
         key = (T, N, with_h0, with_lengths, keeps)
-        schedule = self._schedules.get(key, _MISSING)
+        schedule: Schedule | None = self._schedules.get(key, _MISSING)
         if schedule is _MISSING:
             schedule = None
             if T and N:

@@ -98,7 +98,7 @@ class Cublas:
         return at(address, DTYPES[kind], rows * columns).view(columns, rows).t()
 
 
-def multiplying(cublas):
+def multiplying(host, cublas):
     """What `Machine.multiply` is where kernels run on the host, of a stand-in's products."""
     library = products.Library(cublas.functions)
 
@@ -109,6 +109,6 @@ def multiplying(cublas):
         def start():
             assert cublas._Matmul(*(getattr(made.record, name) for name in fields)) == 0
 
-        return Multiplication(Prepared(start), made.record, made.workspace)
+        return Multiplication(Prepared(host, [start]), made.record, made.workspace)
 
     return multiply

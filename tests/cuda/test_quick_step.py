@@ -123,7 +123,7 @@ def test_what_is_given_and_asked():
 def cublas(host, monkeypatch):
     """A library that makes the products of the host."""
     found = Cublas()
-    monkeypatch.setattr(host, "multiply", multiplying(found), raising=False)
+    monkeypatch.setattr(host, "multiply", multiplying(host, found), raising=False)
     return found
 
 

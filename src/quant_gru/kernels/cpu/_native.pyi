@@ -121,6 +121,55 @@ class Launches:
     def follow(self, fields: Fields, /) -> None: ...
     def start_at(self, stream: int, bases: Sequence[int], /) -> int: ...
 
+# addresses of strides and of a flag, the flag's width, whether it may be set
+CallInput = tuple[int, int, int, int, bool]
+
+class Call:
+    """Calls of one size on a GPU: their tensors, arguments and launches."""
+
+    # fields: of x, h0, lengths, y, last states, NaN, codes, space. sizes: T, N, C, bytes of space
+    # and of codes. makers: functions and arguments for y, y with rows first, last states, space,
+    # space with codes and, where they are kept, NaN and codes. fail: raises a status. keep: what
+    # holds arguments.
+    def __init__(
+        self,
+        launches: Launches,
+        fields: list[Fields],
+        inputs: list[CallInput],
+        sizes: tuple[int, int, int, int, int],
+        makers: list[tuple[Callable[..., Tensor], tuple[Any, ...]]],
+        tensor: type[Tensor],
+        stream: Callable[[], int],
+        fail: Callable[[int], None],
+        keep: Any,
+        /,
+    ) -> None: ...
+    # y, last states and, where they are kept, NaN and codes; NotImplemented where x or h0 would be
+    # taken in another layout
+    def run(
+        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, /
+    ) -> tuple[Tensor, ...]: ...
+
+class QuickGPU:
+    """Calls of a stack on a GPU, and what they follow from."""
+
+    # sizes: index of the device, states, C, H. torch: Tensor, float32, is_grad_enabled, and what
+    # gives the current device and tells of capture. most: bytes that are kept between calls.
+    def __init__(
+        self,
+        sizes: tuple[int, int, int, int],
+        weights: Collection[Tensor],
+        steps: Any,
+        torch: tuple[Any, ...],
+        most: int,
+        /,
+    ) -> None: ...
+    def add(self, T: int, N: int, with_h0: bool, call: Call, /) -> None: ...
+    # NotImplemented where the size is new, or Python has to see to the call
+    def run(
+        self, weights: Collection[Tensor | None], x: object, hx: Tensor | None, batch_first: bool, /
+    ) -> tuple[Tensor, Tensor] | None: ...
+
 def variants(only_runnable: bool = True) -> list[str]: ...
 def multiply(variant: str, loops: int) -> int: ...
 def read_memory(address: int, bytes: int, loops: int) -> int: ...

@@ -119,15 +119,19 @@ class _Multiply:
 
 
 class Prepared:
-    """Launches that are started again and again, one after the other."""
+    """Launches that are started again and again, one after the other.
+
+    Attributes:
+        native: The same launches, in native code.
+    """
 
     def __init__(self, device: Device, launches: Sequence[_Launch | _Multiply]) -> None:
         self._device = device
         self.launches = launches
-        self._native = native = _native.Launches(device.native)
+        self.native = _native.Launches(device.native)
         for each in launches:
-            native.add(*each.addresses)
-        self._start = native.start
+            self.native.add(*each.addresses)
+        self._start = self.native.start
 
     def start(self, stream: int) -> None:
         """Start the kernels on a stream."""
@@ -138,8 +142,8 @@ class Prepared:
     def following(self, memories: Sequence[Memory]) -> Callable[[int, Sequence[int]], None]:
         """What starts them on a stream after each memory has moved; to be asked for once."""
         for each in memories:
-            self._native.follow(each.fields)
-        start, raise_for = self._native.start_at, self._device.raise_for
+            self.native.follow(each.fields)
+        start, raise_for = self.native.start_at, self._device.raise_for
 
         def start_at(stream: int, addresses: Sequence[int]) -> None:
             status = start(stream, addresses)

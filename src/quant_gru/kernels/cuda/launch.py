@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
+from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.products import Product
 
@@ -63,7 +64,13 @@ class Grid(NamedTuple):
 
 
 class Prepared(Protocol):
-    """Launches that can be started again and again; arguments are read at each start."""
+    """Launches that can be started again and again; arguments are read at each start.
+
+    Attributes:
+        native: The same launches, as native code starts them.
+    """
+
+    native: _native.Launches
 
     def start(self, stream: int) -> None:
         """Start the kernels on a stream, one after the other."""
@@ -119,6 +126,10 @@ class Machine(Protocol):
 
     def join(self, launches: Sequence[Any]) -> Prepared:
         """What this machine has prepared, as one that starts all of it in turn."""
+        ...
+
+    def raise_for(self, status: int) -> None:
+        """Raise the error that a launch in native code returned."""
         ...
 
     def stream(self) -> int:

@@ -6,9 +6,11 @@ included. All that a launch needs but addresses is kept.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +20,11 @@ from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cuda import planner
 from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
-from quant_gru.kernels.cuda.memory import Memory, maker
+from quant_gru.kernels.cuda.memory import Maker, Memory, maker, parts
 from quant_gru.kernels.cuda.numbers import Numbers
 from quant_gru.kernels.cuda.projection import projection, resident
 from quant_gru.kernels.cuda.real_projection import (
@@ -110,8 +113,8 @@ class _Rows:
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self.shape = shape
-        self.memory = Memory()
         self.start = 0
+        self.records: list[Any] = []  # whose `bytes` are these
         self.multiplied = False
         self.tensor: Any = None
 
@@ -119,12 +122,13 @@ class _Rows:
 class _Makers(NamedTuple):
     """What makes the tensors of a call; `whole_space` is for calls that keep no codes."""
 
-    y: Callable[[], Tensor]
-    h_n: Callable[[], Tensor]
-    nan: Callable[[], Tensor]
-    codes: Callable[[], Tensor]
-    space: Callable[[], Tensor]
-    whole_space: Callable[[], Tensor]
+    y: Maker
+    y_rows_first: Maker
+    h_n: Maker
+    nan: Maker
+    codes: Maker
+    space: Maker
+    whole_space: Maker
 
 
 class Schedule:
@@ -137,6 +141,10 @@ class Schedule:
         N: Rows.
         with_h0: Whether states before the first step are given.
         keeps: Whether calls keep what a backward needs.
+
+    Attributes:
+        call: What runs calls whose tensors are as kernels read them; None where torch multiplies
+            between launches.
     """
 
     def __init__(
@@ -153,7 +161,6 @@ class Schedule:
         self._layers, self._directions = len(layers), len(directions)
         self._H = directions[0].numbers.H
         self._lock = threading.Lock()
-        self._made: _Makers | None = None
         self._memory, self._x = Memory(), Memory()
         # codes of states have memory of their own, which may be kept
         self._codes = Memory()
@@ -176,38 +183,54 @@ class Schedule:
             below = self._add_layer(index, layer, below, with_h0)
         for rows in self._rows:
             rows.start = self._memory.take(rows.shape[0] * rows.shape[1])
+            for record in rows.records:
+                self._memory.point(record, "bytes", rows.start)
         self._steps = _joined(self._machine, self._steps)
         self._multiplied = [rows for rows in self._rows if rows.multiplied]
+        device = directions[0].numbers.device
+        self._made = self._makers(device)
+        self.call = self._native_call(device, directions[0].numbers.C)
 
     def run(
         self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
     ) -> tuple[Tensor, Tensor]:
         """Start all launches; arguments and results as `Stack.run` has them."""
-        device = x.device
-        if x.stride(2) != 1 or x.is_neg():
-            x = x.detach().resolve_neg().contiguous()
-        if h0 is not None:
-            h0 = h0.detach().contiguous().resolve_neg()
         if lengths is not None:
-            lengths = lengths.to(device, torch.int64).contiguous()
-        made = self._made or self._makers(device)
-        y, h_n, codes, nan = made.y(), made.h_n(), None, None
-        if kept is None:
-            space = made.whole_space()
+            lengths = lengths.to(x.device, torch.int64).contiguous()
+        result: Any = NotImplemented
+        if self.call is not None:
+            result = self.call.run(x, h0, lengths)
+        if result is NotImplemented:
+            if x.stride(2) != 1 or x.is_neg():
+                x = x.detach().resolve_neg().contiguous()
+            if h0 is not None:
+                h0 = h0.detach().contiguous().resolve_neg()
+            run = self._run if self.call is None else self.call.run
+            result = run(x, h0, lengths)
+        if kept is not None:
+            _, _, kept.nan, codes = result
+            self._hand_on(codes, kept)
+        return result[0], result[1]
+
+    def _run(
+        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """What `call` does, where torch multiplies between launches."""
+        made = self._made
+        y, h_n, nan, codes = made.y(), made.h_n(), None, None
+        if self._keeps:
+            space, nan, codes = made.space(), made.nan(), made.codes()
         else:
-            space, nan = made.space(), made.nan()
-            kept.nan, codes = nan, self._kept_codes(kept, made.codes())
+            space = made.whole_space()
         with self._lock:
             base = space.data_ptr()
             self._memory.move(base)
             self._codes.move(base + self._memory.size if codes is None else codes.data_ptr())
-            for rows in self._rows:
-                rows.memory.move(base + rows.start)
             for rows in self._multiplied:
                 rows.tensor = space.as_strided(rows.shape, (rows.shape[1], 1), rows.start)
             for each in self._products:
                 shape = (each.rows.shape[0], each.weights.shape[1])
-                each.result = torch.empty(shape, dtype=torch.int32, device=device)
+                each.result = torch.empty(shape, dtype=torch.int32, device=x.device)
                 each.memory.move(each.result.data_ptr())
             self._move_input(x)
             if h0 is not None:
@@ -224,15 +247,55 @@ class Schedule:
                 rows.tensor = None
             for each in self._products:
                 each.result = None
-        return y, h_n
+        return y, h_n, nan, codes
+
+    def _native_call(self, device: torch.device, C: int) -> _native.Call | None:
+        """All of a call in native code, where launches are all there is to it."""
+        launches = self._steps[0]
+        if len(self._steps) > 1 or isinstance(launches, _Product):
+            return None
+        inputs = [
+            (
+                ctypes.addressof(record) + kind.step.offset,
+                ctypes.addressof(record) + kind.next.offset,
+                ctypes.addressof(record) + kind.fours.offset,
+                kind.fours.size,
+                may,
+            )
+            for record, kind, may in (
+                *((take, TakeC, take.to.planes > 0) for take in self._takes),
+                *((each, type(each), True) for each in self._reals),
+            )
+        ]
+        given = (self._x, self._h0, self._lengths)
+        memories = (*given, self._y, self._h_n, self._nan, self._codes, self._memory)
+        made, stream = self._made, self._machine.stream
+        if device.type == "cuda":
+            # the same, without a step of Python
+            stream = functools.partial(torch._C._cuda_getCurrentRawStream, device.index)
+        makers = [made.y, made.y_rows_first, made.h_n, made.space, made.whole_space]
+        if self._keeps:
+            makers += [made.nan, made.codes]
+        return _native.Call(
+            launches.native,
+            [each.fields for each in memories],
+            inputs,
+            (self._T, self._N, C, self._memory.size, self._codes.size),
+            [parts(make) for make in makers],
+            Tensor,
+            stream,
+            self._machine.raise_for,
+            (self._steps, memories, self._keep),
+        )
 
     def _makers(self, device: torch.device) -> _Makers:
-        T, N, H = self._T, self._N, self._H
-        states, size = self._layers * self._directions, self._memory.size
+        T, N, H, D = self._T, self._N, self._H, self._directions
+        states, size = self._layers * D, self._memory.size
         # codes of one cell are a tensor by themselves
         alone = self._kept[0][1] if len(self._kept) == 1 else None
-        self._made = _Makers(
-            maker((T, N, self._directions * H), device),
+        return _Makers(
+            maker((T, N, D * H), device),
+            maker((N, T, D * H), device, order=(1, 0, 2)),
             maker((states, N, H), device),
             maker((states, N), device),
             maker((T, N, H), device, alone)
@@ -241,19 +304,17 @@ class Schedule:
             maker((size,), device, torch.int8),
             maker((size + self._codes.size,), device, torch.int8),
         )
-        return self._made
 
-    def _kept_codes(self, kept: Kept, codes: Tensor) -> Tensor:
-        """Hands on the codes of states, which lie in some memory; returns the memory."""
+    def _hand_on(self, codes: Tensor, kept: Kept) -> None:
+        """Hands on the codes of states, which lie in some memory."""
         if len(self._kept) == 1:
             kept.out.append(codes)
-            return codes
+            return
         T, N, H = self._T, self._N, self._H
         for start, container in self._kept:
             part = codes if container is torch.int8 else codes.view(container)
             at = start // container.itemsize
             kept.out.append(part.as_strided((T, N, H), (N * H, H, 1), at))
-        return codes
 
     def _move_input(self, x: Tensor) -> None:
         address, strides = x.data_ptr(), x.stride()
@@ -327,7 +388,7 @@ class Schedule:
             self._rows.append(found.rows)
             record.to.planes, record.to.padded = numbers.x_planes, padded
             record.to.x_offset = numbers.x_offset
-            found.rows.memory.point(record.to, "bytes")
+            found.rows.records.append(record.to)
         else:
             found.codes = self._memory.take(T * N * numbers.C * cell.x.container.itemsize)
             self._memory.point(record.to, "codes", found.codes)
@@ -407,7 +468,7 @@ class Schedule:
         if given.rows is not None and numbers.projects_bytes:
             tile = resident(self._machine, numbers, shape, T, N)
             kernel, grid, record, keep = projection(numbers, shape, T, N, tile)
-            given.rows.memory.point(record, "bytes")
+            given.rows.records.append(record)
             self._memory.point(record, "Wx", self._projected[direction])
             self._keep += [numbers, *keep]
             self._launch(kernel, grid, record)

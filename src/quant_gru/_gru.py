@@ -24,6 +24,7 @@ from quant_gru._plan_cache import PlanCache
 from quant_gru._quick import quick_of
 from quant_gru._quick_gpu import quick_gpu_of
 from quant_gru._quick_step import quick_step_of
+from quant_gru._quiet import is_quiet
 from quant_gru._sequence import Sequence, normalize
 from quant_gru._state import QuantState, summary
 from quant_gru._stream import Stream
@@ -130,6 +131,18 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         self._state = QuantState(config or QuantConfig(), self._shape())
 
     # --- forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As of any module; what is like the call before, and not watched, goes straight on."""
+        if torch.compiler.is_dynamo_compiling() or kwargs or type(self) is not QuantGRU:
+            return super().__call__(*args, **kwargs)
+        quick = self._state.plans.quick
+        if quick is not None and 0 < len(args) < 3 and is_quiet(self.__dict__):
+            hx = args[1] if len(args) > 1 else None
+            result = quick.run(self._parameters.values(), args[0], hx, self.batch_first)
+            if result is not None:
+                return result
+        return super().__call__(*args)
 
     @overload
     def forward(

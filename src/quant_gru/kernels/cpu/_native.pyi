@@ -119,6 +119,26 @@ class Launches:
     def add(self, config: int, stream: int, function: int, parameters: int, /) -> None: ...
     def start(self, stream: int, /) -> int: ...
 
+class Quiet:
+    """Whether a call of a module is nothing but that."""
+
+    # names of attributes that have to be False, empty, and None or not the module's own; of one
+    # that has to be True; dictionaries that have to be empty; a namespace with the flag of
+    # compilers; functions that have to give 0 and None
+    def __init__(
+        self,
+        false_names: tuple[str, ...],
+        empty_names: tuple[str, ...],
+        absent_names: tuple[str, ...],
+        true_name: str,
+        hooks: tuple[dict[Any, Any], ...],
+        compiler: dict[str, Any],
+        counts: tuple[Callable[[], int], ...],
+        states: tuple[Callable[[], Any], ...],
+        /,
+    ) -> None: ...
+    def is_(self, attributes: dict[str, Any], /) -> bool: ...
+
 # addresses of strides and of a flag, the flag's width, whether it may be set
 CallInput = tuple[int, int, int, int, bool]
 
@@ -137,6 +157,7 @@ class Call:
         sizes: tuple[int, int, int, int, int],
         makers: list[tuple[Callable[..., Tensor], tuple[Any, ...]]],
         tensor: type[Tensor],
+        device: int,
         stream: Callable[[], int],
         fail: Callable[[int], None],
         keep: Any,
@@ -151,8 +172,8 @@ class Call:
 class QuickGPU:
     """Calls of a stack on a GPU, and what they follow from."""
 
-    # sizes: index of the device, states, C, H. torch: Tensor, float32, is_grad_enabled, and what
-    # gives the current device and tells of capture. most: bytes that are kept between calls.
+    # sizes: index of the device, states, C, H. torch: Tensor, is_grad_enabled, and what gives the
+    # current device and tells of capture. most: bytes that are kept between calls.
     def __init__(
         self,
         sizes: tuple[int, int, int, int],

@@ -12,6 +12,7 @@
 #include "../cuda/launches.hpp"
 #include "../cuda/quick.hpp"
 #include "../philox.h"
+#include "../quiet.hpp"
 #include "backward.hpp"
 #include "border.hpp"
 #include "quick.hpp"
@@ -225,22 +226,26 @@ using CallNumbers = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
 
 void make_call(Call *self, Launches &launches, const std::vector<Fields *> &fields,
                const std::vector<InputNumbers> &inputs, const CallNumbers &sizes,
-               const std::vector<nb::tuple> &makers, nb::handle tensor, nb::object stream,
-               nb::object fail, nb::object keep) {
+               const std::vector<nb::tuple> &makers, nb::handle tensor, int64_t device,
+               nb::object stream, nb::object fail, nb::object keep) {
     std::vector<Call::Input> found;
     for (const auto &[step, next, fours, width, may] : inputs)
         found.push_back({step, next, fours, width, may});
     const auto &[T, N, C, space, codes] = sizes;
     std::vector<Maker> made;
     for (const nb::tuple &each : makers) made.emplace_back(each[0], nb::cast<nb::tuple>(each[1]));
-    new (self) Call(launches, fields, found, {T, N, C, space, codes}, std::move(made), tensor,
-                    std::move(stream), std::move(fail), std::move(keep));
+    new (self) Call(launches, fields, found, {T, N, C, space, codes}, std::move(made),
+                    Tensors(tensor, device), std::move(stream), std::move(fail), std::move(keep));
 }
 
 nb::object run_call(Call &call, const nb::object &x, const nb::object &h0,
                     const nb::object &lengths) {
     auto given = [](const nb::object &o) { return o.is_none() ? nullptr : o.ptr(); };
-    return call.run({x.ptr(), given(h0), given(lengths), false}, nullptr);
+    Call::Given all{x.ptr(), given(h0), given(lengths), {}, {}, false};
+    const Tensors &tensors = call.tensors();
+    if (!tensors.view(all.x, all.x_view) || (all.h0 && !tensors.view(all.h0, all.h0_view)))
+        throw nb::value_error("Expected x and h0 to be float32 of three dimensions on the device");
+    return call.run(all, nullptr);
 }
 
 // Index of the device, states, C, H.
@@ -322,6 +327,10 @@ NB_MODULE(_native, m) {
         .def(nb::init<const Driver &>(), nb::keep_alive<1, 2>())
         .def("add", &Launches::add)
         .def("start", &Launches::start, Unlocked());
+    nb::class_<Quiet>(m, "Quiet")
+        .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::str, nb::tuple, nb::dict, nb::tuple,
+                      nb::tuple>())
+        .def("is_", &Quiet::is);
     nb::class_<Call>(m, "Call")
         .def("__init__", &make_call)
         .def("run", &run_call, nb::arg(), nb::arg().none(), nb::arg().none());

@@ -161,7 +161,6 @@ class Stack:
         is_gpu = self.device.type == "cuda"
         functions = (
             Tensor,
-            torch.float32,
             torch.is_grad_enabled,
             torch._C._cuda_getDevice if is_gpu else lambda: -1,
             torch._C._cuda_isCurrentStreamCapturing if is_gpu else lambda: False,

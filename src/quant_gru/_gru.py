@@ -140,8 +140,7 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         if quick is not None and 0 < len(args) < 3 and is_quiet(self.__dict__):
             hx = args[1] if len(args) > 1 else None
             result = quick.run(self._parameters.values(), args[0], hx, self.batch_first)
-            if result is not None:
-                return result
+            return self._forward(args[0], hx) if result is None else result
         return super().__call__(*args)
 
     @overload
@@ -201,6 +200,17 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
             result = quick.run(self._parameters.values(), input, hx, self.batch_first)
             if result is not None:
                 return result
+        return self._forward(input, hx, zoneout_mask)
+
+    def _forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: Tensor | None,
+        zoneout_mask: Tensor | None = None,
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """The quantized forward of a call that no quick way takes; keeps one for those like it."""
+        plans = self._state.plans
+        quick = plans.quick
         weights = self._weights()
         sequence = self._normalize(input, hx)
         noise = self._noise(sequence, zoneout_mask)

@@ -84,11 +84,11 @@ nb::object QuickGPU::run(const nb::object &weights, const nb::object &x, const n
     }
     if (!holds(weights) || wants_gradient(x.ptr(), h0)) return nb::none();
     const auto found = calls_.find({T, N, h0 != nullptr});
-    if (found == calls_.end() || number(call(current_device_)) != sizes_.device ||
-        holds_true(call(is_capturing_)))
-        return nb::borrow(Py_NotImplemented);
+    if (found == calls_.end()) return nb::borrow(Py_NotImplemented);
     // another thread may let go of it while this one waits
     const nb::object kept = found->second;
+    if (number(call(current_device_)) != sizes_.device || holds_true(call(is_capturing_)))
+        return nb::borrow(Py_NotImplemented);
     return nb::cast<Call *>(kept)->run(given, &space_);
 }
 

@@ -160,7 +160,7 @@ class Prepared:
     """Launches to be started again and again."""
 
     def __init__(self, host, launches) -> None:
-        self._host, self.launches = host, launches
+        self.launches = launches
         self.native = _native.Launches(host.native())
         self._stream = ctypes.c_uint64()
         for each in launches:
@@ -171,13 +171,3 @@ class Prepared:
     def start(self, stream) -> None:
         for each in self.launches:
             each()
-
-    def following(self, memories):
-        for each in memories:
-            self.native.follow(each.fields)
-
-        def start_at(stream, addresses):
-            if self.native.start_at(stream, addresses):
-                self._host.raise_for(1)
-
-        return start_at

@@ -58,7 +58,8 @@ def test_a_product_is_that_of_the_matrices(cublas, device, transposed):
         memory.point(made.record, name)
     made.record.a, made.record.b = right.data_ptr(), left.data_ptr()
     made.record.workspace = 4096
-    made.launch.following([memory])(33, [result.data_ptr()])
+    memory.move(result.data_ptr())
+    made.launch.start(33)
     expected = (left.t() if transposed else left).double() @ right.double()
     assert torch.equal(result, expected.float())
     # the library counts in columns

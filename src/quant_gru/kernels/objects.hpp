@@ -1,5 +1,4 @@
-// Objects of Python as native code looks at them: through their attributes, so that nothing of
-// torch is needed to build this.
+// Objects of Python as native code looks at them.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -33,24 +32,6 @@ class Attribute {
  private:
     nanobind::object found_;
     descrgetfunc get_;
-};
-
-// What is asked of tensors; `type` is torch.Tensor.
-struct TensorAttributes {
-    explicit TensorAttributes(const nanobind::handle &type)
-        : dtype(type, "dtype"),
-          is_cpu(type, "is_cpu"),
-          is_cuda(type, "is_cuda"),
-          shape(type, "shape"),
-          version(type, "_version"),
-          requires_grad(type, "requires_grad"),
-          data_ptr(type, "data_ptr"),
-          stride(type, "stride"),
-          is_neg(type, "is_neg"),
-          is_contiguous(type, "is_contiguous"),
-          get_device(type, "get_device") {}
-    Attribute dtype, is_cpu, is_cuda, shape, version, requires_grad;
-    Attribute data_ptr, stride, is_neg, is_contiguous, get_device;
 };
 
 // A function without arguments.

@@ -121,6 +121,26 @@ class Launches:
     def follow(self, fields: Fields, /) -> None: ...
     def start_at(self, stream: int, bases: Sequence[int], /) -> int: ...
 
+class Quiet:
+    """Whether a call of a module is nothing but that."""
+
+    # names of attributes that have to be False, empty, and None or not the module's own; of one
+    # that has to be True; dictionaries that have to be empty; a namespace with the flag of
+    # compilers; functions that have to give 0 and None
+    def __init__(
+        self,
+        false_names: tuple[str, ...],
+        empty_names: tuple[str, ...],
+        absent_names: tuple[str, ...],
+        true_name: str,
+        hooks: tuple[dict[Any, Any], ...],
+        compiler: dict[str, Any],
+        counts: tuple[Callable[[], int], ...],
+        states: tuple[Callable[[], Any], ...],
+        /,
+    ) -> None: ...
+    def is_(self, attributes: dict[str, Any], /) -> bool: ...
+
 # addresses of strides and of a flag, the flag's width, whether it may be set
 CallInput = tuple[int, int, int, int, bool]
 
@@ -139,6 +159,7 @@ class Call:
         sizes: tuple[int, int, int, int, int],
         makers: list[tuple[Callable[..., Tensor], tuple[Any, ...]]],
         tensor: type[Tensor],
+        device: int,
         stream: Callable[[], int],
         fail: Callable[[int], None],
         keep: Any,
@@ -153,8 +174,8 @@ class Call:
 class QuickGPU:
     """Calls of a stack on a GPU, and what they follow from."""
 
-    # sizes: index of the device, states, C, H. torch: Tensor, float32, is_grad_enabled, and what
-    # gives the current device and tells of capture. most: bytes that are kept between calls.
+    # sizes: index of the device, states, C, H. torch: Tensor, is_grad_enabled, and what gives the
+    # current device and tells of capture. most: bytes that are kept between calls.
     def __init__(
         self,
         sizes: tuple[int, int, int, int],
@@ -169,6 +190,55 @@ class QuickGPU:
     def run(
         self, weights: Collection[Tensor | None], x: object, hx: Tensor | None, batch_first: bool, /
     ) -> tuple[Tensor, Tensor] | None: ...
+
+# shape and strides of what is given, or nothing
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+
+class Repeated:
+    """Backwards of a GRU that differ in addresses alone, see repeated.hpp."""
+
+    def __init__(
+        self,
+        launches: Launches,
+        sizes: tuple[int, int, int, int, int],
+        layouts: Sequence[Layout],
+        makers: Sequence[tuple[Callable[..., Tensor], tuple[Any, ...]] | None],
+        torch: tuple[type[Tensor], Callable[[], int], Callable[[], int], Callable[[], bool]],
+        fail: Callable[[int], None],
+        keep: object,
+        /,
+    ) -> None: ...
+    def run(
+        self,
+        x: Tensor,
+        h0: Tensor | None,
+        out: Tensor,
+        nan: Tensor,
+        grad_out: Tensor | None,
+        grad_last: Tensor | None,
+        /,
+    ) -> Any: ...
+    def forget(self) -> bool: ...
+
+class Step:
+    """Whether a step of training is like the one before, see step.hpp."""
+
+    def __init__(
+        self,
+        sizes: tuple[int, int, int, int],
+        weights: Sequence[Tensor] | Collection[Tensor],
+        torch: tuple[type[Tensor], Callable[[], int]],
+        /,
+    ) -> None: ...
+    def holds(self, weights: Collection[Tensor | None], /) -> bool: ...
+    def takes(
+        self,
+        weights: Collection[Tensor | None],
+        x: object,
+        hx: Tensor | None,
+        batch_first: bool,
+        /,
+    ) -> bool: ...
 
 def variants(only_runnable: bool = True) -> list[str]: ...
 def multiply(variant: str, loops: int) -> int: ...

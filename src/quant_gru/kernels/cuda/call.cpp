@@ -11,14 +11,14 @@ nb::object Maker::operator()() const {
     return checked(PyObject_Call(function_.ptr(), arguments_.ptr(), nullptr));
 }
 
-nb::object Space::take(int64_t size, uintptr_t stream, const Maker &make, const Attribute &data_ptr,
+nb::object Space::take(int64_t size, uintptr_t stream, const Maker &make, const Tensors &tensors,
                        uintptr_t &address) {
     if (size <= size_ && stream == stream_) {
         address = address_;
         return tensor_;
     }
     nb::object made = make();
-    address = static_cast<uintptr_t>(number(data_ptr.call(made.ptr())));
+    address = tensors.address(made.ptr());
     if (size <= most_) {
         size_ = size;
         stream_ = stream;
@@ -32,12 +32,12 @@ nb::object Space::take(int64_t size, uintptr_t stream, const Maker &make, const 
 
 Call::Call(Launches &launches, const std::vector<Fields *> &fields,
            const std::vector<Input> &inputs, const Sizes &sizes, std::vector<Maker> makers,
-           nb::handle tensor, nb::object stream, nb::object fail, nb::object keep)
+           const Tensors &tensors, nb::object stream, nb::object fail, nb::object keep)
     : launches_(launches),
       fields_(fields),
       inputs_(inputs),
       sizes_(sizes),
-      of_(tensor),
+      tensors_(tensors),
       makers_(std::move(makers)),
       stream_(std::move(stream)),
       fail_(std::move(fail)),
@@ -60,43 +60,37 @@ void Call::move_input(uintptr_t address, int64_t step, int64_t next) {
 }
 
 nb::object Call::run(const Given &given, Space *kept) {
-    int64_t strides[3];
-    numbers(of_.stride.call(given.x), strides);
-    auto is_taken = [&](PyObject *tensor) {
-        return holds_true(of_.is_contiguous.call(tensor)) && !holds_true(of_.is_neg.call(tensor));
-    };
-    if (strides[2] != 1 || holds_true(of_.is_neg.call(given.x)) ||
-        (given.h0 && !is_taken(given.h0)))
+    const View &x_view = given.x_view;
+    if (x_view.strides[2] != 1 || tensors_.is_neg(given.x) ||
+        (given.h0 && (!given.h0_view.is_contiguous() || tensors_.is_neg(given.h0))))
         return nb::borrow(Py_NotImplemented);
 
     const bool keeps = makers_.size() > 5;
     const auto stream = static_cast<uintptr_t>(number(call(stream_)));
     uintptr_t to[kinds] = {};
-    auto at = [&](PyObject *tensor) {
-        return tensor ? static_cast<uintptr_t>(number(of_.data_ptr.call(tensor))) : uintptr_t{0};
-    };
+    auto at = [&](const nb::object &tensor) { return tensors_.address(tensor.ptr()); };
     const nb::object y = makers_[given.rows_first](), last = makers_[2]();
     nb::object nan, codes, space;
     if (keeps) {
         nan = makers_[5]();
         codes = makers_[6]();
-        to[Call::nan] = at(nan.ptr());
-        to[Call::codes] = at(codes.ptr());
+        to[Call::nan] = at(nan);
+        to[Call::codes] = at(codes);
     }
     const Maker &make = makers_[keeps ? 3 : 4];
     if (kept) {
         const int64_t size = sizes_.space + (keeps ? 0 : sizes_.codes);
-        space = kept->take(size, stream, make, of_.data_ptr, to[Call::space]);
+        space = kept->take(size, stream, make, tensors_, to[Call::space]);
     } else {
         space = make();
-        to[Call::space] = at(space.ptr());
+        to[Call::space] = at(space);
     }
     if (!keeps) to[Call::codes] = to[Call::space] + static_cast<uintptr_t>(sizes_.space);
-    to[Call::x] = at(given.x);
-    to[Call::h0] = at(given.h0);
-    to[Call::lengths] = at(given.lengths);
-    to[Call::y] = at(y.ptr());
-    to[Call::last] = at(last.ptr());
+    to[Call::x] = x_view.address;
+    if (given.h0) to[Call::h0] = given.h0_view.address;
+    if (given.lengths) to[Call::lengths] = tensors_.address(given.lengths);
+    to[Call::y] = at(y);
+    to[Call::last] = at(last);
     int status;
     {
         // a queue that is full may wait for a host function that wants the interpreter's lock
@@ -104,7 +98,8 @@ nb::object Call::run(const Given &given, Space *kept) {
         std::unique_lock<std::mutex> shared;
         if (kept) shared = std::unique_lock<std::mutex>(kept->mutex());
         const std::lock_guard<std::mutex> own(mutex_);
-        move_input(to[Call::x], strides[given.rows_first], strides[!given.rows_first]);
+        move_input(x_view.address, x_view.strides[given.rows_first],
+                   x_view.strides[!given.rows_first]);
         for (int kind = 0; kind < kinds; ++kind) fields_[kind]->move(to[kind]);
         status = launches_.start(stream);
     }

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "../objects.hpp"
+#include "../tensors.hpp"
 #include "launches.hpp"
 
 namespace quant_gru {
@@ -34,8 +34,8 @@ class Space {
     explicit Space(int64_t most) : most_(most) {}
     // A tensor of at least so many bytes for a call on the stream, and its address. The caller
     // holds it until the call has started: another thread may put another one in its place.
-    nanobind::object take(int64_t size, uintptr_t stream, const Maker &make,
-                          const Attribute &data_ptr, uintptr_t &address);
+    nanobind::object take(int64_t size, uintptr_t stream, const Maker &make, const Tensors &tensors,
+                          uintptr_t &address);
     // Held while a call that has it starts: launches of two calls must not mix.
     std::mutex &mutex() { return mutex_; }
 
@@ -62,20 +62,22 @@ class Call {
     // What follows an address, in this order.
     enum { x, h0, lengths, y, last, nan, codes, space, kinds };
 
-    // tensor: torch.Tensor. makers: of y, y with rows first, last, space, space with codes, and
+    // makers: of y, y with rows first, last, space, space with codes, and
     // where what a backward needs is kept: nan, codes. fail: raises the error of a status. keep:
     // what holds the launches, their arguments and the fields.
     Call(Launches &launches, const std::vector<Fields *> &fields, const std::vector<Input> &inputs,
-         const Sizes &sizes, std::vector<Maker> makers, nanobind::handle tensor,
+         const Sizes &sizes, std::vector<Maker> makers, const Tensors &tensors,
          nanobind::object stream, nanobind::object fail, nanobind::object keep);
 
     struct Given {
         PyObject *x, *h0, *lengths;  // those that are absent: null
-        bool rows_first;             // of x, and of the output
+        View x_view, h0_view;
+        bool rows_first;  // of x, and of the output
     };
     // Output and last states, then NaN and codes where they are kept. NotImplemented where x or h0
     // would be taken in another layout. The current device has to be that of the tensors.
     nanobind::object run(const Given &given, Space *kept);
+    const Tensors &tensors() const { return tensors_; }
 
  private:
     void move_input(uintptr_t address, int64_t step, int64_t next);
@@ -84,7 +86,7 @@ class Call {
     std::vector<Fields *> fields_;
     std::vector<Input> inputs_;
     Sizes sizes_;
-    TensorAttributes of_;
+    Tensors tensors_;
     std::vector<Maker> makers_;
     nanobind::object stream_, fail_, keep_;
     int64_t step_ = -1, next_ = -1;

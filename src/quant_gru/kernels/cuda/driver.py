@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -15,7 +15,6 @@ from quant_gru._errors import QuantGRUError
 from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cuda import compiler, products
 from quant_gru.kernels.cuda.launch import Grid, Kernel, Multiplication
-from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.products import Described, Product, ProductC
 from quant_gru.kernels.cuda.structures import structure
 
@@ -138,19 +137,6 @@ class Prepared:
         status = self._start(stream)
         if status:
             self._device.raise_for(status)
-
-    def following(self, memories: Sequence[Memory]) -> Callable[[int, Sequence[int]], None]:
-        """What starts them on a stream after each memory has moved; to be asked for once."""
-        for each in memories:
-            self.native.follow(each.fields)
-        start, raise_for = self.native.start_at, self._device.raise_for
-
-        def start_at(stream: int, addresses: Sequence[int]) -> None:
-            status = start(stream, addresses)
-            if status:
-                raise_for(status)
-
-        return start_at
 
 
 class Device:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 from quant_gru.kernels.cpu import _native
-from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.products import Product
 
 
@@ -74,10 +73,6 @@ class Prepared(Protocol):
 
     def start(self, stream: int) -> None:
         """Start the kernels on a stream, one after the other."""
-        ...
-
-    def following(self, memories: Sequence[Memory]) -> Callable[[int, Sequence[int]], None]:
-        """What starts them on a stream after each memory has moved to an address."""
         ...
 
 

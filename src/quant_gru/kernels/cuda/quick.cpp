@@ -14,17 +14,15 @@ constexpr size_t most_calls = 64;
 QuickGPU::QuickGPU(const Sizes &sizes, const nb::sequence &weights, nb::object steps,
                    nb::tuple torch, int64_t most)
     : sizes_(sizes),
-      of_(torch[0]),
+      tensors_(torch[0], sizes.device),
       steps_(std::move(steps)),
       tensor_(torch[0]),
-      float32_(torch[1]),
-      is_grad_enabled_(torch[2]),
-      current_device_(torch[3]),
-      is_capturing_(torch[4]),
+      is_grad_enabled_(torch[1]),
+      current_device_(torch[2]),
+      is_capturing_(torch[3]),
       space_(most) {
     for (nb::handle w : weights)
-        stamps_.push_back(
-            {w.ptr(), number(of_.version.of(w.ptr())), number(of_.data_ptr.call(w.ptr()))});
+        stamps_.push_back({w.ptr(), tensors_.version(w.ptr()), tensors_.address(w.ptr())});
     if (!steps_.is_none()) count_ = steps_now();
 }
 
@@ -48,8 +46,8 @@ bool QuickGPU::holds(const nb::object &weights) const {
         const nb::object w = nb::steal(item);
         if (i == stamps_.size()) return false;
         const Stamp &stamp = stamps_[i++];
-        if (item != stamp.tensor || number(of_.version.of(item)) != stamp.version ||
-            number(of_.data_ptr.call(item)) != stamp.address)
+        if (item != stamp.tensor || tensors_.version(item) != stamp.version ||
+            tensors_.address(item) != stamp.address)
             return false;
     }
     if (PyErr_Occurred()) throw nb::python_error();
@@ -58,46 +56,40 @@ bool QuickGPU::holds(const nb::object &weights) const {
 
 bool QuickGPU::wants_gradient(PyObject *x, PyObject *hx) const {
     if (!holds_true(call(is_grad_enabled_))) return false;
-    auto wants = [&](PyObject *tensor) { return holds_true(of_.requires_grad.of(tensor)); };
-    if (wants(x) || (hx && wants(hx))) return true;
+    if (tensors_.requires_grad(x) || (hx && tensors_.requires_grad(hx))) return true;
     for (const Stamp &stamp : stamps_)
-        if (wants(stamp.tensor)) return true;
+        if (tensors_.requires_grad(stamp.tensor)) return true;
     return false;
 }
 
-bool QuickGPU::is_plain(PyObject *tensor, int64_t (&shape)[3]) const {
-    const Attribute &is_here = sizes_.device < 0 ? of_.is_cpu : of_.is_cuda;
-    if (reinterpret_cast<PyObject *>(Py_TYPE(tensor)) != tensor_.ptr() ||
-        !of_.dtype.of(tensor).is(float32_) || !holds_true(is_here.of(tensor)) ||
-        number(of_.get_device.call(tensor)) != sizes_.device)
-        return false;
-    const nb::object sizes = of_.shape.of(tensor);
-    if (PyTuple_Size(sizes.ptr()) != 3) return false;
-    numbers(sizes, shape);
-    return true;
+bool QuickGPU::is_plain(PyObject *tensor, View &to) const {
+    return reinterpret_cast<PyObject *>(Py_TYPE(tensor)) == tensor_.ptr() &&
+           tensors_.view(tensor, to);
 }
 
 nb::object QuickGPU::run(const nb::object &weights, const nb::object &x, const nb::object &hx,
                          bool batch_first) {
-    int64_t shape[3];
+    Call::Given given{x.ptr(), nullptr, nullptr, {}, {}, batch_first};
     PyObject *const h0 = hx.is_none() ? nullptr : hx.ptr();
-    if (!is_plain(x.ptr(), shape)) return nb::none();
+    given.h0 = h0;
+    if (!is_plain(x.ptr(), given.x_view)) return nb::none();
+    const auto &shape = given.x_view.shape;
     const int64_t T = shape[batch_first], N = shape[!batch_first];
     if (shape[2] != sizes_.C || !T || !N) return nb::none();
     if (h0) {
-        int64_t states[3];
-        if (!is_plain(h0, states) || states[0] != sizes_.states || states[1] != N ||
+        const auto &states = given.h0_view.shape;
+        if (!is_plain(h0, given.h0_view) || states[0] != sizes_.states || states[1] != N ||
             states[2] != sizes_.H)
             return nb::none();
     }
     if (!holds(weights) || wants_gradient(x.ptr(), h0)) return nb::none();
     const auto found = calls_.find({T, N, h0 != nullptr});
-    if (found == calls_.end() || number(call(current_device_)) != sizes_.device ||
-        holds_true(call(is_capturing_)))
-        return nb::borrow(Py_NotImplemented);
+    if (found == calls_.end()) return nb::borrow(Py_NotImplemented);
     // another thread may let go of it while this one waits
     const nb::object kept = found->second;
-    return nb::cast<Call *>(kept)->run({x.ptr(), h0, nullptr, batch_first}, &space_);
+    if (number(call(current_device_)) != sizes_.device || holds_true(call(is_capturing_)))
+        return nb::borrow(Py_NotImplemented);
+    return nb::cast<Call *>(kept)->run(given, &space_);
 }
 
 }  // namespace quant_gru

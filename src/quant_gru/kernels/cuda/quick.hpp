@@ -20,9 +20,9 @@ class QuickGPU {
         int64_t states, C, H;
     };
     // weights: all of a module, kept by the caller for as long as this lives. steps: what has a
-    // `count` of optimizer steps, or None. torch: Tensor, float32, is_grad_enabled, and what gives
-    // the current device and tells whether a graph is being captured. most: bytes that are kept
-    // between calls.
+    // `count` of optimizer steps, or None. torch: Tensor, is_grad_enabled, and what gives the
+    // current device and tells whether a graph is being captured. most: bytes that are kept between
+    // calls.
     QuickGPU(const Sizes &sizes, const nanobind::sequence &weights, nanobind::object steps,
              nanobind::tuple torch, int64_t most);
 
@@ -38,21 +38,21 @@ class QuickGPU {
  private:
     struct Stamp {
         PyObject *tensor;
-        int64_t version, address;
+        int64_t version;
+        uintptr_t address;
     };
 
     int64_t steps_now() const;
     bool holds(const nanobind::object &weights) const;
     bool wants_gradient(PyObject *x, PyObject *hx) const;
-    // Whether it is float32 on the device, of three dimensions, which `shape` takes.
-    bool is_plain(PyObject *tensor, int64_t (&shape)[3]) const;
+    bool is_plain(PyObject *tensor, View &to) const;
 
     Sizes sizes_;
-    TensorAttributes of_;
+    Tensors tensors_;
     std::vector<Stamp> stamps_;
     nanobind::object steps_;
     int64_t count_ = 0;
-    nanobind::object tensor_, float32_, is_grad_enabled_, current_device_, is_capturing_;
+    nanobind::object tensor_, is_grad_enabled_, current_device_, is_capturing_;
     std::map<std::tuple<int64_t, int64_t, bool>, nanobind::object> calls_;
     Space space_;
 };

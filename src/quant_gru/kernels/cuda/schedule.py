@@ -283,6 +283,7 @@ class Schedule:
             (self._T, self._N, C, self._memory.size, self._codes.size),
             [parts(make) for make in makers],
             Tensor,
+            device.index if device.type == "cuda" else -1,
             stream,
             self._machine.raise_for,
             (self._steps, memories, self._keep),

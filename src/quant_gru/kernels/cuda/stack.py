@@ -161,7 +161,6 @@ class Stack:
         is_gpu = self.device.type == "cuda"
         functions = (
             Tensor,
-            torch.float32,
             torch.is_grad_enabled,
             torch._C._cuda_getDevice if is_gpu else lambda: -1,
             torch._C._cuda_isCurrentStreamCapturing if is_gpu else lambda: False,
@@ -173,6 +172,24 @@ class Stack:
             self.hidden_size,
         )
         return _native.QuickGPU(sizes, weights, steps, functions, _KEPT_BYTES)
+
+    def step(self, weights: Collection[Tensor]) -> _native.Step:
+        """What tells whether calls in training are like one before.
+
+        Args:
+            weights: All weights of the module, contiguous float32; they have to be kept for as long
+                as this is.
+        """
+        is_gpu = self.device.type == "cuda"
+        sizes = (
+            self.device.index if is_gpu else -1,
+            self.states,
+            self.input_size,
+            self.hidden_size,
+        )
+        return _native.Step(
+            sizes, weights, (Tensor, torch._C._cuda_getDevice if is_gpu else lambda: -1)
+        )
 
     def repeat(self, quick: _native.QuickGPU, x: Tensor, h0: Tensor | None) -> None:
         """Let native code run calls like one that `run` has run.

@@ -7,7 +7,8 @@ nothing of it is looked at again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,12 +16,13 @@ from torch import Tensor
 
 from quant_gru.integer.backward import Tape, Wanted
 from quant_gru.integer.plan import CellPlan
+from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cuda import border
 from quant_gru.kernels.cuda.backward.call import PRECISIONS, Call, Precision
 from quant_gru.kernels.cuda.backward.pieces import most_steps
 from quant_gru.kernels.cuda.backward.schedule import Schedule
-from quant_gru.kernels.cuda.launch import Machine
-from quant_gru.kernels.cuda.memory import Memory, maker
+from quant_gru.kernels.cuda.launch import Machine, Prepared
+from quant_gru.kernels.cuda.memory import Memory, maker, parts
 from quant_gru.kernels.cuda.numbers import capturing
 
 _MOST_KINDS = 64
@@ -73,6 +75,12 @@ class QuickBackward:
             grad_last: Gradient of the last state (1, N, H), or None for zeros.
             wanted: Whether the gradients of x, W, R and, with biases, of bw and br are wanted.
         """
+        latest = self._latest
+        if latest is not None and h0 is None and wanted == latest.asked:
+            assert latest.native is not None
+            result: Found | None = latest.native.run(x, None, out, nan, grad_out, grad_last)
+            if result is not None:
+                return result
         if self._index >= 0 and torch._C._cuda_getDevice() != self._index:
             return None
         kind = (
@@ -104,6 +112,8 @@ class QuickBackward:
             if kind in self._kinds or capturing(x.device):
                 return None
             found = self._prepared(x, states, out, nan, grad_out, grad_last, wanted)
+            if found is not None and found.native is not None and h0 is None:
+                found.asked = wanted
             if len(self._kinds) >= _MOST_KINDS:
                 self._kinds.clear()
             self._kinds[kind] = found
@@ -146,7 +156,6 @@ class _Space:
 
     def __init__(self, memory: Tensor, stream: int) -> None:
         self.memory, self.stream = memory, stream
-        self.address = memory.data_ptr()
 
 
 class _Repeated(Schedule):
@@ -161,6 +170,8 @@ class _Repeated(Schedule):
 
     Attributes:
         repeats: Whether the plan's tensors are what kernels read, and stay where they are.
+        native: All of a call in native code, where launches are all there is to it.
+        asked: What calls want that native code may take as they come; None for none.
     """
 
     def __init__(
@@ -172,43 +183,84 @@ class _Repeated(Schedule):
         zero: Tensor | None,
     ) -> None:
         super().__init__([call], wanted, precision, machine)
-        self._zero, self._zero_at = zero, 0 if zero is None else zero.data_ptr()
+        self._zero, self._device = zero, call.device
+        self.asked: tuple[bool, ...] | None = None
         T, N, C, H3 = self._T, self._N, self._C, 3 * self._H
         self._mask, record = border.prepared_mask(call.plan.x, call.strides, (T, N, C), machine)
         at, results = self._at[0], self._products.results[0]
         at["values"].point(record, "real")
         masked = results.get("x") or Memory()
         masked.point(record, "grad")
+        self._mask_record = record
         self._point([call])
         self.repeats = self._parts[0] is not None
         # the gradient of the state before the first step is not asked for
         self._dh0_at = self._memory.take(4 * N * self._H)
-        device = call.device
-        self._new_x = maker((T, N, C), device) if wanted.x else None
-        self._new_W = maker((H3, C), device) if wanted.W else None
-        self._new_R = maker((H3, self._H), device) if wanted.R else None
-        self._new_bw = maker((H3,), device) if wanted.bw else None
-        self._new_br = maker((H3,), device) if wanted.br else None
-        self._new_memory = maker((self._memory.size,), device, torch.int8)
-        self._device = device
-        self._space: _Space | None = None
+        self._make_memory = maker((self._memory.size,), call.device, torch.int8)
+        shapes = ((T, N, C), (H3, C), (H3, self._H), (H3,), (H3,))
+        self._makers = [
+            maker(shape, call.device) if is_wanted else None
+            for shape, is_wanted in zip(
+                shapes, (wanted.x, wanted.W, wanted.R, wanted.bw, wanted.br), strict=True
+            )
+        ]
         # in the order of addresses
         self._moved = [
             self._memory,
-            *(at[name] for name in ("values", "h0", "out", "nan", "grad_out", "grad_last")),
-            *(at[name] for name in ("dh0", "bw", "br")),
+            *(at[name] for name in ("values", "h0", "out", "nan", "grad_out", "grad_last", "dh0")),
             masked,
             *(results.get(name) or Memory() for name in "WR"),
+            *(at[name] for name in ("bw", "br")),
         ]
+        self._space: _Space | None = None
         made = bool(results) or not (wanted.x or wanted.W or wanted.R)
-        self._start_at: Callable[[int, Sequence[int]], None] | None = None
+        self.native: _native.Repeated | None = None
         if self._whole is not None and made:
             launches = [self._whole, self._mask] if wanted.x else [self._whole]
-            self._start_at = machine.join(launches).following(self._moved)
+            self.native = self._native_call(call, machine.join(launches))
+
+    def _native_call(self, call: Call, launches: Prepared) -> _native.Repeated:
+        for each in self._moved:
+            launches.native.follow(each.fields)
+        T, N, C, H = self._T, self._N, self._C, self._H
+        last = call.tensors["grad_last"]
+        absent: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+        grad_out = absent if self._zero is not None else ((T, N, H), call.grad_out.stride())
+        layouts = [
+            ((T, N, C), (*call.strides, 1)),
+            grad_out,
+            absent if last is None else ((1, N, H), (N * H, H, 1)),
+        ]
+        is_gpu = self._device.type == "cuda"
+        index = self._device.index if is_gpu else -1
+        raw = torch._C
+        functions = (
+            Tensor,
+            raw._cuda_getDevice if is_gpu else lambda: -1,
+            functools.partial(raw._cuda_getCurrentRawStream, index)
+            if is_gpu
+            else self._machine.stream,
+            raw._cuda_isCurrentStreamCapturing if is_gpu else lambda: False,
+        )
+        zero = 0 if self._zero is None else self._zero.data_ptr()
+        makers = [
+            None if make is None else parts(make) for make in (self._make_memory, *self._makers)
+        ]
+        return _native.Repeated(
+            launches.native,
+            (index, self._memory.size, self._dh0_at, _KEPT_BYTES, zero),
+            layouts,
+            makers,
+            functions,
+            self._machine.raise_for,
+            (launches, self._moved, self._keep, self._mask_record, self._zero),
+        )
 
     def forget_space(self) -> None:
         """Give memory back that waits for the next call."""
         self._space = None
+        if self.native is not None:
+            self.native.forget()
 
     def repeat(
         self,
@@ -220,49 +272,22 @@ class _Repeated(Schedule):
         grad_last: Tensor | None,
     ) -> Found:
         """All gradients of a call; arguments as for `QuickBackward.run`, h0 in codes."""
+        if self.native is not None:
+            result: Found | None = self.native.run(x, h0, out, nan, grad_out, grad_last)
+            if result is not None:
+                return result
         stream = self._machine.stream()
-        # work of other calls on this stream is done before that of this one
-        space = self._space
-        if space is None or space.stream != stream or capturing(self._device):
-            space = self._new_space(stream)
-        grad_x = self._new_x() if self._new_x else None
-        grad_W = self._new_W() if self._new_W else None
-        grad_R = self._new_R() if self._new_R else None
-        grad_bw = self._new_bw() if self._new_bw else None
-        grad_br = self._new_br() if self._new_br else None
-        base = space.address
-        addresses = (
-            base,
-            x.data_ptr(),
-            0 if h0 is None else h0.data_ptr(),
-            out.data_ptr(),
-            nan.data_ptr(),
-            self._zero_at if grad_out is None else grad_out.data_ptr(),
-            0 if grad_last is None else grad_last.data_ptr(),
-            base + self._dh0_at,
-            0 if grad_bw is None else grad_bw.data_ptr(),
-            0 if grad_br is None else grad_br.data_ptr(),
-            0 if grad_x is None else grad_x.data_ptr(),
-            0 if grad_W is None else grad_W.data_ptr(),
-            0 if grad_R is None else grad_R.data_ptr(),
-        )
-        if self._start_at is not None:
-            self._start_at(stream, addresses)
-        else:
-            self._start_in_turn(stream, addresses, space.memory, grad_x, grad_W, grad_R)
-        return grad_x, grad_W, grad_R, grad_bw, grad_br
-
-    def _start_in_turn(
-        self,
-        stream: int,
-        addresses: Sequence[int],
-        memory: Tensor,
-        grad_x: Tensor | None,
-        grad_W: Tensor | None,
-        grad_R: Tensor | None,
-    ) -> None:
-        """What cannot be one start, as torch makes products in between."""
+        made = [None if make is None else make() for make in self._makers]
+        given = (x, h0, out, nan, self._zero if grad_out is None else grad_out, grad_last)
         with self._lock:
+            # work of other calls on this stream is done before that of this one
+            space = self._space
+            if space is None or space.stream != stream or capturing(self._device):
+                space = self._new_space(stream)
+            memory = space.memory
+            base = memory.data_ptr()
+            addresses = [0 if each is None else each.data_ptr() for each in (*given, *made)]
+            addresses = [base, *addresses[:6], base + self._dh0_at, *addresses[6:]]
             for moved, address in zip(self._moved, addresses, strict=True):
                 moved.move(address)
             if self._whole is not None:
@@ -270,17 +295,22 @@ class _Repeated(Schedule):
             else:
                 self._start_in_parts(memory, stream)
             if not self._products.results[0]:
-                real = memory.view(self._precision.dtype)
-                with torch.autocast(self._device.type, enabled=False):
-                    for name, to in (("x", grad_x), ("W", grad_W), ("R", grad_R)):
-                        if to is not None:
-                            self._products.write(0, name, real, to.view(-1, to.shape[-1]))
-            if grad_x is not None:
+                self._multiply(memory, made)
+            if made[0] is not None:
                 self._mask.start(stream)
+        return made[0], made[1], made[2], made[3], made[4]
+
+    def _multiply(self, memory: Tensor, made: Sequence[Tensor | None]) -> None:
+        """The last products, from torch."""
+        real = memory.view(self._precision.dtype)
+        with torch.autocast(self._device.type, enabled=False):
+            for name, to in zip("xWR", made, strict=False):
+                if to is not None:
+                    self._products.write(0, name, real, to.view(-1, to.shape[-1]))
 
     def _new_space(self, stream: int) -> _Space:
         """Memory for a call; where it is little, and no graph's, it is kept for the next."""
-        space = _Space(self._new_memory(), stream)
+        space = _Space(self._make_memory(), stream)
         if self._memory.size <= _KEPT_BYTES and not capturing(self._device):
             self._space = space
         return space

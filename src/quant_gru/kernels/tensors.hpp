@@ -1,0 +1,68 @@
+// Tensors of torch as native code sees them: through the table of functions that torch gives for
+// it (DLPack's exchange of C), where there is one, or through their attributes.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "objects.hpp"
+
+namespace quant_gru {
+
+// Where a tensor of three dimensions is.
+struct View {
+    uintptr_t address;
+    int64_t shape[3], strides[3];
+
+    bool is_contiguous() const;
+};
+
+class Tensors {
+ public:
+    // type: torch.Tensor. device: get_device() of what is looked at, below 0 for the CPU.
+    Tensors(const nanobind::handle &type, int64_t device);
+
+    // Whether a Tensor, of this type itself, is float32 on the device and of three dimensions.
+    bool view(PyObject *tensor, View &to) const;
+    uintptr_t address(PyObject *tensor) const;
+    // Whether a Tensor is float32 on the device, of a shape, at an address, and contiguous.
+    bool is_at(PyObject *tensor, uintptr_t address, const std::vector<int64_t> &shape) const;
+    bool is_contiguous(PyObject *tensor) const { return holds_true(is_contiguous_.call(tensor)); }
+    int64_t version(PyObject *tensor) const { return number(version_.of(tensor)); }
+    bool requires_grad(PyObject *tensor) const { return holds_true(requires_grad_.of(tensor)); }
+    // Whether its elements are to be negated when they are read.
+    bool is_neg(PyObject *tensor) const { return holds_true(is_neg_.call(tensor)); }
+    int64_t device() const { return device_; }
+
+ private:
+    // The head of DLPack's table, and a tensor in its terms.
+    struct Table {
+        uint32_t major, minor;
+        Table *before;
+        void *allocate, *from_object, *to_object;
+        int (*look)(void *object, void *to);
+    };
+    struct Look {
+        void *data;
+        int32_t device_type, device;
+        int32_t dimensions;
+        uint8_t code, bits;
+        uint16_t lanes;
+        const int64_t *shape, *strides;
+        uint64_t offset;
+    };
+
+    bool look(PyObject *tensor, Look &to) const;
+    // Whether it is float32 on the device.
+    bool is_ours(const Look &found) const;
+
+    int64_t device_;
+    const Table *table_ = nullptr;
+    nanobind::object float32_;
+    Attribute dtype_, is_here_, shape_, version_, requires_grad_, data_ptr_, stride_, is_neg_,
+        get_device_, is_contiguous_;
+};
+
+}  // namespace quant_gru

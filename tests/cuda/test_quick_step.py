@@ -151,6 +151,57 @@ def test_products_are_among_the_launches(cublas, monkeypatch):
     assert len(cublas.started) == 3
 
 
+def test_native_backwards_keep_little_memory(cublas, monkeypatch):
+    gru, x = training(), torch.randn(6, 8, C)
+    results(gru, x)
+    results(gru, x)
+    back = step_of(gru).call.back
+    latest = back._latest
+    assert latest.native.forget()
+    assert not latest.native.forget()
+    results(gru, x)
+    # that of another size goes when this one is repeated
+    results(gru, x[:5])
+    assert back._latest is not latest
+    assert not latest.native.forget()
+    assert back._latest.native.forget()
+    monkeypatch.setattr(quick, "_KEPT_BYTES", 0)
+    results(gru, x[:4])
+    results(gru, x[:4])
+    assert not back._latest.native.forget()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_a_backward_gets_may_lie_in_other_ways(cublas, first):
+    """Hooks give saved tensors back as they like; gradients come as they are."""
+    gru = training(batch_first=True)
+    x = torch.randn(8, 6, C)
+    check(gru, x)
+    step = step_of(gru)
+    repeated = step.call.back._latest
+
+    def gradients(hooked, expanded):
+        leaf = x.clone().requires_grad_()
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda t: t.detach().clone(memory_format=torch.contiguous_format), lambda t: t
+        )
+        with hooks if hooked else torch.enable_grad():
+            y, h_n = gru(leaf)
+        given = torch.ones(()).expand(y.shape) if expanded else torch.ones(y.shape)
+        return torch.autograd.grad(
+            (y, h_n) if first else (y,),
+            [leaf, *gru.parameters()],
+            (given, torch.ones(h_n.shape)) if first else (given,),
+        )
+
+    expected = gradients(False, False)
+    for hooked, expanded in ((True, False), (False, True), (True, True), (False, False)):
+        assert all(map(torch.equal, gradients(hooked, expanded), expected)), (hooked, expanded)
+    assert step_of(gru) is step
+    assert len(step.call.back._kinds) >= 4
+    assert repeated in step.call.back._kinds.values()
+
+
 def quickly(gru, x):
     """Whether a call went the quick way."""
     with pytest.MonkeyPatch.context() as patch:

@@ -24,7 +24,7 @@ from quant_gru._plan_cache import PlanCache
 from quant_gru._quick import quick_of
 from quant_gru._quick_gpu import quick_gpu_of
 from quant_gru._quick_step import quick_step_of
-from quant_gru._quiet import is_quiet
+from quant_gru._quiet import is_quiet, is_quiet_in_training
 from quant_gru._sequence import Sequence, normalize
 from quant_gru._state import QuantState, summary
 from quant_gru._stream import Stream
@@ -141,6 +141,10 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
             hx = args[1] if len(args) > 1 else None
             result = quick.run(self._parameters.values(), args[0], hx, self.batch_first)
             return self._forward(args[0], hx) if result is None else result
+        if self.training and 0 < len(args) < 3 and is_quiet_in_training(self.__dict__):
+            result = self._step(args[0], args[1] if len(args) > 1 else None)
+            if result is not None:
+                return result
         return super().__call__(*args)
 
     @overload
@@ -188,19 +192,24 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         if _library.traced(input):
             return self._forward_traced(input, hx, zoneout_mask)
         plans = self._state.plans
-        if self.training and zoneout_mask is None and type(input) is Tensor:
-            step = plans.step(input.device)
-            if step is not None:
-                own = self._parameters.values()
-                result = step.run(own, self._step_options(), input, hx, self.batch_first)
-                if result is not None:
-                    return result
+        if self.training and zoneout_mask is None:
+            result = self._step(input, hx)
+            if result is not None:
+                return result
         quick = plans.quick
         if quick is not None and not self.training:
             result = quick.run(self._parameters.values(), input, hx, self.batch_first)
             if result is not None:
                 return result
         return self._forward(input, hx, zoneout_mask)
+
+    def _step(self, input: object, hx: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """A call in training that is like the one before; None where it is not."""
+        step = self._state.plans.step(input.device) if type(input) is Tensor else None
+        if step is None:
+            return None
+        own = self._parameters.values()
+        return step.run(own, self._step_options(), input, hx, self.batch_first)
 
     def _forward(
         self,

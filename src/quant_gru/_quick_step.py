@@ -69,7 +69,7 @@ class QuickStep:
         self,
         weights: Collection[Tensor | None],
         options: tuple[Any, ...],
-        x: Tensor,
+        x: Any,
         hx: Tensor | None,
         batch_first: bool,
     ) -> tuple[Tensor, Tensor] | None:

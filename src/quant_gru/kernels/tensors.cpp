@@ -22,6 +22,7 @@ bool View::is_contiguous() const {
 
 Tensors::Tensors(const nb::handle &type, int64_t device)
     : device_(device),
+      type_(nb::borrow(type)),
       float32_(nb::module_::import_("torch").attr("float32")),
       dtype_(type, "dtype"),
       is_here_(type, device < 0 ? "is_cpu" : "is_cuda"),
@@ -104,6 +105,40 @@ uintptr_t Tensors::address(PyObject *tensor) const {
     Look found;
     if (look(tensor, found)) return reinterpret_cast<uintptr_t>(found.data) + found.offset;
     return static_cast<uintptr_t>(number(data_ptr_.call(tensor)));
+}
+
+KeptWeights::KeptWeights(const Tensors &tensors, const nb::sequence &weights, nb::object steps)
+    : steps_(std::move(steps)) {
+    for (nb::handle w : weights)
+        stamps_.push_back({w.ptr(), tensors.version(w.ptr()), tensors.address(w.ptr())});
+    if (!steps_.is_none()) count_ = count();
+}
+
+int64_t KeptWeights::count() const {
+    static PyObject *const name = PyUnicode_InternFromString("count");
+    return number(checked(PyObject_GetAttr(steps_.ptr(), name)));
+}
+
+bool KeptWeights::hold(const Tensors &tensors, const nb::object &weights) const {
+    if (!steps_.is_none() && count() != count_) return false;
+    const nb::object found = checked(PyObject_GetIter(weights.ptr()));
+    size_t i = 0;
+    while (PyObject *item = PyIter_Next(found.ptr())) {
+        const nb::object w = nb::steal(item);
+        if (i == stamps_.size()) return false;
+        const Stamp &stamp = stamps_[i++];
+        if (item != stamp.tensor || tensors.version(item) != stamp.version ||
+            tensors.address(item) != stamp.address)
+            return false;
+    }
+    if (PyErr_Occurred()) throw nb::python_error();
+    return i == stamps_.size();
+}
+
+bool KeptWeights::ask_for_gradient(const Tensors &tensors) const {
+    for (const Stamp &stamp : stamps_)
+        if (tensors.requires_grad(stamp.tensor)) return true;
+    return false;
 }
 
 }  // namespace quant_gru

@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "objects.hpp"
@@ -24,7 +25,11 @@ class Tensors {
     // type: torch.Tensor. device: get_device() of what is looked at, below 0 for the CPU.
     Tensors(const nanobind::handle &type, int64_t device);
 
-    // Whether a Tensor, of this type itself, is float32 on the device and of three dimensions.
+    // Whether it is a Tensor, of this type itself, float32 on the device and of three dimensions.
+    bool is_plain(PyObject *o, View &to) const {
+        return reinterpret_cast<PyObject *>(Py_TYPE(o)) == type_.ptr() && view(o, to);
+    }
+    // The same of what is a Tensor, or of a type below.
     bool view(PyObject *tensor, View &to) const;
     uintptr_t address(PyObject *tensor) const;
     // Whether a Tensor is float32 on the device, of a shape, at an address, and contiguous.
@@ -60,9 +65,48 @@ class Tensors {
 
     int64_t device_;
     const Table *table_ = nullptr;
-    nanobind::object float32_;
+    nanobind::object type_, float32_;
     Attribute dtype_, is_here_, shape_, version_, requires_grad_, data_ptr_, stride_, is_neg_,
         get_device_, is_contiguous_;
+};
+
+// Makes tensors of one kind: a function with its arguments.
+class Maker {
+ public:
+    Maker() = default;
+    // parts: the function and a tuple of the arguments.
+    explicit Maker(const nanobind::tuple &parts) : function_(parts[0]), arguments_(parts[1]) {}
+    nanobind::object operator()() const {
+        return checked(PyObject_Call(function_.ptr(), arguments_.ptr(), nullptr));
+    }
+
+ private:
+    nanobind::object function_, arguments_;
+};
+
+// The weights that something was made of: what tells that they are still the same.
+class KeptWeights {
+ public:
+    // weights: all of a module, kept by the caller for as long as this lives. steps: what has a
+    // `count` of optimizer steps, or None.
+    KeptWeights(const Tensors &tensors, const nanobind::sequence &weights, nanobind::object steps);
+
+    // Whether these, the module's now, are those that were given, unchanged.
+    bool hold(const Tensors &tensors, const nanobind::object &weights) const;
+    bool ask_for_gradient(const Tensors &tensors) const;
+
+ private:
+    struct Stamp {
+        PyObject *tensor;
+        int64_t version;
+        uintptr_t address;
+    };
+
+    int64_t count() const;
+
+    std::vector<Stamp> stamps_;
+    nanobind::object steps_;
+    int64_t count_ = 0;
 };
 
 }  // namespace quant_gru

@@ -64,7 +64,7 @@ class Quick:
         steps: Any,
         variable: str,
         torch: tuple[Any, ...],
-        like: Callable[[tuple[int, ...]], Tensor],
+        parts: Callable[[tuple[int, ...]], tuple[Callable[..., Tensor], tuple[Any, ...]]],
     ) -> None: ...
     # NotImplemented where x or hx has to be contiguous
     def run(

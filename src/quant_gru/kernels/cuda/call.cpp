@@ -7,10 +7,6 @@ namespace nb = nanobind;
 
 namespace quant_gru {
 
-nb::object Maker::operator()() const {
-    return checked(PyObject_Call(function_.ptr(), arguments_.ptr(), nullptr));
-}
-
 nb::object Space::take(int64_t size, uintptr_t stream, const Maker &make, const Tensors &tensors,
                        uintptr_t &address) {
     if (size <= size_ && stream == stream_) {
@@ -61,7 +57,7 @@ void Call::move_input(uintptr_t address, int64_t step, int64_t next) {
 
 nb::object Call::run(const Given &given, Space *kept) {
     const View &x_view = given.x_view;
-    if (x_view.strides[2] != 1 || tensors_.is_neg(given.x) ||
+    if ((x_view.strides[2] != 1 && sizes_.C != 1) || tensors_.is_neg(given.x) ||
         (given.h0 && (!given.h0_view.is_contiguous() || tensors_.is_neg(given.h0))))
         return nb::borrow(Py_NotImplemented);
 

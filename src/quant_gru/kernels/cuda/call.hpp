@@ -14,18 +14,6 @@
 
 namespace quant_gru {
 
-// Makes tensors of one kind: a function with its arguments.
-class Maker {
- public:
-    Maker(nanobind::object function, nanobind::tuple arguments)
-        : function_(std::move(function)), arguments_(std::move(arguments)) {}
-    nanobind::object operator()() const;
-
- private:
-    nanobind::object function_;
-    nanobind::tuple arguments_;
-};
-
 // Memory of calls, kept from one to the next. Work of one stream is done in turn, so its calls may
 // share it, those of other sizes included.
 class Space {

@@ -15,16 +15,11 @@ QuickGPU::QuickGPU(const Sizes &sizes, const nb::sequence &weights, nb::object s
                    nb::tuple torch, int64_t most)
     : sizes_(sizes),
       tensors_(torch[0], sizes.device),
-      steps_(std::move(steps)),
-      tensor_(torch[0]),
+      weights_(tensors_, weights, std::move(steps)),
       is_grad_enabled_(torch[1]),
       current_device_(torch[2]),
       is_capturing_(torch[3]),
-      space_(most) {
-    for (nb::handle w : weights)
-        stamps_.push_back({w.ptr(), tensors_.version(w.ptr()), tensors_.address(w.ptr())});
-    if (!steps_.is_none()) count_ = steps_now();
-}
+      space_(most) {}
 
 void QuickGPU::add(int64_t T, int64_t N, bool with_h0, nb::object call) {
     // what is replaced is released last: other threads may come in then
@@ -33,38 +28,10 @@ void QuickGPU::add(int64_t T, int64_t N, bool with_h0, nb::object call) {
     std::swap(calls_[{T, N, with_h0}], call);
 }
 
-int64_t QuickGPU::steps_now() const {
-    static PyObject *const name = PyUnicode_InternFromString("count");
-    return number(checked(PyObject_GetAttr(steps_.ptr(), name)));
-}
-
-bool QuickGPU::holds(const nb::object &weights) const {
-    if (!steps_.is_none() && steps_now() != count_) return false;
-    const nb::object found = checked(PyObject_GetIter(weights.ptr()));
-    size_t i = 0;
-    while (PyObject *item = PyIter_Next(found.ptr())) {
-        const nb::object w = nb::steal(item);
-        if (i == stamps_.size()) return false;
-        const Stamp &stamp = stamps_[i++];
-        if (item != stamp.tensor || tensors_.version(item) != stamp.version ||
-            tensors_.address(item) != stamp.address)
-            return false;
-    }
-    if (PyErr_Occurred()) throw nb::python_error();
-    return i == stamps_.size();
-}
-
 bool QuickGPU::wants_gradient(PyObject *x, PyObject *hx) const {
-    if (!holds_true(call(is_grad_enabled_))) return false;
-    if (tensors_.requires_grad(x) || (hx && tensors_.requires_grad(hx))) return true;
-    for (const Stamp &stamp : stamps_)
-        if (tensors_.requires_grad(stamp.tensor)) return true;
-    return false;
-}
-
-bool QuickGPU::is_plain(PyObject *tensor, View &to) const {
-    return reinterpret_cast<PyObject *>(Py_TYPE(tensor)) == tensor_.ptr() &&
-           tensors_.view(tensor, to);
+    return holds_true(call(is_grad_enabled_)) &&
+           (tensors_.requires_grad(x) || (hx && tensors_.requires_grad(hx)) ||
+            weights_.ask_for_gradient(tensors_));
 }
 
 nb::object QuickGPU::run(const nb::object &weights, const nb::object &x, const nb::object &hx,
@@ -72,17 +39,17 @@ nb::object QuickGPU::run(const nb::object &weights, const nb::object &x, const n
     Call::Given given{x.ptr(), nullptr, nullptr, {}, {}, batch_first};
     PyObject *const h0 = hx.is_none() ? nullptr : hx.ptr();
     given.h0 = h0;
-    if (!is_plain(x.ptr(), given.x_view)) return nb::none();
+    if (!tensors_.is_plain(x.ptr(), given.x_view)) return nb::none();
     const auto &shape = given.x_view.shape;
     const int64_t T = shape[batch_first], N = shape[!batch_first];
     if (shape[2] != sizes_.C || !T || !N) return nb::none();
     if (h0) {
         const auto &states = given.h0_view.shape;
-        if (!is_plain(h0, given.h0_view) || states[0] != sizes_.states || states[1] != N ||
+        if (!tensors_.is_plain(h0, given.h0_view) || states[0] != sizes_.states || states[1] != N ||
             states[2] != sizes_.H)
             return nb::none();
     }
-    if (!holds(weights) || wants_gradient(x.ptr(), h0)) return nb::none();
+    if (!weights_.hold(tensors_, weights) || wants_gradient(x.ptr(), h0)) return nb::none();
     const auto found = calls_.find({T, N, h0 != nullptr});
     if (found == calls_.end()) return nb::borrow(Py_NotImplemented);
     // another thread may let go of it while this one waits

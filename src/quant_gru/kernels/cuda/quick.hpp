@@ -36,23 +36,12 @@ class QuickGPU {
                          const nanobind::object &hx, bool batch_first);
 
  private:
-    struct Stamp {
-        PyObject *tensor;
-        int64_t version;
-        uintptr_t address;
-    };
-
-    int64_t steps_now() const;
-    bool holds(const nanobind::object &weights) const;
     bool wants_gradient(PyObject *x, PyObject *hx) const;
-    bool is_plain(PyObject *tensor, View &to) const;
 
     Sizes sizes_;
     Tensors tensors_;
-    std::vector<Stamp> stamps_;
-    nanobind::object steps_;
-    int64_t count_ = 0;
-    nanobind::object tensor_, is_grad_enabled_, current_device_, is_capturing_;
+    KeptWeights weights_;
+    nanobind::object is_grad_enabled_, current_device_, is_capturing_;
     std::map<std::tuple<int64_t, int64_t, bool>, nanobind::object> calls_;
     Space space_;
 };

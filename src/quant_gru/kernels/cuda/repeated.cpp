@@ -14,7 +14,6 @@ Repeated::Repeated(Launches &launches, const Sizes &sizes, std::vector<Layout> l
       sizes_(sizes),
       tensors_(torch[0], sizes.device),
       layouts_(std::move(layouts)),
-      tensor_(torch[0]),
       current_device_(torch[1]),
       stream_(torch[2]),
       is_capturing_(torch[3]),
@@ -24,16 +23,15 @@ Repeated::Repeated(Launches &launches, const Sizes &sizes, std::vector<Layout> l
         if (each.is_none())
             makers_.emplace_back();
         else
-            makers_.emplace_back(Maker(each[0], nb::cast<nb::tuple>(each[1])));
+            makers_.emplace_back(Maker(nb::cast<nb::tuple>(each)));
     }
 }
 
 bool Repeated::lies(const nb::object &tensor, const Layout &layout, uintptr_t &address) const {
     if (tensor.is_none()) return layout.shape.empty();
     View found;
-    if (layout.shape.empty() ||
-        reinterpret_cast<PyObject *>(Py_TYPE(tensor.ptr())) != tensor_.ptr() ||
-        !tensors_.view(tensor.ptr(), found) || tensors_.is_neg(tensor.ptr()))
+    if (layout.shape.empty() || !tensors_.is_plain(tensor.ptr(), found) ||
+        tensors_.is_neg(tensor.ptr()))
         return false;
     for (int i = 0; i < 3; ++i)
         if (found.shape[i] != layout.shape[i] ||

@@ -70,7 +70,7 @@ class Repeated {
     Tensors tensors_;
     std::vector<Layout> layouts_;
     std::vector<std::optional<Maker>> makers_;
-    nanobind::object tensor_, current_device_, stream_, is_capturing_, fail_, keep_;
+    nanobind::object current_device_, stream_, is_capturing_, fail_, keep_;
     nanobind::object kept_;
     uintptr_t kept_stream_ = 0, kept_address_ = 0;
 };

@@ -5,20 +5,12 @@ namespace nb = nanobind;
 namespace quant_gru {
 
 Step::Step(const Sizes &sizes, const nb::sequence &weights, const nb::tuple &torch)
-    : sizes_(sizes),
-      tensors_(torch[0], sizes.device),
-      tensor_(torch[0]),
-      current_device_(torch[1]) {
+    : sizes_(sizes), tensors_(torch[0], sizes.device), current_device_(torch[1]) {
     for (nb::handle w : weights) {
         std::vector<int64_t> shape;
         for (nb::handle size : w.attr("shape")) shape.push_back(nb::cast<int64_t>(size));
         places_.push_back({w.ptr(), tensors_.address(w.ptr()), std::move(shape)});
     }
-}
-
-bool Step::is_plain(PyObject *tensor, View &to) const {
-    return reinterpret_cast<PyObject *>(Py_TYPE(tensor)) == tensor_.ptr() &&
-           tensors_.view(tensor, to);
 }
 
 bool Step::holds(const nb::object &weights) const {
@@ -37,10 +29,11 @@ bool Step::holds(const nb::object &weights) const {
 bool Step::takes(const nb::object &weights, const nb::object &x, const nb::object &hx,
                  bool batch_first) const {
     View given, states;
-    if (!is_plain(x.ptr(), given) || given.shape[2] != sizes_.C || !given.shape[batch_first])
+    if (!tensors_.is_plain(x.ptr(), given) || given.shape[2] != sizes_.C ||
+        !given.shape[batch_first])
         return false;
     if (!hx.is_none() &&
-        (!is_plain(hx.ptr(), states) || states.shape[0] != sizes_.states ||
+        (!tensors_.is_plain(hx.ptr(), states) || states.shape[0] != sizes_.states ||
          states.shape[1] != given.shape[!batch_first] || states.shape[2] != sizes_.H))
         return false;
     return holds(weights) && number(call(current_device_)) == sizes_.device;

@@ -34,12 +34,10 @@ class Step {
         std::vector<int64_t> shape;
     };
 
-    bool is_plain(PyObject *tensor, View &to) const;
-
     Sizes sizes_;
     Tensors tensors_;
     std::vector<Place> places_;
-    nanobind::object tensor_, current_device_;
+    nanobind::object current_device_;
 };
 
 }  // namespace quant_gru

@@ -22,8 +22,9 @@ from quant_gru.kernels.cuda.backward.call import PRECISIONS, Call, Precision
 from quant_gru.kernels.cuda.backward.pieces import most_steps
 from quant_gru.kernels.cuda.backward.schedule import Schedule
 from quant_gru.kernels.cuda.launch import Machine, Prepared
-from quant_gru.kernels.cuda.memory import Memory, maker, parts
+from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.numbers import capturing
+from quant_gru.kernels.makers import maker, parts
 
 _MOST_KINDS = 64
 _KEPT_BYTES = 8 << 20

@@ -5,7 +5,6 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "objects.hpp"
@@ -74,8 +73,8 @@ class Tensors {
 class Maker {
  public:
     Maker() = default;
-    // parts: the function and a tuple of the arguments.
-    explicit Maker(const nanobind::tuple &parts) : function_(parts[0]), arguments_(parts[1]) {}
+    Maker(nanobind::object function, nanobind::tuple arguments)
+        : function_(function), arguments_(arguments) {}
     nanobind::object operator()() const {
         return checked(PyObject_Call(function_.ptr(), arguments_.ptr(), nullptr));
     }

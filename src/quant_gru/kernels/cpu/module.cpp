@@ -235,7 +235,7 @@ void make_call(Call *self, Launches &launches, const std::vector<Fields *> &fiel
         found.push_back({step, next, fours, width, may});
     const auto &[T, N, C, space, codes] = sizes;
     std::vector<Maker> made;
-    for (const nb::tuple &each : makers) made.emplace_back(each);
+    for (const nb::tuple &each : makers) made.emplace_back(each[0], nb::cast<nb::tuple>(each[1]));
     new (self) Call(launches, fields, found, {T, N, C, space, codes}, std::move(made),
                     Tensors(tensor, device), std::move(stream), std::move(fail), std::move(keep));
 }

@@ -44,7 +44,8 @@ Quick::Makers Quick::makers(const int64_t (&shape)[3], bool batch_first) {
     const int64_t H = stack_->layer(0, 0).H(), D = stack_->directions();
     const auto states = static_cast<int64_t>(stack_->depth()) * D;
     auto maker = [&](int64_t a, int64_t b, int64_t c) {
-        return Maker(nb::cast<nb::tuple>(parts_(nb::make_tuple(a, b, c))));
+        const auto parts = nb::cast<nb::tuple>(parts_(nb::make_tuple(a, b, c)));
+        return Maker(parts[0], nb::cast<nb::tuple>(parts[1]));
     };
     Makers made;
     made.first = shape[0];

@@ -6,9 +6,9 @@ import ctypes
 from typing import Any
 
 from quant_gru.kernels.cpu import _native
-from quant_gru.kernels.makers import Maker, maker, parts
+from quant_gru.kernels.makers import maker
 
-__all__ = ["Maker", "Memory", "maker", "parts"]
+__all__ = ["Memory", "maker"]
 
 _ALIGNMENT = 256
 

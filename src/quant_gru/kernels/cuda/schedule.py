@@ -6,12 +6,10 @@ included. All that a launch needs but addresses is kept.
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import itertools
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +20,10 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cuda import planner
+from quant_gru.kernels.cuda.calls import Memories, Sizes, makers_of, native_call
 from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
-from quant_gru.kernels.cuda.memory import Maker, Memory, maker, parts
+from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.numbers import Numbers
 from quant_gru.kernels.cuda.projection import projection, resident
 from quant_gru.kernels.cuda.real_projection import (
@@ -119,18 +118,6 @@ class _Rows:
         self.tensor: Any = None
 
 
-class _Makers(NamedTuple):
-    """What makes the tensors of a call; `whole_space` is for calls that keep no codes."""
-
-    y: Maker
-    y_rows_first: Maker
-    h_n: Maker
-    nan: Maker
-    codes: Maker
-    space: Maker
-    whole_space: Maker
-
-
 class Schedule:
     """The launches of a call.
 
@@ -187,9 +174,21 @@ class Schedule:
                 self._memory.point(record, "bytes", rows.start)
         self._steps = _joined(self._machine, self._steps)
         self._multiplied = [rows for rows in self._rows if rows.multiplied]
-        device = directions[0].numbers.device
-        self._made = self._makers(device)
-        self.call = self._native_call(device, directions[0].numbers.C)
+        numbers = directions[0].numbers
+        sizes = Sizes(
+            T,
+            N,
+            numbers.C,
+            numbers.H,
+            self._layers,
+            self._directions,
+            self._memory.size,
+            self._codes.size,
+        )
+        # codes of one cell are a tensor by themselves
+        container = self._kept[0][1] if len(self._kept) == 1 else None
+        self._made = makers_of(sizes, container, numbers.device)
+        self.call = self._native_call(sizes, numbers.device)
 
     def run(
         self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
@@ -249,61 +248,32 @@ class Schedule:
                 each.result = None
         return y, h_n, nan, codes
 
-    def _native_call(self, device: torch.device, C: int) -> _native.Call | None:
-        """All of a call in native code, where launches are all there is to it."""
+    def _native_call(self, sizes: Sizes, device: torch.device) -> _native.Call | None:
         launches = self._steps[0]
         if len(self._steps) > 1 or isinstance(launches, _Product):
             return None
-        inputs = [
-            (
-                ctypes.addressof(record) + kind.step.offset,
-                ctypes.addressof(record) + kind.next.offset,
-                ctypes.addressof(record) + kind.fours.offset,
-                kind.fours.size,
-                may,
-            )
-            for record, kind, may in (
-                *((take, TakeC, take.to.planes > 0) for take in self._takes),
-                *((each, type(each), True) for each in self._reals),
-            )
-        ]
-        given = (self._x, self._h0, self._lengths)
-        memories = (*given, self._y, self._h_n, self._nan, self._codes, self._memory)
-        made, stream = self._made, self._machine.stream
-        if device.type == "cuda":
-            # the same, without a step of Python
-            stream = functools.partial(torch._C._cuda_getCurrentRawStream, device.index)
-        makers = [made.y, made.y_rows_first, made.h_n, made.space, made.whole_space]
-        if self._keeps:
-            makers += [made.nan, made.codes]
-        return _native.Call(
-            launches.native,
-            [each.fields for each in memories],
-            inputs,
-            (self._T, self._N, C, self._memory.size, self._codes.size),
-            [parts(make) for make in makers],
-            Tensor,
-            device.index if device.type == "cuda" else -1,
-            stream,
-            self._machine.raise_for,
-            (self._steps, memories, self._keep),
+        memories = Memories(
+            self._x,
+            self._h0,
+            self._lengths,
+            self._y,
+            self._h_n,
+            self._nan,
+            self._codes,
+            self._memory,
         )
-
-    def _makers(self, device: torch.device) -> _Makers:
-        T, N, H, D = self._T, self._N, self._H, self._directions
-        states, size = self._layers * D, self._memory.size
-        # codes of one cell are a tensor by themselves
-        alone = self._kept[0][1] if len(self._kept) == 1 else None
-        return _Makers(
-            maker((T, N, D * H), device),
-            maker((N, T, D * H), device, order=(1, 0, 2)),
-            maker((states, N, H), device),
-            maker((states, N), device),
-            maker((T, N, H), device, alone)
-            if alone
-            else maker((self._codes.size,), device, torch.int8),
-            maker((size,), device, torch.int8),
-            maker((size + self._codes.size,), device, torch.int8),
+        inputs = [(take, take.to.planes > 0) for take in self._takes]
+        inputs += [(each, True) for each in self._reals]
+        return native_call(
+            self._machine,
+            launches,
+            memories,
+            inputs,
+            sizes,
+            self._made,
+            device,
+            keeps=self._keeps,
+            keep=self._keep,
         )
 
     def _hand_on(self, codes: Tensor, kept: Kept) -> None:

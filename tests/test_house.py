@@ -54,6 +54,7 @@ GRU = {
     "_quick",
     "_quick_gpu",
     "_quick_step",
+    "_quiet",
     "_adjust",
     "_stream",
     "_state",

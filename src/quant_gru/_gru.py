@@ -24,6 +24,7 @@ from quant_gru._plan_cache import PlanCache
 from quant_gru._quick import quick_of
 from quant_gru._quick_gpu import quick_gpu_of
 from quant_gru._quick_step import quick_step_of
+from quant_gru._quiet import is_quiet, is_quiet_in_training
 from quant_gru._sequence import Sequence, normalize
 from quant_gru._state import QuantState, summary
 from quant_gru._stream import Stream
@@ -131,6 +132,21 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
 
     # --- forward
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As of any module; what is like the call before, and not watched, goes straight on."""
+        if torch.compiler.is_dynamo_compiling() or kwargs or type(self) is not QuantGRU:
+            return super().__call__(*args, **kwargs)
+        quick = self._state.plans.quick
+        if quick is not None and 0 < len(args) < 3 and is_quiet(self.__dict__):
+            hx = args[1] if len(args) > 1 else None
+            result = quick.run(self._parameters.values(), args[0], hx, self.batch_first)
+            return self._forward(args[0], hx) if result is None else result
+        if self.training and 0 < len(args) < 3 and is_quiet_in_training(self.__dict__):
+            result = self._step(args[0], args[1] if len(args) > 1 else None)
+            if result is not None:
+                return result
+        return super().__call__(*args)
+
     @overload
     def forward(
         self, input: Tensor, hx: Tensor | None = None, *, zoneout_mask: Tensor | None = None
@@ -176,18 +192,34 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         if _library.traced(input):
             return self._forward_traced(input, hx, zoneout_mask)
         plans = self._state.plans
-        if self.training and zoneout_mask is None and type(input) is Tensor:
-            step = plans.step(input.device)
-            if step is not None:
-                own = self._parameters.values()
-                result = step.run(own, self._step_options(), input, hx, self.batch_first)
-                if result is not None:
-                    return result
+        if self.training and zoneout_mask is None:
+            result = self._step(input, hx)
+            if result is not None:
+                return result
         quick = plans.quick
         if quick is not None and not self.training:
             result = quick.run(self._parameters.values(), input, hx, self.batch_first)
             if result is not None:
                 return result
+        return self._forward(input, hx, zoneout_mask)
+
+    def _step(self, input: object, hx: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """A call in training that is like the one before; None where it is not."""
+        step = self._state.plans.step(input.device) if type(input) is Tensor else None
+        if step is None:
+            return None
+        own = self._parameters.values()
+        return step.run(own, self._step_options(), input, hx, self.batch_first)
+
+    def _forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: Tensor | None,
+        zoneout_mask: Tensor | None = None,
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """The quantized forward of a call that no quick way takes; keeps one for those like it."""
+        plans = self._state.plans
+        quick = plans.quick
         weights = self._weights()
         sequence = self._normalize(input, hx)
         noise = self._noise(sequence, zoneout_mask)

@@ -65,8 +65,10 @@ class QuickGPU:
 
     def __init__(self, stack: Stack, weights: KeptWeights) -> None:
         self._stack = stack
+        # native code knows them by their addresses
         self._weights = weights
-        self._plain = PlainCalls(stack)
+        self._native = stack.quick(weights.tensors, weights.count_of_steps)
+        self._run = self._native.run
         self.holds = weights.hold
         """holds(weights now) -> whether they are still those that were given, unchanged."""
 
@@ -85,20 +87,23 @@ class QuickGPU:
             As `QuantGRU.forward`; None where the call is of another kind, a weight changed, a
             gradient may be asked for, or weights fit no registers.
         """
-        if not self._plain.takes(x, hx, batch_first) or not self.holds(weights):
-            return None
-        if torch.is_grad_enabled() and (
-            x.requires_grad
-            or (hx is not None and hx.requires_grad)
-            or self._weights.ask_for_gradient()
-        ):
-            return None
+        result = self._run(weights, x, hx, batch_first)
+        if result is not NotImplemented:
+            return result
+        return self._run_general(x, hx, batch_first)
+
+    def _run_general(
+        self, x: Tensor, hx: Tensor | None, batch_first: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        """Run a call whose size is new, or that native code leaves alone."""
         if batch_first:
             x = x.transpose(0, 1)
         result = self._stack.run(x, hx)
-        if result is None or not batch_first:
-            return result
-        return result[0].transpose(0, 1), result[1]
+        if result is None:
+            return None
+        self._stack.repeat(self._native, x, hx)
+        y, h_n = result
+        return (y.transpose(0, 1) if batch_first else y), h_n
 
 
 def quick_gpu_of(

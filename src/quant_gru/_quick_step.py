@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru._quick_gpu import PlainCalls
 from quant_gru._training import Call, straight_through
 from quant_gru.kernels.cuda.backward.quick import QuickBackward
 from quant_gru.kernels.cuda.numbers import capturing
@@ -46,9 +45,9 @@ class QuickStep:
         self, call: Call, stack: Stack, weights: Sequence[Tensor], options: tuple[Any, ...]
     ) -> None:
         self.call, self._stack, self._options = call, stack, options
-        self._plain = PlainCalls(stack)
         self._weights = list(weights)
-        self._kept = [(w, w.data_ptr(), w.shape) for w in weights]
+        native = stack.step(self._weights)
+        self._holds, self._takes = native.holds, native.takes
         given = [(w.data_ptr(), w.dtype) for w in weights]
         size = 4 if call.bias else 2
         absent = () if call.bias else ((0, None), (0, None))
@@ -64,24 +63,13 @@ class QuickStep:
             weights: The module's weights now, in the order they were given in.
             options: The options now.
         """
-        if options != self._options or len(weights) != len(self._kept):
-            return False
-        for w, (kept, address, shape) in zip(weights, self._kept, strict=True):
-            if (
-                w is not kept
-                or w.data_ptr() != address
-                or w.dtype is not torch.float32
-                or w.shape != shape
-                or not w.is_contiguous()
-            ):
-                return False
-        return True
+        return options == self._options and self._holds(weights)
 
     def run(
         self,
         weights: Collection[Tensor | None],
         options: tuple[Any, ...],
-        x: Tensor,
+        x: Any,
         hx: Tensor | None,
         batch_first: bool,
     ) -> tuple[Tensor, Tensor] | None:
@@ -90,17 +78,15 @@ class QuickStep:
         Args:
             weights: As for `holds`.
             options: As for `holds`.
-            x: What was given as input; taken as `PlainCalls` says.
+            x: What was given as input; taken if float32 (T, N, C), (N, T, C) if `batch_first`, on
+                the plan's device.
             hx: float32 (states, N, H) or None.
             batch_first: Whether N comes before T.
 
         Returns:
             As `QuantGRU.forward`; None where the call is of another kind.
         """
-        if not self._plain.takes(x, hx, batch_first) or not self.holds(weights, options):
-            return None
-        device = self._stack.device
-        if device.type == "cuda" and torch._C._cuda_getDevice() != device.index:
+        if options != self._options or not self._takes(weights, x, hx, batch_first):
             return None
         for live, given in self._live:
             live.repeat(given)

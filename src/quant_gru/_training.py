@@ -303,22 +303,22 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor | None, grad_h_n: Tensor | None) -> tuple[Any, ...]:
-        x, h0, nan, *rest = ctx.saved_tensors
-        call, needs = ctx.call, ctx.needs_input_grad[1:]
-        device = x.device
+        saved, call, needs = ctx.saved_tensors, ctx.call, ctx.needs_input_grad
+        back = call.back
+        # a GRU of one cell, see `QuickBackward`
         if (
-            call.back is not None
-            and not needs[1]
-            and not torch.is_grad_enabled()
-            and not torch.is_autocast_enabled(device.type)
-            and call.epochs() == ctx.epochs
+            back is not None
+            and not needs[2]
+            and call.live[0].epoch == ctx.epochs[0]
+            and not _is_grad_enabled()
         ):
-            wanted = (needs[0], *needs[2:])
-            found = call.back.run(x, h0, rest[0], nan, grad_y, grad_h_n, wanted)
+            x, h0, nan, out, *_ = saved
+            found = back.run(x, h0, out, nan, grad_y, grad_h_n, (needs[1], *needs[3:]))
             if found is not None:
-                grad_x, *grads = found
                 # without biases there are none to return
-                return (None, grad_x, None, *grads[: len(needs) - 2])
+                return (None, found[0], None, *found[1 : len(needs) - 2])
+        x, h0, nan, *rest = saved
+        needs, device = needs[1:], x.device
         out, parameters = rest[: ctx.cells], rest[ctx.cells :]
         if call.stash_bits:
             H = call.plan.cells[0][0].hidden_size
@@ -350,6 +350,7 @@ class _StraightThrough(torch.autograd.Function):
         return (None, *grads)
 
 
+_is_grad_enabled = torch.is_grad_enabled
 # `_StraightThrough.apply` without what it does for transforms of functions
 _apply = super(torch.autograd.Function, _StraightThrough).apply
 _unwrap_if_dead = torch._C._functorch.unwrap_if_dead

@@ -7,9 +7,11 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import quant_gru
+from quant_gru.kernels.cpu import _native
 
 COMPILER = shutil.which("g++")
 HERE = Path(__file__).parent
@@ -73,6 +75,8 @@ class Host:
     Attributes:
         folder: Where compiled kernels go.
         launched: (function, macros) of all launches.
+        functions: What prepared launches start, by the handles that native code has.
+        failed: What they raised.
         resident: Blocks of a cluster -> clusters at once.
         arch: What kernels are chosen for.
     """
@@ -84,6 +88,9 @@ class Host:
         self.launched: list[tuple[str, dict[str, object]]] = []
         self.resident = resident or {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
         self._loaded: dict[str, ctypes.CDLL] = {}
+        self._driver = None
+        self.functions: dict[int, Callable[[], None]] = {}
+        self.failed: list[Exception] = []
 
     def clusters(self):
         return self.resident
@@ -112,24 +119,60 @@ class Host:
         )
 
     def prepare(self, kernel, grid, arguments):
-        return Prepared(lambda: self.launch(kernel, grid, arguments))
+        return Prepared(self, [lambda: self.launch(kernel, grid, arguments)])
+
+    def multiply(self, product):
+        return None
 
     def join(self, launches):
-        def start():
-            for each in launches:
-                each.start(0)
+        return Prepared(self, [each for launch in launches for each in launch.launches])
 
-        return Prepared(start)
+    def raise_for(self, status):
+        raise self.failed.pop()
 
     def stream(self):
         return 0
 
+    def native(self):
+        """The functions of a driver; a function's handle is its place in `functions`."""
+        if self._driver is None:
+            Pointer = ctypes.c_void_p
+
+            @ctypes.CFUNCTYPE(ctypes.c_int, *[Pointer] * 4)
+            def launch(config, function, parameters, extra):
+                try:
+                    self.functions[function]()
+                except Exception as error:
+                    self.failed.append(error)
+                    return 1
+                return 0
+
+            @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Pointer))
+            def get(to):
+                to[0] = 1
+                return 0
+
+            @ctypes.CFUNCTYPE(ctypes.c_int, Pointer)
+            def set_(context):
+                return 0
+
+            addresses = [ctypes.cast(each, Pointer).value for each in (launch, get, set_)]
+            self._driver = (_native.Driver(*addresses, 1), launch, get, set_)
+        return self._driver[0]
+
 
 class Prepared:
-    """A launch to be started again and again."""
+    """Launches to be started again and again."""
 
-    def __init__(self, launch) -> None:
-        self._launch = launch
+    def __init__(self, host, launches) -> None:
+        self.launches = launches
+        self.native = _native.Launches(host.native())
+        self._stream = ctypes.c_uint64()
+        for each in launches:
+            host.functions[len(host.functions) + 1] = each
+            at = ctypes.addressof(self._stream)
+            self.native.add(1, at, len(host.functions), 1)
 
     def start(self, stream) -> None:
-        self._launch()
+        for each in self.launches:
+            each()

@@ -14,6 +14,7 @@ from quant_gru.kernels.cuda.backward import quick
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER, Host, folder_of
+from stub_cublas import Cublas, multiplying
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
@@ -74,12 +75,12 @@ def check(gru, *args, **options):
     assert step_of(gru) is not None
     calls, ran = [], []
     with pytest.MonkeyPatch.context() as patch:
-        general, repeat = _gru.run, quick._Repeated.repeat
+        general, run = _gru.run, quick.QuickBackward.run
         patch.setattr(_gru, "run", lambda *a: calls.append(a) or general(*a))
-        patch.setattr(quick._Repeated, "repeat", lambda *a: ran.append(a) or repeat(*a))
+        patch.setattr(quick.QuickBackward, "run", lambda *a: ran.append(run(*a)) or ran[-1])
         found = results(gru, *args, **options)
         assert not calls
-        assert len(ran) == (0 if gru.bidirectional else 1)
+        assert [each is None for each in ran] == ([] if gru.bidirectional else [False])
         patch.setattr(_gru.QuantGRU, "_keep_step", lambda *_: None)
         patch.setattr(quick.QuickBackward, "run", lambda *_: None)
         patch.setattr(type(step_of(gru)), "run", lambda *_: None)
@@ -116,6 +117,89 @@ def test_what_is_given_and_asked():
     for parameter in (gru.weight_ih_l0, gru.bias_hh_l0, gru.bias_ih_l0):
         parameter.requires_grad_(False)
         check(gru, x)
+
+
+@pytest.fixture
+def cublas(host, monkeypatch):
+    """A library that makes the products of the host."""
+    found = Cublas()
+    monkeypatch.setattr(host, "multiply", multiplying(host, found), raising=False)
+    return found
+
+
+def test_products_are_among_the_launches(cublas, monkeypatch):
+    gru, x = training(), torch.randn(6, 8, C)
+    ours = results(gru, x)
+    assert len(cublas.started) == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(Host, "multiply", lambda *_: None)
+        patch.delattr(step_of(gru).call.stack.machine, "multiply")
+        assert all(map(torch.equal, results(training(), x), ours))
+    assert len(cublas.started) == 3
+    check(gru, x)
+    x[2, 1, 0] = nan
+    check(gru, x)
+    check(gru, x, torch.randn(1, 8, H) * 0.5, first=False)
+    assert step_of(gru).call.back._latest.native is not None
+    cublas.started.clear()
+    gru.weight_ih_l0.requires_grad_(False)
+    check(gru, x, last=False)
+    assert len(cublas.started) == 3 * 2
+    gru.weight_hh_l0.requires_grad_(False)
+    cublas.started.clear()
+    check(gru, x)
+    assert len(cublas.started) == 3
+
+
+def test_native_backwards_keep_little_memory(cublas, monkeypatch):
+    gru, x = training(), torch.randn(6, 8, C)
+    results(gru, x)
+    results(gru, x)
+    back = step_of(gru).call.back
+    latest = back._latest
+    assert latest.native.forget()
+    assert not latest.native.forget()
+    results(gru, x)
+    # that of another size goes when this one is repeated
+    results(gru, x[:5])
+    assert back._latest is not latest
+    assert not latest.native.forget()
+    assert back._latest.native.forget()
+    monkeypatch.setattr(quick, "_KEPT_BYTES", 0)
+    results(gru, x[:4])
+    results(gru, x[:4])
+    assert not back._latest.native.forget()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_a_backward_gets_may_lie_in_other_ways(cublas, first):
+    """Hooks give saved tensors back as they like; gradients come as they are."""
+    gru = training(batch_first=True)
+    x = torch.randn(8, 6, C)
+    check(gru, x)
+    step = step_of(gru)
+    repeated = step.call.back._latest
+
+    def gradients(hooked, expanded):
+        leaf = x.clone().requires_grad_()
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda t: t.detach().clone(memory_format=torch.contiguous_format), lambda t: t
+        )
+        with hooks if hooked else torch.enable_grad():
+            y, h_n = gru(leaf)
+        given = torch.ones(()).expand(y.shape) if expanded else torch.ones(y.shape)
+        return torch.autograd.grad(
+            (y, h_n) if first else (y,),
+            [leaf, *gru.parameters()],
+            (given, torch.ones(h_n.shape)) if first else (given,),
+        )
+
+    expected = gradients(False, False)
+    for hooked, expanded in ((True, False), (False, True), (True, True), (False, False)):
+        assert all(map(torch.equal, gradients(hooked, expanded), expected)), (hooked, expanded)
+    assert step_of(gru) is step
+    assert len(step.call.back._kinds) >= 4
+    assert repeated in step.call.back._kinds.values()
 
 
 def quickly(gru, x):

@@ -52,6 +52,7 @@ def test_pruned_weight():
 
 
 @torch.no_grad()
+@pytest.mark.usefixtures("looks")
 def test_storage_at_an_address_used_before():
     gru = quantized()
     warm(gru)
@@ -104,7 +105,15 @@ def strided(x, order):
     return x.permute(order).contiguous().permute(back)
 
 
+@pytest.fixture(params=["table", "attributes"])
+def looks(request, monkeypatch):
+    """Native code looks at tensors through torch's table of functions, or without it."""
+    if request.param == "attributes":
+        monkeypatch.delattr(torch.Tensor, "__dlpack_c_exchange_api__", raising=False)
+
+
 @torch.no_grad()
+@pytest.mark.usefixtures("looks")
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (0, 2, 1), (2, 1, 0)])
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5), (1, 4), (4, 1)])
@@ -152,6 +161,7 @@ def test_threads_of_other_sizes():
 
 
 @torch.no_grad()
+@pytest.mark.usefixtures("looks")
 def test_what_the_quick_way_leaves_alone(monkeypatch):
     gru = quantized()
     warm(gru)
@@ -180,6 +190,7 @@ def test_what_the_quick_way_leaves_alone(monkeypatch):
 
 
 @torch.no_grad()
+@pytest.mark.usefixtures("looks")
 def test_negated_views():
     gru = quantized()
     warm(gru)

@@ -6,7 +6,7 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -91,6 +91,8 @@ class LiveWeights:
         self.captured = False
         self._lock = threading.Lock()
         self._stream: torch.cuda.Stream | None = None
+        self._raw_stream: int | None = None
+        self._index = W.device.index if W.device.type == "cuda" else None
         # in-place changes of tensors made in inference mode are refused outside of it
         with torch.inference_mode(False):
             self.part = _empty_part(qparams, frozen, W, R)
@@ -169,11 +171,13 @@ class LiveWeights:
             given: Where the weights are, contiguous, of dtypes and on the device of weights that
                 an update before took.
         """
-        writer = self._writer
-        assert isinstance(writer, OnGPU)
+        writer: Any = self._writer
         with self._lock:
             self.epoch += 1
-            if self.part.W.is_cuda:
+            if self._index is not None and (
+                torch._C._cuda_getCurrentRawStream(self._index) != self._raw_stream
+                or torch._C._cuda_isCurrentStreamCapturing()
+            ):
                 self._follow(self.part.W.device)
             writer.repeat(given)
 
@@ -183,11 +187,11 @@ class LiveWeights:
             self.captured = True
             return
         now = torch._C._cuda_getCurrentRawStream(device.index)
-        if self._stream is None or self._stream.cuda_stream != now:
+        if now != self._raw_stream:
             stream = torch.cuda.current_stream(device)
             if self._stream is not None:
                 stream.wait_stream(self._stream)
-            self._stream = stream
+            self._stream, self._raw_stream = stream, now
 
     def _write(
         self,

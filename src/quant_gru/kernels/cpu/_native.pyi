@@ -1,6 +1,6 @@
 """The native kernels; see executor.py for what the numbers mean. Tensors are given as addresses."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -64,7 +64,7 @@ class Quick:
         steps: Any,
         variable: str,
         torch: tuple[Any, ...],
-        like: Callable[[tuple[int, ...]], Tensor],
+        parts: Callable[[tuple[int, ...]], tuple[Callable[..., Tensor], tuple[Any, ...]]],
     ) -> None: ...
     # NotImplemented where x or hx has to be contiguous
     def run(
@@ -118,6 +118,127 @@ class Launches:
     def __init__(self, driver: Driver) -> None: ...
     def add(self, config: int, stream: int, function: int, parameters: int, /) -> None: ...
     def start(self, stream: int, /) -> int: ...
+    def follow(self, fields: Fields, /) -> None: ...
+    def start_at(self, stream: int, bases: Sequence[int], /) -> int: ...
+
+class Quiet:
+    """Whether a call of a module is nothing but that."""
+
+    # names of attributes that have to be False, empty, and None or not the module's own; of one
+    # that has to be True; dictionaries that have to be empty; a namespace with the flag of
+    # compilers; functions that have to give 0 and None
+    def __init__(
+        self,
+        false_names: tuple[str, ...],
+        empty_names: tuple[str, ...],
+        absent_names: tuple[str, ...],
+        true_name: str,
+        hooks: tuple[dict[Any, Any], ...],
+        compiler: dict[str, Any],
+        counts: tuple[Callable[[], int], ...],
+        states: tuple[Callable[[], Any], ...],
+        /,
+    ) -> None: ...
+    def is_(self, attributes: dict[str, Any], /) -> bool: ...
+
+# addresses of strides and of a flag, the flag's width, whether it may be set
+CallInput = tuple[int, int, int, int, bool]
+
+class Call:
+    """Calls of one size on a GPU: their tensors, arguments and launches."""
+
+    # fields: of x, h0, lengths, y, last states, NaN, codes, space. sizes: T, N, C, bytes of space
+    # and of codes. makers: functions and arguments for y, y with rows first, last states, space,
+    # space with codes and, where they are kept, NaN and codes. fail: raises a status. keep: what
+    # holds arguments.
+    def __init__(
+        self,
+        launches: Launches,
+        fields: list[Fields],
+        inputs: list[CallInput],
+        sizes: tuple[int, int, int, int, int],
+        makers: list[tuple[Callable[..., Tensor], tuple[Any, ...]]],
+        tensor: type[Tensor],
+        device: int,
+        stream: Callable[[], int],
+        fail: Callable[[int], None],
+        keep: Any,
+        /,
+    ) -> None: ...
+    # y, last states and, where they are kept, NaN and codes; NotImplemented where x or h0 would be
+    # taken in another layout
+    def run(
+        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, /
+    ) -> tuple[Tensor, ...]: ...
+
+class QuickGPU:
+    """Calls of a stack on a GPU, and what they follow from."""
+
+    # sizes: index of the device, states, C, H. torch: Tensor, is_grad_enabled, and what gives the
+    # current device and tells of capture. most: bytes that are kept between calls.
+    def __init__(
+        self,
+        sizes: tuple[int, int, int, int],
+        weights: Collection[Tensor],
+        steps: Any,
+        torch: tuple[Any, ...],
+        most: int,
+        /,
+    ) -> None: ...
+    def add(self, T: int, N: int, with_h0: bool, call: Call, /) -> None: ...
+    # NotImplemented where the size is new, or Python has to see to the call
+    def run(
+        self, weights: Collection[Tensor | None], x: object, hx: Tensor | None, batch_first: bool, /
+    ) -> tuple[Tensor, Tensor] | None: ...
+
+# shape and strides of what is given, or nothing
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+
+class Repeated:
+    """Backwards of a GRU that differ in addresses alone, see repeated.hpp."""
+
+    def __init__(
+        self,
+        launches: Launches,
+        sizes: tuple[int, int, int, int, int],
+        layouts: Sequence[Layout],
+        makers: Sequence[tuple[Callable[..., Tensor], tuple[Any, ...]] | None],
+        torch: tuple[type[Tensor], Callable[[], int], Callable[[], int], Callable[[], bool]],
+        fail: Callable[[int], None],
+        keep: object,
+        /,
+    ) -> None: ...
+    def run(
+        self,
+        x: Tensor,
+        h0: Tensor | None,
+        out: Tensor,
+        nan: Tensor,
+        grad_out: Tensor | None,
+        grad_last: Tensor | None,
+        /,
+    ) -> Any: ...
+    def forget(self) -> bool: ...
+
+class Step:
+    """Whether a step of training is like the one before, see step.hpp."""
+
+    def __init__(
+        self,
+        sizes: tuple[int, int, int, int],
+        weights: Sequence[Tensor] | Collection[Tensor],
+        torch: tuple[type[Tensor], Callable[[], int]],
+        /,
+    ) -> None: ...
+    def holds(self, weights: Collection[Tensor | None], /) -> bool: ...
+    def takes(
+        self,
+        weights: Collection[Tensor | None],
+        x: object,
+        hx: Tensor | None,
+        batch_first: bool,
+        /,
+    ) -> bool: ...
 
 def variants(only_runnable: bool = True) -> list[str]: ...
 def multiply(variant: str, loops: int) -> int: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,10 +18,12 @@ from quant_gru.integer.random import chance
 from quant_gru.integer.tables import Table
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cpu import _native
+from quant_gru.kernels.makers import maker, parts
 
 VARIABLE = "QUANT_GRU_CPU"
 REFERENCE = "reference"
 NARROW_BITS = 16
+_CPU = torch.device("cpu")
 
 # Native layers live as long as the weights they were made of.
 _packed: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, _native.Layer]]] = (
@@ -261,22 +264,13 @@ def quick_of(stack: Stack, weights: list[Tensor], steps: Any) -> _native.Quick:
         weights: All weights of the module; they have to be kept for as long as this is.
         steps: What has a `count` of optimizer steps, or None.
     """
-    functions = (
-        Tensor,
-        torch.float32,
-        torch.empty_like,
-        torch.is_grad_enabled,
-        torch.get_num_threads,
-    )
-    return _native.Quick(stack.native, weights, steps, VARIABLE, functions, _like)
+    functions = (Tensor, torch.is_grad_enabled, torch.get_num_threads)
+    return _native.Quick(stack.native, weights, steps, VARIABLE, functions, _parts)
 
 
-def _like(shape: tuple[int, ...]) -> Tensor:
-    """What empty_like makes a contiguous tensor of; it stands for any size with one number."""
-    with torch.inference_mode(False):
-        like = torch.empty((1,), dtype=torch.float32, device="cpu").expand(shape)
-        # what becomes of strides of zero is for torch to say
-        return like if torch.empty_like(like).is_contiguous() else like.contiguous()
+def _parts(shape: tuple[int, ...]) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
+    """What makes tensors of a shape, as native code calls it."""
+    return parts(maker(shape, _CPU))
 
 
 class Stream:

@@ -13,10 +13,12 @@ import torch
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.kernels.cpu import _native
-from quant_gru.kernels.cuda import compiler
-from quant_gru.kernels.cuda.launch import Grid, Kernel
+from quant_gru.kernels.cuda import compiler, products
+from quant_gru.kernels.cuda.launch import Grid, Kernel, Multiplication
+from quant_gru.kernels.cuda.products import Described, Product, ProductC
 from quant_gru.kernels.cuda.structures import structure
 
+_MISSING: Any = object()
 _OLDEST = (8, 0)
 _CLUSTERS_SINCE = (9, 0)
 _CLUSTERS = (2, 4, 8, 16)
@@ -101,16 +103,34 @@ class _Launch:
         self.addresses = (config, stream, self._loaded.address, parameters)
 
 
-class Prepared:
-    """Launches that are started again and again, one after the other."""
+class _Multiply:
+    """A product of matrices.
 
-    def __init__(self, device: Device, launches: Sequence[_Launch]) -> None:
+    Attributes:
+        addresses: As `_native.Launches.add` takes them.
+    """
+
+    def __init__(self, described: Described) -> None:
+        self._described = described
+        record = ctypes.addressof(described.record)
+        stream = record + ProductC.stream.offset
+        self.addresses = (0, stream, described.function, record)
+
+
+class Prepared:
+    """Launches that are started again and again, one after the other.
+
+    Attributes:
+        native: The same launches, in native code.
+    """
+
+    def __init__(self, device: Device, launches: Sequence[_Launch | _Multiply]) -> None:
         self._device = device
         self.launches = launches
-        native = _native.Launches(device.native)
+        self.native = _native.Launches(device.native)
         for each in launches:
-            native.add(*each.addresses)
-        self._start = native.start
+            self.native.add(*each.addresses)
+        self._start = self.native.start
 
     def start(self, stream: int) -> None:
         """Start the kernels on a stream."""
@@ -142,6 +162,7 @@ class Device:
         self._loaded: dict[tuple[Kernel, int], Loaded] = {}
         self._modules: dict[tuple[Any, ...], Any] = {}
         self._clusters: dict[int, int] | None = None
+        self._library: Any = _MISSING
         self._lock = threading.RLock()
 
     def clusters(self) -> Mapping[int, int]:
@@ -180,6 +201,20 @@ class Device:
             self, [_Launch(loaded, grid if self.has_clusters else _late(grid), arguments)]
         )
 
+    def multiply(self, product: Product) -> Multiplication | None:
+        """Prepare a product of matrices; None where the library cannot."""
+        if self._library is _MISSING:
+            functions = products.loaded()
+            with torch.cuda.device(self.index):
+                self._library = None if functions is None else products.Library(functions)
+        if self._library is None or not self._library.works:
+            return None
+        with torch.cuda.device(self.index):
+            found = self._library.describe(product)
+        if found is None:
+            return None
+        return Multiplication(Prepared(self, [_Multiply(found)]), found.record, found.workspace)
+
     def join(self, launches: Sequence[Prepared]) -> Prepared:
         """Prepared launches as one, started in one call of native code."""
         return Prepared(self, [each for launch in launches for each in launch.launches])
@@ -189,7 +224,9 @@ class Device:
         return int(torch._C._cuda_getCurrentRawStream(self.index))
 
     def raise_for(self, status: int) -> None:
-        """Raise the error that a launch returned."""
+        """Raise the error that a launch returned; that of a product is negative."""
+        if status < 0:
+            raise QuantGRUError(f"Expected cuBLASLt to succeed, got status {-status}")
         self._check((self._driver.CUresult(status),))
 
     def _ready(self, kernel: Kernel, grid: Grid) -> Loaded:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
+from quant_gru.kernels.cpu import _native
+from quant_gru.kernels.cuda.products import Product
+
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
@@ -60,11 +63,31 @@ class Grid(NamedTuple):
 
 
 class Prepared(Protocol):
-    """Launches that can be started again and again; arguments are read at each start."""
+    """Launches that can be started again and again; arguments are read at each start.
+
+    Attributes:
+        native: The same launches, as native code starts them.
+    """
+
+    native: _native.Launches
 
     def start(self, stream: int) -> None:
         """Start the kernels on a stream, one after the other."""
         ...
+
+
+class Multiplication(NamedTuple):
+    """A prepared product of matrices.
+
+    Attributes:
+        launch: What starts it.
+        record: Where it finds its matrices and its workspace, see `products.Described`.
+        workspace: Bytes of its workspace.
+    """
+
+    launch: Prepared
+    record: Any
+    workspace: int
 
 
 class Machine(Protocol):
@@ -92,8 +115,16 @@ class Machine(Protocol):
         """Load a kernel and keep what its launches share."""
         ...
 
+    def multiply(self, product: Product) -> Multiplication | None:
+        """Prepare a product; None where torch has to make it."""
+        ...
+
     def join(self, launches: Sequence[Any]) -> Prepared:
         """What this machine has prepared, as one that starts all of it in turn."""
+        ...
+
+    def raise_for(self, status: int) -> None:
+        """Raise the error that a launch in native code returned."""
         ...
 
     def stream(self) -> int:

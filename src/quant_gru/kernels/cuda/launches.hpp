@@ -1,7 +1,9 @@
 // Prepared launches, and addresses in their arguments: what a call repeats, without Python.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -55,17 +57,38 @@ class Driver {
     void *context_;
 };
 
-// Launches that are started one after the other.
+// The arguments of cublasLtMatmul, in its order; no header of it is needed, either.
+struct Product {
+    void *handle, *operation;
+    const void *alpha, *a;
+    void *a_layout;
+    const void *b;
+    void *b_layout;
+    const void *beta, *c;
+    void *c_layout, *d, *d_layout;
+    const void *algorithm;
+    void *workspace;
+    size_t workspace_size;
+    void *stream;
+};
+
+// Launches that are started one after the other, by one thread at a time.
 class Launches {
  public:
     explicit Launches(const Driver &driver) : driver_(driver) {}
     // Addresses of a configuration, of its field for the stream, of a function, and of the pointers
-    // to its parameters.
+    // to its parameters. Without a configuration the function is cublasLtMatmul, and the last
+    // address that of a Product.
     void add(uintptr_t config, uintptr_t stream, uintptr_t function, uintptr_t parameters) {
         all_.push_back({config, reinterpret_cast<uintptr_t *>(stream), function, parameters});
     }
-    // Returns 0, or the status of the first that failed, after which none is started.
-    int start(uintptr_t stream) const;
+    // Returns 0, or the status of the first that failed, after which none is started; that of a
+    // product is negative.
+    int start(uintptr_t stream);
+    // Fields, which live longer than this, whose memory `start_at` is told.
+    void follow(Fields *fields) { fields_.push_back(fields); }
+    // `start` after all fields, in the order of `follow`, have moved.
+    int start_at(uintptr_t stream, const std::vector<uintptr_t> &bases);
 
  private:
     struct One {
@@ -73,8 +96,11 @@ class Launches {
         uintptr_t *stream;
         uintptr_t function, parameters;
     };
+    int start_locked(uintptr_t stream) const;
     const Driver &driver_;
     std::vector<One> all_;
+    std::vector<Fields *> fields_;
+    std::mutex mutex_;
 };
 
 }  // namespace quant_gru

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from quant_gru.kernels.cpu import _native
+from quant_gru.kernels.makers import maker
+
+__all__ = ["Memory", "maker"]
 
 _ALIGNMENT = 256
 
 
 class Memory:
-    """One piece of memory: how much, and which fields of arguments point into it."""
+    """One piece of memory: how much, and which fields of arguments point into it.
+
+    Attributes:
+        fields: Those fields, in native code.
+    """
 
     def __init__(self) -> None:
         self.size = 0
-        fields = _native.Fields()
-        self._add = fields.add
-        self.move = fields.move
+        self.fields = _native.Fields()
+        self._add = self.fields.add
+        self.move = self.fields.move
         """move(base): set all fields to the memory at a new address; where that is 0, to null."""
 
     def take(self, size: int) -> int:
@@ -42,12 +44,3 @@ class Memory:
         """
         at = ctypes.addressof(record) + getattr(type(record), name).offset + 8 * index
         self._add(at, offset)
-
-
-def maker(
-    shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
-) -> Callable[[], Tensor]:
-    """What makes tensors of one kind, as `torch.empty` does, in about half the time on the host."""
-    with torch.inference_mode(False):
-        like = torch.empty((1,), dtype=dtype, device=device).expand(tuple(shape))
-    return functools.partial(torch.empty_like, like, memory_format=torch.contiguous_format)

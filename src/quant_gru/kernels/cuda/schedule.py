@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +18,12 @@ from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cuda import planner
+from quant_gru.kernels.cuda.calls import Memories, Sizes, makers_of, native_call
 from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
-from quant_gru.kernels.cuda.memory import Memory, maker
+from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.numbers import Numbers
 from quant_gru.kernels.cuda.projection import projection, resident
 from quant_gru.kernels.cuda.real_projection import (
@@ -110,21 +112,10 @@ class _Rows:
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self.shape = shape
-        self.memory = Memory()
         self.start = 0
+        self.records: list[Any] = []  # whose `bytes` are these
         self.multiplied = False
         self.tensor: Any = None
-
-
-class _Makers(NamedTuple):
-    """What makes the tensors of a call; `whole_space` is for calls that keep no codes."""
-
-    y: Callable[[], Tensor]
-    h_n: Callable[[], Tensor]
-    nan: Callable[[], Tensor]
-    codes: Callable[[], Tensor]
-    space: Callable[[], Tensor]
-    whole_space: Callable[[], Tensor]
 
 
 class Schedule:
@@ -137,6 +128,10 @@ class Schedule:
         N: Rows.
         with_h0: Whether states before the first step are given.
         keeps: Whether calls keep what a backward needs.
+
+    Attributes:
+        call: What runs calls whose tensors are as kernels read them; None where torch multiplies
+            between launches.
     """
 
     def __init__(
@@ -153,7 +148,6 @@ class Schedule:
         self._layers, self._directions = len(layers), len(directions)
         self._H = directions[0].numbers.H
         self._lock = threading.Lock()
-        self._made: _Makers | None = None
         self._memory, self._x = Memory(), Memory()
         # codes of states have memory of their own, which may be kept
         self._codes = Memory()
@@ -176,38 +170,66 @@ class Schedule:
             below = self._add_layer(index, layer, below, with_h0)
         for rows in self._rows:
             rows.start = self._memory.take(rows.shape[0] * rows.shape[1])
+            for record in rows.records:
+                self._memory.point(record, "bytes", rows.start)
         self._steps = _joined(self._machine, self._steps)
         self._multiplied = [rows for rows in self._rows if rows.multiplied]
+        numbers = directions[0].numbers
+        sizes = Sizes(
+            T,
+            N,
+            numbers.C,
+            numbers.H,
+            self._layers,
+            self._directions,
+            self._memory.size,
+            self._codes.size,
+        )
+        # codes of one cell are a tensor by themselves
+        container = self._kept[0][1] if len(self._kept) == 1 else None
+        self._made = makers_of(sizes, container, numbers.device)
+        self.call = self._native_call(sizes, numbers.device)
 
     def run(
         self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
     ) -> tuple[Tensor, Tensor]:
         """Start all launches; arguments and results as `Stack.run` has them."""
-        device = x.device
-        if x.stride(2) != 1 or x.is_neg():
-            x = x.detach().resolve_neg().contiguous()
-        if h0 is not None:
-            h0 = h0.detach().contiguous().resolve_neg()
         if lengths is not None:
-            lengths = lengths.to(device, torch.int64).contiguous()
-        made = self._made or self._makers(device)
-        y, h_n, codes, nan = made.y(), made.h_n(), None, None
-        if kept is None:
-            space = made.whole_space()
+            lengths = lengths.to(x.device, torch.int64).contiguous()
+        result: Any = NotImplemented
+        if self.call is not None:
+            result = self.call.run(x, h0, lengths)
+        if result is NotImplemented:
+            if x.stride(2) != 1 or x.is_neg():
+                x = x.detach().resolve_neg().contiguous()
+            if h0 is not None:
+                h0 = h0.detach().contiguous().resolve_neg()
+            run = self._run if self.call is None else self.call.run
+            result = run(x, h0, lengths)
+        if kept is not None:
+            _, _, kept.nan, codes = result
+            self._hand_on(codes, kept)
+        return result[0], result[1]
+
+    def _run(
+        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """What `call` does, where torch multiplies between launches."""
+        made = self._made
+        y, h_n, nan, codes = made.y(), made.h_n(), None, None
+        if self._keeps:
+            space, nan, codes = made.space(), made.nan(), made.codes()
         else:
-            space, nan = made.space(), made.nan()
-            kept.nan, codes = nan, self._kept_codes(kept, made.codes())
+            space = made.whole_space()
         with self._lock:
             base = space.data_ptr()
             self._memory.move(base)
             self._codes.move(base + self._memory.size if codes is None else codes.data_ptr())
-            for rows in self._rows:
-                rows.memory.move(base + rows.start)
             for rows in self._multiplied:
                 rows.tensor = space.as_strided(rows.shape, (rows.shape[1], 1), rows.start)
             for each in self._products:
                 shape = (each.rows.shape[0], each.weights.shape[1])
-                each.result = torch.empty(shape, dtype=torch.int32, device=device)
+                each.result = torch.empty(shape, dtype=torch.int32, device=x.device)
                 each.memory.move(each.result.data_ptr())
             self._move_input(x)
             if h0 is not None:
@@ -224,36 +246,46 @@ class Schedule:
                 rows.tensor = None
             for each in self._products:
                 each.result = None
-        return y, h_n
+        return y, h_n, nan, codes
 
-    def _makers(self, device: torch.device) -> _Makers:
-        T, N, H = self._T, self._N, self._H
-        states, size = self._layers * self._directions, self._memory.size
-        # codes of one cell are a tensor by themselves
-        alone = self._kept[0][1] if len(self._kept) == 1 else None
-        self._made = _Makers(
-            maker((T, N, self._directions * H), device),
-            maker((states, N, H), device),
-            maker((states, N), device),
-            maker((T, N, H), device, alone)
-            if alone
-            else maker((self._codes.size,), device, torch.int8),
-            maker((size,), device, torch.int8),
-            maker((size + self._codes.size,), device, torch.int8),
+    def _native_call(self, sizes: Sizes, device: torch.device) -> _native.Call | None:
+        launches = self._steps[0]
+        if len(self._steps) > 1 or isinstance(launches, _Product):
+            return None
+        memories = Memories(
+            self._x,
+            self._h0,
+            self._lengths,
+            self._y,
+            self._h_n,
+            self._nan,
+            self._codes,
+            self._memory,
         )
-        return self._made
+        inputs = [(take, take.to.planes > 0) for take in self._takes]
+        inputs += [(each, True) for each in self._reals]
+        return native_call(
+            self._machine,
+            launches,
+            memories,
+            inputs,
+            sizes,
+            self._made,
+            device,
+            keeps=self._keeps,
+            keep=self._keep,
+        )
 
-    def _kept_codes(self, kept: Kept, codes: Tensor) -> Tensor:
-        """Hands on the codes of states, which lie in some memory; returns the memory."""
+    def _hand_on(self, codes: Tensor, kept: Kept) -> None:
+        """Hands on the codes of states, which lie in some memory."""
         if len(self._kept) == 1:
             kept.out.append(codes)
-            return codes
+            return
         T, N, H = self._T, self._N, self._H
         for start, container in self._kept:
             part = codes if container is torch.int8 else codes.view(container)
             at = start // container.itemsize
             kept.out.append(part.as_strided((T, N, H), (N * H, H, 1), at))
-        return codes
 
     def _move_input(self, x: Tensor) -> None:
         address, strides = x.data_ptr(), x.stride()
@@ -327,7 +359,7 @@ class Schedule:
             self._rows.append(found.rows)
             record.to.planes, record.to.padded = numbers.x_planes, padded
             record.to.x_offset = numbers.x_offset
-            found.rows.memory.point(record.to, "bytes")
+            found.rows.records.append(record.to)
         else:
             found.codes = self._memory.take(T * N * numbers.C * cell.x.container.itemsize)
             self._memory.point(record.to, "codes", found.codes)
@@ -407,7 +439,7 @@ class Schedule:
         if given.rows is not None and numbers.projects_bytes:
             tile = resident(self._machine, numbers, shape, T, N)
             kernel, grid, record, keep = projection(numbers, shape, T, N, tile)
-            given.rows.memory.point(record, "bytes")
+            given.rows.records.append(record)
             self._memory.point(record, "Wx", self._projected[direction])
             self._keep += [numbers, *keep]
             self._launch(kernel, grid, record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -10,12 +11,14 @@ from torch import Tensor
 
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cuda.executor import numbers_of
 from quant_gru.kernels.cuda.launch import Machine
 from quant_gru.kernels.cuda.numbers import capturing
 from quant_gru.kernels.cuda.schedule import Cell, Schedule, schedule_of
 
 _MOST_SCHEDULES = 64
+_KEPT_BYTES = 8 << 20
 _MISSING: Any = object()
 
 # Stacks live as long as the first cell's weights, and hold nothing that holds them.
@@ -116,15 +119,88 @@ class Stack:
         self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
     ) -> tuple[Tensor, Tensor] | None:
         T, N, _ = x.shape
-        keeps = kept is not None
-        key = (T, N, h0 is None, lengths is None, keeps)
-        schedule = self._schedules.get(key, _MISSING)
+        schedule = self.schedule(T, N, h0 is not None, lengths is not None, kept is not None)
+        return None if schedule is None else schedule.run(x, h0, lengths, kept)
+
+    def schedule(
+        self, T: int, N: int, with_h0: bool, with_lengths: bool = False, keeps: bool = False
+    ) -> Schedule | None:
+        """The schedule of calls of a size, made at its first use.
+
+        The stack's device has to be the current one.
+
+        Args:
+            T: Steps.
+            N: Rows.
+            with_h0: Whether states before the first step are given.
+            with_lengths: Whether lengths are given.
+            keeps: Whether calls keep what a backward needs.
+
+        Returns:
+            None where the call has no steps or rows, or weights fit no registers.
+        """
+        key = (T, N, with_h0, with_lengths, keeps)
+        schedule: Schedule | None = self._schedules.get(key, _MISSING)
         if schedule is _MISSING:
             schedule = None
             if T and N:
-                schedule = schedule_of(self.machine, self.layers, T, N, h0 is not None, keeps)
+                schedule = schedule_of(self.machine, self.layers, T, N, with_h0, keeps)
             if not capturing(self.device):
                 if len(self._schedules) >= _MOST_SCHEDULES:
                     self._schedules.clear()
                 self._schedules[key] = schedule
-        return None if schedule is None else schedule.run(x, h0, lengths, kept)
+        return schedule
+
+    def quick(self, weights: Collection[Tensor], steps: Any) -> _native.QuickGPU:
+        """What runs whole calls while nothing changes that the stack follows from.
+
+        Args:
+            weights: All weights of the module; they have to be kept for as long as this is.
+            steps: What has a `count` of optimizer steps, or None.
+        """
+        is_gpu = self.device.type == "cuda"
+        functions = (
+            Tensor,
+            torch.is_grad_enabled,
+            torch._C._cuda_getDevice if is_gpu else lambda: -1,
+            torch._C._cuda_isCurrentStreamCapturing if is_gpu else lambda: False,
+        )
+        sizes = (
+            self.device.index if is_gpu else -1,
+            self.states,
+            self.input_size,
+            self.hidden_size,
+        )
+        return _native.QuickGPU(sizes, weights, steps, functions, _KEPT_BYTES)
+
+    def step(self, weights: Collection[Tensor]) -> _native.Step:
+        """What tells whether calls in training are like one before.
+
+        Args:
+            weights: All weights of the module, contiguous float32; they have to be kept for as long
+                as this is.
+        """
+        is_gpu = self.device.type == "cuda"
+        sizes = (
+            self.device.index if is_gpu else -1,
+            self.states,
+            self.input_size,
+            self.hidden_size,
+        )
+        return _native.Step(
+            sizes, weights, (Tensor, torch._C._cuda_getDevice if is_gpu else lambda: -1)
+        )
+
+    def repeat(self, quick: _native.QuickGPU, x: Tensor, h0: Tensor | None) -> None:
+        """Let native code run calls like one that `run` has run.
+
+        Args:
+            quick: What `quick` gave.
+            x: Input of that call.
+            h0: Its states.
+        """
+        T, N, _ = x.shape
+        # those of a graph that is being captured are not kept
+        schedule = self._schedules.get((T, N, h0 is not None, False, False))
+        if schedule is not None and schedule.call is not None:
+            quick.add(T, N, h0 is not None, schedule.call)

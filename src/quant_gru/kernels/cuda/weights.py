@@ -150,14 +150,13 @@ class Writer:
         self._write(given)
 
     def _write(self, given: Given) -> None:
-        if given != self._given:
+        if given is not self._given and given != self._given:
             self._given = given
             for i, each in enumerate(given):
                 self._set(i, *each)
-        numbers = kept_numbers(self._part)
-        seen = (numbers, 0 if numbers is None else numbers.derived)
-        if seen != self._seen:
-            self._seen = seen
+        numbers, (seen, derived) = kept_numbers(self._part), self._seen
+        if numbers is not seen or (numbers is not None and numbers.derived != derived):
+            self._seen = (numbers, 0 if numbers is None else numbers.derived)
             self._point(numbers)
         if self._launch is None:
             grid = Grid((-(-3 * self._arguments.H // (_THREADS // 32)), 2), _THREADS)

@@ -14,7 +14,7 @@ struct Numbers {
     const Slopes *of_R, *of_W;  // (rows, H): of the state before and R h; of W x
     Operand *dWx, *dRh;         // (rows, 3H), PyTorch's order; null: not wanted
     float *partial;             // (chunks, 6, H), or null: not wanted
-    float *db;                  // (6, H): of the input's bias, then of the state's
+    float *bw, *br;             // (3H,), of the biases, or null: not wanted
     int64_t rows, H, chunk, chunks;
     float scale_x, scale_h;
 };
@@ -115,5 +115,5 @@ extern "C" __global__ void __launch_bounds__(256) outer_sums(const __grid_consta
 #pragma unroll
     for (int k = 0; k < 8; ++k) sum += shared[k * 32 + lane];
     const int64_t which = i / (3 * H), gate = i / H % 3, unit = i % H;
-    p.db[which * 3 * H + reordered((int)gate, unit, H)] = sum;
+    if (float *const to = which ? p.br : p.bw) to[reordered((int)gate, unit, H)] = sum;
 }

@@ -7,7 +7,8 @@ nothing of it is looked at again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,13 +16,15 @@ from torch import Tensor
 
 from quant_gru.integer.backward import Tape, Wanted
 from quant_gru.integer.plan import CellPlan
+from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cuda import border
 from quant_gru.kernels.cuda.backward.call import PRECISIONS, Call, Precision
 from quant_gru.kernels.cuda.backward.pieces import most_steps
-from quant_gru.kernels.cuda.backward.schedule import Schedule, product
-from quant_gru.kernels.cuda.launch import Machine
-from quant_gru.kernels.cuda.memory import Memory, maker
+from quant_gru.kernels.cuda.backward.schedule import Schedule
+from quant_gru.kernels.cuda.launch import Machine, Prepared
+from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.numbers import capturing
+from quant_gru.kernels.makers import maker, parts
 
 _MOST_KINDS = 64
 _KEPT_BYTES = 8 << 20
@@ -45,6 +48,8 @@ class QuickBackward:
     def __init__(self, cell: CellPlan, precision: str, machine: Machine) -> None:
         self._cell, self._machine = cell, machine
         self._precision: Precision = PRECISIONS[precision]
+        device = cell.weights.W.device
+        self._index = device.index if device.type == "cuda" else -1
         self._kinds: dict[Any, _Repeated | None] = {}
         self._latest: _Repeated | None = None
 
@@ -71,29 +76,45 @@ class QuickBackward:
             grad_last: Gradient of the last state (1, N, H), or None for zeros.
             wanted: Whether the gradients of x, W, R and, with biases, of bw and br are wanted.
         """
-        device = x.device
-        if device.type == "cuda" and torch._C._cuda_getDevice() != device.index:
-            return None
-        for grad in (grad_out, grad_last):
-            if grad is not None and (grad.dtype is not torch.float32 or grad.is_neg()):
-                return None
-        if not out.is_contiguous() or (grad_last is not None and not grad_last.is_contiguous()):
+        latest = self._latest
+        if latest is not None and h0 is None and wanted == latest.asked:
+            assert latest.native is not None
+            result: Found | None = latest.native.run(x, None, out, nan, grad_out, grad_last)
+            if result is not None:
+                return result
+        if self._index >= 0 and torch._C._cuda_getDevice() != self._index:
             return None
         kind = (
             x.shape,
             x.stride(),
             h0 is None,
-            None if grad_out is None else grad_out.stride(),
+            None if grad_out is None else (grad_out.dtype, grad_out.stride()),
             grad_last is None,
             wanted,
         )
-        states = None if h0 is None else border.quantize(self._cell.h, h0[0], self._machine)[0]
         found = self._kinds.get(kind)
+        if (
+            x.is_neg()
+            or (grad_out is not None and grad_out.is_neg())
+            or (
+                grad_last is not None
+                and (
+                    grad_last.dtype is not torch.float32
+                    or grad_last.is_neg()
+                    or not grad_last.is_contiguous()
+                )
+            )
+            or not out.is_contiguous()
+        ):
+            return None
+        states = None if h0 is None else border.quantize(self._cell.h, h0[0], self._machine)[0]
         if found is None:
             # a graph would have to compute what is kept
-            if kind in self._kinds or capturing(device):
+            if kind in self._kinds or capturing(x.device):
                 return None
             found = self._prepared(x, states, out, nan, grad_out, grad_last, wanted)
+            if found is not None and found.native is not None and h0 is None:
+                found.asked = wanted
             if len(self._kinds) >= _MOST_KINDS:
                 self._kinds.clear()
             self._kinds[kind] = found
@@ -115,7 +136,9 @@ class QuickBackward:
         grad_last: Tensor | None,
         wanted: tuple[bool, ...],
     ) -> _Repeated | None:
-        if not x.numel() or x.stride(2) != 1 or x.is_neg() or not border.takes(self._cell.x):
+        if not x.numel() or x.stride(2) != 1 or not border.takes(self._cell.x):
+            return None
+        if grad_out is not None and grad_out.dtype is not torch.float32:
             return None
         tape = Tape(self._cell, x, h0, out, nan=nan[0])
         if most_steps(tape, self._precision, 1) < len(x):
@@ -130,19 +153,10 @@ class QuickBackward:
 
 
 class _Space:
-    """The memory of a call, and the operands of products in it.
-
-    Attributes:
-        stream: For whose work it is.
-        x: Factors of the gradient of x; likewise W and R.
-    """
+    """The memory of a call, and for whose work it is."""
 
     def __init__(self, memory: Tensor, stream: int) -> None:
         self.memory, self.stream = memory, stream
-        self.address = memory.data_ptr()
-        self.x: tuple[Tensor, Tensor] | None = None
-        self.W: tuple[Tensor, Tensor] | None = None
-        self.R: tuple[Tensor, Tensor] | None = None
 
 
 class _Repeated(Schedule):
@@ -157,6 +171,8 @@ class _Repeated(Schedule):
 
     Attributes:
         repeats: Whether the plan's tensors are what kernels read, and stay where they are.
+        native: All of a call in native code, where launches are all there is to it.
+        asked: What calls want that native code may take as they come; None for none.
     """
 
     def __init__(
@@ -168,28 +184,84 @@ class _Repeated(Schedule):
         zero: Tensor | None,
     ) -> None:
         super().__init__([call], wanted, precision, machine)
-        self._zero = zero
-        shape = (self._T, self._N, self._C)
-        self._mask, record = border.prepared_mask(call.plan.x, call.strides, shape, machine)
+        self._zero, self._device = zero, call.device
+        self.asked: tuple[bool, ...] | None = None
+        T, N, C, H3 = self._T, self._N, self._C, 3 * self._H
+        self._mask, record = border.prepared_mask(call.plan.x, call.strides, (T, N, C), machine)
+        at, results = self._at[0], self._products.results[0]
+        at["values"].point(record, "real")
+        masked = results.get("x") or Memory()
+        masked.point(record, "grad")
         self._mask_record = record
-        self._masked = Memory()
-        self._masked.point(record, "grad")
-        self._at[0]["values"].point(record, "real")
         self._point([call])
         self.repeats = self._parts[0] is not None
         # the gradient of the state before the first step is not asked for
-        self._dh0_at = self._memory.take(4 * self._N * self._H)
-        at = self._at[0]
-        self._moves = [
-            at[name].move for name in ("values", "h0", "out", "nan", "grad_out", "grad_last")
+        self._dh0_at = self._memory.take(4 * N * self._H)
+        self._make_memory = maker((self._memory.size,), call.device, torch.int8)
+        shapes = ((T, N, C), (H3, C), (H3, self._H), (H3,), (H3,))
+        self._makers = [
+            maker(shape, call.device) if is_wanted else None
+            for shape, is_wanted in zip(
+                shapes, (wanted.x, wanted.W, wanted.R, wanted.bw, wanted.br), strict=True
+            )
         ]
-        self._move_dh0, self._move_db = at["dh0"].move, at["db"].move
+        # in the order of addresses
+        self._moved = [
+            self._memory,
+            *(at[name] for name in ("values", "h0", "out", "nan", "grad_out", "grad_last", "dh0")),
+            masked,
+            *(results.get(name) or Memory() for name in "WR"),
+            *(at[name] for name in ("bw", "br")),
+        ]
         self._space: _Space | None = None
-        self._new_biases: Callable[[], Tensor] | None = None
+        made = bool(results) or not (wanted.x or wanted.W or wanted.R)
+        self.native: _native.Repeated | None = None
+        if self._whole is not None and made:
+            launches = [self._whole, self._mask] if wanted.x else [self._whole]
+            self.native = self._native_call(call, machine.join(launches))
+
+    def _native_call(self, call: Call, launches: Prepared) -> _native.Repeated:
+        for each in self._moved:
+            launches.native.follow(each.fields)
+        T, N, C, H = self._T, self._N, self._C, self._H
+        last = call.tensors["grad_last"]
+        absent: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+        grad_out = absent if self._zero is not None else ((T, N, H), call.grad_out.stride())
+        layouts = [
+            ((T, N, C), (*call.strides, 1)),
+            grad_out,
+            absent if last is None else ((1, N, H), (N * H, H, 1)),
+        ]
+        is_gpu = self._device.type == "cuda"
+        index = self._device.index if is_gpu else -1
+        raw = torch._C
+        functions = (
+            Tensor,
+            raw._cuda_getDevice if is_gpu else lambda: -1,
+            functools.partial(raw._cuda_getCurrentRawStream, index)
+            if is_gpu
+            else self._machine.stream,
+            raw._cuda_isCurrentStreamCapturing if is_gpu else lambda: False,
+        )
+        zero = 0 if self._zero is None else self._zero.data_ptr()
+        makers = [
+            None if make is None else parts(make) for make in (self._make_memory, *self._makers)
+        ]
+        return _native.Repeated(
+            launches.native,
+            (index, self._memory.size, self._dh0_at, _KEPT_BYTES, zero),
+            layouts,
+            makers,
+            functions,
+            self._machine.raise_for,
+            (launches, self._moved, self._keep, self._mask_record, self._zero),
+        )
 
     def forget_space(self) -> None:
         """Give memory back that waits for the next call."""
         self._space = None
+        if self.native is not None:
+            self.native.forget()
 
     def repeat(
         self,
@@ -201,54 +273,45 @@ class _Repeated(Schedule):
         grad_last: Tensor | None,
     ) -> Found:
         """All gradients of a call; arguments as for `QuickBackward.run`, h0 in codes."""
-        stream, wanted = self._machine.stream(), self._wanted
+        if self.native is not None:
+            result: Found | None = self.native.run(x, h0, out, nan, grad_out, grad_last)
+            if result is not None:
+                return result
+        stream = self._machine.stream()
+        made = [None if make is None else make() for make in self._makers]
         given = (x, h0, out, nan, self._zero if grad_out is None else grad_out, grad_last)
-        biases = wanted.bw or wanted.br
-        if self._new_biases is None:
-            self._new_biases = maker((2, 3 * self._H), x.device)
-        db = self._new_biases() if biases else None
         with self._lock:
             # work of other calls on this stream is done before that of this one
             space = self._space
-            if space is None or space.stream != stream or capturing(x.device):
-                space = self._new_space(x.device, stream)
-            base = space.address
-            self._memory.move(base)
-            for move, tensor in zip(self._moves, given, strict=True):
-                move(0 if tensor is None else tensor.data_ptr())
-            self._move_dh0(base + self._dh0_at)
-            self._move_db(0 if db is None else db.data_ptr())
+            if space is None or space.stream != stream or capturing(self._device):
+                space = self._new_space(stream)
+            memory = space.memory
+            base = memory.data_ptr()
+            addresses = [0 if each is None else each.data_ptr() for each in (*given, *made)]
+            addresses = [base, *addresses[:6], base + self._dh0_at, *addresses[6:]]
+            for moved, address in zip(self._moved, addresses, strict=True):
+                moved.move(address)
             if self._whole is not None:
                 self._whole.start(stream)
             else:
-                self._start_in_parts(space.memory, stream)
-            grad_x = grad_W = grad_R = None
-            if space.x is not None:
-                grad_x = product(*space.x).view(self._T, self._N, self._C)
-                self._masked.move(grad_x.data_ptr())
+                self._start_in_parts(memory, stream)
+            if not self._products.results[0]:
+                self._multiply(memory, made)
+            if made[0] is not None:
                 self._mask.start(stream)
-            if space.W is not None:
-                grad_W = product(*space.W)
-            if space.R is not None:
-                grad_R = product(*space.R)
-        if db is None:
-            return grad_x, grad_W, grad_R, None, None
-        bw, br = db.unbind()
-        return grad_x, grad_W, grad_R, bw if wanted.bw else None, br if wanted.br else None
+        return made[0], made[1], made[2], made[3], made[4]
 
-    def _new_space(self, device: torch.device, stream: int) -> _Space:
+    def _multiply(self, memory: Tensor, made: Sequence[Tensor | None]) -> None:
+        """The last products, from torch."""
+        real = memory.view(self._precision.dtype)
+        with torch.autocast(self._device.type, enabled=False):
+            for name, to in zip("xWR", made, strict=False):
+                if to is not None:
+                    self._products.write(0, name, real, to.view(-1, to.shape[-1]))
+
+    def _new_space(self, stream: int) -> _Space:
         """Memory for a call; where it is little, and no graph's, it is kept for the next."""
-        size = self._memory.size
-        space = _Space(torch.empty(size, dtype=torch.int8, device=device), stream)
-        real = space.memory.view(self._precision.dtype)
-        dWx, dRh = (each.of(real) for each in self._outer[0])
-        codes = [each.of(real) for each in self._real_codes[0]]
-        if self._wanted.x:
-            space.x = (dWx, self._real_weights[0][0].of(real))
-        if self._wanted.W:
-            space.W = (dWx.t(), codes[0])
-        if self._wanted.R:
-            space.R = (dRh.t(), codes[-1])
-        if size <= _KEPT_BYTES and not capturing(device):
+        space = _Space(self._make_memory(), stream)
+        if self._memory.size <= _KEPT_BYTES and not capturing(self._device):
             self._space = space
         return space

@@ -13,6 +13,7 @@ from torch import Tensor
 from quant_gru.integer.backward import Gradients, Wanted
 from quant_gru.kernels.cuda.backward import grid_planner, planner
 from quant_gru.kernels.cuda.backward.call import Call, Precision, weights_of
+from quant_gru.kernels.cuda.backward.products import Factors, LastProducts, Matrix, multiply_into
 from quant_gru.kernels.cuda.backward.slopes import choose as slopes_shape
 from quant_gru.kernels.cuda.backward.structures import (
     OPERANDS_C,
@@ -37,19 +38,6 @@ _BLOCKS = 396  # that fill a GPU: 3 for each multiprocessor of the largest
 _CODES_BLOCKS = 528  # of an activation: 4 for each multiprocessor of the largest
 _CHANNEL_BYTES = 24
 _MAGIC = 12582912.0  # of float32, see cell.cuh
-
-
-class _Matrix:
-    """A matrix in the memory of a call."""
-
-    def __init__(self, start: int, rows: int, columns: int, dtype: torch.dtype) -> None:
-        self.start, self.rows, self.columns, self.dtype = start, rows, columns, dtype
-
-    def of(self, memory: Tensor, first: int = 0, count: int | None = None) -> Tensor:
-        """Some of its rows, of all memory seen as its dtype."""
-        count = self.rows if count is None else count
-        start = self.start // self.dtype.itemsize + first * self.columns
-        return memory.as_strided((count, self.columns), (self.columns, 1), start)
 
 
 class Schedule:
@@ -122,7 +110,8 @@ class Schedule:
             for d in range(self._dirs):
                 at = self._at[d]
                 at["dh0"].move(dh0_at + 4 * d * self._N * H)
-                at["db"].move(db_at + 24 * d * H)
+                at["bw"].move(db_at + 24 * d * H)
+                at["br"].move(db_at + 24 * d * H + 12 * H)
             # what has to live until all is launched
             keep = self._point(calls)
             found = self._start(memory, dh0, db)
@@ -155,12 +144,12 @@ class Schedule:
 
     # What follows is done once.
 
-    def _take(self, rows: int, columns: int, dtype: torch.dtype, *to: tuple[Any, str]) -> _Matrix:
+    def _take(self, rows: int, columns: int, dtype: torch.dtype, *to: tuple[Any, str]) -> Matrix:
         """Memory of a call, and the fields of records that point to it."""
         start = self._memory.take(rows * columns * dtype.itemsize)
         for record, name in to:
             self._memory.point(record, name, start)
-        return _Matrix(start, rows, columns, dtype)
+        return Matrix(start, rows, columns, dtype)
 
     def _read(self, direction: int, tensor: str, record: Any, name: str) -> None:
         """Let a field point to a tensor of a call."""
@@ -198,15 +187,15 @@ class Schedule:
         outer: Any = (OuterC * dirs)()
         weights.H, taken.rows, taken.chunk = H, rows, self._chunk
         # [direction][W x or R h]
-        self._bytes: list[list[tuple[_Matrix, _Matrix, _Matrix]]] = (
+        self._bytes: list[list[tuple[Matrix, Matrix, Matrix]]] = (
             [] if self._fused else [[] for _ in calls]
         )
-        self._real_weights: list[list[_Matrix]] = [[] for _ in calls]
-        self._real_codes: list[list[_Matrix]] = [[] for _ in calls]
-        self._outer: list[tuple[_Matrix, _Matrix]] = []
-        self._R_product: list[_Matrix] = []
-        self._absent: list[_Matrix] = []
-        self._d: list[_Matrix] = []
+        self._real_weights: list[list[Matrix]] = [[] for _ in calls]
+        self._real_codes: list[list[Matrix]] = [[] for _ in calls]
+        self._outer: list[tuple[Matrix, Matrix]] = []
+        self._R_product: list[Matrix] = []
+        self._absent: list[Matrix] = []
+        self._d: list[Matrix] = []
         self._steps = steps
         chunk = max(64, -(-rows // _SUMMED))
         chunks = -(-rows // chunk)
@@ -325,7 +314,7 @@ class Schedule:
                 self._read(d, "s_R", p, "scales")
                 b.scale = p.activation_scale = plan.h.scale
                 dRh = self._take(rows, 3 * H, dtype, (b, "dRh"))
-                self._absent.append(_Matrix(dRh.start, rows, 3 * H // 2, torch.int32))
+                self._absent.append(Matrix(dRh.start, rows, 3 * H // 2, torch.int32))
             else:
                 b.scale = plan.h.scale
                 self._read(d, "dh0", b, "dh")
@@ -334,7 +323,8 @@ class Schedule:
             self._outer.append((dWx, dRh))
             if wanted.bw or wanted.br:
                 self._take(chunks * 6, H, torch.float32, (o, "partial"))
-            self._read(d, "db", o, "db")
+            for name in ("bw", "br"):
+                self._read(d, name, o, name)
             o.rows, o.H, o.chunk, o.chunks = rows, H, chunk, chunks
             o.scale_x, o.scale_h = plan.x.scale, plan.h.scale
 
@@ -398,36 +388,58 @@ class Schedule:
         if wanted.bw or wanted.br:
             grid = Grid((-(-6 * H // 32), dirs), _THREADS, 1, 8 * 32 * 4)
             self._after.append(self._launch("outer", "outer_sums", macros, grid, outer))
+        self._products = LastProducts(
+            self._machine, self._memory, [self._factors(d) for d in range(dirs)]
+        )
         # what follows the products of bytes, and what comes before, where it is launches alone
         self._rest = self._machine.join([*self._back, *self._after]) if shape else None
         self._whole = None
         if self._rest is not None and not any(self._bytes):
-            launches = [launch for _, _, launch in self._slopes]
-            self._whole = self._machine.join([self._before, *launches, self._rest])
+            launches = [self._before, *(launch for _, _, launch in self._slopes), self._rest]
+            if self._products.launch is not None:
+                launches.append(self._products.launch)
+            self._whole = self._machine.join(launches)
         self._keep = (operands, slopes, back, grids, steps, outer)
+
+    def _factors(self, d: int) -> dict[str, Factors]:
+        """What the last products of a direction multiply."""
+        wanted, (dWx, dRh) = self._wanted, self._outer[d]
+        found: dict[str, Factors] = {}
+        if wanted.x:
+            found["x"] = Factors(dWx, self._real_weights[d][0], False)
+        if wanted.W:
+            found["W"] = Factors(dWx, self._real_codes[d][0], True)
+        if wanted.R:
+            found["R"] = Factors(dRh, self._real_codes[d][-1], True)
+        return found
 
     # What follows is done at each call.
 
     def _start(self, memory: Tensor, dh0: Tensor, db: Tensor) -> list[Gradients]:
-        stream = self._machine.stream()
+        stream, wanted, products = self._machine.stream(), self._wanted, self._products
+        made: list[dict[str, Tensor]] = []
+        for d, rooms in enumerate(products.results):
+            made.append({name: products.new(d, name, memory.device) for name in rooms})
+            for name, to in rooms.items():
+                to.move(made[d][name].data_ptr())
         if self._whole is not None:
             self._whole.start(stream)
         else:
             self._start_in_parts(memory, stream)
-        wanted, real, C = self._wanted, memory.view(self._precision.dtype), self._C
+        real = memory.view(self._precision.dtype)
         biases, states = db.unbind(), [dh0] if self._dirs == 1 else dh0.chunk(self._dirs)
         results = []
         for d in range(self._dirs):
-            dWx, dRh = (each.of(real) for each in self._outer[d])
-            codes = [each.of(real) for each in self._real_codes[d]]
+
+            def found(name: str, d: int = d) -> Tensor:
+                return made[d][name] if made[d] else products.made(d, name, real)
+
             results.append(
                 Gradients(
-                    product(dWx, self._real_weights[d][0].of(real)).view(self._T, self._N, C)
-                    if wanted.x
-                    else None,
+                    found("x").view(self._T, self._N, self._C) if wanted.x else None,
                     states[d],
-                    product(dWx.t(), codes[0]) if wanted.W else None,
-                    product(dRh.t(), codes[-1]) if wanted.R else None,
+                    found("W") if wanted.W else None,
+                    found("R") if wanted.R else None,
                     biases[2 * d] if wanted.bw else None,
                     biases[2 * d + 1] if wanted.br else None,
                     self._state_gradients(d, memory) if wanted.h else None,
@@ -436,7 +448,12 @@ class Schedule:
         return results
 
     def _start_in_parts(self, memory: Tensor, stream: int) -> None:
-        """What comes before the last products, where there are others in between."""
+        """All launches, where there are products of torch's in between."""
+        self._start_first_parts(memory, stream)
+        if self._products.launch is not None:
+            self._products.launch.start(stream)
+
+    def _start_first_parts(self, memory: Tensor, stream: int) -> None:
         self._before.start(stream)
         words = memory.view(torch.int32)
         for first, count, launch in self._slopes:
@@ -478,25 +495,7 @@ class Schedule:
         for t in range(self._T) if reverse else reversed(range(self._T)):
             p.t = t
             launch.start(stream)
-            _multiply(dRh.of(real, t * self._N, self._N), R, product)
+            multiply_into(dRh.of(real, t * self._N, self._N), R, product)
             p.started = 1
         p.t = -1
         launch.start(stream)
-
-
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """A product of operands, in float32."""
-    if a.dtype == torch.float32:
-        return torch.mm(a, b)
-    if a.dtype == torch.bfloat16 and a.is_cuda:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return (a.to(torch.float64) @ b.to(torch.float64)).to(torch.float32)
-
-
-def _multiply(a: Tensor, b: Tensor, result: Tensor) -> None:
-    if a.dtype == torch.float32:
-        torch.mm(a, b, out=result)
-    elif a.dtype == torch.bfloat16 and a.is_cuda:
-        torch.mm(a, b, out_dtype=torch.float32, out=result)
-    else:
-        result.copy_(product(a, b))

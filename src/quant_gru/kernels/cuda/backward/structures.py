@@ -89,7 +89,7 @@ BackGridC = structure(
 )
 OuterC = structure(
     "OuterC",
-    **_all(_POINTER, "d of_R of_W dWx dRh partial db"),
+    **_all(_POINTER, "d of_R of_W dWx dRh partial bw br"),
     **_all(_INT, "rows H chunk chunks"),
     **_all(_FLOAT, "scale_x scale_h"),
 )

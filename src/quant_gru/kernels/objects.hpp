@@ -1,0 +1,60 @@
+// Objects of Python as native code looks at them.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+
+namespace quant_gru {
+
+inline nanobind::object checked(PyObject *result) {
+    if (!result) throw nanobind::python_error();
+    return nanobind::steal(result);
+}
+
+// An attribute or a method that a type gives its objects, looked up once. For objects of this type,
+// and of those below that do not give another one.
+class Attribute {
+ public:
+    Attribute(const nanobind::handle &type, const char *name)
+        : found_(checked(PyObject_GetAttrString(type.ptr(), name))),
+          get_(reinterpret_cast<descrgetfunc>(
+              PyType_GetSlot(Py_TYPE(found_.ptr()), Py_tp_descr_get))) {}
+    nanobind::object of(PyObject *o) const {
+        return checked(get_(found_.ptr(), o, reinterpret_cast<PyObject *>(Py_TYPE(o))));
+    }
+    // As a method without arguments.
+    nanobind::object call(PyObject *o) const {
+        PyObject *arguments[1] = {o};
+        return checked(PyObject_Vectorcall(found_.ptr(), arguments, 1, nullptr));
+    }
+
+ private:
+    nanobind::object found_;
+    descrgetfunc get_;
+};
+
+// A function without arguments.
+inline nanobind::object call(const nanobind::object &function) {
+    return checked(PyObject_CallNoArgs(function.ptr()));
+}
+
+inline int64_t number(const nanobind::object &o) {
+    const int64_t found = PyLong_AsLongLong(o.ptr());
+    if (found == -1 && PyErr_Occurred()) throw nanobind::python_error();
+    return found;
+}
+
+inline bool holds_true(const nanobind::object &o) { return o.ptr() == Py_True; }
+
+// Items of a tuple of integers.
+template <int n>
+void numbers(const nanobind::object &tuple, int64_t (&to)[n]) {
+    for (int i = 0; i < n; ++i) {
+        PyObject *item = PyTuple_GetItem(tuple.ptr(), i);
+        if (!item) throw nanobind::python_error();
+        to[i] = number(nanobind::borrow(item));
+    }
+}
+
+}  // namespace quant_gru

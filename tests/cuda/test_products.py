@@ -1,0 +1,146 @@
+"""Products among launches: what a library is told, and that a stand-in's give torch's."""
+
+import ctypes
+import gc
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from quant_gru._errors import QuantGRUError
+from quant_gru.kernels.cpu import _native
+from quant_gru.kernels.cuda import driver, products
+from quant_gru.kernels.cuda.backward.products import Factors, LastProducts, Matrix
+from quant_gru.kernels.cuda.memory import Memory
+from quant_gru.kernels.cuda.products import Product
+
+sys.path.insert(0, str(Path(__file__).parent))
+from stub_cublas import FAILED, Cublas
+
+
+class Device(driver.Device):
+    """A device that knows nothing but a library."""
+
+    def __init__(self, library):
+        context = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))(lambda to: 0)
+        self._context_now = context
+        address = ctypes.cast(context, ctypes.c_void_p).value
+        # the context is null, and so it is current
+        self.native = _native.Driver(0, address, 0, 0)
+        self.index, self._library = 0, library
+
+
+@pytest.fixture
+def cublas():
+    return Cublas()
+
+
+@pytest.fixture
+def device(cublas, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
+    return Device(products.Library(cublas.functions))
+
+
+def operands(m, n, k, transposed):
+    generator = torch.Generator().manual_seed(m + n + k)
+    left = torch.randn(*((k, m) if transposed else (m, k)), generator=generator).bfloat16()
+    return left, torch.randn(k, n, generator=generator).bfloat16()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_product_is_that_of_the_matrices(cublas, device, transposed):
+    m, n, k = 6, 5, 7
+    left, right = operands(m, n, k, transposed)
+    made = device.multiply(Product(m, n, k, transposed))
+    result, memory = torch.empty(m, n), Memory()
+    for name in "cd":
+        memory.point(made.record, name)
+    made.record.a, made.record.b = right.data_ptr(), left.data_ptr()
+    made.record.workspace = 4096
+    memory.move(result.data_ptr())
+    made.launch.start(33)
+    expected = (left.t() if transposed else left).double() @ right.double()
+    assert torch.equal(result, expected.float())
+    # the library counts in columns
+    assert cublas.started == [(n, m, k, 4096, 33)]
+    assert made.workspace == 512
+
+
+def test_what_is_made_goes(cublas, device):
+    before = dict(cublas.alive)
+    made = device.multiply(Product(2, 3, 4, False))
+    # an operation and layouts; what was preferred has gone
+    assert len(cublas.alive) == len(before) + 4
+    del made
+    gc.collect()
+    assert cublas.alive == before
+
+
+@pytest.mark.parametrize(
+    "name", ["MatmulDescCreate", "MatrixLayoutCreate", "MatmulAlgoGetHeuristic"]
+)
+def test_torch_makes_what_the_library_refuses(cublas, device, name):
+    before = len(cublas.alive)
+    cublas.refuses = name
+    assert device.multiply(Product(2, 3, 4, True)) is None
+    gc.collect()
+    assert len(cublas.alive) == before
+
+
+def test_no_library_no_product(cublas, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
+    assert Device(None).multiply(Product(2, 3, 4, True)) is None
+    cublas.refuses = "Create"
+    library = products.Library(cublas.functions)
+    assert not library.works
+    assert Device(library).multiply(Product(2, 3, 4, True)) is None
+
+
+def test_failures_are_told(cublas, device):
+    made = device.multiply(Product(2, 3, 4, True))
+    made.record.workspace_size = 1
+    with pytest.raises(QuantGRUError, match=f"cuBLASLt to succeed, got status {FAILED}"):
+        made.launch.start(0)
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="of builds without CUDA")
+def test_there_is_no_library_without_cuda():
+    assert products.loaded() is None
+
+
+def test_last_products_share_a_workspace(cublas, device):
+    memory = Memory()
+    kind = torch.bfloat16
+    dWx, weights, codes = (
+        Matrix(memory.take(2 * rows * columns), rows, columns, kind)
+        for rows, columns in ((8, 6), (6, 5), (8, 5))
+    )
+    factors = {"x": Factors(dWx, weights, False), "W": Factors(dWx, codes, True)}
+    end = memory.size
+    made = LastProducts(device, memory, [factors])
+    assert memory.size == end + 512
+    space = torch.zeros(memory.size, dtype=torch.int8)
+    memory.move(space.data_ptr())
+    real = space.view(kind)
+    for each in (dWx, weights, codes):
+        each.of(real).copy_(torch.randn(each.rows, each.columns))
+    results = {name: made.new(0, name, space.device) for name in factors}
+    for name, to in made.results[0].items():
+        to.move(results[name].data_ptr())
+    made.launch.start(7)
+    assert {each[3:] for each in cublas.started} == {(space.data_ptr() + end, 7)}
+    for name, found in results.items():
+        assert torch.equal(found, made.made(0, name, real))
+        written = torch.empty_like(found)
+        made.write(0, name, real, written)
+        assert torch.equal(found, written)
+
+
+def test_torch_makes_products_of_other_kinds(device):
+    memory, rows = Memory(), 8
+    for kind, columns in ((torch.float32, 6), (torch.bfloat16, 0)):
+        left, right = (Matrix(memory.take(512), rows, n, kind) for n in (3, columns))
+        made = LastProducts(device, memory, [{"W": Factors(left, right, True)}])
+        assert made.launch is None
+        assert made.results == [{}]

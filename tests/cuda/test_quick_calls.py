@@ -1,0 +1,289 @@
+"""Whole calls checked and started in native code, on the host: values, memory, what is left."""
+
+import copy
+import gc
+import pickle
+import sys
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from quant_gru import QuantConfig, QuantGRU
+from quant_gru._quick import kept_weights
+from quant_gru._quick_gpu import QuickGPU
+from quant_gru.integer.backward import Kept
+from quant_gru.kernels.cpu import _native
+from quant_gru.kernels.cuda import planner, stack
+
+sys.path.insert(0, str(Path(__file__).parent))
+from host_machine import COMPILER, Host, folder_of
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+
+C, H = 5, 20
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    return Host(folder_of(tmp_path_factory))
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    monkeypatch.setenv(planner.VARIABLE, "1,1,1,4")
+    with torch.no_grad():
+        yield
+
+
+def quantized(**options):
+    torch.manual_seed(0)
+    gru = QuantGRU(C, H, config=QuantConfig.int8(), **options).eval()
+    gru.calibrate(torch.randn(12, 4, C))
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    return gru
+
+
+def quick_of(gru, host):
+    """The quick way of a GPU, on the host."""
+    whole = stack.Stack(gru._plan(), host)
+    own = gru._parameters.values()
+    kept = kept_weights(own, list(own), torch.device("cpu"))
+    return QuickGPU(whole, kept)
+
+
+def run(quick, gru, x, hx=None):
+    return quick.run(gru._parameters.values(), x, hx, gru.batch_first)
+
+
+def natively(quick, gru, x, hx=None):
+    """What native code gives by itself."""
+    return quick._run(gru._parameters.values(), x, hx, gru.batch_first)
+
+
+def equal(got, expected):
+    return all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_calls_are_those_of_the_cpu(host, batch_first):
+    gru = quantized(bidirectional=True, batch_first=batch_first)
+    quick = quick_of(gru, host)
+    for turn in range(2):
+        for shape in ((9, 8), (2, 3), (8, 9)):
+            x = torch.randn(*shape, C)
+            hx = torch.randn(2, shape[0 if batch_first else 1], H)
+            x[1, 1, 0] = torch.nan
+            for states in (None, hx):
+                found = natively(quick, gru, x, states)
+                assert (found is NotImplemented) == (turn == 0)
+                expected = gru(x, states)
+                for got in (run(quick, gru, x, states), natively(quick, gru, x, states)):
+                    for ours, theirs in zip(got, expected, strict=True):
+                        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+                    # what the general way gives, with its transposed view
+                    y = got[0].transpose(0, 1) if batch_first else got[0]
+                    assert y.is_contiguous()
+
+
+def test_layouts_that_only_python_takes(host):
+    gru = quantized()
+    quick, x, hx = quick_of(gru, host), torch.randn(6, 4, C), torch.randn(1, 4, H)
+    run(quick, gru, x, hx)
+    expected = gru(x, hx)
+    assert equal(natively(quick, gru, x, hx), expected)
+    turned = x.transpose(0, 1).contiguous().transpose(0, 1)
+    assert equal(natively(quick, gru, turned, hx), expected)
+    # its strides are not those of the call before
+    assert equal(natively(quick, gru, x, hx), expected)
+    padded = torch.randn(6, 4, C + 1)[..., :C]
+    padded.copy_(x)
+    assert equal(natively(quick, gru, padded, hx), expected)
+    spread = x.transpose(1, 2).contiguous().transpose(1, 2)
+    for given in ((spread, hx), (torch._neg_view(-x), hx), (x, torch._neg_view(-hx))):
+        assert natively(quick, gru, *given) is NotImplemented
+        assert equal(run(quick, gru, *given), expected)
+    wide = torch.randn(1, 4, 2 * H)
+    wide[..., ::2] = hx
+    assert natively(quick, gru, x, wide[..., ::2]) is NotImplemented
+    assert equal(run(quick, gru, x, wide[..., ::2]), expected)
+
+
+def test_what_is_left_to_the_general_way(host):
+    gru = quantized()
+    quick, x = quick_of(gru, host), torch.randn(5, 3, C)
+    assert run(quick, gru, x) is not None
+    Same = type("Same", (torch.Tensor,), {})
+    others = (None, 3, x[0], x[None], x.double(), x[..., 1:], x[:0], x[:, :0], x.to("meta"))
+    for other in (*others, torch.nn.Parameter(x), x.as_subclass(Same)):
+        assert run(quick, gru, other) is None
+    for hx in (torch.zeros(2, 3, H), torch.zeros(1, 2, H), torch.zeros(1, 3, H).double(), 3):
+        assert run(quick, gru, x, hx) is None
+    weights = list(gru._parameters.values())
+    assert quick.run(weights, x, None, False) is not None
+    for others in (weights[:-1], [*weights, weights[0]], weights[::-1], [*weights[:-1], None]):
+        assert quick.run(others, x, None, False) is None
+    with torch.enable_grad():
+        assert run(quick, gru, x) is None
+        gru.requires_grad_(False)
+        assert run(quick, gru, x) is not None
+        assert run(quick, gru, x.clone().requires_grad_()) is None
+        assert run(quick, gru, x, torch.zeros(1, 3, H, requires_grad=True)) is None
+    gru.weight_hh_l0.data = gru.weight_hh_l0.data.clone()
+    assert run(quick, gru, x) is None
+
+
+@pytest.mark.parametrize("how", ["in place", "by an optimizer"])
+def test_weights_that_changed(host, how):
+    gru = quantized()
+    quick, x = quick_of(gru, host), torch.randn(5, 3, C)
+    assert run(quick, gru, x) is not None
+    if how == "in place":
+        gru.bias_ih_l0.mul_(2)
+    else:
+        # fused ones leave versions as they are
+        optimizer = torch.optim.Adam(gru.parameters(), fused=True)
+        for w in gru.parameters():
+            w.grad = torch.ones_like(w)
+        optimizer.step()
+    assert run(quick, gru, x) is None
+
+
+def test_another_device_or_a_graph(host):
+    gru = quantized()
+    whole, x = stack.Stack(gru._plan(), host), torch.randn(5, 3, C)
+    now = {"device": -1, "captures": False}
+    functions = (lambda: now["device"], lambda: now["captures"])
+    functions = (torch.Tensor, torch.is_grad_enabled, *functions)
+    weights = list(gru._parameters.values())
+    native = _native.QuickGPU((-1, 1, C, H), weights, None, functions, 1 << 20)
+    expected = whole.run(x, None)
+    whole.repeat(native, x, None)
+    for device, captures in ((-1, False), (0, False), (-1, True), (-1, False)):
+        now.update(device=device, captures=captures)
+        found = native.run(weights, x, None, False)
+        if device < 0 and not captures:
+            assert equal(found, expected)
+        else:
+            assert found is NotImplemented
+
+
+def bases(host, quick, gru, x):
+    """Where the outputs of a call are, and the workspace of its launches."""
+    schedule = next(each for each in quick._stack._schedules.values() if each is not None)
+    record = schedule._reals[0]
+    y, h_n = natively(quick, gru, x)
+    return y, h_n, record.Wx
+
+
+def test_results_are_new_and_the_workspace_is_not(host):
+    gru = quantized()
+    quick, x = quick_of(gru, host), torch.randn(5, 3, C)
+    run(quick, gru, x)
+    seen = [bases(host, quick, gru, x) for _ in range(4)]
+    assert len({each.data_ptr() for y, h_n, _ in seen for each in (y, h_n)}) == 8
+    assert len({y.untyped_storage().data_ptr() for y, _, _ in seen}) == 4
+    assert len({Wx for _, _, Wx in seen}) == 1
+
+
+def test_a_large_workspace_is_given_back(host, monkeypatch):
+    monkeypatch.setattr(stack, "_KEPT_BYTES", 10)
+    gru = quantized()
+    quick, x = quick_of(gru, host), torch.randn(5, 3, C)
+    expected = run(quick, gru, x)
+    assert equal(natively(quick, gru, x), expected)
+
+
+def test_outputs_of_inference_mode(host):
+    gru = quantized()
+    quick, x = quick_of(gru, host), torch.randn(5, 3, C)
+    with torch.inference_mode():
+        run(quick, gru, x)
+        assert all(each.is_inference() for each in natively(quick, gru, x))
+    assert not any(each.is_inference() for each in natively(quick, gru, x))
+    y, _ = natively(quick, gru, x)
+    assert (y._version, y.requires_grad, y.is_leaf) == (0, False, True)
+    with torch.enable_grad():
+        y.requires_grad_().sum().backward()
+    assert y.grad is not None
+
+
+def test_threads_of_other_sizes(host):
+    gru = quantized()
+    quick = quick_of(gru, host)
+    inputs = [torch.randn(2 + i % 3, 1 + i % 2, C) for i in range(6)]
+    expected = [gru(x) for x in inputs]
+    for x in inputs:
+        run(quick, gru, x)
+
+    def work(i):
+        with torch.no_grad():
+            return all(equal(natively(quick, gru, inputs[i]), expected[i]) for _ in range(5))
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(work, range(6)))
+
+
+def test_nothing_is_left_behind(host):
+    gru = quantized()
+    quick, x, hx = quick_of(gru, host), torch.randn(5, 3, C), torch.randn(1, 3, H)
+    run(quick, gru, x, hx)
+    weights = list(gru._parameters.values())
+    given = [x, hx, weights, *weights, gru._parameters, torch.Tensor, torch.float32, NotImplemented]
+    natively(quick, gru, x, hx)
+    before = [sys.getrefcount(each) for each in given]
+    for _ in range(50):
+        natively(quick, gru, x, hx)
+        natively(quick, gru, x.double())
+        natively(quick, gru, x.transpose(0, 2).contiguous().transpose(0, 2), hx)
+    assert [sys.getrefcount(each) for each in given] == before
+    y, h_n = natively(quick, gru, x, hx)
+    assert (sys.getrefcount(y), sys.getrefcount(h_n)) == (2, 2)
+    gone = weakref.ref(quick._stack)
+    del quick
+    gc.collect()
+    assert gone() is None
+
+
+def test_copies_have_no_quick_way_of_another(host):
+    gru = quantized()
+    x = torch.randn(5, 3, C)
+    gru._state.plans.quick = quick_of(gru, host)
+    expected = gru(x)
+    assert isinstance(gru._state.plans.quick, QuickGPU)
+    for other in (copy.deepcopy(gru), pickle.loads(pickle.dumps(gru))):
+        assert equal(other(x), expected)
+        other.weight_ih_l0.mul_(2)
+        assert not equal(other(x), expected)
+    assert equal(gru(x), expected)
+
+
+def test_what_is_kept_for_a_backward_has_memory_of_its_own(host):
+    gru = quantized()
+    whole, x = stack.Stack(gru._plan(), host), torch.randn(5, 3, C)
+    results = []
+    for _ in range(3):
+        kept = Kept()
+        y, h_n = whole.run(x, None, None, kept)
+        results.append((y, h_n, kept.nan, *kept.out))
+    assert len({each.data_ptr() for result in results for each in result}) == 12
+    for result in results[1:]:
+        assert equal(result, results[0])
+
+
+def test_an_error_of_a_launch_is_told(host, monkeypatch):
+    gru = quantized()
+    quick, x = quick_of(gru, host), torch.randn(5, 3, C)
+    expected = run(quick, gru, x)
+
+    def fail(*_):
+        raise RuntimeError("no launch")
+
+    monkeypatch.setattr(host, "launch", fail)
+    with pytest.raises(RuntimeError, match="no launch"):
+        natively(quick, gru, x)
+    monkeypatch.undo()
+    assert equal(natively(quick, gru, x), expected)

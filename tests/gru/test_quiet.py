@@ -1,0 +1,151 @@
+"""Calls that go straight to the quick way: only where nobody watches, with the same values."""
+
+import pytest
+import torch
+from gru_helpers import C, quantized, seeded
+from torch.nn.modules import module as modules
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quant_gru import CalibrationError, QuantGRU
+from quant_gru._quiet import is_quiet
+
+X = seeded(5, 3, C)
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def gru():
+    gru = quantized()
+    for _ in range(2):
+        gru(X)
+    assert gru._state.plans.quick is not None
+    assert is_quiet(vars(gru))
+    return gru
+
+
+def test_it_goes_past_forward(gru, monkeypatch):
+    expected = gru.forward(X)
+    monkeypatch.setattr(QuantGRU, "forward", None)
+    for found in (gru(X), gru(X, None), gru(X, torch.zeros(1, 3, gru.hidden_size))):
+        assert all(map(torch.equal, found, expected))
+
+
+def test_calls_of_other_kinds(gru):
+    H = gru.hidden_size
+    hx = seeded(1, 3, H)
+    expected = gru.forward(X, hx)
+    for found in (gru(X, hx), gru(X, hx=hx), gru(input=X, hx=hx)):
+        assert all(map(torch.equal, found, expected))
+    assert torch.equal(gru(X[:, 0], hx[:, 0])[0], expected[0][:, 0])
+    packed = torch.nn.utils.rnn.pack_padded_sequence(X, [5, 5, 5])
+    assert torch.equal(gru(packed, hx)[0].data, expected[0].flatten(0, 1))
+    assert gru(X.masked_fill(X > 1, torch.nan))[0].isnan().any()
+    with pytest.raises(TypeError):
+        gru()
+    with pytest.raises(TypeError):
+        gru(X, hx, None)
+
+
+def test_hooks_are_called(gru):
+    seen = []
+    hooks = (
+        (gru.register_forward_hook, lambda *_: seen.append("after")),
+        (gru.register_forward_pre_hook, lambda *_: seen.append("before")),
+        (modules.register_module_forward_hook, lambda *_: seen.append("after all")),
+        (modules.register_module_forward_pre_hook, lambda *_: seen.append("before all")),
+    )
+    for count, (register, hook) in enumerate(hooks, 1):
+        handle = register(hook)
+        assert not is_quiet(vars(gru))
+        gru(X)
+        assert len(seen) == count
+        handle.remove()
+        assert is_quiet(vars(gru))
+        gru(X)
+        assert len(seen) == count
+    gru.register_forward_hook(lambda *_: (1, 2))
+    assert gru(X) == (1, 2)
+
+
+@pytest.mark.parametrize("register", ["full_backward_hook", "full_backward_pre_hook"])
+def test_backward_hooks_are_not_passed_by(gru, register):
+    handle = getattr(gru, f"register_{register}")(lambda *_: None)
+    assert not is_quiet(vars(gru))
+    handle.remove()
+    handle = getattr(modules, f"register_module_{register}")(lambda *_: None)
+    assert not is_quiet(vars(gru))
+    handle.remove()
+
+
+def test_forward_of_the_instance_or_of_a_class_below(gru):
+    gru.forward = lambda x: "mine"
+    assert gru(X) == "mine"
+    del gru.forward
+
+    class Mine(QuantGRU):
+        def forward(self, x):
+            return "mine"
+
+    gru.__class__ = Mine
+    assert gru(X) == "mine"
+
+
+def test_modes_are_left(gru):
+    y = gru(X)[0]
+    gru.use_quantization = False
+    assert not torch.equal(gru(X)[0], y)
+    gru.use_quantization = True
+    assert torch.equal(gru(X)[0], y)
+    gru.calibrating = True
+    with pytest.raises(CalibrationError):
+        gru(X)
+    gru.calibrating = False
+    assert torch.equal(gru(X)[0], y)
+    gru.train()
+    assert not is_quiet(vars(gru))
+
+
+def test_tracers_and_modes(gru):
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen = []
+    with Watch():
+        assert not is_quiet(vars(gru))
+        y, _ = gru(X)
+    assert any("quant_gru" in str(func) for func in seen)
+    assert torch.equal(y, gru(X)[0])
+
+    def quietly(x):
+        found.append(is_quiet(vars(gru)))
+        return x
+
+    found = []
+    torch.vmap(quietly)(X)
+    assert found == [False]
+    assert is_quiet(vars(gru))
+
+
+def test_compiled_modules(gru):
+    seen = []
+
+    def backend(graph, _):
+        seen.append(graph)
+        return graph.forward
+
+    y = gru(X)[0]
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(allow_rnn=True):
+        compiled = torch.compile(gru, backend=backend, fullgraph=True)
+        assert torch.equal(compiled(X)[0], y)
+        assert len(seen) == 1
+        gru.compile(backend=backend)
+        assert not is_quiet(vars(gru))
+        assert torch.equal(gru(X)[0], y)

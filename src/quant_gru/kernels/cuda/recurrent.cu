@@ -39,7 +39,7 @@ struct Numbers {
     const Stored *Wx;         // [t][tile][group][16 * NB]
     const double *bias;       // (3, UP): bias and zero point, in accumulator units
     const double *m;          // (3, UP): M / 2^k
-    const int32_t *exact_float;  // whether float holds every accumulator and multiplier
+    const int32_t *exact_float;  // whether float holds every accumulator and multiplier, by KS
     Cell<Real> cell;
     Ends ends;
 };
@@ -211,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             }
 
     // this thread's elements
-    const bool exact_float = sizeof(Real) == 4 && *p.exact_float != 0;
+    const bool exact_float = sizeof(Real) == 4 && p.exact_float[KS - 1] != 0;
     int bias[kRows][3];
     Real wide_bias[kRows][3], m[kRows][3];
     int times[kRows][3];  // m in units of 2^-32
@@ -523,8 +523,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             return pick(acc[set % kAccumulators][gate], slot);
         };
 
-        // sums of this thread's elements
-        int sum[kParts][3][kElements];
+        // sums of this thread's elements, and where only 64 bits may hold both halves, the other's
+        constexpr bool kApart = KS == 2 && kWhole && kKnown;
+        int sum[kParts][3][kElements], other[3][kElements];
 #pragma unroll
         for (int set = 0; set < kParts; ++set)
 #pragma unroll
@@ -551,10 +552,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
                 for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
-                    for (int e = 0; e < kElements; ++e)
-                        sum[set][gate][e] =
-                            (int)((uint32_t)sum[set][gate][e] +
-                                  (uint32_t)taken[((set * 3 + gate) * kElements + e) * 32]);
+                    for (int e = 0; e < kElements; ++e) {
+                        const int v = taken[((set * 3 + gate) * kElements + e) * 32];
+                        if (kApart)
+                            other[gate][e] = v;
+                        else
+                            sum[set][gate][e] = (int)((uint32_t)sum[set][gate][e] + (uint32_t)v);
+                    }
         }
 
         // zero-point-free codes of R h
@@ -567,7 +571,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 if (kWhole) {
                     uint32_t v = (uint32_t)sum[0][gate][e] + (uint32_t)bias[row][gate];
                     if (kParts == 2) v += (uint32_t)sum[kParts - 1][gate][e] * 256u;
-                    const int64_t product = (int64_t)(int)v * times[row][gate];
+                    int64_t product = (int64_t)(int)v * times[row][gate];
+                    if (kApart) product += (int64_t)other[gate][e] * times[row][gate];
                     const int odd = (int)(product >> 32) & 1;
                     const int rounded = (int)((product + (0x7fffffffLL + odd)) >> 32);
                     const int limited = rounded < Rh_lo ? Rh_lo : rounded;

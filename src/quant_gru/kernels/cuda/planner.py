@@ -28,6 +28,7 @@ _ROOMY = 128  # registers of weights that leave many for other things
 _LIGHT_THREADS, _LIGHT_SHARED = 128, (MOST_SHARED - 1024) // 2
 _TOGETHER = 1.1  # what a step takes of two blocks on a multiprocessor, to that of one
 _ALONE_SHARED = _LIGHT_SHARED + 16  # of which a multiprocessor has not twice as much
+BULK = False
 _FEWEST = 32  # with fewer, a thread is busy with nothing but spilled registers
 
 
@@ -162,10 +163,16 @@ class Shape:
             "COPY": copied_bytes(form, H),
             "DIRS": directions,
             "RING": self.ring(form),
+            "BULK": int(self.bulk(form)),
             "LATE": int(self.late(form)),
             "SETS": self.sets(form),
             **form.products,
         }
+
+    def bulk(self, form: Form) -> bool:
+        """Whether blocks send what they have of a strip in one piece."""
+        whole = self.features == self.units == 64 * self.blocks
+        return BULK and self.blocks > 1 and whole
 
     def ring(self, form: Form) -> int:
         """Steps whose input projection is on its way or in use."""
@@ -179,7 +186,8 @@ class Shape:
         return self._shared_with(self.ring(form), form)
 
     def _shared_with(self, steps: int, form: Form) -> int:
-        stride = -(-max(self.features, self.units) // 128) * 128 + 64
+        bulk = self.bulk(form)
+        stride = self.units if bulk else -(-max(self.features, self.units) // 128) * 128 + 64
         groups = self.units // self.blocks // 16
         sets = form.state_bytes + form.weight_bytes - 1
         state = 2 * form.state_bytes * self.rows * stride
@@ -188,6 +196,8 @@ class Shape:
         strips = self.rows // self.strip
         owned = max(1, self.strip // halves)
         stage = 2 * groups * halves * form.state_bytes * owned * 16
+        if bulk:
+            stage = 2 * form.state_bytes * self.rows * 64
         ring = steps * strips * self.threads * self.elements * (8 if form.wide_input else 4)
         received = stage if self.blocks > 1 else 0
         # barriers, and whether rows are NaN

@@ -184,6 +184,16 @@ inline void send(void *to, uint64_t *barrier, uint32_t rank, const uint2 &v) {
         : "memory");
 }
 
+// The same of many bytes at once, from shared memory that `shown_to_groups` has shown.
+inline void send_slice(void *to, uint64_t *barrier, uint32_t rank, const void *from,
+                       uint32_t bytes) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(address_in(shared_address(to), rank)),
+        "r"(shared_address(from)), "r"(bytes), "r"(address_in(shared_address(barrier), rank))
+        : "memory");
+}
+
 // Shared memory by its address, which a register keeps: the compiler would work out addresses
 // again at each use.
 inline uint32_t pinned(uint32_t address) {

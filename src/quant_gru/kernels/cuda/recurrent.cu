@@ -33,6 +33,18 @@
 #include "quantize.cuh"
 #include "tile.cuh"
 
+#ifdef W_CLOCK
+__device__ unsigned int stamps[2][2][16][8];
+#define STAMP(i)                                                                             \
+    if (lane == 0 && blockIdx.x == 0 && (s == 100 || s == 101)) {                            \
+        unsigned int c;                                                                      \
+        asm volatile("mov.u32 %0, %%clock;" : "=r"(c)::"memory");                            \
+        stamps[s & 1][turn][warp][i] = c;                                                    \
+    }
+#else
+#define STAMP(i)
+#endif
+
 struct Numbers {
     Sequence s;
     const uint32_t *weights;  // fragments, [plane][group][block of 64][half][gate][register][lane]
@@ -111,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     unsigned char *const state = memory;                 // [2][HP][NB][kStride]
     int *const exchange = (int *)(memory + 2 * kState);  // [2][group][half][..][lane]
     unsigned char *const stages = (unsigned char *)(exchange + kExchange);
-    uint64_t *const barriers = (uint64_t *)(stages + (CL > 1 ? 2 * kGroups * kHalves * kStage : 0));
+    uint64_t *const barriers = (uint64_t *)(stages + kStages);
     unsigned char *const nan_rows = (unsigned char *)(barriers + 2 * NT);  // of the tile, by h0
     uint32_t *const any_nan = (uint32_t *)(nan_rows + 16);
     // [step % RING][strip][thread]
@@ -183,11 +195,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             for (int j = 0; j < kBatch; ++j) {
                 const int i = from + j * kThreads;
                 if (i >= kPlane) break;
-                state[i] = (unsigned char)(code[j] ^ kTop);
-                state[kState + i] = 0;
+                unsigned char *const to = state + stands_at(i / kStride, i % kStride);
+                to[0] = (unsigned char)(code[j] ^ kTop);
+                to[kState] = 0;
                 if (HP == 2) {
-                    state[kPlane + i] = (unsigned char)(code[j] >> 8);
-                    state[kState + kPlane + i] = 0;
+                    to[kNextPlane] = (unsigned char)(code[j] >> 8);
+                    to[kState + kNextPlane] = 0;
                 }
             }
         }
@@ -244,6 +257,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     if (kRoom) load_state();
     if (CL > 1 && threadIdx.x == 0) {
+#pragma unroll 1
         for (int i = 0; i < 2 * NT; ++i) barrier_init(barriers + i);
     }
 
@@ -261,20 +275,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         length[turn][e] = (int)(kept[turn][e] && p.s.lengths ? p.s.lengths[row] : T);
         byte_at[e] = CL == 1
                          ? place.n * kStride + unit
+                     : kBulk
+                         ? place.n * 64 + local * 16 + lane8 + 8 * place.row8
                          : place.n % NB / (kShared && NB > 1 ? 2 : 1) * 16 + lane8 + 8 * place.row8;
     }
     Code *const out = (Code *)p.s.out;
     const int h_zero = (int)p.cell.h_zero;
     int raw = (int)(p.cell.h_zero - p.cell.h_offset);
     if (kRoom) raw = (int)kept_number((uint32_t)raw);
-    unsigned char *const stage = stages + warp * kStage;
+    unsigned char *const stage = stages + (kBulk ? 0 : warp * kStage);
 
     // what this thread copies from the state to the output
     const int copy_row = threadIdx.x / (kUnits / kCopied);
     const int copy_unit = rank * kUnits + threadIdx.x % (kUnits / kCopied) * kCopied;
     const bool copies =
         CODES && COPY && copy_row < kTileRows && copy_unit < H && first_row + copy_row < N;
-    const unsigned char *const copied = state + copy_row * kStride + copy_unit;
+    const unsigned char *const copied = state + stands_at(copy_row, copy_unit);
     uint32_t flip = p.cell.h_offset ? 0x80808080u : 0;
     if (kRoom) flip = kept_number(flip);
     const int64_t out_step = kRoom ? kept_number(step * N * H) : step * N * H;
@@ -285,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #if COPY == 16 && HP == 1
         v = *(const uint4 *)from;
 #elif COPY == 16
-        const uint2 low = *(const uint2 *)from, high = *(const uint2 *)(from + kPlane);
+        const uint2 low = *(const uint2 *)from, high = *(const uint2 *)(from + kNextPlane);
         v.x = low.x;
         v.y = low.y;
         v.z = high.x;
@@ -347,9 +363,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const int turn = i / kElements, e = i % kElements;
         const Place place = place_of(e, quad, half);
         const unsigned char *const from =
-            state + (turn * NB + place.n) * kStride + group * 16 + lane8 + 8 * place.row8;
+            state + stands_at(turn * NB + place.n, group * 16 + lane8 + 8 * place.row8);
         int code =
-            HP == 1 ? (int)(int8_t)from[0] : (from[0] ^ kTop) | (int)(int8_t)from[kPlane] << 8;
+            HP == 1 ? (int)(int8_t)from[0] : (from[0] ^ kTop) | (int)(int8_t)from[kNextPlane] << 8;
         code += (int)(p.cell.h_offset - p.cell.h_zero);
         h[turn][e] = R::plus((Real)(kept[turn][e] ? code : 0), R::number());
     }
@@ -398,7 +414,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         // what may be written while the other strip is read
         const int copy = NT == 2 ? turn : parity;
         uint64_t *const received = barriers + 2 * turn;
+        STAMP(0)
         if (NT == 2 && s) barrier_wait(received + parity, (uint32_t)((s - 1) >> 1) & 1);
+        STAMP(1)
         const bool copies_now = copies && s && (NT == 1 || copy_row / NB == turn);
         uint4 old_states = {0, 0, 0, 0};
         if (copies_now) old_states = copy_load(parity);
@@ -407,8 +425,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
         for (int i = 0; i < kAccumulators * 12; ++i) acc[i / 12][i / 4 % 3][i % 4] = 0;
         const unsigned char *const operand =
-            state + parity * kState + (turn * NB + lane8 % NB) * kStride + part * kBlocks * 64 +
-            quad * 16 + (kPacked ? lane8 / NB % 2 * kPlane : 0);
+            state + parity * kState + stands_at(turn * NB + lane8 % NB, part * kBlocks * 64) +
+            quad * 16 + (kPacked ? lane8 / NB % 2 * kNextPlane : 0);
         const auto multiply = [&](int b, int j, int gate, const uint32_t (&f)[kReads][4]) {
             const int set = kPairs && gate != 2 ? j : j % SETS;
             mma<WP == 2, kReads == 2>(acc[set][gate], w[0][b][j][gate], f[0][2 * j],
@@ -429,7 +447,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int i = 0; i < 2 * kBlocks; ++i) {
                 const int b = i % kBlocks, plane = i < kBlocks ? HP - 1 : 0;
-                const uint4 v = *(const uint4 *)(operand + plane * kPlane + b * 64);
+                const uint4 v =
+                    *(const uint4 *)(operand + plane * kNextPlane + b * kNextBlock);
 #pragma unroll
                 for (int j = 0; j < 12 && i == kBlocks; ++j)
                     acc[0][j / 4][j % 4] = (int)((uint32_t)acc[0][j / 4][j % 4] * 256u);
@@ -450,7 +469,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             uint32_t (&to)[kReads][4] = f[b % kKept];
 #pragma unroll
             for (int plane = 0; plane < kReads; ++plane) {
-                const uint4 v = *(const uint4 *)(operand + plane * kPlane + b * 64);
+                const uint4 v =
+                    *(const uint4 *)(operand + plane * kNextPlane + b * kNextBlock);
                 to[plane][0] = v.x;
                 to[plane][1] = v.y;
                 to[plane][2] = v.z;
@@ -469,7 +489,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
                 for (int plane = 0; plane < kReads && kKept < kBlocks; ++plane) {
-                    const uint4 v = load16(shared_address(operand + plane * kPlane + b * 64));
+                    const uint4 v = load16(
+                        shared_address(operand + plane * kNextPlane + b * kNextBlock));
                     f[0][plane][0] = v.x;
                     f[0][plane][1] = v.y;
                     f[0][plane][2] = v.z;
@@ -480,6 +501,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             }
         }
 
+        STAMP(2)
         if (CL > 1 && threadIdx.x == 0) barrier_expect(received + (1 - parity), kReceived);
         copies_wait<kAhead * NT - 1>();
         const Words Wx = ring[(s % RING * NT + turn) * kThreads];
@@ -561,6 +583,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     }
         }
 
+        STAMP(3)
         // zero-point-free codes of R h
         Real Rh[3][kElements];
 #pragma unroll
@@ -610,7 +633,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         }
 
         unsigned char *const next = state + (1 - parity) * kState;
-        unsigned char *const to = CL == 1 ? next : stage + copy * (kGroups * kHalves * kStage);
+        // what another block still fetches is not written: it has sent what this one waited for
+        unsigned char *const to = CL == 1 ? next
+                                  : kBulk ? stage + (NT * parity + turn) * kSlice
+                                          : stage + copy * (kGroups * kHalves * kStage);
         // all results before any store: a store of bytes could be to anything that is read
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
@@ -630,13 +656,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #endif
             if (t < length[turn][e]) h[turn][e] = moved;
         }
+        STAMP(4)
         if (works(quad, half)) {
 #pragma unroll
             for (int e = 0; e < kElements; ++e) {
                 const int code = R::integer(h[turn][e]) + raw;
                 to[byte_at[e]] = (unsigned char)(code ^ kTop);
                 if (HP == 2)
-                    to[(CL == 1 ? kPlane : kOwned * 16) + byte_at[e]] = (unsigned char)(code >> 8);
+                    to[(CL == 1 ? kPlane : kBulk ? kNextPlane : kOwned * 16) + byte_at[e]] =
+                        (unsigned char)(code >> 8);
             }
         }
         if (CODES && !COPY) {
@@ -657,16 +685,31 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             __syncthreads();
             return;
         }
-        __syncwarp();
-        if (NB > 1 || half == 0) {
+        STAMP(5)
+        if (kBulk) {
+            shown_to_groups();
+            __syncthreads();
+#pragma unroll
+            for (int peer = warp; peer < CL; peer += kThreads / 32)
+                if (lane == 0 && (W_DIAG != 1 || peer == rank))
+                    send_slice(next + (turn * CL + rank) * kSlice, received + (1 - parity), peer,
+                               to, kSlice);
+        } else {
+            __syncwarp();
+        }
+        if (!kBulk && (NB > 1 || half == 0)) {
 #pragma unroll
             for (int i = lane; i < HP * kOwned * CL; i += 32) {
                 const int chunk = i % (HP * kOwned), peer = i / (HP * kOwned);
                 const int n = NB == 1 ? 0 : kShared ? chunk % kOwned * 2 + half : chunk % kOwned;
+#if W_DIAG == 1
+                if (peer == rank)
+#endif
                 send(next + chunk / kOwned * kPlane + (turn * NB + n) * kStride + group * 16,
                      received + (1 - parity), peer, *(const uint4 *)(to + chunk * 16));
             }
         }
+        STAMP(6)
         if (VALUES && !kBehind) give(turn, true);
         if (NT == 1) barrier_wait(received + (1 - parity), (uint32_t)(s >> 1) & 1);
     };
@@ -709,4 +752,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
 #endif
     if (CL > 1) cluster_wait();
+#ifdef W_CLOCK
+    if (blockIdx.x == 0 && threadIdx.x == 0 && steps > 101)
+        for (int turn = 0; turn < NT; ++turn)
+            for (int k = 0; k < kThreads / 32; k += 3)
+                for (int j = 0; j < 2; ++j) {
+                    const unsigned int *a = stamps[j][turn][k], z = stamps[0][0][0][0];
+                    printf("clk step %d strip %d warp %d: %5u | wait %5u prod %5u split %5u gates %5u store %5u send %5u\n",
+                           j, turn, k, a[0] - z, a[1] - a[0], a[2] - a[1], a[3] - a[2], a[4] - a[3],
+                           a[5] - a[4], a[6] - a[5]);
+                }
+#endif
 }

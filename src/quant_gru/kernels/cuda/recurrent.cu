@@ -425,8 +425,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
         for (int i = 0; i < kAccumulators * 12; ++i) acc[i / 12][i / 4 % 3][i % 4] = 0;
         const unsigned char *const operand =
-            state + parity * kState + stands_at(turn * NB + lane8 % NB, part * kBlocks * 64) +
-            quad * 16 + (kPacked ? lane8 / NB % 2 * kNextPlane : 0);
+            state + parity * kState + turn * NB * kStride * (kBulk ? HP : 1) +
+            lane8 % NB * (kBulk ? 64 : kStride) + part * kBlocks * kNextBlock + quad * 16 + (kPacked ? lane8 / NB % 2 * kNextPlane : 0);
+        const uint32_t operand_at = kBulk ? pinned(shared_address(operand)) : 0;
+        const auto fragment = [&](int b, int plane) {
+            const int from = plane * kNextPlane + b * kNextBlock;
+            return kBulk ? load16(operand_at + from) : *(const uint4 *)(operand + from);
+        };
         const auto multiply = [&](int b, int j, int gate, const uint32_t (&f)[kReads][4]) {
             const int set = kPairs && gate != 2 ? j : j % SETS;
             mma<WP == 2, kReads == 2>(acc[set][gate], w[0][b][j][gate], f[0][2 * j],
@@ -447,8 +452,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int i = 0; i < 2 * kBlocks; ++i) {
                 const int b = i % kBlocks, plane = i < kBlocks ? HP - 1 : 0;
-                const uint4 v =
-                    *(const uint4 *)(operand + plane * kNextPlane + b * kNextBlock);
+                const uint4 v = fragment(b, plane);
 #pragma unroll
                 for (int j = 0; j < 12 && i == kBlocks; ++j)
                     acc[0][j / 4][j % 4] = (int)((uint32_t)acc[0][j / 4][j % 4] * 256u);
@@ -469,8 +473,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             uint32_t (&to)[kReads][4] = f[b % kKept];
 #pragma unroll
             for (int plane = 0; plane < kReads; ++plane) {
-                const uint4 v =
-                    *(const uint4 *)(operand + plane * kNextPlane + b * kNextBlock);
+                const uint4 v = fragment(b, plane);
                 to[plane][0] = v.x;
                 to[plane][1] = v.y;
                 to[plane][2] = v.z;

@@ -643,14 +643,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         // all results before any store: a store of bytes could be to anything that is read
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
-            Real Rh_e[3], Wx_e[3];
+            Real Wx_e[3];
 #pragma unroll
-            for (int gate = 0; gate < 3; ++gate) {
-                Rh_e[gate] = plain(Rh[gate][e]);
+            for (int gate = 0; gate < 3; ++gate)
                 Wx_e[gate] = unpacked(Wx.w[e], gate, p.cell.Wx_offset);
-            }
             Real moved = next_state<Real>(p.cell, z_of, r_of, g_of, Wx_e[0], Wx_e[1], Wx_e[2],
-                                          Rh_e[0], Rh_e[1], Rh_e[2], plain(h[turn][e]));
+                                          Rh[0][e], Rh[1][e], plain(Rh[2][e]),
+                                          plain(h[turn][e]));
 #if QG_ZONEOUT
             moved = weighted(p.cell.zoneout, plain(h[turn][e]), plain(moved));
 #endif

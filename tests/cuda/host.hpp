@@ -307,7 +307,8 @@ inline void send_slice(void *to, uint64_t *barrier, uint32_t rank, const void *f
                        uint32_t bytes) {
     host::Block &mine = *host::self->block, &peer = host::cluster().blocks[rank];
     const size_t at = size_t((unsigned char *)to - mine.shared.data());
-    if (at % 16 || bytes % 16 || (const unsigned char *)from - mine.shared.data() & 15) std::abort();
+    if (at % 16 || bytes % 16 || (const unsigned char *)from - mine.shared.data() & 15)
+        std::abort();
     std::memcpy(peer.shared.data() + at, from, bytes);
     host::Transfers &t = transfers(peer, barrier);
     t.bytes += long(bytes);

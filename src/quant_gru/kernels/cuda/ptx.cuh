@@ -134,28 +134,16 @@ inline void barrier_expect(uint64_t *barrier, uint32_t bytes) {
         : "memory");
 }
 
-#ifndef W_WAIT
-#define W_WAIT 2
-#endif
-#if W_WAIT == 0
-#define QG_WAIT "acquire.cluster"
-#define QG_FENCE ""
-#elif W_WAIT == 1
-#define QG_WAIT "acquire.cta"
-#define QG_FENCE ""
-#else
-#define QG_WAIT "relaxed.cluster"
-#define QG_FENCE "fence.acquire.sync_restrict::shared::cluster.cluster;\n"
-#endif
-// Only shared memory is waited for. What acquires more would empty the first cache of global memory.
+// Only shared memory is waited for. What acquires more would empty the first cache of global
+// memory.
 inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
     asm volatile(
         "{\n"
         ".reg .pred done;\n"
         "again:\n"
-        "mbarrier.try_wait.parity." QG_WAIT ".shared::cta.b64 done, [%0], %1;\n"
+        "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n"
-        QG_FENCE
+        "fence.acquire.sync_restrict::shared::cluster.cluster;\n"
         "}" ::"r"(shared_address(barrier)),
         "r"(parity)
         : "memory");

@@ -33,18 +33,6 @@
 #include "quantize.cuh"
 #include "tile.cuh"
 
-#ifdef W_CLOCK
-__device__ unsigned int stamps[2][2][16][8];
-#define STAMP(i)                                                                             \
-    if (lane == 0 && blockIdx.x == 0 && (s == 100 || s == 101)) {                            \
-        unsigned int c;                                                                      \
-        asm volatile("mov.u32 %0, %%clock;" : "=r"(c)::"memory");                            \
-        stamps[s & 1][turn][warp][i] = c;                                                    \
-    }
-#else
-#define STAMP(i)
-#endif
-
 struct Numbers {
     Sequence s;
     const uint32_t *weights;  // fragments, [plane][group][block of 64][half][gate][register][lane]
@@ -273,8 +261,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         kept[turn][e] = unit < H && row < N && works(quad, half);
         at[turn][e] = row * H + unit;
         length[turn][e] = (int)(kept[turn][e] && p.s.lengths ? p.s.lengths[row] : T);
-        byte_at[e] = CL == 1
-                         ? place.n * kStride + unit
+        byte_at[e] = CL == 1 ? place.n * kStride + unit
                      : kBulk
                          ? place.n * 64 + local * 16 + lane8 + 8 * place.row8
                          : place.n % NB / (kShared && NB > 1 ? 2 : 1) * 16 + lane8 + 8 * place.row8;
@@ -414,9 +401,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         // what may be written while the other strip is read
         const int copy = NT == 2 ? turn : parity;
         uint64_t *const received = barriers + 2 * turn;
-        STAMP(0)
         if (NT == 2 && s) barrier_wait(received + parity, (uint32_t)((s - 1) >> 1) & 1);
-        STAMP(1)
         const bool copies_now = copies && s && (NT == 1 || copy_row / NB == turn);
         uint4 old_states = {0, 0, 0, 0};
         if (copies_now) old_states = copy_load(parity);
@@ -426,7 +411,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         for (int i = 0; i < kAccumulators * 12; ++i) acc[i / 12][i / 4 % 3][i % 4] = 0;
         const unsigned char *const operand =
             state + parity * kState + turn * NB * kStride * (kBulk ? HP : 1) +
-            lane8 % NB * (kBulk ? 64 : kStride) + part * kBlocks * kNextBlock + quad * 16 + (kPacked ? lane8 / NB % 2 * kNextPlane : 0);
+            lane8 % NB * (kBulk ? 64 : kStride) + part * kBlocks * kNextBlock + quad * 16 +
+            (kPacked ? lane8 / NB % 2 * kNextPlane : 0);
         const uint32_t operand_at = kBulk ? pinned(shared_address(operand)) : 0;
         const auto fragment = [&](int b, int plane) {
             const int from = plane * kNextPlane + b * kNextBlock;
@@ -492,8 +478,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
                 for (int plane = 0; plane < kReads && kKept < kBlocks; ++plane) {
-                    const uint4 v = load16(
-                        shared_address(operand + plane * kNextPlane + b * kNextBlock));
+                    const uint4 v =
+                        load16(shared_address(operand + plane * kNextPlane + b * kNextBlock));
                     f[0][plane][0] = v.x;
                     f[0][plane][1] = v.y;
                     f[0][plane][2] = v.z;
@@ -504,7 +490,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             }
         }
 
-        STAMP(2)
         if (CL > 1 && threadIdx.x == 0) barrier_expect(received + (1 - parity), kReceived);
         copies_wait<kAhead * NT - 1>();
         const Words Wx = ring[(s % RING * NT + turn) * kThreads];
@@ -586,7 +571,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     }
         }
 
-        STAMP(3)
         // zero-point-free codes of R h
         Real Rh[3][kElements];
 #pragma unroll
@@ -648,8 +632,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             for (int gate = 0; gate < 3; ++gate)
                 Wx_e[gate] = unpacked(Wx.w[e], gate, p.cell.Wx_offset);
             Real moved = next_state<Real>(p.cell, z_of, r_of, g_of, Wx_e[0], Wx_e[1], Wx_e[2],
-                                          Rh[0][e], Rh[1][e], plain(Rh[2][e]),
-                                          plain(h[turn][e]));
+                                          Rh[0][e], Rh[1][e], plain(Rh[2][e]), plain(h[turn][e]));
 #if QG_ZONEOUT
             moved = weighted(p.cell.zoneout, plain(h[turn][e]), plain(moved));
 #endif
@@ -658,15 +641,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #endif
             if (t < length[turn][e]) h[turn][e] = moved;
         }
-        STAMP(4)
         if (works(quad, half)) {
 #pragma unroll
             for (int e = 0; e < kElements; ++e) {
                 const int code = R::integer(h[turn][e]) + raw;
                 to[byte_at[e]] = (unsigned char)(code ^ kTop);
                 if (HP == 2)
-                    to[(CL == 1 ? kPlane : kBulk ? kNextPlane : kOwned * 16) + byte_at[e]] =
-                        (unsigned char)(code >> 8);
+                    to[(CL == 1 ? kPlane
+                        : kBulk ? kNextPlane
+                                : kOwned * 16) +
+                       byte_at[e]] = (unsigned char)(code >> 8);
             }
         }
         if (CODES && !COPY) {
@@ -687,13 +671,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             __syncthreads();
             return;
         }
-        STAMP(5)
         if (kBulk) {
             shown_to_groups();
             __syncthreads();
 #pragma unroll
             for (int peer = warp; peer < CL; peer += kThreads / 32)
-                if (lane == 0 && (W_DIAG != 1 || peer == rank))
+                if (lane == 0)
                     send_slice(next + (turn * CL + rank) * kSlice, received + (1 - parity), peer,
                                to, kSlice);
         } else {
@@ -704,14 +687,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             for (int i = lane; i < HP * kOwned * CL; i += 32) {
                 const int chunk = i % (HP * kOwned), peer = i / (HP * kOwned);
                 const int n = NB == 1 ? 0 : kShared ? chunk % kOwned * 2 + half : chunk % kOwned;
-#if W_DIAG == 1
-                if (peer == rank)
-#endif
                 send(next + chunk / kOwned * kPlane + (turn * NB + n) * kStride + group * 16,
                      received + (1 - parity), peer, *(const uint4 *)(to + chunk * 16));
             }
         }
-        STAMP(6)
         if (VALUES && !kBehind) give(turn, true);
         if (NT == 1) barrier_wait(received + (1 - parity), (uint32_t)(s >> 1) & 1);
     };
@@ -754,15 +733,4 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
 #endif
     if (CL > 1) cluster_wait();
-#ifdef W_CLOCK
-    if (blockIdx.x == 0 && threadIdx.x == 0 && steps > 101)
-        for (int turn = 0; turn < NT; ++turn)
-            for (int k = 0; k < kThreads / 32; k += 3)
-                for (int j = 0; j < 2; ++j) {
-                    const unsigned int *a = stamps[j][turn][k], z = stamps[0][0][0][0];
-                    printf("clk step %d strip %d warp %d: %5u | wait %5u prod %5u split %5u gates %5u store %5u send %5u\n",
-                           j, turn, k, a[0] - z, a[1] - a[0], a[2] - a[1], a[3] - a[2], a[4] - a[3],
-                           a[5] - a[4], a[6] - a[5]);
-                }
-#endif
 }

@@ -6,9 +6,6 @@
 #include "cell.cuh"
 #include "ptx.cuh"
 
-#ifndef W_DIAG
-#define W_DIAG 0
-#endif
 #ifndef HELD
 #define HELD 0
 #endif
@@ -23,15 +20,16 @@ constexpr int kGroups = UP / CL / 16;
 constexpr int kThreads = kGroups * kHalves * 32;
 constexpr int kBlocks = KP / 64 / KS;  // 64 features each, of one warp
 constexpr bool kBulk = BULK;
-constexpr int kStride = kBulk ? UP : ((KP > UP ? KP : UP) + 127) / 128 * 128 + 64;  // free of bank conflicts
+constexpr int kStride =
+    kBulk ? UP : ((KP > UP ? KP : UP) + 127) / 128 * 128 + 64;  // free of bank conflicts
 constexpr int kTileRows = NT * NB;
 constexpr int kPlane = kTileRows * kStride;
 constexpr int kState = HP * kPlane;
 constexpr int kSlice = HP * NB * 64;  // of bulk copies: bytes that a block sends of a strip
 constexpr int kNextPlane = kBulk ? NB * 64 : kPlane;
 constexpr int kNextBlock = kBulk ? kSlice : 64;  // of 64 features
-constexpr int kSets = HP + WP - 1;      // accumulators of one weight: by powers of 256
-constexpr bool kShared = kHalves == 2;  // two warps finish a strip
+constexpr int kSets = HP + WP - 1;               // accumulators of one weight: by powers of 256
+constexpr bool kShared = kHalves == 2;           // two warps finish a strip
 constexpr int kElements = kShared ? (NB == 8 ? 2 : 1) : (NB == 8 ? 4 : NB == 4 ? 2 : 1);
 constexpr int kRows = NB == 8 ? 2 : 1;  // units of a thread
 constexpr int kOwned = NB == 1   ? 1
@@ -40,7 +38,7 @@ constexpr int kOwned = NB == 1   ? 1
 constexpr int kStage = HP * kOwned * 16;  // bytes of 16 units: what a warp sends
 constexpr int kStages = CL == 1 ? 0 : kBulk ? 2 * NT * kSlice : 2 * kGroups * kHalves * kStage;
 constexpr int kExchange = KS == 2 ? 2 * kGroups * 2 * kSets * 3 * kElements * 32 : 0;
-constexpr uint32_t kReceived = HP * NB * UP / (W_DIAG == 1 ? CL : 1);
+constexpr uint32_t kReceived = HP * NB * UP;
 constexpr int kCopied = COPY ? COPY / HP : 16;  // units of a copy
 constexpr int kUnits = UP / CL;
 constexpr int kFlags = REALS ? 32 : 0;  // bytes: of each row of a tile, and of all
@@ -106,8 +104,8 @@ inline Place place_of(int e, int quad, int half) {
     return p;
 }
 
-// Where a byte of a state stands: rows of the tile beside each other, or, for bulk copies, what each
-// block has of a strip, [strip][block of the cluster][plane][row][64].
+// Where a byte of a state stands: rows of the tile beside each other, or, for bulk copies, what
+// each block has of a strip, [strip][block of the cluster][plane][row][64].
 inline int stands_at(int row, int unit) {
     if (!kBulk) return row * kStride + unit;
     return (row / NB * CL + unit / 64) * kSlice + row % NB * 64 + unit % 64;

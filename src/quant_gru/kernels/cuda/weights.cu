@@ -253,11 +253,11 @@ extern "C" __global__ void __launch_bounds__(256) settle(const __grid_constant__
     const double units = c.m * 4294967296.;
     bool exact = reach < 1 << 24 && (c.m == 0 || (c.m > 1e-20 && c.m < 1e20)), halves = exact;
     if (o.whole) {
-        const int64_t half = first_half > magnitude - first_half ? first_half
-                                                                 : magnitude - first_half;
+        const int64_t half =
+            first_half > magnitude - first_half ? first_half : magnitude - first_half;
         const int64_t folded = c.B + o.fold * sum;
-        const int64_t reach_half = half * (32768 + 128) + magnitude * 128 +
-                                   (folded < 0 ? -folded : folded);
+        const int64_t reach_half =
+            half * (32768 + 128) + magnitude * 128 + (folded < 0 ? -folded : folded);
         const bool integer = units == rint(units);
         exact = reach < 2147483648LL && units < 2147483648. && integer;
         halves = reach_half < 2147483648LL && units < 1073741824. && integer;

@@ -314,6 +314,7 @@ inline void send_slice(void *to, uint64_t *barrier, uint32_t rank, const void *f
     t.bytes += long(bytes);
     settle(t);
 }
+inline int64_t times_plus(int a, int b, int64_t c) { return (int64_t)a * b + c; }
 // an address: a block's number in its cluster, and a place in its shared memory
 inline unsigned char *place_at(uint32_t address) {
     return host::cluster().blocks[address >> 24].shared.data() + (address & 0xFFFFFF);

@@ -5,10 +5,6 @@
 
 #include "fixed_point.h"
 
-#ifndef QG_SHIFTED
-#define QG_SHIFTED 0
-#endif
-
 #ifndef QG_HOST
 #define QG_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 #endif
@@ -133,19 +129,6 @@ inline Real weighted(const Sum<Real> &s, Real v1, Real v2) {
     return clamped(s, Magic<Real>::plus(total, Magic<Real>::number()));
 }
 
-// The same where the second term has the magic number still added. QG_SHIFTED: that number times
-// the term's multiplier is exact, so that one rounding takes it off and multiplies.
-template <class Real>
-inline Real weighted_shifted(const Sum<Real> &s, Real v1, Real v2) {
-#if QG_SHIFTED
-    typedef Magic<Real> R;
-    const Real second = R::fma(v2, s.m[1], R::times(-R::number(), s.m[1]));
-    return clamped(s, R::plus(R::fma(v1, s.m[0], second), R::number()));
-#else
-    return weighted(s, v1, plain(v2));
-#endif
-}
-
 // How a kernel reads a table: an entry per code, from shared or from global memory, or quadratics
 // of equal length in shared memory, where every step of the sum is exact in double.
 constexpr int kDirect = 0, kDistant = 1, kQuadratic = 2;
@@ -198,18 +181,19 @@ struct Reader {
     }
 };
 
-// h' with the magic number added, from zero-point-free codes; Rh_z and Rh_r have it added, too.
+// h' with the magic number added, from zero-point-free codes.
 template <class Real, class Z, class Reset, class G>
 inline Real next_state(const Cell<Real> &c, const Z &z_of, const Reset &r_of, const G &g_of,
                        Real Wx_z, Real Wx_r, Real Wx_g, Real Rh_z, Real Rh_r, Real Rh_g, Real h) {
     typedef Magic<Real> R;
-    const Real r = r_of(weighted_shifted(c.r_pre, Wx_r, Rh_r));
-    const Real z = z_of(weighted_shifted(c.z_pre, Wx_z, Rh_z));
+    const Real r = r_of(weighted(c.r_pre, Wx_r, Rh_r));
+    const Real z = z_of(weighted(c.z_pre, Wx_z, Rh_z));
 #if QG_RRH
-    const Real g = g_of(weighted_shifted(c.g_pre, Wx_g, weighted_product(c.rRh, r, Rh_g)));
+    const Real rest = plain(weighted_product(c.rRh, r, Rh_g));
 #else
-    const Real g = g_of(weighted(c.g_pre, Wx_g, R::times(r, Rh_g)));
+    const Real rest = R::times(r, Rh_g);
 #endif
+    const Real g = g_of(weighted(c.g_pre, Wx_g, rest));
     const Real left = R::plus(c.one, -z);
 #if QG_OLD
     const Real old = plain(weighted_product(c.old_contrib, z, h));
@@ -217,10 +201,11 @@ inline Real next_state(const Cell<Real> &c, const Z &z_of, const Reset &r_of, co
     const Real old = R::times(z, h);
 #endif
 #if QG_NEW
-    return weighted_shifted(c.h, old, weighted_product(c.new_contrib, left, g));
+    const Real fresh = plain(weighted_product(c.new_contrib, left, g));
 #else
-    return weighted(c.h, old, R::times(left, g));
+    const Real fresh = R::times(left, g);
 #endif
+    return weighted(c.h, old, fresh);
 }
 
 // A code of any container.

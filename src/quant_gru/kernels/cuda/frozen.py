@@ -61,7 +61,6 @@ class Form:
         fused: Which of op.rRh, op.old_contrib, op.new_contrib are rounded to codes.
         zoneout: States keep a share of what they were.
         own: Gates of the recurrence in one launch, where they differ from the other kernels'.
-        shifted: Float32 holds the number that rounds times the second multiplier of every sum.
     """
 
     narrow: bool
@@ -76,7 +75,6 @@ class Form:
     fused: tuple[bool, bool, bool]
     zoneout: bool = False
     own: Gates | None = None
-    shifted: bool = False
 
     @property
     def recurrence(self) -> Gates:
@@ -274,7 +272,6 @@ def form_of(plan: CellPlan) -> Form:
         ("op.rRh" in sums, "op.old_contrib" in sums, "op.new_contrib" in sums),
         frozen.zoneout is not None,
         own,
-        (in_float or in_int32) and all(map(_shifts, sums.values())),
     )
 
 
@@ -290,14 +287,6 @@ def _is_power(each: WeightedSum) -> bool:
 def _fits_float(each: WeightedSum) -> bool:
     ratios = (int(M) * 2.0 ** -int(each.shift) for M in each.multipliers)
     return all(m == 0 or SMALLEST < m < LARGEST for m in ratios)
-
-
-def _shifts(each: WeightedSum) -> bool:
-    """Whether a second term may be multiplied while the number that rounds is taken off it."""
-    if len(each.multipliers) < 2:
-        return True
-    by = _MAGIC["float"] * _ldexp(int(each.multipliers[1]), -int(each.shift))
-    return ctypes.c_float(by).value == by
 
 
 def _sum(each: WeightedSum, real: str) -> ctypes.Structure:

@@ -159,7 +159,6 @@ class Shape:
             "REAL": form.recurrence.real,
             "QG_WORDS": int(form.words),
             "QG_POT": int(form.in_int32),
-            "QG_SHIFTED": int(form.shifted and self.spare(form)),
             **dict(zip(("TZ", "TR", "TG"), form.recurrence.tables, strict=True)),
             "COPY": copied_bytes(form, H),
             "DIRS": directions,
@@ -169,10 +168,6 @@ class Shape:
             "SETS": self.sets(form),
             **form.products,
         }
-
-    def spare(self, form: Form) -> bool:
-        """Whether registers are left for constants."""
-        return form.state_bytes == 1 or self.weight_registers(form) <= _ROOMY
 
     def bulk(self, form: Form) -> bool:
         """Whether blocks send what they have of a strip in one piece."""

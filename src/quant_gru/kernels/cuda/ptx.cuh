@@ -223,6 +223,12 @@ inline uint2 load8(uint32_t address) {
                  : "memory");
     return v;
 }
+// a * b + c, not put together with other sums of products.
+inline int64_t times_plus(int a, int b, int64_t c) {
+    int64_t v;
+    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(v) : "r"(a), "r"(b), "l"(c));
+    return v;
+}
 inline float load_float(uint32_t address) {
     float v;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");

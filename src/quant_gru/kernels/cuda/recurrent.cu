@@ -581,12 +581,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 if (kWhole) {
                     uint32_t v = (uint32_t)sum[0][gate][e] + (uint32_t)bias[row][gate];
                     if (kParts == 2) v += (uint32_t)sum[kParts - 1][gate][e] * 256u;
-                    int64_t product = (int64_t)(int)v * times[row][gate];
-                    if (kApart) product += (int64_t)other[gate][e] * times[row][gate];
-                    const int odd = (int)(product >> 32) & 1;
-                    const int rounded = (int)((product + (0x7fffffffLL + odd)) >> 32);
+                    // half up, and a tie to the even number of its two
+                    int64_t product = times_plus((int)v, times[row][gate], 0x80000000LL);
+                    if (kApart) product = times_plus(other[gate][e], times[row][gate], product);
+                    int rounded = (int)(product >> 32);
+                    if ((uint32_t)product == 0) rounded &= ~1;
                     const int limited = rounded < Rh_lo ? Rh_lo : rounded;
-                    Rh[gate][e] = R::from(limited > Rh_hi ? Rh_hi : limited);
+                    Rh[gate][e] = (Real)(limited > Rh_hi ? Rh_hi : limited);
                     continue;
                 }
                 Real v;
@@ -597,7 +598,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     v = R::plus(v, (Real)sum[0][gate][e]);
                     if (kSets == 3) v = R::fma((Real)sum[kParts - 1][gate][e], (Real)65536, v);
                 }
-                Rh[gate][e] = R::limit(round_term(v, m[row][gate]), p.cell.Rh_lo, p.cell.Rh_hi);
+                Rh[gate][e] =
+                    plain(R::limit(round_term(v, m[row][gate]), p.cell.Rh_lo, p.cell.Rh_hi));
             }
         if (sizeof(Real) == 4 && !kKnown && __builtin_expect(!exact_float, 0)) {
 #pragma unroll
@@ -614,8 +616,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     const double v = round_term(total, p.m[gate * UP + unit]);
                     const double low = (double)p.cell.Rh_lo - (double)R::number();
                     const double high = (double)p.cell.Rh_hi - (double)R::number();
-                    Rh[gate][e] =
-                        (Real)(Magic<double>::limit(plain(v), low, high) + (double)R::number());
+                    Rh[gate][e] = (Real)Magic<double>::limit(plain(v), low, high);
                 }
         }
 
@@ -632,7 +633,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             for (int gate = 0; gate < 3; ++gate)
                 Wx_e[gate] = unpacked(Wx.w[e], gate, p.cell.Wx_offset);
             Real moved = next_state<Real>(p.cell, z_of, r_of, g_of, Wx_e[0], Wx_e[1], Wx_e[2],
-                                          Rh[0][e], Rh[1][e], plain(Rh[2][e]), plain(h[turn][e]));
+                                          Rh[0][e], Rh[1][e], Rh[2][e], plain(h[turn][e]));
 #if QG_ZONEOUT
             moved = weighted(p.cell.zoneout, plain(h[turn][e]), plain(moved));
 #endif

@@ -53,10 +53,8 @@ extern "C" __global__ void __launch_bounds__(256) step(const __grid_constant__ N
                 Wx[gate] = (Real)stored - p.cell.Wx_offset;
             }
             const Real before = (Real)(code - p.cell.h_zero);
-            Real h =
-                next_state<Real>(p.cell, z_of, r_of, g_of, Wx[0], Wx[1], Wx[2],
-                                 Magic<Real>::plus(Rh[0], Magic<Real>::number()),
-                                 Magic<Real>::plus(Rh[1], Magic<Real>::number()), Rh[2], before);
+            Real h = next_state<Real>(p.cell, z_of, r_of, g_of, Wx[0], Wx[1], Wx[2], Rh[0], Rh[1],
+                                      Rh[2], before);
 #if QG_ZONEOUT
             if (!p.s.held) h = weighted(p.cell.zoneout, before, plain(h));
 #endif

@@ -289,6 +289,7 @@ inline void barrier_expect(uint64_t *barrier, uint32_t bytes) {
     t.arrived = true;
     settle(t);
 }
+template <bool kOnlyShared = false>
 inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
     host::Transfers &t = transfers(*host::self->block, barrier);
     while (uint32_t(t.phase & 1) == parity) host::yield();

@@ -28,7 +28,6 @@ _ROOMY = 128  # registers of weights that leave many for other things
 _LIGHT_THREADS, _LIGHT_SHARED = 128, (MOST_SHARED - 1024) // 2
 _TOGETHER = 1.1  # what a step takes of two blocks on a multiprocessor, to that of one
 _ALONE_SHARED = _LIGHT_SHARED + 16  # of which a multiprocessor has not twice as much
-BULK = False
 _FEWEST = 32  # with fewer, a thread is busy with nothing but spilled registers
 
 
@@ -170,9 +169,10 @@ class Shape:
         }
 
     def bulk(self, form: Form) -> bool:
-        """Whether blocks send what they have of a strip in one piece."""
+        """Whether blocks send what they have of a strip in one piece: where it is large."""
         whole = self.features == self.units == 64 * self.blocks
-        return BULK and self.blocks > 1 and whole
+        large = form.state_bytes == 2 or self.rows == 8
+        return whole and large and self.blocks > 1 and form.weight_bytes == 1
 
     def ring(self, form: Form) -> int:
         """Steps whose input projection is on its way or in use."""

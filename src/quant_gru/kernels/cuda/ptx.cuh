@@ -134,19 +134,25 @@ inline void barrier_expect(uint64_t *barrier, uint32_t bytes) {
         : "memory");
 }
 
-// Only shared memory is waited for. What acquires more would empty the first cache of global
-// memory.
+// What other blocks wrote before they arrived is seen: all of it, at the price of an empty first
+// cache of global memory, or what they wrote into shared memory.
+template <bool kOnlyShared = false>
 inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "fence.acquire.sync_restrict::shared::cluster.cluster;\n"
-        "}" ::"r"(shared_address(barrier)),
-        "r"(parity)
-        : "memory");
+#define QG_WAIT(kind, fence)                                            \
+    asm volatile(                                                       \
+        "{\n"                                                           \
+        ".reg .pred done;\n"                                            \
+        "again:\n"                                                      \
+        "mbarrier.try_wait.parity." kind                                \
+        ".cluster.shared::cta.b64 done, [%0], %1;\n"                    \
+        "@!done bra again;\n" fence "}" ::"r"(shared_address(barrier)), \
+        "r"(parity)                                                     \
+        : "memory")
+    if (kOnlyShared)
+        QG_WAIT("relaxed", "fence.acquire.sync_restrict::shared::cluster.cluster;\n");
+    else
+        QG_WAIT("acquire", "");
+#undef QG_WAIT
 }
 
 inline uint32_t address_in(uint32_t address, uint32_t rank) {

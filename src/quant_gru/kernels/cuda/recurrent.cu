@@ -16,6 +16,7 @@
 //   QG_POT      float for codes of more than 8 bits: multipliers of products are powers of two
 //   TZ, TR, TG  how the tables are read: 0, 1 or 2, see Reader, or 3, see Lines
 //   COPY        bytes of states that a thread writes at once behind the products, 0: each its own
+//   BULK        a block sends its states of a strip, of 64 units, to each other in one piece
 //   DIRS        directions of a launch
 //   RING        steps whose input projection is on its way or in use: a power of two
 //   LATE        products of the update gate come behind the others
@@ -267,6 +268,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                          : place.n % NB / (kShared && NB > 1 ? 2 : 1) * 16 + lane8 + 8 * place.row8;
     }
     Code *const out = (Code *)p.s.out;
+    const int64_t half_up = kWhole ? kept_number((int64_t)0x80000000LL) : 0;
     const int h_zero = (int)p.cell.h_zero;
     int raw = (int)(p.cell.h_zero - p.cell.h_offset);
     if (kRoom) raw = (int)kept_number((uint32_t)raw);
@@ -401,7 +403,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         // what may be written while the other strip is read
         const int copy = NT == 2 ? turn : parity;
         uint64_t *const received = barriers + 2 * turn;
-        if (NT == 2 && s) barrier_wait(received + parity, (uint32_t)((s - 1) >> 1) & 1);
+        if (NT == 2 && s) barrier_wait<kLeaves>(received + parity, (uint32_t)((s - 1) >> 1) & 1);
         const bool copies_now = copies && s && (NT == 1 || copy_row / NB == turn);
         uint4 old_states = {0, 0, 0, 0};
         if (copies_now) old_states = copy_load(parity);
@@ -571,7 +573,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     }
         }
 
-        // zero-point-free codes of R h
+        // zero-point-free codes of R h; those of kWhole have no magic number
         Real Rh[3][kElements];
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate)
@@ -582,7 +584,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     uint32_t v = (uint32_t)sum[0][gate][e] + (uint32_t)bias[row][gate];
                     if (kParts == 2) v += (uint32_t)sum[kParts - 1][gate][e] * 256u;
                     // half up, and a tie to the even number of its two
-                    int64_t product = times_plus((int)v, times[row][gate], 0x80000000LL);
+                    int64_t product = times_plus((int)v, times[row][gate], half_up);
                     if (kApart) product = times_plus(other[gate][e], times[row][gate], product);
                     int rounded = (int)(product >> 32);
                     if ((uint32_t)product == 0) rounded &= ~1;
@@ -598,8 +600,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     v = R::plus(v, (Real)sum[0][gate][e]);
                     if (kSets == 3) v = R::fma((Real)sum[kParts - 1][gate][e], (Real)65536, v);
                 }
-                Rh[gate][e] =
-                    plain(R::limit(round_term(v, m[row][gate]), p.cell.Rh_lo, p.cell.Rh_hi));
+                Rh[gate][e] = R::limit(round_term(v, m[row][gate]), p.cell.Rh_lo, p.cell.Rh_hi);
             }
         if (sizeof(Real) == 4 && !kKnown && __builtin_expect(!exact_float, 0)) {
 #pragma unroll
@@ -616,7 +617,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     const double v = round_term(total, p.m[gate * UP + unit]);
                     const double low = (double)p.cell.Rh_lo - (double)R::number();
                     const double high = (double)p.cell.Rh_hi - (double)R::number();
-                    Rh[gate][e] = (Real)Magic<double>::limit(plain(v), low, high);
+                    const double limited = Magic<double>::limit(plain(v), low, high);
+                    Rh[gate][e] = (Real)(kWhole ? limited : limited + (double)R::number());
                 }
         }
 
@@ -628,12 +630,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         // all results before any store: a store of bytes could be to anything that is read
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
-            Real Wx_e[3];
+            Real Rh_e[3], Wx_e[3];
 #pragma unroll
-            for (int gate = 0; gate < 3; ++gate)
+            for (int gate = 0; gate < 3; ++gate) {
+                Rh_e[gate] = kWhole ? Rh[gate][e] : plain(Rh[gate][e]);
                 Wx_e[gate] = unpacked(Wx.w[e], gate, p.cell.Wx_offset);
+            }
             Real moved = next_state<Real>(p.cell, z_of, r_of, g_of, Wx_e[0], Wx_e[1], Wx_e[2],
-                                          Rh[0][e], Rh[1][e], Rh[2][e], plain(h[turn][e]));
+                                          Rh_e[0], Rh_e[1], Rh_e[2], plain(h[turn][e]));
 #if QG_ZONEOUT
             moved = weighted(p.cell.zoneout, plain(h[turn][e]), plain(moved));
 #endif
@@ -693,7 +697,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             }
         }
         if (VALUES && !kBehind) give(turn, true);
-        if (NT == 1) barrier_wait(received + (1 - parity), (uint32_t)(s >> 1) & 1);
+        if (NT == 1) barrier_wait<kLeaves>(received + (1 - parity), (uint32_t)(s >> 1) & 1);
     };
     const auto go = [&](auto known) {
         if (NT == 1 || HELD) {
@@ -710,7 +714,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 for (int turn = 0; turn < NT; ++turn) advance(known, turn, s, s & 1);
         }
         for (int turn = 0; NT == 2 && turn < NT && steps; ++turn)
-            barrier_wait(barriers + 2 * turn + (steps & 1), (uint32_t)((steps - 1) >> 1) & 1);
+            barrier_wait<kLeaves>(barriers + 2 * turn + (steps & 1),
+                                  (uint32_t)((steps - 1) >> 1) & 1);
     };
     constexpr bool kMayKnow = sizeof(Real) == 4;  // on the device
     if (kMayKnow && exact_float)

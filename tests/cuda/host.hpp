@@ -203,6 +203,7 @@ inline void barrier_expect(uint64_t *barrier, uint32_t bytes) {
     t.arrived = true;
     settle(t);
 }
+template <bool kOnlyShared = false>
 inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
     host::Transfers &t = transfers(*host::self->block, barrier);
     while (uint32_t(t.phase & 1) == parity) host::yield();
@@ -217,6 +218,18 @@ inline void send(void *to, uint64_t *barrier, uint32_t rank, const Vector &v) {
     t.bytes += long(sizeof(Vector));
     settle(t);
 }
+inline void send_slice(void *to, uint64_t *barrier, uint32_t rank, const void *from,
+                       uint32_t bytes) {
+    host::Block &mine = *host::self->block, &peer = host::cluster().blocks[rank];
+    const size_t at = size_t((unsigned char *)to - mine.shared.data());
+    if (at % 16 || bytes % 16 || (const unsigned char *)from - mine.shared.data() & 15)
+        std::abort();
+    std::memcpy(peer.shared.data() + at, from, bytes);
+    host::Transfers &t = transfers(peer, barrier);
+    t.bytes += long(bytes);
+    settle(t);
+}
+inline int64_t times_plus(int a, int b, int64_t c) { return (int64_t)a * b + c; }
 // an address: a block's number in its cluster, and a place in its shared memory
 inline unsigned char *place_at(uint32_t address) {
     return host::cluster().blocks[address >> 24].shared.data() + (address & 0xFFFFFF);

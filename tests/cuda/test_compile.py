@@ -248,6 +248,16 @@ def test_blocks_of_few_threads_share_a_multiprocessor():
     assert planner.rounds(heavy, BYTES, 8, RESIDENT) == 2
 
 
+def test_blocks_with_tables_share_where_fewer_steps_are_ahead():
+    form = replace(IN_HALVES, own=Gates("float", (3, 3, 3), 98328))
+    light, heavy = (planner.make_shape(512, blocks, 1, 1, 4) for blocks in (8, 4))
+    assert (light.ring(form), heavy.ring(form)) == (2, 4)
+    assert 2 * (light.shared_bytes(form) + 1024) <= 228 << 10
+    assert light.resident(form, RESIDENT) == (15, 30)
+    assert heavy.resident(form, RESIDENT) == (30, 30)
+    assert light.ring(BYTES) == 4
+
+
 def test_a_strip_costs_less_beside_another():
     one, two = (planner.make_shape(1024, 16, 2, 1, rows) for rows in (8, 16))
     for form in (BYTES, FORMS["w8a16-float"]):

@@ -114,7 +114,7 @@ def test_codes(host, config, tile, sizes, scale):
     call = executor._Call(executor.Direction(plan, h0, False), x, None)
     assert call.numbers.projects_bytes
     if call.numbers.x_planes == 1:
-        assert bool(call.numbers.exact_float[0]) == (scale == 1)
+        assert call.numbers.exact_float[0].tolist() == [scale == 1] * 2
     shape = planner.make_shape(H, 1, 1, 1, NB)
     expected = by_unit(call, shape, host)
     there = expected[:, -1] != -1  # the last word has room left

@@ -37,7 +37,7 @@ struct Lines {
     inline Real operator()(Real sum) const {
         const int code = Magic<Real>::raw(sum);
         const uint2 line = load8(base + 8u * (uint32_t)(code >> 4));
-        return plain(Magic<Real>::from(line_output(line, (uint32_t)code)));
+        return (Real)line_output(line, (uint32_t)code);
     }
 };
 

@@ -168,23 +168,37 @@ class Numbers:
 
     @_kept
     def exact_float(self) -> tuple[Tensor, Tensor]:
-        """int32 scalars: float32 holds every accumulator and multiplier of W x, of R h.
+        """int32 (2,): float32 holds every accumulator and multiplier of W x, of R h.
 
         Where float32 has codes of 16 bits: int32 holds every accumulator of R h, and its
-        multipliers in units of 2^-32.
+        multipliers in units of 2^-32; the second number says so of the accumulators of each half
+        of the features.
         """
         found = []
         for which, (codes, operand) in enumerate(((self._W, self.x), (self._R, self.h))):
-            sums = codes.to(torch.int64).abs().sum(dim=1)
-            reach = sums * operand.max_abs + self._B[which].abs()
+            sizes = codes.to(torch.int64).abs()
+            reach = sizes.sum(dim=1) * operand.max_abs + self._B[which].abs()
             m = self.multipliers[which]
             if which == 1 and self.form.in_int32:
                 units = m * 2.0**32
-                most, fits = 1 << 31, (units < 2.0**31) & (units == units.round())
+                whole = units == units.round()
+                fits = [
+                    (reach < 1 << 31) & (units < 2.0**31) & whole,
+                    (self._reach_of_halves(sizes) < 1 << 31) & (units < 2.0**30) & whole,
+                ]
             else:
-                most, fits = 1 << 24, (m == 0) | ((m > SMALLEST) & (m < LARGEST))
-            found.append(((reach < most) & fits).all().to(torch.int32))
+                fits = [(reach < 1 << 24) & ((m == 0) | ((m > SMALLEST) & (m < LARGEST)))] * 2
+            found.append(torch.stack([each.all() for each in fits]).to(torch.int32))
         return found[0], found[1]
+
+    def _reach_of_halves(self, sizes: Tensor) -> Tensor:
+        """What sums of the recurrence over half of the features stay below, bias included (3H,)."""
+        middle = -(-self.H // 128) * 64
+        halves = torch.maximum(sizes[:, :middle].sum(dim=1), sizes[:, middle:].sum(dim=1))
+        # codes as they are kept, whose low bytes may be kept less 128
+        fold = self.h_offset - self.h.zero_point
+        folded = self._B[1] + fold * self._R.to(torch.int64).sum(dim=1)
+        return halves * ((1 << 15) + 128) + sizes.sum(dim=1) * 128 + folded.abs()
 
     @property
     def projects_bytes(self) -> bool:

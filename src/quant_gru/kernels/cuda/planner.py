@@ -21,13 +21,13 @@ _MOST_THREADS = 512
 _BESIDE = {1: 72, 2: 88, 4: 112}
 _LEAN = 66  # the same for up to two elements in float32 with one product for each weight
 _ROWS = (1, 2, 4, 8, 16)
-# steps whose input projection is on its way or in use
-_RING = 4
+# steps whose input projection is on its way or in use, and where two blocks find room with fewer
+_RING, _SHORT_RING = 4, 2
 _ROOMY = 128  # registers of weights that leave many for other things
 # blocks of which a multiprocessor takes two, whatever their registers
-_LIGHT_THREADS, _LIGHT_SHARED = 128, 64 << 10
+_LIGHT_THREADS, _LIGHT_SHARED = 128, (MOST_SHARED - 1024) // 2
 _TOGETHER = 1.1  # what a step takes of two blocks on a multiprocessor, to that of one
-_ALONE_SHARED = (MOST_SHARED - 1024) // 2 + 16  # of which a multiprocessor has not twice as much
+_ALONE_SHARED = _LIGHT_SHARED + 16  # of which a multiprocessor has not twice as much
 _FEWEST = 32  # with fewer, a thread is busy with nothing but spilled registers
 
 
@@ -161,15 +161,33 @@ class Shape:
             **dict(zip(("TZ", "TR", "TG"), form.recurrence.tables, strict=True)),
             "COPY": copied_bytes(form, H),
             "DIRS": directions,
-            "RING": _RING,
+            "RING": self.ring(form),
+            "BULK": int(self.bulk(form)),
             "LATE": int(self.late(form)),
             "SETS": self.sets(form),
             **form.products,
         }
 
+    def bulk(self, form: Form) -> bool:
+        """Whether blocks send what they have of a strip in one piece: where it is large."""
+        whole = self.features == self.units == 64 * self.blocks
+        large = form.state_bytes == 2 or self.rows == 8
+        return whole and large and self.blocks > 1 and form.weight_bytes == 1
+
+    def ring(self, form: Form) -> int:
+        """Steps whose input projection is on its way or in use."""
+        light = self.threads <= _LIGHT_THREADS and self.blocks > 1
+        crowded = self._shared_with(_RING, form) > _LIGHT_SHARED
+        fits = self._shared_with(_SHORT_RING, form) <= _LIGHT_SHARED
+        return _SHORT_RING if light and crowded and fits else _RING
+
     def shared_bytes(self, form: Form) -> int:
         """Shared memory of a block."""
-        stride = -(-max(self.features, self.units) // 128) * 128 + 64
+        return self._shared_with(self.ring(form), form)
+
+    def _shared_with(self, steps: int, form: Form) -> int:
+        bulk = self.bulk(form)
+        stride = self.units if bulk else -(-max(self.features, self.units) // 128) * 128 + 64
         groups = self.units // self.blocks // 16
         sets = form.state_bytes + form.weight_bytes - 1
         state = 2 * form.state_bytes * self.rows * stride
@@ -178,7 +196,9 @@ class Shape:
         strips = self.rows // self.strip
         owned = max(1, self.strip // halves)
         stage = 2 * groups * halves * form.state_bytes * owned * 16
-        ring = _RING * strips * self.threads * self.elements * (8 if form.wide_input else 4)
+        if bulk:
+            stage = 2 * form.state_bytes * self.rows * 64
+        ring = steps * strips * self.threads * self.elements * (8 if form.wide_input else 4)
         received = stage if self.blocks > 1 else 0
         # barriers, and whether rows are NaN
         beside = 16 * strips + 32

@@ -134,16 +134,25 @@ inline void barrier_expect(uint64_t *barrier, uint32_t bytes) {
         : "memory");
 }
 
+// What other blocks wrote before they arrived is seen: all of it, at the price of an empty first
+// cache of global memory, or what they wrote into shared memory.
+template <bool kOnlyShared = false>
 inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}" ::"r"(shared_address(barrier)),
-        "r"(parity)
-        : "memory");
+#define QG_WAIT(kind, fence)                                            \
+    asm volatile(                                                       \
+        "{\n"                                                           \
+        ".reg .pred done;\n"                                            \
+        "again:\n"                                                      \
+        "mbarrier.try_wait.parity." kind                                \
+        ".cluster.shared::cta.b64 done, [%0], %1;\n"                    \
+        "@!done bra again;\n" fence "}" ::"r"(shared_address(barrier)), \
+        "r"(parity)                                                     \
+        : "memory")
+    if (kOnlyShared)
+        QG_WAIT("relaxed", "fence.acquire.sync_restrict::shared::cluster.cluster;\n");
+    else
+        QG_WAIT("acquire", "");
+#undef QG_WAIT
 }
 
 inline uint32_t address_in(uint32_t address, uint32_t rank) {
@@ -166,6 +175,16 @@ inline void send(void *to, uint64_t *barrier, uint32_t rank, const uint2 &v) {
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(
             address_in(shared_address(to), rank)),
         "r"(v.x), "r"(v.y), "r"(address_in(shared_address(barrier), rank))
+        : "memory");
+}
+
+// The same of many bytes at once, from shared memory that `shown_to_groups` has shown.
+inline void send_slice(void *to, uint64_t *barrier, uint32_t rank, const void *from,
+                       uint32_t bytes) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(address_in(shared_address(to), rank)),
+        "r"(shared_address(from)), "r"(bytes), "r"(address_in(shared_address(barrier), rank))
         : "memory");
 }
 
@@ -208,6 +227,12 @@ inline uint2 load8(uint32_t address) {
                  : "=r"(v.x), "=r"(v.y)
                  : "r"(address)
                  : "memory");
+    return v;
+}
+// a * b + c, not put together with other sums of products.
+inline int64_t times_plus(int a, int b, int64_t c) {
+    int64_t v;
+    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(v) : "r"(a), "r"(b), "l"(c));
     return v;
 }
 inline float load_float(uint32_t address) {

@@ -16,6 +16,7 @@
 //   QG_POT      float for codes of more than 8 bits: multipliers of products are powers of two
 //   TZ, TR, TG  how the tables are read: 0, 1 or 2, see Reader, or 3, see Lines
 //   COPY        bytes of states that a thread writes at once behind the products, 0: each its own
+//   BULK        a block sends its states of a strip, of 64 units, to each other in one piece
 //   DIRS        directions of a launch
 //   RING        steps whose input projection is on its way or in use: a power of two
 //   LATE        products of the update gate come behind the others
@@ -39,7 +40,7 @@ struct Numbers {
     const Stored *Wx;         // [t][tile][group][16 * NB]
     const double *bias;       // (3, UP): bias and zero point, in accumulator units
     const double *m;          // (3, UP): M / 2^k
-    const int32_t *exact_float;  // whether float holds every accumulator and multiplier
+    const int32_t *exact_float;  // whether float holds every accumulator and multiplier, by KS
     Cell<Real> cell;
     Ends ends;
 };
@@ -111,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     unsigned char *const state = memory;                 // [2][HP][NB][kStride]
     int *const exchange = (int *)(memory + 2 * kState);  // [2][group][half][..][lane]
     unsigned char *const stages = (unsigned char *)(exchange + kExchange);
-    uint64_t *const barriers = (uint64_t *)(stages + (CL > 1 ? 2 * kGroups * kHalves * kStage : 0));
+    uint64_t *const barriers = (uint64_t *)(stages + kStages);
     unsigned char *const nan_rows = (unsigned char *)(barriers + 2 * NT);  // of the tile, by h0
     uint32_t *const any_nan = (uint32_t *)(nan_rows + 16);
     // [step % RING][strip][thread]
@@ -183,11 +184,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             for (int j = 0; j < kBatch; ++j) {
                 const int i = from + j * kThreads;
                 if (i >= kPlane) break;
-                state[i] = (unsigned char)(code[j] ^ kTop);
-                state[kState + i] = 0;
+                unsigned char *const to = state + stands_at(i / kStride, i % kStride);
+                to[0] = (unsigned char)(code[j] ^ kTop);
+                to[kState] = 0;
                 if (HP == 2) {
-                    state[kPlane + i] = (unsigned char)(code[j] >> 8);
-                    state[kState + kPlane + i] = 0;
+                    to[kNextPlane] = (unsigned char)(code[j] >> 8);
+                    to[kState + kNextPlane] = 0;
                 }
             }
         }
@@ -211,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             }
 
     // this thread's elements
-    const bool exact_float = sizeof(Real) == 4 && *p.exact_float != 0;
+    const bool exact_float = sizeof(Real) == 4 && p.exact_float[KS - 1] != 0;
     int bias[kRows][3];
     Real wide_bias[kRows][3], m[kRows][3];
     int times[kRows][3];  // m in units of 2^-32
@@ -244,6 +246,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     if (kRoom) load_state();
     if (CL > 1 && threadIdx.x == 0) {
+#pragma unroll 1
         for (int i = 0; i < 2 * NT; ++i) barrier_init(barriers + i);
     }
 
@@ -259,22 +262,24 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         kept[turn][e] = unit < H && row < N && works(quad, half);
         at[turn][e] = row * H + unit;
         length[turn][e] = (int)(kept[turn][e] && p.s.lengths ? p.s.lengths[row] : T);
-        byte_at[e] = CL == 1
-                         ? place.n * kStride + unit
+        byte_at[e] = CL == 1 ? place.n * kStride + unit
+                     : kBulk
+                         ? place.n * 64 + local * 16 + lane8 + 8 * place.row8
                          : place.n % NB / (kShared && NB > 1 ? 2 : 1) * 16 + lane8 + 8 * place.row8;
     }
     Code *const out = (Code *)p.s.out;
+    const int64_t half_up = kWhole ? kept_number((int64_t)0x80000000LL) : 0;
     const int h_zero = (int)p.cell.h_zero;
     int raw = (int)(p.cell.h_zero - p.cell.h_offset);
     if (kRoom) raw = (int)kept_number((uint32_t)raw);
-    unsigned char *const stage = stages + warp * kStage;
+    unsigned char *const stage = stages + (kBulk ? 0 : warp * kStage);
 
     // what this thread copies from the state to the output
     const int copy_row = threadIdx.x / (kUnits / kCopied);
     const int copy_unit = rank * kUnits + threadIdx.x % (kUnits / kCopied) * kCopied;
     const bool copies =
         CODES && COPY && copy_row < kTileRows && copy_unit < H && first_row + copy_row < N;
-    const unsigned char *const copied = state + copy_row * kStride + copy_unit;
+    const unsigned char *const copied = state + stands_at(copy_row, copy_unit);
     uint32_t flip = p.cell.h_offset ? 0x80808080u : 0;
     if (kRoom) flip = kept_number(flip);
     const int64_t out_step = kRoom ? kept_number(step * N * H) : step * N * H;
@@ -285,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #if COPY == 16 && HP == 1
         v = *(const uint4 *)from;
 #elif COPY == 16
-        const uint2 low = *(const uint2 *)from, high = *(const uint2 *)(from + kPlane);
+        const uint2 low = *(const uint2 *)from, high = *(const uint2 *)(from + kNextPlane);
         v.x = low.x;
         v.y = low.y;
         v.z = high.x;
@@ -347,9 +352,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const int turn = i / kElements, e = i % kElements;
         const Place place = place_of(e, quad, half);
         const unsigned char *const from =
-            state + (turn * NB + place.n) * kStride + group * 16 + lane8 + 8 * place.row8;
+            state + stands_at(turn * NB + place.n, group * 16 + lane8 + 8 * place.row8);
         int code =
-            HP == 1 ? (int)(int8_t)from[0] : (from[0] ^ kTop) | (int)(int8_t)from[kPlane] << 8;
+            HP == 1 ? (int)(int8_t)from[0] : (from[0] ^ kTop) | (int)(int8_t)from[kNextPlane] << 8;
         code += (int)(p.cell.h_offset - p.cell.h_zero);
         h[turn][e] = R::plus((Real)(kept[turn][e] ? code : 0), R::number());
     }
@@ -398,7 +403,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         // what may be written while the other strip is read
         const int copy = NT == 2 ? turn : parity;
         uint64_t *const received = barriers + 2 * turn;
-        if (NT == 2 && s) barrier_wait(received + parity, (uint32_t)((s - 1) >> 1) & 1);
+        if (NT == 2 && s) barrier_wait<kLeaves>(received + parity, (uint32_t)((s - 1) >> 1) & 1);
         const bool copies_now = copies && s && (NT == 1 || copy_row / NB == turn);
         uint4 old_states = {0, 0, 0, 0};
         if (copies_now) old_states = copy_load(parity);
@@ -407,8 +412,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
         for (int i = 0; i < kAccumulators * 12; ++i) acc[i / 12][i / 4 % 3][i % 4] = 0;
         const unsigned char *const operand =
-            state + parity * kState + (turn * NB + lane8 % NB) * kStride + part * kBlocks * 64 +
-            quad * 16 + (kPacked ? lane8 / NB % 2 * kPlane : 0);
+            state + parity * kState + turn * NB * kStride * (kBulk ? HP : 1) +
+            lane8 % NB * (kBulk ? 64 : kStride) + part * kBlocks * kNextBlock + quad * 16 +
+            (kPacked ? lane8 / NB % 2 * kNextPlane : 0);
+        const uint32_t operand_at = kBulk ? pinned(shared_address(operand)) : 0;
+        const auto fragment = [&](int b, int plane) {
+            const int from = plane * kNextPlane + b * kNextBlock;
+            return kBulk ? load16(operand_at + from) : *(const uint4 *)(operand + from);
+        };
         const auto multiply = [&](int b, int j, int gate, const uint32_t (&f)[kReads][4]) {
             const int set = kPairs && gate != 2 ? j : j % SETS;
             mma<WP == 2, kReads == 2>(acc[set][gate], w[0][b][j][gate], f[0][2 * j],
@@ -429,7 +440,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int i = 0; i < 2 * kBlocks; ++i) {
                 const int b = i % kBlocks, plane = i < kBlocks ? HP - 1 : 0;
-                const uint4 v = *(const uint4 *)(operand + plane * kPlane + b * 64);
+                const uint4 v = fragment(b, plane);
 #pragma unroll
                 for (int j = 0; j < 12 && i == kBlocks; ++j)
                     acc[0][j / 4][j % 4] = (int)((uint32_t)acc[0][j / 4][j % 4] * 256u);
@@ -450,7 +461,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             uint32_t (&to)[kReads][4] = f[b % kKept];
 #pragma unroll
             for (int plane = 0; plane < kReads; ++plane) {
-                const uint4 v = *(const uint4 *)(operand + plane * kPlane + b * 64);
+                const uint4 v = fragment(b, plane);
                 to[plane][0] = v.x;
                 to[plane][1] = v.y;
                 to[plane][2] = v.z;
@@ -469,7 +480,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
                 for (int plane = 0; plane < kReads && kKept < kBlocks; ++plane) {
-                    const uint4 v = load16(shared_address(operand + plane * kPlane + b * 64));
+                    const uint4 v =
+                        load16(shared_address(operand + plane * kNextPlane + b * kNextBlock));
                     f[0][plane][0] = v.x;
                     f[0][plane][1] = v.y;
                     f[0][plane][2] = v.z;
@@ -523,8 +535,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             return pick(acc[set % kAccumulators][gate], slot);
         };
 
-        // sums of this thread's elements
-        int sum[kParts][3][kElements];
+        // sums of this thread's elements, and where only 64 bits may hold both halves, the other's
+        constexpr bool kApart = KS == 2 && kWhole && kKnown;
+        int sum[kParts][3][kElements], other[3][kElements];
 #pragma unroll
         for (int set = 0; set < kParts; ++set)
 #pragma unroll
@@ -551,13 +564,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
                 for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
-                    for (int e = 0; e < kElements; ++e)
-                        sum[set][gate][e] =
-                            (int)((uint32_t)sum[set][gate][e] +
-                                  (uint32_t)taken[((set * 3 + gate) * kElements + e) * 32]);
+                    for (int e = 0; e < kElements; ++e) {
+                        const int v = taken[((set * 3 + gate) * kElements + e) * 32];
+                        if (kApart)
+                            other[gate][e] = v;
+                        else
+                            sum[set][gate][e] = (int)((uint32_t)sum[set][gate][e] + (uint32_t)v);
+                    }
         }
 
-        // zero-point-free codes of R h
+        // zero-point-free codes of R h; those of kWhole have no magic number
         Real Rh[3][kElements];
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate)
@@ -567,11 +583,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 if (kWhole) {
                     uint32_t v = (uint32_t)sum[0][gate][e] + (uint32_t)bias[row][gate];
                     if (kParts == 2) v += (uint32_t)sum[kParts - 1][gate][e] * 256u;
-                    const int64_t product = (int64_t)(int)v * times[row][gate];
-                    const int odd = (int)(product >> 32) & 1;
-                    const int rounded = (int)((product + (0x7fffffffLL + odd)) >> 32);
+                    // half up, and a tie to the even number of its two
+                    int64_t product = times_plus((int)v, times[row][gate], half_up);
+                    if (kApart) product = times_plus(other[gate][e], times[row][gate], product);
+                    int rounded = (int)(product >> 32);
+                    if ((uint32_t)product == 0) rounded &= ~1;
                     const int limited = rounded < Rh_lo ? Rh_lo : rounded;
-                    Rh[gate][e] = R::from(limited > Rh_hi ? Rh_hi : limited);
+                    Rh[gate][e] = (Real)(limited > Rh_hi ? Rh_hi : limited);
                     continue;
                 }
                 Real v;
@@ -599,20 +617,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     const double v = round_term(total, p.m[gate * UP + unit]);
                     const double low = (double)p.cell.Rh_lo - (double)R::number();
                     const double high = (double)p.cell.Rh_hi - (double)R::number();
-                    Rh[gate][e] =
-                        (Real)(Magic<double>::limit(plain(v), low, high) + (double)R::number());
+                    const double limited = Magic<double>::limit(plain(v), low, high);
+                    Rh[gate][e] = (Real)(kWhole ? limited : limited + (double)R::number());
                 }
         }
 
         unsigned char *const next = state + (1 - parity) * kState;
-        unsigned char *const to = CL == 1 ? next : stage + copy * (kGroups * kHalves * kStage);
+        // what another block still fetches is not written: it has sent what this one waited for
+        unsigned char *const to = CL == 1 ? next
+                                  : kBulk ? stage + (NT * parity + turn) * kSlice
+                                          : stage + copy * (kGroups * kHalves * kStage);
         // all results before any store: a store of bytes could be to anything that is read
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
             Real Rh_e[3], Wx_e[3];
 #pragma unroll
             for (int gate = 0; gate < 3; ++gate) {
-                Rh_e[gate] = plain(Rh[gate][e]);
+                Rh_e[gate] = kWhole ? Rh[gate][e] : plain(Rh[gate][e]);
                 Wx_e[gate] = unpacked(Wx.w[e], gate, p.cell.Wx_offset);
             }
             Real moved = next_state<Real>(p.cell, z_of, r_of, g_of, Wx_e[0], Wx_e[1], Wx_e[2],
@@ -631,7 +652,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 const int code = R::integer(h[turn][e]) + raw;
                 to[byte_at[e]] = (unsigned char)(code ^ kTop);
                 if (HP == 2)
-                    to[(CL == 1 ? kPlane : kOwned * 16) + byte_at[e]] = (unsigned char)(code >> 8);
+                    to[(CL == 1 ? kPlane
+                        : kBulk ? kNextPlane
+                                : kOwned * 16) +
+                       byte_at[e]] = (unsigned char)(code >> 8);
             }
         }
         if (CODES && !COPY) {
@@ -652,8 +676,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             __syncthreads();
             return;
         }
-        __syncwarp();
-        if (NB > 1 || half == 0) {
+        if (kBulk) {
+            shown_to_groups();
+            __syncthreads();
+#pragma unroll
+            for (int peer = warp; peer < CL; peer += kThreads / 32)
+                if (lane == 0)
+                    send_slice(next + (turn * CL + rank) * kSlice, received + (1 - parity), peer,
+                               to, kSlice);
+        } else {
+            __syncwarp();
+        }
+        if (!kBulk && (NB > 1 || half == 0)) {
 #pragma unroll
             for (int i = lane; i < HP * kOwned * CL; i += 32) {
                 const int chunk = i % (HP * kOwned), peer = i / (HP * kOwned);
@@ -663,7 +697,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             }
         }
         if (VALUES && !kBehind) give(turn, true);
-        if (NT == 1) barrier_wait(received + (1 - parity), (uint32_t)(s >> 1) & 1);
+        if (NT == 1) barrier_wait<kLeaves>(received + (1 - parity), (uint32_t)(s >> 1) & 1);
     };
     const auto go = [&](auto known) {
         if (NT == 1 || HELD) {
@@ -680,7 +714,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 for (int turn = 0; turn < NT; ++turn) advance(known, turn, s, s & 1);
         }
         for (int turn = 0; NT == 2 && turn < NT && steps; ++turn)
-            barrier_wait(barriers + 2 * turn + (steps & 1), (uint32_t)((steps - 1) >> 1) & 1);
+            barrier_wait<kLeaves>(barriers + 2 * turn + (steps & 1),
+                                  (uint32_t)((steps - 1) >> 1) & 1);
     };
     constexpr bool kMayKnow = sizeof(Real) == 4;  // on the device
     if (kMayKnow && exact_float)

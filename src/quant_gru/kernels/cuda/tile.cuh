@@ -19,18 +19,24 @@ constexpr int kHalves = KS * SPREAD;  // warps of a group of 16 units
 constexpr int kGroups = UP / CL / 16;
 constexpr int kThreads = kGroups * kHalves * 32;
 constexpr int kBlocks = KP / 64 / KS;  // 64 features each, of one warp
-constexpr int kStride = ((KP > UP ? KP : UP) + 127) / 128 * 128 + 64;  // free of bank conflicts
+constexpr bool kBulk = BULK;
+constexpr int kStride =
+    kBulk ? UP : ((KP > UP ? KP : UP) + 127) / 128 * 128 + 64;  // free of bank conflicts
 constexpr int kTileRows = NT * NB;
 constexpr int kPlane = kTileRows * kStride;
 constexpr int kState = HP * kPlane;
-constexpr int kSets = HP + WP - 1;      // accumulators of one weight: by powers of 256
-constexpr bool kShared = kHalves == 2;  // two warps finish a strip
+constexpr int kSlice = HP * NB * 64;  // of bulk copies: bytes that a block sends of a strip
+constexpr int kNextPlane = kBulk ? NB * 64 : kPlane;
+constexpr int kNextBlock = kBulk ? kSlice : 64;  // of 64 features
+constexpr int kSets = HP + WP - 1;               // accumulators of one weight: by powers of 256
+constexpr bool kShared = kHalves == 2;           // two warps finish a strip
 constexpr int kElements = kShared ? (NB == 8 ? 2 : 1) : (NB == 8 ? 4 : NB == 4 ? 2 : 1);
 constexpr int kRows = NB == 8 ? 2 : 1;  // units of a thread
 constexpr int kOwned = NB == 1   ? 1
                        : kShared ? NB / 2
                                  : NB;    // rows of the tile that a warp finishes
 constexpr int kStage = HP * kOwned * 16;  // bytes of 16 units: what a warp sends
+constexpr int kStages = CL == 1 ? 0 : kBulk ? 2 * NT * kSlice : 2 * kGroups * kHalves * kStage;
 constexpr int kExchange = KS == 2 ? 2 * kGroups * 2 * kSets * 3 * kElements * 32 : 0;
 constexpr uint32_t kReceived = HP * NB * UP;
 constexpr int kCopied = COPY ? COPY / HP : 16;  // units of a copy
@@ -40,6 +46,8 @@ constexpr int kAhead = RING - 1;        // steps between the start of a load and
 // Registers that the weights leave: what the compiler would work out again in every step may stay.
 constexpr bool kRoom = 12 * kBlocks * 2 * WP <= (kThreads > 256 ? 48 : 96);
 constexpr bool kLate = LATE;
+// Whether waiting leaves the first cache of global memory as it is: where measured to be faster.
+constexpr bool kLeaves = kBulk || NT == 2 || CL == 4;
 // Both bytes of a state are columns of one product. As both are signed then, low bytes are kept
 // less 128, and biases make up for it.
 constexpr bool kPacked = HP == 2 && WP == 1 && NB <= 4;
@@ -53,6 +61,7 @@ constexpr int kAccumulators = kPairs ? 2 : kTerms * SETS;
 constexpr bool kWhole = sizeof(REAL) == 4 && kSets == 2;
 constexpr bool kBits = sizeof(REAL) == 4 && TZ == 0 && TR == 0 && TG == 0;
 
+static_assert(!kBulk || (CL > 1 && UP == 64 * CL && KP == UP), "a block's units are 64 features");
 static_assert(KP % (64 * KS) == 0 && UP % (16 * CL) == 0, "padding");
 static_assert(kHalves <= 2 && (NB == 1 || NB == 2 || NB == 4 || NB == 8), "shape");
 static_assert(NT == 1 || (NT == 2 && CL > 1), "strips");
@@ -95,6 +104,13 @@ inline Place place_of(int e, int quad, int half) {
     p.n = (NB == 8 ? 2 * quad : NB == 4 ? 2 * (quad & 1) : 0) + column;
     p.slot = 2 * p.row8 + column;
     return p;
+}
+
+// Where a byte of a state stands: rows of the tile beside each other, or, for bulk copies, what
+// each block has of a strip, [strip][block of the cluster][plane][row][64].
+inline int stands_at(int row, int unit) {
+    if (!kBulk) return row * kStride + unit;
+    return (row / NB * CL + unit / 64) * kSlice + row % NB * 64 + unit % 64;
 }
 
 inline bool works(int quad, int half) {

@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant_
     o.w_scale[row] = scale;
     o.b_scale[row] = b_scale;
     if (row == 0) {
-        if (o.exact_float) *o.exact_float = 1;
+        if (o.exact_float) o.exact_float[0] = o.exact_float[1] = 1;
         if (blockIdx.y == 0) *w.finite = 1;
     }
 }
@@ -201,7 +201,8 @@ extern "C" __global__ void __launch_bounds__(256) settle(const __grid_constant__
     const int channel = gate * H + unit;
     const float scale = qg_matrix_scale(fabs(o.w_scale[row]), largest);
     const int K = (int)o.K, count = which ? (int)w.count : 0;
-    int64_t sum = 0, magnitude = 0;
+    const int middle = (K + 127) / 128 * 64;
+    int64_t sum = 0, magnitude = 0, first_half = 0;
     bool ignored = false;
 #pragma unroll 4
     for (int i = lane; i < K; i += 32) {
@@ -209,7 +210,9 @@ extern "C" __global__ void __launch_bounds__(256) settle(const __grid_constant__
         int code = (int)qg_code(real(o.w, o.w_real, at, ignored), scale, o.lo, o.hi);
         if (o.dropped && o.dropped[at]) code = 0;
         sum += code;
-        magnitude += code < 0 ? -code : code;
+        const int size = code < 0 ? -code : code;
+        magnitude += size;
+        if (i < middle) first_half += size;
         write_code(o.codes, o.kind, channel * o.K + i, code);
         if (o.gemm) {
             int8_t *const byte = o.gemm + channel * o.padded + i;
@@ -224,6 +227,7 @@ extern "C" __global__ void __launch_bounds__(256) settle(const __grid_constant__
     }
     sum = warp_sum(sum);
     magnitude = warp_sum(magnitude);
+    first_half = warp_sum(first_half);
     if (lane) return;
     float given = scale;
     if (which && o.dropped) {
@@ -247,9 +251,19 @@ extern "C" __global__ void __launch_bounds__(256) settle(const __grid_constant__
     if (o.m_float) o.m_float[channel] = (float)c.m;
     const int64_t reach = magnitude * o.reach + (c.B < 0 ? -c.B : c.B);
     const double units = c.m * 4294967296.;
-    const bool exact = o.whole ? reach < 2147483648LL && units < 2147483648. && units == rint(units)
-                               : reach < 1 << 24 && (c.m == 0 || (c.m > 1e-20 && c.m < 1e20));
-    if (o.exact_float && !exact) *o.exact_float = 0;
+    bool exact = reach < 1 << 24 && (c.m == 0 || (c.m > 1e-20 && c.m < 1e20)), halves = exact;
+    if (o.whole) {
+        const int64_t half =
+            first_half > magnitude - first_half ? first_half : magnitude - first_half;
+        const int64_t folded = c.B + o.fold * sum;
+        const int64_t reach_half =
+            half * (32768 + 128) + magnitude * 128 + (folded < 0 ? -folded : folded);
+        const bool integer = units == rint(units);
+        exact = reach < 2147483648LL && units < 2147483648. && integer;
+        halves = reach_half < 2147483648LL && units < 1073741824. && integer;
+    }
+    if (o.exact_float && !exact) o.exact_float[0] = 0;
+    if (o.exact_float && !halves) o.exact_float[1] = 0;
     for (int j = 0; j < count; ++j) {
         const Fragments &f = w.fragments[j];
         f.bias[gate * f.units + unit] = (double)(c.B + o.fold * sum);

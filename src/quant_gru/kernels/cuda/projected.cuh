@@ -79,7 +79,8 @@ inline void store(const Projected &p, int64_t at, const Two &two, uint32_t offse
     }
 }
 
-template <class Real, class Total, class Factor>
+// kSome: columns may have no rows, and are left out.
+template <class Real, bool kSome = false, class Total, class Factor>
 inline void finish(const Projected &p, int flat, int count, int group, const Total &total,
                    const Factor (&m)[3][2]) {
     typedef Magic<Real> R;
@@ -100,6 +101,7 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
         const int row = flat + (later && p.NB == 1);
 #pragma unroll
         for (int column = 0; column < COLUMNS; ++column) {
+            if (kSome && (flat & ~7) + 8 * column >= count) break;
             uint32_t words[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i)
@@ -125,6 +127,7 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
     }
 #pragma unroll
     for (int column = 0; column < COLUMNS; ++column) {
+        if (kSome && (flat & ~7) + 8 * column >= count) break;
         uint32_t v[4][3];
 #pragma unroll
         for (int i = 0; i < 4; ++i)

@@ -9,13 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from quant_gru.kernels.cuda import planner
+from quant_gru.kernels.cuda.frozen import MOST_SHARED
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
 from quant_gru.kernels.cuda.numbers import Numbers
 from quant_gru.kernels.cuda.structures import ProjectBytesC, ProjectPassingC
 
 _STAGES = 4
 _DEPTH = 64  # bytes of a row in a stage
-_SHARED = 228 << 10  # of a multiprocessor, of which a block costs 1 KB more than it has
+_OF_BLOCK = 1024  # bytes of shared memory that a block costs beside what it has
 _FEW_BLOCKS = 256  # fewer leave much of a device idle
 
 
@@ -126,7 +127,8 @@ class Resident:
         """The grid, and the rows of a group."""
         across = -(-units // (16 * self.unit_warps))
         shared = self.shared_bytes(padded, planes)
-        at_once = self.processors * max(1, min(self.blocks, _SHARED // (shared + 1024)))
+        fitting = (MOST_SHARED + _OF_BLOCK) // (shared + _OF_BLOCK)
+        at_once = self.processors * max(1, min(self.blocks, fitting))
         most = max(1, at_once // across)
         share = 8 * -(-rows // (8 * most * self.groups))
         strips = -(-rows // (share * self.groups))
@@ -138,7 +140,6 @@ SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(2, 2, 4), Tile(2, 2, 8)
 STAYING = {1: Resident(4, 3, 8, 4, 1), 2: Resident(4, 3, 4, 4, 1)}
 STAYING_ROWS = 8192  # from which on weights stay and rows pass
 STAYING_WEIGHTS = 1 << 17  # units times features, likewise; with fewer, real values are faster
-_MOST_SHARED = 226 << 10  # of a block, on a GPU that has clusters
 _AT_ONCE = 396  # large tiles on a device, three to a multiprocessor
 
 
@@ -169,7 +170,7 @@ def resident(
     padded, units, planes = numbers.gemm[0][0].shape[0], shape.units, numbers.x_planes
     block = STAYING[planes]
     idle = -units % (16 * block.unit_warps)
-    fits = block.shared_bytes(padded, planes) <= _MOST_SHARED and 8 * idle <= units
+    fits = block.shared_bytes(padded, planes) <= MOST_SHARED and 8 * idle <= units
     many = T * N >= STAYING_ROWS and units * padded >= STAYING_WEIGHTS
     if many and fits and N % shape.strip == 0 and len(machine.clusters()) > 1:
         return block

@@ -87,14 +87,15 @@ _PROJECTED = {
 ProjectBytesC = structure("ProjectBytesC", bytes=_POINTER, **_PROJECTED)
 ProjectPassingC = structure("ProjectPassingC", bytes=_POINTER, **_PROJECTED, share=_INT)
 DivisionC = structure("DivisionC", **_all(ctypes.c_float, "scale inverse least most"))
-ProjectRealsC = structure(
-    "ProjectRealsC",
+_REALS = {
     **_PROJECTED,
     **_all(_POINTER, "real nan"),
     **_all(_INT, "step next C nan_stride parts zero"),
-    division=DivisionC,
-    fours=_INT,
-)
+    "division": DivisionC,
+    "fours": _INT,
+}
+ProjectRealsC = structure("ProjectRealsC", **_REALS)
+ProjectSharedC = structure("ProjectSharedC", **_REALS, **_all(_INT, "span tile"))
 ProjectFewC = structure(
     "ProjectFewC",
     **_all(_POINTER, "real nan Wx weights"),

@@ -39,17 +39,10 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
 #if PLANES == 1
     const bool exact = *p.exact_float != 0;
 #endif
-    int channels[3][2];
-    const auto find_channels = [&] {
-#pragma unroll
-        for (int i = 0; i < 6; ++i) {
-            const int at = (int)pinned(first_unit + Tile::unit(2 * (i % 2)));
-            channels[i / 2][i % 2] = i / 2 * H + (at < H ? at : 0);
-        }
-    };
+    Channels channels;
     for (int first = from; first < last; first += Tile::kTileRows) {
         Tile::Sums sums;
-        find_channels();
+        find_channels(p, first_unit + (int)pinned(Tile::unit(0)), channels);
 #pragma unroll
         for (int i = 0; i < 6; ++i) {
             int bias = 0;
@@ -65,28 +58,20 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
         const int group = (int)pinned(first_unit + Tile::unit(0)) / 16;
         if (group >= p.groups) continue;
         const int flat = first + (int)pinned(Tile::row(0, 0));
-        find_channels();
+        find_channels(p, first_unit + (int)pinned(Tile::unit(0)), channels);
+        const auto sum = [&](int plane, int gate, int column, int i) {
+            return sums[gate][plane * COLUMNS + column][i];
+        };
 #if PLANES == 1
-        const auto total = [&](int gate, int column, int i) { return sums[gate][column][i]; };
         if (exact) {
+            const auto total = [&](int gate, int column, int i) { return sum(0, gate, column, i); };
             float m[3][2];
 #pragma unroll
             for (int i = 0; i < 6; ++i) m[i / 2][i % 2] = p.m_float[channels[i / 2][i % 2]];
             finish<float>(p, flat, last, group, total, m);
             continue;
         }
-#else
-        int64_t folded[3][2];
-#pragma unroll
-        for (int i = 0; i < 6; ++i) folded[i / 2][i % 2] = p.folded[channels[i / 2][i % 2]];
-        const auto total = [&](int gate, int column, int i) {
-            return 256 * (int64_t)sums[gate][column][i] + sums[gate][COLUMNS + column][i] +
-                   folded[gate][i / 2];
-        };
 #endif
-        double m[3][2];
-#pragma unroll
-        for (int i = 0; i < 6; ++i) m[i / 2][i % 2] = p.m[channels[i / 2][i % 2]];
-        finish<double>(p, flat, last, group, total, m);
+        finish_any(p, flat, last, group, channels, sum);
     }
 }

@@ -119,9 +119,12 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
         if (group >= p.groups) continue;
         // where results go is worked out here: through the products there are no registers for it
         const int flat = first_row + (int)pinned(Tile::row(0, 0));
+        const auto sum = [&](int plane, int gate, int column, int i) {
+            return sums[plane][gate][column][i];
+        };
 #if PLANES == 1
-        const auto total = [&](int gate, int column, int i) { return sums[0][gate][column][i]; };
         if (exact) {
+            const auto total = [&](int gate, int column, int i) { return sum(0, gate, column, i); };
             float factors[3][2];
 #pragma unroll
             for (int i = 0; i < 6; ++i) factors[i / 2][i % 2] = m[i / 2 * units + at + i % 2 * 8];
@@ -129,24 +132,8 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
             continue;
         }
 #endif
-        int channels[3][2];
-#pragma unroll
-        for (int i = 0; i < 6; ++i) {
-            const int unit = first_unit + Tile::unit(2 * (i % 2));
-            channels[i / 2][i % 2] = i / 2 * (int)p.H + (unit < p.H ? unit : 0);
-        }
-#if PLANES == 2
-        int64_t of_gates[3][2];
-#pragma unroll
-        for (int i = 0; i < 6; ++i) of_gates[i / 2][i % 2] = p.folded[channels[i / 2][i % 2]];
-        const auto total = [&](int gate, int column, int i) {
-            return 256 * (int64_t)sums[0][gate][column][i] + sums[1][gate][column][i] +
-                   of_gates[gate][i / 2];
-        };
-#endif
-        double factors[3][2];
-#pragma unroll
-        for (int i = 0; i < 6; ++i) factors[i / 2][i % 2] = p.m[channels[i / 2][i % 2]];
-        finish<double>(p, flat, count, group, total, factors);
+        Channels channels;
+        find_channels(p, first_unit + Tile::unit(0), channels);
+        finish_any(p, flat, count, group, channels, sum);
     }
 }

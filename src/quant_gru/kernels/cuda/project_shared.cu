@@ -76,14 +76,7 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
     const bool exact = *p.exact_float != 0;
 #endif
     const int line_bytes = Tile::stride(padded);
-    int channels[3][2];
-    const auto find_channels = [&] {
-#pragma unroll
-        for (int i = 0; i < 6; ++i) {
-            const int at = (int)pinned(first_unit + Tile::unit(2 * (i % 2)));
-            channels[i / 2][i % 2] = i / 2 * H + (at < H ? at : 0);
-        }
-    };
+    Channels channels;
     int slot = kSlots - 1;
     uint32_t phase = 1;
     // a tile is made before the one ahead of it is multiplied; ahead of the first there is none
@@ -105,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
         if (none) continue;
 
         Tile::Sums sums;
-        find_channels();
+        find_channels(p, first_unit + (int)pinned(Tile::unit(0)), channels);
 #pragma unroll
         for (int i = 0; i < 6; ++i) {
             int bias = 0;
@@ -127,28 +120,20 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
         const int group = (int)pinned(first_unit + Tile::unit(0)) / 16;
         if (group >= p.groups) continue;
         const int flat = now + (int)pinned(Tile::row(0, 0));
-        find_channels();
+        find_channels(p, first_unit + (int)pinned(Tile::unit(0)), channels);
+        const auto sum = [&](int plane, int gate, int column, int i) {
+            return sums[gate][plane * COLUMNS + column][i];
+        };
 #if PLANES == 1
-        const auto total = [&](int gate, int column, int i) { return sums[gate][column][i]; };
         if (exact) {
+            const auto total = [&](int gate, int column, int i) { return sum(0, gate, column, i); };
             float m[3][2];
 #pragma unroll
             for (int i = 0; i < 6; ++i) m[i / 2][i % 2] = p.m_float[channels[i / 2][i % 2]];
             finish<float, true>(p, flat, end, group, total, m);
             continue;
         }
-#else
-        int64_t folded[3][2];
-#pragma unroll
-        for (int i = 0; i < 6; ++i) folded[i / 2][i % 2] = p.folded[channels[i / 2][i % 2]];
-        const auto total = [&](int gate, int column, int i) {
-            return 256 * (int64_t)sums[gate][column][i] + sums[gate][COLUMNS + column][i] +
-                   folded[gate][i / 2];
-        };
 #endif
-        double m[3][2];
-#pragma unroll
-        for (int i = 0; i < 6; ++i) m[i / 2][i % 2] = p.m[channels[i / 2][i % 2]];
-        finish<double, true>(p, flat, end, group, total, m);
+        finish_any<true>(p, flat, end, group, channels, sum);
     }
 }

@@ -5,13 +5,13 @@
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
 //
 //   Sharing<threads, rows> sharing(...);  // of a group of threads, the same in all blocks
-//   sharing.take(first, slot);            // this block's rows of the tile that begins there
-//   sharing.give(slot);                   // after a barrier of the group
+//   sharing.take(first, slot, barrier);   // this block's rows of the tile that begins there
+//   sharing.give(first, slot, flags);     // after a barrier of the group
 //   sharing.wait(slot, phase);            // until those of other blocks are there
 //
-// A tile stands in one of kSlots slots, in planes of `rows` lines. A tile is given after the one
-// before it has been waited for: whoever gave that one had done with the one before it, and with
-// kSlots of them the slot is free.
+// A tile stands in one of kSlots slots, in planes of `rows` lines. It is given after the one before
+// it has been waited for: whoever gave that one had done with the one two before it, so that the
+// slot is free.
 #ifndef QUANT_GRU_SHARING_CUH
 #define QUANT_GRU_SHARING_CUH
 

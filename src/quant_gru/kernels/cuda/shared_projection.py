@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from quant_gru.kernels.cuda.frozen import MOST_SHARED
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel
@@ -86,18 +85,7 @@ class Sharing:
 
 # unit warps, groups and columns by planes
 FORMS = {1: (4, 3, 8), 2: (4, 3, 4)}
-_FEWEST_ROWS = 6144
-
-
-@lru_cache(maxsize=4096)
-def _choose(
-    units: int, rows: int, padded: int, planes: int, cluster: int, clusters: int
-) -> Sharing | None:
-    block = Sharing(cluster, *FORMS[planes], clusters)
-    idle = cluster * 16 * block.unit_warps - units
-    if rows < _FEWEST_ROWS or block.shared_bytes(padded, planes) > MOST_SHARED:
-        return None
-    return block if 8 * idle <= units else None
+FEWEST_ROWS = 6144
 
 
 def choose(
@@ -112,8 +100,11 @@ def choose(
         planes: Bytes of a code of x.
         clusters: Blocks of a cluster -> how many such clusters the device holds at once.
     """
+    form = FORMS[planes]
     for cluster, at_once in sorted(clusters.items()):
-        wide = cluster * 16 * FORMS[planes][0]
-        if cluster > 1 and at_once and wide >= units:
-            return _choose(units, rows, padded, planes, cluster, at_once)
+        block = Sharing(cluster, *form, at_once)
+        idle = 16 * block.unit_warps * cluster - units
+        if cluster > 1 and at_once and idle >= 0:
+            fits = block.shared_bytes(padded, planes) <= MOST_SHARED and 8 * idle <= units
+            return block if fits and rows >= FEWEST_ROWS else None
     return None

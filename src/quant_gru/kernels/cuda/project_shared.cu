@@ -28,7 +28,7 @@ inline void product(Tile::Sums &sums, uint32_t a_at, uint32_t b_at, int depth, i
             return;
         }
     const int gates = Tile::kUnits * line_bytes;
-#pragma unroll 2
+#pragma unroll 4
     for (int k = 0; k < depth; k += 32) {
         uint32_t a[3][4], b[PLANES * kPairs][4];
 #pragma unroll
@@ -45,6 +45,10 @@ inline void product(Tile::Sums &sums, uint32_t a_at, uint32_t b_at, int depth, i
         }
     }
 }
+
+// Barriers of a group by itself, and of its turn to multiply, with the group before it.
+inline int alone(int group) { return 1 + group; }
+inline int turn(int group) { return 1 + GROUPS + group; }
 
 extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
     project_shared(const __grid_constant__ Numbers numbers) {
@@ -83,12 +87,12 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
     for (int now = start + (own - GROUPS) * tile; now < last; now += GROUPS * tile) {
         const int next = now + GROUPS * tile, next_slot = slot == kSlots - 1 ? 0 : slot + 1;
         const bool none = now < start, more = next < last;
-        if (more) shared.take(next, next_slot, 1 + own);
+        if (more) shared.take(next, next_slot, alone(own));
         if (none) {
             copies_wait<0>();
             cluster_sync();
         } else {
-            if (more) sync_threads(1 + own, Tile::kGroupThreads);
+            if (more) sync_threads(alone(own), Tile::kGroupThreads);
             shared.wait(slot, phase);
         }
         if (more) shared.give(next, next_slot, flags);
@@ -114,7 +118,12 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
             shared_address(memory) + (warp * 16 + lane % 16) * line_bytes + lane / 16 * 16;
         const uint32_t b_at = codes + (lane / 16 * 8 + lane % 8) * line_bytes + lane / 8 % 2 * 16;
         const int end = now + tile < last ? now + tile : last;
+        // Groups multiply one after the other: all at once, they would also quantize and round all
+        // at once, and one part of a multiprocessor would always wait for another.
+        if (GROUPS > 1 && now > start) sync_threads(turn(own), 2 * Tile::kGroupThreads);
         product<COLUMNS / 2>(sums, a_at, b_at, line_bytes - 16, line_bytes, end - now);
+        if (GROUPS > 1 && end < last)
+            arrive_threads(turn((own + 1) % GROUPS), 2 * Tile::kGroupThreads);
 
         // what the end takes is worked out here: through the products there are no registers for it
         const int group = (int)pinned(first_unit + Tile::unit(0)) / 16;

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from quant_gru.kernels.cuda.frozen import MOST_SHARED
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel
+from quant_gru.kernels.cuda.projection import spread
 
 _SLOTS = 3  # of a group of warps, of tiles
-_LEAST = 16  # rows that a tile is made of
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,8 @@ class Sharing:
 
     def spread(self, units: int, rows: int) -> tuple[int, int]:
         """Rows of a cluster and of a tile, as even as they get."""
-        most = max(1, self.clusters // self.across(units))
-        span = 8 * -(-rows // (8 * most))
-        turns = -(-span // (8 * self.columns * self.groups))
-        tile = _LEAST * -(-span // (_LEAST * turns * self.groups))
-        return span, tile
+        parts = self.clusters // self.across(units)
+        return spread(rows, parts, self.groups, self.columns)
 
     def launch(
         self, units: int, rows: int, padded: int, planes: int

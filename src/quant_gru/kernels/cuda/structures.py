@@ -97,7 +97,7 @@ _REALS = {
     "fours": _INT,
 }
 ProjectRealsC = structure("ProjectRealsC", **_REALS)
-ProjectSharedC = structure("ProjectSharedC", **_REALS, **_SPREAD)
+ProjectSharedC = structure("ProjectSharedC", **_REALS, **_all(_INT, "span tile"))
 ProjectFewC = structure(
     "ProjectFewC",
     **_all(_POINTER, "real nan Wx weights"),

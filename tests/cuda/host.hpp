@@ -60,7 +60,7 @@ struct Block {
     std::vector<unsigned char> shared;
     Barrier all, named[16];
     std::vector<Warp> warps;
-    Transfers transfers[4];
+    Transfers transfers[16];
 };
 
 struct Copy {  // zeros, where it comes from nowhere
@@ -153,6 +153,13 @@ inline void mma(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 }
 
 inline void sync_threads(int id, int threads) { host::wait(host::self->block->named[id], threads); }
+inline void arrive_threads(int id, int threads) {
+    host::Barrier &b = host::self->block->named[id];
+    if (++b.waiting == threads) {
+        b.waiting = 0;
+        ++b.generation;
+    }
+}
 inline float byte_as_float(uint32_t word, int i) {
     return 8388608.f + float(word >> (8 * i) & 255);
 }
@@ -186,7 +193,7 @@ inline void cluster_sync() {
 
 inline host::Transfers &transfers(host::Block &b, uint64_t *barrier) {
     const size_t at = size_t((unsigned char *)barrier - host::self->block->shared.data());
-    return b.transfers[at / 8 % 4];
+    return b.transfers[at / 8 % 16];
 }
 inline void settle(host::Transfers &t) {
     if (t.arrived && t.bytes == t.expected) {
@@ -281,32 +288,6 @@ inline void load_matrices(uint32_t (&v)[4], uint32_t address) {
         v[i] = load_at<uint32_t>(uint32_t(w.values[8 * i + lane / 4]) + lane % 4 * 4);
     host::sync_warp();
 }
-inline uint64_t group_operand(uint32_t address) {
-    if (address % 512) std::abort();
-    return uint64_t(address >> 4 & 0x3FFF) | 1ull << 16 | 32ull << 32 | 2ull << 62;
-}
-inline void shown_to_groups() {}
-inline void groups_begin() {}
-inline void groups_commit() {}
-template <int>
-inline void groups_wait() {}
-// A byte of an operand: lines of 64 bytes whose 16 bytes are exchanged by bits of the address.
-inline int8_t group_byte(uint64_t operand, int line, int k) {
-    if (operand >> 62 != 2) std::abort();
-    const uint32_t next = uint32_t(operand >> 32 & 0x3FFF) << 4;
-    const uint32_t at = (uint32_t(operand & 0x3FFF) << 4) + line / 8 * next + line % 8 * 64 + k;
-    return int8_t(host::self->block->shared[at ^ (at >> 3 & 0x30)]);
-}
-template <int kColumns>
-inline void mma_group(int (&d)[kColumns][4], uint64_t a, uint64_t b) {
-    const int warp = int(host::self->thread / 32 % 4), lane = int(host::self->thread % 32);
-    for (int i = 0; i < 4 * kColumns; ++i) {
-        const int row = 16 * warp + lane / 4 + i / 2 % 2 * 8;
-        const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        for (int k = 0; k < 32; ++k)
-            d[i / 4][i % 4] += group_byte(a, row, k) * group_byte(b, column, k);
-    }
-}
 inline float load_float(uint32_t address) { return load_at<float>(address); }
 inline uint32_t load2(uint32_t address) { return load_at<uint16_t>(address); }
 template <class Value>
@@ -321,7 +302,7 @@ template <class Vector>
 inline void send_to(uint32_t to, uint32_t barrier, const Vector &v) {
     store_at(to, v);
     host::Block &peer = host::cluster().blocks[barrier >> 24];
-    host::Transfers &t = peer.transfers[(barrier & 0xFFFFFF) / 8 % 4];
+    host::Transfers &t = peer.transfers[(barrier & 0xFFFFFF) / 8 % 16];
     t.bytes += long(sizeof(Vector));
     settle(t);
 }

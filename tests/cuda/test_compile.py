@@ -15,9 +15,11 @@ from quant_gru.kernels.cuda.backward.slopes import SlopesShape
 from quant_gru.kernels.cuda.frozen import Form, Gates
 from quant_gru.kernels.cuda.launch import PLAIN
 from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL, STAYING
-from quant_gru.kernels.cuda.real_projection import GROUPS, HOPPER, TALL, TWO_PLANES
 from quant_gru.kernels.cuda.real_projection import MEDIUM as REAL_MEDIUM
 from quant_gru.kernels.cuda.real_projection import SMALL as REAL_SMALL
+from quant_gru.kernels.cuda.real_projection import TALL, TWO_PLANES
+from quant_gru.kernels.cuda.shared_projection import FORMS as FORMS_OF_SHARING
+from quant_gru.kernels.cuda.shared_projection import Sharing
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
 
@@ -52,13 +54,15 @@ def variants(arch):
     yield "project", PLAIN
     for tile, planes in ((SMALL, 1), (MEDIUM, 1), (LARGE, 1), (SMALL, 2), (MEDIUM, 2)):
         yield "project_bytes", tile.macros(planes)
-    for planes in (1, 2):
-        yield "project_passing", STAYING[planes].macros(planes)
+    for planes, blocks in STAYING.items() if arch != "sm_80" else ():
+        yield from (("project_passing", block.macros(planes)) for block in blocks)
     for planes in (1, 2):
         yield "project_few", {**PLAIN, "WIDE": planes - 1}
-    for block in (REAL_SMALL, REAL_MEDIUM, TALL, *([GROUPS] if arch == HOPPER else [])):
+    for block in (REAL_SMALL, REAL_MEDIUM, TALL):
         yield "project_reals", block.macros(1)
     yield "project_reals", TWO_PLANES.macros(2)
+    for planes in (1, 2) if arch != "sm_80" else ():
+        yield "project_shared", Sharing(4, *FORMS_OF_SHARING[planes], 1).macros(planes)
     yield "border", PLAIN
     yield "random", {}
     yield "weights", PLAIN

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig
-from quant_gru.kernels.cuda import executor, planner
+from quant_gru.kernels.cuda import executor, planner, shared_projection
+from quant_gru.kernels.cuda.frozen import MOST_SHARED
 from quant_gru.kernels.cuda.launch import Grid
 from quant_gru.kernels.cuda.real_projection import (
-    GROUPS,
     MEDIUM,
     SMALL,
     TALL,
@@ -22,6 +22,7 @@ from quant_gru.kernels.cuda.real_projection import (
     fill_division,
     real_projection,
 )
+from quant_gru.kernels.cuda.shared_projection import Sharing
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER, Host, folder_of
@@ -63,19 +64,22 @@ CASES = [
     (WIDE, (2, 2, 2, 4, 1, 2), (4, 9, 80, 33, 4), 1e-5),
     (QuantConfig.int8(), (4, 2, 2, 3, 1, 1), (33, 1, 1, 20, 1), 1),
     (QuantConfig.int8(), (2, 2, 5, 4, 1, 2), (5, 15, 132, 65, 8), 1),
-    (QuantConfig.int8(), (4, 1, 2, 4, 1, 1, True), (3, 11, 21, 37, 8), 1),
-    (UNSIGNED, (8, 1, 6, 3, 1, 1, True), (5, 13, 72, 66, 2), 1),
-    (QuantConfig.w8a16(), (4, 2, 2, 4, 1, 1, True), (3, 6, 84, 37, 4), 1),
     (QuantConfig.w8a16(), (2, 2, 2, 4, 1, 1), (3, 6, 21, 37, 4), 1),
     (QuantConfig.w8a16(), (2, 2, 3, 3, 1, 2), (7, 11, 132, 50, 2), 1),
+    # cluster, unit warps, groups, columns, clusters
+    (QuantConfig.int8(), Sharing(2, 1, 2, 4, 2), (21, 11, 21, 37, 8), 1),
+    (UNSIGNED, Sharing(2, 2, 1, 2, 1), (175, 1, 80, 66, 1), 1),
+    (WIDE, Sharing(4, 1, 1, 6, 1), (23, 9, 72, 50, 4), 1e-5),
+    (QuantConfig.w8a16(), Sharing(2, 2, 2, 2, 1), (43, 6, 100, 37, 2), 1),
     (QuantConfig.int8(), None, (3, 11, 20, 37, 8), 1),
     (UNSIGNED, None, (35, 1, 300, 16, 1), 1e-5),
     (QuantConfig.w8a16(), None, (4, 3, 260, 21, 4), 1),
 ]
 NAMES = [
     *("int8", "int8 doubles", "unsigned single", "unsigned", "wide doubles", "one feature"),
-    *("int8 odd", "grouped", "grouped units", "grouped w8a16"),
-    *("w8a16", "w8a16 odd", "few", "few unsigned", "few w8a16"),
+    *("int8 odd", "w8a16", "w8a16 odd"),
+    *("shared", "shared single", "shared wide", "shared w8a16"),
+    *("few", "few unsigned", "few w8a16"),
 ]
 LAYOUTS = ["rows", "batch_first", "unaligned"]
 
@@ -102,10 +106,12 @@ def test_codes(host, config, block, sizes, scale, layout):
     expected = by_unit(call, shape, host)
     there = expected[:, 0] != -1
     assert there.sum() == T * N * H
+    if isinstance(block, tuple):
+        block = Block(*block)
     if block is None:
         kernel, grid, p, _keep = few_projection(call.numbers, shape, T, N, x)
     else:
-        kernel, grid, p, _keep = real_projection(call.numbers, shape, T, N, x, Block(*block))
+        kernel, grid, p, _keep = real_projection(call.numbers, shape, T, N, x, block)
     size, guard = expected.shape[0], 4096
     Wx = torch.full((size + guard, expected.shape[1]), -7, dtype=torch.int32)
     flags = torch.full((N, p.nan_stride), 7, dtype=torch.uint8)
@@ -156,16 +162,31 @@ def test_threads_and_grids_follow_blocks():
     assert grid == Grid((230, 1), 256, shared_bytes=3 * 64 * 192 + 120 * 272 + 12 * 112 + 24 * 128)
 
 
-def test_choices_follow_sizes_and_chips():
-    """Few rows go to many small blocks, many features come as codes; only Hopper groups warps."""
-    assert choose(128, 100, 64, 1, 132, True) == replace(SMALL, parts=4)
-    assert choose(256, 1000, 128, 1, 132, True) == replace(SMALL, parts=8)
-    assert choose(256, 6400, 128, 1, 132, True) == replace(MEDIUM, parts=2)
-    assert choose(256, 32000, 80, 1, 132, True) == TALL
-    assert choose(512, 12800, 256, 1, 132, False) == MEDIUM
-    assert choose(512, 12800, 256, 1, 132, True) == GROUPS
-    assert choose(1024, 12800, 512, 1, 132, True) is None
-    assert choose(256, 12800, 256, 2, 132, True) == replace(TWO_PLANES, parts=2)
+def test_choices_follow_sizes():
+    """Few rows go to many small blocks, and many features come as codes."""
+    assert choose(128, 100, 64, 1, 132) == replace(SMALL, parts=4)
+    assert choose(256, 1000, 128, 1, 132) == replace(SMALL, parts=8)
+    assert choose(256, 6400, 128, 1, 132) == replace(MEDIUM, parts=2)
+    assert choose(256, 32000, 80, 1, 132) == TALL
+    assert choose(512, 12800, 256, 1, 132) == MEDIUM
+    assert choose(1024, 12800, 512, 1, 132) is None
+    assert choose(256, 12800, 256, 2, 132) == replace(TWO_PLANES, parts=2)
     for block, planes in ((SMALL, 1), (MEDIUM, 1), (TALL, 1), (TWO_PLANES, 2)):
         assert block.shared_bytes(512, 384, planes) <= 99 << 10
-    assert GROUPS.shared_bytes(2048, 384, 1) <= 227 << 10
+
+
+def test_clusters_share_many_rows():
+    """A cluster has all units of its rows, rows are spread evenly, and few are not shared."""
+    clusters = {1: 132, 2: 66, 4: 33, 8: 16, 16: 7}
+    block = shared_projection.choose(256, 12800, 256, 1, clusters)
+    assert (block.cluster, block.clusters) == (4, 33)
+    assert block.spread(256, 12800) == (392, 48)
+    _, grid, span, tile = block.launch(256, 12800, 256, 1)
+    assert grid.blocks[0] == 4 * -(-12800 // span) <= 132
+    assert grid.cluster == 4
+    assert grid.shared_bytes <= MOST_SHARED
+    assert 8 * block.columns * block.groups * -(-span // (tile * block.groups)) >= span
+    assert shared_projection.choose(512, 12800, 256, 1, clusters).cluster == 8
+    assert shared_projection.choose(256, 1000, 256, 1, clusters) is None
+    assert shared_projection.choose(1024, 12800, 512, 1, clusters) is None
+    assert shared_projection.choose(256, 12800, 256, 1, {1: 132}) is None

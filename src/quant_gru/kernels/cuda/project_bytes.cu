@@ -37,33 +37,28 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads)
     };
     const int flat = (int)first_row + Tile::row(0, 0);
     const int group = (int)(first_unit + Tile::unit(0)) / 16;
-    int64_t channels[3][2];
-#pragma unroll
-    for (int gate = 0; gate < 3; ++gate)
-#pragma unroll
-        for (int row8 = 0; row8 < 2; ++row8) {
-            const int64_t unit = first_unit + Tile::unit(2 * row8);
-            channels[gate][row8] = gate * H + (unit < H ? unit : 0);
-        }
+    Channels channels;
+    find_channels(p, (int)first_unit + Tile::unit(0), channels);
 
     Tile::Sums sums[PLANES];
+    const auto sum = [&](int plane, int gate, int column, int i) {
+        return sums[plane][gate][column][i];
+    };
 #if PLANES == 1
     float m[3][2];
 #pragma unroll
-    for (int gate = 0; gate < 3; ++gate)
+    for (int i = 0; i < 6; ++i) {
+        const int channel = channels[i / 2][i % 2], folded = p.folded_bytes[channel];
+        m[i / 2][i % 2] = p.m_float[channel];
 #pragma unroll
-        for (int row8 = 0; row8 < 2; ++row8) {
-            const int folded = p.folded_bytes[channels[gate][row8]];
-            m[gate][row8] = p.m_float[channels[gate][row8]];
-#pragma unroll
-            for (int column = 0; column < COLUMNS; ++column)
-                sums[0][gate][column][2 * row8] = sums[0][gate][column][2 * row8 + 1] = folded;
-        }
+        for (int column = 0; column < COLUMNS; ++column)
+            sums[0][i / 2][column][i % 2 * 2] = sums[0][i / 2][column][i % 2 * 2 + 1] = folded;
+    }
     const bool exact = *p.exact_float != 0;
     Tile::add<false>(sums[0], memory, p.weights, H, first_unit, p.padded, rows_of(0));
     if (group >= p.groups) return;
-    const auto total = [&](int gate, int column, int i) { return sums[0][gate][column][i]; };
     if (exact) {
+        const auto total = [&](int gate, int column, int i) { return sum(0, gate, column, i); };
         finish<float>(p, flat, count, group, total, m);
         return;
     }
@@ -76,16 +71,6 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads)
     Tile::add<false>(sums[0], memory, p.weights, H, first_unit, p.padded, rows_of(0));
     Tile::add<false>(sums[1], memory, p.weights, H, first_unit, p.padded, rows_of(1));
     if (group >= p.groups) return;
-    int64_t folded[3][2];
-#pragma unroll
-    for (int i = 0; i < 6; ++i) folded[i / 2][i % 2] = p.folded[channels[i / 2][i % 2]];
-    const auto total = [&](int gate, int column, int i) {
-        return 256 * (int64_t)sums[0][gate][column][i] + sums[1][gate][column][i] +
-               folded[gate][i / 2];
-    };
 #endif
-    double wide_m[3][2];
-#pragma unroll
-    for (int i = 0; i < 6; ++i) wide_m[i / 2][i % 2] = p.m[channels[i / 2][i % 2]];
-    finish<double>(p, flat, count, group, total, wide_m);
+    finish_any(p, flat, count, group, channels, sum);
 }

@@ -3,39 +3,11 @@
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
 //   UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES: the block's tile, see standing.cuh
-//   GROUPED     whether products are wgmma's, which only sm_90a has
 //   BLOCKS      of a multiprocessor, that registers have to do for
-#include "projected.cuh"
-#include "quantize.cuh"
+#include "reals.cuh"
 #include "standing.cuh"
 
-typedef Standing<UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES, PLANES, GROUPED> Tile;
-
-struct Reals {
-    Projected to;
-    const float *real;   // [t * step + n * next + feature]
-    uint8_t *nan;        // (N, nan_stride): whether the row is NaN at a step
-    int64_t step, next;  // in values
-    int64_t C, nan_stride, parts;
-    int64_t zero;  // of codes as they are kept in bytes
-    Division division;
-    int64_t fours;  // rows are made of aligned groups of four values
-};
-
-// Codes of four values as they are kept, and whether one of them is NaN.
-inline bool four_codes(const Reals &p, const uint32_t (&bits)[4], uint32_t (&words)[PLANES]) {
-    bool seen = false;
-    uint32_t first = 0, second = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int v = quantized(bits_as_float(bits[i]), p.division, seen) + (int)p.zero;
-        first |= (uint32_t)((PLANES == 1 ? v : v >> 8) & 255) << 8 * i;
-        if (PLANES == 2) second |= (uint32_t)(v + 128 & 255) << 8 * i;
-    }
-    words[0] = first;
-    if (PLANES == 2) words[PLANES - 1] = second;
-    return seen;
-}
+typedef Standing<UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES, PLANES> Tile;
 
 // All rows of the block; `from` has where they start, -1 for zeros.
 template <bool kFours>
@@ -53,22 +25,7 @@ inline void quantize_rows(const Reals &p, unsigned char *rows, const int64_t *fr
         for (int j = 0; j < kAhead; ++j) {
             rows_of[j] = row;
             chunks_of[j] = chunk;
-            const int64_t start = row < Tile::kRows ? from[row] : -1;
-            const float *const at = p.real + start + 4 * chunk;
-            if (kFours) {
-                uint4 v = {0, 0, 0, 0};
-                if (start >= 0) v = *(const uint4 *)at;
-                bits[j][0] = v.x;
-                bits[j][1] = v.y;
-                bits[j][2] = v.z;
-                bits[j][3] = v.w;
-            } else {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    bits[j][i] = 0;
-                    if (start >= 0 && 4 * chunk + i < C) bits[j][i] = float_bits(at[i]);
-                }
-            }
+            load_four<kFours>(p, row < Tile::kRows ? from[row] : -1, 4 * chunk, bits[j]);
             row += rows_on;
             chunk += chunks_on;
             if (chunk >= chunks) {
@@ -162,9 +119,12 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
         if (group >= p.groups) continue;
         // where results go is worked out here: through the products there are no registers for it
         const int flat = first_row + (int)pinned(Tile::row(0, 0));
+        const auto sum = [&](int plane, int gate, int column, int i) {
+            return sums[plane][gate][column][i];
+        };
 #if PLANES == 1
-        const auto total = [&](int gate, int column, int i) { return sums[0][gate][column][i]; };
         if (exact) {
+            const auto total = [&](int gate, int column, int i) { return sum(0, gate, column, i); };
             float factors[3][2];
 #pragma unroll
             for (int i = 0; i < 6; ++i) factors[i / 2][i % 2] = m[i / 2 * units + at + i % 2 * 8];
@@ -172,24 +132,8 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
             continue;
         }
 #endif
-        int channels[3][2];
-#pragma unroll
-        for (int i = 0; i < 6; ++i) {
-            const int unit = first_unit + Tile::unit(2 * (i % 2));
-            channels[i / 2][i % 2] = i / 2 * (int)p.H + (unit < p.H ? unit : 0);
-        }
-#if PLANES == 2
-        int64_t of_gates[3][2];
-#pragma unroll
-        for (int i = 0; i < 6; ++i) of_gates[i / 2][i % 2] = p.folded[channels[i / 2][i % 2]];
-        const auto total = [&](int gate, int column, int i) {
-            return 256 * (int64_t)sums[0][gate][column][i] + sums[1][gate][column][i] +
-                   of_gates[gate][i / 2];
-        };
-#endif
-        double factors[3][2];
-#pragma unroll
-        for (int i = 0; i < 6; ++i) factors[i / 2][i % 2] = p.m[channels[i / 2][i % 2]];
-        finish<double>(p, flat, count, group, total, factors);
+        Channels channels;
+        find_channels(p, first_unit + Tile::unit(0), channels);
+        finish_any(p, flat, count, group, channels, sum);
     }
 }

@@ -2,6 +2,7 @@
 // in the order in which the recurrent kernel reads them.
 //
 //   COLUMNS: of 8 rows each, whose sums a thread has, laid out as in multiply.cuh
+//   PLANES: bytes of a code of x: x, or 256 * first + second + 128
 #ifndef QUANT_GRU_PROJECTED_CUH
 #define QUANT_GRU_PROJECTED_CUH
 
@@ -79,7 +80,8 @@ inline void store(const Projected &p, int64_t at, const Two &two, uint32_t offse
     }
 }
 
-template <class Real, class Total, class Factor>
+// kSome: columns may have no rows, and are left out.
+template <class Real, bool kSome = false, class Total, class Factor>
 inline void finish(const Projected &p, int flat, int count, int group, const Total &total,
                    const Factor (&m)[3][2]) {
     typedef Magic<Real> R;
@@ -100,6 +102,7 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
         const int row = flat + (later && p.NB == 1);
 #pragma unroll
         for (int column = 0; column < COLUMNS; ++column) {
+            if (kSome && (flat & ~7) + 8 * column >= count) break;
             uint32_t words[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i)
@@ -125,6 +128,7 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
     }
 #pragma unroll
     for (int column = 0; column < COLUMNS; ++column) {
+        if (kSome && (flat & ~7) + 8 * column >= count) break;
         uint32_t v[4][3];
 #pragma unroll
         for (int i = 0; i < 4; ++i)
@@ -143,6 +147,37 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
         // tiles of several rows have an even count
         if (row + 1 < count) store(p, places.second + column * places.step, second, offset);
     }
+}
+
+// Rows of the weights, by gate, of this thread's units, the first of which is `unit`.
+typedef int Channels[3][2];
+inline void find_channels(const Projected &p, int unit, Channels &channels) {
+#pragma unroll
+    for (int i = 0; i < 6; ++i) {
+        const int at = unit + i % 2 * 8;
+        channels[i / 2][i % 2] = i / 2 * (int)p.H + (at < p.H ? at : 0);
+    }
+}
+
+// The same for any sums, in doubles; sum(plane, gate, column, i) lacks biases of two planes.
+template <bool kSome = false, class Sum>
+inline void finish_any(const Projected &p, int flat, int count, int group, const Channels &channels,
+                       const Sum &sum) {
+#if PLANES == 1
+    const auto total = [&](int gate, int column, int i) { return sum(0, gate, column, i); };
+#else
+    int64_t folded[3][2];
+#pragma unroll
+    for (int i = 0; i < 6; ++i) folded[i / 2][i % 2] = p.folded[channels[i / 2][i % 2]];
+    const auto total = [&](int gate, int column, int i) {
+        return 256 * (int64_t)sum(0, gate, column, i) + sum(1, gate, column, i) +
+               folded[gate][i / 2];
+    };
+#endif
+    double m[3][2];
+#pragma unroll
+    for (int i = 0; i < 6; ++i) m[i / 2][i % 2] = p.m[channels[i / 2][i % 2]];
+    finish<double, kSome>(p, flat, count, group, total, m);
 }
 
 #endif

@@ -63,6 +63,11 @@ inline void sync_threads(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Arrives at such a barrier, and does not wait.
+inline void arrive_threads(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // 8388608 + an unsigned part of a word: byte `i`, or 16 bits from byte `i` on.
 inline float byte_as_float(uint32_t word, int i) {
     return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440u + i));
@@ -334,53 +339,6 @@ inline uint32_t shuffled(uint32_t v, int mask) { return __shfl_xor_sync(0xffffff
 inline float divided(float a, float b) { return __fdiv_rn(a, b); }
 
 inline bool any_lane(bool v) { return __any_sync(0xffffffffu, v); }
-
-// Four warps together, sm_90a alone: d += a * b over k = 32, signed bytes; rows of a: 64, 16 of
-// each warp; columns of b: 8 for each of d.
-// Operands are in shared memory, as `group_operand` has them.
-#define QG_MMA_GROUP(N, D, A, B, ...)                                                            \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" N "k32.s32.s8.s8 {" D "}, " A ", " B ", 1;" \
-                 : __VA_ARGS__                                                                   \
-                 : "l"(a), "l"(b))
-#define QG_COLUMN(i) "+r"(d[i][0]), "+r"(d[i][1]), "+r"(d[i][2]), "+r"(d[i][3])
-inline void mma_group(int (&d)[2][4], uint64_t a, uint64_t b) {
-    QG_MMA_GROUP("16", "%0,%1,%2,%3,%4,%5,%6,%7", "%8", "%9", QG_COLUMN(0), QG_COLUMN(1));
-}
-inline void mma_group(int (&d)[4][4], uint64_t a, uint64_t b) {
-    QG_MMA_GROUP("32", "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15", "%16", "%17",
-                 QG_COLUMN(0), QG_COLUMN(1), QG_COLUMN(2), QG_COLUMN(3));
-}
-inline void mma_group(int (&d)[6][4], uint64_t a, uint64_t b) {
-    QG_MMA_GROUP(
-        "48",
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23",
-        "%24", "%25", QG_COLUMN(0), QG_COLUMN(1), QG_COLUMN(2), QG_COLUMN(3), QG_COLUMN(4),
-        QG_COLUMN(5));
-}
-inline void mma_group(int (&d)[8][4], uint64_t a, uint64_t b) {
-    QG_MMA_GROUP("64",
-                 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%"
-                 "22,%23,%24,%25,%26,%27,%28,%29,%30,%31",
-                 "%32", "%33", QG_COLUMN(0), QG_COLUMN(1), QG_COLUMN(2), QG_COLUMN(3), QG_COLUMN(4),
-                 QG_COLUMN(5), QG_COLUMN(6), QG_COLUMN(7));
-}
-#undef QG_COLUMN
-#undef QG_MMA_GROUP
-
-// Lines of 64 bytes at an address that is a multiple of 512; 16 bytes of a line stand where
-// `(chunk ^ line / 2 % 4)` says. Addresses within count in units of 16 bytes.
-inline uint64_t group_operand(uint32_t address) {
-    return (uint64_t)(address >> 4 & 0x3FFF) | 1ull << 16 | 32ull << 32 | 2ull << 62;
-}
-// What this thread wrote into shared memory, or waited for, groups may read after a barrier.
-inline void shown_to_groups() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Registers of sums are written before; products from here on; until at most so many are under way.
-inline void groups_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-inline void groups_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int kGroups>
-inline void groups_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
-}
 
 #endif
 #endif

@@ -9,14 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.kernels.cuda import planner, projection
+from quant_gru.kernels.cuda import planner, projection, shared_projection
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
 from quant_gru.kernels.cuda.numbers import Numbers
-from quant_gru.kernels.cuda.structures import ProjectFewC, ProjectRealsC
+from quant_gru.kernels.cuda.shared_projection import Sharing
+from quant_gru.kernels.cuda.structures import ProjectFewC, ProjectRealsC, ProjectSharedC
 
 _DEPTH = 64  # bytes of a line in a stage
 _EASY = 2.0**90
-HOPPER = "sm_90a"
 FEWEST_ROWS = 8  # up to so many, a warp for each unit is faster than a product of tiles
 _FEW_UNITS = 8  # of a block, a warp each
 
@@ -29,13 +29,11 @@ class Block(projection.Warps):
         stages: Of weights.
         blocks: Of a multiprocessor, that registers have to do for.
         parts: Blocks that share the units of the same rows.
-        grouped: Whether four warps multiply together, which Hopper alone has.
     """
 
     stages: int
     blocks: int
     parts: int
-    grouped: bool = False
 
     def tiles(self, units: int) -> int:
         """Tiles of a block that has most of them."""
@@ -46,8 +44,6 @@ class Block(projection.Warps):
         """Shared memory of a block."""
         own = self.tiles(units) * self.units
         kept = planes * (self.rows + self.columns % 2 * 8) * (-(-padded // 32) * 32 + 16)
-        if self.grouped:
-            kept = planes * self.rows * -(-padded // _DEPTH) * _DEPTH
         return (
             self.stages * _DEPTH * 3 * self.units + kept + 12 * self.rows + 24 * own * (planes == 1)
         )
@@ -57,7 +53,6 @@ class Block(projection.Warps):
         return {
             **super().macros(planes),
             "STAGES": self.stages,
-            "GROUPED": int(self.grouped),
             "BLOCKS": self.blocks,
         }
 
@@ -75,10 +70,8 @@ class Block(projection.Warps):
 
 
 SMALL, MEDIUM = Block(2, 2, 2, 4, 4, 1), Block(4, 2, 4, 4, 2, 1)
-TALL, GROUPS = Block(2, 2, 8, 4, 3, 1), Block(4, 2, 8, 8, 1, 1, grouped=True)
-TWO_PLANES = Block(2, 2, 2, 4, 3, 1)
+TALL, TWO_PLANES = Block(2, 2, 8, 4, 3, 1), Block(2, 2, 2, 4, 3, 1)
 _FEW_ROWS = 4096  # up to so many, small blocks are faster
-_MANY_WEIGHTS = 1 << 17  # units times features, from which on few blocks should read them
 _AT_ONCE = {1: 2, 2: 7}  # blocks of a multiprocessor, by planes, up to which units are shared
 _MOST_FEATURES = 384  # with more, rows that come and go are faster
 
@@ -90,9 +83,7 @@ def reads_reals(numbers: Numbers) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def choose(
-    units: int, rows: int, padded: int, planes: int, processors: int, hopper: bool
-) -> Block | None:
+def choose(units: int, rows: int, padded: int, planes: int, processors: int) -> Block | None:
     """The block of a projection, as it was fastest when measured, or None for one from codes.
 
     Args:
@@ -101,7 +92,6 @@ def choose(
         padded: C padded.
         planes: Bytes of a code of x.
         processors: Multiprocessors of the device.
-        hopper: Whether four warps may multiply together.
     """
     if padded * planes > _MOST_FEATURES * (1 + (planes == 2)):
         return None
@@ -109,14 +99,12 @@ def choose(
         block = TWO_PLANES
     elif rows <= _FEW_ROWS:
         block = SMALL
-    elif hopper and units * padded >= _MANY_WEIGHTS:
-        block = GROUPS
     elif rows >= 1.5 * processors * TALL.rows:
         block = TALL
     else:
         block = MEDIUM
     strips, tiles = -(-rows // block.rows), -(-units // block.units)
-    parts, most = 1, processors * (1 if block.grouped else _AT_ONCE[planes])
+    parts, most = 1, processors * _AT_ONCE[planes]
     while 2 * parts <= tiles and 2 * parts * strips <= most:
         parts *= 2
     return replace(block, parts=parts)
@@ -124,17 +112,19 @@ def choose(
 
 def choose_for(
     machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
-) -> Block | None:
+) -> Block | Sharing | None:
     """The same for a plan on a machine."""
+    rows, padded = T * shape.strips(N) * shape.strip, numbers.gemm[0][0].shape[0]
+    clusters, planes = machine.clusters(), numbers.x_planes
+    if sharing := shared_projection.choose(shape.units, rows, padded, planes, clusters):
+        return sharing
     if projection.resident(machine, numbers, shape, T, N):
         return None
-    rows, padded = T * shape.strips(N) * shape.strip, numbers.gemm[0][0].shape[0]
-    processors, hopper = machine.clusters()[1], machine.arch == HOPPER
-    return choose(shape.units, rows, padded, numbers.x_planes, processors, hopper)
+    return choose(shape.units, rows, padded, planes, clusters[1])
 
 
 def real_projection(
-    numbers: Numbers, shape: planner.Shape, T: int, N: int, x: Quantizer, block: Block
+    numbers: Numbers, shape: planner.Shape, T: int, N: int, x: Quantizer, block: Block | Sharing
 ) -> tuple[Kernel, Grid, Any, list[Tensor]]:
     """The launch of a projection of one direction, from real values.
 
@@ -150,13 +140,17 @@ def real_projection(
         The kernel, its grid, its arguments without `real`, `nan`, `Wx` and what `place` sets, and
         tensors to keep.
     """
-    p: Any = ProjectRealsC()
+    p: Any = ProjectRealsC() if isinstance(block, Block) else ProjectSharedC()
     keep = projection.fill(p, numbers, shape, T, N)
-    p.C, p.nan_stride, p.parts = numbers.C, -(-T // 4) * 4, block.parts
+    p.C, p.nan_stride = numbers.C, -(-T // 4) * 4
     p.zero = x.zero_point - numbers.x_offset
     fill_division(p.division, x)
     rows = T * shape.strips(N) * shape.strip
-    kernel, grid = block.launch(shape.units, rows, p.padded, numbers.x_planes)
+    if isinstance(block, Block):
+        p.parts = block.parts
+        kernel, grid = block.launch(shape.units, rows, p.padded, numbers.x_planes)
+    else:
+        kernel, grid, p.span, p.tile = block.launch(shape.units, rows, p.padded, numbers.x_planes)
     return kernel, grid, p, keep
 
 

@@ -1,7 +1,7 @@
 // Products of bytes on tensor cores with rows of activations that stay in shared memory while
 // weights pass: the three gates of a block's units, tile by tile.
 //
-//   typedef Standing<unit warps, row warps, columns, stages, planes, grouped> Tile;
+//   typedef Standing<unit warps, row warps, columns, stages, planes> Tile;
 //   Tile::Passing passing(ring, weights, H, padded, first_unit, tiles);  // loads begin
 //   ...                                                                  // rows are written
 //   passing.add(sums, rows);                                             // tile by tile
@@ -11,10 +11,6 @@
 // tile. `weights` are int8 (3H, padded), channel = gate * H + unit; padded is a multiple of 16, and
 // so are addresses. Units beyond H are zeros, and so are features of weights beyond `padded`.
 //
-// Where `grouped`, four warps multiply together by wgmma, which reads all operands from shared
-// memory: unit warps is 4 or 8, columns are as few as wgmma has sizes of, and rows stand in panels
-// of 64 bytes of all rows.
-//
 // sums[plane][gate][column][i] of a thread belongs to unit `Tile::unit(i)` of the tile and row
 // `Tile::row(column, i)` of the block, as in multiply.cuh.
 #ifndef QUANT_GRU_STANDING_CUH
@@ -22,22 +18,19 @@
 
 #include "ptx.cuh"
 
-template <int kUnitWarps, int kRowWarps, int kColumns, int kStages, int kPlanes,
-          bool kGrouped = false>
+template <int kUnitWarps, int kRowWarps, int kColumns, int kStages, int kPlanes>
 struct Standing {
     static constexpr int kThreads = 32 * kUnitWarps * kRowWarps;
     static constexpr int kUnits = 16 * kUnitWarps, kRows = 8 * kColumns * kRowWarps;
     static constexpr int kPairs = (kColumns + 1) / 2;  // columns are loaded two at a time
-    static constexpr int kLinesOfRows = kRows + (kGrouped ? 0 : kColumns % 2 * 8);
+    static constexpr int kLinesOfRows = kRows + kColumns % 2 * 8;
     static constexpr int kDepth = 64;  // bytes of a line in a stage
     static constexpr int kLines = 3 * kUnits, kStageBytes = kLines * kDepth;
     static constexpr int kRingBytes = kStages * kStageBytes;
-    // of weights, ahead: products of a stage may be under way when those of the next one begin
-    static constexpr int kAhead = kStages - (kGrouped ? 2 : 1);
+    static constexpr int kAhead = kStages - 1;
     static constexpr int kLoads = (kLines * 4 + kThreads - 1) / kThreads;  // 16 bytes each
     typedef int Sums[kPlanes][3][kColumns][4];
 
-    static_assert(!kGrouped || kUnitWarps % 4 == 0, "four warps multiply together");
     static_assert(kThreads % 32 == 0, "lines that a thread loads stand alike");
 
     static inline int unit(int i) {
@@ -49,15 +42,11 @@ struct Standing {
     }
 
     // From one row to the next: 8 rows that are read at once stand in different banks.
-    static inline int stride(int padded) {
-        return kGrouped ? (padded + 63) / 64 * 64 : (padded + 31) / 32 * 32 + 16;
-    }
+    static inline int stride(int padded) { return (padded + 31) / 32 * 32 + 16; }
     static inline int plane_bytes(int padded) { return kLinesOfRows * stride(padded); }
     // Where four codes of a row stand, from a multiple of 4 on.
     static inline int row_at(int row, int feature, int padded) {
-        if (!kGrouped) return row * stride(padded) + feature;
-        return feature / kDepth * (kRows * kDepth) + (int)place(row, feature % kDepth / 16) +
-               feature % 16;
+        return row * stride(padded) + feature;
     }
     static inline int rows_bytes(int padded) { return kPlanes * plane_bytes(padded); }
 
@@ -119,47 +108,12 @@ struct Standing {
 
         inline void next_stage() {
             copies_wait<kAhead - 1>();
-            if (kGrouped) shown_to_groups();
             __syncthreads();
             load();
         }
 
         // Adds the products of the next tile.
         inline void add(Sums &sums, unsigned char *rows) {
-            if (kGrouped)
-                add_grouped(sums, rows);
-            else
-                add_by_warps(sums, rows);
-        }
-
-        inline void add_grouped(Sums &sums, unsigned char *rows) {
-            const int warp = (int)threadIdx.x / 32, plane = plane_bytes(bytes);
-            const uint64_t a_at = group_operand(ring + warp % kUnitWarps / 4 * 64 * kDepth);
-            uint64_t b_at =
-                group_operand(shared_address(rows) + warp / kUnitWarps * kColumns * 8 * kDepth);
-            for (int at = 0; at < bytes; at += kDepth) {
-                next_stage();
-                groups_begin();
-#pragma unroll
-                for (int j = 0; j < kDepth; j += 32) {
-                    if (j && at + j >= bytes) break;
-#pragma unroll
-                    for (int plane_of = 0; plane_of < kPlanes; ++plane_of)
-#pragma unroll
-                        for (int gate = 0; gate < 3; ++gate)
-                            mma_group(sums[plane_of][gate],
-                                      a_at + (read_slot + gate * kUnits * kDepth + j) / 16,
-                                      b_at + (plane_of * plane + j) / 16);
-                }
-                groups_commit();
-                groups_wait<1>();
-                b_at += kRows * kDepth / 16;
-                read_slot = read_slot == (kStages - 1) * kStageBytes ? 0 : read_slot + kStageBytes;
-            }
-            groups_wait<0>();
-        }
-
-        inline void add_by_warps(Sums &sums, unsigned char *rows) {
             const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
             const int line_bytes = stride(bytes), plane = plane_bytes(bytes);
             const uint32_t a_at = ring + place(warp % kUnitWarps * 16 + lane % 16, lane / 16);

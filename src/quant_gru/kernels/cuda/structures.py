@@ -85,16 +85,19 @@ _PROJECTED = {
     **_all(_INT, "T N H padded NB tiles groups wide lo hi code_lo"),
 }
 ProjectBytesC = structure("ProjectBytesC", bytes=_POINTER, **_PROJECTED)
-ProjectPassingC = structure("ProjectPassingC", bytes=_POINTER, **_PROJECTED, share=_INT)
+ProjectPassingC = structure(
+    "ProjectPassingC", bytes=_POINTER, **_PROJECTED, **_all(_INT, "span tile")
+)
 DivisionC = structure("DivisionC", **_all(ctypes.c_float, "scale inverse least most"))
-ProjectRealsC = structure(
-    "ProjectRealsC",
+_REALS = {
     **_PROJECTED,
     **_all(_POINTER, "real nan"),
     **_all(_INT, "step next C nan_stride parts zero"),
-    division=DivisionC,
-    fours=_INT,
-)
+    "division": DivisionC,
+    "fours": _INT,
+}
+ProjectRealsC = structure("ProjectRealsC", **_REALS)
+ProjectSharedC = structure("ProjectSharedC", **_REALS, **_all(_INT, "span tile"))
 ProjectFewC = structure(
     "ProjectFewC",
     **_all(_POINTER, "real nan Wx weights"),

@@ -89,8 +89,9 @@ inline __m512i weights_at(const int8_t *w, int v, int64_t group_stride) {
     return _mm512_load_si512(&weights_of(w, v, group_stride));
 }
 
+// Not inline: among all else that a step needs, compilers leave accumulators in memory.
 template <int G, int R, int P>
-inline void dot(const Packed &p, int first, const uint8_t *a, int64_t stride, int32_t *out) {
+__attribute__((noinline)) void dot(const Packed &p, int first, const uint8_t *a, int64_t stride, int32_t *out) {
     __m512i sum[P][R][3 * G];
     const int32_t *bias = p.bias + first * 48;
 #pragma GCC unroll 16

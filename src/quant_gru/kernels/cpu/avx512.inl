@@ -91,7 +91,7 @@ inline __m512i weights_at(const int8_t *w, int v, int64_t group_stride) {
 
 // Not inline: among all else that a step needs, compilers leave accumulators in memory.
 template <int G, int R, int P>
-__attribute__((noinline)) void dot(const Packed &p, int first, const uint8_t *a, int64_t stride, int32_t *out) {
+QG_ALONE void dot(const Packed &p, int first, const uint8_t *a, int64_t stride, int32_t *out) {
     __m512i sum[P][R][3 * G];
     const int32_t *bias = p.bias + first * 48;
 #pragma GCC unroll 16
@@ -323,18 +323,23 @@ inline bool quantize_operand(const Packed &p, const Border &b, const float *x, i
     const __m512 hi = _mm512_set1_ps(static_cast<float>(b.hi));
     const __m512 s = _mm512_set1_ps(b.scale), inverse = _mm512_set1_ps(b.reciprocal);
     const __m512i shift = _mm512_set1_epi32(b.zero - p.offset);
+    const bool multiplies = b.reciprocal != 0, wide = p.planes == 2;
     unsigned nan = 0;
-    for (int i = 0; i < n; i += 16) {
-        const __mmask16 mask = static_cast<__mmask16>(n - i < 16 ? (1u << (n - i)) - 1 : 0xffff);
-        const __m512 v = _mm512_maskz_loadu_ps(mask, x + i);
-        const __m512 y = b.reciprocal != 0 ? _mm512_mul_ps(v, inverse) : _mm512_div_ps(v, s);
+    const auto quantize = [&](int i, __m512 v) QG_LAMBDA {
+        const __m512 y = multiplies ? _mm512_mul_ps(v, inverse) : _mm512_div_ps(v, s);
         const __mmask16 bad = _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q);
         nan |= bad;
         const __m512 inside = _mm512_min_ps(_mm512_max_ps(y, lo), hi);
         const __m512i code =
             _mm512_add_epi32(_mm512_maskz_cvtps_epi32(static_cast<__mmask16>(~bad), inside), shift);
         store_bytes(code, to + i);
-        if (p.planes == 2) store_bytes(_mm512_srli_epi32(code, 8), to + stride / 2 + i);
+        if (wide) store_bytes(_mm512_srli_epi32(code, 8), to + stride / 2 + i);
+    };
+    int i = 0;
+    for (; i + 16 <= n; i += 16) quantize(i, _mm512_loadu_ps(x + i));
+    if (i < n) {
+        const __mmask16 mask = static_cast<__mmask16>((1u << (n - i)) - 1);
+        quantize(i, _mm512_maskz_loadu_ps(mask, x + i));
     }
     return nan != 0;
 }

@@ -16,6 +16,9 @@
 
 // Where a call would store and read again what is in vectors.
 #define QG_INLINE inline __attribute__((always_inline))
+#define QG_LAMBDA __attribute__((always_inline))
+// Loops whose registers the code around them would need as well.
+#define QG_ALONE __attribute__((noinline))
 
 namespace quant_gru {
 

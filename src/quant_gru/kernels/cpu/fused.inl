@@ -1,16 +1,18 @@
-// The fused kernel, for weights of up to 8 bits and activations of up to 16: a block of units is
-// multiplied and taken through its gates while its sums are in the nearest cache. Included inside
-// the namespace of an instruction set, which defines
+// The fused kernel, for weights of up to 8 bits and activations of up to 16: a
+// block of units is multiplied and taken through its gates while its sums are
+// in the nearest cache. Included inside the namespace of an instruction set,
+// which defines
 //   kGroup, kDepth       the layout of its weights,
 //   OperandByte          int16_t, uint8_t or int8_t,
 //   kMaxRows<planes>, max_groups(rows, planes)
 //                        how much one call of `dot` takes,
 //   dot<G, R, P>(..)     sums of G groups for R rows, bias included,
-//   kTileRows<planes>    0, or how many rows one call of `dot_tiles<P>` takes at most,
-//   kTileGroups          and groups,
-//   WideFloats, Doubles  lanes of float and double with exact arithmetic and tables, in kVectors
+//   kTileRows<planes>    0, or how many rows one call of `dot_tiles<P>` takes
+//   at most, kTileGroups          and groups, WideFloats, Doubles  lanes of
+//   float and double with exact arithmetic and tables, in kVectors
 //                        vectors of the type Lane,
-//   Powers               where QG_POWERS is defined: lanes of float for FusedPlan::powers.
+//   Powers               where QG_POWERS is defined: lanes of float for
+//   FusedPlan::powers.
 
 template <int P, int R, int G>
 inline void dot_groups(int groups, const Packed &p, int first, const OperandByte *a, int64_t stride,
@@ -56,7 +58,8 @@ constexpr int most_sums() {
     return most;
 }
 
-// A row of zero-point-free codes as operands, in planes of `stride / planes` values.
+// A row of zero-point-free codes as operands, in planes of `stride / planes`
+// values.
 inline void to_operand(const Packed &p, int32_t zero, const int32_t *v, int n, OperandByte *out,
                        int64_t stride) {
     const int32_t shift = zero - p.offset;
@@ -88,7 +91,8 @@ inline bool read_operand(const Packed &p, const Border &b, const Source &from, i
     return nan;
 }
 
-// Wx of rows of operands as the gates take it, for some groups: out[row][group][gate][unit].
+// Wx of rows of operands as the gates take it, for some groups:
+// out[row][group][gate][unit].
 template <class V, int P, Mode kMode>
 QG_ALONE void project(const Gates<V> &gates, const OperandByte *a, int64_t stride, int rows,
                       int first_group, int end_group, float *out) {
@@ -142,20 +146,32 @@ struct Place {
     const float *Wx;                             // as `project` gave it
     typename Lane::Real *h;
     OperandByte *codes;
+    const int32_t *input_sums;  // of W x, in place of Wx
+    decltype(m) input_m;
 };
 
-// As many groups as V has vectors, place(k) the Place of each; `keeps`: states keep a share of what
-// they were (zoneout).
-template <class V, int P, Mode kMode, class Places>
+// As many groups as V has vectors, place(k) the Place of each; `keeps`: states
+// keep a share of what they were (zoneout); kProjects: the places have sums of
+// W x.
+template <class V, int P, Mode kMode, bool kProjects, class Places>
 QG_INLINE void advance(const Gates<V> &gates, const Places place, int32_t shift, int64_t plane,
                        bool keeps) {
     using Lane = typename V::Lane;
     for (int i = 0; i < kGroup; i += Lane::n) {
-        // constants are read where they are used: all of them kept in registers would be too many
+        // constants are read where they are used: all of them kept in registers
+        // would be too many
         __asm__ volatile("" ::: "memory");
-        auto Wx = [&](int gate) {
-            return V::each(
-                [&](int k) { return Lane::load_floats(place(k).Wx + gate * kGroup + i); });
+        auto Wx = [&](auto gate) {
+            constexpr int kGate = decltype(gate)::value, kAt = kGate * kGroup;
+            if constexpr (kProjects) {
+                const V sums =
+                    V::each([&](int k) { return Lane::from_ints(place(k).input_sums + kAt + i); });
+                const auto m =
+                    V::each([&](int k) { return Lane::multiplier(place(k).input_m, kAt + i); });
+                return gates.template input_product<kMode, kGate>(sums, m);
+            } else {
+                return V(V::each([&](int k) { return Lane::load_floats(place(k).Wx + kAt + i); }));
+            }
         };
         auto Rh = [&](auto gate) {
             constexpr int kGate = decltype(gate)::value, kAt = kGate * kGroup;
@@ -187,36 +203,49 @@ QG_ALONE void step_row(const Gates<typename V::Lane> &gates, const Gates<V> &wid
     for (int first = 0; first < R.groups; first += kMost) {
         const int groups = R.groups - first < kMost ? R.groups - first : kMost;
         dot_groups<P, 1, kMost>(groups, R, first, state.codes, state.stride, sums);
-        // groups stand side by side: addresses of all are those of the first and what is known
+        // groups stand side by side: addresses of all are those of the first and
+        // what is known
         const auto places = [&](int from) {
             const int64_t channel = static_cast<int64_t>(first + from) * 3 * kGroup;
             const int64_t unit = static_cast<int64_t>(first + from) * kGroup;
-            const Place<Lane> start{sums + from * 3 * kGroup, V::multipliers(R, channel),
-                                    Wx + channel, state.h + unit, state.next + unit};
+            const Place<Lane> start{sums + from * 3 * kGroup,
+                                    V::multipliers(R, channel),
+                                    Wx + channel,
+                                    state.h + unit,
+                                    state.next + unit,
+                                    nullptr,
+                                    nullptr};
             return [start](int k) QG_LAMBDA {
-                return Place<Lane>{start.sums + k * 3 * kGroup, start.m + k * kMultipliers,
-                                   start.Wx + k * 3 * kGroup, start.h + k * kGroup,
-                                   start.codes + k * kGroup};
+                return Place<Lane>{start.sums + k * 3 * kGroup,
+                                   start.m + k * kMultipliers,
+                                   start.Wx + k * 3 * kGroup,
+                                   start.h + k * kGroup,
+                                   start.codes + k * kGroup,
+                                   nullptr,
+                                   nullptr};
             };
         };
         int done = 0;
         if constexpr (V::kVectors > 1)
             for (; done + V::kVectors <= groups; done += V::kVectors)
-                advance<V, P, kMode>(wide_gates, places(done), shift, state.stride / 2, keeps);
+                advance<V, P, kMode, false>(wide_gates, places(done), shift, state.stride / 2,
+                                            keeps);
         for (; done < groups; ++done)
-            advance<Lane, P, kMode>(gates, places(done), shift, state.stride / 2, keeps);
+            advance<Lane, P, kMode, false>(gates, places(done), shift, state.stride / 2, keeps);
     }
 }
 
-// One step of `rows` rows: all units, block by block.
-template <class V, int P, Mode kMode>
+// One step of `rows` rows: all units, block by block. kProjects: Wx is made of
+// the operands x on the way, for a batch's would not fit the nearest cache.
+template <class V, int P, Mode kMode, bool kProjects>
 QG_ALONE void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
-                   const State<typename V::Real> &state, const float *Wx, int rows,
-                   const int64_t *lengths, int64_t at, bool keeps) {
+                   const State<typename V::Real> &state, const float *Wx, const OperandByte *x,
+                   int64_t x_stride, int rows, const int64_t *lengths, int64_t at, bool keeps) {
     using Lane = typename V::Lane;
     const FusedPlan &p = gates.p;
     const Packed &R = p.R;
     alignas(64) int32_t sums[most_sums<P>() * 3 * kGroup];
+    alignas(64) int32_t input_sums[kProjects ? most_sums<P>() * 3 * kGroup : 1];
     Place<Lane> places[most_sums<P>()];
     const int32_t shift = p.h.zero - R.offset;
     const int64_t plane = state.stride / 2;
@@ -225,6 +254,8 @@ QG_ALONE void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_ga
         const int groups = R.groups - first < most ? R.groups - first : most;
         for (int row = 0; row < rows; row += kBlockRows<P>) {
             const int count = rows - row < kBlockRows<P> ? rows - row : kBlockRows<P>;
+            if constexpr (kProjects)
+                dot_block<P>(count, groups, p.W, first, x + row * x_stride, x_stride, input_sums);
             dot_block<P>(count, groups, R, first, state.codes + row * state.stride, state.stride,
                          sums);
             int found = 0;
@@ -236,7 +267,12 @@ QG_ALONE void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_ga
                     Place<Lane> &place = places[found++];
                     place.sums = sums + (r * groups + g) * 3 * kGroup;
                     place.m = V::multipliers(R, channel);
-                    place.Wx = Wx + (row + r) * R.groups * 3 * kGroup + channel;
+                    if constexpr (kProjects) {
+                        place.input_sums = input_sums + (r * groups + g) * 3 * kGroup;
+                        place.input_m = V::multipliers(p.W, channel);
+                    } else {
+                        place.Wx = Wx + (row + r) * R.groups * 3 * kGroup + channel;
+                    }
                     place.h = state.h + (row + r) * state.units + unit;
                     place.codes = state.next + (row + r) * state.stride + unit;
                 }
@@ -248,14 +284,15 @@ QG_ALONE void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_ga
             int done = 0;
             if constexpr (V::kVectors > 1)
                 for (; done + V::kVectors <= found; done += V::kVectors)
-                    advance<V, P, kMode>(wide_gates, from(done), shift, plane, keeps);
+                    advance<V, P, kMode, kProjects>(wide_gates, from(done), shift, plane, keeps);
             for (; done < found; ++done)
-                advance<Lane, P, kMode>(gates, from(done), shift, plane, keeps);
+                advance<Lane, P, kMode, kProjects>(gates, from(done), shift, plane, keeps);
         }
     }
 }
 
-// Gives units that are held in a step their state back, from the operands of the step.
+// Gives units that are held in a step their state back, from the operands of
+// the step.
 template <class Real>
 inline void restore(const FusedPlan &p, const State<Real> &state, int64_t row,
                     const uint8_t *held) {
@@ -288,9 +325,10 @@ inline int64_t operand_stride(const Packed &p) {
     return p.planes * round_up(least, 64);
 }
 
-// How many steps of a single row are projected at once, and how many bytes of weights are near.
-// There is work between one step's sums and its state for a fraction of what the processor could do
-// meanwhile: parts of the projection of the steps to come go there.
+// How many steps of a single row are projected at once, and how many bytes of
+// weights are near. There is work between one step's sums and its state for a
+// fraction of what the processor could do meanwhile: parts of the projection of
+// the steps to come go there.
 constexpr int kShortAhead = 4;
 constexpr int64_t kNearWeights = 40000;
 
@@ -341,7 +379,8 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
                 nan |= read_operand(p.W, p.x, job.x, start, C, row_codes,
                                     x + (s * rows + row) * x_stride, x_stride);
                 if (rows == 1) continue;
-                // a batch's rows of a step end before the processor has seen where they lead
+                // a batch's rows of a step end before the processor has seen where they
+                // lead
                 if (job.x.real && block + ahead + s < job.T)
                     fetch(static_cast<const float *>(job.x.data) + start + next, C);
                 if (job.out.real)
@@ -358,6 +397,7 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
             project<typename V::Lane, kMaxPlanes, kMode>(gates, x, x_stride, steps * rows, first,
                                                          end, to);
     };
+    const bool at_step = rows > 1 && ahead == 1 && p.W.planes == P;
     float *next_Wx = Wx + ahead * units * 3;
     const int share = (p.W.groups + kShortAhead - 1) / kShortAhead;
     for (int64_t block = 0; block < job.T; block += ahead) {
@@ -366,7 +406,7 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
         const int next_steps = between ? static_cast<int>(left < ahead ? left : ahead) : 0;
         if (!between || block == 0) {
             read_steps(block, steps);
-            project_steps(steps, 0, p.W.groups, Wx);
+            if (!at_step) project_steps(steps, 0, p.W.groups, Wx);
         }
         for (int s = 0; s < steps; ++s) {
             const int64_t at = job.reverse ? job.T - 1 - (block + s) : block + s;
@@ -376,8 +416,12 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
                         __builtin_memcpy(state.next + row * h_stride, state.codes + row * h_stride,
                                          h_stride * sizeof(OperandByte));
             const float *from_input = Wx + s * rows * units * 3;
-            if (rows > 1)
-                step<V, P, kMode>(gates, wide_gates, state, from_input, rows, lengths, at, keeps);
+            if (at_step)
+                step<V, P, kMode, true>(gates, wide_gates, state, nullptr, x, x_stride, rows,
+                                        lengths, at, keeps);
+            else if (rows > 1)
+                step<V, P, kMode, false>(gates, wide_gates, state, from_input, nullptr, 0, rows,
+                                         lengths, at, keeps);
             else if (!lengths || lengths[0] > at)
                 step_row<V, P, kMode>(gates, wide_gates, state, from_input, keeps);
             if (next_steps) {

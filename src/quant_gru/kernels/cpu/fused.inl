@@ -1,18 +1,16 @@
-// The fused kernel, for weights of up to 8 bits and activations of up to 16: a
-// block of units is multiplied and taken through its gates while its sums are
-// in the nearest cache. Included inside the namespace of an instruction set,
-// which defines
+// The fused kernel, for weights of up to 8 bits and activations of up to 16: a block of units is
+// multiplied and taken through its gates while its sums are in the nearest cache. Included inside
+// the namespace of an instruction set, which defines
 //   kGroup, kDepth       the layout of its weights,
 //   OperandByte          int16_t, uint8_t or int8_t,
 //   kMaxRows<planes>, max_groups(rows, planes)
 //                        how much one call of `dot` takes,
 //   dot<G, R, P>(..)     sums of G groups for R rows, bias included,
-//   kTileRows<planes>    0, or how many rows one call of `dot_tiles<P>` takes
-//   at most, kTileGroups          and groups, WideFloats, Doubles  lanes of
-//   float and double with exact arithmetic and tables, in kVectors
+//   kTileRows<planes>    0, or how many rows one call of `dot_tiles<P>` takes at most,
+//   kTileGroups          and groups,
+//   WideFloats, Doubles  lanes of float and double with exact arithmetic and tables, in kVectors
 //                        vectors of the type Lane,
-//   Powers               where QG_POWERS is defined: lanes of float for
-//   FusedPlan::powers.
+//   Powers               where QG_POWERS is defined: lanes of float for FusedPlan::powers.
 
 template <int P, int R, int G>
 inline void dot_groups(int groups, const Packed &p, int first, const OperandByte *a, int64_t stride,
@@ -58,8 +56,7 @@ constexpr int most_sums() {
     return most;
 }
 
-// A row of zero-point-free codes as operands, in planes of `stride / planes`
-// values.
+// A row of zero-point-free codes as operands, in planes of `stride / planes` values.
 inline void to_operand(const Packed &p, int32_t zero, const int32_t *v, int n, OperandByte *out,
                        int64_t stride) {
     const int32_t shift = zero - p.offset;
@@ -91,8 +88,7 @@ inline bool read_operand(const Packed &p, const Border &b, const Source &from, i
     return nan;
 }
 
-// Wx of rows of operands as the gates take it, for some groups:
-// out[row][group][gate][unit].
+// Wx of rows of operands as the gates take it, for some groups: out[row][group][gate][unit].
 template <class V, int P, Mode kMode>
 QG_ALONE void project(const Gates<V> &gates, const OperandByte *a, int64_t stride, int rows,
                       int first_group, int end_group, float *out) {
@@ -150,16 +146,14 @@ struct Place {
     decltype(m) input_m;
 };
 
-// As many groups as V has vectors, place(k) the Place of each; `keeps`: states
-// keep a share of what they were (zoneout); kProjects: the places have sums of
-// W x.
+// As many groups as V has vectors, place(k) the Place of each; `keeps`: states keep a share of what
+// they were (zoneout); kProjects: the places have sums of W x.
 template <class V, int P, Mode kMode, bool kProjects, class Places>
 QG_INLINE void advance(const Gates<V> &gates, const Places place, int32_t shift, int64_t plane,
                        bool keeps) {
     using Lane = typename V::Lane;
     for (int i = 0; i < kGroup; i += Lane::n) {
-        // constants are read where they are used: all of them kept in registers
-        // would be too many
+        // constants are read where they are used: all of them kept in registers would be too many
         __asm__ volatile("" ::: "memory");
         auto Wx = [&](auto gate) {
             constexpr int kGate = decltype(gate)::value, kAt = kGate * kGroup;
@@ -203,26 +197,16 @@ QG_ALONE void step_row(const Gates<typename V::Lane> &gates, const Gates<V> &wid
     for (int first = 0; first < R.groups; first += kMost) {
         const int groups = R.groups - first < kMost ? R.groups - first : kMost;
         dot_groups<P, 1, kMost>(groups, R, first, state.codes, state.stride, sums);
-        // groups stand side by side: addresses of all are those of the first and
-        // what is known
+        // groups stand side by side: addresses of all are those of the first and what is known
         const auto places = [&](int from) {
             const int64_t channel = static_cast<int64_t>(first + from) * 3 * kGroup;
             const int64_t unit = static_cast<int64_t>(first + from) * kGroup;
-            const Place<Lane> start{sums + from * 3 * kGroup,
-                                    V::multipliers(R, channel),
-                                    Wx + channel,
-                                    state.h + unit,
-                                    state.next + unit,
-                                    nullptr,
-                                    nullptr};
+            const Place<Lane> start{sums + from * 3 * kGroup, V::multipliers(R, channel),
+                                    Wx + channel, state.h + unit, state.next + unit};
             return [start](int k) QG_LAMBDA {
-                return Place<Lane>{start.sums + k * 3 * kGroup,
-                                   start.m + k * kMultipliers,
-                                   start.Wx + k * 3 * kGroup,
-                                   start.h + k * kGroup,
-                                   start.codes + k * kGroup,
-                                   nullptr,
-                                   nullptr};
+                return Place<Lane>{start.sums + k * 3 * kGroup, start.m + k * kMultipliers,
+                                   start.Wx + k * 3 * kGroup, start.h + k * kGroup,
+                                   start.codes + k * kGroup};
             };
         };
         int done = 0;
@@ -235,8 +219,8 @@ QG_ALONE void step_row(const Gates<typename V::Lane> &gates, const Gates<V> &wid
     }
 }
 
-// One step of `rows` rows: all units, block by block. kProjects: Wx is made of
-// the operands x on the way, for a batch's would not fit the nearest cache.
+// One step of `rows` rows: all units, block by block. kProjects: Wx is made of the operands x on
+// the way, as a batch's would leave the nearest cache in between.
 template <class V, int P, Mode kMode, bool kProjects>
 QG_ALONE void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
                    const State<typename V::Real> &state, const float *Wx, const OperandByte *x,
@@ -291,8 +275,7 @@ QG_ALONE void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_ga
     }
 }
 
-// Gives units that are held in a step their state back, from the operands of
-// the step.
+// Gives units that are held in a step their state back, from the operands of the step.
 template <class Real>
 inline void restore(const FusedPlan &p, const State<Real> &state, int64_t row,
                     const uint8_t *held) {
@@ -325,10 +308,9 @@ inline int64_t operand_stride(const Packed &p) {
     return p.planes * round_up(least, 64);
 }
 
-// How many steps of a single row are projected at once, and how many bytes of
-// weights are near. There is work between one step's sums and its state for a
-// fraction of what the processor could do meanwhile: parts of the projection of
-// the steps to come go there.
+// How many steps of a single row are projected at once, and how many bytes of weights are near.
+// There is work between one step's sums and its state for a fraction of what the processor could do
+// meanwhile: parts of the projection of the steps to come go there.
 constexpr int kShortAhead = 4;
 constexpr int64_t kNearWeights = 40000;
 
@@ -379,8 +361,7 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
                 nan |= read_operand(p.W, p.x, job.x, start, C, row_codes,
                                     x + (s * rows + row) * x_stride, x_stride);
                 if (rows == 1) continue;
-                // a batch's rows of a step end before the processor has seen where they
-                // lead
+                // a batch's rows of a step end before the processor has seen where they lead
                 if (job.x.real && block + ahead + s < job.T)
                     fetch(static_cast<const float *>(job.x.data) + start + next, C);
                 if (job.out.real)

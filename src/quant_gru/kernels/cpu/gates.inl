@@ -1,9 +1,8 @@
-// The gate arithmetic of the fused kernel, from sums of matrix products to the
-// next state. Included inside the namespace of an instruction set after its
-// lanes.
+// The gate arithmetic of the fused kernel, from sums of matrix products to the next state. Included
+// inside the namespace of an instruction set after its lanes.
 
-// One sum of two terms, as lanes. All constants are lanes of one vector (C),
-// while values (V) may be several vectors.
+// One sum of two terms, as lanes. All constants are lanes of one vector (C), while values (V) may
+// be several vectors.
 template <class V>
 struct TwoTerms {
     using C = typename V::Lane;
@@ -13,8 +12,8 @@ struct TwoTerms {
           m2(C::set(s.m[1])),
           lo(C::set(static_cast<double>(s.lo))),
           hi(C::set(static_cast<double>(s.hi))) {}
-    // Clamped, but not rounded: the limits are integers, so that the order does
-    // not matter. The plan's bounds make the sum exact.
+    // Clamped, but not rounded: the limits are integers, so that the order does not matter. The
+    // plan's bounds make the sum exact.
     QG_INLINE V unrounded(const V &a, const V &b) const {
         return V::limit(V::add_product(V::scale(a, m1), b, m2), lo, hi);
     }
@@ -43,9 +42,8 @@ struct OneTerm {
     }
 };
 
-// A rounded code times the multiplier of the sum it goes into: what turns the
-// rounding's last step into that multiplication, where the plan says that this
-// is exact.
+// A rounded code times the multiplier of the sum it goes into: what turns the rounding's last step
+// into that multiplication, where the plan says that this is exact.
 template <class V>
 struct Scaled {
     using C = typename V::Lane;
@@ -63,8 +61,8 @@ struct Scaled {
     }
 };
 
-// Which kind of plan: products may be unrounded; all have codes of their own;
-// and `Scaled` is exact.
+// Which kind of plan: products may be unrounded; all have codes of their own; and `Scaled` is
+// exact.
 enum class Mode { any, rounded, scaled };
 
 // The number of a gate, as a type.
@@ -109,12 +107,10 @@ struct Gates {
           new_h(plan.h_new.m[1], static_cast<double>(plan.new_contrib.lo),
                 static_cast<double>(plan.new_contrib.hi)) {}
 
-    // Wx is kept as float: a code always fits, its product with a multiplier only
-    // in float mode.
+    // Wx is kept as float: a code always fits, its product with a multiplier only in float mode.
     static constexpr bool kScalesInput = sizeof(typename V::Real) == sizeof(float);
 
-    // A zero-point-free code of Wx from its accumulators, times its multiplier
-    // where that fits.
+    // A zero-point-free code of Wx from its accumulators, times its multiplier where that fits.
     template <Mode kMode, int kGate, class M>
     QG_INLINE V input_product(const V &sums, const M &m) const {
         if constexpr (kMode == Mode::scaled && kScalesInput)
@@ -131,10 +127,9 @@ struct Gates {
             return V::limit(V::rounded_product(sums, m), rh_lo, rh_hi);
     }
 
-    // The next state from functions that give what `input_product` and
-    // `state_product` gave, for a gate, and the state before. They are called
-    // where their values are used, and the reset gate goes first: registers hold
-    // what few gates need, and the candidate waits for that one only.
+    // The next state from functions that give what `input_product` and `state_product` gave, for
+    // a gate, and the state before. They are called where their values are used, and the reset gate
+    // goes first: registers hold what few gates need, and the candidate waits for that one only.
     template <Mode kMode, class Wx, class Rh, class Before>
     QG_INLINE V next(Wx input, Rh state, Before before) const {
         if constexpr (kMode == Mode::scaled) {

@@ -201,12 +201,21 @@ QG_ALONE void step_row(const Gates<typename V::Lane> &gates, const Gates<V> &wid
         const auto places = [&](int from) {
             const int64_t channel = static_cast<int64_t>(first + from) * 3 * kGroup;
             const int64_t unit = static_cast<int64_t>(first + from) * kGroup;
-            const Place<Lane> start{sums + from * 3 * kGroup, V::multipliers(R, channel),
-                                    Wx + channel, state.h + unit, state.next + unit};
+            const Place<Lane> start{sums + from * 3 * kGroup,
+                                    V::multipliers(R, channel),
+                                    Wx + channel,
+                                    state.h + unit,
+                                    state.next + unit,
+                                    nullptr,
+                                    nullptr};
             return [start](int k) QG_LAMBDA {
-                return Place<Lane>{start.sums + k * 3 * kGroup, start.m + k * kMultipliers,
-                                   start.Wx + k * 3 * kGroup, start.h + k * kGroup,
-                                   start.codes + k * kGroup};
+                return Place<Lane>{start.sums + k * 3 * kGroup,
+                                   start.m + k * kMultipliers,
+                                   start.Wx + k * 3 * kGroup,
+                                   start.h + k * kGroup,
+                                   start.codes + k * kGroup,
+                                   nullptr,
+                                   nullptr};
             };
         };
         int done = 0;

@@ -317,11 +317,15 @@ inline int64_t operand_stride(const Packed &p) {
     return p.planes * round_up(least, 64);
 }
 
-// How many steps of a single row are projected at once, and how many bytes of weights are near.
-// There is work between one step's sums and its state for a fraction of what the processor could do
-// meanwhile: parts of the projection of the steps to come go there.
+// How many steps of a single row are projected at once where that is done between steps, and up to
+// how many bytes of weights it is. From one step's sums to its state a wide processor waits most of
+// the time: parts of the projection of the steps to come go there.
 constexpr int kShortAhead = 4;
+#if defined(QG_ROWS_AVX512)
 constexpr int64_t kNearWeights = 40000;
+#else
+constexpr int64_t kNearWeights = 0;
+#endif
 
 template <class V, int P, Mode kMode>
 bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {

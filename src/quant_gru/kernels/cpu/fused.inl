@@ -142,30 +142,20 @@ struct Place {
     const float *Wx;                             // as `project` gave it
     typename Lane::Real *h;
     OperandByte *codes;
-    const int32_t *input_sums;  // of W x, in place of Wx
-    decltype(m) input_m;
 };
 
 // As many groups as V has vectors, place(k) the Place of each; `keeps`: states keep a share of what
-// they were (zoneout); kProjects: the places have sums of W x.
-template <class V, int P, Mode kMode, bool kProjects, class Places>
+// they were (zoneout).
+template <class V, int P, Mode kMode, class Places>
 QG_INLINE void advance(const Gates<V> &gates, const Places place, int32_t shift, int64_t plane,
                        bool keeps) {
     using Lane = typename V::Lane;
     for (int i = 0; i < kGroup; i += Lane::n) {
         // constants are read where they are used: all of them kept in registers would be too many
         __asm__ volatile("" ::: "memory");
-        auto Wx = [&](auto gate) {
-            constexpr int kGate = decltype(gate)::value, kAt = kGate * kGroup;
-            if constexpr (kProjects) {
-                const V sums =
-                    V::each([&](int k) { return Lane::from_ints(place(k).input_sums + kAt + i); });
-                const auto m =
-                    V::each([&](int k) { return Lane::multiplier(place(k).input_m, kAt + i); });
-                return gates.template input_product<kMode, kGate>(sums, m);
-            } else {
-                return V(V::each([&](int k) { return Lane::load_floats(place(k).Wx + kAt + i); }));
-            }
+        auto Wx = [&](int gate) {
+            return V::each(
+                [&](int k) { return Lane::load_floats(place(k).Wx + gate * kGroup + i); });
         };
         auto Rh = [&](auto gate) {
             constexpr int kGate = decltype(gate)::value, kAt = kGate * kGroup;
@@ -201,44 +191,32 @@ QG_ALONE void step_row(const Gates<typename V::Lane> &gates, const Gates<V> &wid
         const auto places = [&](int from) {
             const int64_t channel = static_cast<int64_t>(first + from) * 3 * kGroup;
             const int64_t unit = static_cast<int64_t>(first + from) * kGroup;
-            const Place<Lane> start{sums + from * 3 * kGroup,
-                                    V::multipliers(R, channel),
-                                    Wx + channel,
-                                    state.h + unit,
-                                    state.next + unit,
-                                    nullptr,
-                                    nullptr};
+            const Place<Lane> start{sums + from * 3 * kGroup, V::multipliers(R, channel),
+                                    Wx + channel, state.h + unit, state.next + unit};
             return [start](int k) QG_LAMBDA {
-                return Place<Lane>{start.sums + k * 3 * kGroup,
-                                   start.m + k * kMultipliers,
-                                   start.Wx + k * 3 * kGroup,
-                                   start.h + k * kGroup,
-                                   start.codes + k * kGroup,
-                                   nullptr,
-                                   nullptr};
+                return Place<Lane>{start.sums + k * 3 * kGroup, start.m + k * kMultipliers,
+                                   start.Wx + k * 3 * kGroup, start.h + k * kGroup,
+                                   start.codes + k * kGroup};
             };
         };
         int done = 0;
         if constexpr (V::kVectors > 1)
             for (; done + V::kVectors <= groups; done += V::kVectors)
-                advance<V, P, kMode, false>(wide_gates, places(done), shift, state.stride / 2,
-                                            keeps);
+                advance<V, P, kMode>(wide_gates, places(done), shift, state.stride / 2, keeps);
         for (; done < groups; ++done)
-            advance<Lane, P, kMode, false>(gates, places(done), shift, state.stride / 2, keeps);
+            advance<Lane, P, kMode>(gates, places(done), shift, state.stride / 2, keeps);
     }
 }
 
-// One step of `rows` rows: all units, block by block. kProjects: Wx is made of the operands x on
-// the way, as a batch's would leave the nearest cache in between.
-template <class V, int P, Mode kMode, bool kProjects>
+// One step of `rows` rows: all units, block by block.
+template <class V, int P, Mode kMode>
 QG_ALONE void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
-                   const State<typename V::Real> &state, const float *Wx, const OperandByte *x,
-                   int64_t x_stride, int rows, const int64_t *lengths, int64_t at, bool keeps) {
+                   const State<typename V::Real> &state, const float *Wx, int rows,
+                   const int64_t *lengths, int64_t at, bool keeps) {
     using Lane = typename V::Lane;
     const FusedPlan &p = gates.p;
     const Packed &R = p.R;
     alignas(64) int32_t sums[most_sums<P>() * 3 * kGroup];
-    alignas(64) int32_t input_sums[kProjects ? most_sums<P>() * 3 * kGroup : 1];
     Place<Lane> places[most_sums<P>()];
     const int32_t shift = p.h.zero - R.offset;
     const int64_t plane = state.stride / 2;
@@ -247,8 +225,6 @@ QG_ALONE void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_ga
         const int groups = R.groups - first < most ? R.groups - first : most;
         for (int row = 0; row < rows; row += kBlockRows<P>) {
             const int count = rows - row < kBlockRows<P> ? rows - row : kBlockRows<P>;
-            if constexpr (kProjects)
-                dot_block<P>(count, groups, p.W, first, x + row * x_stride, x_stride, input_sums);
             dot_block<P>(count, groups, R, first, state.codes + row * state.stride, state.stride,
                          sums);
             int found = 0;
@@ -260,12 +236,7 @@ QG_ALONE void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_ga
                     Place<Lane> &place = places[found++];
                     place.sums = sums + (r * groups + g) * 3 * kGroup;
                     place.m = V::multipliers(R, channel);
-                    if constexpr (kProjects) {
-                        place.input_sums = input_sums + (r * groups + g) * 3 * kGroup;
-                        place.input_m = V::multipliers(p.W, channel);
-                    } else {
-                        place.Wx = Wx + (row + r) * R.groups * 3 * kGroup + channel;
-                    }
+                    place.Wx = Wx + (row + r) * R.groups * 3 * kGroup + channel;
                     place.h = state.h + (row + r) * state.units + unit;
                     place.codes = state.next + (row + r) * state.stride + unit;
                 }
@@ -277,9 +248,9 @@ QG_ALONE void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_ga
             int done = 0;
             if constexpr (V::kVectors > 1)
                 for (; done + V::kVectors <= found; done += V::kVectors)
-                    advance<V, P, kMode, kProjects>(wide_gates, from(done), shift, plane, keeps);
+                    advance<V, P, kMode>(wide_gates, from(done), shift, plane, keeps);
             for (; done < found; ++done)
-                advance<Lane, P, kMode, kProjects>(gates, from(done), shift, plane, keeps);
+                advance<Lane, P, kMode>(gates, from(done), shift, plane, keeps);
         }
     }
 }
@@ -317,13 +288,15 @@ inline int64_t operand_stride(const Packed &p) {
     return p.planes * round_up(least, 64);
 }
 
-// How many steps of a single row are projected at once where that is done between steps, and up to
-// how many bytes of weights it is. From one step's sums to its state a wide processor waits most of
-// the time: parts of the projection of the steps to come go there.
+// Up to how many features and bytes of weights a single row's projection is made between its steps,
+// and for how many of them at once. From one step's sums to its state a wide processor waits for
+// part of the time: what there is to do for the steps to come goes there, if it is little.
 constexpr int kShortAhead = 4;
 #if defined(QG_ROWS_AVX512)
+constexpr int kFewFeatures = 32;
 constexpr int64_t kNearWeights = 40000;
 #else
+constexpr int kFewFeatures = 0;
 constexpr int64_t kNearWeights = 0;
 #endif
 
@@ -336,7 +309,7 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
     const int64_t units = static_cast<int64_t>(p.R.groups) * kGroup;
     const int64_t x_stride = operand_stride(p.W), h_stride = operand_stride(p.R);
     const bool between =
-        rows == 1 && job.T > kShortAhead &&
+        rows == 1 && job.T > kShortAhead && P == 1 && p.W.planes == 1 && C <= kFewFeatures &&
         p.W.groups * p.W.group_stride + p.R.groups * p.R.group_stride <= kNearWeights;
     const int64_t at_once = steps_ahead(job.T, rows, layout.ahead);
     const int64_t ahead = between && at_once > kShortAhead ? kShortAhead : at_once;
@@ -391,7 +364,6 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
             project<typename V::Lane, kMaxPlanes, kMode>(gates, x, x_stride, steps * rows, first,
                                                          end, to);
     };
-    const bool at_step = rows > 1 && ahead == 1 && p.W.planes == P;
     float *next_Wx = Wx + ahead * units * 3;
     const int share = (p.W.groups + kShortAhead - 1) / kShortAhead;
     for (int64_t block = 0; block < job.T; block += ahead) {
@@ -400,7 +372,7 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
         const int next_steps = between ? static_cast<int>(left < ahead ? left : ahead) : 0;
         if (!between || block == 0) {
             read_steps(block, steps);
-            if (!at_step) project_steps(steps, 0, p.W.groups, Wx);
+            project_steps(steps, 0, p.W.groups, Wx);
         }
         for (int s = 0; s < steps; ++s) {
             const int64_t at = job.reverse ? job.T - 1 - (block + s) : block + s;
@@ -410,12 +382,8 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
                         __builtin_memcpy(state.next + row * h_stride, state.codes + row * h_stride,
                                          h_stride * sizeof(OperandByte));
             const float *from_input = Wx + s * rows * units * 3;
-            if (at_step)
-                step<V, P, kMode, true>(gates, wide_gates, state, nullptr, x, x_stride, rows,
-                                        lengths, at, keeps);
-            else if (rows > 1)
-                step<V, P, kMode, false>(gates, wide_gates, state, from_input, nullptr, 0, rows,
-                                         lengths, at, keeps);
+            if (rows > 1)
+                step<V, P, kMode>(gates, wide_gates, state, from_input, rows, lengths, at, keeps);
             else if (!lengths || lengths[0] > at)
                 step_row<V, P, kMode>(gates, wide_gates, state, from_input, keeps);
             if (next_steps) {
@@ -445,23 +413,24 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
 
 template <class V, int P>
 bool run_lanes(const FusedPlan &p, const Job &job) {
-    const bool rounded = p.rRh.present && p.old_contrib.present && p.new_contrib.present;
+    [[maybe_unused]] const bool rounded =
+        p.rRh.present && p.old_contrib.present && p.new_contrib.present;
     bool nan = false;
     for (int64_t row = job.first_row; row < job.end_row; row += layout.rows) {
         const int64_t left = job.end_row - row;
         const int rows = static_cast<int>(left < layout.rows ? left : layout.rows);
         if constexpr (V::kPowers) {
             nan |= run_rows<V, P, Mode::rounded>(p, job, row, rows);
-            continue;
-        }
-        if constexpr (V::kScales) {
-            if (rounded && p.scalable) {
-                nan |= run_rows<V, P, Mode::scaled>(p, job, row, rows);
-                continue;
+        } else {
+            if constexpr (V::kScales) {
+                if (rounded && p.scalable) {
+                    nan |= run_rows<V, P, Mode::scaled>(p, job, row, rows);
+                    continue;
+                }
             }
+            nan |= rounded ? run_rows<V, P, Mode::rounded>(p, job, row, rows)
+                           : run_rows<V, P, Mode::any>(p, job, row, rows);
         }
-        nan |= rounded ? run_rows<V, P, Mode::rounded>(p, job, row, rows)
-                       : run_rows<V, P, Mode::any>(p, job, row, rows);
     }
     return nan;
 }

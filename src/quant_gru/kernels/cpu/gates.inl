@@ -137,20 +137,20 @@ struct Gates {
                 return kScalesInput ? s.of_scaled(from_input, rest)
                                     : s.of_second_scaled(from_input, rest);
             };
-            const V r = V::look_up(p.r, sum(r_pre, input(Gate<1>{}), state(Gate<1>{})));
-            const V z = V::look_up(p.z, sum(z_pre, input(Gate<0>{}), state(Gate<0>{})));
+            const V r = V::look_up(p.r, sum(r_pre, input(1), state(Gate<1>{})));
+            const V z = V::look_up(p.z, sum(z_pre, input(0), state(Gate<0>{})));
             const V rest = rest_g(V::mul(r, state(Gate<2>{})), rRh.m);
-            const V g = V::look_up(p.g, sum(g_pre, input(Gate<2>{}), rest));
+            const V g = V::look_up(p.g, sum(g_pre, input(2), rest));
             const V old = old_h(V::mul(z, before()), old_contrib.m);
             const V fresh = new_h(V::mul(V::from(one, z), g), new_contrib.m);
             return V::round(h_new.of_scaled(old, fresh));
         } else {
             constexpr bool kRounded = kMode == Mode::rounded;
-            const V r = V::look_up(p.r, r_pre.unrounded(input(Gate<1>{}), state(Gate<1>{})));
-            const V z = V::look_up(p.z, z_pre.unrounded(input(Gate<0>{}), state(Gate<0>{})));
+            const V r = V::look_up(p.r, r_pre.unrounded(input(1), state(Gate<1>{})));
+            const V z = V::look_up(p.z, z_pre.unrounded(input(0), state(Gate<0>{})));
             const V Rh_g = state(Gate<2>{}), h = before();
             const V rest = kRounded || p.rRh.present ? rRh(r, Rh_g) : V::mul(r, Rh_g);
-            const V g = V::look_up(p.g, g_pre.unrounded(input(Gate<2>{}), rest));
+            const V g = V::look_up(p.g, g_pre.unrounded(input(2), rest));
             const V not_z = V::from(one, z);
             const V old = kRounded || p.old_contrib.present ? old_contrib(z, h) : V::mul(z, h);
             const V fresh =

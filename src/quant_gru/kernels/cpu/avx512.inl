@@ -294,14 +294,19 @@ inline int64_t multiply_only(int64_t loops) {
 
 // --- lanes
 
-// 256 bytes at the low bytes of `index`, as zero-extended 32-bit lanes plus 2^23 as a float.
 #if defined(__AVX512VBMI__)
-QG_INLINE __m512 bytes_at(const uint8_t *bytes, __m512i index) {
+// Of 256 bytes those at the bytes of `index`.
+QG_INLINE __m512i entries_at(const uint8_t *bytes, __m512i index) {
     const __m512i low =
         _mm512_permutex2var_epi8(_mm512_load_si512(bytes), index, _mm512_load_si512(bytes + 64));
     const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(bytes + 128), index,
                                                   _mm512_load_si512(bytes + 192));
-    const __m512i both = _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high);
+    return _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high);
+}
+
+// The same at the low bytes of lanes, as zero-extended 32-bit lanes plus 2^23 as a float.
+QG_INLINE __m512 bytes_at(const uint8_t *bytes, __m512i index) {
+    const __m512i both = entries_at(bytes, index);
     // (both & 255) | bits of 2^23
     return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(both, _mm512_set1_epi32(255),
                                                          _mm512_set1_epi32(0x4b000000), 0xea));
@@ -480,24 +485,20 @@ struct Powers : Floats {
 // The table's outputs of four vectors, as 64 bytes.
 QG_INLINE void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
     // codes in 16 bits; their low bytes side by side, in an order that is undone below
-    auto codes = [&](int k) {
+    auto codes = [&](int k) QG_LAMBDA {
         return _mm512_castps_si512(_mm512_add_ps(a[k].v, _mm512_set1_ps(kRound)));
     };
     const __m512i bytes = _mm512_set1_epi16(255);
-    auto words = [&](int k) {
+    auto words = [&](int k) QG_LAMBDA {
         // bits 16..31 of both are alike: 0x4b40, or 0x4b3f below zero
         const __m512i both =
             _mm512_mask_blend_epi16(0xaaaaaaaa, codes(k), _mm512_slli_epi32(codes(k + 1), 16));
         return _mm512_and_si512(both, bytes);
     };
     const __m512i index = _mm512_or_si512(words(0), _mm512_slli_epi16(words(2), 8));
-    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(t.bytes), index,
-                                                 _mm512_load_si512(t.bytes + 64));
-    const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(t.bytes + 128), index,
-                                                  _mm512_load_si512(t.bytes + 192));
-    const __m512i found = _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high);
+    const __m512i found = entries_at(t.bytes, index);
     const __m512 base = _mm512_set1_ps(8388608.f - t.base);
-    auto value = [&](__m512i shifted) {
+    auto value = [&](__m512i shifted) QG_LAMBDA {
         // (shifted & 255) | bits of 2^23
         const __m512i real = _mm512_ternarylogic_epi32(shifted, _mm512_set1_epi32(255),
                                                        _mm512_set1_epi32(0x4b000000), 0xea);
@@ -512,6 +513,31 @@ QG_INLINE void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
 #include "four.inl"
 
 using WideFloats = Floats4;
+
+#define QG_SATURATES
+// The table's outputs of sums that are neither rounded nor clamped yet.
+QG_INLINE Floats4 look_up_saturated(const Table &t, const Floats4 &a) {
+    const __m512i lift = _mm512_set1_epi32(t.lift);
+    auto words = [&](int k) QG_LAMBDA {
+        return _mm512_adds_epi16(
+            _mm512_packs_epi32(_mm512_cvtps_epi32(a.v[k].v), _mm512_cvtps_epi32(a.v[k + 1].v)),
+            lift);
+    };
+    // in each 128 bits stand four bytes of each vector
+    const __m512i index =
+        _mm512_add_epi8(_mm512_packus_epi16(words(0), words(2)), _mm512_set1_epi32(t.place));
+    const __m512i found = entries_at(t.bytes, index);
+    const __m512 base = _mm512_set1_ps(8388608.f - t.base);
+    auto value = [&](int first) QG_LAMBDA {
+        constexpr int zeros = static_cast<int>(0x80808000u);
+        const __m512i order = _mm512_set4_epi32(zeros + first + 3, zeros + first + 2,
+                                                zeros + first + 1, zeros + first);
+        const __m512i real =
+            _mm512_or_si512(_mm512_shuffle_epi8(found, order), _mm512_set1_epi32(0x4b000000));
+        return Floats{_mm512_sub_ps(_mm512_castsi512_ps(real), base)};
+    };
+    return {{value(0), value(4), value(8), value(12)}};
+}
 
 #else
 using WideFloats = Floats;

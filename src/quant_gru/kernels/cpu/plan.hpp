@@ -64,6 +64,10 @@ struct Table {
     // Where there are more: `words[v - pre_lo] + word_base`; one word more than inputs is readable.
     const uint16_t *words = nullptr;
     int32_t word_base = 0;
+    // Whether the inputs are all codes of a byte, so that packing clamps them: v + lift, in 16 bits
+    // twice, is 0..255, and that plus place, in bytes four times, is v & 255.
+    bool saturates = false;
+    int32_t lift = 0, place = 0;
 };
 
 // What every kernel needs of a layer and direction, besides its matrix products.

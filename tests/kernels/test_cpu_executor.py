@@ -160,6 +160,8 @@ def test_which_kernel_is_used(variant):
 SHAPES = [
     (1, 1, 1, 1),
     (2, 1, 40, 64),
+    (18, 1, 40, 64),
+    (7, 1, 7, 50),
     (9, 3, 65, 130),
     (3, 30, 7, 100),
     (40, 25, 130, 70),
@@ -183,6 +185,21 @@ def test_blocks_of_all_sizes(variant, config, kind, T, N, C, H):
     expected = reference.run(plan, x, h0)
     got = executor.run(plan, x, h0, None, False, variant)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("variant", NATIVE)
+@pytest.mark.parametrize("config", ["int8", "w8a16"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_one_row_of_many_steps(variant, config, reverse):
+    """A row whose steps are projected ahead, in blocks that are full or not, up to its length."""
+    plan = quantized(getattr(QuantConfig, config)(), 17, 70)._plan().cells[0][0]
+    for T in (4, 5, 8, 9, 14):
+        x = torch.randint(plan.x.lo, plan.x.hi + 1, (T, 1, 17)).to(plan.x.container)
+        h0 = torch.randint(plan.h.lo, plan.h.hi + 1, (1, 70)).to(plan.h.container)
+        for lengths in (None, torch.tensor([T - 2])):
+            expected = reference.run(plan, x, h0, lengths, reverse)
+            got = executor.run(plan, x, h0, lengths, reverse, variant)
+            assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
 def test_one_far_from_the_width():

@@ -146,8 +146,9 @@ inline void dot_weights(const Packed &p, const Weight *w, int first, const Opera
         }
 }
 
+// Not inlined: the loops want all registers for themselves.
 template <int G, int R, int P>
-inline void dot(const Packed &p, int first, const OperandByte *a, int64_t stride, int32_t *out) {
+QG_ALONE void dot(const Packed &p, int first, const OperandByte *a, int64_t stride, int32_t *out) {
     dot_weights<G, R, P>(p, p.w, first, a, stride, out);
 }
 
@@ -175,10 +176,9 @@ template <int P>
 constexpr int kTileRows = P == 1 ? 36 : 0;
 constexpr int kTileGroups = 1;
 
-// Not inlined: the loops want all registers for themselves.
 template <int R, int P, class Weight>
-__attribute__((noinline)) void dot_few(const Packed &p, const Weight *w, int first,
-                                       const OperandByte *a, int64_t stride, int32_t *out) {
+QG_ALONE void dot_few(const Packed &p, const Weight *w, int first, const OperandByte *a,
+                      int64_t stride, int32_t *out) {
     dot_weights<1, R, P>(p, w, first, a, stride, out);
 }
 

@@ -89,8 +89,9 @@ inline __m512i weights_at(const int8_t *w, int v, int64_t group_stride) {
     return _mm512_load_si512(&weights_of(w, v, group_stride));
 }
 
+// Not inline: among all else that a step needs, compilers leave accumulators in memory.
 template <int G, int R, int P>
-inline void dot(const Packed &p, int first, const uint8_t *a, int64_t stride, int32_t *out) {
+QG_ALONE void dot(const Packed &p, int first, const uint8_t *a, int64_t stride, int32_t *out) {
     __m512i sum[P][R][3 * G];
     const int32_t *bias = p.bias + first * 48;
 #pragma GCC unroll 16
@@ -293,14 +294,19 @@ inline int64_t multiply_only(int64_t loops) {
 
 // --- lanes
 
-// 256 bytes at the low bytes of `index`, as zero-extended 32-bit lanes plus 2^23 as a float.
 #if defined(__AVX512VBMI__)
-QG_INLINE __m512 bytes_at(const uint8_t *bytes, __m512i index) {
+// Of 256 bytes those at the bytes of `index`.
+QG_INLINE __m512i entries_at(const uint8_t *bytes, __m512i index) {
     const __m512i low =
         _mm512_permutex2var_epi8(_mm512_load_si512(bytes), index, _mm512_load_si512(bytes + 64));
     const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(bytes + 128), index,
                                                   _mm512_load_si512(bytes + 192));
-    const __m512i both = _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high);
+    return _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high);
+}
+
+// The same at the low bytes of lanes, as zero-extended 32-bit lanes plus 2^23 as a float.
+QG_INLINE __m512 bytes_at(const uint8_t *bytes, __m512i index) {
+    const __m512i both = entries_at(bytes, index);
     // (both & 255) | bits of 2^23
     return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(both, _mm512_set1_epi32(255),
                                                          _mm512_set1_epi32(0x4b000000), 0xea));
@@ -322,18 +328,23 @@ inline bool quantize_operand(const Packed &p, const Border &b, const float *x, i
     const __m512 hi = _mm512_set1_ps(static_cast<float>(b.hi));
     const __m512 s = _mm512_set1_ps(b.scale), inverse = _mm512_set1_ps(b.reciprocal);
     const __m512i shift = _mm512_set1_epi32(b.zero - p.offset);
+    const bool multiplies = b.reciprocal != 0, wide = p.planes == 2;
     unsigned nan = 0;
-    for (int i = 0; i < n; i += 16) {
-        const __mmask16 mask = static_cast<__mmask16>(n - i < 16 ? (1u << (n - i)) - 1 : 0xffff);
-        const __m512 v = _mm512_maskz_loadu_ps(mask, x + i);
-        const __m512 y = b.reciprocal != 0 ? _mm512_mul_ps(v, inverse) : _mm512_div_ps(v, s);
+    const auto quantize = [&](int i, __m512 v) QG_LAMBDA {
+        const __m512 y = multiplies ? _mm512_mul_ps(v, inverse) : _mm512_div_ps(v, s);
         const __mmask16 bad = _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q);
         nan |= bad;
         const __m512 inside = _mm512_min_ps(_mm512_max_ps(y, lo), hi);
         const __m512i code =
             _mm512_add_epi32(_mm512_maskz_cvtps_epi32(static_cast<__mmask16>(~bad), inside), shift);
         store_bytes(code, to + i);
-        if (p.planes == 2) store_bytes(_mm512_srli_epi32(code, 8), to + stride / 2 + i);
+        if (wide) store_bytes(_mm512_srli_epi32(code, 8), to + stride / 2 + i);
+    };
+    int i = 0;
+    for (; i + 16 <= n; i += 16) quantize(i, _mm512_loadu_ps(x + i));
+    if (i < n) {
+        const __mmask16 mask = static_cast<__mmask16>((1u << (n - i)) - 1);
+        quantize(i, _mm512_maskz_loadu_ps(mask, x + i));
     }
     return nan != 0;
 }
@@ -474,24 +485,20 @@ struct Powers : Floats {
 // The table's outputs of four vectors, as 64 bytes.
 QG_INLINE void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
     // codes in 16 bits; their low bytes side by side, in an order that is undone below
-    auto codes = [&](int k) {
+    auto codes = [&](int k) QG_LAMBDA {
         return _mm512_castps_si512(_mm512_add_ps(a[k].v, _mm512_set1_ps(kRound)));
     };
     const __m512i bytes = _mm512_set1_epi16(255);
-    auto words = [&](int k) {
+    auto words = [&](int k) QG_LAMBDA {
         // bits 16..31 of both are alike: 0x4b40, or 0x4b3f below zero
         const __m512i both =
             _mm512_mask_blend_epi16(0xaaaaaaaa, codes(k), _mm512_slli_epi32(codes(k + 1), 16));
         return _mm512_and_si512(both, bytes);
     };
     const __m512i index = _mm512_or_si512(words(0), _mm512_slli_epi16(words(2), 8));
-    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(t.bytes), index,
-                                                 _mm512_load_si512(t.bytes + 64));
-    const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(t.bytes + 128), index,
-                                                  _mm512_load_si512(t.bytes + 192));
-    const __m512i found = _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high);
+    const __m512i found = entries_at(t.bytes, index);
     const __m512 base = _mm512_set1_ps(8388608.f - t.base);
-    auto value = [&](__m512i shifted) {
+    auto value = [&](__m512i shifted) QG_LAMBDA {
         // (shifted & 255) | bits of 2^23
         const __m512i real = _mm512_ternarylogic_epi32(shifted, _mm512_set1_epi32(255),
                                                        _mm512_set1_epi32(0x4b000000), 0xea);
@@ -506,6 +513,31 @@ QG_INLINE void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
 #include "four.inl"
 
 using WideFloats = Floats4;
+
+#define QG_SATURATES
+// The table's outputs of sums that are neither rounded nor clamped yet.
+QG_INLINE Floats4 look_up_saturated(const Table &t, const Floats4 &a) {
+    const __m512i lift = _mm512_set1_epi32(t.lift);
+    auto words = [&](int k) QG_LAMBDA {
+        return _mm512_adds_epi16(
+            _mm512_packs_epi32(_mm512_cvtps_epi32(a.v[k].v), _mm512_cvtps_epi32(a.v[k + 1].v)),
+            lift);
+    };
+    // in each 128 bits stand four bytes of each vector
+    const __m512i index =
+        _mm512_add_epi8(_mm512_packus_epi16(words(0), words(2)), _mm512_set1_epi32(t.place));
+    const __m512i found = entries_at(t.bytes, index);
+    const __m512 base = _mm512_set1_ps(8388608.f - t.base);
+    auto value = [&](int first) QG_LAMBDA {
+        constexpr int zeros = static_cast<int>(0x80808000u);
+        const __m512i order = _mm512_set4_epi32(zeros + first + 3, zeros + first + 2,
+                                                zeros + first + 1, zeros + first);
+        const __m512i real =
+            _mm512_or_si512(_mm512_shuffle_epi8(found, order), _mm512_set1_epi32(0x4b000000));
+        return Floats{_mm512_sub_ps(_mm512_castsi512_ps(real), base)};
+    };
+    return {{value(0), value(4), value(8), value(12)}};
+}
 
 #else
 using WideFloats = Floats;

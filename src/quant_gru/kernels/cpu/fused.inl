@@ -88,14 +88,15 @@ inline bool read_operand(const Packed &p, const Border &b, const Source &from, i
     return nan;
 }
 
-// Wx of rows of operands as the gates take it: out[row][group][gate][unit].
+// Wx of rows of operands as the gates take it, for some groups: out[row][group][gate][unit].
 template <class V, int P, Mode kMode>
-void project(const Gates<V> &gates, const OperandByte *a, int64_t stride, int rows, float *out) {
+QG_ALONE void project(const Gates<V> &gates, const OperandByte *a, int64_t stride, int rows,
+                      int first_group, int end_group, float *out) {
     const Packed &p = gates.p.W;
     alignas(64) int32_t sums[most_sums<P>() * 3 * kGroup];
     const int most = block_groups<P>(rows < kBlockRows<P> ? rows : kBlockRows<P>);
-    for (int first = 0; first < p.groups; first += most) {
-        const int groups = p.groups - first < most ? p.groups - first : most;
+    for (int first = first_group; first < end_group; first += most) {
+        const int groups = end_group - first < most ? end_group - first : most;
         const auto *m = V::multipliers(p, int64_t{first} * 3 * kGroup);
         for (int row = 0; row < rows; row += kBlockRows<P>) {
             const int count = rows - row < kBlockRows<P> ? rows - row : kBlockRows<P>;
@@ -143,41 +144,75 @@ struct Place {
     OperandByte *codes;
 };
 
-// As many groups as V has vectors; `keeps`: states keep a share of what they were (zoneout).
-template <class V, int P, Mode kMode>
-QG_INLINE void advance(const Gates<V> &gates, const Place<typename V::Lane> *places, int32_t shift,
-                       int64_t plane, bool keeps) {
+// As many groups as V has vectors, place(k) the Place of each; `keeps`: states keep a share of what
+// they were (zoneout).
+template <class V, int P, Mode kMode, class Places>
+QG_INLINE void advance(const Gates<V> &gates, const Places place, int32_t shift, int64_t plane,
+                       bool keeps) {
     using Lane = typename V::Lane;
     for (int i = 0; i < kGroup; i += Lane::n) {
         // constants are read where they are used: all of them kept in registers would be too many
         __asm__ volatile("" ::: "memory");
         auto Wx = [&](int gate) {
             return V::each(
-                [&](int k) { return Lane::load_floats(places[k].Wx + gate * kGroup + i); });
+                [&](int k) { return Lane::load_floats(place(k).Wx + gate * kGroup + i); });
         };
         auto Rh = [&](auto gate) {
             constexpr int kGate = decltype(gate)::value, kAt = kGate * kGroup;
-            const V sums =
-                V::each([&](int k) { return Lane::from_ints(places[k].sums + kAt + i); });
-            const auto m = V::each([&](int k) { return Lane::multiplier(places[k].m, kAt + i); });
+            const V sums = V::each([&](int k) { return Lane::from_ints(place(k).sums + kAt + i); });
+            const auto m = V::each([&](int k) { return Lane::multiplier(place(k).m, kAt + i); });
             return gates.template state_product<kMode, kGate>(sums, m);
         };
-        auto before = [&] { return V::each([&](int k) { return Lane::load(places[k].h + i); }); };
+        auto before = [&] { return V::each([&](int k) { return Lane::load(place(k).h + i); }); };
         V now = gates.template next<kMode>(Wx, Rh, before);
         if (__builtin_expect(keeps, 0)) now = V::round(gates.zoneout.unrounded(before(), now));
         for (int k = 0; k < V::kVectors; ++k) {
             const Lane lane = now.lane(k);
-            lane.store(places[k].h + i);
-            lane.template store_operand<P>(shift, places[k].codes + i, plane);
+            lane.store(place(k).h + i);
+            lane.template store_operand<P>(shift, place(k).codes + i, plane);
         }
+    }
+}
+
+// One step of a single row: all units, block by block.
+template <class V, int P, Mode kMode>
+QG_ALONE void step_row(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
+                       const State<typename V::Real> &state, const float *Wx, bool keeps) {
+    using Lane = typename V::Lane;
+    constexpr int kMost = max_groups(1, P);
+    constexpr int kMultipliers = (V::kPowers ? 3 : 1) * 3 * kGroup;  // of a group
+    const Packed &R = gates.p.R;
+    const int32_t shift = gates.p.h.zero - R.offset;
+    alignas(64) int32_t sums[kMost * 3 * kGroup];
+    for (int first = 0; first < R.groups; first += kMost) {
+        const int groups = R.groups - first < kMost ? R.groups - first : kMost;
+        dot_groups<P, 1, kMost>(groups, R, first, state.codes, state.stride, sums);
+        // groups stand side by side: addresses of all are those of the first and what is known
+        const auto places = [&](int from) {
+            const int64_t channel = static_cast<int64_t>(first + from) * 3 * kGroup;
+            const int64_t unit = static_cast<int64_t>(first + from) * kGroup;
+            const Place<Lane> start{sums + from * 3 * kGroup, V::multipliers(R, channel),
+                                    Wx + channel, state.h + unit, state.next + unit};
+            return [start](int k) QG_LAMBDA {
+                return Place<Lane>{start.sums + k * 3 * kGroup, start.m + k * kMultipliers,
+                                   start.Wx + k * 3 * kGroup, start.h + k * kGroup,
+                                   start.codes + k * kGroup};
+            };
+        };
+        int done = 0;
+        if constexpr (V::kVectors > 1)
+            for (; done + V::kVectors <= groups; done += V::kVectors)
+                advance<V, P, kMode>(wide_gates, places(done), shift, state.stride / 2, keeps);
+        for (; done < groups; ++done)
+            advance<Lane, P, kMode>(gates, places(done), shift, state.stride / 2, keeps);
     }
 }
 
 // One step of `rows` rows: all units, block by block.
 template <class V, int P, Mode kMode>
-void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
-          const State<typename V::Real> &state, const float *Wx, int rows, const int64_t *lengths,
-          int64_t at, bool keeps) {
+QG_ALONE void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
+                   const State<typename V::Real> &state, const float *Wx, int rows,
+                   const int64_t *lengths, int64_t at, bool keeps) {
     using Lane = typename V::Lane;
     const FusedPlan &p = gates.p;
     const Packed &R = p.R;
@@ -206,12 +241,16 @@ void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
                     place.codes = state.next + (row + r) * state.stride + unit;
                 }
             }
+            const auto from = [&places](int start) {
+                const Place<Lane> *const at = places + start;
+                return [at](int k) QG_LAMBDA -> const Place<Lane> & { return at[k]; };
+            };
             int done = 0;
             if constexpr (V::kVectors > 1)
                 for (; done + V::kVectors <= found; done += V::kVectors)
-                    advance<V, P, kMode>(wide_gates, places + done, shift, plane, keeps);
+                    advance<V, P, kMode>(wide_gates, from(done), shift, plane, keeps);
             for (; done < found; ++done)
-                advance<Lane, P, kMode>(gates, places + done, shift, plane, keeps);
+                advance<Lane, P, kMode>(gates, from(done), shift, plane, keeps);
         }
     }
 }
@@ -249,6 +288,18 @@ inline int64_t operand_stride(const Packed &p) {
     return p.planes * round_up(least, 64);
 }
 
+// Up to how many features and bytes of weights a single row's projection is made between its steps,
+// and for how many of them at once. From one step's sums to its state a wide processor waits for
+// part of the time: what there is to do for the steps to come goes there, if it is little.
+constexpr int kShortAhead = 4;
+#if defined(QG_ROWS_AVX512)
+constexpr int kFewFeatures = 32;
+constexpr int64_t kNearWeights = 40000;
+#else
+constexpr int kFewFeatures = 0;
+constexpr int64_t kNearWeights = 0;
+#endif
+
 template <class V, int P, Mode kMode>
 bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
     using Real = typename V::Real;
@@ -257,12 +308,16 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
     const int H = p.H, C = p.W.inputs;
     const int64_t units = static_cast<int64_t>(p.R.groups) * kGroup;
     const int64_t x_stride = operand_stride(p.W), h_stride = operand_stride(p.R);
-    const int64_t ahead = steps_ahead(job.T, rows, layout.ahead);
+    const bool between =
+        rows == 1 && job.T > kShortAhead && P == 1 && p.W.planes == 1 && C <= kFewFeatures &&
+        p.W.groups * p.W.group_stride + p.R.groups * p.R.group_stride <= kNearWeights;
+    const int64_t at_once = steps_ahead(job.T, rows, layout.ahead);
+    const int64_t ahead = between && at_once > kShortAhead ? kShortAhead : at_once;
     const int64_t padded = round_up(rows, layout.row_block);
     Space space{static_cast<char *>(job.workspace)};
-    float *Wx = static_cast<float *>(space.take(ahead * rows * units * 3 * sizeof(float)));
+    float *Wx = static_cast<float *>(space.take(at_once * rows * units * 3 * sizeof(float)));
     auto *x = static_cast<OperandByte *>(
-        space.take(round_up(ahead * rows, layout.row_block) * x_stride * sizeof(OperandByte)));
+        space.take(round_up(at_once * rows, layout.row_block) * x_stride * sizeof(OperandByte)));
     auto *row_codes =
         static_cast<int32_t *>(space.take(round_up(H > C ? H : C, 16) * sizeof(int32_t)));
     State<Real> state;
@@ -282,8 +337,8 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
     }
     const int64_t *lengths = job.lengths ? job.lengths + first_row : nullptr;
     const bool keeps = p.zoneout.present && !job.held;
-    for (int64_t block = 0; block < job.T; block += ahead) {
-        const int steps = static_cast<int>(job.T - block < ahead ? job.T - block : ahead);
+    // operands of the steps of a block
+    auto read_steps = [&](int64_t block, int steps) {
         const int64_t next = (job.reverse ? -ahead : ahead) * job.x.step;
         for (int s = 0; s < steps; ++s) {
             const int64_t at = job.reverse ? job.T - 1 - (block + s) : block + s;
@@ -301,10 +356,24 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
                           H);
             }
         }
+    };
+    auto project_steps = [&](int steps, int first, int end, float *to) {
         if (p.W.planes == 1 || kMaxPlanes == 1)
-            project<typename V::Lane, 1, kMode>(gates, x, x_stride, steps * rows, Wx);
+            project<typename V::Lane, 1, kMode>(gates, x, x_stride, steps * rows, first, end, to);
         else
-            project<typename V::Lane, kMaxPlanes, kMode>(gates, x, x_stride, steps * rows, Wx);
+            project<typename V::Lane, kMaxPlanes, kMode>(gates, x, x_stride, steps * rows, first,
+                                                         end, to);
+    };
+    float *next_Wx = Wx + ahead * units * 3;
+    const int share = (p.W.groups + kShortAhead - 1) / kShortAhead;
+    for (int64_t block = 0; block < job.T; block += ahead) {
+        const int steps = static_cast<int>(job.T - block < ahead ? job.T - block : ahead);
+        const int64_t left = job.T - block - steps;
+        const int next_steps = between ? static_cast<int>(left < ahead ? left : ahead) : 0;
+        if (!between || block == 0) {
+            read_steps(block, steps);
+            project_steps(steps, 0, p.W.groups, Wx);
+        }
         for (int s = 0; s < steps; ++s) {
             const int64_t at = job.reverse ? job.T - 1 - (block + s) : block + s;
             if (lengths)
@@ -312,8 +381,16 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
                     if (lengths[row] <= at)
                         __builtin_memcpy(state.next + row * h_stride, state.codes + row * h_stride,
                                          h_stride * sizeof(OperandByte));
-            step<V, P, kMode>(gates, wide_gates, state, Wx + s * rows * units * 3, rows, lengths,
-                              at, keeps);
+            const float *from_input = Wx + s * rows * units * 3;
+            if (rows > 1)
+                step<V, P, kMode>(gates, wide_gates, state, from_input, rows, lengths, at, keeps);
+            else if (!lengths || lengths[0] > at)
+                step_row<V, P, kMode>(gates, wide_gates, state, from_input, keeps);
+            if (next_steps) {
+                if (s == 0) read_steps(block + ahead, next_steps);
+                const int first = s * share, end = first + share;
+                project_steps(next_steps, first, end < p.W.groups ? end : p.W.groups, next_Wx);
+            }
             if (job.held)
                 for (int row = 0; row < rows; ++row)
                     restore(p, state, row, job.held + (at * job.N + first_row + row) * H);
@@ -323,6 +400,11 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
             for (int row = 0; row < rows; ++row)
                 write_row(job.out, p.h, at, first_row + row, state.h + row * units, H);
         }
+        if (next_steps) {
+            float *done = Wx;
+            Wx = next_Wx;
+            next_Wx = done;
+        }
     }
     for (int row = 0; row < rows; ++row)
         write_row(job.last, p.h, 0, first_row + row, state.h + row * units, H);
@@ -331,23 +413,24 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
 
 template <class V, int P>
 bool run_lanes(const FusedPlan &p, const Job &job) {
-    const bool rounded = p.rRh.present && p.old_contrib.present && p.new_contrib.present;
+    [[maybe_unused]] const bool rounded =
+        p.rRh.present && p.old_contrib.present && p.new_contrib.present;
     bool nan = false;
     for (int64_t row = job.first_row; row < job.end_row; row += layout.rows) {
         const int64_t left = job.end_row - row;
         const int rows = static_cast<int>(left < layout.rows ? left : layout.rows);
         if constexpr (V::kPowers) {
             nan |= run_rows<V, P, Mode::rounded>(p, job, row, rows);
-            continue;
-        }
-        if constexpr (V::kScales) {
-            if (rounded && p.scalable) {
-                nan |= run_rows<V, P, Mode::scaled>(p, job, row, rows);
-                continue;
+        } else {
+            if constexpr (V::kScales) {
+                if (rounded && p.scalable) {
+                    nan |= run_rows<V, P, Mode::scaled>(p, job, row, rows);
+                    continue;
+                }
             }
+            nan |= rounded ? run_rows<V, P, Mode::rounded>(p, job, row, rows)
+                           : run_rows<V, P, Mode::any>(p, job, row, rows);
         }
-        nan |= rounded ? run_rows<V, P, Mode::rounded>(p, job, row, rows)
-                       : run_rows<V, P, Mode::any>(p, job, row, rows);
     }
     return nan;
 }

@@ -133,14 +133,20 @@ struct Gates {
     template <Mode kMode, class Wx, class Rh, class Before>
     QG_INLINE V next(Wx input, Rh state, Before before) const {
         if constexpr (kMode == Mode::scaled) {
-            auto sum = [](const TwoTerms<V> &s, const V &from_input, const V &rest) {
-                return kScalesInput ? s.of_scaled(from_input, rest)
-                                    : s.of_second_scaled(from_input, rest);
+            auto gate = [](const Table &t, const TwoTerms<V> &s, const V &from_input,
+                           const V &rest) QG_LAMBDA {
+#if defined(QG_SATURATES)
+                if constexpr (V::kVectors > 1) {
+                    if (t.saturates) return look_up_saturated(t, V::add(from_input, rest));
+                }
+#endif
+                return V::look_up(t, kScalesInput ? s.of_scaled(from_input, rest)
+                                                  : s.of_second_scaled(from_input, rest));
             };
-            const V r = V::look_up(p.r, sum(r_pre, input(1), state(Gate<1>{})));
-            const V z = V::look_up(p.z, sum(z_pre, input(0), state(Gate<0>{})));
+            const V r = gate(p.r, r_pre, input(1), state(Gate<1>{}));
+            const V z = gate(p.z, z_pre, input(0), state(Gate<0>{}));
             const V rest = rest_g(V::mul(r, state(Gate<2>{})), rRh.m);
-            const V g = V::look_up(p.g, sum(g_pre, input(2), rest));
+            const V g = gate(p.g, g_pre, input(2), rest);
             const V old = old_h(V::mul(z, before()), old_contrib.m);
             const V fresh = new_h(V::mul(V::from(one, z), g), new_contrib.m);
             return V::round(h_new.of_scaled(old, fresh));

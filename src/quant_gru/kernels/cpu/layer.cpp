@@ -80,6 +80,16 @@ bool fits_float(const Cell &cell) {
     return true;
 }
 
+// Lets packing clamp a sum that goes into a table, where that gives the same.
+void saturate(Table &t, const Sum &s) {
+    // sums of codes of up to 17 bits then fit 32
+    constexpr double kMost = 4096;
+    t.saturates = t.bytes && t.pre_hi - t.pre_lo == 255 && s.lo == t.pre_lo && s.hi == t.pre_hi &&
+                  s.m[0] + s.m[1] < kMost;
+    t.lift = static_cast<int32_t>(static_cast<uint32_t>(-t.pre_lo & 0xffff) * 0x10001u);
+    t.place = static_cast<int32_t>(static_cast<uint32_t>(t.pre_lo & 0xff) * 0x1010101u);
+}
+
 bool is_power(double m) {
     int exponent;
     return std::frexp(m, &exponent) == 0.5;
@@ -180,6 +190,9 @@ Layer::Layer(const nb::dict &d, const std::string &variant) : variant_(variant_o
     }
     fill(fused_, d);
     for (Table *t : {&fused_.z, &fused_.r, &fused_.g}) prepare(*t);
+    saturate(fused_.z, fused_.z_pre);
+    saturate(fused_.r, fused_.r_pre);
+    saturate(fused_.g, fused_.g_pre);
     float32_ = field<bool>(d, "float32");
     product_ = field<double>(d, "product");
     W_ = matrix_of(W);

@@ -16,6 +16,9 @@
 
 // Where a call would store and read again what is in vectors.
 #define QG_INLINE inline __attribute__((always_inline))
+#define QG_LAMBDA __attribute__((always_inline))
+// Loops whose registers the code around them would need as well.
+#define QG_ALONE __attribute__((noinline))
 
 namespace quant_gru {
 
@@ -61,6 +64,10 @@ struct Table {
     // Where there are more: `words[v - pre_lo] + word_base`; one word more than inputs is readable.
     const uint16_t *words = nullptr;
     int32_t word_base = 0;
+    // Whether the inputs are all codes of a byte, so that packing clamps them: v + lift, in 16 bits
+    // twice, is 0..255, and that plus place, in bytes four times, is v & 255.
+    bool saturates = false;
+    int32_t lift = 0, place = 0;
 };
 
 // What every kernel needs of a layer and direction, besides its matrix products.

@@ -61,10 +61,12 @@ inline bool quantize_row(const Border &b, const float *x, int n, int32_t *out) {
 
 inline void dequantize_row(float scale, const float *v, int n, float *out) {
     const __m512 s = _mm512_set1_ps(scale);
-    for (int i = 0; i < n; i += 16) {
-        const __mmask16 mask = static_cast<__mmask16>(n - i < 16 ? (1u << (n - i)) - 1 : 0xffff);
-        _mm512_mask_storeu_ps(out + i, mask, _mm512_mul_ps(s, _mm512_maskz_loadu_ps(mask, v + i)));
-    }
+    int i = 0;
+    for (; i + 16 <= n; i += 16)
+        _mm512_storeu_ps(out + i, _mm512_mul_ps(s, _mm512_loadu_ps(v + i)));
+    if (i == n) return;
+    const __mmask16 mask = static_cast<__mmask16>((1u << (n - i)) - 1);
+    _mm512_mask_storeu_ps(out + i, mask, _mm512_mul_ps(s, _mm512_maskz_loadu_ps(mask, v + i)));
 }
 #else
 inline bool quantize_row(const Border &b, const float *x, int n, int32_t *out) {

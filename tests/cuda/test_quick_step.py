@@ -212,6 +212,30 @@ def quickly(gru, x):
         return not calls
 
 
+def test_hooks_see_steps():
+    gru, x, seen = training(), torch.randn(6, 8, C), []
+    gru(x)
+    with pytest.MonkeyPatch.context() as patch:
+        # what is not watched comes by no forward
+        patch.setattr(_gru.QuantGRU, "forward", lambda *_: seen.append("forward"))
+        expected = gru(x)
+        assert not seen
+    handles = [
+        gru.register_forward_hook(lambda *_: seen.append("after")),
+        gru.register_forward_pre_hook(lambda *_: seen.append("before")),
+        gru.register_full_backward_hook(lambda *_: seen.append("back")),
+    ]
+    leaf = x.clone().requires_grad_()
+    found = gru(leaf)
+    assert all(map(torch.equal, found, expected))
+    found[0].sum().backward()
+    assert seen == ["before", "after", "back"]
+    for handle in handles:
+        handle.remove()
+    gru(leaf)
+    assert len(seen) == 3
+
+
 def test_changes_are_noticed():
     gru, x = training(), torch.randn(6, 8, C)
 

@@ -1,16 +1,15 @@
 // Runs kernels on the host: every thread of a cluster is a fiber, and whatever waits for others
-// yields. Enough of CUDA for the kernels of this package, instruction wrappers included.
+// yields. Enough of CUDA for the kernels of this package, instruction wrappers included. What needs
+// no inlining stands in host.cpp, which is compiled once for all kernels.
 #pragma once
 
 #include <setjmp.h>
 #include <ucontext.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <random>
 #include <vector>
@@ -86,111 +85,26 @@ struct Fiber {
     bool done = false;
 };
 
-inline Fiber *self;
-inline std::minstd_rand chance;  // always the same chances
-inline ucontext_t scheduler;
-inline jmp_buf scheduler_jump;
-inline Index grid;
-inline unsigned block_threads;
-inline std::function<void()> body;
+extern Fiber *self;
+extern Index grid;
+extern unsigned block_threads;
 
-// jumps between fibers: contexts are only switched at a fiber's first turn, as that costs a call
-// into the system
-inline void yield() {
-    if (!_setjmp(self->jump)) _longjmp(scheduler_jump, 1);
-}
-inline void resume(Fiber &f) {
-    self = &f;
-    if (_setjmp(scheduler_jump)) return;
-    if (f.started) _longjmp(f.jump, 1);
-    f.started = true;
-    swapcontext(&scheduler, &f.context);
-}
-
-inline void wait(Barrier &b, int count) {
-    const long mine = b.generation;
-    if (++b.waiting == count) {
-        b.waiting = 0;
-        ++b.generation;
-        return;
-    }
-    while (b.generation == mine) yield();
-}
-
-inline void entry() {
-    body();
-    self->done = true;
-    yield();
-}
+void yield();
+void wait(Barrier &b, int count);
 
 inline Warp &warp() { return self->block->warps[self->thread / 32]; }
 inline void sync_warp() { wait(warp().barrier, 32); }
 
 inline Cluster &cluster() { return *self->block->cluster; }
 
-// Clusters one after the other, or all blocks at once where they wait for each other.
-inline void arrive(const Copy &copy) {
-    if (copy.from)
-        std::memcpy(copy.to, copy.from, copy.bytes);
-    else
-        std::memset(copy.to, 0, copy.bytes);
-}
-inline void copy(const Copy &copy) {
-    if (chance() % 2)
-        arrive(copy);
-    else
-        self->copies.back().push_back(copy);
-}
+// Copies come at once, or as late as they may.
+void copy(const Copy &copy);
+void copies_commit();
+void copies_wait(int groups);
 
-inline void run(std::function<void()> kernel, int blocks_x, int blocks_y, int threads, int size,
-                size_t shared, bool together) {
-    body = kernel;
-    grid = {unsigned(blocks_x), unsigned(blocks_y)};
-    block_threads = unsigned(threads);
-    const int all = blocks_x / size * blocks_y, at_once = together ? all : 1;
-    for (int first = 0; first < all; first += at_once) {
-        std::vector<Cluster> clusters(at_once);
-        std::vector<Fiber> fibers(size_t(at_once) * size * threads);
-        for (int i = 0; i < at_once * size; ++i) {
-            Cluster &home = clusters[i / size];
-            if (home.blocks.empty()) home.blocks.resize(size);
-            Block &block = home.blocks[i % size];
-            const int x = (first + i / size) % (blocks_x / size) * size + i % size;
-            block.index = {unsigned(x), unsigned((first + i / size) / (blocks_x / size))};
-            block.rank = i % size;
-            block.cluster = &home;
-            block.shared.assign(shared + 64, 0xA5);  // poison
-            block.warps.resize((threads + 31) / 32);
-            for (int thread = 0; thread < threads; ++thread) {
-                Fiber &f = fibers[size_t(i) * threads + thread];
-                f.block = &block;
-                f.thread = unsigned(thread);
-                f.stack.reset(new char[kStack]);  // not cleared: most of it is never used
-                getcontext(&f.context);
-                f.context.uc_stack.ss_sp = f.stack.get();
-                f.context.uc_stack.ss_size = kStack;
-                f.context.uc_link = nullptr;
-                makecontext(&f.context, entry, 0);
-            }
-        }
-        // in any order, and some warps get ahead of others: what relies on more than its barriers
-        // and waits goes wrong sooner or later
-        for (bool running = true; running;) {
-            running = false;
-            const size_t warps = (fibers.size() + 31) / 32, begin = chance() % warps;
-            for (size_t w = 0; w < warps; ++w) {
-                const size_t warp = (begin + w) % warps * 32;
-                const bool waits = chance() % 4 == 0;
-                const size_t end = std::min(warp + 32, fibers.size());
-                for (size_t i = warp; i < end; ++i) {
-                    Fiber &f = fibers[i];
-                    running = running || !f.done;
-                    if (!f.done && !waits) resume(f);
-                }
-            }
-        }
-    }
-}
+// Clusters one after the other, or all blocks at once where they wait for each other.
+void run(void (*kernel)(const void *), const void *arguments, int blocks_x, int blocks_y,
+         int threads, int size, size_t shared, bool together);
 
 }  // namespace host
 
@@ -330,7 +244,6 @@ inline Value load_at(uint32_t address) {
 }
 inline uint2 load8(uint32_t address) { return load_at<uint2>(address); }
 inline uint4 load16(uint32_t address) { return load_at<uint4>(address); }
-// copies come at once, or as late as they may
 inline void copy_async(uint32_t to, const void *from, bool there) {
     if (to % 16 || uintptr_t(from) % 16) std::abort();
     host::copy({place_at(to), there ? from : nullptr, 16});
@@ -340,14 +253,10 @@ inline void copy_async(void *to, const void *from) {
     if (uintptr_t(to) % kBytes || uintptr_t(from) % kBytes) std::abort();
     host::copy({(unsigned char *)to, from, kBytes});
 }
-inline void copies_commit() { host::self->copies.emplace_back(); }
+inline void copies_commit() { host::copies_commit(); }
 template <int kGroups>
 inline void copies_wait() {
-    auto &groups = host::self->copies;
-    while (groups.size() > size_t(kGroups) + 1) {
-        for (const host::Copy &each : groups.front()) host::arrive(each);
-        groups.erase(groups.begin());
-    }
+    host::copies_wait(kGroups);
 }
 inline void load_matrices(uint32_t (&v)[4], uint32_t address) {
     host::Warp &w = host::warp();

@@ -33,12 +33,15 @@ KINDS |= {"clear": "Mask", "carry": "Carry"}
 KINDS |= {"take": "Take", "between": "Between"}
 KINDS |= {"operands": "Operands"}
 KINDS |= {"back_step": "Numbers", "back_grid": "Numbers"}
+# macros come behind the header: with them it would have to be compiled again
 _LAUNCH = """
+#include "host.hpp"
+{macros}
 #include "{source}.cu"
 extern "C" void launch(const void *p, int x, int y, int threads, int cluster, long shared,
                        bool together) {{
-    host::run([p] {{ {function}(*(const {kind} *)p); }}, x, y, threads, cluster, size_t(shared),
-              together);
+    host::run([](const void *p) {{ {function}(*(const {kind} *)p); }}, p, x, y, threads, cluster,
+              size_t(shared), together);
 }}
 """
 
@@ -48,9 +51,11 @@ def folder_of(tmp_path_factory) -> Path:
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"
     folder.mkdir(exist_ok=True)
-    header = folder / "host.hpp.gch"
+    header, scheduler = folder / "host.hpp.gch", folder / "host.o"
     if not header.exists():
         _compile(header, ["-x", "c++-header", str(HERE / "host.hpp")])
+    if not scheduler.exists():
+        _compile(scheduler, ["-c", str(HERE / "host.cpp")])
     return folder
 
 
@@ -94,15 +99,15 @@ class Host:
         source, function, macros = kernel.source, kernel.function, dict(kernel.macros)
         self.launched.append((function, macros))
         kind = KINDS.get(function) or KINDS.get(source, "Pair")
-        text = _LAUNCH.format(source=source, function=function, kind=kind)
-        defines = [f"-D{name}={value}" for name, value in macros.items()]
-        name = hashlib.sha256(repr((text, defines)).encode()).hexdigest()[:24]
+        defines = "\n".join(f"#define {name} {value}" for name, value in macros.items())
+        text = _LAUNCH.format(source=source, macros=defines, function=function, kind=kind)
+        name = hashlib.sha256(text.encode()).hexdigest()[:24]
         if name not in self._loaded:
             library = self.folder / f"{name}.so"
             if not library.exists():
                 source_file = self.folder / f"{name}.{os.getpid()}.cpp"
                 source_file.write_text(text)
-                _compile(library, [*_LIBRARY, *defines, "-include", "host.hpp", source_file.name])
+                _compile(library, [*_LIBRARY, source_file.name, "host.o"])
             self._loaded[name] = ctypes.CDLL(str(library))
         self._loaded[name].launch(
             ctypes.byref(arguments),

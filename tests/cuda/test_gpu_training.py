@@ -7,6 +7,7 @@ import torch
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru._noise import Noise
+from quant_gru.kernels.cuda.backward import pieces
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -240,3 +241,45 @@ def test_a_backward_in_the_calling_thread():
     with torch.autograd.set_multithreading_enabled(False):
         for _ in range(3):
             assert all(map(torch.equal, results(gru, x)[1], expected))
+
+
+def test_learned_scales():
+    cpu, gpu = pair(16, 40, learn_scales=True, **DEEP)
+    gpu.precision = "fp32"
+    assert any("log" in name for name, _ in gpu.named_parameters())
+    check(cpu, gpu, torch.randn(12, 9, 16), torch.randn(4, 9, 40) * 0.5)
+
+
+@pytest.mark.parametrize("config", ["w8a16", "int8"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_states_kept_in_fewer_bits(config, bits):
+    cpu, gpu = pair(16, 40, config, num_layers=2, stash_bits=bits)
+    gpu.precision = "fp32"
+    check(cpu, gpu, torch.randn(12, 9, 16))
+
+
+def test_checkpoints():
+    from torch.utils.checkpoint import checkpoint
+
+    _, gru = pair(16, 40, zoneout=0.2)
+    x = torch.randn(12, 9, 16, device="cuda")
+    found = []
+    for again in (False, True):
+        torch.manual_seed(5)
+        y = checkpoint(gru, x, use_reentrant=False)[0] if again else gru(x)[0]
+        found.append(torch.autograd.grad(y.square().sum(), list(gru.parameters())))
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("precision", LIMITS)
+def test_pieces_of_time(precision, monkeypatch):
+    _, whole = pair(16, 128, **DEEP)
+    parts = copy.deepcopy(whole)
+    x, hx = torch.randn(40, 9, 16), torch.randn(4, 9, 128) * 0.5
+    whole.precision = parts.precision = precision
+    expected = results(whole, x, hx)[1]
+    monkeypatch.setattr(pieces, "MOST_BYTES", 1 << 20)
+    found = results(parts, x, hx)[1]
+    for a, b in zip(found, expected, strict=True):
+        # sums over time are split
+        assert distance(a, b.cpu()) <= LIMITS["fp32"]

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "cuda"))
-from host_machine import COMPILER, Host
+from host_machine import COMPILER, Host, folder_of
 from live_cases import REACH, live_and_fresh, random_qparams, random_weights, same_part
 
 from quant_gru import QuantConfig, QuantGRU
@@ -184,17 +184,17 @@ def check_on_gpu(seeds, machine=None, device="cpu", **options):
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
-def test_equal_to_the_definition_in_cuda_kernels_on_the_host(tmp_path):
-    check_on_gpu(range(6), Host(tmp_path), most=20)
+def test_equal_to_the_definition_in_cuda_kernels_on_the_host(tmp_path_factory):
+    check_on_gpu(range(6), Host(folder_of(tmp_path_factory)), most=20)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
-def test_whether_int32_holds_sums_of_16_bits_follows_the_weights(tmp_path):
+def test_whether_int32_holds_sums_of_16_bits_follows_the_weights(tmp_path_factory):
     reach = {name: 1 if name == "output.h" else 4 for name in REACH}
     quantizers = {name: Quantizer(16, True, most * 2.0**-15) for name, most in reach.items()}
     qparams = make_qparams(QuantConfig.w8a16(), quantizers)
     weights = [torch.randn(48, 5), torch.randn(48, 16), torch.randn(48), torch.randn(48)]
-    live, plan, fresh = live_and_fresh(qparams, weights, Host(tmp_path))
+    live, plan, fresh = live_and_fresh(qparams, weights, Host(folder_of(tmp_path_factory)))
     assert gpu.numbers_of(plan).form.in_int32
     for size in (1, 1e-7, 1):
         now = [weights[0], weights[1] * size, *weights[2:]]

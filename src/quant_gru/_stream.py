@@ -13,6 +13,7 @@ from quant_gru._trace import checked_codes
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.live import settled
+from quant_gru.kernels.makers import maker
 
 
 class Stream:
@@ -46,8 +47,6 @@ class Stream:
             torch.empty((batch_size, self._H), dtype=cell.h.container, device=self._device)
             for cell in self._cells
         ]
-        # an output is made after its likeness: the quickest way to make a tensor
-        self._like = torch.empty((batch_size, self._H), dtype=torch.float32, device=self._device)
         self._connect()
         self.reset()
 
@@ -56,9 +55,10 @@ class Stream:
         variant = cpu.chosen() if self._device.type == "cpu" else cpu.REFERENCE
         stack = None if variant == cpu.REFERENCE else cpu.stack_of(self._plan, variant)
         self._step = None if stack is None else cpu.Stream(stack, self._codes).step
+        self._make = maker((self._N, self._H), torch.device("cpu"))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_step": None}
+        return {**self.__dict__, "_step": None, "_make": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -111,7 +111,7 @@ class Stream:
             or x.is_neg()
         ):
             return self._general_step(x)
-        y = torch.empty_like(self._like)
+        y = self._make()
         if self._step(x.data_ptr(), y.data_ptr()):
             self._see_nan(x)
         return y if self._nan is None else y.masked_fill(self._nan[:, None], torch.nan)

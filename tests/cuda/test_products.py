@@ -109,6 +109,35 @@ def test_there_is_no_library_without_cuda():
     assert products.loaded() is None
 
 
+@pytest.mark.skipif(products.loaded() is None, reason="needs a GPU's library")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("m", "n", "k"), [(384, 64, 1600), (60, 5, 21), (1536, 512, 4096)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_gpus_products_also_in_graphs(m, n, k, transposed):
+    gpu = driver.machine_of(torch.device("cuda", 0))
+    left, right = (each.cuda() for each in operands(m, n, k, transposed))
+    made = gpu.multiply(Product(m, n, k, transposed))
+    if made is None:
+        assert min(n, k) % 8
+        return
+    result = torch.empty(m, n, device="cuda")
+    workspace = torch.empty(max(1, made.workspace), dtype=torch.int8, device="cuda")
+    made.record.a, made.record.b = right.data_ptr(), left.data_ptr()
+    made.record.c = made.record.d = result.data_ptr()
+    made.record.workspace = workspace.data_ptr()
+    made.launch.start(gpu.stream())
+    first = result.clone()
+    exact = (left.t() if transposed else left).double() @ right.double()
+    assert (first - exact).norm() < 1e-4 * exact.norm()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made.launch.start(gpu.stream())
+    result.zero_()
+    graph.replay()
+    assert torch.equal(result, first)
+
+
 def test_last_products_share_a_workspace(cublas, device):
     memory = Memory()
     kind = torch.bfloat16

@@ -127,20 +127,21 @@ def cublas(host, monkeypatch):
     return found
 
 
-def test_products_are_among_the_launches(cublas, monkeypatch):
-    gru, x = training(), torch.randn(6, 8, C)
+@pytest.mark.parametrize("config", ["int8", "w8a16"])
+def test_products_are_among_the_launches(cublas, monkeypatch, config):
+    gru, x = training(config), torch.randn(6, 8, C)
     ours = results(gru, x)
     assert len(cublas.started) == 3
     with monkeypatch.context() as patch:
-        patch.setattr(Host, "multiply", lambda *_: None)
         patch.delattr(step_of(gru).call.stack.machine, "multiply")
-        assert all(map(torch.equal, results(training(), x), ours))
+        assert all(map(torch.equal, results(training(config), x), ours))
     assert len(cublas.started) == 3
     check(gru, x)
     x[2, 1, 0] = nan
     check(gru, x)
     check(gru, x, torch.randn(1, 8, H) * 0.5, first=False)
-    assert step_of(gru).call.back._latest.native is not None
+    # others multiply bytes in between
+    assert (step_of(gru).call.back._latest.native is None) == (config == "w8a16")
     cublas.started.clear()
     gru.weight_ih_l0.requires_grad_(False)
     check(gru, x, last=False)
@@ -210,6 +211,30 @@ def quickly(gru, x):
         patch.setattr(_gru, "run", lambda *a: calls.append(a) or general(*a))
         gru(x)
         return not calls
+
+
+def test_hooks_see_steps():
+    gru, x, seen = training(), torch.randn(6, 8, C), []
+    gru(x)
+    with pytest.MonkeyPatch.context() as patch:
+        # what is not watched comes by no forward
+        patch.setattr(_gru.QuantGRU, "forward", lambda *_: seen.append("forward"))
+        expected = gru(x)
+        assert not seen
+    handles = [
+        gru.register_forward_hook(lambda *_: seen.append("after")),
+        gru.register_forward_pre_hook(lambda *_: seen.append("before")),
+        gru.register_full_backward_hook(lambda *_: seen.append("back")),
+    ]
+    leaf = x.clone().requires_grad_()
+    found = gru(leaf)
+    assert all(map(torch.equal, found, expected))
+    found[0].sum().backward()
+    assert seen == ["before", "after", "back"]
+    for handle in handles:
+        handle.remove()
+    gru(leaf)
+    assert len(seen) == 3
 
 
 def test_changes_are_noticed():

@@ -82,7 +82,6 @@ def variants(arch):
                 kernel, _ = planner.layout(shape, form, 96, 8, 2, ends=ends)
                 yield "recurrent", dict(kernel.macros)
 
-
     if arch != "sm_80":
         for name, shape in (("w8a8", (2, 2, 1, 8)), ("w8a16-float", (2, 2, 1, 16))):
             yield "recurrent", planner.make_shape(128, *shape).macros(FORMS[name], 128, 1)

@@ -86,6 +86,10 @@ def variants(arch):
                 kernel, _ = planner.layout(shape, form, 96, 8, 2, ends=ends)
                 yield "recurrent", dict(kernel.macros)
 
+    if arch != "sm_80":
+        for name, shape in (("w8a8", (2, 2, 1, 8)), ("w8a16-float", (2, 2, 1, 16))):
+            yield "recurrent", planner.make_shape(128, *shape).macros(FORMS[name], 128, 1)
+
 
 def backward_variants(arch):
     for operand in range(3):
@@ -260,6 +264,21 @@ def test_blocks_with_tables_share_where_fewer_steps_are_ahead():
     assert light.resident(form, RESIDENT) == (15, 30)
     assert heavy.resident(form, RESIDENT) == (30, 30)
     assert light.ring(BYTES) == 4
+
+
+def test_large_strips_go_in_one_piece():
+    wide = FORMS["w8a16-float"]
+    for form, H, shape, expected in (
+        (BYTES, 512, (8, 2, 1, 8), True),
+        (BYTES, 512, (8, 1, 1, 4), False),
+        (BYTES, 1024, (16, 2, 1, 16), False),
+        (wide, 1024, (16, 2, 1, 16), True),
+        (wide, 500, (8, 1, 1, 1), True),
+        (wide, 400, (8, 1, 1, 1), False),
+        (wide, 64, (1, 1, 1, 8), False),
+        (FORMS["w16a16"], 512, (8, 1, 1, 1), False),
+    ):
+        assert planner.make_shape(H, *shape).bulk(form) == expected
 
 
 def test_a_strip_costs_less_beside_another():

@@ -183,15 +183,31 @@ def test_int32_holds_sums_of_halves_alone(host, monkeypatch):
     assert same(executor.run(plan, x, h0, machine=host), reference.run(plan, x, h0))
 
 
-@pytest.mark.parametrize(("config", "shape"), [("int8", "2,1,1,4"), ("w8a16", "2,1,1,8")])
-def test_weights_that_leave_few_registers(host, monkeypatch, config, shape):
+@pytest.mark.parametrize(
+    ("config", "shape", "H"), [("int8", "2,1,1,4", 330), ("w8a16", "8,1,1,8", 510)]
+)
+def test_weights_that_leave_few_registers(host, monkeypatch, config, shape, H):
     """Products of no gate come late, those of high bytes before those of low ones."""
     monkeypatch.setenv(planner.VARIABLE, shape)
-    (plan,) = quantized(getattr(QuantConfig, config)(), 3, 330)
-    x, h0 = codes(plan.x, 3, 9, 3), codes(plan.h, 9, 330)
+    (plan,) = quantized(getattr(QuantConfig, config)(), 3, H)
+    x, h0 = codes(plan.x, 3, 9, 3), codes(plan.h, 9, H)
     got = executor.run(plan, x, h0, machine=host)
     assert host.launched[-1][1]["LATE"] == 0
+    assert host.launched[-1][1]["BULK"] == (H == 510)
     assert same(got, reference.run(plan, x, h0))
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"), [("int8", "2,1,1,8"), ("w8a16", "2,2,1,16"), ("w8a16", "2,1,1,1")]
+)
+def test_states_go_in_one_piece(host, monkeypatch, config, shape):
+    monkeypatch.setenv(planner.VARIABLE, shape)
+    (plan,) = quantized(getattr(QuantConfig, config)(), 3, 101)
+    x, h0 = codes(plan.x, 6, 19, 3), codes(plan.h, 19, 101)
+    lengths = torch.randint(1, 7, (19,))
+    got = executor.run(plan, x, h0, lengths, machine=host)
+    assert host.launched[-1][1]["BULK"] == 1
+    assert same(got, reference.run(plan, x, h0, lengths))
 
 
 def test_lines_in_doubles(host, monkeypatch):

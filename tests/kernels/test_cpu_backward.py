@@ -11,7 +11,7 @@ from torch import Tensor
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.integer import reference
 from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
-from quant_gru.kernels.cpu import executor
+from quant_gru.kernels.cpu import _native, executor
 from quant_gru.kernels.cpu.training import backward
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -72,13 +72,18 @@ def batches():
             yield pytest.param(kind, first, min(first + BATCH, count), id=f"{kind}-{first}")
 
 
+@pytest.mark.usefixtures("cheap_threads")
 @pytest.mark.parametrize(("kind", "first", "end"), list(batches()))
 def test_random_plans(kind, first, end):
     for seed in range(first, end):
         case = random_drawn(seed, kind)
         expected = straight_through(case.tape, case.grad_out, case.grad_last, ALL)
         for variant in NATIVE:
-            got = backward(case.tape, case.grad_out, case.grad_last, ALL, variant, 1)
+            gradients = (case.grad_out, case.grad_last, ALL)
+            before = _native.threads_started()
+            got = backward(case.tape, *gradients, variant, 1 + seed % 2)
+            if executor.is_narrow(case.tape.plan):
+                assert _native.threads_started() - before == seed % 2
             assert_close(got, expected, case.tape, f"seed {seed}, {kind}, {variant}")
 
 
@@ -92,6 +97,7 @@ def test_terms_of_the_yardstick_add_up(name):
         assert (sum(found) - whole).norm() <= 1e-10 * torch.stack(found).norm()
 
 
+@pytest.mark.usefixtures("cheap_threads")
 @pytest.mark.parametrize(("kind", "first", "end"), list(batches()))
 def test_held_units_of_random_plans(kind, first, end):
     for seed in range(first, end):
@@ -102,7 +108,7 @@ def test_held_units_of_random_plans(kind, first, end):
         arguments = (case.plan, case.x, case.h0, case.lengths, case.reverse)
         expected = reference.run(*arguments, held)
         for variant in NATIVE:
-            got = executor.run(*arguments, variant, 1, held)
+            got = executor.run(*arguments, variant, 1 + seed % 2, held)
             for ours, theirs in zip(got, expected, strict=True):
                 assert torch.equal(ours, theirs), f"seed {seed}, {kind}, {variant}"
 

@@ -9,7 +9,7 @@ import torch
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.integer import reference
 from quant_gru.kernels import ops
-from quant_gru.kernels.cpu import executor
+from quant_gru.kernels.cpu import _native, executor
 
 sys.path.insert(0, str(Path(__file__).parent))
 from random_plans import random_case
@@ -26,6 +26,7 @@ def batches():
             yield pytest.param(kind, first, min(first + BATCH, count), id=f"{kind}-{first}")
 
 
+@pytest.mark.usefixtures("cheap_threads")
 @pytest.mark.parametrize(("kind", "first", "end"), list(batches()))
 def test_random_plans(kind, first, end):
     for seed in range(first, end):
@@ -61,6 +62,18 @@ def test_threads_and_many_rows(variant, threads):
     got = executor.run(plan, x, h0, lengths, True, variant, threads)
     assert torch.equal(got[0], expected[0])
     assert torch.equal(got[1], expected[1])
+
+
+@pytest.mark.usefixtures("cheap_threads")
+@pytest.mark.parametrize("kind", SWEEP)
+def test_rows_are_divided_among_threads(kind):
+    for seed in range(8):
+        case = random_case(seed, kind)
+        N = case.x.shape[1]
+        before = _native.threads_started()
+        for threads in (1, 2, 5):
+            executor.run(case.plan, case.x, case.h0, None, False, NATIVE[0], threads)
+        assert _native.threads_started() - before == min(N, 2) + min(N, 5) - 2
 
 
 @pytest.mark.parametrize("variant", NATIVE)

@@ -20,6 +20,7 @@ from quant_gru.integer import reference
 from quant_gru.integer.plan import build_weights
 from quant_gru.integer.qparams import make_qparams
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import executor as gpu
 from quant_gru.kernels.cuda.numbers import DERIVED
@@ -47,11 +48,14 @@ def steps(seed, *, fast=True, narrow=True, most=40, count=3, device="cpu"):
     return qparams, found
 
 
+@pytest.mark.usefixtures("cheap_threads")
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("fast", [True, False], ids=["channel", "any"])
 def test_equal_to_the_definition_on_the_cpu(monkeypatch, variant, fast):
     monkeypatch.setenv(cpu.VARIABLE, variant)
+    before = _native.threads_started()
     for seed in range(150 if fast else 40):
+        torch.set_num_threads(1 + seed % 2)
         qparams, updates = steps(seed, fast=fast, narrow=fast)
         live, _, fresh = live_and_fresh(qparams, updates[0][0])
         for epoch, (weights, dropped, p) in enumerate(updates):
@@ -59,6 +63,7 @@ def test_equal_to_the_definition_on_the_cpu(monkeypatch, variant, fast):
             assert live.epoch == epoch + 1
             wrong = same_part(live.part, fresh(weights, dropped, p).weights)
             assert not wrong, f"seed {seed}, update {epoch}: {wrong}"
+    assert _native.threads_started() > before or not fast
 
 
 @pytest.mark.parametrize("bits", range(1, 17))

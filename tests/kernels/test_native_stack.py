@@ -6,6 +6,7 @@ from random_stacks import random_stack
 
 from quant_gru._layers import run_real
 from quant_gru._stream import Stream
+from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cpu import executor as cpu
 
 NATIVE = cpu.choices()[:-1]
@@ -23,10 +24,13 @@ def reference(case, monkeypatch):
 
 
 @torch.no_grad()
+@pytest.mark.usefixtures("cheap_threads")
 @pytest.mark.parametrize("seed", range(12))
 def test_stack(seed, monkeypatch):
     case = random_stack(seed)
     y, last = reference(case, monkeypatch)
+    torch.set_num_threads(1 + seed % 2)
+    before = _native.threads_started()
     for variant in NATIVE:
         stack = cpu.stack_of(case.plan, variant)
         for batch_first in (False, True):
@@ -35,6 +39,8 @@ def test_stack(seed, monkeypatch):
             assert got is not None
             assert torch.equal(got[0].transpose(0, 1) if batch_first else got[0], y)
             assert torch.equal(got[1], last)
+    divides = seed % 2 and (case.x.shape[1] > 1 or case.gru.bidirectional)
+    assert (_native.threads_started() > before) == bool(divides)
 
 
 @torch.no_grad()

@@ -95,7 +95,8 @@ class Backward {
 
     void run() {
         const double each = 3.0 * H_ * (H_ + C_ + 64);
-        const double work = std::min(each * static_cast<double>(chunk_steps_ * rows_) / kPays, 1e6);
+        const double work = std::min(
+            each * static_cast<double>(chunk_steps_ * rows_) / (kPays * thread_price), 1e6);
         parts_ = std::max<int64_t>(std::min<int64_t>(call_.threads, static_cast<int64_t>(work)), 1);
         const int64_t space = workspace();
         Aligned chunk(static_cast<size_t>(4 * chunk_floats()));

@@ -11,6 +11,8 @@
 #include <system_error>
 #include <thread>
 
+#include "threads.hpp"
+
 namespace nb = nanobind;
 
 namespace quant_gru {
@@ -514,7 +516,7 @@ double Layer::work() const {
 
 bool run_tasks(const std::vector<Task> &tasks, int threads, Scratch &scratch) {
     // a thread pays where it has a few hundred microseconds of work
-    constexpr double kPays = 2e7;
+    const double pays = 2e7 * thread_price;
     double all = 0;
     int64_t most = 0;
     for (const Task &task : tasks) {
@@ -522,7 +524,7 @@ bool run_tasks(const std::vector<Task> &tasks, int threads, Scratch &scratch) {
         all += task.layer->work() * static_cast<double>(job.N) * static_cast<double>(job.T);
         most = std::max(most, task.layer->workspace(job.N, job.T));
     }
-    if (threads <= 1 || all <= kPays) {
+    if (threads <= 1 || all <= pays) {
         Scratch::Lease lease(scratch, static_cast<size_t>(most));
         bool nan = false;
         for (const Task &task : tasks) {
@@ -540,7 +542,7 @@ bool run_tasks(const std::vector<Task> &tasks, int threads, Scratch &scratch) {
         const double work = task.layer->work() * static_cast<double>(N) *
                             static_cast<double>(std::max<int64_t>(task.job.T, 1));
         int64_t count = threads / static_cast<int>(tasks.size());
-        count = std::min({count, N, static_cast<int64_t>(std::min(work / kPays, 1e6))});
+        count = std::min({count, N, static_cast<int64_t>(std::min(work / pays, 1e6))});
         count = std::max<int64_t>(count, 1);
         for (int64_t i = 0; i < count; ++i) {
             parts.push_back(task);
@@ -569,6 +571,7 @@ bool run_tasks(const std::vector<Task> &tasks, int threads, Scratch &scratch) {
     } catch (const std::system_error &) {
         // no more threads to be had: this one does the rest
     }
+    threads_started += static_cast<int64_t>(started) - 1;
     run(0);
     for (size_t i = started; i < parts.size(); ++i) run(i);
     for (std::thread &other : others) other.join();

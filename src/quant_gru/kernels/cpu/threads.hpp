@@ -11,6 +11,12 @@
 
 namespace quant_gru {
 
+// What a thread has to be given to do, in parts of what pays: with a small one, tests divide work
+// that would go faster whole.
+inline std::atomic<double> thread_price{1.};
+// How many threads were started.
+inline std::atomic<int64_t> threads_started{0};
+
 class Team {
  public:
     // How many threads there are: known once all have been started.
@@ -68,6 +74,7 @@ void in_team(int64_t most, Work work) {
         team.size_ = static_cast<int64_t>(others.size()) + 1;
     }
     team.changed_.notify_all();
+    threads_started += static_cast<int64_t>(others.size());
     work(0, team);
     for (std::thread &other : others) other.join();
 }

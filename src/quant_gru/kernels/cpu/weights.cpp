@@ -8,6 +8,8 @@
 #include <system_error>
 #include <thread>
 
+#include "threads.hpp"
+
 namespace nb = nanobind;
 
 namespace quant_gru {
@@ -43,6 +45,7 @@ void in_parts(int parts, F f) {
     } catch (const std::system_error &) {
         // no more threads to be had: this one does the rest
     }
+    threads_started += started - 1;
     f(0);
     for (int i = started; i < parts; ++i) f(i);
     for (std::thread &other : others) other.join();
@@ -96,9 +99,9 @@ void Weights::write(std::array<const float *, 2> matrices, std::array<const floa
         all += channels * o.rows.n;
     }
     // a thread pays where it has a few hundred microseconds of work
-    constexpr int64_t kPays = 1 << 18;
-    const int parts =
-        static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(all / kPays, threads), 1, 64));
+    const double pays = (1 << 18) * thread_price;
+    const int parts = static_cast<int>(
+        std::clamp(std::min(static_cast<double>(all) / pays, 1. * threads), 1., 64.));
     std::vector<float> space(static_cast<size_t>(parts * longest));
     std::atomic<bool> finite{true}, bias_finite{true};
     in_parts(parts, [&](int part) {

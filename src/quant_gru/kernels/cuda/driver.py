@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from quant_gru._errors import QuantGRUError
 from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cuda import compiler, products
+from quant_gru.kernels.cuda.ahead import Ahead
 from quant_gru.kernels.cuda.launch import Grid, Kernel, Multiplication
 from quant_gru.kernels.cuda.products import Described, Product, ProductC
 from quant_gru.kernels.cuda.structures import structure
@@ -139,6 +140,19 @@ class Prepared:
             self._device.raise_for(status)
 
 
+class _Expected(Prepared):
+    """A launch whose kernel may still be compiled: it is loaded when it is asked for anything."""
+
+    def __init__(self, load: Callable[[], _Launch], device: Device) -> None:
+        self._load, self._machine = load, device
+
+    def __getattr__(self, name: str) -> Any:
+        if "launches" in self.__dict__ or name.startswith("__"):
+            raise AttributeError(name)
+        super().__init__(self._machine, [self._load()])
+        return getattr(self, name)
+
+
 class Device:
     """One GPU and the kernels loaded on it.
 
@@ -157,6 +171,7 @@ class Device:
             )
         self.has_clusters = capability >= _CLUSTERS_SINCE
         self.arch = f"sm_{capability[0]}{capability[1]}" + ("a" if capability == (9, 0) else "")
+        self._ahead = Ahead(self.arch)
         self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(index))
         self.native = _native.Driver(*_functions(), int(self._context))
         self._loaded: dict[tuple[Kernel, int], Loaded] = {}
@@ -195,11 +210,15 @@ class Device:
     def prepare(
         self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
     ) -> Prepared:
-        """Load a kernel and keep what its launches share; raises as `launch`."""
-        loaded = self._ready(kernel, grid)
-        return Prepared(
-            self, [_Launch(loaded, grid if self.has_clusters else _late(grid), arguments)]
-        )
+        """Begin to compile a kernel, and keep what its launches share; they raise as `launch`."""
+        if (kernel.source, kernel.macros) not in self._modules:
+            self._ahead.expect(kernel)
+
+        def load() -> _Launch:
+            loaded = self._ready(kernel, grid)
+            return _Launch(loaded, grid if self.has_clusters else _late(grid), arguments)
+
+        return _Expected(load, self)
 
     def multiply(self, product: Product) -> Multiplication | None:
         """Prepare a product of matrices; None where the library cannot."""
@@ -262,7 +281,7 @@ class Device:
             key = (kernel.source, kernel.macros)
             module = self._modules.get(key)
             if module is None:
-                code = compiler.machine_code(kernel.source, dict(kernel.macros), self.arch)
+                code = self._ahead.take(kernel)
                 module = self._modules[key] = self._check(driver.cuModuleLoadData(code))
             function = self._check(driver.cuModuleGetFunction(module, kernel.function.encode()))
             settings = {

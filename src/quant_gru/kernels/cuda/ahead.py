@@ -1,0 +1,57 @@
+"""Compiles kernels before they are loaded: those of a call take as long as the longest of them."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+from quant_gru.kernels.cuda import compiler
+from quant_gru.kernels.cuda.launch import Kernel
+
+_Key = tuple[str, tuple[tuple[str, object], ...]]
+
+
+class Ahead:
+    """Machine code that is on its way, each in a thread of its own: NVRTC waits for no other.
+
+    Args:
+        arch: What is compiled for, such as 'sm_90a'.
+    """
+
+    def __init__(self, arch: str) -> None:
+        self._arch = arch
+        self._lock = threading.Lock()
+        self._coming: dict[_Key, Future[bytes]] = {}
+
+    def expect(self, kernel: Kernel) -> None:
+        """Begin with a kernel, unless it has been begun; errors are for `take`."""
+        self._begin((kernel.source, kernel.macros))
+
+    def take(self, kernel: Kernel) -> bytes:
+        """The machine code, once it is there.
+
+        Raises:
+            QuantGRUError: As `compiler.machine_code`; the next call tries again.
+        """
+        key = (kernel.source, kernel.macros)
+        coming = self._begin(key)
+        try:
+            return coming.result()
+        finally:
+            with self._lock:
+                self._coming.pop(key, None)
+
+    def _begin(self, key: _Key) -> Future[bytes]:
+        with self._lock:
+            coming = self._coming.get(key)
+            if coming is None:
+                coming = self._coming[key] = Future()
+                threading.Thread(target=self._compile, args=(key, coming)).start()
+        return coming
+
+    def _compile(self, key: _Key, coming: Future[bytes]) -> None:
+        source, macros = key
+        try:
+            coming.set_result(compiler.machine_code(source, dict(macros), self._arch))
+        except BaseException as error:
+            coming.set_exception(error)

@@ -1,0 +1,86 @@
+"""Kernels compiled ahead: at once, one time each; errors come where the code is asked for."""
+
+import threading
+
+import pytest
+
+from quant_gru import QuantGRUError
+from quant_gru.kernels.cuda import ahead, compiler, driver
+from quant_gru.kernels.cuda.launch import Grid, Kernel
+
+A, B, C = (Kernel.of(name, name, {"N": i}) for i, name in enumerate("abc"))
+WAIT = 20  # seconds until a test fails instead of waiting for ever
+
+
+class Compiler:
+    """Records what it is asked for; each call waits until `together` calls have come."""
+
+    def __init__(self, monkeypatch, together=1):
+        self.asked, self.broken = [], set()
+        self._barrier = threading.Barrier(together, timeout=WAIT)
+        monkeypatch.setattr(compiler, "machine_code", self)
+
+    def __call__(self, source, macros, arch):
+        self.asked.append((source, macros, arch))
+        self._barrier.wait()
+        if source in self.broken:
+            raise QuantGRUError(f"Expected {source}")
+        return source.encode()
+
+
+def test_all_that_is_expected_is_compiled_at_once(monkeypatch):
+    nvrtc = Compiler(monkeypatch, together=3)
+    codes = ahead.Ahead("sm_90a")
+    for kernel in (A, B, C, A, B):
+        codes.expect(kernel)
+    assert [codes.take(kernel) for kernel in (C, A, B)] == [b"c", b"a", b"b"]
+    assert sorted(each[0] for each in nvrtc.asked) == ["a", "b", "c"]
+    assert all(each[2] == "sm_90a" for each in nvrtc.asked)
+    assert {each[0]: each[1] for each in nvrtc.asked}["b"] == {"N": 1}
+
+
+def test_functions_of_one_source_share_a_compilation(monkeypatch):
+    nvrtc = Compiler(monkeypatch)
+    codes = ahead.Ahead("sm_80")
+    codes.expect(A)
+    codes.expect(Kernel.of("a", "other", {"N": 0}))
+    assert codes.take(A) == b"a"
+    assert len(nvrtc.asked) == 1
+
+
+def test_errors_come_with_the_code_and_go(monkeypatch):
+    nvrtc = Compiler(monkeypatch)
+    nvrtc.broken.add("a")
+    codes = ahead.Ahead("sm_80")
+    codes.expect(A)
+    codes.expect(B)
+    for _ in range(2):
+        with pytest.raises(QuantGRUError, match="Expected a"):
+            codes.take(A)
+    assert codes.take(B) == b"b"
+    nvrtc.broken.clear()
+    assert codes.take(A) == b"a"
+
+
+class Device(driver.Device):
+    """A device that loads nothing but waits for what has been compiled."""
+
+    def __init__(self):
+        self._ahead, self._modules, self.loaded = ahead.Ahead("sm_90a"), {}, []
+        self.has_clusters = True
+
+    def _ready(self, kernel, grid):
+        self.loaded.append(self._ahead.take(kernel))
+        raise QuantGRUError("Expected a GPU")
+
+
+def test_a_device_begins_with_what_is_prepared_and_loads_at_a_join(monkeypatch):
+    Compiler(monkeypatch, together=2)
+    device = Device()
+    prepared = [device.prepare(kernel, Grid((1, 1), 32), None) for kernel in (A, B)]
+    assert not device.loaded
+    # without the other on its way, the first would wait in vain
+    for each, code in zip(prepared, (b"a", b"b"), strict=True):
+        with pytest.raises(QuantGRUError, match="a GPU"):
+            device.join([each])
+        assert device.loaded.pop() == code

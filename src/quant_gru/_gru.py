@@ -173,7 +173,7 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
             if self._is_plain(zoneout_mask):
                 return super().forward(input, hx)
             return self._forward_float(input, hx, zoneout_mask)
-        if _library.traced(input):
+        if _library.traced(input, hx, self):
             return self._forward_traced(input, hx, zoneout_mask)
         plans = self._state.plans
         if self.training and zoneout_mask is None and type(input) is Tensor:

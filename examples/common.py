@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -89,8 +89,17 @@ class Processes:
 
     @classmethod
     def join(cls, device: str) -> Processes:
-        """Join the others: gloo on the CPU, NCCL on CUDA."""
-        found, local = torch.device(device), int(os.environ.get("LOCAL_RANK", 0))
+        """Join the others: gloo on the CPU, NCCL on CUDA.
+
+        A device that is not there ends the program with one line and exit code 2.
+        """
+        local = int(os.environ.get("LOCAL_RANK", 0))
+        if device not in ("cpu", "cuda"):
+            _refuse(f"Expected --device to be cpu or cuda, got {device!r}")
+        if device == "cuda" and local >= torch.cuda.device_count():
+            count = torch.cuda.device_count()
+            _refuse(f"Expected a CUDA device for each process, got {count} (--device cuda)")
+        found = torch.device(device)
         if found.type == "cuda":
             found = torch.device("cuda", local)
             torch.cuda.set_device(found)
@@ -115,6 +124,11 @@ class Processes:
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         return list(total.tolist())
+
+
+def _refuse(message: str) -> NoReturn:
+    print(message, file=sys.stderr)
+    raise SystemExit(2)
 
 
 def parser(description: str, steps: int) -> argparse.ArgumentParser:

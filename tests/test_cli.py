@@ -52,7 +52,7 @@ def test_info() -> None:
     assert result.exit_code == 0
     lines = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
     assert lines["quant-gru"] == quant_gru.__version__
-    assert list(lines) == ["quant-gru", "python", "torch", "threads", "executor", "choices"]
+    assert list(lines) == ["quant-gru", "python", "torch", "threads", "executor", "choices", "gpu"]
     assert lines["torch"] == torch.__version__
     assert lines["executor"] == executor_name()
 

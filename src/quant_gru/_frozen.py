@@ -149,7 +149,7 @@ class FrozenQuantGRU(torch.nn.Module):
                 "Expected an input without requires_grad, got one that asks for a gradient: a "
                 "frozen GRU is for inference only; use torch.no_grad() or the QuantGRU"
             )
-        if _library.traced(input):
+        if _library.traced(input, hx):
             return self._forward_traced(input, hx)
         plans = self._plans
         quick = plans.quick

@@ -66,8 +66,8 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         precision: What gradients are multiplied in on a GPU, with sums in float32: 'bf16' (errors
             of about 1e-3), 'tf32' (1e-4) or 'fp32' (1e-6).
         learn_scales: Whether the scales of calibrated activations are parameters: their logarithms
-            to base 2, `log2_scale_l0` and so on, in the order of docs/training.md. Each forward in
-            quantized mode then reads them on the host.
+            to base 2, `log2_scale_l0` and so on, in the order of `quant_gru.config.CALIBRATED`.
+            Each forward in quantized mode then reads them on the host.
         stash_bits: 4 or 8: bits of a state's code that are kept for backward, where it has more;
             gradients are then approximate. None keeps all. Compiled graphs keep all.
 
@@ -114,8 +114,7 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         self.recurrent_dropout = recurrent_dropout
         self.precision = precision
         self.stash_bits = stash_bits
-        if learn_scales:
-            self._init_learned_scales(device)
+        self.learn_scales = learn_scales
 
     def _init_quantization(self, config: QuantConfig | None, use_quantization: bool) -> None:
         if config is not None and not isinstance(config, QuantConfig):
@@ -189,7 +188,7 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
             if self._is_plain(zoneout_mask):
                 return super().forward(input, hx)
             return self._forward_float(input, hx, zoneout_mask)
-        if _library.traced(input):
+        if _library.traced(input, hx, self):
             return self._forward_traced(input, hx, zoneout_mask)
         plans = self._state.plans
         if self.training and zoneout_mask is None:
@@ -632,14 +631,6 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
 
     # --- internals
 
-    @property
-    def _weight(self) -> Tensor:
-        """Any weight: it says where the module is, and of which dtype."""
-        parameter = self._parameters.get("weight_ih_l0")
-        weight = self.weight_ih_l0 if parameter is None else parameter
-        assert isinstance(weight, Tensor)
-        return weight
-
     def _shape(self) -> params.Shape:
         return params.Shape(
             input_size=self.input_size,
@@ -750,7 +741,8 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
     def extra_repr(self) -> str:
         """nn.GRU's text and what concerns quantization."""
         state = "calibrated" if self.is_calibrated() else "not calibrated"
-        return f"{super().extra_repr()}, use_quantization={self.use_quantization}, {state}"
+        options = f"use_quantization={self.use_quantization}{self._training_text()}"
+        return f"{super().extra_repr()}, {options}, {state}"
 
 
 def _named_shapes(

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from quant_gru._errors import QuantGRUError
@@ -103,17 +105,23 @@ def keep(parameters: Tensor, source: Source) -> None:
     _sources[parameters] = source
 
 
-def traced(x: object) -> bool:
+def traced(x: object, hx: object = None, module: torch.nn.Module | None = None) -> bool:
     """Whether a call is to go through the operators: a tracer or a transform is watching.
 
     Args:
         x: The input of the call.
+        hx: Its initial states.
+        module: What is called, where it has real weights.
 
     Raises:
-        QuantGRUError: torch.jit.trace is running.
+        QuantGRUError: torch.jit.trace is running, or input, states or a weight have a tangent of
+            forward-mode differentiation.
     """
     if torch.compiler.is_compiling():
         return True
+    # tells whether a dual level is entered: no tensor has a tangent otherwise
+    if forward_ad._current_level >= 0:
+        _refuse_tangents(x, hx, *(() if module is None else module.parameters()))
     if _jit_state() is not None:
         raise QuantGRUError(
             "Expected torch.export or torch.compile for a quantized GRU, got torch.jit.trace, "
@@ -124,6 +132,17 @@ def traced(x: object) -> bool:
         or _peek_functorch() is not None
         or (isinstance(x, Tensor) and type(x) is not Tensor)
     )
+
+
+def _refuse_tangents(*inputs: object) -> None:
+    """Without an error a tangent would vanish where no gradient is asked for."""
+    for each in inputs:
+        values = each.data if isinstance(each, PackedSequence) else each
+        if isinstance(values, Tensor) and forward_ad.unpack_dual(values).tangent is not None:
+            raise QuantGRUError(
+                "Expected inputs and weights without tangents, got a dual tensor: the quantized "
+                "mode has gradients in reverse mode only"
+            )
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,11 @@ class QuantState:
             self.plans.clear()
             self.text = None
 
+    def settle(self) -> None:
+        """Let scales that followed logarithms be as those of a calibration."""
+        if self._scales is not None:
+            self._set_scales(self._scales)
+
     def _set_scales(self, scales: Cells | None) -> None:
         p = self._shape.zoneout
         self._scales = scales and [[replace(cell, zoneout=p) for cell in layer] for layer in scales]

@@ -27,6 +27,14 @@ class TrainingOptions(torch.nn.Module):
     bidirectional: bool
     _state: QuantState
 
+    @property
+    def _weight(self) -> Tensor:
+        """Any weight: it says where the module is, and of which dtype."""
+        parameter = self._parameters.get("weight_ih_l0")
+        weight = self.weight_ih_l0 if parameter is None else parameter
+        assert isinstance(weight, Tensor)
+        return weight
+
     def _init_training(self) -> None:
         self._recurrent_dropout = 0.0
         self._precision = PRECISIONS[0]
@@ -77,6 +85,39 @@ class TrainingOptions(torch.nn.Module):
         if bits is not None and (type(bits) is not int or bits not in STASH_BITS):
             raise ConfigError(f"Expected stash_bits to be 4, 8 or None, got {bits!r}")
         self._stash_bits = bits
+
+    @property
+    def learn_scales(self) -> bool:
+        """Whether the logarithms of the activations' scales are parameters.
+
+        Setting it makes or removes these parameters; scales stay as they are. Optimizers know of
+        new parameters only if they are made, or told, afterwards.
+        """
+        return bool(self._log2_scales)
+
+    @learn_scales.setter
+    def learn_scales(self, learn: bool) -> None:
+        if type(learn) is not bool:
+            raise ConfigError(f"Expected learn_scales to be True or False, got {learn!r}")
+        if learn == self.learn_scales:
+            return
+        if learn:
+            self._init_learned_scales()
+        else:
+            self._remove_learned_scales()
+
+    def _training_text(self) -> str:
+        """The options that are not at their defaults, each as ', name=value'."""
+        values = {
+            "zoneout": (self.zoneout, 0.0),
+            "recurrent_dropout": (self.recurrent_dropout, 0.0),
+            "precision": (self.precision, PRECISIONS[0]),
+            "learn_scales": (self.learn_scales, False),
+            "stash_bits": (self.stash_bits, None),
+        }
+        return "".join(
+            f", {name}={value}" for name, (value, usual) in values.items() if value != usual
+        )
 
     @property
     def _directions(self) -> int:
@@ -132,11 +173,19 @@ class TrainingOptions(torch.nn.Module):
 
     # --- learned scales
 
-    def _init_learned_scales(self, device: torch.device | str | int | None) -> None:
-        self._log2_scales = self._scale_names()
-        for name in self._log2_scales:
-            values = torch.nn.Parameter(torch.zeros(COUNT, device=device))
+    def _init_learned_scales(self) -> None:
+        for name in self._scale_names():
+            values = torch.nn.Parameter(torch.zeros(COUNT, device=self._weight.device))
             self.register_parameter(name, values)
+        self._log2_scales = self._scale_names()
+        self._write_logarithms()
+
+    def _remove_learned_scales(self) -> None:
+        self._follow_logarithms()
+        for name in self._log2_scales:
+            delattr(self, name)
+        self._log2_scales = []
+        self._state.settle()
 
     def _scale_names(self) -> list[str]:
         """Names of the logarithms of each layer and direction, whether they are learned or not."""

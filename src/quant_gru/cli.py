@@ -84,7 +84,7 @@ def demo(
 
 @app.command()
 def info() -> None:
-    """Print versions, threads and the executor in use."""
+    """Print versions, threads, the executors in use and the GPU."""
     import torch
 
     from quant_gru import __version__
@@ -99,6 +99,7 @@ def info() -> None:
             "threads": torch.get_num_threads(),
             "executor": executor_name(),
             "choices": f"{', '.join(choices())} ({VARIABLE} chooses)",
+            "gpu": _gpu(),
         }.items():
             typer.echo(f"{name:<10}{value}")
 
@@ -144,6 +145,24 @@ def cache(
             return
         sizes = [path.stat().st_size for path in kept.entries()]
         typer.echo(f"{kept.folder()}: {len(sizes)} files, {sum(sizes) / 1024:.0f} KiB")
+
+
+def _gpu() -> str:
+    """The GPU and its executor, or why there is none."""
+    import torch
+
+    from quant_gru.kernels.cuda import driver
+    from quant_gru.kernels.ops import executor_name
+
+    if not torch.cuda.is_available():
+        built = torch.version.cuda or torch.version.hip
+        return f"none: {'PyTorch finds no device' if built else 'this PyTorch has no CUDA'}"
+    device = torch.device("cuda", torch.cuda.current_device())
+    name, reason = torch.cuda.get_device_name(device), driver.missing(device)
+    if reason is None:
+        return f"{name}, {executor_name(device)}"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{name} (sm_{major}{minor}), {executor_name(device)}: {reason}"
 
 
 def _copy(source: Path, target: Path, force: bool) -> None:

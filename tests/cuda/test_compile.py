@@ -207,7 +207,7 @@ def test_without_nvrtc_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     compiler.version.cache_clear()
     assert not compiler.available()
-    with pytest.raises(QuantGRUError, match="pip install cuda-bindings nvidia-cuda-nvrtc"):
+    with pytest.raises(QuantGRUError, match=r'pip install "cuda-bindings==\d+\.\*"'):
         compiler.version()
 
 

@@ -177,6 +177,22 @@ def test_a_schedule_is_used_again(host):
     assert stack.stack_of(gru._plan(), host) is not whole
 
 
+def test_calibrating_again_compiles_nothing(host):
+    """Kernels know the structure of a plan; its numbers are data."""
+    gru = quantized(num_layers=2, bidirectional=True)
+    kernels, scales = [], []
+    for scale in (1.0, 5.0):
+        gru.reset_calibration()
+        gru.calibrate(torch.randn(12, 4, C) * scale + scale)
+        gru.finalize_calibration()
+        host.launched.clear()
+        check_calls(gru, host, (9, 8))
+        kernels.append({(name, *sorted(macros.items())) for name, macros in host.launched})
+        scales.append([gru.get_quant_config(name)["scale"] for name in ("x", "Wx")])
+    assert all(a != b for a, b in zip(*scales, strict=True))
+    assert kernels[0] == kernels[1]
+
+
 def test_quantizers_that_differ_between_directions(host):
     gru = quantized(num_layers=2, bidirectional=True)
     gru.adjust_quant_config("x", scale=2.0**-4, reverse=True)

@@ -95,6 +95,17 @@ class TestCommon:
         with pytest.raises(SystemExit, match="Expected --bits to be like 4/8, got '4'"):
             common.configurations(common.parser("", 1).parse_args(["--bits", "4"]))
 
+    @pytest.mark.parametrize("device", ["cuda", "cuda:0", "quux", ""])
+    def test_a_device_that_is_not_there(self, device, capsys, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+        with pytest.raises(SystemExit) as ended:
+            load("sequence_regression").main(["--device", device])
+        assert ended.value.code == 2
+        printed = capsys.readouterr()
+        assert printed.err.startswith("Expected ")
+        assert "--device" in printed.err
+        assert (printed.err.count("\n"), printed.out) == (1, "")
+
     def test_every_sample_is_seen_before_one_is_seen_again(self):
         common = load("common")
         drawn = common.batches(10, 4, seed=3)

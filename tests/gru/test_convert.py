@@ -1,6 +1,7 @@
 """Whole models: convert_model and calibrate_model."""
 
 import copy
+import math
 import warnings
 
 import pytest
@@ -469,3 +470,18 @@ def test_no_warnings():
         model = calibrate_model(convert_model(Classifier()), X)
         model(X[0])
         model.gru.freeze()
+
+
+def test_scales_of_a_converted_model_can_be_learned():
+    model = convert_model(Classifier(), QuantConfig.int8())
+    model.gru.learn_scales = True
+    batch = seeded(4, 7, C)
+    calibrate_model(model, [batch])
+    values = dict(model.named_parameters())["gru.log2_scale_l0"]
+    assert values[0] == math.log2(model.gru.get_quant_config("x")["scale"])
+    other = convert_model(Classifier(), QuantConfig.int8())
+    other.gru.learn_scales = True
+    other.load_state_dict(model.state_dict())
+    same(other.eval()(batch), model.eval()(batch))
+    model.train()(batch).square().sum().backward()
+    assert values.grad.any()

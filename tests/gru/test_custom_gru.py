@@ -1,6 +1,7 @@
 """CustomGRU: QuantGRU with calibration data given at construction."""
 
 import copy
+import math
 import pickle
 
 import pytest
@@ -272,3 +273,13 @@ def test_parameter_files():
     gru.adjust_quant_config("z_out", bitwidth=12)  # before calibration: of the configuration
     gru(seeded(5, 3, C))
     assert gru.get_quant_config("z_out")["exp2_inv"] == 12
+
+
+def test_scales_can_be_learned():
+    gru, plain = made(), made()
+    gru.learn_scales = True
+    x = seeded(5, 3, C)
+    same(gru(x)[0], plain(x)[0])
+    assert gru.log2_scale_l0[0] == math.log2(gru.get_quant_config("x")["scale"])
+    gru.learn_scales = False
+    same(gru(x)[0], plain(x)[0])

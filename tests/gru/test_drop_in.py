@@ -194,6 +194,25 @@ def test_repr():
     assert "not calibrated" in text
     assert "not calibrated" not in repr(quantized())
     assert "use_quantization=True" in repr(quantized())
+    assert repr(quantized()) == f"QuantGRU({C}, {H}, use_quantization=True, calibrated)"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("zoneout", 0.25),
+        ("recurrent_dropout", 0.5),
+        ("precision", "tf32"),
+        ("learn_scales", True),
+        ("stash_bits", 4),
+    ],
+)
+def test_repr_shows_options_of_training(option, value):
+    gru = QuantGRU(C, H, **{option: value})
+    shown = f"QuantGRU({C}, {H}, use_quantization=False, {option}={value}, not calibrated)"
+    assert repr(gru) == shown
+    setattr(gru, option, getattr(QuantGRU(C, H), option))
+    assert option not in repr(gru)
 
 
 # --- devices and dtypes

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gru_helpers import CONFIGS, C, H, quantized, same, seeded, states
 
-from quant_gru import QuantGRU, QuantGRUError
+from quant_gru import ConfigError, QuantGRU, QuantGRUError
 from quant_gru.config import CALIBRATED
 from quant_gru.kernels import ops
 from quant_gru.kernels.cpu import executor as cpu
@@ -189,3 +189,52 @@ def test_a_scale_that_is_not_finite_is_left():
 def test_tracing_is_refused():
     with pytest.raises(QuantGRUError, match="learn_scales to be False"):
         torch.export.export(learning(), (seeded(T, N, C),))
+
+
+@pytest.mark.parametrize("config", ["pot8", "free8"])
+def test_learning_is_switched_on_and_off(config):
+    gru, plain = quantized(config, **DEEP), quantized(config, **DEEP)
+    x = seeded(T, N, C)
+    same(gru(x), plain(x))
+    gru.learn_scales = True
+    made = learning(config, **DEEP)
+    assert list(gru.state_dict()) == list(made.state_dict())
+    for got, expected in zip(gru.parameters(), made.parameters(), strict=True):
+        same(got, expected)
+    same(gru(x), plain(x))
+    kept = gru.log2_scale_l0
+    gru.learn_scales = True
+    assert gru.log2_scale_l0 is kept
+    with torch.no_grad():
+        kept[CALIBRATED.index("gate.z_pre")] += 1.3
+    gru.learn_scales = False
+    assert list(gru.state_dict()) == list(plain.state_dict())
+    moved = scale_of(gru, "gate.z_pre")
+    assert moved == pytest.approx(scale_of(plain, "gate.z_pre") * 2**1.3, rel=0.3)
+    plain.adjust_quant_config("gate.z_pre", scale=moved, layer=0, reverse=False)
+    same(gru(x), plain(x))
+    # scales are known to tracers again
+    same(torch.vmap(lambda x: gru(x)[0])(x[None])[0], plain(x)[0])
+
+
+def test_switched_on_before_there_are_scales():
+    gru = QuantGRU(C, H, config=CONFIGS["pot8"])
+    gru.learn_scales = True
+    assert not gru.log2_scale_l0.any()
+    gru.calibrate(seeded(T, N, C))
+    gru.finalize_calibration()
+    assert gru.log2_scale_l0[0] == math.log2(scale_of(gru, CALIBRATED[0]))
+    gru.reset_calibration()
+    gru.learn_scales = False
+    assert not gru.is_calibrated()
+
+
+@pytest.mark.parametrize("value", ["yes", 1, 0, None, [True]])
+def test_values_that_are_neither_true_nor_false(value):
+    with pytest.raises(ConfigError, match="learn_scales to be True or False, got"):
+        QuantGRU(C, H, learn_scales=value)
+    gru = learning()
+    with pytest.raises(ConfigError, match="learn_scales to be True or False, got"):
+        gru.learn_scales = value
+    assert gru.learn_scales
+    assert "log2_scale_l0" in gru.state_dict()

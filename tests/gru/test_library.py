@@ -10,7 +10,10 @@ import pytest
 import torch
 from gru_helpers import C, H, packed, quantized, same, seeded, states, unpacked
 from torch import nn
-from torch.func import functional_call, grad, vmap
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, jvp, vmap
+from torch.nn.utils import parametrize
+from torch.nn.utils.rnn import PackedSequence
 
 import quant_gru._library as library
 from quant_gru import CalibrationError, QuantConfig, QuantGRU, QuantGRUError
@@ -436,6 +439,37 @@ class TestRefused:
         frozen = quantized().freeze()
         with pytest.raises(QuantGRUError, match="requires_grad"):
             grad(lambda x: frozen(x)[0].sum())(seeded(5, 3, C))
+
+    @pytest.mark.parametrize("kind", ["training", "quantized", "frozen"])
+    def test_forward_mode(self, kind):
+        gru = quantized(**DEEP).train(kind == "training")
+        module = gru.freeze() if kind == "frozen" else gru
+        x, hx = seeded(5, 3, C), states(gru, 3)
+        tangents = pytest.raises(QuantGRUError, match="without tangents")
+        with torch.no_grad():
+            expected = module(x, hx)
+            module(x, hx)  # from here on in the shortest way
+            with forward_ad.dual_level():
+                same(module(x, hx), expected)
+                dual_x, dual_hx = (forward_ad.make_dual(t, torch.ones_like(t)) for t in (x, hx))
+                with tangents:
+                    module(dual_x, hx)
+                with tangents:
+                    module(x, dual_hx)
+                with tangents:
+                    module(PackedSequence(dual_x[:, 0], torch.ones(5, dtype=torch.int64)))
+            same(module(x, hx), expected)
+        with tangents:
+            jvp(lambda x: module(x, hx)[0], (x,), (x,))
+
+    def test_forward_mode_over_weights(self):
+        gru, x = quantized(), seeded(5, 3, C)
+        parametrize.register_parametrization(gru, "weight_ih_l0", torch.nn.Tanh())
+        weights = {name: p.detach() for name, p in gru.named_parameters()}
+        moving = {name: w for name, w in weights.items() if "original" in name}
+        assert moving
+        with pytest.raises(QuantGRUError, match="without tangents"):
+            jvp(lambda w: functional_call(gru, weights | w, (x,))[0], (moving,), (moving,))
 
     def test_without_scales(self):
         gru = QuantGRU(C, H, config=QuantConfig.int8(), use_quantization=True)

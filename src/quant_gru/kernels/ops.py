@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
+from quant_gru.config.notes import caller_stacklevel, note_once
 from quant_gru.integer import random, reference
 from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through, union
 from quant_gru.integer.plan import CellPlan
@@ -25,20 +26,30 @@ from quant_gru.kernels.cuda.stack import stack_of as stack_on_gpu
 PRECISIONS = tuple(cuda_call.PRECISIONS)
 """What gradients are multiplied in on a GPU: 8, at least 11 or 24 bits, sums always float32."""
 
+SLOW = "quantized GRUs run in the reference executor, many times slower than CUDA kernels,"
+
 
 def executor_name(device: torch.device | str = "cpu") -> str:
     """The executor that runs integer GRUs on `device`, as text for reports."""
     device = torch.device(device)
     if device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
         return f"cpu ({cpu.chosen()})"
-    if runs_on_gpu(device):
+    if driver.available(device):
         return f"cuda ({driver.machine_of(device).arch}, NVRTC {compiler.version()})"
     return f"reference (PyTorch integers, {device.type})"
 
 
 def runs_on_gpu(device: torch.device) -> bool:
-    """Whether the CUDA kernels run on `device`; the reference executor does otherwise."""
-    return device.type == "cuda" and driver.available(device)
+    """Whether the CUDA kernels run on `device`; the reference executor does otherwise.
+
+    On a CUDA device, where that is a surprise, a `QuantGRUWarning` says once what is missing.
+    """
+    if device.type != "cuda":
+        return False
+    reason = driver.missing(device)
+    if reason is not None:
+        note_once(f"{SLOW} on a GPU: {reason}", caller_stacklevel())
+    return reason is None
 
 
 def native_variant(*tensors: Tensor) -> str | None:

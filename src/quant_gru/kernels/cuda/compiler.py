@@ -7,6 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from quant_gru._errors import QuantGRUError
 from quant_gru.kernels.cuda import cache
 
@@ -51,11 +53,16 @@ _OPTIONS = ("--device-as-default-execution-space", "--std=c++17", "--fmad=false"
 
 def available() -> bool:
     """Whether kernels can be compiled here."""
+    return missing() is None
+
+
+def missing() -> str | None:
+    """What has to be installed before kernels can be compiled here; None where nothing has."""
     try:
         version()
-    except QuantGRUError:
-        return False
-    return True
+    except QuantGRUError as error:
+        return str(error)
+    return None
 
 
 @lru_cache(maxsize=1)
@@ -139,9 +146,16 @@ def _nvrtc() -> Any:
 
 
 def _missing(error: Exception) -> QuantGRUError:
+    # of the major version of PyTorch's CUDA, which the installed GPU driver runs
+    major = (torch.version.cuda or "13").partition(".")[0]
+    if isinstance(error, ImportError):
+        name, package = "cuda-bindings", "cuda-bindings"
+    else:
+        name, package = "NVRTC", f"nvidia-cuda-nvrtc{'-cu12' if major == '12' else ''}"
+    first = str(error).partition("\n")[0]
     return QuantGRUError(
-        "Expected NVRTC to be installed (pip install cuda-bindings nvidia-cuda-nvrtc), "
-        f"got {type(error).__name__}: {error}"
+        f'Expected {name} to be installed (pip install "{package}=={major}.*"), '
+        f"got {type(error).__name__}: {first}"
     )
 
 

@@ -165,10 +165,7 @@ class Device:
         self.index = index
         capability = torch.cuda.get_device_capability(index)
         if capability < _OLDEST:
-            raise QuantGRUError(
-                f"Expected compute capability {_OLDEST[0]}.{_OLDEST[1]} or later, "
-                f"got {capability[0]}.{capability[1]}"
-            )
+            raise QuantGRUError(_too_old(capability))
         self.has_clusters = capability >= _CLUSTERS_SINCE
         self.arch = f"sm_{capability[0]}{capability[1]}" + ("a" if capability == (9, 0) else "")
         self._ahead = Ahead(self.arch)
@@ -326,14 +323,27 @@ class Device:
 
 def available(device: torch.device) -> bool:
     """Whether kernels can be compiled for and run on a device."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return False
-    return _available(torch.cuda.current_device() if device.index is None else device.index)
+    return device.type == "cuda" and missing(device) is None
+
+
+def missing(device: torch.device) -> str | None:
+    """Why kernels do not run on a CUDA device of torch; None where they do."""
+    return _missing(torch.cuda.current_device() if device.index is None else device.index)
 
 
 @cache
-def _available(index: int) -> bool:
-    return compiler.available() and torch.cuda.get_device_capability(index) >= _OLDEST
+def _missing(index: int) -> str | None:
+    if torch.version.hip is not None:
+        return f"Expected a GPU of NVIDIA, got one of ROCm {torch.version.hip}"
+    capability = torch.cuda.get_device_capability(index)
+    return _too_old(capability) if capability < _OLDEST else compiler.missing()
+
+
+def _too_old(capability: tuple[int, int]) -> str:
+    return (
+        f"Expected compute capability {_OLDEST[0]}.{_OLDEST[1]} or later, "
+        f"got {capability[0]}.{capability[1]}"
+    )
 
 
 def machine_of(device: torch.device) -> Device:

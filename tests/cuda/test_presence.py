@@ -1,0 +1,119 @@
+"""What a GPU's executor needs, and what is said where it is missing; no GPU is needed here."""
+
+import ast
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from quant_gru import QuantGRUWarning
+from quant_gru.cli import app
+from quant_gru.kernels import ops
+from quant_gru.kernels.cuda import compiler, driver
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def without_bindings(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    compiler.version.cache_clear()
+    yield
+    compiler.version.cache_clear()
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A GPU as far as PyTorch tells of it."""
+    found = types.SimpleNamespace(capability=(9, 0), hip=None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA Test")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: found.capability)
+    driver._missing.cache_clear()
+    yield found
+    driver._missing.cache_clear()
+
+
+def gpu_line():
+    result = CliRunner().invoke(app, ["info"])
+    assert result.exit_code == 0
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("gpu ")]
+    return line.split(maxsplit=1)[1]
+
+
+@pytest.mark.parametrize(
+    ("cuda", "package"), [("12.8", "12"), ("13.0", "13"), (None, "13")], ids=["12", "13", "none"]
+)
+def test_the_reference_on_a_gpu_is_said_once(without_bindings, device, monkeypatch, cuda, package):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    install = rf'reference executor.*cuda-bindings.*pip install "cuda-bindings=={package}\.\*"'
+    with pytest.warns(QuantGRUWarning, match=install) as said:
+        assert not ops.runs_on_gpu(GPU)
+    assert said[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not ops.runs_on_gpu(GPU)
+        assert not ops.runs_on_gpu(torch.device("cpu"))
+        assert ops.executor_name(GPU) == "reference (PyTorch integers, cuda)"
+
+
+def test_nvrtc_alone_is_missing(device, monkeypatch):
+    def missing():
+        raise RuntimeError("Failure finding libnvrtc\nand where it was looked for")
+
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(compiler, "_nvrtc", lambda: types.SimpleNamespace(nvrtcVersion=missing))
+    compiler.version.cache_clear()
+    reason = driver.missing(GPU)
+    assert 'pip install "nvidia-cuda-nvrtc-cu12==12.*"' in reason
+    assert reason.endswith("got RuntimeError: Failure finding libnvrtc")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert 'pip install "nvidia-cuda-nvrtc==13.*"' in compiler.missing()
+
+
+def test_gpus_that_no_kernel_is_for(device, monkeypatch):
+    monkeypatch.setattr(compiler, "missing", lambda: None)
+    assert driver.available(GPU)
+    driver._missing.cache_clear()
+    device.capability = (7, 5)
+    assert driver.missing(GPU) == "Expected compute capability 8.0 or later, got 7.5"
+    assert not driver.available(GPU)
+    driver._missing.cache_clear()
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert "ROCm 6.4" in driver.missing(GPU)
+
+
+def test_info_says_why_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert gpu_line() == "none: this PyTorch has no CUDA"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert gpu_line() == "none: PyTorch finds no device"
+
+
+def test_info_of_a_gpu_without_kernels(without_bindings, device):
+    line = gpu_line()
+    assert line.startswith("NVIDIA Test (sm_90), reference (PyTorch integers, cuda): Expected cuda")
+    assert "pip install" in line
+
+
+def test_info_of_a_gpu(device, monkeypatch):
+    monkeypatch.setattr(compiler, "missing", lambda: None)
+    monkeypatch.setattr(compiler, "version", lambda: "13.0")
+    monkeypatch.setattr(driver, "machine_of", lambda _: types.SimpleNamespace(arch="sm_90a"))
+    assert gpu_line() == "NVIDIA Test, cuda (sm_90a, NVRTC 13.0)"
+
+
+def test_importing_the_package_imports_nothing_of_cuda():
+    for path in (driver.__file__, compiler.__file__, ops.__file__):
+        with open(path, encoding="utf-8") as file:
+            body = ast.parse(file.read()).body
+        names = [node.module for node in body if isinstance(node, ast.ImportFrom)]
+        names += [each.name for node in body if isinstance(node, ast.Import) for each in node.names]
+        assert not [name for name in names if name and name.split(".")[0] == "cuda"], path

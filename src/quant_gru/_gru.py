@@ -24,7 +24,7 @@ from quant_gru._plan_cache import PlanCache
 from quant_gru._quick import quick_of
 from quant_gru._quick_gpu import quick_gpu_of
 from quant_gru._quick_step import quick_step_of
-from quant_gru._quiet import is_quiet, is_quiet_in_training
+from quant_gru._quiet import is_nothing_at_work, is_quiet, is_quiet_in_training
 from quant_gru._sequence import Sequence, normalize
 from quant_gru._state import QuantState, summary
 from quant_gru._stream import Stream
@@ -133,14 +133,20 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As of any module; what is like the call before, and not watched, goes straight on."""
-        if torch.compiler.is_dynamo_compiling() or kwargs or type(self) is not QuantGRU:
+        # the compiler looks for the first of these
+        if torch.compiler.is_dynamo_compiling() or not is_nothing_at_work():
+            return super().__call__(*args, **kwargs)
+        if kwargs or not 0 < len(args) < 3 or type(self) is not QuantGRU:
             return super().__call__(*args, **kwargs)
         quick = self._state.plans.quick
-        if quick is not None and 0 < len(args) < 3 and is_quiet(self.__dict__):
+        if quick is not None and is_quiet(self.__dict__):
             hx = args[1] if len(args) > 1 else None
-            result = quick.run(self._parameters.values(), args[0], hx, self.batch_first)
-            return self._forward(args[0], hx) if result is None else result
-        if self.training and 0 < len(args) < 3 and is_quiet_in_training(self.__dict__):
+            result = quick.start(self._parameters.values(), args[0], hx, self.batch_first)
+            if result is None:
+                return self._forward(args[0], hx)
+            if result is not NotImplemented:
+                return result
+        elif self.training and is_quiet_in_training(self.__dict__):
             result = self._step(args[0], args[1] if len(args) > 1 else None)
             if result is not None:
                 return result

@@ -24,7 +24,7 @@ Repeated::Repeated(Launches &launches, const Sizes &sizes, std::vector<Layout> l
             makers_.emplace_back();
         } else {
             const nb::tuple parts = nb::cast<nb::tuple>(each);
-            makers_.emplace_back(nb::borrow(parts[0]), nb::cast<nb::tuple>(parts[1]));
+            makers_.emplace_back(Maker(nb::borrow(parts[0]), nb::cast<nb::tuple>(parts[1])));
         }
     }
 }

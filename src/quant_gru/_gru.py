@@ -139,9 +139,12 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         quick = self._state.plans.quick
         if quick is not None and 0 < len(args) < 3 and is_quiet(self.__dict__):
             hx = args[1] if len(args) > 1 else None
-            result = quick.run(self._parameters.values(), args[0], hx, self.batch_first)
-            return self._forward(args[0], hx) if result is None else result
-        if self.training and 0 < len(args) < 3 and is_quiet_in_training(self.__dict__):
+            result = quick.start(self._parameters.values(), args[0], hx, self.batch_first)
+            if result is None:
+                return self._forward(args[0], hx)
+            if result is not NotImplemented:
+                return result
+        elif self.training and 0 < len(args) < 3 and is_quiet_in_training(self.__dict__):
             result = self._step(args[0], args[1] if len(args) > 1 else None)
             if result is not None:
                 return result

@@ -103,7 +103,8 @@ class Quick:
     def __init__(self, stack: cpu.Stack, weights: KeptWeights) -> None:
         # native code knows them by their addresses
         self._weights = weights
-        self._run = cpu.quick_of(stack, weights.tensors, weights.count_of_steps).run
+        self.start = cpu.quick_of(stack, weights.tensors, weights.count_of_steps).run
+        """As `run`; NotImplemented where inputs have to be laid out anew."""
         self.holds = weights.hold
         """holds(weights now) -> whether they are still those that were given, unchanged."""
 
@@ -123,12 +124,12 @@ class Quick:
             As `QuantGRU.forward`; None where the call is of another kind, a weight or
             `QUANT_GRU_CPU` changed, a gradient may be asked for, or an input is NaN.
         """
-        result = self._run(weights, x, hx, batch_first)
+        result = self.start(weights, x, hx, batch_first)
         if result is not NotImplemented:
             return result
         assert isinstance(x, Tensor)
         hx = None if hx is None else hx.contiguous().resolve_neg()
-        return self._run(weights, x.contiguous().resolve_neg(), hx, batch_first)
+        return self.start(weights, x.contiguous().resolve_neg(), hx, batch_first)
 
 
 def quick_of(

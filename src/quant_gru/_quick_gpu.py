@@ -68,7 +68,8 @@ class QuickGPU:
         # native code knows them by their addresses
         self._weights = weights
         self._native = stack.quick(weights.tensors, weights.count_of_steps)
-        self._run = self._native.run
+        self.start = self._native.run
+        """As `run`; NotImplemented where native code leaves a call alone."""
         self.holds = weights.hold
         """holds(weights now) -> whether they are still those that were given, unchanged."""
 
@@ -87,7 +88,7 @@ class QuickGPU:
             As `QuantGRU.forward`; None where the call is of another kind, a weight changed, a
             gradient may be asked for, or weights fit no registers.
         """
-        result = self._run(weights, x, hx, batch_first)
+        result = self.start(weights, x, hx, batch_first)
         if result is not NotImplemented:
             return result
         return self._run_general(x, hx, batch_first)

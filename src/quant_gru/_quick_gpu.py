@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from quant_gru._quick import KeptWeights, kept_weights
@@ -17,42 +16,6 @@ from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.cuda.numbers import capturing
 from quant_gru.kernels.cuda.stack import Stack
 from quant_gru.kernels.ops import runs_on_gpu, stack_on_gpu
-
-
-class PlainCalls:
-    """Which calls a stack takes as they are.
-
-    Args:
-        stack: The stack.
-    """
-
-    def __init__(self, stack: Stack) -> None:
-        self._device = stack.device
-        self._states, self._C, self._H = stack.states, stack.input_size, stack.hidden_size
-
-    def takes(self, x: object, hx: Tensor | None, batch_first: bool) -> bool:
-        """Whether a call is of the plain kind.
-
-        Args:
-            x: What was given as input; has to be float32 (T, N, C), (N, T, C) if `batch_first`, on
-                the stack's device.
-            hx: What was given as states; has to be float32 (states, N, H) or None.
-            batch_first: Whether N comes before T.
-        """
-        if type(x) is not Tensor or x.dtype is not torch.float32 or x.device != self._device:
-            return False
-        if x.dim() != 3:
-            return False
-        first, second, C = x.shape
-        T, N = (second, first) if batch_first else (first, second)
-        if C != self._C or not T:
-            return False
-        return hx is None or (
-            type(hx) is Tensor
-            and hx.dtype is torch.float32
-            and hx.device == self._device
-            and hx.shape == (self._states, N, self._H)
-        )
 
 
 class QuickGPU:
@@ -80,7 +43,8 @@ class QuickGPU:
 
         Args:
             weights: The module's weights now, in the order they were given in.
-            x: What was given as input; taken as `PlainCalls` says.
+            x: What was given as input; taken if float32 (T, N, C), (N, T, C) if `batch_first`, on
+                the plan's device.
             hx: float32 (states, N, H) or None.
             batch_first: Whether N comes before T.
 

@@ -20,12 +20,10 @@ Repeated::Repeated(Launches &launches, const Sizes &sizes, std::vector<Layout> l
       fail_(std::move(fail)),
       keep_(std::move(keep)) {
     for (const nb::object &each : makers) {
-        if (each.is_none()) {
+        if (each.is_none())
             makers_.emplace_back();
-        } else {
-            const nb::tuple parts = nb::cast<nb::tuple>(each);
-            makers_.emplace_back(Maker(nb::borrow(parts[0]), nb::cast<nb::tuple>(parts[1])));
-        }
+        else
+            makers_.emplace_back(Maker(nb::cast<nb::tuple>(each)));
     }
 }
 

@@ -337,7 +337,7 @@ struct Powers : Floats {
 
 // 32 bytes of a table, by bytes. `vpshufb` gives 0 where the top bit of an index is set: steps up
 // to the index add up, later ones vanish.
-inline __m256i bytes_at(const uint8_t *steps, __m256i index) {
+QG_INLINE __m256i bytes_at(const uint8_t *steps, __m256i index) {
     const __m256i sixteen = _mm256_set1_epi8(16);
     __m256i low = index, high = _mm256_xor_si256(index, _mm256_set1_epi8(-128));
     __m256i found = _mm256_setzero_si256(), other = found;
@@ -357,7 +357,7 @@ inline __m256i bytes_at(const uint8_t *steps, __m256i index) {
 }
 
 // The table's outputs of four vectors, as 32 bytes.
-inline void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
+QG_INLINE void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
     auto codes = [&](int k) {
         return _mm256_castps_si256(_mm256_add_ps(a[k].v, _mm256_set1_ps(kRound)));
     };

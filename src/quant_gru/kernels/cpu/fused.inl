@@ -153,9 +153,9 @@ QG_INLINE void advance(const Gates<V> &gates, const Places place, int32_t shift,
     for (int i = 0; i < kGroup; i += Lane::n) {
         // constants are read where they are used: all of them kept in registers would be too many
         __asm__ volatile("" ::: "memory");
-        auto Wx = [&](int gate) {
-            return V::each(
-                [&](int k) { return Lane::load_floats(place(k).Wx + gate * kGroup + i); });
+        auto Wx = [&](auto gate) {
+            constexpr int kAt = decltype(gate)::value * kGroup;
+            return V(V::each([&](int k) { return Lane::load_floats(place(k).Wx + kAt + i); }));
         };
         auto Rh = [&](auto gate) {
             constexpr int kGate = decltype(gate)::value, kAt = kGate * kGroup;

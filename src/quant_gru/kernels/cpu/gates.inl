@@ -127,36 +127,38 @@ struct Gates {
             return V::limit(V::rounded_product(sums, m), rh_lo, rh_hi);
     }
 
+    // A table's output of a sum of scaled terms; of an input that is not scaled where it cannot be.
+    QG_INLINE static V gate(const Table &t, const TwoTerms<V> &s, const V &from_input,
+                            const V &rest) {
+#if defined(QG_SATURATES)
+        if constexpr (V::kVectors > 1) {
+            if (t.saturates) return look_up_saturated(t, V::add(from_input, rest));
+        }
+#endif
+        return V::look_up(
+            t, kScalesInput ? s.of_scaled(from_input, rest) : s.of_second_scaled(from_input, rest));
+    }
+
     // The next state from functions that give what `input_product` and `state_product` gave, for
     // a gate, and the state before. They are called where their values are used, and the reset gate
     // goes first: registers hold what few gates need, and the candidate waits for that one only.
     template <Mode kMode, class Wx, class Rh, class Before>
     QG_INLINE V next(Wx input, Rh state, Before before) const {
         if constexpr (kMode == Mode::scaled) {
-            auto gate = [](const Table &t, const TwoTerms<V> &s, const V &from_input,
-                           const V &rest) QG_LAMBDA {
-#if defined(QG_SATURATES)
-                if constexpr (V::kVectors > 1) {
-                    if (t.saturates) return look_up_saturated(t, V::add(from_input, rest));
-                }
-#endif
-                return V::look_up(t, kScalesInput ? s.of_scaled(from_input, rest)
-                                                  : s.of_second_scaled(from_input, rest));
-            };
-            const V r = gate(p.r, r_pre, input(1), state(Gate<1>{}));
-            const V z = gate(p.z, z_pre, input(0), state(Gate<0>{}));
+            const V r = gate(p.r, r_pre, input(Gate<1>{}), state(Gate<1>{}));
+            const V z = gate(p.z, z_pre, input(Gate<0>{}), state(Gate<0>{}));
             const V rest = rest_g(V::mul(r, state(Gate<2>{})), rRh.m);
-            const V g = gate(p.g, g_pre, input(2), rest);
+            const V g = gate(p.g, g_pre, input(Gate<2>{}), rest);
             const V old = old_h(V::mul(z, before()), old_contrib.m);
             const V fresh = new_h(V::mul(V::from(one, z), g), new_contrib.m);
             return V::round(h_new.of_scaled(old, fresh));
         } else {
             constexpr bool kRounded = kMode == Mode::rounded;
-            const V r = V::look_up(p.r, r_pre.unrounded(input(1), state(Gate<1>{})));
-            const V z = V::look_up(p.z, z_pre.unrounded(input(0), state(Gate<0>{})));
+            const V r = V::look_up(p.r, r_pre.unrounded(input(Gate<1>{}), state(Gate<1>{})));
+            const V z = V::look_up(p.z, z_pre.unrounded(input(Gate<0>{}), state(Gate<0>{})));
             const V Rh_g = state(Gate<2>{}), h = before();
             const V rest = kRounded || p.rRh.present ? rRh(r, Rh_g) : V::mul(r, Rh_g);
-            const V g = V::look_up(p.g, g_pre.unrounded(input(2), rest));
+            const V g = V::look_up(p.g, g_pre.unrounded(input(Gate<2>{}), rest));
             const V not_z = V::from(one, z);
             const V old = kRounded || p.old_contrib.present ? old_contrib(z, h) : V::mul(z, h);
             const V fresh =

@@ -3,7 +3,7 @@
     python sanitized_sweep.py FOLDER [plans per kind]
 
 FOLDER holds the sanitized module. Every code is compared with the reference, too, and every
-gradient with the straight-through one.
+gradient with the straight-through one. Then the tests of what else is native run on that module.
 """
 
 from __future__ import annotations
@@ -11,6 +11,17 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+# stacks and streams, borders, live weights, whole calls, launches
+ELSE = (
+    "kernels/test_native_stack.py",
+    "kernels/test_cpu_border.py",
+    "kernels/test_live_weights.py::test_equal_to_the_definition_on_the_cpu",
+    "kernels/test_live_weights.py::test_packed_layers_follow",
+    "gru/test_quick.py",
+    "cuda/test_launches.py",
+)
 
 
 def load(folder: Path) -> None:
@@ -30,17 +41,20 @@ def main() -> None:
     load(Path(sys.argv[1]))
     plans = int(sys.argv[2]) if len(sys.argv) > 2 else 24
 
+    import pytest
     import torch
     from gradient_errors import error
     from random_plans import KINDS, random_case
 
     from quant_gru.integer import reference
     from quant_gru.integer.backward import Tape, Wanted, straight_through
-    from quant_gru.kernels.cpu import executor
+    from quant_gru.kernels.cpu import _native, executor
     from quant_gru.kernels.cpu.training import backward
 
     assert str(sys.argv[1]) in str(executor._native.__file__)
-    count = 0
+    # however little there is to do, threads share it
+    _native.set_thread_price(1e-9)
+    before, count = _native.threads_started(), 0
     for kind in KINDS:
         for seed in range(plans if kind != "wide" else plans // 4):
             case = random_case(10_000 + seed, kind)
@@ -73,7 +87,11 @@ def main() -> None:
                     found = error(name, getattr(ours, name), gradients, tape, 1e-5)
                     assert found <= 1e-5, (seed, kind, variant, name, found)
                 count += 1
+    assert _native.threads_started() > before + count
+    _native.set_thread_price(1.0)
     print(f"sanitized kernels: {count} runs, every code equal, every gradient close, no finding")
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={TESTS.parent}"]
+    sys.exit(pytest.main([*options, *(str(TESTS / each) for each in ELSE)]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,326 @@
+"""Floating-point forms that kernels use for integers: equal to rational arithmetic where they may be.
+
+The bounds are those of the plan: its tiers, and what the executors ask before they use a form.
+"""
+
+import ctypes
+import platform
+import shutil
+import subprocess
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from quant_gru import QuantConfig, QuantGRU
+from quant_gru.integer.weighted_sum import several_terms, tier_of
+from quant_gru.kernels import cpu
+from quant_gru.kernels.cpu import executor
+from quant_gru.kernels.cuda.frozen import form_of
+from quant_gru.kernels.cuda.numbers import Numbers
+
+HERE, KERNELS = Path(__file__).parent, Path(cpu.__file__).parents[1]
+COMPILER = shutil.which("g++")
+FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+FLAGS += ["-Wno-psabi", "-fPIC", "-shared"]
+CUDA = ["-DQG_HOST", f"-I{KERNELS / 'cuda'}", f"-I{KERNELS}"]
+CPU = [f"-I{KERNELS / 'cpu'}"]
+ONE, PRODUCT, TWO, SCALED = range(4)
+LO, HI = -128, 127
+WIDE_LO, WIDE_HI = -(1 << 16), (1 << 16) - 1
+
+
+def fused() -> bool:
+    """Whether this processor has a fused multiply-add that has to be asked for."""
+    info = Path("/proc/cpuinfo")
+    return (
+        platform.machine() in ("x86_64", "AMD64") and info.exists() and " fma " in info.read_text()
+    )
+
+
+BUILDS = {"cpu": CPU, "cuda": [*CUDA, "-DQG_POT=0"], "cuda-pot": [*CUDA, "-DQG_POT=1"]}
+if fused():
+    BUILDS["cpu-fma"] = [*CPU, "-mfma"]
+
+
+@pytest.fixture(scope="module", params=BUILDS)
+def forms(request, tmp_path_factory):
+    """form(real, which, a, b, M, k, lo, hi): rounded and clamped sums of two arrays."""
+    if COMPILER is None:
+        pytest.skip("needs g++")
+    path = tmp_path_factory.mktemp("forms") / "forms.so"
+    source = HERE / "exact_forms.cpp"
+    subprocess.run([COMPILER, *FLAGS, *BUILDS[request.param], source, "-o", path], check=True)
+    library = ctypes.CDLL(str(path))
+
+    def run(real, which, a, b, M, k, lo, hi):
+        m = np.ldexp(np.array(M, dtype=np.float64), -k)
+        size = len(a)
+        arrays = [np.zeros(-(-size // 8) * 8) for _ in range(3)]
+        arrays[0][:size], arrays[1][:size] = a, b
+        x, y, m_, out = (
+            each.ctypes.data_as(ctypes.c_void_p) for each in (*arrays[:2], m, arrays[2])
+        )
+        limits = ctypes.c_double(lo), ctypes.c_double(hi)
+        getattr(library, f"run_{real}")(
+            which, ctypes.c_long(len(arrays[0])), x, y, m_, *limits, out
+        )
+        return arrays[2][:size]
+
+    run.name = request.param
+    return run
+
+
+def rounded(total, k):
+    """rne(total / 2^k) of int64 whose magnitude is below 2^62."""
+    if k <= 0:
+        return total << min(-k, 20)
+    k = min(k, 63)
+    quotient = total >> k
+    rest, half = total - (quotient << k), 1 << (k - 1)
+    return quotient + ((rest > half) | ((rest == half) & (quotient & 1 == 1)))
+
+
+def rational(total: int, k: int, lo: int, hi: int) -> int:
+    return min(max(round(Fraction(total) / Fraction(2) ** k), lo), hi)
+
+
+def check(found, total, k, lo, hi):
+    expected = np.clip(rounded(total, k), lo, hi)
+    assert np.array_equal(found, expected)
+    # what is expected, by fractions
+    for i in range(0, len(total), 1 + len(total) // 50):
+        assert expected[i] == rational(int(total[i]), k, lo, hi)
+
+
+def ties(M: int, k: int, most: int) -> list[int]:
+    """Values v, |v| <= most, for which M * v / 2^k is halfway between integers."""
+    factor = M & -M
+    if not 1 <= k or factor >= 1 << k:
+        return []
+    step = (1 << (k - 1)) // factor
+    return [v for v in range(step, most + 1, 2 * step)][:2000] if step <= most else []
+
+
+EVERY_BYTE = np.arange(-255, 256)
+PAIRS = [each.ravel() for each in np.meshgrid(EVERY_BYTE, EVERY_BYTE)]
+# of 24 bits: the smallest, the largest, those of few bits, any
+ONES = [1 << 23, (1 << 23) + 1, (1 << 24) - 1, 3 << 22, 0x800800, 0xABCDEF, 0xD5A3F1]
+
+
+@pytest.mark.parametrize("real", ["float", "double"])
+@pytest.mark.parametrize("M", ONES)
+def test_one_term(forms, real, M):
+    """Sums of a matrix product below 2^24: all of 17 bits, the ends, ties."""
+    most = (1 << 24) - 1
+    random = np.random.default_rng(M).integers(-most, most + 1, 4000)
+    ends = most - np.arange(100)
+    for k in (16, 20, 22, 23, 24, 27, 31, 34, 38, 41, 46, 47, 48, 60):
+        halves = np.array(ties(M, k, most), dtype=np.int64)
+        v = np.concatenate([np.arange(-(1 << 16), 1 << 16), random, ends, -ends, halves, -halves])
+        for lo, hi in ((LO, HI), (WIDE_LO, WIDE_HI)):
+            found = forms(real, ONE, v, v, (M, 0), k, lo, hi)
+            check(found, v * M, k, lo, hi)
+
+
+@pytest.mark.parametrize("M", ONES[:4])
+def test_one_term_in_double(forms, M):
+    """Sums beyond 2^24: the product with a multiplier of 24 bits is rounded with the sum, once."""
+    # without fused multiply-add, products are exact in double
+    most = (1 << 29 if forms.name == "cpu" else 1 << 50) - 1
+    random = np.random.default_rng(M).integers(-most, most + 1, 500)
+    for k in (30, 36, 44, 52, 58, 64, 70):
+        near = [v + d for v in ties(M, k, most)[:50] for d in (-1, 0, 1)]
+        v = np.concatenate([random, np.array(near, dtype=np.int64), [most, -most]])
+        found = forms("double", ONE, v, v, (M, 0), k, WIDE_LO, WIDE_HI)
+        expected = [rational(int(each) * M, k, WIDE_LO, WIDE_HI) for each in v]
+        assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("real", ["float", "double"])
+@pytest.mark.parametrize("M", ONES)
+def test_product_of_bytes(forms, real, M):
+    """Every pair of codes of 8 bits."""
+    if forms.name == "cuda-pot" and M != 1 << 23:
+        pytest.skip("where multipliers are powers of two alone")
+    a, b = PAIRS
+    for k in (23, 27, 30, 31, 32, 39):
+        check(forms(real, PRODUCT, a, b, (M, 0), k, LO, HI), a * b * M, k, LO, HI)
+
+
+def test_products_of_words_where_multipliers_are_powers(forms):
+    """Products of codes of 16 bits leave float32, but one factor comes with the multiplier."""
+    if forms.name != "cuda-pot":
+        pytest.skip("where multipliers are powers of two alone")
+    random = np.random.default_rng(0)
+    a, b = (random.integers(-65535, 65536, 60000) for _ in range(2))
+    a[:64], b[:32], b[32:64] = 65535, 65535, -65535
+    a[64:5000] &= ~0xFF
+    b[64:5000] |= 1
+    for k in (8, 9, 14, 15, 16, 17, 30):
+        check(
+            forms("float", PRODUCT, a, b, (1, 0), k, WIDE_LO, WIDE_HI), a * b, k, WIDE_LO, WIDE_HI
+        )
+
+
+def pairs_at_the_bound(V1, V2, limit=1 << 24):
+    """Multipliers whose sums just stay below the limit."""
+    most = (limit - 1) // (V1 + V2)
+    yield most, most
+    yield 1, (limit - 1 - V1) // V2
+    yield (limit - 1 - V2) // V1, 1
+    yield 0, (limit - 1) // V2
+    yield most // 2, (limit - 1 - most // 2 * V1) // V2
+    for power in range(0, most.bit_length(), 3):
+        yield 1 << power, 1
+
+
+@pytest.mark.parametrize("real", ["float", "double"])
+def test_two_terms_of_bytes(forms, real):
+    """Every pair of codes of 8 bits, multipliers at the bound of tier a."""
+    a, b = PAIRS
+    for M in pairs_at_the_bound(255, 255):
+        assert tier_of(M, (255, 255), 0) == "a"
+        for k in (-2, 0, 1, 5, 9, 12, 16, 18, 24):
+            check(forms(real, TWO, a, b, M, k, LO, HI), a * M[0] + b * M[1], k, LO, HI)
+
+
+@pytest.mark.parametrize("real", ["float", "double"])
+@pytest.mark.parametrize("bounds", [(65535, 65535), (255 * 255, 255), (255 * 255, 255 * 255)])
+def test_two_terms_of_words_and_products(forms, real, bounds):
+    """Codes of 16 bits, and products that have no code of their own, at the bound of tier a."""
+    random = np.random.default_rng(1)
+    a, b = (random.integers(-V, V + 1, 20000) for V in bounds)
+    for i, (x, y) in enumerate(((1, 1), (1, -1), (-1, 1), (-1, -1))):
+        a[i], b[i] = x * bounds[0], y * bounds[1]
+    for M in pairs_at_the_bound(*bounds):
+        assert tier_of(M, bounds, 0) == "a"
+        for k in (0, 1, 2, 7, 8, 12, 23):
+            total = a * M[0] + b * M[1]
+            check(forms(real, TWO, a, b, M, k, WIDE_LO, WIDE_HI), total, k, WIDE_LO, WIDE_HI)
+
+
+@pytest.mark.parametrize("limit", [1 << 31, 1 << 53], ids=["b", "c"])
+def test_two_terms_in_double(forms, limit):
+    """Multipliers at the bounds of tiers b and c."""
+    random = np.random.default_rng(2)
+    for V in (65535, (1 << 30) - 1):
+        a, b = (random.integers(-V, V + 1, 4000) for _ in range(2))
+        a[:4], b[:4] = (V, V, -V, -V), (V, -V, V, -V)
+        for M in pairs_at_the_bound(V, V, limit):
+            if max(M) >= 1 << 24 or max(M) < 1:
+                continue
+            total = a * M[0] + b * M[1]
+            for k in (0, 1, 14, 22, 33, 44):
+                found = forms("double", TWO, a, b, M, k, WIDE_LO, WIDE_HI)
+                check(found, total, k, WIDE_LO, WIDE_HI)
+
+
+@pytest.mark.parametrize("next_M", [1, 3, 257, 65535])
+@pytest.mark.parametrize("real", ["float", "double"])
+def test_a_code_and_its_next_multiplier(forms, real, next_M):
+    """A rounding that ends in the multiplication by the next sum's multiplier."""
+    if not forms.name.startswith("cpu") or forms.name == "cpu":
+        pytest.skip("lanes that have fused multiply-add")
+    v = np.arange(-(1 << 16), 1 << 16)
+    for M in ONES:
+        # the second multiplier is that of the next sum, as a real number
+        for k in (24, 30, 33):
+            m_next = next_M * 2.0**k / 2.0**20
+            magic = 12582912 if real == "float" else 6755399441055744
+            if not fits(magic * Fraction(m_next), real):
+                continue
+            found = forms(real, SCALED, v, v, (M, m_next), k, LO, HI)
+            expected = np.clip(rounded(v * M, k), LO, HI) * (m_next / 2.0**k)
+            assert np.array_equal(found, expected)
+
+
+def fits(value: Fraction, real: str) -> bool:
+    """Whether a number has few enough bits."""
+    numerator = value.numerator
+    return (numerator // (numerator & -numerator)).bit_length() <= (24 if real == "float" else 53)
+
+
+# --- just outside
+
+
+def test_float32_would_be_wrong_beyond_tier_a(forms):
+    """The bound is needed: one step beyond, a number next to a tie is taken for one."""
+    k, V = 17, (1 << 24) + (1 << 16)
+    a, b = np.array([V]), np.array([1])
+    found = forms("float", TWO, a, b, (1, 1), k, WIDE_LO, WIDE_HI)
+    exact = rational(V + 1, k, WIDE_LO, WIDE_HI)
+    assert found[0] != exact
+    assert forms("double", TWO, a, b, (1, 1), k, WIDE_LO, WIDE_HI)[0] == exact
+    assert tier_of((1, 1), (V, 1), k) != "a"
+
+
+@pytest.mark.parametrize(("tier", "limit"), [("a", 1 << 24), ("c", 1 << 53)])
+def test_tiers_end_where_the_forms_do(tier, limit):
+    V = 255
+    fits_ = (limit - 1) // V
+    assert tier_of((fits_,), (V,), 0) == tier
+    assert tier_of((fits_ + 1,), (V,), 0) != tier
+
+
+def test_the_plan_chooses_a_tier_by_its_bounds():
+    for V in (255, 4095, 65535, 255 * 255, 1 << 30, 1 << 40):
+        for ratio in (0.37, 1.0, 2.0**-7):
+            each = several_terms(
+                [ratio, ratio / 3], [V, V], bits=8, lo=LO, hi=HI, zero_point=0, pot=False
+            )
+            total = sum(M * V for M in each.multipliers)
+            half = 1 << (each.shift - 1) if each.tier != "a" and each.shift > 0 else 0
+            bounds = {"a": 1 << 24, "b": 1 << 31, "c": 1 << 53, "d": 1 << 62}
+            assert each.tier == "e" or total + half < bounds[each.tier]
+
+
+def quantized(config, C=8, H=16):
+    gru = QuantGRU(C, H, config=config).eval()
+    gru.calibrate(torch.randn(6, 4, C))
+    gru.finalize_calibration()
+    return gru
+
+
+def in_float32(plan):
+    """What the CPU's and the GPU's executor choose for the gates."""
+    return bool(executor._exactness(plan)["float32"]), form_of(plan).real == "float"
+
+
+def test_gates_are_in_float32_where_its_forms_are_exact():
+    assert in_float32(quantized(QuantConfig.int8())._plan().cells[0][0]) == (True, True)
+    assert in_float32(quantized(QuantConfig.w8a16())._plan().cells[0][0]) == (False, False)
+    # 1 - z has so many codes that its product with g leaves 24 bits
+    gru = quantized(QuantConfig.int8())
+    for exp2_inv, expected in ((16, True), (17, False)):
+        gru.adjust_quant_config("z_out", exp2_inv=exp2_inv)
+        gru.adjust_quant_config("new_contrib", exp2_inv=6)
+        plan = gru._plan().cells[0][0]
+        q = plan.frozen.quantizers
+        product = plan.frozen.one * q["gate.g_out"].max_abs
+        several = [s for s in plan.frozen.sums.values() if len(s.multipliers) > 1]
+        assert (product < 1 << 24) == expected
+        assert all(each.tier == "a" for each in several)
+        assert in_float32(plan) == (expected, expected)
+
+
+def test_sums_are_in_float32_up_to_24_bits():
+    """The bound of the sum of a row's products, on either side of 2^24."""
+    seen = set()
+    for C in (400, 500, 516, 530, 560, 1000, 1100):
+        gru = QuantGRU(C, 8, config=QuantConfig.int8()).eval()
+        with torch.no_grad():
+            gru.weight_ih_l0.fill_(0.4999)
+        gru.calibrate(torch.randn(2, 2, C))
+        gru.finalize_calibration()
+        plan = gru._plan().cells[0][0]
+        w = plan.weights
+        reach = w.W.to(torch.int64).abs().sum(1) * plan.x.max_abs + w.Bw.abs()
+        expected = bool((reach < 1 << 24).all())
+        assert bool(Numbers(plan).exact_float[0]) == expected
+        kind = executor._layer_of(plan, executor.choices()[0]).kind
+        assert (kind == "fused, float32") == expected, kind
+        seen.add(expected)
+    assert seen == {True, False}

@@ -177,6 +177,20 @@ def test_a_schedule_is_used_again(host):
     assert stack.stack_of(gru._plan(), host) is not whole
 
 
+class Frugal(Host):
+    """A chip without clusters, whose blocks have 99 KB of shared memory."""
+
+    def launch(self, kernel, grid, arguments):
+        assert grid.shared_bytes <= 99 << 10
+        assert not grid.early
+        super().launch(kernel, grid, arguments)
+
+
+@pytest.mark.parametrize("rows", [(2, 3), (9, 8)], ids=["fewest", "many"])
+def test_a_chip_without_clusters(host, rows):
+    check_calls(quantized(num_layers=2, bidirectional=True), Frugal(host.folder, {1: 84}), rows)
+
+
 def test_calibrating_again_compiles_nothing(host):
     """Kernels know the structure of a plan; its numbers are data."""
     gru = quantized(num_layers=2, bidirectional=True)

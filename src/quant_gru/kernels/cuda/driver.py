@@ -21,7 +21,7 @@ from quant_gru.kernels.cuda.structures import structure
 
 _MISSING: Any = object()
 _OLDEST = (8, 0)
-_CLUSTERS_SINCE = (9, 0)
+_WITH_CLUSTERS = (9, 10)
 _CLUSTERS = (2, 4, 8, 16)
 _PORTABLE = 8
 # a block of the recurrent kernel as it is when the device is full
@@ -166,7 +166,8 @@ class Device:
         capability = torch.cuda.get_device_capability(index)
         if capability < _OLDEST:
             raise QuantGRUError(_too_old(capability))
-        self.has_clusters = capability >= _CLUSTERS_SINCE
+        # chips of other major versions have no clusters, or too little memory for ours
+        self.has_clusters = capability[0] in _WITH_CLUSTERS
         self.arch = f"sm_{capability[0]}{capability[1]}" + ("a" if capability == (9, 0) else "")
         self._ahead = Ahead(self.arch)
         self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(index))

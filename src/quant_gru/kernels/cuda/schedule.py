@@ -416,7 +416,9 @@ class Schedule:
             record.exact_float = exact.data_ptr()
             record.cell = cell.numbers.frozen.cells[form.recurrence.real]
             self._memory.point(record, "Wx", self._projected[d])
-        alone = shape.tiles(N) * len(group) <= self._machine.clusters()[shape.blocks]
+        clusters = self._machine.clusters()
+        # without clusters no launch starts early, and some chips have too little memory for it
+        alone = len(clusters) > 1 and shape.tiles(N) * len(group) <= clusters[shape.blocks]
         kernel, grid = planner.layout(shape, form, H, N, len(group), ends=ends, early=alone)
         self._launch(kernel, grid, records)
 

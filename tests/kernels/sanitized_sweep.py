@@ -9,16 +9,16 @@ gradient with the straight-through one. Then the tests of what else is native ru
 from __future__ import annotations
 
 import importlib.util
+import random
 import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-# stacks and streams, borders, live weights, whole calls, launches
+# stacks and streams, borders, layers that follow weights, whole calls, launches
 ELSE = (
     "kernels/test_native_stack.py",
     "kernels/test_cpu_border.py",
-    "kernels/test_live_weights.py::test_equal_to_the_definition_on_the_cpu",
-    "kernels/test_live_weights.py::test_packed_layers_follow",
+    "kernels/test_live_weights.py::test_a_layer_changes_its_kernel_and_back",
     "gru/test_quick.py",
     "cuda/test_launches.py",
 )
@@ -44,6 +44,7 @@ def main() -> None:
     import pytest
     import torch
     from gradient_errors import error
+    from live_cases import live_and_fresh, random_qparams, random_weights, same_part
     from random_plans import KINDS, random_case
 
     from quant_gru.integer import reference
@@ -88,6 +89,14 @@ def main() -> None:
                     assert found <= 1e-5, (seed, kind, variant, name, found)
                 count += 1
     assert _native.threads_started() > before + count
+    for seed in range(plans):
+        torch.set_num_threads(1 + seed % 3)
+        rng = random.Random(seed)
+        qparams = random_qparams(rng)
+        weights = random_weights(rng, 1 + seed, 40, finite=seed % 4 > 0)
+        live, _, fresh = live_and_fresh(qparams, weights)
+        live.update(*weights)
+        assert not same_part(live.part, fresh(weights).weights), seed
     _native.set_thread_price(1.0)
     print(f"sanitized kernels: {count} runs, every code equal, every gradient close, no finding")
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={TESTS.parent}"]

@@ -1,4 +1,4 @@
-"""Floating-point forms that kernels use for integers: equal to rational arithmetic where they may be.
+"""Floats in place of integers: equal to rational arithmetic wherever kernels use them.
 
 The bounds are those of the plan: its tiers, and what the executors ask before they use a form.
 """
@@ -104,8 +104,9 @@ def ties(M: int, k: int, most: int) -> list[int]:
     return [v for v in range(step, most + 1, 2 * step)][:2000] if step <= most else []
 
 
-EVERY_BYTE = np.arange(-255, 256)
-PAIRS = [each.ravel() for each in np.meshgrid(EVERY_BYTE, EVERY_BYTE)]
+# codes less their zero points; what both signs would say of the first, one says
+EVERY_WORD = np.arange(-(1 << 15), 1 << 15)
+PAIRS = [each.ravel() for each in np.meshgrid(np.arange(256), np.arange(-255, 256))]
 # of 24 bits: the smallest, the largest, those of few bits, any
 ONES = [1 << 23, (1 << 23) + 1, (1 << 24) - 1, 3 << 22, 0x800800, 0xABCDEF, 0xD5A3F1]
 
@@ -117,12 +118,11 @@ def test_one_term(forms, real, M):
     most = (1 << 24) - 1
     random = np.random.default_rng(M).integers(-most, most + 1, 4000)
     ends = most - np.arange(100)
-    for k in (16, 20, 22, 23, 24, 27, 31, 34, 38, 41, 46, 47, 48, 60):
+    for k in (16, 24, 31, 34, 38, 46, 60):
         halves = np.array(ties(M, k, most), dtype=np.int64)
-        v = np.concatenate([np.arange(-(1 << 16), 1 << 16), random, ends, -ends, halves, -halves])
-        for lo, hi in ((LO, HI), (WIDE_LO, WIDE_HI)):
-            found = forms(real, ONE, v, v, (M, 0), k, lo, hi)
-            check(found, v * M, k, lo, hi)
+        v = np.concatenate([EVERY_WORD, random, ends, -ends, halves, -halves])
+        found = forms(real, ONE, v, v, (M, 0), k, WIDE_LO, WIDE_HI)
+        check(found, v * M, k, WIDE_LO, WIDE_HI)
 
 
 @pytest.mark.parametrize("M", ONES[:4])
@@ -140,13 +140,13 @@ def test_one_term_in_double(forms, M):
 
 
 @pytest.mark.parametrize("real", ["float", "double"])
-@pytest.mark.parametrize("M", ONES)
+@pytest.mark.parametrize("M", ONES[:5])
 def test_product_of_bytes(forms, real, M):
     """Every pair of codes of 8 bits."""
     if forms.name == "cuda-pot" and M != 1 << 23:
         pytest.skip("where multipliers are powers of two alone")
     a, b = PAIRS
-    for k in (23, 27, 30, 31, 32, 39):
+    for k in (23, 31, 32):
         check(forms(real, PRODUCT, a, b, (M, 0), k, LO, HI), a * b * M, k, LO, HI)
 
 
@@ -173,8 +173,7 @@ def pairs_at_the_bound(V1, V2, limit=1 << 24):
     yield (limit - 1 - V2) // V1, 1
     yield 0, (limit - 1) // V2
     yield most // 2, (limit - 1 - most // 2 * V1) // V2
-    for power in range(0, most.bit_length(), 3):
-        yield 1 << power, 1
+    yield 1 << most.bit_length() // 2, 1
 
 
 @pytest.mark.parametrize("real", ["float", "double"])
@@ -183,7 +182,7 @@ def test_two_terms_of_bytes(forms, real):
     a, b = PAIRS
     for M in pairs_at_the_bound(255, 255):
         assert tier_of(M, (255, 255), 0) == "a"
-        for k in (-2, 0, 1, 5, 9, 12, 16, 18, 24):
+        for k in (0, 9, 16):
             check(forms(real, TWO, a, b, M, k, LO, HI), a * M[0] + b * M[1], k, LO, HI)
 
 
@@ -192,12 +191,12 @@ def test_two_terms_of_bytes(forms, real):
 def test_two_terms_of_words_and_products(forms, real, bounds):
     """Codes of 16 bits, and products that have no code of their own, at the bound of tier a."""
     random = np.random.default_rng(1)
-    a, b = (random.integers(-V, V + 1, 20000) for V in bounds)
+    a, b = (random.integers(-V, V + 1, 8000) for V in bounds)
     for i, (x, y) in enumerate(((1, 1), (1, -1), (-1, 1), (-1, -1))):
         a[i], b[i] = x * bounds[0], y * bounds[1]
     for M in pairs_at_the_bound(*bounds):
         assert tier_of(M, bounds, 0) == "a"
-        for k in (0, 1, 2, 7, 8, 12, 23):
+        for k in (0, 1, 8, 12, 23):
             total = a * M[0] + b * M[1]
             check(forms(real, TWO, a, b, M, k, WIDE_LO, WIDE_HI), total, k, WIDE_LO, WIDE_HI)
 
@@ -224,8 +223,8 @@ def test_a_code_and_its_next_multiplier(forms, real, next_M):
     """A rounding that ends in the multiplication by the next sum's multiplier."""
     if not forms.name.startswith("cpu") or forms.name == "cpu":
         pytest.skip("lanes that have fused multiply-add")
-    v = np.arange(-(1 << 16), 1 << 16)
-    for M in ONES:
+    v = EVERY_WORD
+    for M in ONES[:5]:
         # the second multiplier is that of the next sum, as a real number
         for k in (24, 30, 33):
             m_next = next_M * 2.0**k / 2.0**20

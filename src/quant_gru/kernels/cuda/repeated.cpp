@@ -20,10 +20,12 @@ Repeated::Repeated(Launches &launches, const Sizes &sizes, std::vector<Layout> l
       fail_(std::move(fail)),
       keep_(std::move(keep)) {
     for (const nb::object &each : makers) {
-        if (each.is_none())
+        if (each.is_none()) {
             makers_.emplace_back();
-        else
-            makers_.emplace_back(Maker(nb::cast<nb::tuple>(each)));
+        } else {
+            const nb::tuple parts = nb::cast<nb::tuple>(each);
+            makers_.emplace_back(Maker(nb::borrow(parts[0]), nb::cast<nb::tuple>(parts[1])));
+        }
     }
 }
 

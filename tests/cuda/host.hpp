@@ -60,7 +60,7 @@ struct Block {
     std::vector<unsigned char> shared;
     Barrier all, named[16];
     std::vector<Warp> warps;
-    Transfers transfers[16];
+    Transfers transfers[4];
 };
 
 struct Copy {  // zeros, where it comes from nowhere
@@ -193,7 +193,7 @@ inline void cluster_sync() {
 
 inline host::Transfers &transfers(host::Block &b, uint64_t *barrier) {
     const size_t at = size_t((unsigned char *)barrier - host::self->block->shared.data());
-    return b.transfers[at / 8 % 16];
+    return b.transfers[at / 8 % 4];
 }
 inline void settle(host::Transfers &t) {
     if (t.arrived && t.bytes == t.expected) {
@@ -302,7 +302,7 @@ template <class Vector>
 inline void send_to(uint32_t to, uint32_t barrier, const Vector &v) {
     store_at(to, v);
     host::Block &peer = host::cluster().blocks[barrier >> 24];
-    host::Transfers &t = peer.transfers[(barrier & 0xFFFFFF) / 8 % 16];
+    host::Transfers &t = peer.transfers[(barrier & 0xFFFFFF) / 8 % 4];
     t.bytes += long(sizeof(Vector));
     settle(t);
 }

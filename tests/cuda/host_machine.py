@@ -21,7 +21,7 @@ _FLAGS += ["-fno-gnu-unique"]  # libraries keep their names to themselves
 _LIBRARY = ["-shared", "-Wl,-Bsymbolic"]
 # structures by function or source
 KINDS = dict.fromkeys(
-    ("project", "project_bytes", "project_passing", "project_shared", "step", "multiply_case"),
+    ("project", "project_bytes", "project_passing", "step", "multiply_case"),
     "Numbers",
 ) | {
     "border": "Border",

@@ -18,8 +18,6 @@ from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL, STAYING
 from quant_gru.kernels.cuda.real_projection import MEDIUM as REAL_MEDIUM
 from quant_gru.kernels.cuda.real_projection import SMALL as REAL_SMALL
 from quant_gru.kernels.cuda.real_projection import TALL, TWO_PLANES
-from quant_gru.kernels.cuda.shared_projection import FORMS as FORMS_OF_SHARING
-from quant_gru.kernels.cuda.shared_projection import Sharing
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
 
@@ -61,8 +59,6 @@ def variants(arch):
     for block in (REAL_SMALL, REAL_MEDIUM, TALL):
         yield "project_reals", block.macros(1)
     yield "project_reals", TWO_PLANES.macros(2)
-    for planes in (1, 2) if arch != "sm_80" else ():
-        yield "project_shared", Sharing(4, *FORMS_OF_SHARING[planes], 1).macros(planes)
     yield "border", PLAIN
     yield "random", {}
     yield "weights", PLAIN

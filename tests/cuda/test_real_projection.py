@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig
-from quant_gru.kernels.cuda import executor, planner, shared_projection
-from quant_gru.kernels.cuda.frozen import MOST_SHARED
+from quant_gru.kernels.cuda import executor, planner
 from quant_gru.kernels.cuda.launch import Grid
 from quant_gru.kernels.cuda.real_projection import (
     MEDIUM,
@@ -22,7 +21,6 @@ from quant_gru.kernels.cuda.real_projection import (
     fill_division,
     real_projection,
 )
-from quant_gru.kernels.cuda.shared_projection import Sharing
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER, Host, folder_of
@@ -66,11 +64,6 @@ CASES = [
     (QuantConfig.int8(), (2, 2, 5, 4, 1, 2), (5, 15, 132, 65, 8), 1),
     (QuantConfig.w8a16(), (2, 2, 2, 4, 1, 1), (3, 6, 21, 37, 4), 1),
     (QuantConfig.w8a16(), (2, 2, 3, 3, 1, 2), (7, 11, 132, 50, 2), 1),
-    # cluster, unit warps, groups, columns, clusters
-    (QuantConfig.int8(), Sharing(2, 1, 2, 4, 2), (21, 11, 21, 37, 8), 1),
-    (UNSIGNED, Sharing(2, 2, 1, 2, 1), (175, 1, 80, 66, 1), 1),
-    (WIDE, Sharing(4, 1, 1, 6, 1), (23, 9, 72, 50, 4), 1e-5),
-    (QuantConfig.w8a16(), Sharing(2, 2, 2, 2, 1), (43, 6, 100, 37, 2), 1),
     (QuantConfig.int8(), None, (3, 11, 20, 37, 8), 1),
     (UNSIGNED, None, (35, 1, 300, 16, 1), 1e-5),
     (QuantConfig.w8a16(), None, (4, 3, 260, 21, 4), 1),
@@ -78,7 +71,6 @@ CASES = [
 NAMES = [
     *("int8", "int8 doubles", "unsigned single", "unsigned", "wide doubles", "one feature"),
     *("int8 odd", "w8a16", "w8a16 odd"),
-    *("shared", "shared single", "shared wide", "shared w8a16"),
     *("few", "few unsigned", "few w8a16"),
 ]
 LAYOUTS = ["rows", "batch_first", "unaligned"]
@@ -106,12 +98,10 @@ def test_codes(host, config, block, sizes, scale, layout):
     expected = by_unit(call, shape, host)
     there = expected[:, 0] != -1
     assert there.sum() == T * N * H
-    if isinstance(block, tuple):
-        block = Block(*block)
     if block is None:
         kernel, grid, p, _keep = few_projection(call.numbers, shape, T, N, x)
     else:
-        kernel, grid, p, _keep = real_projection(call.numbers, shape, T, N, x, block)
+        kernel, grid, p, _keep = real_projection(call.numbers, shape, T, N, x, Block(*block))
     size, guard = expected.shape[0], 4096
     Wx = torch.full((size + guard, expected.shape[1]), -7, dtype=torch.int32)
     flags = torch.full((N, p.nan_stride), 7, dtype=torch.uint8)
@@ -173,20 +163,3 @@ def test_choices_follow_sizes():
     assert choose(256, 12800, 256, 2, 132) == replace(TWO_PLANES, parts=2)
     for block, planes in ((SMALL, 1), (MEDIUM, 1), (TALL, 1), (TWO_PLANES, 2)):
         assert block.shared_bytes(512, 384, planes) <= 99 << 10
-
-
-def test_clusters_share_many_rows():
-    """A cluster has all units of its rows, rows are spread evenly, and few are not shared."""
-    clusters = {1: 132, 2: 66, 4: 33, 8: 16, 16: 7}
-    block = shared_projection.choose(256, 12800, 256, 1, clusters)
-    assert (block.cluster, block.clusters) == (4, 33)
-    assert block.spread(256, 12800) == (392, 48)
-    _, grid, span, tile = block.launch(256, 12800, 256, 1)
-    assert grid.blocks[0] == 4 * -(-12800 // span) <= 132
-    assert grid.cluster == 4
-    assert grid.shared_bytes <= MOST_SHARED
-    assert 8 * block.columns * block.groups * -(-span // (tile * block.groups)) >= span
-    assert shared_projection.choose(512, 12800, 256, 1, clusters).cluster == 8
-    assert shared_projection.choose(256, 1000, 256, 1, clusters) is None
-    assert shared_projection.choose(1024, 12800, 512, 1, clusters) is None
-    assert shared_projection.choose(256, 12800, 256, 1, {1: 132}) is None

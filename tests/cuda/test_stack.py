@@ -9,7 +9,7 @@ import torch
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import reference
 from quant_gru.integer.backward import Kept
-from quant_gru.kernels.cuda import planner, shared_projection, stack
+from quant_gru.kernels.cuda import planner, stack
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER, Host, folder_of
@@ -75,19 +75,6 @@ def test_whole_calls(host, config, rows):
 
 def test_whole_calls_with_zoneout(host):
     check_calls(quantized(num_layers=2, bidirectional=True, zoneout=0.3), host, (9, 8))
-
-
-@pytest.mark.parametrize("config", [QuantConfig.int8(), QuantConfig.w8a16()], ids=["int8", "w8a16"])
-def test_whole_calls_with_shared_rows(host, monkeypatch, config):
-    """Blocks of a cluster make codes for each other, of rows with NaN, too."""
-    monkeypatch.setattr(shared_projection, "FEWEST_ROWS", 1)
-    monkeypatch.setattr(shared_projection, "FORMS", {1: (1, 1, 2), 2: (1, 1, 2)})
-    gru = quantized(config, 32, bidirectional=True)
-    x = torch.randn(9, 7, C)
-    x[3, 2, 1] = x[8, 6, 4] = nan
-    host.launched.clear()
-    checked(gru, host, x)
-    assert [name for name, _ in host.launched].count("project_shared") == 2
 
 
 def check_calls(gru, host, rows):

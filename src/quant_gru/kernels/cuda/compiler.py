@@ -26,7 +26,6 @@ _HEADERS = {
     "ptx.cuh": _HERE / "ptx.cuh",
     "reals.cuh": _HERE / "reals.cuh",
     "resident.cuh": _HERE / "resident.cuh",
-    "sharing.cuh": _HERE / "sharing.cuh",
     "quantize.cuh": _HERE / "quantize.cuh",
     "standing.cuh": _HERE / "standing.cuh",
     "turns.cuh": _HERE / "turns.cuh",

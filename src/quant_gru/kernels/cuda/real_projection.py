@@ -9,11 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.kernels.cuda import planner, projection, shared_projection
+from quant_gru.kernels.cuda import planner, projection
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
 from quant_gru.kernels.cuda.numbers import Numbers
-from quant_gru.kernels.cuda.shared_projection import Sharing
-from quant_gru.kernels.cuda.structures import ProjectFewC, ProjectRealsC, ProjectSharedC
+from quant_gru.kernels.cuda.structures import ProjectFewC, ProjectRealsC
 
 _DEPTH = 64  # bytes of a line in a stage
 _EASY = 2.0**90
@@ -112,19 +111,16 @@ def choose(units: int, rows: int, padded: int, planes: int, processors: int) -> 
 
 def choose_for(
     machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
-) -> Block | Sharing | None:
+) -> Block | None:
     """The same for a plan on a machine."""
-    rows, padded = T * shape.strips(N) * shape.strip, numbers.gemm[0][0].shape[0]
-    clusters, planes = machine.clusters(), numbers.x_planes
-    if sharing := shared_projection.choose(shape.units, rows, padded, planes, clusters):
-        return sharing
     if projection.resident(machine, numbers, shape, T, N):
         return None
-    return choose(shape.units, rows, padded, planes, clusters[1])
+    rows, padded = T * shape.strips(N) * shape.strip, numbers.gemm[0][0].shape[0]
+    return choose(shape.units, rows, padded, numbers.x_planes, machine.clusters()[1])
 
 
 def real_projection(
-    numbers: Numbers, shape: planner.Shape, T: int, N: int, x: Quantizer, block: Block | Sharing
+    numbers: Numbers, shape: planner.Shape, T: int, N: int, x: Quantizer, block: Block
 ) -> tuple[Kernel, Grid, Any, list[Tensor]]:
     """The launch of a projection of one direction, from real values.
 
@@ -140,17 +136,13 @@ def real_projection(
         The kernel, its grid, its arguments without `real`, `nan`, `Wx` and what `place` sets, and
         tensors to keep.
     """
-    p: Any = ProjectRealsC() if isinstance(block, Block) else ProjectSharedC()
+    p: Any = ProjectRealsC()
     keep = projection.fill(p, numbers, shape, T, N)
-    p.C, p.nan_stride = numbers.C, -(-T // 4) * 4
+    p.C, p.nan_stride, p.parts = numbers.C, -(-T // 4) * 4, block.parts
     p.zero = x.zero_point - numbers.x_offset
     fill_division(p.division, x)
     rows = T * shape.strips(N) * shape.strip
-    if isinstance(block, Block):
-        p.parts = block.parts
-        kernel, grid = block.launch(shape.units, rows, p.padded, numbers.x_planes)
-    else:
-        kernel, grid, p.span, p.tile = block.launch(shape.units, rows, p.padded, numbers.x_planes)
+    kernel, grid = block.launch(shape.units, rows, p.padded, numbers.x_planes)
     return kernel, grid, p, keep
 
 

@@ -34,7 +34,6 @@ from quant_gru.kernels.cuda.real_projection import (
     reads_reals,
     real_projection,
 )
-from quant_gru.kernels.cuda.shared_projection import Sharing
 from quant_gru.kernels.cuda.structures import (
     KINDS,
     RECURRENT_C,
@@ -521,7 +520,7 @@ class _Input:
 
     def __init__(self) -> None:
         self.nan: int | None = None
-        self.block: Block | Sharing | None = None
+        self.block: Block | None = None
         self.rows: _Rows | None = None
         self.codes = 0
 

@@ -89,15 +89,14 @@ ProjectPassingC = structure(
     "ProjectPassingC", bytes=_POINTER, **_PROJECTED, **_all(_INT, "span tile")
 )
 DivisionC = structure("DivisionC", **_all(ctypes.c_float, "scale inverse least most"))
-_REALS = {
+ProjectRealsC = structure(
+    "ProjectRealsC",
     **_PROJECTED,
     **_all(_POINTER, "real nan"),
     **_all(_INT, "step next C nan_stride parts zero"),
-    "division": DivisionC,
-    "fours": _INT,
-}
-ProjectRealsC = structure("ProjectRealsC", **_REALS)
-ProjectSharedC = structure("ProjectSharedC", **_REALS, **_all(_INT, "span tile"))
+    division=DivisionC,
+    fours=_INT,
+)
 ProjectFewC = structure(
     "ProjectFewC",
     **_all(_POINTER, "real nan Wx weights"),

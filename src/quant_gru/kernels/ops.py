@@ -26,8 +26,6 @@ from quant_gru.kernels.cuda.stack import stack_of as stack_on_gpu
 PRECISIONS = tuple(cuda_call.PRECISIONS)
 """What gradients are multiplied in on a GPU: 8, at least 11 or 24 bits, sums always float32."""
 
-SLOW = "quantized GRUs run in the reference executor, many times slower than CUDA kernels,"
-
 
 def executor_name(device: torch.device | str = "cpu") -> str:
     """The executor that runs integer GRUs on `device`, as text for reports."""
@@ -48,7 +46,8 @@ def runs_on_gpu(device: torch.device) -> bool:
         return False
     reason = driver.missing(device)
     if reason is not None:
-        note_once(f"{SLOW} on a GPU: {reason}", caller_stacklevel())
+        what = "quantized GRUs on this GPU run in the reference executor, many times slower than"
+        note_once(f"{what} its kernels: {reason}", caller_stacklevel())
     return reason is None
 
 

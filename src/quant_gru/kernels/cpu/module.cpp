@@ -287,10 +287,10 @@ NB_MODULE(_native, m) {
         .def(nb::init<const Driver &>(), nb::keep_alive<1, 2>())
         .def("add", &Launches::add)
         .def("start", &Launches::start, Unlocked());
-    // for tests
-    m.def("set_thread_price", [](double price) { thread_price = price; });
-    m.def("threads_started", [] { return threads_started.load(); });
     m.def("multiply", &multiply);
     m.def("read_memory", &read_memory);
     m.def("variants", &variants, nb::arg("only_runnable") = true);
+    // for tests
+    m.def("set_thread_price", [](double price) { thread_price = price; });
+    m.def("threads_started", [] { return threads_started.load(); });
 }

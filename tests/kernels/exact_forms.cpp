@@ -57,8 +57,8 @@ namespace quant_gru {
 namespace {
 constexpr float kRound = 12582912.f;
 using OperandByte = int16_t;
-#include "lanes.inl"
 #include "gates.inl"
+#include "lanes.inl"
 }  // namespace
 }  // namespace quant_gru
 

@@ -101,7 +101,7 @@ def ties(M: int, k: int, most: int) -> list[int]:
     if not 1 <= k or factor >= 1 << k:
         return []
     step = (1 << (k - 1)) // factor
-    return [v for v in range(step, most + 1, 2 * step)][:2000] if step <= most else []
+    return list(range(step, most + 1, 2 * step)[:2000])
 
 
 # codes less their zero points; what both signs would say of the first, one says
@@ -308,13 +308,14 @@ def test_gates_are_in_float32_where_its_forms_are_exact():
 def test_sums_are_in_float32_up_to_24_bits():
     """The bound of the sum of a row's products, on either side of 2^24."""
     seen = set()
-    for C in (400, 500, 516, 530, 560, 1000, 1100):
+    for C in (1200, 1600, 1800, 1900, 2000, 2400):
         gru = QuantGRU(C, 8, config=QuantConfig.int8()).eval()
         with torch.no_grad():
             gru.weight_ih_l0.fill_(0.4999)
-        gru.calibrate(torch.randn(2, 2, C))
+        gru.calibrate(0.01 * torch.randn(2, 2, C))
         gru.finalize_calibration()
         plan = gru._plan().cells[0][0]
+        assert in_float32(plan) == (True, True)
         w = plan.weights
         reach = w.W.to(torch.int64).abs().sum(1) * plan.x.max_abs + w.Bw.abs()
         expected = bool((reach < 1 << 24).all())

@@ -374,10 +374,10 @@ NB_MODULE(_native, m) {
         .def("__init__", &make_step)
         .def("holds", &Step::holds)
         .def("takes", &Step::takes, nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
-    // for tests
-    m.def("set_thread_price", [](double price) { thread_price = price; });
-    m.def("threads_started", [] { return threads_started.load(); });
     m.def("multiply", &multiply);
     m.def("read_memory", &read_memory);
     m.def("variants", &variants, nb::arg("only_runnable") = true);
+    // for tests
+    m.def("set_thread_price", [](double price) { thread_price = price; });
+    m.def("threads_started", [] { return threads_started.load(); });
 }

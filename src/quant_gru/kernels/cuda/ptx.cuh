@@ -183,7 +183,9 @@ inline void send(void *to, uint64_t *barrier, uint32_t rank, const uint2 &v) {
         : "memory");
 }
 
-// The same of many bytes at once, from shared memory that `shown_to_groups` has shown.
+// What this thread wrote into shared memory, or waited for, is what copies read after a barrier.
+inline void shown_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// As `send`, of many bytes at once, from shared memory that `shown_to_copies` has shown.
 inline void send_slice(void *to, uint64_t *barrier, uint32_t rank, const void *from,
                        uint32_t bytes) {
     asm volatile(

@@ -677,7 +677,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             return;
         }
         if (kBulk) {
-            shown_to_groups();
+            shown_to_copies();
             __syncthreads();
 #pragma unroll
             for (int peer = warp; peer < CL; peer += kThreads / 32)

@@ -153,13 +153,6 @@ inline void mma(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 }
 
 inline void sync_threads(int id, int threads) { host::wait(host::self->block->named[id], threads); }
-inline void arrive_threads(int id, int threads) {
-    host::Barrier &b = host::self->block->named[id];
-    if (++b.waiting == threads) {
-        b.waiting = 0;
-        ++b.generation;
-    }
-}
 inline float byte_as_float(uint32_t word, int i) {
     return 8388608.f + float(word >> (8 * i) & 255);
 }

@@ -52,8 +52,8 @@ def variants(arch):
     yield "project", PLAIN
     for tile, planes in ((SMALL, 1), (MEDIUM, 1), (LARGE, 1), (SMALL, 2), (MEDIUM, 2)):
         yield "project_bytes", tile.macros(planes)
-    for planes, blocks in STAYING.items() if arch != "sm_80" else ():
-        yield from (("project_passing", block.macros(planes)) for block in blocks)
+    for planes in (1, 2):
+        yield "project_passing", STAYING[planes].macros(planes)
     for planes in (1, 2):
         yield "project_few", {**PLAIN, "WIDE": planes - 1}
     for block in (REAL_SMALL, REAL_MEDIUM, TALL):

@@ -1,66 +1,77 @@
 // The input projection of many rows, for codes of x and weights in bytes: weights stay in blocks,
-// and rows pass.
+// rows pass, and the end of a group's rows is worked on while others multiply.
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
-//   UNIT_WARPS, GROUPS, COLUMNS: what a block makes, see turns.cuh
-#include "turns.cuh"
+//   UNIT_WARPS, GROUPS, COLUMNS, STAGES: what a block makes, see passing.cuh
+//   BLOCKS      of a multiprocessor, that registers have to do for
+#include "passing.cuh"
+#include "projected.cuh"
+
+typedef Passing<UNIT_WARPS, GROUPS, COLUMNS, STAGES, PLANES> Tile;
 
 struct Numbers {
     const int8_t *bytes;  // (PLANES, T * N, padded)
     Projected to;
-    int64_t span, tile;  // rows of a block, and of a tile, a multiple of 16
+    int64_t share;  // rows of a group, a multiple of 8
 };
 
-// Starts to copy a tile; beyond the rows and beyond `padded` there are zeros.
-inline void load(const Numbers &numbers, unsigned char *slot, int first, const Span &span) {
-    const Projected &p = numbers.to;
-    const int padded = (int)p.padded, line_bytes = Tile::stride(padded);
-    const int chunks = (line_bytes - 16) / 16, lane = (int)threadIdx.x % 32;
-    const uint32_t to = shared_address(slot);
-    for (int line = (int)threadIdx.x / 32 % UNIT_WARPS; line < PLANES * kRows; line += UNIT_WARPS) {
-        const int row = first + line % kRows;
-        if (line % kRows >= span.tile) continue;
-        const int8_t *const from = numbers.bytes + (line / kRows * p.T * p.N + row) * padded;
-        for (int chunk = lane; chunk < chunks; chunk += 32) {
-            const bool there = row < span.last && chunk * 16 < padded;
-            copy_async(to + line * line_bytes + chunk * 16,
-                       there ? from + chunk * 16 : numbers.bytes, there);
-        }
-    }
-}
-
-// A block: some units of some rows. Blocks of the same rows follow each other. N is a multiple of
-// NB: rows stand as they are counted.
-extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
+// A block: some units, and some rows for each of its groups. Blocks of the same rows follow each
+// other. N is a multiple of NB: rows stand as they are counted.
+extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     project_passing(const __grid_constant__ Numbers numbers) {
     let_next_start();
     QG_SHARED(memory);
     const Projected &p = numbers.to;
-    const int across = ((int)p.groups + UNIT_WARPS - 1) / UNIT_WARPS, rows = (int)(p.T * p.N);
-    const int first_unit = (int)blockIdx.x % across * Tile::kUnits, tile = (int)numbers.tile;
-    const int start = (int)blockIdx.x / across * (int)numbers.span;
-    const Span span = {start, start + (int)numbers.span < rows ? start + (int)numbers.span : rows,
-                       tile};
-    const int own = Tile::group(), slot_bytes = PLANES * kRows * Tile::stride(p.padded);
-    unsigned char *slot = memory + Tile::kept_bytes(p.padded) + own * 2 * slot_bytes;
+    const int rows = (int)(p.T * p.N), H = (int)p.H;
+    const int across = ((int)p.groups + UNIT_WARPS - 1) / UNIT_WARPS;
+    const int first_unit = (int)blockIdx.x % across * Tile::kUnits;
+    const int64_t start = ((int64_t)blockIdx.x / across * GROUPS + Tile::group()) * numbers.share;
+    const int from = (int)(start < rows ? start : rows);
+    const int last = (int)(start + numbers.share < rows ? start + numbers.share : rows);
 
-    Tile::keep(memory, p.weights, p.H, first_unit, p.padded);
-    const int first = start + own * tile;
-    if (first < span.last) load(numbers, slot, first, span);
+    unsigned char *const kept = memory + GROUPS * Tile::kRingBytes;
+    Tile::keep(kept, p.weights, H, first_unit, p.padded);
     copies_commit();
-    const bool exact = PLANES == 1 && *p.exact_float != 0;
-    copies_wait<0>();
+    Tile::Way way(memory, numbers.bytes, rows * p.padded, p.padded, from, last);
+    copies_wait<STAGES - 1>();
     __syncthreads();
-    bool second = false;
-    for (int now = first; now < span.last; now += GROUPS * tile) {
-        copies_wait<0>();
-        // of all of the group, which has done with the other slot, too
-        sync_threads(alone(own), Tile::kGroupThreads);
-        const uint32_t codes = shared_address(slot + second * slot_bytes);
-        second = !second;
-        if (now + GROUPS * tile < span.last)
-            load(numbers, slot + second * slot_bytes, now + GROUPS * tile, span);
-        copies_commit();
-        make_tile(p, memory, codes, span, now, first_unit, exact);
+
+#if PLANES == 1
+    const bool exact = *p.exact_float != 0;
+#endif
+    Channels channels;
+    for (int first = from; first < last; first += Tile::kTileRows) {
+        Tile::Sums sums;
+        find_channels(p, first_unit + (int)pinned(Tile::unit(0)), channels);
+#pragma unroll
+        for (int i = 0; i < 6; ++i) {
+            int bias = 0;
+#if PLANES == 1
+            bias = p.folded_bytes[channels[i / 2][i % 2]];
+#endif
+#pragma unroll
+            for (int column = 0; column < Tile::kAll; ++column)
+                sums[i / 2][column][i % 2 * 2] = sums[i / 2][column][i % 2 * 2 + 1] = bias;
+        }
+        way.add(sums, kept, last - first);
+        // what the end takes is worked out here: through the products there are no registers for it
+        const int group = (int)pinned(first_unit + Tile::unit(0)) / 16;
+        if (group >= p.groups) continue;
+        const int flat = first + (int)pinned(Tile::row(0, 0));
+        find_channels(p, first_unit + (int)pinned(Tile::unit(0)), channels);
+        const auto sum = [&](int plane, int gate, int column, int i) {
+            return sums[gate][plane * COLUMNS + column][i];
+        };
+#if PLANES == 1
+        if (exact) {
+            const auto total = [&](int gate, int column, int i) { return sum(0, gate, column, i); };
+            float m[3][2];
+#pragma unroll
+            for (int i = 0; i < 6; ++i) m[i / 2][i % 2] = p.m_float[channels[i / 2][i % 2]];
+            finish<float>(p, flat, last, group, total, m);
+            continue;
+        }
+#endif
+        finish_any(p, flat, last, group, channels, sum);
     }
 }

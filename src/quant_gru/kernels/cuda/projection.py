@@ -16,6 +16,7 @@ from quant_gru.kernels.cuda.structures import ProjectBytesC, ProjectPassingC
 
 _STAGES = 4
 _DEPTH = 64  # bytes of a row in a stage
+_OF_BLOCK = 1024  # bytes of shared memory that a block costs beside what it has
 _FEW_BLOCKS = 256  # fewer leave much of a device idle
 
 
@@ -82,18 +83,22 @@ class Tile(Warps):
 
 @dataclass(frozen=True)
 class Resident:
-    """What a block makes whose weights stay while rows pass, as project_passing.cu has it.
+    """What a block makes whose weights stay while rows pass, as passing.cuh has it.
 
     Attributes:
         unit_warps: Units of a block over 16.
-        groups: Groups of as many warps, which take tiles in turn.
-        columns: Of 8 rows, of a tile at most.
+        groups: Groups of as many warps, each with rows of its own.
+        columns: Of 8 rows, of a tile.
+        stages: Of rows.
+        blocks: Of a multiprocessor.
         processors: Multiprocessors, over which rows are spread once.
     """
 
     unit_warps: int
     groups: int
     columns: int
+    stages: int
+    blocks: int
     processors: int = 132
 
     @property
@@ -103,8 +108,8 @@ class Resident:
 
     def shared_bytes(self, padded: int, planes: int) -> int:
         """Shared memory of a block."""
-        line = -(-padded // 32) * 32 + 16
-        return line * (48 * self.unit_warps + 16 * self.columns * planes * self.groups)
+        rings = self.groups * self.stages * _DEPTH * 8 * self.columns * planes
+        return rings + 48 * self.unit_warps * (-(-padded // 32) * 32 + 16)
 
     def macros(self, planes: int) -> dict[str, object]:
         """What project_passing.cu is specialized on."""
@@ -114,33 +119,25 @@ class Resident:
             "UNIT_WARPS": self.unit_warps,
             "GROUPS": self.groups,
             "COLUMNS": self.columns,
+            "STAGES": self.stages,
+            "BLOCKS": self.blocks,
         }
 
-    def grid(self, units: int, rows: int, padded: int, planes: int) -> tuple[Grid, int, int]:
-        """The grid, and the rows of a block and of a tile."""
+    def grid(self, units: int, rows: int, padded: int, planes: int) -> tuple[Grid, int]:
+        """The grid, and the rows of a group."""
         across = -(-units // (16 * self.unit_warps))
-        span, tile = spread(rows, self.processors // across, self.groups, self.columns)
         shared = self.shared_bytes(padded, planes)
-        return Grid((across * -(-rows // span), 1), self.threads, shared_bytes=shared), span, tile
-
-
-def spread(rows: int, parts: int, groups: int, columns: int) -> tuple[int, int]:
-    """Rows of a part and of a tile, as even as they get.
-
-    Args:
-        rows: Of all parts.
-        parts: At most so many.
-        groups: That take tiles of a part in turn.
-        columns: Of 8 rows, of a tile at most.
-    """
-    span = 8 * -(-rows // (8 * max(1, parts)))
-    turns = -(-span // (8 * columns * groups))
-    return span, 16 * -(-span // (16 * turns * groups))
+        fitting = (MOST_SHARED + _OF_BLOCK) // (shared + _OF_BLOCK)
+        at_once = self.processors * max(1, min(self.blocks, fitting))
+        most = max(1, at_once // across)
+        share = 8 * -(-rows // (8 * most * self.groups))
+        strips = -(-rows // (share * self.groups))
+        return Grid((across * strips, 1), self.threads, shared_bytes=shared), share
 
 
 SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(2, 2, 4), Tile(2, 2, 8)
 # by planes
-STAYING = {1: (Resident(4, 3, 8), Resident(4, 3, 4)), 2: (Resident(4, 3, 4), Resident(4, 3, 2))}
+STAYING = {1: Resident(4, 3, 8, 4, 1), 2: Resident(4, 3, 4, 4, 1)}
 STAYING_ROWS = 8192  # from which on weights stay and rows pass
 STAYING_WEIGHTS = 1 << 17  # units times features, likewise; with fewer, real values are faster
 _AT_ONCE = 396  # large tiles on a device, three to a multiprocessor
@@ -171,13 +168,12 @@ def resident(
     Rows pass as they stand in memory: N is a multiple of those of a tile of the recurrence.
     """
     padded, units, planes = numbers.gemm[0][0].shape[0], shape.units, numbers.x_planes
+    block = STAYING[planes]
+    idle = -units % (16 * block.unit_warps)
+    fits = block.shared_bytes(padded, planes) <= MOST_SHARED and 8 * idle <= units
     many = T * N >= STAYING_ROWS and units * padded >= STAYING_WEIGHTS
-    if not many or N % shape.strip or len(machine.clusters()) == 1:
-        return None
-    for block in STAYING[planes]:
-        idle = -units % (16 * block.unit_warps)
-        if block.shared_bytes(padded, planes) <= MOST_SHARED and 8 * idle <= units:
-            return block
+    if many and fits and N % shape.strip == 0 and len(machine.clusters()) > 1:
+        return block
     return None
 
 
@@ -205,7 +201,7 @@ def projection(
         kernel, grid = tile.launch(units, rows, planes)
     else:
         kernel = Kernel.of("project_passing", "project_passing", tile.macros(planes))
-        grid, p.span, p.tile = tile.grid(units, rows, padded, planes)
+        grid, p.share = tile.grid(units, rows, padded, planes)
     return kernel, grid, p, keep
 
 

@@ -63,11 +63,6 @@ inline void sync_threads(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Arrives at such a barrier, and does not wait.
-inline void arrive_threads(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // 8388608 + an unsigned part of a word: byte `i`, or 16 bits from byte `i` on.
 inline float byte_as_float(uint32_t word, int i) {
     return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440u + i));

@@ -85,9 +85,7 @@ _PROJECTED = {
     **_all(_INT, "T N H padded NB tiles groups wide lo hi code_lo"),
 }
 ProjectBytesC = structure("ProjectBytesC", bytes=_POINTER, **_PROJECTED)
-ProjectPassingC = structure(
-    "ProjectPassingC", bytes=_POINTER, **_PROJECTED, **_all(_INT, "span tile")
-)
+ProjectPassingC = structure("ProjectPassingC", bytes=_POINTER, **_PROJECTED, share=_INT)
 DivisionC = structure("DivisionC", **_all(ctypes.c_float, "scale inverse least most"))
 ProjectRealsC = structure(
     "ProjectRealsC",

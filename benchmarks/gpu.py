@@ -73,15 +73,15 @@ def in_a_row(engine: Engine, calls: int) -> float:
 def medians(engines: dict[str, Engine], repeats: int) -> dict[str, float]:
     """Median microseconds of a call of each engine.
 
-    As many calls follow each other as take 2 ms, at least five: the first of them finds an idle
-    GPU, which is then as far behind the host as it is in a model.
+    As many calls follow each other as take 20 ms, at least five: what the first of them finds, an
+    idle GPU and a thread of autograd that sleeps, is not what calls of a model find.
     """
     times: dict[str, list[float]] = {name: [] for name in engines}
     calls: dict[str, int] = {}
     for name, engine in engines.items():
         for _ in range(3):
             engine()
-        calls[name] = max(5, min(40, round(2000 / in_a_row(engine, 5))))
+        calls[name] = max(5, round(20_000 / in_a_row(engine, 5)))
     for _ in range(repeats):
         for name, engine in engines.items():
             times[name].append(in_a_row(engine, calls[name]))

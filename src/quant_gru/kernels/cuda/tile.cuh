@@ -46,8 +46,9 @@ constexpr int kAhead = RING - 1;        // steps between the start of a load and
 // Registers that the weights leave: what the compiler would work out again in every step may stay.
 constexpr bool kRoom = 12 * kBlocks * 2 * WP <= (kThreads > 256 ? 48 : 96);
 constexpr bool kLate = LATE;
-// Whether waiting leaves the first cache of global memory as it is: where measured to be faster.
-constexpr bool kLeaves = kBulk || NT == 2 || CL == 4;
+// Whether waiting leaves the first cache of global memory as it is. That is faster with two strips;
+// with one, once `W x` of some hundred steps has filled that cache, steps take a fifth longer.
+constexpr bool kLeaves = NT == 2;
 // Both bytes of a state are columns of one product. As both are signed then, low bytes are kept
 // less 128, and biases make up for it.
 constexpr bool kPacked = HP == 2 && WP == 1 && NB <= 4;

@@ -142,9 +142,9 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         if quick is not None and is_quiet(self.__dict__):
             hx = args[1] if len(args) > 1 else None
             result = quick.start(self._parameters.values(), args[0], hx, self.batch_first)
-            if result is None:
+            if result is None and type(args[0]) is Tensor:
                 return self._forward(args[0], hx)
-            if result is not NotImplemented:
+            if result is not None and result is not NotImplemented:
                 return result
         elif self.training and is_quiet_in_training(self.__dict__):
             result = self._step(args[0], args[1] if len(args) > 1 else None)

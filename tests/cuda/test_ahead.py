@@ -1,8 +1,10 @@
 """Kernels compiled ahead: at once, one time each; errors come where the code is asked for."""
 
+import ctypes
 import threading
 
 import pytest
+from host_machine import Host
 
 from quant_gru import QuantGRUError
 from quant_gru.kernels.cuda import ahead, compiler, driver
@@ -84,3 +86,48 @@ def test_a_device_begins_with_what_is_prepared_and_loads_at_a_join(monkeypatch):
         with pytest.raises(QuantGRUError, match="a GPU"):
             device.join([each])
         assert device.loaded.pop() == code
+
+
+class Started:
+    """A launch, as `driver.Prepared` starts it by its addresses; it counts."""
+
+    def __init__(self, host) -> None:
+        self.count, self._stream = 0, ctypes.c_uint64()
+        place = len(host.functions) + 1
+        host.functions[place] = self._start
+        self.addresses = (1, ctypes.addressof(self._stream), place, 1)
+
+    def _start(self):
+        self.count += 1
+
+    @property
+    def stream(self):
+        return self._stream.value
+
+
+def test_launches_are_loaded_once_when_they_are_first_started(tmp_path):
+    host = Host(tmp_path)
+    device = Device()
+    device.native = host.native()
+    launches, failing = [Started(host), Started(host)], [True]
+    loads = []
+
+    def load():
+        loads.append(len(loads))
+        if failing.pop() if failing else False:
+            raise QuantGRUError("Expected a warm-up run")
+        return launches
+
+    prepared = driver.Prepared(device, load)
+    assert not loads
+    with pytest.raises(QuantGRUError, match="warm-up"):
+        prepared.start(7)
+    for _ in range(2):
+        prepared.start(7)
+    assert len(loads) == 2
+    assert [each.count for each in launches] == [2, 2]
+    assert [each.stream for each in launches] == [7, 7]
+    both = device.join([prepared, prepared])
+    both.start(8)
+    assert len(loads) == 2
+    assert [each.count for each in launches] == [4, 4]

@@ -6,7 +6,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -121,36 +121,33 @@ class _Multiply:
 class Prepared:
     """Launches that are started again and again, one after the other.
 
-    Attributes:
-        native: The same launches, in native code.
+    Args:
+        device: Where they run.
+        load: Gives them. Kernels may still be compiled: it is called when the launches are asked
+            for, or started.
     """
 
-    def __init__(self, device: Device, launches: Sequence[_Launch | _Multiply]) -> None:
-        self._device = device
-        self.launches = launches
-        self.native = _native.Launches(device.native)
-        for each in launches:
-            self.native.add(*each.addresses)
-        self._start = self.native.start
+    def __init__(self, device: Device, load: Callable[[], Sequence[_Launch | _Multiply]]) -> None:
+        self._device, self._load = device, load
+
+    @cached_property
+    def launches(self) -> Sequence[_Launch | _Multiply]:
+        """The launches."""
+        return self._load()
+
+    @cached_property
+    def native(self) -> _native.Launches:
+        """The same in native code, for as long as these are kept."""
+        found = _native.Launches(self._device.native)
+        for each in self.launches:
+            found.add(*each.addresses)
+        return found
 
     def start(self, stream: int) -> None:
         """Start the kernels on a stream."""
-        status = self._start(stream)
+        status = self.native.start(stream)
         if status:
             self._device.raise_for(status)
-
-
-class _Expected(Prepared):
-    """A launch whose kernel may still be compiled: it is loaded when it is asked for anything."""
-
-    def __init__(self, load: Callable[[], _Launch], device: Device) -> None:
-        self._load, self._machine = load, device
-
-    def __getattr__(self, name: str) -> Any:
-        if "launches" in self.__dict__ or name.startswith("__"):
-            raise AttributeError(name)
-        super().__init__(self._machine, [self._load()])
-        return getattr(self, name)
 
 
 class Device:
@@ -212,11 +209,11 @@ class Device:
         if (kernel.source, kernel.macros) not in self._modules:
             self._ahead.expect(kernel)
 
-        def load() -> _Launch:
+        def load() -> list[_Launch]:
             loaded = self._ready(kernel, grid)
-            return _Launch(loaded, grid if self.has_clusters else _late(grid), arguments)
+            return [_Launch(loaded, grid if self.has_clusters else _late(grid), arguments)]
 
-        return _Expected(load, self)
+        return Prepared(self, load)
 
     def multiply(self, product: Product) -> Multiplication | None:
         """Prepare a product of matrices; None where the library cannot."""
@@ -230,11 +227,13 @@ class Device:
             found = self._library.describe(product)
         if found is None:
             return None
-        return Multiplication(Prepared(self, [_Multiply(found)]), found.record, found.workspace)
+        product_of = [_Multiply(found)]
+        return Multiplication(Prepared(self, lambda: product_of), found.record, found.workspace)
 
     def join(self, launches: Sequence[Prepared]) -> Prepared:
         """Prepared launches as one, started in one call of native code."""
-        return Prepared(self, [each for launch in launches for each in launch.launches])
+        found = [each for launch in launches for each in launch.launches]
+        return Prepared(self, lambda: found)
 
     def stream(self) -> int:
         """Torch's current stream of this device."""

@@ -63,13 +63,12 @@ class Grid(NamedTuple):
 
 
 class Prepared(Protocol):
-    """Launches that can be started again and again; arguments are read at each start.
+    """Launches that can be started again and again; arguments are read at each start."""
 
-    Attributes:
-        native: The same launches, as native code starts them.
-    """
-
-    native: _native.Launches
+    @property
+    def native(self) -> _native.Launches:
+        """The same launches, as native code starts them; these are to be kept as long."""
+        ...
 
     def start(self, stream: int) -> None:
         """Start the kernels on a stream, one after the other."""

@@ -47,6 +47,20 @@ inline int64_t number(const nanobind::object &o) {
 
 inline bool holds_true(const nanobind::object &o) { return o.ptr() == Py_True; }
 
+// Whether there are just so many items, and each holds: holds(item, index).
+template <class Holds>
+bool all_hold(const nanobind::object &items, size_t count, const Holds &holds) {
+    const nanobind::object found = checked(PyObject_GetIter(items.ptr()));
+    size_t i = 0;
+    while (PyObject *next = PyIter_Next(found.ptr())) {
+        const nanobind::object item = nanobind::steal(next);
+        if (i == count || !holds(next, i)) return false;
+        ++i;
+    }
+    if (PyErr_Occurred()) throw nanobind::python_error();
+    return i == count;
+}
+
 // Items of a tuple of integers.
 template <int n>
 void numbers(const nanobind::object &tuple, int64_t (&to)[n]) {

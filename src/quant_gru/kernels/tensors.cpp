@@ -121,18 +121,11 @@ int64_t KeptWeights::count() const {
 
 bool KeptWeights::hold(const Tensors &tensors, const nb::object &weights) const {
     if (!steps_.is_none() && count() != count_) return false;
-    const nb::object found = checked(PyObject_GetIter(weights.ptr()));
-    size_t i = 0;
-    while (PyObject *item = PyIter_Next(found.ptr())) {
-        const nb::object w = nb::steal(item);
-        if (i == stamps_.size()) return false;
-        const Stamp &stamp = stamps_[i++];
-        if (item != stamp.tensor || tensors.version(item) != stamp.version ||
-            tensors.address(item) != stamp.address)
-            return false;
-    }
-    if (PyErr_Occurred()) throw nb::python_error();
-    return i == stamps_.size();
+    return all_hold(weights, stamps_.size(), [&](PyObject *w, size_t i) {
+        const Stamp &stamp = stamps_[i];
+        return w == stamp.tensor && tensors.version(w) == stamp.version &&
+               tensors.address(w) == stamp.address;
+    });
 }
 
 bool KeptWeights::ask_for_gradient(const Tensors &tensors) const {

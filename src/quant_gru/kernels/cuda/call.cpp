@@ -26,6 +26,13 @@ nb::object Space::take(int64_t size, uintptr_t stream, const Maker &make, const 
     return made;
 }
 
+bool Space::forget() {
+    size_ = -1;
+    nb::object before;
+    std::swap(tensor_, before);
+    return before.is_valid();
+}
+
 Call::Call(Launches &launches, const std::vector<Fields *> &fields,
            const std::vector<Input> &inputs, const Sizes &sizes, std::vector<Maker> makers,
            const Tensors &tensors, nb::object stream, nb::object fail, nb::object keep)

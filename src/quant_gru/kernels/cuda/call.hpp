@@ -24,6 +24,8 @@ class Space {
     // holds it until the call has started: another thread may put another one in its place.
     nanobind::object take(int64_t size, uintptr_t stream, const Maker &make, const Tensors &tensors,
                           uintptr_t &address);
+    // Give the memory back; whether there was some.
+    bool forget();
     // Held while a call that has it starts: launches of two calls must not mix.
     std::mutex &mutex() { return mutex_; }
 

@@ -6,9 +6,6 @@ import ctypes
 from typing import Any
 
 from quant_gru.kernels.cpu import _native
-from quant_gru.kernels.makers import maker
-
-__all__ = ["Memory", "maker"]
 
 _ALIGNMENT = 256
 

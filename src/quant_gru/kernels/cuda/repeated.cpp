@@ -18,7 +18,8 @@ Repeated::Repeated(Launches &launches, const Sizes &sizes, std::vector<Layout> l
       stream_(torch[2]),
       is_capturing_(torch[3]),
       fail_(std::move(fail)),
-      keep_(std::move(keep)) {
+      keep_(std::move(keep)),
+      space_(sizes.most) {
     for (const nb::object &each : makers) {
         if (each.is_none()) {
             makers_.emplace_back();
@@ -44,28 +45,12 @@ bool Repeated::lies(const nb::object &tensor, const Layout &layout, uintptr_t &a
 }
 
 nb::object Repeated::memory(uintptr_t stream, uintptr_t &address) {
-    const bool captured = holds_true(call(is_capturing_));
-    if (kept_.is_valid() && kept_stream_ == stream && !captured) {
-        address = kept_address_;
-        return kept_;
-    }
+    if (!holds_true(call(is_capturing_)))
+        return space_.take(sizes_.space, stream, *makers_[0], tensors_, address);
+    // that of a graph is the graph's
     nb::object made = (*makers_[0])();
     address = tensors_.address(made.ptr());
-    // that of a graph is the graph's
-    if (sizes_.space <= sizes_.most && !captured) {
-        kept_stream_ = stream;
-        kept_address_ = address;
-        // last: what was there may be freed, and other threads come in
-        nb::object before = made;
-        std::swap(kept_, before);
-    }
     return made;
-}
-
-bool Repeated::forget() {
-    nb::object before;
-    std::swap(kept_, before);
-    return before.is_valid();
 }
 
 nb::object Repeated::run(const nb::object &given_x, const nb::object &given_h0,

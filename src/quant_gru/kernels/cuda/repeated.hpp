@@ -59,7 +59,7 @@ class Repeated {
                          const nanobind::object &grad_out, const nanobind::object &grad_last);
 
     // Give memory back that waits for the next call; whether there was some.
-    bool forget();
+    bool forget() { return space_.forget(); }
 
  private:
     bool lies(const nanobind::object &tensor, const Layout &layout, uintptr_t &address) const;
@@ -71,8 +71,7 @@ class Repeated {
     std::vector<Layout> layouts_;
     std::vector<std::optional<Maker>> makers_;
     nanobind::object current_device_, stream_, is_capturing_, fail_, keep_;
-    nanobind::object kept_;
-    uintptr_t kept_stream_ = 0, kept_address_ = 0;
+    Space space_;
 };
 
 }  // namespace quant_gru

@@ -14,16 +14,10 @@ Step::Step(const Sizes &sizes, const nb::sequence &weights, const nb::tuple &tor
 }
 
 bool Step::holds(const nb::object &weights) const {
-    const nb::object found = checked(PyObject_GetIter(weights.ptr()));
-    size_t i = 0;
-    while (PyObject *item = PyIter_Next(found.ptr())) {
-        const nb::object w = nb::steal(item);
-        if (i == places_.size()) return false;
-        const Place &place = places_[i++];
-        if (item != place.tensor || !tensors_.is_at(item, place.address, place.shape)) return false;
-    }
-    if (PyErr_Occurred()) throw nb::python_error();
-    return i == places_.size();
+    return all_hold(weights, places_.size(), [&](PyObject *w, size_t i) {
+        const Place &place = places_[i];
+        return w == place.tensor && tensors_.is_at(w, place.address, place.shape);
+    });
 }
 
 bool Step::takes(const nb::object &weights, const nb::object &x, const nb::object &hx,

@@ -158,6 +158,7 @@ class Shape:
             "REAL": form.recurrence.real,
             "QG_WORDS": int(form.words),
             "QG_POT": int(form.in_int32),
+            "SATURATED": int(form.saturated),
             **dict(zip(("TZ", "TR", "TG"), form.recurrence.tables, strict=True)),
             "COPY": copied_bytes(form, H),
             "DIRS": directions,

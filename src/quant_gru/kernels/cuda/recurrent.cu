@@ -19,6 +19,7 @@
 //   BULK        a block sends its states of a strip, of 64 units, to each other in one piece
 //   DIRS        directions of a launch
 //   RING        steps whose input projection is on its way or in use: a power of two
+//   SATURATED   gates as of saturated.cuh: codes of 8 bits, multipliers that are powers of two
 //   LATE        products of the update gate come behind the others
 //   SETS        accumulators of a gate, added up behind the products (one product of a weight)
 //   HELD        some units keep their state in some steps
@@ -32,6 +33,7 @@
 #include "lines.cuh"
 #include "ptx.cuh"
 #include "quantize.cuh"
+#include "saturated.cuh"
 #include "tile.cuh"
 
 struct Numbers {
@@ -43,6 +45,7 @@ struct Numbers {
     const int32_t *exact_float;  // whether float holds every accumulator and multiplier, by KS
     Cell<Real> cell;
     Ends ends;
+    Saturated saturated;
 };
 struct Pair {
     Numbers d[DIRS];
@@ -56,7 +59,8 @@ struct Bits {
         const int origin = (int)(t.pre_lo - t.pre_zero);
         for (int i = threadIdx.x; i < (int)t.entries; i += kThreads)
             copy_async<4>(memory + 4 * i, t.direct + i);
-        base = shared_address(memory) - 4u * (0x4B400000u + (uint32_t)origin);
+        const uint32_t first = kSaturated ? kIndexBits : 0x4B400000u + (uint32_t)origin;
+        base = shared_address(memory) - 4u * first;
         if (kRoom) base = kept_number(base);
         return memory + (t.entries + 1) / 2 * 8;
     }
@@ -225,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             const double b = p.bias[gate * UP + unit];
             bias[row][gate] = kSets == 1 ? (int)b : kWhole ? (int)(int64_t)b : 0;
             wide_bias[row][gate] = kSets == 1 || kWhole ? (Real)0 : (Real)b;
-            m[row][gate] = (Real)p.m[gate * UP + unit];
+            m[row][gate] = (Real)(p.m[gate * UP + unit] * (kSaturated ? 1. / 256 : 1.));
             times[row][gate] = kWhole ? (int)(p.m[gate * UP + unit] * 4294967296.) : 0;
         }
     const int Rh_lo = R::integer(p.cell.Rh_lo), Rh_hi = R::integer(p.cell.Rh_hi);
@@ -592,6 +596,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     Rh[gate][e] = (Real)(limited > Rh_hi ? Rh_hi : limited);
                     continue;
                 }
+#if SATURATED
+                Rh[gate][e] = share_of(p.saturated.Rh, (Real)(sum[0][gate][e] + bias[row][gate]),
+                                       m[row][gate]);
+                continue;
+#endif
                 Real v;
                 if (kSets == 1)
                     v = (Real)(sum[0][gate][e] + bias[row][gate]);
@@ -618,7 +627,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     const double low = (double)p.cell.Rh_lo - (double)R::number();
                     const double high = (double)p.cell.Rh_hi - (double)R::number();
                     const double limited = Magic<double>::limit(plain(v), low, high);
-                    Rh[gate][e] = (Real)(kWhole ? limited : limited + (double)R::number());
+                    Rh[gate][e] = (Real)(kSaturated ? (limited - low) / 256
+                                         : kWhole   ? limited
+                                                    : limited + (double)R::number());
                 }
         }
 
@@ -633,11 +644,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             Real Rh_e[3], Wx_e[3];
 #pragma unroll
             for (int gate = 0; gate < 3; ++gate) {
-                Rh_e[gate] = kWhole ? Rh[gate][e] : plain(Rh[gate][e]);
+                Rh_e[gate] = kWhole || kSaturated ? Rh[gate][e] : plain(Rh[gate][e]);
                 Wx_e[gate] = unpacked(Wx.w[e], gate, p.cell.Wx_offset);
             }
+#if SATURATED
+            Real moved = next_state(p.cell, p.saturated, z_of.base, r_of.base, g_of.base, Wx_e[0],
+                                    Wx_e[1], Wx_e[2], Rh_e[0], Rh_e[1], Rh_e[2],
+                                    plain(h[turn][e]));
+#else
             Real moved = next_state<Real>(p.cell, z_of, r_of, g_of, Wx_e[0], Wx_e[1], Wx_e[2],
                                           Rh_e[0], Rh_e[1], Rh_e[2], plain(h[turn][e]));
+#endif
 #if QG_ZONEOUT
             moved = weighted(p.cell.zoneout, plain(h[turn][e]), plain(moved));
 #endif

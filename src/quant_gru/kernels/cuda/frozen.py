@@ -61,6 +61,7 @@ class Form:
         fused: Which of op.rRh, op.old_contrib, op.new_contrib are rounded to codes.
         zoneout: States keep a share of what they were.
         own: Gates of the recurrence in one launch, where they differ from the other kernels'.
+        powers: Multipliers of products are powers of two.
     """
 
     narrow: bool
@@ -75,6 +76,7 @@ class Form:
     fused: tuple[bool, bool, bool]
     zoneout: bool = False
     own: Gates | None = None
+    powers: bool = False
 
     @property
     def recurrence(self) -> Gates:
@@ -246,6 +248,7 @@ def form_of(plan: CellPlan) -> Form:
     )
     real = "float" if in_float else "double"
     numbers = frozen_numbers(frozen)
+    powers = all(_is_power(each) for each in sums.values() if len(each.multipliers) == 1)
     in_int32 = (
         narrow
         and not in_float
@@ -254,7 +257,7 @@ def form_of(plan: CellPlan) -> Form:
         and set(numbers.near) <= {DIRECT, LINES}
         and all(each.tier == "a" for each in several)
         and all(map(_fits_float, sums.values()))
-        and all(_is_power(each) for each in sums.values() if len(each.multipliers) == 1)
+        and powers
     )
     own = None
     if narrow and (in_int32 or LINES in numbers.near) and _has_room(w.R.device):
@@ -272,6 +275,7 @@ def form_of(plan: CellPlan) -> Form:
         ("op.rRh" in sums, "op.old_contrib" in sums, "op.new_contrib" in sums),
         frozen.zoneout is not None,
         own,
+        powers,
     )
 
 

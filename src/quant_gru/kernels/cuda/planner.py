@@ -163,7 +163,7 @@ class Shape:
             "OUT": form.out_bytes,
             "REAL": form.recurrence.real,
             "QG_WORDS": int(form.words),
-            "QG_POT": int(form.in_int32),
+            "QG_POT": int(form.powers and form.recurrence.real == "float"),
             **dict(zip(("TZ", "TR", "TG"), form.recurrence.tables, strict=True)),
             "COPY": copied_bytes(form, H),
             "DIRS": directions,

@@ -237,6 +237,19 @@ inline uint2 load8(uint32_t address) {
                  : "memory");
     return v;
 }
+// a + b, at least 0 and at most c.
+inline int limited_sum(int a, int b, int c) {
+#if __CUDA_ARCH__ >= 900
+    int v;
+    asm("{.reg .s32 sum; add.s32 sum, %1, %2; min.relu.s32 %0, sum, %3;}"
+        : "=r"(v)
+        : "r"(a), "r"(b), "r"(c));
+    return v;
+#else
+    const int sum = a + b < c ? a + b : c;
+    return sum > 0 ? sum : 0;
+#endif
+}
 // a * b + c, not put together with other sums of products.
 inline int64_t times_plus(int a, int b, int64_t c) {
     int64_t v;

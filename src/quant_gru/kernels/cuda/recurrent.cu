@@ -13,7 +13,7 @@
 //   WX          bytes of a stored input projection
 //   OUT         bytes of a state code at the interface
 //   REAL        float or double; QG_WORDS: some sums need 64-bit integers
-//   QG_POT      float for codes of more than 8 bits: multipliers of products are powers of two
+//   QG_POT      float: multipliers of products are powers of two
 //   TZ, TR, TG  how the tables are read: 0, 1 or 2, see Reader, or 3, see Lines
 //   COPY        bytes of states that a thread writes at once behind the products, 0: each its own
 //   BULK        a block sends its states of a strip, of 64 units, to each other in one piece
@@ -49,23 +49,29 @@ struct Pair {
     Numbers d[DIRS];
 };
 
-// A table of floats in shared memory, at the bits of a sum that has the magic number inside.
+// A table of floats in shared memory, from the least code of a sum on.
 struct Bits {
     uint32_t base;
+    int origin;
 
     inline unsigned char *open(const Table &t, unsigned char *memory) {
-        const int origin = (int)(t.pre_lo - t.pre_zero);
+        origin = (int)(t.pre_lo - t.pre_zero);
         for (int i = threadIdx.x; i < (int)t.entries; i += kThreads)
             copy_async<4>(memory + 4 * i, t.direct + i);
-        base = shared_address(memory) - 4u * (0x4B400000u + (uint32_t)origin);
+        base = shared_address(memory);
         if (kRoom) base = kept_number(base);
         return memory + (t.entries + 1) / 2 * 8;
     }
-
-    inline float operator()(float sum) const {
-        return load_float(base + 4u * (uint32_t)__float_as_int(sum));
-    }
 };
+
+// A sum's bits, which have the magic number inside, are limited as an integer: both limits are one
+// instruction where the lower one is 0.
+inline float gate_of(const Bits &of, const Sum<float> &s, float v1, float v2) {
+    const float total = Magic<float>::fma(v1, s.m[0], Magic<float>::times(v2, s.m[1]));
+    const int lowest = __float_as_int(s.lo), most = __float_as_int(s.hi) - lowest;
+    const int code = __float_as_int(Magic<float>::plus(total, Magic<float>::number()));
+    return load_float(of.base + 4u * (uint32_t)limited_sum(code, -lowest, most));
+}
 
 template <bool kFromBits, int kMode>
 struct Chosen {
@@ -268,7 +274,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                          ? place.n * 64 + local * 16 + lane8 + 8 * place.row8
                          : place.n % NB / (kShared && NB > 1 ? 2 : 1) * 16 + lane8 + 8 * place.row8;
     }
-    // whether elements are any of the sequence's, from its units and rows beyond this thread's first
+    // whether elements are any of the sequence's, from its units and rows beyond this thread's
+    // first
     const int64_t rows_beyond = N - first_row - mine.n;
     int units_left = works(quad, half) ? (int)H - group * 16 - lane8 - 8 * mine.row8 : 0;
     int rows_left = rows_beyond < kTileRows ? (int)rows_beyond : kTileRows;
@@ -360,9 +367,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         for (int row = 0; row < kRows; ++row)
 #pragma unroll
             for (int gate = 0; gate < 3; ++gate)
-                store(factor_at(row, gate), uint2{(uint32_t)bias[row][gate],
-                                                  kWhole ? (uint32_t)times[row][gate]
-                                                         : float_bits((float)m[row][gate])});
+                store(factor_at(row, gate),
+                      uint2{(uint32_t)bias[row][gate],
+                            kWhole ? (uint32_t)times[row][gate] : float_bits((float)m[row][gate])});
 
     Real h[NT][kElements];  // magic number added
 #pragma unroll
@@ -436,6 +443,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #endif
     Code *written = out + first * N * H;
 
+    // what this thread reads of a state
+    const unsigned char *const operands = state + lane8 % NB * (kBulk ? 64 : kStride) +
+                                          part * kBlocks * kNextBlock + quad * 16 +
+                                          (kPacked ? lane8 / NB % 2 * kNextPlane : 0);
+    const uint32_t operands_at = kTight ? pinned(shared_address(operands)) : 0;
+
     // A step of one strip. kKnown: float, or int32, holds every accumulator, so that nothing stands
     // between products and gates.
     auto advance = [&](auto known, int turn, int s, int parity) {
@@ -451,14 +464,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         int acc[kAccumulators][3][4];
 #pragma unroll
         for (int i = 0; i < kAccumulators * 12; ++i) acc[i / 12][i / 4 % 3][i % 4] = 0;
-        const unsigned char *const operand =
-            state + parity * kState + turn * NB * kStride * (kBulk ? HP : 1) +
-            lane8 % NB * (kBulk ? 64 : kStride) + part * kBlocks * kNextBlock + quad * 16 +
-            (kPacked ? lane8 / NB % 2 * kNextPlane : 0);
-        const uint32_t operand_at = kBulk ? pinned(shared_address(operand)) : 0;
+        const int operand_from = parity * kState + turn * NB * kStride * (kBulk ? HP : 1);
+        const unsigned char *const operand = operands + operand_from;
+        const uint32_t operand_at = kTight  ? operands_at + operand_from
+                                    : kBulk ? pinned(shared_address(operand))
+                                            : 0;
         const auto fragment = [&](int b, int plane) {
             const int from = plane * kNextPlane + b * kNextBlock;
-            return kBulk ? load16(operand_at + from) : *(const uint4 *)(operand + from);
+            return kBulk || kTight ? load16(operand_at + from) : *(const uint4 *)(operand + from);
         };
         const auto multiply = [&](int b, int j, int gate, const uint32_t (&f)[kReads][4]) {
             const int set = kPairs && gate != 2 ? j : j % SETS;
@@ -543,10 +556,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (CODES && COPY) copy_store(copies_now, old_states);
         if (VALUES && kBehind) give(turn, s != 0);
 
+        int bias_now[kRows][3], times_now[kRows][3];
+        Real m_now[kRows][3];
+#pragma unroll
+        for (int row = 0; row < kRows; ++row)
+#pragma unroll
+            for (int gate = 0; gate < 3; ++gate) {
+                uint2 factor = {(uint32_t)bias[row][gate], (uint32_t)times[row][gate]};
+                if (kTight) factor = load8(factor_at(row, gate));
+                bias_now[row][gate] = (int)factor.x;
+                times_now[row][gate] = (int)factor.y;
+                m_now[row][gate] = kTight ? (Real)bits_as_float(factor.y) : m[row][gate];
+            }
+        // sums of two products and a bias are one instruction
+        constexpr bool kBiased = KS == 1 && kSets == 1;
+        const auto in_pairs = [](int gate) { return SETS == 2 || (kPairs && gate < 2); };
 #pragma unroll
         for (int i = 0; i < 12; ++i)
-            if (SETS == 2 || (kPairs && i < 8))
-                acc[0][i / 4][i % 4] += acc[kAccumulators - 1][i / 4][i % 4];
+            if (in_pairs(i / 4))
+                acc[0][i / 4][i % 4] += acc[kAccumulators - 1][i / 4][i % 4] +
+                                        (kBiased ? bias_now[i % 4 / 2 % kRows][i / 4] : 0);
 
         // of the unit of this thread: the sums of its two columns and the other byte's
         int both[2][3][2];
@@ -585,18 +614,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
                 for (int e = 0; e < kElements; ++e)
                     sum[set][gate][e] = sum_at(set, gate, place_of(e, quad, half).slot);
-        int bias_now[kRows][3], times_now[kRows][3];
-        Real m_now[kRows][3];
-#pragma unroll
-        for (int row = 0; row < kRows; ++row)
-#pragma unroll
-            for (int gate = 0; gate < 3; ++gate) {
-                uint2 factor = {(uint32_t)bias[row][gate], (uint32_t)times[row][gate]};
-                if (kTight) factor = load8(factor_at(row, gate));
-                bias_now[row][gate] = (int)factor.x;
-                times_now[row][gate] = (int)factor.y;
-                m_now[row][gate] = kTight ? (Real)bits_as_float(factor.y) : m[row][gate];
-            }
         if (KS == 2) {
             constexpr int kCount = kSets * 3 * kElements * 32;
             const int base = (copy * kGroups + local) * 2;
@@ -646,7 +663,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 }
                 Real v;
                 if (kSets == 1)
-                    v = (Real)(sum[0][gate][e] + bias_now[row][gate]);
+                    v = (Real)(sum[0][gate][e] +
+                               (kBiased && in_pairs(gate) ? 0 : bias_now[row][gate]));
                 else {
                     v = R::fma((Real)sum[1 % kParts][gate][e], (Real)256, wide_bias[row][gate]);
                     v = R::plus(v, (Real)sum[0][gate][e]);
@@ -661,8 +679,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 for (int e = 0; e < kElements; ++e) {
                     const int row = kRows == 2 ? e & 1 : 0;
                     const int unit = group * 16 + lane8 + 8 * place_of(e, quad, half).row8;
-                    double total = kWhole ? p.bias[gate * UP + unit]
-                                          : (double)(sum[0][gate][e] + bias_now[row][gate]);
+                    double total = kWhole
+                                       ? p.bias[gate * UP + unit]
+                                       : (double)sum[0][gate][e] +
+                                             (kBiased && in_pairs(gate) ? 0 : bias_now[row][gate]);
                     if (kWhole)
                         total += (double)sum[kParts - 1][gate][e] * 256 + (double)sum[0][gate][e] +
                                  (double)missing[gate];

@@ -46,8 +46,8 @@ constexpr int kExchange = KS == 2 ? 2 * kGroups * 2 * kSets * 3 * kElements * 32
 constexpr int kUnits = UP / CL;
 constexpr uint32_t kReceived = HP * NB * (kBulk ? UP - kUnits : UP);
 constexpr int kCopied = COPY ? COPY / HP : 16;  // units of a copy
-constexpr int kFlags = REALS ? 32 : 0;  // bytes: of each row of a tile, and of all
-constexpr int kAhead = RING - 1;        // steps between the start of a load and its use
+constexpr int kFlags = REALS ? 32 : 0;          // bytes: of each row of a tile, and of all
+constexpr int kAhead = RING - 1;                // steps between the start of a load and its use
 // Registers that the weights leave: what the compiler would work out again in every step may stay.
 constexpr bool kRoom = 12 * kBlocks * 2 * WP <= (kThreads > 256 ? 48 : 96);
 constexpr bool kTight = TIGHT;

@@ -222,17 +222,7 @@ inline void send(void *to, uint64_t *barrier, uint32_t rank, const Vector &v) {
     settle(t);
 }
 inline void shown_to_copies() {}
-inline void send_slice(void *to, uint64_t *barrier, uint32_t rank, const void *from,
-                       uint32_t bytes) {
-    host::Block &mine = *host::self->block, &peer = host::cluster().blocks[rank];
-    const size_t at = size_t((unsigned char *)to - mine.shared.data());
-    if (at % 16 || bytes % 16 || (const unsigned char *)from - mine.shared.data() & 15)
-        std::abort();
-    std::memcpy(peer.shared.data() + at, from, bytes);
-    host::Transfers &t = transfers(peer, barrier);
-    t.bytes += long(bytes);
-    settle(t);
-}
+inline int limited_sum(int a, int b, int c) { return std::max(std::min(a + b, c), 0); }
 inline int64_t times_plus(int a, int b, int64_t c) { return (int64_t)a * b + c; }
 // an address: a block's number in its cluster, and a place in its shared memory
 inline unsigned char *place_at(uint32_t address) {
@@ -245,6 +235,15 @@ inline uint32_t shared_address(const void *p) {
 inline uint32_t address_in(uint32_t address, uint32_t rank) {
     return (address & 0xFFFFFF) | rank << 24;
 }
+inline void send_slice(uint32_t slice, uint32_t barrier, uint32_t rank, uint32_t bytes) {
+    if (slice % 16 || bytes % 16 || rank == slice >> 24) std::abort();
+    if (threadIdx.x % 32) return;
+    std::memcpy(place_at(address_in(slice, rank)), place_at(slice), bytes);
+    host::Transfers &t = host::cluster().blocks[rank].transfers[(barrier & 0xFFFFFF) / 8 % 4];
+    t.bytes += long(bytes);
+    settle(t);
+}
+inline uint32_t uniform(uint32_t v) { return v; }
 inline uint32_t pinned(uint32_t address) { return address; }
 template <class Value>
 inline void store_where(bool where, void *to, const Value &v) {

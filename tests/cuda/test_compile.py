@@ -22,13 +22,13 @@ from quant_gru.kernels.cuda.real_projection import TALL, TWO_PLANES
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
-BYTES = Form(True, "float", False, 1, 1, False, 1, (0, 0, 0), 3072, (True, True, True))
+BYTES = Form(True, "float", False, 1, 1, False, 1, (0, 0, 0), 3072, (True, True, True), powers=True)
 IN_HALVES = Form(True, "double", False, 1, 2, True, 2, (2, 2, 2), 18432, (True,) * 3)
 FORMS = {
     "w8a8": BYTES,
     "w8a8-fused": Form(True, "float", False, 1, 1, False, 1, (0, 0, 0), 3072, (False,) * 3),
     "w8a16": IN_HALVES,
-    "w8a16-float": replace(IN_HALVES, own=Gates("float", (3, 3, 0), 73728)),
+    "w8a16-float": replace(IN_HALVES, own=Gates("float", (3, 3, 0), 73728), powers=True),
     "w8a16-lines": replace(IN_HALVES, own=Gates("double", (3, 3, 2), 73728)),
     "w8a16-words": Form(True, "double", True, 1, 2, True, 4, (1, 0, 2), 9216, (False,) * 3),
     "w16a16": Form(True, "double", False, 2, 2, True, 2, (2, 2, 2), 18432, (True,) * 3),

@@ -69,8 +69,6 @@ inline void give_last(const Sequence &s, const Ends &ends, const float (&reals)[
         if (unit == 0 && ends.last_nan) ends.last_nan[row] = 0.f;
         if (unit == 0 && ends.h0_nan) ends.h0_nan[row] = before;
     });
-    // NaN is looked for while all of this is on its way
-    if (nan_seen(ends, where.row, s.N, s.T)) *any_nan = 1;
     __syncthreads();
     if (!*any_nan) return;
     const int64_t step = s.reverse ? -1 : 1, first = s.reverse ? s.T - 1 : 0;

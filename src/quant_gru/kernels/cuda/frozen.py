@@ -64,6 +64,7 @@ class Form:
         zoneout: States keep a share of what they were.
         own: Gates of the recurrence in one launch, where they differ from the other kernels'.
         saturated: Whether its gates are those of saturated.cuh.
+        powers: Multipliers of products are powers of two.
     """
 
     narrow: bool
@@ -79,6 +80,7 @@ class Form:
     zoneout: bool = False
     own: Gates | None = None
     saturated: bool = False
+    powers: bool = False
 
     @property
     def recurrence(self) -> Gates:
@@ -151,7 +153,7 @@ class FrozenNumbers:
                 self._add_lines(c, outputs, pre.lo - pre.zero_point)
         c.bounds = self._pointer(table.bounds.to(torch.int64))
         c.coefficients = self._pointer(table.coefficients.to(torch.int64))
-        c.pre_lo, c.pre_zero = _entries(pre)[0], pre.zero_point
+        c.pre_lo, c.pre_zero, c.least = _entries(pre)[0], pre.zero_point, pre.lo
         c.segments, c.degree = table.coefficients.shape[0], table.coefficients.shape[1] - 1
         c.shift, c.last = table.shift, table.last
         c.lo, c.hi = table.lo - table.zero_point, table.hi - table.zero_point
@@ -258,6 +260,7 @@ def form_of(plan: CellPlan) -> Form:
     )
     real = "float" if in_float else "double"
     numbers = frozen_numbers(frozen)
+    powers = all(_is_power(each) for each in sums.values() if len(each.multipliers) == 1)
     in_int32 = (
         narrow
         and not in_float
@@ -266,7 +269,7 @@ def form_of(plan: CellPlan) -> Form:
         and set(numbers.near) <= {DIRECT, LINES}
         and all(each.tier == "a" for each in several)
         and all(map(_fits_float, sums.values()))
-        and all(_is_power(each) for each in sums.values() if len(each.multipliers) == 1)
+        and powers
     )
     own = None
     if narrow and (in_int32 or LINES in numbers.near) and _has_room(w.R.device):
@@ -287,6 +290,7 @@ def form_of(plan: CellPlan) -> Form:
         frozen.zoneout is not None,
         own,
         in_float and own is None and set(tables) == {DIRECT} and numbers.saturated is not None,
+        powers,
     )
 
 

@@ -24,6 +24,7 @@ _ROWS = (1, 2, 4, 8, 16)
 # steps whose input projection is on its way or in use, and where two blocks find room with fewer
 _RING, _SHORT_RING = 4, 2
 _ROOMY = 128  # registers of weights that leave many for other things
+_MANY = 160  # and that leave few
 # blocks of which a multiprocessor takes two, whatever their registers
 _LIGHT_THREADS, _LIGHT_SHARED = 128, (MOST_SHARED - 1024) // 2
 _TOGETHER = 1.1  # what a step takes of two blocks on a multiprocessor, to that of one
@@ -145,6 +146,11 @@ class Shape:
         roomy = self.weight_registers(form) <= _ROOMY
         return form.recurrence.real == "float" and roomy
 
+    def tight(self, form: Form) -> bool:
+        """Whether biases and multipliers stand in shared memory: weights leave few registers."""
+        narrow = form.recurrence.real == "float" and form.state_bytes + form.weight_bytes <= 3
+        return narrow and self.elements > 1 and self.weight_registers(form) > _MANY
+
     def macros(self, form: Form, H: int, directions: int) -> dict[str, object]:
         """What recurrent.cu is specialized on."""
         return {
@@ -161,7 +167,7 @@ class Shape:
             "OUT": form.out_bytes,
             "REAL": form.recurrence.real,
             "QG_WORDS": int(form.words),
-            "QG_POT": int(form.in_int32),
+            "QG_POT": int(form.powers and form.recurrence.real == "float"),
             "SATURATED": int(self.saturated(form)),
             **dict(zip(("TZ", "TR", "TG"), form.recurrence.tables, strict=True)),
             "COPY": copied_bytes(form, H),
@@ -170,6 +176,7 @@ class Shape:
             "BULK": int(self.bulk(form)),
             "LATE": int(self.late(form)),
             "SETS": self.sets(form),
+            "TIGHT": int(self.tight(form)),
             **form.products,
         }
 
@@ -200,13 +207,11 @@ class Shape:
         halves = self.split * self.spread
         strips = self.rows // self.strip
         owned = max(1, self.strip // halves)
-        stage = 2 * groups * halves * form.state_bytes * owned * 16
-        if bulk:
-            stage = 2 * form.state_bytes * self.rows * 64
+        stage = 0 if bulk else 2 * groups * halves * form.state_bytes * owned * 16
+        # barriers, whether rows are NaN, and biases and multipliers
+        beside = 16 * strips + 32 + (24 * 16 * groups if self.tight(form) else 0)
         ring = steps * strips * self.threads * self.elements * (8 if form.wide_input else 4)
         received = stage if self.blocks > 1 else 0
-        # barriers, and whether rows are NaN
-        beside = 16 * strips + 32
         return state + exchange + received + beside + ring + form.recurrence.table_bytes
 
 

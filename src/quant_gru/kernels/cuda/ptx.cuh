@@ -180,15 +180,21 @@ inline void send(void *to, uint64_t *barrier, uint32_t rank, const uint2 &v) {
 
 // What this thread wrote into shared memory, or waited for, is what copies read after a barrier.
 inline void shown_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// As `send`, of many bytes at once, from shared memory that `shown_to_copies` has shown.
-inline void send_slice(void *to, uint64_t *barrier, uint32_t rank, const void *from,
-                       uint32_t bytes) {
+// As `send`, of many bytes at once, to the same place in another block, from shared memory that
+// `shown_to_copies` has shown. All lanes of a warp, with the same arguments.
+inline void send_slice(uint32_t slice, uint32_t barrier, uint32_t rank, uint32_t bytes) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-        "[%3];" ::"r"(address_in(shared_address(to), rank)),
-        "r"(shared_address(from)), "r"(bytes), "r"(address_in(shared_address(barrier), rank))
+        "{\n"
+        ".reg .pred first;\n"
+        "elect.sync _|first, 0xffffffff;\n"
+        "@first cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+        "[%0], [%1], %2, [%3];\n"
+        "}" ::"r"(address_in(slice, rank)),
+        "r"(slice), "r"(bytes), "r"(address_in(barrier, rank))
         : "memory");
 }
+// What all lanes of a warp have, as the assembler then knows.
+inline uint32_t uniform(uint32_t v) { return __shfl_sync(0xffffffffu, v, 0); }
 
 // Shared memory by its address, which a register keeps: the compiler would work out addresses
 // again at each use.
@@ -230,6 +236,19 @@ inline uint2 load8(uint32_t address) {
                  : "r"(address)
                  : "memory");
     return v;
+}
+// a + b, at least 0 and at most c.
+inline int limited_sum(int a, int b, int c) {
+#if __CUDA_ARCH__ >= 900
+    int v;
+    asm("{.reg .s32 sum; add.s32 sum, %1, %2; min.relu.s32 %0, sum, %3;}"
+        : "=r"(v)
+        : "r"(a), "r"(b), "r"(c));
+    return v;
+#else
+    const int sum = a + b < c ? a + b : c;
+    return sum > 0 ? sum : 0;
+#endif
 }
 // a * b + c, not put together with other sums of products.
 inline int64_t times_plus(int a, int b, int64_t c) {

@@ -13,7 +13,7 @@
 //   WX          bytes of a stored input projection
 //   OUT         bytes of a state code at the interface
 //   REAL        float or double; QG_WORDS: some sums need 64-bit integers
-//   QG_POT      float for codes of more than 8 bits: multipliers of products are powers of two
+//   QG_POT      float: multipliers of products are powers of two
 //   TZ, TR, TG  how the tables are read: 0, 1 or 2, see Reader, or 3, see Lines
 //   COPY        bytes of states that a thread writes at once behind the products, 0: each its own
 //   BULK        a block sends its states of a strip, of 64 units, to each other in one piece
@@ -21,6 +21,7 @@
 //   RING        steps whose input projection is on its way or in use: a power of two
 //   SATURATED   gates as of saturated.cuh: codes of 8 bits, multipliers that are powers of two
 //   LATE        products of the update gate come behind the others
+//   TIGHT       biases and multipliers stand in shared memory: weights leave few registers
 //   SETS        accumulators of a gate, added up behind the products (one product of a weight)
 //   HELD        some units keep their state in some steps
 //   REALS       states before the first step and after the last are real values, see Ends
@@ -51,24 +52,28 @@ struct Pair {
     Numbers d[DIRS];
 };
 
-// A table of floats in shared memory, at the bits of a sum that has the magic number inside.
+// A table of floats in shared memory, from the least code of a sum on.
 struct Bits {
     uint32_t base;
 
     inline unsigned char *open(const Table &t, unsigned char *memory) {
-        const int origin = (int)(t.pre_lo - t.pre_zero);
         for (int i = threadIdx.x; i < (int)t.entries; i += kThreads)
             copy_async<4>(memory + 4 * i, t.direct + i);
-        const uint32_t first = kSaturated ? kIndexBits : 0x4B400000u + (uint32_t)origin;
-        base = shared_address(memory) - 4u * first;
+        base = shared_address(memory) +
+               4u * (uint32_t)(kSaturated ? 0u - kIndexBits : (uint32_t)(t.least - t.pre_lo));
         if (kRoom) base = kept_number(base);
         return memory + (t.entries + 1) / 2 * 8;
     }
-
-    inline float operator()(float sum) const {
-        return load_float(base + 4u * (uint32_t)__float_as_int(sum));
-    }
 };
+
+// A sum's bits, which have the magic number inside, are limited as an integer: both limits are one
+// instruction where the lower one is 0.
+inline float gate_of(const Bits &of, const Sum<float> &s, float v1, float v2) {
+    const float total = Magic<float>::fma(v2, s.m[1], Magic<float>::times(v1, s.m[0]));
+    const int lowest = __float_as_int(s.lo), most = __float_as_int(s.hi) - lowest;
+    const int code = __float_as_int(Magic<float>::plus(total, Magic<float>::number()));
+    return load_float(of.base + 4u * (uint32_t)limited_sum(code, -lowest, most));
+}
 
 template <bool kFromBits, int kMode>
 struct Chosen {
@@ -120,7 +125,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     unsigned char *const nan_rows = (unsigned char *)(barriers + 2 * NT);  // of the tile, by h0
     uint32_t *const any_nan = (uint32_t *)(nan_rows + 16);
     // [step % RING][strip][thread]
-    Words *const ring = (Words *)(nan_rows + kFlags) + threadIdx.x;
+    unsigned char *const factors = nan_rows + kFlags;  // [group][gate][unit], bias and multiplier
+    Words *const ring = (Words *)(factors + kFactors) + threadIdx.x;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int lane8 = lane / 4, quad = lane % 4;
     const int half = warp % kHalves, local = warp / kHalves;
@@ -254,29 +260,41 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         for (int i = 0; i < 2 * NT; ++i) barrier_init(barriers + i);
     }
 
-    bool kept[NT][kElements];
     int64_t at[NT][kElements];
-    int byte_at[kElements], length[NT][kElements];
+    int byte_at[kElements], length[NT][kColumns];
 #pragma unroll
     for (int i = 0; i < NT * kElements; ++i) {
         const int turn = i / kElements, e = i % kElements;
         const Place place = place_of(e, quad, half);
         const int unit = group * 16 + lane8 + 8 * place.row8;
         const int64_t row = first_row + turn * NB + place.n;
-        kept[turn][e] = unit < H && row < N && works(quad, half);
         at[turn][e] = row * H + unit;
-        length[turn][e] = (int)(kept[turn][e] && p.s.lengths ? p.s.lengths[row] : T);
+        if (e % kSame == 0)
+            length[turn][e / kSame] = (int)(row < N && p.s.lengths ? p.s.lengths[row] : T);
         byte_at[e] = CL == 1 ? place.n * kStride + unit
                      : kBulk
                          ? place.n * 64 + local * 16 + lane8 + 8 * place.row8
                          : place.n % NB / (kShared && NB > 1 ? 2 : 1) * 16 + lane8 + 8 * place.row8;
     }
+    // whether elements are any of the sequence's, from its units and rows beyond this thread's
+    // first
+    const int64_t rows_beyond = N - first_row - mine.n;
+    int units_left = works(quad, half) ? (int)H - group * 16 - lane8 - 8 * mine.row8 : 0;
+    int rows_left = rows_beyond < kTileRows ? (int)rows_beyond : kTileRows;
+    if (kTight) units_left = (int)pinned((uint32_t)units_left);
+    if (kTight) rows_left = (int)pinned((uint32_t)rows_left);
+    const auto kept = [&](int turn, int e) {
+        const Place place = place_of(e, quad, half);
+        return units_left > 8 * (place.row8 - mine.row8) &&
+               rows_left > turn * NB + place.n - mine.n;
+    };
     Code *const out = (Code *)p.s.out;
     const int64_t half_up = kWhole ? kept_number((int64_t)0x80000000LL) : 0;
     const int h_zero = (int)p.cell.h_zero;
     int raw = (int)(p.cell.h_zero - p.cell.h_offset);
     if (kRoom) raw = (int)kept_number((uint32_t)raw);
-    unsigned char *const stage = stages + (kBulk ? 0 : warp * kStage);
+    unsigned char *const stage = stages + warp * kStage;
+    const int sender = kBulk ? (int)uniform((uint32_t)warp) : 0;
 
     // what this thread copies from the state to the output
     const int copy_row = threadIdx.x / (kUnits / kCopied);
@@ -327,16 +345,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #endif
     };
 
-    // what came from earlier launches starts here, and is written from here on
-    await_launches();
-#pragma unroll
-    for (int i = 0; i < kAhead * NT; ++i) {
-        if (i / NT < steps)
-            start_words(ring + i * kThreads, ahead + i % NT * (int64_t)groups * 16 * NB);
-        copies_commit();
-        if (i % NT == NT - 1) ahead += ahead_step;
-    }
-    copies_wait<kAhead * NT>();  // the tables
+    copies_wait<0>();  // the tables
     if (CL > 1)
         cluster_sync();
     else
@@ -349,6 +358,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             bias[0][gate] += missing[gate];
             wide_bias[0][gate] += (Real)(kWhole ? 0 : missing[gate]);
         }
+    // a thread reads what it has written; others with the same units write the same
+    const uint32_t factors_at = pinned(shared_address(factors) + (local * 48 + lane8) * 8);
+    const auto factor_at = [&](int row, int gate) {
+        const int row8 = NB == 8 ? row : place_of(0, quad, half).row8;
+        return factors_at + (uint32_t)(gate * 16 + row8 * 8) * 8;
+    };
+    if (kTight)
+#pragma unroll
+        for (int row = 0; row < kRows; ++row)
+#pragma unroll
+            for (int gate = 0; gate < 3; ++gate)
+                store(factor_at(row, gate),
+                      uint2{(uint32_t)bias[row][gate],
+                            kWhole ? (uint32_t)times[row][gate] : float_bits((float)m[row][gate])});
 
     Real h[NT][kElements];  // magic number added
 #pragma unroll
@@ -360,14 +383,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         int code =
             HP == 1 ? (int)(int8_t)from[0] : (from[0] ^ kTop) | (int)(int8_t)from[kNextPlane] << 8;
         code += (int)(p.cell.h_offset - p.cell.h_zero);
-        h[turn][e] = R::plus((Real)(kept[turn][e] ? code : 0), R::number());
+        h[turn][e] = R::plus((Real)(kept(turn, e) ? code : 0), R::number());
     }
 
     int t = (int)first;
     // real values go out from registers: where blocks wait for each other, meanwhile, otherwise
     // behind the products of the next step
     constexpr bool kBehind = CL == 1;
-    const int64_t value_step = kRoom ? kept_number(step * N * p.ends.next) : step * N * p.ends.next;
+    const int64_t value_step =
+        kRoom || (kTight && NT == 2) ? kept_number(step * N * p.ends.next) : step * N * p.ends.next;
     float *value_at = p.ends.values + group * 16 + lane8 + 8 * mine.row8 +
                       ((first - (kBehind ? step : 0)) * N + first_row + mine.n) * p.ends.next;
     const auto value_of = [&](Real v) {
@@ -380,17 +404,38 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             const Place place = place_of(e, quad, half);
             const int64_t row = (turn * NB + place.n - mine.n) * p.ends.next;
             float *const to = value_at + row + 8 * (place.row8 - mine.row8);
-            store_where(now && kept[turn][e], to, float_bits(value_of(h[turn][e])));
+            store_where(now && kept(turn, e), to, float_bits(value_of(h[turn][e])));
         }
         if (turn == NT - 1) value_at += value_step;
     };
+
+    // the numbers of all steps come into the nearest cache
+    uint32_t touched = 0;
+    const uint32_t *const numbers = (const uint32_t *)&p;
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof(Numbers) / 4); i += 16) touched ^= numbers[i];
+    if (touched == 0x9E3779B9u) prefetch(p.Wx);
+
+    // what came from earlier launches starts here, and is written from here on
+    await_launches();
+#pragma unroll
+    for (int i = 0; i < kAhead * NT; ++i) {
+        if (i / NT < steps)
+            start_words(ring + i * kThreads, ahead + i % NT * (int64_t)groups * 16 * NB);
+        copies_commit();
+        if (i % NT == NT - 1) ahead += ahead_step;
+    }
+#if REALS
+    // while all of this is on its way
+    if (!STRETCH && nan_seen(p.ends, first_row, N, T)) *any_nan = 1;
+#endif
 
 #if HELD
     uint8_t held[2][NT][kElements];
     const auto load_held = [&](int parity, int turn, int64_t t) {
 #pragma unroll
         for (int e = 0; e < kElements; ++e)
-            held[parity][turn][e] = kept[turn][e] && p.s.held[t * N * H + at[turn][e]];
+            held[parity][turn][e] = kept(turn, e) && p.s.held[t * N * H + at[turn][e]];
     };
 #pragma unroll
     for (int turn = 0; turn < NT; ++turn) {
@@ -399,6 +444,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
 #endif
     Code *written = out + first * N * H;
+
+    // what this thread reads of a state
+    const unsigned char *const operands = state + lane8 % NB * (kBulk ? 64 : kStride) +
+                                          part * kBlocks * kNextBlock + quad * 16 +
+                                          (kPacked ? lane8 / NB % 2 * kNextPlane : 0);
+    const uint32_t operands_at = kTight ? pinned(shared_address(operands)) : 0;
 
     // A step of one strip. kKnown: float, or int32, holds every accumulator, so that nothing stands
     // between products and gates.
@@ -415,14 +466,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         int acc[kAccumulators][3][4];
 #pragma unroll
         for (int i = 0; i < kAccumulators * 12; ++i) acc[i / 12][i / 4 % 3][i % 4] = 0;
-        const unsigned char *const operand =
-            state + parity * kState + turn * NB * kStride * (kBulk ? HP : 1) +
-            lane8 % NB * (kBulk ? 64 : kStride) + part * kBlocks * kNextBlock + quad * 16 +
-            (kPacked ? lane8 / NB % 2 * kNextPlane : 0);
-        const uint32_t operand_at = kBulk ? pinned(shared_address(operand)) : 0;
+        const int operand_from = parity * kState + turn * NB * kStride * (kBulk ? HP : 1);
+        const unsigned char *const operand = operands + operand_from;
+        const uint32_t operand_at = kTight  ? operands_at + operand_from
+                                    : kBulk ? pinned(shared_address(operand))
+                                            : 0;
         const auto fragment = [&](int b, int plane) {
             const int from = plane * kNextPlane + b * kNextBlock;
-            return kBulk ? load16(operand_at + from) : *(const uint4 *)(operand + from);
+            return kBulk || kTight ? load16(operand_at + from) : *(const uint4 *)(operand + from);
         };
         const auto multiply = [&](int b, int j, int gate, const uint32_t (&f)[kReads][4]) {
             const int set = kPairs && gate != 2 ? j : j % SETS;
@@ -507,10 +558,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (CODES && COPY) copy_store(copies_now, old_states);
         if (VALUES && kBehind) give(turn, s != 0);
 
+        int bias_now[kRows][3], times_now[kRows][3];
+        Real m_now[kRows][3];
+#pragma unroll
+        for (int row = 0; row < kRows; ++row)
+#pragma unroll
+            for (int gate = 0; gate < 3; ++gate) {
+                uint2 factor = {(uint32_t)bias[row][gate], (uint32_t)times[row][gate]};
+                if (kTight) factor = load8(factor_at(row, gate));
+                bias_now[row][gate] = (int)factor.x;
+                times_now[row][gate] = (int)factor.y;
+                m_now[row][gate] = kTight ? (Real)bits_as_float(factor.y) : m[row][gate];
+            }
+        // sums of two products and a bias are one instruction
+        constexpr bool kBiased = KS == 1 && kSets == 1;
+        const auto in_pairs = [](int gate) { return SETS == 2 || (kPairs && gate < 2); };
 #pragma unroll
         for (int i = 0; i < 12; ++i)
-            if (SETS == 2 || (kPairs && i < 8))
-                acc[0][i / 4][i % 4] += acc[kAccumulators - 1][i / 4][i % 4];
+            if (in_pairs(i / 4))
+                acc[0][i / 4][i % 4] += acc[kAccumulators - 1][i / 4][i % 4] +
+                                        (kBiased ? bias_now[i % 4 / 2 % kRows][i / 4] : 0);
 
         // of the unit of this thread: the sums of its two columns and the other byte's
         int both[2][3][2];
@@ -585,11 +652,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             for (int e = 0; e < kElements; ++e) {
                 const int row = kRows == 2 ? e & 1 : 0;
                 if (kWhole) {
-                    uint32_t v = (uint32_t)sum[0][gate][e] + (uint32_t)bias[row][gate];
+                    uint32_t v = (uint32_t)sum[0][gate][e] + (uint32_t)bias_now[row][gate];
                     if (kParts == 2) v += (uint32_t)sum[kParts - 1][gate][e] * 256u;
                     // half up, and a tie to the even number of its two
-                    int64_t product = times_plus((int)v, times[row][gate], half_up);
-                    if (kApart) product = times_plus(other[gate][e], times[row][gate], product);
+                    int64_t product = times_plus((int)v, times_now[row][gate], half_up);
+                    if (kApart) product = times_plus(other[gate][e], times_now[row][gate], product);
                     int rounded = (int)(product >> 32);
                     if ((uint32_t)product == 0) rounded &= ~1;
                     const int limited = rounded < Rh_lo ? Rh_lo : rounded;
@@ -597,19 +664,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     continue;
                 }
 #if SATURATED
-                Rh[gate][e] = share_of(p.saturated.Rh, (Real)(sum[0][gate][e] + bias[row][gate]),
-                                       m[row][gate]);
+                Rh[gate][e] = share_of(
+                    p.saturated.Rh,
+                    (Real)(sum[0][gate][e] + (kBiased && in_pairs(gate) ? 0 : bias_now[row][gate])),
+                    m_now[row][gate]);
                 continue;
 #endif
                 Real v;
                 if (kSets == 1)
-                    v = (Real)(sum[0][gate][e] + bias[row][gate]);
+                    v = (Real)(sum[0][gate][e] +
+                               (kBiased && in_pairs(gate) ? 0 : bias_now[row][gate]));
                 else {
                     v = R::fma((Real)sum[1 % kParts][gate][e], (Real)256, wide_bias[row][gate]);
                     v = R::plus(v, (Real)sum[0][gate][e]);
                     if (kSets == 3) v = R::fma((Real)sum[kParts - 1][gate][e], (Real)65536, v);
                 }
-                Rh[gate][e] = R::limit(round_term(v, m[row][gate]), p.cell.Rh_lo, p.cell.Rh_hi);
+                Rh[gate][e] = R::limit(round_term(v, m_now[row][gate]), p.cell.Rh_lo, p.cell.Rh_hi);
             }
         if (sizeof(Real) == 4 && !kKnown && __builtin_expect(!exact_float, 0)) {
 #pragma unroll
@@ -618,8 +688,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 for (int e = 0; e < kElements; ++e) {
                     const int row = kRows == 2 ? e & 1 : 0;
                     const int unit = group * 16 + lane8 + 8 * place_of(e, quad, half).row8;
-                    double total = kWhole ? p.bias[gate * UP + unit]
-                                          : (double)(sum[0][gate][e] + bias[row][gate]);
+                    double total = kWhole
+                                       ? p.bias[gate * UP + unit]
+                                       : (double)sum[0][gate][e] +
+                                             (kBiased && in_pairs(gate) ? 0 : bias_now[row][gate]);
                     if (kWhole)
                         total += (double)sum[kParts - 1][gate][e] * 256 + (double)sum[0][gate][e] +
                                  (double)missing[gate];
@@ -636,7 +708,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         unsigned char *const next = state + (1 - parity) * kState;
         // what another block still fetches is not written: it has sent what this one waited for
         unsigned char *const to = CL == 1 ? next
-                                  : kBulk ? stage + (NT * parity + turn) * kSlice
+                                  : kBulk ? next + (turn * CL + rank) * kSlice
                                           : stage + copy * (kGroups * kHalves * kStage);
         // all results before any store: a store of bytes could be to anything that is read
 #pragma unroll
@@ -649,8 +721,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             }
 #if SATURATED
             Real moved = next_state(p.cell, p.saturated, z_of.base, r_of.base, g_of.base, Wx_e[0],
-                                    Wx_e[1], Wx_e[2], Rh_e[0], Rh_e[1], Rh_e[2],
-                                    plain(h[turn][e]));
+                                    Wx_e[1], Wx_e[2], Rh_e[0], Rh_e[1], Rh_e[2], plain(h[turn][e]));
 #else
             Real moved = next_state<Real>(p.cell, z_of, r_of, g_of, Wx_e[0], Wx_e[1], Wx_e[2],
                                           Rh_e[0], Rh_e[1], Rh_e[2], plain(h[turn][e]));
@@ -661,7 +732,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #if HELD
             if (held[parity][turn][e]) continue;
 #endif
-            if (t < length[turn][e]) h[turn][e] = moved;
+            if (t < length[turn][e / kSame]) h[turn][e] = moved;
         }
         if (works(quad, half)) {
 #pragma unroll
@@ -678,7 +749,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (CODES && !COPY) {
 #pragma unroll
             for (int e = 0; e < kElements; ++e)
-                if (kept[turn][e]) written[at[turn][e]] = (Code)(R::integer(h[turn][e]) + h_zero);
+                if (kept(turn, e)) written[at[turn][e]] = (Code)(R::integer(h[turn][e]) + h_zero);
         }
 #if HELD
         if (s + 2 < steps) load_held(parity, turn, t + 2 * step);
@@ -696,11 +767,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (kBulk) {
             shown_to_copies();
             __syncthreads();
+            const uint32_t from = shared_address(to), told = shared_address(received + 1 - parity);
 #pragma unroll
-            for (int peer = warp; peer < CL; peer += kThreads / 32)
-                if (lane == 0)
-                    send_slice(next + (turn * CL + rank) * kSlice, received + (1 - parity), peer,
-                               to, kSlice);
+            for (int i = 1; i < CL; i += kThreads / 32)
+                if (i + kThreads / 32 <= CL || i + sender < CL)
+                    send_slice(from, told, (uint32_t)(rank + i + sender) % CL, kSlice);
         } else {
             __syncwarp();
         }
@@ -746,12 +817,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     float reals[NT * kElements];
 #pragma unroll
     for (int i = 0; i < NT * kElements; ++i) reals[i] = value_of(h[i / kElements][i % kElements]);
+    if (STRETCH && nan_seen(p.ends, first_row, N, T)) *any_nan = 1;
     give_last(p.s, p.ends, reals, nan_rows, any_nan);
 #else
 #pragma unroll
     for (int i = 0; i < NT * kElements; ++i) {
         const int turn = i / kElements, e = i % kElements;
-        if (kept[turn][e])
+        if (kept(turn, e))
             ((Code *)p.s.last)[at[turn][e]] = (Code)(R::integer(h[turn][e]) + h_zero);
     }
 #endif

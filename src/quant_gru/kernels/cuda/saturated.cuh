@@ -26,9 +26,9 @@ struct Before {
 struct Saturated {
     Limits Rh, rRh, old_contrib, new_contrib;
     Before z, r, g;
-    float rest, rest_offset;         // of u of R h: what the reset gate is multiplied by
-    float of_z, of_left;             // multipliers of update gate, and of one less it
-    float h_old, h_new, h_offset;    // of the new state
+    float rest, rest_offset;       // of u of R h: what the reset gate is multiplied by
+    float of_z, of_left;           // multipliers of update gate, and of one less it
+    float h_old, h_new, h_offset;  // of the new state
 };
 
 // The share of a sum of products and its multiplier over 256.

@@ -49,7 +49,7 @@ TableC = structure(
     **_all(_INT, "entries pre_lo pre_zero segments degree shift last segment_shift lo hi"),
     scale=ctypes.c_double,
     lines=_POINTER,
-    **_all(_INT, "line_origin line_count"),
+    **_all(_INT, "line_origin line_count least"),
 )
 SUM_C = {
     name: structure(

@@ -19,20 +19,73 @@ inline int quantized(float v, float scale, float lo, float hi, bool &seen) {
 struct Division {
     float scale, inverse;  // the latter rounded once
     float least, most;     // limits less the zero point, times the scale, rounded once
+    int32_t exact;         // whether the inverse was not rounded
 };
 
-// The same. Values are clamped first, to multiples of the scale, and what is left neither overflows
-// nor, where it does not round to 0, underflows: a quotient off by some units in the last place
-// gets within one by its remainder, and by a second one it is the nearest.
-inline int quantized(float v, const Division &d, bool &seen) {
+// A value within the limits to its code, magic number added. What is left of one that was clamped
+// to multiples of the scale neither overflows nor, where it does not round to 0, underflows: a
+// quotient off by some units in the last place gets within one by its remainder, and by a second
+// one it is the nearest.
+inline float rounded_quotient(float inside, const Division &d) {
     typedef Magic<float> R;
-    const bool nan = v != v;
-    seen |= nan;
-    const float inside = nan ? 0.f : R::limit(v, d.least, d.most);
     float y = R::times(inside, d.inverse);
     y = R::fma(R::fma(-y, d.scale, inside), d.inverse, y);
     y = R::fma(R::fma(-y, d.scale, inside), d.inverse, y);
-    return R::integer(R::plus(y, R::number()));
+    return R::plus(y, R::number());
+}
+
+// The same.
+inline int quantized(float v, const Division &d, bool &seen) {
+    const bool nan = v != v;
+    seen |= nan;
+    const float inside = nan ? 0.f : Magic<float>::limit(v, d.least, d.most);
+    return Magic<float>::integer(rounded_quotient(inside, d));
+}
+
+// Codes of four values, `zero` added, in bytes: one of each, or two, where a code is
+// 256 * first + second + 128. Returns whether one of the values is NaN.
+template <int kPlanes>
+inline bool four_codes(const Division &d, int zero, const uint32_t (&bits)[4],
+                       uint32_t (&words)[kPlanes]) {
+    typedef Magic<float> R;
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = bits_as_float(bits[i]);
+    bool seen = false;
+    // a sum is NaN where a value is, or where infinities meet
+    const float sum = R::plus(R::plus(v[0], v[1]), R::plus(v[2], v[3]));
+    if (__builtin_expect(sum != sum, 0)) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            seen |= v[i] != v[i];
+            v[i] = v[i] != v[i] ? 0.f : v[i];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = R::limit(v[i], d.least, d.most);
+    if (d.exact) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] = R::fma(v[i], d.inverse, R::number());
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] = rounded_quotient(v[i], d);
+    }
+    // sums of codes that are not negative carry nothing from one to the next: their sign comes last
+    const uint32_t least = (uint32_t)(zero - R::raw_zero());
+    uint32_t raw[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) raw[i] = (uint32_t)R::raw(v[i]);
+    if (kPlanes == 1) {
+        const uint32_t all = raw[0] + (raw[1] << 8) + (raw[2] << 16) + (raw[3] << 24);
+        words[0] = all + (least + 128) * 0x01010101u ^ 0x80808080u;
+    } else {
+        const uint32_t halves = (least + 32768) * 0x00010001u;
+        const uint32_t low = raw[0] + (raw[1] << 16) + halves;
+        const uint32_t high = raw[2] + (raw[3] << 16) + halves;
+        words[0] = odd_bytes(low, high) ^ 0x80808080u;
+        words[kPlanes - 1] = even_bytes(low, high) ^ 0x80808080u;
+    }
+    return seen;
 }
 
 #endif

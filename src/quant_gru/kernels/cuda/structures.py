@@ -86,7 +86,9 @@ _PROJECTED = {
 }
 ProjectBytesC = structure("ProjectBytesC", bytes=_POINTER, **_PROJECTED)
 ProjectPassingC = structure("ProjectPassingC", bytes=_POINTER, **_PROJECTED, share=_INT)
-DivisionC = structure("DivisionC", **_all(ctypes.c_float, "scale inverse least most"))
+DivisionC = structure(
+    "DivisionC", **_all(ctypes.c_float, "scale inverse least most"), exact=ctypes.c_int32
+)
 ProjectRealsC = structure(
     "ProjectRealsC",
     **_PROJECTED,

@@ -10,7 +10,6 @@
 typedef Standing<UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES, PLANES, DEPTH> Tile;
 
 constexpr int kOwn = Tile::kRows / (UNIT_WARPS * ROW_WARPS);  // rows of a warp
-constexpr int kAhead = kOwn < 8 ? kOwn : 8;
 
 // A block: some rows, and a part of the units.
 extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
@@ -25,20 +24,20 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     const int padded = (int)p.padded, count = (int)(p.T * p.tiles * p.NB);
 
     unsigned char *const rows = memory + Tile::kRingBytes;
-    const float **const from = (const float **)(rows + Tile::rows_bytes(padded));
+    int64_t *const from = (int64_t *)(rows + Tile::rows_bytes(padded));
     uint32_t *const seen = (uint32_t *)(from + Tile::kRows);
 #if PLANES == 1
-    // of all units of the part, gate by gate; what is beyond H is never read
+    // of all units of the part, gate by gate; a number for each of two neighbours that start
     const int units = (last_tile - first_tile) * Tile::kUnits;
     int *const folded = (int *)(seen + Tile::kRows);
-    float *const m = (float *)(folded + 3 * units);
-    for (int i = (int)threadIdx.x; i < units; i += Tile::kThreads) {
-        const int unit = first_tile * Tile::kUnits + i, channel = unit < (int)p.H ? unit : 0;
-#pragma unroll
-        for (int gate = 0; gate < 3; ++gate) {
-            copy_async<4>(folded + gate * units + i, p.folded_bytes + gate * p.H + channel);
-            copy_async<4>(m + gate * units + i, p.m_float + gate * p.H + channel);
-        }
+    float *const m = (float *)(folded + 6 * units);
+    for (int i = (int)threadIdx.x; i < 3 * units; i += Tile::kThreads) {
+        const int gate = (i >= units) + (i >= 2 * units);
+        const int unit = first_tile * Tile::kUnits + i - gate * units;
+        const int channel = gate * (int)p.H + (unit < (int)p.H ? unit : 0);
+        copy_async<4>(folded + 2 * i, p.folded_bytes + channel);
+        copy_async<4>(folded + 2 * i + 1, p.folded_bytes + channel);
+        copy_async<4>(m + i, p.m_float + channel);
     }
 #endif
     Tile::Passing passing(memory, p.weights, p.H, p.padded, first_tile * Tile::kUnits,
@@ -48,14 +47,16 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
         const Taken<kOwn> taken(reals, first_row + own, count, from + own, seen + own);
         unsigned char *const codes = rows + Tile::row_at(own, 0, padded);
         if (reals.fours)
-            taken.quantize<true, kAhead>(codes, Tile::stride(padded), Tile::plane_bytes(padded));
+            taken.quantize<true>(codes, Tile::stride(padded), Tile::plane_bytes(padded));
         else
-            taken.quantize<false, 2>(codes, Tile::stride(padded), Tile::plane_bytes(padded));
+            taken.quantize<false>(codes, Tile::stride(padded), Tile::plane_bytes(padded));
         if (part == 0) taken.flag();
     }
 
 #if PLANES == 1
     const bool exact = *p.exact_float != 0;
+    copies_wait<Tile::kAhead - 1>();
+    __syncthreads();
 #endif
     for (int tile = first_tile; tile < last_tile; ++tile) {
         const int first_unit = tile * Tile::kUnits, group = (first_unit + Tile::unit(0)) / 16;
@@ -63,13 +64,12 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
         int start[3][4];
 #if PLANES == 1
         const int at = (tile - first_tile) * Tile::kUnits + Tile::unit(0);
-        if (tile == first_tile) {
-            copies_wait<Tile::kAhead - 1>();
-            __syncthreads();
-        }
 #pragma unroll
-        for (int i = 0; i < 12; ++i)
-            start[i / 4][i % 4] = folded[i / 4 * units + at + i % 4 / 2 * 8];
+        for (int i = 0; i < 6; ++i) {
+            const uint2 two = load8(shared_address(folded + 2 * (i / 2 * units + at + i % 2 * 8)));
+            start[i / 2][i % 2 * 2] = (int)two.x;
+            start[i / 2][i % 2 * 2 + 1] = (int)two.y;
+        }
 #else
 #pragma unroll
         for (int i = 0; i < 12; ++i) start[i / 4][i % 4] = 0;

@@ -44,21 +44,19 @@ struct Bits<double> {
 // recurrence, `flat` counts them: two rows, one after the other, and two units make two pairs of
 // neighbours.
 struct Places {
-    int64_t first, second, step;  // of the first 8 rows; from 8 rows to the next
+    int64_t first, second;  // of the first 8 rows
+    int step;               // from 8 rows to the next
     bool by_unit;                 // pairs are of two units, or of two rows
 
     inline Places(const Projected &p, int flat, int group) {
         const int NB = (int)p.NB, log_NB = NB == 8 ? 3 : NB >> 1;
         const int lane8 = threadIdx.x % 32 / 4, n = flat & (NB - 1);
-        const int size = 16 * NB;
-        const int64_t tile = flat >> log_NB;
+        const int groups = (int)p.groups;
         by_unit = NB == 8 || NB == 1;
-        first = (tile * p.groups + group) * size + stored_at(NB, lane8, 0, n);
-        if (NB == 1)
-            second = first + p.groups * size;
-        else
-            second = first + (NB == 4 ? 4 : 2);
-        step = 128 * p.groups;
+        first = (((int64_t)(flat >> log_NB) * groups + group) << (4 + log_NB)) +
+                stored_at(NB, lane8, 0, n);
+        second = first + (NB == 1 ? 16 * groups : NB == 4 ? 4 : 2);
+        step = 128 * groups;
     }
 };
 
@@ -85,7 +83,9 @@ template <class Real, bool kSome = false, class Total, class Factor>
 inline void finish(const Projected &p, int flat, int count, int group, const Total &total,
                    const Factor (&m)[3][2]) {
     typedef Magic<Real> R;
-    const Real lo = (Real)p.lo + R::number(), hi = (Real)p.hi + R::number();
+    // not worked out before the tiles: they need the registers
+    const Real lo = (Real)(int)pinned((uint32_t)p.lo) + R::number();
+    const Real hi = (Real)(int)pinned((uint32_t)p.hi) + R::number();
     const uint32_t offset = (uint32_t)p.code_lo + Bits<Real>::none();
     const Places places(p, flat, group);
     const auto rounded = [&](int gate, int column, int i) {

@@ -43,38 +43,40 @@ inline int quantized(float v, const Division &d, bool &seen) {
 }
 
 // Codes of four values, `zero` added, in bytes: one of each, or two, where a code is
-// 256 * first + second + 128. Returns whether one of the values is NaN.
-template <int kPlanes>
-inline bool four_codes(const Division &d, int zero, const uint32_t (&bits)[4],
-                       uint32_t (&words)[kPlanes]) {
+// 256 * first + second + 128. Calls `mark` where one of the values is NaN.
+template <int kPlanes, class Mark>
+inline void four_codes(const Division &d, int zero, const uint32_t (&bits)[4],
+                       uint32_t (&words)[kPlanes], const Mark &mark) {
     typedef Magic<float> R;
-    float v[4];
+    float v[4], y[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = bits_as_float(bits[i]);
-    bool seen = false;
+    for (int i = 0; i < 4; ++i) {
+        v[i] = bits_as_float(bits[i]);
+        y[i] = R::limit(v[i], d.least, d.most);
+    }
+    if (d.exact) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) y[i] = R::fma(y[i], d.inverse, R::number());
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) y[i] = rounded_quotient(y[i], d);
+    }
     // a sum is NaN where a value is, or where infinities meet
     const float sum = R::plus(R::plus(v[0], v[1]), R::plus(v[2], v[3]));
     if (__builtin_expect(sum != sum, 0)) {
+        bool seen = false;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             seen |= v[i] != v[i];
-            v[i] = v[i] != v[i] ? 0.f : v[i];
+            y[i] = v[i] != v[i] ? R::number() : y[i];
         }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = R::limit(v[i], d.least, d.most);
-    if (d.exact) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = R::fma(v[i], d.inverse, R::number());
-    } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = rounded_quotient(v[i], d);
+        if (seen) mark();
     }
     // sums of codes that are not negative carry nothing from one to the next: their sign comes last
     const uint32_t least = (uint32_t)(zero - R::raw_zero());
     uint32_t raw[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) raw[i] = (uint32_t)R::raw(v[i]);
+    for (int i = 0; i < 4; ++i) raw[i] = (uint32_t)R::raw(y[i]);
     if (kPlanes == 1) {
         const uint32_t all = raw[0] + (raw[1] << 8) + (raw[2] << 16) + (raw[3] << 24);
         words[0] = all + (least + 128) * 0x01010101u ^ 0x80808080u;
@@ -85,7 +87,6 @@ inline bool four_codes(const Division &d, int zero, const uint32_t (&bits)[4],
         words[0] = odd_bytes(low, high) ^ 0x80808080u;
         words[kPlanes - 1] = even_bytes(low, high) ^ 0x80808080u;
     }
-    return seen;
 }
 
 #endif

@@ -45,7 +45,7 @@ class Block(projection.Warps):
         own = self.tiles(units) * self.units
         kept = planes * (self.rows + self.columns % 2 * 8) * (-(-padded // 32) * 32 + 16)
         return (
-            self.stages * self.depth * 3 * self.units + kept + 12 * self.rows + 24 * own * (planes == 1)
+            self.stages * self.depth * 3 * self.units + kept + 12 * self.rows + 36 * own * (planes == 1)
         )
 
     def macros(self, planes: int) -> dict[str, object]:

@@ -18,35 +18,34 @@ struct Reals {
     int64_t fours;  // rows are made of aligned groups of four values
 };
 
-// Rows of a warp, four features of a row to a lane at a time: 8, 16 or 32 lanes have a row.
+// Rows of a warp, each lane with four features of a row at a time; beyond the last ones lanes do
+// what the last one does.
 //
-//   Taken<rows> taken(reals, first_row, count, from, seen);             // where rows start
-//   taken.quantize<fours, turns ahead>(codes, stride, plane);           // codes to shared memory
-//   taken.flag();                                                       // rows that are NaN
+//   Taken<rows> taken(reals, first_row, count, from, seen);  // where rows start
+//   taken.quantize<fours>(codes, stride, plane);             // codes to shared memory
+//   taken.flag();                                            // rows that are NaN
 //
 // `from` and `seen` have room for the rows in shared memory; rows are counted as Projected has
 // them, and those that are not there have codes of another row.
 template <int kRows>
 struct Taken {
     static_assert(kRows <= 32, "a lane knows where a row starts");
+    static constexpr int kTurns = (kRows + 7) / 8;
 
     const Reals &p;
-    const float **const from;
+    int64_t *const from;
     uint32_t *const seen;
-    int nan_at;             // of the lane's row, -1 where it is not there
-    int chunks, log_lanes;  // of a row, and as a power of two
+    int nan_at;  // of the lane's row, -1 where it is not there
 
-    inline Taken(const Reals &p, int first_row, int count, const float **from, uint32_t *seen)
+    inline Taken(const Reals &p, int first_row, int count, int64_t *from, uint32_t *seen)
         : p(p), from(from), seen(seen), nan_at(-1) {
         const int lane = (int)threadIdx.x % 32, padded_N = (int)(p.to.tiles * p.to.NB);
-        chunks = ((int)p.C + 3) / 4;
-        log_lanes = chunks <= 8 ? 3 : chunks <= 16 ? 4 : 5;
         if (lane < kRows) {
             const int flat = first_row + lane < count ? first_row + lane : count - 1;
             const int t = (int)((uint32_t)flat / (uint32_t)padded_N), n = flat - t * padded_N;
             const bool there = first_row + lane < count && n < (int)p.to.N;
             if (there) nan_at = n * (int)p.nan_stride + t;
-            from[lane] = p.real + t * p.step + (n < (int)p.to.N ? n : 0) * p.next;
+            from[lane] = t * p.step + (n < (int)p.to.N ? n : 0) * p.next;
             seen[lane] = 0;
         }
         __syncwarp();
@@ -57,35 +56,34 @@ struct Taken {
         uint32_t bits[kAhead][4];
     };
 
-    // Turns that come next, as many rows each as a warp has at once, and chunks left with them.
-    struct Turns {
-        int first, chunk, left;
+    // The rows that come next, and four features of theirs, which are there or the row's last.
+    struct Next {
+        int row, chunk;
+
+        template <int kAhead>
+        inline void move() {
+            row += kAhead;
+            if (row < kRows) return;
+            row = 0;
+            chunk += 32;
+        }
+        inline bool there(int chunks) const { return chunk - (int)threadIdx.x % 32 < chunks; }
     };
 
-    inline int row_of(const Turns &turns, int j) const {
-        return ((turns.first + j) << (5 - log_lanes)) + ((int)threadIdx.x % 32 >> log_lanes);
-    }
-
     template <int kAhead>
-    inline Turns after(const Turns &turns) const {
-        Turns next = turns;
-        next.first += kAhead;
-        if (next.first << (5 - log_lanes) >= kRows) {
-            next.first = 0;
-            next.chunk += 1 << log_lanes;
-            --next.left;
-        }
-        return next;
+    static inline int row_of(const Next &next, int j) {
+        const int row = next.row + j;
+        return kRows % kAhead && row >= kRows ? kRows - 1 : row;
     }
+    static inline int last(int chunk, int chunks) { return chunk < chunks ? chunk : chunks - 1; }
 
     template <bool kFours, int kAhead>
-    inline void load(Values<kAhead> &v, const Turns &turns) const {
-        if (!turns.left) return;
+    inline void load(Values<kAhead> &v, const Next &next, int chunks) const {
+        const int feature = 4 * last(next.chunk, chunks);
+        const float *const first = p.real + feature;
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
-            const int row = row_of(turns, j);
-            if (row >= kRows || turns.chunk >= chunks) continue;
-            const float *const start = from[row] + 4 * turns.chunk;
+            const float *const start = first + from[row_of<kAhead>(next, j)];
             if (kFours) {
                 const uint4 all = *(const uint4 *)start;
                 v.bits[j][0] = all.x;
@@ -95,41 +93,47 @@ struct Taken {
             } else {
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    v.bits[j][i] = 4 * turns.chunk + i < (int)p.C ? float_bits(start[i]) : 0;
+                    v.bits[j][i] = feature + i < (int)p.C ? float_bits(start[i]) : 0;
             }
         }
     }
 
     template <int kAhead>
-    inline void store(const Values<kAhead> &v, const Turns &turns, unsigned char *codes, int stride,
-                      int plane) const {
+    inline void store(const Values<kAhead> &v, const Next &next, int chunks, unsigned char *codes,
+                      int stride, int plane) const {
+        unsigned char *const first = codes + 4 * last(next.chunk, chunks);
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
-            const int row = row_of(turns, j);
-            if (row >= kRows || turns.chunk >= chunks) continue;
+            const int row = row_of<kAhead>(next, j);
             uint32_t words[PLANES];
-            if (four_codes<PLANES>(p.division, (int)p.zero, v.bits[j], words)) seen[row] = 1;
-            unsigned char *const to = codes + row * stride + 4 * turns.chunk;
+            four_codes<PLANES>(p.division, (int)p.zero, v.bits[j], words, [&] { seen[row] = 1; });
+            unsigned char *const to = first + row * stride;
             *(uint32_t *)to = words[0];
             if (PLANES == 2) *(uint32_t *)(to + plane) = words[PLANES - 1];
         }
     }
 
     // Values are loaded while the ones before become codes.
-    template <bool kFours, int kAhead>
+    template <bool kFours>
     inline void quantize(unsigned char *codes, int stride, int plane) const {
-        const int lanes = 1 << log_lanes;
+        constexpr int kAhead = kFours ? (kRows + kTurns - 1) / kTurns : 1;
+        const int chunks = ((int)p.C + 3) / 4;
         Values<kAhead> even, odd;
-        Turns turns{0, (int)threadIdx.x % lanes, (chunks + lanes - 1) / lanes};
-        load<kFours>(even, turns);
-        while (turns.left) {
-            const Turns next = after<kAhead>(turns);
-            load<kFours>(odd, next);
-            store(even, turns, codes, stride, plane);
-            if (!next.left) break;
-            turns = after<kAhead>(next);
-            load<kFours>(even, turns);
-            store(odd, next, codes, stride, plane);
+        Next next{0, (int)threadIdx.x % 32};
+        load<kFours>(even, next, chunks);
+        for (;;) {
+            const Next now = next;
+            next.template move<kAhead>();
+            const bool more = next.there(chunks);
+            if (more) load<kFours>(odd, next, chunks);
+            store(even, now, chunks, codes, stride, plane);
+            if (!more) break;
+            const Next then = next;
+            next.template move<kAhead>();
+            const bool again = next.there(chunks);
+            if (again) load<kFours>(even, next, chunks);
+            store(odd, then, chunks, codes, stride, plane);
+            if (!again) break;
         }
         __syncwarp();
     }

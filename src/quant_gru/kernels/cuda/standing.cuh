@@ -132,36 +132,40 @@ struct Standing {
         // element i of all columns.
         inline void add(Sums &sums, unsigned char *rows, const int (&start)[3][4]) {
             const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-            const int line_bytes = stride(bytes), plane = plane_bytes(bytes);
             const uint32_t a_at = ring + place(warp % kUnitWarps * 16 + lane % 16, lane / 16);
             uint32_t b_at =
                 shared_address(rows) + lane / 8 % 2 * 16 +
-                (warp / kUnitWarps * kColumns * 8 + lane / 16 * 8 + lane % 8) * line_bytes;
-            Operands operands[2];
-            for (int at = 0; at < bytes; at += kDepth) {
-                next_stage();
-                if (kTwice) operands[0].load(a_at + read_slot, b_at, line_bytes * 16, plane);
-#pragma unroll
-                for (int j = 0; j < kDepth; j += 32) {
-                    const bool more = j + 32 < kDepth && at + j + 32 < bytes;
-                    const uint32_t b = b_at + j;
-                    Operands &of = operands[j / 32 % 2];
-                    if (kTwice) {
-                        if (more)
-                            operands[(j / 32 + 1) % 2].load((a_at ^ j + 32) + read_slot, b + 32,
-                                                            line_bytes * 16, plane);
-                    } else {
-                        of.load_units((a_at ^ j) + read_slot);
-                    }
-                    if (j == 0 && at == 0)
-                        of.template multiply<true>(sums, start, b, line_bytes * 16, plane);
-                    else
-                        of.template multiply<false>(sums, start, b, line_bytes * 16, plane);
-                    if (!more) break;
-                }
+                (warp / kUnitWarps * kColumns * 8 + lane / 16 * 8 + lane % 8) * stride(bytes);
+            stage<true>(sums, start, a_at, b_at, bytes);
+            for (int left_k = bytes - kDepth; left_k > 0; left_k -= kDepth) {
                 b_at += kDepth;
-                read_slot = read_slot == (kStages - 1) * kStageBytes ? 0 : read_slot + kStageBytes;
+                stage<false>(sums, start, a_at, b_at, left_k);
             }
+        }
+
+        // Up to `features`.
+        template <bool kStart>
+        inline void stage(Sums &sums, const int (&start)[3][4], uint32_t a_at, uint32_t b_at,
+                          int features) {
+            const int pair = stride(bytes) * 16, plane = plane_bytes(bytes);
+            Operands operands[2];
+            next_stage();
+            a_at += read_slot;
+            if (kTwice) operands[0].load(a_at, b_at, pair, plane);
+#pragma unroll
+            for (int j = 0; j < kDepth; j += 32) {
+                const bool more = j + 32 < kDepth && j + 32 < features;
+                Operands &of = operands[j / 32 % 2];
+                if (kTwice) {
+                    if (more)
+                        operands[(j / 32 + 1) % 2].load(a_at ^ j + 32, b_at + j + 32, pair, plane);
+                } else {
+                    of.load_units(a_at ^ j);
+                }
+                of.template multiply<kStart>(sums, start, b_at + j, pair, plane, j == 0);
+                if (!more) break;
+            }
+            read_slot = read_slot == (kStages - 1) * kStageBytes ? 0 : read_slot + kStageBytes;
         }
     };
 
@@ -187,7 +191,7 @@ struct Standing {
 
         template <bool kStart>
         inline void multiply(Sums &sums, const int (&start)[3][4], uint32_t rows, int next_pair,
-                             int next_plane) {
+                             int next_plane, bool first) {
             if (!kTwice) load_rows(0, rows, next_pair, next_plane);
 #pragma unroll
             for (int at = 0; at < kOfRows; ++at) {
@@ -200,7 +204,7 @@ struct Standing {
 #pragma unroll
                     for (int gate = 0; gate < 3; ++gate) {
                         int(&sum)[4] = sums[at / kPairs][gate][column];
-                        if (kStart)
+                        if (kStart && first)
                             mma_from(sum, a[gate], of[2 * i], of[2 * i + 1], start[gate]);
                         else
                             mma<false, false>(sum, a[gate], of[2 * i], of[2 * i + 1]);

@@ -79,8 +79,12 @@ _MOST_FEATURES = 384  # with more, rows that come and go are faster
 
 def reads_reals(numbers: Numbers) -> bool:
     """Whether the projection of a plan may start from real values."""
-    easy = 1 / _EASY <= numbers.x.scale <= _EASY
-    return easy and numbers.projects_bytes
+    return easy_division(numbers.x) and numbers.projects_bytes
+
+
+def easy_division(x: Quantizer) -> bool:
+    """Whether codes of up to 16 bits may come from `fill_division`."""
+    return 1 / _EASY <= x.scale <= _EASY
 
 
 @lru_cache(maxsize=4096)

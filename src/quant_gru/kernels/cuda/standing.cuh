@@ -181,7 +181,8 @@ struct Standing {
                 load_matrices(a[gate], units + gate * kUnits * kDepth);
         }
         inline void load_rows(int i, uint32_t rows, int next_pair, int next_plane) {
-            load_matrices(b[kTwice ? i : i % 2], rows + i / kPairs * next_plane + i % kPairs * next_pair);
+            load_matrices(b[kTwice ? i : i % 2],
+                          rows + i / kPairs * next_plane + i % kPairs * next_pair);
         }
         inline void load(uint32_t units, uint32_t rows, int next_pair, int next_plane) {
             load_units(units);
@@ -196,14 +197,14 @@ struct Standing {
 #pragma unroll
             for (int at = 0; at < kOfRows; ++at) {
                 if (!kTwice && at + 1 < kOfRows) load_rows(at + 1, rows, next_pair, next_plane);
-                const uint32_t(&of)[4] = b[kTwice ? at : at % 2];
+                const uint32_t (&of)[4] = b[kTwice ? at : at % 2];
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     const int column = at % kPairs * 2 + i;
                     if (column >= kColumns) break;
 #pragma unroll
                     for (int gate = 0; gate < 3; ++gate) {
-                        int(&sum)[4] = sums[at / kPairs][gate][column];
+                        int (&sum)[4] = sums[at / kPairs][gate][column];
                         if (kStart && first)
                             mma_from(sum, a[gate], of[2 * i], of[2 * i + 1], start[gate]);
                         else

@@ -176,7 +176,7 @@ inline uint32_t odd_bytes(uint32_t first, uint32_t second) {
     return even_bytes(first >> 8, second >> 8);
 }
 inline uint32_t saturated_bytes(int first, int second, uint32_t above) {
-    const auto byte = [](int v) { return uint32_t(v < -128 ? -128 : v > 127 ? 127 : v) & 255; };
+    const auto byte = [](int v) { return uint32_t(v < 0 ? 0 : v > 255 ? 255 : v); };
     return byte(first) | byte(second) << 8 | above << 16;
 }
 inline uint32_t cluster_rank() { return uint32_t(host::self->block->rank); }

@@ -181,11 +181,10 @@ struct Take {
 
 constexpr int kRowsOfWarp = 2;
 
-// Four features of a row to a lane; what would be beyond the last row or its last features is what
-// the last one does.
-template <int kPlanes>
+// Four features of a row to a lane; beyond the last row and the last features lanes take what is
+// last.
+template <int kPlanes, int kAhead>
 inline void take_fours(const Take &p, int first) {
-    constexpr int kAhead = 4;  // times 32 groups of features of each row
     const Target &o = p.to;
     const int lane = threadIdx.x % 32, N = (int)o.N, rows = (int)o.T * N;
     const int groups = (int)o.features / 4, all = (int)o.padded / 4;
@@ -206,29 +205,45 @@ inline void take_fours(const Take &p, int first) {
             ++t;
         }
     }
-    for (int start = 0; start < groups; start += 32 * kAhead) {
-        uint4 ahead[kAhead][kRowsOfWarp];
+    for (int start = lane; start - lane < groups; start += 32 * kAhead) {
+        uint32_t bits[kAhead * kRowsOfWarp][4];
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
-            const int group = start + 32 * j + lane < groups ? start + 32 * j + lane : groups - 1;
-            if (j && start + 32 * j >= groups) break;
-#pragma unroll
-            for (int row = 0; row < kRowsOfWarp; ++row)
-                ahead[j][row] = *(const uint4 *)(from[row] + 4 * group);
-        }
-#pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-            const int group = start + 32 * j + lane < groups ? start + 32 * j + lane : groups - 1;
-            if (j && start + 32 * j >= groups) break;
+            const int group = start + 32 * j < groups ? start + 32 * j : groups - 1;
 #pragma unroll
             for (int row = 0; row < kRowsOfWarp; ++row) {
-                const uint4 &v = ahead[j][row];
-                const uint32_t bits[4] = {v.x, v.y, v.z, v.w};
-                uint32_t words[kPlanes];
-                four_codes<kPlanes>(p.division, zero, bits, words, [&] { seen[row] = true; });
-                int8_t *const to = o.bytes + stored[row] * o.padded + 4 * group;
+                uint32_t (&to)[4] = bits[j * kRowsOfWarp + row];
+                const uint4 v = *(const uint4 *)(from[row] + 4 * group);
+                to[0] = v.x;
+                to[1] = v.y;
+                to[2] = v.z;
+                to[3] = v.w;
+            }
+        }
+        if (__builtin_expect(may_have_nan(bits), 0)) {
 #pragma unroll
-                for (int i = 0; i < kPlanes; ++i) *(uint32_t *)(to + i * plane) = words[i];
+            for (int i = 0; i < kAhead * kRowsOfWarp; ++i)
+                if (without_nan(bits[i])) seen[i % kRowsOfWarp] = true;
+        }
+        const auto put = [&](int i, const uint32_t (&words)[kPlanes]) {
+            const int group = start + 32 * (i / kRowsOfWarp);
+            if (group >= groups) return;
+            int8_t *const to = o.bytes + stored[i % kRowsOfWarp] * o.padded + 4 * group;
+            *(uint32_t *)to = words[0];
+            if (kPlanes == 2) *(uint32_t *)(to + plane) = words[kPlanes - 1];
+        };
+        uint32_t words[kPlanes];
+        if (p.division.exact) {
+#pragma unroll
+            for (int i = 0; i < kAhead * kRowsOfWarp; ++i) {
+                four_codes<kPlanes, true>(p.division, zero, bits[i], words);
+                put(i, words);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < kAhead * kRowsOfWarp; ++i) {
+                four_codes<kPlanes, false>(p.division, zero, bits[i], words);
+                put(i, words);
             }
         }
     }
@@ -252,10 +267,13 @@ extern "C" __global__ void __launch_bounds__(256, 4) take(const __grid_constant_
     const int first = warp * kRowsOfWarp, rows = (int)p.to.T * N, zero = (int)p.zero;
     if (first >= rows) return;
     if (p.fours) {
-        if (p.to.planes == 1)
-            take_fours<1>(p, first);
+        // loads at once: as many as rows of up to 256 features need, or twice as many
+        if (p.to.planes == 2)
+            take_fours<2, 2>(p, first);
+        else if (features <= 256)
+            take_fours<1, 2>(p, first);
         else
-            take_fours<2>(p, first);
+            take_fours<1, 4>(p, first);
         return;
     }
     for (int row = first; row < first + kRowsOfWarp && row < rows; ++row) {

@@ -104,9 +104,8 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
         const int row = flat + (later && NB == 1);
         // limits of a whole byte are those of an instruction
         const bool whole = (int)p.hi - (int)p.lo == 255;
-        const uint32_t middle = offset + 128;
-        const auto centred = [&](int gate, int column, int i) {
-            return (int)(Bits<Real>::of(rounded(gate, column, i)) - middle);
+        const auto stored = [&](int gate, int column, int i) {
+            return (int)(Bits<Real>::of(rounded(gate, column, i)) - offset);
         };
 #pragma unroll
         for (int column = 0; column < COLUMNS; ++column) {
@@ -115,9 +114,8 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
             if (whole) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    const uint32_t last = saturated_bytes(centred(2, column, i), 0, 0);
-                    words[i] = saturated_bytes(centred(0, column, i), centred(1, column, i), last) ^
-                               0x808080u;
+                    const uint32_t last = saturated_bytes(stored(2, column, i), 0, 0);
+                    words[i] = saturated_bytes(stored(0, column, i), stored(1, column, i), last);
                 }
             } else {
 #pragma unroll

@@ -95,10 +95,10 @@ inline uint32_t odd_bytes(uint32_t first, uint32_t second) {
     return __byte_perm(first, second, 0x7531);
 }
 
-// Two numbers as signed bytes that stop at their limits, below the low half of a word.
+// Two numbers as unsigned bytes that stop at their limits, below the low half of a word.
 inline uint32_t saturated_bytes(int first, int second, uint32_t above) {
     uint32_t v;
-    asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(second), "r"(first), "r"(above));
+    asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(second), "r"(first), "r"(above));
     return v;
 }
 

@@ -42,41 +42,47 @@ inline int quantized(float v, const Division &d, bool &seen) {
     return Magic<float>::integer(rounded_quotient(inside, d));
 }
 
-// Codes of four values, `zero` added, in bytes: one of each, or two, where a code is
-// 256 * first + second + 128. Calls `mark` where one of the values is NaN.
-template <int kPlanes, class Mark>
-inline void four_codes(const Division &d, int zero, const uint32_t (&bits)[4],
-                       uint32_t (&words)[kPlanes], const Mark &mark) {
+// Whether one of some values may be NaN: always where one is, or where infinities meet.
+template <int kFours>
+inline bool may_have_nan(const uint32_t (&bits)[kFours][4]) {
     typedef Magic<float> R;
-    float v[4], y[4];
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+        const float first = R::plus(bits_as_float(bits[i][0]), bits_as_float(bits[i][1]));
+        const float second = R::plus(bits_as_float(bits[i][2]), bits_as_float(bits[i][3]));
+        sum = R::plus(sum, R::plus(first, second));
+    }
+    return sum != sum;
+}
+
+// Makes NaN 0, and returns whether there was one.
+inline bool without_nan(uint32_t (&bits)[4]) {
+    bool seen = false;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        v[i] = bits_as_float(bits[i]);
-        y[i] = R::limit(v[i], d.least, d.most);
+        const float v = bits_as_float(bits[i]);
+        seen |= v != v;
+        bits[i] = v != v ? 0 : bits[i];
     }
-    if (d.exact) {
+    return seen;
+}
+
+// Codes of four values, none of them NaN, `zero` added, in bytes: one of each, or two, where a code
+// is 256 * first + second + 128. kExact: `d.exact`.
+template <int kPlanes, bool kExact>
+inline void four_codes(const Division &d, int zero, const uint32_t (&bits)[4],
+                       uint32_t (&words)[kPlanes]) {
+    typedef Magic<float> R;
+    uint32_t raw[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) y[i] = R::fma(y[i], d.inverse, R::number());
-    } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) y[i] = rounded_quotient(y[i], d);
-    }
-    // a sum is NaN where a value is, or where infinities meet
-    const float sum = R::plus(R::plus(v[0], v[1]), R::plus(v[2], v[3]));
-    if (__builtin_expect(sum != sum, 0)) {
-        bool seen = false;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            seen |= v[i] != v[i];
-            y[i] = v[i] != v[i] ? R::number() : y[i];
-        }
-        if (seen) mark();
+    for (int i = 0; i < 4; ++i) {
+        const float v = R::limit(bits_as_float(bits[i]), d.least, d.most);
+        const float y = kExact ? R::fma(v, d.inverse, R::number()) : rounded_quotient(v, d);
+        raw[i] = (uint32_t)R::raw(y);
     }
     // sums of codes that are not negative carry nothing from one to the next: their sign comes last
     const uint32_t least = (uint32_t)(zero - R::raw_zero());
-    uint32_t raw[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) raw[i] = (uint32_t)R::raw(y[i]);
     if (kPlanes == 1) {
         const uint32_t all = raw[0] + (raw[1] << 8) + (raw[2] << 16) + (raw[3] << 24);
         words[0] = all + (least + 128) * 0x01010101u ^ 0x80808080u;

@@ -99,17 +99,32 @@ struct Taken {
     }
 
     template <int kAhead>
-    inline void store(const Values<kAhead> &v, const Next &next, int chunks, unsigned char *codes,
+    inline void store(Values<kAhead> &v, const Next &next, int chunks, unsigned char *codes,
                       int stride, int plane) const {
-        unsigned char *const first = codes + 4 * last(next.chunk, chunks);
+        if (__builtin_expect(may_have_nan(v.bits), 0)) {
 #pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-            const int row = row_of<kAhead>(next, j);
-            uint32_t words[PLANES];
-            four_codes<PLANES>(p.division, (int)p.zero, v.bits[j], words, [&] { seen[row] = 1; });
-            unsigned char *const to = first + row * stride;
+            for (int j = 0; j < kAhead; ++j)
+                if (without_nan(v.bits[j])) seen[row_of<kAhead>(next, j)] = 1;
+        }
+        unsigned char *const first = codes + 4 * last(next.chunk, chunks);
+        const auto put = [&](int j, const uint32_t (&words)[PLANES]) {
+            unsigned char *const to = first + row_of<kAhead>(next, j) * stride;
             *(uint32_t *)to = words[0];
             if (PLANES == 2) *(uint32_t *)(to + plane) = words[PLANES - 1];
+        };
+        uint32_t words[PLANES];
+        if (p.division.exact) {
+#pragma unroll
+            for (int j = 0; j < kAhead; ++j) {
+                four_codes<PLANES, true>(p.division, (int)p.zero, v.bits[j], words);
+                put(j, words);
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < kAhead; ++j) {
+                four_codes<PLANES, false>(p.division, (int)p.zero, v.bits[j], words);
+                put(j, words);
+            }
         }
     }
 

@@ -26,6 +26,10 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     unsigned char *const rows = memory + Tile::kRingBytes;
     int64_t *const from = (int64_t *)(rows + Tile::rows_bytes(padded));
     uint32_t *const seen = (uint32_t *)(from + Tile::kRows);
+    const int own = (int)threadIdx.x / 32 * kOwn;
+    const Taken<kOwn> taken(reals, first_row + own, count, from + own, seen + own);
+    Taken<kOwn>::Values values;
+    taken.load(values, {});
 #if PLANES == 1
     // of all units of the part, gate by gate; a number for each of two neighbours that start
     const int units = (last_tile - first_tile) * Tile::kUnits;
@@ -42,16 +46,9 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
 #endif
     Tile::Passing passing(memory, p.weights, p.H, p.padded, first_tile * Tile::kUnits,
                           last_tile - first_tile);
-    {
-        const int own = (int)threadIdx.x / 32 * kOwn;
-        const Taken<kOwn> taken(reals, first_row + own, count, from + own, seen + own);
-        unsigned char *const codes = rows + Tile::row_at(own, 0, padded);
-        if (reals.fours)
-            taken.quantize<true>(codes, Tile::stride(padded), Tile::plane_bytes(padded));
-        else
-            taken.quantize<false>(codes, Tile::stride(padded), Tile::plane_bytes(padded));
-        if (part == 0) taken.flag();
-    }
+    taken.quantize(values, rows + Tile::row_at(own, 0, padded), Tile::stride(padded),
+                   Tile::plane_bytes(padded));
+    if (part == 0) taken.flag();
 
 #if PLANES == 1
     const bool exact = *p.exact_float != 0;

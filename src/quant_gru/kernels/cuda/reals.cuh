@@ -22,7 +22,9 @@ struct Reals {
 // what the last one does.
 //
 //   Taken<rows> taken(reals, first_row, count, from, seen);  // where rows start
-//   taken.quantize<fours>(codes, stride, plane);             // codes to shared memory
+//   Taken<rows>::Values values;
+//   taken.load(values, {});                                  // the first ones are under way
+//   taken.quantize(values, codes, stride, plane);            // codes to shared memory
 //   taken.flag();                                            // rows that are NaN
 //
 // `from` and `seen` have room for the rows in shared memory; rows are counted as Projected has
@@ -30,7 +32,7 @@ struct Reals {
 template <int kRows>
 struct Taken {
     static_assert(kRows <= 32, "a lane knows where a row starts");
-    static constexpr int kTurns = (kRows + 7) / 8;
+    static constexpr int kTurns = (kRows + 7) / 8, kAhead = (kRows + kTurns - 1) / kTurns;
 
     const Reals &p;
     int64_t *const from;
@@ -51,46 +53,48 @@ struct Taken {
         __syncwarp();
     }
 
-    template <int kAhead>
     struct Values {
         uint32_t bits[kAhead][4];
     };
 
-    // The rows that come next, and four features of theirs, which are there or the row's last.
+    // The rows that come next, and their features, in 32 times 4.
     struct Next {
-        int row, chunk;
+        int row = 0, part = 0;
 
-        template <int kAhead>
         inline void move() {
             row += kAhead;
             if (row < kRows) return;
             row = 0;
-            chunk += 32;
+            ++part;
         }
-        inline bool there(int chunks) const { return chunk - (int)threadIdx.x % 32 < chunks; }
+        inline int feature(int C) const {
+            const int chunk = 32 * part + (int)threadIdx.x % 32, chunks = (C + 3) / 4;
+            return 4 * (chunk < chunks ? chunk : chunks - 1);
+        }
+        inline bool there(int C) const { return part * 128 < C; }
     };
 
-    template <int kAhead>
     static inline int row_of(const Next &next, int j) {
         const int row = next.row + j;
         return kRows % kAhead && row >= kRows ? kRows - 1 : row;
     }
-    static inline int last(int chunk, int chunks) { return chunk < chunks ? chunk : chunks - 1; }
 
-    template <bool kFours, int kAhead>
-    inline void load(Values<kAhead> &v, const Next &next, int chunks) const {
-        const int feature = 4 * last(next.chunk, chunks);
+    inline void load(Values &v, const Next &next) const {
+        const int feature = next.feature((int)p.C);
         const float *const first = p.real + feature;
+        if (p.fours) {
 #pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-            const float *const start = first + from[row_of<kAhead>(next, j)];
-            if (kFours) {
-                const uint4 all = *(const uint4 *)start;
+            for (int j = 0; j < kAhead; ++j) {
+                const uint4 all = *(const uint4 *)(first + from[row_of(next, j)]);
                 v.bits[j][0] = all.x;
                 v.bits[j][1] = all.y;
                 v.bits[j][2] = all.z;
                 v.bits[j][3] = all.w;
-            } else {
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < kAhead; ++j) {
+                const float *const start = first + from[row_of(next, j)];
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
                     v.bits[j][i] = feature + i < (int)p.C ? float_bits(start[i]) : 0;
@@ -98,17 +102,16 @@ struct Taken {
         }
     }
 
-    template <int kAhead>
-    inline void store(Values<kAhead> &v, const Next &next, int chunks, unsigned char *codes,
-                      int stride, int plane) const {
+    inline void store(Values &v, const Next &next, unsigned char *codes, int stride,
+                      int plane) const {
         if (__builtin_expect(may_have_nan(v.bits), 0)) {
 #pragma unroll
             for (int j = 0; j < kAhead; ++j)
-                if (without_nan(v.bits[j])) seen[row_of<kAhead>(next, j)] = 1;
+                if (without_nan(v.bits[j])) seen[row_of(next, j)] = 1;
         }
-        unsigned char *const first = codes + 4 * last(next.chunk, chunks);
+        unsigned char *const first = codes + next.feature((int)p.C);
         const auto put = [&](int j, const uint32_t (&words)[PLANES]) {
-            unsigned char *const to = first + row_of<kAhead>(next, j) * stride;
+            unsigned char *const to = first + row_of(next, j) * stride;
             *(uint32_t *)to = words[0];
             if (PLANES == 2) *(uint32_t *)(to + plane) = words[PLANES - 1];
         };
@@ -128,26 +131,23 @@ struct Taken {
         }
     }
 
-    // Values are loaded while the ones before become codes.
-    template <bool kFours>
-    inline void quantize(unsigned char *codes, int stride, int plane) const {
-        constexpr int kAhead = kFours ? (kRows + kTurns - 1) / kTurns : 1;
-        const int chunks = ((int)p.C + 3) / 4;
-        Values<kAhead> even, odd;
-        Next next{0, (int)threadIdx.x % 32};
-        load<kFours>(even, next, chunks);
+    // Values are loaded while the ones before become codes; of the first ones that has begun.
+    inline void quantize(Values &even, unsigned char *codes, int stride, int plane) const {
+        const int C = (int)p.C;
+        Values odd;
+        Next now;
         for (;;) {
-            const Next now = next;
-            next.template move<kAhead>();
-            const bool more = next.there(chunks);
-            if (more) load<kFours>(odd, next, chunks);
-            store(even, now, chunks, codes, stride, plane);
+            Next next = now;
+            next.move();
+            const bool more = next.there(C);
+            if (more) load(odd, next);
+            store(even, now, codes, stride, plane);
             if (!more) break;
-            const Next then = next;
-            next.template move<kAhead>();
-            const bool again = next.there(chunks);
-            if (again) load<kFours>(even, next, chunks);
-            store(odd, then, chunks, codes, stride, plane);
+            now = next;
+            now.move();
+            const bool again = now.there(C);
+            if (again) load(even, now);
+            store(odd, next, codes, stride, plane);
             if (!again) break;
         }
         __syncwarp();

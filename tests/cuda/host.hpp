@@ -155,6 +155,11 @@ inline void mma(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     host::sync_warp();
 }
 
+inline void mma_from(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                     const int (&c)[4]) {
+    for (int i = 0; i < 4; ++i) d[i] = c[i];
+    mma<false, false>(d, a, b0, b1);
+}
 inline void sync_threads(int id, int threads) { host::wait(host::self->block->named[id], threads); }
 inline float byte_as_float(uint32_t word, int i) {
     return 8388608.f + float(word >> (8 * i) & 255);
@@ -165,6 +170,17 @@ inline float half_as_float(uint32_t word, int i) {
 inline uint32_t interleave(uint32_t low, uint32_t high, int i) {
     const auto byte = [](uint32_t v, int at) { return v >> (8 * at) & 255; };
     return byte(low, i) | byte(high, i) << 8 | byte(low, i + 1) << 16 | byte(high, i + 1) << 24;
+}
+inline uint32_t even_bytes(uint32_t first, uint32_t second) {
+    const auto pair = [](uint32_t v) { return (v & 255) | (v >> 8 & 0xFF00); };
+    return pair(first) | pair(second) << 16;
+}
+inline uint32_t odd_bytes(uint32_t first, uint32_t second) {
+    return even_bytes(first >> 8, second >> 8);
+}
+inline uint32_t saturated_bytes(int first, int second, uint32_t above) {
+    const auto byte = [](int v) { return uint32_t(v < 0 ? 0 : v > 255 ? 255 : v); };
+    return byte(first) | byte(second) << 8 | above << 16;
 }
 inline uint32_t cluster_rank() { return uint32_t(host::self->block->rank); }
 inline void cluster_arrive() {

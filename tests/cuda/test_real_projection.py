@@ -28,6 +28,7 @@ from test_projection import UNSIGNED, WIDE, by_unit, plan_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 nan, inf = float("nan"), float("inf")
+NARROW = QuantConfig.int8().replace("matmul.Wx", bitwidth=7)
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +62,9 @@ CASES = [
     (UNSIGNED, (2, 2, 1, 3, 1, 3), (5, 13, 72, 66, 2), 1),
     (WIDE, (2, 2, 2, 4, 1, 2), (4, 9, 80, 33, 4), 1e-5),
     (QuantConfig.int8(), (4, 2, 2, 3, 1, 1), (33, 1, 1, 20, 1), 1),
-    (QuantConfig.int8(), (2, 2, 5, 4, 1, 2), (5, 15, 132, 65, 8), 1),
-    (QuantConfig.w8a16(), (2, 2, 2, 4, 1, 1), (3, 6, 21, 37, 4), 1),
+    (QuantConfig.int8(), (2, 2, 5, 4, 1, 2, 128), (5, 15, 132, 65, 8), 1),
+    (NARROW, (2, 2, 2, 4, 1, 1), (7, 5, 44, 35, 1), 1),
+    (QuantConfig.w8a16(), (2, 2, 2, 4, 1, 1, 128), (3, 6, 21, 37, 4), 1),
     (QuantConfig.w8a16(), (2, 2, 3, 3, 1, 2), (7, 11, 132, 50, 2), 1),
     (QuantConfig.int8(), None, (3, 11, 20, 37, 8), 1),
     (UNSIGNED, None, (35, 1, 300, 16, 1), 1e-5),
@@ -70,7 +72,7 @@ CASES = [
 ]
 NAMES = [
     *("int8", "int8 doubles", "unsigned single", "unsigned", "wide doubles", "one feature"),
-    *("int8 odd", "w8a16", "w8a16 odd"),
+    *("int8 odd", "narrow", "w8a16", "w8a16 odd"),
     *("few", "few unsigned", "few w8a16"),
 ]
 LAYOUTS = ["rows", "batch_first", "unaligned"]
@@ -149,7 +151,7 @@ def test_threads_and_grids_follow_blocks():
     block = Block(4, 2, 7, 3, 2, 2)
     assert (block.units, block.rows, block.threads) == (64, 112, 256)
     _, grid = block.launch(256, 12800, 256, 1)
-    assert grid == Grid((230, 1), 256, shared_bytes=3 * 64 * 192 + 120 * 272 + 12 * 112 + 24 * 128)
+    assert grid == Grid((230, 1), 256, shared_bytes=3 * 64 * 192 + 120 * 272 + 12 * 112 + 36 * 128)
 
 
 def test_choices_follow_sizes():

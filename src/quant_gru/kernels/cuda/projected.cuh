@@ -44,21 +44,19 @@ struct Bits<double> {
 // recurrence, `flat` counts them: two rows, one after the other, and two units make two pairs of
 // neighbours.
 struct Places {
-    int64_t first, second, step;  // of the first 8 rows; from 8 rows to the next
-    bool by_unit;                 // pairs are of two units, or of two rows
+    int64_t first, second;  // of the first 8 rows
+    int step;               // from 8 rows to the next
+    bool by_unit;           // pairs are of two units, or of two rows
 
     inline Places(const Projected &p, int flat, int group) {
         const int NB = (int)p.NB, log_NB = NB == 8 ? 3 : NB >> 1;
         const int lane8 = threadIdx.x % 32 / 4, n = flat & (NB - 1);
-        const int size = 16 * NB;
-        const int64_t tile = flat >> log_NB;
+        const int groups = (int)p.groups;
         by_unit = NB == 8 || NB == 1;
-        first = (tile * p.groups + group) * size + stored_at(NB, lane8, 0, n);
-        if (NB == 1)
-            second = first + p.groups * size;
-        else
-            second = first + (NB == 4 ? 4 : 2);
-        step = 128 * p.groups;
+        first = (((int64_t)(flat >> log_NB) * groups + group) << (4 + log_NB)) +
+                stored_at(NB, lane8, 0, n);
+        second = first + (NB == 1 ? 16 * groups : NB == 4 ? 4 : 2);
+        step = 128 * groups;
     }
 };
 
@@ -85,29 +83,46 @@ template <class Real, bool kSome = false, class Total, class Factor>
 inline void finish(const Projected &p, int flat, int count, int group, const Total &total,
                    const Factor (&m)[3][2]) {
     typedef Magic<Real> R;
-    const Real lo = (Real)p.lo + R::number(), hi = (Real)p.hi + R::number();
+    // not worked out before the tiles: they need the registers
+    const Real lo = (Real)(int)pinned((uint32_t)p.lo) + R::number();
+    const Real hi = (Real)(int)pinned((uint32_t)p.hi) + R::number();
     const uint32_t offset = (uint32_t)p.code_lo + Bits<Real>::none();
     const Places places(p, flat, group);
     const auto rounded = [&](int gate, int column, int i) {
-        const Real v = round_term((Real)total(gate, column, i), (Real)m[gate][i / 2]);
-        return Bits<Real>::of(R::limit(v, lo, hi));
+        return round_term((Real)total(gate, column, i), (Real)m[gate][i / 2]);
+    };
+    const auto limited = [&](int gate, int column, int i) {
+        return Bits<Real>::of(R::limit(rounded(gate, column, i), lo, hi));
     };
     if (sizeof(Real) == 4 && !p.wide) {
         // Pairs of neighbours make four where both of a thread are side by side, and otherwise
         // with a pair of another thread, which takes one in return.
-        const bool alone = p.NB == 8 || p.NB == 2;
-        const int partner = p.NB == 4 ? 1 : 4;
+        const int NB = (int)p.NB, partner = NB == 4 ? 1 : 4;
+        const bool alone = NB == 8 || NB == 2;
         const bool later = !alone && (threadIdx.x & partner);
         const int64_t to = later ? places.second - 2 : places.first;
-        const int row = flat + (later && p.NB == 1);
+        const int row = flat + (later && NB == 1);
+        // limits of a whole byte are those of an instruction
+        const bool whole = (int)p.hi - (int)p.lo == 255;
+        const auto stored = [&](int gate, int column, int i) {
+            return (int)(Bits<Real>::of(rounded(gate, column, i)) - offset);
+        };
 #pragma unroll
         for (int column = 0; column < COLUMNS; ++column) {
             if (kSome && (flat & ~7) + 8 * column >= count) break;
             uint32_t words[4];
+            if (whole) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                words[i] = rounded(0, column, i) + (rounded(1, column, i) << 8) +
-                           (rounded(2, column, i) << 16) - offset * 65793u;
+                for (int i = 0; i < 4; ++i) {
+                    const uint32_t last = saturated_bytes(stored(2, column, i), 0, 0);
+                    words[i] = saturated_bytes(stored(0, column, i), stored(1, column, i), last);
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    words[i] = limited(0, column, i) + (limited(1, column, i) << 8) +
+                               (limited(2, column, i) << 16) - offset * 65793u;
+            }
             uint4 all;
             all.x = words[0];
             all.y = places.by_unit ? words[2] : words[1];
@@ -133,7 +148,7 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
-            for (int gate = 0; gate < 3; ++gate) v[i][gate] = rounded(gate, column, i);
+            for (int gate = 0; gate < 3; ++gate) v[i][gate] = limited(gate, column, i);
         Two first, second;
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate) {

@@ -26,6 +26,17 @@ inline void mma(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #undef QG_MMA
 }
 
+// The same of signed bytes, d = a * b + c.
+inline void mma_from(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                     const int (&c)[4]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%10,%11,%12,%13};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]),
+          "r"(c[2]), "r"(c[3]));
+}
+
 inline uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 // Copies 16 bytes into shared memory by the time they are waited for, or zeros; `from` is valid
@@ -74,6 +85,21 @@ inline float half_as_float(uint32_t word, int i) {
 // Bytes i and i + 1 of two words, alternating, the first word's first.
 inline uint32_t interleave(uint32_t low, uint32_t high, int i) {
     return __byte_perm(low, high, i ? 0x7362 : 0x5140);
+}
+
+// Bytes 0 and 2, or 1 and 3, of two words, the first word's first.
+inline uint32_t even_bytes(uint32_t first, uint32_t second) {
+    return __byte_perm(first, second, 0x6420);
+}
+inline uint32_t odd_bytes(uint32_t first, uint32_t second) {
+    return __byte_perm(first, second, 0x7531);
+}
+
+// Two numbers as unsigned bytes that stop at their limits, below the low half of a word.
+inline uint32_t saturated_bytes(int first, int second, uint32_t above) {
+    uint32_t v;
+    asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(second), "r"(first), "r"(above));
+    return v;
 }
 
 inline uint32_t cluster_rank() {

@@ -14,7 +14,6 @@ from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
 from quant_gru.kernels.cuda.numbers import Numbers
 from quant_gru.kernels.cuda.structures import ProjectFewC, ProjectRealsC
 
-_DEPTH = 64  # bytes of a line in a stage
 _EASY = 2.0**90
 FEWEST_ROWS = 8  # up to so many, a warp for each unit is faster than a product of tiles
 _FEW_UNITS = 8  # of a block, a warp each
@@ -28,11 +27,13 @@ class Block(projection.Warps):
         stages: Of weights.
         blocks: Of a multiprocessor, that registers have to do for.
         parts: Blocks that share the units of the same rows.
+        depth: Features of a stage.
     """
 
     stages: int
     blocks: int
     parts: int
+    depth: int = 64
 
     def tiles(self, units: int) -> int:
         """Tiles of a block that has most of them."""
@@ -44,7 +45,7 @@ class Block(projection.Warps):
         own = self.tiles(units) * self.units
         kept = planes * (self.rows + self.columns % 2 * 8) * (-(-padded // 32) * 32 + 16)
         return (
-            self.stages * _DEPTH * 3 * self.units + kept + 12 * self.rows + 24 * own * (planes == 1)
+            self.stages * self.depth * 3 * self.units + kept + 12 * self.rows + 36 * own * (planes == 1)
         )
 
     def macros(self, planes: int) -> dict[str, object]:
@@ -53,6 +54,7 @@ class Block(projection.Warps):
             **super().macros(planes),
             "STAGES": self.stages,
             "BLOCKS": self.blocks,
+            "DEPTH": self.depth,
         }
 
     def launch(self, units: int, rows: int, padded: int, planes: int) -> tuple[Kernel, Grid]:
@@ -77,8 +79,12 @@ _MOST_FEATURES = 384  # with more, rows that come and go are faster
 
 def reads_reals(numbers: Numbers) -> bool:
     """Whether the projection of a plan may start from real values."""
-    easy = 1 / _EASY <= numbers.x.scale <= _EASY
-    return easy and numbers.projects_bytes
+    return easy_division(numbers.x) and numbers.projects_bytes
+
+
+def easy_division(x: Quantizer) -> bool:
+    """Whether codes of up to 16 bits may come from `fill_division`."""
+    return 1 / _EASY <= x.scale <= _EASY
 
 
 @lru_cache(maxsize=4096)
@@ -169,4 +175,5 @@ def fill_division(d: Any, x: Quantizer) -> None:
     # float64 has twice the digits of float32: rounding twice is rounding once
     scale = float(d.scale)
     d.inverse = 1 / scale
+    d.exact = d.inverse * scale == 1
     d.least, d.most = (x.lo - x.zero_point) * scale, (x.hi - x.zero_point) * scale

@@ -30,7 +30,9 @@ from quant_gru.kernels.cuda.real_projection import (
     FEWEST_ROWS,
     Block,
     choose_for,
+    easy_division,
     few_projection,
+    fill_division,
     reads_reals,
     real_projection,
 )
@@ -44,6 +46,7 @@ from quant_gru.kernels.cuda.structures import (
 
 _THREADS = 256
 _ROWS = _THREADS // 32  # of a block of the border's kernels
+_TAKEN = 2 * _ROWS  # of one that takes real values
 _TAKE, _BETWEEN = (Kernel.of("border", name, PLAIN) for name in ("take", "between"))
 _FINISH, _FEW = (Kernel.of("project", name, PLAIN) for name in ("finish", "project"))
 
@@ -262,7 +265,7 @@ class Schedule:
             self._codes,
             self._memory,
         )
-        inputs = [(take, take.to.planes > 0) for take in self._takes]
+        inputs = [(take, _may_take_fours(take)) for take in self._takes]
         inputs += [(each, True) for each in self._reals]
         return native_call(
             self._machine,
@@ -295,7 +298,7 @@ class Schedule:
             aligned = not (address % 16 or strides[0] % 4 or strides[1] % 4 or x.shape[2] % 4)
             for take in self._takes:
                 take.step, take.next = strides[:2]
-                take.fours = aligned and take.to.planes > 0
+                take.fours = aligned and _may_take_fours(take)
             for each in self._reals:
                 each.step, each.next = strides[:2]
                 each.fours = aligned
@@ -369,7 +372,9 @@ class Schedule:
             self._x.point(record, "real")
             self._takes.append(record)
             _fill_scale(record, cell.x)
-            kernel = _TAKE
+            if easy_division(cell.x):
+                fill_division(record.division, cell.x)
+            kernel, rows = _TAKE, _TAKEN
         else:
             self._fill_flags(record.below, below)
             for d, (under, each) in enumerate(zip(below.cells, cell.between, strict=True)):
@@ -380,8 +385,8 @@ class Schedule:
             record.H, record.directions = below.cells[0].numbers.H, len(below.cells)
             record.lo, record.hi = x.lo - x.zero_point, x.hi - x.zero_point
             record.out_zero = x.zero_point
-            kernel = _BETWEEN
-        self._launch(kernel, Grid((-(-T * N // _ROWS), 1), _THREADS), record)
+            kernel, rows = _BETWEEN, _ROWS
+        self._launch(kernel, Grid((-(-T * N // rows), 1), _THREADS), record)
         return found
 
     def _add_group(
@@ -550,6 +555,10 @@ def _same_input(a: Cell, b: Cell) -> bool:
         int(u.multipliers[0]) == int(v.multipliers[0]) and int(u.shift) == int(v.shift)
         for u, v in zip(a.between, b.between, strict=True)
     )
+
+
+def _may_take_fours(take: Any) -> bool:
+    return bool(take.to.planes > 0 and take.division.scale)
 
 
 def _fill_scale(record: Any, q: Quantizer) -> None:

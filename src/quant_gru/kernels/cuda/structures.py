@@ -80,13 +80,15 @@ ProjectC = structure(
     **_all(_POINTER, "folded product bytes Wx"),
     **_all(_INT, "planes_x planes_W columns padded_C x_offset NB tiles groups wide"),
 )
+DivisionC = structure(
+    "DivisionC", **_all(ctypes.c_float, "scale inverse least most"), exact=ctypes.c_int32
+)
 _PROJECTED = {
     **_all(_POINTER, "weights folded m folded_bytes m_float exact_float Wx"),
     **_all(_INT, "T N H padded NB tiles groups wide lo hi code_lo"),
 }
 ProjectBytesC = structure("ProjectBytesC", bytes=_POINTER, **_PROJECTED)
 ProjectPassingC = structure("ProjectPassingC", bytes=_POINTER, **_PROJECTED, share=_INT)
-DivisionC = structure("DivisionC", **_all(ctypes.c_float, "scale inverse least most"))
 ProjectRealsC = structure(
     "ProjectRealsC",
     **_PROJECTED,
@@ -156,6 +158,7 @@ TakeC = structure(
     real=_POINTER,
     **_all(_INT, "step next zero"),
     **_all(ctypes.c_float, "scale lo hi"),
+    division=DivisionC,
     fours=ctypes.c_int32,
 )
 BetweenC = structure(

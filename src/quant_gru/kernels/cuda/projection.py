@@ -106,10 +106,19 @@ class Resident:
         """Threads of a block."""
         return 32 * self.unit_warps * self.groups
 
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a tile."""
+        return 8 * self.columns
+
     def shared_bytes(self, padded: int, planes: int) -> int:
         """Shared memory of a block."""
         rings = self.groups * self.stages * _DEPTH * 8 * self.columns * planes
         return rings + 48 * self.unit_warps * (-(-padded // 32) * 32 + 16)
+
+    def across(self, units: int) -> int:
+        """Blocks of different units."""
+        return -(-units // (16 * self.unit_warps))
 
     def macros(self, planes: int) -> dict[str, object]:
         """What project_passing.cu is specialized on."""
@@ -125,7 +134,7 @@ class Resident:
 
     def grid(self, units: int, rows: int, padded: int, planes: int) -> tuple[Grid, int]:
         """The grid, and the rows of a group."""
-        across = -(-units // (16 * self.unit_warps))
+        across = self.across(units)
         shared = self.shared_bytes(padded, planes)
         fitting = (MOST_SHARED + _OF_BLOCK) // (shared + _OF_BLOCK)
         at_once = self.processors * max(1, min(self.blocks, fitting))
@@ -135,9 +144,50 @@ class Resident:
         return Grid((across * strips, 1), self.threads, shared_bytes=shared), share
 
 
+@dataclass(frozen=True)
+class Beside:
+    """A projection that goes on while the recurrence runs, in clusters that leave it room.
+
+    Attributes:
+        block: What a block makes.
+        cluster: Blocks of a cluster, as many as of the recurrence: what is left of a device then
+            holds the recurrence's.
+        clusters: Clusters.
+    """
+
+    block: Resident
+    cluster: int
+    clusters: int
+
+    def strips(self, units: int) -> int:
+        """Blocks of the same units; 0 where no number of them makes whole clusters."""
+        across = self.block.across(units)
+        most = self.cluster * self.clusters // across
+        return next((n for n in range(most, 0, -1) if n * across % self.cluster == 0), 0)
+
+    def grid(self, units: int, padded: int, planes: int) -> Grid:
+        """The grid."""
+        blocks = self.block.across(units) * self.strips(units)
+        shared = self.block.shared_bytes(padded, planes)
+        return Grid((blocks, 1), self.block.threads, self.cluster, shared)
+
+    def time(self, units: int, rows: int, padded: int, planes: int) -> float:
+        """Estimated nanoseconds."""
+        each, feature = _BESIDE_TIME[planes]
+        blocks = max(1, self.block.across(units) * self.strips(units))
+        slow = 3 / self.block.groups
+        return slow * rows * units * (each + feature * padded) / blocks
+
+
 SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(2, 2, 4), Tile(2, 2, 8)
 # by planes
 STAYING = {1: Resident(4, 3, 8, 4, 1), 2: Resident(4, 3, 4, 4, 1)}
+# the same that leave half of a multiprocessor's registers to a block of the recurrence
+LEAVING = {1: Resident(4, 2, 4, 4, 2), 2: Resident(4, 2, 2, 4, 2)}
+# nanoseconds of a block for a row and unit, and of these for a feature
+_BESIDE_TIME = {1: (0.39, 0.00038), 2: (1.0, 0.00085)}
+STRETCH = 8  # steps that a recurrence waits for at once; 0: for all of a projection
+_EARLIEST = 64  # steps from which on waiting for some of them pays
 STAYING_ROWS = 8192  # from which on weights stay and rows pass
 STAYING_WEIGHTS = 1 << 17  # units times features, likewise; with fewer, real values are faster
 _AT_ONCE = 396  # large tiles on a device, three to a multiprocessor
@@ -177,8 +227,35 @@ def resident(
     return None
 
 
+def beside(
+    machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
+) -> Beside | None:
+    """The projection that a recurrence of one direction can run beside; None where none pays."""
+    clusters, size, planes = machine.clusters(), shape.blocks, numbers.x_planes
+    if not STRETCH or resident(machine, numbers, shape, T, N) is None or size == 1:
+        return None
+    tiles, alone = shape.tiles(N), clusters[size]
+    both = shape.resident(numbers.form, clusters)[1]
+    found = []
+    if tiles < alone:
+        found.append(Beside(STAYING[planes], size, alone - tiles))
+    if alone < both and tiles < both:
+        found.append(Beside(LEAVING[planes], size, min(alone - 1, both - tiles)))
+    padded, units = numbers.gemm[0][0].shape[0], shape.units
+    for each in found:
+        whole = STRETCH * N % each.block.tile_rows == 0 and each.strips(units) > 0
+        time = each.time(units, T * N, padded, planes)
+        if whole and T >= _EARLIEST and time < 0.9 * T * planner.step_time(shape, numbers.form):
+            return each
+    return None
+
+
 def projection(
-    numbers: Numbers, shape: planner.Shape, T: int, N: int, tile: Tile | Resident | None = None
+    numbers: Numbers,
+    shape: planner.Shape,
+    T: int,
+    N: int,
+    tile: Tile | Resident | Beside | None = None,
 ) -> tuple[Kernel, Grid, Any, list[Tensor]]:
     """The launch of a projection of one direction.
 
@@ -190,7 +267,7 @@ def projection(
         tile: Instead of the one that fits.
 
     Returns:
-        The kernel, its grid, its arguments without `bytes` and `Wx`, and tensors to keep.
+        The kernel, its grid, its arguments without `bytes`, `Wx` and `counts`, and tensors to keep.
     """
     units, rows, planes = shape.units, T * shape.strips(N) * shape.strip, numbers.x_planes
     padded = numbers.gemm[0][0].shape[0]
@@ -200,8 +277,12 @@ def projection(
     if isinstance(tile, Tile):
         kernel, grid = tile.launch(units, rows, planes)
     else:
-        kernel = Kernel.of("project_passing", "project_passing", tile.macros(planes))
-        grid, p.share = tile.grid(units, rows, padded, planes)
+        block = tile.block if isinstance(tile, Beside) else tile
+        kernel = Kernel.of("project_passing", "project_passing", block.macros(planes))
+        if isinstance(tile, Beside):
+            grid, p.stretch = tile.grid(units, padded, planes), STRETCH * N
+        else:
+            grid, p.share = tile.grid(units, rows, padded, planes)
     return kernel, grid, p, keep
 
 

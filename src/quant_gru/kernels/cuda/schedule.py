@@ -25,7 +25,7 @@ from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.numbers import Numbers
-from quant_gru.kernels.cuda.projection import projection, resident
+from quant_gru.kernels.cuda.projection import STRETCH, beside, projection, resident
 from quant_gru.kernels.cuda.real_projection import (
     FEWEST_ROWS,
     Block,
@@ -360,6 +360,7 @@ class Schedule:
             record.to.planes, record.to.padded = numbers.x_planes, padded
             record.to.x_offset = numbers.x_offset
             found.rows.records.append(record.to)
+            found.target = record.to
         else:
             found.codes = self._memory.take(T * N * numbers.C * cell.x.container.itemsize)
             self._memory.point(record.to, "codes", found.codes)
@@ -398,10 +399,14 @@ class Schedule:
         N, numbers = self._N, group[0].numbers
         form, H = numbers.form, numbers.H
         records: Any = (RECURRENT_C[form.recurrence.real] * len(group))()
+        counts: int | None = None
         for i, cell in enumerate(group):
             d = first + i
-            self._add_projection(cell, shape, inputs[d], d)
             record = records[i]
+            # a launch waits for one projection, which goes through time forwards
+            counts = self._add_projection(cell, shape, inputs[d], d, len(group) == 1 and d == 0)
+            if counts is not None:
+                self._memory.point(record, "counts", counts)
             fragments, bias, m = cell.numbers.fragments(shape.features, shape.units)
             exact = cell.numbers.exact_float[1]
             self._keep += [fragments, bias, m, exact]
@@ -418,12 +423,16 @@ class Schedule:
         clusters = self._machine.clusters()
         # without clusters no launch starts early, and some chips have too little memory for it
         alone = len(clusters) > 1 and shape.tiles(N) * len(group) <= clusters[shape.blocks]
-        kernel, grid = planner.layout(shape, form, H, N, len(group), ends=ends, early=alone)
+        stretch = 0 if counts is None else STRETCH
+        kernel, grid = planner.layout(
+            shape, form, H, N, len(group), ends=ends, early=alone, stretch=stretch
+        )
         self._launch(kernel, grid, records)
 
     def _add_projection(
-        self, cell: Cell, shape: planner.Shape, given: _Input, direction: int
-    ) -> None:
+        self, cell: Cell, shape: planner.Shape, given: _Input, direction: int, ahead: bool
+    ) -> int | None:
+        """Where it counts what is there, if a recurrence that may be ahead of it waits for that."""
         numbers, T, N = cell.numbers, self._T, self._N
         if given.nan is not None:
             kernel, grid, record, keep = (
@@ -437,15 +446,23 @@ class Schedule:
             self._memory.point(record, "Wx", self._projected[direction])
             self._keep += [numbers, *keep]
             self._launch(kernel, grid, record)
-            return
+            return None
         if given.rows is not None and numbers.projects_bytes:
-            tile = resident(self._machine, numbers, shape, T, N)
+            counts = None
+            both = beside(self._machine, numbers, shape, T, N) if ahead else None
+            tile = both or resident(self._machine, numbers, shape, T, N)
             kernel, grid, record, keep = projection(numbers, shape, T, N, tile)
             given.rows.records.append(record)
             self._memory.point(record, "Wx", self._projected[direction])
+            if both:
+                # the recurrence looks beyond the last of them
+                given.target.stretches = T // STRETCH + 2
+                counts = self._memory.take(4 * given.target.stretches)
+                self._memory.point(given.target, "counts", counts)
+                self._memory.point(record, "counts", counts)
             self._keep += [numbers, *keep]
             self._launch(kernel, grid, record)
-            return
+            return counts
         strips = shape.strips(N)
         p: Any = ProjectC()
         p.W = numbers.W
@@ -458,7 +475,7 @@ class Schedule:
             self._memory.point(p.s, "x", given.codes)
             units = _THREADS // 32
             self._launch(_FEW, Grid((T * N, -(-numbers.H // units)), _THREADS), p)
-            return
+            return None
         weights, folded = numbers.gemm[0]
         product = _Product(given.rows, weights)
         self._products.append(product)
@@ -470,6 +487,7 @@ class Schedule:
         product.memory.point(p, "product")
         threads = min(_THREADS, -(-shape.units * shape.strip // 32) * 32)
         self._launch(_FINISH, Grid((T * strips, 1), threads), p)
+        return None
 
     def _fill_sequence(self, s: Any, cell: Cell, *, reverse: bool) -> None:
         s.x_kind, s.h_kind = KINDS[cell.x.container], KINDS[cell.h.container]
@@ -516,6 +534,7 @@ class _Input:
     Attributes:
         nan: Where it is written which rows are NaN, by what reads real values.
         block: How it reads them, where they are not few.
+        target: What makes the codes, the part of its arguments that says where they go.
     """
 
     def __init__(self) -> None:
@@ -523,6 +542,7 @@ class _Input:
         self.block: Block | None = None
         self.rows: _Rows | None = None
         self.codes = 0
+        self.target: Any = None
 
 
 class _Below:

@@ -85,7 +85,9 @@ _PROJECTED = {
     **_all(_INT, "T N H padded NB tiles groups wide lo hi code_lo"),
 }
 ProjectBytesC = structure("ProjectBytesC", bytes=_POINTER, **_PROJECTED)
-ProjectPassingC = structure("ProjectPassingC", bytes=_POINTER, **_PROJECTED, share=_INT)
+ProjectPassingC = structure(
+    "ProjectPassingC", bytes=_POINTER, **_PROJECTED, share=_INT, counts=_POINTER, stretch=_INT
+)
 DivisionC = structure("DivisionC", **_all(ctypes.c_float, "scale inverse least most"))
 ProjectRealsC = structure(
     "ProjectRealsC",
@@ -116,6 +118,7 @@ RECURRENT_C = {
         **_all(_POINTER, "weights Wx bias m exact_float"),
         cell=CELL_C[name],
         ends=EndsC,
+        counts=_POINTER,
     )
     for name in _REAL
 }
@@ -134,6 +137,8 @@ TargetC = structure(
     "TargetC",
     **_all(_POINTER, "codes bytes nan"),
     **_all(_INT, "kind planes padded x_offset T N features nan_stride"),
+    counts=_POINTER,
+    stretches=_INT,
 )
 FlagsC = structure(
     "FlagsC",

@@ -9,6 +9,9 @@
 #ifndef HELD
 #define HELD 0
 #endif
+#ifndef STRETCH
+#define STRETCH 0
+#endif
 #ifndef REALS
 #define REALS 0
 #define VALUES 0
@@ -69,6 +72,7 @@ static_assert(NT == 1 || (NT == 2 && CL > 1), "strips");
 static_assert(KS == 1 || kGroups < 16, "a named barrier for each group");
 static_assert(SPREAD == 1 || NB > 1, "rows are what is spread");
 static_assert(!LATE || WP == 1, "one plane of late weights");
+static_assert(!STRETCH || STRETCH > kAhead, "steps that are ahead are of the next stretch");
 static_assert(SETS == 1 || kTerms == 1, "sets of the same weight");
 
 #if WX == 1

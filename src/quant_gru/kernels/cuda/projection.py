@@ -222,7 +222,7 @@ def resident(
     idle = -units % (16 * block.unit_warps)
     fits = block.shared_bytes(padded, planes) <= MOST_SHARED and 8 * idle <= units
     many = T * N >= STAYING_ROWS and units * padded >= STAYING_WEIGHTS
-    if many and fits and N % shape.strip == 0 and len(machine.clusters()) > 1:
+    if many and fits and N % shape.rows == 0 and len(machine.clusters()) > 1:
         return block
     return None
 

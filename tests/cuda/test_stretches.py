@@ -76,7 +76,7 @@ def test_calls_that_wait_for_stretches(folder, small, monkeypatch, config, shape
     names = [name for name, _, _ in host.prepared]
     assert names == ["take", "project_passing", "recurrent", "between", *names[1:3]]
     for name, stretch, grid in host.prepared:
-        assert stretch == (projection.STRETCH if name == "recurrent" else 0)
+        assert stretch == (8 if name == "recurrent" else 0)
         assert grid.early == (name == "recurrent")
         assert grid.cluster == (2 if name in ("recurrent", "project_passing") else 1)
 
@@ -91,21 +91,22 @@ def test_what_is_there_is_counted(folder, small, config, N, clusters):
     shape = planner.make_shape(H, 2, 1, 1, 2)
     words = shape.projected_words(numbers.form, T, N)
     rows = torch.randint(-128, 128, (numbers.x_planes, T, N, 32), dtype=torch.int8)
-    stretches = -(-T // projection.STRETCH)
-    counts = torch.zeros(stretches + 1, dtype=torch.int32)
+    both = Beside(SMALL, 2, clusters)
+    stretches = -(-T // both.stretch)
+    counts = torch.zeros(both.stretches(T), dtype=torch.int32)
     found = []
-    for tile in (SMALL, Beside(SMALL, 2, clusters)):
+    for tile in (SMALL, both):
         kernel, grid, record, _keep = projection.projection(numbers, shape, T, N, tile)
         assert record.padded == rows.shape[-1]
         found.append(torch.full((words,), -7, dtype=torch.int32))
         record.bytes, record.Wx = rows.data_ptr(), found[-1].data_ptr()
-        if isinstance(tile, Beside):
+        if tile is both:
             assert grid.blocks[0] % grid.cluster == 0
             record.counts = counts.data_ptr()
         host.launch(kernel, grid, record)
     assert torch.equal(*found)
-    whole = projection.STRETCH * N * shape.units // 16
-    last = (T % projection.STRETCH) * N * shape.units // 16
+    whole = both.stretch * N * shape.units // 16
+    last = (T % both.stretch) * N * shape.units // 16
     assert counts.tolist() == [whole] * (stretches - 1) + [last, 0]
 
 
@@ -123,9 +124,9 @@ def test_which_launches_wait_for_stretches(folder, small, monkeypatch):
     assert stretches(bidirectional=True) == [0]
     assert stretches((16, 48)) == [0]  # no room is left
     assert stretches((16, 10)) == [0]  # a tile is not whole
-    monkeypatch.setattr(projection, "STRETCH", 0)
+    monkeypatch.setattr(projection, "BESIDE", False)
     assert stretches(num_layers=2) == [0, 0]
-    monkeypatch.setattr(projection, "STRETCH", 8)
+    monkeypatch.setattr(projection, "BESIDE", True)
     monkeypatch.setattr(projection, "_EARLIEST", 17)
     assert stretches() == [0]
 
@@ -142,6 +143,8 @@ class Hopper:
         ((64, 200, 256, 512), Beside(LEAVING[1], 8, 14)),
         ((128, 200, 512, 1024), None),
         ((64, 20, 512, 1024), None),
+        ((8, 1000, 256, 512), Beside(STAYING[1], 8, 7)),
+        ((32, 1000, 80, 256), Beside(STAYING[1], 4, 14)),
         ((16, 200, 64, 128), None),
     ],
 )

@@ -153,11 +153,17 @@ class Beside:
         cluster: Blocks of a cluster, as many as of the recurrence: what is left of a device then
             holds the recurrence's.
         clusters: Clusters.
+        stretch: Steps that the recurrence waits for at once, a power of two.
     """
 
     block: Resident
     cluster: int
     clusters: int
+    stretch: int = 8
+
+    def stretches(self, T: int) -> int:
+        """Stretches of T steps that are counted: loads ask for what is behind the last, too."""
+        return T // self.stretch + 2
 
     def strips(self, units: int) -> int:
         """Blocks of the same units; 0 where no number of them makes whole clusters."""
@@ -186,8 +192,10 @@ STAYING = {1: Resident(4, 3, 8, 4, 1), 2: Resident(4, 3, 4, 4, 1)}
 LEAVING = {1: Resident(4, 2, 4, 4, 2), 2: Resident(4, 2, 2, 4, 2)}
 # nanoseconds of a block for a row and unit, and of these for a feature
 _BESIDE_TIME = {1: (0.39, 0.00038), 2: (1.0, 0.00085)}
-STRETCH = 8  # steps that a recurrence waits for at once; 0: for all of a projection
+BESIDE = True  # whether recurrences start while projections go on, for experiments
 _EARLIEST = 64  # steps from which on waiting for some of them pays
+# rows times units, likewise, where x would otherwise be projected from real values
+_BESIDE_WORK = 4_000_000
 STAYING_ROWS = 8192  # from which on weights stay and rows pass
 STAYING_WEIGHTS = 1 << 17  # units times features, likewise; with fewer, real values are faster
 _AT_ONCE = 396  # large tiles on a device, three to a multiprocessor
@@ -217,14 +225,18 @@ def resident(
 
     Rows pass as they stand in memory: N is a multiple of those of a tile of the recurrence.
     """
-    padded, units, planes = numbers.gemm[0][0].shape[0], shape.units, numbers.x_planes
-    block = STAYING[planes]
-    idle = -units % (16 * block.unit_warps)
-    fits = block.shared_bytes(padded, planes) <= MOST_SHARED and 8 * idle <= units
+    padded, units = numbers.gemm[0][0].shape[0], shape.units
     many = T * N >= STAYING_ROWS and units * padded >= STAYING_WEIGHTS
-    if many and fits and N % shape.rows == 0 and len(machine.clusters()) > 1:
-        return block
-    return None
+    return STAYING[numbers.x_planes] if many and _passes(machine, numbers, shape, N) else None
+
+
+def _passes(machine: Machine, numbers: Numbers, shape: planner.Shape, N: int) -> bool:
+    """Whether weights may stay and rows pass."""
+    planes, block = numbers.x_planes, STAYING[numbers.x_planes]
+    idle = -shape.units % (16 * block.unit_warps)
+    fits = block.shared_bytes(numbers.gemm[0][0].shape[0], planes) <= MOST_SHARED
+    whole = N % shape.rows == 0 and 8 * idle <= shape.units
+    return fits and whole and len(machine.clusters()) > 1
 
 
 def beside(
@@ -232,7 +244,10 @@ def beside(
 ) -> Beside | None:
     """The projection that a recurrence of one direction can run beside; None where none pays."""
     clusters, size, planes = machine.clusters(), shape.blocks, numbers.x_planes
-    if not STRETCH or resident(machine, numbers, shape, T, N) is None or size == 1:
+    if not BESIDE or T < _EARLIEST or size == 1 or not numbers.projects_bytes:
+        return None
+    large = T * N * shape.units >= _BESIDE_WORK and _passes(machine, numbers, shape, N)
+    if not large and resident(machine, numbers, shape, T, N) is None:
         return None
     tiles, alone = shape.tiles(N), clusters[size]
     both = shape.resident(numbers.form, clusters)[1]
@@ -243,9 +258,9 @@ def beside(
         found.append(Beside(LEAVING[planes], size, min(alone - 1, both - tiles)))
     padded, units = numbers.gemm[0][0].shape[0], shape.units
     for each in found:
-        whole = STRETCH * N % each.block.tile_rows == 0 and each.strips(units) > 0
+        whole = each.stretch * N % each.block.tile_rows == 0 and each.strips(units) > 0
         time = each.time(units, T * N, padded, planes)
-        if whole and T >= _EARLIEST and time < 0.9 * T * planner.step_time(shape, numbers.form):
+        if whole and time < 0.9 * T * planner.step_time(shape, numbers.form):
             return each
     return None
 
@@ -280,7 +295,7 @@ def projection(
         block = tile.block if isinstance(tile, Beside) else tile
         kernel = Kernel.of("project_passing", "project_passing", block.macros(planes))
         if isinstance(tile, Beside):
-            grid, p.stretch = tile.grid(units, padded, planes), STRETCH * N
+            grid, p.stretch = tile.grid(units, padded, planes), tile.stretch * N
         else:
             grid, p.share = tile.grid(units, rows, padded, planes)
     return kernel, grid, p, keep

@@ -25,7 +25,7 @@ from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.numbers import Numbers
-from quant_gru.kernels.cuda.projection import STRETCH, beside, projection, resident
+from quant_gru.kernels.cuda.projection import Beside, beside, projection, resident
 from quant_gru.kernels.cuda.real_projection import (
     FEWEST_ROWS,
     Block,
@@ -314,8 +314,14 @@ class Schedule:
         T, N, H = self._T, self._N, cells[0].numbers.H
         this = _Below(cells, self._memory.take(N * _padded_steps(T)))
         inputs: list[_Input] = []
+        # a launch waits for one projection, which goes through time forwards
+        first = layer[0][0]
+        ahead = None
+        if len(first) == 1:
+            ahead = beside(self._machine, first[0].numbers, layer[0][1], T, N)
         for direction, (cell, shape) in enumerate(_by_direction(layer)):
-            if below is None and (reals := self._reals_of(cell, shape, this.nan)):
+            waits = ahead and direction == 0
+            if below is None and not waits and (reals := self._reals_of(cell, shape, this.nan)):
                 inputs.append(reals)
                 continue
             like = [
@@ -334,7 +340,9 @@ class Schedule:
                 this.h0_nan.append(self._memory.take(N))
         direction = 0
         for group, shape in layer:
-            self._add_group(this, group, shape, inputs, direction, index, ends)
+            self._add_group(
+                this, group, shape, inputs, direction, index, ends, None if direction else ahead
+            )
             direction += len(group)
         return this
 
@@ -394,8 +402,9 @@ class Schedule:
         first: int,
         layer: int,
         ends: planner.Ends,
+        ahead: Beside | None,
     ) -> None:
-        """The directions that share a launch of the recurrence."""
+        """The directions that share a launch of the recurrence, and a projection it is ahead of."""
         N, numbers = self._N, group[0].numbers
         form, H = numbers.form, numbers.H
         records: Any = (RECURRENT_C[form.recurrence.real] * len(group))()
@@ -403,8 +412,7 @@ class Schedule:
         for i, cell in enumerate(group):
             d = first + i
             record = records[i]
-            # a launch waits for one projection, which goes through time forwards
-            counts = self._add_projection(cell, shape, inputs[d], d, len(group) == 1 and d == 0)
+            counts = self._add_projection(cell, shape, inputs[d], d, ahead)
             if counts is not None:
                 self._memory.point(record, "counts", counts)
             fragments, bias, m = cell.numbers.fragments(shape.features, shape.units)
@@ -423,16 +431,21 @@ class Schedule:
         clusters = self._machine.clusters()
         # without clusters no launch starts early, and some chips have too little memory for it
         alone = len(clusters) > 1 and shape.tiles(N) * len(group) <= clusters[shape.blocks]
-        stretch = 0 if counts is None else STRETCH
+        stretch = ahead.stretch if ahead else 0
         kernel, grid = planner.layout(
             shape, form, H, N, len(group), ends=ends, early=alone, stretch=stretch
         )
         self._launch(kernel, grid, records)
 
     def _add_projection(
-        self, cell: Cell, shape: planner.Shape, given: _Input, direction: int, ahead: bool
+        self,
+        cell: Cell,
+        shape: planner.Shape,
+        given: _Input,
+        direction: int,
+        ahead: Beside | None,
     ) -> int | None:
-        """Where it counts what is there, if a recurrence that may be ahead of it waits for that."""
+        """Where it counts what is there, if the recurrence is ahead of it."""
         numbers, T, N = cell.numbers, self._T, self._N
         if given.nan is not None:
             kernel, grid, record, keep = (
@@ -449,14 +462,12 @@ class Schedule:
             return None
         if given.rows is not None and numbers.projects_bytes:
             counts = None
-            both = beside(self._machine, numbers, shape, T, N) if ahead else None
-            tile = both or resident(self._machine, numbers, shape, T, N)
+            tile = ahead or resident(self._machine, numbers, shape, T, N)
             kernel, grid, record, keep = projection(numbers, shape, T, N, tile)
             given.rows.records.append(record)
             self._memory.point(record, "Wx", self._projected[direction])
-            if both:
-                # the recurrence looks beyond the last of them
-                given.target.stretches = T // STRETCH + 2
+            if ahead:
+                given.target.stretches = ahead.stretches(T)
                 counts = self._memory.take(4 * given.target.stretches)
                 self._memory.point(given.target, "counts", counts)
                 self._memory.point(record, "counts", counts)

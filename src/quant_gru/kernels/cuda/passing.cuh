@@ -3,7 +3,7 @@
 //
 //   typedef Passing<unit warps, groups, columns, stages, planes> Tile;
 //   Tile::keep(kept, weights, H, first_unit, padded);  // then a commit
-//   Tile::Way way(ring, rows, plane, padded, first, step, last);  // of this thread's group of warps
+//   Tile::Way way(ring, rows, plane, padded, first, step, last);  // of this thread's group
 //   way.add(sums, kept, last - row);  // tile by tile, after a barrier
 //
 // Groups of warps, their units and their rings are those of resident.cuh.
@@ -36,7 +36,7 @@ struct Passing : Resident<kUnitWarps, kGroups, kPlanes * kColumns, kStages> {
     // before `last`.
     struct Way {
         uint32_t ring, read_slot, write_slot;
-        const int8_t *from[kLoads];  // of this thread's next stage
+        const int8_t *from[kLoads];      // of this thread's next stage
         int padded, row, step, k, last;  // its tile's first row, and features
 
         static inline int line(int j) {

@@ -339,18 +339,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     };
 
     // what came from earlier launches starts here, and is written from here on
-    if (STRETCH)
-        await_stretch(0, 0);
-    else
-        await_launches();
+    const auto start_ahead = [&] {
+        if (STRETCH)
+            await_stretch(0, 0);
+        else
+            await_launches();
 #pragma unroll
-    for (int i = 0; i < kAhead * NT; ++i) {
-        if (i / NT < steps)
-            start_words(ring + i * kThreads, ahead + i % NT * (int64_t)groups * 16 * NB);
-        copies_commit();
-        if (i % NT == NT - 1) ahead += ahead_step;
-    }
-    copies_wait<kAhead * NT>();  // the tables
+        for (int i = 0; i < kAhead * NT; ++i) {
+            if (i / NT < steps)
+                start_words(ring + i * kThreads, ahead + i % NT * (int64_t)groups * 16 * NB);
+            copies_commit();
+            if (i % NT == NT - 1) ahead += ahead_step;
+        }
+    };
+    if (!STRETCH) start_ahead();
+    copies_wait<STRETCH ? 0 : kAhead * NT>();  // the tables
     if (CL > 1)
         cluster_sync();
     else
@@ -413,6 +416,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
 #endif
     Code *written = out + first * N * H;
+
+    // what is there early is all that comes before
+    if (STRETCH) start_ahead();
 
     // A step of one strip. kKnown: float, or int32, holds every accumulator, so that nothing stands
     // between products and gates.

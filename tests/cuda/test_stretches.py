@@ -143,6 +143,8 @@ class Hopper:
         ((64, 200, 256, 512), Beside(LEAVING[1], 8, 14)),
         ((128, 200, 512, 1024), None),
         ((64, 20, 512, 1024), None),
+        ((20, 1000, 64, 512), Beside(STAYING[1], 8, 5, 16)),
+        ((56, 200, 512, 512), None),  # too much shared memory
         ((8, 1000, 256, 512), Beside(STAYING[1], 8, 7)),
         ((32, 1000, 80, 256), Beside(STAYING[1], 4, 14)),
         ((16, 200, 64, 128), None),

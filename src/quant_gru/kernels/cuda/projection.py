@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +18,16 @@ _STAGES = 4
 _DEPTH = 64  # bytes of a row in a stage
 _OF_BLOCK = 1024  # bytes of shared memory that a block costs beside what it has
 _FEW_BLOCKS = 256  # fewer leave much of a device idle
+BESIDE = True  # whether recurrences start while projections go on, for experiments
+_STRETCHES = (8, 16, 32, 64)  # steps that a recurrence waits for at once
+_EARLIEST = 64  # steps from which on waiting for some of them pays
+# rows times units, likewise, where x would otherwise be projected from real values
+_BESIDE_WORK = 4_000_000
+_BESIDE_BUSY = 0.9  # of the recurrence's time, which a projection beside it may take
+# what a block of the recurrence leaves, if it asks for a little more than half
+_BESIDE_SHARED = (MOST_SHARED - 1024) // 2 - 16
+# nanoseconds of a block for a row and unit, and of these for a feature, by planes
+_BESIDE_TIME = {1: (0.39, 0.00038), 2: (1.0, 0.00085)}
 
 
 @dataclass(frozen=True)
@@ -159,7 +169,7 @@ class Beside:
     block: Resident
     cluster: int
     clusters: int
-    stretch: int = 8
+    stretch: int = _STRETCHES[0]
 
     def stretches(self, T: int) -> int:
         """Stretches of T steps that are counted: loads ask for what is behind the last, too."""
@@ -190,12 +200,6 @@ SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(2, 2, 4), Tile(2, 2, 8)
 STAYING = {1: Resident(4, 3, 8, 4, 1), 2: Resident(4, 3, 4, 4, 1)}
 # the same that leave half of a multiprocessor's registers to a block of the recurrence
 LEAVING = {1: Resident(4, 2, 4, 4, 2), 2: Resident(4, 2, 2, 4, 2)}
-# nanoseconds of a block for a row and unit, and of these for a feature
-_BESIDE_TIME = {1: (0.39, 0.00038), 2: (1.0, 0.00085)}
-BESIDE = True  # whether recurrences start while projections go on, for experiments
-_EARLIEST = 64  # steps from which on waiting for some of them pays
-# rows times units, likewise, where x would otherwise be projected from real values
-_BESIDE_WORK = 4_000_000
 STAYING_ROWS = 8192  # from which on weights stay and rows pass
 STAYING_WEIGHTS = 1 << 17  # units times features, likewise; with fewer, real values are faster
 _AT_ONCE = 396  # large tiles on a device, three to a multiprocessor
@@ -258,10 +262,15 @@ def beside(
         found.append(Beside(LEAVING[planes], size, min(alone - 1, both - tiles)))
     padded, units = numbers.gemm[0][0].shape[0], shape.units
     for each in found:
-        whole = each.stretch * N % each.block.tile_rows == 0 and each.strips(units) > 0
+        # tiles are of one stretch
+        stretch = next((s for s in _STRETCHES if s * N % each.block.tile_rows == 0), 0)
+        shared = each.block.shared_bytes(padded, planes)
+        fits = each.block.blocks == 1 or shared <= _BESIDE_SHARED
+        if not stretch or not fits or not each.strips(units):
+            continue
         time = each.time(units, T * N, padded, planes)
-        if whole and time < 0.9 * T * planner.step_time(shape, numbers.form):
-            return each
+        if time < _BESIDE_BUSY * T * planner.step_time(shape, numbers.form):
+            return replace(each, stretch=stretch)
     return None
 
 

@@ -77,7 +77,7 @@ def test_calls_that_wait_for_stretches(folder, small, monkeypatch, config, shape
     assert names == ["take", "project_passing", "recurrent", "between", *names[1:3]]
     for name, stretch, grid in host.prepared:
         assert stretch == (8 if name == "recurrent" else 0)
-        assert grid.early == (name == "recurrent")
+        assert grid.early == (name in ("recurrent", "project_passing"))
         assert grid.cluster == (2 if name in ("recurrent", "project_passing") else 1)
 
 

@@ -204,6 +204,7 @@ struct Take {
 extern "C" __global__ void __launch_bounds__(256, 5) take(const __grid_constant__ Take p) {
     const int row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
     const int lane = threadIdx.x % 32, N = (int)p.to.N, features = (int)p.to.features;
+    let_next_start();
     clear_counts(p.to);
     if (row >= p.to.T * N) return;
     const float *const from = p.real + row / N * p.step + row % N * p.next;
@@ -258,6 +259,7 @@ struct Between {
 extern "C" __global__ void __launch_bounds__(256) between(const __grid_constant__ Between p) {
     const int row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
     const int lane = threadIdx.x % 32, N = (int)p.to.N, H = (int)p.H;
+    let_next_start();
     clear_counts(p.to);
     if (row >= p.to.T * N) return;
     bool nan = false;

@@ -23,7 +23,6 @@ struct Numbers {
 // groups go through time together, tile by tile.
 extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     project_passing(const __grid_constant__ Numbers numbers) {
-    let_next_start();
     QG_SHARED(memory);
     const Projected &p = numbers.to;
     const int rows = (int)(p.T * p.N), H = (int)p.H;
@@ -40,6 +39,9 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     unsigned char *const kept = memory + GROUPS * Tile::kRingBytes;
     Tile::keep(kept, p.weights, H, first_unit, p.padded);
     copies_commit();
+    // weights are on their way; rows come from the launch ahead
+    await_launches();
+    let_next_start();
     Tile::Way way(memory, numbers.bytes, rows * p.padded, p.padded, from, step, last);
     copies_wait<STAGES - 1>();
     __syncthreads();

@@ -472,7 +472,8 @@ class Schedule:
                 self._memory.point(given.target, "counts", counts)
                 self._memory.point(record, "counts", counts)
             self._keep += [numbers, *keep]
-            self._launch(kernel, grid, record)
+            # weights that stay are loaded while the codes are made
+            self._launch(kernel, grid._replace(early=tile is not None), record)
             return counts
         strips = shape.strips(N)
         p: Any = ProjectC()

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.kernels.cuda import executor, planner, projection
+from quant_gru.kernels.cuda import executor, planner
+from quant_gru.kernels.cuda.beside import beside
 from quant_gru.kernels.cuda.driver import machine_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -46,7 +47,7 @@ def starts_early(gru, T, N):
         pytest.skip("a GPU without clusters")
     numbers = executor.numbers_of(gru._plan().cells[0][0])
     shape = planner.choose(numbers.form, gru.hidden_size, N, 1, machine.clusters())
-    return projection.beside(machine, numbers, shape, T, N) is not None
+    return beside(machine, numbers, shape, T, N) is not None
 
 
 @pytest.mark.parametrize("config", ["int8", "w8a16"])

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.kernels.cuda import executor, planner, projection, stack
-from quant_gru.kernels.cuda.projection import LEAVING, STAYING, Beside, Resident, beside
+from quant_gru.kernels.cuda import beside, executor, planner, projection, stack
+from quant_gru.kernels.cuda.beside import Beside
+from quant_gru.kernels.cuda.projection import LEAVING, STAYING, Resident
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER, Host, folder_of
@@ -42,8 +43,8 @@ def small(monkeypatch):
     monkeypatch.setattr(projection, "LEAVING", {1: SMALL, 2: SMALL})
     monkeypatch.setattr(projection, "STAYING_ROWS", 50)
     monkeypatch.setattr(projection, "STAYING_WEIGHTS", 16)
-    monkeypatch.setattr(projection, "_EARLIEST", 1)
-    monkeypatch.setattr(projection, "_BESIDE_TIME", {1: (0.01, 0), 2: (0.01, 0)})
+    monkeypatch.setattr(beside, "_EARLIEST", 1)
+    monkeypatch.setattr(beside, "_TIME", {1: (0.01, 0), 2: (0.01, 0)})
 
 
 def quantized(config, C=C, H=H, **options):
@@ -95,12 +96,13 @@ def test_what_is_there_is_counted(folder, small, config, N, clusters):
     stretches = -(-T // both.stretch)
     counts = torch.zeros(both.stretches(T), dtype=torch.int32)
     found = []
-    for tile in (SMALL, both):
-        kernel, grid, record, _keep = projection.projection(numbers, shape, T, N, tile)
+    for ahead in (False, True):
+        kernel, grid, record, _keep = projection.projection(numbers, shape, T, N, SMALL)
         assert record.padded == rows.shape[-1]
         found.append(torch.full((words,), -7, dtype=torch.int32))
         record.bytes, record.Wx = rows.data_ptr(), found[-1].data_ptr()
-        if tile is both:
+        if ahead:
+            grid, record.stretch = both.grid(numbers, shape), both.stretch * N
             assert grid.blocks[0] % grid.cluster == 0
             record.counts = counts.data_ptr()
         host.launch(kernel, grid, record)
@@ -124,10 +126,10 @@ def test_which_launches_wait_for_stretches(folder, small, monkeypatch):
     assert stretches(bidirectional=True) == [0]
     assert stretches((16, 48)) == [0]  # no room is left
     assert stretches((16, 10)) == [0]  # a tile is not whole
-    monkeypatch.setattr(projection, "BESIDE", False)
+    monkeypatch.setattr(beside, "ALLOWED", False)
     assert stretches(num_layers=2) == [0, 0]
-    monkeypatch.setattr(projection, "BESIDE", True)
-    monkeypatch.setattr(projection, "_EARLIEST", 17)
+    monkeypatch.setattr(beside, "ALLOWED", True)
+    monkeypatch.setattr(beside, "_EARLIEST", 17)
     assert stretches() == [0]
 
 
@@ -155,7 +157,7 @@ def test_the_recurrence_keeps_its_room(sizes, expected):
     with torch.no_grad():
         numbers = executor.numbers_of(quantized("int8", features, units)._plan().cells[0][0])
     shape = planner.choose(numbers.form, units, N, 1, RESIDENT)
-    found = beside(Hopper(), numbers, shape, T, N)
+    found = beside.beside(Hopper(), numbers, shape, T, N)
     assert found == expected
     if found:
         alone, both = shape.resident(numbers.form, RESIDENT)

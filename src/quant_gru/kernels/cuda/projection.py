@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -18,16 +18,6 @@ _STAGES = 4
 _DEPTH = 64  # bytes of a row in a stage
 _OF_BLOCK = 1024  # bytes of shared memory that a block costs beside what it has
 _FEW_BLOCKS = 256  # fewer leave much of a device idle
-BESIDE = True  # whether recurrences start while projections go on, for experiments
-_STRETCHES = (8, 16, 32, 64)  # steps that a recurrence waits for at once
-_EARLIEST = 64  # steps from which on waiting for some of them pays
-# rows times units, likewise, where x would otherwise be projected from real values
-_BESIDE_WORK = 4_000_000
-_BESIDE_BUSY = 0.9  # of the recurrence's time, which a projection beside it may take
-# what a block of the recurrence leaves, if it asks for a little more than half
-_BESIDE_SHARED = (MOST_SHARED - 1024) // 2 - 16
-# nanoseconds of a block for a row and unit, and of these for a feature, by planes
-_BESIDE_TIME = {1: (0.39, 0.00038), 2: (1.0, 0.00085)}
 
 
 @dataclass(frozen=True)
@@ -154,47 +144,6 @@ class Resident:
         return Grid((across * strips, 1), self.threads, shared_bytes=shared), share
 
 
-@dataclass(frozen=True)
-class Beside:
-    """A projection that goes on while the recurrence runs, in clusters that leave it room.
-
-    Attributes:
-        block: What a block makes.
-        cluster: Blocks of a cluster, as many as of the recurrence: what is left of a device then
-            holds the recurrence's.
-        clusters: Clusters.
-        stretch: Steps that the recurrence waits for at once, a power of two.
-    """
-
-    block: Resident
-    cluster: int
-    clusters: int
-    stretch: int = _STRETCHES[0]
-
-    def stretches(self, T: int) -> int:
-        """Stretches of T steps that are counted: loads ask for what is behind the last, too."""
-        return T // self.stretch + 2
-
-    def strips(self, units: int) -> int:
-        """Blocks of the same units; 0 where no number of them makes whole clusters."""
-        across = self.block.across(units)
-        most = self.cluster * self.clusters // across
-        return next((n for n in range(most, 0, -1) if n * across % self.cluster == 0), 0)
-
-    def grid(self, units: int, padded: int, planes: int) -> Grid:
-        """The grid."""
-        blocks = self.block.across(units) * self.strips(units)
-        shared = self.block.shared_bytes(padded, planes)
-        return Grid((blocks, 1), self.block.threads, self.cluster, shared)
-
-    def time(self, units: int, rows: int, padded: int, planes: int) -> float:
-        """Estimated nanoseconds."""
-        each, feature = _BESIDE_TIME[planes]
-        blocks = max(1, self.block.across(units) * self.strips(units))
-        slow = 3 / self.block.groups
-        return slow * rows * units * (each + feature * padded) / blocks
-
-
 SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(2, 2, 4), Tile(2, 2, 8)
 # by planes
 STAYING = {1: Resident(4, 3, 8, 4, 1), 2: Resident(4, 3, 4, 4, 1)}
@@ -231,10 +180,10 @@ def resident(
     """
     padded, units = numbers.gemm[0][0].shape[0], shape.units
     many = T * N >= STAYING_ROWS and units * padded >= STAYING_WEIGHTS
-    return STAYING[numbers.x_planes] if many and _passes(machine, numbers, shape, N) else None
+    return STAYING[numbers.x_planes] if many and passes(machine, numbers, shape, N) else None
 
 
-def _passes(machine: Machine, numbers: Numbers, shape: planner.Shape, N: int) -> bool:
+def passes(machine: Machine, numbers: Numbers, shape: planner.Shape, N: int) -> bool:
     """Whether weights may stay and rows pass."""
     planes, block = numbers.x_planes, STAYING[numbers.x_planes]
     idle = -shape.units % (16 * block.unit_warps)
@@ -243,43 +192,12 @@ def _passes(machine: Machine, numbers: Numbers, shape: planner.Shape, N: int) ->
     return fits and whole and len(machine.clusters()) > 1
 
 
-def beside(
-    machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
-) -> Beside | None:
-    """The projection that a recurrence of one direction can run beside; None where none pays."""
-    clusters, size, planes = machine.clusters(), shape.blocks, numbers.x_planes
-    if not BESIDE or T < _EARLIEST or size == 1 or not numbers.projects_bytes:
-        return None
-    large = T * N * shape.units >= _BESIDE_WORK and _passes(machine, numbers, shape, N)
-    if not large and resident(machine, numbers, shape, T, N) is None:
-        return None
-    tiles, alone = shape.tiles(N), clusters[size]
-    both = shape.resident(numbers.form, clusters)[1]
-    found = []
-    if tiles < alone:
-        found.append(Beside(STAYING[planes], size, alone - tiles))
-    if alone < both and tiles < both:
-        found.append(Beside(LEAVING[planes], size, min(alone - 1, both - tiles)))
-    padded, units = numbers.gemm[0][0].shape[0], shape.units
-    for each in found:
-        # tiles are of one stretch
-        stretch = next((s for s in _STRETCHES if s * N % each.block.tile_rows == 0), 0)
-        shared = each.block.shared_bytes(padded, planes)
-        fits = each.block.blocks == 1 or shared <= _BESIDE_SHARED
-        if not stretch or not fits or not each.strips(units):
-            continue
-        time = each.time(units, T * N, padded, planes)
-        if time < _BESIDE_BUSY * T * planner.step_time(shape, numbers.form):
-            return replace(each, stretch=stretch)
-    return None
-
-
 def projection(
     numbers: Numbers,
     shape: planner.Shape,
     T: int,
     N: int,
-    tile: Tile | Resident | Beside | None = None,
+    tile: Tile | Resident | None = None,
 ) -> tuple[Kernel, Grid, Any, list[Tensor]]:
     """The launch of a projection of one direction.
 
@@ -301,12 +219,8 @@ def projection(
     if isinstance(tile, Tile):
         kernel, grid = tile.launch(units, rows, planes)
     else:
-        block = tile.block if isinstance(tile, Beside) else tile
-        kernel = Kernel.of("project_passing", "project_passing", block.macros(planes))
-        if isinstance(tile, Beside):
-            grid, p.stretch = tile.grid(units, padded, planes), tile.stretch * N
-        else:
-            grid, p.share = tile.grid(units, rows, padded, planes)
+        kernel = Kernel.of("project_passing", "project_passing", tile.macros(planes))
+        grid, p.share = tile.grid(units, rows, padded, planes)
     return kernel, grid, p, keep
 
 

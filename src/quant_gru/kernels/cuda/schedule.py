@@ -20,12 +20,13 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cuda import planner
+from quant_gru.kernels.cuda.beside import Beside, beside
 from quant_gru.kernels.cuda.calls import Memories, Sizes, makers_of, native_call
 from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.numbers import Numbers
-from quant_gru.kernels.cuda.projection import Beside, beside, projection, resident
+from quant_gru.kernels.cuda.projection import projection, resident
 from quant_gru.kernels.cuda.real_projection import (
     FEWEST_ROWS,
     Block,
@@ -462,11 +463,12 @@ class Schedule:
             return None
         if given.rows is not None and numbers.projects_bytes:
             counts = None
-            tile = ahead or resident(self._machine, numbers, shape, T, N)
+            tile = ahead.block if ahead else resident(self._machine, numbers, shape, T, N)
             kernel, grid, record, keep = projection(numbers, shape, T, N, tile)
             given.rows.records.append(record)
             self._memory.point(record, "Wx", self._projected[direction])
             if ahead:
+                grid, record.stretch = ahead.grid(numbers, shape), ahead.stretch * N
                 given.target.stretches = ahead.stretches(T)
                 counts = self._memory.take(4 * given.target.stretches)
                 self._memory.point(given.target, "counts", counts)

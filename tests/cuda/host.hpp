@@ -324,6 +324,12 @@ inline uint4 load_relaxed(const void *from) {
     return v;
 }
 inline void store_relaxed(uint32_t *to, uint32_t v) { std::memcpy(to, &v, 4); }
+inline uint32_t load_count(const uint32_t *from) {
+    host::yield();
+    return *from;
+}
+inline void add_released(uint32_t *to, uint32_t v) { *to += v; }
+inline void acquire() {}
 inline void prefetch(const void *) {}
 inline int64_t shuffle_xor(int64_t v, int mask) {
     host::Warp &w = host::warp();

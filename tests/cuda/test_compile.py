@@ -14,7 +14,7 @@ from quant_gru.kernels.cuda.backward.planner import BackShape
 from quant_gru.kernels.cuda.backward.slopes import SlopesShape
 from quant_gru.kernels.cuda.frozen import Form, Gates
 from quant_gru.kernels.cuda.launch import PLAIN
-from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL, STAYING
+from quant_gru.kernels.cuda.projection import LARGE, LEAVING, MEDIUM, SMALL, STAYING
 from quant_gru.kernels.cuda.real_projection import MEDIUM as REAL_MEDIUM
 from quant_gru.kernels.cuda.real_projection import SMALL as REAL_SMALL
 from quant_gru.kernels.cuda.real_projection import TALL, TWO_PLANES
@@ -54,6 +54,7 @@ def variants(arch):
         yield "project_bytes", tile.macros(planes)
     for planes in (1, 2):
         yield "project_passing", STAYING[planes].macros(planes)
+        yield "project_passing", LEAVING[planes].macros(planes)
     for planes in (1, 2):
         yield "project_few", {**PLAIN, "WIDE": planes - 1}
     for block in (REAL_SMALL, REAL_MEDIUM, TALL):
@@ -85,6 +86,10 @@ def variants(arch):
     if arch != "sm_80":
         for name, shape in (("w8a8", (2, 2, 1, 8)), ("w8a16-float", (2, 2, 1, 16))):
             yield "recurrent", planner.make_shape(128, *shape).macros(FORMS[name], 128, 1)
+            made = planner.make_shape(256, *shape)
+            ends = planner.Ends(values=True, codes=False)
+            kernel, _ = planner.layout(made, FORMS[name], 256, 64, 1, ends=ends, stretch=8)
+            yield "recurrent", dict(kernel.macros)
 
 
 def backward_variants(arch):

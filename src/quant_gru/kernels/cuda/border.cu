@@ -120,7 +120,15 @@ struct Target {
     int64_t padded;    // features with padding
     int64_t x_offset;  // codes are kept less this in bytes
     int64_t T, N, features, nan_stride;
+    uint32_t *counts;  // (stretches), of the projection that follows
+    int64_t stretches;
 };
+
+// Nothing of the projection is there yet.
+inline void clear_counts(const Target &o) {
+    if (blockIdx.x) return;
+    for (int i = threadIdx.x; i < (int)o.stretches; i += blockDim.x) o.counts[i] = 0;
+}
 
 inline void put(const Target &o, int64_t row, int k, int code) {
     if (!o.planes) {
@@ -265,6 +273,8 @@ extern "C" __global__ void __launch_bounds__(256, 4) take(const __grid_constant_
     const int warp = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
     const int lane = threadIdx.x % 32, N = (int)p.to.N, features = (int)p.to.features;
     const int first = warp * kRowsOfWarp, rows = (int)p.to.T * N, zero = (int)p.zero;
+    let_next_start();
+    clear_counts(p.to);
     if (first >= rows) return;
     if (p.fours) {
         // loads at once: as many as rows of up to 256 features need, or twice as many
@@ -310,6 +320,8 @@ struct Between {
 extern "C" __global__ void __launch_bounds__(256) between(const __grid_constant__ Between p) {
     const int row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
     const int lane = threadIdx.x % 32, N = (int)p.to.N, H = (int)p.H;
+    let_next_start();
+    clear_counts(p.to);
     if (row >= p.to.T * N) return;
     bool nan = false;
     for (int d = 0; d < (int)p.directions; ++d) {

@@ -225,6 +225,7 @@ def layout(
     held: bool = False,
     ends: Ends | None = None,
     early: bool = False,
+    stretch: int = 0,
 ) -> tuple[Kernel, Grid]:
     """What to launch for N rows of H units.
 
@@ -238,19 +239,23 @@ def layout(
         ends: What is written of the states; None for codes at both ends.
         early: Whether blocks may start while the launch ahead ends; for launches whose blocks all
             find a multiprocessor of their own.
+        stretch: Steps whose input projection is waited for at once, by blocks that start while it
+            goes on; 0 where all of it is there.
     """
     macros = shape.macros(form, H, directions)
     if held:
         macros |= _HELD
     if ends is not None:
         macros |= {"REALS": 1, "VALUES": int(ends.values), "CODES": int(ends.codes)}
+    if stretch:
+        macros |= {"STRETCH": stretch}
     kernel = Kernel.of("recurrent", "recurrent", macros)
     blocks = (shape.tiles(N) * shape.blocks, directions)
     shared = shape.shared_bytes(form)
     if early:
         # where others are busy, two would start on the same multiprocessor, and stay there
         shared = max(shared, _ALONE_SHARED)
-    return kernel, Grid(blocks, shape.threads, shape.blocks, shared, early=early)
+    return kernel, Grid(blocks, shape.threads, shape.blocks, shared, early=early or stretch > 0)
 
 
 def copied_bytes(form: Form, H: int) -> int:

@@ -345,6 +345,21 @@ inline void store_relaxed(uint32_t *to, uint32_t v) {
     asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(v)
                  : "memory");
 }
+inline uint32_t load_count(const uint32_t *from) {
+    uint32_t v;
+    asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];"
+                 : "=r"(v)
+                 : "l"(__cvta_generic_to_global(from))
+                 : "memory");
+    return v;
+}
+// Counts on; who sees it, and then calls `acquire`, sees what this thread wrote or had seen.
+inline void add_released(uint32_t *to, uint32_t v) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)),
+                 "r"(v)
+                 : "memory");
+}
+inline void acquire() { asm volatile("fence.acquire.gpu;" ::: "memory"); }
 inline void prefetch(const void *from) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from)));
 }

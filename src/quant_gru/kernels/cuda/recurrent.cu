@@ -23,6 +23,8 @@
 //   LATE        products of the update gate come behind the others
 //   TIGHT       biases and multipliers stand in shared memory: weights leave few registers
 //   SETS        accumulators of a gate, added up behind the products (one product of a weight)
+//   STRETCH     steps whose input projection is waited for at once, while it goes on with others: a
+//               power of two, or 0 where all of it is there before the first step
 //   HELD        some units keep their state in some steps
 //   REALS       states before the first step and after the last are real values, see Ends
 //   VALUES      real values of the states after each step are written
@@ -47,6 +49,7 @@ struct Numbers {
     Cell<Real> cell;
     Ends ends;
     Saturated saturated;
+    const uint32_t *counts;  // (stretches): rows of groups whose input projection is there
 };
 struct Pair {
     Numbers d[DIRS];
@@ -416,8 +419,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     for (int i = 0; i < (int)(sizeof(Numbers) / 4); i += 16) touched ^= numbers[i];
     if (touched == 0x9E3779B9u) prefetch(p.Wx);
 
+    // rows of groups that are there, of the stretch that a step is in
+    const auto rows_there = [&](int at) {
+        return (int)load_count(p.counts + at / (STRETCH ? STRETCH : 1));
+    };
+    // waits for the stretch that starts with a step, of which so much was there
+    const auto await_stretch = [&](int at, int there) {
+        const int left = steps - at;
+        const int wanted = (left < STRETCH ? left : STRETCH) * (int)N * groups;
+        while (there < wanted) there = rows_there(at);
+        acquire();
+    };
+
     // what came from earlier launches starts here, and is written from here on
-    await_launches();
+    if (STRETCH)
+        await_stretch(0, 0);
+    else
+        await_launches();
 #pragma unroll
     for (int i = 0; i < kAhead * NT; ++i) {
         if (i / NT < steps)
@@ -555,6 +573,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             start_words(ring + ((s + kAhead) % RING * NT + turn) * kThreads,
                         ahead + turn * (int64_t)groups * 16 * NB);
         copies_commit();
+        // what the next step's loads wait for is asked for in time
+        const bool next_stretch =
+            STRETCH && turn == NT - 1 && (s + 1 + kAhead) % (STRETCH ? STRETCH : 1) == 0;
+        int there = 0;
+        if (next_stretch) there = rows_there(s + 1 + kAhead);
         if (CODES && COPY) copy_store(copies_now, old_states);
         if (VALUES && kBehind) give(turn, s != 0);
 
@@ -761,6 +784,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             t += t_step;
         }
         if (CL == 1) {
+            if (next_stretch) await_stretch(s + 1 + kAhead, there);
             __syncthreads();
             return;
         }
@@ -785,6 +809,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             }
         }
         if (VALUES && !kBehind) give(turn, true);
+        if (next_stretch) await_stretch(s + 1 + kAhead, there);
         if (NT == 1) barrier_wait<kLeaves>(received + (1 - parity), (uint32_t)(s >> 1) & 1);
     };
     const auto go = [&](auto known) {
@@ -813,6 +838,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (CL > 1) cluster_arrive();
     if (copies) copy_store(true, copy_load(steps & 1));
     if (VALUES && kBehind) give(0, true);
+    // what follows this launch follows the projection, too
+    if (STRETCH) await_launches();
 #if REALS
     float reals[NT * kElements];
 #pragma unroll

@@ -20,6 +20,7 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cuda import planner
+from quant_gru.kernels.cuda.beside import Beside, beside
 from quant_gru.kernels.cuda.calls import Memories, Sizes, makers_of, native_call
 from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
@@ -317,8 +318,14 @@ class Schedule:
         T, N, H = self._T, self._N, cells[0].numbers.H
         this = _Below(cells, self._memory.take(N * _padded_steps(T)))
         inputs: list[_Input] = []
+        # a launch waits for one projection, which goes through time forwards
+        first = layer[0][0]
+        ahead = None
+        if len(first) == 1:
+            ahead = beside(self._machine, first[0].numbers, layer[0][1], T, N)
         for direction, (cell, shape) in enumerate(_by_direction(layer)):
-            if below is None and (reals := self._reals_of(cell, shape, this.nan)):
+            waits = ahead and direction == 0
+            if below is None and not waits and (reals := self._reals_of(cell, shape, this.nan)):
                 inputs.append(reals)
                 continue
             like = [
@@ -337,7 +344,9 @@ class Schedule:
                 this.h0_nan.append(self._memory.take(N))
         direction = 0
         for group, shape in layer:
-            self._add_group(this, group, shape, inputs, direction, index, ends)
+            self._add_group(
+                this, group, shape, inputs, direction, index, ends, None if direction else ahead
+            )
             direction += len(group)
         return this
 
@@ -363,6 +372,7 @@ class Schedule:
             record.to.planes, record.to.padded = numbers.x_planes, padded
             record.to.x_offset = numbers.x_offset
             found.rows.records.append(record.to)
+            found.target = record.to
         else:
             found.codes = self._memory.take(T * N * numbers.C * cell.x.container.itemsize)
             self._memory.point(record.to, "codes", found.codes)
@@ -398,15 +408,19 @@ class Schedule:
         first: int,
         layer: int,
         ends: planner.Ends,
+        ahead: Beside | None,
     ) -> None:
-        """The directions that share a launch of the recurrence."""
+        """The directions that share a launch of the recurrence, and a projection it is ahead of."""
         N, numbers = self._N, group[0].numbers
         form, H = numbers.form, numbers.H
         records: Any = (RECURRENT_C[form.recurrence.real] * len(group))()
+        counts: int | None = None
         for i, cell in enumerate(group):
             d = first + i
-            self._add_projection(cell, shape, inputs[d], d)
             record = records[i]
+            counts = self._add_projection(cell, shape, inputs[d], d, ahead)
+            if counts is not None:
+                self._memory.point(record, "counts", counts)
             fragments, bias, m = cell.numbers.fragments(shape.features, shape.units)
             exact = cell.numbers.exact_float[1]
             self._keep += [fragments, bias, m, exact]
@@ -425,12 +439,21 @@ class Schedule:
         clusters = self._machine.clusters()
         # without clusters no launch starts early, and some chips have too little memory for it
         alone = len(clusters) > 1 and shape.tiles(N) * len(group) <= clusters[shape.blocks]
-        kernel, grid = planner.layout(shape, form, H, N, len(group), ends=ends, early=alone)
+        stretch = ahead.stretch if ahead else 0
+        kernel, grid = planner.layout(
+            shape, form, H, N, len(group), ends=ends, early=alone, stretch=stretch
+        )
         self._launch(kernel, grid, records)
 
     def _add_projection(
-        self, cell: Cell, shape: planner.Shape, given: _Input, direction: int
-    ) -> None:
+        self,
+        cell: Cell,
+        shape: planner.Shape,
+        given: _Input,
+        direction: int,
+        ahead: Beside | None,
+    ) -> int | None:
+        """Where it counts what is there, if the recurrence is ahead of it."""
         numbers, T, N = cell.numbers, self._T, self._N
         if given.nan is not None:
             kernel, grid, record, keep = (
@@ -444,15 +467,23 @@ class Schedule:
             self._memory.point(record, "Wx", self._projected[direction])
             self._keep += [numbers, *keep]
             self._launch(kernel, grid, record)
-            return
+            return None
         if given.rows is not None and numbers.projects_bytes:
-            tile = resident(self._machine, numbers, shape, T, N)
+            counts = None
+            tile = ahead.block if ahead else resident(self._machine, numbers, shape, T, N)
             kernel, grid, record, keep = projection(numbers, shape, T, N, tile)
             given.rows.records.append(record)
             self._memory.point(record, "Wx", self._projected[direction])
+            if ahead:
+                grid, record.stretch = ahead.grid(numbers, shape), ahead.stretch * N
+                given.target.stretches = ahead.stretches(T)
+                counts = self._memory.take(4 * given.target.stretches)
+                self._memory.point(given.target, "counts", counts)
+                self._memory.point(record, "counts", counts)
             self._keep += [numbers, *keep]
-            self._launch(kernel, grid, record)
-            return
+            # weights that stay are loaded while the codes are made
+            self._launch(kernel, grid._replace(early=tile is not None), record)
+            return counts
         strips = shape.strips(N)
         p: Any = ProjectC()
         p.W = numbers.W
@@ -465,7 +496,7 @@ class Schedule:
             self._memory.point(p.s, "x", given.codes)
             units = _THREADS // 32
             self._launch(_FEW, Grid((T * N, -(-numbers.H // units)), _THREADS), p)
-            return
+            return None
         weights, folded = numbers.gemm[0]
         product = _Product(given.rows, weights)
         self._products.append(product)
@@ -477,6 +508,7 @@ class Schedule:
         product.memory.point(p, "product")
         threads = min(_THREADS, -(-shape.units * shape.strip // 32) * 32)
         self._launch(_FINISH, Grid((T * strips, 1), threads), p)
+        return None
 
     def _fill_sequence(self, s: Any, cell: Cell, *, reverse: bool) -> None:
         s.x_kind, s.h_kind = KINDS[cell.x.container], KINDS[cell.h.container]
@@ -523,6 +555,7 @@ class _Input:
     Attributes:
         nan: Where it is written which rows are NaN, by what reads real values.
         block: How it reads them, where they are not few.
+        target: What makes the codes, the part of its arguments that says where they go.
     """
 
     def __init__(self) -> None:
@@ -530,6 +563,7 @@ class _Input:
         self.block: Block | None = None
         self.rows: _Rows | None = None
         self.codes = 0
+        self.target: Any = None
 
 
 class _Below:

@@ -88,7 +88,9 @@ _PROJECTED = {
     **_all(_INT, "T N H padded NB tiles groups wide lo hi code_lo"),
 }
 ProjectBytesC = structure("ProjectBytesC", bytes=_POINTER, **_PROJECTED)
-ProjectPassingC = structure("ProjectPassingC", bytes=_POINTER, **_PROJECTED, share=_INT)
+ProjectPassingC = structure(
+    "ProjectPassingC", bytes=_POINTER, **_PROJECTED, share=_INT, counts=_POINTER, stretch=_INT
+)
 ProjectRealsC = structure(
     "ProjectRealsC",
     **_PROJECTED,
@@ -127,6 +129,7 @@ RECURRENT_C = {
         cell=CELL_C[name],
         ends=EndsC,
         saturated=SaturatedC,
+        counts=_POINTER,
     )
     for name in _REAL
 }
@@ -145,6 +148,8 @@ TargetC = structure(
     "TargetC",
     **_all(_POINTER, "codes bytes nan"),
     **_all(_INT, "kind planes padded x_offset T N features nan_stride"),
+    counts=_POINTER,
+    stretches=_INT,
 )
 FlagsC = structure(
     "FlagsC",

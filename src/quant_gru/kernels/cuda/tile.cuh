@@ -79,6 +79,7 @@ static_assert(SPREAD == 1 || NB > 1, "rows are what is spread");
 static_assert(!LATE || WP == 1, "one plane of late weights");
 static_assert(!kSaturated || (kBits && kSets == 1), "codes of 8 bits");
 static_assert(!TIGHT || (sizeof(REAL) == 4 && kSets <= 2), "a multiplier is a word");
+static_assert(!STRETCH || STRETCH > kAhead, "steps that are ahead are of the next stretch");
 static_assert(SETS == 1 || kTerms == 1, "sets of the same weight");
 
 #if WX == 1

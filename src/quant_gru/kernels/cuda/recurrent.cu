@@ -54,6 +54,7 @@ struct Bits {
 
     inline unsigned char *open(const Table &t, unsigned char *memory) {
         const int origin = (int)(t.pre_lo - t.pre_zero);
+#pragma unroll 1
         for (int i = threadIdx.x; i < (int)t.entries; i += kThreads)
             copy_async<4>(memory + 4 * i, t.direct + i);
         base = shared_address(memory) - 4u * (0x4B400000u + (uint32_t)origin);
@@ -699,8 +700,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (VALUES && !kBehind) give(turn, true);
         if (NT == 1) barrier_wait<kLeaves>(received + (1 - parity), (uint32_t)(s >> 1) & 1);
     };
+    constexpr bool kMayKnow = sizeof(Real) == 4;  // on the device
     const auto go = [&](auto known) {
-        if (NT == 1 || HELD) {
+        // what is rarely run is compiled once
+        constexpr bool kTwice = decltype(known)::value || !kMayKnow;
+        if (HELD || (NT == 1 && kTwice)) {
             for (int s = 0; s < steps; s += 2) {
 #pragma unroll
                 for (int turn = 0; turn < NT; ++turn) advance(known, turn, s, 0);
@@ -717,7 +721,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             barrier_wait<kLeaves>(barriers + 2 * turn + (steps & 1),
                                   (uint32_t)((steps - 1) >> 1) & 1);
     };
-    constexpr bool kMayKnow = sizeof(Real) == 4;  // on the device
     if (kMayKnow && exact_float)
         go(Truth<kMayKnow>());
     else

@@ -147,7 +147,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
     // the state before the first step, as bytes
     const auto load_state = [&] {
-        constexpr int kBatch = 8;  // loads at once
+        constexpr int kEach = (kPlane + kThreads - 1) / kThreads;
+        constexpr int kBatch = kEach < 8 ? kEach : 8;  // loads at once
 #pragma unroll 1
         for (int from = threadIdx.x; from < kPlane; from += kBatch * kThreads) {
             int code[kBatch];

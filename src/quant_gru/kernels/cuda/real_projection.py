@@ -55,11 +55,15 @@ class Block(projection.Warps):
             "BLOCKS": self.blocks,
         }
 
+    def kernel(self, planes: int) -> Kernel:
+        """What to launch."""
+        return Kernel.of("project_reals", "project_reals", self.macros(planes))
+
     def launch(self, units: int, rows: int, padded: int, planes: int) -> tuple[Kernel, Grid]:
         """What to launch, and where."""
         strips = -(-rows // self.rows)
         return (
-            Kernel.of("project_reals", "project_reals", self.macros(planes)),
+            self.kernel(planes),
             Grid(
                 (strips * self.parts, 1),
                 self.threads,
@@ -115,7 +119,7 @@ def choose_for(
     """The same for a plan on a machine."""
     if projection.resident(machine, numbers, shape, T, N):
         return None
-    rows, padded = T * shape.strips(N) * shape.strip, numbers.gemm[0][0].shape[0]
+    rows, padded = T * shape.strips(N) * shape.strip, numbers.padded_C
     return choose(shape.units, rows, padded, numbers.x_planes, machine.clusters()[1])
 
 

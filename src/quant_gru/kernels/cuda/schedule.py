@@ -310,6 +310,12 @@ class Schedule:
         below: _Below | None,
         with_h0: bool,
     ) -> _Below:
+        # the last layer's codes are for a backward
+        ends = planner.Ends(values=index == self._layers - 1, codes=index < self._layers - 1)
+        ends = ends._replace(codes=ends.codes or self._keeps)
+        for group, shape in layer:
+            # tensors that it reads are made while it is compiled
+            self._machine.expect(self._recurrence(group, shape, ends)[0])
         cells = [cell for group, _ in layer for cell in group]
         T, N, H = self._T, self._N, cells[0].numbers.H
         this = _Below(cells, self._memory.take(N * _padded_steps(T)))
@@ -324,9 +330,6 @@ class Schedule:
                 if inputs[i].nan is None and _same_input(cell, other)
             ]
             inputs.append(inputs[like[0]] if like else self._add_input(cell, this.nan, below))
-        # the last layer's codes are for a backward
-        ends = planner.Ends(values=index == self._layers - 1, codes=index < self._layers - 1)
-        ends = ends._replace(codes=ends.codes or self._keeps)
         for cell in cells:
             this.out.append(self._codes.take(T * N * H * cell.h.container.itemsize * ends.codes))
             self._kept.append((this.out[-1], cell.h.container))
@@ -346,6 +349,8 @@ class Schedule:
             return None
         if T * N > FEWEST_ROWS:
             found.block = choose_for(self._machine, cell.numbers, shape, T, N)
+            if found.block:
+                self._machine.expect(found.block.kernel(cell.numbers.x_planes))
         return found if found.block or T * N <= FEW_ROWS else None
 
     def _add_input(self, cell: Cell, nan: int, below: _Below | None) -> _Input:
@@ -354,7 +359,7 @@ class Schedule:
         record: Any = TakeC() if below is None else BetweenC()
         found = _Input()
         if T * N > FEW_ROWS:
-            padded = numbers.gemm[0][0].shape[0]
+            padded = numbers.padded_C
             found.rows = _Rows((numbers.x_planes * T * N, padded))
             self._rows.append(found.rows)
             record.to.planes, record.to.padded = numbers.x_planes, padded
@@ -395,8 +400,7 @@ class Schedule:
         ends: planner.Ends,
     ) -> None:
         """The directions that share a launch of the recurrence."""
-        N, numbers = self._N, group[0].numbers
-        form, H = numbers.form, numbers.H
+        form = group[0].numbers.form
         records: Any = (RECURRENT_C[form.recurrence.real] * len(group))()
         for i, cell in enumerate(group):
             d = first + i
@@ -415,11 +419,16 @@ class Schedule:
             record.exact_float = exact.data_ptr()
             record.cell = cell.numbers.frozen.cells[form.recurrence.real]
             self._memory.point(record, "Wx", self._projected[d])
+        self._launch(*self._recurrence(group, shape, ends), records)
+
+    def _recurrence(
+        self, group: Sequence[Cell], shape: planner.Shape, ends: planner.Ends
+    ) -> tuple[Kernel, Grid]:
+        numbers, N = group[0].numbers, self._N
         clusters = self._machine.clusters()
         # without clusters no launch starts early, and some chips have too little memory for it
         alone = len(clusters) > 1 and shape.tiles(N) * len(group) <= clusters[shape.blocks]
-        kernel, grid = planner.layout(shape, form, H, N, len(group), ends=ends, early=alone)
-        self._launch(kernel, grid, records)
+        return planner.layout(shape, numbers.form, numbers.H, N, len(group), ends=ends, early=alone)
 
     def _add_projection(
         self, cell: Cell, shape: planner.Shape, given: _Input, direction: int

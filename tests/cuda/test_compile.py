@@ -78,10 +78,14 @@ def variants(arch):
             if wanted and (blocks == 1 or arch != "sm_80"):
                 shape = planner.make_shape(96 if blocks < 16 else 256, blocks, split, spread, rows)
                 macros = shape.macros(form, 96, 1 + place % 2)
-                yield "recurrent", macros
                 ends = planner.Ends(values=place % 3 != 1, codes=place % 3 != 0)
                 kernel, _ = planner.layout(shape, form, 96, 8, 2, ends=ends)
-                yield "recurrent", dict(kernel.macros)
+                # where only instructions of an architecture are new, each in one of both ways
+                both = arch == "sm_90a"
+                if both or (index + place) % 2:
+                    yield "recurrent", macros
+                if both or (index + place) % 2 == 0:
+                    yield "recurrent", dict(kernel.macros)
 
     if arch != "sm_80":
         for name, shape in (("w8a8", (2, 2, 1, 8)), ("w8a16-float", (2, 2, 1, 16))):
@@ -113,9 +117,10 @@ def backward_variants(arch):
             for unit_warps, groups in ((2, 4), (4, 3), (1, 6))[: 3 if index == 0 else 1]:
                 shape = SlopesShape(unit_warps, groups, (64, 128), form.table_bytes)
                 yield "backward/slopes_bytes", {**macros, **shape.macros}
-            # wide gates between bytes
-            in_double = {"REAL": "double", "TZ": 2, "TR": 1}
-            yield "backward/slopes_bytes", {**macros, **in_double, **shape.macros}
+            if index == 0:
+                # wide gates between bytes
+                in_double = {"REAL": "double", "TZ": 2, "TR": 1}
+                yield "backward/slopes_bytes", {**macros, **in_double, **shape.macros}
     # units of a block, blocks, tiles, split, rows, parts of gradients and of weights
     for shape in ((64, 1, 1, 2, 8, 1, 1), (24, 4, 3, 1, 8, 1, 1), (32, 8, 2, 1, 4, 3, 2)):
         if shape[1] == 1 or arch != "sm_80":

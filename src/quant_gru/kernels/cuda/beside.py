@@ -51,7 +51,7 @@ class Beside:
     def grid(self, numbers: Numbers, shape: planner.Shape) -> Grid:
         """The grid, for the units of a recurrence."""
         blocks = self.block.across(shape.units) * self.strips(shape.units)
-        shared = self.block.shared_bytes(numbers.gemm[0][0].shape[0], numbers.x_planes)
+        shared = self.block.shared_bytes(numbers.padded_C, numbers.x_planes)
         return Grid((blocks, 1), self.block.threads, self.cluster, shared)
 
     def time(self, units: int, rows: int, padded: int, planes: int) -> float:
@@ -79,7 +79,7 @@ def beside(
         found.append(Beside(projection.STAYING[planes], size, alone - tiles))
     if alone < both and tiles < both:
         found.append(Beside(projection.LEAVING[planes], size, min(alone - 1, both - tiles)))
-    padded, units = numbers.gemm[0][0].shape[0], shape.units
+    padded, units = numbers.padded_C, shape.units
     for each in found:
         # tiles are of one stretch
         stretch = next((s for s in _STRETCHES if s * N % each.block.tile_rows == 0), 0)

@@ -54,25 +54,24 @@ inline void give_last(const Sequence &s, const Ends &ends, const float (&reals)[
                       const unsigned char *nan_rows, uint32_t *any_nan) {
     const Where where;
     const float bad = __int_as_float(0x7fc00000);
-    const auto each = [&](const auto &action) {
-#pragma unroll
-        for (int i = 0; i < NT * kElements; ++i) {
-            const Place place = place_of(i % kElements, where.quad, where.half);
-            const int unit = where.unit + 8 * place.row8, n = i / kElements * NB + place.n;
-            const int64_t row = where.row + n;
-            if (works(where.quad, where.half) && unit < s.H && row < s.N)
-                action(i, unit, row, nan_rows[n] != 0);
-        }
+    const auto at = [&](int i, const auto &action) {
+        const Place place = place_of(i % kElements, where.quad, where.half);
+        const int unit = where.unit + 8 * place.row8, n = i / kElements * NB + place.n;
+        const int64_t row = where.row + n;
+        if (works(where.quad, where.half) && unit < s.H && row < s.N)
+            action(i, unit, row, nan_rows[n] != 0);
     };
-    each([&](int i, int unit, int64_t row, bool before) {
+    const auto give = [&](int i, int unit, int64_t row, bool before) {
         ends.last[row * s.H + unit] = reals[i];
         if (unit == 0 && ends.last_nan) ends.last_nan[row] = 0.f;
         if (unit == 0 && ends.h0_nan) ends.h0_nan[row] = before;
-    });
+    };
+#pragma unroll
+    for (int i = 0; i < NT * kElements; ++i) at(i, give);
     __syncthreads();
     if (!*any_nan) return;
     const int64_t step = s.reverse ? -1 : 1, first = s.reverse ? s.T - 1 : 0;
-    each([&](int, int unit, int64_t row, bool before) {
+    const auto spoil = [&](int, int unit, int64_t row, bool before) {
         bool nan = before || !*ends.finite;
         int64_t t = first;
 #pragma unroll 1
@@ -83,7 +82,10 @@ inline void give_last(const Sequence &s, const Ends &ends, const float (&reals)[
         if (!nan) return;
         ends.last[row * s.H + unit] = bad;
         if (unit == 0 && ends.last_nan) ends.last_nan[row] = bad;
-    });
+    };
+    // rarely run: one after the other
+#pragma unroll 1
+    for (int i = 0; i < NT * kElements; ++i) at(i, spoil);
 }
 
 #endif

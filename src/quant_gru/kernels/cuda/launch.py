@@ -102,6 +102,10 @@ class Machine(Protocol):
         """Blocks of a cluster -> how many such clusters run at once."""
         ...
 
+    def expect(self, kernel: Kernel) -> None:
+        """Begin to compile a kernel that will be prepared or launched."""
+        ...
+
     def launch(
         self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
     ) -> None:

@@ -79,7 +79,7 @@ inline void store(const Projected &p, int64_t at, const Two &two, uint32_t offse
 }
 
 // kSome: columns may have no rows, and are left out.
-template <class Real, bool kSome = false, class Total, class Factor>
+template <class Real, bool kSome = false, int kColumns = COLUMNS, class Total, class Factor>
 inline void finish(const Projected &p, int flat, int count, int group, const Total &total,
                    const Factor (&m)[3][2]) {
     typedef Magic<Real> R;
@@ -108,7 +108,7 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
             return (int)(Bits<Real>::of(rounded(gate, column, i)) - offset);
         };
 #pragma unroll
-        for (int column = 0; column < COLUMNS; ++column) {
+        for (int column = 0; column < kColumns; ++column) {
             if (kSome && (flat & ~7) + 8 * column >= count) break;
             uint32_t words[4];
             if (whole) {
@@ -142,7 +142,7 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
         return;
     }
 #pragma unroll
-    for (int column = 0; column < COLUMNS; ++column) {
+    for (int column = 0; column < kColumns; ++column) {
         if (kSome && (flat & ~7) + 8 * column >= count) break;
         uint32_t v[4][3];
 #pragma unroll
@@ -178,9 +178,7 @@ inline void find_channels(const Projected &p, int unit, Channels &channels) {
 template <bool kSome = false, class Sum>
 inline void finish_any(const Projected &p, int flat, int count, int group, const Channels &channels,
                        const Sum &sum) {
-#if PLANES == 1
-    const auto total = [&](int gate, int column, int i) { return sum(0, gate, column, i); };
-#else
+#if PLANES == 2
     int64_t folded[3][2];
 #pragma unroll
     for (int i = 0; i < 6; ++i) folded[i / 2][i % 2] = p.folded[channels[i / 2][i % 2]];
@@ -188,11 +186,28 @@ inline void finish_any(const Projected &p, int flat, int count, int group, const
         return 256 * (int64_t)sum(0, gate, column, i) + sum(1, gate, column, i) +
                folded[gate][i / 2];
     };
-#endif
     double m[3][2];
 #pragma unroll
     for (int i = 0; i < 6; ++i) m[i / 2][i % 2] = p.m[channels[i / 2][i % 2]];
     finish<double, kSome>(p, flat, count, group, total, m);
+#else
+    // rarely run, so there is one column of code: sums move through the first one's registers
+    int moving[3][COLUMNS][4];
+#pragma unroll
+    for (int i = 0; i < 12 * COLUMNS; ++i)
+        moving[i / 4 % 3][i / 12][i % 4] = sum(0, i / 4 % 3, i / 12, i % 4);
+    const auto total = [&](int gate, int, int i) { return moving[gate][0][i]; };
+#pragma unroll 1
+    for (int column = 0; column < COLUMNS; ++column) {
+        double m[3][2];
+#pragma unroll
+        for (int i = 0; i < 6; ++i) m[i / 2][i % 2] = p.m[channels[i / 2][i % 2]];
+        finish<double, kSome, 1>(p, flat + 8 * column, count, group, total, m);
+#pragma unroll
+        for (int i = 0; i < 12 * (COLUMNS - 1); ++i)
+            moving[i / 4 % 3][i / 12][i % 4] = moving[i / 4 % 3][i / 12 + 1][i % 4];
+    }
+#endif
 }
 
 #endif

@@ -178,7 +178,7 @@ def resident(
 
     Rows pass as they stand in memory: N is a multiple of those of a tile of the recurrence.
     """
-    padded, units = numbers.gemm[0][0].shape[0], shape.units
+    padded, units = numbers.padded_C, shape.units
     many = T * N >= STAYING_ROWS and units * padded >= STAYING_WEIGHTS
     return STAYING[numbers.x_planes] if many and passes(machine, numbers, shape, N) else None
 
@@ -187,7 +187,7 @@ def passes(machine: Machine, numbers: Numbers, shape: planner.Shape, N: int) -> 
     """Whether weights may stay and rows pass."""
     planes, block = numbers.x_planes, STAYING[numbers.x_planes]
     idle = -shape.units % (16 * block.unit_warps)
-    fits = block.shared_bytes(numbers.gemm[0][0].shape[0], planes) <= MOST_SHARED
+    fits = block.shared_bytes(numbers.padded_C, planes) <= MOST_SHARED
     whole = N % shape.rows == 0 and 8 * idle <= shape.units
     return fits and whole and len(machine.clusters()) > 1
 

@@ -45,7 +45,10 @@ class Block(projection.Warps):
         own = self.tiles(units) * self.units
         kept = planes * (self.rows + self.columns % 2 * 8) * (-(-padded // 32) * 32 + 16)
         return (
-            self.stages * self.depth * 3 * self.units + kept + 12 * self.rows + 36 * own * (planes == 1)
+            self.stages * self.depth * 3 * self.units
+            + kept
+            + 12 * self.rows
+            + 36 * own * (planes == 1)
         )
 
     def macros(self, planes: int) -> dict[str, object]:
@@ -57,11 +60,15 @@ class Block(projection.Warps):
             "DEPTH": self.depth,
         }
 
+    def kernel(self, planes: int) -> Kernel:
+        """What to launch."""
+        return Kernel.of("project_reals", "project_reals", self.macros(planes))
+
     def launch(self, units: int, rows: int, padded: int, planes: int) -> tuple[Kernel, Grid]:
         """What to launch, and where."""
         strips = -(-rows // self.rows)
         return (
-            Kernel.of("project_reals", "project_reals", self.macros(planes)),
+            self.kernel(planes),
             Grid(
                 (strips * self.parts, 1),
                 self.threads,
@@ -121,7 +128,7 @@ def choose_for(
     """The same for a plan on a machine."""
     if projection.resident(machine, numbers, shape, T, N):
         return None
-    rows, padded = T * shape.strips(N) * shape.strip, numbers.gemm[0][0].shape[0]
+    rows, padded = T * shape.strips(N) * shape.strip, numbers.padded_C
     return choose(shape.units, rows, padded, numbers.x_planes, machine.clusters()[1])
 
 

@@ -60,6 +60,7 @@ struct Bits {
     uint32_t base;
 
     inline unsigned char *open(const Table &t, unsigned char *memory) {
+#pragma unroll 1
         for (int i = threadIdx.x; i < (int)t.entries; i += kThreads)
             copy_async<4>(memory + 4 * i, t.direct + i);
         base = shared_address(memory) +
@@ -159,7 +160,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
     // the state before the first step, as bytes
     const auto load_state = [&] {
-        constexpr int kBatch = 8;  // loads at once
+        constexpr int kEach = (kPlane + kThreads - 1) / kThreads;
+        constexpr int kBatch = kEach < 8 ? kEach : 8;  // loads at once
 #pragma unroll 1
         for (int from = threadIdx.x; from < kPlane; from += kBatch * kThreads) {
             int code[kBatch];
@@ -812,8 +814,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (next_stretch) await_stretch(s + 1 + kAhead, there);
         if (NT == 1) barrier_wait<kLeaves>(received + (1 - parity), (uint32_t)(s >> 1) & 1);
     };
+    constexpr bool kMayKnow = sizeof(Real) == 4;  // on the device
     const auto go = [&](auto known) {
-        if (NT == 1 || HELD) {
+        // what is rarely run is compiled once
+        constexpr bool kTwice = decltype(known)::value || !kMayKnow;
+        if (HELD || (NT == 1 && kTwice)) {
             for (int s = 0; s < steps; s += 2) {
 #pragma unroll
                 for (int turn = 0; turn < NT; ++turn) advance(known, turn, s, 0);
@@ -830,7 +835,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             barrier_wait<kLeaves>(barriers + 2 * turn + (steps & 1),
                                   (uint32_t)((steps - 1) >> 1) & 1);
     };
-    constexpr bool kMayKnow = sizeof(Real) == 4;  // on the device
     if (kMayKnow && exact_float)
         go(Truth<kMayKnow>());
     else

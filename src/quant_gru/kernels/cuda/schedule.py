@@ -314,15 +314,21 @@ class Schedule:
         below: _Below | None,
         with_h0: bool,
     ) -> _Below:
+        # the last layer's codes are for a backward
+        ends = planner.Ends(values=index == self._layers - 1, codes=index < self._layers - 1)
+        ends = ends._replace(codes=ends.codes or self._keeps)
         cells = [cell for group, _ in layer for cell in group]
         T, N, H = self._T, self._N, cells[0].numbers.H
-        this = _Below(cells, self._memory.take(N * _padded_steps(T)))
-        inputs: list[_Input] = []
         # a launch waits for one projection, which goes through time forwards
-        first = layer[0][0]
-        ahead = None
+        first, ahead = layer[0][0], None
         if len(first) == 1:
             ahead = beside(self._machine, first[0].numbers, layer[0][1], T, N)
+        for i, (group, shape) in enumerate(layer):
+            # tensors that it reads are made while it is compiled
+            kernel, _ = self._recurrence(group, shape, ends, None if i else ahead)
+            self._machine.expect(kernel)
+        this = _Below(cells, self._memory.take(N * _padded_steps(T)))
+        inputs: list[_Input] = []
         for direction, (cell, shape) in enumerate(_by_direction(layer)):
             waits = ahead and direction == 0
             if below is None and not waits and (reals := self._reals_of(cell, shape, this.nan)):
@@ -334,9 +340,6 @@ class Schedule:
                 if inputs[i].nan is None and _same_input(cell, other)
             ]
             inputs.append(inputs[like[0]] if like else self._add_input(cell, this.nan, below))
-        # the last layer's codes are for a backward
-        ends = planner.Ends(values=index == self._layers - 1, codes=index < self._layers - 1)
-        ends = ends._replace(codes=ends.codes or self._keeps)
         for cell in cells:
             this.out.append(self._codes.take(T * N * H * cell.h.container.itemsize * ends.codes))
             self._kept.append((this.out[-1], cell.h.container))
@@ -358,6 +361,8 @@ class Schedule:
             return None
         if T * N > FEWEST_ROWS:
             found.block = choose_for(self._machine, cell.numbers, shape, T, N)
+            if found.block:
+                self._machine.expect(found.block.kernel(cell.numbers.x_planes))
         return found if found.block or T * N <= FEW_ROWS else None
 
     def _add_input(self, cell: Cell, nan: int, below: _Below | None) -> _Input:
@@ -366,7 +371,7 @@ class Schedule:
         record: Any = TakeC() if below is None else BetweenC()
         found = _Input()
         if T * N > FEW_ROWS:
-            padded = numbers.gemm[0][0].shape[0]
+            padded = numbers.padded_C
             found.rows = _Rows((numbers.x_planes * T * N, padded))
             self._rows.append(found.rows)
             record.to.planes, record.to.padded = numbers.x_planes, padded
@@ -411,8 +416,7 @@ class Schedule:
         ahead: Beside | None,
     ) -> None:
         """The directions that share a launch of the recurrence, and a projection it is ahead of."""
-        N, numbers = self._N, group[0].numbers
-        form, H = numbers.form, numbers.H
+        form = group[0].numbers.form
         records: Any = (RECURRENT_C[form.recurrence.real] * len(group))()
         counts: int | None = None
         for i, cell in enumerate(group):
@@ -436,14 +440,29 @@ class Schedule:
             if form.saturated:
                 record.saturated = cell.numbers.frozen.saturated
             self._memory.point(record, "Wx", self._projected[d])
+        self._launch(*self._recurrence(group, shape, ends, ahead), records)
+
+    def _recurrence(
+        self,
+        group: Sequence[Cell],
+        shape: planner.Shape,
+        ends: planner.Ends,
+        ahead: Beside | None,
+    ) -> tuple[Kernel, Grid]:
+        numbers, N = group[0].numbers, self._N
         clusters = self._machine.clusters()
         # without clusters no launch starts early, and some chips have too little memory for it
         alone = len(clusters) > 1 and shape.tiles(N) * len(group) <= clusters[shape.blocks]
-        stretch = ahead.stretch if ahead else 0
-        kernel, grid = planner.layout(
-            shape, form, H, N, len(group), ends=ends, early=alone, stretch=stretch
+        return planner.layout(
+            shape,
+            numbers.form,
+            numbers.H,
+            N,
+            len(group),
+            ends=ends,
+            early=alone,
+            stretch=ahead.stretch if ahead else 0,
         )
-        self._launch(kernel, grid, records)
 
     def _add_projection(
         self,

@@ -7,7 +7,8 @@
 #include "reals.cuh"
 #include "standing.cuh"
 
-typedef Standing<UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES, PLANES, DEPTH> Tile;
+constexpr int kRegisters = 65536 / (32 * UNIT_WARPS * ROW_WARPS * BLOCKS);
+typedef Standing<UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES, PLANES, DEPTH, kRegisters> Tile;
 
 constexpr int kOwn = Tile::kRows / (UNIT_WARPS * ROW_WARPS);  // rows of a warp
 

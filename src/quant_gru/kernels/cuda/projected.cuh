@@ -179,12 +179,26 @@ template <bool kSome = false, class Sum>
 inline void finish_any(const Projected &p, int flat, int count, int group, const Channels &channels,
                        const Sum &sum) {
 #if PLANES == 2
-    int64_t folded[3][2];
+    // A word is the low half of a double 2^52 + 2^31 more than it. What both planes have too much
+    // goes with the multiples of 256 of the bias, and a sum of such is exact however large.
+    constexpr double kMore = 4503599627370496. + 2147483648.;
+    double multiples[3][2];
+    uint32_t rest[3][2];
 #pragma unroll
-    for (int i = 0; i < 6; ++i) folded[i / 2][i % 2] = p.folded[channels[i / 2][i % 2]];
+    for (int i = 0; i < 6; ++i) {
+        const int64_t folded = p.folded[channels[i / 2][i % 2]];
+        multiples[i / 2][i % 2] =
+            Magic<double>::fma((double)(folded >> 8), 256., -256. * kMore - kMore);
+        rest[i / 2][i % 2] = ((uint32_t)folded & 255) + 0x80000000u;
+    }
+    const auto word = [](uint32_t low) {
+        return bits_as_double((int64_t)(0x4330000000000000ull | low));
+    };
     const auto total = [&](int gate, int column, int i) {
-        return 256 * (int64_t)sum(0, gate, column, i) + sum(1, gate, column, i) +
-               folded[gate][i / 2];
+        typedef Magic<double> R;
+        const double first = word((uint32_t)sum(0, gate, column, i) ^ 0x80000000u);
+        const double second = word((uint32_t)sum(1, gate, column, i) + rest[gate][i / 2]);
+        return R::plus(R::fma(first, 256., multiples[gate][i / 2]), second);
     };
     double m[3][2];
 #pragma unroll

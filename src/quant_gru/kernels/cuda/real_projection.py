@@ -44,12 +44,8 @@ class Block(projection.Warps):
         """Shared memory of a block."""
         own = self.tiles(units) * self.units
         kept = planes * (self.rows + self.columns % 2 * 8) * (-(-padded // 32) * 32 + 16)
-        return (
-            self.stages * self.depth * 3 * self.units
-            + kept
-            + 12 * self.rows
-            + 36 * own * (planes == 1)
-        )
+        ring = self.stages * self.depth * 3 * self.units
+        return ring + kept + 12 * self.rows + 36 * own * (planes == 1)
 
     def macros(self, planes: int) -> dict[str, object]:
         """What project_reals.cu is specialized on."""

@@ -1,16 +1,17 @@
 // Products of bytes on tensor cores with rows of activations that stay in shared memory while
 // weights pass: the three gates of a block's units, tile by tile.
 //
-//   typedef Standing<unit warps, row warps, columns, stages, planes, depth> Tile;
+//   typedef Standing<unit warps, row warps, columns, stages, planes, depth, registers> Tile;
 //   Tile::Passing passing(ring, weights, H, padded, first_unit, tiles);  // loads begin
 //   ...                                                                  // rows are written
 //   passing.add(sums, rows, start);                                      // tile by tile
 //
 // A block has Tile::kRows rows of codes in one or two planes, from `rows` on as `Tile::row_at` has
 // them, and goes through tiles of Tile::kUnits units. A stage has `depth` features of a tile's
-// weights, 64 or 128; loads of weights run ahead over the end of a tile. `weights` are int8
-// (3H, padded), channel = gate * H + unit; padded is a multiple of 16, and so are addresses. Units
-// beyond H are zeros, and so are features of weights beyond `padded`.
+// weights, 64 or 128, and a thread has so many registers; loads of weights run ahead over the end
+// of a tile. `weights` are int8 (3H, padded), channel = gate * H + unit; padded is a multiple of
+// 16, and so are addresses. Units beyond H are zeros, and so are features of weights beyond
+// `padded`.
 //
 // sums[plane][gate][column][i] of a thread belongs to unit `Tile::unit(i)` of the tile and row
 // `Tile::row(column, i)` of the block, as in multiply.cuh.
@@ -19,7 +20,8 @@
 
 #include "ptx.cuh"
 
-template <int kUnitWarps, int kRowWarps, int kColumns, int kStages, int kPlanes, int kDepth>
+template <int kUnitWarps, int kRowWarps, int kColumns, int kStages, int kPlanes, int kDepth,
+          int kRegisters>
 struct Standing {
     static constexpr int kThreads = 32 * kUnitWarps * kRowWarps;
     static constexpr int kUnits = 16 * kUnitWarps, kRows = 8 * kColumns * kRowWarps;
@@ -31,7 +33,9 @@ struct Standing {
     static constexpr int kChunks = kDepth / 16;              // of a line, 16 bytes each
     static constexpr int kLinesOfLoad = kThreads / kChunks;  // that a load of all threads copies
     static constexpr int kLoads = (kLines + kLinesOfLoad - 1) / kLinesOfLoad;
-    static constexpr bool kTwice = kPlanes * kPairs <= 2;  // operands have registers to be ahead
+    // whether registers keep operands of the next features beside these: sums, those, and others
+    static constexpr bool kTwice =
+        12 * kPlanes * kColumns + 8 * (3 + kPlanes * kPairs) + 40 <= kRegisters;
     typedef int Sums[kPlanes][3][kColumns][4];
 
     static_assert(kDepth == 64 || kDepth == 128, "`place` keeps banks apart");

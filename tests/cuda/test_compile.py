@@ -22,9 +22,7 @@ from quant_gru.kernels.cuda.real_projection import TALL, TWO_PLANES
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
-BYTES = Form(
-    True, "float", False, 1, 1, False, 1, (0, 0, 0), 3072, (True, True, True), powers=True
-)
+BYTES = Form(True, "float", False, 1, 1, False, 1, (0, 0, 0), 3072, (True, True, True), powers=True)
 IN_HALVES = Form(True, "double", False, 1, 2, True, 2, (2, 2, 2), 18432, (True,) * 3)
 FORMS = {
     "w8a8": BYTES,

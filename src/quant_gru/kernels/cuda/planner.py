@@ -143,7 +143,7 @@ class Shape:
         return form.recurrence.real == "float" and roomy
 
     def tight(self, form: Form) -> bool:
-        """Whether biases and multipliers stand in shared memory: registers are few beside weights."""
+        """Whether biases and multipliers stand in shared memory: weights leave few registers."""
         narrow = form.recurrence.real == "float" and form.state_bytes + form.weight_bytes <= 3
         return narrow and self.elements > 1 and self.weight_registers(form) > _MANY
 

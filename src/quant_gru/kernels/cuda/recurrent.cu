@@ -212,6 +212,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #if REALS
     if (threadIdx.x < kFlags / 4) ((uint32_t *)nan_rows)[threadIdx.x] = 0;
     __syncthreads();
+    if (threadIdx.x == 0 && !*p.ends.finite) *any_nan = 1;
 #endif
     if (!kRoom) load_state();  // while there are registers
 
@@ -438,6 +439,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         await_stretch(0, 0);
     else
         await_launches();
+#if REALS
+    // of the whole input's NaN, which is there now, unless the projection goes on
+    constexpr bool kNanFirst = !STRETCH && !kTight;
+    const uint32_t nan_word = kNanFirst ? first_nan(p.ends, first_row, N, T) : 0;
+#endif
 #pragma unroll
     for (int i = 0; i < kAhead * NT; ++i) {
         if (i / NT < steps)
@@ -445,10 +451,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         copies_commit();
         if (i % NT == NT - 1) ahead += ahead_step;
     }
-#if REALS
-    // while all of this is on its way
-    if (!STRETCH && nan_seen(p.ends, first_row, N, T)) *any_nan = 1;
-#endif
 
 #if HELD
     uint8_t held[2][NT][kElements];
@@ -848,7 +850,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     float reals[NT * kElements];
 #pragma unroll
     for (int i = 0; i < NT * kElements; ++i) reals[i] = value_of(h[i / kElements][i % kElements]);
-    if (STRETCH && nan_seen(p.ends, first_row, N, T)) *any_nan = 1;
+    if (nan_seen<kNanFirst>(p.ends, Where().row, N, T, nan_word)) *any_nan = 1;
     give_last(p.s, p.ends, reals, nan_rows, any_nan);
 #else
 #pragma unroll

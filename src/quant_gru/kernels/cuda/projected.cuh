@@ -32,11 +32,18 @@ struct Bits;
 template <>
 struct Bits<float> {
     static inline uint32_t of(float v) { return (uint32_t)__float_as_int(v); }
+    static inline uint32_t limited(float v, float lo, float hi) {
+        return of(Magic<float>::limit(v, lo, hi));
+    }
     static inline uint32_t none() { return 0x4B400000u; }
 };
 template <>
 struct Bits<double> {
     static inline uint32_t of(double v) { return (uint32_t)__double2loint(v); }
+    static inline uint32_t limited(double v, double lo, double hi) {
+        const uint32_t low = v < lo ? of(lo) : of(v);
+        return v > hi ? of(hi) : low;
+    }
     static inline uint32_t none() { return 0; }
 };
 
@@ -92,7 +99,7 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
         return round_term((Real)total(gate, column, i), (Real)m[gate][i / 2]);
     };
     const auto limited = [&](int gate, int column, int i) {
-        return Bits<Real>::of(R::limit(rounded(gate, column, i), lo, hi));
+        return Bits<Real>::limited(rounded(gate, column, i), lo, hi);
     };
     if (sizeof(Real) == 4 && !p.wide) {
         // Pairs of neighbours make four where both of a thread are side by side, and otherwise

@@ -205,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #if REALS
     if (threadIdx.x < kFlags / 4) ((uint32_t *)nan_rows)[threadIdx.x] = 0;
     __syncthreads();
-    if (threadIdx.x == 0 && !*p.ends.finite) *any_nan = 1;
+    const bool finite = *p.ends.finite != 0;
 #endif
     if (!kRoom) load_state();  // while there are registers
 
@@ -344,6 +344,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #endif
     };
 
+#if REALS
+    if (!finite) *any_nan = 1;
+#endif
     copies_wait<0>();  // the tables
     if (CL > 1)
         cluster_sync();

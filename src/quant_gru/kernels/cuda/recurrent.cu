@@ -142,7 +142,31 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const int64_t H = p.s.H, N = p.s.N, T = p.s.T;
     const int64_t first_row = (int64_t)tile * kTileRows;
 
-    // whatever comes from memory is on its way before anything waits
+    // whatever comes from memory is on its way before anything waits; the numbers of steps, too
+    const uint32_t *const numbers = (const uint32_t *)&p;
+    constexpr int kNumberLines = (int)sizeof(Numbers) / 64;
+    uint32_t touched = numbers[(lane < kNumberLines ? lane : 0) * 16];
+    uint32_t w[WP][kBlocks][2][3][4];  // this warp's weights
+    double loaded[2][kRows][3];
+    const auto load_weights = [&] {
+#pragma unroll
+        for (int plane = 0; plane < WP; ++plane)
+#pragma unroll
+            for (int b = 0; b < kBlocks; ++b)
+#pragma unroll
+                for (int i = 0; i < 24; ++i) {
+                    const int block = (plane * groups + group) * (KP / 64) + part * kBlocks + b;
+                    w[plane][b][i / 12][i / 4 % 3][i % 4] = p.weights[(block * 24 + i) * 32 + lane];
+                }
+#pragma unroll
+        for (int i = 0; i < 3 * kRows; ++i) {
+            const int row = i / 3, gate = i % 3;
+            const int unit = group * 16 + lane8 + 8 * place_of(row, quad, half).row8;
+            loaded[0][row][gate] = p.bias[gate * UP + unit];
+            loaded[1][row][gate] = p.m[gate * UP + unit];
+        }
+    };
+    if (kRoom) load_weights();
     typename Chosen<kBits, TZ>::type z_of;
     typename Chosen<kBits, TR>::type r_of;
     typename Chosen<kBits, TG>::type g_of;
@@ -212,21 +236,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #if REALS
     if (threadIdx.x < kFlags / 4) ((uint32_t *)nan_rows)[threadIdx.x] = 0;
     __syncthreads();
-    if (threadIdx.x == 0 && !*p.ends.finite) *any_nan = 1;
+    const bool finite = *p.ends.finite != 0;
 #endif
-    if (!kRoom) load_state();  // while there are registers
-
-    // this warp's weights
-    uint32_t w[WP][kBlocks][2][3][4];
-#pragma unroll
-    for (int plane = 0; plane < WP; ++plane)
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b)
-#pragma unroll
-            for (int i = 0; i < 24; ++i) {
-                const int block = (plane * groups + group) * (KP / 64) + part * kBlocks + b;
-                w[plane][b][i / 12][i / 4 % 3][i % 4] = p.weights[(block * 24 + i) * 32 + lane];
-            }
+    if (!kRoom) {
+        load_state();  // while there are registers
+        load_weights();
+    }
 
     // this thread's elements
     const bool exact_float = sizeof(Real) == 4 && p.exact_float[KS - 1] != 0;
@@ -237,12 +252,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     for (int row = 0; row < kRows; ++row)
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate) {
-            const int unit = group * 16 + lane8 + 8 * place_of(row, quad, half).row8;
-            const double b = p.bias[gate * UP + unit];
+            const double b = loaded[0][row][gate], by = loaded[1][row][gate];
             bias[row][gate] = kSets == 1 ? (int)b : kWhole ? (int)(int64_t)b : 0;
             wide_bias[row][gate] = kSets == 1 || kWhole ? (Real)0 : (Real)b;
-            m[row][gate] = (Real)(p.m[gate * UP + unit] * (kSaturated ? 1. / 256 : 1.));
-            times[row][gate] = kWhole ? (int)(p.m[gate * UP + unit] * 4294967296.) : 0;
+            m[row][gate] = (Real)(kSaturated ? by / 256 : by);
+            times[row][gate] = kWhole ? (int)(by * 4294967296.) : 0;
         }
     const int Rh_lo = R::integer(p.cell.Rh_lo), Rh_hi = R::integer(p.cell.Rh_hi);
     // what keeping low bytes less 128 takes off the sums of a unit
@@ -351,6 +365,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #endif
     };
 
+#if REALS
+    if (!finite) *any_nan = 1;
+#endif
     copies_wait<0>();  // the tables
     if (CL > 1)
         cluster_sync();
@@ -415,11 +432,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (turn == NT - 1) value_at += value_step;
     };
 
-    // the numbers of all steps come into the nearest cache
-    uint32_t touched = 0;
-    const uint32_t *const numbers = (const uint32_t *)&p;
+    // the numbers of steps come into the nearest cache
 #pragma unroll
-    for (int i = 0; i < (int)(sizeof(Numbers) / 4); i += 16) touched ^= numbers[i];
+    for (int i = 0; i < kNumberLines; ++i) touched ^= numbers[16 * i];
     if (touched == 0x9E3779B9u) prefetch(p.Wx);
 
     // rows of groups that are there, of the stretch that a step is in

@@ -61,13 +61,15 @@ inline void give_last(const Sequence &s, const Ends &ends, const float (&reals)[
         if (works(where.quad, where.half) && unit < s.H && row < s.N)
             action(i, unit, row, nan_rows[n] != 0);
     };
-    const auto give = [&](int i, int unit, int64_t row, bool before) {
+    const auto each = [&](const auto &action) {
+#pragma unroll
+        for (int i = 0; i < NT * kElements; ++i) at(i, action);
+    };
+    each([&](int i, int unit, int64_t row, bool before) {
         ends.last[row * s.H + unit] = reals[i];
         if (unit == 0 && ends.last_nan) ends.last_nan[row] = 0.f;
         if (unit == 0 && ends.h0_nan) ends.h0_nan[row] = before;
-    };
-#pragma unroll
-    for (int i = 0; i < NT * kElements; ++i) at(i, give);
+    });
     // NaN is looked for while all of this is on its way
     if (nan_seen(ends, where.row, s.N, s.T)) *any_nan = 1;
     __syncthreads();

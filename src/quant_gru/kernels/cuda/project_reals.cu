@@ -9,12 +9,8 @@
 
 typedef Standing<UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES, PLANES> Tile;
 
-template <bool kValue>
-struct Truth {
-    static constexpr bool value = kValue;
-};
-
 // All rows of the block; `from` has where they start, -1 for zeros.
+template <bool kFours>
 inline void quantize_rows(const Reals &p, unsigned char *rows, const int64_t *from,
                           uint32_t *seen) {
     constexpr int kAhead = COLUMNS >= 8 ? 16 : 8;  // where sums have many registers, loads do
@@ -29,6 +25,7 @@ inline void quantize_rows(const Reals &p, unsigned char *rows, const int64_t *fr
         for (int j = 0; j < kAhead; ++j) {
             rows_of[j] = row;
             chunks_of[j] = chunk;
+            load_four<kFours>(p, row < Tile::kRows ? from[row] : -1, 4 * chunk, bits[j]);
             row += rows_on;
             chunk += chunks_on;
             if (chunk >= chunks) {
@@ -36,16 +33,6 @@ inline void quantize_rows(const Reals &p, unsigned char *rows, const int64_t *fr
                 ++row;
             }
         }
-        const auto load = [&](auto fours) {
-#pragma unroll
-            for (int j = 0; j < kAhead; ++j)
-                load_four<decltype(fours)::value>(
-                    p, rows_of[j] < Tile::kRows ? from[rows_of[j]] : -1, 4 * chunks_of[j], bits[j]);
-        };
-        if (p.fours)
-            load(Truth<true>());
-        else
-            load(Truth<false>());
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
             if (rows_of[j] >= Tile::kRows) break;
@@ -97,7 +84,10 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
         seen[i] = 0;
     }
     __syncthreads();
-    quantize_rows(reals, rows, from, seen);
+    if (reals.fours)
+        quantize_rows<true>(reals, rows, from, seen);
+    else
+        quantize_rows<false>(reals, rows, from, seen);
     __syncthreads();
     if (part == 0)
         for (int i = (int)threadIdx.x; i < Tile::kRows; i += Tile::kThreads) {

@@ -167,7 +167,7 @@ def resident(
 
     Rows pass as they stand in memory: N is a multiple of those of a tile of the recurrence.
     """
-    padded, units, planes = numbers.padded_C, shape.units, numbers.x_planes
+    padded, units, planes = numbers.gemm[0][0].shape[0], shape.units, numbers.x_planes
     block = STAYING[planes]
     idle = -units % (16 * block.unit_warps)
     fits = block.shared_bytes(padded, planes) <= MOST_SHARED and 8 * idle <= units

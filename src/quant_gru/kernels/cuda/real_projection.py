@@ -119,7 +119,7 @@ def choose_for(
     """The same for a plan on a machine."""
     if projection.resident(machine, numbers, shape, T, N):
         return None
-    rows, padded = T * shape.strips(N) * shape.strip, numbers.padded_C
+    rows, padded = T * shape.strips(N) * shape.strip, numbers.gemm[0][0].shape[0]
     return choose(shape.units, rows, padded, numbers.x_planes, machine.clusters()[1])
 
 

@@ -54,7 +54,6 @@ struct Bits {
 
     inline unsigned char *open(const Table &t, unsigned char *memory) {
         const int origin = (int)(t.pre_lo - t.pre_zero);
-#pragma unroll 1
         for (int i = threadIdx.x; i < (int)t.entries; i += kThreads)
             copy_async<4>(memory + 4 * i, t.direct + i);
         base = shared_address(memory) - 4u * (0x4B400000u + (uint32_t)origin);

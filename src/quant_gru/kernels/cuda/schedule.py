@@ -314,8 +314,10 @@ class Schedule:
         ends = planner.Ends(values=index == self._layers - 1, codes=index < self._layers - 1)
         ends = ends._replace(codes=ends.codes or self._keeps)
         for group, shape in layer:
-            # tensors that it reads are made while it is compiled
-            self._machine.expect(self._recurrence(group, shape, ends)[0])
+            # compiled while tensors that it reads are made
+            of = group[0].numbers
+            kernel, _ = planner.layout(shape, of.form, of.H, self._N, len(group), ends=ends)
+            self._machine.expect(kernel)
         cells = [cell for group, _ in layer for cell in group]
         T, N, H = self._T, self._N, cells[0].numbers.H
         this = _Below(cells, self._memory.take(N * _padded_steps(T)))
@@ -359,7 +361,7 @@ class Schedule:
         record: Any = TakeC() if below is None else BetweenC()
         found = _Input()
         if T * N > FEW_ROWS:
-            padded = numbers.padded_C
+            padded = numbers.gemm[0][0].shape[0]
             found.rows = _Rows((numbers.x_planes * T * N, padded))
             self._rows.append(found.rows)
             record.to.planes, record.to.padded = numbers.x_planes, padded
@@ -400,7 +402,8 @@ class Schedule:
         ends: planner.Ends,
     ) -> None:
         """The directions that share a launch of the recurrence."""
-        form = group[0].numbers.form
+        N, numbers = self._N, group[0].numbers
+        form, H = numbers.form, numbers.H
         records: Any = (RECURRENT_C[form.recurrence.real] * len(group))()
         for i, cell in enumerate(group):
             d = first + i
@@ -419,16 +422,11 @@ class Schedule:
             record.exact_float = exact.data_ptr()
             record.cell = cell.numbers.frozen.cells[form.recurrence.real]
             self._memory.point(record, "Wx", self._projected[d])
-        self._launch(*self._recurrence(group, shape, ends), records)
-
-    def _recurrence(
-        self, group: Sequence[Cell], shape: planner.Shape, ends: planner.Ends
-    ) -> tuple[Kernel, Grid]:
-        numbers, N = group[0].numbers, self._N
         clusters = self._machine.clusters()
         # without clusters no launch starts early, and some chips have too little memory for it
         alone = len(clusters) > 1 and shape.tiles(N) * len(group) <= clusters[shape.blocks]
-        return planner.layout(shape, numbers.form, numbers.H, N, len(group), ends=ends, early=alone)
+        kernel, grid = planner.layout(shape, form, H, N, len(group), ends=ends, early=alone)
+        self._launch(kernel, grid, records)
 
     def _add_projection(
         self, cell: Cell, shape: planner.Shape, given: _Input, direction: int

@@ -114,7 +114,8 @@ def backward_variants(arch):
         in_bytes = max(form.weight_bytes, form.state_bytes) == 1
         yield "backward/slopes", {**macros, "BYTES": int(in_bytes)}
         if in_bytes:
-            for unit_warps, groups in ((2, 4), (4, 3), (1, 6))[: 3 if index == 0 else 1]:
+            every = index == 0 and arch == "sm_90a"
+            for unit_warps, groups in ((2, 4), (4, 3), (1, 6))[: 3 if every else 1]:
                 shape = SlopesShape(unit_warps, groups, (64, 128), form.table_bytes)
                 yield "backward/slopes_bytes", {**macros, **shape.macros}
             if index == 0:

@@ -14,7 +14,7 @@ from quant_gru.kernels.cuda.backward.planner import BackShape
 from quant_gru.kernels.cuda.backward.slopes import SlopesShape
 from quant_gru.kernels.cuda.frozen import Form, Gates
 from quant_gru.kernels.cuda.launch import PLAIN
-from quant_gru.kernels.cuda.projection import LARGE, LEAVING, MEDIUM, SMALL, STAYING
+from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL, STAYING
 from quant_gru.kernels.cuda.real_projection import MEDIUM as REAL_MEDIUM
 from quant_gru.kernels.cuda.real_projection import SMALL as REAL_SMALL
 from quant_gru.kernels.cuda.real_projection import TALL, TWO_PLANES
@@ -54,7 +54,6 @@ def variants(arch):
         yield "project_bytes", tile.macros(planes)
     for planes in (1, 2):
         yield "project_passing", STAYING[planes].macros(planes)
-        yield "project_passing", LEAVING[planes].macros(planes)
     for planes in (1, 2):
         yield "project_few", {**PLAIN, "WIDE": planes - 1}
     for block in (REAL_SMALL, REAL_MEDIUM, TALL):

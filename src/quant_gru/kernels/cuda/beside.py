@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from quant_gru.kernels.cuda import planner, projection
-from quant_gru.kernels.cuda.frozen import MOST_SHARED
 from quant_gru.kernels.cuda.launch import Grid, Machine
 from quant_gru.kernels.cuda.numbers import Numbers
 
@@ -15,8 +14,6 @@ _EARLIEST = 64  # steps from which on waiting for some of them pays
 # rows times units, likewise, where x would otherwise be projected from real values
 _WORK = 4_000_000
 _BUSY = 0.9  # of the recurrence's time, which a projection beside it may take
-# what a block of the recurrence leaves, if it asks for a little more than half
-_SHARED = (MOST_SHARED - 1024) // 2 - 16
 # nanoseconds of a block for a row and unit, and of these for a feature, by planes
 _TIME = {1: (0.39, 0.00038), 2: (1.0, 0.00085)}
 
@@ -58,8 +55,7 @@ class Beside:
         """Estimated nanoseconds."""
         each, feature = _TIME[planes]
         blocks = max(1, self.block.across(units) * self.strips(units))
-        slow = 3 / self.block.groups
-        return slow * rows * units * (each + feature * padded) / blocks
+        return rows * units * (each + feature * padded) / blocks
 
 
 def beside(
@@ -72,22 +68,11 @@ def beside(
     large = T * N * shape.units >= _WORK and projection.passes(machine, numbers, shape, N)
     if not large and projection.resident(machine, numbers, shape, T, N) is None:
         return None
-    tiles, alone = shape.tiles(N), clusters[size]
-    both = shape.resident(numbers.form, clusters)[1]
-    found = []
-    if tiles < alone:
-        found.append(Beside(projection.STAYING[planes], size, alone - tiles))
-    if alone < both and tiles < both:
-        found.append(Beside(projection.LEAVING[planes], size, min(alone - 1, both - tiles)))
-    padded, units = numbers.padded_C, shape.units
-    for each in found:
-        # tiles are of one stretch
-        stretch = next((s for s in _STRETCHES if s * N % each.block.tile_rows == 0), 0)
-        shared = each.block.shared_bytes(padded, planes)
-        fits = each.block.blocks == 1 or shared <= _SHARED
-        if not stretch or not fits or not each.strips(units):
-            continue
-        time = each.time(units, T * N, padded, planes)
-        if time < _BUSY * T * planner.step_time(shape, numbers.form):
-            return replace(each, stretch=stretch)
-    return None
+    padded, units, block = numbers.padded_C, shape.units, projection.STAYING[planes]
+    # tiles are of one stretch
+    stretch = next((s for s in _STRETCHES if s * N % block.tile_rows == 0), 0)
+    found = Beside(block, size, clusters[size] - shape.tiles(N), stretch)
+    if not stretch or found.clusters <= 0 or not found.strips(units):
+        return None
+    time = found.time(units, T * N, padded, planes)
+    return found if time < _BUSY * T * planner.step_time(shape, numbers.form) else None

@@ -255,7 +255,7 @@ def layout(
     if early:
         # where others are busy, two would start on the same multiprocessor, and stay there
         shared = max(shared, _ALONE_SHARED)
-    return kernel, Grid(blocks, shape.threads, shape.blocks, shared, early=early or stretch > 0)
+    return kernel, Grid(blocks, shape.threads, shape.blocks, shared, early=early)
 
 
 def copied_bytes(form: Form, H: int) -> int:

@@ -147,8 +147,6 @@ class Resident:
 SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(2, 2, 4), Tile(2, 2, 8)
 # by planes
 STAYING = {1: Resident(4, 3, 8, 4, 1), 2: Resident(4, 3, 4, 4, 1)}
-# the same that leave half of a multiprocessor's registers to a block of the recurrence
-LEAVING = {1: Resident(4, 2, 4, 4, 2), 2: Resident(4, 2, 2, 4, 2)}
 STAYING_ROWS = 8192  # from which on weights stay and rows pass
 STAYING_WEIGHTS = 1 << 17  # units times features, likewise; with fewer, real values are faster
 _AT_ONCE = 396  # large tiles on a device, three to a multiprocessor

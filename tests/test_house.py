@@ -59,6 +59,8 @@ GRU = {
     "_stream",
     "_state",
     "_frozen_plan",
+    "_sources",
+    "_vmap",
     "_library",
     "_frozen",
     "_gru",

@@ -26,6 +26,7 @@ from quant_gru._quick_gpu import quick_gpu_of
 from quant_gru._quick_step import quick_step_of
 from quant_gru._quiet import is_nothing_at_work, is_quiet, is_quiet_in_training
 from quant_gru._sequence import Sequence, normalize
+from quant_gru._sources import LivePlans
 from quant_gru._state import QuantState, summary
 from quant_gru._stream import Stream
 from quant_gru._trace import integer_forward, trace_codes
@@ -725,7 +726,7 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         shape = (self.num_layers, self._directions, self.hidden_size)
 
         def again(weights: TensorSequence[Tensor]) -> GRUPlan:
-            plans = _library.LivePlans(scales, kept() or PlanCache())
+            plans = LivePlans(scales, kept() or PlanCache())
             dropped = noise.all_dropped(*shape) if noise else None
             return plans.plan(weights, True, dropped, noise.recurrent_dropout if noise else 0.0)
 

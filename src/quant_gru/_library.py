@@ -10,26 +10,23 @@ Eager calls do not come here: `traced` says, cheaply, when they have to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from quant_gru._errors import QuantGRUError
-from quant_gru._frozen_plan import FrozenPlans
-from quant_gru._layers import Weights, run_real
+from quant_gru._layers import run_real
 from quant_gru._noise import Noise
-from quant_gru._plan_cache import PlanCache
+from quant_gru._sources import has_bias, source_of
 from quant_gru._training import Asked, Pass, flat_gradients, gradients, nan_of, of_cells, refuse
-from quant_gru.export import params
+from quant_gru._vmap import into_rows, is_batched, one_by_one
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import GRUPlan
-from quant_gru.integer.qparams import QParams
 from quant_gru.kernels.ops import PRECISIONS
 
 _INPUTS = (
@@ -57,52 +54,6 @@ _backward_op = torch.ops.quant_gru.backward.default
 _peek_functorch = torch._C._functorch.peek_interpreter_stack
 _count_modes = torch._C._len_torch_dispatch_stack
 _jit_state = torch._C._get_tracing_state
-
-
-class Source(Protocol):
-    """What makes plans: `LivePlans` from real weights, `FrozenPlans` from integers."""
-
-    def plan(
-        self,
-        weights: Sequence[Tensor],
-        live: bool,
-        dropped: Sequence[Tensor] | None = None,
-        p: float = 0.0,
-    ) -> GRUPlan:
-        """The plan of all layers and directions; see `PlanCache.plan` for the arguments."""
-        ...
-
-
-class LivePlans:
-    """Plans that follow real weights.
-
-    Args:
-        qparams: [layer][direction] -> quantizers and tables.
-        cache: Where plans are kept.
-    """
-
-    def __init__(self, qparams: Sequence[Sequence[QParams]], cache: PlanCache) -> None:
-        self._qparams = qparams
-        self._cache = cache
-
-    def plan(
-        self,
-        weights: Sequence[Tensor],
-        live: bool,
-        dropped: Sequence[Tensor] | None = None,
-        p: float = 0.0,
-    ) -> GRUPlan:
-        """The plan of all layers and directions; see `PlanCache.plan` for the arguments."""
-        nested = _nested(weights, len(self._qparams))
-        return self._cache.plan(self._qparams, nested, live, dropped, p)
-
-
-_sources: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-
-
-def keep(parameters: Tensor, source: Source) -> None:
-    """Say where the plans of a parameter tensor come from, as long as the tensor lives."""
-    _sources[parameters] = source
 
 
 def traced(x: object, hx: object = None, module: torch.nn.Module | None = None) -> bool:
@@ -256,7 +207,7 @@ def _backward(
     if not weights[0].is_floating_point():
         raise QuantGRUError("Expected weights to be real for a gradient, got a frozen GRU")
     noise = _noise(seed, updates, (dropout, zoneout, recurrent_dropout))
-    bias = _has_bias(weights)
+    bias = has_bias(weights)
     done = Pass(x, h0, lengths, noise, out, nan, precision)
     asked = Asked(needs[0], True, of_cells(needs[1:], bias))
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
@@ -298,39 +249,12 @@ def _plan(
     h0: Tensor,
     bidirectional: bool,
 ) -> GRUPlan:
-    source = _source(parameters, weights)
+    source = source_of(parameters, weights)
     if noise is None:
         return source.plan(weights, live)
     D = 2 if bidirectional else 1
     dropped = noise.all_dropped(h0.shape[0] // D, D, h0.shape[2])
     return source.plan(weights, live, dropped, noise.recurrent_dropout)
-
-
-def _source(parameters: Tensor, weights: Sequence[Tensor]) -> Source:
-    found: Source | None = _sources.get(parameters)
-    if found is None:
-        document = params.from_tensor(parameters, "a graph")
-        document.pop("batch_first", None)
-        cells = params.from_document(document, "a graph").cells
-        real = weights[0].is_floating_point()
-        found = LivePlans(cells, PlanCache()) if real else FrozenPlans(cells)
-        keep(parameters, found)
-    return found
-
-
-def _has_bias(weights: Sequence[Tensor]) -> bool:
-    return len(weights) > 2 and weights[2].dim() == 1
-
-
-def _nested(weights: Sequence[Tensor], layers: int) -> list[list[Weights]]:
-    """[layer][direction] -> W, R, bw, br, of a flat list."""
-    size = 4 if _has_bias(weights) else 2
-    flat: list[Weights] = [
-        (*weights[i : i + size], *(None,) * (4 - size))  # type: ignore[misc]
-        for i in range(0, len(weights), size)
-    ]
-    D = len(flat) // layers
-    return [flat[i : i + D] for i in range(0, len(flat), D)]
 
 
 # --- what is known without running
@@ -477,55 +401,18 @@ def _vmap_forward(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any,
     x, h0, lengths, weights, parameters, seed, updates, *rest = args
     x_dim, h0_dim, lengths_dim, *others = in_dims
     random = seed is not None or updates is not None
-    if random or any(_is_batched(dim) for dim in others):
-        return _one_by_one(_forward_op, info.batch_size, in_dims, args)
+    if random or any(is_batched(dim) for dim in others):
+        return one_by_one(_forward_op, info.batch_size, in_dims, args)
     B = info.batch_size
-    x, h0 = _into_rows(x, x_dim, 1, B), _into_rows(h0, h0_dim, 1, B)
-    lengths = None if lengths is None else _into_rows(lengths, lengths_dim, 0, B)
+    x, h0 = into_rows(x, x_dim, 1, B), into_rows(h0, h0_dim, 1, B)
+    lengths = None if lengths is None else into_rows(lengths, lengths_dim, 0, B)
     y, h_n, out = _forward_op(x, h0, lengths, weights, parameters, seed, updates, *rest)
     y, h_n, *out = (t.unflatten(1, (B, -1)) for t in (y, h_n, *out))
     return (y, h_n, out), (1, 1, [1] * len(out))
 
 
 def _vmap_backward(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    return _one_by_one(_backward_op, info.batch_size, in_dims, args)
-
-
-def _into_rows(value: Tensor, dim: int | None, rows: int, size: int) -> Tensor:
-    """Batch dimension `dim`, or `size` times the same, joined with the dimension `rows`."""
-    if dim is None:
-        batched = value.unsqueeze(rows).expand(*value.shape[:rows], size, *value.shape[rows:])
-    else:
-        batched = value.movedim(dim, rows)
-    return batched.flatten(rows, rows + 1)
-
-
-def _one_by_one(
-    op: Callable[..., Any], size: int, in_dims: Sequence[Any], args: Sequence[Any]
-) -> tuple[Any, Any]:
-    results = [
-        op(*(_pick(arg, dim, i) for arg, dim in zip(args, in_dims, strict=True)))
-        for i in range(size)
-    ]
-    stacked = tuple(_stack(each) for each in zip(*results, strict=True))
-    return stacked, tuple([0] * len(t) if isinstance(t, list) else 0 for t in stacked)
-
-
-def _is_batched(dim: Any) -> bool:
-    return any(map(_is_batched, dim)) if isinstance(dim, list | tuple) else dim is not None
-
-
-def _pick(value: Any, dim: Any, index: int) -> Any:
-    if isinstance(value, list | tuple):
-        dims = dim if isinstance(dim, list | tuple) else [dim] * len(value)
-        return [_pick(v, d, index) for v, d in zip(value, dims, strict=True)]
-    return value if dim is None else value.select(dim, index)
-
-
-def _stack(values: Sequence[Any]) -> Any:
-    if isinstance(values[0], list | tuple):
-        return [_stack(each) for each in zip(*values, strict=True)]
-    return torch.stack(list(values))
+    return one_by_one(_backward_op, info.batch_size, in_dims, args)
 
 
 _library.impl("forward", _forward, "CompositeExplicitAutograd")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru import _library
+from quant_gru import _sources
 from quant_gru._adjust import Change, adjust
 from quant_gru._errors import CalibrationError, ConfigError, ParameterError
 from quant_gru._learned import follow
@@ -123,7 +123,7 @@ class QuantState:
         if self._scales is not None:
             with torch.inference_mode(False), torch.device("cpu"):
                 self.text = params.to_tensor(self.document())
-            _library.keep(self.text, _library.LivePlans(self._scales, self.plans))
+            _sources.keep(self.text, _sources.LivePlans(self._scales, self.plans))
 
     # --- before calibration
 

@@ -116,6 +116,9 @@ void run(void (*kernel)(const void *), const void *arguments, int blocks_x, int 
 inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float saturated(float v) { return v > 0 ? v < 1 ? v : 1.f : 0.f; }
+inline float fma_saturated(float a, float b, float c) { return saturated(std::fmaf(a, b, c)); }
+inline float plus_saturated(float a, float b) { return saturated(a + b); }
 inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __dadd_rn(double a, double b) { return a + b; }

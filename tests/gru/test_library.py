@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
 import quant_gru._library as library
+import quant_gru._sources as sources
 from quant_gru import CalibrationError, QuantConfig, QuantGRU, QuantGRUError
 from quant_gru._noise import Noise
 
@@ -288,9 +289,9 @@ class TestNothingIsStale:
         gru = quantized()
         run = compiled(gru)
         made = []
-        build = library.params.from_document
+        build = sources.params.from_document
         monkeypatch.setattr(
-            library.params, "from_document", lambda *args: made.append(1) or build(*args)
+            sources.params, "from_document", lambda *args: made.append(1) or build(*args)
         )
         frozen = gru.freeze()
         made.clear()
@@ -301,8 +302,8 @@ class TestNothingIsStale:
                 run_frozen(seeded(5, 3, C))
         assert len(made) == 1
         text = gru._state.text
-        assert text in library._sources
-        kept = weakref.ref(library._sources[text])
+        assert text in sources._sources
+        kept = weakref.ref(sources._sources[text])
         del text, gru.__dict__["_state"]
         gc.collect()
         assert kept() is None

@@ -66,6 +66,7 @@ struct Table {
     double scale;           // 2^-shift
     const void *lines;      // see lines.cuh, or null
     int64_t line_origin, line_count;  // zero-point-free input code of the first line
+    int64_t least;                    // smallest input code
 };
 
 template <class Real>
@@ -126,7 +127,8 @@ inline Real weighted(const Sum<Real> &s, Real v1, Real v2) {
         return Magic<Real>::plus((Real)rounded, Magic<Real>::number());
     }
 #endif
-    const Real total = Magic<Real>::fma(v1, s.m[0], Magic<Real>::times(v2, s.m[1]));
+    // what comes last needs one instruction; either way the sum is exact
+    const Real total = Magic<Real>::fma(v2, s.m[1], Magic<Real>::times(v1, s.m[0]));
     return clamped(s, Magic<Real>::plus(total, Magic<Real>::number()));
 }
 

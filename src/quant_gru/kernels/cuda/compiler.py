@@ -29,6 +29,7 @@ _HEADERS = {
     "resident.cuh": _HERE / "resident.cuh",
     "quantize.cuh": _HERE / "quantize.cuh",
     "standing.cuh": _HERE / "standing.cuh",
+    "saturated.cuh": _HERE / "saturated.cuh",
     "tile.cuh": _HERE / "tile.cuh",
     "fixed_point.h": _HERE.parent / "fixed_point.h",
     "philox.h": _HERE.parent / "philox.h",

@@ -137,6 +137,10 @@ class Shape:
         roomy = 64 < self.features and self.weight_registers(form) <= _ROOMY
         return 2 if alone and roomy else 1
 
+    def saturated(self, form: Form) -> bool:
+        """Whether gates are those of saturated.cuh, whose constants take some registers."""
+        return form.saturated and self.weight_registers(form) <= _ROOMY
+
     def late(self, form: Form) -> bool:
         """Whether products of the update gate may come last: registers hold all operands."""
         roomy = self.weight_registers(form) <= _ROOMY
@@ -164,6 +168,7 @@ class Shape:
             "REAL": form.recurrence.real,
             "QG_WORDS": int(form.words),
             "QG_POT": int(form.powers and form.recurrence.real == "float"),
+            "SATURATED": int(self.saturated(form)),
             **dict(zip(("TZ", "TR", "TG"), form.recurrence.tables, strict=True)),
             "COPY": copied_bytes(form, H),
             "DIRS": directions,

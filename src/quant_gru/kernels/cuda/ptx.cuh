@@ -261,6 +261,17 @@ inline float load_float(uint32_t address) {
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
     return v;
 }
+// Results are limited to [0, 1], which costs nothing.
+inline float fma_saturated(float a, float b, float c) {
+    float v;
+    asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(v) : "f"(a), "f"(b), "f"(c));
+    return v;
+}
+inline float plus_saturated(float a, float b) {
+    float v;
+    asm("add.rn.sat.f32 %0, %1, %2;" : "=f"(v) : "f"(a), "f"(b));
+    return v;
+}
 inline uint32_t load2(uint32_t address) {
     uint16_t v;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");

@@ -19,6 +19,7 @@
 //   BULK        a block sends its states of a strip, of 64 units, to each other in one piece
 //   DIRS        directions of a launch
 //   RING        steps whose input projection is on its way or in use: a power of two
+//   SATURATED   gates as of saturated.cuh: codes of 8 bits, multipliers that are powers of two
 //   LATE        products of the update gate come behind the others
 //   TIGHT       biases and multipliers stand in shared memory: weights leave few registers
 //   SETS        accumulators of a gate, added up behind the products (one product of a weight)
@@ -33,6 +34,7 @@
 #include "lines.cuh"
 #include "ptx.cuh"
 #include "quantize.cuh"
+#include "saturated.cuh"
 #include "tile.cuh"
 
 struct Numbers {
@@ -44,6 +46,7 @@ struct Numbers {
     const int32_t *exact_float;  // whether float holds every accumulator and multiplier, by KS
     Cell<Real> cell;
     Ends ends;
+    Saturated saturated;
 };
 struct Pair {
     Numbers d[DIRS];
@@ -52,13 +55,12 @@ struct Pair {
 // A table of floats in shared memory, from the least code of a sum on.
 struct Bits {
     uint32_t base;
-    int origin;
 
     inline unsigned char *open(const Table &t, unsigned char *memory) {
-        origin = (int)(t.pre_lo - t.pre_zero);
         for (int i = threadIdx.x; i < (int)t.entries; i += kThreads)
             copy_async<4>(memory + 4 * i, t.direct + i);
-        base = shared_address(memory);
+        base = shared_address(memory) +
+               4u * (uint32_t)(kSaturated ? 0u - kIndexBits : (uint32_t)(t.least - t.pre_lo));
         if (kRoom) base = kept_number(base);
         return memory + (t.entries + 1) / 2 * 8;
     }
@@ -67,7 +69,7 @@ struct Bits {
 // A sum's bits, which have the magic number inside, are limited as an integer: both limits are one
 // instruction where the lower one is 0.
 inline float gate_of(const Bits &of, const Sum<float> &s, float v1, float v2) {
-    const float total = Magic<float>::fma(v1, s.m[0], Magic<float>::times(v2, s.m[1]));
+    const float total = Magic<float>::fma(v2, s.m[1], Magic<float>::times(v1, s.m[0]));
     const int lowest = __float_as_int(s.lo), most = __float_as_int(s.hi) - lowest;
     const int code = __float_as_int(Magic<float>::plus(total, Magic<float>::number()));
     return load_float(of.base + 4u * (uint32_t)limited_sum(code, -lowest, most));
@@ -248,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             const double b = loaded[0][row][gate], by = loaded[1][row][gate];
             bias[row][gate] = kSets == 1 ? (int)b : kWhole ? (int)(int64_t)b : 0;
             wide_bias[row][gate] = kSets == 1 || kWhole ? (Real)0 : (Real)b;
-            m[row][gate] = (Real)by;
+            m[row][gate] = (Real)(by * (kSaturated ? 1. / 256 : 1.));
             times[row][gate] = kWhole ? (int)(by * 4294967296.) : 0;
         }
     const int Rh_lo = R::integer(p.cell.Rh_lo), Rh_hi = R::integer(p.cell.Rh_hi);
@@ -678,6 +680,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     Rh[gate][e] = (Real)(limited > Rh_hi ? Rh_hi : limited);
                     continue;
                 }
+#if SATURATED
+                Rh[gate][e] = share_of(
+                    p.saturated.Rh,
+                    (Real)(sum[0][gate][e] + (kBiased && in_pairs(gate) ? 0 : bias_now[row][gate])),
+                    m_now[row][gate]);
+                continue;
+#endif
                 Real v;
                 if (kSets == 1)
                     v = (Real)(sum[0][gate][e] +
@@ -707,7 +716,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     const double low = (double)p.cell.Rh_lo - (double)R::number();
                     const double high = (double)p.cell.Rh_hi - (double)R::number();
                     const double limited = Magic<double>::limit(plain(v), low, high);
-                    Rh[gate][e] = (Real)(kWhole ? limited : limited + (double)R::number());
+                    Rh[gate][e] = (Real)(kSaturated ? (limited - low) / 256
+                                         : kWhole   ? limited
+                                                    : limited + (double)R::number());
                 }
         }
 
@@ -722,11 +733,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             Real Rh_e[3], Wx_e[3];
 #pragma unroll
             for (int gate = 0; gate < 3; ++gate) {
-                Rh_e[gate] = kWhole ? Rh[gate][e] : plain(Rh[gate][e]);
+                Rh_e[gate] = kWhole || kSaturated ? Rh[gate][e] : plain(Rh[gate][e]);
                 Wx_e[gate] = unpacked(Wx.w[e], gate, p.cell.Wx_offset);
             }
+#if SATURATED
+            Real moved = next_state(p.cell, p.saturated, z_of.base, r_of.base, g_of.base, Wx_e[0],
+                                    Wx_e[1], Wx_e[2], Rh_e[0], Rh_e[1], Rh_e[2], plain(h[turn][e]));
+#else
             Real moved = next_state<Real>(p.cell, z_of, r_of, g_of, Wx_e[0], Wx_e[1], Wx_e[2],
                                           Rh_e[0], Rh_e[1], Rh_e[2], plain(h[turn][e]));
+#endif
 #if QG_ZONEOUT
             moved = weighted(p.cell.zoneout, plain(h[turn][e]), plain(moved));
 #endif

@@ -414,6 +414,8 @@ class Schedule:
             )
             record.exact_float = exact.data_ptr()
             record.cell = cell.numbers.frozen.cells[form.recurrence.real]
+            if form.saturated:
+                record.saturated = cell.numbers.frozen.saturated
             self._memory.point(record, "Wx", self._projected[d])
         clusters = self._machine.clusters()
         # without clusters no launch starts early, and some chips have too little memory for it

@@ -49,7 +49,7 @@ TableC = structure(
     **_all(_INT, "entries pre_lo pre_zero segments degree shift last segment_shift lo hi"),
     scale=ctypes.c_double,
     lines=_POINTER,
-    **_all(_INT, "line_origin line_count"),
+    **_all(_INT, "line_origin line_count least"),
 )
 SUM_C = {
     name: structure(
@@ -109,6 +109,14 @@ EndsC = structure(
     **_all(_INT, "next stride"),
     **_all(ctypes.c_float, "scale lo hi"),
 )
+LimitsC = structure("LimitsC", **_all(ctypes.c_float, "less top"))
+BeforeC = structure("BeforeC", **_all(ctypes.c_float, "early late offset"))
+SaturatedC = structure(
+    "SaturatedC",
+    **_all(LimitsC, "Rh rRh old_contrib new_contrib"),
+    **_all(BeforeC, "z r g"),
+    **_all(ctypes.c_float, "rest rest_offset of_z of_left h_old h_new h_offset"),
+)
 RECURRENT_C = {
     name: structure(
         f"Recurrent_{name}",
@@ -116,6 +124,7 @@ RECURRENT_C = {
         **_all(_POINTER, "weights Wx bias m exact_float"),
         cell=CELL_C[name],
         ends=EndsC,
+        saturated=SaturatedC,
     )
     for name in _REAL
 }

@@ -67,6 +67,7 @@ constexpr int kKept = kLate && kBlocks * kReads <= 4 ? kBlocks : 1;  // of the s
 constexpr int kAccumulators = kPairs ? 2 : kTerms * SETS;
 // int32 holds every accumulator: asked for on the device, weights are known there
 constexpr bool kWhole = sizeof(REAL) == 4 && kSets == 2;
+constexpr bool kSaturated = SATURATED;
 constexpr bool kBits = sizeof(REAL) == 4 && TZ == 0 && TR == 0 && TG == 0;
 
 static_assert(!kBulk || (CL > 1 && UP == 64 * CL && KP == UP), "a block's units are 64 features");
@@ -76,6 +77,7 @@ static_assert(NT == 1 || (NT == 2 && CL > 1), "strips");
 static_assert(KS == 1 || kGroups < 16, "a named barrier for each group");
 static_assert(SPREAD == 1 || NB > 1, "rows are what is spread");
 static_assert(!LATE || WP == 1, "one plane of late weights");
+static_assert(!kSaturated || (kBits && kSets == 1), "codes of 8 bits");
 static_assert(!TIGHT || (sizeof(REAL) == 4 && kSets <= 2), "a multiplier is a word");
 static_assert(SETS == 1 || kTerms == 1, "sets of the same weight");
 

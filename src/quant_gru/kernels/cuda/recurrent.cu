@@ -436,7 +436,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     await_launches();
 #if REALS
     // of the whole input's NaN, which is there now, unless the projection goes on
-    constexpr bool kNanFirst = !STRETCH && !kTight;
+    constexpr bool kNanFirst = !STRETCH && kRoom;
     const uint32_t nan_word = kNanFirst ? first_nan(p.ends, first_row, N, T) : 0;
 #endif
 #pragma unroll

@@ -255,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             const double b = loaded[0][row][gate], by = loaded[1][row][gate];
             bias[row][gate] = kSets == 1 ? (int)b : kWhole ? (int)(int64_t)b : 0;
             wide_bias[row][gate] = kSets == 1 || kWhole ? (Real)0 : (Real)b;
-            m[row][gate] = (Real)(kSaturated ? by / 256 : by);
+            m[row][gate] = (Real)(by * (kSaturated ? 1. / 256 : 1.));
             times[row][gate] = kWhole ? (int)(by * 4294967296.) : 0;
         }
     const int Rh_lo = R::integer(p.cell.Rh_lo), Rh_hi = R::integer(p.cell.Rh_hi);
@@ -456,7 +456,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         await_launches();
 #if REALS
     // of the whole input's NaN, which is there now, unless the projection goes on
-    constexpr bool kNanFirst = !STRETCH && !kTight;
+    constexpr bool kNanFirst = !STRETCH && kRoom;
     const uint32_t nan_word = kNanFirst ? first_nan(p.ends, first_row, N, T) : 0;
 #endif
 #pragma unroll

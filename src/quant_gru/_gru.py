@@ -275,7 +275,8 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         back = torch.is_grad_enabled() and any(t.requires_grad for t in given)
         outline = self._state.plans.outline(scales, weights)
         lengths = sequence.lengths is not None
-        expect_on_gpu(outline, x, h0 is not None, lengths, self.precision if back else None)
+        precision = self.precision if back and self.training else None
+        expect_on_gpu(outline, x, h0 is not None, lengths, back, precision)
 
     def _step_options(self) -> tuple[Any, ...]:
         """What a call in training depends on, beside weights, scales and zoneout."""

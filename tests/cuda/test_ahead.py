@@ -197,14 +197,14 @@ def test_an_outline_has_the_kernels_of_a_plan(tmp_path, config, layers, bidirect
     scales = gru._state.scales
     assert scales is not None
     outlined = gru._state.plans.outline(scales, gru._weights())
-    expect_call(outlined, x, False, False, None, device)
+    expect_call(outlined, x, False, False, False, None, device)
     stack = stack_of(gru._plan(), machine)
     assert stack is not None
     assert stack.schedule(50, 16, with_h0=False) is not None
     assert set(device.asked) == {kernel for _, kernel in machine.asked}
 
     device.asked.clear()
-    expect_call(outlined, x, False, False, "bf16", device)
+    expect_call(outlined, x, False, False, True, "bf16", device)
     sources = {kernel.source for kernel in device.asked}
     assert {"weights", "recurrent", "backward/operands", "backward/back"} <= sources
 
@@ -213,10 +213,10 @@ def test_a_first_call_begins_with_its_kernels(monkeypatch):
     """Before the plan is made, and in the first call alone."""
     found = []
 
-    def expect(plan, x, with_h0, with_lengths, precision):
+    def expect(plan, x, with_h0, with_lengths, keeps, precision):
         assert not plan.cells[0][0].weights.W.any()
         assert gru._state.plans._weights == {}
-        found.append((tuple(x.shape), with_h0, with_lengths, precision))
+        found.append((tuple(x.shape), with_h0, with_lengths, keeps, precision))
 
     monkeypatch.setattr("quant_gru._gru.runs_on_gpu", lambda device: True)
     monkeypatch.setattr("quant_gru._gru.expect_on_gpu", expect)
@@ -231,4 +231,5 @@ def test_a_first_call_begins_with_its_kernels(monkeypatch):
             first = gru(torch.ones(5, 2, 3))
             second = gru(torch.ones(5, 2, 3))
         assert torch.equal(first[0], second[0])
-    assert found == [((5, 2, 3), False, False, "bf16"), ((5, 2, 3), False, False, None)]
+    one = ((5, 2, 3), False, False)
+    assert found == [(*one, True, "bf16"), (*one, False, None)]

@@ -80,6 +80,7 @@ def expect_call(
     x: Tensor,
     with_h0: bool,
     with_lengths: bool,
+    keeps: bool,
     precision: str | None,
     device: Device | None = None,
 ) -> None:
@@ -90,20 +91,21 @@ def expect_call(
         x: float32 (T, N, C), the input, on that GPU.
         with_h0: Whether states before the first step are given.
         with_lengths: Whether lengths are given.
-        precision: That of a backward, which follows; None: none does.
+        keeps: Whether the call keeps what a backward needs.
+        precision: That of a backward, which follows; None: none is sure to.
         device: That GPU; None for x's.
     """
     machine = Outline(device or machine_of(x.device))
     T, N, _ = x.shape
     if not T * N:
         return
-    if precision is not None:
+    if keeps:
         # it is the first that is waited for: weights are quantized by it
         machine.expect(MEASURE)
     if not all(numbers_of(cell).form.narrow for cells in plan.cells for cell in cells):
         return
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-        Stack(plan, machine).schedule(T, N, with_h0, with_lengths, keeps=precision is not None)
+        Stack(plan, machine).schedule(T, N, with_h0, with_lengths, keeps)
         if precision is not None:
             _expect_backward(plan, x, precision, machine)
 
@@ -114,10 +116,10 @@ def _expect_backward(plan: GRUPlan, x: Tensor, precision: str, machine: Outline)
         inputs = x.detach()
         if index:
             width = len(cells) * cells[0].hidden_size
-            inputs = x.new_zeros((T, N, width), dtype=cells[0].x.container)
+            inputs = x.new_empty((T, N, width), dtype=cells[0].x.container)
         calls = []
         for d, cell in enumerate(cells):
-            out = x.new_zeros((T, N, cell.hidden_size), dtype=cell.h.container)
+            out = x.new_empty((T, N, cell.hidden_size), dtype=cell.h.container)
             calls.append(Call(Tape(cell, inputs, None, out, reverse=d == 1), None, None))
         if len({call.key for call in calls}) == 1:
             wanted = Wanted(x=index > 0 or x.requires_grad)

@@ -15,9 +15,9 @@ from quant_gru.kernels.cuda.backward.slopes import SlopesShape
 from quant_gru.kernels.cuda.frozen import Form, Gates
 from quant_gru.kernels.cuda.launch import PLAIN
 from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL, STAYING
+from quant_gru.kernels.cuda.real_projection import ALONE, TALL, TWO_PLANES
 from quant_gru.kernels.cuda.real_projection import MEDIUM as REAL_MEDIUM
 from quant_gru.kernels.cuda.real_projection import SMALL as REAL_SMALL
-from quant_gru.kernels.cuda.real_projection import TALL, TWO_PLANES
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
 
@@ -56,9 +56,10 @@ def variants(arch):
         yield "project_passing", STAYING[planes].macros(planes)
     for planes in (1, 2):
         yield "project_few", {**PLAIN, "WIDE": planes - 1}
-    for block in (REAL_SMALL, REAL_MEDIUM, TALL):
-        yield "project_reals", block.macros(1)
-    yield "project_reals", TWO_PLANES.macros(2)
+    for i, block in enumerate((REAL_SMALL, REAL_MEDIUM, TALL, ALONE[1][0], ALONE[1][-1])):
+        yield "project_reals", block.macros(1, codes=1 - i % 2)
+    for i, block in enumerate((TWO_PLANES, ALONE[2][-1])):
+        yield "project_reals", block.macros(2, codes=2 * i)
     yield "border", PLAIN
     yield "random", {}
     yield "weights", PLAIN

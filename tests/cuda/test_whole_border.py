@@ -35,7 +35,7 @@ def host(tmp_path_factory):
 )
 def test_take(host, quantizer, features, fours):
     """Codes as planes of bytes, padding that is their zero, rows with NaN."""
-    T, N, padded = 2, 3, -(-features // 16) * 16
+    T, N, padded = 3, 3, -(-features // 16) * 16
     generator = torch.Generator().manual_seed(features)
     x = torch.randn(T, N, features, generator=generator) * 3
     x[0, 1, features - 1], x[1, 2, 0] = torch.nan, -torch.inf

@@ -191,9 +191,10 @@ constexpr int kRowsOfWarp = 2;
 
 // Four features of a row to a lane; beyond the last row and the last features lanes take what is
 // last.
-template <int kPlanes, int kAhead>
 inline void take_fours(const Take &p, int first) {
+    constexpr int kAhead = 2;  // times 32 groups of features of each row
     const Target &o = p.to;
+    const bool single = o.planes == 1;
     const int lane = threadIdx.x % 32, N = (int)o.N, rows = (int)o.T * N;
     const int groups = (int)o.features / 4, all = (int)o.padded / 4;
     const int64_t plane = (int64_t)rows * o.padded;
@@ -233,25 +234,32 @@ inline void take_fours(const Take &p, int first) {
             for (int i = 0; i < kAhead * kRowsOfWarp; ++i)
                 if (without_nan(bits[i])) seen[i % kRowsOfWarp] = true;
         }
-        const auto put = [&](int i, const uint32_t (&words)[kPlanes]) {
+        const auto put = [&](int i, const uint32_t (&raw)[4]) {
             const int group = start + 32 * (i / kRowsOfWarp);
             if (group >= groups) return;
             int8_t *const to = o.bytes + stored[i % kRowsOfWarp] * o.padded + 4 * group;
-            *(uint32_t *)to = words[0];
-            if (kPlanes == 2) *(uint32_t *)(to + plane) = words[kPlanes - 1];
+            uint32_t one[1], two[2];
+            if (single) {
+                in_bytes(raw, zero, one);
+                *(uint32_t *)to = one[0];
+            } else {
+                in_bytes(raw, zero, two);
+                *(uint32_t *)to = two[0];
+                *(uint32_t *)(to + plane) = two[1];
+            }
         };
-        uint32_t words[kPlanes];
+        uint32_t raw[4];
         if (p.division.exact) {
 #pragma unroll
             for (int i = 0; i < kAhead * kRowsOfWarp; ++i) {
-                four_codes<kPlanes, true>(p.division, zero, bits[i], words);
-                put(i, words);
+                four_codes<true>(p.division, bits[i], raw);
+                put(i, raw);
             }
         } else {
 #pragma unroll
             for (int i = 0; i < kAhead * kRowsOfWarp; ++i) {
-                four_codes<kPlanes, false>(p.division, zero, bits[i], words);
-                put(i, words);
+                four_codes<false>(p.division, bits[i], raw);
+                put(i, raw);
             }
         }
     }
@@ -261,7 +269,7 @@ inline void take_fours(const Take &p, int first) {
         int8_t *const to = o.bytes + stored[row] * o.padded + 4 * group;
         if (group < all) {
             *(uint32_t *)to = 0;
-            if (kPlanes == 2) *(uint32_t *)(to + plane) = 0x80808080u;
+            if (!single) *(uint32_t *)(to + plane) = 0x80808080u;
         }
         const bool nan = any_lane(seen[row]);
         if (lane == 0) o.nan[flags[row]] = nan;
@@ -277,13 +285,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) take(const __grid_constant_
     clear_counts(p.to);
     if (first >= rows) return;
     if (p.fours) {
-        // loads at once: as many as rows of up to 256 features need, or twice as many
-        if (p.to.planes == 2)
-            take_fours<2, 2>(p, first);
-        else if (features <= 256)
-            take_fours<1, 2>(p, first);
-        else
-            take_fours<1, 4>(p, first);
+        take_fours(p, first);
         return;
     }
     for (int row = first; row < first + kRowsOfWarp && row < rows; ++row) {

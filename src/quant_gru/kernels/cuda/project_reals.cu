@@ -2,6 +2,7 @@
 // some rows, keeps their codes in shared memory, and lets units pass.
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
+//   CODES       of W x: 1 where they are whole bytes, 2 where they are wide, 0 for any
 //   UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES, DEPTH: the block's tile, see standing.cuh
 //   BLOCKS      of a multiprocessor, that registers have to do for
 #include "reals.cuh"

@@ -3,6 +3,7 @@
 //
 //   COLUMNS: of 8 rows each, whose sums a thread has, laid out as in multiply.cuh
 //   PLANES: bytes of a code of x: x, or 256 * first + second + 128
+//   CODES: 1 where codes of W x are whole bytes, 2 where they are wide, 0 or none for any
 #ifndef QUANT_GRU_PROJECTED_CUH
 #define QUANT_GRU_PROJECTED_CUH
 
@@ -21,6 +22,11 @@ struct Projected {
     int64_t T, N, H, padded, NB, tiles, groups, wide;
     int64_t lo, hi, code_lo;  // limits of W x less its zero point, and its smallest code
 };
+
+#ifndef CODES
+#define CODES 0
+#endif
+inline bool is_wide(const Projected &p) { return CODES ? CODES == 2 : p.wide != 0; }
 
 // Two elements that lie side by side, each of three gates.
 struct Two {
@@ -70,7 +76,7 @@ struct Places {
 // Codes of three gates side by side, from numbers that have the magic number inside. Bits of sums
 // are added, multiplied and only then rid of their offset: in 32 bits it comes out the same.
 inline void store(const Projected &p, int64_t at, const Two &two, uint32_t offset) {
-    if (p.wide) {
+    if (is_wide(p)) {
         uint4 all;
         all.x = two.v[0][0] + (two.v[0][1] << 16) - offset * 65537u;
         all.y = two.v[0][2] - offset;
@@ -101,7 +107,7 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
     const auto limited = [&](int gate, int column, int i) {
         return Bits<Real>::limited(rounded(gate, column, i), lo, hi);
     };
-    if (sizeof(Real) == 4 && !p.wide) {
+    if (sizeof(Real) == 4 && !is_wide(p)) {
         // Pairs of neighbours make four where both of a thread are side by side, and otherwise
         // with a pair of another thread, which takes one in return.
         const int NB = (int)p.NB, partner = NB == 4 ? 1 : 4;
@@ -110,7 +116,7 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
         const int64_t to = later ? places.second - 2 : places.first;
         const int row = flat + (later && NB == 1);
         // limits of a whole byte are those of an instruction
-        const bool whole = (int)p.hi - (int)p.lo == 255;
+        const bool whole = CODES ? CODES == 1 : (int)p.hi - (int)p.lo == 255;
         const auto stored = [&](int gate, int column, int i) {
             return (int)(Bits<Real>::of(rounded(gate, column, i)) - offset);
         };

@@ -68,21 +68,24 @@ inline bool without_nan(uint32_t (&bits)[4]) {
     return seen;
 }
 
-// Codes of four values, none of them NaN, `zero` added, in bytes: one of each, or two, where a code
-// is 256 * first + second + 128. kExact: `d.exact`.
-template <int kPlanes, bool kExact>
-inline void four_codes(const Division &d, int zero, const uint32_t (&bits)[4],
-                       uint32_t (&words)[kPlanes]) {
+// Codes of four values, none of them NaN, with the magic number inside. kExact: `d.exact`.
+template <bool kExact>
+inline void four_codes(const Division &d, const uint32_t (&bits)[4], uint32_t (&raw)[4]) {
     typedef Magic<float> R;
-    uint32_t raw[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const float v = R::limit(bits_as_float(bits[i]), d.least, d.most);
         const float y = kExact ? R::fma(v, d.inverse, R::number()) : rounded_quotient(v, d);
         raw[i] = (uint32_t)R::raw(y);
     }
+}
+
+// The same, `zero` added, in bytes: one of each code, or two, where it is 256 * first + second +
+// 128.
+template <int kPlanes>
+inline void in_bytes(const uint32_t (&raw)[4], int zero, uint32_t (&words)[kPlanes]) {
     // sums of codes that are not negative carry nothing from one to the next: their sign comes last
-    const uint32_t least = (uint32_t)(zero - R::raw_zero());
+    const uint32_t least = (uint32_t)(zero - Magic<float>::raw_zero());
     if (kPlanes == 1) {
         const uint32_t all = raw[0] + (raw[1] << 8) + (raw[2] << 16) + (raw[3] << 24);
         words[0] = all + (least + 128) * 0x01010101u ^ 0x80808080u;

@@ -110,23 +110,25 @@ struct Taken {
                 if (without_nan(v.bits[j])) seen[row_of(next, j)] = 1;
         }
         unsigned char *const first = codes + next.feature((int)p.C);
-        const auto put = [&](int j, const uint32_t (&words)[PLANES]) {
+        const auto put = [&](int j, const uint32_t (&raw)[4]) {
+            uint32_t words[PLANES];
+            in_bytes(raw, (int)p.zero, words);
             unsigned char *const to = first + row_of(next, j) * stride;
             *(uint32_t *)to = words[0];
             if (PLANES == 2) *(uint32_t *)(to + plane) = words[PLANES - 1];
         };
-        uint32_t words[PLANES];
+        uint32_t raw[4];
         if (p.division.exact) {
 #pragma unroll
             for (int j = 0; j < kAhead; ++j) {
-                four_codes<PLANES, true>(p.division, (int)p.zero, v.bits[j], words);
-                put(j, words);
+                four_codes<true>(p.division, v.bits[j], raw);
+                put(j, raw);
             }
         } else {
 #pragma unroll
             for (int j = 0; j < kAhead; ++j) {
-                four_codes<PLANES, false>(p.division, (int)p.zero, v.bits[j], words);
-                put(j, words);
+                four_codes<false>(p.division, v.bits[j], raw);
+                put(j, raw);
             }
         }
     }

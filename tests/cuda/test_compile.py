@@ -85,6 +85,11 @@ def variants(arch):
     if arch != "sm_80":
         for name, shape in (("w8a8", (2, 2, 1, 8)), ("w8a16-float", (2, 2, 1, 16))):
             yield "recurrent", planner.make_shape(128, *shape).macros(FORMS[name], 128, 1)
+    if arch == "sm_90a":
+        # weights that leave few registers
+        tight = planner.make_shape(1024, 16, 2, 1, 16).macros(FORMS["w8a16-float"], 1024, 1)
+        assert tight["TIGHT"] == 1
+        yield "recurrent", tight
 
 
 def backward_variants(arch):

@@ -94,6 +94,11 @@ def variants(arch):
             ends = planner.Ends(values=True, codes=False)
             kernel, _ = planner.layout(made, FORMS[name], 256, 64, 1, ends=ends, stretch=8)
             yield "recurrent", dict(kernel.macros)
+    if arch == "sm_90a":
+        # weights that leave few registers
+        tight = planner.make_shape(1024, 16, 2, 1, 16).macros(FORMS["w8a16-float"], 1024, 1)
+        assert tight["TIGHT"] == 1
+        yield "recurrent", tight
 
 
 def backward_variants(arch):

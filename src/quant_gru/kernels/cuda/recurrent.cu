@@ -145,16 +145,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     // whatever comes from memory is on its way before anything waits; the numbers of steps, too
     const uint32_t *const numbers = (const uint32_t *)&p;
     constexpr int kNumberLines = (int)sizeof(Numbers) / 64;
-#ifdef W_C
-    uint32_t touched = 0;
-#define W_TOUCHES 0
-#elif defined W_D
-    uint32_t touched = 0;
-#define W_TOUCHES kNumberLines
-#else
     uint32_t touched = numbers[(lane < kNumberLines ? lane : 0) * 16];
-#define W_TOUCHES kNumberLines
-#endif
     uint32_t w[WP][kBlocks][2][3][4];  // this warp's weights
     double loaded[2][kRows][3];
     const auto load_weights = [&] {
@@ -175,9 +166,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             loaded[1][row][gate] = p.m[gate * UP + unit];
         }
     };
-#ifndef W_Q
     if (kRoom) load_weights();
-#endif
     typename Chosen<kBits, TZ>::type z_of;
     typename Chosen<kBits, TR>::type r_of;
     typename Chosen<kBits, TG>::type g_of;
@@ -253,9 +242,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         load_state();  // while there are registers
         load_weights();
     }
-#ifdef W_Q
-    if (kRoom) load_weights();
-#endif
 
     // this thread's elements
     const bool exact_float = sizeof(Real) == 4 && p.exact_float[KS - 1] != 0;
@@ -448,7 +434,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
     // the numbers of steps come into the nearest cache
 #pragma unroll
-    for (int i = 0; i < W_TOUCHES; ++i) touched ^= numbers[16 * i];
+    for (int i = 0; i < kNumberLines; ++i) touched ^= numbers[16 * i];
     if (touched == 0x9E3779B9u) prefetch(p.Wx);
 
     // rows of groups that are there, of the stretch that a step is in
@@ -469,12 +455,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     else
         await_launches();
 #if REALS
-// of the whole input's NaN, which is there now, unless the projection goes on
-#ifdef W_N
-    constexpr bool kNanFirst = false;
-#else
+    // of the whole input's NaN, which is there now, unless the projection goes on
     constexpr bool kNanFirst = !STRETCH && kRoom;
-#endif
     const uint32_t nan_word = kNanFirst ? first_nan(p.ends, first_row, N, T) : 0;
 #endif
 #pragma unroll

@@ -159,24 +159,3 @@ def test_the_recurrence_keeps_its_room(sizes, expected):
     assert found == expected
     if found:
         assert shape.tiles(N) + found.clusters <= RESIDENT[shape.blocks]
-
-
-@pytest.mark.parametrize(
-    ("config", "sizes", "expected"),
-    [
-        ("w8a16", (64, 200, 256, 512), (4, 1, 1, 4)),  # instead of clusters that share
-        ("w8a16", (64, 20, 256, 512), None),
-        ("int8", (8, 1000, 256, 512), None),
-        ("int8", (32, 200, 128, 256), None),
-    ],
-)
-def test_slower_recurrences_leave_room_where_that_pays(monkeypatch, config, sizes, expected):
-    N, T, features, units = sizes
-    with torch.no_grad():
-        numbers = executor.numbers_of(quantized(config, features, units)._plan().cells[0][0])
-    fastest = planner.choose(numbers.form, units, N, 1, RESIDENT)
-    found = beside.leaving(Hopper(), numbers, fastest, T, N)
-    assert found == (planner.make_shape(units, *expected) if expected else fastest)
-    if expected:
-        monkeypatch.setenv(planner.VARIABLE, "8,1,1,4")
-        assert beside.leaving(Hopper(), numbers, fastest, T, N) == fastest

@@ -16,7 +16,6 @@ _WORK = 4_000_000
 _BUSY = 0.9  # of the recurrence's time, which a projection beside it may take
 # nanoseconds of a block for a row and unit, and of these for a feature, by planes
 _TIME = {1: (0.39, 0.00038), 2: (1.0, 0.00085)}
-_FIRST = 8000.0  # nanoseconds from the start of a projection to the first step beside it
 
 
 @dataclass(frozen=True)
@@ -77,33 +76,3 @@ def beside(
         return None
     time = found.time(units, T * N, padded, planes)
     return found if time < _BUSY * T * planner.step_time(shape, numbers.form) else None
-
-
-def leaving(
-    machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
-) -> planner.Shape:
-    """A shape of a recurrence of one direction that leaves its projection room, if that is faster.
-
-    Args:
-        machine: Where it runs.
-        numbers: The plan's.
-        shape: The fastest where all of the projection comes first, which is given back otherwise.
-        T: Steps.
-        N: Rows.
-    """
-    form, clusters = numbers.form, machine.clusters()
-    if not ALLOWED or T < _EARLIEST or T * N * shape.units < _WORK or planner.overridden():
-        return shape
-    if not numbers.projects_bytes or beside(machine, numbers, shape, T, N):
-        return shape
-    padded, planes = numbers.gemm[0][0].shape[0], numbers.x_planes
-    device = Beside(projection.STAYING[planes], 1, clusters[1])
-    first = device.time(shape.units, T * N, padded, planes)
-    rounds = planner.rounds(shape, form, shape.tiles(N), clusters)
-    best = T * rounds * planner.step_time(shape, form) + first
-    for other in planner.candidates(form, numbers.H, clusters):
-        if other.tiles(N) < clusters[other.blocks]:
-            time = T * planner.step_time(other, form) + _FIRST
-            if time < best and beside(machine, numbers, other, T, N):
-                best, shape = time, other
-    return shape

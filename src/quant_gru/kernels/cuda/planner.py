@@ -301,15 +301,10 @@ def choose(
     """
     if not form.narrow:
         return None
-    wanted = overridden()
+    wanted = os.environ.get(VARIABLE)
     if wanted:
         return _override(wanted, form, H, clusters)
     return _fastest(form, H, N, directions, tuple(clusters.items()))
-
-
-def overridden() -> str | None:
-    """The shape that the environment names."""
-    return os.environ.get(VARIABLE)
 
 
 @lru_cache(maxsize=4096)

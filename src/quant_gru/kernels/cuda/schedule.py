@@ -20,7 +20,7 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cuda import planner
-from quant_gru.kernels.cuda.beside import Beside, beside, leaving
+from quant_gru.kernels.cuda.beside import Beside, beside
 from quant_gru.kernels.cuda.calls import Memories, Sizes, makers_of, native_call
 from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
@@ -86,14 +86,12 @@ def schedule_of(
     for cells in layers:
         forms = {(cell.numbers.form, cell.numbers.H) for cell in cells}
         groups = [cells] if len(forms) == 1 else [[cell] for cell in cells]
-        layer: list[tuple[Sequence[Cell], planner.Shape]] = []
+        layer = []
         for group in groups:
             numbers = group[0].numbers
             shape = planner.choose(numbers.form, numbers.H, N, len(group), clusters)
             if shape is None:
                 return None
-            if len(group) == 1 and not layer:
-                shape = leaving(machine, numbers, shape, T, N)
             layer.append((group, shape))
         chosen.append(layer)
     return Schedule(machine, chosen, T, N, with_h0, keeps)

@@ -37,8 +37,6 @@ from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, QuantGRUWarning, c
 from quant_gru.config.notes import caller_stacklevel
 from quant_gru.export import params
 from quant_gru.integer.plan import GRUPlan
-from quant_gru.kernels.cuda.numbers import capturing
-from quant_gru.kernels.ops import expect_on_gpu, runs_on_gpu
 
 STATE_KEY = "quantization"
 
@@ -231,8 +229,6 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         weights = self._weights()
         sequence = self._normalize(input, hx)
         noise = self._noise(sequence, zoneout_mask)
-        if noise is None and plans.is_new(sequence.x.device):
-            self._expect(sequence, weights)
         plan = self._plan(weights, noise)
         if not self._may_change_unseen() and (
             quick is None or not quick.holds(self._parameters.values())
@@ -257,27 +253,6 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         if dtype is not torch.float32:
             y, h_n = y.to(dtype), h_n.to(dtype)
         return sequence.restore(y, h_n)
-
-    def _expect(self, sequence: Sequence, weights: list[list[Weights]]) -> None:
-        """Let kernels of a first call compile while its plan is made."""
-        x, h0 = sequence.x, sequence.hx
-        reals = [t for t in (x, h0) if t is not None]
-        if any(t.dtype is not torch.float32 for t in reals) or not runs_on_gpu(x.device):
-            return
-        watched = (
-            torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack()
-        )
-        if type(x) is not Tensor or watched or capturing(x.device):
-            return
-        self._finalized()
-        scales = self._state.scales
-        assert scales is not None
-        given = [*reals, *(w for layer in weights for cell in layer for w in cell if w is not None)]
-        back = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-        outline = self._state.plans.outline(scales, weights)
-        lengths = sequence.lengths is not None
-        precision = self.precision if back and self.training else None
-        expect_on_gpu(outline, x, h0 is not None, lengths, back, precision)
 
     def _step_options(self) -> tuple[Any, ...]:
         """What a call in training depends on, beside weights, scales and zoneout."""

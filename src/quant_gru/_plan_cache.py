@@ -24,7 +24,7 @@ from quant_gru.integer.plan import (
     stack,
 )
 from quant_gru.integer.qparams import QParams
-from quant_gru.kernels.live import LiveWeights, empty_part
+from quant_gru.kernels.live import LiveWeights
 
 # Threads that end leave their plans behind.
 _MOST_LIVE = 32
@@ -138,25 +138,6 @@ class PlanCache:
                 for layer, pair in enumerate(zip(qparams, weights, strict=True))
             ]
         )
-
-    def is_new(self, device: torch.device) -> bool:
-        """Whether there has been no plan on a device."""
-        return all(key[0] != device for key in self._frozen)
-
-    def outline(
-        self, qparams: Sequence[Sequence[QParams]], weights: Sequence[Sequence[Weights]]
-    ) -> GRUPlan:
-        """The plan as far as weights do not matter: numbers that follow them are zeros."""
-        plans: list[list[CellPlan]] = []
-        for layer, pair in enumerate(zip(qparams, weights, strict=True)):
-            plans.append([])
-            for direction, (q, w) in enumerate(zip(*pair, strict=True)):
-                W, R = w[:2]
-                assert W is not None
-                assert R is not None
-                frozen = self._frozen_part(q, w, layer, direction)
-                plans[-1].append(CellPlan(frozen, empty_part(q, frozen, W, R)))
-        return stack(plans)
 
     def _live_plan(
         self,

@@ -10,7 +10,6 @@ from host_machine import Host
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.kernels.cuda import ahead, compiler, driver
 from quant_gru.kernels.cuda.launch import Grid, Kernel
-from quant_gru.kernels.cuda.outline import expect_call
 from quant_gru.kernels.cuda.stack import stack_of
 
 A, B, C = (Kernel.of(name, name, {"N": i}) for i, name in enumerate("abc"))
@@ -166,70 +165,3 @@ def test_a_schedule_begins_with_its_recurrence(tmp_path, layers, config):
     assert machine.asked[0] == ("expected", next(k for k in prepared if k.source == "recurrent"))
     assert set(expected) <= set(prepared)
     assert {k.source for k in expected} == {"recurrent", "project_reals"}
-
-
-class Expecting:
-    """A device that knows what has begun to compile on it."""
-
-    arch = "sm_90a"
-
-    def __init__(self, folder) -> None:
-        self._host = Host(folder)
-        self.native, self.asked = self._host.native(), []
-
-    def clusters(self):
-        return self._host.clusters()
-
-    def expect(self, kernel):
-        self.asked.append(kernel)
-
-
-@pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])
-@pytest.mark.parametrize(("layers", "bidirectional"), [(1, False), (2, True)])
-def test_an_outline_has_the_kernels_of_a_plan(tmp_path, config, layers, bidirectional):
-    """A plan whose weights are zeros begins to compile what the plan itself prepares."""
-    chosen = getattr(QuantConfig, config)()
-    gru = QuantGRU(20, 32, layers, bidirectional=bidirectional, config=chosen).eval()
-    gru.calibrate(torch.randn(4, 2, 20))
-    gru.finalize_calibration()
-    x = torch.randn(50, 16, 20)
-    device, machine = Expecting(tmp_path), Watched(tmp_path)
-    scales = gru._state.scales
-    assert scales is not None
-    outlined = gru._state.plans.outline(scales, gru._weights())
-    expect_call(outlined, x, False, False, False, None, device)
-    stack = stack_of(gru._plan(), machine)
-    assert stack is not None
-    assert stack.schedule(50, 16, with_h0=False) is not None
-    assert set(device.asked) == {kernel for _, kernel in machine.asked}
-
-    device.asked.clear()
-    expect_call(outlined, x, False, False, True, "bf16", device)
-    sources = {kernel.source for kernel in device.asked}
-    assert {"weights", "recurrent", "backward/operands", "backward/back"} <= sources
-
-
-def test_a_first_call_begins_with_its_kernels(monkeypatch):
-    """Before the plan is made, and in the first call alone."""
-    found = []
-
-    def expect(plan, x, with_h0, with_lengths, keeps, precision):
-        assert not plan.cells[0][0].weights.W.any()
-        assert gru._state.plans._weights == {}
-        found.append((tuple(x.shape), with_h0, with_lengths, keeps, precision))
-
-    monkeypatch.setattr("quant_gru._gru.runs_on_gpu", lambda device: True)
-    monkeypatch.setattr("quant_gru._gru.expect_on_gpu", expect)
-    gru = QuantGRU(3, 4, config=QuantConfig.int8())
-    gru.calibrate(torch.randn(6, 2, 3))
-    gru.finalize_calibration()
-    gru.use_quantization = True
-    for training in (True, False):
-        gru.train(training)
-        gru._state.plans.clear()
-        with torch.set_grad_enabled(training):
-            first = gru(torch.ones(5, 2, 3))
-            second = gru(torch.ones(5, 2, 3))
-        assert torch.equal(first[0], second[0])
-    one = ((5, 2, 3), False, False)
-    assert found == [(*one, True, "bf16"), (*one, False, None)]

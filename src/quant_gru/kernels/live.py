@@ -95,7 +95,7 @@ class LiveWeights:
         self._index = W.device.index if W.device.type == "cuda" else None
         # in-place changes of tensors made in inference mode are refused outside of it
         with torch.inference_mode(False):
-            self.part = empty_part(qparams, frozen, W, R)
+            self.part = _empty_part(qparams, frozen, W, R)
             self._writer = self._choose(machine)
         self._shapes = {name: tuple(getattr(self.part, name).shape) for name in _WEIGHTS}
         _live[self.part] = weakref.ref(self)
@@ -269,7 +269,7 @@ def tensors_of(part: WeightPart) -> list[Tensor]:
     return [each for each in (*found, *part.scales.values()) if isinstance(each, Tensor)]
 
 
-def empty_part(qparams: QParams, frozen: FrozenPart, W: Tensor, R: Tensor) -> WeightPart:
+def _empty_part(qparams: QParams, frozen: FrozenPart, W: Tensor, R: Tensor) -> WeightPart:
     """A part of the right shapes and dtypes, numbers undefined."""
     q, rows, device = frozen.quantizers, W.shape[0], W.device
     bits = {name: qparams.config[name].bitwidth or 1 for name in WEIGHTS}

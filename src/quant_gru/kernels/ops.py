@@ -21,7 +21,6 @@ from quant_gru.kernels.cuda import border, compiler, driver
 from quant_gru.kernels.cuda import executor as cuda
 from quant_gru.kernels.cuda.backward import call as cuda_call
 from quant_gru.kernels.cuda.backward import run as cuda_backward
-from quant_gru.kernels.cuda.outline import expect_call as expect_on_gpu
 from quant_gru.kernels.cuda.stack import stack_of as stack_on_gpu
 
 PRECISIONS = tuple(cuda_call.PRECISIONS)
@@ -290,7 +289,6 @@ __all__ = [
     "dequantize",
     "events",
     "executor_name",
-    "expect_on_gpu",
     "masked",
     "masked_requantized",
     "native_variant",

@@ -209,7 +209,7 @@ class Shape:
         owned = max(1, self.strip // halves)
         stage = 0 if bulk else 2 * groups * halves * form.state_bytes * owned * 16
         # barriers, whether rows are NaN, and biases and multipliers
-        beside = 16 * strips + 32 + (24 * 16 * groups if self.tight(form) else 0)
+        beside = 16 * strips + 32 + (12 * self.threads if self.tight(form) else 0)
         ring = steps * strips * self.threads * self.elements * (8 if form.wide_input else 4)
         received = stage if self.blocks > 1 else 0
         return state + exchange + received + beside + ring + form.recurrence.table_bytes

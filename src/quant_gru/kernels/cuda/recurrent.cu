@@ -129,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     unsigned char *const nan_rows = (unsigned char *)(barriers + 2 * NT);  // of the tile, by h0
     uint32_t *const any_nan = (uint32_t *)(nan_rows + 16);
     // [step % RING][strip][thread]
-    unsigned char *const factors = nan_rows + kFlags;  // [group][gate][unit], bias and multiplier
+    unsigned char *const factors = nan_rows + kFlags;  // [warp][gate][unit], bias and multiplier
     Words *const ring = (Words *)(factors + kFactors) + threadIdx.x;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int lane8 = lane / 4, quad = lane % 4;
@@ -381,13 +381,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             bias[0][gate] += missing[gate];
             wide_bias[0][gate] += (Real)(kWhole ? 0 : missing[gate]);
         }
-    // a thread reads what it has written; others with the same units write the same
-    const uint32_t factors_at = pinned(shared_address(factors) + (local * 48 + lane8) * 8);
+    // a warp reads what it has written
+    const uint32_t factors_at = pinned(shared_address(factors) + (warp * 48 + lane8) * 8);
     const auto factor_at = [&](int row, int gate) {
         const int row8 = NB == 8 ? row : place_of(0, quad, half).row8;
         return factors_at + (uint32_t)(gate * 16 + row8 * 8) * 8;
     };
-    if (kTight)
+    if (kTight && quad % (NB == 8 ? 4 : 2) == 0)
 #pragma unroll
         for (int row = 0; row < kRows; ++row)
 #pragma unroll
@@ -395,6 +395,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 store(factor_at(row, gate),
                       uint2{(uint32_t)bias[row][gate],
                             kWhole ? (uint32_t)times[row][gate] : float_bits((float)m[row][gate])});
+    if (kTight) __syncwarp();
 
     Real h[NT][kElements];  // magic number added
 #pragma unroll

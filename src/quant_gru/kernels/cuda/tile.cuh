@@ -51,7 +51,7 @@ constexpr int kAhead = RING - 1;                // steps between the start of a 
 // Registers that the weights leave: what the compiler would work out again in every step may stay.
 constexpr bool kRoom = 12 * kBlocks * 2 * WP <= (kThreads > 256 ? 48 : 96);
 constexpr bool kTight = TIGHT;
-constexpr int kFactors = kTight ? 3 * kUnits * 8 : 0;  // bytes
+constexpr int kFactors = kTight ? 3 * 16 * 8 * (kThreads / 32) : 0;  // bytes
 constexpr bool kLate = LATE;
 // Whether waiting leaves the first cache of global memory as it is. That is faster with two strips;
 // with one, once `W x` of some hundred steps has filled that cache, steps take a fifth longer.
@@ -78,7 +78,7 @@ static_assert(KS == 1 || kGroups < 16, "a named barrier for each group");
 static_assert(SPREAD == 1 || NB > 1, "rows are what is spread");
 static_assert(!LATE || WP == 1, "one plane of late weights");
 static_assert(!kSaturated || (kBits && kSets == 1), "codes of 8 bits");
-static_assert(!TIGHT || (sizeof(REAL) == 4 && kSets <= 2), "a multiplier is a word");
+static_assert(!TIGHT || (sizeof(REAL) == 4 && kSets <= 2 && NB >= 4), "a multiplier is a word");
 static_assert(!STRETCH || STRETCH > kAhead, "steps that are ahead are of the next stretch");
 static_assert(SETS == 1 || kTerms == 1, "sets of the same weight");
 

@@ -116,6 +116,9 @@ void run(void (*kernel)(const void *), const void *arguments, int blocks_x, int 
 inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float saturated(float v) { return v > 0 ? v < 1 ? v : 1.f : 0.f; }
+inline float fma_saturated(float a, float b, float c) { return saturated(std::fmaf(a, b, c)); }
+inline float plus_saturated(float a, float b) { return saturated(a + b); }
 inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __dadd_rn(double a, double b) { return a + b; }
@@ -152,6 +155,11 @@ inline void mma(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     host::sync_warp();
 }
 
+inline void mma_from(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                     const int (&c)[4]) {
+    for (int i = 0; i < 4; ++i) d[i] = c[i];
+    mma<false, false>(d, a, b0, b1);
+}
 inline void sync_threads(int id, int threads) { host::wait(host::self->block->named[id], threads); }
 inline float byte_as_float(uint32_t word, int i) {
     return 8388608.f + float(word >> (8 * i) & 255);
@@ -162,6 +170,17 @@ inline float half_as_float(uint32_t word, int i) {
 inline uint32_t interleave(uint32_t low, uint32_t high, int i) {
     const auto byte = [](uint32_t v, int at) { return v >> (8 * at) & 255; };
     return byte(low, i) | byte(high, i) << 8 | byte(low, i + 1) << 16 | byte(high, i + 1) << 24;
+}
+inline uint32_t even_bytes(uint32_t first, uint32_t second) {
+    const auto pair = [](uint32_t v) { return (v & 255) | (v >> 8 & 0xFF00); };
+    return pair(first) | pair(second) << 16;
+}
+inline uint32_t odd_bytes(uint32_t first, uint32_t second) {
+    return even_bytes(first >> 8, second >> 8);
+}
+inline uint32_t saturated_bytes(int first, int second, uint32_t above) {
+    const auto byte = [](int v) { return uint32_t(v < 0 ? 0 : v > 255 ? 255 : v); };
+    return byte(first) | byte(second) << 8 | above << 16;
 }
 inline uint32_t cluster_rank() { return uint32_t(host::self->block->rank); }
 inline void cluster_arrive() {
@@ -219,17 +238,7 @@ inline void send(void *to, uint64_t *barrier, uint32_t rank, const Vector &v) {
     settle(t);
 }
 inline void shown_to_copies() {}
-inline void send_slice(void *to, uint64_t *barrier, uint32_t rank, const void *from,
-                       uint32_t bytes) {
-    host::Block &mine = *host::self->block, &peer = host::cluster().blocks[rank];
-    const size_t at = size_t((unsigned char *)to - mine.shared.data());
-    if (at % 16 || bytes % 16 || (const unsigned char *)from - mine.shared.data() & 15)
-        std::abort();
-    std::memcpy(peer.shared.data() + at, from, bytes);
-    host::Transfers &t = transfers(peer, barrier);
-    t.bytes += long(bytes);
-    settle(t);
-}
+inline int limited_sum(int a, int b, int c) { return std::max(std::min(a + b, c), 0); }
 inline int64_t times_plus(int a, int b, int64_t c) { return (int64_t)a * b + c; }
 // an address: a block's number in its cluster, and a place in its shared memory
 inline unsigned char *place_at(uint32_t address) {
@@ -242,6 +251,15 @@ inline uint32_t shared_address(const void *p) {
 inline uint32_t address_in(uint32_t address, uint32_t rank) {
     return (address & 0xFFFFFF) | rank << 24;
 }
+inline void send_slice(uint32_t slice, uint32_t barrier, uint32_t rank, uint32_t bytes) {
+    if (slice % 16 || bytes % 16 || rank == slice >> 24) std::abort();
+    if (threadIdx.x % 32) return;
+    std::memcpy(place_at(address_in(slice, rank)), place_at(slice), bytes);
+    host::Transfers &t = host::cluster().blocks[rank].transfers[(barrier & 0xFFFFFF) / 8 % 4];
+    t.bytes += long(bytes);
+    settle(t);
+}
+inline uint32_t uniform(uint32_t v) { return v; }
 inline uint32_t pinned(uint32_t address) { return address; }
 template <class Value>
 inline void store_where(bool where, void *to, const Value &v) {
@@ -306,6 +324,12 @@ inline uint4 load_relaxed(const void *from) {
     return v;
 }
 inline void store_relaxed(uint32_t *to, uint32_t v) { std::memcpy(to, &v, 4); }
+inline uint32_t load_count(const uint32_t *from) {
+    host::yield();
+    return *from;
+}
+inline void add_released(uint32_t *to, uint32_t v) { *to += v; }
+inline void acquire() {}
 inline void prefetch(const void *) {}
 inline int64_t shuffle_xor(int64_t v, int mask) {
     host::Warp &w = host::warp();

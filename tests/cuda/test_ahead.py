@@ -4,11 +4,13 @@ import ctypes
 import threading
 
 import pytest
+import torch
 from host_machine import Host
 
-from quant_gru import QuantGRUError
+from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.kernels.cuda import ahead, compiler, driver
 from quant_gru.kernels.cuda.launch import Grid, Kernel
+from quant_gru.kernels.cuda.stack import stack_of
 
 A, B, C = (Kernel.of(name, name, {"N": i}) for i, name in enumerate("abc"))
 WAIT = 20  # seconds until a test fails instead of waiting for ever
@@ -131,3 +133,35 @@ def test_launches_are_loaded_once_when_they_are_first_started(tmp_path):
     both.start(8)
     assert len(loads) == 2
     assert [each.count for each in launches] == [4, 4]
+
+
+class Watched(Host):
+    """A GPU on which nothing runs; knows what has been asked of it in turn."""
+
+    def __init__(self, folder) -> None:
+        super().__init__(folder)
+        self.asked: list[tuple[str, Kernel]] = []
+
+    def expect(self, kernel):
+        self.asked.append(("expected", kernel))
+
+    def prepare(self, kernel, grid, arguments):
+        self.asked.append(("prepared", kernel))
+        return super().prepare(kernel, grid, arguments)
+
+
+@pytest.mark.parametrize(("layers", "config"), [(1, "int8"), (2, "w8a16")])
+def test_a_schedule_begins_with_its_recurrence(tmp_path, layers, config):
+    """All that is compiled in advance is launched, and what takes longest begins first."""
+    gru = QuantGRU(20, 32, num_layers=layers, config=getattr(QuantConfig, config)()).eval()
+    gru.calibrate(torch.randn(4, 2, 20))
+    gru.finalize_calibration()
+    machine = Watched(tmp_path)
+    stack = stack_of(gru._plan(), machine)
+    assert stack is not None
+    assert stack.schedule(50, 16, with_h0=False) is not None
+    expected = [kernel for how, kernel in machine.asked if how == "expected"]
+    prepared = [kernel for how, kernel in machine.asked if how == "prepared"]
+    assert machine.asked[0] == ("expected", next(k for k in prepared if k.source == "recurrent"))
+    assert set(expected) <= set(prepared)
+    assert {k.source for k in expected} == {"recurrent", "project_reals"}

@@ -15,20 +15,20 @@ from quant_gru.kernels.cuda.backward.slopes import SlopesShape
 from quant_gru.kernels.cuda.frozen import Form, Gates
 from quant_gru.kernels.cuda.launch import PLAIN
 from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL, STAYING
+from quant_gru.kernels.cuda.real_projection import ALONE, TALL, TWO_PLANES
 from quant_gru.kernels.cuda.real_projection import MEDIUM as REAL_MEDIUM
 from quant_gru.kernels.cuda.real_projection import SMALL as REAL_SMALL
-from quant_gru.kernels.cuda.real_projection import TALL, TWO_PLANES
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
-BYTES = Form(True, "float", False, 1, 1, False, 1, (0, 0, 0), 3072, (True, True, True))
+BYTES = Form(True, "float", False, 1, 1, False, 1, (0, 0, 0), 3072, (True, True, True), powers=True)
 IN_HALVES = Form(True, "double", False, 1, 2, True, 2, (2, 2, 2), 18432, (True,) * 3)
 FORMS = {
     "w8a8": BYTES,
     "w8a8-fused": Form(True, "float", False, 1, 1, False, 1, (0, 0, 0), 3072, (False,) * 3),
     "w8a16": IN_HALVES,
-    "w8a16-float": replace(IN_HALVES, own=Gates("float", (3, 3, 0), 73728)),
+    "w8a16-float": replace(IN_HALVES, own=Gates("float", (3, 3, 0), 73728), powers=True),
     "w8a16-lines": replace(IN_HALVES, own=Gates("double", (3, 3, 2), 73728)),
     "w8a16-words": Form(True, "double", True, 1, 2, True, 4, (1, 0, 2), 9216, (False,) * 3),
     "w16a16": Form(True, "double", False, 2, 2, True, 2, (2, 2, 2), 18432, (True,) * 3),
@@ -56,9 +56,10 @@ def variants(arch):
         yield "project_passing", STAYING[planes].macros(planes)
     for planes in (1, 2):
         yield "project_few", {**PLAIN, "WIDE": planes - 1}
-    for block in (REAL_SMALL, REAL_MEDIUM, TALL):
-        yield "project_reals", block.macros(1)
-    yield "project_reals", TWO_PLANES.macros(2)
+    for i, block in enumerate((REAL_SMALL, REAL_MEDIUM, TALL, ALONE[1][0], ALONE[1][-1])):
+        yield "project_reals", block.macros(1, codes=1 - i % 2)
+    for i, block in enumerate((TWO_PLANES, ALONE[2][-1])):
+        yield "project_reals", block.macros(2, codes=2 * i)
     yield "border", PLAIN
     yield "random", {}
     yield "weights", PLAIN
@@ -77,14 +78,27 @@ def variants(arch):
             if wanted and (blocks == 1 or arch != "sm_80"):
                 shape = planner.make_shape(96 if blocks < 16 else 256, blocks, split, spread, rows)
                 macros = shape.macros(form, 96, 1 + place % 2)
-                yield "recurrent", macros
                 ends = planner.Ends(values=place % 3 != 1, codes=place % 3 != 0)
                 kernel, _ = planner.layout(shape, form, 96, 8, 2, ends=ends)
-                yield "recurrent", dict(kernel.macros)
+                # where only instructions of an architecture are new, each in one of both ways
+                both = arch == "sm_90a"
+                if both or (index + place) % 2:
+                    yield "recurrent", macros
+                if both or (index + place) % 2 == 0:
+                    yield "recurrent", dict(kernel.macros)
 
     if arch != "sm_80":
         for name, shape in (("w8a8", (2, 2, 1, 8)), ("w8a16-float", (2, 2, 1, 16))):
             yield "recurrent", planner.make_shape(128, *shape).macros(FORMS[name], 128, 1)
+            made = planner.make_shape(256, *shape)
+            ends = planner.Ends(values=True, codes=False)
+            kernel, _ = planner.layout(made, FORMS[name], 256, 64, 1, ends=ends, stretch=8)
+            yield "recurrent", dict(kernel.macros)
+    if arch == "sm_90a":
+        # weights that leave few registers
+        tight = planner.make_shape(1024, 16, 2, 1, 16).macros(FORMS["w8a16-float"], 1024, 1)
+        assert tight["TIGHT"] == 1
+        yield "recurrent", tight
 
 
 def backward_variants(arch):
@@ -105,12 +119,14 @@ def backward_variants(arch):
         in_bytes = max(form.weight_bytes, form.state_bytes) == 1
         yield "backward/slopes", {**macros, "BYTES": int(in_bytes)}
         if in_bytes:
-            for unit_warps, groups in ((2, 4), (4, 3), (1, 6))[: 3 if index == 0 else 1]:
+            every = index == 0 and arch == "sm_90a"
+            for unit_warps, groups in ((2, 4), (4, 3), (1, 6))[: 3 if every else 1]:
                 shape = SlopesShape(unit_warps, groups, (64, 128), form.table_bytes)
                 yield "backward/slopes_bytes", {**macros, **shape.macros}
-            # wide gates between bytes
-            in_double = {"REAL": "double", "TZ": 2, "TR": 1}
-            yield "backward/slopes_bytes", {**macros, **in_double, **shape.macros}
+            if index == 0:
+                # wide gates between bytes
+                in_double = {"REAL": "double", "TZ": 2, "TR": 1}
+                yield "backward/slopes_bytes", {**macros, **in_double, **shape.macros}
     # units of a block, blocks, tiles, split, rows, parts of gradients and of weights
     for shape in ((64, 1, 1, 2, 8, 1, 1), (24, 4, 3, 1, 8, 1, 1), (32, 8, 2, 1, 4, 3, 2)):
         if shape[1] == 1 or arch != "sm_80":

@@ -184,15 +184,16 @@ def test_int32_holds_sums_of_halves_alone(host, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("config", "shape", "H"), [("int8", "2,1,1,4", 330), ("w8a16", "8,1,1,8", 510)]
+    ("config", "shape", "H"), [("int8", "4,1,1,4", 460), ("w8a16", "8,1,1,8", 510)]
 )
 def test_weights_that_leave_few_registers(host, monkeypatch, config, shape, H):
-    """Products of no gate come late, those of high bytes before those of low ones."""
+    """Products of no gate come late, those of high bytes before those of low ones; biases and
+    multipliers are read at every step."""
     monkeypatch.setenv(planner.VARIABLE, shape)
     (plan,) = quantized(getattr(QuantConfig, config)(), 3, H)
     x, h0 = codes(plan.x, 3, 9, 3), codes(plan.h, 9, H)
     got = executor.run(plan, x, h0, machine=host)
-    assert host.launched[-1][1]["LATE"] == 0
+    assert (host.launched[-1][1]["LATE"], host.launched[-1][1]["TIGHT"]) == (0, 1)
     assert host.launched[-1][1]["BULK"] == (H == 510)
     assert same(got, reference.run(plan, x, h0))
 
@@ -202,6 +203,7 @@ def test_weights_that_leave_few_registers(host, monkeypatch, config, shape, H):
 )
 def test_states_go_in_one_piece(host, monkeypatch, config, shape):
     monkeypatch.setenv(planner.VARIABLE, shape)
+    monkeypatch.setattr(planner, "_MANY", 0 if shape == "2,2,1,16" else 160)
     (plan,) = quantized(getattr(QuantConfig, config)(), 3, 101)
     x, h0 = codes(plan.x, 6, 19, 3), codes(plan.h, 19, 101)
     lengths = torch.randint(1, 7, (19,))

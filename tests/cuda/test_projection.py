@@ -141,6 +141,9 @@ def test_weights_stay_where_many_rows_pass():
     assert resident(small, numbers, shape, 100, 128) is None
     assert resident(hopper, numbers, shape, 50, 128) is None
     assert resident(hopper, numbers, shape, 1000, 100) is None
+    doubled = planner.make_shape(256, 2, 2, 1, 16)  # tiles of two strips, the last one half empty
+    assert resident(hopper, numbers, doubled, 100, 128) is STAYING[1]
+    assert resident(hopper, numbers, doubled, 100, 120) is None
     for H in (240, 272):  # few units, units of no block
         assert resident(hopper, numbers, planner.make_shape(H, 1, 1, 1, 8), 100, 128) is None
     grid, share = STAYING[1].grid(256, 12800, 256, 1)

@@ -9,6 +9,7 @@ import torch
 
 from quant_gru import QuantConfig
 from quant_gru.kernels.cuda import executor, planner
+from quant_gru.kernels.cuda.frozen import MOST_SHARED
 from quant_gru.kernels.cuda.launch import Grid
 from quant_gru.kernels.cuda.real_projection import (
     MEDIUM,
@@ -28,6 +29,7 @@ from test_projection import UNSIGNED, WIDE, by_unit, plan_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 nan, inf = float("nan"), float("inf")
+NARROW = QuantConfig.int8().replace("matmul.Wx", bitwidth=7)
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +62,10 @@ CASES = [
     (UNSIGNED, (2, 1, 2, 4, 1, 1), (35, 1, 7, 16, 1), 1),
     (UNSIGNED, (2, 2, 1, 3, 1, 3), (5, 13, 72, 66, 2), 1),
     (WIDE, (2, 2, 2, 4, 1, 2), (4, 9, 80, 33, 4), 1e-5),
-    (QuantConfig.int8(), (4, 2, 2, 3, 1, 1), (33, 1, 1, 20, 1), 1),
-    (QuantConfig.int8(), (2, 2, 5, 4, 1, 2), (5, 15, 132, 65, 8), 1),
-    (QuantConfig.w8a16(), (2, 2, 2, 4, 1, 1), (3, 6, 21, 37, 4), 1),
+    (QuantConfig.int8(), (8, 1, 13, 3, 1, 1, 128), (113, 1, 1, 20, 1), 1),
+    (QuantConfig.int8(), (2, 2, 5, 4, 1, 2, 128), (5, 15, 132, 65, 8), 1),
+    (NARROW, (2, 2, 2, 4, 1, 1), (7, 5, 44, 35, 1), 1),
+    (QuantConfig.w8a16(), (2, 2, 2, 4, 1, 1, 128), (3, 6, 21, 37, 4), 1),
     (QuantConfig.w8a16(), (2, 2, 3, 3, 1, 2), (7, 11, 132, 50, 2), 1),
     (QuantConfig.int8(), None, (3, 11, 20, 37, 8), 1),
     (UNSIGNED, None, (35, 1, 300, 16, 1), 1e-5),
@@ -70,7 +73,7 @@ CASES = [
 ]
 NAMES = [
     *("int8", "int8 doubles", "unsigned single", "unsigned", "wide doubles", "one feature"),
-    *("int8 odd", "w8a16", "w8a16 odd"),
+    *("int8 odd", "narrow", "w8a16", "w8a16 odd"),
     *("few", "few unsigned", "few w8a16"),
 ]
 LAYOUTS = ["rows", "batch_first", "unaligned"]
@@ -149,17 +152,28 @@ def test_threads_and_grids_follow_blocks():
     block = Block(4, 2, 7, 3, 2, 2)
     assert (block.units, block.rows, block.threads) == (64, 112, 256)
     _, grid = block.launch(256, 12800, 256, 1)
-    assert grid == Grid((230, 1), 256, shared_bytes=3 * 64 * 192 + 120 * 272 + 12 * 112 + 24 * 128)
+    assert grid == Grid((230, 1), 256, shared_bytes=3 * 64 * 192 + 120 * 272 + 12 * 112 + 36 * 128)
 
 
 def test_choices_follow_sizes():
-    """Few rows go to many small blocks, and many features come as codes."""
+    """Few rows go to many small blocks, many rows to large ones, many features come as codes."""
     assert choose(128, 100, 64, 1, 132) == replace(SMALL, parts=4)
     assert choose(256, 1000, 128, 1, 132) == replace(SMALL, parts=8)
-    assert choose(256, 6400, 128, 1, 132) == replace(MEDIUM, parts=2)
+    assert choose(256, 6400, 128, 1, 132, alone=False) == replace(MEDIUM, parts=2)
     assert choose(256, 32000, 80, 1, 132) == TALL
-    assert choose(512, 12800, 256, 1, 132) == MEDIUM
+    assert choose(512, 12800, 256, 1, 132, alone=False) == MEDIUM
     assert choose(1024, 12800, 512, 1, 132) is None
-    assert choose(256, 12800, 256, 2, 132) == replace(TWO_PLANES, parts=2)
+    assert choose(256, 12800, 256, 2, 132, alone=False) == replace(TWO_PLANES, parts=2)
     for block, planes in ((SMALL, 1), (MEDIUM, 1), (TALL, 1), (TWO_PLANES, 2)):
         assert block.shared_bytes(512, 384, planes) <= 99 << 10
+
+
+@pytest.mark.parametrize("planes", [1, 2])
+@pytest.mark.parametrize("rows", [4100, 6400, 8000, 10240, 12800])
+def test_large_blocks_have_a_multiprocessor_each(rows, planes):
+    block = choose(512, rows, 384, planes, 132)
+    assert block.blocks == 1
+    assert -(-rows // block.rows) * block.parts <= 132
+    assert block.shared_bytes(512, 384, planes) <= MOST_SHARED
+    # larger ones have no room for so many units
+    assert choose(8192, rows, 384, 1, 132).shared_bytes(4096, 384, 1) <= MOST_SHARED

@@ -8,6 +8,7 @@ import torch
 
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel
+from quant_gru.kernels.cuda.real_projection import fill_division
 from quant_gru.kernels.cuda.structures import TakeC
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -34,10 +35,11 @@ def host(tmp_path_factory):
 )
 def test_take(host, quantizer, features, fours):
     """Codes as planes of bytes, padding that is their zero, rows with NaN."""
-    T, N, padded = 2, 3, -(-features // 16) * 16
+    T, N, padded = 3, 3, -(-features // 16) * 16
     generator = torch.Generator().manual_seed(features)
     x = torch.randn(T, N, features, generator=generator) * 3
     x[0, 1, features - 1], x[1, 2, 0] = torch.nan, -torch.inf
+    x[1, 0, :2] = torch.tensor([torch.inf, -torch.inf])
     planes = 1 if quantizer.bits == 8 else 2
     offset = 0 if quantizer.lo < 0 else 128
     bytes_ = torch.full((planes, T, N, padded), 99, dtype=torch.int8)
@@ -50,6 +52,7 @@ def test_take(host, quantizer, features, fours):
     p.zero, p.scale, p.fours = quantizer.zero_point, quantizer.scale, fours
     p.lo = quantizer.lo - quantizer.zero_point
     p.hi = quantizer.hi - quantizer.zero_point
+    fill_division(p.division, quantizer)
     host.launch(Kernel.of("border", "take", PLAIN), Grid((1, 1), 256), p)
     expected = torch.zeros(T, N, padded, dtype=torch.int64)
     expected[..., :features] = quantizer.quantize(x) - offset

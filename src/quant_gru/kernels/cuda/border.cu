@@ -120,7 +120,15 @@ struct Target {
     int64_t padded;    // features with padding
     int64_t x_offset;  // codes are kept less this in bytes
     int64_t T, N, features, nan_stride;
+    uint32_t *counts;  // (stretches), of the projection that follows
+    int64_t stretches;
 };
+
+// Nothing of the projection is there yet.
+inline void clear_counts(const Target &o) {
+    if (blockIdx.x) return;
+    for (int i = threadIdx.x; i < (int)o.stretches; i += blockDim.x) o.counts[i] = 0;
+}
 
 inline void put(const Target &o, int64_t row, int k, int code) {
     if (!o.planes) {
@@ -135,20 +143,6 @@ inline void put(const Target &o, int64_t row, int k, int code) {
         *to = (int8_t)(v >> 8);
         to[o.T * o.N * o.padded] = (int8_t)((v & 255) - 128);
     }
-}
-
-// The same of four codes in bytes, from a multiple of 4 on.
-inline void put_four(const Target &o, int64_t row, int k, const int (&codes)[4]) {
-    uint32_t first = 0, second = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int v = codes[i] - (int)o.x_offset;
-        first |= (uint32_t)((o.planes == 1 ? v : v >> 8) & 255) << 8 * i;
-        second |= (uint32_t)(v + 128 & 255) << 8 * i;
-    }
-    int8_t *const to = o.bytes + row * o.padded + k;
-    *(uint32_t *)to = first;
-    if (o.planes == 2) *(uint32_t *)(to + o.T * o.N * o.padded) = second;
 }
 
 // The row of a warp has its codes: their padding, and its NaN.
@@ -189,36 +183,115 @@ struct Take {
     int64_t step, next;  // in values
     int64_t zero;
     float scale, lo, hi;  // limits less the zero point
+    Division division;    // the same without a branch, for `fours`
     int32_t fours;        // rows are made of aligned groups of four values, and codes go to bytes
 };
 
-// Codes of real values, in any order of rows.
-extern "C" __global__ void __launch_bounds__(256, 5) take(const __grid_constant__ Take p) {
-    const int row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
-    const int lane = threadIdx.x % 32, N = (int)p.to.N, features = (int)p.to.features;
-    if (row >= p.to.T * N) return;
-    const float *const from = p.real + row / N * p.step + row % N * p.next;
-    const int zero = (int)p.zero;
-    bool seen = false;
-    // stores could be to what is loaded: a batch of loads comes before them
-    if (p.fours) {
-        for (int start = 4 * lane; start < features; start += 4 * 128) {
-            uint4 ahead[4];
+constexpr int kRowsOfWarp = 2;
+
+// Four features of a row to a lane; beyond the last row and the last features lanes take what is
+// last.
+inline void take_fours(const Take &p, int first) {
+    constexpr int kAhead = 2;  // times 32 groups of features of each row
+    const Target &o = p.to;
+    const bool single = o.planes == 1;
+    const int lane = threadIdx.x % 32, N = (int)o.N, rows = (int)o.T * N;
+    const int groups = (int)o.features / 4, all = (int)o.padded / 4;
+    const int64_t plane = (int64_t)rows * o.padded;
+    const int zero = (int)(p.zero - o.x_offset);
+    const float *from[kRowsOfWarp];
+    int flags[kRowsOfWarp], stored[kRowsOfWarp];
+    bool seen[kRowsOfWarp];
+    int t = first / N, n = first - t * N;
 #pragma unroll
-            for (int j = 0; j < 4; ++j)
-                if (start + 128 * j < features) ahead[j] = *(const uint4 *)(from + start + 128 * j);
+    for (int row = 0; row < kRowsOfWarp; ++row) {
+        from[row] = p.real + t * p.step + n * p.next;
+        flags[row] = n * (int)o.nan_stride + t;
+        stored[row] = t * N + n;
+        seen[row] = false;
+        if (stored[row] + 1 < rows && ++n == N) {
+            n = 0;
+            ++t;
+        }
+    }
+    for (int start = lane; start - lane < groups; start += 32 * kAhead) {
+        uint32_t bits[kAhead * kRowsOfWarp][4];
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                if (start + 128 * j >= features) break;
-                const uint32_t bits[4] = {ahead[j].x, ahead[j].y, ahead[j].z, ahead[j].w};
-                int codes[4];
+        for (int j = 0; j < kAhead; ++j) {
+            const int group = start + 32 * j < groups ? start + 32 * j : groups - 1;
 #pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    codes[i] = quantized(bits_as_float(bits[i]), p.scale, p.lo, p.hi, seen) + zero;
-                put_four(p.to, row, start + 128 * j, codes);
+            for (int row = 0; row < kRowsOfWarp; ++row) {
+                uint32_t (&to)[4] = bits[j * kRowsOfWarp + row];
+                const uint4 v = *(const uint4 *)(from[row] + 4 * group);
+                to[0] = v.x;
+                to[1] = v.y;
+                to[2] = v.z;
+                to[3] = v.w;
             }
         }
-    } else {
+        if (__builtin_expect(may_have_nan(bits), 0)) {
+#pragma unroll
+            for (int i = 0; i < kAhead * kRowsOfWarp; ++i)
+                if (without_nan(bits[i])) seen[i % kRowsOfWarp] = true;
+        }
+        const auto put = [&](int i, const uint32_t (&raw)[4]) {
+            const int group = start + 32 * (i / kRowsOfWarp);
+            if (group >= groups) return;
+            int8_t *const to = o.bytes + stored[i % kRowsOfWarp] * o.padded + 4 * group;
+            uint32_t one[1], two[2];
+            if (single) {
+                in_bytes(raw, zero, one);
+                *(uint32_t *)to = one[0];
+            } else {
+                in_bytes(raw, zero, two);
+                *(uint32_t *)to = two[0];
+                *(uint32_t *)(to + plane) = two[1];
+            }
+        };
+        uint32_t raw[4];
+        if (p.division.exact) {
+#pragma unroll
+            for (int i = 0; i < kAhead * kRowsOfWarp; ++i) {
+                four_codes<true>(p.division, bits[i], raw);
+                put(i, raw);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < kAhead * kRowsOfWarp; ++i) {
+                four_codes<false>(p.division, bits[i], raw);
+                put(i, raw);
+            }
+        }
+    }
+#pragma unroll
+    for (int row = 0; row < kRowsOfWarp; ++row) {
+        const int group = groups + lane;
+        int8_t *const to = o.bytes + stored[row] * o.padded + 4 * group;
+        if (group < all) {
+            *(uint32_t *)to = 0;
+            if (!single) *(uint32_t *)(to + plane) = 0x80808080u;
+        }
+        const bool nan = any_lane(seen[row]);
+        if (lane == 0) o.nan[flags[row]] = nan;
+    }
+}
+
+// Codes of real values, in any order of rows.
+extern "C" __global__ void __launch_bounds__(256, 4) take(const __grid_constant__ Take p) {
+    const int warp = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
+    const int lane = threadIdx.x % 32, N = (int)p.to.N, features = (int)p.to.features;
+    const int first = warp * kRowsOfWarp, rows = (int)p.to.T * N, zero = (int)p.zero;
+    let_next_start();
+    clear_counts(p.to);
+    if (first >= rows) return;
+    if (p.fours) {
+        take_fours(p, first);
+        return;
+    }
+    for (int row = first; row < first + kRowsOfWarp && row < rows; ++row) {
+        const float *const from = p.real + row / N * p.step + row % N * p.next;
+        bool seen = false;
+        // stores could be to what is loaded: a batch of loads comes before them
         for (int start = lane; start < features; start += 4 * 32) {
             float ahead[4];
 #pragma unroll
@@ -231,8 +304,8 @@ extern "C" __global__ void __launch_bounds__(256, 5) take(const __grid_constant_
                     quantized(ahead[j], p.scale, p.lo, p.hi, seen) + zero);
             }
         }
+        finish_row(p.to, row, lane, any_lane(seen));
     }
-    finish_row(p.to, row, lane, any_lane(seen));
 }
 
 struct Between {
@@ -249,6 +322,8 @@ struct Between {
 extern "C" __global__ void __launch_bounds__(256) between(const __grid_constant__ Between p) {
     const int row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
     const int lane = threadIdx.x % 32, N = (int)p.to.N, H = (int)p.H;
+    let_next_start();
+    clear_counts(p.to);
     if (row >= p.to.T * N) return;
     bool nan = false;
     for (int d = 0; d < (int)p.directions; ++d) {

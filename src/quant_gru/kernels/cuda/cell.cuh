@@ -66,6 +66,7 @@ struct Table {
     double scale;           // 2^-shift
     const void *lines;      // see lines.cuh, or null
     int64_t line_origin, line_count;  // zero-point-free input code of the first line
+    int64_t least;                    // smallest input code
 };
 
 template <class Real>
@@ -103,8 +104,9 @@ inline Real weighted(const Sum<Real> &s, Real v) {
     return clamped(s, round_term(v, s.m[0]));
 }
 
-// One term, a product. Where it needs more bits than Real has, its multiplier is a power of two:
-// with one of the factors it is exact, and the only rounding is that of the sum.
+// One term, a product. QG_POT: its multiplier is a power of two, so that with the first factor,
+// which is known first, it is exact: the only rounding is that of the sum, also where the product
+// needs more bits than Real has.
 template <class Real>
 inline Real weighted_product(const Sum<Real> &s, Real a, Real b) {
 #if QG_POT
@@ -125,8 +127,15 @@ inline Real weighted(const Sum<Real> &s, Real v1, Real v2) {
         return Magic<Real>::plus((Real)rounded, Magic<Real>::number());
     }
 #endif
-    const Real total = Magic<Real>::fma(v1, s.m[0], Magic<Real>::times(v2, s.m[1]));
+    // what comes last needs one instruction; either way the sum is exact
+    const Real total = Magic<Real>::fma(v2, s.m[1], Magic<Real>::times(v1, s.m[0]));
     return clamped(s, Magic<Real>::plus(total, Magic<Real>::number()));
+}
+
+// What a gate's table has for two terms.
+template <class Real, class Of>
+inline Real gate_of(const Of &of, const Sum<Real> &s, Real v1, Real v2) {
+    return of(weighted(s, v1, v2));
 }
 
 // How a kernel reads a table: an entry per code, from shared or from global memory, or quadratics
@@ -186,17 +195,17 @@ template <class Real, class Z, class Reset, class G>
 inline Real next_state(const Cell<Real> &c, const Z &z_of, const Reset &r_of, const G &g_of,
                        Real Wx_z, Real Wx_r, Real Wx_g, Real Rh_z, Real Rh_r, Real Rh_g, Real h) {
     typedef Magic<Real> R;
-    const Real r = r_of(weighted(c.r_pre, Wx_r, Rh_r));
-    const Real z = z_of(weighted(c.z_pre, Wx_z, Rh_z));
+    const Real r = gate_of(r_of, c.r_pre, Wx_r, Rh_r);
+    const Real z = gate_of(z_of, c.z_pre, Wx_z, Rh_z);
 #if QG_RRH
-    const Real rest = plain(weighted_product(c.rRh, r, Rh_g));
+    const Real rest = plain(weighted_product(c.rRh, Rh_g, r));
 #else
     const Real rest = R::times(r, Rh_g);
 #endif
-    const Real g = g_of(weighted(c.g_pre, Wx_g, rest));
+    const Real g = gate_of(g_of, c.g_pre, Wx_g, rest);
     const Real left = R::plus(c.one, -z);
 #if QG_OLD
-    const Real old = plain(weighted_product(c.old_contrib, z, h));
+    const Real old = plain(weighted_product(c.old_contrib, h, z));
 #else
     const Real old = R::times(z, h);
 #endif

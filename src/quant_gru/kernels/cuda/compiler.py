@@ -29,6 +29,7 @@ _HEADERS = {
     "resident.cuh": _HERE / "resident.cuh",
     "quantize.cuh": _HERE / "quantize.cuh",
     "standing.cuh": _HERE / "standing.cuh",
+    "saturated.cuh": _HERE / "saturated.cuh",
     "tile.cuh": _HERE / "tile.cuh",
     "fixed_point.h": _HERE.parent / "fixed_point.h",
     "philox.h": _HERE.parent / "philox.h",
@@ -48,6 +49,8 @@ typedef unsigned long long uintptr_t;
 """
 # sums and products are rounded as written
 _OPTIONS = ("--device-as-default-execution-space", "--std=c++17", "--fmad=false")
+# without textures and the runtime library, which are read before every source
+_MINIMAL, _MINIMAL_SINCE = "--minimal", (12, 4)
 
 
 def available() -> bool:
@@ -90,7 +93,7 @@ def machine_code(name: str, macros: Mapping[str, object], arch: str) -> bytes:
     headers = _headers()
     source = (_HERE / f"{name}.cu").read_text(encoding="utf-8")
     options = (
-        *_OPTIONS,
+        *_options(),
         f"--gpu-architecture={arch}",
         *(f"-D{macro}={value}" for macro, value in sorted(macros.items())),
     )
@@ -128,6 +131,11 @@ def compile_source(name: str, source: str, options: tuple[str, ...]) -> bytes:
         return code
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def _options() -> tuple[str, ...]:
+    known = tuple(map(int, version().split("."))) >= _MINIMAL_SINCE
+    return (*_OPTIONS, _MINIMAL) if known else _OPTIONS
 
 
 @lru_cache(maxsize=1)

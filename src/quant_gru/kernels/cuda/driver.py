@@ -174,6 +174,9 @@ class Device:
         self._clusters: dict[int, int] | None = None
         self._library: Any = _MISSING
         self._lock = threading.RLock()
+        if self.has_clusters:
+            # compiled while a plan's numbers are made
+            self.expect(_PROBE)
 
     def clusters(self) -> Mapping[int, int]:
         """Blocks of a cluster -> how many such clusters run at once."""
@@ -181,6 +184,11 @@ class Device:
             blocks = torch.cuda.get_device_properties(self.index).multi_processor_count
             self._clusters = {1: blocks, **self._count_clusters()}
         return self._clusters
+
+    def expect(self, kernel: Kernel) -> None:
+        """Begin to compile a kernel that will be prepared or launched."""
+        if (kernel.source, kernel.macros) not in self._modules:
+            self._ahead.expect(kernel)
 
     def launch(
         self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
@@ -206,8 +214,7 @@ class Device:
         self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
     ) -> Prepared:
         """Begin to compile a kernel, and keep what its launches share; they raise as `launch`."""
-        if (kernel.source, kernel.macros) not in self._modules:
-            self._ahead.expect(kernel)
+        self.expect(kernel)
 
         def load() -> list[_Launch]:
             loaded = self._ready(kernel, grid)

@@ -18,18 +18,42 @@ struct Ends {
     float scale, lo, hi;    // limits less the zero point
 };
 
-// Whether the input of any row of a tile is NaN at any step, as far as this thread looks.
-inline bool nan_seen(const Ends &e, int64_t first_row, int64_t N, int64_t T) {
-    const int words = (int)(e.stride / 4), rest = (int)(T % 4);
-    const int rows = N - first_row < kTileRows ? (int)(N - first_row) : kTileRows;
-    // nobody writes what is beyond the last step
-    const uint32_t last = rest ? 0xffffffffu >> (32 - 8 * rest) : 0xffffffffu;
-    uint32_t seen = *e.finite ? 0 : 1;
-    for (int n = threadIdx.x / 32; n < rows; n += kThreads / 32) {
+// Rows of a tile that are any of the sequence's, and words of their NaN.
+struct NanWords {
+    int rows, words;
+    uint32_t last;  // what counts of the last word: nobody writes what is beyond the last step
+
+    inline NanWords(const Ends &e, int64_t first_row, int64_t N, int64_t T) {
+        rows = N - first_row < kTileRows ? (int)(N - first_row) : kTileRows;
+        words = (int)(e.stride / 4);
+        last = T % 4 ? 0xffffffffu >> (32 - 8 * (int)(T % 4)) : 0xffffffffu;
+    }
+    inline uint32_t counted(uint32_t word, int i) const {
+        return word & (i == words - 1 ? last : 0xffffffffu);
+    }
+};
+
+// The first word that this thread looks at, as it is. It is read before the first step, and waited
+// for behind the last one, where nothing would hide how long that takes.
+inline uint32_t first_nan(const Ends &e, int64_t first_row, int64_t N, int64_t T) {
+    const NanWords w(e, first_row, N, T);
+    const int n = threadIdx.x / 32, i = threadIdx.x % 32;
+    if (n >= w.rows || i >= w.words) return 0;
+    return ((const uint32_t *)(e.nan + (first_row + n) * e.stride))[i];
+}
+
+// Whether the input of any row of a tile is NaN at any step, as far as this thread looks. kRead: it
+// has read its first word.
+template <bool kRead>
+inline bool nan_seen(const Ends &e, int64_t first_row, int64_t N, int64_t T, uint32_t first) {
+    const NanWords w(e, first_row, N, T);
+    const int warp = (int)thread_again() / 32, lane = (int)thread_again() % 32;
+    uint32_t seen = kRead ? w.counted(first, lane) : 0;
+    for (int n = warp; n < w.rows; n += kThreads / 32) {
         const uint32_t *const from = (const uint32_t *)(e.nan + (first_row + n) * e.stride);
 #pragma unroll 4
-        for (int i = threadIdx.x % 32; i < words; i += 32)
-            seen |= from[i] & (i == words - 1 ? last : 0xffffffffu);
+        for (int i = lane + (kRead && n == warp ? 32 : 0); i < w.words; i += 32)
+            seen |= w.counted(from[i], i);
     }
     return seen != 0;
 }
@@ -54,27 +78,24 @@ inline void give_last(const Sequence &s, const Ends &ends, const float (&reals)[
                       const unsigned char *nan_rows, uint32_t *any_nan) {
     const Where where;
     const float bad = __int_as_float(0x7fc00000);
-    const auto each = [&](const auto &action) {
-#pragma unroll
-        for (int i = 0; i < NT * kElements; ++i) {
-            const Place place = place_of(i % kElements, where.quad, where.half);
-            const int unit = where.unit + 8 * place.row8, n = i / kElements * NB + place.n;
-            const int64_t row = where.row + n;
-            if (works(where.quad, where.half) && unit < s.H && row < s.N)
-                action(i, unit, row, nan_rows[n] != 0);
-        }
+    const auto at = [&](int i, const auto &action) {
+        const Place place = place_of(i % kElements, where.quad, where.half);
+        const int unit = where.unit + 8 * place.row8, n = i / kElements * NB + place.n;
+        const int64_t row = where.row + n;
+        if (works(where.quad, where.half) && unit < s.H && row < s.N)
+            action(i, unit, row, nan_rows[n] != 0);
     };
-    each([&](int i, int unit, int64_t row, bool before) {
+    const auto give = [&](int i, int unit, int64_t row, bool before) {
         ends.last[row * s.H + unit] = reals[i];
         if (unit == 0 && ends.last_nan) ends.last_nan[row] = 0.f;
         if (unit == 0 && ends.h0_nan) ends.h0_nan[row] = before;
-    });
-    // NaN is looked for while all of this is on its way
-    if (nan_seen(ends, where.row, s.N, s.T)) *any_nan = 1;
+    };
+#pragma unroll
+    for (int i = 0; i < NT * kElements; ++i) at(i, give);
     __syncthreads();
     if (!*any_nan) return;
     const int64_t step = s.reverse ? -1 : 1, first = s.reverse ? s.T - 1 : 0;
-    each([&](int, int unit, int64_t row, bool before) {
+    const auto spoil = [&](int, int unit, int64_t row, bool before) {
         bool nan = before || !*ends.finite;
         int64_t t = first;
 #pragma unroll 1
@@ -85,7 +106,10 @@ inline void give_last(const Sequence &s, const Ends &ends, const float (&reals)[
         if (!nan) return;
         ends.last[row * s.H + unit] = bad;
         if (unit == 0 && ends.last_nan) ends.last_nan[row] = bad;
-    });
+    };
+    // rarely run: one after the other
+#pragma unroll 1
+    for (int i = 0; i < NT * kElements; ++i) at(i, spoil);
 }
 
 #endif

@@ -258,17 +258,18 @@ def _run_persistent(calls: Sequence[_Call], shape: planner.Shape, machine: Machi
         fragments, bias, m = numbers.fragments(shape.features, shape.units)
         exact = numbers.exact_float[1]
         keep += [Wx, fragments, bias, m, exact]
-        arguments.append(
-            record(
-                call.sequence(),
-                fragments.data_ptr(),
-                Wx.data_ptr(),
-                bias.data_ptr(),
-                m.data_ptr(),
-                exact.data_ptr(),
-                numbers.frozen.cells[form.recurrence.real],
-            )
+        one = record(
+            call.sequence(),
+            fragments.data_ptr(),
+            Wx.data_ptr(),
+            bias.data_ptr(),
+            m.data_ptr(),
+            exact.data_ptr(),
+            numbers.frozen.cells[form.recurrence.real],
         )
+        if form.saturated:
+            one.saturated = numbers.frozen.saturated
+        arguments.append(one)
     held = calls[0].held is not None
     kernel, grid = planner.layout(shape, form, numbers.H, N, len(calls), held)
     machine.launch(kernel, grid, (record * len(calls))(*arguments))

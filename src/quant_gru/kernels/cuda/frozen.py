@@ -14,7 +14,9 @@ from quant_gru.integer.plan import CellPlan, FrozenPart
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import EXACT_BITS, Table
 from quant_gru.integer.weighted_sum import WeightedSum
-from quant_gru.kernels.cuda.lines import CODES, continued, lines
+from quant_gru.kernels.cuda.lines import CODES as LINE
+from quant_gru.kernels.cuda.lines import continued, lines
+from quant_gru.kernels.cuda.saturated import CODES, ENTRIES, first_entry, saturated_numbers
 from quant_gru.kernels.cuda.structures import CELL_C, SUM_C, SUMS, TableC
 
 NARROW_BITS = 16
@@ -61,6 +63,8 @@ class Form:
         fused: Which of op.rRh, op.old_contrib, op.new_contrib are rounded to codes.
         zoneout: States keep a share of what they were.
         own: Gates of the recurrence in one launch, where they differ from the other kernels'.
+        saturated: Whether its gates are those of saturated.cuh.
+        powers: Multipliers of products are powers of two.
     """
 
     narrow: bool
@@ -75,6 +79,8 @@ class Form:
     fused: tuple[bool, bool, bool]
     zoneout: bool = False
     own: Gates | None = None
+    saturated: bool = False
+    powers: bool = False
 
     @property
     def recurrence(self) -> Gates:
@@ -108,7 +114,7 @@ class FrozenNumbers:
         q = frozen.quantizers
         tables = [frozen.tables[name] for name in PRE_ACTIVATION]
         pres = [q[name] for name in PRE_ACTIVATION.values()]
-        self.codes = [pre.hi - pre.lo + 1 for pre in pres]
+        self.codes = [_entries(pre)[1] for pre in pres]
         self.segments = [table.coefficients.shape[0] for table in tables]
         self.modes = [_mode(*each) for each in zip(tables, pres, strict=True)]
         self.near = list(self.modes)
@@ -118,6 +124,7 @@ class FrozenNumbers:
                 self.near[i] = LINES
         self.lines = [int(table.line_count) for table in self._tables]
         self.cells = {real: self._cell(frozen, real) for real in CELL_C}
+        self.saturated = saturated_numbers(frozen)
 
     def _cell(self, frozen: FrozenPart, real: str) -> Any:
         q, magic = frozen.quantizers, _MAGIC[real]
@@ -138,15 +145,15 @@ class FrozenNumbers:
     def _table(self, table: Table, pre: Quantizer) -> Any:
         c: Any = TableC()
         if pre.bits <= NARROW_BITS:
-            codes = torch.arange(pre.lo, pre.hi + 1, device=table.bounds.device)
-            outputs = table(codes) - table.zero_point
+            first, c.entries = _entries(pre)
+            codes = torch.arange(first, first + c.entries, device=table.bounds.device)
+            outputs = table(codes.clamp(pre.lo, pre.hi)) - table.zero_point
             c.direct = self._pointer(outputs.to(torch.float32))
-            c.entries = pre.hi - pre.lo + 1
             if pre.bits > EXACT_BITS:
                 self._add_lines(c, outputs, pre.lo - pre.zero_point)
         c.bounds = self._pointer(table.bounds.to(torch.int64))
         c.coefficients = self._pointer(table.coefficients.to(torch.int64))
-        c.pre_lo, c.pre_zero = pre.lo, pre.zero_point
+        c.pre_lo, c.pre_zero, c.least = _entries(pre)[0], pre.zero_point, pre.lo
         c.segments, c.degree = table.coefficients.shape[0], table.coefficients.shape[1] - 1
         c.shift, c.last = table.shift, table.last
         c.lo, c.hi = table.lo - table.zero_point, table.hi - table.zero_point
@@ -155,8 +162,8 @@ class FrozenNumbers:
 
     def _add_lines(self, c: Any, outputs: Tensor, first: int) -> None:
         # lines begin at multiples of 16 codes, and are copied in pairs
-        before = first % CODES
-        found = lines(continued(outputs, before, -(before + len(outputs)) % (2 * CODES)))
+        before = first % LINE
+        found = lines(continued(outputs, before, -(before + len(outputs)) % (2 * LINE)))
         if found is not None:
             c.lines, c.line_count = self._pointer(found), len(found)
             c.line_origin = first - before
@@ -190,6 +197,13 @@ def frozen_numbers(frozen: FrozenPart) -> FrozenNumbers:
     if found is None:
         found = _frozen[frozen] = FrozenNumbers(frozen)
     return found
+
+
+def _entries(pre: Quantizer) -> tuple[int, int]:
+    """The code of the first entry of a table that has one per code, and how many there are."""
+    if pre.hi - pre.lo < CODES:
+        return first_entry(pre) + pre.zero_point, ENTRIES
+    return pre.lo, pre.hi - pre.lo + 1
 
 
 def _mode(table: Table, pre: Quantizer) -> int:
@@ -246,6 +260,7 @@ def form_of(plan: CellPlan) -> Form:
     )
     real = "float" if in_float else "double"
     numbers = frozen_numbers(frozen)
+    powers = all(_is_power(each) for each in sums.values() if len(each.multipliers) == 1)
     in_int32 = (
         narrow
         and not in_float
@@ -254,12 +269,13 @@ def form_of(plan: CellPlan) -> Form:
         and set(numbers.near) <= {DIRECT, LINES}
         and all(each.tier == "a" for each in several)
         and all(map(_fits_float, sums.values()))
-        and all(_is_power(each) for each in sums.values() if len(each.multipliers) == 1)
+        and powers
     )
     own = None
     if narrow and (in_int32 or LINES in numbers.near) and _has_room(w.R.device):
         step = "float" if in_int32 else real
         own = Gates(step, *numbers.read(step, near=True))
+    tables, table_bytes = numbers.read(real)
     return Form(
         narrow,
         real,
@@ -268,10 +284,13 @@ def form_of(plan: CellPlan) -> Form:
         state_bytes,
         q["matmul.Wx"].bits > 8,
         torch.empty((), dtype=plan.h.container, device="meta").element_size(),
-        *numbers.read(real),
+        tables,
+        table_bytes,
         ("op.rRh" in sums, "op.old_contrib" in sums, "op.new_contrib" in sums),
         frozen.zoneout is not None,
         own,
+        in_float and own is None and set(tables) == {DIRECT} and numbers.saturated is not None,
+        powers,
     )
 
 

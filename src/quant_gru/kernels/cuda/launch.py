@@ -51,7 +51,7 @@ class Grid(NamedTuple):
         shared_bytes: Shared memory of a block.
         together: Whether blocks wait for each other: all of them have to be there at once.
         early: Whether blocks may start before the launch ahead has ended, and wait for it
-            themselves; that launch must not be early.
+            themselves; if that launch is early, too, it lets others start after it has waited.
     """
 
     blocks: tuple[int, int]
@@ -100,6 +100,10 @@ class Machine(Protocol):
 
     def clusters(self) -> Mapping[int, int]:
         """Blocks of a cluster -> how many such clusters run at once."""
+        ...
+
+    def expect(self, kernel: Kernel) -> None:
+        """Begin to compile a kernel that will be prepared or launched."""
         ...
 
     def launch(

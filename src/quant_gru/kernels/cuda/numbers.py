@@ -157,6 +157,11 @@ class Numbers:
         return weights.t(), folded
 
     @property
+    def padded_C(self) -> int:
+        """Features with padding, as the products of `gemm` have them."""
+        return -(-max(self.C, 1) // 16) * 16
+
+    @property
     def x_planes(self) -> int:
         """Bytes of a code of x inside a kernel."""
         return planes_of(self.x.bits)

@@ -3,7 +3,7 @@
 //
 //   typedef Passing<unit warps, groups, columns, stages, planes> Tile;
 //   Tile::keep(kept, weights, H, first_unit, padded);  // then a commit
-//   Tile::Way way(ring, rows, plane, padded, first, last);  // of this thread's group of warps
+//   Tile::Way way(ring, rows, plane, padded, first, step, last);  // of this thread's group
 //   way.add(sums, kept, last - row);  // tile by tile, after a barrier
 //
 // Groups of warps, their units and their rings are those of resident.cuh.
@@ -32,11 +32,12 @@ struct Passing : Resident<kUnitWarps, kGroups, kPlanes * kColumns, kStages> {
                lane / 16 * 16;
     }
 
-    // A group's way through its rows, from `first` to before `last`.
+    // A group's way through its tiles, each `step` rows behind the one before, from row `first` to
+    // before `last`.
     struct Way {
         uint32_t ring, read_slot, write_slot;
-        const int8_t *from[kLoads];  // of this thread's next stage
-        int padded, row, k, last;    // its tile's first row, and features
+        const int8_t *from[kLoads];      // of this thread's next stage
+        int padded, row, step, k, last;  // its tile's first row, and features
 
         static inline int line(int j) {
             return (int)threadIdx.x % Base::kGroupThreads / 4 + j * kLines;
@@ -44,8 +45,14 @@ struct Passing : Resident<kUnitWarps, kGroups, kPlanes * kColumns, kStages> {
         static inline int chunk() { return (int)threadIdx.x % 4; }
 
         inline Way(unsigned char *rings, const int8_t *rows, int64_t plane, int64_t padded,
-                   int first, int last)
-            : read_slot(0), write_slot(0), padded((int)padded), row(first), k(0), last(last) {
+                   int first, int step, int last)
+            : read_slot(0),
+              write_slot(0),
+              padded((int)padded),
+              row(first),
+              step(step),
+              k(0),
+              last(last) {
             ring = shared_address(rings) + Base::group() * Base::kRingBytes;
 #pragma unroll
             for (int j = 0; j < kLoads; ++j)
@@ -70,10 +77,10 @@ struct Passing : Resident<kUnitWarps, kGroups, kPlanes * kColumns, kStages> {
                 }
                 k += kDepth;
                 if (k >= padded) {
-                    const int on = kTileRows * padded - k;
+                    const int on = step * padded - k;
 #pragma unroll
                     for (int j = 0; j < kLoads; ++j) from[j] += on;
-                    row += kTileRows;
+                    row += step;
                     k = 0;
                 }
             }

@@ -24,6 +24,7 @@ _ROWS = (1, 2, 4, 8, 16)
 # steps whose input projection is on its way or in use, and where two blocks find room with fewer
 _RING, _SHORT_RING = 4, 2
 _ROOMY = 128  # registers of weights that leave many for other things
+_MANY = 160  # and that leave few
 # blocks of which a multiprocessor takes two, whatever their registers
 _LIGHT_THREADS, _LIGHT_SHARED = 128, (MOST_SHARED - 1024) // 2
 _TOGETHER = 1.1  # what a step takes of two blocks on a multiprocessor, to that of one
@@ -136,10 +137,19 @@ class Shape:
         roomy = 64 < self.features and self.weight_registers(form) <= _ROOMY
         return 2 if alone and roomy else 1
 
+    def saturated(self, form: Form) -> bool:
+        """Whether gates are those of saturated.cuh, whose constants take some registers."""
+        return form.saturated and self.weight_registers(form) <= _ROOMY
+
     def late(self, form: Form) -> bool:
         """Whether products of the update gate may come last: registers hold all operands."""
         roomy = self.weight_registers(form) <= _ROOMY
         return form.recurrence.real == "float" and roomy
+
+    def tight(self, form: Form) -> bool:
+        """Whether biases and multipliers stand in shared memory: weights leave few registers."""
+        narrow = form.recurrence.real == "float" and form.state_bytes + form.weight_bytes <= 3
+        return narrow and self.elements > 1 and self.weight_registers(form) > _MANY
 
     def macros(self, form: Form, H: int, directions: int) -> dict[str, object]:
         """What recurrent.cu is specialized on."""
@@ -157,7 +167,8 @@ class Shape:
             "OUT": form.out_bytes,
             "REAL": form.recurrence.real,
             "QG_WORDS": int(form.words),
-            "QG_POT": int(form.in_int32),
+            "QG_POT": int(form.powers and form.recurrence.real == "float"),
+            "SATURATED": int(self.saturated(form)),
             **dict(zip(("TZ", "TR", "TG"), form.recurrence.tables, strict=True)),
             "COPY": copied_bytes(form, H),
             "DIRS": directions,
@@ -165,6 +176,7 @@ class Shape:
             "BULK": int(self.bulk(form)),
             "LATE": int(self.late(form)),
             "SETS": self.sets(form),
+            "TIGHT": int(self.tight(form)),
             **form.products,
         }
 
@@ -195,13 +207,11 @@ class Shape:
         halves = self.split * self.spread
         strips = self.rows // self.strip
         owned = max(1, self.strip // halves)
-        stage = 2 * groups * halves * form.state_bytes * owned * 16
-        if bulk:
-            stage = 2 * form.state_bytes * self.rows * 64
+        stage = 0 if bulk else 2 * groups * halves * form.state_bytes * owned * 16
+        # barriers, whether rows are NaN, and biases and multipliers
+        beside = 16 * strips + 32 + (12 * self.threads if self.tight(form) else 0)
         ring = steps * strips * self.threads * self.elements * (8 if form.wide_input else 4)
         received = stage if self.blocks > 1 else 0
-        # barriers, and whether rows are NaN
-        beside = 16 * strips + 32
         return state + exchange + received + beside + ring + form.recurrence.table_bytes
 
 
@@ -215,6 +225,7 @@ def layout(
     held: bool = False,
     ends: Ends | None = None,
     early: bool = False,
+    stretch: int = 0,
 ) -> tuple[Kernel, Grid]:
     """What to launch for N rows of H units.
 
@@ -228,12 +239,16 @@ def layout(
         ends: What is written of the states; None for codes at both ends.
         early: Whether blocks may start while the launch ahead ends; for launches whose blocks all
             find a multiprocessor of their own.
+        stretch: Steps whose input projection is waited for at once, by blocks that start while it
+            goes on; 0 where all of it is there.
     """
     macros = shape.macros(form, H, directions)
     if held:
         macros |= _HELD
     if ends is not None:
         macros |= {"REALS": 1, "VALUES": int(ends.values), "CODES": int(ends.codes)}
+    if stretch:
+        macros |= {"STRETCH": stretch}
     kernel = Kernel.of("recurrent", "recurrent", macros)
     blocks = (shape.tiles(N) * shape.blocks, directions)
     shared = shape.shared_bytes(form)

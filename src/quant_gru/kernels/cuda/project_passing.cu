@@ -13,26 +13,36 @@ struct Numbers {
     const int8_t *bytes;  // (PLANES, T * N, padded)
     Projected to;
     int64_t share;  // rows of a group, a multiple of 8
+    // (stretches of T): rows that are there, each as often as there are groups of units; or null
+    uint32_t *counts;
+    int64_t stretch;  // rows of a stretch of time, a multiple of a tile's
 };
 
 // A block: some units, and some rows for each of its groups. Blocks of the same rows follow each
-// other. N is a multiple of NB: rows stand as they are counted.
+// other. N is a multiple of NB: rows stand as they are counted. Where somebody waits for them, all
+// groups go through time together, tile by tile.
 extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     project_passing(const __grid_constant__ Numbers numbers) {
-    let_next_start();
     QG_SHARED(memory);
     const Projected &p = numbers.to;
     const int rows = (int)(p.T * p.N), H = (int)p.H;
     const int across = ((int)p.groups + UNIT_WARPS - 1) / UNIT_WARPS;
     const int first_unit = (int)blockIdx.x % across * Tile::kUnits;
-    const int64_t start = ((int64_t)blockIdx.x / across * GROUPS + Tile::group()) * numbers.share;
+    const bool together = numbers.counts != nullptr;
+    const int strips = (int)gridDim.x / across;
+    const int64_t share = together ? Tile::kTileRows : numbers.share;
+    const int64_t start = ((int64_t)blockIdx.x / across * GROUPS + Tile::group()) * share;
     const int from = (int)(start < rows ? start : rows);
-    const int last = (int)(start + numbers.share < rows ? start + numbers.share : rows);
+    const int last = (int)(together || start + share > rows ? rows : start + share);
+    const int step = together ? strips * GROUPS * Tile::kTileRows : Tile::kTileRows;
 
     unsigned char *const kept = memory + GROUPS * Tile::kRingBytes;
     Tile::keep(kept, p.weights, H, first_unit, p.padded);
     copies_commit();
-    Tile::Way way(memory, numbers.bytes, rows * p.padded, p.padded, from, last);
+    // weights are on their way; rows come from the launch ahead
+    await_launches();
+    let_next_start();
+    Tile::Way way(memory, numbers.bytes, rows * p.padded, p.padded, from, step, last);
     copies_wait<STAGES - 1>();
     __syncthreads();
 
@@ -40,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     const bool exact = *p.exact_float != 0;
 #endif
     Channels channels;
-    for (int first = from; first < last; first += Tile::kTileRows) {
+    for (int first = from; first < last; first += step) {
         Tile::Sums sums;
         find_channels(p, first_unit + (int)pinned(Tile::unit(0)), channels);
 #pragma unroll
@@ -69,9 +79,15 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
 #pragma unroll
             for (int i = 0; i < 6; ++i) m[i / 2][i % 2] = p.m_float[channels[i / 2][i % 2]];
             finish<float>(p, flat, last, group, total, m);
-            continue;
-        }
+        } else
 #endif
-        finish_any(p, flat, last, group, channels, sum);
+            finish_any(p, flat, last, group, channels, sum);
+        if (together) {
+            __syncwarp();
+            const int left = last - first;
+            if (threadIdx.x % 32 == 0)
+                add_released(numbers.counts + first / (int)numbers.stretch,
+                             left < Tile::kTileRows ? left : Tile::kTileRows);
+        }
     }
 }

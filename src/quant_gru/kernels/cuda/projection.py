@@ -106,10 +106,19 @@ class Resident:
         """Threads of a block."""
         return 32 * self.unit_warps * self.groups
 
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a tile."""
+        return 8 * self.columns
+
     def shared_bytes(self, padded: int, planes: int) -> int:
         """Shared memory of a block."""
         rings = self.groups * self.stages * _DEPTH * 8 * self.columns * planes
         return rings + 48 * self.unit_warps * (-(-padded // 32) * 32 + 16)
+
+    def across(self, units: int) -> int:
+        """Blocks of different units."""
+        return -(-units // (16 * self.unit_warps))
 
     def macros(self, planes: int) -> dict[str, object]:
         """What project_passing.cu is specialized on."""
@@ -125,7 +134,7 @@ class Resident:
 
     def grid(self, units: int, rows: int, padded: int, planes: int) -> tuple[Grid, int]:
         """The grid, and the rows of a group."""
-        across = -(-units // (16 * self.unit_warps))
+        across = self.across(units)
         shared = self.shared_bytes(padded, planes)
         fitting = (MOST_SHARED + _OF_BLOCK) // (shared + _OF_BLOCK)
         at_once = self.processors * max(1, min(self.blocks, fitting))
@@ -167,18 +176,26 @@ def resident(
 
     Rows pass as they stand in memory: N is a multiple of those of a tile of the recurrence.
     """
-    padded, units, planes = numbers.gemm[0][0].shape[0], shape.units, numbers.x_planes
-    block = STAYING[planes]
-    idle = -units % (16 * block.unit_warps)
-    fits = block.shared_bytes(padded, planes) <= MOST_SHARED and 8 * idle <= units
+    padded, units = numbers.padded_C, shape.units
     many = T * N >= STAYING_ROWS and units * padded >= STAYING_WEIGHTS
-    if many and fits and N % shape.strip == 0 and len(machine.clusters()) > 1:
-        return block
-    return None
+    return STAYING[numbers.x_planes] if many and passes(machine, numbers, shape, N) else None
+
+
+def passes(machine: Machine, numbers: Numbers, shape: planner.Shape, N: int) -> bool:
+    """Whether weights may stay and rows pass."""
+    planes, block = numbers.x_planes, STAYING[numbers.x_planes]
+    idle = -shape.units % (16 * block.unit_warps)
+    fits = block.shared_bytes(numbers.padded_C, planes) <= MOST_SHARED
+    whole = N % shape.rows == 0 and 8 * idle <= shape.units
+    return fits and whole and len(machine.clusters()) > 1
 
 
 def projection(
-    numbers: Numbers, shape: planner.Shape, T: int, N: int, tile: Tile | Resident | None = None
+    numbers: Numbers,
+    shape: planner.Shape,
+    T: int,
+    N: int,
+    tile: Tile | Resident | None = None,
 ) -> tuple[Kernel, Grid, Any, list[Tensor]]:
     """The launch of a projection of one direction.
 
@@ -190,7 +207,7 @@ def projection(
         tile: Instead of the one that fits.
 
     Returns:
-        The kernel, its grid, its arguments without `bytes` and `Wx`, and tensors to keep.
+        The kernel, its grid, its arguments without `bytes`, `Wx` and `counts`, and tensors to keep.
     """
     units, rows, planes = shape.units, T * shape.strips(N) * shape.strip, numbers.x_planes
     padded = numbers.gemm[0][0].shape[0]

@@ -26,6 +26,17 @@ inline void mma(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #undef QG_MMA
 }
 
+// The same of signed bytes, d = a * b + c.
+inline void mma_from(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                     const int (&c)[4]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%10,%11,%12,%13};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]),
+          "r"(c[2]), "r"(c[3]));
+}
+
 inline uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 // Copies 16 bytes into shared memory by the time they are waited for, or zeros; `from` is valid
@@ -74,6 +85,21 @@ inline float half_as_float(uint32_t word, int i) {
 // Bytes i and i + 1 of two words, alternating, the first word's first.
 inline uint32_t interleave(uint32_t low, uint32_t high, int i) {
     return __byte_perm(low, high, i ? 0x7362 : 0x5140);
+}
+
+// Bytes 0 and 2, or 1 and 3, of two words, the first word's first.
+inline uint32_t even_bytes(uint32_t first, uint32_t second) {
+    return __byte_perm(first, second, 0x6420);
+}
+inline uint32_t odd_bytes(uint32_t first, uint32_t second) {
+    return __byte_perm(first, second, 0x7531);
+}
+
+// Two numbers as unsigned bytes that stop at their limits, below the low half of a word.
+inline uint32_t saturated_bytes(int first, int second, uint32_t above) {
+    uint32_t v;
+    asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(second), "r"(first), "r"(above));
+    return v;
 }
 
 inline uint32_t cluster_rank() {
@@ -180,15 +206,21 @@ inline void send(void *to, uint64_t *barrier, uint32_t rank, const uint2 &v) {
 
 // What this thread wrote into shared memory, or waited for, is what copies read after a barrier.
 inline void shown_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// As `send`, of many bytes at once, from shared memory that `shown_to_copies` has shown.
-inline void send_slice(void *to, uint64_t *barrier, uint32_t rank, const void *from,
-                       uint32_t bytes) {
+// As `send`, of many bytes at once, to the same place in another block, from shared memory that
+// `shown_to_copies` has shown. All lanes of a warp, with the same arguments.
+inline void send_slice(uint32_t slice, uint32_t barrier, uint32_t rank, uint32_t bytes) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-        "[%3];" ::"r"(address_in(shared_address(to), rank)),
-        "r"(shared_address(from)), "r"(bytes), "r"(address_in(shared_address(barrier), rank))
+        "{\n"
+        ".reg .pred first;\n"
+        "elect.sync _|first, 0xffffffff;\n"
+        "@first cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+        "[%0], [%1], %2, [%3];\n"
+        "}" ::"r"(address_in(slice, rank)),
+        "r"(slice), "r"(bytes), "r"(address_in(barrier, rank))
         : "memory");
 }
+// What all lanes of a warp have, as the assembler then knows.
+inline uint32_t uniform(uint32_t v) { return __shfl_sync(0xffffffffu, v, 0); }
 
 // Shared memory by its address, which a register keeps: the compiler would work out addresses
 // again at each use.
@@ -231,6 +263,19 @@ inline uint2 load8(uint32_t address) {
                  : "memory");
     return v;
 }
+// a + b, at least 0 and at most c.
+inline int limited_sum(int a, int b, int c) {
+#if __CUDA_ARCH__ >= 900
+    int v;
+    asm("{.reg .s32 sum; add.s32 sum, %1, %2; min.relu.s32 %0, sum, %3;}"
+        : "=r"(v)
+        : "r"(a), "r"(b), "r"(c));
+    return v;
+#else
+    const int sum = a + b < c ? a + b : c;
+    return sum > 0 ? sum : 0;
+#endif
+}
 // a * b + c, not put together with other sums of products.
 inline int64_t times_plus(int a, int b, int64_t c) {
     int64_t v;
@@ -240,6 +285,17 @@ inline int64_t times_plus(int a, int b, int64_t c) {
 inline float load_float(uint32_t address) {
     float v;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+    return v;
+}
+// Results are limited to [0, 1], which costs nothing.
+inline float fma_saturated(float a, float b, float c) {
+    float v;
+    asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(v) : "f"(a), "f"(b), "f"(c));
+    return v;
+}
+inline float plus_saturated(float a, float b) {
+    float v;
+    asm("add.rn.sat.f32 %0, %1, %2;" : "=f"(v) : "f"(a), "f"(b));
     return v;
 }
 inline uint32_t load2(uint32_t address) {
@@ -289,6 +345,21 @@ inline void store_relaxed(uint32_t *to, uint32_t v) {
     asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(v)
                  : "memory");
 }
+inline uint32_t load_count(const uint32_t *from) {
+    uint32_t v;
+    asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];"
+                 : "=r"(v)
+                 : "l"(__cvta_generic_to_global(from))
+                 : "memory");
+    return v;
+}
+// Counts on; who sees it, and then calls `acquire`, sees what this thread wrote or had seen.
+inline void add_released(uint32_t *to, uint32_t v) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)),
+                 "r"(v)
+                 : "memory");
+}
+inline void acquire() { asm volatile("fence.acquire.gpu;" ::: "memory"); }
 inline void prefetch(const void *from) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from)));
 }

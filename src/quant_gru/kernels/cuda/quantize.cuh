@@ -19,20 +19,83 @@ inline int quantized(float v, float scale, float lo, float hi, bool &seen) {
 struct Division {
     float scale, inverse;  // the latter rounded once
     float least, most;     // limits less the zero point, times the scale, rounded once
+    int32_t exact;         // whether the inverse was not rounded
 };
 
-// The same. Values are clamped first, to multiples of the scale, and what is left neither overflows
-// nor, where it does not round to 0, underflows: a quotient off by some units in the last place
-// gets within one by its remainder, and by a second one it is the nearest.
-inline int quantized(float v, const Division &d, bool &seen) {
+// A value within the limits to its code, magic number added. What is left of one that was clamped
+// to multiples of the scale neither overflows nor, where it does not round to 0, underflows: a
+// quotient off by some units in the last place gets within one by its remainder, and by a second
+// one it is the nearest.
+inline float rounded_quotient(float inside, const Division &d) {
     typedef Magic<float> R;
-    const bool nan = v != v;
-    seen |= nan;
-    const float inside = nan ? 0.f : R::limit(v, d.least, d.most);
     float y = R::times(inside, d.inverse);
     y = R::fma(R::fma(-y, d.scale, inside), d.inverse, y);
     y = R::fma(R::fma(-y, d.scale, inside), d.inverse, y);
-    return R::integer(R::plus(y, R::number()));
+    return R::plus(y, R::number());
+}
+
+// The same.
+inline int quantized(float v, const Division &d, bool &seen) {
+    const bool nan = v != v;
+    seen |= nan;
+    const float inside = nan ? 0.f : Magic<float>::limit(v, d.least, d.most);
+    return Magic<float>::integer(rounded_quotient(inside, d));
+}
+
+// Whether one of some values may be NaN: always where one is, or where infinities meet.
+template <int kFours>
+inline bool may_have_nan(const uint32_t (&bits)[kFours][4]) {
+    typedef Magic<float> R;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+        const float first = R::plus(bits_as_float(bits[i][0]), bits_as_float(bits[i][1]));
+        const float second = R::plus(bits_as_float(bits[i][2]), bits_as_float(bits[i][3]));
+        sum = R::plus(sum, R::plus(first, second));
+    }
+    return sum != sum;
+}
+
+// Makes NaN 0, and returns whether there was one.
+inline bool without_nan(uint32_t (&bits)[4]) {
+    bool seen = false;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float v = bits_as_float(bits[i]);
+        seen |= v != v;
+        bits[i] = v != v ? 0 : bits[i];
+    }
+    return seen;
+}
+
+// Codes of four values, none of them NaN, with the magic number inside. kExact: `d.exact`.
+template <bool kExact>
+inline void four_codes(const Division &d, const uint32_t (&bits)[4], uint32_t (&raw)[4]) {
+    typedef Magic<float> R;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float v = R::limit(bits_as_float(bits[i]), d.least, d.most);
+        const float y = kExact ? R::fma(v, d.inverse, R::number()) : rounded_quotient(v, d);
+        raw[i] = (uint32_t)R::raw(y);
+    }
+}
+
+// The same, `zero` added, in bytes: one of each code, or two, where it is 256 * first + second +
+// 128.
+template <int kPlanes>
+inline void in_bytes(const uint32_t (&raw)[4], int zero, uint32_t (&words)[kPlanes]) {
+    // sums of codes that are not negative carry nothing from one to the next: their sign comes last
+    const uint32_t least = (uint32_t)(zero - Magic<float>::raw_zero());
+    if (kPlanes == 1) {
+        const uint32_t all = raw[0] + (raw[1] << 8) + (raw[2] << 16) + (raw[3] << 24);
+        words[0] = all + (least + 128) * 0x01010101u ^ 0x80808080u;
+    } else {
+        const uint32_t halves = (least + 32768) * 0x00010001u;
+        const uint32_t low = raw[0] + (raw[1] << 16) + halves;
+        const uint32_t high = raw[2] + (raw[3] << 16) + halves;
+        words[0] = odd_bytes(low, high) ^ 0x80808080u;
+        words[kPlanes - 1] = even_bytes(low, high) ^ 0x80808080u;
+    }
 }
 
 #endif

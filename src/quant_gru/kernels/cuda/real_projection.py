@@ -10,11 +10,11 @@ from torch import Tensor
 
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernels.cuda import planner, projection
+from quant_gru.kernels.cuda.frozen import MOST_SHARED
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
 from quant_gru.kernels.cuda.numbers import Numbers
 from quant_gru.kernels.cuda.structures import ProjectFewC, ProjectRealsC
 
-_DEPTH = 64  # bytes of a line in a stage
 _EASY = 2.0**90
 FEWEST_ROWS = 8  # up to so many, a warp for each unit is faster than a product of tiles
 _FEW_UNITS = 8  # of a block, a warp each
@@ -28,11 +28,13 @@ class Block(projection.Warps):
         stages: Of weights.
         blocks: Of a multiprocessor, that registers have to do for.
         parts: Blocks that share the units of the same rows.
+        depth: Features of a stage.
     """
 
     stages: int
     blocks: int
     parts: int
+    depth: int = 64
 
     def tiles(self, units: int) -> int:
         """Tiles of a block that has most of them."""
@@ -43,23 +45,30 @@ class Block(projection.Warps):
         """Shared memory of a block."""
         own = self.tiles(units) * self.units
         kept = planes * (self.rows + self.columns % 2 * 8) * (-(-padded // 32) * 32 + 16)
-        return (
-            self.stages * _DEPTH * 3 * self.units + kept + 12 * self.rows + 24 * own * (planes == 1)
-        )
+        ring = self.stages * self.depth * 3 * self.units
+        return ring + kept + 12 * self.rows + 36 * own * (planes == 1)
 
-    def macros(self, planes: int) -> dict[str, object]:
+    def macros(self, planes: int, codes: int = 0) -> dict[str, object]:
         """What project_reals.cu is specialized on."""
         return {
             **super().macros(planes),
+            "CODES": codes,
             "STAGES": self.stages,
             "BLOCKS": self.blocks,
+            "DEPTH": self.depth,
         }
 
-    def launch(self, units: int, rows: int, padded: int, planes: int) -> tuple[Kernel, Grid]:
+    def kernel(self, planes: int, codes: int = 0) -> Kernel:
+        """What to launch; `codes` as projected.cuh has them."""
+        return Kernel.of("project_reals", "project_reals", self.macros(planes, codes))
+
+    def launch(
+        self, units: int, rows: int, padded: int, planes: int, codes: int = 0
+    ) -> tuple[Kernel, Grid]:
         """What to launch, and where."""
         strips = -(-rows // self.rows)
         return (
-            Kernel.of("project_reals", "project_reals", self.macros(planes)),
+            self.kernel(planes, codes),
             Grid(
                 (strips * self.parts, 1),
                 self.threads,
@@ -70,19 +79,34 @@ class Block(projection.Warps):
 
 SMALL, MEDIUM = Block(2, 2, 2, 4, 4, 1), Block(4, 2, 4, 4, 2, 1)
 TALL, TWO_PLANES = Block(2, 2, 8, 4, 3, 1), Block(2, 2, 2, 4, 3, 1)
+# by planes, blocks that have a multiprocessor each: of many rows, so that weights pass seldom
+ALONE = {
+    1: tuple(Block(8, 1, columns, 3, 1, 1, 128) for columns in (5, 7, 8, 10, 13)),
+    2: tuple(Block(4, 2, columns, 3, 1, 1, 128) for columns in (4, 7)),
+}
 _FEW_ROWS = 4096  # up to so many, small blocks are faster
-_AT_ONCE = {1: 2, 2: 7}  # blocks of a multiprocessor, by planes, up to which units are shared
+_AT_ONCE = {
+    1: 2,
+    2: 7,
+}  # of small blocks of a multiprocessor, by planes, up to which units are shared
 _MOST_FEATURES = 384  # with more, rows that come and go are faster
+_BESIDE = 24  # rows that take a block as long as all else that it does
 
 
 def reads_reals(numbers: Numbers) -> bool:
     """Whether the projection of a plan may start from real values."""
-    easy = 1 / _EASY <= numbers.x.scale <= _EASY
-    return easy and numbers.projects_bytes
+    return easy_division(numbers.x) and numbers.projects_bytes
+
+
+def easy_division(x: Quantizer) -> bool:
+    """Whether codes of up to 16 bits may come from `fill_division`."""
+    return 1 / _EASY <= x.scale <= _EASY
 
 
 @lru_cache(maxsize=4096)
-def choose(units: int, rows: int, padded: int, planes: int, processors: int) -> Block | None:
+def choose(
+    units: int, rows: int, padded: int, planes: int, processors: int, alone: bool = True
+) -> Block | None:
     """The block of a projection, as it was fastest when measured, or None for one from codes.
 
     Args:
@@ -91,22 +115,34 @@ def choose(units: int, rows: int, padded: int, planes: int, processors: int) -> 
         padded: C padded.
         planes: Bytes of a code of x.
         processors: Multiprocessors of the device.
+        alone: Whether a block may have all shared memory of one.
     """
-    if padded * planes > _MOST_FEATURES * (1 + (planes == 2)):
+    if padded > _MOST_FEATURES:
         return None
-    if planes == 2:
-        block = TWO_PLANES
-    elif rows <= _FEW_ROWS:
-        block = SMALL
-    elif rows >= 1.5 * processors * TALL.rows:
-        block = TALL
-    else:
-        block = MEDIUM
+    block = SMALL if planes == 1 else TWO_PLANES
+    at_once = _AT_ONCE[planes]
+    if planes == 1 and rows > _FEW_ROWS:
+        block = TALL if rows >= 1.5 * processors * TALL.rows else MEDIUM
+    if alone and rows > _FEW_ROWS and block != TALL:
+        large = min(ALONE[planes], key=lambda b: _turns(b, rows, processors))
+        if large.shared_bytes(units, padded, planes) <= MOST_SHARED:
+            block, at_once = large, 1
     strips, tiles = -(-rows // block.rows), -(-units // block.units)
-    parts, most = 1, processors * _AT_ONCE[planes]
-    while 2 * parts <= tiles and 2 * parts * strips <= most:
+    parts = 1
+    while 2 * parts <= tiles and 2 * parts * strips <= processors * at_once:
         parts *= 2
     return replace(block, parts=parts)
+
+
+def _turns(block: Block, rows: int, processors: int) -> int:
+    """What a multiprocessor goes through, in rows."""
+    strips = -(-rows // block.rows)
+    return -(-strips // processors) * (block.rows + _BESIDE)
+
+
+def codes_of(numbers: Numbers) -> int:
+    """CODES of projected.cuh."""
+    return 2 if numbers.form.wide_input else int(numbers.W.hi - numbers.W.lo == 255)
 
 
 def choose_for(
@@ -115,8 +151,9 @@ def choose_for(
     """The same for a plan on a machine."""
     if projection.resident(machine, numbers, shape, T, N):
         return None
-    rows, padded = T * shape.strips(N) * shape.strip, numbers.gemm[0][0].shape[0]
-    return choose(shape.units, rows, padded, numbers.x_planes, machine.clusters()[1])
+    rows, padded = T * shape.strips(N) * shape.strip, numbers.padded_C
+    there = machine.clusters()
+    return choose(shape.units, rows, padded, numbers.x_planes, there[1], len(there) > 1)
 
 
 def real_projection(
@@ -142,7 +179,8 @@ def real_projection(
     p.zero = x.zero_point - numbers.x_offset
     fill_division(p.division, x)
     rows = T * shape.strips(N) * shape.strip
-    kernel, grid = block.launch(shape.units, rows, p.padded, numbers.x_planes)
+    codes = codes_of(numbers)
+    kernel, grid = block.launch(shape.units, rows, p.padded, numbers.x_planes, codes)
     return kernel, grid, p, keep
 
 
@@ -169,4 +207,5 @@ def fill_division(d: Any, x: Quantizer) -> None:
     # float64 has twice the digits of float32: rounding twice is rounding once
     scale = float(d.scale)
     d.inverse = 1 / scale
+    d.exact = d.inverse * scale == 1
     d.least, d.most = (x.lo - x.zero_point) * scale, (x.hi - x.zero_point) * scale

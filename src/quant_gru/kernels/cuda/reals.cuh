@@ -1,4 +1,4 @@
-// Real values of x as a projection reads them, four features at a time, and their codes.
+// Real values of x as a projection reads them, and their codes: each warp takes rows of its own.
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
 #ifndef QUANT_GRU_REALS_CUH
@@ -18,39 +18,146 @@ struct Reals {
     int64_t fours;  // rows are made of aligned groups of four values
 };
 
-// Bits of four values of a row that starts at `start`, or zeros where that is -1.
-template <bool kFours>
-inline void load_four(const Reals &p, int64_t start, int feature, uint32_t (&bits)[4]) {
-    const float *const at = p.real + start + feature;
-    if (kFours) {
-        uint4 v = {0, 0, 0, 0};
-        if (start >= 0) v = *(const uint4 *)at;
-        bits[0] = v.x;
-        bits[1] = v.y;
-        bits[2] = v.z;
-        bits[3] = v.w;
-    } else {
+// Rows of a warp, each lane with four features of a row at a time; beyond the last ones lanes do
+// what the last one does.
+//
+//   Taken<rows> taken(reals, first_row, count, from, seen);  // where rows start
+//   Taken<rows>::Values values;
+//   taken.load(values, {});                                  // the first ones are under way
+//   taken.quantize(values, codes, stride, plane);            // codes to shared memory
+//   taken.flag();                                            // rows that are NaN
+//
+// `from` and `seen` have room for the rows in shared memory; rows are counted as Projected has
+// them, and those that are not there have codes of another row.
+template <int kRows>
+struct Taken {
+    static_assert(kRows <= 32, "a lane knows where a row starts");
+    static constexpr int kTurns = (kRows + 7) / 8, kAhead = (kRows + kTurns - 1) / kTurns;
+
+    const Reals &p;
+    int64_t *const from;
+    uint32_t *const seen;
+    int nan_at;  // of the lane's row, -1 where it is not there
+
+    inline Taken(const Reals &p, int first_row, int count, int64_t *from, uint32_t *seen)
+        : p(p), from(from), seen(seen), nan_at(-1) {
+        const int lane = (int)threadIdx.x % 32, padded_N = (int)(p.to.tiles * p.to.NB);
+        if (lane < kRows) {
+            const int flat = first_row + lane < count ? first_row + lane : count - 1;
+            const int t = (int)((uint32_t)flat / (uint32_t)padded_N), n = flat - t * padded_N;
+            const bool there = first_row + lane < count && n < (int)p.to.N;
+            if (there) nan_at = n * (int)p.nan_stride + t;
+            from[lane] = t * p.step + (n < (int)p.to.N ? n : 0) * p.next;
+            seen[lane] = 0;
+        }
+        __syncwarp();
+    }
+
+    struct Values {
+        uint32_t bits[kAhead][4];
+    };
+
+    // The rows that come next, and their features, in 32 times 4.
+    struct Next {
+        int row = 0, part = 0;
+
+        inline void move() {
+            row += kAhead;
+            if (row < kRows) return;
+            row = 0;
+            ++part;
+        }
+        inline int feature(int C) const {
+            const int chunk = 32 * part + (int)threadIdx.x % 32, chunks = (C + 3) / 4;
+            return 4 * (chunk < chunks ? chunk : chunks - 1);
+        }
+        inline bool there(int C) const { return part * 128 < C; }
+    };
+
+    static inline int row_of(const Next &next, int j) {
+        const int row = next.row + j;
+        return kRows % kAhead && row >= kRows ? kRows - 1 : row;
+    }
+
+    inline void load(Values &v, const Next &next) const {
+        const int feature = next.feature((int)p.C);
+        const float *const first = p.real + feature;
+        if (p.fours) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            bits[i] = 0;
-            if (start >= 0 && feature + i < (int)p.C) bits[i] = float_bits(at[i]);
+            for (int j = 0; j < kAhead; ++j) {
+                const uint4 all = *(const uint4 *)(first + from[row_of(next, j)]);
+                v.bits[j][0] = all.x;
+                v.bits[j][1] = all.y;
+                v.bits[j][2] = all.z;
+                v.bits[j][3] = all.w;
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < kAhead; ++j) {
+                const float *const start = first + from[row_of(next, j)];
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    v.bits[j][i] = feature + i < (int)p.C ? float_bits(start[i]) : 0;
+            }
         }
     }
-}
 
-// Codes of four values as they are kept, and whether one of them is NaN.
-inline bool four_codes(const Reals &p, const uint32_t (&bits)[4], uint32_t (&words)[PLANES]) {
-    bool seen = false;
-    uint32_t first = 0, second = 0;
+    inline void store(Values &v, const Next &next, unsigned char *codes, int stride,
+                      int plane) const {
+        if (__builtin_expect(may_have_nan(v.bits), 0)) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int v = quantized(bits_as_float(bits[i]), p.division, seen) + (int)p.zero;
-        first |= (uint32_t)((PLANES == 1 ? v : v >> 8) & 255) << 8 * i;
-        if (PLANES == 2) second |= (uint32_t)(v + 128 & 255) << 8 * i;
+            for (int j = 0; j < kAhead; ++j)
+                if (without_nan(v.bits[j])) seen[row_of(next, j)] = 1;
+        }
+        unsigned char *const first = codes + next.feature((int)p.C);
+        const auto put = [&](int j, const uint32_t (&raw)[4]) {
+            uint32_t words[PLANES];
+            in_bytes(raw, (int)p.zero, words);
+            unsigned char *const to = first + row_of(next, j) * stride;
+            *(uint32_t *)to = words[0];
+            if (PLANES == 2) *(uint32_t *)(to + plane) = words[PLANES - 1];
+        };
+        uint32_t raw[4];
+        if (p.division.exact) {
+#pragma unroll
+            for (int j = 0; j < kAhead; ++j) {
+                four_codes<true>(p.division, v.bits[j], raw);
+                put(j, raw);
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < kAhead; ++j) {
+                four_codes<false>(p.division, v.bits[j], raw);
+                put(j, raw);
+            }
+        }
     }
-    words[0] = first;
-    if (PLANES == 2) words[PLANES - 1] = second;
-    return seen;
-}
+
+    // Values are loaded while the ones before become codes; of the first ones that has begun.
+    inline void quantize(Values &even, unsigned char *codes, int stride, int plane) const {
+        const int C = (int)p.C;
+        Values odd;
+        Next now;
+        for (;;) {
+            Next next = now;
+            next.move();
+            const bool more = next.there(C);
+            if (more) load(odd, next);
+            store(even, now, codes, stride, plane);
+            if (!more) break;
+            now = next;
+            now.move();
+            const bool again = now.there(C);
+            if (again) load(even, now);
+            store(odd, next, codes, stride, plane);
+            if (!again) break;
+        }
+        __syncwarp();
+    }
+
+    inline void flag() const {
+        if (nan_at >= 0) p.nan[nan_at] = seen[(int)threadIdx.x % 32] != 0;
+    }
+};
 
 #endif

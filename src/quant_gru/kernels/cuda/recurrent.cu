@@ -13,14 +13,18 @@
 //   WX          bytes of a stored input projection
 //   OUT         bytes of a state code at the interface
 //   REAL        float or double; QG_WORDS: some sums need 64-bit integers
-//   QG_POT      float for codes of more than 8 bits: multipliers of products are powers of two
+//   QG_POT      float: multipliers of products are powers of two
 //   TZ, TR, TG  how the tables are read: 0, 1 or 2, see Reader, or 3, see Lines
 //   COPY        bytes of states that a thread writes at once behind the products, 0: each its own
 //   BULK        a block sends its states of a strip, of 64 units, to each other in one piece
 //   DIRS        directions of a launch
 //   RING        steps whose input projection is on its way or in use: a power of two
+//   SATURATED   gates as of saturated.cuh: codes of 8 bits, multipliers that are powers of two
 //   LATE        products of the update gate come behind the others
+//   TIGHT       biases and multipliers stand in shared memory: weights leave few registers
 //   SETS        accumulators of a gate, added up behind the products (one product of a weight)
+//   STRETCH     steps whose input projection is waited for at once, while it goes on with others: a
+//               power of two, or 0 where all of it is there before the first step
 //   HELD        some units keep their state in some steps
 //   REALS       states before the first step and after the last are real values, see Ends
 //   VALUES      real values of the states after each step are written
@@ -32,6 +36,7 @@
 #include "lines.cuh"
 #include "ptx.cuh"
 #include "quantize.cuh"
+#include "saturated.cuh"
 #include "tile.cuh"
 
 struct Numbers {
@@ -43,28 +48,36 @@ struct Numbers {
     const int32_t *exact_float;  // whether float holds every accumulator and multiplier, by KS
     Cell<Real> cell;
     Ends ends;
+    Saturated saturated;
+    const uint32_t *counts;  // (stretches): rows of groups whose input projection is there
 };
 struct Pair {
     Numbers d[DIRS];
 };
 
-// A table of floats in shared memory, at the bits of a sum that has the magic number inside.
+// A table of floats in shared memory, from the least code of a sum on.
 struct Bits {
     uint32_t base;
 
     inline unsigned char *open(const Table &t, unsigned char *memory) {
-        const int origin = (int)(t.pre_lo - t.pre_zero);
+#pragma unroll 1
         for (int i = threadIdx.x; i < (int)t.entries; i += kThreads)
             copy_async<4>(memory + 4 * i, t.direct + i);
-        base = shared_address(memory) - 4u * (0x4B400000u + (uint32_t)origin);
+        base = shared_address(memory) +
+               4u * (uint32_t)(kSaturated ? 0u - kIndexBits : (uint32_t)(t.least - t.pre_lo));
         if (kRoom) base = kept_number(base);
         return memory + (t.entries + 1) / 2 * 8;
     }
-
-    inline float operator()(float sum) const {
-        return load_float(base + 4u * (uint32_t)__float_as_int(sum));
-    }
 };
+
+// A sum's bits, which have the magic number inside, are limited as an integer: both limits are one
+// instruction where the lower one is 0.
+inline float gate_of(const Bits &of, const Sum<float> &s, float v1, float v2) {
+    const float total = Magic<float>::fma(v2, s.m[1], Magic<float>::times(v1, s.m[0]));
+    const int lowest = __float_as_int(s.lo), most = __float_as_int(s.hi) - lowest;
+    const int code = __float_as_int(Magic<float>::plus(total, Magic<float>::number()));
+    return load_float(of.base + 4u * (uint32_t)limited_sum(code, -lowest, most));
+}
 
 template <bool kFromBits, int kMode>
 struct Chosen {
@@ -116,7 +129,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     unsigned char *const nan_rows = (unsigned char *)(barriers + 2 * NT);  // of the tile, by h0
     uint32_t *const any_nan = (uint32_t *)(nan_rows + 16);
     // [step % RING][strip][thread]
-    Words *const ring = (Words *)(nan_rows + kFlags) + threadIdx.x;
+    unsigned char *const factors = nan_rows + kFlags;  // [warp][gate][unit], bias and multiplier
+    Words *const ring = (Words *)(factors + kFactors) + threadIdx.x;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int lane8 = lane / 4, quad = lane % 4;
     const int half = warp % kHalves, local = warp / kHalves;
@@ -128,7 +142,31 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const int64_t H = p.s.H, N = p.s.N, T = p.s.T;
     const int64_t first_row = (int64_t)tile * kTileRows;
 
-    // whatever comes from memory is on its way before anything waits
+    // whatever comes from memory is on its way before anything waits; the numbers of steps, too
+    const uint32_t *const numbers = (const uint32_t *)&p;
+    constexpr int kNumberLines = (int)sizeof(Numbers) / 64;
+    uint32_t touched = numbers[(lane < kNumberLines ? lane : 0) * 16];
+    uint32_t w[WP][kBlocks][2][3][4];  // this warp's weights
+    double loaded[2][kRows][3];
+    const auto load_weights = [&] {
+#pragma unroll
+        for (int plane = 0; plane < WP; ++plane)
+#pragma unroll
+            for (int b = 0; b < kBlocks; ++b)
+#pragma unroll
+                for (int i = 0; i < 24; ++i) {
+                    const int block = (plane * groups + group) * (KP / 64) + part * kBlocks + b;
+                    w[plane][b][i / 12][i / 4 % 3][i % 4] = p.weights[(block * 24 + i) * 32 + lane];
+                }
+#pragma unroll
+        for (int i = 0; i < 3 * kRows; ++i) {
+            const int row = i / 3, gate = i % 3;
+            const int unit = group * 16 + lane8 + 8 * place_of(row, quad, half).row8;
+            loaded[0][row][gate] = p.bias[gate * UP + unit];
+            loaded[1][row][gate] = p.m[gate * UP + unit];
+        }
+    };
+    if (kRoom) load_weights();
     typename Chosen<kBits, TZ>::type z_of;
     typename Chosen<kBits, TR>::type r_of;
     typename Chosen<kBits, TG>::type g_of;
@@ -146,7 +184,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
     // the state before the first step, as bytes
     const auto load_state = [&] {
-        constexpr int kBatch = 8;  // loads at once
+        constexpr int kEach = (kPlane + kThreads - 1) / kThreads;
+        constexpr int kBatch = kEach < 8 ? kEach : 8;  // loads at once
 #pragma unroll 1
         for (int from = threadIdx.x; from < kPlane; from += kBatch * kThreads) {
             int code[kBatch];
@@ -197,20 +236,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #if REALS
     if (threadIdx.x < kFlags / 4) ((uint32_t *)nan_rows)[threadIdx.x] = 0;
     __syncthreads();
+    const bool finite = *p.ends.finite != 0;
 #endif
-    if (!kRoom) load_state();  // while there are registers
-
-    // this warp's weights
-    uint32_t w[WP][kBlocks][2][3][4];
-#pragma unroll
-    for (int plane = 0; plane < WP; ++plane)
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b)
-#pragma unroll
-            for (int i = 0; i < 24; ++i) {
-                const int block = (plane * groups + group) * (KP / 64) + part * kBlocks + b;
-                w[plane][b][i / 12][i / 4 % 3][i % 4] = p.weights[(block * 24 + i) * 32 + lane];
-            }
+    if (!kRoom) {
+        load_state();  // while there are registers
+        load_weights();
+    }
 
     // this thread's elements
     const bool exact_float = sizeof(Real) == 4 && p.exact_float[KS - 1] != 0;
@@ -221,12 +252,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     for (int row = 0; row < kRows; ++row)
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate) {
-            const int unit = group * 16 + lane8 + 8 * place_of(row, quad, half).row8;
-            const double b = p.bias[gate * UP + unit];
+            const double b = loaded[0][row][gate], by = loaded[1][row][gate];
             bias[row][gate] = kSets == 1 ? (int)b : kWhole ? (int)(int64_t)b : 0;
             wide_bias[row][gate] = kSets == 1 || kWhole ? (Real)0 : (Real)b;
-            m[row][gate] = (Real)p.m[gate * UP + unit];
-            times[row][gate] = kWhole ? (int)(p.m[gate * UP + unit] * 4294967296.) : 0;
+            m[row][gate] = (Real)(by * (kSaturated ? 1. / 256 : 1.));
+            times[row][gate] = kWhole ? (int)(by * 4294967296.) : 0;
         }
     const int Rh_lo = R::integer(p.cell.Rh_lo), Rh_hi = R::integer(p.cell.Rh_hi);
     // what keeping low bytes less 128 takes off the sums of a unit
@@ -250,29 +280,41 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         for (int i = 0; i < 2 * NT; ++i) barrier_init(barriers + i);
     }
 
-    bool kept[NT][kElements];
     int64_t at[NT][kElements];
-    int byte_at[kElements], length[NT][kElements];
+    int byte_at[kElements], length[NT][kColumns];
 #pragma unroll
     for (int i = 0; i < NT * kElements; ++i) {
         const int turn = i / kElements, e = i % kElements;
         const Place place = place_of(e, quad, half);
         const int unit = group * 16 + lane8 + 8 * place.row8;
         const int64_t row = first_row + turn * NB + place.n;
-        kept[turn][e] = unit < H && row < N && works(quad, half);
         at[turn][e] = row * H + unit;
-        length[turn][e] = (int)(kept[turn][e] && p.s.lengths ? p.s.lengths[row] : T);
+        if (e % kSame == 0)
+            length[turn][e / kSame] = (int)(row < N && p.s.lengths ? p.s.lengths[row] : T);
         byte_at[e] = CL == 1 ? place.n * kStride + unit
                      : kBulk
                          ? place.n * 64 + local * 16 + lane8 + 8 * place.row8
                          : place.n % NB / (kShared && NB > 1 ? 2 : 1) * 16 + lane8 + 8 * place.row8;
     }
+    // whether elements are any of the sequence's, from its units and rows beyond this thread's
+    // first
+    const int64_t rows_beyond = N - first_row - mine.n;
+    int units_left = works(quad, half) ? (int)H - group * 16 - lane8 - 8 * mine.row8 : 0;
+    int rows_left = rows_beyond < kTileRows ? (int)rows_beyond : kTileRows;
+    if (kTight) units_left = (int)pinned((uint32_t)units_left);
+    if (kTight) rows_left = (int)pinned((uint32_t)rows_left);
+    const auto kept = [&](int turn, int e) {
+        const Place place = place_of(e, quad, half);
+        return units_left > 8 * (place.row8 - mine.row8) &&
+               rows_left > turn * NB + place.n - mine.n;
+    };
     Code *const out = (Code *)p.s.out;
     const int64_t half_up = kWhole ? kept_number((int64_t)0x80000000LL) : 0;
     const int h_zero = (int)p.cell.h_zero;
     int raw = (int)(p.cell.h_zero - p.cell.h_offset);
     if (kRoom) raw = (int)kept_number((uint32_t)raw);
-    unsigned char *const stage = stages + (kBulk ? 0 : warp * kStage);
+    unsigned char *const stage = stages + warp * kStage;
+    const int sender = kBulk ? (int)uniform((uint32_t)warp) : 0;
 
     // what this thread copies from the state to the output
     const int copy_row = threadIdx.x / (kUnits / kCopied);
@@ -323,16 +365,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #endif
     };
 
-    // what came from earlier launches starts here, and is written from here on
-    await_launches();
-#pragma unroll
-    for (int i = 0; i < kAhead * NT; ++i) {
-        if (i / NT < steps)
-            start_words(ring + i * kThreads, ahead + i % NT * (int64_t)groups * 16 * NB);
-        copies_commit();
-        if (i % NT == NT - 1) ahead += ahead_step;
-    }
-    copies_wait<kAhead * NT>();  // the tables
+#if REALS
+    if (!finite) *any_nan = 1;
+#endif
+    copies_wait<0>();  // the tables
     if (CL > 1)
         cluster_sync();
     else
@@ -345,6 +381,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             bias[0][gate] += missing[gate];
             wide_bias[0][gate] += (Real)(kWhole ? 0 : missing[gate]);
         }
+    // a warp reads what it has written
+    const uint32_t factors_at = pinned(shared_address(factors) + (warp * 48 + lane8) * 8);
+    const auto factor_at = [&](int row, int gate) {
+        const int row8 = NB == 8 ? row : place_of(0, quad, half).row8;
+        return factors_at + (uint32_t)(gate * 16 + row8 * 8) * 8;
+    };
+    if (kTight && quad % (NB == 8 ? 4 : 2) == 0)
+#pragma unroll
+        for (int row = 0; row < kRows; ++row)
+#pragma unroll
+            for (int gate = 0; gate < 3; ++gate)
+                store(factor_at(row, gate),
+                      uint2{(uint32_t)bias[row][gate],
+                            kWhole ? (uint32_t)times[row][gate] : float_bits((float)m[row][gate])});
+    if (kTight) __syncwarp();
 
     Real h[NT][kElements];  // magic number added
 #pragma unroll
@@ -356,14 +407,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         int code =
             HP == 1 ? (int)(int8_t)from[0] : (from[0] ^ kTop) | (int)(int8_t)from[kNextPlane] << 8;
         code += (int)(p.cell.h_offset - p.cell.h_zero);
-        h[turn][e] = R::plus((Real)(kept[turn][e] ? code : 0), R::number());
+        h[turn][e] = R::plus((Real)(kept(turn, e) ? code : 0), R::number());
     }
 
     int t = (int)first;
     // real values go out from registers: where blocks wait for each other, meanwhile, otherwise
     // behind the products of the next step
     constexpr bool kBehind = CL == 1;
-    const int64_t value_step = kRoom ? kept_number(step * N * p.ends.next) : step * N * p.ends.next;
+    const int64_t value_step =
+        kRoom || (kTight && NT == 2) ? kept_number(step * N * p.ends.next) : step * N * p.ends.next;
     float *value_at = p.ends.values + group * 16 + lane8 + 8 * mine.row8 +
                       ((first - (kBehind ? step : 0)) * N + first_row + mine.n) * p.ends.next;
     const auto value_of = [&](Real v) {
@@ -376,17 +428,52 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             const Place place = place_of(e, quad, half);
             const int64_t row = (turn * NB + place.n - mine.n) * p.ends.next;
             float *const to = value_at + row + 8 * (place.row8 - mine.row8);
-            store_where(now && kept[turn][e], to, float_bits(value_of(h[turn][e])));
+            store_where(now && kept(turn, e), to, float_bits(value_of(h[turn][e])));
         }
         if (turn == NT - 1) value_at += value_step;
     };
+
+    // the numbers of steps come into the nearest cache
+#pragma unroll
+    for (int i = 0; i < kNumberLines; ++i) touched ^= numbers[16 * i];
+    if (touched == 0x9E3779B9u) prefetch(p.Wx);
+
+    // rows of groups that are there, of the stretch that a step is in
+    const auto rows_there = [&](int at) {
+        return (int)load_count(p.counts + at / (STRETCH ? STRETCH : 1));
+    };
+    // waits for the stretch that starts with a step, of which so much was there
+    const auto await_stretch = [&](int at, int there) {
+        const int left = steps - at;
+        const int wanted = (left < STRETCH ? left : STRETCH) * (int)N * groups;
+        while (there < wanted) there = rows_there(at);
+        acquire();
+    };
+
+    // what came from earlier launches starts here, and is written from here on
+    if (STRETCH)
+        await_stretch(0, 0);
+    else
+        await_launches();
+#if REALS
+    // of the whole input's NaN, which is there now, unless the projection goes on
+    constexpr bool kNanFirst = !STRETCH && kRoom;
+    const uint32_t nan_word = kNanFirst ? first_nan(p.ends, first_row, N, T) : 0;
+#endif
+#pragma unroll
+    for (int i = 0; i < kAhead * NT; ++i) {
+        if (i / NT < steps)
+            start_words(ring + i * kThreads, ahead + i % NT * (int64_t)groups * 16 * NB);
+        copies_commit();
+        if (i % NT == NT - 1) ahead += ahead_step;
+    }
 
 #if HELD
     uint8_t held[2][NT][kElements];
     const auto load_held = [&](int parity, int turn, int64_t t) {
 #pragma unroll
         for (int e = 0; e < kElements; ++e)
-            held[parity][turn][e] = kept[turn][e] && p.s.held[t * N * H + at[turn][e]];
+            held[parity][turn][e] = kept(turn, e) && p.s.held[t * N * H + at[turn][e]];
     };
 #pragma unroll
     for (int turn = 0; turn < NT; ++turn) {
@@ -395,6 +482,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
 #endif
     Code *written = out + first * N * H;
+
+    // what this thread reads of a state
+    const unsigned char *const operands = state + lane8 % NB * (kBulk ? 64 : kStride) +
+                                          part * kBlocks * kNextBlock + quad * 16 +
+                                          (kPacked ? lane8 / NB % 2 * kNextPlane : 0);
+    const uint32_t operands_at = kTight ? pinned(shared_address(operands)) : 0;
 
     // A step of one strip. kKnown: float, or int32, holds every accumulator, so that nothing stands
     // between products and gates.
@@ -411,14 +504,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         int acc[kAccumulators][3][4];
 #pragma unroll
         for (int i = 0; i < kAccumulators * 12; ++i) acc[i / 12][i / 4 % 3][i % 4] = 0;
-        const unsigned char *const operand =
-            state + parity * kState + turn * NB * kStride * (kBulk ? HP : 1) +
-            lane8 % NB * (kBulk ? 64 : kStride) + part * kBlocks * kNextBlock + quad * 16 +
-            (kPacked ? lane8 / NB % 2 * kNextPlane : 0);
-        const uint32_t operand_at = kBulk ? pinned(shared_address(operand)) : 0;
+        const int operand_from = parity * kState + turn * NB * kStride * (kBulk ? HP : 1);
+        const unsigned char *const operand = operands + operand_from;
+        const uint32_t operand_at = kTight  ? operands_at + operand_from
+                                    : kBulk ? pinned(shared_address(operand))
+                                            : 0;
         const auto fragment = [&](int b, int plane) {
             const int from = plane * kNextPlane + b * kNextBlock;
-            return kBulk ? load16(operand_at + from) : *(const uint4 *)(operand + from);
+            return kBulk || kTight ? load16(operand_at + from) : *(const uint4 *)(operand + from);
         };
         const auto multiply = [&](int b, int j, int gate, const uint32_t (&f)[kReads][4]) {
             const int set = kPairs && gate != 2 ? j : j % SETS;
@@ -500,13 +593,34 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             start_words(ring + ((s + kAhead) % RING * NT + turn) * kThreads,
                         ahead + turn * (int64_t)groups * 16 * NB);
         copies_commit();
+        // what the next step's loads wait for is asked for in time
+        const bool next_stretch =
+            STRETCH && turn == NT - 1 && (s + 1 + kAhead) % (STRETCH ? STRETCH : 1) == 0;
+        int there = 0;
+        if (next_stretch) there = rows_there(s + 1 + kAhead);
         if (CODES && COPY) copy_store(copies_now, old_states);
         if (VALUES && kBehind) give(turn, s != 0);
 
+        int bias_now[kRows][3], times_now[kRows][3];
+        Real m_now[kRows][3];
+#pragma unroll
+        for (int row = 0; row < kRows; ++row)
+#pragma unroll
+            for (int gate = 0; gate < 3; ++gate) {
+                uint2 factor = {(uint32_t)bias[row][gate], (uint32_t)times[row][gate]};
+                if (kTight) factor = load8(factor_at(row, gate));
+                bias_now[row][gate] = (int)factor.x;
+                times_now[row][gate] = (int)factor.y;
+                m_now[row][gate] = kTight ? (Real)bits_as_float(factor.y) : m[row][gate];
+            }
+        // sums of two products and a bias are one instruction
+        constexpr bool kBiased = KS == 1 && kSets == 1;
+        const auto in_pairs = [](int gate) { return SETS == 2 || (kPairs && gate < 2); };
 #pragma unroll
         for (int i = 0; i < 12; ++i)
-            if (SETS == 2 || (kPairs && i < 8))
-                acc[0][i / 4][i % 4] += acc[kAccumulators - 1][i / 4][i % 4];
+            if (in_pairs(i / 4))
+                acc[0][i / 4][i % 4] += acc[kAccumulators - 1][i / 4][i % 4] +
+                                        (kBiased ? bias_now[i % 4 / 2 % kRows][i / 4] : 0);
 
         // of the unit of this thread: the sums of its two columns and the other byte's
         int both[2][3][2];
@@ -581,26 +695,34 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             for (int e = 0; e < kElements; ++e) {
                 const int row = kRows == 2 ? e & 1 : 0;
                 if (kWhole) {
-                    uint32_t v = (uint32_t)sum[0][gate][e] + (uint32_t)bias[row][gate];
+                    uint32_t v = (uint32_t)sum[0][gate][e] + (uint32_t)bias_now[row][gate];
                     if (kParts == 2) v += (uint32_t)sum[kParts - 1][gate][e] * 256u;
                     // half up, and a tie to the even number of its two
-                    int64_t product = times_plus((int)v, times[row][gate], half_up);
-                    if (kApart) product = times_plus(other[gate][e], times[row][gate], product);
+                    int64_t product = times_plus((int)v, times_now[row][gate], half_up);
+                    if (kApart) product = times_plus(other[gate][e], times_now[row][gate], product);
                     int rounded = (int)(product >> 32);
                     if ((uint32_t)product == 0) rounded &= ~1;
                     const int limited = rounded < Rh_lo ? Rh_lo : rounded;
                     Rh[gate][e] = (Real)(limited > Rh_hi ? Rh_hi : limited);
                     continue;
                 }
+#if SATURATED
+                Rh[gate][e] = share_of(
+                    p.saturated.Rh,
+                    (Real)(sum[0][gate][e] + (kBiased && in_pairs(gate) ? 0 : bias_now[row][gate])),
+                    m_now[row][gate]);
+                continue;
+#endif
                 Real v;
                 if (kSets == 1)
-                    v = (Real)(sum[0][gate][e] + bias[row][gate]);
+                    v = (Real)(sum[0][gate][e] +
+                               (kBiased && in_pairs(gate) ? 0 : bias_now[row][gate]));
                 else {
                     v = R::fma((Real)sum[1 % kParts][gate][e], (Real)256, wide_bias[row][gate]);
                     v = R::plus(v, (Real)sum[0][gate][e]);
                     if (kSets == 3) v = R::fma((Real)sum[kParts - 1][gate][e], (Real)65536, v);
                 }
-                Rh[gate][e] = R::limit(round_term(v, m[row][gate]), p.cell.Rh_lo, p.cell.Rh_hi);
+                Rh[gate][e] = R::limit(round_term(v, m_now[row][gate]), p.cell.Rh_lo, p.cell.Rh_hi);
             }
         if (sizeof(Real) == 4 && !kKnown && __builtin_expect(!exact_float, 0)) {
 #pragma unroll
@@ -609,8 +731,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 for (int e = 0; e < kElements; ++e) {
                     const int row = kRows == 2 ? e & 1 : 0;
                     const int unit = group * 16 + lane8 + 8 * place_of(e, quad, half).row8;
-                    double total = kWhole ? p.bias[gate * UP + unit]
-                                          : (double)(sum[0][gate][e] + bias[row][gate]);
+                    double total = kWhole
+                                       ? p.bias[gate * UP + unit]
+                                       : (double)sum[0][gate][e] +
+                                             (kBiased && in_pairs(gate) ? 0 : bias_now[row][gate]);
                     if (kWhole)
                         total += (double)sum[kParts - 1][gate][e] * 256 + (double)sum[0][gate][e] +
                                  (double)missing[gate];
@@ -618,14 +742,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                     const double low = (double)p.cell.Rh_lo - (double)R::number();
                     const double high = (double)p.cell.Rh_hi - (double)R::number();
                     const double limited = Magic<double>::limit(plain(v), low, high);
-                    Rh[gate][e] = (Real)(kWhole ? limited : limited + (double)R::number());
+                    Rh[gate][e] = (Real)(kSaturated ? (limited - low) / 256
+                                         : kWhole   ? limited
+                                                    : limited + (double)R::number());
                 }
         }
 
         unsigned char *const next = state + (1 - parity) * kState;
         // what another block still fetches is not written: it has sent what this one waited for
         unsigned char *const to = CL == 1 ? next
-                                  : kBulk ? stage + (NT * parity + turn) * kSlice
+                                  : kBulk ? next + (turn * CL + rank) * kSlice
                                           : stage + copy * (kGroups * kHalves * kStage);
         // all results before any store: a store of bytes could be to anything that is read
 #pragma unroll
@@ -633,18 +759,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             Real Rh_e[3], Wx_e[3];
 #pragma unroll
             for (int gate = 0; gate < 3; ++gate) {
-                Rh_e[gate] = kWhole ? Rh[gate][e] : plain(Rh[gate][e]);
+                Rh_e[gate] = kWhole || kSaturated ? Rh[gate][e] : plain(Rh[gate][e]);
                 Wx_e[gate] = unpacked(Wx.w[e], gate, p.cell.Wx_offset);
             }
+#if SATURATED
+            Real moved = next_state(p.cell, p.saturated, z_of.base, r_of.base, g_of.base, Wx_e[0],
+                                    Wx_e[1], Wx_e[2], Rh_e[0], Rh_e[1], Rh_e[2], plain(h[turn][e]));
+#else
             Real moved = next_state<Real>(p.cell, z_of, r_of, g_of, Wx_e[0], Wx_e[1], Wx_e[2],
                                           Rh_e[0], Rh_e[1], Rh_e[2], plain(h[turn][e]));
+#endif
 #if QG_ZONEOUT
             moved = weighted(p.cell.zoneout, plain(h[turn][e]), plain(moved));
 #endif
 #if HELD
             if (held[parity][turn][e]) continue;
 #endif
-            if (t < length[turn][e]) h[turn][e] = moved;
+            if (t < length[turn][e / kSame]) h[turn][e] = moved;
         }
         if (works(quad, half)) {
 #pragma unroll
@@ -661,7 +792,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (CODES && !COPY) {
 #pragma unroll
             for (int e = 0; e < kElements; ++e)
-                if (kept[turn][e]) written[at[turn][e]] = (Code)(R::integer(h[turn][e]) + h_zero);
+                if (kept(turn, e)) written[at[turn][e]] = (Code)(R::integer(h[turn][e]) + h_zero);
         }
 #if HELD
         if (s + 2 < steps) load_held(parity, turn, t + 2 * step);
@@ -673,17 +804,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             t += t_step;
         }
         if (CL == 1) {
+            if (next_stretch) await_stretch(s + 1 + kAhead, there);
             __syncthreads();
             return;
         }
         if (kBulk) {
             shown_to_copies();
             __syncthreads();
+            const uint32_t from = shared_address(to), told = shared_address(received + 1 - parity);
 #pragma unroll
-            for (int peer = warp; peer < CL; peer += kThreads / 32)
-                if (lane == 0)
-                    send_slice(next + (turn * CL + rank) * kSlice, received + (1 - parity), peer,
-                               to, kSlice);
+            for (int i = 1; i < CL; i += kThreads / 32)
+                if (i + kThreads / 32 <= CL || i + sender < CL)
+                    send_slice(from, told, (uint32_t)(rank + i + sender) % CL, kSlice);
         } else {
             __syncwarp();
         }
@@ -697,10 +829,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             }
         }
         if (VALUES && !kBehind) give(turn, true);
+        if (next_stretch) await_stretch(s + 1 + kAhead, there);
         if (NT == 1) barrier_wait<kLeaves>(received + (1 - parity), (uint32_t)(s >> 1) & 1);
     };
+    constexpr bool kMayKnow = sizeof(Real) == 4;  // on the device
     const auto go = [&](auto known) {
-        if (NT == 1 || HELD) {
+        // what is rarely run is compiled once
+        constexpr bool kTwice = decltype(known)::value || !kMayKnow;
+        if (HELD || (NT == 1 && kTwice)) {
             for (int s = 0; s < steps; s += 2) {
 #pragma unroll
                 for (int turn = 0; turn < NT; ++turn) advance(known, turn, s, 0);
@@ -717,7 +853,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             barrier_wait<kLeaves>(barriers + 2 * turn + (steps & 1),
                                   (uint32_t)((steps - 1) >> 1) & 1);
     };
-    constexpr bool kMayKnow = sizeof(Real) == 4;  // on the device
     if (kMayKnow && exact_float)
         go(Truth<kMayKnow>());
     else
@@ -725,16 +860,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (CL > 1) cluster_arrive();
     if (copies) copy_store(true, copy_load(steps & 1));
     if (VALUES && kBehind) give(0, true);
+    // what follows this launch follows the projection, too
+    if (STRETCH) await_launches();
 #if REALS
     float reals[NT * kElements];
 #pragma unroll
     for (int i = 0; i < NT * kElements; ++i) reals[i] = value_of(h[i / kElements][i % kElements]);
+    if (nan_seen<kNanFirst>(p.ends, Where().row, N, T, nan_word)) *any_nan = 1;
     give_last(p.s, p.ends, reals, nan_rows, any_nan);
 #else
 #pragma unroll
     for (int i = 0; i < NT * kElements; ++i) {
         const int turn = i / kElements, e = i % kElements;
-        if (kept[turn][e])
+        if (kept(turn, e))
             ((Code *)p.s.last)[at[turn][e]] = (Code)(R::integer(h[turn][e]) + h_zero);
     }
 #endif

@@ -20,6 +20,7 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cuda import planner
+from quant_gru.kernels.cuda.beside import Beside, beside
 from quant_gru.kernels.cuda.calls import Memories, Sizes, makers_of, native_call
 from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
@@ -30,7 +31,10 @@ from quant_gru.kernels.cuda.real_projection import (
     FEWEST_ROWS,
     Block,
     choose_for,
+    codes_of,
+    easy_division,
     few_projection,
+    fill_division,
     reads_reals,
     real_projection,
 )
@@ -44,6 +48,7 @@ from quant_gru.kernels.cuda.structures import (
 
 _THREADS = 256
 _ROWS = _THREADS // 32  # of a block of the border's kernels
+_TAKEN = 2 * _ROWS  # of one that takes real values
 _TAKE, _BETWEEN = (Kernel.of("border", name, PLAIN) for name in ("take", "between"))
 _FINISH, _FEW = (Kernel.of("project", name, PLAIN) for name in ("finish", "project"))
 
@@ -262,7 +267,7 @@ class Schedule:
             self._codes,
             self._memory,
         )
-        inputs = [(take, take.to.planes > 0) for take in self._takes]
+        inputs = [(take, _may_take_fours(take)) for take in self._takes]
         inputs += [(each, True) for each in self._reals]
         return native_call(
             self._machine,
@@ -295,7 +300,7 @@ class Schedule:
             aligned = not (address % 16 or strides[0] % 4 or strides[1] % 4 or x.shape[2] % 4)
             for take in self._takes:
                 take.step, take.next = strides[:2]
-                take.fours = aligned and take.to.planes > 0
+                take.fours = aligned and _may_take_fours(take)
             for each in self._reals:
                 each.step, each.next = strides[:2]
                 each.fours = aligned
@@ -310,12 +315,24 @@ class Schedule:
         below: _Below | None,
         with_h0: bool,
     ) -> _Below:
+        # the last layer's codes are for a backward
+        ends = planner.Ends(values=index == self._layers - 1, codes=index < self._layers - 1)
+        ends = ends._replace(codes=ends.codes or self._keeps)
         cells = [cell for group, _ in layer for cell in group]
         T, N, H = self._T, self._N, cells[0].numbers.H
+        # a launch waits for one projection, which goes through time forwards
+        first, ahead = layer[0][0], None
+        if len(first) == 1:
+            ahead = beside(self._machine, first[0].numbers, layer[0][1], T, N)
+        for i, (group, shape) in enumerate(layer):
+            # tensors that it reads are made while it is compiled
+            kernel, _ = self._recurrence(group, shape, ends, None if i else ahead)
+            self._machine.expect(kernel)
         this = _Below(cells, self._memory.take(N * _padded_steps(T)))
         inputs: list[_Input] = []
         for direction, (cell, shape) in enumerate(_by_direction(layer)):
-            if below is None and (reals := self._reals_of(cell, shape, this.nan)):
+            waits = ahead and direction == 0
+            if below is None and not waits and (reals := self._reals_of(cell, shape, this.nan)):
                 inputs.append(reals)
                 continue
             like = [
@@ -324,9 +341,6 @@ class Schedule:
                 if inputs[i].nan is None and _same_input(cell, other)
             ]
             inputs.append(inputs[like[0]] if like else self._add_input(cell, this.nan, below))
-        # the last layer's codes are for a backward
-        ends = planner.Ends(values=index == self._layers - 1, codes=index < self._layers - 1)
-        ends = ends._replace(codes=ends.codes or self._keeps)
         for cell in cells:
             this.out.append(self._codes.take(T * N * H * cell.h.container.itemsize * ends.codes))
             self._kept.append((this.out[-1], cell.h.container))
@@ -334,7 +348,9 @@ class Schedule:
                 this.h0_nan.append(self._memory.take(N))
         direction = 0
         for group, shape in layer:
-            self._add_group(this, group, shape, inputs, direction, index, ends)
+            self._add_group(
+                this, group, shape, inputs, direction, index, ends, None if direction else ahead
+            )
             direction += len(group)
         return this
 
@@ -346,6 +362,9 @@ class Schedule:
             return None
         if T * N > FEWEST_ROWS:
             found.block = choose_for(self._machine, cell.numbers, shape, T, N)
+            if found.block:
+                numbers = cell.numbers
+                self._machine.expect(found.block.kernel(numbers.x_planes, codes_of(numbers)))
         return found if found.block or T * N <= FEW_ROWS else None
 
     def _add_input(self, cell: Cell, nan: int, below: _Below | None) -> _Input:
@@ -354,12 +373,13 @@ class Schedule:
         record: Any = TakeC() if below is None else BetweenC()
         found = _Input()
         if T * N > FEW_ROWS:
-            padded = numbers.gemm[0][0].shape[0]
+            padded = numbers.padded_C
             found.rows = _Rows((numbers.x_planes * T * N, padded))
             self._rows.append(found.rows)
             record.to.planes, record.to.padded = numbers.x_planes, padded
             record.to.x_offset = numbers.x_offset
             found.rows.records.append(record.to)
+            found.target = record.to
         else:
             found.codes = self._memory.take(T * N * numbers.C * cell.x.container.itemsize)
             self._memory.point(record.to, "codes", found.codes)
@@ -369,7 +389,9 @@ class Schedule:
             self._x.point(record, "real")
             self._takes.append(record)
             _fill_scale(record, cell.x)
-            kernel = _TAKE
+            if easy_division(cell.x):
+                fill_division(record.division, cell.x)
+            kernel, rows = _TAKE, _TAKEN
         else:
             self._fill_flags(record.below, below)
             for d, (under, each) in enumerate(zip(below.cells, cell.between, strict=True)):
@@ -380,8 +402,8 @@ class Schedule:
             record.H, record.directions = below.cells[0].numbers.H, len(below.cells)
             record.lo, record.hi = x.lo - x.zero_point, x.hi - x.zero_point
             record.out_zero = x.zero_point
-            kernel = _BETWEEN
-        self._launch(kernel, Grid((-(-T * N // _ROWS), 1), _THREADS), record)
+            kernel, rows = _BETWEEN, _ROWS
+        self._launch(kernel, Grid((-(-T * N // rows), 1), _THREADS), record)
         return found
 
     def _add_group(
@@ -393,15 +415,18 @@ class Schedule:
         first: int,
         layer: int,
         ends: planner.Ends,
+        ahead: Beside | None,
     ) -> None:
-        """The directions that share a launch of the recurrence."""
-        N, numbers = self._N, group[0].numbers
-        form, H = numbers.form, numbers.H
+        """The directions that share a launch of the recurrence, and a projection it is ahead of."""
+        form = group[0].numbers.form
         records: Any = (RECURRENT_C[form.recurrence.real] * len(group))()
+        counts: int | None = None
         for i, cell in enumerate(group):
             d = first + i
-            self._add_projection(cell, shape, inputs[d], d)
             record = records[i]
+            counts = self._add_projection(cell, shape, inputs[d], d, ahead)
+            if counts is not None:
+                self._memory.point(record, "counts", counts)
             fragments, bias, m = cell.numbers.fragments(shape.features, shape.units)
             exact = cell.numbers.exact_float[1]
             self._keep += [fragments, bias, m, exact]
@@ -414,16 +439,42 @@ class Schedule:
             )
             record.exact_float = exact.data_ptr()
             record.cell = cell.numbers.frozen.cells[form.recurrence.real]
+            if form.saturated:
+                record.saturated = cell.numbers.frozen.saturated
             self._memory.point(record, "Wx", self._projected[d])
+        self._launch(*self._recurrence(group, shape, ends, ahead), records)
+
+    def _recurrence(
+        self,
+        group: Sequence[Cell],
+        shape: planner.Shape,
+        ends: planner.Ends,
+        ahead: Beside | None,
+    ) -> tuple[Kernel, Grid]:
+        numbers, N = group[0].numbers, self._N
         clusters = self._machine.clusters()
         # without clusters no launch starts early, and some chips have too little memory for it
         alone = len(clusters) > 1 and shape.tiles(N) * len(group) <= clusters[shape.blocks]
-        kernel, grid = planner.layout(shape, form, H, N, len(group), ends=ends, early=alone)
-        self._launch(kernel, grid, records)
+        return planner.layout(
+            shape,
+            numbers.form,
+            numbers.H,
+            N,
+            len(group),
+            ends=ends,
+            early=alone,
+            stretch=ahead.stretch if ahead else 0,
+        )
 
     def _add_projection(
-        self, cell: Cell, shape: planner.Shape, given: _Input, direction: int
-    ) -> None:
+        self,
+        cell: Cell,
+        shape: planner.Shape,
+        given: _Input,
+        direction: int,
+        ahead: Beside | None,
+    ) -> int | None:
+        """Where it counts what is there, if the recurrence is ahead of it."""
         numbers, T, N = cell.numbers, self._T, self._N
         if given.nan is not None:
             kernel, grid, record, keep = (
@@ -437,15 +488,23 @@ class Schedule:
             self._memory.point(record, "Wx", self._projected[direction])
             self._keep += [numbers, *keep]
             self._launch(kernel, grid, record)
-            return
+            return None
         if given.rows is not None and numbers.projects_bytes:
-            tile = resident(self._machine, numbers, shape, T, N)
+            counts = None
+            tile = ahead.block if ahead else resident(self._machine, numbers, shape, T, N)
             kernel, grid, record, keep = projection(numbers, shape, T, N, tile)
             given.rows.records.append(record)
             self._memory.point(record, "Wx", self._projected[direction])
+            if ahead:
+                grid, record.stretch = ahead.grid(numbers, shape), ahead.stretch * N
+                given.target.stretches = ahead.stretches(T)
+                counts = self._memory.take(4 * given.target.stretches)
+                self._memory.point(given.target, "counts", counts)
+                self._memory.point(record, "counts", counts)
             self._keep += [numbers, *keep]
-            self._launch(kernel, grid, record)
-            return
+            # weights that stay are loaded while the codes are made
+            self._launch(kernel, grid._replace(early=tile is not None), record)
+            return counts
         strips = shape.strips(N)
         p: Any = ProjectC()
         p.W = numbers.W
@@ -458,7 +517,7 @@ class Schedule:
             self._memory.point(p.s, "x", given.codes)
             units = _THREADS // 32
             self._launch(_FEW, Grid((T * N, -(-numbers.H // units)), _THREADS), p)
-            return
+            return None
         weights, folded = numbers.gemm[0]
         product = _Product(given.rows, weights)
         self._products.append(product)
@@ -470,6 +529,7 @@ class Schedule:
         product.memory.point(p, "product")
         threads = min(_THREADS, -(-shape.units * shape.strip // 32) * 32)
         self._launch(_FINISH, Grid((T * strips, 1), threads), p)
+        return None
 
     def _fill_sequence(self, s: Any, cell: Cell, *, reverse: bool) -> None:
         s.x_kind, s.h_kind = KINDS[cell.x.container], KINDS[cell.h.container]
@@ -516,6 +576,7 @@ class _Input:
     Attributes:
         nan: Where it is written which rows are NaN, by what reads real values.
         block: How it reads them, where they are not few.
+        target: What makes the codes, the part of its arguments that says where they go.
     """
 
     def __init__(self) -> None:
@@ -523,6 +584,7 @@ class _Input:
         self.block: Block | None = None
         self.rows: _Rows | None = None
         self.codes = 0
+        self.target: Any = None
 
 
 class _Below:
@@ -548,6 +610,10 @@ def _same_input(a: Cell, b: Cell) -> bool:
         int(u.multipliers[0]) == int(v.multipliers[0]) and int(u.shift) == int(v.shift)
         for u, v in zip(a.between, b.between, strict=True)
     )
+
+
+def _may_take_fours(take: Any) -> bool:
+    return bool(take.to.planes > 0 and take.division.scale)
 
 
 def _fill_scale(record: Any, q: Quantizer) -> None:

@@ -1,15 +1,17 @@
 // Products of bytes on tensor cores with rows of activations that stay in shared memory while
 // weights pass: the three gates of a block's units, tile by tile.
 //
-//   typedef Standing<unit warps, row warps, columns, stages, planes> Tile;
+//   typedef Standing<unit warps, row warps, columns, stages, planes, depth, registers> Tile;
 //   Tile::Passing passing(ring, weights, H, padded, first_unit, tiles);  // loads begin
 //   ...                                                                  // rows are written
-//   passing.add(sums, rows);                                             // tile by tile
+//   passing.add(sums, rows, start);                                      // tile by tile
 //
 // A block has Tile::kRows rows of codes in one or two planes, from `rows` on as `Tile::row_at` has
-// them, and goes through tiles of Tile::kUnits units. Loads of weights run ahead over the end of a
-// tile. `weights` are int8 (3H, padded), channel = gate * H + unit; padded is a multiple of 16, and
-// so are addresses. Units beyond H are zeros, and so are features of weights beyond `padded`.
+// them, and goes through tiles of Tile::kUnits units. A stage has `depth` features of a tile's
+// weights, 64 or 128, and a thread has so many registers; loads of weights run ahead over the end
+// of a tile. `weights` are int8 (3H, padded), channel = gate * H + unit; padded is a multiple of
+// 16, and so are addresses. Units beyond H are zeros, and so are features of weights beyond
+// `padded`.
 //
 // sums[plane][gate][column][i] of a thread belongs to unit `Tile::unit(i)` of the tile and row
 // `Tile::row(column, i)` of the block, as in multiply.cuh.
@@ -18,20 +20,26 @@
 
 #include "ptx.cuh"
 
-template <int kUnitWarps, int kRowWarps, int kColumns, int kStages, int kPlanes>
+template <int kUnitWarps, int kRowWarps, int kColumns, int kStages, int kPlanes, int kDepth,
+          int kRegisters>
 struct Standing {
     static constexpr int kThreads = 32 * kUnitWarps * kRowWarps;
     static constexpr int kUnits = 16 * kUnitWarps, kRows = 8 * kColumns * kRowWarps;
     static constexpr int kPairs = (kColumns + 1) / 2;  // columns are loaded two at a time
     static constexpr int kLinesOfRows = kRows + kColumns % 2 * 8;
-    static constexpr int kDepth = 64;  // bytes of a line in a stage
     static constexpr int kLines = 3 * kUnits, kStageBytes = kLines * kDepth;
     static constexpr int kRingBytes = kStages * kStageBytes;
     static constexpr int kAhead = kStages - 1;
-    static constexpr int kLoads = (kLines * 4 + kThreads - 1) / kThreads;  // 16 bytes each
+    static constexpr int kChunks = kDepth / 16;              // of a line, 16 bytes each
+    static constexpr int kLinesOfLoad = kThreads / kChunks;  // that a load of all threads copies
+    static constexpr int kLoads = (kLines + kLinesOfLoad - 1) / kLinesOfLoad;
+    // whether registers keep operands of the next features beside these: sums, those, and others
+    static constexpr bool kTwice =
+        12 * kPlanes * kColumns + 8 * (3 + kPlanes * kPairs) + 40 <= kRegisters;
     typedef int Sums[kPlanes][3][kColumns][4];
 
-    static_assert(kThreads % 32 == 0, "lines that a thread loads stand alike");
+    static_assert(kDepth == 64 || kDepth == 128, "`place` keeps banks apart");
+    static_assert(kLinesOfLoad % 8 == 0, "lines that a thread loads stand alike");
 
     static inline int unit(int i) {
         return (int)threadIdx.x / 32 % kUnitWarps * 16 + i / 2 * 8 + (int)threadIdx.x % 32 / 4;
@@ -51,20 +59,21 @@ struct Standing {
     static inline int rows_bytes(int padded) { return kPlanes * plane_bytes(padded); }
 
     static inline uint32_t place(int line, int chunk) {
-        return line * kDepth + ((chunk ^ (line >> 1 & 3)) << 4);
+        return line * kDepth + ((chunk ^ (kDepth == 64 ? line >> 1 & 3 : line & 7)) << 4);
     }
 
     struct Passing {
-        const int8_t *weights;
+        const int8_t *weights, *next;  // all; of this thread's next stage
         uint32_t ring, read_slot, write_slot;
-        int H, bytes, from[kLoads];  // lines of this thread's loads, in bytes from the first unit's
-        int unit, k, left;           // of the next stage: first unit, features, tiles
-        static inline int line() { return (int)threadIdx.x / 4; }
-        static inline int chunk() { return (int)threadIdx.x % 4; }
+        int H, bytes, on[kLoads];  // from the first line that this thread loads to others, in bytes
+        int unit, k, left;         // of the next stage: first unit, features, tiles
+        static inline int line() { return (int)threadIdx.x / kChunks; }
+        static inline int chunk() { return (int)threadIdx.x % kChunks; }
 
         inline Passing(unsigned char *shared, const int8_t *weights, int64_t H, int64_t padded,
                        int first_unit, int tiles)
             : weights(weights),
+              ring(shared_address(shared)),
               read_slot(0),
               write_slot(0),
               H((int)H),
@@ -72,11 +81,12 @@ struct Standing {
               unit(first_unit),
               k(0),
               left(tiles) {
-            ring = shared_address(shared);
+            const int first = (line() / kUnits * this->H + line() % kUnits) * bytes;
+            next = weights + (int64_t)first_unit * bytes + first + chunk() * 16;
 #pragma unroll
             for (int j = 0; j < kLoads; ++j) {
-                const int at = line() + j * (kThreads / 4);
-                from[j] = (at / kUnits * this->H + at % kUnits) * bytes + chunk() * 16;
+                const int at = line() + j * kLinesOfLoad;
+                on[j] = (at / kUnits * this->H + at % kUnits) * bytes - first;
             }
 #pragma unroll
             for (int i = 0; i < kAhead; ++i) load();
@@ -84,19 +94,29 @@ struct Standing {
 
         inline void load() {
             if (left > 0) {
-                const int8_t *const first = weights + (int64_t)unit * bytes + k;
                 const uint32_t to = ring + write_slot + place(line(), chunk());
-                const bool inside = k + chunk() * 16 < bytes;
+                const bool all_units = unit + kUnits <= H;
+                if (all_units && k + kDepth <= bytes) {
 #pragma unroll
-                for (int j = 0; j < kLoads; ++j) {
-                    const int at = line() + j * (kThreads / 4);
-                    if (kLines * 4 % kThreads && at >= kLines) break;
-                    const bool there = inside && unit + at % kUnits < H;
-                    copy_async(to + j * (kThreads / 4) * kDepth, there ? first + from[j] : weights,
-                               there);
+                    for (int j = 0; j < kLoads; ++j) {
+                        if (kLines % kLinesOfLoad && line() + j * kLinesOfLoad >= kLines) break;
+                        copy_async(to + j * kLinesOfLoad * kDepth, next + on[j], true);
+                    }
+                } else {
+                    const bool inside = k + chunk() * 16 < bytes;
+#pragma unroll
+                    for (int j = 0; j < kLoads; ++j) {
+                        const int at = line() + j * kLinesOfLoad;
+                        if (kLines % kLinesOfLoad && at >= kLines) break;
+                        const bool there = inside && (all_units || unit + at % kUnits < H);
+                        copy_async(to + j * kLinesOfLoad * kDepth, there ? next + on[j] : weights,
+                                   there);
+                    }
                 }
+                next += kDepth;
                 k += kDepth;
                 if (k >= bytes) {
+                    next += kUnits * bytes - k;
                     k = 0;
                     unit += kUnits;
                     --left;
@@ -112,48 +132,90 @@ struct Standing {
             load();
         }
 
-        // Adds the products of the next tile.
-        inline void add(Sums &sums, unsigned char *rows) {
+        // Sets the sums to the products of the next tile, from start[gate][i] on, for a gate's
+        // element i of all columns.
+        inline void add(Sums &sums, unsigned char *rows, const int (&start)[3][4]) {
             const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-            const int line_bytes = stride(bytes), plane = plane_bytes(bytes);
             const uint32_t a_at = ring + place(warp % kUnitWarps * 16 + lane % 16, lane / 16);
             uint32_t b_at =
                 shared_address(rows) + lane / 8 % 2 * 16 +
-                (warp / kUnitWarps * kColumns * 8 + lane / 16 * 8 + lane % 8) * line_bytes;
-            for (int at = 0; at < bytes; at += kDepth) {
-                next_stage();
-#pragma unroll
-                for (int j = 0; j < kDepth; j += 32) {
-                    if (j && at + j >= bytes) break;
-                    multiply(sums, (a_at ^ j) + read_slot, b_at + j, line_bytes * 16, plane);
-                }
+                (warp / kUnitWarps * kColumns * 8 + lane / 16 * 8 + lane % 8) * stride(bytes);
+            stage<true>(sums, start, a_at, b_at, bytes);
+            for (int left_k = bytes - kDepth; left_k > 0; left_k -= kDepth) {
                 b_at += kDepth;
-                read_slot = read_slot == (kStages - 1) * kStageBytes ? 0 : read_slot + kStageBytes;
+                stage<false>(sums, start, a_at, b_at, left_k);
             }
         }
 
-        // Adds 32 features.
-        static inline void multiply(Sums &sums, uint32_t units, uint32_t rows, int next_pair,
-                                    int next_plane) {
-            uint32_t a[3][4];
+        // Up to `features`.
+        template <bool kStart>
+        inline void stage(Sums &sums, const int (&start)[3][4], uint32_t a_at, uint32_t b_at,
+                          int features) {
+            const int pair = stride(bytes) * 16, plane = plane_bytes(bytes);
+            Operands operands[2];
+            next_stage();
+            a_at += read_slot;
+            if (kTwice) operands[0].load(a_at, b_at, pair, plane);
+#pragma unroll
+            for (int j = 0; j < kDepth; j += 32) {
+                const bool more = j + 32 < kDepth && j + 32 < features;
+                Operands &of = operands[j / 32 % 2];
+                if (kTwice) {
+                    if (more)
+                        operands[(j / 32 + 1) % 2].load(a_at ^ j + 32, b_at + j + 32, pair, plane);
+                } else {
+                    of.load_units(a_at ^ j);
+                }
+                of.template multiply<kStart>(sums, start, b_at + j, pair, plane, j == 0);
+                if (!more) break;
+            }
+            read_slot = read_slot == (kStages - 1) * kStageBytes ? 0 : read_slot + kStageBytes;
+        }
+    };
+
+    // Of 32 features. Where registers do not keep all rows, a pair of columns comes while the one
+    // before is multiplied.
+    struct Operands {
+        static constexpr int kOfRows = kPlanes * kPairs;
+        uint32_t a[3][4], b[kTwice ? kOfRows : 2][4];
+
+        inline void load_units(uint32_t units) {
 #pragma unroll
             for (int gate = 0; gate < 3; ++gate)
                 load_matrices(a[gate], units + gate * kUnits * kDepth);
+        }
+        inline void load_rows(int i, uint32_t rows, int next_pair, int next_plane) {
+            load_matrices(b[kTwice ? i : i % 2],
+                          rows + i / kPairs * next_plane + i % kPairs * next_pair);
+        }
+        inline void load(uint32_t units, uint32_t rows, int next_pair, int next_plane) {
+            load_units(units);
 #pragma unroll
-            for (int plane = 0; plane < kPlanes; ++plane)
+            for (int i = 0; i < kOfRows; ++i) load_rows(i, rows, next_pair, next_plane);
+        }
+
+        template <bool kStart>
+        inline void multiply(Sums &sums, const int (&start)[3][4], uint32_t rows, int next_pair,
+                             int next_plane, bool first) {
+            if (!kTwice) load_rows(0, rows, next_pair, next_plane);
 #pragma unroll
-                for (int pair = 0; pair < kPairs; ++pair) {
-                    uint32_t b[4];
-                    load_matrices(b, rows + plane * next_plane + pair * next_pair);
+            for (int at = 0; at < kOfRows; ++at) {
+                if (!kTwice && at + 1 < kOfRows) load_rows(at + 1, rows, next_pair, next_plane);
+                const uint32_t (&of)[4] = b[kTwice ? at : at % 2];
 #pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        if (2 * pair + i >= kColumns) break;
+                for (int i = 0; i < 2; ++i) {
+                    const int column = at % kPairs * 2 + i;
+                    if (column >= kColumns) break;
 #pragma unroll
-                        for (int gate = 0; gate < 3; ++gate)
-                            mma<false, false>(sums[plane][gate][2 * pair + i], a[gate], b[2 * i],
-                                              b[2 * i + 1]);
+                    for (int gate = 0; gate < 3; ++gate) {
+                        int (&sum)[4] = sums[at / kPairs][gate][column];
+                        if (kStart && first)
+                            mma_from(sum, a[gate], of[2 * i], of[2 * i + 1], start[gate]);
+                        else
+                            mma<false, false>(sum, a[gate], of[2 * i], of[2 * i + 1]);
                     }
                 }
+            }
         }
     };
 };

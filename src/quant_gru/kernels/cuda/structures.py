@@ -49,7 +49,7 @@ TableC = structure(
     **_all(_INT, "entries pre_lo pre_zero segments degree shift last segment_shift lo hi"),
     scale=ctypes.c_double,
     lines=_POINTER,
-    **_all(_INT, "line_origin line_count"),
+    **_all(_INT, "line_origin line_count least"),
 )
 SUM_C = {
     name: structure(
@@ -80,13 +80,17 @@ ProjectC = structure(
     **_all(_POINTER, "folded product bytes Wx"),
     **_all(_INT, "planes_x planes_W columns padded_C x_offset NB tiles groups wide"),
 )
+DivisionC = structure(
+    "DivisionC", **_all(ctypes.c_float, "scale inverse least most"), exact=ctypes.c_int32
+)
 _PROJECTED = {
     **_all(_POINTER, "weights folded m folded_bytes m_float exact_float Wx"),
     **_all(_INT, "T N H padded NB tiles groups wide lo hi code_lo"),
 }
 ProjectBytesC = structure("ProjectBytesC", bytes=_POINTER, **_PROJECTED)
-ProjectPassingC = structure("ProjectPassingC", bytes=_POINTER, **_PROJECTED, share=_INT)
-DivisionC = structure("DivisionC", **_all(ctypes.c_float, "scale inverse least most"))
+ProjectPassingC = structure(
+    "ProjectPassingC", bytes=_POINTER, **_PROJECTED, share=_INT, counts=_POINTER, stretch=_INT
+)
 ProjectRealsC = structure(
     "ProjectRealsC",
     **_PROJECTED,
@@ -109,6 +113,14 @@ EndsC = structure(
     **_all(_INT, "next stride"),
     **_all(ctypes.c_float, "scale lo hi"),
 )
+LimitsC = structure("LimitsC", **_all(ctypes.c_float, "less top"))
+BeforeC = structure("BeforeC", **_all(ctypes.c_float, "early late offset"))
+SaturatedC = structure(
+    "SaturatedC",
+    **_all(LimitsC, "Rh rRh old_contrib new_contrib"),
+    **_all(BeforeC, "z r g"),
+    **_all(ctypes.c_float, "rest rest_offset of_z of_left h_old h_new h_offset"),
+)
 RECURRENT_C = {
     name: structure(
         f"Recurrent_{name}",
@@ -116,6 +128,8 @@ RECURRENT_C = {
         **_all(_POINTER, "weights Wx bias m exact_float"),
         cell=CELL_C[name],
         ends=EndsC,
+        saturated=SaturatedC,
+        counts=_POINTER,
     )
     for name in _REAL
 }
@@ -134,6 +148,8 @@ TargetC = structure(
     "TargetC",
     **_all(_POINTER, "codes bytes nan"),
     **_all(_INT, "kind planes padded x_offset T N features nan_stride"),
+    counts=_POINTER,
+    stretches=_INT,
 )
 FlagsC = structure(
     "FlagsC",
@@ -147,6 +163,7 @@ TakeC = structure(
     real=_POINTER,
     **_all(_INT, "step next zero"),
     **_all(ctypes.c_float, "scale lo hi"),
+    division=DivisionC,
     fours=ctypes.c_int32,
 )
 BetweenC = structure(

@@ -9,6 +9,9 @@
 #ifndef HELD
 #define HELD 0
 #endif
+#ifndef STRETCH
+#define STRETCH 0
+#endif
 #ifndef REALS
 #define REALS 0
 #define VALUES 0
@@ -32,19 +35,23 @@ constexpr int kSets = HP + WP - 1;               // accumulators of one weight: 
 constexpr bool kShared = kHalves == 2;           // two warps finish a strip
 constexpr int kElements = kShared ? (NB == 8 ? 2 : 1) : (NB == 8 ? 4 : NB == 4 ? 2 : 1);
 constexpr int kRows = NB == 8 ? 2 : 1;  // units of a thread
+constexpr int kSame = kRows;            // elements of a thread, one after the other, of a row
+constexpr int kColumns = kElements / kSame;
 constexpr int kOwned = NB == 1   ? 1
                        : kShared ? NB / 2
                                  : NB;    // rows of the tile that a warp finishes
 constexpr int kStage = HP * kOwned * 16;  // bytes of 16 units: what a warp sends
-constexpr int kStages = CL == 1 ? 0 : kBulk ? 2 * NT * kSlice : 2 * kGroups * kHalves * kStage;
+constexpr int kStages = CL == 1 || kBulk ? 0 : 2 * kGroups * kHalves * kStage;
 constexpr int kExchange = KS == 2 ? 2 * kGroups * 2 * kSets * 3 * kElements * 32 : 0;
-constexpr uint32_t kReceived = HP * NB * UP;
-constexpr int kCopied = COPY ? COPY / HP : 16;  // units of a copy
 constexpr int kUnits = UP / CL;
-constexpr int kFlags = REALS ? 32 : 0;  // bytes: of each row of a tile, and of all
-constexpr int kAhead = RING - 1;        // steps between the start of a load and its use
+constexpr uint32_t kReceived = HP * NB * (kBulk ? UP - kUnits : UP);
+constexpr int kCopied = COPY ? COPY / HP : 16;  // units of a copy
+constexpr int kFlags = REALS ? 32 : 0;          // bytes: of each row of a tile, and of all
+constexpr int kAhead = RING - 1;                // steps between the start of a load and its use
 // Registers that the weights leave: what the compiler would work out again in every step may stay.
 constexpr bool kRoom = 12 * kBlocks * 2 * WP <= (kThreads > 256 ? 48 : 96);
+constexpr bool kTight = TIGHT;
+constexpr int kFactors = kTight ? 3 * 16 * 8 * (kThreads / 32) : 0;  // bytes
 constexpr bool kLate = LATE;
 // Whether waiting leaves the first cache of global memory as it is. That is faster with two strips;
 // with one, once `W x` of some hundred steps has filled that cache, steps take a fifth longer.
@@ -60,6 +67,7 @@ constexpr int kKept = kLate && kBlocks * kReads <= 4 ? kBlocks : 1;  // of the s
 constexpr int kAccumulators = kPairs ? 2 : kTerms * SETS;
 // int32 holds every accumulator: asked for on the device, weights are known there
 constexpr bool kWhole = sizeof(REAL) == 4 && kSets == 2;
+constexpr bool kSaturated = SATURATED;
 constexpr bool kBits = sizeof(REAL) == 4 && TZ == 0 && TR == 0 && TG == 0;
 
 static_assert(!kBulk || (CL > 1 && UP == 64 * CL && KP == UP), "a block's units are 64 features");
@@ -69,6 +77,9 @@ static_assert(NT == 1 || (NT == 2 && CL > 1), "strips");
 static_assert(KS == 1 || kGroups < 16, "a named barrier for each group");
 static_assert(SPREAD == 1 || NB > 1, "rows are what is spread");
 static_assert(!LATE || WP == 1, "one plane of late weights");
+static_assert(!kSaturated || (kBits && kSets == 1), "codes of 8 bits");
+static_assert(!TIGHT || (sizeof(REAL) == 4 && kSets <= 2 && NB >= 4), "a multiplier is a word");
+static_assert(!STRETCH || STRETCH > kAhead, "steps that are ahead are of the next stretch");
 static_assert(SETS == 1 || kTerms == 1, "sets of the same weight");
 
 #if WX == 1

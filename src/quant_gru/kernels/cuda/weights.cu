@@ -150,13 +150,18 @@ extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant_
     const Operand &o = w.operands[blockIdx.y];
     const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (row >= 3 * w.H) return;
-    const double scale =
-        measured(o.w, o.w_real, row * o.K, (int)o.K, (int)o.bits, o.lo, o.hi, w.free != 0);
-    const double b_scale =
-        measured(o.b, o.b_real, row, o.b ? 1 : 0, (int)o.b_bits, o.b_lo, o.b_hi, w.free != 0);
-    if (threadIdx.x % 32) return;
-    o.w_scale[row] = scale;
-    o.b_scale[row] = b_scale;
+    const int K = (int)o.K;
+    const bool first_lane = threadIdx.x % 32 == 0;
+    // the row, then the bias, without another copy of the code
+#pragma unroll 1
+    for (int bias = 0; bias < 2; ++bias) {
+        const double scale =
+            measured(bias ? o.b : o.w, bias ? o.b_real : o.w_real, bias ? row : (int64_t)row * K,
+                     bias ? o.b != nullptr : K, (int)(bias ? o.b_bits : o.bits),
+                     bias ? o.b_lo : o.lo, bias ? o.b_hi : o.hi, w.free != 0);
+        if (first_lane) (bias ? o.b_scale : o.w_scale)[row] = scale;
+    }
+    if (!first_lane) return;
     if (row == 0) {
         if (o.exact_float) o.exact_float[0] = o.exact_float[1] = 1;
         if (blockIdx.y == 0) *w.finite = 1;

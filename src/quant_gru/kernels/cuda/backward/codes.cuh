@@ -89,7 +89,8 @@ inline void unpack_groups(const Taken &all, const Codes &p, int block, int block
                         *(const Group *)((const uint8_t *)from.codes + (from.row * K + k) * kSize);
             }
         }
-#pragma unroll
+        // one group of code: the others move into the first one's registers
+#pragma unroll 1
         for (int j = 0; j < kAhead; ++j) {
             const uint32_t i = start + j * threads, row = i / across;
             const int k = (int)(i - row * across) * V;
@@ -98,16 +99,16 @@ inline void unpack_groups(const Taken &all, const Codes &p, int block, int block
             bool nan = false;
 #pragma unroll
             for (int e = 0; e < V; ++e) {
-                if (!there[j])
+                if (!there[0])
                     v[e] = k < K ? -less : 0;
                 else if (kSize == 4)
-                    v[e] = quantized(bits_as_float(ahead[j].of[e * kSize / 4]), p.scale, p.lo, p.hi,
+                    v[e] = quantized(bits_as_float(ahead[0].of[e * kSize / 4]), p.scale, p.lo, p.hi,
                                      nan) -
                            less;
                 else if (kSize == 2)
-                    v[e] = (int16_t)(ahead[j].of[e * kSize / 4] >> 16 * (e % 2)) - (int)p.offset;
+                    v[e] = (int16_t)(ahead[0].of[e * kSize / 4] >> 16 * (e % 2)) - (int)p.offset;
                 else
-                    v[e] = (int)((ahead[j].of[e / 4] ^ flip) >> 8 * (e % 4) & 255) - origin;
+                    v[e] = (int)((ahead[0].of[e / 4] ^ flip) >> 8 * (e % 4) & 255) - origin;
             }
             if (p.real && k < K) {
                 Operand *const real = p.real + (int64_t)row * K + k;
@@ -132,12 +133,17 @@ inline void unpack_groups(const Taken &all, const Codes &p, int block, int block
             }
             if (p.planes == 1) {
                 *(Words<V> *)(bytes.to + k) = low;
-                continue;
-            }
-            *(Words<V> *)(bytes.to + k) = high;
+            } else {
+                *(Words<V> *)(bytes.to + k) = high;
 #pragma unroll
-            for (int w = 0; w < V / 4; ++w) low.of[w] = k < K ? low.of[w] ^ 0x80808080u : 0;
-            *(Words<V> *)(bytes.to + bytes.second + k) = low;
+                for (int w = 0; w < V / 4; ++w) low.of[w] = k < K ? low.of[w] ^ 0x80808080u : 0;
+                *(Words<V> *)(bytes.to + bytes.second + k) = low;
+            }
+#pragma unroll
+            for (int other = 1; other < kAhead; ++other) {
+                ahead[other - 1] = ahead[other];
+                there[other - 1] = there[other];
+            }
         }
     }
 }

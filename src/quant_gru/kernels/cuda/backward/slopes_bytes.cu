@@ -10,6 +10,7 @@
 
 typedef Resident<UNIT_WARPS, GROUPS, 4, 4> Tile;
 constexpr int kElements = Tile::kRows / 4;  // of a thread and unit
+static_assert(kElements == 8, "states of a unit are two words");
 
 struct Product {
     const int8_t *weights;    // (3H, padded)
@@ -120,6 +121,9 @@ inline Beside beside(const Numbers &p, int first_unit, int first, int last) {
 template <bool kSingle>
 inline void put(const Numbers &p, const Readers &tables, Tile::Sums &Wx, Tile::Sums &Rh, Beside &by,
                 int first_unit, int first, int last) {
+    constexpr int kColumns = Tile::kRows / 8;
+    // what is rarely run is one column of code: sums move through the first one's registers
+    constexpr bool kMoving = !kSingle && sizeof(Real) == 4;
     const int H = (int)p.H, less = (int)p.h_less;
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
@@ -134,19 +138,21 @@ inline void put(const Numbers &p, const Readers &tables, Tile::Sums &Wx, Tile::S
             of_Wx[gate].open(p.W.channels[channel]);
             of_Rh[gate].open(p.R.channels[channel]);
         }
-#pragma unroll
-        for (int column = 0; column < Tile::kRows / 8; ++column) {
+#pragma unroll(kMoving ? 1 : kColumns)
+        for (int column = 0; column < kColumns; ++column) {
             if (first + column * 8 >= last) break;
+            const int place = kMoving ? 0 : column;
+            const uint32_t states = column < 2 ? by.h[0][0] : by.h[0][1];
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const int i = column * 2 + j, row = first + Tile::row(column, j);
                 Watched by_x[3], by_h[3];
 #pragma unroll
                 for (int gate = 0; gate < 3; ++gate) {
-                    by_x[gate] = of_Wx[gate](p.W, Wx[gate][column][j]);
-                    by_h[gate] = of_Rh[gate](p.R, Rh[gate][column][j]);
+                    by_x[gate] = of_Wx[gate](p.W, Wx[gate][place][j]);
+                    by_h[gate] = of_Rh[gate](p.R, Rh[gate][place][j]);
                 }
-                const int h = (int)(int8_t)(by.h[0][i / 4] >> (8 * (i % 4))) + less;
+                const int h = (int)(int8_t)(states >> (8 * (i % 4))) + less;
                 ElementSlopes found = slopes_of_element(p.gates, tables.z, tables.r, tables.g, by_x,
                                                         by_h, (Real)h, p.held != nullptr);
                 if (by.stays[0] >> i & 1) found = slopes_of_staying();
@@ -154,6 +160,12 @@ inline void put(const Numbers &p, const Readers &tables, Tile::Sums &Wx, Tile::S
                     of_R[(column * 8 + j) * H] = found.of_R;
                     of_W[(column * 8 + j) * H] = found.of_W;
                 }
+            }
+#pragma unroll
+            for (int i = 0; kMoving && i < 6 * (kColumns - 1); ++i) {
+                const int gate = i / (2 * (kColumns - 1)), to = i / 2 % (kColumns - 1);
+                Wx[gate][to][i % 2] = Wx[gate][to + 1][i % 2];
+                Rh[gate][to][i % 2] = Rh[gate][to + 1][i % 2];
             }
         }
         // the other half, without another copy of the code

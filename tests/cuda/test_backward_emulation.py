@@ -22,16 +22,11 @@ from backward_cases import (
     random_gradients,
     random_tape,
 )
-from host_machine import COMPILER, Host, folder_of
+from host_machine import COMPILER
 from random_plans import random_case
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 ALL = Wanted(h=True)
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    return Host(folder_of(tmp_path_factory))
 
 
 def check(host, tapes, precision, wanted=Wanted(h=True), seed=0):  # noqa: B008

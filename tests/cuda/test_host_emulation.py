@@ -21,7 +21,7 @@ from quant_gru.kernels.cuda import border, executor, frozen, planner, projection
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from backward_cases import outputs
-from host_machine import COMPILER, Host, folder_of
+from host_machine import COMPILER
 from random_plans import random_case
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -41,11 +41,6 @@ SWEEP = [
     ("mixed", 0, 2, "1,1,1,8"),
     ("wide", 0, 4, None),
 ]
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    return Host(folder_of(tmp_path_factory))
 
 
 def same(got, expected):

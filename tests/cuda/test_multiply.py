@@ -11,7 +11,7 @@ from quant_gru.kernels.cuda.launch import Grid, Kernel
 from quant_gru.kernels.cuda.structures import structure
 
 sys.path.insert(0, str(Path(__file__).parent))
-from host_machine import COMPILER, Host, folder_of
+from host_machine import COMPILER
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
@@ -21,11 +21,6 @@ CaseC = structure(
     **dict.fromkeys(POINTERS, ctypes.c_void_p),
     **dict.fromkeys(("H", "padded", "count"), ctypes.c_int64),
 )
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    return Host(folder_of(tmp_path_factory))
 
 
 # unit warps, row warps, columns, stages; H, features, rows

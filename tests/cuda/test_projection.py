@@ -23,12 +23,7 @@ from quant_gru.kernels.cuda.projection import (
 from quant_gru.kernels.cuda.structures import ProjectC
 
 sys.path.insert(0, str(Path(__file__).parent))
-from host_machine import COMPILER, Host, folder_of
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    return Host(folder_of(tmp_path_factory))
+from host_machine import COMPILER
 
 
 def plan_of(config, C, H, scale):

@@ -19,16 +19,11 @@ from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cuda import planner, stack
 
 sys.path.insert(0, str(Path(__file__).parent))
-from host_machine import COMPILER, Host, folder_of
+from host_machine import COMPILER
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 C, H = 5, 20
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    return Host(folder_of(tmp_path_factory))
 
 
 @pytest.fixture(autouse=True)

@@ -13,18 +13,13 @@ from quant_gru.kernels.cuda.backward import planner as back_planner
 from quant_gru.kernels.cuda.backward import quick
 
 sys.path.insert(0, str(Path(__file__).parent))
-from host_machine import COMPILER, Host, folder_of
+from host_machine import COMPILER
 from stub_cublas import Cublas, multiplying
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 C, H = 5, 16
 nan = float("nan")
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    return Host(folder_of(tmp_path_factory))
 
 
 @pytest.fixture(autouse=True)

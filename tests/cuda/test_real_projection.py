@@ -24,17 +24,12 @@ from quant_gru.kernels.cuda.real_projection import (
 )
 
 sys.path.insert(0, str(Path(__file__).parent))
-from host_machine import COMPILER, Host, folder_of
+from host_machine import COMPILER
 from test_projection import UNSIGNED, WIDE, by_unit, plan_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 nan, inf = float("nan"), float("inf")
 NARROW = QuantConfig.int8().replace("matmul.Wx", bitwidth=7)
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    return Host(folder_of(tmp_path_factory))
 
 
 def reals(plan, T, N, C, layout):

@@ -17,7 +17,7 @@ from quant_gru.kernels.cuda.structures import CELL_C, SaturatedC, structure
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from host_machine import COMPILER, Host, folder_of
+from host_machine import COMPILER
 from random_plans import random_case
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -30,11 +30,6 @@ CaseC = structure(
     saturated=SaturatedC,
 )
 COUNT = 1000
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    return Host(folder_of(tmp_path_factory))
 
 
 def codes_of(q, shape, generator):

@@ -12,17 +12,12 @@ from quant_gru.integer.backward import Kept
 from quant_gru.kernels.cuda import planner, stack
 
 sys.path.insert(0, str(Path(__file__).parent))
-from host_machine import COMPILER, Host, folder_of
+from host_machine import COMPILER, Host
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 C, H = 5, 20
 nan = float("nan")
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    return Host(folder_of(tmp_path_factory))
 
 
 @pytest.fixture(autouse=True)

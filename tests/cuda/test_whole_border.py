@@ -12,14 +12,9 @@ from quant_gru.kernels.cuda.real_projection import fill_division
 from quant_gru.kernels.cuda.structures import TakeC
 
 sys.path.insert(0, str(Path(__file__).parent))
-from host_machine import COMPILER, Host, folder_of
+from host_machine import COMPILER
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    return Host(folder_of(tmp_path_factory))
 
 
 @pytest.mark.parametrize("fours", [False, True], ids=["one by one", "in fours"])

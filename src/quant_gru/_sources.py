@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -14,20 +14,6 @@ from quant_gru._plan_cache import PlanCache
 from quant_gru.export import params
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.qparams import QParams
-
-
-class Source(Protocol):
-    """What makes plans: `LivePlans` from real weights, `FrozenPlans` from integers."""
-
-    def plan(
-        self,
-        weights: Sequence[Tensor],
-        live: bool,
-        dropped: Sequence[Tensor] | None = None,
-        p: float = 0.0,
-    ) -> GRUPlan:
-        """The plan of all layers and directions; see `PlanCache.plan` for the arguments."""
-        ...
 
 
 class LivePlans:
@@ -53,6 +39,8 @@ class LivePlans:
         cells = _nested(weights, len(self._qparams))
         return self._cache.plan(self._qparams, cells, live, dropped, p)
 
+
+Source: TypeAlias = LivePlans | FrozenPlans
 
 _sources: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 

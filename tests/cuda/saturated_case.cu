@@ -5,7 +5,7 @@ struct Numbers {
     const float *Wx, *Rh;  // (3, count)
     const float *h;        // (count)
     int32_t *result;       // (count), less the zero point of the state
-    int64_t count, Rh_lo;
+    int64_t count;
     Cell<float> cell;
     Saturated saturated;
 };

@@ -1,12 +1,11 @@
 """Whole calls of a QuantGRU on a GPU against the CPU's: values, NaN, graphs, the quick way."""
 
-import copy
-
 import pytest
 import torch
+from gpu_pairs import equal, pair
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
+from quant_gru import FrozenQuantGRU, QuantGRU
 from quant_gru._quick_gpu import QuickGPU, quick_gpu_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -19,22 +18,6 @@ CONFIGS = ["int8", "w8a16", "int16"]
 def _inference():
     with torch.no_grad():
         yield
-
-
-def pair(C, H, config="int8", **options):
-    """The same GRU on the CPU and on the GPU."""
-    torch.manual_seed(0)
-    gru = QuantGRU(C, H, config=getattr(QuantConfig, config)(), **options).eval()
-    x = torch.randn(12, 8, C)
-    gru.calibrate(x.transpose(0, 1) if gru.batch_first else x)
-    gru.finalize_calibration()
-    gru.use_quantization = True
-    return gru, copy.deepcopy(gru).cuda()
-
-
-def equal(got, expected):
-    for ours, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=0, equal_nan=True)
 
 
 def quick(gru):

@@ -1,12 +1,11 @@
 """Recurrences that start while their projection runs, on a GPU, against the CPU's calls."""
 
-import copy
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from gpu_pairs import equal, pair
 
-from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernels.cuda import executor, planner
 from quant_gru.kernels.cuda.beside import beside
 from quant_gru.kernels.cuda.driver import machine_of
@@ -24,21 +23,6 @@ SIZES = [  # T, N, C, H
 def _inference():
     with torch.no_grad():
         yield
-
-
-def pair(C, H, config="int8", **options):
-    """The same GRU on the CPU and on the GPU."""
-    torch.manual_seed(0)
-    gru = QuantGRU(C, H, config=getattr(QuantConfig, config)(), **options).eval()
-    gru.calibrate(torch.randn(6, 4, C))
-    gru.finalize_calibration()
-    gru.use_quantization = True
-    return gru, copy.deepcopy(gru).cuda()
-
-
-def equal(got, expected):
-    for ours, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(ours.cpu(), theirs.cpu(), rtol=0, atol=0, equal_nan=True)
 
 
 def starts_early(gru, T, N):

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 CaseC = structure(
     "CaseC",
     **dict.fromkeys(("Wx", "Rh", "h", "result"), ctypes.c_void_p),
-    **dict.fromkeys(("count", "Rh_lo"), ctypes.c_int64),
+    count=ctypes.c_int64,
     cell=CELL_C["float"],
     saturated=SaturatedC,
 )

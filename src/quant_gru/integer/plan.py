@@ -54,6 +54,21 @@ class FrozenPart:
     tables: Mapping[str, Table]
     zoneout: WeightedSum | None = None
 
+    @property
+    def one_minus_z(self) -> int:
+        """The largest magnitude of one less an update gate."""
+        return largest_one_minus(self.one, self.quantizers["gate.z_out"])
+
+    @property
+    def largest_product(self) -> int:
+        """The largest magnitude of a product of two codes of the gates."""
+        q = self.quantizers
+        return max(
+            q["gate.z_out"].max_abs * q["output.h"].max_abs,
+            q["gate.r_out"].max_abs * q["matmul.Rh"].max_abs,
+            self.one_minus_z * q["gate.g_out"].max_abs,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class WeightPart:
@@ -153,6 +168,11 @@ def stack(cells: Sequence[Sequence[CellPlan]]) -> GRUPlan:
     return GRUPlan(tuple(tuple(layer) for layer in cells), between)
 
 
+def largest_one_minus(one: int, z: Quantizer) -> int:
+    """The largest magnitude of one less a code."""
+    return max(abs(one - (end - z.zero_point)) for end in (z.lo, z.hi))
+
+
 def build_frozen(qparams: QParams, device: torch.device) -> FrozenPart:
     """Derive the scalars of the gate arithmetic from the quantizers.
 
@@ -164,7 +184,6 @@ def build_frozen(qparams: QParams, device: torch.device) -> FrozenPart:
     Wx, Rh, h = q["matmul.Wx"], q["matmul.Rh"], q["output.h"]
     z, r, g = q["gate.z_out"], q["gate.r_out"], q["gate.g_out"]
     one = round(1.0 / z.scale)
-    one_minus_z = max(abs(one - (z.lo - z.zero_point)), abs(one - (z.hi - z.zero_point)))
     sums: dict[str, WeightedSum] = {}
 
     def add(name: str, *terms: tuple[float, int]) -> None:
@@ -195,7 +214,7 @@ def build_frozen(qparams: QParams, device: torch.device) -> FrozenPart:
     add("gate.r_pre", from_W, from_R)
     add("gate.g_pre", from_W, product("op.rRh", r, Rh))
     old = product("op.old_contrib", z, h)
-    new = product("op.new_contrib", z, g, bound_a=one_minus_z)
+    new = product("op.new_contrib", z, g, bound_a=largest_one_minus(one, z))
     add("output.h", old, new)
     tables = {name: table.to(device) for name, table in qparams.tables.items()}
     return FrozenPart(q, one, sums, tables, zoneout_sum(qparams.zoneout, h))

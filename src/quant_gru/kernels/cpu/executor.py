@@ -298,11 +298,7 @@ def _exactness(plan: CellPlan) -> dict[str, Any]:
     w, q = plan.weights, plan.frozen.quantizers
     bits_W, bits_R = w.bits_W, w.bits_R
     several = [each for each in _sums(plan).values() if len(each.multipliers) > 1]
-    z, r, g = (q[name] for name in ("gate.z_out", "gate.r_out", "gate.g_out"))
-    one_minus_z = max(abs(plan.frozen.one - (end - z.zero_point)) for end in (z.lo, z.hi))
-    product = max(
-        z.max_abs * plan.h.max_abs, r.max_abs * q["matmul.Rh"].max_abs, one_minus_z * g.max_abs
-    )
+    product = plan.frozen.largest_product
     # float64 takes one-term sums of any tier: it rounds v * M once where |v| < 2^53
     narrow = (
         max(quantizer.bits for quantizer in q.values()) <= NARROW_BITS

@@ -248,20 +248,7 @@ inline void take_fours(const Take &p, int first) {
                 *(uint32_t *)(to + plane) = two[1];
             }
         };
-        uint32_t raw[4];
-        if (p.division.exact) {
-#pragma unroll
-            for (int i = 0; i < kAhead * kRowsOfWarp; ++i) {
-                four_codes<true>(p.division, bits[i], raw);
-                put(i, raw);
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < kAhead * kRowsOfWarp; ++i) {
-                four_codes<false>(p.division, bits[i], raw);
-                put(i, raw);
-            }
-        }
+        all_codes(p.division, bits, put);
     }
 #pragma unroll
     for (int row = 0; row < kRowsOfWarp; ++row) {

@@ -265,10 +265,8 @@ def _run_persistent(calls: Sequence[_Call], shape: planner.Shape, machine: Machi
             bias.data_ptr(),
             m.data_ptr(),
             exact.data_ptr(),
-            numbers.frozen.cells[form.recurrence.real],
         )
-        if form.saturated:
-            one.saturated = numbers.frozen.saturated
+        numbers.frozen.fill(one, form)
         arguments.append(one)
     held = calls[0].held is not None
     kernel, grid = planner.layout(shape, form, numbers.H, N, len(calls), held)

@@ -173,6 +173,12 @@ class FrozenNumbers:
         self._keep.append(tensor)
         return tensor.data_ptr()
 
+    def fill(self, record: Any, form: Form) -> None:
+        """Set the gate arithmetic of a launch of the recurrence."""
+        record.cell = self.cells[form.recurrence.real]
+        if form.saturated:
+            record.saturated = self.saturated
+
     def read(self, real: str, *, near: bool = False) -> tuple[tuple[int, int, int], int]:
         """How the tables are read, and the bytes of shared memory they take."""
         z, r, g = (
@@ -237,11 +243,7 @@ def form_of(plan: CellPlan) -> Form:
     several = [each for each in sums.values() if len(each.multipliers) > 1]
     if frozen.zoneout is not None:
         several.append(frozen.zoneout)
-    z, r, g = (q[name] for name in PRE_ACTIVATION)
-    one_minus_z = max(abs(frozen.one - (end - z.zero_point)) for end in (z.lo, z.hi))
-    product = max(
-        z.max_abs * plan.h.max_abs, r.max_abs * q["matmul.Rh"].max_abs, one_minus_z * g.max_abs
-    )
+    product = frozen.largest_product
     narrow = (
         max(each.bits for each in q.values()) <= NARROW_BITS
         and max(w.bits_W, w.bits_R) <= NARROW_BITS
@@ -265,7 +267,7 @@ def form_of(plan: CellPlan) -> Form:
         narrow
         and not in_float
         and (weight_bytes, state_bytes) == (1, 2)
-        and one_minus_z < 1 << 24
+        and frozen.one_minus_z < 1 << 24
         and set(numbers.near) <= {DIRECT, LINES}
         and all(each.tier == "a" for each in several)
         and all(map(_fits_float, sums.values()))

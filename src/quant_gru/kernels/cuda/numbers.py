@@ -151,7 +151,7 @@ class Numbers:
         planes = torch.cat(rows)
         features = codes.shape[1]
         # cuBLAS has no kernel for many rows where columns are an odd multiple of 8
-        columns, padded = -(-planes.shape[0] // 16) * 16, -(-max(features, 1) // 16) * 16
+        columns, padded = -(-planes.shape[0] // 16) * 16, _padded(features)
         weights = planes.new_zeros((columns, padded), dtype=torch.int8)
         weights[: planes.shape[0], :features] = planes.to(torch.int8)
         return weights.t(), folded
@@ -159,7 +159,7 @@ class Numbers:
     @property
     def padded_C(self) -> int:
         """Features with padding, as the products of `gemm` have them."""
-        return -(-max(self.C, 1) // 16) * 16
+        return _padded(self.C)
 
     @property
     def x_planes(self) -> int:
@@ -280,3 +280,7 @@ def _multipliers(each: WeightedSum) -> tuple[Tensor, Tensor]:
     assert isinstance(M, Tensor)
     assert isinstance(k, Tensor)
     return M.to(torch.int64), k.to(torch.int64)
+
+
+def _padded(features: int) -> int:
+    return -(-max(features, 1) // 16) * 16

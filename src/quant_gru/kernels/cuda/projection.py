@@ -191,11 +191,7 @@ def passes(machine: Machine, numbers: Numbers, shape: planner.Shape, N: int) -> 
 
 
 def projection(
-    numbers: Numbers,
-    shape: planner.Shape,
-    T: int,
-    N: int,
-    tile: Tile | Resident | None = None,
+    numbers: Numbers, shape: planner.Shape, T: int, N: int, tile: Tile | Resident | None = None
 ) -> tuple[Kernel, Grid, Any, list[Tensor]]:
     """The launch of a projection of one direction.
 
@@ -210,7 +206,7 @@ def projection(
         The kernel, its grid, its arguments without `bytes`, `Wx` and `counts`, and tensors to keep.
     """
     units, rows, planes = shape.units, T * shape.strips(N) * shape.strip, numbers.x_planes
-    padded = numbers.gemm[0][0].shape[0]
+    padded = numbers.padded_C
     tile = tile or choose(units, rows, planes)
     p: Any = ProjectBytesC() if isinstance(tile, Tile) else ProjectPassingC()
     keep = fill(p, numbers, shape, T, N)

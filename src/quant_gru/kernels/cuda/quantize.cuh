@@ -80,8 +80,27 @@ inline void four_codes(const Division &d, const uint32_t (&bits)[4], uint32_t (&
     }
 }
 
-// The same, `zero` added, in bytes: one of each code, or two, where it is 256 * first + second +
-// 128.
+// All of them, for `put(i, raw)`.
+template <int kFours, class Put>
+inline void all_codes(const Division &d, const uint32_t (&bits)[kFours][4], const Put &put) {
+    uint32_t raw[4];
+    if (d.exact) {
+#pragma unroll
+        for (int i = 0; i < kFours; ++i) {
+            four_codes<true>(d, bits[i], raw);
+            put(i, raw);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < kFours; ++i) {
+            four_codes<false>(d, bits[i], raw);
+            put(i, raw);
+        }
+    }
+}
+
+// Codes of four values, `zero` added, in bytes: one of each code, or two, where it is 256 * first +
+// second + 128.
 template <int kPlanes>
 inline void in_bytes(const uint32_t (&raw)[4], int zero, uint32_t (&words)[kPlanes]) {
     // sums of codes that are not negative carry nothing from one to the next: their sign comes last

@@ -85,10 +85,8 @@ ALONE = {
     2: tuple(Block(4, 2, columns, 3, 1, 1, 128) for columns in (4, 7)),
 }
 _FEW_ROWS = 4096  # up to so many, small blocks are faster
-_AT_ONCE = {
-    1: 2,
-    2: 7,
-}  # of small blocks of a multiprocessor, by planes, up to which units are shared
+# small blocks of a multiprocessor, by planes, up to which units are shared
+_AT_ONCE = {1: 2, 2: 7}
 _MOST_FEATURES = 384  # with more, rows that come and go are faster
 _BESIDE = 24  # rows that take a block as long as all else that it does
 

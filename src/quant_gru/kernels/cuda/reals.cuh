@@ -117,20 +117,7 @@ struct Taken {
             *(uint32_t *)to = words[0];
             if (PLANES == 2) *(uint32_t *)(to + plane) = words[PLANES - 1];
         };
-        uint32_t raw[4];
-        if (p.division.exact) {
-#pragma unroll
-            for (int j = 0; j < kAhead; ++j) {
-                four_codes<true>(p.division, v.bits[j], raw);
-                put(j, raw);
-            }
-        } else {
-#pragma unroll
-            for (int j = 0; j < kAhead; ++j) {
-                four_codes<false>(p.division, v.bits[j], raw);
-                put(j, raw);
-            }
-        }
+        all_codes(p.division, v.bits, put);
     }
 
     // Values are loaded while the ones before become codes; of the first ones that has begun.

@@ -128,8 +128,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     uint64_t *const barriers = (uint64_t *)(stages + kStages);
     unsigned char *const nan_rows = (unsigned char *)(barriers + 2 * NT);  // of the tile, by h0
     uint32_t *const any_nan = (uint32_t *)(nan_rows + 16);
-    // [step % RING][strip][thread]
     unsigned char *const factors = nan_rows + kFlags;  // [warp][gate][unit], bias and multiplier
+    // [step % RING][strip][thread]
     Words *const ring = (Words *)(factors + kFactors) + threadIdx.x;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int lane8 = lane / 4, quad = lane % 4;

@@ -72,7 +72,7 @@ def saturated_numbers(frozen: FrozenPart) -> Any:
     unit, offset, largest = min(to_old, to_new), Fraction(0), Fraction(0)
     ends: list[tuple[str, Fraction, str, int]] = [
         ("op.old_contrib", to_old, "of_z", q["gate.z_out"].max_abs * q["output.h"].max_abs),
-        ("op.new_contrib", to_new, "of_left", _left(frozen) * q["gate.g_out"].max_abs),
+        ("op.new_contrib", to_new, "of_left", frozen.one_minus_z * q["gate.g_out"].max_abs),
     ]
     for name, m, factor, product in ends:
         if name in q:
@@ -99,11 +99,6 @@ _LIMITED = {
 
 def _ends(q: Quantizer) -> tuple[int, int]:
     return q.lo - q.zero_point, q.hi - q.zero_point
-
-
-def _left(frozen: FrozenPart) -> int:
-    """The largest of one less an update gate."""
-    return max(abs(frozen.one - end) for end in _ends(frozen.quantizers["gate.z_out"]))
 
 
 def _power(each: WeightedSum, M: Any) -> Fraction | None:

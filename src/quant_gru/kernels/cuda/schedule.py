@@ -420,7 +420,6 @@ class Schedule:
         """The directions that share a launch of the recurrence, and a projection it is ahead of."""
         form = group[0].numbers.form
         records: Any = (RECURRENT_C[form.recurrence.real] * len(group))()
-        counts: int | None = None
         for i, cell in enumerate(group):
             d = first + i
             record = records[i]
@@ -438,9 +437,7 @@ class Schedule:
                 each.data_ptr() for each in (fragments, bias, m)
             )
             record.exact_float = exact.data_ptr()
-            record.cell = cell.numbers.frozen.cells[form.recurrence.real]
-            if form.saturated:
-                record.saturated = cell.numbers.frozen.saturated
+            cell.numbers.frozen.fill(record, form)
             self._memory.point(record, "Wx", self._projected[d])
         self._launch(*self._recurrence(group, shape, ends, ahead), records)
 

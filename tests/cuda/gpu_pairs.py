@@ -10,7 +10,8 @@ from quant_gru import QuantConfig, QuantGRU
 def pair(C, H, config="int8", **options):
     """The same GRU on the CPU and on the GPU."""
     torch.manual_seed(0)
-    gru = QuantGRU(C, H, config=getattr(QuantConfig, config)(), **options).eval()
+    config = getattr(QuantConfig, config)() if isinstance(config, str) else config
+    gru = QuantGRU(C, H, config=config, **options).eval()
     x = torch.randn(12, 8, C)
     gru.calibrate(x.transpose(0, 1) if gru.batch_first else x)
     gru.finalize_calibration()

@@ -1,0 +1,94 @@
+"""Whole calls and steps of training of every kind of plan, to run under compute-sanitizer.
+
+    compute-sanitizer --tool memcheck python tests/cuda/sanitized_calls.py [--only int8 long]
+
+Results are compared with the CPU's, too. Shapes are those that take different kernels: one row,
+batches, all layouts of the recurrence up to 1024 units, projections beside it, several layers and
+directions.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import torch
+from gpu_pairs import equal, pair
+
+from quant_gru import QuantConfig
+from quant_gru.config import FUSIBLE
+
+# T, N, C, H of calls, and of steps of training
+SIZES = [
+    (7, 1, 12, 40),
+    (9, 5, 40, 64),
+    (6, 40, 33, 100),
+    (5, 16, 128, 256),
+    (4, 24, 64, 512),
+    (3, 16, 32, 1024),
+    (2, 72, 512, 1024),
+]
+LONG = [(133, 32, 80, 256), (66, 64, 256, 1024), (160, 8, 64, 512)]
+TRAINED = [(5, 3, 12, 40), (4, 20, 40, 256), (3, 8, 33, 512), (3, 16, 64, 1024)]
+
+
+def widths(config: QuantConfig, bits: int | None, *operators: str) -> QuantConfig:
+    """A configuration with other widths of some operators."""
+    for name in operators:
+        config = config.replace(name, bitwidth=bits)
+    return config
+
+
+CONFIGS = {
+    "int8": QuantConfig.int8(),
+    "w8a16": QuantConfig.w8a16(),
+    "int16": QuantConfig.int16(),
+    "pwl": QuantConfig.w8a16().replace_globals(activation="pwl"),
+    "free": QuantConfig.int8().replace_globals(scale_kind="free"),
+    "fused": widths(QuantConfig.int8(), None, *FUSIBLE),
+    "wide": widths(QuantConfig.int16(), 24, "matmul.Wx", "gate.z_pre"),
+}
+
+
+def runs(config: QuantConfig, long: bool) -> Iterator[str]:
+    """Run everything; yields what has been run."""
+    for T, N, C, H in LONG if long else SIZES:
+        cpu, gpu = pair(C, H, config)
+        x, hx = torch.randn(T, N, C), torch.randn(1, N, H)
+        x[T // 2, N // 2, C // 2] = float("nan")
+        with torch.no_grad():
+            equal(gpu(x.cuda(), hx.cuda()), cpu(x, hx))
+        yield f"call {T, N, C, H}"
+    if long:
+        return
+    cpu, gpu = pair(40, 64, config, num_layers=2, bidirectional=True, batch_first=True)
+    x = torch.randn(6, 11, 40)
+    with torch.no_grad():
+        equal(gpu(x.cuda()), cpu(x))
+    yield "two layers, two directions"
+    for T, N, C, H in TRAINED:
+        cpu, gpu = (each.train() for each in pair(C, H, config))
+        x = torch.randn(T, N, C)
+        there = x.cuda().requires_grad_()
+        y, last = gpu(there)
+        equal([y.detach()], [cpu(x)[0].detach()])
+        (y.square().sum() + last.sum()).backward()
+        assert all(bool(p.grad.isfinite().all()) for p in gpu.parameters() if p.grad is not None)
+        yield f"step of training {T, N, C, H}"
+
+
+def main() -> None:
+    """Run the chosen configurations."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=[*CONFIGS, "long"], default=[*CONFIGS, "long"])
+    args = parser.parse_args()
+    for name in args.only:
+        kinds = ["int8", "w8a16"] if name == "long" else [name]
+        for kind in kinds:
+            for what in runs(CONFIGS[kind], name == "long"):
+                torch.cuda.synchronize()
+                print(f"{name}, {kind}: {what}: equal", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,9 @@
 """Kernels compiled ahead: at once, one time each; errors come where the code is asked for."""
 
 import ctypes
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -8,7 +11,7 @@ import torch
 from host_machine import Host
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
-from quant_gru.kernels.cuda import ahead, compiler, driver
+from quant_gru.kernels.cuda import ahead, cache, compiler, driver
 from quant_gru.kernels.cuda.launch import Grid, Kernel
 from quant_gru.kernels.cuda.stack import stack_of
 
@@ -64,6 +67,22 @@ def test_errors_come_with_the_code_and_go(monkeypatch):
     assert codes.take(B) == b"b"
     nvrtc.broken.clear()
     assert codes.take(A) == b"a"
+
+
+def test_exit_waits_for_the_compiler(tmp_path):
+    """Threads of autograd are not Python's: what they start would be left behind."""
+    script = """
+import threading
+from quant_gru.kernels.cuda import ahead
+from quant_gru.kernels.cuda.launch import PLAIN, Kernel
+codes = ahead.Ahead("sm_80")
+begin = threading.Thread(target=codes.expect, args=[Kernel.of("border", "clear", PLAIN)], daemon=True)
+begin.start()
+begin.join()
+"""
+    environment = {**os.environ, cache.VARIABLE: str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=300)
+    assert len(list(tmp_path.rglob("*.cubin"))) == 1
 
 
 class Device(driver.Device):

@@ -46,7 +46,8 @@ class Ahead:
             coming = self._coming.get(key)
             if coming is None:
                 coming = self._coming[key] = Future()
-                threading.Thread(target=self._compile, args=(key, coming)).start()
+                # waited for at exit, whoever began: NVRTC does not outlive what the process unloads
+                threading.Thread(target=self._compile, args=(key, coming), daemon=False).start()
         return coming
 
     def _compile(self, key: _Key, coming: Future[bytes]) -> None:

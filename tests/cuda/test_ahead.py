@@ -76,7 +76,8 @@ import threading
 from quant_gru.kernels.cuda import ahead
 from quant_gru.kernels.cuda.launch import PLAIN, Kernel
 codes = ahead.Ahead("sm_80")
-begin = threading.Thread(target=codes.expect, args=[Kernel.of("border", "clear", PLAIN)], daemon=True)
+kernel = Kernel.of("border", "clear", PLAIN)
+begin = threading.Thread(target=codes.expect, args=[kernel], daemon=True)
 begin.start()
 begin.join()
 """

@@ -49,9 +49,9 @@ def step_of(gru):
     return gru._state.plans.step(torch.device("cpu"))
 
 
-def results(gru, x, hx=None, last=True, first=True):
+def results(gru, x, hx=None, last=True, first=True, of_x=True):
     """Outputs and all gradients."""
-    x = x.detach().requires_grad_()
+    x = x.detach().requires_grad_(of_x)
     y, h_n = gru(x, hx)
     generator = torch.Generator().manual_seed(3)
     wanted, grads = [], []
@@ -109,6 +109,7 @@ def test_what_is_given_and_asked():
     check(gru, x, first=False)
     check(gru, x, torch.randn(1, 8, H) * 0.5)
     check(gru, torch.randn(8, 6, C).transpose(0, 1))
+    check(gru, x, of_x=False)
     for parameter in (gru.weight_ih_l0, gru.bias_hh_l0, gru.bias_ih_l0):
         parameter.requires_grad_(False)
         check(gru, x)

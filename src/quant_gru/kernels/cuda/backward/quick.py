@@ -187,12 +187,16 @@ class _Repeated(Schedule):
         self._zero, self._device = zero, call.device
         self.asked: tuple[bool, ...] | None = None
         T, N, C, H3 = self._T, self._N, self._C, 3 * self._H
-        self._mask, record = border.prepared_mask(call.plan.x, call.strides, (T, N, C), machine)
         at, results = self._at[0], self._products.results[0]
-        at["values"].point(record, "real")
         masked = results.get("x") or Memory()
-        masked.point(record, "grad")
-        self._mask_record = record
+        self._mask: Prepared | None = None
+        self._mask_record: Any = None
+        if wanted.x:
+            self._mask, self._mask_record = border.prepared_mask(
+                call.plan.x, call.strides, (T, N, C), machine
+            )
+            at["values"].point(self._mask_record, "real")
+            masked.point(self._mask_record, "grad")
         self._point([call])
         self.repeats = self._parts[0] is not None
         # the gradient of the state before the first step is not asked for
@@ -217,7 +221,7 @@ class _Repeated(Schedule):
         made = bool(results) or not (wanted.x or wanted.W or wanted.R)
         self.native: _native.Repeated | None = None
         if self._whole is not None and made:
-            launches = [self._whole, self._mask] if wanted.x else [self._whole]
+            launches = [self._whole] if self._mask is None else [self._whole, self._mask]
             self.native = self._native_call(call, machine.join(launches))
 
     def _native_call(self, call: Call, launches: Prepared) -> _native.Repeated:
@@ -297,7 +301,7 @@ class _Repeated(Schedule):
                 self._start_in_parts(memory, stream)
             if not self._products.results[0]:
                 self._multiply(memory, made)
-            if made[0] is not None:
+            if self._mask is not None:
                 self._mask.start(stream)
         return made[0], made[1], made[2], made[3], made[4]
 

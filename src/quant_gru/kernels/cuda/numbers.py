@@ -5,6 +5,7 @@ What depends on weights stays in tensors on the device; structures hold addresse
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
@@ -167,6 +168,11 @@ class Numbers:
         return planes_of(self.x.bits)
 
     @property
+    def x_powers(self) -> bool:
+        """Whether scales of x and of W x are powers of two, as multipliers of W x then are."""
+        return all(math.frexp(q.scale)[0] == 0.5 for q in (self.x, self._Wx))
+
+    @property
     def W_planes(self) -> int:
         """Bytes of a code of W."""
         return planes_of(self._widths[0])
@@ -178,6 +184,10 @@ class Numbers:
         Where float32 has codes of 16 bits: int32 holds every accumulator of R h, and its
         multipliers in units of 2^-32; the second number says so of the accumulators of each half
         of the features.
+
+        Where x has two planes: int32 holds every accumulator of W x, and what it is rounded to
+        before the clamp, and float32 its multipliers; the second number says that these are also
+        whole in units of 2^-31, and at most 2.
         """
         found = []
         for which, (codes, operand) in enumerate(((self._W, self.x), (self._R, self.h))):
@@ -192,7 +202,12 @@ class Numbers:
                     (self._reach_of_halves(sizes) < 1 << 31) & (units < 2.0**30) & whole,
                 ]
             else:
-                fits = [(reach < 1 << 24) & ((m == 0) | ((m > SMALLEST) & (m < LARGEST)))] * 2
+                normal = (m == 0) | ((m > SMALLEST) & (m < LARGEST))
+                fits = [(reach < 1 << 24) & normal] * 2
+                if which == 0 and self.x_planes == 2:
+                    units = m * 2.0**31
+                    held = (reach < 1 << 31) & (reach.to(torch.float64) * m < 2.0**30) & normal
+                    fits = [held, held & (units == units.round()) & (m <= 2)]
             found.append(torch.stack([each.all() for each in fits]).to(torch.int32))
         return found[0], found[1]
 

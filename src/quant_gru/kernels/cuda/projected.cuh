@@ -3,8 +3,8 @@
 //
 //   COLUMNS: of 8 rows each, whose sums a thread has, laid out as in multiply.cuh
 //   PLANES: bytes of a code of x: x, or 256 * first + second + 128
-//   CODES: 1 where codes of W x are whole bytes, 2 where they are wide, 3 where two planes give wide
-//     ones of all 16 bits, 0 or none for any
+//   CODES: 1 where codes of W x are whole bytes, 2 where they are wide, 3 where two planes give
+//     wide ones of all 16 bits, 0 or none for any
 //   POWERS: 1 where multipliers of two planes are those that exact_float[1] tells of
 #ifndef QUANT_GRU_PROJECTED_CUH
 #define QUANT_GRU_PROJECTED_CUH

@@ -59,6 +59,7 @@ CASES = [
     (UNSIGNED, (2, 1, 2, 4, 1, 1), (35, 1, 7, 16, 1), 1),
     (UNSIGNED, (2, 2, 1, 3, 1, 3), (5, 13, 72, 66, 2), 1),
     (WIDE, (2, 2, 2, 4, 1, 2), (4, 9, 80, 33, 4), 1e-5),
+    (WIDE, (2, 2, 2, 4, 1, 2), (4, 9, 80, 33, 8), 1),
     (QuantConfig.int8(), (8, 1, 13, 3, 1, 1, 128), (113, 1, 1, 20, 1), 1),
     (QuantConfig.int8(), (2, 2, 5, 4, 1, 2, 128), (5, 15, 132, 65, 8), 1),
     (NARROW, (2, 2, 2, 4, 1, 1), (7, 5, 44, 35, 1), 1),
@@ -69,7 +70,15 @@ CASES = [
     (QuantConfig.w8a16(), None, (4, 3, 260, 21, 4), 1),
 ]
 NAMES = [
-    *("int8", "int8 doubles", "unsigned single", "unsigned", "wide doubles", "one feature"),
+    *(
+        "int8",
+        "int8 doubles",
+        "unsigned single",
+        "unsigned",
+        "wide doubles",
+        "wide eights",
+        "one feature",
+    ),
     *("int8 odd", "narrow", "w8a16", "w8a16 odd"),
     *("few", "few unsigned", "few w8a16"),
 ]

@@ -81,7 +81,7 @@ TALL, TWO_PLANES = Block(2, 2, 8, 4, 3, 1), Block(2, 2, 2, 4, 3, 1)
 # by planes, blocks that have a multiprocessor each: of many rows, so that weights pass seldom
 ALONE = {
     1: tuple(Block(8, 1, columns, 3, 1, 1, 128) for columns in (5, 7, 8, 10, 13)),
-    2: tuple(Block(4, 2, columns, 3, 1, 1, 128) for columns in (4, 7)),
+    2: tuple(Block(4, 2, columns, 3, 1, 1, 128) for columns in (4, 5, 6, 7)),
 }
 _FEW_ROWS = 4096  # up to so many, small blocks are faster
 # small blocks of a multiprocessor, by planes, up to which units are shared

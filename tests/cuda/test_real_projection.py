@@ -70,15 +70,8 @@ CASES = [
     (QuantConfig.w8a16(), None, (4, 3, 260, 21, 4), 1),
 ]
 NAMES = [
-    *(
-        "int8",
-        "int8 doubles",
-        "unsigned single",
-        "unsigned",
-        "wide doubles",
-        "wide eights",
-        "one feature",
-    ),
+    *("int8", "int8 doubles", "unsigned single", "unsigned"),
+    *("wide doubles", "wide eights", "one feature"),
     *("int8 odd", "narrow", "w8a16", "w8a16 odd"),
     *("few", "few unsigned", "few w8a16"),
 ]

@@ -52,7 +52,7 @@ def variants(arch):
     yield "project", PLAIN
     for tile, planes in ((SMALL, 1), (MEDIUM, 1), (LARGE, 1), (SMALL, 2), (MEDIUM, 2)):
         yield "project_bytes", tile.macros(End(planes))
-    for end in (End(1), End(2), End(2, 3, True)):
+    for end in (End(1), End(2), End(2, 3, True), End(2, 3, True, True)):
         yield "project_passing", STAYING[end.planes].macros(end)
     for planes in (1, 2):
         yield "project_few", {**PLAIN, "WIDE": planes - 1}

@@ -6,6 +6,7 @@
 //   CODES: 1 where codes of W x are whole bytes, 2 where they are wide, 3 where two planes give
 //     wide ones of all 16 bits, 0 or none for any
 //   POWERS: 1 where multipliers of two planes are those that exact_float[1] tells of
+//   LONG: 1 where int32 need not hold sums of two planes
 #ifndef QUANT_GRU_PROJECTED_CUH
 #define QUANT_GRU_PROJECTED_CUH
 
@@ -29,6 +30,9 @@ struct Projected {
 #endif
 #ifndef POWERS
 #define POWERS 0
+#endif
+#ifndef LONG
+#define LONG 0
 #endif
 inline bool is_wide(const Projected &p) { return CODES ? CODES >= 2 : p.wide != 0; }
 
@@ -192,11 +196,16 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
     store_all<kColumns>(p, flat, count, group, codes);
 }
 
-// What sums of a channel begin with, in the last plane. Those of two planes, which int32 holds if
-// they are exact, are kept 2^31 more: as they are, bits are then the low half of a double.
+// An integer more 2^31, as a word, is the low half of a double that is kMore more.
+constexpr double kMore = 4503599627370496. + 2147483648.;
+constexpr uint32_t kSign = 0x80000000u;
+inline double word(uint32_t low) { return bits_as_double((int64_t)(0x4330000000000000ull | low)); }
+
+// What sums of a channel begin with, in the last plane. Those of two planes, if they are exact, are
+// kept 2^31 more: as they are, bits are then the low half of a double.
 inline int first_of(int folded, bool exact) {
     if (PLANES == 1) return folded;
-    return exact ? (int)((uint32_t)folded + 0x80000000u) : 0;
+    return exact ? (int)((uint32_t)folded + kSign) : 0;
 }
 
 // The end where `exact_float` says so; sum(plane, gate, column, i) began with `first_of`.
@@ -212,8 +221,6 @@ template <class Sum>
 inline void finish_exact(const Projected &p, int flat, int count, int group, const Sum &sum,
                          const float (&m)[3][2]) {
     typedef Magic<double> R;
-    // a word is the low half of a double that is so much more
-    constexpr double kMore = 4503599627370496. + 2147483648.;
     const int lo = (int)p.lo, hi = (int)p.hi, code_lo = (int)p.code_lo;
     // Limits are those of an instruction. What is even may be taken off before rounding: the
     // smallest code or, from the negative, the largest.
@@ -228,9 +235,11 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
         rest[i / 2][i % 2] = POWERS ? R::fma(-kMore, factor[i / 2][i % 2], number) : number;
     }
     const auto rounded = [&](int gate, int column, int i) {
-        const uint32_t low =
-            ((uint32_t)sum(0, gate, column, i) << 8) + (uint32_t)sum(1, gate, column, i);
-        double total = bits_as_double((int64_t)(0x4330000000000000ull | low));
+        const uint32_t first = (uint32_t)sum(0, gate, column, i);
+        const uint32_t second = (uint32_t)sum(1, gate, column, i);
+        double total = LONG
+                           ? R::plus(R::fma(word(first ^ kSign), 256., -256. * kMore), word(second))
+                           : word((first << 8) + second);
         if (!POWERS) total = R::plus(total, -kMore);
         return R::integer(R::fma(total, factor[gate][i / 2], rest[gate][i / 2]));
     };
@@ -277,19 +286,25 @@ inline void finish_any(const Projected &p, int flat, int count, int group, const
             sum(i / (12 * COLUMNS), i / 4 % 3, i / 12 % COLUMNS, i % 4);
 #pragma unroll 1
     for (int column = 0; column < COLUMNS; ++column) {
-        double m[3][2], bias[3][2];
+        double m[3][2], multiples[3][2];
+        uint32_t rest[3][2];
 #pragma unroll
         for (int i = 0; i < 6; ++i) {
-            m[i / 2][i % 2] = p.m[channels[i / 2][i % 2]];
-            bias[i / 2][i % 2] = PLANES == 2 ? (double)p.folded[channels[i / 2][i % 2]] : 0.;
+            const int channel = channels[i / 2][i % 2];
+            m[i / 2][i % 2] = p.m[channel];
+            // what two words have too much goes with the multiples of 256 of the bias
+            const int64_t folded = PLANES == 2 ? p.folded[channel] : 0;
+            multiples[i / 2][i % 2] =
+                Magic<double>::fma((double)(folded >> 8), 256., -256. * kMore - kMore);
+            rest[i / 2][i % 2] = ((uint32_t)folded & 255) + kSign;
         }
-        // sums of whole numbers below 2^53 are exact
+        // whole numbers below 2^53 are exact
         const auto total = [&](int gate, int, int i) {
-            const double first = (double)moving[0][gate][0][i];
-            if (PLANES == 1) return first;
-            return Magic<double>::plus(
-                Magic<double>::fma(first, 256., (double)moving[PLANES - 1][gate][0][i]),
-                bias[gate][i / 2]);
+            const uint32_t low = (uint32_t)moving[PLANES - 1][gate][0][i];
+            if (PLANES == 1) return Magic<double>::plus(word(low ^ kSign), -kMore);
+            const double first = word((uint32_t)moving[0][gate][0][i] ^ kSign);
+            return Magic<double>::plus(Magic<double>::fma(first, 256., multiples[gate][i / 2]),
+                                       word(low + rest[gate][i / 2]));
         };
         finish<double, 1>(p, flat + 8 * column, count, group, total, m);
 #pragma unroll

@@ -27,16 +27,19 @@ class End(NamedTuple):
         planes: Bytes of a code of x.
         codes: Of W x: 1 whole bytes, 2 wide ones, 3 those of all 16 bits, 0 any.
         powers: Multipliers of two planes are powers of two.
+        long: int32 need not hold sums of two planes.
     """
 
     planes: int
     codes: int = 0
     powers: bool = False
+    long: bool = False
 
     @property
     def macros(self) -> dict[str, object]:
         """What kernels are specialized on."""
-        return {"PLANES": self.planes, "CODES": self.codes, "POWERS": int(self.powers)}
+        macros = {"PLANES": self.planes, "CODES": self.codes, "POWERS": int(self.powers)}
+        return {**macros, "LONG": int(self.long)}
 
 
 def end_of(numbers: Numbers) -> End:
@@ -45,7 +48,7 @@ def end_of(numbers: Numbers) -> End:
     codes = int(W.hi - W.lo == 255)
     if numbers.form.wide_input:
         codes = 3 if planes == 2 and W.hi - W.lo == 65535 else 2
-    return End(planes, codes, planes == 2 and numbers.x_powers)
+    return End(planes, codes, planes == 2 and numbers.x_powers, numbers.long_sums)
 
 
 @dataclass(frozen=True)

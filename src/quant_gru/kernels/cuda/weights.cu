@@ -31,7 +31,7 @@ struct Operand {             // W with its bias, or R
     int64_t bits, b_bits;
     // what is asked of accumulators and multipliers, see Numbers.exact_float: 1 where R h is in
     // int32, 2 where x has two planes
-    int64_t whole;
+    int64_t whole, long_sums;
 };
 
 struct Fragments {  // R as the matrix instruction's A operand, see numbers.py
@@ -262,7 +262,9 @@ extern "C" __global__ void __launch_bounds__(256) settle(const __grid_constant__
     bool exact = reach < 1 << 24 && normal, halves = exact;
     if (o.whole == 2) {
         const double double_units = c.m * 2147483648.;
-        exact = reach < 2147483648LL && (double)reach * c.m < 1073741824. && normal;
+        const int64_t words = c.B + o.fold_words * sum;
+        exact = o.long_sums ? words < 1073741824 && words > -1073741824 : reach < 2147483648LL;
+        exact = exact && (double)reach * c.m < 1073741824. && normal;
         halves = exact && double_units == rint(double_units) && c.m <= 2;
     } else if (o.whole) {
         const int64_t half =

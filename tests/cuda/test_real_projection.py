@@ -145,7 +145,7 @@ TWO_PLANES_CASES = {
 def test_ends_of_two_planes(host, name, kernel):
     """Ties, limits and what int32 does not hold, of all zero points and widths of codes of W x."""
     config, (bits, zero), (M, k), most, (codes, powers), exact = TWO_PLANES_CASES[name]
-    T, N, C, H = 4, 16, {"twice": 5, "long": 1040, "long free": 1040}.get(name, 20), 37
+    T, N, C, H = 4, 16, {"twice": 5, "long": 2000, "long free": 2000}.get(name, 20), 37
     if C > 512 and kernel == "reals":
         pytest.skip("of fewer features")
     generator = torch.Generator().manual_seed(k)

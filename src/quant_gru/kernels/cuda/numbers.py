@@ -27,7 +27,7 @@ from quant_gru.kernels.cuda.frozen import (
 from quant_gru.kernels.cuda.structures import KINDS, MatrixC
 
 _MOST_BYTES = 1 << 14  # features whose products and bias int32 holds
-_LONG = 512  # features; of about twice as many, usual sums of two planes leave int32
+_LONG = 512  # features; of about three times as many, usual sums of two planes leave int32
 
 
 def capturing(device: torch.device) -> bool:

@@ -149,7 +149,9 @@ inline void mma(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
             const int half = k / 16, quad = k % 16 / 4, shift = 8 * (k % 4);
             const uint32_t x = w.a[row % 8 * 4 + quad][row / 8 + 2 * half] >> shift & 255;
             const uint32_t y = w.b[column * 4 + quad][half] >> shift & 255;
-            d[i] += (kUnsignedA ? int(x) : int(int8_t(x))) * (kUnsignedB ? int(y) : int(int8_t(y)));
+            // sums wrap around
+            d[i] = int(uint32_t(d[i]) + uint32_t((kUnsignedA ? int(x) : int(int8_t(x))) *
+                                                 (kUnsignedB ? int(y) : int(int8_t(y)))));
         }
     }
     host::sync_warp();
@@ -181,6 +183,10 @@ inline uint32_t odd_bytes(uint32_t first, uint32_t second) {
 inline uint32_t saturated_bytes(int first, int second, uint32_t above) {
     const auto byte = [](int v) { return uint32_t(v < 0 ? 0 : v > 255 ? 255 : v); };
     return byte(first) | byte(second) << 8 | above << 16;
+}
+inline uint32_t saturated_halves(int first, int second) {
+    const auto half = [](int v) { return uint32_t(v < 0 ? 0 : v > 65535 ? 65535 : v); };
+    return half(first) | half(second) << 16;
 }
 inline uint32_t cluster_rank() { return uint32_t(host::self->block->rank); }
 inline void cluster_arrive() {

@@ -14,7 +14,7 @@ from quant_gru.kernels.cuda.backward.planner import BackShape
 from quant_gru.kernels.cuda.backward.slopes import SlopesShape
 from quant_gru.kernels.cuda.frozen import Form, Gates
 from quant_gru.kernels.cuda.launch import PLAIN
-from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL, STAYING
+from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL, STAYING, End
 from quant_gru.kernels.cuda.real_projection import ALONE, TALL, TWO_PLANES
 from quant_gru.kernels.cuda.real_projection import MEDIUM as REAL_MEDIUM
 from quant_gru.kernels.cuda.real_projection import SMALL as REAL_SMALL
@@ -51,15 +51,16 @@ def variants(arch):
     yield "probe", {}
     yield "project", PLAIN
     for tile, planes in ((SMALL, 1), (MEDIUM, 1), (LARGE, 1), (SMALL, 2), (MEDIUM, 2)):
-        yield "project_bytes", tile.macros(planes)
-    for planes in (1, 2):
-        yield "project_passing", STAYING[planes].macros(planes)
+        yield "project_bytes", tile.macros(End(planes))
+    for end in (End(1), End(2), End(2, 3, True), End(2, 3, True, True)):
+        yield "project_passing", STAYING[end.planes].macros(end)
     for planes in (1, 2):
         yield "project_few", {**PLAIN, "WIDE": planes - 1}
     for i, block in enumerate((REAL_SMALL, REAL_MEDIUM, TALL, ALONE[1][0], ALONE[1][-1])):
-        yield "project_reals", block.macros(1, codes=1 - i % 2)
+        yield "project_reals", block.macros(End(1, 1 - i % 2))
     for i, block in enumerate((TWO_PLANES, ALONE[2][-1])):
-        yield "project_reals", block.macros(2, codes=2 * i)
+        for end in (End(2, i), End(2, 2 + i, i == 1)):
+            yield "project_reals", block.macros(end)
     yield "border", PLAIN
     yield "random", {}
     yield "weights", PLAIN

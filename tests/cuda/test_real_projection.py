@@ -11,6 +11,8 @@ from quant_gru import QuantConfig
 from quant_gru.kernels.cuda import executor, planner
 from quant_gru.kernels.cuda.frozen import MOST_SHARED
 from quant_gru.kernels.cuda.launch import Grid
+from quant_gru.kernels.cuda.projection import SMALL as SMALL_TILE
+from quant_gru.kernels.cuda.projection import End, Resident, end_of
 from quant_gru.kernels.cuda.real_projection import (
     MEDIUM,
     SMALL,
@@ -25,7 +27,7 @@ from quant_gru.kernels.cuda.real_projection import (
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER
-from test_projection import UNSIGNED, WIDE, by_unit, plan_of
+from test_projection import UNSIGNED, WIDE, by_unit, in_one, plan_of
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 nan, inf = float("nan"), float("inf")
@@ -57,6 +59,7 @@ CASES = [
     (UNSIGNED, (2, 1, 2, 4, 1, 1), (35, 1, 7, 16, 1), 1),
     (UNSIGNED, (2, 2, 1, 3, 1, 3), (5, 13, 72, 66, 2), 1),
     (WIDE, (2, 2, 2, 4, 1, 2), (4, 9, 80, 33, 4), 1e-5),
+    (WIDE, (2, 2, 2, 4, 1, 2), (4, 9, 80, 33, 8), 1),
     (QuantConfig.int8(), (8, 1, 13, 3, 1, 1, 128), (113, 1, 1, 20, 1), 1),
     (QuantConfig.int8(), (2, 2, 5, 4, 1, 2, 128), (5, 15, 132, 65, 8), 1),
     (NARROW, (2, 2, 2, 4, 1, 1), (7, 5, 44, 35, 1), 1),
@@ -67,7 +70,8 @@ CASES = [
     (QuantConfig.w8a16(), None, (4, 3, 260, 21, 4), 1),
 ]
 NAMES = [
-    *("int8", "int8 doubles", "unsigned single", "unsigned", "wide doubles", "one feature"),
+    *("int8", "int8 doubles", "unsigned single", "unsigned"),
+    *("wide doubles", "wide eights", "one feature"),
     *("int8 odd", "narrow", "w8a16", "w8a16 odd"),
     *("few", "few unsigned", "few w8a16"),
 ]
@@ -114,6 +118,77 @@ def test_codes(host, config, block, sizes, scale, layout):
     assert (flags[:, :T] < 2).all()
 
 
+W8A16 = QuantConfig.w8a16()
+FREE = W8A16.replace_globals(scale_kind="free")
+# bits of W x and its zero point, (M, k), largest bias; how the kernel ends, what is exact
+TWO_PLANES_CASES = {
+    "even": (W8A16, (16, -540), (1 << 15, 17), 1 << 18, (3, True), [1, 1]),
+    "odd": (W8A16, (16, 1), (1 << 15, 17), 1 << 18, (3, True), [1, 1]),
+    "13 bits": (W8A16, (13, -3), (1 << 15, 18), 1 << 15, (2, True), [1, 1]),
+    "8 bits": (W8A16, (8, -4), (1 << 15, 22), 1 << 15, (1, True), [1, 1]),
+    "7 bits": (W8A16, (7, -5), (1 << 15, 22), 1 << 15, (0, True), [1, 1]),
+    "free even": (FREE, (16, -540), (40001, 33), 1 << 30, (3, False), [1, 0]),
+    "free odd": (FREE, (16, 17), (3, 4), 1 << 18, (3, False), [1, 1]),
+    "free 13 bits": (FREE, (13, -3), (3, 9), 1 << 18, (2, False), [1, 1]),
+    "many digits": (W8A16, (16, -541), (40001, 33), 1 << 30, (3, True), [1, 0]),
+    "large": (W8A16, (16, -540), (1 << 15, 8), 1 << 9, (3, True), [0, 0]),
+    "large bias": (W8A16, (16, 9), (1 << 15, 32), 1 << 32, (3, True), [0, 0]),
+    "twice": (W8A16, (16, 1), (1 << 15, 14), 1 << 14, (3, True), [1, 1]),
+    "long": (W8A16, (16, 1), (1 << 15, 25), 1 << 24, (3, True), [1, 1]),
+    "long free": (FREE, (16, 2), (40001, 33), 1 << 24, (3, False), [1, 0]),
+    "none": (W8A16, (16, 1), (0, 14), 1 << 14, (3, True), [1, 1]),
+}
+
+
+@pytest.mark.parametrize("name", TWO_PLANES_CASES)
+@pytest.mark.parametrize("kernel", ["reals", "bytes", "passing"])
+def test_ends_of_two_planes(host, name, kernel):
+    """Ties, limits and what int32 does not hold, of all zero points and widths of codes of W x."""
+    config, (bits, zero), (M, k), most, (codes, powers), exact = TWO_PLANES_CASES[name]
+    T, N, C, H = 4, 16, {"twice": 5, "long": 2000, "long free": 2000}.get(name, 20), 37
+    if C > 512 and kernel == "reals":
+        pytest.skip("of fewer features")
+    generator = torch.Generator().manual_seed(k)
+    plan = plan_of(config.replace("matmul.Wx", bitwidth=bits), C, H, 1)
+    quantizers, part = dict(plan.frozen.quantizers), plan.weights
+    quantizers["matmul.Wx"] = replace(quantizers["matmul.Wx"], zero_point=zero)
+    Ms, ks = torch.full((3 * H,), M), torch.full((3 * H,), k)
+    biases = torch.randint(-most, most + 1, (3 * H,), generator=generator)
+    part = replace(part, Bw=biases, Wx=replace(part.Wx, multipliers=(Ms,), shift=ks))
+    plan = replace(plan, weights=part, frozen=replace(plan.frozen, quantizers=quantizers))
+    x = plan.x
+    values = torch.randint(-3, 4, (T, N, C), generator=generator) + x.zero_point
+    values[0, ::2], values[0, 1::2] = x.lo, x.hi
+    # the largest sums; the last step keeps small ones, for ties
+    values[2, :8] = torch.where(part.W[:8] > 0, x.hi, x.lo)
+    values[2, 8:] = torch.where(part.W[:8] > 0, x.lo, x.hi)
+    values[1] = torch.randint(x.lo, x.hi + 1, (N, C), generator=generator)
+    h0 = torch.zeros(N, H, dtype=plan.h.container)
+    call = executor._Call(executor.Direction(plan, h0, False), values, None)
+    numbers = call.numbers
+    assert end_of(numbers) == End(2, codes, powers, C > 512)
+    assert numbers.exact_float[0].tolist() == exact
+    largest = part.W[:8].abs().sum(dim=1, dtype=torch.int64).max() * 32000
+    assert (largest > 1 << 31) == (C > 512)
+    for NB in (8, 4) if kernel == "reals" else (8,):
+        shape = planner.make_shape(H, 1, 1, 1, NB)
+        expected = by_unit(call, shape, host)
+        there = expected[:, 0] != -1
+        if kernel == "reals":
+            real = ((values - x.zero_point) * x.scale).to(torch.float32)
+            block = Block(2, 2, 3, 3, 1, 1)
+            kernel_, grid, p, _keep = real_projection(numbers, shape, T, N, x, block)
+            got = torch.full_like(expected, -7)
+            flags = torch.zeros((N, p.nan_stride), dtype=torch.uint8)
+            p.real, p.nan, p.Wx = real.data_ptr(), flags.data_ptr(), got.data_ptr()
+            p.step, p.next, p.fours = *real.stride()[:2], C % 4 == 0
+            host.launch(kernel_, grid, p)
+        else:
+            tile = SMALL_TILE if kernel == "bytes" else Resident(2, 2, 2, 4, 1, 2)
+            got = in_one(call, shape, tile, host)
+        assert torch.equal(got[there], expected[there])
+
+
 @pytest.mark.parametrize("scale", [2.0**-90, 3e-5, 0.0123, 1 / 3, 1.0, 1.9999999, 7e8, 2.0**90])
 def test_the_division_rounds_as_division(host, scale):
     """Values beside all ties give the codes of a true division, which are their own at scale 1."""
@@ -146,7 +221,7 @@ def test_the_division_rounds_as_division(host, scale):
 def test_threads_and_grids_follow_blocks():
     block = Block(4, 2, 7, 3, 2, 2)
     assert (block.units, block.rows, block.threads) == (64, 112, 256)
-    _, grid = block.launch(256, 12800, 256, 1)
+    _, grid = block.launch(256, 12800, 256, End(1))
     assert grid == Grid((230, 1), 256, shared_bytes=3 * 64 * 192 + 120 * 272 + 12 * 112 + 36 * 128)
 
 

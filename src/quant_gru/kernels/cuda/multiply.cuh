@@ -2,7 +2,7 @@
 //
 //   typedef Multiplier<unit warps, row warps, columns, stages> Tile;
 //   Tile::Sums sums;                     // set by the caller: to 0, or to biases
-//   Tile::add<unsigned rows>(sums, shared, weights, H, first_unit, padded, row_of);
+//   Tile::add<unsigned rows>(sums, shared, weights, H, first_unit, padded, row_of, apart);
 //
 // A block of Tile::kThreads threads adds W x of Tile::kUnits units from `first_unit` on and of
 // Tile::kRows rows. `weights` are int8 (3H, padded), channel = gate * H + unit, as `Numbers.gemm`
@@ -13,7 +13,7 @@
 //
 // sums[gate][column][i] of a thread belongs to unit `Tile::unit(i)` and row `Tile::row(column, i)`
 // of the block: in each 16 units and 8 rows, units lane / 4 and that + 8, rows lane % 4 * 2 and
-// that + 1.
+// that + 1; or, `apart`, lane % 4 and that + 4.
 #ifndef QUANT_GRU_MULTIPLY_CUH
 #define QUANT_GRU_MULTIPLY_CUH
 
@@ -66,7 +66,8 @@ struct Multiplier {
 
     template <bool kUnsignedRows, class RowOf>
     static inline void add(Sums &sums, unsigned char *shared, const int8_t *weights, int64_t H,
-                           int64_t first_unit, int64_t padded, const RowOf &row_of) {
+                           int64_t first_unit, int64_t padded, const RowOf &row_of,
+                           bool apart = false) {
         const int line = threadIdx.x / 4, chunk = threadIdx.x % 4, bytes = (int)padded;
         const unsigned char *from[kLoads];
 #pragma unroll
@@ -103,7 +104,8 @@ struct Multiplier {
         const uint32_t a_at = memory + place(warp % kUnitWarps * 16 + lane % 16, lane / 16);
         const uint32_t b_at =
             memory + 3 * kUnits * kDepth +
-            place(warp / kUnitWarps * kColumns * 8 + lane / 16 * 8 + lane % 8, lane / 8 % 2);
+            place(warp / kUnitWarps * kColumns * 8 + lane / 16 * 8 + row_of_eight(lane % 8, apart),
+                  lane / 8 % 2);
         for (int step = 0; step < steps; ++step) {
             copies_wait<kStages - 2>();
             __syncthreads();

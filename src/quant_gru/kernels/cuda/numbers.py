@@ -5,6 +5,7 @@ What depends on weights stays in tensors on the device; structures hold addresse
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
@@ -26,6 +27,7 @@ from quant_gru.kernels.cuda.frozen import (
 from quant_gru.kernels.cuda.structures import KINDS, MatrixC
 
 _MOST_BYTES = 1 << 14  # features whose products and bias int32 holds
+_LONG = 512  # features; of about three times as many, usual sums of two planes leave int32
 
 
 def capturing(device: torch.device) -> bool:
@@ -167,6 +169,16 @@ class Numbers:
         return planes_of(self.x.bits)
 
     @property
+    def x_powers(self) -> bool:
+        """Whether scales of x and of W x are powers of two, as multipliers of W x then are."""
+        return all(math.frexp(q.scale)[0] == 0.5 for q in (self.x, self._Wx))
+
+    @property
+    def long_sums(self) -> bool:
+        """Whether sums of two planes of x go beyond int32 too often to be asked to stay there."""
+        return self.x_planes == 2 and self.C > _LONG
+
+    @property
     def W_planes(self) -> int:
         """Bytes of a code of W."""
         return planes_of(self._widths[0])
@@ -178,6 +190,11 @@ class Numbers:
         Where float32 has codes of 16 bits: int32 holds every accumulator of R h, and its
         multipliers in units of 2^-32; the second number says so of the accumulators of each half
         of the features.
+
+        Where x has two planes: int32 holds every accumulator of W x (where `long_sums` are not,
+        and otherwise that of the second plane), and what it is rounded to before the clamp, and
+        float32 its multipliers; the second number says that these are also whole in units of
+        2^-31, and at most 2.
         """
         found = []
         for which, (codes, operand) in enumerate(((self._W, self.x), (self._R, self.h))):
@@ -192,7 +209,14 @@ class Numbers:
                     (self._reach_of_halves(sizes) < 1 << 31) & (units < 2.0**30) & whole,
                 ]
             else:
-                fits = [(reach < 1 << 24) & ((m == 0) | ((m > SMALLEST) & (m < LARGEST)))] * 2
+                normal = (m == 0) | ((m > SMALLEST) & (m < LARGEST))
+                fits = [(reach < 1 << 24) & normal] * 2
+                if which == 0 and self.x_planes == 2:
+                    units = m * 2.0**31
+                    # the second plane's sums are below 2^28
+                    held = self.gemm[0][1].abs() < 1 << 30 if self.long_sums else reach < 1 << 31
+                    held = held & (reach.to(torch.float64) * m < 2.0**30) & normal
+                    fits = [held, held & (units == units.round()) & (m <= 2)]
             found.append(torch.stack([each.all() for each in fits]).to(torch.int32))
         return found[0], found[1]
 

@@ -4,13 +4,14 @@
 //   typedef Passing<unit warps, groups, columns, stages, planes> Tile;
 //   Tile::keep(kept, weights, H, first_unit, padded);  // then a commit
 //   Tile::Way way(ring, rows, plane, padded, first, step, last);  // of this thread's group
-//   way.add(sums, kept, last - row);  // tile by tile, after a barrier
+//   way.add(sums, kept, last - row, apart);  // tile by tile, after a barrier
 //
 // Groups of warps, their units and their rings are those of resident.cuh.
 //
 // `rows` are int8 (planes, ..., padded), `plane` bytes from one to the next; padded is a multiple
 // of 16, and so are addresses. A tile has Tile::kTileRows rows, and
-// sums[gate][plane * columns + column][i] belongs to row `Tile::row(column, i)` of it.
+// sums[gate][plane * columns + column][i] belongs to row `Tile::row(column, i)` of it, also where
+// rows stand `apart`, as in multiply.cuh.
 #ifndef QUANT_GRU_PASSING_CUH
 #define QUANT_GRU_PASSING_CUH
 
@@ -120,9 +121,10 @@ struct Passing : Resident<kUnitWarps, kGroups, kPlanes * kColumns, kStages> {
         }
 
         template <bool kWhole>
-        inline void product(Sums &sums, unsigned char *kept, int rows) {
+        inline void product(Sums &sums, unsigned char *kept, int rows, bool apart) {
             const int lane = (int)threadIdx.x % 32;
-            const uint32_t b_at = ring + Base::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+            const uint32_t b_at =
+                ring + Base::place(lane / 16 * 8 + row_of_eight(lane % 8, apart), lane / 8 % 2);
             const uint32_t a_at = weights_at(kept, padded);
             const int gates = Base::kUnits * Base::stride(padded);
             for (int k = 0; k < padded; k += kDepth) {
@@ -141,11 +143,11 @@ struct Passing : Resident<kUnitWarps, kGroups, kPlanes * kColumns, kStages> {
         }
 
         // Adds the product of the next tile, which has so many rows or more.
-        inline void add(Sums &sums, unsigned char *kept, int rows) {
+        inline void add(Sums &sums, unsigned char *kept, int rows, bool apart) {
             if (rows >= kTileRows)
-                product<true>(sums, kept, rows);
+                product<true>(sums, kept, rows, apart);
             else
-                product<false>(sums, kept, rows);
+                product<false>(sums, kept, rows, apart);
         }
     };
 };

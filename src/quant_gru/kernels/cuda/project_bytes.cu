@@ -2,6 +2,7 @@
 // their smallest, in the order in which the recurrent kernel reads them.
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
+//   CODES, POWERS: see projected.cuh
 //   UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES: the block's tile, see multiply.cuh
 #include "multiply.cuh"
 #include "projected.cuh"
@@ -44,33 +45,26 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads)
     const auto sum = [&](int plane, int gate, int column, int i) {
         return sums[plane][gate][column][i];
     };
-#if PLANES == 1
     float m[3][2];
+    const bool exact = *p.exact_float != 0, apart = rows_apart(p);
 #pragma unroll
     for (int i = 0; i < 6; ++i) {
-        const int channel = channels[i / 2][i % 2], folded = p.folded_bytes[channel];
+        const int channel = channels[i / 2][i % 2];
+        const int first = first_of(p.folded_bytes[channel], exact);
         m[i / 2][i % 2] = p.m_float[channel];
 #pragma unroll
-        for (int column = 0; column < COLUMNS; ++column)
-            sums[0][i / 2][column][i % 2 * 2] = sums[0][i / 2][column][i % 2 * 2 + 1] = folded;
+        for (int column = 0; column < PLANES * COLUMNS; ++column) {
+            int (&to)[4] = sums[column / COLUMNS][i / 2][column % COLUMNS];
+            to[i % 2 * 2] = to[i % 2 * 2 + 1] = column / COLUMNS == PLANES - 1 ? first : 0;
+        }
     }
-    const bool exact = *p.exact_float != 0;
-    Tile::add<false>(sums[0], memory, p.weights, H, first_unit, p.padded, rows_of(0));
-    if (group >= p.groups) return;
-    if (exact) {
-        const auto total = [&](int gate, int column, int i) { return sum(0, gate, column, i); };
-        finish<float>(p, flat, count, group, total, m);
-        return;
-    }
-#else
 #pragma unroll
-    for (int plane = 0; plane < 2; ++plane)
-#pragma unroll
-        for (int i = 0; i < 12 * COLUMNS; ++i)
-            sums[plane][i / (4 * COLUMNS)][i / 4 % COLUMNS][i % 4] = 0;
-    Tile::add<false>(sums[0], memory, p.weights, H, first_unit, p.padded, rows_of(0));
-    Tile::add<false>(sums[1], memory, p.weights, H, first_unit, p.padded, rows_of(1));
+    for (int plane = 0; plane < PLANES; ++plane)
+        Tile::add<false>(sums[plane], memory, p.weights, H, first_unit, p.padded, rows_of(plane),
+                         apart);
     if (group >= p.groups) return;
-#endif
-    finish_any(p, flat, count, group, channels, sum);
+    if (exact)
+        finish_exact(p, flat, count, group, sum, m);
+    else
+        finish_any(p, flat, count, group, channels, sum);
 }

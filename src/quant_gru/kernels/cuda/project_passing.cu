@@ -2,6 +2,7 @@
 // rows pass, and the end of a group's rows is worked on while others multiply.
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
+//   CODES, POWERS: see projected.cuh
 //   UNIT_WARPS, GROUPS, COLUMNS, STAGES: what a block makes, see passing.cuh
 //   BLOCKS      of a multiprocessor, that registers have to do for
 #include "passing.cuh"
@@ -46,24 +47,20 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     copies_wait<STAGES - 1>();
     __syncthreads();
 
-#if PLANES == 1
-    const bool exact = *p.exact_float != 0;
-#endif
+    const bool exact = *p.exact_float != 0, apart = rows_apart(p);
     Channels channels;
     for (int first = from; first < last; first += step) {
         Tile::Sums sums;
         find_channels(p, first_unit + (int)pinned(Tile::unit(0)), channels);
 #pragma unroll
         for (int i = 0; i < 6; ++i) {
-            int bias = 0;
-#if PLANES == 1
-            bias = p.folded_bytes[channels[i / 2][i % 2]];
-#endif
+            const int bias = first_of(p.folded_bytes[channels[i / 2][i % 2]], exact);
 #pragma unroll
             for (int column = 0; column < Tile::kAll; ++column)
-                sums[i / 2][column][i % 2 * 2] = sums[i / 2][column][i % 2 * 2 + 1] = bias;
+                sums[i / 2][column][i % 2 * 2] = sums[i / 2][column][i % 2 * 2 + 1] =
+                    column / COLUMNS == PLANES - 1 ? bias : 0;
         }
-        way.add(sums, kept, last - first);
+        way.add(sums, kept, last - first, apart);
         // what the end takes is worked out here: through the products there are no registers for it
         const int group = (int)pinned(first_unit + Tile::unit(0)) / 16;
         if (group >= p.groups) continue;
@@ -72,16 +69,14 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
         const auto sum = [&](int plane, int gate, int column, int i) {
             return sums[gate][plane * COLUMNS + column][i];
         };
-#if PLANES == 1
         if (exact) {
-            const auto total = [&](int gate, int column, int i) { return sum(0, gate, column, i); };
             float m[3][2];
 #pragma unroll
             for (int i = 0; i < 6; ++i) m[i / 2][i % 2] = p.m_float[channels[i / 2][i % 2]];
-            finish<float>(p, flat, last, group, total, m);
-        } else
-#endif
+            finish_exact(p, flat, last, group, sum, m);
+        } else {
             finish_any(p, flat, last, group, channels, sum);
+        }
         if (together) {
             __syncwarp();
             const int left = last - first;

@@ -2,7 +2,7 @@
 // some rows, keeps their codes in shared memory, and lets units pass.
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
-//   CODES       of W x: 1 where they are whole bytes, 2 where they are wide, 0 for any
+//   CODES, POWERS: see projected.cuh
 //   UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES, DEPTH: the block's tile, see standing.cuh
 //   BLOCKS      of a multiprocessor, that registers have to do for
 #include "reals.cuh"
@@ -32,7 +32,6 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     const Taken<kOwn> taken(reals, first_row + own, count, from + own, seen + own);
     Taken<kOwn>::Values values;
     taken.load(values, {});
-#if PLANES == 1
     // of all units of the part, gate by gate; a number for each of two neighbours that start
     const int units = (last_tile - first_tile) * Tile::kUnits;
     int *const folded = (int *)(seen + Tile::kRows);
@@ -45,51 +44,40 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
         copy_async<4>(folded + 2 * i + 1, p.folded_bytes + channel);
         copy_async<4>(m + i, p.m_float + channel);
     }
-#endif
     Tile::Passing passing(memory, p.weights, p.H, p.padded, first_tile * Tile::kUnits,
                           last_tile - first_tile);
     taken.quantize(values, rows + Tile::row_at(own, 0, padded), Tile::stride(padded),
                    Tile::plane_bytes(padded));
     if (part == 0) taken.flag();
 
-#if PLANES == 1
     const bool exact = *p.exact_float != 0;
     copies_wait<Tile::kAhead - 1>();
     __syncthreads();
-#endif
     for (int tile = first_tile; tile < last_tile; ++tile) {
         const int first_unit = tile * Tile::kUnits, group = (first_unit + Tile::unit(0)) / 16;
         Tile::Sums sums;
         int start[3][4];
-#if PLANES == 1
         const int at = (tile - first_tile) * Tile::kUnits + Tile::unit(0);
 #pragma unroll
         for (int i = 0; i < 6; ++i) {
             const uint2 two = load8(shared_address(folded + 2 * (i / 2 * units + at + i % 2 * 8)));
-            start[i / 2][i % 2 * 2] = (int)two.x;
-            start[i / 2][i % 2 * 2 + 1] = (int)two.y;
+            start[i / 2][i % 2 * 2] = first_of((int)two.x, exact);
+            start[i / 2][i % 2 * 2 + 1] = first_of((int)two.y, exact);
         }
-#else
-#pragma unroll
-        for (int i = 0; i < 12; ++i) start[i / 4][i % 4] = 0;
-#endif
-        passing.add(sums, rows, start);
+        passing.add(sums, rows, start, rows_apart(p));
         if (group >= p.groups) continue;
         // where results go is worked out here: through the products there are no registers for it
         const int flat = first_row + (int)pinned(Tile::row(0, 0));
         const auto sum = [&](int plane, int gate, int column, int i) {
             return sums[plane][gate][column][i];
         };
-#if PLANES == 1
         if (exact) {
-            const auto total = [&](int gate, int column, int i) { return sum(0, gate, column, i); };
             float factors[3][2];
 #pragma unroll
             for (int i = 0; i < 6; ++i) factors[i / 2][i % 2] = m[i / 2 * units + at + i % 2 * 8];
-            finish<float>(p, flat, count, group, total, factors);
+            finish_exact(p, flat, count, group, sum, factors);
             continue;
         }
-#endif
         Channels channels;
         find_channels(p, first_unit + Tile::unit(0), channels);
         finish_any(p, flat, count, group, channels, sum);

@@ -3,7 +3,10 @@
 //
 //   COLUMNS: of 8 rows each, whose sums a thread has, laid out as in multiply.cuh
 //   PLANES: bytes of a code of x: x, or 256 * first + second + 128
-//   CODES: 1 where codes of W x are whole bytes, 2 where they are wide, 0 or none for any
+//   CODES: 1 where codes of W x are whole bytes, 2 where they are wide, 3 where two planes give
+//     wide ones of all 16 bits, 0 or none for any
+//   POWERS: 1 where multipliers of two planes are those that exact_float[1] tells of
+//   LONG: 1 where int32 need not hold sums of two planes
 #ifndef QUANT_GRU_PROJECTED_CUH
 #define QUANT_GRU_PROJECTED_CUH
 
@@ -12,12 +15,11 @@
 
 struct Projected {
     const int8_t *weights;  // (3H, padded)
-    const int64_t *folded;  // (3H), bias and zero points; for one plane of x null
+    const int64_t *folded;  // (3H), bias and zero points
     const double *m;        // (3H), M / 2^k
-    // for one plane
     const int32_t *folded_bytes;
     const float *m_float;
-    const int32_t *exact_float;  // whether float holds every accumulator and multiplier
+    const int32_t *exact_float;  // whether these do, see Numbers.exact_float
     void *Wx;                    // [t][tile][group][16 * NB]
     int64_t T, N, H, padded, NB, tiles, groups, wide;
     int64_t lo, hi, code_lo;  // limits of W x less its zero point, and its smallest code
@@ -26,12 +28,13 @@ struct Projected {
 #ifndef CODES
 #define CODES 0
 #endif
-inline bool is_wide(const Projected &p) { return CODES ? CODES == 2 : p.wide != 0; }
-
-// Two elements that lie side by side, each of three gates.
-struct Two {
-    uint32_t v[2][3];
-};
+#ifndef POWERS
+#define POWERS 0
+#endif
+#ifndef LONG
+#define LONG 0
+#endif
+inline bool is_wide(const Projected &p) { return CODES ? CODES >= 2 : p.wide != 0; }
 
 template <class Real>
 struct Bits;
@@ -53,46 +56,72 @@ struct Bits<double> {
     static inline uint32_t none() { return 0; }
 };
 
+// Whether a thread's two rows of a column are four apart, see `row_of_eight`: so those of four
+// threads are neighbours, and one store of a warp writes what lies together.
+inline bool rows_apart(const Projected &p) { return is_wide(p) && p.NB == 8; }
+
 // Where the elements of a thread go. Rows of the grid's tiles are padded to those of the
-// recurrence, `flat` counts them: two rows, one after the other, and two units make two pairs of
-// neighbours.
+// recurrence, `flat` counts them: two rows and two units make two pairs of neighbours.
 struct Places {
     int64_t first, second;  // of the first 8 rows
     int step;               // from 8 rows to the next
+    int flat, next;         // the first row, and from there to the second
     bool by_unit;           // pairs are of two units, or of two rows
 
-    inline Places(const Projected &p, int flat, int group) {
+    inline Places(const Projected &p, int given, int group) {
         const int NB = (int)p.NB, log_NB = NB == 8 ? 3 : NB >> 1;
-        const int lane8 = threadIdx.x % 32 / 4, n = flat & (NB - 1);
+        const int lane8 = threadIdx.x % 32 / 4;
         const int groups = (int)p.groups;
+        const bool apart = rows_apart(p);
+        flat = apart ? given - (int)threadIdx.x % 4 : given;
+        next = apart ? 4 : 1;
         by_unit = NB == 8 || NB == 1;
         first = (((int64_t)(flat >> log_NB) * groups + group) << (4 + log_NB)) +
-                stored_at(NB, lane8, 0, n);
-        second = first + (NB == 1 ? 16 * groups : NB == 4 ? 4 : 2);
+                stored_at(NB, lane8, 0, flat & (NB - 1));
+        second = first + (NB == 1 ? 16 * groups : NB == 4 ? 4 : 2 * next);
         step = 128 * groups;
     }
 };
 
-// Codes of three gates side by side, from numbers that have the magic number inside. Bits of sums
-// are added, multiplied and only then rid of their offset: in 32 bits it comes out the same.
-inline void store(const Projected &p, int64_t at, const Two &two, uint32_t offset) {
+// Codes of three gates are two words where they are wide, and otherwise one. Two elements are
+// neighbours.
+inline void store_where(const Projected &p, bool where, unsigned char *at, const uint2 &one,
+                        const uint2 &other) {
     if (is_wide(p)) {
         uint4 all;
-        all.x = two.v[0][0] + (two.v[0][1] << 16) - offset * 65537u;
-        all.y = two.v[0][2] - offset;
-        all.z = two.v[1][0] + (two.v[1][1] << 16) - offset * 65537u;
-        all.w = two.v[1][2] - offset;
-        *(uint4 *)((uint2 *)p.Wx + at) = all;
+        all.x = one.x;
+        all.y = one.y;
+        all.z = other.x;
+        all.w = other.y;
+        store_where(where, at, all);
     } else {
         uint2 all;
-        all.x = two.v[0][0] + (two.v[0][1] << 8) + (two.v[0][2] << 16) - offset * 65793u;
-        all.y = two.v[1][0] + (two.v[1][1] << 8) + (two.v[1][2] << 16) - offset * 65793u;
-        *(uint2 *)((uint32_t *)p.Wx + at) = all;
+        all.x = one.x;
+        all.y = other.x;
+        if (where) *(uint2 *)at = all;
     }
 }
 
-// kSome: columns may have no rows, and are left out.
-template <class Real, bool kSome = false, int kColumns = COLUMNS, class Total, class Factor>
+// From codes(column, i), those of an element.
+template <int kColumns, class Codes>
+inline void store_all(const Projected &p, int given, int count, int group, const Codes &codes) {
+    const Places places(p, given, group);
+    const uint32_t size = is_wide(p) ? 8 : 4, step = places.step * size;
+    unsigned char *const first = (unsigned char *)p.Wx + places.first * size;
+    unsigned char *const second = (unsigned char *)p.Wx + places.second * size;
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+        const int row = places.flat + 8 * column;
+        const uint2 v[4] = {codes(column, 0), codes(column, 1), codes(column, 2), codes(column, 3)};
+        const uint2 early = places.by_unit ? v[2] : v[1], late = places.by_unit ? v[1] : v[2];
+        const uint64_t on = (uint64_t)step * (uint32_t)column;
+        store_where(p, row < count, first + on, v[0], early);
+        // tiles of two or four rows have an even count
+        store_where(p, row + places.next < count, second + on, late, v[3]);
+    }
+}
+
+template <class Real, int kColumns = COLUMNS, class Total, class Factor>
 inline void finish(const Projected &p, int flat, int count, int group, const Total &total,
                    const Factor (&m)[3][2]) {
     typedef Magic<Real> R;
@@ -100,7 +129,6 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
     const Real lo = (Real)(int)pinned((uint32_t)p.lo) + R::number();
     const Real hi = (Real)(int)pinned((uint32_t)p.hi) + R::number();
     const uint32_t offset = (uint32_t)p.code_lo + Bits<Real>::none();
-    const Places places(p, flat, group);
     const auto rounded = [&](int gate, int column, int i) {
         return round_term((Real)total(gate, column, i), (Real)m[gate][i / 2]);
     };
@@ -110,6 +138,7 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
     if (sizeof(Real) == 4 && !is_wide(p)) {
         // Pairs of neighbours make four where both of a thread are side by side, and otherwise
         // with a pair of another thread, which takes one in return.
+        const Places places(p, flat, group);
         const int NB = (int)p.NB, partner = NB == 4 ? 1 : 4;
         const bool alone = NB == 8 || NB == 2;
         const bool later = !alone && (threadIdx.x & partner);
@@ -122,7 +151,6 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
         };
 #pragma unroll
         for (int column = 0; column < kColumns; ++column) {
-            if (kSome && (flat & ~7) + 8 * column >= count) break;
             uint32_t words[4];
             if (whole) {
 #pragma unroll
@@ -154,28 +182,87 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
         }
         return;
     }
+    // Bits of sums are added, multiplied and only then rid of their offset: in 32 bits it comes
+    // out the same.
+    const auto codes = [&](int column, int i) {
+        const uint32_t first = limited(0, column, i), last = limited(2, column, i);
+        const uint32_t second = limited(1, column, i);
+        uint2 v;
+        v.x = is_wide(p) ? first + (second << 16) - offset * 65537u
+                         : first + (second << 8) + (last << 16) - offset * 65793u;
+        v.y = last - offset;
+        return v;
+    };
+    store_all<kColumns>(p, flat, count, group, codes);
+}
+
+// An integer more 2^31, as a word, is the low half of a double that is kMore more.
+constexpr double kMore = 4503599627370496. + 2147483648.;
+constexpr uint32_t kSign = 0x80000000u;
+inline double word(uint32_t low) { return bits_as_double((int64_t)(0x4330000000000000ull | low)); }
+
+// What sums of a channel begin with, in the last plane. Those of two planes, if they are exact, are
+// kept 2^31 more: as they are, bits are then the low half of a double.
+inline int first_of(int folded, bool exact) {
+    if (PLANES == 1) return folded;
+    return exact ? (int)((uint32_t)folded + kSign) : 0;
+}
+
+// The end where `exact_float` says so; sum(plane, gate, column, i) began with `first_of`.
+#if PLANES == 1
+template <class Sum>
+inline void finish_exact(const Projected &p, int flat, int count, int group, const Sum &sum,
+                         const float (&m)[3][2]) {
+    const auto total = [&](int gate, int column, int i) { return sum(0, gate, column, i); };
+    finish<float>(p, flat, count, group, total, m);
+}
+#else
+template <class Sum>
+inline void finish_exact(const Projected &p, int flat, int count, int group, const Sum &sum,
+                         const float (&m)[3][2]) {
+    typedef Magic<double> R;
+    const int lo = (int)p.lo, hi = (int)p.hi, code_lo = (int)p.code_lo;
+    // Limits are those of an instruction. What is even may be taken off before rounding: the
+    // smallest code or, from the negative, the largest.
+    const bool whole = CODES == 3, flipped = whole && code_lo & 1;
+    const uint32_t flip = flipped ? 0xFFFFFFFFu : 0;
+    const double number = R::number() + (double)(flipped ? hi : whole ? -code_lo : 0);
+    double factor[3][2], rest[3][2];
 #pragma unroll
-    for (int column = 0; column < kColumns; ++column) {
-        if (kSome && (flat & ~7) + 8 * column >= count) break;
-        uint32_t v[4][3];
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-#pragma unroll
-            for (int gate = 0; gate < 3; ++gate) v[i][gate] = limited(gate, column, i);
-        Two first, second;
+    for (int i = 0; i < 6; ++i) {
+        const float v = m[i / 2][i % 2];
+        factor[i / 2][i % 2] = (double)(flipped ? -v : v);
+        rest[i / 2][i % 2] = POWERS ? R::fma(-kMore, factor[i / 2][i % 2], number) : number;
+    }
+    const auto rounded = [&](int gate, int column, int i) {
+        const uint32_t first = (uint32_t)sum(0, gate, column, i);
+        const uint32_t second = (uint32_t)sum(1, gate, column, i);
+        double total = LONG
+                           ? R::plus(R::fma(word(first ^ kSign), 256., -256. * kMore), word(second))
+                           : word((first << 8) + second);
+        if (!POWERS) total = R::plus(total, -kMore);
+        return R::integer(R::fma(total, factor[gate][i / 2], rest[gate][i / 2]));
+    };
+    const auto codes = [&](int column, int i) {
+        int v[3];
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate) {
-            first.v[0][gate] = v[0][gate];
-            first.v[1][gate] = places.by_unit ? v[2][gate] : v[1][gate];
-            second.v[0][gate] = places.by_unit ? v[1][gate] : v[2][gate];
-            second.v[1][gate] = v[3][gate];
+            v[gate] = rounded(gate, column, i);
+            if (!whole) v[gate] = (v[gate] < lo ? lo : v[gate] > hi ? hi : v[gate]) - code_lo;
         }
-        const int row = flat + 8 * column;
-        if (row < count) store(p, places.first + column * places.step, first, offset);
-        // tiles of several rows have an even count
-        if (row + 1 < count) store(p, places.second + column * places.step, second, offset);
-    }
+        uint2 words;
+        if (whole) {
+            words.x = saturated_halves(v[0], v[1]) ^ flip;
+            words.y = saturated_halves(v[2], 0) ^ flip >> 16;
+        } else {
+            words.x = is_wide(p) ? v[0] + (v[1] << 16) : v[0] + (v[1] << 8) + (v[2] << 16);
+            words.y = v[2];
+        }
+        return words;
+    };
+    store_all<COLUMNS>(p, flat, count, group, codes);
 }
+#endif
 
 // Rows of the weights, by gate, of this thread's units, the first of which is `unit`.
 typedef int Channels[3][2];
@@ -187,54 +274,46 @@ inline void find_channels(const Projected &p, int unit, Channels &channels) {
     }
 }
 
-// The same for any sums, in doubles; sum(plane, gate, column, i) lacks biases of two planes.
-template <bool kSome = false, class Sum>
+// The same for any sums, in doubles; sum(plane, gate, column, i) lacks biases of two planes. Rarely
+// run, so there is one column of code: sums move through the first one's registers.
+template <class Sum>
 inline void finish_any(const Projected &p, int flat, int count, int group, const Channels &channels,
                        const Sum &sum) {
-#if PLANES == 2
-    // A word is the low half of a double 2^52 + 2^31 more than it. What both planes have too much
-    // goes with the multiples of 256 of the bias, and a sum of such is exact however large.
-    constexpr double kMore = 4503599627370496. + 2147483648.;
-    double multiples[3][2];
-    uint32_t rest[3][2];
+    int moving[PLANES][3][COLUMNS][4];
 #pragma unroll
-    for (int i = 0; i < 6; ++i) {
-        const int64_t folded = p.folded[channels[i / 2][i % 2]];
-        multiples[i / 2][i % 2] =
-            Magic<double>::fma((double)(folded >> 8), 256., -256. * kMore - kMore);
-        rest[i / 2][i % 2] = ((uint32_t)folded & 255) + 0x80000000u;
-    }
-    const auto word = [](uint32_t low) {
-        return bits_as_double((int64_t)(0x4330000000000000ull | low));
-    };
-    const auto total = [&](int gate, int column, int i) {
-        typedef Magic<double> R;
-        const double first = word((uint32_t)sum(0, gate, column, i) ^ 0x80000000u);
-        const double second = word((uint32_t)sum(1, gate, column, i) + rest[gate][i / 2]);
-        return R::plus(R::fma(first, 256., multiples[gate][i / 2]), second);
-    };
-    double m[3][2];
-#pragma unroll
-    for (int i = 0; i < 6; ++i) m[i / 2][i % 2] = p.m[channels[i / 2][i % 2]];
-    finish<double, kSome>(p, flat, count, group, total, m);
-#else
-    // rarely run, so there is one column of code: sums move through the first one's registers
-    int moving[3][COLUMNS][4];
-#pragma unroll
-    for (int i = 0; i < 12 * COLUMNS; ++i)
-        moving[i / 4 % 3][i / 12][i % 4] = sum(0, i / 4 % 3, i / 12, i % 4);
-    const auto total = [&](int gate, int, int i) { return moving[gate][0][i]; };
+    for (int i = 0; i < 12 * COLUMNS * PLANES; ++i)
+        moving[i / (12 * COLUMNS)][i / 4 % 3][i / 12 % COLUMNS][i % 4] =
+            sum(i / (12 * COLUMNS), i / 4 % 3, i / 12 % COLUMNS, i % 4);
 #pragma unroll 1
     for (int column = 0; column < COLUMNS; ++column) {
-        double m[3][2];
+        double m[3][2], multiples[3][2];
+        uint32_t rest[3][2];
 #pragma unroll
-        for (int i = 0; i < 6; ++i) m[i / 2][i % 2] = p.m[channels[i / 2][i % 2]];
-        finish<double, kSome, 1>(p, flat + 8 * column, count, group, total, m);
+        for (int i = 0; i < 6; ++i) {
+            const int channel = channels[i / 2][i % 2];
+            m[i / 2][i % 2] = p.m[channel];
+            // what two words have too much goes with the multiples of 256 of the bias
+            const int64_t folded = PLANES == 2 ? p.folded[channel] : 0;
+            multiples[i / 2][i % 2] =
+                Magic<double>::fma((double)(folded >> 8), 256., -256. * kMore - kMore);
+            rest[i / 2][i % 2] = ((uint32_t)folded & 255) + kSign;
+        }
+        // whole numbers below 2^53 are exact
+        const auto total = [&](int gate, int, int i) {
+            const uint32_t low = (uint32_t)moving[PLANES - 1][gate][0][i];
+            if (PLANES == 1) return Magic<double>::plus(word(low ^ kSign), -kMore);
+            const double first = word((uint32_t)moving[0][gate][0][i] ^ kSign);
+            return Magic<double>::plus(Magic<double>::fma(first, 256., multiples[gate][i / 2]),
+                                       word(low + rest[gate][i / 2]));
+        };
+        finish<double, 1>(p, flat + 8 * column, count, group, total, m);
 #pragma unroll
-        for (int i = 0; i < 12 * (COLUMNS - 1); ++i)
-            moving[i / 4 % 3][i / 12][i % 4] = moving[i / 4 % 3][i / 12 + 1][i % 4];
+        for (int plane = 0; plane < PLANES; ++plane)
+#pragma unroll
+            for (int i = 0; i < 12 * (COLUMNS - 1); ++i)
+                moving[plane][i / 4 % 3][i / 12][i % 4] =
+                    moving[plane][i / 4 % 3][i / 12 + 1][i % 4];
     }
-#endif
 }
 
 #endif

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -18,6 +18,37 @@ _STAGES = 4
 _DEPTH = 64  # bytes of a row in a stage
 _OF_BLOCK = 1024  # bytes of shared memory that a block costs beside what it has
 _FEW_BLOCKS = 256  # fewer leave much of a device idle
+
+
+class End(NamedTuple):
+    """What becomes of sums, as projected.cuh has it.
+
+    Attributes:
+        planes: Bytes of a code of x.
+        codes: Of W x: 1 whole bytes, 2 wide ones, 3 those of all 16 bits, 0 any.
+        powers: Multipliers of two planes are powers of two.
+        long: int32 need not hold sums of two planes.
+    """
+
+    planes: int
+    codes: int = 0
+    powers: bool = False
+    long: bool = False
+
+    @property
+    def macros(self) -> dict[str, object]:
+        """What kernels are specialized on."""
+        macros = {"PLANES": self.planes, "CODES": self.codes, "POWERS": int(self.powers)}
+        return {**macros, "LONG": int(self.long)}
+
+
+def end_of(numbers: Numbers) -> End:
+    """The end of a plan's projection."""
+    W, planes = numbers.W, numbers.x_planes
+    codes = int(W.hi - W.lo == 255)
+    if numbers.form.wide_input:
+        codes = 3 if planes == 2 and W.hi - W.lo == 65535 else 2
+    return End(planes, codes, planes == 2 and numbers.x_powers, numbers.long_sums)
 
 
 @dataclass(frozen=True)
@@ -49,11 +80,11 @@ class Warps:
         """Threads of a block."""
         return 32 * self.unit_warps * self.row_warps
 
-    def macros(self, planes: int) -> dict[str, object]:
+    def macros(self, end: End) -> dict[str, object]:
         """What kernels of such blocks are specialized on."""
         return {
             **PLAIN,
-            "PLANES": planes,
+            **end.macros,
             "UNIT_WARPS": self.unit_warps,
             "ROW_WARPS": self.row_warps,
             "COLUMNS": self.columns,
@@ -68,17 +99,17 @@ class Tile(Warps):
         """Blocks of a launch."""
         return -(-units // self.units) * -(-rows // self.rows)
 
-    def launch(self, units: int, rows: int, planes: int) -> tuple[Kernel, Grid]:
+    def launch(self, units: int, rows: int, end: End) -> tuple[Kernel, Grid]:
         """What to launch, and where."""
         shared = _STAGES * _DEPTH * (3 * self.units + self.rows)
         return (
-            Kernel.of("project_bytes", "project_bytes", self.macros(planes)),
+            Kernel.of("project_bytes", "project_bytes", self.macros(end)),
             Grid((self.blocks(units, rows), 1), self.threads, shared_bytes=shared),
         )
 
-    def macros(self, planes: int) -> dict[str, object]:
+    def macros(self, end: End) -> dict[str, object]:
         """What project_bytes.cu is specialized on."""
-        return {**super().macros(planes), "STAGES": _STAGES}
+        return {**super().macros(end), "STAGES": _STAGES}
 
 
 @dataclass(frozen=True)
@@ -120,11 +151,11 @@ class Resident:
         """Blocks of different units."""
         return -(-units // (16 * self.unit_warps))
 
-    def macros(self, planes: int) -> dict[str, object]:
+    def macros(self, end: End) -> dict[str, object]:
         """What project_passing.cu is specialized on."""
         return {
             **PLAIN,
-            "PLANES": planes,
+            **end.macros,
             "UNIT_WARPS": self.unit_warps,
             "GROUPS": self.groups,
             "COLUMNS": self.columns,
@@ -208,12 +239,13 @@ def projection(
     units, rows, planes = shape.units, T * shape.strips(N) * shape.strip, numbers.x_planes
     padded = numbers.padded_C
     tile = tile or choose(units, rows, planes)
+    end = end_of(numbers)
     p: Any = ProjectBytesC() if isinstance(tile, Tile) else ProjectPassingC()
     keep = fill(p, numbers, shape, T, N)
     if isinstance(tile, Tile):
-        kernel, grid = tile.launch(units, rows, planes)
+        kernel, grid = tile.launch(units, rows, end)
     else:
-        kernel = Kernel.of("project_passing", "project_passing", tile.macros(planes))
+        kernel = Kernel.of("project_passing", "project_passing", tile.macros(end))
         grid, p.share = tile.grid(units, rows, padded, planes)
     return kernel, grid, p, keep
 
@@ -221,16 +253,12 @@ def projection(
 def fill(p: Any, numbers: Numbers, shape: planner.Shape, T: int, N: int) -> list[Tensor]:
     """Set the fields of a projection's end; returns tensors to keep."""
     weights, folded = numbers.gemm[0]
-    keep = [weights, folded]
+    (folded_bytes, m), exact = numbers.of_bytes, numbers.exact_float[0]
+    keep = [weights, folded, folded_bytes, m, exact]
     W = numbers.W
-    p.weights, p.m = weights.data_ptr(), W.m
-    if numbers.x_planes == 1:
-        (folded_bytes, m), exact = numbers.of_bytes, numbers.exact_float[0]
-        p.folded_bytes, p.m_float = folded_bytes.data_ptr(), m.data_ptr()
-        p.exact_float = exact.data_ptr()
-        keep += [folded_bytes, m, exact]
-    else:
-        p.folded = folded.data_ptr()
+    p.weights, p.m, p.folded = weights.data_ptr(), W.m, folded.data_ptr()
+    p.folded_bytes, p.m_float = folded_bytes.data_ptr(), m.data_ptr()
+    p.exact_float = exact[int(end_of(numbers).powers) :].data_ptr()
     p.T, p.N, p.H, p.padded = T, N, numbers.H, weights.shape[0]
     p.NB, p.tiles, p.groups = shape.strip, shape.strips(N), shape.units // 16
     p.wide = numbers.form.wide_input

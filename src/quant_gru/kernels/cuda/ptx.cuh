@@ -102,6 +102,13 @@ inline uint32_t saturated_bytes(int first, int second, uint32_t above) {
     return v;
 }
 
+// The same as 16 bits each, the first one low.
+inline uint32_t saturated_halves(int first, int second) {
+    uint32_t v;
+    asm("cvt.pack.sat.u16.s32 %0, %1, %2;" : "=r"(v) : "r"(second), "r"(first));
+    return v;
+}
+
 inline uint32_t cluster_rank() {
     uint32_t rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -409,4 +416,9 @@ inline float divided(float a, float b) { return __fdiv_rn(a, b); }
 inline bool any_lane(bool v) { return __any_sync(0xffffffffu, v); }
 
 #endif
+
+// Of 8 rows that `load_matrices` reads, the one for lane i: as they come, or, `apart`, those that a
+// thread has of a product are four apart, rows i and i + 4 in the i-th of four.
+inline int row_of_eight(int i, bool apart) { return apart ? i / 2 + i % 2 * 4 : i; }
+
 #endif

@@ -46,33 +46,32 @@ class Block(projection.Warps):
         own = self.tiles(units) * self.units
         kept = planes * (self.rows + self.columns % 2 * 8) * (-(-padded // 32) * 32 + 16)
         ring = self.stages * self.depth * 3 * self.units
-        return ring + kept + 12 * self.rows + 36 * own * (planes == 1)
+        return ring + kept + 12 * self.rows + 36 * own
 
-    def macros(self, planes: int, codes: int = 0) -> dict[str, object]:
+    def macros(self, end: projection.End) -> dict[str, object]:
         """What project_reals.cu is specialized on."""
         return {
-            **super().macros(planes),
-            "CODES": codes,
+            **super().macros(end),
             "STAGES": self.stages,
             "BLOCKS": self.blocks,
             "DEPTH": self.depth,
         }
 
-    def kernel(self, planes: int, codes: int = 0) -> Kernel:
-        """What to launch; `codes` as projected.cuh has them."""
-        return Kernel.of("project_reals", "project_reals", self.macros(planes, codes))
+    def kernel(self, end: projection.End) -> Kernel:
+        """What to launch."""
+        return Kernel.of("project_reals", "project_reals", self.macros(end))
 
     def launch(
-        self, units: int, rows: int, padded: int, planes: int, codes: int = 0
+        self, units: int, rows: int, padded: int, end: projection.End
     ) -> tuple[Kernel, Grid]:
         """What to launch, and where."""
         strips = -(-rows // self.rows)
         return (
-            self.kernel(planes, codes),
+            self.kernel(end),
             Grid(
                 (strips * self.parts, 1),
                 self.threads,
-                shared_bytes=self.shared_bytes(units, padded, planes),
+                shared_bytes=self.shared_bytes(units, padded, end.planes),
             ),
         )
 
@@ -82,7 +81,7 @@ TALL, TWO_PLANES = Block(2, 2, 8, 4, 3, 1), Block(2, 2, 2, 4, 3, 1)
 # by planes, blocks that have a multiprocessor each: of many rows, so that weights pass seldom
 ALONE = {
     1: tuple(Block(8, 1, columns, 3, 1, 1, 128) for columns in (5, 7, 8, 10, 13)),
-    2: tuple(Block(4, 2, columns, 3, 1, 1, 128) for columns in (4, 7)),
+    2: tuple(Block(4, 2, columns, 3, 1, 1, 128) for columns in (4, 5, 6, 7)),
 }
 _FEW_ROWS = 4096  # up to so many, small blocks are faster
 # small blocks of a multiprocessor, by planes, up to which units are shared
@@ -138,11 +137,6 @@ def _turns(block: Block, rows: int, processors: int) -> int:
     return -(-strips // processors) * (block.rows + _BESIDE)
 
 
-def codes_of(numbers: Numbers) -> int:
-    """CODES of projected.cuh."""
-    return 2 if numbers.form.wide_input else int(numbers.W.hi - numbers.W.lo == 255)
-
-
 def choose_for(
     machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
 ) -> Block | None:
@@ -177,8 +171,7 @@ def real_projection(
     p.zero = x.zero_point - numbers.x_offset
     fill_division(p.division, x)
     rows = T * shape.strips(N) * shape.strip
-    codes = codes_of(numbers)
-    kernel, grid = block.launch(shape.units, rows, p.padded, numbers.x_planes, codes)
+    kernel, grid = block.launch(shape.units, rows, p.padded, projection.end_of(numbers))
     return kernel, grid, p, keep
 
 

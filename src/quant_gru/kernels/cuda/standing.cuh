@@ -4,7 +4,7 @@
 //   typedef Standing<unit warps, row warps, columns, stages, planes, depth, registers> Tile;
 //   Tile::Passing passing(ring, weights, H, padded, first_unit, tiles);  // loads begin
 //   ...                                                                  // rows are written
-//   passing.add(sums, rows, start);                                      // tile by tile
+//   passing.add(sums, rows, start, apart);                               // tile by tile
 //
 // A block has Tile::kRows rows of codes in one or two planes, from `rows` on as `Tile::row_at` has
 // them, and goes through tiles of Tile::kUnits units. A stage has `depth` features of a tile's
@@ -14,7 +14,7 @@
 // `padded`.
 //
 // sums[plane][gate][column][i] of a thread belongs to unit `Tile::unit(i)` of the tile and row
-// `Tile::row(column, i)` of the block, as in multiply.cuh.
+// `Tile::row(column, i)` of the block, as in multiply.cuh, also where rows stand `apart`.
 #ifndef QUANT_GRU_STANDING_CUH
 #define QUANT_GRU_STANDING_CUH
 
@@ -132,14 +132,15 @@ struct Standing {
             load();
         }
 
-        // Sets the sums to the products of the next tile, from start[gate][i] on, for a gate's
-        // element i of all columns.
-        inline void add(Sums &sums, unsigned char *rows, const int (&start)[3][4]) {
+        // Sets the sums to the products of the next tile, in the last plane from start[gate][i]
+        // on, for a gate's element i of all columns.
+        inline void add(Sums &sums, unsigned char *rows, const int (&start)[3][4], bool apart) {
             const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
             const uint32_t a_at = ring + place(warp % kUnitWarps * 16 + lane % 16, lane / 16);
             uint32_t b_at =
                 shared_address(rows) + lane / 8 % 2 * 16 +
-                (warp / kUnitWarps * kColumns * 8 + lane / 16 * 8 + lane % 8) * stride(bytes);
+                (warp / kUnitWarps * kColumns * 8 + lane / 16 * 8 + row_of_eight(lane % 8, apart)) *
+                    stride(bytes);
             stage<true>(sums, start, a_at, b_at, bytes);
             for (int left_k = bytes - kDepth; left_k > 0; left_k -= kDepth) {
                 b_at += kDepth;
@@ -197,6 +198,7 @@ struct Standing {
         template <bool kStart>
         inline void multiply(Sums &sums, const int (&start)[3][4], uint32_t rows, int next_pair,
                              int next_plane, bool first) {
+            constexpr int kZeros[4] = {};
             if (!kTwice) load_rows(0, rows, next_pair, next_plane);
 #pragma unroll
             for (int at = 0; at < kOfRows; ++at) {
@@ -210,7 +212,8 @@ struct Standing {
                     for (int gate = 0; gate < 3; ++gate) {
                         int (&sum)[4] = sums[at / kPairs][gate][column];
                         if (kStart && first)
-                            mma_from(sum, a[gate], of[2 * i], of[2 * i + 1], start[gate]);
+                            mma_from(sum, a[gate], of[2 * i], of[2 * i + 1],
+                                     at / kPairs == kPlanes - 1 ? start[gate] : kZeros);
                         else
                             mma<false, false>(sum, a[gate], of[2 * i], of[2 * i + 1]);
                     }

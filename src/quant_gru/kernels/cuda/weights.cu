@@ -29,7 +29,9 @@ struct Operand {             // W with its bias, or R
     int64_t K, padded, planes, significant, fold, fold_words, reach;
     double lo, hi, b_lo, b_hi, operand_scale, result_scale, b_unit, limit;
     int64_t bits, b_bits;
-    int64_t whole;  // what is asked of accumulators and multipliers: see numbers.py
+    // what is asked of accumulators and multipliers, see Numbers.exact_float: 1 where R h is in
+    // int32, 2 where x has two planes
+    int64_t whole, long_sums;
 };
 
 struct Fragments {  // R as the matrix instruction's A operand, see numbers.py
@@ -256,8 +258,15 @@ extern "C" __global__ void __launch_bounds__(256) settle(const __grid_constant__
     if (o.m_float) o.m_float[channel] = (float)c.m;
     const int64_t reach = magnitude * o.reach + (c.B < 0 ? -c.B : c.B);
     const double units = c.m * 4294967296.;
-    bool exact = reach < 1 << 24 && (c.m == 0 || (c.m > 1e-20 && c.m < 1e20)), halves = exact;
-    if (o.whole) {
+    const bool normal = c.m == 0 || (c.m > 1e-20 && c.m < 1e20);
+    bool exact = reach < 1 << 24 && normal, halves = exact;
+    if (o.whole == 2) {
+        const double double_units = c.m * 2147483648.;
+        const int64_t words = c.B + o.fold_words * sum;
+        exact = o.long_sums ? words < 1073741824 && words > -1073741824 : reach < 2147483648LL;
+        exact = exact && (double)reach * c.m < 1073741824. && normal;
+        halves = exact && double_units == rint(double_units) && c.m <= 2;
+    } else if (o.whole) {
         const int64_t half =
             first_half > magnitude - first_half ? first_half : magnitude - first_half;
         const int64_t folded = c.B + o.fold * sum;

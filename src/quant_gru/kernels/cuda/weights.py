@@ -187,7 +187,8 @@ class Writer:
                 weights, folded = made["gemm"][which]
                 c.gemm, c.folded, c.padded = weights.data_ptr(), folded.data_ptr(), len(weights)
             if numbers is not None and "exact_float" in made:
-                c.whole = which == 1 and numbers.form.in_int32
+                c.whole = numbers.form.in_int32 if which else 2 * (numbers.x_planes == 2)
+                c.long_sums = numbers.long_sums
                 c.exact_float = made["exact_float"][which].data_ptr()
         c = arguments.operands[0]
         c.folded_bytes = c.m_float = None

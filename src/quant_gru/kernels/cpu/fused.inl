@@ -238,7 +238,7 @@ template <class V, int P, Mode kMode>
 QG_ALONE void step_row(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
                        const State<typename V::Real> &state, const float *Wx, bool keeps) {
     using Lane = typename V::Lane;
-    constexpr int kMost = max_groups(1, P);
+    constexpr int kDot = max_groups(1, P), kMost = kDot > V::kVectors ? kDot : V::kVectors;
     constexpr int kMultipliers = (V::kPowers ? 3 : 1) * 3 * kGroup;  // of a group
     const Packed &R = gates.p.R;
     const int32_t shift = gates.p.h.zero - R.offset;
@@ -246,7 +246,9 @@ QG_ALONE void step_row(const Gates<typename V::Lane> &gates, const Gates<V> &wid
     alignas(64) int32_t sums[kMost * 3 * kGroup];
     for (int first = 0; first < R.groups; first += kMost) {
         const int groups = R.groups - first < kMost ? R.groups - first : kMost;
-        dot_groups<P, 1, kMost>(groups, R, first, state.codes, state.stride, sums);
+        for (int g = 0; g < groups; g += kDot)
+            dot_groups<P, 1, kDot>(groups - g < kDot ? groups - g : kDot, R, first + g, state.codes,
+                                   state.stride, sums + g * 3 * kGroup);
         // groups stand side by side: addresses of all are those of the first and what is known
         const auto places = [&](int from) {
             const int64_t channel = static_cast<int64_t>(first + from) * 3 * kGroup;

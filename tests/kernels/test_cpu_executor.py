@@ -51,12 +51,13 @@ def quantized(config, C, H, **options):
 
 @pytest.mark.parametrize("variant", NATIVE)
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_and_many_rows(variant, threads):
+@pytest.mark.parametrize("config", ["int8", "w8a16"])
+def test_threads_and_many_rows(config, threads, variant):
     """More rows than a pass takes, long enough for threads to start."""
-    gru = quantized(QuantConfig.int8(), 40, 64)
+    gru = quantized(getattr(QuantConfig, config)(), 40, 72)
     plan = gru._plan().cells[0][0]
-    x = torch.randint(-128, 128, (60, 37, 40)).to(torch.int8)
-    h0 = torch.randint(-128, 128, (37, 64)).to(torch.int8)
+    x = torch.randint(plan.x.lo, plan.x.hi + 1, (60, 37, 40)).to(plan.x.container)
+    h0 = torch.randint(plan.h.lo, plan.h.hi + 1, (37, 72)).to(plan.h.container)
     lengths = torch.randint(1, 61, (37,))
     expected = reference.run(plan, x, h0, lengths, True)
     got = executor.run(plan, x, h0, lengths, True, variant, threads)

@@ -323,17 +323,19 @@ struct Powers : Floats {
         const __m256i more = _mm256_sub_epi32(_mm256_add_epi32(sum, m.half), even);
         return Floats{_mm256_cvtepi32_ps(_mm256_srav_epi32(more, m.shift))};
     }
-    static Powers look_up(const Table &t, Powers a) {
+    // The table's output of an input that is not rounded yet, less `base_of` the table.
+    static Powers find(const Table &t, Powers a) {
         if (!t.words) return Floats::look_up(t, a);
         const __m256i code = _mm256_cvtps_epi32(a.v);  // ties to even
         const __m256i first = _mm256_set1_epi32(static_cast<int32_t>(t.pre_lo));
         const __m256i found = _mm256_i32gather_epi32(reinterpret_cast<const int *>(t.words),
                                                      _mm256_sub_epi32(code, first), 2);
-        const __m256i y = _mm256_add_epi32(_mm256_and_si256(found, _mm256_set1_epi32(65535)),
-                                           _mm256_set1_epi32(t.word_base));
-        return Floats{_mm256_cvtepi32_ps(y)};
+        return Floats{_mm256_cvtepi32_ps(_mm256_and_si256(found, _mm256_set1_epi32(65535)))};
     }
+    static double base_of(const Table &t) { return t.words ? t.word_base : 0; }
 };
+
+using WidePowers = Powers;
 
 // 32 bytes of a table, by bytes. `vpshufb` gives 0 where the top bit of an index is set: steps up
 // to the index add up, later ones vanish.

@@ -226,19 +226,20 @@ inline void tiles_of_two(const int8_t *w, const uint8_t *a0, const uint8_t *a1, 
     _tile_stored(5, out1 + 32, out_stride);
 }
 
-// Up to 32 rows of one plane, or 16 of two; whole blocks of 16 rows are read and written.
+#define QG_PLANES_APART
+// Up to 32 rows of one plane, or 16 of two; whole blocks of 16 rows are read and written. The sums
+// of the plane of high bytes go to `high`.
 template <int P>
-inline void dot_tiles(int rows, int groups, const Packed &p, int first, const uint8_t *a,
-                      int64_t stride, int32_t *out) {
+inline void dot_planes(int rows, int groups, const Packed &p, int first, const uint8_t *a,
+                       int64_t stride, int32_t *low, int32_t *high) {
     // the intrinsics do not say that tiles are loaded from memory
     __asm__ volatile("" ::: "memory");
     const int blocks = (p.steps + 15) / 16;
     const int64_t out_row = 48 * groups, out_stride = 4 * out_row;
-    alignas(64) int32_t high[P == 2 ? 16 * kTileGroups * 48 : 16];
     for (int g = 0; g < groups; ++g) {
         const int8_t *w = p.w + (first + g) * p.group_stride;
         const int32_t *bias = p.bias + (first + g) * 48;
-        int32_t *to = out + 48 * g;
+        int32_t *to = low + 48 * g;
         if (P == 1 && rows <= 16)
             tiles_of_group(w, a, stride, blocks, bias, to, out_stride);
         else if (P == 1)
@@ -248,8 +249,16 @@ inline void dot_tiles(int rows, int groups, const Packed &p, int first, const ui
             tiles_of_two(w, a, a + stride / 2, stride, blocks, bias, false, to, high + 48 * g,
                          out_stride);
     }
+}
+
+// The same, planes added up.
+template <int P>
+inline void dot_tiles(int rows, int groups, const Packed &p, int first, const uint8_t *a,
+                      int64_t stride, int32_t *out) {
+    alignas(64) int32_t high[P == 2 ? 16 * kTileGroups * 48 : 16];
+    dot_planes<P>(rows, groups, p, first, a, stride, out, high);
     if (P == 2)
-        for (int64_t i = 0; i < rows * out_row; i += 16) {
+        for (int64_t i = 0; i < rows * 48 * groups; i += 16) {
             const __m512i low = _mm512_load_si512(out + i);
             const __m512i above = _mm512_slli_epi32(_mm512_load_si512(high + i), 8);
             _mm512_store_si512(out + i, _mm512_add_epi32(low, above));
@@ -421,6 +430,13 @@ struct Floats {
     }
 };
 
+#if defined(__AVX512VBMI__)
+// The lowest bytes of 16 words, and those above them.
+alignas(64) constexpr uint8_t kTwoBytes[64] = {0,  4,  8,  12, 16, 20, 24, 28, 32, 36, 40,
+                                               44, 48, 52, 56, 60, 1,  5,  9,  13, 17, 21,
+                                               25, 29, 33, 37, 41, 45, 49, 53, 57, 61};
+#endif
+
 // Codes of up to 16 bits where multipliers are powers of two. A sum of a matrix product has up to
 // 32 bits, so that it is rounded as an integer.
 struct Powers : Floats {
@@ -440,6 +456,11 @@ struct Powers : Floats {
     static Powers from_ints(const int32_t *p) {
         return Floats{_mm512_castsi512_ps(_mm512_load_si512(p))};
     }
+    // of sums of two planes
+    static Powers from_ints(const int32_t *low, const int32_t *high) {
+        const __m512i above = _mm512_slli_epi32(_mm512_load_si512(high), 8);
+        return Floats{_mm512_castsi512_ps(_mm512_add_epi32(_mm512_load_si512(low), above))};
+    }
     static const int32_t *multipliers(const Packed &p, int64_t channel) {
         return p.rounding + 3 * channel;
     }
@@ -458,27 +479,51 @@ struct Powers : Floats {
         const __m512i even = _mm512_mask_and_epi32(up, ties, up, _mm512_set1_epi32(-2));
         return Floats{_mm512_cvtepi32_ps(even)};
     }
-    QG_INLINE static Powers look_up(const Table &t, Powers a) {
+    // The table's output of an input that is not rounded yet, less `base_of` the table.
+    QG_INLINE static Powers find(const Table &t, Powers a) {
         if (!t.words) return Floats::look_up(t, a);
-        const __m512i code = _mm512_castps_si512(_mm512_add_ps(a.v, _mm512_set1_ps(kRound)));
-        const __m512i first = _mm512_set1_epi32(kRoundBits + static_cast<int32_t>(t.pre_lo));
-        const __m512i found = _mm512_i32gather_epi32(_mm512_sub_epi32(code, first),
-                                                     reinterpret_cast<const int *>(t.words), 2);
-        // (found & 65535) | bits of 2^23
-        const __m512i real = _mm512_ternarylogic_epi32(found, _mm512_set1_epi32(65535),
-                                                       _mm512_set1_epi32(0x4b000000), 0xea);
-        return Floats{_mm512_sub_ps(_mm512_castsi512_ps(real),
-                                    _mm512_set1_ps(8388608.f - static_cast<float>(t.word_base)))};
+        return find_word(t, a);
     }
+    static double base_of(const Table &t) { return t.words ? t.word_base - 8388608. : 0; }
     template <int P>
     void store_operand(int32_t shift, uint8_t *low, int64_t plane) const {
         if constexpr (P == 1) return Floats::store_operand<P>(shift, low, plane);
         const __m512i code = _mm512_castps_si512(
             _mm512_add_ps(v, _mm512_set1_ps(kRound + static_cast<float>(shift))));
+#if defined(__AVX512VBMI__)
+        const __m256i both =
+            _mm512_castsi512_si256(_mm512_permutexvar_epi8(_mm512_load_si512(kTwoBytes), code));
+        _mm_store_si128(reinterpret_cast<__m128i *>(low), _mm256_castsi256_si128(both));
+        _mm_store_si128(reinterpret_cast<__m128i *>(low + plane),
+                        _mm256_extracti128_si256(both, 1));
+#else
         store_bytes(code, low);
         store_bytes(_mm512_srli_epi32(code, 8), low + plane);
+#endif
+    }
+
+    QG_INLINE static Powers find_word(const Table &t, Powers a) {
+        const void *const start = before(t.words, (int64_t{kRoundBits} + t.pre_lo - t.even_lo) * 2);
+        const __m512i found = _mm512_i32gather_epi32(index_of(t, a), start, 2);
+        // (found & 65535) | bits of 2^23
+        return Floats{_mm512_castsi512_ps(_mm512_ternarylogic_epi32(
+            found, _mm512_set1_epi32(65535), _mm512_set1_epi32(0x4b000000), 0xea))};
+    }
+
+ private:
+    // The input rounded, less even_lo, plus kRoundBits: even_lo changes no tie.
+    static __m512i index_of(const Table &t, Powers a) {
+        const __m512 lift = _mm512_set1_ps(kRound - static_cast<float>(t.even_lo));
+        return _mm512_castps_si512(_mm512_add_ps(a.v, lift));
+    }
+    // Where a table would start that had so much before it.
+    static const void *before(const void *table, int64_t bytes) {
+        return reinterpret_cast<const void *>(reinterpret_cast<uintptr_t>(table) -
+                                              static_cast<uintptr_t>(bytes));
     }
 };
+
+#include "powers.inl"
 
 #if defined(__AVX512VBMI__)
 

@@ -8,9 +8,12 @@
 //   dot<G, R, P>(..)     sums of G groups for R rows, bias included,
 //   kTileRows<planes>    0, or how many rows one call of `dot_tiles<P>` takes at most,
 //   kTileGroups          and groups,
+//   dot_planes<P>(..)    where QG_PLANES_APART is defined: `dot_tiles`, but sums of two planes of
+//                        operands stay apart,
 //   WideFloats, Doubles  lanes of float and double with exact arithmetic and tables, in kVectors
 //                        vectors of the type Lane,
-//   Powers               where QG_POWERS is defined: lanes of float for FusedPlan::powers.
+//   WidePowers           where QG_POWERS is defined: lanes of float for FusedPlan::powers, in
+//                        kVectors vectors of the type Lane.
 
 template <int P, int R, int G>
 inline void dot_groups(int groups, const Packed &p, int first, const OperandByte *a, int64_t stride,
@@ -24,13 +27,22 @@ inline void dot_groups(int groups, const Packed &p, int first, const OperandByte
 template <int P>
 inline void dot_tiles(int rows, int groups, const Packed &p, int first, const OperandByte *a,
                       int64_t stride, int32_t *out);
+template <int P>
+inline void dot_planes(int rows, int groups, const Packed &p, int first, const OperandByte *a,
+                       int64_t stride, int32_t *low, int32_t *high);
+
+// Whether `dot_tiles` takes them.
+template <int P>
+inline bool takes_tiles(int rows, int groups) {
+    return kTileRows<P> > 0 && (rows > kMaxRows<P> || groups > max_groups(rows, P));
+}
 
 // Sums of `groups` groups for `rows` rows: out[row][group][gate][unit].
 template <int P, int R = kMaxRows<P>>
 inline void dot_block(int rows, int groups, const Packed &p, int first, const OperandByte *a,
                       int64_t stride, int32_t *out) {
     if constexpr (R == kMaxRows<P> && kTileRows<P> > 0) {
-        if (rows > R || groups > max_groups(rows, P))
+        if (takes_tiles<P>(rows, groups))
             return dot_tiles<P>(rows, groups, p, first, a, stride, out);
     }
     if constexpr (R > 1) {
@@ -55,6 +67,40 @@ constexpr int most_sums() {
         if (rows * max_groups(rows, P) > most) most = rows * max_groups(rows, P);
     return most;
 }
+
+#if defined(QG_PLANES_APART)
+constexpr bool kPlanesApart = true;
+#else
+constexpr bool kPlanesApart = false;
+#endif
+
+// Sums of a block of rows. Where tiles leave those of two planes apart, lanes of `Powers` add them.
+template <class Lane, int P>
+struct Sums {
+    static constexpr bool kApart = kPlanesApart && Lane::kPowers && P == 2;
+    alignas(64) int32_t low[most_sums<P>() * 3 * kGroup];
+    alignas(64) int32_t high[kApart ? most_sums<P>() * 3 * kGroup : 16];
+
+    void make(int rows, int groups, const Packed &p, int first, const OperandByte *a,
+              int64_t stride) {
+        if constexpr (kApart) {
+            if (takes_tiles<P>(rows, groups))
+                return dot_planes<P>(rows, groups, p, first, a, stride, low, high);
+            for (int i = 0; i < rows * groups * 3 * kGroup; ++i) high[i] = 0;
+        }
+        dot_block<P>(rows, groups, p, first, a, stride, low);
+    }
+    // Lanes of sums from `at` on, which is in `low`.
+    QG_INLINE static Lane load(const int32_t *at) {
+        if constexpr (kApart)
+            return Lane::from_ints(at, at + kHigh);
+        else
+            return Lane::from_ints(at);
+    }
+
+ private:
+    static constexpr int64_t kHigh = most_sums<P>() * 3 * kGroup;
+};
 
 // A row of zero-point-free codes as operands, in planes of `stride / planes` values.
 inline void to_operand(const Packed &p, int32_t zero, const int32_t *v, int n, OperandByte *out,
@@ -93,32 +139,33 @@ template <class V, int P, Mode kMode>
 QG_ALONE void project(const Gates<V> &gates, const OperandByte *a, int64_t stride, int rows,
                       int first_group, int end_group, float *out) {
     const Packed &p = gates.p.W;
-    alignas(64) int32_t sums[most_sums<P>() * 3 * kGroup];
+    using Made = Sums<V, P>;
+    Made sums;
     const int most = block_groups<P>(rows < kBlockRows<P> ? rows : kBlockRows<P>);
     for (int first = first_group; first < end_group; first += most) {
         const int groups = end_group - first < most ? end_group - first : most;
         const auto *m = V::multipliers(p, int64_t{first} * 3 * kGroup);
         for (int row = 0; row < rows; row += kBlockRows<P>) {
             const int count = rows - row < kBlockRows<P> ? rows - row : kBlockRows<P>;
-            dot_block<P>(count, groups, p, first, a + row * stride, stride, sums);
+            sums.make(count, groups, p, first, a + row * stride, stride);
             for (int r = 0; r < count; ++r) {
                 float *to = out + ((static_cast<int64_t>(row) + r) * p.groups + first) * 3 * kGroup;
-                const int32_t *from = sums + r * groups * 3 * kGroup;
+                const int32_t *from = sums.low + r * groups * 3 * kGroup;
                 for (int g = 0; g < groups; ++g)
                     for (int i = 0; i < kGroup; i += V::n) {
                         int j = g * 3 * kGroup + i;
                         gates
-                            .template input_product<kMode, 0>(V::from_ints(from + j),
+                            .template input_product<kMode, 0>(Made::load(from + j),
                                                               V::multiplier(m, j))
                             .store_floats(to + j);
                         j += kGroup;
                         gates
-                            .template input_product<kMode, 1>(V::from_ints(from + j),
+                            .template input_product<kMode, 1>(Made::load(from + j),
                                                               V::multiplier(m, j))
                             .store_floats(to + j);
                         j += kGroup;
                         gates
-                            .template input_product<kMode, 2>(V::from_ints(from + j),
+                            .template input_product<kMode, 2>(Made::load(from + j),
                                                               V::multiplier(m, j))
                             .store_floats(to + j);
                     }
@@ -137,16 +184,20 @@ struct State {
 // A group of units of one row on its way through the gates.
 template <class Lane>
 struct Place {
-    const int32_t *sums;                         // of R h, [gate][unit]
-    decltype(Lane::multipliers(Packed{}, 0)) m;  // their multipliers
-    const float *Wx;                             // as `project` gave it
+    using Multipliers = decltype(Lane::multipliers(Packed{}, 0));
+    const int32_t *sums;  // of R h, [gate][unit]
+    Multipliers m;        // their multipliers
+    const float *Wx;      // as `project` gave it
     typename Lane::Real *h;
     OperandByte *codes;
+    // in place of Wx: sums of W x and their multipliers
+    const int32_t *input_sums = nullptr;
+    Multipliers input_m = nullptr;
 };
 
 // As many groups as V has vectors, place(k) the Place of each; `keeps`: states keep a share of what
-// they were (zoneout).
-template <class V, int P, Mode kMode, class Places>
+// they were (zoneout); kProjects: places have sums of W x; Made: what made the sums.
+template <class V, int P, Mode kMode, bool kProjects, class Made, class Places>
 QG_INLINE void advance(const Gates<V> &gates, const Places place, int32_t shift, int64_t plane,
                        bool keeps) {
     using Lane = typename V::Lane;
@@ -154,12 +205,20 @@ QG_INLINE void advance(const Gates<V> &gates, const Places place, int32_t shift,
         // constants are read where they are used: all of them kept in registers would be too many
         __asm__ volatile("" ::: "memory");
         auto Wx = [&](auto gate) {
-            constexpr int kAt = decltype(gate)::value * kGroup;
-            return V(V::each([&](int k) { return Lane::load_floats(place(k).Wx + kAt + i); }));
+            constexpr int kGate = decltype(gate)::value, kAt = kGate * kGroup;
+            if constexpr (kProjects) {
+                const V sums =
+                    V::each([&](int k) { return Made::load(place(k).input_sums + kAt + i); });
+                const auto m =
+                    V::each([&](int k) { return Lane::multiplier(place(k).input_m, kAt + i); });
+                return gates.template input_product<kMode, kGate>(sums, m);
+            } else {
+                return V(V::each([&](int k) { return Lane::load_floats(place(k).Wx + kAt + i); }));
+            }
         };
         auto Rh = [&](auto gate) {
             constexpr int kGate = decltype(gate)::value, kAt = kGate * kGroup;
-            const V sums = V::each([&](int k) { return Lane::from_ints(place(k).sums + kAt + i); });
+            const V sums = V::each([&](int k) { return Made::load(place(k).sums + kAt + i); });
             const auto m = V::each([&](int k) { return Lane::multiplier(place(k).m, kAt + i); });
             return gates.template state_product<kMode, kGate>(sums, m);
         };
@@ -179,14 +238,17 @@ template <class V, int P, Mode kMode>
 QG_ALONE void step_row(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
                        const State<typename V::Real> &state, const float *Wx, bool keeps) {
     using Lane = typename V::Lane;
-    constexpr int kMost = max_groups(1, P);
+    constexpr int kDot = max_groups(1, P), kMost = kDot > V::kVectors ? kDot : V::kVectors;
     constexpr int kMultipliers = (V::kPowers ? 3 : 1) * 3 * kGroup;  // of a group
     const Packed &R = gates.p.R;
     const int32_t shift = gates.p.h.zero - R.offset;
+    using Made = Sums<Lane, 1>;  // planes are added up
     alignas(64) int32_t sums[kMost * 3 * kGroup];
     for (int first = 0; first < R.groups; first += kMost) {
         const int groups = R.groups - first < kMost ? R.groups - first : kMost;
-        dot_groups<P, 1, kMost>(groups, R, first, state.codes, state.stride, sums);
+        for (int g = 0; g < groups; g += kDot)
+            dot_groups<P, 1, kDot>(groups - g < kDot ? groups - g : kDot, R, first + g, state.codes,
+                                   state.stride, sums + g * 3 * kGroup);
         // groups stand side by side: addresses of all are those of the first and what is known
         const auto places = [&](int from) {
             const int64_t channel = static_cast<int64_t>(first + from) * 3 * kGroup;
@@ -202,21 +264,26 @@ QG_ALONE void step_row(const Gates<typename V::Lane> &gates, const Gates<V> &wid
         int done = 0;
         if constexpr (V::kVectors > 1)
             for (; done + V::kVectors <= groups; done += V::kVectors)
-                advance<V, P, kMode>(wide_gates, places(done), shift, state.stride / 2, keeps);
+                advance<V, P, kMode, false, Made>(wide_gates, places(done), shift, state.stride / 2,
+                                                  keeps);
         for (; done < groups; ++done)
-            advance<Lane, P, kMode>(gates, places(done), shift, state.stride / 2, keeps);
+            advance<Lane, P, kMode, false, Made>(gates, places(done), shift, state.stride / 2,
+                                                 keeps);
     }
 }
 
-// One step of `rows` rows: all units, block by block.
-template <class V, int P, Mode kMode>
+// One step of `rows` rows: all units, block by block. kProjects: the projection of the input, too,
+// from operands of two planes at `x` in place of Wx, so that it is not stored.
+template <class V, int P, Mode kMode, bool kProjects>
 QG_ALONE void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
-                   const State<typename V::Real> &state, const float *Wx, int rows,
-                   const int64_t *lengths, int64_t at, bool keeps) {
+                   const State<typename V::Real> &state, const float *Wx, const OperandByte *x,
+                   int64_t x_stride, int rows, const int64_t *lengths, int64_t at, bool keeps) {
     using Lane = typename V::Lane;
     const FusedPlan &p = gates.p;
     const Packed &R = p.R;
-    alignas(64) int32_t sums[most_sums<P>() * 3 * kGroup];
+    using Made = Sums<Lane, P>;
+    Made sums;
+    [[maybe_unused]] Made input;
     Place<Lane> places[most_sums<P>()];
     const int32_t shift = p.h.zero - R.offset;
     const int64_t plane = state.stride / 2;
@@ -225,8 +292,9 @@ QG_ALONE void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_ga
         const int groups = R.groups - first < most ? R.groups - first : most;
         for (int row = 0; row < rows; row += kBlockRows<P>) {
             const int count = rows - row < kBlockRows<P> ? rows - row : kBlockRows<P>;
-            dot_block<P>(count, groups, R, first, state.codes + row * state.stride, state.stride,
-                         sums);
+            if constexpr (kProjects)
+                input.make(count, groups, p.W, first, x + row * x_stride, x_stride);
+            sums.make(count, groups, R, first, state.codes + row * state.stride, state.stride);
             int found = 0;
             for (int r = 0; r < count; ++r) {
                 if (lengths && lengths[row + r] <= at) continue;
@@ -234,9 +302,15 @@ QG_ALONE void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_ga
                     const int64_t channel = static_cast<int64_t>(first + g) * 3 * kGroup;
                     const int64_t unit = static_cast<int64_t>(first + g) * kGroup;
                     Place<Lane> &place = places[found++];
-                    place.sums = sums + (r * groups + g) * 3 * kGroup;
+                    const int64_t sum = (r * groups + g) * 3 * kGroup;
+                    place.sums = sums.low + sum;
                     place.m = V::multipliers(R, channel);
-                    place.Wx = Wx + (row + r) * R.groups * 3 * kGroup + channel;
+                    if constexpr (kProjects) {
+                        place.input_sums = input.low + sum;
+                        place.input_m = V::multipliers(p.W, channel);
+                    } else {
+                        place.Wx = Wx + (row + r) * R.groups * 3 * kGroup + channel;
+                    }
                     place.h = state.h + (row + r) * state.units + unit;
                     place.codes = state.next + (row + r) * state.stride + unit;
                 }
@@ -248,9 +322,10 @@ QG_ALONE void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_ga
             int done = 0;
             if constexpr (V::kVectors > 1)
                 for (; done + V::kVectors <= found; done += V::kVectors)
-                    advance<V, P, kMode>(wide_gates, from(done), shift, plane, keeps);
+                    advance<V, P, kMode, kProjects, Made>(wide_gates, from(done), shift, plane,
+                                                          keeps);
             for (; done < found; ++done)
-                advance<Lane, P, kMode>(gates, from(done), shift, plane, keeps);
+                advance<Lane, P, kMode, kProjects, Made>(gates, from(done), shift, plane, keeps);
         }
     }
 }
@@ -357,6 +432,9 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
             }
         }
     };
+    // with steps one at a time and sums of planes apart
+    const bool projects =
+        Sums<typename V::Lane, P>::kApart && p.W.planes == P && ahead == 1 && rows > 1;
     auto project_steps = [&](int steps, int first, int end, float *to) {
         if (p.W.planes == 1 || kMaxPlanes == 1)
             project<typename V::Lane, 1, kMode>(gates, x, x_stride, steps * rows, first, end, to);
@@ -372,7 +450,7 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
         const int next_steps = between ? static_cast<int>(left < ahead ? left : ahead) : 0;
         if (!between || block == 0) {
             read_steps(block, steps);
-            project_steps(steps, 0, p.W.groups, Wx);
+            if (!projects) project_steps(steps, 0, p.W.groups, Wx);
         }
         for (int s = 0; s < steps; ++s) {
             const int64_t at = job.reverse ? job.T - 1 - (block + s) : block + s;
@@ -382,8 +460,12 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
                         __builtin_memcpy(state.next + row * h_stride, state.codes + row * h_stride,
                                          h_stride * sizeof(OperandByte));
             const float *from_input = Wx + s * rows * units * 3;
-            if (rows > 1)
-                step<V, P, kMode>(gates, wide_gates, state, from_input, rows, lengths, at, keeps);
+            if (projects)
+                step<V, P, kMode, Sums<typename V::Lane, P>::kApart>(
+                    gates, wide_gates, state, nullptr, x, x_stride, rows, lengths, at, keeps);
+            else if (rows > 1)
+                step<V, P, kMode, false>(gates, wide_gates, state, from_input, nullptr, 0, rows,
+                                         lengths, at, keeps);
             else if (!lengths || lengths[0] > at)
                 step_row<V, P, kMode>(gates, wide_gates, state, from_input, keeps);
             if (next_steps) {
@@ -439,8 +521,8 @@ bool run_packed(const FusedPlan &p, const Job &job) {
     if (p.in_float) return run_lanes<WideFloats, 1>(p, job);
 #if defined(QG_POWERS)
     if (p.powers)
-        return p.R.planes == 1 ? run_lanes<Powers, 1>(p, job)
-                               : run_lanes<Powers, kMaxPlanes>(p, job);
+        return p.R.planes == 1 ? run_lanes<WidePowers, 1>(p, job)
+                               : run_lanes<WidePowers, kMaxPlanes>(p, job);
 #endif
     return p.R.planes == 1 ? run_lanes<Doubles, 1>(p, job) : run_lanes<Doubles, kMaxPlanes>(p, job);
 }

@@ -61,6 +61,17 @@ struct Scaled {
     }
 };
 
+// What a product takes of a table's output that is found less a constant: the output times the
+// product's own multiplier.
+template <class V>
+struct Based {
+    using C = typename V::Lane;
+    C m, base;
+    Based(double multiplier, double table_base)
+        : m(C::set(multiplier)), base(C::set(table_base * multiplier)) {}
+    QG_INLINE V operator()(const V &found) const { return V::multiply_add(found, m, base); }
+};
+
 // Which kind of plan: products may be unrounded; all have codes of their own; and `Scaled` is
 // exact.
 enum class Mode { any, rounded, scaled };
@@ -79,6 +90,9 @@ struct Gates {
     OneTerm<V> rRh, old_contrib, new_contrib;
     C one, wx_lo, wx_hi, rh_lo, rh_hi;
     Scaled<V> wx_z, wx_r, wx_g, rh_z, rh_r, rest_g, old_h, new_h;
+    // where V::kPowers
+    Based<V> r_rest, z_old, g_new;
+    C one_less;
 
     explicit Gates(const FusedPlan &plan)
         : p(plan),
@@ -105,7 +119,18 @@ struct Gates {
           old_h(plan.h_new.m[0], static_cast<double>(plan.old_contrib.lo),
                 static_cast<double>(plan.old_contrib.hi)),
           new_h(plan.h_new.m[1], static_cast<double>(plan.new_contrib.lo),
-                static_cast<double>(plan.new_contrib.hi)) {}
+                static_cast<double>(plan.new_contrib.hi)),
+          r_rest(plan.rRh.m[0], base_of(plan.r)),
+          z_old(plan.old_contrib.m[0], base_of(plan.z)),
+          g_new(plan.new_contrib.m[0], base_of(plan.g)),
+          one_less(C::set(static_cast<double>(plan.one) - base_of(plan.z))) {}
+
+    static double base_of(const Table &t) {
+        if constexpr (V::kPowers)
+            return V::base_of(t);
+        else
+            return 0;
+    }
 
     // Wx is kept as float: a code always fits, its product with a multiplier only in float mode.
     static constexpr bool kScalesInput = sizeof(typename V::Real) == sizeof(float);
@@ -144,7 +169,15 @@ struct Gates {
     // goes first: registers hold what few gates need, and the candidate waits for that one only.
     template <Mode kMode, class Wx, class Rh, class Before>
     QG_INLINE V next(Wx input, Rh state, Before before) const {
-        if constexpr (kMode == Mode::scaled) {
+        if constexpr (V::kPowers) {
+            const V r = V::find(p.r, r_pre.unrounded(input(Gate<1>{}), state(Gate<1>{})));
+            const V z = V::find(p.z, z_pre.unrounded(input(Gate<0>{}), state(Gate<0>{})));
+            const V rest = rest_g(r_rest(r), state(Gate<2>{}));
+            const V g = V::find(p.g, g_pre.of_second_scaled(input(Gate<2>{}), rest));
+            const V old = old_h(z_old(z), before());
+            const V fresh = new_h(g_new(g), V::from(one_less, z));
+            return V::round(h_new.of_scaled(old, fresh));
+        } else if constexpr (kMode == Mode::scaled) {
             const V r = gate(p.r, r_pre, input(Gate<1>{}), state(Gate<1>{}));
             const V z = gate(p.z, z_pre, input(Gate<0>{}), state(Gate<0>{}));
             const V rest = rest_g(V::mul(r, state(Gate<2>{})), rRh.m);

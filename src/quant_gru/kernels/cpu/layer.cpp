@@ -97,15 +97,24 @@ bool is_power(double m) {
     return std::frexp(m, &exponent) == 0.5;
 }
 
+// Whether what rounds a float can be scaled by a multiplier exactly.
+bool scales_rounded(double m) {
+    return static_cast<double>(static_cast<float>(1.5 * m)) == 1.5 * m;
+}
+
 // Whether lanes of `Powers` hold what comes after the matrix products.
 bool lanes_of_powers(const Cell &cell) {
     for (const Sum *s : {&cell.z_pre, &cell.r_pre, &cell.g_pre, &cell.h_new})
         if (s->tier != 'a') return false;
+    // rounded products are scaled by the next sum's multiplier
+    for (double m : {cell.g_pre.m[1], cell.h_new.m[0], cell.h_new.m[1]})
+        if (!scales_rounded(m)) return false;
     for (const Sum *s : {&cell.rRh, &cell.old_contrib, &cell.new_contrib})
         if (!s->present || !is_power(s->m[0])) return false;
     for (const Table *t : {&cell.z, &cell.r, &cell.g})
         if (!t->entries && !t->words) return false;
-    return fits_float(cell) && !cell.zoneout.present && cell.one < int64_t{1} << 23;
+    // what a table's output lacks, and one less it, are exact
+    return fits_float(cell) && !cell.zoneout.present && cell.one < int64_t{1} << 22;
 }
 
 int64_t lines(int64_t bytes) { return round_up(bytes, 64); }
@@ -226,9 +235,7 @@ void Layer::arrange() {
         fused_.scalable = true;
         for (const Sum *s : {&fused_.z_pre, &fused_.r_pre, &fused_.g_pre, &fused_.h_new})
             for (double m : s->m)
-                fused_.scalable =
-                    fused_.scalable &&
-                    (!in_float || static_cast<double>(static_cast<float>(1.5 * m)) == 1.5 * m);
+                fused_.scalable = fused_.scalable && (!in_float || scales_rounded(m));
         fused_.powers = powers;
         kind_ = Kind::fused;
         return;
@@ -308,6 +315,7 @@ void Layer::prepare(Table &t) {
             words[i] = static_cast<uint16_t>(outputs[static_cast<size_t>(i)] - *least);
         t.words = words;
         t.word_base = *least;
+        t.even_lo = static_cast<int32_t>(t.pre_lo & -2);
         return;
     }
     // inputs that differ stay different modulo a power of two that is no less than their number

@@ -64,6 +64,7 @@ struct Table {
     // Where there are more: `words[v - pre_lo] + word_base`; one word more than inputs is readable.
     const uint16_t *words = nullptr;
     int32_t word_base = 0;
+    int32_t even_lo = 0;  // pre_lo, or one less
     // Whether the inputs are all codes of a byte, so that packing clamps them: v + lift, in 16 bits
     // twice, is 0..255, and that plus place, in bytes four times, is v & 255.
     bool saturates = false;

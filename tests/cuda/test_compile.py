@@ -57,9 +57,9 @@ def variants(arch):
     for planes in (1, 2):
         yield "project_few", {**PLAIN, "WIDE": planes - 1}
     for i, block in enumerate((REAL_SMALL, REAL_MEDIUM, TALL, ALONE[1][0], ALONE[1][-1])):
-        yield "project_reals", block.macros(1, codes=1 - i % 2)
+        yield "project_reals", block.macros(1, 1 - i % 2, exact=i > 1, short=i % 2 == 0)
     for i, block in enumerate((TWO_PLANES, ALONE[2][-1])):
-        yield "project_reals", block.macros(2, codes=2 * i)
+        yield "project_reals", block.macros(2, 2 * i, exact=i == 0, short=i == 1)
     yield "border", PLAIN
     yield "random", {}
     yield "weights", PLAIN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -16,6 +17,7 @@ from quant_gru.kernels.cuda.numbers import Numbers
 from quant_gru.kernels.cuda.structures import ProjectFewC, ProjectRealsC
 
 _EASY = 2.0**90
+_AT_A_TURN = 128  # features that the lanes of a warp take at once
 FEWEST_ROWS = 8  # up to so many, a warp for each unit is faster than a product of tiles
 _FEW_UNITS = 8  # of a block, a warp each
 
@@ -48,32 +50,31 @@ class Block(projection.Warps):
         ring = self.stages * self.depth * 3 * self.units
         return ring + kept + 12 * self.rows + 36 * own * (planes == 1)
 
-    def macros(self, planes: int, codes: int = 0) -> dict[str, object]:
+    def macros(
+        self, planes: int, codes: int = 0, exact: bool = False, short: bool = False
+    ) -> dict[str, object]:
         """What project_reals.cu is specialized on."""
         return {
             **super().macros(planes),
             "CODES": codes,
+            "EXACT": int(exact),
+            "SHORT": int(short),
             "STAGES": self.stages,
             "BLOCKS": self.blocks,
             "DEPTH": self.depth,
         }
 
-    def kernel(self, planes: int, codes: int = 0) -> Kernel:
-        """What to launch; `codes` as projected.cuh has them."""
-        return Kernel.of("project_reals", "project_reals", self.macros(planes, codes))
+    def kernel(self, numbers: Numbers, x: Quantizer) -> Kernel:
+        """What to launch for a plan whose x is of a quantizer."""
+        exact = _is_power_of_two(x.scale)
+        macros = self.macros(numbers.x_planes, codes_of(numbers), exact, numbers.C <= _AT_A_TURN)
+        return Kernel.of("project_reals", "project_reals", macros)
 
-    def launch(
-        self, units: int, rows: int, padded: int, planes: int, codes: int = 0
-    ) -> tuple[Kernel, Grid]:
-        """What to launch, and where."""
-        strips = -(-rows // self.rows)
-        return (
-            self.kernel(planes, codes),
-            Grid(
-                (strips * self.parts, 1),
-                self.threads,
-                shared_bytes=self.shared_bytes(units, padded, planes),
-            ),
+    def grid(self, units: int, rows: int, padded: int, planes: int) -> Grid:
+        """Where to launch it."""
+        blocks = -(-rows // self.rows) * self.parts
+        return Grid(
+            (blocks, 1), self.threads, shared_bytes=self.shared_bytes(units, padded, planes)
         )
 
 
@@ -177,9 +178,8 @@ def real_projection(
     p.zero = x.zero_point - numbers.x_offset
     fill_division(p.division, x)
     rows = T * shape.strips(N) * shape.strip
-    codes = codes_of(numbers)
-    kernel, grid = block.launch(shape.units, rows, p.padded, numbers.x_planes, codes)
-    return kernel, grid, p, keep
+    grid = block.grid(shape.units, rows, p.padded, numbers.x_planes)
+    return block.kernel(numbers, x), grid, p, keep
 
 
 def few_projection(
@@ -205,5 +205,10 @@ def fill_division(d: Any, x: Quantizer) -> None:
     # float64 has twice the digits of float32: rounding twice is rounding once
     scale = float(d.scale)
     d.inverse = 1 / scale
-    d.exact = d.inverse * scale == 1
+    d.exact = _is_power_of_two(scale)
     d.least, d.most = (x.lo - x.zero_point) * scale, (x.hi - x.zero_point) * scale
+
+
+def _is_power_of_two(scale: float) -> bool:
+    """Whether a scale's inverse is not rounded."""
+    return math.frexp(scale)[0] == 0.5

@@ -31,7 +31,6 @@ from quant_gru.kernels.cuda.real_projection import (
     FEWEST_ROWS,
     Block,
     choose_for,
-    codes_of,
     easy_division,
     few_projection,
     fill_division,
@@ -363,8 +362,7 @@ class Schedule:
         if T * N > FEWEST_ROWS:
             found.block = choose_for(self._machine, cell.numbers, shape, T, N)
             if found.block:
-                numbers = cell.numbers
-                self._machine.expect(found.block.kernel(numbers.x_planes, codes_of(numbers)))
+                self._machine.expect(found.block.kernel(cell.numbers, cell.x))
         return found if found.block or T * N <= FEW_ROWS else None
 
     def _add_input(self, cell: Cell, nan: int, below: _Below | None) -> _Input:

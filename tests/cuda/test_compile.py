@@ -60,9 +60,9 @@ def variants(arch):
         yield "project_reals", block.macros(1, 1 - i % 2, exact=i > 1, short=i % 2 == 0)
     for i, block in enumerate((TWO_PLANES, ALONE[2][-1])):
         yield "project_reals", block.macros(2, 2 * i, exact=i == 0, short=i == 1)
-    yield "border", PLAIN
+    for name in ("border", "mask", "carry", "take", "between", "measure", "settle"):
+        yield name, PLAIN
     yield "random", {}
-    yield "weights", PLAIN
     yield "generic", {"QG_WORDS": 1, **BYTES.products}
     yield "generic", {"QG_WORDS": 1, **FORMS["zoneout"].products}
     yield "step", {"REAL": "double", "QG_WORDS": 0, **FORMS["zoneout"].products}

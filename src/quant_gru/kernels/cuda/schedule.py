@@ -48,7 +48,7 @@ from quant_gru.kernels.cuda.structures import (
 _THREADS = 256
 _ROWS = _THREADS // 32  # of a block of the border's kernels
 _TAKEN = 2 * _ROWS  # of one that takes real values
-_TAKE, _BETWEEN = (Kernel.of("border", name, PLAIN) for name in ("take", "between"))
+_TAKE, _BETWEEN = (Kernel.of(name, name, PLAIN) for name in ("take", "between"))
 _FINISH, _FEW = (Kernel.of("project", name, PLAIN) for name in ("finish", "project"))
 
 

@@ -57,13 +57,14 @@ def variants(arch):
     for planes in (1, 2):
         yield "project_few", {**PLAIN, "WIDE": planes - 1}
     for i, block in enumerate((REAL_SMALL, REAL_MEDIUM, TALL, ALONE[1][0], ALONE[1][-1])):
-        yield "project_reals", block.macros(End(1, 1 - i % 2))
+        end = End(1, 1 - i % 2)
+        yield "project_reals", block.macros(end, exact=i > 1, short=i % 2 == 0)
     for i, block in enumerate((TWO_PLANES, ALONE[2][-1])):
         for end in (End(2, i), End(2, 2 + i, i == 1)):
-            yield "project_reals", block.macros(end)
-    yield "border", PLAIN
+            yield "project_reals", block.macros(end, exact=i == 0, short=i == 1)
+    for name in ("border", "mask", "carry", "take", "between", "measure", "settle"):
+        yield name, PLAIN
     yield "random", {}
-    yield "weights", PLAIN
     yield "generic", {"QG_WORDS": 1, **BYTES.products}
     yield "generic", {"QG_WORDS": 1, **FORMS["zoneout"].products}
     yield "step", {"REAL": "double", "QG_WORDS": 0, **FORMS["zoneout"].products}

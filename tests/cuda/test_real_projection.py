@@ -194,9 +194,8 @@ def test_the_division_rounds_as_division(host, scale):
     """Values beside all ties give the codes of a true division, which are their own at scale 1."""
     plan = plan_of(QuantConfig.w8a16(), 4, 16, 1)
     shape = planner.make_shape(16, 1, 1, 1, 1)
-    kernel, grid, p, _keep = real_projection(
-        executor.numbers_of(plan), shape, 200, 1, plan.x, Block(1, 1, 2, 3, 1, 1)
-    )
+    numbers, block = executor.numbers_of(plan), Block(1, 1, 2, 3, 1, 1)
+    _, grid, p, _keep = real_projection(numbers, shape, 200, 1, plan.x, block)
     generator = torch.Generator().manual_seed(5)
     halves = torch.randint(-66000, 66000, (200, 1, 4), generator=generator)
     one = torch.tensor(scale, dtype=torch.float32)
@@ -208,7 +207,9 @@ def test_the_division_rounds_as_division(host, scale):
     found = []
     flags = torch.zeros(1, 200, dtype=torch.uint8)
     for real, unit in ((x, one.item()), (codes, 1.0)):
-        fill_division(p.division, replace(plan.x, scale=unit))
+        x_of = replace(plan.x, scale=unit)
+        kernel = block.kernel(numbers, x_of)
+        fill_division(p.division, x_of)
         Wx = torch.zeros((200 * 16, 2), dtype=torch.int32)
         p.real, p.nan, p.Wx = real.data_ptr(), flags.data_ptr(), Wx.data_ptr()
         p.step, p.next, p.fours = 4, 4, 1
@@ -218,11 +219,27 @@ def test_the_division_rounds_as_division(host, scale):
     assert found[0].unique().numel() > 100
 
 
+def test_kernels_have_what_scales_and_features_need():
+    known = {}
+    for C in (128, 129):
+        plan = plan_of(QuantConfig.int8(), C, 16, 1)
+        for scale in (0.25, 0.375):
+            kernel = SMALL.kernel(executor.numbers_of(plan), replace(plan.x, scale=scale))
+            macros = dict(kernel.macros)
+            known[C, scale] = macros["SHORT"], macros["EXACT"]
+    assert known == {
+        (128, 0.25): (1, 1),
+        (128, 0.375): (1, 0),
+        (129, 0.25): (0, 1),
+        (129, 0.375): (0, 0),
+    }
+
+
 def test_threads_and_grids_follow_blocks():
     block = Block(4, 2, 7, 3, 2, 2)
     assert (block.units, block.rows, block.threads) == (64, 112, 256)
-    _, grid = block.launch(256, 12800, 256, End(1))
-    assert grid == Grid((230, 1), 256, shared_bytes=3 * 64 * 192 + 120 * 272 + 12 * 112 + 36 * 128)
+    shared = 3 * 64 * 192 + 120 * 272 + 12 * 112 + 36 * 128
+    assert block.grid(256, 12800, 256, 1) == Grid((230, 1), 256, shared_bytes=shared)
 
 
 def test_choices_follow_sizes():

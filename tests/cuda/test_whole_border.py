@@ -48,7 +48,7 @@ def test_take(host, quantizer, features, fours):
     p.lo = quantizer.lo - quantizer.zero_point
     p.hi = quantizer.hi - quantizer.zero_point
     fill_division(p.division, quantizer)
-    host.launch(Kernel.of("border", "take", PLAIN), Grid((1, 1), 256), p)
+    host.launch(Kernel.of("take", "take", PLAIN), Grid((1, 1), 256), p)
     expected = torch.zeros(T, N, padded, dtype=torch.int64)
     expected[..., :features] = quantizer.quantize(x) - offset
     got = bytes_.to(torch.int64)

@@ -42,7 +42,7 @@ EventsC = structure(
     **dict.fromkeys(("A", "B", "C", "chance", "stream"), ctypes.c_int64),
 )
 _QUANTIZE, _DEQUANTIZE = (Kernel.of("border", name, PLAIN) for name in ("quantize", "dequantize"))
-_MASK, _CARRY = (Kernel.of("border", name, PLAIN) for name in ("clear", "carry"))
+_MASK, _CARRY = Kernel.of("mask", "clear", PLAIN), Kernel.of("carry", "carry", PLAIN)
 _EVENTS = Kernel.of("random", "events", {})
 _THREADS, _MOST_BLOCKS = 128, 1 << 16
 

@@ -1,4 +1,6 @@
 // Real values to codes.
+//
+//   EXACT: whether inverses of scales are not rounded, 1 or 0; none where a launch says so
 #ifndef QUANT_GRU_QUANTIZE_CUH
 #define QUANT_GRU_QUANTIZE_CUH
 
@@ -21,6 +23,12 @@ struct Division {
     float least, most;     // limits less the zero point, times the scale, rounded once
     int32_t exact;         // whether the inverse was not rounded
 };
+
+#ifdef EXACT
+inline bool is_exact(const Division &) { return EXACT; }
+#else
+inline bool is_exact(const Division &d) { return d.exact != 0; }
+#endif
 
 // A value within the limits to its code, magic number added. What is left of one that was clamped
 // to multiples of the scale neither overflows nor, where it does not round to 0, underflows: a
@@ -68,7 +76,7 @@ inline bool without_nan(uint32_t (&bits)[4]) {
     return seen;
 }
 
-// Codes of four values, none of them NaN, with the magic number inside. kExact: `d.exact`.
+// Codes of four values, none of them NaN, with the magic number inside. kExact: `is_exact`.
 template <bool kExact>
 inline void four_codes(const Division &d, const uint32_t (&bits)[4], uint32_t (&raw)[4]) {
     typedef Magic<float> R;
@@ -84,7 +92,7 @@ inline void four_codes(const Division &d, const uint32_t (&bits)[4], uint32_t (&
 template <int kFours, class Put>
 inline void all_codes(const Division &d, const uint32_t (&bits)[kFours][4], const Put &put) {
     uint32_t raw[4];
-    if (d.exact) {
+    if (is_exact(d)) {
 #pragma unroll
         for (int i = 0; i < kFours; ++i) {
             four_codes<true>(d, bits[i], raw);

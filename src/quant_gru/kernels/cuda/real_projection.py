@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -16,6 +17,7 @@ from quant_gru.kernels.cuda.numbers import Numbers
 from quant_gru.kernels.cuda.structures import ProjectFewC, ProjectRealsC
 
 _EASY = 2.0**90
+_AT_A_TURN = 128  # features that the lanes of a warp take at once
 FEWEST_ROWS = 8  # up to so many, a warp for each unit is faster than a product of tiles
 _FEW_UNITS = 8  # of a block, a warp each
 
@@ -48,31 +50,30 @@ class Block(projection.Warps):
         ring = self.stages * self.depth * 3 * self.units
         return ring + kept + 12 * self.rows + 36 * own
 
-    def macros(self, end: projection.End) -> dict[str, object]:
+    def macros(
+        self, end: projection.End, exact: bool = False, short: bool = False
+    ) -> dict[str, object]:
         """What project_reals.cu is specialized on."""
         return {
             **super().macros(end),
+            "EXACT": int(exact),
+            "SHORT": int(short),
             "STAGES": self.stages,
             "BLOCKS": self.blocks,
             "DEPTH": self.depth,
         }
 
-    def kernel(self, end: projection.End) -> Kernel:
-        """What to launch."""
-        return Kernel.of("project_reals", "project_reals", self.macros(end))
+    def kernel(self, numbers: Numbers, x: Quantizer) -> Kernel:
+        """What to launch for a plan whose x is of a quantizer."""
+        exact, short = _is_power_of_two(x.scale), numbers.C <= _AT_A_TURN
+        macros = self.macros(projection.end_of(numbers), exact, short)
+        return Kernel.of("project_reals", "project_reals", macros)
 
-    def launch(
-        self, units: int, rows: int, padded: int, end: projection.End
-    ) -> tuple[Kernel, Grid]:
-        """What to launch, and where."""
-        strips = -(-rows // self.rows)
-        return (
-            self.kernel(end),
-            Grid(
-                (strips * self.parts, 1),
-                self.threads,
-                shared_bytes=self.shared_bytes(units, padded, end.planes),
-            ),
+    def grid(self, units: int, rows: int, padded: int, planes: int) -> Grid:
+        """Where to launch it."""
+        blocks = -(-rows // self.rows) * self.parts
+        return Grid(
+            (blocks, 1), self.threads, shared_bytes=self.shared_bytes(units, padded, planes)
         )
 
 
@@ -171,8 +172,8 @@ def real_projection(
     p.zero = x.zero_point - numbers.x_offset
     fill_division(p.division, x)
     rows = T * shape.strips(N) * shape.strip
-    kernel, grid = block.launch(shape.units, rows, p.padded, projection.end_of(numbers))
-    return kernel, grid, p, keep
+    grid = block.grid(shape.units, rows, p.padded, numbers.x_planes)
+    return block.kernel(numbers, x), grid, p, keep
 
 
 def few_projection(
@@ -198,5 +199,10 @@ def fill_division(d: Any, x: Quantizer) -> None:
     # float64 has twice the digits of float32: rounding twice is rounding once
     scale = float(d.scale)
     d.inverse = 1 / scale
-    d.exact = d.inverse * scale == 1
+    d.exact = _is_power_of_two(scale)
     d.least, d.most = (x.lo - x.zero_point) * scale, (x.hi - x.zero_point) * scale
+
+
+def _is_power_of_two(scale: float) -> bool:
+    """Whether a scale's inverse is not rounded."""
+    return math.frexp(scale)[0] == 0.5

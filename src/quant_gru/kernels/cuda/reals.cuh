@@ -1,6 +1,7 @@
 // Real values of x as a projection reads them, and their codes: each warp takes rows of its own.
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
+//   SHORT       a row has no more features than the lanes of a warp take at once
 #ifndef QUANT_GRU_REALS_CUH
 #define QUANT_GRU_REALS_CUH
 
@@ -71,7 +72,7 @@ struct Taken {
             const int chunk = 32 * part + (int)threadIdx.x % 32, chunks = (C + 3) / 4;
             return 4 * (chunk < chunks ? chunk : chunks - 1);
         }
-        inline bool there(int C) const { return part * 128 < C; }
+        inline bool there(int C) const { return SHORT ? part == 0 : part * 128 < C; }
     };
 
     static inline int row_of(const Next &next, int j) {

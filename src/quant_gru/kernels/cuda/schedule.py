@@ -26,7 +26,7 @@ from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.numbers import Numbers
-from quant_gru.kernels.cuda.projection import end_of, projection, resident
+from quant_gru.kernels.cuda.projection import projection, resident
 from quant_gru.kernels.cuda.real_projection import (
     FEWEST_ROWS,
     Block,
@@ -48,7 +48,7 @@ from quant_gru.kernels.cuda.structures import (
 _THREADS = 256
 _ROWS = _THREADS // 32  # of a block of the border's kernels
 _TAKEN = 2 * _ROWS  # of one that takes real values
-_TAKE, _BETWEEN = (Kernel.of("border", name, PLAIN) for name in ("take", "between"))
+_TAKE, _BETWEEN = (Kernel.of(name, name, PLAIN) for name in ("take", "between"))
 _FINISH, _FEW = (Kernel.of("project", name, PLAIN) for name in ("finish", "project"))
 
 
@@ -362,7 +362,7 @@ class Schedule:
         if T * N > FEWEST_ROWS:
             found.block = choose_for(self._machine, cell.numbers, shape, T, N)
             if found.block:
-                self._machine.expect(found.block.kernel(end_of(cell.numbers)))
+                self._machine.expect(found.block.kernel(cell.numbers, cell.x))
         return found if found.block or T * N <= FEW_ROWS else None
 
     def _add_input(self, cell: Cell, nan: int, below: _Below | None) -> _Input:

@@ -23,7 +23,7 @@ Given = tuple[tuple[int, torch.dtype | None], ...]
 _REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 _THREADS = 256
 _MOST_FRAGMENTS = 4
-_MEASURE, _SETTLE = (Kernel.of("weights", name, PLAIN) for name in ("measure", "settle"))
+_MEASURE, _SETTLE = (Kernel.of(name, name, PLAIN) for name in ("measure", "settle"))
 
 
 class Writer:

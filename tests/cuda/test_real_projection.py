@@ -3,12 +3,13 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from quant_gru import QuantConfig
-from quant_gru.kernels.cuda import executor, planner
+from quant_gru.kernels.cuda import executor, planner, projection
 from quant_gru.kernels.cuda.frozen import MOST_SHARED
 from quant_gru.kernels.cuda.launch import Grid
 from quant_gru.kernels.cuda.projection import SMALL as SMALL_TILE
@@ -20,6 +21,7 @@ from quant_gru.kernels.cuda.real_projection import (
     TWO_PLANES,
     Block,
     choose,
+    choose_for,
     few_projection,
     fill_division,
     real_projection,
@@ -253,6 +255,15 @@ def test_choices_follow_sizes():
     assert choose(256, 12800, 256, 2, 132, alone=False) == replace(TWO_PLANES, parts=2)
     for block, planes in ((SMALL, 1), (MEDIUM, 1), (TALL, 1), (TWO_PLANES, 2)):
         assert block.shared_bytes(512, 384, planes) <= 99 << 10
+
+
+def test_many_weights_stay_and_take_codes():
+    hopper = SimpleNamespace(clusters=lambda: {1: 132, 2: 66})
+    numbers = executor.numbers_of(plan_of(QuantConfig.int8(), 256, 16, 1))
+    for H, reals in ((512, True), (1024, False)):
+        shape = planner.make_shape(H, 1, 1, 1, 8)
+        assert projection.resident(hopper, numbers, shape, 200, 64)
+        assert bool(choose_for(hopper, numbers, shape, 200, 64)) is reals
 
 
 @pytest.mark.parametrize("planes", [1, 2])

@@ -179,7 +179,7 @@ SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(2, 2, 4), Tile(2, 2, 8)
 # by planes
 STAYING = {1: Resident(4, 3, 8, 4, 1), 2: Resident(4, 3, 4, 4, 1)}
 STAYING_ROWS = 8192  # from which on weights stay and rows pass
-STAYING_WEIGHTS = 1 << 18  # units times features, likewise; with fewer, real values are faster
+STAYING_WEIGHTS = 1 << 17  # units times features, likewise
 _AT_ONCE = 396  # large tiles on a device, three to a multiprocessor
 
 

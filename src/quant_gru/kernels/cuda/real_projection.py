@@ -88,6 +88,7 @@ _FEW_ROWS = 4096  # up to so many, small blocks are faster
 # small blocks of a multiprocessor, by planes, up to which units are shared
 _AT_ONCE = {1: 2, 2: 7}
 _MOST_FEATURES = 384  # with more, rows that come and go are faster
+_STAYING_WEIGHTS = 1 << 18  # units times features, from which on those that stay are
 _BESIDE = 24  # rows that take a block as long as all else that it does
 
 
@@ -142,7 +143,8 @@ def choose_for(
     machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
 ) -> Block | None:
     """The same for a plan on a machine."""
-    if projection.resident(machine, numbers, shape, T, N):
+    many = shape.units * numbers.padded_C >= _STAYING_WEIGHTS
+    if many and projection.resident(machine, numbers, shape, T, N):
         return None
     rows, padded = T * shape.strips(N) * shape.strip, numbers.padded_C
     there = machine.clusters()

@@ -11,7 +11,7 @@ import torch
 from host_machine import Host
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
-from quant_gru.kernels.cuda import ahead, cache, compiler, driver
+from quant_gru.kernels.cuda import ahead, cache, compiler, driver, executor
 from quant_gru.kernels.cuda.launch import Grid, Kernel
 from quant_gru.kernels.cuda.stack import stack_of
 
@@ -185,3 +185,20 @@ def test_a_schedule_begins_with_its_recurrence(tmp_path, layers, config):
     assert machine.asked[0] == ("expected", next(k for k in prepared if k.source == "recurrent"))
     assert set(expected) <= set(prepared)
     assert {k.source for k in expected} == {"recurrent", "project_reals"}
+
+
+def test_the_library_of_products_is_loaded_while_kernels_are_compiled(tmp_path, monkeypatch):
+    gru = QuantGRU(20, 32, config=QuantConfig.int16()).eval()
+    gru.calibrate(torch.randn(4, 2, 20))
+    gru.finalize_calibration()
+    machine, order = Watched(tmp_path), []
+    join, multiply = machine.join, executor.multiply_bytes
+    monkeypatch.setattr(
+        executor, "multiply_bytes", lambda *a: order.append("product") or multiply(*a)
+    )
+    monkeypatch.setattr(machine, "join", lambda launches: order.append("join") or join(launches))
+    executor.load_products.cache_clear()
+    stack = stack_of(gru._plan(), machine)
+    for T in (50, 60):
+        assert stack.schedule(T, 16, with_h0=False) is not None
+    assert order == ["product", "join", "join", "join", "join"]

@@ -326,5 +326,19 @@ def multiply_bytes(rows: Tensor, weights: Tensor, result: Tensor) -> None:
         result.copy_(rows.to(torch.float64) @ weights.to(torch.float64))
 
 
+@functools.cache
+def load_products(device: torch.device) -> None:
+    """Let torch load what it multiplies bytes with; the first product would wait for that.
+
+    Args:
+        device: Where products will be made; the current one.
+    """
+    rows, weights = (
+        torch.zeros((n, 64), dtype=torch.int8, device=device) for n in (_FEWEST_ROWS, 64)
+    )
+    result = torch.empty((len(rows), 64), dtype=torch.int32, device=device)
+    multiply_bytes(rows, weights.t(), result)
+
+
 def _threads(work: int) -> int:
     return min(_THREADS, -(-work // 32) * 32)

@@ -22,10 +22,10 @@ from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cuda import planner
 from quant_gru.kernels.cuda.beside import Beside, beside
 from quant_gru.kernels.cuda.calls import Memories, Sizes, makers_of, native_call
-from quant_gru.kernels.cuda.executor import FEW_ROWS, multiply_bytes, numbers_of
+from quant_gru.kernels.cuda.executor import FEW_ROWS, load_products, multiply_bytes, numbers_of
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cuda.memory import Memory
-from quant_gru.kernels.cuda.numbers import Numbers
+from quant_gru.kernels.cuda.numbers import Numbers, capturing
 from quant_gru.kernels.cuda.projection import projection, resident
 from quant_gru.kernels.cuda.real_projection import (
     FEWEST_ROWS,
@@ -176,6 +176,9 @@ class Schedule:
             rows.start = self._memory.take(rows.shape[0] * rows.shape[1])
             for record in rows.records:
                 self._memory.point(record, "bytes", rows.start)
+        if self._products and not capturing(directions[0].numbers.device):
+            # while kernels are compiled, which are waited for next
+            load_products(directions[0].numbers.device)
         self._steps = _joined(self._machine, self._steps)
         self._multiplied = [rows for rows in self._rows if rows.multiplied]
         numbers = directions[0].numbers

@@ -37,6 +37,7 @@ from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, QuantGRUWarning, c
 from quant_gru.config.notes import caller_stacklevel
 from quant_gru.export import params
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.kernels.ops import load
 
 STATE_KEY = "quantization"
 
@@ -446,6 +447,7 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
             return
         self._state.finalize(sync)
         self._write_logarithms()
+        load(next(self.parameters()).device)
         if verbose:
             for layer, suffix in self._cells():
                 print(f"layer {layer}{' reverse' if suffix else ''}")

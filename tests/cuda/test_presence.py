@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from quant_gru import QuantGRUWarning
+from quant_gru import QuantGRU, QuantGRUWarning, _gru
 from quant_gru.cli import app
 from quant_gru.kernels import ops
 from quant_gru.kernels.cuda import compiler, driver
@@ -108,6 +108,26 @@ def test_info_of_a_gpu(device, monkeypatch):
     monkeypatch.setattr(compiler, "version", lambda: "13.0")
     monkeypatch.setattr(driver, "machine_of", lambda _: types.SimpleNamespace(arch="sm_90a"))
     assert gpu_line() == "NVIDIA Test, cuda (sm_90a, NVRTC 13.0)"
+
+
+def test_the_end_of_a_calibration_loads_the_compiler(device, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(driver, "machine_of", loaded.append)
+    monkeypatch.setattr(compiler, "missing", lambda: "nothing")
+    ops.load(GPU)
+    driver._missing.cache_clear()
+    monkeypatch.setattr(compiler, "missing", lambda: None)
+    ops.load(torch.device("cpu"))
+    assert not loaded
+    ops.load(GPU)
+    assert loaded == [GPU]
+    seen = []
+    monkeypatch.setattr(_gru, "load", seen.append)
+    gru = QuantGRU(3, 4)
+    gru.calibrate(torch.randn(5, 2, 3))
+    assert not seen
+    gru.finalize_calibration()
+    assert seen == [torch.device("cpu")]
 
 
 def test_importing_the_package_imports_nothing_of_cuda():

@@ -51,6 +51,15 @@ def runs_on_gpu(device: torch.device) -> bool:
     return reason is None
 
 
+def load(device: torch.device) -> None:
+    """Load what a GPU's kernels are compiled and launched with, or the first call has to.
+
+    Nothing happens on other devices, or where no kernels run.
+    """
+    if driver.available(device):
+        driver.machine_of(device)
+
+
 def native_variant(*tensors: Tensor) -> str | None:
     """The instruction set that takes these real tensors as they are; None where none does."""
     for t in tensors:

@@ -30,6 +30,11 @@ _MOST_BYTES = 1 << 14  # features whose products and bias int32 holds
 _LONG = 512  # features; of about three times as many, usual sums of two planes leave int32
 
 
+def is_power_of_two(scale: float) -> bool:
+    """Whether a scale's inverse is not rounded."""
+    return math.frexp(scale)[0] == 0.5
+
+
 def capturing(device: torch.device) -> bool:
     """Whether a CUDA graph is being captured: what is computed then is there after its replay."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -171,7 +176,7 @@ class Numbers:
     @property
     def x_powers(self) -> bool:
         """Whether scales of x and of W x are powers of two, as multipliers of W x then are."""
-        return all(math.frexp(q.scale)[0] == 0.5 for q in (self.x, self._Wx))
+        return is_power_of_two(self.x.scale) and is_power_of_two(self._Wx.scale)
 
     @property
     def long_sums(self) -> bool:

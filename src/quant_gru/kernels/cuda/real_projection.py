@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -13,7 +12,7 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernels.cuda import planner, projection
 from quant_gru.kernels.cuda.frozen import MOST_SHARED
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
-from quant_gru.kernels.cuda.numbers import Numbers
+from quant_gru.kernels.cuda.numbers import Numbers, is_power_of_two
 from quant_gru.kernels.cuda.structures import ProjectFewC, ProjectRealsC
 
 _EASY = 2.0**90
@@ -65,7 +64,7 @@ class Block(projection.Warps):
 
     def kernel(self, numbers: Numbers, x: Quantizer) -> Kernel:
         """What to launch for a plan whose x is of a quantizer."""
-        exact, short = _is_power_of_two(x.scale), numbers.C <= _AT_A_TURN
+        exact, short = is_power_of_two(x.scale), numbers.C <= _AT_A_TURN
         macros = self.macros(projection.end_of(numbers), exact, short)
         return Kernel.of("project_reals", "project_reals", macros)
 
@@ -201,10 +200,5 @@ def fill_division(d: Any, x: Quantizer) -> None:
     # float64 has twice the digits of float32: rounding twice is rounding once
     scale = float(d.scale)
     d.inverse = 1 / scale
-    d.exact = _is_power_of_two(scale)
+    d.exact = is_power_of_two(scale)
     d.least, d.most = (x.lo - x.zero_point) * scale, (x.hi - x.zero_point) * scale
-
-
-def _is_power_of_two(scale: float) -> bool:
-    """Whether a scale's inverse is not rounded."""
-    return math.frexp(scale)[0] == 0.5

@@ -30,7 +30,9 @@ bool has_avx512_vnni() {
 bool has_avx512_vbmi() { return has_avx512_vnni() && __builtin_cpu_supports("avx512vbmi"); }
 
 bool has_amx_int8() {
-#if defined(__linux__)
+#if defined(QG_EMULATED_TILES)
+    return has_avx512_vbmi();
+#elif defined(__linux__)
     unsigned a, b, c, d;
     if (!has_avx512_vbmi() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
     if ((d >> 24 & 3) != 3) return false;  // tiles, and their 8-bit products

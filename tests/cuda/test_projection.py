@@ -23,7 +23,9 @@ from quant_gru.kernels.cuda.projection import (
 from quant_gru.kernels.cuda.structures import ProjectC
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from host_machine import COMPILER
+from random_plans import random_case
 
 
 def plan_of(config, C, H, scale):
@@ -120,6 +122,25 @@ def test_codes(host, config, tile, sizes, scale):
     assert there.sum() == T * N * H
     got = in_one(call, shape, tile, host)
     assert torch.equal(got[there], expected[there])
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize("kind", ["w8a8", "w8a16", "mixed"])
+def test_random_plans(host, kind):
+    """Any scales, widths and zero points; sums in float32, in int32 and beyond."""
+    count = 0
+    for seed in range(150):
+        case = random_case(seed, kind)
+        call = executor._Call(executor.Direction(case.plan, case.h0, False), case.x, None)
+        if not call.numbers.form.narrow or not call.numbers.projects_bytes:
+            continue
+        shape = planner.make_shape(call.numbers.H, 1, 1, 1, (1, 2, 4, 8)[seed % 4])
+        expected = by_unit(call, shape, host)
+        there = expected[:, -1] != -1
+        got = in_one(call, shape, SMALL, host)
+        assert torch.equal(got[there], expected[there]), f"seed {seed}"
+        count += 1
+    assert count > 10
 
 
 def test_tiles_follow_sizes():

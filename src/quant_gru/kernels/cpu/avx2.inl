@@ -337,6 +337,8 @@ struct Powers : Floats {
 
 using WidePowers = Powers;
 
+#include "lockstep.inl"
+
 // 32 bytes of a table, by bytes. `vpshufb` gives 0 where the top bit of an index is set: steps up
 // to the index add up, later ones vanish.
 QG_INLINE __m256i bytes_at(const uint8_t *steps, __m256i index) {

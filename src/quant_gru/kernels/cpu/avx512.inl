@@ -523,6 +523,7 @@ struct Powers : Floats {
     }
 };
 
+#include "lockstep.inl"
 #include "powers.inl"
 
 #if defined(__AVX512VBMI__)
@@ -581,7 +582,7 @@ QG_INLINE Floats4 look_up_saturated(const Table &t, const Floats4 &a) {
             _mm512_or_si512(_mm512_shuffle_epi8(found, order), _mm512_set1_epi32(0x4b000000));
         return Floats{_mm512_sub_ps(_mm512_castsi512_ps(real), base)};
     };
-    return {{value(0), value(4), value(8), value(12)}};
+    return {{}, {value(0), value(4), value(8), value(12)}};
 }
 
 #else

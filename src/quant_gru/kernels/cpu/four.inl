@@ -1,49 +1,21 @@
-// Four vectors of floats that go through the gates together, so that their tables are looked up at
-// once, as bytes. Included inside the namespace of an instruction set after `Floats`; it defines
+// Four vectors of floats in lockstep, so that their tables are looked up at once, as bytes.
+// Included inside the namespace of an instruction set after lockstep.inl and `Floats`; it defines
 //   look_up_bytes(table, a, found)    table outputs of a[0..3], inputs that are not rounded yet.
 
-struct Floats4 {
-    using Real = float;
-    using Lane = Floats;
-    static constexpr int kVectors = 4;
+struct Floats4 : Lockstep<Floats4, Floats> {
     static constexpr bool kScales = true, kPowers = false;
-    static constexpr double kMagic = kRound;
     Floats v[4];
 
     template <class F>
     QG_INLINE static Floats4 each(F f) {
-        return {{f(0), f(1), f(2), f(3)}};
+        return {{}, {f(0), f(1), f(2), f(3)}};
     }
     Floats lane(int k) const { return v[k]; }
     static const float *multipliers(const Packed &p, int64_t channel) {
         return p.m_float + channel;
     }
-    QG_INLINE static Floats4 add(const Floats4 &a, const Floats4 &b) {
-        return each([&](int k) { return Floats::add(a.v[k], b.v[k]); });
-    }
-    QG_INLINE static Floats4 from(Floats a, const Floats4 &b) {
-        return each([&](int k) { return Floats::from(a, b.v[k]); });
-    }
     QG_INLINE static Floats4 mul(const Floats4 &a, const Floats4 &b) {
         return each([&](int k) { return Floats::mul(a.v[k], b.v[k]); });
-    }
-    QG_INLINE static Floats4 scale(const Floats4 &a, Floats m) {
-        return each([&](int k) { return Floats::mul(a.v[k], m); });
-    }
-    QG_INLINE static Floats4 add_product(const Floats4 &a, const Floats4 &b, Floats m) {
-        return each([&](int k) { return Floats::add_product(a.v[k], b.v[k], m); });
-    }
-    QG_INLINE static Floats4 multiply_add(const Floats4 &a, Floats m, Floats b) {
-        return each([&](int k) { return Floats::multiply_add(a.v[k], m, b); });
-    }
-    QG_INLINE static Floats4 multiply_add(const Floats4 &a, const Floats4 &m, Floats b) {
-        return each([&](int k) { return Floats::multiply_add(a.v[k], m.v[k], b); });
-    }
-    QG_INLINE static Floats4 limit(const Floats4 &a, Floats lo, Floats hi) {
-        return each([&](int k) { return Floats::limit(a.v[k], lo, hi); });
-    }
-    QG_INLINE static Floats4 round(const Floats4 &a) {
-        return each([&](int k) { return Floats::round(a.v[k]); });
     }
     QG_INLINE static Floats4 rounded_product(const Floats4 &a, Floats m) {
         return each([&](int k) { return Floats::rounded_product(a.v[k], m); });

@@ -1,13 +1,9 @@
-// Vectors of `Powers` that go through the gates together: one alone would wait for its tables, and
-// what waits leaves a processor no room to look further ahead. Included inside the namespace of an
-// instruction set after `Powers`.
+// Four vectors of `Powers` in lockstep: one alone would wait for its tables, and what waits leaves
+// a processor no room to look further ahead. Included inside the namespace of an instruction set
+// after lockstep.inl and `Powers`.
 
-struct WidePowers {
-    using Real = float;
-    using Lane = Powers;
-    static constexpr int kVectors = 4;
+struct WidePowers : Lockstep<WidePowers, Powers> {
     static constexpr bool kScales = false, kPowers = true;
-    static constexpr double kMagic = kRound;
     struct Roundings {
         Powers::Rounding v[kVectors];
     };
@@ -27,30 +23,6 @@ struct WidePowers {
         return Powers::multipliers(p, channel);
     }
     static double base_of(const Table &t) { return Powers::base_of(t); }
-    QG_INLINE static WidePowers add(const WidePowers &a, const WidePowers &b) {
-        return each([&](int k) { return Powers::add(a.v[k], b.v[k]); });
-    }
-    QG_INLINE static WidePowers from(Powers a, const WidePowers &b) {
-        return each([&](int k) { return Powers::from(a, b.v[k]); });
-    }
-    QG_INLINE static WidePowers scale(const WidePowers &a, Powers m) {
-        return each([&](int k) { return Powers::scale(a.v[k], m); });
-    }
-    QG_INLINE static WidePowers add_product(const WidePowers &a, const WidePowers &b, Powers m) {
-        return each([&](int k) { return Powers::add_product(a.v[k], b.v[k], m); });
-    }
-    QG_INLINE static WidePowers multiply_add(const WidePowers &a, Powers m, Powers b) {
-        return each([&](int k) { return Powers::multiply_add(a.v[k], m, b); });
-    }
-    QG_INLINE static WidePowers multiply_add(const WidePowers &a, const WidePowers &m, Powers b) {
-        return each([&](int k) { return Powers::multiply_add(a.v[k], m.v[k], b); });
-    }
-    QG_INLINE static WidePowers limit(const WidePowers &a, Powers lo, Powers hi) {
-        return each([&](int k) { return Powers::limit(a.v[k], lo, hi); });
-    }
-    QG_INLINE static WidePowers round(const WidePowers &a) {
-        return each([&](int k) { return Powers::round(a.v[k]); });
-    }
     QG_INLINE static WidePowers rounded_product(const WidePowers &a, const Roundings &m) {
         return each([&](int k) { return Powers::rounded_product(a.v[k], m.v[k]); });
     }

@@ -2,7 +2,7 @@
 // their smallest, in the order in which the recurrent kernel reads them.
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
-//   CODES, POWERS: see projected.cuh
+//   CODES, POWERS, LONG: see projected.cuh
 //   UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES: the block's tile, see multiply.cuh
 #include "multiply.cuh"
 #include "projected.cuh"

@@ -2,7 +2,7 @@
 // rows pass, and the end of a group's rows is worked on while others multiply.
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
-//   CODES, POWERS: see projected.cuh
+//   CODES, POWERS, LONG: see projected.cuh
 //   UNIT_WARPS, GROUPS, COLUMNS, STAGES: what a block makes, see passing.cuh
 //   BLOCKS      of a multiprocessor, that registers have to do for
 #include "passing.cuh"

@@ -92,7 +92,7 @@ def test_a_product_of_bytes_projects_the_input(host, monkeypatch, config):
 @pytest.mark.parametrize("config", ["int8", "w8a16"])
 def test_many_rows_pass_by_weights_that_stay(host, monkeypatch, config):
     monkeypatch.setenv(planner.VARIABLE, "1,1,1,8")
-    block = projection.Resident(1, 2, 2, 3, 1, 4)
+    block = projection.Resident(1, 2, 2, 3, 1)
     monkeypatch.setattr(projection, "STAYING", {1: block, 2: block})
     monkeypatch.setattr(projection, "STAYING_ROWS", 50)
     monkeypatch.setattr(projection, "STAYING_WEIGHTS", 16)

@@ -55,7 +55,7 @@ def by_unit(call, shape, host):
 def in_one(call, shape, tile, host):
     """What the kernel writes, into memory that ends where the result does."""
     T, N, C = call.x.shape
-    kernel, grid, record, _keep = projection(call.numbers, shape, T, N, tile)
+    kernel, grid, record, _keep = projection(call.numbers, shape, T, N, tile, processors=2)
     v = call.x.to(torch.int64) - call.numbers.x_offset
     planes = [v] if call.numbers.x_planes == 1 else [v >> 8, (v & 255) - 128]
     rows = torch.zeros((len(planes), T, N, record.padded), dtype=torch.int8)
@@ -87,12 +87,12 @@ WIDE = QuantConfig.int8().replace("matmul.Wx", bitwidth=13)
         (WIDE, MEDIUM, (33, 1, 48, 20, 1), 1),
         (WIDE, SMALL, (3, 11, 80, 37, 8), 1),
         (QuantConfig.int8(), LARGE, (5, 15, 130, 65, 8), 1),
-        (QuantConfig.int8(), Resident(4, 2, 4, 4, 1, 2), (17, 16, 256, 37, 8), 1),
-        (UNSIGNED, Resident(2, 1, 4, 3, 1, 1), (77, 1, 16, 20, 1), 1),
-        (UNSIGNED, Resident(4, 2, 8, 4, 2, 1), (11, 14, 130, 50, 2), 1),
-        (WIDE, Resident(1, 2, 2, 4, 1, 3), (75, 1, 97, 33, 1), 1e-5),
-        (WIDE, Resident(1, 2, 2, 4, 1, 3), (3, 16, 97, 33, 8), 1),
-        (QuantConfig.w8a16(), Resident(2, 2, 4, 4, 1, 2), (13, 12, 290, 37, 4), 1),
+        (QuantConfig.int8(), Resident(4, 2, 4, 4, 1), (17, 16, 256, 37, 8), 1),
+        (UNSIGNED, Resident(2, 1, 4, 3, 1), (77, 1, 16, 20, 1), 1),
+        (UNSIGNED, Resident(4, 2, 8, 4, 2), (11, 14, 130, 50, 2), 1),
+        (WIDE, Resident(1, 2, 2, 4, 1), (75, 1, 97, 33, 1), 1e-5),
+        (WIDE, Resident(1, 2, 2, 4, 1), (3, 16, 97, 33, 8), 1),
+        (QuantConfig.w8a16(), Resident(2, 2, 4, 4, 1), (13, 12, 290, 37, 4), 1),
         (QuantConfig.w8a16(), SMALL, (3, 6, 21, 37, 4), 1),
         (QuantConfig.w8a16(), MEDIUM, (7, 11, 129, 20, 2), 1),
     ],
@@ -145,11 +145,12 @@ def test_random_plans(host, kind):
 
 def test_tiles_follow_sizes():
     """Few rows go to many small blocks, many to large ones; codes of two bytes have no large."""
-    assert choose(128, 100, 1) is SMALL
-    assert choose(512, 12800, 1) is LARGE
-    assert choose(512, 12800, 2) is MEDIUM
-    assert choose(128, 12800, 1) is MEDIUM  # 400 large ones: 396 at once, and four alone
-    assert choose(112, 10240, 1) is LARGE
+    assert choose(128, 100, 1, 132) is SMALL
+    assert choose(512, 12800, 1, 132) is LARGE
+    assert choose(512, 12800, 2, 132) is MEDIUM
+    assert choose(128, 12800, 1, 132) is MEDIUM  # 400 large ones: 396 at once, and four alone
+    assert choose(112, 10240, 1, 132) is LARGE
+    assert choose(128, 12800, 1, 148) is LARGE
 
 
 def test_weights_stay_where_many_rows_pass():
@@ -166,7 +167,7 @@ def test_weights_stay_where_many_rows_pass():
     assert resident(hopper, numbers, doubled, 100, 120) is None
     for H in (240, 272):  # few units, units of no block
         assert resident(hopper, numbers, planner.make_shape(H, 1, 1, 1, 8), 100, 128) is None
-    grid, share = STAYING[1].grid(256, 12800, 256, 1)
+    grid, share = STAYING[1].grid(256, 12800, 256, 1, 132)
     assert share % 8 == grid.blocks[0] % 4 == 0
     assert grid.blocks[0] <= 132
     assert (grid.blocks[0] // 4 - 1) * 3 * share < 12800 <= grid.blocks[0] // 4 * 3 * share

@@ -186,7 +186,7 @@ def test_ends_of_two_planes(host, name, kernel):
             p.step, p.next, p.fours = *real.stride()[:2], C % 4 == 0
             host.launch(kernel_, grid, p)
         else:
-            tile = SMALL_TILE if kernel == "bytes" else Resident(2, 2, 2, 4, 1, 2)
+            tile = SMALL_TILE if kernel == "bytes" else Resident(2, 2, 2, 4, 1)
             got = in_one(call, shape, tile, host)
         assert torch.equal(got[there], expected[there])
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER, Host, folder_of
 
 C, H = 21, 40
-SMALL = Resident(1, 2, 2, 3, 1, 4)
+SMALL = Resident(1, 2, 2, 3, 1)
 FEW = {1: 12, 2: 6}  # clusters at once
 RESIDENT = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 
@@ -96,7 +96,7 @@ def test_what_is_there_is_counted(folder, small, config, N, clusters):
     counts = torch.zeros(both.stretches(T), dtype=torch.int32)
     found = []
     for ahead in (False, True):
-        kernel, grid, record, _keep = projection.projection(numbers, shape, T, N, SMALL)
+        kernel, grid, record, _keep = projection.projection(numbers, shape, T, N, SMALL, 4)
         assert record.padded == rows.shape[-1]
         found.append(torch.full((words,), -7, dtype=torch.int32))
         record.bytes, record.Wx = rows.data_ptr(), found[-1].data_ptr()

@@ -17,7 +17,7 @@ from quant_gru.integer.plan import CellPlan, WeightPart
 from quant_gru.kernels.cuda import planner
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
 from quant_gru.kernels.cuda.numbers import Numbers, capturing
-from quant_gru.kernels.cuda.projection import projection, resident
+from quant_gru.kernels.cuda.projection import block_of, projection
 from quant_gru.kernels.cuda.structures import (
     KINDS,
     RECURRENT_C,
@@ -302,8 +302,9 @@ def _project(call: _Call, shape: planner.Shape, machine: Machine) -> Tensor:
         p.bytes = rows.data_ptr()
         machine.launch(_SPLIT, Grid((T * N, 1), _threads(p.padded_C)), p)
     if numbers.projects_bytes:
-        tile = resident(machine, numbers, shape, T, N)
-        kernel, grid, record, _ = projection(numbers, shape, T, N, tile)
+        tile = block_of(machine, numbers, shape, T, N)
+        processors = machine.clusters()[1]
+        kernel, grid, record, _ = projection(numbers, shape, T, N, tile, processors)
         record.bytes, record.Wx = rows.data_ptr(), Wx.data_ptr()
         machine.launch(kernel, grid, record)
         return Wx

@@ -122,7 +122,6 @@ class Resident:
         columns: Of 8 rows, of a tile.
         stages: Of rows.
         blocks: Of a multiprocessor.
-        processors: Multiprocessors, over which rows are spread once.
     """
 
     unit_warps: int
@@ -130,7 +129,6 @@ class Resident:
     columns: int
     stages: int
     blocks: int
-    processors: int = 132
 
     @property
     def threads(self) -> int:
@@ -163,12 +161,14 @@ class Resident:
             "BLOCKS": self.blocks,
         }
 
-    def grid(self, units: int, rows: int, padded: int, planes: int) -> tuple[Grid, int]:
-        """The grid, and the rows of a group."""
+    def grid(
+        self, units: int, rows: int, padded: int, planes: int, processors: int
+    ) -> tuple[Grid, int]:
+        """The grid, once over so many multiprocessors, and the rows of a group."""
         across = self.across(units)
         shared = self.shared_bytes(padded, planes)
         fitting = (MOST_SHARED + _OF_BLOCK) // (shared + _OF_BLOCK)
-        at_once = self.processors * max(1, min(self.blocks, fitting))
+        at_once = processors * max(1, min(self.blocks, fitting))
         most = max(1, at_once // across)
         share = 8 * -(-rows // (8 * most * self.groups))
         strips = -(-rows // (share * self.groups))
@@ -180,23 +180,24 @@ SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(2, 2, 4), Tile(2, 2, 8)
 STAYING = {1: Resident(4, 3, 8, 4, 1), 2: Resident(4, 3, 4, 4, 1)}
 STAYING_ROWS = 8192  # from which on weights stay and rows pass
 STAYING_WEIGHTS = 1 << 17  # units times features, likewise
-_AT_ONCE = 396  # large tiles on a device, three to a multiprocessor
+_LARGE_AT_ONCE = 3  # large tiles of a multiprocessor
 
 
 @lru_cache(maxsize=4096)
-def choose(units: int, rows: int, planes: int) -> Tile:
+def choose(units: int, rows: int, planes: int, processors: int) -> Tile:
     """The tile of a projection.
 
     Args:
         units: H padded to groups of 16.
         rows: Steps times padded rows.
         planes: Bytes of a code of x.
+        processors: Multiprocessors of the device.
     """
     if MEDIUM.blocks(units, rows) < _FEW_BLOCKS:
         return SMALL
     # larger tiles read operands less often, but should not leave most of a device idle at the end
-    blocks = LARGE.blocks(units, rows)
-    busy = blocks / (_AT_ONCE * -(-blocks // _AT_ONCE))
+    blocks, at_once = LARGE.blocks(units, rows), _LARGE_AT_ONCE * processors
+    busy = blocks / (at_once * -(-blocks // at_once))
     return LARGE if planes == 1 and busy > 0.6 else MEDIUM
 
 
@@ -212,6 +213,15 @@ def resident(
     return STAYING[numbers.x_planes] if many and passes(machine, numbers, shape, N) else None
 
 
+def block_of(
+    machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
+) -> Tile | Resident:
+    """What the blocks of a projection make."""
+    rows = T * shape.strips(N) * shape.strip
+    found = resident(machine, numbers, shape, T, N)
+    return found or choose(shape.units, rows, numbers.x_planes, machine.clusters()[1])
+
+
 def passes(machine: Machine, numbers: Numbers, shape: planner.Shape, N: int) -> bool:
     """Whether weights may stay and rows pass."""
     planes, block = numbers.x_planes, STAYING[numbers.x_planes]
@@ -222,7 +232,12 @@ def passes(machine: Machine, numbers: Numbers, shape: planner.Shape, N: int) -> 
 
 
 def projection(
-    numbers: Numbers, shape: planner.Shape, T: int, N: int, tile: Tile | Resident | None = None
+    numbers: Numbers,
+    shape: planner.Shape,
+    T: int,
+    N: int,
+    tile: Tile | Resident,
+    processors: int,
 ) -> tuple[Kernel, Grid, Any, list[Tensor]]:
     """The launch of a projection of one direction.
 
@@ -231,14 +246,14 @@ def projection(
         shape: The recurrence that reads the result.
         T: Steps.
         N: Rows.
-        tile: Instead of the one that fits.
+        tile: What a block makes.
+        processors: Multiprocessors of the device.
 
     Returns:
         The kernel, its grid, its arguments without `bytes`, `Wx` and `counts`, and tensors to keep.
     """
     units, rows, planes = shape.units, T * shape.strips(N) * shape.strip, numbers.x_planes
     padded = numbers.padded_C
-    tile = tile or choose(units, rows, planes)
     end = end_of(numbers)
     p: Any = ProjectBytesC() if isinstance(tile, Tile) else ProjectPassingC()
     keep = fill(p, numbers, shape, T, N)
@@ -246,7 +261,7 @@ def projection(
         kernel, grid = tile.launch(units, rows, end)
     else:
         kernel = Kernel.of("project_passing", "project_passing", tile.macros(end))
-        grid, p.share = tile.grid(units, rows, padded, planes)
+        grid, p.share = tile.grid(units, rows, padded, planes, processors)
     return kernel, grid, p, keep
 
 

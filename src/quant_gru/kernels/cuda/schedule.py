@@ -26,7 +26,7 @@ from quant_gru.kernels.cuda.executor import FEW_ROWS, load_products, multiply_by
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.numbers import Numbers, capturing
-from quant_gru.kernels.cuda.projection import projection, resident
+from quant_gru.kernels.cuda.projection import Resident, block_of, projection
 from quant_gru.kernels.cuda.real_projection import (
     FEWEST_ROWS,
     Block,
@@ -489,8 +489,9 @@ class Schedule:
             return None
         if given.rows is not None and numbers.projects_bytes:
             counts = None
-            tile = ahead.block if ahead else resident(self._machine, numbers, shape, T, N)
-            kernel, grid, record, keep = projection(numbers, shape, T, N, tile)
+            tile = ahead.block if ahead else block_of(self._machine, numbers, shape, T, N)
+            processors = self._machine.clusters()[1]
+            kernel, grid, record, keep = projection(numbers, shape, T, N, tile, processors)
             given.rows.records.append(record)
             self._memory.point(record, "Wx", self._projected[direction])
             if ahead:
@@ -501,7 +502,7 @@ class Schedule:
                 self._memory.point(record, "counts", counts)
             self._keep += [numbers, *keep]
             # weights that stay are loaded while the codes are made
-            self._launch(kernel, grid._replace(early=tile is not None), record)
+            self._launch(kernel, grid._replace(early=isinstance(tile, Resident)), record)
             return counts
         strips = shape.strips(N)
         p: Any = ProjectC()

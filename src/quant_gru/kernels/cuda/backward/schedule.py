@@ -348,7 +348,7 @@ class Schedule:
         }
         self._slopes = []
         if self._fused:
-            grid, share = self._fused.grid(H, rows, dirs)
+            grid, share = self._fused.grid(H, rows, dirs, self._machine.clusters()[1])
             for p in slopes[0]:
                 p.share = share
             macros |= self._fused.macros

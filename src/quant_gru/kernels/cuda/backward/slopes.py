@@ -8,7 +8,6 @@ from quant_gru.kernels.cuda.launch import Grid
 
 _WARPS = 12  # that a multiprocessor's registers hold
 _STAGE_ROWS, _STAGES, _DEPTH = 32, 4, 64  # of the ring of a group
-_MULTIPROCESSORS = 132
 _MOST_SHARED, _MOST_WITHOUT_CLUSTERS = 222 << 10, 98 << 10
 _MOST_ROWS = (1 << 31) - (1 << 20)  # rows are counted in 32 bits
 
@@ -46,10 +45,10 @@ class SlopesShape:
         """Of the kernel."""
         return {"UNIT_WARPS": self.unit_warps, "GROUPS": self.groups}
 
-    def grid(self, H: int, rows: int, directions: int) -> tuple[Grid, int]:
-        """The grid, and the rows of a group."""
+    def grid(self, H: int, rows: int, directions: int, processors: int) -> tuple[Grid, int]:
+        """The grid, on a device of so many multiprocessors, and the rows of a group."""
         across = -(-H // (16 * self.unit_warps))
-        at_once = _MULTIPROCESSORS * max(1, _WARPS * 32 // self.threads)
+        at_once = processors * max(1, _WARPS * 32 // self.threads)
         most = max(1, at_once // (across * directions))
         share = 8 * -(-rows // (8 * most * self.groups))
         blocks = -(-rows // (share * self.groups))

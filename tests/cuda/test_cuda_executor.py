@@ -54,6 +54,27 @@ def test_random_plans(kind):
         assert same(got, expected), f"seed {seed}"
 
 
+@pytest.mark.parametrize("kind", SWEEP)
+def test_random_plans_of_many_rows(kind):
+    """The same plans with batches whose input projection is one product."""
+    for seed in range(0, SWEEP[kind], 2):
+        case = random_case(seed, kind)
+        generator = torch.Generator().manual_seed(seed)
+        x, h0 = of_many_rows(case.plan, 3 + seed % 4, 23 + 7 * (seed % 9), generator)
+        expected = reference.run(case.plan, x, h0, None, case.reverse)
+        plan = moved(case.plan, torch.device("cuda", torch.cuda.current_device()))
+        got = executor.run(plan, x.cuda(), h0.cuda(), None, case.reverse)
+        assert same(got, expected), f"seed {seed}"
+
+
+def of_many_rows(plan, T, N, generator):
+    """Codes of an input and of a first state."""
+    return tuple(
+        torch.randint(q.lo, q.hi + 1, shape, generator=generator).to(q.container)
+        for q, shape in ((plan.x, (T, N, plan.input_size)), (plan.h, (N, plan.hidden_size)))
+    )
+
+
 @pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])
 @pytest.mark.parametrize("H", [1, 3, 17, 64, 100, 128, 192, 256, 320, 512, 768, 1000, 1024, 1500])
 def test_sizes(H, config):

@@ -1,16 +1,17 @@
 """Whole calls and steps of training of every kind of plan, to run under compute-sanitizer.
 
-    compute-sanitizer --tool memcheck python tests/cuda/sanitized_calls.py [--only int8 beside]
+    compute-sanitizer --tool memcheck python tests/cuda/sanitized_calls.py [--only int8] [--case 3]
 
 Results are compared with the CPU's, too. Shapes are those that take different kernels: one row,
 batches, all layouts of the recurrence up to 1024 units, projections beside it, several layers and
-directions.
+directions. sanitize.py runs all of it under several tools, some at a time.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from gpu_pairs import equal, pair
@@ -54,46 +55,62 @@ CONFIGS = {
 WHAT = [*CONFIGS, "beside"]
 
 
-def runs(config: QuantConfig, early: bool) -> Iterator[str]:
-    """Run everything; yields what has been run."""
-    for T, N, C, H in BESIDE if early else SIZES:
-        cpu, gpu = pair(C, H, config)
-        x, hx = torch.randn(T, N, C), torch.randn(1, N, H)
-        x[T // 2, N // 2, C // 2] = float("nan")
-        with torch.no_grad():
-            equal(gpu(x.cuda(), hx.cuda()), cpu(x, hx))
-        yield f"call {T, N, C, H}"
-    if early:
-        return
+def call(config: QuantConfig, T: int, N: int, C: int, H: int) -> None:
+    """A call with NaN in its input and a state before the first step."""
+    cpu, gpu = pair(C, H, config)
+    x, hx = torch.randn(T, N, C), torch.randn(1, N, H)
+    x[T // 2, N // 2, C // 2] = float("nan")
+    with torch.no_grad():
+        equal(gpu(x.cuda(), hx.cuda()), cpu(x, hx))
+
+
+def stacked(config: QuantConfig) -> None:
+    """A call of several layers and directions."""
     cpu, gpu = pair(40, 64, config, num_layers=2, bidirectional=True, batch_first=True)
     x = torch.randn(6, 11, 40)
     with torch.no_grad():
         equal(gpu(x.cuda()), cpu(x))
-    yield "two layers, two directions"
-    for T, N, C, H in TRAINED:
-        cpu, gpu = (each.train() for each in pair(C, H, config))
-        x = torch.randn(T, N, C)
-        there = x.cuda().requires_grad_()
-        y, last = gpu(there)
-        equal([y.detach()], [cpu(x)[0].detach()])
-        (y.square().sum() + last.sum()).backward()
-        assert all(bool(p.grad.isfinite().all()) for p in gpu.parameters() if p.grad is not None)
-        yield f"step of training {T, N, C, H}"
+
+
+def trained(config: QuantConfig, T: int, N: int, C: int, H: int) -> None:
+    """A forward and a backward."""
+    cpu, gpu = (each.train() for each in pair(C, H, config))
+    x = torch.randn(T, N, C)
+    there = x.cuda().requires_grad_()
+    y, last = gpu(there)
+    equal([y.detach()], [cpu(x)[0].detach()])
+    (y.square().sum() + last.sum()).backward()
+    assert all(bool(p.grad.isfinite().all()) for p in gpu.parameters() if p.grad is not None)
+
+
+def cases(what: str) -> dict[str, Callable[[], None]]:
+    """What is run of a kind of plan, by name."""
+    if what == "beside":
+        return {
+            f"{kind} call {sizes}": partial(call, CONFIGS[kind], *sizes)
+            for kind in ("int8", "w8a16")
+            for sizes in BESIDE
+        }
+    config = CONFIGS[what]
+    found: dict[str, Callable[[], None]] = {f"call {s}": partial(call, config, *s) for s in SIZES}
+    found["two layers, two directions"] = partial(stacked, config)
+    return found | {f"step of training {s}": partial(trained, config, *s) for s in TRAINED}
 
 
 def main() -> None:
-    """Run the chosen configurations."""
+    """Run the chosen ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=WHAT, default=WHAT)
+    parser.add_argument("--case", type=int, help="only this one of each")
     args = parser.parse_args()
-    for name in args.only:
-        early = name == "beside"
-        if early:
+    for what in args.only:
+        if what == "beside":
             beside._EARLIEST, beside._WORK = 8, 0
-        for kind in ("int8", "w8a16") if early else (name,):
-            for what in runs(CONFIGS[kind], early):
+        for index, (name, run) in enumerate(cases(what).items()):
+            if args.case in (None, index):
+                run()
                 torch.cuda.synchronize()
-                print(f"{name}, {kind}: {what}: equal", flush=True)
+                print(f"{what}: {name}: equal", flush=True)
 
 
 if __name__ == "__main__":

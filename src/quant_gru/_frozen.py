@@ -160,6 +160,7 @@ class FrozenQuantGRU(torch.nn.Module):
         plan = self._plan()
         if quick is None or not quick.holds(self._buffers.values()):
             own, used = self._buffers.values(), self._integers()
+            plans.drop_quick()
             plans.quick = quick_of(plan, own, used) or quick_gpu_of(plan, own, used)
         sequence = self._normalize(input, hx)
         y, h_n = run_real(plan, sequence.x, sequence.hx, sequence.lengths)

@@ -21,6 +21,7 @@ from quant_gru.integer.plan import (
     stack,
 )
 from quant_gru.integer.qparams import QParams
+from quant_gru.kernels.cuda.numbers import capturing
 
 BUFFERS = ("W", "R", "Bw", "Br", "Mx", "kx", "Mh", "kh")
 
@@ -40,9 +41,16 @@ class FrozenPlans:
         self.quick: Quick | QuickGPU | None = None
         self._frozen: dict[tuple[torch.device, int, int], FrozenPart] = {}
         self._cells: dict[tuple[int, int], tuple[list[Stamp], CellPlan]] = {}
+        self._captured: list[object] = []  # what replays of graphs read
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_frozen": {}, "_cells": {}, "quick": None}
+        return {**self.__dict__, "_frozen": {}, "_cells": {}, "_captured": [], "quick": None}
+
+    def drop_quick(self) -> None:
+        """As of `PlanCache`."""
+        if isinstance(self.quick, QuickGPU) and self.quick.captured:
+            self._captured.append(self.quick)
+        self.quick = None
 
     def plan(
         self,
@@ -62,7 +70,7 @@ class FrozenPlans:
         """
         size = len(BUFFERS)
         cells = iter([buffers[i : i + size] for i in range(0, len(buffers), size)])
-        return stack(
+        found = stack(
             [
                 [
                     self._cell(qparams, layer, direction, next(cells))
@@ -71,6 +79,10 @@ class FrozenPlans:
                 for layer, directions in enumerate(self.qparams)
             ]
         )
+        if capturing(buffers[0].device):
+            # replays read it, whatever is forgotten here
+            self._captured.append(found)
+        return found
 
     def _cell(
         self, qparams: QParams, layer: int, direction: int, buffers: Sequence[Tensor]
@@ -110,6 +122,8 @@ class FrozenPlans:
             finite,
         )
         plan = CellPlan(self._frozen[key], weights)
-        if not any(buffer.is_inference() for buffer in buffers):
+        # what a graph computes is there only after it has run
+        unseen = capturing(W.device) or any(buffer.is_inference() for buffer in buffers)
+        if not unseen:
             self._cells[layer, direction] = ([Stamp(buffer) for buffer in buffers], plan)
         return plan

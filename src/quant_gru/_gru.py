@@ -236,6 +236,7 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         ):
             used = [w for layer in weights for cell in layer for w in cell]
             own = self._parameters.values()
+            plans.drop_quick()
             plans.quick = quick_of(plan, own, used) or quick_gpu_of(plan, own, used)
         call = Call(
             plan,

@@ -24,6 +24,7 @@ from quant_gru.integer.plan import (
     stack,
 )
 from quant_gru.integer.qparams import QParams
+from quant_gru.kernels.cuda.numbers import capturing
 from quant_gru.kernels.live import LiveWeights
 
 # Threads that end leave their plans behind.
@@ -72,11 +73,17 @@ class PlanCache:
         self._frozen: dict[tuple[torch.device, int, int], tuple[QParams, FrozenPart]] = {}
         self._weights: dict[tuple[int, int], tuple[QParams, list[Stamp | None], WeightPart]] = {}
         self._live: dict[tuple[int, torch.device], _Live] = {}
-        self._captured: list[_Live] = []
+        self._captured: list[object] = []  # what replays of graphs read or write
+
+    def drop_quick(self) -> None:
+        """Forget the native way through a call; what a captured graph reads of it stays."""
+        if isinstance(self.quick, QuickGPU) and self.quick.captured:
+            self._captured.append(self.quick)
+        self.quick = None
 
     def forget_weights(self) -> None:
         """Forget what follows from the weights."""
-        self.quick = None
+        self.drop_quick()
         self._weights.clear()
         for key, live in list(self._live.items()):
             if not _in_a_graph(live):
@@ -84,10 +91,10 @@ class PlanCache:
 
     def clear(self) -> None:
         """Forget everything: quantizers have changed."""
-        self.quick = None
+        self.drop_quick()
         self._frozen.clear()
         self._weights.clear()
-        self._captured += filter(_in_a_graph, self._live.values())
+        self._captured += [live for live in self._live.values() if _in_a_graph(live)]
         self._live.clear()
 
     def step(self, device: torch.device) -> QuickStep | None:
@@ -95,7 +102,7 @@ class PlanCache:
         live = self._live.get((threading.get_ident(), device))
         if live is None or live.step is None:
             return None
-        self.quick = None
+        self.drop_quick()
         self._weights.clear()
         return live.step
 
@@ -126,7 +133,7 @@ class PlanCache:
         """
         if live:
             return self._live_plan(qparams, weights, dropped, p)
-        return stack(
+        found = stack(
             [
                 [
                     CellPlan(
@@ -138,6 +145,10 @@ class PlanCache:
                 for layer, pair in enumerate(zip(qparams, weights, strict=True))
             ]
         )
+        if capturing(found.cells[0][0].weights.W.device):
+            # replays read it, whatever is forgotten here
+            self._captured.append(found)
+        return found
 
     def _live_plan(
         self,
@@ -146,7 +157,7 @@ class PlanCache:
         dropped: Sequence[Tensor | None] | None,
         p: float,
     ) -> GRUPlan:
-        self.quick = None
+        self.drop_quick()
         self._weights.clear()
         every_q = [q for layer in qparams for q in layer]
         every_w = [w for layer in weights for w in layer]
@@ -205,8 +216,10 @@ class PlanCache:
         assert W is not None
         assert R is not None
         part = build_weights(q, W, R, bw, br)
-        if any(each is not None and each.is_inference() for each in w):
-            # inference tensors keep no version, so a change of them would go unseen
+        unseen = any(each is not None and each.is_inference() for each in w)
+        if unseen or capturing(W.device):
+            # inference tensors keep no version, so a change of them would go unseen; what a graph
+            # computes is there only after it has run
             self._weights.pop(key, None)
         else:
             stamps = [None if each is None else Stamp(each) for each in w]

@@ -24,10 +24,14 @@ class QuickGPU:
     Args:
         stack: The stack.
         weights: All weights of the module.
+
+    Attributes:
+        captured: Whether a call went into a CUDA graph, whose replays read what this holds.
     """
 
     def __init__(self, stack: Stack, weights: KeptWeights) -> None:
         self._stack = stack
+        self.captured = False
         # native code knows them by their addresses
         self._weights = weights
         self._native = stack.quick(weights.tensors, weights.count_of_steps)
@@ -61,6 +65,7 @@ class QuickGPU:
         self, x: Tensor, hx: Tensor | None, batch_first: bool
     ) -> tuple[Tensor, Tensor] | None:
         """Run a call whose size is new, or that native code leaves alone."""
+        self.captured |= capturing(self._stack.device)
         if batch_first:
             x = x.transpose(0, 1)
         result = self._stack.run(x, hx)

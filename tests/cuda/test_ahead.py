@@ -69,6 +69,22 @@ def test_errors_come_with_the_code_and_go(monkeypatch):
     assert codes.take(A) == b"a"
 
 
+def test_without_a_thread_code_is_compiled_when_it_is_taken(monkeypatch):
+    nvrtc = Compiler(monkeypatch)
+    codes = ahead.Ahead("sm_80")
+
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as m:
+        m.setattr(threading.Thread, "start", start)
+        codes.expect(A)
+        assert not nvrtc.asked
+        assert codes.take(A) == b"a"
+    assert codes.take(A) == b"a"
+    assert len(nvrtc.asked) == 2
+
+
 def test_exit_waits_for_the_compiler(tmp_path):
     """Threads of autograd are not Python's: what they start would be left behind."""
     script = """

@@ -217,6 +217,19 @@ def test_where_the_cache_lies(monkeypatch, tmp_path):
     assert cache.folder().parts[-2:] == (".cache", "quant-gru")
 
 
+def test_a_user_without_a_home_has_no_cache(monkeypatch):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv(cache.VARIABLE)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(cache.Path, "home", home)
+    cache.store("name", b"code")
+    assert cache.load("name") is None
+    with pytest.raises(QuantGRUError, match=f"Expected {cache.VARIABLE}, XDG_CACHE_HOME or HOME"):
+        cache.clear()
+
+
 def test_without_nvrtc_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     compiler.version.cache_clear()
@@ -235,6 +248,18 @@ def test_the_shape_override_is_checked(monkeypatch, wanted):
 
 
 RESIDENT = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
+
+
+@pytest.mark.parametrize("processors", [20, 58, 84, 128, 170])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_chips_without_clusters_have_99_kilobytes_for_a_block(form, processors):
+    if form.own is not None:
+        pytest.skip("tables of other chips")
+    for H in range(1, 257, 5):
+        for N in (1, 8, 64, 256, 512, 1024):
+            for directions in (1, 2):
+                shape = planner.choose(form, H, N, directions, {1: processors})
+                assert shape is None or shape.shared_bytes(form) <= 99 << 10
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

@@ -1,6 +1,7 @@
 """Prepared launches in native code: what a driver gets to see, told by one that records it."""
 
 import ctypes
+import threading
 
 import pytest
 import torch
@@ -107,6 +108,36 @@ def test_launches_of_a_kernel_have_configurations_of_their_own(recording):
     b.start(5)
     a.start(6)
     assert [(each[2], each[4][0]) for each in recording.launched] == [(5, 2), (6, 1)]
+
+
+class Attributes:
+    """A driver that knows functions and their attributes."""
+
+    class CUfunction_attribute:
+        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = "shared"
+        CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = "clusters"
+
+    def __init__(self):
+        self.of = {}
+
+    def cuModuleGetFunction(self, module, name):
+        return 0, hash(name)
+
+    def cuFuncSetAttribute(self, function, name, value):
+        self.of[function, name] = value
+        return (0,)
+
+
+def test_a_function_keeps_the_shared_memory_of_all_that_launch_it(recording, monkeypatch):
+    device, attributes = Device(recording), Attributes()
+    device._driver, device._lock = attributes, threading.RLock()
+    device._loaded, device._shared, device._modules = {}, {}, {(KERNEL.source, KERNEL.macros): 1}
+    monkeypatch.setattr(device, "_check", lambda result: result[-1])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    large, small = (Grid((8, 1), 32, n, size) for n, size in ((1, 150_000), (4, 70_000)))
+    for grid, expected in ((small, 70_000), (large, 150_000), (small, 150_000)):
+        device._load(KERNEL, grid)
+        assert [v for (_, name), v in attributes.of.items() if name == "shared"] == [expected]
 
 
 def test_an_early_launch_says_so_where_the_device_knows(recording):

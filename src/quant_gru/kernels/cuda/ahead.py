@@ -35,24 +35,35 @@ class Ahead:
         """
         key = (kernel.source, kernel.macros)
         coming = self._begin(key)
+        if coming is None:
+            return self._machine_code(key)
         try:
             return coming.result()
         finally:
             with self._lock:
                 self._coming.pop(key, None)
 
-    def _begin(self, key: _Key) -> Future[bytes]:
+    def _begin(self, key: _Key) -> Future[bytes] | None:
+        """What will be there; None where no thread can be started for it."""
         with self._lock:
             coming = self._coming.get(key)
             if coming is None:
-                coming = self._coming[key] = Future()
+                coming = Future()
                 # waited for at exit, whoever began: NVRTC does not outlive what the process unloads
-                threading.Thread(target=self._compile, args=(key, coming), daemon=False).start()
+                thread = threading.Thread(target=self._compile, args=(key, coming), daemon=False)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    return None
+                self._coming[key] = coming
         return coming
 
     def _compile(self, key: _Key, coming: Future[bytes]) -> None:
-        source, macros = key
         try:
-            coming.set_result(compiler.machine_code(source, dict(macros), self._arch))
+            coming.set_result(self._machine_code(key))
         except BaseException as error:
             coming.set_exception(error)
+
+    def _machine_code(self, key: _Key) -> bytes:
+        source, macros = key
+        return compiler.machine_code(source, dict(macros), self._arch)

@@ -8,18 +8,29 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from quant_gru._errors import QuantGRUError
+
 VARIABLE = "QUANT_GRU_CACHE"
 _SUFFIX = ".cubin"
 _DIGEST_BYTES = 32
 
 
 def folder() -> Path:
-    """Where compiled kernels are kept: `QUANT_GRU_CACHE`, or quant-gru in the user's cache."""
+    """Where compiled kernels are kept: `QUANT_GRU_CACHE`, or quant-gru in the user's cache.
+
+    Raises:
+        QuantGRUError: The user has no home.
+    """
     chosen = os.environ.get(VARIABLE)
     if chosen:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "quant-gru"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "quant-gru"
+    except RuntimeError as error:
+        raise QuantGRUError(
+            f"Expected {VARIABLE}, XDG_CACHE_HOME or HOME to be set, got none of them and {error}"
+        ) from None
 
 
 def key(parts: Sequence[str]) -> str:
@@ -40,7 +51,7 @@ def load(name: str) -> bytes | None:
     """The compiled kernel of a key; None where there is none, or only a damaged one."""
     try:
         data = (folder() / (name + _SUFFIX)).read_bytes()
-    except OSError:
+    except (OSError, QuantGRUError):
         return None
     digest, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
     return content if content and hashlib.sha256(content).digest() == digest else None
@@ -51,7 +62,7 @@ def store(name: str, content: bytes) -> None:
     try:
         folder().mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=folder(), suffix=".tmp")
-    except OSError:
+    except (OSError, QuantGRUError):
         return
     try:
         with os.fdopen(handle, "wb") as file:

@@ -170,6 +170,7 @@ class Device:
         self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(index))
         self.native = _native.Driver(*_functions(), int(self._context))
         self._loaded: dict[tuple[Kernel, int], Loaded] = {}
+        self._shared: dict[Kernel, int] = {}  # that a block of a kernel may have
         self._modules: dict[tuple[Any, ...], Any] = {}
         self._clusters: dict[int, int] | None = None
         self._library: Any = _MISSING
@@ -288,9 +289,10 @@ class Device:
                 code = self._ahead.take(kernel)
                 module = self._modules[key] = self._check(driver.cuModuleLoadData(code))
             function = self._check(driver.cuModuleGetFunction(module, kernel.function.encode()))
-            settings = {
-                attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: grid.shared_bytes
-            }
+            # the function is that of all clusters: others launch it with more
+            shared = max(grid.shared_bytes, self._shared.get(kernel, 0))
+            self._shared[kernel] = shared
+            settings = {attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: shared}
             if grid.cluster > _PORTABLE:
                 settings[attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
             for name, value in settings.items():

@@ -21,6 +21,7 @@ _MOST_THREADS = 512
 _BESIDE = {1: 72, 2: 88, 4: 112}
 _LEAN = 66  # the same for up to two elements in float32 with one product for each weight
 _ROWS = (1, 2, 4, 8, 16)
+_MOST_WITHOUT_CLUSTERS = 99 << 10  # bytes of shared memory of a block
 # steps whose input projection is on its way or in use, and where two blocks find room with fewer
 _RING, _SHORT_RING = 4, 2
 _ROOMY = 128  # registers of weights that leave many for other things
@@ -95,13 +96,20 @@ class Shape:
         """Registers of a thread that hold weights."""
         return 12 * (self.features // 32) // self.split * form.weight_bytes
 
-    def fits(self, form: Form) -> bool:
-        """Whether a block's weights stay in registers."""
+    def fits(self, form: Form, clusters: bool = True) -> bool:
+        """Whether a block's weights stay in registers, and the rest in shared memory.
+
+        Args:
+            form: The plan's structure.
+            clusters: Whether the device has clusters; others may have less shared memory.
+        """
+        # tables of their own are read where there is much
+        most = MOST_SHARED if clusters or form.own is not None else _MOST_WITHOUT_CLUSTERS
         allowed = min(255, _REGISTERS // self.threads)
         return (
             self.threads <= _MOST_THREADS
             and self.weight_registers(form) + _FEWEST <= allowed
-            and self.shared_bytes(form) <= MOST_SHARED
+            and self.shared_bytes(form) <= most
         )
 
     def spilled(self, form: Form) -> int:
@@ -288,7 +296,8 @@ def candidates(form: Form, H: int, clusters: Mapping[int, int]) -> Iterator[Shap
         for split, spread in ((1, 1), (1, 2), (2, 1)):
             for rows in _ROWS:
                 shape = make_shape(H, blocks, split, spread, rows)
-                if shape.fits(form) and rows >= spread and (rows <= 8 or shape.doubles(form)):
+                fits = shape.fits(form, len(clusters) > 1)
+                if fits and rows >= spread and (rows <= 8 or shape.doubles(form)):
                     yield shape
 
 
@@ -366,7 +375,8 @@ def _override(wanted: str, form: Form, H: int, clusters: Mapping[int, int]) -> S
             f"at most two warps in all and 1, 2, 4, 8 or 16 rows, got {wanted!r}"
         )
     shape = make_shape(H, blocks, split, spread, rows)
-    if not shape.fits(form) or rows < spread or (rows > 8 and not shape.doubles(form)):
+    fits = shape.fits(form, len(clusters) > 1)
+    if not fits or rows < spread or (rows > 8 and not shape.doubles(form)):
         raise QuantGRUError(
             f"Expected {VARIABLE} to be a shape whose weights fit registers, got {wanted!r} for "
             f"{H} units"

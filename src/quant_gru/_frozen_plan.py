@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru._plan_cache import Stamp
-from quant_gru._quick import Quick
-from quant_gru._quick_gpu import QuickGPU
+from quant_gru._plan_cache import QuickKeeper, Stamp
 from quant_gru.integer.plan import (
     CellPlan,
     FrozenPart,
@@ -26,31 +24,21 @@ from quant_gru.kernels.cuda.numbers import capturing
 BUFFERS = ("W", "R", "Bw", "Br", "Mx", "kx", "Mh", "kh")
 
 
-class FrozenPlans:
+class FrozenPlans(QuickKeeper):
     """Builds the plan from buffers, and keeps each cell's while its buffers stay as they are.
 
     Args:
         qparams: [layer][direction] -> quantizers and tables.
-
-    Attributes:
-        quick: The native way through a whole call, while the buffers stay as they are.
     """
 
     def __init__(self, qparams: Sequence[Sequence[QParams]]) -> None:
+        super().__init__()
         self.qparams = qparams
-        self.quick: Quick | QuickGPU | None = None
         self._frozen: dict[tuple[torch.device, int, int], FrozenPart] = {}
         self._cells: dict[tuple[int, int], tuple[list[Stamp], CellPlan]] = {}
-        self._captured: list[object] = []  # what replays of graphs read
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_frozen": {}, "_cells": {}, "_captured": [], "quick": None}
-
-    def drop_quick(self) -> None:
-        """As of `PlanCache`."""
-        if isinstance(self.quick, QuickGPU) and self.quick.captured:
-            self._captured.append(self.quick)
-        self.quick = None
 
     def plan(
         self,
@@ -79,10 +67,7 @@ class FrozenPlans:
                 for layer, directions in enumerate(self.qparams)
             ]
         )
-        if capturing(buffers[0].device):
-            # replays read it, whatever is forgotten here
-            self._captured.append(found)
-        return found
+        return self.keep_if_captured(found)
 
     def _cell(
         self, qparams: QParams, layer: int, direction: int, buffers: Sequence[Tensor]

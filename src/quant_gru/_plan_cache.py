@@ -56,12 +56,8 @@ class _Live:
         )
 
 
-class PlanCache:
-    """Frozen parts per device, weight parts per state of the weights.
-
-    While weights may change unseen there is one plan for each thread and device, whose numbers are
-    rewritten in place at every use: it says what weights were at the latest. `live.live_of` of a
-    weight part gives what rewrites it, `live.settled` a copy that stays.
+class QuickKeeper:
+    """Has the native way through a call, and keeps what captured graphs read.
 
     Attributes:
         quick: The native way through a whole call, while nothing it follows from has changed.
@@ -69,10 +65,6 @@ class PlanCache:
 
     def __init__(self) -> None:
         self.quick: Quick | QuickGPU | None = None
-        # with what they were made of: a backward may ask for the plan of older scales
-        self._frozen: dict[tuple[torch.device, int, int], tuple[QParams, FrozenPart]] = {}
-        self._weights: dict[tuple[int, int], tuple[QParams, list[Stamp | None], WeightPart]] = {}
-        self._live: dict[tuple[int, torch.device], _Live] = {}
         self._captured: list[object] = []  # what replays of graphs read or write
 
     def drop_quick(self) -> None:
@@ -80,6 +72,28 @@ class PlanCache:
         if isinstance(self.quick, QuickGPU) and self.quick.captured:
             self._captured.append(self.quick)
         self.quick = None
+
+    def keep_if_captured(self, plan: GRUPlan) -> GRUPlan:
+        """The same plan, kept where a graph is captured: replays read it, whatever is forgotten."""
+        if capturing(plan.cells[0][0].weights.W.device):
+            self._captured.append(plan)
+        return plan
+
+
+class PlanCache(QuickKeeper):
+    """Frozen parts per device, weight parts per state of the weights.
+
+    While weights may change unseen there is one plan for each thread and device, whose numbers are
+    rewritten in place at every use: it says what weights were at the latest. `live.live_of` of a
+    weight part gives what rewrites it, `live.settled` a copy that stays.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # with what they were made of: a backward may ask for the plan of older scales
+        self._frozen: dict[tuple[torch.device, int, int], tuple[QParams, FrozenPart]] = {}
+        self._weights: dict[tuple[int, int], tuple[QParams, list[Stamp | None], WeightPart]] = {}
+        self._live: dict[tuple[int, torch.device], _Live] = {}
 
     def forget_weights(self) -> None:
         """Forget what follows from the weights."""
@@ -145,10 +159,7 @@ class PlanCache:
                 for layer, pair in enumerate(zip(qparams, weights, strict=True))
             ]
         )
-        if capturing(found.cells[0][0].weights.W.device):
-            # replays read it, whatever is forgotten here
-            self._captured.append(found)
-        return found
+        return self.keep_if_captured(found)
 
     def _live_plan(
         self,

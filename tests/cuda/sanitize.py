@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from sanitized_calls import WHAT, cases
@@ -25,7 +26,7 @@ from quant_gru.kernels.cuda.compiler import _HERE
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 _ATTEMPTS = 3
-_TOLD = re.compile(r"^=+ (Error|Warning|Invalid|Uninitialized|Barrier error|Race)", re.MULTILINE)
+_REPORT = re.compile(r"^=+ (?=Error|Warning|Invalid|Uninitialized|Barrier|Race)", re.MULTILINE)
 _PLACE = re.compile(r"\bat ([\w:<>~ ]+?)(?:\([^)]*\))?\+0x[0-9a-f]+")
 
 
@@ -46,27 +47,24 @@ class Outcome:
     log: str = field(default="", repr=False)
 
 
-def our_kernels() -> set[str]:
+@cache
+def our_kernels() -> frozenset[str]:
     """The functions that our sources launch."""
-    return {
+    return frozenset(
         name
         for source in _HERE.rglob("*.cu")
         for name in re.findall(
             r"__global__[^;{]*?\b(\w+)\s*\(\s*(?:const __grid_constant__|\))", source.read_text()
         )
-    }
+    )
 
 
 def read(log: str, code: int, ours: Iterable[str]) -> Outcome:
     """The outcome by what was printed; a report that names no kernel is taken for ours."""
     known, places = set(ours), set()
-    reports = re.split(
-        r"(?=^=+ (?:Error|Warning|Invalid|Uninitialized|Barrier|Race))", log, flags=re.M
-    )
-    for report in reports:
-        if _TOLD.match(report):
-            found = _PLACE.search(report)
-            places.add(found[1].split()[-1] if found else "?")
+    for report in _REPORT.split(log)[1:]:
+        found = _PLACE.search(report)
+        places.add(found[1].split()[-1] if found else "?")
     mine = {place for place in places if place in known or place == "?"}
     return Outcome(
         code == 0 and ": equal" in log, tuple(sorted(mine)), tuple(sorted(places - mine)), log
@@ -88,7 +86,6 @@ def run(tool: str, what: str, index: int, deadline: float) -> Outcome | None:
         "--case",
         str(index),
     ]
-    known = our_kernels()
     for _ in range(_ATTEMPTS):
         left = deadline - time.monotonic()
         if left <= 0:
@@ -102,7 +99,7 @@ def run(tool: str, what: str, index: int, deadline: float) -> Outcome | None:
         log = done.stdout + done.stderr
         if "attach" not in log:
             break
-    return read(log, done.returncode, known)
+    return read(log, done.returncode, our_kernels())
 
 
 def main() -> int:

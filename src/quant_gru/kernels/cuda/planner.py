@@ -296,9 +296,14 @@ def candidates(form: Form, H: int, clusters: Mapping[int, int]) -> Iterator[Shap
         for split, spread in ((1, 1), (1, 2), (2, 1)):
             for rows in _ROWS:
                 shape = make_shape(H, blocks, split, spread, rows)
-                fits = shape.fits(form, len(clusters) > 1)
-                if fits and rows >= spread and (rows <= 8 or shape.doubles(form)):
+                if _possible(shape, form, clusters):
                     yield shape
+
+
+def _possible(shape: Shape, form: Form, clusters: Mapping[int, int]) -> bool:
+    """Whether a device can run a shape."""
+    rows = shape.rows >= shape.spread and (shape.rows <= 8 or shape.doubles(form))
+    return rows and shape.fits(form, len(clusters) > 1)
 
 
 def choose(
@@ -375,8 +380,7 @@ def _override(wanted: str, form: Form, H: int, clusters: Mapping[int, int]) -> S
             f"at most two warps in all and 1, 2, 4, 8 or 16 rows, got {wanted!r}"
         )
     shape = make_shape(H, blocks, split, spread, rows)
-    fits = shape.fits(form, len(clusters) > 1)
-    if not fits or rows < spread or (rows > 8 and not shape.doubles(form)):
+    if not _possible(shape, form, clusters):
         raise QuantGRUError(
             f"Expected {VARIABLE} to be a shape whose weights fit registers, got {wanted!r} for "
             f"{H} units"

@@ -65,13 +65,15 @@ void yield() {
     if (!_setjmp(self->jump)) _longjmp(scheduler_jump, 1);
 }
 
+void arrive(Barrier &b, int count) {
+    if (++b.waiting < count) return;
+    b.waiting = 0;
+    ++b.generation;
+}
+
 void wait(Barrier &b, int count) {
     const long mine = b.generation;
-    if (++b.waiting == count) {
-        b.waiting = 0;
-        ++b.generation;
-        return;
-    }
+    arrive(b, count);
     while (b.generation == mine) yield();
 }
 

@@ -90,6 +90,7 @@ extern Index grid;
 extern unsigned block_threads;
 
 void yield();
+void arrive(Barrier &b, int count);
 void wait(Barrier &b, int count);
 
 inline Warp &warp() { return self->block->warps[self->thread / 32]; }
@@ -163,6 +164,9 @@ inline void mma_from(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t 
     mma<false, false>(d, a, b0, b1);
 }
 inline void sync_threads(int id, int threads) { host::wait(host::self->block->named[id], threads); }
+inline void arrive_threads(int id, int threads) {
+    host::arrive(host::self->block->named[id], threads);
+}
 inline float byte_as_float(uint32_t word, int i) {
     return 8388608.f + float(word >> (8 * i) & 255);
 }
@@ -306,6 +310,31 @@ inline void load_matrices(uint32_t (&v)[4], uint32_t address) {
         v[i] = load_at<uint32_t>(uint32_t(w.values[8 * i + lane / 4]) + lane % 4 * 4);
     host::sync_warp();
 }
+// a matrix in lines is its address: places are turned by their own
+inline uint64_t matrix_in_lines(uint32_t address) {
+    if (address % 1024) std::abort();
+    return address;
+}
+inline uint64_t matrix_from(uint64_t matrix, uint32_t bytes) { return matrix + bytes; }
+inline void settled(int &) {}
+inline void products_begin() {}
+inline void products_commit() {}
+inline void products_wait() {}
+template <int kColumns>
+struct GroupProduct {
+    static inline void add(int (&d)[kColumns][4], uint64_t a, uint64_t b) {
+        const auto byte = [](uint64_t matrix, int line, int k) {
+            const uint32_t at = uint32_t(matrix) + line * 128 + k;
+            return int(int8_t(*place_at(at ^ (at >> 7 & 7) << 4)));
+        };
+        const int lane = int(host::self->thread % 32), warp = int(host::self->thread / 32 % 4);
+        for (int i = 0; i < 4 * kColumns; ++i) {
+            const int unit = warp * 16 + i % 4 / 2 * 8 + lane / 4;
+            const int row = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            for (int k = 0; k < 32; ++k) d[i / 4][i % 4] += byte(a, unit, k) * byte(b, row, k);
+        }
+    }
+};
 inline float load_float(uint32_t address) { return load_at<float>(address); }
 inline uint32_t load2(uint32_t address) { return load_at<uint16_t>(address); }
 template <class Value>
@@ -354,6 +383,7 @@ inline float __int_as_float(int32_t i) {
     std::memcpy(&v, &i, 4);
     return v;
 }
+inline int __clz(int v) { return v ? __builtin_clz(unsigned(v)) : 32; }
 inline float bits_as_float(uint32_t bits) { return __int_as_float(int32_t(bits)); }
 inline uint32_t float_bits(float v) { return uint32_t(__float_as_int(v)); }
 inline double bits_as_double(int64_t bits) {

@@ -26,6 +26,7 @@ KINDS = dict.fromkeys(
 ) | {
     "border": "Border",
     "project_reals": "Reals",
+    "project_groups": "Reals",
     "project_few": "Few",
 }
 KINDS |= {"events": "Events"}

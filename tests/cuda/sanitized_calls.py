@@ -32,6 +32,8 @@ SIZES = [
 ]
 # the same of recurrences that start while their projection goes on, were they longer
 BESIDE = [(18, 64, 256, 1024), (20, 8, 64, 512), (24, 8, 256, 512)]
+# of many rows, whose projection is one of groups of warps where a device has them
+MANY = [(3, 1030, 40, 64), (2, 1600, 150, 130), (2, 1600, 256, 256), (2, 1600, 330, 520)]
 TRAINED = [(5, 3, 12, 40), (4, 20, 40, 256), (3, 8, 33, 512), (3, 16, 64, 1024)]
 
 
@@ -52,7 +54,7 @@ CONFIGS = {
     "wide": widths(QuantConfig.int16(), 24, "matmul.Wx", "gate.z_pre"),
 }
 
-WHAT = [*CONFIGS, "beside"]
+WHAT = [*CONFIGS, "beside", "many"]
 
 
 def call(config: QuantConfig, T: int, N: int, C: int, H: int) -> None:
@@ -91,6 +93,8 @@ def cases(what: str) -> dict[str, Callable[[], None]]:
             for kind in ("int8", "w8a16")
             for sizes in BESIDE
         }
+    if what == "many":
+        return {f"call {sizes}": partial(call, CONFIGS["int8"], *sizes) for sizes in MANY}
     config = CONFIGS[what]
     found: dict[str, Callable[[], None]] = {f"call {s}": partial(call, config, *s) for s in SIZES}
     found["two layers, two directions"] = partial(stacked, config)

@@ -5,8 +5,11 @@ import torch
 from gpu_pairs import equal, pair
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from quant_gru import FrozenQuantGRU, QuantGRU
+from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 from quant_gru._quick_gpu import QuickGPU, quick_gpu_of
+from quant_gru.kernels.cuda import schedule
+from quant_gru.kernels.cuda.frozen import MOST_SHARED
+from quant_gru.kernels.cuda.real_projection import COLUMNS, Groups
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -47,6 +50,27 @@ def test_layers_directions_and_nan(config, H, rows):
     y, h_n = cpu(packed, hx)
     y_gpu, h_gpu = gpu(packed.to("cuda"), hx.cuda())
     equal((y_gpu.data, h_gpu), (y.data, h_n))
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("C", [48, 126, 256, 380])
+@pytest.mark.parametrize("H", [33, 256, 320])
+def test_projections_by_groups_of_warps(monkeypatch, columns, C, H):
+    """In all parts, with rows that do not fill a block, and NaN."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("of compute capability 9.0")
+    cpu, gpu = pair(C, H, QuantConfig.int8().replace("input.x", is_symmetric=C % 4 == 0))
+    for parts in (1, 2, 4):
+        block = Groups(columns, parts, -(-H // 16) * 16, -(-C // 16) * 16)
+        if parts > -(-H // 64) or block.shared_bytes > MOST_SHARED:
+            continue
+        monkeypatch.setattr(schedule, "choose_for", lambda *_, block=block: block)
+        # sizes of each are its own: launches of others are kept
+        for T, N in ((5, 80 + parts), (3, 64 + parts), (37 + parts, 1)):
+            x = torch.randn(T, N, C)
+            equal(gpu(x.cuda()), cpu(x))
+            x[T // 2, N // 2, C // 2] = nan
+            equal(gpu(x.cuda()), cpu(x))
 
 
 @pytest.mark.parametrize("name", ["weight_ih_l0", "bias_hh_l1_reverse"])

@@ -11,7 +11,6 @@ import torch
 from quant_gru import QuantConfig
 from quant_gru.kernels.cuda import executor, planner, projection
 from quant_gru.kernels.cuda.frozen import MOST_SHARED
-from quant_gru.kernels.cuda.launch import Grid
 from quant_gru.kernels.cuda.projection import SMALL as SMALL_TILE
 from quant_gru.kernels.cuda.projection import End, Resident, end_of
 from quant_gru.kernels.cuda.real_projection import (
@@ -20,10 +19,13 @@ from quant_gru.kernels.cuda.real_projection import (
     TALL,
     TWO_PLANES,
     Block,
+    Groups,
     choose,
     choose_for,
+    choose_groups,
     few_projection,
     fill_division,
+    kernel_of,
     real_projection,
 )
 
@@ -67,6 +69,16 @@ CASES = [
     (NARROW, (2, 2, 2, 4, 1, 1), (7, 5, 44, 35, 1), 1),
     (QuantConfig.w8a16(), (2, 2, 2, 4, 1, 1, 128), (3, 6, 21, 37, 4), 1),
     (QuantConfig.w8a16(), (2, 2, 3, 3, 1, 2), (7, 11, 132, 50, 2), 1),
+    # columns and blocks that share units, of groups of warps
+    (QuantConfig.int8(), "8 1", (3, 11, 21, 37, 8), 1),
+    (QuantConfig.int8(), "8 1", (11, 11, 20, 150, 2), 1e-5),
+    (UNSIGNED, "8 2", (70, 1, 7, 330, 1), 1),
+    (UNSIGNED, "12 1", (5, 13, 72, 66, 4), 1),
+    (UNSIGNED, "10 1", (4, 9, 80, 33, 8), 1),
+    (QuantConfig.int8(), "14 4", (9, 11, 140, 290, 2), 1),
+    (NARROW, "8 1", (7, 5, 300, 35, 1), 1),
+    (QuantConfig.int8(), "14 1", (9, 13, 140, 250, 2), 1),
+    (UNSIGNED, "8 2", (3, 7, 40, 220, 4), 1),
     (QuantConfig.int8(), None, (3, 11, 20, 37, 8), 1),
     (UNSIGNED, None, (35, 1, 300, 16, 1), 1e-5),
     (QuantConfig.w8a16(), None, (4, 3, 260, 21, 4), 1),
@@ -75,6 +87,8 @@ NAMES = [
     *("int8", "int8 doubles", "unsigned single", "unsigned"),
     *("wide doubles", "wide eights", "one feature"),
     *("int8 odd", "narrow", "w8a16", "w8a16 odd"),
+    *("groups", "groups doubles", "groups single", "groups unsigned", "groups eights"),
+    *("groups in parts", "groups narrow", "groups twice", "groups in halves"),
     *("few", "few unsigned", "few w8a16"),
 ]
 LAYOUTS = ["rows", "batch_first", "unaligned"]
@@ -105,7 +119,12 @@ def test_codes(host, config, block, sizes, scale, layout):
     if block is None:
         kernel, grid, p, _keep = few_projection(call.numbers, shape, T, N, x)
     else:
-        kernel, grid, p, _keep = real_projection(call.numbers, shape, T, N, x, Block(*block))
+        if isinstance(block, str):
+            columns, parts = map(int, block.split())
+            block = Groups(columns, parts, shape.units, call.numbers.padded_C)
+        else:
+            block = Block(*block)
+        kernel, grid, p, _keep = real_projection(call.numbers, shape, T, N, x, block)
     size, guard = expected.shape[0], 4096
     Wx = torch.full((size + guard, expected.shape[1]), -7, dtype=torch.int32)
     flags = torch.full((N, p.nan_stride), 7, dtype=torch.uint8)
@@ -210,7 +229,7 @@ def test_the_division_rounds_as_division(host, scale):
     flags = torch.zeros(1, 200, dtype=torch.uint8)
     for real, unit in ((x, one.item()), (codes, 1.0)):
         x_of = replace(plan.x, scale=unit)
-        kernel = block.kernel(numbers, x_of)
+        kernel = kernel_of(block, numbers, shape, x_of)
         fill_division(p.division, x_of)
         Wx = torch.zeros((200 * 16, 2), dtype=torch.int32)
         p.real, p.nan, p.Wx = real.data_ptr(), flags.data_ptr(), Wx.data_ptr()
@@ -226,7 +245,10 @@ def test_kernels_have_what_scales_and_features_need():
     for C in (128, 129):
         plan = plan_of(QuantConfig.int8(), C, 16, 1)
         for scale in (0.25, 0.375):
-            kernel = SMALL.kernel(executor.numbers_of(plan), replace(plan.x, scale=scale))
+            x = replace(plan.x, scale=scale)
+            kernel = kernel_of(
+                SMALL, executor.numbers_of(plan), planner.make_shape(16, 1, 1, 1, 1), x
+            )
             macros = dict(kernel.macros)
             known[C, scale] = macros["SHORT"], macros["EXACT"]
     assert known == {
@@ -237,11 +259,11 @@ def test_kernels_have_what_scales_and_features_need():
     }
 
 
-def test_threads_and_grids_follow_blocks():
+def test_threads_and_memory_follow_blocks():
     block = Block(4, 2, 7, 3, 2, 2)
     assert (block.units, block.rows, block.threads) == (64, 112, 256)
     shared = 3 * 64 * 192 + 120 * 272 + 12 * 112 + 36 * 128
-    assert block.grid(256, 12800, 256, 1) == Grid((230, 1), 256, shared_bytes=shared)
+    assert (block.blocks_of(12800), block.shared_bytes(256, 256, 1)) == (230, shared)
 
 
 def test_choices_follow_sizes():
@@ -258,7 +280,7 @@ def test_choices_follow_sizes():
 
 
 def test_many_weights_stay_and_take_codes():
-    hopper = SimpleNamespace(clusters=lambda: {1: 132, 2: 66})
+    hopper = SimpleNamespace(clusters=lambda: {1: 132, 2: 66}, arch="sm_90a")
     numbers = executor.numbers_of(plan_of(QuantConfig.int8(), 256, 16, 1))
     for H, reals in ((512, True), (1024, False)):
         shape = planner.make_shape(H, 1, 1, 1, 8)
@@ -275,3 +297,40 @@ def test_large_blocks_have_a_multiprocessor_each(rows, planes):
     assert block.shared_bytes(512, 384, planes) <= MOST_SHARED
     # larger ones have no room for so many units
     assert choose(8192, rows, 384, 1, 132).shared_bytes(4096, 384, 1) <= MOST_SHARED
+
+
+def test_groups_take_many_rows_where_there_are_groups():
+    """Blocks have a multiprocessor each, and most of these are busy."""
+    hopper = SimpleNamespace(clusters=lambda: {1: 132, 2: 66}, arch="sm_90a")
+    shape = planner.make_shape(256, 2, 1, 1, 2)
+    numbers = executor.numbers_of(plan_of(QuantConfig.int8(), 256, 256, 1))
+    found = choose_for(hopper, numbers, shape, 100, 128)
+    assert found == Groups(14, 1, 256, 256)
+    assert (found.blocks_of(12800), found.turns, found.stages, found.stays) == (115, 2, 3, False)
+    assert found.shared_bytes == 128 * (2 * 3 * 192 + 2 * 112) + 4 * 112 + 24 * 256
+    assert choose_for(hopper, numbers, shape, 100, 64) == Groups(14, 2, 256, 256)
+    assert choose_for(hopper, numbers, shape, 100, 32) == Groups(8, 2, 256, 256)
+    assert isinstance(choose_for(hopper, numbers, shape, 100, 8), Block)
+    # one that is over sooner than others of as much work, which would start again and again
+    assert choose_groups(512, 12800, 256, 132) == Groups(14, 1, 512, 256)
+    for arch in ("sm_80", "sm_100"):
+        other = SimpleNamespace(clusters=hopper.clusters, arch=arch)
+        assert isinstance(choose_for(other, numbers, shape, 100, 128), Block)
+    for config in (QuantConfig.w8a16(), WIDE):
+        numbers = executor.numbers_of(plan_of(config, 256, 256, 1))
+        assert isinstance(choose_for(hopper, numbers, shape, 100, 128), Block)
+
+
+@pytest.mark.parametrize("units", [16, 100, 256, 1024, 4096])
+@pytest.mark.parametrize("padded", [16, 128, 144, 384])
+def test_groups_have_room(units, padded):
+    for rows in (3072, 9600, 25600, 1 << 20):
+        found = choose_groups(units, rows, padded, 132)
+        if rows * units * padded < 20_000_000:
+            assert found is None
+            continue
+        assert found.shared_bytes <= MOST_SHARED
+        assert found.panels <= found.stages
+        assert found.parts <= -(-units // 64)
+    assert choose_groups(units, 1500, padded, 132) is None
+    assert choose_groups(units, 1 << 20, 400, 132) is None

@@ -76,5 +76,5 @@ def test_a_tool_that_cannot_attach_starts_again(tmp_path, monkeypatch):
 def test_every_kind_has_cases():
     for what in sanitize.WHAT:
         names = sanitize.cases(what)
-        assert len(names) >= 6
-        assert any("training" in name for name in names) or what == "beside"
+        assert len(names) >= 4
+        assert any("training" in name for name in names) or what in ("beside", "many")

@@ -32,6 +32,7 @@ _HEADERS = {
     "target.cuh": _HERE / "target.cuh",
     "saturated.cuh": _HERE / "saturated.cuh",
     "tile.cuh": _HERE / "tile.cuh",
+    "warpgroup.cuh": _HERE / "warpgroup.cuh",
     "weights.cuh": _HERE / "weights.cuh",
     "fixed_point.h": _HERE.parent / "fixed_point.h",
     "philox.h": _HERE.parent / "philox.h",

@@ -31,7 +31,8 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     int64_t *const from = (int64_t *)(rows + Tile::rows_bytes(padded));
     uint32_t *const seen = (uint32_t *)(from + Tile::kRows);
     const int own = (int)threadIdx.x / 32 * kOwn;
-    const Taken<kOwn> taken(reals, first_row + own, count, from + own, seen + own);
+    const Taken<kOwn> taken(reals, first_row + own + (int)threadIdx.x % 32, count, from + own,
+                            seen + own);
     Taken<kOwn>::Values values;
     taken.load(values, {});
     // of all units of the part, gate by gate; a number for each of two neighbours that start
@@ -48,8 +49,11 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     }
     Tile::Passing passing(memory, p.weights, p.H, p.padded, first_tile * Tile::kUnits,
                           last_tile - first_tile);
-    taken.quantize(values, rows + Tile::row_at(own, 0, padded), Tile::stride(padded),
-                   Tile::plane_bytes(padded));
+    unsigned char *const codes = rows + Tile::row_at(own, 0, padded);
+    const int stride = Tile::stride(padded);
+    taken.quantize(
+        values, [&](int row, int feature) { return codes + row * stride + feature; },
+        Tile::plane_bytes(padded));
     if (part == 0) taken.flag();
 
     const bool exact = *p.exact_float != 0;

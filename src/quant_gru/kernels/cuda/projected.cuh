@@ -7,6 +7,7 @@
 //     wide ones of all 16 bits, 0 or none for any
 //   POWERS: 1 where multipliers of two planes are those that exact_float[1] tells of
 //   LONG: 1 where int32 need not hold sums of two planes
+//   STRIP: rows of a tile of the recurrence, NB; 0 or none where a launch says how many
 #ifndef QUANT_GRU_PROJECTED_CUH
 #define QUANT_GRU_PROJECTED_CUH
 
@@ -34,6 +35,10 @@ struct Projected {
 #ifndef LONG
 #define LONG 0
 #endif
+#ifndef STRIP
+#define STRIP 0
+#endif
+inline int strip_of(const Projected &p) { return STRIP ? STRIP : (int)p.NB; }
 inline bool is_wide(const Projected &p) { return CODES ? CODES >= 2 : p.wide != 0; }
 
 template <class Real>
@@ -58,7 +63,7 @@ struct Bits<double> {
 
 // Whether a thread's two rows of a column are four apart, see `row_of_eight`: so those of four
 // threads are neighbours, and one store of a warp writes what lies together.
-inline bool rows_apart(const Projected &p) { return is_wide(p) && p.NB == 8; }
+inline bool rows_apart(const Projected &p) { return is_wide(p) && strip_of(p) == 8; }
 
 // Where the elements of a thread go. Rows of the grid's tiles are padded to those of the
 // recurrence, `flat` counts them: two rows and two units make two pairs of neighbours.
@@ -69,7 +74,7 @@ struct Places {
     bool by_unit;           // pairs are of two units, or of two rows
 
     inline Places(const Projected &p, int given, int group) {
-        const int NB = (int)p.NB, log_NB = NB == 8 ? 3 : NB >> 1;
+        const int NB = strip_of(p), log_NB = NB == 8 ? 3 : NB >> 1;
         const int lane8 = threadIdx.x % 32 / 4;
         const int groups = (int)p.groups;
         const bool apart = rows_apart(p);
@@ -139,7 +144,7 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
         // Pairs of neighbours make four where both of a thread are side by side, and otherwise
         // with a pair of another thread, which takes one in return.
         const Places places(p, flat, group);
-        const int NB = (int)p.NB, partner = NB == 4 ? 1 : 4;
+        const int NB = strip_of(p), partner = NB == 4 ? 1 : 4;
         const bool alone = NB == 8 || NB == 2;
         const bool later = !alone && (threadIdx.x & partner);
         const int64_t to = later ? places.second - 2 : places.first;
@@ -177,8 +182,8 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
                 all.z = later ? all.z : low;
                 all.w = later ? all.w : high;
             }
-            if (row + 8 * column < count)
-                *(uint4 *)((uint32_t *)p.Wx + to + column * places.step) = all;
+            store_where(row + 8 * column < count, (uint32_t *)p.Wx + to + column * places.step,
+                        all);
         }
         return;
     }

@@ -74,6 +74,11 @@ inline void sync_threads(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// The same for warps that go on, which others wait for.
+inline void arrive_threads(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // 8388608 + an unsigned part of a word: byte `i`, or 16 bits from byte `i` on.
 inline float byte_as_float(uint32_t word, int i) {
     return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440u + i));
@@ -187,6 +192,86 @@ inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
         QG_WAIT("acquire", "");
 #undef QG_WAIT
 }
+
+// Products of matrices in shared memory by the four warps of a group, d += a * b of signed bytes
+// over k = 32: 64 rows of a, 8 rows of b for each column of d. They go on while the threads do.
+//
+// A matrix has lines of 128 bytes, 8 of them from a multiple of 1024 on, the next 8 behind; the 16
+// bytes of number i of line j stand in place of those of number i ^ j % 8.
+inline uint64_t matrix_in_lines(uint32_t address) {
+    const uint64_t apart = 1024 >> 4, turned = 1;
+    return (address & 0x3FFFFu) >> 4 | uint64_t(1) << 16 | apart << 32 | turned << 62;
+}
+// From so many bytes on: features of the first lines, or other lines.
+inline uint64_t matrix_from(uint64_t matrix, uint32_t bytes) { return matrix + (bytes >> 4); }
+inline void settled(int &v) { asm volatile("" : "+r"(v)::"memory"); }
+inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+inline void products_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+template <int kColumns>
+struct GroupProduct;
+#define QG_FOUR(v) "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])
+#define QG_PRODUCT(size)                            \
+    "{ .reg .pred added; setp.eq.b32 added, 0, 0; " \
+    "wgmma.mma_async.sync.aligned.m64" size "k32.s32.s8.s8 {"
+template <>
+struct GroupProduct<8> {
+    static inline void add(int (&d)[8][4], uint64_t a, uint64_t b) {
+        asm volatile(
+            QG_PRODUCT("n64")
+            "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
+            "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+            "}, %32, %33, added; }"
+            : QG_FOUR(d[0]), QG_FOUR(d[1]), QG_FOUR(d[2]), QG_FOUR(d[3]), QG_FOUR(d[4]),
+              QG_FOUR(d[5]), QG_FOUR(d[6]), QG_FOUR(d[7])
+            : "l"(a), "l"(b));
+    }
+};
+template <>
+struct GroupProduct<10> {
+    static inline void add(int (&d)[10][4], uint64_t a, uint64_t b) {
+        asm volatile(
+            QG_PRODUCT("n80")
+            "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
+            "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39"
+            "}, %40, %41, added; }"
+            : QG_FOUR(d[0]), QG_FOUR(d[1]), QG_FOUR(d[2]), QG_FOUR(d[3]), QG_FOUR(d[4]),
+              QG_FOUR(d[5]), QG_FOUR(d[6]), QG_FOUR(d[7]), QG_FOUR(d[8]), QG_FOUR(d[9])
+            : "l"(a), "l"(b));
+    }
+};
+template <>
+struct GroupProduct<12> {
+    static inline void add(int (&d)[12][4], uint64_t a, uint64_t b) {
+        asm volatile(
+            QG_PRODUCT("n96")
+            "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
+            "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
+            "%40,%41,%42,%43,%44,%45,%46,%47"
+            "}, %48, %49, added; }"
+            : QG_FOUR(d[0]), QG_FOUR(d[1]), QG_FOUR(d[2]), QG_FOUR(d[3]), QG_FOUR(d[4]),
+              QG_FOUR(d[5]), QG_FOUR(d[6]), QG_FOUR(d[7]), QG_FOUR(d[8]), QG_FOUR(d[9]),
+              QG_FOUR(d[10]), QG_FOUR(d[11])
+            : "l"(a), "l"(b));
+    }
+};
+template <>
+struct GroupProduct<14> {
+    static inline void add(int (&d)[14][4], uint64_t a, uint64_t b) {
+        asm volatile(
+            QG_PRODUCT("n112")
+            "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
+            "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
+            "%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55"
+            "}, %56, %57, added; }"
+            : QG_FOUR(d[0]), QG_FOUR(d[1]), QG_FOUR(d[2]), QG_FOUR(d[3]), QG_FOUR(d[4]),
+              QG_FOUR(d[5]), QG_FOUR(d[6]), QG_FOUR(d[7]), QG_FOUR(d[8]), QG_FOUR(d[9]),
+              QG_FOUR(d[10]), QG_FOUR(d[11]), QG_FOUR(d[12]), QG_FOUR(d[13])
+            : "l"(a), "l"(b));
+    }
+};
+#undef QG_PRODUCT
+#undef QG_FOUR
 
 inline uint32_t address_in(uint32_t address, uint32_t rank) {
     uint32_t remote;

@@ -19,6 +19,7 @@ _EASY = 2.0**90
 _AT_A_TURN = 128  # features that the lanes of a warp take at once
 FEWEST_ROWS = 8  # up to so many, a warp for each unit is faster than a product of tiles
 _FEW_UNITS = 8  # of a block, a warp each
+_GROUPS_OF = "sm_90a"  # whose groups of four warps multiply together
 
 
 @dataclass(frozen=True)
@@ -62,18 +63,85 @@ class Block(projection.Warps):
             "DEPTH": self.depth,
         }
 
-    def kernel(self, numbers: Numbers, x: Quantizer) -> Kernel:
-        """What to launch for a plan whose x is of a quantizer."""
-        exact, short = is_power_of_two(x.scale), numbers.C <= _AT_A_TURN
-        macros = self.macros(projection.end_of(numbers), exact, short)
-        return Kernel.of("project_reals", "project_reals", macros)
+    def blocks_of(self, rows: int) -> int:
+        """Blocks of a launch."""
+        return -(-rows // self.rows) * self.parts
 
-    def grid(self, units: int, rows: int, padded: int, planes: int) -> Grid:
-        """Where to launch it."""
-        blocks = -(-rows // self.rows) * self.parts
-        return Grid(
-            (blocks, 1), self.threads, shared_bytes=self.shared_bytes(units, padded, planes)
-        )
+
+@dataclass(frozen=True)
+class Groups:
+    """What a block of two groups of four warps makes, as warpgroup.cuh has it.
+
+    Attributes:
+        columns: Of 8 rows, one of `COLUMNS`.
+        parts: Blocks that share the units of the same rows, a power of two.
+        units: H padded to groups of 16.
+        padded: Features, a multiple of 16.
+    """
+
+    columns: int
+    parts: int
+    units: int
+    padded: int
+
+    threads = 256
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block."""
+        return 8 * self.columns
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of 64 units of a block that has most of them."""
+        tiles = -(-self.units // 64)
+        return -(-tiles // self.parts)
+
+    @property
+    def turns(self) -> int:
+        """Tiles of a group."""
+        return -(-self.tiles // 2)
+
+    @property
+    def panels(self) -> int:
+        """Of 128 features, as a stage has of weights."""
+        return -(-self.padded // 128)
+
+    @property
+    def stays(self) -> bool:
+        """Whether all weights of a group are there at once; loads of many delay those of rows."""
+        return self.turns * self.panels <= 2
+
+    @property
+    def stages(self) -> int:
+        """Of a group's weights."""
+        return self.turns * self.panels if self.stays else 3
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        lines = 2 * self.stages * 3 * 64 + self.panels * self.rows
+        return 128 * lines + 4 * self.rows + 6 * 4 * 64 * self.tiles
+
+    def blocks_of(self, rows: int) -> int:
+        """Blocks of a launch."""
+        return -(-rows // self.rows) * self.parts
+
+    def macros(
+        self, end: projection.End, strip: int, exact: bool = False, short: bool = False
+    ) -> dict[str, object]:
+        """What project_groups.cu is specialized on."""
+        return {
+            **PLAIN,
+            "CODES": end.codes,
+            "STRIP": strip,
+            "EXACT": int(exact),
+            "SHORT": int(short),
+            "COLUMNS": self.columns,
+            "STAGES": self.stages,
+            "STEPS": -(-self.padded // 32),
+            "STAYS": int(self.stays),
+        }
 
 
 SMALL, MEDIUM = Block(2, 2, 2, 4, 4, 1), Block(4, 2, 4, 4, 2, 1)
@@ -83,6 +151,10 @@ ALONE = {
     1: tuple(Block(8, 1, columns, 3, 1, 1, 128) for columns in (5, 7, 8, 10, 13)),
     2: tuple(Block(4, 2, columns, 3, 1, 1, 128) for columns in (4, 5, 6, 7)),
 }
+COLUMNS = (8, 10, 12, 14)  # of `Groups`
+# rows, and rows times units times features, from which on these are fastest
+_GROUP_ROWS, _GROUP_WORK = 1536, 20_000_000
+_STARTED = 90  # rows that take a group as long as all else that it does
 _FEW_ROWS = 4096  # up to so many, small blocks are faster
 # small blocks of a multiprocessor, by planes, up to which units are shared
 _AT_ONCE = {1: 2, 2: 7}
@@ -138,20 +210,59 @@ def _turns(block: Block, rows: int, processors: int) -> int:
     return -(-strips // processors) * (block.rows + _BESIDE)
 
 
+def choose_groups(units: int, rows: int, padded: int, processors: int) -> Groups | None:
+    """The blocks of groups of warps that take least time, or None where others are faster.
+
+    Arguments are those of `choose`.
+    """
+    work = rows * units * padded
+    if rows < _GROUP_ROWS or work < _GROUP_WORK or padded > _MOST_FEATURES:
+        return None
+    parts = [1 << i for i in range((-(-units // 64)).bit_length())]
+    found = [Groups(columns, n, units, padded) for n in parts for columns in COLUMNS]
+    fitting = [each for each in found if each.shared_bytes <= MOST_SHARED]
+    return min(fitting, key=lambda each: _time(each, rows, processors), default=None)
+
+
+def _time(block: Groups, rows: int, processors: int) -> int:
+    """What a group goes through, in rows times tiles."""
+    at_a_time = -(-block.blocks_of(rows) // processors)
+    return at_a_time * (_STARTED + block.turns * block.rows)
+
+
 def choose_for(
     machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
-) -> Block | None:
+) -> Block | Groups | None:
     """The same for a plan on a machine."""
     many = shape.units * numbers.padded_C >= _STAYING_WEIGHTS
     if many and projection.resident(machine, numbers, shape, T, N):
         return None
     rows, padded = T * shape.strips(N) * shape.strip, numbers.padded_C
-    there = machine.clusters()
-    return choose(shape.units, rows, padded, numbers.x_planes, there[1], len(there) > 1)
+    clusters, planes = machine.clusters(), numbers.x_planes
+    if machine.arch == _GROUPS_OF and planes == 1 and not numbers.form.wide_input:
+        found = choose_groups(shape.units, rows, padded, clusters[1])
+        if found:
+            return found
+    return choose(shape.units, rows, padded, planes, clusters[1], len(clusters) > 1)
+
+
+def kernel_of(
+    block: Block | Groups, numbers: Numbers, shape: planner.Shape, x: Quantizer
+) -> Kernel:
+    """What to launch for a plan whose x is of a quantizer; the shape is the recurrence's."""
+    end, exact, short = (
+        projection.end_of(numbers),
+        is_power_of_two(x.scale),
+        numbers.C <= _AT_A_TURN,
+    )
+    if isinstance(block, Groups):
+        macros = block.macros(end, shape.strip, exact, short)
+        return Kernel.of("project_groups", "project_groups", macros)
+    return Kernel.of("project_reals", "project_reals", block.macros(end, exact, short))
 
 
 def real_projection(
-    numbers: Numbers, shape: planner.Shape, T: int, N: int, x: Quantizer, block: Block
+    numbers: Numbers, shape: planner.Shape, T: int, N: int, x: Quantizer, block: Block | Groups
 ) -> tuple[Kernel, Grid, Any, list[Tensor]]:
     """The launch of a projection of one direction, from real values.
 
@@ -172,9 +283,14 @@ def real_projection(
     p.C, p.nan_stride, p.parts = numbers.C, -(-T // 4) * 4, block.parts
     p.zero = x.zero_point - numbers.x_offset
     fill_division(p.division, x)
-    rows = T * shape.strips(N) * shape.strip
-    grid = block.grid(shape.units, rows, p.padded, numbers.x_planes)
-    return block.kernel(numbers, x), grid, p, keep
+    blocks = block.blocks_of(T * shape.strips(N) * shape.strip)
+    shared = (
+        block.shared_bytes
+        if isinstance(block, Groups)
+        else block.shared_bytes(shape.units, p.padded, numbers.x_planes)
+    )
+    grid = Grid((blocks, 1), block.threads, shared_bytes=shared)
+    return kernel_of(block, numbers, shape, x), grid, p, keep
 
 
 def few_projection(

@@ -22,14 +22,15 @@ struct Reals {
 // Rows of a warp, each lane with four features of a row at a time; beyond the last ones lanes do
 // what the last one does.
 //
-//   Taken<rows> taken(reals, first_row, count, from, seen);  // where rows start
+//   Taken<rows> taken(reals, row, count, from, seen);        // where rows start
 //   Taken<rows>::Values values;
 //   taken.load(values, {});                                  // the first ones are under way
-//   taken.quantize(values, codes, stride, plane);            // codes to shared memory
+//   taken.quantize(values, place, plane);                    // codes to shared memory
 //   taken.flag();                                            // rows that are NaN
 //
-// `from` and `seen` have room for the rows in shared memory; rows are counted as Projected has
-// them, and those that are not there have codes of another row.
+// `row` is that of the lane, counted as Projected has them; those that are not there have codes of
+// another row. Codes go where `place(row, feature)` points to, and `plane` bytes further. `from`
+// and `seen` have room for the rows in shared memory.
 template <int kRows>
 struct Taken {
     static_assert(kRows <= 32, "a lane knows where a row starts");
@@ -40,13 +41,13 @@ struct Taken {
     uint32_t *const seen;
     int nan_at;  // of the lane's row, -1 where it is not there
 
-    inline Taken(const Reals &p, int first_row, int count, int64_t *from, uint32_t *seen)
+    inline Taken(const Reals &p, int row, int count, int64_t *from, uint32_t *seen)
         : p(p), from(from), seen(seen), nan_at(-1) {
         const int lane = (int)threadIdx.x % 32, padded_N = (int)(p.to.tiles * p.to.NB);
         if (lane < kRows) {
-            const int flat = first_row + lane < count ? first_row + lane : count - 1;
+            const int flat = row < count ? row : count - 1;
             const int t = (int)((uint32_t)flat / (uint32_t)padded_N), n = flat - t * padded_N;
-            const bool there = first_row + lane < count && n < (int)p.to.N;
+            const bool there = row < count && n < (int)p.to.N;
             if (there) nan_at = n * (int)p.nan_stride + t;
             from[lane] = t * p.step + (n < (int)p.to.N ? n : 0) * p.next;
             seen[lane] = 0;
@@ -103,18 +104,18 @@ struct Taken {
         }
     }
 
-    inline void store(Values &v, const Next &next, unsigned char *codes, int stride,
-                      int plane) const {
+    template <class Place>
+    inline void store(Values &v, const Next &next, const Place &place, int plane) const {
         if (__builtin_expect(may_have_nan(v.bits), 0)) {
 #pragma unroll
             for (int j = 0; j < kAhead; ++j)
                 if (without_nan(v.bits[j])) seen[row_of(next, j)] = 1;
         }
-        unsigned char *const first = codes + next.feature((int)p.C);
+        const int feature = next.feature((int)p.C);
         const auto put = [&](int j, const uint32_t (&raw)[4]) {
             uint32_t words[PLANES];
             in_bytes(raw, (int)p.zero, words);
-            unsigned char *const to = first + row_of(next, j) * stride;
+            unsigned char *const to = place(row_of(next, j), feature);
             *(uint32_t *)to = words[0];
             if (PLANES == 2) *(uint32_t *)(to + plane) = words[PLANES - 1];
         };
@@ -122,7 +123,8 @@ struct Taken {
     }
 
     // Values are loaded while the ones before become codes; of the first ones that has begun.
-    inline void quantize(Values &even, unsigned char *codes, int stride, int plane) const {
+    template <class Place>
+    inline void quantize(Values &even, const Place &place, int plane = 0) const {
         const int C = (int)p.C;
         Values odd;
         Next now;
@@ -131,17 +133,41 @@ struct Taken {
             next.move();
             const bool more = next.there(C);
             if (more) load(odd, next);
-            store(even, now, codes, stride, plane);
+            store(even, now, place, plane);
             if (!more) break;
             now = next;
             now.move();
             const bool again = now.there(C);
             if (again) load(even, now);
-            store(odd, next, codes, stride, plane);
+            store(odd, next, place, plane);
             if (!again) break;
         }
         __syncwarp();
     }
+
+    // The same for rows of so many times 128 features, all of which are under way at once.
+    template <int kParts>
+    struct All {
+        Values values[kParts * kTurns];
+
+        static inline Next next(int i) {
+            Next v;
+            v.part = i / kTurns;
+            v.row = i % kTurns * kAhead;
+            return v;
+        }
+        inline void load(const Taken &taken) {
+#pragma unroll
+            for (int i = 0; i < kParts * kTurns; ++i) taken.load(values[i], next(i));
+            __syncwarp();
+        }
+        template <class Place>
+        inline void quantize(const Taken &taken, const Place &place, int plane = 0) {
+#pragma unroll
+            for (int i = 0; i < kParts * kTurns; ++i) taken.store(values[i], next(i), place, plane);
+            __syncwarp();
+        }
+    };
 
     inline void flag() const {
         if (nan_at >= 0) p.nan[nan_at] = seen[(int)threadIdx.x % 32] != 0;

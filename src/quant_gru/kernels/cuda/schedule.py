@@ -30,10 +30,12 @@ from quant_gru.kernels.cuda.projection import Resident, block_of, projection
 from quant_gru.kernels.cuda.real_projection import (
     FEWEST_ROWS,
     Block,
+    Groups,
     choose_for,
     easy_division,
     few_projection,
     fill_division,
+    kernel_of,
     reads_reals,
     real_projection,
 )
@@ -365,7 +367,7 @@ class Schedule:
         if T * N > FEWEST_ROWS:
             found.block = choose_for(self._machine, cell.numbers, shape, T, N)
             if found.block:
-                self._machine.expect(found.block.kernel(cell.numbers, cell.x))
+                self._machine.expect(kernel_of(found.block, cell.numbers, shape, cell.x))
         return found if found.block or T * N <= FEW_ROWS else None
 
     def _add_input(self, cell: Cell, nan: int, below: _Below | None) -> _Input:
@@ -580,7 +582,7 @@ class _Input:
 
     def __init__(self) -> None:
         self.nan: int | None = None
-        self.block: Block | None = None
+        self.block: Block | Groups | None = None
         self.rows: _Rows | None = None
         self.codes = 0
         self.target: Any = None

@@ -1,0 +1,106 @@
+// The input projection of weights of bytes from real values of x, codes of both x and W x in bytes,
+// in one kernel: a block
+// quantizes some rows, keeps their codes in shared memory, and lets units pass. Two groups of four
+// warps multiply by turns.
+//
+//   CODES, STRIP: see projected.cuh
+//   EXACT       the inverse of x's scale is not rounded
+//   SHORT       a row has no more features than the lanes of a warp take at once
+//   COLUMNS, STAGES, STEPS, STAYS: see warpgroup.cuh
+#define PLANES 1
+#include "reals.cuh"
+#include "warpgroup.cuh"
+
+typedef Warpgroup<COLUMNS, STAGES, STEPS, STAYS> Tile;
+
+constexpr int kOwn = Tile::kRows / 8;  // rows of a warp
+
+// A block: some rows, and a part of the tiles of units.
+extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
+    project_groups(const __grid_constant__ Reals reals) {
+    let_next_start();
+    QG_SHARED(memory);
+    const Projected &p = reals.to;
+    // parts are a power of two: loads of rows would wait for a division
+    const int parts = (int)reals.parts, log_parts = 31 - __clz(parts);
+    const int part = (int)blockIdx.x & (parts - 1);
+    const int first_row = ((int)blockIdx.x >> log_parts) * Tile::kRows;
+    const int tiles = ((int)p.groups + 3) / 4;
+    const int first_tile = part * tiles >> log_parts, last_tile = (part + 1) * tiles >> log_parts;
+    const int count = (int)(p.T * p.tiles * p.NB);
+
+    unsigned char *const rows = memory + 2 * Tile::kRingBytes;
+    uint32_t *const seen = (uint32_t *)(rows + Tile::kPanels * Tile::kPanelBytes);
+    const int own = (int)threadIdx.x / 32 * kOwn;
+    // all is loaded before codes of these rows are written
+    int64_t *const from = (int64_t *)(rows + own * Tile::kDepth);
+    const Taken<kOwn> taken(reals, first_row + own + (int)threadIdx.x % 32, count, from,
+                            seen + own);
+    Taken<kOwn>::All<Tile::kPanels> values;
+    values.load(taken);
+    // of all units of the part, gate by gate
+    const int units = (last_tile - first_tile) * Tile::kUnits;
+    int *const folded = (int *)(seen + Tile::kRows);
+    float *const m = (float *)(folded + 3 * units);
+    for (int i = (int)threadIdx.x; i < 3 * units; i += Tile::kThreads) {
+        const int gate = (i >= units) + (i >= 2 * units);
+        const int unit = first_tile * Tile::kUnits + i - gate * units;
+        const int channel = gate * (int)p.H + (unit < (int)p.H ? unit : 0);
+        copy_async<4>(folded + i, p.folded_bytes + channel);
+        copy_async<4>(m + i, p.m_float + channel);
+    }
+    const int group = Tile::group();
+    Tile::Passing passing(memory, p.weights, p.H, p.padded, (first_tile + group) * Tile::kUnits,
+                          last_tile * Tile::kUnits);
+    values.quantize(taken,
+                    [&](int row, int feature) { return rows + Tile::place(own + row, feature); });
+    if (part == 0) taken.flag();
+
+    const bool exact = *p.exact_float != 0;
+    // numbers are there with the first weights
+    copies_wait<STAYS ? 0 : STAGES - 1>();
+    shown_to_copies();
+    __syncthreads();
+    // the second group may have a tile less
+    const int rounds = (last_tile - first_tile + 1) / 2;
+    for (int round = 0; round < rounds; ++round) {
+        const int tile = first_tile + 2 * round + group;
+        const bool there = tile < last_tile;
+        const auto before = [&] {
+            if (group || round) sync_threads(3 + group, Tile::kThreads);
+        };
+        const auto behind = [&] {
+            if (!group || round + 1 < rounds) arrive_threads(4 - group, Tile::kThreads);
+        };
+        if (!there) {
+            before();
+            behind();
+            continue;
+        }
+        Tile::Sums sums;
+        const int at = (tile - first_tile) * Tile::kUnits + Tile::unit(0);
+#pragma unroll
+        for (int i = 0; i < 6; ++i) {
+            const int start = first_of(folded[i / 2 * units + at + i % 2 * 8], exact);
+#pragma unroll
+            for (int column = 0; column < COLUMNS; ++column)
+                sums[i / 2][column][i % 2 * 2] = sums[i / 2][column][i % 2 * 2 + 1] = start;
+        }
+        passing.add(sums, rows, before, behind);
+        const int unit = tile * Tile::kUnits + Tile::unit(0);
+        if (unit / 16 >= (int)p.groups) continue;
+        // where results go is worked out here: through the products there are no registers for it
+        const int flat = first_row + (int)pinned(Tile::row(0, 0));
+        const auto sum = [&](int, int gate, int column, int i) { return sums[gate][column][i]; };
+        if (exact) {
+            float factors[3][2];
+#pragma unroll
+            for (int i = 0; i < 6; ++i) factors[i / 2][i % 2] = m[i / 2 * units + at + i % 2 * 8];
+            finish_exact(p, flat, count, unit / 16, sum, factors);
+            continue;
+        }
+        Channels channels;
+        find_channels(p, unit, channels);
+        finish_any(p, flat, count, unit / 16, channels, sum);
+    }
+}

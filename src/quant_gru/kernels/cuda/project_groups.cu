@@ -1,7 +1,6 @@
-// The input projection of weights of bytes from real values of x, codes of both x and W x in bytes,
-// in one kernel: a block
-// quantizes some rows, keeps their codes in shared memory, and lets units pass. Two groups of four
-// warps multiply by turns.
+// The input projection of weights of bytes from real values of x, in one kernel, where codes of x
+// and of W x are bytes: a block quantizes some rows, keeps their codes in shared memory, and lets
+// units pass. Two groups of four warps multiply by turns.
 //
 //   CODES, STRIP: see projected.cuh
 //   EXACT       the inverse of x's scale is not rounded

@@ -2,18 +2,18 @@
 // memory while weights pass: the three gates of a group's 64 units, tile by tile. Of two groups one
 // multiplies while the other works on its sums.
 //
-//   typedef Warpgroup<columns, stages, steps, stay> Tile;
-//   Tile::Passing passing(ring, weights, H, padded, first, tiles);  // loads begin
-//   ...                                                             // rows are written, `shown`
-//   passing.add(sums, rows, turn...);                               // tile by tile
+//   typedef Warpgroup<columns, stages, steps, stays> Tile;
+//   Tile::Passing passing(rings, weights, H, padded, first, last);  // loads begin
+//   ...                                                             // rows are written
+//   passing.add(sums, rows, before, behind);                        // tile by tile
 //
-// A block has two groups and Tile::kRows rows of codes, from `rows` on as `Tile::place` has them; a
-// group goes through every second tile of 64 units. A stage has 128 features of a tile's weights,
-// which are int8 (3H, padded), channel = gate * H + unit; padded is a multiple of 16, and up to 32
-// for each of the steps. `ring` and
-// `rows` are multiples of 1024. Units beyond H are zeros, and so are features of weights beyond
-// `padded`. Where all weights of a group `stay`, there are stages for them, and they are waited for
-// with the rows.
+// A block has two groups and Tile::kRows rows of codes, from `rows` on as `Tile::place` has them;
+// writers call `shown_to_copies` before the barrier. A group goes through every second tile of 64
+// units, from unit `first` to before `last`. A stage has 128 features of a tile's weights, which
+// are int8 (3H, padded), channel = gate * H + unit; padded is a multiple of 16, and there are 32
+// features or less for each of the steps. Each group has a ring of stages; `rings` and `rows` are
+// multiples of 1024. Units beyond H are zeros, and so are features of weights beyond `padded`.
+// Where a group's weights all stay, it has a stage for each, and they are waited for with the rows.
 //
 // sums[gate][column][i] of a thread belongs to unit `Tile::unit(i)` of the tile and row
 // `Tile::row(column, i)` of the block, as in multiply.cuh.
@@ -24,6 +24,7 @@
 
 template <int kColumns, int kStages, int kSteps, bool kStays>
 struct Warpgroup {
+    static_assert((kSteps + 3) / 4 <= kStages, "weights of a tile are there at once");
     static constexpr int kGroupThreads = 128, kThreads = 2 * kGroupThreads;
     static constexpr int kUnits = 64, kRows = 8 * kColumns, kDepth = 128;
     static constexpr int kPanels = (kSteps + 3) / 4;  // of 128 features, as stages have

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._errors import ConfigError
+from quant_gru._errors import CalibrationError, ConfigError
 from quant_gru._gru import STATE_KEY, QuantGRU
 from quant_gru._sequence import to_device
 from quant_gru.config import QuantConfig
@@ -75,6 +75,11 @@ class CustomGRU(QuantGRU):
     def _finalized(self) -> None:
         pending = not self.is_calibrated() and not self._state.has_statistics
         if pending and self.calibration_data is not None:
+            if not isinstance(self.calibration_data, Tensor | PackedSequence):
+                raise CalibrationError(
+                    "Expected calibration_data to be a tensor or a PackedSequence, got "
+                    f"{type(self.calibration_data).__name__}"
+                )
             self.calibrate(to_device(self.calibration_data, self._weight.device))
             self.finalize_calibration()
         super()._finalized()

@@ -137,7 +137,9 @@ class FrozenQuantGRU(torch.nn.Module):
     def forward(
         self, input: Tensor | PackedSequence, hx: Tensor | None = None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
-        """Run the GRU; shapes and values as `QuantGRU.forward` in quantized mode, float32.
+        """Run the GRU; shapes and values as `QuantGRU.forward` in quantized mode.
+
+        Results have the dtype of the input; values are those of float32, rounded to it.
 
         Raises:
             QuantGRUError: A shape that does not fit, or an input that asks for a gradient.
@@ -164,7 +166,7 @@ class FrozenQuantGRU(torch.nn.Module):
             plans.quick = quick_of(plan, own, used) or quick_gpu_of(plan, own, used)
         sequence = self._normalize(input, hx)
         y, h_n = run_real(plan, sequence.x, sequence.hx, sequence.lengths)
-        return sequence.restore(y, h_n)
+        return sequence.restore(y.to(data.dtype), h_n.to(data.dtype))
 
     def _forward_traced(
         self, input: Tensor | PackedSequence, hx: Tensor | None
@@ -179,7 +181,8 @@ class FrozenQuantGRU(torch.nn.Module):
             self.get_buffer(_DOCUMENT),
             _library.Settings(bidirectional=self.shape.bidirectional),
         )
-        return sequence.restore(y, h_n)
+        dtype = sequence.x.dtype
+        return sequence.restore(y.to(dtype), h_n.to(dtype))
 
     def forward_integer(
         self, x_codes: Tensor, h_codes: Tensor | None = None

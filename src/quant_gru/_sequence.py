@@ -136,6 +136,8 @@ def _check_real(thing: str, value: object) -> None:
         raise QuantGRUError(f"Expected {thing} to be a tensor, got {type(value).__name__}")
     if not value.is_floating_point():
         raise QuantGRUError(f"Expected {thing} to be floating point, got {value.dtype}")
+    if value.layout is not torch.strided:
+        raise QuantGRUError(f"Expected {thing} to be a dense tensor, got {value.layout}")
 
 
 def _check_features(x: Tensor, dims: int, input_size: int) -> None:

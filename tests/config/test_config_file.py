@@ -284,6 +284,7 @@ def test_file_that_cannot_be_read(tmp_path):
     assert message(QuantConfig.from_json, missing) == expected
     expected = f"Expected a file, got a directory (file {str(tmp_path)!r})"
     assert message(QuantConfig.from_json, tmp_path) == expected
+    assert message(QuantConfig.from_json, None) == "Expected the path of a file, got None"
 
 
 def test_errors_are_value_errors_of_one_family():

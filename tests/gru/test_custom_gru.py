@@ -268,6 +268,17 @@ def test_training():
     assert losses[-1] < 0.7 * losses[0]
 
 
+def test_calibration_data_of_another_kind():
+    gru = made()
+    gru.calibration_data = [seeded(5, 3, C)]
+    with pytest.raises(
+        CalibrationError, match="calibration_data to be a tensor or a PackedSequence, got list"
+    ):
+        gru(seeded(5, 3, C))
+    gru.calibration_data = seeded(5, 3, C)
+    gru(seeded(5, 3, C))
+
+
 def test_parameter_files():
     gru = made()
     gru.adjust_quant_config("z_out", bitwidth=12)  # before calibration: of the configuration

@@ -12,7 +12,14 @@ import torch
 from gru_helpers import C, H, packed, quantized, same, seeded, states, unpacked
 from torch import nn
 
-from quant_gru import CalibrationError, ConfigError, QuantConfig, QuantGRU, float_state_dict
+from quant_gru import (
+    CalibrationError,
+    ConfigError,
+    QuantConfig,
+    QuantGRU,
+    QuantGRUError,
+    float_state_dict,
+)
 
 SHAPES = {
     "one layer": {},
@@ -499,3 +506,11 @@ def test_shapes_that_do_not_fit_are_errors(x, hx):
     gru = quantized()
     with pytest.raises(ValueError, match="Expected"):
         gru(x, hx)
+
+
+def test_input_that_is_not_dense_is_an_error():
+    gru, x = quantized(), seeded(5, 3, C)
+    with pytest.raises(QuantGRUError, match=r"input to be a dense tensor, got torch\.sparse_coo"):
+        gru(x.to_sparse())
+    with pytest.raises(QuantGRUError, match=r"hx to be a dense tensor, got torch\.sparse_coo"):
+        gru(x, torch.zeros(1, 3, H).to_sparse())

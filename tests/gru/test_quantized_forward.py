@@ -872,6 +872,37 @@ def test_frozen_of_mixed_widths_and_pinned_scales():
     same(frozen_state_dict(gru.freeze())(x)[0], gru(x)[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("in_rows", [False, True])
+def test_frozen_gives_the_dtype_of_its_input(dtype, in_rows):
+    gru = quantized(QuantConfig.int8())
+    frozen, x = gru.freeze(), seeded(6, 3, C).to(dtype)
+    hx = seeded(1, 3, H, seed=4).to(dtype)
+    given = nn.utils.rnn.pack_padded_sequence(x, [6, 4, 1]) if in_rows else x
+    with torch.no_grad():
+        expected = gru(given.float(), hx.float())
+        got = frozen(given, hx)
+        model = torch.nn.Sequential(First(frozen), torch.nn.Linear(H, 2)).to(dtype)
+        assert model(x).dtype is dtype
+        program = torch.export.export(frozen, (x, hx)).module()
+        assert torch.equal(program(x, hx)[0], frozen(x, hx)[0])
+    for ours, theirs in zip(got, expected, strict=True):
+        ours, theirs = (getattr(each, "data", each) for each in (ours, theirs))
+        assert ours.dtype is dtype
+        assert torch.equal(ours, theirs.to(dtype))
+
+
+class First(torch.nn.Module):
+    """The first result of a module."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        return self.module(x)[0]
+
+
 def test_frozen_refuses_gradients():
     frozen = quantized().freeze()
     x = seeded(4, 2, C).requires_grad_()

@@ -16,6 +16,8 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     Raises:
         ConfigError: It cannot be read, is not UTF-8, is not JSON, or names a key twice.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"Expected the path of a file, got {path!r}")
     where = f"(file {os.fspath(path)!r})"
     try:
         raw = Path(path).read_bytes()

@@ -102,6 +102,9 @@ def main():
         sys.argv = command
         runpy.run_path(command[0], run_name="__main__")
     end()
+    # threads of torch's that outlive the group may abort a process while its interpreter ends
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ GRU = {
     "_quick_step",
     "_quiet",
     "_adjust",
+    "_cut_biases",
     "_stream",
     "_state",
     "_frozen_plan",

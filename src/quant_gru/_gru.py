@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru import _library
 from quant_gru._adjust import Change
+from quant_gru._cut_biases import warn_of_cut_biases
 from quant_gru._errors import CalibrationError, ConfigError, QuantGRUError
 from quant_gru._float_noise import run_float
 from quant_gru._frozen import FrozenQuantGRU
@@ -448,6 +449,8 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
             return
         self._state.finalize(sync)
         self._write_logarithms()
+        assert self._state.scales is not None
+        warn_of_cut_biases(self._state.scales, self._weights())
         load(next(self.parameters()).device)
         if verbose:
             for layer, suffix in self._cells():

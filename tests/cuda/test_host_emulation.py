@@ -117,6 +117,7 @@ def test_both_directions_share_a_launch(host, monkeypatch):
         assert same(got[i], reference.run(plan, x, h0, None, bool(i)))
 
 
+@pytest.mark.filterwarnings("ignore:Expected biases")
 def test_accumulators_that_float32_does_not_hold(host, monkeypatch):
     """Large biases send the kernels through doubles."""
     monkeypatch.setenv(planner.VARIABLE, "1,1,1,8")
@@ -136,6 +137,7 @@ def test_accumulators_that_float32_does_not_hold(host, monkeypatch):
     assert same(executor.run(plan, x, h0, machine=host), reference.run(plan, x, h0))
 
 
+@pytest.mark.filterwarnings("ignore:Expected biases")
 @pytest.mark.parametrize("fits", [True, False])
 @pytest.mark.parametrize("shape", ["1,1,1,8", "2,2,1,8", "1,1,1,1", "2,2,1,16", "2,2,1,4"])
 def test_codes_of_16_bits_in_float32(host, monkeypatch, shape, fits):

@@ -408,6 +408,7 @@ def test_all_zero_weights():
     assert set(gru.get_quant_config("W")["scale"]) == {1.0}
 
 
+@pytest.mark.filterwarnings("ignore:Expected biases")
 @pytest.mark.parametrize("scale", [1e-30, 1e30, 1e-44])
 @pytest.mark.parametrize("kind", ["pot", "free"])
 def test_extreme_data(scale, kind):

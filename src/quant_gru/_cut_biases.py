@@ -1,0 +1,49 @@
+"""Biases that are cut off where they are added to sums of products."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+
+from quant_gru._layers import Weights
+from quant_gru.config import QuantGRUWarning
+from quant_gru.config.notes import caller_stacklevel
+from quant_gru.integer.plan import bias_limit, build_weights
+from quant_gru.integer.qparams import QParams
+
+_ADDED = (("weight.bw", "Bw", "weight.W", "input.x"), ("weight.br", "Br", "weight.R", "output.h"))
+
+
+@torch.no_grad()
+def warn_of_cut_biases(
+    scales: Sequence[Sequence[QParams]], weights: Sequence[Sequence[Weights]]
+) -> None:
+    """Warn where biases are beyond what sums of products hold: values or weights are too small.
+
+    Args:
+        scales: [layer][direction] -> quantizers.
+        weights: [layer][direction] -> W, R, bw, br.
+    """
+    for layer, cells in enumerate(zip(scales, weights, strict=True)):
+        for direction, (q, (W, R, bw, br)) in enumerate(zip(*cells, strict=True)):
+            if W is None or R is None or (bw is None and br is None):
+                continue
+            part = build_weights(q, W, R, bw, br)
+            for name, added, weight, operand in _ADDED:
+                bits = q.config[weight].bitwidth
+                assert bits is not None
+                values = q.quantizers[operand]
+                biases = getattr(part, added)
+                cut = int((biases.abs() >= bias_limit(bits, values.bits)).sum())
+                if cut:
+                    where = f"layer {layer}{' reverse' if direction else ''}"
+                    message = (
+                        f"Expected biases that sums of {weight} times {operand} can hold, got "
+                        f"{cut} of {biases.numel()} in {name} of {where} that are too large, and "
+                        f"are cut off: values of {operand} (scale {values.scale:g}) or weights are "
+                        f"very small; a larger scale of {operand} keeps biases, see "
+                        "adjust_quant_config"
+                    )
+                    warnings.warn(QuantGRUWarning(message), stacklevel=caller_stacklevel())

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import CalibrationError, ConfigError, QuantGRUError
@@ -38,7 +39,7 @@ def convert_model(model: Model, config: QuantConfig | None = None, inplace: bool
         The converted model.
 
     Raises:
-        QuantGRUError: There is no nn.GRU in the model.
+        QuantGRUError: There is no nn.GRU in the model, or it cannot be copied.
     """
     if config is not None and not isinstance(config, QuantConfig):
         raise ConfigError(
@@ -48,15 +49,20 @@ def convert_model(model: Model, config: QuantConfig | None = None, inplace: bool
         raise QuantGRUError(
             f"Expected a model with at least one torch.nn.GRU, got none in {type(model).__name__}"
         )
-    model = model if inplace else copy.deepcopy(model)
+    model = model if inplace else _copied(model)
     converted: dict[torch.nn.Module, QuantGRU] = {}
     for name, module in model.named_modules():
         if type(module) is torch.nn.GRU:
             converted[module] = _convert(module, config)
         elif isinstance(module, torch.nn.GRU) and not isinstance(module, QuantGRU):
+            why = "a subclass of nn.GRU with code of its own"
+            if is_parametrized(module):
+                why = (
+                    "a GRU whose weights are parametrized (convert it first, or call "
+                    "torch.nn.utils.parametrize.remove_parametrizations)"
+                )
             warnings.warn(
-                f"{name or 'the model'} is a {type(module).__name__}, a subclass of nn.GRU with "
-                "code of its own: left as it is",
+                f"{name or 'the model'} is a {type(module).__name__}, {why}: left as it is",
                 QuantGRUWarning,
                 stacklevel=2,
             )
@@ -65,6 +71,17 @@ def convert_model(model: Model, config: QuantConfig | None = None, inplace: bool
             if child in converted:
                 parent._modules[name] = converted[child]
     return cast(Model, converted.get(model, model))
+
+
+def _copied(model: Model) -> Model:
+    try:
+        return copy.deepcopy(model)
+    except (RuntimeError, TypeError) as error:
+        raise QuantGRUError(
+            f"Expected a model that can be copied, got {type(error).__name__} ({error}); weights "
+            "that are computed from others, as those of torch.nn.utils.prune are until "
+            "prune.remove, cannot: give inplace=True"
+        ) from error
 
 
 def _convert(gru: torch.nn.GRU, config: QuantConfig | None) -> QuantGRU:

@@ -9,7 +9,7 @@ import torch
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import reference
 from quant_gru.integer.backward import Kept
-from quant_gru.kernels.cuda import planner, stack
+from quant_gru.kernels.cuda import planner, real_projection, stack
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER, Host
@@ -66,6 +66,26 @@ def unsigned(config):
 )
 def test_whole_calls(host, config, rows):
     check_calls(quantized(config, num_layers=2, bidirectional=True), host, rows)
+
+
+@pytest.mark.parametrize("shape", ["1,1,1,1", "1,1,1,2", "1,1,1,4", "1,1,1,8"])
+@pytest.mark.parametrize("config", [QuantConfig.int8(), unsigned(QuantConfig.int8())])
+def test_whole_calls_by_groups_of_warps(host, monkeypatch, config, shape):
+    """The first layer's projection, of both directions, where products of four warps are."""
+    monkeypatch.setenv(planner.VARIABLE, shape)
+    monkeypatch.setattr(host, "arch", "sm_90a")
+    monkeypatch.setattr(real_projection, "_GROUP_ROWS", 0)
+    monkeypatch.setattr(real_projection, "_GROUP_WORK", 0)
+    gru = quantized(config, num_layers=2, bidirectional=True)
+    host.launched.clear()
+    check_calls(gru, host, (9, 8))
+    names = [name for name, _ in host.launched]
+    # four calls, one with lengths among them, of two directions
+    assert names.count("project_groups") == 2 * names.count("between")
+    assert "project_groups" in names
+    x = torch.randn(9, 8, C)
+    x[3, 5, 1] = nan
+    checked(gru, host, x)
 
 
 def test_whole_calls_with_zoneout(host):

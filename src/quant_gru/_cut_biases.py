@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from quant_gru._layers import Weights
 from quant_gru.config import QuantGRUWarning
@@ -27,23 +28,28 @@ def warn_of_cut_biases(
         weights: [layer][direction] -> W, R, bw, br.
     """
     for layer, cells in enumerate(zip(scales, weights, strict=True)):
-        for direction, (q, (W, R, bw, br)) in enumerate(zip(*cells, strict=True)):
-            if W is None or R is None or (bw is None and br is None):
-                continue
-            part = build_weights(q, W, R, bw, br)
-            for name, added, weight, operand in _ADDED:
-                bits = q.config[weight].bitwidth
-                assert bits is not None
-                values = q.quantizers[operand]
-                biases = getattr(part, added)
-                cut = int((biases.abs() >= bias_limit(bits, values.bits)).sum())
-                if cut:
-                    where = f"layer {layer}{' reverse' if direction else ''}"
-                    message = (
-                        f"Expected biases that sums of {weight} times {operand} can hold, got "
-                        f"{cut} of {biases.numel()} in {name} of {where} that are too large, and "
-                        f"are cut off: values of {operand} (scale {values.scale:g}) or weights are "
-                        f"very small; a larger scale of {operand} keeps biases, see "
-                        "adjust_quant_config"
-                    )
-                    warnings.warn(QuantGRUWarning(message), stacklevel=caller_stacklevel())
+        for direction, cell in enumerate(zip(*cells, strict=True)):
+            where = f"layer {layer}{' reverse' if direction else ''}"
+            for message in _cut(where, *cell):
+                warnings.warn(QuantGRUWarning(message), stacklevel=caller_stacklevel())
+
+
+def _cut(where: str, qparams: QParams, weights: Weights) -> Iterator[str]:
+    """What is to be said of a layer and direction."""
+    W, R, bw, br = weights
+    if W is None or R is None or (bw is None and br is None):
+        return
+    part = build_weights(qparams, W, R, bw, br)
+    for name, added, weight, operand in _ADDED:
+        bits = qparams.config[weight].bitwidth
+        assert bits is not None
+        values = qparams.quantizers[operand]
+        biases: Tensor = getattr(part, added)
+        cut = int((biases.abs() >= bias_limit(bits, values.bits)).sum())
+        if cut:
+            yield (
+                f"Expected biases that sums of {weight} times {operand} can hold, got {cut} of "
+                f"{biases.numel()} in {name} of {where} that are too large, and are cut off: "
+                f"values of {operand} (scale {values.scale:g}) or weights are very small; a larger "
+                f"scale of {operand} keeps biases, see adjust_quant_config"
+            )

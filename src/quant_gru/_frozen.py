@@ -166,7 +166,8 @@ class FrozenQuantGRU(torch.nn.Module):
             plans.quick = quick_of(plan, own, used) or quick_gpu_of(plan, own, used)
         sequence = self._normalize(input, hx)
         y, h_n = run_real(plan, sequence.x, sequence.hx, sequence.lengths)
-        return sequence.restore(y.to(data.dtype), h_n.to(data.dtype))
+        dtype = sequence.x.dtype
+        return sequence.restore(y.to(dtype), h_n.to(dtype))
 
     def _forward_traced(
         self, input: Tensor | PackedSequence, hx: Tensor | None

@@ -33,7 +33,14 @@ SIZES = [
 # the same of recurrences that start while their projection goes on, were they longer
 BESIDE = [(18, 64, 256, 1024), (20, 8, 64, 512), (24, 8, 256, 512)]
 # of many rows, whose projection is one of groups of warps where a device has them
-MANY = [(3, 1030, 40, 64), (2, 1600, 150, 130), (2, 1600, 256, 256), (2, 1600, 330, 520)]
+MANY = [
+    (3, 1030, 140, 64),
+    (2, 1600, 150, 130),
+    (2, 1600, 256, 256),
+    (2, 1600, 330, 520),
+    (2, 1600, 64, 320),
+    (3, 1030, 384, 100),
+]
 TRAINED = [(5, 3, 12, 40), (4, 20, 40, 256), (3, 8, 33, 512), (3, 16, 64, 1024)]
 
 

@@ -20,6 +20,7 @@ from quant_gru.kernels.cuda.real_projection import (
     TWO_PLANES,
     Block,
     Groups,
+    blocks_of,
     choose,
     choose_for,
     choose_groups,
@@ -263,7 +264,7 @@ def test_threads_and_memory_follow_blocks():
     block = Block(4, 2, 7, 3, 2, 2)
     assert (block.units, block.rows, block.threads) == (64, 112, 256)
     shared = 3 * 64 * 192 + 120 * 272 + 12 * 112 + 36 * 128
-    assert (block.blocks_of(12800), block.shared_bytes(256, 256, 1)) == (230, shared)
+    assert (blocks_of(block, 12800), block.shared_bytes(256, 256, 1)) == (230, shared)
 
 
 def test_choices_follow_sizes():
@@ -306,7 +307,7 @@ def test_groups_take_many_rows_where_there_are_groups():
     numbers = executor.numbers_of(plan_of(QuantConfig.int8(), 256, 256, 1))
     found = choose_for(hopper, numbers, shape, 100, 128)
     assert found == Groups(14, 1, 256, 256)
-    assert (found.blocks_of(12800), found.turns, found.stages, found.stays) == (115, 2, 3, False)
+    assert (blocks_of(found, 12800), found.turns, found.stages, found.stays) == (115, 2, 3, False)
     assert found.shared_bytes == 128 * (2 * 3 * 192 + 2 * 112) + 4 * 112 + 24 * 256
     assert choose_for(hopper, numbers, shape, 100, 64) == Groups(14, 2, 256, 256)
     assert choose_for(hopper, numbers, shape, 100, 32) == Groups(8, 2, 256, 256)

@@ -9,6 +9,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import sanitize
+import sanitized_calls
+
+from quant_gru.kernels.cuda.real_projection import choose_groups
 
 ATTACH = "========= Error: Target application failed to attach\n"
 OF_OTHERS = """========= COMPUTE-SANITIZER
@@ -76,5 +79,11 @@ def test_a_tool_that_cannot_attach_starts_again(tmp_path, monkeypatch):
 def test_every_kind_has_cases():
     for what in sanitize.WHAT:
         names = sanitize.cases(what)
-        assert len(names) >= 4
+        assert len(names) >= 6
         assert any("training" in name for name in names) or what in ("beside", "many")
+
+
+@pytest.mark.parametrize(("T", "N", "C", "H"), sanitized_calls.MANY)
+def test_many_rows_take_groups_of_warps(T, N, C, H):
+    units, padded = (-(-each // 16) * 16 for each in (H, C))
+    assert choose_groups(units, T * N, padded, 132) is not None

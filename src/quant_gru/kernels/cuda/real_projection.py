@@ -63,10 +63,6 @@ class Block(projection.Warps):
             "DEPTH": self.depth,
         }
 
-    def blocks_of(self, rows: int) -> int:
-        """Blocks of a launch."""
-        return -(-rows // self.rows) * self.parts
-
 
 @dataclass(frozen=True)
 class Groups:
@@ -123,12 +119,8 @@ class Groups:
         lines = 2 * self.stages * 3 * 64 + self.panels * self.rows
         return 128 * lines + 4 * self.rows + 6 * 4 * 64 * self.tiles
 
-    def blocks_of(self, rows: int) -> int:
-        """Blocks of a launch."""
-        return -(-rows // self.rows) * self.parts
-
     def macros(
-        self, end: projection.End, strip: int, exact: bool = False, short: bool = False
+        self, end: projection.End, strip: int, exact: bool, short: bool
     ) -> dict[str, object]:
         """What project_groups.cu is specialized on."""
         return {
@@ -226,8 +218,13 @@ def choose_groups(units: int, rows: int, padded: int, processors: int) -> Groups
 
 def _time(block: Groups, rows: int, processors: int) -> int:
     """What a group goes through, in rows times tiles."""
-    at_a_time = -(-block.blocks_of(rows) // processors)
-    return at_a_time * (_STARTED + block.turns * block.rows)
+    one_after_the_other = -(-blocks_of(block, rows) // processors)
+    return one_after_the_other * (_STARTED + block.turns * block.rows)
+
+
+def blocks_of(block: Block | Groups, rows: int) -> int:
+    """Blocks of a launch."""
+    return -(-rows // block.rows) * block.parts
 
 
 def choose_for(
@@ -250,11 +247,8 @@ def kernel_of(
     block: Block | Groups, numbers: Numbers, shape: planner.Shape, x: Quantizer
 ) -> Kernel:
     """What to launch for a plan whose x is of a quantizer; the shape is the recurrence's."""
-    end, exact, short = (
-        projection.end_of(numbers),
-        is_power_of_two(x.scale),
-        numbers.C <= _AT_A_TURN,
-    )
+    end = projection.end_of(numbers)
+    exact, short = is_power_of_two(x.scale), numbers.C <= _AT_A_TURN
     if isinstance(block, Groups):
         macros = block.macros(end, shape.strip, exact, short)
         return Kernel.of("project_groups", "project_groups", macros)
@@ -283,7 +277,7 @@ def real_projection(
     p.C, p.nan_stride, p.parts = numbers.C, -(-T // 4) * 4, block.parts
     p.zero = x.zero_point - numbers.x_offset
     fill_division(p.division, x)
-    blocks = block.blocks_of(T * shape.strips(N) * shape.strip)
+    blocks = blocks_of(block, T * shape.strips(N) * shape.strip)
     shared = (
         block.shared_bytes
         if isinstance(block, Groups)

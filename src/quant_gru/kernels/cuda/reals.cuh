@@ -124,7 +124,7 @@ struct Taken {
 
     // Values are loaded while the ones before become codes; of the first ones that has begun.
     template <class Place>
-    inline void quantize(Values &even, const Place &place, int plane = 0) const {
+    inline void quantize(Values &even, const Place &place, int plane) const {
         const int C = (int)p.C;
         Values odd;
         Next now;
@@ -145,7 +145,8 @@ struct Taken {
         __syncwarp();
     }
 
-    // The same for rows of so many times 128 features, all of which are under way at once.
+    // The same for rows of so many times 128 features, all of which are under way at once, and for
+    // codes of one byte.
     template <int kParts>
     struct All {
         Values values[kParts * kTurns];
@@ -162,9 +163,9 @@ struct Taken {
             __syncwarp();
         }
         template <class Place>
-        inline void quantize(const Taken &taken, const Place &place, int plane = 0) {
+        inline void quantize(const Taken &taken, const Place &place) {
 #pragma unroll
-            for (int i = 0; i < kParts * kTurns; ++i) taken.store(values[i], next(i), place, plane);
+            for (int i = 0; i < kParts * kTurns; ++i) taken.store(values[i], next(i), place, 0);
             __syncwarp();
         }
     };

@@ -131,7 +131,7 @@ struct Warpgroup {
             }
             const uint64_t b = matrix_in_lines(shared_address(rows));
             settle(sums);
-            // sums are registers before the turn begins
+            // sums may be settled while the other group multiplies
             products_begin();
             before();
 #pragma unroll

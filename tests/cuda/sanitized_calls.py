@@ -101,7 +101,11 @@ def cases(what: str) -> dict[str, Callable[[], None]]:
             for sizes in BESIDE
         }
     if what == "many":
-        return {f"call {sizes}": partial(call, CONFIGS["int8"], *sizes) for sizes in MANY}
+        return {
+            f"call {name} {sizes}": partial(call, CONFIGS[name], *sizes)
+            for name in ("int8", "w8a16")
+            for sizes in MANY
+        }
     config = CONFIGS[what]
     found: dict[str, Callable[[], None]] = {f"call {s}": partial(call, config, *s) for s in SIZES}
     found["two layers, two directions"] = partial(stacked, config)

@@ -62,7 +62,10 @@ def variants(arch):
     if arch == "sm_90a":
         for i, columns in enumerate(COLUMNS):
             block = Groups(columns, 1, 256, (64, 144, 256, 384)[i])
-            yield "project_groups", block.macros(End(1, i % 2), 1 << i, i > 1, i == 0)
+            yield "project_groups", block.macros(End(1, i % 3), 1 << i, i > 1, i == 0)
+            block = replace(block, columns=columns // 2, planes=2)
+            end = End(2, i, i % 2 == 0, i > 1)
+            yield "project_groups", block.macros(end, 8 >> i, i > 1, i == 0)
     for i, block in enumerate((TWO_PLANES, ALONE[2][-1])):
         for end in (End(2, i), End(2, 2 + i, i == 1)):
             yield "project_reals", block.macros(end, exact=i == 0, short=i == 1)

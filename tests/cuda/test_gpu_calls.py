@@ -55,13 +55,16 @@ def test_layers_directions_and_nan(config, H, rows):
 @pytest.mark.parametrize("columns", COLUMNS)
 @pytest.mark.parametrize("C", [48, 126, 256, 380])
 @pytest.mark.parametrize("H", [33, 256, 320])
-def test_projections_by_groups_of_warps(monkeypatch, columns, C, H):
+@pytest.mark.parametrize("planes", [1, 2])
+def test_projections_by_groups_of_warps(monkeypatch, columns, C, H, planes):
     """In all parts, with rows that do not fill a block, and NaN."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("of compute capability 9.0")
-    cpu, gpu = pair(C, H, QuantConfig.int8().replace("input.x", is_symmetric=C % 4 == 0))
+    config = QuantConfig.int8() if planes == 1 else QuantConfig.w8a16()
+    cpu, gpu = pair(C, H, config.replace("input.x", is_symmetric=C % 4 == 0))
     for parts in (1, 2, 4):
-        block = Groups(columns, parts, -(-H // 16) * 16, -(-C // 16) * 16)
+        sizes = -(-H // 16) * 16, -(-C // 16) * 16, planes
+        block = Groups(columns // planes, parts, *sizes)
         if parts > -(-H // 64) or block.shared_bytes > MOST_SHARED:
             continue
         monkeypatch.setattr(schedule, "choose_for", lambda *_, block=block: block)

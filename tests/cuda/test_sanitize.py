@@ -86,4 +86,5 @@ def test_every_kind_has_cases():
 @pytest.mark.parametrize(("T", "N", "C", "H"), sanitized_calls.MANY)
 def test_many_rows_take_groups_of_warps(T, N, C, H):
     units, padded = (-(-each // 16) * 16 for each in (H, C))
-    assert choose_groups(units, T * N, padded, 132) is not None
+    for planes in (1, 2):
+        assert choose_groups(units, T * N, padded, planes, 132) is not None

@@ -69,7 +69,9 @@ def test_whole_calls(host, config, rows):
 
 
 @pytest.mark.parametrize("shape", ["1,1,1,1", "1,1,1,2", "1,1,1,4", "1,1,1,8"])
-@pytest.mark.parametrize("config", [QuantConfig.int8(), unsigned(QuantConfig.int8())])
+@pytest.mark.parametrize(
+    "config", [QuantConfig.int8(), unsigned(QuantConfig.int8()), QuantConfig.w8a16()]
+)
 def test_whole_calls_by_groups_of_warps(host, monkeypatch, config, shape):
     """The first layer's projection, of both directions, where products of four warps are."""
     monkeypatch.setenv(planner.VARIABLE, shape)

@@ -1,18 +1,22 @@
-// The input projection of weights of bytes from real values of x, in one kernel, where codes of x
-// and of W x are bytes: a block quantizes some rows, keeps their codes in shared memory, and lets
-// units pass. Two groups of four warps multiply by turns.
+// The input projection of weights of bytes from real values of x, in one kernel: a block quantizes
+// some rows, keeps their codes in shared memory, and lets units pass. Two groups of four warps
+// multiply by turns.
 //
-//   CODES, STRIP: see projected.cuh
+//   PLANES      bytes of a code of x: x, or 256 * first + second + 128
+//   CODES, POWERS, LONG, STRIP: see projected.cuh
 //   EXACT       the inverse of x's scale is not rounded
 //   SHORT       a row has no more features than the lanes of a warp take at once
-//   COLUMNS, STAGES, STEPS, STAYS: see warpgroup.cuh
-#define PLANES 1
+//   COLUMNS     of 8 rows, of a block; planes are lines of their own
+//   STAGES, STEPS, STAYS: see warpgroup.cuh
 #include "reals.cuh"
 #include "warpgroup.cuh"
 
-typedef Warpgroup<COLUMNS, STAGES, STEPS, STAYS> Tile;
+typedef Warpgroup<PLANES * COLUMNS, STAGES, STEPS, STAYS> Tile;
 
-constexpr int kOwn = Tile::kRows / 8;  // rows of a warp
+constexpr int kRows = 8 * COLUMNS, kOwn = COLUMNS;  // of a block, of a warp
+
+// Where a row stands if those of a thread are four apart, see `row_of_eight`.
+inline int line_of_row(int row) { return row / 8 * 8 + row % 4 * 2 + row / 4 % 2; }
 
 // A block: some rows, and a part of the tiles of units.
 extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
@@ -23,23 +27,22 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
     // parts are a power of two: loads of rows would wait for a division
     const int parts = (int)reals.parts, log_parts = 31 - __clz(parts);
     const int part = (int)blockIdx.x & (parts - 1);
-    const int first_row = ((int)blockIdx.x >> log_parts) * Tile::kRows;
+    const int first_row = ((int)blockIdx.x >> log_parts) * kRows;
     const int tiles = ((int)p.groups + 3) / 4;
     const int first_tile = part * tiles >> log_parts, last_tile = (part + 1) * tiles >> log_parts;
     const int count = (int)(p.T * p.tiles * p.NB);
 
     unsigned char *const rows = memory + 2 * Tile::kRingBytes;
-    uint32_t *const seen = (uint32_t *)(rows + Tile::kPanels * Tile::kPanelBytes);
+    int64_t *const from = (int64_t *)(rows + Tile::kPanels * Tile::kPanelBytes);
+    uint32_t *const seen = (uint32_t *)(from + kRows);
     const int own = (int)threadIdx.x / 32 * kOwn;
-    // all is loaded before codes of these rows are written
-    int64_t *const from = (int64_t *)(rows + own * Tile::kDepth);
-    const Taken<kOwn> taken(reals, first_row + own + (int)threadIdx.x % 32, count, from,
+    const Taken<kOwn> taken(reals, first_row + own + (int)threadIdx.x % 32, count, from + own,
                             seen + own);
     Taken<kOwn>::All<Tile::kPanels> values;
     values.load(taken);
     // of all units of the part, gate by gate
     const int units = (last_tile - first_tile) * Tile::kUnits;
-    int *const folded = (int *)(seen + Tile::kRows);
+    int *const folded = (int *)(seen + kRows);
     float *const m = (float *)(folded + 3 * units);
     for (int i = (int)threadIdx.x; i < 3 * units; i += Tile::kThreads) {
         const int gate = (i >= units) + (i >= 2 * units);
@@ -51,8 +54,12 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
     const int group = Tile::group();
     Tile::Passing passing(memory, p.weights, p.H, p.padded, (first_tile + group) * Tile::kUnits,
                           last_tile * Tile::kUnits);
-    values.quantize(taken,
-                    [&](int row, int feature) { return rows + Tile::place(own + row, feature); });
+    const bool apart = rows_apart(p);
+    const auto place = [&](int row, int feature) {
+        const int at = own + row, line = apart ? line_of_row(at) : at;
+        return rows + Tile::place(line, feature);
+    };
+    values.quantize(taken, place, kRows * Tile::kDepth);
     if (part == 0) taken.flag();
 
     const bool exact = *p.exact_float != 0;
@@ -82,15 +89,18 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
         for (int i = 0; i < 6; ++i) {
             const int start = first_of(folded[i / 2 * units + at + i % 2 * 8], exact);
 #pragma unroll
-            for (int column = 0; column < COLUMNS; ++column)
-                sums[i / 2][column][i % 2 * 2] = sums[i / 2][column][i % 2 * 2 + 1] = start;
+            for (int line = 0; line < PLANES * COLUMNS; ++line)
+                sums[i / 2][line][i % 2 * 2] = sums[i / 2][line][i % 2 * 2 + 1] =
+                    line / COLUMNS == PLANES - 1 ? start : 0;
         }
         passing.add(sums, rows, before, behind);
         const int unit = tile * Tile::kUnits + Tile::unit(0);
         if (unit / 16 >= (int)p.groups) continue;
         // where results go is worked out here: through the products there are no registers for it
-        const int flat = first_row + (int)pinned(Tile::row(0, 0));
-        const auto sum = [&](int, int gate, int column, int i) { return sums[gate][column][i]; };
+        const int flat = first_row + (int)pinned(Tile::line(0, 0));
+        const auto sum = [&](int plane, int gate, int column, int i) {
+            return sums[gate][plane * COLUMNS + column][i];
+        };
         if (exact) {
             float factors[3][2];
 #pragma unroll

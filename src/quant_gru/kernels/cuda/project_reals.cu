@@ -2,7 +2,7 @@
 // some rows, keeps their codes in shared memory, and lets units pass.
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
-//   CODES, POWERS, LONG: see projected.cuh
+//   CODES, POWERS, LONG, STRIP: see projected.cuh
 //   EXACT       the inverse of x's scale is not rounded
 //   SHORT       a row has no more features than the lanes of a warp take at once
 //   UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES, DEPTH: the block's tile, see standing.cuh

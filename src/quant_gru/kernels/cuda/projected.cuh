@@ -112,17 +112,36 @@ template <int kColumns, class Codes>
 inline void store_all(const Projected &p, int given, int count, int group, const Codes &codes) {
     const Places places(p, given, group);
     const uint32_t size = is_wide(p) ? 8 : 4, step = places.step * size;
-    unsigned char *const first = (unsigned char *)p.Wx + places.first * size;
-    unsigned char *const second = (unsigned char *)p.Wx + places.second * size;
+    unsigned char *first = (unsigned char *)p.Wx + places.first * size;
+    unsigned char *second = (unsigned char *)p.Wx + places.second * size;
+    // Wide codes of two rows are 32 bytes of a thread: two stores would write half of each sector
+    // of memory at a time. So two threads store all of one's, and then all of the other's.
+    const bool swaps = is_wide(p) && strip_of(p) == 2, odd = threadIdx.x & 4;
+    if (swaps) {
+        first = odd ? second - 32 : first;
+        second = first + 32;
+    }
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
         const int row = places.flat + 8 * column;
         const uint2 v[4] = {codes(column, 0), codes(column, 1), codes(column, 2), codes(column, 3)};
-        const uint2 early = places.by_unit ? v[2] : v[1], late = places.by_unit ? v[1] : v[2];
+        uint2 early[2] = {v[0], places.by_unit ? v[2] : v[1]};
+        uint2 late[2] = {places.by_unit ? v[1] : v[2], v[3]};
+        if (swaps) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const uint32_t x = shuffled(odd ? early[i].x : late[i].x, 4);
+                const uint32_t y = shuffled(odd ? early[i].y : late[i].y, 4);
+                early[i].x = odd ? x : early[i].x;
+                early[i].y = odd ? y : early[i].y;
+                late[i].x = odd ? late[i].x : x;
+                late[i].y = odd ? late[i].y : y;
+            }
+        }
         const uint64_t on = (uint64_t)step * (uint32_t)column;
-        store_where(p, row < count, first + on, v[0], early);
+        store_where(p, row < count, first + on, early[0], early[1]);
         // tiles of two or four rows have an even count
-        store_where(p, row + places.next < count, second + on, late, v[3]);
+        store_where(p, row + places.next < count, second + on, late[0], late[1]);
     }
 }
 

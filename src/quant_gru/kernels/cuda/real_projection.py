@@ -51,11 +51,12 @@ class Block(projection.Warps):
         return ring + kept + 12 * self.rows + 36 * own
 
     def macros(
-        self, end: projection.End, exact: bool = False, short: bool = False
+        self, end: projection.End, exact: bool = False, short: bool = False, strip: int = 0
     ) -> dict[str, object]:
         """What project_reals.cu is specialized on."""
         return {
             **super().macros(end),
+            "STRIP": strip,
             "EXACT": int(exact),
             "SHORT": int(short),
             "STAGES": self.stages,
@@ -69,16 +70,18 @@ class Groups:
     """What a block of two groups of four warps makes, as warpgroup.cuh has it.
 
     Attributes:
-        columns: Of 8 rows, one of `COLUMNS`.
+        columns: Of 8 rows; those of all planes are one of `COLUMNS`.
         parts: Blocks that share the units of the same rows, a power of two.
         units: H padded to groups of 16.
         padded: Features, a multiple of 16.
+        planes: Bytes of a code of x.
     """
 
     columns: int
     parts: int
     units: int
     padded: int
+    planes: int = 1
 
     threads = 256
 
@@ -116,8 +119,8 @@ class Groups:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        lines = 2 * self.stages * 3 * 64 + self.panels * self.rows
-        return 128 * lines + 4 * self.rows + 6 * 4 * 64 * self.tiles
+        lines = 2 * self.stages * 3 * 64 + self.panels * self.planes * self.rows
+        return 128 * lines + 12 * self.rows + 6 * 4 * 64 * self.tiles
 
     def macros(
         self, end: projection.End, strip: int, exact: bool, short: bool
@@ -125,7 +128,7 @@ class Groups:
         """What project_groups.cu is specialized on."""
         return {
             **PLAIN,
-            "CODES": end.codes,
+            **end.macros,
             "STRIP": strip,
             "EXACT": int(exact),
             "SHORT": int(short),
@@ -143,7 +146,7 @@ ALONE = {
     1: tuple(Block(8, 1, columns, 3, 1, 1, 128) for columns in (5, 7, 8, 10, 13)),
     2: tuple(Block(4, 2, columns, 3, 1, 1, 128) for columns in (4, 5, 6, 7)),
 }
-COLUMNS = (8, 10, 12, 14)  # of `Groups`
+COLUMNS = (8, 10, 12, 14)  # of `Groups`, all planes together
 # rows, and rows times units times features, from which on these are fastest
 _GROUP_ROWS, _GROUP_WORK = 1536, 20_000_000
 _STARTED = 90  # rows that take a group as long as all else that it does
@@ -202,7 +205,9 @@ def _turns(block: Block, rows: int, processors: int) -> int:
     return -(-strips // processors) * (block.rows + _BESIDE)
 
 
-def choose_groups(units: int, rows: int, padded: int, processors: int) -> Groups | None:
+def choose_groups(
+    units: int, rows: int, padded: int, planes: int, processors: int
+) -> Groups | None:
     """The blocks of groups of warps that take least time, or None where others are faster.
 
     Arguments are those of `choose`.
@@ -211,15 +216,20 @@ def choose_groups(units: int, rows: int, padded: int, processors: int) -> Groups
     if rows < _GROUP_ROWS or work < _GROUP_WORK or padded > _MOST_FEATURES:
         return None
     parts = [1 << i for i in range((-(-units // 64)).bit_length())]
-    found = [Groups(columns, n, units, padded) for n in parts for columns in COLUMNS]
+    columns = [each // planes for each in COLUMNS]
+    found = [Groups(each, n, units, padded, planes) for n in parts for each in columns]
     fitting = [each for each in found if each.shared_bytes <= MOST_SHARED]
-    return min(fitting, key=lambda each: _time(each, rows, processors), default=None)
+    best = min(fitting, key=lambda each: _time(each, rows, processors), default=None)
+    if best and planes == 2 and best.turns == 1:
+        # with half the rows, blocks that have little to do and start twice are slower
+        return best if (blocks_of(best, rows) - 1) // processors != 1 else None
+    return best
 
 
 def _time(block: Groups, rows: int, processors: int) -> int:
     """What a group goes through, in rows times tiles."""
     one_after_the_other = -(-blocks_of(block, rows) // processors)
-    return one_after_the_other * (_STARTED + block.turns * block.rows)
+    return one_after_the_other * (_STARTED + block.turns * block.planes * block.rows)
 
 
 def blocks_of(block: Block | Groups, rows: int) -> int:
@@ -236,8 +246,8 @@ def choose_for(
         return None
     rows, padded = T * shape.strips(N) * shape.strip, numbers.padded_C
     clusters, planes = machine.clusters(), numbers.x_planes
-    if machine.arch == _GROUPS_OF and planes == 1 and not numbers.form.wide_input:
-        found = choose_groups(shape.units, rows, padded, clusters[1])
+    if machine.arch == _GROUPS_OF:
+        found = choose_groups(shape.units, rows, padded, planes, clusters[1])
         if found:
             return found
     return choose(shape.units, rows, padded, planes, clusters[1], len(clusters) > 1)
@@ -252,7 +262,7 @@ def kernel_of(
     if isinstance(block, Groups):
         macros = block.macros(end, shape.strip, exact, short)
         return Kernel.of("project_groups", "project_groups", macros)
-    return Kernel.of("project_reals", "project_reals", block.macros(end, exact, short))
+    return Kernel.of("project_reals", "project_reals", block.macros(end, exact, short, shape.strip))
 
 
 def real_projection(

@@ -145,8 +145,7 @@ struct Taken {
         __syncwarp();
     }
 
-    // The same for rows of so many times 128 features, all of which are under way at once, and for
-    // codes of one byte.
+    // The same for rows of so many times 128 features, all of which are under way at once.
     template <int kParts>
     struct All {
         Values values[kParts * kTurns];
@@ -163,9 +162,9 @@ struct Taken {
             __syncwarp();
         }
         template <class Place>
-        inline void quantize(const Taken &taken, const Place &place) {
+        inline void quantize(const Taken &taken, const Place &place, int plane) {
 #pragma unroll
-            for (int i = 0; i < kParts * kTurns; ++i) taken.store(values[i], next(i), place, 0);
+            for (int i = 0; i < kParts * kTurns; ++i) taken.store(values[i], next(i), place, plane);
             __syncwarp();
         }
     };

@@ -1,22 +1,23 @@
-// Products of bytes by groups of four warps (`wgmma`) with rows of activations that stay in shared
+// Products of bytes by groups of four warps (`wgmma`) with lines of activations that stay in shared
 // memory while weights pass: the three gates of a group's 64 units, tile by tile. Of two groups one
 // multiplies while the other works on its sums.
 //
 //   typedef Warpgroup<columns, stages, steps, stays> Tile;
 //   Tile::Passing passing(rings, weights, H, padded, first, last);  // loads begin
-//   ...                                                             // rows are written
-//   passing.add(sums, rows, before, behind);                        // tile by tile
+//   ...                                                             // lines are written
+//   passing.add(sums, lines, before, behind);                       // tile by tile
 //
-// A block has two groups and Tile::kRows rows of codes, from `rows` on as `Tile::place` has them;
-// writers call `shown_to_copies` before the barrier. A group goes through every second tile of 64
-// units, from unit `first` to before `last`. A stage has 128 features of a tile's weights, which
-// are int8 (3H, padded), channel = gate * H + unit; padded is a multiple of 16, and there are 32
-// features or less for each of the steps. Each group has a ring of stages; `rings` and `rows` are
-// multiples of 1024. Units beyond H are zeros, and so are features of weights beyond `padded`.
-// Where a group's weights all stay, it has a stage for each, and they are waited for with the rows.
+// A block has two groups and Tile::kLines lines of codes, from `lines` on as `Tile::place` has
+// them; writers call `shown_to_copies` before the barrier. A group goes through every second tile
+// of 64 units, from unit `first` to before `last`. A stage has 128 features of a tile's weights,
+// which are int8 (3H, padded), channel = gate * H + unit; padded is a multiple of 16, and there are
+// 32 features or less for each of the steps. Each group has a ring of stages; `rings` and `lines`
+// are multiples of 1024. Units beyond H are zeros, and so are features of weights beyond `padded`.
+// Where a group's weights all stay, it has a stage for each, and they are waited for with the
+// lines.
 //
-// sums[gate][column][i] of a thread belongs to unit `Tile::unit(i)` of the tile and row
-// `Tile::row(column, i)` of the block, as in multiply.cuh.
+// sums[gate][column][i] of a thread belongs to unit `Tile::unit(i)` of the tile and line
+// `Tile::line(column, i)` of the block, as in multiply.cuh.
 #ifndef QUANT_GRU_WARPGROUP_CUH
 #define QUANT_GRU_WARPGROUP_CUH
 
@@ -26,9 +27,9 @@ template <int kColumns, int kStages, int kSteps, bool kStays>
 struct Warpgroup {
     static_assert((kSteps + 3) / 4 <= kStages, "weights of a tile are there at once");
     static constexpr int kGroupThreads = 128, kThreads = 2 * kGroupThreads;
-    static constexpr int kUnits = 64, kRows = 8 * kColumns, kDepth = 128;
+    static constexpr int kUnits = 64, kLines = 8 * kColumns, kDepth = 128;
     static constexpr int kPanels = (kSteps + 3) / 4;  // of 128 features, as stages have
-    static constexpr int kPanelBytes = kRows * kDepth, kGateBytes = kUnits * kDepth;
+    static constexpr int kPanelBytes = kLines * kDepth, kGateBytes = kUnits * kDepth;
     static constexpr int kStageBytes = 3 * kGateBytes, kRingBytes = kStages * kStageBytes;
     typedef int Sums[3][kColumns][4];
 
@@ -36,12 +37,12 @@ struct Warpgroup {
     static inline int unit(int i) {
         return (int)threadIdx.x % kGroupThreads / 32 * 16 + i / 2 * 8 + (int)threadIdx.x % 32 / 4;
     }
-    static inline int row(int column, int i) {
+    static inline int line(int column, int i) {
         return column * 8 + (int)threadIdx.x % 4 * 2 + i % 2;
     }
-    // Where codes of a row stand, from a multiple of 4 on.
-    static inline int place(int row, int feature) {
-        return feature / kDepth * kPanelBytes + row * kDepth + ((feature / 16 ^ row) % 8 << 4) +
+    // Where codes of a line stand, from a multiple of 4 on.
+    static inline int place(int line, int feature) {
+        return feature / kDepth * kPanelBytes + line * kDepth + ((feature / 16 ^ line) % 8 << 4) +
                feature % 16;
     }
 
@@ -116,7 +117,7 @@ struct Warpgroup {
         // Adds the product of the next tile to the sums. `before` is called when all operands are
         // there, and `behind` when the tensor cores have them to do.
         template <class Before, class Behind>
-        inline void add(Sums &sums, unsigned char *rows, const Before &before,
+        inline void add(Sums &sums, unsigned char *lines, const Before &before,
                         const Behind &behind) {
             if (!kStays) {
                 copies_wait<kStages - kPanels>();
@@ -129,7 +130,7 @@ struct Warpgroup {
                 a[panel] = matrix_in_lines(ring + read_slot);
                 read_slot = after(read_slot);
             }
-            const uint64_t b = matrix_in_lines(shared_address(rows));
+            const uint64_t b = matrix_in_lines(shared_address(lines));
             settle(sums);
             // sums may be settled while the other group multiplies
             products_begin();

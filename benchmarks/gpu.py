@@ -6,7 +6,7 @@
 Whole calls of QuantGRU, quantize and dequantize included, one after the other, as Python makes them
 (eager) and replayed from a CUDA graph. `cuDNN` is nn.GRU, the best of TF32, float16 and bfloat16.
 `us/step` is the recurrence alone. Every figure is a median; engines take turns. Codes are compared
-with the reference first.
+with the reference first, and whole calls with those of the CPU.
 
 `of floor` is the part of our time in a graph that the hardware itself needs: the recurrence's
 multiplications and exchanges of states, the projection's multiplications, and all bytes once
@@ -17,6 +17,7 @@ are the time on the GPU of each part of an eager call, by the profiler.
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 from collections.abc import Callable, Iterable
 
@@ -194,6 +195,8 @@ def measure(shape: tuple[int, int, int, int], config: QuantConfig, repeats: int)
     states = border.quantize(plan.h, h0)[0]
     expected = reference.run(plan, few, states)[0]
     equal = torch.equal(executor.run(plan, few, states)[0], expected)
+    with torch.no_grad():
+        equal &= torch.equal(gru(x)[0].cpu(), copy.deepcopy(gru).cpu()(x.cpu())[0])
 
     recorder = LastRecurrence(driver.machine_of(x.device))
     codes = border.quantize(plan.x, x)[0]

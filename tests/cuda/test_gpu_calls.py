@@ -169,6 +169,29 @@ def test_threads_and_streams():
                 equal(got, expected[index])
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+def test_numbers_are_there_on_other_streams(layers):
+    """The first call makes them, behind other work of its stream; no call waits for the device."""
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    for T, N in ((7, 5), (9, 300)):
+        _, other = pair(16, 64, num_layers=layers)
+        cpu, gpu = pair(16, 64, num_layers=layers)
+        x = torch.randn(T, N, 16)
+        given, expected = x.cuda(), cpu(x)
+        other(given)  # kernels are compiled
+        torch.cuda.synchronize()
+        results = []
+        for stream in (*streams, *streams):
+            with torch.no_grad(), torch.cuda.stream(stream):
+                if not results:
+                    torch.cuda._sleep(1 << 30)
+                results.append(gpu(given))
+        assert not streams[0].query()
+        torch.cuda.synchronize()
+        for got in results:
+            equal(got, expected)
+
+
 class _Leaving(TorchDispatchMode):
     """The most numbers that an operation brings from the GPU to the host at once."""
 

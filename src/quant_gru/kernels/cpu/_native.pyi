@@ -77,6 +77,8 @@ class Stream:
     def __init__(self, stack: Stack, N: int, states: list[int]) -> None: ...
     def step(self, x: int, y: int, /) -> bool: ...
 
+# what gives the current stream, and what has one wait that the call before did not have
+Streams = tuple[Callable[[], int], Callable[[], int]]
 Real = tuple[int, int, int, int, int, int]  # address, strides of steps and rows, T, N, C
 Border = tuple[float, int, int, int, int]  # scale, zero point, limits, container
 Between = tuple[float, float, float, int, int, int, int]  # m, limits, zeros, containers
@@ -160,7 +162,7 @@ class Call:
         makers: list[tuple[Callable[..., Tensor], tuple[Any, ...]]],
         tensor: type[Tensor],
         device: int,
-        stream: Callable[[], int],
+        stream: Streams,
         fail: Callable[[int], None],
         keep: Any,
         /,
@@ -203,7 +205,7 @@ class Repeated:
         sizes: tuple[int, int, int, int, int],
         layouts: Sequence[Layout],
         makers: Sequence[tuple[Callable[..., Tensor], tuple[Any, ...]] | None],
-        torch: tuple[type[Tensor], Callable[[], int], Callable[[], int], Callable[[], bool]],
+        torch: tuple[type[Tensor], Callable[[], int], Streams, Callable[[], bool]],
         fail: Callable[[int], None],
         keep: object,
         /,

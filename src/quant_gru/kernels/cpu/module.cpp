@@ -230,15 +230,16 @@ using CallNumbers = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
 void make_call(Call *self, Launches &launches, const std::vector<Fields *> &fields,
                const std::vector<InputNumbers> &inputs, const CallNumbers &sizes,
                const std::vector<nb::tuple> &makers, nb::handle tensor, int64_t device,
-               nb::object stream, nb::object fail, nb::object keep) {
+               const nb::tuple &stream, nb::object fail, nb::object keep) {
     std::vector<Call::Input> found;
     for (const auto &[step, next, fours, width, may] : inputs)
         found.push_back({step, next, fours, width, may});
     const auto &[T, N, C, space, codes] = sizes;
     std::vector<Maker> made;
     for (const nb::tuple &each : makers) made.emplace_back(each[0], nb::cast<nb::tuple>(each[1]));
-    new (self) Call(launches, fields, found, {T, N, C, space, codes}, std::move(made),
-                    Tensors(tensor, device), std::move(stream), std::move(fail), std::move(keep));
+    new (self)
+        Call(launches, fields, found, {T, N, C, space, codes}, std::move(made),
+             Tensors(tensor, device), CurrentStream(stream), std::move(fail), std::move(keep));
 }
 
 nb::object run_call(Call &call, const nb::object &x, const nb::object &h0,

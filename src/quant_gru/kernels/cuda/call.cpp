@@ -7,6 +7,15 @@ namespace nb = nanobind;
 
 namespace quant_gru {
 
+uintptr_t CurrentStream::operator()() {
+    const auto now = static_cast<uintptr_t>(number(call(get_)));
+    if (now != before_) {
+        follow_();
+        before_ = now;
+    }
+    return now;
+}
+
 nb::object Space::take(int64_t size, uintptr_t stream, const Maker &make, const Tensors &tensors,
                        uintptr_t &address) {
     if (size <= size_ && stream == stream_) {
@@ -35,14 +44,14 @@ bool Space::forget() {
 
 Call::Call(Launches &launches, const std::vector<Fields *> &fields,
            const std::vector<Input> &inputs, const Sizes &sizes, std::vector<Maker> makers,
-           const Tensors &tensors, nb::object stream, nb::object fail, nb::object keep)
+           const Tensors &tensors, const CurrentStream &stream, nb::object fail, nb::object keep)
     : launches_(launches),
       fields_(fields),
       inputs_(inputs),
       sizes_(sizes),
       tensors_(tensors),
       makers_(std::move(makers)),
-      stream_(std::move(stream)),
+      stream_(stream),
       fail_(std::move(fail)),
       keep_(std::move(keep)) {}
 
@@ -69,7 +78,7 @@ nb::object Call::run(const Given &given, Space *kept) {
         return nb::borrow(Py_NotImplemented);
 
     const bool keeps = makers_.size() > 5;
-    const auto stream = static_cast<uintptr_t>(number(call(stream_)));
+    const uintptr_t stream = stream_();
     uintptr_t to[kinds] = {};
     auto at = [&](const nb::object &tensor) { return tensors_.address(tensor.ptr()); };
     const nb::object y = makers_[given.rows_first](), last = makers_[2]();

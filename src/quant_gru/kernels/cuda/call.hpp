@@ -14,6 +14,19 @@
 
 namespace quant_gru {
 
+// The current stream. `functions`: one that gives it, and one that has it wait for what others have
+// made, called where it is not that of the call before.
+class CurrentStream {
+ public:
+    explicit CurrentStream(const nanobind::tuple &functions)
+        : get_(functions[0]), follow_(functions[1]) {}
+    uintptr_t operator()();
+
+ private:
+    nanobind::object get_, follow_;
+    uintptr_t before_ = ~uintptr_t(0);
+};
+
 // Memory of calls, kept from one to the next. Work of one stream is done in turn, so its calls may
 // share it, those of other sizes included.
 class Space {
@@ -57,7 +70,7 @@ class Call {
     // what holds the launches, their arguments and the fields.
     Call(Launches &launches, const std::vector<Fields *> &fields, const std::vector<Input> &inputs,
          const Sizes &sizes, std::vector<Maker> makers, const Tensors &tensors,
-         nanobind::object stream, nanobind::object fail, nanobind::object keep);
+         const CurrentStream &stream, nanobind::object fail, nanobind::object keep);
 
     struct Given {
         PyObject *x, *h0, *lengths;  // those that are absent: null
@@ -78,7 +91,8 @@ class Call {
     Sizes sizes_;
     Tensors tensors_;
     std::vector<Maker> makers_;
-    nanobind::object stream_, fail_, keep_;
+    CurrentStream stream_;
+    nanobind::object fail_, keep_;
     int64_t step_ = -1, next_ = -1;
     bool aligned_ = false;
     std::mutex mutex_;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cuda.launch import Machine, Prepared
 from quant_gru.kernels.cuda.memory import Memory
+from quant_gru.kernels.cuda.streams import native_streams
 from quant_gru.kernels.makers import Maker, maker, parts
 
 
@@ -127,11 +127,6 @@ def native_call(
         at, kind = ctypes.addressof(record), type(record)
         step, following, fours = kind.step, kind.next, kind.fours
         fields.append((at + step.offset, at + following.offset, at + fours.offset, fours.size, may))
-    index, stream = -1, machine.stream
-    if device.type == "cuda":
-        # the same, without a step of Python
-        index = device.index
-        stream = functools.partial(torch._C._cuda_getCurrentRawStream, index)
     made = makers if keeps else makers[:5]
     return _native.Call(
         launches.native,
@@ -140,8 +135,8 @@ def native_call(
         (sizes.T, sizes.N, sizes.C, sizes.space, sizes.codes),
         [parts(each) for each in made],
         Tensor,
-        index,
-        stream,
+        device.index if device.type == "cuda" else -1,
+        native_streams(machine, device),
         machine.raise_for,
         (launches, memories, keep),
     )

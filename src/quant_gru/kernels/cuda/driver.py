@@ -17,6 +17,7 @@ from quant_gru.kernels.cuda import compiler, products
 from quant_gru.kernels.cuda.ahead import Ahead
 from quant_gru.kernels.cuda.launch import Grid, Kernel, Multiplication
 from quant_gru.kernels.cuda.products import Described, Product, ProductC
+from quant_gru.kernels.cuda.streams import streams_of
 from quant_gru.kernels.cuda.structures import structure
 
 _MISSING: Any = object()
@@ -155,11 +156,13 @@ class Device:
 
     Attributes:
         native: The driver's functions, in the context of this device.
+        stream: Gives torch's current stream, behind what others have made.
     """
 
     def __init__(self, index: int) -> None:
         self._driver = _driver()
         self.index = index
+        self.stream = streams_of(index).current
         capability = torch.cuda.get_device_capability(index)
         if capability < _OLDEST:
             raise QuantGRUError(_too_old(capability))
@@ -202,8 +205,7 @@ class Device:
         """
         loaded = self._ready(kernel, grid)
         pointers = ctypes.c_void_p(ctypes.addressof(arguments))
-        # what torch.cuda.current_stream(index).cuda_stream gives, without making an object
-        stream = torch._C._cuda_getCurrentRawStream(self.index)
+        stream = self.stream()
         with loaded.lock:
             # the driver copies configuration and arguments before it returns
             config = loaded.configure(grid, stream)
@@ -242,10 +244,6 @@ class Device:
         """Prepared launches as one, started in one call of native code."""
         found = [each for launch in launches for each in launch.launches]
         return Prepared(self, lambda: found)
-
-    def stream(self) -> int:
-        """Torch's current stream of this device."""
-        return int(torch._C._cuda_getCurrentRawStream(self.index))
 
     def raise_for(self, status: int) -> None:
         """Raise the error that a launch returned; that of a product is negative."""

@@ -131,5 +131,5 @@ class Machine(Protocol):
         ...
 
     def stream(self) -> int:
-        """The current stream, to which prepared launches go; they may follow at once."""
+        """The current stream, to which prepared launches go, behind what was made for all."""
         ...

@@ -24,6 +24,7 @@ from quant_gru.kernels.cuda.frozen import (
     frozen_numbers,
     planes_of,
 )
+from quant_gru.kernels.cuda.streams import made_on
 from quant_gru.kernels.cuda.structures import KINDS, MatrixC
 
 _MOST_BYTES = 1 << 14  # features whose products and bias int32 holds
@@ -61,7 +62,9 @@ class _kept(cached_property[Any]):
         if capturing(instance.device):
             return self.func(instance)
         instance.derived += 1
-        return super().__get__(instance, owner)
+        made = super().__get__(instance, owner)
+        made_on(instance.device)
+        return made
 
 
 class Numbers:
@@ -91,6 +94,8 @@ class Numbers:
         self._shifts = (plan.shift_Bw, plan.shift_Br)
         self._widths = (w.bits_W, w.bits_R)
         self.frozen = frozen_numbers(plan.frozen)
+        if not capturing(self.device):
+            made_on(self.device)
 
     def _pointer(self, tensor: Tensor) -> int:
         tensor = tensor.contiguous()
@@ -261,6 +266,7 @@ class Numbers:
             if not capturing(self.device):
                 self._fragments[features, units] = kept
                 self.derived += 1
+                made_on(self.device)
         return kept
 
     def packed(self) -> dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]]:

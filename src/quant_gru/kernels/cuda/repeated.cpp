@@ -15,7 +15,7 @@ Repeated::Repeated(Launches &launches, const Sizes &sizes, std::vector<Layout> l
       tensors_(torch[0], sizes.device),
       layouts_(std::move(layouts)),
       current_device_(torch[1]),
-      stream_(torch[2]),
+      stream_(nb::cast<nb::tuple>(torch[2])),
       is_capturing_(torch[3]),
       fail_(std::move(fail)),
       keep_(std::move(keep)),
@@ -61,7 +61,7 @@ nb::object Repeated::run(const nb::object &given_x, const nb::object &given_h0,
         !lies(given_grad_last, layouts_[2], to[grad_last]) ||
         !tensors_.is_contiguous(given_out.ptr()) || number(call(current_device_)) != sizes_.device)
         return nb::none();
-    const auto stream = static_cast<uintptr_t>(number(call(stream_)));
+    const uintptr_t stream = stream_();
     const nb::object space_now = memory(stream, to[space]);
     nb::object made[gradients];
     for (int i = 0; i < gradients; ++i) {

@@ -46,7 +46,8 @@ class Repeated {
 
     // layouts: of x, of the gradient of the output, of that of the last states. makers: of the
     // memory, then of gradients; None where one is not wanted. torch: Tensor, what gives the
-    // current device and the current stream, and what tells whether a graph is being captured.
+    // current device, the functions of a CurrentStream, and what tells whether a graph is being
+    // captured.
     // fail: raises the error of a status. keep: what holds the launches and what they read.
     Repeated(Launches &launches, const Sizes &sizes, std::vector<Layout> layouts,
              const std::vector<nanobind::object> &makers, const nanobind::tuple &torch,
@@ -70,7 +71,9 @@ class Repeated {
     Tensors tensors_;
     std::vector<Layout> layouts_;
     std::vector<std::optional<Maker>> makers_;
-    nanobind::object current_device_, stream_, is_capturing_, fail_, keep_;
+    nanobind::object current_device_;
+    CurrentStream stream_;
+    nanobind::object is_capturing_, fail_, keep_;
     Space space_;
 };
 

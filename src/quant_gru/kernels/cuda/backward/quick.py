@@ -7,7 +7,6 @@ nothing of it is looked at again.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from quant_gru.kernels.cuda.backward.schedule import Schedule
 from quant_gru.kernels.cuda.launch import Machine, Prepared
 from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.numbers import capturing
+from quant_gru.kernels.cuda.streams import native_streams
 from quant_gru.kernels.makers import maker, parts
 
 _MOST_KINDS = 64
@@ -242,9 +242,7 @@ class _Repeated(Schedule):
         functions = (
             Tensor,
             raw._cuda_getDevice if is_gpu else lambda: -1,
-            functools.partial(raw._cuda_getCurrentRawStream, index)
-            if is_gpu
-            else self._machine.stream,
+            native_streams(self._machine, self._device),
             raw._cuda_isCurrentStreamCapturing if is_gpu else lambda: False,
         )
         zero = 0 if self._zero is None else self._zero.data_ptr()

@@ -9,6 +9,7 @@ from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 from quant_gru._quick_gpu import QuickGPU, quick_gpu_of
 from quant_gru.kernels.cuda import schedule
 from quant_gru.kernels.cuda.frozen import MOST_SHARED
+from quant_gru.kernels.cuda.numbers import Numbers
 from quant_gru.kernels.cuda.real_projection import COLUMNS, Groups
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -170,9 +171,14 @@ def test_threads_and_streams():
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_numbers_are_there_on_other_streams(layers):
-    """The first call makes them, behind other work of its stream; no call waits for the device."""
-    streams = [torch.cuda.Stream() for _ in range(3)]
+def test_numbers_are_there_on_other_streams(monkeypatch, layers):
+    """The first call makes them, late; no other one waits for the device, or reads them before."""
+    pack = Numbers._pack
+
+    def late(numbers, *size):
+        torch.cuda._sleep(1 << 29)
+        return pack(numbers, *size)
+
     for T, N in ((7, 5), (9, 300)):
         _, other = pair(16, 64, num_layers=layers)
         cpu, gpu = pair(16, 64, num_layers=layers)
@@ -180,12 +186,12 @@ def test_numbers_are_there_on_other_streams(layers):
         given, expected = x.cuda(), cpu(x)
         other(given)  # kernels are compiled
         torch.cuda.synchronize()
-        results = []
-        for stream in (*streams, *streams):
-            with torch.no_grad(), torch.cuda.stream(stream):
-                if not results:
-                    torch.cuda._sleep(1 << 30)
-                results.append(gpu(given))
+        streams, results = [torch.cuda.Stream() for _ in range(3)], []
+        with monkeypatch.context() as patch:
+            patch.setattr(Numbers, "_pack", late)
+            for stream in (*streams, *streams):
+                with torch.no_grad(), torch.cuda.stream(stream):
+                    results.append(gpu(given))
         assert not streams[0].query()
         torch.cuda.synchronize()
         for got in results:

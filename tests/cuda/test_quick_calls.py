@@ -63,6 +63,25 @@ def equal(got, expected):
     return all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
+def test_a_call_waits_on_streams_that_the_one_before_was_not_on(host, monkeypatch):
+    """What gives the stream and what has it wait are two functions, told apart by their count."""
+    gru, asked, now = quantized(), [], 5
+
+    def stream():
+        asked.append(now)
+        return now
+
+    monkeypatch.setattr(host, "stream", stream)
+    quick, x = quick_of(gru, host), torch.randn(7, 3, C)
+    run(quick, gru, x)
+    found = []
+    for now in (5, 5, 9, 9, 5):
+        asked.clear()
+        assert natively(quick, gru, x) is not NotImplemented
+        found.append(list(asked))
+    assert found == [[5], [5], [9, 9], [9], [5, 5]]
+
+
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_calls_are_those_of_the_cpu(host, batch_first):
     gru = quantized(bidirectional=True, batch_first=batch_first)

@@ -220,9 +220,8 @@ def choose_groups(
     found = [Groups(each, n, units, padded, planes) for n in parts for each in columns]
     fitting = [each for each in found if each.shared_bytes <= MOST_SHARED]
     best = min(fitting, key=lambda each: _time(each, rows, processors), default=None)
-    if best and planes == 2 and best.turns == 1:
-        # with half the rows, blocks that have little to do and start twice are slower
-        return best if (blocks_of(best, rows) - 1) // processors != 1 else None
+    if best and planes == 2 and best.turns == 1 and (blocks_of(best, rows) - 1) // processors == 1:
+        return None  # with half the rows, blocks that have little to do and start twice are slower
     return best
 
 

@@ -1,5 +1,6 @@
 """The kernels of the backward on the host, thread by thread, against float64: no GPU needed."""
 
+import gc
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -213,6 +214,22 @@ def fields_equal(a, b, names):
 
 
 NAMES = ("x", "h0", "W", "R", "bw", "br", "h")
+
+
+def test_a_gradient_that_is_not_there_is_a_zero_that_stays():
+    """Captured graphs read it for as long as they are replayed."""
+    (plan,) = plans_of(5, 20, CONFIGS["int8"])
+    tape = random_tape(plan, 6, 5)
+    _, last = random_gradients(tape)
+    first = call.Call(tape, None, last).grad_out
+    at = first.data_ptr()
+    assert (first.shape, first.stride(), first.abs().sum()) == ((6, 5, 20), (0, 0, 0), 0)
+    del first
+    gc.collect()
+    kept = [torch.ones(()) for _ in range(100)]
+    again = call.Call(random_tape(plan, 4, 3), None, None).grad_out
+    assert again.data_ptr() == at not in [each.data_ptr() for each in kept]
+    assert not again.any()
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,12 @@ from quant_gru._errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted
 from quant_gru.integer.plan import CellPlan, WeightPart
 from quant_gru.kernels.cuda.executor import numbers_of
+from quant_gru.kernels.cuda.numbers import capturing
+from quant_gru.kernels.cuda.streams import made_on
 
 _LARGEST_HALF = 30000.0
+# by device; never given back, for captured graphs read them
+_zeros: dict[torch.device, Tensor] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +91,7 @@ class Call:
             x = _as(x, plan.x.container)
         self.strides = x.stride()[:2]
         if grad_out is None:
-            grad_out = torch.zeros((), device=self.device).expand(T, N, H)
+            grad_out = _zero(self.device).expand(T, N, H)
         # any strides
         self.grad_out = _real(grad_out)
         states = plan.h.container
@@ -176,6 +180,18 @@ def weights_of(plan: CellPlan) -> tuple[dict[str, Tensor], bool]:
         found[name] = tensor.to(dtype).contiguous()
         own &= found[name] is tensor
     return found, own
+
+
+def _zero(device: torch.device) -> Tensor:
+    """Stands for a gradient of the output where there is none."""
+    kept = _zeros.get(device)
+    if kept is None:
+        kept = torch.zeros((), device=device)
+        if not capturing(device):
+            # what a graph makes is there only after it has run
+            kept = _zeros.setdefault(device, kept)
+            made_on(device)
+    return kept
 
 
 def _check(name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:

@@ -23,7 +23,7 @@ from quant_gru.kernels.cuda.backward.schedule import Schedule
 from quant_gru.kernels.cuda.launch import Machine, Prepared
 from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.numbers import capturing
-from quant_gru.kernels.cuda.streams import made_on, native_streams
+from quant_gru.kernels.cuda.streams import native_streams
 from quant_gru.kernels.makers import maker, parts
 
 _MOST_KINDS = 64
@@ -185,8 +185,6 @@ class _Repeated(Schedule):
     ) -> None:
         super().__init__([call], wanted, precision, machine)
         self._zero, self._device = zero, call.device
-        if zero is not None and not capturing(call.device):
-            made_on(call.device)
         self.asked: tuple[bool, ...] | None = None
         T, N, C, H3 = self._T, self._N, self._C, 3 * self._H
         at, results = self._at[0], self._products.results[0]

@@ -166,8 +166,7 @@ class FrozenQuantGRU(torch.nn.Module):
             plans.quick = quick_of(plan, own, used) or quick_gpu_of(plan, own, used)
         sequence = self._normalize(input, hx)
         y, h_n = run_real(plan, sequence.x, sequence.hx, sequence.lengths)
-        dtype = sequence.x.dtype
-        return sequence.restore(y.to(dtype), h_n.to(dtype))
+        return sequence.restore(y, h_n, sequence.x.dtype)
 
     def _forward_traced(
         self, input: Tensor | PackedSequence, hx: Tensor | None
@@ -182,8 +181,7 @@ class FrozenQuantGRU(torch.nn.Module):
             self.get_buffer(_DOCUMENT),
             _library.Settings(bidirectional=self.shape.bidirectional),
         )
-        dtype = sequence.x.dtype
-        return sequence.restore(y.to(dtype), h_n.to(dtype))
+        return sequence.restore(y, h_n, sequence.x.dtype)
 
     def forward_integer(
         self, x_codes: Tensor, h_codes: Tensor | None = None

@@ -252,10 +252,7 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         y, h_n = run(call, sequence.x, sequence.hx, weights, self._logarithms())
         if self.training and noise is None:
             self._keep_step(call, weights)
-        dtype = self._weight.dtype
-        if dtype is not torch.float32:
-            y, h_n = y.to(dtype), h_n.to(dtype)
-        return sequence.restore(y, h_n)
+        return sequence.restore(y, h_n, self._weight.dtype)
 
     def _step_options(self) -> tuple[Any, ...]:
         """What a call in training depends on, beside weights, scales and zoneout."""
@@ -300,8 +297,7 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         y, h_n = _library.forward(
             sequence.x, sequence.h0, sequence.lengths, weights, text, settings
         )
-        dtype = self._weight.dtype
-        return sequence.restore(y.to(dtype), h_n.to(dtype))
+        return sequence.restore(y, h_n, self._weight.dtype)
 
     def _forward_float(
         self, input: Tensor | PackedSequence, hx: Tensor | None, zoneout_mask: Tensor | None
@@ -316,7 +312,7 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
             self._noise(sequence, zoneout_mask),
             self.zoneout,
         )
-        return sequence.restore(y, h_n)
+        return sequence.restore(y, h_n, y.dtype)
 
     def _is_plain(self, zoneout_mask: Tensor | None) -> bool:
         """Whether nn.GRU computes what the float mode is to compute."""

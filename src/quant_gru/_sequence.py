@@ -40,8 +40,15 @@ class Sequence:
             return self.hx
         return torch.zeros(self.zeros, dtype=self.x.dtype, device=self.x.device)
 
-    def restore(self, y: Tensor, h_n: Tensor) -> tuple[Tensor | PackedSequence, Tensor]:
-        """Output (T, N, D*H) and last states (layers * directions, N, H) in the caller's form."""
+    def restore(
+        self, y: Tensor, h_n: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Output (T, N, D*H) and last states (layers * directions, N, H) in the caller's form.
+
+        Both are of the dtype then.
+        """
+        if y.dtype is not dtype:
+            y, h_n = y.to(dtype), h_n.to(dtype)
         if self.packed is not None:
             batch_sizes = self.packed.batch_sizes
             data = pack_padded_sequence(y, lengths_of(batch_sizes)).data

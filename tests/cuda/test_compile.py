@@ -15,7 +15,14 @@ from quant_gru.kernels.cuda.backward.slopes import SlopesShape
 from quant_gru.kernels.cuda.frozen import Form, Gates
 from quant_gru.kernels.cuda.launch import PLAIN
 from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL, STAYING, End
-from quant_gru.kernels.cuda.real_projection import ALONE, COLUMNS, TALL, TWO_PLANES, Groups
+from quant_gru.kernels.cuda.real_projection import (
+    ALONE,
+    COLUMNS,
+    TALL,
+    TWO_PLANES,
+    Groups,
+    macros_of,
+)
 from quant_gru.kernels.cuda.real_projection import MEDIUM as REAL_MEDIUM
 from quant_gru.kernels.cuda.real_projection import SMALL as REAL_SMALL
 
@@ -58,17 +65,17 @@ def variants(arch):
         yield "project_few", {**PLAIN, "WIDE": planes - 1}
     for i, block in enumerate((REAL_SMALL, REAL_MEDIUM, TALL, ALONE[1][0], ALONE[1][-1])):
         end = End(1, 1 - i % 2)
-        yield "project_reals", block.macros(end, exact=i > 1, short=i % 2 == 0)
+        yield "project_reals", macros_of(block, end, 1 << i % 4, i > 1, i % 2 == 0)
     if arch == "sm_90a":
         for i, columns in enumerate(COLUMNS):
             block = Groups(columns, 1, 256, (64, 144, 256, 384)[i])
-            yield "project_groups", block.macros(End(1, i % 3), 1 << i, i > 1, i == 0)
+            yield "project_groups", macros_of(block, End(1, i % 3), 1 << i, i > 1, i == 0)
             block = replace(block, columns=columns // 2, planes=2)
             end = End(2, i, i % 2 == 0, i > 1)
-            yield "project_groups", block.macros(end, 8 >> i, i > 1, i == 0)
+            yield "project_groups", macros_of(block, end, 8 >> i, i > 1, i == 0)
     for i, block in enumerate((TWO_PLANES, ALONE[2][-1])):
         for end in (End(2, i), End(2, 2 + i, i == 1)):
-            yield "project_reals", block.macros(end, exact=i == 0, short=i == 1)
+            yield "project_reals", macros_of(block, end, 2 << 2 * i, i == 0, i == 1)
     for name in ("border", "mask", "carry", "take", "between", "measure", "settle"):
         yield name, PLAIN
     yield "random", {}

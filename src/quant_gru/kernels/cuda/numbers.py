@@ -61,9 +61,8 @@ class _kept(cached_property[Any]):
             return self
         if capturing(instance.device):
             return self.func(instance)
-        instance.derived += 1
         made = super().__get__(instance, owner)
-        made_on(instance.device)
+        instance.count_derived()
         return made
 
 
@@ -94,8 +93,12 @@ class Numbers:
         self._shifts = (plan.shift_Bw, plan.shift_Br)
         self._widths = (w.bits_W, w.bits_R)
         self.frozen = frozen_numbers(plan.frozen)
-        if not capturing(self.device):
-            made_on(self.device)
+        made_on(self.device)
+
+    def count_derived(self) -> None:
+        """Something was made of the plan's tensors, and is kept."""
+        self.derived += 1
+        made_on(self.device)
 
     def _pointer(self, tensor: Tensor) -> int:
         tensor = tensor.contiguous()
@@ -265,8 +268,7 @@ class Numbers:
             kept = self._pack(features, units)
             if not capturing(self.device):
                 self._fragments[features, units] = kept
-                self.derived += 1
-                made_on(self.device)
+                self.count_derived()
         return kept
 
     def packed(self) -> dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]]:

@@ -211,66 +211,44 @@ inline void products_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::
 template <int kColumns>
 struct GroupProduct;
 #define QG_FOUR(v) "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])
-#define QG_PRODUCT(size)                            \
-    "{ .reg .pred added; setp.eq.b32 added, 0, 0; " \
-    "wgmma.mma_async.sync.aligned.m64" size "k32.s32.s8.s8 {"
-template <>
-struct GroupProduct<8> {
-    static inline void add(int (&d)[8][4], uint64_t a, uint64_t b) {
-        asm volatile(
-            QG_PRODUCT("n64")
-            "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
-            "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-            "}, %32, %33, added; }"
-            : QG_FOUR(d[0]), QG_FOUR(d[1]), QG_FOUR(d[2]), QG_FOUR(d[3]), QG_FOUR(d[4]),
-              QG_FOUR(d[5]), QG_FOUR(d[6]), QG_FOUR(d[7])
-            : "l"(a), "l"(b));
-    }
-};
-template <>
-struct GroupProduct<10> {
-    static inline void add(int (&d)[10][4], uint64_t a, uint64_t b) {
-        asm volatile(
-            QG_PRODUCT("n80")
-            "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
-            "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39"
-            "}, %40, %41, added; }"
-            : QG_FOUR(d[0]), QG_FOUR(d[1]), QG_FOUR(d[2]), QG_FOUR(d[3]), QG_FOUR(d[4]),
-              QG_FOUR(d[5]), QG_FOUR(d[6]), QG_FOUR(d[7]), QG_FOUR(d[8]), QG_FOUR(d[9])
-            : "l"(a), "l"(b));
-    }
-};
-template <>
-struct GroupProduct<12> {
-    static inline void add(int (&d)[12][4], uint64_t a, uint64_t b) {
-        asm volatile(
-            QG_PRODUCT("n96")
-            "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
-            "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
-            "%40,%41,%42,%43,%44,%45,%46,%47"
-            "}, %48, %49, added; }"
-            : QG_FOUR(d[0]), QG_FOUR(d[1]), QG_FOUR(d[2]), QG_FOUR(d[3]), QG_FOUR(d[4]),
-              QG_FOUR(d[5]), QG_FOUR(d[6]), QG_FOUR(d[7]), QG_FOUR(d[8]), QG_FOUR(d[9]),
-              QG_FOUR(d[10]), QG_FOUR(d[11])
-            : "l"(a), "l"(b));
-    }
-};
-template <>
-struct GroupProduct<14> {
-    static inline void add(int (&d)[14][4], uint64_t a, uint64_t b) {
-        asm volatile(
-            QG_PRODUCT("n112")
-            "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
-            "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
-            "%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55"
-            "}, %56, %57, added; }"
-            : QG_FOUR(d[0]), QG_FOUR(d[1]), QG_FOUR(d[2]), QG_FOUR(d[3]), QG_FOUR(d[4]),
-              QG_FOUR(d[5]), QG_FOUR(d[6]), QG_FOUR(d[7]), QG_FOUR(d[8]), QG_FOUR(d[9]),
-              QG_FOUR(d[10]), QG_FOUR(d[11]), QG_FOUR(d[12]), QG_FOUR(d[13])
-            : "l"(a), "l"(b));
-    }
-};
+// registers, and sums that are in them, of 8 columns, of two more each
+#define QG_NAMES_8                                                               \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20," \
+    "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define QG_NAMES_10 QG_NAMES_8 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define QG_NAMES_12 QG_NAMES_10 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define QG_NAMES_14 QG_NAMES_12 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define QG_SUMS_8                                                                             \
+    QG_FOUR(d[0]), QG_FOUR(d[1]), QG_FOUR(d[2]), QG_FOUR(d[3]), QG_FOUR(d[4]), QG_FOUR(d[5]), \
+        QG_FOUR(d[6]), QG_FOUR(d[7])
+#define QG_SUMS_10 QG_SUMS_8, QG_FOUR(d[8]), QG_FOUR(d[9])
+#define QG_SUMS_12 QG_SUMS_10, QG_FOUR(d[10]), QG_FOUR(d[11])
+#define QG_SUMS_14 QG_SUMS_12, QG_FOUR(d[12]), QG_FOUR(d[13])
+#define QG_PRODUCT(columns, rows, a_name, b_name)                                            \
+    template <>                                                                              \
+    struct GroupProduct<columns> {                                                           \
+        static inline void add(int (&d)[columns][4], uint64_t a, uint64_t b) {               \
+            asm volatile(                                                                    \
+                "{ .reg .pred added; setp.eq.b32 added, 0, 0; "                              \
+                "wgmma.mma_async.sync.aligned.m64" rows "k32.s32.s8.s8 {" QG_NAMES_##columns \
+                "}, " a_name ", " b_name ", added; }"                                        \
+                : QG_SUMS_##columns                                                          \
+                : "l"(a), "l"(b));                                                           \
+        }                                                                                    \
+    };
+QG_PRODUCT(8, "n64", "%32", "%33")
+QG_PRODUCT(10, "n80", "%40", "%41")
+QG_PRODUCT(12, "n96", "%48", "%49")
+QG_PRODUCT(14, "n112", "%56", "%57")
 #undef QG_PRODUCT
+#undef QG_SUMS_14
+#undef QG_SUMS_12
+#undef QG_SUMS_10
+#undef QG_SUMS_8
+#undef QG_NAMES_14
+#undef QG_NAMES_12
+#undef QG_NAMES_10
+#undef QG_NAMES_8
 #undef QG_FOUR
 
 inline uint32_t address_in(uint32_t address, uint32_t rank) {

@@ -50,19 +50,10 @@ class Block(projection.Warps):
         ring = self.stages * self.depth * 3 * self.units
         return ring + kept + 12 * self.rows + 36 * own
 
-    def macros(
-        self, end: projection.End, exact: bool = False, short: bool = False, strip: int = 0
-    ) -> dict[str, object]:
-        """What project_reals.cu is specialized on."""
-        return {
-            **super().macros(end),
-            "STRIP": strip,
-            "EXACT": int(exact),
-            "SHORT": int(short),
-            "STAGES": self.stages,
-            "BLOCKS": self.blocks,
-            "DEPTH": self.depth,
-        }
+    def macros(self, end: projection.End) -> dict[str, object]:
+        """What project_reals.cu is specialized on, with `macros_of`."""
+        own = {"STAGES": self.stages, "BLOCKS": self.blocks, "DEPTH": self.depth}
+        return {**super().macros(end), **own}
 
 
 @dataclass(frozen=True)
@@ -122,16 +113,11 @@ class Groups:
         lines = 2 * self.stages * 3 * 64 + self.panels * self.planes * self.rows
         return 128 * lines + 12 * self.rows + 6 * 4 * 64 * self.tiles
 
-    def macros(
-        self, end: projection.End, strip: int, exact: bool, short: bool
-    ) -> dict[str, object]:
-        """What project_groups.cu is specialized on."""
+    def macros(self, end: projection.End) -> dict[str, object]:
+        """What project_groups.cu is specialized on, with `macros_of`."""
         return {
             **PLAIN,
             **end.macros,
-            "STRIP": strip,
-            "EXACT": int(exact),
-            "SHORT": int(short),
             "COLUMNS": self.columns,
             "STAGES": self.stages,
             "STEPS": -(-self.padded // 32),
@@ -256,12 +242,25 @@ def kernel_of(
     block: Block | Groups, numbers: Numbers, shape: planner.Shape, x: Quantizer
 ) -> Kernel:
     """What to launch for a plan whose x is of a quantizer; the shape is the recurrence's."""
-    end = projection.end_of(numbers)
     exact, short = is_power_of_two(x.scale), numbers.C <= _AT_A_TURN
-    if isinstance(block, Groups):
-        macros = block.macros(end, shape.strip, exact, short)
-        return Kernel.of("project_groups", "project_groups", macros)
-    return Kernel.of("project_reals", "project_reals", block.macros(end, exact, short, shape.strip))
+    macros = macros_of(block, projection.end_of(numbers), shape.strip, exact, short)
+    name = "project_groups" if isinstance(block, Groups) else "project_reals"
+    return Kernel.of(name, name, macros)
+
+
+def macros_of(
+    block: Block | Groups, end: projection.End, strip: int, exact: bool, short: bool
+) -> dict[str, object]:
+    """What a kernel is specialized on.
+
+    Args:
+        block: What a block makes.
+        end: What becomes of sums.
+        strip: Rows of a tile of the recurrence.
+        exact: The inverse of the scale of x is not rounded.
+        short: The lanes of a warp take all features of a row at once.
+    """
+    return {**block.macros(end), "STRIP": strip, "EXACT": int(exact), "SHORT": int(short)}
 
 
 def real_projection(

@@ -32,7 +32,12 @@ class Streams:
         return now
 
     def made(self) -> None:
-        """Something was made on the current stream, and is kept for all."""
+        """Something was made on the current stream, and is kept for all.
+
+        What a graph computes is there only after it has run, and is not kept.
+        """
+        if torch._C._cuda_isCurrentStreamCapturing():
+            return
         now = self.current()
         with self._lock:
             self._maker = torch.cuda.current_stream(self._index)
@@ -67,4 +72,4 @@ def native_streams(
 def made_on(device: torch.device) -> None:
     """As `Streams.made`; nothing where the device has no streams."""
     if device.type == "cuda":
-        streams_of(torch.cuda.current_device() if device.index is None else device.index).made()
+        streams_of(device.index).made()

@@ -162,6 +162,26 @@ def test_check_parameter_file(tmp_path: Path) -> None:
     assert_one_line_error(run("check", path), "surprise")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "part"),
+    [
+        ("hidden_size", 10**30, "2147483647"),
+        ("input_size", 2**31, "2147483647"),
+        ("num_layers", 10**30, "2147483647"),
+        ("num_layers", 2**31 - 1, "Expected 2147483647 cells (num_layers=2147483647"),
+        ("bidirectional", True, "Expected 2 cells (num_layers=1, bidirectional=True), got 1"),
+    ],
+)
+def test_check_sizes_that_cannot_be(tmp_path: Path, key: str, value: int, part: str) -> None:
+    """They are told at once: nothing as large is made of them."""
+    path = tmp_path / "parameters.json"
+    quant_gru_of_size(3, 4).export_quant_params(path)
+    document = json.loads(path.read_text())
+    document["gru"][key] = value
+    path.write_text(json.dumps(document))
+    assert_one_line_error(run("check", path), part, "parameters.json")
+
+
 def quant_gru_of_size(n_features: int, hidden_size: int) -> quant_gru.QuantGRU:
     torch.manual_seed(0)
     gru = quant_gru.QuantGRU(n_features, hidden_size)

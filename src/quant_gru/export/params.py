@@ -35,6 +35,7 @@ FORMAT = "quant-gru-params"
 VERSION = 1
 
 Integer = Annotated[int, Field(strict=True)]
+_Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class _Model(BaseModel):
@@ -44,9 +45,9 @@ class _Model(BaseModel):
 class Shape(_Model):
     """The GRU that parameters belong to."""
 
-    input_size: Annotated[int, Field(ge=1)]
-    hidden_size: Annotated[int, Field(ge=1)]
-    num_layers: Annotated[int, Field(ge=1)]
+    input_size: _Size
+    hidden_size: _Size
+    num_layers: _Size
     bias: bool
     bidirectional: bool
     zoneout: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -178,6 +179,11 @@ def from_document(data: Any, where: str) -> Parameters:
         raise ParameterError(f"{error} (in config, {where})") from None
     shape = document.gru
     found = [(cell.layer, cell.reverse) for cell in document.cells]
+    if len(found) != shape.num_layers * shape.directions:
+        raise ParameterError(
+            f"Expected {shape.num_layers * shape.directions} cells (num_layers={shape.num_layers}, "
+            f"bidirectional={shape.bidirectional}), got {len(found)} ({where})"
+        )
     expected = [
         (layer, direction == 1)
         for layer in range(shape.num_layers)

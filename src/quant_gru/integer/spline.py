@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-_GRID = 384
+_POINTS = 24  # of a segment on average, evenly, and as many again where the function bends
+_FEWEST_POINTS = 384
 _PLACEMENTS = 16
 _REWEIGHTINGS = 24
 _DAMPING = 0.5
@@ -41,32 +42,83 @@ def fit_spline(
         row[0, 0] = f(np.array([float(first)]))[0]
         return np.array([first]), row
     # half of the points evenly, half where the function bends
-    bends = _by_curvature(f, first, last, _GRID, degree)
-    grid = np.unique(np.rint(np.concatenate([np.linspace(first, last, _GRID), bends])))
+    points = max(_FEWEST_POINTS, _POINTS * segments)
+    bends = _by_curvature(f, first, last, points, degree)
+    grid = np.unique(np.rint(np.concatenate([np.linspace(first, last, points), bends])))
     y = f(grid)
     knots = _by_curvature(f, first, last, min(segments, last - first), degree)
     best, best_knots, best_error = np.zeros(0), knots, np.inf
     for _ in range(_PLACEMENTS):
-        values, error = _fit_values(_basis(grid, knots, degree), y)
+        values, error = _fit_values(grid, y, knots, f(knots), degree)
         if error.max() < best_error:
             best, best_knots, best_error = values, knots, float(error.max())
         knots = _equalize(knots, grid, error, degree)
     return best_knots[:-1].astype(np.int64), _coefficients(best, best_knots, degree)
 
 
-def _fit_values(basis: Array, y: Array) -> tuple[Array, Array]:
-    """Basis weights of a nearly least maximum error, and the error at each point."""
+def _fit_values(
+    grid: Array, y: Array, knots: Array, at_knots: Array, degree: int
+) -> tuple[Array, Array]:
+    """Values of a nearly least maximum error, and the error at each point.
+
+    The spline is, between two knots, `(1 - u) * left + u * right`, and for degree 2 a bubble
+    `u * (1 - u)` more. Only neighbors have equations in common: bubbles are eliminated segment by
+    segment, and what is left is tridiagonal. Unknown is what is added to the function's values.
+
+    Returns:
+        Values at the knots, then for degree 2 the bubbles of all segments.
+    """
+    count = knots.size - 1
+    segment = np.clip(np.searchsorted(knots, grid, side="right") - 1, 0, count - 1)
+    right = (grid - knots[segment]) / np.diff(knots)[segment]
+    left = 1.0 - right
+    bubble = left * right if degree == 2 else np.zeros_like(grid)
+    rest = y - (left * at_knots[segment] + right * at_knots[segment + 1])
     weights = np.full(y.shape, 1.0 / y.size)
-    best, best_error = np.zeros(basis.shape[1]), np.full(y.shape, np.inf)
+    best, best_error = np.zeros(0), np.full(y.shape, np.inf)
     for _ in range(_REWEIGHTINGS):
-        root = np.sqrt(weights)
-        values = np.linalg.lstsq(basis * root[:, None], y * root, rcond=None)[0]
-        error = np.abs(basis @ values - y)
+        parts = [
+            np.bincount(segment, weights * v * w, count)
+            for v, w in (
+                *((left, left), (left, right), (right, right), (left, rest), (right, rest)),
+                *((bubble, bubble), (bubble, left), (bubble, right), (bubble, rest)),
+            )
+        ]
+        ll, lr, rr, ly, ry, bb, bl, br, by = parts
+        # where there is no point between knots there is no bubble
+        inverse = np.divide(1.0, bb, out=np.zeros(count), where=bb > 1e-200)
+        diagonal = np.append(ll - bl * bl * inverse, 0.0)
+        diagonal[1:] += rr - br * br * inverse
+        beside = lr - bl * br * inverse
+        target = np.append(ly - bl * by * inverse, 0.0)
+        target[1:] += ry - br * by * inverse
+        # values that no point asks for are the function's
+        added = _solve(diagonal + 1e-12 * diagonal.mean(), beside, target)
+        bubbles = (by - bl * added[:-1] - br * added[1:]) * inverse
+        error = np.abs(
+            left * added[segment] + right * added[segment + 1] + bubble * bubbles[segment] - rest
+        )
         if error.max() < best_error.max():
-            best, best_error = values, error
+            values = at_knots + added
+            best = values if degree == 1 else np.concatenate([values, bubbles])
+            best_error = error
         weights = weights * (error + 1e-3 * error.max() + 1e-300)
         weights /= weights.sum()
     return best, best_error
+
+
+def _solve(diagonal: Array, beside: Array, target: Array) -> Array:
+    """Solve a symmetric tridiagonal system, in the same order on every machine."""
+    above, rest = beside.tolist(), target.tolist()
+    pivots = diagonal.tolist()
+    for i, value in enumerate(above):
+        factor = value / pivots[i]
+        pivots[i + 1] -= factor * value
+        rest[i + 1] -= factor * rest[i]
+    rest[-1] /= pivots[-1]
+    for i in range(len(above) - 1, -1, -1):
+        rest[i] = (rest[i] - above[i] * rest[i + 1]) / pivots[i]
+    return np.array(rest)
 
 
 def _equalize(knots: Array, grid: Array, error: Array, degree: int) -> Array:
@@ -96,15 +148,6 @@ def _by_curvature(
     knots = np.rint(np.interp(np.linspace(0.0, mass[-1], segments + 1), mass, x))
     knots[0], knots[-1] = first, last
     return np.unique(knots)
-
-
-def _basis(grid: Array, knots: Array, degree: int) -> Array:
-    """Hat functions at the knots and, for degree 2, one bubble `t*(T-t)/T^2` per segment."""
-    hats = np.stack([np.interp(grid, knots, row) for row in np.eye(knots.size)], axis=1)
-    if degree == 1:
-        return hats
-    bubbles = hats[:, :-1] * hats[:, 1:]
-    return np.concatenate([hats, bubbles], axis=1)
 
 
 def _coefficients(values: Array, knots: Array, degree: int) -> Array:

@@ -159,7 +159,7 @@ def _scale(change: Change, config: QuantConfig, current: float) -> float:
 def _number(value: Any) -> float:
     try:
         scale = float32(float(value))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise QuantGRUError(f"Expected scale to be a number, got {value!r}") from None
     if not (math.isfinite(scale) and scale > 0):
         raise QuantGRUError(f"Expected scale to be positive and finite, got {value!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -67,8 +67,9 @@ class FrozenQuantGRU(torch.nn.Module):
         """
         if _DOCUMENT not in state_dict:
             raise ParameterError(f"Expected key {_DOCUMENT!r} in the state_dict, got none")
-        document = params.from_tensor(state_dict[_DOCUMENT], f"key {_DOCUMENT!r}")
-        batch_first = bool(document.pop("batch_first", False))
+        where = f"key {_DOCUMENT!r}"
+        document = params.from_tensor(state_dict[_DOCUMENT], where)
+        batch_first = params.take_flag(document, "batch_first", False, where)
         module = cls.__new__(cls)
         torch.nn.Module.__init__(module)
         module._restore(document, batch_first, state_dict[_DOCUMENT].device)
@@ -78,8 +79,8 @@ class FrozenQuantGRU(torch.nn.Module):
                 for name, shape in module._buffer_shapes(layer).items():
                     key = _key(name, layer, direction)
                     tensor = state_dict.get(key)
-                    if tensor is None or tensor.is_floating_point() or tensor.shape != shape:
-                        got = "none" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
+                    if not _holds_integers(tensor) or tensor.shape != shape:
+                        got = "none" if tensor is None else _kind_of(tensor)
                         raise ParameterError(
                             f"Expected integers of shape {shape} at key {key!r}, got {got}"
                         )
@@ -250,6 +251,19 @@ def _limits(name: str, config: QuantConfig, quantizers: Mapping[str, Quantizer])
         p = significant_bits(bits + width)
         return 1 << (p - 1), (1 << p) - 1
     return -600, 600
+
+
+_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+def _holds_integers(value: Any) -> TypeGuard[Tensor]:
+    return params.is_plain(value) and value.dtype in _INTEGERS
+
+
+def _kind_of(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{value.dtype} {tuple(value.shape)} ({value.layout}, {value.device.type})"
 
 
 def _key(name: str, layer: int, direction: int) -> str:

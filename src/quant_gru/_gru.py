@@ -630,11 +630,12 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
         if key in state_dict:
             try:
                 document = params.from_tensor(state_dict[key], repr(key))
-                use_quantization = document.pop("use_quantization", self.use_quantization)
+                before = bool(self.use_quantization)
+                use_quantization = params.take_flag(document, "use_quantization", before, repr(key))
                 found = params.from_document(document, repr(key))
                 self._state.take(found, repr(key))
                 self._write_logarithms()
-                self.use_quantization = bool(use_quantization)
+                self.use_quantization = use_quantization
             except QuantGRUError as error:
                 error_msgs.append(str(error))
 

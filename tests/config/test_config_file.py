@@ -1,5 +1,7 @@
 import json
 import os
+import stat
+import threading
 
 import pytest
 from config_examples import BAD, COMPLETE, CONCISE, EXAMPLES, MIXED, OLDER, of_operator
@@ -194,6 +196,48 @@ def test_writing_where_nothing_can_be_written(tmp_path):
     assert "directory" in message(QuantConfig().to_json, tmp_path)
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert "file" in message(QuantConfig().to_json, tmp_path / "file" / "config.json")
+
+
+def test_a_file_keeps_its_permissions(tmp_path):
+    path = tmp_path / "config.json"
+    for mode in (0o600, 0o640, 0o666):
+        path.touch()
+        path.chmod(mode)
+        QuantConfig().to_json(path)
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_a_pipe_stays_one(tmp_path):
+    path, found = tmp_path / "pipe", []
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: found.append(path.read_text(encoding="utf-8")))
+    reader.start()
+    QuantConfig().to_json(path)
+    reader.join()
+    assert stat.S_ISFIFO(path.stat().st_mode)
+    assert QuantConfig.from_dict(json.loads(found[0])) == QuantConfig()
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_the_longest_name(tmp_path):
+    path = tmp_path / ("a" * 255)
+    QuantConfig().to_json(path)
+    assert QuantConfig.from_json(path) == QuantConfig()
+
+
+def test_text_that_is_none_in_utf_8(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"GRU_config": {"comment": "\\ud800"}}', encoding="utf-8")
+    config, again = QuantConfig.from_json(path), tmp_path / "again.json"
+    assert r"got '\ud800'" in message(config.to_json, again)
+    assert not again.exists()
+
+
+@pytest.mark.parametrize("path", ["a\0b", None, 0, b"config.json"])
+def test_what_is_no_path(path):
+    for call in (QuantConfig.from_json, QuantConfig().to_json):
+        assert message(call, path) == f"Expected the path of a file, got {path!r}"
 
 
 # --- bad files

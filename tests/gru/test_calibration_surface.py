@@ -16,6 +16,7 @@ from torch import nn
 from quant_gru import (
     CalibrationError,
     ConfigError,
+    FrozenQuantGRU,
     ParameterError,
     QuantConfig,
     QuantGRU,
@@ -1064,7 +1065,82 @@ def test_imported_sigmoid_scales_become_one_over_an_integer(tmp_path):
     assert gru.get_quant_config("z_out")["scale"] == float(torch.tensor(1 / 323))
 
 
+def test_what_is_no_path():
+    for path in ("a\0b", None, 0, b"p.json"):
+        with pytest.raises(ParameterError, match="Expected the path of a file"):
+            quantized().load_quant_params(path)
+
+
 # --- checkpoints
+
+
+def bytes_of(text):
+    return torch.frombuffer(
+        bytearray(text if isinstance(text, bytes) else text.encode()), dtype=torch.uint8
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: "[" * 100_000, "moderate size"),
+        (lambda text: text.encode("utf-16"), "UTF-8"),
+        (lambda text: text[:-1] + ', "use_quantization": false}', "'use_quantization' twice"),
+        (lambda text: text.replace('"use_quantization":true', '"use_quantization":NaN'), "finite"),
+        (
+            lambda text: text.replace('"use_quantization":true', '"use_quantization":"false"'),
+            "true or false, got 'false'",
+        ),
+        (lambda text: "[1]", "Expected an object"),
+    ],
+)
+def test_documents_of_checkpoints_are_as_strict_as_files(change, words):
+    state = quantized().state_dict()
+    text = bytes(state["quantization"].numpy()).decode()
+    assert '"use_quantization":true' in text
+    gru = quantized("free8")
+    config, scale = gru.config, gru.get_quant_config("x")["scale"]
+    with pytest.raises(RuntimeError, match=words):
+        gru.load_state_dict({**state, "quantization": bytes_of(change(text))})
+    assert gru.config == config
+    assert gru.use_quantization
+    assert gru.get_quant_config("x")["scale"] == scale
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.to_sparse, lambda v: v.to("meta"), lambda v: [1]])
+def test_documents_of_other_kinds_are_refused(change):
+    state = quantized().state_dict()
+    with pytest.raises(RuntimeError, match="1-D uint8 tensor"):
+        fresh().load_state_dict({**state, "quantization": change(state["quantization"])})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda v: [1],
+        lambda v: v.to(torch.complex64),
+        lambda v: v.abs().to(torch.uint64),
+        torch.Tensor.to_sparse,
+        lambda v: v.to("meta"),
+        lambda v: v > 0,
+    ],
+)
+def test_frozen_weights_of_other_kinds_are_refused(change):
+    state = quantized().freeze().state_dict()
+    with pytest.raises(ParameterError, match=r"Expected integers of shape .* at key 'W_l0', got"):
+        FrozenQuantGRU.from_state_dict({**state, "W_l0": change(state["W_l0"])})
+
+
+def test_a_frozen_document_tells_of_batch_first_with_true_or_false():
+    state = quantized().freeze().state_dict()
+    text = bytes(state["plan"].numpy()).decode()
+    changed = bytes_of(
+        text[:-1] + ', "batch_first": 1}'
+        if '"batch_first"' not in text
+        else text.replace('"batch_first":false', '"batch_first":1')
+    )
+    with pytest.raises(ParameterError, match="'batch_first' to be true or false, got 1"):
+        FrozenQuantGRU.from_state_dict({**state, "plan": changed})
 
 
 def test_a_checkpoint_without_scales_leaves_quantization_alone():

@@ -57,6 +57,24 @@ def test_a_knot_at_every_code_leaves_no_error(degree, codes):
 
 
 @pytest.mark.parametrize("degree", [1, 2])
+@pytest.mark.parametrize("codes", [20, 39, 47])
+def test_steep_functions_get_all_the_segments_there_are_codes_for(degree, codes):
+    """Where a function bends between two codes, ends of segments are moved apart."""
+
+    def f(q):
+        return 2048 * np.tanh((q - codes / 2) * 0.5)
+
+    starts, coefficients = spline.fit_spline(f, 0, codes - 1, 256, degree)
+    assert starts.tolist() == list(range(codes - 1))
+    assert largest_error(f, starts, coefficients, np.arange(codes)) < 1e-6
+
+
+def test_knots_are_moved_apart():
+    knots = np.array([0.0, 0, 0, 5, 5, 5, 9, 9])
+    assert spline._distinct(knots).tolist() == [0, 1, 2, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("degree", [1, 2])
 @pytest.mark.parametrize("count", [2, 5, 40])
 def test_values_are_those_of_least_squares(monkeypatch, degree, count):
     monkeypatch.setattr(spline, "_REWEIGHTINGS", 1)

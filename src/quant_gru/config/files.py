@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import stat
 import uuid
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     Raises:
         ConfigError: It cannot be read, is not UTF-8, is not JSON, or names a key twice.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise ConfigError(f"Expected the path of a file, got {path!r}")
-    where = f"(file {os.fspath(path)!r})"
+    where = f"(file {name_of(path)!r})"
     try:
         raw = Path(path).read_bytes()
     except FileNotFoundError:
@@ -27,6 +26,32 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise ConfigError(f"Expected a file, got a directory {where}") from None
     except OSError as error:
         raise ConfigError(f"Expected a readable file, got {error.strerror} {where}") from error
+    return parse_json(raw, where)
+
+
+def name_of(path: Any) -> str:
+    """The name of a file, to open it or to tell of it.
+
+    Raises:
+        ConfigError: It is not the path of a file.
+    """
+    if isinstance(path, str | os.PathLike):
+        name = os.fspath(path)
+        if isinstance(name, str) and "\0" not in name:
+            return name
+    raise ConfigError(f"Expected the path of a file, got {path!r}")
+
+
+def parse_json(raw: bytes, where: str) -> Any:
+    """Return what JSON text in UTF-8 says.
+
+    Args:
+        raw: The text.
+        where: What to call it in errors, in brackets.
+
+    Raises:
+        ConfigError: It is not UTF-8, is not JSON, or names a key twice.
+    """
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -62,20 +87,35 @@ def _no_constant(text: str) -> float:
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a file; it appears whole, or what stood there before stays.
 
+    A file that is there keeps its permissions; a pipe or a device is written to.
+
     Raises:
-        ConfigError: The file cannot be written.
+        ConfigError: The file cannot be written, or the text not in UTF-8.
     """
-    target = Path(os.path.realpath(path))
-    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    name = name_of(path)
     try:
-        with open(draft, "x", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
+        raw = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"Expected text that UTF-8 can hold, got {text[error.start]!r} (file {name!r})"
+        ) from None
+    target = Path(os.path.realpath(name))
+    draft = target.with_name(f".{uuid.uuid4().hex}.tmp")
+    try:
+        mode = target.stat().st_mode if target.exists() else None
+        if mode is not None and not stat.S_ISREG(mode):
+            target.write_bytes(raw)
+            return
+        with open(draft, "xb") as stream:
+            stream.write(raw)
             stream.flush()
             os.fsync(stream.fileno())
+        if mode is not None:
+            draft.chmod(stat.S_IMODE(mode))
         os.replace(draft, target)
     except OSError as error:
         raise ConfigError(
-            f"Expected a writable file, got {error.strerror} (file {os.fspath(path)!r})"
+            f"Expected a writable file, got {error.strerror} (file {name!r})"
         ) from error
     finally:
         with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quant_gru._errors import ConfigError, ParameterError, QuantGRUError
 from quant_gru.config import ACTIVATIONS, FIXED_RANGE, OPERATORS, QuantConfig
-from quant_gru.config.files import read_json, write_text
+from quant_gru.config.files import name_of, parse_json, read_json, write_text
 from quant_gru.config.operators import SIGMOIDS, suggest
 from quant_gru.integer.qparams import (
     PRE_ACTIVATION,
@@ -209,8 +209,8 @@ def read(path: str | os.PathLike[str]) -> Parameters:
     Raises:
         ParameterError: The file cannot be read or used; the message says why.
     """
-    where = f"file {os.fspath(path)!r}"
     try:
+        where = f"file {name_of(path)!r}"
         data = read_json(path)
     except ConfigError as error:
         raise ParameterError(str(error)) from None
@@ -229,15 +229,32 @@ def from_tensor(tensor: Any, where: str) -> dict[str, Any]:
     Raises:
         ParameterError: It is not such a tensor.
     """
-    if not isinstance(tensor, Tensor) or tensor.dtype != torch.uint8 or tensor.dim() != 1:
+    if not is_plain(tensor) or tensor.dtype != torch.uint8 or tensor.dim() != 1:
         raise ParameterError(f"Expected a 1-D uint8 tensor, got something else ({where})")
     try:
-        document = json.loads(bytes(tensor.cpu().numpy()))
-    except ValueError as error:
-        raise ParameterError(f"Expected JSON text, got an error: {error} ({where})") from None
+        document = parse_json(bytes(tensor.cpu().numpy()), f"({where})")
+    except ConfigError as error:
+        raise ParameterError(str(error)) from None
     if not isinstance(document, dict):
         raise ParameterError(f"Expected an object, got {type(document).__name__} ({where})")
     return document
+
+
+def is_plain(tensor: Any) -> TypeGuard[Tensor]:
+    """Whether something is a dense tensor with values."""
+    return isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_meta
+
+
+def take_flag(document: dict[str, Any], name: str, default: bool, where: str) -> bool:
+    """Take what is true or false out of a document.
+
+    Raises:
+        ParameterError: It is neither.
+    """
+    value = document.pop(name, default)
+    if not isinstance(value, bool):
+        raise ParameterError(f"Expected {name!r} to be true or false, got {value!r} ({where})")
+    return value
 
 
 def exponent_of(scale: float) -> int | None:

@@ -46,7 +46,7 @@ def fit_spline(
     bends = _by_curvature(f, first, last, points, degree)
     grid = np.unique(np.rint(np.concatenate([np.linspace(first, last, points), bends])))
     y = f(grid)
-    knots = _by_curvature(f, first, last, min(segments, last - first), degree)
+    knots = _distinct(_by_curvature(f, first, last, min(segments, last - first), degree))
     best, best_knots, best_error = np.zeros(0), knots, np.inf
     for _ in range(_PLACEMENTS):
         values, error = _fit_values(grid, y, knots, f(knots), degree)
@@ -130,13 +130,13 @@ def _equalize(knots: Array, grid: Array, error: Array, degree: int) -> Array:
     mass = np.concatenate([[0.0], np.cumsum(weight)])
     moved = np.interp(np.linspace(0.0, mass[-1], knots.size), mass, knots)
     moved[0], moved[-1] = knots[0], knots[-1]
-    return np.unique(np.rint(moved))
+    return _distinct(np.rint(moved))
 
 
 def _by_curvature(
     f: Callable[[Array], Array], first: int, last: int, segments: int, degree: int
 ) -> Array:
-    """Knots, (segments + 1,), distinct integers from `first` to `last`."""
+    """Knots, (segments + 1,), integers from `first` to `last`, some of them perhaps the same."""
     x = np.linspace(first, last, 4097)
     derivative = f(x)
     for _ in range(degree + 1):
@@ -147,7 +147,14 @@ def _by_curvature(
     mass = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]))])
     knots = np.rint(np.interp(np.linspace(0.0, mass[-1], segments + 1), mass, x))
     knots[0], knots[-1] = first, last
-    return np.unique(knots)
+    return np.asarray(knots)
+
+
+def _distinct(knots: Array) -> Array:
+    """Integers that ascend, moved apart where some are the same; there is room for them."""
+    order = np.arange(float(knots.size))
+    apart = np.maximum.accumulate(knots - order) + order
+    return np.asarray(np.minimum(apart, knots[-1] - order[::-1]))
 
 
 def _coefficients(values: Array, knots: Array, degree: int) -> Array:

@@ -72,14 +72,14 @@ def adjust(qparams: QParams, name: str, change: Change, hidden_size: int) -> QPa
             )
         quantizer = _adjusted(qparams, config, name, change)
         check_scale(quantizer, config, name)
+        quantizers = {**qparams.quantizers, name: quantizer}
+        affected = {out for out, pre in PRE_ACTIVATION.items() if name in (out, pre)}
+        tables = {out: table for out, table in qparams.tables.items() if out not in affected}
+        return make_qparams(config, quantizers, qparams.pinned, tables)
     except ConfigError:
         raise
     except QuantGRUError as error:
         raise ConfigError(f"{error} (operator {name!r})") from None
-    quantizers = {**qparams.quantizers, name: quantizer}
-    affected = {out for out, pre in PRE_ACTIVATION.items() if name in (out, pre)}
-    tables = {out: table for out, table in qparams.tables.items() if out not in affected}
-    return make_qparams(config, quantizers, qparams.pinned, tables)
 
 
 def _adjusted(qparams: QParams, config: QuantConfig, name: str, change: Change) -> Quantizer:

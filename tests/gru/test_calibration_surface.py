@@ -1065,6 +1065,22 @@ def test_imported_sigmoid_scales_become_one_over_an_integer(tmp_path):
     assert gru.get_quant_config("z_out")["scale"] == float(torch.tensor(1 / 323))
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("g_out", {"exp2_inv": 126}, r"64 bits.*'gate\.g_out'"),
+        ("z_out", {"exp2_inv": 46}, r"at least 2\^-40.*gate\.z_out"),
+        ("x", {"scale": 10**400}, "scale to be a number"),
+    ],
+)
+def test_scales_that_no_table_has_are_refused(name, change, words):
+    gru = quantized(QuantConfig.int16())
+    before = everything(gru)
+    with pytest.raises(ConfigError, match=words):
+        gru.adjust_quant_config(name, **change)
+    assert everything(gru) == before
+
+
 def test_what_is_no_path():
     for path in ("a\0b", None, 0, b"p.json"):
         with pytest.raises(ParameterError, match="Expected the path of a file"):

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quant_gru._errors import QuantGRUError
 from quant_gru.integer.quantizer import Quantizer, container_dtype
 from quant_gru.integer.spline import fit_spline
 
@@ -109,8 +110,18 @@ class Table:
 
 
 def compact(values: list[Any]) -> Tensor:
-    """Integers in the smallest dtype that holds them all."""
-    tensor = torch.tensor(values, dtype=torch.int64)
+    """Integers in the smallest dtype that holds them all.
+
+    Raises:
+        QuantGRUError: There is none.
+    """
+    try:
+        tensor = torch.tensor(values, dtype=torch.int64)
+    except (OverflowError, RuntimeError, ValueError):
+        raise QuantGRUError(
+            "Expected entries of a table to fit in 64 bits, got larger ones: the scale of its "
+            "output is too small"
+        ) from None
     return tensor.to(container_dtype(int(tensor.min()), int(tensor.max())))
 
 

@@ -79,7 +79,8 @@ def adjust(qparams: QParams, name: str, change: Change, hidden_size: int) -> QPa
     except ConfigError:
         raise
     except QuantGRUError as error:
-        raise ConfigError(f"{error} (operator {name!r})") from None
+        where = f"(operator {name!r})"
+        raise ConfigError(str(error) if where in str(error) else f"{error} {where}") from None
 
 
 def _adjusted(qparams: QParams, config: QuantConfig, name: str, change: Change) -> Quantizer:

@@ -102,9 +102,11 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     target = Path(os.path.realpath(name))
     draft = target.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
-        mode = target.stat().st_mode if target.exists() else None
+        mode = None
+        with contextlib.suppress(FileNotFoundError):
+            mode = os.stat(name).st_mode
         if mode is not None and not stat.S_ISREG(mode):
-            target.write_bytes(raw)
+            Path(name).write_bytes(raw)
             return
         with open(draft, "xb") as stream:
             stream.write(raw)

@@ -11,6 +11,7 @@ import torch
 from gru_helpers import C, quantized, seeded
 from torch.nn.utils import parametrize, prune
 
+from quant_gru import QuantGRUError
 from quant_gru.kernels.cpu import executor as cpu
 
 X = seeded(5, 3, C)
@@ -199,6 +200,21 @@ def test_negated_views():
     for x in (torch._neg_view(X), torch.complex(X, X).conj().imag):
         assert x.is_neg()
         assert torch.equal(quick_call(gru, x)[0], expected)
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.to_sparse, torch.Tensor.to_mkldnn])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_tensors_that_are_not_dense_are_named_at_every_call(change, frozen):
+    gru = quantized().eval()
+    gru = gru.freeze() if frozen else gru
+    x, hx = seeded(4, 2, C), torch.zeros(1, 2, gru.shape.hidden_size if frozen else gru.hidden_size)
+    with torch.no_grad():
+        for _ in range(3):
+            gru(x, hx)
+            with pytest.raises(QuantGRUError, match="input to be a dense tensor"):
+                gru(change(x), hx)
+            with pytest.raises(QuantGRUError, match="hx to be a dense tensor"):
+                gru(x, change(hx))
 
 
 def test_outputs_of_inference_mode():

@@ -24,7 +24,9 @@ Tensors::Tensors(const nb::handle &type, int64_t device)
     : device_(device),
       type_(nb::borrow(type)),
       float32_(nb::module_::import_("torch").attr("float32")),
+      strided_(nb::module_::import_("torch").attr("strided")),
       dtype_(type, "dtype"),
+      layout_(type, "layout"),
       is_here_(type, device < 0 ? "is_cpu" : "is_cuda"),
       shape_(type, "shape"),
       version_(type, "_version"),
@@ -65,8 +67,8 @@ bool Tensors::view(PyObject *tensor, View &to) const {
         }
         return true;
     }
-    if (!dtype_.of(tensor).is(float32_) || !holds_true(is_here_.of(tensor)) ||
-        number(get_device_.call(tensor)) != device_)
+    if (!dtype_.of(tensor).is(float32_) || !layout_.of(tensor).is(strided_) ||
+        !holds_true(is_here_.of(tensor)) || number(get_device_.call(tensor)) != device_)
         return false;
     const nb::object shape = shape_.of(tensor);
     if (PyTuple_Size(shape.ptr()) != 3) return false;

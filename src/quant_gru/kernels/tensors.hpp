@@ -64,9 +64,9 @@ class Tensors {
 
     int64_t device_;
     const Table *table_ = nullptr;
-    nanobind::object type_, float32_;
-    Attribute dtype_, is_here_, shape_, version_, requires_grad_, data_ptr_, stride_, is_neg_,
-        get_device_, is_contiguous_;
+    nanobind::object type_, float32_, strided_;
+    Attribute dtype_, layout_, is_here_, shape_, version_, requires_grad_, data_ptr_, stride_,
+        is_neg_, get_device_, is_contiguous_;
 };
 
 // Makes tensors of one kind: a function with its arguments.

@@ -72,15 +72,17 @@ def adjust(qparams: QParams, name: str, change: Change, hidden_size: int) -> QPa
             )
         quantizer = _adjusted(qparams, config, name, change)
         check_scale(quantizer, config, name)
-        quantizers = {**qparams.quantizers, name: quantizer}
-        affected = {out for out, pre in PRE_ACTIVATION.items() if name in (out, pre)}
-        tables = {out: table for out, table in qparams.tables.items() if out not in affected}
-        return make_qparams(config, quantizers, qparams.pinned, tables)
     except ConfigError:
         raise
     except QuantGRUError as error:
-        where = f"(operator {name!r})"
-        raise ConfigError(str(error) if where in str(error) else f"{error} {where}") from None
+        raise ConfigError(f"{error} (operator {name!r})") from None
+    quantizers = {**qparams.quantizers, name: quantizer}
+    affected = {out for out, pre in PRE_ACTIVATION.items() if name in (out, pre)}
+    tables = {out: table for out, table in qparams.tables.items() if out not in affected}
+    try:
+        return make_qparams(config, quantizers, qparams.pinned, tables)
+    except QuantGRUError as error:  # names its operator
+        raise ConfigError(str(error)) from None
 
 
 def _adjusted(qparams: QParams, config: QuantConfig, name: str, change: Change) -> Quantizer:

@@ -21,7 +21,7 @@ from quant_gru._trace import integer_forward, trace_codes
 from quant_gru.config import QuantConfig
 from quant_gru.export import params
 from quant_gru.integer.plan import GRUPlan, WeightPart, bias_limit
-from quant_gru.integer.quantizer import Quantizer, code_limits, container_dtype
+from quant_gru.integer.quantizer import CONTAINERS, Quantizer, code_limits, container_dtype
 from quant_gru.integer.weighted_sum import WeightedSum, significant_bits
 
 _DOCUMENT = "plan"
@@ -253,11 +253,8 @@ def _limits(name: str, config: QuantConfig, quantizers: Mapping[str, Quantizer])
     return -600, 600
 
 
-_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
-
-
 def _holds_integers(value: Any) -> TypeGuard[Tensor]:
-    return params.is_plain(value) and value.dtype in _INTEGERS
+    return params.is_plain(value) and value.dtype in CONTAINERS
 
 
 def _kind_of(value: Any) -> str:

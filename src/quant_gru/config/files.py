@@ -109,11 +109,11 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
             Path(name).write_bytes(raw)
             return
         with open(draft, "xb") as stream:
+            if mode is not None:
+                draft.chmod(stat.S_IMODE(mode))
             stream.write(raw)
             stream.flush()
             os.fsync(stream.fileno())
-        if mode is not None:
-            draft.chmod(stat.S_IMODE(mode))
         os.replace(draft, target)
     except OSError as error:
         raise ConfigError(

@@ -179,9 +179,10 @@ def from_document(data: Any, where: str) -> Parameters:
         raise ParameterError(f"{error} (in config, {where})") from None
     shape = document.gru
     found = [(cell.layer, cell.reverse) for cell in document.cells]
-    if len(found) != shape.num_layers * shape.directions:
+    count = shape.num_layers * shape.directions
+    if len(found) != count:
         raise ParameterError(
-            f"Expected {shape.num_layers * shape.directions} cells (num_layers={shape.num_layers}, "
+            f"Expected {count} cells (num_layers={shape.num_layers}, "
             f"bidirectional={shape.bidirectional}), got {len(found)} ({where})"
         )
     expected = [

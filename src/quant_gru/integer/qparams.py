@@ -153,9 +153,12 @@ def make_qparams(
     for name, pre in PRE_ACTIVATION.items():
         if name not in built:
             function = "tanh" if name == "gate.g_out" else "sigmoid"
-            built[name] = build_table(
-                function, complete[pre], complete[name], config.activation, config.segments
-            )
+            try:
+                built[name] = build_table(
+                    function, complete[pre], complete[name], config.activation, config.segments
+                )
+            except QuantGRUError as error:
+                raise QuantGRUError(f"{error} (operator '{name}')") from None
     return QParams(config, complete, built, dict(pinned or {}))
 
 

@@ -13,7 +13,7 @@ from quant_gru._errors import QuantGRUError
 MIN_SCALE = 2.0**-126
 MAX_SCALE = 2.0**127
 
-_CONTAINERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+CONTAINERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def code_limits(bits: int, signed: bool) -> tuple[int, int]:
@@ -23,7 +23,7 @@ def code_limits(bits: int, signed: bool) -> tuple[int, int]:
 
 def container_dtype(lo: int, hi: int) -> torch.dtype:
     """The smallest of int8, uint8, int16, int32, int64 that holds every code in [lo, hi]."""
-    for dtype in _CONTAINERS:
+    for dtype in CONTAINERS:
         info = torch.iinfo(dtype)
         if info.min <= lo and hi <= info.max:
             return dtype

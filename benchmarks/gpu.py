@@ -10,8 +10,10 @@ with the reference first, and whole calls with those of the CPU.
 
 `of floor` is the part of our time in a graph that the hardware itself needs: the recurrence's
 multiplications and exchanges of states, the projection's multiplications, and all bytes once
-through memory, each at the rate measured on an H200 when nothing else is done. The last columns
-are the time on the GPU of each part of an eager call, by the profiler.
+through memory, each at the rate measured on an H200 when nothing else is done. `in`, `project` and
+`steps` are the time on the GPU of each part of an eager call, by the profiler: parts that overlap
+add up to more than a call. `adds` is what a call in a graph takes longer than its recurrence alone,
+in a graph of the same call without all that comes before.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ import argparse
 import copy
 import statistics
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from cpu import CONFIGS
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import reference
-from quant_gru.kernels.cuda import border, compiler, driver, executor, planner
+from quant_gru.kernels.cuda import beside, border, compiler, driver, executor, planner
 from quant_gru.kernels.cuda.frozen import Form
 
 SHAPES = [
@@ -58,6 +61,54 @@ def captured(engine: Engine) -> Engine:
     with torch.cuda.graph(graph):
         engine()
     return graph.replay
+
+
+def recurrence_alone(gru: QuantGRU, x: torch.Tensor) -> Engine | None:
+    """The recurrence of a call in a graph, whose input an earlier call has projected.
+
+    None where there is no launch of all steps.
+    """
+    from cuda.bindings import driver as cu
+
+    gru = copy.deepcopy(gru)
+    # it does not wait for a projection that goes on
+    beside.ALLOWED = False
+    try:
+        for _ in range(3):
+            gru(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.graph(graph):
+            gru(x)
+    finally:
+        beside.ALLOWED = True
+    graph.instantiate()
+    graph.replay()
+    whole = checked(cu.cuGraphClone(cu.CUgraph(init_value=graph.raw_cuda_graph())))
+    # the first call tells how many there are
+    nodes = checked(cu.cuGraphGetNodes(whole, cu.cuGraphGetNodes(whole)[2]))[0]
+    names = [
+        checked(cu.cuFuncGetName(checked(cu.cuGraphKernelNodeGetParams(each)).func))
+        for each in nodes
+    ]
+    if names.count(b"recurrent") != 1:
+        return None
+    for node, name in zip(nodes, names, strict=True):
+        if name != b"recurrent":
+            checked(cu.cuGraphDestroyNode(node))
+    alone = checked(cu.cuGraphInstantiate(whole, 0))
+
+    def replay(_kept: object = (graph, gru)) -> None:
+        checked(cu.cuGraphLaunch(alone, torch.cuda.current_stream().cuda_stream))
+
+    return replay
+
+
+def checked(results: tuple[Any, ...]) -> Any:
+    """What a function of the driver returned."""
+    if int(results[0]):
+        raise RuntimeError(f"Expected the driver to succeed, got {results[0]!r}")
+    return results[1] if len(results) == 2 else results[1:]
 
 
 def in_a_row(engine: Engine, calls: int) -> float:
@@ -209,6 +260,10 @@ def measure(shape: tuple[int, int, int, int], config: QuantConfig, repeats: int)
         # one at a time: cuDNN's workspaces in graphs must not meet those outside
         t |= medians({f"graph {name}": captured(engines[name])}, repeats)
     del kept
+    adds = "-"
+    if alone := recurrence_alone(gru, x):
+        both = medians({"whole": captured(engines["ours"]), "alone": alone}, repeats)
+        adds = f"{1 - both['alone'] / both['whole']:.1%}"
     eager = min(value for name, value in t.items() if name.startswith("cudnn"))
     graph = min(value for name, value in t.items() if name.startswith("graph cudnn"))
     form = executor.numbers_of(plan).form
@@ -225,7 +280,7 @@ def measure(shape: tuple[int, int, int, int], config: QuantConfig, repeats: int)
         f"{','.join(map(str, shape)):>16} {eager:9.1f} {t['ours']:9.1f} {eager / t['ours']:7.2f}x"
         f" {graph:9.1f} {t['graph ours']:9.1f} {graph / t['graph ours']:7.2f}x"
         f" {t['alone'] / T:8.3f} {laid:>9} {least / t['graph ours']:8.0%}"
-        f" {part['in']:7.1f} {part['project']:7.1f} {part['steps']:7.1f}"
+        f" {part['in']:7.1f} {part['project']:7.1f} {part['steps']:7.1f} {adds:>6}"
         f" {'equal' if equal else 'DIFFERENT'}"
     )
 
@@ -263,7 +318,7 @@ def main() -> None:
     print(
         f"{'N,T,C,H':>16} {'cuDNN':>9} {'ours':>9} {'ratio':>8} {'graph':>9} {'ours':>9}"
         f" {'ratio':>8} {'us/step':>8} {'shape':>9} {'of floor':>8}"
-        f" {'in':>7} {'project':>7} {'steps':>7}"
+        f" {'in':>7} {'project':>7} {'steps':>7} {'adds':>6}"
     )
     with torch.no_grad():
         for shape in SHAPES[: args.shapes]:

@@ -188,6 +188,14 @@ inline uint32_t saturated_bytes(int first, int second, uint32_t above) {
     const auto byte = [](int v) { return uint32_t(v < 0 ? 0 : v > 255 ? 255 : v); };
     return byte(first) | byte(second) << 8 | above << 16;
 }
+template <bool kSigned = false>
+inline uint32_t rounded_bytes(float first, float second, uint32_t above) {
+    const auto byte = [](float v) {
+        const float lo = kSigned ? -128 : 0, hi = lo + 255;
+        return v != v ? 0 : uint32_t(int(std::nearbyint(std::max(std::min(v, hi), lo)))) & 255;
+    };
+    return byte(first) | byte(second) << 8 | above << 16;
+}
 inline uint32_t saturated_halves(int first, int second) {
     const auto half = [](int v) { return uint32_t(v < 0 ? 0 : v > 65535 ? 65535 : v); };
     return half(first) | half(second) << 16;
@@ -322,7 +330,7 @@ inline void products_commit() {}
 inline void products_wait() {}
 template <int kColumns>
 struct GroupProduct {
-    static inline void add(int (&d)[kColumns][4], uint64_t a, uint64_t b) {
+    static inline void add(int (&d)[kColumns][4], uint64_t a, uint64_t b, bool added) {
         const auto byte = [](uint64_t matrix, int line, int k) {
             const uint32_t at = uint32_t(matrix) + line * 128 + k;
             return int(int8_t(*place_at(at ^ (at >> 7 & 7) << 4)));
@@ -331,6 +339,7 @@ struct GroupProduct {
         for (int i = 0; i < 4 * kColumns; ++i) {
             const int unit = warp * 16 + i % 4 / 2 * 8 + lane / 4;
             const int row = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (!added) d[i / 4][i % 4] = 0;
             for (int k = 0; k < 32; ++k) d[i / 4][i % 4] += byte(a, unit, k) * byte(b, row, k);
         }
     }

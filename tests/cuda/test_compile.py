@@ -65,17 +65,20 @@ def variants(arch):
         yield "project_few", {**PLAIN, "WIDE": planes - 1}
     for i, block in enumerate((REAL_SMALL, REAL_MEDIUM, TALL, ALONE[1][0], ALONE[1][-1])):
         end = End(1, 1 - i % 2)
-        yield "project_reals", macros_of(block, end, 1 << i % 4, i > 1, i % 2 == 0)
+        yield "project_reals", macros_of(block, end, 1 << i % 4, i > 1, i % 2 == 0, i < 2)
     if arch == "sm_90a":
         for i, columns in enumerate(COLUMNS):
-            block = Groups(columns, 1, 256, (64, 144, 256, 384)[i])
-            yield "project_groups", macros_of(block, End(1, i % 3), 1 << i, i > 1, i == 0)
+            block = Groups(columns, 1, 256, (64, 144, 256, 256, 384)[i])
+            end = End(1, i % 3, i == 4)
+            yield "project_groups", macros_of(block, end, 1 << i % 4, i > 1, i == 0, i > 2)
+            if columns % 2:
+                continue
             block = replace(block, columns=columns // 2, planes=2)
-            end = End(2, i, i % 2 == 0, i > 1)
-            yield "project_groups", macros_of(block, end, 8 >> i, i > 1, i == 0)
+            end = End(2, i % 4, i % 2 == 0, i > 1)
+            yield "project_groups", macros_of(block, end, 8 >> i % 4, i > 1, i == 0, i % 2 == 1)
     for i, block in enumerate((TWO_PLANES, ALONE[2][-1])):
         for end in (End(2, i), End(2, 2 + i, i == 1)):
-            yield "project_reals", macros_of(block, end, 2 << 2 * i, i == 0, i == 1)
+            yield "project_reals", macros_of(block, end, 2 << 2 * i, i == 0, i == 1, False)
     for name in ("border", "mask", "carry", "take", "between", "measure", "settle"):
         yield name, PLAIN
     yield "random", {}

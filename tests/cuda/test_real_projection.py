@@ -47,6 +47,7 @@ def reals(plan, T, N, C, layout):
     x = halves.to(torch.float32) * 0.5 * plan.x.scale
     bits = x.view(torch.int32) + torch.randint(-2, 3, x.shape, generator=generator)
     x = torch.where(x == 0, x, bits.to(torch.int32).view(torch.float32))
+    x[0, -1, 0], x[-1, 0, -1] = 3e38, -3e38
     x[0, 0, 0], x[-1, -1, -1] = inf, -inf
     x[T // 2, N // 2, C // 2] = nan
     if layout == "batch_first":
@@ -79,6 +80,7 @@ CASES = [
     (QuantConfig.int8(), "14 4", (9, 11, 140, 290, 2), 1),
     (NARROW, "8 1", (7, 5, 300, 35, 1), 1),
     (QuantConfig.int8(), "14 1", (9, 13, 140, 250, 2), 1),
+    (QuantConfig.int8(), "13 1", (9, 15, 140, 250, 2), 1),
     (UNSIGNED, "8 2", (3, 7, 40, 220, 4), 1),
     (QuantConfig.w8a16(), "7 2", (11, 13, 72, 250, 2), 1),
     (QuantConfig.w8a16(), "5 1", (5, 15, 140, 60, 8), 1),
@@ -95,7 +97,7 @@ NAMES = [
     *("wide doubles", "wide eights", "one feature"),
     *("int8 odd", "narrow", "w8a16", "w8a16 odd"),
     *("groups", "groups doubles", "groups single", "groups unsigned", "groups eights"),
-    *("groups in parts", "groups narrow", "groups twice", "groups in halves"),
+    *("groups in parts", "groups narrow", "groups twice", "groups odd", "groups in halves"),
     *("groups w8a16", "groups w8a16 eights", "groups w8a16 doubles"),
     *("groups wide eights", "groups wide pairs", "groups wide single"),
     *("few", "few unsigned", "few w8a16"),
@@ -220,6 +222,77 @@ def test_ends_of_two_planes(host, name, kernel):
         assert torch.equal(got[there], expected[there])
 
 
+FREE8 = QuantConfig.int8().replace_globals(scale_kind="free")
+POT8 = QuantConfig.int8()
+# zero point of W x, (M, k), largest bias; what is exact
+ONE_PLANE_CASES = {
+    "even": (POT8, -4, (1 << 14, 23), 1 << 14, [1, 1]),
+    "odd": (POT8, 1, (1 << 14, 23), 1 << 14, [1, 1]),
+    "lowest": (POT8, -128, (1 << 14, 24), 1 << 14, [1, 1]),
+    "highest": (POT8, 127, (1 << 14, 24), 1 << 14, [1, 1]),
+    "once": (POT8, 6, (1, 0), 1 << 7, [1, 1]),
+    "twice": (POT8, 7, (2, 0), 1 << 7, [1, 1]),
+    "many bits": (POT8, 3, (1 << 14, 29), 1 << 22, [1, 1]),
+    "too many bits": (POT8, 3, (1 << 14, 30), 1 << 20, [1, 0]),
+    "far too many bits": (POT8, 2, (1 << 14, 34), 1 << 23, [1, 0]),
+    "large bias": (POT8, 3, (1 << 14, 24), 1 << 24, [0, 0]),
+    "many digits": (POT8, 2, (20001, 24), 1 << 14, [1, 0]),
+    "none": (POT8, 2, (0, 4), 1 << 14, [1, 0]),
+    "free": (FREE8, 1, (1 << 14, 23), 1 << 14, [1, 1]),
+    "free digits": (FREE8, 5, (20001, 24), 1 << 14, [1, 0]),
+}
+
+
+@pytest.mark.parametrize("name", ONE_PLANE_CASES)
+@pytest.mark.parametrize("columns", [8, 13])
+def test_ends_of_one_plane(host, name, columns):
+    """Ties and limits where instructions round and limit, and where they may not."""
+    config, zero, (M, k), most, exact = ONE_PLANE_CASES[name]
+    T, N, C, H, NB = 4, 40, 20, 37, 2 if columns == 8 else 8
+    generator = torch.Generator().manual_seed(k)
+    plan = plan_of(config, C, H, 1)
+    quantizers, part = dict(plan.frozen.quantizers), plan.weights
+    quantizers["matmul.Wx"] = replace(quantizers["matmul.Wx"], zero_point=zero)
+    biases = torch.randint(-most, most + 1, (3 * H,), generator=generator)
+    if M:  # ties and what is beside them, where x is its zero point
+        farthest = min(most * M >> k, 150)
+        steps = torch.randint(-farthest, farthest + 1, (3 * H,), generator=generator)
+        beside = torch.randint(-1, 2, (3 * H,), generator=generator)
+        ties = ((steps + 0.5) * 2.0**k / M).round().to(torch.int64) + beside
+        biases[2:] = ties[2:].clamp(-most, most)
+    biases[:2] = torch.tensor([-most, most])
+    multipliers = (torch.full((3 * H,), M),)
+    Wx = replace(part.Wx, multipliers=multipliers, shift=torch.full((3 * H,), k))
+    part = replace(part, Bw=biases, Wx=Wx)
+    plan = replace(plan, weights=part, frozen=replace(plan.frozen, quantizers=quantizers))
+    x = plan.x
+    values = torch.randint(-3, 4, (T, N, C), generator=generator) + x.zero_point
+    values[0] = x.zero_point
+    values[1] = torch.randint(x.lo, x.hi + 1, (N, C), generator=generator)
+    values[2, :20] = torch.where(part.W[:20] > 0, x.hi, x.lo)
+    values[2, 20:] = torch.where(part.W[:20] > 0, x.lo, x.hi)
+    # one product each, so that many results are ties or a step beside
+    values[3] = torch.where(torch.arange(C) == 3, torch.arange(N)[:, None] + x.lo, x.zero_point)
+    h0 = torch.zeros(N, H, dtype=plan.h.container)
+    call = executor._Call(executor.Direction(plan, h0, False), values, None)
+    numbers = call.numbers
+    assert end_of(numbers) == End(1, 1, config is POT8)
+    assert numbers.exact_float[0].tolist() == exact
+    shape = planner.make_shape(H, 1, 1, 1, NB)
+    expected = by_unit(call, shape, host)
+    there = expected[:, 0] != -1
+    real = ((values - x.zero_point) * torch.tensor(x.scale)).to(torch.float32)
+    block = Groups(columns, 1, shape.units, numbers.padded_C)
+    kernel, grid, p, _keep = real_projection(numbers, shape, T, N, x, block)
+    got = torch.full_like(expected, -7)
+    flags = torch.zeros((N, p.nan_stride), dtype=torch.uint8)
+    p.real, p.nan, p.Wx = real.data_ptr(), flags.data_ptr(), got.data_ptr()
+    p.step, p.next, p.fours = *real.stride()[:2], 1
+    host.launch(kernel, grid, p)
+    assert torch.equal(got[there], expected[there])
+    assert M == 0 or expected[there].unique().numel() > 40
+
+
 @pytest.mark.parametrize("scale", [2.0**-90, 3e-5, 0.0123, 1 / 3, 1.0, 1.9999999, 7e8, 2.0**90])
 def test_the_division_rounds_as_division(host, scale):
     """Values beside all ties give the codes of a true division, which are their own at scale 1."""
@@ -315,10 +388,10 @@ def test_groups_take_many_rows_where_there_are_groups():
     shape = planner.make_shape(256, 2, 1, 1, 2)
     numbers = executor.numbers_of(plan_of(QuantConfig.int8(), 256, 256, 1))
     found = choose_for(hopper, numbers, shape, 100, 128)
-    assert found == Groups(14, 1, 256, 256)
-    assert (blocks_of(found, 12800), found.turns, found.stages, found.stays) == (115, 2, 3, False)
-    assert found.shared_bytes == 128 * (2 * 3 * 192 + 2 * 112) + 12 * 112 + 24 * 256
-    assert choose_for(hopper, numbers, shape, 100, 64) == Groups(14, 2, 256, 256)
+    assert found == Groups(13, 1, 256, 256)
+    assert (blocks_of(found, 12800), found.turns, found.stages, found.stays) == (124, 2, 3, False)
+    assert found.shared_bytes == 128 * (2 * 3 * 192 + 2 * 112) + 12 * 104 + 24 * 256
+    assert choose_for(hopper, numbers, shape, 100, 64) == Groups(13, 2, 256, 256)
     assert choose_for(hopper, numbers, shape, 100, 32) == Groups(8, 2, 256, 256)
     assert isinstance(choose_for(hopper, numbers, shape, 100, 8), Block)
     # one that is over sooner than others of as much work, which would start again and again
@@ -328,7 +401,7 @@ def test_groups_take_many_rows_where_there_are_groups():
         assert isinstance(choose_for(other, numbers, shape, 100, 128), Block)
     numbers = executor.numbers_of(plan_of(WIDE, 256, 256, 1))
     assert choose_for(hopper, numbers, shape, 100, 128) == found
-    assert choose_groups(128, 12800, 128, 1, 132) == Groups(14, 1, 128, 128)
+    assert choose_groups(128, 12800, 128, 1, 132) == Groups(13, 1, 128, 128)
     assert choose_groups(128, 12800, 128, 2, 132) is None
     # a plane takes the room of a row
     numbers = executor.numbers_of(plan_of(QuantConfig.w8a16(), 256, 256, 1))

@@ -204,6 +204,9 @@ class Numbers:
         multipliers in units of 2^-32; the second number says so of the accumulators of each half
         of the features.
 
+        Where x has one plane, the second number says that these multipliers of W x are powers of
+        two, and float32 holds what is rounded to a byte before it is.
+
         Where x has two planes: int32 holds every accumulator of W x (where `long_sums` are not,
         and otherwise that of the second plane), and what it is rounded to before the clamp, and
         float32 its multipliers; the second number says that these are also whole in units of
@@ -224,6 +227,10 @@ class Numbers:
             else:
                 normal = (m == 0) | ((m > SMALLEST) & (m < LARGEST))
                 fits = [(reach < 1 << 24) & normal] * 2
+                if which == 0 and self.x_planes == 1:
+                    power = torch.frexp(m)[0] == 0.5
+                    held = reach.to(torch.float64) + 256 / m <= 1 << 24
+                    fits[1] = fits[0] & power & held
                 if which == 0 and self.x_planes == 2:
                     units = m * 2.0**31
                     # the second plane's sums are below 2^28

@@ -4,19 +4,20 @@
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
 //   CODES, POWERS, LONG, STRIP: see projected.cuh
-//   EXACT       the inverse of x's scale is not rounded
+//   EXACT, WHOLE: see quantize.cuh
 //   SHORT       a row has no more features than the lanes of a warp take at once
-//   COLUMNS     of 8 rows, of a block; planes are lines of their own
+//   COLUMNS     of 8 rows, of a block; planes are lines of their own, and products of an odd number
+//     have one more
 //   STAGES, STEPS, STAYS: see warpgroup.cuh
 #include "reals.cuh"
 #include "warpgroup.cuh"
 
-typedef Warpgroup<PLANES * COLUMNS, STAGES, STEPS, STAYS> Tile;
+typedef Warpgroup<(PLANES * COLUMNS + 1) / 2 * 2, STAGES, STEPS, STAYS> Tile;
 
 constexpr int kRows = 8 * COLUMNS, kOwn = COLUMNS;  // of a block, of a warp
 
-// Where a row stands if those of a thread are four apart, see `row_of_eight`.
-inline int line_of_row(int row) { return row / 8 * 8 + row % 4 * 2 + row / 4 % 2; }
+// Where one of 8 rows stands if those of a thread are four apart, see `row_of_eight`.
+inline int line_of_row(int row) { return row % 4 * 2 + row / 4; }
 
 // A block: some rows, and a part of the tiles of units.
 extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
@@ -35,9 +36,10 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
     unsigned char *const rows = memory + 2 * Tile::kRingBytes;
     int64_t *const from = (int64_t *)(rows + Tile::kPanels * Tile::kPanelBytes);
     uint32_t *const seen = (uint32_t *)(from + kRows);
-    const int own = (int)threadIdx.x / 32 * kOwn;
-    const Taken<kOwn> taken(reals, first_row + own + (int)threadIdx.x % 32, count, from + own,
-                            seen + own);
+    // a warp has every eighth row
+    const int warp = (int)threadIdx.x / 32;
+    const Taken<kOwn> taken(reals, first_row + warp + 8 * ((int)threadIdx.x % 32), count,
+                            from + warp * kOwn, seen + warp * kOwn);
     Taken<kOwn>::All<Tile::kPanels> values;
     values.load(taken);
     // of all units of the part, gate by gate
@@ -54,15 +56,14 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
     const int group = Tile::group();
     Tile::Passing passing(memory, p.weights, p.H, p.padded, (first_tile + group) * Tile::kUnits,
                           last_tile * Tile::kUnits);
-    const bool apart = rows_apart(p);
+    const int line = rows_apart(p) ? line_of_row(warp) : warp;
     const auto place = [&](int row, int feature) {
-        const int at = own + row, line = apart ? line_of_row(at) : at;
-        return rows + Tile::place(line, feature);
+        return rows + Tile::place(line, feature) + row * (8 * Tile::kDepth);
     };
     values.quantize(taken, place, kRows * Tile::kDepth);
     if (part == 0) taken.flag();
 
-    const bool exact = *p.exact_float != 0;
+    const bool exact = p.exact_float[0] != 0, held = kMayHold && p.exact_float[1] != 0;
     // numbers are there with the first weights
     copies_wait<STAYS ? 0 : STAGES - 1>();
     shown_to_copies();
@@ -85,31 +86,36 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
         }
         Tile::Sums sums;
         const int at = (tile - first_tile) * Tile::kUnits + Tile::unit(0);
-#pragma unroll
-        for (int i = 0; i < 6; ++i) {
-            const int start = first_of(folded[i / 2 * units + at + i % 2 * 8], exact);
-#pragma unroll
-            for (int line = 0; line < PLANES * COLUMNS; ++line)
-                sums[i / 2][line][i % 2 * 2] = sums[i / 2][line][i % 2 * 2 + 1] =
-                    line / COLUMNS == PLANES - 1 ? start : 0;
-        }
-        passing.add(sums, rows, before, behind);
+        passing.multiply(sums, rows, before, behind);
         const int unit = tile * Tile::kUnits + Tile::unit(0);
         if (unit / 16 >= (int)p.groups) continue;
         // where results go is worked out here: through the products there are no registers for it
         const int flat = first_row + (int)pinned(Tile::line(0, 0));
+        int biases[3][2];
+#pragma unroll
+        for (int i = 0; i < 6; ++i) biases[i / 2][i % 2] = folded[i / 2 * units + at + i % 2 * 8];
         const auto sum = [&](int plane, int gate, int column, int i) {
             return sums[gate][plane * COLUMNS + column][i];
         };
-        if (exact) {
-            float factors[3][2];
+        float factors[3][2];
 #pragma unroll
-            for (int i = 0; i < 6; ++i) factors[i / 2][i % 2] = m[i / 2 * units + at + i % 2 * 8];
-            finish_exact(p, flat, count, unit / 16, sum, factors);
+        for (int i = 0; i < 6; ++i) factors[i / 2][i % 2] = m[i / 2 * units + at + i % 2 * 8];
+        if (held) {
+            finish_held(p, flat, count, unit / 16, sum, factors, biases);
+            continue;
+        }
+#pragma unroll
+        for (int i = 0; i < 6; ++i) biases[i / 2][i % 2] = first_of(biases[i / 2][i % 2], exact);
+        const auto begun = [&](int plane, int gate, int column, int i) {
+            const int bias = plane == PLANES - 1 ? biases[gate][i / 2] : 0;
+            return (int)((uint32_t)sum(plane, gate, column, i) + (uint32_t)bias);
+        };
+        if (exact) {
+            finish_exact(p, flat, count, unit / 16, begun, factors);
             continue;
         }
         Channels channels;
         find_channels(p, unit, channels);
-        finish_any(p, flat, count, unit / 16, channels, sum);
+        finish_any(p, flat, count, unit / 16, channels, begun);
     }
 }

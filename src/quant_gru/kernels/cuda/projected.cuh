@@ -5,7 +5,7 @@
 //   PLANES: bytes of a code of x: x, or 256 * first + second + 128
 //   CODES: 1 where codes of W x are whole bytes, 2 where they are wide, 3 where two planes give
 //     wide ones of all 16 bits, 0 or none for any
-//   POWERS: 1 where multipliers of two planes are those that exact_float[1] tells of
+//   POWERS: 1 where multipliers may be those that exact_float[1] tells of; of two planes they are
 //   LONG: 1 where int32 need not hold sums of two planes
 //   STRIP: rows of a tile of the recurrence, NB; 0 or none where a launch says how many
 #ifndef QUANT_GRU_PROJECTED_CUH
@@ -14,7 +14,10 @@
 #include "cell.cuh"
 #include "ptx.cuh"
 
+// What is asked for first comes first: a launch finds its arguments in no cache, and gets 64 bytes
+// of them at a time.
 struct Projected {
+    int64_t T, N, NB, tiles, groups, H, padded;
     const int8_t *weights;  // (3H, padded)
     const int64_t *folded;  // (3H), bias and zero points
     const double *m;        // (3H), M / 2^k
@@ -22,7 +25,7 @@ struct Projected {
     const float *m_float;
     const int32_t *exact_float;  // whether these do, see Numbers.exact_float
     void *Wx;                    // [t][tile][group][16 * NB]
-    int64_t T, N, H, padded, NB, tiles, groups, wide;
+    int64_t wide;
     int64_t lo, hi, code_lo;  // limits of W x less its zero point, and its smallest code
 };
 
@@ -107,6 +110,36 @@ inline void store_where(const Projected &p, bool where, unsigned char *at, const
     }
 }
 
+// Codes of three gates that are one word, word(column, i).
+template <int kColumns, class Word>
+inline void store_words(const Projected &p, int flat, int count, int group, const Word &word) {
+    // Pairs of neighbours make four where both of a thread are side by side, and otherwise with a
+    // pair of another thread, which takes one in return.
+    const Places places(p, flat, group);
+    const int NB = strip_of(p), partner = NB == 4 ? 1 : 4;
+    const bool alone = NB == 8 || NB == 2;
+    const bool later = !alone && (threadIdx.x & partner);
+    const int64_t to = later ? places.second - 2 : places.first;
+    const int row = flat + (later && NB == 1);
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+        uint4 all;
+        all.x = word(column, 0);
+        all.y = word(column, places.by_unit ? 2 : 1);
+        all.z = word(column, places.by_unit ? 1 : 2);
+        all.w = word(column, 3);
+        if (!alone) {
+            const uint32_t low = shuffled(later ? all.x : all.z, partner);
+            const uint32_t high = shuffled(later ? all.y : all.w, partner);
+            all.x = later ? low : all.x;
+            all.y = later ? high : all.y;
+            all.z = later ? all.z : low;
+            all.w = later ? all.w : high;
+        }
+        store_where(row + 8 * column < count, (uint32_t *)p.Wx + to + column * places.step, all);
+    }
+}
+
 // From codes(column, i), those of an element.
 template <int kColumns, class Codes>
 inline void store_all(const Projected &p, int given, int count, int group, const Codes &codes) {
@@ -160,50 +193,21 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
         return Bits<Real>::limited(rounded(gate, column, i), lo, hi);
     };
     if (sizeof(Real) == 4 && !is_wide(p)) {
-        // Pairs of neighbours make four where both of a thread are side by side, and otherwise
-        // with a pair of another thread, which takes one in return.
-        const Places places(p, flat, group);
-        const int NB = strip_of(p), partner = NB == 4 ? 1 : 4;
-        const bool alone = NB == 8 || NB == 2;
-        const bool later = !alone && (threadIdx.x & partner);
-        const int64_t to = later ? places.second - 2 : places.first;
-        const int row = flat + (later && NB == 1);
         // limits of a whole byte are those of an instruction
         const bool whole = CODES ? CODES == 1 : (int)p.hi - (int)p.lo == 255;
         const auto stored = [&](int gate, int column, int i) {
             return (int)(Bits<Real>::of(rounded(gate, column, i)) - offset);
         };
-#pragma unroll
-        for (int column = 0; column < kColumns; ++column) {
-            uint32_t words[4];
-            if (whole) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const uint32_t last = saturated_bytes(stored(2, column, i), 0, 0);
-                    words[i] = saturated_bytes(stored(0, column, i), stored(1, column, i), last);
-                }
-            } else {
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    words[i] = limited(0, column, i) + (limited(1, column, i) << 8) +
-                               (limited(2, column, i) << 16) - offset * 65793u;
-            }
-            uint4 all;
-            all.x = words[0];
-            all.y = places.by_unit ? words[2] : words[1];
-            all.z = places.by_unit ? words[1] : words[2];
-            all.w = words[3];
-            if (!alone) {
-                const uint32_t low = shuffled(later ? all.x : all.z, partner);
-                const uint32_t high = shuffled(later ? all.y : all.w, partner);
-                all.x = later ? low : all.x;
-                all.y = later ? high : all.y;
-                all.z = later ? all.z : low;
-                all.w = later ? all.w : high;
-            }
-            store_where(row + 8 * column < count, (uint32_t *)p.Wx + to + column * places.step,
-                        all);
-        }
+        if (whole)
+            store_words<kColumns>(p, flat, count, group, [&](int column, int i) {
+                const uint32_t last = saturated_bytes(stored(2, column, i), 0, 0);
+                return saturated_bytes(stored(0, column, i), stored(1, column, i), last);
+            });
+        else
+            store_words<kColumns>(p, flat, count, group, [&](int column, int i) {
+                return limited(0, column, i) + (limited(1, column, i) << 8) +
+                       (limited(2, column, i) << 16) - offset * 65793u;
+            });
         return;
     }
     // Bits of sums are added, multiplied and only then rid of their offset: in 32 bits it comes
@@ -286,6 +290,52 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
     };
     store_all<COLUMNS>(p, flat, count, group, codes);
 }
+#endif
+
+// The end of one plane where `exact_float[1]` says that multipliers are powers of two, and that
+// float holds what results before it is rounded, as long as it is a code: rounding and both limits
+// are one instruction for two of them. sum(plane, gate, column, i) lacks the bias.
+#if PLANES == 1 && POWERS && CODES == 1
+constexpr bool kMayHold = true;
+template <bool kFlipped, class Sum>
+inline void finish_held(const Projected &p, int flat, int count, int group, const Sum &sum,
+                        const float (&m)[3][2], const int (&folded)[3][2]) {
+    typedef Magic<float> R;
+    float factor[3][2], rest[3][2];
+#pragma unroll
+    for (int i = 0; i < 6; ++i) {
+        const float v = kFlipped ? -m[i / 2][i % 2] : m[i / 2][i % 2];
+        factor[i / 2][i % 2] = v;
+        rest[i / 2][i % 2] =
+            R::fma((float)folded[i / 2][i % 2], v, (float)(int)(kFlipped ? p.hi : -p.lo));
+    }
+    // 0, but not to a compiler: it would take more instructions for a number that it knows
+    const float nothing = (float)(int)p.wide;
+    store_words<COLUMNS>(p, flat, count, group, [&](int column, int i) {
+        float v[3];
+#pragma unroll
+        for (int gate = 0; gate < 3; ++gate)
+            v[gate] =
+                R::fma((float)sum(0, gate, column, i), factor[gate][i / 2], rest[gate][i / 2]);
+        const uint32_t all = rounded_bytes(v[0], v[1], rounded_bytes(v[2], nothing, 0));
+        return kFlipped ? all ^ 0xFFFFFFu : all;
+    });
+}
+// What is added before rounding is even, so that ties go where they went: the smallest code is
+// taken off or, where that is odd, the sum from the largest.
+template <class Sum>
+inline void finish_held(const Projected &p, int flat, int count, int group, const Sum &sum,
+                        const float (&m)[3][2], const int (&folded)[3][2]) {
+    if ((int)p.lo & 1)
+        finish_held<true>(p, flat, count, group, sum, m, folded);
+    else
+        finish_held<false>(p, flat, count, group, sum, m, folded);
+}
+#else
+constexpr bool kMayHold = false;
+template <class Sum>
+inline void finish_held(const Projected &, int, int, int, const Sum &, const float (&)[3][2],
+                        const int (&)[3][2]) {}
 #endif
 
 // Rows of the weights, by gate, of this thread's units, the first of which is `unit`.

@@ -26,7 +26,7 @@ class End(NamedTuple):
     Attributes:
         planes: Bytes of a code of x.
         codes: Of W x: 1 whole bytes, 2 wide ones, 3 those of all 16 bits, 0 any.
-        powers: Multipliers of two planes are powers of two.
+        powers: Multipliers are powers of two.
         long: int32 need not hold sums of two planes.
     """
 
@@ -48,7 +48,7 @@ def end_of(numbers: Numbers) -> End:
     codes = int(W.hi - W.lo == 255)
     if numbers.form.wide_input:
         codes = 3 if planes == 2 and W.hi - W.lo == 65535 else 2
-    return End(planes, codes, planes == 2 and numbers.x_powers, numbers.long_sums)
+    return End(planes, codes, numbers.x_powers, numbers.long_sums)
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,8 @@ def fill(p: Any, numbers: Numbers, shape: planner.Shape, T: int, N: int) -> list
     W = numbers.W
     p.weights, p.m, p.folded = weights.data_ptr(), W.m, folded.data_ptr()
     p.folded_bytes, p.m_float = folded_bytes.data_ptr(), m.data_ptr()
-    p.exact_float = exact[int(end_of(numbers).powers) :].data_ptr()
+    # of two planes what says so is what a kernel asks, of one it asks both
+    p.exact_float = exact[int(numbers.x_planes == 2 and numbers.x_powers) :].data_ptr()
     p.T, p.N, p.H, p.padded = T, N, numbers.H, weights.shape[0]
     p.NB, p.tiles, p.groups = shape.strip, shape.strips(N), shape.units // 16
     p.wide = numbers.form.wide_input

@@ -107,7 +107,24 @@ inline uint32_t saturated_bytes(int first, int second, uint32_t above) {
     return v;
 }
 
-// The same as 16 bits each, the first one low.
+// The same of real numbers, rounded, ties to even. kSigned: signed bytes.
+template <bool kSigned = false>
+inline uint32_t rounded_bytes(float first, float second, uint32_t above) {
+    uint32_t v;
+    if (kSigned)
+        asm("{ .reg .s32 low, high; cvt.rni.s32.f32 low, %1; cvt.rni.s32.f32 high, %2; "
+            "cvt.pack.sat.s8.s32.b32 %0, high, low, %3; }"
+            : "=r"(v)
+            : "f"(first), "f"(second), "r"(above));
+    else
+        asm("{ .reg .s32 low, high; cvt.rni.s32.f32 low, %1; cvt.rni.s32.f32 high, %2; "
+            "cvt.pack.sat.u8.s32.b32 %0, high, low, %3; }"
+            : "=r"(v)
+            : "f"(first), "f"(second), "r"(above));
+    return v;
+}
+
+// Two numbers as 16 bits each that stop at their limits, the first one low.
 inline uint32_t saturated_halves(int first, int second) {
     uint32_t v;
     asm("cvt.pack.sat.u16.s32 %0, %1, %2;" : "=r"(v) : "r"(second), "r"(first));
@@ -224,22 +241,23 @@ struct GroupProduct;
 #define QG_SUMS_10 QG_SUMS_8, QG_FOUR(d[8]), QG_FOUR(d[9])
 #define QG_SUMS_12 QG_SUMS_10, QG_FOUR(d[10]), QG_FOUR(d[11])
 #define QG_SUMS_14 QG_SUMS_12, QG_FOUR(d[12]), QG_FOUR(d[13])
-#define QG_PRODUCT(columns, rows, a_name, b_name)                                            \
-    template <>                                                                              \
-    struct GroupProduct<columns> {                                                           \
-        static inline void add(int (&d)[columns][4], uint64_t a, uint64_t b) {               \
-            asm volatile(                                                                    \
-                "{ .reg .pred added; setp.eq.b32 added, 0, 0; "                              \
-                "wgmma.mma_async.sync.aligned.m64" rows "k32.s32.s8.s8 {" QG_NAMES_##columns \
-                "}, " a_name ", " b_name ", added; }"                                        \
-                : QG_SUMS_##columns                                                          \
-                : "l"(a), "l"(b));                                                           \
-        }                                                                                    \
+#define QG_PRODUCT(columns, rows, a_name, b_name, added_name)                              \
+    template <>                                                                            \
+    struct GroupProduct<columns> {                                                         \
+        static inline void add(int (&d)[columns][4], uint64_t a, uint64_t b, bool added) { \
+            asm volatile("{ .reg .pred added; setp.ne.b32 added, " added_name              \
+                         ", 0; "                                                           \
+                         "wgmma.mma_async.sync.aligned.m64" rows                           \
+                         "k32.s32.s8.s8 {" QG_NAMES_##columns "}, " a_name ", " b_name     \
+                                                              ", added; }"                 \
+                         : QG_SUMS_##columns                                               \
+                         : "l"(a), "l"(b), "r"((int)added));                               \
+        }                                                                                  \
     };
-QG_PRODUCT(8, "n64", "%32", "%33")
-QG_PRODUCT(10, "n80", "%40", "%41")
-QG_PRODUCT(12, "n96", "%48", "%49")
-QG_PRODUCT(14, "n112", "%56", "%57")
+QG_PRODUCT(8, "n64", "%32", "%33", "%34")
+QG_PRODUCT(10, "n80", "%40", "%41", "%42")
+QG_PRODUCT(12, "n96", "%48", "%49", "%50")
+QG_PRODUCT(14, "n112", "%56", "%57", "%58")
 #undef QG_PRODUCT
 #undef QG_SUMS_14
 #undef QG_SUMS_12

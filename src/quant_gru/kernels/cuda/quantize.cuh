@@ -1,6 +1,7 @@
 // Real values to codes.
 //
 //   EXACT: whether inverses of scales are not rounded, 1 or 0; none where a launch says so
+//   WHOLE: 1 where codes are all of a byte; 0 or none for any
 #ifndef QUANT_GRU_QUANTIZE_CUH
 #define QUANT_GRU_QUANTIZE_CUH
 
@@ -16,6 +17,10 @@ inline int quantized(float v, float scale, float lo, float hi, bool &seen) {
     const float inside = nan ? 0.f : Magic<float>::limit(y, lo, hi);
     return Magic<float>::integer(Magic<float>::plus(inside, 12582912.f));
 }
+
+#ifndef WHOLE
+#define WHOLE 0
+#endif
 
 // A quantizer's numbers for a division without a branch: 2^-90 <= scale <= 2^90, limits below 2^20.
 struct Division {
@@ -50,17 +55,18 @@ inline int quantized(float v, const Division &d, bool &seen) {
     return Magic<float>::integer(rounded_quotient(inside, d));
 }
 
-// Whether one of some values may be NaN: always where one is, or where infinities meet.
+// Whether one of some values may be NaN: always where one is, or where infinities meet, which
+// products of two values may be.
 template <int kFours>
 inline bool may_have_nan(const uint32_t (&bits)[kFours][4]) {
     typedef Magic<float> R;
-    float sum = 0;
+    float even = 0, odd = 0;
 #pragma unroll
     for (int i = 0; i < kFours; ++i) {
-        const float first = R::plus(bits_as_float(bits[i][0]), bits_as_float(bits[i][1]));
-        const float second = R::plus(bits_as_float(bits[i][2]), bits_as_float(bits[i][3]));
-        sum = R::plus(sum, R::plus(first, second));
+        even = R::fma(bits_as_float(bits[i][0]), bits_as_float(bits[i][1]), even);
+        odd = R::fma(bits_as_float(bits[i][2]), bits_as_float(bits[i][3]), odd);
     }
+    const float sum = R::plus(even, odd);
     return sum != sum;
 }
 
@@ -123,6 +129,18 @@ inline void in_bytes(const uint32_t (&raw)[4], int zero, uint32_t (&words)[kPlan
         words[0] = odd_bytes(low, high) ^ 0x80808080u;
         words[kPlanes - 1] = even_bytes(low, high) ^ 0x80808080u;
     }
+}
+
+// The same of four values, where codes are all of a byte and the inverse is exact: limits are those
+// of an instruction.
+inline uint32_t whole_codes(const Division &d, const uint32_t (&bits)[4], int zero) {
+    typedef Magic<float> R;
+    const float back = (float)(zero - (int)R::number());
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        v[i] = R::plus(R::fma(bits_as_float(bits[i]), d.inverse, R::number()), back);
+    return rounded_bytes<true>(v[0], v[1], rounded_bytes<true>(v[2], v[3], 0));
 }
 
 #endif

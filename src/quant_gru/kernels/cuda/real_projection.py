@@ -61,7 +61,8 @@ class Groups:
     """What a block of two groups of four warps makes, as warpgroup.cuh has it.
 
     Attributes:
-        columns: Of 8 rows; those of all planes are one of `COLUMNS`.
+        columns: Of 8 rows; those of all planes are one of `COLUMNS`, and products of an odd number
+            have one more.
         parts: Blocks that share the units of the same rows, a power of two.
         units: H padded to groups of 16.
         padded: Features, a multiple of 16.
@@ -80,6 +81,11 @@ class Groups:
     def rows(self) -> int:
         """Rows of a block."""
         return 8 * self.columns
+
+    @property
+    def lines(self) -> int:
+        """Rows of products, of all planes."""
+        return 16 * -(-self.planes * self.columns // 2)
 
     @property
     def tiles(self) -> int:
@@ -110,7 +116,7 @@ class Groups:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        lines = 2 * self.stages * 3 * 64 + self.panels * self.planes * self.rows
+        lines = 2 * self.stages * 3 * 64 + self.panels * self.lines
         return 128 * lines + 12 * self.rows + 6 * 4 * 64 * self.tiles
 
     def macros(self, end: projection.End) -> dict[str, object]:
@@ -132,10 +138,11 @@ ALONE = {
     1: tuple(Block(8, 1, columns, 3, 1, 1, 128) for columns in (5, 7, 8, 10, 13)),
     2: tuple(Block(4, 2, columns, 3, 1, 1, 128) for columns in (4, 5, 6, 7)),
 }
-COLUMNS = (8, 10, 12, 14)  # of `Groups`, all planes together
+COLUMNS = (8, 10, 12, 13, 14)  # of `Groups`, all planes together
 # rows, and rows times units times features, from which on these are fastest
 _GROUP_ROWS, _GROUP_WORK = 1536, 20_000_000
 _STARTED = 90  # rows that take a group as long as all else that it does
+_FEW_TURNS = 2
 _FEW_ROWS = 4096  # up to so many, small blocks are faster
 # small blocks of a multiprocessor, by planes, up to which units are shared
 _AT_ONCE = {1: 2, 2: 7}
@@ -202,9 +209,11 @@ def choose_groups(
     if rows < _GROUP_ROWS or work < _GROUP_WORK or padded > _MOST_FEATURES:
         return None
     parts = [1 << i for i in range((-(-units // 64)).bit_length())]
-    columns = [each // planes for each in COLUMNS]
+    columns = [each // planes for each in COLUMNS if each % planes == 0]
     found = [Groups(each, n, units, padded, planes) for n in parts for each in columns]
     fitting = [each for each in found if each.shared_bytes <= MOST_SHARED]
+    # what products have too much counts where they are most of the work
+    fitting = [e for e in fitting if e.lines == e.planes * e.rows or e.turns <= _FEW_TURNS]
     best = min(fitting, key=lambda each: _time(each, rows, processors), default=None)
     if best and planes == 2 and best.turns == 1 and (blocks_of(best, rows) - 1) // processors == 1:
         return None  # with half the rows, blocks that have little to do and start twice are slower
@@ -243,13 +252,19 @@ def kernel_of(
 ) -> Kernel:
     """What to launch for a plan whose x is of a quantizer; the shape is the recurrence's."""
     exact, short = is_power_of_two(x.scale), numbers.C <= _AT_A_TURN
-    macros = macros_of(block, projection.end_of(numbers), shape.strip, exact, short)
+    whole = x.hi - x.lo == 255
+    macros = macros_of(block, projection.end_of(numbers), shape.strip, exact, short, whole)
     name = "project_groups" if isinstance(block, Groups) else "project_reals"
     return Kernel.of(name, name, macros)
 
 
 def macros_of(
-    block: Block | Groups, end: projection.End, strip: int, exact: bool, short: bool
+    block: Block | Groups,
+    end: projection.End,
+    strip: int,
+    exact: bool,
+    short: bool,
+    whole: bool,
 ) -> dict[str, object]:
     """What a kernel is specialized on.
 
@@ -259,8 +274,10 @@ def macros_of(
         strip: Rows of a tile of the recurrence.
         exact: The inverse of the scale of x is not rounded.
         short: The lanes of a warp take all features of a row at once.
+        whole: Codes of x are all of a byte.
     """
-    return {**block.macros(end), "STRIP": strip, "EXACT": int(exact), "SHORT": int(short)}
+    own = {"STRIP": strip, "EXACT": int(exact), "SHORT": int(short), "WHOLE": int(whole)}
+    return {**block.macros(end), **own}
 
 
 def real_projection(

@@ -2,6 +2,7 @@
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
 //   SHORT       a row has no more features than the lanes of a warp take at once
+//   EXACT, WHOLE: see quantize.cuh
 #ifndef QUANT_GRU_REALS_CUH
 #define QUANT_GRU_REALS_CUH
 
@@ -9,14 +10,15 @@
 #include "quantize.cuh"
 
 struct Reals {
-    Projected to;
     const float *real;   // [t * step + n * next + feature]
-    uint8_t *nan;        // (N, nan_stride): whether the row is NaN at a step
     int64_t step, next;  // in values
-    int64_t C, nan_stride, parts;
+    int64_t C, parts;
+    int64_t fours;  // rows are made of aligned groups of four values
+    Projected to;
+    uint8_t *nan;  // (N, nan_stride): whether the row is NaN at a step
+    int64_t nan_stride;
     int64_t zero;  // of codes as they are kept in bytes
     Division division;
-    int64_t fours;  // rows are made of aligned groups of four values
 };
 
 // Rows of a warp, each lane with four features of a row at a time; beyond the last ones lanes do
@@ -39,17 +41,18 @@ struct Taken {
     const Reals &p;
     int64_t *const from;
     uint32_t *const seen;
-    int nan_at;  // of the lane's row, -1 where it is not there
+    int t, n;  // of the lane's row; n is -1 where it is not there
 
     inline Taken(const Reals &p, int row, int count, int64_t *from, uint32_t *seen)
-        : p(p), from(from), seen(seen), nan_at(-1) {
+        : p(p), from(from), seen(seen), t(0), n(-1) {
         const int lane = (int)threadIdx.x % 32, padded_N = (int)(p.to.tiles * p.to.NB);
         if (lane < kRows) {
             const int flat = row < count ? row : count - 1;
-            const int t = (int)((uint32_t)flat / (uint32_t)padded_N), n = flat - t * padded_N;
-            const bool there = row < count && n < (int)p.to.N;
-            if (there) nan_at = n * (int)p.nan_stride + t;
-            from[lane] = t * p.step + (n < (int)p.to.N ? n : 0) * p.next;
+            t = (int)((uint32_t)flat / (uint32_t)padded_N);
+            const int in_step = flat - t * padded_N;
+            const bool real = in_step < (int)p.to.N;
+            from[lane] = t * p.step + (real ? in_step : 0) * p.next;
+            if (real && row < count) n = in_step;
             seen[lane] = 0;
         }
         __syncwarp();
@@ -81,49 +84,68 @@ struct Taken {
         return kRows % kAhead && row >= kRows ? kRows - 1 : row;
     }
 
+    // kFours: rows are made of aligned groups of four.
+    template <bool kFours>
     inline void load(Values &v, const Next &next) const {
         const int feature = next.feature((int)p.C);
         const float *const first = p.real + feature;
-        if (p.fours) {
 #pragma unroll
-            for (int j = 0; j < kAhead; ++j) {
-                const uint4 all = *(const uint4 *)(first + from[row_of(next, j)]);
-                v.bits[j][0] = all.x;
-                v.bits[j][1] = all.y;
-                v.bits[j][2] = all.z;
-                v.bits[j][3] = all.w;
+        for (int j = 0; j < kAhead; ++j) {
+            if (!kFours) {
+                load_four(v.bits[j], row_of(next, j), feature);
+                continue;
             }
-        } else {
-#pragma unroll
-            for (int j = 0; j < kAhead; ++j) {
-                const float *const start = first + from[row_of(next, j)];
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    v.bits[j][i] = feature + i < (int)p.C ? float_bits(start[i]) : 0;
-            }
+            const uint4 all = *(const uint4 *)(first + from[row_of(next, j)]);
+            v.bits[j][0] = all.x;
+            v.bits[j][1] = all.y;
+            v.bits[j][2] = all.z;
+            v.bits[j][3] = all.w;
         }
     }
 
-    template <class Place>
-    inline void store(Values &v, const Next &next, const Place &place, int plane) const {
-        if (__builtin_expect(may_have_nan(v.bits), 0)) {
+    inline void load_four(uint32_t (&bits)[4], int row, int feature) const {
+        const float *const start = p.real + feature + from[row];
 #pragma unroll
-            for (int j = 0; j < kAhead; ++j)
-                if (without_nan(v.bits[j])) seen[row_of(next, j)] = 1;
-        }
-        const int feature = next.feature((int)p.C);
-        const auto put = [&](int j, const uint32_t (&raw)[4]) {
+        for (int i = 0; i < 4; ++i) bits[i] = feature + i < (int)p.C ? float_bits(start[i]) : 0;
+    }
+
+    // Codes of rows, to where `to(j)` points.
+    template <int kFours, class To>
+    inline void put(const uint32_t (&bits)[kFours][4], const To &to, int plane) const {
+#if WHOLE && EXACT && PLANES == 1
+#pragma unroll
+        for (int j = 0; j < kFours; ++j)
+            *(uint32_t *)to(j) = whole_codes(p.division, bits[j], (int)p.zero);
+#else
+        all_codes(p.division, bits, [&](int j, const uint32_t (&raw)[4]) {
             uint32_t words[PLANES];
             in_bytes(raw, (int)p.zero, words);
-            unsigned char *const to = place(row_of(next, j), feature);
-            *(uint32_t *)to = words[0];
-            if (PLANES == 2) *(uint32_t *)(to + plane) = words[PLANES - 1];
-        };
-        all_codes(p.division, v.bits, put);
+            unsigned char *const at = to(j);
+            *(uint32_t *)at = words[0];
+            if (PLANES == 2) *(uint32_t *)(at + plane) = words[PLANES - 1];
+        });
+#endif
+    }
+
+    template <class Place>
+    inline void store(const Values &v, const Next &next, const Place &place, int plane) const {
+        const int feature = next.feature((int)p.C);
+        put(v.bits, [&](int j) { return place(row_of(next, j), feature); }, plane);
+        if (__builtin_expect(!may_have_nan(v.bits), 1)) return;
+        // rarely run: rows are read again, one after the other
+#pragma unroll 1
+        for (int j = 0; j < kAhead; ++j) {
+            const int row = row_of(next, j);
+            uint32_t bits[1][4];
+            load_four(bits[0], row, feature);
+            if (!without_nan(bits[0])) continue;
+            seen[row] = 1;
+            put(bits, [&](int) { return place(row, feature); }, plane);
+        }
     }
 
     // Values are loaded while the ones before become codes; of the first ones that has begun.
-    template <class Place>
+    template <bool kFours, class Place>
     inline void quantize(Values &even, const Place &place, int plane) const {
         const int C = (int)p.C;
         Values odd;
@@ -132,20 +154,34 @@ struct Taken {
             Next next = now;
             next.move();
             const bool more = next.there(C);
-            if (more) load(odd, next);
+            if (more) load<kFours>(odd, next);
             store(even, now, place, plane);
             if (!more) break;
             now = next;
             now.move();
             const bool again = now.there(C);
-            if (again) load(even, now);
+            if (again) load<kFours>(even, now);
             store(odd, next, place, plane);
             if (!again) break;
         }
         __syncwarp();
     }
+    inline void load(Values &v, const Next &next) const {
+        if (p.fours)
+            load<true>(v, next);
+        else
+            load<false>(v, next);
+    }
+    template <class Place>
+    inline void quantize(Values &values, const Place &place, int plane) const {
+        if (p.fours)
+            quantize<true>(values, place, plane);
+        else
+            quantize<false>(values, place, plane);
+    }
 
-    // The same for rows of so many times 128 features, all of which are under way at once.
+    // The same for rows of so many times 128 features. Where they are aligned groups of four, all
+    // of them are under way at once.
     template <int kParts>
     struct All {
         Values values[kParts * kTurns];
@@ -157,12 +193,21 @@ struct Taken {
             return v;
         }
         inline void load(const Taken &taken) {
+            if (taken.p.fours) {
 #pragma unroll
-            for (int i = 0; i < kParts * kTurns; ++i) taken.load(values[i], next(i));
+                for (int i = 0; i < kParts * kTurns; ++i)
+                    taken.template load<true>(values[i], next(i));
+            } else {
+                taken.template load<false>(values[0], {});
+            }
             __syncwarp();
         }
         template <class Place>
         inline void quantize(const Taken &taken, const Place &place, int plane) {
+            if (!taken.p.fours) {
+                taken.template quantize<false>(values[0], place, plane);
+                return;
+            }
 #pragma unroll
             for (int i = 0; i < kParts * kTurns; ++i) taken.store(values[i], next(i), place, plane);
             __syncwarp();
@@ -170,7 +215,7 @@ struct Taken {
     };
 
     inline void flag() const {
-        if (nan_at >= 0) p.nan[nan_at] = seen[(int)threadIdx.x % 32] != 0;
+        if (n >= 0) p.nan[n * (int)p.nan_stride + t] = seen[(int)threadIdx.x % 32] != 0;
     }
 };
 

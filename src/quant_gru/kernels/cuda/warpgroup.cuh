@@ -5,7 +5,7 @@
 //   typedef Warpgroup<columns, stages, steps, stays> Tile;
 //   Tile::Passing passing(rings, weights, H, padded, first, last);  // loads begin
 //   ...                                                             // lines are written
-//   passing.add(sums, lines, before, behind);                       // tile by tile
+//   passing.multiply(sums, lines, before, behind);                  // tile by tile
 //
 // A block has two groups and Tile::kLines lines of codes, from `lines` on as `Tile::place` has
 // them; writers call `shown_to_copies` before the barrier. A group goes through every second tile
@@ -114,11 +114,11 @@ struct Warpgroup {
                 settled(sums[i / (4 * kColumns)][i / 4 % kColumns][i % 4]);
         }
 
-        // Adds the product of the next tile to the sums. `before` is called when all operands are
-        // there, and `behind` when the tensor cores have them to do.
+        // The product of the next tile. `before` is called when all operands are there, and
+        // `behind` when the tensor cores have them to do.
         template <class Before, class Behind>
-        inline void add(Sums &sums, unsigned char *lines, const Before &before,
-                        const Behind &behind) {
+        inline void multiply(Sums &sums, unsigned char *lines, const Before &before,
+                             const Behind &behind) {
             if (!kStays) {
                 copies_wait<kStages - kPanels>();
                 shown_to_copies();
@@ -141,7 +141,7 @@ struct Warpgroup {
                 for (int gate = 0; gate < 3; ++gate)
                     GroupProduct<kColumns>::add(
                         sums[gate], matrix_from(a[step / 4], gate * kGateBytes + step % 4 * 32),
-                        matrix_from(b, step / 4 * kPanelBytes + step % 4 * 32));
+                        matrix_from(b, step / 4 * kPanelBytes + step % 4 * 32), step > 0);
             products_commit();
             behind();
             products_wait();

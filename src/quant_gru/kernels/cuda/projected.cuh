@@ -14,10 +14,7 @@
 #include "cell.cuh"
 #include "ptx.cuh"
 
-// What is asked for first comes first: a launch finds its arguments in no cache, and gets 64 bytes
-// of them at a time.
 struct Projected {
-    int64_t T, N, NB, tiles, groups, H, padded;
     const int8_t *weights;  // (3H, padded)
     const int64_t *folded;  // (3H), bias and zero points
     const double *m;        // (3H), M / 2^k
@@ -25,7 +22,7 @@ struct Projected {
     const float *m_float;
     const int32_t *exact_float;  // whether these do, see Numbers.exact_float
     void *Wx;                    // [t][tile][group][16 * NB]
-    int64_t wide;
+    int64_t T, N, H, padded, NB, tiles, groups, wide;
     int64_t lo, hi, code_lo;  // limits of W x less its zero point, and its smallest code
 };
 
@@ -123,11 +120,13 @@ inline void store_words(const Projected &p, int flat, int count, int group, cons
     const int row = flat + (later && NB == 1);
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
+        const uint32_t words[4] = {word(column, 0), word(column, 1), word(column, 2),
+                                   word(column, 3)};
         uint4 all;
-        all.x = word(column, 0);
-        all.y = word(column, places.by_unit ? 2 : 1);
-        all.z = word(column, places.by_unit ? 1 : 2);
-        all.w = word(column, 3);
+        all.x = words[0];
+        all.y = places.by_unit ? words[2] : words[1];
+        all.z = places.by_unit ? words[1] : words[2];
+        all.w = words[3];
         if (!alone) {
             const uint32_t low = shuffled(later ? all.x : all.z, partner);
             const uint32_t high = shuffled(later ? all.y : all.w, partner);

@@ -10,15 +10,14 @@
 #include "quantize.cuh"
 
 struct Reals {
-    const float *real;   // [t * step + n * next + feature]
-    int64_t step, next;  // in values
-    int64_t C, parts;
-    int64_t fours;  // rows are made of aligned groups of four values
     Projected to;
-    uint8_t *nan;  // (N, nan_stride): whether the row is NaN at a step
-    int64_t nan_stride;
+    const float *real;   // [t * step + n * next + feature]
+    uint8_t *nan;        // (N, nan_stride): whether the row is NaN at a step
+    int64_t step, next;  // in values
+    int64_t C, nan_stride, parts;
     int64_t zero;  // of codes as they are kept in bytes
     Division division;
+    int64_t fours;  // rows are made of aligned groups of four values
 };
 
 // Rows of a warp, each lane with four features of a row at a time; beyond the last ones lanes do

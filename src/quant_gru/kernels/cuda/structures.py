@@ -84,9 +84,8 @@ DivisionC = structure(
     "DivisionC", **_all(ctypes.c_float, "scale inverse least most"), exact=ctypes.c_int32
 )
 _PROJECTED = {
-    **_all(_INT, "T N NB tiles groups H padded"),
     **_all(_POINTER, "weights folded m folded_bytes m_float exact_float Wx"),
-    **_all(_INT, "wide lo hi code_lo"),
+    **_all(_INT, "T N H padded NB tiles groups wide lo hi code_lo"),
 }
 ProjectBytesC = structure("ProjectBytesC", bytes=_POINTER, **_PROJECTED)
 ProjectPassingC = structure(
@@ -94,12 +93,11 @@ ProjectPassingC = structure(
 )
 ProjectRealsC = structure(
     "ProjectRealsC",
-    real=_POINTER,
-    **_all(_INT, "step next C parts fours"),
     **_PROJECTED,
-    nan=_POINTER,
-    **_all(_INT, "nan_stride zero"),
+    **_all(_POINTER, "real nan"),
+    **_all(_INT, "step next C nan_stride parts zero"),
     division=DivisionC,
+    fours=_INT,
 )
 ProjectFewC = structure(
     "ProjectFewC",

@@ -142,7 +142,7 @@ COLUMNS = (8, 10, 12, 13, 14)  # of `Groups`, all planes together
 # rows, and rows times units times features, from which on these are fastest
 _GROUP_ROWS, _GROUP_WORK = 1536, 20_000_000
 _STARTED = 90  # rows that take a group as long as all else that it does
-_FEW_TURNS = 2
+_FEW_TURNS = 2  # up to so many, products of an odd number of columns pay
 _FEW_ROWS = 4096  # up to so many, small blocks are faster
 # small blocks of a multiprocessor, by planes, up to which units are shared
 _AT_ONCE = {1: 2, 2: 7}

@@ -52,15 +52,20 @@ Engine = Callable[[], object]
 
 def captured(engine: Engine) -> Engine:
     """The engine as a CUDA graph."""
+    return graph_of(engine).replay
+
+
+def graph_of(engine: Engine, keep: bool = False) -> torch.cuda.CUDAGraph:
+    """The graph itself; `keep` for one that may be looked into, and is still to be instantiated."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
             engine()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
+    graph = torch.cuda.CUDAGraph(keep_graph=keep)
     with torch.cuda.graph(graph):
         engine()
-    return graph.replay
+    return graph
 
 
 def recurrence_alone(gru: QuantGRU, x: torch.Tensor) -> Engine | None:
@@ -74,12 +79,7 @@ def recurrence_alone(gru: QuantGRU, x: torch.Tensor) -> Engine | None:
     # it does not wait for a projection that goes on
     beside.ALLOWED = False
     try:
-        for _ in range(3):
-            gru(x)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(graph):
-            gru(x)
+        graph = graph_of(lambda: gru(x), keep=True)
     finally:
         beside.ALLOWED = True
     graph.instantiate()

@@ -184,17 +184,15 @@ inline uint32_t even_bytes(uint32_t first, uint32_t second) {
 inline uint32_t odd_bytes(uint32_t first, uint32_t second) {
     return even_bytes(first >> 8, second >> 8);
 }
+template <bool kSigned = false>
 inline uint32_t saturated_bytes(int first, int second, uint32_t above) {
-    const auto byte = [](int v) { return uint32_t(v < 0 ? 0 : v > 255 ? 255 : v); };
+    const int lo = kSigned ? -128 : 0, hi = lo + 255;
+    const auto byte = [=](int v) { return uint32_t(std::max(std::min(v, hi), lo)) & 255; };
     return byte(first) | byte(second) << 8 | above << 16;
 }
-template <bool kSigned = false>
-inline uint32_t rounded_bytes(float first, float second, uint32_t above) {
-    const auto byte = [](float v) {
-        const float lo = kSigned ? -128 : 0, hi = lo + 255;
-        return v != v ? 0 : uint32_t(int(std::nearbyint(std::max(std::min(v, hi), lo)))) & 255;
-    };
-    return byte(first) | byte(second) << 8 | above << 16;
+inline int __float2int_rn(float v) {
+    if (v != v) return 0;
+    return int(std::nearbyint(std::max(std::min(double(v), 2147483647.), -2147483648.)));
 }
 inline uint32_t saturated_halves(int first, int second) {
     const auto half = [](int v) { return uint32_t(v < 0 ? 0 : v > 65535 ? 65535 : v); };

@@ -227,16 +227,15 @@ class Numbers:
             else:
                 normal = (m == 0) | ((m > SMALLEST) & (m < LARGEST))
                 fits = [(reach < 1 << 24) & normal] * 2
-                if which == 0 and self.x_planes == 1:
-                    power = torch.frexp(m)[0] == 0.5
-                    held = reach.to(torch.float64) + 256 / m <= 1 << 24
-                    fits[1] = fits[0] & power & held
                 if which == 0 and self.x_planes == 2:
                     units = m * 2.0**31
                     # the second plane's sums are below 2^28
                     held = self.gemm[0][1].abs() < 1 << 30 if self.long_sums else reach < 1 << 31
                     held = held & (reach.to(torch.float64) * m < 2.0**30) & normal
                     fits = [held, held & (units == units.round()) & (m <= 2)]
+                elif which == 0:
+                    power = torch.frexp(m)[0] == 0.5
+                    fits[1] = fits[0] & power & (reach.to(torch.float64) + 256 / m <= 1 << 24)
             found.append(torch.stack([each.all() for each in fits]).to(torch.int32))
         return found[0], found[1]
 

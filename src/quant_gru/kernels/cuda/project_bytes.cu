@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads)
         return sums[plane][gate][column][i];
     };
     float m[3][2];
-    const bool exact = *p.exact_float != 0, apart = rows_apart(p);
+    const bool exact = ends_exact(p), apart = rows_apart(p);
 #pragma unroll
     for (int i = 0; i < 6; ++i) {
         const int channel = channels[i / 2][i % 2];

@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
     values.quantize(taken, place, kRows * Tile::kDepth);
     if (part == 0) taken.flag();
 
-    const bool exact = p.exact_float[0] != 0, held = kMayHold && p.exact_float[1] != 0;
+    const bool exact = ends_exact(p), held = ends_held(p);
     // numbers are there with the first weights
     copies_wait<STAYS ? 0 : STAGES - 1>();
     shown_to_copies();

@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     copies_wait<STAGES - 1>();
     __syncthreads();
 
-    const bool exact = *p.exact_float != 0, apart = rows_apart(p);
+    const bool exact = ends_exact(p), apart = rows_apart(p);
     Channels channels;
     for (int first = from; first < last; first += step) {
         Tile::Sums sums;

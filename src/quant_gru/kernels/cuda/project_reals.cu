@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
         Tile::plane_bytes(padded));
     if (part == 0) taken.flag();
 
-    const bool exact = *p.exact_float != 0;
+    const bool exact = ends_exact(p);
     copies_wait<Tile::kAhead - 1>();
     __syncthreads();
     for (int tile = first_tile; tile < last_tile; ++tile) {

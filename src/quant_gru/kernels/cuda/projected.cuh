@@ -20,7 +20,7 @@ struct Projected {
     const double *m;        // (3H), M / 2^k
     const int32_t *folded_bytes;
     const float *m_float;
-    const int32_t *exact_float;  // whether these do, see Numbers.exact_float
+    const int32_t *exact_float;  // whether these do, two numbers, see Numbers.exact_float
     void *Wx;                    // [t][tile][group][16 * NB]
     int64_t T, N, H, padded, NB, tiles, groups, wide;
     int64_t lo, hi, code_lo;  // limits of W x less its zero point, and its smallest code
@@ -38,6 +38,10 @@ struct Projected {
 #ifndef STRIP
 #define STRIP 0
 #endif
+// Whether sums end as `finish_exact` has it, or as `finish_held` does.
+inline bool ends_exact(const Projected &p) { return p.exact_float[PLANES == 2 && POWERS] != 0; }
+constexpr bool kMayHold = PLANES == 1 && POWERS && CODES == 1;
+inline bool ends_held(const Projected &p) { return kMayHold && p.exact_float[1] != 0; }
 inline int strip_of(const Projected &p) { return STRIP ? STRIP : (int)p.NB; }
 inline bool is_wide(const Projected &p) { return CODES ? CODES >= 2 : p.wide != 0; }
 
@@ -235,7 +239,7 @@ inline int first_of(int folded, bool exact) {
     return exact ? (int)((uint32_t)folded + kSign) : 0;
 }
 
-// The end where `exact_float` says so; sum(plane, gate, column, i) began with `first_of`.
+// The end where `ends_exact` says so; sum(plane, gate, column, i) began with `first_of`.
 #if PLANES == 1
 template <class Sum>
 inline void finish_exact(const Projected &p, int flat, int count, int group, const Sum &sum,
@@ -291,11 +295,9 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
 }
 #endif
 
-// The end of one plane where `exact_float[1]` says that multipliers are powers of two, and that
-// float holds what results before it is rounded, as long as it is a code: rounding and both limits
-// are one instruction for two of them. sum(plane, gate, column, i) lacks the bias.
-#if PLANES == 1 && POWERS && CODES == 1
-constexpr bool kMayHold = true;
+// The end where `ends_held` says so: multipliers are powers of two, and float holds what results
+// before it is rounded, as long as it is a code, so that rounding and both limits are one
+// instruction for two of them. sum(plane, gate, column, i) lacks the bias.
 template <bool kFlipped, class Sum>
 inline void finish_held(const Projected &p, int flat, int count, int group, const Sum &sum,
                         const float (&m)[3][2], const int (&folded)[3][2]) {
@@ -309,14 +311,15 @@ inline void finish_held(const Projected &p, int flat, int count, int group, cons
             R::fma((float)folded[i / 2][i % 2], v, (float)(int)(kFlipped ? p.hi : -p.lo));
     }
     // 0, but not to a compiler: it would take more instructions for a number that it knows
-    const float nothing = (float)(int)p.wide;
+    const int nothing = __float2int_rn((float)(int)p.wide);
     store_words<COLUMNS>(p, flat, count, group, [&](int column, int i) {
-        float v[3];
+        int v[3];
 #pragma unroll
-        for (int gate = 0; gate < 3; ++gate)
-            v[gate] =
-                R::fma((float)sum(0, gate, column, i), factor[gate][i / 2], rest[gate][i / 2]);
-        const uint32_t all = rounded_bytes(v[0], v[1], rounded_bytes(v[2], nothing, 0));
+        for (int gate = 0; gate < 3; ++gate) {
+            const float total = (float)sum(0, gate, column, i);
+            v[gate] = __float2int_rn(R::fma(total, factor[gate][i / 2], rest[gate][i / 2]));
+        }
+        const uint32_t all = saturated_bytes(v[0], v[1], saturated_bytes(v[2], nothing, 0));
         return kFlipped ? all ^ 0xFFFFFFu : all;
     });
 }
@@ -330,12 +333,6 @@ inline void finish_held(const Projected &p, int flat, int count, int group, cons
     else
         finish_held<false>(p, flat, count, group, sum, m, folded);
 }
-#else
-constexpr bool kMayHold = false;
-template <class Sum>
-inline void finish_held(const Projected &, int, int, int, const Sum &, const float (&)[3][2],
-                        const int (&)[3][2]) {}
-#endif
 
 // Rows of the weights, by gate, of this thread's units, the first of which is `unit`.
 typedef int Channels[3][2];

@@ -273,8 +273,7 @@ def fill(p: Any, numbers: Numbers, shape: planner.Shape, T: int, N: int) -> list
     W = numbers.W
     p.weights, p.m, p.folded = weights.data_ptr(), W.m, folded.data_ptr()
     p.folded_bytes, p.m_float = folded_bytes.data_ptr(), m.data_ptr()
-    # of two planes what says so is what a kernel asks, of one it asks both
-    p.exact_float = exact[int(numbers.x_planes == 2 and numbers.x_powers) :].data_ptr()
+    p.exact_float = exact.data_ptr()
     p.T, p.N, p.H, p.padded = T, N, numbers.H, weights.shape[0]
     p.NB, p.tiles, p.groups = shape.strip, shape.strips(N), shape.units // 16
     p.wide = numbers.form.wide_input

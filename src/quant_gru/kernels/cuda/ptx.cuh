@@ -100,27 +100,18 @@ inline uint32_t odd_bytes(uint32_t first, uint32_t second) {
     return __byte_perm(first, second, 0x7531);
 }
 
-// Two numbers as unsigned bytes that stop at their limits, below the low half of a word.
+// Two numbers as bytes that stop at their limits, below the low half of a word.
+template <bool kSigned = false>
 inline uint32_t saturated_bytes(int first, int second, uint32_t above) {
     uint32_t v;
-    asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(second), "r"(first), "r"(above));
-    return v;
-}
-
-// The same of real numbers, rounded, ties to even. kSigned: signed bytes.
-template <bool kSigned = false>
-inline uint32_t rounded_bytes(float first, float second, uint32_t above) {
-    uint32_t v;
     if (kSigned)
-        asm("{ .reg .s32 low, high; cvt.rni.s32.f32 low, %1; cvt.rni.s32.f32 high, %2; "
-            "cvt.pack.sat.s8.s32.b32 %0, high, low, %3; }"
+        asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
             : "=r"(v)
-            : "f"(first), "f"(second), "r"(above));
+            : "r"(second), "r"(first), "r"(above));
     else
-        asm("{ .reg .s32 low, high; cvt.rni.s32.f32 low, %1; cvt.rni.s32.f32 high, %2; "
-            "cvt.pack.sat.u8.s32.b32 %0, high, low, %3; }"
+        asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;"
             : "=r"(v)
-            : "f"(first), "f"(second), "r"(above));
+            : "r"(second), "r"(first), "r"(above));
     return v;
 }
 

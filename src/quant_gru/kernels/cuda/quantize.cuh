@@ -8,6 +8,10 @@
 #include "cell.cuh"
 #include "ptx.cuh"
 
+#ifndef WHOLE
+#define WHOLE 0
+#endif
+
 // clamp(rint(v / s), lo, hi): a float32 division, ties to even. NaN becomes 0, and is seen.
 inline int quantized(float v, float scale, float lo, float hi, bool &seen) {
     const float y = divided(v, scale);
@@ -17,10 +21,6 @@ inline int quantized(float v, float scale, float lo, float hi, bool &seen) {
     const float inside = nan ? 0.f : Magic<float>::limit(y, lo, hi);
     return Magic<float>::integer(Magic<float>::plus(inside, 12582912.f));
 }
-
-#ifndef WHOLE
-#define WHOLE 0
-#endif
 
 // A quantizer's numbers for a division without a branch: 2^-90 <= scale <= 2^90, limits below 2^20.
 struct Division {
@@ -136,11 +136,13 @@ inline void in_bytes(const uint32_t (&raw)[4], int zero, uint32_t (&words)[kPlan
 inline uint32_t whole_codes(const Division &d, const uint32_t (&bits)[4], int zero) {
     typedef Magic<float> R;
     const float back = (float)(zero - (int)R::number());
-    float v[4];
+    int v[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-        v[i] = R::plus(R::fma(bits_as_float(bits[i]), d.inverse, R::number()), back);
-    return rounded_bytes<true>(v[0], v[1], rounded_bytes<true>(v[2], v[3], 0));
+    for (int i = 0; i < 4; ++i) {
+        const float y = R::fma(bits_as_float(bits[i]), d.inverse, R::number());
+        v[i] = __float2int_rn(R::plus(y, back));
+    }
+    return saturated_bytes<true>(v[0], v[1], saturated_bytes<true>(v[2], v[3], 0));
 }
 
 #endif

@@ -40,18 +40,17 @@ struct Taken {
     const Reals &p;
     int64_t *const from;
     uint32_t *const seen;
-    int t, n;  // of the lane's row; n is -1 where it is not there
+    int nan_at;  // of the lane's row, -1 where it is not there
 
     inline Taken(const Reals &p, int row, int count, int64_t *from, uint32_t *seen)
-        : p(p), from(from), seen(seen), t(0), n(-1) {
+        : p(p), from(from), seen(seen), nan_at(-1) {
         const int lane = (int)threadIdx.x % 32, padded_N = (int)(p.to.tiles * p.to.NB);
         if (lane < kRows) {
             const int flat = row < count ? row : count - 1;
-            t = (int)((uint32_t)flat / (uint32_t)padded_N);
-            const int in_step = flat - t * padded_N;
-            const bool real = in_step < (int)p.to.N;
-            from[lane] = t * p.step + (real ? in_step : 0) * p.next;
-            if (real && row < count) n = in_step;
+            const int t = (int)((uint32_t)flat / (uint32_t)padded_N), n = flat - t * padded_N;
+            const bool there = row < count && n < (int)p.to.N;
+            if (there) nan_at = n * (int)p.nan_stride + t;
+            from[lane] = t * p.step + (n < (int)p.to.N ? n : 0) * p.next;
             seen[lane] = 0;
         }
         __syncwarp();
@@ -214,7 +213,7 @@ struct Taken {
     };
 
     inline void flag() const {
-        if (n >= 0) p.nan[n * (int)p.nan_stride + t] = seen[(int)threadIdx.x % 32] != 0;
+        if (nan_at >= 0) p.nan[nan_at] = seen[(int)threadIdx.x % 32] != 0;
     }
 };
 

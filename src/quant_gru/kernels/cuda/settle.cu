@@ -91,10 +91,6 @@ extern "C" __global__ void __launch_bounds__(256) settle(const __grid_constant__
     const double units = c.m * 4294967296.;
     const bool normal = c.m == 0 || (c.m > 1e-20 && c.m < 1e20);
     bool exact = reach < 1 << 24 && normal, halves = exact;
-    if (!which && !o.whole) {
-        const bool power = (bits_of(c.m) & 0xfffffffffffffLL) == 0;
-        halves = exact && power && (double)reach + 256 / c.m <= 16777216.;
-    }
     if (o.whole == 2) {
         const double double_units = c.m * 2147483648.;
         const int64_t words = c.B + o.fold_words * sum;
@@ -110,6 +106,9 @@ extern "C" __global__ void __launch_bounds__(256) settle(const __grid_constant__
         const bool integer = units == rint(units);
         exact = reach < 2147483648LL && units < 2147483648. && integer;
         halves = reach_half < 2147483648LL && units < 1073741824. && integer;
+    } else if (!which) {
+        const bool power = (bits_of(c.m) & 0xfffffffffffffLL) == 0;
+        halves = exact && power && (double)reach + 256 / c.m <= 16777216.;
     }
     if (o.exact_float && !exact) o.exact_float[0] = 0;
     if (o.exact_float && !halves) o.exact_float[1] = 0;

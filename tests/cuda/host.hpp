@@ -60,7 +60,7 @@ struct Block {
     std::vector<unsigned char> shared;
     Barrier all, named[16];
     std::vector<Warp> warps;
-    Transfers transfers[4];
+    Transfers transfers[16];
 };
 
 struct Copy {  // zeros, where it comes from nowhere
@@ -221,7 +221,7 @@ inline void cluster_sync() {
 
 inline host::Transfers &transfers(host::Block &b, uint64_t *barrier) {
     const size_t at = size_t((unsigned char *)barrier - host::self->block->shared.data());
-    return b.transfers[at / 8 % 4];
+    return b.transfers[at / 8 % 16];
 }
 inline void settle(host::Transfers &t) {
     if (t.arrived && t.bytes == t.expected) {
@@ -243,6 +243,7 @@ inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
     host::Transfers &t = transfers(*host::self->block, barrier);
     while (uint32_t(t.phase & 1) == parity) host::yield();
 }
+inline void await_copies(uint64_t *barrier, uint32_t parity) { barrier_wait(barrier, parity); }
 template <class Vector>
 inline void send(void *to, uint64_t *barrier, uint32_t rank, const Vector &v) {
     host::Block &mine = *host::self->block, &peer = host::cluster().blocks[rank];
@@ -264,6 +265,13 @@ inline uint32_t shared_address(const void *p) {
     host::Block &mine = *host::self->block;
     return uint32_t(mine.rank) << 24 | uint32_t((unsigned char *)p - mine.shared.data());
 }
+inline void copy_bulk(uint32_t to, const void *from, uint32_t bytes, uint64_t *barrier) {
+    if (bytes % 16 || to % 16 || uintptr_t(from) % 16) std::abort();
+    std::memcpy(place_at(to), from, bytes);
+    host::Transfers &t = transfers(*host::self->block, barrier);
+    t.bytes += long(bytes);
+    settle(t);
+}
 inline uint32_t address_in(uint32_t address, uint32_t rank) {
     return (address & 0xFFFFFF) | rank << 24;
 }
@@ -271,7 +279,7 @@ inline void send_slice(uint32_t slice, uint32_t barrier, uint32_t rank, uint32_t
     if (slice % 16 || bytes % 16 || rank == slice >> 24) std::abort();
     if (threadIdx.x % 32) return;
     std::memcpy(place_at(address_in(slice, rank)), place_at(slice), bytes);
-    host::Transfers &t = host::cluster().blocks[rank].transfers[(barrier & 0xFFFFFF) / 8 % 4];
+    host::Transfers &t = host::cluster().blocks[rank].transfers[(barrier & 0xFFFFFF) / 8 % 16];
     t.bytes += long(bytes);
     settle(t);
 }
@@ -356,7 +364,7 @@ template <class Vector>
 inline void send_to(uint32_t to, uint32_t barrier, const Vector &v) {
     store_at(to, v);
     host::Block &peer = host::cluster().blocks[barrier >> 24];
-    host::Transfers &t = peer.transfers[(barrier & 0xFFFFFF) / 8 % 4];
+    host::Transfers &t = peer.transfers[(barrier & 0xFFFFFF) / 8 % 16];
     t.bytes += long(sizeof(Vector));
     settle(t);
 }

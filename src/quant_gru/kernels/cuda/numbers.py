@@ -42,7 +42,7 @@ def capturing(device: torch.device) -> bool:
 
 
 # properties that hold tensors of their own, each after what it is made of
-DERIVED = ("multipliers", "_columns", "gemm", "exact_float", "of_bytes")
+DERIVED = ("multipliers", "_columns", "gemm", "tiles", "exact_float", "of_bytes")
 
 
 def _overwrite(kept: Any, new: Any) -> None:
@@ -170,6 +170,20 @@ class Numbers:
         weights = planes.new_zeros((columns, padded), dtype=torch.int8)
         weights[: planes.shape[0], :features] = planes.to(torch.int8)
         return weights.t(), folded
+
+    @_kept
+    def tiles(self) -> Tensor:
+        """Weights of bytes in tiles, as warpgroup.cuh has them: int8 (tiles, panels, 3, 64, 128)."""
+        codes = self._W.to(torch.int8).view(3, self.H, self.C)
+        tiles, panels = -(-self.H // 64), -(-self.C // 128)
+        wide = codes.new_zeros((3, tiles * 64, panels * 128))
+        wide[:, : self.H, : self.C] = codes
+        lines = wide.view(3, tiles, 64, panels, 8, 16).permute(1, 3, 0, 2, 4, 5)
+        # 16 bytes stand where their place and the last bits of their line say
+        line, place = torch.meshgrid(torch.arange(64), torch.arange(8), indexing="ij")
+        turned = (place ^ line % 8).to(codes.device)
+        at = turned[None, None, None, :, :, None].expand(lines.shape)
+        return lines.gather(4, at).contiguous().view(tiles, panels, 3, 64, 128)
 
     @property
     def padded_C(self) -> int:

@@ -8,11 +8,11 @@
 //   SHORT       a row has no more features than the lanes of a warp take at once
 //   COLUMNS     of 8 rows, of a block; planes are lines of their own, and products of an odd number
 //     have one more
-//   STAGES, STEPS, STAYS: see warpgroup.cuh
+//   STAGES, STEPS: see warpgroup.cuh
 #include "reals.cuh"
 #include "warpgroup.cuh"
 
-typedef Warpgroup<(PLANES * COLUMNS + 1) / 2 * 2, STAGES, STEPS, STAYS> Tile;
+typedef Warpgroup<PLANES * COLUMNS, STAGES, STEPS> Tile;
 
 constexpr int kRows = 8 * COLUMNS, kOwn = COLUMNS;  // of a block, of a warp
 
@@ -34,8 +34,10 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
     const int count = (int)(p.T * p.tiles * p.NB);
 
     unsigned char *const rows = memory + 2 * Tile::kRingBytes;
-    int64_t *const from = (int64_t *)(rows + Tile::kPanels * Tile::kPanelBytes);
+    unsigned char *const barriers = rows + Tile::kPanels * Tile::kPanelBytes;
+    int64_t *const from = (int64_t *)(barriers + Tile::kBarrierBytes);
     uint32_t *const seen = (uint32_t *)(from + kRows);
+    Tile::Passing passing(memory, barriers, p.weights, first_tile, last_tile);
     // a warp has every eighth row
     const int warp = (int)threadIdx.x / 32;
     const Taken<kOwn> taken(reals, first_row + warp + 8 * ((int)threadIdx.x % 32), count,
@@ -53,9 +55,8 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
         copy_async<4>(folded + i, p.folded_bytes + channel);
         copy_async<4>(m + i, p.m_float + channel);
     }
+    copies_commit();
     const int group = Tile::group();
-    Tile::Passing passing(memory, p.weights, p.H, p.padded, (first_tile + group) * Tile::kUnits,
-                          last_tile * Tile::kUnits);
     const int line = rows_apart(p) ? line_of_row(warp) : warp;
     const auto place = [&](int row, int feature) {
         return rows + Tile::place(line, feature) + row * (8 * Tile::kDepth);
@@ -64,8 +65,7 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
     if (part == 0) taken.flag();
 
     const bool exact = ends_exact(p), held = ends_held(p);
-    // numbers are there with the first weights
-    copies_wait<STAYS ? 0 : STAGES - 1>();
+    copies_wait<0>();
     shown_to_copies();
     __syncthreads();
     // the second group may have a tile less

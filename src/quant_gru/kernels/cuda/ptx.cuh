@@ -180,6 +180,27 @@ inline void barrier_expect(uint64_t *barrier, uint32_t bytes) {
         : "memory");
 }
 
+// Copies a multiple of 16 bytes into this block, and counts them on its barrier.
+inline void copy_bulk(uint32_t to, const void *from, uint32_t bytes, uint64_t *barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(to),
+        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+// Waits for such copies: unlike `barrier_wait` it leaves the first cache of global memory alone.
+inline void await_copies(uint64_t *barrier, uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+}
+
 // What other blocks wrote before they arrived is seen: all of it, at the price of an empty first
 // cache of global memory, or what they wrote into shared memory.
 template <bool kOnlyShared = false>

@@ -85,7 +85,7 @@ class Groups:
     @property
     def lines(self) -> int:
         """Rows of products, of all planes."""
-        return 16 * -(-self.planes * self.columns // 2)
+        return 8 * self.planes * self.columns
 
     @property
     def tiles(self) -> int:
@@ -104,20 +104,16 @@ class Groups:
         return -(-self.padded // 128)
 
     @property
-    def stays(self) -> bool:
-        """Whether all weights of a group are there at once; loads of many delay those of rows."""
-        return self.turns * self.panels <= 2
-
-    @property
     def stages(self) -> int:
-        """Of a group's weights."""
-        return self.turns * self.panels if self.stays else 3
+        """Of a group's weights; loads of many delay those of rows."""
+        return min(3, self.turns * self.panels)
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
         lines = 2 * self.stages * 3 * 64 + self.panels * self.lines
-        return 128 * lines + 12 * self.rows + 6 * 4 * 64 * self.tiles
+        barriers = 2 * 8 * self.stages
+        return 128 * lines + barriers + 12 * self.rows + 6 * 4 * 64 * self.tiles
 
     def macros(self, end: projection.End) -> dict[str, object]:
         """What project_groups.cu is specialized on, with `macros_of`."""
@@ -127,7 +123,6 @@ class Groups:
             "COLUMNS": self.columns,
             "STAGES": self.stages,
             "STEPS": -(-self.padded // 32),
-            "STAYS": int(self.stays),
         }
 
 
@@ -213,7 +208,7 @@ def choose_groups(
     found = [Groups(each, n, units, padded, planes) for n in parts for each in columns]
     fitting = [each for each in found if each.shared_bytes <= MOST_SHARED]
     # what products have too much counts where they are most of the work
-    fitting = [e for e in fitting if e.lines == e.planes * e.rows or e.turns <= _FEW_TURNS]
+    fitting = [e for e in fitting if e.lines % 16 == 0 or e.turns <= _FEW_TURNS]
     best = min(fitting, key=lambda each: _time(each, rows, processors), default=None)
     if best and planes == 2 and best.turns == 1 and (blocks_of(best, rows) - 1) // processors == 1:
         return None  # with half the rows, blocks that have little to do and start twice are slower
@@ -299,6 +294,9 @@ def real_projection(
     """
     p: Any = ProjectRealsC()
     keep = projection.fill(p, numbers, shape, T, N)
+    if isinstance(block, Groups):
+        keep.append(numbers.tiles)
+        p.weights = keep[-1].data_ptr()
     p.C, p.nan_stride, p.parts = numbers.C, -(-T // 4) * 4, block.parts
     p.zero = x.zero_point - numbers.x_offset
     fill_division(p.division, x)

@@ -129,8 +129,12 @@ struct Taken {
     inline void store(const Values &v, const Next &next, const Place &place, int plane) const {
         const int feature = next.feature((int)p.C);
         put(v.bits, [&](int j) { return place(row_of(next, j), feature); }, plane);
-        if (__builtin_expect(!may_have_nan(v.bits), 1)) return;
-        // rarely run: rows are read again, one after the other
+        if (__builtin_expect(may_have_nan(v.bits), 0)) again(next, place, plane);
+    }
+    // Rarely run: rows are read again, one after the other.
+    template <class Place>
+    inline void again(const Next &next, const Place &place, int plane) const {
+        const int feature = next.feature((int)p.C);
 #pragma unroll 1
         for (int j = 0; j < kAhead; ++j) {
             const int row = row_of(next, j);
@@ -206,8 +210,19 @@ struct Taken {
                 taken.template quantize<false>(values[0], place, plane);
                 return;
             }
+            uint32_t nan = 0;
 #pragma unroll
-            for (int i = 0; i < kParts * kTurns; ++i) taken.store(values[i], next(i), place, plane);
+            for (int i = 0; i < kParts * kTurns; ++i) {
+                const int feature = next(i).feature((int)taken.p.C);
+                taken.put(values[i].bits, [&](int j) { return place(row_of(next(i), j), feature); },
+                          plane);
+                nan |= (uint32_t)may_have_nan(values[i].bits) << i;
+            }
+            if (__builtin_expect(nan, 0)) {
+#pragma unroll 1
+                for (int i = 0; i < kParts * kTurns; ++i)
+                    if (nan >> i & 1) taken.again(next(i), place, plane);
+            }
             __syncwarp();
         }
     };

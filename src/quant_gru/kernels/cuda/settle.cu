@@ -26,6 +26,13 @@ inline int64_t fragment_at(const Fragments &f, int plane, int gate, int unit, in
     return at * 4 + feature % 4;
 }
 
+// Of a weight in tiles, see warpgroup.cuh.
+inline int64_t tile_at(int features, int gate, int unit, int feature) {
+    int64_t at = unit / 64 * ((features + 127) / 128) + feature / 128;
+    at = (at * 3 + gate) * 64 + unit % 64;
+    return at * 128 + (feature / 16 % 8 ^ unit % 8) * 16 + feature % 16;
+}
+
 extern "C" __global__ void __launch_bounds__(256) settle(const __grid_constant__ Weights w) {
     const int which = blockIdx.y, lane = threadIdx.x % 32, H = (int)w.H;
     const Operand &o = w.operands[which];
@@ -57,6 +64,7 @@ extern "C" __global__ void __launch_bounds__(256) settle(const __grid_constant__
             *byte = (int8_t)(o.planes == 2 ? code >> 8 : code);
             if (o.planes == 2) byte[3 * H * o.padded] = (int8_t)((code & 255) - 128);
         }
+        if (o.tiles) o.tiles[tile_at(K, gate, unit, i)] = (int8_t)code;
         for (int j = 0; j < count; ++j) {
             const Fragments &f = w.fragments[j];
             f.bytes[fragment_at(f, 0, gate, unit, i)] = (int8_t)(code & 255);

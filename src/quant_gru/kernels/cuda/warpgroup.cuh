@@ -2,19 +2,19 @@
 // memory while weights pass: the three gates of a group's 64 units, tile by tile. Of two groups one
 // multiplies while the other works on its sums.
 //
-//   typedef Warpgroup<columns, stages, steps, stays> Tile;
-//   Tile::Passing passing(rings, weights, H, padded, first, last);  // loads begin
-//   ...                                                             // lines are written
-//   passing.multiply(sums, lines, before, behind);                  // tile by tile
+//   typedef Warpgroup<columns, stages, steps> Tile;
+//   Tile::Passing passing(rings, barriers, weights, first, last);  // loads begin
+//   ...                                                            // lines are written
+//   passing.multiply(sums, lines, before, behind);                 // tile by tile
 //
 // A block has two groups and Tile::kLines lines of codes, from `lines` on as `Tile::place` has
-// them; writers call `shown_to_copies` before the barrier. A group goes through every second tile
-// of 64 units, from unit `first` to before `last`. A stage has 128 features of a tile's weights,
-// which are int8 (3H, padded), channel = gate * H + unit; padded is a multiple of 16, and there are
-// 32 features or less for each of the steps. Each group has a ring of stages; `rings` and `lines`
-// are multiples of 1024. Units beyond H are zeros, and so are features of weights beyond `padded`.
-// Where a group's weights all stay, it has a stage for each, and they are waited for with the
-// lines.
+// them; writers call `shown_to_copies`, and all threads wait for each other before the first
+// product. There are 1024 bytes or more behind the last line. A group goes through every second
+// tile of 64 units, from `first` to before `last`. Weights are int8 [tile][128 features][gate][64
+// units][128], bytes of a line as `place` turns them, with zeros where there are no units or
+// features; there are 32 features or less for each of the steps. Each group has a ring of stages of
+// 128 features of a tile; `rings` and `lines` are multiples of 1024, and there are
+// Tile::kBarrierBytes at `barriers`, a multiple of 8.
 //
 // sums[gate][column][i] of a thread belongs to unit `Tile::unit(i)` of the tile and line
 // `Tile::line(column, i)` of the block, as in multiply.cuh.
@@ -23,15 +23,18 @@
 
 #include "ptx.cuh"
 
-template <int kColumns, int kStages, int kSteps, bool kStays>
+template <int kColumns, int kStages, int kSteps>
 struct Warpgroup {
     static_assert((kSteps + 3) / 4 <= kStages, "weights of a tile are there at once");
     static constexpr int kGroupThreads = 128, kThreads = 2 * kGroupThreads;
     static constexpr int kUnits = 64, kLines = 8 * kColumns, kDepth = 128;
+    // of products, where columns come in pairs: the last one may be of no use
+    static constexpr int kPaired = (kColumns + 1) / 2 * 2;
     static constexpr int kPanels = (kSteps + 3) / 4;  // of 128 features, as stages have
     static constexpr int kPanelBytes = kLines * kDepth, kGateBytes = kUnits * kDepth;
     static constexpr int kStageBytes = 3 * kGateBytes, kRingBytes = kStages * kStageBytes;
-    typedef int Sums[3][kColumns][4];
+    static constexpr int kBarrierBytes = 2 * kStages * 8;
+    typedef int Sums[3][kPaired][4];
 
     static inline int group() { return (int)threadIdx.x / kGroupThreads; }
     static inline int unit(int i) {
@@ -47,71 +50,59 @@ struct Warpgroup {
     }
 
     struct Passing {
-        const int8_t *weights;
-        uint32_t ring, read_slot, write_slot;
-        int H, padded;
-        int unit, k, last;  // of the next stage: first unit, features; units after the last tile
+        const int8_t *from;  // the next stage
+        uint32_t ring;
+        uint64_t *there;  // of each stage
+        int tiles;        // that loads have not reached the end of
+        int panel, slot, write_slot;
+        uint32_t parity;
 
-        inline Passing(unsigned char *rings, const int8_t *weights, int64_t H, int64_t padded,
-                       int first_unit, int last_unit)
-            : weights(weights),
+        inline Passing(unsigned char *rings, unsigned char *barriers, const int8_t *weights,
+                       int first, int last)
+            : from(weights + (int64_t)(first + group()) * (kPanels * kStageBytes)),
               ring(shared_address(rings) + group() * kRingBytes),
-              read_slot(0),
+              there((uint64_t *)barriers + group() * kStages),
+              tiles((last - first - group() + 1) / 2),
+              panel(0),
+              slot(0),
               write_slot(0),
-              H((int)H),
-              padded((int)padded),
-              unit(first_unit),
-              k(0),
-              last(last_unit) {
+              parity(0) {
+            if (loads()) {
+#pragma unroll 1
+                for (int i = 0; i < kStages; ++i) barrier_init(there + i);
+                shown_to_copies();
+            }
             begin(kStages);
         }
 
-        inline void begin(int loads) {
+        // One thread of a group loads; all keep count of it.
+        static inline bool loads() { return threadIdx.x % kGroupThreads == 0; }
+        static inline int after(int slot) { return slot == kStages - 1 ? 0 : slot + 1; }
+
+        inline void begin(int stages) {
 #pragma unroll 1
-            for (int i = 0; i < loads; ++i) load();
-        }
-
-        static inline int line() { return (int)threadIdx.x % kGroupThreads / 8; }
-        static inline int chunk() { return (int)threadIdx.x % 8; }
-        static inline uint32_t after(uint32_t slot) {
-            return slot == (kStages - 1) * kStageBytes ? 0 : slot + kStageBytes;
-        }
-
-        inline void load() {
-            if (unit < last) {
-                const uint32_t to =
-                    ring + write_slot + line() * kDepth + ((chunk() ^ line()) % 8 << 4);
-                const int8_t *from = weights + (int64_t)(unit + line()) * padded + k + chunk() * 16;
-                const int64_t gate = (int64_t)H * padded;
-                const int lines = 16 * padded;
-                if (unit + kUnits <= H && k + kDepth <= padded) {
-#pragma unroll
-                    for (int j = 0; j < 12; ++j)
-                        copy_async(to + j * 16 * kDepth, from + j / 4 * gate + j % 4 * lines, true);
-                } else {
-                    const bool inside = k + chunk() * 16 < padded;
-#pragma unroll
-                    for (int j = 0; j < 12; ++j) {
-                        const bool there = inside && unit + line() + j % 4 * 16 < H;
-                        copy_async(to + j * 16 * kDepth,
-                                   there ? from + j / 4 * gate + j % 4 * lines : weights, there);
-                    }
+            for (int i = 0; i < stages && tiles > 0; ++i) {
+                if (loads()) {
+                    barrier_expect(there + write_slot, kStageBytes);
+                    copy_bulk(ring + write_slot * kStageBytes, from, kStageBytes,
+                              there + write_slot);
                 }
-                k += kDepth;
-                if (k >= padded) {
-                    k = 0;
-                    unit += 2 * kUnits;
+                write_slot = after(write_slot);
+                from += kStageBytes;
+                if (++panel == kPanels) {
+                    // the other group has the next tile
+                    panel = 0;
+                    --tiles;
+                    from += kPanels * kStageBytes;
                 }
             }
-            copies_commit();
-            write_slot = after(write_slot);
         }
 
         // Sums are worked out before what follows: nothing touches them while products go on.
         static inline void settle(Sums &sums) {
 #pragma unroll
-            for (int i = 0; i < 12 * kColumns; ++i)
-                settled(sums[i / (4 * kColumns)][i / 4 % kColumns][i % 4]);
+            for (int i = 0; i < 12 * kPaired; ++i)
+                settled(sums[i / (4 * kPaired)][i / 4 % kPaired][i % 4]);
         }
 
         // The product of the next tile. `before` is called when all operands are there, and
@@ -119,16 +110,13 @@ struct Warpgroup {
         template <class Before, class Behind>
         inline void multiply(Sums &sums, unsigned char *lines, const Before &before,
                              const Behind &behind) {
-            if (!kStays) {
-                copies_wait<kStages - kPanels>();
-                shown_to_copies();
-                sync_threads(1 + group(), kGroupThreads);
-            }
             uint64_t a[kPanels];
 #pragma unroll
-            for (int panel = 0; panel < kPanels; ++panel) {
-                a[panel] = matrix_in_lines(ring + read_slot);
-                read_slot = after(read_slot);
+            for (int i = 0; i < kPanels; ++i) {
+                await_copies(there + slot, parity);
+                a[i] = matrix_in_lines(ring + slot * kStageBytes);
+                slot = after(slot);
+                if (slot == 0) parity ^= 1;
             }
             const uint64_t b = matrix_in_lines(shared_address(lines));
             settle(sums);
@@ -139,14 +127,15 @@ struct Warpgroup {
             for (int step = 0; step < kSteps; ++step)
 #pragma unroll
                 for (int gate = 0; gate < 3; ++gate)
-                    GroupProduct<kColumns>::add(
+                    GroupProduct<kPaired>::add(
                         sums[gate], matrix_from(a[step / 4], gate * kGateBytes + step % 4 * 32),
                         matrix_from(b, step / 4 * kPanelBytes + step % 4 * 32), step > 0);
             products_commit();
             behind();
             products_wait();
             settle(sums);
-            if (!kStays) {
+            if (tiles > 0) {
+                // all warps have read what is overwritten
                 sync_threads(1 + group(), kGroupThreads);
                 begin(kPanels);
             }

@@ -23,7 +23,8 @@ struct Operand {             // W with its bias, or R
     int64_t *M;
     int64_t *k;
     double *m;
-    int8_t *gemm;  // (planes * 3H + .., padded)
+    int8_t *gemm;   // (planes * 3H + .., padded)
+    int8_t *tiles;  // see warpgroup.cuh
     int64_t *folded;
     int32_t *folded_bytes;
     float *m_float;

@@ -192,6 +192,7 @@ class Writer:
                 c.exact_float = made["exact_float"][which].data_ptr()
         c = arguments.operands[0]
         c.folded_bytes = c.m_float = None
+        c.tiles = made["tiles"].data_ptr() if "tiles" in made else None
         if "of_bytes" in made:
             c.folded_bytes, c.m_float = (each.data_ptr() for each in made["of_bytes"])
         if numbers is None:

@@ -140,6 +140,7 @@ def test_a_graph_replays(N):
             assert same(got, reference.run(plan, x, h0))
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_a_cold_plan_in_a_graph_says_to_warm_up(monkeypatch):
     plan = quantized(8, 32)._plan().cells[0][0]
     x, h0 = codes(plan.x, 3, 2, 8), codes(plan.h, 2, 32)

@@ -180,10 +180,9 @@ class Numbers:
         wide[:, : self.H, : self.C] = codes
         lines = wide.view(3, tiles, 64, panels, 8, 16).permute(1, 3, 0, 2, 4, 5)
         # 16 bytes stand where their place and the last bits of their line say
-        line, place = torch.meshgrid(torch.arange(64), torch.arange(8), indexing="ij")
-        turned = (place ^ line % 8).to(codes.device)
-        at = turned[None, None, None, :, :, None].expand(lines.shape)
-        return lines.gather(4, at).contiguous().view(tiles, panels, 3, 64, 128)
+        line, place = torch.arange(64, device=codes.device), torch.arange(8, device=codes.device)
+        at = (line[:, None, None] % 8 ^ place[:, None]).expand(lines.shape)
+        return lines.gather(4, at).view(tiles, panels, 3, 64, 128)
 
     @property
     def padded_C(self) -> int:

@@ -173,7 +173,7 @@ class Numbers:
 
     @_kept
     def tiles(self) -> Tensor:
-        """Weights of bytes in tiles, as warpgroup.cuh has them: int8 (tiles, panels, 3, 64, 128)."""
+        """Weights of bytes as warpgroup.cuh has them: int8 (tiles, panels, 3, 64, 128)."""
         codes = self._W.to(torch.int8).view(3, self.H, self.C)
         tiles, panels = -(-self.H // 64), -(-self.C // 128)
         wide = codes.new_zeros((3, tiles * 64, panels * 128))

@@ -214,8 +214,9 @@ struct Taken {
 #pragma unroll
             for (int i = 0; i < kParts * kTurns; ++i) {
                 const int feature = next(i).feature((int)taken.p.C);
-                taken.put(values[i].bits, [&](int j) { return place(row_of(next(i), j), feature); },
-                          plane);
+                taken.put(
+                    values[i].bits, [&](int j) { return place(row_of(next(i), j), feature); },
+                    plane);
                 nan |= (uint32_t)may_have_nan(values[i].bits) << i;
             }
             if (__builtin_expect(nan, 0)) {

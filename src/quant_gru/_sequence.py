@@ -106,6 +106,7 @@ def normalize(
     batched = True
     if isinstance(input, PackedSequence):
         _check_features(input.data, 2, input_size)
+        _check_batch_sizes(input.batch_sizes, input.data.shape[0])
         x, sorted_lengths = pad_packed_sequence(PackedSequence(input.data, input.batch_sizes))
         lengths = sorted_lengths.to(x.device)
     else:
@@ -145,6 +146,28 @@ def _check_real(thing: str, value: object) -> None:
         raise QuantGRUError(f"Expected {thing} to be floating point, got {value.dtype}")
     if value.layout is not torch.strided:
         raise QuantGRUError(f"Expected {thing} to be a dense tensor, got {value.layout}")
+
+
+def _check_batch_sizes(batch_sizes: Tensor, rows: int) -> None:
+    # torch reads beyond the data where these are wrong
+    if batch_sizes.dim() != 1 or batch_sizes.dtype is not torch.int64 or not len(batch_sizes):
+        raise QuantGRUError(
+            "Expected batch_sizes of a PackedSequence to be int64 of shape (T,) with at least one "
+            f"step, got {batch_sizes.dtype} of shape {tuple(batch_sizes.shape)}"
+        )
+    sizes = batch_sizes.tolist()
+    for t, (before, size) in enumerate(zip([sizes[0], *sizes], sizes, strict=False)):
+        if not 0 <= size <= before:
+            after = f" after {before}" if t else ""
+            raise QuantGRUError(
+                "Expected batch_sizes of a PackedSequence not to be negative and not to grow, "
+                f"got {size} at step {t}{after}"
+            )
+    if sum(sizes) > rows:
+        raise QuantGRUError(
+            f"Expected a PackedSequence to have the {sum(sizes)} rows of its batch_sizes, "
+            f"got {rows}"
+        )
 
 
 def _check_features(x: Tensor, dims: int, input_size: int) -> None:

@@ -508,6 +508,34 @@ def test_shapes_that_do_not_fit_are_errors(x, hx):
         gru(x, hx)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "rows", "said"),
+    [
+        ([3, 2, -1], 5, "got -1 at step 2 after 2"),
+        ([-1], 4, "got -1 at step 0"),
+        ([2, 3], 5, "got 3 at step 1 after 2"),
+        ([3, 2], 4, "to have the 5 rows of its batch_sizes, got 4"),
+        ([], 4, r"at least one step, got torch\.int64 of shape \(0,\)"),
+        ([[3, 2]], 5, r"of shape \(1, 2\)"),
+        ([3.0, 2.0], 5, r"to be int64 .*, got torch\.float32"),
+    ],
+    ids=["negative", "all negative", "growing", "too few rows", "none", "2-D", "float"],
+)
+def test_packed_sequences_whose_steps_do_not_fit_are_errors(sizes, rows, said):
+    """The fields of a PackedSequence may say anything; torch would read beyond its data."""
+    dtype = torch.float32 if isinstance(next(iter(sizes), 0), float) else torch.int64
+    x = nn.utils.rnn.PackedSequence(torch.zeros(rows, C), torch.tensor(sizes, dtype=dtype))
+    with pytest.raises(QuantGRUError, match=said):
+        quantized()(x)
+
+
+def test_packed_sequences_may_have_more_rows_than_their_steps():
+    x = nn.utils.rnn.PackedSequence(seeded(9, C), torch.tensor([3, 2, 0]))
+    less = nn.utils.rnn.PackedSequence(x.data[:5], torch.tensor([3, 2]))
+    gru = quantized()
+    assert torch.equal(gru(x)[0].data, gru(less)[0].data)
+
+
 def test_input_that_is_not_dense_is_an_error():
     gru, x = quantized(), seeded(5, 3, C)
     with pytest.raises(QuantGRUError, match=r"input to be a dense tensor, got torch\.sparse_coo"):

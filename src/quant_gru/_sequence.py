@@ -155,18 +155,19 @@ def _check_batch_sizes(batch_sizes: Tensor, rows: int) -> None:
             "Expected batch_sizes of a PackedSequence to be int64 of shape (T,) with at least one "
             f"step, got {batch_sizes.dtype} of shape {tuple(batch_sizes.shape)}"
         )
-    sizes = batch_sizes.tolist()
-    for t, (before, size) in enumerate(zip([sizes[0], *sizes], sizes, strict=False)):
-        if not 0 <= size <= before:
-            after = f" after {before}" if t else ""
-            raise QuantGRUError(
-                "Expected batch_sizes of a PackedSequence not to be negative and not to grow, "
-                f"got {size} at step {t}{after}"
-            )
-    if sum(sizes) > rows:
+    before = torch.cat([batch_sizes[:1], batch_sizes[:-1]])
+    wrong = (batch_sizes < 0) | (batch_sizes > before)
+    if wrong.any():
+        t = int(wrong.to(torch.int8).argmax())
+        after = f" after {before[t]}" if t else ""
         raise QuantGRUError(
-            f"Expected a PackedSequence to have the {sum(sizes)} rows of its batch_sizes, "
-            f"got {rows}"
+            "Expected batch_sizes of a PackedSequence not to be negative and not to grow, "
+            f"got {batch_sizes[t]} at step {t}{after}"
+        )
+    wanted = int(batch_sizes.sum())
+    if wanted > rows:
+        raise QuantGRUError(
+            f"Expected a PackedSequence to have the {wanted} rows of its batch_sizes, got {rows}"
         )
 
 

@@ -60,7 +60,9 @@ struct Block {
     std::vector<unsigned char> shared;
     Barrier all, named[16];
     std::vector<Warp> warps;
-    Transfers transfers[16];
+    Transfers transfers[16];  // of barriers in shared memory that stand one after the other
+
+    Transfers &transfers_at(size_t offset) { return transfers[offset / 8 % 16]; }
 };
 
 struct Copy {  // zeros, where it comes from nowhere
@@ -221,7 +223,7 @@ inline void cluster_sync() {
 
 inline host::Transfers &transfers(host::Block &b, uint64_t *barrier) {
     const size_t at = size_t((unsigned char *)barrier - host::self->block->shared.data());
-    return b.transfers[at / 8 % 16];
+    return b.transfers_at(at);
 }
 inline void settle(host::Transfers &t) {
     if (t.arrived && t.bytes == t.expected) {
@@ -279,7 +281,7 @@ inline void send_slice(uint32_t slice, uint32_t barrier, uint32_t rank, uint32_t
     if (slice % 16 || bytes % 16 || rank == slice >> 24) std::abort();
     if (threadIdx.x % 32) return;
     std::memcpy(place_at(address_in(slice, rank)), place_at(slice), bytes);
-    host::Transfers &t = host::cluster().blocks[rank].transfers[(barrier & 0xFFFFFF) / 8 % 16];
+    host::Transfers &t = host::cluster().blocks[rank].transfers_at(barrier & 0xFFFFFF);
     t.bytes += long(bytes);
     settle(t);
 }
@@ -364,7 +366,7 @@ template <class Vector>
 inline void send_to(uint32_t to, uint32_t barrier, const Vector &v) {
     store_at(to, v);
     host::Block &peer = host::cluster().blocks[barrier >> 24];
-    host::Transfers &t = peer.transfers[(barrier & 0xFFFFFF) / 8 % 16];
+    host::Transfers &t = peer.transfers_at(barrier & 0xFFFFFF);
     t.bytes += long(sizeof(Vector));
     settle(t);
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeGuard
@@ -34,8 +33,6 @@ from quant_gru.integer.tables import Table, compact, float_table
 
 FORMAT = "quant-gru-params"
 VERSION = 1
-
-_NAMED = re.compile(r" \(operator '([\w.]+)'\)$")  # how errors of configurations end
 
 Integer = Annotated[int, Field(strict=True)]
 _Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -360,10 +357,9 @@ def _qparams(cell: CellParams, config: QuantConfig, shape: Shape, where: str) ->
         return replace(made, zoneout=shape.zoneout)
     except (QuantGRUError, RuntimeError, OverflowError) as error:
         # what is made of several operators says itself which one is wrong
-        named = _NAMED.search(text := str(error))
-        if named:
-            name, text = named[1], text[: named.start()]
-        raise ParameterError(f"{text} (operator {name!r}, {place})") from None
+        said = str(error)
+        named = said[:-1] if "(operator '" in said else f"{said} (operator {name!r}"
+        raise ParameterError(f"{named}, {place})") from None
 
 
 def _check_fields(operator: OperatorParams, name: str) -> None:

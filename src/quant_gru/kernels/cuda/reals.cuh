@@ -125,11 +125,12 @@ struct Taken {
 #endif
     }
 
+    // Codes of the rows that come next; whether `again` has to look at them.
     template <class Place>
-    inline void store(const Values &v, const Next &next, const Place &place, int plane) const {
+    inline bool stored(const Values &v, const Next &next, const Place &place, int plane) const {
         const int feature = next.feature((int)p.C);
         put(v.bits, [&](int j) { return place(row_of(next, j), feature); }, plane);
-        if (__builtin_expect(may_have_nan(v.bits), 0)) again(next, place, plane);
+        return may_have_nan(v.bits);
     }
     // Rarely run: rows are read again, one after the other.
     template <class Place>
@@ -144,6 +145,11 @@ struct Taken {
             seen[row] = 1;
             put(bits, [&](int) { return place(row, feature); }, plane);
         }
+    }
+
+    template <class Place>
+    inline void store(const Values &v, const Next &next, const Place &place, int plane) const {
+        if (__builtin_expect(stored(v, next, place, plane), 0)) again(next, place, plane);
     }
 
     // Values are loaded while the ones before become codes; of the first ones that has begun.
@@ -212,13 +218,8 @@ struct Taken {
             }
             uint32_t nan = 0;
 #pragma unroll
-            for (int i = 0; i < kParts * kTurns; ++i) {
-                const int feature = next(i).feature((int)taken.p.C);
-                taken.put(
-                    values[i].bits, [&](int j) { return place(row_of(next(i), j), feature); },
-                    plane);
-                nan |= (uint32_t)may_have_nan(values[i].bits) << i;
-            }
+            for (int i = 0; i < kParts * kTurns; ++i)
+                nan |= (uint32_t)taken.stored(values[i], next(i), place, plane) << i;
             if (__builtin_expect(nan, 0)) {
 #pragma unroll 1
                 for (int i = 0; i < kParts * kTurns; ++i)

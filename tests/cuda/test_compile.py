@@ -65,20 +65,21 @@ def variants(arch):
         yield "project_few", {**PLAIN, "WIDE": planes - 1}
     for i, block in enumerate((REAL_SMALL, REAL_MEDIUM, TALL, ALONE[1][0], ALONE[1][-1])):
         end = End(1, 1 - i % 2)
-        yield "project_reals", macros_of(block, end, 1 << i % 4, i > 1, i % 2 == 0, i < 2)
+        yield "project_reals", macros_of(block, end, 1 << i % 4, (128, 129)[i % 2], i > 1, i < 2)
     if arch == "sm_90a":
         for i, columns in enumerate(COLUMNS):
-            block = Groups(columns, 1, 256, (64, 144, 256, 256, 384)[i])
+            features = (64, 129, 256, 255, 384)[i]
+            block = Groups(columns, 1, 256, -(-features // 16) * 16)
             end = End(1, i % 3, i == 4)
-            yield "project_groups", macros_of(block, end, 1 << i % 4, i > 1, i == 0, i > 2)
+            yield "project_groups", macros_of(block, end, 1 << i % 4, features, i > 1, i > 2)
             if columns % 2:
                 continue
             block = replace(block, columns=columns // 2, planes=2)
             end = End(2, i % 4, i % 2 == 0, i > 1)
-            yield "project_groups", macros_of(block, end, 8 >> i % 4, i > 1, i == 0, i % 2 == 1)
+            yield "project_groups", macros_of(block, end, 8 >> i % 4, features, i > 1, i % 2 == 1)
     for i, block in enumerate((TWO_PLANES, ALONE[2][-1])):
         for end in (End(2, i), End(2, 2 + i, i == 1)):
-            yield "project_reals", macros_of(block, end, 2 << 2 * i, i == 0, i == 1, False)
+            yield "project_reals", macros_of(block, end, 2 << 2 * i, (256, 63)[i], i == 0, False)
     for name in ("border", "mask", "carry", "take", "between", "measure", "settle"):
         yield name, PLAIN
     yield "random", {}

@@ -147,6 +147,21 @@ def test_graphs_and_no_waiting(N):
                 equal(got, cpu(x.cpu()))
 
 
+@pytest.mark.parametrize("config", ["int8", "w8a16"])
+def test_many_rows_that_are_new_while_a_graph_is_captured(config):
+    """What their projection takes is made by the graph, too."""
+    cpu, gpu = pair(64, 256, config)
+    gpu(torch.randn(50, 64, 64, device="cuda"))  # whose kernels others take, too
+    x = torch.randn(52, 64, 64, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = gpu(x)
+    for _ in range(2):
+        x.normal_()
+        graph.replay()
+        equal(got, cpu(x.cpu()))
+
+
 def test_threads_and_streams():
     from concurrent.futures import ThreadPoolExecutor
 

@@ -88,6 +88,8 @@ CASES = [
     (WIDE, "8 2", (5, 15, 140, 250, 8), 1),
     (WIDE, "10 1", (9, 11, 72, 66, 2), 1e-5),
     (WIDE, "8 1", (70, 1, 30, 66, 1), 1),
+    (UNSIGNED, "12 1", (9, 13, 257, 70, 2), 1),
+    (QuantConfig.w8a16(), "4 1", (7, 9, 300, 70, 4), 1),
     (QuantConfig.int8(), None, (3, 11, 20, 37, 8), 1),
     (UNSIGNED, None, (35, 1, 300, 16, 1), 1e-5),
     (QuantConfig.w8a16(), None, (4, 3, 260, 21, 4), 1),
@@ -100,6 +102,7 @@ NAMES = [
     *("groups in parts", "groups narrow", "groups twice", "groups odd", "groups in halves"),
     *("groups w8a16", "groups w8a16 eights", "groups w8a16 doubles"),
     *("groups wide eights", "groups wide pairs", "groups wide single"),
+    *("groups many", "groups w8a16 many"),
     *("few", "few unsigned", "few w8a16"),
 ]
 LAYOUTS = ["rows", "batch_first", "unaligned"]
@@ -111,7 +114,7 @@ LAYOUTS = ["rows", "batch_first", "unaligned"]
         pytest.param(*case, layout, id=f"{name}-{layout}")
         for i, (case, name) in enumerate(zip(CASES, NAMES, strict=True))
         # rows as they come in all cases, another layout in each
-        for layout in ("rows", LAYOUTS[1 + i % 2])
+        for layout in ("rows", "unaligned" if "many" in name else LAYOUTS[1 + i % 2])
     ],
 )
 def test_codes(host, config, block, sizes, scale, layout):
@@ -325,7 +328,7 @@ def test_the_division_rounds_as_division(host, scale):
 
 def test_kernels_have_what_scales_and_features_need():
     known = {}
-    for C in (128, 129):
+    for C in (128, 129, 132):
         plan = plan_of(QuantConfig.int8(), C, 16, 1)
         for scale in (0.25, 0.375):
             x = replace(plan.x, scale=scale)
@@ -333,12 +336,14 @@ def test_kernels_have_what_scales_and_features_need():
                 SMALL, executor.numbers_of(plan), planner.make_shape(16, 1, 1, 1, 1), x
             )
             macros = dict(kernel.macros)
-            known[C, scale] = macros["SHORT"], macros["EXACT"]
+            known[C, scale] = macros["SHORT"], macros["FOURS"], macros["EXACT"]
     assert known == {
-        (128, 0.25): (1, 1),
-        (128, 0.375): (1, 0),
-        (129, 0.25): (0, 1),
-        (129, 0.375): (0, 0),
+        (128, 0.25): (1, 1, 1),
+        (128, 0.375): (1, 1, 0),
+        (129, 0.25): (0, 0, 1),
+        (129, 0.375): (0, 0, 0),
+        (132, 0.25): (0, 1, 1),
+        (132, 0.375): (0, 1, 0),
     }
 
 
@@ -402,7 +407,8 @@ def test_groups_take_many_rows_where_there_are_groups():
     numbers = executor.numbers_of(plan_of(WIDE, 256, 256, 1))
     assert choose_for(hopper, numbers, shape, 100, 128) == found
     assert choose_groups(128, 12800, 128, 1, 132) == Groups(13, 1, 128, 128)
-    assert choose_groups(128, 12800, 128, 2, 132) is None
+    assert choose_groups(128, 12800, 128, 2, 132) == Groups(7, 1, 128, 128, 2)
+    assert choose_groups(64, 12800, 128, 2, 132) is None
     # a plane takes the room of a row
     numbers = executor.numbers_of(plan_of(QuantConfig.w8a16(), 256, 256, 1))
     assert choose_for(hopper, numbers, shape, 100, 64) == Groups(7, 1, 256, 256, 2)
@@ -417,8 +423,8 @@ def test_groups_have_room(units, padded, planes):
         if rows * units * padded < 20_000_000:
             assert found is None
             continue
-        if found is None:  # two planes of few units, where all would start twice
-            assert (planes, units <= 128, rows) in {(2, True, 9600), (2, True, 25600)}
+        if found is None:  # two planes of one tile, where all would start twice
+            assert (planes, units <= 64, rows) in {(2, True, 9600), (2, True, 25600)}
             continue
         assert found.shared_bytes <= MOST_SHARED
         assert found.panels <= found.stages

@@ -5,7 +5,7 @@
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
 //   CODES, POWERS, LONG, STRIP: see projected.cuh
 //   EXACT, WHOLE: see quantize.cuh
-//   SHORT       a row has no more features than the lanes of a warp take at once
+//   SHORT, FOURS: see reals.cuh
 //   COLUMNS     of 8 rows, of a block; planes are lines of their own, and products of an odd number
 //     have one more
 //   STAGES, STEPS: see warpgroup.cuh

@@ -4,7 +4,7 @@
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
 //   CODES, POWERS, LONG, STRIP: see projected.cuh
 //   EXACT, WHOLE: see quantize.cuh
-//   SHORT       a row has no more features than the lanes of a warp take at once
+//   SHORT, FOURS: see reals.cuh
 //   UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES, DEPTH: the block's tile, see standing.cuh
 //   BLOCKS      of a multiprocessor, that registers have to do for
 #include "reals.cuh"

@@ -298,17 +298,21 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
 // The end where `ends_held` says so: multipliers are powers of two, and float holds what results
 // before it is rounded, as long as it is a code, so that rounding and both limits are one
 // instruction for two of them. sum(plane, gate, column, i) lacks the bias.
-template <bool kFlipped, class Sum>
+// What is added before rounding is even, so that ties go where they went: the smallest code is
+// taken off or, where that is odd, the sum from the largest.
+template <class Sum>
 inline void finish_held(const Projected &p, int flat, int count, int group, const Sum &sum,
                         const float (&m)[3][2], const int (&folded)[3][2]) {
     typedef Magic<float> R;
+    const bool flipped = (int)p.lo & 1;
+    const uint32_t flip = flipped ? 0xFFFFFFu : 0;
+    const float even = (float)(int)(flipped ? p.hi : -p.lo);
     float factor[3][2], rest[3][2];
 #pragma unroll
     for (int i = 0; i < 6; ++i) {
-        const float v = kFlipped ? -m[i / 2][i % 2] : m[i / 2][i % 2];
-        factor[i / 2][i % 2] = v;
-        rest[i / 2][i % 2] =
-            R::fma((float)folded[i / 2][i % 2], v, (float)(int)(kFlipped ? p.hi : -p.lo));
+        const float v = m[i / 2][i % 2];
+        factor[i / 2][i % 2] = flipped ? -v : v;
+        rest[i / 2][i % 2] = R::fma((float)folded[i / 2][i % 2], factor[i / 2][i % 2], even);
     }
     // 0, but not to a compiler: it would take more instructions for a number that it knows
     const int nothing = __float2int_rn((float)(int)p.wide);
@@ -319,19 +323,8 @@ inline void finish_held(const Projected &p, int flat, int count, int group, cons
             const float total = (float)sum(0, gate, column, i);
             v[gate] = __float2int_rn(R::fma(total, factor[gate][i / 2], rest[gate][i / 2]));
         }
-        const uint32_t all = saturated_bytes(v[0], v[1], saturated_bytes(v[2], nothing, 0));
-        return kFlipped ? all ^ 0xFFFFFFu : all;
+        return saturated_bytes(v[0], v[1], saturated_bytes(v[2], nothing, 0)) ^ flip;
     });
-}
-// What is added before rounding is even, so that ties go where they went: the smallest code is
-// taken off or, where that is odd, the sum from the largest.
-template <class Sum>
-inline void finish_held(const Projected &p, int flat, int count, int group, const Sum &sum,
-                        const float (&m)[3][2], const int (&folded)[3][2]) {
-    if ((int)p.lo & 1)
-        finish_held<true>(p, flat, count, group, sum, m, folded);
-    else
-        finish_held<false>(p, flat, count, group, sum, m, folded);
 }
 
 // Rows of the weights, by gate, of this thread's units, the first of which is `unit`.

@@ -210,8 +210,8 @@ def choose_groups(
     # what products have too much counts where they are most of the work
     fitting = [e for e in fitting if e.lines % 16 == 0 or e.turns <= _FEW_TURNS]
     best = min(fitting, key=lambda each: _time(each, rows, processors), default=None)
-    if best and planes == 2 and best.turns == 1 and (blocks_of(best, rows) - 1) // processors == 1:
-        return None  # with half the rows, blocks that have little to do and start twice are slower
+    if best and planes == 2 and units <= 64 and (blocks_of(best, rows) - 1) // processors == 1:
+        return None  # one tile is one group's: starting twice costs more than that group saves
     return best
 
 
@@ -246,9 +246,8 @@ def kernel_of(
     block: Block | Groups, numbers: Numbers, shape: planner.Shape, x: Quantizer
 ) -> Kernel:
     """What to launch for a plan whose x is of a quantizer; the shape is the recurrence's."""
-    exact, short = is_power_of_two(x.scale), numbers.C <= _AT_A_TURN
-    whole = x.hi - x.lo == 255
-    macros = macros_of(block, projection.end_of(numbers), shape.strip, exact, short, whole)
+    exact, whole = is_power_of_two(x.scale), x.hi - x.lo == 255
+    macros = macros_of(block, projection.end_of(numbers), shape.strip, numbers.C, exact, whole)
     name = "project_groups" if isinstance(block, Groups) else "project_reals"
     return Kernel.of(name, name, macros)
 
@@ -257,8 +256,8 @@ def macros_of(
     block: Block | Groups,
     end: projection.End,
     strip: int,
+    features: int,
     exact: bool,
-    short: bool,
     whole: bool,
 ) -> dict[str, object]:
     """What a kernel is specialized on.
@@ -267,12 +266,13 @@ def macros_of(
         block: What a block makes.
         end: What becomes of sums.
         strip: Rows of a tile of the recurrence.
+        features: Of a row.
         exact: The inverse of the scale of x is not rounded.
-        short: The lanes of a warp take all features of a row at once.
         whole: Codes of x are all of a byte.
     """
-    own = {"STRIP": strip, "EXACT": int(exact), "SHORT": int(short), "WHOLE": int(whole)}
-    return {**block.macros(end), **own}
+    of_rows = {"SHORT": int(features <= _AT_A_TURN), "FOURS": int(features % 4 == 0)}
+    of_codes = {"EXACT": int(exact), "WHOLE": int(whole)}
+    return {**block.macros(end), "STRIP": strip, **of_rows, **of_codes}
 
 
 def real_projection(

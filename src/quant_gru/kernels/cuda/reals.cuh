@@ -2,6 +2,7 @@
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
 //   SHORT       a row has no more features than the lanes of a warp take at once
+//   FOURS       a row has a multiple of four
 //   EXACT, WHOLE: see quantize.cuh
 #ifndef QUANT_GRU_REALS_CUH
 #define QUANT_GRU_REALS_CUH
@@ -175,23 +176,24 @@ struct Taken {
         __syncwarp();
     }
     inline void load(Values &v, const Next &next) const {
-        if (p.fours)
+        if (FOURS && p.fours)
             load<true>(v, next);
         else
             load<false>(v, next);
     }
     template <class Place>
     inline void quantize(Values &values, const Place &place, int plane) const {
-        if (p.fours)
+        if (FOURS && p.fours)
             quantize<true>(values, place, plane);
         else
             quantize<false>(values, place, plane);
     }
 
-    // The same for rows of so many times 128 features. Where they are aligned groups of four, all
-    // of them are under way at once.
+    // The same for rows of so many times 128 features. All of them are under way at once, unless
+    // they are many that take four loads each.
     template <int kParts>
     struct All {
+        static constexpr bool kAtOnce = FOURS || kParts <= 2;
         Values values[kParts * kTurns];
 
         static inline Next next(int i) {
@@ -200,19 +202,22 @@ struct Taken {
             v.row = i % kTurns * kAhead;
             return v;
         }
+        template <bool kFours>
         inline void load(const Taken &taken) {
-            if (taken.p.fours) {
 #pragma unroll
-                for (int i = 0; i < kParts * kTurns; ++i)
-                    taken.template load<true>(values[i], next(i));
-            } else {
-                taken.template load<false>(values[0], {});
-            }
+            for (int i = 0; i < (kAtOnce ? kParts * kTurns : 1); ++i)
+                taken.template load<kFours>(values[i], next(i));
+        }
+        inline void load(const Taken &taken) {
+            if (FOURS && taken.p.fours)
+                load<true>(taken);
+            else
+                load<false>(taken);
             __syncwarp();
         }
         template <class Place>
         inline void quantize(const Taken &taken, const Place &place, int plane) {
-            if (!taken.p.fours) {
+            if (!kAtOnce) {
                 taken.template quantize<false>(values[0], place, plane);
                 return;
             }

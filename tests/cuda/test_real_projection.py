@@ -235,9 +235,14 @@ ONE_PLANE_CASES = {
     "highest": (POT8, 127, (1 << 14, 24), 1 << 14, [1, 1]),
     "once": (POT8, 6, (1, 0), 1 << 7, [1, 1]),
     "twice": (POT8, 7, (2, 0), 1 << 7, [1, 1]),
+    "many times": (POT8, 6, (1 << 5, 0), 1 << 17, [1, 1]),
+    "too many times": (POT8, 6, (1 << 10, 0), 1 << 17, [1, 0]),
     "many bits": (POT8, 3, (1 << 14, 29), 1 << 22, [1, 1]),
-    "too many bits": (POT8, 3, (1 << 14, 30), 1 << 20, [1, 0]),
-    "far too many bits": (POT8, 2, (1 << 14, 34), 1 << 23, [1, 0]),
+    "many more bits": (POT8, 3, (1 << 14, 35), 1 << 22, [1, 1]),
+    "too many bits": (POT8, 3, (1 << 14, 36), 1 << 23, [1, 0]),
+    "all bits": (POT8, 0, (1 << 14, 34), 1 << 23, [1, 1]),
+    "all bits but one": (POT8, -1, (1 << 14, 37), 1 << 23, [1, 1]),
+    "far too many bits": (POT8, 70, (1 << 14, 34), 1 << 23, [1, 0]),
     "large bias": (POT8, 3, (1 << 14, 24), 1 << 24, [0, 0]),
     "many digits": (POT8, 2, (20001, 24), 1 << 14, [1, 0]),
     "none": (POT8, 2, (0, 4), 1 << 14, [1, 0]),
@@ -276,6 +281,9 @@ def test_ends_of_one_plane(host, name, columns):
     values[2, 20:] = torch.where(part.W[:20] > 0, x.lo, x.hi)
     # one product each, so that many results are ties or a step beside
     values[3] = torch.where(torch.arange(C) == 3, torch.arange(N)[:, None] + x.lo, x.zero_point)
+    if M > 2 and k == 0:  # results that are small while what is added up is not
+        sums = (part.W.to(torch.int64) * (values[2, :1] - x.zero_point)).sum(dim=1)
+        part.Bw[2:] = -sums[2:] + torch.randint(-1, 2, (3 * H - 2,), generator=generator)
     h0 = torch.zeros(N, H, dtype=plan.h.container)
     call = executor._Call(executor.Direction(plan, h0, False), values, None)
     numbers = call.numbers
@@ -293,7 +301,7 @@ def test_ends_of_one_plane(host, name, columns):
     p.step, p.next, p.fours = *real.stride()[:2], 1
     host.launch(kernel, grid, p)
     assert torch.equal(got[there], expected[there])
-    assert M == 0 or expected[there].unique().numel() > 40
+    assert M == 0 or expected[there].unique().numel() > 20
 
 
 @pytest.mark.parametrize("scale", [2.0**-90, 3e-5, 0.0123, 1 / 3, 1.0, 1.9999999, 7e8, 2.0**90])

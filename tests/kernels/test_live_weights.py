@@ -209,6 +209,25 @@ def test_whether_int32_holds_sums_of_16_bits_follows_the_weights(tmp_path_factor
             assert exact.tolist() == [size == 1] * 2
 
 
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize(("zero_point", "held"), [(3, 0), (0, 1)])
+def test_whether_float_holds_what_becomes_bytes_follows_the_weights(
+    tmp_path_factory, zero_point, held
+):
+    """What is added before rounding is large beside products of small weights, unless it is 0."""
+    quantizers = {name: Quantizer(8, True, 2.0**-6) for name in REACH}
+    quantizers["matmul.Wx"] = Quantizer(8, True, 8.0, zero_point)
+    qparams = make_qparams(QuantConfig.int8(), quantizers)
+    weights = [torch.randn(48, 5), torch.randn(48, 16), torch.zeros(48), torch.zeros(48)]
+    live, plan, fresh = live_and_fresh(qparams, weights, Host(folder_of(tmp_path_factory)))
+    for size in (1, 2.0**-12, 1):
+        now = [weights[0] * size, *weights[1:]]
+        live.update(*now, None, 0.0)
+        check_derived(live, plan, fresh(now), [(64, 16)])
+        exact = gpu.numbers_of(plan).exact_float[0]
+        assert exact.tolist() == [1, 1 if size == 1 else held]
+
+
 @GPU
 @pytest.mark.parametrize("fast", [True, False], ids=["channel", "any"])
 def test_equal_to_the_definition_on_a_gpu(fast):

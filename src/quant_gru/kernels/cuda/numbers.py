@@ -209,6 +209,12 @@ class Numbers:
         """Bytes of a code of W."""
         return planes_of(self._widths[0])
 
+    @property
+    def added(self) -> int:
+        """What is added to W x before instructions round it to a byte, see `finish_held`."""
+        lo = self._Wx.lo - self._Wx.zero_point
+        return lo + 127 if lo % 2 else -128 - lo
+
     @_kept
     def exact_float(self) -> tuple[Tensor, Tensor]:
         """int32 (2,): float32 holds every accumulator and multiplier of W x, of R h.
@@ -218,7 +224,7 @@ class Numbers:
         of the features.
 
         Where x has one plane, the second number says that these multipliers of W x are powers of
-        two, and float32 holds what is rounded to a byte before it is.
+        two, and float32 holds what is rounded to a byte, `added` included, before it is.
 
         Where x has two planes: int32 holds every accumulator of W x (where `long_sums` are not,
         and otherwise that of the second plane), and what it is rounded to before the clamp, and
@@ -247,8 +253,10 @@ class Numbers:
                     held = held & (reach.to(torch.float64) * m < 2.0**30) & normal
                     fits = [held, held & (units == units.round()) & (m <= 2)]
                 elif which == 0:
-                    power = torch.frexp(m)[0] == 0.5
-                    fits[1] = fits[0] & power & (reach.to(torch.float64) + 256 / m <= 1 << 24)
+                    # integers in units of m or, where that is more, of 1
+                    power, below = torch.frexp(m)[0] == 0.5, m.clamp(max=1)
+                    most = reach * m.clamp(min=1) + abs(self.added) / below
+                    fits[1] = fits[0] & power & (most <= 1 << 24)
             found.append(torch.stack([each.all() for each in fits]).to(torch.int32))
         return found[0], found[1]
 

@@ -64,7 +64,8 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
     values.quantize(taken, place, kRows * Tile::kDepth);
     if (part == 0) taken.flag();
 
-    const bool exact = ends_exact(p), held = ends_held(p);
+    // where sums may be held they nearly always are: the others end as any do
+    const bool held = kMayHold && ends_held(p), exact = !kMayHold && ends_exact(p);
     copies_wait<0>();
     shown_to_copies();
     __syncthreads();

@@ -41,7 +41,7 @@ struct Projected {
 // Whether sums end as `finish_exact` has it, or as `finish_held` does.
 inline bool ends_exact(const Projected &p) { return p.exact_float[PLANES == 2 && POWERS] != 0; }
 constexpr bool kMayHold = PLANES == 1 && POWERS && CODES == 1;
-inline bool ends_held(const Projected &p) { return kMayHold && p.exact_float[1] != 0; }
+inline bool ends_held(const Projected &p) { return p.exact_float[1] != 0; }
 inline int strip_of(const Projected &p) { return STRIP ? STRIP : (int)p.NB; }
 inline bool is_wide(const Projected &p) { return CODES ? CODES >= 2 : p.wide != 0; }
 
@@ -296,22 +296,24 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
 #endif
 
 // The end where `ends_held` says so: multipliers are powers of two, and float holds what results
-// before it is rounded, as long as it is a code, so that rounding and both limits are one
-// instruction for two of them. sum(plane, gate, column, i) lacks the bias.
-// What is added before rounding is even, so that ties go where they went: the smallest code is
-// taken off or, where that is odd, the sum from the largest.
+// before it is rounded, so that rounding and both limits are one instruction for two of them.
+// sum(plane, gate, column, i) lacks the bias.
+//
+// Limits of the instruction are -128 and 127. What is added before rounding is even, so that ties
+// go where they went: what brings the smallest code to -128 or, where that is odd, the negative of
+// the largest. See Numbers.exact_float for what is small enough.
 template <class Sum>
 inline void finish_held(const Projected &p, int flat, int count, int group, const Sum &sum,
                         const float (&m)[3][2], const int (&folded)[3][2]) {
     typedef Magic<float> R;
-    const bool flipped = (int)p.lo & 1;
-    const uint32_t flip = flipped ? 0xFFFFFFu : 0;
-    const float even = (float)(int)(flipped ? p.hi : -p.lo);
+    const bool negative = (int)p.lo & 1;
+    const uint32_t flip = negative ? 0x7F7F7Fu : 0x808080u;
+    const float even = (float)(negative ? (int)p.hi - 128 : -128 - (int)p.lo);
     float factor[3][2], rest[3][2];
 #pragma unroll
     for (int i = 0; i < 6; ++i) {
         const float v = m[i / 2][i % 2];
-        factor[i / 2][i % 2] = flipped ? -v : v;
+        factor[i / 2][i % 2] = negative ? -v : v;
         rest[i / 2][i % 2] = R::fma((float)folded[i / 2][i % 2], factor[i / 2][i % 2], even);
     }
     // 0, but not to a compiler: it would take more instructions for a number that it knows
@@ -323,7 +325,8 @@ inline void finish_held(const Projected &p, int flat, int count, int group, cons
             const float total = (float)sum(0, gate, column, i);
             v[gate] = __float2int_rn(R::fma(total, factor[gate][i / 2], rest[gate][i / 2]));
         }
-        return saturated_bytes(v[0], v[1], saturated_bytes(v[2], nothing, 0)) ^ flip;
+        const uint32_t last = saturated_bytes<true>(v[2], nothing, 0);
+        return saturated_bytes<true>(v[0], v[1], last) ^ flip;
     });
 }
 

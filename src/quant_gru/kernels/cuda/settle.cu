@@ -116,7 +116,8 @@ extern "C" __global__ void __launch_bounds__(256) settle(const __grid_constant__
         halves = reach_half < 2147483648LL && units < 1073741824. && integer;
     } else if (!which) {
         const bool power = (bits_of(c.m) & 0xfffffffffffffLL) == 0;
-        halves = exact && power && (double)reach + 256 / c.m <= 16777216.;
+        const double above = c.m > 1 ? c.m : 1, below = c.m > 1 ? 1 : c.m;
+        halves = exact && power && reach * above + o.added / below <= 16777216.;
     }
     if (o.exact_float && !exact) o.exact_float[0] = 0;
     if (o.exact_float && !halves) o.exact_float[1] = 0;

@@ -181,6 +181,7 @@ OperandC = structure(
     **_all(_INT, "w_real b_real kind b_kind K padded planes significant fold fold_words reach"),
     **_all(ctypes.c_double, "lo hi b_lo b_hi operand_scale result_scale b_unit limit"),
     **_all(_INT, "bits b_bits whole long_sums"),
+    added=ctypes.c_double,
 )
 FragmentsC = structure(
     "FragmentsC", **_all(_POINTER, "bytes bias m"), **_all(_INT, "features units")

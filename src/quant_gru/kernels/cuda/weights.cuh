@@ -36,6 +36,7 @@ struct Operand {             // W with its bias, or R
     // what is asked of accumulators and multipliers, see Numbers.exact_float: 1 where R h is in
     // int32, 2 where x has two planes
     int64_t whole, long_sums;
+    double added;  // before what float holds is rounded to a byte; its magnitude
 };
 
 struct Fragments {  // R as the matrix instruction's A operand, see numbers.py

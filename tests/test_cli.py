@@ -103,6 +103,18 @@ def test_check_finds_the_mistake(tmp_path: Path, text: str, part: str) -> None:
     assert_one_line_error(run("check", path), part, "wrong.json")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/fd"), reason="needs /dev/fd")
+def test_check_what_comes_through_a_pipe(tmp_path: Path) -> None:
+    text = json.dumps(QuantConfig.int8().to_dict()).encode()
+    for data, part in ((text, "bit-width configuration, 8 bits"), (b"{}", "no key")):
+        reading, writing = os.pipe()
+        os.write(writing, data)
+        os.close(writing)
+        result = run("check", f"/dev/fd/{reading}")
+        os.close(reading)
+        assert part in result.output
+
+
 def test_check_missing_file(tmp_path: Path) -> None:
     assert_one_line_error(run("check", tmp_path / "none.json"), "none.json")
 

@@ -5,13 +5,12 @@ Nothing heavy is imported before a command runs, so that `--help` answers at onc
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -180,25 +179,26 @@ def _copy(source: Path, target: Path, force: bool) -> None:
 
 
 def _describe(file: Path) -> str:
-    keys = _keys(file)
-    if keys is not None and "format" in keys:
-        return _describe_parameters(file)
-    if keys is not None and "GRU_config" not in keys:
-        shown = ", ".join(sorted(keys)[:5]) or "no key"
+    from quant_gru.config import QuantConfig
+    from quant_gru.config.files import read_json
+
+    data = read_json(file)  # once: what comes through a pipe is gone then
+    if isinstance(data, dict) and "format" in data:
+        return _describe_parameters(file, data)
+    if isinstance(data, dict) and "GRU_config" not in data:
+        shown = ", ".join(sorted(data)[:5]) or "no key"
         raise QuantGRUError(
             "Expected a bit-width configuration (key GRU_config) or a parameter file (key format), "
             f"got {shown} (file {str(file)!r})"
         )
-    from quant_gru.config import QuantConfig
-
-    found = QuantConfig.from_json(file, verbose=True)
+    found = QuantConfig._from_document(data, file, verbose=True)
     return f"{file}: bit-width configuration, {_summary(found)}"
 
 
-def _describe_parameters(file: Path) -> str:
+def _describe_parameters(file: Path, data: dict[str, Any]) -> str:
     from quant_gru.export import params
 
-    found = params.read(file)
+    found = params.from_document(data, f"file {str(file)!r}")
     shape = found.shape
     sizes = f"GRU({shape.input_size}, {shape.hidden_size}, num_layers={shape.num_layers}"
     options = f", bias={shape.bias}, bidirectional={shape.bidirectional})"
@@ -211,12 +211,3 @@ def _summary(config: QuantConfig) -> str:
         f"{' and '.join(map(str, widths))} bits, {config.scale_kind} scales, "
         f"{config.activation} activations"
     )
-
-
-def _keys(file: Path) -> set[str] | None:
-    """Keys of the outermost object; None where there is none, for the reader to complain about."""
-    try:
-        document = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return set(document) if isinstance(document, dict) else None

@@ -1,5 +1,6 @@
 """The input projection from real values, on the host: as quantizing first, NaN included."""
 
+import random
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -256,6 +257,25 @@ ONE_PLANE_CASES = {
 def test_ends_of_one_plane(host, name, columns):
     """Ties and limits where instructions round and limit, and where they may not."""
     config, zero, (M, k), most, exact = ONE_PLANE_CASES[name]
+    found, codes = ends_of_one_plane(host, columns, config, zero, M, k, most)
+    assert found == exact
+    assert M == 0 or codes.unique().numel() > 20
+
+
+def test_any_ends_of_one_plane(host):
+    """Of any zero point, power of two and size of biases."""
+    draw, held = random.Random(0), []
+    for _ in range(50):
+        k = draw.randrange(-12, 24)
+        most = 1 << draw.randrange(max(k, 0), 24)
+        zero = draw.choice([draw.randrange(-128, 128), draw.randrange(-2, 3)])
+        M, k = (1 << 14, k + 14) if k > -14 else (1 << -k, 0)
+        held.append(ends_of_one_plane(host, 8, POT8, zero, M, k, most)[0][1])
+    assert 10 < sum(held) < 40, held
+
+
+def ends_of_one_plane(host, columns, config, zero, M, k, most):
+    """Compares ends of sums with their definition; what is exact of them, and codes of W x."""
     T, N, C, H, NB = 4, 40, 20, 37, 2 if columns == 8 else 8
     generator = torch.Generator().manual_seed(k)
     plan = plan_of(config, C, H, 1)
@@ -288,7 +308,6 @@ def test_ends_of_one_plane(host, name, columns):
     call = executor._Call(executor.Direction(plan, h0, False), values, None)
     numbers = call.numbers
     assert end_of(numbers) == End(1, 1, config is POT8)
-    assert numbers.exact_float[0].tolist() == exact
     shape = planner.make_shape(H, 1, 1, 1, NB)
     expected = by_unit(call, shape, host)
     there = expected[:, 0] != -1
@@ -300,8 +319,8 @@ def test_ends_of_one_plane(host, name, columns):
     p.real, p.nan, p.Wx = real.data_ptr(), flags.data_ptr(), got.data_ptr()
     p.step, p.next, p.fours = *real.stride()[:2], 1
     host.launch(kernel, grid, p)
-    assert torch.equal(got[there], expected[there])
-    assert M == 0 or expected[there].unique().numel() > 20
+    assert torch.equal(got[there], expected[there]), (zero, M, k, most)
+    return numbers.exact_float[0].tolist(), expected[there]
 
 
 @pytest.mark.parametrize("scale", [2.0**-90, 3e-5, 0.0123, 1 / 3, 1.0, 1.9999999, 7e8, 2.0**90])

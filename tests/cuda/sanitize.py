@@ -1,16 +1,19 @@
-"""compute-sanitizer over every kind of plan: a process for each case, some of them at a time.
+"""compute-sanitizer over every kind of plan: some processes for each kind, and some at a time.
 
-    python tests/cuda/sanitize.py [--tools memcheck racecheck] [--only int8] [--workers 6]
+    python tests/cuda/sanitize.py [--tools memcheck racecheck] [--only int8] [--minutes 9]
 
-Prints for each tool and kind how many cases ran to their end, what was reported of our kernels, and
-of others (products of cuBLAS). Exits with 1 where a case of ours was reported, failed or was not
-run within `--minutes`. A tool that cannot attach to a process is started again.
+Prints of each process, and at the end of each tool and kind, how many cases ran to their end, what
+was reported of our kernels, and of others (products of cuBLAS). Exits with 1 where a case of ours
+was reported, failed or was not run: none begins after `--minutes`. A tool that cannot attach to a
+process is started again.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -26,22 +29,35 @@ from quant_gru.kernels.cuda.compiler import _HERE
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 _ATTEMPTS = 3
+_LAST = 120  # seconds for a case that has begun in time
 _REPORT = re.compile(r"^=+ (?=Error|Warning|Invalid|Uninitialized|Barrier|Race)", re.MULTILINE)
 _PLACE = re.compile(r"\bat ([\w:<>~ ]+?)(?:\([^)]*\))?\+0x[0-9a-f]+")
 
 
 @dataclass(frozen=True)
+class Job:
+    """A process: cases of a kind under a tool."""
+
+    tool: str
+    what: str
+    cases: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.tool}-{self.what}-{self.cases[0]}"
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """What a tool says of a case.
+    """What a tool says of a process.
 
     Attributes:
-        ended: The case came to its end and its results were right.
+        ended: How many cases came to their end with right results.
         ours: Names of our kernels that were reported.
         others: Those of others.
         log: All that was printed.
     """
 
-    ended: bool
+    ended: int = 0
     ours: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     log: str = field(default="", repr=False)
@@ -59,47 +75,61 @@ def our_kernels() -> frozenset[str]:
     )
 
 
-def read(log: str, code: int, ours: Iterable[str]) -> Outcome:
+def read(log: str, ours: Iterable[str]) -> Outcome:
     """The outcome by what was printed; a report that names no kernel is taken for ours."""
     known, places = set(ours), set()
     for report in _REPORT.split(log)[1:]:
         found = _PLACE.search(report)
         places.add(found[1].split()[-1] if found else "?")
     mine = {place for place in places if place in known or place == "?"}
-    return Outcome(
-        code == 0 and ": equal" in log, tuple(sorted(mine)), tuple(sorted(places - mine)), log
-    )
+    return Outcome(log.count(": equal\n"), tuple(sorted(mine)), tuple(sorted(places - mine)), log)
 
 
-def run(tool: str, what: str, index: int, deadline: float) -> Outcome | None:
-    """A case under a tool; None where there was no time for it."""
+def run(job: Job, deadline: float) -> Outcome:
+    """A process under its tool, none of whose cases begins after the deadline.
+
+    What a tool has found may be lost where a case has not come to its end for long: none counts.
+    """
     here = Path(__file__).parent
-    command = ["compute-sanitizer", "--tool", tool]
-    if tool == "memcheck":
+    command = ["compute-sanitizer", "--tool", job.tool]
+    if job.tool == "memcheck":
         # functions that a driver does not have are asked for
         command += ["--report-api-errors", "no"]
-    command += [
-        sys.executable,
-        str(here / "sanitized_calls.py"),
-        "--only",
-        what,
-        "--case",
-        str(index),
-    ]
+    command += [sys.executable, str(here / "sanitized_calls.py"), "--only", job.what]
+    command += ["--cases", *map(str, job.cases), "--until", str(deadline)]
     for _ in range(_ATTEMPTS):
-        left = deadline - time.monotonic()
+        left = deadline - time.time()
         if left <= 0:
-            return None
-        try:
-            done = subprocess.run(
-                command, cwd=here, capture_output=True, text=True, errors="replace", timeout=left
-            )
-        except subprocess.TimeoutExpired:
-            return None
-        log = done.stdout + done.stderr
+            return Outcome(log="not run\n")
+        with subprocess.Popen(
+            command,
+            cwd=here,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process:
+            try:
+                log, _ = process.communicate(timeout=left + _LAST)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                log, _ = process.communicate()
+                return Outcome(log=f"{log}stopped\n")
         if "attach" not in log:
             break
-    return read(log, done.returncode, our_kernels())
+    return read(log, our_kernels())
+
+
+def told(outcomes: Iterable[Outcome], cases: int) -> str:
+    """A line of what was found."""
+    outcomes = list(outcomes)
+    named = [
+        ", ".join(sorted({name for each in outcomes for name in getattr(each, of)})) or "none"
+        for of in ("ours", "others")
+    ]
+    ended = sum(each.ended for each in outcomes)
+    return f"{ended} of {cases} cases; ours: {named[0]}; others: {named[1]}"
 
 
 def main() -> int:
@@ -107,38 +137,40 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS[:2])
     parser.add_argument("--only", nargs="+", choices=WHAT, default=WHAT)
-    parser.add_argument("--workers", type=int, default=6)
+    parser.add_argument("--workers", type=int, default=6, help="processes at a time")
+    parser.add_argument("--split", type=int, default=2, help="processes of a tool and kind")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--logs", type=Path, help="a folder for what is printed")
     args = parser.parse_args()
-    deadline = time.monotonic() + 60 * args.minutes
+    start = time.time()
+    deadline = start + 60 * args.minutes
     jobs = [
-        (tool, what, index)
+        Job(tool, what, tuple(range(part, len(cases(what)), args.split)))
         for tool in args.tools
-        for index in range(max(len(cases(what)) for what in args.only))
+        for part in range(args.split)
         for what in args.only
-        if index < len(cases(what))
+        if part < len(cases(what))
     ]
+    if args.logs:
+        args.logs.mkdir(parents=True, exist_ok=True)
+
+    def done(job: Job) -> Outcome:
+        outcome = run(job, deadline)
+        took = time.time() - start
+        print(f"{took:5.0f} s {job}: {told([outcome], len(job.cases))}", flush=True)
+        if args.logs:
+            (args.logs / f"{job}.txt").write_text(outcome.log)
+        return outcome
+
     with ThreadPoolExecutor(args.workers) as pool:
-        outcomes = dict(zip(jobs, pool.map(lambda job: run(*job, deadline), jobs), strict=True))
+        outcomes = dict(zip(jobs, pool.map(done, jobs), strict=True))
     failed = False
     for tool in args.tools:
         for what in args.only:
-            of = [each for (t, w, _), each in outcomes.items() if (t, w) == (tool, what)]
-            ended = sum(each is not None and each.ended for each in of)
-            ours = sorted({name for each in of if each for name in each.ours})
-            others = sorted({name for each in of if each for name in each.others})
-            failed |= bool(ours) or ended < len(of)
-            named = [", ".join(names) or "none" for names in (ours, others)]
-            print(
-                f"{tool:>10} {what:>7}: {ended} of {len(of)} cases; ours: {named[0]}; "
-                f"others: {named[1]}"
-            )
-    if args.logs:
-        args.logs.mkdir(parents=True, exist_ok=True)
-        for (tool, what, index), each in outcomes.items():
-            text = "not run\n" if each is None else each.log
-            (args.logs / f"{tool}-{what}-{index}.txt").write_text(text)
+            of = [each for job, each in outcomes.items() if (job.tool, job.what) == (tool, what)]
+            expected = len(cases(what))
+            failed |= any(each.ours for each in of) or sum(each.ended for each in of) < expected
+            print(f"{tool:>10} {what:>7}: {told(of, expected)}")
     return int(failed)
 
 

@@ -1,6 +1,8 @@
 """Whole calls and steps of training of every kind of plan, to run under compute-sanitizer.
 
-    compute-sanitizer --tool memcheck python tests/cuda/sanitized_calls.py [--only int8] [--case 3]
+    compute-sanitizer --tool memcheck python tests/cuda/sanitized_calls.py [--only int8]
+
+Prints a line when a case begins and one when its results are right.
 
 Results are compared with the CPU's, too. Shapes are those that take different kernels: one row,
 batches, all layouts of the recurrence up to 1024 units, projections beside it, several layers and
@@ -10,8 +12,10 @@ directions. sanitize.py runs all of it under several tools, some at a time.
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
 from functools import partial
+from math import inf
 
 import torch
 from gpu_pairs import equal, pair
@@ -116,13 +120,15 @@ def main() -> None:
     """Run the chosen ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=WHAT, default=WHAT)
-    parser.add_argument("--case", type=int, help="only this one of each")
+    parser.add_argument("--cases", type=int, nargs="+", help="only these of each")
+    parser.add_argument("--until", type=float, default=inf, help="begin no case after this time")
     args = parser.parse_args()
     for what in args.only:
         if what == "beside":
             beside._EARLIEST, beside._WORK = 8, 0
         for index, (name, run) in enumerate(cases(what).items()):
-            if args.case in (None, index):
+            if (args.cases is None or index in args.cases) and time.time() < args.until:
+                print(f"{what}: {name}: begins", flush=True)
                 run()
                 torch.cuda.synchronize()
                 print(f"{what}: {name}: equal", flush=True)

@@ -1,6 +1,7 @@
 """What is read from a tool's report, without a GPU."""
 
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -41,39 +42,89 @@ def test_our_kernels_are_those_of_the_sources():
 
 
 @pytest.mark.parametrize(
-    ("log", "code", "expected"),
+    ("log", "expected"),
     [
-        (OF_OTHERS, 0, (True, (), ("nvjet_sm90_tss_64x16_h_bz_splitK_NNT",))),
-        (OF_OURS, 0, (True, ("recurrent", "take"), ())),
-        (NAMELESS, 0, (True, ("?",), ())),
-        ("int8: call: equal\n", 0, (True, (), ())),
-        ("int8: call: equal\n", 1, (False, (), ())),
-        ("", 0, (False, (), ())),
+        (OF_OTHERS, (1, (), ("nvjet_sm90_tss_64x16_h_bz_splitK_NNT",))),
+        (OF_OURS, (1, ("recurrent", "take"), ())),
+        (NAMELESS, (1, ("?",), ())),
+        ("int8: call: equal\n", (1, (), ())),
+        ("int8: a: begins\nint8: a: equal\nint8: b: begins\nint8: b: equal\n", (2, (), ())),
+        ("int8: a: equal\nint8: b: begins\nAssertionError: 3 codes\n", (1, (), ())),
+        ("", (0, (), ())),
     ],
-    ids=["others", "ours", "nameless", "clean", "failed", "silent"],
+    ids=["others", "ours", "nameless", "clean", "two", "failed", "silent"],
 )
-def test_outcomes(log, code, expected):
-    found = sanitize.read(log, code, sanitize.our_kernels())
+def test_outcomes(log, expected):
+    found = sanitize.read(log, sanitize.our_kernels())
     assert (found.ended, found.ours, found.others) == expected
 
 
-def test_a_tool_that_cannot_attach_starts_again(tmp_path, monkeypatch):
-    tool = tmp_path / "compute-sanitizer"
-    tool.write_text(
-        "#!/bin/sh\n"
-        f'echo "$@" >> {tmp_path}/started\n'
-        f'if [ $(wc -l < {tmp_path}/started) -lt 3 ]; then echo "{ATTACH.strip()}"; exit 1; fi\n'
-        "echo 'int8: call: equal'\n"
-    )
-    tool.chmod(0o755)
+@pytest.fixture
+def tool(tmp_path, monkeypatch):
+    """A function that makes a script the tool, and the file of arguments it was started with."""
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    found = sanitize.run("racecheck", "int8", 2, time.monotonic() + 60)
-    assert found is not None
-    assert (found.ended, found.ours) == (True, ())
-    started = (tmp_path / "started").read_text().splitlines()
-    assert len(started) == 3
-    assert started[0].endswith("sanitized_calls.py --only int8 --case 2")
-    assert sanitize.run("racecheck", "int8", 2, time.monotonic() - 1) is None
+
+    def make(script):
+        path = tmp_path / "compute-sanitizer"
+        path.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/started\n{script}')
+        path.chmod(0o755)
+        return tmp_path / "started"
+
+    return make
+
+
+JOB = sanitize.Job("racecheck", "int8", (1, 3))
+
+
+def test_a_tool_that_cannot_attach_starts_again(tool):
+    started = tool(
+        f'if [ $(wc -l < "$(dirname "$0")/started") -lt 3 ]; then echo "{ATTACH.strip()}"; exit 1\n'
+        "fi\necho 'int8: call: equal'\n"
+    )
+    found = sanitize.run(JOB, time.time() + 60)
+    assert (found.ended, found.ours) == (1, ())
+    lines = started.read_text().splitlines()
+    assert len(lines) == 3
+    assert re.search(r"sanitized_calls.py --only int8 --cases 1 3 --until [0-9.]+$", lines[0])
+
+
+def test_nothing_starts_when_time_is_up(tool):
+    started = tool("echo 'int8: call: equal'\n")
+    assert sanitize.run(JOB, time.time() - 1).ended == 0
+    assert not started.exists()
+
+
+def test_a_process_that_does_not_end_counts_for_nothing(tool, monkeypatch):
+    monkeypatch.setattr(sanitize, "_LAST", 0)
+    tool("echo 'int8: call: equal'\nsleep 50 &\nwait\n")
+    start = time.time()
+    found = sanitize.run(JOB, start + 1)
+    assert (found.ended, found.log) == (0, "int8: call: equal\nstopped\n")
+    assert time.time() - start < 40
+
+
+@pytest.mark.parametrize(("cases", "code"), [(6, 0), (5, 1)], ids=["all", "one is missing"])
+def test_what_is_printed(tool, monkeypatch, capsys, tmp_path, cases, code):
+    tool(f"for i in $(seq {cases}); do echo 'many: call: equal'; done\n")
+    logs = tmp_path / "logs"
+    arguments = ["--tools", "memcheck", "--only", "many", "--logs", str(logs)]
+    monkeypatch.setattr(sys, "argv", ["sanitize.py", *arguments])
+    assert sanitize.main() == code
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert f"memcheck-many-0: {cases} of 6 cases; ours: none; others: none" in lines[0] + lines[1]
+    assert lines[2] == f"  memcheck    many: {2 * cases} of 12 cases; ours: none; others: none"
+    assert {path.name for path in logs.iterdir()} == {"memcheck-many-0.txt", "memcheck-many-1.txt"}
+
+
+def test_cases_that_begin_in_time_alone_run(monkeypatch, capsys):
+    monkeypatch.setattr(sanitized_calls.torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(sanitized_calls, "cases", lambda what: {name: list for name in "abc"})
+    for given, names in (["--cases", "0", "2"], "ac"), (["--until", "1"], ""), ([], "abc"):
+        monkeypatch.setattr(sys, "argv", ["sanitized_calls.py", "--only", "int8", *given])
+        sanitized_calls.main()
+        expected = [f"int8: {name}: {does}" for name in names for does in ("begins", "equal")]
+        assert capsys.readouterr().out.splitlines() == expected
 
 
 def test_every_kind_has_cases():

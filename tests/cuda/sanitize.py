@@ -91,7 +91,8 @@ def run(job: Job, deadline: float) -> Outcome:
     What a tool has found may be lost where a case has not come to its end for long: none counts.
     """
     here = Path(__file__).parent
-    command = ["compute-sanitizer", "--tool", job.tool]
+    # a process that takes long to start is waited for
+    command = ["compute-sanitizer", "--tool", job.tool, "--launch-timeout", "0"]
     if job.tool == "memcheck":
         # functions that a driver does not have are asked for
         command += ["--report-api-errors", "no"]
@@ -104,6 +105,7 @@ def run(job: Job, deadline: float) -> Outcome:
         with subprocess.Popen(
             command,
             cwd=here,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

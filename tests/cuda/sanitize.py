@@ -105,7 +105,7 @@ def run(job: Job, deadline: float) -> Outcome:
         with subprocess.Popen(
             command,
             cwd=here,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

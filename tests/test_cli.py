@@ -152,12 +152,31 @@ def test_cache_is_shown_and_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("QUANT_GRU_CACHE", str(tmp_path / "kernels"))
     assert run("cache").stdout == f"{tmp_path / 'kernels'}: 0 files, 0 KiB\n"
     cache.store("a" * 64, b"x" * 2016)
-    assert run("cache").stdout.endswith(": 1 files, 2 KiB\n")
+    assert run("cache").stdout.endswith(": 1 file, 2 KiB\n")
     (tmp_path / "kernels" / "notes.txt").write_text("mine")
     result = run("cache", "--clear")
     assert result.exit_code == 0
-    assert result.stdout == f"Removed 1 files from {tmp_path / 'kernels'}\n"
+    assert result.stdout == f"Removed 1 file from {tmp_path / 'kernels'}\n"
     assert [path.name for path in (tmp_path / "kernels").iterdir()] == ["notes.txt"]
+
+
+def test_what_the_cache_cannot_do_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUANT_GRU_CACHE", str(tmp_path))
+    cache.store("a" * 64, b"x")
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    for name, arguments in (("unlink", ["--clear"]), ("iterdir", [])):
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, name, denied)
+            result = run("cache", *arguments)
+        assert result.exit_code == 2
+        assert str(tmp_path) in result.output
+        assert result.output.endswith(": Permission denied\n")
+        assert result.output.count("\n") == 1
 
 
 def test_check_parameter_file(tmp_path: Path) -> None:

@@ -140,10 +140,14 @@ def cache(
         from quant_gru.kernels.cuda import cache as kept
 
         if clear:
-            typer.echo(f"Removed {kept.clear()} files from {kept.folder()}")
+            typer.echo(f"Removed {_files(kept.clear())} from {kept.folder()}")
             return
-        sizes = [path.stat().st_size for path in kept.entries()]
-        typer.echo(f"{kept.folder()}: {len(sizes)} files, {sum(sizes) / 1024:.0f} KiB")
+        sizes = [path.stat().st_size for path in kept.entries() if path.exists()]
+        typer.echo(f"{kept.folder()}: {_files(len(sizes))}, {sum(sizes) / 1024:.0f} KiB")
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'' if count == 1 else 's'}"
 
 
 def _gpu() -> str:

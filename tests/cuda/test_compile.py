@@ -34,6 +34,7 @@ IN_HALVES = Form(True, "double", False, 1, 2, True, 2, (2, 2, 2), 18432, (True,)
 FORMS = {
     "w8a8": BYTES,
     "w8a8-fused": Form(True, "float", False, 1, 1, False, 1, (0, 0, 0), 3072, (False,) * 3),
+    "w8a8-saturated": replace(BYTES, saturated=True),
     "w8a16": IN_HALVES,
     "w8a16-float": replace(IN_HALVES, own=Gates("float", (3, 3, 0), 73728), powers=True),
     "w8a16-lines": replace(IN_HALVES, own=Gates("double", (3, 3, 2), 73728)),
@@ -107,6 +108,15 @@ def variants(arch):
                 if both or (index + place) % 2 == 0:
                     yield "recurrent", dict(kernel.macros)
 
+    saturated = replace(BYTES, saturated=True)
+    for blocks, units in ((1, 64), (1, 96), (2, 256)):
+        if blocks == 1 or arch != "sm_80":
+            shape = planner.make_shape(units, blocks, 1, 1, 2 * blocks)
+            assert shape.macros(saturated, units, 1)["SATURATED"] == 1
+            for held in (False, True):
+                ends = planner.Ends(values=True, codes=held)
+                kernel, _ = planner.layout(shape, saturated, units, 8, 2, held=held, ends=ends)
+                yield "recurrent", dict(kernel.macros)
     if arch != "sm_80":
         for name, shape in (("w8a8", (2, 2, 1, 8)), ("w8a16-float", (2, 2, 1, 16))):
             yield "recurrent", planner.make_shape(128, *shape).macros(FORMS[name], 128, 1)
@@ -179,12 +189,16 @@ def test_the_second_time_comes_from_disk(monkeypatch):
     assert compiler.machine_code("probe", {}, "sm_90a") == first
 
 
-@pytest.mark.parametrize("damage", [b"", b"short", None, "content"])
+@pytest.mark.parametrize("damage", [b"", b"short", None, "content", "other"])
 def test_a_damaged_entry_is_compiled_again(damage):
     code = compiler.machine_code("probe", {}, "sm_90a")
     (path,) = cache.entries()
     whole = path.read_bytes()
-    if damage is None:
+    if damage == "other":  # one of another kernel, whole
+        compiler.machine_code("probe", {}, "sm_80")
+        (other,) = (each for each in cache.entries() if each != path)
+        path.write_bytes(other.read_bytes())
+    elif damage is None:
         path.write_bytes(whole[:-1])
     elif damage == "content":
         path.write_bytes(whole[:40] + bytes([whole[40] ^ 1]) + whole[41:])
@@ -194,13 +208,25 @@ def test_a_damaged_entry_is_compiled_again(damage):
     assert path.read_bytes() == whole
 
 
-def test_the_key_has_everything_that_decides(monkeypatch):
+def test_the_key_has_everything_that_decides(monkeypatch, tmp_path):
     for macros, arch in (({}, "sm_90a"), ({"A": 1}, "sm_90a"), ({"A": 2}, "sm_90a"), ({}, "sm_80")):
         compiler.machine_code("probe", macros, arch)
     assert len(list(cache.entries())) == 4
-    monkeypatch.setattr(compiler, "version", lambda: "99.9")
+    (tmp_path / "probe.cu").write_text((compiler._HERE / "probe.cu").read_text() + "\n")
+    headers, options = compiler._headers(), compiler._options()
+    others = {
+        "version": lambda: "99.9",
+        "_HERE": tmp_path,
+        "_headers": lambda: {**headers, "ptx.cuh": headers["ptx.cuh"] + "\n"},
+        "_options": lambda: (*options, "-DANYTHING"),
+    }
+    for count, (name, other) in enumerate(others.items(), 5):
+        with monkeypatch.context() as patched:
+            patched.setattr(compiler, name, other)
+            compiler.machine_code("probe", {}, "sm_90a")
+        assert len(list(cache.entries())) == count, name
     compiler.machine_code("probe", {}, "sm_90a")
-    assert len(list(cache.entries())) == 5
+    assert len(list(cache.entries())) == 8
     assert cache.key(["ab", "c"]) != cache.key(["a", "bc"])
 
 

@@ -5,7 +5,7 @@ import torch
 
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import build_table
-from quant_gru.kernels.cuda.lines import CODES, continued, lines
+from quant_gru.kernels.cuda.lines import CODES, continued, lines, most_lines
 
 
 def read(found, entries):
@@ -57,3 +57,9 @@ def test_what_nobody_reads_bends_no_line(before):
 def test_slopes_fill_their_half():
     outputs = torch.arange(64) * 63 - 2000
     assert torch.equal(read(lines(outputs), 64), outputs)
+
+
+@pytest.mark.parametrize("entries", [257, 4096, 65536])
+def test_room_is_the_same_wherever_a_table_begins(entries):
+    counts = {-(-(before + entries) // (2 * CODES)) * 2 for before in range(CODES)}
+    assert max(counts) == most_lines(entries)

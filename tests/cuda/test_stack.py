@@ -9,7 +9,7 @@ import torch
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import reference
 from quant_gru.integer.backward import Kept
-from quant_gru.kernels.cuda import planner, real_projection, stack
+from quant_gru.kernels.cuda import executor, planner, real_projection, stack
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER, Host
@@ -195,9 +195,10 @@ def test_a_chip_without_clusters(host, rows):
     check_calls(quantized(num_layers=2, bidirectional=True), Frugal(host.folder, {1: 84}), rows)
 
 
-def test_calibrating_again_compiles_nothing(host):
+@pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])
+def test_calibrating_again_compiles_nothing(host, config):
     """Kernels know the structure of a plan; its numbers are data."""
-    gru = quantized(num_layers=2, bidirectional=True)
+    gru = quantized(getattr(QuantConfig, config)(), num_layers=2, bidirectional=True)
     kernels, scales = [], []
     for scale in (1.0, 5.0):
         gru.reset_calibration()
@@ -209,6 +210,21 @@ def test_calibrating_again_compiles_nothing(host):
         scales.append([gru.get_quant_config(name)["scale"] for name in ("x", "Wx")])
     assert all(a != b for a, b in zip(*scales, strict=True))
     assert kernels[0] == kernels[1]
+
+
+@pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])
+def test_tables_that_bend_too_much_are_another_structure(config):
+    """Lines hold tables of 16 bits of inputs of usual size, however these are calibrated."""
+    gru = quantized(getattr(QuantConfig, config)())
+    shape, kinds = planner.make_shape(H, 1, 1, 1, 8), []
+    for scale in (0.3, 1.0, 3.0, 10.0, 300.0):
+        gru.reset_calibration()
+        gru.calibrate(torch.randn(12, 4, C) * scale)
+        gru.finalize_calibration()
+        form = executor.numbers_of(gru._plan().cells[0][0]).form
+        kinds.append(shape.macros(form, H, 1))
+    assert all(each == kinds[0] for each in kinds[:4])
+    assert (kinds[4] == kinds[0]) == (config == "int8")
 
 
 def test_quantizers_that_differ_between_directions(host):

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: one file each, checked by the digest it begins with."""
+"""Compiled kernels on disk: one file each, checked by a digest of its name and of what it has."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def load(name: str) -> bytes | None:
     except (OSError, QuantGRUError):
         return None
     digest, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
-    return content if content and hashlib.sha256(content).digest() == digest else None
+    return content if content and _digest(name, content) == digest else None
 
 
 def store(name: str, content: bytes) -> None:
@@ -66,24 +66,46 @@ def store(name: str, content: bytes) -> None:
         return
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(content).digest() + content)
+            file.write(_digest(name, content) + content)
         # whole or not at all, whichever process comes first
         os.replace(temporary, folder() / (name + _SUFFIX))
     except OSError:
         Path(temporary).unlink(missing_ok=True)
 
 
+def _digest(name: str, content: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + content).digest()
+
+
 def entries() -> Iterator[Path]:
-    """Files of the cache, those of writes that were cut short included."""
+    """Files of the cache, those of writes that were cut short included.
+
+    Raises:
+        QuantGRUError: The folder cannot be read.
+    """
     found = folder()
-    if found.is_dir():
-        yield from sorted(p for p in found.iterdir() if p.suffix in (_SUFFIX, ".tmp"))
+    try:
+        inside = sorted(found.iterdir()) if found.is_dir() else []
+    except OSError as error:
+        reason = error.strerror or error
+        raise QuantGRUError(f"Expected a folder to read, got '{found}': {reason}") from None
+    yield from (path for path in inside if path.suffix in (_SUFFIX, ".tmp"))
 
 
 def clear() -> int:
-    """Remove all entries; returns how many there were."""
+    """Remove all entries; returns how many there were.
+
+    Raises:
+        QuantGRUError: A file cannot be removed.
+    """
     count = 0
     for path in list(entries()):
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            reason = error.strerror or error
+            raise QuantGRUError(
+                f"Expected files of the cache to be ours to remove, got '{path}': {reason}"
+            ) from None
         count += 1
     return count

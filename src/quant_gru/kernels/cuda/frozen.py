@@ -15,7 +15,7 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import EXACT_BITS, Table
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cuda.lines import CODES as LINE
-from quant_gru.kernels.cuda.lines import continued, lines
+from quant_gru.kernels.cuda.lines import continued, lines, most_lines
 from quant_gru.kernels.cuda.saturated import CODES, ENTRIES, first_entry, saturated_numbers
 from quant_gru.kernels.cuda.structures import CELL_C, SUM_C, SUMS, TableC
 
@@ -30,6 +30,7 @@ _MAGIC = {"float": 12582912.0, "double": 6755399441055744.0}
 DIRECT, DISTANT, QUADRATIC, LINES = 0, 1, 2, 3
 MOST_SHARED = 227 << 10  # bytes of a block, on chips of the compute capabilities 9 and 10
 SMALLEST, LARGEST = 1e-20, 1e20  # multipliers and their products stay normal in float32
+_SEGMENTS = 64  # quadratics that tables have room for are a multiple of
 
 
 class Gates(NamedTuple):
@@ -122,7 +123,6 @@ class FrozenNumbers:
         for i, table in enumerate(self._tables):
             if table.lines:
                 self.near[i] = LINES
-        self.lines = [int(table.line_count) for table in self._tables]
         self.cells = {real: self._cell(frozen, real) for real in CELL_C}
         self.saturated = saturated_numbers(frozen)
 
@@ -180,7 +180,11 @@ class FrozenNumbers:
             record.saturated = self.saturated
 
     def read(self, real: str, *, near: bool = False) -> tuple[tuple[int, int, int], int]:
-        """How the tables are read, and the bytes of shared memory they take."""
+        """How the tables are read, and the bytes of shared memory that suffice for them.
+
+        These are the same however tables begin and end, so that directions whose zero points differ
+        are one launch.
+        """
         z, r, g = (
             DISTANT if mode == QUADRATIC and real == "float" else mode
             for mode in (self.near if near else self.modes)
@@ -188,8 +192,8 @@ class FrozenNumbers:
         size = {
             DIRECT: lambda i: (self.codes[i] + 1) // 2 * 8,
             DISTANT: lambda i: 0,
-            QUADRATIC: lambda i: 24 * self.segments[i],
-            LINES: lambda i: 8 * self.lines[i] + 8,
+            QUADRATIC: lambda i: 24 * _up(self.segments[i], _SEGMENTS),
+            LINES: lambda i: 8 * most_lines(self.codes[i]) + 8,
         }
         return (z, r, g), sum(size[mode](i) for i, mode in enumerate((z, r, g)))
 
@@ -203,6 +207,10 @@ def frozen_numbers(frozen: FrozenPart) -> FrozenNumbers:
     if found is None:
         found = _frozen[frozen] = FrozenNumbers(frozen)
     return found
+
+
+def _up(count: int, step: int) -> int:
+    return -(-count // step) * step
 
 
 def _entries(pre: Quantizer) -> tuple[int, int]:

@@ -17,6 +17,11 @@ _UNIT = 1 << 10
 _STEEPEST = (1 << 16) - 1
 
 
+def most_lines(entries: int) -> int:
+    """Lines of a table of so many entries, wherever it begins: an even number."""
+    return -(-(entries + CODES - 1) // (2 * CODES)) * 2
+
+
 def continued(outputs: Tensor, before: int, after: int) -> Tensor:
     """A table that goes on as it begins and ends: what nobody reads must not bend its lines."""
     start = 2 * outputs[0] - outputs[1 : before + 1].flip(0)

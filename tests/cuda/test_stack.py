@@ -213,6 +213,24 @@ def test_calibrating_again_compiles_nothing(host, config):
 
 
 @pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])
+def test_directions_are_one_launch_whatever_their_scales(config):
+    ranges = set()
+    for seed in range(8):
+        gru = quantized(getattr(QuantConfig, config)(), bidirectional=True)
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            gru.weight_ih_l0_reverse.mul_(1 + torch.rand(()))
+        gru.reset_calibration()
+        gru.calibrate(torch.randn(12, 4, C) * (0.5 + 2 * torch.rand(())))
+        gru.finalize_calibration()
+        cells = gru._plan().cells[0]
+        one, other = (executor.numbers_of(cell).form for cell in cells)
+        assert one == other
+        ranges |= {cell.frozen.quantizers["gate.g_pre"].scale for cell in cells}
+    assert len(ranges) > 1
+
+
+@pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])
 def test_tables_that_bend_too_much_are_another_structure(config):
     """Lines hold tables of 16 bits of inputs of usual size, however these are calibrated."""
     gru = quantized(getattr(QuantConfig, config)())

@@ -30,7 +30,7 @@ _MAGIC = {"float": 12582912.0, "double": 6755399441055744.0}
 DIRECT, DISTANT, QUADRATIC, LINES = 0, 1, 2, 3
 MOST_SHARED = 227 << 10  # bytes of a block, on chips of the compute capabilities 9 and 10
 SMALLEST, LARGEST = 1e-20, 1e20  # multipliers and their products stay normal in float32
-_SEGMENTS = 64  # quadratics that tables have room for are a multiple of
+_SEGMENTS = 256  # quadratics that tables have room for are a multiple of
 
 
 class Gates(NamedTuple):

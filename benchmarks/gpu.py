@@ -240,17 +240,41 @@ def cudnn(C: int, H: int, x: torch.Tensor) -> Engine:
     return lambda: plain(x)
 
 
+def quantized(gru: QuantGRU, x: torch.Tensor) -> QuantGRU:
+    """The GRU on the GPU, calibrated with a part of x; (T, N, C)."""
+    part = x[:100, :32]
+    gru = gru.eval().cuda()
+    gru.calibrate(part.transpose(0, 1) if gru.batch_first else part)
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    return gru
+
+
+def in_graphs(engines: dict[str, Engine], repeats: int) -> dict[str, float]:
+    """As `medians`, of CUDA graphs; names begin with 'graph '.
+
+    One at a time: cuDNN's workspaces in graphs must not meet those outside.
+    """
+    found: dict[str, float] = {}
+    for name, engine in engines.items():
+        found |= medians({f"graph {name}": captured(engine)}, repeats)
+    return found
+
+
+def fastest(times: dict[str, float], kind: str) -> float:
+    """The least of those whose names begin so."""
+    return min(value for name, value in times.items() if name.startswith(kind))
+
+
 def measure(
     shape: tuple[int, int, int, int], config: QuantConfig, repeats: int
 ) -> tuple[str, tuple[float, float]]:
     """One line of the table, and how many times as fast as cuDNN, eager and in graphs."""
     N, T, C, H = shape
     torch.manual_seed(0)
-    gru = QuantGRU(C, H, config=config).eval().cuda()
+    gru = QuantGRU(C, H, config=config)
     x, h0 = torch.randn(T, N, C, device="cuda"), torch.zeros(N, H, device="cuda")
-    gru.calibrate(x[:100, :32])
-    gru.finalize_calibration()
-    gru.use_quantization = True
+    quantized(gru, x)
     plan = gru._plan().cells[0][0]
     few = border.quantize(plan.x, x[:20])[0]
     states = border.quantize(plan.h, h0)[0]
@@ -266,21 +290,18 @@ def measure(
     for kind in (torch.float32, torch.float16, torch.bfloat16):
         engines[f"cudnn {kind}"] = cudnn(C, H, x.to(kind))
     t = medians(engines, repeats)
-    for name in [name for name in engines if name == "ours" or name.startswith("cudnn")]:
-        # one at a time: cuDNN's workspaces in graphs must not meet those outside
-        t |= medians({f"graph {name}": captured(engines[name])}, repeats)
+    t |= in_graphs({name: engines[name] for name in engines if name != "alone"}, repeats)
     del kept
     adds = "-"
     if alone := recurrence_alone(gru, x):
         both = medians({"whole": captured(engines["ours"]), "alone": alone}, repeats)
         adds = f"{1 - both['alone'] / both['whole']:.1%}"
-    eager = min(value for name, value in t.items() if name.startswith("cudnn"))
-    graph = min(value for name, value in t.items() if name.startswith("graph cudnn"))
-    form = executor.numbers_of(plan).form
+    eager, graph = fastest(t, "cudnn"), fastest(t, "graph cudnn")
+    numbers = executor.numbers_of(plan)
+    form = numbers.form
     chosen = planner.choose(form, H, N, 1, recorder.clusters())
     part = profiled(engines["ours"])
-    planes = executor.numbers_of(plan).x_planes
-    least = floor(shape, form, planes, chosen, recorder.clusters())
+    least = floor(shape, form, numbers.x_planes, chosen, recorder.clusters())
     laid = (
         "generic"
         if chosen is None

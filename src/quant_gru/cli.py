@@ -142,7 +142,7 @@ def cache(
         if clear:
             typer.echo(f"Removed {_files(kept.clear())} from {kept.folder()}")
             return
-        sizes = [path.stat().st_size for path in kept.entries() if path.exists()]
+        sizes = kept.sizes()
         typer.echo(f"{kept.folder()}: {_files(len(sizes))}, {sum(sizes) / 1024:.0f} KiB")
 
 

@@ -3,9 +3,9 @@
     python tests/cuda/sanitize.py [--tools memcheck racecheck] [--only int8] [--minutes 9]
 
 Prints of each process, and at the end of each tool and kind, how many cases ran to their end, what
-was reported of our kernels, and of others (products of cuBLAS). Exits with 1 where a case of ours
-was reported, failed or was not run: none begins after `--minutes`. A tool that cannot attach to a
-process is started again.
+was reported of our kernels, and of others (products of cuBLAS). Exits with 1 where a kernel of ours
+was reported, or a case or a process failed or was not run: no case begins after `--minutes`. A tool
+that cannot attach to a process is started again.
 """
 
 from __future__ import annotations
@@ -52,12 +52,14 @@ class Outcome:
 
     Attributes:
         ended: How many cases came to their end with right results.
+        code: What the process exited with.
         ours: Names of our kernels that were reported.
         others: Those of others.
         log: All that was printed.
     """
 
     ended: int = 0
+    code: int = 0
     ours: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     log: str = field(default="", repr=False)
@@ -75,14 +77,15 @@ def our_kernels() -> frozenset[str]:
     )
 
 
-def read(log: str, ours: Iterable[str]) -> Outcome:
+def read(log: str, code: int, ours: Iterable[str]) -> Outcome:
     """The outcome by what was printed; a report that names no kernel is taken for ours."""
     known, places = set(ours), set()
     for report in _REPORT.split(log)[1:]:
         found = _PLACE.search(report)
         places.add(found[1].split()[-1] if found else "?")
     mine = {place for place in places if place in known or place == "?"}
-    return Outcome(log.count(": equal\n"), tuple(sorted(mine)), tuple(sorted(places - mine)), log)
+    ended = log.count(": equal\n")
+    return Outcome(ended, code, tuple(sorted(mine)), tuple(sorted(places - mine)), log)
 
 
 def run(job: Job, deadline: float) -> Outcome:
@@ -120,7 +123,7 @@ def run(job: Job, deadline: float) -> Outcome:
                 return Outcome(log=f"{log}stopped\n")
         if "attach" not in log:
             break
-    return read(log, our_kernels())
+    return read(log, process.returncode, our_kernels())
 
 
 def told(outcomes: Iterable[Outcome], cases: int) -> str:
@@ -130,8 +133,9 @@ def told(outcomes: Iterable[Outcome], cases: int) -> str:
         ", ".join(sorted({name for each in outcomes for name in getattr(each, of)})) or "none"
         for of in ("ours", "others")
     ]
-    ended = sum(each.ended for each in outcomes)
-    return f"{ended} of {cases} cases; ours: {named[0]}; others: {named[1]}"
+    ended, failed = sum(each.ended for each in outcomes), any(each.code for each in outcomes)
+    exited = "; exited with an error" if failed else ""
+    return f"{ended} of {cases} cases; ours: {named[0]}; others: {named[1]}{exited}"
 
 
 def main() -> int:
@@ -171,7 +175,8 @@ def main() -> int:
         for what in args.only:
             of = [each for job, each in outcomes.items() if (job.tool, job.what) == (tool, what)]
             expected = len(cases(what))
-            failed |= any(each.ours for each in of) or sum(each.ended for each in of) < expected
+            failed |= any(each.ours or each.code for each in of)
+            failed |= sum(each.ended for each in of) < expected
             print(f"{tool:>10} {what:>7}: {told(of, expected)}")
     return int(failed)
 

@@ -34,7 +34,6 @@ IN_HALVES = Form(True, "double", False, 1, 2, True, 2, (2, 2, 2), 18432, (True,)
 FORMS = {
     "w8a8": BYTES,
     "w8a8-fused": Form(True, "float", False, 1, 1, False, 1, (0, 0, 0), 3072, (False,) * 3),
-    "w8a8-saturated": replace(BYTES, saturated=True),
     "w8a16": IN_HALVES,
     "w8a16-float": replace(IN_HALVES, own=Gates("float", (3, 3, 0), 73728), powers=True),
     "w8a16-lines": replace(IN_HALVES, own=Gates("double", (3, 3, 2), 73728)),
@@ -109,7 +108,7 @@ def variants(arch):
                     yield "recurrent", dict(kernel.macros)
 
     saturated = replace(BYTES, saturated=True)
-    for blocks, units in ((1, 64), (1, 96), (2, 256)):
+    for blocks, units in ((1, 64), (1, 96), (2, 256), (4, 256)):
         if blocks == 1 or arch != "sm_80":
             shape = planner.make_shape(units, blocks, 1, 1, 2 * blocks)
             assert shape.macros(saturated, units, 1)["SATURATED"] == 1

@@ -259,7 +259,9 @@ def test_ends_of_one_plane(host, name, columns):
     config, zero, (M, k), most, exact = ONE_PLANE_CASES[name]
     found, codes = ends_of_one_plane(host, columns, config, zero, M, k, most)
     assert found == exact
-    assert M == 0 or codes.unique().numel() > 20
+    # results of these two are next to nothing or far beyond the limits
+    fewer = name in ("too many times", "all bits but one")
+    assert M == 0 or codes.unique().numel() > (20 if fewer else 40)
 
 
 def test_any_ends_of_one_plane(host):

@@ -42,21 +42,22 @@ def test_our_kernels_are_those_of_the_sources():
 
 
 @pytest.mark.parametrize(
-    ("log", "expected"),
+    ("log", "code", "expected"),
     [
-        (OF_OTHERS, (1, (), ("nvjet_sm90_tss_64x16_h_bz_splitK_NNT",))),
-        (OF_OURS, (1, ("recurrent", "take"), ())),
-        (NAMELESS, (1, ("?",), ())),
-        ("int8: call: equal\n", (1, (), ())),
-        ("int8: a: begins\nint8: a: equal\nint8: b: begins\nint8: b: equal\n", (2, (), ())),
-        ("int8: a: equal\nint8: b: begins\nAssertionError: 3 codes\n", (1, (), ())),
-        ("", (0, (), ())),
+        (OF_OTHERS, 0, (1, 0, (), ("nvjet_sm90_tss_64x16_h_bz_splitK_NNT",))),
+        (OF_OURS, 0, (1, 0, ("recurrent", "take"), ())),
+        (NAMELESS, 0, (1, 0, ("?",), ())),
+        ("int8: call: equal\n", 0, (1, 0, (), ())),
+        ("int8: a: begins\nint8: a: equal\nint8: b: begins\nint8: b: equal\n", 0, (2, 0, (), ())),
+        ("int8: call: equal\n", 1, (1, 1, (), ())),
+        ("int8: a: equal\nint8: b: begins\nAssertionError: 3 codes\n", 1, (1, 1, (), ())),
+        ("", 0, (0, 0, (), ())),
     ],
-    ids=["others", "ours", "nameless", "clean", "two", "failed", "silent"],
+    ids=["others", "ours", "nameless", "clean", "two", "failed", "failed later", "silent"],
 )
-def test_outcomes(log, expected):
-    found = sanitize.read(log, sanitize.our_kernels())
-    assert (found.ended, found.ours, found.others) == expected
+def test_outcomes(log, code, expected):
+    found = sanitize.read(log, code, sanitize.our_kernels())
+    assert (found.ended, found.code, found.ours, found.others) == expected
 
 
 @pytest.fixture
@@ -115,6 +116,13 @@ def test_what_is_printed(tool, monkeypatch, capsys, tmp_path, cases, code):
     assert f"memcheck-many-0: {cases} of 6 cases; ours: none; others: none" in lines[0] + lines[1]
     assert lines[2] == f"  memcheck    many: {2 * cases} of 12 cases; ours: none; others: none"
     assert {path.name for path in logs.iterdir()} == {"memcheck-many-0.txt", "memcheck-many-1.txt"}
+
+
+def test_a_process_that_fails_after_its_cases_fails(tool, monkeypatch, capsys):
+    tool("for i in $(seq 6); do echo 'many: call: equal'; done\nexit 3\n")
+    monkeypatch.setattr(sys, "argv", ["sanitize.py", "--tools", "memcheck", "--only", "many"])
+    assert sanitize.main() == 1
+    assert capsys.readouterr().out.splitlines()[-1].endswith("none; exited with an error")
 
 
 def test_cases_that_begin_in_time_alone_run(monkeypatch, capsys):

@@ -6,6 +6,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from quant_gru._errors import QuantGRUError
@@ -84,12 +85,23 @@ def entries() -> Iterator[Path]:
         QuantGRUError: The folder cannot be read.
     """
     found = folder()
-    try:
+    with _ours():
         inside = sorted(found.iterdir()) if found.is_dir() else []
-    except OSError as error:
-        reason = error.strerror or error
-        raise QuantGRUError(f"Expected a folder to read, got '{found}': {reason}") from None
     yield from (path for path in inside if path.suffix in (_SUFFIX, ".tmp"))
+
+
+def sizes() -> list[int]:
+    """Bytes of each entry; another process may remove some meanwhile.
+
+    Raises:
+        QuantGRUError: An entry cannot be looked at.
+    """
+    found = []
+    with _ours():
+        for path in entries():
+            with suppress(FileNotFoundError):
+                found.append(path.stat().st_size)
+    return found
 
 
 def clear() -> int:
@@ -99,13 +111,20 @@ def clear() -> int:
         QuantGRUError: A file cannot be removed.
     """
     count = 0
-    for path in list(entries()):
-        try:
+    with _ours():
+        for path in entries():
             path.unlink(missing_ok=True)
-        except OSError as error:
-            reason = error.strerror or error
-            raise QuantGRUError(
-                f"Expected files of the cache to be ours to remove, got '{path}': {reason}"
-            ) from None
-        count += 1
+            count += 1
     return count
+
+
+@contextmanager
+def _ours() -> Iterator[None]:
+    """Turn what the file system refuses into an error that names the file."""
+    try:
+        yield
+    except OSError as error:
+        where, reason = error.filename or folder(), error.strerror or error
+        raise QuantGRUError(
+            f"Expected the files of the cache to be ours, got '{where}': {reason}"
+        ) from None

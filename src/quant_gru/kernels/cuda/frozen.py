@@ -192,7 +192,7 @@ class FrozenNumbers:
         size = {
             DIRECT: lambda i: (self.codes[i] + 1) // 2 * 8,
             DISTANT: lambda i: 0,
-            QUADRATIC: lambda i: 24 * _up(self.segments[i], _SEGMENTS),
+            QUADRATIC: lambda i: 24 * -(-self.segments[i] // _SEGMENTS) * _SEGMENTS,
             LINES: lambda i: 8 * most_lines(self.codes[i]) + 8,
         }
         return (z, r, g), sum(size[mode](i) for i, mode in enumerate((z, r, g)))
@@ -207,10 +207,6 @@ def frozen_numbers(frozen: FrozenPart) -> FrozenNumbers:
     if found is None:
         found = _frozen[frozen] = FrozenNumbers(frozen)
     return found
-
-
-def _up(count: int, step: int) -> int:
-    return -(-count // step) * step
 
 
 def _entries(pre: Quantizer) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import torch
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import reference
 from quant_gru.integer.backward import Kept
-from quant_gru.kernels.cuda import executor, planner, real_projection, stack
+from quant_gru.kernels.cuda import executor, frozen, planner, real_projection, stack, together
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER, Host
@@ -228,6 +228,206 @@ def test_directions_are_one_launch_whatever_their_scales(config):
         assert one == other
         ranges |= {cell.frozen.quantizers["gate.g_pre"].scale for cell in cells}
     assert len(ranges) > 1
+
+
+def of_random_ranges(config, seed, **options):
+    """Directions whose tables may have to be read in different ways."""
+    torch.manual_seed(0)
+    gru = QuantGRU(C, H, config=config, bidirectional=True, **options).eval()
+    torch.manual_seed(seed)
+    gru.weight_ih_l0_reverse.mul_(1 + torch.rand(()))
+    gru.calibrate(torch.randn(12, 4, C) * (0.5 + 2 * torch.rand(())))
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    return gru
+
+
+def forms_of(cells):
+    return [executor.numbers_of(cell).form for cell in cells]
+
+
+def tables_in(macros):
+    return macros["TZ"], macros["TR"], macros["TG"]
+
+
+def recurrences(host):
+    """Macros of the recurrences that were launched, and forgets them."""
+    found = [macros for name, macros in host.launched if name == "recurrent"]
+    host.launched.clear()
+    return found
+
+
+@pytest.mark.parametrize("activation", ["pwl", "quadratic"])
+@pytest.mark.parametrize("config", ["w8a16", "int16"])
+def test_directions_are_one_launch_however_their_tables_are_read(host, config, activation):
+    config = getattr(QuantConfig, config)().replace_globals(activation=activation)
+    differ = 0
+    for seed in range(12):
+        gru = of_random_ranges(config, seed)
+        one, other = forms_of(gru._plan().cells[0])
+        if one == other:
+            continue
+        differ += 1
+        host.launched.clear()
+        checked(gru, host, torch.randn(4, 3, C))
+        assert [macros["DIRS"] for macros in recurrences(host)] == [2]
+        assert forms_of(gru._plan().cells[0]) == [one, other]
+    assert differ > 1
+
+
+def test_directions_whose_tables_are_read_in_different_ways(host):
+    """Two layers, states, lengths, what a backward needs, codes, and each direction alone."""
+    config = QuantConfig.w8a16().replace_globals(activation="quadratic")
+    gru = of_random_ranges(config, 0, num_layers=2)
+    layers = gru._plan().cells
+    forms = [forms_of(cells) for cells in layers]
+    assert all(one.recurrence != other.recurrence for one, other in forms)
+    host.launched.clear()
+    check_calls(gru, host, (9, 8))
+    assert [macros["DIRS"] for macros in recurrences(host)] == [2] * 8
+    x, hx = torch.randn(6, 5, C), torch.randn(4, 5, H)
+    x[3, 1, 0] = hx[2, 3, 0] = nan
+    kept = Kept()
+    whole = stack.Stack(gru._plan(), host)
+    for each in (None, None, kept):  # prepared, again, and in training
+        for got, expected in zip(whole.run(x, hx, None, each), gru(x, hx), strict=True):
+            torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    assert [macros["DIRS"] for macros in recurrences(host)] == [2] * 6
+    codes, lengths = layers[0][0].x.quantize(x), torch.tensor([6, 1, 4, 6, 2])
+    directions = [
+        executor.Direction(plan, plan.h.quantize(hx[d]), bool(d))
+        for d, plan in enumerate(layers[0])
+    ]
+    together = executor.run_directions(directions, codes, lengths, host)
+    assert [macros["DIRS"] for macros in recurrences(host)] == [2]
+    for d, (each, form) in enumerate(zip(directions, forms[0], strict=True)):
+        expected = reference.run(each.plan, codes, each.h0, None, each.reverse)
+        assert torch.equal(kept.out[d], expected[0])
+        alone = executor.run(each.plan, codes, each.h0, lengths, each.reverse, host)
+        expected = reference.run(each.plan, codes, each.h0, lengths, each.reverse)
+        for got in (together[d], alone):
+            assert all(map(torch.equal, got, expected))
+        (macros,) = recurrences(host)
+        gates = form.recurrence
+        assert (macros["DIRS"], macros["REAL"], tables_in(macros)) == (1, gates.real, gates.tables)
+
+
+def test_directions_that_fill_a_device_run_as_fast_as_each_can(host, monkeypatch):
+    monkeypatch.delenv(planner.VARIABLE)
+    gru = of_random_ranges(QuantConfig.w8a16().replace_globals(activation="pwl"), 1)
+    layer = stack.Stack(gru._plan(), host).layers[0]
+    one, other = forms_of(gru._plan().cells[0])
+    assert (one.recurrence.real, other.recurrence.real) == ("float", "double")
+
+    def launches(cells, N):
+        return together.launches_of(cells, N, host.clusters())
+
+    ((cells, form),) = launches(layer, 64)
+    assert cells == layer
+    assert form.recurrence.real == "double"
+    assert launches(layer, 1 << 20) == [([layer[0]], one), ([layer[1]], other)]
+    # equal ones share it, however many rows there are
+    assert launches([layer[0]] * 2, 1 << 20) == [([layer[0]] * 2, one)]
+
+
+INT8, W8A16 = QuantConfig.int8(), QuantConfig.w8a16()
+BOTH_OUTPUTS = {name: {"bitwidth": 16} for name in ("z_out", "g_out")}
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "real", "tables", "words"),
+    [
+        (W8A16, {"g_pre": {"bitwidth": 10}}, "double", (3, 3, 1), 0),
+        (QuantConfig.int16(), {"z_pre": {"bitwidth": 12}}, "double", (1, 3, 3), 0),
+        (W8A16, {"Wx": {"exp2_inv": 30}}, "double", (3, 3, 3), 0),
+        (INT8, {"z_pre": {"bitwidth": 12}}, "float", (0, 0, 0), 0),
+        (INT8, {"r_pre": {"bitwidth": 16}}, "float", (0, 1, 0), 0),
+        (INT8, BOTH_OUTPUTS, "double", (0, 0, 0), 0),
+        (INT8, {"rRh": {"bitwidth": 16}}, "float", (0, 0, 0), 0),
+        (
+            W8A16.replace("rRh", bitwidth=None),
+            {"Wx": {"exp2_inv": 55}},
+            "double",
+            (3, 3, 3),
+            1,
+        ),
+    ],
+    ids=["w8a16", "int16", "sums", "two sizes", "near and far", "double", "not saturated", "words"],
+)
+def test_a_launch_is_exact_for_both_directions(host, config, changes, real, tables, words):
+    gru = quantized(config, bidirectional=True)
+    for name, change in changes.items():
+        gru.adjust_quant_config(name, reverse=True, **change)
+    one, other = forms_of(gru._plan().cells[0])
+    assert one != other
+    host.launched.clear()
+    checked(gru, host, torch.randn(6, 3, C), torch.randn(2, 3, H))
+    (macros,) = recurrences(host)
+    assert (macros["DIRS"], macros["REAL"], tables_in(macros)) == (2, real, tables)
+    assert (macros["QG_WORDS"], macros["SATURATED"]) == (words, 0)
+    assert macros["QG_POT"] == (real == "float")
+    layer = stack.Stack(gru._plan(), host).layers[0]
+    ((_, form),) = together.launches_of(layer, 3, host.clusters())
+    sizes = [cell.numbers.frozen.table_bytes(tables) for cell in layer]
+    assert form.recurrence.table_bytes == max(sizes)
+
+
+def test_multipliers_that_are_powers_in_one_direction(host):
+    gru = quantized(QuantConfig.int8().replace_globals(scale_kind="free"), bidirectional=True)
+    for name in ("z_out", "r_out", "g_out", "Rh", "rRh", "h", "old_contrib", "new_contrib"):
+        gru.adjust_quant_config(name, scale=2.0**-8, reverse=True)
+    assert [form.powers for form in forms_of(gru._plan().cells[0])] == [False, True]
+    host.launched.clear()
+    checked(gru, host, torch.randn(6, 3, C), torch.randn(2, 3, H))
+    (macros,) = recurrences(host)
+    assert (macros["DIRS"], macros["REAL"], macros["QG_POT"]) == (2, "float", 0)
+
+
+def test_directions_whose_tables_are_quadratics(host):
+    """One direction has lines, too."""
+    gru = QuantGRU(C, H, config=QuantConfig.w8a16(), bidirectional=True).eval()
+    gru.weight_ih_l0_reverse.mul_(300)
+    gru.calibrate(torch.randn(12, 4, C))
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    one, other = forms_of(gru._plan().cells[0])
+    assert set(one.recurrence.tables) == {frozen.LINES}
+    assert frozen.QUADRATIC in other.recurrence.tables
+    host.launched.clear()
+    checked(gru, host, torch.randn(6, 3, C), torch.randn(2, 3, H))
+    (macros,) = recurrences(host)
+    assert (macros["DIRS"], tables_in(macros)) == (2, other.recurrence.tables)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "h", "bitwidth": 8},
+        {"name": "Wx", "bitwidth": 8},
+        {"name": "z_pre", "bitwidth": 20},
+    ],
+    ids=["states", "projection", "wide"],
+)
+def test_directions_of_different_structure_are_two_launches(host, change):
+    gru = quantized(QuantConfig.w8a16(), bidirectional=True)
+    gru.adjust_quant_config(**change, reverse=True)
+    plans = gru._plan().cells[0]
+    x, hx = torch.randn(6, 3, C), torch.randn(2, 3, H)
+    codes = plans[0].x.quantize(x)
+    directions = [
+        executor.Direction(plan, plan.h.quantize(hx[d]), bool(d)) for d, plan in enumerate(plans)
+    ]
+    host.launched.clear()
+    got = executor.run_directions(directions, codes, None, host)
+    names = [name for name, _ in host.launched]
+    assert names.count("recurrent") + names.count("generic") == 2
+    for each, found in zip(directions, got, strict=True):
+        expected = reference.run(each.plan, codes, each.h0, None, each.reverse)
+        assert all(map(torch.equal, found, expected))
+    if all(form.narrow for form in forms_of(plans)):
+        host.launched.clear()
+        checked(gru, host, x, hx)
+        assert [macros["DIRS"] for macros in recurrences(host)] == [1, 1]
 
 
 @pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch import Tensor
 from quant_gru._errors import QuantGRUError
 from quant_gru.integer.plan import CellPlan, WeightPart
 from quant_gru.kernels.cuda import planner
+from quant_gru.kernels.cuda.frozen import Form
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
 from quant_gru.kernels.cuda.numbers import Numbers, capturing
 from quant_gru.kernels.cuda.projection import block_of, projection
@@ -26,6 +28,7 @@ from quant_gru.kernels.cuda.structures import (
     ProjectC,
     SequenceC,
 )
+from quant_gru.kernels.cuda.together import launches_of
 
 # Up to this many rows (steps times batch) the input projection is made without a matrix product.
 FEW_ROWS = 64
@@ -106,18 +109,15 @@ def run_directions(
 
         machine = machine_of(x.device)
     clusters = machine.clusters()
-    if len({(call.numbers.form, call.numbers.H, call.held is None) for call in calls}) > 1:
-        groups = [[calls[0]], [calls[1]]]
-    else:
-        groups = [calls]
-    for group in groups:
-        numbers = group[0].numbers
-        shape = planner.choose(numbers.form, numbers.H, N, len(group), clusters)
+    # whether units are held is compiled into a kernel
+    alike = [calls] if len({call.held is None for call in calls}) == 1 else [[c] for c in calls]
+    for group, form in itertools.chain(*(launches_of(each, N, clusters) for each in alike)):
+        shape = planner.choose(form, group[0].numbers.H, N, len(group), clusters)
         if shape is None:
             for call in group:
-                (_run_steps if numbers.form.narrow else _run_generic)(call, machine)
+                (_run_steps if form.narrow else _run_generic)(call, machine)
         else:
-            _run_persistent(group, shape, machine)
+            _run_persistent(group, form, shape, machine)
     return [(call.out, call.last) for call in calls]
 
 
@@ -248,8 +248,10 @@ def _run_steps(call: _Call, machine: Machine) -> None:
         one.before = t
 
 
-def _run_persistent(calls: Sequence[_Call], shape: planner.Shape, machine: Machine) -> None:
-    form, N = calls[0].numbers.form, calls[0].x.shape[1]
+def _run_persistent(
+    calls: Sequence[_Call], form: Form, shape: planner.Shape, machine: Machine
+) -> None:
+    H, N = calls[0].numbers.H, calls[0].x.shape[1]
     record = RECURRENT_C[form.recurrence.real]
     arguments, keep = [], []
     for call in calls:
@@ -269,7 +271,7 @@ def _run_persistent(calls: Sequence[_Call], shape: planner.Shape, machine: Machi
         numbers.frozen.fill(one, form)
         arguments.append(one)
     held = calls[0].held is not None
-    kernel, grid = planner.layout(shape, form, numbers.H, N, len(calls), held)
+    kernel, grid = planner.layout(shape, form, H, N, len(calls), held)
     machine.launch(kernel, grid, (record * len(calls))(*arguments))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -94,6 +95,20 @@ class Form:
         return self.recurrence.real != self.real
 
     @property
+    def structure(self) -> Form:
+        """The form without the choices among ways to work gates out, all of which are exact."""
+        return replace(
+            self,
+            real="double",
+            words=False,
+            tables=(DISTANT, DISTANT, DISTANT),
+            table_bytes=0,
+            own=None,
+            saturated=False,
+            powers=False,
+        )
+
+    @property
     def products(self) -> dict[str, int]:
         """Macros that say which products have codes of their own, and whether zoneout is on."""
         names = ("QG_RRH", "QG_OLD", "QG_NEW", "QG_ZONEOUT")
@@ -179,23 +194,19 @@ class FrozenNumbers:
         if form.saturated:
             record.saturated = self.saturated
 
-    def read(self, real: str, *, near: bool = False) -> tuple[tuple[int, int, int], int]:
-        """How the tables are read, and the bytes of shared memory that suffice for them.
+    def table_bytes(self, tables: Sequence[int]) -> int:
+        """Shared memory that suffices for tables that are read so.
 
-        These are the same however tables begin and end, so that directions whose zero points differ
+        It is the same however tables begin and end, so that directions whose zero points differ
         are one launch.
         """
-        z, r, g = (
-            DISTANT if mode == QUADRATIC and real == "float" else mode
-            for mode in (self.near if near else self.modes)
-        )
         size = {
             DIRECT: lambda i: (self.codes[i] + 1) // 2 * 8,
             DISTANT: lambda i: 0,
             QUADRATIC: lambda i: 24 * -(-self.segments[i] // _SEGMENTS) * _SEGMENTS,
             LINES: lambda i: 8 * most_lines(self.codes[i]) + 8,
         }
-        return (z, r, g), sum(size[mode](i) for i, mode in enumerate((z, r, g)))
+        return sum(size[mode](i) for i, mode in enumerate(tables))
 
 
 _frozen: weakref.WeakKeyDictionary[FrozenPart, FrozenNumbers] = weakref.WeakKeyDictionary()
@@ -207,6 +218,27 @@ def frozen_numbers(frozen: FrozenPart) -> FrozenNumbers:
     if found is None:
         found = _frozen[frozen] = FrozenNumbers(frozen)
     return found
+
+
+def gates_of(several: Sequence[FrozenNumbers], real: str, *, near: bool = False) -> Gates:
+    """How a launch works out the gates of all its directions.
+
+    Args:
+        several: The numbers of each direction.
+        real: 'float' or 'double'.
+        near: Whether a block has much shared memory.
+    """
+    z, r, g = (_way(several, gate, real, near) for gate in range(3))
+    return Gates(real, (z, r, g), max(each.table_bytes((z, r, g)) for each in several))
+
+
+def _way(several: Sequence[FrozenNumbers], gate: int, real: str, near: bool) -> int:
+    """How to read a gate's tables: the fastest way where it is that of all, or far away."""
+    ways = {each.near[gate] for each in several}
+    if not near or len(ways) > 1:
+        ways = {each.modes[gate] for each in several}
+    way = ways.pop() if len(ways) == 1 else DISTANT
+    return DISTANT if way == QUADRATIC and real == "float" else way
 
 
 def _entries(pre: Quantizer) -> tuple[int, int]:
@@ -280,8 +312,8 @@ def form_of(plan: CellPlan) -> Form:
     own = None
     if narrow and (in_int32 or LINES in numbers.near) and _has_room(w.R.device):
         step = "float" if in_int32 else real
-        own = Gates(step, *numbers.read(step, near=True))
-    tables, table_bytes = numbers.read(real)
+        own = gates_of([numbers], step, near=True)
+    _, tables, table_bytes = gates_of([numbers], real)
     return Form(
         narrow,
         real,
@@ -297,6 +329,42 @@ def form_of(plan: CellPlan) -> Form:
         own,
         in_float and own is None and set(tables) == {DIRECT} and numbers.saturated is not None,
         powers,
+    )
+
+
+def joint_form(directions: Sequence[tuple[Form, FrozenNumbers]]) -> Form | None:
+    """Which recurrence runs several directions in one launch, None where none does.
+
+    Each of them may have chosen another way to work gates out: the launch has one that is exact for
+    all. A form that all directions have stays as it is.
+
+    Args:
+        directions: The form of each and its numbers.
+    """
+    forms = [form for form, _ in directions]
+    first, several = forms[0], [numbers for _, numbers in directions]
+    if all(form == first for form in forms):
+        return first
+    if not first.narrow or any(form.structure != first.structure for form in forms):
+        return None
+    real = "float" if all(form.real == "float" for form in forms) else "double"
+    own = None
+    if all(form.own is not None for form in forms):
+        gates = gates_of(several, real, near=True)
+        if all(form.in_int32 for form in forms) and set(gates.tables) <= {DIRECT, LINES}:
+            own = gates._replace(real="float")
+        elif LINES in gates.tables:
+            own = gates
+    _, tables, table_bytes = gates_of(several, real)
+    return replace(
+        first,
+        real=real,
+        words=any(form.words for form in forms),
+        tables=tables,
+        table_bytes=table_bytes,
+        own=own,
+        saturated=all(form.saturated for form in forms),
+        powers=all(form.powers for form in forms),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from quant_gru.kernels.cuda import planner
 from quant_gru.kernels.cuda.beside import Beside, beside
 from quant_gru.kernels.cuda.calls import Memories, Sizes, makers_of, native_call
 from quant_gru.kernels.cuda.executor import FEW_ROWS, load_products, multiply_bytes, numbers_of
+from quant_gru.kernels.cuda.frozen import Form
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cuda.memory import Memory
 from quant_gru.kernels.cuda.numbers import Numbers, capturing
@@ -46,6 +47,7 @@ from quant_gru.kernels.cuda.structures import (
     ProjectC,
     TakeC,
 )
+from quant_gru.kernels.cuda.together import launches_of
 
 _THREADS = 256
 _ROWS = _THREADS // 32  # of a block of the border's kernels
@@ -62,6 +64,20 @@ class Cell:
         self.x, self.h = plan.x, plan.h
         self.finite = plan.weights.finite.contiguous()
         self.between = between
+
+
+class Group(NamedTuple):
+    """The directions of a layer that share a launch of the recurrence.
+
+    Attributes:
+        cells: The directions.
+        form: Structure of the launch.
+        shape: How it is laid over a GPU.
+    """
+
+    cells: Sequence[Cell]
+    form: Form
+    shape: planner.Shape
 
 
 def schedule_of(
@@ -85,15 +101,12 @@ def schedule_of(
     clusters = machine.clusters()
     chosen = []
     for cells in layers:
-        forms = {(cell.numbers.form, cell.numbers.H) for cell in cells}
-        groups = [cells] if len(forms) == 1 else [[cell] for cell in cells]
         layer = []
-        for group in groups:
-            numbers = group[0].numbers
-            shape = planner.choose(numbers.form, numbers.H, N, len(group), clusters)
+        for group, form in launches_of(cells, N, clusters):
+            shape = planner.choose(form, group[0].numbers.H, N, len(group), clusters)
             if shape is None:
                 return None
-            layer.append((group, shape))
+            layer.append(Group(group, form, shape))
         chosen.append(layer)
     return Schedule(machine, chosen, T, N, with_h0, keeps)
 
@@ -129,7 +142,7 @@ class Schedule:
 
     Args:
         machine: Where kernels run.
-        layers: Of each layer the directions that share a launch of the recurrence, and its shape.
+        layers: Of each layer the directions that share a launch of the recurrence.
         T: Steps.
         N: Rows.
         with_h0: Whether states before the first step are given.
@@ -143,14 +156,14 @@ class Schedule:
     def __init__(
         self,
         machine: Machine,
-        layers: Sequence[Sequence[tuple[Sequence[Cell], planner.Shape]]],
+        layers: Sequence[Sequence[Group]],
         T: int,
         N: int,
         with_h0: bool,
         keeps: bool,
     ) -> None:
         self._machine, self._T, self._N, self._keeps = machine, T, N, keeps
-        directions = [cell for group, _ in layers[0] for cell in group]
+        directions = [cell for group in layers[0] for cell in group.cells]
         self._layers, self._directions = len(layers), len(directions)
         self._H = directions[0].numbers.H
         self._lock = threading.Lock()
@@ -315,22 +328,22 @@ class Schedule:
     def _add_layer(
         self,
         index: int,
-        layer: Sequence[tuple[Sequence[Cell], planner.Shape]],
+        layer: Sequence[Group],
         below: _Below | None,
         with_h0: bool,
     ) -> _Below:
         # the last layer's codes are for a backward
         ends = planner.Ends(values=index == self._layers - 1, codes=index < self._layers - 1)
         ends = ends._replace(codes=ends.codes or self._keeps)
-        cells = [cell for group, _ in layer for cell in group]
+        cells = [cell for group in layer for cell in group.cells]
         T, N, H = self._T, self._N, cells[0].numbers.H
         # a launch waits for one projection, which goes through time forwards
-        first, ahead = layer[0][0], None
-        if len(first) == 1:
-            ahead = beside(self._machine, first[0].numbers, layer[0][1], T, N)
-        for i, (group, shape) in enumerate(layer):
+        first, ahead = layer[0], None
+        if len(first.cells) == 1:
+            ahead = beside(self._machine, first.cells[0].numbers, first.shape, T, N)
+        for i, group in enumerate(layer):
             # tensors that it reads are made while it is compiled
-            kernel, _ = self._recurrence(group, shape, ends, None if i else ahead)
+            kernel, _ = self._recurrence(group, ends, None if i else ahead)
             self._machine.expect(kernel)
         this = _Below(cells, self._memory.take(N * _padded_steps(T)))
         inputs: list[_Input] = []
@@ -351,11 +364,11 @@ class Schedule:
             if with_h0:
                 this.h0_nan.append(self._memory.take(N))
         direction = 0
-        for group, shape in layer:
+        for group in layer:
             self._add_group(
-                this, group, shape, inputs, direction, index, ends, None if direction else ahead
+                this, group, inputs, direction, index, ends, None if direction else ahead
             )
-            direction += len(group)
+            direction += len(group.cells)
         return this
 
     def _reals_of(self, cell: Cell, shape: planner.Shape, nan: int) -> _Input | None:
@@ -412,8 +425,7 @@ class Schedule:
     def _add_group(
         self,
         this: _Below,
-        group: Sequence[Cell],
-        shape: planner.Shape,
+        group: Group,
         inputs: Sequence[_Input],
         first: int,
         layer: int,
@@ -421,9 +433,9 @@ class Schedule:
         ahead: Beside | None,
     ) -> None:
         """The directions that share a launch of the recurrence, and a projection it is ahead of."""
-        form = group[0].numbers.form
-        records: Any = (RECURRENT_C[form.recurrence.real] * len(group))()
-        for i, cell in enumerate(group):
+        cells, form, shape = group
+        records: Any = (RECURRENT_C[form.recurrence.real] * len(cells))()
+        for i, cell in enumerate(cells):
             d = first + i
             record = records[i]
             counts = self._add_projection(cell, shape, inputs[d], d, ahead)
@@ -442,25 +454,21 @@ class Schedule:
             record.exact_float = exact.data_ptr()
             cell.numbers.frozen.fill(record, form)
             self._memory.point(record, "Wx", self._projected[d])
-        self._launch(*self._recurrence(group, shape, ends, ahead), records)
+        self._launch(*self._recurrence(group, ends, ahead), records)
 
     def _recurrence(
-        self,
-        group: Sequence[Cell],
-        shape: planner.Shape,
-        ends: planner.Ends,
-        ahead: Beside | None,
+        self, group: Group, ends: planner.Ends, ahead: Beside | None
     ) -> tuple[Kernel, Grid]:
-        numbers, N = group[0].numbers, self._N
+        (cells, form, shape), N = group, self._N
         clusters = self._machine.clusters()
         # without clusters no launch starts early, and some chips have too little memory for it
-        alone = len(clusters) > 1 and shape.tiles(N) * len(group) <= clusters[shape.blocks]
+        alone = len(clusters) > 1 and shape.tiles(N) * len(cells) <= clusters[shape.blocks]
         return planner.layout(
             shape,
-            numbers.form,
-            numbers.H,
+            form,
+            cells[0].numbers.H,
             N,
-            len(group),
+            len(cells),
             ends=ends,
             early=alone,
             stretch=ahead.stretch if ahead else 0,
@@ -626,10 +634,8 @@ def _scale_of(q: Quantizer) -> tuple[float, int, int]:
     return q.scale, q.lo - q.zero_point, q.hi - q.zero_point
 
 
-def _by_direction(
-    layer: Sequence[tuple[Sequence[Cell], planner.Shape]],
-) -> list[tuple[Cell, planner.Shape]]:
-    return [(cell, shape) for group, shape in layer for cell in group]
+def _by_direction(layer: Sequence[Group]) -> list[tuple[Cell, planner.Shape]]:
+    return [(cell, group.shape) for group in layer for cell in group.cells]
 
 
 def _padded_steps(T: int) -> int:

@@ -1,5 +1,10 @@
 """Whole calls of a QuantGRU on a GPU against the CPU's: values, NaN, graphs, the quick way."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from gpu_pairs import equal, pair
@@ -160,6 +165,43 @@ def test_many_rows_that_are_new_while_a_graph_is_captured(config):
         x.normal_()
         graph.replay()
         equal(got, cpu(x.cpu()))
+
+
+_COLD = """
+import torch
+from gpu_pairs import equal, pair
+
+with torch.no_grad():
+    cpu, gpu = pair(16, 64)
+    x = torch.randn(20, 5, 16, device="cuda")
+    torch.cuda.synchronize()
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            gpu(x)
+    except ValueError as error:
+        print(error)
+    equal(gpu(x), cpu(x.cpu()))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = gpu(x)
+    x.normal_()
+    graph.replay()
+    equal(got, cpu(x.cpu()))
+print("done")
+"""
+
+
+def test_a_cold_plan_in_a_capture_is_an_error_and_no_more(tmp_path):
+    """It says to warm up; then calls and captures are as they are."""
+    here = Path(__file__).parent
+    env = os.environ | {"QUANT_GRU_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", _COLD], cwd=here, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    error, last = done.stdout.split("done")
+    assert error.startswith("Expected a warm-up run with these shapes before a CUDA graph"), error
+    assert last == "\n"
 
 
 def test_threads_and_streams():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import QuantGRUError
 
@@ -21,6 +21,7 @@ class Sequence:
         zeros: The shape of hx.
         lengths: int64 (N,) on x's device, or None where all rows have T steps.
         packed: The PackedSequence this came from, if any; rows are in its sorted order.
+        places: Where rows of its data stand in x, of T * N, int64 on x's device.
         batched: Whether the caller gave a batch dimension.
         batch_first: Whether the caller's batch dimension comes first.
     """
@@ -30,6 +31,7 @@ class Sequence:
     zeros: tuple[int, int, int]
     lengths: Tensor | None
     packed: PackedSequence | None
+    places: Tensor | None
     batched: bool
     batch_first: bool
 
@@ -49,11 +51,10 @@ class Sequence:
         """
         if y.dtype is not dtype:
             y, h_n = y.to(dtype), h_n.to(dtype)
-        if self.packed is not None:
-            batch_sizes = self.packed.batch_sizes
-            data = pack_padded_sequence(y, lengths_of(batch_sizes)).data
-            unsorted = self.packed.unsorted_indices
-            output = PackedSequence(data, batch_sizes, self.packed.sorted_indices, unsorted)
+        if self.packed is not None and self.places is not None:
+            _, batch_sizes, sorted_indices, unsorted = self.packed
+            data = y.flatten(0, 1).index_select(0, self.places)
+            output = PackedSequence(data, batch_sizes, sorted_indices, unsorted)
             return output, h_n if unsorted is None else h_n.index_select(1, unsorted)
         if not self.batched:
             return y.squeeze(1), h_n.squeeze(1)
@@ -65,10 +66,28 @@ def to_device(value: Tensor | PackedSequence, device: torch.device) -> Tensor | 
     return value.to(device=device)  # type: ignore[call-arg]
 
 
-def lengths_of(batch_sizes: Tensor) -> Tensor:
-    """Length of each row, descending, int64 on the CPU, from a PackedSequence's batch sizes."""
-    rows = int(batch_sizes[0]) if len(batch_sizes) else 0
-    return (batch_sizes[None, :] > torch.arange(rows, device=batch_sizes.device)[:, None]).sum(1)
+def _places_of(batch_sizes: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where rows of a PackedSequence's data stand among T * N, and the length of each of N rows.
+
+    Both are int64 on the device, which is not waited for.
+
+    Args:
+        batch_sizes: Of the PackedSequence, int64 (T,) on the CPU, checked.
+        device: Where its data is.
+    """
+    T, N = len(batch_sizes), int(batch_sizes[0])
+    # from where a step's rows stand in the data to where they stand in all
+    shift = torch.arange(0, T * N, N) if N else torch.zeros(T, dtype=torch.int64)
+    shift -= batch_sizes.cumsum(0) - batch_sizes
+    places = shift.repeat_interleave(batch_sizes)
+    places += torch.arange(len(places))
+    lengths = T - torch.searchsorted(batch_sizes.flip(0), torch.arange(N), right=True)
+    both = torch.cat([places, lengths])
+    # a replay would read what has been given back: torch refuses other memory in a capture
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        both = both.pin_memory()
+    both = both.to(device, non_blocking=True)
+    return both[: len(places)], both[len(places) :]
 
 
 def normalize(
@@ -102,13 +121,16 @@ def normalize(
     device = (input.data if isinstance(input, PackedSequence) else input).device
     if device != like.device:
         raise QuantGRUError(f"Expected input to be on the GRU's device {like.device}, got {device}")
-    lengths = None
+    lengths = places = None
     batched = True
     if isinstance(input, PackedSequence):
         _check_features(input.data, 2, input_size)
         _check_batch_sizes(input.batch_sizes, input.data.shape[0])
-        x, sorted_lengths = pad_packed_sequence(PackedSequence(input.data, input.batch_sizes))
-        lengths = sorted_lengths.to(x.device)
+        places, lengths = _places_of(input.batch_sizes, device)
+        # all rows in one piece: steps one after the other would be a copy each
+        all_rows = input.data.new_zeros(len(input.batch_sizes) * len(lengths), input_size)
+        all_rows.index_copy_(0, places, input.data[: len(places)])
+        x = all_rows.view(len(input.batch_sizes), len(lengths), input_size)
     else:
         if input.dim() not in (2, 3):
             raise QuantGRUError(
@@ -136,7 +158,7 @@ def normalize(
         if packed is not None and packed.sorted_indices is not None:
             h0 = h0.index_select(1, packed.sorted_indices)
     zeros = (states, N, hidden_size)
-    return Sequence(x, h0, zeros, lengths, packed, batched, batch_first)
+    return Sequence(x, h0, zeros, lengths, packed, places, batched, batch_first)
 
 
 def _check_real(thing: str, value: object) -> None:

@@ -152,6 +152,31 @@ def test_graphs_and_no_waiting(N):
                 equal(got, cpu(x.cpu()))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_packed_sequences_do_not_wait_and_are_not_captured():
+    """Where rows stand is worked out on the host, which a replay would not do."""
+    cpu, gpu = pair(16, 64, bidirectional=True)
+    x, lengths = torch.randn(30, 17, 16), torch.randint(1, 31, (17,))
+    packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+    on_gpu = packed.to("cuda")
+    expected, expected_h = cpu(packed)
+    gpu(on_gpu)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got, h_n = gpu(on_gpu)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    equal((got.data, h_n), (expected.data, expected_h))
+    with (
+        pytest.raises(RuntimeError, match="captur"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        gpu(on_gpu)
+    got, h_n = gpu(on_gpu)
+    equal((got.data, h_n), (expected.data, expected_h))
+
+
 @pytest.mark.parametrize("config", ["int8", "w8a16"])
 def test_many_rows_that_are_new_while_a_graph_is_captured(config):
     """What their projection takes is made by the graph, too."""

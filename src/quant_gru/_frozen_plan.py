@@ -19,7 +19,7 @@ from quant_gru.integer.plan import (
     stack,
 )
 from quant_gru.integer.qparams import QParams
-from quant_gru.kernels.cuda.numbers import capturing
+from quant_gru.kernels.cuda.capture import COLD, capturing, refuse_in_capture
 
 BUFFERS = ("W", "R", "Bw", "Br", "Mx", "kx", "Mh", "kh")
 
@@ -78,6 +78,7 @@ class FrozenPlans(QuickKeeper):
         W, R, Bw, Br, Mx, kx, Mh, kh = buffers
         key = (W.device, layer, direction)
         if key not in self._frozen:
+            refuse_in_capture(W.device, COLD)
             self._frozen[key] = build_frozen(qparams, W.device)
         q, config = qparams.quantizers, qparams.config
 

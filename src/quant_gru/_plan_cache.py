@@ -24,7 +24,7 @@ from quant_gru.integer.plan import (
     stack,
 )
 from quant_gru.integer.qparams import QParams
-from quant_gru.kernels.cuda.numbers import capturing
+from quant_gru.kernels.cuda.capture import COLD, capturing, refuse_in_capture
 from quant_gru.kernels.live import LiveWeights
 
 # Threads that end leave their plans behind.
@@ -215,6 +215,7 @@ class PlanCache(QuickKeeper):
         key = (w[0].device, layer, direction)
         kept = self._frozen.get(key)
         if kept is None or kept[0] is not q:
+            refuse_in_capture(w[0].device, COLD)
             kept = self._frozen[key] = (q, build_frozen(q, w[0].device))
         return kept[1]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quant_gru._quick import KeptWeights, kept_weights
 from quant_gru.integer.plan import GRUPlan
-from quant_gru.kernels.cuda.numbers import capturing
+from quant_gru.kernels.cuda.capture import capturing
 from quant_gru.kernels.cuda.stack import Stack
 from quant_gru.kernels.ops import runs_on_gpu, stack_on_gpu
 

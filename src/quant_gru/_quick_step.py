@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quant_gru._training import Call, straight_through
 from quant_gru.kernels.cuda.backward.quick import QuickBackward
-from quant_gru.kernels.cuda.numbers import capturing
+from quant_gru.kernels.cuda.capture import capturing
 from quant_gru.kernels.cuda.stack import Stack
 from quant_gru.kernels.ops import runs_on_gpu, stack_on_gpu
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import QuantGRUError
+from quant_gru.kernels.cuda.capture import capturing
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,7 @@ def _places_of(batch_sizes: Tensor, device: torch.device) -> tuple[Tensor, Tenso
     places += torch.arange(len(places))
     lengths = T - torch.searchsorted(batch_sizes.flip(0), torch.arange(N), right=True)
     both = torch.cat([places, lengths])
-    # a replay would read what has been given back: torch refuses other memory in a capture
-    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+    if device.type == "cuda":
         both = both.pin_memory()
     both = both.to(device, non_blocking=True)
     return both[: len(places)], both[len(places) :]
@@ -125,6 +125,11 @@ def normalize(
     batched = True
     if isinstance(input, PackedSequence):
         _check_features(input.data, 2, input_size)
+        if capturing(device):
+            raise QuantGRUError(
+                "Expected a tensor while a CUDA graph is captured, got a PackedSequence: its "
+                "batch_sizes are read on the host, which a replay does not do"
+            )
         _check_batch_sizes(input.batch_sizes, input.data.shape[0])
         places, lengths = _places_of(input.batch_sizes, device)
         # all rows in one piece: steps one after the other would be a copy each

@@ -6,8 +6,16 @@ import weakref
 import pytest
 import torch
 
-from quant_gru import QuantConfig, QuantGRU, _frozen_plan, _plan_cache, _quick_gpu
+from quant_gru import (
+    QuantConfig,
+    QuantGRU,
+    QuantGRUError,
+    _frozen_plan,
+    _plan_cache,
+    _quick_gpu,
+)
 from quant_gru.kernels.cuda import numbers
+from quant_gru.kernels.cuda.capture import refuse_in_capture
 
 
 @pytest.fixture
@@ -113,3 +121,12 @@ def test_a_quick_way_that_was_captured_is_kept(capture, monkeypatch):
         gc.collect()
         assert plans.quick is None
         assert (known() is not None) == captured
+
+
+def test_what_cannot_be_captured_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    refuse_in_capture(torch.device("cpu"), "a plan")
+    with pytest.raises(QuantGRUError, match=r"Expected a warm-up run .* is captured, got a plan$"):
+        refuse_in_capture(torch.device("cuda", 1), "a plan")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    refuse_in_capture(torch.device("cuda", 1), "a plan")

@@ -25,9 +25,9 @@ from quant_gru.integer.quantizer import Quantizer, code_limits, container_dtype
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import driver
+from quant_gru.kernels.cuda.capture import capturing
 from quant_gru.kernels.cuda.executor import kept_numbers
 from quant_gru.kernels.cuda.launch import Machine
-from quant_gru.kernels.cuda.numbers import capturing
 from quant_gru.kernels.cuda.weights import Given
 from quant_gru.kernels.cuda.weights import Writer as OnGPU
 

@@ -15,6 +15,7 @@ from quant_gru._errors import QuantGRUError
 from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cuda import compiler, products
 from quant_gru.kernels.cuda.ahead import Ahead
+from quant_gru.kernels.cuda.capture import refuse_in_capture
 from quant_gru.kernels.cuda.launch import Grid, Kernel, Multiplication
 from quant_gru.kernels.cuda.products import Described, Product, ProductC
 from quant_gru.kernels.cuda.streams import streams_of
@@ -273,11 +274,8 @@ class Device:
             self._check(driver.cuCtxSetCurrent(before))
 
     def _load(self, kernel: Kernel, grid: Grid) -> Loaded:
-        if torch.cuda.is_current_stream_capturing():
-            raise QuantGRUError(
-                "Expected a warm-up run with these shapes before a CUDA graph is captured, "
-                f"got a kernel that is not loaded yet ({kernel.source})"
-            )
+        what = f"a kernel that is not loaded yet ({kernel.source})"
+        refuse_in_capture(torch.device("cuda", self.index), what)
         driver = self._driver
         attribute = driver.CUfunction_attribute
         with self._lock:

@@ -16,9 +16,10 @@ from torch import Tensor
 from quant_gru._errors import QuantGRUError
 from quant_gru.integer.plan import CellPlan, WeightPart
 from quant_gru.kernels.cuda import planner
+from quant_gru.kernels.cuda.capture import capturing
 from quant_gru.kernels.cuda.frozen import Form
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine
-from quant_gru.kernels.cuda.numbers import Numbers, capturing
+from quant_gru.kernels.cuda.numbers import Numbers
 from quant_gru.kernels.cuda.projection import block_of, projection
 from quant_gru.kernels.cuda.structures import (
     KINDS,

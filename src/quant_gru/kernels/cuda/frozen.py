@@ -15,6 +15,7 @@ from quant_gru.integer.plan import CellPlan, FrozenPart
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import EXACT_BITS, Table
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels.cuda.capture import COLD, refuse_in_capture
 from quant_gru.kernels.cuda.lines import CODES as LINE
 from quant_gru.kernels.cuda.lines import continued, lines, most_lines
 from quant_gru.kernels.cuda.saturated import CODES, ENTRIES, first_entry, saturated_numbers
@@ -216,6 +217,8 @@ def frozen_numbers(frozen: FrozenPart) -> FrozenNumbers:
     """The numbers of a frozen part, made at their first use."""
     found = _frozen.get(frozen)
     if found is None:
+        device = next(iter(frozen.tables.values())).bounds.device
+        refuse_in_capture(device, COLD)
         found = _frozen[frozen] = FrozenNumbers(frozen)
     return found
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.integer.weights import power_of_two
+from quant_gru.kernels.cuda.capture import capturing
 from quant_gru.kernels.cuda.frozen import (
     LARGEST,
     SMALLEST,
@@ -34,11 +35,6 @@ _LONG = 512  # features; of about three times as many, usual sums of two planes 
 def is_power_of_two(scale: float) -> bool:
     """Whether a scale's inverse is not rounded."""
     return math.frexp(scale)[0] == 0.5
-
-
-def capturing(device: torch.device) -> bool:
-    """Whether a CUDA graph is being captured: what is computed then is there after its replay."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 # properties that hold tensors of their own, each after what it is made of

@@ -22,11 +22,12 @@ from quant_gru.kernels.cpu import _native
 from quant_gru.kernels.cuda import planner
 from quant_gru.kernels.cuda.beside import Beside, beside
 from quant_gru.kernels.cuda.calls import Memories, Sizes, makers_of, native_call
+from quant_gru.kernels.cuda.capture import capturing
 from quant_gru.kernels.cuda.executor import FEW_ROWS, load_products, multiply_bytes, numbers_of
 from quant_gru.kernels.cuda.frozen import Form
 from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
 from quant_gru.kernels.cuda.memory import Memory
-from quant_gru.kernels.cuda.numbers import Numbers, capturing
+from quant_gru.kernels.cuda.numbers import Numbers
 from quant_gru.kernels.cuda.projection import Resident, block_of, projection
 from quant_gru.kernels.cuda.real_projection import (
     FEWEST_ROWS,

@@ -12,9 +12,9 @@ from torch import Tensor
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.cpu import _native
+from quant_gru.kernels.cuda.capture import capturing
 from quant_gru.kernels.cuda.executor import numbers_of
 from quant_gru.kernels.cuda.launch import Machine
-from quant_gru.kernels.cuda.numbers import capturing
 from quant_gru.kernels.cuda.schedule import Cell, Schedule, schedule_of
 
 _MOST_SCHEDULES = 64

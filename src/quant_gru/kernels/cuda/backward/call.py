@@ -11,8 +11,8 @@ from torch import Tensor
 from quant_gru._errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted
 from quant_gru.integer.plan import CellPlan, WeightPart
+from quant_gru.kernels.cuda.capture import capturing
 from quant_gru.kernels.cuda.executor import numbers_of
-from quant_gru.kernels.cuda.numbers import capturing
 from quant_gru.kernels.cuda.streams import made_on
 
 _LARGEST_HALF = 30000.0

@@ -20,9 +20,9 @@ from quant_gru.kernels.cuda import border
 from quant_gru.kernels.cuda.backward.call import PRECISIONS, Call, Precision
 from quant_gru.kernels.cuda.backward.pieces import most_steps
 from quant_gru.kernels.cuda.backward.schedule import Schedule
+from quant_gru.kernels.cuda.capture import capturing
 from quant_gru.kernels.cuda.launch import Machine, Prepared
 from quant_gru.kernels.cuda.memory import Memory
-from quant_gru.kernels.cuda.numbers import capturing
 from quant_gru.kernels.cuda.streams import native_streams
 from quant_gru.kernels.makers import maker, parts
 

@@ -23,8 +23,8 @@ from quant_gru.kernels.cuda.backward import grid_planner, planner
 from quant_gru.kernels.cuda.backward.call import IN_DOUBLE, PRECISIONS, Call, Precision
 from quant_gru.kernels.cuda.backward.pieces import Joined, most_steps, pieces
 from quant_gru.kernels.cuda.backward.schedule import Schedule
+from quant_gru.kernels.cuda.capture import capturing
 from quant_gru.kernels.cuda.launch import Machine
-from quant_gru.kernels.cuda.numbers import capturing
 
 _MOST_SCHEDULES = 64
 

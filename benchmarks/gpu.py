@@ -87,10 +87,7 @@ def recurrence_alone(gru: QuantGRU, x: torch.Tensor) -> Engine | None:
     whole = checked(cu.cuGraphClone(cu.CUgraph(init_value=graph.raw_cuda_graph())))
     # the first call tells how many there are
     nodes = checked(cu.cuGraphGetNodes(whole, cu.cuGraphGetNodes(whole)[2]))[0]
-    names = [
-        checked(cu.cuFuncGetName(checked(cu.cuGraphKernelNodeGetParams(each)).func))
-        for each in nodes
-    ]
+    names = [_kernel_of(each) for each in nodes]
     if names.count(b"recurrent") != 1:
         return None
     for node, name in zip(nodes, names, strict=True):
@@ -102,6 +99,15 @@ def recurrence_alone(gru: QuantGRU, x: torch.Tensor) -> Engine | None:
         checked(cu.cuGraphLaunch(alone, torch.cuda.current_stream().cuda_stream))
 
     return replay
+
+
+def _kernel_of(node: Any) -> bytes:
+    """The kernel that a node of a graph launches; nothing where it copies or fills memory."""
+    from cuda.bindings import driver as cu
+
+    if checked(cu.cuGraphNodeGetType(node)) != cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
+        return b""
+    return checked(cu.cuFuncGetName(checked(cu.cuGraphKernelNodeGetParams(node)).func))
 
 
 def checked(results: tuple[Any, ...]) -> Any:

@@ -76,18 +76,21 @@ def _places_of(batch_sizes: Tensor, device: torch.device) -> tuple[Tensor, Tenso
         batch_sizes: Of the PackedSequence, int64 (T,) on the CPU, checked.
         device: Where its data is.
     """
-    T, N = len(batch_sizes), int(batch_sizes[0])
+    # whatever PyTorch's default device is
+    host = batch_sizes.device
+    T, N = batch_sizes.shape[0], int(batch_sizes[0])
     # from where a step's rows stand in the data to where they stand in all
-    shift = torch.arange(0, T * N, N) if N else torch.zeros(T, dtype=torch.int64)
-    shift -= batch_sizes.cumsum(0) - batch_sizes
+    shift = torch.arange(T, device=host) * N + batch_sizes - batch_sizes.cumsum(0)
     places = shift.repeat_interleave(batch_sizes)
-    places += torch.arange(len(places))
-    lengths = T - torch.searchsorted(batch_sizes.flip(0), torch.arange(N), right=True)
+    rows = places.shape[0]
+    places += torch.arange(rows, device=host)
+    each_row = torch.arange(N, device=host)
+    lengths = T - torch.searchsorted(batch_sizes.flip(0), each_row, right=True)
     both = torch.cat([places, lengths])
-    if device.type == "cuda":
+    if device.type == "cuda" and host.type == "cpu":
         both = both.pin_memory()
     both = both.to(device, non_blocking=True)
-    return both[: len(places)], both[len(places) :]
+    return both[:rows], both[rows:]
 
 
 def normalize(
@@ -133,9 +136,10 @@ def normalize(
         _check_batch_sizes(input.batch_sizes, input.data.shape[0])
         places, lengths = _places_of(input.batch_sizes, device)
         # all rows in one piece: steps one after the other would be a copy each
-        all_rows = input.data.new_zeros(len(input.batch_sizes) * len(lengths), input_size)
-        all_rows.index_copy_(0, places, input.data[: len(places)])
-        x = all_rows.view(len(input.batch_sizes), len(lengths), input_size)
+        T, N = input.batch_sizes.shape[0], lengths.shape[0]
+        x = input.data.new_zeros(T * N, input_size)
+        x.index_copy_(0, places, input.data[: places.shape[0]])
+        x = x.view(T, N, input_size)
     else:
         if input.dim() not in (2, 3):
             raise QuantGRUError(

@@ -79,3 +79,17 @@ def test_states_are_in_the_order_of_the_rows():
     sequence = normalized(packed, hx)
     assert torch.equal(sequence.hx, hx[:, [1, 2, 0]])
     assert torch.equal(sequence.restore(sequence.x, sequence.hx, hx.dtype)[1], hx)
+
+
+def test_another_default_device_does_not_matter():
+    packed, _ = draw(3)
+    expected = normalized(packed)
+    with torch.device("meta"):
+        like = torch.zeros(1, device="cpu")
+        got = normalize(
+            packed, None, input_size=C, hidden_size=C, states=1, batch_first=False, like=like
+        )
+        data = got.restore(got.x, got.x[:1], got.x.dtype)[0].data
+    assert torch.equal(got.x, expected.x)
+    assert torch.equal(got.lengths, expected.lengths)
+    assert torch.equal(data, packed.data)

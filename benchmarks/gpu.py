@@ -325,10 +325,8 @@ def measure(
 
 def step_alone(N: int, H: int, config: QuantConfig) -> float:
     """Microseconds of a step of the recurrence, without what a launch takes once."""
-    gru = QuantGRU(64, H, config=config).eval().cuda()
-    gru.calibrate(torch.randn(100, 8, 64, device="cuda"))
-    gru.finalize_calibration()
-    gru.use_quantization = True
+    gru = QuantGRU(64, H, config=config)
+    quantized(gru, torch.randn(100, 8, 64, device="cuda"))
     short, long = (torch.randn(T, N, 64, device="cuda") for T in (200, 1000))
     times = [profiled(lambda x=x: gru(x))["steps"] for x in (short, long)]  # type: ignore[misc]
     return (times[1] - times[0]) / 800

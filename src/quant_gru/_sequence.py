@@ -93,6 +93,23 @@ def _places_of(batch_sizes: Tensor, device: torch.device) -> tuple[Tensor, Tenso
     return both[:rows], both[rows:]
 
 
+def _padded(packed: PackedSequence) -> tuple[Tensor, Tensor, Tensor]:
+    """All steps of all rows (T, N, C), zeros beyond their lengths, and what `_places_of` gives."""
+    data, batch_sizes = packed.data, packed.batch_sizes
+    if capturing(data.device):
+        raise QuantGRUError(
+            "Expected a tensor while a CUDA graph is captured, got a PackedSequence: its "
+            "batch_sizes are read on the host, which a replay does not do"
+        )
+    _check_batch_sizes(batch_sizes, data.shape[0])
+    places, lengths = _places_of(batch_sizes, data.device)
+    T, N = batch_sizes.shape[0], lengths.shape[0]
+    # all rows in one piece: steps one after the other would be a copy each
+    x = data.new_zeros(T * N, data.shape[1])
+    x.index_copy_(0, places, data[: places.shape[0]])
+    return x.view(T, N, data.shape[1]), places, lengths
+
+
 def normalize(
     input: Tensor | PackedSequence,
     hx: Tensor | None,
@@ -128,18 +145,7 @@ def normalize(
     batched = True
     if isinstance(input, PackedSequence):
         _check_features(input.data, 2, input_size)
-        if capturing(device):
-            raise QuantGRUError(
-                "Expected a tensor while a CUDA graph is captured, got a PackedSequence: its "
-                "batch_sizes are read on the host, which a replay does not do"
-            )
-        _check_batch_sizes(input.batch_sizes, input.data.shape[0])
-        places, lengths = _places_of(input.batch_sizes, device)
-        # all rows in one piece: steps one after the other would be a copy each
-        T, N = input.batch_sizes.shape[0], lengths.shape[0]
-        x = input.data.new_zeros(T * N, input_size)
-        x.index_copy_(0, places, input.data[: places.shape[0]])
-        x = x.view(T, N, input_size)
+        x, places, lengths = _padded(input)
     else:
         if input.dim() not in (2, 3):
             raise QuantGRUError(

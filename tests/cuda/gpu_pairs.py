@@ -19,6 +19,19 @@ def pair(C, H, config="int8", **options):
     return gru, copy.deepcopy(gru).cuda()
 
 
+def of_random_ranges(C, H, config, seed, **options):
+    """A GRU of two directions, whose tables may have to be read in different ways; on the CPU."""
+    torch.manual_seed(0)
+    gru = QuantGRU(C, H, config=config, bidirectional=True, **options).eval()
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        gru.weight_ih_l0_reverse.mul_(1 + torch.rand(()))
+    gru.calibrate(torch.randn(12, 4, C) * (0.5 + 2 * torch.rand(())))
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    return gru
+
+
 def equal(got, expected):
     """Asserts that tensors are the same, NaN included, wherever they are."""
     for ours, theirs in zip(got, expected, strict=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_pairs import equal, pair
+from gpu_pairs import equal, of_random_ranges, pair
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
@@ -161,12 +161,7 @@ def test_directions_whose_tables_are_read_in_different_ways(config, activation):
     config = getattr(QuantConfig, config)().replace_globals(activation=activation)
     differ = 0
     for seed in range(8):
-        torch.manual_seed(seed)
-        cpu = QuantGRU(16, 64, config=config, bidirectional=True, num_layers=2).eval()
-        cpu.weight_ih_l0_reverse.mul_(1 + torch.rand(()))
-        cpu.calibrate(torch.randn(12, 8, 16) * (0.5 + 2 * torch.rand(())))
-        cpu.finalize_calibration()
-        cpu.use_quantization = True
+        cpu = of_random_ranges(16, 64, config, seed, num_layers=2)
         gpu = copy.deepcopy(cpu).cuda()
         for T, N in ((12, 3), (30, 33)):
             x, hx = torch.randn(T, N, 16), torch.randn(4, N, 64)

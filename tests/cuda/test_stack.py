@@ -12,6 +12,7 @@ from quant_gru.integer.backward import Kept
 from quant_gru.kernels.cuda import executor, frozen, planner, real_projection, stack, together
 
 sys.path.insert(0, str(Path(__file__).parent))
+from gpu_pairs import of_random_ranges
 from host_machine import COMPILER, Host
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -212,38 +213,20 @@ def test_calibrating_again_compiles_nothing(host, config):
     assert kernels[0] == kernels[1]
 
 
+def forms_of(cells):
+    return [executor.numbers_of(cell).form for cell in cells]
+
+
 @pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])
 def test_directions_are_one_launch_whatever_their_scales(config):
     ranges = set()
     for seed in range(8):
-        gru = quantized(getattr(QuantConfig, config)(), bidirectional=True)
-        torch.manual_seed(seed)
-        with torch.no_grad():
-            gru.weight_ih_l0_reverse.mul_(1 + torch.rand(()))
-        gru.reset_calibration()
-        gru.calibrate(torch.randn(12, 4, C) * (0.5 + 2 * torch.rand(())))
-        gru.finalize_calibration()
+        gru = of_random_ranges(C, H, getattr(QuantConfig, config)(), seed)
         cells = gru._plan().cells[0]
-        one, other = (executor.numbers_of(cell).form for cell in cells)
+        one, other = forms_of(cells)
         assert one == other
         ranges |= {cell.frozen.quantizers["gate.g_pre"].scale for cell in cells}
     assert len(ranges) > 1
-
-
-def of_random_ranges(config, seed, **options):
-    """Directions whose tables may have to be read in different ways."""
-    torch.manual_seed(0)
-    gru = QuantGRU(C, H, config=config, bidirectional=True, **options).eval()
-    torch.manual_seed(seed)
-    gru.weight_ih_l0_reverse.mul_(1 + torch.rand(()))
-    gru.calibrate(torch.randn(12, 4, C) * (0.5 + 2 * torch.rand(())))
-    gru.finalize_calibration()
-    gru.use_quantization = True
-    return gru
-
-
-def forms_of(cells):
-    return [executor.numbers_of(cell).form for cell in cells]
 
 
 def tables_in(macros):
@@ -263,7 +246,7 @@ def test_directions_are_one_launch_however_their_tables_are_read(host, config, a
     config = getattr(QuantConfig, config)().replace_globals(activation=activation)
     differ = 0
     for seed in range(12):
-        gru = of_random_ranges(config, seed)
+        gru = of_random_ranges(C, H, config, seed)
         one, other = forms_of(gru._plan().cells[0])
         if one == other:
             continue
@@ -278,7 +261,7 @@ def test_directions_are_one_launch_however_their_tables_are_read(host, config, a
 def test_directions_whose_tables_are_read_in_different_ways(host):
     """Two layers, states, lengths, what a backward needs, codes, and each direction alone."""
     config = QuantConfig.w8a16().replace_globals(activation="quadratic")
-    gru = of_random_ranges(config, 0, num_layers=2)
+    gru = of_random_ranges(C, H, config, 0, num_layers=2)
     layers = gru._plan().cells
     forms = [forms_of(cells) for cells in layers]
     assert all(one.recurrence != other.recurrence for one, other in forms)
@@ -314,7 +297,7 @@ def test_directions_whose_tables_are_read_in_different_ways(host):
 
 def test_directions_that_fill_a_device_run_as_fast_as_each_can(host, monkeypatch):
     monkeypatch.delenv(planner.VARIABLE)
-    gru = of_random_ranges(QuantConfig.w8a16().replace_globals(activation="pwl"), 1)
+    gru = of_random_ranges(C, H, QuantConfig.w8a16().replace_globals(activation="pwl"), 1)
     layer = stack.Stack(gru._plan(), host).layers[0]
     one, other = forms_of(gru._plan().cells[0])
     assert (one.recurrence.real, other.recurrence.real) == ("float", "double")

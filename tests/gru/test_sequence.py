@@ -24,7 +24,7 @@ def draw(seed):
 
 def normalized(packed, hx=None):
     N = int(packed.batch_sizes[0])
-    like = torch.zeros(1)
+    like = torch.zeros(1, device="cpu")
     sequence = normalize(
         packed, hx, input_size=C, hidden_size=C, states=1, batch_first=False, like=like
     )
@@ -85,10 +85,7 @@ def test_another_default_device_does_not_matter():
     packed, _ = draw(3)
     expected = normalized(packed)
     with torch.device("meta"):
-        like = torch.zeros(1, device="cpu")
-        got = normalize(
-            packed, None, input_size=C, hidden_size=C, states=1, batch_first=False, like=like
-        )
+        got = normalized(packed)
         data = got.restore(got.x, got.x[:1], got.x.dtype)[0].data
     assert torch.equal(got.x, expected.x)
     assert torch.equal(got.lengths, expected.lengths)

@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-KERNELS := CMakeLists.txt $(wildcard src/quant_gru/kernels/*.h src/quant_gru/kernels/*.[ch]pp src/quant_gru/kernels/cuda/*.[ch]pp src/quant_gru/kernels/cpu/*.[chi]pp src/quant_gru/kernels/cpu/*.inl)
-CUDA := $(wildcard $(addprefix src/quant_gru/kernels/cuda/,*.cu *.cuh backward/*.cu backward/*.cuh))
+NATIVE := src/quant_gru/kernels/bindings src/quant_gru/kernels/c99 src/quant_gru/kernels/cpu/core src/quant_gru/kernels/cpu/isa src/kernel_runtime/native
+KERNELS := CMakeLists.txt $(wildcard $(addsuffix /*.h,$(NATIVE)) $(addsuffix /*.[ch]pp,$(NATIVE)) $(addsuffix /*.inl,$(NATIVE)))
+CUDA := $(wildcard $(addprefix src/quant_gru/kernels/cuda/*/,*.cu *.cuh) $(addprefix src/kernel_runtime/cuda/,*.cu *.cuh))
 BUILT := $(VENV)/.built
 SANITIZED := build/sanitize
 

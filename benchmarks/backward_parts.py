@@ -13,8 +13,8 @@ from gpu import SHAPES
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.backward import Tape
-from quant_gru.kernels.cuda import executor
-from quant_gru.kernels.cuda.backward import run
+from quant_gru.kernels.cuda.backward import layer
+from quant_gru.kernels.cuda.forward import executor
 
 
 def prepared(N: int, T: int, C: int, H: int):
@@ -67,7 +67,7 @@ def main() -> None:
         tape, out, last = prepared(N, T, C, H)
 
         def call(tape=tape, out=out, last=last):
-            return run.backward([tape], [out], [last], None, options.precision)
+            return layer.backward([tape], [out], [last], None, options.precision)
 
         whole = graph_time(call)
         torch.cuda.synchronize()

@@ -30,7 +30,8 @@ import torch
 
 from calibration import machine
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.kernels.cpu import _native, executor
+from quant_gru.kernels import _native
+from quant_gru.kernels.cpu import executor
 
 SHAPES = [
     (1, 1, 40, 64),

@@ -27,10 +27,14 @@ from typing import Any
 import torch
 from cpu import CONFIGS
 
+from kernel_runtime.cuda import compiler, driver
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import reference
-from quant_gru.kernels.cuda import beside, border, compiler, driver, executor, planner
-from quant_gru.kernels.cuda.frozen import Form
+from quant_gru.kernels.cuda.boundary import boundary
+from quant_gru.kernels.cuda.forward import executor
+from quant_gru.kernels.cuda.plan.structure import Form
+from quant_gru.kernels.cuda.projection import overlap
+from quant_gru.kernels.cuda.recurrence import planner
 
 SHAPES = [
     (1, 100, 64, 128),
@@ -77,11 +81,11 @@ def recurrence_alone(gru: QuantGRU, x: torch.Tensor) -> Engine | None:
 
     gru = copy.deepcopy(gru)
     # it does not wait for a projection that goes on
-    beside.ALLOWED = False
+    overlap.ALLOWED = False
     try:
         graph = graph_of(lambda: gru(x), keep=True)
     finally:
-        beside.ALLOWED = True
+        overlap.ALLOWED = True
     graph.instantiate()
     graph.replay()
     whole = checked(cu.cuGraphClone(cu.CUgraph(init_value=graph.raw_cuda_graph())))
@@ -235,7 +239,7 @@ class LastRecurrence:
 
     def launch(self, *arguments: object) -> None:
         """Launch, and remember."""
-        if getattr(arguments[0], "source", "") == "recurrent":
+        if getattr(arguments[0], "function", "") == "recurrent":
             self.again = lambda: self.machine.launch(*arguments)  # type: ignore[arg-type]
         self.machine.launch(*arguments)  # type: ignore[arg-type]
 
@@ -282,15 +286,15 @@ def measure(
     x, h0 = torch.randn(T, N, C, device="cuda"), torch.zeros(N, H, device="cuda")
     quantized(gru, x)
     plan = gru._plan().cells[0][0]
-    few = border.quantize(plan.x, x[:20])[0]
-    states = border.quantize(plan.h, h0)[0]
+    few = boundary.quantize(plan.x, x[:20])[0]
+    states = boundary.quantize(plan.h, h0)[0]
     expected = reference.run(plan, few, states)[0]
     equal = torch.equal(executor.run(plan, few, states)[0], expected)
     with torch.no_grad():
         equal &= torch.equal(gru(x)[0].cpu(), copy.deepcopy(gru).cpu()(x.cpu())[0])
 
     recorder = LastRecurrence(driver.machine_of(x.device))
-    codes = border.quantize(plan.x, x)[0]
+    codes = boundary.quantize(plan.x, x)[0]
     kept = executor.run(plan, codes, states, machine=recorder)
     engines: dict[str, Engine] = {"ours": lambda: gru(x), "alone": recorder.again}
     for kind in (torch.float32, torch.float16, torch.bfloat16):

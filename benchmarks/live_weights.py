@@ -13,9 +13,9 @@ from collections.abc import Callable
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru._layers import run_real
+from quant_gru.execution.layers import run_real
 from quant_gru.integer.plan import CellPlan, build_weights, stack
-from quant_gru.kernels.live import live_of
+from quant_gru.kernels.live_weights import live_of
 
 SIZES = [(64, 128), (128, 256), (512, 512)]
 T, N = 50, 32

@@ -28,58 +28,33 @@ PUBLIC = {
     "operator_sqnr",
 }
 
-# A room may import from the rooms named here, besides itself.
-LAYERS = {
-    "_errors": set(),
-    "_optimizer_steps": set(),
-    "config": {"_errors"},
-    "integer": {"_errors", "config"},
-    "kernels": {"_errors", "config", "integer"},
-    "calibration": {"_errors", "config", "integer", "kernels"},
-    "export": {"_errors", "config", "integer", "kernels"},
-    "analysis": {"_errors", "config", "integer", "kernels"},
-}
-BELOW = set(LAYERS)
-GRU = {
-    "_sequence",
-    "_noise",
-    "_stash",
-    "_learned",
-    "_layers",
-    "_training",
-    "_training_options",
-    "_float_noise",
-    "_trace",
-    "_plan_cache",
-    "_quick",
-    "_quick_gpu",
-    "_quick_step",
-    "_quiet",
-    "_adjust",
-    "_cut_biases",
-    "_stream",
-    "_state",
-    "_frozen_plan",
-    "_sources",
-    "_vmap",
-    "_library",
-    "_frozen",
-    "_gru",
-}
-MODELS = {"_sqnr", "_convert", "_custom_gru"}
-LAYERS |= dict.fromkeys(GRU, BELOW | GRU)
-LAYERS |= dict.fromkeys(MODELS, BELOW | GRU | MODELS)
-LAYERS["demo"] = BELOW | GRU | MODELS | {""}
-LAYERS["__init__"] = BELOW | GRU | MODELS
-LAYERS["cli"] = LAYERS["demo"] | {"demo"}
+# A room may import from the rooms named here, besides itself: those below it.
+ROOMS = [
+    "_errors",
+    "config",
+    "integer",
+    "kernels",
+    "calibration",
+    "parameters",
+    "execution",
+    "autograd",
+    "torch_ops",
+    "modules",
+    "conversion",
+    "analysis",
+]
+LAYERS = {room: set(ROOMS[:index]) for index, room in enumerate(ROOMS)}
+LAYERS["execution"] |= {"autograd"}  # plan_cache keeps the prepared step of training
+LAYERS["demo"] = {*ROOMS, ""}
+LAYERS["__init__"] = set(ROOMS)
+LAYERS["cli"] = {*LAYERS["demo"], "demo"}
 LAYERS["__main__"] = {"cli"}
 
 OUTSIDE = {
     "_errors": set(),
-    "_optimizer_steps": {"torch"},
     "config": {"pydantic"},
     "integer": {"torch", "numpy"},
-    "kernels": {"torch", "cuda"},
+    "kernels": {"torch", "cuda", "kernel_runtime"},
 }
 
 

@@ -1,17 +1,17 @@
 """A drop-in torch.nn.GRU that runs in integers only, defined once and equal everywhere."""
 
-from quant_gru._convert import calibrate_model, convert_model
-from quant_gru._custom_gru import CustomGRU
 from quant_gru._errors import CalibrationError, ConfigError, ParameterError, QuantGRUError
-from quant_gru._frozen import FrozenQuantGRU
-from quant_gru._gru import QuantGRU, float_state_dict
-from quant_gru._sqnr import operator_sqnr
+from quant_gru.analysis.operator_sqnr import operator_sqnr
 from quant_gru.config import (
     OperatorConfig,
     QuantConfig,
     QuantGRUWarning,
     default_config_path,
 )
+from quant_gru.conversion.convert import calibrate_model, convert_model
+from quant_gru.modules.custom_gru import CustomGRU
+from quant_gru.modules.frozen import FrozenQuantGRU
+from quant_gru.modules.gru import QuantGRU, float_state_dict
 
 __version__ = "0.1.0"
 

@@ -88,7 +88,7 @@ def info() -> None:
 
     from quant_gru import __version__
     from quant_gru.kernels.cpu.executor import VARIABLE, choices
-    from quant_gru.kernels.ops import executor_name
+    from quant_gru.kernels.dispatch import executor_name
 
     with _one_line_errors():
         for name, value in {
@@ -137,7 +137,7 @@ def cache(
 ) -> None:
     """Show or clear the compiled CUDA kernels that are kept on disk."""
     with _one_line_errors():
-        from quant_gru.kernels.cuda import cache as kept
+        from kernel_runtime.cuda import disk_cache as kept
 
         if clear:
             typer.echo(f"Removed {_files(kept.clear())} from {kept.folder()}")
@@ -154,8 +154,8 @@ def _gpu() -> str:
     """The GPU and its executor, or why there is none."""
     import torch
 
-    from quant_gru.kernels.cuda import driver
-    from quant_gru.kernels.ops import executor_name
+    from kernel_runtime.cuda import driver
+    from quant_gru.kernels.dispatch import executor_name
 
     if not torch.cuda.is_available():
         built = torch.version.cuda or torch.version.hip
@@ -200,9 +200,9 @@ def _describe(file: Path) -> str:
 
 
 def _describe_parameters(file: Path, data: dict[str, Any]) -> str:
-    from quant_gru.export import params
+    from quant_gru.parameters import document
 
-    found = params.from_document(data, f"file {str(file)!r}")
+    found = document.from_document(data, f"file {str(file)!r}")
     shape = found.shape
     sizes = f"GRU({shape.input_size}, {shape.hidden_size}, num_layers={shape.num_layers}"
     options = f", bias={shape.bias}, bidirectional={shape.bidirectional})"

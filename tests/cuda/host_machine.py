@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import quant_gru
-from quant_gru.kernels.cpu import _native
+from quant_gru.kernels import _native
 
 COMPILER = shutil.which("g++")
 HERE = Path(__file__).parent
@@ -19,12 +19,13 @@ KERNELS = Path(quant_gru.__file__).parent / "kernels"
 _FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-w", "-U_FORTIFY_SOURCE"]
 _FLAGS += ["-fno-gnu-unique"]  # libraries keep their names to themselves
 _LIBRARY = ["-shared", "-Wl,-Bsymbolic"]
-# structures by function or source
+# structures by function
 KINDS = dict.fromkeys(
-    ("project", "project_bytes", "project_passing", "step", "multiply_case"),
+    ("split", "finish", "project", "project_bytes", "project_passing", "step", "multiply_case"),
     "Numbers",
 ) | {
-    "border": "Border",
+    "quantize": "Border",
+    "dequantize": "Border",
     "project_reals": "Reals",
     "project_groups": "Reals",
     "project_few": "Few",
@@ -64,7 +65,8 @@ def folder_of(tmp_path_factory) -> Path:
 def _compile(result: Path, arguments: list[str]) -> None:
     """Compile in the result's folder, so that others see all of it or nothing."""
     folder = result.parent
-    includes = [f"-I{each}" for each in (folder, HERE, KERNELS / "cuda", KERNELS)]
+    roots = (folder, HERE, KERNELS / "cuda", KERNELS, KERNELS.parents[1])
+    includes = [f"-I{each}" for each in roots]
     part = folder / f"{os.getpid()}{result.suffix}"
     command = [COMPILER, *_FLAGS, *includes, *arguments, "-o", part.name]
     subprocess.run(command, cwd=folder, check=True)
@@ -103,7 +105,7 @@ class Host:
     def launch(self, kernel, grid, arguments):
         source, function, macros = kernel.source, kernel.function, dict(kernel.macros)
         self.launched.append((function, macros))
-        kind = KINDS.get(function) or KINDS.get(source, "Pair")
+        kind = KINDS.get(function, "Pair")
         defines = "\n".join(f"#define {name} {value}" for name, value in macros.items())
         text = _LAUNCH.format(source=source, macros=defines, function=function, kind=kind)
         name = hashlib.sha256(text.encode()).hexdigest()[:24]

@@ -1,5 +1,5 @@
 // The product of bytes by itself: sums of a block, twice over in one kernel.
-#include "multiply.cuh"
+#include "projection/mma_tiled.cuh"
 
 #ifndef QG_SHARED
 #define QG_SHARED(name) extern __shared__ __align__(128) unsigned char name[]

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from sanitized_calls import WHAT, cases
 
-from quant_gru.kernels.cuda.compiler import _HERE
+from kernel_runtime.cuda.compiler import _HERE
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 _ATTEMPTS = 3

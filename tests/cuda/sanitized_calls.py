@@ -22,7 +22,7 @@ from gpu_pairs import equal, pair
 
 from quant_gru import QuantConfig
 from quant_gru.config import FUSIBLE
-from quant_gru.kernels.cuda import beside
+from quant_gru.kernels.cuda.projection import overlap
 
 # T, N, C, H of calls, and of steps of training
 SIZES = [
@@ -125,7 +125,7 @@ def main() -> None:
     args = parser.parse_args()
     for what in args.only:
         if what == "beside":
-            beside._EARLIEST, beside._WORK = 8, 0
+            overlap._EARLIEST, overlap._WORK = 8, 0
         for index, (name, run) in enumerate(cases(what).items()):
             if (args.cases is None or index in args.cases) and time.time() < args.until:
                 print(f"{what}: {name}: begins", flush=True)

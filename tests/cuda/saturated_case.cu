@@ -1,5 +1,5 @@
 // The gates of saturated.cuh by themselves: an element a thread, from codes less their zero points.
-#include "saturated.cuh"
+#include "gates/saturating.cuh"
 
 struct Numbers {
     const float *Wx, *Rh;  // (3, count)

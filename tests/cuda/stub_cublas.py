@@ -5,8 +5,8 @@ import ctypes
 import torch
 from host_machine import Prepared
 
-from quant_gru.kernels.cuda import products
-from quant_gru.kernels.cuda.launch import Multiplication
+from kernel_runtime.cuda import cublaslt
+from kernel_runtime.cuda.launch import Multiplication
 
 Pointer = ctypes.c_void_p
 DTYPES = {0: torch.float32, 14: torch.bfloat16}
@@ -33,7 +33,7 @@ class Cublas:
     def __init__(self):
         self.alive, self.refuses, self.workspace, self.started = {}, None, 512, []
         self._made = 0
-        self.functions = {name: self._bound(name) for name in products._ARGUMENTS}
+        self.functions = {name: self._bound(name) for name in cublaslt._ARGUMENTS}
 
     def _bound(self, name):
         def call(*arguments):
@@ -44,9 +44,9 @@ class Cublas:
                     return getattr(self, f"_{ending.lower()}")(*arguments)
             return getattr(self, f"_{name}")(*arguments)
 
-        kinds = products._ARGUMENTS[name]
+        kinds = cublaslt._ARGUMENTS[name]
         if name == "Matmul":
-            kinds = [kind for _, kind in products.ProductC._fields_]
+            kinds = [kind for _, kind in cublaslt.ProductC._fields_]
         return ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(call)
 
     def _create(self, to, *what):
@@ -67,13 +67,13 @@ class Cublas:
     def _MatmulAlgoGetHeuristic(self, handle, operation, a, b, c, d, preference, most, to, count):
         assert most == 1
         assert self.alive[preference][1][1] >= self.workspace
-        found = products._FoundC.from_address(to)
+        found = cublaslt._FoundC.from_address(to)
         found.algorithm[0], found.workspace_size = operation, self.workspace
         ctypes.c_int.from_address(count).value = 1
         return 0
 
     def _Matmul(self, *arguments):
-        names = [name for name, _ in products.ProductC._fields_]
+        names = [name for name, _ in cublaslt.ProductC._fields_]
         p = dict(zip(names, arguments, strict=True))
         (compute, scale), settings = self.alive[p["operation"]]
         scalars = [ctypes.c_float.from_address(p[name]).value for name in ("alpha", "beta")]
@@ -100,11 +100,11 @@ class Cublas:
 
 def multiplying(host, cublas):
     """What `Machine.multiply` is where kernels run on the host, of a stand-in's products."""
-    library = products.Library(cublas.functions)
+    library = cublaslt.Library(cublas.functions)
 
     def multiply(product):
         made = library.describe(product)
-        fields = [name for name, _ in products.ProductC._fields_]
+        fields = [name for name, _ in cublaslt.ProductC._fields_]
 
         def start():
             assert cublas._Matmul(*(getattr(made.record, name) for name in fields)) == 0

@@ -10,10 +10,11 @@ import pytest
 import torch
 from host_machine import Host
 
+from kernel_runtime.cuda import compiler, disk_cache, driver, parallel_compile
+from kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
-from quant_gru.kernels.cuda import ahead, cache, compiler, driver, executor
-from quant_gru.kernels.cuda.launch import Grid, Kernel
-from quant_gru.kernels.cuda.stack import stack_of
+from quant_gru.kernels.cuda.forward import executor
+from quant_gru.kernels.cuda.forward.stack import stack_of
 
 A, B, C = (Kernel.of(name, name, {"N": i}) for i, name in enumerate("abc"))
 WAIT = 20  # seconds until a test fails instead of waiting for ever
@@ -37,7 +38,7 @@ class Compiler:
 
 def test_all_that_is_expected_is_compiled_at_once(monkeypatch):
     nvrtc = Compiler(monkeypatch, together=3)
-    codes = ahead.Ahead("sm_90a")
+    codes = parallel_compile.Ahead("sm_90a")
     for kernel in (A, B, C, A, B):
         codes.expect(kernel)
     assert [codes.take(kernel) for kernel in (C, A, B)] == [b"c", b"a", b"b"]
@@ -48,7 +49,7 @@ def test_all_that_is_expected_is_compiled_at_once(monkeypatch):
 
 def test_functions_of_one_source_share_a_compilation(monkeypatch):
     nvrtc = Compiler(monkeypatch)
-    codes = ahead.Ahead("sm_80")
+    codes = parallel_compile.Ahead("sm_80")
     codes.expect(A)
     codes.expect(Kernel.of("a", "other", {"N": 0}))
     assert codes.take(A) == b"a"
@@ -58,7 +59,7 @@ def test_functions_of_one_source_share_a_compilation(monkeypatch):
 def test_errors_come_with_the_code_and_go(monkeypatch):
     nvrtc = Compiler(monkeypatch)
     nvrtc.broken.add("a")
-    codes = ahead.Ahead("sm_80")
+    codes = parallel_compile.Ahead("sm_80")
     codes.expect(A)
     codes.expect(B)
     for _ in range(2):
@@ -71,7 +72,7 @@ def test_errors_come_with_the_code_and_go(monkeypatch):
 
 def test_without_a_thread_code_is_compiled_when_it_is_taken(monkeypatch):
     nvrtc = Compiler(monkeypatch)
-    codes = ahead.Ahead("sm_80")
+    codes = parallel_compile.Ahead("sm_80")
 
     def start(thread):
         raise RuntimeError("can't start new thread")
@@ -90,14 +91,14 @@ def test_exit_waits_for_the_compiler(tmp_path):
     script = """
 import threading
 from quant_gru.kernels.cuda import ahead
-from quant_gru.kernels.cuda.launch import PLAIN, Kernel
+from kernel_runtime.cuda.launch import PLAIN, Kernel
 codes = ahead.Ahead("sm_80")
-kernel = Kernel.of("border", "clear", PLAIN)
+kernel = Kernel.of("boundary/quantize_dequantize", "clear", PLAIN)
 begin = threading.Thread(target=codes.expect, args=[kernel], daemon=True)
 begin.start()
 begin.join()
 """
-    environment = {**os.environ, cache.VARIABLE: str(tmp_path)}
+    environment = {**os.environ, disk_cache.VARIABLE: str(tmp_path)}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=300)
     assert len(list(tmp_path.rglob("*.cubin"))) == 1
 
@@ -106,7 +107,7 @@ class Device(driver.Device):
     """A device that loads nothing but waits for what has been compiled."""
 
     def __init__(self):
-        self._ahead, self._modules, self.loaded = ahead.Ahead("sm_90a"), {}, []
+        self._ahead, self._modules, self.loaded = parallel_compile.Ahead("sm_90a"), {}, []
         self.has_clusters = True
 
     def _ready(self, kernel, grid):
@@ -198,9 +199,9 @@ def test_a_schedule_begins_with_its_recurrence(tmp_path, layers, config):
     assert stack.schedule(50, 16, with_h0=False) is not None
     expected = [kernel for how, kernel in machine.asked if how == "expected"]
     prepared = [kernel for how, kernel in machine.asked if how == "prepared"]
-    assert machine.asked[0] == ("expected", next(k for k in prepared if k.source == "recurrent"))
+    assert machine.asked[0] == ("expected", next(k for k in prepared if k.function == "recurrent"))
     assert set(expected) <= set(prepared)
-    assert {k.source for k in expected} == {"recurrent", "project_reals"}
+    assert {k.function for k in expected} == {"recurrent", "project_reals"}
 
 
 def test_the_library_of_products_is_loaded_while_kernels_are_compiled(tmp_path, monkeypatch):

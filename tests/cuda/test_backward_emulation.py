@@ -10,7 +10,14 @@ import torch
 
 from quant_gru import QuantConfig, QuantGRUError
 from quant_gru.integer.backward import Tape, Wanted, complete, straight_through
-from quant_gru.kernels.cuda.backward import call, grid_planner, pieces, planner, run, schedule
+from quant_gru.kernels.cuda.backward import (
+    grid_planner,
+    inputs,
+    launch_plan,
+    layer,
+    planner,
+    time_chunks,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -33,7 +40,7 @@ ALL = Wanted(h=True)
 def check(host, tapes, precision, wanted=Wanted(h=True), seed=0):  # noqa: B008
     given = [random_gradients(tape, seed + i) for i, tape in enumerate(tapes)]
     out, last = zip(*given, strict=True)
-    found = run.backward(tapes, out, last, wanted, precision, host)
+    found = layer.backward(tapes, out, last, wanted, precision, host)
     for got, tape, each in zip(found, tapes, given, strict=True):
         worst = errors(got, tape, *each, wanted)
         assert all(error < BOUNDS[precision] for error in worst.values()), worst
@@ -192,7 +199,7 @@ def test_the_whole_gpu_takes_what_others_take(host, monkeypatch, config, held):
     host.launched.clear()
     whole = check(host, tapes, "bf16")
     assert [name for name, _ in host.launched].count("back_grid") == 2
-    monkeypatch.setattr(run, "most_steps", lambda *_: 4)
+    monkeypatch.setattr(layer, "most_steps", lambda *_: 4)
     found = check(host, tapes, "bf16")
     for a, b in zip(found, whole, strict=True):
         assert fields_equal(a, b, ("h0", "h"))
@@ -200,7 +207,7 @@ def test_the_whole_gpu_takes_what_others_take(host, monkeypatch, config, held):
     nan = torch.tensor([0.0, torch.nan, 0.0, 0.0, 0.0])
     tape = replace(tapes[1], x=torch.randn(11, 5, 5), h0=None, nan=nan)
     last = random_gradients(tape)[1]
-    (got,) = run.backward([tape], [None], [last], ALL, "bf16", host)
+    (got,) = layer.backward([tape], [None], [last], ALL, "bf16", host)
     assert got.h0[1].isnan().all()
     assert not got.h0[[0, 2, 3, 4]].isnan().any()
     # what is more exact goes its own way
@@ -221,13 +228,13 @@ def test_a_gradient_that_is_not_there_is_a_zero_that_stays():
     (plan,) = plans_of(5, 20, CONFIGS["int8"])
     tape = random_tape(plan, 6, 5)
     _, last = random_gradients(tape)
-    first = call.Call(tape, None, last).grad_out
+    first = inputs.Call(tape, None, last).grad_out
     at = first.data_ptr()
     assert (first.shape, first.stride(), first.abs().sum()) == ((6, 5, 20), (0, 0, 0), 0)
     del first
     gc.collect()
     kept = [torch.ones(()) for _ in range(100)]
-    again = call.Call(random_tape(plan, 4, 3), None, None).grad_out
+    again = inputs.Call(random_tape(plan, 4, 3), None, None).grad_out
     assert again.data_ptr() == at not in [each.data_ptr() for each in kept]
     assert not again.any()
 
@@ -249,11 +256,11 @@ def test_values_none_and_nan_stand_for_codes_and_zeros(host, config, C, reverse)
     tape = Tape(plan, x, None, out, None, reverse, None, nan)
     grads = random_gradients(tape)
     for given in (grads, (grads[0], None), (None, grads[1]), (None, None)):
-        (got,) = run.backward([tape], *([each] for each in given), ALL, "fp32", host)
+        (got,) = layer.backward([tape], *([each] for each in given), ALL, "fp32", host)
         whole, *both = complete(tape, *given)
         assert whole.nan is None
         assert not whole.x.is_floating_point()
-        (expected,) = run.backward([whole], *([each] for each in both), ALL, "fp32", host)
+        (expected,) = layer.backward([whole], *([each] for each in both), ALL, "fp32", host)
         for name in NAMES:
             a, b = getattr(got, name), getattr(expected, name)
             assert torch.equal(a.isnan(), b.isnan()), name
@@ -285,12 +292,12 @@ def test_codes_go_in_groups_where_rows_are_aligned(host, monkeypatch, config, C,
     tape = random_tape(plan, T, N)
     out, last = random_gradients(tape)
     (expected,) = check(host, [tape], "fp32")
-    monkeypatch.setattr(schedule, "_CODES_BLOCKS", 1)
+    monkeypatch.setattr(launch_plan, "_CODES_BLOCKS", 1)
     aligned = torch.zeros(N, T, C).transpose(0, 1)
     for x in (aligned, torch.zeros(T, N, C + 1)[..., 1:]):
         x.copy_((tape.x.float() - plan.x.zero_point) * plan.x.scale)
         given = [replace(tape, x=x)]
-        (found,) = run.backward(given, [out], [last], ALL, "fp32", host)
+        (found,) = layer.backward(given, [out], [last], ALL, "fp32", host)
         assert fields_equal(found, expected, NAMES)
 
 
@@ -303,8 +310,8 @@ def test_pieces_of_time_give_the_gradients_of_the_whole(host, monkeypatch, steps
     tapes = both_directions(plans, random_tape(plans[0], 11, 5, lengths=True, held=True))
     given = [random_gradients(tape, i) for i, tape in enumerate(tapes)]
     out, last = zip(*given, strict=True)
-    whole = run.backward(tapes, out, last, ALL, "fp32", host)
-    monkeypatch.setattr(run, "most_steps", lambda *_: steps)
+    whole = layer.backward(tapes, out, last, ALL, "fp32", host)
+    monkeypatch.setattr(layer, "most_steps", lambda *_: steps)
     host.launched.clear()
     found = check(host, tapes, "fp32", ALL)
     names = [name for name, _ in host.launched]
@@ -313,9 +320,9 @@ def test_pieces_of_time_give_the_gradients_of_the_whole(host, monkeypatch, steps
         assert fields_equal(a, b, ("h0", "h"))
     # no gradient of outputs, real inputs, a state that is zero before the first step
     bare = [replace(tape, x=torch.randn(11, 5, 5), h0=None) for tape in tapes]
-    got = run.backward(bare, [None, None], last, ALL, "fp32", host)
+    got = layer.backward(bare, [None, None], last, ALL, "fp32", host)
     monkeypatch.undo()
-    whole = run.backward(bare, [None, None], last, ALL, "fp32", host)
+    whole = layer.backward(bare, [None, None], last, ALL, "fp32", host)
     for a, b in zip(got, whole, strict=True):
         assert per_step or fields_equal(a, b, ("h0", "h"))
         for name in ("x", "W", "R", "bw", "br"):
@@ -326,28 +333,28 @@ def test_pieces_of_time_give_the_gradients_of_the_whole(host, monkeypatch, steps
 def test_memory_bounds_the_steps_of_a_piece(host, monkeypatch):
     (plan,) = plans_of(64, 64)
     tape = random_tape(plan, 12, 8)
-    precision = call.PRECISIONS["bf16"]
-    assert pieces.most_steps(tape, precision, 1) > 12
-    monkeypatch.setattr(pieces, "MOST_BYTES", 120000)
+    precision = inputs.PRECISIONS["bf16"]
+    assert time_chunks.most_steps(tape, precision, 1) > 12
+    monkeypatch.setattr(time_chunks, "MOST_BYTES", 120000)
     # sums of integers have a bound of their own
-    monkeypatch.setattr(schedule, "_PRODUCT_BYTES", 1)
-    steps = pieces.most_steps(tape, precision, 1)
+    monkeypatch.setattr(launch_plan, "_PRODUCT_BYTES", 1)
+    steps = time_chunks.most_steps(tape, precision, 1)
     assert 2 < steps < 12
-    assert pieces.most_steps(tape, precision, 2) == steps // 2
+    assert time_chunks.most_steps(tape, precision, 2) == steps // 2
 
     def size(tape):
-        one = call.Call(tape, None, None)
-        return schedule.Schedule([one], ALL, precision, host)._memory.size
+        one = inputs.Call(tape, None, None)
+        return launch_plan.Schedule([one], ALL, precision, host)._memory.size
 
     # weights do not grow with the steps
-    per_step = (size(tape) - size(next(pieces.pieces(tape, None, 1))[0])) / 11
+    per_step = (size(tape) - size(next(time_chunks.pieces(tape, None, 1))[0])) / 11
     assert 0.9 * 120000 / (steps + 1) <= per_step <= 1.1 * 120000 / steps
-    monkeypatch.setattr(pieces, "MOST_BYTES", 1)
-    assert pieces.most_steps(tape, precision, 1) == 1
+    monkeypatch.setattr(time_chunks, "MOST_BYTES", 1)
+    assert time_chunks.most_steps(tape, precision, 1) == 1
 
 
 def test_integer_products_in_chunks(host, monkeypatch):
-    monkeypatch.setattr(schedule, "_PRODUCT_BYTES", 4000)
+    monkeypatch.setattr(launch_plan, "_PRODUCT_BYTES", 4000)
     for name in ("w8a16", "int16"):
         (plan,) = plans_of(5, 20, CONFIGS[name])
         check(host, [random_tape(plan, 11, 5)], "fp32")
@@ -372,7 +379,7 @@ def test_strides_of_gradients(host):
     out = wide.transpose(0, 1)[..., 20:]
     last = torch.randn(20, 5).t()
     for given in (out, torch.ones(()).expand(6, 5, 20)):
-        (got,) = run.backward([tape], [given], [last], None, "fp32", host)
+        (got,) = layer.backward([tape], [given], [last], None, "fp32", host)
         assert max(errors(got, tape, given, last).values()) < 1e-5
 
 
@@ -381,7 +388,7 @@ def test_nan_spreads(host):
     tape = random_tape(plan, 6, 5, held=True)
     out, last = random_gradients(tape)
     last[2, 3] = torch.nan
-    (got,) = run.backward([tape], [out], [last], None, "fp32", host)
+    (got,) = layer.backward([tape], [out], [last], None, "fp32", host)
     assert got.h0[2].isnan().all()
     assert got.x[:-1, 2].isnan().all()
     others = [0, 1, 3, 4]
@@ -398,7 +405,7 @@ def test_no_steps_and_no_rows(host):
             plan, torch.zeros(T, N, 5), torch.zeros(N, 20), torch.zeros(T, N, 20, dtype=torch.int8)
         )
         last = torch.randn(N, 20)
-        (got,) = run.backward([tape], [torch.zeros(T, N, 20)], [last], None, "bf16", host)
+        (got,) = layer.backward([tape], [torch.zeros(T, N, 20)], [last], None, "bf16", host)
         assert torch.equal(got.h0, last)
         assert got.x.shape == (T, N, 5)
         assert not any(each.any() for each in (got.W, got.R, got.bw, got.br))
@@ -409,9 +416,9 @@ def test_what_is_given_is_checked(host):
     tape = random_tape(plan, 6, 5)
     out, last = random_gradients(tape)
     with pytest.raises(QuantGRUError, match="Expected precision to be one of bf16, tf32, fp32"):
-        run.backward([tape], [out], [last], None, "int8", host)
+        layer.backward([tape], [out], [last], None, "int8", host)
     with pytest.raises(QuantGRUError, match=r"Expected grad_out to be \(6, 5, 20\)"):
-        run.backward([tape], [out[:-1]], [last], None, "bf16", host)
+        layer.backward([tape], [out[:-1]], [last], None, "bf16", host)
 
 
 RESIDENT = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernel_runtime.cuda import driver
 from quant_gru import QuantConfig, QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted
-from quant_gru.kernels.cuda import driver, executor
-from quant_gru.kernels.cuda.backward import grid_planner, planner, run
+from quant_gru.kernels.cuda.backward import grid_planner, layer, planner
+from quant_gru.kernels.cuda.forward import executor
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -36,7 +37,7 @@ SWEEP = {"w8a8": 60, "w8a16": 40, "w16a16": 40, "mixed": 40, "wide": 5}
 def check(tapes, precision, wanted=None, seed=0):
     given = [random_gradients(tape, seed + i) for i, tape in enumerate(tapes)]
     out, last = zip(*given, strict=True)
-    found = run.backward(tapes, out, last, wanted, precision)
+    found = layer.backward(tapes, out, last, wanted, precision)
     for got, tape, each in zip(found, tapes, given, strict=True):
         worst = errors(got, tape, *each, wanted)
         assert all(error < BOUNDS[precision] for error in worst.values()), worst
@@ -123,14 +124,14 @@ def test_the_whole_gpu_is_taken_in_turns():
     (plan,) = plans_of(16, 1024, device="cuda")
     tape = random_tape(plan, 6, 64, device="cuda")
     out, last = random_gradients(tape)
-    (first,) = run.backward([tape], [out], [last])
+    (first,) = layer.backward([tape], [out], [last])
     streams = [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()
     found = []
     for _ in range(20):
         for stream in streams:
             with torch.cuda.stream(stream):
-                found += run.backward([tape], [out], [last])
+                found += layer.backward([tape], [out], [last])
     torch.cuda.synchronize()
     for each in found:
         assert all(map(torch.equal, values(first), values(each)))
@@ -151,7 +152,7 @@ def test_the_same_bits_again(H):
     tape = random_tape(plan, 30, 70, device="cuda")
     given = random_gradients(tape)
     first, *others = (
-        run.backward([tape], [given[0]], [given[1]], None, "bf16")[0] for _ in range(4)
+        layer.backward([tape], [given[0]], [given[1]], None, "bf16")[0] for _ in range(4)
     )
     for other in others:
         assert all(map(torch.equal, values(first), values(other)))
@@ -164,11 +165,11 @@ def test_a_graph_replays(H):
     out, last = random_gradients(tape)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        run.backward([tape], [out], [last])
+        layer.backward([tape], [out], [last])
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        (got,) = run.backward([tape], [out], [last])
+        (got,) = layer.backward([tape], [out], [last])
     for seed in (1, 2):
         for to, new in zip((out, last), random_gradients(tape, seed), strict=True):
             to.copy_(new)
@@ -187,7 +188,7 @@ def test_a_cold_plan_in_a_graph_says_to_warm_up(monkeypatch):
     monkeypatch.setattr(machine, "_loaded", {})
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(QuantGRUError, match="warm-up"), torch.cuda.graph(graph):
-        run.backward([tape], [out], [last])
+        layer.backward([tape], [out], [last])
     torch.cuda.synchronize()
 
 
@@ -196,11 +197,11 @@ def test_nothing_waits_for_the_device():
     (plan,) = plans_of(24, 64, device="cuda")
     tape = random_tape(plan, 9, 20, lengths=True, device="cuda")
     out, last = random_gradients(tape)
-    run.backward([tape], [out], [last])
+    layer.backward([tape], [out], [last])
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        run.backward([tape], [out], [last])
+        layer.backward([tape], [out], [last])
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -223,7 +224,7 @@ def test_many_launches_stay_equal():
     (plan,) = plans_of(16, 256, device="cuda")
     tape = random_tape(plan, 40, 230, device="cuda")
     out, last = random_gradients(tape)
-    (first,) = run.backward([tape], [out], [last])
+    (first,) = layer.backward([tape], [out], [last])
     for _ in range(30):
-        (again,) = run.backward([tape], [out], [last])
+        (again,) = layer.backward([tape], [out], [last])
         assert all(map(torch.equal, values(first), values(again)))

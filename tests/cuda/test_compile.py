@@ -7,15 +7,21 @@ from dataclasses import replace
 
 import pytest
 
+from kernel_runtime.cuda import compiler, disk_cache
+from kernel_runtime.cuda.launch import PLAIN
 from quant_gru import QuantGRUError
-from quant_gru.kernels.cuda import cache, compiler, planner
+from quant_gru.kernels.cuda.backward.derivatives_planner import SlopesShape
 from quant_gru.kernels.cuda.backward.grid_planner import GridShape
 from quant_gru.kernels.cuda.backward.planner import BackShape
-from quant_gru.kernels.cuda.backward.slopes import SlopesShape
-from quant_gru.kernels.cuda.frozen import Form, Gates
-from quant_gru.kernels.cuda.launch import PLAIN
-from quant_gru.kernels.cuda.projection import LARGE, MEDIUM, SMALL, STAYING, End
-from quant_gru.kernels.cuda.real_projection import (
+from quant_gru.kernels.cuda.plan.structure import Form, Gates
+from quant_gru.kernels.cuda.projection.from_codes import (
+    LARGE,
+    MEDIUM,
+    SMALL,
+    STAYING,
+    End,
+)
+from quant_gru.kernels.cuda.projection.from_reals import (
     ALONE,
     COLUMNS,
     TALL,
@@ -23,8 +29,9 @@ from quant_gru.kernels.cuda.real_projection import (
     Groups,
     macros_of,
 )
-from quant_gru.kernels.cuda.real_projection import MEDIUM as REAL_MEDIUM
-from quant_gru.kernels.cuda.real_projection import SMALL as REAL_SMALL
+from quant_gru.kernels.cuda.projection.from_reals import MEDIUM as REAL_MEDIUM
+from quant_gru.kernels.cuda.projection.from_reals import SMALL as REAL_SMALL
+from quant_gru.kernels.cuda.recurrence import planner
 
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
 
@@ -51,43 +58,66 @@ SHAPES = [(1, 1, 1, 8), (1, 1, 2, 2), (4, 1, 2, 8), (4, 2, 1, 4), (16, 2, 1, 2),
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path / "cache"))
 
 
 def variants(arch):
     yield "probe", {}
-    yield "project", PLAIN
+    yield "projection/int_mm", PLAIN
     for tile, planes in ((SMALL, 1), (MEDIUM, 1), (LARGE, 1), (SMALL, 2), (MEDIUM, 2)):
-        yield "project_bytes", tile.macros(End(planes))
+        yield "projection/codes_tiled", tile.macros(End(planes))
     for end in (End(1), End(2), End(2, 3, True), End(2, 3, True, True)):
-        yield "project_passing", STAYING[end.planes].macros(end)
+        yield "projection/codes_weight_stationary", STAYING[end.planes].macros(end)
     for planes in (1, 2):
-        yield "project_few", {**PLAIN, "WIDE": planes - 1}
+        yield "projection/reals_few_rows", {**PLAIN, "WIDE": planes - 1}
     for i, block in enumerate((REAL_SMALL, REAL_MEDIUM, TALL, ALONE[1][0], ALONE[1][-1])):
         end = End(1, 1 - i % 2)
-        yield "project_reals", macros_of(block, end, 1 << i % 4, (128, 129)[i % 2], i > 1, i < 2)
+        yield (
+            "projection/reals_tiled",
+            macros_of(block, end, 1 << i % 4, (128, 129)[i % 2], i > 1, i < 2),
+        )
     if arch == "sm_90a":
         for i, columns in enumerate(COLUMNS):
             features = (64, 129, 256, 255, 384)[i]
             block = Groups(columns, 1, 256, -(-features // 16) * 16)
             end = End(1, i % 3, i == 4)
-            yield "project_groups", macros_of(block, end, 1 << i % 4, features, i > 1, i > 2)
+            yield (
+                "projection/reals_wgmma",
+                macros_of(block, end, 1 << i % 4, features, i > 1, i > 2),
+            )
             if columns % 2:
                 continue
             block = replace(block, columns=columns // 2, planes=2)
             end = End(2, i % 4, i % 2 == 0, i > 1)
-            yield "project_groups", macros_of(block, end, 8 >> i % 4, features, i > 1, i % 2 == 1)
+            yield (
+                "projection/reals_wgmma",
+                macros_of(block, end, 8 >> i % 4, features, i > 1, i % 2 == 1),
+            )
     for i, block in enumerate((TWO_PLANES, ALONE[2][-1])):
         for end in (End(2, i), End(2, 2 + i, i == 1)):
-            yield "project_reals", macros_of(block, end, 2 << 2 * i, (256, 63)[i], i == 0, False)
-    for name in ("border", "mask", "carry", "take", "between", "measure", "settle"):
-        yield name, PLAIN
-    yield "random", {}
-    yield "generic", {"QG_WORDS": 1, **BYTES.products}
-    yield "generic", {"QG_WORDS": 1, **FORMS["zoneout"].products}
-    yield "step", {"REAL": "double", "QG_WORDS": 0, **FORMS["zoneout"].products}
+            yield (
+                "projection/reals_tiled",
+                macros_of(block, end, 2 << 2 * i, (256, 63)[i], i == 0, False),
+            )
+    for name in (
+        "quantize_dequantize",
+        "clamp_mask",
+        "requantize_training",
+        "quantize_input",
+        "requantize_layers",
+    ):
+        yield f"boundary/{name}", PLAIN
+    for name in ("row_scales", "requantize"):
+        yield f"weights/{name}", PLAIN
+    yield "boundary/random_events", {}
+    yield "recurrence/wide_integers", {"QG_WORDS": 1, **BYTES.products}
+    yield "recurrence/wide_integers", {"QG_WORDS": 1, **FORMS["zoneout"].products}
+    yield "recurrence/per_step", {"REAL": "double", "QG_WORDS": 0, **FORMS["zoneout"].products}
     for real in ("float", "double"):
-        yield "step", {"REAL": real, "QG_WORDS": int(real == "double"), **BYTES.products}
+        yield (
+            "recurrence/per_step",
+            {"REAL": real, "QG_WORDS": int(real == "double"), **BYTES.products},
+        )
     yield from backward_variants(arch)
     for index, (name, form) in enumerate(FORMS.items()):
         for place, (blocks, split, spread, rows) in enumerate(SHAPES):
@@ -103,9 +133,9 @@ def variants(arch):
                 # where only instructions of an architecture are new, each in one of both ways
                 both = arch == "sm_90a"
                 if both or (index + place) % 2:
-                    yield "recurrent", macros
+                    yield "recurrence/persistent", macros
                 if both or (index + place) % 2 == 0:
-                    yield "recurrent", dict(kernel.macros)
+                    yield "recurrence/persistent", dict(kernel.macros)
 
     saturated = replace(BYTES, saturated=True)
     for blocks, units in ((1, 64), (1, 96), (2, 256), (4, 256)):
@@ -115,27 +145,30 @@ def variants(arch):
             for held in (False, True):
                 ends = planner.Ends(values=True, codes=held)
                 kernel, _ = planner.layout(shape, saturated, units, 8, 2, held=held, ends=ends)
-                yield "recurrent", dict(kernel.macros)
+                yield "recurrence/persistent", dict(kernel.macros)
     if arch != "sm_80":
         for name, shape in (("w8a8", (2, 2, 1, 8)), ("w8a16-float", (2, 2, 1, 16))):
-            yield "recurrent", planner.make_shape(128, *shape).macros(FORMS[name], 128, 1)
+            yield (
+                "recurrence/persistent",
+                planner.make_shape(128, *shape).macros(FORMS[name], 128, 1),
+            )
             made = planner.make_shape(256, *shape)
             ends = planner.Ends(values=True, codes=False)
             kernel, _ = planner.layout(made, FORMS[name], 256, 64, 1, ends=ends, stretch=8)
-            yield "recurrent", dict(kernel.macros)
+            yield "recurrence/persistent", dict(kernel.macros)
     if arch == "sm_90a":
         # weights that leave few registers
         tight = planner.make_shape(1024, 16, 2, 1, 16).macros(FORMS["w8a16-float"], 1024, 1)
         assert tight["TIGHT"] == 1
-        yield "recurrent", tight
+        yield "recurrence/persistent", tight
 
 
 def backward_variants(arch):
     for operand in range(3):
         common = {**PLAIN, "OPERAND": operand, "HALF": int(operand == 0), "DIRS": 1 + operand % 2}
         yield "backward/operands", common
-        yield "backward/outer", {**common, "WIDE": 1 + operand % 2}
-        yield "backward/back_step", common
+        yield "backward/projection_gradients", {**common, "WIDE": 1 + operand % 2}
+        yield "backward/recurrence_step", common
     for index, form in enumerate(FORMS.values()):
         macros = {
             **common,
@@ -146,27 +179,27 @@ def backward_variants(arch):
             **form.products,
         }
         in_bytes = max(form.weight_bytes, form.state_bytes) == 1
-        yield "backward/slopes", {**macros, "BYTES": int(in_bytes)}
+        yield "backward/local_derivatives", {**macros, "BYTES": int(in_bytes)}
         if in_bytes:
             every = index == 0 and arch == "sm_90a"
             for unit_warps, groups in ((2, 4), (4, 3), (1, 6))[: 3 if every else 1]:
                 shape = SlopesShape(unit_warps, groups, (64, 128), form.table_bytes)
-                yield "backward/slopes_bytes", {**macros, **shape.macros}
+                yield "backward/local_derivatives_bytes", {**macros, **shape.macros}
             if index == 0:
                 # wide gates between bytes
                 in_double = {"REAL": "double", "TZ": 2, "TR": 1}
-                yield "backward/slopes_bytes", {**macros, **in_double, **shape.macros}
+                yield "backward/local_derivatives_bytes", {**macros, **in_double, **shape.macros}
     # units of a block, blocks, tiles, split, rows, parts of gradients and of weights
     for shape in ((64, 1, 1, 2, 8, 1, 1), (24, 4, 3, 1, 8, 1, 1), (32, 8, 2, 1, 4, 3, 2)):
         if shape[1] == 1 or arch != "sm_80":
             found = BackShape(*shape)
-            yield "backward/back", {**PLAIN, **found.macros(shape[5] == 1, 0, 2)}
+            yield "backward/recurrence", {**PLAIN, **found.macros(shape[5] == 1, 0, 2)}
     # units, blocks, tiles, columns, warps, parked, chunk, ahead
     for index, shape in enumerate(
         ((1024, 1, 2, 2, 8, 4, 2, 2), (1024, 2, 4, 2, 8, 3, 2, 2), (800, 1, 1, 1, 8, 1, 4, 2))
     ):
         if shape[1] == 1 or arch != "sm_80":
-            yield "backward/back_grid", {**PLAIN, **GridShape(*shape).macros(index < 2)}
+            yield "backward/recurrence_grid", {**PLAIN, **GridShape(*shape).macros(index < 2)}
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -191,11 +224,11 @@ def test_the_second_time_comes_from_disk(monkeypatch):
 @pytest.mark.parametrize("damage", [b"", b"short", None, "content", "other"])
 def test_a_damaged_entry_is_compiled_again(damage):
     code = compiler.machine_code("probe", {}, "sm_90a")
-    (path,) = cache.entries()
+    (path,) = disk_cache.entries()
     whole = path.read_bytes()
     if damage == "other":  # one of another kernel, whole
         compiler.machine_code("probe", {}, "sm_80")
-        (other,) = (each for each in cache.entries() if each != path)
+        (other,) = (each for each in disk_cache.entries() if each != path)
         path.write_bytes(other.read_bytes())
     elif damage is None:
         path.write_bytes(whole[:-1])
@@ -210,7 +243,7 @@ def test_a_damaged_entry_is_compiled_again(damage):
 def test_the_key_has_everything_that_decides(monkeypatch, tmp_path):
     for macros, arch in (({}, "sm_90a"), ({"A": 1}, "sm_90a"), ({"A": 2}, "sm_90a"), ({}, "sm_80")):
         compiler.machine_code("probe", macros, arch)
-    assert len(list(cache.entries())) == 4
+    assert len(list(disk_cache.entries())) == 4
     (tmp_path / "probe.cu").write_text((compiler._HERE / "probe.cu").read_text() + "\n")
     headers, options = compiler._headers(), compiler._options()
     others = {
@@ -223,10 +256,10 @@ def test_the_key_has_everything_that_decides(monkeypatch, tmp_path):
         with monkeypatch.context() as patched:
             patched.setattr(compiler, name, other)
             compiler.machine_code("probe", {}, "sm_90a")
-        assert len(list(cache.entries())) == count, name
+        assert len(list(disk_cache.entries())) == count, name
     compiler.machine_code("probe", {}, "sm_90a")
-    assert len(list(cache.entries())) == 8
-    assert cache.key(["ab", "c"]) != cache.key(["a", "bc"])
+    assert len(list(disk_cache.entries())) == 8
+    assert disk_cache.key(["ab", "c"]) != disk_cache.key(["a", "bc"])
 
 
 def test_processes_may_write_at_once():
@@ -240,37 +273,39 @@ def test_processes_may_write_at_once():
     ]
     sizes = {process.communicate()[0] for process in running}
     assert len(sizes) == 1
-    (path,) = cache.entries()
-    assert cache.load(path.stem) is not None
+    (path,) = disk_cache.entries()
+    assert disk_cache.load(path.stem) is not None
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path / "file" / "cache"))
     assert compiler.machine_code("probe", {}, "sm_90a").startswith(b"\x7fELF")
-    assert not list(cache.entries())
+    assert not list(disk_cache.entries())
 
 
 def test_where_the_cache_lies(monkeypatch, tmp_path):
-    assert cache.folder() == tmp_path / "cache"
-    monkeypatch.delenv(cache.VARIABLE)
+    assert disk_cache.folder() == tmp_path / "cache"
+    monkeypatch.delenv(disk_cache.VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.folder() == tmp_path / "quant-gru"
+    assert disk_cache.folder() == tmp_path / "quant-gru"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache.folder().parts[-2:] == (".cache", "quant-gru")
+    assert disk_cache.folder().parts[-2:] == (".cache", "quant-gru")
 
 
 def test_a_user_without_a_home_has_no_cache(monkeypatch):
     def home():
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.delenv(cache.VARIABLE)
+    monkeypatch.delenv(disk_cache.VARIABLE)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(cache.Path, "home", home)
-    cache.store("name", b"code")
-    assert cache.load("name") is None
-    with pytest.raises(QuantGRUError, match=f"Expected {cache.VARIABLE}, XDG_CACHE_HOME or HOME"):
-        cache.clear()
+    monkeypatch.setattr(disk_cache.Path, "home", home)
+    disk_cache.store("name", b"code")
+    assert disk_cache.load("name") is None
+    with pytest.raises(
+        QuantGRUError, match=f"Expected {disk_cache.VARIABLE}, XDG_CACHE_HOME or HOME"
+    ):
+        disk_cache.clear()
 
 
 def test_without_nvrtc_the_error_says_what_to_install(monkeypatch):

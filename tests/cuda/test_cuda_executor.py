@@ -7,9 +7,12 @@ import pytest
 import torch
 from backward_cases import moved
 
+from kernel_runtime.cuda import driver
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.integer import reference
-from quant_gru.kernels.cuda import border, driver, executor, planner
+from quant_gru.kernels.cuda.boundary import boundary
+from quant_gru.kernels.cuda.forward import executor
+from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from random_plans import random_case
@@ -182,7 +185,7 @@ def test_nothing_waits_for_the_device():
     try:
         changed = gru._plan().cells[0][0]
         executor.run(changed, x, h0)
-        border.quantize(plan.x, torch.randn(9, 20, 24, device="cuda"))
+        boundary.quantize(plan.x, torch.randn(9, 20, 24, device="cuda"))
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -191,11 +194,11 @@ def test_border():
     plan = quantized(24, 64, QuantConfig.w8a16())._plan().cells[0][0]
     x = 3 * torch.randn(9, 20, 24, device="cuda")
     x[0, 0, 0], x[1, 2, 3] = torch.inf, torch.nan
-    found, nan = border.quantize(plan.x, x)
+    found, nan = boundary.quantize(plan.x, x)
     assert torch.equal(found.to(torch.int64), plan.x.quantize(x))
     assert torch.equal(nan, x.isnan().any(-1))
-    assert torch.equal(border.dequantize(plan.x, found), plan.x.dequantize(found))
-    assert torch.equal(border.dequantize(plan.x, found, nan).isnan().any(-1), nan)
+    assert torch.equal(boundary.dequantize(plan.x, found), plan.x.dequantize(found))
+    assert torch.equal(boundary.dequantize(plan.x, found, nan).isnan().any(-1), nan)
 
 
 def test_many_launches_stay_equal():

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.kernels.cuda import executor, planner
+from quant_gru.kernels.cuda.forward import executor
+from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import gpu

@@ -6,9 +6,10 @@ import pytest
 import torch
 from gpu_pairs import equal, pair
 
-from quant_gru.kernels.cuda import executor, planner
-from quant_gru.kernels.cuda.beside import beside
-from quant_gru.kernels.cuda.driver import machine_of
+from kernel_runtime.cuda.driver import machine_of
+from quant_gru.kernels.cuda.forward import executor
+from quant_gru.kernels.cuda.projection.overlap import beside
+from quant_gru.kernels.cuda.recurrence import planner
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

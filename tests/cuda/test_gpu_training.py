@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru._noise import Noise
-from quant_gru.kernels.cuda.backward import pieces
+from quant_gru.execution.noise import Noise
+from quant_gru.kernels.cuda.backward import time_chunks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -71,7 +71,7 @@ def test_noise_is_the_same_on_both(monkeypatch):
         chances.pop("updates")
         return Noise(seed.to(device), **chances)
 
-    monkeypatch.setattr("quant_gru._training_options.draw", drawn)
+    monkeypatch.setattr("quant_gru.modules.training_options.draw", drawn)
     check(cpu, gpu, torch.randn(9, 5, 16), torch.randn(4, 5, 40) * 0.5)
 
 
@@ -278,7 +278,7 @@ def test_pieces_of_time(precision, monkeypatch):
     x, hx = torch.randn(40, 9, 16), torch.randn(4, 9, 128) * 0.5
     whole.precision = parts.precision = precision
     expected = results(whole, x, hx)[1]
-    monkeypatch.setattr(pieces, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(time_chunks, "MOST_BYTES", 1 << 20)
     found = results(parts, x, hx)[1]
     for a, b in zip(found, expected, strict=True):
         # sums over time are split

@@ -15,8 +15,12 @@ from quant_gru.integer import reference
 from quant_gru.integer.plan import _between
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import events
-from quant_gru.kernels import ops
-from quant_gru.kernels.cuda import border, executor, frozen, planner, projection
+from quant_gru.kernels import dispatch
+from quant_gru.kernels.cuda.boundary import boundary
+from quant_gru.kernels.cuda.forward import executor
+from quant_gru.kernels.cuda.plan import structure
+from quant_gru.kernels.cuda.projection import from_codes
+from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -92,10 +96,10 @@ def test_a_product_of_bytes_projects_the_input(host, monkeypatch, config):
 @pytest.mark.parametrize("config", ["int8", "w8a16"])
 def test_many_rows_pass_by_weights_that_stay(host, monkeypatch, config):
     monkeypatch.setenv(planner.VARIABLE, "1,1,1,8")
-    block = projection.Resident(1, 2, 2, 3, 1)
-    monkeypatch.setattr(projection, "STAYING", {1: block, 2: block})
-    monkeypatch.setattr(projection, "STAYING_ROWS", 50)
-    monkeypatch.setattr(projection, "STAYING_WEIGHTS", 16)
+    block = from_codes.Resident(1, 2, 2, 3, 1)
+    monkeypatch.setattr(from_codes, "STAYING", {1: block, 2: block})
+    monkeypatch.setattr(from_codes, "STAYING_ROWS", 50)
+    monkeypatch.setattr(from_codes, "STAYING_WEIGHTS", 16)
     (plan,) = quantized(getattr(QuantConfig, config)(), 21, 20)
     x, h0 = codes(plan.x, 9, 16, 21), codes(plan.h, 16, 20)
     host.launched.clear()
@@ -153,7 +157,7 @@ def test_codes_of_16_bits_in_float32(host, monkeypatch, shape, fits):
     plan = gru._plan().cells[0][0]
     numbers = executor.numbers_of(plan)
     assert numbers.form.in_int32
-    assert set(numbers.form.recurrence.tables) == {frozen.LINES}
+    assert set(numbers.form.recurrence.tables) == {structure.LINES}
     assert numbers.exact_float[1].tolist() == [fits] * 2
     x, h0 = codes(plan.x, 6, 11, 7), codes(plan.h, 11, 33)
     h0[:2], x[:, 2] = plan.h.hi, plan.x.lo
@@ -215,7 +219,7 @@ def test_lines_in_doubles(host, monkeypatch):
     (plan,) = quantized(config, 7, 33)
     form = executor.numbers_of(plan).form
     assert form.recurrence.real == "double"
-    assert set(form.recurrence.tables) == {frozen.LINES}
+    assert set(form.recurrence.tables) == {structure.LINES}
     x, h0 = codes(plan.x, 6, 11, 7), codes(plan.h, 11, 33)
     assert same(executor.run(plan, x, h0, machine=host), reference.run(plan, x, h0))
 
@@ -332,16 +336,16 @@ def test_border(host, quantizer):
     x = torch.randn(5, 3, 70) * 4
     x[2] = (torch.randint(-300, 300, (3, 70)) + 0.5) * quantizer.scale
     x[0, 0, 0], x[0, 1, 3], x[1, 2, 5] = torch.inf, -torch.inf, torch.nan
-    codes_, nan = border.quantize(quantizer, x, host)
+    codes_, nan = boundary.quantize(quantizer, x, host)
     assert codes_.dtype == quantizer.container
     assert torch.equal(codes_.to(torch.int64), quantizer.quantize(x))
     assert torch.equal(nan, x.isnan().any(-1))
     real = quantizer.dequantize(codes_)
-    assert torch.equal(border.dequantize(quantizer, codes_, None, host), real)
-    masked = border.dequantize(quantizer, codes_, nan, host)
+    assert torch.equal(boundary.dequantize(quantizer, codes_, None, host), real)
+    masked = boundary.dequantize(quantizer, codes_, nan, host)
     assert torch.equal(masked.isnan().any(-1), nan)
     assert torch.equal(masked[~nan], real[~nan])
-    assert border.quantize(quantizer, x[:0], host)[0].shape == (0, 3, 70)
+    assert boundary.quantize(quantizer, x[:0], host)[0].shape == (0, 3, 70)
 
 
 @pytest.mark.parametrize("bits", [8, 16])
@@ -355,7 +359,7 @@ def test_mask(host, bits):
     grad[2, 1, :4] = torch.nan
     expected = grad * quantizer.inside(x)
     assert 0.1 < (expected == 0).float().mean() < 0.9
-    border.mask(quantizer, x, grad, host)
+    boundary.mask(quantizer, x, grad, host)
     torch.testing.assert_close(grad, expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -367,24 +371,24 @@ def test_requantize(host, bits, directions):
     above = Quantizer(bits, False, 2.0**-bits, 1 << bits - 1)
     sums = [_between(q, above) for q in below]
     states = [torch.randint(q.lo, q.hi + 1, (4, 3, 70)).to(q.container) for q in below]
-    expected = ops.requantize(sums, below, above, states)
-    got = border.requantize(sums, below, above, states, host)
+    expected = dispatch.requantize(sums, below, above, states)
+    got = boundary.requantize(sums, below, above, states, host)
     assert got.dtype == above.container
     assert got.shape == (4, 3, 70 * directions)
     assert torch.equal(got, expected)
     grad = torch.randn(got.shape)
     grad[1, 2, :5] = torch.nan
-    masked = ops.masked_requantized(sums, below, above, states, grad.clone())
+    masked = dispatch.masked_requantized(sums, below, above, states, grad.clone())
     assert 0.1 < (masked == 0).float().mean() < 0.9
-    border.mask_requantized(sums, below, above, states, grad, host)
+    boundary.mask_requantized(sums, below, above, states, grad, host)
     torch.testing.assert_close(grad, masked, rtol=0, atol=0, equal_nan=True)
     none = [each[:0] for each in states]
-    assert border.requantize(sums, below, above, none, host).shape == (0, 3, 70 * directions)
+    assert boundary.requantize(sums, below, above, none, host).shape == (0, 3, 70 * directions)
 
 
 def test_events(host):
     seed, shape = torch.tensor(-1234567890123456789), (3, 5, 300)
-    found = border.events(seed, 0.3, shape, 7, host)
+    found = boundary.events(seed, 0.3, shape, 7, host)
     assert torch.equal(found, events(seed, 0.3, shape, 7))
-    assert border.events(seed, 1.0, shape, 7, host).all()
-    assert border.events(seed, 0.5, (0, 5, 300), 7, host).shape == (0, 5, 300)
+    assert boundary.events(seed, 1.0, shape, 7, host).all()
+    assert boundary.events(seed, 0.5, (0, 5, 300), 7, host).shape == (0, 5, 300)

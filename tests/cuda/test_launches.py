@@ -6,12 +6,12 @@ import threading
 import pytest
 import torch
 
+from kernel_runtime.cuda import driver
+from kernel_runtime.cuda.ctypes_structs import structure
+from kernel_runtime.cuda.launch import Grid, Kernel
+from kernel_runtime.cuda.workspace import Memory
 from quant_gru._errors import QuantGRUError
-from quant_gru.kernels.cpu import _native
-from quant_gru.kernels.cuda import driver
-from quant_gru.kernels.cuda.launch import Grid, Kernel
-from quant_gru.kernels.cuda.memory import Memory
-from quant_gru.kernels.cuda.structures import structure
+from quant_gru.kernels import _native
 
 Pointer = ctypes.c_void_p
 TwoC = structure("TwoC", first=Pointer, second=Pointer * 2, count=ctypes.c_int64)

@@ -5,7 +5,7 @@ import torch
 
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import build_table
-from quant_gru.kernels.cuda.lines import CODES, continued, lines, most_lines
+from quant_gru.kernels.cuda.gates.compressed_table import CODES, continued, lines, most_lines
 
 
 def read(found, entries):

@@ -9,10 +9,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from quant_gru import QuantGRU, QuantGRUWarning, _gru
+from kernel_runtime.cuda import compiler, driver
+from quant_gru import QuantGRU, QuantGRUWarning
 from quant_gru.cli import app
-from quant_gru.kernels import ops
-from quant_gru.kernels.cuda import compiler, driver
+from quant_gru.kernels import dispatch
+from quant_gru.modules import gru as _gru
 
 GPU = torch.device("cuda", 0)
 
@@ -53,13 +54,13 @@ def test_the_reference_on_a_gpu_is_said_once(without_bindings, device, monkeypat
     monkeypatch.setattr(torch.version, "cuda", cuda)
     install = rf'reference executor.*cuda-bindings.*pip install "cuda-bindings=={package}\.\*"'
     with pytest.warns(QuantGRUWarning, match=install) as said:
-        assert not ops.runs_on_gpu(GPU)
+        assert not dispatch.runs_on_gpu(GPU)
     assert said[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not ops.runs_on_gpu(GPU)
-        assert not ops.runs_on_gpu(torch.device("cpu"))
-        assert ops.executor_name(GPU) == "reference (PyTorch integers, cuda)"
+        assert not dispatch.runs_on_gpu(GPU)
+        assert not dispatch.runs_on_gpu(torch.device("cpu"))
+        assert dispatch.executor_name(GPU) == "reference (PyTorch integers, cuda)"
 
 
 def test_nvrtc_alone_is_missing(device, monkeypatch):
@@ -114,12 +115,12 @@ def test_the_end_of_a_calibration_loads_the_compiler(device, monkeypatch):
     loaded = []
     monkeypatch.setattr(driver, "machine_of", loaded.append)
     monkeypatch.setattr(compiler, "missing", lambda: "nothing")
-    ops.load(GPU)
+    dispatch.load(GPU)
     driver._missing.cache_clear()
     monkeypatch.setattr(compiler, "missing", lambda: None)
-    ops.load(torch.device("cpu"))
+    dispatch.load(torch.device("cpu"))
     assert not loaded
-    ops.load(GPU)
+    dispatch.load(GPU)
     assert loaded == [GPU]
     seen = []
     monkeypatch.setattr(_gru, "load", seen.append)
@@ -131,7 +132,7 @@ def test_the_end_of_a_calibration_loads_the_compiler(device, monkeypatch):
 
 
 def test_importing_the_package_imports_nothing_of_cuda():
-    for path in (driver.__file__, compiler.__file__, ops.__file__):
+    for path in (driver.__file__, compiler.__file__, dispatch.__file__):
         with open(path, encoding="utf-8") as file:
             body = ast.parse(file.read()).body
         names = [node.module for node in body if isinstance(node, ast.ImportFrom)]

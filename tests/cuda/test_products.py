@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernel_runtime.cuda import cublaslt, driver
+from kernel_runtime.cuda.cublaslt import Product
+from kernel_runtime.cuda.workspace import Memory
 from quant_gru._errors import QuantGRUError
-from quant_gru.kernels.cpu import _native
-from quant_gru.kernels.cuda import driver, products
-from quant_gru.kernels.cuda.backward.products import Factors, LastProducts, Matrix
-from quant_gru.kernels.cuda.memory import Memory
-from quant_gru.kernels.cuda.products import Product
+from quant_gru.kernels import _native
+from quant_gru.kernels.cuda.backward.final_gemms import Factors, LastProducts, Matrix
 
 sys.path.insert(0, str(Path(__file__).parent))
 from stub_cublas import FAILED, Cublas
@@ -39,7 +39,7 @@ def cublas():
 @pytest.fixture
 def device(cublas, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
-    return Device(products.Library(cublas.functions))
+    return Device(cublaslt.Library(cublas.functions))
 
 
 def operands(m, n, k, transposed):
@@ -92,7 +92,7 @@ def test_no_library_no_product(cublas, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
     assert Device(None).multiply(Product(2, 3, 4, True)) is None
     cublas.refuses = "Create"
-    library = products.Library(cublas.functions)
+    library = cublaslt.Library(cublas.functions)
     assert not library.works
     assert Device(library).multiply(Product(2, 3, 4, True)) is None
 
@@ -106,10 +106,10 @@ def test_failures_are_told(cublas, device):
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="of builds without CUDA")
 def test_there_is_no_library_without_cuda():
-    assert products.loaded() is None
+    assert cublaslt.loaded() is None
 
 
-@pytest.mark.skipif(products.loaded() is None, reason="needs a GPU's library")
+@pytest.mark.skipif(cublaslt.loaded() is None, reason="needs a GPU's library")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("m", "n", "k"), [(384, 64, 1600), (60, 5, 21), (1536, 512, 4096)])
 @pytest.mark.parametrize("transposed", [False, True])

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from kernel_runtime.cuda.launch import Grid
 from quant_gru import QuantConfig, QuantGRU, QuantGRUWarning
-from quant_gru.kernels.cuda import executor, planner
-from quant_gru.kernels.cuda.launch import Grid
-from quant_gru.kernels.cuda.projection import (
+from quant_gru.kernels.cuda.forward import executor
+from quant_gru.kernels.cuda.projection.from_codes import (
     LARGE,
     MEDIUM,
     SMALL,
@@ -21,7 +21,8 @@ from quant_gru.kernels.cuda.projection import (
     projection,
     resident,
 )
-from quant_gru.kernels.cuda.structures import ProjectC
+from quant_gru.kernels.cuda.recurrence import planner
+from quant_gru.kernels.cuda.structs import ProjectC
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))

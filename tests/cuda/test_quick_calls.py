@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru._quick import kept_weights
-from quant_gru._quick_gpu import QuickGPU
+from quant_gru.execution.prepared_call import kept_weights
+from quant_gru.execution.prepared_gpu_call import QuickGPU
 from quant_gru.integer.backward import Kept
-from quant_gru.kernels.cpu import _native
-from quant_gru.kernels.cuda import planner, stack
+from quant_gru.kernels import _native
+from quant_gru.kernels.cuda.forward import stack
+from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from quant_gru import QuantConfig, QuantGRU, _gru
+from kernel_runtime.cuda import driver
+from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernels.cpu import executor as cpu
-from quant_gru.kernels.cuda import driver, planner
 from quant_gru.kernels.cuda.backward import planner as back_planner
-from quant_gru.kernels.cuda.backward import quick
+from quant_gru.kernels.cuda.backward import prepared
+from quant_gru.kernels.cuda.recurrence import planner
+from quant_gru.modules import gru as _gru
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER
@@ -70,14 +72,14 @@ def check(gru, *args, **options):
     assert step_of(gru) is not None
     calls, ran = [], []
     with pytest.MonkeyPatch.context() as patch:
-        general, run = _gru.run, quick.QuickBackward.run
+        general, run = _gru.run, prepared.QuickBackward.run
         patch.setattr(_gru, "run", lambda *a: calls.append(a) or general(*a))
-        patch.setattr(quick.QuickBackward, "run", lambda *a: ran.append(run(*a)) or ran[-1])
+        patch.setattr(prepared.QuickBackward, "run", lambda *a: ran.append(run(*a)) or ran[-1])
         found = results(gru, *args, **options)
         assert not calls
         assert [each is None for each in ran] == ([] if gru.bidirectional else [False])
         patch.setattr(_gru.QuantGRU, "_keep_step", lambda *_: None)
-        patch.setattr(quick.QuickBackward, "run", lambda *_: None)
+        patch.setattr(prepared.QuickBackward, "run", lambda *_: None)
         patch.setattr(type(step_of(gru)), "run", lambda *_: None)
         expected = results(gru, *args, **options)
         assert len(calls) == 1
@@ -162,7 +164,7 @@ def test_native_backwards_keep_little_memory(cublas, monkeypatch):
     assert back._latest is not latest
     assert not latest.native.forget()
     assert back._latest.native.forget()
-    monkeypatch.setattr(quick, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(prepared, "_KEPT_BYTES", 0)
     results(gru, x[:4])
     results(gru, x[:4])
     assert not back._latest.native.forget()
@@ -340,7 +342,7 @@ def test_little_memory_is_kept(monkeypatch):
     assert back._latest._space is space
     results(gru, x[:5])
     assert sum(each._space is not None for each in back._kinds.values()) == 1
-    monkeypatch.setattr(quick, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(prepared, "_KEPT_BYTES", 0)
     back._latest.forget_space()
     results(gru, x[:5])
     assert back._latest._space is None

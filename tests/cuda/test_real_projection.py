@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig
-from quant_gru.kernels.cuda import executor, planner, projection
-from quant_gru.kernels.cuda.frozen import MOST_SHARED
-from quant_gru.kernels.cuda.projection import SMALL as SMALL_TILE
-from quant_gru.kernels.cuda.projection import End, Resident, end_of
-from quant_gru.kernels.cuda.real_projection import (
+from quant_gru.kernels.cuda.forward import executor
+from quant_gru.kernels.cuda.plan.structure import MOST_SHARED
+from quant_gru.kernels.cuda.projection import from_codes
+from quant_gru.kernels.cuda.projection.from_codes import SMALL as SMALL_TILE
+from quant_gru.kernels.cuda.projection.from_codes import End, Resident, end_of
+from quant_gru.kernels.cuda.projection.from_reals import (
     MEDIUM,
     SMALL,
     TALL,
@@ -30,6 +31,7 @@ from quant_gru.kernels.cuda.real_projection import (
     kernel_of,
     real_projection,
 )
+from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER
@@ -400,7 +402,7 @@ def test_many_weights_stay_and_take_codes():
     numbers = executor.numbers_of(plan_of(QuantConfig.int8(), 256, 16, 1))
     for H, reals in ((512, True), (1024, False)):
         shape = planner.make_shape(H, 1, 1, 1, 8)
-        assert projection.resident(hopper, numbers, shape, 200, 64)
+        assert from_codes.resident(hopper, numbers, shape, 200, 64)
         assert bool(choose_for(hopper, numbers, shape, 200, 64)) is reals
 
 

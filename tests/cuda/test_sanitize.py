@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import sanitize
 import sanitized_calls
 
-from quant_gru.kernels.cuda.real_projection import choose_groups
+from quant_gru.kernels.cuda.projection.from_reals import choose_groups
 
 ATTACH = "========= Error: Target application failed to attach\n"
 OF_OTHERS = """========= COMPUTE-SANITIZER

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernel_runtime.cuda.ctypes_structs import structure
+from kernel_runtime.cuda.launch import PLAIN, Grid, Kernel
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import cell
-from quant_gru.kernels.cuda import frozen
-from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel
-from quant_gru.kernels.cuda.saturated import saturated_numbers
-from quant_gru.kernels.cuda.structures import CELL_C, SaturatedC, structure
+from quant_gru.kernels.cuda.gates.saturating import saturated_numbers
+from quant_gru.kernels.cuda.plan import structure as frozen
+from quant_gru.kernels.cuda.structs import CELL_C, SaturatedC
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))

@@ -10,8 +10,8 @@ import torch
 
 from quant_gru import QuantConfig
 from quant_gru.integer.backward import Tape, Wanted
-from quant_gru.kernels.cuda.backward import run, schedule
-from quant_gru.kernels.cuda.backward import slopes as shapes
+from quant_gru.kernels.cuda.backward import derivatives_planner as shapes
+from quant_gru.kernels.cuda.backward import launch_plan, layer
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -47,9 +47,9 @@ def slopes_of(host, tapes, precision, fused):
     host.launched.clear()
     given = zip(*(random_gradients(tape) for tape in tapes), strict=True)
     # schedules are kept by what they depend on, and tests change how they are made
-    run._schedules.clear()
-    run.backward(tapes, *given, Wanted(), precision, host)
-    run._schedules.clear()
+    layer._schedules.clear()
+    layer.backward(tapes, *given, Wanted(), precision, host)
+    layer._schedules.clear()
     names = [name for name, _ in host.launched if name in KERNELS]
     assert names == ["slopes_bytes" if fused else "slopes_of"]
     return host.slopes
@@ -58,7 +58,7 @@ def slopes_of(host, tapes, precision, fused):
 def check(host, monkeypatch, tapes, shape=None, precision="bf16"):
     """Both ways; `shape`: warps of units and groups of a block."""
     with monkeypatch.context() as m:
-        m.setattr(schedule, "slopes_shape", lambda *_: None)
+        m.setattr(launch_plan, "slopes_shape", lambda *_: None)
         expected = slopes_of(host, tapes, precision, False)
     with monkeypatch.context() as m:
         if shape is not None:
@@ -66,7 +66,7 @@ def check(host, monkeypatch, tapes, shape=None, precision="bf16"):
             def choose(H, rows, padded, tables, clusters):
                 return shapes.SlopesShape(*shape, padded, tables)
 
-            m.setattr(schedule, "slopes_shape", choose)
+            m.setattr(launch_plan, "slopes_shape", choose)
             # several tiles to a group
             grid = shapes.SlopesShape.grid
             m.setattr(shapes.SlopesShape, "grid", lambda *args: grid(*args[:4], 1))

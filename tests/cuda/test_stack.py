@@ -9,7 +9,11 @@ import torch
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import reference
 from quant_gru.integer.backward import Kept
-from quant_gru.kernels.cuda import executor, frozen, planner, real_projection, stack, together
+from quant_gru.kernels.cuda.forward import executor, stack
+from quant_gru.kernels.cuda.plan import structure
+from quant_gru.kernels.cuda.projection import from_reals
+from quant_gru.kernels.cuda.recurrence import direction_fusion as together
+from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gpu_pairs import of_random_ranges
@@ -77,8 +81,8 @@ def test_whole_calls_by_groups_of_warps(host, monkeypatch, config, shape):
     """The first layer's projection, of both directions, where products of four warps are."""
     monkeypatch.setenv(planner.VARIABLE, shape)
     monkeypatch.setattr(host, "arch", "sm_90a")
-    monkeypatch.setattr(real_projection, "_GROUP_ROWS", 0)
-    monkeypatch.setattr(real_projection, "_GROUP_WORK", 0)
+    monkeypatch.setattr(from_reals, "_GROUP_ROWS", 0)
+    monkeypatch.setattr(from_reals, "_GROUP_WORK", 0)
     gru = quantized(config, num_layers=2, bidirectional=True)
     host.launched.clear()
     check_calls(gru, host, (9, 8))
@@ -374,8 +378,8 @@ def test_directions_whose_tables_are_quadratics(host):
     gru.finalize_calibration()
     gru.use_quantization = True
     one, other = forms_of(gru._plan().cells[0])
-    assert set(one.recurrence.tables) == {frozen.LINES}
-    assert frozen.QUADRATIC in other.recurrence.tables
+    assert set(one.recurrence.tables) == {structure.LINES}
+    assert structure.QUADRATIC in other.recurrence.tables
     host.launched.clear()
     checked(gru, host, torch.randn(6, 3, C), torch.randn(2, 3, H))
     (macros,) = recurrences(host)

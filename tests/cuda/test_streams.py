@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from quant_gru.kernels.cuda.streams import Streams, made_on, native_streams
+from kernel_runtime.cuda.streams import Streams, made_on, native_streams
 
 
 class Recorded:

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.kernels.cuda import beside, executor, planner, projection, stack
-from quant_gru.kernels.cuda.beside import Beside
-from quant_gru.kernels.cuda.projection import STAYING, Resident
+from quant_gru.kernels.cuda.forward import executor, stack
+from quant_gru.kernels.cuda.projection import from_codes, overlap
+from quant_gru.kernels.cuda.projection.from_codes import STAYING, Resident
+from quant_gru.kernels.cuda.projection.overlap import Beside
+from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER, Host, folder_of
@@ -39,11 +41,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(projection, "STAYING", {1: SMALL, 2: SMALL})
-    monkeypatch.setattr(projection, "STAYING_ROWS", 50)
-    monkeypatch.setattr(projection, "STAYING_WEIGHTS", 16)
-    monkeypatch.setattr(beside, "_EARLIEST", 1)
-    monkeypatch.setattr(beside, "_TIME", {1: (0.01, 0), 2: (0.01, 0)})
+    monkeypatch.setattr(from_codes, "STAYING", {1: SMALL, 2: SMALL})
+    monkeypatch.setattr(from_codes, "STAYING_ROWS", 50)
+    monkeypatch.setattr(from_codes, "STAYING_WEIGHTS", 16)
+    monkeypatch.setattr(overlap, "_EARLIEST", 1)
+    monkeypatch.setattr(overlap, "_TIME", {1: (0.01, 0), 2: (0.01, 0)})
 
 
 def quantized(config, C=C, H=H, **options):
@@ -96,7 +98,7 @@ def test_what_is_there_is_counted(folder, small, config, N, clusters):
     counts = torch.zeros(both.stretches(T), dtype=torch.int32)
     found = []
     for ahead in (False, True):
-        kernel, grid, record, _keep = projection.projection(numbers, shape, T, N, SMALL, 4)
+        kernel, grid, record, _keep = from_codes.projection(numbers, shape, T, N, SMALL, 4)
         assert record.padded == rows.shape[-1]
         found.append(torch.full((words,), -7, dtype=torch.int32))
         record.bytes, record.Wx = rows.data_ptr(), found[-1].data_ptr()
@@ -125,10 +127,10 @@ def test_which_launches_wait_for_stretches(folder, small, monkeypatch):
     assert stretches(bidirectional=True) == [0]
     assert stretches((16, 24)) == [0]  # no room is left
     assert stretches((16, 10)) == [0]  # a tile is not whole
-    monkeypatch.setattr(beside, "ALLOWED", False)
+    monkeypatch.setattr(overlap, "ALLOWED", False)
     assert stretches(num_layers=2) == [0, 0]
-    monkeypatch.setattr(beside, "ALLOWED", True)
-    monkeypatch.setattr(beside, "_EARLIEST", 17)
+    monkeypatch.setattr(overlap, "ALLOWED", True)
+    monkeypatch.setattr(overlap, "_EARLIEST", 17)
     assert stretches() == [0]
 
 
@@ -155,7 +157,7 @@ def test_the_recurrence_keeps_its_room(sizes, expected):
     with torch.no_grad():
         numbers = executor.numbers_of(quantized("int8", features, units)._plan().cells[0][0])
     shape = planner.choose(numbers.form, units, N, 1, RESIDENT)
-    found = beside.beside(Hopper(), numbers, shape, T, N)
+    found = overlap.beside(Hopper(), numbers, shape, T, N)
     assert found == expected
     if found:
         assert shape.tiles(N) + found.clusters <= RESIDENT[shape.blocks]

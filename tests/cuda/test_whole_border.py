@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernel_runtime.cuda.launch import PLAIN, Grid, Kernel
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.kernels.cuda.launch import PLAIN, Grid, Kernel
-from quant_gru.kernels.cuda.real_projection import fill_division
-from quant_gru.kernels.cuda.structures import TakeC
+from quant_gru.kernels.cuda.projection.from_reals import fill_division
+from quant_gru.kernels.cuda.structs import TakeC
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER
@@ -48,7 +48,7 @@ def test_take(host, quantizer, features, fours):
     p.lo = quantizer.lo - quantizer.zero_point
     p.hi = quantizer.hi - quantizer.zero_point
     fill_division(p.division, quantizer)
-    host.launch(Kernel.of("take", "take", PLAIN), Grid((1, 1), 256), p)
+    host.launch(Kernel.of("boundary/quantize_input", "take", PLAIN), Grid((1, 1), 256), p)
     expected = torch.zeros(T, N, padded, dtype=torch.int64)
     expected[..., :features] = quantizer.quantize(x) - offset
     got = bytes_.to(torch.int64)

@@ -16,7 +16,7 @@ from quant_gru.demo.comparison import Row
 from quant_gru.demo.data import digits_task
 from quant_gru.demo.run import DemoOptions, run_demo
 from quant_gru.demo.training import predict
-from quant_gru.kernels.ops import executor_name
+from quant_gru.kernels.dispatch import executor_name
 
 EPOCHS = 12
 

@@ -6,23 +6,17 @@ import weakref
 import pytest
 import torch
 
-from quant_gru import (
-    QuantConfig,
-    QuantGRU,
-    QuantGRUError,
-    _frozen_plan,
-    _plan_cache,
-    _quick_gpu,
-)
-from quant_gru.kernels.cuda import numbers
-from quant_gru.kernels.cuda.capture import refuse_in_capture
+from kernel_runtime.cuda.graph_capture import refuse_in_capture
+from quant_gru import QuantConfig, QuantGRU, QuantGRUError
+from quant_gru.execution import frozen_plan, plan_cache, prepared_gpu_call
+from quant_gru.kernels.cuda.plan import tensors
 
 
 @pytest.fixture
 def capture(monkeypatch):
     """Whether a graph is captured, as far as plans are concerned."""
     now = [False]
-    for module in (_plan_cache, _frozen_plan, _quick_gpu, numbers):
+    for module in (plan_cache, frozen_plan, prepared_gpu_call, tensors):
         monkeypatch.setattr(module, "capturing", lambda device: now[0])
     return now
 
@@ -111,9 +105,9 @@ def test_a_frozen_plan_likewise(capture):
 def test_a_quick_way_that_was_captured_is_kept(capture, monkeypatch):
     gru = quantized()
     plans = gru._state.plans
-    monkeypatch.setattr(_quick_gpu.QuickGPU, "__init__", lambda self, captured: None)
+    monkeypatch.setattr(prepared_gpu_call.QuickGPU, "__init__", lambda self, captured: None)
     for captured in (True, False):
-        quick = plans.quick = _quick_gpu.QuickGPU(captured)
+        quick = plans.quick = prepared_gpu_call.QuickGPU(captured)
         quick.captured = captured
         known = weakref.ref(quick)
         del quick

@@ -11,7 +11,7 @@ from gru_helpers import C, H, quantized, same, seeded
 from torch import nn
 
 from quant_gru import QuantGRU, QuantGRUError, float_state_dict
-from quant_gru.kernels import ops
+from quant_gru.kernels import dispatch
 
 
 class TestShapesOfWeights:
@@ -97,14 +97,14 @@ class TestBetweenForwardAndBackward:
         expected = torch.autograd.grad(gru(x)[0].square().sum(), weights)
         loss = gru(x)[0].square().sum()
         inside, go_on, found = threading.Event(), threading.Event(), []
-        original = ops.backward_layer
+        original = dispatch.backward_layer
 
         def slow(*arguments):
             inside.set()
             go_on.wait(30)
             return original(*arguments)
 
-        monkeypatch.setattr("quant_gru._training.backward_layer", slow)
+        monkeypatch.setattr("quant_gru.autograd.straight_through.backward_layer", slow)
         thread = threading.Thread(target=lambda: found.extend(torch.autograd.grad(loss, weights)))
         thread.start()
         assert inside.wait(30)

@@ -9,7 +9,7 @@ from gru_helpers import CONFIGS, C, H, quantized, same, seeded, states
 
 from quant_gru import ConfigError, QuantGRU, QuantGRUError
 from quant_gru.config import CALIBRATED
-from quant_gru.kernels import ops
+from quant_gru.kernels import dispatch
 from quant_gru.kernels.cpu import executor as cpu
 
 DEEP = {"num_layers": 2, "bidirectional": True}
@@ -77,7 +77,7 @@ def test_parameters_follow_the_scales(tmp_path):
 
 @pytest.mark.skipif(cpu.chosen() == cpu.REFERENCE, reason="no native kernels")
 def test_states_go_back_through_the_kernels(monkeypatch):
-    monkeypatch.setattr(ops, "straight_through", lambda *_: pytest.fail("in float64"))
+    monkeypatch.setattr(dispatch, "straight_through", lambda *_: pytest.fail("in float64"))
     gru = learning(**DEEP).train()
     gru(seeded(T, N, C))[0].square().sum().backward()
     assert gru.log2_scale_l0.grad.norm() > 0
@@ -173,7 +173,9 @@ def test_bad_scales_get_better(config, options):
 def test_frozen_scales_cost_nothing(monkeypatch):
     gru = learning().train()
     gru.log2_scale_l0.requires_grad_(False)
-    monkeypatch.setattr("quant_gru._training.scale_gradients", lambda *_: pytest.fail("computed"))
+    monkeypatch.setattr(
+        "quant_gru.autograd.straight_through.scale_gradients", lambda *_: pytest.fail("computed")
+    )
     gru(seeded(T, N, C))[0].sum().backward()
     assert gru.log2_scale_l0.grad is None
 

@@ -15,10 +15,10 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
-import quant_gru._library as library
-import quant_gru._sources as sources
+import quant_gru.torch_ops.operators as library
+import quant_gru.torch_ops.plan_sources as sources
 from quant_gru import CalibrationError, QuantConfig, QuantGRU, QuantGRUError
-from quant_gru._noise import Noise
+from quant_gru.execution.noise import Noise
 
 FORWARD = torch.ops.quant_gru.forward.default
 BACKWARD = torch.ops.quant_gru.backward.default
@@ -318,7 +318,7 @@ def test_dropout_of_backward_is_that_of_forward(monkeypatch):
     assert torch.equal(before, torch.get_rng_state())
     real = [t.detach().requires_grad_() for t in (args[0], args[1], *args[3])]
     monkeypatch.setattr(
-        "quant_gru._training_options.draw", lambda *_, **__: Noise(torch.tensor(5), 0.5)
+        "quant_gru.modules.training_options.draw", lambda *_, **__: Noise(torch.tensor(5), 0.5)
     )
     weights = dict(zip((name for name, _ in gru.named_parameters()), real[2:], strict=True))
     expected_y, expected_h = functional_call(gru, weights, (real[0], real[1]))

@@ -7,10 +7,10 @@ from gru_helpers import C, H, packed, quantized, same, seeded, states, unpacked
 from torch import nn
 
 from quant_gru import ConfigError, FrozenQuantGRU, ParameterError, QuantGRU, QuantGRUError
-from quant_gru._noise import draw
+from quant_gru.execution.noise import draw
 from quant_gru.integer import reference
 from quant_gru.integer.plan import CellPlan
-from quant_gru.kernels import ops
+from quant_gru.kernels import dispatch
 from quant_gru.kernels.cpu import executor as cpu
 
 DEEP = {"num_layers": 2, "bidirectional": True}
@@ -78,7 +78,7 @@ class TestZoneoutInEval:
     def test_neither_way_goes_through_the_definition(self, monkeypatch):
         gru, x = quantized(zoneout=0.2, **DEEP), seeded(T, N, C)
         monkeypatch.setattr(reference, "run", lambda *_: pytest.fail("step by step"))
-        monkeypatch.setattr(ops, "straight_through", lambda *_: pytest.fail("in float64"))
+        monkeypatch.setattr(dispatch, "straight_through", lambda *_: pytest.fail("in float64"))
         assert cpu.stack_of(gru._plan(), cpu.chosen()) is not None
         gru(x)[0].sum().backward()
 

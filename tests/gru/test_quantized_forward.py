@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.utils import parametrize, prune
 
 from quant_gru import FrozenQuantGRU, ParameterError, QuantConfig, QuantGRU, QuantGRUError
-from quant_gru._noise import draw
+from quant_gru.execution.noise import draw
 
 DEEP = {"num_layers": 2, "bidirectional": True}
 KINDS = ["pot8", "free8-fused"]

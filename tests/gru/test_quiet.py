@@ -7,7 +7,7 @@ from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quant_gru import CalibrationError, QuantGRU
-from quant_gru._quiet import is_quiet
+from quant_gru.execution.quiet import is_quiet
 
 X = seeded(5, 3, C)
 

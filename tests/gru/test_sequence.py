@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from quant_gru._sequence import normalize
+from quant_gru.execution.sequence_layout import normalize
 
 C = 3
 

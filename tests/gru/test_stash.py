@@ -5,7 +5,7 @@ import torch
 from gru_helpers import C, H, quantized, same, seeded, states
 
 from quant_gru import ConfigError, QuantGRU
-from quant_gru._stash import packed, unpacked
+from quant_gru.autograd.state_compression import packed, unpacked
 from quant_gru.integer.quantizer import Quantizer
 
 T, N = 7, 3

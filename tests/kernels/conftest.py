@@ -2,7 +2,7 @@
 
 import pytest
 
-from quant_gru.kernels.cpu import _native
+from quant_gru.kernels import _native
 
 
 @pytest.fixture

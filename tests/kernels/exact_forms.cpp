@@ -25,7 +25,7 @@ inline int32_t __float_as_int(float v) { return low_bits<int32_t>(v); }
 inline float __int_as_float(int32_t v) { return low_bits<float>(v); }
 inline int32_t __double2loint(double v) { return low_bits<int32_t>(v); }
 
-#include "cell.cuh"
+#include "gates/arithmetic.cuh"
 
 template <class Real>
 Sum<Real> sum_of(const double *m, double lo, double hi) {
@@ -51,14 +51,14 @@ void run(int form, long n, const double *a, const double *b, const double *m, do
 
 #else
 
-#include "plan.hpp"
+#include "cpu/core/plan.hpp"
 
 namespace quant_gru {
 namespace {
 constexpr float kRound = 12582912.f;
 using OperandByte = int16_t;
-#include "gates.inl"
-#include "lanes.inl"
+#include "cpu/core/gates.inl"
+#include "cpu/isa/lanes.inl"
 }  // namespace
 }  // namespace quant_gru
 

@@ -11,7 +11,7 @@ from quant_gru.config import WEIGHTS
 from quant_gru.integer.plan import CellPlan, build_frozen, build_weights
 from quant_gru.integer.qparams import float32, make_qparams
 from quant_gru.integer.quantizer import Quantizer, code_limits
-from quant_gru.kernels.live import LiveWeights, tensors_of
+from quant_gru.kernels.live_weights import LiveWeights, tensors_of
 
 REACH = {"input.x": 4.0, "output.h": 1.0, "matmul.Wx": 3.0, "matmul.Rh": 3.0, "op.rRh": 2.0}
 REACH |= dict.fromkeys(("gate.z_pre", "gate.r_pre", "gate.g_pre"), 6.0)

@@ -28,7 +28,7 @@ ELSE = (
 def load(folder: Path) -> None:
     """Put the module found in `folder` in the place of the installed one."""
     (path,) = folder.glob("_native*.so")
-    name = "quant_gru.kernels.cpu._native"
+    name = "quant_gru.kernels._native"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -50,8 +50,9 @@ def main() -> None:
 
     from quant_gru.integer import reference
     from quant_gru.integer.backward import Tape, Wanted, straight_through
-    from quant_gru.kernels.cpu import _native, executor
-    from quant_gru.kernels.cpu.training import backward
+    from quant_gru.kernels import _native
+    from quant_gru.kernels.cpu import executor
+    from quant_gru.kernels.cpu.backward import backward
 
     assert str(sys.argv[1]) in str(executor._native.__file__)
     # however little there is to do, threads share it

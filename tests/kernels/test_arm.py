@@ -33,7 +33,7 @@ pytest.importorskip("ziglang", reason="needs ziglang, to compile for Arm")
 Machine = pytest.importorskip("machine", reason="needs unicorn, to emulate Arm").Machine
 
 HERE = Path(__file__).parent
-KERNELS = Path(quant_gru.__file__).parent / "kernels" / "cpu"
+KERNELS = Path(quant_gru.__file__).parent / "kernels"
 VARIANTS = ("neon-dot", "portable")
 SWEEP = {"w8a8": 160, "w8a16": 160, "w16a16": 100, "mixed": 100}
 BATCH = 20
@@ -131,9 +131,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = [sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-musl"]
     options = [*match[1].split(), "-std=c++17", "-O3", "-fno-sanitize=all", "-DQG_NEON_DOT"]
     options += [f"-I{HERE / 'arm'}", f"-I{KERNELS}"]
-    names = ["layer", "variants", "wide", "portable", "neon_dot"]
+    names = ["core/layer", "core/variants", "core/wide", "isa/portable", "isa/neon_dot"]
     objects = []
-    for source in [HERE / "arm" / "main.cpp", *(KERNELS / f"{name}.cpp" for name in names)]:
+    for source in [HERE / "arm" / "main.cpp", *(KERNELS / f"cpu/{name}.cpp" for name in names)]:
         cpu = "generic+v8_2a+dotprod" if source.stem == "neon_dot" else "generic"
         objects.append(folder / f"{source.stem}.o")
         command = [*compiler, f"-mcpu={cpu}", *options, "-c", str(source), "-o", str(objects[-1])]

@@ -11,8 +11,9 @@ from torch import Tensor
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.integer import reference
 from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
-from quant_gru.kernels.cpu import _native, executor
-from quant_gru.kernels.cpu.training import backward
+from quant_gru.kernels import _native
+from quant_gru.kernels.cpu import executor
+from quant_gru.kernels.cpu.backward import backward
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gradient_errors import SUMS, error, terms

@@ -6,8 +6,8 @@ import torch
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
-from quant_gru.kernels import ops
-from quant_gru.kernels.cpu import border
+from quant_gru.kernels import dispatch
+from quant_gru.kernels.cpu import boundary
 
 QUANTIZERS = [
     Quantizer(bits, signed, torch.tensor(scale).item(), zero)
@@ -45,7 +45,7 @@ def layouts(x: torch.Tensor):
 def test_codes_of_real_values(quantizer):
     torch.manual_seed(0)
     for x in layouts(values(quantizer, 5, 7, 37)):
-        codes, nan = border.quantize(quantizer, x)
+        codes, nan = boundary.quantize(quantizer, x)
         assert codes.dtype == quantizer.container
         assert torch.equal(codes.long(), quantizer.quantize(x))
         assert torch.equal(nan, x.isnan().any(-1))
@@ -58,7 +58,7 @@ def test_mask_of_real_values(quantizer):
         grad = torch.randn(x.shape)
         grad[..., 3] = torch.nan
         expected = grad * quantizer.inside(x)
-        border.mask(quantizer, x, grad)
+        boundary.mask(quantizer, x, grad)
         assert torch.equal(grad.nan_to_num(9), expected.nan_to_num(9))
 
 
@@ -79,24 +79,24 @@ def test_codes_and_mask_of_the_layer_below(directions, above):
         ]
         for each, q in sums(below, above):
             arguments = ([each] * directions, [q] * directions, above, codes)
-            unclamped = ops._unclamped(*arguments[:2], codes)
+            unclamped = dispatch._unclamped(*arguments[:2], codes)
             expected = unclamped.clamp(above.lo, above.hi)
-            found = border.requantize(*arguments)
+            found = boundary.requantize(*arguments)
             assert found.dtype == above.container
             assert torch.equal(found.long(), expected)
             grad = torch.randn(expected.shape)
             masked = grad * (unclamped == expected)
-            border.mask_requantized(*arguments, grad)
+            boundary.mask_requantized(*arguments, grad)
             assert torch.equal(grad, masked)
 
 
 def test_other_dtypes_and_widths_take_the_definition():
     wide = Quantizer(24, True, 2.0**-20)
     x = torch.randn(3, 2, 4)
-    assert not border.takes(wide, x)
+    assert not boundary.takes(wide, x)
     for each in (x.double(), x.half()):
-        assert not border.takes(QUANTIZERS[0], each)
-        codes, _ = ops.quantize(QUANTIZERS[0], each)
+        assert not boundary.takes(QUANTIZERS[0], each)
+        codes, _ = dispatch.quantize(QUANTIZERS[0], each)
         assert torch.equal(codes.long(), QUANTIZERS[0].quantize(each))
 
 
@@ -109,8 +109,8 @@ def test_gradients_are_those_of_the_reference(monkeypatch):
     gru.use_quantization = True
     x = (3 * torch.randn(7, 5, 6)).requires_grad_()
     found = torch.autograd.grad(gru(x)[0].square().sum(), [x, *gru.parameters()])
-    monkeypatch.setattr(ops.cpu_border, "takes", lambda *_: False)
-    monkeypatch.setattr(ops.cpu_border, "requantizes", lambda *_: False)
+    monkeypatch.setattr(dispatch.cpu_border, "takes", lambda *_: False)
+    monkeypatch.setattr(dispatch.cpu_border, "requantizes", lambda *_: False)
     expected = torch.autograd.grad(gru(x)[0].square().sum(), [x, *gru.parameters()])
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)

@@ -18,15 +18,15 @@ from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.weighted_sum import several_terms, tier_of
 from quant_gru.kernels import cpu
 from quant_gru.kernels.cpu import executor
-from quant_gru.kernels.cuda.frozen import form_of
-from quant_gru.kernels.cuda.numbers import Numbers
+from quant_gru.kernels.cuda.plan.structure import form_of
+from quant_gru.kernels.cuda.plan.tensors import Numbers
 
 HERE, KERNELS = Path(__file__).parent, Path(cpu.__file__).parents[1]
 COMPILER = shutil.which("g++")
 FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 FLAGS += ["-Wno-psabi", "-fPIC", "-shared"]
-CUDA = ["-DQG_HOST", f"-I{KERNELS / 'cuda'}", f"-I{KERNELS}"]
-CPU = [f"-I{KERNELS / 'cpu'}"]
+CUDA = ["-DQG_HOST", f"-I{KERNELS / 'cuda'}", f"-I{KERNELS}", f"-I{KERNELS.parents[1]}"]
+CPU = [f"-I{KERNELS}"]
 ONE, PRODUCT, TWO, SCALED = range(4)
 LO, HI = -128, 127
 WIDE_LO, WIDE_HI = -(1 << 16), (1 << 16) - 1

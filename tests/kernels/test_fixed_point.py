@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import quant_gru
 
-HEADER = Path(quant_gru.__file__).parent / "kernels" / "fixed_point.h"
+HEADER = Path(quant_gru.__file__).parent / "kernels" / "c99" / "fixed_point.h"
 SOURCE = """
 #include "fixed_point.h"
 int64_t round_one(int64_t v, int k) { return qg_round(v, k); }

@@ -20,11 +20,11 @@ from quant_gru.integer import reference
 from quant_gru.integer.plan import build_weights
 from quant_gru.integer.qparams import make_qparams
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.kernels.cpu import _native
+from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor as cpu
-from quant_gru.kernels.cuda import executor as gpu
-from quant_gru.kernels.cuda.numbers import DERIVED
-from quant_gru.kernels.live import live_of, settled, tensors_of
+from quant_gru.kernels.cuda.forward import executor as gpu
+from quant_gru.kernels.cuda.plan.tensors import DERIVED
+from quant_gru.kernels.live_weights import live_of, settled, tensors_of
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 VARIANTS = [each for each in cpu.choices() if each != cpu.REFERENCE]

@@ -4,10 +4,10 @@ import pytest
 import torch
 from random_stacks import random_stack
 
-from quant_gru._layers import run_real
-from quant_gru._stream import Stream
-from quant_gru.kernels.cpu import _native
+from quant_gru.execution.layers import run_real
+from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor as cpu
+from quant_gru.modules.stream import Stream
 
 NATIVE = cpu.choices()[:-1]
 

@@ -26,7 +26,7 @@ from quant_gru.demo.output import OutputFolder
 from quant_gru.demo.spoken import spoken_task
 from quant_gru.demo.tables import results_table, sqnr_table
 from quant_gru.demo.training import train
-from quant_gru.kernels.ops import executor_name
+from quant_gru.kernels.dispatch import executor_name
 
 ONE_THREAD_UP_TO = 128
 LEGEND = """\

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <exception>
 
-#include "layer.hpp"
+#include "cpu/core/layer.hpp"
 
 namespace {
 

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_runtime.allocators import maker, parts
 from quant_gru._errors import QuantGRUError
 from quant_gru.integer.plan import CellPlan, GRUPlan, WeightPart
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import chance
 from quant_gru.integer.tables import Table
 from quant_gru.integer.weighted_sum import WeightedSum
-from quant_gru.kernels.cpu import _native
-from quant_gru.kernels.makers import maker, parts
+from quant_gru.kernels import _native
 
 VARIABLE = "QUANT_GRU_CPU"
 REFERENCE = "reference"

@@ -2,8 +2,8 @@
 #ifndef QUANT_GRU_BACKWARD_CUH
 #define QUANT_GRU_BACKWARD_CUH
 
-#include "cell.cuh"
-#include "ptx.cuh"
+#include "gates/arithmetic.cuh"
+#include "kernel_runtime/cuda/ptx.cuh"
 
 // A channel of W x or R h, as the product of bytes needs it.
 struct Channel {

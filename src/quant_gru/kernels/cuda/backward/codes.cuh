@@ -2,8 +2,8 @@
 #ifndef QUANT_GRU_CODES_CUH
 #define QUANT_GRU_CODES_CUH
 
-#include "backward.cuh"
-#include "quantize.cuh"
+#include "backward/backward.cuh"
+#include "boundary/quantize.cuh"
 
 // Codes of an activation: as bytes, and less their zero point.
 struct Codes {

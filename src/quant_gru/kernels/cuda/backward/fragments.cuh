@@ -2,7 +2,7 @@
 #ifndef QUANT_GRU_FRAGMENTS_CUH
 #define QUANT_GRU_FRAGMENTS_CUH
 
-#include "backward.cuh"
+#include "backward/backward.cuh"
 
 // See back.cu. With scales, as back_grid.cu multiplies it: in PyTorch's order, over the
 // activation's scale.

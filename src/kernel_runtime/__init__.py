@@ -1,0 +1,1 @@
+"""Compile, keep, load and launch kernels; knows nothing of what they compute."""

@@ -1,0 +1,1 @@
+"""NVRTC, a cache on disk, the CUDA driver, streams, graphs and cuBLASLt."""

@@ -1,0 +1,386 @@
+"""Loads machine code and launches it: the CUDA driver, on torch's devices, streams and contexts."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+
+from kernel_runtime.cuda import compiler, cublaslt
+from kernel_runtime.cuda.ctypes_structs import structure
+from kernel_runtime.cuda.cublaslt import Described, Product, ProductC
+from kernel_runtime.cuda.graph_capture import refuse_in_capture
+from kernel_runtime.cuda.launch import Grid, Kernel, Multiplication
+from kernel_runtime.cuda.parallel_compile import Ahead
+from kernel_runtime.cuda.streams import streams_of
+from quant_gru._errors import QuantGRUError
+from quant_gru.kernels import _native
+
+_MISSING: Any = object()
+_OLDEST = (8, 0)
+_WITH_CLUSTERS = (9, 10)
+_CLUSTERS = (2, 4, 8, 16)
+_PORTABLE = 8
+# a block of the recurrent kernel as it is when the device is full
+_PROBE = Kernel.of("probe", "probe", {})
+_PROBE_THREADS, _PROBE_BYTES = 256, 128 << 10
+
+_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+AttributeC = structure("AttributeC", id=ctypes.c_int, pad=ctypes.c_int, value=ctypes.c_uint32 * 16)
+ConfigC: Any = structure(
+    "ConfigC",
+    grid=ctypes.c_uint * 3,
+    block=ctypes.c_uint * 3,
+    shared_bytes=ctypes.c_uint,
+    stream=ctypes.c_void_p,
+    attributes=ctypes.c_void_p,
+    count=ctypes.c_uint,
+)
+
+
+def _late(grid: Grid) -> Grid:
+    return grid._replace(early=False)
+
+
+class Loaded:
+    """A loaded kernel and what its launches share.
+
+    Attributes:
+        function: The driver's handle.
+        shared_bytes: Shared memory that a block may have.
+        config: Launch configuration; grid, block, shared memory and stream change per call.
+    """
+
+    def __init__(self, function: Any, grid: Grid) -> None:
+        self.function = function
+        self.address = int(function)
+        self.shared_bytes = grid.shared_bytes
+        self.lock = threading.Lock()
+        config: Any = ConfigC()
+        config.grid[2] = config.block[1] = config.block[2] = 1
+        wanted = []
+        if grid.cluster > 1:
+            wanted.append((_CLUSTER_DIMENSION, [grid.cluster, 1, 1]))
+        if grid.together:
+            wanted.append((_COOPERATIVE, [1, 0, 0]))
+        if grid.early:
+            wanted.append((_EARLY, [1, 0, 0]))
+        if wanted:
+            self._attributes: Any = (AttributeC * len(wanted))()
+            for attribute, (kind, value) in zip(self._attributes, wanted, strict=True):
+                attribute.id, attribute.value[0:3] = kind, value
+            config.attributes, config.count = ctypes.addressof(self._attributes), len(wanted)
+        self.config = config
+
+    def configure(self, grid: Grid, stream: int) -> int:
+        """Set what changes per call; returns the configuration's address."""
+        config = self.config
+        config.grid[0], config.grid[1] = grid.blocks
+        config.block[0] = grid.threads
+        config.shared_bytes = grid.shared_bytes
+        config.stream = stream
+        return ctypes.addressof(config)
+
+
+class _Launch:
+    """A launch with a configuration of its own.
+
+    Attributes:
+        addresses: As `_native.Launches.add` takes them.
+    """
+
+    def __init__(self, loaded: Loaded, grid: Grid, arguments: Any) -> None:
+        self._loaded = Loaded(loaded.function, grid)
+        config = self._loaded.configure(grid, 0)
+        self._arguments = arguments
+        self._pointers = ctypes.c_void_p(ctypes.addressof(arguments))
+        stream = config + ConfigC.stream.offset
+        parameters = ctypes.addressof(self._pointers)
+        self.addresses = (config, stream, self._loaded.address, parameters)
+
+
+class _Multiply:
+    """A product of matrices.
+
+    Attributes:
+        addresses: As `_native.Launches.add` takes them.
+    """
+
+    def __init__(self, described: Described) -> None:
+        self._described = described
+        record = ctypes.addressof(described.record)
+        stream = record + ProductC.stream.offset
+        self.addresses = (0, stream, described.function, record)
+
+
+class Prepared:
+    """Launches that are started again and again, one after the other.
+
+    Args:
+        device: Where they run.
+        load: Gives them. Kernels may still be compiled: it is called when the launches are asked
+            for, or started.
+    """
+
+    def __init__(self, device: Device, load: Callable[[], Sequence[_Launch | _Multiply]]) -> None:
+        self._device, self._load = device, load
+
+    @cached_property
+    def launches(self) -> Sequence[_Launch | _Multiply]:
+        """The launches."""
+        return self._load()
+
+    @cached_property
+    def native(self) -> _native.Launches:
+        """The same in native code, for as long as these are kept."""
+        found = _native.Launches(self._device.native)
+        for each in self.launches:
+            found.add(*each.addresses)
+        return found
+
+    def start(self, stream: int) -> None:
+        """Start the kernels on a stream."""
+        status = self.native.start(stream)
+        if status:
+            self._device.raise_for(status)
+
+
+class Device:
+    """One GPU and the kernels loaded on it.
+
+    Attributes:
+        native: The driver's functions, in the context of this device.
+        stream: Gives torch's current stream, behind what others have made.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._driver = _driver()
+        self.index = index
+        self.stream = streams_of(index).current
+        capability = torch.cuda.get_device_capability(index)
+        if capability < _OLDEST:
+            raise QuantGRUError(_too_old(capability))
+        # chips of other major versions have no clusters, or too little memory for ours
+        self.has_clusters = capability[0] in _WITH_CLUSTERS
+        self.arch = f"sm_{capability[0]}{capability[1]}" + ("a" if capability == (9, 0) else "")
+        self._ahead = Ahead(self.arch)
+        self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(index))
+        self.native = _native.Driver(*_functions(), int(self._context))
+        self._loaded: dict[tuple[Kernel, int], Loaded] = {}
+        self._shared: dict[Kernel, int] = {}  # that a block of a kernel may have
+        self._modules: dict[tuple[Any, ...], Any] = {}
+        self._clusters: dict[int, int] | None = None
+        self._library: Any = _MISSING
+        self._lock = threading.RLock()
+        if self.has_clusters:
+            # compiled while a plan's numbers are made
+            self.expect(_PROBE)
+
+    def clusters(self) -> Mapping[int, int]:
+        """Blocks of a cluster -> how many such clusters run at once."""
+        if self._clusters is None:
+            blocks = torch.cuda.get_device_properties(self.index).multi_processor_count
+            self._clusters = {1: blocks, **self._count_clusters()}
+        return self._clusters
+
+    def expect(self, kernel: Kernel) -> None:
+        """Begin to compile a kernel that will be prepared or launched."""
+        if (kernel.source, kernel.macros) not in self._modules:
+            self._ahead.expect(kernel)
+
+    def launch(
+        self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
+    ) -> None:
+        """Start a kernel on torch's current stream of this device.
+
+        Raises:
+            QuantGRUError: The kernel is not loaded yet and the stream is being captured, or the
+                driver refuses.
+        """
+        loaded = self._ready(kernel, grid)
+        pointers = ctypes.c_void_p(ctypes.addressof(arguments))
+        stream = self.stream()
+        with loaded.lock:
+            # the driver copies configuration and arguments before it returns
+            config = loaded.configure(grid, stream)
+            status = self.native.launch(config, loaded.address, ctypes.addressof(pointers))
+        if status:
+            self.raise_for(status)
+
+    def prepare(
+        self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
+    ) -> Prepared:
+        """Begin to compile a kernel, and keep what its launches share; they raise as `launch`."""
+        self.expect(kernel)
+
+        def load() -> list[_Launch]:
+            loaded = self._ready(kernel, grid)
+            return [_Launch(loaded, grid if self.has_clusters else _late(grid), arguments)]
+
+        return Prepared(self, load)
+
+    def multiply(self, product: Product) -> Multiplication | None:
+        """Prepare a product of matrices; None where the library cannot."""
+        if self._library is _MISSING:
+            functions = cublaslt.loaded()
+            with torch.cuda.device(self.index):
+                self._library = None if functions is None else cublaslt.Library(functions)
+        if self._library is None or not self._library.works:
+            return None
+        with torch.cuda.device(self.index):
+            found = self._library.describe(product)
+        if found is None:
+            return None
+        product_of = [_Multiply(found)]
+        return Multiplication(Prepared(self, lambda: product_of), found.record, found.workspace)
+
+    def join(self, launches: Sequence[Prepared]) -> Prepared:
+        """Prepared launches as one, started in one call of native code."""
+        found = [each for launch in launches for each in launch.launches]
+        return Prepared(self, lambda: found)
+
+    def raise_for(self, status: int) -> None:
+        """Raise the error that a launch returned; that of a product is negative."""
+        if status < 0:
+            raise QuantGRUError(f"Expected cuBLASLt to succeed, got status {-status}")
+        self._check((self._driver.CUresult(status),))
+
+    def _ready(self, kernel: Kernel, grid: Grid) -> Loaded:
+        loaded = self._loaded.get((kernel, grid.cluster))
+        if loaded is None or loaded.shared_bytes < grid.shared_bytes:
+            with self._current():
+                loaded = self._load(kernel, grid)
+        return loaded
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """Makes this device the driver's, and then again what was before: torch goes by it, too."""
+        driver = self._driver
+        before = self._check(driver.cuCtxGetCurrent())
+        if int(before) == int(self._context):
+            yield
+            return
+        self._check(driver.cuCtxSetCurrent(self._context))
+        try:
+            yield
+        finally:
+            self._check(driver.cuCtxSetCurrent(before))
+
+    def _load(self, kernel: Kernel, grid: Grid) -> Loaded:
+        what = f"a kernel that is not loaded yet ({kernel.source})"
+        refuse_in_capture(torch.device("cuda", self.index), what)
+        driver = self._driver
+        attribute = driver.CUfunction_attribute
+        with self._lock:
+            key = (kernel.source, kernel.macros)
+            module = self._modules.get(key)
+            if module is None:
+                code = self._ahead.take(kernel)
+                module = self._modules[key] = self._check(driver.cuModuleLoadData(code))
+            function = self._check(driver.cuModuleGetFunction(module, kernel.function.encode()))
+            # the function is that of all clusters: others launch it with more
+            shared = max(grid.shared_bytes, self._shared.get(kernel, 0))
+            self._shared[kernel] = shared
+            settings = {attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: shared}
+            if grid.cluster > _PORTABLE:
+                settings[attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
+            for name, value in settings.items():
+                self._check(driver.cuFuncSetAttribute(function, name, value))
+            loaded = self._loaded[kernel, grid.cluster] = Loaded(function, _late(grid))
+        return loaded
+
+    def _count_clusters(self) -> dict[int, int]:
+        if not self.has_clusters:
+            return {}
+        driver, found = self._driver, {}
+        with self._current():
+            for blocks in _CLUSTERS:
+                grid = Grid((blocks, 1), _PROBE_THREADS, blocks, _PROBE_BYTES)
+                function = self._load(_PROBE, grid).function
+                config, wanted = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+                config.gridDimX, config.blockDimX = blocks, _PROBE_THREADS
+                config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+                config.sharedMemBytes = _PROBE_BYTES
+                wanted.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+                wanted.value.clusterDim.x = blocks
+                wanted.value.clusterDim.y = wanted.value.clusterDim.z = 1
+                config.attrs, config.numAttrs = [wanted], 1
+                status, count = driver.cuOccupancyMaxActiveClusters(function, config)
+                if int(status) == 0 and count:
+                    found[blocks] = count
+        return found
+
+    def _check(self, result: tuple[Any, ...]) -> Any:
+        status, *rest = result
+        if int(status) != 0:
+            _, text = self._driver.cuGetErrorName(status)
+            name = text.decode() if isinstance(text, bytes) else str(status)
+            raise QuantGRUError(f"Expected the CUDA driver to succeed, got {name}")
+        return rest[0] if rest else None
+
+
+def available(device: torch.device) -> bool:
+    """Whether kernels can be compiled for and run on a device."""
+    return device.type == "cuda" and missing(device) is None
+
+
+def missing(device: torch.device) -> str | None:
+    """Why kernels do not run on a CUDA device of torch; None where they do."""
+    return _missing(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _missing(index: int) -> str | None:
+    if torch.version.hip is not None:
+        return f"Expected a GPU of NVIDIA, got one of ROCm {torch.version.hip}"
+    capability = torch.cuda.get_device_capability(index)
+    return _too_old(capability) if capability < _OLDEST else compiler.missing()
+
+
+def _too_old(capability: tuple[int, int]) -> str:
+    return (
+        f"Expected compute capability {_OLDEST[0]}.{_OLDEST[1]} or later, "
+        f"got {capability[0]}.{capability[1]}"
+    )
+
+
+def machine_of(device: torch.device) -> Device:
+    """The GPU that a tensor's device names."""
+    return _device(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _device(index: int) -> Device:
+    torch.cuda.init()
+    return Device(index)
+
+
+@cache
+def _driver() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise QuantGRUError(
+            f"Expected cuda-bindings to be installed (pip install cuda-bindings), got {error}"
+        ) from error
+    return driver
+
+
+@cache
+def _functions() -> tuple[int, int, int]:
+    """Addresses of the functions that calls use: nothing is converted on the way there."""
+    driver, found = _driver(), []
+    flags = int(driver.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT)
+    for name in (b"cuLaunchKernelEx", b"cuCtxGetCurrent", b"cuCtxSetCurrent"):
+        status, address, *_ = driver.cuGetProcAddress(name, 12000, flags)
+        if int(status) != 0 or not address:
+            raise QuantGRUError(f"Expected a driver of CUDA 12 or later, got {status!s}")
+        found.append(int(address))
+    return found[0], found[1], found[2]

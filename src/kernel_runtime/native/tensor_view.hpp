@@ -1,0 +1,111 @@
+// Tensors of torch as native code sees them: through the table of functions that torch gives for
+// it (DLPack's exchange of C), where there is one, or through their attributes.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "kernel_runtime/native/python_objects.hpp"
+
+namespace quant_gru {
+
+// Where a tensor of three dimensions is.
+struct View {
+    uintptr_t address;
+    int64_t shape[3], strides[3];
+
+    bool is_contiguous() const;
+};
+
+class Tensors {
+ public:
+    // type: torch.Tensor. device: get_device() of what is looked at, below 0 for the CPU.
+    Tensors(const nanobind::handle &type, int64_t device);
+
+    // Whether it is a Tensor, of this type itself, float32 on the device and of three dimensions.
+    bool is_plain(PyObject *o, View &to) const {
+        return reinterpret_cast<PyObject *>(Py_TYPE(o)) == type_.ptr() && view(o, to);
+    }
+    // The same of what is a Tensor, or of a type below.
+    bool view(PyObject *tensor, View &to) const;
+    uintptr_t address(PyObject *tensor) const;
+    // Whether a Tensor is float32 on the device, of a shape, at an address, and contiguous.
+    bool is_at(PyObject *tensor, uintptr_t address, const std::vector<int64_t> &shape) const;
+    bool is_contiguous(PyObject *tensor) const { return holds_true(is_contiguous_.call(tensor)); }
+    int64_t version(PyObject *tensor) const { return number(version_.of(tensor)); }
+    bool requires_grad(PyObject *tensor) const { return holds_true(requires_grad_.of(tensor)); }
+    // Whether its elements are to be negated when they are read.
+    bool is_neg(PyObject *tensor) const { return holds_true(is_neg_.call(tensor)); }
+    int64_t device() const { return device_; }
+
+ private:
+    // The head of DLPack's table, and a tensor in its terms.
+    struct Table {
+        uint32_t major, minor;
+        Table *before;
+        void *allocate, *from_object, *to_object;
+        int (*look)(void *object, void *to);
+    };
+    struct Look {
+        void *data;
+        int32_t device_type, device;
+        int32_t dimensions;
+        uint8_t code, bits;
+        uint16_t lanes;
+        const int64_t *shape, *strides;
+        uint64_t offset;
+    };
+
+    bool look(PyObject *tensor, Look &to) const;
+    // Whether it is float32 on the device.
+    bool is_ours(const Look &found) const;
+
+    int64_t device_;
+    const Table *table_ = nullptr;
+    nanobind::object type_, float32_, strided_;
+    Attribute dtype_, layout_, is_here_, shape_, version_, requires_grad_, data_ptr_, stride_,
+        is_neg_, get_device_, is_contiguous_;
+};
+
+// Makes tensors of one kind: a function with its arguments.
+class Maker {
+ public:
+    Maker() = default;
+    Maker(nanobind::object function, nanobind::tuple arguments)
+        : function_(function), arguments_(arguments) {}
+    nanobind::object operator()() const {
+        return checked(PyObject_Call(function_.ptr(), arguments_.ptr(), nullptr));
+    }
+
+ private:
+    nanobind::object function_, arguments_;
+};
+
+// The weights that something was made of: what tells that they are still the same.
+class KeptWeights {
+ public:
+    // weights: all of a module, kept by the caller for as long as this lives. steps: what has a
+    // `count` of optimizer steps, or None.
+    KeptWeights(const Tensors &tensors, const nanobind::sequence &weights, nanobind::object steps);
+
+    // Whether these, the module's now, are those that were given, unchanged.
+    bool hold(const Tensors &tensors, const nanobind::object &weights) const;
+    bool ask_for_gradient(const Tensors &tensors) const;
+
+ private:
+    struct Stamp {
+        PyObject *tensor;
+        int64_t version;
+        uintptr_t address;
+    };
+
+    int64_t count() const;
+
+    std::vector<Stamp> stamps_;
+    nanobind::object steps_;
+    int64_t count_ = 0;
+};
+
+}  // namespace quant_gru

@@ -1,0 +1,1 @@
+"""Training: straight-through gradients, learned scales, what is kept for backward."""

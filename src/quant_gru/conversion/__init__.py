@@ -1,0 +1,1 @@
+"""Whole models: replace their GRUs, calibrate them."""

@@ -1,0 +1,235 @@
+"""Whole models: swap their GRUs, calibrate them all at once."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sized
+from typing import Any, TypeVar, cast
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.rnn import PackedSequence
+
+from quant_gru._errors import CalibrationError, ConfigError, QuantGRUError
+from quant_gru.config import QuantConfig, QuantGRUWarning
+from quant_gru.execution.sequence_layout import to_device
+from quant_gru.modules.gru import QuantGRU
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+
+
+def convert_model(model: Model, config: QuantConfig | None = None, inplace: bool = False) -> Model:
+    """Swap every nn.GRU of a model for a QuantGRU that takes over its parameters.
+
+    The model computes what it did before: quantization is off until `calibrate_model`. A module
+    used twice is converted once. Hooks, names and the training mode stay; modules that are
+    QuantGRUs already are left as they are, whatever `config` says.
+
+    Args:
+        model: Any module; itself an nn.GRU, too.
+        config: Configuration of all GRUs; None for the default.
+        inplace: Whether to change `model` itself, so that the new GRUs hold its very parameters;
+            False to change a deep copy and leave `model` as it is.
+
+    Returns:
+        The converted model.
+
+    Raises:
+        QuantGRUError: There is no nn.GRU in the model, or it cannot be copied.
+    """
+    if config is not None and not isinstance(config, QuantConfig):
+        raise ConfigError(
+            f"Expected config to be a QuantConfig or None, got {type(config).__name__}"
+        )
+    if not any(isinstance(module, torch.nn.GRU) for module in model.modules()):
+        raise QuantGRUError(
+            f"Expected a model with at least one torch.nn.GRU, got none in {type(model).__name__}"
+        )
+    model = model if inplace else _copied(model)
+    converted: dict[torch.nn.Module, QuantGRU] = {}
+    for name, module in model.named_modules():
+        if type(module) is torch.nn.GRU:
+            converted[module] = _convert(module, config)
+        elif isinstance(module, torch.nn.GRU) and not isinstance(module, QuantGRU):
+            why = "a subclass of nn.GRU with code of its own"
+            if is_parametrized(module):
+                why = (
+                    "a GRU whose weights are parametrized (convert it first, or call "
+                    "torch.nn.utils.parametrize.remove_parametrizations)"
+                )
+            warnings.warn(
+                f"{name or 'the model'} is a {type(module).__name__}, {why}: left as it is",
+                QuantGRUWarning,
+                stacklevel=2,
+            )
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child in converted:
+                parent._modules[name] = converted[child]
+    return cast(Model, converted.get(model, model))
+
+
+def _copied(model: Model) -> Model:
+    try:
+        return copy.deepcopy(model)
+    except (RuntimeError, TypeError) as error:
+        raise QuantGRUError(
+            f"Expected a model that can be copied, got {type(error).__name__} ({error}); weights "
+            "that are computed from others, as those of torch.nn.utils.prune are until "
+            "prune.remove, cannot: give inplace=True"
+        ) from error
+
+
+def _convert(gru: torch.nn.GRU, config: QuantConfig | None) -> QuantGRU:
+    """A QuantGRU with everything `gru` has: parameters, hooks, mode."""
+    new = QuantGRU.__new__(QuantGRU)
+    new.__dict__.update(gru.__dict__)
+    for name in ("_parameters", "_buffers", "_modules"):
+        new.__dict__[name] = dict(gru.__dict__[name])
+    new._flat_weights = list(gru._flat_weights)
+    new._init_quantization(config, use_quantization=False)
+    return new
+
+
+def calibrate_model(
+    model: Model,
+    batches: Iterable[Any],
+    forward_fn: Callable[[torch.nn.Module, Any], Any] | None = None,
+    *,
+    progress: bool = True,
+) -> Model:
+    """Collect statistics of every QuantGRU in a model, make their scales, switch them on.
+
+    Args:
+        model: A model with QuantGRUs, such as `convert_model` returns. It runs in eval mode, in
+            floating point, and gets its mode back.
+        batches: Batches of real inputs: tensors, tuples or lists whose first item is the input
+            ((x, y) pairs), PackedSequences, or dicts of keyword arguments (entries that the
+            model's forward does not take are left out). They are moved to the model's device.
+        forward_fn: `forward_fn(model, batch)` runs a batch, where the above does not fit.
+        progress: Whether to show a progress bar (on a terminal only).
+
+    Returns:
+        `model`, with scales and `use_quantization` True (False where a configuration says
+        `disable_quantization`).
+
+    Raises:
+        CalibrationError: No QuantGRU, no batch, a GRU that no batch reached, or bad statistics.
+    """
+    grus = {name: m for name, m in model.named_modules() if isinstance(m, QuantGRU)}
+    if not grus:
+        raise CalibrationError(
+            f"Expected a model with at least one QuantGRU, got none in {type(model).__name__}; "
+            "call convert_model(model) first"
+        )
+    for name, gru in grus.items():
+        if gru.is_calibrated():
+            raise CalibrationError(
+                f"Expected GRUs without scales, got a calibrated one ({name or 'the model'!r}); "
+                "call its reset_calibration() first"
+            )
+    if isinstance(batches, (torch.Tensor, PackedSequence, Mapping)):
+        raise CalibrationError(
+            f"Expected batches to be an iterable of batches, got one {type(batches).__name__}; "
+            "pass [batch]"
+        )
+    before = [(gru, gru.calibrating, gru._state.copy()) for gru in grus.values()]
+    try:
+        _collect(model, grus, batches, forward_fn, progress)
+        _finalize(grus)
+    except BaseException:
+        for gru, _, state in before:
+            gru._state = state
+        raise
+    finally:
+        for gru, calibrating, _ in before:
+            gru.calibrating = calibrating
+    for gru in grus.values():
+        gru.use_quantization = not gru.config.disable_quantization
+    return model
+
+
+def _collect(
+    model: torch.nn.Module,
+    grus: Mapping[str, QuantGRU],
+    batches: Iterable[Any],
+    forward_fn: Callable[[torch.nn.Module, Any], Any] | None,
+    progress: bool,
+) -> None:
+    """Run all batches through the float model, every QuantGRU collecting."""
+    modes = [(module, module.training) for module in model.modules()]
+    count = 0
+    try:
+        model.eval()
+        for gru in grus.values():
+            gru.calibrating = True
+        with torch.no_grad():
+            for batch in _with_progress(batches, progress):
+                _forward(model, batch, forward_fn)
+                count += 1
+    finally:
+        for module, training in modes:
+            module.training = training
+    if count == 0:
+        raise CalibrationError("Expected at least one batch to calibrate with, got none")
+
+
+def _finalize(grus: Mapping[str, QuantGRU]) -> None:
+    for name, gru in grus.items():
+        try:
+            gru.finalize_calibration()
+        except CalibrationError as error:
+            raise CalibrationError(f"{error} (module {name!r})") from None
+
+
+def _forward(
+    model: torch.nn.Module,
+    batch: Any,
+    forward_fn: Callable[[torch.nn.Module, Any], Any] | None,
+) -> None:
+    parameter = next(model.parameters(), None)
+    batch = _to_device(batch, None if parameter is None else parameter.device)
+    if forward_fn is not None:
+        forward_fn(model, batch)
+    elif isinstance(batch, (torch.Tensor, PackedSequence)):
+        model(batch)
+    elif isinstance(batch, Mapping):
+        accepted = inspect.signature(model.forward).parameters
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+        model(**{key: value for key, value in batch.items() if takes_all or key in accepted})
+    elif isinstance(batch, (tuple, list)) and batch:
+        model(batch[0])
+    else:
+        raise CalibrationError(
+            "Expected a batch to be a tensor, a PackedSequence, a tuple, a list or a dict, got "
+            f"{type(batch).__name__}; pass forward_fn(model, batch)"
+        )
+
+
+def _to_device(value: Any, device: torch.device | None) -> Any:
+    if device is None:
+        return value
+    if isinstance(value, (torch.Tensor, PackedSequence)):
+        return to_device(value, device)
+    if isinstance(value, Mapping):
+        return {key: _to_device(item, device) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_to_device(item, device) for item in value))
+    if type(value) in (tuple, list):
+        return type(value)(_to_device(item, device) for item in value)
+    return value
+
+
+def _with_progress(batches: Iterable[Any], show: bool) -> Iterable[Any]:
+    console = Console(stderr=True)
+    if not (show and console.is_terminal):
+        yield from batches
+        return
+    total = len(batches) if isinstance(batches, Sized) else None
+    columns = (TextColumn("calibrating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield from bar.track(batches, total=total)

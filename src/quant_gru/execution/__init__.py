@@ -1,0 +1,1 @@
+"""What happens in a call: shapes, plans that follow weights, layers and directions."""

@@ -1,1 +1,0 @@
-"""What leaves the library: parameter files and, from them, other formats."""

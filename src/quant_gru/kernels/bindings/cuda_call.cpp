@@ -1,0 +1,125 @@
+#include "bindings/cuda_call.hpp"
+
+#include <stdexcept>
+#include <utility>
+
+namespace nb = nanobind;
+
+namespace quant_gru {
+
+uintptr_t CurrentStream::operator()() {
+    const auto now = static_cast<uintptr_t>(number(call(get_)));
+    if (now != before_) {
+        follow_();
+        before_ = now;
+    }
+    return now;
+}
+
+nb::object Space::take(int64_t size, uintptr_t stream, const Maker &make, const Tensors &tensors,
+                       uintptr_t &address) {
+    if (size <= size_ && stream == stream_) {
+        address = address_;
+        return tensor_;
+    }
+    nb::object made = make();
+    address = tensors.address(made.ptr());
+    if (size <= most_) {
+        size_ = size;
+        stream_ = stream;
+        address_ = address;
+        // last: what was there may be freed, and other threads come in
+        nb::object before = made;
+        std::swap(tensor_, before);
+    }
+    return made;
+}
+
+bool Space::forget() {
+    size_ = -1;
+    nb::object before;
+    std::swap(tensor_, before);
+    return before.is_valid();
+}
+
+Call::Call(Launches &launches, const std::vector<Fields *> &fields,
+           const std::vector<Input> &inputs, const Sizes &sizes, std::vector<Maker> makers,
+           const Tensors &tensors, const CurrentStream &stream, nb::object fail, nb::object keep)
+    : launches_(launches),
+      fields_(fields),
+      inputs_(inputs),
+      sizes_(sizes),
+      tensors_(tensors),
+      makers_(std::move(makers)),
+      stream_(stream),
+      fail_(std::move(fail)),
+      keep_(std::move(keep)) {}
+
+void Call::move_input(uintptr_t address, int64_t step, int64_t next) {
+    const bool aligned = !(address % 16 || step % 4 || next % 4 || sizes_.C % 4);
+    if (step == step_ && next == next_ && aligned == aligned_) return;
+    step_ = step;
+    next_ = next;
+    aligned_ = aligned;
+    for (const Input &each : inputs_) {
+        *reinterpret_cast<int64_t *>(each.step) = step;
+        *reinterpret_cast<int64_t *>(each.next) = next;
+        if (each.width == 8)
+            *reinterpret_cast<int64_t *>(each.fours) = aligned && each.may;
+        else
+            *reinterpret_cast<int32_t *>(each.fours) = aligned && each.may;
+    }
+}
+
+nb::object Call::run(const Given &given, Space *kept) {
+    const View &x_view = given.x_view;
+    if ((x_view.strides[2] != 1 && sizes_.C != 1) || tensors_.is_neg(given.x) ||
+        (given.h0 && (!given.h0_view.is_contiguous() || tensors_.is_neg(given.h0))))
+        return nb::borrow(Py_NotImplemented);
+
+    const bool keeps = makers_.size() > 5;
+    const uintptr_t stream = stream_();
+    uintptr_t to[kinds] = {};
+    auto at = [&](const nb::object &tensor) { return tensors_.address(tensor.ptr()); };
+    const nb::object y = makers_[given.rows_first](), last = makers_[2]();
+    nb::object nan, codes, space;
+    if (keeps) {
+        nan = makers_[5]();
+        codes = makers_[6]();
+        to[Call::nan] = at(nan);
+        to[Call::codes] = at(codes);
+    }
+    const Maker &make = makers_[keeps ? 3 : 4];
+    if (kept) {
+        const int64_t size = sizes_.space + (keeps ? 0 : sizes_.codes);
+        space = kept->take(size, stream, make, tensors_, to[Call::space]);
+    } else {
+        space = make();
+        to[Call::space] = at(space);
+    }
+    if (!keeps) to[Call::codes] = to[Call::space] + static_cast<uintptr_t>(sizes_.space);
+    to[Call::x] = x_view.address;
+    if (given.h0) to[Call::h0] = given.h0_view.address;
+    if (given.lengths) to[Call::lengths] = tensors_.address(given.lengths);
+    to[Call::y] = at(y);
+    to[Call::last] = at(last);
+    int status;
+    {
+        // a queue that is full may wait for a host function that wants the interpreter's lock
+        nb::gil_scoped_release release;
+        std::unique_lock<std::mutex> shared;
+        if (kept) shared = std::unique_lock<std::mutex>(kept->mutex());
+        const std::lock_guard<std::mutex> own(mutex_);
+        move_input(x_view.address, x_view.strides[given.rows_first],
+                   x_view.strides[!given.rows_first]);
+        for (int kind = 0; kind < kinds; ++kind) fields_[kind]->move(to[kind]);
+        status = launches_.start(stream);
+    }
+    if (status) {
+        fail_(status);
+        throw std::runtime_error("a launch failed");
+    }
+    return keeps ? nb::make_tuple(y, last, nan, codes) : nb::make_tuple(y, last);
+}
+
+}  // namespace quant_gru

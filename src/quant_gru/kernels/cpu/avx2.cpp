@@ -1,2 +1,0 @@
-#define QG_NAMESPACE avx2
-#include "avx2.inl"

@@ -1,2 +1,0 @@
-#define QG_NAMESPACE avx512_vnni
-#include "avx512.inl"

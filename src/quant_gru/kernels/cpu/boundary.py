@@ -1,0 +1,146 @@
+"""Codes at the border of a layer in training, and what was clamped there, in native code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels import _native
+
+NARROW_BITS = 16
+_CONTAINERS = (torch.int8, torch.uint8, torch.int16, torch.int32)  # as plan.hpp counts them
+
+
+def takes(quantizer: Quantizer, x: Tensor) -> bool:
+    """Whether these functions make codes of such values: float32 on the CPU, up to 16 bits."""
+    return (
+        quantizer.bits <= NARROW_BITS
+        and x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and x.dim() in (2, 3)
+    )
+
+
+def quantize(quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes in their container, as `Quantizer.quantize`, and rows with NaN in them.
+
+    Args:
+        quantizer: One that `takes` says yes to.
+        x: float32 (T, N, features) or (N, features).
+
+    Returns:
+        Codes of x's shape, and bool (T, N) or (N,).
+    """
+    x = _readable(x)
+    codes = torch.empty(x.shape, dtype=quantizer.container, device="cpu")
+    nan = torch.empty(x.shape[:-1], dtype=torch.bool, device="cpu")
+    _native.quantize(_real(x), _border(quantizer), codes.data_ptr(), nan.data_ptr())
+    return codes, nan
+
+
+def mask(quantizer: Quantizer, x: Tensor, grad: Tensor) -> None:
+    """Multiplies a gradient in place by 0 where the codes of `x` were clamped.
+
+    Args:
+        quantizer: As for `quantize`.
+        x: As for `quantize`.
+        grad: float32, contiguous, of x's shape.
+    """
+    x = _readable(x)  # kept until its address has been used
+    _native.mask(_real(x), _border(quantizer), grad.data_ptr())
+
+
+def requantizes(
+    sums: Sequence[WeightedSum], below: Sequence[Quantizer], above: Quantizer, codes: Tensor
+) -> bool:
+    """Whether `requantize` makes codes of those of a layer below: on the CPU, up to 16 bits."""
+    widths = [q.bits for q in (*below, above)]
+    return codes.device.type == "cpu" and max(widths) <= NARROW_BITS and len(sums) == len(below)
+
+
+def requantize(
+    sums: Sequence[WeightedSum],
+    below: Sequence[Quantizer],
+    above: Quantizer,
+    codes: Sequence[Tensor],
+) -> Tensor:
+    """X = weighted_sum(h - z_h), per direction of the layer below.
+
+    Args:
+        sums: Of each direction below.
+        below: The quantizers of its codes.
+        above: The quantizer of the result.
+        codes: Those of each direction (T, N, H), in their containers.
+
+    Returns:
+        Codes (T, N, directions * H) in their container.
+    """
+    T, N, H = codes[0].shape
+    width = H * len(codes)
+    found = torch.empty((T, N, width), dtype=above.container, device="cpu")
+    for d, half in enumerate(codes):
+        numbers = _between(sums[d], below[d], above)
+        to = found.data_ptr() + d * H * found.element_size()
+        half = half.to(below[d].container).contiguous()
+        _native.requantize(numbers, half.data_ptr(), T * N, H, to, width)
+    return found
+
+
+def mask_requantized(
+    sums: Sequence[WeightedSum],
+    below: Sequence[Quantizer],
+    above: Quantizer,
+    codes: Sequence[Tensor],
+    grad: Tensor,
+) -> None:
+    """Multiplies a gradient (T, N, directions * H) in place by 0 where `requantize` clamped.
+
+    Args:
+        sums: As for `requantize`, as are all but the last.
+        below: The quantizers of its codes.
+        above: The quantizer of the result.
+        codes: Those of each direction.
+        grad: float32, contiguous.
+    """
+    T, N, H = codes[0].shape
+    width = H * len(codes)
+    for d, half in enumerate(codes):
+        numbers = _between(sums[d], below[d], above)
+        to = grad.data_ptr() + d * H * grad.element_size()
+        half = half.to(below[d].container).contiguous()
+        _native.mask_requantized(numbers, half.data_ptr(), T * N, H, to, width)
+
+
+def _readable(x: Tensor) -> Tensor:
+    x = x.detach().resolve_neg()
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _real(x: Tensor) -> tuple[int, int, int, int, int, int]:
+    x = x if x.dim() == 3 else x[None]
+    T, N, features = x.shape
+    return (x.data_ptr(), x.stride(0), x.stride(1), T, N, features)
+
+
+def _border(q: Quantizer) -> tuple[float, int, int, int, int]:
+    return q.scale, q.zero_point, q.lo, q.hi, _CONTAINERS.index(q.container)
+
+
+def _between(
+    each: WeightedSum, below: Quantizer, above: Quantizer
+) -> tuple[float, float, float, int, int, int, int]:
+    (M,), k = each.multipliers, each.shift
+    return (
+        math.ldexp(int(M), -int(k)),
+        each.lo - each.zero_point,
+        each.hi - each.zero_point,
+        below.zero_point,
+        above.zero_point,
+        _CONTAINERS.index(below.container),
+        _CONTAINERS.index(above.container),
+    )

@@ -1,0 +1,112 @@
+#include "cpu/core/boundary.hpp"
+
+#include <type_traits>
+
+namespace quant_gru {
+namespace {
+
+constexpr float kRound = 12582912.f;              // 1.5 * 2^23: adding it rounds half-even
+constexpr double kRoundWide = 6755399441055744.;  // 1.5 * 2^52
+
+template <class T>
+inline T limited(T v, T lo, T hi) {
+    v = v < lo ? lo : v;
+    return v > hi ? hi : v;
+}
+
+// Calls f with a pointer to integers of the container's type.
+template <class F>
+void typed(Container container, void *data, F f) {
+    switch (container) {
+        case Container::i8:
+            return f(static_cast<int8_t *>(data));
+        case Container::u8:
+            return f(static_cast<uint8_t *>(data));
+        case Container::i16:
+            return f(static_cast<int16_t *>(data));
+        default:
+            return f(static_cast<int32_t *>(data));
+    }
+}
+
+template <class F>
+void typed(Container container, const void *data, F f) {
+    typed(container, const_cast<void *>(data), [&](auto *values) {
+        const auto *unchanged = values;
+        f(unchanged);
+    });
+}
+
+// What is beyond the limits before rounding is beyond them afterwards: they are integers.
+template <class To>
+bool quantize_row(const float *x, int64_t n, const Border &b, To *to) {
+    const float s = b.scale, lo = static_cast<float>(b.lo), hi = static_cast<float>(b.hi);
+    const int32_t zero = b.zero;
+    int nan = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        const float y = x[i] / s;
+        nan |= y != y;
+        const float inside = y != y ? 0.f : limited(y, lo, hi);
+        to[i] = static_cast<To>(static_cast<int32_t>((inside + kRound) - kRound) + zero);
+    }
+    return nan != 0;
+}
+
+void mask_row(const float *x, int64_t n, const Border &b, float *grad) {
+    const float s = b.scale, lo = static_cast<float>(b.lo), hi = static_cast<float>(b.hi);
+    for (int64_t i = 0; i < n; ++i) {
+        // near enough to zero to be rounded so; NaN stays
+        const float y = (limited(x[i] / s, lo - 1, hi + 1) + kRound) - kRound;
+        // a factor, for a gradient that is NaN stays so
+        const float above = y >= lo ? 1.f : 0.f, below = y <= hi ? 1.f : 0.f;
+        grad[i] *= above * below;
+    }
+}
+
+inline double rounded(const Requantizer &r, int32_t code, double lo, double hi) {
+    const double v = static_cast<double>(code - r.from_zero) * r.m;
+    return (limited(v, lo, hi) + kRoundWide) - kRoundWide;
+}
+
+}  // namespace
+
+void quantize_input(const RealInput &x, const Border &b, void *codes, uint8_t *nan) {
+    typed(b.container, codes, [&](auto *to) {
+        for (int64_t step = 0; step < x.T; ++step)
+            for (int64_t row = 0; row < x.N; ++row, to += x.C)
+                *nan++ = quantize_row(x.values + step * x.step + row * x.row, x.C, b, to);
+    });
+}
+
+void mask_input(const RealInput &x, const Border &b, float *grad) {
+    for (int64_t step = 0; step < x.T; ++step)
+        for (int64_t row = 0; row < x.N; ++row, grad += x.C)
+            mask_row(x.values + step * x.step + row * x.row, x.C, b, grad);
+}
+
+void requantize(const Requantizer &r, const void *codes, int64_t count, int64_t n, void *to,
+                int64_t to_row) {
+    typed(r.from, codes, [&](const auto *from) {
+        typed(r.to, to, [&](auto *out) {
+            using To = std::remove_reference_t<decltype(*out)>;
+            for (int64_t row = 0; row < count; ++row, from += n, out += to_row)
+                for (int64_t i = 0; i < n; ++i) {
+                    const double v = rounded(r, static_cast<int32_t>(from[i]), r.lo, r.hi);
+                    out[i] = static_cast<To>(static_cast<int32_t>(v) + r.to_zero);
+                }
+        });
+    });
+}
+
+void mask_requantized(const Requantizer &r, const void *codes, int64_t count, int64_t n,
+                      float *grad, int64_t grad_row) {
+    typed(r.from, codes, [&](const auto *from) {
+        for (int64_t row = 0; row < count; ++row, from += n, grad += grad_row)
+            for (int64_t i = 0; i < n; ++i) {
+                const double v = rounded(r, static_cast<int32_t>(from[i]), r.lo - 1, r.hi + 1);
+                grad[i] *= v >= r.lo && v <= r.hi ? 1.f : 0.f;
+            }
+    });
+}
+
+}  // namespace quant_gru

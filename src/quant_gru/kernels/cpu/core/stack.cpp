@@ -1,0 +1,184 @@
+#include "cpu/core/stack.hpp"
+
+namespace quant_gru {
+namespace {
+
+int64_t bytes_of(Container c) {
+    switch (c) {
+        case Container::i8:
+        case Container::u8:
+            return 1;
+        case Container::i16:
+            return 2;
+        case Container::i32:
+            return 4;
+        default:
+            return 8;
+    }
+}
+
+template <class From, class To>
+void convert(const From *from, int32_t from_zero, const Between &b, int32_t to_zero, To *to,
+             int64_t n) {
+    constexpr double magic = 6755399441055744.;  // 1.5 * 2^52: rounds half-even
+    const double lo = b.lo, hi = b.hi;
+    for (int64_t i = 0; i < n; ++i) {
+        double v = static_cast<double>(static_cast<int32_t>(from[i]) - from_zero) * b.m;
+        v = v < lo ? lo : v;
+        v = v > hi ? hi : v;
+        to[i] = static_cast<To>(static_cast<int32_t>((v + magic) - magic) + to_zero);
+    }
+}
+
+template <class From>
+void convert_from(const From *from, const Border &lower, const Between &b, const Border &upper,
+                  void *to, int64_t offset, int64_t n) {
+    switch (upper.container) {
+        case Container::i8:
+            convert(from, lower.zero, b, upper.zero, static_cast<int8_t *>(to) + offset, n);
+            break;
+        case Container::u8:
+            convert(from, lower.zero, b, upper.zero, static_cast<uint8_t *>(to) + offset, n);
+            break;
+        case Container::i16:
+            convert(from, lower.zero, b, upper.zero, static_cast<int16_t *>(to) + offset, n);
+            break;
+        default:
+            convert(from, lower.zero, b, upper.zero, static_cast<int32_t *>(to) + offset, n);
+            break;
+    }
+}
+
+void convert_row(const void *from, const Border &lower, const Between &b, const Border &upper,
+                 void *to, int64_t offset, int64_t n) {
+    switch (lower.container) {
+        case Container::i8:
+            convert_from(static_cast<const int8_t *>(from) + offset, lower, b, upper, to, offset,
+                         n);
+            break;
+        case Container::u8:
+            convert_from(static_cast<const uint8_t *>(from) + offset, lower, b, upper, to, offset,
+                         n);
+            break;
+        case Container::i16:
+            convert_from(static_cast<const int16_t *>(from) + offset, lower, b, upper, to, offset,
+                         n);
+            break;
+        default:
+            convert_from(static_cast<const int32_t *>(from) + offset, lower, b, upper, to, offset,
+                         n);
+            break;
+    }
+}
+
+}  // namespace
+
+Stack::Stack(std::vector<std::vector<const Layer *>> layers,
+             std::vector<std::vector<std::vector<Between>>> between)
+    : layers_(std::move(layers)), between_(std::move(between)) {}
+
+// below[direction] are the states (rows, H), in the container of that direction.
+void Stack::requantize(size_t layer, const void *const *below, void *const *codes,
+                       int64_t rows) const {
+    const int D = directions();
+    for (int direction = 0; direction < D; ++direction) {
+        const Border &upper = this->layer(layer, direction).x();
+        const int64_t H = this->layer(layer, direction).H(), size = bytes_of(upper.container);
+        for (int half = 0; half < D; ++half) {
+            const Border &lower = this->layer(layer - 1, half).h();
+            const char *from = static_cast<const char *>(below[half]);
+            const Between &b = between_[layer - 1][direction][half];
+            if (D == 1) {
+                convert_row(from, lower, b, upper, codes[direction], 0, rows * H);
+                continue;
+            }
+            for (int64_t row = 0; row < rows; ++row)
+                convert_row(from + row * H * bytes_of(lower.container), lower, b, upper,
+                            static_cast<char *>(codes[direction]) + (row * D + half) * H * size, 0,
+                            H);
+        }
+    }
+}
+
+bool Stack::run(const Call &call) {
+    const int D = directions();
+    const int64_t H = layer(0, 0).H(), N = call.N, T = call.T;
+    const int64_t part = T * N * H * 4;  // the codes of one direction
+    const bool several = depth() > 1;
+    Scratch::Lease lease(codes_, several ? static_cast<size_t>(part * D * (1 + D)) : 0);
+    char *states = static_cast<char *>(lease.data);
+    void *inputs[2] = {states + part * D, states + part * D * 2};
+    void *below[2] = {states, states + part};
+    for (size_t i = 0; i < depth(); ++i) {
+        if (i) requantize(i, below, inputs, T * N);
+        std::vector<Task> tasks;
+        for (int direction = 0; direction < D; ++direction) {
+            const Layer &one = layer(i, direction);
+            const int64_t index = static_cast<int64_t>(i) * D + direction;
+            Job job;
+            if (i == 0)
+                job.x = {call.x, true, call.x_step, call.x_row};
+            else
+                job.x = {inputs[direction], false, N * H * D, H * D};
+            job.h0 = {call.h0 ? call.h0 + index * N * H : nullptr, true, 0, H};
+            const bool top = i + 1 == depth();
+            if (top) {
+                job.out.real = call.y + direction * H;
+                job.out.real_step = call.y_step;
+                job.out.real_row = call.y_row;
+            }
+            if (call.kept) below[direction] = call.kept[index];
+            if (call.kept || !top) {
+                job.out.codes = below[direction];
+                job.out.codes_step = N * H;
+                job.out.codes_row = H;
+            }
+            job.last.real = call.last + index * N * H;
+            job.last.real_row = H;
+            job.lengths = call.lengths;
+            job.T = T;
+            job.N = N;
+            job.reverse = direction == 1;
+            tasks.push_back({&one, job});
+        }
+        if (run_tasks(tasks, call.threads, scratch_)) return true;
+    }
+    return false;
+}
+
+bool Stack::step(const float *x, int64_t N, void *const *state, float *y) {
+    const int64_t H = layer(0, 0).H(), C = layer(0, 0).C();
+    int64_t bytes = 0;
+    for (size_t i = 0; i < depth(); ++i) {
+        const int64_t each = layer(i, 0).workspace(N, 1);
+        bytes = each > bytes ? each : bytes;
+    }
+    Scratch::Lease lease(scratch_, static_cast<size_t>(bytes + N * H * 4));
+    void *codes = static_cast<char *>(lease.data) + bytes;
+    bool nan = false;
+    for (size_t i = 0; i < depth(); ++i) {
+        const Layer &one = layer(i, 0);
+        Job job;
+        if (i == 0) {
+            job.x = {x, true, 0, C};
+        } else {
+            requantize(i, &state[i - 1], &codes, N);
+            job.x = {codes, false, 0, H};
+        }
+        job.h0 = {state[i], false, 0, H};
+        job.last.codes = state[i];
+        job.last.codes_row = H;
+        if (i + 1 == depth()) {
+            job.last.real = y;
+            job.last.real_row = H;
+        }
+        job.T = 1;
+        job.N = N;
+        job.end_row = N;
+        job.workspace = lease.data;
+        nan |= one.run(job);
+    }
+    return nan;
+}
+
+}  // namespace quant_gru

@@ -1,0 +1,57 @@
+// All layers and directions of a GRU: real values in, real values out.
+#pragma once
+
+#include <memory>
+
+#include "cpu/core/layer.hpp"
+
+namespace quant_gru {
+
+// Codes of a state as codes of the next layer's input: clamp(rne(v * m), lo, hi), zero points
+// taken off; v has fewer than 2^17 values and m 24 bits.
+struct Between {
+    double m = 0;
+    int32_t lo = 0, hi = 0;
+};
+
+class Stack {
+ public:
+    // layers[layer][direction]; between[layer - 1][direction][direction below]
+    Stack(std::vector<std::vector<const Layer *>> layers,
+          std::vector<std::vector<std::vector<Between>>> between);
+
+    Stack(const Stack &) = delete;
+    Stack &operator=(const Stack &) = delete;
+
+    int directions() const { return static_cast<int>(layers_[0].size()); }
+    size_t depth() const { return layers_.size(); }
+    const Layer &layer(size_t i, int direction) const { return *layers_[i][direction]; }
+
+    struct Call {
+        const float *x = nullptr;  // (T, N, C), strides in elements
+        int64_t x_step = 0, x_row = 0;
+        const float *h0 = nullptr;  // (layers * directions, N, H), null for zeros
+        float *y = nullptr;         // (T, N, directions * H)
+        int64_t y_step = 0, y_row = 0;
+        float *last = nullptr;             // (layers * directions, N, H)
+        void *const *kept = nullptr;       // where the codes (T, N, H) of each go, or null
+        const int64_t *lengths = nullptr;  // (N) or null
+        int64_t T = 0, N = 0;
+        int threads = 1;
+    };
+    // Returns whether an input was NaN; what was written is of no use then.
+    bool run(const Call &call);
+
+    // States as codes, one step at a time: state[layer] is (N, H), read and written.
+    bool step(const float *x, int64_t N, void *const *state, float *y);
+
+ private:
+    // Input codes of a layer from the states below: (rows, directions * H) each.
+    void requantize(size_t layer, const void *const *below, void *const *codes, int64_t rows) const;
+
+    std::vector<std::vector<const Layer *>> layers_;
+    std::vector<std::vector<std::vector<Between>>> between_;
+    Scratch scratch_, codes_;
+};
+
+}  // namespace quant_gru

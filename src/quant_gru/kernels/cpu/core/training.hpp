@@ -1,0 +1,133 @@
+// What the backward of one layer and direction hands to the instruction sets: plain data, as in
+// plan.hpp. The gradient is linear in dL/dh' of each unit and step: once the codes of all states
+// are known, its slopes follow from them for all steps at once (`slopes`), one pass through time
+// turns slopes into gradients of both projections (`descend`), and products of those give the
+// gradients of inputs and weights.
+//
+// Rows are taken in blocks and steps in chunks; an item is a row of the block at a step of the
+// chunk, see `item_of`, with steps counted in the order of the forward. Channels stand as in the
+// fused kernel, units in groups: [group][gate][unit], gates in the order update, reset, candidate;
+// what is beyond H is zero.
+#pragma once
+
+#include "cpu/core/plan.hpp"
+
+namespace quant_gru {
+
+// How an instruction set wants what its float products read.
+struct ProductLayout {
+    int group;    // units that stand side by side
+    int columns;  // of a panel of weights
+    int block;    // features of codes that stand side by side
+};
+
+// The steps first_step .. first_step + steps of a block of rows, and what is known of them.
+struct Chunk {
+    int64_t T = 0, N = 0, first_step = 0, steps = 0, first_row = 0, rows = 0;
+    bool reverse = false;
+    const int64_t *lengths = nullptr;  // (N) or null
+    int64_t sum_steps = 1;  // whose items are summed together: chunks are multiples of it
+    int groups = 0;
+    // slopes of both projections, then their gradients: [group][item][gate][unit]
+    float *Wx = nullptr, *Rh = nullptr;
+    int64_t stride = 0;       // floats from group to group
+    float *direct = nullptr;  // slopes of the state before the step: [group][item][unit]
+    int64_t direct_stride = 0;
+    // zero-point-free codes: [block of features][item][feature], see ProductLayout::block
+    float *x = nullptr, *h = nullptr;
+    int64_t code_stride = 0;  // floats from block to block
+};
+
+// Real values of codes.
+struct Scales {
+    double x = 1, h = 1, Rh = 1, z = 1, r = 1, g = 1;
+};
+
+struct SlopeJob {
+    Chunk chunk;
+    Scales scales;
+    const void *x = nullptr, *h0 = nullptr, *out = nullptr;  // codes (T, N, C), (N, H), (T, N, H)
+    const uint8_t *held = nullptr;                           // (T, N, H) or null
+    int64_t first_row = 0, end_row = 0;
+    void *workspace = nullptr;
+};
+
+// Real weights in panels of columns: [panel][channel][column].
+struct Panels {
+    float *data = nullptr;
+    int count = 0;
+    int64_t channels = 0;  // groups * 3 * group
+};
+
+struct DescentJob {
+    Chunk chunk;
+    Panels R;
+    int H = 0;
+    const float *grad_out = nullptr;  // dL/dh of each step
+    int64_t grad_step = 0, grad_row = 0;
+    float *dh = nullptr;  // (rows, width): dL/dh after the chunk, becomes dL/dh before it
+    int64_t width = 0;
+    float *states = nullptr;  // (T, N, H): dL/dh after each step, or null
+    int64_t first_row = 0, end_row = 0;
+};
+
+// What follows from the gradients of both projections: sums over all items of the chunk, added to
+// what is there, for some groups, and gradients of inputs for some items.
+struct WeightJob {
+    Chunk chunk;
+    int x_blocks = 0, h_blocks = 0;
+    // [group][feature][gate][unit], features in whole blocks, in units of the codes; or null
+    float *dW = nullptr, *dR = nullptr;
+    double *dbw = nullptr, *dbr = nullptr;  // [group][gate][unit], or null
+    int first_group = 0, end_group = 0;
+    Panels W;
+    int C = 0;
+    float *dx = nullptr;  // (T, N, C), or null
+    int64_t first_item = 0, end_item = 0;
+};
+
+// Of this file alone: what one instruction set compiled must not be linked into another.
+namespace {
+
+constexpr int kItems = 48;          // that slopes are made of together
+constexpr int kProductRows = 24;    // items whose dx is made together
+constexpr int64_t kSumItems = 128;  // items whose sum is made before it is added to the others
+
+inline int64_t item_of(const Chunk &c, int64_t step_in_chunk, int64_t row) {
+    return step_in_chunk * c.rows + row - c.first_row;
+}
+
+inline int64_t step_of(const Chunk &c, int64_t place) {
+    return c.reverse ? c.T - 1 - place : place;
+}
+
+inline bool counts(const Chunk &c, int64_t row, int64_t step) {
+    return !c.lengths || c.lengths[row] > step;
+}
+
+}  // namespace
+
+// What every instruction set defines besides QG_INSTRUCTION_SET.
+#define QG_TRAINING_SET(name)                                          \
+    namespace name {                                                   \
+    extern const ProductLayout product_layout;                         \
+    void fused_slopes(const FusedPlan &plan, const SlopeJob &job);     \
+    void general_slopes(const GeneralPlan &plan, const SlopeJob &job); \
+    int64_t fused_slopes_workspace(const FusedPlan &plan);             \
+    int64_t general_slopes_workspace(const GeneralPlan &plan);         \
+    void descend(const DescentJob &job);                               \
+    void weight_products(const WeightJob &job);                        \
+    }
+QG_TRAINING_SET(portable)
+#if defined(QG_X86)
+QG_TRAINING_SET(avx2)
+QG_TRAINING_SET(avx_vnni)
+QG_TRAINING_SET(avx512_vnni)
+QG_TRAINING_SET(avx512_vbmi)
+QG_TRAINING_SET(amx_int8)
+#endif
+#if defined(QG_NEON_DOT)
+QG_TRAINING_SET(neon_dot)
+#endif
+
+}  // namespace quant_gru

@@ -1,0 +1,111 @@
+#include "cpu/core/variants.hpp"
+
+#include <stdexcept>
+
+#if defined(QG_X86)
+#include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#endif
+#if defined(QG_NEON_DOT) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+namespace quant_gru {
+namespace {
+
+bool always() { return true; }
+
+#if defined(QG_X86)
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+bool has_avx512_vnni() {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni");
+}
+
+bool has_avx512_vbmi() { return has_avx512_vnni() && __builtin_cpu_supports("avx512vbmi"); }
+
+bool has_amx_int8() {
+#if defined(QG_EMULATED_TILES)
+    return has_avx512_vbmi();
+#elif defined(__linux__)
+    unsigned a, b, c, d;
+    if (!has_avx512_vbmi() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    if ((d >> 24 & 3) != 3) return false;  // tiles, and their 8-bit products
+    // the kernel gives a process the tile registers when asked
+    constexpr long kRequest = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+    return false;
+#endif
+}
+
+bool has_avx_vnni() {
+    // not every compiler knows the name
+    unsigned a, b, c, d;
+    return has_avx2() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && a >= 1 &&
+           __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1) != 0;
+}
+#endif
+
+#if defined(QG_NEON_DOT)
+bool has_neon_dot() {
+#if defined(__linux__)
+    return (getauxval(AT_HWCAP) >> 20 & 1) != 0;  // HWCAP_ASIMDDP
+#else
+    return true;  // every Apple processor of this architecture
+#endif
+}
+#endif
+
+#define QG_VARIANT(text, space, runs) \
+    {text,                            \
+     runs,                            \
+     &space::layout,                  \
+     space::fused,                    \
+     space::general,                  \
+     space::multiply,                 \
+     space::scales,                   \
+     space::codes,                    \
+     &space::product_layout,          \
+     space::fused_slopes,             \
+     space::general_slopes,           \
+     space::fused_slopes_workspace,   \
+     space::general_slopes_workspace, \
+     space::descend,                  \
+     space::weight_products}
+
+const Variant kVariants[] = {
+#if defined(QG_X86)
+    QG_VARIANT("amx-int8", amx_int8, has_amx_int8),
+    QG_VARIANT("avx512-vbmi", avx512_vbmi, has_avx512_vbmi),
+    QG_VARIANT("avx512-vnni", avx512_vnni, has_avx512_vnni),
+    QG_VARIANT("avx-vnni", avx_vnni, has_avx_vnni),
+    QG_VARIANT("avx2", avx2, has_avx2),
+#endif
+#if defined(QG_NEON_DOT)
+    QG_VARIANT("neon-dot", neon_dot, has_neon_dot),
+#endif
+    QG_VARIANT("portable", portable, always),
+};
+
+}  // namespace
+
+std::vector<std::string> variants(bool only_runnable) {
+    std::vector<std::string> names;
+    for (const Variant &v : kVariants)
+        if (!only_runnable || v.runs_here()) names.emplace_back(v.name);
+    return names;
+}
+
+const Variant &variant_of(const std::string &name) {
+    for (const Variant &v : kVariants)
+        if (name == v.name && v.runs_here()) return v;
+    throw std::invalid_argument("Expected an instruction set that runs here, got " + name);
+}
+
+}  // namespace quant_gru

@@ -1,0 +1,35 @@
+// The instruction sets this build has, and which of them run on this machine.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cpu/core/training.hpp"
+
+namespace quant_gru {
+
+struct Variant {
+    const char *name;
+    bool (*runs_here)();
+    const Layout *layout;
+    bool (*fused)(const FusedPlan &, const Job &);
+    bool (*general)(const GeneralPlan &, const Job &);
+    int64_t (*multiply)(int64_t);
+    bool (*scales)(const WeightRows &, int64_t, int64_t, double *, float *);
+    void (*codes)(const WeightRows &, int64_t, float, const uint8_t *, void *, float *);
+    const ProductLayout *product_layout;
+    void (*fused_slopes)(const FusedPlan &, const SlopeJob &);
+    void (*general_slopes)(const GeneralPlan &, const SlopeJob &);
+    int64_t (*fused_slopes_workspace)(const FusedPlan &);
+    int64_t (*general_slopes_workspace)(const GeneralPlan &);
+    void (*descend)(const DescentJob &);
+    void (*weight_products)(const WeightJob &);
+};
+
+// Names, fastest first.
+std::vector<std::string> variants(bool only_runnable);
+
+// Throws std::invalid_argument for a name that does not run here.
+const Variant &variant_of(const std::string &name);
+
+}  // namespace quant_gru

@@ -1,0 +1,156 @@
+#include "cpu/core/weights.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <system_error>
+#include <thread>
+
+#include "cpu/core/threads.hpp"
+
+namespace nb = nanobind;
+
+namespace quant_gru {
+namespace {
+
+template <class T>
+T field(const nb::dict &d, const char *name) {
+    return nb::cast<T>(d[name]);
+}
+
+template <class T>
+T *address(const nb::dict &d, const char *name) {
+    return reinterpret_cast<T *>(field<uintptr_t>(d, name));
+}
+
+WeightRows rows_of(const nb::dict &d, const char *bits, bool free_scale, int64_t n) {
+    WeightRows w;
+    w.n = n;
+    w.bits = field<int>(d, bits);
+    w.free_scale = free_scale;
+    w.hi = static_cast<double>((int64_t{1} << (w.bits - 1)) - 1);
+    w.lo = -w.hi - 1;
+    return w;
+}
+
+// f(part, parts), in as many threads as there are parts.
+template <class F>
+void in_parts(int parts, F f) {
+    std::vector<std::thread> others;
+    int started = 1;
+    try {
+        for (; started < parts; ++started) others.emplace_back(f, started);
+    } catch (const std::system_error &) {
+        // no more threads to be had: this one does the rest
+    }
+    threads_started += started - 1;
+    f(0);
+    for (int i = started; i < parts; ++i) f(i);
+    for (std::thread &other : others) other.join();
+}
+
+double largest_of(const std::vector<double> &scales) {
+    return *std::max_element(scales.begin(), scales.end());
+}
+
+}  // namespace
+
+Weights::Weights(const nb::dict &d, const std::string &variant) : variant_(variant_of(variant)) {
+    H_ = field<int>(d, "H");
+    finite_ = address<bool>(d, "finite");
+    const bool free_scale = field<bool>(d, "free");
+    const size_t channels = 3 * static_cast<size_t>(H_);
+    const char *names[] = {"W", "R"};
+    for (size_t which = 0; which < 2; ++which) {
+        const nb::dict from = nb::cast<nb::dict>(d[names[which]]);
+        Operand &o = operands_[which];
+        o.rows = rows_of(from, "bits", free_scale, field<int64_t>(from, "n"));
+        o.bias = rows_of(from, "b_bits", free_scale, 1);
+        o.codes = address<void>(from, "codes");
+        o.b_codes = address<void>(from, "b_codes");
+        o.b_kind = field<int>(from, "b_bytes");
+        o.scales = address<float>(from, "scales");
+        o.b_scales = address<float>(from, "b_scales");
+        o.B = address<int64_t>(from, "B");
+        o.M = address<int64_t>(from, "M");
+        o.k = address<int64_t>(from, "k");
+        o.operand_scale = field<double>(from, "operand_scale");
+        o.result_scale = field<double>(from, "result_scale");
+        o.b_unit = field<double>(from, "b_unit");
+        o.limit = field<double>(from, "limit");
+        o.significant = field<int>(from, "significant");
+        o.found.resize(channels);
+        o.b_found.resize(channels);
+    }
+    zeros_.assign(channels, 0.f);
+}
+
+void Weights::write(std::array<const float *, 2> matrices, std::array<const float *, 2> biases,
+                    const uint8_t *dropped, float keep, int threads) {
+    const int64_t channels = 3 * static_cast<int64_t>(H_);
+    int64_t longest = 1, all = 0;
+    for (size_t which = 0; which < 2; ++which) {
+        Operand &o = operands_[which];
+        o.rows.values = matrices[which];
+        o.bias.values = biases[which] ? biases[which] : zeros_.data();
+        longest = std::max(longest, o.rows.n);
+        all += channels * o.rows.n;
+    }
+    // a thread pays where it has a few hundred microseconds of work
+    const double pays = (1 << 18) * thread_price;
+    const int parts = static_cast<int>(
+        std::clamp(std::min(static_cast<double>(all) / pays, 1. * threads), 1., 64.));
+    std::vector<float> space(static_cast<size_t>(parts * longest));
+    std::atomic<bool> finite{true}, bias_finite{true};
+    in_parts(parts, [&](int part) {
+        const int64_t first = channels * part / parts, end = channels * (part + 1) / parts;
+        float *own = space.data() + part * longest;
+        for (Operand &o : operands_) {
+            if (!variant_.scales(o.rows, first, end, o.found.data(), own)) finite = false;
+            if (!variant_.scales(o.bias, first, end, o.b_found.data(), own)) bias_finite = false;
+        }
+    });
+    *finite_ = finite && bias_finite;
+    double largest[2], b_largest[2];
+    for (size_t which = 0; which < 2; ++which) {
+        operands_[which].rows.all_finite = finite;
+        largest[which] = largest_of(operands_[which].found);
+        b_largest[which] = largest_of(operands_[which].b_found);
+    }
+    in_parts(parts, [&](int part) {
+        const int64_t first = channels * part / parts, end = channels * (part + 1) / parts;
+        for (size_t which = 0; which < 2; ++which)
+            settle(operands_[which], which ? dropped : nullptr, keep, first, end, largest[which],
+                   b_largest[which], space.data() + part * longest);
+    });
+}
+
+// All numbers of some rows.
+void Weights::settle(const Operand &o, const uint8_t *dropped, float keep, int64_t first,
+                     int64_t end, double largest, double b_largest, float *space) const {
+    for (int64_t row = first; row < end; ++row) {
+        const int64_t gate = row / H_ == 0 ? 1 : row / H_ == 1 ? 0 : 2;
+        const int64_t c = gate * H_ + row % H_;
+        float scale = qg_matrix_scale(o.found[static_cast<size_t>(row)], largest);
+        char *to = static_cast<char *>(o.codes) + c * o.rows.n * (o.rows.bits <= 8 ? 1 : 2);
+        variant_.codes(o.rows, row, scale, dropped ? dropped + row * o.rows.n : nullptr, to, space);
+        if (dropped) scale = std::min(scale / keep, static_cast<float>(QG_LARGEST_SCALE));
+        const float b = o.bias.values[row];
+        const float b_scale = qg_bias_scale(o.b_found[static_cast<size_t>(row)], b_largest);
+        const int64_t b_code = b - b == 0 ? qg_code(b, b_scale, o.bias.lo, o.bias.hi) : 0;
+        const qg_channel n = qg_channel_of(b_code, b_scale, scale, o.operand_scale, o.result_scale,
+                                           o.b_unit, o.limit, o.significant);
+        o.scales[c] = scale;
+        o.b_scales[c] = b_scale;
+        // the low bytes come first on every processor this runs on
+        std::memcpy(static_cast<char *>(o.b_codes) + c * o.b_kind, &b_code,
+                    static_cast<size_t>(o.b_kind));
+        o.B[c] = n.B;
+        o.M[c] = n.M;
+        o.k[c] = n.k;
+    }
+}
+
+}  // namespace quant_gru

@@ -1,0 +1,2 @@
+#define QG_NAMESPACE avx2
+#include "cpu/isa/avx2.inl"

@@ -1,0 +1,502 @@
+// AVX2 and FMA. Weights of up to 8 bits: vpmaddwd on sign-extended weights (vpmaddubsw would
+// saturate), or vpdpbusd where the including file defines QG_AVXVNNI; wider ones: vpmaddwd.
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "cpu/core/training.hpp"
+
+namespace quant_gru {
+namespace QG_NAMESPACE {
+namespace {
+
+#define QG_POWERS
+#include "cpu/isa/rows.inl"
+
+// --- the general kernel's products
+
+constexpr int kDotRows = 4;
+
+inline __m256i broadcast_pair(const int16_t *a) {
+    int32_t pair;
+    __builtin_memcpy(&pair, a, 4);
+    return _mm256_set1_epi32(pair);
+}
+
+template <int kCount>
+inline void dot_rows(const int16_t *w, const int16_t *a, int64_t a_stride, int pairs,
+                     int32_t *out) {
+    __m256i low[kCount], high[kCount];
+    for (int row = 0; row < kCount; ++row) low[row] = high[row] = _mm256_setzero_si256();
+    for (int pair = 0; pair < pairs; ++pair) {
+        const __m256i *weights = reinterpret_cast<const __m256i *>(w + pair * 32);
+        const __m256i w0 = _mm256_loadu_si256(weights), w1 = _mm256_loadu_si256(weights + 1);
+#pragma GCC unroll 4
+        for (int row = 0; row < kCount; ++row) {
+            const __m256i operand = broadcast_pair(a + row * a_stride + 2 * pair);
+            low[row] = _mm256_add_epi32(low[row], _mm256_madd_epi16(w0, operand));
+            high[row] = _mm256_add_epi32(high[row], _mm256_madd_epi16(w1, operand));
+        }
+    }
+    for (int row = 0; row < kCount; ++row) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + row * 16), low[row]);
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + row * 16 + 8), high[row]);
+    }
+}
+
+template <int kCount = kDotRows>
+inline void dot_pairs(const int16_t *w, const int16_t *a, int64_t a_stride, int rows, int pairs,
+                      int32_t *out) {
+    if constexpr (kCount > 1) {
+        if (rows < kCount) return dot_pairs<kCount - 1>(w, a, a_stride, rows, pairs, out);
+    }
+    dot_rows<kCount>(w, a, a_stride, pairs, out);
+}
+
+// --- the fused kernel's products
+
+constexpr int kGroup = 8;
+#if defined(QG_AVXVNNI)
+using OperandByte = uint8_t;
+constexpr int kDepth = 4, kMaxPlanes = 2;
+// 9 to 12 accumulators, beside operands and a weight, are what the registers hold
+template <int P>
+constexpr int kMaxRows = P == 1 ? 3 : 1;
+constexpr int max_groups(int rows, int planes) {
+    return (rows == 1 ? 4 : rows == 2 ? 2 : 1) / planes;
+}
+#else
+using OperandByte = int16_t;
+constexpr int kDepth = 2, kMaxPlanes = 1;
+// 9 to 12 accumulators, beside operands, a weight and a product, are what the registers hold
+template <int P>
+constexpr int kMaxRows = 3;
+constexpr int max_groups(int rows, int) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+#endif
+
+inline __m256i broadcast_operand(const OperandByte *a) {
+    int32_t few;
+    __builtin_memcpy(&few, a, 4);
+    return _mm256_set1_epi32(few);
+}
+
+inline __m256i weights_at(const int8_t *w, int v, int64_t group_stride) {
+#if defined(QG_AVXVNNI)
+    const int8_t *at = w + (v / 3) * group_stride + (v % 3) * 32;
+    return _mm256_load_si256(reinterpret_cast<const __m256i *>(at));
+#else
+    const int8_t *at = w + (v / 3) * group_stride + (v % 3) * 16;
+    return _mm256_cvtepi8_epi16(_mm_load_si128(reinterpret_cast<const __m128i *>(at)));
+#endif
+}
+
+// The same of weights that are extended already.
+inline __m256i weights_at(const int16_t *w, int v, int64_t group_stride) {
+    const int16_t *at = w + (v / 3) * group_stride + (v % 3) * 16;
+    return _mm256_load_si256(reinterpret_cast<const __m256i *>(at));
+}
+
+inline void multiply_add(__m256i &sum, __m256i operand, __m256i weights) {
+#if defined(QG_AVXVNNI)
+    // the intrinsic makes the compiler copy accumulators in such loops
+    __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(operand), "x"(weights));
+#else
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(operand, weights));
+#endif
+}
+
+template <int G, int R, int P, class Weight>
+inline void dot_weights(const Packed &p, const Weight *w, int first, const OperandByte *a,
+                        int64_t stride, int32_t *out) {
+    __m256i sum[P][R][3 * G];
+    const int32_t *bias = p.bias + first * 24;
+#pragma GCC unroll 16
+    for (int v = 0; v < 3 * G; ++v)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            sum[0][r][v] = _mm256_load_si256(reinterpret_cast<const __m256i *>(bias + 8 * v));
+            if (P == 2) sum[P - 1][r][v] = _mm256_setzero_si256();
+        }
+    const int64_t group_stride = p.group_stride, plane = stride / P;
+    w += first * group_stride;
+    for (int step = 0; step < p.steps; ++step, w += 24 * kDepth, a += kDepth) {
+        __m256i operand[P][R];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+            for (int half = 0; half < P; ++half)
+                operand[half][r] = broadcast_operand(a + r * stride + half * plane);
+#pragma GCC unroll 16
+        for (int v = 0; v < 3 * G; ++v) {
+            const __m256i weights = weights_at(w, v, group_stride);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+                for (int half = 0; half < P; ++half)
+                    multiply_add(sum[half][r][v], operand[half][r], weights);
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int v = 0; v < 3 * G; ++v) {
+            __m256i total = sum[0][r][v];
+            if (P == 2) total = _mm256_add_epi32(total, _mm256_slli_epi32(sum[P - 1][r][v], 8));
+            _mm256_store_si256(reinterpret_cast<__m256i *>(out + (r * 3 * G + v) * 8), total);
+        }
+}
+
+// Not inlined: the loops want all registers for themselves.
+template <int G, int R, int P>
+QG_ALONE void dot(const Packed &p, int first, const OperandByte *a, int64_t stride, int32_t *out) {
+    dot_weights<G, R, P>(p, p.w, first, a, stride, out);
+}
+
+// Multiply-accumulates of `loops` rounds of nothing else, for benchmarks.
+inline int64_t multiply_only(int64_t loops) {
+    __m256i sum[12];
+    __m256i operand = _mm256_set1_epi8(1);
+#pragma GCC unroll 12
+    for (int i = 0; i < 12; ++i) sum[i] = _mm256_setzero_si256();
+    for (int64_t loop = 0; loop < loops; ++loop) {
+#pragma GCC unroll 12
+        for (int i = 0; i < 12; ++i) {
+            // each product anew
+            __asm__ volatile("" : "+x"(operand));
+            multiply_add(sum[i], operand, operand);
+            __asm__ volatile("" : "+x"(sum[i]));
+        }
+    }
+    return loops * 12 * 8 * kDepth;
+}
+
+// So many rows share a group's weights while they are in the nearest cache, and go through their
+// gates together.
+template <int P>
+constexpr int kTileRows = P == 1 ? 36 : 0;
+constexpr int kTileGroups = 1;
+
+template <int R, int P, class Weight>
+QG_ALONE void dot_few(const Packed &p, const Weight *w, int first, const OperandByte *a,
+                      int64_t stride, int32_t *out) {
+    dot_weights<1, R, P>(p, w, first, a, stride, out);
+}
+
+template <int P, class Weight>
+inline void dot_rows_of_tile(int rows, const Packed &p, const Weight *w, int first,
+                             const OperandByte *a, int64_t stride, int32_t *out) {
+    static_assert(kMaxRows<1> == 3, "what is left are one or two rows");
+    for (; rows >= 3; rows -= 3, a += 3 * stride, out += 3 * 24)
+        dot_few<3, P>(p, w, first, a, stride, out);
+    if (rows == 2) dot_few<2, P>(p, w, first, a, stride, out);
+    if (rows == 1) dot_few<1, P>(p, w, first, a, stride, out);
+}
+
+template <int P>
+inline void dot_tiles(int rows, int, const Packed &p, int first, const OperandByte *a,
+                      int64_t stride, int32_t *out) {
+#if !defined(QG_AVXVNNI)
+    if (p.words) return dot_rows_of_tile<P>(rows, p, p.words, first, a, stride, out);
+#endif
+    dot_rows_of_tile<P>(rows, p, p.w, first, a, stride, out);
+}
+
+// --- lanes
+
+// Eight codes as operands.
+template <int P>
+inline void store_codes(__m128i first, __m128i second, OperandByte *low, int64_t plane) {
+#if defined(QG_AVXVNNI)
+    const __m128i words = _mm_packus_epi32(first, second);
+    const __m128i bytes = _mm_packus_epi16(_mm_and_si128(words, _mm_set1_epi16(255)), words);
+    _mm_storel_epi64(reinterpret_cast<__m128i *>(low), bytes);
+    if (P == 2) {
+        const __m128i high = _mm_srli_epi16(words, 8);
+        _mm_storel_epi64(reinterpret_cast<__m128i *>(low + plane), _mm_packus_epi16(high, high));
+    }
+#else
+    static_cast<void>(plane);
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(low), _mm_packs_epi32(first, second));
+#endif
+}
+
+struct Floats {
+    using Real = float;
+    using Lane = Floats;
+    static constexpr int n = 8, kVectors = 1;
+    static constexpr bool kScales = true, kPowers = false;
+    static constexpr double kMagic = kRound;
+    __m256 v;
+
+    static Floats set(double x) { return {_mm256_set1_ps(static_cast<float>(x))}; }
+    static Floats load(const float *p) { return {_mm256_load_ps(p)}; }
+    static Floats load_floats(const float *p) { return {_mm256_load_ps(p)}; }
+    static Floats from_ints(const int32_t *p) {
+        return {_mm256_cvtepi32_ps(_mm256_load_si256(reinterpret_cast<const __m256i *>(p)))};
+    }
+    static const float *multipliers(const Packed &p, int64_t channel) {
+        return p.m_float + channel;
+    }
+    static Floats multiplier(const float *m, int i) { return load(m + i); }
+    template <class F>
+    static Floats each(F f) {
+        return f(0);
+    }
+    Floats lane(int) const { return *this; }
+    static Floats add(Floats a, Floats b) { return {_mm256_add_ps(a.v, b.v)}; }
+    static Floats from(Floats a, Floats b) { return {_mm256_sub_ps(a.v, b.v)}; }
+    static Floats scale(Floats a, Floats m) { return mul(a, m); }
+    static Floats multiply_add(Floats a, Floats m, Floats b) {
+        return {_mm256_fmadd_ps(a.v, m.v, b.v)};
+    }
+    static Floats mul(Floats a, Floats b) { return {_mm256_mul_ps(a.v, b.v)}; }
+    // a + b * m, where all of it is exact
+    static Floats add_product(Floats a, Floats b, Floats m) {
+        return {_mm256_fmadd_ps(b.v, m.v, a.v)};
+    }
+    static Floats limit(Floats a, Floats lo, Floats hi) {
+        return {_mm256_min_ps(_mm256_max_ps(a.v, lo.v), hi.v)};
+    }
+    // 1 where lo <= a <= hi, else 0
+    static Floats inside(Floats a, Floats lo, Floats hi) {
+        const __m256 both = _mm256_and_ps(_mm256_cmp_ps(a.v, lo.v, _CMP_GE_OQ),
+                                          _mm256_cmp_ps(a.v, hi.v, _CMP_LE_OQ));
+        return {_mm256_and_ps(both, _mm256_set1_ps(1.f))};
+    }
+    static Floats round(Floats a) {
+        return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+    }
+    // rne(v * m), one rounding; beyond 2^22 inexact, but beyond every limit
+    static Floats rounded_product(Floats a, Floats m) {
+        const __m256 magic = _mm256_set1_ps(kRound);
+        return {_mm256_sub_ps(_mm256_fmadd_ps(a.v, m.v, magic), magic)};
+    }
+    // The table's output of an input that is not rounded yet.
+    static Floats look_up(const Table &t, Floats a) {
+        // the low bits of the sum are the rounded integer
+        const __m256i code = _mm256_castps_si256(_mm256_add_ps(a.v, _mm256_set1_ps(kRound)));
+        const __m256i index = _mm256_and_si256(code, _mm256_set1_epi32(t.mask));
+        return {_mm256_i32gather_ps(t.entries, index, 4)};
+    }
+    void store(float *p) const { _mm256_store_ps(p, v); }
+    void store_floats(float *p) const { _mm256_store_ps(p, v); }
+    template <int P>
+    void store_operand(int32_t shift, OperandByte *low, int64_t plane) const {
+        const __m256i code = _mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(shift));
+        store_codes<P>(_mm256_castsi256_si128(code), _mm256_extracti128_si256(code, 1), low, plane);
+    }
+};
+
+// Codes of up to 16 bits where multipliers are powers of two. A sum of a matrix product has up to
+// 32 bits, so that it is rounded as an integer.
+struct Powers : Floats {
+    using Lane = Powers;
+    static constexpr bool kScales = false, kPowers = true;
+    struct Rounding {
+        __m256i shift, half;
+    };
+
+    Powers() = default;
+    Powers(Floats a) : Floats(a) {}
+    template <class F>
+    static auto each(F f) {
+        return f(0);
+    }
+    // a float only to the eye: bits of integers
+    static Powers from_ints(const int32_t *p) {
+        return Floats{_mm256_castsi256_ps(_mm256_load_si256(reinterpret_cast<const __m256i *>(p)))};
+    }
+    static const int32_t *multipliers(const Packed &p, int64_t channel) {
+        return p.rounding + 3 * channel;
+    }
+    static Rounding multiplier(const int32_t *m, int i) {
+        m += i / kGroup * 3 * kGroup + i % kGroup;
+        return {_mm256_load_si256(reinterpret_cast<const __m256i *>(m)),
+                _mm256_load_si256(reinterpret_cast<const __m256i *>(m + kGroup))};
+    }
+    using Floats::rounded_product;
+    // rne(sums / 2^s): a half is added, one less where the code below is even
+    static Powers rounded_product(Powers sums, const Rounding &m) {
+        const __m256i sum = _mm256_castps_si256(sums.v);
+        const __m256i even =
+            _mm256_andnot_si256(_mm256_srav_epi32(sum, m.shift), _mm256_set1_epi32(1));
+        const __m256i more = _mm256_sub_epi32(_mm256_add_epi32(sum, m.half), even);
+        return Floats{_mm256_cvtepi32_ps(_mm256_srav_epi32(more, m.shift))};
+    }
+    // The table's output of an input that is not rounded yet, less `base_of` the table.
+    static Powers find(const Table &t, Powers a) {
+        if (!t.words) return Floats::look_up(t, a);
+        const __m256i code = _mm256_cvtps_epi32(a.v);  // ties to even
+        const __m256i first = _mm256_set1_epi32(static_cast<int32_t>(t.pre_lo));
+        const __m256i found = _mm256_i32gather_epi32(reinterpret_cast<const int *>(t.words),
+                                                     _mm256_sub_epi32(code, first), 2);
+        return Floats{_mm256_cvtepi32_ps(_mm256_and_si256(found, _mm256_set1_epi32(65535)))};
+    }
+    static double base_of(const Table &t) { return t.words ? t.word_base : 0; }
+};
+
+using WidePowers = Powers;
+
+#include "cpu/isa/lockstep.inl"
+
+// 32 bytes of a table, by bytes. `vpshufb` gives 0 where the top bit of an index is set: steps up
+// to the index add up, later ones vanish.
+QG_INLINE __m256i bytes_at(const uint8_t *steps, __m256i index) {
+    const __m256i sixteen = _mm256_set1_epi8(16);
+    __m256i low = index, high = _mm256_xor_si256(index, _mm256_set1_epi8(-128));
+    __m256i found = _mm256_setzero_si256(), other = found;
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+        const __m128i *at = reinterpret_cast<const __m128i *>(steps) + i;
+        if (i > 0) {
+            low = _mm256_subs_epi8(low, sixteen);
+            high = _mm256_subs_epi8(high, sixteen);
+        }
+        found = _mm256_xor_si256(
+            found, _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(at)), low));
+        other = _mm256_xor_si256(
+            other, _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(at + 8)), high));
+    }
+    return _mm256_xor_si256(found, other);
+}
+
+// The table's outputs of four vectors, as 32 bytes.
+QG_INLINE void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
+    auto codes = [&](int k) {
+        return _mm256_castps_si256(_mm256_add_ps(a[k].v, _mm256_set1_ps(kRound)));
+    };
+    // the low words of two vectors, side by side
+    auto words = [&](int k) {
+        return _mm256_blend_epi16(codes(k), _mm256_slli_epi32(codes(k + 2), 16), 0xaa);
+    };
+    const __m256i even = _mm256_and_si256(words(0), _mm256_set1_epi16(255));
+    const __m256i index = _mm256_or_si256(even, _mm256_slli_epi16(words(1), 8));
+    const __m256i found = bytes_at(t.steps, index);
+    const __m256 base = _mm256_set1_ps(t.base);
+    const __m256i first = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, -1, -1, -1, 4, -1, -1, -1, 8, -1, -1, -1, 12, -1, -1, -1));
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) {
+        // adding to -1 leaves the top bit set
+        const __m256i byte =
+            _mm256_shuffle_epi8(found, _mm256_add_epi32(first, _mm256_set1_epi32(k)));
+        out[k].v = _mm256_add_ps(_mm256_cvtepi32_ps(byte), base);
+    }
+}
+
+#include "cpu/isa/four.inl"
+
+using WideFloats = Floats4;
+
+// Eight doubles in two registers, so that lanes are whole groups.
+struct Doubles {
+    using Real = double;
+    using Lane = Doubles;
+    static constexpr int n = 8, kVectors = 1;
+    static constexpr bool kScales = true, kPowers = false;
+    static constexpr double kMagic = 6755399441055744.;  // 1.5 * 2^52
+    __m256d a, b;
+
+    static Doubles set(double x) { return {_mm256_set1_pd(x), _mm256_set1_pd(x)}; }
+    static Doubles load(const double *p) { return {_mm256_load_pd(p), _mm256_load_pd(p + 4)}; }
+    static Doubles load_floats(const float *p) {
+        return {_mm256_cvtps_pd(_mm_load_ps(p)), _mm256_cvtps_pd(_mm_load_ps(p + 4))};
+    }
+    static Doubles from_ints(const int32_t *p) {
+        const __m128i *at = reinterpret_cast<const __m128i *>(p);
+        return {_mm256_cvtepi32_pd(_mm_load_si128(at)), _mm256_cvtepi32_pd(_mm_load_si128(at + 1))};
+    }
+    static const double *multipliers(const Packed &p, int64_t channel) { return p.m + channel; }
+    static Doubles multiplier(const double *m, int i) { return load(m + i); }
+    template <class F>
+    static Doubles each(F f) {
+        return f(0);
+    }
+    Doubles lane(int) const { return *this; }
+    static Doubles add(const Doubles &x, const Doubles &y) {
+        return {_mm256_add_pd(x.a, y.a), _mm256_add_pd(x.b, y.b)};
+    }
+    static Doubles from(const Doubles &x, const Doubles &y) {
+        return {_mm256_sub_pd(x.a, y.a), _mm256_sub_pd(x.b, y.b)};
+    }
+    static Doubles scale(const Doubles &x, const Doubles &m) { return mul(x, m); }
+    static Doubles multiply_add(const Doubles &x, const Doubles &m, const Doubles &y) {
+        return {_mm256_fmadd_pd(x.a, m.a, y.a), _mm256_fmadd_pd(x.b, m.b, y.b)};
+    }
+    static Doubles mul(const Doubles &x, const Doubles &y) {
+        return {_mm256_mul_pd(x.a, y.a), _mm256_mul_pd(x.b, y.b)};
+    }
+    static Doubles add_product(const Doubles &x, const Doubles &y, const Doubles &m) {
+        return {_mm256_fmadd_pd(y.a, m.a, x.a), _mm256_fmadd_pd(y.b, m.b, x.b)};
+    }
+    static Doubles limit(const Doubles &x, const Doubles &lo, const Doubles &hi) {
+        return {_mm256_min_pd(_mm256_max_pd(x.a, lo.a), hi.a),
+                _mm256_min_pd(_mm256_max_pd(x.b, lo.b), hi.b)};
+    }
+    static __m256d inside(__m256d v, __m256d lo, __m256d hi) {
+        const __m256d both =
+            _mm256_and_pd(_mm256_cmp_pd(v, lo, _CMP_GE_OQ), _mm256_cmp_pd(v, hi, _CMP_LE_OQ));
+        return _mm256_and_pd(both, _mm256_set1_pd(1.));
+    }
+    static Doubles inside(const Doubles &x, const Doubles &lo, const Doubles &hi) {
+        return {inside(x.a, lo.a, hi.a), inside(x.b, lo.b, hi.b)};
+    }
+    static Doubles round(const Doubles &x) {
+        constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        return {_mm256_round_pd(x.a, mode), _mm256_round_pd(x.b, mode)};
+    }
+    static Doubles rounded_product(const Doubles &x, const Doubles &m) {
+        const __m256d magic = _mm256_set1_pd(6755399441055744.);  // 1.5 * 2^52
+        return {_mm256_sub_pd(_mm256_fmadd_pd(x.a, m.a, magic), magic),
+                _mm256_sub_pd(_mm256_fmadd_pd(x.b, m.b, magic), magic)};
+    }
+    static Doubles look_up(const Table &t, const Doubles &x) {
+        const __m256i code = _mm256_set_m128i(_mm256_cvtpd_epi32(x.b), _mm256_cvtpd_epi32(x.a));
+        if (t.entries) {
+            const __m256i index = _mm256_and_si256(code, _mm256_set1_epi32(t.mask));
+            const __m256 y = _mm256_i32gather_ps(t.entries, index, 4);
+            return {_mm256_cvtps_pd(_mm256_castps256_ps128(y)),
+                    _mm256_cvtps_pd(_mm256_extractf128_ps(y, 1))};
+        }
+        const __m256i first = _mm256_set1_epi32(static_cast<int32_t>(t.pre_lo));
+        const __m256i found = _mm256_i32gather_epi32(reinterpret_cast<const int *>(t.words),
+                                                     _mm256_sub_epi32(code, first), 2);
+        const __m256i y = _mm256_add_epi32(_mm256_and_si256(found, _mm256_set1_epi32(65535)),
+                                           _mm256_set1_epi32(t.word_base));
+        return {_mm256_cvtepi32_pd(_mm256_castsi256_si128(y)),
+                _mm256_cvtepi32_pd(_mm256_extracti128_si256(y, 1))};
+    }
+    void store(double *p) const {
+        _mm256_store_pd(p, a);
+        _mm256_store_pd(p + 4, b);
+    }
+    void store_floats(float *p) const {
+        _mm_store_ps(p, _mm256_cvtpd_ps(a));
+        _mm_store_ps(p + 4, _mm256_cvtpd_ps(b));
+    }
+    template <int P>
+    void store_operand(int32_t shift, OperandByte *low, int64_t plane) const {
+        const __m128i s = _mm_set1_epi32(shift);
+        store_codes<P>(_mm_add_epi32(_mm256_cvtpd_epi32(a), s),
+                       _mm_add_epi32(_mm256_cvtpd_epi32(b), s), low, plane);
+    }
+};
+
+// --- the backward's products
+// 8 to 12 accumulators, beside weights and an operand, are what the registers hold
+
+constexpr int kPanelVectors = 2, kFloatRows = 6, kFeatures = 4;
+constexpr int panels_at_once(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+
+}  // namespace
+
+#if defined(QG_AVXVNNI)
+extern const Layout layout{kGroup, kDepth, Operand::u8, true, kTileRows<1>, 16, 1, 1, 0, true};
+#else
+extern const Layout layout{kGroup, kDepth, Operand::s16, true, kTileRows<1>, 16, 1, 1, 8, true};
+#endif
+
+#include "cpu/isa/entries.inl"
+
+}  // namespace QG_NAMESPACE
+}  // namespace quant_gru

@@ -1,0 +1,679 @@
+// AVX-512 with VNNI: vpdpbusd for weights of up to 8 bits, vpdpwssd for wider ones. The including
+// file names the namespace; with VBMI, tables of 256 bytes are looked up in registers.
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "cpu/core/training.hpp"
+
+namespace quant_gru {
+namespace QG_NAMESPACE {
+namespace {
+
+#define QG_ROWS_AVX512
+#define QG_POWERS
+#include "cpu/isa/rows.inl"
+
+// --- the general kernel's products
+
+constexpr int kDotRows = 8;
+
+inline __m512i broadcast_pair(const int16_t *a) {
+    int32_t pair;
+    __builtin_memcpy(&pair, a, 4);
+    return _mm512_set1_epi32(pair);
+}
+
+template <int kCount>
+inline void dot_rows(const int16_t *w, const int16_t *a, int64_t a_stride, int pairs,
+                     int32_t *out) {
+    // four chains per row where there are few rows, to cover the latency
+    constexpr int kChains = kCount < 4 ? 4 : 1;
+    __m512i sum[kCount][kChains];
+    for (int row = 0; row < kCount; ++row)
+        for (int chain = 0; chain < kChains; ++chain) sum[row][chain] = _mm512_setzero_si512();
+    int pair = 0;
+    for (; pair + kChains <= pairs; pair += kChains)
+#pragma GCC unroll 8
+        for (int chain = 0; chain < kChains; ++chain) {
+            const __m512i weights = _mm512_loadu_si512(w + (pair + chain) * 32);
+#pragma GCC unroll 8
+            for (int row = 0; row < kCount; ++row)
+                sum[row][chain] =
+                    _mm512_dpwssd_epi32(sum[row][chain], weights,
+                                        broadcast_pair(a + row * a_stride + 2 * (pair + chain)));
+        }
+    for (; pair < pairs; ++pair) {
+        const __m512i weights = _mm512_loadu_si512(w + pair * 32);
+        for (int row = 0; row < kCount; ++row)
+            sum[row][0] = _mm512_dpwssd_epi32(sum[row][0], weights,
+                                              broadcast_pair(a + row * a_stride + 2 * pair));
+    }
+    for (int row = 0; row < kCount; ++row) {
+        __m512i total = sum[row][0];
+        for (int chain = 1; chain < kChains; ++chain)
+            total = _mm512_add_epi32(total, sum[row][chain]);
+        _mm512_storeu_si512(out + row * 16, total);
+    }
+}
+
+template <int kCount = kDotRows>
+inline void dot_pairs(const int16_t *w, const int16_t *a, int64_t a_stride, int rows, int pairs,
+                      int32_t *out) {
+    if constexpr (kCount > 1) {
+        if (rows < kCount) return dot_pairs<kCount - 1>(w, a, a_stride, rows, pairs, out);
+    }
+    dot_rows<kCount>(w, a, a_stride, pairs, out);
+}
+
+// --- the fused kernel's products
+
+using OperandByte = uint8_t;
+constexpr int kGroup = 16, kDepth = 4, kMaxPlanes = 2;
+template <int P>
+constexpr int kMaxRows = 4;
+// 12 accumulators hide the latency of one row, 24 are what the registers hold
+constexpr int max_groups(int rows, int planes) { return (rows == 1 ? 4 : 2) / planes; }
+
+inline __m512i broadcast_quad(const uint8_t *a) {
+    int32_t quad;
+    __builtin_memcpy(&quad, a, 4);
+    return _mm512_set1_epi32(quad);
+}
+
+inline const __m512i &weights_of(const int8_t *w, int v, int64_t group_stride) {
+    return *reinterpret_cast<const __m512i *>(w + (v / 3) * group_stride + (v % 3) * 64);
+}
+
+inline __m512i weights_at(const int8_t *w, int v, int64_t group_stride) {
+    return _mm512_load_si512(&weights_of(w, v, group_stride));
+}
+
+// Not inline: among all else that a step needs, compilers leave accumulators in memory.
+template <int G, int R, int P>
+QG_ALONE void dot(const Packed &p, int first, const uint8_t *a, int64_t stride, int32_t *out) {
+    __m512i sum[P][R][3 * G];
+    const int32_t *bias = p.bias + first * 48;
+#pragma GCC unroll 16
+    for (int v = 0; v < 3 * G; ++v)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            sum[0][r][v] = _mm512_load_si512(bias + 16 * v);
+            if (P == 2) sum[P - 1][r][v] = _mm512_setzero_si512();
+        }
+    const int8_t *w = p.w + first * p.group_stride;
+    const int64_t group_stride = p.group_stride, plane = stride / P;
+    for (int step = 0; step < p.steps; ++step, w += 192, a += 4) {
+        // one plane: operands stay in registers and weights pass by; two planes: the reverse
+        __m512i operand[R], weights[P == 2 ? 3 * G : 1];
+        if (P == 2)
+#pragma GCC unroll 16
+            for (int v = 0; v < 3 * G; ++v)
+                weights[P == 2 ? v : 0] = weights_at(w, v, group_stride);
+#pragma GCC unroll 2
+        for (int half = 0; half < P; ++half) {
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) operand[r] = broadcast_quad(a + r * stride + half * plane);
+#pragma GCC unroll 16
+            for (int v = 0; v < 3 * G; ++v) {
+                if (P == 1 && R > 1) weights[0] = weights_at(w, v, group_stride);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; ++r)
+                    // the intrinsic makes the compiler copy accumulators in such loops
+                    if constexpr (R == 1 && P == 1)
+                        __asm__("vpdpbusd %2, %1, %0"
+                                : "+v"(sum[half][r][v])
+                                : "v"(operand[r]), "m"(weights_of(w, v, group_stride)));
+                    else
+                        __asm__("vpdpbusd %2, %1, %0"
+                                : "+v"(sum[half][r][v])
+                                : "v"(operand[r]), "v"(weights[P == 2 ? v : 0]));
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int v = 0; v < 3 * G; ++v) {
+            __m512i total = sum[0][r][v];
+            if (P == 2) total = _mm512_add_epi32(total, _mm512_slli_epi32(sum[P - 1][r][v], 8));
+            _mm512_store_si512(out + (r * 3 * G + v) * 16, total);
+        }
+}
+
+#if defined(QG_AMX)
+
+// --- the same with tiles: 16 rows by 64 bytes of operands, 64 bytes by 16 units of weights
+
+template <int P>
+constexpr int kTileRows = P == 1 ? 32 : 16;
+constexpr int kTileGroups = 2;
+
+// All tiles of a thread at their full size, for the time of a run.
+struct Tiles {
+    Tiles() {
+        alignas(64) uint8_t config[64] = {1};
+        for (int tile = 0; tile < 8; ++tile) {
+            config[16 + 2 * tile] = 64;  // bytes of a row
+            config[48 + tile] = 16;      // rows
+        }
+        _tile_loadconfig(config);
+    }
+    ~Tiles() { _tile_release(); }
+    Tiles(const Tiles &) = delete;
+    Tiles &operator=(const Tiles &) = delete;
+};
+
+constexpr int kStep = 192;  // bytes from a step of weights to the next
+
+// Sums of 16 rows and the three gates of a group.
+inline void tiles_of_group(const int8_t *w, const uint8_t *a, int64_t stride, int blocks,
+                           const int32_t *bias, int32_t *out, int64_t out_stride) {
+    // a stride of 0 gives every row the same bias
+    _tile_loadd(0, bias, 0);
+    _tile_loadd(1, bias + 16, 0);
+    _tile_loadd(2, bias + 32, 0);
+    for (int block = 0; block < blocks; ++block, w += 16 * kStep, a += 64) {
+        _tile_loadd(6, a, stride);
+        _tile_loadd(3, w, kStep);
+        _tile_dpbusd(0, 6, 3);
+        _tile_loadd(4, w + 64, kStep);
+        _tile_dpbusd(1, 6, 4);
+        _tile_loadd(5, w + 128, kStep);
+        _tile_dpbusd(2, 6, 5);
+    }
+    _tile_stored(0, out, out_stride);
+    _tile_stored(1, out + 16, out_stride);
+    _tile_stored(2, out + 32, out_stride);
+}
+
+// The same for two blocks of operands; `second_bias`: whether the second has a bias, too.
+inline void tiles_of_two(const int8_t *w, const uint8_t *a0, const uint8_t *a1, int64_t stride,
+                         int blocks, const int32_t *bias, bool second_bias, int32_t *out0,
+                         int32_t *out1, int64_t out_stride) {
+    _tile_loadd(0, bias, 0);
+    _tile_loadd(1, bias + 16, 0);
+    _tile_loadd(2, bias + 32, 0);
+    if (second_bias) {
+        _tile_loadd(3, bias, 0);
+        _tile_loadd(4, bias + 16, 0);
+        _tile_loadd(5, bias + 32, 0);
+    } else {
+        _tile_zero(3);
+        _tile_zero(4);
+        _tile_zero(5);
+    }
+    for (int block = 0; block < blocks; ++block, w += 16 * kStep, a0 += 64, a1 += 64) {
+        _tile_loadd(7, w, kStep);
+        _tile_loadd(6, a0, stride);
+        _tile_dpbusd(0, 6, 7);
+        _tile_loadd(6, a1, stride);
+        _tile_dpbusd(3, 6, 7);
+        _tile_loadd(7, w + 64, kStep);
+        _tile_dpbusd(4, 6, 7);
+        _tile_loadd(6, a0, stride);
+        _tile_dpbusd(1, 6, 7);
+        _tile_loadd(7, w + 128, kStep);
+        _tile_dpbusd(2, 6, 7);
+        _tile_loadd(6, a1, stride);
+        _tile_dpbusd(5, 6, 7);
+    }
+    _tile_stored(0, out0, out_stride);
+    _tile_stored(1, out0 + 16, out_stride);
+    _tile_stored(2, out0 + 32, out_stride);
+    _tile_stored(3, out1, out_stride);
+    _tile_stored(4, out1 + 16, out_stride);
+    _tile_stored(5, out1 + 32, out_stride);
+}
+
+#define QG_PLANES_APART
+// Up to 32 rows of one plane, or 16 of two; whole blocks of 16 rows are read and written. The sums
+// of the plane of high bytes go to `high`.
+template <int P>
+inline void dot_planes(int rows, int groups, const Packed &p, int first, const uint8_t *a,
+                       int64_t stride, int32_t *low, int32_t *high) {
+    // the intrinsics do not say that tiles are loaded from memory
+    __asm__ volatile("" ::: "memory");
+    const int blocks = (p.steps + 15) / 16;
+    const int64_t out_row = 48 * groups, out_stride = 4 * out_row;
+    for (int g = 0; g < groups; ++g) {
+        const int8_t *w = p.w + (first + g) * p.group_stride;
+        const int32_t *bias = p.bias + (first + g) * 48;
+        int32_t *to = low + 48 * g;
+        if (P == 1 && rows <= 16)
+            tiles_of_group(w, a, stride, blocks, bias, to, out_stride);
+        else if (P == 1)
+            tiles_of_two(w, a, a + 16 * stride, stride, blocks, bias, true, to, to + 16 * out_row,
+                         out_stride);
+        else  // the second block is the plane of the high bytes
+            tiles_of_two(w, a, a + stride / 2, stride, blocks, bias, false, to, high + 48 * g,
+                         out_stride);
+    }
+}
+
+// The same, planes added up.
+template <int P>
+inline void dot_tiles(int rows, int groups, const Packed &p, int first, const uint8_t *a,
+                      int64_t stride, int32_t *out) {
+    alignas(64) int32_t high[P == 2 ? 16 * kTileGroups * 48 : 16];
+    dot_planes<P>(rows, groups, p, first, a, stride, out, high);
+    if (P == 2)
+        for (int64_t i = 0; i < rows * 48 * groups; i += 16) {
+            const __m512i low = _mm512_load_si512(out + i);
+            const __m512i above = _mm512_slli_epi32(_mm512_load_si512(high + i), 8);
+            _mm512_store_si512(out + i, _mm512_add_epi32(low, above));
+        }
+}
+
+#else
+
+template <int P>
+constexpr int kTileRows = 0;
+constexpr int kTileGroups = 0;
+
+#endif
+
+// Multiply-accumulates of `loops` rounds of nothing else, for benchmarks.
+inline int64_t multiply_only(int64_t loops) {
+#if defined(QG_AMX)
+    const Tiles tiles;
+    _tile_zero(4);
+    _tile_zero(5);
+    _tile_zero(6);
+    _tile_zero(7);
+    for (int64_t i = 0; i < loops; ++i) {
+        _tile_dpbusd(0, 4, 6);
+        _tile_dpbusd(1, 4, 7);
+        _tile_dpbusd(2, 5, 6);
+        _tile_dpbusd(3, 5, 7);
+    }
+    return loops * 4 * 16 * 16 * 64;
+#else
+    __m512i sum[24];
+    const __m512i operand = _mm512_set1_epi8(1);
+#pragma GCC unroll 24
+    for (int i = 0; i < 24; ++i) sum[i] = _mm512_setzero_si512();
+    for (int64_t loop = 0; loop < loops; ++loop)
+#pragma GCC unroll 24
+        for (int i = 0; i < 24; ++i)
+            __asm__ volatile("vpdpbusd %1, %1, %0" : "+v"(sum[i]) : "v"(operand));
+    return loops * 24 * 64;
+#endif
+}
+
+// --- lanes
+
+#if defined(__AVX512VBMI__)
+// Of 256 bytes those at the bytes of `index`.
+QG_INLINE __m512i entries_at(const uint8_t *bytes, __m512i index) {
+    const __m512i low =
+        _mm512_permutex2var_epi8(_mm512_load_si512(bytes), index, _mm512_load_si512(bytes + 64));
+    const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(bytes + 128), index,
+                                                  _mm512_load_si512(bytes + 192));
+    return _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high);
+}
+
+// The same at the low bytes of lanes, as zero-extended 32-bit lanes plus 2^23 as a float.
+QG_INLINE __m512 bytes_at(const uint8_t *bytes, __m512i index) {
+    const __m512i both = entries_at(bytes, index);
+    // (both & 255) | bits of 2^23
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(both, _mm512_set1_epi32(255),
+                                                         _mm512_set1_epi32(0x4b000000), 0xea));
+}
+#endif
+
+// The low bytes of 16 lanes.
+inline void store_bytes(__m512i lanes, uint8_t *to) {
+    __m128i bytes = _mm512_cvtepi32_epi8(lanes);
+    // a plain store: what the next step reads of one that narrows might have to wait for the cache
+    __asm__("" : "+v"(bytes));
+    _mm_store_si128(reinterpret_cast<__m128i *>(to), bytes);
+}
+
+// A row of real values as operands; returns whether one was NaN. There is room for whole vectors.
+inline bool quantize_operand(const Packed &p, const Border &b, const float *x, int n, uint8_t *to,
+                             int64_t stride) {
+    const __m512 lo = _mm512_set1_ps(static_cast<float>(b.lo));
+    const __m512 hi = _mm512_set1_ps(static_cast<float>(b.hi));
+    const __m512 s = _mm512_set1_ps(b.scale), inverse = _mm512_set1_ps(b.reciprocal);
+    const __m512i shift = _mm512_set1_epi32(b.zero - p.offset);
+    const bool multiplies = b.reciprocal != 0, wide = p.planes == 2;
+    unsigned nan = 0;
+    const auto quantize = [&](int i, __m512 v) QG_LAMBDA {
+        const __m512 y = multiplies ? _mm512_mul_ps(v, inverse) : _mm512_div_ps(v, s);
+        const __mmask16 bad = _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q);
+        nan |= bad;
+        const __m512 inside = _mm512_min_ps(_mm512_max_ps(y, lo), hi);
+        const __m512i code =
+            _mm512_add_epi32(_mm512_maskz_cvtps_epi32(static_cast<__mmask16>(~bad), inside), shift);
+        store_bytes(code, to + i);
+        if (wide) store_bytes(_mm512_srli_epi32(code, 8), to + stride / 2 + i);
+    };
+    int i = 0;
+    for (; i + 16 <= n; i += 16) quantize(i, _mm512_loadu_ps(x + i));
+    if (i < n) {
+        const __mmask16 mask = static_cast<__mmask16>((1u << (n - i)) - 1);
+        quantize(i, _mm512_maskz_loadu_ps(mask, x + i));
+    }
+    return nan != 0;
+}
+
+struct Floats {
+    using Real = float;
+    using Lane = Floats;
+    static constexpr int n = 16, kVectors = 1;
+    static constexpr bool kScales = true, kPowers = false;
+    static constexpr double kMagic = kRound;
+    __m512 v;
+
+    static Floats set(double x) { return {_mm512_set1_ps(static_cast<float>(x))}; }
+    static Floats load(const float *p) { return {_mm512_load_ps(p)}; }
+    static Floats load_floats(const float *p) { return {_mm512_load_ps(p)}; }
+    static Floats from_ints(const int32_t *p) { return {_mm512_cvtepi32_ps(_mm512_load_si512(p))}; }
+    static const float *multipliers(const Packed &p, int64_t channel) {
+        return p.m_float + channel;
+    }
+    static Floats multiplier(const float *m, int i) { return load(m + i); }
+    template <class F>
+    static Floats each(F f) {
+        return f(0);
+    }
+    Floats lane(int) const { return *this; }
+    static Floats add(Floats a, Floats b) { return {_mm512_add_ps(a.v, b.v)}; }
+    static Floats from(Floats a, Floats b) { return {_mm512_sub_ps(a.v, b.v)}; }
+    static Floats scale(Floats a, Floats m) { return mul(a, m); }
+    static Floats multiply_add(Floats a, Floats m, Floats b) {
+        return {_mm512_fmadd_ps(a.v, m.v, b.v)};
+    }
+    static Floats mul(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
+    // a + b * m, where all of it is exact
+    static Floats add_product(Floats a, Floats b, Floats m) {
+        return {_mm512_fmadd_ps(b.v, m.v, a.v)};
+    }
+    static Floats limit(Floats a, Floats lo, Floats hi) {
+        return {_mm512_min_ps(_mm512_max_ps(a.v, lo.v), hi.v)};
+    }
+    // 1 where lo <= a <= hi, else 0
+    static Floats inside(Floats a, Floats lo, Floats hi) {
+        const __mmask16 above = _mm512_cmp_ps_mask(a.v, lo.v, _CMP_GE_OQ);
+        return {_mm512_maskz_mov_ps(_mm512_mask_cmp_ps_mask(above, a.v, hi.v, _CMP_LE_OQ),
+                                    _mm512_set1_ps(1.f))};
+    }
+    static Floats round(Floats a) {
+        const __m512 magic = _mm512_set1_ps(kRound);
+        return {_mm512_sub_ps(_mm512_add_ps(a.v, magic), magic)};
+    }
+    // rne(v * m), one rounding; beyond 2^22 inexact, but beyond every limit
+    static Floats rounded_product(Floats a, Floats m) {
+        const __m512 magic = _mm512_set1_ps(kRound);
+        return {_mm512_sub_ps(_mm512_fmadd_ps(a.v, m.v, magic), magic)};
+    }
+    // The table's output of an input that is not rounded yet.
+    QG_INLINE static Floats look_up(const Table &t, Floats a) {
+        // the low bits of the sum are the rounded integer
+        const __m512i code = _mm512_castps_si512(_mm512_add_ps(a.v, _mm512_set1_ps(kRound)));
+#if defined(__AVX512VBMI__)
+        if (t.bytes)
+            return {_mm512_sub_ps(bytes_at(t.bytes, code), _mm512_set1_ps(8388608.f - t.base))};
+#endif
+        const __m512i index = _mm512_and_si512(code, _mm512_set1_epi32(t.mask));
+        return {_mm512_i32gather_ps(index, t.entries, 4)};
+    }
+    void store(float *p) const { _mm512_store_ps(p, v); }
+    void store_floats(float *p) const { _mm512_store_ps(p, v); }
+    template <int P>
+    void store_operand(int32_t shift, uint8_t *low, int64_t) const {
+        static_assert(P == 1, "float lanes hold codes of 8 bits");
+        // the low bits of the sum are the integer
+        const __m512 code = _mm512_add_ps(v, _mm512_set1_ps(kRound + static_cast<float>(shift)));
+        store_bytes(_mm512_castps_si512(code), low);
+    }
+};
+
+#if defined(__AVX512VBMI__)
+// The lowest bytes of 16 words, and those above them.
+alignas(64) constexpr uint8_t kTwoBytes[64] = {0,  4,  8,  12, 16, 20, 24, 28, 32, 36, 40,
+                                               44, 48, 52, 56, 60, 1,  5,  9,  13, 17, 21,
+                                               25, 29, 33, 37, 41, 45, 49, 53, 57, 61};
+#endif
+
+// Codes of up to 16 bits where multipliers are powers of two. A sum of a matrix product has up to
+// 32 bits, so that it is rounded as an integer.
+struct Powers : Floats {
+    using Lane = Powers;
+    static constexpr bool kScales = false, kPowers = true;
+    struct Rounding {
+        __m512i shift, half, rest;
+    };
+
+    Powers() = default;
+    Powers(Floats a) : Floats(a) {}
+    template <class F>
+    static auto each(F f) {
+        return f(0);
+    }
+    // a float only to the eye: bits of integers
+    static Powers from_ints(const int32_t *p) {
+        return Floats{_mm512_castsi512_ps(_mm512_load_si512(p))};
+    }
+    // of sums of two planes
+    static Powers from_ints(const int32_t *low, const int32_t *high) {
+        const __m512i above = _mm512_slli_epi32(_mm512_load_si512(high), 8);
+        return Floats{_mm512_castsi512_ps(_mm512_add_epi32(_mm512_load_si512(low), above))};
+    }
+    static const int32_t *multipliers(const Packed &p, int64_t channel) {
+        return p.rounding + 3 * channel;
+    }
+    static Rounding multiplier(const int32_t *m, int i) {
+        m += i / kGroup * 3 * kGroup;
+        return {_mm512_load_si512(m), _mm512_load_si512(m + kGroup),
+                _mm512_load_si512(m + 2 * kGroup)};
+    }
+    using Floats::rounded_product;
+    // rne(sums / 2^s)
+    static Powers rounded_product(Powers sums, const Rounding &m) {
+        const __m512i more = _mm512_add_epi32(_mm512_castps_si512(sums.v), m.half);
+        const __m512i up = _mm512_srav_epi32(more, m.shift);
+        // halves went up; the even neighbour of an odd code is the one below
+        const __mmask16 ties = _mm512_testn_epi32_mask(more, m.rest);
+        const __m512i even = _mm512_mask_and_epi32(up, ties, up, _mm512_set1_epi32(-2));
+        return Floats{_mm512_cvtepi32_ps(even)};
+    }
+    // The table's output of an input that is not rounded yet, less `base_of` the table.
+    QG_INLINE static Powers find(const Table &t, Powers a) {
+        if (!t.words) return Floats::look_up(t, a);
+        return find_word(t, a);
+    }
+    static double base_of(const Table &t) { return t.words ? t.word_base - 8388608. : 0; }
+    template <int P>
+    void store_operand(int32_t shift, uint8_t *low, int64_t plane) const {
+        if constexpr (P == 1) return Floats::store_operand<P>(shift, low, plane);
+        const __m512i code = _mm512_castps_si512(
+            _mm512_add_ps(v, _mm512_set1_ps(kRound + static_cast<float>(shift))));
+#if defined(__AVX512VBMI__)
+        const __m256i both =
+            _mm512_castsi512_si256(_mm512_permutexvar_epi8(_mm512_load_si512(kTwoBytes), code));
+        _mm_store_si128(reinterpret_cast<__m128i *>(low), _mm256_castsi256_si128(both));
+        _mm_store_si128(reinterpret_cast<__m128i *>(low + plane),
+                        _mm256_extracti128_si256(both, 1));
+#else
+        store_bytes(code, low);
+        store_bytes(_mm512_srli_epi32(code, 8), low + plane);
+#endif
+    }
+
+    QG_INLINE static Powers find_word(const Table &t, Powers a) {
+        const void *const start = before(t.words, (int64_t{kRoundBits} + t.pre_lo - t.even_lo) * 2);
+        const __m512i found = _mm512_i32gather_epi32(index_of(t, a), start, 2);
+        // (found & 65535) | bits of 2^23
+        return Floats{_mm512_castsi512_ps(_mm512_ternarylogic_epi32(
+            found, _mm512_set1_epi32(65535), _mm512_set1_epi32(0x4b000000), 0xea))};
+    }
+
+ private:
+    // The input rounded, less even_lo, plus kRoundBits: even_lo changes no tie.
+    static __m512i index_of(const Table &t, Powers a) {
+        const __m512 lift = _mm512_set1_ps(kRound - static_cast<float>(t.even_lo));
+        return _mm512_castps_si512(_mm512_add_ps(a.v, lift));
+    }
+    // Where a table would start that had so much before it.
+    static const void *before(const void *table, int64_t bytes) {
+        return reinterpret_cast<const void *>(reinterpret_cast<uintptr_t>(table) -
+                                              static_cast<uintptr_t>(bytes));
+    }
+};
+
+#include "cpu/isa/lockstep.inl"
+#include "cpu/isa/powers.inl"
+
+#if defined(__AVX512VBMI__)
+
+// The table's outputs of four vectors, as 64 bytes.
+QG_INLINE void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
+    // codes in 16 bits; their low bytes side by side, in an order that is undone below
+    auto codes = [&](int k) QG_LAMBDA {
+        return _mm512_castps_si512(_mm512_add_ps(a[k].v, _mm512_set1_ps(kRound)));
+    };
+    const __m512i bytes = _mm512_set1_epi16(255);
+    auto words = [&](int k) QG_LAMBDA {
+        // bits 16..31 of both are alike: 0x4b40, or 0x4b3f below zero
+        const __m512i both =
+            _mm512_mask_blend_epi16(0xaaaaaaaa, codes(k), _mm512_slli_epi32(codes(k + 1), 16));
+        return _mm512_and_si512(both, bytes);
+    };
+    const __m512i index = _mm512_or_si512(words(0), _mm512_slli_epi16(words(2), 8));
+    const __m512i found = entries_at(t.bytes, index);
+    const __m512 base = _mm512_set1_ps(8388608.f - t.base);
+    auto value = [&](__m512i shifted) QG_LAMBDA {
+        // (shifted & 255) | bits of 2^23
+        const __m512i real = _mm512_ternarylogic_epi32(shifted, _mm512_set1_epi32(255),
+                                                       _mm512_set1_epi32(0x4b000000), 0xea);
+        return Floats{_mm512_sub_ps(_mm512_castsi512_ps(real), base)};
+    };
+    out[0] = value(found);
+    out[1] = value(_mm512_srli_epi32(found, 16));
+    out[2] = value(_mm512_srli_epi32(found, 8));
+    out[3] = value(_mm512_srli_epi32(found, 24));
+}
+
+#include "cpu/isa/four.inl"
+
+using WideFloats = Floats4;
+
+#define QG_SATURATES
+// The table's outputs of sums that are neither rounded nor clamped yet.
+QG_INLINE Floats4 look_up_saturated(const Table &t, const Floats4 &a) {
+    const __m512i lift = _mm512_set1_epi32(t.lift);
+    auto words = [&](int k) QG_LAMBDA {
+        return _mm512_adds_epi16(
+            _mm512_packs_epi32(_mm512_cvtps_epi32(a.v[k].v), _mm512_cvtps_epi32(a.v[k + 1].v)),
+            lift);
+    };
+    // in each 128 bits stand four bytes of each vector
+    const __m512i index =
+        _mm512_add_epi8(_mm512_packus_epi16(words(0), words(2)), _mm512_set1_epi32(t.place));
+    const __m512i found = entries_at(t.bytes, index);
+    const __m512 base = _mm512_set1_ps(8388608.f - t.base);
+    auto value = [&](int first) QG_LAMBDA {
+        constexpr int zeros = static_cast<int>(0x80808000u);
+        const __m512i order = _mm512_set4_epi32(zeros + first + 3, zeros + first + 2,
+                                                zeros + first + 1, zeros + first);
+        const __m512i real =
+            _mm512_or_si512(_mm512_shuffle_epi8(found, order), _mm512_set1_epi32(0x4b000000));
+        return Floats{_mm512_sub_ps(_mm512_castsi512_ps(real), base)};
+    };
+    return {{}, {value(0), value(4), value(8), value(12)}};
+}
+
+#else
+using WideFloats = Floats;
+#endif
+
+struct Doubles {
+    using Real = double;
+    using Lane = Doubles;
+    static constexpr int n = 8, kVectors = 1;
+    static constexpr bool kScales = true, kPowers = false;
+    static constexpr double kMagic = 6755399441055744.;
+    __m512d v;
+
+    static Doubles set(double x) { return {_mm512_set1_pd(x)}; }
+    static Doubles load(const double *p) { return {_mm512_load_pd(p)}; }
+    static Doubles load_floats(const float *p) { return {_mm512_cvtps_pd(_mm256_load_ps(p))}; }
+    static Doubles from_ints(const int32_t *p) {
+        return {_mm512_cvtepi32_pd(_mm256_load_si256(reinterpret_cast<const __m256i *>(p)))};
+    }
+    static const double *multipliers(const Packed &p, int64_t channel) { return p.m + channel; }
+    static Doubles multiplier(const double *m, int i) { return load(m + i); }
+    template <class F>
+    static Doubles each(F f) {
+        return f(0);
+    }
+    Doubles lane(int) const { return *this; }
+    static Doubles add(Doubles a, Doubles b) { return {_mm512_add_pd(a.v, b.v)}; }
+    static Doubles from(Doubles a, Doubles b) { return {_mm512_sub_pd(a.v, b.v)}; }
+    static Doubles scale(Doubles a, Doubles m) { return mul(a, m); }
+    static Doubles multiply_add(Doubles a, Doubles m, Doubles b) {
+        return {_mm512_fmadd_pd(a.v, m.v, b.v)};
+    }
+    static Doubles mul(Doubles a, Doubles b) { return {_mm512_mul_pd(a.v, b.v)}; }
+    static Doubles add_product(Doubles a, Doubles b, Doubles m) {
+        return {_mm512_fmadd_pd(b.v, m.v, a.v)};
+    }
+    static Doubles limit(Doubles a, Doubles lo, Doubles hi) {
+        return {_mm512_min_pd(_mm512_max_pd(a.v, lo.v), hi.v)};
+    }
+    static Doubles inside(Doubles a, Doubles lo, Doubles hi) {
+        const __mmask8 above = _mm512_cmp_pd_mask(a.v, lo.v, _CMP_GE_OQ);
+        return {_mm512_maskz_mov_pd(_mm512_mask_cmp_pd_mask(above, a.v, hi.v, _CMP_LE_OQ),
+                                    _mm512_set1_pd(1.))};
+    }
+    static Doubles round(Doubles a) {
+        return {_mm512_roundscale_pd(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+    }
+    static Doubles rounded_product(Doubles a, Doubles m) {
+        const __m512d magic = _mm512_set1_pd(6755399441055744.);  // 1.5 * 2^52
+        return {_mm512_sub_pd(_mm512_fmadd_pd(a.v, m.v, magic), magic)};
+    }
+    QG_INLINE static Doubles look_up(const Table &t, Doubles a) {
+        const __m256i code = _mm512_cvtpd_epi32(a.v);  // ties to even
+        if (t.entries) {
+            const __m256i index = _mm256_and_si256(code, _mm256_set1_epi32(t.mask));
+            return {_mm512_cvtps_pd(_mm256_i32gather_ps(t.entries, index, 4))};
+        }
+        const __m256i first = _mm256_set1_epi32(static_cast<int32_t>(t.pre_lo));
+        const __m256i found = _mm256_i32gather_epi32(reinterpret_cast<const int *>(t.words),
+                                                     _mm256_sub_epi32(code, first), 2);
+        const __m256i y = _mm256_and_si256(found, _mm256_set1_epi32(65535));
+        return {_mm512_cvtepi32_pd(_mm256_add_epi32(y, _mm256_set1_epi32(t.word_base)))};
+    }
+    void store(double *p) const { _mm512_store_pd(p, v); }
+    void store_floats(float *p) const { _mm256_store_ps(p, _mm512_cvtpd_ps(v)); }
+    template <int P>
+    void store_operand(int32_t shift, uint8_t *low, int64_t plane) const {
+        const __m256i code = _mm256_add_epi32(_mm512_cvtpd_epi32(v), _mm256_set1_epi32(shift));
+        _mm_storel_epi64(reinterpret_cast<__m128i *>(low), _mm256_cvtepi32_epi8(code));
+        if (P == 2)
+            _mm_storel_epi64(reinterpret_cast<__m128i *>(low + plane),
+                             _mm256_cvtepi32_epi8(_mm256_srli_epi32(code, 8)));
+    }
+};
+
+// --- the backward's products
+// 8 to 24 accumulators, beside weights and an operand, are what the registers hold
+
+constexpr int kPanelVectors = 2, kFloatRows = 12, kFeatures = 8;
+constexpr int panels_at_once(int rows) { return rows <= 2 ? 4 : rows <= 6 ? 2 : 1; }
+
+}  // namespace
+
+#if defined(QG_AMX)
+extern const Layout layout{kGroup, kDepth, Operand::u8, true, 32, 32, 16, 16, 0, true};
+#else
+extern const Layout layout{kGroup, kDepth, Operand::u8, true, 24, 16, 1, 1, 0, true};
+#endif
+
+#include "cpu/isa/entries.inl"
+
+}  // namespace QG_NAMESPACE
+}  // namespace quant_gru

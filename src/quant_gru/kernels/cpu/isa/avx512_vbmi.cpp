@@ -1,0 +1,2 @@
+#define QG_NAMESPACE avx512_vbmi
+#include "cpu/isa/avx512.inl"

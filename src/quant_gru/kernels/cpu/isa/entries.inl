@@ -1,0 +1,44 @@
+// What an instruction set gives to the rest of the library. Included last inside its namespace,
+// after its vectors and micro-kernels, its `layout` and `multiply_only`.
+
+namespace {
+
+#include "cpu/core/gates.inl"
+
+// after what they use
+#include "cpu/core/fused.inl"
+#include "cpu/core/gemm.inl"
+#include "cpu/core/general.inl"
+#include "cpu/core/local_derivatives.inl"
+#include "cpu/core/weights.inl"
+
+// after what they all use
+#include "cpu/core/general_derivatives.inl"
+
+#if defined(QG_AMX)
+using Scope = Tiles;
+#else
+struct Scope {
+    Scope() {}
+};
+#endif
+
+}  // namespace
+
+bool fused(const FusedPlan &plan, const Job &job) {
+    const Scope scope;
+    return run_fused(plan, job);
+}
+bool general(const GeneralPlan &plan, const Job &job) { return run_general(plan, job); }
+extern const ProductLayout product_layout{kGroup, kPanel, kFeatures};
+void fused_slopes(const FusedPlan &plan, const SlopeJob &job) {
+    const Scope scope;
+    run_fused_slopes(plan, job);
+}
+void general_slopes(const GeneralPlan &plan, const SlopeJob &job) { run_general_slopes(plan, job); }
+int64_t fused_slopes_workspace(const FusedPlan &plan) { return fused_slopes_bytes(plan); }
+int64_t general_slopes_workspace(const GeneralPlan &plan) { return general_slopes_bytes(plan); }
+void descend(const DescentJob &job) { descend_rows(job); }
+void weight_products(const WeightJob &job) { weight_sums(job); }
+int64_t multiply(int64_t loops) { return multiply_only(loops); }
+QG_WEIGHTS

@@ -1,0 +1,125 @@
+// 64-bit Arm with the dot product extension: sdot on signed bytes.
+#include <arm_neon.h>
+
+#include <cstdint>
+
+#include "cpu/core/training.hpp"
+
+namespace quant_gru {
+namespace neon_dot {
+namespace {
+
+#include "cpu/isa/rows.inl"
+
+// --- the general kernel's products
+
+constexpr int kDotRows = 4;
+
+inline void dot_pairs(const int16_t *w, const int16_t *a, int64_t a_stride, int rows, int pairs,
+                      int32_t *out) {
+    for (int row = 0; row < rows; ++row) {
+        const int16_t *operand = a + row * a_stride;
+        int32x4_t sum[4] = {vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)};
+        for (int pair = 0; pair < pairs; ++pair) {
+            for (int i = 0; i < 4; ++i) {
+                // four channels: first and second of each pair apart
+                const int16x4x2_t weights = vld2_s16(w + pair * 32 + 8 * i);
+                sum[i] = vmlal_n_s16(sum[i], weights.val[0], operand[2 * pair]);
+                sum[i] = vmlal_n_s16(sum[i], weights.val[1], operand[2 * pair + 1]);
+            }
+        }
+        for (int i = 0; i < 4; ++i) vst1q_s32(out + row * 16 + 4 * i, sum[i]);
+    }
+}
+
+// --- the fused kernel's products
+
+using OperandByte = int8_t;
+constexpr int kGroup = 8, kDepth = 4, kMaxPlanes = 2;
+template <int P>
+constexpr int kMaxRows = P == 1 ? 4 : 2;
+// up to 24 accumulators of four units
+constexpr int max_groups(int rows, int planes) {
+    return (rows == 1 ? 4 : rows == 2 ? 2 : 1) / planes;
+}
+
+// Not inline: the registers are for the sums, not for what its caller keeps.
+template <int G, int R, int P>
+__attribute__((noinline)) void dot(const Packed &p, int first, const int8_t *a, int64_t stride,
+                                   int32_t *out) {
+    int32x4_t sum[P][R][3 * G][2];
+    const int32_t *bias = p.bias + first * 24;
+#pragma GCC unroll 16
+    for (int v = 0; v < 3 * G; ++v)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+            for (int i = 0; i < 2; ++i) {
+                sum[0][r][v][i] = vld1q_s32(bias + 8 * v + 4 * i);
+                if (P == 2) sum[P - 1][r][v][i] = vdupq_n_s32(0);
+            }
+    const int8_t *w = p.w + first * p.group_stride;
+    const int64_t group_stride = p.group_stride, plane = stride / P;
+    const int steps = p.steps;
+    for (int step = 0; step < steps; ++step, w += 96, a += 4) {
+        int8x16_t operand[P][R];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+            for (int half = 0; half < P; ++half) {
+                int32_t quad;
+                __builtin_memcpy(&quad, a + r * stride + half * plane, 4);
+                operand[half][r] = vreinterpretq_s8_s32(vdupq_n_s32(quad));
+            }
+#pragma GCC unroll 16
+        for (int v = 0; v < 3 * G; ++v) {
+            // weights are loaded where they are used: all of them do not fit beside the sums
+            asm volatile("" ::: "memory");
+#pragma GCC unroll 2
+            for (int i = 0; i < 2; ++i) {
+                const int8x16_t weights =
+                    vld1q_s8(w + (v / 3) * group_stride + (v % 3) * 32 + 16 * i);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+                    for (int half = 0; half < P; ++half)
+                        sum[half][r][v][i] =
+                            vdotq_s32(sum[half][r][v][i], weights, operand[half][r]);
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int v = 0; v < 3 * G; ++v)
+#pragma GCC unroll 2
+            for (int i = 0; i < 2; ++i) {
+                int32x4_t total = sum[0][r][v][i];
+                if (P == 2) total = vaddq_s32(total, vshlq_n_s32(sum[P - 1][r][v][i], 8));
+                vst1q_s32(out + (r * 3 * G + v) * 8 + 4 * i, total);
+            }
+}
+
+template <int P>
+constexpr int kTileRows = 0;
+constexpr int kTileGroups = 0;
+
+#include "cpu/isa/lanes.inl"
+
+// --- the backward's products
+// up to 24 accumulators of four units
+
+constexpr int kPanelVectors = 1, kFloatRows = 6, kFeatures = 4;
+constexpr int panels_at_once(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+
+// no rate to compare with
+inline int64_t multiply_only(int64_t) { return 0; }
+
+}  // namespace
+
+extern const Layout layout{kGroup, kDepth, Operand::s8, kFusedMultiplyAdd};
+
+#include "cpu/isa/entries.inl"
+
+}  // namespace neon_dot
+}  // namespace quant_gru

@@ -1,0 +1,141 @@
+// For every processor. x86-64 always has SSE2, whose pmaddwd is used where it is.
+#include <cstdint>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include "cpu/core/training.hpp"
+
+namespace quant_gru {
+namespace portable {
+namespace {
+
+#include "cpu/isa/rows.inl"
+
+// --- the general kernel's products
+
+constexpr int kDotRows = 4;
+
+// out[row][channel] = sum over pairs of w[pair][channel][2] . a[row][pair][2], in int32.
+inline void dot_pairs(const int16_t *w, const int16_t *a, int64_t a_stride, int rows, int pairs,
+                      int32_t *out) {
+    for (int row = 0; row < rows; ++row) {
+        const int16_t *operand = a + row * a_stride;
+#if defined(__SSE2__)
+        __m128i sum[4] = {_mm_setzero_si128(), _mm_setzero_si128(), _mm_setzero_si128(),
+                          _mm_setzero_si128()};
+        for (int pair = 0; pair < pairs; ++pair) {
+            int32_t both;
+            __builtin_memcpy(&both, operand + 2 * pair, 4);
+            const __m128i *weights = reinterpret_cast<const __m128i *>(w + pair * 32);
+            for (int i = 0; i < 4; ++i)
+                sum[i] = _mm_add_epi32(
+                    sum[i], _mm_madd_epi16(_mm_loadu_si128(weights + i), _mm_set1_epi32(both)));
+        }
+        for (int i = 0; i < 4; ++i)
+            _mm_storeu_si128(reinterpret_cast<__m128i *>(out + row * 16) + i, sum[i]);
+#else
+        int32_t sum[16] = {0};
+        for (int pair = 0; pair < pairs; ++pair) {
+            const int32_t a0 = operand[2 * pair], a1 = operand[2 * pair + 1];
+            const int16_t *weights = w + pair * 32;
+            for (int c = 0; c < 16; ++c) sum[c] += weights[2 * c] * a0 + weights[2 * c + 1] * a1;
+        }
+        for (int c = 0; c < 16; ++c) out[row * 16 + c] = sum[c];
+#endif
+    }
+}
+
+// --- the fused kernel's products
+
+using OperandByte = int16_t;
+constexpr int kGroup = 8, kMaxPlanes = 1;
+template <int P>
+constexpr int kMaxRows = 2;
+
+#if defined(__SSE2__)
+
+constexpr int kDepth = 2;
+constexpr int max_groups(int rows, int) { return rows == 1 ? 2 : 1; }
+
+template <int G, int R, int P>
+inline void dot(const Packed &p, int first, const int16_t *a, int64_t stride, int32_t *out) {
+    __m128i sum[R][3 * G][2];
+    const __m128i *bias = reinterpret_cast<const __m128i *>(p.bias + first * 24);
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < 3 * G; ++v)
+            for (int i = 0; i < 2; ++i) sum[r][v][i] = _mm_load_si128(bias + 2 * v + i);
+    const int8_t *w = p.w + first * p.group_stride;
+    for (int step = 0; step < p.steps; ++step, w += 48, a += 2) {
+#pragma GCC unroll 16
+        for (int v = 0; v < 3 * G; ++v) {
+            const int8_t *at = w + (v / 3) * p.group_stride + (v % 3) * 16;
+            const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i *>(at));
+            const __m128i low = _mm_srai_epi16(_mm_unpacklo_epi8(bytes, bytes), 8);
+            const __m128i high = _mm_srai_epi16(_mm_unpackhi_epi8(bytes, bytes), 8);
+#pragma GCC unroll 2
+            for (int r = 0; r < R; ++r) {
+                int32_t pair;
+                __builtin_memcpy(&pair, a + r * stride, 4);
+                const __m128i operand = _mm_set1_epi32(pair);
+                sum[r][v][0] = _mm_add_epi32(sum[r][v][0], _mm_madd_epi16(low, operand));
+                sum[r][v][1] = _mm_add_epi32(sum[r][v][1], _mm_madd_epi16(high, operand));
+            }
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < 3 * G; ++v)
+            for (int i = 0; i < 2; ++i)
+                _mm_store_si128(reinterpret_cast<__m128i *>(out + (r * 3 * G + v) * 8) + i,
+                                sum[r][v][i]);
+}
+
+#else
+
+constexpr int kDepth = 1;
+constexpr int max_groups(int, int) { return 1; }
+
+template <int G, int R, int P>
+inline void dot(const Packed &p, int first, const int16_t *a, int64_t stride, int32_t *out) {
+    // unsigned: sums are right modulo 2^32 whatever their parts are
+    uint32_t sum[R][24];
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < 24; ++c) sum[r][c] = static_cast<uint32_t>(p.bias[first * 24 + c]);
+    const int8_t *w = p.w + first * p.group_stride;
+    for (int step = 0; step < p.steps; ++step, w += 24) {
+        int16_t weights[24];
+        for (int c = 0; c < 24; ++c) weights[c] = w[c];
+        for (int r = 0; r < R; ++r) {
+            const int16_t operand = a[r * stride + step];
+            for (int c = 0; c < 24; ++c)
+                sum[r][c] += static_cast<uint32_t>(static_cast<int32_t>(weights[c]) * operand);
+        }
+    }
+    __builtin_memcpy(out, sum, sizeof sum);
+}
+
+#endif
+
+template <int P>
+constexpr int kTileRows = 0;
+constexpr int kTileGroups = 0;
+
+#include "cpu/isa/lanes.inl"
+
+// --- the backward's products
+// few accumulators: SSE2 has 16 registers of four units
+
+constexpr int kPanelVectors = 1, kFloatRows = 4, kFeatures = 2;
+constexpr int panels_at_once(int rows) { return rows == 1 ? 3 : 1; }
+
+// no rate to compare with
+inline int64_t multiply_only(int64_t) { return 0; }
+
+}  // namespace
+
+extern const Layout layout{kGroup, kDepth, Operand::s16, kFusedMultiplyAdd};
+
+#include "cpu/isa/entries.inl"
+
+}  // namespace portable
+}  // namespace quant_gru

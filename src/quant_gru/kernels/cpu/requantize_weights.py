@@ -1,0 +1,98 @@
+"""Rewrites a weight part, and the native layers made of it, on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quant_gru.integer.plan import FrozenPart, WeightPart, bias_limit, bias_shift
+from quant_gru.integer.qparams import QParams
+from quant_gru.integer.weighted_sum import significant_bits
+from quant_gru.kernels import _native
+from quant_gru.kernels.cpu.executor import chosen, repack
+
+_EXACT = (torch.float32, torch.float16, torch.bfloat16)  # float32 holds their values
+
+
+class Writer:
+    """Writes the tensors of a weight part.
+
+    Args:
+        qparams: Scales per channel that follow the weights, matrices of up to 16 bits.
+        frozen: The frozen part beside it.
+        part: What is rewritten.
+        variant: One of the executor's choices but 'reference'; None for the one in use.
+    """
+
+    def __init__(
+        self, qparams: QParams, frozen: FrozenPart, part: WeightPart, variant: str | None = None
+    ) -> None:
+        self._part = part
+        numbers = {
+            "H": part.W.shape[0] // 3,
+            "free": qparams.config.scale_kind == "free",
+            "finite": part.finite.data_ptr(),
+            "W": _operand(0, qparams, frozen, part),
+            "R": _operand(1, qparams, frozen, part),
+        }
+        self._native = _native.Weights(numbers, variant or chosen())
+
+    def takes(self, *values: Tensor | None) -> bool:
+        """Whether these weights are on the CPU and float32 holds them."""
+        return all(v is None or (v.dtype in _EXACT and v.device.type == "cpu") for v in values)
+
+    def write(
+        self,
+        matrices: tuple[Tensor, Tensor],
+        biases: tuple[Tensor | None, Tensor | None],
+        dropped: Tensor | None,
+        p: float,
+    ) -> None:
+        """Rewrite everything.
+
+        Args:
+            matrices: W (3H, C) and R (3H, H).
+            biases: bw and br (3H,), or None for zeros.
+            dropped: bool (3H, H) or None; as for `build_weights`.
+            p: Probability of what was dropped.
+        """
+        values = [
+            None if v is None else v.detach().to(torch.float32).contiguous().resolve_neg()
+            for v in (*matrices, *biases)
+        ]
+        if dropped is not None:
+            dropped = dropped.to("cpu", torch.bool).contiguous()
+        W, R, bw, br, zeroed = (0 if v is None else v.data_ptr() for v in (*values, dropped))
+        self._native.write(W, R, bw, br, zeroed, 1.0 - p, torch.get_num_threads())
+        repack(self._part)
+
+
+def _operand(which: int, qparams: QParams, frozen: FrozenPart, part: WeightPart) -> dict[str, Any]:
+    weight, bias = (("weight.W", "weight.bw"), ("weight.R", "weight.br"))[which]
+    codes, b_codes = ((part.W, part.bw), (part.R, part.br))[which]
+    B, sums = ((part.Bw, part.Wx), (part.Br, part.Rh))[which]
+    (M,), k = sums.multipliers, sums.shift
+    assert isinstance(M, Tensor)
+    assert isinstance(k, Tensor)
+    q, bits = frozen.quantizers, qparams.config[weight].bitwidth or 1
+    operand = q["output.h" if which else "input.x"]
+    return {
+        "n": codes.shape[1],
+        "bits": bits,
+        "b_bits": qparams.config[bias].bitwidth or 1,
+        "codes": codes.data_ptr(),
+        "b_codes": b_codes.data_ptr(),
+        "b_bytes": b_codes.element_size(),
+        "scales": part.scales[weight].data_ptr(),
+        "b_scales": part.scales[bias].data_ptr(),
+        "B": B.data_ptr(),
+        "M": M.data_ptr(),
+        "k": k.data_ptr(),
+        "operand_scale": operand.scale,
+        "result_scale": q["matmul.Rh" if which else "matmul.Wx"].scale,
+        "b_unit": float(1 << bias_shift(bits, operand.bits)),
+        "limit": float(bias_limit(bits, operand.bits)),
+        "significant": significant_bits(bits + operand.bits),
+    }

@@ -1,0 +1,83 @@
+"""How slopes of plans in bytes are spread over a device: weights stay in blocks, rows pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernel_runtime.cuda.launch import Grid
+
+_WARPS = 12  # that a multiprocessor's registers hold
+_STAGE_ROWS, _STAGES, _DEPTH = 32, 4, 64  # of the ring of a group
+_MOST_SHARED, _MOST_WITHOUT_CLUSTERS = 222 << 10, 98 << 10
+_MOST_ROWS = (1 << 31) - (1 << 20)  # rows are counted in 32 bits
+
+
+@dataclass(frozen=True)
+class SlopesShape:
+    """Blocks of a launch.
+
+    Attributes:
+        unit_warps: Units of a block over 16.
+        groups: Groups of as many warps, each with rows of its own.
+        padded: Features of x and of the state, in multiples of 16.
+        table_bytes: Shared memory of tables.
+    """
+
+    unit_warps: int
+    groups: int
+    padded: tuple[int, int]
+    table_bytes: int
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.unit_warps * self.groups
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block: tables, stages of rows, and weights."""
+        rings = self.groups * _STAGES * _STAGE_ROWS * _DEPTH
+        lines = sum(-(-each // 32) * 32 + 16 for each in self.padded)
+        return -(-self.table_bytes // 128) * 128 + rings + 48 * self.unit_warps * lines
+
+    @property
+    def macros(self) -> dict[str, object]:
+        """Of the kernel."""
+        return {"UNIT_WARPS": self.unit_warps, "GROUPS": self.groups}
+
+    def grid(self, H: int, rows: int, directions: int, processors: int) -> tuple[Grid, int]:
+        """The grid, on a device of so many multiprocessors, and the rows of a group."""
+        across = -(-H // (16 * self.unit_warps))
+        at_once = processors * max(1, _WARPS * 32 // self.threads)
+        most = max(1, at_once // (across * directions))
+        share = 8 * -(-rows // (8 * most * self.groups))
+        blocks = -(-rows // (share * self.groups))
+        grid = Grid((across * blocks, directions), self.threads, 1, self.shared_bytes)
+        return grid, share
+
+
+def choose(
+    H: int, rows: int, padded: tuple[int, int], table_bytes: int, clusters: bool
+) -> SlopesShape | None:
+    """The shape with the most units to a block whose weights fit, without more idle ones.
+
+    Args:
+        H: Hidden size.
+        rows: Steps times rows of the batch.
+        padded: Features of x and of the state, in multiples of 16.
+        table_bytes: Shared memory of tables.
+        clusters: Whether the device has clusters; those without have less shared memory.
+
+    Returns:
+        None where weights do not fit shared memory.
+    """
+    if rows > _MOST_ROWS:
+        return None
+    limit = _MOST_SHARED if clusters else _MOST_WITHOUT_CLUSTERS
+    tiles = -(-H // 16)
+    for unit_warps, groups in ((2, 4), (2, 3), (1, 6)):
+        shape = SlopesShape(unit_warps, groups, padded, table_bytes)
+        idle = -(-tiles // unit_warps) * unit_warps - tiles
+        if shape.shared_bytes <= limit and 4 * idle <= tiles:
+            return shape
+    return None

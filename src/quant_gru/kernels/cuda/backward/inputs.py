@@ -1,0 +1,216 @@
+"""One direction of a backward: its tensors as kernels read them, and how it multiplies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from kernel_runtime.cuda.graph_capture import capturing
+from kernel_runtime.cuda.streams import made_on
+from quant_gru._errors import QuantGRUError
+from quant_gru.integer.backward import Gradients, Tape, Wanted
+from quant_gru.integer.plan import CellPlan, WeightPart
+from quant_gru.kernels.cuda.forward.executor import numbers_of
+
+_LARGEST_HALF = 30000.0
+# by device; never given back, for captured graphs read them
+_zeros: dict[torch.device, Tensor] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Precision:
+    """How gradients are multiplied.
+
+    Attributes:
+        planes: Parts of bfloat16 of a gradient in the recurrence.
+        exact_weights: Weights of more than 8 bits are multiplied in two parts, not rounded.
+        half: Slopes are kept in half precision.
+        operand: Operands of the products after it: 0 bfloat16, 1 float32, 2 float64.
+    """
+
+    planes: int
+    exact_weights: bool
+    half: bool
+    operand: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of operands."""
+        return (torch.bfloat16, torch.float32, torch.float64)[self.operand]
+
+
+PRECISIONS = {
+    "bf16": Precision(1, False, True, 0),
+    "tf32": Precision(2, True, False, 1),
+    "fp32": Precision(3, True, False, 1),
+}
+IN_DOUBLE = replace(PRECISIONS["fp32"], operand=2)
+"""'fp32' with products in float64."""
+
+
+class Call:
+    """Tensors and sizes of one direction.
+
+    Args:
+        tape: What the forward took in and gave.
+        grad_out: Gradient of the dequantized outputs (T, N, H), any strides, or None for zeros.
+        grad_last: Gradient of the dequantized last state (N, H), or None for zeros.
+
+    Attributes:
+        tensors: What kernels read, by name, beside the weights; None: not there.
+        strides: Of the input's values in steps and rows.
+    """
+
+    def __init__(self, tape: Tape, grad_out: Tensor | None, grad_last: Tensor | None) -> None:
+        plan = self.plan = tape.plan
+        x, lengths, held, nan = tape.x, tape.lengths, tape.held, tape.nan
+        T, N, C = x.shape
+        H = plan.hidden_size
+        self.T, self.N, self.C, self.H = T, N, C, H
+        whole, rows = (T, N, H), (N,)
+        _check("grad_out", grad_out, whole)
+        _check("grad_last", grad_last, (N, H))
+        _check("h0", tape.h0, (N, H))
+        _check("out", tape.out, whole)
+        _check("lengths", lengths, rows)
+        _check("held", held, whole)
+        _check("nan", nan, rows)
+        self.device = x.device
+        self.reverse = tape.reverse
+        self.numbers = numbers_of(plan)
+        self.form = self.numbers.form
+        values = x.dtype.is_floating_point
+        if values:
+            x = _real(x)
+            if x.stride(2) != 1:
+                x = x.contiguous()
+        else:
+            x = _as(x, plan.x.container)
+        self.strides = x.stride()[:2]
+        if grad_out is None:
+            grad_out = _zero(self.device).expand(T, N, H)
+        # any strides
+        self.grad_out = _real(grad_out)
+        states = plan.h.container
+        self.tensors: dict[str, Tensor | None] = {
+            "x": None if values else x,
+            "values": x if values else None,
+            "h0": _as(tape.h0, states),
+            "out": _as(tape.out, states),
+            "lengths": None if lengths is None else _as(lengths.to(self.device), torch.int64),
+            "held": _as(held, torch.bool),
+            "grad_out": self.grad_out,
+            "grad_last": _as(grad_last, torch.float32),
+            "nan": _as(nan, torch.float32),
+        }
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What directions of a launch have in common."""
+        plan, w = self.plan, self.plan.weights
+        sizes = (self.T, self.N, self.C, self.H)
+        return (*sizes, self.form, plan.x.bits, plan.h.bits, w.bits_W, w.bits_R)
+
+    @property
+    def details(self) -> tuple[Any, ...]:
+        """What tells schedules of a size apart; the quantizers are known by their identity."""
+        w = self.plan.weights
+        return (id(self.plan.frozen), self.reverse, w.W.dtype, w.R.dtype)
+
+    @property
+    def fits_half(self) -> bool:
+        """Whether all slopes are far from the largest number of half precision."""
+        q = self.plan.frozen.quantizers
+        z, r, g, h, Rh = (
+            q[name].max_abs * q[name].scale
+            for name in ("gate.z_out", "gate.r_out", "gate.g_out", "output.h", "matmul.Rh")
+        )
+        z_slope, r_slope = z * (1 + z), r * (1 + r)
+        return max((h + g) * z_slope, (1 + z) * max(1.0, r, Rh * r_slope), z) < _LARGEST_HALF
+
+    def nothing(self, wanted: Wanted) -> Gradients:
+        """The gradients of no steps or no rows."""
+
+        def zeros(wanted: bool, *shape: int) -> Tensor | None:
+            return torch.zeros(shape, device=self.device) if wanted else None
+
+        H3 = 3 * self.H
+        last = torch.zeros((self.N, self.H), device=self.device)
+        for name in ("grad_last", "nan"):
+            given = self.tensors[name]
+            if given is not None:
+                last += given if given.dim() == 2 else given[:, None]
+        return Gradients(
+            zeros(wanted.x, self.T, self.N, self.C),
+            last,
+            zeros(wanted.W, H3, self.C),
+            zeros(wanted.R, H3, self.H),
+            zeros(wanted.bw, H3),
+            zeros(wanted.br, H3),
+            zeros(wanted.h, self.T, self.N, self.H),
+        )
+
+
+def weights_of(plan: CellPlan) -> tuple[dict[str, Tensor], bool]:
+    """What kernels read of the weights, by name, and whether all of it belongs to the plan.
+
+    What is made of a plan's tensors here has to be made again when they change.
+    """
+    w: WeightPart = plan.weights
+    (Mx,), (Mh,) = w.Wx.multipliers, w.Rh.multipliers
+    given: list[tuple[str, Any, torch.dtype]] = [
+        ("W", w.W, w.W.dtype),
+        ("R", w.R, w.R.dtype),
+        ("s_W", w.scales["weight.W"], torch.float32),
+        ("s_R", w.scales["weight.R"], torch.float32),
+        ("Bw", w.Bw, torch.int64),
+        ("Br", w.Br, torch.int64),
+        ("Mx", Mx, torch.int64),
+        ("Mh", Mh, torch.int64),
+        ("kx", w.Wx.shift, torch.int64),
+        ("kh", w.Rh.shift, torch.int64),
+    ]
+    found: dict[str, Tensor] = {}
+    own = True
+    for name, tensor, dtype in given:
+        assert isinstance(tensor, Tensor)
+        found[name] = tensor.to(dtype).contiguous()
+        own &= found[name] is tensor
+    return found, own
+
+
+def _zero(device: torch.device) -> Tensor:
+    """Stands for a gradient of the output where there is none."""
+    kept = _zeros.get(device)
+    if kept is None:
+        kept = torch.zeros((), device=device)
+        if not capturing(device):
+            # what a graph makes is there only after it has run
+            kept = _zeros.setdefault(device, kept)
+            made_on(device)
+    return kept
+
+
+def _check(name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:
+    if tensor is not None and tensor.shape != shape:
+        raise QuantGRUError(f"Expected {name} to be {shape}, got {tuple(tensor.shape)}")
+
+
+_Given = TypeVar("_Given", Tensor, Tensor | None)
+
+
+def _as(tensor: _Given, dtype: torch.dtype) -> _Given:
+    """In this dtype, one value beside the other."""
+    if tensor is None or (tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_neg()):
+        return tensor
+    return tensor.detach().to(dtype).contiguous().resolve_neg()
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """In float32, of any strides."""
+    if tensor.dtype is torch.float32 and not tensor.is_neg():
+        return tensor
+    return tensor.detach().to(torch.float32).resolve_neg()

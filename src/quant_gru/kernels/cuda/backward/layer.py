@@ -1,0 +1,163 @@
+"""The backward of a layer on a GPU: straight-through, and as parallel in time as it can be.
+
+Three phases. Gates and clamps of all steps are made again from the saved codes, in the integers of
+the forward, and give the slopes of every element: all that follows is linear in the gradients. The
+gradients of the states go back step by step. Those of both projections, and the products with
+inputs, states and weights, are again made for all steps at once. Nothing is added atomically: the
+same inputs give the same bits.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_runtime.cuda.graph_capture import capturing
+from kernel_runtime.cuda.launch import Machine
+from quant_gru._errors import QuantGRUError
+from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through
+from quant_gru.kernels.cuda.backward import grid_planner, planner
+from quant_gru.kernels.cuda.backward.inputs import IN_DOUBLE, PRECISIONS, Call, Precision
+from quant_gru.kernels.cuda.backward.launch_plan import Schedule
+from quant_gru.kernels.cuda.backward.time_chunks import Joined, most_steps, pieces
+
+_MOST_SCHEDULES = 64
+
+# Schedules live as long as the frozen part of the first direction's plan.
+_schedules: weakref.WeakKeyDictionary[Any, dict[Any, Schedule]] = weakref.WeakKeyDictionary()
+
+
+def backward(
+    tapes: Sequence[Tape],
+    grad_out: Sequence[Tensor | None],
+    grad_last: Sequence[Tensor | None],
+    wanted: Wanted | None = None,
+    precision: str = "bf16",
+    machine: Machine | None = None,
+) -> list[Gradients]:
+    """Backpropagate through one layer, both directions in the same launches where they are alike.
+
+    The gradients are those of `quant_gru.integer.backward.straight_through`, up to rounding:
+    ||error|| / ||gradient|| is below 1e-5 for 'fp32', 1e-3 for 'tf32' and 1e-2 for 'bf16'. Plans
+    with operators of more than 16 bits take `straight_through` itself, in float64.
+
+    Args:
+        tapes: What the forward of each direction took in and gave.
+        grad_out: Gradient of each direction's dequantized outputs (T, N, H), any strides, or None
+            for zeros.
+        grad_last: Gradient of each direction's dequantized last state (N, H), or None for zeros.
+        wanted: Which gradients to compute; None for all.
+        precision: 'fp32', 'tf32' or 'bf16'.
+        machine: Where kernels run; None for the codes' GPU.
+
+    Returns:
+        Float32 gradients of each direction.
+
+    Raises:
+        QuantGRUError: The precision is unknown, or a kernel is not loaded when a graph is captured.
+    """
+    wanted = wanted or Wanted()
+    chosen = PRECISIONS.get(precision)
+    if chosen is None:
+        raise QuantGRUError(
+            f"Expected precision to be one of {', '.join(PRECISIONS)}, got {precision!r}"
+        )
+    if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
+        # where the user lets float32 products be rounded, these would be, too
+        chosen = IN_DOUBLE
+    device = tapes[0].x.device
+    if device.type != "cuda" or torch._C._cuda_getDevice() == device.index:
+        return _backward(tapes, grad_out, grad_last, wanted, chosen, machine)
+    with torch.cuda.device(device):
+        return _backward(tapes, grad_out, grad_last, wanted, chosen, machine)
+
+
+def _backward(
+    tapes: Sequence[Tape],
+    grad_out: Sequence[Tensor | None],
+    grad_last: Sequence[Tensor | None],
+    wanted: Wanted,
+    precision: Precision,
+    machine: Machine | None,
+) -> list[Gradients]:
+    given = list(zip(tapes, grad_out, grad_last, strict=True))
+    calls = [Call(*each) for each in given]
+    if not all([call.form.narrow for call in calls]):
+        return [_in_float64(*each, wanted) for each in given]
+    if not calls[0].T * calls[0].N:
+        return [call.nothing(wanted) for call in calls]
+    if machine is None:
+        from kernel_runtime.cuda.driver import machine_of
+
+        machine = machine_of(tapes[0].x.device)
+    if len(calls) == 2 and calls[0].key != calls[1].key:
+        return [
+            _backward([tape], [out], [last], wanted, precision, machine)[0]
+            for tape, out, last in given
+        ]
+    steps = most_steps(tapes[0], precision, len(calls))
+    if steps >= calls[0].T:
+        return _schedule_of(calls, wanted, precision, machine).run(calls)
+    ends = list(grad_last)
+    joined = [Joined(tape) for tape in tapes]
+    parts = [pieces(tape, out, steps) for tape, out, _ in given]
+    for group in zip(*parts, strict=True):
+        calls = [Call(tape, out, grad) for (tape, out), grad in zip(group, ends, strict=True)]
+        found = _schedule_of(calls, wanted, precision, machine).run(calls)
+        for d, each in enumerate(found):
+            joined[d].add(each, calls[d].T)
+            ends[d] = each.h0
+    return [each.found for each in joined if each.found is not None]
+
+
+def _schedule_of(
+    calls: Sequence[Call], wanted: Wanted, precision: Precision, machine: Machine
+) -> Schedule:
+    """The launches of such calls, prepared at the first of them."""
+    first = calls[0].plan.frozen
+    known = _schedules.get(first)
+    if known is None:
+        known = _schedules[first] = {}
+    key = (
+        calls[0].T,
+        calls[0].N,
+        *[call.details for call in calls],
+        wanted,
+        precision,
+        id(machine),
+        os.environ.get(planner.VARIABLE),
+        os.environ.get(grid_planner.VARIABLE),
+    )
+    schedule = known.get(key)
+    # an id may be that of a later object
+    if schedule is None or not schedule.belongs_to(calls):
+        schedule = Schedule(calls, wanted, precision, machine)
+        if not capturing(calls[0].device):
+            if len(known) >= _MOST_SCHEDULES:
+                known.clear()
+            known[key] = schedule
+    return schedule
+
+
+def _in_float64(
+    tape: Tape, grad_out: Tensor | None, grad_last: Tensor | None, wanted: Wanted
+) -> Gradients:
+    exact = straight_through(*complete(tape, grad_out, grad_last), wanted)
+
+    def single(each: Tensor | None) -> Tensor | None:
+        return None if each is None else each.to(torch.float32)
+
+    return Gradients(
+        single(exact.x),
+        exact.h0.to(torch.float32),
+        single(exact.W),
+        single(exact.R),
+        single(exact.bw),
+        single(exact.br),
+        single(exact.h),
+    )

@@ -1,0 +1,1 @@
+"""From real values to codes and back."""

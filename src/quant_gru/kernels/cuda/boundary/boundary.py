@@ -1,0 +1,271 @@
+"""Real values to codes and back on a GPU, one launch each."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_runtime.cuda.ctypes_structs import structure
+from kernel_runtime.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.random import chance
+from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels.cuda.plan.structure import NARROW_BITS
+from quant_gru.kernels.cuda.structs import KINDS
+
+_ROWS = 8  # of a block
+BorderC = structure(
+    "BorderC",
+    **dict.fromkeys(("real", "values", "codes", "nan"), ctypes.c_void_p),
+    **dict.fromkeys(("kind", "rows", "features", "zero"), ctypes.c_int64),
+    **dict.fromkeys(("scale", "lo", "hi"), ctypes.c_float),
+)
+MaskC = structure(
+    "MaskC",
+    **dict.fromkeys(("grad", "real"), ctypes.c_void_p),
+    **dict.fromkeys(("step", "next", "rows", "N", "features"), ctypes.c_int64),
+    **dict.fromkeys(("scale", "lo", "hi"), ctypes.c_float),
+)
+CarryC = structure(
+    "CarryC",
+    codes=ctypes.c_void_p * 2,
+    **dict.fromkeys(("to", "grad"), ctypes.c_void_p),
+    **dict.fromkeys(("kind", "zero", "M", "k"), ctypes.c_int64 * 2),
+    **dict.fromkeys(("rows", "H", "directions", "to_kind", "lo", "hi", "to_zero"), ctypes.c_int64),
+)
+EventsC = structure(
+    "EventsC",
+    **dict.fromkeys(("seed", "events"), ctypes.c_void_p),
+    **dict.fromkeys(("A", "B", "C", "chance", "stream"), ctypes.c_int64),
+)
+_QUANTIZE, _DEQUANTIZE = (
+    Kernel.of("boundary/quantize_dequantize", name, PLAIN) for name in ("quantize", "dequantize")
+)
+_MASK, _CARRY = (
+    Kernel.of("boundary/clamp_mask", "clear", PLAIN),
+    Kernel.of("boundary/requantize_training", "carry", PLAIN),
+)
+_EVENTS = Kernel.of("boundary/random_events", "events", {})
+_THREADS, _MOST_BLOCKS = 128, 1 << 16
+
+
+def takes(quantizer: Quantizer) -> bool:
+    """Whether these kernels do the codes of a quantizer: up to 16 bits."""
+    return quantizer.bits <= NARROW_BITS
+
+
+def quantize(
+    quantizer: Quantizer, x: Tensor, machine: Machine | None = None
+) -> tuple[Tensor, Tensor]:
+    """Codes of `x` in their container, as `Quantizer.quantize`, and rows with NaN in them.
+
+    Args:
+        quantizer: Of up to 16 bits.
+        x: float32 (.., features) on a GPU.
+        machine: Where kernels run; None for x's GPU.
+
+    Returns:
+        Codes (.., features), and bool (..): whether a value of the row is NaN.
+    """
+    x = x.detach().contiguous().resolve_neg()
+    codes = torch.empty(x.shape, dtype=quantizer.container, device=x.device)
+    nan = torch.empty(x.shape[:-1], dtype=torch.bool, device=x.device)
+    if x.numel():
+        b = _border(quantizer, codes, nan)
+        b.real = x.data_ptr()
+        _launch(_QUANTIZE, b, x, machine)
+    else:
+        nan.zero_()
+    return codes, nan
+
+
+def dequantize(
+    quantizer: Quantizer,
+    codes: Tensor,
+    nan: Tensor | None = None,
+    machine: Machine | None = None,
+) -> Tensor:
+    """Real values of `codes`, float32, as `Quantizer.dequantize`; NaN in the rows that say so.
+
+    Args:
+        quantizer: Of up to 16 bits.
+        codes: In their container (.., features), on a GPU.
+        nan: bool (..), rows that become NaN, or None.
+        machine: Where kernels run; None for the codes' GPU.
+    """
+    codes = codes.contiguous()
+    nan = None if nan is None else nan.contiguous()
+    values = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
+    if codes.numel():
+        b = _border(quantizer, codes, nan)
+        b.values = values.data_ptr()
+        _launch(_DEQUANTIZE, b, codes, machine)
+    return values
+
+
+def mask(quantizer: Quantizer, x: Tensor, grad: Tensor, machine: Machine | None = None) -> None:
+    """Make a gradient 0, in place, where `Quantizer.inside` is False; NaN stays.
+
+    Args:
+        quantizer: Of up to 16 bits.
+        x: float32 (T, N, features) on a GPU, in any order of steps and rows.
+        grad: Its gradient, float32, contiguous.
+        machine: Where kernels run; None for x's GPU.
+    """
+    if not grad.numel():
+        return
+    if x.is_neg() or x.stride(2) != 1:
+        x = x.detach().resolve_neg().contiguous()
+    m, grid = _mask_of(quantizer, x.stride()[:2], x.shape)
+    m.grad, m.real = grad.data_ptr(), x.data_ptr()
+    _start(_MASK, grid, m, x, machine)
+
+
+def prepared_mask(
+    quantizer: Quantizer, strides: tuple[int, ...], shape: tuple[int, ...], machine: Machine
+) -> tuple[Prepared, Any]:
+    """`mask` of values of some layout, to be started again and again.
+
+    Args:
+        quantizer: Of up to 16 bits.
+        strides: Of the values in steps and rows.
+        shape: (T, N, features).
+        machine: Where kernels run.
+
+    Returns:
+        The launch, and the record whose fields `grad` and `real` it reads at each start.
+    """
+    m, grid = _mask_of(quantizer, strides, shape)
+    return machine.prepare(_MASK, grid, m), m
+
+
+def _mask_of(
+    quantizer: Quantizer, strides: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[Any, Grid]:
+    T, N, features = shape
+    m: Any = MaskC(None, None, *strides, T * N, N, features, quantizer.scale)
+    m.lo, m.hi = quantizer.lo - quantizer.zero_point, quantizer.hi - quantizer.zero_point
+    return m, Grid((-(-T * N // _ROWS), 1), 32 * _ROWS)
+
+
+def requantize(
+    sums: Sequence[WeightedSum],
+    below: Sequence[Quantizer],
+    above: Quantizer,
+    codes: Sequence[Tensor],
+    machine: Machine | None = None,
+) -> Tensor:
+    """X = weighted_sum(h - z_h), per direction of the layer below.
+
+    Args:
+        sums: Of each direction below.
+        below: The quantizers of its codes, of up to 16 bits.
+        above: The quantizer of the result, of up to 16 bits.
+        codes: Those of each direction (T, N, H).
+        machine: Where kernels run; None for the codes' GPU.
+
+    Returns:
+        Codes (T, N, directions * H) in their container.
+    """
+    T, N, H = codes[0].shape
+    found = torch.empty((T, N, H * len(below)), dtype=above.container, device=codes[0].device)
+    _carry(sums, below, above, codes, found, machine)
+    return found
+
+
+def mask_requantized(
+    sums: Sequence[WeightedSum],
+    below: Sequence[Quantizer],
+    above: Quantizer,
+    codes: Sequence[Tensor],
+    grad: Tensor,
+    machine: Machine | None = None,
+) -> None:
+    """Make a gradient 0, in place, where `requantize` clamped; NaN stays.
+
+    Args:
+        sums: As for `requantize`, as are all but the last two.
+        below: The quantizers of its codes.
+        above: The quantizer of the result.
+        codes: Those of each direction.
+        grad: Gradient of the dequantized result (T, N, directions * H), float32, contiguous.
+        machine: Where kernels run; None for the codes' GPU.
+    """
+    _carry(sums, below, above, codes, grad, machine)
+
+
+def _carry(
+    sums: Sequence[WeightedSum],
+    below: Sequence[Quantizer],
+    above: Quantizer,
+    codes: Sequence[Tensor],
+    to: Tensor,
+    machine: Machine | None,
+) -> None:
+    """Write codes, or mask a gradient, by the dtype of `to`."""
+    if not to.numel():
+        return
+    T, N, H = codes[0].shape
+    c: Any = CarryC()
+    keep = [each.to(q.container).contiguous() for q, each in zip(below, codes, strict=True)]
+    for d, (q, each, weighted_sum) in enumerate(zip(below, keep, sums, strict=True)):
+        c.codes[d], c.kind[d], c.zero[d] = each.data_ptr(), KINDS[each.dtype], q.zero_point
+        c.M[d], c.k[d] = int(weighted_sum.multipliers[0]), int(weighted_sum.shift)
+    if to.is_floating_point():
+        c.grad = to.data_ptr()
+    else:
+        c.to, c.to_kind, c.to_zero = to.data_ptr(), KINDS[to.dtype], above.zero_point
+    c.rows, c.H, c.directions = T * N, H, len(below)
+    c.lo, c.hi = above.lo - above.zero_point, above.hi - above.zero_point
+    _start(_CARRY, Grid((-(-c.rows // _ROWS), 1), 32 * _ROWS), c, to, machine)
+
+
+def events(
+    seed: Tensor,
+    p: float,
+    shape: tuple[int, int, int],
+    stream: int,
+    machine: Machine | None = None,
+) -> Tensor:
+    """As `quant_gru.integer.random.events`, on a GPU.
+
+    Args:
+        seed: int64 scalar on a GPU.
+        p: Probability.
+        shape: (A, B, C).
+        stream: What it is for.
+        machine: Where kernels run; None for the seed's GPU.
+    """
+    found = torch.empty(shape, dtype=torch.bool, device=seed.device)
+    if found.numel():
+        e: Any = EventsC(seed.data_ptr(), found.data_ptr(), *shape, chance(p), stream)
+        _start(
+            _EVENTS, Grid((min(shape[0] * shape[1], _MOST_BLOCKS), 1), _THREADS), e, seed, machine
+        )
+    return found
+
+
+def _border(q: Quantizer, codes: Tensor, nan: Tensor | None) -> Any:
+    b: Any = BorderC()
+    b.codes, b.kind, b.features = codes.data_ptr(), KINDS[codes.dtype], codes.shape[-1]
+    b.nan = None if nan is None else nan.data_ptr()
+    b.zero, b.scale = q.zero_point, q.scale
+    b.lo, b.hi = q.lo - q.zero_point, q.hi - q.zero_point
+    return b
+
+
+def _launch(kernel: Kernel, b: Any, x: Tensor, machine: Machine | None) -> None:
+    b.rows = x.numel() // x.shape[-1]
+    _start(kernel, Grid((-(-b.rows // _ROWS), 1), 32 * _ROWS), b, x, machine)
+
+
+def _start(kernel: Kernel, grid: Grid, arguments: Any, x: Tensor, machine: Machine | None) -> None:
+    if machine is None:
+        from kernel_runtime.cuda.driver import machine_of
+
+        machine = machine_of(x.device)
+    machine.launch(kernel, grid, arguments)

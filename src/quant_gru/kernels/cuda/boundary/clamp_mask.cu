@@ -1,0 +1,26 @@
+// What a quantizer clamped, for codes of up to 16 bits; a warp takes one row of features.
+#include "boundary/quantize.cuh"
+
+struct Mask {
+    float *grad;         // (T * N, features), in place
+    const float *real;   // [t * step + n * next + feature]
+    int64_t step, next;  // in values
+    int64_t rows, N, features;
+    float scale, lo, hi;  // limits less the zero point
+};
+
+// 0 where a real value was clamped, or is NaN; NaN stays.
+extern "C" __global__ void __launch_bounds__(256) clear(const __grid_constant__ Mask p) {
+    const int row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
+    if (row >= p.rows) return;
+    const int N = (int)p.N, features = (int)p.features;
+    const float *const from = p.real + row / N * p.step + row % N * p.next;
+    float *const to = p.grad + (int64_t)row * features;
+#pragma unroll 4
+    for (int k = threadIdx.x % 32; k < features; k += 32) {
+        // far beyond all limits nothing changes, and NaN becomes one of them
+        const float y = Magic<float>::limit(divided(from[k], p.scale), -4e6f, 4e6f);
+        const float rounded = plain(Magic<float>::plus(y, Magic<float>::number()));
+        to[k] = Magic<float>::times(to[k], rounded >= p.lo && rounded <= p.hi ? 1.f : 0.f);
+    }
+}

@@ -1,0 +1,148 @@
+// Real values to codes.
+//
+//   EXACT: whether inverses of scales are not rounded, 1 or 0; none where a launch says so
+//   WHOLE: 1 where codes are all of a byte; 0 or none for any
+#ifndef QUANT_GRU_QUANTIZE_CUH
+#define QUANT_GRU_QUANTIZE_CUH
+
+#include "gates/arithmetic.cuh"
+#include "kernel_runtime/cuda/ptx.cuh"
+
+#ifndef WHOLE
+#define WHOLE 0
+#endif
+
+// clamp(rint(v / s), lo, hi): a float32 division, ties to even. NaN becomes 0, and is seen.
+inline int quantized(float v, float scale, float lo, float hi, bool &seen) {
+    const float y = divided(v, scale);
+    const bool nan = y != y;
+    seen |= nan;
+    // clamping first is the same, for the limits are integers
+    const float inside = nan ? 0.f : Magic<float>::limit(y, lo, hi);
+    return Magic<float>::integer(Magic<float>::plus(inside, 12582912.f));
+}
+
+// A quantizer's numbers for a division without a branch: 2^-90 <= scale <= 2^90, limits below 2^20.
+struct Division {
+    float scale, inverse;  // the latter rounded once
+    float least, most;     // limits less the zero point, times the scale, rounded once
+    int32_t exact;         // whether the inverse was not rounded
+};
+
+#ifdef EXACT
+inline bool is_exact(const Division &) { return EXACT; }
+#else
+inline bool is_exact(const Division &d) { return d.exact != 0; }
+#endif
+
+// A value within the limits to its code, magic number added. What is left of one that was clamped
+// to multiples of the scale neither overflows nor, where it does not round to 0, underflows: a
+// quotient off by some units in the last place gets within one by its remainder, and by a second
+// one it is the nearest.
+inline float rounded_quotient(float inside, const Division &d) {
+    typedef Magic<float> R;
+    float y = R::times(inside, d.inverse);
+    y = R::fma(R::fma(-y, d.scale, inside), d.inverse, y);
+    y = R::fma(R::fma(-y, d.scale, inside), d.inverse, y);
+    return R::plus(y, R::number());
+}
+
+// The same.
+inline int quantized(float v, const Division &d, bool &seen) {
+    const bool nan = v != v;
+    seen |= nan;
+    const float inside = nan ? 0.f : Magic<float>::limit(v, d.least, d.most);
+    return Magic<float>::integer(rounded_quotient(inside, d));
+}
+
+// Whether one of some values may be NaN: always where one is, or where infinities meet, which
+// products of two values may be.
+template <int kFours>
+inline bool may_have_nan(const uint32_t (&bits)[kFours][4]) {
+    typedef Magic<float> R;
+    float even = 0, odd = 0;
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+        even = R::fma(bits_as_float(bits[i][0]), bits_as_float(bits[i][1]), even);
+        odd = R::fma(bits_as_float(bits[i][2]), bits_as_float(bits[i][3]), odd);
+    }
+    const float sum = R::plus(even, odd);
+    return sum != sum;
+}
+
+// Makes NaN 0, and returns whether there was one.
+inline bool without_nan(uint32_t (&bits)[4]) {
+    bool seen = false;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float v = bits_as_float(bits[i]);
+        seen |= v != v;
+        bits[i] = v != v ? 0 : bits[i];
+    }
+    return seen;
+}
+
+// Codes of four values, none of them NaN, with the magic number inside. kExact: `is_exact`.
+template <bool kExact>
+inline void four_codes(const Division &d, const uint32_t (&bits)[4], uint32_t (&raw)[4]) {
+    typedef Magic<float> R;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float v = R::limit(bits_as_float(bits[i]), d.least, d.most);
+        const float y = kExact ? R::fma(v, d.inverse, R::number()) : rounded_quotient(v, d);
+        raw[i] = (uint32_t)R::raw(y);
+    }
+}
+
+// All of them, for `put(i, raw)`.
+template <int kFours, class Put>
+inline void all_codes(const Division &d, const uint32_t (&bits)[kFours][4], const Put &put) {
+    uint32_t raw[4];
+    if (is_exact(d)) {
+#pragma unroll
+        for (int i = 0; i < kFours; ++i) {
+            four_codes<true>(d, bits[i], raw);
+            put(i, raw);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < kFours; ++i) {
+            four_codes<false>(d, bits[i], raw);
+            put(i, raw);
+        }
+    }
+}
+
+// Codes of four values, `zero` added, in bytes: one of each code, or two, where it is 256 * first +
+// second + 128.
+template <int kPlanes>
+inline void in_bytes(const uint32_t (&raw)[4], int zero, uint32_t (&words)[kPlanes]) {
+    // sums of codes that are not negative carry nothing from one to the next: their sign comes last
+    const uint32_t least = (uint32_t)(zero - Magic<float>::raw_zero());
+    if (kPlanes == 1) {
+        const uint32_t all = raw[0] + (raw[1] << 8) + (raw[2] << 16) + (raw[3] << 24);
+        words[0] = all + (least + 128) * 0x01010101u ^ 0x80808080u;
+    } else {
+        const uint32_t halves = (least + 32768) * 0x00010001u;
+        const uint32_t low = raw[0] + (raw[1] << 16) + halves;
+        const uint32_t high = raw[2] + (raw[3] << 16) + halves;
+        words[0] = odd_bytes(low, high) ^ 0x80808080u;
+        words[kPlanes - 1] = even_bytes(low, high) ^ 0x80808080u;
+    }
+}
+
+// The same of four values, where codes are all of a byte and the inverse is exact: limits are those
+// of an instruction.
+inline uint32_t whole_codes(const Division &d, const uint32_t (&bits)[4], int zero) {
+    typedef Magic<float> R;
+    const float back = (float)(zero - (int)R::number());
+    int v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float y = R::fma(bits_as_float(bits[i]), d.inverse, R::number());
+        v[i] = __float2int_rn(R::plus(y, back));
+    }
+    return saturated_bytes<true>(v[0], v[1], saturated_bytes<true>(v[2], v[3], 0));
+}
+
+#endif

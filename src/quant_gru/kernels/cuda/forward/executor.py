@@ -1,0 +1,352 @@
+"""Runs plans on a GPU: one launch for the recurrence of a sequence, both directions at once."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_runtime.cuda.graph_capture import capturing
+from kernel_runtime.cuda.launch import PLAIN, Grid, Kernel, Machine
+from quant_gru._errors import QuantGRUError
+from quant_gru.integer.plan import CellPlan, WeightPart
+from quant_gru.kernels.cuda.plan.structure import Form
+from quant_gru.kernels.cuda.plan.tensors import Numbers
+from quant_gru.kernels.cuda.projection.from_codes import block_of, projection
+from quant_gru.kernels.cuda.recurrence import planner
+from quant_gru.kernels.cuda.recurrence.direction_fusion import launches_of
+from quant_gru.kernels.cuda.structs import (
+    KINDS,
+    RECURRENT_C,
+    STEP_C,
+    GenericC,
+    ProjectC,
+    SequenceC,
+)
+
+# Up to this many rows (steps times batch) the input projection is made without a matrix product.
+FEW_ROWS = 64
+_FEWEST_ROWS = 32  # torch._int_mm takes more than 16
+_THREADS = 256
+
+# Numbers live as long as what they were made of.
+_packed: weakref.WeakKeyDictionary[Any, tuple[Any, Numbers]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One layer and direction to run.
+
+    Attributes:
+        plan: Its plan.
+        h0: Codes of output.h before the first step (N, H).
+        reverse: From the last step to the first.
+        held: bool (T, N, H), units that keep their state in a step, or None.
+    """
+
+    plan: CellPlan
+    h0: Tensor
+    reverse: bool
+    held: Tensor | None = None
+
+
+def run(
+    plan: CellPlan,
+    x: Tensor,
+    h0: Tensor,
+    lengths: Tensor | None = None,
+    reverse: bool = False,
+    machine: Machine | None = None,
+    held: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run one layer and direction; as `quant_gru.integer.reference.run`.
+
+    Args:
+        plan: The plan, on x's device.
+        x: Codes of input.x (T, N, C), any integer dtype.
+        h0: Codes of output.h (N, H), any integer dtype.
+        lengths: int64 (N,) or None.
+        reverse: From the last step to the first.
+        machine: Where kernels run; None for x's GPU.
+        held: bool (T, N, H), units that keep their state in a step (zoneout), or None.
+    """
+    return run_directions([Direction(plan, h0, reverse, held)], x, lengths, machine)[0]
+
+
+def run_directions(
+    directions: Sequence[Direction],
+    x: Tensor,
+    lengths: Tensor | None = None,
+    machine: Machine | None = None,
+) -> list[tuple[Tensor, Tensor]]:
+    """Run the directions of a layer over the same codes, in one launch where they are alike.
+
+    Args:
+        directions: One or two.
+        x: Codes of input.x (T, N, C), any integer dtype, of the first direction's quantizer; a
+            direction whose input.x differs has to be run by itself.
+        lengths: int64 (N,) or None.
+        machine: Where kernels run; None for x's GPU.
+
+    Returns:
+        For each direction, codes of output.h after each step (T, N, H) and after the last (N, H).
+    """
+    T, N, _ = x.shape
+    lengths = None if lengths is None else lengths.to(x.device, torch.int64).contiguous()
+    calls = [_Call(each, x, lengths) for each in directions]
+    if not (T and N):
+        for call in calls:
+            call.last.copy_(call.h0)
+        return [(call.out, call.last) for call in calls]
+    if machine is None:
+        from kernel_runtime.cuda.driver import machine_of
+
+        machine = machine_of(x.device)
+    clusters = machine.clusters()
+    # whether units are held is compiled into a kernel
+    alike = [calls] if len({call.held is None for call in calls}) == 1 else [[c] for c in calls]
+    for group, form in itertools.chain(*(launches_of(each, N, clusters) for each in alike)):
+        shape = planner.choose(form, group[0].numbers.H, N, len(group), clusters)
+        if shape is None:
+            for call in group:
+                (_run_steps if form.narrow else _run_generic)(call, machine)
+        else:
+            _run_persistent(group, form, shape, machine)
+    return [(call.out, call.last) for call in calls]
+
+
+class _Call:
+    """Tensors and numbers of one direction's run."""
+
+    def __init__(self, direction: Direction, x: Tensor, lengths: Tensor | None) -> None:
+        plan = direction.plan
+        T, N, C = x.shape
+        H = plan.hidden_size
+        rows = N if lengths is None else lengths.numel()
+        if plan.input_size != C or direction.h0.shape != (N, H) or rows != N:
+            raise QuantGRUError(
+                f"Expected x of {plan.input_size} features, h0 of shape ({N}, {H}) and {N} "
+                f"lengths, got x of {C}, h0 of shape {tuple(direction.h0.shape)} and {rows} lengths"
+            )
+        device = plan.weights.W.device
+        if x.device != device or direction.h0.device != device:
+            raise QuantGRUError(
+                f"Expected codes to be on the plan's device {device}, got {x.device} and "
+                f"{direction.h0.device}"
+            )
+        self.numbers = numbers_of(plan)
+        self.x = x.to(plan.x.container).contiguous()
+        self.h0 = direction.h0.to(plan.h.container).contiguous()
+        self.lengths = lengths
+        self.reverse = direction.reverse
+        held = direction.held
+        if held is not None and held.shape != (T, N, H):
+            raise QuantGRUError(f"Expected held to be {(T, N, H)}, got {tuple(held.shape)}")
+        self.held = None if held is None else held.to(x.device, torch.bool).contiguous()
+        self.out = torch.empty((T, N, H), dtype=plan.h.container, device=x.device)
+        self.last = torch.empty((N, H), dtype=plan.h.container, device=x.device)
+
+    def sequence(self, workspace: Tensor | None = None) -> ctypes.Structure:
+        """Addresses and sizes."""
+        T, N, C = self.x.shape
+        return SequenceC(
+            self.x.data_ptr(),
+            self.h0.data_ptr(),
+            self.out.data_ptr(),
+            self.last.data_ptr(),
+            None if self.lengths is None else self.lengths.data_ptr(),
+            None if workspace is None else workspace.data_ptr(),
+            KINDS[self.x.dtype],
+            KINDS[self.h0.dtype],
+            T,
+            N,
+            C,
+            self.numbers.H,
+            self.reverse,
+            None if self.held is None else self.held.data_ptr(),
+        )
+
+
+def numbers_of(plan: CellPlan) -> Numbers:
+    """The numbers of a plan, made at their first use."""
+    kept = _packed.get(plan.weights)
+    if kept is not None and kept[0]() is plan.frozen:
+        return kept[1]
+    numbers = Numbers(plan)
+    if not capturing(plan.weights.W.device):
+        # what a graph computes is there only after it has run
+        _packed[plan.weights] = (weakref.ref(plan.frozen), numbers)
+    return numbers
+
+
+def kept_numbers(part: WeightPart) -> Numbers | None:
+    """The numbers made of a weight part, where there are any."""
+    kept = _packed.get(part)
+    return None if kept is None else kept[1]
+
+
+def _run_generic(call: _Call, machine: Machine) -> None:
+    """A block for each row, in 128-bit integers: for widths up to 32 bits."""
+    numbers = call.numbers
+    _, N, _ = call.x.shape
+    space = torch.empty((N, 2, numbers.H), dtype=torch.int64, device=call.x.device)
+    W, R = numbers.transposed
+    kernel = Kernel.of(
+        "recurrence/wide_integers", "generic", {"QG_WORDS": 1, **numbers.form.products}
+    )
+    one = GenericC(call.sequence(space), W, R, numbers.frozen.cells["double"])
+    machine.launch(kernel, Grid((N, 1), _THREADS), (GenericC * 2)(one, one))
+
+
+def _run_steps(call: _Call, machine: Machine) -> None:
+    """A matrix product and a kernel for each step: for weights that fit no registers."""
+    numbers, form = call.numbers, call.numbers.form
+    T, N, _ = call.x.shape
+    shape = planner.make_shape(numbers.H, 1, 1, 1, 1)
+    Wx = _project(call, shape, machine)
+    (weights, folded), m = numbers.gemm[1], numbers.multipliers[1]
+    padded, columns = weights.shape
+    rows = form.state_bytes * N
+    new = functools.partial(torch.empty, device=call.x.device)
+    states = new((max(rows, _FEWEST_ROWS), padded), dtype=torch.int8)
+    if padded > numbers.H:
+        states.zero_()
+    p: Any = ProjectC(call.sequence())
+    p.s.x, p.s.x_kind, p.s.C, p.s.T = p.s.h0, p.s.h_kind, numbers.H, 1
+    p.bytes, p.padded_C, p.planes_x = states.data_ptr(), padded, form.state_bytes
+    p.x_offset = numbers.h_offset
+    machine.launch(_SPLIT, Grid((N, 1), _threads(padded)), p)
+    product = new((states.shape[0], columns), dtype=torch.int32)
+    kernel = Kernel.of(
+        "recurrence/per_step",
+        "step",
+        {"REAL": form.real, "QG_WORDS": int(form.words), **form.products},
+    )
+    one: Any = STEP_C[form.real](
+        call.sequence(),
+        m.data_ptr(),
+        folded.data_ptr(),
+        product.data_ptr(),
+        states.data_ptr(),
+        Wx.data_ptr(),
+        form.state_bytes,
+        form.weight_bytes,
+        columns,
+        padded,
+        shape.units // 16,
+        form.wide_input,
+    )
+    one.cell = numbers.frozen.cells[form.real]
+    one.before = -1
+    grid = Grid((N, -(-numbers.H // _THREADS)), _THREADS)
+    for t in reversed(range(T)) if call.reverse else range(T):
+        multiply_bytes(states, weights, product)
+        one.t = t
+        machine.launch(kernel, grid, one)
+        one.before = t
+
+
+def _run_persistent(
+    calls: Sequence[_Call], form: Form, shape: planner.Shape, machine: Machine
+) -> None:
+    H, N = calls[0].numbers.H, calls[0].x.shape[1]
+    record = RECURRENT_C[form.recurrence.real]
+    arguments, keep = [], []
+    for call in calls:
+        numbers = call.numbers
+        Wx = _project(call, shape, machine)
+        fragments, bias, m = numbers.fragments(shape.features, shape.units)
+        exact = numbers.exact_float[1]
+        keep += [Wx, fragments, bias, m, exact]
+        one = record(
+            call.sequence(),
+            fragments.data_ptr(),
+            Wx.data_ptr(),
+            bias.data_ptr(),
+            m.data_ptr(),
+            exact.data_ptr(),
+        )
+        numbers.frozen.fill(one, form)
+        arguments.append(one)
+    held = calls[0].held is not None
+    kernel, grid = planner.layout(shape, form, H, N, len(calls), held)
+    machine.launch(kernel, grid, (record * len(calls))(*arguments))
+
+
+_SPLIT, _FINISH, _FEW = (
+    Kernel.of("projection/int_mm", name, PLAIN) for name in ("split", "finish", "project")
+)
+
+
+def _project(call: _Call, shape: planner.Shape, machine: Machine) -> Tensor:
+    """Codes of W x less their smallest, in the order of the recurrent kernel."""
+    numbers, x = call.numbers, call.x
+    T, N, C = x.shape
+    strips, wide = shape.strips(N), numbers.form.wide_input
+    Wx = torch.empty(shape.projected_words(numbers.form, T, N), dtype=torch.int32, device=x.device)
+    p: Any = ProjectC(call.sequence(), numbers.W)
+    p.Wx, p.wide = Wx.data_ptr(), wide
+    p.NB, p.tiles, p.groups = shape.strip, strips, shape.units // 16
+    if T * N <= FEW_ROWS:
+        units = _THREADS // 32
+        grid = Grid((T * N, -(-numbers.H // units)), _THREADS)
+        machine.launch(_FEW, grid, p)
+        return Wx
+    weights, folded = numbers.gemm[0]
+    p.planes_x, p.planes_W = numbers.x_planes, numbers.W_planes
+    p.padded_C, p.columns = weights.shape
+    p.x_offset, p.folded = numbers.x_offset, folded.data_ptr()
+    rows = x.view(T * N, C)
+    if x.dtype != torch.int8 or p.padded_C != C or x.data_ptr() % 16:
+        rows = torch.empty((p.planes_x * T * N, p.padded_C), dtype=torch.int8, device=x.device)
+        p.bytes = rows.data_ptr()
+        machine.launch(_SPLIT, Grid((T * N, 1), _threads(p.padded_C)), p)
+    if numbers.projects_bytes:
+        tile = block_of(machine, numbers, shape, T, N)
+        processors = machine.clusters()[1]
+        kernel, grid, record, _ = projection(numbers, shape, T, N, tile, processors)
+        record.bytes, record.Wx = rows.data_ptr(), Wx.data_ptr()
+        machine.launch(kernel, grid, record)
+        return Wx
+    product = torch.empty((rows.shape[0], p.columns), dtype=torch.int32, device=x.device)
+    multiply_bytes(rows, weights, product)
+    p.product = product.data_ptr()
+    work = shape.units * shape.strip
+    machine.launch(_FINISH, Grid((T * strips, 1), _threads(work)), p)
+    return Wx
+
+
+def multiply_bytes(rows: Tensor, weights: Tensor, result: Tensor) -> None:
+    """The product of two matrices of int8, in int32."""
+    try:
+        torch._int_mm(rows, weights, out=result)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        # cuBLAS has no kernel for some sizes; float64 is exact, too
+        result.copy_(rows.to(torch.float64) @ weights.to(torch.float64))
+
+
+@functools.cache
+def load_products(device: torch.device) -> None:
+    """Let torch load what it multiplies bytes with; the first product would wait for that.
+
+    Args:
+        device: Where products will be made; the current one.
+    """
+    rows, weights = (
+        torch.zeros((n, 64), dtype=torch.int8, device=device) for n in (_FEWEST_ROWS, 64)
+    )
+    result = torch.empty((len(rows), 64), dtype=torch.int32, device=device)
+    multiply_bytes(rows, weights.t(), result)
+
+
+def _threads(work: int) -> int:
+    return min(_THREADS, -(-work // 32) * 32)

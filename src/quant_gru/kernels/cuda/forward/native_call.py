@@ -1,0 +1,142 @@
+"""Calls of one size in native code: what their tensors are, and which arguments follow them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernel_runtime.allocators import Maker, maker, parts
+from kernel_runtime.cuda.launch import Machine, Prepared
+from kernel_runtime.cuda.streams import native_streams
+from kernel_runtime.cuda.workspace import Memory
+from quant_gru.kernels import _native
+
+
+class Sizes(NamedTuple):
+    """How large everything in a call is.
+
+    Attributes:
+        T: Steps.
+        N: Rows.
+        C: Features of the input.
+        H: Units.
+        layers: Layers.
+        directions: Directions.
+        space: Bytes that launches share among themselves.
+        codes: Bytes of the states' codes.
+    """
+
+    T: int
+    N: int
+    C: int
+    H: int
+    layers: int
+    directions: int
+    space: int
+    codes: int
+
+
+class Makers(NamedTuple):
+    """What makes the tensors of a call.
+
+    Attributes:
+        y: Output (T, N, D*H).
+        y_rows_first: The same as (N, T, D*H), laid out as the other.
+        h_n: Last states (layers * D, N, H).
+        space: What launches share among themselves, bytes.
+        whole_space: The same and codes of states.
+        nan: What tells which rows are NaN (layers * D, N).
+        codes: Codes of states, by themselves.
+    """
+
+    y: Maker
+    y_rows_first: Maker
+    h_n: Maker
+    space: Maker
+    whole_space: Maker
+    nan: Maker
+    codes: Maker
+
+
+def makers_of(sizes: Sizes, container: torch.dtype | None, device: torch.device) -> Makers:
+    """What makes the tensors of calls.
+
+    Args:
+        sizes: Their sizes.
+        container: Of the states' codes, where there is one layer and direction.
+        device: Where they are.
+    """
+    T, N, _, H, layers, D, space, codes = sizes
+    return Makers(
+        y=maker((T, N, D * H), device),
+        y_rows_first=maker((N, T, D * H), device, order=(1, 0, 2)),
+        h_n=maker((layers * D, N, H), device),
+        space=maker((space,), device, torch.int8),
+        whole_space=maker((space + codes,), device, torch.int8),
+        nan=maker((layers * D, N), device),
+        codes=maker((codes,), device, torch.int8)
+        if container is None
+        else maker((T, N, H), device, container),
+    )
+
+
+class Memories(NamedTuple):
+    """Which fields of arguments point to each tensor of a call, in the order of native code."""
+
+    x: Memory
+    h0: Memory
+    lengths: Memory
+    y: Memory
+    h_n: Memory
+    nan: Memory
+    codes: Memory
+    space: Memory
+
+
+def native_call(
+    machine: Machine,
+    launches: Prepared,
+    memories: Memories,
+    inputs: Iterable[tuple[Any, bool]],
+    sizes: Sizes,
+    makers: Makers,
+    device: torch.device,
+    *,
+    keeps: bool,
+    keep: Any,
+) -> _native.Call:
+    """All of a call in native code.
+
+    Args:
+        machine: Where it runs.
+        launches: All of them.
+        memories: What points to the tensors.
+        inputs: Records with the strides of x, and whether their flag `fours` may be set.
+        sizes: How large all of it is.
+        makers: What makes the tensors.
+        device: Where they are.
+        keeps: Whether calls keep what a backward needs.
+        keep: What holds what arguments point to.
+    """
+    fields = []
+    for record, may in inputs:
+        at, kind = ctypes.addressof(record), type(record)
+        step, following, fours = kind.step, kind.next, kind.fours
+        fields.append((at + step.offset, at + following.offset, at + fours.offset, fours.size, may))
+    made = makers if keeps else makers[:5]
+    return _native.Call(
+        launches.native,
+        [each.fields for each in memories],
+        fields,
+        (sizes.T, sizes.N, sizes.C, sizes.space, sizes.codes),
+        [parts(each) for each in made],
+        Tensor,
+        device.index if device.type == "cuda" else -1,
+        native_streams(machine, device),
+        machine.raise_for,
+        (launches, memories, keep),
+    )

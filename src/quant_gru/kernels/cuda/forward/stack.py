@@ -1,0 +1,206 @@
+"""Whole calls on a GPU, real values in and out, prepared once for each size of input."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_runtime.cuda.graph_capture import capturing
+from kernel_runtime.cuda.launch import Machine
+from quant_gru.integer.backward import Kept
+from quant_gru.integer.plan import GRUPlan
+from quant_gru.kernels import _native
+from quant_gru.kernels.cuda.forward.executor import numbers_of
+from quant_gru.kernels.cuda.forward.launch_plan import Cell, Schedule, schedule_of
+
+_MOST_SCHEDULES = 64
+_KEPT_BYTES = 8 << 20
+_MISSING: Any = object()
+
+# Stacks live as long as the first cell's weights, and hold nothing that holds them.
+_stacks: weakref.WeakKeyDictionary[Any, tuple[Any, list[Any], Stack | None]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
+    """The stack of a plan, made at its first use.
+
+    None where an operator has more than 16 bits.
+
+    Args:
+        plan: The plan, on a GPU.
+        machine: Where kernels run; None for the plan's GPU.
+    """
+    kept = _stacks.get(plan.cells[0][0].weights)
+    if kept is not None and kept[0]() is plan:
+        return kept[2]
+    cells = [cell for layer in plan.cells for cell in layer]
+    parts = [part for cell in cells for part in (cell.frozen, cell.weights)]
+    if (
+        kept is not None
+        and len(kept[1]) == len(parts)
+        and all(ref() is part for ref, part in zip(kept[1], parts, strict=True))
+    ):
+        return kept[2]
+    device = cells[0].weights.W.device
+    if machine is None:
+        from kernel_runtime.cuda.driver import machine_of
+
+        machine = machine_of(device)
+    runs = all(numbers_of(cell).form.narrow for cell in cells)
+    stack = Stack(plan, machine) if runs else None
+    if not capturing(device):
+        # what a graph computes is there only after it has run
+        refs = [weakref.ref(part) for part in parts]
+        _stacks[cells[0].weights] = (weakref.ref(plan), refs, stack)
+    return stack
+
+
+class Stack:
+    """All layers and directions of a GRU on a GPU: real values in, real values out.
+
+    Args:
+        plan: The plan, of operators of up to 16 bits.
+        machine: Where kernels run.
+
+    Attributes:
+        device: Where the plan is.
+        input_size: C.
+        hidden_size: H.
+        states: Layers times directions.
+    """
+
+    def __init__(self, plan: GRUPlan, machine: Machine) -> None:
+        self.machine = machine
+        self.layers = [
+            [
+                Cell(cell, plan.between[index - 1][direction] if index else ())
+                for direction, cell in enumerate(cells)
+            ]
+            for index, cells in enumerate(plan.cells)
+        ]
+        cell = plan.cells[0][0]
+        self.device = cell.weights.W.device
+        self.input_size, self.hidden_size = cell.input_size, cell.hidden_size
+        self.directions = len(plan.cells[0])
+        self.states = len(plan.cells) * self.directions
+        self._schedules: dict[tuple[Any, ...], Schedule | None] = {}
+
+    def run(
+        self,
+        x: Tensor,
+        h0: Tensor | None,
+        lengths: Tensor | None = None,
+        kept: Kept | None = None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Run a whole call.
+
+        Args:
+            x: float32 (T, N, C) on the plan's device, in any order of memory.
+            h0: float32 (states, N, H), or None for zeros.
+            lengths: int64 (N,) or None.
+            kept: Takes what a backward needs.
+
+        Returns:
+            Output (T, N, D*H) and last states (states, N, H), float32; None where the call has no
+            steps or rows, or weights fit no registers.
+        """
+        if self.device.type == "cuda" and torch._C._cuda_getDevice() != self.device.index:
+            with torch.cuda.device(self.device):
+                return self._run(x, h0, lengths, kept)
+        return self._run(x, h0, lengths, kept)
+
+    def _run(
+        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
+    ) -> tuple[Tensor, Tensor] | None:
+        T, N, _ = x.shape
+        schedule = self.schedule(T, N, h0 is not None, lengths is not None, kept is not None)
+        return None if schedule is None else schedule.run(x, h0, lengths, kept)
+
+    def schedule(
+        self, T: int, N: int, with_h0: bool, with_lengths: bool = False, keeps: bool = False
+    ) -> Schedule | None:
+        """The schedule of calls of a size, made at its first use.
+
+        The stack's device has to be the current one.
+
+        Args:
+            T: Steps.
+            N: Rows.
+            with_h0: Whether states before the first step are given.
+            with_lengths: Whether lengths are given.
+            keeps: Whether calls keep what a backward needs.
+
+        Returns:
+            None where the call has no steps or rows, or weights fit no registers.
+        """
+        key = (T, N, with_h0, with_lengths, keeps)
+        schedule: Schedule | None = self._schedules.get(key, _MISSING)
+        if schedule is _MISSING:
+            schedule = None
+            if T and N:
+                schedule = schedule_of(self.machine, self.layers, T, N, with_h0, keeps)
+            if not capturing(self.device):
+                if len(self._schedules) >= _MOST_SCHEDULES:
+                    self._schedules.clear()
+                self._schedules[key] = schedule
+        return schedule
+
+    def quick(self, weights: Collection[Tensor], steps: Any) -> _native.QuickGPU:
+        """What runs whole calls while nothing changes that the stack follows from.
+
+        Args:
+            weights: All weights of the module; they have to be kept for as long as this is.
+            steps: What has a `count` of optimizer steps, or None.
+        """
+        is_gpu = self.device.type == "cuda"
+        functions = (
+            Tensor,
+            torch.is_grad_enabled,
+            torch._C._cuda_getDevice if is_gpu else lambda: -1,
+            torch._C._cuda_isCurrentStreamCapturing if is_gpu else lambda: False,
+        )
+        sizes = (
+            self.device.index if is_gpu else -1,
+            self.states,
+            self.input_size,
+            self.hidden_size,
+        )
+        return _native.QuickGPU(sizes, weights, steps, functions, _KEPT_BYTES)
+
+    def step(self, weights: Collection[Tensor]) -> _native.Step:
+        """What tells whether calls in training are like one before.
+
+        Args:
+            weights: All weights of the module, contiguous float32; they have to be kept for as long
+                as this is.
+        """
+        is_gpu = self.device.type == "cuda"
+        sizes = (
+            self.device.index if is_gpu else -1,
+            self.states,
+            self.input_size,
+            self.hidden_size,
+        )
+        return _native.Step(
+            sizes, weights, (Tensor, torch._C._cuda_getDevice if is_gpu else lambda: -1)
+        )
+
+    def repeat(self, quick: _native.QuickGPU, x: Tensor, h0: Tensor | None) -> None:
+        """Let native code run calls like one that `run` has run.
+
+        Args:
+            quick: What `quick` gave.
+            x: Input of that call.
+            h0: Its states.
+        """
+        T, N, _ = x.shape
+        # those of a graph that is being captured are not kept
+        schedule = self._schedules.get((T, N, h0 is not None, False, False))
+        if schedule is not None and schedule.call is not None:
+            quick.add(T, N, h0 is not None, schedule.call)

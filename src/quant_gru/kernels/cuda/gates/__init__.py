@@ -1,0 +1,1 @@
+"""Gate arithmetic: what is fixed for a plan, and how it is computed."""

@@ -1,0 +1,108 @@
+"""The numbers of saturated.cuh: gates whose codes are shares of 256, and where they are exact."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+from quant_gru.integer.plan import FrozenPart
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels.cuda.structs import BeforeC, LimitsC, SaturatedC
+
+CODES = 256  # a share is a code less the smallest, over these
+ENTRIES = CODES + 1  # of a table: sums are limited to [0, 1], both ends included
+_ROUNDING = 49152.0  # see saturated.cuh
+_EXACT = 1 << 24  # units up to which float32 holds every number
+_SMALLEST, _LARGEST = Fraction(1, 1 << 60), 1 << 60  # of multipliers
+
+
+def first_entry(pre: Quantizer) -> int:
+    """The code of a table's first entry: even, less its zero point, and not above the smallest."""
+    lo = pre.lo - pre.zero_point
+    return lo - lo % 2
+
+
+def saturated_numbers(frozen: FrozenPart) -> Any:
+    """SaturatedC of a plan, or None where it would not be exact.
+
+    That takes at most 8 bits of everything, multipliers that are powers of two, and sums of few
+    bits behind the point.
+    """
+    q, sums = frozen.quantizers, frozen.sums
+    powers: dict[str, list[Fraction]] = {}
+    for name, each in sums.items():
+        found = [_power(each, M) for M in each.multipliers]
+        powers[name] = [m for m in found if m is not None]
+        if len(powers[name]) < len(found):
+            return None
+    if any(q[name].hi - q[name].lo >= CODES for name in _LIMITED & q.keys()):
+        return None
+    exact = True
+
+    def check(unit: Fraction, *largest: Fraction | int) -> None:
+        nonlocal exact
+        total = sum((abs(Fraction(each)) for each in largest), Fraction(CODES))
+        exact &= total / unit <= _EXACT
+
+    def limits(name: str) -> Any:
+        if name not in q:
+            return LimitsC()
+        lo, hi = _ends(q[name])
+        return LimitsC(-_ROUNDING - lo / CODES, (hi - lo) / CODES)
+
+    c: Any = SaturatedC()
+    Rh, rRh = q["matmul.Rh"], q.get("op.rRh")
+    c.Rh, c.rRh = limits("matmul.Rh"), limits("op.rRh")
+    c.old_contrib, c.new_contrib = limits("op.old_contrib"), limits("op.new_contrib")
+    for gate in "zrg":
+        name = f"gate.{gate}_pre"
+        early, late = powers[name]
+        # from where shares of the late term count; a product of its own has none
+        shared = rRh if gate == "g" else Rh
+        lo = _ends(shared)[0] if shared else 0
+        offset = late * lo - first_entry(q[name])
+        setattr(c, gate, BeforeC(early / CODES, late, offset / CODES))
+        unit = min(early, late, Fraction(1))
+        check(unit, early * q["matmul.Wx"].max_abs, late * lo, first_entry(q[name]))
+    # what the reset gate is multiplied by
+    rest = powers["op.rRh"][0] if rRh else powers["gate.g_pre"][1]
+    c.rest, c.rest_offset = rest, rest * _ends(Rh)[0] / CODES
+    to_old, to_new = powers["output.h"]
+    unit, offset, largest = min(to_old, to_new), Fraction(0), Fraction(0)
+    ends: list[tuple[str, Fraction, str, int]] = [
+        ("op.old_contrib", to_old, "of_z", q["gate.z_out"].max_abs * q["output.h"].max_abs),
+        ("op.new_contrib", to_new, "of_left", frozen.one_minus_z * q["gate.g_out"].max_abs),
+    ]
+    for name, m, factor, product in ends:
+        if name in q:
+            offset += m * _ends(q[name])[0]
+            setattr(c, factor, powers[name][0] / CODES)
+        else:
+            setattr(c, factor, m)
+        largest += m * (q[name].max_abs if name in q else product)
+    c.h_old, c.h_new, c.h_offset = to_old * CODES, to_new * CODES, offset
+    check(unit, largest, offset)
+    return c if exact else None
+
+
+_LIMITED = {
+    "matmul.Rh",
+    "gate.z_pre",
+    "gate.r_pre",
+    "gate.g_pre",
+    "op.rRh",
+    "op.old_contrib",
+    "op.new_contrib",
+}
+
+
+def _ends(q: Quantizer) -> tuple[int, int]:
+    return q.lo - q.zero_point, q.hi - q.zero_point
+
+
+def _power(each: WeightedSum, M: Any) -> Fraction | None:
+    """The multiplier, where it is a power of two that float32 has at ease."""
+    M = int(M)
+    m = Fraction(M) / Fraction(2) ** int(each.shift)
+    return m if M > 0 and M & (M - 1) == 0 and _SMALLEST < m < _LARGEST else None

@@ -1,0 +1,1 @@
+"""A plan in the structures and tensors that kernels read."""

@@ -1,0 +1,346 @@
+"""A plan's numbers as the kernels take them: structures of C, filled on the host without a sync.
+
+What depends on weights stays in tensors on the device; structures hold addresses and scalars.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_runtime.cuda.graph_capture import capturing
+from kernel_runtime.cuda.streams import made_on
+from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.integer.weights import power_of_two
+from quant_gru.kernels.cuda.plan.structure import (
+    LARGEST,
+    SMALLEST,
+    byte_offset,
+    form_of,
+    frozen_numbers,
+    planes_of,
+)
+from quant_gru.kernels.cuda.structs import KINDS, MatrixC
+
+_MOST_BYTES = 1 << 14  # features whose products and bias int32 holds
+_LONG = 512  # features; of about three times as many, usual sums of two planes leave int32
+
+
+def is_power_of_two(scale: float) -> bool:
+    """Whether a scale's inverse is not rounded."""
+    return math.frexp(scale)[0] == 0.5
+
+
+# properties that hold tensors of their own, each after what it is made of
+DERIVED = ("multipliers", "_columns", "gemm", "tiles", "exact_float", "of_bytes")
+
+
+def _overwrite(kept: Any, new: Any) -> None:
+    if isinstance(kept, Tensor):
+        kept.copy_(new)
+    else:
+        for each, other in zip(kept, new, strict=True):
+            _overwrite(each, other)
+
+
+class _kept(cached_property[Any]):
+    """A property that is computed once, and while a graph is captured at every use."""
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        if capturing(instance.device):
+            return self.func(instance)
+        made = super().__get__(instance, owner)
+        instance.count_derived()
+        return made
+
+
+class Numbers:
+    """The numbers of one plan on its device.
+
+    Attributes:
+        derived: Grows with every tensor that is made of the plan's and kept: what has to be
+            rewritten when the plan's tensors change in place.
+    """
+
+    def __init__(self, plan: CellPlan) -> None:
+        self.derived = 0
+        # not the plan itself: the numbers are kept as long as its parts, and must not keep them
+        self.form = form_of(plan)
+        self.device = plan.weights.W.device
+        self.H, self.C = plan.hidden_size, plan.input_size
+        self.x, self.h = plan.x, plan.h
+        self._keep: list[Tensor] = []
+        self._fragments: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        q, w = plan.frozen.quantizers, plan.weights
+        self._Wx, self._Rh = q["matmul.Wx"], q["matmul.Rh"]
+        self.x_offset, self.h_offset = byte_offset(self.x), byte_offset(self.h)
+        # a frozen GRU keeps its integers in smaller dtypes
+        self._W, self._R = w.W, w.R
+        self._B = (w.Bw.to(torch.int64), w.Br.to(torch.int64))
+        self._multipliers = (_multipliers(w.Wx), _multipliers(w.Rh))
+        self._shifts = (plan.shift_Bw, plan.shift_Br)
+        self._widths = (w.bits_W, w.bits_R)
+        self.frozen = frozen_numbers(plan.frozen)
+        made_on(self.device)
+
+    def count_derived(self) -> None:
+        """Something was made of the plan's tensors, and is kept."""
+        self.derived += 1
+        made_on(self.device)
+
+    def _pointer(self, tensor: Tensor) -> int:
+        tensor = tensor.contiguous()
+        self._keep.append(tensor)
+        return tensor.data_ptr()
+
+    @_kept
+    def multipliers(self) -> tuple[Tensor, Tensor]:
+        """M / 2^k of the channels of W x and R h, float64 (3H,), exact."""
+        found = []
+        for M, k in self._multipliers:
+            found.append(M.to(torch.float64) * power_of_two(-k))
+        return found[0], found[1]
+
+    def _matrix(self, which: int, codes: Tensor) -> Any:
+        c: Any = MatrixC()
+        operand, out = ((self.x, self._Wx), (self.h, self._Rh))[which]
+        M, k = self._multipliers[which]
+        c.codes, c.kind = self._pointer(codes), KINDS[codes.dtype]
+        c.bias = self._pointer(self._B[which])
+        c.M, c.k = self._pointer(M), self._pointer(k)
+        c.bias_shift, c.zero = self._shifts[which], operand.zero_point
+        c.lo, c.hi = out.lo - out.zero_point, out.hi - out.zero_point
+        c.code_lo = c.lo
+        if self.form.narrow:
+            c.m = self._pointer(self.multipliers[which])
+        return c
+
+    @_kept
+    def W(self) -> Any:
+        """W in rows, for the input projection."""
+        return self._matrix(0, self._W)
+
+    @_kept
+    def _columns(self) -> tuple[Tensor, ...]:
+        return tuple(w.t().to(torch.int32).contiguous() for w in (self._W, self._R))
+
+    @_kept
+    def transposed(self) -> tuple[Any, Any]:
+        """W and R in columns, for the generic kernel."""
+        W, R = (self._matrix(i, w) for i, w in enumerate(self._columns))
+        return W, R
+
+    @_kept
+    def gemm(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """What products of bytes need of W and of R.
+
+        Returns:
+            For each, int8 (padded features, columns): columns of the first bytes, then, where codes
+            have 16 bits, of the second bytes less 128 and of ones; and int64 (3H,), bias and zero
+            points.
+        """
+        return self._gemm(0), self._gemm(1)
+
+    def _gemm(self, which: int) -> tuple[Tensor, Tensor]:
+        operand, offset = ((self.x, self.x_offset), (self.h, self.h_offset))[which]
+        codes = (self._W, self._R)[which].to(torch.int64)
+        sums = codes.sum(dim=1)
+        folded = self._B[which] + (offset - operand.zero_point) * sums
+        if planes_of(operand.bits) == 2:
+            folded = folded + 128 * sums
+        rows = [codes]
+        if planes_of(self._widths[which]) == 2:
+            rows = [codes >> 8, (codes & 255) - 128, torch.ones_like(codes[:1])]
+        planes = torch.cat(rows)
+        features = codes.shape[1]
+        # cuBLAS has no kernel for many rows where columns are an odd multiple of 8
+        columns, padded = -(-planes.shape[0] // 16) * 16, _padded(features)
+        weights = planes.new_zeros((columns, padded), dtype=torch.int8)
+        weights[: planes.shape[0], :features] = planes.to(torch.int8)
+        return weights.t(), folded
+
+    @_kept
+    def tiles(self) -> Tensor:
+        """Weights of bytes as warpgroup.cuh has them: int8 (tiles, panels, 3, 64, 128)."""
+        codes = self._W.to(torch.int8).view(3, self.H, self.C)
+        tiles, panels = -(-self.H // 64), -(-self.C // 128)
+        wide = codes.new_zeros((3, tiles * 64, panels * 128))
+        wide[:, : self.H, : self.C] = codes
+        lines = wide.view(3, tiles, 64, panels, 8, 16).permute(1, 3, 0, 2, 4, 5)
+        # 16 bytes stand where their place and the last bits of their line say
+        line, place = torch.arange(64, device=codes.device), torch.arange(8, device=codes.device)
+        at = (line[:, None, None] % 8 ^ place[:, None]).expand(lines.shape)
+        return lines.gather(4, at).view(tiles, panels, 3, 64, 128)
+
+    @property
+    def padded_C(self) -> int:
+        """Features with padding, as the products of `gemm` have them."""
+        return _padded(self.C)
+
+    @property
+    def x_planes(self) -> int:
+        """Bytes of a code of x inside a kernel."""
+        return planes_of(self.x.bits)
+
+    @property
+    def x_powers(self) -> bool:
+        """Whether scales of x and of W x are powers of two, as multipliers of W x then are."""
+        return is_power_of_two(self.x.scale) and is_power_of_two(self._Wx.scale)
+
+    @property
+    def long_sums(self) -> bool:
+        """Whether sums of two planes of x go beyond int32 too often to be asked to stay there."""
+        return self.x_planes == 2 and self.C > _LONG
+
+    @property
+    def W_planes(self) -> int:
+        """Bytes of a code of W."""
+        return planes_of(self._widths[0])
+
+    @property
+    def added(self) -> int:
+        """What is added to W x before instructions round it to a byte, see `finish_held`."""
+        lo = self._Wx.lo - self._Wx.zero_point
+        return lo + 127 if lo % 2 else -128 - lo
+
+    @_kept
+    def exact_float(self) -> tuple[Tensor, Tensor]:
+        """int32 (2,): float32 holds every accumulator and multiplier of W x, of R h.
+
+        Where float32 has codes of 16 bits: int32 holds every accumulator of R h, and its
+        multipliers in units of 2^-32; the second number says so of the accumulators of each half
+        of the features.
+
+        Where x has one plane, the second number says that these multipliers of W x are powers of
+        two, and float32 holds what is rounded to a byte, `added` included, before it is.
+
+        Where x has two planes: int32 holds every accumulator of W x (where `long_sums` are not,
+        and otherwise that of the second plane), and what it is rounded to before the clamp, and
+        float32 its multipliers; the second number says that these are also whole in units of
+        2^-31, and at most 2.
+        """
+        found = []
+        for which, (codes, operand) in enumerate(((self._W, self.x), (self._R, self.h))):
+            sizes = codes.to(torch.int64).abs()
+            reach = sizes.sum(dim=1) * operand.max_abs + self._B[which].abs()
+            m = self.multipliers[which]
+            if which == 1 and self.form.in_int32:
+                units = m * 2.0**32
+                whole = units == units.round()
+                fits = [
+                    (reach < 1 << 31) & (units < 2.0**31) & whole,
+                    (self._reach_of_halves(sizes) < 1 << 31) & (units < 2.0**30) & whole,
+                ]
+            else:
+                normal = (m == 0) | ((m > SMALLEST) & (m < LARGEST))
+                fits = [(reach < 1 << 24) & normal] * 2
+                if which == 0 and self.x_planes == 2:
+                    units = m * 2.0**31
+                    # the second plane's sums are below 2^28
+                    held = self.gemm[0][1].abs() < 1 << 30 if self.long_sums else reach < 1 << 31
+                    held = held & (reach.to(torch.float64) * m < 2.0**30) & normal
+                    fits = [held, held & (units == units.round()) & (m <= 2)]
+                elif which == 0:
+                    # integers in units of m or, where that is more, of 1
+                    power, below = torch.frexp(m)[0] == 0.5, m.clamp(max=1)
+                    most = reach * m.clamp(min=1) + abs(self.added) / below
+                    fits[1] = fits[0] & power & (most <= 1 << 24)
+            found.append(torch.stack([each.all() for each in fits]).to(torch.int32))
+        return found[0], found[1]
+
+    def _reach_of_halves(self, sizes: Tensor) -> Tensor:
+        """What sums of the recurrence over half of the features stay below, bias included (3H,)."""
+        middle = -(-self.H // 128) * 64
+        halves = torch.maximum(sizes[:, :middle].sum(dim=1), sizes[:, middle:].sum(dim=1))
+        # codes as they are kept, whose low bytes may be kept less 128
+        fold = self.h_offset - self.h.zero_point
+        folded = self._B[1] + fold * self._R.to(torch.int64).sum(dim=1)
+        return halves * ((1 << 15) + 128) + sizes.sum(dim=1) * 128 + folded.abs()
+
+    @property
+    def projects_bytes(self) -> bool:
+        """Whether W has codes of one byte, and sums of bytes that int32 holds."""
+        return self.W_planes == 1 and self.C <= _MOST_BYTES
+
+    @_kept
+    def of_bytes(self) -> tuple[Tensor, Tensor]:
+        """Bias and zero points of W x as int32 (3H,), and its multipliers as float32 (3H,)."""
+        return self.gemm[0][1].to(torch.int32), self.multipliers[0].to(torch.float32)
+
+    def fragments(self, features: int, units: int) -> tuple[Tensor, Tensor, Tensor]:
+        """R as the matrix instruction's A operand, and its bias and multipliers.
+
+        Args:
+            features: H padded to a multiple of 64.
+            units: H padded to a multiple of 16.
+
+        Returns:
+            int32 [plane][group of 16 units][block of 64 features][half][gate][register][lane];
+            float64 (3, units), bias and zero point in accumulator units; float64 (3, units), m.
+        """
+        kept = self._fragments.get((features, units))
+        if kept is None:
+            kept = self._pack(features, units)
+            if not capturing(self.device):
+                self._fragments[features, units] = kept
+                self.count_derived()
+        return kept
+
+    def packed(self) -> dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]]:
+        """What `fragments` has made so far, by its arguments."""
+        return self._fragments
+
+    def refresh(self, names: Iterable[str] | None = None, first: int = 0) -> None:
+        """Write what was derived from the plan's tensors again, after they changed in place.
+
+        Args:
+            names: Which properties, where they exist; None for all.
+            first: Fragments before this one are left out.
+        """
+        for name in DERIVED if names is None else names:
+            if name in self.__dict__:
+                _overwrite(self.__dict__[name], getattr(type(self), name).func(self))
+        for size, kept in list(self._fragments.items())[first:]:
+            _overwrite(kept, self._pack(*size))
+
+    def _pack(self, features: int, units: int) -> tuple[Tensor, Tensor, Tensor]:
+        H = self.H
+        R = self._R.to(torch.int64).reshape(3, H, H)
+        padded = R.new_zeros((3, units, features))
+        padded[:, :H, :H] = R
+        planes = [padded]
+        if self.form.weight_bytes == 2:
+            # the low byte is unsigned; as bits it is the same
+            planes = [(padded & 255) - ((padded & 128) << 1), padded >> 8]
+        bytes_ = torch.stack(planes).to(torch.int8)
+        # unit = 16 group + 8 row8 + lane8, feature = 64 block + 16 quad + 8 j + 4 half + i
+        split = bytes_.reshape(len(planes), 3, units // 16, 2, 8, features // 64, 4, 2, 2, 4)
+        ordered = split.permute(0, 2, 5, 7, 1, 8, 3, 4, 6, 9).contiguous()
+        fragments = ordered.flatten().view(torch.int32)
+        sums = R.sum(dim=2)
+        folded = self._B[1].reshape(3, H) + (self.h_offset - self.h.zero_point) * sums
+        bias = folded.new_zeros((3, units), dtype=torch.float64)
+        m = torch.zeros_like(bias)
+        bias[:, :H] = folded.to(torch.float64)
+        m[:, :H] = self.multipliers[1].reshape(3, H)
+        return fragments, bias, m
+
+
+def _multipliers(each: WeightedSum) -> tuple[Tensor, Tensor]:
+    """M and k of all channels, int64 (3H,)."""
+    (M,), k = each.multipliers, each.shift
+    assert isinstance(M, Tensor)
+    assert isinstance(k, Tensor)
+    return M.to(torch.int64), k.to(torch.int64)
+
+
+def _padded(features: int) -> int:
+    return -(-max(features, 1) // 16) * 16

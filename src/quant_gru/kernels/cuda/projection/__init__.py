@@ -1,0 +1,1 @@
+"""The input projection: a GEMM of all steps, from codes or from real values."""

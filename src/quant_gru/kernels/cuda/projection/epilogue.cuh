@@ -1,0 +1,385 @@
+// The end of an input projection: sums of products of bytes to codes of W x, less their smallest,
+// in the order in which the recurrent kernel reads them.
+//
+//   COLUMNS: of 8 rows each, whose sums a thread has, laid out as in multiply.cuh
+//   PLANES: bytes of a code of x: x, or 256 * first + second + 128
+//   CODES: 1 where codes of W x are whole bytes, 2 where they are wide, 3 where two planes give
+//     wide ones of all 16 bits, 0 or none for any
+//   POWERS: 1 where multipliers may be those that exact_float[1] tells of; of two planes they are
+//   LONG: 1 where int32 need not hold sums of two planes
+//   STRIP: rows of a tile of the recurrence, NB; 0 or none where a launch says how many
+#ifndef QUANT_GRU_PROJECTED_CUH
+#define QUANT_GRU_PROJECTED_CUH
+
+#include "gates/arithmetic.cuh"
+#include "kernel_runtime/cuda/ptx.cuh"
+
+struct Projected {
+    const int8_t *weights;  // (3H, padded)
+    const int64_t *folded;  // (3H), bias and zero points
+    const double *m;        // (3H), M / 2^k
+    const int32_t *folded_bytes;
+    const float *m_float;
+    const int32_t *exact_float;  // whether these do, two numbers, see Numbers.exact_float
+    void *Wx;                    // [t][tile][group][16 * NB]
+    int64_t T, N, H, padded, NB, tiles, groups, wide;
+    int64_t lo, hi, code_lo;  // limits of W x less its zero point, and its smallest code
+};
+
+#ifndef CODES
+#define CODES 0
+#endif
+#ifndef POWERS
+#define POWERS 0
+#endif
+#ifndef LONG
+#define LONG 0
+#endif
+#ifndef STRIP
+#define STRIP 0
+#endif
+// Whether sums end as `finish_exact` has it, or as `finish_held` does.
+inline bool ends_exact(const Projected &p) { return p.exact_float[PLANES == 2 && POWERS] != 0; }
+constexpr bool kMayHold = PLANES == 1 && POWERS && CODES == 1;
+inline bool ends_held(const Projected &p) { return p.exact_float[1] != 0; }
+inline int strip_of(const Projected &p) { return STRIP ? STRIP : (int)p.NB; }
+inline bool is_wide(const Projected &p) { return CODES ? CODES >= 2 : p.wide != 0; }
+
+template <class Real>
+struct Bits;
+template <>
+struct Bits<float> {
+    static inline uint32_t of(float v) { return (uint32_t)__float_as_int(v); }
+    static inline uint32_t limited(float v, float lo, float hi) {
+        return of(Magic<float>::limit(v, lo, hi));
+    }
+    static inline uint32_t none() { return 0x4B400000u; }
+};
+template <>
+struct Bits<double> {
+    static inline uint32_t of(double v) { return (uint32_t)__double2loint(v); }
+    static inline uint32_t limited(double v, double lo, double hi) {
+        const uint32_t low = v < lo ? of(lo) : of(v);
+        return v > hi ? of(hi) : low;
+    }
+    static inline uint32_t none() { return 0; }
+};
+
+// Whether a thread's two rows of a column are four apart, see `row_of_eight`: so those of four
+// threads are neighbours, and one store of a warp writes what lies together.
+inline bool rows_apart(const Projected &p) { return is_wide(p) && strip_of(p) == 8; }
+
+// Where the elements of a thread go. Rows of the grid's tiles are padded to those of the
+// recurrence, `flat` counts them: two rows and two units make two pairs of neighbours.
+struct Places {
+    int64_t first, second;  // of the first 8 rows
+    int step;               // from 8 rows to the next
+    int flat, next;         // the first row, and from there to the second
+    bool by_unit;           // pairs are of two units, or of two rows
+
+    inline Places(const Projected &p, int given, int group) {
+        const int NB = strip_of(p), log_NB = NB == 8 ? 3 : NB >> 1;
+        const int lane8 = threadIdx.x % 32 / 4;
+        const int groups = (int)p.groups;
+        const bool apart = rows_apart(p);
+        flat = apart ? given - (int)threadIdx.x % 4 : given;
+        next = apart ? 4 : 1;
+        by_unit = NB == 8 || NB == 1;
+        first = (((int64_t)(flat >> log_NB) * groups + group) << (4 + log_NB)) +
+                stored_at(NB, lane8, 0, flat & (NB - 1));
+        second = first + (NB == 1 ? 16 * groups : NB == 4 ? 4 : 2 * next);
+        step = 128 * groups;
+    }
+};
+
+// Codes of three gates are two words where they are wide, and otherwise one. Two elements are
+// neighbours.
+inline void store_where(const Projected &p, bool where, unsigned char *at, const uint2 &one,
+                        const uint2 &other) {
+    if (is_wide(p)) {
+        uint4 all;
+        all.x = one.x;
+        all.y = one.y;
+        all.z = other.x;
+        all.w = other.y;
+        store_where(where, at, all);
+    } else {
+        uint2 all;
+        all.x = one.x;
+        all.y = other.x;
+        if (where) *(uint2 *)at = all;
+    }
+}
+
+// Codes of three gates that are one word, word(column, i).
+template <int kColumns, class Word>
+inline void store_words(const Projected &p, int flat, int count, int group, const Word &word) {
+    // Pairs of neighbours make four where both of a thread are side by side, and otherwise with a
+    // pair of another thread, which takes one in return.
+    const Places places(p, flat, group);
+    const int NB = strip_of(p), partner = NB == 4 ? 1 : 4;
+    const bool alone = NB == 8 || NB == 2;
+    const bool later = !alone && (threadIdx.x & partner);
+    const int64_t to = later ? places.second - 2 : places.first;
+    const int row = flat + (later && NB == 1);
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+        const uint32_t words[4] = {word(column, 0), word(column, 1), word(column, 2),
+                                   word(column, 3)};
+        uint4 all;
+        all.x = words[0];
+        all.y = places.by_unit ? words[2] : words[1];
+        all.z = places.by_unit ? words[1] : words[2];
+        all.w = words[3];
+        if (!alone) {
+            const uint32_t low = shuffled(later ? all.x : all.z, partner);
+            const uint32_t high = shuffled(later ? all.y : all.w, partner);
+            all.x = later ? low : all.x;
+            all.y = later ? high : all.y;
+            all.z = later ? all.z : low;
+            all.w = later ? all.w : high;
+        }
+        store_where(row + 8 * column < count, (uint32_t *)p.Wx + to + column * places.step, all);
+    }
+}
+
+// From codes(column, i), those of an element.
+template <int kColumns, class Codes>
+inline void store_all(const Projected &p, int given, int count, int group, const Codes &codes) {
+    const Places places(p, given, group);
+    const uint32_t size = is_wide(p) ? 8 : 4, step = places.step * size;
+    unsigned char *first = (unsigned char *)p.Wx + places.first * size;
+    unsigned char *second = (unsigned char *)p.Wx + places.second * size;
+    // Wide codes of two rows are 32 bytes of a thread: two stores would write half of each sector
+    // of memory at a time. So two threads store all of one's, and then all of the other's.
+    const bool swaps = is_wide(p) && strip_of(p) == 2, odd = threadIdx.x & 4;
+    if (swaps) {
+        first = odd ? second - 32 : first;
+        second = first + 32;
+    }
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+        const int row = places.flat + 8 * column;
+        const uint2 v[4] = {codes(column, 0), codes(column, 1), codes(column, 2), codes(column, 3)};
+        uint2 early[2] = {v[0], places.by_unit ? v[2] : v[1]};
+        uint2 late[2] = {places.by_unit ? v[1] : v[2], v[3]};
+        if (swaps) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const uint32_t x = shuffled(odd ? early[i].x : late[i].x, 4);
+                const uint32_t y = shuffled(odd ? early[i].y : late[i].y, 4);
+                early[i].x = odd ? x : early[i].x;
+                early[i].y = odd ? y : early[i].y;
+                late[i].x = odd ? late[i].x : x;
+                late[i].y = odd ? late[i].y : y;
+            }
+        }
+        const uint64_t on = (uint64_t)step * (uint32_t)column;
+        store_where(p, row < count, first + on, early[0], early[1]);
+        // tiles of two or four rows have an even count
+        store_where(p, row + places.next < count, second + on, late[0], late[1]);
+    }
+}
+
+template <class Real, int kColumns = COLUMNS, class Total, class Factor>
+inline void finish(const Projected &p, int flat, int count, int group, const Total &total,
+                   const Factor (&m)[3][2]) {
+    typedef Magic<Real> R;
+    // not worked out before the tiles: they need the registers
+    const Real lo = (Real)(int)pinned((uint32_t)p.lo) + R::number();
+    const Real hi = (Real)(int)pinned((uint32_t)p.hi) + R::number();
+    const uint32_t offset = (uint32_t)p.code_lo + Bits<Real>::none();
+    const auto rounded = [&](int gate, int column, int i) {
+        return round_term((Real)total(gate, column, i), (Real)m[gate][i / 2]);
+    };
+    const auto limited = [&](int gate, int column, int i) {
+        return Bits<Real>::limited(rounded(gate, column, i), lo, hi);
+    };
+    if (sizeof(Real) == 4 && !is_wide(p)) {
+        // limits of a whole byte are those of an instruction
+        const bool whole = CODES ? CODES == 1 : (int)p.hi - (int)p.lo == 255;
+        const auto stored = [&](int gate, int column, int i) {
+            return (int)(Bits<Real>::of(rounded(gate, column, i)) - offset);
+        };
+        if (whole)
+            store_words<kColumns>(p, flat, count, group, [&](int column, int i) {
+                const uint32_t last = saturated_bytes(stored(2, column, i), 0, 0);
+                return saturated_bytes(stored(0, column, i), stored(1, column, i), last);
+            });
+        else
+            store_words<kColumns>(p, flat, count, group, [&](int column, int i) {
+                return limited(0, column, i) + (limited(1, column, i) << 8) +
+                       (limited(2, column, i) << 16) - offset * 65793u;
+            });
+        return;
+    }
+    // Bits of sums are added, multiplied and only then rid of their offset: in 32 bits it comes
+    // out the same.
+    const auto codes = [&](int column, int i) {
+        const uint32_t first = limited(0, column, i), last = limited(2, column, i);
+        const uint32_t second = limited(1, column, i);
+        uint2 v;
+        v.x = is_wide(p) ? first + (second << 16) - offset * 65537u
+                         : first + (second << 8) + (last << 16) - offset * 65793u;
+        v.y = last - offset;
+        return v;
+    };
+    store_all<kColumns>(p, flat, count, group, codes);
+}
+
+// An integer more 2^31, as a word, is the low half of a double that is kMore more.
+constexpr double kMore = 4503599627370496. + 2147483648.;
+constexpr uint32_t kSign = 0x80000000u;
+inline double word(uint32_t low) { return bits_as_double((int64_t)(0x4330000000000000ull | low)); }
+
+// What sums of a channel begin with, in the last plane. Those of two planes, if they are exact, are
+// kept 2^31 more: as they are, bits are then the low half of a double.
+inline int first_of(int folded, bool exact) {
+    if (PLANES == 1) return folded;
+    return exact ? (int)((uint32_t)folded + kSign) : 0;
+}
+
+// The end where `ends_exact` says so; sum(plane, gate, column, i) began with `first_of`.
+#if PLANES == 1
+template <class Sum>
+inline void finish_exact(const Projected &p, int flat, int count, int group, const Sum &sum,
+                         const float (&m)[3][2]) {
+    const auto total = [&](int gate, int column, int i) { return sum(0, gate, column, i); };
+    finish<float>(p, flat, count, group, total, m);
+}
+#else
+template <class Sum>
+inline void finish_exact(const Projected &p, int flat, int count, int group, const Sum &sum,
+                         const float (&m)[3][2]) {
+    typedef Magic<double> R;
+    const int lo = (int)p.lo, hi = (int)p.hi, code_lo = (int)p.code_lo;
+    // Limits are those of an instruction. What is even may be taken off before rounding: the
+    // smallest code or, from the negative, the largest.
+    const bool whole = CODES == 3, flipped = whole && code_lo & 1;
+    const uint32_t flip = flipped ? 0xFFFFFFFFu : 0;
+    const double number = R::number() + (double)(flipped ? hi : whole ? -code_lo : 0);
+    double factor[3][2], rest[3][2];
+#pragma unroll
+    for (int i = 0; i < 6; ++i) {
+        const float v = m[i / 2][i % 2];
+        factor[i / 2][i % 2] = (double)(flipped ? -v : v);
+        rest[i / 2][i % 2] = POWERS ? R::fma(-kMore, factor[i / 2][i % 2], number) : number;
+    }
+    const auto rounded = [&](int gate, int column, int i) {
+        const uint32_t first = (uint32_t)sum(0, gate, column, i);
+        const uint32_t second = (uint32_t)sum(1, gate, column, i);
+        double total = LONG
+                           ? R::plus(R::fma(word(first ^ kSign), 256., -256. * kMore), word(second))
+                           : word((first << 8) + second);
+        if (!POWERS) total = R::plus(total, -kMore);
+        return R::integer(R::fma(total, factor[gate][i / 2], rest[gate][i / 2]));
+    };
+    const auto codes = [&](int column, int i) {
+        int v[3];
+#pragma unroll
+        for (int gate = 0; gate < 3; ++gate) {
+            v[gate] = rounded(gate, column, i);
+            if (!whole) v[gate] = (v[gate] < lo ? lo : v[gate] > hi ? hi : v[gate]) - code_lo;
+        }
+        uint2 words;
+        if (whole) {
+            words.x = saturated_halves(v[0], v[1]) ^ flip;
+            words.y = saturated_halves(v[2], 0) ^ flip >> 16;
+        } else {
+            words.x = is_wide(p) ? v[0] + (v[1] << 16) : v[0] + (v[1] << 8) + (v[2] << 16);
+            words.y = v[2];
+        }
+        return words;
+    };
+    store_all<COLUMNS>(p, flat, count, group, codes);
+}
+#endif
+
+// The end where `ends_held` says so: multipliers are powers of two, and float holds what results
+// before it is rounded, so that rounding and both limits are one instruction for two of them.
+// sum(plane, gate, column, i) lacks the bias.
+//
+// Limits of the instruction are -128 and 127. What is added before rounding is even, so that ties
+// go where they went: what brings the smallest code to -128 or, where that is odd, the negative of
+// the largest. See Numbers.exact_float for what is small enough.
+template <class Sum>
+inline void finish_held(const Projected &p, int flat, int count, int group, const Sum &sum,
+                        const float (&m)[3][2], const int (&folded)[3][2]) {
+    typedef Magic<float> R;
+    const bool negative = (int)p.lo & 1;
+    const uint32_t flip = negative ? 0x7F7F7Fu : 0x808080u;
+    const float even = (float)(negative ? (int)p.hi - 128 : -128 - (int)p.lo);
+    float factor[3][2], rest[3][2];
+#pragma unroll
+    for (int i = 0; i < 6; ++i) {
+        const float v = m[i / 2][i % 2];
+        factor[i / 2][i % 2] = negative ? -v : v;
+        rest[i / 2][i % 2] = R::fma((float)folded[i / 2][i % 2], factor[i / 2][i % 2], even);
+    }
+    // 0, but not to a compiler: it would take more instructions for a number that it knows
+    const int nothing = __float2int_rn((float)(int)p.wide);
+    store_words<COLUMNS>(p, flat, count, group, [&](int column, int i) {
+        int v[3];
+#pragma unroll
+        for (int gate = 0; gate < 3; ++gate) {
+            const float total = (float)sum(0, gate, column, i);
+            v[gate] = __float2int_rn(R::fma(total, factor[gate][i / 2], rest[gate][i / 2]));
+        }
+        const uint32_t last = saturated_bytes<true>(v[2], nothing, 0);
+        return saturated_bytes<true>(v[0], v[1], last) ^ flip;
+    });
+}
+
+// Rows of the weights, by gate, of this thread's units, the first of which is `unit`.
+typedef int Channels[3][2];
+inline void find_channels(const Projected &p, int unit, Channels &channels) {
+#pragma unroll
+    for (int i = 0; i < 6; ++i) {
+        const int at = unit + i % 2 * 8;
+        channels[i / 2][i % 2] = i / 2 * (int)p.H + (at < p.H ? at : 0);
+    }
+}
+
+// The same for any sums, in doubles; sum(plane, gate, column, i) lacks biases of two planes. Rarely
+// run, so there is one column of code: sums move through the first one's registers.
+template <class Sum>
+inline void finish_any(const Projected &p, int flat, int count, int group, const Channels &channels,
+                       const Sum &sum) {
+    int moving[PLANES][3][COLUMNS][4];
+#pragma unroll
+    for (int i = 0; i < 12 * COLUMNS * PLANES; ++i)
+        moving[i / (12 * COLUMNS)][i / 4 % 3][i / 12 % COLUMNS][i % 4] =
+            sum(i / (12 * COLUMNS), i / 4 % 3, i / 12 % COLUMNS, i % 4);
+#pragma unroll 1
+    for (int column = 0; column < COLUMNS; ++column) {
+        double m[3][2], multiples[3][2];
+        uint32_t rest[3][2];
+#pragma unroll
+        for (int i = 0; i < 6; ++i) {
+            const int channel = channels[i / 2][i % 2];
+            m[i / 2][i % 2] = p.m[channel];
+            // what two words have too much goes with the multiples of 256 of the bias
+            const int64_t folded = PLANES == 2 ? p.folded[channel] : 0;
+            multiples[i / 2][i % 2] =
+                Magic<double>::fma((double)(folded >> 8), 256., -256. * kMore - kMore);
+            rest[i / 2][i % 2] = ((uint32_t)folded & 255) + kSign;
+        }
+        // whole numbers below 2^53 are exact
+        const auto total = [&](int gate, int, int i) {
+            const uint32_t low = (uint32_t)moving[PLANES - 1][gate][0][i];
+            if (PLANES == 1) return Magic<double>::plus(word(low ^ kSign), -kMore);
+            const double first = word((uint32_t)moving[0][gate][0][i] ^ kSign);
+            return Magic<double>::plus(Magic<double>::fma(first, 256., multiples[gate][i / 2]),
+                                       word(low + rest[gate][i / 2]));
+        };
+        finish<double, 1>(p, flat + 8 * column, count, group, total, m);
+#pragma unroll
+        for (int plane = 0; plane < PLANES; ++plane)
+#pragma unroll
+            for (int i = 0; i < 12 * (COLUMNS - 1); ++i)
+                moving[plane][i / 4 % 3][i / 12][i % 4] =
+                    moving[plane][i / 4 % 3][i / 12 + 1][i % 4];
+    }
+}
+
+#endif

@@ -1,0 +1,283 @@
+"""The input projection in one launch: codes of x in bytes, times weights in bytes, rounded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from kernel_runtime.cuda.launch import PLAIN, Grid, Kernel, Machine
+from quant_gru.kernels.cuda.plan.structure import MOST_SHARED
+from quant_gru.kernels.cuda.plan.tensors import Numbers
+from quant_gru.kernels.cuda.recurrence import planner
+from quant_gru.kernels.cuda.structs import ProjectBytesC, ProjectPassingC
+
+_STAGES = 4
+_DEPTH = 64  # bytes of a row in a stage
+_OF_BLOCK = 1024  # bytes of shared memory that a block costs beside what it has
+_FEW_BLOCKS = 256  # fewer leave much of a device idle
+
+
+class End(NamedTuple):
+    """What becomes of sums, as projected.cuh has it.
+
+    Attributes:
+        planes: Bytes of a code of x.
+        codes: Of W x: 1 whole bytes, 2 wide ones, 3 those of all 16 bits, 0 any.
+        powers: Multipliers are powers of two.
+        long: int32 need not hold sums of two planes.
+    """
+
+    planes: int
+    codes: int = 0
+    powers: bool = False
+    long: bool = False
+
+    @property
+    def macros(self) -> dict[str, object]:
+        """What kernels are specialized on."""
+        macros = {"PLANES": self.planes, "CODES": self.codes, "POWERS": int(self.powers)}
+        return {**macros, "LONG": int(self.long)}
+
+
+def end_of(numbers: Numbers) -> End:
+    """The end of a plan's projection."""
+    W, planes = numbers.W, numbers.x_planes
+    codes = int(W.hi - W.lo == 255)
+    if numbers.form.wide_input:
+        codes = 3 if planes == 2 and W.hi - W.lo == 65535 else 2
+    return End(planes, codes, numbers.x_powers, numbers.long_sums)
+
+
+@dataclass(frozen=True)
+class Warps:
+    """How the warps of a block stand: 16 units a warp and 8 rows a column.
+
+    Attributes:
+        unit_warps: Warps beside each other in units.
+        row_warps: Warps beside each other in rows.
+        columns: Of a warp.
+    """
+
+    unit_warps: int
+    row_warps: int
+    columns: int
+
+    @property
+    def units(self) -> int:
+        """Units of a block."""
+        return 16 * self.unit_warps
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block."""
+        return 8 * self.columns * self.row_warps
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.unit_warps * self.row_warps
+
+    def macros(self, end: End) -> dict[str, object]:
+        """What kernels of such blocks are specialized on."""
+        return {
+            **PLAIN,
+            **end.macros,
+            "UNIT_WARPS": self.unit_warps,
+            "ROW_WARPS": self.row_warps,
+            "COLUMNS": self.columns,
+        }
+
+
+@dataclass(frozen=True)
+class Tile(Warps):
+    """What a block makes, as multiply.cuh has it; attributes are those of `Warps`."""
+
+    def blocks(self, units: int, rows: int) -> int:
+        """Blocks of a launch."""
+        return -(-units // self.units) * -(-rows // self.rows)
+
+    def launch(self, units: int, rows: int, end: End) -> tuple[Kernel, Grid]:
+        """What to launch, and where."""
+        shared = _STAGES * _DEPTH * (3 * self.units + self.rows)
+        return (
+            Kernel.of("projection/codes_tiled", "project_bytes", self.macros(end)),
+            Grid((self.blocks(units, rows), 1), self.threads, shared_bytes=shared),
+        )
+
+    def macros(self, end: End) -> dict[str, object]:
+        """What project_bytes.cu is specialized on."""
+        return {**super().macros(end), "STAGES": _STAGES}
+
+
+@dataclass(frozen=True)
+class Resident:
+    """What a block makes whose weights stay while rows pass, as passing.cuh has it.
+
+    Attributes:
+        unit_warps: Units of a block over 16.
+        groups: Groups of as many warps, each with rows of its own.
+        columns: Of 8 rows, of a tile.
+        stages: Of rows.
+        blocks: Of a multiprocessor.
+    """
+
+    unit_warps: int
+    groups: int
+    columns: int
+    stages: int
+    blocks: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.unit_warps * self.groups
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a tile."""
+        return 8 * self.columns
+
+    def shared_bytes(self, padded: int, planes: int) -> int:
+        """Shared memory of a block."""
+        rings = self.groups * self.stages * _DEPTH * 8 * self.columns * planes
+        return rings + 48 * self.unit_warps * (-(-padded // 32) * 32 + 16)
+
+    def across(self, units: int) -> int:
+        """Blocks of different units."""
+        return -(-units // (16 * self.unit_warps))
+
+    def macros(self, end: End) -> dict[str, object]:
+        """What project_passing.cu is specialized on."""
+        return {
+            **PLAIN,
+            **end.macros,
+            "UNIT_WARPS": self.unit_warps,
+            "GROUPS": self.groups,
+            "COLUMNS": self.columns,
+            "STAGES": self.stages,
+            "BLOCKS": self.blocks,
+        }
+
+    def grid(
+        self, units: int, rows: int, padded: int, planes: int, processors: int
+    ) -> tuple[Grid, int]:
+        """The grid, once over so many multiprocessors, and the rows of a group."""
+        across = self.across(units)
+        shared = self.shared_bytes(padded, planes)
+        fitting = (MOST_SHARED + _OF_BLOCK) // (shared + _OF_BLOCK)
+        at_once = processors * max(1, min(self.blocks, fitting))
+        most = max(1, at_once // across)
+        share = 8 * -(-rows // (8 * most * self.groups))
+        strips = -(-rows // (share * self.groups))
+        return Grid((across * strips, 1), self.threads, shared_bytes=shared), share
+
+
+SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(2, 2, 4), Tile(2, 2, 8)
+# by planes
+STAYING = {1: Resident(4, 3, 8, 4, 1), 2: Resident(4, 3, 4, 4, 1)}
+STAYING_ROWS = 8192  # from which on weights stay and rows pass
+STAYING_WEIGHTS = 1 << 17  # units times features, likewise
+_LARGE_AT_ONCE = 3  # large tiles of a multiprocessor
+
+
+@lru_cache(maxsize=4096)
+def choose(units: int, rows: int, planes: int, processors: int) -> Tile:
+    """The tile of a projection.
+
+    Args:
+        units: H padded to groups of 16.
+        rows: Steps times padded rows.
+        planes: Bytes of a code of x.
+        processors: Multiprocessors of the device.
+    """
+    if MEDIUM.blocks(units, rows) < _FEW_BLOCKS:
+        return SMALL
+    # larger tiles read operands less often, but should not leave most of a device idle at the end
+    blocks, at_once = LARGE.blocks(units, rows), _LARGE_AT_ONCE * processors
+    busy = blocks / (at_once * -(-blocks // at_once))
+    return LARGE if planes == 1 and busy > 0.6 else MEDIUM
+
+
+def resident(
+    machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
+) -> Resident | None:
+    """The block of a projection whose weights stay, where that is faster than a tile.
+
+    Rows pass as they stand in memory: N is a multiple of those of a tile of the recurrence.
+    """
+    padded, units = numbers.padded_C, shape.units
+    many = T * N >= STAYING_ROWS and units * padded >= STAYING_WEIGHTS
+    return STAYING[numbers.x_planes] if many and passes(machine, numbers, shape, N) else None
+
+
+def block_of(
+    machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
+) -> Tile | Resident:
+    """What the blocks of a projection make."""
+    rows = T * shape.strips(N) * shape.strip
+    found = resident(machine, numbers, shape, T, N)
+    return found or choose(shape.units, rows, numbers.x_planes, machine.clusters()[1])
+
+
+def passes(machine: Machine, numbers: Numbers, shape: planner.Shape, N: int) -> bool:
+    """Whether weights may stay and rows pass."""
+    planes, block = numbers.x_planes, STAYING[numbers.x_planes]
+    idle = -shape.units % (16 * block.unit_warps)
+    fits = block.shared_bytes(numbers.padded_C, planes) <= MOST_SHARED
+    whole = N % shape.rows == 0 and 8 * idle <= shape.units
+    return fits and whole and len(machine.clusters()) > 1
+
+
+def projection(
+    numbers: Numbers,
+    shape: planner.Shape,
+    T: int,
+    N: int,
+    tile: Tile | Resident,
+    processors: int,
+) -> tuple[Kernel, Grid, Any, list[Tensor]]:
+    """The launch of a projection of one direction.
+
+    Args:
+        numbers: The plan's, whose weights are bytes.
+        shape: The recurrence that reads the result.
+        T: Steps.
+        N: Rows.
+        tile: What a block makes.
+        processors: Multiprocessors of the device.
+
+    Returns:
+        The kernel, its grid, its arguments without `bytes`, `Wx` and `counts`, and tensors to keep.
+    """
+    units, rows, planes = shape.units, T * shape.strips(N) * shape.strip, numbers.x_planes
+    padded = numbers.padded_C
+    end = end_of(numbers)
+    p: Any = ProjectBytesC() if isinstance(tile, Tile) else ProjectPassingC()
+    keep = fill(p, numbers, shape, T, N)
+    if isinstance(tile, Tile):
+        kernel, grid = tile.launch(units, rows, end)
+    else:
+        kernel = Kernel.of(
+            "projection/codes_weight_stationary", "project_passing", tile.macros(end)
+        )
+        grid, p.share = tile.grid(units, rows, padded, planes, processors)
+    return kernel, grid, p, keep
+
+
+def fill(p: Any, numbers: Numbers, shape: planner.Shape, T: int, N: int) -> list[Tensor]:
+    """Set the fields of a projection's end; returns tensors to keep."""
+    weights, folded = numbers.gemm[0]
+    (folded_bytes, m), exact = numbers.of_bytes, numbers.exact_float[0]
+    keep = [weights, folded, folded_bytes, m, exact]
+    W = numbers.W
+    p.weights, p.m, p.folded = weights.data_ptr(), W.m, folded.data_ptr()
+    p.folded_bytes, p.m_float = folded_bytes.data_ptr(), m.data_ptr()
+    p.exact_float = exact.data_ptr()
+    p.T, p.N, p.H, p.padded = T, N, numbers.H, weights.shape[0]
+    p.NB, p.tiles, p.groups = shape.strip, shape.strips(N), shape.units // 16
+    p.wide = numbers.form.wide_input
+    p.lo, p.hi, p.code_lo = W.lo, W.hi, W.code_lo
+    return keep

@@ -1,0 +1,341 @@
+"""The input projection in one launch, from real values: codes of x never leave a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+
+from kernel_runtime.cuda.launch import PLAIN, Grid, Kernel, Machine
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.kernels.cuda.plan.structure import MOST_SHARED
+from quant_gru.kernels.cuda.plan.tensors import Numbers, is_power_of_two
+from quant_gru.kernels.cuda.projection import from_codes
+from quant_gru.kernels.cuda.recurrence import planner
+from quant_gru.kernels.cuda.structs import ProjectFewC, ProjectRealsC
+
+_EASY = 2.0**90
+_AT_A_TURN = 128  # features that the lanes of a warp take at once
+FEWEST_ROWS = 8  # up to so many, a warp for each unit is faster than a product of tiles
+_FEW_UNITS = 8  # of a block, a warp each
+_GROUPS_OF = "sm_90a"  # whose groups of four warps multiply together
+
+
+@dataclass(frozen=True)
+class Block(from_codes.Warps):
+    """What a block makes, as standing.cuh has it; units are those of a tile.
+
+    Attributes:
+        stages: Of weights.
+        blocks: Of a multiprocessor, that registers have to do for.
+        parts: Blocks that share the units of the same rows.
+        depth: Features of a stage.
+    """
+
+    stages: int
+    blocks: int
+    parts: int
+    depth: int = 64
+
+    def tiles(self, units: int) -> int:
+        """Tiles of a block that has most of them."""
+        tiles = -(-units // self.units)
+        return -(-tiles // self.parts)
+
+    def shared_bytes(self, units: int, padded: int, planes: int) -> int:
+        """Shared memory of a block."""
+        own = self.tiles(units) * self.units
+        kept = planes * (self.rows + self.columns % 2 * 8) * (-(-padded // 32) * 32 + 16)
+        ring = self.stages * self.depth * 3 * self.units
+        return ring + kept + 12 * self.rows + 36 * own
+
+    def macros(self, end: from_codes.End) -> dict[str, object]:
+        """What project_reals.cu is specialized on, with `macros_of`."""
+        own = {"STAGES": self.stages, "BLOCKS": self.blocks, "DEPTH": self.depth}
+        return {**super().macros(end), **own}
+
+
+@dataclass(frozen=True)
+class Groups:
+    """What a block of two groups of four warps makes, as warpgroup.cuh has it.
+
+    Attributes:
+        columns: Of 8 rows; those of all planes are one of `COLUMNS`, and products of an odd number
+            have one more.
+        parts: Blocks that share the units of the same rows, a power of two.
+        units: H padded to groups of 16.
+        padded: Features, a multiple of 16.
+        planes: Bytes of a code of x.
+    """
+
+    columns: int
+    parts: int
+    units: int
+    padded: int
+    planes: int = 1
+
+    threads = 256
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block."""
+        return 8 * self.columns
+
+    @property
+    def lines(self) -> int:
+        """Rows of products, of all planes."""
+        return 8 * self.planes * self.columns
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of 64 units of a block that has most of them."""
+        tiles = -(-self.units // 64)
+        return -(-tiles // self.parts)
+
+    @property
+    def turns(self) -> int:
+        """Tiles of a group."""
+        return -(-self.tiles // 2)
+
+    @property
+    def panels(self) -> int:
+        """Of 128 features, as a stage has of weights."""
+        return -(-self.padded // 128)
+
+    @property
+    def stages(self) -> int:
+        """Of a group's weights; loads of many delay those of rows."""
+        return min(3, self.turns * self.panels)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        lines = 2 * self.stages * 3 * 64 + self.panels * self.lines
+        barriers = 2 * 8 * self.stages
+        return 128 * lines + barriers + 12 * self.rows + 6 * 4 * 64 * self.tiles
+
+    def macros(self, end: from_codes.End) -> dict[str, object]:
+        """What project_groups.cu is specialized on, with `macros_of`."""
+        return {
+            **PLAIN,
+            **end.macros,
+            "COLUMNS": self.columns,
+            "STAGES": self.stages,
+            "STEPS": -(-self.padded // 32),
+        }
+
+
+SMALL, MEDIUM = Block(2, 2, 2, 4, 4, 1), Block(4, 2, 4, 4, 2, 1)
+TALL, TWO_PLANES = Block(2, 2, 8, 4, 3, 1), Block(2, 2, 2, 4, 3, 1)
+# by planes, blocks that have a multiprocessor each: of many rows, so that weights pass seldom
+ALONE = {
+    1: tuple(Block(8, 1, columns, 3, 1, 1, 128) for columns in (5, 7, 8, 10, 13)),
+    2: tuple(Block(4, 2, columns, 3, 1, 1, 128) for columns in (4, 5, 6, 7)),
+}
+COLUMNS = (8, 10, 12, 13, 14)  # of `Groups`, all planes together
+# rows, and rows times units times features, from which on these are fastest
+_GROUP_ROWS, _GROUP_WORK = 1536, 20_000_000
+_STARTED = 90  # rows that take a group as long as all else that it does
+_FEW_TURNS = 2  # up to so many, products of an odd number of columns pay
+_FEW_ROWS = 4096  # up to so many, small blocks are faster
+# small blocks of a multiprocessor, by planes, up to which units are shared
+_AT_ONCE = {1: 2, 2: 7}
+_MOST_FEATURES = 384  # with more, rows that come and go are faster
+_STAYING_WEIGHTS = 1 << 18  # units times features, from which on those that stay are
+_BESIDE = 24  # rows that take a block as long as all else that it does
+
+
+def reads_reals(numbers: Numbers) -> bool:
+    """Whether the projection of a plan may start from real values."""
+    return easy_division(numbers.x) and numbers.projects_bytes
+
+
+def easy_division(x: Quantizer) -> bool:
+    """Whether codes of up to 16 bits may come from `fill_division`."""
+    return 1 / _EASY <= x.scale <= _EASY
+
+
+@lru_cache(maxsize=4096)
+def choose(
+    units: int, rows: int, padded: int, planes: int, processors: int, alone: bool = True
+) -> Block | None:
+    """The block of a projection, as it was fastest when measured, or None for one from codes.
+
+    Args:
+        units: H padded to groups of 16.
+        rows: Steps times padded rows.
+        padded: C padded.
+        planes: Bytes of a code of x.
+        processors: Multiprocessors of the device.
+        alone: Whether a block may have all shared memory of one.
+    """
+    if padded > _MOST_FEATURES:
+        return None
+    block = SMALL if planes == 1 else TWO_PLANES
+    at_once = _AT_ONCE[planes]
+    if planes == 1 and rows > _FEW_ROWS:
+        block = TALL if rows >= 1.5 * processors * TALL.rows else MEDIUM
+    if alone and rows > _FEW_ROWS and block != TALL:
+        large = min(ALONE[planes], key=lambda b: _turns(b, rows, processors))
+        if large.shared_bytes(units, padded, planes) <= MOST_SHARED:
+            block, at_once = large, 1
+    strips, tiles = -(-rows // block.rows), -(-units // block.units)
+    parts = 1
+    while 2 * parts <= tiles and 2 * parts * strips <= processors * at_once:
+        parts *= 2
+    return replace(block, parts=parts)
+
+
+def _turns(block: Block, rows: int, processors: int) -> int:
+    """What a multiprocessor goes through, in rows."""
+    strips = -(-rows // block.rows)
+    return -(-strips // processors) * (block.rows + _BESIDE)
+
+
+def choose_groups(
+    units: int, rows: int, padded: int, planes: int, processors: int
+) -> Groups | None:
+    """The blocks of groups of warps that take least time, or None where others are faster.
+
+    Arguments are those of `choose`.
+    """
+    work = rows * units * padded
+    if rows < _GROUP_ROWS or work < _GROUP_WORK or padded > _MOST_FEATURES:
+        return None
+    parts = [1 << i for i in range((-(-units // 64)).bit_length())]
+    columns = [each // planes for each in COLUMNS if each % planes == 0]
+    found = [Groups(each, n, units, padded, planes) for n in parts for each in columns]
+    fitting = [each for each in found if each.shared_bytes <= MOST_SHARED]
+    # what products have too much counts where they are most of the work
+    fitting = [e for e in fitting if e.lines % 16 == 0 or e.turns <= _FEW_TURNS]
+    best = min(fitting, key=lambda each: _time(each, rows, processors), default=None)
+    if best and planes == 2 and units <= 64 and (blocks_of(best, rows) - 1) // processors == 1:
+        return None  # one tile is one group's: starting twice costs more than that group saves
+    return best
+
+
+def _time(block: Groups, rows: int, processors: int) -> int:
+    """What a group goes through, in rows times tiles."""
+    one_after_the_other = -(-blocks_of(block, rows) // processors)
+    return one_after_the_other * (_STARTED + block.turns * block.planes * block.rows)
+
+
+def blocks_of(block: Block | Groups, rows: int) -> int:
+    """Blocks of a launch."""
+    return -(-rows // block.rows) * block.parts
+
+
+def choose_for(
+    machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
+) -> Block | Groups | None:
+    """The same for a plan on a machine."""
+    many = shape.units * numbers.padded_C >= _STAYING_WEIGHTS
+    if many and from_codes.resident(machine, numbers, shape, T, N):
+        return None
+    rows, padded = T * shape.strips(N) * shape.strip, numbers.padded_C
+    clusters, planes = machine.clusters(), numbers.x_planes
+    if machine.arch == _GROUPS_OF:
+        found = choose_groups(shape.units, rows, padded, planes, clusters[1])
+        if found:
+            return found
+    return choose(shape.units, rows, padded, planes, clusters[1], len(clusters) > 1)
+
+
+def kernel_of(
+    block: Block | Groups, numbers: Numbers, shape: planner.Shape, x: Quantizer
+) -> Kernel:
+    """What to launch for a plan whose x is of a quantizer; the shape is the recurrence's."""
+    exact, whole = is_power_of_two(x.scale), x.hi - x.lo == 255
+    macros = macros_of(block, from_codes.end_of(numbers), shape.strip, numbers.C, exact, whole)
+    if isinstance(block, Groups):
+        return Kernel.of("projection/reals_wgmma", "project_groups", macros)
+    return Kernel.of("projection/reals_tiled", "project_reals", macros)
+
+
+def macros_of(
+    block: Block | Groups,
+    end: from_codes.End,
+    strip: int,
+    features: int,
+    exact: bool,
+    whole: bool,
+) -> dict[str, object]:
+    """What a kernel is specialized on.
+
+    Args:
+        block: What a block makes.
+        end: What becomes of sums.
+        strip: Rows of a tile of the recurrence.
+        features: Of a row.
+        exact: The inverse of the scale of x is not rounded.
+        whole: Codes of x are all of a byte.
+    """
+    of_rows = {"SHORT": int(features <= _AT_A_TURN), "FOURS": int(features % 4 == 0)}
+    of_codes = {"EXACT": int(exact), "WHOLE": int(whole)}
+    return {**block.macros(end), "STRIP": strip, **of_rows, **of_codes}
+
+
+def real_projection(
+    numbers: Numbers, shape: planner.Shape, T: int, N: int, x: Quantizer, block: Block | Groups
+) -> tuple[Kernel, Grid, Any, list[Tensor]]:
+    """The launch of a projection of one direction, from real values.
+
+    Args:
+        numbers: The plan's, whose weights are bytes.
+        shape: The recurrence that reads the result.
+        T: Steps.
+        N: Rows.
+        x: The quantizer of x.
+        block: What a block makes.
+
+    Returns:
+        The kernel, its grid, its arguments without `real`, `nan`, `Wx` and what `place` sets, and
+        tensors to keep.
+    """
+    p: Any = ProjectRealsC()
+    keep = from_codes.fill(p, numbers, shape, T, N)
+    if isinstance(block, Groups):
+        keep.append(numbers.tiles)
+        p.weights = keep[-1].data_ptr()
+    p.C, p.nan_stride, p.parts = numbers.C, -(-T // 4) * 4, block.parts
+    p.zero = x.zero_point - numbers.x_offset
+    fill_division(p.division, x)
+    blocks = blocks_of(block, T * shape.strips(N) * shape.strip)
+    shared = (
+        block.shared_bytes
+        if isinstance(block, Groups)
+        else block.shared_bytes(shape.units, p.padded, numbers.x_planes)
+    )
+    grid = Grid((blocks, 1), block.threads, shared_bytes=shared)
+    return kernel_of(block, numbers, shape, x), grid, p, keep
+
+
+def few_projection(
+    numbers: Numbers, shape: planner.Shape, T: int, N: int, x: Quantizer
+) -> tuple[Kernel, Grid, Any, list[Tensor]]:
+    """The same for few rows, a warp for each unit."""
+    p: Any = ProjectFewC()
+    weights, _ = numbers.gemm[0]
+    p.weights, p.padded = weights.data_ptr(), weights.shape[0]
+    p.N, p.C, p.H, p.nan_stride = N, numbers.C, numbers.H, -(-T // 4) * 4
+    p.NB, p.tiles, p.groups = shape.strip, shape.strips(N), shape.units // 16
+    p.wide = numbers.form.wide_input
+    p.W = numbers.W
+    fill_division(p.division, x)
+    kernel = Kernel.of(
+        "projection/reals_few_rows", "project_few", {**PLAIN, "WIDE": int(numbers.x_planes == 2)}
+    )
+    grid = Grid((T * N, -(-numbers.H // _FEW_UNITS)), 32 * _FEW_UNITS)
+    return kernel, grid, p, [weights]
+
+
+def fill_division(d: Any, x: Quantizer) -> None:
+    """Set a quantizer's numbers for a division without a branch."""
+    d.scale = x.scale
+    # float64 has twice the digits of float32: rounding twice is rounding once
+    scale = float(d.scale)
+    d.inverse = 1 / scale
+    d.exact = is_power_of_two(scale)
+    d.least, d.most = (x.lo - x.zero_point) * scale, (x.hi - x.zero_point) * scale

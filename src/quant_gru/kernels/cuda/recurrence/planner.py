@@ -1,0 +1,395 @@
+"""How a recurrence is laid over a GPU: blocks of a cluster, rows of a tile, warps of a group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from kernel_runtime.cuda.launch import Grid, Kernel
+from quant_gru._errors import QuantGRUError
+from quant_gru.kernels.cuda.plan.structure import MOST_SHARED, Form
+
+VARIABLE = "QUANT_GRU_CUDA_SHAPE"
+# held units take the place of zoneout's interpolation
+_HELD = {"HELD": 1, "QG_ZONEOUT": 0}
+_REGISTERS = 65536  # of a multiprocessor
+_MOST_THREADS = 512
+# registers of a thread beside its weights: the gate arithmetic of one element and of four
+_BESIDE = {1: 72, 2: 88, 4: 112}
+_LEAN = 66  # the same for up to two elements in float32 with one product for each weight
+_ROWS = (1, 2, 4, 8, 16)
+_MOST_WITHOUT_CLUSTERS = 99 << 10  # bytes of shared memory of a block
+# steps whose input projection is on its way or in use, and where two blocks find room with fewer
+_RING, _SHORT_RING = 4, 2
+_ROOMY = 128  # registers of weights that leave many for other things
+_MANY = 160  # and that leave few
+# blocks of which a multiprocessor takes two, whatever their registers
+_LIGHT_THREADS, _LIGHT_SHARED = 128, (MOST_SHARED - 1024) // 2
+_TOGETHER = 1.1  # what a step takes of two blocks on a multiprocessor, to that of one
+_ALONE_SHARED = _LIGHT_SHARED + 16  # of which a multiprocessor has not twice as much
+_FEWEST = 32  # with fewer, a thread is busy with nothing but spilled registers
+
+
+class Ends(NamedTuple):
+    """What a launch with real states before and after all steps writes of each step.
+
+    Attributes:
+        values: Real values.
+        codes: Codes.
+    """
+
+    values: bool
+    codes: bool
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One way to run a recurrence.
+
+    Attributes:
+        features: H padded, as the operand of R.
+        units: H padded, as rows of R.
+        blocks: Blocks of a cluster.
+        split: Warps that share the features of 16 units: 1 or 2.
+        spread: Warps that repeat the products of 16 units and share their gates: 1 or 2.
+        rows: Rows of a tile: 1, 2, 4, 8 or, in two strips that take turns, 16.
+    """
+
+    features: int
+    units: int
+    blocks: int
+    split: int
+    spread: int
+    rows: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.units // self.blocks // 16 * self.split * self.spread * 32
+
+    @property
+    def elements(self) -> int:
+        """Elements of a thread and a strip."""
+        return max(1, self.strip // 2 // (self.split * self.spread))
+
+    def tiles(self, N: int) -> int:
+        """Clusters that N rows take."""
+        return -(-N // self.rows)
+
+    @property
+    def strip(self) -> int:
+        """Rows that a matrix instruction takes; a tile has one strip or two."""
+        return min(self.rows, 8)
+
+    def strips(self, N: int) -> int:
+        """Strips of the tiles that N rows take."""
+        return self.tiles(N) * self.rows // self.strip
+
+    def projected_words(self, form: Form, T: int, N: int) -> int:
+        """Words of 32 bits that the input projection of T steps and N rows takes."""
+        return T * self.strips(N) * self.units * self.strip * (2 if form.wide_input else 1)
+
+    def weight_registers(self, form: Form) -> int:
+        """Registers of a thread that hold weights."""
+        return 12 * (self.features // 32) // self.split * form.weight_bytes
+
+    def fits(self, form: Form, clusters: bool = True) -> bool:
+        """Whether a block's weights stay in registers, and the rest in shared memory.
+
+        Args:
+            form: The plan's structure.
+            clusters: Whether the device has clusters; others may have less shared memory.
+        """
+        # tables of their own are read where there is much
+        most = MOST_SHARED if clusters or form.own is not None else _MOST_WITHOUT_CLUSTERS
+        allowed = min(255, _REGISTERS // self.threads)
+        return (
+            self.threads <= _MOST_THREADS
+            and self.weight_registers(form) + _FEWEST <= allowed
+            and self.shared_bytes(form) <= most
+        )
+
+    def spilled(self, form: Form) -> int:
+        """Registers of a thread that are too many, an estimate."""
+        allowed = min(255, _REGISTERS // self.threads)
+        lean = form.recurrence.real == "float" and self.passes(form) == 1 and self.elements <= 2
+        beside = _LEAN if lean else _BESIDE[self.elements] * (form.state_bytes + 1) // 2
+        return max(0, self.weight_registers(form) + beside - allowed)
+
+    def doubles(self, form: Form) -> bool:
+        """Whether a tile may have two strips."""
+        return form.weight_bytes == 1 and self.split == 2 and self.blocks > 1
+
+    def passes(self, form: Form) -> int:
+        """Products of a weight: both bytes of a few rows are columns of one."""
+        packed = form.weight_bytes == 1 and self.strip <= 4
+        return form.weight_bytes * (1 if packed else form.state_bytes)
+
+    def resident(self, form: Form, clusters: Mapping[int, int]) -> tuple[int, int]:
+        """Clusters that run at once on multiprocessors of their own, and at most.
+
+        Args:
+            form: The plan's structure.
+            clusters: As of `candidates`.
+        """
+        alone = max(clusters[self.blocks], 1)
+        light = self.threads <= _LIGHT_THREADS and self.shared_bytes(form) <= _LIGHT_SHARED
+        return alone, 2 * alone if light and self.blocks > 1 else alone
+
+    def sets(self, form: Form) -> int:
+        """Accumulators of a gate: two where a scheduler has one warp and registers are left."""
+        alone = self.threads <= 128 and form.weight_bytes == 1 and self.passes(form) == 1
+        roomy = 64 < self.features and self.weight_registers(form) <= _ROOMY
+        return 2 if alone and roomy else 1
+
+    def saturated(self, form: Form) -> bool:
+        """Whether gates are those of saturated.cuh, whose constants take some registers."""
+        return form.saturated and self.weight_registers(form) <= _ROOMY
+
+    def late(self, form: Form) -> bool:
+        """Whether products of the update gate may come last: registers hold all operands."""
+        roomy = self.weight_registers(form) <= _ROOMY
+        return form.recurrence.real == "float" and roomy
+
+    def tight(self, form: Form) -> bool:
+        """Whether biases and multipliers stand in shared memory: weights leave few registers."""
+        narrow = form.recurrence.real == "float" and form.state_bytes + form.weight_bytes <= 3
+        return narrow and self.elements > 1 and self.weight_registers(form) > _MANY
+
+    def macros(self, form: Form, H: int, directions: int) -> dict[str, object]:
+        """What recurrent.cu is specialized on."""
+        return {
+            "KP": self.features,
+            "UP": self.units,
+            "CL": self.blocks,
+            "KS": self.split,
+            "SPREAD": self.spread,
+            "NB": self.strip,
+            "NT": self.rows // self.strip,
+            "HP": form.state_bytes,
+            "WP": form.weight_bytes,
+            "WX": 2 if form.wide_input else 1,
+            "OUT": form.out_bytes,
+            "REAL": form.recurrence.real,
+            "QG_WORDS": int(form.words),
+            "QG_POT": int(form.powers and form.recurrence.real == "float"),
+            "SATURATED": int(self.saturated(form)),
+            **dict(zip(("TZ", "TR", "TG"), form.recurrence.tables, strict=True)),
+            "COPY": copied_bytes(form, H),
+            "DIRS": directions,
+            "RING": self.ring(form),
+            "BULK": int(self.bulk(form)),
+            "LATE": int(self.late(form)),
+            "SETS": self.sets(form),
+            "TIGHT": int(self.tight(form)),
+            **form.products,
+        }
+
+    def bulk(self, form: Form) -> bool:
+        """Whether blocks send what they have of a strip in one piece: where it is large."""
+        whole = self.features == self.units == 64 * self.blocks
+        large = form.state_bytes == 2 or self.rows == 8
+        return whole and large and self.blocks > 1 and form.weight_bytes == 1
+
+    def ring(self, form: Form) -> int:
+        """Steps whose input projection is on its way or in use."""
+        light = self.threads <= _LIGHT_THREADS and self.blocks > 1
+        crowded = self._shared_with(_RING, form) > _LIGHT_SHARED
+        fits = self._shared_with(_SHORT_RING, form) <= _LIGHT_SHARED
+        return _SHORT_RING if light and crowded and fits else _RING
+
+    def shared_bytes(self, form: Form) -> int:
+        """Shared memory of a block."""
+        return self._shared_with(self.ring(form), form)
+
+    def _shared_with(self, steps: int, form: Form) -> int:
+        bulk = self.bulk(form)
+        stride = self.units if bulk else -(-max(self.features, self.units) // 128) * 128 + 64
+        groups = self.units // self.blocks // 16
+        sets = form.state_bytes + form.weight_bytes - 1
+        state = 2 * form.state_bytes * self.rows * stride
+        exchange = 4 * 2 * groups * 2 * sets * 3 * self.elements * 32 if self.split == 2 else 0
+        halves = self.split * self.spread
+        strips = self.rows // self.strip
+        owned = max(1, self.strip // halves)
+        stage = 0 if bulk else 2 * groups * halves * form.state_bytes * owned * 16
+        # barriers, whether rows are NaN, and biases and multipliers
+        beside = 16 * strips + 32 + (12 * self.threads if self.tight(form) else 0)
+        ring = steps * strips * self.threads * self.elements * (8 if form.wide_input else 4)
+        received = stage if self.blocks > 1 else 0
+        return state + exchange + received + beside + ring + form.recurrence.table_bytes
+
+
+@lru_cache(maxsize=4096)
+def layout(
+    shape: Shape,
+    form: Form,
+    H: int,
+    N: int,
+    directions: int,
+    held: bool = False,
+    ends: Ends | None = None,
+    early: bool = False,
+    stretch: int = 0,
+) -> tuple[Kernel, Grid]:
+    """What to launch for N rows of H units.
+
+    Args:
+        shape: How they are laid over a GPU.
+        form: Structure of the plan.
+        H: Units.
+        N: Rows.
+        directions: Directions of the launch.
+        held: Whether some units keep their state in a step.
+        ends: What is written of the states; None for codes at both ends.
+        early: Whether blocks may start while the launch ahead ends; for launches whose blocks all
+            find a multiprocessor of their own.
+        stretch: Steps whose input projection is waited for at once, by blocks that start while it
+            goes on; 0 where all of it is there.
+    """
+    macros = shape.macros(form, H, directions)
+    if held:
+        macros |= _HELD
+    if ends is not None:
+        macros |= {"REALS": 1, "VALUES": int(ends.values), "CODES": int(ends.codes)}
+    if stretch:
+        macros |= {"STRETCH": stretch}
+    kernel = Kernel.of("recurrence/persistent", "recurrent", macros)
+    blocks = (shape.tiles(N) * shape.blocks, directions)
+    shared = shape.shared_bytes(form)
+    if early:
+        # where others are busy, two would start on the same multiprocessor, and stay there
+        shared = max(shared, _ALONE_SHARED)
+    return kernel, Grid(blocks, shape.threads, shape.blocks, shared, early=early)
+
+
+def copied_bytes(form: Form, H: int) -> int:
+    """Bytes of states that a thread writes at once: 16 or 4 where rows are aligned, otherwise 0."""
+    if form.out_bytes != form.state_bytes:
+        return 0
+    if H * form.state_bytes % 16 == 0:
+        return 16
+    return 4 if form.state_bytes == 1 and H % 4 == 0 else 0
+
+
+def make_shape(H: int, blocks: int, split: int, spread: int, rows: int) -> Shape:
+    """The shape of H units, padded as it has to be."""
+    features = -(-H // (64 * split)) * 64 * split
+    units = -(-H // (16 * blocks)) * 16 * blocks
+    return Shape(features, units, blocks, split, spread, rows)
+
+
+def candidates(form: Form, H: int, clusters: Mapping[int, int]) -> Iterator[Shape]:
+    """Shapes that a device can run.
+
+    Args:
+        form: The plan's structure.
+        H: Units.
+        clusters: Blocks of a cluster -> how many such clusters the device holds at once.
+    """
+    for blocks in clusters:
+        if blocks > 1 and H < 16 * blocks:
+            continue
+        for split, spread in ((1, 1), (1, 2), (2, 1)):
+            for rows in _ROWS:
+                shape = make_shape(H, blocks, split, spread, rows)
+                if _possible(shape, form, clusters):
+                    yield shape
+
+
+def _possible(shape: Shape, form: Form, clusters: Mapping[int, int]) -> bool:
+    """Whether a device can run a shape."""
+    rows = shape.rows >= shape.spread and (shape.rows <= 8 or shape.doubles(form))
+    return rows and shape.fits(form, len(clusters) > 1)
+
+
+def choose(
+    form: Form, H: int, N: int, directions: int, clusters: Mapping[int, int]
+) -> Shape | None:
+    """The shape with the least estimated time, or None where weights do not fit registers.
+
+    `QUANT_GRU_CUDA_SHAPE=blocks,split,spread,rows` overrides the choice.
+    """
+    if not form.narrow:
+        return None
+    wanted = os.environ.get(VARIABLE)
+    if wanted:
+        return _override(wanted, form, H, clusters)
+    return _fastest(form, H, N, directions, tuple(clusters.items()))
+
+
+@lru_cache(maxsize=4096)
+def _fastest(
+    form: Form, H: int, N: int, directions: int, clusters: tuple[tuple[int, int], ...]
+) -> Shape | None:
+    best: tuple[float, Shape] | None = None
+    resident = dict(clusters)
+    for shape in candidates(form, H, resident):
+        time = time_of(shape, form, N, directions, resident)
+        if best is None or time < best[0]:
+            best = (time, shape)
+    return best[1] if best else None
+
+
+def time_of(
+    shape: Shape, form: Form, N: int, directions: int, clusters: Mapping[int, int]
+) -> float:
+    """Estimated nanoseconds that a step of N rows in each direction takes of a launch."""
+    tiles = shape.tiles(N) * directions
+    return rounds(shape, form, tiles, clusters) * step_time(shape, form)
+
+
+def rounds(shape: Shape, form: Form, tiles: int, clusters: Mapping[int, int]) -> float:
+    """How often a device goes through all steps for so many tiles; more for blocks that share."""
+    alone, most = shape.resident(form, clusters)
+    whole, left = divmod(tiles, most)
+    together = 1.0 if most == alone else _TOGETHER
+    return whole * together + (0.0 if left == 0 else 1.0 if left <= alone else together)
+
+
+def step_time(shape: Shape, form: Form) -> float:
+    """Estimated nanoseconds of a step on an H200."""
+    busy = max(1.0, shape.threads / 128)  # warps of one scheduler
+    steps = shape.features / 32 / shape.split * shape.passes(form)
+    # matrix instructions wait for each other within a warp, and for their turn among warps
+    turn = steps * max(12.7, 9.7 * busy)
+    fixed, each = (239.0, 59.0) if form.recurrence.real == "float" else (398.0, 206.0)
+    if form.in_int32:
+        fixed, each = 300.0, 80.0  # longer ways to a table's entry, by instruction latencies
+    turn += fixed + each * shape.elements * busy**0.92
+    if shape.split == 2:
+        turn += 47 + 4.6 * busy
+    spilled = shape.spilled(form)
+    turn += 1.6 * spilled + 0.05 * spilled**2
+    exchange = 0.0
+    if shape.blocks > 1:
+        kilobytes = shape.units * shape.strip * form.state_bytes / 1024
+        exchange = 77 + 2.3 * shape.blocks + (72 + 2.8 * shape.blocks) * min(kilobytes, 8)
+        exchange += 45 * max(kilobytes - 8, 0)
+    # states of one strip travel while the other is worked on
+    return float(max(turn + exchange, turn * (shape.rows // shape.strip)))
+
+
+def _override(wanted: str, form: Form, H: int, clusters: Mapping[int, int]) -> Shape:
+    try:
+        blocks, split, spread, rows = (int(part) for part in wanted.split(","))
+    except ValueError:
+        raise QuantGRUError(
+            f"Expected {VARIABLE} to be blocks,split,spread,rows, got {wanted!r}"
+        ) from None
+    allowed = blocks in clusters and rows in _ROWS
+    if not allowed or (split, spread) not in ((1, 1), (1, 2), (2, 1)):
+        raise QuantGRUError(
+            f"Expected {VARIABLE} to have {', '.join(map(str, clusters))} blocks (of this device), "
+            f"at most two warps in all and 1, 2, 4, 8 or 16 rows, got {wanted!r}"
+        )
+    shape = make_shape(H, blocks, split, spread, rows)
+    if not _possible(shape, form, clusters):
+        raise QuantGRUError(
+            f"Expected {VARIABLE} to be a shape whose weights fit registers, got {wanted!r} for "
+            f"{H} units"
+        )
+    return shape

@@ -1,0 +1,115 @@
+// Real values at both ends of the recurrence, and NaN in what it gives.
+#ifndef QUANT_GRU_ENDS_CUH
+#define QUANT_GRU_ENDS_CUH
+
+#include "recurrence/thread_tile.cuh"
+
+// Real values at both ends, and what makes rows NaN: inputs from their step on, the state before
+// the first step and weights at all steps.
+struct Ends {
+    const float *h0;        // (N, H), or null
+    float *values;          // [(t * N + n) * next + unit]
+    float *last;            // (N, H)
+    float *last_nan;        // (N): 0, or NaN where a row is; or null
+    uint8_t *h0_nan;        // (N): whether rows of h0 are NaN, or null
+    const uint8_t *nan;     // (N, stride): whether rows of the input are NaN at a step
+    const uint8_t *finite;  // whether all weights are finite
+    int64_t next, stride;   // the stride is a multiple of 4
+    float scale, lo, hi;    // limits less the zero point
+};
+
+// Rows of a tile that are any of the sequence's, and words of their NaN.
+struct NanWords {
+    int rows, words;
+    uint32_t last;  // what counts of the last word: nobody writes what is beyond the last step
+
+    inline NanWords(const Ends &e, int64_t first_row, int64_t N, int64_t T) {
+        rows = N - first_row < kTileRows ? (int)(N - first_row) : kTileRows;
+        words = (int)(e.stride / 4);
+        last = T % 4 ? 0xffffffffu >> (32 - 8 * (int)(T % 4)) : 0xffffffffu;
+    }
+    inline uint32_t counted(uint32_t word, int i) const {
+        return word & (i == words - 1 ? last : 0xffffffffu);
+    }
+};
+
+// The first word that this thread looks at, as it is. It is read before the first step, and waited
+// for behind the last one, where nothing would hide how long that takes.
+inline uint32_t first_nan(const Ends &e, int64_t first_row, int64_t N, int64_t T) {
+    const NanWords w(e, first_row, N, T);
+    const int n = threadIdx.x / 32, i = threadIdx.x % 32;
+    if (n >= w.rows || i >= w.words) return 0;
+    return ((const uint32_t *)(e.nan + (first_row + n) * e.stride))[i];
+}
+
+// Whether the input of any row of a tile is NaN at any step, as far as this thread looks. kRead: it
+// has read its first word.
+template <bool kRead>
+inline bool nan_seen(const Ends &e, int64_t first_row, int64_t N, int64_t T, uint32_t first) {
+    const NanWords w(e, first_row, N, T);
+    const int warp = (int)thread_again() / 32, lane = (int)thread_again() % 32;
+    uint32_t seen = kRead ? w.counted(first, lane) : 0;
+    for (int n = warp; n < w.rows; n += kThreads / 32) {
+        const uint32_t *const from = (const uint32_t *)(e.nan + (first_row + n) * e.stride);
+#pragma unroll 4
+        for (int i = lane + (kRead && n == warp ? 32 : 0); i < w.words; i += 32)
+            seen |= w.counted(from[i], i);
+    }
+    return seen != 0;
+}
+
+// Where a thread is, asked for again: registers that knew it are few.
+struct Where {
+    int quad, half, unit;
+    int64_t row;
+
+    inline Where() {
+        const int thread = (int)thread_again(), block = (int)block_again();
+        const int warp = thread / 32, group = block % CL * kGroups + warp / kHalves;
+        quad = thread % 4;
+        half = warp % kHalves;
+        unit = group * 16 + thread % 32 / 4;
+        row = (int64_t)(block / CL) * kTileRows;
+    }
+};
+
+// The states after the last step, and NaN over what this thread has written of rows that are NaN.
+inline void give_last(const Sequence &s, const Ends &ends, const float (&reals)[NT * kElements],
+                      const unsigned char *nan_rows, uint32_t *any_nan) {
+    const Where where;
+    const float bad = __int_as_float(0x7fc00000);
+    const auto at = [&](int i, const auto &action) {
+        const Place place = place_of(i % kElements, where.quad, where.half);
+        const int unit = where.unit + 8 * place.row8, n = i / kElements * NB + place.n;
+        const int64_t row = where.row + n;
+        if (works(where.quad, where.half) && unit < s.H && row < s.N)
+            action(i, unit, row, nan_rows[n] != 0);
+    };
+    const auto give = [&](int i, int unit, int64_t row, bool before) {
+        ends.last[row * s.H + unit] = reals[i];
+        if (unit == 0 && ends.last_nan) ends.last_nan[row] = 0.f;
+        if (unit == 0 && ends.h0_nan) ends.h0_nan[row] = before;
+    };
+#pragma unroll
+    for (int i = 0; i < NT * kElements; ++i) at(i, give);
+    __syncthreads();
+    if (!*any_nan) return;
+    const int64_t step = s.reverse ? -1 : 1, first = s.reverse ? s.T - 1 : 0;
+    const auto spoil = [&](int, int unit, int64_t row, bool before) {
+        bool nan = before || !*ends.finite;
+        int64_t t = first;
+#pragma unroll 1
+        for (int i = 0; i < (int)s.T; ++i, t += step) {
+            nan |= ends.nan[row * ends.stride + t] != 0;
+            if (VALUES && nan) ends.values[(t * s.N + row) * ends.next + unit] = bad;
+        }
+        if (!nan) return;
+        ends.last[row * s.H + unit] = bad;
+        if (unit == 0 && ends.last_nan) ends.last_nan[row] = bad;
+    };
+    // rarely run: one after the other
+#pragma unroll 1
+    for (int i = 0; i < NT * kElements; ++i) at(i, spoil);
+}
+
+#endif

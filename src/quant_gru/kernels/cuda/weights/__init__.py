@@ -1,0 +1,1 @@
+"""Weights to the numbers of a plan, in place."""

@@ -1,0 +1,206 @@
+"""Rewrites a weight part, and what kernels derived from it, on a GPU: two launches for a cell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_runtime.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
+from quant_gru.integer.plan import FrozenPart, WeightPart, bias_limit, bias_shift
+from quant_gru.integer.qparams import QParams
+from quant_gru.integer.quantizer import code_limits
+from quant_gru.integer.weighted_sum import significant_bits
+from quant_gru.kernels.cuda.forward.executor import kept_numbers
+from quant_gru.kernels.cuda.plan.structure import byte_offset, planes_of
+from quant_gru.kernels.cuda.plan.tensors import Numbers
+from quant_gru.kernels.cuda.structs import KINDS, WeightsC
+
+Given = tuple[tuple[int, torch.dtype | None], ...]
+"""Address and dtype of W, R, bw, br as they are in memory; (0, None) for what is not there."""
+
+_REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
+_THREADS = 256
+_MOST_FRAGMENTS = 4
+_MEASURE = Kernel.of("weights/row_scales", "measure", PLAIN)
+_SETTLE = Kernel.of("weights/requantize", "settle", PLAIN)
+
+
+class Writer:
+    """Writes the tensors of a weight part.
+
+    Args:
+        qparams: Scales per channel that follow the weights, matrices of up to 16 bits.
+        frozen: The frozen part beside it.
+        part: What is rewritten.
+        machine: Where kernels run; None for the part's GPU.
+    """
+
+    def __init__(
+        self,
+        qparams: QParams,
+        frozen: FrozenPart,
+        part: WeightPart,
+        machine: Machine | None = None,
+    ) -> None:
+        if machine is None:
+            from kernel_runtime.cuda.driver import machine_of
+
+            machine = machine_of(part.W.device)
+        self._machine: Machine = machine
+        self._part = part
+        rows = part.W.shape[0]
+        self._space = torch.empty((4, rows), dtype=torch.float64, device=part.W.device)
+        self._arguments: Any = WeightsC()
+        self._arguments.H = rows // 3
+        self._arguments.finite = part.finite.data_ptr()
+        self._arguments.planes_R = planes_of(part.bits_R)
+        self._arguments.free = qparams.config.scale_kind == "free"
+        for which in range(2):
+            self._fill(which, qparams, frozen)
+        self._seen: tuple[Numbers | None, int] = (None, 0)
+        # as the arguments have them
+        self._given: Given = ((0, None),) * 4
+        self._drops = False
+        # whether something derived is not rewritten by the launches
+        self._more = False
+        self._launch: Prepared | None = None
+
+    def _fill(self, which: int, qparams: QParams, frozen: FrozenPart) -> None:
+        part, c = self._part, self._arguments.operands[which]
+        weight, bias = (("weight.W", "weight.bw"), ("weight.R", "weight.br"))[which]
+        codes, b_codes = ((part.W, part.bw), (part.R, part.br))[which]
+        B, sums = ((part.Bw, part.Wx), (part.Br, part.Rh))[which]
+        q = frozen.quantizers
+        operand = q["output.h" if which else "input.x"]
+        result = q["matmul.Rh" if which else "matmul.Wx"]
+        bits, b_bits = (qparams.config[name].bitwidth or 1 for name in (weight, bias))
+        c.w_scale, c.b_scale = (self._space[2 * which + i].data_ptr() for i in range(2))
+        c.codes, c.b_codes = codes.data_ptr(), b_codes.data_ptr()
+        c.kind, c.b_kind = KINDS[codes.dtype], KINDS[b_codes.dtype]
+        c.scales, c.b_scales = (part.scales[name].data_ptr() for name in (weight, bias))
+        (M,), k = sums.multipliers, sums.shift
+        assert isinstance(M, Tensor)
+        assert isinstance(k, Tensor)
+        c.B, c.M, c.k = B.data_ptr(), M.data_ptr(), k.data_ptr()
+        c.K, c.bits, c.b_bits = codes.shape[1], bits, b_bits
+        c.planes = planes_of(bits)
+        c.significant = significant_bits(bits + operand.bits)
+        c.fold = byte_offset(operand) - operand.zero_point
+        c.fold_words = c.fold + (128 if planes_of(operand.bits) == 2 else 0)
+        c.reach = operand.max_abs
+        c.lo, c.hi = code_limits(bits, signed=True)
+        c.b_lo, c.b_hi = code_limits(b_bits, signed=True)
+        c.operand_scale, c.result_scale = operand.scale, result.scale
+        c.b_unit = float(1 << bias_shift(bits, operand.bits))
+        c.limit = bias_limit(bits, operand.bits)
+
+    def takes(self, *values: Tensor | None) -> bool:
+        """Whether these weights are of a dtype and a device that the kernels read."""
+        device = self._part.W.device
+        for v in values:
+            if v is not None and (v.dtype not in _REAL or v.device != device):
+                return False
+        return True
+
+    def write(
+        self,
+        matrices: tuple[Tensor, Tensor],
+        biases: tuple[Tensor | None, Tensor | None],
+        dropped: Tensor | None,
+        p: float,
+    ) -> None:
+        """Rewrite everything, on the current stream.
+
+        Args:
+            matrices: W (3H, C) and R (3H, H).
+            biases: bw and br (3H,), or None for zeros.
+            dropped: bool (3H, H) or None; as for `build_weights`.
+            p: Probability of what was dropped.
+        """
+        keep: list[Tensor] = []
+        given: list[tuple[int, torch.dtype | None]] = []
+        for w in (*matrices, *biases):
+            if w is None:
+                given.append((0, None))
+                continue
+            if w.is_neg() or not w.is_contiguous():
+                w = w.detach().contiguous().resolve_neg()
+                keep.append(w)
+            given.append((w.data_ptr(), w.dtype))
+        arguments = self._arguments
+        if dropped is not None:
+            dropped = dropped.to(self._part.R.device, torch.bool).contiguous()
+            arguments.operands[1].dropped = dropped.data_ptr()
+            arguments.keep = 1.0 - p
+            self._drops = True
+            self._write(tuple(given))
+        else:
+            self.repeat(tuple(given))
+
+    def repeat(self, given: Given) -> None:
+        """`write` with nothing dropped, of weights whose dtypes and layout are known.
+
+        Args:
+            given: Where they are, contiguous, of a dtype that the kernels read.
+        """
+        if self._drops:
+            self._arguments.operands[1].dropped = None
+            self._drops = False
+        self._write(given)
+
+    def _write(self, given: Given) -> None:
+        if given is not self._given and given != self._given:
+            self._given = given
+            for i, each in enumerate(given):
+                self._set(i, *each)
+        numbers, (seen, derived) = kept_numbers(self._part), self._seen
+        if numbers is not seen or (numbers is not None and numbers.derived != derived):
+            self._seen = (numbers, 0 if numbers is None else numbers.derived)
+            self._point(numbers)
+        if self._launch is None:
+            grid = Grid((-(-3 * self._arguments.H // (_THREADS // 32)), 2), _THREADS)
+            self._launch = self._machine.join(
+                [self._machine.prepare(each, grid, self._arguments) for each in (_MEASURE, _SETTLE)]
+            )
+        self._launch.start(self._machine.stream())
+        if numbers is not None and self._more:
+            numbers.refresh(("_columns",), _MOST_FRAGMENTS)
+
+    def _set(self, index: int, address: int, dtype: torch.dtype | None) -> None:
+        """Let the arguments point at W, R, bw or br."""
+        c, real = self._arguments.operands[index % 2], 0 if dtype is None else _REAL[dtype]
+        if index < 2:
+            c.w, c.w_real = address, real
+        else:
+            c.b, c.b_real = address, real
+
+    def _point(self, numbers: Numbers | None) -> None:
+        """Let the arguments point at what was derived from the part."""
+        arguments = self._arguments
+        arguments.count, self._more = 0, False
+        made = {} if numbers is None else numbers.__dict__
+        for which, c in enumerate(arguments.operands):
+            c.m = made["multipliers"][which].data_ptr() if "multipliers" in made else None
+            c.gemm = c.folded = c.exact_float = None
+            if "gemm" in made:
+                weights, folded = made["gemm"][which]
+                c.gemm, c.folded, c.padded = weights.data_ptr(), folded.data_ptr(), len(weights)
+            if numbers is not None and "exact_float" in made:
+                c.whole = numbers.form.in_int32 if which else 2 * (numbers.x_planes == 2)
+                c.long_sums, c.added = numbers.long_sums, abs(numbers.added)
+                c.exact_float = made["exact_float"][which].data_ptr()
+        c = arguments.operands[0]
+        c.folded_bytes = c.m_float = None
+        c.tiles = made["tiles"].data_ptr() if "tiles" in made else None
+        if "of_bytes" in made:
+            c.folded_bytes, c.m_float = (each.data_ptr() for each in made["of_bytes"])
+        if numbers is None:
+            return
+        for (features, units), kept in list(numbers.packed().items())[:_MOST_FRAGMENTS]:
+            f = arguments.fragments[arguments.count]
+            f.bytes, f.bias, f.m = (each.data_ptr() for each in kept)
+            f.features, f.units = features, units
+            arguments.count += 1
+        self._more = "_columns" in made or len(numbers.packed()) > _MOST_FRAGMENTS

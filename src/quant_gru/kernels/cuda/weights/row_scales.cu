@@ -1,0 +1,70 @@
+// Chooses the scales of rows of weights and of biases.
+#include "weights/weight_rows.cuh"
+
+// The scale of n values from `first` on, 0 where all are; negative (-0, too) where one is not
+// finite.
+inline double measured(const void *values, int64_t kind, int64_t first, int n, int bits, double lo,
+                       double hi, bool free_scale) {
+    const int lane = threadIdx.x % 32;
+    double most = -1e300, minus_least = -1e300;
+    bool bad = false;
+#pragma unroll 4
+    for (int i = lane; i < n; i += 32) {
+        const double v = real(values, kind, first + i, bad);
+        most = v > most ? v : most;
+        minus_least = -v > minus_least ? -v : minus_least;
+    }
+    most = warp_largest(most);
+    const double least = -warp_largest(minus_least);
+    bad = any_lane(bad);
+    double scale = 0;
+    if (n && (least != 0 || most != 0)) {
+        if (free_scale) {
+            scale = qg_free_scale(least, most, hi);
+        } else {
+            const int covering = qg_covering(least, most, bits, lo, hi);
+            double largest = 0, sums[QG_FINER + 1];
+#pragma unroll 2
+            for (int i = lane; i < n; i += 32) {
+                const double v = real(values, kind, first + i, bad);
+                for (int finer = 0; finer <= QG_FINER; ++finer) {
+                    const double error = qg_error(v, covering, finer, lo, hi);
+                    largest = error > largest ? error : largest;
+                }
+            }
+            const double quantum = qg_quantum(warp_largest(largest), n);
+            for (int finer = 0; finer <= QG_FINER; ++finer) sums[finer] = 0;
+#pragma unroll 2
+            for (int i = lane; i < n; i += 32) {
+                const double v = real(values, kind, first + i, bad);
+                for (int finer = 0; finer <= QG_FINER; ++finer)
+                    sums[finer] += rint(qg_error(v, covering, finer, lo, hi) * quantum);
+            }
+            for (int finer = 0; finer <= QG_FINER; ++finer) sums[finer] = warp_sum(sums[finer]);
+            scale = qg_power(-qg_best(sums, covering));
+        }
+    }
+    return bad ? -scale : scale;
+}
+
+extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant__ Weights w) {
+    const Operand &o = w.operands[blockIdx.y];
+    const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (row >= 3 * w.H) return;
+    const int K = (int)o.K;
+    const bool first_lane = threadIdx.x % 32 == 0;
+    // the row, then the bias, without another copy of the code
+#pragma unroll 1
+    for (int bias = 0; bias < 2; ++bias) {
+        const double scale =
+            measured(bias ? o.b : o.w, bias ? o.b_real : o.w_real, bias ? row : (int64_t)row * K,
+                     bias ? o.b != nullptr : K, (int)(bias ? o.b_bits : o.bits),
+                     bias ? o.b_lo : o.lo, bias ? o.b_hi : o.hi, w.free != 0);
+        if (first_lane) (bias ? o.b_scale : o.w_scale)[row] = scale;
+    }
+    if (!first_lane) return;
+    if (row == 0) {
+        if (o.exact_float) o.exact_float[0] = o.exact_float[1] = 1;
+        if (blockIdx.y == 0) *w.finite = 1;
+    }
+}

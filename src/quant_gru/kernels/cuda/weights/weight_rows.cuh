@@ -1,0 +1,110 @@
+// Weights to the numbers of the plan, anew at every training step: a warp takes one row of a matrix
+// and the bias beside it. measure.cu chooses each row's scale, settle.cu raises it to its share of
+// the largest and writes all that follows.
+#ifndef QUANT_GRU_WEIGHTS_CUH
+#define QUANT_GRU_WEIGHTS_CUH
+
+#include "c99/weight_rows.h"
+#include "gates/arithmetic.cuh"
+#include "kernel_runtime/cuda/ptx.cuh"
+
+struct Operand {             // W with its bias, or R
+    const void *w;           // (3H, K), rows reset, update, candidate
+    const void *b;           // (3H), or null for zeros
+    const uint8_t *dropped;  // (3H, K) codes that become 0, or null
+    double *w_scale;         // (3H) between the kernels; below zero where a value is not finite
+    double *b_scale;
+    // from here on rows are update, reset, candidate; what is null is not wanted
+    void *codes;
+    void *b_codes;
+    float *scales;
+    float *b_scales;
+    int64_t *B;
+    int64_t *M;
+    int64_t *k;
+    double *m;
+    int8_t *gemm;   // (planes * 3H + .., padded)
+    int8_t *tiles;  // see warpgroup.cuh
+    int64_t *folded;
+    int32_t *folded_bytes;
+    float *m_float;
+    int32_t *exact_float;
+    int64_t w_real, b_real, kind, b_kind;  // dtypes
+    int64_t K, padded, planes, significant, fold, fold_words, reach;
+    double lo, hi, b_lo, b_hi, operand_scale, result_scale, b_unit, limit;
+    int64_t bits, b_bits;
+    // what is asked of accumulators and multipliers, see Numbers.exact_float: 1 where R h is in
+    // int32, 2 where x has two planes
+    int64_t whole, long_sums;
+    double added;  // before what float holds is rounded to a byte; its magnitude
+};
+
+struct Fragments {  // R as the matrix instruction's A operand, see numbers.py
+    int8_t *bytes;
+    double *bias;
+    double *m;
+    int64_t features, units;
+};
+
+struct Weights {
+    Operand operands[2];
+    Fragments fragments[4];
+    uint8_t *finite;
+    int64_t H, count, planes_R, free;
+    float keep;  // scales of R are divided by it where codes may be dropped
+};
+
+inline double real_half(uint16_t v) {
+    const float sign = v & 0x8000 ? -1.f : 1.f;
+    if ((v & 0x7c00) == 0x7c00) return __int_as_float(0x7f800000);
+    return sign * (__int_as_float((v & 0x7fff) << 13) * 5.192296858534828e33f);  // 2^112
+}
+
+// A value as float32, 0 where that is not finite; `bad` where the value itself is not.
+inline float real(const void *values, int64_t kind, int64_t i, bool &bad) {
+    double v;
+    switch (kind) {
+        case 0:
+            v = ((const float *)values)[i];
+            break;
+        case 1:
+            v = real_half(((const uint16_t *)values)[i]);
+            break;
+        case 2:
+            v = __int_as_float((int32_t)((uint32_t)((const uint16_t *)values)[i] << 16));
+            break;
+        default:
+            v = ((const double *)values)[i];
+    }
+    bad |= !(v - v == 0);
+    const float narrow = (float)v;
+    return narrow - narrow == 0 ? narrow : 0.f;
+}
+
+inline int64_t bits_of(double v) {
+    qg_bits b;
+    b.value = v;
+    return (int64_t)b.bits;
+}
+inline double from_bits(int64_t v) {
+    qg_bits b;
+    b.bits = (uint64_t)v;
+    return b.value;
+}
+inline double warp_largest(double v) {
+    for (int mask = 16; mask; mask >>= 1) {
+        const double other = from_bits(shuffle_xor(bits_of(v), mask));
+        v = other > v ? other : v;
+    }
+    return v;
+}
+inline double warp_sum(double v) {
+    for (int mask = 16; mask; mask >>= 1) v += from_bits(shuffle_xor(bits_of(v), mask));
+    return v;
+}
+inline int64_t warp_sum(int64_t v) {
+    for (int mask = 16; mask; mask >>= 1) v += shuffle_xor(v, mask);
+    return v;
+}
+
+#endif

@@ -1,0 +1,312 @@
+"""What runs integers, by device: the executors, and real values at their border."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernel_runtime.cuda import compiler, driver
+from quant_gru._errors import QuantGRUError
+from quant_gru.config.notes import caller_stacklevel, note_once
+from quant_gru.integer import random, reference
+from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through, union
+from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels.cpu import backward as cpu_training
+from quant_gru.kernels.cpu import boundary as cpu_border
+from quant_gru.kernels.cpu import executor as cpu
+from quant_gru.kernels.cuda.backward import inputs as cuda_call
+from quant_gru.kernels.cuda.backward import layer as cuda_backward
+from quant_gru.kernels.cuda.boundary import boundary
+from quant_gru.kernels.cuda.forward import executor as cuda
+from quant_gru.kernels.cuda.forward.stack import stack_of as stack_on_gpu
+
+PRECISIONS = tuple(cuda_call.PRECISIONS)
+"""What gradients are multiplied in on a GPU: 8, at least 11 or 24 bits, sums always float32."""
+
+
+def executor_name(device: torch.device | str = "cpu") -> str:
+    """The executor that runs integer GRUs on `device`, as text for reports."""
+    device = torch.device(device)
+    if device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
+        return f"cpu ({cpu.chosen()})"
+    if driver.available(device):
+        return f"cuda ({driver.machine_of(device).arch}, NVRTC {compiler.version()})"
+    return f"reference (PyTorch integers, {device.type})"
+
+
+def runs_on_gpu(device: torch.device) -> bool:
+    """Whether the CUDA kernels run on `device`; the reference executor does otherwise.
+
+    On a CUDA device, where that is a surprise, a `QuantGRUWarning` says once what is missing.
+    """
+    if device.type != "cuda":
+        return False
+    reason = driver.missing(device)
+    if reason is not None:
+        what = "quantized GRUs on this GPU run in the reference executor, many times slower than"
+        note_once(f"{what} its kernels: {reason}", caller_stacklevel())
+    return reason is None
+
+
+def load(device: torch.device) -> None:
+    """Load what a GPU's kernels are compiled and launched with, or the first call has to.
+
+    Nothing happens on other devices, or where no kernels run.
+    """
+    if driver.available(device):
+        driver.machine_of(device)
+
+
+def native_variant(*tensors: Tensor) -> str | None:
+    """The instruction set that takes these real tensors as they are; None where none does."""
+    for t in tensors:
+        if not t.is_cpu or t.dtype is not torch.float32:
+            return None
+    variant = cpu.chosen()
+    return None if variant == cpu.REFERENCE else variant
+
+
+def run_cell(
+    plan: CellPlan,
+    x: Tensor,
+    h0: Tensor,
+    lengths: Tensor | None = None,
+    reverse: bool = False,
+    held: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run one layer and direction on codes, with the fastest executor of the device.
+
+    All executors give the same codes; see `quant_gru.integer.reference.run` for the arguments.
+    """
+    device = plan.weights.W.device
+    if x.device != device or h0.device != device:
+        raise QuantGRUError(
+            f"Expected codes to be on the plan's device {device}, got {x.device} and {h0.device}"
+        )
+    if x.device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
+        return cpu.run(plan, x, h0, lengths, reverse, cpu.chosen(), held=held)
+    if runs_on_gpu(x.device):
+        return cuda.run(plan, x, h0, lengths, reverse, held=held)
+    return reference.run(plan, x, h0, lengths, reverse, held)
+
+
+def quantize(quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes of real values.
+
+    Args:
+        quantizer: Their quantizer.
+        x: Real (.., features).
+
+    Returns:
+        Codes in their container (.., features), and bool (..): rows with NaN in them, whose codes
+        are of no use.
+    """
+    if runs_on_gpu(x.device) and x.dtype == torch.float32 and boundary.takes(quantizer):
+        return boundary.quantize(quantizer, x)
+    if cpu_border.takes(quantizer, x) and cpu.chosen() != cpu.REFERENCE:
+        return cpu_border.quantize(quantizer, x)
+    return quantizer.quantize(x).to(quantizer.container), x.isnan().any(-1)
+
+
+def masked(quantizer: Quantizer, x: Tensor, grad: Tensor) -> Tensor:
+    """A gradient, 0 where the codes of real values were clamped; it may be changed in place.
+
+    Args:
+        quantizer: Of the codes.
+        x: Real (T, N, features).
+        grad: Gradient of the dequantized codes, of x's shape.
+    """
+    fast = x.dtype == grad.dtype == torch.float32 and boundary.takes(quantizer)
+    if fast and runs_on_gpu(x.device) and grad.is_contiguous():
+        boundary.mask(quantizer, x, grad)
+        return grad
+    native = grad.dtype == torch.float32 and grad.is_contiguous() and grad.device == x.device
+    if native and cpu_border.takes(quantizer, x) and cpu.chosen() != cpu.REFERENCE:
+        cpu_border.mask(quantizer, x, grad)
+        return grad
+    return grad * quantizer.inside(x)
+
+
+def requantize(
+    sums: Sequence[WeightedSum],
+    below: Sequence[Quantizer],
+    above: Quantizer,
+    codes: Sequence[Tensor],
+) -> Tensor:
+    """X = weighted_sum(h - z_h), per direction half of the layer below.
+
+    Args:
+        sums: Of each direction below.
+        below: The quantizers of its codes.
+        above: The quantizer of the result.
+        codes: Those of each direction (T, N, H).
+
+    Returns:
+        Codes (T, N, directions * H) in their container.
+    """
+    if cpu.chosen() != cpu.REFERENCE and cpu_border.requantizes(sums, below, above, codes[0]):
+        return cpu_border.requantize(sums, below, above, codes)
+    if runs_on_gpu(codes[0].device) and all(map(boundary.takes, (above, *below))):
+        return boundary.requantize(sums, below, above, codes)
+    unclamped = _unclamped(sums, below, codes)
+    return unclamped.clamp(sums[0].lo, sums[0].hi).to(above.container)
+
+
+def masked_requantized(
+    sums: Sequence[WeightedSum],
+    below: Sequence[Quantizer],
+    above: Quantizer,
+    codes: Sequence[Tensor],
+    grad: Tensor,
+) -> Tensor:
+    """A gradient, 0 where `requantize` clamped; it may be changed in place.
+
+    Args:
+        sums: As for `requantize`, as are all but the last.
+        below: The quantizers of its codes.
+        above: The quantizer of the result.
+        codes: Those of each direction.
+        grad: Gradient of the dequantized result (T, N, directions * H).
+    """
+    plain = grad.dtype == torch.float32 and grad.is_contiguous()
+    on_cpu = grad.device.type == "cpu" and cpu.chosen() != cpu.REFERENCE
+    if plain and on_cpu and cpu_border.requantizes(sums, below, above, codes[0]):
+        cpu_border.mask_requantized(sums, below, above, codes, grad)
+        return grad
+    if plain and runs_on_gpu(grad.device) and all(map(boundary.takes, (above, *below))):
+        boundary.mask_requantized(sums, below, above, codes, grad)
+        return grad
+    unclamped = _unclamped(sums, below, codes)
+    return grad * ((unclamped >= sums[0].lo) & (unclamped <= sums[0].hi))
+
+
+def _unclamped(
+    sums: Sequence[WeightedSum], below: Sequence[Quantizer], codes: Sequence[Tensor]
+) -> Tensor:
+    return torch.cat(
+        [
+            weighted_sum.unclamped(half.to(torch.int64) - q.zero_point)
+            for weighted_sum, half, q in zip(sums, codes, below, strict=True)
+        ],
+        dim=-1,
+    )
+
+
+def dequantize(quantizer: Quantizer, codes: Tensor, nan: Tensor) -> Tensor:
+    """Real values of codes, float32.
+
+    Args:
+        quantizer: Their quantizer.
+        codes: In their container (.., features).
+        nan: bool (..): rows that become NaN.
+    """
+    if runs_on_gpu(codes.device) and boundary.takes(quantizer):
+        return boundary.dequantize(quantizer, codes, nan)
+    return quantizer.dequantize(codes).masked_fill(nan[..., None], torch.nan)
+
+
+def run_layer(
+    plans: Sequence[CellPlan],
+    x: Sequence[Tensor],
+    h0: Sequence[Tensor],
+    lengths: Tensor | None = None,
+    held: Sequence[Tensor | None] | None = None,
+) -> list[tuple[Tensor, Tensor]]:
+    """All directions of a layer on codes; on a GPU in one launch where that is possible.
+
+    Args:
+        plans: One plan per direction.
+        x: Input codes (T, N, C) of each direction.
+        h0: State codes (N, H) of each direction.
+        lengths: int64 (N,) or None.
+        held: Of each direction, units that keep their state, bool (T, N, H), or None.
+
+    Returns:
+        For each direction, codes after each step (T, N, H) and after the last (N, H).
+    """
+    held = held or [None] * len(plans)
+    if runs_on_gpu(x[0].device) and all(plan.x == plans[0].x for plan in plans):
+        directions = [
+            cuda.Direction(plan, state, index == 1, hold)
+            for index, (plan, state, hold) in enumerate(zip(plans, h0, held, strict=True))
+        ]
+        return cuda.run_directions(directions, x[0], lengths)
+    return [
+        run_cell(plan, codes, state, lengths, index == 1, hold)
+        for index, (plan, codes, state, hold) in enumerate(zip(plans, x, h0, held, strict=True))
+    ]
+
+
+def backward_layer(
+    tapes: Sequence[Tape],
+    grad_out: Sequence[Tensor | None],
+    grad_last: Sequence[Tensor | None],
+    wanted: Sequence[Wanted],
+    precision: str,
+) -> list[Gradients]:
+    """The straight-through backward of all directions of a layer.
+
+    Args:
+        tapes: What the forward took in and gave, of each direction.
+        grad_out: Gradients of the dequantized outputs (T, N, H) of each direction, None for zeros.
+        grad_last: Gradients of the dequantized last states (N, H) of each direction, likewise.
+        wanted: Which gradients to compute, of each direction.
+        precision: How a GPU multiplies, see `PRECISIONS`.
+    """
+    device = tapes[0].x.device
+    if runs_on_gpu(device):
+        return cuda_backward.backward(tapes, grad_out, grad_last, union(wanted), precision)
+    each = [
+        (*complete(tape, out, last), want)
+        for tape, out, last, want in zip(tapes, grad_out, grad_last, wanted, strict=True)
+    ]
+    if device.type == "cpu":
+        return [cpu_training.backward(*one, cpu.chosen()) for one in each]
+    return [straight_through(*one) for one in each]
+
+
+def events(seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> Tensor:
+    """Where something of probability `p` happens; as `quant_gru.integer.random.events`."""
+    if seed.device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
+        return cpu.events(seed, p, shape, stream)
+    if runs_on_gpu(seed.device):
+        return boundary.events(seed, p, shape, stream)
+    return random.events(seed, p, shape, stream)
+
+
+def spread_nan(x_nan: Tensor, h0_nan: Tensor, plan: CellPlan, reverse: bool) -> Tensor:
+    """Rows that are NaN before the first step and after each, (T + 1, N), in order of time.
+
+    Args:
+        x_nan: bool (T, N): inputs with NaN.
+        h0_nan: bool (N,): states with NaN.
+        plan: The plan: NaN in a weight makes all rows NaN.
+        reverse: From the last step to the first; the state before the first step then stands last.
+    """
+    start = (h0_nan | ~plan.weights.finite)[None]
+    steps = torch.cat([x_nan, start]).flip(0) if reverse else torch.cat([start, x_nan])
+    spread = torch.cummax(steps.to(torch.uint8), dim=0).values.to(torch.bool)
+    return spread.flip(0) if reverse else spread
+
+
+__all__ = [
+    "PRECISIONS",
+    "backward_layer",
+    "dequantize",
+    "events",
+    "executor_name",
+    "masked",
+    "masked_requantized",
+    "native_variant",
+    "quantize",
+    "requantize",
+    "run_cell",
+    "run_layer",
+    "runs_on_gpu",
+    "spread_nan",
+    "stack_on_gpu",
+]

@@ -1,0 +1,306 @@
+"""Weights in training: the weight part of a plan follows them in place, at every forward."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kernel_runtime.cuda import driver
+from kernel_runtime.cuda.graph_capture import capturing
+from kernel_runtime.cuda.launch import Machine
+from quant_gru._errors import QuantGRUError
+from quant_gru.integer.plan import (
+    CellPlan,
+    FrozenPart,
+    GRUPlan,
+    WeightPart,
+    build_weights,
+    matmul_sum,
+)
+from quant_gru.integer.qparams import QParams
+from quant_gru.integer.quantizer import Quantizer, code_limits, container_dtype
+from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels.cpu import executor as cpu
+from quant_gru.kernels.cuda.forward.executor import kept_numbers
+from quant_gru.kernels.cuda.weights.requantize import Given
+from quant_gru.kernels.cuda.weights.requantize import Writer as OnGPU
+
+_MATRIX_BITS = 16
+WEIGHTS = ("weight.W", "weight.R", "weight.bw", "weight.br")
+_WEIGHTS = ("W", "R", "bw", "br")
+
+
+class Writer(Protocol):
+    """What rewrites the tensors of a part."""
+
+    def takes(self, *values: Tensor | None) -> bool:
+        """Whether it can read these weights."""
+        ...
+
+    def write(
+        self,
+        matrices: tuple[Tensor, Tensor],
+        biases: tuple[Tensor | None, Tensor | None],
+        dropped: Tensor | None,
+        p: float,
+    ) -> None:
+        """Rewrite everything."""
+        ...
+
+
+class LiveWeights:
+    """A weight part whose tensors stay where they are while their numbers follow the weights.
+
+    What executors derived from the part follows, too: launches that were prepared, captured graphs
+    and packed layers stay valid. Whoever reads the part reads the latest update; it is for one
+    thread at a time, and on a GPU for one stream at a time: an update waits for the stream of the
+    update before it. Updates of a captured graph are not counted by `epoch` when it is replayed.
+
+    Args:
+        qparams: Quantizers, widths and granularities.
+        frozen: The frozen part of the same cell.
+        W: (3H, C), for its shape and device.
+        R: (3H, H).
+        machine: Where CUDA kernels run; None for the weights' GPU.
+
+    Attributes:
+        qparams: As given.
+        frozen: As given.
+        part: The weight part: the same object with the same tensors for good. Its numbers are
+            undefined before the first update.
+        epoch: How many updates there have been.
+        captured: Whether an update was captured in a CUDA graph, whose replays write the part.
+    """
+
+    def __init__(
+        self,
+        qparams: QParams,
+        frozen: FrozenPart,
+        W: Tensor,
+        R: Tensor,
+        machine: Machine | None = None,
+    ) -> None:
+        self.qparams, self.frozen = qparams, frozen
+        self.epoch = 0
+        self.captured = False
+        self._lock = threading.Lock()
+        self._stream: torch.cuda.Stream | None = None
+        self._raw_stream: int | None = None
+        self._index = W.device.index if W.device.type == "cuda" else None
+        # in-place changes of tensors made in inference mode are refused outside of it
+        with torch.inference_mode(False):
+            self.part = _empty_part(qparams, frozen, W, R)
+            self._writer = self._choose(machine)
+        self._shapes = {name: tuple(getattr(self.part, name).shape) for name in _WEIGHTS}
+        _live[self.part] = weakref.ref(self)
+
+    def _choose(self, machine: Machine | None) -> Writer | None:
+        """What rewrites the part faster than the definition does; None where nothing does."""
+        device, config = self.part.W.device, self.qparams.config
+        if (
+            self.qparams.pinned.keys() & set(WEIGHTS)
+            or any((config[name].granularity or "channel") != "channel" for name in WEIGHTS)
+            or max(self.part.bits_W, self.part.bits_R) > _MATRIX_BITS
+        ):
+            return None
+        if machine is not None or driver.available(device):
+            return OnGPU(self.qparams, self.frozen, self.part, machine)
+        if device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
+            from quant_gru.kernels.cpu.requantize_weights import Writer as OnCPU
+
+            return OnCPU(self.qparams, self.frozen, self.part)
+        return None
+
+    def update(
+        self,
+        W: Tensor,
+        R: Tensor,
+        bw: Tensor | None,
+        br: Tensor | None,
+        dropped: Tensor | None = None,
+        p: float = 0.0,
+    ) -> None:
+        """Rewrite the part, as `build_weights` with the same arguments makes it.
+
+        On a GPU without waiting for it, and so that a CUDA graph can be captured.
+
+        Args:
+            W: (3H, C), rows reset, update, candidate.
+            R: (3H, H).
+            bw: (3H,), or None for zeros.
+            br: (3H,), or None for zeros.
+            dropped: bool (3H, H), codes of R that become 0, or None.
+            p: Their probability.
+        """
+        for name, given in (("W", W), ("R", R), ("bw", bw), ("br", br)):
+            # their addresses are taken
+            if given is not None and given.shape != self._shapes[name]:
+                raise QuantGRUError(
+                    f"Expected {name} to be of shape {self._shapes[name]}, got {tuple(given.shape)}"
+                )
+        device = self.part.W.device
+        with self._lock:
+            self.epoch += 1
+            if device.type != "cuda":
+                self._write(W, R, bw, br, dropped, p)
+            elif torch._C._cuda_getDevice() == device.index:
+                self._follow(device)
+                self._write(W, R, bw, br, dropped, p)
+            else:
+                with torch.cuda.device(device):
+                    self._follow(device)
+                    self._write(W, R, bw, br, dropped, p)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether `repeat` can be called: kernels of a GPU rewrite the part."""
+        return isinstance(self._writer, OnGPU)
+
+    def repeat(self, given: Given) -> None:
+        """`update` with weights of known shapes, dtypes and layout, nothing dropped.
+
+        On the part's device, which has to be the current one.
+
+        Args:
+            given: Where the weights are, contiguous, of dtypes and on the device of weights that
+                an update before took.
+        """
+        writer: Any = self._writer
+        with self._lock:
+            self.epoch += 1
+            if self._index is not None and (
+                torch._C._cuda_getCurrentRawStream(self._index) != self._raw_stream
+                or torch._C._cuda_isCurrentStreamCapturing()
+            ):
+                self._follow(self.part.W.device)
+            writer.repeat(given)
+
+    def _follow(self, device: torch.device) -> None:
+        """Wait for what reads the numbers that are about to change on another stream."""
+        if capturing(device):
+            self.captured = True
+            return
+        now = torch._C._cuda_getCurrentRawStream(device.index)
+        if now != self._raw_stream:
+            stream = torch.cuda.current_stream(device)
+            if self._stream is not None:
+                stream.wait_stream(self._stream)
+            self._stream, self._raw_stream = stream, now
+
+    def _write(
+        self,
+        W: Tensor,
+        R: Tensor,
+        bw: Tensor | None,
+        br: Tensor | None,
+        dropped: Tensor | None,
+        p: float,
+    ) -> None:
+        if self._writer is not None and self._writer.takes(W, R, bw, br):
+            self._writer.write((W, R), (bw, br), dropped, p)
+            return
+        # in inference mode, so that tensors of either kind may be written
+        with torch.inference_mode():
+            new = build_weights(self.qparams, W, R, bw, br, dropped, p)
+            for ours, theirs in zip(tensors_of(self.part), tensors_of(new), strict=True):
+                ours.copy_(theirs)
+            numbers = kept_numbers(self.part)
+            if numbers is not None:
+                numbers.refresh()
+        cpu.repack(self.part)
+
+
+_live: weakref.WeakKeyDictionary[WeightPart, weakref.ref[LiveWeights]] = weakref.WeakKeyDictionary()
+
+
+def live_of(part: WeightPart) -> LiveWeights | None:
+    """What rewrites a part; None where nothing does."""
+    found = _live.get(part)
+    return None if found is None else found()
+
+
+def all_live(plan: GRUPlan) -> tuple[LiveWeights, ...]:
+    """What rewrites the parts of a plan that follow weights, cell after cell."""
+    found = (live_of(cell.weights) for cells in plan.cells for cell in cells)
+    return tuple(live for live in found if live is not None)
+
+
+def epochs(live: Iterable[LiveWeights]) -> tuple[int, ...]:
+    """How often parts that follow weights have been rewritten."""
+    return tuple([each.epoch for each in live])
+
+
+def settled(plan: GRUPlan) -> GRUPlan:
+    """The plan as it is now, for good: parts that follow weights are copied."""
+    return GRUPlan(tuple(tuple(map(_settled, cells)) for cells in plan.cells), plan.between)
+
+
+def _settled(cell: CellPlan) -> CellPlan:
+    part = cell.weights
+    if live_of(part) is None:
+        return cell
+    (Mx, kx), (Mh, kh) = (
+        [each.clone() for each in (*weighted_sum.multipliers, weighted_sum.shift)]  # type: ignore[union-attr]
+        for weighted_sum in (part.Wx, part.Rh)
+    )
+    return CellPlan(
+        cell.frozen,
+        dataclasses.replace(
+            part,
+            **{name: getattr(part, name).clone() for name in ("W", "R", "bw", "br", "Bw", "Br")},
+            scales={name: scale.clone() for name, scale in part.scales.items()},
+            Wx=dataclasses.replace(part.Wx, multipliers=(Mx,), shift=kx),
+            Rh=dataclasses.replace(part.Rh, multipliers=(Mh,), shift=kh),
+            finite=part.finite.clone(),
+        ),
+    )
+
+
+def tensors_of(part: WeightPart) -> list[Tensor]:
+    """All tensors of a part, in one order."""
+    sums = [each for s in (part.Wx, part.Rh) for each in (*s.multipliers, s.shift)]
+    found = [part.W, part.R, part.bw, part.br, part.Bw, part.Br, part.finite, *sums]
+    return [each for each in (*found, *part.scales.values()) if isinstance(each, Tensor)]
+
+
+def _empty_part(qparams: QParams, frozen: FrozenPart, W: Tensor, R: Tensor) -> WeightPart:
+    """A part of the right shapes and dtypes, numbers undefined."""
+    q, rows, device = frozen.quantizers, W.shape[0], W.device
+    bits = {name: qparams.config[name].bitwidth or 1 for name in WEIGHTS}
+    sizes = {"weight.W": tuple(W.shape), "weight.R": tuple(R.shape)}
+
+    def codes(name: str) -> Tensor:
+        container = container_dtype(*code_limits(bits[name], signed=True))
+        return torch.zeros(sizes.get(name, (rows,)), dtype=container, device=device)
+
+    def integers() -> Tensor:
+        return torch.zeros(rows, dtype=torch.int64, device=device)
+
+    def product(name: str, operand: Quantizer, result: Quantizer) -> tuple[WeightedSum, int]:
+        return matmul_sum(bits[name], sizes[name][1], operand, result, integers(), integers())
+
+    Wx, bound_Wx = product("weight.W", q["input.x"], q["matmul.Wx"])
+    Rh, bound_Rh = product("weight.R", q["output.h"], q["matmul.Rh"])
+    W_codes, R_codes, bw, br = map(codes, WEIGHTS)
+    return WeightPart(
+        W_codes,
+        R_codes,
+        bw,
+        br,
+        integers(),
+        integers(),
+        {name: torch.ones(rows, dtype=torch.float32, device=device) for name in WEIGHTS},
+        Wx,
+        Rh,
+        bound_Wx,
+        bound_Rh,
+        bits["weight.W"],
+        bits["weight.R"],
+        torch.ones((), dtype=torch.bool, device=device),
+    )

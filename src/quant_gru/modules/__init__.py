@@ -1,0 +1,1 @@
+"""Modules: `QuantGRU`, `FrozenQuantGRU`, `CustomGRU`, and the state of their quantization."""

@@ -1,0 +1,106 @@
+"""CustomGRU: a QuantGRU that is given its calibration data at construction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from quant_gru._errors import CalibrationError, ConfigError
+from quant_gru.config import QuantConfig
+from quant_gru.execution.sequence_layout import to_device
+from quant_gru.modules.gru import STATE_KEY, QuantGRU
+
+_PRESETS = {"int8": QuantConfig.int8, "int16": QuantConfig.int16}
+
+
+class CustomGRU(QuantGRU):
+    """A `QuantGRU` with its widths named by `quant_type` and its calibration data kept with it.
+
+    The data are consumed at the first quantized forward, on the module's device and with the
+    weights it has then; loading a float checkpoint makes the next forward calibrate again. Weights
+    are quantized anew as they change.
+
+    Args:
+        input_size: Features of an input step, C.
+        hidden_size: Features of the state, H.
+        num_layers: Stacked layers.
+        bias: Whether there are biases.
+        batch_first: Whether inputs and outputs are (N, T, ..) instead of (T, N, ..).
+        dropout: Probability of dropout between layers, in training.
+        bidirectional: Whether each layer runs in both directions.
+        use_quantization: Whether forward computes in integers.
+        quant_type: 'int8' or 'int16'.
+        calibration_data: As an input of forward; None where `calibrate` will be called.
+        device: Where parameters are made.
+        dtype: dtype of parameters.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        use_quantization: bool = False,
+        quant_type: str = "int8",
+        calibration_data: Tensor | PackedSequence | None = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if quant_type not in _PRESETS:
+            raise ConfigError(f"Expected quant_type to be 'int8' or 'int16', got {quant_type!r}")
+        super().__init__(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+            use_quantization=use_quantization,
+            config=_PRESETS[quant_type](),
+        )
+        self.quant_type = quant_type
+        self.calibration_data = calibration_data
+
+    def _finalized(self) -> None:
+        pending = not self.is_calibrated() and not self._state.has_statistics
+        if pending and self.calibration_data is not None:
+            if not isinstance(self.calibration_data, Tensor | PackedSequence):
+                raise CalibrationError(
+                    "Expected calibration_data to be a tensor or a PackedSequence, got "
+                    f"{type(self.calibration_data).__name__}"
+                )
+            self.calibrate(to_device(self.calibration_data, self._weight.device))
+            self.finalize_calibration()
+        super()._finalized()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        loaded_weights = any(key.startswith(f"{prefix}weight_ih") for key in state_dict)
+        if (
+            loaded_weights
+            and prefix + STATE_KEY not in state_dict
+            and self.calibration_data is not None
+        ):
+            self.reset_calibration()

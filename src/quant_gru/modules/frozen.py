@@ -1,0 +1,285 @@
+"""An inference-only GRU that holds integers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from quant_gru._errors import ParameterError, QuantGRUError
+from quant_gru.config import QuantConfig
+from quant_gru.execution.frozen_plan import BUFFERS, FrozenPlans
+from quant_gru.execution.integer_io import integer_forward, trace_codes
+from quant_gru.execution.layers import run_real
+from quant_gru.execution.prepared_call import quick_of
+from quant_gru.execution.prepared_gpu_call import quick_gpu_of
+from quant_gru.execution.sequence_layout import Sequence, normalize
+from quant_gru.integer.plan import GRUPlan, WeightPart, bias_limit
+from quant_gru.integer.quantizer import CONTAINERS, Quantizer, code_limits, container_dtype
+from quant_gru.integer.weighted_sum import WeightedSum, significant_bits
+from quant_gru.modules.stream import Stream
+from quant_gru.parameters import document as params
+from quant_gru.torch_ops import operators
+
+_DOCUMENT = "plan"
+
+
+class FrozenQuantGRU(torch.nn.Module):
+    """The integer plan of a QuantGRU as a module: same codes, no float parameters, no gradients.
+
+    Made by `QuantGRU.freeze()`; `FrozenQuantGRU.from_state_dict(module.state_dict())` restores it.
+    Its state_dict holds integer tensors only (weights in their containers, biases in accumulator
+    units, multipliers and shifts) and the parameter document as text in a uint8 tensor.
+    """
+
+    def __init__(self, document: dict[str, Any], batch_first: bool, plan: GRUPlan) -> None:
+        super().__init__()
+        for cells in plan.cells:
+            for cell in cells:
+                if not bool(cell.weights.finite):
+                    raise QuantGRUError(
+                        "Expected finite weights to freeze, got NaN or infinity in one"
+                    )
+        self._restore(document, batch_first, plan.cells[0][0].weights.W.device)
+        for layer, cells in enumerate(plan.cells):
+            for direction, cell in enumerate(cells):
+                for name, tensor in _compact(cell.weights).items():
+                    self.register_buffer(_key(name, layer, direction), tensor)
+
+    def _restore(self, document: dict[str, Any], batch_first: bool, device: torch.device) -> None:
+        found = params.from_document(document, "plan")
+        self.shape = found.shape
+        self.batch_first = batch_first
+        self._plans = FrozenPlans(found.cells)
+        text = params.to_tensor({**document, "batch_first": batch_first})
+        # where the integers are: a module is on one device
+        self.register_buffer(_DOCUMENT, text.to(device))
+
+    @classmethod
+    def from_state_dict(cls, state_dict: Mapping[str, Tensor]) -> FrozenQuantGRU:
+        """Rebuild a frozen GRU from its state_dict.
+
+        Raises:
+            ParameterError: A tensor is missing or does not fit.
+        """
+        if _DOCUMENT not in state_dict:
+            raise ParameterError(f"Expected key {_DOCUMENT!r} in the state_dict, got none")
+        where = f"key {_DOCUMENT!r}"
+        document = params.from_tensor(state_dict[_DOCUMENT], where)
+        batch_first = params.take_flag(document, "batch_first", False, where)
+        module = cls.__new__(cls)
+        torch.nn.Module.__init__(module)
+        module._restore(document, batch_first, state_dict[_DOCUMENT].device)
+        for layer, cells in enumerate(module._plans.qparams):
+            for direction in range(len(cells)):
+                config = cells[direction].config
+                for name, shape in module._buffer_shapes(layer).items():
+                    key = _key(name, layer, direction)
+                    tensor = state_dict.get(key)
+                    if not _holds_integers(tensor) or tensor.shape != shape:
+                        got = "none" if tensor is None else _kind_of(tensor)
+                        raise ParameterError(
+                            f"Expected integers of shape {shape} at key {key!r}, got {got}"
+                        )
+                    lo, hi = _limits(name, config, cells[direction].quantizers)
+                    if not lo <= int(tensor.min()) <= int(tensor.max()) <= hi:
+                        raise ParameterError(
+                            f"Expected integers in [{lo}, {hi}] at key {key!r}, "
+                            f"got {int(tensor.min())}..{int(tensor.max())}"
+                        )
+                    module.register_buffer(key, tensor.clone())
+        return module
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        # all or nothing: the buffers of one plan make no sense with the document of another
+        found = {
+            key.removeprefix(prefix): value
+            for key, value in state_dict.items()
+            if key.startswith(prefix)
+        }
+        missing_keys.extend(prefix + key for key in self._buffers if key not in found)
+        unexpected_keys.extend(prefix + key for key in found if key not in self._buffers)
+        if any(key not in found for key in self._buffers):
+            return
+        try:
+            other = FrozenQuantGRU.from_state_dict(found)
+            if other.shape != self.shape:
+                raise ParameterError(
+                    f"Expected the plan of a GRU like {self.shape}, got {other.shape}"
+                )
+        except QuantGRUError as error:
+            error_msgs.append(str(error))
+            return
+        device = self.get_buffer(_key("W", 0, 0)).device
+        self._plans, self.batch_first = other._plans, other.batch_first
+        for name, tensor in other._buffers.items():
+            self._buffers[name] = None if tensor is None else tensor.to(device)
+
+    def _buffer_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
+        H = self.shape.hidden_size
+        C = self.shape.input_size if layer == 0 else H * self.shape.directions
+        rows = 3 * H
+        return {"W": (rows, C), "R": (rows, H)} | dict.fromkeys(
+            ("Bw", "Br", "Mx", "kx", "Mh", "kh"), (rows,)
+        )
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Run the GRU; shapes and values as `QuantGRU.forward` in quantized mode.
+
+        Results have the dtype of the input; values are those of float32, rounded to it.
+
+        Raises:
+            QuantGRUError: A shape that does not fit, or an input that asks for a gradient.
+        """
+        data = input.data if isinstance(input, PackedSequence) else input
+        wanted = [each for each in (data, hx) if isinstance(each, Tensor) and each.requires_grad]
+        if wanted and torch.is_grad_enabled():
+            raise QuantGRUError(
+                "Expected an input without requires_grad, got one that asks for a gradient: a "
+                "frozen GRU is for inference only; use torch.no_grad() or the QuantGRU"
+            )
+        if operators.traced(input, hx):
+            return self._forward_traced(input, hx)
+        plans = self._plans
+        quick = plans.quick
+        if quick is not None:
+            result = quick.run(self._buffers.values(), input, hx, self.batch_first)
+            if result is not None:
+                return result
+        plan = self._plan()
+        if quick is None or not quick.holds(self._buffers.values()):
+            own, used = self._buffers.values(), self._integers()
+            plans.drop_quick()
+            plans.quick = quick_of(plan, own, used) or quick_gpu_of(plan, own, used)
+        sequence = self._normalize(input, hx)
+        y, h_n = run_real(plan, sequence.x, sequence.hx, sequence.lengths)
+        return sequence.restore(y, h_n, sequence.x.dtype)
+
+    def _forward_traced(
+        self, input: Tensor | PackedSequence, hx: Tensor | None
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """The forward as one operator that tracers and transforms can follow."""
+        sequence = self._normalize(input, hx)
+        y, h_n = operators.forward(
+            sequence.x,
+            sequence.h0,
+            sequence.lengths,
+            self._integers(),
+            self.get_buffer(_DOCUMENT),
+            operators.Settings(bidirectional=self.shape.bidirectional),
+        )
+        return sequence.restore(y, h_n, sequence.x.dtype)
+
+    def forward_integer(
+        self, x_codes: Tensor, h_codes: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See `QuantGRU.forward_integer`."""
+        return integer_forward(self._plan(), x_codes, h_codes, self.batch_first)
+
+    def stream(self, batch_size: int = 1) -> Stream:
+        """See `QuantGRU.stream`."""
+        return Stream(self._plan(), batch_size)
+
+    def trace_codes(
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """See `QuantGRU.trace_codes`; biases are given in accumulator units only."""
+        codes = trace_codes(self._plan(), self._normalize(input, hx))
+        return {
+            name: tensor
+            for name, tensor in codes.items()
+            if not name.startswith(("weight.bw", "weight.br"))
+        }
+
+    def _normalize(self, input: Tensor | PackedSequence, hx: Tensor | None) -> Sequence:
+        return normalize(
+            input,
+            hx,
+            input_size=self.shape.input_size,
+            hidden_size=self.shape.hidden_size,
+            states=self.shape.num_layers * self.shape.directions,
+            batch_first=self.batch_first,
+            like=self.get_buffer(_key("W", 0, 0)),
+        )
+
+    def _integers(self) -> list[Tensor]:
+        return [
+            self.get_buffer(_key(name, layer, direction))
+            for layer in range(self.shape.num_layers)
+            for direction in range(self.shape.directions)
+            for name in BUFFERS
+        ]
+
+    def _plan(self) -> GRUPlan:
+        return self._plans.plan(self._integers())
+
+    def extra_repr(self) -> str:
+        """The shape of the GRU."""
+        sizes = f"{self.shape.input_size}, {self.shape.hidden_size}"
+        return (
+            f"{sizes}, num_layers={self.shape.num_layers}, batch_first={self.batch_first}, "
+            f"bidirectional={self.shape.bidirectional}"
+        )
+
+
+def _limits(name: str, config: QuantConfig, quantizers: Mapping[str, Quantizer]) -> tuple[int, int]:
+    """What the values of a buffer may be, so that every bound of the plan holds."""
+    weight, operand = (
+        ("weight.W", "input.x") if name in ("W", "Bw", "Mx", "kx") else ("weight.R", "output.h")
+    )
+    bits, width = config[weight].bitwidth or 1, quantizers[operand].bits
+    if name in ("W", "R"):
+        return code_limits(bits, signed=True)
+    if name in ("Bw", "Br"):
+        limit = bias_limit(bits, width)
+        return -limit, limit
+    if name in ("Mx", "Mh"):
+        p = significant_bits(bits + width)
+        return 1 << (p - 1), (1 << p) - 1
+    return -600, 600
+
+
+def _holds_integers(value: Any) -> TypeGuard[Tensor]:
+    return params.is_plain(value) and value.dtype in CONTAINERS
+
+
+def _kind_of(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{value.dtype} {tuple(value.shape)} ({value.layout}, {value.device.type})"
+
+
+def _key(name: str, layer: int, direction: int) -> str:
+    return f"{name}_l{layer}{'_reverse' if direction else ''}"
+
+
+def _compact(w: WeightPart) -> dict[str, Tensor]:
+    """The integers of a weight part, each in the smallest dtype that holds its values."""
+
+    def numbers(weighted_sum: WeightedSum) -> tuple[Tensor, Tensor]:
+        (M,), k = weighted_sum.multipliers, weighted_sum.shift
+        assert isinstance(M, Tensor)
+        assert isinstance(k, Tensor)
+        return M, k
+
+    (Mx, kx), (Mh, kh) = numbers(w.Wx), numbers(w.Rh)
+    wide = {"Bw": w.Bw, "Br": w.Br, "Mx": Mx, "kx": kx, "Mh": Mh, "kh": kh}
+    small = {
+        name: value.to(container_dtype(int(value.min()), int(value.max())), copy=True)
+        for name, value in wide.items()
+    }
+    return {"W": w.W.clone(), "R": w.R.clone(), **small}

@@ -1,0 +1,298 @@
+"""What a QuantGRU knows of its quantization: configuration, statistics, scales, plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceABC
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quant_gru._errors import CalibrationError, ConfigError, ParameterError
+from quant_gru.autograd.learned_scales import follow
+from quant_gru.calibration.collector import Collector
+from quant_gru.calibration.observers import METHODS, make_observer
+from quant_gru.calibration.trace import FloatWeights
+from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig
+from quant_gru.config.notes import note_once
+from quant_gru.execution.plan_cache import PlanCache
+from quant_gru.execution.sequence_layout import Sequence
+from quant_gru.integer.plan import weight_scales
+from quant_gru.integer.qparams import QParams
+from quant_gru.modules.adjust import Change, adjust
+from quant_gru.parameters import document as params
+from quant_gru.torch_ops import plan_sources
+
+Cells = list[list[QParams]]
+
+
+class QuantState:
+    """Configuration, then statistics, then scales: the steps of calibration, in this order.
+
+    Args:
+        config: Widths and kinds of the operators.
+        shape: Layers, directions and sizes of the GRU.
+
+    Attributes:
+        text: The scales as `quant_gru.torch_ops.operators.forward` takes them, uint8 (L,); None
+            without.
+        containers: dtypes of the codes of output.h of each layer and direction.
+    """
+
+    def __init__(self, config: QuantConfig, shape: params.Shape) -> None:
+        self.config = config
+        self.method = "histogram"
+        self.percentile_value = 99.99
+        self.plans = PlanCache()
+        self.text: Tensor | None = None
+        self.containers: list[torch.dtype] = []
+        self._shape = shape
+        self._grid = (shape.num_layers, shape.directions)
+        self._collector: Collector | None = None
+        self._scales: Cells | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # the plan follows from parameters and scales, and may live on a device
+        return {**self.__dict__, "plans": PlanCache(), "text": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._write_text()
+
+    def copy(self) -> QuantState:
+        """A state to come back to; changes of this one do not reach it."""
+        return deepcopy(self)
+
+    @property
+    def scales(self) -> Cells | None:
+        """[layer][direction] -> quantization parameters; None before they exist."""
+        return self._scales
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether statistics wait to be turned into scales."""
+        return self._collector is not None
+
+    @property
+    def zoneout(self) -> float:
+        """Share of a state that is kept in a step."""
+        return self._shape.zoneout
+
+    def set_zoneout(self, p: float) -> None:
+        """Change the share of a state that is kept in a step."""
+        if p != self._shape.zoneout:
+            self._shape = self._shape.model_copy(update={"zoneout": p})
+            if self._scales is not None:
+                self._set_scales(self._scales)
+
+    def follow(self, values: SequenceABC[SequenceABC[float]]) -> None:
+        """Take scales from their logarithms, one list for each layer and direction."""
+        assert self._scales is not None
+        D = len(self._scales[0])
+        new = [
+            [follow(cell, values[layer * D + d]) for d, cell in enumerate(cells)]
+            for layer, cells in enumerate(self._scales)
+        ]
+        if any(
+            a is not b
+            for old, now in zip(self._scales, new, strict=True)
+            for a, b in zip(old, now, strict=True)
+        ):
+            self._scales = new
+            self.plans.clear()
+            self.text = None
+
+    def settle(self) -> None:
+        """Let scales that followed logarithms be as those of a calibration."""
+        if self._scales is not None:
+            self._set_scales(self._scales)
+
+    def _set_scales(self, scales: Cells | None) -> None:
+        p = self._shape.zoneout
+        self._scales = scales and [[replace(cell, zoneout=p) for cell in layer] for layer in scales]
+        self.containers = [
+            cell.quantizers["output.h"].container for layer in scales or () for cell in layer
+        ]
+        self._collector = None
+        self.plans.clear()
+        self._write_text()
+
+    def _write_text(self) -> None:
+        self.text = None
+        if self._scales is not None:
+            with torch.inference_mode(False), torch.device("cpu"):
+                self.text = params.to_tensor(self.document())
+            plan_sources.keep(self.text, plan_sources.LivePlans(self._scales, self.plans))
+
+    # --- before calibration
+
+    def set_config(self, config: QuantConfig) -> None:
+        """Take a configuration; an error once scales exist."""
+        if self._scales is not None:
+            raise ConfigError(
+                "Expected the configuration to be set before calibration, got a calibrated GRU; "
+                "call reset_calibration() first, or adjust_quant_config for single operators"
+            )
+        self.config = config
+
+    def set_method(self, method: str) -> None:
+        """Choose the calibration method; an error once statistics exist."""
+        make_observer(method)
+        if METHODS[method] != METHODS[self.method]:
+            self._refuse_after_collecting("calibration_method")
+        self.method = method
+
+    def set_percentile_value(self, value: float) -> None:
+        """Choose what 'percentile' covers; an error once statistics exist."""
+        make_observer("percentile", percentile_value=value)
+        if value != self.percentile_value:
+            self._refuse_after_collecting("percentile_value")
+        self.percentile_value = float(value)
+
+    def _refuse_after_collecting(self, what: str) -> None:
+        if self._collector is not None or self._scales is not None:
+            raise CalibrationError(
+                f"Expected {what} to change before statistics are collected, got a change "
+                "afterwards; call reset_calibration() first"
+            )
+
+    # --- calibration
+
+    def collect(self, sequence: Sequence, weights: SequenceABC[SequenceABC[FloatWeights]]) -> None:
+        """Observe one batch of the float GRU."""
+        if self._scales is not None:
+            raise CalibrationError(
+                "Expected a GRU without scales to collect statistics, got a calibrated one; "
+                "call reset_calibration() first"
+            )
+        collector = self._collector or self._new_collector()
+        collector.collect(sequence.x, sequence.h0, sequence.lengths, weights)
+        self._collector = collector
+
+    def _new_collector(self) -> Collector:
+        return Collector(*self._grid, self.method, self.percentile_value)
+
+    def finalize(self, sync: bool) -> None:
+        """Turn statistics into scales, after merging those of all processes if `sync`."""
+        merge = sync and _distributed()
+        if self._collector is None and not merge:
+            raise CalibrationError(
+                "Expected statistics to make scales of, got none; call calibrate(data) first"
+            )
+        # a copy: should a scale be impossible, the statistics stay as they were
+        collector = deepcopy(self._collector) or self._new_collector()
+        if merge:
+            collector.all_reduce()
+        self._set_scales(collector.qparams(self.config))
+        for name in OPERATORS:
+            operator = self.config[name]
+            if operator.bitwidth == 1 and operator.is_symmetric and not operator.is_unsigned:
+                note_once(f"one signed bit has the codes -1 and 0: '{name}' has no positive values")
+
+    def reset(self) -> None:
+        """Forget statistics and scales."""
+        self._set_scales(None)
+
+    # --- after calibration
+
+    def adjust(
+        self, name: str, change: Change, cells: list[tuple[int, int]], hidden_size: int
+    ) -> None:
+        """Change one operator of some layers and directions; nothing changes on an error."""
+        num_layers, directions = self._grid
+        everywhere = len(cells) == num_layers * directions
+        if self._scales is None and (change.touches_numbers or not everywhere):
+            raise ConfigError(
+                "Expected a calibrated GRU to set scales, zero points or single layers, got "
+                f"one without scales; calibrate first (operator {name!r})"
+            )
+        config = change.apply_to_config(self.config, name) if everywhere else self.config
+        adjusted = None
+        if self._scales is not None:
+            adjusted = [list(layer) for layer in self._scales]
+            for layer, direction in cells:
+                old = adjusted[layer][direction]
+                adjusted[layer][direction] = adjust(old, name, change, hidden_size)
+        self.config = config
+        if adjusted is not None:
+            self._set_scales(adjusted)
+
+    def describe(
+        self, name: str, layer: int, direction: int, weight: Tensor | None
+    ) -> dict[str, Any]:
+        """What is known of an operator; `weight` is its tensor where it is a weight."""
+        scales = self._scales[layer][direction] if self._scales else None
+        operator = (scales.config if scales else self.config)[name]
+        scale: Any = None
+        zero_point: int | None = None
+        exponent: Any = None
+        if scales and weight is not None:
+            scale, zero_point = weight_scales(scales, name, weight).tolist(), 0
+            exponents = [params.exponent_of(each) for each in scale]
+            exponent = None if None in exponents else exponents
+        elif scales and name in scales.quantizers:
+            quantizer = scales.quantizers[name]
+            scale, zero_point = quantizer.scale, quantizer.zero_point
+            exponent = params.exponent_of(scale)
+        return {
+            "bitwidth": operator.bitwidth,
+            "is_symmetric": operator.is_symmetric,
+            "is_unsigned": operator.is_unsigned,
+            "scale": scale,
+            "zero_point": zero_point,
+            "exp2_inv": exponent if self.config.scale_kind == "pot" else None,
+        }
+
+    # --- parameter documents
+
+    def document(self) -> dict[str, Any]:
+        """Configuration, scales and tables as JSON-able data."""
+        assert self._scales is not None
+        return params.to_document(self._shape, self.config, self._scales)
+
+    def take(self, found: params.Parameters, where: str) -> None:
+        """Take configuration and scales of a document that fits a GRU of this shape."""
+        if found.shape != self._shape:
+            raise ParameterError(
+                f"Expected parameters of a GRU with {_words(self._shape)}, "
+                f"got {_words(found.shape)} ({where})"
+            )
+        self.config = found.config
+        self._set_scales(found.cells)
+
+
+def summary(entries: dict[str, dict[str, Any]]) -> str:
+    """The quantizers of one layer and direction, a line each.
+
+    Args:
+        entries: Operator name -> what `QuantState.describe` says.
+    """
+    lines = []
+    for name, entry in entries.items():
+        bits, scale = entry["bitwidth"], entry["scale"]
+        kind = f"{'uint' if entry['is_unsigned'] else 'int'}{bits}"
+        if bits is None:
+            lines.append(f"  {name:<15} fused")
+        elif name in WEIGHTS:
+            span = f"{min(scale):.4g} .. {max(scale):.4g}"
+            lines.append(f"  {name:<15} {kind:<7} scale {span} ({len(scale)})")
+        else:
+            lines.append(
+                f"  {name:<15} {kind:<7} scale {scale:<10.4g} zero point {entry['zero_point']}"
+            )
+    return "\n".join(lines)
+
+
+def _distributed() -> bool:
+    distributed = torch.distributed
+    return bool(
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
+
+
+def _words(shape: params.Shape) -> str:
+    return ", ".join(f"{name}={value}" for name, value in shape.model_dump().items())

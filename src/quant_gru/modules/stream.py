@@ -1,0 +1,145 @@
+"""Step by step inference: one time step in, one out, the state kept in integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_runtime.allocators import maker
+from quant_gru._errors import QuantGRUError
+from quant_gru.execution.integer_io import checked_codes
+from quant_gru.execution.layers import run_codes
+from quant_gru.integer.plan import GRUPlan
+from quant_gru.kernels.cpu import executor as cpu
+from quant_gru.kernels.live_weights import settled
+
+
+class Stream:
+    """A quantized GRU that is fed one step at a time.
+
+    Made by `QuantGRU.stream` and `FrozenQuantGRU.stream`. The plan is that of the moment it was
+    made; later changes of the module do not reach it. Feeding a sequence step by step gives the
+    codes of the whole sequence, bit for bit.
+
+    Args:
+        plan: The plan of a GRU of one direction.
+        batch_size: Rows of each step, N.
+    """
+
+    def __init__(self, plan: GRUPlan, batch_size: int) -> None:
+        if len(plan.cells[0]) != 1:
+            raise QuantGRUError(
+                "Expected a GRU of one direction to stream, got a bidirectional one: its reverse "
+                "direction starts at the end of the sequence"
+            )
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise QuantGRUError(f"Expected batch_size to be at least 1, got {batch_size!r}")
+        self._plan = plan = settled(plan)
+        self._cells = [layer[0] for layer in plan.cells]
+        self._device = self._cells[0].weights.W.device
+        self._N = batch_size
+        self._H = self._cells[0].hidden_size
+        self._shape = torch.Size((batch_size, self._cells[0].input_size))
+        self._finite = all(bool(cell.weights.finite) for cell in self._cells)
+        self._codes = [
+            torch.empty((batch_size, self._H), dtype=cell.h.container, device=self._device)
+            for cell in self._cells
+        ]
+        self._connect()
+        self.reset()
+
+    def _connect(self) -> None:
+        """Hand the states to native code, where that runs the plan."""
+        variant = cpu.chosen() if self._device.type == "cpu" else cpu.REFERENCE
+        stack = None if variant == cpu.REFERENCE else cpu.stack_of(self._plan, variant)
+        self._step = None if stack is None else cpu.Stream(stack, self._codes).step
+        self._make = maker((self._N, self._H), torch.device("cpu"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_step": None, "_make": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._connect()
+
+    def reset(self) -> None:
+        """Back to the zero state, for all rows."""
+        for codes, cell in zip(self._codes, self._cells, strict=True):
+            codes.fill_(cell.h.zero_point)
+        self._nan: Tensor | None = None
+        if not self._finite:
+            self._nan = torch.ones(self._N, dtype=torch.bool, device=self._device)
+
+    @property
+    def state(self) -> Tensor:
+        """Codes of output.h of all layers (layers, N, H); may be assigned, to go on from there.
+
+        The dtype is that of the first layer's container. NaN that was seen is forgotten when a
+        state is assigned.
+        """
+        return torch.stack([codes.to(self._codes[0].dtype) for codes in self._codes])
+
+    @state.setter
+    def state(self, codes: Tensor) -> None:
+        expected = (len(self._cells), self._N, self._H)
+        if tuple(getattr(codes, "shape", expected)) != expected:
+            raise QuantGRUError(f"Expected a state of shape {expected}, got {tuple(codes.shape)}")
+        found = checked_codes("state", "output.h", codes, [cell.h for cell in self._cells])
+        self.reset()
+        for own, part in zip(self._codes, found, strict=True):
+            own.copy_(part)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Take one step.
+
+        Args:
+            x: Real input (N, C), on the device of the plan.
+
+        Returns:
+            Output of the top layer (N, H), float32. Rows that saw NaN stay NaN until `reset`.
+        """
+        if (
+            type(x) is not Tensor
+            or x.dtype is not torch.float32
+            or x.shape != self._shape
+            or x.requires_grad
+            or not x.is_contiguous()
+            or not x.is_cpu
+            or self._step is None
+            or x.is_neg()
+        ):
+            return self._general_step(x)
+        y = self._make()
+        if self._step(x.data_ptr(), y.data_ptr()):
+            self._see_nan(x)
+        return y if self._nan is None else y.masked_fill(self._nan[:, None], torch.nan)
+
+    def _general_step(self, x: Tensor) -> Tensor:
+        """A step of any input: what is wrong with it is said, the rest is brought to float32."""
+        C = self._cells[0].input_size
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape != (self._N, C):
+            got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise QuantGRUError(f"Expected floating-point x of shape ({self._N}, {C}), got {got}")
+        if x.requires_grad and torch.is_grad_enabled():
+            raise QuantGRUError("Expected x without requires_grad: a stream has no gradients")
+        if x.device != self._device:
+            raise QuantGRUError(f"Expected x on {self._device}, got {x.device}")
+        x = x.detach()
+        if self._step is not None:
+            plain = torch.empty((self._N, C), dtype=torch.float32, device="cpu")
+            return self(plain.copy_(x))
+        self._see_nan(x)
+        codes = self._cells[0].x.quantize(x)
+        for own, run in zip(
+            self._codes, list(run_codes(self._plan, [codes[None]], self._codes)), strict=True
+        ):
+            own.copy_(run.last)
+        y = self._cells[-1].h.dequantize(self._codes[-1])
+        return y if self._nan is None else y.masked_fill(self._nan[:, None], torch.nan)
+
+    def _see_nan(self, x: Tensor) -> None:
+        rows = x.isnan().any(-1)
+        if self._device.type != "cpu" or bool(rows.any()):
+            self._nan = rows if self._nan is None else self._nan | rows

@@ -1,0 +1,1 @@
+"""The parameter file, and what checkpoints carry."""

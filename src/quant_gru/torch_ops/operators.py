@@ -1,0 +1,437 @@
+"""The quantized GRU as operators of torch: what torch.compile, torch.export and torch.func see.
+
+`quant_gru::forward` runs all layers and directions, `quant_gru::backward` is its straight-through
+gradient. Both are functions of their tensors alone: the scales come as a tensor, too, the
+parameter document as text, so a graph that holds them needs no module. Plans are built and kept
+inside the operators, for as long as that tensor lives.
+
+Eager calls do not come here: `traced` says, cheaply, when they have to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.utils.rnn import PackedSequence
+
+from quant_gru._errors import QuantGRUError
+from quant_gru.autograd.straight_through import (
+    Asked,
+    Pass,
+    flat_gradients,
+    gradients,
+    nan_of,
+    of_cells,
+    refuse,
+)
+from quant_gru.execution.layers import run_real
+from quant_gru.execution.noise import Noise
+from quant_gru.integer.backward import Kept
+from quant_gru.integer.plan import GRUPlan
+from quant_gru.kernels.dispatch import PRECISIONS
+from quant_gru.torch_ops.plan_sources import has_bias, source_of
+from quant_gru.torch_ops.vmap import into_rows, is_batched, one_by_one
+
+_INPUTS = (
+    "Tensor x, Tensor h0, Tensor? lengths, Tensor[] weights, Tensor parameters, Tensor? seed, "
+    "Tensor? updates, float dropout, float zoneout, float recurrent_dropout, bool bidirectional, "
+    "bool live, str precision"
+)
+# plans are built and kept inside: not to be recorded by a CUDA graph (a tag since torch 2.8)
+_TAGS = [
+    getattr(torch.Tag, name)
+    for name in ("pt2_compliant_tag", "cudagraph_unsafe")
+    if hasattr(torch.Tag, name)
+]
+_library = torch.library.Library("quant_gru", "DEF")
+# `kept`: dtypes of the states' codes that backward needs, such as "int8,uint8"; empty for none
+_library.define(f"forward({_INPUTS}, str kept) -> (Tensor, Tensor, Tensor[])", tags=_TAGS)
+# `needs`: of x and of each weight; what is not needed comes back empty
+_library.define(
+    "backward(Tensor grad_y, Tensor grad_h_n, Tensor nan, Tensor[] out, "
+    f"{_INPUTS}, bool[] needs) -> (Tensor, Tensor, Tensor[])",
+    tags=_TAGS,
+)
+_forward_op = torch.ops.quant_gru.forward.default
+_backward_op = torch.ops.quant_gru.backward.default
+_peek_functorch = torch._C._functorch.peek_interpreter_stack
+_count_modes = torch._C._len_torch_dispatch_stack
+_jit_state = torch._C._get_tracing_state
+
+
+def traced(x: object, hx: object = None, module: torch.nn.Module | None = None) -> bool:
+    """Whether a call is to go through the operators: a tracer or a transform is watching.
+
+    Args:
+        x: The input of the call.
+        hx: Its initial states.
+        module: What is called, where it has real weights.
+
+    Raises:
+        QuantGRUError: torch.jit.trace is running, or input, states or a weight have a tangent of
+            forward-mode differentiation.
+    """
+    if torch.compiler.is_compiling():
+        return True
+    # tells whether a dual level is entered: no tensor has a tangent otherwise
+    if forward_ad._current_level >= 0:
+        _refuse_tangents(x, hx, *(() if module is None else module.parameters()))
+    if _jit_state() is not None:
+        raise QuantGRUError(
+            "Expected torch.export or torch.compile for a quantized GRU, got torch.jit.trace, "
+            "which would record constants"
+        )
+    return (
+        _count_modes() > 0
+        or _peek_functorch() is not None
+        or (isinstance(x, Tensor) and type(x) is not Tensor)
+    )
+
+
+def _refuse_tangents(*inputs: object) -> None:
+    """Without an error a tangent would vanish where no gradient is asked for."""
+    for each in inputs:
+        values = each.data if isinstance(each, PackedSequence) else each
+        if isinstance(values, Tensor) and forward_ad.unpack_dual(values).tangent is not None:
+            raise QuantGRUError(
+                "Expected inputs and weights without tangents, got a dual tensor: the quantized "
+                "mode has gradients in reverse mode only"
+            )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How layers are run.
+
+    Attributes:
+        noise: What is random, or None.
+        bidirectional: Whether each layer has two directions.
+        live: Whether weights may change unseen (training).
+        precision: See `quant_gru.kernels.dispatch.PRECISIONS`.
+        kept: dtypes of the codes of output.h of each layer and direction, where a gradient may be
+            asked for.
+    """
+
+    noise: Noise | None = None
+    bidirectional: bool = False
+    live: bool = False
+    precision: str = PRECISIONS[0]
+    kept: Sequence[torch.dtype] = ()
+
+
+def forward(
+    x: Tensor,
+    h0: Tensor,
+    lengths: Tensor | None,
+    weights: Sequence[Tensor],
+    parameters: Tensor,
+    settings: Settings,
+) -> tuple[Tensor, Tensor]:
+    """Run all layers on real values, by the operator.
+
+    Args:
+        x: (T, N, C).
+        h0: (layers * directions, N, H).
+        lengths: int64 (N,) or None.
+        weights: W, R and, unless there are no biases, bw, br of each cell, cell after cell; or the
+            integers of a frozen GRU, as `FrozenPlans.plan` takes them.
+        parameters: The parameter document as text, uint8 (L,); not to be written into.
+        settings: How they are run.
+
+    Returns:
+        Output (T, N, D*H) and last states (layers * directions, N, H), float32.
+    """
+    noise = settings.noise or Noise()
+    kept = ",".join(str(dtype).removeprefix("torch.") for dtype in settings.kept)
+    rest = (
+        noise.dropout,
+        noise.zoneout,
+        noise.recurrent_dropout,
+        settings.bidirectional,
+        settings.live,
+        settings.precision,
+        kept,
+    )
+    tensors = (x, h0, lengths, parameters, noise.seed, noise.updates)
+    if not torch.compiler.is_compiling() and _peek_functorch() is not None:
+        y, h_n, *_ = _Transformed.apply(*tensors, rest, *weights)
+    else:
+        y, h_n, _ = _forward_op(*tensors[:3], list(weights), *tensors[3:], *rest)
+    return y, h_n
+
+
+# --- what runs
+
+
+def _forward(
+    x: Tensor,
+    h0: Tensor,
+    lengths: Tensor | None,
+    weights: list[Tensor],
+    parameters: Tensor,
+    seed: Tensor | None,
+    updates: Tensor | None,
+    dropout: float,
+    zoneout: float,
+    recurrent_dropout: float,
+    bidirectional: bool,
+    live: bool,
+    precision: str,
+    kept: str,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    noise = _noise(seed, updates, (dropout, zoneout, recurrent_dropout))
+    keeps = Kept() if kept else None
+    with torch.no_grad():
+        plan = _plan(parameters, weights, live, noise, h0, bidirectional)
+        y, h_n = run_real(plan, x, h0, lengths, noise, keeps)
+    return y.contiguous(), h_n.contiguous(), _apart(keeps.out) if keeps else []
+
+
+def _backward(
+    grad_y: Tensor,
+    grad_h_n: Tensor,
+    nan: Tensor,
+    out: list[Tensor],
+    x: Tensor,
+    h0: Tensor,
+    lengths: Tensor | None,
+    weights: list[Tensor],
+    parameters: Tensor,
+    seed: Tensor | None,
+    updates: Tensor | None,
+    dropout: float,
+    zoneout: float,
+    recurrent_dropout: float,
+    bidirectional: bool,
+    live: bool,
+    precision: str,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    if not weights[0].is_floating_point():
+        raise QuantGRUError("Expected weights to be real for a gradient, got a frozen GRU")
+    noise = _noise(seed, updates, (dropout, zoneout, recurrent_dropout))
+    bias = has_bias(weights)
+    done = Pass(x, h0, lengths, noise, out, nan, precision)
+    asked = Asked(needs[0], True, of_cells(needs[1:], bias))
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        plan = _plan(parameters, weights, live, noise, h0, bidirectional)
+        found = gradients(plan, done, grad_y, grad_h_n, asked)
+    grads = [
+        like.new_empty(0) if grad is None else grad.to(like.dtype).contiguous()
+        for grad, like in zip(
+            (found.x, *flat_gradients(found.cells, bias)), (x, *weights), strict=True
+        )
+    ]
+    assert found.h0 is not None
+    dx, grad_h0, *others = _apart([grads[0], found.h0.to(h0.dtype).contiguous(), *grads[1:]])
+    return dx, grad_h0, others
+
+
+def _apart(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors, none in the memory of another: what an operator gives may not overlap."""
+    seen: set[int] = set()
+    found = []
+    for each in tensors:
+        storage = each.untyped_storage().data_ptr()
+        found.append(each.clone() if storage and storage in seen else each)
+        seen.add(storage)
+    return found
+
+
+def _noise(
+    seed: Tensor | None, updates: Tensor | None, chances: tuple[float, float, float]
+) -> Noise | None:
+    return None if seed is None and updates is None else Noise(seed, *chances, updates)
+
+
+def _plan(
+    parameters: Tensor,
+    weights: Sequence[Tensor],
+    live: bool,
+    noise: Noise | None,
+    h0: Tensor,
+    bidirectional: bool,
+) -> GRUPlan:
+    source = source_of(parameters, weights)
+    if noise is None:
+        return source.plan(weights, live)
+    D = 2 if bidirectional else 1
+    dropped = noise.all_dropped(h0.shape[0] // D, D, h0.shape[2])
+    return source.plan(weights, live, dropped, noise.recurrent_dropout)
+
+
+# --- what is known without running
+
+
+def _fake_forward(
+    x: Tensor,
+    h0: Tensor,
+    lengths: Tensor | None,
+    weights: list[Tensor],
+    parameters: Tensor,
+    seed: Tensor | None,
+    updates: Tensor | None,
+    dropout: float,
+    zoneout: float,
+    recurrent_dropout: float,
+    bidirectional: bool,
+    live: bool,
+    precision: str,
+    kept: str,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    T, N, _ = x.shape
+    H = h0.shape[2]
+    y = x.new_empty((T, N, (2 if bidirectional else 1) * H), dtype=torch.float32)
+    out = [x.new_empty((T, N, H), dtype=getattr(torch, name)) for name in kept.split(",") if name]
+    return y, x.new_empty(h0.shape, dtype=torch.float32), out
+
+
+def _fake_backward(
+    grad_y: Tensor,
+    grad_h_n: Tensor,
+    nan: Tensor,
+    out: list[Tensor],
+    x: Tensor,
+    h0: Tensor,
+    lengths: Tensor | None,
+    weights: list[Tensor],
+    *rest: Any,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    dx, *others = (
+        t.new_empty(t.shape if needed else 0)
+        for t, needed in zip((x, *weights), rest[-1], strict=True)
+    )
+    return dx, h0.new_empty(h0.shape), others
+
+
+# --- gradients
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, h0, lengths, weights, parameters, seed, updates, *rest = inputs
+    _, h_n, out = output
+    ctx.save_for_backward(x, h0, lengths, parameters, seed, updates, nan_of(h_n), *out, *weights)
+    ctx.rest, ctx.cells = rest[:-1], len(out)
+
+
+def _differentiate(ctx: Any, grad_y: Tensor, grad_h_n: Tensor, _: Any) -> tuple[Any, ...]:
+    x, h0, lengths, parameters, seed, updates, nan, *others = ctx.saved_tensors
+    out, weights = others[: ctx.cells], others[ctx.cells :]
+    needs = [ctx.needs_input_grad[0], *ctx.needs_input_grad[3]]
+    dx, dh0, dweights = _backward_op(
+        *(grad_y, grad_h_n, nan, out, x, h0, lengths, weights, parameters, seed, updates),
+        *ctx.rest,
+        needs,
+    )
+    given = [g if needed else None for g, needed in zip((dx, *dweights), needs, strict=True)]
+    return (given[0], dh0, None, given[1:], *(None,) * 10)
+
+
+def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """A backward that only refuses needs nothing."""
+
+
+class _Transformed(torch.autograd.Function):
+    """`quant_gru::forward` for torch.func, which differentiates functions, not operators."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        h0: Tensor,
+        lengths: Tensor | None,
+        parameters: Tensor,
+        seed: Tensor | None,
+        updates: Tensor | None,
+        rest: tuple[Any, ...],
+        *weights: Tensor,
+    ) -> tuple[Tensor, ...]:
+        y, h_n, out = _forward_op(x, h0, lengths, list(weights), parameters, seed, updates, *rest)
+        return y, h_n, *out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        *tensors, ctx.rest = inputs[:7]
+        _, h_n, *out = output
+        ctx.cells = len(out)
+        ctx.mark_non_differentiable(*out)
+        ctx.save_for_backward(*tensors, nan_of(h_n), *out, *inputs[7:])
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor, grad_h_n: Tensor, *_: Any) -> tuple[Any, ...]:
+        grads = _TransformedBackward.apply(
+            ctx.cells, ctx.rest[:-1], grad_y, grad_h_n, *ctx.saved_tensors
+        )
+        return (*grads[:2], *(None,) * 5, *grads[2:])
+
+
+class _TransformedBackward(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        cells: int,
+        rest: tuple[Any, ...],
+        grad_y: Tensor,
+        grad_h_n: Tensor,
+        x: Tensor,
+        h0: Tensor,
+        lengths: Tensor | None,
+        parameters: Tensor,
+        seed: Tensor | None,
+        updates: Tensor | None,
+        nan: Tensor,
+        *others: Tensor,
+    ) -> tuple[Tensor, ...]:
+        out, weights = list(others[:cells]), list(others[cells:])
+        dx, dh0, dweights = _backward_op(
+            *(grad_y, grad_h_n, nan, out, x, h0, lengths, weights, parameters, seed, updates),
+            *rest,
+            [True] * (1 + len(weights)),
+        )
+        return dx, dh0, *dweights
+
+    setup_context = staticmethod(_save_nothing)
+    backward = staticmethod(refuse)
+
+
+# --- torch.func.vmap
+
+
+def _vmap_forward(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+    """One run where only sequences are batched: the new dimension joins the rows."""
+    x, h0, lengths, weights, parameters, seed, updates, *rest = args
+    x_dim, h0_dim, lengths_dim, *others = in_dims
+    random = seed is not None or updates is not None
+    if random or any(is_batched(dim) for dim in others):
+        return one_by_one(_forward_op, info.batch_size, in_dims, args)
+    B = info.batch_size
+    x, h0 = into_rows(x, x_dim, 1, B), into_rows(h0, h0_dim, 1, B)
+    lengths = None if lengths is None else into_rows(lengths, lengths_dim, 0, B)
+    y, h_n, out = _forward_op(x, h0, lengths, weights, parameters, seed, updates, *rest)
+    y, h_n, *out = (t.unflatten(1, (B, -1)) for t in (y, h_n, *out))
+    return (y, h_n, out), (1, 1, [1] * len(out))
+
+
+def _vmap_backward(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+    return one_by_one(_backward_op, info.batch_size, in_dims, args)
+
+
+_library.impl("forward", _forward, "CompositeExplicitAutograd")
+_library.impl("backward", _backward, "CompositeExplicitAutograd")
+torch.library.register_fake("quant_gru::forward", _fake_forward, lib=_library)
+torch.library.register_fake("quant_gru::backward", _fake_backward, lib=_library)
+torch.library.register_autograd(
+    "quant_gru::forward", _differentiate, setup_context=_save, lib=_library
+)
+torch.library.register_autograd(
+    "quant_gru::backward", refuse, setup_context=_save_nothing, lib=_library
+)
+torch.library.register_vmap("quant_gru::forward", _vmap_forward, lib=_library)
+torch.library.register_vmap("quant_gru::backward", _vmap_backward, lib=_library)

@@ -1,0 +1,79 @@
+"""Where operators take plans from: a parameter tensor stands for what makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from quant_gru.execution.frozen_plan import FrozenPlans
+from quant_gru.execution.layers import Weights
+from quant_gru.execution.plan_cache import PlanCache
+from quant_gru.integer.plan import GRUPlan
+from quant_gru.integer.qparams import QParams
+from quant_gru.parameters import document as params
+
+
+class LivePlans:
+    """Plans that follow real weights.
+
+    Args:
+        qparams: [layer][direction] -> quantizers and tables.
+        cache: Where plans are kept.
+    """
+
+    def __init__(self, qparams: Sequence[Sequence[QParams]], cache: PlanCache) -> None:
+        self._qparams = qparams
+        self._cache = cache
+
+    def plan(
+        self,
+        weights: Sequence[Tensor],
+        live: bool,
+        dropped: Sequence[Tensor] | None = None,
+        p: float = 0.0,
+    ) -> GRUPlan:
+        """The plan of all layers and directions; see `PlanCache.plan` for the arguments."""
+        cells = _nested(weights, len(self._qparams))
+        return self._cache.plan(self._qparams, cells, live, dropped, p)
+
+
+Source: TypeAlias = LivePlans | FrozenPlans
+
+_sources: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def keep(parameters: Tensor, source: Source) -> None:
+    """Say where the plans of a parameter tensor come from, as long as the tensor lives."""
+    _sources[parameters] = source
+
+
+def source_of(parameters: Tensor, weights: Sequence[Tensor]) -> Source:
+    """What makes the plans of a parameter tensor, from the document in it where nobody has said."""
+    found: Source | None = _sources.get(parameters)
+    if found is None:
+        document = params.from_tensor(parameters, "a graph")
+        document.pop("batch_first", None)
+        cells = params.from_document(document, "a graph").cells
+        real = weights[0].is_floating_point()
+        found = LivePlans(cells, PlanCache()) if real else FrozenPlans(cells)
+        keep(parameters, found)
+    return found
+
+
+def has_bias(weights: Sequence[Tensor]) -> bool:
+    """Whether a flat list of weights has biases."""
+    return len(weights) > 2 and weights[2].dim() == 1
+
+
+def _nested(weights: Sequence[Tensor], layers: int) -> list[list[Weights]]:
+    """[layer][direction] -> W, R, bw, br, of a flat list."""
+    size = 4 if has_bias(weights) else 2
+    flat: list[Weights] = [
+        (*weights[i : i + size], *(None,) * (4 - size))  # type: ignore[misc]
+        for i in range(0, len(weights), size)
+    ]
+    D = len(flat) // layers
+    return [flat[i : i + D] for i in range(0, len(flat), D)]

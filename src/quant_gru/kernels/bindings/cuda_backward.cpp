@@ -19,7 +19,7 @@ Repeated::Repeated(Launches &launches, const Sizes &sizes, std::vector<Layout> l
       is_capturing_(torch[3]),
       fail_(std::move(fail)),
       keep_(std::move(keep)),
-      space_(sizes.most) {
+      workspace_(sizes.most) {
     for (const nb::object &each : makers) {
         if (each.is_none()) {
             makers_.emplace_back();
@@ -46,7 +46,7 @@ bool Repeated::lies(const nb::object &tensor, const Layout &layout, uintptr_t &a
 
 nb::object Repeated::memory(uintptr_t stream, uintptr_t &address) {
     if (!holds_true(call(is_capturing_)))
-        return space_.take(sizes_.space, stream, *makers_[0], tensors_, address);
+        return workspace_.take(sizes_.space, stream, *makers_[0], tensors_, address);
     // that of a graph is the graph's
     nb::object made = (*makers_[0])();
     address = tensors_.address(made.ptr());
@@ -62,7 +62,7 @@ nb::object Repeated::run(const nb::object &given_x, const nb::object &given_h0,
         !tensors_.is_contiguous(given_out.ptr()) || number(call(current_device_)) != sizes_.device)
         return nb::none();
     const uintptr_t stream = stream_();
-    const nb::object space_now = memory(stream, to[space]);
+    const nb::object workspace = memory(stream, to[space]);
     nb::object made[gradients];
     for (int i = 0; i < gradients; ++i) {
         made[i] = nb::none();

@@ -60,7 +60,7 @@ class Repeated {
                          const nanobind::object &grad_out, const nanobind::object &grad_last);
 
     // Give memory back that waits for the next call; whether there was some.
-    bool forget() { return space_.forget(); }
+    bool forget() { return workspace_.forget(); }
 
  private:
     bool lies(const nanobind::object &tensor, const Layout &layout, uintptr_t &address) const;
@@ -74,7 +74,7 @@ class Repeated {
     nanobind::object current_device_;
     CurrentStream stream_;
     nanobind::object is_capturing_, fail_, keep_;
-    Space space_;
+    Workspace workspace_;
 };
 
 }  // namespace quant_gru

@@ -16,8 +16,8 @@ uintptr_t CurrentStream::operator()() {
     return now;
 }
 
-nb::object Space::take(int64_t size, uintptr_t stream, const Maker &make, const Tensors &tensors,
-                       uintptr_t &address) {
+nb::object Workspace::take(int64_t size, uintptr_t stream, const Maker &make,
+                           const Tensors &tensors, uintptr_t &address) {
     if (size <= size_ && stream == stream_) {
         address = address_;
         return tensor_;
@@ -35,7 +35,7 @@ nb::object Space::take(int64_t size, uintptr_t stream, const Maker &make, const 
     return made;
 }
 
-bool Space::forget() {
+bool Workspace::forget() {
     size_ = -1;
     nb::object before;
     std::swap(tensor_, before);
@@ -71,7 +71,7 @@ void Call::move_input(uintptr_t address, int64_t step, int64_t next) {
     }
 }
 
-nb::object Call::run(const Given &given, Space *kept) {
+nb::object Call::run(const Given &given, Workspace *kept) {
     const View &x_view = given.x_view;
     if ((x_view.strides[2] != 1 && sizes_.C != 1) || tensors_.is_neg(given.x) ||
         (given.h0 && (!given.h0_view.is_contiguous() || tensors_.is_neg(given.h0))))

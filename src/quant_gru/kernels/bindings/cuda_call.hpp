@@ -29,10 +29,10 @@ class CurrentStream {
 
 // Memory of calls, kept from one to the next. Work of one stream is done in turn, so its calls may
 // share it, those of other sizes included.
-class Space {
+class Workspace {
  public:
     // The most bytes that are kept.
-    explicit Space(int64_t most) : most_(most) {}
+    explicit Workspace(int64_t most) : most_(most) {}
     // A tensor of at least so many bytes for a call on the stream, and its address. The caller
     // holds it until the call has started: another thread may put another one in its place.
     nanobind::object take(int64_t size, uintptr_t stream, const Maker &make, const Tensors &tensors,
@@ -79,7 +79,7 @@ class Call {
     };
     // Output and last states, then NaN and codes where they are kept. NotImplemented where x or h0
     // would be taken in another layout. The current device has to be that of the tensors.
-    nanobind::object run(const Given &given, Space *kept);
+    nanobind::object run(const Given &given, Workspace *kept);
     const Tensors &tensors() const { return tensors_; }
 
  private:

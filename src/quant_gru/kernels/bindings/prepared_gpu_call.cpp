@@ -19,7 +19,7 @@ QuickGPU::QuickGPU(const Sizes &sizes, const nb::sequence &weights, nb::object s
       is_grad_enabled_(torch[1]),
       current_device_(torch[2]),
       is_capturing_(torch[3]),
-      space_(most) {}
+      workspace_(most) {}
 
 void QuickGPU::add(int64_t T, int64_t N, bool with_h0, nb::object call) {
     // what is replaced is released last: other threads may come in then
@@ -56,7 +56,7 @@ nb::object QuickGPU::run(const nb::object &weights, const nb::object &x, const n
     const nb::object kept = found->second;
     if (number(call(current_device_)) != sizes_.device || holds_true(call(is_capturing_)))
         return nb::borrow(Py_NotImplemented);
-    return nb::cast<Call *>(kept)->run(given, &space_);
+    return nb::cast<Call *>(kept)->run(given, &workspace_);
 }
 
 }  // namespace quant_gru

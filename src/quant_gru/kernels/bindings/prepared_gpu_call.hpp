@@ -43,7 +43,7 @@ class QuickGPU {
     KeptWeights weights_;
     nanobind::object is_grad_enabled_, current_device_, is_capturing_;
     std::map<std::tuple<int64_t, int64_t, bool>, nanobind::object> calls_;
-    Space space_;
+    Workspace workspace_;
 };
 
 }  // namespace quant_gru

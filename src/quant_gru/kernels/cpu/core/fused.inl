@@ -389,16 +389,16 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
     const int64_t at_once = steps_ahead(job.T, rows, layout.ahead);
     const int64_t ahead = between && at_once > kShortAhead ? kShortAhead : at_once;
     const int64_t padded = round_up(rows, layout.row_block);
-    Space space{static_cast<char *>(job.workspace)};
-    float *Wx = static_cast<float *>(space.take(at_once * rows * units * 3 * sizeof(float)));
+    MemoryPieces pieces{static_cast<char *>(job.workspace)};
+    float *Wx = static_cast<float *>(pieces.take(at_once * rows * units * 3 * sizeof(float)));
     auto *x = static_cast<OperandByte *>(
-        space.take(round_up(at_once * rows, layout.row_block) * x_stride * sizeof(OperandByte)));
+        pieces.take(round_up(at_once * rows, layout.row_block) * x_stride * sizeof(OperandByte)));
     auto *row_codes =
-        static_cast<int32_t *>(space.take(round_up(H > C ? H : C, 16) * sizeof(int32_t)));
+        static_cast<int32_t *>(pieces.take(round_up(H > C ? H : C, 16) * sizeof(int32_t)));
     State<Real> state;
-    state.h = static_cast<Real *>(space.take(rows * units * sizeof(Real)));
-    state.codes = static_cast<OperandByte *>(space.take(padded * h_stride * sizeof(OperandByte)));
-    state.next = static_cast<OperandByte *>(space.take(padded * h_stride * sizeof(OperandByte)));
+    state.h = static_cast<Real *>(pieces.take(rows * units * sizeof(Real)));
+    state.codes = static_cast<OperandByte *>(pieces.take(padded * h_stride * sizeof(OperandByte)));
+    state.next = static_cast<OperandByte *>(pieces.take(padded * h_stride * sizeof(OperandByte)));
     state.units = units;
     state.stride = h_stride;
 
@@ -527,20 +527,20 @@ bool run_packed(const FusedPlan &p, const Job &job) {
     return p.R.planes == 1 ? run_lanes<Doubles, 1>(p, job) : run_lanes<Doubles, kMaxPlanes>(p, job);
 }
 
-inline const int16_t *extended(const Packed &p, Space &space) {
+inline const int16_t *extended(const Packed &p, MemoryPieces &pieces) {
     const int64_t n = p.groups * p.group_stride;
-    auto *words = static_cast<int16_t *>(space.take(n * sizeof(int16_t)));
+    auto *words = static_cast<int16_t *>(pieces.take(n * sizeof(int16_t)));
     for (int64_t i = 0; i < n; ++i) words[i] = p.w[i];
     return words;
 }
 
 bool run_fused(const FusedPlan &p, const Job &job) {
     if (!extends(layout, p, job.end_row - job.first_row, job.T)) return run_packed(p, job);
-    Space space{static_cast<char *>(job.workspace)};
+    MemoryPieces pieces{static_cast<char *>(job.workspace)};
     FusedPlan extended_plan = p;
-    extended_plan.W.words = extended(p.W, space);
-    extended_plan.R.words = extended(p.R, space);
+    extended_plan.W.words = extended(p.W, pieces);
+    extended_plan.R.words = extended(p.R, pieces);
     Job rest = job;
-    rest.workspace = space.next;
+    rest.workspace = pieces.next;
     return run_packed(extended_plan, rest);
 }

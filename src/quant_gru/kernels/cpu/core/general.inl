@@ -213,14 +213,14 @@ bool run_general_rows(const GeneralPlan &p, const Job &job, int64_t first_row, i
     const int64_t rh_stride = static_cast<int64_t>(p.R.tiles) * kTile;
     const int64_t x_stride = 2 * p.W.pairs, h_stride = 2 * p.R.pairs;
     const int64_t ahead = steps_ahead(job.T, rows, kAhead);
-    Space space{static_cast<char *>(job.workspace)};
-    Real *Wx = static_cast<Real *>(space.take(ahead * rows * wx_stride * sizeof(Real)));
-    Real *Rh = static_cast<Real *>(space.take(rows * rh_stride * sizeof(Real)));
-    Real *h = static_cast<Real *>(space.take(static_cast<int64_t>(rows) * H * sizeof(Real)));
-    Real *t = static_cast<Real *>(space.take(static_cast<int64_t>(H) * 6 * sizeof(Real)));
-    auto *x16 = static_cast<int16_t *>(space.take(ahead * rows * x_stride * sizeof(int16_t)));
-    auto *h16 = static_cast<int16_t *>(space.take(rows * h_stride * sizeof(int16_t)));
-    auto *row_codes = static_cast<int32_t *>(space.take((H > C ? H : C) * sizeof(int32_t)));
+    MemoryPieces pieces{static_cast<char *>(job.workspace)};
+    Real *Wx = static_cast<Real *>(pieces.take(ahead * rows * wx_stride * sizeof(Real)));
+    Real *Rh = static_cast<Real *>(pieces.take(rows * rh_stride * sizeof(Real)));
+    Real *h = static_cast<Real *>(pieces.take(static_cast<int64_t>(rows) * H * sizeof(Real)));
+    Real *t = static_cast<Real *>(pieces.take(static_cast<int64_t>(H) * 6 * sizeof(Real)));
+    auto *x16 = static_cast<int16_t *>(pieces.take(ahead * rows * x_stride * sizeof(int16_t)));
+    auto *h16 = static_cast<int16_t *>(pieces.take(rows * h_stride * sizeof(int16_t)));
+    auto *row_codes = static_cast<int32_t *>(pieces.take((H > C ? H : C) * sizeof(int32_t)));
 
     bool nan = false;
     for (int row = 0; row < rows; ++row) {

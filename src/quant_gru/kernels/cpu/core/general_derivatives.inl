@@ -38,13 +38,13 @@ struct GeneralItem {
     float *in_wx, *in_rh;  // (3H)
     float *in_z, *in_r, *in_g, *in_rest, *in_old, *in_new, *in_h;
 
-    GeneralItem(Space &space, int H) {
+    GeneralItem(MemoryPieces &pieces, int H) {
         Real **const codes[] = {&z, &r, &g, &rest, &not_z, &old, &fresh, &after, &h};
-        for (Real **v : codes) *v = static_cast<Real *>(space.take(H * sizeof(Real)));
-        in_wx = static_cast<float *>(space.take(3 * H * sizeof(float)));
-        in_rh = static_cast<float *>(space.take(3 * H * sizeof(float)));
+        for (Real **v : codes) *v = static_cast<Real *>(pieces.take(H * sizeof(Real)));
+        in_wx = static_cast<float *>(pieces.take(3 * H * sizeof(float)));
+        in_rh = static_cast<float *>(pieces.take(3 * H * sizeof(float)));
         float **const insides[] = {&in_z, &in_r, &in_g, &in_rest, &in_old, &in_new, &in_h};
-        for (float **v : insides) *v = static_cast<float *>(space.take(H * sizeof(float)));
+        for (float **v : insides) *v = static_cast<float *>(pieces.take(H * sizeof(float)));
     }
     static int64_t bytes(int H) { return 9 * round_up(8 * H, 64) + 13 * (4 * int64_t{H} + 64); }
 };
@@ -145,14 +145,14 @@ void general_slopes_in(const GeneralPlan &p, const SlopeJob &job) {
     const Projection W = opened(p.W), R = opened(p.R);
     const int64_t wx_stride = int64_t{p.W.tiles} * kTile, rh_stride = int64_t{p.R.tiles} * kTile;
     const int64_t x_stride = 2 * p.W.pairs, h_stride = 2 * p.R.pairs;
-    Space space{static_cast<char *>(job.workspace)};
-    Real *Wx = static_cast<Real *>(space.take(kItems * wx_stride * sizeof(Real)));
-    Real *Rh = static_cast<Real *>(space.take(kItems * rh_stride * sizeof(Real)));
-    auto *x16 = static_cast<int16_t *>(space.take(kItems * x_stride * sizeof(int16_t)));
-    auto *h16 = static_cast<int16_t *>(space.take(kItems * h_stride * sizeof(int16_t)));
-    auto *x = static_cast<int32_t *>(space.take(C * sizeof(int32_t)));
-    auto *h = static_cast<int32_t *>(space.take(kItems * int64_t{H} * sizeof(int32_t)));
-    const GeneralItem<Real> t(space, H);
+    MemoryPieces pieces{static_cast<char *>(job.workspace)};
+    Real *Wx = static_cast<Real *>(pieces.take(kItems * wx_stride * sizeof(Real)));
+    Real *Rh = static_cast<Real *>(pieces.take(kItems * rh_stride * sizeof(Real)));
+    auto *x16 = static_cast<int16_t *>(pieces.take(kItems * x_stride * sizeof(int16_t)));
+    auto *h16 = static_cast<int16_t *>(pieces.take(kItems * h_stride * sizeof(int16_t)));
+    auto *x = static_cast<int32_t *>(pieces.take(C * sizeof(int32_t)));
+    auto *h = static_cast<int32_t *>(pieces.take(kItems * int64_t{H} * sizeof(int32_t)));
+    const GeneralItem<Real> t(pieces, H);
 
     const int64_t rows = job.end_row - job.first_row, all = c.steps * rows;
     for (int64_t start = 0; start < all; start += kItems) {

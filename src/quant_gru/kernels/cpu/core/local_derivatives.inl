@@ -191,12 +191,12 @@ void slopes_of(const FusedPlan &p, const SlopeJob &job) {
     const int H = p.H, C = p.W.inputs;
     const int64_t units = static_cast<int64_t>(p.R.groups) * kGroup;
     const int64_t x_stride = operand_stride(p.W), h_stride = operand_stride(p.R);
-    Space space{static_cast<char *>(job.workspace)};
-    auto *x = static_cast<OperandByte *>(space.take(kItems * x_stride * sizeof(OperandByte)));
-    auto *h = static_cast<OperandByte *>(space.take(kItems * h_stride * sizeof(OperandByte)));
-    auto *state = static_cast<Real *>(space.take(kItems * units * sizeof(Real)));
-    auto *x_codes = static_cast<int32_t *>(space.take(round_up(C, 16) * sizeof(int32_t)));
-    auto *h_codes = static_cast<int32_t *>(space.take(round_up(H, 16) * sizeof(int32_t)));
+    MemoryPieces pieces{static_cast<char *>(job.workspace)};
+    auto *x = static_cast<OperandByte *>(pieces.take(kItems * x_stride * sizeof(OperandByte)));
+    auto *h = static_cast<OperandByte *>(pieces.take(kItems * h_stride * sizeof(OperandByte)));
+    auto *state = static_cast<Real *>(pieces.take(kItems * units * sizeof(Real)));
+    auto *x_codes = static_cast<int32_t *>(pieces.take(round_up(C, 16) * sizeof(int32_t)));
+    auto *h_codes = static_cast<int32_t *>(pieces.take(round_up(H, 16) * sizeof(int32_t)));
     for (int64_t i = 0; i < round_up(C, 16); ++i) x_codes[i] = 0;
     for (int64_t i = 0; i < round_up(H, 16); ++i) h_codes[i] = 0;
     for (int64_t i = 0; i < kItems * units; ++i) state[i] = 0;

@@ -204,7 +204,7 @@ inline int64_t round_up(int64_t n, int64_t multiple) {
 }
 
 // A piece of memory that is handed out in parts of whole cache lines.
-struct Space {
+struct MemoryPieces {
     char *next;
     void *take(int64_t bytes) {
         char *part = next;

@@ -1,4 +1,4 @@
-"""Whole calls of a QuantGRU on a GPU against the CPU's: values, NaN, graphs, the quick way."""
+"""Whole calls of a QuantGRU on a GPU against the CPU's: values, NaN, graphs, prepared calls."""
 
 import copy
 import os
@@ -12,7 +12,7 @@ from gpu_pairs import equal, of_random_ranges, pair
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
-from quant_gru.execution.prepared_gpu_call import QuickGPU, quick_gpu_of
+from quant_gru.execution.prepared_call import prepare
 from quant_gru.kernels.cuda.forward import launch_plan
 from quant_gru.kernels.cuda.forward.executor import numbers_of
 from quant_gru.kernels.cuda.plan.structure import MOST_SHARED
@@ -31,11 +31,10 @@ def _inference():
         yield
 
 
-def quick(gru):
-    weights = gru._parameters.values()
-    found = quick_gpu_of(gru._plan(), weights, weights)
-    assert found is not None
-    return lambda x, hx=None: found.run(gru._parameters.values(), x, hx, gru.batch_first)
+def prepared(gru):
+    own = gru._parameters.values()
+    found = prepare(gru._plan(), [list(own)], own)
+    return lambda x, hx=None: found.start(own, x, hx, None, gru.batch_first)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -95,9 +94,9 @@ def test_weights_that_are_not_finite(name):
 
 
 @pytest.mark.parametrize("batch_first", [False, True])
-def test_the_quick_way_notices_changes(batch_first):
+def test_prepared_calls_notice_changes(batch_first):
     cpu, gpu = pair(16, 64, bidirectional=True, batch_first=batch_first)
-    run = quick(gpu)
+    run = prepared(gpu)
     for shape in ((9, 40, 16), (3, 7, 16), (9, 40, 16)):
         x = torch.randn(shape)
         hx = torch.randn(2, x.shape[0 if batch_first else 1], 64)
@@ -107,12 +106,13 @@ def test_the_quick_way_notices_changes(batch_first):
     assert run(x) is None
     assert run(x.cuda().double()) is None
     assert run(x.cuda()[..., :9]) is None
-    assert quick_gpu_of(gpu._plan(), gpu._parameters.values(), [torch.zeros(1)]) is None
+    own = gpu._parameters.values()
+    assert not prepare(gpu._plan(), [[torch.zeros(1)]], own).holds(own)
     gpu.weight_ih_l0.mul_(1.5)
     assert run(x.cuda()) is None
 
 
-def test_a_frozen_gru_has_a_quick_way():
+def test_a_frozen_gru_has_prepared_calls():
     cpu, gpu = pair(16, 64, num_layers=2)
     frozen, plain = gpu.freeze(), cpu.freeze()
     again = FrozenQuantGRU.from_state_dict(frozen.state_dict())
@@ -121,7 +121,7 @@ def test_a_frozen_gru_has_a_quick_way():
         for N in (3, 20):
             x = torch.randn(7, N, 16)
             equal(module(x.cuda()), cpu(x))
-            assert isinstance(module._plans.quick, QuickGPU)
+            assert module._plans.prepared.holds(module._buffers.values())
             equal(module(x.cuda()), cpu(x))
 
 
@@ -129,7 +129,7 @@ def test_a_frozen_gru_has_a_quick_way():
 @pytest.mark.parametrize("N", [1, 40])
 def test_graphs_and_no_waiting(N):
     cpu, gpu = pair(16, 128, num_layers=2)
-    run = quick(gpu)
+    run = prepared(gpu)
     for T in (1, 10):
         x = torch.randn(T, N, 16, device="cuda")
         stream = torch.cuda.Stream()
@@ -253,7 +253,7 @@ def test_threads_and_streams():
     from concurrent.futures import ThreadPoolExecutor
 
     cpu, gpu = pair(16, 256)
-    run = quick(gpu)
+    run = prepared(gpu)
     inputs = [torch.randn(50, 9, 16) for _ in range(4)]
     expected = [cpu(x) for x in inputs]
     run(inputs[0].cuda())

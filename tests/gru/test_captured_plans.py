@@ -8,7 +8,7 @@ import torch
 
 from kernel_runtime.cuda.graph_capture import refuse_in_capture
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
-from quant_gru.execution import frozen_plan, plan_cache, prepared_gpu_call
+from quant_gru.execution import frozen_plan, plan_cache, prepared_call
 from quant_gru.kernels.cuda.plan import tensors
 
 
@@ -16,7 +16,7 @@ from quant_gru.kernels.cuda.plan import tensors
 def capture(monkeypatch):
     """Whether a graph is captured, as far as plans are concerned."""
     now = [False]
-    for module in (plan_cache, frozen_plan, prepared_gpu_call, tensors):
+    for module in (plan_cache, frozen_plan, prepared_call, tensors):
         monkeypatch.setattr(module, "capturing", lambda device: now[0])
     return now
 
@@ -64,9 +64,9 @@ def test_plans_of_captured_calls_outlive_what_forgets_them(capture, way, capture
         parts = parts_of(gru._plan())
         capture[0] = False
     if not captured:
-        gru._state.plans.quick = None
+        gru._state.plans.prepared = None
     WAYS[way](gru)
-    gru._state.plans.quick = None
+    gru._state.plans.prepared = None
     gc.collect()
     alive = [part() is not None for part in parts]
     # what is frozen is made anew with the scales alone
@@ -97,23 +97,22 @@ def test_a_frozen_plan_likewise(capture):
     capture[0] = False
     assert recorded
     assert not frozen._plans._cells
-    frozen._plans.quick = None
+    frozen._plans.prepared = None
     assert all(map(torch.equal, frozen(x), expected))
     assert frozen._plans._cells[0, 0][1].weights not in recorded
 
 
-def test_a_quick_way_that_was_captured_is_kept(capture, monkeypatch):
-    gru = quantized()
+def test_a_prepared_call_that_was_captured_is_kept():
+    gru, x = quantized(), torch.randn(3, 2, 4)
     plans = gru._state.plans
-    monkeypatch.setattr(prepared_gpu_call.QuickGPU, "__init__", lambda self, captured: None)
     for captured in (True, False):
-        quick = plans.quick = prepared_gpu_call.QuickGPU(captured)
-        quick.captured = captured
-        known = weakref.ref(quick)
-        del quick
+        with torch.no_grad():
+            gru(x)
+        plans.prepared.captured = captured
+        known = weakref.ref(plans.prepared)
         gru.eval()
         gc.collect()
-        assert plans.quick is None
+        assert plans.prepared is None
         assert (known() is not None) == captured
 
 

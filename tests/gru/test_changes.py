@@ -104,7 +104,7 @@ class TestBetweenForwardAndBackward:
             go_on.wait(30)
             return original(*arguments)
 
-        monkeypatch.setattr("quant_gru.autograd.straight_through.backward_layer", slow)
+        monkeypatch.setattr("quant_gru.autograd.backward_pass.backward_layer", slow)
         thread = threading.Thread(target=lambda: found.extend(torch.autograd.grad(loss, weights)))
         thread.start()
         assert inside.wait(30)

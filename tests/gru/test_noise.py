@@ -204,7 +204,7 @@ class TestRecurrentDropout:
         R = whole.weights.R.long() * ~torch.cat([update, reset, candidate])
         scales = whole.weights.scales["weight.R"] / torch.tensor(1 - 0.4)
         torch.manual_seed(2)
-        part = gru.train()._plan(noise=draw(x.device, recurrent_dropout=0.4)).cells[0][0].weights
+        part = gru.train()._prepared(draw(x.device, recurrent_dropout=0.4)).plan.cells[0][0].weights
         assert torch.equal(part.R.long(), R)
         assert torch.equal(part.scales["weight.R"], scales)
         assert torch.equal(part.W, whole.weights.W)

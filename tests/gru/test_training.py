@@ -238,7 +238,7 @@ class TestFrozenParts:
             calls.append(len(tapes))
             return backward_layer(tapes, *rest)
 
-        monkeypatch.setattr("quant_gru.autograd.straight_through.backward_layer", counted)
+        monkeypatch.setattr("quant_gru.autograd.backward_pass.backward_layer", counted)
         x.requires_grad_(wants == "input")
         hx.requires_grad_(wants == "state")
         gru(x, hx)[0].square().sum().backward()

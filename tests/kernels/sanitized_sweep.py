@@ -20,7 +20,7 @@ ELSE = (
     "kernels/test_cpu_border.py",
     "kernels/test_cpu_executor.py::test_threads_and_many_rows",
     "kernels/test_live_weights.py::test_a_layer_changes_its_kernel_and_back",
-    "gru/test_quick.py",
+    "gru/test_prepared_calls.py",
     "cuda/test_launches.py",
 )
 

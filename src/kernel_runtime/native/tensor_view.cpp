@@ -109,31 +109,4 @@ uintptr_t Tensors::address(PyObject *tensor) const {
     return static_cast<uintptr_t>(number(data_ptr_.call(tensor)));
 }
 
-KeptWeights::KeptWeights(const Tensors &tensors, const nb::sequence &weights, nb::object steps)
-    : steps_(std::move(steps)) {
-    for (nb::handle w : weights)
-        stamps_.push_back({w.ptr(), tensors.version(w.ptr()), tensors.address(w.ptr())});
-    if (!steps_.is_none()) count_ = count();
-}
-
-int64_t KeptWeights::count() const {
-    static PyObject *const name = PyUnicode_InternFromString("count");
-    return number(checked(PyObject_GetAttr(steps_.ptr(), name)));
-}
-
-bool KeptWeights::hold(const Tensors &tensors, const nb::object &weights) const {
-    if (!steps_.is_none() && count() != count_) return false;
-    return all_hold(weights, stamps_.size(), [&](PyObject *w, size_t i) {
-        const Stamp &stamp = stamps_[i];
-        return w == stamp.tensor && tensors.version(w) == stamp.version &&
-               tensors.address(w) == stamp.address;
-    });
-}
-
-bool KeptWeights::ask_for_gradient(const Tensors &tensors) const {
-    for (const Stamp &stamp : stamps_)
-        if (tensors.requires_grad(stamp.tensor)) return true;
-    return false;
-}
-
 }  // namespace quant_gru

@@ -83,29 +83,4 @@ class Maker {
     nanobind::object function_, arguments_;
 };
 
-// The weights that something was made of: what tells that they are still the same.
-class KeptWeights {
- public:
-    // weights: all of a module, kept by the caller for as long as this lives. steps: what has a
-    // `count` of optimizer steps, or None.
-    KeptWeights(const Tensors &tensors, const nanobind::sequence &weights, nanobind::object steps);
-
-    // Whether these, the module's now, are those that were given, unchanged.
-    bool hold(const Tensors &tensors, const nanobind::object &weights) const;
-    bool ask_for_gradient(const Tensors &tensors) const;
-
- private:
-    struct Stamp {
-        PyObject *tensor;
-        int64_t version;
-        uintptr_t address;
-    };
-
-    int64_t count() const;
-
-    std::vector<Stamp> stamps_;
-    nanobind::object steps_;
-    int64_t count_ = 0;
-};
-
 }  // namespace quant_gru

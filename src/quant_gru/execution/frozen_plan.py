@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernel_runtime.cuda.graph_capture import COLD, capturing, refuse_in_capture
-from quant_gru.execution.plan_cache import QuickKeeper, Stamp
+from quant_gru.execution.plan_cache import CallKeeper, Stamp
 from quant_gru.integer.plan import (
     CellPlan,
     FrozenPart,
@@ -24,7 +24,7 @@ from quant_gru.integer.qparams import QParams
 BUFFERS = ("W", "R", "Bw", "Br", "Mx", "kx", "Mh", "kh")
 
 
-class FrozenPlans(QuickKeeper):
+class FrozenPlans(CallKeeper):
     """Builds the plan from buffers, and keeps each cell's while its buffers stay as they are.
 
     Args:
@@ -38,7 +38,7 @@ class FrozenPlans(QuickKeeper):
         self._cells: dict[tuple[int, int], tuple[list[Stamp], CellPlan]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_frozen": {}, "_cells": {}, "_captured": [], "quick": None}
+        return {**self.__dict__, "_frozen": {}, "_cells": {}, "_captured": [], "prepared": None}
 
     def plan(
         self,

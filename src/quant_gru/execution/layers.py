@@ -13,19 +13,16 @@ from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
-from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.dispatch import (
     dequantize,
     masked,
     masked_requantized,
-    native_variant,
     quantize,
     requantize,
     run_cell,
     run_layer,
-    runs_on_gpu,
     spread_nan,
-    stack_on_gpu,
+    stack_of,
 )
 
 Weights = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -79,8 +76,8 @@ def run_real(
 
     Args:
         plan: The plan.
-        x: (T, N, C).
-        h0: (layers * directions, N, H), or None for zeros.
+        x: float32 (T, N, C).
+        h0: float32 (layers * directions, N, H), or None for zeros.
         lengths: int64 (N,) or None.
         noise: What is random; None for nothing.
         kept: Takes what a backward needs.
@@ -92,7 +89,8 @@ def run_real(
     x = x.detach() if x.requires_grad else x
     h0 = h0.detach() if h0 is not None and h0.requires_grad else h0
     if noise is None:
-        result = _run_native(plan, x, h0, lengths, kept) or _run_on_gpu(plan, x, h0, lengths, kept)
+        stack = stack_of(plan)
+        result = None if stack is None else stack.run(x, h0, lengths, kept)
         if result is not None:
             return result
     if h0 is None:
@@ -210,38 +208,6 @@ def real_output(plan: GRUPlan, layer: int, below: Below) -> Tensor:
         for cell, codes, nan in zip(plan.cells[layer], below.codes, below.nan, strict=True)
     ]
     return halves[0] if len(halves) == 1 else torch.cat(halves, dim=-1)
-
-
-def _run_native(
-    plan: GRUPlan, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
-) -> tuple[Tensor, Tensor] | None:
-    """`run_real` in native code from border to border, where that applies.
-
-    Returns:
-        The same as `run_real`, or None where it does not apply: another device or dtype, NaN, more
-        than 16 bits.
-    """
-    variant = native_variant(x) if h0 is None else native_variant(x, h0)
-    stack = None if variant is None else cpu.stack_of(plan, variant)
-    if stack is None:
-        return None
-    return stack.run(x, h0, lengths, kept=None if kept is None else kept.out)
-
-
-def _run_on_gpu(
-    plan: GRUPlan, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
-) -> tuple[Tensor, Tensor] | None:
-    """`run_real` in prepared launches, where that applies.
-
-    Returns:
-        The same as `run_real`, or None where it does not apply: another device or dtype, more than
-        16 bits, weights that fit no registers.
-    """
-    real = x.dtype is torch.float32 and (h0 is None or h0.dtype is torch.float32)
-    if not real or not runs_on_gpu(x.device):
-        return None
-    stack = stack_on_gpu(plan)
-    return None if stack is None else stack.run(x, h0, lengths, kept)
 
 
 def run_codes(

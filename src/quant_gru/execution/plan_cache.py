@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from kernel_runtime.cuda.graph_capture import COLD, capturing, refuse_in_capture
-from quant_gru.autograd.prepared_step import QuickStep
 from quant_gru.execution.layers import Weights
 from quant_gru.execution.optimizer_steps import steps
-from quant_gru.execution.prepared_call import Quick
-from quant_gru.execution.prepared_gpu_call import QuickGPU
+from quant_gru.execution.prepared_call import PreparedCall
 from quant_gru.integer.plan import (
     CellPlan,
     FrozenPart,
@@ -38,12 +36,12 @@ class _Live:
     Attributes:
         plan: The plan.
         cells: What rewrites its parts.
-        step: The quick way through calls like the one before.
+        prepared: What its calls share.
     """
 
     plan: GRUPlan
     cells: tuple[LiveWeights, ...]
-    step: QuickStep | None = None
+    prepared: PreparedCall | None = None
 
     def fits(self, qparams: Sequence[QParams], weights: Sequence[Weights]) -> bool:
         """Whether it is of these quantizers, and of weights of these shapes and places."""
@@ -56,22 +54,27 @@ class _Live:
         )
 
 
-class QuickKeeper:
-    """Has the native way through a call, and keeps what captured graphs read.
+class CallKeeper:
+    """Has what calls of one state of the weights share, and keeps what captured graphs read.
 
     Attributes:
-        quick: The native way through a whole call, while nothing it follows from has changed.
+        prepared: That of the plan at hand; None before the first call.
     """
 
     def __init__(self) -> None:
-        self.quick: Quick | QuickGPU | None = None
+        self.prepared: PreparedCall | None = None
         self._captured: list[object] = []  # what replays of graphs read or write
 
-    def drop_quick(self) -> None:
-        """Forget the native way through a call; what a captured graph reads of it stays."""
-        if isinstance(self.quick, QuickGPU) and self.quick.captured:
-            self._captured.append(self.quick)
-        self.quick = None
+    def drop_prepared(self) -> None:
+        """Forget what calls share; what a captured graph reads of it stays."""
+        if self.prepared is not None and self.prepared.captured:
+            self._captured.append(self.prepared)
+        self.prepared = None
+
+    def keep(self, prepared: PreparedCall) -> None:
+        """Keep what calls of the plan at hand share, where its guard can tell how long it holds."""
+        self.drop_prepared()
+        self.prepared = prepared if prepared.is_kept else None
 
     def keep_if_captured(self, plan: GRUPlan) -> GRUPlan:
         """The same plan, kept where a graph is captured: replays read it, whatever is forgotten."""
@@ -80,7 +83,7 @@ class QuickKeeper:
         return plan
 
 
-class PlanCache(QuickKeeper):
+class PlanCache(CallKeeper):
     """Frozen parts per device, weight parts per state of the weights.
 
     While weights may change unseen there is one plan for each thread and device, whose numbers are
@@ -97,34 +100,48 @@ class PlanCache(QuickKeeper):
 
     def forget_weights(self) -> None:
         """Forget what follows from the weights."""
-        self.drop_quick()
-        self._weights.clear()
+        self._forget_settled()
         for key, live in list(self._live.items()):
             if not _in_a_graph(live):
                 self._live.pop(key, None)
 
     def clear(self) -> None:
         """Forget everything: quantizers have changed."""
-        self.drop_quick()
+        self.drop_prepared()
         self._frozen.clear()
         self._weights.clear()
         self._captured += [live for live in self._live.values() if _in_a_graph(live)]
         self._live.clear()
 
-    def step(self, device: torch.device) -> QuickStep | None:
-        """The quick way through a call while weights may change unseen; this thread's."""
-        live = self._live.get((threading.get_ident(), device))
-        if live is None or live.step is None:
-            return None
-        self.drop_quick()
-        self._weights.clear()
-        return live.step
+    def kept(self, device: torch.device, live: bool) -> PreparedCall | None:
+        """What calls share, as the last of them has left it; whether it holds is to be asked.
 
-    def keep_step(self, device: torch.device, plan: GRUPlan, step: QuickStep) -> None:
-        """Keep a quick way of this thread's live plan."""
+        Args:
+            device: Where the weights are.
+            live: As for `plan`.
+        """
+        if not live:
+            return self.prepared
+        found = self._live.get((threading.get_ident(), device))
+        if found is None or found.prepared is None:
+            return None
+        self._forget_settled()
+        return found.prepared
+
+    def keep(self, prepared: PreparedCall) -> None:
+        """Keep what calls of the plan at hand share, where its guard can tell how long it holds."""
+        if not prepared.live:
+            super().keep(prepared)
+            return
+        device = prepared.plan.cells[0][0].weights.W.device
         live = self._live.get((threading.get_ident(), device))
-        if live is not None and live.plan is plan:
-            live.step = step
+        if live is not None and live.plan is prepared.plan:
+            live.prepared = prepared if prepared.is_kept else None
+
+    def _forget_settled(self) -> None:
+        """Forget what is of one state of the weights: they may change unseen."""
+        self.drop_prepared()
+        self._weights.clear()
 
     def plan(
         self,
@@ -168,8 +185,7 @@ class PlanCache(QuickKeeper):
         dropped: Sequence[Tensor | None] | None,
         p: float,
     ) -> GRUPlan:
-        self.drop_quick()
-        self._weights.clear()
+        self._forget_settled()
         every_q = [q for layer in qparams for q in layer]
         every_w = [w for layer in weights for w in layer]
         W = every_w[0][0]

@@ -1,150 +1,159 @@
-"""The shortest way through an inference call: nothing changed since the last one, native code runs.
+"""What calls of one plan share: kept while nothing changes that it follows from, and then run.
 
 A call of a single step lasts a few microseconds, less than it takes to build or even to compare a
-plan. What was checked and built once is therefore kept with what tells that it still holds.
+plan. What was checked and built once is therefore kept with a guard that tells whether it still
+holds: it does, and the call runs; or it does not, and a call is prepared anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from quant_gru.execution.optimizer_steps import Steps, steps
+from kernel_runtime.cuda.graph_capture import capturing
+from quant_gru.execution.weight_guard import WeightGuard, guard_of
 from quant_gru.integer.plan import GRUPlan
-from quant_gru.kernels.cpu import executor as cpu
-
-_KINDS = (Tensor, torch.nn.Parameter)
-_CPU = torch.device("cpu")
+from quant_gru.kernels.dispatch import Stack, stack_of
+from quant_gru.kernels.live_weights import LiveWeights, all_live
 
 
-class KeptWeights:
-    """All weights of a module, kept so that identity, version and address tell of changes.
-
-    A step of any optimizer counts as one, see `quant_gru.execution.optimizer_steps`.
-
-    Args:
-        weights: The weights; aliases keep their storage, so that its address is not given to
-            another one.
-    """
-
-    def __init__(self, weights: Collection[Tensor]) -> None:
-        self._aliases = [w.detach() for w in weights]
-        self._stamps = [(w, w._version, w.data_ptr()) for w in weights]
-        # integers are no optimizer's
-        real = any(w.is_floating_point() for w in weights)
-        self._steps = steps.count if real else None
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """The weights."""
-        return [w for w, _, _ in self._stamps]
-
-    @property
-    def count_of_steps(self) -> Steps | None:
-        """What counts steps of optimizers, where they may change the weights."""
-        return None if self._steps is None else steps
-
-    def hold(self, weights: Collection[Tensor | None]) -> bool:
-        """Whether the weights are still those that were given, unchanged.
-
-        Args:
-            weights: The module's weights now, in the order they were given in.
-        """
-        if len(weights) != len(self._stamps):
-            return False
-        if self._steps is not None and self._steps != steps.count:
-            return False
-        for w, (kept, version, address) in zip(weights, self._stamps, strict=True):
-            if w is not kept or w._version != version or w.data_ptr() != address:
-                return False
-        return True
-
-    def ask_for_gradient(self) -> bool:
-        """Whether a gradient goes to one of them."""
-        return any(w.requires_grad for w, _, _ in self._stamps)
-
-
-def kept_weights(
-    weights: Collection[Tensor | None], used: Iterable[Tensor | None], device: torch.device
-) -> KeptWeights | None:
-    """The weights, where they can tell of every change of the plan; None where they cannot.
-
-    Args:
-        weights: All weights of the module.
-        used: What the plan was made of. Where that is computed from the module's weights, as
-            parametrizations and pruning do, their versions tell nothing.
-        device: Where the weights have to be.
-    """
-    found: list[Tensor] = []
-    for w in weights:
-        # inference tensors keep no version, so a change of them would go unseen
-        if w is None or type(w) not in _KINDS or w.device != device or w.is_inference():
-            return None
-        # the output has the dtype of the weights
-        if w.is_floating_point() and w.dtype != torch.float32:
-            return None
-        found.append(w)
-    known = {id(w) for w in found}
-    if not all(w is None or id(w) in known for w in used):
-        return None
-    return KeptWeights(found)
-
-
-class Quick:
-    """A native stack, and the weights it was made of.
-
-    Args:
-        stack: The stack, made for the instruction set in use.
-        weights: All weights of the module.
-    """
-
-    def __init__(self, stack: cpu.Stack, weights: KeptWeights) -> None:
-        # native code knows them by their addresses
-        self._weights = weights
-        self.start = cpu.quick_of(stack, weights.tensors, weights.count_of_steps).run
-        """As `run`; NotImplemented where inputs have to be laid out anew."""
-        self.holds = weights.hold
-        """holds(weights now) -> whether they are still those that were given, unchanged."""
-
-    def run(
-        self, weights: Collection[Tensor | None], x: object, hx: Tensor | None, batch_first: bool
-    ) -> tuple[Tensor, Tensor] | None:
-        """Run a whole call, if it is of the plain kind.
-
-        Args:
-            weights: The module's weights now, in the order they were given in.
-            x: What was given as input; taken if float32 (T, N, C), (N, T, C) if `batch_first`, on
-                the CPU.
-            hx: float32 (states, N, H) or None.
-            batch_first: Whether N comes before T.
-
-        Returns:
-            As `QuantGRU.forward`; None where the call is of another kind, a weight or
-            `QUANT_GRU_CPU` changed, a gradient may be asked for, or an input is NaN.
-        """
-        result = self.start(weights, x, hx, batch_first)
-        if result is not NotImplemented:
-            return result
-        assert isinstance(x, Tensor)
-        hx = None if hx is None else hx.contiguous().resolve_neg()
-        return self.start(weights, x.contiguous().resolve_neg(), hx, batch_first)
-
-
-def quick_of(
-    plan: GRUPlan, weights: Collection[Tensor | None], used: Iterable[Tensor | None]
-) -> Quick | None:
-    """The quick way for a plan, if there is one.
+class PreparedCall:
+    """A plan, and all that its calls share.
 
     Args:
         plan: The plan.
-        weights: All weights of the module.
-        used: What the plan was made of.
+        guard: Tells whether the weights are those the plan was made of; None where nothing can.
+        cells: What the plan was made of; W, R, bw, br of each layer and direction where it follows
+            them.
+
+    Attributes:
+        plan: As given.
+        weights: What the plan was made of, in one list.
+        gives_float32: Whether outputs are float32, as weights are.
+        live: What rewrites the parts of the plan that follow weights, cell after cell; empty where
+            the plan is of one state of the weights.
+        differentiated: What differentiates its calls, kept by the caller.
+        captured: Whether a call went into a CUDA graph, whose replays read what this holds.
     """
-    kept = kept_weights(weights, used, _CPU)
-    if kept is None:
-        return None
-    variant = cpu.chosen()
-    stack = None if variant == cpu.REFERENCE else cpu.stack_of(plan, variant)
-    return None if stack is None else Quick(stack, kept)
+
+    def __init__(
+        self,
+        plan: GRUPlan,
+        guard: WeightGuard | None,
+        cells: Sequence[Sequence[Tensor | None]],
+    ) -> None:
+        self.plan, self._guard, self._cells = plan, guard, cells
+        self.weights = [w for cell in cells for w in cell if w is not None]
+        self.gives_float32 = not any(
+            w.is_floating_point() and w.dtype is not torch.float32 for w in self.weights
+        )
+        self.live: tuple[LiveWeights, ...] = all_live(plan)
+        self.differentiated: Any = None
+        self.captured = False
+        self._device = plan.cells[0][0].weights.W.device
+        self._updates: list[Callable[[], None]] = []
+        if self.live:
+            pairs = zip(self.live, cells, strict=True)
+            self._updates = [live.update_again(*cell) for live, cell in pairs]
+        self._stack: Stack | None = None
+        self._native: Any = None
+        if guard is not None and not self.live:
+            self._stack = stack_of(plan)
+            if self._stack is not None:
+                self._native = self._stack.prepared(guard.native)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it may be kept for later calls."""
+        return self._guard is not None
+
+    def holds(self, weights: Collection[Tensor | None]) -> bool:
+        """Whether it is of these weights; what is live follows their numbers.
+
+        Args:
+            weights: All weights of the module now.
+        """
+        if self._guard is None:
+            return False
+        return self._guard.in_place(weights) if self.live else self._guard.unchanged(weights)
+
+    def start(
+        self,
+        weights: Collection[Tensor | None],
+        x: object,
+        hx: Tensor | None,
+        lengths: Tensor | None,
+        batch_first: bool,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Run a whole call in native code, where nothing has to be looked at but its tensors.
+
+        Args:
+            weights: All weights of the module now.
+            x: What was given as input; taken if float32 (T, N, C), (N, T, C) if `batch_first`, on
+                the plan's device.
+            hx: float32 (states, N, H) or None.
+            lengths: int64 (N,), contiguous on the plan's device, or None.
+            batch_first: Whether N comes before T.
+
+        Returns:
+            As `QuantGRU.forward`; None where a weight or `QUANT_GRU_CPU` changed, a gradient may
+            be asked for, or the call is of another kind.
+        """
+        if self._native is None:
+            return None
+        result = self._native.run(weights, x, hx, lengths, batch_first)
+        if result is not NotImplemented:
+            return result  # type: ignore[no-any-return]
+        assert isinstance(x, Tensor)
+        return self._lay_out(x, hx, lengths, batch_first)
+
+    def _lay_out(
+        self, x: Tensor, hx: Tensor | None, lengths: Tensor | None, batch_first: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        """Run a call that native code cannot take as it lies, or whose size is new to it."""
+        self.captured |= capturing(self._device)
+        if batch_first:
+            x = x.transpose(0, 1)
+        assert self._stack is not None
+        result = self._stack.run(x, hx, lengths)
+        if result is None:
+            return None
+        self._stack.prepare(self._native, x, hx, lengths)
+        y, h_n = result
+        return (y.transpose(0, 1) if batch_first else y), h_n
+
+    def update(self, dropped: Sequence[Tensor | None] | None = None, p: float = 0.0) -> None:
+        """Write the numbers of the weights into the parts that are live.
+
+        Args:
+            dropped: bool (3H, H) of each cell in turn, codes of R that become 0, or None.
+            p: Their probability.
+        """
+        if dropped is None:
+            for update in self._updates:
+                update()
+            return
+        for live, (W, R, bw, br), mask in zip(self.live, self._cells, dropped, strict=True):
+            assert W is not None
+            assert R is not None
+            live.update(W, R, bw, br, mask, p)
+
+
+def prepare(
+    plan: GRUPlan, cells: Sequence[Sequence[Tensor | None]], own: Collection[Tensor | None]
+) -> PreparedCall:
+    """What calls of a plan share.
+
+    Args:
+        plan: The plan.
+        cells: What it was made of; W, R, bw, br of each layer and direction where it follows them.
+        own: All weights of the module.
+    """
+    used = [w for cell in cells for w in cell]
+    device = plan.cells[0][0].weights.W.device
+    # what a graph computes is there only after it has run
+    guard = None if capturing(device) else guard_of(own, used, device)
+    return PreparedCall(plan, guard, cells)

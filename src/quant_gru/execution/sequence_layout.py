@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru._errors import QuantGRUError
+from quant_gru.kernels import _native
 
 
 @dataclass(frozen=True)
@@ -67,33 +68,39 @@ def to_device(value: Tensor | PackedSequence, device: torch.device) -> Tensor | 
     return value.to(device=device)  # type: ignore[call-arg]
 
 
-def _places_of(batch_sizes: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+def _places_of(batch_sizes: Tensor, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Where rows of a PackedSequence's data stand among T * N, and the length of each of N rows.
 
     Both are int64 on the device, which is not waited for.
 
     Args:
-        batch_sizes: Of the PackedSequence, int64 (T,) on the CPU, checked.
+        batch_sizes: Of the PackedSequence, int64 (T,), contiguous on the CPU.
+        rows: How many rows its data has.
         device: Where its data is.
     """
+    T, address = batch_sizes.shape[0], batch_sizes.data_ptr()
+    wanted, wrong = _native.rows_of(address, T)
+    if wrong >= 0:
+        after = f" after {int(batch_sizes[wrong - 1])}" if wrong else ""
+        raise QuantGRUError(
+            "Expected batch_sizes of a PackedSequence not to be negative and not to grow, "
+            f"got {int(batch_sizes[wrong])} at step {wrong}{after}"
+        )
+    if wanted > rows:
+        raise QuantGRUError(
+            f"Expected a PackedSequence to have the {wanted} rows of its batch_sizes, got {rows}"
+        )
+    N = int(batch_sizes[0])
     # whatever PyTorch's default device is
-    host = batch_sizes.device
-    T, N = batch_sizes.shape[0], int(batch_sizes[0])
-    # from where a step's rows stand in the data to where they stand in all
-    shift = torch.arange(T, device=host) * N + batch_sizes - batch_sizes.cumsum(0)
-    places = shift.repeat_interleave(batch_sizes)
-    rows = places.shape[0]
-    places += torch.arange(rows, device=host)
-    each_row = torch.arange(N, device=host)
-    lengths = T - torch.searchsorted(batch_sizes.flip(0), each_row, right=True)
-    both = torch.cat([places, lengths])
-    if device.type == "cuda" and host.type == "cpu":
-        both = both.pin_memory()
+    both = torch.empty(
+        wanted + N, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda"
+    )
+    _native.place_rows(address, T, N, wanted, both.data_ptr())
     both = both.to(device, non_blocking=True)
-    return both[:rows], both[rows:]
+    return both[:wanted], both[wanted:]
 
 
-def _padded(packed: PackedSequence) -> tuple[Tensor, Tensor, Tensor]:
+def _padded(packed: PackedSequence, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """All steps of all rows (T, N, C), zeros beyond their lengths, and what `_places_of` gives."""
     data, batch_sizes = packed.data, packed.batch_sizes
     if capturing(data.device):
@@ -101,12 +108,18 @@ def _padded(packed: PackedSequence) -> tuple[Tensor, Tensor, Tensor]:
             "Expected a tensor while a CUDA graph is captured, got a PackedSequence: its "
             "batch_sizes are read on the host, which a replay does not do"
         )
-    _check_batch_sizes(batch_sizes, data.shape[0])
-    places, lengths = _places_of(batch_sizes, data.device)
-    T, N = batch_sizes.shape[0], lengths.shape[0]
+    # torch reads beyond the data where these are wrong
+    if batch_sizes.dim() != 1 or batch_sizes.dtype is not torch.int64 or not len(batch_sizes):
+        raise QuantGRUError(
+            "Expected batch_sizes of a PackedSequence to be int64 of shape (T,) with at least one "
+            f"step, got {batch_sizes.dtype} of shape {tuple(batch_sizes.shape)}"
+        )
+    places, lengths = _places_of(batch_sizes.cpu().contiguous(), data.shape[0], data.device)
+    T, N, rows = batch_sizes.shape[0], lengths.shape[0], places.shape[0]
+    data = data if data.dtype is dtype else data.to(dtype)
     # all rows in one piece: steps one after the other would be a copy each
     x = data.new_zeros(T * N, data.shape[1])
-    x.index_copy_(0, places, data[: places.shape[0]])
+    x.index_copy_(0, places, data if rows == data.shape[0] else data[:rows])
     return x.view(T, N, data.shape[1]), places, lengths
 
 
@@ -119,6 +132,7 @@ def normalize(
     states: int,
     batch_first: bool,
     like: Tensor,
+    dtype: torch.dtype | None = None,
 ) -> Sequence:
     """Bring an input of nn.GRU's kinds to (T, N, C).
 
@@ -130,6 +144,7 @@ def normalize(
         states: Layers times directions.
         batch_first: Whether N comes before T in batched tensors.
         like: A tensor of the module: inputs have to be on its device.
+        dtype: What input and states are cast to; None for what they are.
 
     Raises:
         QuantGRUError: A shape or dtype that does not fit.
@@ -145,7 +160,7 @@ def normalize(
     batched = True
     if isinstance(input, PackedSequence):
         _check_features(input.data, 2, input_size)
-        x, places, lengths = _padded(input)
+        x, places, lengths = _padded(input, dtype or input.data.dtype)
     else:
         if input.dim() not in (2, 3):
             raise QuantGRUError(
@@ -153,7 +168,8 @@ def normalize(
             )
         _check_features(input, input.dim(), input_size)
         batched = input.dim() == 3
-        x = input if batched else input.unsqueeze(1)
+        x = input if dtype is None or input.dtype is dtype else input.to(dtype)
+        x = x if batched else x.unsqueeze(1)
         x = x.transpose(0, 1) if batched and batch_first else x
         if x.shape[0] == 0:
             raise QuantGRUError(
@@ -169,7 +185,8 @@ def normalize(
             raise QuantGRUError(
                 f"Expected hx to be on the input's device {x.device}, got {hx.device}"
             )
-        h0 = hx if batched else hx.unsqueeze(1)
+        h0 = hx if dtype is None or hx.dtype is dtype else hx.to(dtype)
+        h0 = h0 if batched else h0.unsqueeze(1)
         if packed is not None and packed.sorted_indices is not None:
             h0 = h0.index_select(1, packed.sorted_indices)
     zeros = (states, N, hidden_size)
@@ -183,29 +200,6 @@ def _check_real(thing: str, value: object) -> None:
         raise QuantGRUError(f"Expected {thing} to be floating point, got {value.dtype}")
     if value.layout is not torch.strided:
         raise QuantGRUError(f"Expected {thing} to be a dense tensor, got {value.layout}")
-
-
-def _check_batch_sizes(batch_sizes: Tensor, rows: int) -> None:
-    # torch reads beyond the data where these are wrong
-    if batch_sizes.dim() != 1 or batch_sizes.dtype is not torch.int64 or not len(batch_sizes):
-        raise QuantGRUError(
-            "Expected batch_sizes of a PackedSequence to be int64 of shape (T,) with at least one "
-            f"step, got {batch_sizes.dtype} of shape {tuple(batch_sizes.shape)}"
-        )
-    before = torch.cat([batch_sizes[:1], batch_sizes[:-1]])
-    wrong = (batch_sizes < 0) | (batch_sizes > before)
-    if wrong.any():
-        t = int(wrong.to(torch.int8).argmax())
-        after = f" after {before[t]}" if t else ""
-        raise QuantGRUError(
-            "Expected batch_sizes of a PackedSequence not to be negative and not to grow, "
-            f"got {batch_sizes[t]} at step {t}{after}"
-        )
-    wanted = int(batch_sizes.sum())
-    if wanted > rows:
-        raise QuantGRUError(
-            f"Expected a PackedSequence to have the {wanted} rows of its batch_sizes, got {rows}"
-        )
 
 
 def _check_features(x: Tensor, dims: int, input_size: int) -> None:

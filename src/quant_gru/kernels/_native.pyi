@@ -54,22 +54,54 @@ class Stack:
         /,
     ) -> bool: ...
 
-class Quick:
-    """The shortest way through a stack; see quick.hpp."""
+class WeightGuard:
+    """Whether a module's weights are those that were given; `steps` has a `count`, or is None."""
+
+    def __init__(self, tensor: type[Tensor], weights: Sequence[Tensor], steps: Any) -> None: ...
+    def unchanged(self, weights: Collection[Tensor | None], /) -> bool: ...
+    def in_place(self, weights: Collection[Tensor | None], /) -> bool: ...
+
+class PreparedCall:
+    """A whole call in native code."""
+
+    def run(
+        self,
+        weights: Collection[Tensor | None],
+        x: object,
+        hx: Tensor | None,
+        lengths: Tensor | None,
+        batch_first: bool,
+        /,
+    ) -> Any: ...
+
+class PreparedCallCPU(PreparedCall):
+    """On the CPU; `parts` gives those of a maker of tensors of a shape."""
 
     def __init__(
         self,
         stack: Stack,
-        weights: list[Tensor],
-        steps: Any,
+        guard: WeightGuard,
         variable: str,
         torch: tuple[Any, ...],
-        parts: Callable[[tuple[int, ...]], tuple[Callable[..., Tensor], tuple[Any, ...]]],
+        parts: Callable[[tuple[int, ...]], tuple[Any, ...]],
+        /,
     ) -> None: ...
-    # NotImplemented where x or hx has to be contiguous
-    def run(
-        self, weights: Collection[Tensor | None], x: object, hx: Tensor | None, batch_first: bool, /
-    ) -> tuple[Tensor, Tensor] | None: ...
+
+class PreparedCallGPU(PreparedCall):
+    """On a GPU; `sizes`: index of the device, states, C, H; `most`: bytes of memory to keep."""
+
+    def __init__(
+        self,
+        sizes: tuple[int, int, int, int],
+        guard: WeightGuard,
+        torch: tuple[Any, ...],
+        most: int,
+        /,
+    ) -> None: ...
+    def add(self, T: int, N: int, with_h0: bool, with_lengths: bool, call: Call, /) -> None: ...
+
+def rows_of(batch_sizes: int, T: int, /) -> tuple[int, int]: ...
+def place_rows(batch_sizes: int, T: int, N: int, rows: int, to: int, /) -> None: ...
 
 class Stream:
     """A stack that is fed step by step, its states in memory of the caller."""
@@ -123,26 +155,6 @@ class Launches:
     def follow(self, fields: Fields, /) -> None: ...
     def start_at(self, stream: int, bases: Sequence[int], /) -> int: ...
 
-class Quiet:
-    """Whether a call of a module is nothing but that."""
-
-    # names of attributes that have to be False, empty, and None or not the module's own; of one
-    # that has to be True; dictionaries that have to be empty; a namespace with the flag of
-    # compilers; functions that have to give 0 and None
-    def __init__(
-        self,
-        false_names: tuple[str, ...],
-        empty_names: tuple[str, ...],
-        absent_names: tuple[str, ...],
-        true_name: str,
-        hooks: tuple[dict[Any, Any], ...],
-        compiler: dict[str, Any],
-        counts: tuple[Callable[[], int], ...],
-        states: tuple[Callable[[], Any], ...],
-        /,
-    ) -> None: ...
-    def is_(self, attributes: dict[str, Any], /) -> bool: ...
-
 # addresses of strides and of a flag, the flag's width, whether it may be set
 CallInput = tuple[int, int, int, int, bool]
 
@@ -173,26 +185,6 @@ class Call:
         self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, /
     ) -> tuple[Tensor, ...]: ...
 
-class QuickGPU:
-    """Calls of a stack on a GPU, and what they follow from."""
-
-    # sizes: index of the device, states, C, H. torch: Tensor, is_grad_enabled, and what gives the
-    # current device and tells of capture. most: bytes that are kept between calls.
-    def __init__(
-        self,
-        sizes: tuple[int, int, int, int],
-        weights: Collection[Tensor],
-        steps: Any,
-        torch: tuple[Any, ...],
-        most: int,
-        /,
-    ) -> None: ...
-    def add(self, T: int, N: int, with_h0: bool, call: Call, /) -> None: ...
-    # NotImplemented where the size is new, or Python has to see to the call
-    def run(
-        self, weights: Collection[Tensor | None], x: object, hx: Tensor | None, batch_first: bool, /
-    ) -> tuple[Tensor, Tensor] | None: ...
-
 # shape and strides of what is given, or nothing
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -221,26 +213,6 @@ class Repeated:
         /,
     ) -> Any: ...
     def forget(self) -> bool: ...
-
-class Step:
-    """Whether a step of training is like the one before, see step.hpp."""
-
-    def __init__(
-        self,
-        sizes: tuple[int, int, int, int],
-        weights: Sequence[Tensor] | Collection[Tensor],
-        torch: tuple[type[Tensor], Callable[[], int]],
-        /,
-    ) -> None: ...
-    def holds(self, weights: Collection[Tensor | None], /) -> bool: ...
-    def takes(
-        self,
-        weights: Collection[Tensor | None],
-        x: object,
-        hx: Tensor | None,
-        batch_first: bool,
-        /,
-    ) -> bool: ...
 
 def variants(only_runnable: bool = True) -> list[str]: ...
 

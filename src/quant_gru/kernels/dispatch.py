@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from kernel_runtime.cuda import compiler, driver
+from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru._errors import QuantGRUError
 from quant_gru.config.notes import caller_stacklevel, note_once
 from quant_gru.integer import random, reference
 from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through, union
-from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cpu import backward as cpu_training
@@ -20,9 +22,12 @@ from quant_gru.kernels.cpu import boundary as cpu_border
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda.backward import inputs as cuda_call
 from quant_gru.kernels.cuda.backward import layer as cuda_backward
+from quant_gru.kernels.cuda.backward.prepared import QuickBackward
 from quant_gru.kernels.cuda.boundary import boundary
 from quant_gru.kernels.cuda.forward import executor as cuda
-from quant_gru.kernels.cuda.forward.stack import stack_of as stack_on_gpu
+from quant_gru.kernels.cuda.forward import stack as cuda_stack
+
+Stack: TypeAlias = cpu.Stack | cuda_stack.Stack
 
 PRECISIONS = tuple(cuda_call.PRECISIONS)
 """What gradients are multiplied in on a GPU: 8, at least 11 or 24 bits, sums always float32."""
@@ -61,13 +66,19 @@ def load(device: torch.device) -> None:
         driver.machine_of(device)
 
 
-def native_variant(*tensors: Tensor) -> str | None:
-    """The instruction set that takes these real tensors as they are; None where none does."""
-    for t in tensors:
-        if not t.is_cpu or t.dtype is not torch.float32:
-            return None
-    variant = cpu.chosen()
-    return None if variant == cpu.REFERENCE else variant
+def stack_of(plan: GRUPlan) -> Stack | None:
+    """What runs all layers and directions of a plan at once, real values in and out.
+
+    None where nothing does: an operator has more than 16 bits, or the reference executor runs.
+
+    Args:
+        plan: The plan.
+    """
+    device = plan.cells[0][0].weights.W.device
+    if runs_on_gpu(device):
+        return cuda_stack.stack_of(plan)
+    variant = cpu.chosen() if device.type == "cpu" else cpu.REFERENCE
+    return None if variant == cpu.REFERENCE else cpu.stack_of(plan, variant)
 
 
 def run_cell(
@@ -269,6 +280,22 @@ def backward_layer(
     return [straight_through(*one) for one in each]
 
 
+def prepared_backward(plan: GRUPlan, precision: str) -> QuickBackward | None:
+    """What may run backwards of a plan faster than `backward_layer`; None where nothing does.
+
+    Args:
+        plan: The plan.
+        precision: As for `backward_layer`.
+    """
+    cells = [cell for layer in plan.cells for cell in layer]
+    device = cells[0].weights.W.device
+    # 'fp32' depends on what PyTorch may round at the moment
+    if len(cells) > 1 or precision == "fp32" or not runs_on_gpu(device) or capturing(device):
+        return None
+    stack = cuda_stack.stack_of(plan)
+    return None if stack is None else QuickBackward(cells[0], precision, stack.machine)
+
+
 def events(seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> Tensor:
     """Where something of probability `p` happens; as `quant_gru.integer.random.events`."""
     if seed.device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
@@ -295,18 +322,19 @@ def spread_nan(x_nan: Tensor, h0_nan: Tensor, plan: CellPlan, reverse: bool) -> 
 
 __all__ = [
     "PRECISIONS",
+    "Stack",
     "backward_layer",
     "dequantize",
     "events",
     "executor_name",
     "masked",
     "masked_requantized",
-    "native_variant",
+    "prepared_backward",
     "quantize",
     "requantize",
     "run_cell",
     "run_layer",
     "runs_on_gpu",
     "spread_nan",
-    "stack_on_gpu",
+    "stack_of",
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -157,12 +158,27 @@ class LiveWeights:
                     self._follow(device)
                     self._write(W, R, bw, br, dropped, p)
 
-    @property
-    def repeats(self) -> bool:
-        """Whether `repeat` can be called: kernels of a GPU rewrite the part."""
-        return isinstance(self._writer, OnGPU)
+    def update_again(
+        self, W: Tensor | None, R: Tensor | None, bw: Tensor | None, br: Tensor | None
+    ) -> Callable[[], None]:
+        """`update` with weights that an update has taken, for as long as they stay in place.
 
-    def repeat(self, given: Given) -> None:
+        Args:
+            W: (3H, C).
+            R: (3H, H).
+            bw: (3H,), or None for zeros.
+            br: (3H,), or None for zeros.
+        """
+        assert W is not None
+        assert R is not None
+        given = (W, R, bw, br)
+        laid_out = all(w is None or (w.is_contiguous() and not w.is_neg()) for w in given)
+        if laid_out and isinstance(self._writer, OnGPU) and self._writer.takes(*given):
+            where = ((0, None) if w is None else (w.data_ptr(), w.dtype) for w in given)
+            return partial(self._repeat, tuple(where))
+        return partial(self.update, W, R, bw, br)
+
+    def _repeat(self, given: Given) -> None:
         """`update` with weights of known shapes, dtypes and layout, nothing dropped.
 
         On the part's device, which has to be the current one.

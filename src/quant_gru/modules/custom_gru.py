@@ -12,7 +12,8 @@ from torch.nn.utils.rnn import PackedSequence
 from quant_gru._errors import CalibrationError, ConfigError
 from quant_gru.config import QuantConfig
 from quant_gru.execution.sequence_layout import to_device
-from quant_gru.modules.gru import STATE_KEY, QuantGRU
+from quant_gru.modules.checkpoints import STATE_KEY
+from quant_gru.modules.gru import QuantGRU
 
 _PRESETS = {"int8": QuantConfig.int8, "int16": QuantConfig.int16}
 

@@ -14,8 +14,7 @@ from quant_gru.config import QuantConfig
 from quant_gru.execution.frozen_plan import BUFFERS, FrozenPlans
 from quant_gru.execution.integer_io import integer_forward, trace_codes
 from quant_gru.execution.layers import run_real
-from quant_gru.execution.prepared_call import quick_of
-from quant_gru.execution.prepared_gpu_call import quick_gpu_of
+from quant_gru.execution.prepared_call import prepare
 from quant_gru.execution.sequence_layout import Sequence, normalize
 from quant_gru.integer.plan import GRUPlan, WeightPart, bias_limit
 from quant_gru.integer.quantizer import CONTAINERS, Quantizer, code_limits, container_dtype
@@ -154,20 +153,29 @@ class FrozenQuantGRU(torch.nn.Module):
             )
         if operators.traced(input, hx):
             return self._forward_traced(input, hx)
-        plans = self._plans
-        quick = plans.quick
-        if quick is not None:
-            result = quick.run(self._buffers.values(), input, hx, self.batch_first)
+        plans, own = self._plans, self._buffers.values()
+        prepared = plans.prepared
+        if prepared is not None:
+            result = prepared.start(own, input, hx, None, self.batch_first)
             if result is not None:
                 return result
-        plan = self._plan()
-        if quick is None or not quick.holds(self._buffers.values()):
-            own, used = self._buffers.values(), self._integers()
-            plans.drop_quick()
-            plans.quick = quick_of(plan, own, used) or quick_gpu_of(plan, own, used)
         sequence = self._normalize(input, hx)
-        y, h_n = run_real(plan, sequence.x, sequence.hx, sequence.lengths)
-        return sequence.restore(y, h_n, sequence.x.dtype)
+        x, h0, lengths = sequence.x, sequence.hx, sequence.lengths
+        if prepared is None or not prepared.holds(own):
+            self._give_versions()
+            integers = self._integers()
+            prepared = prepare(plans.plan(integers), [integers], own)
+            plans.keep(prepared)
+        result = prepared.start(own, x, h0, lengths, False)
+        y, h_n = result or run_real(prepared.plan, x, h0, lengths)
+        return sequence.restore(y, h_n, data.dtype)
+
+    def _give_versions(self) -> None:
+        """Buffers of inference mode have no version that would tell of changes; copies have."""
+        with torch.inference_mode(False):
+            for name, tensor in self._buffers.items():
+                if tensor is not None and tensor.is_inference():
+                    self._buffers[name] = tensor.clone()
 
     def _forward_traced(
         self, input: Tensor | PackedSequence, hx: Tensor | None
@@ -182,7 +190,8 @@ class FrozenQuantGRU(torch.nn.Module):
             self.get_buffer(_DOCUMENT),
             operators.Settings(bidirectional=self.shape.bidirectional),
         )
-        return sequence.restore(y, h_n, sequence.x.dtype)
+        data = input.data if isinstance(input, PackedSequence) else input
+        return sequence.restore(y, h_n, data.dtype)
 
     def forward_integer(
         self, x_codes: Tensor, h_codes: Tensor | None = None
@@ -214,6 +223,7 @@ class FrozenQuantGRU(torch.nn.Module):
             states=self.shape.num_layers * self.shape.directions,
             batch_first=self.batch_first,
             like=self.get_buffer(_key("W", 0, 0)),
+            dtype=torch.float32,
         )
 
     def _integers(self) -> list[Tensor]:

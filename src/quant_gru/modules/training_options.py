@@ -174,9 +174,11 @@ class TrainingOptions(torch.nn.Module):
     # --- learned scales
 
     def _init_learned_scales(self) -> None:
-        for name in self._scale_names():
-            values = torch.nn.Parameter(torch.zeros(COUNT, device=self._weight.device))
-            self.register_parameter(name, values)
+        # parameters of inference mode have no version that would tell of changes
+        with torch.inference_mode(False):
+            for name in self._scale_names():
+                values = torch.nn.Parameter(torch.zeros(COUNT, device=self._weight.device))
+                self.register_parameter(name, values)
         self._log2_scales = self._scale_names()
         self._write_logarithms()
 

@@ -20,15 +20,15 @@ from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import QuantGRUError
-from quant_gru.autograd.straight_through import (
+from quant_gru.autograd.backward_pass import (
     Asked,
     Pass,
     flat_gradients,
     gradients,
     nan_of,
     of_cells,
-    refuse,
 )
+from quant_gru.autograd.straight_through import refuse
 from quant_gru.execution.layers import run_real
 from quant_gru.execution.noise import Noise
 from quant_gru.integer.backward import Kept

@@ -11,12 +11,11 @@
 #include "bindings/cuda_backward.hpp"
 #include "bindings/cuda_call.hpp"
 #include "bindings/prepared_call.hpp"
-#include "bindings/prepared_gpu_call.hpp"
-#include "bindings/prepared_step.hpp"
-#include "bindings/quiet.hpp"
+#include "bindings/weight_guard.hpp"
 #include "c99/philox.h"
 #include "cpu/core/backward.hpp"
 #include "cpu/core/boundary.hpp"
+#include "cpu/core/packed_rows.hpp"
 #include "cpu/core/stack.hpp"
 #include "cpu/core/threads.hpp"
 #include "cpu/core/weights.hpp"
@@ -268,18 +267,24 @@ void make_repeated(Repeated *self, Launches &launches, const RepeatedNumbers &si
 }
 
 // Index of the device, states, C, H.
-using QuickNumbers = std::tuple<int64_t, int64_t, int64_t, int64_t>;
+using PreparedNumbers = std::tuple<int64_t, int64_t, int64_t, int64_t>;
 
-void make_quick_gpu(QuickGPU *self, const QuickNumbers &sizes, const nb::sequence &weights,
-                    nb::object steps, nb::tuple torch, int64_t most) {
+void make_prepared_gpu(PreparedCallGPU *self, const PreparedNumbers &sizes,
+                       const WeightGuard &guard, const nb::tuple &torch, int64_t most) {
     const auto &[device, states, C, H] = sizes;
-    new (self) QuickGPU({device, states, C, H}, weights, std::move(steps), std::move(torch), most);
+    new (self) PreparedCallGPU({device, states, C, H}, guard, torch, most);
 }
 
-void make_step(Step *self, const QuickNumbers &sizes, const nb::sequence &weights,
-               const nb::tuple &torch) {
-    const auto &[device, states, C, H] = sizes;
-    new (self) Step({device, states, C, H}, weights, torch);
+// How many rows a packed sequence has, and its first step of a wrong size, or -1.
+std::tuple<int64_t, int64_t> rows_of(uintptr_t batch_sizes, int64_t T) {
+    const PackedRows found = packed_rows(reinterpret_cast<const int64_t *>(batch_sizes), T);
+    return {found.rows, found.wrong};
+}
+
+// The places of so many rows, and then the lengths of N.
+void place_rows(uintptr_t batch_sizes, int64_t T, int64_t N, int64_t rows, uintptr_t to) {
+    auto *places = reinterpret_cast<int64_t *>(to);
+    place_packed_rows(reinterpret_cast<const int64_t *>(batch_sizes), T, N, places, places + rows);
 }
 
 // For benchmarks: the rate at which multiplications alone would run, and memory be read.
@@ -316,12 +321,22 @@ NB_MODULE(_native, m) {
     nb::class_<Stack>(m, "Stack")
         .def("__init__", &make_stack, nb::keep_alive<1, 2>())
         .def("run", &run_stack);
-    nb::class_<Quick>(m, "Quick")
-        .def(nb::init<Stack *, const nb::sequence &, nb::object, const char *, nb::tuple,
-                      nb::object>(),
-             nb::keep_alive<1, 2>(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(),
-             nb::arg())
-        .def("run", &Quick::run, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg());
+    nb::class_<WeightGuard>(m, "WeightGuard")
+        .def(nb::init<const nb::handle &, const nb::sequence &, nb::object>(), nb::arg(), nb::arg(),
+             nb::arg().none())
+        .def("unchanged", &WeightGuard::unchanged)
+        .def("in_place", &WeightGuard::in_place);
+    nb::class_<PreparedCall>(m, "PreparedCall")
+        .def("run", &PreparedCall::run, nb::arg(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg());
+    nb::class_<PreparedCallCPU, PreparedCall>(m, "PreparedCallCPU")
+        .def(nb::init<Stack *, const WeightGuard &, const char *, const nb::tuple &, nb::object>(),
+             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
+    nb::class_<PreparedCallGPU, PreparedCall>(m, "PreparedCallGPU")
+        .def("__init__", &make_prepared_gpu, nb::keep_alive<1, 3>())
+        .def("add", &PreparedCallGPU::add);
+    m.def("rows_of", &rows_of);
+    m.def("place_rows", &place_rows);
     nb::class_<Stream>(m, "Stream")
         .def(nb::init<Stack *, int64_t, std::vector<uintptr_t>>(), nb::keep_alive<1, 2>())
         .def("step", &Stream::step);
@@ -354,27 +369,14 @@ NB_MODULE(_native, m) {
         .def("start", &Launches::start, Unlocked())
         .def("follow", &Launches::follow, nb::keep_alive<1, 2>())
         .def("start_at", &Launches::start_at, Unlocked());
-    nb::class_<Quiet>(m, "Quiet")
-        .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::str, nb::tuple, nb::dict, nb::tuple,
-                      nb::tuple>())
-        .def("is_", &Quiet::is);
     nb::class_<Call>(m, "Call")
         .def("__init__", &make_call)
         .def("run", &run_call, nb::arg(), nb::arg().none(), nb::arg().none());
-    nb::class_<QuickGPU>(m, "QuickGPU")
-        .def("__init__", &make_quick_gpu, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(),
-             nb::arg())
-        .def("add", &QuickGPU::add)
-        .def("run", &QuickGPU::run, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg());
     nb::class_<Repeated>(m, "Repeated")
         .def("__init__", &make_repeated)
         .def("run", &Repeated::run, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(),
              nb::arg().none(), nb::arg().none())
         .def("forget", &Repeated::forget);
-    nb::class_<Step>(m, "Step")
-        .def("__init__", &make_step)
-        .def("holds", &Step::holds)
-        .def("takes", &Step::takes, nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
     m.def("multiply", &multiply);
     m.def("read_memory", &read_memory);
     m.def("variants", &variants, nb::arg("only_runnable") = true);

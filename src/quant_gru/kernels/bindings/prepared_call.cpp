@@ -8,6 +8,8 @@ namespace nb = nanobind;
 namespace quant_gru {
 namespace {
 
+constexpr size_t most_calls = 64;
+
 std::string setting(const std::string &variable) {
     const char *found = std::getenv(variable.c_str());
     return found ? found : "";
@@ -18,31 +20,55 @@ bool is_set_to(const std::string &variable, const std::string &value) {
     return found ? value == found : value.empty();
 }
 
+PreparedCall::Sizes sizes_of(const Stack &stack) {
+    const Layer &bottom = stack.layer(0, 0);
+    const auto states = static_cast<int64_t>(stack.depth()) * stack.directions();
+    return {-1, states, bottom.C(), bottom.H()};
+}
+
 }  // namespace
 
-Quick::Quick(Stack *stack, const nb::sequence &weights, nb::object steps, const char *variable,
-             nb::tuple torch, nb::object parts)
-    : stack_(stack),
-      tensors_(torch[0], -1),
-      weights_(tensors_, weights, std::move(steps)),
+PreparedCall::PreparedCall(const Sizes &sizes, const WeightGuard &guard, const nb::tuple &torch)
+    : sizes_(sizes), tensors_(torch[0], sizes.device), guard_(guard), is_grad_enabled_(torch[1]) {}
+
+bool PreparedCall::wants_gradient(PyObject *x, PyObject *hx) const {
+    return holds_true(call(is_grad_enabled_)) &&
+           (tensors_.requires_grad(x) || (hx && tensors_.requires_grad(hx)) ||
+            guard_.ask_for_gradient());
+}
+
+nb::object PreparedCall::run(const nb::object &weights, const nb::object &x, const nb::object &hx,
+                             const nb::object &lengths, bool batch_first) {
+    Call::Given given{x.ptr(), nullptr, nullptr, {}, {}, batch_first};
+    if (!hx.is_none()) given.h0 = hx.ptr();
+    if (!lengths.is_none()) given.lengths = lengths.ptr();
+    if (!tensors_.is_plain(given.x, given.x_view)) return nb::none();
+    const auto &shape = given.x_view.shape;
+    const int64_t T = shape[batch_first], N = shape[!batch_first];
+    if (shape[2] != sizes_.C || !T || !N) return nb::none();
+    if (given.h0) {
+        const auto &states = given.h0_view.shape;
+        if (!tensors_.is_plain(given.h0, given.h0_view) || states[0] != sizes_.states ||
+            states[1] != N || states[2] != sizes_.H)
+            return nb::none();
+    }
+    if (!guard_.unchanged(weights) || wants_gradient(given.x, given.h0)) return nb::none();
+    return start(given);
+}
+
+PreparedCallCPU::PreparedCallCPU(Stack *stack, const WeightGuard &guard, const char *variable,
+                                 const nb::tuple &torch, nb::object parts)
+    : PreparedCall(sizes_of(*stack), guard, torch),
+      stack_(stack),
       variable_(variable),
       setting_(setting(variable)),
-      is_grad_enabled_(torch[1]),
       get_num_threads_(torch[2]),
       parts_(std::move(parts)) {}
 
-bool Quick::wants_gradient(PyObject *x, PyObject *hx) const {
-    return holds_true(call(is_grad_enabled_)) &&
-           (tensors_.requires_grad(x) || (hx && tensors_.requires_grad(hx)) ||
-            weights_.ask_for_gradient(tensors_));
-}
-
-Quick::Makers Quick::makers(const int64_t (&shape)[3], bool batch_first) {
+PreparedCallCPU::Makers PreparedCallCPU::makers(const int64_t (&shape)[3], bool batch_first) {
     if (shape[0] == makers_.first && shape[1] == makers_.second &&
         batch_first == makers_.batch_first)
         return makers_;
-    const int64_t H = stack_->layer(0, 0).H(), D = stack_->directions();
-    const auto states = static_cast<int64_t>(stack_->depth()) * D;
     auto maker = [&](int64_t a, int64_t b, int64_t c) {
         const auto parts = nb::cast<nb::tuple>(parts_(nb::make_tuple(a, b, c)));
         return Maker(parts[0], nb::cast<nb::tuple>(parts[1]));
@@ -51,48 +77,37 @@ Quick::Makers Quick::makers(const int64_t (&shape)[3], bool batch_first) {
     made.first = shape[0];
     made.second = shape[1];
     made.batch_first = batch_first;
-    made.y = maker(shape[0], shape[1], D * H);
-    made.last = maker(states, shape[batch_first ? 0 : 1], H);
+    made.y = maker(shape[0], shape[1], stack_->directions() * sizes_.H);
+    made.last = maker(sizes_.states, shape[batch_first ? 0 : 1], sizes_.H);
     // in one piece: another thread may come in wherever an object is released
     Makers before = made;
     std::swap(makers_, before);
     return made;
 }
 
-nb::object Quick::run(const nb::object &weights, const nb::object &x, const nb::object &hx,
-                      bool batch_first) {
-    const Layer &bottom = stack_->layer(0, 0);
-    const int64_t H = bottom.H(), C = bottom.C(), D = stack_->directions();
-    PyObject *const h0 = hx.is_none() ? nullptr : hx.ptr();
-    View in, before;
-    if (!tensors_.is_plain(x.ptr(), in)) return nb::none();
-    const auto &shape = in.shape;
-    const int64_t T = shape[batch_first ? 1 : 0], N = shape[batch_first ? 0 : 1];
-    if (shape[2] != C || !T || !N) return nb::none();
-    if (h0) {
-        const auto states = static_cast<int64_t>(stack_->depth()) * D;
-        if (!tensors_.is_plain(h0, before) || before.shape[0] != states || before.shape[1] != N ||
-            before.shape[2] != H)
-            return nb::none();
-    }
-    if (!is_set_to(variable_, setting_) || !weights_.hold(tensors_, weights) ||
-        wants_gradient(x.ptr(), h0))
-        return nb::none();
-    if ((in.strides[2] != 1 && C != 1) || tensors_.is_neg(x.ptr()) ||
-        (h0 && (!before.is_contiguous() || tensors_.is_neg(h0))))
+nb::object PreparedCallCPU::start(const Call::Given &given) {
+    const View &x = given.x_view;
+    const bool batch_first = given.rows_first;
+    const int64_t T = x.shape[batch_first], N = x.shape[!batch_first];
+    const int64_t width = stack_->directions() * sizes_.H;
+    if (!is_set_to(variable_, setting_)) return nb::none();
+    if ((x.strides[2] != 1 && sizes_.C != 1) || tensors_.is_neg(given.x) ||
+        (given.h0 && (!given.h0_view.is_contiguous() || tensors_.is_neg(given.h0))))
         return nb::borrow(Py_NotImplemented);
 
-    const Makers makers = this->makers(shape, batch_first);
+    const Makers makers = this->makers(x.shape, batch_first);
     const nb::object y = makers.y(), last = makers.last();
     Stack::Call job;
-    job.x = reinterpret_cast<const float *>(in.address);
-    job.x_step = in.strides[batch_first ? 1 : 0];
-    job.x_row = in.strides[batch_first ? 0 : 1];
-    job.h0 = h0 ? reinterpret_cast<const float *>(before.address) : nullptr;
+    job.x = reinterpret_cast<const float *>(x.address);
+    job.x_step = x.strides[batch_first];
+    job.x_row = x.strides[!batch_first];
+    job.h0 = given.h0 ? reinterpret_cast<const float *>(given.h0_view.address) : nullptr;
     job.y = reinterpret_cast<float *>(tensors_.address(y.ptr()));
-    job.y_step = (batch_first ? 1 : N) * D * H;
-    job.y_row = (batch_first ? T : 1) * D * H;
+    job.y_step = (batch_first ? 1 : N) * width;
+    job.y_row = (batch_first ? T : 1) * width;
     job.last = reinterpret_cast<float *>(tensors_.address(last.ptr()));
+    if (given.lengths)
+        job.lengths = reinterpret_cast<const int64_t *>(tensors_.address(given.lengths));
     job.T = T;
     job.N = N;
     job.threads = static_cast<int>(number(call(get_num_threads_)));
@@ -103,6 +118,32 @@ nb::object Quick::run(const nb::object &weights, const nb::object &x, const nb::
     }
     if (nan) return nb::none();
     return nb::make_tuple(y, last);
+}
+
+PreparedCallGPU::PreparedCallGPU(const Sizes &sizes, const WeightGuard &guard,
+                                 const nb::tuple &torch, int64_t most)
+    : PreparedCall(sizes, guard, torch),
+      current_device_(torch[2]),
+      is_capturing_(torch[3]),
+      workspace_(most) {}
+
+void PreparedCallGPU::add(int64_t T, int64_t N, bool with_h0, bool with_lengths, nb::object call) {
+    // what is replaced is released last: other threads may come in then
+    decltype(calls_) before;
+    if (calls_.size() >= most_calls) std::swap(calls_, before);
+    std::swap(calls_[{T, N, with_h0, with_lengths}], call);
+}
+
+nb::object PreparedCallGPU::start(const Call::Given &given) {
+    const auto &shape = given.x_view.shape;
+    const int64_t T = shape[given.rows_first], N = shape[!given.rows_first];
+    const auto found = calls_.find({T, N, given.h0 != nullptr, given.lengths != nullptr});
+    if (found == calls_.end()) return nb::borrow(Py_NotImplemented);
+    // another thread may let go of it while this one waits
+    const nb::object kept = found->second;
+    if (number(call(current_device_)) != sizes_.device || holds_true(call(is_capturing_)))
+        return nb::borrow(Py_NotImplemented);
+    return nb::cast<Call *>(kept)->run(given, &workspace_);
 }
 
 }  // namespace quant_gru

@@ -1,30 +1,62 @@
-// The shortest way from a call in Python to a native stack.
+// A whole call of a module, real values in and out, without a step of Python: what was checked and
+// built once is kept with a guard that tells whether it still holds.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
+#include <tuple>
 
+#include "bindings/cuda_call.hpp"
+#include "bindings/weight_guard.hpp"
 #include "cpu/core/stack.hpp"
 #include "kernel_runtime/native/tensor_view.hpp"
 
 namespace quant_gru {
 
-class Quick {
+class PreparedCall {
  public:
-    // weights: all of a module, kept by the caller for as long as this lives. steps: what has a
-    // `count` of optimizer steps, or None. variable: of the environment, as it is now.
-    // torch: Tensor, is_grad_enabled, get_num_threads. parts(shape) gives those of a Maker of
-    // tensors of that shape.
-    Quick(Stack *stack, const nanobind::sequence &weights, nanobind::object steps,
-          const char *variable, nanobind::tuple torch, nanobind::object parts);
+    struct Sizes {
+        int64_t device;  // get_device() of the tensors
+        int64_t states, C, H;
+    };
+    // guard: of all weights of the module, kept by the caller for as long as this lives.
+    // torch: Tensor, is_grad_enabled.
+    PreparedCall(const Sizes &sizes, const WeightGuard &guard, const nanobind::tuple &torch);
+    virtual ~PreparedCall() = default;
 
-    // As QuantGRU.forward. None where something is not as it was, a gradient may be asked for, an
-    // input is NaN or the call is of another kind; NotImplemented where x or hx would be taken in
-    // another layout.
+    // As QuantGRU.forward. lengths: None, or int64 (N,), contiguous on the device. None where a
+    // weight changed, a gradient may be asked for or the call is of another kind; NotImplemented
+    // where the call has to be laid out or prepared first.
     nanobind::object run(const nanobind::object &weights, const nanobind::object &x,
-                         const nanobind::object &hx, bool batch_first);
+                         const nanobind::object &hx, const nanobind::object &lengths,
+                         bool batch_first);
+
+ protected:
+    virtual nanobind::object start(const Call::Given &given) = 0;
+
+    Sizes sizes_;
+    Tensors tensors_;
+
+ private:
+    bool wants_gradient(PyObject *x, PyObject *hx) const;
+
+    const WeightGuard &guard_;
+    nanobind::object is_grad_enabled_;
+};
+
+// On the CPU: a native stack runs it.
+class PreparedCallCPU : public PreparedCall {
+ public:
+    // variable: of the environment, as it is now. torch: of PreparedCall, then get_num_threads.
+    // parts(shape) gives those of a Maker of tensors of that shape.
+    PreparedCallCPU(Stack *stack, const WeightGuard &guard, const char *variable,
+                    const nanobind::tuple &torch, nanobind::object parts);
+
+ protected:
+    nanobind::object start(const Call::Given &given) override;
 
  private:
     // What makes the outputs of calls of one size.
@@ -34,15 +66,33 @@ class Quick {
         Maker y, last;
     };
 
-    bool wants_gradient(PyObject *x, PyObject *hx) const;
     Makers makers(const int64_t (&shape)[3], bool batch_first);
 
     Stack *stack_;
-    Tensors tensors_;
-    KeptWeights weights_;
     std::string variable_, setting_;
-    nanobind::object is_grad_enabled_, get_num_threads_, parts_;
+    nanobind::object get_num_threads_, parts_;
     Makers makers_;  // of the last call
+};
+
+// On a GPU: launches that were prepared for calls of a size run it.
+class PreparedCallGPU : public PreparedCall {
+ public:
+    // torch: of PreparedCall, then what gives the current device and tells whether a graph is being
+    // captured. most: bytes that are kept between calls.
+    PreparedCallGPU(const Sizes &sizes, const WeightGuard &guard, const nanobind::tuple &torch,
+                    int64_t most);
+
+    // A Call for all of a size, with states before the first step or without, with lengths or
+    // without.
+    void add(int64_t T, int64_t N, bool with_h0, bool with_lengths, nanobind::object call);
+
+ protected:
+    nanobind::object start(const Call::Given &given) override;
+
+ private:
+    nanobind::object current_device_, is_capturing_;
+    std::map<std::tuple<int64_t, int64_t, bool, bool>, nanobind::object> calls_;
+    Workspace workspace_;
 };
 
 }  // namespace quant_gru

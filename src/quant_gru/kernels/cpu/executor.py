@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernel_runtime.allocators import maker, parts
 from quant_gru._errors import QuantGRUError
+from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import CellPlan, GRUPlan, WeightPart
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import chance
@@ -203,22 +204,19 @@ class Stack:
         self,
         x: Tensor,
         h0: Tensor | None,
-        lengths: Tensor | None,
-        batch_first: bool = False,
-        kept: list[Tensor] | None = None,
+        lengths: Tensor | None = None,
+        kept: Kept | None = None,
     ) -> tuple[Tensor, Tensor] | None:
         """Run all steps.
 
         Args:
-            x: float32 (T, N, C), or (N, T, C) if `batch_first`, on the CPU.
+            x: float32 (T, N, C) on the CPU.
             h0: float32 (states, N, H), or None for zeros.
             lengths: int64 (N,) or None.
-            batch_first: Whether N comes before T.
-            kept: A list that takes the codes of output.h (T, N, H) of each layer and direction.
+            kept: Takes what a backward needs.
 
         Returns:
-            Output, in the form of the input, and last states (states, N, H), float32; None where
-            an input is NaN.
+            Output (T, N, D*H) and last states (states, N, H), float32; None where an input is NaN.
         """
         if x.stride(2) != 1 or x.is_neg():
             x = x.contiguous().resolve_neg()
@@ -226,9 +224,6 @@ class Stack:
         x_step, x_row, _ = x.stride()
         H, width = self.hidden_size, self.directions * self.hidden_size
         y = x.new_empty((T, N, width))
-        y_step, y_row = N * width, width
-        if batch_first:
-            T, N, x_step, x_row, y_step, y_row = N, T, x_row, x_step, y_row, y_step
         last = x.new_empty((self.states, N, H))
         h0 = None if h0 is None else h0.contiguous().resolve_neg()
         lengths = None if lengths is None else lengths.contiguous()
@@ -241,8 +236,8 @@ class Stack:
             x_row,
             0 if h0 is None else h0.data_ptr(),
             y.data_ptr(),
-            y_step,
-            y_row,
+            N * width,
+            width,
             last.data_ptr(),
             [each.data_ptr() for each in codes],
             0 if lengths is None else lengths.data_ptr(),
@@ -252,20 +247,20 @@ class Stack:
         ):
             return None
         if kept is not None:
-            kept += codes
+            kept.out += codes
         return y, last
 
+    def prepared(self, guard: _native.WeightGuard) -> _native.PreparedCall:
+        """What runs whole calls in native code.
 
-def quick_of(stack: Stack, weights: list[Tensor], steps: Any) -> _native.Quick:
-    """What runs whole calls while nothing changes that the stack follows from.
+        Args:
+            guard: Of all weights of the module.
+        """
+        functions = (Tensor, torch.is_grad_enabled, torch.get_num_threads)
+        return _native.PreparedCallCPU(self.native, guard, VARIABLE, functions, _parts)
 
-    Args:
-        stack: The stack of the instruction set in use.
-        weights: All weights of the module; they have to be kept for as long as this is.
-        steps: What has a `count` of optimizer steps, or None.
-    """
-    functions = (Tensor, torch.is_grad_enabled, torch.get_num_threads)
-    return _native.Quick(stack.native, weights, steps, VARIABLE, functions, _parts)
+    def prepare(self, call: Any, x: Tensor, h0: Tensor | None, lengths: Tensor | None) -> None:
+        """Prepare calls like one that `run` has run; there is nothing to be prepared on a CPU."""
 
 
 def _parts(shape: tuple[int, ...]) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -151,12 +150,11 @@ class Stack:
                 self._schedules[key] = schedule
         return schedule
 
-    def quick(self, weights: Collection[Tensor], steps: Any) -> _native.QuickGPU:
-        """What runs whole calls while nothing changes that the stack follows from.
+    def prepared(self, guard: _native.WeightGuard) -> _native.PreparedCall:
+        """What runs whole calls in native code, of sizes that `prepare` has told it.
 
         Args:
-            weights: All weights of the module; they have to be kept for as long as this is.
-            steps: What has a `count` of optimizer steps, or None.
+            guard: Of all weights of the module.
         """
         is_gpu = self.device.type == "cuda"
         functions = (
@@ -165,42 +163,21 @@ class Stack:
             torch._C._cuda_getDevice if is_gpu else lambda: -1,
             torch._C._cuda_isCurrentStreamCapturing if is_gpu else lambda: False,
         )
-        sizes = (
-            self.device.index if is_gpu else -1,
-            self.states,
-            self.input_size,
-            self.hidden_size,
-        )
-        return _native.QuickGPU(sizes, weights, steps, functions, _KEPT_BYTES)
+        index = self.device.index if is_gpu else -1
+        sizes = (index, self.states, self.input_size, self.hidden_size)
+        return _native.PreparedCallGPU(sizes, guard, functions, _KEPT_BYTES)
 
-    def step(self, weights: Collection[Tensor]) -> _native.Step:
-        """What tells whether calls in training are like one before.
+    def prepare(self, call: Any, x: Tensor, h0: Tensor | None, lengths: Tensor | None) -> None:
+        """Prepare calls like one that `run` has run.
 
         Args:
-            weights: All weights of the module, contiguous float32; they have to be kept for as long
-                as this is.
-        """
-        is_gpu = self.device.type == "cuda"
-        sizes = (
-            self.device.index if is_gpu else -1,
-            self.states,
-            self.input_size,
-            self.hidden_size,
-        )
-        return _native.Step(
-            sizes, weights, (Tensor, torch._C._cuda_getDevice if is_gpu else lambda: -1)
-        )
-
-    def repeat(self, quick: _native.QuickGPU, x: Tensor, h0: Tensor | None) -> None:
-        """Let native code run calls like one that `run` has run.
-
-        Args:
-            quick: What `quick` gave.
+            call: What `prepared` gave.
             x: Input of that call.
             h0: Its states.
+            lengths: Its lengths.
         """
         T, N, _ = x.shape
         # those of a graph that is being captured are not kept
-        schedule = self._schedules.get((T, N, h0 is not None, False, False))
+        schedule = self._schedules.get((T, N, h0 is not None, lengths is not None, False))
         if schedule is not None and schedule.call is not None:
-            quick.add(T, N, h0 is not None, schedule.call)
+            call.add(T, N, h0 is not None, lengths is not None, schedule.call)

@@ -1,5 +1,6 @@
-"""Steps of training like the one before, in kernels on the host: as the general way has them."""
+"""Prepared steps of training, in kernels on the host: as steps made anew have them."""
 
+import copy
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda.backward import planner as back_planner
 from quant_gru.kernels.cuda.backward import prepared
 from quant_gru.kernels.cuda.recurrence import planner
-from quant_gru.modules import gru as _gru
+from quant_gru.modules import call as _call
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER
@@ -48,7 +49,11 @@ def training(config="int8", **options):
 
 
 def step_of(gru):
-    return gru._state.plans.step(torch.device("cpu"))
+    return gru._state.plans.kept(torch.device("cpu"), True)
+
+
+def back_of(gru):
+    return step_of(gru).differentiated.back
 
 
 def results(gru, x, hx=None, last=True, first=True, of_x=True):
@@ -67,22 +72,19 @@ def results(gru, x, hx=None, last=True, first=True, of_x=True):
 
 
 def check(gru, *args, **options):
-    """A step in the quick way, which has to give what the general way gives."""
+    """A prepared step, which has to give what one gives whose backward goes the general way."""
     results(gru, *args, **options)
     assert step_of(gru) is not None
-    calls, ran = [], []
+    ran = []
     with pytest.MonkeyPatch.context() as patch:
-        general, run = _gru.run, prepared.QuickBackward.run
-        patch.setattr(_gru, "run", lambda *a: calls.append(a) or general(*a))
+        run = prepared.QuickBackward.run
+        patch.setattr(_call, "prepare", None)
         patch.setattr(prepared.QuickBackward, "run", lambda *a: ran.append(run(*a)) or ran[-1])
         found = results(gru, *args, **options)
-        assert not calls
-        assert [each is None for each in ran] == ([] if gru.bidirectional else [False])
-        patch.setattr(_gru.QuantGRU, "_keep_step", lambda *_: None)
+        assert len(ran) == 1
+        assert ran[0] is not None
         patch.setattr(prepared.QuickBackward, "run", lambda *_: None)
-        patch.setattr(type(step_of(gru)), "run", lambda *_: None)
         expected = results(gru, *args, **options)
-        assert len(calls) == 1
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
@@ -131,7 +133,7 @@ def test_products_are_among_the_launches(cublas, monkeypatch, config):
     ours = results(gru, x)
     assert len(cublas.started) == 3
     with monkeypatch.context() as patch:
-        patch.delattr(step_of(gru).call.stack.machine, "multiply")
+        patch.delattr(back_of(gru)._machine, "multiply")
         assert all(map(torch.equal, results(training(config), x), ours))
     assert len(cublas.started) == 3
     check(gru, x)
@@ -139,7 +141,7 @@ def test_products_are_among_the_launches(cublas, monkeypatch, config):
     check(gru, x)
     check(gru, x, torch.randn(1, 8, H) * 0.5, first=False)
     # others multiply bytes in between
-    assert (step_of(gru).call.back._latest.native is None) == (config == "w8a16")
+    assert (back_of(gru)._latest.native is None) == (config == "w8a16")
     cublas.started.clear()
     gru.weight_ih_l0.requires_grad_(False)
     check(gru, x, last=False)
@@ -154,7 +156,7 @@ def test_native_backwards_keep_little_memory(cublas, monkeypatch):
     gru, x = training(), torch.randn(6, 8, C)
     results(gru, x)
     results(gru, x)
-    back = step_of(gru).call.back
+    back = back_of(gru)
     latest = back._latest
     assert latest.native.forget()
     assert not latest.native.forget()
@@ -177,7 +179,7 @@ def test_what_a_backward_gets_may_lie_in_other_ways(cublas, first):
     x = torch.randn(8, 6, C)
     check(gru, x)
     step = step_of(gru)
-    repeated = step.call.back._latest
+    repeated = back_of(gru)._latest
 
     def gradients(hooked, expanded):
         leaf = x.clone().requires_grad_()
@@ -197,16 +199,16 @@ def test_what_a_backward_gets_may_lie_in_other_ways(cublas, first):
     for hooked, expanded in ((True, False), (False, True), (True, True), (False, False)):
         assert all(map(torch.equal, gradients(hooked, expanded), expected)), (hooked, expanded)
     assert step_of(gru) is step
-    assert len(step.call.back._kinds) >= 4
-    assert repeated in step.call.back._kinds.values()
+    assert len(back_of(gru)._kinds) >= 4
+    assert repeated in back_of(gru)._kinds.values()
 
 
 def quickly(gru, x):
-    """Whether a call went the quick way."""
+    """Whether a call took what the one before had prepared."""
     with pytest.MonkeyPatch.context() as patch:
         calls = []
-        general = _gru.run
-        patch.setattr(_gru, "run", lambda *a: calls.append(a) or general(*a))
+        general = _call.prepare
+        patch.setattr(_call, "prepare", lambda *a: calls.append(a) or general(*a))
         gru(x)
         return not calls
 
@@ -214,11 +216,7 @@ def quickly(gru, x):
 def test_hooks_see_steps():
     gru, x, seen = training(), torch.randn(6, 8, C), []
     gru(x)
-    with pytest.MonkeyPatch.context() as patch:
-        # what is not watched comes by no forward
-        patch.setattr(_gru.QuantGRU, "forward", lambda *_: seen.append("forward"))
-        expected = gru(x)
-        assert not seen
+    expected = gru(x)
     handles = [
         gru.register_forward_hook(lambda *_: seen.append("after")),
         gru.register_forward_pre_hook(lambda *_: seen.append("before")),
@@ -237,42 +235,47 @@ def test_hooks_see_steps():
 
 def test_changes_are_noticed():
     gru, x = training(), torch.randn(6, 8, C)
+    strided = gru.weight_hh_l0.data.t().contiguous().t()
+    changes = [
+        (True, lambda: gru.weight_hh_l0.data.mul_(2)),
+        (False, lambda: setattr(gru.weight_hh_l0, "data", gru.weight_hh_l0.data.clone())),
+        (False, lambda: setattr(gru, "bias_hh_l0", torch.nn.Parameter(torch.ones(3 * H)))),
+        (True, lambda: setattr(gru, "precision", "tf32")),
+        (True, lambda: setattr(gru, "recurrent_dropout", 0.5)),
+        (True, lambda: setattr(gru, "recurrent_dropout", 0.0)),
+        (False, lambda: setattr(gru, "zoneout", 0.5)),
+        (False, lambda: setattr(gru, "zoneout", 0.0)),
+        (True, lambda: setattr(gru, "stash_bits", 8)),
+        (True, lambda: setattr(gru, "stash_bits", None)),
+        (False, lambda: gru.adjust_quant_config("output.h", bitwidth=7)),
+        (False, lambda: setattr(gru.weight_hh_l0, "data", strided)),
+    ]
 
-    def taken(change):
-        gru(x)
+    def seeded_results(gru):
+        torch.manual_seed(1)
+        return results(gru, x)
+
+    for holds, change in changes:
+        seeded_results(gru)
         assert quickly(gru, x)
         change()
-        return quickly(gru, x)
-
-    assert taken(lambda: gru.weight_hh_l0.data.mul_(2))
-    assert not taken(lambda: setattr(gru.weight_hh_l0, "data", gru.weight_hh_l0.data.clone()))
-    assert not taken(lambda: setattr(gru, "bias_hh_l0", torch.nn.Parameter(torch.ones(3 * H))))
-    assert not taken(lambda: setattr(gru, "precision", "tf32"))
-    assert not taken(lambda: setattr(gru, "recurrent_dropout", 0.5))
-    gru.recurrent_dropout = 0.0
-    assert not taken(lambda: setattr(gru, "zoneout", 0.5))
-    gru.zoneout = 0.0
-    assert not taken(lambda: setattr(gru, "stash_bits", 8))
-    gru.stash_bits = None
-    assert not taken(lambda: gru.adjust_quant_config("output.h", bitwidth=7))
-    strided = gru.weight_hh_l0.data.t().contiguous().t()
-    assert not taken(lambda: setattr(gru.weight_hh_l0, "data", strided))
-    assert not quickly(gru, x)
+        assert quickly(gru, x) == holds
+        assert all(map(torch.equal, seeded_results(gru), seeded_results(copy.deepcopy(gru))))
 
 
 def test_other_weights_in_between_leave_it():
     gru, x = training(), torch.randn(6, 8, C)
     expected = results(gru, x)
     results(gru, x)
-    step, back = step_of(gru), step_of(gru).call.back
+    step, back = step_of(gru), back_of(gru)
     others = {name: w.detach() * 0.5 for name, w in gru.named_parameters()}
     assert not torch.equal(torch.func.functional_call(gru, others, (x,))[0], expected[0])
-    assert step_of(gru) is step
     assert all(map(torch.equal, results(gru, x), expected))
+    assert back_of(gru) is back
     gru.weight_hh_l0 = torch.nn.Parameter(gru.weight_hh_l0.detach().clone())
     gru(x)
     assert step_of(gru) is not step
-    assert step_of(gru).call.back is back
+    assert back_of(gru) is back
     assert all(map(torch.equal, results(gru, x), expected))
 
 
@@ -335,7 +338,7 @@ def test_little_memory_is_kept(monkeypatch):
     gru, x = training(), torch.randn(6, 8, C)
     results(gru, x)
     results(gru, x)
-    back = step_of(gru).call.back
+    back = back_of(gru)
     space = back._latest._space
     assert space is not None
     results(gru, x)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.execution.prepared_call import kept_weights
-from quant_gru.execution.prepared_gpu_call import QuickGPU
+from quant_gru.execution import prepared_call
+from quant_gru.execution.weight_guard import WeightGuard
 from quant_gru.integer.backward import Kept
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.forward import stack
@@ -43,21 +43,22 @@ def quantized(**options):
     return gru
 
 
-def quick_of(gru, host):
-    """The quick way of a GPU, on the host."""
-    whole = stack.Stack(gru._plan(), host)
-    own = gru._parameters.values()
-    kept = kept_weights(own, list(own), torch.device("cpu"))
-    return QuickGPU(whole, kept)
+def prepared_of(gru, host):
+    """Prepared calls of a GPU, on the host."""
+    plan, own = gru._plan(), list(gru._parameters.values())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepared_call, "stack_of", lambda plan: stack.Stack(plan, host))
+        return prepared_call.prepare(plan, [own], own)
 
 
-def run(quick, gru, x, hx=None):
-    return quick.run(gru._parameters.values(), x, hx, gru.batch_first)
+def run(prepared, gru, x, hx=None, lengths=None):
+    return prepared.start(gru._parameters.values(), x, hx, lengths, gru.batch_first)
 
 
-def natively(quick, gru, x, hx=None):
+def natively(prepared, gru, x, hx=None, lengths=None):
     """What native code gives by itself."""
-    return quick.start(gru._parameters.values(), x, hx, gru.batch_first)
+    own = gru._parameters.values()
+    return prepared._native.run(own, x, hx, lengths, gru.batch_first)
 
 
 def equal(got, expected):
@@ -73,12 +74,12 @@ def test_a_call_waits_on_streams_that_the_one_before_was_not_on(host, monkeypatc
         return now[0]
 
     monkeypatch.setattr(host, "stream", stream)
-    quick, x = quick_of(gru, host), torch.randn(7, 3, C)
-    run(quick, gru, x)
+    prepared, x = prepared_of(gru, host), torch.randn(7, 3, C)
+    run(prepared, gru, x)
     found = []
     for now[0] in (5, 5, 9, 9, 5):
         asked.clear()
-        assert natively(quick, gru, x) is not NotImplemented
+        assert natively(prepared, gru, x) is not NotImplemented
         found.append(list(asked))
     assert found == [[5], [5], [9, 9], [9], [5, 5]]
 
@@ -86,17 +87,17 @@ def test_a_call_waits_on_streams_that_the_one_before_was_not_on(host, monkeypatc
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_calls_are_those_of_the_cpu(host, batch_first):
     gru = quantized(bidirectional=True, batch_first=batch_first)
-    quick = quick_of(gru, host)
+    prepared = prepared_of(gru, host)
     for turn in range(2):
         for shape in ((9, 8), (2, 3), (8, 9)):
             x = torch.randn(*shape, C)
             hx = torch.randn(2, shape[0 if batch_first else 1], H)
             x[1, 1, 0] = torch.nan
             for states in (None, hx):
-                found = natively(quick, gru, x, states)
+                found = natively(prepared, gru, x, states)
                 assert (found is NotImplemented) == (turn == 0)
                 expected = gru(x, states)
-                for got in (run(quick, gru, x, states), natively(quick, gru, x, states)):
+                for got in (run(prepared, gru, x, states), natively(prepared, gru, x, states)):
                     for ours, theirs in zip(got, expected, strict=True):
                         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
                     # what the general way gives, with its transposed view
@@ -104,58 +105,71 @@ def test_calls_are_those_of_the_cpu(host, batch_first):
                     assert y.is_contiguous()
 
 
+def test_lengths(host):
+    gru = quantized(num_layers=2, bidirectional=True)
+    prepared, x = prepared_of(gru, host), torch.randn(6, 4, C)
+    lengths = torch.tensor([6, 4, 4, 1])
+    packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths)
+    y, h_n = gru(packed)
+    for turn in range(2):
+        assert (natively(prepared, gru, x, None, lengths) is NotImplemented) == (turn == 0)
+        found = run(prepared, gru, x, None, lengths)
+        rows = torch.nn.utils.rnn.pack_padded_sequence(found[0], lengths)
+        assert equal((rows.data, found[1]), (y.data, h_n))
+
+
 def test_layouts_that_only_python_takes(host):
     gru = quantized()
-    quick, x, hx = quick_of(gru, host), torch.randn(6, 4, C), torch.randn(1, 4, H)
-    run(quick, gru, x, hx)
+    prepared, x, hx = prepared_of(gru, host), torch.randn(6, 4, C), torch.randn(1, 4, H)
+    run(prepared, gru, x, hx)
     expected = gru(x, hx)
-    assert equal(natively(quick, gru, x, hx), expected)
+    assert equal(natively(prepared, gru, x, hx), expected)
     turned = x.transpose(0, 1).contiguous().transpose(0, 1)
-    assert equal(natively(quick, gru, turned, hx), expected)
+    assert equal(natively(prepared, gru, turned, hx), expected)
     # its strides are not those of the call before
-    assert equal(natively(quick, gru, x, hx), expected)
+    assert equal(natively(prepared, gru, x, hx), expected)
     padded = torch.randn(6, 4, C + 1)[..., :C]
     padded.copy_(x)
-    assert equal(natively(quick, gru, padded, hx), expected)
+    assert equal(natively(prepared, gru, padded, hx), expected)
     spread = x.transpose(1, 2).contiguous().transpose(1, 2)
     for given in ((spread, hx), (torch._neg_view(-x), hx), (x, torch._neg_view(-hx))):
-        assert natively(quick, gru, *given) is NotImplemented
-        assert equal(run(quick, gru, *given), expected)
+        assert natively(prepared, gru, *given) is NotImplemented
+        assert equal(run(prepared, gru, *given), expected)
     wide = torch.randn(1, 4, 2 * H)
     wide[..., ::2] = hx
-    assert natively(quick, gru, x, wide[..., ::2]) is NotImplemented
-    assert equal(run(quick, gru, x, wide[..., ::2]), expected)
+    assert natively(prepared, gru, x, wide[..., ::2]) is NotImplemented
+    assert equal(run(prepared, gru, x, wide[..., ::2]), expected)
 
 
 def test_what_is_left_to_the_general_way(host):
     gru = quantized()
-    quick, x = quick_of(gru, host), torch.randn(5, 3, C)
-    assert run(quick, gru, x) is not None
+    prepared, x = prepared_of(gru, host), torch.randn(5, 3, C)
+    assert run(prepared, gru, x) is not None
     Same = type("Same", (torch.Tensor,), {})
     others = (None, 3, x[0], x[None], x.double(), x[..., 1:], x[:0], x[:, :0], x.to("meta"))
     for other in (*others, torch.nn.Parameter(x), x.as_subclass(Same)):
-        assert run(quick, gru, other) is None
+        assert run(prepared, gru, other) is None
     for hx in (torch.zeros(2, 3, H), torch.zeros(1, 2, H), torch.zeros(1, 3, H).double(), 3):
-        assert run(quick, gru, x, hx) is None
+        assert run(prepared, gru, x, hx) is None
     weights = list(gru._parameters.values())
-    assert quick.run(weights, x, None, False) is not None
+    assert prepared.start(weights, x, None, None, False) is not None
     for others in (weights[:-1], [*weights, weights[0]], weights[::-1], [*weights[:-1], None]):
-        assert quick.run(others, x, None, False) is None
+        assert prepared.start(others, x, None, None, False) is None
     with torch.enable_grad():
-        assert run(quick, gru, x) is None
+        assert run(prepared, gru, x) is None
         gru.requires_grad_(False)
-        assert run(quick, gru, x) is not None
-        assert run(quick, gru, x.clone().requires_grad_()) is None
-        assert run(quick, gru, x, torch.zeros(1, 3, H, requires_grad=True)) is None
+        assert run(prepared, gru, x) is not None
+        assert run(prepared, gru, x.clone().requires_grad_()) is None
+        assert run(prepared, gru, x, torch.zeros(1, 3, H, requires_grad=True)) is None
     gru.weight_hh_l0.data = gru.weight_hh_l0.data.clone()
-    assert run(quick, gru, x) is None
+    assert run(prepared, gru, x) is None
 
 
 @pytest.mark.parametrize("how", ["in place", "by an optimizer"])
 def test_weights_that_changed(host, how):
     gru = quantized()
-    quick, x = quick_of(gru, host), torch.randn(5, 3, C)
-    assert run(quick, gru, x) is not None
+    prepared, x = prepared_of(gru, host), torch.randn(5, 3, C)
+    assert run(prepared, gru, x) is not None
     if how == "in place":
         gru.bias_ih_l0.mul_(2)
     else:
@@ -164,7 +178,7 @@ def test_weights_that_changed(host, how):
         for w in gru.parameters():
             w.grad = torch.ones_like(w)
         optimizer.step()
-    assert run(quick, gru, x) is None
+    assert run(prepared, gru, x) is None
 
 
 def test_another_device_or_a_graph(host):
@@ -174,31 +188,32 @@ def test_another_device_or_a_graph(host):
     functions = (lambda: now["device"], lambda: now["captures"])
     functions = (torch.Tensor, torch.is_grad_enabled, *functions)
     weights = list(gru._parameters.values())
-    native = _native.QuickGPU((-1, 1, C, H), weights, None, functions, 1 << 20)
+    guard = WeightGuard(weights)
+    native = _native.PreparedCallGPU((-1, 1, C, H), guard.native, functions, 1 << 20)
     expected = whole.run(x, None)
-    whole.repeat(native, x, None)
+    whole.prepare(native, x, None, None)
     for device, captures in ((-1, False), (0, False), (-1, True), (-1, False)):
         now.update(device=device, captures=captures)
-        found = native.run(weights, x, None, False)
+        found = native.run(weights, x, None, None, False)
         if device < 0 and not captures:
             assert equal(found, expected)
         else:
             assert found is NotImplemented
 
 
-def bases(host, quick, gru, x):
+def bases(host, prepared, gru, x):
     """Where the outputs of a call are, and the workspace of its launches."""
-    schedule = next(each for each in quick._stack._schedules.values() if each is not None)
+    schedule = next(each for each in prepared._stack._schedules.values() if each is not None)
     record = schedule._reals[0]
-    y, h_n = natively(quick, gru, x)
+    y, h_n = natively(prepared, gru, x)
     return y, h_n, record.Wx
 
 
 def test_results_are_new_and_the_workspace_is_not(host):
     gru = quantized()
-    quick, x = quick_of(gru, host), torch.randn(5, 3, C)
-    run(quick, gru, x)
-    seen = [bases(host, quick, gru, x) for _ in range(4)]
+    prepared, x = prepared_of(gru, host), torch.randn(5, 3, C)
+    run(prepared, gru, x)
+    seen = [bases(host, prepared, gru, x) for _ in range(4)]
     assert len({each.data_ptr() for y, h_n, _ in seen for each in (y, h_n)}) == 8
     assert len({y.untyped_storage().data_ptr() for y, _, _ in seen}) == 4
     assert len({Wx for _, _, Wx in seen}) == 1
@@ -207,19 +222,19 @@ def test_results_are_new_and_the_workspace_is_not(host):
 def test_a_large_workspace_is_given_back(host, monkeypatch):
     monkeypatch.setattr(stack, "_KEPT_BYTES", 10)
     gru = quantized()
-    quick, x = quick_of(gru, host), torch.randn(5, 3, C)
-    expected = run(quick, gru, x)
-    assert equal(natively(quick, gru, x), expected)
+    prepared, x = prepared_of(gru, host), torch.randn(5, 3, C)
+    expected = run(prepared, gru, x)
+    assert equal(natively(prepared, gru, x), expected)
 
 
 def test_outputs_of_inference_mode(host):
     gru = quantized()
-    quick, x = quick_of(gru, host), torch.randn(5, 3, C)
+    prepared, x = prepared_of(gru, host), torch.randn(5, 3, C)
     with torch.inference_mode():
-        run(quick, gru, x)
-        assert all(each.is_inference() for each in natively(quick, gru, x))
-    assert not any(each.is_inference() for each in natively(quick, gru, x))
-    y, _ = natively(quick, gru, x)
+        run(prepared, gru, x)
+        assert all(each.is_inference() for each in natively(prepared, gru, x))
+    assert not any(each.is_inference() for each in natively(prepared, gru, x))
+    y, _ = natively(prepared, gru, x)
     assert (y._version, y.requires_grad, y.is_leaf) == (0, False, True)
     with torch.enable_grad():
         y.requires_grad_().sum().backward()
@@ -228,15 +243,15 @@ def test_outputs_of_inference_mode(host):
 
 def test_threads_of_other_sizes(host):
     gru = quantized()
-    quick = quick_of(gru, host)
+    prepared = prepared_of(gru, host)
     inputs = [torch.randn(2 + i % 3, 1 + i % 2, C) for i in range(6)]
     expected = [gru(x) for x in inputs]
     for x in inputs:
-        run(quick, gru, x)
+        run(prepared, gru, x)
 
     def work(i):
         with torch.no_grad():
-            return all(equal(natively(quick, gru, inputs[i]), expected[i]) for _ in range(5))
+            return all(equal(natively(prepared, gru, inputs[i]), expected[i]) for _ in range(5))
 
     with ThreadPoolExecutor(3) as pool:
         assert all(pool.map(work, range(6)))
@@ -244,31 +259,31 @@ def test_threads_of_other_sizes(host):
 
 def test_nothing_is_left_behind(host):
     gru = quantized()
-    quick, x, hx = quick_of(gru, host), torch.randn(5, 3, C), torch.randn(1, 3, H)
-    run(quick, gru, x, hx)
+    prepared, x, hx = prepared_of(gru, host), torch.randn(5, 3, C), torch.randn(1, 3, H)
+    run(prepared, gru, x, hx)
     weights = list(gru._parameters.values())
     given = [x, hx, weights, *weights, gru._parameters, torch.Tensor, torch.float32, NotImplemented]
-    natively(quick, gru, x, hx)
+    natively(prepared, gru, x, hx)
     before = [sys.getrefcount(each) for each in given]
     for _ in range(50):
-        natively(quick, gru, x, hx)
-        natively(quick, gru, x.double())
-        natively(quick, gru, x.transpose(0, 2).contiguous().transpose(0, 2), hx)
+        natively(prepared, gru, x, hx)
+        natively(prepared, gru, x.double())
+        natively(prepared, gru, x.transpose(0, 2).contiguous().transpose(0, 2), hx)
     assert [sys.getrefcount(each) for each in given] == before
-    y, h_n = natively(quick, gru, x, hx)
+    y, h_n = natively(prepared, gru, x, hx)
     assert (sys.getrefcount(y), sys.getrefcount(h_n)) == (2, 2)
-    gone = weakref.ref(quick._stack)
-    del quick
+    gone = weakref.ref(prepared._stack)
+    del prepared
     gc.collect()
     assert gone() is None
 
 
-def test_copies_have_no_quick_way_of_another(host):
+def test_copies_have_no_prepared_calls_of_another(host):
     gru = quantized()
     x = torch.randn(5, 3, C)
-    gru._state.plans.quick = quick_of(gru, host)
+    gru._state.plans.prepared = prepared = prepared_of(gru, host)
     expected = gru(x)
-    assert isinstance(gru._state.plans.quick, QuickGPU)
+    assert gru._state.plans.prepared is prepared
     for other in (copy.deepcopy(gru), pickle.loads(pickle.dumps(gru))):
         assert equal(other(x), expected)
         other.weight_ih_l0.mul_(2)
@@ -291,14 +306,14 @@ def test_what_is_kept_for_a_backward_has_memory_of_its_own(host):
 
 def test_an_error_of_a_launch_is_told(host, monkeypatch):
     gru = quantized()
-    quick, x = quick_of(gru, host), torch.randn(5, 3, C)
-    expected = run(quick, gru, x)
+    prepared, x = prepared_of(gru, host), torch.randn(5, 3, C)
+    expected = run(prepared, gru, x)
 
     def fail(*_):
         raise RuntimeError("no launch")
 
     monkeypatch.setattr(host, "launch", fail)
     with pytest.raises(RuntimeError, match="no launch"):
-        natively(quick, gru, x)
+        natively(prepared, gru, x)
     monkeypatch.undo()
-    assert equal(natively(quick, gru, x), expected)
+    assert equal(natively(prepared, gru, x), expected)

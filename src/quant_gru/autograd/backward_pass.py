@@ -1,0 +1,218 @@
+"""The backward of all layers and directions: gradients from codes that the forward kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from quant_gru.autograd.learned_scales import learned_names, to_logarithms
+from quant_gru.execution.layers import Below, input_codes, mask_input, real_input, requantized
+from quant_gru.execution.noise import Noise
+from quant_gru.integer.backward import Gradients, Tape, Wanted, complete
+from quant_gru.integer.plan import GRUPlan
+from quant_gru.integer.qparams import QParams
+from quant_gru.integer.scale_gradients import scale_gradients
+from quant_gru.kernels.dispatch import backward_layer, quantize, runs_on_gpu
+
+
+@dataclass(eq=False)
+class Pass:
+    """A forward, as its backward needs to know it.
+
+    Attributes:
+        x: Input (T, N, C), real.
+        h0: States before the first step (layers * directions, N, H), real; None for zeros.
+        lengths: int64 (N,) or None.
+        noise: What was random.
+        out: Codes of output.h (T, N, H) of each layer and direction.
+        nan: Zeros (layers * directions, N), NaN where a row is.
+        precision: What gradients are multiplied in, see `quant_gru.kernels.dispatch.PRECISIONS`.
+    """
+
+    x: Tensor
+    h0: Tensor | None
+    lengths: Tensor | None
+    noise: Noise | None
+    out: Sequence[Tensor]
+    nan: Tensor
+    precision: str
+
+
+@dataclass(eq=False)
+class Asked:
+    """Which gradients are wanted.
+
+    Attributes:
+        x: That of the input.
+        h0: That of the states before the first step.
+        weights: Of each layer and direction those of W, R, bw, br.
+        scales: The parameters of each layer and direction, where scales are learned.
+    """
+
+    x: bool
+    h0: bool
+    weights: Sequence[tuple[bool, bool, bool, bool]]
+    scales: Sequence[QParams] = ()
+
+    def below(self, first: int) -> bool:
+        """Whether anything is wanted of the input, or of layers whose cells come before `first`."""
+        if not first:
+            return self.x
+        return self.x or self.h0 or bool(self.scales) or any(map(any, self.weights[:first]))
+
+
+@dataclass(eq=False)
+class Found:
+    """Gradients of a whole GRU.
+
+    Attributes:
+        x: (T, N, C), or None where it was not wanted.
+        h0: (layers * directions, N, H), or None where it was not wanted.
+        cells: Of the weights of each layer and direction; None where nothing was wanted.
+        scales: Of the logarithms of scales, float32, of each layer and direction where learned.
+    """
+
+    x: Tensor | None
+    h0: Tensor | None
+    cells: list[Gradients | None]
+    scales: list[Tensor]
+
+
+def gradients(
+    plan: GRUPlan, done: Pass, grad_y: Tensor | None, grad_last: Tensor | None, asked: Asked
+) -> Found:
+    """Backpropagate through all layers and directions.
+
+    Args:
+        plan: The plan of the forward.
+        done: The forward.
+        grad_y: Gradient of the output (T, N, D*H), or None for zeros.
+        grad_last: Gradient of the last states (layers * directions, N, H), or None for zeros.
+        asked: Which gradients to compute.
+    """
+    H = plan.cells[0][0].hidden_size
+    D, noise = len(plan.cells[0]), done.noise
+    T, N, _ = done.x.shape
+    grad = grad_y
+    grad_h0: list[Tensor] = []
+    found: list[Gradients | None] = [None] * len(done.out)
+    scales: list[Tensor | None] = [None] * len(done.out)
+    nan = done.nan.unbind()
+    for layer in reversed(range(len(plan.cells))):
+        cells, first = plan.cells[layer], layer * D
+        onward, learns = asked.below(first), bool(asked.scales)
+        drops = noise is not None and noise.drops
+        below = _below(done, first - D, D, learns or drops) if layer else None
+        if below is not None and not drops:
+            inputs = requantized(plan, layer, below)
+        elif below is None and done.x.dtype is torch.float32 and runs_on_gpu(done.x.device):
+            # its kernels quantize what they read
+            inputs = [done.x] * D
+        else:
+            inputs, _ = input_codes(plan, layer, done.x, below, noise)
+        tapes = [
+            Tape(
+                cell,
+                inputs[d],
+                None if done.h0 is None else quantize(cell.h, done.h0[first + d])[0],
+                done.out[first + d],
+                done.lengths,
+                d == 1,
+                noise.held(layer, d, D, (T, N, H)) if noise else None,
+                nan[first + d],
+            )
+            for d, cell in enumerate(cells)
+        ]
+        results = backward_layer(
+            tapes,
+            [None] * D if grad is None else [grad] if D == 1 else grad.chunk(2, dim=-1),
+            [None if grad_last is None else grad_last[first + d] for d in range(D)],
+            [_wanted(onward or learns, *asked.weights[first + d], learns) for d in range(D)],
+            done.precision,
+        )
+        for d, (cell, result) in enumerate(zip(cells, results, strict=True)):
+            h0 = None if done.h0 is None else done.h0[first + d]
+            if h0 is not None and asked.h0:
+                grad_h0.append(result.h0 * cell.h.inside(h0))
+            if learns:
+                qparams = asked.scales[first + d]
+                real = real_input(plan, layer, done.x, below, noise)
+                tape, _, _ = complete(tapes[d], None, None)
+                grad_s = scale_gradients(tape, result, real, h0, learned_names(qparams))
+                scales[first + d] = to_logarithms(qparams, grad_s, T * N, real.shape[2], H)
+            factors = noise.weight_factors(layer, d, H) if noise else None
+            if factors is not None and result.R is not None:
+                result = replace(result, R=result.R * factors)
+            found[first + d] = result
+        if not onward:
+            break
+        parts = [
+            mask_input(plan, layer, d, done.x, below, noise, result.x)
+            for d, result in enumerate(results)
+            if result.x is not None
+        ]
+        grad = parts[0] if D == 1 else parts[0] + parts[1]
+        if layer and noise and drops:
+            grad = grad * noise.factors(layer, (T, N, D * H))
+    return Found(
+        grad if asked.x else None,
+        _by_layer(grad_h0, D) if grad_h0 else None,
+        found,
+        [each for each in scales if each is not None],
+    )
+
+
+def _by_layer(grads: Sequence[Tensor], directions: int) -> Tensor:
+    """Gradients of states that were found from the last layer to the first, stacked in order."""
+    last_first = [grads[i : i + directions] for i in range(0, len(grads), directions)]
+    return torch.stack([each for layer in reversed(last_first) for each in layer])
+
+
+def _below(done: Pass, first: int, directions: int, real: bool) -> Below:
+    """What a layer gave; NaN is left to the gradient of the last states.
+
+    Args:
+        done: The forward.
+        first: The layer's first cell.
+        directions: How many it has.
+        real: Whether its real values are needed: there is no `nan` otherwise.
+    """
+    nan: list[Tensor] = []
+    if real:
+        T, N, _ = done.x.shape
+        nan = [torch.zeros((T, N), dtype=torch.bool, device=done.x.device)] * directions
+    return Below(done.out[first : first + directions], nan)
+
+
+_wanted = cache(Wanted)
+
+
+def nan_of(last: Tensor) -> Tensor:
+    """Zeros (layers * directions, N), NaN where a row of last states is, which is all or nothing.
+
+    Args:
+        last: (layers * directions, N, H).
+    """
+    return last.select(-1, 0) * 0
+
+
+def flat_gradients(found: Sequence[Gradients | None], bias: bool) -> Iterator[Tensor | None]:
+    """Gradients of W, R and, with biases, bw and br, cell after cell."""
+    for each in found:
+        if each is None:
+            yield from [None] * (4 if bias else 2)
+            continue
+        yield from (each.W, each.R)
+        if bias:
+            yield from (each.bw, each.br)
+
+
+def of_cells(needs: Sequence[bool], bias: bool) -> list[tuple[bool, bool, bool, bool]]:
+    """Whether W, R, bw, br of each cell need a gradient."""
+    size = 4 if bias else 2
+    cells = [needs[i : i + size] for i in range(0, len(needs), size)]
+    return [(c[0], c[1], c[2], c[3]) if bias else (c[0], c[1], False, False) for c in cells]

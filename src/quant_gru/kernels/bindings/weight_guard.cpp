@@ -1,0 +1,71 @@
+#include "bindings/weight_guard.hpp"
+
+#include <utility>
+
+namespace nb = nanobind;
+
+namespace quant_gru {
+namespace {
+
+// get_device() of the weights, which are on one device.
+int64_t device_of(const nb::sequence &weights) {
+    for (nb::handle w : weights) return nb::cast<int64_t>(w.attr("get_device")());
+    return -1;
+}
+
+}  // namespace
+
+WeightGuard::WeightGuard(const nb::handle &type, const nb::sequence &weights, nb::object steps)
+    : tensors_(type, device_of(weights)),
+      steps_(std::move(steps)),
+      dtype_(type, "dtype"),
+      shape_(type, "shape"),
+      stride_(type, "stride") {
+    for (nb::handle w : weights) {
+        const bool has_version = !nb::cast<bool>(w.attr("is_inference")());
+        has_versions_ = has_versions_ && has_version;
+        Weight weight;
+        weight.tensor = w.ptr();
+        weight.version = has_version ? tensors_.version(w.ptr()) : 0;
+        weight.address = tensors_.address(w.ptr());
+        weight.dtype = dtype_.of(w.ptr());
+        weight.shape = shape_.of(w.ptr());
+        weight.strides = stride_.call(w.ptr());
+        for (nb::handle size : weight.shape) weight.sizes.push_back(nb::cast<int64_t>(size));
+        weight.is_plain = tensors_.is_at(w.ptr(), weight.address, weight.sizes);
+        weights_.push_back(std::move(weight));
+    }
+    if (!steps_.is_none()) count_ = count();
+}
+
+int64_t WeightGuard::count() const {
+    static PyObject *const name = PyUnicode_InternFromString("count");
+    return number(checked(PyObject_GetAttr(steps_.ptr(), name)));
+}
+
+bool WeightGuard::unchanged(const nb::object &weights) const {
+    if (!has_versions_ || (!steps_.is_none() && count() != count_)) return false;
+    return all_hold(weights, weights_.size(), [&](PyObject *w, size_t i) {
+        const Weight &weight = weights_[i];
+        return w == weight.tensor && tensors_.version(w) == weight.version &&
+               tensors_.address(w) == weight.address;
+    });
+}
+
+bool WeightGuard::in_place(const nb::object &weights) const {
+    return all_hold(weights, weights_.size(), [&](PyObject *w, size_t i) {
+        const Weight &weight = weights_[i];
+        if (w != weight.tensor) return false;
+        if (weight.is_plain) return tensors_.is_at(w, weight.address, weight.sizes);
+        return tensors_.address(w) == weight.address && dtype_.of(w).is(weight.dtype) &&
+               shape_.of(w).equal(weight.shape) && stride_.call(w).equal(weight.strides);
+    });
+}
+
+bool WeightGuard::ask_for_gradient() const {
+    for (const Weight &weight : weights_)
+        if (tensors_.requires_grad(weight.tensor)) return true;
+    return false;
+}
+
+}  // namespace quant_gru

@@ -1,0 +1,223 @@
+"""Calibration and configuration of a QuantGRU."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from quant_gru._errors import CalibrationError, ConfigError
+from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, QuantGRUWarning, canonical_name
+from quant_gru.config.notes import caller_stacklevel
+from quant_gru.kernels.dispatch import load
+from quant_gru.modules.adjust import Change
+from quant_gru.modules.bias_overflow import warn_of_cut_biases
+from quant_gru.modules.module_weights import ModuleWeights
+from quant_gru.modules.quantization_state import summary
+
+
+class CalibrationMethods(ModuleWeights):
+    """The part of a QuantGRU that makes scales, and says and changes what they are."""
+
+    use_quantization: bool
+
+    @property
+    def config(self) -> QuantConfig:
+        """Widths and kinds of the operators."""
+        return self._state.config
+
+    @property
+    def calibration_method(self) -> str:
+        """'histogram' (also called 'sqnr'), 'minmax', 'percentile' or 'ema'."""
+        return self._state.method
+
+    @calibration_method.setter
+    def calibration_method(self, method: str) -> None:
+        self._state.set_method(method)
+
+    @property
+    def percentile_value(self) -> float:
+        """Percentage of values that the method 'percentile' covers, in (50, 100]."""
+        return self._state.percentile_value
+
+    @percentile_value.setter
+    def percentile_value(self, value: float) -> None:
+        self._state.set_percentile_value(value)
+
+    def is_calibrated(self) -> bool:
+        """Whether scales exist."""
+        return self._state.scales is not None
+
+    def calibrate(self, data: Tensor | PackedSequence, hx: Tensor | None = None) -> None:
+        """Collect statistics of one batch; the scales are made by `finalize_calibration`.
+
+        Args:
+            data: As the input of `forward`.
+            hx: As for `forward`.
+        """
+        self._collect(data, hx)
+
+    def _collect(self, input: Tensor | PackedSequence, hx: Tensor | None) -> None:
+        self._state.collect(self._normalize(input, hx), self._float_weights())
+
+    def finalize_calibration(self, verbose: bool = False, *, sync: bool = True) -> None:
+        """Turn the collected statistics into scales; does nothing if scales exist.
+
+        Args:
+            verbose: Whether to print the quantizer of every operator.
+            sync: Whether to merge the statistics of all processes first, where
+                torch.distributed is initialized; then all of them have to call this.
+
+        Raises:
+            CalibrationError: No statistics, or statistics with NaN or infinity.
+        """
+        if self.is_calibrated():
+            return
+        self._state.finalize(sync)
+        self._write_logarithms()
+        assert self._state.scales is not None
+        warn_of_cut_biases(self._state.scales, self._weights())
+        load(next(self.parameters()).device)
+        if verbose:
+            for layer, suffix in self._cells():
+                print(f"layer {layer}{' reverse' if suffix else ''}")
+                print(summary(self.get_quant_config(None, layer, bool(suffix))))
+
+    def reset_calibration(self) -> None:
+        """Forget statistics and scales; the configuration stays."""
+        self._state.reset()
+
+    def _finalized(self) -> None:
+        """Make sure that there are scales: pending statistics are finalized, which is said once."""
+        if self._state.scales is None:
+            if not self._state.has_statistics:
+                raise CalibrationError(
+                    "Expected a calibrated GRU, got one without scales or statistics; call "
+                    "calibrate(data) first, or set use_quantization = False"
+                )
+            self.finalize_calibration()
+            warnings.warn(
+                "calibration was finalized by the first quantized use; call "
+                "finalize_calibration() to do so explicitly",
+                QuantGRUWarning,
+                stacklevel=caller_stacklevel(),
+            )
+        self._follow_logarithms()
+
+    # --- configuration
+
+    def load_bitwidth_config(
+        self, path: str | os.PathLike[str] | QuantConfig, verbose: bool = False
+    ) -> None:
+        """Take the configuration of a file, and `use_quantization` from `disable_quantization`.
+
+        Args:
+            path: A JSON file as docs/configuration.md describes it, or a QuantConfig.
+            verbose: Whether to say which operators take their defaults.
+
+        Raises:
+            ConfigError: The file breaks a rule, or scales exist already.
+        """
+        config = path if isinstance(path, QuantConfig) else QuantConfig.from_json(path, verbose)
+        self._state.set_config(config)
+        self.use_quantization = not config.disable_quantization
+
+    def set_all_bitwidth(
+        self, bitwidth: int, is_symmetric: bool = True, verbose: bool = False
+    ) -> None:
+        """Give all operators one width, and all activations one symmetry.
+
+        Weights and biases stay symmetric, `is_unsigned` stays as it is.
+
+        Args:
+            bitwidth: 1..32.
+            is_symmetric: Whether activations have zero point 0.
+            verbose: Whether to print what was set.
+
+        Raises:
+            ConfigError: A width out of range, or scales exist already.
+        """
+        self._state.set_config(self.config.with_all_bitwidths(bitwidth, is_symmetric))
+        if verbose:
+            kind = "symmetric" if is_symmetric else "asymmetric"
+            print(f"all 17 operators: {bitwidth} bits; activations {kind}, weights symmetric")
+
+    def get_quant_config(
+        self, name: str | None = None, layer: int = 0, reverse: bool = False
+    ) -> dict[str, Any]:
+        """What is known of an operator, or of all.
+
+        Args:
+            name: Full ('gate.z_out') or short ('z_out') name; None for all operators.
+            layer: Which layer.
+            reverse: Whether of the reverse direction.
+
+        Returns:
+            bitwidth, is_symmetric, is_unsigned, scale, zero_point, exp2_inv (None unless the
+            scale is 2^-exp2_inv); scale, zero_point and exp2_inv are None before calibration and
+            for fused operators. Weights have lists of scales: one entry, three, or one per row
+            of nn.GRU's parameter, by their granularity. With name None: name -> such a dict.
+        """
+        self._check_cell(layer, reverse)
+        self._follow_logarithms()
+        if name is None:
+            return {each: self.get_quant_config(each, layer, reverse) for each in OPERATORS}
+        name = canonical_name(name)
+        weight = None
+        if name in WEIGHTS:
+            weight = self._weights()[layer][int(reverse)][WEIGHTS.index(name)]
+            if weight is None:
+                weight = self._weight.new_zeros(3 * self.hidden_size)
+        return self._state.describe(name, layer, int(reverse), weight)
+
+    def adjust_quant_config(
+        self,
+        name: str,
+        bitwidth: int | None = None,
+        is_symmetric: bool | None = None,
+        is_unsigned: bool | None = None,
+        scale: float | None = None,
+        exp2_inv: int | None = None,
+        zero_point: int | None = None,
+        layer: int | None = None,
+        reverse: bool | None = None,
+    ) -> None:
+        """Change one operator and rebuild everything derived from it.
+
+        A width alone keeps the real range: exp2_inv grows by the bits gained, the zero point is
+        rescaled and clamped. A change of symmetry or signedness covers the old range anew. Scales
+        of gate.z_out and gate.r_out are rounded to 1 / integer.
+
+        Args:
+            name: Full or short name.
+            bitwidth: New width, 1..32.
+            is_symmetric: Whether the zero point is 0.
+            is_unsigned: Whether codes are unsigned.
+            scale: New scale; of a weight, one number or one per tensor, gate or channel, which
+                then no longer follow the weight.
+            exp2_inv: New scale as 2^-exp2_inv.
+            zero_point: New zero point.
+            layer: Which layer; None for all.
+            reverse: Which direction; None for both.
+
+        Raises:
+            ConfigError: A rule is broken; nothing has changed then.
+        """
+        name = canonical_name(name)
+        change = Change(bitwidth, is_symmetric, is_unsigned, scale, exp2_inv, zero_point)
+        cells = [
+            (at, direction)
+            for at in range(self.num_layers)
+            for direction in range(self._directions)
+            if layer in (None, at) and reverse in (None, direction == 1)
+        ]
+        if not cells:
+            self._check_cell(layer or 0, bool(reverse))
+        if change == Change():
+            raise ConfigError(f"Expected something to change, got nothing (operator {name!r})")
+        self._follow_logarithms()
+        self._state.adjust(name, change, cells, self.hidden_size)
+        self._write_logarithms()

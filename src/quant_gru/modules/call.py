@@ -1,0 +1,255 @@
+"""The way of a call through a QuantGRU: what is kept holds, and it runs; else it is prepared."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from collections.abc import Sequence as TensorSequence
+from typing import overload
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from quant_gru._errors import CalibrationError, QuantGRUError
+from quant_gru.autograd.straight_through import Differentiated, Given, run
+from quant_gru.execution.layers import run_real
+from quant_gru.execution.noise import Noise
+from quant_gru.execution.plan_cache import PlanCache
+from quant_gru.execution.prepared_call import PreparedCall, prepare
+from quant_gru.integer.plan import GRUPlan
+from quant_gru.modules.checkpoints import Checkpoints
+from quant_gru.modules.float_zoneout import run_float
+from quant_gru.torch_ops import operators
+from quant_gru.torch_ops.plan_sources import LivePlans
+
+
+class Calls(Checkpoints):
+    """The forward of a QuantGRU."""
+
+    calibrating: bool
+
+    @overload
+    def forward(
+        self, input: Tensor, hx: Tensor | None = None, *, zoneout_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]: ...
+
+    @overload
+    def forward(
+        self, input: PackedSequence, hx: Tensor | None = None, *, zoneout_mask: Tensor | None = None
+    ) -> tuple[PackedSequence, Tensor]: ...
+
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: Tensor | None = None,
+        *,
+        zoneout_mask: Tensor | None = None,
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Run the GRU.
+
+        Args:
+            input: (T, N, C), (N, T, C) if `batch_first`, (T, C), or a PackedSequence. In quantized
+                mode it is cast to float32 first, as are states.
+            hx: Initial states (layers * directions, N, H), or (layers * directions, H) for
+                unbatched input; None for zeros.
+            zoneout_mask: In training, instead of a mask drawn with probability `zoneout`: 1 where
+                a unit takes its new state, 0 where it keeps the old one (as Haste has it);
+                (T, N, H), or (layers * directions, T, N, H), time first in any case.
+
+        Returns:
+            Output (T, N, directions * H), or in the input's form, and last states as `hx`.
+
+        Raises:
+            CalibrationError: Quantization is on, but there are neither scales nor statistics.
+            QuantGRUError: A shape that does not fit (in quantized mode; nn.GRU's errors else).
+        """
+        if self.calibrating:
+            output = super().forward(input, hx)
+            self._collect(input, hx)
+            return output
+        if not self.use_quantization:
+            if self._is_plain(zoneout_mask):
+                return super().forward(input, hx)
+            return self._forward_float(input, hx, zoneout_mask)
+        if operators.traced(input, hx, self):
+            return self._forward_traced(input, hx, zoneout_mask)
+        prepared = self._state.plans.prepared
+        if prepared is None or self.training or zoneout_mask is not None:
+            return self._forward(input, hx, zoneout_mask, None)
+        own = self._parameters.values()
+        if prepared.gives_float32:
+            result = prepared.start(own, input, hx, None, self.batch_first)
+            if result is not None:
+                return result
+        return self._forward(input, hx, None, prepared)
+
+    def _forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: Tensor | None,
+        zoneout_mask: Tensor | None,
+        prepared: PreparedCall | None,
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """The quantized forward of inputs of all forms and dtypes, differentiable where asked for.
+
+        Args:
+            input: As for `forward`.
+            hx: As for `forward`.
+            zoneout_mask: As for `forward`.
+            prepared: What may run calls in native code, once they are in one form.
+        """
+        sequence = self._normalize(input, hx, torch.float32)
+        x, h0, lengths = sequence.x, sequence.hx, sequence.lengths
+        own = self._parameters.values()
+        if prepared is not None:
+            result = prepared.start(own, x, h0, lengths, False)
+            if result is not None:
+                return sequence.restore(*result, self._weight.dtype)
+        noise = self._noise(sequence, zoneout_mask)
+        prepared = self._prepared(noise)
+        logarithms = self._logarithms()
+        if torch.is_grad_enabled() and any(
+            t is not None and t.requires_grad for t in (x, h0, *prepared.weights, *logarithms)
+        ):
+            how, given = self._differentiated(prepared), Given(lengths, noise)
+            y, h_n = run(how, x, h0, given, prepared.weights, logarithms)
+        else:
+            y, h_n = run_real(prepared.plan, x, h0, lengths, noise)
+        return sequence.restore(y, h_n, self._weight.dtype)
+
+    def _prepared(self, noise: Noise | None) -> PreparedCall:
+        """What calls share: what the last one has left, where that holds, or made anew."""
+        plans, own = self._state.plans, self._parameters.values()
+        live, (dropped, p) = self._may_change_unseen(), self._dropped(noise)
+        # scales that are learned follow parameters at each call
+        kept = None if live and self._log2_scales else plans.kept(self._weight.device, live)
+        if kept is not None and kept.holds(own):
+            kept.update(dropped, p)
+            return kept
+        self._finalized()
+        assert self._state.scales is not None
+        weights = self._weights()
+        known = {id(w) for w in own}
+        # what is computed, as by parametrizations and pruning, may be other numbers at each call
+        cells = [cell for layer in weights for cell in layer]
+        live = live or any(w is not None and id(w) not in known for cell in cells for w in cell)
+        plan = plans.plan(self._state.scales, weights, live, dropped, p)
+        found = prepare(plan, cells, own)
+        if kept is not None and kept.plan is plan:
+            # weights are no part of it
+            found.differentiated = kept.differentiated
+        plans.keep(found)
+        return found
+
+    def _differentiated(self, prepared: PreparedCall) -> Differentiated:
+        """How calls that share so much are differentiated."""
+        how: Differentiated | None = prepared.differentiated
+        if how is None or (how.precision, how.stash_bits) != (self._precision, self._stash_bits):
+            how = prepared.differentiated = Differentiated(
+                prepared.plan,
+                self.bias,
+                self._precision,
+                self._stash_bits,
+                self._learned(),
+                self._plan_again(),
+            )
+        return how
+
+    def _dropped(self, noise: Noise | None) -> tuple[list[Tensor] | None, float]:
+        """Recurrent weights that are dropped, of each layer and direction, and how probably."""
+        if noise is None:
+            return None, 0.0
+        found = noise.all_dropped(self.num_layers, self._directions, self.hidden_size)
+        return found, noise.recurrent_dropout
+
+    def _plan(self) -> GRUPlan:
+        """The plan of the weights as they are now."""
+        self._finalized()
+        assert self._state.scales is not None
+        live = self._may_change_unseen()
+        return self._state.plans.plan(self._state.scales, self._weights(), live)
+
+    def _plan_again(self) -> Callable[[TensorSequence[Tensor], Noise | None], GRUPlan]:
+        """again(weights, noise) -> the plan of a forward once more, of weights in one list."""
+        scales = self._state.scales
+        assert scales is not None
+        # plans are not to keep themselves alive
+        kept = weakref.ref(self._state.plans)
+
+        def again(weights: TensorSequence[Tensor], noise: Noise | None) -> GRUPlan:
+            plans = LivePlans(scales, kept() or PlanCache())
+            shape = (len(scales), len(scales[0]), weights[1].shape[1])
+            dropped = noise.all_dropped(*shape) if noise else None
+            return plans.plan(weights, True, dropped, noise.recurrent_dropout if noise else 0.0)
+
+        return again
+
+    def _may_change_unseen(self) -> bool:
+        """Whether weights may change without a version that tells.
+
+        Fused optimizers write weights without raising their version: what takes part in a gradient
+        is never kept. Tensors of inference mode have no version.
+        """
+        own = self._parameters.values()
+        return self._takes_part_in_a_gradient() or any(
+            w is not None and w.is_inference() for w in own
+        )
+
+    def _takes_part_in_a_gradient(self) -> bool:
+        if self.training:
+            return True
+        if not torch.is_grad_enabled():
+            return False
+        # those of parametrizations are parameters of modules below
+        own = self.parameters() if self._modules else self._parameters.values()
+        return any(w is not None and w.requires_grad for w in own)
+
+    def _forward_traced(
+        self, input: Tensor | PackedSequence, hx: Tensor | None, zoneout_mask: Tensor | None
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """The quantized forward as one operator that tracers and transforms can follow."""
+        if self._log2_scales:
+            raise QuantGRUError(
+                "Expected learn_scales to be False for torch.compile, torch.export and torch.func, "
+                "got True: scales are read on the host; freeze() the GRU for inference"
+            )
+        text = self._state.text
+        if text is None:
+            raise CalibrationError(
+                "Expected a calibrated GRU to trace, got one without scales; call calibrate(data) "
+                "and finalize_calibration() first"
+            )
+        weights = [w for layer in self._weights() for cell in layer for w in cell if w is not None]
+        sequence = self._normalize(input, hx, torch.float32)
+        settings = operators.Settings(
+            self._noise(sequence, zoneout_mask),
+            self.bidirectional,
+            self._takes_part_in_a_gradient(),
+            self.precision,
+            self._state.containers if torch.is_grad_enabled() else (),
+        )
+        y, h_n = operators.forward(
+            sequence.x, sequence.h0, sequence.lengths, weights, text, settings
+        )
+        return sequence.restore(y, h_n, self._weight.dtype)
+
+    def _forward_float(
+        self, input: Tensor | PackedSequence, hx: Tensor | None, zoneout_mask: Tensor | None
+    ) -> tuple[Tensor | PackedSequence, Tensor]:
+        """The float mode with zoneout or recurrent dropout, step by step."""
+        sequence = self._normalize(input, hx)
+        y, h_n = run_float(
+            sequence.x,
+            sequence.h0,
+            sequence.lengths,
+            self._weights(),
+            self._noise(sequence, zoneout_mask),
+            self.zoneout,
+        )
+        return sequence.restore(y, h_n, y.dtype)
+
+    def _is_plain(self, zoneout_mask: Tensor | None) -> bool:
+        """Whether nn.GRU computes what the float mode is to compute."""
+        held = zoneout_mask is not None or self.zoneout > 0
+        return not held and not (self.training and self.recurrent_dropout > 0)

@@ -1,0 +1,82 @@
+"""Parameter files and checkpoints of a QuantGRU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from quant_gru._errors import QuantGRUError
+from quant_gru.modules.calibration_methods import CalibrationMethods
+from quant_gru.parameters import document as params
+
+STATE_KEY = "quantization"
+
+
+class Checkpoints(CalibrationMethods):
+    """The part of a QuantGRU that writes and reads its quantization."""
+
+    def export_quant_params(self, path: str | os.PathLike[str]) -> None:
+        """Write configuration, scales, zero points and tables to a JSON file; no weights.
+
+        Raises:
+            CalibrationError: There are no scales.
+            ConfigError: The file cannot be written.
+        """
+        self._finalized()
+        params.write(path, self._state.document())
+
+    def load_quant_params(self, path: str | os.PathLike[str]) -> None:
+        """Read what `export_quant_params` wrote; with the same weights, the codes are the same.
+
+        `use_quantization` stays as it is.
+
+        Raises:
+            ParameterError: The file cannot be read, is of another version, or does not fit this
+                GRU; nothing has changed then.
+        """
+        self._state.take(params.read(path), f"file {os.fspath(path)!r}")
+        self._write_logarithms()
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.is_calibrated():
+            self._follow_logarithms()
+            document = self._state.document()
+            document["use_quantization"] = bool(self.use_quantization)
+            destination[prefix + STATE_KEY] = params.to_tensor(document)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        key = prefix + STATE_KEY
+        rest = {name: value for name, value in state_dict.items() if name != key}
+        # logarithms go with scales: a checkpoint without scales has none to tell
+        for name in self._scale_names():
+            if name not in self._log2_scales:
+                rest.pop(prefix + name, None)
+            elif key not in state_dict or prefix + name not in state_dict:
+                rest[prefix + name] = getattr(self, name).detach()
+        super()._load_from_state_dict(
+            rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if key in state_dict:
+            try:
+                document = params.from_tensor(state_dict[key], repr(key))
+                before = bool(self.use_quantization)
+                use_quantization = params.take_flag(document, "use_quantization", before, repr(key))
+                found = params.from_document(document, repr(key))
+                self._state.take(found, repr(key))
+                self._write_logarithms()
+                self.use_quantization = use_quantization
+            except QuantGRUError as error:
+                error_msgs.append(str(error))

@@ -52,10 +52,10 @@ def test_gradients_of_any_dtype(dtype):
     gru = quantized().train()
     x = seeded(5, 3, C).to(dtype)
     found = []
-    for given in (x.clone().requires_grad_(), x.float().requires_grad_()):
+    for leaf in (x.clone().requires_grad_(), x.float().requires_grad_()):
         gru.zero_grad()
-        gru(given)[0].sum().backward()
-        found.append((given.grad, [w.grad.clone() for w in gru.parameters()]))
+        gru(leaf)[0].sum().backward()
+        found.append((leaf.grad, [w.grad.clone() for w in gru.parameters()]))
     (ours, weights), (theirs, expected) = found
     assert ours.dtype is dtype
     assert torch.equal(ours, theirs.to(dtype))
@@ -172,8 +172,8 @@ def test_places_of_packed_rows(lengths, spare):
     x = torch.randn(max(lengths), len(lengths), 2)
     packed = pack_padded_sequence(x, torch.tensor(lengths))
     data = torch.cat([packed.data, torch.zeros(1, 2)]) if spare else packed.data
-    given = PackedSequence(data, packed.batch_sizes)
-    padded, places, found = sequence_layout._padded(given, torch.float64)
+    sequence = PackedSequence(data, packed.batch_sizes)
+    padded, places, found = sequence_layout._padded(sequence, torch.float64)
     assert found.tolist() == lengths
     assert padded.dtype is torch.float64
     expected, _ = torch.nn.utils.rnn.pad_packed_sequence(packed)

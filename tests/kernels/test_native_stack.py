@@ -1,10 +1,14 @@
 """Native stacks and streams: every value that of the reference executor."""
 
+import dataclasses
+from math import nan
+
 import pytest
 import torch
 from random_stacks import random_stack
 
 from quant_gru.execution.layers import run_real
+from quant_gru.integer.backward import Kept
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.modules.stream import Stream
@@ -42,6 +46,43 @@ def test_stack(seed, monkeypatch):
             assert torch.equal(got[1], last)
     divides = seed % 2 and (case.x.shape[1] > 1 or case.gru.bidirectional)
     assert (_native.threads_started() > before) == bool(divides)
+
+
+def with_nan(case, seed):
+    """The case with NaN in inputs and states, and in one of three a weight that is not finite."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def some(t):
+        where = None if t is None else torch.rand(t.shape, generator=generator) < 0.01
+        return None if t is None else t.masked_fill(where, nan)
+
+    x = some(case.x)
+    x[-1, -1, -1] = nan
+    if seed % 3 == 0:
+        *_, last = case.gru.parameters()
+        last.view(-1)[0] = (nan, torch.inf, -torch.inf)[seed // 3 % 3]
+    return dataclasses.replace(case, x=x, h0=some(case.h0))
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("cheap_threads")
+@pytest.mark.parametrize("seed", range(18))
+def test_nan(seed, monkeypatch):
+    case = with_nan(random_stack(seed), seed)
+    expected = reference(case, monkeypatch)
+    assert expected[0].isnan().any()
+    torch.set_num_threads(1 + seed % 2)
+    for variant in NATIVE:
+        kept = Kept()
+        found = cpu.stack_of(case.plan, variant).run(case.x, case.h0, case.lengths, kept)
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    # whole calls, prepared and not
+    case.gru.use_quantization = True
+    for _ in range(3 if case.lengths is None else 0):
+        found = case.gru(case.x, case.h0)
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
 
 @torch.no_grad()

@@ -35,6 +35,7 @@ class Stack:
         self,
         layers: list[list[Layer]],
         between: list[list[list[tuple[float, int, int]]]],
+        finite: list[list[int]],
     ) -> None: ...
     def run(
         self,
@@ -52,7 +53,7 @@ class Stack:
         N: int,
         threads: int,
         /,
-    ) -> bool: ...
+    ) -> None: ...
 
 class WeightGuard:
     """Whether a module's weights are those that were given; `steps` has a `count`, or is None."""

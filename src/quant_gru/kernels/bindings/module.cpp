@@ -105,7 +105,13 @@ void run_layer_backward(const Layer &layer, const nb::dict &d) {
 using Numbers = std::vector<std::vector<std::vector<std::tuple<double, int, int>>>>;
 
 void make_stack(Stack *self, const std::vector<std::vector<const Layer *>> &layers,
-                const Numbers &numbers) {
+                const Numbers &numbers, const std::vector<std::vector<uintptr_t>> &flags) {
+    std::vector<std::vector<const bool *>> finite;
+    for (const auto &directions : flags) {
+        finite.emplace_back();
+        for (const uintptr_t flag : directions)
+            finite.back().push_back(reinterpret_cast<const bool *>(flag));
+    }
     std::vector<std::vector<std::vector<Between>>> between;
     for (const auto &upper : numbers) {
         between.emplace_back();
@@ -114,10 +120,10 @@ void make_stack(Stack *self, const std::vector<std::vector<const Layer *>> &laye
             for (const auto &[m, lo, hi] : direction) between.back().back().push_back({m, lo, hi});
         }
     }
-    new (self) Stack(layers, std::move(between));
+    new (self) Stack(layers, std::move(between), std::move(finite));
 }
 
-bool run_stack(Stack &stack, uintptr_t x, int64_t x_step, int64_t x_row, uintptr_t h0, uintptr_t y,
+void run_stack(Stack &stack, uintptr_t x, int64_t x_step, int64_t x_row, uintptr_t h0, uintptr_t y,
                int64_t y_step, int64_t y_row, uintptr_t last, const std::vector<uintptr_t> &kept,
                uintptr_t lengths, int64_t T, int64_t N, int threads) {
     Stack::Call call;
@@ -135,7 +141,7 @@ bool run_stack(Stack &stack, uintptr_t x, int64_t x_step, int64_t x_row, uintptr
     call.N = N;
     call.threads = threads;
     nb::gil_scoped_release release;
-    return stack.run(call);
+    stack.run(call);
 }
 
 // A stack with states in memory of the caller; short enough to keep the lock of the interpreter.

@@ -153,9 +153,9 @@ def repack(part: WeightPart) -> None:
 
 
 def stack_of(plan: GRUPlan, variant: str) -> Stack | None:
-    """The native stack of a plan, made at its first use; None where the fast kernels cannot run it.
+    """The native stack of a plan, made at its first use.
 
-    That is where an operator has more than 16 bits, or a weight is NaN or infinite.
+    None where an operator has more than 16 bits, which the fast kernels cannot run.
 
     Args:
         plan: The plan, on the CPU.
@@ -173,8 +173,7 @@ def stack_of(plan: GRUPlan, variant: str) -> Stack | None:
         stack = Stack(plan, variant) if all(map(is_narrow, cells)) else None
         kept = ([weakref.ref(part) for part in parts], variant, stack)
         _stacks[cells[0].weights] = kept
-    # asked every time: weights may be followed in place
-    return kept[2] if all(bool(cell.weights.finite) for cell in cells) else None
+    return kept[2]
 
 
 class Stack:
@@ -193,6 +192,7 @@ class Stack:
                 [[_between(each) for each in direction] for direction in upper]
                 for upper in plan.between
             ],
+            [[cell.weights.finite.data_ptr() for cell in cells] for cells in plan.cells],
         )
         cell = plan.cells[0][0]
         self.input_size, self.hidden_size = cell.input_size, cell.hidden_size
@@ -206,7 +206,7 @@ class Stack:
         h0: Tensor | None,
         lengths: Tensor | None = None,
         kept: Kept | None = None,
-    ) -> tuple[Tensor, Tensor] | None:
+    ) -> tuple[Tensor, Tensor]:
         """Run all steps.
 
         Args:
@@ -216,7 +216,7 @@ class Stack:
             kept: Takes what a backward needs.
 
         Returns:
-            Output (T, N, D*H) and last states (states, N, H), float32; None where an input is NaN.
+            Output (T, N, D*H) and last states (states, N, H), float32.
         """
         if x.stride(2) != 1 or x.is_neg():
             x = x.contiguous().resolve_neg()
@@ -230,22 +230,22 @@ class Stack:
         codes: list[Tensor] = []
         if kept is not None:
             codes = [torch.empty((T, N, H), dtype=each, device="cpu") for each in self.containers]
-        if N and self.native.run(
-            x.data_ptr(),
-            x_step,
-            x_row,
-            0 if h0 is None else h0.data_ptr(),
-            y.data_ptr(),
-            N * width,
-            width,
-            last.data_ptr(),
-            [each.data_ptr() for each in codes],
-            0 if lengths is None else lengths.data_ptr(),
-            T,
-            N,
-            torch.get_num_threads(),
-        ):
-            return None
+        if N:
+            self.native.run(
+                x.data_ptr(),
+                x_step,
+                x_row,
+                0 if h0 is None else h0.data_ptr(),
+                y.data_ptr(),
+                N * width,
+                width,
+                last.data_ptr(),
+                [each.data_ptr() for each in codes],
+                0 if lengths is None else lengths.data_ptr(),
+                T,
+                N,
+                torch.get_num_threads(),
+            )
         if kept is not None:
             kept.out += codes
         return y, last

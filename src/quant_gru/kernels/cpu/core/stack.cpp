@@ -1,5 +1,9 @@
 #include "cpu/core/stack.hpp"
 
+#include <algorithm>
+#include <limits>
+#include <utility>
+
 namespace quant_gru {
 namespace {
 
@@ -71,11 +75,22 @@ void convert_row(const void *from, const Border &lower, const Between &b, const 
     }
 }
 
+bool has_nan(const float *values, int64_t n) {
+    bool found = false;
+    for (int64_t i = 0; i < n; ++i) found |= values[i] != values[i];
+    return found;
+}
+
+void fill_nan(float *values, int64_t n) {
+    std::fill(values, values + n, std::numeric_limits<float>::quiet_NaN());
+}
+
 }  // namespace
 
 Stack::Stack(std::vector<std::vector<const Layer *>> layers,
-             std::vector<std::vector<std::vector<Between>>> between)
-    : layers_(std::move(layers)), between_(std::move(between)) {}
+             std::vector<std::vector<std::vector<Between>>> between,
+             std::vector<std::vector<const bool *>> finite)
+    : layers_(std::move(layers)), between_(std::move(between)), finite_(std::move(finite)) {}
 
 // below[direction] are the states (rows, H), in the container of that direction.
 void Stack::requantize(size_t layer, const void *const *below, void *const *codes,
@@ -100,7 +115,7 @@ void Stack::requantize(size_t layer, const void *const *below, void *const *code
     }
 }
 
-bool Stack::run(const Call &call) {
+void Stack::run(const Call &call) {
     const int D = directions();
     const int64_t H = layer(0, 0).H(), N = call.N, T = call.T;
     const int64_t part = T * N * H * 4;  // the codes of one direction
@@ -109,6 +124,9 @@ bool Stack::run(const Call &call) {
     char *states = static_cast<char *>(lease.data);
     void *inputs[2] = {states + part * D, states + part * D * 2};
     void *below[2] = {states, states + part};
+    bool nan = false;
+    for (const auto &directions : finite_)
+        for (const bool *finite : directions) nan |= !*finite;
     for (size_t i = 0; i < depth(); ++i) {
         if (i) requantize(i, below, inputs, T * N);
         std::vector<Task> tasks;
@@ -141,9 +159,40 @@ bool Stack::run(const Call &call) {
             job.reverse = direction == 1;
             tasks.push_back({&one, job});
         }
-        if (run_tasks(tasks, call.threads, scratch_)) return true;
+        nan |= run_tasks(tasks, call.threads, scratch_);
     }
-    return false;
+    if (nan) spread_nan(call);
+}
+
+void Stack::spread_nan(const Call &call) const {
+    const int D = directions();
+    const int64_t H = layer(0, 0).H(), C = layer(0, 0).C(), N = call.N, T = call.T;
+    const size_t rows = static_cast<size_t>(T * N);
+    // of each row: whether its input is NaN, and whether what the layer gives is
+    std::vector<uint8_t> in(rows), out(rows);
+    for (int64_t t = 0; t < T; ++t)
+        for (int64_t n = 0; n < N; ++n)
+            in[t * N + n] = has_nan(call.x + t * call.x_step + n * call.x_row, C);
+    for (size_t i = 0; i < depth(); ++i) {
+        std::fill(out.begin(), out.end(), uint8_t{0});
+        for (int direction = 0; direction < D; ++direction) {
+            const int64_t index = static_cast<int64_t>(i) * D + direction;
+            for (int64_t n = 0; n < N; ++n) {
+                bool nan = !*finite_[i][direction] ||
+                           (call.h0 && has_nan(call.h0 + (index * N + n) * H, H));
+                for (int64_t step = 0; step < T; ++step) {
+                    const int64_t t = direction ? T - 1 - step : step;
+                    nan |= in[t * N + n] != 0;
+                    if (!nan) continue;
+                    out[t * N + n] = 1;
+                    if (i + 1 == depth())
+                        fill_nan(call.y + t * call.y_step + n * call.y_row + direction * H, H);
+                }
+                if (nan) fill_nan(call.last + (index * N + n) * H, H);
+            }
+        }
+        std::swap(in, out);
+    }
 }
 
 bool Stack::step(const float *x, int64_t N, void *const *state, float *y) {

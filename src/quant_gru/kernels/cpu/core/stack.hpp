@@ -16,9 +16,11 @@ struct Between {
 
 class Stack {
  public:
-    // layers[layer][direction]; between[layer - 1][direction][direction below]
+    // layers[layer][direction]; between[layer - 1][direction][direction below];
+    // finite[layer][direction]: whether the weights are, read at each call
     Stack(std::vector<std::vector<const Layer *>> layers,
-          std::vector<std::vector<std::vector<Between>>> between);
+          std::vector<std::vector<std::vector<Between>>> between,
+          std::vector<std::vector<const bool *>> finite);
 
     Stack(const Stack &) = delete;
     Stack &operator=(const Stack &) = delete;
@@ -39,8 +41,8 @@ class Stack {
         int64_t T = 0, N = 0;
         int threads = 1;
     };
-    // Returns whether an input was NaN; what was written is of no use then.
-    bool run(const Call &call);
+    // A row that has seen NaN, in its inputs, its states or the weights, is NaN from that step on.
+    void run(const Call &call);
 
     // States as codes, one step at a time: state[layer] is (N, H), read and written.
     bool step(const float *x, int64_t N, void *const *state, float *y);
@@ -48,9 +50,12 @@ class Stack {
  private:
     // Input codes of a layer from the states below: (rows, directions * H) each.
     void requantize(size_t layer, const void *const *below, void *const *codes, int64_t rows) const;
+    // Make outputs and last states NaN where rows are.
+    void spread_nan(const Call &call) const;
 
     std::vector<std::vector<const Layer *>> layers_;
     std::vector<std::vector<std::vector<Between>>> between_;
+    std::vector<std::vector<const bool *>> finite_;
     Scratch scratch_, codes_;
 };
 

@@ -180,9 +180,7 @@ def measure(engines: dict[str, Run], device: str, repeats: int, graphs: bool) ->
     return {name: 1e6 * t for name, t in cpu.medians(engines, repeats).items()}
 
 
-def table(
-    ways: dict[str, Way], sizes: Sizes, args: argparse.Namespace, chosen: list[str]
-) -> None:
+def table(ways: dict[str, Way], sizes: Sizes, args: argparse.Namespace, chosen: list[str]) -> None:
     """Measure and print the ways of one size."""
     config, trains = cpu.CONFIGS[args.config], ways is TRAINING
     first = next(iter(ways))

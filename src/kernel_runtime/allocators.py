@@ -12,6 +12,7 @@ from torch import Tensor
 Maker = functools.partial[Tensor]
 """Makes a tensor of one kind at each call."""
 
+_CPU = torch.device("cpu")
 # what torch's compiled code allocates by, past the dispatcher
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _EMPTY = {kind: getattr(_guards, f"_empty_strided_{kind}", None) for kind in ("cpu", "cuda")}
@@ -41,6 +42,11 @@ def maker(
     return functools.partial(
         torch.empty_strided, tuple(shape), tuple(strides), dtype=dtype, device=device
     )
+
+
+def empty(shape: Sequence[int]) -> Tensor:
+    """A contiguous float32 tensor on the CPU, its values undefined."""
+    return maker(shape, _CPU)()
 
 
 def parts(make: Maker) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:

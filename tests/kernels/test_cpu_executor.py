@@ -168,7 +168,7 @@ def test_which_kernel_is_used(variant):
     }
     for name, (config, kind) in expected.items():
         plan = quantized(config, 16, 16)._plan().cells[0][0]
-        assert executor._layer_of(plan, variant).kind.startswith(kind), name
+        assert executor.layer_of(plan, variant).kind.startswith(kind), name
 
 
 SHAPES = [

@@ -320,7 +320,7 @@ def test_sums_are_in_float32_up_to_24_bits():
         reach = w.W.to(torch.int64).abs().sum(1) * plan.x.max_abs + w.Bw.abs()
         expected = bool((reach < 1 << 24).all())
         assert bool(Numbers(plan).exact_float[0][0]) == expected
-        kind = executor._layer_of(plan, executor.choices()[0]).kind
+        kind = executor.layer_of(plan, executor.choices()[0]).kind
         assert (kind == "fused, float32") == expected, kind
         seen.add(expected)
     assert seen == {True, False}

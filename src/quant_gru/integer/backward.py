@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 
 import torch
 from torch import Tensor
@@ -129,7 +129,7 @@ def complete(
         grad_last = nan if grad_last is None else grad_last + nan
     elif grad_last is None:
         grad_last = torch.zeros((N, H), device=x.device)
-    return replace(tape, x=x, h0=h0, nan=None), grad_out, grad_last
+    return Tape(plan, x, h0, tape.out, tape.lengths, tape.reverse, tape.held), grad_out, grad_last
 
 
 def straight_through(

@@ -50,8 +50,12 @@ class Writer(Protocol):
         biases: tuple[Tensor | None, Tensor | None],
         dropped: Tensor | None,
         p: float,
-    ) -> None:
-        """Rewrite everything."""
+    ) -> bool:
+        """Rewrite everything; whether anything had to be written."""
+        ...
+
+    def forget(self) -> None:
+        """Others have written the part: the next `write` does in any case."""
         ...
 
 
@@ -75,7 +79,7 @@ class LiveWeights:
         frozen: As given.
         part: The weight part: the same object with the same tensors for good. Its numbers are
             undefined before the first update.
-        epoch: How many updates there have been.
+        epoch: How often the numbers have been rewritten.
         captured: Whether an update was captured in a CUDA graph, whose replays write the part.
     """
 
@@ -147,7 +151,6 @@ class LiveWeights:
                 )
         device = self.part.W.device
         with self._lock:
-            self.epoch += 1
             if device.type != "cuda":
                 self._write(W, R, bw, br, dropped, p)
             elif torch._C._cuda_getDevice() == device.index:
@@ -219,8 +222,11 @@ class LiveWeights:
         p: float,
     ) -> None:
         if self._writer is not None and self._writer.takes(W, R, bw, br):
-            self._writer.write((W, R), (bw, br), dropped, p)
+            self.epoch += self._writer.write((W, R), (bw, br), dropped, p)
             return
+        self.epoch += 1
+        if self._writer is not None:
+            self._writer.forget()
         # in inference mode, so that tensors of either kind may be written
         with torch.inference_mode():
             new = build_weights(self.qparams, W, R, bw, br, dropped, p)

@@ -219,12 +219,12 @@ void mask_codes(const RequantizerNumbers &r, uintptr_t codes, int64_t count, int
 }
 
 // Addresses of W, R, bw, br and what is dropped of R; of those that may be absent, 0.
-void write_weights(Weights &weights, uintptr_t W, uintptr_t R, uintptr_t bw, uintptr_t br,
+bool write_weights(Weights &weights, uintptr_t W, uintptr_t R, uintptr_t bw, uintptr_t br,
                    uintptr_t dropped, float keep, int threads) {
     nb::gil_scoped_release release;
     auto floats = [](uintptr_t address) { return reinterpret_cast<const float *>(address); };
-    weights.write({floats(W), floats(R)}, {floats(bw), floats(br)},
-                  reinterpret_cast<const uint8_t *>(dropped), keep, threads);
+    return weights.write({floats(W), floats(R)}, {floats(bw), floats(br)},
+                         reinterpret_cast<const uint8_t *>(dropped), keep, threads);
 }
 
 // Addresses of an input's strides and of its flag, the flag's width, whether it may be set.
@@ -353,7 +353,8 @@ NB_MODULE(_native, m) {
     m.def("mask_requantized", &mask_codes);
     nb::class_<Weights>(m, "Weights")
         .def(nb::init<const nb::dict &, const std::string &>())
-        .def("write", &write_weights);
+        .def("write", &write_weights)
+        .def("forget", &Weights::forget);
     nb::class_<Fields>(m, "Fields")
         .def(nb::init<>())
         .def("add", &Fields::add)

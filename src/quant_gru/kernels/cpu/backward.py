@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernel_runtime.allocators import empty
 from quant_gru._errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
 from quant_gru.kernels.cpu import executor
@@ -38,64 +39,32 @@ def backward(
         chunk_items: About how many rows times steps are taken at once; fewer where they would need
             more than 32 MiB.
     """
-    plan, (T, N, C), H = tape.plan, tape.x.shape, tape.plan.hidden_size
+    plan, (T, N, _) = tape.plan, tape.x.shape
     _check_shapes(tape, grad_out, grad_last)
-    if variant == executor.REFERENCE or not executor.is_narrow(plan):
+    if variant == executor.REFERENCE:
+        return _in_float32(straight_through(tape, grad_out, grad_last, wanted))
+    layer = executor.layer_of(plan, variant)
+    if layer.kind == "wide":
         return _in_float32(straight_through(tape, grad_out, grad_last, wanted))
     if not T or not N:
         return _empty(tape, grad_last, wanted)
-    assert tape.h0 is not None
-    x = tape.x.to("cpu", plan.x.container).contiguous()
-    h0, out = (v.to("cpu", plan.h.container).contiguous() for v in (tape.h0, tape.out))
-    grad_out = grad_out.detach().to("cpu", torch.float32).resolve_neg()
-    if grad_out.stride(2) != 1 and H > 1:
-        grad_out = grad_out.contiguous()
-    grad_last = grad_last.detach().to("cpu", torch.float32).resolve_neg().contiguous()
-    lengths = None if tape.lengths is None else tape.lengths.to("cpu", torch.int64).contiguous()
-    held = None if tape.held is None else tape.held.to("cpu", torch.bool).contiguous()
-    w, q = plan.weights, plan.frozen.quantizers
-    W, R = (codes.to("cpu").contiguous() for codes in (w.W, w.R))
-    W_scales, R_scales = (
-        w.scales[name].to("cpu", torch.float32).contiguous() for name in ("weight.W", "weight.R")
-    )
-
-    def result(wanted: bool, *shape: int) -> Tensor | None:
-        return torch.empty(shape, dtype=torch.float32, device="cpu") if wanted else None
-
-    dx, dW, dR = result(wanted.x, T, N, C), result(wanted.W, 3 * H, C), result(wanted.R, 3 * H, H)
-    dbw, dbr = result(wanted.bw, 3 * H), result(wanted.br, 3 * H)
-    dh = result(wanted.h, T, N, H)
-    dh0 = torch.empty((N, H), dtype=torch.float32, device="cpu")
-    tensors = {
-        "x": x,
-        "h0": h0,
-        "out": out,
-        "held": held,
-        "lengths": lengths,
-        "W": W,
-        "R": R,
-        "W_scales": W_scales,
-        "R_scales": R_scales,
-        "grad_out": grad_out,
-        "grad_last": grad_last,
-        "dx": dx,
-        "dh0": dh0,
-        "dh": dh,
-        "dW": dW,
-        "dR": dR,
-        "dbw": dbw,
-        "dbr": dbr,
-    }
-    executor._layer_of(plan, variant).backward(
+    found = _results(tape, wanted)
+    tensors = _inputs(tape, grad_out, grad_last)
+    results = {f"d{name}": getattr(found, name) for name in _GRADIENTS}
+    q, grads = plan.frozen.quantizers, tensors["grad_out"]
+    assert grads is not None
+    layer.backward(
         {
-            **{name: 0 if v is None else v.data_ptr() for name, v in tensors.items()},
+            **{
+                n: 0 if v is None else v.data_ptr() for n, v in (*tensors.items(), *results.items())
+            },
             "T": T,
             "N": N,
             "reverse": tape.reverse,
-            "W_bytes": W.element_size(),
-            "R_bytes": R.element_size(),
-            "grad_step": grad_out.stride(0),
-            "grad_row": grad_out.stride(1),
+            "W_bytes": plan.weights.W.element_size(),
+            "R_bytes": plan.weights.R.element_size(),
+            "grad_step": grads.stride(0),
+            "grad_row": grads.stride(1),
             "s_x": plan.x.scale,
             "s_h": plan.h.scale,
             "s_Rh": q["matmul.Rh"].scale,
@@ -106,7 +75,57 @@ def backward(
             "threads": torch.get_num_threads() if threads is None else threads,
         }
     )
-    return Gradients(dx, dh0, dW, dR, dbw, dbr, dh)
+    return found
+
+
+_GRADIENTS = ("x", "h0", "h", "W", "R", "bw", "br")
+
+
+def _inputs(tape: Tape, grad_out: Tensor, grad_last: Tensor) -> dict[str, Tensor | None]:
+    """What native code reads, as it does: contiguous but for steps and rows of `grad_out`."""
+    plan, w = tape.plan, tape.plan.weights
+    grad_out = _plain(grad_out.detach(), torch.float32, contiguous=False)
+    if grad_out.stride(2) != 1 and plan.hidden_size > 1:
+        grad_out = grad_out.contiguous()
+    assert tape.h0 is not None
+    return {
+        "x": _plain(tape.x, plan.x.container),
+        "h0": _plain(tape.h0, plan.h.container),
+        "out": _plain(tape.out, plan.h.container),
+        "held": None if tape.held is None else _plain(tape.held, torch.bool),
+        "lengths": None if tape.lengths is None else _plain(tape.lengths, torch.int64),
+        "W": _plain(w.W, w.W.dtype),
+        "R": _plain(w.R, w.R.dtype),
+        "W_scales": _plain(w.scales["weight.W"], torch.float32),
+        "R_scales": _plain(w.scales["weight.R"], torch.float32),
+        "grad_out": grad_out,
+        "grad_last": _plain(grad_last.detach(), torch.float32),
+    }
+
+
+def _plain(t: Tensor, dtype: torch.dtype, contiguous: bool = True) -> Tensor:
+    """A tensor on the CPU, of a dtype; it is asked first, which costs less than a conversion."""
+    if t.dtype is not dtype or not t.is_cpu or t.is_neg():
+        t = t.to("cpu", dtype).resolve_neg()
+    return t if not contiguous or t.is_contiguous() else t.contiguous()
+
+
+def _results(tape: Tape, wanted: Wanted) -> Gradients:
+    """Gradients whose values are still to be written."""
+    (T, N, C), H = tape.x.shape, tape.plan.hidden_size
+
+    def result(wanted: bool, *shape: int) -> Tensor | None:
+        return empty(shape) if wanted else None
+
+    return Gradients(
+        result(wanted.x, T, N, C),
+        empty((N, H)),
+        result(wanted.W, 3 * H, C),
+        result(wanted.R, 3 * H, H),
+        result(wanted.bw, 3 * H),
+        result(wanted.br, 3 * H),
+        result(wanted.h, T, N, H),
+    )
 
 
 def _check_shapes(tape: Tape, grad_out: Tensor, grad_last: Tensor) -> None:

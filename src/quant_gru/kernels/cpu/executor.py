@@ -99,7 +99,7 @@ def run(
     last = torch.empty((N, H), dtype=plan.h.container, device="cpu")
     if N:
         lengths = None if lengths is None else lengths.to("cpu", torch.int64).contiguous()
-        _layer_of(plan, variant).run(
+        layer_of(plan, variant).run(
             x.data_ptr(),
             h0.data_ptr(),
             out.data_ptr(),
@@ -127,7 +127,7 @@ def is_narrow(plan: CellPlan) -> bool:
     return bool(_exactness(plan)["narrow"])
 
 
-def _layer_of(plan: CellPlan, variant: str) -> _native.Layer:
+def layer_of(plan: CellPlan, variant: str) -> _native.Layer:
     """The native layer of a weight part, made at its first use."""
     kept = _packed.get(plan.weights)
     if kept is None or kept[0]() is not plan.frozen:
@@ -185,7 +185,7 @@ class Stack:
     """
 
     def __init__(self, plan: GRUPlan, variant: str) -> None:
-        layers = [[_layer_of(cell, variant) for cell in cells] for cells in plan.cells]
+        layers = [[layer_of(cell, variant) for cell in cells] for cells in plan.cells]
         self.native = _native.Stack(
             layers,
             [

@@ -49,24 +49,37 @@ class Writer:
         biases: tuple[Tensor | None, Tensor | None],
         dropped: Tensor | None,
         p: float,
-    ) -> None:
-        """Rewrite everything.
+    ) -> bool:
+        """Rewrite everything, unless the weights are those of the last time, byte by byte.
 
         Args:
             matrices: W (3H, C) and R (3H, H).
             biases: bw and br (3H,), or None for zeros.
             dropped: bool (3H, H) or None; as for `build_weights`.
             p: Probability of what was dropped.
+
+        Returns:
+            Whether anything was written.
         """
-        values = [
-            None if v is None else v.detach().to(torch.float32).contiguous().resolve_neg()
-            for v in (*matrices, *biases)
-        ]
+        values = [_plain(v) for v in (*matrices, *biases)]
         if dropped is not None:
             dropped = dropped.to("cpu", torch.bool).contiguous()
         W, R, bw, br, zeroed = (0 if v is None else v.data_ptr() for v in (*values, dropped))
-        self._native.write(W, R, bw, br, zeroed, 1.0 - p, torch.get_num_threads())
-        repack(self._part)
+        written = self._native.write(W, R, bw, br, zeroed, 1.0 - p, torch.get_num_threads())
+        if written:
+            repack(self._part)
+        return written
+
+    def forget(self) -> None:
+        """Others have written the part: the next `write` does in any case."""
+        self._native.forget()
+
+
+def _plain(v: Tensor | None) -> Tensor | None:
+    """The same as native code reads it, in whose place it may well be."""
+    if v is None or (v.dtype is torch.float32 and v.is_contiguous() and not v.is_neg()):
+        return v
+    return v.detach().to(torch.float32).contiguous().resolve_neg()
 
 
 def _operand(which: int, qparams: QParams, frozen: FrozenPart, part: WeightPart) -> dict[str, Any]:

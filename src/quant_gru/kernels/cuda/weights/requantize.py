@@ -110,7 +110,7 @@ class Writer:
         biases: tuple[Tensor | None, Tensor | None],
         dropped: Tensor | None,
         p: float,
-    ) -> None:
+    ) -> bool:
         """Rewrite everything, on the current stream.
 
         Args:
@@ -118,6 +118,9 @@ class Writer:
             biases: bw and br (3H,), or None for zeros.
             dropped: bool (3H, H) or None; as for `build_weights`.
             p: Probability of what was dropped.
+
+        Returns:
+            True: nothing is compared.
         """
         keep: list[Tensor] = []
         given: list[tuple[int, torch.dtype | None]] = []
@@ -138,6 +141,10 @@ class Writer:
             self._write(tuple(given))
         else:
             self.repeat(tuple(given))
+        return True
+
+    def forget(self) -> None:
+        """Others have written the part; nothing is kept of it."""
 
     def repeat(self, given: Given) -> None:
         """`write` with nothing dropped, of weights whose dtypes and layout are known.

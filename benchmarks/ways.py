@@ -1,13 +1,14 @@
 """All ways of calling a QuantGRU against the plain one: ratios measured in one run.
 
-    python benchmarks/ways.py [--device cpu] [--config int8] [--repeats 5] [--only packed,NaN]
+    python benchmarks/ways.py [--device cpu] [--config int8] [--repeats 5] [--only 'packed;one NaN']
     python benchmarks/ways.py --graphs
 
 Whole calls from Python, one after the other, us. `nn.GRU` is called likewise (on a GPU it is cuDNN,
 the best of TF32, float16 and bfloat16 where the way leaves the dtype open). `of plain` is our time
 over that of the plain call; for training the plain call is a step, forward and backward. Behind a
-Linear in autocast it stands against the same without autocast. `at most` is what the project allows a way to take. Lengths are drawn from
-T / 2 to T and not sorted. `--graphs` measures calls that were captured in CUDA graphs instead.
+Linear in autocast it stands against the same without autocast. `at most` is what the project
+allows a way to take. Lengths are drawn from T / 2 to T and not sorted. `--graphs` measures calls
+that were captured in CUDA graphs instead.
 """
 
 from __future__ import annotations

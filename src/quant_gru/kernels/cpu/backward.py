@@ -50,7 +50,7 @@ def backward(
         return _empty(tape, grad_last, wanted)
     found = _results(tape, wanted)
     tensors = _inputs(tape, grad_out, grad_last)
-    results = {f"d{name}": getattr(found, name) for name in _GRADIENTS}
+    tensors |= {f"d{name}": getattr(found, name) for name in _GRADIENTS}
     q, grads = plan.frozen.quantizers, tensors["grad_out"]
     assert grads is not None
     layer.backward(

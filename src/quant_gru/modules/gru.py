@@ -37,6 +37,7 @@ from quant_gru.modules.quantization_state import QuantState, summary
 from quant_gru.modules.stream import Stream
 from quant_gru.modules.training_options import TrainingOptions
 from quant_gru.parameters import document as params
+from quant_gru.parameters.schema import Shape
 from quant_gru.torch_ops import operators
 from quant_gru.torch_ops.plan_sources import LivePlans
 
@@ -641,8 +642,8 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
 
     # --- internals
 
-    def _shape(self) -> params.Shape:
-        return params.Shape(
+    def _shape(self) -> Shape:
+        return Shape(
             input_size=self.input_size,
             hidden_size=self.hidden_size,
             num_layers=self.num_layers,

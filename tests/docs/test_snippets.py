@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quant_gru.parameters.document import params_json_schema
+from quant_gru.parameters.schema import params_json_schema
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

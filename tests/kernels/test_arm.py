@@ -23,7 +23,7 @@ import quant_gru
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import reference
 from quant_gru.integer.plan import CellPlan
-from quant_gru.kernels.cpu import executor
+from quant_gru.kernels.cpu import plan_packing
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "arm"))
@@ -73,7 +73,7 @@ def packed(value: Any, arrays: dict[int, Tensor]) -> bytes:
 
 
 def packed_job(job: Job) -> bytes:
-    numbers = executor._numbers(job.plan)
+    numbers = plan_packing.pack(job.plan)
     keep = numbers.pop("keep")
     T, N, _ = job.x.shape
     fields = {

@@ -19,7 +19,7 @@ from quant_gru.integer.qparams import (
     reciprocal_scale,
 )
 from quant_gru.integer.quantizer import Quantizer, code_limits
-from quant_gru.parameters.document import check_pinned, check_scale
+from quant_gru.parameters.checks import check_pinned, check_scale
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from quant_gru.calibration.trace import FloatWeights
 from quant_gru.execution.layers import Weights
 from quant_gru.execution.sequence_layout import Sequence, normalize
 from quant_gru.modules.training_options import TrainingOptions
-from quant_gru.parameters import document as params
+from quant_gru.parameters.schema import Shape
 
 
 class ModuleWeights(TrainingOptions, torch.nn.GRU):
@@ -25,8 +25,8 @@ class ModuleWeights(TrainingOptions, torch.nn.GRU):
             self.num_layers, self._directions, self.input_size, self.hidden_size
         )
 
-    def _shape(self) -> params.Shape:
-        return params.Shape(
+    def _shape(self) -> Shape:
+        return Shape(
             input_size=self.input_size,
             hidden_size=self.hidden_size,
             num_layers=self.num_layers,

@@ -23,6 +23,8 @@ from quant_gru.integer.plan import weight_scales
 from quant_gru.integer.qparams import QParams
 from quant_gru.modules.adjust import Change, adjust
 from quant_gru.parameters import document as params
+from quant_gru.parameters.checks import exponent_of
+from quant_gru.parameters.schema import Shape
 from quant_gru.torch_ops import plan_sources
 
 Cells = list[list[QParams]]
@@ -41,7 +43,7 @@ class QuantState:
         containers: dtypes of the codes of output.h of each layer and direction.
     """
 
-    def __init__(self, config: QuantConfig, shape: params.Shape) -> None:
+    def __init__(self, config: QuantConfig, shape: Shape) -> None:
         self.config = config
         self.method = "histogram"
         self.percentile_value = 99.99
@@ -230,12 +232,12 @@ class QuantState:
         exponent: Any = None
         if scales and weight is not None:
             scale, zero_point = weight_scales(scales, name, weight).tolist(), 0
-            exponents = [params.exponent_of(each) for each in scale]
+            exponents = [exponent_of(each) for each in scale]
             exponent = None if None in exponents else exponents
         elif scales and name in scales.quantizers:
             quantizer = scales.quantizers[name]
             scale, zero_point = quantizer.scale, quantizer.zero_point
-            exponent = params.exponent_of(scale)
+            exponent = exponent_of(scale)
         return {
             "bitwidth": operator.bitwidth,
             "is_symmetric": operator.is_symmetric,
@@ -294,5 +296,5 @@ def _distributed() -> bool:
     )
 
 
-def _words(shape: params.Shape) -> str:
+def _words(shape: Shape) -> str:
     return ", ".join(f"{name}={value}" for name, value in shape.model_dump().items())

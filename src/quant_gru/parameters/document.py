@@ -11,11 +11,10 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Any, TypeGuard
 
-import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from torch import Tensor
 
 from quant_gru._errors import ConfigError, ParameterError, QuantGRUError
@@ -29,81 +28,24 @@ from quant_gru.integer.qparams import (
     reciprocal_scale,
 )
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.integer.tables import Table, compact, float_table
-
-FORMAT = "quant-gru-params"
-VERSION = 1
-
-Integer = Annotated[int, Field(strict=True)]
-_Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Shape(_Model):
-    """The GRU that parameters belong to."""
-
-    input_size: _Size
-    hidden_size: _Size
-    num_layers: _Size
-    bias: bool
-    bidirectional: bool
-    zoneout: Annotated[float, Field(ge=0, le=1)] = 0.0
-
-    @property
-    def directions(self) -> int:
-        """1 or 2."""
-        return 2 if self.bidirectional else 1
-
-
-class OperatorParams(_Model):
-    """One operator: real value = scale * (code - zero_point).
-
-    A fused operator has bitwidth null and nothing else; weights have a list of scales only where
-    they were set by hand (rows in PyTorch's order), otherwise null: they follow the weights.
-    """
-
-    bitwidth: Annotated[int, Field(ge=1, le=32)] | None
-    is_symmetric: bool
-    is_unsigned: bool
-    scale: float | list[float] | None = None
-    zero_point: Integer | None = None
-    exp2_inv: Integer | None = Field(None, description="scale = 2^-exp2_inv; null if not such")
-    granularity: Literal["tensor", "gate", "channel"] | None = None
-
-
-class TableParams(_Model):
-    """A piecewise polynomial: y = clamp(rne(sum c_p t^p / 2^shift) + zero_point, lo, hi)."""
-
-    bounds: list[Integer] = Field(description="first code of each segment, ascending")
-    last: Integer = Field(description="input codes are clamped to [bounds[0], last]")
-    coefficients: list[list[Integer]] = Field(description="c0, c1, .. of each segment")
-    shift: Annotated[int, Field(ge=0, le=62)]
-    zero_point: Integer
-    lo: Integer
-    hi: Integer
-    segment_shift: Annotated[int, Field(ge=0, le=32)] | None
-
-
-class CellParams(_Model):
-    """One layer and direction."""
-
-    layer: Annotated[int, Field(ge=0)]
-    reverse: bool
-    operators: dict[str, OperatorParams]
-    tables: dict[str, TableParams]
-
-
-class Document(_Model):
-    """A parameter file of quant-gru."""
-
-    format: Literal["quant-gru-params"]
-    version: Literal[1]
-    gru: Shape
-    config: dict[str, Any] = Field(description="as in gru_quant_bitwidth_config.json")
-    cells: list[CellParams]
+from quant_gru.integer.tables import Table, compact
+from quant_gru.parameters.checks import (
+    check_curve,
+    check_fields,
+    check_pinned,
+    check_scale,
+    check_table,
+    exponent_of,
+)
+from quant_gru.parameters.schema import (
+    FORMAT,
+    VERSION,
+    CellParams,
+    Document,
+    OperatorParams,
+    Shape,
+    TableParams,
+)
 
 
 @dataclass(frozen=True)
@@ -119,15 +61,6 @@ class Parameters:
     shape: Shape
     config: QuantConfig
     cells: list[list[QParams]]
-
-
-def params_json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of the parameter file."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **Document.model_json_schema(),
-        "title": "quant-gru parameter file",
-    }
 
 
 def to_document(
@@ -258,12 +191,6 @@ def take_flag(document: dict[str, Any], name: str, default: bool, where: str) ->
     return value
 
 
-def exponent_of(scale: float) -> int | None:
-    """exp2_inv of a scale 2^-exp2_inv, None for any other."""
-    mantissa, exponent = math.frexp(scale)
-    return 1 - exponent if mantissa == 0.5 else None
-
-
 def _operator(qparams: QParams, name: str) -> OperatorParams:
     operator = qparams.config[name]
     quantizer = qparams.quantizers.get(name)
@@ -292,8 +219,8 @@ def _table(table: Table) -> TableParams:
     )
 
 
-def _qparams(cell: CellParams, config: QuantConfig, shape: Shape, where: str) -> QParams:
-    place = f"layer {cell.layer}{', reverse' if cell.reverse else ''}, {where}"
+def _check_names(cell: CellParams, place: str) -> None:
+    """Raise unless a cell has all operators and tables, and no others."""
     for known, given, thing in (
         (OPERATORS, cell.operators, "operator"),
         (FIXED_RANGE, cell.tables, "table"),
@@ -306,6 +233,30 @@ def _qparams(cell: CellParams, config: QuantConfig, shape: Shape, where: str) ->
         for name in known:
             if name not in given:
                 raise ParameterError(f"Expected {thing} {name!r}, got none ({place})")
+
+
+def _quantizer(operator: OperatorParams, config: QuantConfig, name: str) -> Quantizer:
+    """The quantizer of an activation; the scale of a sigmoid is rounded to a reciprocal."""
+    given = operator.scale
+    if not isinstance(given, float) or operator.zero_point is None:
+        raise QuantGRUError(
+            f"Expected scale and zero_point to be numbers, got {given!r} and "
+            f"{operator.zero_point!r}"
+        )
+    scale = reciprocal_scale(given, name) if name in SIGMOIDS and 0 < given < math.inf else given
+    assert operator.bitwidth is not None
+    quantizer = Quantizer(operator.bitwidth, not operator.is_unsigned, scale, operator.zero_point)
+    check_scale(quantizer, config, name)
+    if operator.exp2_inv is not None and operator.exp2_inv != exponent_of(given):
+        raise QuantGRUError(
+            f"Expected scale to be 2^-exp2_inv, got {given!r} and {operator.exp2_inv}"
+        )
+    return quantizer
+
+
+def _qparams(cell: CellParams, config: QuantConfig, shape: Shape, where: str) -> QParams:
+    place = f"layer {cell.layer}{', reverse' if cell.reverse else ''}, {where}"
+    _check_names(cell, place)
     quantizers: dict[str, Quantizer] = {}
     pinned: dict[str, tuple[float, ...]] = {}
     rounded: set[str] = set()
@@ -319,37 +270,20 @@ def _qparams(cell: CellParams, config: QuantConfig, shape: Shape, where: str) ->
                 is_unsigned=operator.is_unsigned,
                 **({} if name in ACTIVATIONS else {"granularity": operator.granularity}),
             )
-            _check_fields(operator, name)
+            check_fields(operator, name)
             if name not in ACTIVATIONS:
                 if operator.scale is not None:
                     pinned[name] = check_pinned(operator.scale, config, name, shape.hidden_size)
                 continue
             if operator.bitwidth is None:
                 continue
-            if not isinstance(operator.scale, float) or operator.zero_point is None:
-                raise QuantGRUError(
-                    f"Expected scale and zero_point to be numbers, got {operator.scale!r} "
-                    f"and {operator.zero_point!r}"
-                )
-            scale = operator.scale
-            if name in SIGMOIDS and 0 < scale < math.inf:
-                scale = reciprocal_scale(scale, name)
-                if scale != operator.scale:
-                    rounded.add(name)
-            quantizers[name] = Quantizer(
-                operator.bitwidth, not operator.is_unsigned, scale, operator.zero_point
-            )
-            check_scale(quantizers[name], config, name)
-            exponent = exponent_of(operator.scale)
-            if operator.exp2_inv is not None and operator.exp2_inv != exponent:
-                raise QuantGRUError(
-                    f"Expected scale to be 2^-exp2_inv, got {operator.scale!r} and "
-                    f"{operator.exp2_inv}"
-                )
+            quantizers[name] = _quantizer(operator, config, name)
+            if quantizers[name].scale != operator.scale:
+                rounded.add(name)
         for name, table in cell.tables.items():
-            _check_table(table, quantizers[PRE_ACTIVATION[name]], quantizers[name])
+            check_table(table, quantizers[PRE_ACTIVATION[name]], quantizers[name])
             if config.activation == "exact" and name not in rounded:
-                _check_curve(_table_of(table), quantizers, name)
+                check_curve(_table_of(table), quantizers, name)
         tables = {
             name: _table_of(table) for name, table in cell.tables.items() if name not in rounded
         }
@@ -360,49 +294,6 @@ def _qparams(cell: CellParams, config: QuantConfig, shape: Shape, where: str) ->
         said = str(error)
         named = said[:-1] if "(operator '" in said else f"{said} (operator {name!r}"
         raise ParameterError(f"{named}, {place})") from None
-
-
-def _check_fields(operator: OperatorParams, name: str) -> None:
-    """Raise if fields contradict each other, or stand where they mean nothing."""
-    if name in ACTIVATIONS and operator.granularity is not None:
-        raise QuantGRUError(f"Expected granularity to be null, got {operator.granularity!r}")
-    if name not in ACTIVATIONS or operator.bitwidth is None:
-        idle = (
-            ("zero_point", "exp2_inv")
-            if name not in ACTIVATIONS
-            else ("scale", "zero_point", "exp2_inv")
-        )
-        for field in idle:
-            if getattr(operator, field) is not None:
-                raise QuantGRUError(
-                    f"Expected {field} to be null, got {getattr(operator, field)!r}"
-                )
-
-
-def check_scale(quantizer: Quantizer, config: QuantConfig, name: str) -> None:
-    """Raise if a quantizer breaks a rule of its configuration."""
-    if config.scale_kind == "pot" and exponent_of(quantizer.scale) is None:
-        raise QuantGRUError(
-            f"Expected scale to be a power of two (scale_kind 'pot'), got {quantizer.scale!r}"
-        )
-    if config[name].is_symmetric and quantizer.zero_point != 0:
-        raise QuantGRUError(f"Expected zero_point to be 0 (symmetric), got {quantizer.zero_point}")
-
-
-def check_pinned(
-    scale: float | Sequence[float], config: QuantConfig, name: str, hidden_size: int
-) -> tuple[float, ...]:
-    """Scales of a weight, one per tensor, gate or channel; raises if they break a rule."""
-    scales = [scale] if isinstance(scale, float) else list(scale)
-    granularity = config[name].granularity or "channel"
-    expected = {"tensor": 1, "gate": 3, "channel": 3 * hidden_size}[granularity]
-    if len(scales) != expected:
-        raise QuantGRUError(
-            f"Expected {expected} scales (granularity {granularity!r}), got {len(scales)}"
-        )
-    for value in scales:
-        check_scale(Quantizer(config[name].bitwidth or 1, True, value), config, name)
-    return tuple(scales)
 
 
 def _table_of(table: TableParams) -> Table:
@@ -416,52 +307,6 @@ def _table_of(table: TableParams) -> Table:
         table.hi,
         table.segment_shift,
     )
-
-
-def _check_curve(table: Table, quantizers: dict[str, Quantizer], name: str) -> None:
-    """Raise if a table that should be exact is far from its function: it is another's, or cut."""
-    pre, out = quantizers[PRE_ACTIVATION[name]], quantizers[name]
-    function = "tanh" if name == "gate.g_out" else "sigmoid"
-    codes = np.unique(np.linspace(pre.lo, pre.hi, 257).astype(np.int64))
-    off = np.abs(table(torch.from_numpy(codes)).numpy() - float_table(function, pre, out, codes))
-    if off.max() * out.scale > 1e-3 and off.max() > 1:
-        raise QuantGRUError(
-            f"Expected the table to follow {function}, got one that is up to "
-            f"{off.max() * out.scale:.3g} off"
-        )
-
-
-def _check_table(table: TableParams, pre: Quantizer, out: Quantizer) -> None:
-    rows = {len(row) for row in table.coefficients}
-    ok = (
-        len(table.bounds) == len(table.coefficients) > 0
-        and rows in ({1}, {2}, {3})
-        and all(a < b for a, b in zip(table.bounds, table.bounds[1:], strict=False))
-        and pre.lo <= table.bounds[0] <= table.bounds[-1] <= table.last <= pre.hi
-    )
-    if not ok:
-        raise QuantGRUError(
-            f"Expected a table of ascending bounds in [{pre.lo}, {pre.hi}] with one row of 1 to 3 "
-            f"coefficients each, got {len(table.bounds)} bounds up to {table.last} and "
-            f"{len(table.coefficients)} rows"
-        )
-    if table.zero_point != out.zero_point or not out.lo <= table.lo <= table.hi <= out.hi:
-        raise QuantGRUError(
-            f"Expected the table's outputs to be codes in [{out.lo}, {out.hi}] with zero point "
-            f"{out.zero_point}, got [{table.lo}, {table.hi}] and {table.zero_point}"
-        )
-    ends = [*table.bounds[1:], table.last + 1]
-    for start, end, row in zip(table.bounds, ends, table.coefficients, strict=True):
-        if sum(abs(c) * (end - start) ** p for p, c in enumerate(row)) >= 1 << 62:
-            raise QuantGRUError(f"Expected sums below 2^62, got coefficients {row}")
-    u = table.segment_shift
-    if u is not None:
-        even = [table.bounds[0] + (i << u) for i in range(len(table.bounds))]
-        if table.bounds != even or table.last - table.bounds[-1] >= 1 << u:
-            raise QuantGRUError(
-                f"Expected {len(table.bounds)} segments of 2^{u} codes up to {table.last}, "
-                "got others"
-            )
 
 
 def _explain(error: ValidationError, where: str) -> str:

@@ -55,9 +55,7 @@ def backward(
     assert grads is not None
     layer.backward(
         {
-            **{
-                n: 0 if v is None else v.data_ptr() for n, v in (*tensors.items(), *results.items())
-            },
+            **{name: 0 if v is None else v.data_ptr() for name, v in tensors.items()},
             "T": T,
             "N": N,
             "reverse": tape.reverse,

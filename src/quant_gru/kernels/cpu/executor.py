@@ -15,15 +15,13 @@ from kernel_runtime.allocators import maker, parts
 from quant_gru._errors import QuantGRUError
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import CellPlan, GRUPlan, WeightPart
-from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import chance
-from quant_gru.integer.tables import Table
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels import _native
+from quant_gru.kernels.cpu.plan_packing import exactness, pack
 
 VARIABLE = "QUANT_GRU_CPU"
 REFERENCE = "reference"
-NARROW_BITS = 16
 _CPU = torch.device("cpu")
 
 # Native layers live as long as the weights they were made of.
@@ -124,7 +122,7 @@ def events(seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> 
 
 def is_narrow(plan: CellPlan) -> bool:
     """Whether all widths of a plan are at most 16 bits, so that the fast kernels run it."""
-    return bool(_exactness(plan)["narrow"])
+    return bool(exactness(plan)["narrow"])
 
 
 def layer_of(plan: CellPlan, variant: str) -> _native.Layer:
@@ -135,7 +133,7 @@ def layer_of(plan: CellPlan, variant: str) -> _native.Layer:
         _packed[plan.weights] = kept
     layers = kept[1]
     if variant not in layers:
-        layers[variant] = _native.Layer(_numbers(plan), variant)
+        layers[variant] = _native.Layer(pack(plan), variant)
     return layers[variant]
 
 
@@ -286,146 +284,3 @@ class Stream:
 def _between(each: WeightedSum) -> tuple[float, int, int]:
     (M,), k = each.multipliers, each.shift
     return math.ldexp(int(M), -int(k)), each.lo - each.zero_point, each.hi - each.zero_point
-
-
-def _exactness(plan: CellPlan) -> dict[str, Any]:
-    """Which arithmetic is exact for a plan."""
-    w, q = plan.weights, plan.frozen.quantizers
-    bits_W, bits_R = w.bits_W, w.bits_R
-    several = [each for each in _sums(plan).values() if len(each.multipliers) > 1]
-    product = plan.frozen.largest_product
-    # float64 takes one-term sums of any tier: it rounds v * M once where |v| < 2^53
-    narrow = (
-        max(quantizer.bits for quantizer in q.values()) <= NARROW_BITS
-        and max(bits_W, bits_R) <= NARROW_BITS
-        and all(each.tier != "e" for each in several)
-        and max(w.bound_Wx, w.bound_Rh) < 1 << 52
-        and product < 1 << 53
-    )
-    # float32: two-term sums of tier a, products below 2^24, multipliers of 24 bits
-    float32 = (
-        narrow
-        and all(each.tier == "a" for each in several)
-        and product < 1 << 24
-        and bits_W + plan.x.bits <= 16
-        and bits_R + plan.h.bits <= 16
-    )
-    return {"narrow": narrow, "float32": float32, "product": float(product)}
-
-
-def _numbers(plan: CellPlan) -> dict[str, Any]:
-    w, q = plan.weights, plan.frozen.quantizers
-    tensors: list[Tensor] = []
-    exactness = _exactness(plan)
-    narrow = bool(exactness["narrow"])
-    return {
-        **exactness,
-        "H": plan.hidden_size,
-        "C": plan.input_size,
-        "x": _border(plan.x),
-        "h": _border(plan.h),
-        "one": plan.frozen.one,
-        "sums": {name: _sum(each) for name, each in _sums(plan).items()},
-        "tables": {
-            name: _table(plan.frozen.tables[name], q[pre], tensors) for name, pre in _PRE.items()
-        },
-        "W": {
-            **_codes(w.W, w.bits_W, narrow, tensors),
-            **_projection(w.Bw, plan.shift_Bw, w.Wx, w.bits_W, plan.x, q["matmul.Wx"], tensors),
-        },
-        "R": {
-            **_codes(w.R, w.bits_R, narrow, tensors),
-            **_projection(w.Br, plan.shift_Br, w.Rh, w.bits_R, plan.h, q["matmul.Rh"], tensors),
-        },
-        "keep": tensors,
-    }
-
-
-_PRE = {"gate.z_out": "gate.z_pre", "gate.r_out": "gate.r_pre", "gate.g_out": "gate.g_pre"}
-
-
-def _border(q: Quantizer) -> dict[str, Any]:
-    return {
-        "scale": q.scale,
-        "zero": q.zero_point,
-        "lo": q.lo,
-        "hi": q.hi,
-        "container": _name(q.container),
-    }
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _pointer(tensor: Tensor, dtype: torch.dtype, keep: list[Tensor]) -> int:
-    # .to(device) moves nothing here, but an address of another device must never get through
-    converted = tensor.to("cpu", dtype).contiguous()
-    keep.append(converted)
-    return converted.data_ptr()
-
-
-def _sums(plan: CellPlan) -> dict[str, WeightedSum]:
-    """All weighted sums of activations; that of zoneout is named by its name."""
-    zoneout = plan.frozen.zoneout
-    return {**plan.frozen.sums, **({} if zoneout is None else {"zoneout": zoneout})}
-
-
-def _sum(each: WeightedSum) -> dict[str, Any]:
-    return {
-        "M": [int(M) for M in each.multipliers],
-        "k": int(each.shift),
-        "tier": each.tier,
-        "lo": each.lo - each.zero_point,
-        "hi": each.hi - each.zero_point,
-    }
-
-
-def _table(table: Table, pre: Quantizer, keep: list[Tensor]) -> dict[str, Any]:
-    return {
-        "segments": len(table.bounds),
-        "degree": table.coefficients.shape[1] - 1,
-        "shift": table.shift,
-        "segment_shift": -1 if table.segment_shift is None else table.segment_shift,
-        "last": table.last,
-        "pre_zero": pre.zero_point,
-        "pre_lo": pre.lo - pre.zero_point,
-        "pre_hi": pre.hi - pre.zero_point,
-        "lo": table.lo - table.zero_point,
-        "hi": table.hi - table.zero_point,
-        "bounds": _pointer(table.bounds, torch.int64, keep),
-        "coefficients": _pointer(table.coefficients, torch.int64, keep),
-    }
-
-
-def _codes(codes: Tensor, bits: int, narrow: bool, keep: list[Tensor]) -> dict[str, Any]:
-    # where the fast kernels run, as the plan has them: what changes in place is then seen
-    dtype = torch.int32 if not narrow else torch.int8 if bits <= 8 else torch.int16
-    return {"codes": _pointer(codes, dtype, keep), "kind": _name(dtype)}
-
-
-def _projection(
-    bias: Tensor,
-    bias_shift: int,
-    weighted_sum: WeightedSum,
-    weight_bits: int,
-    operand: Quantizer,
-    result: Quantizer,
-    keep: list[Tensor],
-) -> dict[str, Any]:
-    (M,), k = weighted_sum.multipliers, weighted_sum.shift
-    assert isinstance(M, Tensor)
-    assert isinstance(k, Tensor)
-    return {
-        "bias": _pointer(bias, torch.int64, keep),
-        "bias_shift": bias_shift,
-        "M": _pointer(M, torch.int64, keep),
-        "k": _pointer(k, torch.int64, keep),
-        "lo": weighted_sum.lo - result.zero_point,
-        "hi": weighted_sum.hi - result.zero_point,
-        "zero": operand.zero_point,
-        "reach": operand.max_abs,
-        "weight_bits": weight_bits,
-        "operand_bits": operand.bits,
-        "operand_signed": operand.signed,
-    }

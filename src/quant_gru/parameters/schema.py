@@ -1,0 +1,90 @@
+"""The parameter file as pydantic models."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+FORMAT = "quant-gru-params"
+VERSION = 1
+
+Integer = Annotated[int, Field(strict=True)]
+_Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Shape(_Model):
+    """The GRU that parameters belong to."""
+
+    input_size: _Size
+    hidden_size: _Size
+    num_layers: _Size
+    bias: bool
+    bidirectional: bool
+    zoneout: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    @property
+    def directions(self) -> int:
+        """1 or 2."""
+        return 2 if self.bidirectional else 1
+
+
+class OperatorParams(_Model):
+    """One operator: real value = scale * (code - zero_point).
+
+    A fused operator has bitwidth null and nothing else; weights have a list of scales only where
+    they were set by hand (rows in PyTorch's order), otherwise null: they follow the weights.
+    """
+
+    bitwidth: Annotated[int, Field(ge=1, le=32)] | None
+    is_symmetric: bool
+    is_unsigned: bool
+    scale: float | list[float] | None = None
+    zero_point: Integer | None = None
+    exp2_inv: Integer | None = Field(None, description="scale = 2^-exp2_inv; null if not such")
+    granularity: Literal["tensor", "gate", "channel"] | None = None
+
+
+class TableParams(_Model):
+    """A piecewise polynomial: y = clamp(rne(sum c_p t^p / 2^shift) + zero_point, lo, hi)."""
+
+    bounds: list[Integer] = Field(description="first code of each segment, ascending")
+    last: Integer = Field(description="input codes are clamped to [bounds[0], last]")
+    coefficients: list[list[Integer]] = Field(description="c0, c1, .. of each segment")
+    shift: Annotated[int, Field(ge=0, le=62)]
+    zero_point: Integer
+    lo: Integer
+    hi: Integer
+    segment_shift: Annotated[int, Field(ge=0, le=32)] | None
+
+
+class CellParams(_Model):
+    """One layer and direction."""
+
+    layer: Annotated[int, Field(ge=0)]
+    reverse: bool
+    operators: dict[str, OperatorParams]
+    tables: dict[str, TableParams]
+
+
+class Document(_Model):
+    """A parameter file of quant-gru."""
+
+    format: Literal["quant-gru-params"]
+    version: Literal[1]
+    gru: Shape
+    config: dict[str, Any] = Field(description="as in gru_quant_bitwidth_config.json")
+    cells: list[CellParams]
+
+
+def params_json_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of the parameter file."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Document.model_json_schema(),
+        "title": "quant-gru parameter file",
+    }

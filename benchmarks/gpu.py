@@ -32,6 +32,7 @@ from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import reference
 from quant_gru.kernels.cuda.boundary import boundary
 from quant_gru.kernels.cuda.forward import executor
+from quant_gru.kernels.cuda.machine import machine_of
 from quant_gru.kernels.cuda.plan.structure import Form
 from quant_gru.kernels.cuda.projection import overlap
 from quant_gru.kernels.cuda.recurrence import planner
@@ -293,7 +294,7 @@ def measure(
     with torch.no_grad():
         equal &= torch.equal(gru(x)[0].cpu(), copy.deepcopy(gru).cpu()(x.cpu())[0])
 
-    recorder = LastRecurrence(driver.machine_of(x.device))
+    recorder = LastRecurrence(machine_of(x.device))
     codes = boundary.quantize(plan.x, x)[0]
     kept = executor.run(plan, codes, states, machine=recorder)
     engines: dict[str, Engine] = {"ours": lambda: gru(x), "alone": recorder.again}

@@ -35,9 +35,11 @@ def main() -> None:
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
     """Turn an error about the user's input into one line and exit code 2."""
+    from kernel_runtime.errors import KernelError
+
     try:
         yield
-    except QuantGRUError as error:
+    except (QuantGRUError, KernelError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from None
 

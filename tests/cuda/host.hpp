@@ -14,7 +14,7 @@
 #include <random>
 #include <vector>
 
-#define QG_HOST
+#define PTX_ON_HOST
 #define __global__
 #define __grid_constant__
 #define __launch_bounds__(...)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import quant_gru
-from quant_gru.kernels import _native
+from kernel_runtime import _native
 
 COMPILER = shutil.which("g++")
 HERE = Path(__file__).parent

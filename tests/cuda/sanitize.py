@@ -25,7 +25,7 @@ from pathlib import Path
 
 from sanitized_calls import WHAT, cases
 
-from kernel_runtime.cuda.compiler import _HERE
+from quant_gru.kernels.cuda.machine import SOURCES
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 _ATTEMPTS = 3
@@ -70,7 +70,7 @@ def our_kernels() -> frozenset[str]:
     """The functions that our sources launch."""
     return frozenset(
         name
-        for source in _HERE.rglob("*.cu")
+        for source in SOURCES.folder.rglob("*.cu")
         for name in re.findall(
             r"__global__[^;{]*?\b(\w+)\s*\(\s*(?:const __grid_constant__|\))", source.read_text()
         )

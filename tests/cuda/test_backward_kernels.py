@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_runtime.cuda import driver
 from quant_gru import QuantConfig, QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted
 from quant_gru.kernels.cuda.backward import grid_planner, layer, planner
 from quant_gru.kernels.cuda.forward import executor
+from quant_gru.kernels.cuda.machine import machine_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -84,7 +84,7 @@ def test_long_sequences(factor, precision):
 @pytest.mark.parametrize("H", [96, 256, 512])
 def test_every_shape_of_the_planner(monkeypatch, H):
     (plan,) = plans_of(16, H, device="cuda")
-    clusters = driver.machine_of(torch.device("cuda")).clusters()
+    clusters = machine_of(torch.device("cuda")).clusters()
     exact = {}
     for shape in planner.candidates(H, 1, 1, clusters):
         if shape.rows in (2, 4) and shape.tiles > 1:
@@ -101,7 +101,7 @@ def test_every_shape_of_the_planner(monkeypatch, H):
 @pytest.mark.parametrize("H", [96, 608, 800, 1024, 1536])
 def test_the_whole_gpu(monkeypatch, H, N):
     """Some of the ways to have all blocks there at once, and the planner's own."""
-    clusters = driver.machine_of(torch.device("cuda")).clusters()
+    clusters = machine_of(torch.device("cuda")).clusters()
     shapes = list(grid_planner.candidates(H, N, clusters))
     (plan,) = plans_of(16, H, device="cuda")
     tape = random_tape(plan, 9, N, lengths=True, held=True, device="cuda")
@@ -183,7 +183,7 @@ def test_a_cold_plan_in_a_graph_says_to_warm_up(monkeypatch):
     tape = random_tape(plan, 3, 2, device="cuda")
     out, last = random_gradients(tape)
     executor.numbers_of(plan)
-    machine = driver.machine_of(tape.x.device)
+    machine = machine_of(tape.x.device)
     machine.clusters()
     monkeypatch.setattr(machine, "_loaded", {})
     graph = torch.cuda.CUDAGraph()

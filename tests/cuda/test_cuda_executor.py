@@ -7,11 +7,11 @@ import pytest
 import torch
 from backward_cases import moved
 
-from kernel_runtime.cuda import driver
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.integer import reference
 from quant_gru.kernels.cuda.boundary import boundary
 from quant_gru.kernels.cuda.forward import executor
+from quant_gru.kernels.cuda.machine import machine_of
 from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -97,7 +97,7 @@ def test_sizes(H, config):
 @pytest.mark.parametrize("config", ["int8", "w8a16"])
 def test_every_shape_of_the_planner(monkeypatch, H, config):
     plan = quantized(16, H, getattr(QuantConfig, config)())._plan().cells[0][0]
-    clusters = driver.machine_of(torch.device("cuda")).clusters()
+    clusters = machine_of(torch.device("cuda")).clusters()
     form = executor.numbers_of(plan).form
     for shape in planner.candidates(form, H, clusters):
         wanted = f"{shape.blocks},{shape.split},{shape.spread},{shape.rows}"
@@ -148,7 +148,7 @@ def test_a_cold_plan_in_a_graph_says_to_warm_up(monkeypatch):
     plan = quantized(8, 32)._plan().cells[0][0]
     x, h0 = codes(plan.x, 3, 2, 8), codes(plan.h, 2, 32)
     executor.numbers_of(plan)
-    machine = driver.machine_of(x.device)
+    machine = machine_of(x.device)
     monkeypatch.setattr(machine, "_loaded", {})
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(QuantGRUError, match="warm-up"), torch.cuda.graph(graph):

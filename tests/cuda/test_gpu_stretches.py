@@ -6,8 +6,8 @@ import pytest
 import torch
 from gpu_pairs import equal, pair
 
-from kernel_runtime.cuda.driver import machine_of
 from quant_gru.kernels.cuda.forward import executor
+from quant_gru.kernels.cuda.machine import machine_of
 from quant_gru.kernels.cuda.projection.overlap import beside
 from quant_gru.kernels.cuda.recurrence import planner
 

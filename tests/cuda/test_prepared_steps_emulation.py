@@ -10,6 +10,7 @@ import torch
 from kernel_runtime.cuda import driver
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernels.cpu import executor as cpu
+from quant_gru.kernels.cuda import machine
 from quant_gru.kernels.cuda.backward import planner as back_planner
 from quant_gru.kernels.cuda.backward import prepared
 from quant_gru.kernels.cuda.recurrence import planner
@@ -32,7 +33,7 @@ def _gpu(host, monkeypatch):
     monkeypatch.setenv(planner.VARIABLE, "1,1,1,4")
     monkeypatch.setenv(back_planner.VARIABLE, "1,1,1,8")
     monkeypatch.setattr(driver, "available", lambda device: True)
-    monkeypatch.setattr(driver, "machine_of", lambda device: host)
+    monkeypatch.setattr(machine, "machine_of", lambda device: host)
     for name, module in list(sys.modules.items()):
         if name.startswith("quant_gru") and hasattr(module, "runs_on_gpu"):
             monkeypatch.setattr(module, "runs_on_gpu", lambda device: True)

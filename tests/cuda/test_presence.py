@@ -13,7 +13,8 @@ from kernel_runtime.cuda import compiler, driver
 from quant_gru import QuantGRU, QuantGRUWarning
 from quant_gru.cli import app
 from quant_gru.kernels import dispatch
-from quant_gru.modules import gru as _gru
+from quant_gru.kernels.cuda import machine
+from quant_gru.modules import calibration_methods
 
 GPU = torch.device("cuda", 0)
 
@@ -107,13 +108,13 @@ def test_info_of_a_gpu_without_kernels(without_bindings, device):
 def test_info_of_a_gpu(device, monkeypatch):
     monkeypatch.setattr(compiler, "missing", lambda: None)
     monkeypatch.setattr(compiler, "version", lambda: "13.0")
-    monkeypatch.setattr(driver, "machine_of", lambda _: types.SimpleNamespace(arch="sm_90a"))
+    monkeypatch.setattr(machine, "machine_of", lambda _: types.SimpleNamespace(arch="sm_90a"))
     assert gpu_line() == "NVIDIA Test, cuda (sm_90a, NVRTC 13.0)"
 
 
 def test_the_end_of_a_calibration_loads_the_compiler(device, monkeypatch):
     loaded = []
-    monkeypatch.setattr(driver, "machine_of", loaded.append)
+    monkeypatch.setattr(machine, "machine_of", loaded.append)
     monkeypatch.setattr(compiler, "missing", lambda: "nothing")
     dispatch.load(GPU)
     driver._missing.cache_clear()
@@ -123,7 +124,7 @@ def test_the_end_of_a_calibration_loads_the_compiler(device, monkeypatch):
     dispatch.load(GPU)
     assert loaded == [GPU]
     seen = []
-    monkeypatch.setattr(_gru, "load", seen.append)
+    monkeypatch.setattr(calibration_methods, "load", seen.append)
     gru = QuantGRU(3, 4)
     gru.calibrate(torch.randn(5, 2, 3))
     assert not seen

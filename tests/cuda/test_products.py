@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernel_runtime import _native
 from kernel_runtime.cuda import cublaslt, driver
 from kernel_runtime.cuda.cublaslt import Product
 from kernel_runtime.cuda.workspace import Memory
-from quant_gru._errors import QuantGRUError
-from quant_gru.kernels import _native
+from kernel_runtime.errors import KernelError
 from quant_gru.kernels.cuda.backward.final_gemms import Factors, LastProducts, Matrix
+from quant_gru.kernels.cuda.machine import machine_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from stub_cublas import FAILED, Cublas
@@ -100,7 +101,7 @@ def test_no_library_no_product(cublas, monkeypatch):
 def test_failures_are_told(cublas, device):
     made = device.multiply(Product(2, 3, 4, True))
     made.record.workspace_size = 1
-    with pytest.raises(QuantGRUError, match=f"cuBLASLt to succeed, got status {FAILED}"):
+    with pytest.raises(KernelError, match=f"cuBLASLt to succeed, got status {FAILED}"):
         made.launch.start(0)
 
 
@@ -114,7 +115,7 @@ def test_there_is_no_library_without_cuda():
 @pytest.mark.parametrize(("m", "n", "k"), [(384, 64, 1600), (60, 5, 21), (1536, 512, 4096)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_gpus_products_also_in_graphs(m, n, k, transposed):
-    gpu = driver.machine_of(torch.device("cuda", 0))
+    gpu = machine_of(torch.device("cuda", 0))
     left, right = (each.cuda() for each in operands(m, n, k, transposed))
     made = gpu.multiply(Product(m, n, k, transposed))
     if made is None:

@@ -36,7 +36,7 @@ NAMELESS = "int8: call: equal\n========= Error: process didn't terminate success
 
 def test_our_kernels_are_those_of_the_sources():
     found = sanitize.our_kernels()
-    sources = [path.read_text() for path in sanitize._HERE.rglob("*.cu")]
+    sources = [path.read_text() for path in sanitize.SOURCES.folder.rglob("*.cu")]
     assert len(found) == sum(source.count("__global__") for source in sources)
     assert {"recurrent", "take", "project_reals", "back_grid"} <= found
 

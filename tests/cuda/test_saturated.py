@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from kernel_runtime.cuda.ctypes_structs import structure
-from kernel_runtime.cuda.launch import PLAIN, Grid, Kernel
+from kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import cell
 from quant_gru.kernels.cuda.gates.saturating import saturated_numbers
+from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan import structure as frozen
 from quant_gru.kernels.cuda.structs import CELL_C, SaturatedC
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_runtime.cuda.launch import PLAIN, Grid, Kernel
+from kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.projection.from_reals import fill_division
 from quant_gru.kernels.cuda.structs import TakeC
 

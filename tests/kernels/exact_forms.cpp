@@ -4,7 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
-#if defined(QG_HOST)
+#if defined(PTX_ON_HOST)
 
 struct Place {
     unsigned x, y;

@@ -21,20 +21,20 @@ ELSE = (
     "kernels/test_cpu_executor.py::test_threads_and_many_rows",
     "kernels/test_live_weights.py::test_a_layer_changes_its_kernel_and_back",
     "gru/test_prepared_calls.py",
-    "cuda/test_launches.py",
+    "kernel_runtime/test_launches.py",
 )
 
 
 def load(folder: Path) -> None:
-    """Put the module found in `folder` in the place of the installed one."""
-    (path,) = folder.glob("_native*.so")
-    name = "quant_gru.kernels._native"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.modules[name] = module
+    """Put the modules found in `folder` in the place of the installed ones."""
+    for place, name in (("runtime", "kernel_runtime._native"), (".", "quant_gru.kernels._native")):
+        (path,) = (folder / place).glob("_native*.so")
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[name] = module
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from quant_gru._errors import QuantGRUError
+from kernel_runtime.errors import KernelError
 
 VARIABLE = "QUANT_GRU_CACHE"
 _SUFFIX = ".cubin"
@@ -20,7 +20,7 @@ def folder() -> Path:
     """Where compiled kernels are kept: `QUANT_GRU_CACHE`, or quant-gru in the user's cache.
 
     Raises:
-        QuantGRUError: The user has no home.
+        KernelError: The user has no home.
     """
     chosen = os.environ.get(VARIABLE)
     if chosen:
@@ -29,7 +29,7 @@ def folder() -> Path:
     try:
         return (Path(base) if base else Path.home() / ".cache") / "quant-gru"
     except RuntimeError as error:
-        raise QuantGRUError(
+        raise KernelError(
             f"Expected {VARIABLE}, XDG_CACHE_HOME or HOME to be set, got none of them and {error}"
         ) from None
 
@@ -52,7 +52,7 @@ def load(name: str) -> bytes | None:
     """The compiled kernel of a key; None where there is none, or only a damaged one."""
     try:
         data = (folder() / (name + _SUFFIX)).read_bytes()
-    except (OSError, QuantGRUError):
+    except (OSError, KernelError):
         return None
     digest, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
     return content if content and _digest(name, content) == digest else None
@@ -63,7 +63,7 @@ def store(name: str, content: bytes) -> None:
     try:
         folder().mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=folder(), suffix=".tmp")
-    except (OSError, QuantGRUError):
+    except (OSError, KernelError):
         return
     try:
         with os.fdopen(handle, "wb") as file:
@@ -82,7 +82,7 @@ def entries() -> Iterator[Path]:
     """Files of the cache, those of writes that were cut short included.
 
     Raises:
-        QuantGRUError: The folder cannot be read.
+        KernelError: The folder cannot be read.
     """
     found = folder()
     with _ours():
@@ -94,7 +94,7 @@ def sizes() -> list[int]:
     """Bytes of each entry; another process may remove some meanwhile.
 
     Raises:
-        QuantGRUError: An entry cannot be looked at.
+        KernelError: An entry cannot be looked at.
     """
     found = []
     with _ours():
@@ -108,7 +108,7 @@ def clear() -> int:
     """Remove all entries; returns how many there were.
 
     Raises:
-        QuantGRUError: A file cannot be removed.
+        KernelError: A file cannot be removed.
     """
     count = 0
     with _ours():
@@ -125,6 +125,6 @@ def _ours() -> Iterator[None]:
         yield
     except OSError as error:
         where, reason = error.filename or folder(), error.strerror or error
-        raise QuantGRUError(
+        raise KernelError(
             f"Expected the files of the cache to be ours, got '{where}': {reason}"
         ) from None

@@ -11,15 +11,16 @@ from typing import Any
 
 import torch
 
+from kernel_runtime import _native
 from kernel_runtime.cuda import compiler, cublaslt
 from kernel_runtime.cuda.ctypes_structs import structure
 from kernel_runtime.cuda.cublaslt import Described, Product, ProductC
 from kernel_runtime.cuda.graph_capture import refuse_in_capture
 from kernel_runtime.cuda.launch import Grid, Kernel, Multiplication
-from kernel_runtime.cuda.parallel_compile import Ahead
+from kernel_runtime.cuda.parallel_compile import ParallelCompiler
+from kernel_runtime.cuda.sources import RUNTIME, Sources
 from kernel_runtime.cuda.streams import streams_of
-from quant_gru._errors import QuantGRUError
-from quant_gru.kernels import _native
+from kernel_runtime.errors import KernelError, raised_as
 
 _MISSING: Any = object()
 _OLDEST = (8, 0)
@@ -153,24 +154,30 @@ class Prepared:
 
 
 class Device:
-    """One GPU and the kernels loaded on it.
+    """One GPU and the kernels of a package loaded on it.
+
+    Args:
+        index: Which GPU.
+        sources: Those kernels, and what is raised about them.
 
     Attributes:
         native: The driver's functions, in the context of this device.
         stream: Gives torch's current stream, behind what others have made.
     """
 
-    def __init__(self, index: int) -> None:
-        self._driver = _driver()
+    _error: type[Exception] = KernelError
+
+    def __init__(self, index: int, sources: Sources = RUNTIME) -> None:
+        self._driver, self._error = _driver(), sources.error
         self.index = index
         self.stream = streams_of(index).current
         capability = torch.cuda.get_device_capability(index)
         if capability < _OLDEST:
-            raise QuantGRUError(_too_old(capability))
+            raise self._error(_too_old(capability))
         # chips of other major versions have no clusters, or too little memory for ours
         self.has_clusters = capability[0] in _WITH_CLUSTERS
         self.arch = f"sm_{capability[0]}{capability[1]}" + ("a" if capability == (9, 0) else "")
-        self._ahead = Ahead(self.arch)
+        self._compiler = ParallelCompiler(self.arch, sources)
         self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(index))
         self.native = _native.Driver(*_functions(), int(self._context))
         self._loaded: dict[tuple[Kernel, int], Loaded] = {}
@@ -193,7 +200,7 @@ class Device:
     def expect(self, kernel: Kernel) -> None:
         """Begin to compile a kernel that will be prepared or launched."""
         if (kernel.source, kernel.macros) not in self._modules:
-            self._ahead.expect(kernel)
+            self._compiler.expect(kernel)
 
     def launch(
         self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
@@ -201,7 +208,7 @@ class Device:
         """Start a kernel on torch's current stream of this device.
 
         Raises:
-            QuantGRUError: The kernel is not loaded yet and the stream is being captured, or the
+            sources.error: The kernel is not loaded yet and the stream is being captured, or the
                 driver refuses.
         """
         loaded = self._ready(kernel, grid)
@@ -249,7 +256,7 @@ class Device:
     def raise_for(self, status: int) -> None:
         """Raise the error that a launch returned; that of a product is negative."""
         if status < 0:
-            raise QuantGRUError(f"Expected cuBLASLt to succeed, got status {-status}")
+            raise self._error(f"Expected cuBLASLt to succeed, got status {-status}")
         self._check((self._driver.CUresult(status),))
 
     def _ready(self, kernel: Kernel, grid: Grid) -> Loaded:
@@ -275,14 +282,15 @@ class Device:
 
     def _load(self, kernel: Kernel, grid: Grid) -> Loaded:
         what = f"a kernel that is not loaded yet ({kernel.source})"
-        refuse_in_capture(torch.device("cuda", self.index), what)
+        refuse_in_capture(torch.device("cuda", self.index), what, self._error)
         driver = self._driver
         attribute = driver.CUfunction_attribute
         with self._lock:
             key = (kernel.source, kernel.macros)
             module = self._modules.get(key)
             if module is None:
-                code = self._ahead.take(kernel)
+                with raised_as(self._error):
+                    code = self._compiler.take(kernel)
                 module = self._modules[key] = self._check(driver.cuModuleLoadData(code))
             function = self._check(driver.cuModuleGetFunction(module, kernel.function.encode()))
             # the function is that of all clusters: others launch it with more
@@ -322,7 +330,7 @@ class Device:
         if int(status) != 0:
             _, text = self._driver.cuGetErrorName(status)
             name = text.decode() if isinstance(text, bytes) else str(status)
-            raise QuantGRUError(f"Expected the CUDA driver to succeed, got {name}")
+            raise self._error(f"Expected the CUDA driver to succeed, got {name}")
         return rest[0] if rest else None
 
 
@@ -351,15 +359,16 @@ def _too_old(capability: tuple[int, int]) -> str:
     )
 
 
-def machine_of(device: torch.device) -> Device:
-    """The GPU that a tensor's device names."""
-    return _device(torch.cuda.current_device() if device.index is None else device.index)
+def machine_of(device: torch.device, sources: Sources = RUNTIME) -> Device:
+    """The GPU that a tensor's device names, with the kernels of a package."""
+    return _device(torch.cuda.current_device() if device.index is None else device.index, sources)
 
 
 @cache
-def _device(index: int) -> Device:
+def _device(index: int, sources: Sources) -> Device:
     torch.cuda.init()
-    return Device(index)
+    with raised_as(sources.error):
+        return Device(index, sources)
 
 
 @cache
@@ -367,7 +376,7 @@ def _driver() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise QuantGRUError(
+        raise KernelError(
             f"Expected cuda-bindings to be installed (pip install cuda-bindings), got {error}"
         ) from error
     return driver
@@ -381,6 +390,6 @@ def _functions() -> tuple[int, int, int]:
     for name in (b"cuLaunchKernelEx", b"cuCtxGetCurrent", b"cuCtxSetCurrent"):
         status, address, *_ = driver.cuGetProcAddress(name, 12000, flags)
         if int(status) != 0 or not address:
-            raise QuantGRUError(f"Expected a driver of CUDA 12 or later, got {status!s}")
+            raise KernelError(f"Expected a driver of CUDA 12 or later, got {status!s}")
         found.append(int(address))
     return found[0], found[1], found[2]

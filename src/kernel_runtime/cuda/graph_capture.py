@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quant_gru._errors import QuantGRUError
-
-COLD = "a plan that has not run yet"
+from kernel_runtime.errors import KernelError
 
 
 def capturing(device: torch.device) -> bool:
@@ -14,17 +12,17 @@ def capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def refuse_in_capture(device: torch.device, what: str) -> None:
+def refuse_in_capture(
+    device: torch.device, what: str, error: type[Exception] = KernelError
+) -> None:
     """Raise where a graph is being captured.
 
     Args:
         device: Where work is done.
         what: What cannot be made then, in words.
-
-    Raises:
-        QuantGRUError: A graph is being captured.
+        error: What is raised.
     """
     if capturing(device):
-        raise QuantGRUError(
+        raise error(
             f"Expected a warm-up run with these shapes before a CUDA graph is captured, got {what}"
         )

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
+from kernel_runtime import _native
 from kernel_runtime.cuda.cublaslt import Product
-from quant_gru.kernels import _native
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,7 +17,7 @@ class Kernel:
     """A function of a source, specialized by macros; the same ones are the same object.
 
     Attributes:
-        source: Name of a .cu file beside this one or below it, such as 'backward/slopes'.
+        source: Name of a .cu file of the package, such as 'backward/recurrence'.
         function: Its function.
         macros: Names and values, sorted.
     """
@@ -35,10 +35,6 @@ class Kernel:
 @cache
 def _kernel(source: str, function: str, macros: tuple[tuple[str, object], ...]) -> Kernel:
     return Kernel(source, function, macros)
-
-
-# kernels without gate arithmetic compile its header, too
-PLAIN = {"QG_WORDS": 0, "QG_RRH": 1, "QG_OLD": 1, "QG_NEW": 1, "QG_ZONEOUT": 0}
 
 
 class Grid(NamedTuple):

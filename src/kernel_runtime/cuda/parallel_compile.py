@@ -7,19 +7,21 @@ from concurrent.futures import Future
 
 from kernel_runtime.cuda import compiler
 from kernel_runtime.cuda.launch import Kernel
+from kernel_runtime.cuda.sources import Sources
 
 _Key = tuple[str, tuple[tuple[str, object], ...]]
 
 
-class Ahead:
+class ParallelCompiler:
     """Machine code that is on its way, each in a thread of its own: NVRTC waits for no other.
 
     Args:
         arch: What is compiled for, such as 'sm_90a'.
+        sources: Where the sources lie.
     """
 
-    def __init__(self, arch: str) -> None:
-        self._arch = arch
+    def __init__(self, arch: str, sources: Sources) -> None:
+        self._arch, self._sources = arch, sources
         self._lock = threading.Lock()
         self._coming: dict[_Key, Future[bytes]] = {}
 
@@ -31,7 +33,7 @@ class Ahead:
         """The machine code, once it is there.
 
         Raises:
-            QuantGRUError: As `compiler.machine_code`; the next call tries again.
+            KernelError: As `compiler.machine_code`; the next call tries again.
         """
         key = (kernel.source, kernel.macros)
         coming = self._begin(key)
@@ -66,4 +68,4 @@ class Ahead:
 
     def _machine_code(self, key: _Key) -> bytes:
         source, macros = key
-        return compiler.machine_code(source, dict(macros), self._arch)
+        return compiler.machine_code(self._sources, source, dict(macros), self._arch)

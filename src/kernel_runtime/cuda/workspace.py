@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from quant_gru.kernels import _native
+from kernel_runtime import _native
 
 _ALIGNMENT = 256
 

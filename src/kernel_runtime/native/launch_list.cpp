@@ -1,6 +1,6 @@
 #include "kernel_runtime/native/launch_list.hpp"
 
-namespace quant_gru {
+namespace kernel_runtime {
 namespace {
 
 int multiply(uintptr_t function, uintptr_t parameters) {
@@ -51,4 +51,4 @@ int Launches::start_at(uintptr_t stream, const std::vector<uintptr_t> &bases) {
     return start_locked(stream);
 }
 
-}  // namespace quant_gru
+}  // namespace kernel_runtime

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace quant_gru {
+namespace kernel_runtime {
 
 // Fields of arguments that point into one piece of memory.
 class Fields {
@@ -103,4 +103,4 @@ class Launches {
     std::mutex mutex_;
 };
 
-}  // namespace quant_gru
+}  // namespace kernel_runtime

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace quant_gru {
+namespace kernel_runtime {
 
 inline nanobind::object checked(PyObject *result) {
     if (!result) throw nanobind::python_error();
@@ -71,4 +71,4 @@ void numbers(const nanobind::object &tuple, int64_t (&to)[n]) {
     }
 }
 
-}  // namespace quant_gru
+}  // namespace kernel_runtime

@@ -2,7 +2,7 @@
 
 namespace nb = nanobind;
 
-namespace quant_gru {
+namespace kernel_runtime {
 namespace {
 
 constexpr uint32_t kMajor = 1;
@@ -109,4 +109,4 @@ uintptr_t Tensors::address(PyObject *tensor) const {
     return static_cast<uintptr_t>(number(data_ptr_.call(tensor)));
 }
 
-}  // namespace quant_gru
+}  // namespace kernel_runtime

@@ -9,7 +9,7 @@
 
 #include "kernel_runtime/native/python_objects.hpp"
 
-namespace quant_gru {
+namespace kernel_runtime {
 
 // Where a tensor of three dimensions is.
 struct View {
@@ -83,4 +83,4 @@ class Maker {
     nanobind::object function_, arguments_;
 };
 
-}  // namespace quant_gru
+}  // namespace kernel_runtime

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.graph_capture import COLD, capturing, refuse_in_capture
+from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.execution.plan_cache import CallKeeper, Stamp
 from quant_gru.integer.plan import (
     CellPlan,
@@ -20,6 +20,7 @@ from quant_gru.integer.plan import (
     stack,
 )
 from quant_gru.integer.qparams import QParams
+from quant_gru.kernels.cuda.machine import COLD, refuse_in_capture
 
 BUFFERS = ("W", "R", "Bw", "Br", "Mx", "kx", "Mh", "kh")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.graph_capture import COLD, capturing, refuse_in_capture
+from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.execution.layers import Weights
 from quant_gru.execution.optimizer_steps import steps
 from quant_gru.execution.prepared_call import PreparedCall
@@ -23,6 +23,7 @@ from quant_gru.integer.plan import (
     stack,
 )
 from quant_gru.integer.qparams import QParams
+from quant_gru.kernels.cuda.machine import COLD, refuse_in_capture
 from quant_gru.kernels.live_weights import LiveWeights
 
 # Threads that end leave their plans behind.

@@ -20,6 +20,7 @@ from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cpu import backward as cpu_training
 from quant_gru.kernels.cpu import boundary as cpu_border
 from quant_gru.kernels.cpu import executor as cpu
+from quant_gru.kernels.cuda import machine
 from quant_gru.kernels.cuda.backward import inputs as cuda_call
 from quant_gru.kernels.cuda.backward import layer as cuda_backward
 from quant_gru.kernels.cuda.backward.prepared import QuickBackward
@@ -39,7 +40,7 @@ def executor_name(device: torch.device | str = "cpu") -> str:
     if device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
         return f"cpu ({cpu.chosen()})"
     if driver.available(device):
-        return f"cuda ({driver.machine_of(device).arch}, NVRTC {compiler.version()})"
+        return f"cuda ({machine.machine_of(device).arch}, NVRTC {compiler.version()})"
     return f"reference (PyTorch integers, {device.type})"
 
 
@@ -63,7 +64,7 @@ def load(device: torch.device) -> None:
     Nothing happens on other devices, or where no kernels run.
     """
     if driver.available(device):
-        driver.machine_of(device)
+        machine.machine_of(device)
 
 
 def stack_of(plan: GRUPlan) -> Stack | None:

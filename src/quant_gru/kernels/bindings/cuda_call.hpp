@@ -14,6 +14,15 @@
 
 namespace quant_gru {
 
+using kernel_runtime::call;
+using kernel_runtime::Fields;
+using kernel_runtime::holds_true;
+using kernel_runtime::Launches;
+using kernel_runtime::Maker;
+using kernel_runtime::number;
+using kernel_runtime::Tensors;
+using kernel_runtime::View;
+
 // The current stream. `functions`: one that gives it, and one that has it wait for what others have
 // made, called where it is not that of the call before.
 class CurrentStream {

@@ -318,6 +318,8 @@ NB_MODULE(_native, m) {
     using namespace quant_gru;
     // plans that are still in use at the interpreter's end are no leak
     nb::set_leak_warnings(false);
+    // its launches and fields are taken below
+    nb::module_::import_("kernel_runtime._native");
     nb::class_<Layer>(m, "Layer")
         .def(nb::init<const nb::dict &, const std::string &>())
         .def_prop_ro("kind", &kind)
@@ -355,27 +357,6 @@ NB_MODULE(_native, m) {
         .def(nb::init<const nb::dict &, const std::string &>())
         .def("write", &write_weights)
         .def("forget", &Weights::forget);
-    nb::class_<Fields>(m, "Fields")
-        .def(nb::init<>())
-        .def("add", &Fields::add)
-        .def("move", &Fields::move);
-    // a queue that is full may wait for a host function that wants the interpreter's lock
-    using Unlocked = nb::call_guard<nb::gil_scoped_release>;
-    nb::class_<Driver>(m, "Driver")
-        .def(nb::init<uintptr_t, uintptr_t, uintptr_t, uintptr_t>())
-        .def(
-            "launch",
-            [](const Driver &driver, uintptr_t config, uintptr_t function, uintptr_t parameters) {
-                return driver.in_context(
-                    [&] { return driver.launch(config, function, parameters); });
-            },
-            Unlocked());
-    nb::class_<Launches>(m, "Launches")
-        .def(nb::init<const Driver &>(), nb::keep_alive<1, 2>())
-        .def("add", &Launches::add)
-        .def("start", &Launches::start, Unlocked())
-        .def("follow", &Launches::follow, nb::keep_alive<1, 2>())
-        .def("start_at", &Launches::start_at, Unlocked());
     nb::class_<Call>(m, "Call")
         .def("__init__", &make_call)
         .def("run", &run_call, nb::arg(), nb::arg().none(), nb::arg().none());

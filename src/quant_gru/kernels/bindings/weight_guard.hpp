@@ -10,6 +10,12 @@
 
 namespace quant_gru {
 
+using kernel_runtime::all_hold;
+using kernel_runtime::Attribute;
+using kernel_runtime::checked;
+using kernel_runtime::number;
+using kernel_runtime::Tensors;
+
 class WeightGuard {
  public:
     // type: torch.Tensor. weights: all of a module, kept by the caller for as long as this lives.

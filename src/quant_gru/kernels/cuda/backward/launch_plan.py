@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
+from kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
 from kernel_runtime.cuda.workspace import Memory
 from quant_gru.integer.backward import Gradients, Wanted
 from quant_gru.kernels.cuda.backward import grid_planner, planner
@@ -27,6 +27,7 @@ from quant_gru.kernels.cuda.backward.structs import (
     OuterC,
 )
 from quant_gru.kernels.cuda.forward.executor import multiply_bytes
+from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan.structure import byte_offset, planes_of
 from quant_gru.kernels.cuda.structs import KINDS
 

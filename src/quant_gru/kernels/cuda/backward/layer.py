@@ -92,7 +92,7 @@ def _backward(
     if not calls[0].T * calls[0].N:
         return [call.nothing(wanted) for call in calls]
     if machine is None:
-        from kernel_runtime.cuda.driver import machine_of
+        from quant_gru.kernels.cuda.machine import machine_of
 
         machine = machine_of(tapes[0].x.device)
     if len(calls) == 2 and calls[0].key != calls[1].key:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from kernel_runtime.cuda.ctypes_structs import structure
-from kernel_runtime.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
+from kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.random import chance
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan.structure import NARROW_BITS
 from quant_gru.kernels.cuda.structs import KINDS
 
@@ -265,7 +266,7 @@ def _launch(kernel: Kernel, b: Any, x: Tensor, machine: Machine | None) -> None:
 
 def _start(kernel: Kernel, grid: Grid, arguments: Any, x: Tensor, machine: Machine | None) -> None:
     if machine is None:
-        from kernel_runtime.cuda.driver import machine_of
+        from quant_gru.kernels.cuda.machine import machine_of
 
         machine = machine_of(x.device)
     machine.launch(kernel, grid, arguments)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from kernel_runtime.cuda.graph_capture import capturing
-from kernel_runtime.cuda.launch import PLAIN, Grid, Kernel, Machine
+from kernel_runtime.cuda.launch import Grid, Kernel, Machine
 from quant_gru._errors import QuantGRUError
 from quant_gru.integer.plan import CellPlan, WeightPart
+from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan.structure import Form
 from quant_gru.kernels.cuda.plan.tensors import Numbers
 from quant_gru.kernels.cuda.projection.from_codes import block_of, projection
@@ -106,7 +107,7 @@ def run_directions(
             call.last.copy_(call.h0)
         return [(call.out, call.last) for call in calls]
     if machine is None:
-        from kernel_runtime.cuda.driver import machine_of
+        from quant_gru.kernels.cuda.machine import machine_of
 
         machine = machine_of(x.device)
     clusters = machine.clusters()

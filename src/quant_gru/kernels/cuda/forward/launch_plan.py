@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernel_runtime.cuda.graph_capture import capturing
-from kernel_runtime.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
+from kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
 from kernel_runtime.cuda.workspace import Memory
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import CellPlan
@@ -29,6 +29,7 @@ from quant_gru.kernels.cuda.forward.executor import (
     numbers_of,
 )
 from quant_gru.kernels.cuda.forward.native_call import Memories, Sizes, makers_of, native_call
+from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan.structure import Form
 from quant_gru.kernels.cuda.plan.tensors import Numbers
 from quant_gru.kernels.cuda.projection.from_codes import Resident, block_of, projection

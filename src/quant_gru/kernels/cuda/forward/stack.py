@@ -48,7 +48,7 @@ def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
         return kept[2]
     device = cells[0].weights.W.device
     if machine is None:
-        from kernel_runtime.cuda.driver import machine_of
+        from quant_gru.kernels.cuda.machine import machine_of
 
         machine = machine_of(device)
     runs = all(numbers_of(cell).form.narrow for cell in cells)

@@ -5,7 +5,7 @@
 
 #include "c99/fixed_point.h"
 
-#ifndef QG_HOST
+#ifndef PTX_ON_HOST
 #define QG_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 #endif
 

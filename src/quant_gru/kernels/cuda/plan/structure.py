@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.graph_capture import COLD, refuse_in_capture
 from quant_gru.integer.plan import CellPlan, FrozenPart
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import EXACT_BITS, Table
@@ -19,6 +18,7 @@ from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cuda.gates.compressed_table import CODES as LINE
 from quant_gru.kernels.cuda.gates.compressed_table import continued, lines, most_lines
 from quant_gru.kernels.cuda.gates.saturating import CODES, ENTRIES, first_entry, saturated_numbers
+from quant_gru.kernels.cuda.machine import COLD, refuse_in_capture
 from quant_gru.kernels.cuda.structs import CELL_C, SUM_C, SUMS, TableC
 
 NARROW_BITS = 16

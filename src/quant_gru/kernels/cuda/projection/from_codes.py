@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from kernel_runtime.cuda.launch import PLAIN, Grid, Kernel, Machine
+from kernel_runtime.cuda.launch import Grid, Kernel, Machine
+from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan.structure import MOST_SHARED
 from quant_gru.kernels.cuda.plan.tensors import Numbers
 from quant_gru.kernels.cuda.recurrence import planner

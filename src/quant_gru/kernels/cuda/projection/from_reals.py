@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from kernel_runtime.cuda.launch import PLAIN, Grid, Kernel, Machine
+from kernel_runtime.cuda.launch import Grid, Kernel, Machine
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan.structure import MOST_SHARED
 from quant_gru.kernels.cuda.plan.tensors import Numbers, is_power_of_two
 from quant_gru.kernels.cuda.projection import from_codes

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda.launch import PLAIN, Grid, Kernel, Machine, Prepared
+from kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
 from quant_gru.integer.plan import FrozenPart, WeightPart, bias_limit, bias_shift
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import code_limits
 from quant_gru.integer.weighted_sum import significant_bits
 from quant_gru.kernels.cuda.forward.executor import kept_numbers
+from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan.structure import byte_offset, planes_of
 from quant_gru.kernels.cuda.plan.tensors import Numbers
 from quant_gru.kernels.cuda.structs import KINDS, WeightsC
@@ -45,7 +46,7 @@ class Writer:
         machine: Machine | None = None,
     ) -> None:
         if machine is None:
-            from kernel_runtime.cuda.driver import machine_of
+            from quant_gru.kernels.cuda.machine import machine_of
 
             machine = machine_of(part.W.device)
         self._machine: Machine = machine

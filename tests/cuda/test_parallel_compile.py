@@ -10,8 +10,11 @@ import pytest
 import torch
 from host_machine import Host
 
-from kernel_runtime.cuda import compiler, disk_cache, driver, parallel_compile
+from kernel_runtime.cuda import compiler, disk_cache, driver
 from kernel_runtime.cuda.launch import Grid, Kernel
+from kernel_runtime.cuda.parallel_compile import ParallelCompiler
+from kernel_runtime.cuda.sources import RUNTIME
+from kernel_runtime.errors import KernelError
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.forward.stack import stack_of
@@ -28,17 +31,17 @@ class Compiler:
         self._barrier = threading.Barrier(together, timeout=WAIT)
         monkeypatch.setattr(compiler, "machine_code", self)
 
-    def __call__(self, source, macros, arch):
+    def __call__(self, sources, source, macros, arch):
         self.asked.append((source, macros, arch))
         self._barrier.wait()
         if source in self.broken:
-            raise QuantGRUError(f"Expected {source}")
+            raise KernelError(f"Expected {source}")
         return source.encode()
 
 
 def test_all_that_is_expected_is_compiled_at_once(monkeypatch):
     nvrtc = Compiler(monkeypatch, together=3)
-    codes = parallel_compile.Ahead("sm_90a")
+    codes = ParallelCompiler("sm_90a", RUNTIME)
     for kernel in (A, B, C, A, B):
         codes.expect(kernel)
     assert [codes.take(kernel) for kernel in (C, A, B)] == [b"c", b"a", b"b"]
@@ -49,7 +52,7 @@ def test_all_that_is_expected_is_compiled_at_once(monkeypatch):
 
 def test_functions_of_one_source_share_a_compilation(monkeypatch):
     nvrtc = Compiler(monkeypatch)
-    codes = parallel_compile.Ahead("sm_80")
+    codes = ParallelCompiler("sm_80", RUNTIME)
     codes.expect(A)
     codes.expect(Kernel.of("a", "other", {"N": 0}))
     assert codes.take(A) == b"a"
@@ -59,11 +62,11 @@ def test_functions_of_one_source_share_a_compilation(monkeypatch):
 def test_errors_come_with_the_code_and_go(monkeypatch):
     nvrtc = Compiler(monkeypatch)
     nvrtc.broken.add("a")
-    codes = parallel_compile.Ahead("sm_80")
+    codes = ParallelCompiler("sm_80", RUNTIME)
     codes.expect(A)
     codes.expect(B)
     for _ in range(2):
-        with pytest.raises(QuantGRUError, match="Expected a"):
+        with pytest.raises(KernelError, match="Expected a"):
             codes.take(A)
     assert codes.take(B) == b"b"
     nvrtc.broken.clear()
@@ -72,7 +75,7 @@ def test_errors_come_with_the_code_and_go(monkeypatch):
 
 def test_without_a_thread_code_is_compiled_when_it_is_taken(monkeypatch):
     nvrtc = Compiler(monkeypatch)
-    codes = parallel_compile.Ahead("sm_80")
+    codes = ParallelCompiler("sm_80", RUNTIME)
 
     def start(thread):
         raise RuntimeError("can't start new thread")
@@ -90,10 +93,11 @@ def test_exit_waits_for_the_compiler(tmp_path):
     """Threads of autograd are not Python's: what they start would be left behind."""
     script = """
 import threading
-from quant_gru.kernels.cuda import ahead
-from kernel_runtime.cuda.launch import PLAIN, Kernel
-codes = ahead.Ahead("sm_80")
-kernel = Kernel.of("boundary/quantize_dequantize", "clear", PLAIN)
+from kernel_runtime.cuda.launch import Kernel
+from kernel_runtime.cuda.parallel_compile import ParallelCompiler
+from kernel_runtime.cuda.sources import RUNTIME
+codes = ParallelCompiler("sm_80", RUNTIME)
+kernel = Kernel.of("probe", "probe", {})
 begin = threading.Thread(target=codes.expect, args=[kernel], daemon=True)
 begin.start()
 begin.join()
@@ -107,12 +111,12 @@ class Device(driver.Device):
     """A device that loads nothing but waits for what has been compiled."""
 
     def __init__(self):
-        self._ahead, self._modules, self.loaded = parallel_compile.Ahead("sm_90a"), {}, []
+        self._compiler, self._modules, self.loaded = ParallelCompiler("sm_90a", RUNTIME), {}, []
         self.has_clusters = True
 
     def _ready(self, kernel, grid):
-        self.loaded.append(self._ahead.take(kernel))
-        raise QuantGRUError("Expected a GPU")
+        self.loaded.append(self._compiler.take(kernel))
+        raise KernelError("Expected a GPU")
 
 
 def test_a_device_begins_with_what_is_prepared_and_loads_at_a_join(monkeypatch):
@@ -122,7 +126,7 @@ def test_a_device_begins_with_what_is_prepared_and_loads_at_a_join(monkeypatch):
     assert not device.loaded
     # without the other on its way, the first would wait in vain
     for each, code in zip(prepared, (b"a", b"b"), strict=True):
-        with pytest.raises(QuantGRUError, match="a GPU"):
+        with pytest.raises(KernelError, match="a GPU"):
             device.join([each])
         assert device.loaded.pop() == code
 

@@ -6,12 +6,12 @@ import threading
 import pytest
 import torch
 
+from kernel_runtime import _native
 from kernel_runtime.cuda import driver
 from kernel_runtime.cuda.ctypes_structs import structure
 from kernel_runtime.cuda.launch import Grid, Kernel
 from kernel_runtime.cuda.workspace import Memory
-from quant_gru._errors import QuantGRUError
-from quant_gru.kernels import _native
+from kernel_runtime.errors import KernelError
 
 Pointer = ctypes.c_void_p
 TwoC = structure("TwoC", first=Pointer, second=Pointer * 2, count=ctypes.c_int64)
@@ -67,7 +67,7 @@ class Device(driver.Device):
         return self.loaded.setdefault(grid, driver.Loaded(40 + len(self.loaded), grid))
 
     def raise_for(self, status):
-        raise QuantGRUError(f"status {status}")
+        raise KernelError(f"status {status}")
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_the_first_failure_is_told_and_ends_it(recording, failing):
     launches = [device.prepare(KERNEL, Grid((1, 1), 32), two(i, i)) for i in range(3)]
     joined = device.join(launches)
     recording.context, recording.fails = OTHER, {failing: 719}
-    with pytest.raises(QuantGRUError, match="719"):
+    with pytest.raises(KernelError, match="719"):
         joined.start(1)
     assert len(recording.launched) == (failing + 1 if isinstance(failing, int) else 0)
     recording.context, recording.fails = HERE, {}
@@ -180,7 +180,7 @@ def test_the_context_is_another_only_while_it_launches(recording):
     recording.context = HERE
     launch.start(0)
     recording.context = OTHER
-    with pytest.raises(QuantGRUError, match="status 1"):
+    with pytest.raises(KernelError, match="status 1"):
         launch.start(0)
 
 

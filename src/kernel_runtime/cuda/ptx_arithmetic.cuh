@@ -1,0 +1,140 @@
+// Bytes, halves and saturating arithmetic, and values that the compiler is to leave alone.
+#ifndef KERNEL_RUNTIME_PTX_ARITHMETIC_CUH
+#define KERNEL_RUNTIME_PTX_ARITHMETIC_CUH
+
+#include <stdint.h>
+
+#ifndef PTX_ON_HOST  // a host that runs kernels brings its own
+
+// 8388608 + an unsigned part of a word: byte `i`, or 16 bits from byte `i` on.
+inline float byte_as_float(uint32_t word, int i) {
+    return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440u + i));
+}
+
+inline float half_as_float(uint32_t word, int i) {
+    return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7400u + i + ((i + 1) << 4)));
+}
+
+// Bytes i and i + 1 of two words, alternating, the first word's first.
+inline uint32_t interleave(uint32_t low, uint32_t high, int i) {
+    return __byte_perm(low, high, i ? 0x7362 : 0x5140);
+}
+
+// Bytes 0 and 2, or 1 and 3, of two words, the first word's first.
+inline uint32_t even_bytes(uint32_t first, uint32_t second) {
+    return __byte_perm(first, second, 0x6420);
+}
+
+inline uint32_t odd_bytes(uint32_t first, uint32_t second) {
+    return __byte_perm(first, second, 0x7531);
+}
+
+// Two numbers as bytes that stop at their limits, below the low half of a word.
+template <bool kSigned = false>
+inline uint32_t saturated_bytes(int first, int second, uint32_t above) {
+    uint32_t v;
+    if (kSigned)
+        asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;"
+            : "=r"(v)
+            : "r"(second), "r"(first), "r"(above));
+    else
+        asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;"
+            : "=r"(v)
+            : "r"(second), "r"(first), "r"(above));
+    return v;
+}
+
+// Two numbers as 16 bits each that stop at their limits, the first one low.
+inline uint32_t saturated_halves(int first, int second) {
+    uint32_t v;
+    asm("cvt.pack.sat.u16.s32 %0, %1, %2;" : "=r"(v) : "r"(second), "r"(first));
+    return v;
+}
+
+// What all lanes of a warp have, as the assembler then knows.
+inline uint32_t uniform(uint32_t v) { return __shfl_sync(0xffffffffu, v, 0); }
+
+// As it is, through a shuffle, behind which the assembler cannot see either: it would take sums
+// apart that are worked out in advance. All lanes of a warp.
+inline uint32_t kept_number(uint32_t v) { return __shfl_sync(0xffffffffu, v, threadIdx.x % 32); }
+
+inline int64_t kept_number(int64_t v) { return __shfl_sync(0xffffffffu, v, threadIdx.x % 32); }
+
+// a + b, at least 0 and at most c.
+inline int limited_sum(int a, int b, int c) {
+#if __CUDA_ARCH__ >= 900
+    int v;
+    asm("{.reg .s32 sum; add.s32 sum, %1, %2; min.relu.s32 %0, sum, %3;}"
+        : "=r"(v)
+        : "r"(a), "r"(b), "r"(c));
+    return v;
+#else
+    const int sum = a + b < c ? a + b : c;
+    return sum > 0 ? sum : 0;
+#endif
+}
+
+// a * b + c, not put together with other sums of products.
+inline int64_t times_plus(int a, int b, int64_t c) {
+    int64_t v;
+    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(v) : "r"(a), "r"(b), "l"(c));
+    return v;
+}
+
+// Results are limited to [0, 1], which costs nothing.
+inline float fma_saturated(float a, float b, float c) {
+    float v;
+    asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(v) : "f"(a), "f"(b), "f"(c));
+    return v;
+}
+
+inline float plus_saturated(float a, float b) {
+    float v;
+    asm("add.rn.sat.f32 %0, %1, %2;" : "=f"(v) : "f"(a), "f"(b));
+    return v;
+}
+
+// The value of the lane whose number differs in the bits of `mask`.
+inline int64_t shuffle_xor(int64_t v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+
+// Two numbers rounded to bfloat16 or to half precision, the first in the low bits; and back.
+inline uint32_t bf16_pair(float first, float second) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+
+inline uint32_t half_pair(float first, float second) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+
+inline float first_half(uint32_t pair) {
+    float v;
+    asm("{.reg .f16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, a;}" : "=f"(v) : "r"(pair));
+    return v;
+}
+
+inline float second_half(uint32_t pair) {
+    float v;
+    asm("{.reg .f16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, b;}" : "=f"(v) : "r"(pair));
+    return v;
+}
+
+inline float bits_as_float(uint32_t bits) { return __uint_as_float(bits); }
+
+inline uint32_t float_bits(float v) { return __float_as_uint(v); }
+
+inline double bits_as_double(int64_t bits) { return __longlong_as_double(bits); }
+
+inline uint32_t shuffled(uint32_t v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+
+// IEEE division, whatever the options.
+inline float divided(float a, float b) { return __fdiv_rn(a, b); }
+
+inline bool any_lane(bool v) { return __any_sync(0xffffffffu, v); }
+
+#endif
+
+#endif

@@ -186,8 +186,8 @@ class _Repeated(Schedule):
         super().__init__([call], wanted, precision, machine)
         self._zero, self._device = zero, call.device
         self.asked: tuple[bool, ...] | None = None
-        T, N, C, H3 = self._T, self._N, self._C, 3 * self._H
-        at, results = self._at[0], self._products.results[0]
+        T, N, C, H3 = self._sizes.T, self._sizes.N, self._sizes.C, 3 * self._sizes.H
+        at, results = self.at[0], self.products.results[0]
         masked = results.get("x") or Memory()
         self._mask: Prepared | None = None
         self._mask_record: Any = None
@@ -197,12 +197,12 @@ class _Repeated(Schedule):
             )
             at["values"].point(self._mask_record, "real")
             masked.point(self._mask_record, "grad")
-        self._point([call])
-        self.repeats = self._parts[0] is not None
+        self.point([call])
+        self.repeats = self.follows_plans
         # the gradient of the state before the first step is not asked for
-        self._dh0_at = self._memory.take(4 * N * self._H)
-        self._make_memory = maker((self._memory.size,), call.device, torch.int8)
-        shapes = ((T, N, C), (H3, C), (H3, self._H), (H3,), (H3,))
+        self._dh0_at = self.memory.take(4 * N * (H3 // 3))
+        self._make_memory = maker((self.memory.size,), call.device, torch.int8)
+        shapes = ((T, N, C), (H3, C), (H3, H3 // 3), (H3,), (H3,))
         self._makers = [
             maker(shape, call.device) if is_wanted else None
             for shape, is_wanted in zip(
@@ -211,7 +211,7 @@ class _Repeated(Schedule):
         ]
         # in the order of addresses
         self._moved = [
-            self._memory,
+            self.memory,
             *(at[name] for name in ("values", "h0", "out", "nan", "grad_out", "grad_last", "dh0")),
             masked,
             *(results.get(name) or Memory() for name in "WR"),
@@ -220,14 +220,14 @@ class _Repeated(Schedule):
         self._space: _Space | None = None
         made = bool(results) or not (wanted.x or wanted.W or wanted.R)
         self.native: _native.Repeated | None = None
-        if self._whole is not None and made:
-            launches = [self._whole] if self._mask is None else [self._whole, self._mask]
+        if self.whole is not None and made:
+            launches = [self.whole] if self._mask is None else [self.whole, self._mask]
             self.native = self._native_call(call, machine.join(launches))
 
     def _native_call(self, call: Call, launches: Prepared) -> _native.Repeated:
         for each in self._moved:
             launches.native.follow(each.fields)
-        T, N, C, H = self._T, self._N, self._C, self._H
+        T, N, C, H = self._sizes.T, self._sizes.N, self._sizes.C, self._sizes.H
         last = call.tensors["grad_last"]
         absent: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         grad_out = absent if self._zero is not None else ((T, N, H), call.grad_out.stride())
@@ -251,12 +251,12 @@ class _Repeated(Schedule):
         ]
         return _native.Repeated(
             launches.native,
-            (index, self._memory.size, self._dh0_at, _KEPT_BYTES, zero),
+            (index, self.memory.size, self._dh0_at, _KEPT_BYTES, zero),
             layouts,
             makers,
             functions,
             self._machine.raise_for,
-            (launches, self._moved, self._keep, self._mask_record, self._zero),
+            (launches, self._moved, self._stages, self._mask_record, self._zero),
         )
 
     def forget_space(self) -> None:
@@ -293,11 +293,11 @@ class _Repeated(Schedule):
             addresses = [base, *addresses[:6], base + self._dh0_at, *addresses[6:]]
             for moved, address in zip(self._moved, addresses, strict=True):
                 moved.move(address)
-            if self._whole is not None:
-                self._whole.start(stream)
+            if self.whole is not None:
+                self.whole.start(stream)
             else:
-                self._start_in_parts(memory, stream)
-            if not self._products.results[0]:
+                self.start(memory, stream)
+            if not self.products.results[0]:
                 self._multiply(memory, made)
             if self._mask is not None:
                 self._mask.start(stream)
@@ -309,11 +309,11 @@ class _Repeated(Schedule):
         with torch.autocast(self._device.type, enabled=False):
             for name, to in zip("xWR", made, strict=False):
                 if to is not None:
-                    self._products.write(0, name, real, to.view(-1, to.shape[-1]))
+                    self.products.write(0, name, real, to.view(-1, to.shape[-1]))
 
     def _new_space(self, stream: int) -> _Space:
         """Memory for a call; where it is little, and no graph's, it is kept for the next."""
         space = _Space(self._make_memory(), stream)
-        if self._memory.size <= _KEPT_BYTES and not capturing(self._device):
+        if self.memory.size <= _KEPT_BYTES and not capturing(self._device):
             self._space = space
         return space

@@ -72,14 +72,14 @@ def check(gru, *args, **options):
     assert step_of(gru) is not None
     calls, ran = [], []
     with pytest.MonkeyPatch.context() as patch:
-        general, run = _gru.run, prepared.QuickBackward.run
+        general, run = _gru.run, prepared.PreparedBackward.run
         patch.setattr(_gru, "run", lambda *a: calls.append(a) or general(*a))
-        patch.setattr(prepared.QuickBackward, "run", lambda *a: ran.append(run(*a)) or ran[-1])
+        patch.setattr(prepared.PreparedBackward, "run", lambda *a: ran.append(run(*a)) or ran[-1])
         found = results(gru, *args, **options)
         assert not calls
         assert [each is None for each in ran] == ([] if gru.bidirectional else [False])
         patch.setattr(_gru.QuantGRU, "_keep_step", lambda *_: None)
-        patch.setattr(prepared.QuickBackward, "run", lambda *_: None)
+        patch.setattr(prepared.PreparedBackward, "run", lambda *_: None)
         patch.setattr(type(step_of(gru)), "run", lambda *_: None)
         expected = results(gru, *args, **options)
         assert len(calls) == 1

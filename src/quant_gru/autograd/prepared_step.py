@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.autograd.straight_through import Call, straight_through
-from quant_gru.kernels.cuda.backward.prepared import QuickBackward
+from quant_gru.kernels.cuda.backward.prepared import PreparedBackward
 from quant_gru.kernels.cuda.forward.stack import Stack
 from quant_gru.kernels.dispatch import runs_on_gpu, stack_on_gpu
 
@@ -142,7 +142,21 @@ def quick_step_of(
     if before is not None and before.call.plan is plan and before.call.precision == call.precision:
         # weights are no part of it
         back = before.call.back
-    elif cells == 1 and call.precision != _CHANGING:
-        back = QuickBackward(first, call.precision, stack.machine)
+    elif call.precision != _CHANGING:
+        back = PreparedBackward(plan, call.precision, stack.machine)
     again = replace(call, lengths=None, stack=stack, back=back)
     return QuickStep(again, stack, given, options)
+
+
+def backward_for(call: Call, step: QuickStep | None) -> PreparedBackward | None:
+    """What repeats the backwards of a call that is no quick step, such as one with lengths.
+
+    Args:
+        call: The call.
+        step: The quick way of its plan so far.
+    """
+    if step is None or call.noise is not None or call.scales or call.stash_bits:
+        return None
+    kept = step.call
+    same = kept.plan is call.plan and kept.precision == call.precision
+    return kept.back if same else None

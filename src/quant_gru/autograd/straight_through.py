@@ -34,7 +34,7 @@ from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.scale_gradients import scale_gradients
-from quant_gru.kernels.cuda.backward.prepared import QuickBackward
+from quant_gru.kernels.cuda.backward.prepared import PreparedBackward
 from quant_gru.kernels.cuda.forward.stack import Stack
 from quant_gru.kernels.dispatch import backward_layer, quantize, runs_on_gpu
 from quant_gru.kernels.live_weights import LiveWeights, all_live, epochs
@@ -242,7 +242,7 @@ class Call:
     thread: int = field(default_factory=get_ident)
     live: tuple[LiveWeights, ...] | None = None
     stack: Stack | None = None
-    back: QuickBackward | None = None
+    back: PreparedBackward | None = None
 
     def __post_init__(self) -> None:
         if self.live is None:
@@ -305,18 +305,12 @@ class _StraightThrough(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor | None, grad_h_n: Tensor | None) -> tuple[Any, ...]:
         saved, call, needs = ctx.saved_tensors, ctx.call, ctx.needs_input_grad
         back = call.back
-        # a GRU of one cell, see `QuickBackward`
-        if (
-            back is not None
-            and not needs[2]
-            and call.live[0].epoch == ctx.epochs[0]
-            and not _is_grad_enabled()
-        ):
-            x, h0, nan, out, *_ = saved
-            found = back.run(x, h0, out, nan, grad_y, grad_h_n, (needs[1], *needs[3:]))
-            if found is not None:
-                # without biases there are none to return
-                return (None, found[0], None, *found[1 : len(needs) - 2])
+        if back is not None and call.epochs() == ctx.epochs and not _is_grad_enabled():
+            x, h0, nan, *rest = saved
+            outs = rest[: ctx.cells]
+            result = back.run(x, h0, call.lengths, outs, nan, grad_y, grad_h_n, needs[1:])
+            if result is not None:
+                return (None, *result)
         x, h0, nan, *rest = saved
         needs, device = needs[1:], x.device
         out, parameters = rest[: ctx.cells], rest[ctx.cells :]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import CalibrationError, ConfigError, QuantGRUError
-from quant_gru.autograd.prepared_step import quick_step_of
+from quant_gru.autograd.prepared_step import backward_for, quick_step_of
 from quant_gru.autograd.straight_through import Call, run
 from quant_gru.calibration.trace import FloatWeights
 from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, QuantGRUWarning, canonical_name
@@ -249,6 +249,8 @@ class QuantGRU(TrainingOptions, torch.nn.GRU):
             self.stash_bits,
             self._plan_again(noise),
         )
+        if self.training:
+            call.back = backward_for(call, plans.step(plan.cells[0][0].weights.W.device))
         y, h_n = run(call, sequence.x, sequence.hx, weights, self._logarithms())
         if self.training and noise is None:
             self._keep_step(call, weights)

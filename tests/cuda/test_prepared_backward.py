@@ -149,7 +149,10 @@ def test_weights_that_fit_no_registers(host, on_gpu, cublas, monkeypatch, per):
         monkeypatch.setattr("quant_gru.kernels.cuda.backward.grid_planner.choose", lambda *_: None)
     forward = Forward(quantized(**DEEP), torch.randn(6, 8, C))
     on_gpu()
+    host.launched.clear()
     assert forward.check(forward.prepared(host)) is not None
+    names = {name for name, _ in host.launched}
+    assert names & {"back", "back_step", "back_grid"} == {f"back_{per}"}
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -51,9 +51,10 @@ def step_of(gru):
     return gru._state.plans.step(torch.device("cpu"))
 
 
-def results(gru, x, hx=None, last=True, first=True, of_x=True):
+def results(gru, x, hx=None, last=True, first=True, of_x=True, of_states=False):
     """Outputs and all gradients."""
     x = x.detach().requires_grad_(of_x)
+    hx = None if hx is None else hx.detach().requires_grad_(of_states)
     y, h_n = gru(x, hx)
     generator = torch.Generator().manual_seed(3)
     wanted, grads = [], []
@@ -62,7 +63,8 @@ def results(gru, x, hx=None, last=True, first=True, of_x=True):
         if asked:
             wanted.append(each)
             grads.append(weight)
-    leaves = [each for each in (x, *gru.parameters()) if each.requires_grad]
+    given = (x,) if hx is None else (x, hx)
+    leaves = [each for each in (*given, *gru.parameters()) if each.requires_grad]
     return [y.detach(), h_n.detach(), *torch.autograd.grad(wanted, leaves, grads)]
 
 
@@ -77,7 +79,7 @@ def check(gru, *args, **options):
         patch.setattr(prepared.PreparedBackward, "run", lambda *a: ran.append(run(*a)) or ran[-1])
         found = results(gru, *args, **options)
         assert not calls
-        assert [each is None for each in ran] == ([] if gru.bidirectional else [False])
+        assert [each is None for each in ran] == [False]
         patch.setattr(_gru.QuantGRU, "_keep_step", lambda *_: None)
         patch.setattr(prepared.PreparedBackward, "run", lambda *_: None)
         patch.setattr(type(step_of(gru)), "run", lambda *_: None)
@@ -89,8 +91,15 @@ def check(gru, *args, **options):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"config": "w8a16"}, {"bias": False}, {"batch_first": True}],
-    ids=["plain", "w8a16", "no biases", "batch first"],
+    [
+        {},
+        {"config": "w8a16"},
+        {"bias": False},
+        {"batch_first": True},
+        {"num_layers": 2},
+        {"num_layers": 2, "bidirectional": True, "bias": False},
+    ],
+    ids=["plain", "w8a16", "no biases", "batch first", "layers", "directions"],
 )
 def test_a_step_is_that_of_the_general_way(options):
     gru = training(**options)
@@ -115,6 +124,39 @@ def test_what_is_given_and_asked():
     for parameter in (gru.weight_ih_l0, gru.bias_hh_l0, gru.bias_ih_l0):
         parameter.requires_grad_(False)
         check(gru, x)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
+def test_gradients_of_the_first_states(options):
+    gru = training(**options)
+    states = gru.num_layers * (1 + gru.bidirectional)
+    # some are clamped
+    hx = torch.randn(states, 8, H) * 3
+    for each in (hx, torch.randn(H, 8, states).permute(2, 1, 0)):
+        check(gru, torch.randn(6, 8, C), each, of_states=True)
+    check(gru, torch.randn(6, 8, C), hx, of_states=True, of_x=False)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
+def test_packed_input(monkeypatch, options):
+    """It has no quick forward, but its backward is prepared."""
+    gru, ran = training(**options), []
+    rows = [torch.randn(T, C) for T in (5, 9, 1)]
+
+    def gradients():
+        packed = torch.nn.utils.rnn.pack_sequence(rows, enforce_sorted=False)
+        y, h_n = gru(packed)
+        wanted = (y.data, h_n)
+        return torch.autograd.grad(
+            wanted, list(gru.parameters()), list(map(torch.ones_like, wanted))
+        )
+
+    expected = gradients()
+    run = prepared.PreparedBackward.run
+    monkeypatch.setattr(prepared.PreparedBackward, "run", lambda *a: ran.append(run(*a)) or ran[-1])
+    for _ in range(2):
+        assert all(map(torch.equal, gradients(), expected))
+    assert [each is None for each in ran] == [False, False]
 
 
 @pytest.fixture

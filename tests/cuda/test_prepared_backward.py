@@ -1,7 +1,9 @@
 """Prepared backwards of whole GRUs, in kernels on the host: the bits of the general way."""
 
+import gc
 import random
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -227,6 +229,25 @@ def test_one_size_keeps_its_memory(host, on_gpu, cublas):
     assert back._latest is second
     assert not first.native.forget()
     assert second.native.forget()
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_tensors_of_the_first_call_are_not_kept(host, on_gpu, is_prepared):
+    forward = Forward(quantized(num_layers=2), torch.randn(6, 8, C), torch.randn(2, 8, H))
+    on_gpu()
+    done, back = forward.done, forward.prepared(host)
+    grads = [forward.grad_y.clone(), forward.grad_last.clone()]
+    if is_prepared:
+        given = (done.x, done.h0, None, done.out, done.nan, *grads, forward.all)
+        assert back.run(*given) is not None
+        del given
+    else:
+        asked = Asked(forward.all[0], forward.all[1], of_cells(forward.all[2:], forward.bias))
+        gradients(forward.plan, done, *grads, asked)
+    kept = [weakref.ref(each) for each in (done.x, done.h0, *done.out, *grads)]
+    forward.done = done = grads = None
+    gc.collect()
+    assert not any(ref() is not None for ref in kept)
 
 
 def test_native_places_are_checked(host):

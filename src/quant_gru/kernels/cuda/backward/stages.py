@@ -76,6 +76,8 @@ class Stages:
         self.slopes = self._slopes()
         self.recurrence = self._recurrence()
         self.projections = self._projections()
+        # schedules outlive calls, and must not hold what they are kept by
+        del self._calls
 
     def _point(self, matrix: Matrix | None, *fields: tuple[Any, str]) -> None:
         """Let fields of records point to what a stage makes."""

@@ -16,6 +16,8 @@ from quant_gru.kernels.cuda.backward import (
     launch_plan,
     layer,
     planner,
+    sizes,
+    stages,
     time_chunks,
 )
 
@@ -292,7 +294,7 @@ def test_codes_go_in_groups_where_rows_are_aligned(host, monkeypatch, config, C,
     tape = random_tape(plan, T, N)
     out, last = random_gradients(tape)
     (expected,) = check(host, [tape], "fp32")
-    monkeypatch.setattr(launch_plan, "_CODES_BLOCKS", 1)
+    monkeypatch.setattr(stages, "_CODES_BLOCKS", 1)
     aligned = torch.zeros(N, T, C).transpose(0, 1)
     for x in (aligned, torch.zeros(T, N, C + 1)[..., 1:]):
         x.copy_((tape.x.float() - plan.x.zero_point) * plan.x.scale)
@@ -337,14 +339,14 @@ def test_memory_bounds_the_steps_of_a_piece(host, monkeypatch):
     assert time_chunks.most_steps(tape, precision, 1) > 12
     monkeypatch.setattr(time_chunks, "MOST_BYTES", 120000)
     # sums of integers have a bound of their own
-    monkeypatch.setattr(launch_plan, "_PRODUCT_BYTES", 1)
+    monkeypatch.setattr(sizes, "_PRODUCT_BYTES", 1)
     steps = time_chunks.most_steps(tape, precision, 1)
     assert 2 < steps < 12
     assert time_chunks.most_steps(tape, precision, 2) == steps // 2
 
     def size(tape):
         one = inputs.Call(tape, None, None)
-        return launch_plan.Schedule([one], ALL, precision, host)._memory.size
+        return launch_plan.Schedule([one], ALL, precision, host).memory.size
 
     # weights do not grow with the steps
     per_step = (size(tape) - size(next(time_chunks.pieces(tape, None, 1))[0])) / 11
@@ -354,7 +356,7 @@ def test_memory_bounds_the_steps_of_a_piece(host, monkeypatch):
 
 
 def test_integer_products_in_chunks(host, monkeypatch):
-    monkeypatch.setattr(launch_plan, "_PRODUCT_BYTES", 4000)
+    monkeypatch.setattr(sizes, "_PRODUCT_BYTES", 4000)
     for name in ("w8a16", "int16"):
         (plan,) = plans_of(5, 20, CONFIGS[name])
         check(host, [random_tape(plan, 11, 5)], "fp32")

@@ -7,7 +7,7 @@ import torch
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.execution.noise import Noise
-from quant_gru.kernels.cuda.backward import time_chunks
+from quant_gru.kernels.cuda.backward import prepared, time_chunks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -114,7 +114,9 @@ def test_a_step_does_not_wait_for_the_gpu():
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("options", [{}, {**DEEP, "zoneout": 0.1}], ids=["plain", "deep"])
+@pytest.mark.parametrize(
+    "options", [{}, DEEP, {**DEEP, "zoneout": 0.1}], ids=["plain", "deep", "noise"]
+)
 def test_a_whole_step_in_a_graph(options):
     _, gpu = pair(16, 64, **options)
     twin = copy.deepcopy(gpu)
@@ -151,9 +153,9 @@ def test_a_whole_step_in_a_graph(options):
         graph.replay()
         losses.append(float(loss.detach()))
         expected = eager()
-        if not options:
+        if "zoneout" not in options:
             assert losses[-1] == float(expected.detach())
-    if options:  # noise is drawn at each replay
+    if "zoneout" in options:  # noise is drawn at each replay
         assert len(set(losses)) == 5
     else:
         for a, b in zip(gpu.parameters(), twin.parameters(), strict=True):
@@ -186,6 +188,37 @@ def test_the_same_step_gives_the_same_bits():
     x = torch.randn(30, 33, 40)
     first, second = results(gpu, x)[1], results(gpu, x)[1]
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+@pytest.mark.parametrize("config", ["int8", "w8a16"])
+@pytest.mark.parametrize("options", [{"num_layers": 3}, DEEP], ids=["layers", "directions"])
+@pytest.mark.parametrize("H", [20, 128, 800])
+def test_prepared_backwards_have_the_bits_of_the_general_way(
+    monkeypatch, H, options, config, precision
+):
+    _, gru = pair(16, H, config, **options)
+    gru.precision = precision
+    x, hx = torch.randn(12, 9, 16) * 2, torch.randn(3 + gru.bidirectional, 9, H) * 2
+    rows = [torch.randn(T, 16, device="cuda") for T in (5, 9, 1)]
+
+    def all_gradients():
+        plain, started = results(gru, x)[1], results(gru, x, hx)[1]
+        packed = torch.nn.utils.rnn.pack_sequence(rows, enforce_sorted=False)
+        y, h_n = gru(packed)
+        loss = y.data.square().sum() + h_n.sum()
+        return [*plain, *started, *torch.autograd.grad(loss, list(gru.parameters()))]
+
+    all_gradients()
+    run, ran = prepared.PreparedBackward.run, []
+    with monkeypatch.context() as patch:
+        patch.setattr(prepared.PreparedBackward, "run", lambda *a: ran.append(run(*a)) or ran[-1])
+        found = [each for _ in range(2) for each in all_gradients()]
+    assert [each is None for each in ran] == [False] * 6
+    monkeypatch.setattr(prepared.PreparedBackward, "run", lambda *_: None)
+    expected = all_gradients()
+    for ours, theirs in zip(found, [*expected, *expected], strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_memory_kept_for_backward():

@@ -57,9 +57,10 @@ def back_of(gru):
     return step_of(gru).differentiated.back
 
 
-def results(gru, x, hx=None, last=True, first=True, of_x=True):
+def results(gru, x, hx=None, last=True, first=True, of_x=True, of_states=False):
     """Outputs and all gradients."""
     x = x.detach().requires_grad_(of_x)
+    hx = None if hx is None else hx.detach().requires_grad_(of_states)
     y, h_n = gru(x, hx)
     generator = torch.Generator().manual_seed(3)
     wanted, grads = [], []
@@ -68,7 +69,8 @@ def results(gru, x, hx=None, last=True, first=True, of_x=True):
         if asked:
             wanted.append(each)
             grads.append(weight)
-    leaves = [each for each in (x, *gru.parameters()) if each.requires_grad]
+    given = (x,) if hx is None else (x, hx)
+    leaves = [each for each in (*given, *gru.parameters()) if each.requires_grad]
     return [y.detach(), h_n.detach(), *torch.autograd.grad(wanted, leaves, grads)]
 
 
@@ -78,13 +80,13 @@ def check(gru, *args, **options):
     assert step_of(gru) is not None
     ran = []
     with pytest.MonkeyPatch.context() as patch:
-        run = prepared.QuickBackward.run
+        run = prepared.PreparedBackward.run
         patch.setattr(_call, "prepare", None)
-        patch.setattr(prepared.QuickBackward, "run", lambda *a: ran.append(run(*a)) or ran[-1])
+        patch.setattr(prepared.PreparedBackward, "run", lambda *a: ran.append(run(*a)) or ran[-1])
         found = results(gru, *args, **options)
         assert len(ran) == 1
         assert ran[0] is not None
-        patch.setattr(prepared.QuickBackward, "run", lambda *_: None)
+        patch.setattr(prepared.PreparedBackward, "run", lambda *_: None)
         expected = results(gru, *args, **options)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
@@ -92,8 +94,15 @@ def check(gru, *args, **options):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"config": "w8a16"}, {"bias": False}, {"batch_first": True}],
-    ids=["plain", "w8a16", "no biases", "batch first"],
+    [
+        {},
+        {"config": "w8a16"},
+        {"bias": False},
+        {"batch_first": True},
+        {"num_layers": 2},
+        {"num_layers": 2, "bidirectional": True, "bias": False},
+    ],
+    ids=["plain", "w8a16", "no biases", "batch first", "layers", "directions"],
 )
 def test_a_step_is_that_of_the_general_way(options):
     gru = training(**options)
@@ -118,6 +127,39 @@ def test_what_is_given_and_asked():
     for parameter in (gru.weight_ih_l0, gru.bias_hh_l0, gru.bias_ih_l0):
         parameter.requires_grad_(False)
         check(gru, x)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
+def test_gradients_of_the_first_states(options):
+    gru = training(**options)
+    states = gru.num_layers * (1 + gru.bidirectional)
+    # some are clamped
+    hx = torch.randn(states, 8, H) * 3
+    for each in (hx, torch.randn(H, 8, states).permute(2, 1, 0)):
+        check(gru, torch.randn(6, 8, C), each, of_states=True)
+    check(gru, torch.randn(6, 8, C), hx, of_states=True, of_x=False)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
+def test_packed_input(monkeypatch, options):
+    """It has no quick forward, but its backward is prepared."""
+    gru, ran = training(**options), []
+    rows = [torch.randn(T, C) for T in (5, 9, 1)]
+
+    def gradients():
+        packed = torch.nn.utils.rnn.pack_sequence(rows, enforce_sorted=False)
+        y, h_n = gru(packed)
+        wanted = (y.data, h_n)
+        return torch.autograd.grad(
+            wanted, list(gru.parameters()), list(map(torch.ones_like, wanted))
+        )
+
+    expected = gradients()
+    run = prepared.PreparedBackward.run
+    monkeypatch.setattr(prepared.PreparedBackward, "run", lambda *a: ran.append(run(*a)) or ran[-1])
+    for _ in range(2):
+        assert all(map(torch.equal, gradients(), expected))
+    assert [each is None for each in ran] == [False, False]
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.kernels.cuda.backward.prepared import QuickBackward
+from quant_gru.kernels.cuda.backward.prepared import PreparedBackward
 from quant_gru.kernels.dispatch import prepared_backward
 from quant_gru.kernels.live_weights import LiveWeights, all_live, epochs
 
@@ -60,7 +60,7 @@ class Differentiated:
     again: Callable[[Sequence[Tensor], Noise | None], GRUPlan]
     thread: int = field(default_factory=get_ident)
     live: tuple[LiveWeights, ...] = ()
-    back: QuickBackward | None = None
+    back: PreparedBackward | None = None
 
     def __post_init__(self) -> None:
         self.live = all_live(self.plan)
@@ -140,21 +140,13 @@ class _StraightThrough(torch.autograd.Function):
         saved, how, given = ctx.saved_tensors, ctx.how, ctx.given
         needs = ctx.needs_input_grad[2:]
         back = how.back
-        # a GRU of one cell, see `QuickBackward`
-        if (
-            back is not None
-            and not needs[1]
-            and given.lengths is None
-            and given.noise is None
-            and how.epochs() == ctx.epochs
-            and not torch.is_grad_enabled()
-        ):
-            x, h0, nan, out, *_ = saved
-            found = back.run(x, h0, out, nan, grad_y, grad_h_n, (needs[0], *needs[2:]))
-            if found is not None:
-                # without biases there are none to return
-                return (None, None, found[0], None, *found[1 : len(needs) - 1])
+        unchanged = how.epochs() == ctx.epochs
         x, h0, nan, *rest = saved
+        if back is not None and unchanged and given.noise is None and not torch.is_grad_enabled():
+            outs = rest[: ctx.cells]
+            found = back.run(x, h0, given.lengths, outs, nan, grad_y, grad_h_n, needs)
+            if found is not None:
+                return (None, None, *found)
         device = x.device
         out, parameters = rest[: ctx.cells], rest[ctx.cells :]
         if how.stash_bits:
@@ -172,8 +164,8 @@ class _StraightThrough(torch.autograd.Function):
             # parts that follow weights may have been rewritten by another forward, or may be while
             # this runs: on a GPU a thread of autograd's runs it, and forward's waits
             own = device.type == "cuda" or get_ident() == how.thread
-            unchanged = own and how.epochs() == ctx.epochs
-            plan = how.plan if unchanged else how.again(parameters[:count], given.noise)
+            is_ours = not how.live or (own and how.epochs() == ctx.epochs)
+            plan = how.plan if is_ours else how.again(parameters[:count], given.noise)
             result = gradients(plan, done, grad_y, grad_h_n, asked)
         scales: list[Tensor | None] = [*result.scales] or [None] * len(how.scales)
         raw = (result.x, result.h0, *flat_gradients(result.cells, how.bias), *scales)

@@ -170,13 +170,14 @@ class Call:
 # shape and strides of what is given, or nothing
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
-class Repeated:
-    """Backwards of a GRU that differ in addresses alone, see repeated.hpp."""
+class GPUBackward:
+    """Backwards of a GRU that differ in addresses alone, see bindings/cuda_backward.hpp."""
 
     def __init__(
         self,
         launches: Launches,
-        sizes: tuple[int, int, int, int, int],
+        sizes: tuple[int, int, int, int, bool],
+        places: Sequence[tuple[int, int]],
         layouts: Sequence[Layout],
         makers: Sequence[tuple[Callable[..., Tensor], tuple[Any, ...]] | None],
         torch: tuple[type[Tensor], Callable[[], int], Streams, Callable[[], bool]],
@@ -188,12 +189,13 @@ class Repeated:
         self,
         x: Tensor,
         h0: Tensor | None,
-        out: Tensor,
+        lengths: Tensor | None,
+        outs: Sequence[Tensor],
         nan: Tensor,
-        grad_out: Tensor | None,
+        grad_y: Tensor | None,
         grad_last: Tensor | None,
         /,
-    ) -> Any: ...
+    ) -> list[Tensor | None] | None: ...
     def forget(self) -> bool: ...
 
 def variants(only_runnable: bool = True) -> list[str]: ...

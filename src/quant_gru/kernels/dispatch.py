@@ -23,7 +23,7 @@ from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import machine
 from quant_gru.kernels.cuda.backward import inputs as cuda_call
 from quant_gru.kernels.cuda.backward import layer as cuda_backward
-from quant_gru.kernels.cuda.backward.prepared import QuickBackward
+from quant_gru.kernels.cuda.backward.prepared import PreparedBackward
 from quant_gru.kernels.cuda.boundary import boundary
 from quant_gru.kernels.cuda.forward import executor as cuda
 from quant_gru.kernels.cuda.forward import stack as cuda_stack
@@ -281,20 +281,19 @@ def backward_layer(
     return [straight_through(*one) for one in each]
 
 
-def prepared_backward(plan: GRUPlan, precision: str) -> QuickBackward | None:
-    """What may run backwards of a plan faster than `backward_layer`; None where nothing does.
+def prepared_backward(plan: GRUPlan, precision: str) -> PreparedBackward | None:
+    """What repeats backwards of a plan faster than `backward_layer`; None where nothing does.
 
     Args:
         plan: The plan.
         precision: As for `backward_layer`.
     """
-    cells = [cell for layer in plan.cells for cell in layer]
-    device = cells[0].weights.W.device
+    device = plan.cells[0][0].weights.W.device
     # 'fp32' depends on what PyTorch may round at the moment
-    if len(cells) > 1 or precision == "fp32" or not runs_on_gpu(device) or capturing(device):
+    if precision == "fp32" or not runs_on_gpu(device) or capturing(device):
         return None
     stack = cuda_stack.stack_of(plan)
-    return None if stack is None else QuickBackward(cells[0], precision, stack.machine)
+    return None if stack is None else PreparedBackward(plan, precision, stack.machine)
 
 
 def events(seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> Tensor:

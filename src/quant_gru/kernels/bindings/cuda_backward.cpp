@@ -7,11 +7,12 @@ namespace nb = nanobind;
 
 namespace quant_gru {
 
-Repeated::Repeated(Launches &launches, const Sizes &sizes, std::vector<Layout> layouts,
-                   const std::vector<nb::object> &makers, const nb::tuple &torch, nb::object fail,
-                   nb::object keep)
+GPUBackward::GPUBackward(Launches &launches, const Sizes &sizes, std::vector<Place> places,
+                         std::vector<Layout> layouts, const std::vector<nb::object> &makers,
+                         const nb::tuple &torch, nb::object fail, nb::object keep)
     : launches_(launches),
       sizes_(sizes),
+      places_(std::move(places)),
       tensors_(torch[0], sizes.device),
       layouts_(std::move(layouts)),
       current_device_(torch[1]),
@@ -28,9 +29,13 @@ Repeated::Repeated(Launches &launches, const Sizes &sizes, std::vector<Layout> l
             makers_.emplace_back(Maker(nb::borrow(parts[0]), nb::cast<nb::tuple>(parts[1])));
         }
     }
+    const auto tensors = static_cast<int64_t>(outs + makers_.size() - 1) + sizes.cells;
+    for (const Place &place : places_)
+        if (place.tensor < 0 || place.tensor >= tensors)
+            throw std::out_of_range("Expected a place to be in a tensor of the call");
 }
 
-bool Repeated::lies(const nb::object &tensor, const Layout &layout, uintptr_t &address) const {
+bool GPUBackward::lies(const nb::object &tensor, const Layout &layout, uintptr_t &address) const {
     if (tensor.is_none()) return layout.shape.empty();
     View found;
     if (layout.shape.empty() || !tensors_.is_plain(tensor.ptr(), found) ||
@@ -44,7 +49,24 @@ bool Repeated::lies(const nb::object &tensor, const Layout &layout, uintptr_t &a
     return true;
 }
 
-nb::object Repeated::memory(uintptr_t stream, uintptr_t &address) {
+bool GPUBackward::follows(const nb::object &tensor, uintptr_t &address) const {
+    address = tensors_.address(tensor.ptr());
+    return tensors_.is_contiguous(tensor.ptr());
+}
+
+bool GPUBackward::find(const Given &given, std::vector<uintptr_t> &at) const {
+    if (!lies(given.x, layouts_[0], at[x]) || !lies(given.h0, layouts_[1], at[h0]) ||
+        !lies(given.grad_y, layouts_[2], at[grad_y]) ||
+        !lies(given.grad_last, layouts_[3], at[grad_last]) ||
+        given.lengths.is_none() == sizes_.has_lengths || !follows(given.nan, at[nan]) ||
+        (sizes_.has_lengths && !follows(given.lengths, at[lengths])))
+        return false;
+    return all_hold(given.outs, static_cast<size_t>(sizes_.cells), [&](PyObject *out, size_t i) {
+        return follows(nb::borrow(out), at[outs + i]);
+    });
+}
+
+nb::object GPUBackward::memory(uintptr_t stream, uintptr_t &address) {
     if (!holds_true(call(is_capturing_)))
         return workspace_.take(sizes_.space, stream, *makers_[0], tensors_, address);
     // that of a graph is the graph's
@@ -53,39 +75,33 @@ nb::object Repeated::memory(uintptr_t stream, uintptr_t &address) {
     return made;
 }
 
-nb::object Repeated::run(const nb::object &given_x, const nb::object &given_h0,
-                         const nb::object &given_out, const nb::object &given_nan,
-                         const nb::object &given_grad_out, const nb::object &given_grad_last) {
-    std::vector<uintptr_t> to(kinds, 0);
-    if (!lies(given_x, layouts_[0], to[x]) || !lies(given_grad_out, layouts_[1], to[grad_out]) ||
-        !lies(given_grad_last, layouts_[2], to[grad_last]) ||
-        !tensors_.is_contiguous(given_out.ptr()) || number(call(current_device_)) != sizes_.device)
-        return nb::none();
+nb::object GPUBackward::run(const Given &given) {
+    const size_t first = outs + static_cast<size_t>(sizes_.cells);
+    std::vector<uintptr_t> at(first + makers_.size() - 1, 0);
+    if (!find(given, at) || number(call(current_device_)) != sizes_.device) return nb::none();
     const uintptr_t stream = stream_();
-    const nb::object workspace = memory(stream, to[space]);
-    nb::object made[gradients];
-    for (int i = 0; i < gradients; ++i) {
-        made[i] = nb::none();
-        if (!makers_[1 + i]) continue;
-        made[i] = (*makers_[1 + i])();
-        to[grad_x + i] = tensors_.address(made[i].ptr());
+    const nb::object workspace = memory(stream, at[space]);
+    nb::list found;
+    for (size_t i = 1; i < makers_.size(); ++i) {
+        const nb::object made = makers_[i] ? (*makers_[i])() : nb::none();
+        if (makers_[i]) at[first + i - 1] = tensors_.address(made.ptr());
+        found.append(made);
     }
-    if (!given_h0.is_none()) to[h0] = tensors_.address(given_h0.ptr());
-    to[out] = tensors_.address(given_out.ptr());
-    to[nan] = tensors_.address(given_nan.ptr());
-    if (given_grad_out.is_none()) to[grad_out] = sizes_.zero;
-    to[dh0] = to[space] + static_cast<uintptr_t>(sizes_.dh0);
+    std::vector<uintptr_t> bases;
+    bases.reserve(places_.size());
+    for (const auto &[tensor, offset] : places_)
+        bases.push_back(at[static_cast<size_t>(tensor)] + static_cast<uintptr_t>(offset));
     int status;
     {
         // a queue that is full may wait for a host function that wants the interpreter's lock
         nb::gil_scoped_release release;
-        status = launches_.start_at(stream, to);
+        status = launches_.start_at(stream, bases);
     }
     if (status) {
         fail_(status);
         throw std::runtime_error("a launch failed");
     }
-    return nb::make_tuple(made[0], made[1], made[2], made[3], made[4]);
+    return found;
 }
 
 }  // namespace quant_gru

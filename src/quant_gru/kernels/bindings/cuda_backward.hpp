@@ -1,5 +1,5 @@
-// Backwards of a GRU that differ in addresses alone: gradients are made, the arguments of launches
-// follow what is given, and the launches start, all without a step of Python.
+// Backwards of a whole GRU that differ in addresses alone: gradients are made, the arguments of
+// launches follow what is given, and the launches start, all without a step of Python.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -12,62 +12,56 @@
 
 namespace quant_gru {
 
-class Repeated {
+class GPUBackward {
  public:
-    // How tensors lie; one that has to be absent has none.
+    // How a tensor of three dimensions lies; one that has to be absent has no shape.
     struct Layout {
         std::vector<int64_t> shape, strides;
     };
-    // What follows an address, in the order of the fields that `launches` moves; gradients from
-    // grad_x to grad_br.
-    enum {
-        space,
-        x,
-        h0,
-        out,
-        nan,
-        grad_out,
-        grad_last,
-        dh0,
-        grad_x,
-        grad_W,
-        grad_R,
-        grad_bw,
-        grad_br
+    // The tensors of a call, by number: these, then codes of the states of each cell, then
+    // gradients.
+    enum { space, x, h0, lengths, nan, grad_y, grad_last, outs };
+    // An address: so many bytes from the start of a tensor.
+    struct Place {
+        int64_t tensor, offset;
     };
-    static constexpr int kinds = grad_br + 1, gradients = kinds - grad_x;
-
     struct Sizes {
-        int64_t device;      // get_device() of the tensors
-        int64_t space, dh0;  // bytes of memory, and where the gradient of h0 goes in it
-        int64_t most;        // bytes that are kept between calls
-        uintptr_t zero;      // stands for the gradient of the output
+        int64_t device;  // get_device() of the tensors
+        int64_t space;   // bytes of memory
+        int64_t most;    // bytes that are kept between calls
+        int64_t cells;   // layers times directions
+        bool has_lengths;
     };
 
-    // layouts: of x, of the gradient of the output, of that of the last states. makers: of the
-    // memory, then of gradients; None where one is not wanted. torch: Tensor, what gives the
-    // current device, the functions of a CurrentStream, and what tells whether a graph is being
-    // captured.
-    // fail: raises the error of a status. keep: what holds the launches and what they read.
-    Repeated(Launches &launches, const Sizes &sizes, std::vector<Layout> layouts,
-             const std::vector<nanobind::object> &makers, const nanobind::tuple &torch,
-             nanobind::object fail, nanobind::object keep);
+    // places: of the fields that `launches` moves, in their order. layouts: of x, h0, the gradient
+    // of the output and that of the last states. makers: of the memory, then of gradients; None
+    // where one is not wanted. torch: Tensor, what gives the current device, the functions of a
+    // CurrentStream, and what tells whether a graph is being captured. fail: raises the error of a
+    // status. keep: what holds the launches and what they read.
+    GPUBackward(Launches &launches, const Sizes &sizes, std::vector<Place> places,
+                std::vector<Layout> layouts, const std::vector<nanobind::object> &makers,
+                const nanobind::tuple &torch, nanobind::object fail, nanobind::object keep);
 
-    // The gradients, or None where something lies in another way, or on another device than the
-    // current one. h0: codes, or None.
-    nanobind::object run(const nanobind::object &x, const nanobind::object &h0,
-                         const nanobind::object &out, const nanobind::object &nan,
-                         const nanobind::object &grad_out, const nanobind::object &grad_last);
+    // The tensors that were given, None for those that are absent.
+    struct Given {
+        const nanobind::object &x, &h0, &lengths, &outs, &nan, &grad_y, &grad_last;
+    };
+    // A list of all gradients, None for those that are not wanted; or None where something lies in
+    // another way, or on another device than the current one.
+    nanobind::object run(const Given &given);
 
     // Give memory back that waits for the next call; whether there was some.
     bool forget() { return workspace_.forget(); }
 
  private:
+    bool find(const Given &given, std::vector<uintptr_t> &at) const;
     bool lies(const nanobind::object &tensor, const Layout &layout, uintptr_t &address) const;
+    bool follows(const nanobind::object &tensor, uintptr_t &address) const;
     nanobind::object memory(uintptr_t stream, uintptr_t &address);
 
     Launches &launches_;
     Sizes sizes_;
+    std::vector<Place> places_;
     Tensors tensors_;
     std::vector<Layout> layouts_;
     std::vector<std::optional<Maker>> makers_;

@@ -14,6 +14,7 @@
 
 namespace quant_gru {
 
+using kernel_runtime::all_hold;
 using kernel_runtime::call;
 using kernel_runtime::Fields;
 using kernel_runtime::holds_true;

@@ -257,19 +257,29 @@ nb::object run_call(Call &call, const nb::object &x, const nb::object &h0,
     return call.run(all, nullptr);
 }
 
-// Device, bytes of memory, offset of dh0, bytes to keep, address of zeros.
-using RepeatedNumbers = std::tuple<int64_t, int64_t, int64_t, int64_t, uintptr_t>;
+// Device, bytes of memory, bytes to keep, cells, whether there are lengths.
+using BackwardNumbers = std::tuple<int64_t, int64_t, int64_t, int64_t, bool>;
 using Dimensions = std::vector<int64_t>;
 
-void make_repeated(Repeated *self, Launches &launches, const RepeatedNumbers &sizes,
-                   const std::vector<std::tuple<Dimensions, Dimensions>> &layouts,
-                   const std::vector<nb::object> &makers, const nb::tuple &torch, nb::object fail,
-                   nb::object keep) {
-    const auto &[device, space, dh0, most, zero] = sizes;
-    std::vector<Repeated::Layout> found;
-    for (const auto &[shape, strides] : layouts) found.push_back(Repeated::Layout{shape, strides});
-    new (self) Repeated(launches, {device, space, dh0, most, zero}, std::move(found), makers, torch,
-                        std::move(fail), std::move(keep));
+void make_gpu_backward(GPUBackward *self, Launches &launches, const BackwardNumbers &sizes,
+                       const std::vector<std::tuple<int64_t, int64_t>> &places,
+                       const std::vector<std::tuple<Dimensions, Dimensions>> &layouts,
+                       const std::vector<nb::object> &makers, const nb::tuple &torch,
+                       nb::object fail, nb::object keep) {
+    const auto &[device, space, most, cells, has_lengths] = sizes;
+    std::vector<GPUBackward::Place> to;
+    for (const auto &[tensor, offset] : places) to.push_back({tensor, offset});
+    std::vector<GPUBackward::Layout> found;
+    for (const auto &[shape, strides] : layouts) found.push_back({shape, strides});
+    new (self) GPUBackward(launches, {device, space, most, cells, has_lengths}, std::move(to),
+                           std::move(found), makers, torch, std::move(fail), std::move(keep));
+}
+
+nb::object run_gpu_backward(GPUBackward &call, const nb::object &x, const nb::object &h0,
+                            const nb::object &lengths, const nb::object &outs,
+                            const nb::object &nan, const nb::object &grad_y,
+                            const nb::object &grad_last) {
+    return call.run({x, h0, lengths, outs, nan, grad_y, grad_last});
 }
 
 // Index of the device, states, C, H.
@@ -360,11 +370,11 @@ NB_MODULE(_native, m) {
     nb::class_<Call>(m, "Call")
         .def("__init__", &make_call)
         .def("run", &run_call, nb::arg(), nb::arg().none(), nb::arg().none());
-    nb::class_<Repeated>(m, "Repeated")
-        .def("__init__", &make_repeated)
-        .def("run", &Repeated::run, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(),
-             nb::arg().none(), nb::arg().none())
-        .def("forget", &Repeated::forget);
+    nb::class_<GPUBackward>(m, "GPUBackward")
+        .def("__init__", &make_gpu_backward)
+        .def("run", &run_gpu_backward, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(),
+             nb::arg(), nb::arg().none(), nb::arg().none())
+        .def("forget", &GPUBackward::forget);
     m.def("multiply", &multiply);
     m.def("read_memory", &read_memory);
     m.def("variants", &variants, nb::arg("only_runnable") = true);

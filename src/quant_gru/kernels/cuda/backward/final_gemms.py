@@ -92,6 +92,11 @@ class LastProducts:
                 results[name].point(record, "d")
         self.launch = machine.join([each.launch for each in launches])
 
+    def shapes(self, direction: int) -> dict[str, tuple[int, int]]:
+        """Rows and columns of the results of a direction, by name."""
+        products = {name: each.product for name, each in self._factors[direction].items()}
+        return {name: (product.m, product.n) for name, product in products.items()}
+
     def new(self, direction: int, name: str, device: torch.device) -> Tensor:
         """Room for a result, (rows, columns)."""
         product = self._factors[direction][name].product

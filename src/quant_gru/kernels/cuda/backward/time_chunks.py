@@ -26,6 +26,11 @@ def most_steps(tape: Tape, precision: Precision, directions: int) -> int:
         directions: That are run in the same launches.
     """
     (_, N, C), H = tape.x.shape, tape.out.shape[2]
+    return steps_of(N, C, H, precision, directions)
+
+
+def steps_of(N: int, C: int, H: int, precision: Precision, directions: int) -> int:
+    """`most_steps` of N rows of C features and H units."""
     slopes = 2 * (8 if precision.half else 16)
     states = H * (slopes + 4 + 6 * precision.dtype.itemsize)
     codes = (C + H) * (precision.dtype.itemsize + 2)

@@ -27,14 +27,14 @@ BorderC = structure(
 )
 MaskC = structure(
     "MaskC",
-    **dict.fromkeys(("grad", "real"), ctypes.c_void_p),
+    **dict.fromkeys(("grad", "real", "added"), ctypes.c_void_p),
     **dict.fromkeys(("step", "next", "rows", "N", "features"), ctypes.c_int64),
     **dict.fromkeys(("scale", "lo", "hi"), ctypes.c_float),
 )
 CarryC = structure(
     "CarryC",
     codes=ctypes.c_void_p * 2,
-    **dict.fromkeys(("to", "grad"), ctypes.c_void_p),
+    **dict.fromkeys(("to", "grad", "added"), ctypes.c_void_p),
     **dict.fromkeys(("kind", "zero", "M", "k"), ctypes.c_int64 * 2),
     **dict.fromkeys(("rows", "H", "directions", "to_kind", "lo", "hi", "to_zero"), ctypes.c_int64),
 )
@@ -76,12 +76,31 @@ def quantize(
     codes = torch.empty(x.shape, dtype=quantizer.container, device=x.device)
     nan = torch.empty(x.shape[:-1], dtype=torch.bool, device=x.device)
     if x.numel():
-        b = _border(quantizer, codes, nan)
-        b.real = x.data_ptr()
+        b = _border(quantizer, x.shape[-1])
+        b.real, b.codes, b.nan = x.data_ptr(), codes.data_ptr(), nan.data_ptr()
         _launch(_QUANTIZE, b, x, machine)
     else:
         nan.zero_()
     return codes, nan
+
+
+def prepared_quantize(
+    quantizer: Quantizer, rows: int, features: int, machine: Machine
+) -> tuple[Prepared, Any]:
+    """`quantize` of so many rows, to be started again and again.
+
+    Args:
+        quantizer: Of up to 16 bits.
+        rows: How many rows there are.
+        features: Values of a row.
+        machine: Where kernels run.
+
+    Returns:
+        The launch, and the record whose fields `real`, `codes` and `nan` it reads at each start.
+    """
+    b = _border(quantizer, features)
+    b.rows = rows
+    return machine.prepare(_QUANTIZE, Grid((-(-rows // _ROWS), 1), 32 * _ROWS), b), b
 
 
 def dequantize(
@@ -102,8 +121,10 @@ def dequantize(
     nan = None if nan is None else nan.contiguous()
     values = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
     if codes.numel():
-        b = _border(quantizer, codes, nan)
-        b.values = values.data_ptr()
+        b = _border(quantizer, codes.shape[-1])
+        b.kind = KINDS[codes.dtype]
+        b.values, b.codes = values.data_ptr(), codes.data_ptr()
+        b.nan = None if nan is None else nan.data_ptr()
         _launch(_DEQUANTIZE, b, codes, machine)
     return values
 
@@ -138,7 +159,8 @@ def prepared_mask(
         machine: Where kernels run.
 
     Returns:
-        The launch, and the record whose fields `grad` and `real` it reads at each start.
+        The launch, and the record whose fields `grad` and `real` it reads at each start. Where
+        its field `added` is set, that is added to the masked gradient.
     """
     m, grid = _mask_of(quantizer, strides, shape)
     return machine.prepare(_MASK, grid, m), m
@@ -148,7 +170,7 @@ def _mask_of(
     quantizer: Quantizer, strides: tuple[int, ...], shape: tuple[int, ...]
 ) -> tuple[Any, Grid]:
     T, N, features = shape
-    m: Any = MaskC(None, None, *strides, T * N, N, features, quantizer.scale)
+    m: Any = MaskC(None, None, None, *strides, T * N, N, features, quantizer.scale)
     m.lo, m.hi = quantizer.lo - quantizer.zero_point, quantizer.hi - quantizer.zero_point
     return m, Grid((-(-T * N // _ROWS), 1), 32 * _ROWS)
 
@@ -199,6 +221,31 @@ def mask_requantized(
     _carry(sums, below, above, codes, grad, machine)
 
 
+def prepared_requantize(
+    sums: Sequence[WeightedSum],
+    below: Sequence[Quantizer],
+    above: Quantizer,
+    shape: tuple[int, int, int],
+    machine: Machine,
+) -> tuple[Prepared, Any]:
+    """`requantize` or `mask_requantized` for one size, to be started again and again.
+
+    Args:
+        sums: As for `requantize`, as are the next two.
+        below: The quantizers of its codes.
+        above: The quantizer of the result.
+        shape: (T, N, H) of the codes of a direction.
+        machine: Where kernels run.
+
+    Returns:
+        The launch, and the record whose fields it reads at each start: `codes` of each direction,
+        and either `to`, where codes go, or `grad`, which is masked. Where `added` is set, that is
+        added to the masked gradient.
+    """
+    c, grid = _carry_of(sums, below, above, shape)
+    return machine.prepare(_CARRY, grid, c), c
+
+
 def _carry(
     sums: Sequence[WeightedSum],
     below: Sequence[Quantizer],
@@ -211,18 +258,32 @@ def _carry(
     if not to.numel():
         return
     T, N, H = codes[0].shape
-    c: Any = CarryC()
+    c, grid = _carry_of(sums, below, above, (T, N, H))
     keep = [each.to(q.container).contiguous() for q, each in zip(below, codes, strict=True)]
-    for d, (q, each, weighted_sum) in enumerate(zip(below, keep, sums, strict=True)):
-        c.codes[d], c.kind[d], c.zero[d] = each.data_ptr(), KINDS[each.dtype], q.zero_point
-        c.M[d], c.k[d] = int(weighted_sum.multipliers[0]), int(weighted_sum.shift)
+    for d, each in enumerate(keep):
+        c.codes[d] = each.data_ptr()
     if to.is_floating_point():
         c.grad = to.data_ptr()
     else:
-        c.to, c.to_kind, c.to_zero = to.data_ptr(), KINDS[to.dtype], above.zero_point
+        c.to, c.to_kind = to.data_ptr(), KINDS[to.dtype]
+    _start(_CARRY, grid, c, to, machine)
+
+
+def _carry_of(
+    sums: Sequence[WeightedSum],
+    below: Sequence[Quantizer],
+    above: Quantizer,
+    shape: tuple[int, int, int],
+) -> tuple[Any, Grid]:
+    T, N, H = shape
+    c: Any = CarryC()
+    for d, (q, weighted_sum) in enumerate(zip(below, sums, strict=True)):
+        c.kind[d], c.zero[d] = KINDS[q.container], q.zero_point
+        c.M[d], c.k[d] = int(weighted_sum.multipliers[0]), int(weighted_sum.shift)
+    c.to_kind, c.to_zero = KINDS[above.container], above.zero_point
     c.rows, c.H, c.directions = T * N, H, len(below)
     c.lo, c.hi = above.lo - above.zero_point, above.hi - above.zero_point
-    _start(_CARRY, Grid((-(-c.rows // _ROWS), 1), 32 * _ROWS), c, to, machine)
+    return c, Grid((-(-c.rows // _ROWS), 1), 32 * _ROWS)
 
 
 def events(
@@ -250,10 +311,9 @@ def events(
     return found
 
 
-def _border(q: Quantizer, codes: Tensor, nan: Tensor | None) -> Any:
+def _border(q: Quantizer, features: int) -> Any:
     b: Any = BorderC()
-    b.codes, b.kind, b.features = codes.data_ptr(), KINDS[codes.dtype], codes.shape[-1]
-    b.nan = None if nan is None else nan.data_ptr()
+    b.kind, b.features = KINDS[q.container], features
     b.zero, b.scale = q.zero_point, q.scale
     b.lo, b.hi = q.lo - q.zero_point, q.hi - q.zero_point
     return b

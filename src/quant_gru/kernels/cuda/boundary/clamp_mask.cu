@@ -4,6 +4,7 @@
 struct Mask {
     float *grad;         // (T * N, features), in place
     const float *real;   // [t * step + n * next + feature]
+    const float *added;  // like grad, added behind the mask; or null
     int64_t step, next;  // in values
     int64_t rows, N, features;
     float scale, lo, hi;  // limits less the zero point
@@ -16,11 +17,14 @@ extern "C" __global__ void __launch_bounds__(256) clear(const __grid_constant__ 
     const int N = (int)p.N, features = (int)p.features;
     const float *const from = p.real + row / N * p.step + row % N * p.next;
     float *const to = p.grad + (int64_t)row * features;
+    const float *const added = p.added ? p.added + (int64_t)row * features : nullptr;
 #pragma unroll 4
     for (int k = threadIdx.x % 32; k < features; k += 32) {
         // far beyond all limits nothing changes, and NaN becomes one of them
         const float y = Magic<float>::limit(divided(from[k], p.scale), -4e6f, 4e6f);
         const float rounded = plain(Magic<float>::plus(y, Magic<float>::number()));
-        to[k] = Magic<float>::times(to[k], rounded >= p.lo && rounded <= p.hi ? 1.f : 0.f);
+        const float kept =
+            Magic<float>::times(to[k], rounded >= p.lo && rounded <= p.hi ? 1.f : 0.f);
+        to[k] = added ? Magic<float>::plus(added[k], kept) : kept;
     }
 }

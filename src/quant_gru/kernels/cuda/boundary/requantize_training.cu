@@ -6,6 +6,7 @@ struct Carry {
     const void *codes[2];      // (rows, H) of each direction below
     void *to;                  // (rows, directions * H), or null
     float *grad;               // of `to` dequantized, in place, or null
+    const float *added;        // like grad, added behind the mask; or null
     int64_t kind[2], zero[2];  // of the codes
     int64_t M[2], k[2];        // what brings them to the scale of the input
     int64_t rows, H, directions;
@@ -22,13 +23,14 @@ extern "C" __global__ void __launch_bounds__(256) carry(const __grid_constant__ 
         // stores could be to what is loaded: a batch of loads comes before them
         for (int first = threadIdx.x % 32; first < H; first += 4 * 32) {
             int ahead[4];
-            float grads[4];
+            float grads[4], added[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const int i = first + 32 * j;
                 if (i >= H) break;
                 ahead[j] = (int)read_code(p.codes[d], p.kind[d], row * H + i);
                 if (p.grad) grads[j] = p.grad[start + i];
+                if (p.added) added[j] = p.added[start + i];
             }
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
@@ -37,8 +39,10 @@ extern "C" __global__ void __launch_bounds__(256) carry(const __grid_constant__ 
                 const int64_t q = qg_round((ahead[j] - p.zero[d]) * p.M[d], (int)p.k[d]);
                 const int64_t code = qg_clamp(q, p.lo, p.hi);
                 if (p.to) write_code(p.to, p.to_kind, start + i, code + p.to_zero);
-                if (p.grad)
-                    p.grad[start + i] = Magic<float>::times(grads[j], code == q ? 1.f : 0.f);
+                if (p.grad) {
+                    const float kept = Magic<float>::times(grads[j], code == q ? 1.f : 0.f);
+                    p.grad[start + i] = p.added ? Magic<float>::plus(added[j], kept) : kept;
+                }
             }
         }
     }

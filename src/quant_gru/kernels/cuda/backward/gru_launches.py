@@ -1,0 +1,374 @@
+"""The launches of a whole GRU's backward, from the last layer to the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernel_runtime.allocators import maker
+from kernel_runtime.cuda.launch import Machine, Prepared
+from kernel_runtime.cuda.workspace import Memory
+from quant_gru.integer.backward import Tape, Wanted
+from quant_gru.integer.plan import CellPlan, GRUPlan
+from quant_gru.kernels.cuda.backward.inputs import Call, Precision
+from quant_gru.kernels.cuda.backward.launch_plan import Schedule
+from quant_gru.kernels.cuda.boundary import boundary
+
+SPACE, X, H0, LENGTHS, NAN, GRAD_Y, GRAD_LAST, OUTS = range(8)
+"""Numbers of a call's tensors, as `_native.GPUBackward` counts them; gradients come last."""
+_SHARED = -1  # stands for the memory behind that of a layer, whose place is known in the end
+
+Step = Callable[[Tensor, Sequence[Tensor | None], int], None]
+"""Work of a call, given its memory, its gradients and the stream."""
+
+
+class Place(NamedTuple):
+    """An address: so many bytes from the start of a tensor of a call."""
+
+    tensor: int
+    offset: int = 0
+
+
+class Given(NamedTuple):
+    """What a backward is given, as `prepared.PreparedBackward.run` takes it."""
+
+    x: Tensor
+    h0: Tensor | None
+    lengths: Tensor | None
+    outs: Sequence[Tensor]
+    nan: Tensor
+    grad_y: Tensor | None
+    grad_last: Tensor | None
+
+
+class GRULaunches:
+    """What is started for a call, and which fields of arguments follow its tensors.
+
+    Layers have their memory one after the other; what goes from one to the next lies behind it.
+
+    Args:
+        plan: The plan.
+        given: The first of the calls.
+        wanted: Which gradients to compute, as `prepared.PreparedBackward.run` takes it.
+        precision: How they are multiplied.
+        machine: Where kernels run.
+
+    Attributes:
+        steps: Launches, and what torch does in between.
+        fields: Fields that follow the addresses in `places`.
+        places: Those addresses.
+        size: Bytes of a call's memory.
+        makers: Of all gradients; None where one is not wanted.
+        follows_plan: Whether the plan's tensors are what kernels read, and stay where they are.
+        keep: What launches read.
+    """
+
+    def __init__(
+        self,
+        plan: GRUPlan,
+        given: Given,
+        wanted: tuple[bool, ...],
+        precision: Precision,
+        machine: Machine,
+    ) -> None:
+        self._plan, self._given, self._wanted = plan, given, wanted
+        self._precision, self._machine = precision, machine
+        self._D, self._H = len(plan.cells[0]), plan.cells[0][0].hidden_size
+        self._T, self._N, _ = given.x.shape
+        self._cells = len(given.outs)
+        self._of_cell = (len(wanted) - 2) // self._cells
+        self.makers = [
+            maker(shape, given.x.device) if is_wanted else None
+            for shape, is_wanted in zip(self._shapes(), wanted, strict=True)
+        ]
+        self.steps: list[Prepared | Step] = []
+        self.fields: list[Memory] = []
+        self.follows_plan = True
+        self.keep: list[object] = [plan]
+        self._followed: list[Place] = []
+        self._shared, self._rooms = Memory(), dict[tuple[object, ...], int]()
+        self._most = 0  # bytes of a layer
+        # the gradient of the output of a layer, and a tensor that lies as it does
+        self._grad: tuple[Place, Tensor] | None = None
+        if given.grad_y is not None:
+            self._grad = Place(GRAD_Y), given.grad_y
+        for layer in reversed(range(len(plan.cells))):
+            onward = self._is_wanted_below(layer)
+            self._add_layer(layer, onward)
+            if not onward:
+                break
+            self._add_masks(layer)
+        self.places = list(map(self._resolved, self._followed))
+        self.size = self._most + self._shared.size
+        # tensors of the first call are not kept
+        del self._given, self._grad
+
+    def _shapes(self) -> list[tuple[int, ...]]:
+        """Of all gradients, in order."""
+        T, N, C = self._given.x.shape
+        H = self._H
+        shapes: list[tuple[int, ...]] = [(T, N, C), (self._cells, N, H)]
+        for cells in self._plan.cells:
+            for cell in cells:
+                cell_shapes = ((3 * H, cell.input_size), (3 * H, H), (3 * H,), (3 * H,))
+                shapes += cell_shapes[: self._of_cell]
+        return shapes
+
+    def _is_wanted_below(self, layer: int) -> bool:
+        """Whether anything is wanted of the input, or of layers below this one."""
+        if not layer:
+            return self._wanted[0]
+        return any(self._wanted[: 2 + self._of_cell * self._D * layer])
+
+    def _flags(self, index: int) -> tuple[bool, ...]:
+        """Whether the gradients of W, R, bw, br of a cell are wanted."""
+        first = 2 + self._of_cell * index
+        return (*self._wanted[first : first + self._of_cell], False, False)[:4]
+
+    # places
+
+    def _follow(self, memory: Memory, place: Place) -> None:
+        self.fields.append(memory)
+        self._followed.append(place)
+
+    def _point(self, record: Any, name: str, place: Place, index: int = 0) -> None:
+        """Let a field of a record, or an element of it, follow an address."""
+        memory = Memory()
+        memory.point(record, name, index=index)
+        self._follow(memory, place)
+
+    def _room(self, size: int, *what: object) -> Place:
+        """Memory behind that of a layer; layers that name it alike have the same."""
+        key = (size, *what)
+        start = self._rooms.get(key)
+        if start is None:
+            start = self._rooms[key] = self._shared.take(size)
+        return Place(_SHARED, start)
+
+    def _gradient(self, number: int, offset: int = 0) -> Place:
+        return Place(OUTS + self._cells + number, offset)
+
+    def _resolved(self, place: Place) -> Place:
+        return Place(SPACE, self._most + place.offset) if place.tensor == _SHARED else place
+
+    # a layer
+
+    def _add_layer(self, layer: int, onward: bool) -> None:
+        cells, first = self._plan.cells[layer], layer * self._D
+        inputs = self._add_inputs(layer)
+        places: list[dict[str, Place]] = []
+        calls: list[Call] = []
+        for d, cell in enumerate(cells):
+            call, of_call = self._call_of(cell, first + d, d, *inputs[d])
+            calls.append(call)
+            places.append(of_call)
+        flags = [self._flags(first + d) for d in range(self._D)]
+        wanted = Wanted(onward, *(any(each) for each in zip(*flags, strict=True)))
+        alike = self._D == 1 or calls[0].key == calls[1].key
+        for group in [range(self._D)] if alike else [range(1), range(1, 2)]:
+            chosen = [calls[d] for d in group]
+            schedule = Schedule(chosen, wanted, self._precision, self._machine)
+            schedule.point(chosen)
+            self.follows_plan &= schedule.follows_plans
+            self._most = max(self._most, schedule.memory.size)
+            self._follow(schedule.memory, Place(SPACE))
+            for at, d in zip(schedule.at, group, strict=True):
+                for name, place in places[d].items():
+                    self._follow(at[name], place)
+            self._add_schedule(schedule, layer, group)
+        if self._wanted[1]:
+            for d, cell in enumerate(cells):
+                self._mask_state(cell, first + d)
+
+    def _add_inputs(self, layer: int) -> list[tuple[Tensor, Place]]:
+        """Of each direction a tensor like its input, and where the input is."""
+        given = self._given
+        if not layer:
+            return [(given.x, Place(X))] * self._D
+        found: list[tuple[Tensor, Place]] = []
+        known: dict[bytes, tuple[Tensor, Place]] = {}
+        for d, cell in enumerate(self._plan.cells[layer]):
+            launch, record = self._requantize(layer, d)
+            # directions often have the same input
+            numbers = bytes(record)
+            if numbers not in known:
+                like = given.x.new_empty(
+                    (self._T, self._N, cell.input_size), dtype=cell.x.container
+                )
+                place = self._room(like.numel() * like.itemsize, "input", d)
+                self._point(record, "to", place)
+                self._point_at_codes(record, layer)
+                self.steps.append(launch)
+                known[numbers] = like, place
+            found.append(known[numbers])
+        return found
+
+    def _requantize(self, layer: int, d: int) -> tuple[Prepared, Any]:
+        """Between the layer below and this one; see `boundary.prepared_requantize`."""
+        below = [cell.h for cell in self._plan.cells[layer - 1]]
+        above = self._plan.cells[layer][d].x
+        sums, shape = self._plan.between[layer - 1][d], (self._T, self._N, self._H)
+        launch, record = boundary.prepared_requantize(sums, below, above, shape, self._machine)
+        self.keep.append(record)
+        return launch, record
+
+    def _point_at_codes(self, record: Any, layer: int) -> None:
+        for d in range(self._D):
+            self._point(record, "codes", Place(OUTS + (layer - 1) * self._D + d), d)
+
+    def _call_of(
+        self, cell: CellPlan, index: int, d: int, x: Tensor, at_x: Place
+    ) -> tuple[Call, dict[str, Place]]:
+        """A call of one direction, and where its tensors are."""
+        given, of_state = self._given, 4 * self._N * self._H
+        h0 = None
+        places = {
+            "values" if at_x.tensor == X else "x": at_x,
+            "out": Place(OUTS + index),
+            "nan": Place(NAN, 4 * self._N * index),
+            "dh0": self._room(of_state, "dh0", d),
+        }
+        if given.h0 is not None:
+            h0 = x.new_empty((self._N, self._H), dtype=cell.h.container)
+            places["h0"] = self._add_state(cell, index, d, h0)
+        if self._wanted[1]:
+            places["dh0"] = self._gradient(1, of_state * index)
+        if given.lengths is not None:
+            places["lengths"] = Place(LENGTHS)
+        grad_last = None
+        if given.grad_last is not None:
+            places["grad_last"], grad_last = (
+                Place(GRAD_LAST, of_state * index),
+                given.grad_last[index],
+            )
+        grad = None
+        if self._grad is not None:
+            (tensor, offset), like = self._grad
+            places["grad_out"] = Place(tensor, offset + 4 * d * self._H * like.stride(2))
+            grad = like.chunk(self._D, dim=-1)[d]
+        for i, name in enumerate(("bw", "br")):
+            if self._flags(index)[2 + i]:
+                places[name] = self._gradient(2 + self._of_cell * index + 2 + i)
+        tape = Tape(cell, x, h0, given.outs[index], given.lengths, d == 1, None, given.nan[index])
+        call = Call(tape, grad, grad_last)
+        # stands for a gradient that is absent
+        self.keep.append(call.grad_out if grad is None else None)
+        return call, places
+
+    def _add_state(self, cell: CellPlan, index: int, d: int, like: Tensor) -> Place:
+        """Quantize a state before the first step; returns where its codes are."""
+        N, H = like.shape
+        launch, record = boundary.prepared_quantize(cell.h, N, H, self._machine)
+        codes = self._room(like.numel() * like.itemsize, "h0", d)
+        self._point(record, "real", Place(H0, 4 * N * H * index))
+        self._point(record, "codes", codes)
+        self._point(record, "nan", self._room(N, "nan of h0"))
+        self.keep.append(record)
+        self.steps.append(launch)
+        return codes
+
+    def _mask_state(self, cell: CellPlan, index: int) -> None:
+        N, H = self._N, self._H
+        launch, record = boundary.prepared_mask(cell.h, (N * H, H), (1, N, H), self._machine)
+        self._point(record, "real", Place(H0, 4 * N * H * index))
+        self._point(record, "grad", self._gradient(1, 4 * N * H * index))
+        self.keep.append(record)
+        self.steps.append(launch)
+
+    # gradients of the input and of weights
+
+    def _target(self, layer: int, d: int, name: str, size: int) -> Place:
+        """Where the last products put a gradient of so many bytes."""
+        index = layer * self._D + d
+        if name == "x":
+            # that of the last direction takes the others in
+            if not layer and d == self._D - 1:
+                return self._gradient(0)
+            # the layer below reads it while it makes its own
+            return self._room(size, "x", d, layer % 2)
+        i = "WR".index(name)
+        if self._flags(index)[i]:
+            return self._gradient(2 + self._of_cell * index + i)
+        # wanted of the other direction alone
+        return self._room(size, name)
+
+    def _add_schedule(self, schedule: Schedule, layer: int, group: range) -> None:
+        """Start a layer, or one direction of it, its last products included."""
+        products = schedule.products
+        rooms: list[tuple[int, str, Place, tuple[int, int]]] = []
+        for i, d in enumerate(group):
+            for name, (rows, columns) in products.shapes(i).items():
+                place = self._target(layer, d, name, 4 * rows * columns)
+                if products.launch is not None:
+                    self._follow(products.results[i][name], place)
+                else:
+                    rooms.append((i, name, place, (rows, columns)))
+        self.keep.append(schedule)
+        if schedule.whole is not None:
+            self.steps.append(schedule.whole)
+        else:
+            self.steps.append(lambda memory, made, stream: schedule.start(memory, stream))
+        if not rooms:
+            return
+
+        def multiply(memory: Tensor, made: Sequence[Tensor | None], stream: int) -> None:
+            real = memory.view(self._precision.dtype)
+            with torch.autocast(memory.device.type, enabled=False):
+                for i, name, place, shape in rooms:
+                    products.write(i, name, real, self._tensor(place, shape, memory, made))
+
+        self.steps.append(multiply)
+
+    def _tensor(
+        self, place: Place, shape: tuple[int, int], memory: Tensor, made: Sequence[Tensor | None]
+    ) -> Tensor:
+        """A gradient of a call as a matrix."""
+        if place.tensor == _SHARED:
+            start = (self._most + place.offset) // 4
+            return memory.view(torch.float32).as_strided(shape, (shape[1], 1), start)
+        found = made[place.tensor - OUTS - self._cells]
+        assert found is not None
+        return found.view(shape)
+
+    def _add_masks(self, layer: int) -> None:
+        """Mask the gradient of a layer's input, and add those of directions up."""
+        given, T, N = self._given, self._T, self._N
+        C = self._plan.cells[layer][0].input_size
+        targets = [self._target(layer, d, "x", 4 * T * N * C) for d in range(self._D)]
+        for d, (cell, target) in enumerate(zip(self._plan.cells[layer], targets, strict=True)):
+            if layer:
+                launch, record = self._requantize(layer, d)
+                self._point_at_codes(record, layer)
+            else:
+                strides = given.x.stride()[:2]
+                launch, record = boundary.prepared_mask(cell.x, strides, (T, N, C), self._machine)
+                self.keep.append(record)
+                self._point(record, "real", Place(X))
+            self._point(record, "grad", target)
+            if d:
+                self._point(record, "added", targets[0])
+            self.steps.append(launch)
+        self._grad = targets[-1], given.x.new_empty((T, N, C))
+
+
+def joined(machine: Machine, steps: Sequence[Prepared | Step]) -> list[Prepared | Step]:
+    """The same work with launches that follow each other as one."""
+    found: list[Prepared | Step] = []
+    launches: list[Prepared] = []
+
+    def join() -> None:
+        if launches:
+            found.append(machine.join(launches))
+            launches.clear()
+
+    for step in steps:
+        if callable(step):
+            join()
+            found.append(step)
+        else:
+            launches.append(step)
+    join()
+    return found

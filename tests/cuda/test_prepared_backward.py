@@ -1,0 +1,268 @@
+"""Prepared backwards of whole GRUs, in kernels on the host: the bits of the general way."""
+
+import gc
+import random
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernel_runtime.cuda import driver
+from quant_gru import QuantConfig, QuantGRU
+from quant_gru.autograd.backward_pass import (
+    Asked,
+    Pass,
+    flat_gradients,
+    gradients,
+    nan_of,
+    of_cells,
+)
+from quant_gru.execution.layers import run_real
+from quant_gru.integer.backward import Kept
+from quant_gru.kernels.cpu import executor as cpu
+from quant_gru.kernels.cuda import machine
+from quant_gru.kernels.cuda.backward import planner as back_planner
+from quant_gru.kernels.cuda.backward import prepared
+from quant_gru.kernels.cuda.backward.prepared import PreparedBackward
+from quant_gru.kernels.cuda.recurrence import planner
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+from host_machine import COMPILER
+from random_stacks import random_stack
+from stub_cublas import Cublas, multiplying
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+
+C, H = 5, 16
+DEEP = {"num_layers": 2, "bidirectional": True}
+
+
+@pytest.fixture(autouse=True)
+def _gpu(host, monkeypatch):
+    """The CPU stands in for a GPU."""
+    monkeypatch.setenv(cpu.VARIABLE, cpu.REFERENCE)
+    monkeypatch.setenv(planner.VARIABLE, "1,1,1,4")
+    monkeypatch.setenv(back_planner.VARIABLE, "1,1,1,8")
+    monkeypatch.setattr(driver, "available", lambda device: True)
+    monkeypatch.setattr(machine, "machine_of", lambda device: host)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Kernels run from here on."""
+
+    def patch():
+        for name, module in list(sys.modules.items()):
+            if name.startswith("quant_gru") and hasattr(module, "runs_on_gpu"):
+                monkeypatch.setattr(module, "runs_on_gpu", lambda device: True)
+
+    return patch
+
+
+@pytest.fixture
+def cublas(host, monkeypatch):
+    """A library that makes the products of the host."""
+    found = Cublas()
+    monkeypatch.setattr(host, "multiply", multiplying(host, found), raising=False)
+    return found
+
+
+def quantized(config="int8", **options):
+    torch.manual_seed(0)
+    gru = QuantGRU(C, H, config=getattr(QuantConfig, config)(), **options).eval()
+    gru.calibrate(torch.randn(12, 8, C))
+    gru.finalize_calibration()
+    return gru
+
+
+class Forward:
+    """A forward, and what may be wanted of its backward."""
+
+    def __init__(self, gru, x, h0=None, lengths=None, precision="bf16"):
+        kept = Kept()
+        with torch.no_grad():
+            self.plan = gru._plan()
+            y, h_n = run_real(self.plan, x, h0, lengths, None, kept)
+        nan = nan_of(h_n) if kept.nan is None else kept.nan
+        self.done = Pass(x, h0, lengths, None, kept.out, nan, precision)
+        self.bias = gru.bias
+        count = (4 if gru.bias else 2) * len(kept.out)
+        self.all = (True, h0 is not None, *[True] * count)
+        generator = torch.Generator().manual_seed(3)
+        self.grad_y = torch.randn(y.shape, generator=generator)
+        self.grad_last = torch.randn(h_n.shape, generator=generator)
+
+    def prepared(self, host):
+        return PreparedBackward(self.plan, self.done.precision, host)
+
+    def check(self, back, grad_y="own", grad_last="own", wanted=None):
+        """Twice, as the first call prepares; None where the general way has to see to it."""
+        grad_y = self.grad_y if grad_y == "own" else grad_y
+        grad_last = self.grad_last if grad_last == "own" else grad_last
+        done, wanted = self.done, wanted or self.all
+        given = (done.x, done.h0, done.lengths, done.out, done.nan, grad_y, grad_last, wanted)
+        first = back.run(*given)
+        if first is None:
+            return None
+        asked = Asked(wanted[0], wanted[1], of_cells(wanted[2:], self.bias))
+        result = gradients(self.plan, done, grad_y, grad_last, asked)
+        flat = (result.x, result.h0, *flat_gradients(result.cells, self.bias))
+        for found in (first, back.run(*given)):
+            for ours, theirs, is_wanted in zip(found, flat, wanted, strict=True):
+                assert (ours is not None) == is_wanted
+                if is_wanted:
+                    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+        return first
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 3}, DEEP, {**DEEP, "bias": False}])
+@pytest.mark.parametrize("products", ["launched", "torch's"])
+def test_layers_and_directions(host, on_gpu, request, options, products):
+    if products == "launched":
+        request.getfixturevalue("cublas")
+    gru = quantized(**options)
+    states = gru.num_layers * (1 + gru.bidirectional)
+    x, h0 = torch.randn(6, 8, C) * 2, torch.randn(states, 8, H)
+    x[2, 1, 0] = torch.nan
+    lengths = torch.tensor([6, 2, 1, 5, 6, 3, 4, 2])
+    kinds = [Forward(gru, x, *each) for each in ((None, None), (h0, None), (h0, lengths))]
+    on_gpu()
+    back = kinds[0].prepared(host)
+    for forward in kinds:
+        assert forward.check(back) is not None
+        assert (back._latest.native is None) == (products != "launched")
+
+
+@pytest.mark.parametrize(("config", "precision"), [("w8a16", "bf16"), ("int8", "tf32")])
+def test_torch_multiplies_in_between(host, on_gpu, cublas, config, precision):
+    forward = Forward(quantized(config, **DEEP), torch.randn(6, 8, C), precision=precision)
+    on_gpu()
+    assert forward.check(forward.prepared(host)) is not None
+
+
+@pytest.mark.parametrize("per", ["step", "grid"])
+def test_weights_that_fit_no_registers(host, on_gpu, cublas, monkeypatch, per):
+    monkeypatch.setattr(back_planner, "choose", lambda *_: None)
+    if per == "grid":
+        monkeypatch.setenv("QUANT_GRU_CUDA_BACK_GRID", "1,1,1,2,0,1,1")
+    else:
+        monkeypatch.setattr("quant_gru.kernels.cuda.backward.grid_planner.choose", lambda *_: None)
+    forward = Forward(quantized(**DEEP), torch.randn(6, 8, C))
+    on_gpu()
+    host.launched.clear()
+    assert forward.check(forward.prepared(host)) is not None
+    names = {name for name, _ in host.launched}
+    assert names & {"back", "back_step", "back_grid"} == {f"back_{per}"}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_stacks(host, on_gpu, request, seed):
+    """Directions that differ, clamped inputs and states, any strides, no lengths or some."""
+    if seed % 2:
+        request.getfixturevalue("cublas")
+    case, rng = random_stack(seed), random.Random(seed)
+    forward = Forward(case.gru, case.x.resolve_neg(), case.h0, case.lengths)
+    on_gpu()
+    back = forward.prepared(host)
+    for _ in range(3):
+        wanted = tuple(each and rng.random() < 0.6 for each in forward.all)
+        if not any(wanted):
+            continue
+        grad_y = rng.choice([None, "own", torch.ones(()).expand(forward.grad_y.shape)])
+        grad_last = rng.choice([None, "own", torch.ones(()).expand(forward.grad_last.shape)])
+        found = forward.check(back, grad_y, grad_last, wanted)
+        assert (found is not None) == (forward.done.x.stride(2) == 1)
+
+
+def test_what_is_wanted_decides_what_is_launched(host, on_gpu):
+    forward = Forward(quantized(num_layers=2), torch.randn(6, 8, C))
+    on_gpu()
+    back, count = forward.prepared(host), len(forward.all)
+    for of, launches in ((range(6, 10), 1), (range(2, 6), 2), ((0,), 2), ((3, 6), 2)):
+        wanted = tuple(i in of for i in range(count))
+        assert forward.check(back, wanted=wanted) is not None
+        host.launched.clear()
+        back.run(
+            *(forward.done.x, None, None, forward.done.out, forward.done.nan),
+            *(forward.grad_y, None, wanted),
+        )
+        back.run(
+            *(forward.done.x, None, None, forward.done.out, forward.done.nan),
+            *(forward.grad_y, None, wanted),
+        )
+        names = [name for name, _ in host.launched]
+        assert names.count("back") == 2 * launches
+
+
+def test_calls_that_go_the_general_way(host, on_gpu, monkeypatch):
+    forward = Forward(quantized(num_layers=2), torch.randn(6, 8, C))
+    on_gpu()
+    done, grad = forward.done, forward.grad_y
+
+    def run(back, x=done.x, lengths=None, outs=done.out, grad_y=grad):
+        return back.run(x, None, lengths, outs, done.nan, grad_y, None, forward.all)
+
+    back = forward.prepared(host)
+    assert run(back) is not None
+    assert run(back, grad_y=grad.double()) is None
+    assert run(back, x=done.x.double()) is None
+    assert run(back, x=torch._neg_view(done.x)) is None
+    assert run(back, x=torch.randn(C, 6, 8).permute(1, 2, 0)) is None
+    assert run(back, lengths=torch.full((8,), 6, dtype=torch.int32)) is None
+    strided = [out.transpose(0, 1).contiguous().transpose(0, 1) for out in done.out]
+    assert run(back, outs=strided) is None
+    assert run(back) is not None
+    monkeypatch.setattr(prepared, "steps_of", lambda *_: 5)
+    assert run(forward.prepared(host)) is None
+
+
+def test_one_size_keeps_its_memory(host, on_gpu, cublas):
+    gru = quantized(num_layers=2)
+    forwards = [Forward(gru, torch.randn(T, 8, C)) for T in (6, 5)]
+    on_gpu()
+    back = forwards[0].prepared(host)
+    for forward in forwards:
+        forward.check(back)
+    first, second = back._kinds.values()
+    assert back._latest is second
+    assert not first.native.forget()
+    assert second.native.forget()
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_tensors_of_the_first_call_are_not_kept(host, on_gpu, is_prepared):
+    forward = Forward(quantized(num_layers=2), torch.randn(6, 8, C), torch.randn(2, 8, H))
+    on_gpu()
+    done, back = forward.done, forward.prepared(host)
+    grads = [forward.grad_y.clone(), forward.grad_last.clone()]
+    if is_prepared:
+        given = (done.x, done.h0, None, done.out, done.nan, *grads, forward.all)
+        assert back.run(*given) is not None
+        del given
+    else:
+        asked = Asked(forward.all[0], forward.all[1], of_cells(forward.all[2:], forward.bias))
+        gradients(forward.plan, done, *grads, asked)
+    kept = [weakref.ref(each) for each in (done.x, done.h0, *done.out, *grads)]
+    forward.done = done = grads = None
+    gc.collect()
+    assert not any(ref() is not None for ref in kept)
+
+
+def test_native_places_are_checked(host):
+    from quant_gru.kernels import _native
+
+    launches = host.join([])
+    with pytest.raises(IndexError, match="in a tensor of the call"):
+        _native.GPUBackward(
+            launches.native,
+            (-1, 256, 0, 1, False),
+            [(9, 0)],
+            [((), ())] * 4,
+            [None, None],
+            (torch.Tensor, lambda: -1, (lambda: 0, lambda: 0), lambda: False),
+            host.raise_for,
+            launches,
+        )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as TensorSequence
-from typing import overload
+from functools import cache
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -72,6 +73,10 @@ class Calls(Checkpoints):
             if self._is_plain(zoneout_mask):
                 return super().forward(input, hx)
             return self._forward_float(input, hx, zoneout_mask)
+        if torch.compiler.is_compiling():
+            return self._forward_traced(input, hx, zoneout_mask)
+        if operators.skipped_by_dynamo():
+            return _uncompiled()(self, input, hx, zoneout_mask=zoneout_mask)
         if operators.traced(input, hx, self):
             return self._forward_traced(input, hx, zoneout_mask)
         prepared = self._state.plans.prepared
@@ -253,3 +258,11 @@ class Calls(Checkpoints):
         """Whether nn.GRU computes what the float mode is to compute."""
         held = zoneout_mask is not None or self.zoneout > 0
         return not held and not (self.training and self.recurrent_dropout > 0)
+
+
+@cache
+def _uncompiled() -> Callable[..., tuple[Tensor | PackedSequence, Tensor]]:
+    """The forward between the graphs of a compiled model, none of whose functions is compiled."""
+    # imports Dynamo, which takes a second
+    found: Any = torch.compiler.disable(Calls.forward)
+    return found  # type: ignore[no-any-return]

@@ -151,7 +151,7 @@ class FrozenQuantGRU(torch.nn.Module):
                 "Expected an input without requires_grad, got one that asks for a gradient: a "
                 "frozen GRU is for inference only; use torch.no_grad() or the QuantGRU"
             )
-        if operators.traced(input, hx):
+        if torch.compiler.is_compiling() or operators.traced(input, hx):
             return self._forward_traced(input, hx)
         plans, own = self._plans, self._buffers.values()
         prepared = plans.prepared

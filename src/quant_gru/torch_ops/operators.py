@@ -5,7 +5,8 @@ gradient. Both are functions of their tensors alone: the scales come as a tensor
 parameter document as text, so a graph that holds them needs no module. Plans are built and kept
 inside the operators, for as long as that tensor lives.
 
-Eager calls do not come here: `traced` says, cheaply, when they have to.
+Eager calls do not come here: `traced` says, cheaply, when they have to. Who compiles asks
+`torch.compiler.is_compiling` first, in the frame that is compiled.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ _backward_op = torch.ops.quant_gru.backward.default
 _peek_functorch = torch._C._functorch.peek_interpreter_stack
 _count_modes = torch._C._len_torch_dispatch_stack
 _jit_state = torch._C._get_tracing_state
+_callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
 
 
 def traced(x: object, hx: object = None, module: torch.nn.Module | None = None) -> bool:
@@ -76,8 +78,6 @@ def traced(x: object, hx: object = None, module: torch.nn.Module | None = None) 
         QuantGRUError: torch.jit.trace is running, or input, states or a weight have a tangent of
             forward-mode differentiation.
     """
-    if torch.compiler.is_compiling():
-        return True
     # tells whether a dual level is entered: no tensor has a tangent otherwise
     if forward_ad._current_level >= 0:
         _refuse_tangents(x, hx, *(() if module is None else module.parameters()))
@@ -91,6 +91,15 @@ def traced(x: object, hx: object = None, module: torch.nn.Module | None = None) 
         or _peek_functorch() is not None
         or (isinstance(x, Tensor) and type(x) is not Tensor)
     )
+
+
+def skipped_by_dynamo() -> bool:
+    """Whether Dynamo looks at frames, and has left that of the caller alone.
+
+    It does so with frames that have to do with an RNN, unless its `allow_rnn` is set, and goes on
+    with the frames of functions that they call.
+    """
+    return _callback() not in (None, False)
 
 
 def _refuse_tangents(*inputs: object) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import hypothesis
 import pytest
 import torch
@@ -18,3 +20,17 @@ def _one_thread_and_seed():
     torch.set_num_threads(1)
     torch.manual_seed(0)
     forget_notes()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print the seconds of each folder of tests; those of workers add up."""
+    seconds = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if hasattr(report, "duration"):
+                _, *folder = report.nodeid.partition("::")[0].split("/")[:-1]
+                seconds["/".join(folder) or "."] += report.duration
+    if sum(seconds.values()) > 10:
+        terminalreporter.section("seconds by folder")
+        for folder, each in seconds.most_common():
+            terminalreporter.write_line(f"{each:8.1f} {folder}")

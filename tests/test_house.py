@@ -1,6 +1,9 @@
-"""The public surface, and what may import what."""
+"""The public surface, what may import what, and how large things may be."""
 
 import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,7 +47,6 @@ ROOMS = [
     "analysis",
 ]
 LAYERS = {room: set(ROOMS[:index]) for index, room in enumerate(ROOMS)}
-LAYERS["execution"] |= {"autograd"}  # plan_cache keeps the prepared step of training
 LAYERS["demo"] = {*ROOMS, ""}
 LAYERS["__init__"] = set(ROOMS)
 LAYERS["cli"] = {*LAYERS["demo"], "demo"}
@@ -55,6 +57,19 @@ OUTSIDE = {
     "config": {"pydantic"},
     "integer": {"torch", "numpy"},
     "kernels": {"torch", "cuda", "kernel_runtime"},
+}
+
+
+RUNTIME = ROOT.parent / "kernel_runtime"
+
+# The largest of each kind: figures that may only fall.
+LARGEST = {
+    "files in a folder": 0,
+    "modules at the top of quant_gru": 0,
+    "lines of a Python file": 0,
+    "lines of a Python function": 0,
+    "lines of a CUDA file": 0,
+    "lines of a kernel": 0,
 }
 
 
@@ -126,3 +141,68 @@ def test_there_are_no_circles():
 
     for name in sorted(graph):
         visit(name, ())
+
+
+RUNTIME_FILES = sorted(RUNTIME.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", RUNTIME_FILES, ids=lambda path: str(path.relative_to(RUNTIME)))
+def test_the_runtime_imports_nothing_of_the_package(path):
+    for module in imports(path):
+        assert module.partition(".")[0] != "quant_gru", f"{path.name} imports {module}"
+
+
+def test_the_runtime_includes_nothing_of_the_package():
+    files = [path for path in RUNTIME.rglob("*") if path.suffix in (".cu", ".cuh", ".cpp", ".hpp")]
+    assert len(files) > 5
+    for path in files:
+        for name in re.findall(r'#include "(.*)"', path.read_text(encoding="utf-8")):
+            assert name.startswith("kernel_runtime/"), f"{path.name} includes {name}"
+
+
+def sources(*suffixes: str) -> Iterator[Path]:
+    for root in (ROOT, RUNTIME):
+        for path in root.rglob("*"):
+            if path.suffix in suffixes and "__pycache__" not in path.parts:
+                yield path
+
+
+def lines_of(path: Path) -> int:
+    return path.read_text(encoding="utf-8").count("\n")
+
+
+def python_functions(path: Path) -> Iterator[int]:
+    """Lines of each function, without its decorators."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno is not None
+            yield node.end_lineno - node.lineno + 1
+
+
+def kernels(path: Path) -> Iterator[int]:
+    """Lines of each __global__ function."""
+    text = path.read_text(encoding="utf-8")
+    for found in re.finditer(r"__global__[^;{]*\{", text):
+        depth, at = 1, found.end()
+        while depth:
+            depth += {"{": 1, "}": -1}.get(text[at], 0)
+            at += 1
+        yield text.count("\n", found.start(), at) + 1
+
+
+def test_what_is_large_does_not_grow():
+    written = [".py", ".pyi", ".cu", ".cuh", ".cpp", ".hpp", ".inl", ".h", ".md", ".json"]
+    cuda = list(sources(".cu", ".cuh"))
+    python = list(sources(".py"))
+    found = {
+        "files in a folder": max(Counter(path.parent for path in sources(*written)).values()),
+        "modules at the top of quant_gru": len(list(ROOT.glob("*.py"))),
+        "lines of a Python file": max(map(lines_of, python)),
+        "lines of a Python function": max(n for path in python for n in python_functions(path)),
+        "lines of a CUDA file": max(map(lines_of, cuda)),
+        "lines of a kernel": max(n for path in cuda for n in kernels(path)),
+    }
+    for what, size in found.items():
+        most = LARGEST[what]
+        assert size <= most, f"{what}: {size}, where {most} was the most; split what has grown"
+        assert size == most, f"{what}: {size}; lower the figure here from {most}"

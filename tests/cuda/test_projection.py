@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernel_runtime.cuda.launch import Grid
 from quant_gru import QuantConfig, QuantGRU, QuantGRUWarning
 from quant_gru.kernels.cuda.forward import executor
+from quant_gru.kernels.cuda.projection import int_mm
 from quant_gru.kernels.cuda.projection.from_codes import (
     LARGE,
     MEDIUM,
@@ -53,7 +53,7 @@ def by_unit(call, shape, host):
     p = ProjectC(call.sequence(), numbers.W)
     p.Wx, p.wide = Wx.data_ptr(), wide
     p.NB, p.tiles, p.groups = shape.rows, shape.tiles(N), shape.units // 16
-    host.launch(executor._FEW, Grid((T * N, -(-numbers.H // 8)), 256), p)
+    host.launch(*int_mm.few_rows(T * N, numbers.H), p)
     return Wx
 
 

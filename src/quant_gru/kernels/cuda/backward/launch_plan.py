@@ -26,9 +26,9 @@ from quant_gru.kernels.cuda.backward.structs import (
     BackStepC,
     OuterC,
 )
-from quant_gru.kernels.cuda.forward.executor import multiply_bytes
 from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan.structure import byte_offset, planes_of
+from quant_gru.kernels.cuda.projection.int_mm import multiply_bytes
 from quant_gru.kernels.cuda.structs import KINDS
 
 _THREADS = 256

@@ -17,7 +17,7 @@ from quant_gru.kernels.cuda.forward.executor import numbers_of
 from quant_gru.kernels.cuda.plan.structure import MOST_SHARED
 from quant_gru.kernels.cuda.plan.tensors import Numbers
 from quant_gru.kernels.cuda.projection import select
-from quant_gru.kernels.cuda.projection.from_reals import COLUMNS, Groups
+from quant_gru.kernels.cuda.projection.from_reals import COLUMNS, Warpgroups
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -71,7 +71,7 @@ def test_projections_by_groups_of_warps(monkeypatch, columns, C, H, planes):
     cpu, gpu = pair(C, H, config.replace("input.x", is_symmetric=C % 4 == 0))
     for parts in (1, 2, 4):
         sizes = -(-H // 16) * 16, -(-C // 16) * 16, planes
-        block = Groups(columns // planes, parts, *sizes)
+        block = Warpgroups(columns // planes, parts, *sizes)
         if parts > -(-H // 64) or block.shared_bytes > MOST_SHARED:
             continue
         monkeypatch.setattr(select, "choose_for", lambda *_, block=block: block)

@@ -96,7 +96,7 @@ def test_what_is_selected_is_launched(machine, config, C, H, real_values):
         shape = planner.choose(numbers.form, H, N, 1, machine.clusters())
         if shape is None:
             continue
-        found = overlap.beside(machine, numbers, shape, T, N)
+        found = overlap.overlap_of(machine, numbers, shape, T, N)
         selection = select.select(
             machine, numbers, shape, T, N, real_values=real_values, overlap=found
         )

@@ -11,7 +11,7 @@ from kernel_runtime.cuda.workspace import Memory
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernels.cuda.forward.layer import Cell, LayerOutput, padded_steps, scale_of
 from quant_gru.kernels.cuda.machine import PLAIN
-from quant_gru.kernels.cuda.projection.from_reals import easy_division, fill_division
+from quant_gru.kernels.cuda.projection.from_reals import divides_without_branch, fill_division
 from quant_gru.kernels.cuda.projection.int_mm import multiply_bytes
 from quant_gru.kernels.cuda.structs import KINDS, BetweenC, TakeC
 
@@ -132,7 +132,7 @@ def quantize_input(cell: Cell, T: int, N: int) -> tuple[Kernel, Grid, Any]:
     _fill_target(record.to, cell, T, N)
     record.zero = cell.x.zero_point
     record.scale, record.lo, record.hi = scale_of(cell.x)
-    if easy_division(cell.x):
+    if divides_without_branch(cell.x):
         fill_division(record.division, cell.x)
     return _QUANTIZE, Grid((-(-T * N // _QUANTIZED_ROWS), 1), _THREADS), record
 

@@ -27,15 +27,15 @@ from quant_gru.kernels.cuda.forward.layer import (
 )
 from quant_gru.kernels.cuda.forward.native_call import Memories
 from quant_gru.kernels.cuda.projection import int_mm
-from quant_gru.kernels.cuda.projection.from_codes import Resident, Tile, projection
+from quant_gru.kernels.cuda.projection.from_codes import Tile, WeightStationary, projection
 from quant_gru.kernels.cuda.projection.from_reals import (
     Block,
-    Groups,
+    Warpgroups,
     few_projection,
     kernel_of,
     real_projection,
 )
-from quant_gru.kernels.cuda.projection.overlap import Beside, beside
+from quant_gru.kernels.cuda.projection.overlap import Overlap, overlap_of
 from quant_gru.kernels.cuda.projection.select import Method, Selection, select
 from quant_gru.kernels.cuda.recurrence import planner
 from quant_gru.kernels.cuda.structs import KINDS, RECURRENT_C, ProjectC
@@ -100,17 +100,19 @@ class LayerLaunches:
         self, index: int, layer: Sequence[Group], below: LayerOutput | None
     ) -> LayerOutput:
         # the last layer's codes are for a backward
-        ends = planner.Ends(values=index == self._layers - 1, codes=index < self._layers - 1)
-        ends = ends._replace(codes=ends.codes or self._keeps)
+        outputs = planner.StateOutputs(
+            values=index == self._layers - 1, codes=index < self._layers - 1
+        )
+        outputs = outputs._replace(codes=outputs.codes or self._keeps)
         cells = [cell for group in layer for cell in group.cells]
         T, N, H = self._T, self._N, cells[0].numbers.H
         # a launch waits for one projection, which goes through time forwards
         first, overlap = layer[0], None
         if len(first.cells) == 1:
-            overlap = beside(self._machine, first.cells[0].numbers, first.shape, T, N)
+            overlap = overlap_of(self._machine, first.cells[0].numbers, first.shape, T, N)
         for i, group in enumerate(layer):
             # tensors that it reads are made while it is compiled
-            kernel, _ = self._recurrence(group, ends, None if i else overlap)
+            kernel, _ = self._recurrence(group, outputs, None if i else overlap)
             self._machine.expect(kernel)
         space = self.memories.space
         this = LayerOutput(cells, space.take(N * padded_steps(T)))
@@ -128,7 +130,7 @@ class LayerLaunches:
         ]
         inputs = self._add_inputs(layer, selected, this, below)
         for cell in cells:
-            size = T * N * H * cell.h.container.itemsize * ends.codes
+            size = T * N * H * cell.h.container.itemsize * outputs.codes
             this.out.append(self.memories.codes.take(size))
             self.kept.append((this.out[-1], cell.h.container))
             if self._with_h0:
@@ -136,7 +138,7 @@ class LayerLaunches:
         direction = 0
         for group in layer:
             chosen = list(zip(inputs, selected, strict=True))[direction:]
-            self._add_group(this, group, chosen, direction, index, ends, overlap)
+            self._add_group(this, group, chosen, direction, index, outputs, overlap)
             direction, overlap = direction + len(group.cells), None
         return this
 
@@ -198,8 +200,8 @@ class LayerLaunches:
         inputs: Sequence[tuple[LayerInput, Selection]],
         first: int,
         layer: int,
-        ends: planner.Ends,
-        overlap: Beside | None,
+        outputs: planner.StateOutputs,
+        overlap: Overlap | None,
     ) -> None:
         """The projections and the recurrence of directions that share a launch of it.
 
@@ -209,8 +211,8 @@ class LayerLaunches:
             inputs: What their projections read, and which these are.
             first: The first of the directions.
             layer: Index of the layer.
-            ends: What the recurrence writes.
-            overlap: How the projection runs while the recurrence does, where it does.
+            outputs: What the recurrence writes of the states.
+            overlap: How the projection overlaps with the recurrence, where it does.
         """
         cells, form, shape = group
         space = self.memories.space
@@ -234,10 +236,10 @@ class LayerLaunches:
             record.exact_float = exact.data_ptr()
             cell.numbers.frozen.fill(record, form)
             space.point(record, "Wx", self._projected[d])
-        self._launch(*self._recurrence(group, ends, overlap), records)
+        self._launch(*self._recurrence(group, outputs, overlap), records)
 
     def _recurrence(
-        self, group: Group, ends: planner.Ends, overlap: Beside | None
+        self, group: Group, outputs: planner.StateOutputs, overlap: Overlap | None
     ) -> tuple[Kernel, Grid]:
         (cells, form, shape), N = group, self._N
         clusters = self._machine.clusters()
@@ -249,9 +251,9 @@ class LayerLaunches:
             cells[0].numbers.H,
             N,
             len(cells),
-            ends=ends,
+            outputs=outputs,
             early=alone,
-            stretch=overlap.stretch if overlap else 0,
+            chunk=overlap.chunk if overlap else 0,
         )
 
     def _add_projection(
@@ -261,12 +263,12 @@ class LayerLaunches:
         given: LayerInput,
         selection: Selection,
         direction: int,
-        overlap: Beside | None,
+        overlap: Overlap | None,
     ) -> int | None:
         """The projection of a direction.
 
         Returns:
-            Where it counts the rows that are there, if the recurrence runs at the same time.
+            Where it counts finished rows of each time chunk, if it overlaps with the recurrence.
         """
         if given.nan is not None:
             self._project_reals(cell, shape, given.nan, selection.reals, direction)
@@ -285,7 +287,7 @@ class LayerLaunches:
         cell: Cell,
         shape: planner.Shape,
         nan: int,
-        block: Block | Groups | None,
+        block: Block | Warpgroups | None,
         direction: int,
     ) -> None:
         """From real values; without a block, a warp for each unit."""
@@ -307,9 +309,9 @@ class LayerLaunches:
         shape: planner.Shape,
         rows: ByteRows,
         target: Any,
-        block: Tile | Resident,
+        block: Tile | WeightStationary,
         direction: int,
-        overlap: Beside | None,
+        overlap: Overlap | None,
     ) -> int | None:
         """From codes as bytes, on tensor cores; returns what `_add_projection` does."""
         numbers, T, N, space = cell.numbers, self._T, self._N, self.memories.space
@@ -318,14 +320,14 @@ class LayerLaunches:
         rows.records.append(record)
         space.point(record, "Wx", self._projected[direction])
         if overlap:
-            grid, record.stretch = overlap.grid(numbers, shape), overlap.stretch * N
-            target.stretches = overlap.stretches(T)
+            grid, record.stretch = overlap.grid(numbers, shape), overlap.chunk * N
+            target.stretches = overlap.chunks(T)
             counts = space.take(4 * target.stretches)
             space.point(target, "counts", counts)
             space.point(record, "counts", counts)
         self.keep += [numbers, *keep]
         # weights that stay in shared memory are loaded while the codes are made
-        early = isinstance(block, Resident)
+        early = isinstance(block, WeightStationary)
         self._launch(kernel, grid._replace(early=early), record)
         return counts
 

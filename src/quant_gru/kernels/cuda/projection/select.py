@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 from kernel_runtime.cuda.launch import Machine
 from quant_gru.kernels.cuda.plan.tensors import Numbers
-from quant_gru.kernels.cuda.projection.from_codes import Resident, Tile, block_of
+from quant_gru.kernels.cuda.projection.from_codes import Tile, WeightStationary, block_of
 from quant_gru.kernels.cuda.projection.from_reals import (
     FEWEST_ROWS,
     Block,
-    Groups,
+    Warpgroups,
     choose_for,
     reads_reals,
 )
-from quant_gru.kernels.cuda.projection.overlap import Beside
+from quant_gru.kernels.cuda.projection.overlap import Overlap
 from quant_gru.kernels.cuda.recurrence import planner
 
 FEW_ROWS = 64  # steps times batch, up to which no tensor cores are used for codes
@@ -41,13 +41,13 @@ class Selection(NamedTuple):
 
     Attributes:
         method: How it is made.
-        reals: What a block makes of `REALS_TILED`.
-        codes: What a block makes of `CODES_TILED`.
+        reals: The blocks of `REALS_TILED`.
+        codes: The blocks of `CODES_TILED`.
     """
 
     method: Method
-    reals: Block | Groups | None = None
-    codes: Tile | Resident | None = None
+    reals: Block | Warpgroups | None = None
+    codes: Tile | WeightStationary | None = None
 
 
 def select(
@@ -58,7 +58,7 @@ def select(
     N: int,
     *,
     real_values: bool = False,
-    overlap: Beside | None = None,
+    overlap: Overlap | None = None,
 ) -> Selection:
     """The fastest projection, as measured, of those that can be made.
 
@@ -69,7 +69,7 @@ def select(
         T: Steps.
         N: Rows.
         real_values: Whether real values of x are there; otherwise codes are.
-        overlap: How the projection runs while the recurrence does, where it does.
+        overlap: How the projection overlaps with the recurrence, where it does.
     """
     if real_values and overlap is None:
         found = _from_real_values(machine, numbers, shape, T, N)

@@ -86,7 +86,7 @@ def test_calls_that_wait_for_time_chunks(folder, small, monkeypatch, config, sha
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
 @pytest.mark.parametrize(("config", "N", "clusters"), [("int8", 12, 2), ("w8a16", 10, 6)])
 def test_what_is_there_is_counted(folder, small, config, N, clusters):
-    """All words as without overlap, and the count of each time chunk: rows, by groups of 16 units."""
+    """All words as without overlap; counts of time chunks: rows, by groups of 16 units."""
     host, T = Host(folder, FEW), 21
     with torch.no_grad():
         numbers = executor.numbers_of(quantized(config)._plan().cells[0][0])

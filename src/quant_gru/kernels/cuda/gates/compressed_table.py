@@ -23,7 +23,7 @@ def most_segments(entries: int) -> int:
 
 
 def extrapolated(outputs: Tensor, before: int, after: int) -> Tensor:
-    """A table extrapolated at both ends, so that entries nobody reads do not prevent compression."""
+    """A table extrapolated at both ends: entries that nobody reads must not prevent compression."""
     start = 2 * outputs[0] - outputs[1 : before + 1].flip(0)
     end = 2 * outputs[-1] - outputs[len(outputs) - 1 - after : -1].flip(0)
     return torch.cat([start, outputs, end])

@@ -175,7 +175,7 @@ class Numbers:
         wide = codes.new_zeros((3, tiles * 64, panels * 128))
         wide[:, : self.H, : self.C] = codes
         rows = wide.view(3, tiles, 64, panels, 8, 16).permute(1, 3, 0, 2, 4, 5)
-        # the 128-byte swizzle of shared memory: 16-byte columns are permuted by the row
+        # the swizzle of 128 bytes: the index of each 16 bytes is combined with the row by XOR
         row, place = torch.arange(64, device=codes.device), torch.arange(8, device=codes.device)
         at = (row[:, None, None] % 8 ^ place[:, None]).expand(rows.shape)
         return rows.gather(4, at).view(tiles, panels, 3, 64, 128)

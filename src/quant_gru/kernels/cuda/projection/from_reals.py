@@ -132,7 +132,7 @@ class Warpgroups:
 
 SMALL, MEDIUM = Block(2, 2, 2, 4, 4, 1), Block(4, 2, 4, 4, 2, 1)
 TALL, TWO_PLANES = Block(2, 2, 8, 4, 3, 1), Block(2, 2, 2, 4, 3, 1)
-# by planes, blocks of which a multiprocessor has one: of many rows, so that weights are loaded less often
+# by planes, blocks of which a multiprocessor has one: many rows, so that weights load seldom
 ALONE = {
     1: tuple(Block(8, 1, columns, 3, 1, 1, 128) for columns in (5, 7, 8, 10, 13)),
     2: tuple(Block(4, 2, columns, 3, 1, 1, 128) for columns in (4, 5, 6, 7)),
@@ -215,7 +215,7 @@ def choose_warpgroups(
     fitting = [e for e in fitting if e.product_rows % 16 == 0 or e.group_tiles <= _FEW_TILES]
     best = min(fitting, key=lambda each: _time(each, rows, processors), default=None)
     if best and planes == 2 and units <= 64 and (blocks_of(best, rows) - 1) // processors == 1:
-        return None  # one tile keeps one warpgroup busy: two launches of blocks cost more than it saves
+        return None  # one tile occupies one warpgroup, which saves less than a second wave costs
     return best
 
 
@@ -235,7 +235,7 @@ def blocks_of(block: Block | Warpgroups, rows: int) -> int:
 def choose_for(
     machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
 ) -> Block | Warpgroups | None:
-    """The fastest blocks for a plan on a machine, or None where a projection from codes is faster."""
+    """The fastest blocks for a plan on a machine, or None where those from codes are faster."""
     many = shape.units * numbers.padded_C >= _STATIONARY_WEIGHTS
     if many and from_codes.weight_stationary(machine, numbers, shape, T, N):
         return None

@@ -125,7 +125,7 @@ def main() -> None:
     args = parser.parse_args()
     for what in args.only:
         if what == "beside":
-            overlap._EARLIEST, overlap._WORK = 8, 0
+            overlap._FEWEST_STEPS, overlap._WORK = 8, 0
         for index, (name, run) in enumerate(cases(what).items()):
             if (args.cases is None or index in args.cases) and time.time() < args.until:
                 print(f"{what}: {name}: begins", flush=True)

@@ -15,15 +15,15 @@ from quant_gru.kernels.cuda.projection.from_codes import (
     LARGE,
     MEDIUM,
     SMALL,
-    STAYING,
-    End,
+    STATIONARY,
+    Epilogue,
 )
 from quant_gru.kernels.cuda.projection.from_reals import (
     ALONE,
     COLUMNS,
     TALL,
     TWO_PLANES,
-    Groups,
+    Warpgroups,
     macros_of,
 )
 from quant_gru.kernels.cuda.projection.from_reals import MEDIUM as REAL_MEDIUM
@@ -66,13 +66,13 @@ def variants(arch):
     yield "probe", {}
     yield "projection/int_mm", PLAIN
     for tile, planes in ((SMALL, 1), (MEDIUM, 1), (LARGE, 1), (SMALL, 2), (MEDIUM, 2)):
-        yield "projection/codes_tiled", tile.macros(End(planes))
-    for end in (End(1), End(2), End(2, 3, True), End(2, 3, True, True)):
-        yield "projection/codes_weight_stationary", STAYING[end.planes].macros(end)
+        yield "projection/codes_tiled", tile.macros(Epilogue(planes))
+    for end in (Epilogue(1), Epilogue(2), Epilogue(2, 3, True), Epilogue(2, 3, True, True)):
+        yield "projection/codes_weight_stationary", STATIONARY[end.planes].macros(end)
     for planes in (1, 2):
         yield "projection/reals_few_rows", {**PLAIN, "WIDE": planes - 1}
     for i, block in enumerate((REAL_SMALL, REAL_MEDIUM, TALL, ALONE[1][0], ALONE[1][-1])):
-        end = End(1, 1 - i % 2)
+        end = Epilogue(1, 1 - i % 2)
         yield (
             "projection/reals_tiled",
             macros_of(block, end, 1 << i % 4, (128, 129)[i % 2], i > 1, i < 2),
@@ -80,8 +80,8 @@ def variants(arch):
     if arch == "sm_90a":
         for i, columns in enumerate(COLUMNS):
             features = (64, 129, 256, 255, 384)[i]
-            block = Groups(columns, 1, 256, -(-features // 16) * 16)
-            end = End(1, i % 3, i == 4)
+            block = Warpgroups(columns, 1, 256, -(-features // 16) * 16)
+            end = Epilogue(1, i % 3, i == 4)
             yield (
                 "projection/reals_wgmma",
                 macros_of(block, end, 1 << i % 4, features, i > 1, i > 2),
@@ -89,13 +89,13 @@ def variants(arch):
             if columns % 2:
                 continue
             block = replace(block, columns=columns // 2, planes=2)
-            end = End(2, i % 4, i % 2 == 0, i > 1)
+            end = Epilogue(2, i % 4, i % 2 == 0, i > 1)
             yield (
                 "projection/reals_wgmma",
                 macros_of(block, end, 8 >> i % 4, features, i > 1, i % 2 == 1),
             )
     for i, block in enumerate((TWO_PLANES, ALONE[2][-1])):
-        for end in (End(2, i), End(2, 2 + i, i == 1)):
+        for end in (Epilogue(2, i), Epilogue(2, 2 + i, i == 1)):
             yield (
                 "projection/reals_tiled",
                 macros_of(block, end, 2 << 2 * i, (256, 63)[i], i == 0, False),
@@ -129,8 +129,8 @@ def variants(arch):
             if wanted and (blocks == 1 or arch != "sm_80"):
                 shape = planner.make_shape(96 if blocks < 16 else 256, blocks, split, spread, rows)
                 macros = shape.macros(form, 96, 1 + place % 2)
-                ends = planner.Ends(values=place % 3 != 1, codes=place % 3 != 0)
-                kernel, _ = planner.layout(shape, form, 96, 8, 2, ends=ends)
+                outputs = planner.StateOutputs(values=place % 3 != 1, codes=place % 3 != 0)
+                kernel, _ = planner.layout(shape, form, 96, 8, 2, outputs=outputs)
                 # where only instructions of an architecture are new, each in one of both ways
                 both = arch == "sm_90a"
                 if both or (index + place) % 2:
@@ -144,8 +144,10 @@ def variants(arch):
             shape = planner.make_shape(units, blocks, 1, 1, 2 * blocks)
             assert shape.macros(saturated, units, 1)["SATURATED"] == 1
             for held in (False, True):
-                ends = planner.Ends(values=True, codes=held)
-                kernel, _ = planner.layout(shape, saturated, units, 8, 2, held=held, ends=ends)
+                outputs = planner.StateOutputs(values=True, codes=held)
+                kernel, _ = planner.layout(
+                    shape, saturated, units, 8, 2, held=held, outputs=outputs
+                )
                 yield "recurrence/persistent", dict(kernel.macros)
     if arch != "sm_80":
         for name, shape in (("w8a8", (2, 2, 1, 8)), ("w8a16-float", (2, 2, 1, 16))):
@@ -154,8 +156,8 @@ def variants(arch):
                 planner.make_shape(128, *shape).macros(FORMS[name], 128, 1),
             )
             made = planner.make_shape(256, *shape)
-            ends = planner.Ends(values=True, codes=False)
-            kernel, _ = planner.layout(made, FORMS[name], 256, 64, 1, ends=ends, stretch=8)
+            outputs = planner.StateOutputs(values=True, codes=False)
+            kernel, _ = planner.layout(made, FORMS[name], 256, 64, 1, outputs=outputs, chunk=8)
             yield "recurrence/persistent", dict(kernel.macros)
     if arch == "sm_90a":
         # weights that leave few registers

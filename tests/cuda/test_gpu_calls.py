@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 from quant_gru.execution.prepared_call import prepare
-from quant_gru.kernels.cuda.forward import launch_plan
 from quant_gru.kernels.cuda.forward.executor import numbers_of
 from quant_gru.kernels.cuda.plan.structure import MOST_SHARED
 from quant_gru.kernels.cuda.plan.tensors import Numbers
-from quant_gru.kernels.cuda.projection.from_reals import COLUMNS, Groups
+from quant_gru.kernels.cuda.projection import select
+from quant_gru.kernels.cuda.projection.from_reals import COLUMNS, Warpgroups
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -71,10 +71,10 @@ def test_projections_by_groups_of_warps(monkeypatch, columns, C, H, planes):
     cpu, gpu = pair(C, H, config.replace("input.x", is_symmetric=C % 4 == 0))
     for parts in (1, 2, 4):
         sizes = -(-H // 16) * 16, -(-C // 16) * 16, planes
-        block = Groups(columns // planes, parts, *sizes)
+        block = Warpgroups(columns // planes, parts, *sizes)
         if parts > -(-H // 64) or block.shared_bytes > MOST_SHARED:
             continue
-        monkeypatch.setattr(launch_plan, "choose_for", lambda *_, block=block: block)
+        monkeypatch.setattr(select, "choose_for", lambda *_, block=block: block)
         # sizes of each are its own: launches of others are kept
         for T, N in ((5, 80 + parts), (3, 64 + parts), (37 + parts, 1)):
             x = torch.randn(T, N, C)

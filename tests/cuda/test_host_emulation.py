@@ -96,10 +96,10 @@ def test_a_product_of_bytes_projects_the_input(host, monkeypatch, config):
 @pytest.mark.parametrize("config", ["int8", "w8a16"])
 def test_many_rows_pass_by_weights_that_stay(host, monkeypatch, config):
     monkeypatch.setenv(planner.VARIABLE, "1,1,1,8")
-    block = from_codes.Resident(1, 2, 2, 3, 1)
-    monkeypatch.setattr(from_codes, "STAYING", {1: block, 2: block})
-    monkeypatch.setattr(from_codes, "STAYING_ROWS", 50)
-    monkeypatch.setattr(from_codes, "STAYING_WEIGHTS", 16)
+    block = from_codes.WeightStationary(1, 2, 2, 3, 1)
+    monkeypatch.setattr(from_codes, "STATIONARY", {1: block, 2: block})
+    monkeypatch.setattr(from_codes, "STATIONARY_ROWS", 50)
+    monkeypatch.setattr(from_codes, "STATIONARY_WEIGHTS", 16)
     (plan,) = quantized(getattr(QuantConfig, config)(), 21, 20)
     x, h0 = codes(plan.x, 9, 16, 21), codes(plan.h, 16, 20)
     host.launched.clear()
@@ -157,7 +157,7 @@ def test_codes_of_16_bits_in_float32(host, monkeypatch, shape, fits):
     plan = gru._plan().cells[0][0]
     numbers = executor.numbers_of(plan)
     assert numbers.form.in_int32
-    assert set(numbers.form.recurrence.tables) == {structure.LINES}
+    assert set(numbers.form.recurrence.tables) == {structure.COMPRESSED}
     assert numbers.exact_float[1].tolist() == [fits] * 2
     x, h0 = codes(plan.x, 6, 11, 7), codes(plan.h, 11, 33)
     h0[:2], x[:, 2] = plan.h.hi, plan.x.lo
@@ -219,7 +219,7 @@ def test_lines_in_doubles(host, monkeypatch):
     (plan,) = quantized(config, 7, 33)
     form = executor.numbers_of(plan).form
     assert form.recurrence.real == "double"
-    assert set(form.recurrence.tables) == {structure.LINES}
+    assert set(form.recurrence.tables) == {structure.COMPRESSED}
     x, h0 = codes(plan.x, 6, 11, 7), codes(plan.h, 11, 33)
     assert same(executor.run(plan, x, h0, machine=host), reference.run(plan, x, h0))
 

@@ -8,18 +8,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernel_runtime.cuda.launch import Grid
 from quant_gru import QuantConfig, QuantGRU, QuantGRUWarning
 from quant_gru.kernels.cuda.forward import executor
+from quant_gru.kernels.cuda.projection import int_mm
 from quant_gru.kernels.cuda.projection.from_codes import (
     LARGE,
     MEDIUM,
     SMALL,
-    STAYING,
-    Resident,
+    STATIONARY,
+    WeightStationary,
     choose,
     projection,
-    resident,
+    weight_stationary,
 )
 from quant_gru.kernels.cuda.recurrence import planner
 from quant_gru.kernels.cuda.structs import ProjectC
@@ -53,7 +53,7 @@ def by_unit(call, shape, host):
     p = ProjectC(call.sequence(), numbers.W)
     p.Wx, p.wide = Wx.data_ptr(), wide
     p.NB, p.tiles, p.groups = shape.rows, shape.tiles(N), shape.units // 16
-    host.launch(executor._FEW, Grid((T * N, -(-numbers.H // 8)), 256), p)
+    host.launch(*int_mm.few_rows(T * N, numbers.H), p)
     return Wx
 
 
@@ -92,12 +92,12 @@ WIDE = QuantConfig.int8().replace("matmul.Wx", bitwidth=13)
         (WIDE, MEDIUM, (33, 1, 48, 20, 1), 1),
         (WIDE, SMALL, (3, 11, 80, 37, 8), 1),
         (QuantConfig.int8(), LARGE, (5, 15, 130, 65, 8), 1),
-        (QuantConfig.int8(), Resident(4, 2, 4, 4, 1), (17, 16, 256, 37, 8), 1),
-        (UNSIGNED, Resident(2, 1, 4, 3, 1), (77, 1, 16, 20, 1), 1),
-        (UNSIGNED, Resident(4, 2, 8, 4, 2), (11, 14, 130, 50, 2), 1),
-        (WIDE, Resident(1, 2, 2, 4, 1), (75, 1, 97, 33, 1), 1e-5),
-        (WIDE, Resident(1, 2, 2, 4, 1), (3, 16, 97, 33, 8), 1),
-        (QuantConfig.w8a16(), Resident(2, 2, 4, 4, 1), (13, 12, 290, 37, 4), 1),
+        (QuantConfig.int8(), WeightStationary(4, 2, 4, 4, 1), (17, 16, 256, 37, 8), 1),
+        (UNSIGNED, WeightStationary(2, 1, 4, 3, 1), (77, 1, 16, 20, 1), 1),
+        (UNSIGNED, WeightStationary(4, 2, 8, 4, 2), (11, 14, 130, 50, 2), 1),
+        (WIDE, WeightStationary(1, 2, 2, 4, 1), (75, 1, 97, 33, 1), 1e-5),
+        (WIDE, WeightStationary(1, 2, 2, 4, 1), (3, 16, 97, 33, 8), 1),
+        (QuantConfig.w8a16(), WeightStationary(2, 2, 4, 4, 1), (13, 12, 290, 37, 4), 1),
         (QuantConfig.w8a16(), SMALL, (3, 6, 21, 37, 4), 1),
         (QuantConfig.w8a16(), MEDIUM, (7, 11, 129, 20, 2), 1),
     ],
@@ -163,16 +163,18 @@ def test_weights_stay_where_many_rows_pass():
     numbers = executor.numbers_of(plan_of(QuantConfig.int8(), 512, 256, 1))
     shape = planner.make_shape(256, 1, 1, 1, 8)
     hopper, small = (SimpleNamespace(clusters=lambda of=of: of) for of in ({1: 132, 2: 66}, {1: 1}))
-    assert resident(hopper, numbers, shape, 100, 128) is STAYING[1]
-    assert resident(small, numbers, shape, 100, 128) is None
-    assert resident(hopper, numbers, shape, 50, 128) is None
-    assert resident(hopper, numbers, shape, 1000, 100) is None
+    assert weight_stationary(hopper, numbers, shape, 100, 128) is STATIONARY[1]
+    assert weight_stationary(small, numbers, shape, 100, 128) is None
+    assert weight_stationary(hopper, numbers, shape, 50, 128) is None
+    assert weight_stationary(hopper, numbers, shape, 1000, 100) is None
     doubled = planner.make_shape(256, 2, 2, 1, 16)  # tiles of two strips, the last one half empty
-    assert resident(hopper, numbers, doubled, 100, 128) is STAYING[1]
-    assert resident(hopper, numbers, doubled, 100, 120) is None
+    assert weight_stationary(hopper, numbers, doubled, 100, 128) is STATIONARY[1]
+    assert weight_stationary(hopper, numbers, doubled, 100, 120) is None
     for H in (240, 272):  # few units, units of no block
-        assert resident(hopper, numbers, planner.make_shape(H, 1, 1, 1, 8), 100, 128) is None
-    grid, share = STAYING[1].grid(256, 12800, 256, 1, 132)
+        assert (
+            weight_stationary(hopper, numbers, planner.make_shape(H, 1, 1, 1, 8), 100, 128) is None
+        )
+    grid, share = STATIONARY[1].grid(256, 12800, 256, 1, 132)
     assert share % 8 == grid.blocks[0] % 4 == 0
     assert grid.blocks[0] <= 132
     assert (grid.blocks[0] // 4 - 1) * 3 * share < 12800 <= grid.blocks[0] // 4 * 3 * share

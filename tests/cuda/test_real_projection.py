@@ -14,18 +14,18 @@ from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.plan.structure import MOST_SHARED
 from quant_gru.kernels.cuda.projection import from_codes
 from quant_gru.kernels.cuda.projection.from_codes import SMALL as SMALL_TILE
-from quant_gru.kernels.cuda.projection.from_codes import End, Resident, end_of
+from quant_gru.kernels.cuda.projection.from_codes import Epilogue, WeightStationary, epilogue_of
 from quant_gru.kernels.cuda.projection.from_reals import (
     MEDIUM,
     SMALL,
     TALL,
     TWO_PLANES,
     Block,
-    Groups,
+    Warpgroups,
     blocks_of,
     choose,
     choose_for,
-    choose_groups,
+    choose_warpgroups,
     few_projection,
     fill_division,
     kernel_of,
@@ -139,7 +139,7 @@ def test_codes(host, config, block, sizes, scale, layout):
         if isinstance(block, str):
             columns, parts = map(int, block.split())
             padded, planes = call.numbers.padded_C, call.numbers.x_planes
-            block = Groups(columns, parts, shape.units, padded, planes)
+            block = Warpgroups(columns, parts, shape.units, padded, planes)
         else:
             block = Block(*block)
         kernel, grid, p, _keep = real_projection(call.numbers, shape, T, N, x, block)
@@ -205,7 +205,7 @@ def test_ends_of_two_planes(host, name, kernel):
     h0 = torch.zeros(N, H, dtype=plan.h.container)
     call = executor._Call(executor.Direction(plan, h0, False), values, None)
     numbers = call.numbers
-    assert end_of(numbers) == End(2, codes, powers, C > 512)
+    assert epilogue_of(numbers) == Epilogue(2, codes, powers, C > 512)
     assert numbers.exact_float[0].tolist() == exact
     largest = part.W[:8].abs().sum(dim=1, dtype=torch.int64).max() * 32000
     assert (largest > 1 << 31) == (C > 512)
@@ -223,7 +223,7 @@ def test_ends_of_two_planes(host, name, kernel):
             p.step, p.next, p.fours = *real.stride()[:2], C % 4 == 0
             host.launch(kernel_, grid, p)
         else:
-            tile = SMALL_TILE if kernel == "bytes" else Resident(2, 2, 2, 4, 1)
+            tile = SMALL_TILE if kernel == "bytes" else WeightStationary(2, 2, 2, 4, 1)
             got = in_one(call, shape, tile, host)
         assert torch.equal(got[there], expected[there])
 
@@ -310,12 +310,12 @@ def ends_of_one_plane(host, columns, config, zero, M, k, most):
     h0 = torch.zeros(N, H, dtype=plan.h.container)
     call = executor._Call(executor.Direction(plan, h0, False), values, None)
     numbers = call.numbers
-    assert end_of(numbers) == End(1, 1, config is POT8)
+    assert epilogue_of(numbers) == Epilogue(1, 1, config is POT8)
     shape = planner.make_shape(H, 1, 1, 1, NB)
     expected = by_unit(call, shape, host)
     there = expected[:, 0] != -1
     real = ((values - x.zero_point) * torch.tensor(x.scale)).to(torch.float32)
-    block = Groups(columns, 1, shape.units, numbers.padded_C)
+    block = Warpgroups(columns, 1, shape.units, numbers.padded_C)
     kernel, grid, p, _keep = real_projection(numbers, shape, T, N, x, block)
     got = torch.full_like(expected, -7)
     flags = torch.zeros((N, p.nan_stride), dtype=torch.uint8)
@@ -402,7 +402,7 @@ def test_many_weights_stay_and_take_codes():
     numbers = executor.numbers_of(plan_of(QuantConfig.int8(), 256, 16, 1))
     for H, reals in ((512, True), (1024, False)):
         shape = planner.make_shape(H, 1, 1, 1, 8)
-        assert from_codes.resident(hopper, numbers, shape, 200, 64)
+        assert from_codes.weight_stationary(hopper, numbers, shape, 200, 64)
         assert bool(choose_for(hopper, numbers, shape, 200, 64)) is reals
 
 
@@ -423,25 +423,25 @@ def test_groups_take_many_rows_where_there_are_groups():
     shape = planner.make_shape(256, 2, 1, 1, 2)
     numbers = executor.numbers_of(plan_of(QuantConfig.int8(), 256, 256, 1))
     found = choose_for(hopper, numbers, shape, 100, 128)
-    assert found == Groups(13, 1, 256, 256)
-    assert (blocks_of(found, 12800), found.turns, found.stages) == (124, 2, 3)
+    assert found == Warpgroups(13, 1, 256, 256)
+    assert (blocks_of(found, 12800), found.group_tiles, found.stages) == (124, 2, 3)
     assert found.shared_bytes == 128 * (2 * 3 * 192 + 2 * 104) + 48 + 12 * 104 + 24 * 256
-    assert choose_for(hopper, numbers, shape, 100, 64) == Groups(13, 2, 256, 256)
-    assert choose_for(hopper, numbers, shape, 100, 32) == Groups(8, 2, 256, 256)
+    assert choose_for(hopper, numbers, shape, 100, 64) == Warpgroups(13, 2, 256, 256)
+    assert choose_for(hopper, numbers, shape, 100, 32) == Warpgroups(8, 2, 256, 256)
     assert isinstance(choose_for(hopper, numbers, shape, 100, 8), Block)
     # one that is over sooner than others of as much work, which would start again and again
-    assert choose_groups(512, 12800, 256, 1, 132) == Groups(14, 1, 512, 256)
+    assert choose_warpgroups(512, 12800, 256, 1, 132) == Warpgroups(14, 1, 512, 256)
     for arch in ("sm_80", "sm_100"):
         other = SimpleNamespace(clusters=hopper.clusters, arch=arch)
         assert isinstance(choose_for(other, numbers, shape, 100, 128), Block)
     numbers = executor.numbers_of(plan_of(WIDE, 256, 256, 1))
     assert choose_for(hopper, numbers, shape, 100, 128) == found
-    assert choose_groups(128, 12800, 128, 1, 132) == Groups(13, 1, 128, 128)
-    assert choose_groups(128, 12800, 128, 2, 132) == Groups(7, 1, 128, 128, 2)
-    assert choose_groups(64, 12800, 128, 2, 132) is None
+    assert choose_warpgroups(128, 12800, 128, 1, 132) == Warpgroups(13, 1, 128, 128)
+    assert choose_warpgroups(128, 12800, 128, 2, 132) == Warpgroups(7, 1, 128, 128, 2)
+    assert choose_warpgroups(64, 12800, 128, 2, 132) is None
     # a plane takes the room of a row
     numbers = executor.numbers_of(plan_of(QuantConfig.w8a16(), 256, 256, 1))
-    assert choose_for(hopper, numbers, shape, 100, 64) == Groups(7, 1, 256, 256, 2)
+    assert choose_for(hopper, numbers, shape, 100, 64) == Warpgroups(7, 1, 256, 256, 2)
 
 
 @pytest.mark.parametrize("units", [16, 100, 256, 1024, 4096])
@@ -449,7 +449,7 @@ def test_groups_take_many_rows_where_there_are_groups():
 @pytest.mark.parametrize("planes", [1, 2])
 def test_groups_have_room(units, padded, planes):
     for rows in (3072, 9600, 25600, 1 << 20):
-        found = choose_groups(units, rows, padded, planes, 132)
+        found = choose_warpgroups(units, rows, padded, planes, 132)
         if rows * units * padded < 20_000_000:
             assert found is None
             continue
@@ -459,5 +459,5 @@ def test_groups_have_room(units, padded, planes):
         assert found.shared_bytes <= MOST_SHARED
         assert found.panels <= found.stages
         assert found.parts <= -(-units // 64)
-    assert choose_groups(units, 1500, padded, planes, 132) is None
-    assert choose_groups(units, 1 << 20, 400, planes, 132) is None
+    assert choose_warpgroups(units, 1500, padded, planes, 132) is None
+    assert choose_warpgroups(units, 1 << 20, 400, planes, 132) is None

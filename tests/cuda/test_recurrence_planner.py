@@ -62,13 +62,9 @@ def test_blocks_of_few_threads_share_a_multiprocessor():
     light, heavy = (planner.make_shape(H, 16, 2, 1, 8) for H in (512, 1024))
     assert light.resident(BYTES, RESIDENT) == (7, 14)
     assert heavy.resident(BYTES, RESIDENT) == (7, 7)
-    assert (
-        planner.rounds(light, BYTES, 7, RESIDENT) == planner.rounds(heavy, BYTES, 7, RESIDENT) == 1
-    )
-    assert (
-        1 < planner.rounds(light, BYTES, 8, RESIDENT) < planner.rounds(light, BYTES, 15, RESIDENT)
-    )
-    assert planner.rounds(heavy, BYTES, 8, RESIDENT) == 2
+    assert planner.waves(light, BYTES, 7, RESIDENT) == planner.waves(heavy, BYTES, 7, RESIDENT) == 1
+    assert 1 < planner.waves(light, BYTES, 8, RESIDENT) < planner.waves(light, BYTES, 15, RESIDENT)
+    assert planner.waves(heavy, BYTES, 8, RESIDENT) == 2
 
 
 def test_blocks_with_tables_share_where_fewer_steps_are_ahead():

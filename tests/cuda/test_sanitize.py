@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import sanitize
 import sanitized_calls
 
-from quant_gru.kernels.cuda.projection.from_reals import choose_groups
+from quant_gru.kernels.cuda.projection.from_reals import choose_warpgroups
 
 ATTACH = "========= Error: Target application failed to attach\n"
 OF_OTHERS = """========= COMPUTE-SANITIZER
@@ -146,4 +146,4 @@ def test_every_kind_has_cases():
 def test_many_rows_take_groups_of_warps(T, N, C, H):
     units, padded = (-(-each // 16) * 16 for each in (H, C))
     for planes in (1, 2):
-        assert choose_groups(units, T * N, padded, planes, 132) is not None
+        assert choose_warpgroups(units, T * N, padded, planes, 132) is not None

@@ -12,8 +12,7 @@ from quant_gru.integer.backward import Kept
 from quant_gru.kernels.cuda.forward import executor, stack
 from quant_gru.kernels.cuda.plan import structure
 from quant_gru.kernels.cuda.projection import from_reals
-from quant_gru.kernels.cuda.recurrence import direction_fusion as together
-from quant_gru.kernels.cuda.recurrence import planner
+from quant_gru.kernels.cuda.recurrence import direction_fusion, planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gpu_pairs import of_random_ranges
@@ -81,8 +80,8 @@ def test_whole_calls_by_groups_of_warps(host, monkeypatch, config, shape):
     """The first layer's projection, of both directions, where products of four warps are."""
     monkeypatch.setenv(planner.VARIABLE, shape)
     monkeypatch.setattr(host, "arch", "sm_90a")
-    monkeypatch.setattr(from_reals, "_GROUP_ROWS", 0)
-    monkeypatch.setattr(from_reals, "_GROUP_WORK", 0)
+    monkeypatch.setattr(from_reals, "_WGMMA_ROWS", 0)
+    monkeypatch.setattr(from_reals, "_WGMMA_WORK", 0)
     gru = quantized(config, num_layers=2, bidirectional=True)
     host.launched.clear()
     check_calls(gru, host, (9, 8))
@@ -307,7 +306,7 @@ def test_directions_that_fill_a_device_run_as_fast_as_each_can(host, monkeypatch
     assert (one.recurrence.real, other.recurrence.real) == ("float", "double")
 
     def launches(cells, N):
-        return together.launches_of(cells, N, host.clusters())
+        return direction_fusion.launches_of(cells, N, host.clusters())
 
     ((cells, form),) = launches(layer, 64)
     assert cells == layer
@@ -354,7 +353,7 @@ def test_a_launch_is_exact_for_both_directions(host, config, changes, real, tabl
     assert (macros["QG_WORDS"], macros["SATURATED"]) == (words, 0)
     assert macros["QG_POT"] == (real == "float")
     layer = stack.Stack(gru._plan(), host).layers[0]
-    ((_, form),) = together.launches_of(layer, 3, host.clusters())
+    ((_, form),) = direction_fusion.launches_of(layer, 3, host.clusters())
     sizes = [cell.numbers.frozen.table_bytes(tables) for cell in layer]
     assert form.recurrence.table_bytes == max(sizes)
 
@@ -371,14 +370,14 @@ def test_multipliers_that_are_powers_in_one_direction(host):
 
 
 def test_directions_whose_tables_are_quadratics(host):
-    """One direction has lines, too."""
+    """One direction has compressed tables, too."""
     gru = QuantGRU(C, H, config=QuantConfig.w8a16(), bidirectional=True).eval()
     gru.weight_ih_l0_reverse.mul_(300)
     gru.calibrate(torch.randn(12, 4, C))
     gru.finalize_calibration()
     gru.use_quantization = True
     one, other = forms_of(gru._plan().cells[0])
-    assert set(one.recurrence.tables) == {structure.LINES}
+    assert set(one.recurrence.tables) == {structure.COMPRESSED}
     assert structure.QUADRATIC in other.recurrence.tables
     host.launched.clear()
     checked(gru, host, torch.randn(6, 3, C), torch.randn(2, 3, H))

@@ -17,7 +17,7 @@ TESTS = Path(__file__).parents[1]
 # stacks and streams, borders, batches, layers that follow weights, whole calls, launches
 ELSE = (
     "kernels/test_native_stack.py",
-    "kernels/test_cpu_border.py",
+    "kernels/test_cpu_boundary.py",
     "kernels/test_cpu_executor.py::test_threads_and_many_rows",
     "kernels/test_live_weights.py::test_a_layer_changes_its_kernel_and_back",
     "gru/test_prepared_calls.py",

@@ -17,10 +17,11 @@ from kernel_runtime.cuda.graph_capture import capturing
 from kernel_runtime.cuda.launch import Grid, Kernel, Machine
 from quant_gru._errors import QuantGRUError
 from quant_gru.integer.plan import CellPlan, WeightPart
-from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan.structure import Form
 from quant_gru.kernels.cuda.plan.tensors import Numbers
-from quant_gru.kernels.cuda.projection.from_codes import block_of, projection
+from quant_gru.kernels.cuda.projection import int_mm
+from quant_gru.kernels.cuda.projection.from_codes import projection
+from quant_gru.kernels.cuda.projection.select import Method, select
 from quant_gru.kernels.cuda.recurrence import planner
 from quant_gru.kernels.cuda.recurrence.direction_fusion import launches_of
 from quant_gru.kernels.cuda.structs import (
@@ -32,9 +33,6 @@ from quant_gru.kernels.cuda.structs import (
     SequenceC,
 )
 
-# Up to this many rows (steps times batch) the input projection is made without a matrix product.
-FEW_ROWS = 64
-_FEWEST_ROWS = 32  # torch._int_mm takes more than 16
 _THREADS = 256
 
 # Numbers live as long as what they were made of.
@@ -216,14 +214,14 @@ def _run_steps(call: _Call, machine: Machine) -> None:
     padded, columns = weights.shape
     rows = form.state_bytes * N
     new = functools.partial(torch.empty, device=call.x.device)
-    states = new((max(rows, _FEWEST_ROWS), padded), dtype=torch.int8)
+    states = new((max(rows, int_mm.FEWEST_ROWS), padded), dtype=torch.int8)
     if padded > numbers.H:
         states.zero_()
     p: Any = ProjectC(call.sequence())
     p.s.x, p.s.x_kind, p.s.C, p.s.T = p.s.h0, p.s.h_kind, numbers.H, 1
     p.bytes, p.padded_C, p.planes_x = states.data_ptr(), padded, form.state_bytes
     p.x_offset = numbers.h_offset
-    machine.launch(_SPLIT, Grid((N, 1), _threads(padded)), p)
+    machine.launch(*int_mm.split(N, padded), p)
     product = new((states.shape[0], columns), dtype=torch.int32)
     kernel = Kernel.of(
         "recurrence/per_step",
@@ -248,7 +246,7 @@ def _run_steps(call: _Call, machine: Machine) -> None:
     one.before = -1
     grid = Grid((N, -(-numbers.H // _THREADS)), _THREADS)
     for t in reversed(range(T)) if call.reverse else range(T):
-        multiply_bytes(states, weights, product)
+        int_mm.multiply_bytes(states, weights, product)
         one.t = t
         machine.launch(kernel, grid, one)
         one.before = t
@@ -281,73 +279,32 @@ def _run_persistent(
     machine.launch(kernel, grid, (record * len(calls))(*arguments))
 
 
-_SPLIT, _FINISH, _FEW = (
-    Kernel.of("projection/int_mm", name, PLAIN) for name in ("split", "finish", "project")
-)
-
-
 def _project(call: _Call, shape: planner.Shape, machine: Machine) -> Tensor:
     """Codes of W x less their smallest, in the order of the recurrent kernel."""
     numbers, x = call.numbers, call.x
     T, N, C = x.shape
-    strips, wide = shape.strips(N), numbers.form.wide_input
     Wx = torch.empty(shape.projected_words(numbers.form, T, N), dtype=torch.int32, device=x.device)
-    p: Any = ProjectC(call.sequence(), numbers.W)
-    p.Wx, p.wide = Wx.data_ptr(), wide
-    p.NB, p.tiles, p.groups = shape.strip, strips, shape.units // 16
-    if T * N <= FEW_ROWS:
-        units = _THREADS // 32
-        grid = Grid((T * N, -(-numbers.H // units)), _THREADS)
-        machine.launch(_FEW, grid, p)
+    p: Any = ProjectC(call.sequence())
+    int_mm.fill(p, numbers, shape, N)
+    p.Wx = Wx.data_ptr()
+    selection = select(machine, numbers, shape, T, N)
+    if selection.method is Method.CODES_FEW_ROWS:
+        machine.launch(*int_mm.few_rows(T * N, numbers.H), p)
         return Wx
-    weights, folded = numbers.gemm[0]
-    p.planes_x, p.planes_W = numbers.x_planes, numbers.W_planes
-    p.padded_C, p.columns = weights.shape
-    p.x_offset, p.folded = numbers.x_offset, folded.data_ptr()
+    weights, _ = int_mm.fill_gemm(p, numbers)
     rows = x.view(T * N, C)
     if x.dtype != torch.int8 or p.padded_C != C or x.data_ptr() % 16:
         rows = torch.empty((p.planes_x * T * N, p.padded_C), dtype=torch.int8, device=x.device)
         p.bytes = rows.data_ptr()
-        machine.launch(_SPLIT, Grid((T * N, 1), _threads(p.padded_C)), p)
-    if numbers.projects_bytes:
-        tile = block_of(machine, numbers, shape, T, N)
+        machine.launch(*int_mm.split(T * N, p.padded_C), p)
+    if selection.codes:
         processors = machine.clusters()[1]
-        kernel, grid, record, _ = projection(numbers, shape, T, N, tile, processors)
+        kernel, grid, record, _ = projection(numbers, shape, T, N, selection.codes, processors)
         record.bytes, record.Wx = rows.data_ptr(), Wx.data_ptr()
         machine.launch(kernel, grid, record)
         return Wx
     product = torch.empty((rows.shape[0], p.columns), dtype=torch.int32, device=x.device)
-    multiply_bytes(rows, weights, product)
+    int_mm.multiply_bytes(rows, weights, product)
     p.product = product.data_ptr()
-    work = shape.units * shape.strip
-    machine.launch(_FINISH, Grid((T * strips, 1), _threads(work)), p)
+    machine.launch(*int_mm.requantize(shape, T, N), p)
     return Wx
-
-
-def multiply_bytes(rows: Tensor, weights: Tensor, result: Tensor) -> None:
-    """The product of two matrices of int8, in int32."""
-    try:
-        torch._int_mm(rows, weights, out=result)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError:
-        # cuBLAS has no kernel for some sizes; float64 is exact, too
-        result.copy_(rows.to(torch.float64) @ weights.to(torch.float64))
-
-
-@functools.cache
-def load_products(device: torch.device) -> None:
-    """Let torch load what it multiplies bytes with; the first product would wait for that.
-
-    Args:
-        device: Where products will be made; the current one.
-    """
-    rows, weights = (
-        torch.zeros((n, 64), dtype=torch.int8, device=device) for n in (_FEWEST_ROWS, 64)
-    )
-    result = torch.empty((len(rows), 64), dtype=torch.int32, device=device)
-    multiply_bytes(rows, weights.t(), result)
-
-
-def _threads(work: int) -> int:
-    return min(_THREADS, -(-work // 32) * 32)

@@ -96,6 +96,11 @@ class Memories(NamedTuple):
     codes: Memory
     space: Memory
 
+    @classmethod
+    def around(cls, x: Memory) -> Memories:
+        """New ones, with those of the input."""
+        return cls(x, *(Memory() for _ in cls._fields[1:]))
+
 
 def native_call(
     machine: Machine,

@@ -14,7 +14,8 @@ from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.forward.executor import numbers_of
-from quant_gru.kernels.cuda.forward.launch_plan import Cell, Schedule, schedule_of
+from quant_gru.kernels.cuda.forward.launch_plan import Schedule, schedule_of
+from quant_gru.kernels.cuda.forward.layer import Cell
 
 _MOST_SCHEDULES = 64
 _KEPT_BYTES = 8 << 20

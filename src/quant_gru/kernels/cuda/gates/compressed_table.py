@@ -1,10 +1,10 @@
-"""Tables of many codes as lines with a bit for each code: exact, and small enough to be near.
+"""Compressed tables: exact, and small enough for shared memory.
 
-Sixteen input codes share 8 bytes, in which a line says each output code but for one bit:
+Sixteen input codes share 8 bytes: a linear segment, and one bit for each code that corrects it:
 
     output = (base + slope * (code % 16) >> 10) + bit
 
-The kernels' side is lines.cuh.
+Kernels read them in compressed_table.cuh.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-CODES = 16  # of a line
+CODES = 16  # of a segment
 _UNIT = 1 << 10
 _STEEPEST = (1 << 16) - 1
 
 
-def most_lines(entries: int) -> int:
-    """Lines of a table of so many entries, wherever it begins: an even number."""
+def most_segments(entries: int) -> int:
+    """Segments of a table of so many entries, wherever it begins: an even number."""
     return -(-(entries + CODES - 1) // (2 * CODES)) * 2
 
 
-def continued(outputs: Tensor, before: int, after: int) -> Tensor:
-    """A table that goes on as it begins and ends: what nobody reads must not bend its lines."""
+def extrapolated(outputs: Tensor, before: int, after: int) -> Tensor:
+    """A table extrapolated at both ends: entries that nobody reads must not prevent compression."""
     start = 2 * outputs[0] - outputs[1 : before + 1].flip(0)
     end = 2 * outputs[-1] - outputs[len(outputs) - 1 - after : -1].flip(0)
     return torch.cat([start, outputs, end])
 
 
-def lines(outputs: Tensor) -> Tensor | None:
-    """Lines of a table.
+def compress(outputs: Tensor) -> Tensor | None:
+    """Compress a table.
 
     Args:
         outputs: int64 (entries,), zero-point-free output codes; entries are a multiple of 32.
 
     Returns:
         int32 (entries / 16, 2): base; slope in the high half, bits in the low half. None where the
-        table bends too much, or descends.
+        table is too curved, or descends.
     """
     y = outputs.reshape(-1, CODES)
     t = torch.arange(CODES, device=y.device)
-    # least squares, and the chord where rounding misleads them
+    # least squares, and the chord, which fits some rounded tables better
     centred = 2 * t - (CODES - 1)
     squares = int((centred**2).sum())
     fits = (

@@ -1,4 +1,4 @@
-"""The numbers of saturated.cuh: gates whose codes are shares of 256, and where they are exact."""
+"""The numbers of saturating.cuh: gates in fractions of 256, and where these are exact."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cuda.structs import BeforeC, LimitsC, SaturatedC
 
-CODES = 256  # a share is a code less the smallest, over these
+CODES = 256  # a fraction is a code less the smallest, over these
 ENTRIES = CODES + 1  # of a table: sums are limited to [0, 1], both ends included
-_ROUNDING = 49152.0  # see saturated.cuh
+_ROUNDING = 49152.0  # see saturating.cuh
 _EXACT = 1 << 24  # units up to which float32 holds every number
 _SMALLEST, _LARGEST = Fraction(1, 1 << 60), 1 << 60  # of multipliers
 
@@ -48,7 +48,7 @@ def saturated_numbers(frozen: FrozenPart) -> Any:
     def limits(name: str) -> Any:
         if name not in q:
             return LimitsC()
-        lo, hi = _ends(q[name])
+        lo, hi = _range_of(q[name])
         return LimitsC(-_ROUNDING - lo / CODES, (hi - lo) / CODES)
 
     c: Any = SaturatedC()
@@ -58,25 +58,25 @@ def saturated_numbers(frozen: FrozenPart) -> Any:
     for gate in "zrg":
         name = f"gate.{gate}_pre"
         early, late = powers[name]
-        # from where shares of the late term count; a product of its own has none
+        # the code at which fractions of the late term are 0; a product that is not rounded has none
         shared = rRh if gate == "g" else Rh
-        lo = _ends(shared)[0] if shared else 0
+        lo = _range_of(shared)[0] if shared else 0
         offset = late * lo - first_entry(q[name])
         setattr(c, gate, BeforeC(early / CODES, late, offset / CODES))
         unit = min(early, late, Fraction(1))
         check(unit, early * q["matmul.Wx"].max_abs, late * lo, first_entry(q[name]))
     # what the reset gate is multiplied by
     rest = powers["op.rRh"][0] if rRh else powers["gate.g_pre"][1]
-    c.rest, c.rest_offset = rest, rest * _ends(Rh)[0] / CODES
+    c.rest, c.rest_offset = rest, rest * _range_of(Rh)[0] / CODES
     to_old, to_new = powers["output.h"]
     unit, offset, largest = min(to_old, to_new), Fraction(0), Fraction(0)
-    ends: list[tuple[str, Fraction, str, int]] = [
+    terms: list[tuple[str, Fraction, str, int]] = [
         ("op.old_contrib", to_old, "of_z", q["gate.z_out"].max_abs * q["output.h"].max_abs),
         ("op.new_contrib", to_new, "of_left", frozen.one_minus_z * q["gate.g_out"].max_abs),
     ]
-    for name, m, factor, product in ends:
+    for name, m, factor, product in terms:
         if name in q:
-            offset += m * _ends(q[name])[0]
+            offset += m * _range_of(q[name])[0]
             setattr(c, factor, powers[name][0] / CODES)
         else:
             setattr(c, factor, m)
@@ -97,7 +97,7 @@ _LIMITED = {
 }
 
 
-def _ends(q: Quantizer) -> tuple[int, int]:
+def _range_of(q: Quantizer) -> tuple[int, int]:
     return q.lo - q.zero_point, q.hi - q.zero_point
 
 

@@ -15,8 +15,8 @@ from quant_gru.integer.plan import CellPlan, FrozenPart
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import EXACT_BITS, Table
 from quant_gru.integer.weighted_sum import WeightedSum
-from quant_gru.kernels.cuda.gates.compressed_table import CODES as LINE
-from quant_gru.kernels.cuda.gates.compressed_table import continued, lines, most_lines
+from quant_gru.kernels.cuda.gates.compressed_table import CODES as SEGMENT
+from quant_gru.kernels.cuda.gates.compressed_table import compress, extrapolated, most_segments
 from quant_gru.kernels.cuda.gates.saturating import CODES, ENTRIES, first_entry, saturated_numbers
 from quant_gru.kernels.cuda.machine import COLD, refuse_in_capture
 from quant_gru.kernels.cuda.structs import CELL_C, SUM_C, SUMS, TableC
@@ -28,19 +28,19 @@ PRE_ACTIVATION = {
     "gate.g_out": "gate.g_pre",
 }
 _MAGIC = {"float": 12582912.0, "double": 6755399441055744.0}
-# how kernels read a table: an entry per code in shared or global memory, quadratics, or lines
-DIRECT, DISTANT, QUADRATIC, LINES = 0, 1, 2, 3
+# how kernels read a table: an entry per code in shared or global memory, quadratics, compressed
+DIRECT, DIRECT_GLOBAL, QUADRATIC, COMPRESSED = 0, 1, 2, 3
 MOST_SHARED = 227 << 10  # bytes of a block, on chips of the compute capabilities 9 and 10
 SMALLEST, LARGEST = 1e-20, 1e20  # multipliers and their products stay normal in float32
 _SEGMENTS = 256  # quadratics that tables have room for are a multiple of
 
 
 class Gates(NamedTuple):
-    """How a kernel works gates out.
+    """The gate arithmetic of a kernel.
 
     Attributes:
         real: 'float' or 'double'.
-        tables: How the tables of z, r and g are read; see cell.cuh and lines.cuh.
+        tables: How the tables of z, r and g are read; see arithmetic.cuh and compressed_table.cuh.
         table_bytes: Shared memory they take.
     """
 
@@ -61,12 +61,12 @@ class Form:
         state_bytes: Bytes of a state code inside a kernel.
         wide_input: Codes of matmul.Wx need 16 bits.
         out_bytes: Bytes of a state code at the interface.
-        tables: How the tables of z, r and g are read; see cell.cuh.
+        tables: How the tables of z, r and g are read; see arithmetic.cuh.
         table_bytes: Shared memory they take.
         fused: Which of op.rRh, op.old_contrib, op.new_contrib are rounded to codes.
         zoneout: States keep a share of what they were.
         own: Gates of the recurrence in one launch, where they differ from the other kernels'.
-        saturated: Whether its gates are those of saturated.cuh.
+        saturated: Whether its gates are those of saturating.cuh.
         powers: Multipliers of products are powers of two.
     """
 
@@ -97,12 +97,12 @@ class Form:
 
     @property
     def structure(self) -> Form:
-        """The form without the choices among ways to work gates out, all of which are exact."""
+        """The form without its choices of gate arithmetic, all of which are exact."""
         return replace(
             self,
             real="double",
             words=False,
-            tables=(DISTANT, DISTANT, DISTANT),
+            tables=(DIRECT_GLOBAL, DIRECT_GLOBAL, DIRECT_GLOBAL),
             table_bytes=0,
             own=None,
             saturated=False,
@@ -138,7 +138,7 @@ class FrozenNumbers:
         self._tables = [self._table(*each) for each in zip(tables, pres, strict=True)]
         for i, table in enumerate(self._tables):
             if table.lines:
-                self.near[i] = LINES
+                self.near[i] = COMPRESSED
         self.cells = {real: self._cell(frozen, real) for real in CELL_C}
         self.saturated = saturated_numbers(frozen)
 
@@ -166,7 +166,7 @@ class FrozenNumbers:
             outputs = table(codes.clamp(pre.lo, pre.hi)) - table.zero_point
             c.direct = self._pointer(outputs.to(torch.float32))
             if pre.bits > EXACT_BITS:
-                self._add_lines(c, outputs, pre.lo - pre.zero_point)
+                self._add_compressed(c, outputs, pre.lo - pre.zero_point)
         c.bounds = self._pointer(table.bounds.to(torch.int64))
         c.coefficients = self._pointer(table.coefficients.to(torch.int64))
         c.pre_lo, c.pre_zero, c.least = _entries(pre)[0], pre.zero_point, pre.lo
@@ -176,10 +176,10 @@ class FrozenNumbers:
         c.segment_shift, c.scale = table.segment_shift or 0, 2.0**-table.shift
         return c
 
-    def _add_lines(self, c: Any, outputs: Tensor, first: int) -> None:
-        # lines begin at multiples of 16 codes, and are copied in pairs
-        before = first % LINE
-        found = lines(continued(outputs, before, -(before + len(outputs)) % (2 * LINE)))
+    def _add_compressed(self, c: Any, outputs: Tensor, first: int) -> None:
+        # segments begin at multiples of 16 codes, and are copied in pairs
+        before = first % SEGMENT
+        found = compress(extrapolated(outputs, before, -(before + len(outputs)) % (2 * SEGMENT)))
         if found is not None:
             c.lines, c.line_count = self._pointer(found), len(found)
             c.line_origin = first - before
@@ -203,9 +203,9 @@ class FrozenNumbers:
         """
         size = {
             DIRECT: lambda i: (self.codes[i] + 1) // 2 * 8,
-            DISTANT: lambda i: 0,
+            DIRECT_GLOBAL: lambda i: 0,
             QUADRATIC: lambda i: 24 * -(-self.segments[i] // _SEGMENTS) * _SEGMENTS,
-            LINES: lambda i: 8 * most_lines(self.codes[i]) + 8,
+            COMPRESSED: lambda i: 8 * most_segments(self.codes[i]) + 8,
         }
         return sum(size[mode](i) for i, mode in enumerate(tables))
 
@@ -224,24 +224,24 @@ def frozen_numbers(frozen: FrozenPart) -> FrozenNumbers:
 
 
 def gates_of(several: Sequence[FrozenNumbers], real: str, *, near: bool = False) -> Gates:
-    """How a launch works out the gates of all its directions.
+    """The gate arithmetic of a launch, for all its directions.
 
     Args:
         several: The numbers of each direction.
         real: 'float' or 'double'.
         near: Whether a block has much shared memory.
     """
-    z, r, g = (_way(several, gate, real, near) for gate in range(3))
+    z, r, g = (_table_mode(several, gate, real, near) for gate in range(3))
     return Gates(real, (z, r, g), max(each.table_bytes((z, r, g)) for each in several))
 
 
-def _way(several: Sequence[FrozenNumbers], gate: int, real: str, near: bool) -> int:
-    """How to read a gate's tables: the fastest way where it is that of all, or far away."""
-    ways = {each.near[gate] for each in several}
-    if not near or len(ways) > 1:
-        ways = {each.modes[gate] for each in several}
-    way = ways.pop() if len(ways) == 1 else DISTANT
-    return DISTANT if way == QUADRATIC and real == "float" else way
+def _table_mode(several: Sequence[FrozenNumbers], gate: int, real: str, near: bool) -> int:
+    """How to read a gate's tables: the fastest way if all share it, else from global memory."""
+    modes = {each.near[gate] for each in several}
+    if not near or len(modes) > 1:
+        modes = {each.modes[gate] for each in several}
+    mode = modes.pop() if len(modes) == 1 else DIRECT_GLOBAL
+    return DIRECT_GLOBAL if mode == QUADRATIC and real == "float" else mode
 
 
 def _entries(pre: Quantizer) -> tuple[int, int]:
@@ -256,13 +256,13 @@ def _mode(table: Table, pre: Quantizer) -> int:
     if pre.bits <= EXACT_BITS:
         return DIRECT
     if pre.bits > NARROW_BITS or table.segment_shift is None or table.coefficients.shape[1] != 3:
-        return DISTANT
+        return DIRECT_GLOBAL
     length = 1 << table.segment_shift
     sizes = (
         abs(c0) + abs(c1) * length + abs(c2) * length**2
         for c0, c1, c2 in table.coefficients.tolist()
     )
-    return QUADRATIC if max(sizes) < 1 << 53 else DISTANT
+    return QUADRATIC if max(sizes) < 1 << 53 else DIRECT_GLOBAL
 
 
 def planes_of(bits: int) -> int:
@@ -307,13 +307,13 @@ def form_of(plan: CellPlan) -> Form:
         and not in_float
         and (weight_bytes, state_bytes) == (1, 2)
         and frozen.one_minus_z < 1 << 24
-        and set(numbers.near) <= {DIRECT, LINES}
+        and set(numbers.near) <= {DIRECT, COMPRESSED}
         and all(each.tier == "a" for each in several)
         and all(map(_fits_float, sums.values()))
         and powers
     )
     own = None
-    if narrow and (in_int32 or LINES in numbers.near) and _has_room(w.R.device):
+    if narrow and (in_int32 or COMPRESSED in numbers.near) and _has_large_shared_memory(w.R.device):
         step = "float" if in_int32 else real
         own = gates_of([numbers], step, near=True)
     _, tables, table_bytes = gates_of([numbers], real)
@@ -338,8 +338,8 @@ def form_of(plan: CellPlan) -> Form:
 def joint_form(directions: Sequence[tuple[Form, FrozenNumbers]]) -> Form | None:
     """Which recurrence runs several directions in one launch, None where none does.
 
-    Each of them may have chosen another way to work gates out: the launch has one that is exact for
-    all. A form that all directions have stays as it is.
+    Directions may differ in their gate arithmetic: the launch has one that is exact for all. A form
+    that all directions share is unchanged.
 
     Args:
         directions: The form of each and its numbers.
@@ -354,9 +354,9 @@ def joint_form(directions: Sequence[tuple[Form, FrozenNumbers]]) -> Form | None:
     own = None
     if all(form.own is not None for form in forms):
         gates = gates_of(several, real, near=True)
-        if all(form.in_int32 for form in forms) and set(gates.tables) <= {DIRECT, LINES}:
+        if all(form.in_int32 for form in forms) and set(gates.tables) <= {DIRECT, COMPRESSED}:
             own = gates._replace(real="float")
-        elif LINES in gates.tables:
+        elif COMPRESSED in gates.tables:
             own = gates
     _, tables, table_bytes = gates_of(several, real)
     return replace(
@@ -371,7 +371,7 @@ def joint_form(directions: Sequence[tuple[Form, FrozenNumbers]]) -> Form | None:
     )
 
 
-def _has_room(device: torch.device) -> bool:
+def _has_large_shared_memory(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 

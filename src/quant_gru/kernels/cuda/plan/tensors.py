@@ -49,7 +49,7 @@ def _overwrite(kept: Any, new: Any) -> None:
             _overwrite(each, other)
 
 
-class _kept(cached_property[Any]):
+class _cached(cached_property[Any]):
     """A property that is computed once, and while a graph is captured at every use."""
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -101,7 +101,7 @@ class Numbers:
         self._keep.append(tensor)
         return tensor.data_ptr()
 
-    @_kept
+    @_cached
     def multipliers(self) -> tuple[Tensor, Tensor]:
         """M / 2^k of the channels of W x and R h, float64 (3H,), exact."""
         found = []
@@ -123,22 +123,22 @@ class Numbers:
             c.m = self._pointer(self.multipliers[which])
         return c
 
-    @_kept
+    @_cached
     def W(self) -> Any:
         """W in rows, for the input projection."""
         return self._matrix(0, self._W)
 
-    @_kept
+    @_cached
     def _columns(self) -> tuple[Tensor, ...]:
         return tuple(w.t().to(torch.int32).contiguous() for w in (self._W, self._R))
 
-    @_kept
+    @_cached
     def transposed(self) -> tuple[Any, Any]:
         """W and R in columns, for the generic kernel."""
         W, R = (self._matrix(i, w) for i, w in enumerate(self._columns))
         return W, R
 
-    @_kept
+    @_cached
     def gemm(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """What products of bytes need of W and of R.
 
@@ -167,18 +167,18 @@ class Numbers:
         weights[: planes.shape[0], :features] = planes.to(torch.int8)
         return weights.t(), folded
 
-    @_kept
+    @_cached
     def tiles(self) -> Tensor:
-        """Weights of bytes as warpgroup.cuh has them: int8 (tiles, panels, 3, 64, 128)."""
+        """Weights of bytes as in wgmma_pingpong.cuh: int8 (tiles, panels, 3, 64, 128)."""
         codes = self._W.to(torch.int8).view(3, self.H, self.C)
         tiles, panels = -(-self.H // 64), -(-self.C // 128)
         wide = codes.new_zeros((3, tiles * 64, panels * 128))
         wide[:, : self.H, : self.C] = codes
-        lines = wide.view(3, tiles, 64, panels, 8, 16).permute(1, 3, 0, 2, 4, 5)
-        # 16 bytes stand where their place and the last bits of their line say
-        line, place = torch.arange(64, device=codes.device), torch.arange(8, device=codes.device)
-        at = (line[:, None, None] % 8 ^ place[:, None]).expand(lines.shape)
-        return lines.gather(4, at).view(tiles, panels, 3, 64, 128)
+        rows = wide.view(3, tiles, 64, panels, 8, 16).permute(1, 3, 0, 2, 4, 5)
+        # the swizzle of 128 bytes: the index of each 16 bytes is combined with the row by XOR
+        row, place = torch.arange(64, device=codes.device), torch.arange(8, device=codes.device)
+        at = (row[:, None, None] % 8 ^ place[:, None]).expand(rows.shape)
+        return rows.gather(4, at).view(tiles, panels, 3, 64, 128)
 
     @property
     def padded_C(self) -> int:
@@ -197,7 +197,7 @@ class Numbers:
 
     @property
     def long_sums(self) -> bool:
-        """Whether sums of two planes of x go beyond int32 too often to be asked to stay there."""
+        """Whether sums of two planes of x exceed int32 too often for kernels that need int32."""
         return self.x_planes == 2 and self.C > _LONG
 
     @property
@@ -211,7 +211,7 @@ class Numbers:
         lo = self._Wx.lo - self._Wx.zero_point
         return lo + 127 if lo % 2 else -128 - lo
 
-    @_kept
+    @_cached
     def exact_float(self) -> tuple[Tensor, Tensor]:
         """int32 (2,): float32 holds every accumulator and multiplier of W x, of R h.
 
@@ -257,7 +257,7 @@ class Numbers:
         return found[0], found[1]
 
     def _reach_of_halves(self, sizes: Tensor) -> Tensor:
-        """What sums of the recurrence over half of the features stay below, bias included (3H,)."""
+        """Bounds of the recurrence's sums over half of the features, bias included (3H,)."""
         middle = -(-self.H // 128) * 64
         halves = torch.maximum(sizes[:, :middle].sum(dim=1), sizes[:, middle:].sum(dim=1))
         # codes as they are kept, whose low bytes may be kept less 128
@@ -270,7 +270,7 @@ class Numbers:
         """Whether W has codes of one byte, and sums of bytes that int32 holds."""
         return self.W_planes == 1 and self.C <= _MOST_BYTES
 
-    @_kept
+    @_cached
     def of_bytes(self) -> tuple[Tensor, Tensor]:
         """Bias and zero points of W x as int32 (3H,), and its multipliers as float32 (3H,)."""
         return self.gemm[0][1].to(torch.int32), self.multipliers[0].to(torch.float32)

@@ -1,4 +1,4 @@
-"""The input projection in one launch: codes of x in bytes, times weights in bytes, rounded."""
+"""The input projection from codes in one launch: a GEMM of bytes, requantized in its epilogue."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from quant_gru.kernels.cuda.structs import ProjectBytesC, ProjectPassingC
 
 _STAGES = 4
 _DEPTH = 64  # bytes of a row in a stage
-_OF_BLOCK = 1024  # bytes of shared memory that a block costs beside what it has
+_RESERVED_BYTES = 1024  # bytes of shared memory that the system reserves for a block
 _FEW_BLOCKS = 256  # fewer leave much of a device idle
 
 
-class End(NamedTuple):
-    """What becomes of sums, as projected.cuh has it.
+class Epilogue(NamedTuple):
+    """How sums are requantized, as in epilogue.cuh.
 
     Attributes:
         planes: Bytes of a code of x.
@@ -43,22 +43,22 @@ class End(NamedTuple):
         return {**macros, "LONG": int(self.long)}
 
 
-def end_of(numbers: Numbers) -> End:
-    """The end of a plan's projection."""
+def epilogue_of(numbers: Numbers) -> Epilogue:
+    """The epilogue of a plan's projection."""
     W, planes = numbers.W, numbers.x_planes
     codes = int(W.hi - W.lo == 255)
     if numbers.form.wide_input:
         codes = 3 if planes == 2 and W.hi - W.lo == 65535 else 2
-    return End(planes, codes, numbers.x_powers, numbers.long_sums)
+    return Epilogue(planes, codes, numbers.x_powers, numbers.long_sums)
 
 
 @dataclass(frozen=True)
 class Warps:
-    """How the warps of a block stand: 16 units a warp and 8 rows a column.
+    """The warps of a block: a warp has 16 units, and 8 rows for each of its columns.
 
     Attributes:
-        unit_warps: Warps beside each other in units.
-        row_warps: Warps beside each other in rows.
+        unit_warps: Warps across units.
+        row_warps: Warps across rows.
         columns: Of a warp.
     """
 
@@ -81,11 +81,11 @@ class Warps:
         """Threads of a block."""
         return 32 * self.unit_warps * self.row_warps
 
-    def macros(self, end: End) -> dict[str, object]:
+    def macros(self, epilogue: Epilogue) -> dict[str, object]:
         """What kernels of such blocks are specialized on."""
         return {
             **PLAIN,
-            **end.macros,
+            **epilogue.macros,
             "UNIT_WARPS": self.unit_warps,
             "ROW_WARPS": self.row_warps,
             "COLUMNS": self.columns,
@@ -94,28 +94,28 @@ class Warps:
 
 @dataclass(frozen=True)
 class Tile(Warps):
-    """What a block makes, as multiply.cuh has it; attributes are those of `Warps`."""
+    """The tile of a block, as in mma_tiled.cuh; attributes are those of `Warps`."""
 
     def blocks(self, units: int, rows: int) -> int:
         """Blocks of a launch."""
         return -(-units // self.units) * -(-rows // self.rows)
 
-    def launch(self, units: int, rows: int, end: End) -> tuple[Kernel, Grid]:
+    def launch(self, units: int, rows: int, epilogue: Epilogue) -> tuple[Kernel, Grid]:
         """What to launch, and where."""
         shared = _STAGES * _DEPTH * (3 * self.units + self.rows)
         return (
-            Kernel.of("projection/codes_tiled", "project_bytes", self.macros(end)),
+            Kernel.of("projection/codes_tiled", "project_bytes", self.macros(epilogue)),
             Grid((self.blocks(units, rows), 1), self.threads, shared_bytes=shared),
         )
 
-    def macros(self, end: End) -> dict[str, object]:
-        """What project_bytes.cu is specialized on."""
-        return {**super().macros(end), "STAGES": _STAGES}
+    def macros(self, epilogue: Epilogue) -> dict[str, object]:
+        """What codes_tiled.cu is specialized on."""
+        return {**super().macros(epilogue), "STAGES": _STAGES}
 
 
 @dataclass(frozen=True)
-class Resident:
-    """What a block makes whose weights stay while rows pass, as passing.cuh has it.
+class WeightStationary:
+    """A block that keeps its weights in shared memory, as in mma_weight_stationary.cuh.
 
     Attributes:
         unit_warps: Units of a block over 16.
@@ -150,11 +150,11 @@ class Resident:
         """Blocks of different units."""
         return -(-units // (16 * self.unit_warps))
 
-    def macros(self, end: End) -> dict[str, object]:
-        """What project_passing.cu is specialized on."""
+    def macros(self, epilogue: Epilogue) -> dict[str, object]:
+        """What codes_weight_stationary.cu is specialized on."""
         return {
             **PLAIN,
-            **end.macros,
+            **epilogue.macros,
             "UNIT_WARPS": self.unit_warps,
             "GROUPS": self.groups,
             "COLUMNS": self.columns,
@@ -168,7 +168,7 @@ class Resident:
         """The grid, once over so many multiprocessors, and the rows of a group."""
         across = self.across(units)
         shared = self.shared_bytes(padded, planes)
-        fitting = (MOST_SHARED + _OF_BLOCK) // (shared + _OF_BLOCK)
+        fitting = (MOST_SHARED + _RESERVED_BYTES) // (shared + _RESERVED_BYTES)
         at_once = processors * max(1, min(self.blocks, fitting))
         most = max(1, at_once // across)
         share = 8 * -(-rows // (8 * most * self.groups))
@@ -178,9 +178,9 @@ class Resident:
 
 SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(2, 2, 4), Tile(2, 2, 8)
 # by planes
-STAYING = {1: Resident(4, 3, 8, 4, 1), 2: Resident(4, 3, 4, 4, 1)}
-STAYING_ROWS = 8192  # from which on weights stay and rows pass
-STAYING_WEIGHTS = 1 << 17  # units times features, likewise
+STATIONARY = {1: WeightStationary(4, 3, 8, 4, 1), 2: WeightStationary(4, 3, 4, 4, 1)}
+STATIONARY_ROWS = 8192  # from which on weight-stationary blocks are faster
+STATIONARY_WEIGHTS = 1 << 17  # units times features, likewise
 _LARGE_AT_ONCE = 3  # large tiles of a multiprocessor
 
 
@@ -202,30 +202,34 @@ def choose(units: int, rows: int, planes: int, processors: int) -> Tile:
     return LARGE if planes == 1 and busy > 0.6 else MEDIUM
 
 
-def resident(
+def weight_stationary(
     machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
-) -> Resident | None:
-    """The block of a projection whose weights stay, where that is faster than a tile.
+) -> WeightStationary | None:
+    """The weight-stationary block of a projection, where it is faster than a tile.
 
-    Rows pass as they stand in memory: N is a multiple of those of a tile of the recurrence.
+    Rows are read as they lie in memory: N is a multiple of the rows of the recurrence's tile.
     """
     padded, units = numbers.padded_C, shape.units
-    many = T * N >= STAYING_ROWS and units * padded >= STAYING_WEIGHTS
-    return STAYING[numbers.x_planes] if many and passes(machine, numbers, shape, N) else None
+    many = T * N >= STATIONARY_ROWS and units * padded >= STATIONARY_WEIGHTS
+    return (
+        STATIONARY[numbers.x_planes]
+        if many and can_keep_weights(machine, numbers, shape, N)
+        else None
+    )
 
 
 def block_of(
     machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
-) -> Tile | Resident:
-    """What the blocks of a projection make."""
+) -> Tile | WeightStationary:
+    """The blocks of a projection."""
     rows = T * shape.strips(N) * shape.strip
-    found = resident(machine, numbers, shape, T, N)
+    found = weight_stationary(machine, numbers, shape, T, N)
     return found or choose(shape.units, rows, numbers.x_planes, machine.clusters()[1])
 
 
-def passes(machine: Machine, numbers: Numbers, shape: planner.Shape, N: int) -> bool:
-    """Whether weights may stay and rows pass."""
-    planes, block = numbers.x_planes, STAYING[numbers.x_planes]
+def can_keep_weights(machine: Machine, numbers: Numbers, shape: planner.Shape, N: int) -> bool:
+    """Whether a block can be weight-stationary."""
+    planes, block = numbers.x_planes, STATIONARY[numbers.x_planes]
     idle = -shape.units % (16 * block.unit_warps)
     fits = block.shared_bytes(numbers.padded_C, planes) <= MOST_SHARED
     whole = N % shape.rows == 0 and 8 * idle <= shape.units
@@ -237,7 +241,7 @@ def projection(
     shape: planner.Shape,
     T: int,
     N: int,
-    tile: Tile | Resident,
+    tile: Tile | WeightStationary,
     processors: int,
 ) -> tuple[Kernel, Grid, Any, list[Tensor]]:
     """The launch of a projection of one direction.
@@ -247,7 +251,7 @@ def projection(
         shape: The recurrence that reads the result.
         T: Steps.
         N: Rows.
-        tile: What a block makes.
+        tile: The blocks.
         processors: Multiprocessors of the device.
 
     Returns:
@@ -255,21 +259,21 @@ def projection(
     """
     units, rows, planes = shape.units, T * shape.strips(N) * shape.strip, numbers.x_planes
     padded = numbers.padded_C
-    end = end_of(numbers)
+    epilogue = epilogue_of(numbers)
     p: Any = ProjectBytesC() if isinstance(tile, Tile) else ProjectPassingC()
     keep = fill(p, numbers, shape, T, N)
     if isinstance(tile, Tile):
-        kernel, grid = tile.launch(units, rows, end)
+        kernel, grid = tile.launch(units, rows, epilogue)
     else:
         kernel = Kernel.of(
-            "projection/codes_weight_stationary", "project_passing", tile.macros(end)
+            "projection/codes_weight_stationary", "project_passing", tile.macros(epilogue)
         )
         grid, p.share = tile.grid(units, rows, padded, planes, processors)
     return kernel, grid, p, keep
 
 
 def fill(p: Any, numbers: Numbers, shape: planner.Shape, T: int, N: int) -> list[Tensor]:
-    """Set the fields of a projection's end; returns tensors to keep."""
+    """Set the fields that the epilogue reads; returns tensors to keep."""
     weights, folded = numbers.gemm[0]
     (folded_bytes, m), exact = numbers.of_bytes, numbers.exact_float[0]
     keep = [weights, folded, folded_bytes, m, exact]

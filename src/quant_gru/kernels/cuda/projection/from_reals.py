@@ -1,4 +1,4 @@
-"""The input projection in one launch, from real values: codes of x never leave a block."""
+"""The input projection from real values in one launch: codes of x stay inside a block."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from quant_gru.kernels.cuda.projection import from_codes
 from quant_gru.kernels.cuda.recurrence import planner
 from quant_gru.kernels.cuda.structs import ProjectFewC, ProjectRealsC
 
-_EASY = 2.0**90
-_AT_A_TURN = 128  # features that the lanes of a warp take at once
-FEWEST_ROWS = 8  # up to so many, a warp for each unit is faster than a product of tiles
+_LARGEST_SCALE = 2.0**90
+_FEATURES_AT_ONCE = 128  # features that the lanes of a warp load at once
+FEWEST_ROWS = 8  # up to so many, a warp for each unit is faster than tensor cores
 _FEW_UNITS = 8  # of a block, a warp each
-_GROUPS_OF = "sm_90a"  # whose groups of four warps multiply together
+_WGMMA_ARCH = "sm_90a"  # the architecture that has wgmma
 
 
 @dataclass(frozen=True)
 class Block(from_codes.Warps):
-    """What a block makes, as standing.cuh has it; units are those of a tile.
+    """An activation-stationary block, as in mma_activation_stationary.cuh.
+
+    Units are those of a tile.
 
     Attributes:
         stages: Of weights.
@@ -52,15 +54,15 @@ class Block(from_codes.Warps):
         ring = self.stages * self.depth * 3 * self.units
         return ring + kept + 12 * self.rows + 36 * own
 
-    def macros(self, end: from_codes.End) -> dict[str, object]:
-        """What project_reals.cu is specialized on, with `macros_of`."""
+    def macros(self, epilogue: from_codes.Epilogue) -> dict[str, object]:
+        """What reals_tiled.cu is specialized on, with `macros_of`."""
         own = {"STAGES": self.stages, "BLOCKS": self.blocks, "DEPTH": self.depth}
-        return {**super().macros(end), **own}
+        return {**super().macros(epilogue), **own}
 
 
 @dataclass(frozen=True)
-class Groups:
-    """What a block of two groups of four warps makes, as warpgroup.cuh has it.
+class Warpgroups:
+    """A block of two warpgroups that alternate, as in wgmma_pingpong.cuh.
 
     Attributes:
         columns: Of 8 rows; those of all planes are one of `COLUMNS`, and products of an odd number
@@ -85,7 +87,7 @@ class Groups:
         return 8 * self.columns
 
     @property
-    def lines(self) -> int:
+    def product_rows(self) -> int:
         """Rows of products, of all planes."""
         return 8 * self.planes * self.columns
 
@@ -96,8 +98,8 @@ class Groups:
         return -(-tiles // self.parts)
 
     @property
-    def turns(self) -> int:
-        """Tiles of a group."""
+    def group_tiles(self) -> int:
+        """Tiles of a warpgroup."""
         return -(-self.tiles // 2)
 
     @property
@@ -107,21 +109,21 @@ class Groups:
 
     @property
     def stages(self) -> int:
-        """Of a group's weights; loads of many delay those of rows."""
-        return min(3, self.turns * self.panels)
+        """Of a warpgroup's weights; loads of many delay those of rows."""
+        return min(3, self.group_tiles * self.panels)
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        lines = 2 * self.stages * 3 * 64 + self.panels * self.lines
+        product_rows = 2 * self.stages * 3 * 64 + self.panels * self.product_rows
         barriers = 2 * 8 * self.stages
-        return 128 * lines + barriers + 12 * self.rows + 6 * 4 * 64 * self.tiles
+        return 128 * product_rows + barriers + 12 * self.rows + 6 * 4 * 64 * self.tiles
 
-    def macros(self, end: from_codes.End) -> dict[str, object]:
-        """What project_groups.cu is specialized on, with `macros_of`."""
+    def macros(self, epilogue: from_codes.Epilogue) -> dict[str, object]:
+        """What reals_wgmma.cu is specialized on, with `macros_of`."""
         return {
             **PLAIN,
-            **end.macros,
+            **epilogue.macros,
             "COLUMNS": self.columns,
             "STAGES": self.stages,
             "STEPS": -(-self.padded // 32),
@@ -130,32 +132,32 @@ class Groups:
 
 SMALL, MEDIUM = Block(2, 2, 2, 4, 4, 1), Block(4, 2, 4, 4, 2, 1)
 TALL, TWO_PLANES = Block(2, 2, 8, 4, 3, 1), Block(2, 2, 2, 4, 3, 1)
-# by planes, blocks that have a multiprocessor each: of many rows, so that weights pass seldom
+# by planes, blocks of which a multiprocessor has one: many rows, so that weights load seldom
 ALONE = {
     1: tuple(Block(8, 1, columns, 3, 1, 1, 128) for columns in (5, 7, 8, 10, 13)),
     2: tuple(Block(4, 2, columns, 3, 1, 1, 128) for columns in (4, 5, 6, 7)),
 }
-COLUMNS = (8, 10, 12, 13, 14)  # of `Groups`, all planes together
+COLUMNS = (8, 10, 12, 13, 14)  # of `Warpgroups`, all planes together
 # rows, and rows times units times features, from which on these are fastest
-_GROUP_ROWS, _GROUP_WORK = 1536, 20_000_000
-_STARTED = 90  # rows that take a group as long as all else that it does
-_FEW_TURNS = 2  # up to so many, products of an odd number of columns pay
+_WGMMA_ROWS, _WGMMA_WORK = 1536, 20_000_000
+_WARPGROUP_OVERHEAD = 90  # what a warpgroup does besides, in rows
+_FEW_TILES = 2  # up to so many, products of an odd number of columns pay
 _FEW_ROWS = 4096  # up to so many, small blocks are faster
 # small blocks of a multiprocessor, by planes, up to which units are shared
 _AT_ONCE = {1: 2, 2: 7}
-_MOST_FEATURES = 384  # with more, rows that come and go are faster
-_STAYING_WEIGHTS = 1 << 18  # units times features, from which on those that stay are
-_BESIDE = 24  # rows that take a block as long as all else that it does
+_MOST_FEATURES = 384  # with more, blocks that stream rows are faster
+_STATIONARY_WEIGHTS = 1 << 18  # units times features, from which on stationary weights are
+_BLOCK_OVERHEAD = 24  # what a block does besides, in rows
 
 
 def reads_reals(numbers: Numbers) -> bool:
     """Whether the projection of a plan may start from real values."""
-    return easy_division(numbers.x) and numbers.projects_bytes
+    return divides_without_branch(numbers.x) and numbers.projects_bytes
 
 
-def easy_division(x: Quantizer) -> bool:
-    """Whether codes of up to 16 bits may come from `fill_division`."""
-    return 1 / _EASY <= x.scale <= _EASY
+def divides_without_branch(x: Quantizer) -> bool:
+    """Whether `fill_division` gives exact codes of up to 16 bits."""
+    return 1 / _LARGEST_SCALE <= x.scale <= _LARGEST_SCALE
 
 
 @lru_cache(maxsize=4096)
@@ -179,7 +181,7 @@ def choose(
     if planes == 1 and rows > _FEW_ROWS:
         block = TALL if rows >= 1.5 * processors * TALL.rows else MEDIUM
     if alone and rows > _FEW_ROWS and block != TALL:
-        large = min(ALONE[planes], key=lambda b: _turns(b, rows, processors))
+        large = min(ALONE[planes], key=lambda b: _rows_in_series(b, rows, processors))
         if large.shared_bytes(units, padded, planes) <= MOST_SHARED:
             block, at_once = large, 1
     strips, tiles = -(-rows // block.rows), -(-units // block.units)
@@ -189,75 +191,77 @@ def choose(
     return replace(block, parts=parts)
 
 
-def _turns(block: Block, rows: int, processors: int) -> int:
-    """What a multiprocessor goes through, in rows."""
+def _rows_in_series(block: Block, rows: int, processors: int) -> int:
+    """Rows that a multiprocessor works on one after the other, overhead included."""
     strips = -(-rows // block.rows)
-    return -(-strips // processors) * (block.rows + _BESIDE)
+    return -(-strips // processors) * (block.rows + _BLOCK_OVERHEAD)
 
 
-def choose_groups(
+def choose_warpgroups(
     units: int, rows: int, padded: int, planes: int, processors: int
-) -> Groups | None:
-    """The blocks of groups of warps that take least time, or None where others are faster.
+) -> Warpgroups | None:
+    """The fastest blocks of warpgroups, or None where others are faster.
 
     Arguments are those of `choose`.
     """
     work = rows * units * padded
-    if rows < _GROUP_ROWS or work < _GROUP_WORK or padded > _MOST_FEATURES:
+    if rows < _WGMMA_ROWS or work < _WGMMA_WORK or padded > _MOST_FEATURES:
         return None
     parts = [1 << i for i in range((-(-units // 64)).bit_length())]
     columns = [each // planes for each in COLUMNS if each % planes == 0]
-    found = [Groups(each, n, units, padded, planes) for n in parts for each in columns]
+    found = [Warpgroups(each, n, units, padded, planes) for n in parts for each in columns]
     fitting = [each for each in found if each.shared_bytes <= MOST_SHARED]
-    # what products have too much counts where they are most of the work
-    fitting = [e for e in fitting if e.lines % 16 == 0 or e.turns <= _FEW_TURNS]
+    # padding of products counts where they are most of the work
+    fitting = [e for e in fitting if e.product_rows % 16 == 0 or e.group_tiles <= _FEW_TILES]
     best = min(fitting, key=lambda each: _time(each, rows, processors), default=None)
     if best and planes == 2 and units <= 64 and (blocks_of(best, rows) - 1) // processors == 1:
-        return None  # one tile is one group's: starting twice costs more than that group saves
+        return None  # one tile occupies one warpgroup, which saves less than a second wave costs
     return best
 
 
-def _time(block: Groups, rows: int, processors: int) -> int:
-    """What a group goes through, in rows times tiles."""
+def _time(block: Warpgroups, rows: int, processors: int) -> int:
+    """What a warpgroup works on, in rows times tiles, overhead included."""
     one_after_the_other = -(-blocks_of(block, rows) // processors)
-    return one_after_the_other * (_STARTED + block.turns * block.planes * block.rows)
+    return one_after_the_other * (
+        _WARPGROUP_OVERHEAD + block.group_tiles * block.planes * block.rows
+    )
 
 
-def blocks_of(block: Block | Groups, rows: int) -> int:
+def blocks_of(block: Block | Warpgroups, rows: int) -> int:
     """Blocks of a launch."""
     return -(-rows // block.rows) * block.parts
 
 
 def choose_for(
     machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
-) -> Block | Groups | None:
-    """The same for a plan on a machine."""
-    many = shape.units * numbers.padded_C >= _STAYING_WEIGHTS
-    if many and from_codes.resident(machine, numbers, shape, T, N):
+) -> Block | Warpgroups | None:
+    """The fastest blocks for a plan on a machine, or None where those from codes are faster."""
+    many = shape.units * numbers.padded_C >= _STATIONARY_WEIGHTS
+    if many and from_codes.weight_stationary(machine, numbers, shape, T, N):
         return None
     rows, padded = T * shape.strips(N) * shape.strip, numbers.padded_C
     clusters, planes = machine.clusters(), numbers.x_planes
-    if machine.arch == _GROUPS_OF:
-        found = choose_groups(shape.units, rows, padded, planes, clusters[1])
+    if machine.arch == _WGMMA_ARCH:
+        found = choose_warpgroups(shape.units, rows, padded, planes, clusters[1])
         if found:
             return found
     return choose(shape.units, rows, padded, planes, clusters[1], len(clusters) > 1)
 
 
 def kernel_of(
-    block: Block | Groups, numbers: Numbers, shape: planner.Shape, x: Quantizer
+    block: Block | Warpgroups, numbers: Numbers, shape: planner.Shape, x: Quantizer
 ) -> Kernel:
     """What to launch for a plan whose x is of a quantizer; the shape is the recurrence's."""
     exact, whole = is_power_of_two(x.scale), x.hi - x.lo == 255
-    macros = macros_of(block, from_codes.end_of(numbers), shape.strip, numbers.C, exact, whole)
-    if isinstance(block, Groups):
+    macros = macros_of(block, from_codes.epilogue_of(numbers), shape.strip, numbers.C, exact, whole)
+    if isinstance(block, Warpgroups):
         return Kernel.of("projection/reals_wgmma", "project_groups", macros)
     return Kernel.of("projection/reals_tiled", "project_reals", macros)
 
 
 def macros_of(
-    block: Block | Groups,
-    end: from_codes.End,
+    block: Block | Warpgroups,
+    epilogue: from_codes.Epilogue,
     strip: int,
     features: int,
     exact: bool,
@@ -266,20 +270,20 @@ def macros_of(
     """What a kernel is specialized on.
 
     Args:
-        block: What a block makes.
-        end: What becomes of sums.
+        block: The blocks.
+        epilogue: How sums are requantized.
         strip: Rows of a tile of the recurrence.
         features: Of a row.
         exact: The inverse of the scale of x is not rounded.
         whole: Codes of x are all of a byte.
     """
-    of_rows = {"SHORT": int(features <= _AT_A_TURN), "FOURS": int(features % 4 == 0)}
+    of_rows = {"SHORT": int(features <= _FEATURES_AT_ONCE), "FOURS": int(features % 4 == 0)}
     of_codes = {"EXACT": int(exact), "WHOLE": int(whole)}
-    return {**block.macros(end), "STRIP": strip, **of_rows, **of_codes}
+    return {**block.macros(epilogue), "STRIP": strip, **of_rows, **of_codes}
 
 
 def real_projection(
-    numbers: Numbers, shape: planner.Shape, T: int, N: int, x: Quantizer, block: Block | Groups
+    numbers: Numbers, shape: planner.Shape, T: int, N: int, x: Quantizer, block: Block | Warpgroups
 ) -> tuple[Kernel, Grid, Any, list[Tensor]]:
     """The launch of a projection of one direction, from real values.
 
@@ -289,7 +293,7 @@ def real_projection(
         T: Steps.
         N: Rows.
         x: The quantizer of x.
-        block: What a block makes.
+        block: The blocks.
 
     Returns:
         The kernel, its grid, its arguments without `real`, `nan`, `Wx` and what `place` sets, and
@@ -297,7 +301,7 @@ def real_projection(
     """
     p: Any = ProjectRealsC()
     keep = from_codes.fill(p, numbers, shape, T, N)
-    if isinstance(block, Groups):
+    if isinstance(block, Warpgroups):
         keep.append(numbers.tiles)
         p.weights = keep[-1].data_ptr()
     p.C, p.nan_stride, p.parts = numbers.C, -(-T // 4) * 4, block.parts
@@ -306,7 +310,7 @@ def real_projection(
     blocks = blocks_of(block, T * shape.strips(N) * shape.strip)
     shared = (
         block.shared_bytes
-        if isinstance(block, Groups)
+        if isinstance(block, Warpgroups)
         else block.shared_bytes(shape.units, p.padded, numbers.x_planes)
     )
     grid = Grid((blocks, 1), block.threads, shared_bytes=shared)

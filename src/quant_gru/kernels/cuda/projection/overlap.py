@@ -1,4 +1,4 @@
-"""Input projections that go on while the recurrence that reads them runs, and leave it room."""
+"""Overlap of an input projection with the recurrence that reads it."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from quant_gru.kernels.cuda.plan.tensors import Numbers
 from quant_gru.kernels.cuda.projection import from_codes
 from quant_gru.kernels.cuda.recurrence import planner
 
-ALLOWED = True  # whether recurrences start while projections go on, for experiments
-_STRETCHES = (8, 16, 32, 64)  # steps that a recurrence waits for at once
-_EARLIEST = 64  # steps from which on waiting for some of them pays
+ALLOWED = True  # whether recurrences start before their projections end, for experiments
+_CHUNKS = (8, 16, 32, 64)  # steps of a time chunk
+_FEWEST_STEPS = 64  # steps from which on overlap pays
 # rows times units, likewise, where x would otherwise be projected from real values
 _WORK = 4_000_000
-_BUSY = 0.9  # of the recurrence's time, which a projection beside it may take
+_LARGEST_SHARE = 0.9  # of the recurrence's time that an overlapped projection may take
 # nanoseconds of a block for a row and unit, and of these for a feature, by planes
 _TIME = {1: (0.39, 0.00038), 2: (1.0, 0.00085)}
 
 
 @dataclass(frozen=True)
-class Beside:
-    """A projection that goes on while the recurrence runs, in clusters that leave it room.
+class Overlap:
+    """A projection that runs at the same time as the recurrence, in clusters that leave it room.
 
     Attributes:
-        block: What a block makes.
+        block: Its blocks.
         cluster: Blocks of a cluster, as many as of the recurrence: what is left of a device then
             holds the recurrence's.
         clusters: Clusters.
-        stretch: Steps that the recurrence waits for at once, a power of two.
+        chunk: Steps of a time chunk, which the recurrence waits for as a whole; a power of two.
     """
 
-    block: from_codes.Resident
+    block: from_codes.WeightStationary
     cluster: int
     clusters: int
-    stretch: int = _STRETCHES[0]
+    chunk: int = _CHUNKS[0]
 
-    def stretches(self, T: int) -> int:
-        """Stretches of T steps that are counted: loads ask for what is behind the last, too."""
-        return T // self.stretch + 2
+    def chunks(self, T: int) -> int:
+        """Time chunks of T steps that have a count; loads also ask for the one after the last."""
+        return T // self.chunk + 2
 
     def strips(self, units: int) -> int:
         """Blocks of the same units; 0 where no number of them makes whole clusters."""
@@ -59,21 +59,21 @@ class Beside:
         return rows * units * (each + feature * padded) / blocks
 
 
-def beside(
+def overlap_of(
     machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
-) -> Beside | None:
-    """The projection that a recurrence of one direction can run beside; None where none pays."""
+) -> Overlap | None:
+    """The projection that overlaps with a recurrence of one direction; None where none pays."""
     clusters, size, planes = machine.clusters(), shape.blocks, numbers.x_planes
-    if not ALLOWED or T < _EARLIEST or size == 1 or not numbers.projects_bytes:
+    if not ALLOWED or T < _FEWEST_STEPS or size == 1 or not numbers.projects_bytes:
         return None
-    large = T * N * shape.units >= _WORK and from_codes.passes(machine, numbers, shape, N)
-    if not large and from_codes.resident(machine, numbers, shape, T, N) is None:
+    large = T * N * shape.units >= _WORK and from_codes.can_keep_weights(machine, numbers, shape, N)
+    if not large and from_codes.weight_stationary(machine, numbers, shape, T, N) is None:
         return None
-    padded, units, block = numbers.padded_C, shape.units, from_codes.STAYING[planes]
-    # tiles are of one stretch
-    stretch = next((s for s in _STRETCHES if s * N % block.tile_rows == 0), 0)
-    found = Beside(block, size, clusters[size] - shape.tiles(N), stretch)
-    if not stretch or found.clusters <= 0 or not found.strips(units):
+    padded, units, block = numbers.padded_C, shape.units, from_codes.STATIONARY[planes]
+    # a tile lies in one time chunk
+    chunk = next((s for s in _CHUNKS if s * N % block.tile_rows == 0), 0)
+    found = Overlap(block, size, clusters[size] - shape.tiles(N), chunk)
+    if not chunk or found.clusters <= 0 or not found.strips(units):
         return None
     time = found.time(units, T * N, padded, planes)
-    return found if time < _BUSY * T * planner.step_time(shape, numbers.form) else None
+    return found if time < _LARGEST_SHARE * T * planner.step_time(shape, numbers.form) else None

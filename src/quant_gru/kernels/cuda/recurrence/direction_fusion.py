@@ -1,4 +1,4 @@
-"""Which directions of a layer share a launch of the recurrence."""
+"""Direction fusion: which directions of a layer share a launch of the recurrence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def launches_of(
     """The directions of each launch of the recurrence, and its form.
 
     Directions of equal forms share a launch. Others share one whose form is exact for both, unless
-    two launches take less time: where one direction fills a device, each has its own way.
+    two launches take less time, as where one direction alone fills a device.
 
     Args:
         directions: One or two.

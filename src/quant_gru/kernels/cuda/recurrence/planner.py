@@ -17,23 +17,25 @@ VARIABLE = "QUANT_GRU_CUDA_SHAPE"
 _HELD = {"HELD": 1, "QG_ZONEOUT": 0}
 _REGISTERS = 65536  # of a multiprocessor
 _MOST_THREADS = 512
-# registers of a thread beside its weights: the gate arithmetic of one element and of four
-_BESIDE = {1: 72, 2: 88, 4: 112}
-_LEAN = 66  # the same for up to two elements in float32 with one product for each weight
+# registers of a thread besides its weights, for the gate arithmetic of 1, 2 and 4 elements
+_OTHER_REGISTERS = {1: 72, 2: 88, 4: 112}
+_FEW_OTHER_REGISTERS = (
+    66  # the same for up to two elements in float32 with one product for each weight
+)
 _ROWS = (1, 2, 4, 8, 16)
 _MOST_WITHOUT_CLUSTERS = 99 << 10  # bytes of shared memory of a block
-# steps whose input projection is on its way or in use, and where two blocks find room with fewer
+# steps of W x in the ring of loads, and where two blocks fit a multiprocessor with fewer
 _RING, _SHORT_RING = 4, 2
-_ROOMY = 128  # registers of weights that leave many for other things
-_MANY = 160  # and that leave few
+_FEW_WEIGHT_REGISTERS = 128  # so many registers of weights leave enough for all else
+_MANY_WEIGHT_REGISTERS = 160  # more leave few
 # blocks of which a multiprocessor takes two, whatever their registers
 _LIGHT_THREADS, _LIGHT_SHARED = 128, (MOST_SHARED - 1024) // 2
-_TOGETHER = 1.1  # what a step takes of two blocks on a multiprocessor, to that of one
-_ALONE_SHARED = _LIGHT_SHARED + 16  # of which a multiprocessor has not twice as much
+_SHARED_STEP = 1.1  # time of a step of two blocks on a multiprocessor, relative to one
+_ALONE_SHARED = _LIGHT_SHARED + 16  # so that a multiprocessor holds one such block
 _FEWEST = 32  # with fewer, a thread is busy with nothing but spilled registers
 
 
-class Ends(NamedTuple):
+class StateOutputs(NamedTuple):
     """What a launch with real states before and after all steps writes of each step.
 
     Attributes:
@@ -55,7 +57,7 @@ class Shape:
         blocks: Blocks of a cluster.
         split: Warps that share the features of 16 units: 1 or 2.
         spread: Warps that repeat the products of 16 units and share their gates: 1 or 2.
-        rows: Rows of a tile: 1, 2, 4, 8 or, in two strips that take turns, 16.
+        rows: Rows of a tile: 1, 2, 4, 8 or, in two strips that alternate, 16.
     """
 
     features: int
@@ -116,7 +118,11 @@ class Shape:
         """Registers of a thread that are too many, an estimate."""
         allowed = min(255, _REGISTERS // self.threads)
         lean = form.recurrence.real == "float" and self.passes(form) == 1 and self.elements <= 2
-        beside = _LEAN if lean else _BESIDE[self.elements] * (form.state_bytes + 1) // 2
+        beside = (
+            _FEW_OTHER_REGISTERS
+            if lean
+            else _OTHER_REGISTERS[self.elements] * (form.state_bytes + 1) // 2
+        )
         return max(0, self.weight_registers(form) + beside - allowed)
 
     def doubles(self, form: Form) -> bool:
@@ -142,25 +148,25 @@ class Shape:
     def sets(self, form: Form) -> int:
         """Accumulators of a gate: two where a scheduler has one warp and registers are left."""
         alone = self.threads <= 128 and form.weight_bytes == 1 and self.passes(form) == 1
-        roomy = 64 < self.features and self.weight_registers(form) <= _ROOMY
+        roomy = 64 < self.features and self.weight_registers(form) <= _FEW_WEIGHT_REGISTERS
         return 2 if alone and roomy else 1
 
     def saturated(self, form: Form) -> bool:
-        """Whether gates are those of saturated.cuh, whose constants take some registers."""
-        return form.saturated and self.weight_registers(form) <= _ROOMY
+        """Whether gates are those of saturating.cuh, whose constants take some registers."""
+        return form.saturated and self.weight_registers(form) <= _FEW_WEIGHT_REGISTERS
 
     def late(self, form: Form) -> bool:
         """Whether products of the update gate may come last: registers hold all operands."""
-        roomy = self.weight_registers(form) <= _ROOMY
+        roomy = self.weight_registers(form) <= _FEW_WEIGHT_REGISTERS
         return form.recurrence.real == "float" and roomy
 
     def tight(self, form: Form) -> bool:
-        """Whether biases and multipliers stand in shared memory: weights leave few registers."""
+        """Whether biases and multipliers are in shared memory: weights leave few registers."""
         narrow = form.recurrence.real == "float" and form.state_bytes + form.weight_bytes <= 3
-        return narrow and self.elements > 1 and self.weight_registers(form) > _MANY
+        return narrow and self.elements > 1 and self.weight_registers(form) > _MANY_WEIGHT_REGISTERS
 
     def macros(self, form: Form, H: int, directions: int) -> dict[str, object]:
-        """What recurrent.cu is specialized on."""
+        """What persistent.cu is specialized on."""
         return {
             "KP": self.features,
             "UP": self.units,
@@ -195,7 +201,7 @@ class Shape:
         return whole and large and self.blocks > 1 and form.weight_bytes == 1
 
     def ring(self, form: Form) -> int:
-        """Steps whose input projection is on its way or in use."""
+        """Steps of W x that are being loaded or in use."""
         light = self.threads <= _LIGHT_THREADS and self.blocks > 1
         crowded = self._shared_with(_RING, form) > _LIGHT_SHARED
         fits = self._shared_with(_SHORT_RING, form) <= _LIGHT_SHARED
@@ -231,9 +237,9 @@ def layout(
     N: int,
     directions: int,
     held: bool = False,
-    ends: Ends | None = None,
+    outputs: StateOutputs | None = None,
     early: bool = False,
-    stretch: int = 0,
+    chunk: int = 0,
 ) -> tuple[Kernel, Grid]:
     """What to launch for N rows of H units.
 
@@ -244,24 +250,24 @@ def layout(
         N: Rows.
         directions: Directions of the launch.
         held: Whether some units keep their state in a step.
-        ends: What is written of the states; None for codes at both ends.
+        outputs: What is written of the states; None where codes are read and written.
         early: Whether blocks may start while the launch ahead ends; for launches whose blocks all
             find a multiprocessor of their own.
-        stretch: Steps whose input projection is waited for at once, by blocks that start while it
-            goes on; 0 where all of it is there.
+        chunk: Steps of a time chunk of the input projection, which blocks that overlap with it wait
+            for; 0 without overlap.
     """
     macros = shape.macros(form, H, directions)
     if held:
         macros |= _HELD
-    if ends is not None:
-        macros |= {"REALS": 1, "VALUES": int(ends.values), "CODES": int(ends.codes)}
-    if stretch:
-        macros |= {"STRETCH": stretch}
+    if outputs is not None:
+        macros |= {"REALS": 1, "VALUES": int(outputs.values), "CODES": int(outputs.codes)}
+    if chunk:
+        macros |= {"STRETCH": chunk}
     kernel = Kernel.of("recurrence/persistent", "recurrent", macros)
     blocks = (shape.tiles(N) * shape.blocks, directions)
     shared = shape.shared_bytes(form)
     if early:
-        # where others are busy, two would start on the same multiprocessor, and stay there
+        # otherwise two blocks could share a multiprocessor while others are still busy
         shared = max(shared, _ALONE_SHARED)
     return kernel, Grid(blocks, shape.threads, shape.blocks, shared, early=early)
 
@@ -339,26 +345,26 @@ def time_of(
 ) -> float:
     """Estimated nanoseconds that a step of N rows in each direction takes of a launch."""
     tiles = shape.tiles(N) * directions
-    return rounds(shape, form, tiles, clusters) * step_time(shape, form)
+    return waves(shape, form, tiles, clusters) * step_time(shape, form)
 
 
-def rounds(shape: Shape, form: Form, tiles: int, clusters: Mapping[int, int]) -> float:
-    """How often a device goes through all steps for so many tiles; more for blocks that share."""
+def waves(shape: Shape, form: Form, tiles: int, clusters: Mapping[int, int]) -> float:
+    """Waves of clusters that so many tiles take; more for blocks that share a multiprocessor."""
     alone, most = shape.resident(form, clusters)
     whole, left = divmod(tiles, most)
-    together = 1.0 if most == alone else _TOGETHER
-    return whole * together + (0.0 if left == 0 else 1.0 if left <= alone else together)
+    shared = 1.0 if most == alone else _SHARED_STEP
+    return whole * shared + (0.0 if left == 0 else 1.0 if left <= alone else shared)
 
 
 def step_time(shape: Shape, form: Form) -> float:
     """Estimated nanoseconds of a step on an H200."""
     busy = max(1.0, shape.threads / 128)  # warps of one scheduler
     steps = shape.features / 32 / shape.split * shape.passes(form)
-    # matrix instructions wait for each other within a warp, and for their turn among warps
+    # matrix instructions depend on each other within a warp, and share a unit among warps
     turn = steps * max(12.7, 9.7 * busy)
     fixed, each = (239.0, 59.0) if form.recurrence.real == "float" else (398.0, 206.0)
     if form.in_int32:
-        fixed, each = 300.0, 80.0  # longer ways to a table's entry, by instruction latencies
+        fixed, each = 300.0, 80.0  # more instructions for a table lookup, by their latencies
     turn += fixed + each * shape.elements * busy**0.92
     if shape.split == 2:
         turn += 47 + 4.6 * busy
@@ -369,7 +375,7 @@ def step_time(shape: Shape, form: Form) -> float:
         kilobytes = shape.units * shape.strip * form.state_bytes / 1024
         exchange = 77 + 2.3 * shape.blocks + (72 + 2.8 * shape.blocks) * min(kilobytes, 8)
         exchange += 45 * max(kilobytes - 8, 0)
-    # states of one strip travel while the other is worked on
+    # states of one strip are exchanged while the other is computed
     return float(max(turn + exchange, turn * (shape.rows // shape.strip)))
 
 

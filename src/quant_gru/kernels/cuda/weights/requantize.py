@@ -24,8 +24,8 @@ Given = tuple[tuple[int, torch.dtype | None], ...]
 _REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 _THREADS = 256
 _MOST_FRAGMENTS = 4
-_MEASURE = Kernel.of("weights/row_scales", "measure", PLAIN)
-_SETTLE = Kernel.of("weights/requantize", "settle", PLAIN)
+_ROW_SCALES = Kernel.of("weights/row_scales", "measure", PLAIN)
+_REQUANTIZE = Kernel.of("weights/requantize", "settle", PLAIN)
 
 
 class Writer:
@@ -170,7 +170,10 @@ class Writer:
         if self._launch is None:
             grid = Grid((-(-3 * self._arguments.H // (_THREADS // 32)), 2), _THREADS)
             self._launch = self._machine.join(
-                [self._machine.prepare(each, grid, self._arguments) for each in (_MEASURE, _SETTLE)]
+                [
+                    self._machine.prepare(each, grid, self._arguments)
+                    for each in (_ROW_SCALES, _REQUANTIZE)
+                ]
             )
         self._launch.start(self._machine.stream())
         if numbers is not None and self._more:

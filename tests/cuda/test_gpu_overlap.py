@@ -8,7 +8,7 @@ from gpu_pairs import equal, pair
 
 from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.machine import machine_of
-from quant_gru.kernels.cuda.projection.overlap import beside
+from quant_gru.kernels.cuda.projection.overlap import overlap_of
 from quant_gru.kernels.cuda.recurrence import planner
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -32,7 +32,7 @@ def starts_early(gru, T, N):
         pytest.skip("a GPU without clusters")
     numbers = executor.numbers_of(gru._plan().cells[0][0])
     shape = planner.choose(numbers.form, gru.hidden_size, N, 1, machine.clusters())
-    return beside(machine, numbers, shape, T, N) is not None
+    return overlap_of(machine, numbers, shape, T, N) is not None
 
 
 @pytest.mark.parametrize("config", ["int8", "w8a16"])

@@ -9,15 +9,15 @@ import torch
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.kernels.cuda.forward import executor, stack
 from quant_gru.kernels.cuda.projection import from_codes, overlap
-from quant_gru.kernels.cuda.projection.from_codes import STAYING, Resident
-from quant_gru.kernels.cuda.projection.overlap import Beside
+from quant_gru.kernels.cuda.projection.from_codes import STATIONARY, WeightStationary
+from quant_gru.kernels.cuda.projection.overlap import Overlap
 from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER, Host, folder_of
 
 C, H = 21, 40
-SMALL = Resident(1, 2, 2, 3, 1)
+SMALL = WeightStationary(1, 2, 2, 3, 1)
 FEW = {1: 12, 2: 6}  # clusters at once
 RESIDENT = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 
@@ -41,10 +41,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(from_codes, "STAYING", {1: SMALL, 2: SMALL})
-    monkeypatch.setattr(from_codes, "STAYING_ROWS", 50)
-    monkeypatch.setattr(from_codes, "STAYING_WEIGHTS", 16)
-    monkeypatch.setattr(overlap, "_EARLIEST", 1)
+    monkeypatch.setattr(from_codes, "STATIONARY", {1: SMALL, 2: SMALL})
+    monkeypatch.setattr(from_codes, "STATIONARY_ROWS", 50)
+    monkeypatch.setattr(from_codes, "STATIONARY_WEIGHTS", 16)
+    monkeypatch.setattr(overlap, "_FEWEST_STEPS", 1)
     monkeypatch.setattr(overlap, "_TIME", {1: (0.01, 0), 2: (0.01, 0)})
 
 
@@ -63,8 +63,8 @@ def quantized(config, C=C, H=H, **options):
     [("int8", "2,1,1,4", (21, 12)), ("w8a16", "2,2,1,16", (17, 48))],
     ids=["int8", "w8a16"],
 )
-def test_calls_that_wait_for_stretches(folder, small, monkeypatch, config, shape, sizes):
-    """Two layers; the last stretch and the last tile are not whole; twice in the same memory."""
+def test_calls_that_wait_for_time_chunks(folder, small, monkeypatch, config, shape, sizes):
+    """Two layers; the last time chunk and the last tile are not whole; twice in the same memory."""
     monkeypatch.setenv(planner.VARIABLE, shape)
     host = Noting(folder, FEW)
     gru = quantized(config, num_layers=2)
@@ -77,8 +77,8 @@ def test_calls_that_wait_for_stretches(folder, small, monkeypatch, config, shape
                 torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
     names = [name for name, _, _ in host.prepared]
     assert names == ["take", "project_passing", "recurrent", "between", *names[1:3]]
-    for name, stretch, grid in host.prepared:
-        assert stretch == (8 if name == "recurrent" else 0)
+    for name, chunk, grid in host.prepared:
+        assert chunk == (8 if name == "recurrent" else 0)
         assert grid.early == (name in ("recurrent", "project_passing"))
         assert grid.cluster == (2 if name in ("recurrent", "project_passing") else 1)
 
@@ -86,16 +86,16 @@ def test_calls_that_wait_for_stretches(folder, small, monkeypatch, config, shape
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
 @pytest.mark.parametrize(("config", "N", "clusters"), [("int8", 12, 2), ("w8a16", 10, 6)])
 def test_what_is_there_is_counted(folder, small, config, N, clusters):
-    """All words as without stretches, and each stretch full: rows, by groups of 16 units."""
+    """All words as without overlap; counts of time chunks: rows, by groups of 16 units."""
     host, T = Host(folder, FEW), 21
     with torch.no_grad():
         numbers = executor.numbers_of(quantized(config)._plan().cells[0][0])
     shape = planner.make_shape(H, 2, 1, 1, 2)
     words = shape.projected_words(numbers.form, T, N)
     rows = torch.randint(-128, 128, (numbers.x_planes, T, N, 32), dtype=torch.int8)
-    both = Beside(SMALL, 2, clusters)
-    stretches = -(-T // both.stretch)
-    counts = torch.zeros(both.stretches(T), dtype=torch.int32)
+    both = Overlap(SMALL, 2, clusters)
+    chunks = -(-T // both.chunk)
+    counts = torch.zeros(both.chunks(T), dtype=torch.int32)
     found = []
     for ahead in (False, True):
         kernel, grid, record, _keep = from_codes.projection(numbers, shape, T, N, SMALL, 4)
@@ -103,35 +103,35 @@ def test_what_is_there_is_counted(folder, small, config, N, clusters):
         found.append(torch.full((words,), -7, dtype=torch.int32))
         record.bytes, record.Wx = rows.data_ptr(), found[-1].data_ptr()
         if ahead:
-            grid, record.stretch = both.grid(numbers, shape), both.stretch * N
+            grid, record.stretch = both.grid(numbers, shape), both.chunk * N
             assert grid.blocks[0] % grid.cluster == 0
             record.counts = counts.data_ptr()
         host.launch(kernel, grid, record)
     assert torch.equal(*found)
-    whole = both.stretch * N * shape.units // 16
-    last = (T % both.stretch) * N * shape.units // 16
-    assert counts.tolist() == [whole] * (stretches - 1) + [last, 0]
+    whole = both.chunk * N * shape.units // 16
+    last = (T % both.chunk) * N * shape.units // 16
+    assert counts.tolist() == [whole] * (chunks - 1) + [last, 0]
 
 
-def test_which_launches_wait_for_stretches(folder, small, monkeypatch):
+def test_which_launches_wait_for_time_chunks(folder, small, monkeypatch):
     monkeypatch.setenv(planner.VARIABLE, "2,1,1,4")
 
-    def stretches(sizes=(16, 12), **options):
+    def chunks(sizes=(16, 12), **options):
         host = Noting(folder, FEW)
         ours = stack.Stack(quantized("int8", **options)._plan(), host)
         with torch.no_grad():
             ours.schedule(*sizes, True)
-        return [stretch for name, stretch, _ in host.prepared if name == "recurrent"]
+        return [chunk for name, chunk, _ in host.prepared if name == "recurrent"]
 
-    assert stretches(num_layers=2) == [8, 8]
-    assert stretches(bidirectional=True) == [0]
-    assert stretches((16, 24)) == [0]  # no room is left
-    assert stretches((16, 10)) == [0]  # a tile is not whole
+    assert chunks(num_layers=2) == [8, 8]
+    assert chunks(bidirectional=True) == [0]
+    assert chunks((16, 24)) == [0]  # no room is left
+    assert chunks((16, 10)) == [0]  # a tile is not whole
     monkeypatch.setattr(overlap, "ALLOWED", False)
-    assert stretches(num_layers=2) == [0, 0]
+    assert chunks(num_layers=2) == [0, 0]
     monkeypatch.setattr(overlap, "ALLOWED", True)
-    monkeypatch.setattr(overlap, "_EARLIEST", 17)
-    assert stretches() == [0]
+    monkeypatch.setattr(overlap, "_FEWEST_STEPS", 17)
+    assert chunks() == [0]
 
 
 class Hopper:
@@ -142,13 +142,13 @@ class Hopper:
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
-        ((64, 200, 512, 1024), Beside(STAYING[1], 16, 3)),
+        ((64, 200, 512, 1024), Overlap(STATIONARY[1], 16, 3)),
         ((64, 200, 256, 512), None),  # clusters share multiprocessors
         ((128, 200, 512, 1024), None),
         ((64, 20, 512, 1024), None),
-        ((20, 1000, 64, 512), Beside(STAYING[1], 8, 5, 16)),
-        ((8, 1000, 256, 512), Beside(STAYING[1], 8, 7)),
-        ((32, 1000, 80, 256), Beside(STAYING[1], 4, 14)),
+        ((20, 1000, 64, 512), Overlap(STATIONARY[1], 8, 5, 16)),
+        ((8, 1000, 256, 512), Overlap(STATIONARY[1], 8, 7)),
+        ((32, 1000, 80, 256), Overlap(STATIONARY[1], 4, 14)),
         ((16, 200, 64, 128), None),
     ],
 )
@@ -157,7 +157,7 @@ def test_the_recurrence_keeps_its_room(sizes, expected):
     with torch.no_grad():
         numbers = executor.numbers_of(quantized("int8", features, units)._plan().cells[0][0])
     shape = planner.choose(numbers.form, units, N, 1, RESIDENT)
-    found = overlap.beside(Hopper(), numbers, shape, T, N)
+    found = overlap.overlap_of(Hopper(), numbers, shape, T, N)
     assert found == expected
     if found:
         assert shape.tiles(N) + found.clusters <= RESIDENT[shape.blocks]

@@ -1,4 +1,4 @@
-"""Slopes of plans in bytes, made in one kernel on the host: the bits of those made in three."""
+"""Local derivatives of plans in bytes, by one kernel on the host: the bits that three give."""
 
 import ctypes
 import sys

@@ -1,4 +1,4 @@
-"""Gates whose codes are shares of 256: equal to the definition wherever they are chosen."""
+"""Gates in fractions of 256: equal to the definition wherever they are chosen."""
 
 import ctypes
 import math

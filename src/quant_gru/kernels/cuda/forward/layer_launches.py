@@ -1,0 +1,381 @@
+"""The launches of each layer: codes of its input, its projections, and its recurrence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
+from quant_gru.kernels.cuda.forward.inputs import (
+    ByteRows,
+    Gemm,
+    LayerInput,
+    RealInput,
+    may_load_fours,
+    quantize_input,
+    requantize_layers,
+)
+from quant_gru.kernels.cuda.forward.layer import (
+    Cell,
+    Group,
+    LayerOutput,
+    by_direction,
+    padded_steps,
+    scale_of,
+)
+from quant_gru.kernels.cuda.forward.native_call import Memories
+from quant_gru.kernels.cuda.projection import int_mm
+from quant_gru.kernels.cuda.projection.from_codes import Tile, WeightStationary, projection
+from quant_gru.kernels.cuda.projection.from_reals import (
+    Block,
+    Warpgroups,
+    few_projection,
+    kernel_of,
+    real_projection,
+)
+from quant_gru.kernels.cuda.projection.overlap import Overlap, overlap_of
+from quant_gru.kernels.cuda.projection.select import Method, Selection, select
+from quant_gru.kernels.cuda.recurrence import planner
+from quant_gru.kernels.cuda.structs import KINDS, RECURRENT_C, ProjectC
+
+
+class LayerLaunches:
+    """Prepares the launches of layers, and takes the memory that they share.
+
+    Args:
+        machine: Where kernels run.
+        layers: Of each layer the directions that share a launch of the recurrence.
+        T: Steps.
+        N: Rows.
+        with_h0: Whether states before the first step are given.
+        keeps: Whether calls keep what a backward needs.
+
+    Attributes:
+        memories: What points to the tensors of a call.
+        x: What reads the real values of a call.
+        steps: Launches and GEMMs in the order of a call.
+        rows: Codes as bytes.
+        gemms: The GEMMs among the steps.
+        kept: Where codes of the states of each direction are, and their type.
+        keep: What holds what arguments point to.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        layers: Sequence[Sequence[Group]],
+        T: int,
+        N: int,
+        with_h0: bool,
+        keeps: bool,
+    ) -> None:
+        self._machine, self._T, self._N = machine, T, N
+        self._with_h0, self._keeps, self._layers = with_h0, keeps, len(layers)
+        self.x = RealInput()
+        self.memories = Memories.around(self.x.memory)
+        self.steps: list[Prepared | Gemm] = []
+        self.rows: list[ByteRows] = []
+        self.gemms: list[Gemm] = []
+        self.kept: list[tuple[int, torch.dtype]] = []
+        self.keep: list[Any] = []
+        space = self.memories.space
+        self._projected = [
+            space.take(4 * max(s.projected_words(c.numbers.form, T, N) for c, s in sized))
+            for sized in zip(*(by_direction(layer) for layer in layers), strict=True)
+        ]
+        below: LayerOutput | None = None
+        for index, layer in enumerate(layers):
+            below = self._add_layer(index, layer, below)
+        for rows in self.rows:
+            rows.start = space.take(rows.shape[0] * rows.shape[1])
+            for record in rows.records:
+                space.point(record, "bytes", rows.start)
+
+    def _launch(self, kernel: Kernel, grid: Grid, arguments: Any) -> None:
+        self.steps.append(self._machine.prepare(kernel, grid, arguments))
+
+    def _add_layer(
+        self, index: int, layer: Sequence[Group], below: LayerOutput | None
+    ) -> LayerOutput:
+        # the last layer's codes are for a backward
+        outputs = planner.StateOutputs(
+            values=index == self._layers - 1, codes=index < self._layers - 1
+        )
+        outputs = outputs._replace(codes=outputs.codes or self._keeps)
+        cells = [cell for group in layer for cell in group.cells]
+        T, N, H = self._T, self._N, cells[0].numbers.H
+        # a launch waits for one projection, which goes through time forwards
+        first, overlap = layer[0], None
+        if len(first.cells) == 1:
+            overlap = overlap_of(self._machine, first.cells[0].numbers, first.shape, T, N)
+        for i, group in enumerate(layer):
+            # tensors that it reads are made while it is compiled
+            kernel, _ = self._recurrence(group, outputs, None if i else overlap)
+            self._machine.expect(kernel)
+        space = self.memories.space
+        this = LayerOutput(cells, space.take(N * padded_steps(T)))
+        selected = [
+            select(
+                self._machine,
+                cell.numbers,
+                shape,
+                T,
+                N,
+                real_values=below is None,
+                overlap=None if direction else overlap,
+            )
+            for direction, (cell, shape) in enumerate(by_direction(layer))
+        ]
+        inputs = self._add_inputs(layer, selected, this, below)
+        for cell in cells:
+            size = T * N * H * cell.h.container.itemsize * outputs.codes
+            this.out.append(self.memories.codes.take(size))
+            self.kept.append((this.out[-1], cell.h.container))
+            if self._with_h0:
+                this.h0_nan.append(space.take(N))
+        direction = 0
+        for group in layer:
+            chosen = list(zip(inputs, selected, strict=True))[direction:]
+            self._add_group(this, group, chosen, direction, index, outputs, overlap)
+            direction, overlap = direction + len(group.cells), None
+        return this
+
+    def _add_inputs(
+        self,
+        layer: Sequence[Group],
+        selected: Sequence[Selection],
+        this: LayerOutput,
+        below: LayerOutput | None,
+    ) -> list[LayerInput]:
+        """What the projection of each direction reads; equal codes are made once."""
+        inputs: list[LayerInput] = []
+        for (cell, shape), selection in zip(by_direction(layer), selected, strict=True):
+            if selection.method.reads_reals:
+                inputs.append(LayerInput(this.nan))
+                if selection.reals:
+                    kernel = kernel_of(selection.reals, cell.numbers, shape, cell.x)
+                    self._machine.expect(kernel)
+                continue
+            same = [
+                each
+                for each, other in zip(inputs, this.cells, strict=False)
+                if each.nan is None and cell.reads_as(other)
+            ]
+            inputs.append(same[0] if same else self._add_codes(cell, selection, this.nan, below))
+        return inputs
+
+    def _add_codes(
+        self, cell: Cell, selection: Selection, nan: int, below: LayerOutput | None
+    ) -> LayerInput:
+        """Codes of a layer's input, from real values or from the layer below."""
+        numbers, T, N, space = cell.numbers, self._T, self._N, self.memories.space
+        if below is None:
+            kernel, grid, record = quantize_input(cell, T, N)
+        else:
+            kernel, grid, record = requantize_layers(cell, below, space, self.memories.codes, T, N)
+        found = LayerInput()
+        if selection.method is Method.CODES_FEW_ROWS:
+            found.codes = space.take(T * N * numbers.C * cell.x.container.itemsize)
+            space.point(record.to, "codes", found.codes)
+        else:
+            padded = numbers.padded_C
+            found.rows = ByteRows((numbers.x_planes * T * N, padded))
+            self.rows.append(found.rows)
+            record.to.planes, record.to.padded = numbers.x_planes, padded
+            record.to.x_offset = numbers.x_offset
+            found.rows.records.append(record.to)
+            found.target = record.to
+        space.point(record.to, "nan", nan)
+        if below is None:
+            self.x.add(record, may_load_fours(record))
+        self._launch(kernel, grid, record)
+        return found
+
+    def _add_group(
+        self,
+        this: LayerOutput,
+        group: Group,
+        inputs: Sequence[tuple[LayerInput, Selection]],
+        first: int,
+        layer: int,
+        outputs: planner.StateOutputs,
+        overlap: Overlap | None,
+    ) -> None:
+        """The projections and the recurrence of directions that share a launch of it.
+
+        Args:
+            this: Where the layer's codes and NaN are.
+            group: The directions.
+            inputs: What their projections read, and which these are.
+            first: The first of the directions.
+            layer: Index of the layer.
+            outputs: What the recurrence writes of the states.
+            overlap: How the projection overlaps with the recurrence, where it does.
+        """
+        cells, form, shape = group
+        space = self.memories.space
+        records: Any = (RECURRENT_C[form.recurrence.real] * len(cells))()
+        for i, (cell, (given, selection)) in enumerate(zip(cells, inputs, strict=False)):
+            d = first + i
+            record = records[i]
+            counts = self._add_projection(cell, shape, given, selection, d, overlap)
+            if counts is not None:
+                space.point(record, "counts", counts)
+            fragments, bias, m = cell.numbers.fragments(shape.features, shape.units)
+            exact = cell.numbers.exact_float[1]
+            self.keep += [fragments, bias, m, exact]
+            self._fill_sequence(record.s, cell, reverse=d == 1)
+            self.memories.codes.point(record.s, "out", this.out[d])
+            self._fill_ends(record.ends, this, layer, d)
+            self.memories.lengths.point(record.s, "lengths")
+            record.weights, record.bias, record.m = (
+                each.data_ptr() for each in (fragments, bias, m)
+            )
+            record.exact_float = exact.data_ptr()
+            cell.numbers.frozen.fill(record, form)
+            space.point(record, "Wx", self._projected[d])
+        self._launch(*self._recurrence(group, outputs, overlap), records)
+
+    def _recurrence(
+        self, group: Group, outputs: planner.StateOutputs, overlap: Overlap | None
+    ) -> tuple[Kernel, Grid]:
+        (cells, form, shape), N = group, self._N
+        clusters = self._machine.clusters()
+        # without clusters no launch starts early, and some chips have too little memory for it
+        alone = len(clusters) > 1 and shape.tiles(N) * len(cells) <= clusters[shape.blocks]
+        return planner.layout(
+            shape,
+            form,
+            cells[0].numbers.H,
+            N,
+            len(cells),
+            outputs=outputs,
+            early=alone,
+            chunk=overlap.chunk if overlap else 0,
+        )
+
+    def _add_projection(
+        self,
+        cell: Cell,
+        shape: planner.Shape,
+        given: LayerInput,
+        selection: Selection,
+        direction: int,
+        overlap: Overlap | None,
+    ) -> int | None:
+        """The projection of a direction.
+
+        Returns:
+            Where it counts finished rows of each time chunk, if it overlaps with the recurrence.
+        """
+        if given.nan is not None:
+            self._project_reals(cell, shape, given.nan, selection.reals, direction)
+        elif given.rows is None:
+            self._project_few(cell, shape, given, direction)
+        elif selection.codes:
+            return self._project_bytes(
+                cell, shape, given.rows, given.target, selection.codes, direction, overlap
+            )
+        else:
+            self._project_by_gemm(cell, shape, given.rows, direction)
+        return None
+
+    def _project_reals(
+        self,
+        cell: Cell,
+        shape: planner.Shape,
+        nan: int,
+        block: Block | Warpgroups | None,
+        direction: int,
+    ) -> None:
+        """From real values; without a block, a warp for each unit."""
+        numbers, T, N, space = cell.numbers, self._T, self._N, self.memories.space
+        kernel, grid, record, keep = (
+            real_projection(numbers, shape, T, N, cell.x, block)
+            if block
+            else few_projection(numbers, shape, T, N, cell.x)
+        )
+        self.x.add(record, True)
+        space.point(record, "nan", nan)
+        space.point(record, "Wx", self._projected[direction])
+        self.keep += [numbers, *keep]
+        self._launch(kernel, grid, record)
+
+    def _project_bytes(
+        self,
+        cell: Cell,
+        shape: planner.Shape,
+        rows: ByteRows,
+        target: Any,
+        block: Tile | WeightStationary,
+        direction: int,
+        overlap: Overlap | None,
+    ) -> int | None:
+        """From codes as bytes, on tensor cores; returns what `_add_projection` does."""
+        numbers, T, N, space = cell.numbers, self._T, self._N, self.memories.space
+        counts, processors = None, self._machine.clusters()[1]
+        kernel, grid, record, keep = projection(numbers, shape, T, N, block, processors)
+        rows.records.append(record)
+        space.point(record, "Wx", self._projected[direction])
+        if overlap:
+            grid, record.stretch = overlap.grid(numbers, shape), overlap.chunk * N
+            target.stretches = overlap.chunks(T)
+            counts = space.take(4 * target.stretches)
+            space.point(target, "counts", counts)
+            space.point(record, "counts", counts)
+        self.keep += [numbers, *keep]
+        # weights that stay in shared memory are loaded while the codes are made
+        early = isinstance(block, WeightStationary)
+        self._launch(kernel, grid._replace(early=early), record)
+        return counts
+
+    def _project_few(
+        self, cell: Cell, shape: planner.Shape, given: LayerInput, direction: int
+    ) -> None:
+        """From codes in their container, a warp for each unit."""
+        record = self._int_mm_arguments(cell, shape, direction)
+        self.memories.space.point(record.s, "x", given.codes)
+        self._launch(*int_mm.few_rows(self._T * self._N, cell.numbers.H), record)
+
+    def _project_by_gemm(
+        self, cell: Cell, shape: planner.Shape, rows: ByteRows, direction: int
+    ) -> None:
+        """From codes as bytes, by a GEMM of torch and a kernel that requantizes."""
+        record = self._int_mm_arguments(cell, shape, direction)
+        weights, folded = int_mm.fill_gemm(record, cell.numbers)
+        gemm = Gemm(rows, weights)
+        self.gemms.append(gemm)
+        self.steps.append(gemm)
+        self.keep += [weights, folded]
+        gemm.memory.point(record, "product")
+        self._launch(*int_mm.requantize(shape, self._T, self._N), record)
+
+    def _int_mm_arguments(self, cell: Cell, shape: planner.Shape, direction: int) -> Any:
+        record: Any = ProjectC()
+        self._fill_sequence(record.s, cell, reverse=False)
+        self.memories.space.point(record, "Wx", self._projected[direction])
+        int_mm.fill(record, cell.numbers, shape, self._N)
+        self.keep.append(cell.numbers)
+        return record
+
+    def _fill_sequence(self, s: Any, cell: Cell, *, reverse: bool) -> None:
+        s.x_kind, s.h_kind = KINDS[cell.x.container], KINDS[cell.h.container]
+        s.T, s.N, s.C, s.H = self._T, self._N, cell.numbers.C, cell.numbers.H
+        s.reverse = reverse
+
+    def _fill_ends(self, ends: Any, this: LayerOutput, layer: int, d: int) -> None:
+        """Real values of the states of direction d of a layer."""
+        cells, cell, N, memories = this.cells, this.cells[d], self._N, self.memories
+        H, state = cell.numbers.H, layer * len(cells) + d
+        if this.h0_nan:
+            memories.h0.point(ends, "h0", 4 * state * N * H)
+            memories.space.point(ends, "h0_nan", this.h0_nan[d])
+        memories.y.point(ends, "values", 4 * d * H)
+        memories.h_n.point(ends, "last", 4 * state * N * H)
+        memories.nan.point(ends, "last_nan", 4 * state * N)
+        memories.space.point(ends, "nan", this.nan)
+        ends.finite = cell.finite.data_ptr()
+        ends.next, ends.stride = len(cells) * H, padded_steps(self._T)
+        ends.scale, ends.lo, ends.hi = scale_of(cell.h)

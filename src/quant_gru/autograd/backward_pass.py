@@ -101,32 +101,12 @@ def gradients(
     grad_h0: list[Tensor] = []
     found: list[Gradients | None] = [None] * len(done.out)
     scales: list[Tensor | None] = [None] * len(done.out)
-    nan = done.nan.unbind()
     for layer in reversed(range(len(plan.cells))):
         cells, first = plan.cells[layer], layer * D
         onward, learns = asked.below(first), bool(asked.scales)
         drops = noise is not None and noise.drops
         below = _below(done, first - D, D, learns or drops) if layer else None
-        if below is not None and not drops:
-            inputs = requantized(plan, layer, below)
-        elif below is None and done.x.dtype is torch.float32 and runs_on_gpu(done.x.device):
-            # its kernels quantize what they read
-            inputs = [done.x] * D
-        else:
-            inputs, _ = input_codes(plan, layer, done.x, below, noise)
-        tapes = [
-            Tape(
-                cell,
-                inputs[d],
-                None if done.h0 is None else quantize(cell.h, done.h0[first + d])[0],
-                done.out[first + d],
-                done.lengths,
-                d == 1,
-                noise.held(layer, d, D, (T, N, H)) if noise else None,
-                nan[first + d],
-            )
-            for d, cell in enumerate(cells)
-        ]
+        tapes = _tapes(plan, layer, done, below)
         results = backward_layer(
             tapes,
             [None] * D if grad is None else [grad] if D == 1 else grad.chunk(2, dim=-1),
@@ -164,6 +144,33 @@ def gradients(
         found,
         [each for each in scales if each is not None],
     )
+
+
+def _tapes(plan: GRUPlan, layer: int, done: Pass, below: Below | None) -> list[Tape]:
+    """What is known of each direction of a layer after the forward."""
+    cells, noise = plan.cells[layer], done.noise
+    D, H, first = len(cells), cells[0].hidden_size, layer * len(cells)
+    T, N, _ = done.x.shape
+    if below is not None and not (noise is not None and noise.drops):
+        inputs = requantized(plan, layer, below)
+    elif below is None and done.x.dtype is torch.float32 and runs_on_gpu(done.x.device):
+        # its kernels quantize what they read
+        inputs = [done.x] * D
+    else:
+        inputs, _ = input_codes(plan, layer, done.x, below, noise)
+    return [
+        Tape(
+            cell,
+            inputs[d],
+            None if done.h0 is None else quantize(cell.h, done.h0[first + d])[0],
+            done.out[first + d],
+            done.lengths,
+            d == 1,
+            noise.held(layer, d, D, (T, N, H)) if noise else None,
+            done.nan[first + d],
+        )
+        for d, cell in enumerate(cells)
+    ]
 
 
 def _by_layer(grads: Sequence[Tensor], directions: int) -> Tensor:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from kernel_runtime.cuda.launch import Machine, Prepared
 from quant_gru.integer.backward import Gradients, Wanted
+from quant_gru.kernels.cuda.backward.buffers import FEWEST_ROWS, Sizes
 from quant_gru.kernels.cuda.backward.final_gemms import Factors, LastProducts, multiply_into
 from quant_gru.kernels.cuda.backward.inputs import Call, Precision, weights_of
-from quant_gru.kernels.cuda.backward.sizes import FEWEST_ROWS, Sizes
 from quant_gru.kernels.cuda.backward.stages import Stages
 from quant_gru.kernels.cuda.projection.int_mm import multiply_bytes
 

@@ -1,8 +1,7 @@
 // What the backward multiplies: weights and codes as bytes for the integer products that are made
 // again, as operands of the gradients' products, and R transposed as fragments. One launch makes
 // all; nothing of it waits for the rest.
-#include "backward/codes.cuh"
-#include "backward/fragments.cuh"
+#include "backward/operands.cuh"
 
 // One weight and the activation that it multiplies.
 struct Weight {

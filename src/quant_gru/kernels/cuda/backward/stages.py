@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 from kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
 from kernel_runtime.cuda.workspace import Memory
-from quant_gru.kernels.cuda.backward.buffers import Buffers, buffers_of
+from quant_gru.kernels.cuda.backward.buffers import Buffers, Sizes, buffers_of
 from quant_gru.kernels.cuda.backward.final_gemms import Matrix
 from quant_gru.kernels.cuda.backward.inputs import Call
-from quant_gru.kernels.cuda.backward.sizes import Sizes
 from quant_gru.kernels.cuda.backward.structs import (
     OPERANDS_C,
     SLOPES_BYTES_C,

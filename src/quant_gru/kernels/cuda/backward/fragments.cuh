@@ -4,7 +4,7 @@
 
 #include "backward/backward.cuh"
 
-// See back.cu. With scales, as back_grid.cu multiplies it: in PyTorch's order, over the
+// See recurrence.cu. With scales, as recurrence_grid.cu multiplies it: in PyTorch's order, over the
 // activation's scale.
 struct Fragments {
     const void *codes;    // (3H, H)

@@ -11,7 +11,7 @@ struct Numbers {
     const int64_t *folded;   // (3H), bias and zero points, as the product of bytes needs them
     const int32_t *product;  // (planes of h * N, columns)
     int8_t *bytes;           // (planes of h * N, padded H): the new state
-    const void *Wx;          // [t][row][group][16], as project.cu stores it for tiles of one row
+    const void *Wx;          // [t][row][group][16], as int_mm.cu stores it for tiles of one row
     int64_t planes_h, planes_R, columns, padded_H, groups, wide;
     int64_t t, before;  // this step, and the one before it or -1
     Cell<Real> cell;

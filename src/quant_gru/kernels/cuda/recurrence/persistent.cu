@@ -126,7 +126,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
     int64_t at[NT][kElements];
     int byte_at[kElements], length[NT][kColumns];
-    locate_elements(p, me, at, byte_at, length);
+#pragma unroll
+    for (int i = 0; i < NT * kElements; ++i) {
+        const int strip = i / kElements, e = i % kElements;
+        const Place place = place_of(e, quad, half);
+        const int unit = group * 16 + lane8 + 8 * place.row8;
+        const int64_t row = first_row + strip * NB + place.n;
+        at[strip][e] = row * H + unit;
+        if (e % kSame == 0)
+            length[strip][e / kSame] = (int)(row < N && p.s.lengths ? p.s.lengths[row] : T);
+        byte_at[e] = CL == 1 ? place.n * kStride + unit
+                     : kBulk
+                         ? place.n * 64 + local * 16 + lane8 + 8 * place.row8
+                         : place.n % NB / (kShared && NB > 1 ? 2 : 1) * 16 + lane8 + 8 * place.row8;
+    }
     // whether elements are any of the sequence's, from its units and rows beyond this thread's
     // first
     const int64_t rows_beyond = N - first_row - mine.n;
@@ -134,10 +147,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     int rows_left = rows_beyond < kTileRows ? (int)rows_beyond : kTileRows;
     if (kTight) units_left = (int)pinned((uint32_t)units_left);
     if (kTight) rows_left = (int)pinned((uint32_t)rows_left);
-    const auto kept = [&](int turn, int e) {
+    const auto in_range = [&](int strip, int e) {
         const Place place = place_of(e, quad, half);
         return units_left > 8 * (place.row8 - mine.row8) &&
-               rows_left > turn * NB + place.n - mine.n;
+               rows_left > strip * NB + place.n - mine.n;
     };
     Code *const out = (Code *)p.s.out;
     const int64_t half_up = kWhole ? kept_number((int64_t)0x80000000LL) : 0;
@@ -180,18 +193,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const int row8 = NB == 8 ? row : place_of(0, quad, half).row8;
         return factors_at + (uint32_t)(gate * 16 + row8 * 8) * 8;
     };
-    if (kTight && quad % (NB == 8 ? 4 : 2) == 0)
-#pragma unroll
-        for (int row = 0; row < kRows; ++row)
-#pragma unroll
-            for (int gate = 0; gate < 3; ++gate)
-                store(factor_at(row, gate),
-                      uint2{(uint32_t)bias[row][gate],
-                            kWhole ? (uint32_t)times[row][gate] : float_bits((float)m[row][gate])});
+    if (kTight && quad % (NB == 8 ? 4 : 2) == 0) store_factors(factor_at, bias, times, m);
     if (kTight) __syncwarp();
 
     Real h[NT][kElements];  // magic number added
-    load_first_states(p, me, state, kept, h);
+    load_first_states(p, me, state, in_range, h);
 
     int t = (int)first;
     // real values go out from registers: where blocks wait for each other, meanwhile, otherwise
@@ -205,15 +211,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const float code = sizeof(Real) == 4 ? (float)plain(v) : (float)R::integer(v);
         return Magic<float>::times(code, p.ends.scale);
     };
-    const auto give = [&](int turn, bool now) {
+    const auto store_values = [&](int strip, bool now) {
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
             const Place place = place_of(e, quad, half);
-            const int64_t row = (turn * NB + place.n - mine.n) * p.ends.next;
+            const int64_t row = (strip * NB + place.n - mine.n) * p.ends.next;
             float *const to = value_at + row + 8 * (place.row8 - mine.row8);
-            store_where(now && kept(turn, e), to, float_bits(value_of(h[turn][e])));
+            store_where(now && in_range(strip, e), to, float_bits(value_of(h[strip][e])));
         }
-        if (turn == NT - 1) value_at += value_step;
+        if (strip == NT - 1) value_at += value_step;
     };
 
     // the numbers of steps come into the nearest cache
@@ -253,15 +259,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
 #if HELD
     uint8_t held[2][NT][kElements];
-    const auto load_held = [&](int parity, int turn, int64_t t) {
+    const auto load_held = [&](int parity, int strip, int64_t t) {
 #pragma unroll
         for (int e = 0; e < kElements; ++e)
-            held[parity][turn][e] = kept(turn, e) && p.s.held[t * N * H + at[turn][e]];
+            held[parity][strip][e] = in_range(strip, e) && p.s.held[t * N * H + at[strip][e]];
     };
 #pragma unroll
-    for (int turn = 0; turn < NT; ++turn) {
-        load_held(0, turn, first);
-        if (T > 1) load_held(1, turn, first + step);
+    for (int strip = 0; strip < NT; ++strip) {
+        load_held(0, strip, first);
+        if (T > 1) load_held(1, strip, first + step);
     }
 #endif
     Code *written = out + first * N * H;
@@ -274,13 +280,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
     // A step of one strip. kKnown: float, or int32, holds every accumulator, so that nothing stands
     // between products and gates.
-    auto advance = [&](auto known, int turn, int s, int parity) {
+    auto compute_step = [&](auto known, int strip, int s, int parity) {
         constexpr bool kKnown = decltype(known)::value;
         // what may be written while the other strip is read
-        const int copy = NT == 2 ? turn : parity;
-        uint64_t *const received = barriers + 2 * turn;
+        const int copy = NT == 2 ? strip : parity;
+        uint64_t *const received = barriers + 2 * strip;
         if (NT == 2 && s) barrier_wait<kLeaves>(received + parity, (uint32_t)((s - 1) >> 1) & 1);
-        const bool copies_now = copies && s && (NT == 1 || copy_row / NB == turn);
+        const bool copies_now = copies && s && (NT == 1 || copy_row / NB == strip);
         uint4 old_states = {0, 0, 0, 0};
         if (copies_now) old_states = copy_load(parity);
 
@@ -291,19 +297,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #include "recurrence/step_gemm.cuh"
         if (CL > 1 && threadIdx.x == 0) barrier_expect(received + (1 - parity), kReceived);
         copies_wait<kAhead * NT - 1>();
-        const Words Wx = ring[(s % RING * NT + turn) * kThreads];
+        const Words Wx = ring[(s % RING * NT + strip) * kThreads];
         // into the place that was read a step ago
         if (s + kAhead < steps)
-            start_words(ring + ((s + kAhead) % RING * NT + turn) * kThreads,
-                        ahead + turn * (int64_t)groups * 16 * NB);
+            start_words(ring + ((s + kAhead) % RING * NT + strip) * kThreads,
+                        ahead + strip * (int64_t)groups * 16 * NB);
         copies_commit();
         // what the next step's loads wait for is asked for in time
         const bool next_stretch =
-            STRETCH && turn == NT - 1 && (s + 1 + kAhead) % (STRETCH ? STRETCH : 1) == 0;
+            STRETCH && strip == NT - 1 && (s + 1 + kAhead) % (STRETCH ? STRETCH : 1) == 0;
         int there = 0;
         if (next_stretch) there = rows_there(s + 1 + kAhead);
         if (CODES && COPY) copy_store(copies_now, old_states);
-        if (VALUES && kBehind) give(turn, s != 0);
+        if (VALUES && kBehind) store_values(strip, s != 0);
 
         // sums of all features and bytes
 #include "recurrence/step_reduce.cuh"
@@ -314,12 +320,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (CODES && !COPY) {
 #pragma unroll
             for (int e = 0; e < kElements; ++e)
-                if (kept(turn, e)) written[at[turn][e]] = (Code)(R::integer(h[turn][e]) + h_zero);
+                if (in_range(strip, e))
+                    written[at[strip][e]] = (Code)(R::integer(h[strip][e]) + h_zero);
         }
 #if HELD
-        if (s + 2 < steps) load_held(parity, turn, t + 2 * step);
+        if (s + 2 < steps) load_held(parity, strip, t + 2 * step);
 #endif
-        if (turn == NT - 1) {  // of this step
+        if (strip == NT - 1) {  // of this step
             ahead += ahead_step;
             copied_to += out_step;
             written += out_step;
@@ -332,38 +339,38 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         }
         // the new states go to the other blocks
 #include "recurrence/step_exchange.cuh"
-        if (VALUES && !kBehind) give(turn, true);
+        if (VALUES && !kBehind) store_values(strip, true);
         if (next_stretch) await_stretch(s + 1 + kAhead, there);
         if (NT == 1) barrier_wait<kLeaves>(received + (1 - parity), (uint32_t)(s >> 1) & 1);
     };
     constexpr bool kMayKnow = sizeof(Real) == 4;  // on the device
-    const auto go = [&](auto known) {
+    const auto run_steps = [&](auto known) {
         // what is rarely run is compiled once
         constexpr bool kTwice = decltype(known)::value || !kMayKnow;
         if (HELD || (NT == 1 && kTwice)) {
             for (int s = 0; s < steps; s += 2) {
 #pragma unroll
-                for (int turn = 0; turn < NT; ++turn) advance(known, turn, s, 0);
+                for (int strip = 0; strip < NT; ++strip) compute_step(known, strip, s, 0);
                 if (s + 1 < steps)
 #pragma unroll
-                    for (int turn = 0; turn < NT; ++turn) advance(known, turn, s + 1, 1);
+                    for (int strip = 0; strip < NT; ++strip) compute_step(known, strip, s + 1, 1);
             }
         } else {
             for (int s = 0; s < steps; ++s)
 #pragma unroll
-                for (int turn = 0; turn < NT; ++turn) advance(known, turn, s, s & 1);
+                for (int strip = 0; strip < NT; ++strip) compute_step(known, strip, s, s & 1);
         }
-        for (int turn = 0; NT == 2 && turn < NT && steps; ++turn)
-            barrier_wait<kLeaves>(barriers + 2 * turn + (steps & 1),
+        for (int strip = 0; NT == 2 && strip < NT && steps; ++strip)
+            barrier_wait<kLeaves>(barriers + 2 * strip + (steps & 1),
                                   (uint32_t)((steps - 1) >> 1) & 1);
     };
     if (kMayKnow && exact_float)
-        go(Truth<kMayKnow>());
+        run_steps(Truth<kMayKnow>());
     else
-        go(Truth<false>());
+        run_steps(Truth<false>());
     if (CL > 1) cluster_arrive();
     if (copies) copy_store(true, copy_load(steps & 1));
-    if (VALUES && kBehind) give(0, true);
+    if (VALUES && kBehind) store_values(0, true);
     // what follows this launch follows the projection, too
     if (STRETCH) await_launches();
 #if REALS
@@ -375,9 +382,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #else
 #pragma unroll
     for (int i = 0; i < NT * kElements; ++i) {
-        const int turn = i / kElements, e = i % kElements;
-        if (kept(turn, e))
-            ((Code *)p.s.last)[at[turn][e]] = (Code)(R::integer(h[turn][e]) + h_zero);
+        const int strip = i / kElements, e = i % kElements;
+        if (in_range(strip, e))
+            ((Code *)p.s.last)[at[strip][e]] = (Code)(R::integer(h[strip][e]) + h_zero);
     }
 #endif
     if (CL > 1) cluster_wait();

@@ -112,41 +112,35 @@ inline void offset_of_packed(const Position &me, const uint32_t (&w)[WP][kBlocks
     }
 }
 
-// Offsets of the elements of this thread in the output and in the stage, and lengths of their rows.
-inline void locate_elements(const Numbers &p, const Position &me, int64_t (&at)[NT][kElements],
-                            int (&byte_at)[kElements], int (&length)[NT][kColumns]) {
-#pragma unroll
-    for (int i = 0; i < NT * kElements; ++i) {
-        const int turn = i / kElements, e = i % kElements;
-        const Place place = place_of(e, me.quad, me.half);
-        const int unit = me.group * 16 + me.lane8 + 8 * place.row8;
-        const int64_t row = me.first_row + turn * NB + place.n;
-        at[turn][e] = row * me.H + unit;
-        if (e % kSame == 0)
-            length[turn][e / kSame] = (int)(row < me.N && p.s.lengths ? p.s.lengths[row] : me.T);
-        byte_at[e] =
-            CL == 1 ? place.n * kStride + unit
-            : kBulk ? place.n * 64 + me.local * 16 + me.lane8 + 8 * place.row8
-                    : place.n % NB / (kShared && NB > 1 ? 2 : 1) * 16 + me.lane8 + 8 * place.row8;
-    }
-}
-
 // Reads the states before the first step into registers, with the magic number added.
 template <class Kept>
 inline void load_first_states(const Numbers &p, const Position &me, unsigned char *const &state,
-                              const Kept &kept, Real (&h)[NT][kElements]) {
+                              const Kept &in_range, Real (&h)[NT][kElements]) {
     typedef Magic<Real> R;
 #pragma unroll
     for (int i = 0; i < NT * kElements; ++i) {
-        const int turn = i / kElements, e = i % kElements;
+        const int strip = i / kElements, e = i % kElements;
         const Place place = place_of(e, me.quad, me.half);
         const unsigned char *const from =
-            state + stands_at(turn * NB + place.n, me.group * 16 + me.lane8 + 8 * place.row8);
+            state + stands_at(strip * NB + place.n, me.group * 16 + me.lane8 + 8 * place.row8);
         int code =
             HP == 1 ? (int)(int8_t)from[0] : (from[0] ^ kTop) | (int)(int8_t)from[kNextPlane] << 8;
         code += (int)(p.cell.h_offset - p.cell.h_zero);
-        h[turn][e] = R::plus((Real)(kept(turn, e) ? code : 0), R::number());
+        h[strip][e] = R::plus((Real)(in_range(strip, e) ? code : 0), R::number());
     }
+}
+
+// Stores biases and multipliers into shared memory, where registers are few.
+template <class Address>
+inline void store_factors(const Address &factor_at, const int (&bias)[kRows][3],
+                          const int (&times)[kRows][3], const Real (&m)[kRows][3]) {
+#pragma unroll
+    for (int row = 0; row < kRows; ++row)
+#pragma unroll
+        for (int gate = 0; gate < 3; ++gate)
+            store(factor_at(row, gate),
+                  uint2{(uint32_t)bias[row][gate],
+                        kWhole ? (uint32_t)times[row][gate] : float_bits((float)m[row][gate])});
 }
 
 #endif

@@ -17,7 +17,7 @@ if (!kBulk && (NB > 1 || half == 0)) {
     for (int i = lane; i < HP * kOwned * CL; i += 32) {
         const int chunk = i % (HP * kOwned), peer = i / (HP * kOwned);
         const int n = NB == 1 ? 0 : kShared ? chunk % kOwned * 2 + half : chunk % kOwned;
-        send(next + chunk / kOwned * kPlane + (turn * NB + n) * kStride + group * 16,
+        send(next + chunk / kOwned * kPlane + (strip * NB + n) * kStride + group * 16,
              received + (1 - parity), peer, *(const uint4 *)(to + chunk * 16));
     }
 }

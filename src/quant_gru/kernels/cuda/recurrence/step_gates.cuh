@@ -4,7 +4,7 @@
 unsigned char *const next = state + (1 - parity) * kState;
 // what another block still fetches is not written: it has sent what this one waited for
 unsigned char *const to = CL == 1 ? next
-                          : kBulk ? next + (turn * CL + rank) * kSlice
+                          : kBulk ? next + (strip * CL + rank) * kSlice
                                   : stage + copy * (kGroups * kHalves * kStage);
 // all results before any store: a store of bytes could be to anything that is read
 #pragma unroll
@@ -16,24 +16,24 @@ for (int e = 0; e < kElements; ++e) {
         Wx_e[gate] = unpacked(Wx.w[e], gate, p.cell.Wx_offset);
     }
 #if SATURATED
-    Real moved = next_state(p.cell, p.saturated, z_of.base, r_of.base, g_of.base, Wx_e[0], Wx_e[1],
-                            Wx_e[2], Rh_e[0], Rh_e[1], Rh_e[2], plain(h[turn][e]));
+    Real h_next = next_state(p.cell, p.saturated, z_of.base, r_of.base, g_of.base, Wx_e[0], Wx_e[1],
+                             Wx_e[2], Rh_e[0], Rh_e[1], Rh_e[2], plain(h[strip][e]));
 #else
-    Real moved = next_state<Real>(p.cell, z_of, r_of, g_of, Wx_e[0], Wx_e[1], Wx_e[2], Rh_e[0],
-                                  Rh_e[1], Rh_e[2], plain(h[turn][e]));
+    Real h_next = next_state<Real>(p.cell, z_of, r_of, g_of, Wx_e[0], Wx_e[1], Wx_e[2], Rh_e[0],
+                                   Rh_e[1], Rh_e[2], plain(h[strip][e]));
 #endif
 #if QG_ZONEOUT
-    moved = weighted(p.cell.zoneout, plain(h[turn][e]), plain(moved));
+    h_next = weighted(p.cell.zoneout, plain(h[strip][e]), plain(h_next));
 #endif
 #if HELD
-    if (held[parity][turn][e]) continue;
+    if (held[parity][strip][e]) continue;
 #endif
-    if (t < length[turn][e / kSame]) h[turn][e] = moved;
+    if (t < length[strip][e / kSame]) h[strip][e] = h_next;
 }
 if (works(quad, half)) {
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
-        const int code = R::integer(h[turn][e]) + raw;
+        const int code = R::integer(h[strip][e]) + raw;
         to[byte_at[e]] = (unsigned char)(code ^ kTop);
         if (HP == 2)
             to[(CL == 1 ? kPlane

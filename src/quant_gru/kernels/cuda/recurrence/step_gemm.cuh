@@ -1,7 +1,7 @@
 // GEMM of R h: weight-stationary fragments by the states of a strip, into acc.
 // Part of the body of a step in persistent.cu, which includes it there: as a function it would
 // change the machine code of layouts with two strips. Takes w and the operand addresses.
-const int operand_from = parity * kState + turn * NB * kStride * (kBulk ? HP : 1);
+const int operand_from = parity * kState + strip * NB * kStride * (kBulk ? HP : 1);
 const unsigned char *const operand = operands + operand_from;
 const uint32_t operand_at = kTight  ? operands_at + operand_from
                             : kBulk ? pinned(shared_address(operand))

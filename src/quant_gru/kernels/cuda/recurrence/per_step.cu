@@ -1,5 +1,11 @@
 // One step of a recurrence whose weights fit no registers: the product of bytes R h is made before,
 // by a matrix product; a block takes the units of one row.
+//
+// Macro       Values        Meaning
+// REAL        float, double type of the gate arithmetic
+// QG_WORDS    0, 1          some sums of the gates need 64-bit integers
+// QG_RRH, QG_OLD, QG_NEW  0, 1  whether the product is requantized to codes of its own
+// QG_ZONEOUT  0, 1          states keep a share of what they were
 #include "gates/arithmetic.cuh"
 #include "kernel_runtime/cuda/ptx.cuh"
 

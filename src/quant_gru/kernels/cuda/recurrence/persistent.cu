@@ -38,7 +38,8 @@
 // REALS      0, 1              states before the first and after the last step are real values
 // VALUES     0, 1              real values of the states are written after each step
 // CODES      0, 1              codes of the states are written after each step
-// QG_RRH, QG_OLD, QG_NEW  0, 1 whether the product is requantized to codes of its own
+// QG_RRH, QG_OLD, QG_NEW
+//            0, 1              whether the product is requantized to codes of its own
 // QG_ZONEOUT 0, 1              states keep a share of what they were
 #include "boundary/quantize.cuh"
 #include "recurrence/persistent_prologue.cuh"

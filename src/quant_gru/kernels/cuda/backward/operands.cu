@@ -1,6 +1,11 @@
 // What the backward multiplies: weights and codes as bytes for the integer products that are made
 // again, as operands of the gradients' products, and R transposed as fragments. One launch makes
 // all; nothing of it waits for the rest.
+//
+// Macro       Values        Meaning
+// OPERAND     0, 1, 2       operands of GEMMs: bfloat16, float, double
+// HALF        0, 1          local derivatives are stored in half precision
+// DIRS        1, 2          directions of a launch (direction fusion)
 #include "backward/operands.cuh"
 
 // One weight and the activation that it multiplies.

@@ -1,5 +1,10 @@
 // One step of the gradient of the states, for weights that fit no registers: what follows the
 // product of the step behind it.
+//
+// Macro       Values        Meaning
+// OPERAND     0, 1, 2       operands of GEMMs: bfloat16, float, double
+// HALF        0, 1          local derivatives are stored in half precision
+// DIRS        1, 2          directions of a launch (direction fusion)
 #include "backward/backward.cuh"
 
 struct Numbers {

@@ -64,7 +64,7 @@ struct Table {
     int64_t segment_shift;  // codes of a segment as a power of two, where all have as many
     int64_t lo, hi;         // limits of the output less its zero point
     double scale;           // 2^-shift
-    const void *lines;      // see lines.cuh, or null
+    const void *lines;      // see compressed_table.cuh, or null
     int64_t line_origin, line_count;  // zero-point-free input code of the first line
     int64_t least;                    // smallest input code
 };

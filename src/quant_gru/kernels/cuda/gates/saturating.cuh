@@ -1,7 +1,7 @@
 // The gate arithmetic of one element at up to 8 bits, whose multipliers are powers of two. Codes
 // are kept as shares u of 256: code = lo + 256 u, where u >= 0 costs nothing, since instructions of
 // the hardware saturate to [0, 1]. What comes early of a sum is added up before what comes late.
-// All sums are exact; saturated.py makes the numbers, and tells where they are.
+// All sums are exact; saturating.py makes the numbers, and tells where they are.
 #ifndef QUANT_GRU_SATURATED_CUH
 #define QUANT_GRU_SATURATED_CUH
 

@@ -2,8 +2,8 @@
 // their smallest, in the order in which the recurrent kernel reads them.
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
-//   CODES, POWERS, LONG: see projected.cuh
-//   UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES: the block's tile, see multiply.cuh
+//   CODES, POWERS, LONG: see epilogue.cuh
+//   UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES: the block's tile, see mma_tiled.cuh
 #include "projection/epilogue.cuh"
 #include "projection/mma_tiled.cuh"
 

@@ -2,8 +2,8 @@
 // rows pass, and the end of a group's rows is worked on while others multiply.
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
-//   CODES, POWERS, LONG: see projected.cuh
-//   UNIT_WARPS, GROUPS, COLUMNS, STAGES: what a block makes, see passing.cuh
+//   CODES, POWERS, LONG: see epilogue.cuh
+//   UNIT_WARPS, GROUPS, COLUMNS, STAGES: what a block makes, see mma_weight_stationary.cuh
 //   BLOCKS      of a multiprocessor, that registers have to do for
 #include "projection/epilogue.cuh"
 #include "projection/mma_weight_stationary.cuh"

@@ -1,7 +1,7 @@
 // The end of an input projection: sums of products of bytes to codes of W x, less their smallest,
 // in the order in which the recurrent kernel reads them.
 //
-//   COLUMNS: of 8 rows each, whose sums a thread has, laid out as in multiply.cuh
+//   COLUMNS: of 8 rows each, whose sums a thread has, laid out as in mma_tiled.cuh
 //   PLANES: bytes of a code of x: x, or 256 * first + second + 128
 //   CODES: 1 where codes of W x are whole bytes, 2 where they are wide, 3 where two planes give
 //     wide ones of all 16 bits, 0 or none for any

@@ -14,7 +14,7 @@
 // `padded`.
 //
 // sums[plane][gate][column][i] of a thread belongs to unit `Tile::unit(i)` of the tile and row
-// `Tile::row(column, i)` of the block, as in multiply.cuh, also where rows stand `apart`.
+// `Tile::row(column, i)` of the block, as in mma_tiled.cuh, also where rows stand `apart`.
 #ifndef QUANT_GRU_STANDING_CUH
 #define QUANT_GRU_STANDING_CUH
 

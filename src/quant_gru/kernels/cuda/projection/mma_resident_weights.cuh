@@ -11,7 +11,7 @@
 // ahead over the end of a product and of a tile, so that they go on while sums are worked on.
 //
 // sums[gate][column][i] of a thread belongs to unit `Tile::unit(i)` of the block and row
-// `Tile::row(column, i)` of the tile, as in multiply.cuh.
+// `Tile::row(column, i)` of the tile, as in mma_tiled.cuh.
 #ifndef QUANT_GRU_RESIDENT_CUH
 #define QUANT_GRU_RESIDENT_CUH
 

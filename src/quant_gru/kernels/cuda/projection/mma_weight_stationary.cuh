@@ -6,12 +6,12 @@
 //   Tile::Way way(ring, rows, plane, padded, first, step, last);  // of this thread's group
 //   way.add(sums, kept, last - row, apart);  // tile by tile, after a barrier
 //
-// Groups of warps, their units and their rings are those of resident.cuh.
+// Groups of warps, their units and their rings are those of mma_resident_weights.cuh.
 //
 // `rows` are int8 (planes, ..., padded), `plane` bytes from one to the next; padded is a multiple
 // of 16, and so are addresses. A tile has Tile::kTileRows rows, and
 // sums[gate][plane * columns + column][i] belongs to row `Tile::row(column, i)` of it, also where
-// rows stand `apart`, as in multiply.cuh.
+// rows stand `apart`, as in mma_tiled.cuh.
 #ifndef QUANT_GRU_PASSING_CUH
 #define QUANT_GRU_PASSING_CUH
 

@@ -2,11 +2,11 @@
 // some rows, keeps their codes in shared memory, and lets units pass.
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
-//   CODES, POWERS, LONG, STRIP: see projected.cuh
+//   CODES, POWERS, LONG, STRIP: see epilogue.cuh
 //   EXACT, WHOLE: see quantize.cuh
-//   SHORT, FOURS: see reals.cuh
-//   UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES, DEPTH: the block's tile, see standing.cuh
-//   BLOCKS      of a multiprocessor, that registers have to do for
+//   SHORT, FOURS: see quantize_rows.cuh
+//   UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES, DEPTH: the block's tile, see
+//   mma_activation_stationary.cuh BLOCKS      of a multiprocessor, that registers have to do for
 #include "projection/mma_activation_stationary.cuh"
 #include "projection/quantize_rows.cuh"
 

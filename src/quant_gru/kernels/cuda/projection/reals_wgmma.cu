@@ -3,12 +3,12 @@
 // multiply by turns.
 //
 //   PLANES      bytes of a code of x: x, or 256 * first + second + 128
-//   CODES, POWERS, LONG, STRIP: see projected.cuh
+//   CODES, POWERS, LONG, STRIP: see epilogue.cuh
 //   EXACT, WHOLE: see quantize.cuh
-//   SHORT, FOURS: see reals.cuh
+//   SHORT, FOURS: see quantize_rows.cuh
 //   COLUMNS     of 8 rows, of a block; planes are lines of their own, and products of an odd number
 //     have one more
-//   STAGES, STEPS: see warpgroup.cuh
+//   STAGES, STEPS: see wgmma_pingpong.cuh
 #include "projection/quantize_rows.cuh"
 #include "projection/wgmma_pingpong.cuh"
 

@@ -17,7 +17,7 @@
 // Tile::kBarrierBytes at `barriers`, a multiple of 8.
 //
 // sums[gate][column][i] of a thread belongs to unit `Tile::unit(i)` of the tile and line
-// `Tile::line(column, i)` of the block, as in multiply.cuh.
+// `Tile::line(column, i)` of the block, as in mma_tiled.cuh.
 #ifndef QUANT_GRU_WARPGROUP_CUH
 #define QUANT_GRU_WARPGROUP_CUH
 

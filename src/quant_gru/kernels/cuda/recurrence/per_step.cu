@@ -1,5 +1,11 @@
 // One step of a recurrence whose weights fit no registers: the product of bytes R h is made before,
 // by a matrix product; a block takes the units of one row.
+//
+// Macro       Values        Meaning
+// REAL        float, double type of the gate arithmetic
+// QG_WORDS    0, 1          some sums of the gates need 64-bit integers
+// QG_RRH, QG_OLD, QG_NEW  0, 1  whether the product is requantized to codes of its own
+// QG_ZONEOUT  0, 1          states keep a share of what they were
 #include "gates/arithmetic.cuh"
 #include "kernel_runtime/cuda/ptx.cuh"
 
@@ -11,7 +17,7 @@ struct Numbers {
     const int64_t *folded;   // (3H), bias and zero points, as the product of bytes needs them
     const int32_t *product;  // (planes of h * N, columns)
     int8_t *bytes;           // (planes of h * N, padded H): the new state
-    const void *Wx;          // [t][row][group][16], as project.cu stores it for tiles of one row
+    const void *Wx;          // [t][row][group][16], as int_mm.cu stores it for tiles of one row
     int64_t planes_h, planes_R, columns, padded_H, groups, wide;
     int64_t t, before;  // this step, and the one before it or -1
     Cell<Real> cell;

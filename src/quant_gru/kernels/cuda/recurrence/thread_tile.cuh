@@ -1,5 +1,5 @@
 // A tile of the recurrence: what lies where in a block, and which elements a thread has. Macros as
-// in recurrent.cu.
+// in persistent.cu.
 #ifndef QUANT_GRU_TILE_CUH
 #define QUANT_GRU_TILE_CUH
 

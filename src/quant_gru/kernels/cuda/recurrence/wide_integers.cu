@@ -1,5 +1,10 @@
 // Any plan up to 32 bits, exactly: a block takes one row of the batch through time, with sums in
 // two 64-bit words.
+//
+// Macro       Values        Meaning
+// QG_WORDS    0, 1          some sums of the gates need 64-bit integers
+// QG_RRH, QG_OLD, QG_NEW  0, 1  whether the product is requantized to codes of its own
+// QG_ZONEOUT  0, 1          states keep a share of what they were
 #include "gates/arithmetic.cuh"
 
 struct Numbers {

@@ -26,7 +26,7 @@ inline int64_t fragment_at(const Fragments &f, int plane, int gate, int unit, in
     return at * 4 + feature % 4;
 }
 
-// Of a weight in tiles, see warpgroup.cuh.
+// Of a weight in tiles, see wgmma_pingpong.cuh.
 inline int64_t tile_at(int features, int gate, int unit, int feature) {
     int64_t at = unit / 64 * ((features + 127) / 128) + feature / 128;
     at = (at * 3 + gate) * 64 + unit % 64;

@@ -1,6 +1,6 @@
 // Weights to the numbers of the plan, anew at every training step: a warp takes one row of a matrix
-// and the bias beside it. measure.cu chooses each row's scale, settle.cu raises it to its share of
-// the largest and writes all that follows.
+// and the bias beside it. row_scales.cu chooses each row's scale, requantize.cu raises it to its
+// share of the largest and writes all that follows.
 #ifndef QUANT_GRU_WEIGHTS_CUH
 #define QUANT_GRU_WEIGHTS_CUH
 
@@ -24,7 +24,7 @@ struct Operand {             // W with its bias, or R
     int64_t *k;
     double *m;
     int8_t *gemm;   // (planes * 3H + .., padded)
-    int8_t *tiles;  // see warpgroup.cuh
+    int8_t *tiles;  // see wgmma_pingpong.cuh
     int64_t *folded;
     int32_t *folded_bytes;
     float *m_float;

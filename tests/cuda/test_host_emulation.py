@@ -204,7 +204,7 @@ def test_weights_that_leave_few_registers(host, monkeypatch, config, shape, H):
 )
 def test_states_go_in_one_piece(host, monkeypatch, config, shape):
     monkeypatch.setenv(planner.VARIABLE, shape)
-    monkeypatch.setattr(planner, "_MANY", 0 if shape == "2,2,1,16" else 160)
+    monkeypatch.setattr(planner, "_MANY_WEIGHT_REGISTERS", 0 if shape == "2,2,1,16" else 160)
     (plan,) = quantized(getattr(QuantConfig, config)(), 3, 101)
     x, h0 = codes(plan.x, 6, 19, 3), codes(plan.h, 19, 101)
     lengths = torch.randint(1, 7, (19,))

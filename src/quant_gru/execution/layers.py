@@ -218,8 +218,8 @@ def _run_native(
     """`run_real` in native code from border to border, where that applies.
 
     Returns:
-        The same as `run_real`, or None where it does not apply: another device or dtype, NaN, more
-        than 16 bits.
+        The same as `run_real`, or None where it does not apply: another device or dtype, more than
+        16 bits.
     """
     variant = native_variant(x) if h0 is None else native_variant(x, h0)
     stack = None if variant is None else cpu.stack_of(plan, variant)

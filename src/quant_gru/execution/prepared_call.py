@@ -122,7 +122,7 @@ class Quick:
 
         Returns:
             As `QuantGRU.forward`; None where the call is of another kind, a weight or
-            `QUANT_GRU_CPU` changed, a gradient may be asked for, or an input is NaN.
+            `QUANT_GRU_CPU` changed, or a gradient may be asked for.
         """
         result = self.start(weights, x, hx, batch_first)
         if result is not NotImplemented:

@@ -35,6 +35,8 @@ class Stack:
         self,
         layers: list[list[Layer]],
         between: list[list[list[tuple[float, int, int]]]],
+        finite: list[int],
+        keep: Any,
     ) -> None: ...
     def run(
         self,
@@ -52,7 +54,7 @@ class Stack:
         N: int,
         threads: int,
         /,
-    ) -> bool: ...
+    ) -> None: ...
 
 class Quick:
     """The shortest way through a stack; see quick.hpp."""

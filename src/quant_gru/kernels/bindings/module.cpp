@@ -106,7 +106,9 @@ void run_layer_backward(const Layer &layer, const nb::dict &d) {
 using Numbers = std::vector<std::vector<std::vector<std::tuple<double, int, int>>>>;
 
 void make_stack(Stack *self, const std::vector<std::vector<const Layer *>> &layers,
-                const Numbers &numbers) {
+                const Numbers &numbers, const std::vector<uintptr_t> &finite, const nb::object &) {
+    std::vector<const uint8_t *> flags;
+    for (uintptr_t each : finite) flags.push_back(reinterpret_cast<const uint8_t *>(each));
     std::vector<std::vector<std::vector<Between>>> between;
     for (const auto &upper : numbers) {
         between.emplace_back();
@@ -115,10 +117,10 @@ void make_stack(Stack *self, const std::vector<std::vector<const Layer *>> &laye
             for (const auto &[m, lo, hi] : direction) between.back().back().push_back({m, lo, hi});
         }
     }
-    new (self) Stack(layers, std::move(between));
+    new (self) Stack(layers, std::move(between), std::move(flags));
 }
 
-bool run_stack(Stack &stack, uintptr_t x, int64_t x_step, int64_t x_row, uintptr_t h0, uintptr_t y,
+void run_stack(Stack &stack, uintptr_t x, int64_t x_step, int64_t x_row, uintptr_t h0, uintptr_t y,
                int64_t y_step, int64_t y_row, uintptr_t last, const std::vector<uintptr_t> &kept,
                uintptr_t lengths, int64_t T, int64_t N, int threads) {
     Stack::Call call;
@@ -136,7 +138,7 @@ bool run_stack(Stack &stack, uintptr_t x, int64_t x_step, int64_t x_row, uintptr
     call.N = N;
     call.threads = threads;
     nb::gil_scoped_release release;
-    return stack.run(call);
+    stack.run(call);
 }
 
 // A stack with states in memory of the caller; short enough to keep the lock of the interpreter.
@@ -314,7 +316,7 @@ NB_MODULE(_native, m) {
         .def("run", &run_layer)
         .def("backward", &run_layer_backward);
     nb::class_<Stack>(m, "Stack")
-        .def("__init__", &make_stack, nb::keep_alive<1, 2>())
+        .def("__init__", &make_stack, nb::keep_alive<1, 2>(), nb::keep_alive<1, 5>())
         .def("run", &run_stack);
     nb::class_<Quick>(m, "Quick")
         .def(nb::init<Stack *, const nb::sequence &, nb::object, const char *, nb::tuple,

@@ -96,12 +96,10 @@ nb::object Quick::run(const nb::object &weights, const nb::object &x, const nb::
     job.T = T;
     job.N = N;
     job.threads = static_cast<int>(number(call(get_num_threads_)));
-    bool nan;
     {
         nb::gil_scoped_release release;
-        nan = stack_->run(job);
+        stack_->run(job);
     }
-    if (nan) return nb::none();
     return nb::make_tuple(y, last);
 }
 

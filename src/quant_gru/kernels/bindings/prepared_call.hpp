@@ -20,9 +20,8 @@ class Quick {
     Quick(Stack *stack, const nanobind::sequence &weights, nanobind::object steps,
           const char *variable, nanobind::tuple torch, nanobind::object parts);
 
-    // As QuantGRU.forward. None where something is not as it was, a gradient may be asked for, an
-    // input is NaN or the call is of another kind; NotImplemented where x or hx would be taken in
-    // another layout.
+    // As QuantGRU.forward. None where something is not as it was, a gradient may be asked for or
+    // the call is of another kind; NotImplemented where x or hx would be taken in another layout.
     nanobind::object run(const nanobind::object &weights, const nanobind::object &x,
                          const nanobind::object &hx, bool batch_first);
 

@@ -154,7 +154,7 @@ def repack(part: WeightPart) -> None:
 def stack_of(plan: GRUPlan, variant: str) -> Stack | None:
     """The native stack of a plan, made at its first use; None where the fast kernels cannot run it.
 
-    That is where an operator has more than 16 bits, or a weight is NaN or infinite.
+    That is where an operator has more than 16 bits.
 
     Args:
         plan: The plan, on the CPU.
@@ -172,8 +172,7 @@ def stack_of(plan: GRUPlan, variant: str) -> Stack | None:
         stack = Stack(plan, variant) if all(map(is_narrow, cells)) else None
         kept = ([weakref.ref(part) for part in parts], variant, stack)
         _stacks[cells[0].weights] = kept
-    # asked every time: weights may be followed in place
-    return kept[2] if all(bool(cell.weights.finite) for cell in cells) else None
+    return kept[2]
 
 
 class Stack:
@@ -186,12 +185,16 @@ class Stack:
 
     def __init__(self, plan: GRUPlan, variant: str) -> None:
         layers = [[_layer_of(cell, variant) for cell in cells] for cells in plan.cells]
+        # live weights rewrite them in place
+        finite = [cell.weights.finite for cells in plan.cells for cell in cells]
         self.native = _native.Stack(
             layers,
             [
                 [[_between(each) for each in direction] for direction in upper]
                 for upper in plan.between
             ],
+            [flag.data_ptr() for flag in finite],
+            finite,
         )
         cell = plan.cells[0][0]
         self.input_size, self.hidden_size = cell.input_size, cell.hidden_size
@@ -206,7 +209,7 @@ class Stack:
         lengths: Tensor | None,
         batch_first: bool = False,
         kept: list[Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor] | None:
+    ) -> tuple[Tensor, Tensor]:
         """Run all steps.
 
         Args:
@@ -217,8 +220,7 @@ class Stack:
             kept: A list that takes the codes of output.h (T, N, H) of each layer and direction.
 
         Returns:
-            Output, in the form of the input, and last states (states, N, H), float32; None where
-            an input is NaN.
+            Output, in the form of the input, and last states (states, N, H), float32.
         """
         if x.stride(2) != 1 or x.is_neg():
             x = x.contiguous().resolve_neg()
@@ -235,22 +237,22 @@ class Stack:
         codes: list[Tensor] = []
         if kept is not None:
             codes = [torch.empty((T, N, H), dtype=each, device="cpu") for each in self.containers]
-        if N and self.native.run(
-            x.data_ptr(),
-            x_step,
-            x_row,
-            0 if h0 is None else h0.data_ptr(),
-            y.data_ptr(),
-            y_step,
-            y_row,
-            last.data_ptr(),
-            [each.data_ptr() for each in codes],
-            0 if lengths is None else lengths.data_ptr(),
-            T,
-            N,
-            torch.get_num_threads(),
-        ):
-            return None
+        if N:
+            self.native.run(
+                x.data_ptr(),
+                x_step,
+                x_row,
+                0 if h0 is None else h0.data_ptr(),
+                y.data_ptr(),
+                y_step,
+                y_row,
+                last.data_ptr(),
+                [each.data_ptr() for each in codes],
+                0 if lengths is None else lengths.data_ptr(),
+                T,
+                N,
+                torch.get_num_threads(),
+            )
         if kept is not None:
             kept += codes
         return y, last

@@ -1,5 +1,7 @@
 #include "cpu/core/stack.hpp"
 
+#include "cpu/core/nan_rows.hpp"
+
 namespace quant_gru {
 namespace {
 
@@ -74,8 +76,9 @@ void convert_row(const void *from, const Border &lower, const Between &b, const 
 }  // namespace
 
 Stack::Stack(std::vector<std::vector<const Layer *>> layers,
-             std::vector<std::vector<std::vector<Between>>> between)
-    : layers_(std::move(layers)), between_(std::move(between)) {}
+             std::vector<std::vector<std::vector<Between>>> between,
+             std::vector<const uint8_t *> finite)
+    : layers_(std::move(layers)), between_(std::move(between)), finite_(std::move(finite)) {}
 
 // below[direction] are the states (rows, H), in the container of that direction.
 void Stack::requantize(size_t layer, const void *const *below, void *const *codes,
@@ -100,7 +103,36 @@ void Stack::requantize(size_t layer, const void *const *below, void *const *code
     }
 }
 
-bool Stack::run(const Call &call) {
+bool Stack::has_finite_weights() const {
+    for (const uint8_t *each : finite_)
+        if (!*each) return false;
+    return true;
+}
+
+void Stack::mark_nan(const Call &call) const {
+    const int D = directions();
+    const int64_t H = layer(0, 0).H(), T = call.T, N = call.N;
+    NaNRows input = rows_with_nan(call.x, T, call.x_step, N, call.x_row, layer(0, 0).C());
+    for (size_t i = 0; i < depth(); ++i) {
+        NaNRows output(input.size());
+        for (int direction = 0; direction < D; ++direction) {
+            const size_t index = i * static_cast<size_t>(D) + static_cast<size_t>(direction);
+            const int64_t first = static_cast<int64_t>(index) * N * H;
+            NaNRows state(static_cast<size_t>(N), 1);
+            if (*finite_[index])
+                state = call.h0 ? rows_with_nan(call.h0 + first, 1, 0, N, H, H)
+                                : NaNRows(static_cast<size_t>(N));
+            const NaNRows half = spread_nan(input, state, direction == 1);
+            fill_nan(state, call.last + first, 1, 0, N, H, H);
+            if (i + 1 == depth())
+                fill_nan(half, call.y + direction * H, T, call.y_step, N, call.y_row, H);
+            for (size_t row = 0; row < half.size(); ++row) output[row] |= half[row];
+        }
+        input = std::move(output);
+    }
+}
+
+void Stack::run(const Call &call) {
     const int D = directions();
     const int64_t H = layer(0, 0).H(), N = call.N, T = call.T;
     const int64_t part = T * N * H * 4;  // the codes of one direction
@@ -109,6 +141,7 @@ bool Stack::run(const Call &call) {
     char *states = static_cast<char *>(lease.data);
     void *inputs[2] = {states + part * D, states + part * D * 2};
     void *below[2] = {states, states + part};
+    bool nan = !has_finite_weights();
     for (size_t i = 0; i < depth(); ++i) {
         if (i) requantize(i, below, inputs, T * N);
         std::vector<Task> tasks;
@@ -141,9 +174,9 @@ bool Stack::run(const Call &call) {
             job.reverse = direction == 1;
             tasks.push_back({&one, job});
         }
-        if (run_tasks(tasks, call.threads, scratch_)) return true;
+        nan |= run_tasks(tasks, call.threads, scratch_);
     }
-    return false;
+    if (nan) mark_nan(call);
 }
 
 bool Stack::step(const float *x, int64_t N, void *const *state, float *y) {

@@ -16,9 +16,11 @@ struct Between {
 
 class Stack {
  public:
-    // layers[layer][direction]; between[layer - 1][direction][direction below]
+    // layers[layer][direction]; between[layer - 1][direction][direction below];
+    // finite[layer * directions + direction]: 1 where all weights are finite, read in each call
     Stack(std::vector<std::vector<const Layer *>> layers,
-          std::vector<std::vector<std::vector<Between>>> between);
+          std::vector<std::vector<std::vector<Between>>> between,
+          std::vector<const uint8_t *> finite);
 
     Stack(const Stack &) = delete;
     Stack &operator=(const Stack &) = delete;
@@ -39,18 +41,22 @@ class Stack {
         int64_t T = 0, N = 0;
         int threads = 1;
     };
-    // Returns whether an input was NaN; what was written is of no use then.
-    bool run(const Call &call);
+    // Rows that NaN reaches become NaN in y and last; their codes are those of a zero in its place.
+    void run(const Call &call);
 
-    // States as codes, one step at a time: state[layer] is (N, H), read and written.
+    // States as codes, one step at a time: state[layer] is (N, H), read and written. Returns
+    // whether an input was NaN; y then holds what a zero in its place gives.
     bool step(const float *x, int64_t N, void *const *state, float *y);
 
  private:
     // Input codes of a layer from the states below: (rows, directions * H) each.
     void requantize(size_t layer, const void *const *below, void *const *codes, int64_t rows) const;
+    bool has_finite_weights() const;
+    void mark_nan(const Call &call) const;
 
     std::vector<std::vector<const Layer *>> layers_;
     std::vector<std::vector<std::vector<Between>>> between_;
+    std::vector<const uint8_t *> finite_;
     Scratch scratch_, codes_;
 };
 

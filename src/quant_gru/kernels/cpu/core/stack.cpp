@@ -1,6 +1,9 @@
 #include "cpu/core/stack.hpp"
 
+#include <utility>
+
 #include "cpu/core/nan_rows.hpp"
+#include "cpu/core/tasks.hpp"
 
 namespace quant_gru {
 namespace {
@@ -19,64 +22,10 @@ int64_t bytes_of(Container c) {
     }
 }
 
-template <class From, class To>
-void convert(const From *from, int32_t from_zero, const Between &b, int32_t to_zero, To *to,
-             int64_t n) {
-    constexpr double magic = 6755399441055744.;  // 1.5 * 2^52: rounds half-even
-    const double lo = b.lo, hi = b.hi;
-    for (int64_t i = 0; i < n; ++i) {
-        double v = static_cast<double>(static_cast<int32_t>(from[i]) - from_zero) * b.m;
-        v = v < lo ? lo : v;
-        v = v > hi ? hi : v;
-        to[i] = static_cast<To>(static_cast<int32_t>((v + magic) - magic) + to_zero);
-    }
-}
-
-template <class From>
-void convert_from(const From *from, const Border &lower, const Between &b, const Border &upper,
-                  void *to, int64_t offset, int64_t n) {
-    switch (upper.container) {
-        case Container::i8:
-            convert(from, lower.zero, b, upper.zero, static_cast<int8_t *>(to) + offset, n);
-            break;
-        case Container::u8:
-            convert(from, lower.zero, b, upper.zero, static_cast<uint8_t *>(to) + offset, n);
-            break;
-        case Container::i16:
-            convert(from, lower.zero, b, upper.zero, static_cast<int16_t *>(to) + offset, n);
-            break;
-        default:
-            convert(from, lower.zero, b, upper.zero, static_cast<int32_t *>(to) + offset, n);
-            break;
-    }
-}
-
-void convert_row(const void *from, const Border &lower, const Between &b, const Border &upper,
-                 void *to, int64_t offset, int64_t n) {
-    switch (lower.container) {
-        case Container::i8:
-            convert_from(static_cast<const int8_t *>(from) + offset, lower, b, upper, to, offset,
-                         n);
-            break;
-        case Container::u8:
-            convert_from(static_cast<const uint8_t *>(from) + offset, lower, b, upper, to, offset,
-                         n);
-            break;
-        case Container::i16:
-            convert_from(static_cast<const int16_t *>(from) + offset, lower, b, upper, to, offset,
-                         n);
-            break;
-        default:
-            convert_from(static_cast<const int32_t *>(from) + offset, lower, b, upper, to, offset,
-                         n);
-            break;
-    }
-}
-
 }  // namespace
 
 Stack::Stack(std::vector<std::vector<const Layer *>> layers,
-             std::vector<std::vector<std::vector<Between>>> between,
+             std::vector<std::vector<std::vector<Requantizer>>> between,
              std::vector<const uint8_t *> finite)
     : layers_(std::move(layers)), between_(std::move(between)), finite_(std::move(finite)) {}
 
@@ -84,23 +33,15 @@ Stack::Stack(std::vector<std::vector<const Layer *>> layers,
 void Stack::requantize(size_t layer, const void *const *below, void *const *codes,
                        int64_t rows) const {
     const int D = directions();
-    for (int direction = 0; direction < D; ++direction) {
-        const Border &upper = this->layer(layer, direction).x();
-        const int64_t H = this->layer(layer, direction).H(), size = bytes_of(upper.container);
+    const int64_t H = this->layer(layer, 0).H();
+    for (int direction = 0; direction < D; ++direction)
         for (int half = 0; half < D; ++half) {
-            const Border &lower = this->layer(layer - 1, half).h();
-            const char *from = static_cast<const char *>(below[half]);
-            const Between &b = between_[layer - 1][direction][half];
-            if (D == 1) {
-                convert_row(from, lower, b, upper, codes[direction], 0, rows * H);
-                continue;
-            }
-            for (int64_t row = 0; row < rows; ++row)
-                convert_row(from + row * H * bytes_of(lower.container), lower, b, upper,
-                            static_cast<char *>(codes[direction]) + (row * D + half) * H * size, 0,
-                            H);
+            const Requantizer &r = between_[layer - 1][direction][half];
+            char *to = static_cast<char *>(codes[direction]) + half * H * bytes_of(r.to);
+            // one direction below: all states stand side by side
+            const int64_t count = D == 1 ? 1 : rows, n = D == 1 ? rows * H : H;
+            quant_gru::requantize(r, below[half], count, n, to, D * H);
         }
-    }
 }
 
 bool Stack::has_finite_weights() const {

@@ -1,25 +1,20 @@
 // All layers and directions of a GRU: real values in, real values out.
 #pragma once
 
-#include <memory>
+#include <vector>
 
+#include "cpu/core/boundary.hpp"
 #include "cpu/core/layer.hpp"
+#include "cpu/core/memory.hpp"
 
 namespace quant_gru {
-
-// Codes of a state as codes of the next layer's input: clamp(rne(v * m), lo, hi), zero points
-// taken off; v has fewer than 2^17 values and m 24 bits.
-struct Between {
-    double m = 0;
-    int32_t lo = 0, hi = 0;
-};
 
 class Stack {
  public:
     // layers[layer][direction]; between[layer - 1][direction][direction below];
     // finite[layer * directions + direction]: 1 where all weights are finite, read in each call
     Stack(std::vector<std::vector<const Layer *>> layers,
-          std::vector<std::vector<std::vector<Between>>> between,
+          std::vector<std::vector<std::vector<Requantizer>>> between,
           std::vector<const uint8_t *> finite);
 
     Stack(const Stack &) = delete;
@@ -55,7 +50,7 @@ class Stack {
     void mark_nan(const Call &call) const;
 
     std::vector<std::vector<const Layer *>> layers_;
-    std::vector<std::vector<std::vector<Between>>> between_;
+    std::vector<std::vector<std::vector<Requantizer>>> between_;
     std::vector<const uint8_t *> finite_;
     Scratch scratch_, codes_;
 };

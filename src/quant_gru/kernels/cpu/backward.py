@@ -7,6 +7,7 @@ from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
+from quant_gru.integer.plan import CellPlan
 from quant_gru.kernels.cpu import executor
 
 CHUNK_ITEMS = 512
@@ -44,69 +45,85 @@ def backward(
         return _in_float32(straight_through(tape, grad_out, grad_last, wanted))
     if not T or not N:
         return _empty(tape, grad_last, wanted)
-    assert tape.h0 is not None
-    x = tape.x.to("cpu", plan.x.container).contiguous()
-    h0, out = (v.to("cpu", plan.h.container).contiguous() for v in (tape.h0, tape.out))
+    found = Gradients(
+        _result(wanted.x, T, N, C),
+        torch.empty((N, H), dtype=torch.float32, device="cpu"),
+        _result(wanted.W, 3 * H, C),
+        _result(wanted.R, 3 * H, H),
+        _result(wanted.bw, 3 * H),
+        _result(wanted.br, 3 * H),
+        _result(wanted.h, T, N, H),
+    )
     grad_out = grad_out.detach().to("cpu", torch.float32).resolve_neg()
     if grad_out.stride(2) != 1 and H > 1:
         grad_out = grad_out.contiguous()
     grad_last = grad_last.detach().to("cpu", torch.float32).resolve_neg().contiguous()
-    lengths = None if tape.lengths is None else tape.lengths.to("cpu", torch.int64).contiguous()
-    held = None if tape.held is None else tape.held.to("cpu", torch.bool).contiguous()
-    w, q = plan.weights, plan.frozen.quantizers
-    W, R = (codes.to("cpu").contiguous() for codes in (w.W, w.R))
-    W_scales, R_scales = (
-        w.scales[name].to("cpu", torch.float32).contiguous() for name in ("weight.W", "weight.R")
-    )
-
-    def result(wanted: bool, *shape: int) -> Tensor | None:
-        return torch.empty(shape, dtype=torch.float32, device="cpu") if wanted else None
-
-    dx, dW, dR = result(wanted.x, T, N, C), result(wanted.W, 3 * H, C), result(wanted.R, 3 * H, H)
-    dbw, dbr = result(wanted.bw, 3 * H), result(wanted.br, 3 * H)
-    dh = result(wanted.h, T, N, H)
-    dh0 = torch.empty((N, H), dtype=torch.float32, device="cpu")
+    # addresses are taken of what lives until the call returns
     tensors = {
-        "x": x,
-        "h0": h0,
-        "out": out,
-        "held": held,
-        "lengths": lengths,
-        "W": W,
-        "R": R,
-        "W_scales": W_scales,
-        "R_scales": R_scales,
+        **_inputs(tape),
         "grad_out": grad_out,
         "grad_last": grad_last,
-        "dx": dx,
-        "dh0": dh0,
-        "dh": dh,
-        "dW": dW,
-        "dR": dR,
-        "dbw": dbw,
-        "dbr": dbr,
+        "dx": found.x,
+        "dh0": found.h0,
+        "dh": found.h,
+        "dW": found.W,
+        "dR": found.R,
+        "dbw": found.bw,
+        "dbr": found.br,
     }
     executor._layer_of(plan, variant).backward(
         {
             **{name: 0 if v is None else v.data_ptr() for name, v in tensors.items()},
+            **_numbers(plan),
             "T": T,
             "N": N,
             "reverse": tape.reverse,
-            "W_bytes": W.element_size(),
-            "R_bytes": R.element_size(),
             "grad_step": grad_out.stride(0),
             "grad_row": grad_out.stride(1),
-            "s_x": plan.x.scale,
-            "s_h": plan.h.scale,
-            "s_Rh": q["matmul.Rh"].scale,
-            "s_z": q["gate.z_out"].scale,
-            "s_r": q["gate.r_out"].scale,
-            "s_g": q["gate.g_out"].scale,
             "chunk_items": chunk_items,
             "threads": torch.get_num_threads() if threads is None else threads,
         }
     )
-    return Gradients(dx, dh0, dW, dR, dbw, dbr, dh)
+    return found
+
+
+def _result(wanted: bool, *shape: int) -> Tensor | None:
+    return torch.empty(shape, dtype=torch.float32, device="cpu") if wanted else None
+
+
+def _inputs(tape: Tape) -> dict[str, Tensor | None]:
+    """What the forward took in and gave, and codes and scales of weights, contiguous."""
+    plan = tape.plan
+    w = plan.weights
+    assert tape.h0 is not None
+    return {
+        "x": tape.x.to("cpu", plan.x.container).contiguous(),
+        "h0": tape.h0.to("cpu", plan.h.container).contiguous(),
+        "out": tape.out.to("cpu", plan.h.container).contiguous(),
+        "held": None if tape.held is None else tape.held.to("cpu", torch.bool).contiguous(),
+        "lengths": (
+            None if tape.lengths is None else tape.lengths.to("cpu", torch.int64).contiguous()
+        ),
+        "W": w.W.to("cpu").contiguous(),
+        "R": w.R.to("cpu").contiguous(),
+        "W_scales": w.scales["weight.W"].to("cpu", torch.float32).contiguous(),
+        "R_scales": w.scales["weight.R"].to("cpu", torch.float32).contiguous(),
+    }
+
+
+def _numbers(plan: CellPlan) -> dict[str, float]:
+    """Bytes of codes of weights, and scales of activations."""
+    q = plan.frozen.quantizers
+    return {
+        "W_bytes": plan.weights.W.element_size(),
+        "R_bytes": plan.weights.R.element_size(),
+        "s_x": plan.x.scale,
+        "s_h": plan.h.scale,
+        "s_Rh": q["matmul.Rh"].scale,
+        "s_z": q["gate.z_out"].scale,
+        "s_r": q["gate.r_out"].scale,
+        "s_g": q["gate.g_out"].scale,
+    }
 
 
 def _check_shapes(tape: Tape, grad_out: Tensor, grad_last: Tensor) -> None:

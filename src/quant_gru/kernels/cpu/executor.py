@@ -329,8 +329,8 @@ def _numbers(plan: CellPlan) -> dict[str, Any]:
         **exactness,
         "H": plan.hidden_size,
         "C": plan.input_size,
-        "x": _border(plan.x),
-        "h": _border(plan.h),
+        "x": _quantizer(plan.x),
+        "h": _quantizer(plan.h),
         "one": plan.frozen.one,
         "sums": {name: _sum(each) for name, each in _sums(plan).items()},
         "tables": {
@@ -351,7 +351,7 @@ def _numbers(plan: CellPlan) -> dict[str, Any]:
 _PRE = {"gate.z_out": "gate.z_pre", "gate.r_out": "gate.r_pre", "gate.g_out": "gate.g_pre"}
 
 
-def _border(q: Quantizer) -> dict[str, Any]:
+def _quantizer(q: Quantizer) -> dict[str, Any]:
     return {
         "scale": q.scale,
         "zero": q.zero_point,

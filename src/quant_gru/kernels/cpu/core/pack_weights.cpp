@@ -28,7 +28,7 @@ void with_row(const Matrix &m, int64_t start, F f) {
 
 // Sum and sum of magnitudes.
 template <class Code>
-void add_up(const Code *row, int inputs, int64_t &total, int64_t &magnitude) {
+void sum_codes(const Code *row, int inputs, int64_t &total, int64_t &magnitude) {
     constexpr int kBlock = 1 << 14;  // of 2^15 at most: sums fit 32 bits
     for (int first = 0; first < inputs; first += kBlock) {
         const int end = std::min(inputs, first + kBlock);
@@ -45,18 +45,18 @@ void add_up(const Code *row, int inputs, int64_t &total, int64_t &magnitude) {
 
 // Codes of a row to every `stride`-th piece of `kDepth` bytes.
 template <int kDepth>
-void spread(const int8_t *row, int inputs, int64_t stride, int8_t *to) {
+void interleave(const int8_t *row, int inputs, int64_t stride, int8_t *to) {
     int i = 0;
     for (; i + kDepth <= inputs; i += kDepth, to += stride) std::memcpy(to, row + i, kDepth);
     for (; i < inputs; ++i) *to++ = row[i];
 }
 
-void spread(const int8_t *row, int inputs, int depth, int64_t stride, int8_t *to) {
+void interleave(const int8_t *row, int inputs, int depth, int64_t stride, int8_t *to) {
     switch (depth) {
         case 2:
-            return spread<2>(row, inputs, stride, to);
+            return interleave<2>(row, inputs, stride, to);
         case 4:
-            return spread<4>(row, inputs, stride, to);
+            return interleave<4>(row, inputs, stride, to);
         default:
             for (int i = 0; i < inputs; ++i) to[i / depth * stride + i % depth] = row[i];
     }
@@ -105,8 +105,8 @@ bool pack_fused(const Matrix &from, int H, const Layout &layout, Arena &arena, P
             int64_t total = 0, magnitude = 0;
             const auto *row =
                 static_cast<const int8_t *>(from.codes) + static_cast<int64_t>(c) * inputs;
-            spread(row, inputs, depth, 3 * group * depth, to);
-            add_up(row, inputs, total, magnitude);
+            interleave(row, inputs, depth, 3 * group * depth, to);
+            sum_codes(row, inputs, total, magnitude);
             // the true sum decides; what leads to it may wrap around
             const int64_t bound = magnitude * from.reach + size_of(from.bias[c]);
             if (bound >= int64_t{1} << 31) return false;
@@ -178,7 +178,7 @@ int64_t pack_general(const Matrix &from, int H, const Quantizer &operand, Arena 
                     to[0][at] = static_cast<int16_t>(row[i]);
                 }
             }
-            add_up(row, inputs, total, magnitude);
+            sum_codes(row, inputs, total, magnitude);
         });
         bias[c] = from.bias[c] + (p.offset - from.zero) * total;
         real_bias[c] = static_cast<double>(bias[c]);

@@ -5,6 +5,7 @@
 
 #include <cfloat>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 #include "c99/fixed_point.h"

@@ -163,6 +163,22 @@ def test_threads_of_other_sizes():
 
 @torch.no_grad()
 @pytest.mark.usefixtures("looks")
+def test_nan():
+    gru = quantized()
+    inputs = [X.masked_fill(X > level, torch.nan) for level in (-9, 1, 2)]
+    hx = torch.zeros(1, X.shape[1], gru.hidden_size)
+    hx[0, 1] = torch.nan
+    calls = [*((x, None) for x in inputs), (X, hx), (inputs[-1], hx)]
+    expected = [fresh_call(gru, x, hx) for x, hx in calls]
+    warm(gru)
+    for (x, hx), results in zip(calls, expected, strict=True):
+        for found, wanted in zip(native_call(gru, x, hx), results, strict=True):
+            assert wanted.isnan().any()
+            assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("looks")
 def test_what_native_code_leaves_alone(monkeypatch):
     gru = quantized()
     warm(gru)

@@ -57,7 +57,7 @@ namespace quant_gru {
 namespace {
 constexpr float kRound = 12582912.f;
 using OperandByte = int16_t;
-#include "cpu/core/gates.inl"
+#include "cpu/isa/gates.inl"
 #include "cpu/isa/lanes.inl"
 }  // namespace
 }  // namespace quant_gru

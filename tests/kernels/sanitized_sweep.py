@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-# stacks and streams, borders, batches, layers that follow weights, whole calls, launches
+# stacks and streams, boundaries, batches, layers that follow weights, whole calls, launches
 ELSE = (
     "kernels/test_native_stack.py",
     "kernels/test_cpu_boundary.py",

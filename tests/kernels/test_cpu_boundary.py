@@ -1,4 +1,4 @@
-"""Native codes and masks at the border of a layer against their definitions."""
+"""Native codes and masks at the boundary of a layer against their definitions."""
 
 import pytest
 import torch
@@ -109,8 +109,8 @@ def test_gradients_are_those_of_the_reference(monkeypatch):
     gru.use_quantization = True
     x = (3 * torch.randn(7, 5, 6)).requires_grad_()
     found = torch.autograd.grad(gru(x)[0].square().sum(), [x, *gru.parameters()])
-    monkeypatch.setattr(dispatch.cpu_border, "takes", lambda *_: False)
-    monkeypatch.setattr(dispatch.cpu_border, "requantizes", lambda *_: False)
+    monkeypatch.setattr(dispatch.cpu_boundary, "takes", lambda *_: False)
+    monkeypatch.setattr(dispatch.cpu_boundary, "requantizes", lambda *_: False)
     expected = torch.autograd.grad(gru(x)[0].square().sum(), [x, *gru.parameters()])
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)

@@ -37,7 +37,8 @@ class Stack:
         self,
         layers: list[list[Layer]],
         between: list[list[list[tuple[float, int, int]]]],
-        finite: list[list[int]],
+        finite: list[int],
+        keep: Any,
     ) -> None: ...
     def run(
         self,
@@ -115,11 +116,11 @@ class Stream:
 # what gives the current stream, and what has one wait that the call before did not have
 Streams = tuple[Callable[[], int], Callable[[], int]]
 Real = tuple[int, int, int, int, int, int]  # address, strides of steps and rows, T, N, C
-Border = tuple[float, int, int, int, int]  # scale, zero point, limits, container
+Quantizer = tuple[float, int, int, int, int]  # scale, zero point, limits, container
 Between = tuple[float, float, float, int, int, int, int]  # m, limits, zeros, containers
 
-def quantize(x: Real, quantizer: Border, codes: int, nan: int, /) -> None: ...
-def mask(x: Real, quantizer: Border, grad: int, /) -> None: ...
+def quantize(x: Real, quantizer: Quantizer, codes: int, nan: int, /) -> None: ...
+def mask(x: Real, quantizer: Quantizer, grad: int, /) -> None: ...
 def requantize(
     between: Between, codes: int, rows: int, features: int, to: int, to_row: int, /
 ) -> None: ...

@@ -1,4 +1,4 @@
-"""What runs integers, by device: the executors, and real values at their border."""
+"""What runs integers, by device: the executors, and real values at their boundary."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cpu import backward as cpu_training
-from quant_gru.kernels.cpu import boundary as cpu_border
+from quant_gru.kernels.cpu import boundary as cpu_boundary
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import machine
 from quant_gru.kernels.cuda.backward import inputs as cuda_call
@@ -119,8 +119,8 @@ def quantize(quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
     """
     if runs_on_gpu(x.device) and x.dtype == torch.float32 and boundary.takes(quantizer):
         return boundary.quantize(quantizer, x)
-    if cpu_border.takes(quantizer, x) and cpu.chosen() != cpu.REFERENCE:
-        return cpu_border.quantize(quantizer, x)
+    if cpu_boundary.takes(quantizer, x) and cpu.chosen() != cpu.REFERENCE:
+        return cpu_boundary.quantize(quantizer, x)
     return quantizer.quantize(x).to(quantizer.container), x.isnan().any(-1)
 
 
@@ -137,8 +137,8 @@ def masked(quantizer: Quantizer, x: Tensor, grad: Tensor) -> Tensor:
         boundary.mask(quantizer, x, grad)
         return grad
     native = grad.dtype == torch.float32 and grad.is_contiguous() and grad.device == x.device
-    if native and cpu_border.takes(quantizer, x) and cpu.chosen() != cpu.REFERENCE:
-        cpu_border.mask(quantizer, x, grad)
+    if native and cpu_boundary.takes(quantizer, x) and cpu.chosen() != cpu.REFERENCE:
+        cpu_boundary.mask(quantizer, x, grad)
         return grad
     return grad * quantizer.inside(x)
 
@@ -160,8 +160,8 @@ def requantize(
     Returns:
         Codes (T, N, directions * H) in their container.
     """
-    if cpu.chosen() != cpu.REFERENCE and cpu_border.requantizes(sums, below, above, codes[0]):
-        return cpu_border.requantize(sums, below, above, codes)
+    if cpu.chosen() != cpu.REFERENCE and cpu_boundary.requantizes(sums, below, above, codes[0]):
+        return cpu_boundary.requantize(sums, below, above, codes)
     if runs_on_gpu(codes[0].device) and all(map(boundary.takes, (above, *below))):
         return boundary.requantize(sums, below, above, codes)
     unclamped = _unclamped(sums, below, codes)
@@ -186,8 +186,8 @@ def masked_requantized(
     """
     plain = grad.dtype == torch.float32 and grad.is_contiguous()
     on_cpu = grad.device.type == "cpu" and cpu.chosen() != cpu.REFERENCE
-    if plain and on_cpu and cpu_border.requantizes(sums, below, above, codes[0]):
-        cpu_border.mask_requantized(sums, below, above, codes, grad)
+    if plain and on_cpu and cpu_boundary.requantizes(sums, below, above, codes[0]):
+        cpu_boundary.mask_requantized(sums, below, above, codes, grad)
         return grad
     if plain and runs_on_gpu(grad.device) and all(map(boundary.takes, (above, *below))):
         boundary.mask_requantized(sums, below, above, codes, grad)

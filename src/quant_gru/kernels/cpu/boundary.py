@@ -1,4 +1,4 @@
-"""Codes at the border of a layer in training, and what was clamped there, in native code."""
+"""Codes at the boundary of a layer in training, and what was clamped there, in native code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def quantize(quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
     x = _readable(x)
     codes = torch.empty(x.shape, dtype=quantizer.container, device="cpu")
     nan = torch.empty(x.shape[:-1], dtype=torch.bool, device="cpu")
-    _native.quantize(_real(x), _border(quantizer), codes.data_ptr(), nan.data_ptr())
+    _native.quantize(_real(x), _quantizer(quantizer), codes.data_ptr(), nan.data_ptr())
     return codes, nan
 
 
@@ -52,7 +52,7 @@ def mask(quantizer: Quantizer, x: Tensor, grad: Tensor) -> None:
         grad: float32, contiguous, of x's shape.
     """
     x = _readable(x)  # kept until its address has been used
-    _native.mask(_real(x), _border(quantizer), grad.data_ptr())
+    _native.mask(_real(x), _quantizer(quantizer), grad.data_ptr())
 
 
 def requantizes(
@@ -127,7 +127,7 @@ def _real(x: Tensor) -> tuple[int, int, int, int, int, int]:
     return (x.data_ptr(), x.stride(0), x.stride(1), T, N, features)
 
 
-def _border(q: Quantizer) -> tuple[float, int, int, int, int]:
+def _quantizer(q: Quantizer) -> tuple[float, int, int, int, int]:
     return q.scale, q.zero_point, q.lo, q.hi, _CONTAINERS.index(q.container)
 
 

@@ -184,13 +184,16 @@ class Stack:
 
     def __init__(self, plan: GRUPlan, variant: str) -> None:
         layers = [[layer_of(cell, variant) for cell in cells] for cells in plan.cells]
+        # live weights rewrite them in place
+        finite = [cell.weights.finite for cells in plan.cells for cell in cells]
         self.native = _native.Stack(
             layers,
             [
                 [[_between(each) for each in direction] for direction in upper]
                 for upper in plan.between
             ],
-            [[cell.weights.finite.data_ptr() for cell in cells] for cells in plan.cells],
+            [flag.data_ptr() for flag in finite],
+            finite,
         )
         cell = plan.cells[0][0]
         self.input_size, self.hidden_size = cell.input_size, cell.hidden_size

@@ -110,7 +110,7 @@ class Backward {
                 for (int64_t part = index; part < parts_; part += size) work(part);
             };
             each_part([&](int64_t part) { fill_part(part); });
-            team.meet();
+            team.barrier();
             Chunk now = chunk_;
             for (; now.first_row < call_.N; now.first_row += now.rows) {
                 now.rows = std::min(rows_, call_.N - now.first_row);
@@ -120,13 +120,13 @@ class Backward {
                     now.steps = end - now.first_step;
                     each_part([&](int64_t part) { run_rows(now, part, own + space * part); });
                     if (!has_products()) continue;
-                    team.meet();
+                    team.barrier();
                     each_part([&](int64_t part) { multiply(now, part); });
-                    team.meet();
+                    team.barrier();
                 }
                 each_part([&](int64_t part) { end_rows(now, part); });
                 // parts of the next block may be other rows of the same memory
-                team.meet();
+                team.barrier();
             }
             each_part([&](int64_t part) { write_part(part); });
         });
@@ -161,8 +161,8 @@ class Backward {
         chunk_.h = at + x_blocks_ * chunk_.code_stride;
     }
 
-    DescentJob descent(const Chunk &chunk, int64_t first_row, int64_t end_row) const {
-        DescentJob job;
+    RecurrenceJob recurrence(const Chunk &chunk, int64_t first_row, int64_t end_row) const {
+        RecurrenceJob job;
         job.chunk = chunk;
         job.R = R_;
         job.H = H_;
@@ -251,7 +251,7 @@ class Backward {
             variant_.fused_slopes(layer_.fused(), job);
         else
             variant_.general_slopes(layer_.general(), job);
-        variant_.descend(descent(chunk, first_row, end_row));
+        variant_.recurrence(recurrence(chunk, first_row, end_row));
     }
 
     void multiply(const Chunk &chunk, int64_t part) const {

@@ -1,7 +1,5 @@
 #include "cpu/core/boundary.hpp"
 
-#include <type_traits>
-
 namespace quant_gru {
 namespace {
 
@@ -39,7 +37,7 @@ void typed(Container container, const void *data, F f) {
 
 // What is beyond the limits before rounding is beyond them afterwards: they are integers.
 template <class To>
-bool quantize_row(const float *x, int64_t n, const Border &b, To *to) {
+bool quantize_row(const float *x, int64_t n, const Quantizer &b, To *to) {
     const float s = b.scale, lo = static_cast<float>(b.lo), hi = static_cast<float>(b.hi);
     const int32_t zero = b.zero;
     int nan = 0;
@@ -52,7 +50,7 @@ bool quantize_row(const float *x, int64_t n, const Border &b, To *to) {
     return nan != 0;
 }
 
-void mask_row(const float *x, int64_t n, const Border &b, float *grad) {
+void mask_row(const float *x, int64_t n, const Quantizer &b, float *grad) {
     const float s = b.scale, lo = static_cast<float>(b.lo), hi = static_cast<float>(b.hi);
     for (int64_t i = 0; i < n; ++i) {
         // near enough to zero to be rounded so; NaN stays
@@ -63,14 +61,23 @@ void mask_row(const float *x, int64_t n, const Border &b, float *grad) {
     }
 }
 
-inline double rounded(const Requantizer &r, int32_t code, double lo, double hi) {
-    const double v = static_cast<double>(code - r.from_zero) * r.m;
+inline double rounded(double m, int32_t from_zero, int32_t code, double lo, double hi) {
+    const double v = static_cast<double>(code - from_zero) * m;
     return (limited(v, lo, hi) + kRoundWide) - kRoundWide;
+}
+
+// A copy of the numbers stays in registers: stores of bytes may not change it.
+template <class From, class To>
+void requantize_row(Requantizer r, const From *from, int64_t n, To *to) {
+    for (int64_t i = 0; i < n; ++i) {
+        const double v = rounded(r.m, r.from_zero, static_cast<int32_t>(from[i]), r.lo, r.hi);
+        to[i] = static_cast<To>(static_cast<int32_t>(v) + r.to_zero);
+    }
 }
 
 }  // namespace
 
-void quantize_input(const RealInput &x, const Border &b, void *codes, uint8_t *nan) {
+void quantize_input(const RealInput &x, const Quantizer &b, void *codes, uint8_t *nan) {
     typed(b.container, codes, [&](auto *to) {
         for (int64_t step = 0; step < x.T; ++step)
             for (int64_t row = 0; row < x.N; ++row, to += x.C)
@@ -78,7 +85,7 @@ void quantize_input(const RealInput &x, const Border &b, void *codes, uint8_t *n
     });
 }
 
-void mask_input(const RealInput &x, const Border &b, float *grad) {
+void mask_input(const RealInput &x, const Quantizer &b, float *grad) {
     for (int64_t step = 0; step < x.T; ++step)
         for (int64_t row = 0; row < x.N; ++row, grad += x.C)
             mask_row(x.values + step * x.step + row * x.row, x.C, b, grad);
@@ -88,12 +95,8 @@ void requantize(const Requantizer &r, const void *codes, int64_t count, int64_t 
                 int64_t to_row) {
     typed(r.from, codes, [&](const auto *from) {
         typed(r.to, to, [&](auto *out) {
-            using To = std::remove_reference_t<decltype(*out)>;
-            for (int64_t row = 0; row < count; ++row, from += n, out += to_row)
-                for (int64_t i = 0; i < n; ++i) {
-                    const double v = rounded(r, static_cast<int32_t>(from[i]), r.lo, r.hi);
-                    out[i] = static_cast<To>(static_cast<int32_t>(v) + r.to_zero);
-                }
+            for (int64_t row = 0; row < count; ++row)
+                requantize_row(r, from + row * n, n, out + row * to_row);
         });
     });
 }
@@ -103,7 +106,8 @@ void mask_requantized(const Requantizer &r, const void *codes, int64_t count, in
     typed(r.from, codes, [&](const auto *from) {
         for (int64_t row = 0; row < count; ++row, from += n, grad += grad_row)
             for (int64_t i = 0; i < n; ++i) {
-                const double v = rounded(r, static_cast<int32_t>(from[i]), r.lo - 1, r.hi + 1);
+                const double v =
+                    rounded(r.m, r.from_zero, static_cast<int32_t>(from[i]), r.lo - 1, r.hi + 1);
                 grad[i] *= v >= r.lo && v <= r.hi ? 1.f : 0.f;
             }
     });

@@ -15,10 +15,10 @@ struct RealInput {
 
 // codes (T, N, C) in b.container; nan (T, N): whether a value of the row is NaN, whose code is the
 // zero point.
-void quantize_input(const RealInput &x, const Border &b, void *codes, uint8_t *nan);
+void quantize_input(const RealInput &x, const Quantizer &b, void *codes, uint8_t *nan);
 
 // grad (T, N, C) times 0 where a code was clamped or is that of NaN.
-void mask_input(const RealInput &x, const Border &b, float *grad);
+void mask_input(const RealInput &x, const Quantizer &b, float *grad);
 
 // clamp(rne(v * m), lo, hi) of a layer below: limits less the zero point.
 struct Requantizer {

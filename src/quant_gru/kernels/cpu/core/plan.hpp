@@ -5,6 +5,7 @@
 
 #include <cfloat>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 #include "c99/fixed_point.h"
@@ -25,15 +26,15 @@ namespace quant_gru {
 enum class Container : int { i8, u8, i16, i32, i64 };
 
 // Real values to codes and back, for codes of up to 16 bits.
-struct Border {
+struct Quantizer {
     float scale = 1;
-    float reciprocal = 0;              // 1 / scale where that is exact, else 0
+    float reciprocal = 0;              // 1 / scale where that is exact, else 0; set by Layer
     int32_t zero = 0, lo = 0, hi = 0;  // limits less the zero point
     Container container = Container::i8;
 };
 
 // clamp(rne((m1*v1 + m2*v2) / 2^k), lo, hi), zero point taken off the limits: the result is a
-// zero-point-free code. Multipliers are also kept as M / 2^k, exact in float and double.
+// zero-point-free code. A layer also keeps multipliers as M / 2^k, exact in float and double.
 struct Sum {
     int present = 0;
     int tier = 'd';
@@ -75,11 +76,34 @@ struct Table {
 struct Cell {
     int H = 0;
     bool in_float = false;  // float32 is exact everywhere
-    Border x, h;
+    Quantizer x, h;
     int64_t one = 0;
     Sum z_pre, r_pre, rRh, g_pre, old_contrib, new_contrib, h_new;
     Sum zoneout;  // of the state before a step and after it; held units take its place
     Table z, r, g;
+};
+
+// The numbers of W x or R h, where the caller has them.
+struct Matrix {
+    const void *codes = nullptr;  // (3H, inputs)
+    Container kind = Container::i32;
+    int inputs = 0;
+    const int64_t *bias = nullptr, *M = nullptr, *k = nullptr;  // (3H)
+    int bias_shift = 0;                // of a layer that is not narrow: the bias is in 2^bias_shift
+    int64_t lo = 0, hi = 0, zero = 0;  // limits less the zero point; zero point of the operand
+    int64_t reach = 0;                 // the largest |code - zero point| of the operand
+    int weight_bits = 0, operand_bits = 0;
+    bool operand_signed = true;
+};
+
+// What a layer is made of. Tables are read once. The numbers of a narrow layer's matrices are read
+// again by Layer::repack.
+struct LayerPlan {
+    Cell cell;             // tables without their fast forms
+    Matrix W, R;           // of C and H inputs
+    bool narrow = false;   // at most 16 bits: the fused or the general kernel runs it
+    bool float32 = false;  // float32 is exact as far as the frozen numbers are concerned
+    double product = 0;    // the largest |product| of two codes
 };
 
 // How an instruction set wants the weights of its fused kernel, and the codes they are multiplied
@@ -203,12 +227,15 @@ inline int64_t round_up(int64_t n, int64_t multiple) {
     return (n + multiple - 1) / multiple * multiple;
 }
 
+// Bytes in whole cache lines.
+inline int64_t cache_lines(int64_t bytes) { return round_up(bytes, 64); }
+
 // A piece of memory that is handed out in parts of whole cache lines.
 struct MemoryPieces {
     char *next;
     void *take(int64_t bytes) {
         char *part = next;
-        next += (bytes + 63) / 64 * 64;
+        next += cache_lines(bytes);
         return part;
     }
 };

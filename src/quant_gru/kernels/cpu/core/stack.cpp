@@ -1,8 +1,9 @@
 #include "cpu/core/stack.hpp"
 
-#include <algorithm>
-#include <limits>
 #include <utility>
+
+#include "cpu/core/nan_rows.hpp"
+#include "cpu/core/tasks.hpp"
 
 namespace quant_gru {
 namespace {
@@ -21,97 +22,54 @@ int64_t bytes_of(Container c) {
     }
 }
 
-template <class From, class To>
-void convert(const From *from, int32_t from_zero, const Between &b, int32_t to_zero, To *to,
-             int64_t n) {
-    constexpr double magic = 6755399441055744.;  // 1.5 * 2^52: rounds half-even
-    const double lo = b.lo, hi = b.hi;
-    for (int64_t i = 0; i < n; ++i) {
-        double v = static_cast<double>(static_cast<int32_t>(from[i]) - from_zero) * b.m;
-        v = v < lo ? lo : v;
-        v = v > hi ? hi : v;
-        to[i] = static_cast<To>(static_cast<int32_t>((v + magic) - magic) + to_zero);
-    }
-}
-
-template <class From>
-void convert_from(const From *from, const Border &lower, const Between &b, const Border &upper,
-                  void *to, int64_t offset, int64_t n) {
-    switch (upper.container) {
-        case Container::i8:
-            convert(from, lower.zero, b, upper.zero, static_cast<int8_t *>(to) + offset, n);
-            break;
-        case Container::u8:
-            convert(from, lower.zero, b, upper.zero, static_cast<uint8_t *>(to) + offset, n);
-            break;
-        case Container::i16:
-            convert(from, lower.zero, b, upper.zero, static_cast<int16_t *>(to) + offset, n);
-            break;
-        default:
-            convert(from, lower.zero, b, upper.zero, static_cast<int32_t *>(to) + offset, n);
-            break;
-    }
-}
-
-void convert_row(const void *from, const Border &lower, const Between &b, const Border &upper,
-                 void *to, int64_t offset, int64_t n) {
-    switch (lower.container) {
-        case Container::i8:
-            convert_from(static_cast<const int8_t *>(from) + offset, lower, b, upper, to, offset,
-                         n);
-            break;
-        case Container::u8:
-            convert_from(static_cast<const uint8_t *>(from) + offset, lower, b, upper, to, offset,
-                         n);
-            break;
-        case Container::i16:
-            convert_from(static_cast<const int16_t *>(from) + offset, lower, b, upper, to, offset,
-                         n);
-            break;
-        default:
-            convert_from(static_cast<const int32_t *>(from) + offset, lower, b, upper, to, offset,
-                         n);
-            break;
-    }
-}
-
-bool has_nan(const float *values, int64_t n) {
-    bool found = false;
-    for (int64_t i = 0; i < n; ++i) found |= values[i] != values[i];
-    return found;
-}
-
-void fill_nan(float *values, int64_t n) {
-    std::fill(values, values + n, std::numeric_limits<float>::quiet_NaN());
-}
-
 }  // namespace
 
 Stack::Stack(std::vector<std::vector<const Layer *>> layers,
-             std::vector<std::vector<std::vector<Between>>> between,
-             std::vector<std::vector<const bool *>> finite)
+             std::vector<std::vector<std::vector<Requantizer>>> between,
+             std::vector<const uint8_t *> finite)
     : layers_(std::move(layers)), between_(std::move(between)), finite_(std::move(finite)) {}
 
 // below[direction] are the states (rows, H), in the container of that direction.
 void Stack::requantize(size_t layer, const void *const *below, void *const *codes,
                        int64_t rows) const {
     const int D = directions();
-    for (int direction = 0; direction < D; ++direction) {
-        const Border &upper = this->layer(layer, direction).x();
-        const int64_t H = this->layer(layer, direction).H(), size = bytes_of(upper.container);
+    const int64_t H = this->layer(layer, 0).H();
+    for (int direction = 0; direction < D; ++direction)
         for (int half = 0; half < D; ++half) {
-            const Border &lower = this->layer(layer - 1, half).h();
-            const char *from = static_cast<const char *>(below[half]);
-            const Between &b = between_[layer - 1][direction][half];
-            if (D == 1) {
-                convert_row(from, lower, b, upper, codes[direction], 0, rows * H);
-                continue;
-            }
-            for (int64_t row = 0; row < rows; ++row)
-                convert_row(from + row * H * bytes_of(lower.container), lower, b, upper,
-                            static_cast<char *>(codes[direction]) + (row * D + half) * H * size, 0,
-                            H);
+            const Requantizer &r = between_[layer - 1][direction][half];
+            char *to = static_cast<char *>(codes[direction]) + half * H * bytes_of(r.to);
+            // one direction below: all states stand side by side
+            const int64_t count = D == 1 ? 1 : rows, n = D == 1 ? rows * H : H;
+            quant_gru::requantize(r, below[half], count, n, to, D * H);
         }
+}
+
+bool Stack::has_finite_weights() const {
+    for (const uint8_t *each : finite_)
+        if (!*each) return false;
+    return true;
+}
+
+void Stack::mark_nan(const Call &call) const {
+    const int D = directions();
+    const int64_t H = layer(0, 0).H(), T = call.T, N = call.N;
+    NaNRows input = rows_with_nan(call.x, T, call.x_step, N, call.x_row, layer(0, 0).C());
+    for (size_t i = 0; i < depth(); ++i) {
+        NaNRows output(input.size());
+        for (int direction = 0; direction < D; ++direction) {
+            const size_t index = i * static_cast<size_t>(D) + static_cast<size_t>(direction);
+            const int64_t first = static_cast<int64_t>(index) * N * H;
+            NaNRows state(static_cast<size_t>(N), 1);
+            if (*finite_[index])
+                state = call.h0 ? rows_with_nan(call.h0 + first, 1, 0, N, H, H)
+                                : NaNRows(static_cast<size_t>(N));
+            const NaNRows half = spread_nan(input, state, direction == 1);
+            fill_nan(state, call.last + first, 1, 0, N, H, H);
+            if (i + 1 == depth())
+                fill_nan(half, call.y + direction * H, T, call.y_step, N, call.y_row, H);
+            for (size_t row = 0; row < half.size(); ++row) output[row] |= half[row];
+        }
+        input = std::move(output);
     }
 }
 
@@ -124,9 +82,7 @@ void Stack::run(const Call &call) {
     char *states = static_cast<char *>(lease.data);
     void *inputs[2] = {states + part * D, states + part * D * 2};
     void *below[2] = {states, states + part};
-    bool nan = false;
-    for (const auto &directions : finite_)
-        for (const bool *finite : directions) nan |= !*finite;
+    bool nan = !has_finite_weights();
     for (size_t i = 0; i < depth(); ++i) {
         if (i) requantize(i, below, inputs, T * N);
         std::vector<Task> tasks;
@@ -161,38 +117,7 @@ void Stack::run(const Call &call) {
         }
         nan |= run_tasks(tasks, call.threads, scratch_);
     }
-    if (nan) spread_nan(call);
-}
-
-void Stack::spread_nan(const Call &call) const {
-    const int D = directions();
-    const int64_t H = layer(0, 0).H(), C = layer(0, 0).C(), N = call.N, T = call.T;
-    const size_t rows = static_cast<size_t>(T * N);
-    // of each row: whether its input is NaN, and whether what the layer gives is
-    std::vector<uint8_t> in(rows), out(rows);
-    for (int64_t t = 0; t < T; ++t)
-        for (int64_t n = 0; n < N; ++n)
-            in[t * N + n] = has_nan(call.x + t * call.x_step + n * call.x_row, C);
-    for (size_t i = 0; i < depth(); ++i) {
-        std::fill(out.begin(), out.end(), uint8_t{0});
-        for (int direction = 0; direction < D; ++direction) {
-            const int64_t index = static_cast<int64_t>(i) * D + direction;
-            for (int64_t n = 0; n < N; ++n) {
-                bool nan = !*finite_[i][direction] ||
-                           (call.h0 && has_nan(call.h0 + (index * N + n) * H, H));
-                for (int64_t step = 0; step < T; ++step) {
-                    const int64_t t = direction ? T - 1 - step : step;
-                    nan |= in[t * N + n] != 0;
-                    if (!nan) continue;
-                    out[t * N + n] = 1;
-                    if (i + 1 == depth())
-                        fill_nan(call.y + t * call.y_step + n * call.y_row + direction * H, H);
-                }
-                if (nan) fill_nan(call.last + (index * N + n) * H, H);
-            }
-        }
-        std::swap(in, out);
-    }
+    if (nan) mark_nan(call);
 }
 
 bool Stack::step(const float *x, int64_t N, void *const *state, float *y) {

@@ -1,26 +1,21 @@
 // All layers and directions of a GRU: real values in, real values out.
 #pragma once
 
-#include <memory>
+#include <vector>
 
+#include "cpu/core/boundary.hpp"
 #include "cpu/core/layer.hpp"
+#include "cpu/core/memory.hpp"
 
 namespace quant_gru {
-
-// Codes of a state as codes of the next layer's input: clamp(rne(v * m), lo, hi), zero points
-// taken off; v has fewer than 2^17 values and m 24 bits.
-struct Between {
-    double m = 0;
-    int32_t lo = 0, hi = 0;
-};
 
 class Stack {
  public:
     // layers[layer][direction]; between[layer - 1][direction][direction below];
-    // finite[layer][direction]: whether the weights are, read at each call
+    // finite[layer * directions + direction]: 1 where all weights are finite, read in each call
     Stack(std::vector<std::vector<const Layer *>> layers,
-          std::vector<std::vector<std::vector<Between>>> between,
-          std::vector<std::vector<const bool *>> finite);
+          std::vector<std::vector<std::vector<Requantizer>>> between,
+          std::vector<const uint8_t *> finite);
 
     Stack(const Stack &) = delete;
     Stack &operator=(const Stack &) = delete;
@@ -41,21 +36,22 @@ class Stack {
         int64_t T = 0, N = 0;
         int threads = 1;
     };
-    // A row that has seen NaN, in its inputs, its states or the weights, is NaN from that step on.
+    // Rows that NaN reaches become NaN in y and last; their codes are those of a zero in its place.
     void run(const Call &call);
 
-    // States as codes, one step at a time: state[layer] is (N, H), read and written.
+    // States as codes, one step at a time: state[layer] is (N, H), read and written. Returns
+    // whether an input was NaN; y then holds what a zero in its place gives.
     bool step(const float *x, int64_t N, void *const *state, float *y);
 
  private:
     // Input codes of a layer from the states below: (rows, directions * H) each.
     void requantize(size_t layer, const void *const *below, void *const *codes, int64_t rows) const;
-    // Make outputs and last states NaN where rows are.
-    void spread_nan(const Call &call) const;
+    bool has_finite_weights() const;
+    void mark_nan(const Call &call) const;
 
     std::vector<std::vector<const Layer *>> layers_;
-    std::vector<std::vector<std::vector<Between>>> between_;
-    std::vector<std::vector<const bool *>> finite_;
+    std::vector<std::vector<std::vector<Requantizer>>> between_;
+    std::vector<const uint8_t *> finite_;
     Scratch scratch_, codes_;
 };
 

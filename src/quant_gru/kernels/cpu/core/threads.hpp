@@ -26,8 +26,8 @@ class Team {
         return size_;
     }
 
-    // Returns when all threads have come here.
-    void meet() {
+    // Returns when all threads have reached it.
+    void barrier() {
         const int64_t round = round_.load(std::memory_order_acquire);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
             arrived_.store(0, std::memory_order_relaxed);
@@ -38,7 +38,7 @@ class Team {
             changed_.notify_all();
             return;
         }
-        // the others are often about to come: sleeping would take longer
+        // the others often arrive soon: sleeping would take longer
         for (int i = 0; i < kYields; ++i) {
             if (round_.load(std::memory_order_acquire) != round) return;
             std::this_thread::yield();

@@ -1,7 +1,7 @@
 // What the backward of one layer and direction hands to the instruction sets: plain data, as in
 // plan.hpp. The gradient is linear in dL/dh' of each unit and step: once the codes of all states
 // are known, its slopes follow from them for all steps at once (`slopes`), one pass through time
-// turns slopes into gradients of both projections (`descend`), and products of those give the
+// turns slopes into gradients of both projections (`recurrence`), and products of those give the
 // gradients of inputs and weights.
 //
 // Rows are taken in blocks and steps in chunks; an item is a row of the block at a step of the
@@ -59,7 +59,7 @@ struct Panels {
     int64_t channels = 0;  // groups * 3 * group
 };
 
-struct DescentJob {
+struct RecurrenceJob {
     Chunk chunk;
     Panels R;
     int H = 0;
@@ -115,7 +115,7 @@ inline bool counts(const Chunk &c, int64_t row, int64_t step) {
     void general_slopes(const GeneralPlan &plan, const SlopeJob &job); \
     int64_t fused_slopes_workspace(const FusedPlan &plan);             \
     int64_t general_slopes_workspace(const GeneralPlan &plan);         \
-    void descend(const DescentJob &job);                               \
+    void recurrence(const RecurrenceJob &job);                         \
     void weight_products(const WeightJob &job);                        \
     }
 QG_TRAINING_SET(portable)

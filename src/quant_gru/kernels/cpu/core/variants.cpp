@@ -76,7 +76,7 @@ bool has_neon_dot() {
      space::general_slopes,           \
      space::fused_slopes_workspace,   \
      space::general_slopes_workspace, \
-     space::descend,                  \
+     space::recurrence,               \
      space::weight_products}
 
 const Variant kVariants[] = {

@@ -22,7 +22,7 @@ struct Variant {
     void (*general_slopes)(const GeneralPlan &, const SlopeJob &);
     int64_t (*fused_slopes_workspace)(const FusedPlan &);
     int64_t (*general_slopes_workspace)(const GeneralPlan &);
-    void (*descend)(const DescentJob &);
+    void (*recurrence)(const RecurrenceJob &);
     void (*weight_products)(const WeightJob &);
 };
 

@@ -1,7 +1,5 @@
 #include "cpu/core/weights.hpp"
 
-#include <nanobind/stl/string.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -10,25 +8,13 @@
 
 #include "cpu/core/threads.hpp"
 
-namespace nb = nanobind;
-
 namespace quant_gru {
 namespace {
 
-template <class T>
-T field(const nb::dict &d, const char *name) {
-    return nb::cast<T>(d[name]);
-}
-
-template <class T>
-T *address(const nb::dict &d, const char *name) {
-    return reinterpret_cast<T *>(field<uintptr_t>(d, name));
-}
-
-WeightRows rows_of(const nb::dict &d, const char *bits, bool free_scale, int64_t n) {
+WeightRows rows_of(int bits, bool free_scale, int64_t n) {
     WeightRows w;
     w.n = n;
-    w.bits = field<int>(d, bits);
+    w.bits = bits;
     w.free_scale = free_scale;
     w.hi = static_cast<double>((int64_t{1} << (w.bits - 1)) - 1);
     w.lo = -w.hi - 1;
@@ -57,30 +43,14 @@ double largest_of(const std::vector<double> &scales) {
 
 }  // namespace
 
-Weights::Weights(const nb::dict &d, const std::string &variant) : variant_(variant_of(variant)) {
-    H_ = field<int>(d, "H");
-    finite_ = address<bool>(d, "finite");
-    const bool free_scale = field<bool>(d, "free");
+Weights::Weights(const WeightsPlan &plan, const std::string &variant)
+    : H_(plan.H), finite_(plan.finite), variant_(variant_of(variant)) {
     const size_t channels = 3 * static_cast<size_t>(H_);
-    const char *names[] = {"W", "R"};
     for (size_t which = 0; which < 2; ++which) {
-        const nb::dict from = nb::cast<nb::dict>(d[names[which]]);
         Operand &o = operands_[which];
-        o.rows = rows_of(from, "bits", free_scale, field<int64_t>(from, "n"));
-        o.bias = rows_of(from, "b_bits", free_scale, 1);
-        o.codes = address<void>(from, "codes");
-        o.b_codes = address<void>(from, "b_codes");
-        o.b_kind = field<int>(from, "b_bytes");
-        o.scales = address<float>(from, "scales");
-        o.b_scales = address<float>(from, "b_scales");
-        o.B = address<int64_t>(from, "B");
-        o.M = address<int64_t>(from, "M");
-        o.k = address<int64_t>(from, "k");
-        o.operand_scale = field<double>(from, "operand_scale");
-        o.result_scale = field<double>(from, "result_scale");
-        o.b_unit = field<double>(from, "b_unit");
-        o.limit = field<double>(from, "limit");
-        o.significant = field<int>(from, "significant");
+        static_cast<WeightTarget &>(o) = plan.targets[which];
+        o.rows = rows_of(o.bits, plan.free_scale, o.n);
+        o.bias = rows_of(o.b_bits, plan.free_scale, 1);
         o.found.resize(channels);
         o.b_found.resize(channels);
     }
@@ -164,8 +134,8 @@ void Weights::settle(const Operand &o, const uint8_t *dropped, float keep, int64
         o.scales[c] = scale;
         o.b_scales[c] = b_scale;
         // the low bytes come first on every processor this runs on
-        std::memcpy(static_cast<char *>(o.b_codes) + c * o.b_kind, &b_code,
-                    static_cast<size_t>(o.b_kind));
+        std::memcpy(static_cast<char *>(o.b_codes) + c * o.b_bytes, &b_code,
+                    static_cast<size_t>(o.b_bytes));
         o.B[c] = n.B;
         o.M[c] = n.M;
         o.k[c] = n.k;

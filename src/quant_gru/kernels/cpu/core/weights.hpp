@@ -1,8 +1,6 @@
 // Weights to the numbers of a plan, written where the plan has them.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
 #include <array>
 #include <string>
 #include <vector>
@@ -12,10 +10,29 @@
 
 namespace quant_gru {
 
+// Where the numbers of W or R and of its bias go, rows update, reset, candidate, and what they are
+// made with.
+struct WeightTarget {
+    int64_t n = 0;             // inputs
+    int bits = 8, b_bits = 8;  // of a code, and of one of the bias
+    void *codes = nullptr, *b_codes = nullptr;
+    int b_bytes = 1;  // of a code of the bias
+    float *scales = nullptr, *b_scales = nullptr;
+    int64_t *B = nullptr, *M = nullptr, *k = nullptr;
+    double operand_scale = 1, result_scale = 1, b_unit = 1, limit = 0;
+    int significant = 0;
+};
+
+struct WeightsPlan {
+    int H = 0;
+    bool free_scale = false;
+    bool *finite = nullptr;  // becomes whether all weights are finite
+    std::array<WeightTarget, 2> targets;
+};
+
 class Weights {
  public:
-    // The numbers are those of weights.py.
-    Weights(const nanobind::dict &numbers, const std::string &variant);
+    Weights(const WeightsPlan &plan, const std::string &variant);
 
     // From float32 W (3H, C) and R (3H, H), rows reset, update, candidate, and biases (3H), null
     // for zeros. Codes of R that are `dropped` (3H, H) become 0, and its scales are divided by
@@ -26,15 +43,9 @@ class Weights {
     void forget() { is_last_ = false; }
 
  private:
-    // W or R with its bias; what is pointed at has rows update, reset, candidate.
-    struct Operand {
+    // W or R with its bias.
+    struct Operand : WeightTarget {
         WeightRows rows, bias;
-        void *codes, *b_codes;
-        int b_kind;  // bytes of a code of the bias
-        float *scales, *b_scales;
-        int64_t *B, *M, *k;
-        double operand_scale, result_scale, b_unit, limit;
-        int significant;
         std::vector<double> found, b_found;  // scales of rows
     };
     // Whether the values are those of the last `write`, which they are from now on.

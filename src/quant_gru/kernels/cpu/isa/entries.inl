@@ -3,17 +3,17 @@
 
 namespace {
 
-#include "cpu/core/gates.inl"
+#include "cpu/isa/gates.inl"
 
 // after what they use
-#include "cpu/core/fused.inl"
-#include "cpu/core/gemm.inl"
-#include "cpu/core/general.inl"
-#include "cpu/core/local_derivatives.inl"
-#include "cpu/core/weights.inl"
+#include "cpu/isa/fused.inl"
+#include "cpu/isa/gemm.inl"
+#include "cpu/isa/general.inl"
+#include "cpu/isa/local_derivatives.inl"
+#include "cpu/isa/weights.inl"
 
 // after what they all use
-#include "cpu/core/general_derivatives.inl"
+#include "cpu/isa/general_derivatives.inl"
 
 #if defined(QG_AMX)
 using Scope = Tiles;
@@ -38,7 +38,7 @@ void fused_slopes(const FusedPlan &plan, const SlopeJob &job) {
 void general_slopes(const GeneralPlan &plan, const SlopeJob &job) { run_general_slopes(plan, job); }
 int64_t fused_slopes_workspace(const FusedPlan &plan) { return fused_slopes_bytes(plan); }
 int64_t general_slopes_workspace(const GeneralPlan &plan) { return general_slopes_bytes(plan); }
-void descend(const DescentJob &job) { descend_rows(job); }
+void recurrence(const RecurrenceJob &job) { recurrence_rows(job); }
 void weight_products(const WeightJob &job) { weight_sums(job); }
 int64_t multiply(int64_t loops) { return multiply_only(loops); }
 QG_WEIGHTS

@@ -11,7 +11,7 @@ inline T limit(T v, T lo, T hi) {
 }
 
 // clamp(rint(x / s), lo, hi), zero-point-free: a float32 division, ties to even.
-inline bool quantize(const Border &b, const float *x, int n, int32_t *out) {
+inline bool quantize(const Quantizer &b, const float *x, int n, int32_t *out) {
     const float s = b.scale, inverse = b.reciprocal;
     const float lo = static_cast<float>(b.lo), hi = static_cast<float>(b.hi);
     int nan = 0;
@@ -41,7 +41,7 @@ inline void read_codes(const From *x, int n, int32_t zero, int32_t *out) {
 
 #if defined(QG_ROWS_AVX512)
 // The same in whole vectors, the last one masked.
-inline bool quantize_row(const Border &b, const float *x, int n, int32_t *out) {
+inline bool quantize_row(const Quantizer &b, const float *x, int n, int32_t *out) {
     const __m512 lo = _mm512_set1_ps(static_cast<float>(b.lo));
     const __m512 hi = _mm512_set1_ps(static_cast<float>(b.hi));
     const __m512 s = _mm512_set1_ps(b.scale), inverse = _mm512_set1_ps(b.reciprocal);
@@ -69,7 +69,7 @@ inline void dequantize_row(float scale, const float *v, int n, float *out) {
     _mm512_mask_storeu_ps(out + i, mask, _mm512_mul_ps(s, _mm512_maskz_loadu_ps(mask, v + i)));
 }
 #else
-inline bool quantize_row(const Border &b, const float *x, int n, int32_t *out) {
+inline bool quantize_row(const Quantizer &b, const float *x, int n, int32_t *out) {
     return quantize(b, x, n, out);
 }
 
@@ -83,7 +83,7 @@ inline void dequantize_row(float scale, const double *v, int n, float *out) {
 }
 
 // Zero-point-free codes of n values at `start`; returns whether one was NaN.
-inline bool read_row(const Source &from, const Border &b, int64_t start, int n, int32_t *out) {
+inline bool read_row(const Source &from, const Quantizer &b, int64_t start, int n, int32_t *out) {
     if (!from.data) {
         for (int i = 0; i < n; ++i) out[i] = 0;
         return false;
@@ -113,7 +113,7 @@ inline void write_codes(To *out, const Real *v, int n, int32_t zero) {
 
 // Writes n zero-point-free codes as codes, real values or both.
 template <class Real>
-inline void write_row(const Sink &to, const Border &b, int64_t step, int64_t row, const Real *v,
+inline void write_row(const Sink &to, const Quantizer &b, int64_t step, int64_t row, const Real *v,
                       int n) {
     if (to.codes) {
         const int64_t start = step * to.codes_step + row * to.codes_row;

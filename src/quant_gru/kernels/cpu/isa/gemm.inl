@@ -117,7 +117,7 @@ inline void turn_slopes(const Chunk &c, int64_t item, float *dh) {
     }
 }
 
-void descend_rows(const DescentJob &job) {
+void recurrence_rows(const RecurrenceJob &job) {
     const Chunk &c = job.chunk;
     const int64_t rows = job.end_row - job.first_row;
     float *const first_dh = job.dh + (job.first_row - c.first_row) * job.width;

@@ -1,0 +1,10 @@
+// The part of the Python module that runs on the CPU.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace quant_gru {
+
+void bind_cpu(nanobind::module_ &m);
+
+}  // namespace quant_gru

@@ -1,0 +1,211 @@
+#include "cpu/core/pack_weights.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace quant_gru {
+namespace {
+
+constexpr double kExactDouble = 9007199254740992.;  // 2^53
+
+int64_t size_of(int64_t v) { return v < 0 ? -v : v; }
+
+// Calls `f` with the codes of a row.
+template <class F>
+void with_row(const Matrix &m, int64_t start, F f) {
+    switch (m.kind) {
+        case Container::i8:
+            f(static_cast<const int8_t *>(m.codes) + start);
+            break;
+        case Container::i16:
+            f(static_cast<const int16_t *>(m.codes) + start);
+            break;
+        default:
+            f(static_cast<const int32_t *>(m.codes) + start);
+    }
+}
+
+// Sum and sum of magnitudes.
+template <class Code>
+void sum_codes(const Code *row, int inputs, int64_t &total, int64_t &magnitude) {
+    constexpr int kBlock = 1 << 14;  // of 2^15 at most: sums fit 32 bits
+    for (int first = 0; first < inputs; first += kBlock) {
+        const int end = std::min(inputs, first + kBlock);
+        int32_t sum = 0, size = 0;
+        for (int i = first; i < end; ++i) {
+            const int32_t code = row[i];
+            sum += code;
+            size += code < 0 ? -code : code;
+        }
+        total += sum;
+        magnitude += size;
+    }
+}
+
+// Codes of a row to every `stride`-th piece of `kDepth` bytes.
+template <int kDepth>
+void interleave(const int8_t *row, int inputs, int64_t stride, int8_t *to) {
+    int i = 0;
+    for (; i + kDepth <= inputs; i += kDepth, to += stride) std::memcpy(to, row + i, kDepth);
+    for (; i < inputs; ++i) *to++ = row[i];
+}
+
+void interleave(const int8_t *row, int inputs, int depth, int64_t stride, int8_t *to) {
+    switch (depth) {
+        case 2:
+            return interleave<2>(row, inputs, stride, to);
+        case 4:
+            return interleave<4>(row, inputs, stride, to);
+        default:
+            for (int i = 0; i < inputs; ++i) to[i / depth * stride + i % depth] = row[i];
+    }
+}
+
+}  // namespace
+
+bool fits_float(double m) { return m == 0 || (m > 1e-20 && m < 1e20); }
+
+bool is_power(double m) {
+    int exponent;
+    return std::frexp(m, &exponent) == 0.5;
+}
+
+bool pack_fused(const Matrix &from, int H, const Layout &layout, Arena &arena, Packed &p,
+                Exactness &exact) {
+    if (from.kind != Container::i8) return false;
+    const int inputs = from.inputs;
+    const int group = layout.group, depth = layout.depth;
+    const bool wide_operand = from.operand_bits > 8, is_signed = from.operand_signed;
+    p.inputs = inputs;
+    p.steps = (inputs + depth - 1) / depth;
+    p.groups = (H + group - 1) / group;
+    p.planes = wide_operand && layout.operand != Operand::s16 ? 2 : 1;
+    if (layout.operand == Operand::u8)
+        p.offset = is_signed ? (wide_operand ? -32768 : -128) : 0;
+    else if (layout.operand == Operand::s8)
+        p.offset = wide_operand ? (is_signed ? 128 : 32896) : (is_signed ? 0 : 128);
+    else
+        p.offset = wide_operand && !is_signed ? 32768 : 0;
+    p.lo = static_cast<double>(from.lo);
+    p.hi = static_cast<double>(from.hi);
+    // an odd number of cache lines, so that groups do not share their sets
+    p.group_stride = cache_lines(round_up(p.steps, layout.step_block) * depth * 3 * group);
+    if (p.group_stride / 64 % 2 == 0) p.group_stride += 64;
+    const size_t channels = static_cast<size_t>(p.groups) * 3 * group;
+    auto *w = arena.reuse(p.w, static_cast<size_t>(p.groups * p.group_stride));
+    auto *bias = arena.reuse(p.bias, channels);
+    auto *m = arena.reuse(p.m, channels);
+    auto *m_float = arena.reuse(p.m_float, channels);
+    auto *rounding = exact.powers ? arena.reuse(p.rounding, 3 * channels) : nullptr;
+    for (int gate = 0; gate < 3; ++gate) {
+        for (int unit = 0; unit < H; ++unit) {
+            const int c = gate * H + unit, place = unit % group;
+            int8_t *to = w + unit / group * p.group_stride + (gate * group + place) * depth;
+            int64_t total = 0, magnitude = 0;
+            const auto *row =
+                static_cast<const int8_t *>(from.codes) + static_cast<int64_t>(c) * inputs;
+            interleave(row, inputs, depth, 3 * group * depth, to);
+            sum_codes(row, inputs, total, magnitude);
+            // the true sum decides; what leads to it may wrap around
+            const int64_t bound = magnitude * from.reach + size_of(from.bias[c]);
+            if (bound >= int64_t{1} << 31) return false;
+            exact.in_float = exact.in_float && bound < int64_t{1} << 24;
+            exact.in_double =
+                exact.in_double &&
+                static_cast<double>(bound) * static_cast<double>(from.M[c]) < kExactDouble;
+            const size_t at = static_cast<size_t>((unit / group * 3 + gate) * group + place);
+            const uint64_t folded =
+                static_cast<uint64_t>(from.bias[c]) +
+                static_cast<uint64_t>(p.offset - from.zero) * static_cast<uint64_t>(total);
+            const uint32_t low = static_cast<uint32_t>(folded);
+            std::memcpy(bias + at, &low, sizeof low);
+            m[at] = std::ldexp(static_cast<double>(from.M[c]), static_cast<int>(-from.k[c]));
+            exact.in_float = exact.in_float && fits_float(m[at]);
+            m_float[at] = static_cast<float>(m[at]);
+            if (!exact.powers) continue;
+            // half of 2^s is added before a shift: neither may leave 32 bits
+            const int s = -std::ilogb(m[at]);
+            exact.powers = is_power(m[at]) && s >= 1 && s <= 30 &&
+                           bound + (int64_t{1} << (s - 1)) < int64_t{1} << 31;
+            if (!exact.powers) continue;
+            int32_t *numbers = rounding + (unit / group * 3 + gate) * 3 * group + place;
+            numbers[0] = s;
+            numbers[group] = 1 << (s - 1);
+            numbers[2 * group] = (1 << s) - 1;
+        }
+    }
+    return true;
+}
+
+int64_t pack_general(const Matrix &from, int H, const Quantizer &operand, Arena &arena,
+                     Projection &p) {
+    const int channels = 3 * H, inputs = from.inputs;
+    int64_t bound = 0;
+    p.inputs = inputs;
+    p.pairs = (inputs + 1) / 2;
+    p.tiles = (channels + kTile - 1) / kTile;
+    const bool wide_weights = from.weight_bits > 8, wide_operand = from.operand_bits > 8;
+    p.planes = wide_weights ? 2 : 1;
+    // |product| of a pair: 2^8 (16: a low plane has 9 bits) times 2^8 or 2^15
+    p.flush = (wide_weights ? 64 : 128) * (wide_operand ? 1 : 128);
+    // 16 unsigned bits are kept less 2^15, so that they fit int16
+    p.offset = operand.zero + operand.hi > 32767 ? 1 << 15 : 0;
+    p.lo = static_cast<double>(from.lo);
+    p.hi = static_cast<double>(from.hi);
+    const size_t padded = static_cast<size_t>(p.tiles) * kTile;
+    const size_t size = padded * 2 * p.pairs;
+    int16_t *planes[2] = {arena.reuse(p.w[0], size), nullptr};
+    if (p.planes == 2) planes[1] = arena.reuse(p.w[1], size);
+    auto *bias = arena.reuse(p.bias, padded);
+    auto *real_bias = arena.reuse(p.real_bias, padded);
+    auto *m = arena.reuse(p.m, padded);
+    auto *m_float = arena.reuse(p.m_float, padded);
+    int64_t largest = 0;
+    for (int c = 0; c < channels; ++c) {
+        int16_t *to[2];
+        const size_t tile = static_cast<size_t>(c / kTile) * p.pairs * 2 * kTile;
+        for (int plane = 0; plane < p.planes; ++plane)
+            to[plane] = planes[plane] + tile + 2 * (c % kTile);
+        int64_t total = 0, magnitude = 0;
+        with_row(from, static_cast<int64_t>(c) * inputs, [&](auto *row) {
+            for (int i = 0; i < inputs; ++i) {
+                const size_t at = static_cast<size_t>(i / 2) * 2 * kTile + i % 2;
+                if (p.planes == 2) {
+                    to[0][at] = static_cast<int16_t>(row[i] >> 8);
+                    to[1][at] = static_cast<int16_t>(row[i] & 255);
+                } else {
+                    to[0][at] = static_cast<int16_t>(row[i]);
+                }
+            }
+            sum_codes(row, inputs, total, magnitude);
+        });
+        bias[c] = from.bias[c] + (p.offset - from.zero) * total;
+        real_bias[c] = static_cast<double>(bias[c]);
+        // of the true sum, and of the sum before the bias is added
+        const int64_t reach = from.reach + size_of(p.offset - from.zero);
+        const int64_t most = magnitude * reach + size_of(from.bias[c]) + size_of(bias[c]);
+        bound = most > bound ? most : bound;
+        // of parts of the sum, too: planes are less than 256 off their share of a weight
+        largest = std::max(largest, most + 256 * reach * inputs);
+        m[c] = std::ldexp(static_cast<double>(from.M[c]), static_cast<int>(-from.k[c]));
+        m_float[c] = static_cast<float>(m[c]);
+    }
+    p.exact = largest < (int64_t{1} << 53);
+    return bound;
+}
+
+void copy_wide(const Matrix &from, int H, Arena &arena, WideProjection &p) {
+    const size_t channels = 3 * static_cast<size_t>(H), inputs = static_cast<size_t>(from.inputs);
+    p.inputs = from.inputs;
+    p.w = arena.copy(static_cast<const int32_t *>(from.codes), channels * inputs);
+    p.bias = arena.copy(from.bias, channels);
+    p.bias_shift = from.bias_shift;
+    p.M = arena.copy(from.M, channels);
+    p.k = arena.copy(from.k, channels);
+    p.lo = from.lo;
+    p.hi = from.hi;
+    p.zero = from.zero;
+}
+
+}  // namespace quant_gru

@@ -10,9 +10,9 @@ import torch
 from typer.testing import CliRunner, Result
 
 import quant_gru
-from kernel_runtime.cuda import disk_cache
 from quant_gru.cli import app
 from quant_gru.config import QuantConfig, default_config_path
+from quant_gru.kernels.cuda.machine import SOURCES
 from quant_gru.kernels.dispatch import executor_name
 
 
@@ -151,7 +151,7 @@ def test_demo_runs(tmp_path: Path) -> None:
 def test_cache_is_shown_and_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUANT_GRU_CACHE", str(tmp_path / "kernels"))
     assert run("cache").stdout == f"{tmp_path / 'kernels'}: 0 files, 0 KiB\n"
-    disk_cache.store("a" * 64, b"x" * 2016)
+    SOURCES.cache.store("a" * 64, b"x" * 2016)
     assert run("cache").stdout.endswith(": 1 file, 2 KiB\n")
     (tmp_path / "kernels" / "notes.txt").write_text("mine")
     result = run("cache", "--clear")
@@ -160,11 +160,17 @@ def test_cache_is_shown_and_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [path.name for path in (tmp_path / "kernels").iterdir()] == ["notes.txt"]
 
 
+def test_the_cache_lies_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QUANT_GRU_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert run("cache").stdout == f"{tmp_path / 'quant-gru'}: 0 files, 0 KiB\n"
+
+
 def test_what_the_cache_cannot_do_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUANT_GRU_CACHE", str(tmp_path))
-    disk_cache.store("a" * 64, b"x")
+    SOURCES.cache.store("a" * 64, b"x")
 
     def denied(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")

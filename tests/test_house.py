@@ -160,6 +160,13 @@ def test_the_runtime_includes_nothing_of_the_package():
             assert name.startswith("kernel_runtime/"), f"{path.name} includes {name}"
 
 
+def test_the_runtime_names_no_gru():
+    for path in sources(".py", ".pyi", ".cu", ".cuh", ".cpp", ".hpp"):
+        if path.is_relative_to(RUNTIME):
+            found = re.search(r"GRU|(?<![a-z])gru(?![a-z])|\b(?:qg|QG)_", path.read_text("utf-8"))
+            assert found is None, f"{path.name} names {found and found[0]}"
+
+
 def sources(*suffixes: str) -> Iterator[Path]:
     for root in (ROOT, RUNTIME):
         for path in root.rglob("*"):

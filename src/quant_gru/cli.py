@@ -139,8 +139,9 @@ def cache(
 ) -> None:
     """Show or clear the compiled CUDA kernels that are kept on disk."""
     with _one_line_errors():
-        from kernel_runtime.cuda import disk_cache as kept
+        from quant_gru.kernels.cuda.machine import SOURCES
 
+        kept = SOURCES.cache
         if clear:
             typer.echo(f"Removed {_files(kept.clear())} from {kept.folder()}")
             return
@@ -156,14 +157,14 @@ def _gpu() -> str:
     """The GPU and its executor, or why there is none."""
     import torch
 
-    from kernel_runtime.cuda import driver
+    from quant_gru.kernels.cuda.machine import missing
     from quant_gru.kernels.dispatch import executor_name
 
     if not torch.cuda.is_available():
         built = torch.version.cuda or torch.version.hip
         return f"none: {'PyTorch finds no device' if built else 'this PyTorch has no CUDA'}"
     device = torch.device("cuda", torch.cuda.current_device())
-    name, reason = torch.cuda.get_device_name(device), driver.missing(device)
+    name, reason = torch.cuda.get_device_name(device), missing(device)
     if reason is None:
         return f"{name}, {executor_name(device)}"
     major, minor = torch.cuda.get_device_capability(device)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kernel_runtime.cuda import compiler, disk_cache
+from kernel_runtime.cuda import compiler
 from quant_gru.kernels.cuda.backward.derivatives_planner import SlopesShape
 from quant_gru.kernels.cuda.backward.grid_planner import GridShape
 from quant_gru.kernels.cuda.backward.planner import BackShape
@@ -59,7 +59,7 @@ def machine_code(name, macros, arch):
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(SOURCES.cache.variable, str(tmp_path / "cache"))
 
 
 def variants(arch):

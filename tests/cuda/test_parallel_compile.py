@@ -10,7 +10,7 @@ import pytest
 import torch
 from host_machine import Host
 
-from kernel_runtime.cuda import compiler, disk_cache, driver
+from kernel_runtime.cuda import compiler, driver
 from kernel_runtime.cuda.launch import Grid, Kernel
 from kernel_runtime.cuda.parallel_compile import ParallelCompiler
 from kernel_runtime.cuda.sources import RUNTIME
@@ -102,7 +102,7 @@ begin = threading.Thread(target=codes.expect, args=[kernel], daemon=True)
 begin.start()
 begin.join()
 """
-    environment = {**os.environ, disk_cache.VARIABLE: str(tmp_path)}
+    environment = {**os.environ, RUNTIME.cache.variable: str(tmp_path)}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=300)
     assert len(list(tmp_path.rglob("*.cubin"))) == 1
 

@@ -6,9 +6,9 @@ import weakref
 import pytest
 import torch
 
-from kernel_runtime.cuda.graph_capture import refuse_in_capture
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.execution import frozen_plan, plan_cache, prepared_call
+from quant_gru.kernels.cuda.machine import refuse_in_capture
 from quant_gru.kernels.cuda.plan import tensors
 
 

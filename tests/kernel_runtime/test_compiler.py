@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from kernel_runtime.cuda import compiler, disk_cache
+from kernel_runtime.cuda.disk_cache import DiskCache
 from kernel_runtime.cuda.sources import RUNTIME, Sources
 from kernel_runtime.errors import KernelError, raised_as
 
+CACHE = RUNTIME.cache
 pytestmark = pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
 
 
@@ -18,7 +21,7 @@ def machine_code(name, macros, arch):
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE.variable, str(tmp_path / "cache"))
 
 
 def test_errors_become_those_of_a_package():
@@ -38,6 +41,22 @@ def test_an_error_carries_the_compilers_log():
         compiler.compile_source(RUNTIME, "broken", "int x = undefined_name;", ("-arch=sm_90",))
 
 
+def test_a_package_gets_its_error_and_its_cache(tmp_path, monkeypatch):
+    class Error(Exception):
+        pass
+
+    cache = DiskCache("ANOTHER_CACHE", "another")
+    monkeypatch.setenv(cache.variable, str(tmp_path / "another"))
+    sources = Sources(tmp_path, error=Error, cache=cache)
+    (tmp_path / "broken.cu").write_text("int x = undefined_name;")
+    with pytest.raises(Error, match=r"(?s)NVRTC .* broken.cu .*undefined_name"):
+        compiler.machine_code(sources, "broken", {}, "sm_90a")
+    assert compiler.machine_code(sources, "probe", {}, "sm_90a") == machine_code(
+        "probe", {}, "sm_90a"
+    )
+    assert len(list(cache.entries())) == len(list(CACHE.entries())) == 1
+
+
 def test_the_second_time_comes_from_disk(monkeypatch):
     first = machine_code("probe", {}, "sm_90a")
     monkeypatch.setattr(compiler, "compile_source", lambda *_: pytest.fail("compiled again"))
@@ -47,11 +66,11 @@ def test_the_second_time_comes_from_disk(monkeypatch):
 @pytest.mark.parametrize("damage", [b"", b"short", None, "content", "other"])
 def test_a_damaged_entry_is_compiled_again(damage):
     code = machine_code("probe", {}, "sm_90a")
-    (path,) = disk_cache.entries()
+    (path,) = CACHE.entries()
     whole = path.read_bytes()
     if damage == "other":  # one of another kernel, whole
         machine_code("probe", {}, "sm_80")
-        (other,) = (each for each in disk_cache.entries() if each != path)
+        (other,) = (each for each in CACHE.entries() if each != path)
         path.write_bytes(other.read_bytes())
     elif damage is None:
         path.write_bytes(whole[:-1])
@@ -66,7 +85,7 @@ def test_a_damaged_entry_is_compiled_again(damage):
 def test_the_key_has_everything_that_decides(monkeypatch, tmp_path):
     for macros, arch in (({}, "sm_90a"), ({"A": 1}, "sm_90a"), ({"A": 2}, "sm_90a"), ({}, "sm_80")):
         machine_code("probe", macros, arch)
-    assert len(list(disk_cache.entries())) == 4
+    assert len(list(CACHE.entries())) == 4
     text, options = RUNTIME.path_of("probe").read_text(), compiler._options()
     (tmp_path / "other.cu").write_text(text)
     (tmp_path / "other.cuh").write_text("\n")
@@ -81,11 +100,11 @@ def test_the_key_has_everything_that_decides(monkeypatch, tmp_path):
             for each, other in patches.items():
                 patched.setattr(compiler, each, other)
             compiler.machine_code(sources, "probe", {}, "sm_90a")
-        assert len(list(disk_cache.entries())) == count, name
+        assert len(list(CACHE.entries())) == count, name
     (tmp_path / "other.cu").write_text(text + "\n")
     compiler.machine_code(Sources(tmp_path), "other", {}, "sm_90a")
     machine_code("probe", {}, "sm_90a")
-    assert len(list(disk_cache.entries())) == 8
+    assert len(list(CACHE.entries())) == 8
     assert disk_cache.key(["ab", "c"]) != disk_cache.key(["a", "bc"])
 
 
@@ -101,39 +120,37 @@ def test_processes_may_write_at_once():
     ]
     sizes = {process.communicate()[0] for process in running}
     assert len(sizes) == 1
-    (path,) = disk_cache.entries()
-    assert disk_cache.load(path.stem) is not None
+    (path,) = CACHE.entries()
+    assert CACHE.load(path.stem) is not None
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv(CACHE.variable, str(tmp_path / "file" / "cache"))
     assert machine_code("probe", {}, "sm_90a").startswith(b"\x7fELF")
-    assert not list(disk_cache.entries())
+    assert not list(CACHE.entries())
 
 
 def test_where_the_cache_lies(monkeypatch, tmp_path):
-    assert disk_cache.folder() == tmp_path / "cache"
-    monkeypatch.delenv(disk_cache.VARIABLE)
+    assert CACHE.folder() == tmp_path / "cache"
+    monkeypatch.delenv(CACHE.variable)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert disk_cache.folder() == tmp_path / "quant-gru"
+    assert CACHE.folder() == tmp_path / "kernel-runtime"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert disk_cache.folder().parts[-2:] == (".cache", "quant-gru")
+    assert CACHE.folder().parts[-2:] == (".cache", "kernel-runtime")
 
 
 def test_a_user_without_a_home_has_no_cache(monkeypatch):
     def home():
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.delenv(disk_cache.VARIABLE)
+    monkeypatch.delenv(CACHE.variable)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(disk_cache.Path, "home", home)
-    disk_cache.store("name", b"code")
-    assert disk_cache.load("name") is None
-    with pytest.raises(
-        KernelError, match=f"Expected {disk_cache.VARIABLE}, XDG_CACHE_HOME or HOME"
-    ):
-        disk_cache.clear()
+    monkeypatch.setattr(Path, "home", home)
+    CACHE.store("name", b"code")
+    assert CACHE.load("name") is None
+    with pytest.raises(KernelError, match=f"Expected {CACHE.variable}, XDG_CACHE_HOME or HOME"):
+        CACHE.clear()
 
 
 def test_without_nvrtc_the_error_says_what_to_install(monkeypatch):

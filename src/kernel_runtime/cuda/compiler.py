@@ -10,7 +10,7 @@ import torch
 
 from kernel_runtime.cuda import disk_cache
 from kernel_runtime.cuda.sources import Sources
-from kernel_runtime.errors import KernelError
+from kernel_runtime.errors import KernelError, raised_as
 
 # sums and products are rounded as written
 _OPTIONS = ("--device-as-default-execution-space", "--std=c++17", "--fmad=false")
@@ -54,21 +54,22 @@ def machine_code(sources: Sources, name: str, macros: Mapping[str, object], arch
         arch: 'sm_90a' and the like.
 
     Raises:
-        KernelError: NVRTC is missing or refuses.
+        Exception: `sources.error` where NVRTC is missing or refuses.
     """
-    headers = sources.header_texts
-    source = sources.path_of(name).read_text(encoding="utf-8")
-    options = (
-        *_options(),
-        f"--gpu-architecture={arch}",
-        *(f"-D{macro}={value}" for macro, value in sorted(macros.items())),
-    )
-    key = disk_cache.key((source, *headers, *headers.values(), *options, version()))
-    code = disk_cache.load(key)
-    if code is None:
-        code = compile_source(sources, name, source, options)
-        disk_cache.store(key, code)
-    return code
+    with raised_as(sources.error):
+        headers = sources.header_texts
+        source = sources.path_of(name).read_text(encoding="utf-8")
+        options = (
+            *_options(),
+            f"--gpu-architecture={arch}",
+            *(f"-D{macro}={value}" for macro, value in sorted(macros.items())),
+        )
+        key = disk_cache.key((source, *headers, *headers.values(), *options, version()))
+        code = sources.cache.load(key)
+        if code is None:
+            code = compile_source(sources, name, source, options)
+            sources.cache.store(key, code)
+        return code
 
 
 def compile_source(sources: Sources, name: str, source: str, options: tuple[str, ...]) -> bytes:

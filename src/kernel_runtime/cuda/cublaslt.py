@@ -25,7 +25,7 @@ _TRANSA, _TRANSB = 3, 4  # cublasLtMatmulDescAttributes_t
 _MAX_WORKSPACE_BYTES = 1  # cublasLtMatmulPreferenceAttributes_t
 _MOST_WORKSPACE = 32 << 20  # as torch gives it on the largest GPUs
 
-# the arguments of cublasLtMatmul, as launches.hpp has them
+# the arguments of cublasLtMatmul, as launch_list.hpp has them
 ProductC = structure(
     "ProductC",
     **dict.fromkeys("handle operation alpha a a_layout b b_layout".split(), _Pointer),

@@ -7,31 +7,13 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_runtime.errors import KernelError
 
-VARIABLE = "QUANT_GRU_CACHE"
 _SUFFIX = ".cubin"
 _DIGEST_BYTES = 32
-
-
-def folder() -> Path:
-    """Where compiled kernels are kept: `QUANT_GRU_CACHE`, or quant-gru in the user's cache.
-
-    Raises:
-        KernelError: The user has no home.
-    """
-    chosen = os.environ.get(VARIABLE)
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "quant-gru"
-    except RuntimeError as error:
-        raise KernelError(
-            f"Expected {VARIABLE}, XDG_CACHE_HOME or HOME to be set, got none of them and {error}"
-        ) from None
 
 
 def key(parts: Sequence[str]) -> str:
@@ -48,83 +30,109 @@ def key(parts: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def load(name: str) -> bytes | None:
-    """The compiled kernel of a key; None where there is none, or only a damaged one."""
-    try:
-        data = (folder() / (name + _SUFFIX)).read_bytes()
-    except (OSError, KernelError):
-        return None
-    digest, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
-    return content if content and _digest(name, content) == digest else None
+@dataclass(frozen=True)
+class DiskCache:
+    """The compiled kernels of a package.
 
+    Attributes:
+        variable: Environment variable that names their folder.
+        name: Their folder in the user's cache, where the variable is not set.
+    """
 
-def store(name: str, content: bytes) -> None:
-    """Keep a compiled kernel. A folder that cannot be written costs a compilation, no more."""
-    try:
-        folder().mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder(), suffix=".tmp")
-    except (OSError, KernelError):
-        return
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(_digest(name, content) + content)
-        # whole or not at all, whichever process comes first
-        os.replace(temporary, folder() / (name + _SUFFIX))
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
+    variable: str
+    name: str
+
+    def folder(self) -> Path:
+        """Where compiled kernels are kept.
+
+        Raises:
+            KernelError: The user has no home.
+        """
+        chosen = os.environ.get(self.variable)
+        if chosen:
+            return Path(chosen)
+        base = os.environ.get("XDG_CACHE_HOME")
+        try:
+            return (Path(base) if base else Path.home() / ".cache") / self.name
+        except RuntimeError as error:
+            raise KernelError(
+                f"Expected {self.variable}, XDG_CACHE_HOME or HOME to be set, "
+                f"got none of them and {error}"
+            ) from None
+
+    def load(self, name: str) -> bytes | None:
+        """The compiled kernel of a key; None where there is none, or only a damaged one."""
+        try:
+            data = (self.folder() / (name + _SUFFIX)).read_bytes()
+        except (OSError, KernelError):
+            return None
+        digest, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+        return content if content and _digest(name, content) == digest else None
+
+    def store(self, name: str, content: bytes) -> None:
+        """Keep a compiled kernel. A folder that cannot be written costs a compilation, no more."""
+        try:
+            folder = self.folder()
+            folder.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
+        except (OSError, KernelError):
+            return
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(_digest(name, content) + content)
+            # whole or not at all, whichever process comes first
+            os.replace(temporary, folder / (name + _SUFFIX))
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+
+    def entries(self) -> Iterator[Path]:
+        """Files of the cache, those of writes that were cut short included.
+
+        Raises:
+            KernelError: The folder cannot be read.
+        """
+        found = self.folder()
+        with self._named_errors():
+            inside = sorted(found.iterdir()) if found.is_dir() else []
+        yield from (path for path in inside if path.suffix in (_SUFFIX, ".tmp"))
+
+    def sizes(self) -> list[int]:
+        """Bytes of each entry; another process may remove some meanwhile.
+
+        Raises:
+            KernelError: An entry cannot be looked at.
+        """
+        found = []
+        with self._named_errors():
+            for path in self.entries():
+                with suppress(FileNotFoundError):
+                    found.append(path.stat().st_size)
+        return found
+
+    def clear(self) -> int:
+        """Remove all entries; returns how many there were.
+
+        Raises:
+            KernelError: A file cannot be removed.
+        """
+        count = 0
+        with self._named_errors():
+            for path in self.entries():
+                path.unlink(missing_ok=True)
+                count += 1
+        return count
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Turn what the file system refuses into an error that names the file."""
+        try:
+            yield
+        except OSError as error:
+            where, reason = error.filename or self.folder(), error.strerror or error
+            raise KernelError(
+                f"Expected the files of the cache to be ours, got '{where}': {reason}"
+            ) from None
 
 
 def _digest(name: str, content: bytes) -> bytes:
     return hashlib.sha256(name.encode() + content).digest()
-
-
-def entries() -> Iterator[Path]:
-    """Files of the cache, those of writes that were cut short included.
-
-    Raises:
-        KernelError: The folder cannot be read.
-    """
-    found = folder()
-    with _ours():
-        inside = sorted(found.iterdir()) if found.is_dir() else []
-    yield from (path for path in inside if path.suffix in (_SUFFIX, ".tmp"))
-
-
-def sizes() -> list[int]:
-    """Bytes of each entry; another process may remove some meanwhile.
-
-    Raises:
-        KernelError: An entry cannot be looked at.
-    """
-    found = []
-    with _ours():
-        for path in entries():
-            with suppress(FileNotFoundError):
-                found.append(path.stat().st_size)
-    return found
-
-
-def clear() -> int:
-    """Remove all entries; returns how many there were.
-
-    Raises:
-        KernelError: A file cannot be removed.
-    """
-    count = 0
-    with _ours():
-        for path in entries():
-            path.unlink(missing_ok=True)
-            count += 1
-    return count
-
-
-@contextmanager
-def _ours() -> Iterator[None]:
-    """Turn what the file system refuses into an error that names the file."""
-    try:
-        yield
-    except OSError as error:
-        where, reason = error.filename or folder(), error.strerror or error
-        raise KernelError(
-            f"Expected the files of the cache to be ours, got '{where}': {reason}"
-        ) from None

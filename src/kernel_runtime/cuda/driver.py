@@ -27,8 +27,8 @@ _OLDEST = (8, 0)
 _WITH_CLUSTERS = (9, 10)
 _CLUSTERS = (2, 4, 8, 16)
 _PORTABLE = 8
-# a block of the recurrent kernel as it is when the device is full
 _PROBE = Kernel.of("probe", "probe", {})
+# clusters are counted for blocks that have a multiprocessor to themselves
 _PROBE_THREADS, _PROBE_BYTES = 256, 128 << 10
 
 _COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
@@ -289,8 +289,7 @@ class Device:
             key = (kernel.source, kernel.macros)
             module = self._modules.get(key)
             if module is None:
-                with raised_as(self._error):
-                    code = self._compiler.take(kernel)
+                code = self._compiler.take(kernel)
                 module = self._modules[key] = self._check(driver.cuModuleLoadData(code))
             function = self._check(driver.cuModuleGetFunction(module, kernel.function.encode()))
             # the function is that of all clusters: others launch it with more

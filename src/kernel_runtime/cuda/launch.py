@@ -76,7 +76,7 @@ class Multiplication(NamedTuple):
 
     Attributes:
         launch: What starts it.
-        record: Where it finds its matrices and its workspace, see `products.Described`.
+        record: Where it finds its matrices and its workspace, see `cublaslt.Described`.
         workspace: Bytes of its workspace.
     """
 

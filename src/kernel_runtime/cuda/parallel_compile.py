@@ -33,7 +33,7 @@ class ParallelCompiler:
         """The machine code, once it is there.
 
         Raises:
-            KernelError: As `compiler.machine_code`; the next call tries again.
+            Exception: As `compiler.machine_code`; the next call tries again.
         """
         key = (kernel.source, kernel.macros)
         coming = self._begin(key)

@@ -1,4 +1,4 @@
-"""Where the CUDA sources of a package lie, and what it raises about them."""
+"""Where the CUDA sources of a package lie, where they are kept compiled, and its error."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from kernel_runtime.cuda.disk_cache import DiskCache
 from kernel_runtime.errors import KernelError
 
 _RUNTIME = Path(__file__).parent
+_CACHE = DiskCache("KERNEL_RUNTIME_CACHE", "kernel-runtime")
 # all that headers in C take from it
 _STDINT = """
 typedef signed char int8_t;
@@ -24,7 +26,8 @@ typedef unsigned long long uintptr_t;
 """
 
 
-@dataclass(frozen=True)
+# calls look up devices by it: its headers are not to be hashed each time
+@dataclass(frozen=True, eq=False)
 class Sources:
     """The CUDA sources of a package, beside those of the runtime.
 
@@ -32,11 +35,13 @@ class Sources:
         folder: Where its .cu files lie; those of the runtime are found, too.
         headers: The name in an #include of each of its headers -> where it lies.
         error: What is raised where they cannot be compiled or run.
+        cache: Where they are kept compiled.
     """
 
     folder: Path
     headers: tuple[tuple[str, Path], ...] = ()
     error: type[Exception] = KernelError
+    cache: DiskCache = _CACHE
 
     def path_of(self, name: str) -> Path:
         """The file of a source, such as 'backward/recurrence'."""

@@ -1,4 +1,4 @@
-"""Streams whose work comes behind what was made for all: numbers of a plan, by its first call."""
+"""Streams wait for the one on which tensors that all calls share were made."""
 
 from __future__ import annotations
 

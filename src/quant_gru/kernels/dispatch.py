@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda import compiler, driver
+from kernel_runtime.cuda import compiler
 from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru._errors import QuantGRUError
 from quant_gru.config.notes import caller_stacklevel, note_once
@@ -39,7 +39,7 @@ def executor_name(device: torch.device | str = "cpu") -> str:
     device = torch.device(device)
     if device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
         return f"cpu ({cpu.chosen()})"
-    if driver.available(device):
+    if machine.available(device):
         return f"cuda ({machine.machine_of(device).arch}, NVRTC {compiler.version()})"
     return f"reference (PyTorch integers, {device.type})"
 
@@ -51,7 +51,7 @@ def runs_on_gpu(device: torch.device) -> bool:
     """
     if device.type != "cuda":
         return False
-    reason = driver.missing(device)
+    reason = machine.missing(device)
     if reason is not None:
         what = "quantized GRUs on this GPU run in the reference executor, many times slower than"
         note_once(f"{what} its kernels: {reason}", caller_stacklevel())
@@ -63,7 +63,7 @@ def load(device: torch.device) -> None:
 
     Nothing happens on other devices, or where no kernels run.
     """
-    if driver.available(device):
+    if machine.available(device):
         machine.machine_of(device)
 
 

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kernel_runtime.cuda import driver
 from kernel_runtime.cuda.graph_capture import capturing
 from kernel_runtime.cuda.launch import Machine
 from quant_gru._errors import QuantGRUError
@@ -29,6 +28,7 @@ from quant_gru.integer.quantizer import Quantizer, code_limits, container_dtype
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda.forward.executor import kept_numbers
+from quant_gru.kernels.cuda.machine import available
 from quant_gru.kernels.cuda.weights.requantize import Given
 from quant_gru.kernels.cuda.weights.requantize import Writer as OnGPU
 
@@ -114,7 +114,7 @@ class LiveWeights:
             or max(self.part.bits_W, self.part.bits_R) > _MATRIX_BITS
         ):
             return None
-        if machine is not None or driver.available(device):
+        if machine is not None or available(device):
             return OnGPU(self.qparams, self.frozen, self.part, machine)
         if device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
             from quant_gru.kernels.cpu.requantize_weights import Writer as OnCPU

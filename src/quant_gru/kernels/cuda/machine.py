@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from kernel_runtime.cuda import driver, graph_capture
+from kernel_runtime.cuda.disk_cache import DiskCache
 from kernel_runtime.cuda.sources import Sources
 from quant_gru._errors import QuantGRUError
 
@@ -19,6 +20,7 @@ SOURCES = Sources(
         *((f"c99/{path.name}", path) for path in sorted((_KERNELS / "c99").glob("*.h"))),
     ),
     QuantGRUError,
+    DiskCache("QUANT_GRU_CACHE", "quant-gru"),
 )
 """The CUDA sources of this package."""
 
@@ -26,6 +28,16 @@ SOURCES = Sources(
 PLAIN = {"QG_WORDS": 0, "QG_RRH": 1, "QG_OLD": 1, "QG_NEW": 1, "QG_ZONEOUT": 0}
 
 COLD = "a plan that has not run yet"
+
+
+def available(device: torch.device) -> bool:
+    """Whether the kernels can be compiled for and run on a device."""
+    return driver.available(device)
+
+
+def missing(device: torch.device) -> str | None:
+    """Why the kernels do not run on a CUDA device of torch; None where they do."""
+    return driver.missing(device)
 
 
 def machine_of(device: torch.device) -> driver.Device:

@@ -122,8 +122,8 @@ inline void to_operand(const Packed &p, int32_t zero, const int32_t *v, int n, O
 }
 
 // n codes or real values at `start` as operands; returns whether one was NaN.
-inline bool read_operand(const Packed &p, const Quantizer &b, const Source &from, int64_t start, int n,
-                         int32_t *codes, OperandByte *out, int64_t stride) {
+inline bool read_operand(const Packed &p, const Quantizer &b, const Source &from, int64_t start,
+                         int n, int32_t *codes, OperandByte *out, int64_t stride) {
 #if defined(QG_ROWS_AVX512)
     if (from.data && from.real)
         return quantize_operand(p, b, static_cast<const float *>(from.data) + start, n, out,

@@ -331,8 +331,8 @@ inline void store_bytes(__m512i lanes, uint8_t *to) {
 }
 
 // A row of real values as operands; returns whether one was NaN. There is room for whole vectors.
-inline bool quantize_operand(const Packed &p, const Quantizer &b, const float *x, int n, uint8_t *to,
-                             int64_t stride) {
+inline bool quantize_operand(const Packed &p, const Quantizer &b, const float *x, int n,
+                             uint8_t *to, int64_t stride) {
     const __m512 lo = _mm512_set1_ps(static_cast<float>(b.lo));
     const __m512 hi = _mm512_set1_ps(static_cast<float>(b.hi));
     const __m512 s = _mm512_set1_ps(b.scale), inverse = _mm512_set1_ps(b.reciprocal);

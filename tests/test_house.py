@@ -64,12 +64,12 @@ RUNTIME = ROOT.parent / "kernel_runtime"
 
 # The largest of each kind: figures that may only fall.
 LARGEST = {
-    "files in a folder": 0,
-    "modules at the top of quant_gru": 0,
-    "lines of a Python file": 0,
-    "lines of a Python function": 0,
-    "lines of a CUDA file": 0,
-    "lines of a kernel": 0,
+    "files in a folder": 25,
+    "modules at the top of quant_gru": 4,
+    "lines of a Python file": 446,
+    "lines of a Python function": 79,
+    "lines of a CUDA file": 392,
+    "lines of a kernel": 346,
 }
 
 

@@ -99,7 +99,7 @@ KERNEL_OF = {
     "w16a16": (QuantConfig.int16(), ("general", "float64")),
     "wide tables": (
         with_bits(gate_z_pre=16, gate_r_pre=16).replace_globals(activation="pwl"),
-        ("general", "float32"),
+        ("fused", "float64"),
     ),
 }
 

@@ -11,12 +11,12 @@ import torch
 from quant_gru import QuantConfig, QuantGRUError
 from quant_gru.integer.backward import Tape, Wanted, complete, straight_through
 from quant_gru.kernels.cuda.backward import (
+    buffers,
     grid_planner,
     inputs,
     launch_plan,
     layer,
     planner,
-    sizes,
     stages,
     time_chunks,
 )
@@ -339,7 +339,7 @@ def test_memory_bounds_the_steps_of_a_piece(host, monkeypatch):
     assert time_chunks.most_steps(tape, precision, 1) > 12
     monkeypatch.setattr(time_chunks, "MOST_BYTES", 120000)
     # sums of integers have a bound of their own
-    monkeypatch.setattr(sizes, "_PRODUCT_BYTES", 1)
+    monkeypatch.setattr(buffers, "_PRODUCT_BYTES", 1)
     steps = time_chunks.most_steps(tape, precision, 1)
     assert 2 < steps < 12
     assert time_chunks.most_steps(tape, precision, 2) == steps // 2
@@ -356,7 +356,7 @@ def test_memory_bounds_the_steps_of_a_piece(host, monkeypatch):
 
 
 def test_integer_products_in_chunks(host, monkeypatch):
-    monkeypatch.setattr(sizes, "_PRODUCT_BYTES", 4000)
+    monkeypatch.setattr(buffers, "_PRODUCT_BYTES", 4000)
     for name in ("w8a16", "int16"):
         (plan,) = plans_of(5, 20, CONFIGS[name])
         check(host, [random_tape(plan, 11, 5)], "fp32")

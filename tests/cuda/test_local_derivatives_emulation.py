@@ -10,8 +10,8 @@ import torch
 
 from quant_gru import QuantConfig
 from quant_gru.integer.backward import Tape, Wanted
+from quant_gru.kernels.cuda.backward import buffers, layer
 from quant_gru.kernels.cuda.backward import derivatives_planner as shapes
-from quant_gru.kernels.cuda.backward import layer, sizes
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -58,7 +58,7 @@ def slopes_of(host, tapes, precision, fused):
 def check(host, monkeypatch, tapes, shape=None, precision="bf16"):
     """Both ways; `shape`: warps of units and groups of a block."""
     with monkeypatch.context() as m:
-        m.setattr(sizes, "slopes_shape", lambda *_: None)
+        m.setattr(buffers, "slopes_shape", lambda *_: None)
         expected = slopes_of(host, tapes, precision, False)
     with monkeypatch.context() as m:
         if shape is not None:
@@ -66,7 +66,7 @@ def check(host, monkeypatch, tapes, shape=None, precision="bf16"):
             def choose(H, rows, padded, tables, clusters):
                 return shapes.SlopesShape(*shape, padded, tables)
 
-            m.setattr(sizes, "slopes_shape", choose)
+            m.setattr(buffers, "slopes_shape", choose)
             # several tiles to a group
             grid = shapes.SlopesShape.grid
             m.setattr(shapes.SlopesShape, "grid", lambda *args: grid(*args[:4], 1))

@@ -204,7 +204,7 @@ def test_another_device_or_a_graph(host):
 def bases(host, prepared, gru, x):
     """Where the outputs of a call are, and the workspace of its launches."""
     schedule = next(each for each in prepared._stack._schedules.values() if each is not None)
-    record = schedule._reals[0]
+    record, _ = schedule._x.records[0]
     y, h_n = natively(prepared, gru, x)
     return y, h_n, record.Wx
 

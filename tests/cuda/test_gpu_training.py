@@ -264,7 +264,8 @@ def test_steps_like_the_one_before_on_other_streams(size):
             found = [each for both in results(gru, x) for each in both]
         streams[i].synchronize()
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    assert gru._state.plans.step(torch.device("cuda", torch.cuda.current_device())) is not None
+    device = torch.device("cuda", torch.cuda.current_device())
+    assert gru._state.plans.kept(device, True).differentiated.back is not None
 
 
 def test_a_backward_in_the_calling_thread():

@@ -1,0 +1,39 @@
+"""Links and paths in the documentation lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("src/**/README.md")),
+]
+SOURCES = ROOT / "src" / "quant_gru"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_relative_links(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_paths_of_files(page):
+    """Paths in backticks with a folder and a suffix of sources, from a root that readers know."""
+    text = page.read_text(encoding="utf-8")
+    suffixes = "py|cu|cuh|cpp|hpp|inl|h"
+    for path in re.findall(rf"`((?:[\w.]+/)+[\w.]+\.(?:{suffixes}))`", text):
+        roots = (
+            ROOT,
+            ROOT / "src",
+            SOURCES,
+            SOURCES / "kernels",
+            SOURCES / "kernels/cuda",
+            page.parent,
+        )
+        assert any((root / path).exists() for root in roots), path

@@ -66,7 +66,7 @@ RUNTIME = ROOT.parent / "kernel_runtime"
 LARGEST = {
     "files in a folder": 25,
     "modules at the top of quant_gru": 4,
-    "lines of a Python file": 446,
+    "lines of a Python file": 405,
     "lines of a Python function": 79,
     "lines of a CUDA file": 392,
     "lines of a kernel": 346,

@@ -7,6 +7,7 @@ from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quant_gru import CalibrationError, QuantGRU
+from quant_gru.torch_ops.plan_sources import source_of
 
 X = seeded(5, 3, C)
 
@@ -159,3 +160,27 @@ def test_compiled_modules(gru):
         assert len(seen) == 1
         gru.compile(backend=backend)
         assert torch.equal(gru(X)[0], y)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_operators_run_prepared_calls(gru, frozen, monkeypatch):
+    module = gru.freeze() if frozen else gru
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(allow_rnn=True):
+        compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+        expected = compiled(X)
+        # a frozen GRU's come from the document among its buffers
+        plans = source_of(module.get_buffer("plan"), ()) if frozen else module._state.plans
+        prepared = plans.in_graphs
+        assert prepared is not None
+        assert all(map(torch.equal, expected, module(X)))
+        monkeypatch.setattr("quant_gru.torch_ops.operators.run_real", None)
+        assert all(map(torch.equal, compiled(X), expected))
+        assert plans.in_graphs is prepared
+        with torch.no_grad():
+            name = "W_l0" if frozen else "weight_ih_l0"
+            getattr(module, name).neg_()
+        found = compiled(X)
+        assert plans.in_graphs is not prepared
+        assert not torch.equal(found[0], expected[0])
+        assert all(map(torch.equal, found, module(X)))

@@ -39,7 +39,14 @@ class FrozenPlans(CallKeeper):
         self._cells: dict[tuple[int, int], tuple[list[Stamp], CellPlan]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_frozen": {}, "_cells": {}, "_captured": [], "prepared": None}
+        return {
+            **self.__dict__,
+            "_frozen": {},
+            "_cells": {},
+            "_captured": [],
+            "prepared": None,
+            "in_graphs": None,
+        }
 
     def plan(
         self,

@@ -60,17 +60,20 @@ class CallKeeper:
 
     Attributes:
         prepared: That of the plan at hand; None before the first call.
+        in_graphs: The same for calls that come as operators of a graph, whose weights are another
+            list.
     """
 
     def __init__(self) -> None:
         self.prepared: PreparedCall | None = None
+        self.in_graphs: PreparedCall | None = None
         self._captured: list[object] = []  # what replays of graphs read or write
 
     def drop_prepared(self) -> None:
         """Forget what calls share; what a captured graph reads of it stays."""
         if self.prepared is not None and self.prepared.captured:
             self._captured.append(self.prepared)
-        self.prepared = None
+        self.prepared = self.in_graphs = None
 
     def keep(self, prepared: PreparedCall) -> None:
         """Keep what calls of the plan at hand share, where its guard can tell how long it holds."""

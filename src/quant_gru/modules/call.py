@@ -21,7 +21,7 @@ from quant_gru.execution.prepared_call import PreparedCall, prepare
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.modules.checkpoints import Checkpoints
 from quant_gru.modules.float_zoneout import run_float
-from quant_gru.torch_ops import operators
+from quant_gru.torch_ops import operators, watchers
 from quant_gru.torch_ops.plan_sources import LivePlans
 
 
@@ -75,9 +75,9 @@ class Calls(Checkpoints):
             return self._forward_float(input, hx, zoneout_mask)
         if torch.compiler.is_compiling():
             return self._forward_traced(input, hx, zoneout_mask)
-        if operators.skipped_by_dynamo():
+        if watchers.skipped_by_dynamo():
             return _uncompiled()(self, input, hx, zoneout_mask=zoneout_mask)
-        if operators.traced(input, hx, self):
+        if watchers.traced(input, hx, self):
             return self._forward_traced(input, hx, zoneout_mask)
         prepared = self._state.plans.prepared
         if prepared is None or self.training or zoneout_mask is not None:

@@ -21,7 +21,7 @@ from quant_gru.integer.quantizer import CONTAINERS, Quantizer, code_limits, cont
 from quant_gru.integer.weighted_sum import WeightedSum, significant_bits
 from quant_gru.modules.stream import Stream
 from quant_gru.parameters import document as params
-from quant_gru.torch_ops import operators
+from quant_gru.torch_ops import operators, watchers
 
 _DOCUMENT = "plan"
 
@@ -151,7 +151,7 @@ class FrozenQuantGRU(torch.nn.Module):
                 "Expected an input without requires_grad, got one that asks for a gradient: a "
                 "frozen GRU is for inference only; use torch.no_grad() or the QuantGRU"
             )
-        if torch.compiler.is_compiling() or operators.traced(input, hx):
+        if torch.compiler.is_compiling() or watchers.traced(input, hx):
             return self._forward_traced(input, hx)
         plans, own = self._plans, self._buffers.values()
         prepared = plans.prepared

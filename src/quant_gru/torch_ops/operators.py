@@ -5,8 +5,7 @@ gradient. Both are functions of their tensors alone: the scales come as a tensor
 parameter document as text, so a graph that holds them needs no module. Plans are built and kept
 inside the operators, for as long as that tensor lives.
 
-Eager calls do not come here: `traced` says, cheaply, when they have to. Who compiles asks
-`torch.compiler.is_compiling` first, in the frame that is compiled.
+Eager calls do not come here: `quant_gru.torch_ops.watchers` says, cheaply, when they have to.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.autograd.backward_pass import (
@@ -35,7 +32,7 @@ from quant_gru.execution.noise import Noise
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.dispatch import PRECISIONS
-from quant_gru.torch_ops.plan_sources import has_bias, source_of
+from quant_gru.torch_ops.plan_sources import has_bias, run_prepared, source_of
 from quant_gru.torch_ops.vmap import into_rows, is_batched, one_by_one
 
 _INPUTS = (
@@ -61,56 +58,6 @@ _library.define(
 _forward_op = torch.ops.quant_gru.forward.default
 _backward_op = torch.ops.quant_gru.backward.default
 _peek_functorch = torch._C._functorch.peek_interpreter_stack
-_count_modes = torch._C._len_torch_dispatch_stack
-_jit_state = torch._C._get_tracing_state
-_callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
-
-
-def traced(x: object, hx: object = None, module: torch.nn.Module | None = None) -> bool:
-    """Whether a call is to go through the operators: a tracer or a transform is watching.
-
-    Args:
-        x: The input of the call.
-        hx: Its initial states.
-        module: What is called, where it has real weights.
-
-    Raises:
-        QuantGRUError: torch.jit.trace is running, or input, states or a weight have a tangent of
-            forward-mode differentiation.
-    """
-    # tells whether a dual level is entered: no tensor has a tangent otherwise
-    if forward_ad._current_level >= 0:
-        _refuse_tangents(x, hx, *(() if module is None else module.parameters()))
-    if _jit_state() is not None:
-        raise QuantGRUError(
-            "Expected torch.export or torch.compile for a quantized GRU, got torch.jit.trace, "
-            "which would record constants"
-        )
-    return (
-        _count_modes() > 0
-        or _peek_functorch() is not None
-        or (isinstance(x, Tensor) and type(x) is not Tensor)
-    )
-
-
-def skipped_by_dynamo() -> bool:
-    """Whether Dynamo looks at frames, and has left that of the caller alone.
-
-    It does so with frames that have to do with an RNN, unless its `allow_rnn` is set, and goes on
-    with the frames of functions that they call.
-    """
-    return _callback() not in (None, False)
-
-
-def _refuse_tangents(*inputs: object) -> None:
-    """Without an error a tangent would vanish where no gradient is asked for."""
-    for each in inputs:
-        values = each.data if isinstance(each, PackedSequence) else each
-        if isinstance(values, Tensor) and forward_ad.unpack_dual(values).tangent is not None:
-            raise QuantGRUError(
-                "Expected inputs and weights without tangents, got a dual tensor: the quantized "
-                "mode has gradients in reverse mode only"
-            )
 
 
 @dataclass(frozen=True)
@@ -196,8 +143,13 @@ def _forward(
     noise = _noise(seed, updates, (dropout, zoneout, recurrent_dropout))
     keeps = Kept() if kept else None
     with torch.no_grad():
-        plan = _plan(parameters, weights, live, noise, h0, bidirectional)
-        y, h_n = run_real(plan, x, h0, lengths, noise, keeps)
+        plain = noise is None and keeps is None and not live
+        source = source_of(parameters, weights)
+        result = run_prepared(source, weights, x, h0, lengths) if plain else None
+        if result is None:
+            plan = _plan(parameters, weights, live, noise, h0, bidirectional)
+            result = run_real(plan, x, h0, lengths, noise, keeps)
+        y, h_n = result
     return y.contiguous(), h_n.contiguous(), _apart(keeps.out) if keeps else []
 
 

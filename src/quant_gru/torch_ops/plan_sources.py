@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from torch import Tensor
+from torch.nn import Parameter
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.execution.frozen_plan import FrozenPlans
 from quant_gru.execution.layers import Weights
 from quant_gru.execution.plan_cache import PlanCache
+from quant_gru.execution.prepared_call import prepare
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.qparams import QParams
 from quant_gru.parameters import document as params
@@ -22,11 +25,14 @@ class LivePlans:
     Args:
         qparams: [layer][direction] -> quantizers and tables.
         cache: Where plans are kept.
+
+    Attributes:
+        keeper: As given.
     """
 
     def __init__(self, qparams: Sequence[Sequence[QParams]], cache: PlanCache) -> None:
         self._qparams = qparams
-        self._cache = cache
+        self.keeper = cache
 
     def plan(
         self,
@@ -37,7 +43,7 @@ class LivePlans:
     ) -> GRUPlan:
         """The plan of all layers and directions; see `PlanCache.plan` for the arguments."""
         cells = _nested(weights, len(self._qparams))
-        return self._cache.plan(self._qparams, cells, live, dropped, p)
+        return self.keeper.plan(self._qparams, cells, live, dropped, p)
 
 
 Source: TypeAlias = LivePlans | FrozenPlans
@@ -61,6 +67,34 @@ def source_of(parameters: Tensor, weights: Sequence[Tensor]) -> Source:
         found = LivePlans(cells, PlanCache()) if real else FrozenPlans(cells)
         keep(parameters, found)
     return found
+
+
+def run_prepared(
+    source: Source, weights: Sequence[Tensor], x: Tensor, h0: Tensor, lengths: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
+    """Run a call in native code, where no gradient is on; None where the call is of another kind.
+
+    Args:
+        source: What makes the plans.
+        weights: As the operators take them.
+        x: (T, N, C).
+        h0: (layers * directions, N, H).
+        lengths: int64 (N,) or None.
+
+    Returns:
+        Output and last states, as `run_real`.
+    """
+    # replays of a graph that is captured read a plan that is kept for them
+    if capturing(x.device):
+        return None
+    keeper = source if isinstance(source, FrozenPlans) else source.keeper
+    prepared = keeper.in_graphs
+    if prepared is None or not prepared.holds(weights):
+        # what is computed is new in each call
+        if not all(isinstance(w, Parameter) or not w.is_floating_point() for w in weights):
+            return None
+        prepared = keeper.in_graphs = prepare(source.plan(weights, False), [weights], weights)
+    return prepared.start(weights, x, h0, lengths, False)
 
 
 def has_bias(weights: Sequence[Tensor]) -> bool:

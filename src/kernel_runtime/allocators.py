@@ -49,6 +49,8 @@ def empty(shape: Sequence[int]) -> Tensor:
     return maker(shape, _CPU)()
 
 
-def parts(make: Maker) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
-    """A maker as a function and its arguments, as native code calls it."""
-    return (make, ()) if make.keywords else (make.func, make.args)
+def parts(make: Callable[..., Tensor]) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
+    """A maker, or another function, as a function and its arguments, as native code calls it."""
+    if isinstance(make, functools.partial) and not make.keywords:
+        return make.func, make.args
+    return make, ()

@@ -34,7 +34,7 @@ KINDS |= {"events": "Events"}
 KINDS |= dict.fromkeys(("measure", "settle"), "Weights")
 KINDS |= {"clear": "Mask", "carry": "Carry"}
 KINDS |= {"take": "Take", "between": "Between"}
-KINDS |= {"operands": "Operands"}
+KINDS |= {"operands": "Operands", "convert": "Conversions"}
 KINDS |= dict.fromkeys(("back_step", "back_grid", "saturated_case"), "Numbers")
 # macros come behind the header: with them it would have to be compiled again
 _LAUNCH = """

@@ -19,6 +19,7 @@ from math import inf
 
 import torch
 from gpu_pairs import equal, pair
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from quant_gru import QuantConfig
 from quant_gru.config import FUSIBLE
@@ -96,6 +97,22 @@ def trained(config: QuantConfig, T: int, N: int, C: int, H: int) -> None:
     assert all(bool(p.grad.isfinite().all()) for p in gpu.parameters() if p.grad is not None)
 
 
+def converted(config: QuantConfig) -> None:
+    """Steps of training of two layers and directions: packed rows, and a module of halves."""
+    options = {"num_layers": 2, "bidirectional": True}
+    cpu, gpu = (each.train().bfloat16() for each in pair(40, 64, config, **options))
+    x = torch.randn(6, 5, 40, dtype=torch.bfloat16)
+    rows = pack_padded_sequence(x, [3, 6, 1, 6, 2], enforce_sorted=False)
+    states = torch.randn(4, 5, 64, dtype=torch.bfloat16)
+    for first in (rows, x):
+        y, last = gpu(first.to("cuda"), states.cuda().requires_grad_())
+        expected, _ = cpu(first, states)
+        y, expected = (each if first is x else each.data for each in (y, expected))
+        equal([y.detach()], [expected.detach()])
+        (y.float().square().sum() + last.float().sum()).backward()
+    assert all(bool(p.grad.isfinite().all()) for p in gpu.parameters())
+
+
 def cases(what: str) -> dict[str, Callable[[], None]]:
     """What is run of a kind of plan, by name."""
     if what == "beside":
@@ -113,6 +130,7 @@ def cases(what: str) -> dict[str, Callable[[], None]]:
     config = CONFIGS[what]
     found: dict[str, Callable[[], None]] = {f"call {s}": partial(call, config, *s) for s in SIZES}
     found["two layers, two directions"] = partial(stacked, config)
+    found["packed rows and halves"] = partial(converted, config)
     return found | {f"step of training {s}": partial(trained, config, *s) for s in TRAINED}
 
 

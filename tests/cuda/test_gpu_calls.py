@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 from quant_gru.execution.prepared_call import prepare
+from quant_gru.kernels.call_form import FLOATS
 from quant_gru.kernels.cuda.forward.executor import numbers_of
 from quant_gru.kernels.cuda.plan.structure import MOST_SHARED
 from quant_gru.kernels.cuda.plan.tensors import Numbers
@@ -33,7 +34,7 @@ def _inference():
 
 def prepared(gru):
     own = gru._parameters.values()
-    found = prepare(gru._plan(), [list(own)], own)
+    found = prepare(gru._plan(), [list(own)], own, torch.float32)
     return lambda x, hx=None: found.start(own, x, hx, None, gru.batch_first)
 
 
@@ -57,6 +58,25 @@ def test_layers_directions_and_nan(config, H, rows):
     y, h_n = cpu(packed, hx)
     y_gpu, h_gpu = gpu(packed.to("cuda"), hx.cuda())
     equal((y_gpu.data, h_gpu), (y.data, h_n))
+
+
+@pytest.mark.parametrize("module", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("rows", [(7, 5, 12), (40, 200, 130)])
+def test_dtypes_and_packed_rows(module, dtype, rows):
+    T, N, C = rows
+    cpu, gpu = (each.to(module) for each in pair(C, 64, num_layers=2, bidirectional=True))
+    x, hx = torch.randn(T, N, C).mul(3).to(dtype), torch.randn(4, N, 64).to(dtype)
+    lengths = torch.randint(1, T + 1, (N,))
+    packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+    for first in (x, packed):
+        for states in (None, hx):
+            y, h_n = cpu(first, states)
+            for _ in range(2):
+                y_gpu, h_gpu = gpu(first.to("cuda"), None if states is None else states.cuda())
+                assert (y_gpu[0].dtype, h_gpu.dtype) == (module, module)
+                given = (y_gpu, y) if first is x else (y_gpu.data, y.data)
+                equal((given[0], h_gpu), (given[1], h_n))
 
 
 @pytest.mark.parametrize("columns", COLUMNS)
@@ -104,7 +124,7 @@ def test_prepared_calls_notice_changes(batch_first):
         equal(run(x.cuda()), cpu(x))
         equal(run(x.cuda(), hx.cuda()), cpu(x, hx))
     assert run(x) is None
-    assert run(x.cuda().double()) is None
+    assert run(x.cuda().int()) is None
     assert run(x.cuda()[..., :9]) is None
     own = gpu._parameters.values()
     assert not prepare(gpu._plan(), [[torch.zeros(1)]], own).holds(own)

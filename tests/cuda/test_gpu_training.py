@@ -193,14 +193,16 @@ def test_the_same_step_gives_the_same_bits():
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
 @pytest.mark.parametrize("config", ["int8", "w8a16"])
 @pytest.mark.parametrize("options", [{"num_layers": 3}, DEEP], ids=["layers", "directions"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("H", [20, 128, 800])
 def test_prepared_backwards_have_the_bits_of_the_general_way(
-    monkeypatch, H, options, config, precision
+    monkeypatch, H, options, config, precision, dtype
 ):
     _, gru = pair(16, H, config, **options)
     gru.precision = precision
     x, hx = torch.randn(12, 9, 16) * 2, torch.randn(3 + gru.bidirectional, 9, H) * 2
-    rows = [torch.randn(T, 16, device="cuda") for T in (5, 9, 1)]
+    rows = [torch.randn(T, 16, device="cuda", dtype=dtype) for T in (5, 9, 1)]
+    gru, x, hx = gru.to(dtype), x.to(dtype), hx.to(dtype)
 
     def all_gradients():
         plain, started = results(gru, x)[1], results(gru, x, hx)[1]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
+from quant_gru.kernels.call_form import CallForm
 from quant_gru.kernels.cuda.forward import executor, stack
 from quant_gru.kernels.cuda.projection import from_codes, overlap
 from quant_gru.kernels.cuda.projection.from_codes import STATIONARY, WeightStationary
@@ -120,7 +121,7 @@ def test_which_launches_wait_for_time_chunks(folder, small, monkeypatch):
         host = Noting(folder, FEW)
         ours = stack.Stack(quantized("int8", **options)._plan(), host)
         with torch.no_grad():
-            ours.schedule(*sizes, True)
+            ours.schedule(*sizes, CallForm(states=torch.float32))
         return [chunk for name, chunk, _ in host.prepared if name == "recurrent"]
 
     assert chunks(num_layers=2) == [8, 8]

@@ -16,6 +16,7 @@ from kernel_runtime.cuda.parallel_compile import ParallelCompiler
 from kernel_runtime.cuda.sources import RUNTIME
 from kernel_runtime.errors import KernelError
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
+from quant_gru.kernels.call_form import CallForm
 from quant_gru.kernels.cuda.forward.stack import stack_of
 from quant_gru.kernels.cuda.projection import int_mm
 
@@ -200,7 +201,7 @@ def test_a_schedule_begins_with_its_recurrence(tmp_path, layers, config):
     machine = Watched(tmp_path)
     stack = stack_of(gru._plan(), machine)
     assert stack is not None
-    assert stack.schedule(50, 16, with_h0=False) is not None
+    assert stack.schedule(50, 16, CallForm()) is not None
     expected = [kernel for how, kernel in machine.asked if how == "expected"]
     prepared = [kernel for how, kernel in machine.asked if how == "prepared"]
     assert machine.asked[0] == ("expected", next(k for k in prepared if k.function == "recurrent"))
@@ -221,5 +222,5 @@ def test_the_library_of_products_is_loaded_while_kernels_are_compiled(tmp_path, 
     int_mm.load_gemm.cache_clear()
     stack = stack_of(gru._plan(), machine)
     for T in (50, 60):
-        assert stack.schedule(T, 16, with_h0=False) is not None
+        assert stack.schedule(T, 16, CallForm()) is not None
     assert order == ["product", "join", "join", "join", "join"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from kernel_runtime.cuda import driver
 from quant_gru import QuantConfig, QuantGRU
@@ -21,6 +22,7 @@ from quant_gru.autograd.backward_pass import (
 )
 from quant_gru.execution.layers import run_real
 from quant_gru.integer.backward import Kept
+from quant_gru.kernels.call_form import FLOATS
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.cuda import machine
 from quant_gru.kernels.cuda.backward import planner as back_planner
@@ -118,6 +120,52 @@ class Forward:
         return first
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("module", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, DEEP])
+@pytest.mark.parametrize("lengths", [None, [2, 6, 1, 5], [6, 6, 3, 1]])
+def test_forms_of_callers(host, on_gpu, cublas, monkeypatch, dtype, module, options, lengths):
+    """Other dtypes and packed rows have the gradients of float32 and of the general way."""
+    gru = quantized(**options)
+    gru.use_quantization = True
+    gru = gru.to(module).train()
+    states = gru.num_layers * (1 + gru.bidirectional)
+    x, hx = torch.randn(6, 4, C).to(dtype), torch.randn(states, 4, H).to(dtype)
+    packed = lengths and pack_padded_sequence(x, lengths, enforce_sorted=False)
+    data = packed.data if packed else x
+    generator = torch.Generator().manual_seed(5)
+    grads = [
+        torch.randn(*data.shape[:-1], H * (1 + gru.bidirectional), generator=generator).to(module),
+        torch.randn(states, 4, H, generator=generator).to(module),
+    ]
+
+    def results():
+        found = []
+        for given in (None, hx):
+            leaves = [data.clone().requires_grad_()]
+            leaves += [] if given is None else [given.clone().requires_grad_()]
+            first = packed._replace(data=leaves[0]) if packed else leaves[0]
+            y, h_n = gru(first, *leaves[1:])
+            leaves += gru.parameters()
+            ends = [y.data if packed else y, h_n]
+            found += [each.detach() for each in ends]
+            found += torch.autograd.grad(ends, leaves, grads)
+        return found
+
+    on_gpu()
+    with monkeypatch.context() as patch:
+        patch.setattr(PreparedBackward, "run", lambda *a: None)
+        general = results()
+    calls, run = [], PreparedBackward.run
+    monkeypatch.setattr(PreparedBackward, "run", lambda *a: calls.append(run(*a)) or calls[-1])
+    for _ in range(3):
+        for ours, theirs in zip(results(), general, strict=True):
+            assert ours.dtype is theirs.dtype
+            assert torch.equal(ours, theirs)
+    assert len(calls) == 6
+    assert all(each is not None for each in calls)
+
+
 @pytest.mark.parametrize("options", [{}, {"num_layers": 3}, DEEP, {**DEEP, "bias": False}])
 @pytest.mark.parametrize("products", ["launched", "torch's"])
 def test_layers_and_directions(host, on_gpu, request, options, products):
@@ -207,8 +255,7 @@ def test_calls_that_go_the_general_way(host, on_gpu, monkeypatch):
 
     back = forward.prepared(host)
     assert run(back) is not None
-    assert run(back, grad_y=grad.double()) is None
-    assert run(back, x=done.x.double()) is None
+    assert run(back, grad_y=grad.to(torch.complex64)) is None
     assert run(back, x=torch._neg_view(done.x)) is None
     assert run(back, x=torch.randn(C, 6, 8).permute(1, 2, 0)) is None
     assert run(back, lengths=torch.full((8,), 6, dtype=torch.int32)) is None
@@ -258,9 +305,9 @@ def test_native_places_are_checked(host):
     with pytest.raises(IndexError, match="in a tensor of the call"):
         _native.GPUBackward(
             launches.native,
-            (-1, 256, 0, 1, False),
-            [(9, 0)],
-            [((), ())] * 4,
+            (-1, 256, 0, 1, False, False, 1, 1),
+            [(11, 0)],
+            [((), (), 0)] * 4,
             [None, None],
             (torch.Tensor, lambda: -1, (lambda: 0, lambda: 0), lambda: False),
             host.raise_for,

@@ -16,6 +16,7 @@ from quant_gru.execution import prepared_call
 from quant_gru.execution.weight_guard import WeightGuard
 from quant_gru.integer.backward import Kept
 from quant_gru.kernels import _native
+from quant_gru.kernels.call_form import FLOATS
 from quant_gru.kernels.cuda.forward import stack
 from quant_gru.kernels.cuda.recurrence import planner
 
@@ -48,7 +49,7 @@ def prepared_of(gru, host):
     plan, own = gru._plan(), list(gru._parameters.values())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepared_call, "stack_of", lambda plan: stack.Stack(plan, host))
-        return prepared_call.prepare(plan, [own], own)
+        return prepared_call.prepare(plan, [own], own, own[0].dtype)
 
 
 def run(prepared, gru, x, hx=None, lengths=None):
@@ -118,6 +119,67 @@ def test_lengths(host):
         assert equal((rows.data, found[1]), (y.data, h_n))
 
 
+def same_bits(got, expected):
+    """Equal, NaN where NaN is."""
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("module", FLOATS)
+def test_dtypes_are_converted_on_the_way(host, dtype, module):
+    gru = quantized(num_layers=2, bidirectional=True, batch_first=True).to(module)
+    prepared = prepared_of(gru, host)
+    # values that no half has, that overflow one, subnormal ones, zeros of both signs
+    x = torch.randn(7, 6, C, dtype=torch.float64).mul(3)
+    x[0, 0] = torch.tensor([1e-40, -0.0, 7e4, float("nan"), 1e-6], dtype=torch.float64)
+    x = x.to(dtype)
+    kinds = [None, *{dtype: 0, torch.float32: 0}]
+    for hx in (kind and torch.randn(4, 7, H).to(kind) for kind in kinds):
+        expected = gru(x, hx)
+        assert {each.dtype for each in expected} == {module}
+        for turn in range(2):
+            assert (natively(prepared, gru, x, hx) is NotImplemented) == (turn == 0)
+            same_bits(run(prepared, gru, x, hx), expected)
+    turned = x.transpose(0, 1).contiguous().transpose(0, 1)
+    same_bits(natively(prepared, gru, turned), gru(x))
+    spread = torch.stack([x, x], dim=2)[:, :, 0]
+    same_bits(natively(prepared, gru, spread), gru(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
+def test_packed_rows(host, dtype, options):
+    gru = quantized(**options)
+    prepared, states = prepared_of(gru, host), 4 if options else 1
+    for lengths, is_sorted in (([6, 4, 4, 1], True), ([2, 6, 1, 5], False), ([3, 6, 6, 6], False)):
+        x = torch.randn(6, 4, C).to(dtype)
+        packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=is_sorted)
+        for hx in (None, torch.randn(states, 4, H).to(dtype)):
+            expected = gru(packed, hx)
+            sequence = gru._normalize(packed, hx, torch.float32)
+            given = (sequence.values, hx, None, False, sequence.packing)
+            for _ in range(2):
+                found = prepared.start(gru._parameters.values(), *given)
+                assert equal(sequence.finish(*found)[0].data[None], expected[0].data[None])
+                assert torch.equal(found[1], expected[1])
+            found = prepared._native.run(gru._parameters.values(), *given)
+            assert torch.equal(found[0], expected[0].data)
+
+
+def test_an_order_that_names_no_row_reads_none_of_others(host):
+    gru = quantized()
+    prepared, x = prepared_of(gru, host), torch.randn(5, 3, C)
+    packed = torch.nn.utils.rnn.pack_padded_sequence(x, [5, 4, 1])
+    packing = gru._normalize(packed, None).packing
+    for wrong in (-9, 10**12):
+        order = torch.tensor([0, wrong, 2])
+        bad = packing._replace(sorted_indices=order, unsorted_indices=order)
+        hx = torch.zeros(1, 3, H)
+        found = prepared.start(gru._parameters.values(), packed.data, hx, None, False, bad)
+        assert torch.equal(found[0], gru(packed)[0].data)
+
+
 def test_layouts_that_only_python_takes(host):
     gru = quantized()
     prepared, x, hx = prepared_of(gru, host), torch.randn(6, 4, C), torch.randn(1, 4, H)
@@ -146,10 +208,10 @@ def test_what_is_left_to_the_general_way(host):
     prepared, x = prepared_of(gru, host), torch.randn(5, 3, C)
     assert run(prepared, gru, x) is not None
     Same = type("Same", (torch.Tensor,), {})
-    others = (None, 3, x[0], x[None], x.double(), x[..., 1:], x[:0], x[:, :0], x.to("meta"))
+    others = (None, 3, x[0], x[None], x.int(), x[..., 1:], x[:0], x[:, :0], x.to("meta"))
     for other in (*others, torch.nn.Parameter(x), x.as_subclass(Same)):
         assert run(prepared, gru, other) is None
-    for hx in (torch.zeros(2, 3, H), torch.zeros(1, 2, H), torch.zeros(1, 3, H).double(), 3):
+    for hx in (torch.zeros(2, 3, H), torch.zeros(1, 2, H), torch.zeros(1, 3, H).int(), 3):
         assert run(prepared, gru, x, hx) is None
     weights = list(gru._parameters.values())
     assert prepared.start(weights, x, None, None, False) is not None

@@ -6,6 +6,7 @@ from host_machine import Host
 
 from kernel_runtime.cuda.launch import Kernel
 from quant_gru import QuantConfig, QuantGRU
+from quant_gru.kernels.call_form import CallForm
 from quant_gru.kernels.cuda.forward import executor
 from quant_gru.kernels.cuda.forward.stack import Stack
 from quant_gru.kernels.cuda.projection import overlap, select
@@ -74,7 +75,7 @@ def test_prepared_calls_and_the_executor_choose_alike(machine, monkeypatch, conf
     plan = plan_of(config, C, H)
     stack = Stack(plan, machine)
     for T, N in SIZES:
-        if stack.schedule(T, N, with_h0=False) is None:
+        if stack.schedule(T, N, CallForm()) is None:
             continue  # its weights fit no registers
         prepared, ways = machine.taken()
         cell, codes = plan.cells[0][0], torch.zeros(T, N, C, dtype=torch.int32)
@@ -104,7 +105,7 @@ def test_what_is_selected_is_launched(machine, config, C, H, real_values):
         assert (selection.codes is not None) == (selection.method is Method.CODES_TILED)
         assert real_values or not selection.method.reads_reals
         if real_values:
-            stack.schedule(T, N, with_h0=False)
+            stack.schedule(T, N, CallForm())
             assert machine.taken()[1] == [selection.method]
 
 

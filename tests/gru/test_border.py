@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from quant_gru import QuantConfig, QuantGRU, QuantGRUError
 from quant_gru.execution import sequence_layout
+from quant_gru.kernels.call_form import inward, outward
 from quant_gru.modules import call
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float64]
@@ -172,22 +173,24 @@ def test_places_of_packed_rows(lengths, spare):
     x = torch.randn(max(lengths), len(lengths), 2)
     packed = pack_padded_sequence(x, torch.tensor(lengths))
     data = torch.cat([packed.data, torch.zeros(1, 2)]) if spare else packed.data
-    sequence = PackedSequence(data, packed.batch_sizes)
-    padded, places, found = sequence_layout._padded(sequence, torch.float64)
-    assert found.tolist() == lengths
+    packing, rows = sequence_layout._packing_of(PackedSequence(data, packed.batch_sizes))
+    assert rows == len(packed.data)
+    assert packing.lengths.tolist() == lengths
+    padded, _ = inward(packed.data, None, packing, torch.float64)
     assert padded.dtype is torch.float64
     expected, _ = torch.nn.utils.rnn.pad_packed_sequence(packed)
     assert torch.equal(padded.float(), expected)
-    assert torch.equal(padded.flatten(0, 1)[places].float(), packed.data)
+    again, _ = outward(padded.float(), None, packing, rows)
+    assert torch.equal(again, packed.data)
 
 
 def test_batch_sizes_of_any_layout_and_zeros():
     x = torch.randn(4, C)
     sizes = torch.tensor([3, 9, 1, 9, 0, 9])[::2]
-    padded, places, lengths = sequence_layout._padded(PackedSequence(x, sizes), torch.float32)
-    assert lengths.tolist() == [2, 1, 1]
-    assert places.tolist() == [0, 1, 2, 3]
-    assert padded.shape == (3, 3, C)
+    packing, rows = sequence_layout._packing_of(PackedSequence(x, sizes))
+    assert (packing.T, packing.N, rows) == (3, 3, 4)
+    assert packing.layout.tolist() == [2, 1, 1, 0, 3, 4, 4]
+    assert packing.places(rows).tolist() == [0, 1, 2, 3]
 
 
 @torch.no_grad()

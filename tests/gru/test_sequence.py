@@ -77,8 +77,8 @@ def test_states_are_in_the_order_of_the_rows():
     )
     hx = torch.randn(1, 3, C)
     sequence = normalized(packed, hx)
-    assert torch.equal(sequence.hx, hx[:, [1, 2, 0]])
-    assert torch.equal(sequence.restore(sequence.x, sequence.hx, hx.dtype)[1], hx)
+    assert torch.equal(sequence.h0, hx[:, [1, 2, 0]])
+    assert torch.equal(sequence.restore(sequence.x, sequence.h0, hx.dtype)[1], hx)
 
 
 def test_another_default_device_does_not_matter():

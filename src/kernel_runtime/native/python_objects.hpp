@@ -62,9 +62,9 @@ bool all_hold(const nanobind::object &items, size_t count, const Holds &holds) {
 }
 
 // Items of a tuple of integers.
-template <int n>
-void numbers(const nanobind::object &tuple, int64_t (&to)[n]) {
-    for (int i = 0; i < n; ++i) {
+inline void numbers(const nanobind::object &tuple, int64_t *to) {
+    const Py_ssize_t count = PyTuple_Size(tuple.ptr());
+    for (Py_ssize_t i = 0; i < count; ++i) {
         PyObject *item = PyTuple_GetItem(tuple.ptr(), i);
         if (!item) throw nanobind::python_error();
         to[i] = number(nanobind::borrow(item));

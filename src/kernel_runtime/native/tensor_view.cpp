@@ -7,7 +7,19 @@ namespace {
 
 constexpr uint32_t kMajor = 1;
 constexpr int32_t kCPU = 1, kCUDA = 2;
-constexpr uint8_t kFloat = 2;
+constexpr uint8_t kFloat = 2, kBFloat = 4;
+const char *const kNames[4] = {"float32", "float16", "bfloat16", "float64"};
+
+// Which dtype of real values it is; -1 for others.
+int kind_of(uint8_t code, uint8_t bits, uint16_t lanes) {
+    if (lanes != 1) return -1;
+    if (code == kBFloat) return bits == 16 ? static_cast<int>(Float::bfloat16) : -1;
+    if (code != kFloat) return -1;
+    return static_cast<int>(bits == 32   ? Float::float32
+                            : bits == 16 ? Float::float16
+                            : bits == 64 ? Float::float64
+                                         : static_cast<Float>(-1));
+}
 
 }  // namespace
 
@@ -23,7 +35,6 @@ bool View::is_contiguous() const {
 Tensors::Tensors(const nb::handle &type, int64_t device)
     : device_(device),
       type_(nb::borrow(type)),
-      float32_(nb::module_::import_("torch").attr("float32")),
       strided_(nb::module_::import_("torch").attr("strided")),
       dtype_(type, "dtype"),
       layout_(type, "layout"),
@@ -36,6 +47,7 @@ Tensors::Tensors(const nb::handle &type, int64_t device)
       is_neg_(type, "is_neg"),
       get_device_(type, "get_device"),
       is_contiguous_(type, "is_contiguous") {
+    for (int i = 0; i < 4; ++i) floats_[i] = nb::module_::import_("torch").attr(kNames[i]);
     const nb::object found = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
     if (!PyCapsule_IsValid(found.ptr(), "dlpack_exchange_api")) return;
     table_ = static_cast<const Table *>(PyCapsule_GetPointer(found.ptr(), "dlpack_exchange_api"));
@@ -50,30 +62,38 @@ bool Tensors::look(PyObject *tensor, Look &to) const {
     return false;
 }
 
-bool Tensors::is_ours(const Look &found) const {
-    const bool here = device_ < 0 ? found.device_type == kCPU
-                                  : found.device_type == kCUDA && found.device == device_;
-    return here && found.code == kFloat && found.bits == 32 && found.lanes == 1;
+bool Tensors::is_here(const Look &found) const {
+    return device_ < 0 ? found.device_type == kCPU
+                       : found.device_type == kCUDA && found.device == device_;
 }
 
-bool Tensors::view(PyObject *tensor, View &to) const {
+bool Tensors::view(PyObject *tensor, View &to, int dimensions) const {
+    const int first = 3 - dimensions;
+    to.shape[0] = 1;
+    to.strides[0] = 0;
     Look found;
     if (look(tensor, found)) {
-        if (!is_ours(found) || found.dimensions != 3) return false;
+        const int kind = kind_of(found.code, found.bits, found.lanes);
+        if (kind < 0 || !is_here(found) || found.dimensions != dimensions) return false;
+        to.kind = static_cast<Float>(kind);
         to.address = reinterpret_cast<uintptr_t>(found.data) + found.offset;
-        for (int i = 0; i < 3; ++i) {
-            to.shape[i] = found.shape[i];
-            to.strides[i] = found.strides[i];
+        for (int i = 0; i < dimensions; ++i) {
+            to.shape[first + i] = found.shape[i];
+            to.strides[first + i] = found.strides[i];
         }
         return true;
     }
-    if (!dtype_.of(tensor).is(float32_) || !layout_.of(tensor).is(strided_) ||
-        !holds_true(is_here_.of(tensor)) || number(get_device_.call(tensor)) != device_)
+    const nb::object dtype = dtype_.of(tensor);
+    int kind = 0;
+    while (kind < 4 && !dtype.is(floats_[kind])) ++kind;
+    if (kind == 4 || !layout_.of(tensor).is(strided_) || !holds_true(is_here_.of(tensor)) ||
+        number(get_device_.call(tensor)) != device_)
         return false;
     const nb::object shape = shape_.of(tensor);
-    if (PyTuple_Size(shape.ptr()) != 3) return false;
-    numbers(shape, to.shape);
-    numbers(stride_.call(tensor), to.strides);
+    if (PyTuple_Size(shape.ptr()) != dimensions) return false;
+    to.kind = static_cast<Float>(kind);
+    numbers(shape, to.shape + first);
+    numbers(stride_.call(tensor), to.strides + first);
     to.address = address(tensor);
     return true;
 }
@@ -82,7 +102,8 @@ bool Tensors::is_at(PyObject *tensor, uintptr_t address, const std::vector<int64
     const auto dimensions = static_cast<int32_t>(shape.size());
     Look found;
     if (look(tensor, found)) {
-        if (reinterpret_cast<uintptr_t>(found.data) + found.offset != address || !is_ours(found) ||
+        if (reinterpret_cast<uintptr_t>(found.data) + found.offset != address || !is_here(found) ||
+            kind_of(found.code, found.bits, found.lanes) != static_cast<int>(Float::float32) ||
             found.dimensions != dimensions)
             return false;
         int64_t step = 1;
@@ -93,7 +114,7 @@ bool Tensors::is_at(PyObject *tensor, uintptr_t address, const std::vector<int64
         }
         return true;
     }
-    if (!dtype_.of(tensor).is(float32_) || this->address(tensor) != address ||
+    if (!dtype_.of(tensor).is(floats_[0]) || this->address(tensor) != address ||
         !holds_true(is_here_.of(tensor)) || !is_contiguous(tensor))
         return false;
     const nb::object sizes = shape_.of(tensor);

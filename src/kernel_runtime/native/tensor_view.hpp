@@ -11,9 +11,13 @@
 
 namespace kernel_runtime {
 
-// Where a tensor of three dimensions is.
+// The dtypes of real values.
+enum class Float : int { float32, float16, bfloat16, float64 };
+
+// Where a tensor of real values and three dimensions is. One of two is a single matrix.
 struct View {
     uintptr_t address;
+    Float kind;
     int64_t shape[3], strides[3];
 
     bool is_contiguous() const;
@@ -24,12 +28,13 @@ class Tensors {
     // type: torch.Tensor. device: get_device() of what is looked at, below 0 for the CPU.
     Tensors(const nanobind::handle &type, int64_t device);
 
-    // Whether it is a Tensor, of this type itself, float32 on the device and of three dimensions.
-    bool is_plain(PyObject *o, View &to) const {
-        return reinterpret_cast<PyObject *>(Py_TYPE(o)) == type_.ptr() && view(o, to);
+    // Whether it is a Tensor, of this type itself, of real values on the device and of so many
+    // dimensions, two or three.
+    bool is_plain(PyObject *o, View &to, int dimensions = 3) const {
+        return reinterpret_cast<PyObject *>(Py_TYPE(o)) == type_.ptr() && view(o, to, dimensions);
     }
     // The same of what is a Tensor, or of a type below.
-    bool view(PyObject *tensor, View &to) const;
+    bool view(PyObject *tensor, View &to, int dimensions = 3) const;
     uintptr_t address(PyObject *tensor) const;
     // Whether a Tensor is float32 on the device, of a shape, at an address, and contiguous.
     bool is_at(PyObject *tensor, uintptr_t address, const std::vector<int64_t> &shape) const;
@@ -59,12 +64,11 @@ class Tensors {
     };
 
     bool look(PyObject *tensor, Look &to) const;
-    // Whether it is float32 on the device.
-    bool is_ours(const Look &found) const;
+    bool is_here(const Look &found) const;
 
     int64_t device_;
     const Table *table_ = nullptr;
-    nanobind::object type_, float32_, strided_;
+    nanobind::object type_, floats_[4], strided_;
     Attribute dtype_, layout_, is_here_, shape_, version_, requires_grad_, data_ptr_, stride_,
         is_neg_, get_device_, is_contiguous_;
 };
@@ -78,6 +82,8 @@ class Maker {
     nanobind::object operator()() const {
         return checked(PyObject_Call(function_.ptr(), arguments_.ptr(), nullptr));
     }
+    // One of so many rows, where the function takes their number alone.
+    nanobind::object of_rows(int64_t rows) const { return function_(rows); }
 
  private:
     nanobind::object function_, arguments_;

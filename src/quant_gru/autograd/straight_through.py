@@ -31,6 +31,7 @@ from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.kernels.call_form import Packing, inward, outward
 from quant_gru.kernels.cuda.backward.prepared import PreparedBackward
 from quant_gru.kernels.dispatch import prepared_backward
 from quant_gru.kernels.live_weights import LiveWeights, all_live, epochs
@@ -77,12 +78,14 @@ class Given:
     """What one call brings beside its tensors.
 
     Attributes:
-        lengths: int64 (N,) or None.
+        packing: How rows are packed; None where they are not.
         noise: What is random.
+        dtype: That of the results.
     """
 
-    lengths: Tensor | None = None
+    packing: Packing | None = None
     noise: Noise | None = None
+    dtype: torch.dtype = torch.float32
 
 
 def run(
@@ -97,14 +100,15 @@ def run(
 
     Args:
         how: The plan, and how it is differentiated.
-        x: float32 (T, N, C).
-        h0: float32 (layers * directions, N, H), or None for zeros.
+        x: (T, N, C), or (rows, C) where rows are packed.
+        h0: (layers * directions, N, H), or None for zeros.
         given: What else the call brings.
         weights: Where gradients go: W, R and, with biases, bw and br, cell after cell.
         logarithms: Those of the scales of each layer and direction, where they are learned.
 
     Returns:
-        Output (T, N, D*H) and last states (layers * directions, N, H), float32.
+        Output (T, N, D*H), or (rows, D*H) where rows are packed, and last states
+        (layers * directions, N, H).
     """
     tensors = [None if t is None else _unwrap_if_dead(t) for t in (x, h0, *weights, *logarithms)]
     y, h_n = _apply(how, given, *tensors)
@@ -122,7 +126,8 @@ class _StraightThrough(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         kept = Kept()
-        y, h_n = run_real(how.plan, x, h0, given.lengths, given.noise, kept)
+        packing, dtype = given.packing, given.dtype
+        y, h_n = run_real(how.plan, x, h0, None, given.noise, kept, packing, dtype)
         out = kept.out
         if how.stash_bits:
             out = [
@@ -131,7 +136,7 @@ class _StraightThrough(torch.autograd.Function):
             ]
         ctx.set_materialize_grads(False)
         ctx.how, ctx.given, ctx.cells, ctx.epochs = how, given, len(out), how.epochs()
-        nan = nan_of(h_n) if kept.nan is None else kept.nan
+        nan = nan_of(inward(None, h_n, packing)[1]) if kept.nan is None else kept.nan
         ctx.save_for_backward(x, h0, nan, *out, *parameters)
         return y, h_n
 
@@ -144,7 +149,8 @@ class _StraightThrough(torch.autograd.Function):
         x, h0, nan, *rest = saved
         if back is not None and unchanged and given.noise is None and not torch.is_grad_enabled():
             outs = rest[: ctx.cells]
-            found = back.run(x, h0, given.lengths, outs, nan, grad_y, grad_h_n, needs)
+            form = given.packing, given.dtype
+            found = back.run(x, h0, None, outs, nan, grad_y, grad_h_n, needs, *form)
             if found is not None:
                 return (None, None, *found)
         device = x.device
@@ -157,21 +163,26 @@ class _StraightThrough(torch.autograd.Function):
             ]
         count = len(parameters) - len(how.scales)
         learns = any(needs[2 + count :])
-        done = Pass(x, h0, given.lengths, given.noise, out, nan, how.precision)
+        packing, likes, rows = given.packing, (x, h0, *parameters), x.shape[0]
         weights = of_cells(needs[2 : 2 + count], how.bias)
         asked = Asked(needs[0], needs[1], weights, how.scales if learns else ())
         with _plainly(device):
+            x, h0 = inward(x, h0, packing)
+            grad_y, grad_h_n = inward(grad_y, grad_h_n, packing)
+            lengths = None if packing is None else packing.lengths
+            done = Pass(x, h0, lengths, given.noise, out, nan, how.precision)
             # parts that follow weights may have been rewritten by another forward, or may be while
             # this runs: on a GPU a thread of autograd's runs it, and forward's waits
             own = device.type == "cuda" or get_ident() == how.thread
             is_ours = not how.live or (own and how.epochs() == ctx.epochs)
             plan = how.plan if is_ours else how.again(parameters[:count], given.noise)
             result = gradients(plan, done, grad_y, grad_h_n, asked)
+            grad_x, grad_h0 = outward(result.x, result.h0, packing, rows)
         scales: list[Tensor | None] = [*result.scales] or [None] * len(how.scales)
-        raw = (result.x, result.h0, *flat_gradients(result.cells, how.bias), *scales)
+        raw = (grad_x, grad_h0, *flat_gradients(result.cells, how.bias), *scales)
         grads = [
             None if grad is None or like is None or not needed else _to(like.dtype, grad)
-            for grad, needed, like in zip(raw, needs, (x, h0, *parameters), strict=True)
+            for grad, needed, like in zip(raw, needs, likes, strict=True)
         ]
         if torch.is_grad_enabled():
             of = [t for t in (grad_y, grad_h_n, x, h0, *parameters) if t is not None]

@@ -13,6 +13,7 @@ from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.kernels.call_form import Packing, inward, outward
 from quant_gru.kernels.dispatch import (
     dequantize,
     masked,
@@ -71,28 +72,50 @@ def run_real(
     lengths: Tensor | None,
     noise: Noise | None = None,
     kept: Kept | None = None,
+    packing: Packing | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """Run all layers on real values.
 
     Args:
         plan: The plan.
-        x: float32 (T, N, C).
-        h0: float32 (layers * directions, N, H), or None for zeros.
+        x: (T, N, C), or (rows, C) where rows are packed, of one of `FLOATS`.
+        h0: (layers * directions, N, H), likewise, or None for zeros.
         lengths: int64 (N,) or None.
         noise: What is random; None for nothing.
         kept: Takes what a backward needs.
+        packing: How rows are packed; None where they are not.
+        dtype: That of the results.
 
     Returns:
-        Output (T, N, D*H) and last states (layers * directions, N, H), float32.
+        Output (T, N, D*H), or (rows, D*H) where rows are packed, and last states
+        (layers * directions, N, H).
     """
     # not of what is detached already
     x = x.detach() if x.requires_grad else x
     h0 = h0.detach() if h0 is not None and h0.requires_grad else h0
     if noise is None:
         stack = stack_of(plan)
-        result = None if stack is None else stack.run(x, h0, lengths, kept)
+        result = None if stack is None else stack.run(x, h0, lengths, kept, packing, dtype)
         if result is not None:
             return result
+    rows = x.shape[0]
+    x, h0 = inward(x, h0, packing)
+    lengths = lengths if packing is None else packing.lengths
+    y, h_n = _run_layers(plan, x, h0, lengths, noise, kept)
+    y, h_n = outward(y, h_n, packing, rows)
+    return (y, h_n) if dtype is y.dtype else (y.to(dtype), h_n.to(dtype))
+
+
+def _run_layers(
+    plan: GRUPlan,
+    x: Tensor,
+    h0: Tensor | None,
+    lengths: Tensor | None,
+    noise: Noise | None,
+    kept: Kept | None,
+) -> tuple[Tensor, Tensor]:
+    """`run_real` layer after layer, in float32 and without packed rows."""
     if h0 is None:
         h0 = zero_states(plan, x)
     below: Below | None = None

@@ -16,6 +16,7 @@ from torch import Tensor
 from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.execution.weight_guard import WeightGuard, guard_of
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.kernels.call_form import Packing
 from quant_gru.kernels.dispatch import Stack, stack_of
 from quant_gru.kernels.live_weights import LiveWeights, all_live
 
@@ -28,11 +29,11 @@ class PreparedCall:
         guard: Tells whether the weights are those the plan was made of; None where nothing can.
         cells: What the plan was made of; W, R, bw, br of each layer and direction where it follows
             them.
+        dtype: What outputs are of; None for the dtype of the input.
 
     Attributes:
         plan: As given.
         weights: What the plan was made of, in one list.
-        gives_float32: Whether outputs are float32, as weights are.
         live: What rewrites the parts of the plan that follow weights, cell after cell; empty where
             the plan is of one state of the weights.
         differentiated: What differentiates its calls, kept by the caller.
@@ -44,12 +45,10 @@ class PreparedCall:
         plan: GRUPlan,
         guard: WeightGuard | None,
         cells: Sequence[Sequence[Tensor | None]],
+        dtype: torch.dtype | None,
     ) -> None:
-        self.plan, self._guard, self._cells = plan, guard, cells
+        self.plan, self._guard, self._cells, self._dtype = plan, guard, cells, dtype
         self.weights = [w for cell in cells for w in cell if w is not None]
-        self.gives_float32 = not any(
-            w.is_floating_point() and w.dtype is not torch.float32 for w in self.weights
-        )
         self.live: tuple[LiveWeights, ...] = all_live(plan)
         self.differentiated: Any = None
         self.captured = False
@@ -63,7 +62,7 @@ class PreparedCall:
         if guard is not None and not self.live:
             self._stack = stack_of(plan)
             if self._stack is not None:
-                self._native = self._stack.prepared(guard.native)
+                self._native = self._stack.prepared(guard.native, dtype)
 
     @property
     def is_kept(self) -> bool:
@@ -87,41 +86,50 @@ class PreparedCall:
         hx: Tensor | None,
         lengths: Tensor | None,
         batch_first: bool,
+        packing: Packing | None = None,
     ) -> tuple[Tensor, Tensor] | None:
         """Run a whole call in native code, where nothing has to be looked at but its tensors.
 
         Args:
             weights: All weights of the module now.
-            x: What was given as input; taken if float32 (T, N, C), (N, T, C) if `batch_first`, on
-                the plan's device.
-            hx: float32 (states, N, H) or None.
+            x: What was given as input; taken if it is a tensor (T, N, C), (N, T, C) if
+                `batch_first`, or (rows, C) where rows are packed, on the plan's device, of one of
+                `FLOATS`.
+            hx: (states, N, H), likewise, or None.
             lengths: int64 (N,), contiguous on the plan's device, or None.
-            batch_first: Whether N comes before T.
+            batch_first: Whether N comes before T; not where rows are packed.
+            packing: How rows are packed; None where they are not.
 
         Returns:
-            As `QuantGRU.forward`; None where a weight or `QUANT_GRU_CPU` changed, a gradient may
-            be asked for, or the call is of another kind.
+            Output in the form of the input, and last states; None where a weight or
+            `QUANT_GRU_CPU` changed, a gradient may be asked for, or the call is of another kind.
         """
         if self._native is None:
             return None
-        result = self._native.run(weights, x, hx, lengths, batch_first)
+        result = self._native.run(weights, x, hx, lengths, batch_first, packing)
         if result is not NotImplemented:
             return result  # type: ignore[no-any-return]
         assert isinstance(x, Tensor)
-        return self._lay_out(x, hx, lengths, batch_first)
+        return self._lay_out(x, hx, lengths, batch_first, packing)
 
     def _lay_out(
-        self, x: Tensor, hx: Tensor | None, lengths: Tensor | None, batch_first: bool
+        self,
+        x: Tensor,
+        hx: Tensor | None,
+        lengths: Tensor | None,
+        batch_first: bool,
+        packing: Packing | None,
     ) -> tuple[Tensor, Tensor] | None:
         """Run a call that native code cannot take as it lies, or whose size is new to it."""
         self.captured |= capturing(self._device)
         if batch_first:
             x = x.transpose(0, 1)
         assert self._stack is not None
-        result = self._stack.run(x, hx, lengths)
+        dtype = self._dtype or x.dtype
+        result = self._stack.run(x, hx, lengths, None, packing, dtype)
         if result is None:
             return None
-        self._stack.prepare(self._native, x, hx, lengths)
+        self._stack.prepare(self._native, x, hx, lengths, packing, dtype)
         y, h_n = result
         return (y.transpose(0, 1) if batch_first else y), h_n
 
@@ -143,7 +151,10 @@ class PreparedCall:
 
 
 def prepare(
-    plan: GRUPlan, cells: Sequence[Sequence[Tensor | None]], own: Collection[Tensor | None]
+    plan: GRUPlan,
+    cells: Sequence[Sequence[Tensor | None]],
+    own: Collection[Tensor | None],
+    dtype: torch.dtype | None,
 ) -> PreparedCall:
     """What calls of a plan share.
 
@@ -151,9 +162,10 @@ def prepare(
         plan: The plan.
         cells: What it was made of; W, R, bw, br of each layer and direction where it follows them.
         own: All weights of the module.
+        dtype: What outputs are of; None for the dtype of the input.
     """
     used = [w for cell in cells for w in cell]
     device = plan.cells[0][0].weights.W.device
     # what a graph computes is there only after it has run
     guard = None if capturing(device) else guard_of(own, used, device)
-    return PreparedCall(plan, guard, cells)
+    return PreparedCall(plan, guard, cells, dtype)

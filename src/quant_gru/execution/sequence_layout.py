@@ -1,4 +1,4 @@
-"""The shapes nn.GRU takes, brought to one: (T, N, C) with lengths, and back."""
+"""The shapes nn.GRU takes, brought to two: (T, N, C), or the rows of a PackedSequence; and back."""
 
 from __future__ import annotations
 
@@ -11,38 +11,56 @@ from torch.nn.utils.rnn import PackedSequence
 from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru._errors import QuantGRUError
 from quant_gru.kernels import _native
+from quant_gru.kernels.call_form import Packing, inward, outward
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Sequence:
-    """An input in the form that executors take.
+    """An input, and how it lies.
 
     Attributes:
-        x: (T, N, C).
-        hx: (layers * directions, N, H), or None where none was given.
-        zeros: The shape of hx.
-        lengths: int64 (N,) on x's device, or None where all rows have T steps.
-        packed: The PackedSequence this came from, if any; rows are in its sorted order.
-        places: Where rows of its data stand in x, of T * N, int64 on x's device.
+        values: (T, N, C), or the rows (rows, C) of a PackedSequence; of the caller's dtype.
+        states: (layers * directions, N, H) of the caller's dtype, in the caller's order; None
+            where none were given.
+        packing: How rows are packed; None where they are not.
+        zeros: The shape of states.
+        dtype: What executors compute in; None for the caller's dtypes.
+        packed: The PackedSequence this came from, if any.
         batched: Whether the caller gave a batch dimension.
         batch_first: Whether the caller's batch dimension comes first.
     """
 
-    x: Tensor
-    hx: Tensor | None
+    values: Tensor
+    states: Tensor | None
+    packing: Packing | None
     zeros: tuple[int, int, int]
-    lengths: Tensor | None
+    dtype: torch.dtype | None
     packed: PackedSequence | None
-    places: Tensor | None
     batched: bool
     batch_first: bool
 
     @property
+    def steps(self) -> int:
+        """T."""
+        return self.values.shape[0] if self.packing is None else self.packing.T
+
+    @property
+    def x(self) -> Tensor:
+        """The input as (T, N, C), of the executors' dtype; sorted, if it was packed."""
+        return inward(self.values, None, self.packing, self.dtype)[0]
+
+    @property
     def h0(self) -> Tensor:
         """States before the first step (layers * directions, N, H); zeros where none were given."""
-        if self.hx is not None:
-            return self.hx
-        return torch.zeros(self.zeros, dtype=self.x.dtype, device=self.x.device)
+        if self.states is not None:
+            return inward(None, self.states, self.packing, self.dtype)[1]
+        dtype = self.dtype or self.values.dtype
+        return torch.zeros(self.zeros, dtype=dtype, device=self.values.device)
+
+    @property
+    def lengths(self) -> Tensor | None:
+        """Steps of each row, int64 (N,) on the input's device; None where all rows have T."""
+        return None if self.packing is None else self.packing.lengths
 
     def restore(
         self, y: Tensor, h_n: Tensor, dtype: torch.dtype
@@ -51,13 +69,21 @@ class Sequence:
 
         Both are of the dtype then.
         """
+        y, h_n = outward(y, h_n, self.packing, self.values.shape[0])
         if y.dtype is not dtype:
             y, h_n = y.to(dtype), h_n.to(dtype)
-        if self.packed is not None and self.places is not None:
+        return self.finish(y, h_n)
+
+    def finish(self, y: Tensor, h_n: Tensor) -> tuple[Tensor | PackedSequence, Tensor]:
+        """Output and last states in the shapes of the caller.
+
+        Args:
+            y: (T, N, D*H), or (rows, D*H) where rows are packed.
+            h_n: (layers * directions, N, H) in the caller's order.
+        """
+        if self.packed is not None:
             _, batch_sizes, sorted_indices, unsorted = self.packed
-            data = y.flatten(0, 1).index_select(0, self.places)
-            output = PackedSequence(data, batch_sizes, sorted_indices, unsorted)
-            return output, h_n if unsorted is None else h_n.index_select(1, unsorted)
+            return PackedSequence(y, batch_sizes, sorted_indices, unsorted), h_n
         if not self.batched:
             return y.squeeze(1), h_n.squeeze(1)
         return y.transpose(0, 1) if self.batch_first else y, h_n
@@ -68,40 +94,8 @@ def to_device(value: Tensor | PackedSequence, device: torch.device) -> Tensor | 
     return value.to(device=device)  # type: ignore[call-arg]
 
 
-def _places_of(batch_sizes: Tensor, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where rows of a PackedSequence's data stand among T * N, and the length of each of N rows.
-
-    Both are int64 on the device, which is not waited for.
-
-    Args:
-        batch_sizes: Of the PackedSequence, int64 (T,), contiguous on the CPU.
-        rows: How many rows its data has.
-        device: Where its data is.
-    """
-    T, address = batch_sizes.shape[0], batch_sizes.data_ptr()
-    wanted, wrong = _native.rows_of(address, T)
-    if wrong >= 0:
-        after = f" after {int(batch_sizes[wrong - 1])}" if wrong else ""
-        raise QuantGRUError(
-            "Expected batch_sizes of a PackedSequence not to be negative and not to grow, "
-            f"got {int(batch_sizes[wrong])} at step {wrong}{after}"
-        )
-    if wanted > rows:
-        raise QuantGRUError(
-            f"Expected a PackedSequence to have the {wanted} rows of its batch_sizes, got {rows}"
-        )
-    N = int(batch_sizes[0])
-    # whatever PyTorch's default device is
-    both = torch.empty(
-        wanted + N, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda"
-    )
-    _native.place_rows(address, T, N, wanted, both.data_ptr())
-    both = both.to(device, non_blocking=True)
-    return both[:wanted], both[wanted:]
-
-
-def _padded(packed: PackedSequence, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """All steps of all rows (T, N, C), zeros beyond their lengths, and what `_places_of` gives."""
+def _packing_of(packed: PackedSequence) -> tuple[Packing, int]:
+    """How the rows of a PackedSequence lie, and how many there are; no device is waited for."""
     data, batch_sizes = packed.data, packed.batch_sizes
     if capturing(data.device):
         raise QuantGRUError(
@@ -114,13 +108,42 @@ def _padded(packed: PackedSequence, dtype: torch.dtype) -> tuple[Tensor, Tensor,
             "Expected batch_sizes of a PackedSequence to be int64 of shape (T,) with at least one "
             f"step, got {batch_sizes.dtype} of shape {tuple(batch_sizes.shape)}"
         )
-    places, lengths = _places_of(batch_sizes.cpu().contiguous(), data.shape[0], data.device)
-    T, N, rows = batch_sizes.shape[0], lengths.shape[0], places.shape[0]
-    data = data if data.dtype is dtype else data.to(dtype)
-    # all rows in one piece: steps one after the other would be a copy each
-    x = data.new_zeros(T * N, data.shape[1])
-    x.index_copy_(0, places, data if rows == data.shape[0] else data[:rows])
-    return x.view(T, N, data.shape[1]), places, lengths
+    batch_sizes = batch_sizes.cpu().contiguous()
+    T, address = batch_sizes.shape[0], batch_sizes.data_ptr()
+    N, rows, wrong = _native.packed_rows(address, T)
+    if wrong >= 0:
+        after = f" after {int(batch_sizes[wrong - 1])}" if wrong else ""
+        raise QuantGRUError(
+            "Expected batch_sizes of a PackedSequence not to be negative and not to grow, "
+            f"got {int(batch_sizes[wrong])} at step {wrong}{after}"
+        )
+    if rows > data.shape[0]:
+        raise QuantGRUError(
+            f"Expected a PackedSequence to have the {rows} rows of its batch_sizes, "
+            f"got {data.shape[0]}"
+        )
+    device = data.device
+    # whatever PyTorch's default device is
+    layout = torch.empty(
+        N + T + 1, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda"
+    )
+    _native.packed_layout(address, T, N, layout.data_ptr())
+    if device.type != "cpu":
+        layout = layout.to(device, non_blocking=True)
+    sorted_indices = _checked_order("sorted_indices", packed.sorted_indices, N, device)
+    unsorted = _checked_order("unsorted_indices", packed.unsorted_indices, N, device)
+    return Packing(T, N, layout, sorted_indices, unsorted), rows
+
+
+def _checked_order(name: str, order: Tensor | None, N: int, device: torch.device) -> Tensor | None:
+    if order is None:
+        return None
+    if order.dtype is not torch.int64 or order.shape != (N,) or order.device != device:
+        raise QuantGRUError(
+            f"Expected {name} of a PackedSequence to be int64 of shape ({N},) on {device}, got "
+            f"{order.dtype} of shape {tuple(order.shape)} on {order.device}"
+        )
+    return order.contiguous()
 
 
 def normalize(
@@ -134,7 +157,7 @@ def normalize(
     like: Tensor,
     dtype: torch.dtype | None = None,
 ) -> Sequence:
-    """Bring an input of nn.GRU's kinds to (T, N, C).
+    """Look at an input of nn.GRU's kinds.
 
     Args:
         input: (T, N, C), (N, T, C) if `batch_first`, (T, C), or a PackedSequence.
@@ -144,7 +167,7 @@ def normalize(
         states: Layers times directions.
         batch_first: Whether N comes before T in batched tensors.
         like: A tensor of the module: inputs have to be on its device.
-        dtype: What input and states are cast to; None for what they are.
+        dtype: What executors compute in; None for the caller's dtypes.
 
     Raises:
         QuantGRUError: A shape or dtype that does not fit.
@@ -156,11 +179,12 @@ def normalize(
     device = (input.data if isinstance(input, PackedSequence) else input).device
     if device != like.device:
         raise QuantGRUError(f"Expected input to be on the GRU's device {like.device}, got {device}")
-    lengths = places = None
-    batched = True
+    packing, batched = None, True
     if isinstance(input, PackedSequence):
         _check_features(input.data, 2, input_size)
-        x, places, lengths = _padded(input, dtype or input.data.dtype)
+        packing, rows = _packing_of(input)
+        values = input.data if rows == len(input.data) else input.data[:rows]
+        N = packing.N
     else:
         if input.dim() not in (2, 3):
             raise QuantGRUError(
@@ -168,29 +192,24 @@ def normalize(
             )
         _check_features(input, input.dim(), input_size)
         batched = input.dim() == 3
-        x = input if dtype is None or input.dtype is dtype else input.to(dtype)
-        x = x if batched else x.unsqueeze(1)
-        x = x.transpose(0, 1) if batched and batch_first else x
-        if x.shape[0] == 0:
+        values = input if batched else input.unsqueeze(1)
+        values = values.transpose(0, 1) if batched and batch_first else values
+        if values.shape[0] == 0:
             raise QuantGRUError(
                 f"Expected input to have at least one time step, got shape {tuple(input.shape)}"
             )
-    N = x.shape[1]
-    expected = (states, N, hidden_size) if batched else (states, hidden_size)
-    h0 = None
+        N = values.shape[1]
     if hx is not None:
+        expected = (states, N, hidden_size) if batched else (states, hidden_size)
         if tuple(hx.shape) != expected:
             raise QuantGRUError(f"Expected hx to be of shape {expected}, got {tuple(hx.shape)}")
-        if hx.device != x.device:
+        if hx.device != device:
             raise QuantGRUError(
-                f"Expected hx to be on the input's device {x.device}, got {hx.device}"
+                f"Expected hx to be on the input's device {device}, got {hx.device}"
             )
-        h0 = hx if dtype is None or hx.dtype is dtype else hx.to(dtype)
-        h0 = h0 if batched else h0.unsqueeze(1)
-        if packed is not None and packed.sorted_indices is not None:
-            h0 = h0.index_select(1, packed.sorted_indices)
+        hx = hx if batched else hx.unsqueeze(1)
     zeros = (states, N, hidden_size)
-    return Sequence(x, h0, zeros, lengths, packed, places, batched, batch_first)
+    return Sequence(values, hx, packing, zeros, dtype, packed, batched, batch_first)
 
 
 def _check_real(thing: str, value: object) -> None:

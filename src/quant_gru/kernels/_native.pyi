@@ -75,6 +75,7 @@ class PreparedCall:
         hx: Tensor | None,
         lengths: Tensor | None,
         batch_first: bool,
+        packing: Packing | None = None,
         /,
     ) -> Any: ...
 
@@ -88,6 +89,7 @@ class PreparedCallCPU(PreparedCall):
         variable: str,
         torch: tuple[Any, ...],
         parts: Callable[[tuple[int, ...]], tuple[Any, ...]],
+        is_real: bool,
         /,
     ) -> None: ...
 
@@ -102,10 +104,12 @@ class PreparedCallGPU(PreparedCall):
         most: int,
         /,
     ) -> None: ...
-    def add(self, T: int, N: int, with_h0: bool, with_lengths: bool, call: Call, /) -> None: ...
+    # T, N, dtypes of x and of states or -1, and 0, 1 for lengths or 2 for packed rows
+    def add(self, key: tuple[int, int, int, int, int], call: Call, /) -> None: ...
 
-def rows_of(batch_sizes: int, T: int, /) -> tuple[int, int]: ...
-def place_rows(batch_sizes: int, T: int, N: int, rows: int, to: int, /) -> None: ...
+# rows of the first step, of all steps, and the first step of a wrong size or -1
+def packed_rows(batch_sizes: int, T: int, /) -> tuple[int, int, int]: ...
+def packed_layout(batch_sizes: int, T: int, N: int, to: int, /) -> None: ...
 
 class Stream:
     """A stack that is fed step by step, its states in memory of the caller."""
@@ -144,9 +148,10 @@ CallInput = tuple[int, int, int, int, bool]
 class Call:
     """Calls of one size on a GPU: their tensors, arguments and launches."""
 
-    # fields: of x, h0, lengths, y, last states, NaN, codes, space. sizes: T, N, C, bytes of space
-    # and of codes. makers: functions and arguments for y, y with rows first, last states, space,
-    # space with codes and, where they are kept, NaN and codes. fail: raises a status. keep: what
+    # fields: of x, h0, lengths, y, last states, NaN, codes, space and both orders of packed rows.
+    # sizes: T, N, C, bytes of space and of codes. makers: functions and arguments for y, y with
+    # rows first or of some packed rows, last states, space, space with codes and, where they are
+    # kept, NaN and codes. fail: raises a status. keep: what
     # holds arguments.
     def __init__(
         self,
@@ -165,11 +170,18 @@ class Call:
     # y, last states and, where they are kept, NaN and codes; NotImplemented where x or h0 would be
     # taken in another layout
     def run(
-        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, /
+        self,
+        x: Tensor,
+        h0: Tensor | None,
+        lengths: Tensor | None,
+        packing: Packing | None = None,
+        /,
     ) -> tuple[Tensor, ...]: ...
 
-# shape and strides of what is given, or nothing
-Layout = tuple[tuple[int, ...], tuple[int, ...]]
+# T, N, layout, sorted and unsorted indices
+Packing = tuple[int, int, Tensor, Tensor | None, Tensor | None]
+# shape, strides and dtype of what is given, or no shape
+Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 
 class GPUBackward:
     """Backwards of a GRU that differ in addresses alone, see bindings/cuda_backward.hpp."""
@@ -177,7 +189,7 @@ class GPUBackward:
     def __init__(
         self,
         launches: Launches,
-        sizes: tuple[int, int, int, int, bool],
+        sizes: tuple[int, int, int, int, bool, bool, int, int],
         places: Sequence[tuple[int, int]],
         layouts: Sequence[Layout],
         makers: Sequence[tuple[Callable[..., Tensor], tuple[Any, ...]] | None],
@@ -195,6 +207,7 @@ class GPUBackward:
         nan: Tensor,
         grad_y: Tensor | None,
         grad_last: Tensor | None,
+        packing: Packing | None = None,
         /,
     ) -> list[Tensor | None] | None: ...
     def forget(self) -> bool: ...

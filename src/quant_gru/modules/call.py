@@ -83,10 +83,9 @@ class Calls(Checkpoints):
         if prepared is None or self.training or zoneout_mask is not None:
             return self._forward(input, hx, zoneout_mask, None)
         own = self._parameters.values()
-        if prepared.gives_float32:
-            result = prepared.start(own, input, hx, None, self.batch_first)
-            if result is not None:
-                return result
+        result = prepared.start(own, input, hx, None, self.batch_first)
+        if result is not None:
+            return result
         return self._forward(input, hx, None, prepared)
 
     def _forward(
@@ -105,23 +104,24 @@ class Calls(Checkpoints):
             prepared: What may run calls in native code, once they are in one form.
         """
         sequence = self._normalize(input, hx, torch.float32)
-        x, h0, lengths = sequence.x, sequence.hx, sequence.lengths
-        own = self._parameters.values()
+        x, h0, packing = sequence.values, sequence.states, sequence.packing
         if prepared is not None:
-            result = prepared.start(own, x, h0, lengths, False)
+            own = self._parameters.values()
+            result = prepared.start(own, x, h0, None, False, packing)
             if result is not None:
-                return sequence.restore(*result, self._weight.dtype)
+                return sequence.finish(*result)
         noise = self._noise(sequence, zoneout_mask)
         prepared = self._prepared(noise)
         logarithms = self._logarithms()
+        dtype = self._weight.dtype
         if torch.is_grad_enabled() and any(
             t is not None and t.requires_grad for t in (x, h0, *prepared.weights, *logarithms)
         ):
-            how, given = self._differentiated(prepared), Given(lengths, noise)
+            how, given = self._differentiated(prepared), Given(packing, noise, dtype)
             y, h_n = run(how, x, h0, given, prepared.weights, logarithms)
         else:
-            y, h_n = run_real(prepared.plan, x, h0, lengths, noise)
-        return sequence.restore(y, h_n, self._weight.dtype)
+            y, h_n = run_real(prepared.plan, x, h0, None, noise, None, packing, dtype)
+        return sequence.finish(y, h_n)
 
     def _prepared(self, noise: Noise | None) -> PreparedCall:
         """What calls share: what the last one has left, where that holds, or made anew."""
@@ -140,7 +140,7 @@ class Calls(Checkpoints):
         cells = [cell for layer in weights for cell in layer]
         live = live or any(w is not None and id(w) not in known for cell in cells for w in cell)
         plan = plans.plan(self._state.scales, weights, live, dropped, p)
-        found = prepare(plan, cells, own)
+        found = prepare(plan, cells, own, self._weight.dtype)
         if kept is not None and kept.plan is plan:
             # weights are no part of it
             found.differentiated = kept.differentiated

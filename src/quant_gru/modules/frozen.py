@@ -160,15 +160,16 @@ class FrozenQuantGRU(torch.nn.Module):
             if result is not None:
                 return result
         sequence = self._normalize(input, hx)
-        x, h0, lengths = sequence.x, sequence.hx, sequence.lengths
+        x, h0, packing = sequence.values, sequence.states, sequence.packing
         if prepared is None or not prepared.holds(own):
             self._give_versions()
             integers = self._integers()
-            prepared = prepare(plans.plan(integers), [integers], own)
+            prepared = prepare(plans.plan(integers), [integers], own, None)
             plans.keep(prepared)
-        result = prepared.start(own, x, h0, lengths, False)
-        y, h_n = result or run_real(prepared.plan, x, h0, lengths)
-        return sequence.restore(y, h_n, data.dtype)
+        result = prepared.start(own, x, h0, None, False, packing)
+        if result is None:
+            result = run_real(prepared.plan, x, h0, None, None, None, packing, data.dtype)
+        return sequence.finish(*result)
 
     def _give_versions(self) -> None:
         """Buffers of inference mode have no version that would tell of changes; copies have."""

@@ -144,7 +144,7 @@ class TrainingOptions(torch.nn.Module):
                 f"Expected zoneout_mask to be a tensor, got {type(zoneout_mask).__name__}"
             )
         return draw(
-            sequence.x.device,
+            sequence.values.device,
             dropout=self.dropout if self.num_layers > 1 else 0.0,
             zoneout=self.zoneout,
             recurrent_dropout=self.recurrent_dropout,
@@ -153,16 +153,16 @@ class TrainingOptions(torch.nn.Module):
 
     def _updates(self, sequence: Sequence, mask: Tensor) -> Tensor:
         """A caller's zoneout mask as bool (layers * directions, T, N, H)."""
-        T, N, _ = sequence.x.shape
+        T, N = sequence.steps, sequence.zeros[1]
         cells = self.num_layers * self._directions
         shape = (T, N, self.hidden_size) if sequence.batched else (T, self.hidden_size)
         if tuple(mask.shape) not in ((cells, *shape), *([shape] if cells == 1 else [])):
             raise QuantGRUError(
                 f"Expected zoneout_mask to be of shape {(cells, *shape)}, got {tuple(mask.shape)}"
             )
-        if mask.device != sequence.x.device:
+        if mask.device != sequence.values.device:
             raise QuantGRUError(
-                f"Expected zoneout_mask to be on the input's device {sequence.x.device}, "
+                f"Expected zoneout_mask to be on the input's device {sequence.values.device}, "
                 f"got {mask.device}"
             )
         mask = mask.detach().reshape(cells, T, N, self.hidden_size) != 0

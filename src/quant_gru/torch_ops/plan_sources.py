@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -93,7 +94,8 @@ def run_prepared(
         # what is computed is new in each call
         if not all(isinstance(w, Parameter) or not w.is_floating_point() for w in weights):
             return None
-        prepared = keeper.in_graphs = prepare(source.plan(weights, False), [weights], weights)
+        plan = source.plan(weights, False)
+        prepared = keeper.in_graphs = prepare(plan, [weights], weights, torch.float32)
     return prepared.start(weights, x, h0, lengths, False)
 
 

@@ -35,17 +35,19 @@ GPUBackward::GPUBackward(Launches &launches, const Sizes &sizes, std::vector<Pla
             throw std::out_of_range("Expected a place to be in a tensor of the call");
 }
 
-bool GPUBackward::lies(const nb::object &tensor, const Layout &layout, uintptr_t &address) const {
+bool GPUBackward::lies(const nb::object &tensor, const Layout &layout, View &found) const {
     if (tensor.is_none()) return layout.shape.empty();
-    View found;
-    if (layout.shape.empty() || !tensors_.is_plain(tensor.ptr(), found) ||
-        tensors_.is_neg(tensor.ptr()))
+    const size_t dimensions = layout.shape.size();
+    if (!dimensions || !tensors_.is_plain(tensor.ptr(), found, static_cast<int>(dimensions)) ||
+        found.kind != layout.kind || tensors_.is_neg(tensor.ptr()))
         return false;
-    for (int i = 0; i < 3; ++i)
-        if (found.shape[i] != layout.shape[i] ||
-            (found.shape[i] != 1 && found.strides[i] != layout.strides[i]))
+    for (size_t i = 0; i < dimensions; ++i) {
+        const size_t at = 3 - dimensions + i;
+        const bool any = dimensions == 2 && !i;
+        if ((!any && found.shape[at] != layout.shape[i]) ||
+            (found.shape[at] != 1 && found.strides[at] != layout.strides[i]))
             return false;
-    address = found.address;
+    }
     return true;
 }
 
@@ -54,11 +56,26 @@ bool GPUBackward::follows(const nb::object &tensor, uintptr_t &address) const {
     return tensors_.is_contiguous(tensor.ptr());
 }
 
-bool GPUBackward::find(const Given &given, std::vector<uintptr_t> &at) const {
-    if (!lies(given.x, layouts_[0], at[x]) || !lies(given.h0, layouts_[1], at[h0]) ||
-        !lies(given.grad_y, layouts_[2], at[grad_y]) ||
-        !lies(given.grad_last, layouts_[3], at[grad_last]) ||
-        given.lengths.is_none() == sizes_.has_lengths || !follows(given.nan, at[nan]) ||
+bool GPUBackward::find(const Given &given, std::vector<uintptr_t> &at, int64_t &rows) const {
+    const nb::object *const tensors[] = {&given.x, &given.h0, &given.grad_y, &given.grad_last};
+    constexpr size_t to[] = {x, h0, grad_y, grad_last};
+    View found[4] = {};
+    for (size_t i = 0; i < 4; ++i) {
+        if (!lies(*tensors[i], layouts_[i], found[i])) return false;
+        at[to[i]] = found[i].address;
+    }
+    rows = found[0].shape[1];
+    const auto packing = Packing::of(given.packing, tensors_);
+    if (packing.has_value() != sizes_.is_packed) return false;
+    if (packing) {
+        if (packing->T != sizes_.T || packing->N != sizes_.N ||
+            (found[2].address && found[2].shape[1] != rows))
+            return false;
+        at[lengths] = packing->layout;
+        at[sorted] = packing->sorted;
+        at[unsorted] = packing->unsorted;
+    }
+    if (given.lengths.is_none() == sizes_.has_lengths || !follows(given.nan, at[nan]) ||
         (sizes_.has_lengths && !follows(given.lengths, at[lengths])))
         return false;
     return all_hold(given.outs, static_cast<size_t>(sizes_.cells), [&](PyObject *out, size_t i) {
@@ -78,12 +95,15 @@ nb::object GPUBackward::memory(uintptr_t stream, uintptr_t &address) {
 nb::object GPUBackward::run(const Given &given) {
     const size_t first = outs + static_cast<size_t>(sizes_.cells);
     std::vector<uintptr_t> at(first + makers_.size() - 1, 0);
-    if (!find(given, at) || number(call(current_device_)) != sizes_.device) return nb::none();
+    int64_t rows = 0;
+    if (!find(given, at, rows) || number(call(current_device_)) != sizes_.device) return nb::none();
     const uintptr_t stream = stream_();
     const nb::object workspace = memory(stream, at[space]);
     nb::list found;
     for (size_t i = 1; i < makers_.size(); ++i) {
-        const nb::object made = makers_[i] ? (*makers_[i])() : nb::none();
+        const nb::object made = !makers_[i]                  ? nb::none()
+                                : i == 1 && sizes_.is_packed ? makers_[i]->of_rows(rows)
+                                                             : (*makers_[i])();
         if (makers_[i]) at[first + i - 1] = tensors_.address(made.ptr());
         found.append(made);
     }

@@ -14,13 +14,15 @@ namespace quant_gru {
 
 class GPUBackward {
  public:
-    // How a tensor of three dimensions lies; one that has to be absent has no shape.
+    // How a tensor of two or three dimensions lies; one that has to be absent has no shape. Those
+    // of packed rows have two, and any number of rows.
     struct Layout {
         std::vector<int64_t> shape, strides;
+        Float kind;
     };
     // The tensors of a call, by number: these, then codes of the states of each cell, then
     // gradients.
-    enum { space, x, h0, lengths, nan, grad_y, grad_last, outs };
+    enum { space, x, h0, lengths, nan, grad_y, grad_last, sorted, unsorted, outs };
     // An address: so many bytes from the start of a tensor.
     struct Place {
         int64_t tensor, offset;
@@ -30,21 +32,23 @@ class GPUBackward {
         int64_t space;   // bytes of memory
         int64_t most;    // bytes that are kept between calls
         int64_t cells;   // layers times directions
-        bool has_lengths;
+        bool has_lengths, is_packed;
+        int64_t T, N;
     };
 
     // places: of the fields that `launches` moves, in their order. layouts: of x, h0, the gradient
     // of the output and that of the last states. makers: of the memory, then of gradients; None
-    // where one is not wanted. torch: Tensor, what gives the current device, the functions of a
-    // CurrentStream, and what tells whether a graph is being captured. fail: raises the error of a
-    // status. keep: what holds the launches and what they read.
+    // where one is not wanted; that of packed rows takes their number. torch: Tensor, what gives
+    // the current device, the functions of a CurrentStream, and what tells whether a graph is being
+    // captured. fail: raises the error of a status. keep: what holds the launches and what they
+    // read.
     GPUBackward(Launches &launches, const Sizes &sizes, std::vector<Place> places,
                 std::vector<Layout> layouts, const std::vector<nanobind::object> &makers,
                 const nanobind::tuple &torch, nanobind::object fail, nanobind::object keep);
 
     // The tensors that were given, None for those that are absent.
     struct Given {
-        const nanobind::object &x, &h0, &lengths, &outs, &nan, &grad_y, &grad_last;
+        const nanobind::object &x, &h0, &lengths, &outs, &nan, &grad_y, &grad_last, &packing;
     };
     // A list of all gradients, None for those that are not wanted; or None where something lies in
     // another way, or on another device than the current one.
@@ -54,8 +58,8 @@ class GPUBackward {
     bool forget() { return workspace_.forget(); }
 
  private:
-    bool find(const Given &given, std::vector<uintptr_t> &at) const;
-    bool lies(const nanobind::object &tensor, const Layout &layout, uintptr_t &address) const;
+    bool find(const Given &given, std::vector<uintptr_t> &at, int64_t &rows) const;
+    bool lies(const nanobind::object &tensor, const Layout &layout, View &found) const;
     bool follows(const nanobind::object &tensor, uintptr_t &address) const;
     nanobind::object memory(uintptr_t stream, uintptr_t &address);
 

@@ -35,6 +35,15 @@ nb::object Workspace::take(int64_t size, uintptr_t stream, const Maker &make,
     return made;
 }
 
+std::optional<Packing> Packing::of(const nb::object &packing, const Tensors &tensors) {
+    if (packing.is_none()) return std::nullopt;
+    const nb::tuple parts = nb::cast<nb::tuple>(packing);
+    auto at = [&](const nb::object &order) {
+        return order.is_none() ? 0 : tensors.address(order.ptr());
+    };
+    return Packing{number(parts[0]), number(parts[1]), at(parts[2]), at(parts[3]), at(parts[4])};
+}
+
 bool Workspace::forget() {
     size_ = -1;
     nb::object before;
@@ -66,7 +75,7 @@ void Call::move_input(uintptr_t address, int64_t step, int64_t next) {
         *reinterpret_cast<int64_t *>(each.next) = next;
         if (each.width == 8)
             *reinterpret_cast<int64_t *>(each.fours) = aligned && each.may;
-        else
+        else if (each.width)
             *reinterpret_cast<int32_t *>(each.fours) = aligned && each.may;
     }
 }
@@ -81,7 +90,9 @@ nb::object Call::run(const Given &given, Workspace *kept) {
     const uintptr_t stream = stream_();
     uintptr_t to[kinds] = {};
     auto at = [&](const nb::object &tensor) { return tensors_.address(tensor.ptr()); };
-    const nb::object y = makers_[given.rows_first](), last = makers_[2]();
+    const nb::object y =
+        given.packing ? makers_[1].of_rows(x_view.shape[1]) : makers_[given.rows_first]();
+    const nb::object last = makers_[2]();
     nb::object nan, codes, space;
     if (keeps) {
         nan = makers_[5]();
@@ -101,6 +112,11 @@ nb::object Call::run(const Given &given, Workspace *kept) {
     to[Call::x] = x_view.address;
     if (given.h0) to[Call::h0] = given.h0_view.address;
     if (given.lengths) to[Call::lengths] = tensors_.address(given.lengths);
+    if (given.packing) {
+        to[Call::lengths] = given.packing->layout;
+        to[Call::sorted] = given.packing->sorted;
+        to[Call::unsorted] = given.packing->unsorted;
+    }
     to[Call::y] = at(y);
     to[Call::last] = at(last);
     int status;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,7 @@ namespace quant_gru {
 using kernel_runtime::all_hold;
 using kernel_runtime::call;
 using kernel_runtime::Fields;
+using kernel_runtime::Float;
 using kernel_runtime::holds_true;
 using kernel_runtime::Launches;
 using kernel_runtime::Maker;
@@ -59,11 +61,22 @@ class Workspace {
     std::mutex mutex_;
 };
 
-// All calls of one size. Objects of Python are touched under the interpreter's lock alone,
+// The rows of a packed sequence: its values are (rows, features). The layout has the lengths of N
+// rows and then where the rows of each of T steps start. An order that is absent is null.
+struct Packing {
+    int64_t T, N;
+    uintptr_t layout, sorted, unsorted;
+
+    // From None, or a tuple of all that.
+    static std::optional<Packing> of(const nanobind::object &packing, const Tensors &tensors);
+};
+
+// All calls of one size and form. Objects of Python are touched under the interpreter's lock alone,
 // arguments of launches under `mutex_` and without it.
 class Call {
  public:
-    // Strides that arguments hold, and the width of their flag for elements that are read in fours.
+    // Strides that arguments hold, and the width of their flag for elements that are read in fours,
+    // 0 where there is none.
     struct Input {
         uintptr_t step, next, fours;
         int width;
@@ -73,11 +86,11 @@ class Call {
         int64_t T, N, C, space, codes;
     };
     // What follows an address, in this order.
-    enum { x, h0, lengths, y, last, nan, codes, space, kinds };
+    enum { x, h0, lengths, y, last, nan, codes, space, sorted, unsorted, kinds };
 
-    // makers: of y, y with rows first, last, space, space with codes, and
-    // where what a backward needs is kept: nan, codes. fail: raises the error of a status. keep:
-    // what holds the launches, their arguments and the fields.
+    // makers: of y, of y with rows first or for some packed rows, last, space, space with codes,
+    // and where what a backward needs is kept: nan, codes. fail: raises the error of a status.
+    // keep: what holds the launches, their arguments and the fields.
     Call(Launches &launches, const std::vector<Fields *> &fields, const std::vector<Input> &inputs,
          const Sizes &sizes, std::vector<Maker> makers, const Tensors &tensors,
          const CurrentStream &stream, nanobind::object fail, nanobind::object keep);
@@ -86,6 +99,10 @@ class Call {
         PyObject *x, *h0, *lengths;  // those that are absent: null
         View x_view, h0_view;
         bool rows_first;  // of x, and of the output
+        std::optional<Packing> packing;
+
+        int64_t T() const { return packing ? packing->T : x_view.shape[rows_first]; }
+        int64_t N() const { return packing ? packing->N : x_view.shape[!rows_first]; }
     };
     // Output and last states, then NaN and codes where they are kept. NotImplemented where x or h0
     // would be taken in another layout. The current device has to be that of the tensors.

@@ -41,38 +41,46 @@ void make_call(Call *self, Launches &launches, const std::vector<Fields *> &fiel
 }
 
 nb::object run_call(Call &call, const nb::object &x, const nb::object &h0,
-                    const nb::object &lengths) {
+                    const nb::object &lengths, const nb::object &packing) {
     auto given = [](const nb::object &o) { return o.is_none() ? nullptr : o.ptr(); };
-    Call::Given all{x.ptr(), given(h0), given(lengths), {}, {}, false};
     const Tensors &tensors = call.tensors();
-    if (!tensors.view(all.x, all.x_view) || (all.h0 && !tensors.view(all.h0, all.h0_view)))
-        throw nb::value_error("Expected x and h0 to be float32 of three dimensions on the device");
+    Call::Given all{
+        x.ptr(), given(h0), given(lengths), {}, {}, false, Packing::of(packing, tensors)};
+    if (!tensors.view(all.x, all.x_view, all.packing ? 2 : 3) ||
+        (all.h0 && !tensors.view(all.h0, all.h0_view)))
+        throw nb::value_error(
+            "Expected x to be of real values and of three dimensions on the device, or of two "
+            "where "
+            "it is packed, and h0 to be of three");
     return call.run(all, nullptr);
 }
 
-// Device, bytes of memory, bytes to keep, cells, whether there are lengths.
-using BackwardNumbers = std::tuple<int64_t, int64_t, int64_t, int64_t, bool>;
+// Device, bytes of memory, bytes to keep, cells, whether there are lengths and packed rows, T, N.
+using BackwardNumbers =
+    std::tuple<int64_t, int64_t, int64_t, int64_t, bool, bool, int64_t, int64_t>;
 using Dimensions = std::vector<int64_t>;
 
 void make_gpu_backward(GPUBackward *self, Launches &launches, const BackwardNumbers &sizes,
                        const std::vector<std::tuple<int64_t, int64_t>> &places,
-                       const std::vector<std::tuple<Dimensions, Dimensions>> &layouts,
+                       const std::vector<std::tuple<Dimensions, Dimensions, int>> &layouts,
                        const std::vector<nb::object> &makers, const nb::tuple &torch,
                        nb::object fail, nb::object keep) {
-    const auto &[device, space, most, cells, has_lengths] = sizes;
+    const auto &[device, space, most, cells, has_lengths, is_packed, T, N] = sizes;
     std::vector<GPUBackward::Place> to;
     for (const auto &[tensor, offset] : places) to.push_back({tensor, offset});
     std::vector<GPUBackward::Layout> found;
-    for (const auto &[shape, strides] : layouts) found.push_back({shape, strides});
-    new (self) GPUBackward(launches, {device, space, most, cells, has_lengths}, std::move(to),
-                           std::move(found), makers, torch, std::move(fail), std::move(keep));
+    for (const auto &[shape, strides, kind] : layouts)
+        found.push_back({shape, strides, static_cast<Float>(kind)});
+    new (self) GPUBackward(launches, {device, space, most, cells, has_lengths, is_packed, T, N},
+                           std::move(to), std::move(found), makers, torch, std::move(fail),
+                           std::move(keep));
 }
 
 nb::object run_gpu_backward(GPUBackward &call, const nb::object &x, const nb::object &h0,
                             const nb::object &lengths, const nb::object &outs,
                             const nb::object &nan, const nb::object &grad_y,
-                            const nb::object &grad_last) {
-    return call.run({x, h0, lengths, outs, nan, grad_y, grad_last});
+                            const nb::object &grad_last, const nb::object &packing) {
+    return call.run({x, h0, lengths, outs, nan, grad_y, grad_last, packing});
 }
 
 // Index of the device, states, C, H.
@@ -84,16 +92,15 @@ void make_prepared_gpu(PreparedCallGPU *self, const PreparedNumbers &sizes,
     new (self) PreparedCallGPU({device, states, C, H}, guard, torch, most);
 }
 
-// How many rows a packed sequence has, and its first step of a wrong size, or -1.
-std::tuple<int64_t, int64_t> rows_of(uintptr_t batch_sizes, int64_t T) {
+// Rows of the first step and of all steps, and the first step of a wrong size, or -1.
+std::tuple<int64_t, int64_t, int64_t> find_packed_rows(uintptr_t batch_sizes, int64_t T) {
     const PackedRows found = packed_rows(reinterpret_cast<const int64_t *>(batch_sizes), T);
-    return {found.rows, found.wrong};
+    return {found.N, found.rows, found.wrong};
 }
 
-// The places of so many rows, and then the lengths of N.
-void place_rows(uintptr_t batch_sizes, int64_t T, int64_t N, int64_t rows, uintptr_t to) {
-    auto *places = reinterpret_cast<int64_t *>(to);
-    place_packed_rows(reinterpret_cast<const int64_t *>(batch_sizes), T, N, places, places + rows);
+void write_packed_layout(uintptr_t batch_sizes, int64_t T, int64_t N, uintptr_t to) {
+    packed_layout(reinterpret_cast<const int64_t *>(batch_sizes), T, N,
+                  reinterpret_cast<int64_t *>(to));
 }
 
 }  // namespace
@@ -113,21 +120,23 @@ NB_MODULE(_native, m) {
         .def("in_place", &WeightGuard::in_place);
     nb::class_<PreparedCall>(m, "PreparedCall")
         .def("run", &PreparedCall::run, nb::arg(), nb::arg().none(), nb::arg().none(),
-             nb::arg().none(), nb::arg());
+             nb::arg().none(), nb::arg(), nb::arg().none() = nb::none());
     nb::class_<PreparedCallCPU, PreparedCall>(m, "PreparedCallCPU")
-        .def(nb::init<Stack *, const WeightGuard &, const char *, const nb::tuple &, nb::object>(),
+        .def(nb::init<Stack *, const WeightGuard &, const char *, const nb::tuple &, nb::object,
+                      bool>(),
              nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
     nb::class_<PreparedCallGPU, PreparedCall>(m, "PreparedCallGPU")
         .def("__init__", &make_prepared_gpu, nb::keep_alive<1, 3>())
         .def("add", &PreparedCallGPU::add);
-    m.def("rows_of", &rows_of);
-    m.def("place_rows", &place_rows);
+    m.def("packed_rows", &find_packed_rows);
+    m.def("packed_layout", &write_packed_layout);
     nb::class_<Call>(m, "Call")
         .def("__init__", &make_call)
-        .def("run", &run_call, nb::arg(), nb::arg().none(), nb::arg().none());
+        .def("run", &run_call, nb::arg(), nb::arg().none(), nb::arg().none(),
+             nb::arg().none() = nb::none());
     nb::class_<GPUBackward>(m, "GPUBackward")
         .def("__init__", &make_gpu_backward)
         .def("run", &run_gpu_backward, nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg(),
-             nb::arg(), nb::arg().none(), nb::arg().none())
+             nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().none() = nb::none())
         .def("forget", &GPUBackward::forget);
 }

@@ -38,18 +38,19 @@ bool PreparedCall::wants_gradient(PyObject *x, PyObject *hx) const {
 }
 
 nb::object PreparedCall::run(const nb::object &weights, const nb::object &x, const nb::object &hx,
-                             const nb::object &lengths, bool batch_first) {
-    Call::Given given{x.ptr(), nullptr, nullptr, {}, {}, batch_first};
+                             const nb::object &lengths, bool batch_first,
+                             const nb::object &packing) {
+    const bool is_packed = !packing.is_none();
+    Call::Given given{x.ptr(), nullptr, nullptr, {}, {}, batch_first && !is_packed, {}};
     if (!hx.is_none()) given.h0 = hx.ptr();
     if (!lengths.is_none()) given.lengths = lengths.ptr();
-    if (!tensors_.is_plain(given.x, given.x_view)) return nb::none();
-    const auto &shape = given.x_view.shape;
-    const int64_t T = shape[batch_first], N = shape[!batch_first];
-    if (shape[2] != sizes_.C || !T || !N) return nb::none();
+    if (!tensors_.is_plain(given.x, given.x_view, is_packed ? 2 : 3)) return nb::none();
+    given.packing = Packing::of(packing, tensors_);
+    if (given.x_view.shape[2] != sizes_.C || !given.T() || !given.N()) return nb::none();
     if (given.h0) {
         const auto &states = given.h0_view.shape;
         if (!tensors_.is_plain(given.h0, given.h0_view) || states[0] != sizes_.states ||
-            states[1] != N || states[2] != sizes_.H)
+            states[1] != given.N() || states[2] != sizes_.H)
             return nb::none();
     }
     if (!guard_.unchanged(weights) || wants_gradient(given.x, given.h0)) return nb::none();
@@ -57,13 +58,14 @@ nb::object PreparedCall::run(const nb::object &weights, const nb::object &x, con
 }
 
 PreparedCallCPU::PreparedCallCPU(Stack *stack, const WeightGuard &guard, const char *variable,
-                                 const nb::tuple &torch, nb::object parts)
+                                 const nb::tuple &torch, nb::object parts, bool is_real)
     : PreparedCall(sizes_of(*stack), guard, torch),
       stack_(stack),
       variable_(variable),
       setting_(setting(variable)),
       get_num_threads_(torch[2]),
-      parts_(std::move(parts)) {}
+      parts_(std::move(parts)),
+      is_real_(is_real) {}
 
 PreparedCallCPU::Makers PreparedCallCPU::makers(const int64_t (&shape)[3], bool batch_first) {
     if (shape[0] == makers_.first && shape[1] == makers_.second &&
@@ -88,9 +90,12 @@ PreparedCallCPU::Makers PreparedCallCPU::makers(const int64_t (&shape)[3], bool 
 nb::object PreparedCallCPU::start(const Call::Given &given) {
     const View &x = given.x_view;
     const bool batch_first = given.rows_first;
-    const int64_t T = x.shape[batch_first], N = x.shape[!batch_first];
+    const int64_t T = given.T(), N = given.N();
     const int64_t width = stack_->directions() * sizes_.H;
     if (!is_set_to(variable_, setting_)) return nb::none();
+    if (given.packing || !is_real_ || x.kind != Float::float32 ||
+        (given.h0 && given.h0_view.kind != Float::float32))
+        return nb::borrow(Py_NotImplemented);
     if ((x.strides[2] != 1 && sizes_.C != 1) || tensors_.is_neg(given.x) ||
         (given.h0 && (!given.h0_view.is_contiguous() || tensors_.is_neg(given.h0))))
         return nb::borrow(Py_NotImplemented);
@@ -125,17 +130,18 @@ PreparedCallGPU::PreparedCallGPU(const Sizes &sizes, const WeightGuard &guard,
       is_capturing_(torch[3]),
       workspace_(most) {}
 
-void PreparedCallGPU::add(int64_t T, int64_t N, bool with_h0, bool with_lengths, nb::object call) {
+void PreparedCallGPU::add(const Key &key, nb::object call) {
     // what is replaced is released last: other threads may come in then
     decltype(calls_) before;
     if (calls_.size() >= most_calls) std::swap(calls_, before);
-    std::swap(calls_[{T, N, with_h0, with_lengths}], call);
+    std::swap(calls_[key], call);
 }
 
 nb::object PreparedCallGPU::start(const Call::Given &given) {
-    const auto &shape = given.x_view.shape;
-    const int64_t T = shape[given.rows_first], N = shape[!given.rows_first];
-    const auto found = calls_.find({T, N, given.h0 != nullptr, given.lengths != nullptr});
+    const int states = given.h0 ? static_cast<int>(given.h0_view.kind) : -1;
+    const int rows = given.packing ? 2 : given.lengths ? 1 : 0;
+    const auto found =
+        calls_.find({given.T(), given.N(), static_cast<int>(given.x_view.kind), states, rows});
     if (found == calls_.end()) return nb::borrow(Py_NotImplemented);
     // another thread may let go of it while this one waits
     const nb::object kept = found->second;

@@ -27,12 +27,12 @@ class PreparedCall {
     PreparedCall(const Sizes &sizes, const WeightGuard &guard, const nanobind::tuple &torch);
     virtual ~PreparedCall() = default;
 
-    // As QuantGRU.forward. lengths: None, or int64 (N,), contiguous on the device. None where a
-    // weight changed, a gradient may be asked for or the call is of another kind; NotImplemented
-    // where the call has to be laid out or prepared first.
+    // As QuantGRU.forward. lengths: None, or int64 (N,), contiguous on the device. packing: as
+    // `Packing::of` takes it. None where a weight changed, a gradient may be asked for or the call
+    // is of another kind; NotImplemented where the call has to be laid out or prepared first.
     nanobind::object run(const nanobind::object &weights, const nanobind::object &x,
                          const nanobind::object &hx, const nanobind::object &lengths,
-                         bool batch_first);
+                         bool batch_first, const nanobind::object &packing);
 
  protected:
     virtual nanobind::object start(const Call::Given &given) = 0;
@@ -47,13 +47,14 @@ class PreparedCall {
     nanobind::object is_grad_enabled_;
 };
 
-// On the CPU: a native stack runs it.
+// On the CPU: a native stack runs it, in float32.
 class PreparedCallCPU : public PreparedCall {
  public:
     // variable: of the environment, as it is now. torch: of PreparedCall, then get_num_threads.
-    // parts(shape) gives those of a Maker of tensors of that shape.
+    // parts(shape) gives those of a Maker of tensors of that shape. is_real: whether results are to
+    // be float32; calls have to be laid out otherwise.
     PreparedCallCPU(Stack *stack, const WeightGuard &guard, const char *variable,
-                    const nanobind::tuple &torch, nanobind::object parts);
+                    const nanobind::tuple &torch, nanobind::object parts, bool is_real);
 
  protected:
     nanobind::object start(const Call::Given &given) override;
@@ -71,6 +72,7 @@ class PreparedCallCPU : public PreparedCall {
     Stack *stack_;
     std::string variable_, setting_;
     nanobind::object get_num_threads_, parts_;
+    bool is_real_;
     Makers makers_;  // of the last call
 };
 
@@ -82,16 +84,19 @@ class PreparedCallGPU : public PreparedCall {
     PreparedCallGPU(const Sizes &sizes, const WeightGuard &guard, const nanobind::tuple &torch,
                     int64_t most);
 
-    // A Call for all of a size, with states before the first step or without, with lengths or
-    // without.
-    void add(int64_t T, int64_t N, bool with_h0, bool with_lengths, nanobind::object call);
+    // What calls have in common: T, N, the dtypes of x and of the states before the first step, -1
+    // without those, and whether there are no lengths, lengths, or packed rows.
+    using Key = std::tuple<int64_t, int64_t, int, int, int>;
+
+    // A Call for all that have this in common.
+    void add(const Key &key, nanobind::object call);
 
  protected:
     nanobind::object start(const Call::Given &given) override;
 
  private:
     nanobind::object current_device_, is_capturing_;
-    std::map<std::tuple<int64_t, int64_t, bool, bool>, nanobind::object> calls_;
+    std::map<Key, nanobind::object> calls_;
     Workspace workspace_;
 };
 

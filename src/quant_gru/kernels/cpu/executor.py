@@ -18,6 +18,7 @@ from quant_gru.integer.plan import CellPlan, GRUPlan, WeightPart
 from quant_gru.integer.random import chance
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels import _native
+from quant_gru.kernels.call_form import Packing, inward, outward
 from quant_gru.kernels.cpu.plan_packing import exactness, pack
 
 VARIABLE = "QUANT_GRU_CPU"
@@ -207,18 +208,32 @@ class Stack:
         h0: Tensor | None,
         lengths: Tensor | None = None,
         kept: Kept | None = None,
+        packing: Packing | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> tuple[Tensor, Tensor]:
         """Run all steps.
 
         Args:
-            x: float32 (T, N, C) on the CPU.
-            h0: float32 (states, N, H), or None for zeros.
+            x: (T, N, C), or (rows, C) where rows are packed, on the CPU, of one of `FLOATS`.
+            h0: (states, N, H), likewise, or None for zeros.
             lengths: int64 (N,) or None.
             kept: Takes what a backward needs.
+            packing: How rows are packed; None where they are not.
+            dtype: That of the results.
 
         Returns:
-            Output (T, N, D*H) and last states (states, N, H), float32.
+            Output (T, N, D*H), or (rows, D*H) where rows are packed, and last states
+            (states, N, H).
         """
+        rows = x.shape[0]
+        x, h0 = inward(x, h0, packing)
+        y, last = self._run(x, h0, lengths if packing is None else packing.lengths, kept)
+        y, last = outward(y, last, packing, rows)
+        return (y, last) if dtype is y.dtype else (y.to(dtype), last.to(dtype))
+
+    def _run(
+        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
+    ) -> tuple[Tensor, Tensor]:
         if x.stride(2) != 1 or x.is_neg():
             x = x.contiguous().resolve_neg()
         T, N, _ = x.shape
@@ -251,16 +266,20 @@ class Stack:
             kept.out += codes
         return y, last
 
-    def prepared(self, guard: _native.WeightGuard) -> _native.PreparedCall:
+    def prepared(
+        self, guard: _native.WeightGuard, dtype: torch.dtype | None
+    ) -> _native.PreparedCall:
         """What runs whole calls in native code.
 
         Args:
             guard: Of all weights of the module.
+            dtype: What results are of; None for the input's.
         """
+        is_real = dtype in (None, torch.float32)
         functions = (Tensor, torch.is_grad_enabled, torch.get_num_threads)
-        return _native.PreparedCallCPU(self.native, guard, VARIABLE, functions, _parts)
+        return _native.PreparedCallCPU(self.native, guard, VARIABLE, functions, _parts, is_real)
 
-    def prepare(self, call: Any, x: Tensor, h0: Tensor | None, lengths: Tensor | None) -> None:
+    def prepare(self, call: Any, *given: Any) -> None:
         """Prepare calls like one that `run` has run; there is nothing to be prepared on a CPU."""
 
 

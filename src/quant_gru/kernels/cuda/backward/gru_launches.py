@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernel_runtime.allocators import maker
 from kernel_runtime.cuda.launch import Machine, Prepared
 from kernel_runtime.cuda.workspace import Memory
 from quant_gru.integer.backward import Tape, Wanted
@@ -16,32 +15,26 @@ from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.kernels.cuda.backward.inputs import Call, Precision
 from quant_gru.kernels.cuda.backward.launch_plan import Schedule
 from quant_gru.kernels.cuda.boundary import boundary
+from quant_gru.kernels.cuda.boundary.conversions import MOST, Conversion, convert
+from quant_gru.kernels.cuda.boundary.gradient_border import (
+    GRAD_LAST,
+    GRAD_Y,
+    H0,
+    LENGTHS,
+    NAN,
+    OUTS,
+    SPACE,
+    Border,
+    Given,
+    Place,
+    X,
+    all_gradients,
+)
 
-SPACE, X, H0, LENGTHS, NAN, GRAD_Y, GRAD_LAST, OUTS = range(8)
-"""Numbers of a call's tensors, as `_native.GPUBackward` counts them; gradients come last."""
 _SHARED = -1  # stands for the memory behind that of a layer, whose place is known in the end
 
 Step = Callable[[Tensor, Sequence[Tensor | None], int], None]
 """Work of a call, given its memory, its gradients and the stream."""
-
-
-class Place(NamedTuple):
-    """An address: so many bytes from the start of a tensor of a call."""
-
-    tensor: int
-    offset: int = 0
-
-
-class Given(NamedTuple):
-    """What a backward is given, as `prepared.PreparedBackward.run` takes it."""
-
-    x: Tensor
-    h0: Tensor | None
-    lengths: Tensor | None
-    outs: Sequence[Tensor]
-    nan: Tensor
-    grad_y: Tensor | None
-    grad_last: Tensor | None
 
 
 class GRULaunches:
@@ -74,15 +67,16 @@ class GRULaunches:
         precision: Precision,
         machine: Machine,
     ) -> None:
-        self._plan, self._given, self._wanted = plan, given, wanted
+        self._plan, self._wanted = plan, wanted
         self._precision, self._machine = precision, machine
         self._D, self._H = len(plan.cells[0]), plan.cells[0][0].hidden_size
-        self._T, self._N, _ = given.x.shape
+        self._T, self._N = given.x.shape[:2] if given.packing is None else given.packing[:2]
         self._cells = len(given.outs)
         self._of_cell = (len(wanted) - 2) // self._cells
+        all_of_them = all_gradients(plan, given, self._of_cell)
         self.makers = [
-            maker(shape, given.x.device) if is_wanted else None
-            for shape, is_wanted in zip(self._shapes(), wanted, strict=True)
+            gradient.make if is_wanted else None
+            for gradient, is_wanted in zip(all_of_them, wanted, strict=True)
         ]
         self.steps: list[Prepared | Step] = []
         self.fields: list[Memory] = []
@@ -91,31 +85,30 @@ class GRULaunches:
         self._followed: list[Place] = []
         self._shared, self._rooms = Memory(), dict[tuple[object, ...], int]()
         self._most = 0  # bytes of a layer
+        self._border = Border(given, self._D, all_of_them, wanted, self._room)
+        self._given = self._border.given
+        self._convert(self._border.inward)
         # the gradient of the output of a layer, and a tensor that lies as it does
         self._grad: tuple[Place, Tensor] | None = None
-        if given.grad_y is not None:
-            self._grad = Place(GRAD_Y), given.grad_y
+        if self._given.grad_y is not None:
+            self._grad = self._border.at[GRAD_Y], self._given.grad_y
         for layer in reversed(range(len(plan.cells))):
             onward = self._is_wanted_below(layer)
             self._add_layer(layer, onward)
             if not onward:
                 break
             self._add_masks(layer)
+        self._convert(self._border.outward)
         self.places = list(map(self._resolved, self._followed))
         self.size = self._most + self._shared.size
         # tensors of the first call are not kept
-        del self._given, self._grad
+        del self._given, self._grad, self._border
 
-    def _shapes(self) -> list[tuple[int, ...]]:
-        """Of all gradients, in order."""
-        T, N, C = self._given.x.shape
-        H = self._H
-        shapes: list[tuple[int, ...]] = [(T, N, C), (self._cells, N, H)]
-        for cells in self._plan.cells:
-            for cell in cells:
-                cell_shapes = ((3 * H, cell.input_size), (3 * H, H), (3 * H,), (3 * H,))
-                shapes += cell_shapes[: self._of_cell]
-        return shapes
+    def _convert(self, conversions: Sequence[Conversion]) -> None:
+        for i in range(0, len(conversions), MOST):
+            launch, records = convert(self._machine, conversions[i : i + MOST], self._point)
+            self.keep.append(records)
+            self.steps.append(launch)
 
     def _is_wanted_below(self, layer: int) -> bool:
         """Whether anything is wanted of the input, or of layers below this one."""
@@ -147,9 +140,6 @@ class GRULaunches:
         if start is None:
             start = self._rooms[key] = self._shared.take(size)
         return Place(_SHARED, start)
-
-    def _gradient(self, number: int, offset: int = 0) -> Place:
-        return Place(OUTS + self._cells + number, offset)
 
     def _resolved(self, place: Place) -> Place:
         return Place(SPACE, self._most + place.offset) if place.tensor == _SHARED else place
@@ -187,7 +177,7 @@ class GRULaunches:
         """Of each direction a tensor like its input, and where the input is."""
         given = self._given
         if not layer:
-            return [(given.x, Place(X))] * self._D
+            return [(given.x, self._border.at[X])] * self._D
         found: list[tuple[Tensor, Place]] = []
         known: dict[bytes, tuple[Tensor, Place]] = {}
         for d, cell in enumerate(self._plan.cells[layer]):
@@ -226,7 +216,7 @@ class GRULaunches:
         given, of_state = self._given, 4 * self._N * self._H
         h0 = None
         places = {
-            "values" if at_x.tensor == X else "x": at_x,
+            "x" if index >= self._D else "values": at_x,
             "out": Place(OUTS + index),
             "nan": Place(NAN, 4 * self._N * index),
             "dh0": self._room(of_state, "dh0", d),
@@ -235,23 +225,23 @@ class GRULaunches:
             h0 = x.new_empty((self._N, self._H), dtype=cell.h.container)
             places["h0"] = self._add_state(cell, index, d, h0)
         if self._wanted[1]:
-            places["dh0"] = self._gradient(1, of_state * index)
+            places["dh0"] = self._border.results[1].after(of_state * index)
         if given.lengths is not None:
             places["lengths"] = Place(LENGTHS)
         grad_last = None
         if given.grad_last is not None:
             places["grad_last"], grad_last = (
-                Place(GRAD_LAST, of_state * index),
+                self._border.at[GRAD_LAST].after(of_state * index),
                 given.grad_last[index],
             )
         grad = None
         if self._grad is not None:
-            (tensor, offset), like = self._grad
-            places["grad_out"] = Place(tensor, offset + 4 * d * self._H * like.stride(2))
+            at, like = self._grad
+            places["grad_out"] = at.after(4 * d * self._H * like.stride(2))
             grad = like.chunk(self._D, dim=-1)[d]
         for i, name in enumerate(("bw", "br")):
             if self._flags(index)[2 + i]:
-                places[name] = self._gradient(2 + self._of_cell * index + 2 + i)
+                places[name] = self._border.results[2 + self._of_cell * index + 2 + i]
         tape = Tape(cell, x, h0, given.outs[index], given.lengths, d == 1, None, given.nan[index])
         call = Call(tape, grad, grad_last)
         # stands for a gradient that is absent
@@ -263,7 +253,7 @@ class GRULaunches:
         N, H = like.shape
         launch, record = boundary.prepared_quantize(cell.h, N, H, self._machine)
         codes = self._room(like.numel() * like.itemsize, "h0", d)
-        self._point(record, "real", Place(H0, 4 * N * H * index))
+        self._point(record, "real", self._border.at[H0].after(4 * N * H * index))
         self._point(record, "codes", codes)
         self._point(record, "nan", self._room(N, "nan of h0"))
         self.keep.append(record)
@@ -273,8 +263,8 @@ class GRULaunches:
     def _mask_state(self, cell: CellPlan, index: int) -> None:
         N, H = self._N, self._H
         launch, record = boundary.prepared_mask(cell.h, (N * H, H), (1, N, H), self._machine)
-        self._point(record, "real", Place(H0, 4 * N * H * index))
-        self._point(record, "grad", self._gradient(1, 4 * N * H * index))
+        self._point(record, "real", self._border.at[H0].after(4 * N * H * index))
+        self._point(record, "grad", self._border.results[1].after(4 * N * H * index))
         self.keep.append(record)
         self.steps.append(launch)
 
@@ -286,12 +276,12 @@ class GRULaunches:
         if name == "x":
             # that of the last direction takes the others in
             if not layer and d == self._D - 1:
-                return self._gradient(0)
+                return self._border.results[0]
             # the layer below reads it while it makes its own
             return self._room(size, "x", d, layer % 2)
         i = "WR".index(name)
         if self._flags(index)[i]:
-            return self._gradient(2 + self._of_cell * index + i)
+            return self._border.results[2 + self._of_cell * index + i]
         # wanted of the other direction alone
         return self._room(size, name)
 
@@ -346,7 +336,7 @@ class GRULaunches:
                 strides = given.x.stride()[:2]
                 launch, record = boundary.prepared_mask(cell.x, strides, (T, N, C), self._machine)
                 self.keep.append(record)
-                self._point(record, "real", Place(X))
+                self._point(record, "real", self._border.at[X])
             self._point(record, "grad", target)
             if d:
                 self._point(record, "added", targets[0])

@@ -20,10 +20,12 @@ from kernel_runtime.cuda.launch import Machine
 from kernel_runtime.cuda.streams import native_streams
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels import _native
-from quant_gru.kernels.cuda.backward.gru_launches import Given, GRULaunches, joined
+from quant_gru.kernels.call_form import FLOATS, Packing
+from quant_gru.kernels.cuda.backward.gru_launches import GRULaunches, joined
 from quant_gru.kernels.cuda.backward.inputs import PRECISIONS, Precision
 from quant_gru.kernels.cuda.backward.time_chunks import steps_of
 from quant_gru.kernels.cuda.boundary import boundary
+from quant_gru.kernels.cuda.boundary.gradient_border import Given
 from quant_gru.kernels.cuda.forward.executor import numbers_of
 
 _MOST_KINDS = 64
@@ -61,38 +63,42 @@ class PreparedBackward:
         grad_y: Tensor | None,
         grad_last: Tensor | None,
         wanted: tuple[bool, ...],
+        packing: Packing | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> Found | None:
         """All gradients of a call, or None where the general way has to find them.
 
         On the plan's device, which has to be the current one.
 
         Args:
-            x: float32 (T, N, C), as the forward took it.
-            h0: float32 (cells, N, H), likewise, or None for zeros; cells are layers times
-                directions.
+            x: (T, N, C), or (rows, C) where rows are packed, as the forward took it.
+            h0: (cells, N, H), likewise, or None for zeros; cells are layers times directions.
             lengths: int64 (N,), likewise, or None.
             outs: Codes of output.h (T, N, H) of each cell, as the forward gave them.
             nan: float32 (cells, N): 0, or NaN where a row is.
-            grad_y: Gradient of the output (T, N, D*H), or None for zeros.
+            grad_y: Gradient of the output (T, N, D*H), or (rows, D*H), or None for zeros.
             grad_last: Gradient of the last states (cells, N, H), or None for zeros.
             wanted: Whether the gradients of x, h0 and, cell after cell, of W, R and, with biases,
                 of bw and br are wanted.
+            packing: How rows are packed; None where they are not.
+            dtype: That of gradients of weights.
 
         Returns:
-            The gradients in the order of `wanted`; None for those that are not wanted.
+            The gradients in the order of `wanted`, those of x and h0 of their dtypes; None for
+            those that are not wanted.
         """
         if lengths is not None and (
             lengths.dtype is not torch.int64 or lengths.device != self._device
         ):
             return None
         latest = self._latest
-        if latest is not None and latest.native is not None and wanted == latest.wanted:
-            result = latest.native.run(x, h0, lengths, outs, nan, grad_y, grad_last)
+        if latest is not None and latest.native is not None and (wanted, dtype) == latest.wanted:
+            result = latest.native.run(x, h0, lengths, outs, nan, grad_y, grad_last, packing)
             if result is not None:
                 return result
         if self._index >= 0 and torch._C._cuda_getDevice() != self._index:
             return None
-        given = _taken(Given(x, h0, lengths, outs, nan, grad_y, grad_last))
+        given = _taken(Given(x, h0, lengths, outs, nan, grad_y, grad_last, packing, dtype))
         if given is None:
             return None
         repeated = self._repeated(given, wanted)
@@ -106,14 +112,12 @@ class PreparedBackward:
 
     def _repeated(self, given: Given, wanted: tuple[bool, ...]) -> RepeatedBackward | None:
         """What repeats calls of this kind, made at the first of them."""
-        x, grad_y = given.x, given.grad_y
+        packing = given.packing
         kind = (
-            x.shape,
-            x.stride(),
-            given.h0 is None,
+            given.x.shape if packing is None else packing[:2],
             given.lengths is None,
-            None if grad_y is None else grad_y.stride(),
-            given.grad_last is None,
+            *map(_kind, (given.x, given.h0, given.grad_y, given.grad_last)),
+            given.dtype,
             wanted,
         )
         if kind in self._kinds:
@@ -133,15 +137,16 @@ class PreparedBackward:
     def _fits(self, given: Given) -> bool:
         """Whether kernels read all of a call as it is, and take all steps at once."""
         x = given.x
-        if not x.numel() or x.stride(2) != 1:
+        T, N = x.shape[:2] if given.packing is None else given.packing[:2]
+        if not x.numel() or x.stride(-1) != 1:
             return False
         directions = len(self._plan.cells[0])
         for cells in self._plan.cells:
             for cell in cells:
                 if not numbers_of(cell).form.narrow or not boundary.takes(cell.x):
                     return False
-                sizes = (x.shape[1], cell.input_size, cell.hidden_size)
-                if steps_of(*sizes, self._precision, directions) < len(x):
+                sizes = (N, cell.input_size, cell.hidden_size)
+                if steps_of(*sizes, self._precision, directions) < T:
                     return False
         return True
 
@@ -157,7 +162,7 @@ class RepeatedBackward:
         machine: Where kernels run.
 
     Attributes:
-        wanted: As given.
+        wanted: As given, and the dtype of gradients of weights.
         follows_plan: Whether the plan's tensors are what kernels read, and stay where they are.
         native: All of a call in native code, where launches are all there is to it.
     """
@@ -170,7 +175,8 @@ class RepeatedBackward:
         precision: Precision,
         machine: Machine,
     ) -> None:
-        self.wanted, self._machine, self._device = wanted, machine, given.x.device
+        self.wanted = wanted, given.dtype
+        self._machine, self._device = machine, given.x.device
         launches = self._launches = GRULaunches(plan, given, wanted, precision, machine)
         self.follows_plan = launches.follows_plan
         self._steps = joined(machine, launches.steps)
@@ -199,7 +205,9 @@ class RepeatedBackward:
             raw._cuda_isCurrentStreamCapturing if is_gpu else lambda: False,
         )
         index, cells = self._device.index if is_gpu else -1, len(given.outs)
-        sizes = (index, launches.size, _KEPT_BYTES, cells, given.lengths is not None)
+        T, N = given.x.shape[:2] if given.packing is None else given.packing[:2]
+        rows = (given.lengths is not None, given.packing is not None, T, N)
+        sizes = (index, launches.size, _KEPT_BYTES, cells, *rows)
         layouts = [_layout(each) for each in (given.x, given.h0, given.grad_y, given.grad_last)]
         makers = [None if make is None else parts(make) for make in self._makers]
         return _native.GPUBackward(
@@ -222,13 +230,19 @@ class RepeatedBackward:
     def run(self, given: Given) -> Found:
         """All gradients of a call."""
         if self.native is not None:
-            result = self.native.run(*given)
+            result = self.native.run(*given[:-1])
             if result is not None:
                 return result
         stream = self._machine.stream()
-        made = [None if make is None else make() for make in self._makers]
+        packing = given.packing
+        made = [None if make is None else make() for make in self._makers[1:]]
+        first = self._makers[0]
+        rows = () if packing is None else (given.x.shape[0],)
+        made.insert(0, None if first is None else first(*rows))
+        _, _, *layout = packing or (0, 0, given.lengths, None, None)
         tensors = (
-            *(given.x, given.h0, given.lengths, given.nan, given.grad_y, given.grad_last),
+            *(given.x, given.h0, layout[0], given.nan, given.grad_y, given.grad_last),
+            *layout[1:],
             *given.outs,
             *made,
         )
@@ -266,20 +280,30 @@ class _Space:
 
 def _taken(given: Given) -> Given | None:
     """What a call brings as kernels read it; None where the general way has to see to it."""
-    x, h0, _, outs, nan, grad_y, grad_last = given
+    x, h0, _, outs, nan, grad_y, grad_last, packing, _ = given
     for each in (x, h0, grad_y, grad_last):
-        if each is not None and each.dtype is not torch.float32:
+        if each is not None and each.dtype not in FLOATS:
             return None
     if x.is_neg() or (grad_y is not None and grad_y.is_neg()):
         return None
     if not nan.is_contiguous() or not all(out.is_contiguous() for out in outs):
         return None
-    return given._replace(h0=_contiguous(h0), grad_last=_contiguous(grad_last))
+    given = given._replace(h0=_contiguous(h0), grad_last=_contiguous(grad_last))
+    # features of what is converted lie side by side
+    if grad_y is not None and (packing is not None or grad_y.dtype is not torch.float32):
+        given = given._replace(grad_y=grad_y if grad_y.stride(-1) == 1 else grad_y.contiguous())
+    return given
 
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous().resolve_neg()
 
 
-def _layout(tensor: Tensor | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return ((), ()) if tensor is None else (tuple(tensor.shape), tensor.stride())
+def _kind(tensor: Tensor | None) -> tuple[torch.dtype, tuple[int, ...]] | None:
+    return None if tensor is None else (tensor.dtype, tensor.stride())
+
+
+def _layout(tensor: Tensor | None) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    if tensor is None:
+        return (), (), 0
+    return tuple(tensor.shape), tensor.stride(), FLOATS[tensor.dtype]

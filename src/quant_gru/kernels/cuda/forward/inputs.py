@@ -94,7 +94,7 @@ class RealInput:
 
         Args:
             record: The arguments, with fields `real`, `step`, `next` and `fours`.
-            fours: Whether the kernel may load four values at once.
+            fours: Whether the kernel may load four values at once; the field `fours` is then set.
         """
         self.memory.point(record, "real")
         self._records.append((record, fours))
@@ -113,7 +113,8 @@ class RealInput:
             aligned = not (address % 16 or strides[0] % 4 or strides[1] % 4 or x.shape[2] % 4)
             for record, fours in self._records:
                 record.step, record.next = strides[:2]
-                record.fours = aligned and fours
+                if fours:
+                    record.fours = aligned
 
 
 def quantize_input(cell: Cell, T: int, N: int) -> tuple[Kernel, Grid, Any]:

@@ -18,6 +18,7 @@ from kernel_runtime.cuda.graph_capture import capturing
 from kernel_runtime.cuda.launch import Machine, Prepared
 from quant_gru.integer.backward import Kept
 from quant_gru.kernels import _native
+from quant_gru.kernels.call_form import CallForm, Packing
 from quant_gru.kernels.cuda.forward.inputs import Gemm
 from quant_gru.kernels.cuda.forward.layer import Cell, Group
 from quant_gru.kernels.cuda.forward.layer_launches import LayerLaunches
@@ -32,7 +33,7 @@ def schedule_of(
     layers: Sequence[Sequence[Cell]],
     T: int,
     N: int,
-    with_h0: bool,
+    form: CallForm,
     keeps: bool,
 ) -> Schedule | None:
     """A schedule, or None where weights fit no registers.
@@ -42,20 +43,20 @@ def schedule_of(
         layers: Directions of each layer.
         T: Steps.
         N: Rows.
-        with_h0: Whether states before the first step are given.
+        form: The form of calls.
         keeps: Whether calls keep what a backward needs.
     """
     clusters = machine.clusters()
     chosen = []
     for cells in layers:
         layer = []
-        for group, form in launches_of(cells, N, clusters):
-            shape = planner.choose(form, group[0].numbers.H, N, len(group), clusters)
+        for group, cell_form in launches_of(cells, N, clusters):
+            shape = planner.choose(cell_form, group[0].numbers.H, N, len(group), clusters)
             if shape is None:
                 return None
-            layer.append(Group(group, form, shape))
+            layer.append(Group(group, cell_form, shape))
         chosen.append(layer)
-    return Schedule(machine, chosen, T, N, with_h0, keeps)
+    return Schedule(machine, chosen, T, N, form, keeps)
 
 
 class Schedule:
@@ -66,7 +67,7 @@ class Schedule:
         layers: Of each layer the directions that share a launch of the recurrence.
         T: Steps.
         N: Rows.
-        with_h0: Whether states before the first step are given.
+        form: The form of calls.
         keeps: Whether calls keep what a backward needs.
 
     Attributes:
@@ -80,12 +81,12 @@ class Schedule:
         layers: Sequence[Sequence[Group]],
         T: int,
         N: int,
-        with_h0: bool,
+        form: CallForm,
         keeps: bool,
     ) -> None:
         self._machine, self._T, self._N, self._keeps = machine, T, N, keeps
         self._lock = threading.Lock()
-        made = LayerLaunches(machine, layers, T, N, with_h0, keeps)
+        made = LayerLaunches(machine, layers, T, N, form, keeps)
         # codes of states have memory of their own, which may be kept
         self._memories, self._x, self._kept = made.memories, made.x, made.kept
         self._gemms, self._keep = made.gemms, made.keep
@@ -109,36 +110,42 @@ class Schedule:
         )
         # codes of one cell are a tensor by themselves
         container = self._kept[0][1] if len(self._kept) == 1 else None
-        self._made = makers_of(sizes, container, numbers.device)
+        self._made = makers_of(sizes, form, container, numbers.device)
         self.call = self._native_call(sizes, numbers.device)
 
     def run(
-        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
+        self,
+        x: Tensor,
+        h0: Tensor | None,
+        lengths: Tensor | None,
+        kept: Kept | None,
+        packing: Packing | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Start all launches; arguments and results as `Stack.run` has them."""
         if lengths is not None:
             lengths = lengths.to(x.device, torch.int64).contiguous()
         result: Any = NotImplemented
         if self.call is not None:
-            result = self.call.run(x, h0, lengths)
+            result = self.call.run(x, h0, lengths, packing)
         if result is NotImplemented:
-            if x.stride(2) != 1 or x.is_neg():
+            if x.stride(-1) != 1 or x.is_neg():
                 x = x.detach().resolve_neg().contiguous()
             if h0 is not None:
                 h0 = h0.detach().contiguous().resolve_neg()
             run = self._run if self.call is None else self.call.run
-            result = run(x, h0, lengths)
+            result = run(x, h0, lengths, packing)
         if kept is not None:
             _, _, kept.nan, codes = result
             self._hand_on(codes, kept)
         return result[0], result[1]
 
     def _run(
-        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None
+        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, packing: Packing | None
     ) -> tuple[Tensor | None, ...]:
         """What `call` does, where torch multiplies between launches."""
         made = self._made
-        y, h_n, nan, codes = made.y(), made.h_n(), None, None
+        y = made.y() if packing is None else made.y_otherwise(x.shape[0])
+        h_n, nan, codes = made.h_n(), None, None
         if self._keeps:
             space, nan, codes = made.space(), made.nan(), made.codes()
         else:
@@ -154,7 +161,14 @@ class Schedule:
                 shape = (each.rows.shape[0], each.weights.shape[1])
                 each.result = torch.empty(shape, dtype=torch.int32, device=x.device)
                 each.memory.move(each.result.data_ptr())
-            self._x.move(x)
+            self._x.move(x if packing is None else x[None])
+            if packing is not None:
+                memories.lengths.move(packing.layout.data_ptr())
+                for memory, order in (
+                    (memories.sorted, packing.sorted_indices),
+                    (memories.unsorted, packing.unsorted_indices),
+                ):
+                    memory.move(0 if order is None else order.data_ptr())
             if h0 is not None:
                 memories.h0.move(h0.data_ptr())
             if lengths is not None:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from kernel_runtime.cuda.launch import Grid, Kernel, Machine, Prepared
+from quant_gru.kernels.call_form import CallForm
+from quant_gru.kernels.cuda.forward.border import Border, Extent
 from quant_gru.kernels.cuda.forward.inputs import (
     ByteRows,
     Gemm,
@@ -49,7 +51,7 @@ class LayerLaunches:
         layers: Of each layer the directions that share a launch of the recurrence.
         T: Steps.
         N: Rows.
-        with_h0: Whether states before the first step are given.
+        form: The form of calls.
         keeps: Whether calls keep what a backward needs.
 
     Attributes:
@@ -68,11 +70,11 @@ class LayerLaunches:
         layers: Sequence[Sequence[Group]],
         T: int,
         N: int,
-        with_h0: bool,
+        form: CallForm,
         keeps: bool,
     ) -> None:
         self._machine, self._T, self._N = machine, T, N
-        self._with_h0, self._keeps, self._layers = with_h0, keeps, len(layers)
+        self._form, self._keeps, self._layers = form, keeps, len(layers)
         self.x = RealInput()
         self.memories = Memories.around(self.x.memory)
         self.steps: list[Prepared | Gemm] = []
@@ -85,9 +87,15 @@ class LayerLaunches:
             space.take(4 * max(s.projected_words(c.numbers.form, T, N) for c, s in sized))
             for sized in zip(*(by_direction(layer) for layer in layers), strict=True)
         ]
+        numbers, D = layers[0][0].cells[0].numbers, len(self._projected)
+        extent = Extent(T, N, numbers.C, numbers.H, len(layers), D)
+        self._border = Border(machine, self.memories, self.x, form, extent)
+        self.steps += self._border.inward
         below: LayerOutput | None = None
         for index, layer in enumerate(layers):
             below = self._add_layer(index, layer, below)
+        self.steps += self._border.outward
+        self.keep.append(self._border)
         for rows in self.rows:
             rows.start = space.take(rows.shape[0] * rows.shape[1])
             for record in rows.records:
@@ -133,7 +141,7 @@ class LayerLaunches:
             size = T * N * H * cell.h.container.itemsize * outputs.codes
             this.out.append(self.memories.codes.take(size))
             self.kept.append((this.out[-1], cell.h.container))
-            if self._with_h0:
+            if self._form.states:
                 this.h0_nan.append(space.take(N))
         direction = 0
         for group in layer:
@@ -189,7 +197,7 @@ class LayerLaunches:
             found.target = record.to
         space.point(record.to, "nan", nan)
         if below is None:
-            self.x.add(record, may_load_fours(record))
+            self._border.read(record, may_load_fours(record))
         self._launch(kernel, grid, record)
         return found
 
@@ -297,7 +305,7 @@ class LayerLaunches:
             if block
             else few_projection(numbers, shape, T, N, cell.x)
         )
-        self.x.add(record, True)
+        self._border.read(record, True)
         space.point(record, "nan", nan)
         space.point(record, "Wx", self._projected[direction])
         self.keep += [numbers, *keep]
@@ -370,10 +378,10 @@ class LayerLaunches:
         cells, cell, N, memories = this.cells, this.cells[d], self._N, self.memories
         H, state = cell.numbers.H, layer * len(cells) + d
         if this.h0_nan:
-            memories.h0.point(ends, "h0", 4 * state * N * H)
+            self._border.h0.point(ends, "h0", 4 * state * N * H)
             memories.space.point(ends, "h0_nan", this.h0_nan[d])
-        memories.y.point(ends, "values", 4 * d * H)
-        memories.h_n.point(ends, "last", 4 * state * N * H)
+        self._border.y.point(ends, "values", 4 * d * H)
+        self._border.h_n.point(ends, "last", 4 * state * N * H)
         memories.nan.point(ends, "last_nan", 4 * state * N)
         memories.space.point(ends, "nan", this.nan)
         ends.finite = cell.finite.data_ptr()

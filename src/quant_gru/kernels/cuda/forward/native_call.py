@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,8 @@ from kernel_runtime.cuda.launch import Machine, Prepared
 from kernel_runtime.cuda.streams import native_streams
 from kernel_runtime.cuda.workspace import Memory
 from quant_gru.kernels import _native
+from quant_gru.kernels.call_form import CallForm
+from quant_gru.kernels.cuda.boundary.conversions import row_maker
 
 
 class Sizes(NamedTuple):
@@ -45,7 +47,8 @@ class Makers(NamedTuple):
 
     Attributes:
         y: Output (T, N, D*H).
-        y_rows_first: The same as (N, T, D*H), laid out as the other.
+        y_otherwise: The same as (N, T, D*H), laid out as the other; where rows are packed, the
+            output (rows, D*H) of so many rows.
         h_n: Last states (layers * D, N, H).
         space: What launches share among themselves, bytes.
         whole_space: The same and codes of states.
@@ -54,7 +57,7 @@ class Makers(NamedTuple):
     """
 
     y: Maker
-    y_rows_first: Maker
+    y_otherwise: Callable[..., Tensor]
     h_n: Maker
     space: Maker
     whole_space: Maker
@@ -62,19 +65,25 @@ class Makers(NamedTuple):
     codes: Maker
 
 
-def makers_of(sizes: Sizes, container: torch.dtype | None, device: torch.device) -> Makers:
+def makers_of(
+    sizes: Sizes, form: CallForm, container: torch.dtype | None, device: torch.device
+) -> Makers:
     """What makes the tensors of calls.
 
     Args:
         sizes: Their sizes.
+        form: Their form.
         container: Of the states' codes, where there is one layer and direction.
         device: Where they are.
     """
     T, N, _, H, layers, D, space, codes = sizes
+    dtype = form.results
     return Makers(
-        y=maker((T, N, D * H), device),
-        y_rows_first=maker((N, T, D * H), device, order=(1, 0, 2)),
-        h_n=maker((layers * D, N, H), device),
+        y=maker((T, N, D * H), device, dtype),
+        y_otherwise=row_maker(D * H, device, dtype)
+        if form.is_packed
+        else maker((N, T, D * H), device, dtype, order=(1, 0, 2)),
+        h_n=maker((layers * D, N, H), device, form.last),
         space=maker((space,), device, torch.int8),
         whole_space=maker((space + codes,), device, torch.int8),
         nan=maker((layers * D, N), device),
@@ -95,6 +104,8 @@ class Memories(NamedTuple):
     nan: Memory
     codes: Memory
     space: Memory
+    sorted: Memory
+    unsorted: Memory
 
     @classmethod
     def around(cls, x: Memory) -> Memories:
@@ -120,7 +131,7 @@ def native_call(
         machine: Where it runs.
         launches: All of them.
         memories: What points to the tensors.
-        inputs: Records with the strides of x, and whether their flag `fours` may be set.
+        inputs: Records with the strides of x, and whether they have a flag `fours` that may be set.
         sizes: How large all of it is.
         makers: What makes the tensors.
         device: Where they are.
@@ -130,8 +141,9 @@ def native_call(
     fields = []
     for record, may in inputs:
         at, kind = ctypes.addressof(record), type(record)
-        step, following, fours = kind.step, kind.next, kind.fours
-        fields.append((at + step.offset, at + following.offset, at + fours.offset, fours.size, may))
+        fours = getattr(kind, "fours", None)
+        flag = (at + fours.offset, fours.size) if fours else (0, 0)
+        fields.append((at + kind.step.offset, at + kind.next.offset, *flag, may))
     made = makers if keeps else makers[:5]
     return _native.Call(
         launches.native,

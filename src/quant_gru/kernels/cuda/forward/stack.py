@@ -13,6 +13,7 @@ from kernel_runtime.cuda.launch import Machine
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels import _native
+from quant_gru.kernels.call_form import FLOATS, CallForm, Packing
 from quant_gru.kernels.cuda.forward.executor import numbers_of
 from quant_gru.kernels.cuda.forward.launch_plan import Schedule, schedule_of
 from quant_gru.kernels.cuda.forward.layer import Cell
@@ -97,33 +98,45 @@ class Stack:
         h0: Tensor | None,
         lengths: Tensor | None = None,
         kept: Kept | None = None,
+        packing: Packing | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> tuple[Tensor, Tensor] | None:
         """Run a whole call.
 
         Args:
-            x: float32 (T, N, C) on the plan's device, in any order of memory.
-            h0: float32 (states, N, H), or None for zeros.
+            x: (T, N, C), or (rows, C) where rows are packed, on the plan's device, of one of
+                `FLOATS`, in any order of memory.
+            h0: (states, N, H), likewise, or None for zeros.
             lengths: int64 (N,) or None.
             kept: Takes what a backward needs.
+            packing: How rows are packed; None where they are not.
+            dtype: That of the results.
 
         Returns:
-            Output (T, N, D*H) and last states (states, N, H), float32; None where the call has no
-            steps or rows, or weights fit no registers.
+            Output (T, N, D*H), or (rows, D*H) where rows are packed, and last states
+            (states, N, H); None where the call has no steps or rows, or weights fit no registers.
         """
         if self.device.type == "cuda" and torch._C._cuda_getDevice() != self.device.index:
             with torch.cuda.device(self.device):
-                return self._run(x, h0, lengths, kept)
-        return self._run(x, h0, lengths, kept)
+                return self._run(x, h0, lengths, kept, packing, dtype)
+        return self._run(x, h0, lengths, kept, packing, dtype)
 
     def _run(
-        self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, kept: Kept | None
+        self,
+        x: Tensor,
+        h0: Tensor | None,
+        lengths: Tensor | None,
+        kept: Kept | None,
+        packing: Packing | None,
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor] | None:
-        T, N, _ = x.shape
-        schedule = self.schedule(T, N, h0 is not None, lengths is not None, kept is not None)
-        return None if schedule is None else schedule.run(x, h0, lengths, kept)
+        T, N = x.shape[:2] if packing is None else packing[:2]
+        form = CallForm.of(x, h0, dtype, packing)
+        schedule = self.schedule(T, N, form, lengths is not None, kept is not None)
+        return None if schedule is None else schedule.run(x, h0, lengths, kept, packing)
 
     def schedule(
-        self, T: int, N: int, with_h0: bool, with_lengths: bool = False, keeps: bool = False
+        self, T: int, N: int, form: CallForm, with_lengths: bool = False, keeps: bool = False
     ) -> Schedule | None:
         """The schedule of calls of a size, made at its first use.
 
@@ -132,30 +145,33 @@ class Stack:
         Args:
             T: Steps.
             N: Rows.
-            with_h0: Whether states before the first step are given.
+            form: The form of calls.
             with_lengths: Whether lengths are given.
             keeps: Whether calls keep what a backward needs.
 
         Returns:
             None where the call has no steps or rows, or weights fit no registers.
         """
-        key = (T, N, with_h0, with_lengths, keeps)
+        key = (T, N, form, with_lengths, keeps)
         schedule: Schedule | None = self._schedules.get(key, _MISSING)
         if schedule is _MISSING:
             schedule = None
             if T and N:
-                schedule = schedule_of(self.machine, self.layers, T, N, with_h0, keeps)
+                schedule = schedule_of(self.machine, self.layers, T, N, form, keeps)
             if not capturing(self.device):
                 if len(self._schedules) >= _MOST_SCHEDULES:
                     self._schedules.clear()
                 self._schedules[key] = schedule
         return schedule
 
-    def prepared(self, guard: _native.WeightGuard) -> _native.PreparedCall:
+    def prepared(
+        self, guard: _native.WeightGuard, dtype: torch.dtype | None = None
+    ) -> _native.PreparedCall:
         """What runs whole calls in native code, of sizes that `prepare` has told it.
 
         Args:
             guard: Of all weights of the module.
+            dtype: What results are of; None for the input's.
         """
         is_gpu = self.device.type == "cuda"
         functions = (
@@ -168,7 +184,15 @@ class Stack:
         sizes = (index, self.states, self.input_size, self.hidden_size)
         return _native.PreparedCallGPU(sizes, guard, functions, _KEPT_BYTES)
 
-    def prepare(self, call: Any, x: Tensor, h0: Tensor | None, lengths: Tensor | None) -> None:
+    def prepare(
+        self,
+        call: Any,
+        x: Tensor,
+        h0: Tensor | None,
+        lengths: Tensor | None,
+        packing: Packing | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         """Prepare calls like one that `run` has run.
 
         Args:
@@ -176,9 +200,14 @@ class Stack:
             x: Input of that call.
             h0: Its states.
             lengths: Its lengths.
+            packing: How its rows are packed.
+            dtype: That of its results.
         """
-        T, N, _ = x.shape
+        T, N = x.shape[:2] if packing is None else packing[:2]
+        form = CallForm.of(x, h0, dtype, packing)
         # those of a graph that is being captured are not kept
-        schedule = self._schedules.get((T, N, h0 is not None, lengths is not None, False))
+        schedule = self._schedules.get((T, N, form, lengths is not None, False))
         if schedule is not None and schedule.call is not None:
-            call.add(T, N, h0 is not None, lengths is not None, schedule.call)
+            states = -1 if h0 is None else FLOATS[h0.dtype]
+            rows = 2 if packing is not None else int(lengths is not None)
+            call.add((T, N, FLOATS[x.dtype], states, rows), schedule.call)

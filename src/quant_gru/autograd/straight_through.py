@@ -32,6 +32,7 @@ from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernels.call_form import Packing, inward, outward
+from quant_gru.kernels.cpu.prepared_backward import PreparedBackward as PreparedBackwardCPU
 from quant_gru.kernels.cuda.backward.prepared import PreparedBackward
 from quant_gru.kernels.dispatch import prepared_backward
 from quant_gru.kernels.live_weights import LiveWeights, all_live, epochs
@@ -61,7 +62,7 @@ class Differentiated:
     again: Callable[[Sequence[Tensor], Noise | None], GRUPlan]
     thread: int = field(default_factory=get_ident)
     live: tuple[LiveWeights, ...] = ()
-    back: PreparedBackward | None = None
+    back: PreparedBackward | PreparedBackwardCPU | None = None
 
     def __post_init__(self) -> None:
         self.live = all_live(self.plan)
@@ -145,15 +146,18 @@ class _StraightThrough(torch.autograd.Function):
         saved, how, given = ctx.saved_tensors, ctx.how, ctx.given
         needs = ctx.needs_input_grad[2:]
         back = how.back
-        unchanged = how.epochs() == ctx.epochs
         x, h0, nan, *rest = saved
-        if back is not None and unchanged and given.noise is None and not torch.is_grad_enabled():
+        device = x.device
+        # parts that follow weights may have been rewritten by another forward, or may be while
+        # this runs: on a GPU a thread of autograd's runs it, and forward's waits
+        own = device.type == "cuda" or get_ident() == how.thread
+        is_ours = not how.live or (own and how.epochs() == ctx.epochs)
+        if back is not None and is_ours and given.noise is None and not torch.is_grad_enabled():
             outs = rest[: ctx.cells]
             form = given.packing, given.dtype
             found = back.run(x, h0, None, outs, nan, grad_y, grad_h_n, needs, *form)
             if found is not None:
                 return (None, None, *found)
-        device = x.device
         out, parameters = rest[: ctx.cells], rest[ctx.cells :]
         if how.stash_bits:
             H = how.plan.cells[0][0].hidden_size
@@ -171,10 +175,6 @@ class _StraightThrough(torch.autograd.Function):
             grad_y, grad_h_n = inward(grad_y, grad_h_n, packing)
             lengths = None if packing is None else packing.lengths
             done = Pass(x, h0, lengths, given.noise, out, nan, how.precision)
-            # parts that follow weights may have been rewritten by another forward, or may be while
-            # this runs: on a GPU a thread of autograd's runs it, and forward's waits
-            own = device.type == "cuda" or get_ident() == how.thread
-            is_ours = not how.live or (own and how.epochs() == ctx.epochs)
             plan = how.plan if is_ours else how.again(parameters[:count], given.noise)
             result = gradients(plan, done, grad_y, grad_h_n, asked)
             grad_x, grad_h0 = outward(result.x, result.h0, packing, rows)

@@ -20,6 +20,7 @@ from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cpu import backward as cpu_training
 from quant_gru.kernels.cpu import boundary as cpu_boundary
 from quant_gru.kernels.cpu import executor as cpu
+from quant_gru.kernels.cpu.prepared_backward import PreparedBackward as PreparedBackwardCPU
 from quant_gru.kernels.cuda import machine
 from quant_gru.kernels.cuda.backward import inputs as cuda_call
 from quant_gru.kernels.cuda.backward import layer as cuda_backward
@@ -281,7 +282,9 @@ def backward_layer(
     return [straight_through(*one) for one in each]
 
 
-def prepared_backward(plan: GRUPlan, precision: str) -> PreparedBackward | None:
+def prepared_backward(
+    plan: GRUPlan, precision: str
+) -> PreparedBackward | PreparedBackwardCPU | None:
     """What repeats backwards of a plan faster than `backward_layer`; None where nothing does.
 
     Args:
@@ -289,6 +292,12 @@ def prepared_backward(plan: GRUPlan, precision: str) -> PreparedBackward | None:
         precision: As for `backward_layer`.
     """
     device = plan.cells[0][0].weights.W.device
+    if device.type == "cpu" and not runs_on_gpu(device):
+        cells = [cell for layer in plan.cells for cell in layer]
+        variant = cpu.chosen()
+        if len(cells) > 1 or variant == cpu.REFERENCE or not cpu.is_narrow(cells[0]):
+            return None
+        return PreparedBackwardCPU(cells[0], variant)
     # 'fp32' depends on what PyTorch may round at the moment
     if precision == "fp32" or not runs_on_gpu(device) or capturing(device):
         return None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from kernel_runtime.allocators import empty
 from quant_gru._errors import QuantGRUError
 from quant_gru.integer.backward import Gradients, Tape, Wanted, straight_through
+from quant_gru.integer.plan import CellPlan
 from quant_gru.kernels.cpu import executor
 
 CHUNK_ITEMS = 512
@@ -51,37 +54,60 @@ def backward(
     found = _results(tape, wanted)
     tensors = _inputs(tape, grad_out, grad_last)
     tensors |= {f"d{name}": getattr(found, name) for name in _GRADIENTS}
-    q, grads = plan.frozen.quantizers, tensors["grad_out"]
+    grads = tensors["grad_out"]
     assert grads is not None
+    numbers, keep = constants(plan, tape.reverse)
     layer.backward(
         {
+            **numbers,
             **{name: 0 if v is None else v.data_ptr() for name, v in tensors.items()},
             "T": T,
             "N": N,
-            "reverse": tape.reverse,
-            "W_bytes": plan.weights.W.element_size(),
-            "R_bytes": plan.weights.R.element_size(),
             "grad_step": grads.stride(0),
             "grad_row": grads.stride(1),
-            "s_x": plan.x.scale,
-            "s_h": plan.h.scale,
-            "s_Rh": q["matmul.Rh"].scale,
-            "s_z": q["gate.z_out"].scale,
-            "s_r": q["gate.r_out"].scale,
-            "s_g": q["gate.g_out"].scale,
             "chunk_items": chunk_items,
             "threads": torch.get_num_threads() if threads is None else threads,
         }
     )
+    del keep
     return found
 
 
 _GRADIENTS = ("x", "h0", "h", "W", "R", "bw", "br")
 
 
+def constants(plan: CellPlan, reverse: bool) -> tuple[dict[str, Any], list[Tensor]]:
+    """What native code is given that is the same in all calls of a plan, and what holds it.
+
+    Args:
+        plan: The plan, whose tensors stay where they are.
+        reverse: Whether the direction goes from the last step to the first.
+    """
+    w, q = plan.weights, plan.frozen.quantizers
+    weights = {
+        "W": _plain(w.W, w.W.dtype),
+        "R": _plain(w.R, w.R.dtype),
+        "W_scales": _plain(w.scales["weight.W"], torch.float32),
+        "R_scales": _plain(w.scales["weight.R"], torch.float32),
+    }
+    numbers = {
+        **{name: tensor.data_ptr() for name, tensor in weights.items()},
+        "reverse": reverse,
+        "W_bytes": w.W.element_size(),
+        "R_bytes": w.R.element_size(),
+        "s_x": plan.x.scale,
+        "s_h": plan.h.scale,
+        "s_Rh": q["matmul.Rh"].scale,
+        "s_z": q["gate.z_out"].scale,
+        "s_r": q["gate.r_out"].scale,
+        "s_g": q["gate.g_out"].scale,
+    }
+    return numbers, list(weights.values())
+
+
 def _inputs(tape: Tape, grad_out: Tensor, grad_last: Tensor) -> dict[str, Tensor | None]:
     """What native code reads, as it does: contiguous but for steps and rows of `grad_out`."""
-    plan, w = tape.plan, tape.plan.weights
+    plan = tape.plan
     grad_out = _plain(grad_out.detach(), torch.float32, contiguous=False)
     if grad_out.stride(2) != 1 and plan.hidden_size > 1:
         grad_out = grad_out.contiguous()
@@ -92,10 +118,6 @@ def _inputs(tape: Tape, grad_out: Tensor, grad_last: Tensor) -> dict[str, Tensor
         "out": _plain(tape.out, plan.h.container),
         "held": None if tape.held is None else _plain(tape.held, torch.bool),
         "lengths": None if tape.lengths is None else _plain(tape.lengths, torch.int64),
-        "W": _plain(w.W, w.W.dtype),
-        "R": _plain(w.R, w.R.dtype),
-        "W_scales": _plain(w.scales["weight.W"], torch.float32),
-        "R_scales": _plain(w.scales["weight.R"], torch.float32),
         "grad_out": grad_out,
         "grad_last": _plain(grad_last.detach(), torch.float32),
     }

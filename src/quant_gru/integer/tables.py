@@ -25,7 +25,9 @@ from quant_gru.integer.spline import fit_spline
 Array = NDArray[np.float64]
 
 EXACT_BITS = 12  # up to this input width an exact table has one entry per code
+NARROW_BITS = 16  # beyond this width of input or output an exact table may have more segments
 MAX_SEGMENTS = 256
+MAX_WIDE_SEGMENTS = 1 << 14
 
 
 def sigmoid(x: Array) -> Array:
@@ -145,15 +147,16 @@ def build_table(
         codes = np.arange(pre.lo, pre.hi + 1)
         entries = float_table(function, pre, out, codes) - out.zero_point
         return _make(function, out, codes, pre.hi, entries[:, None].tolist(), 0, 0)
+    if activation == "exact":
+        most = MAX_SEGMENTS
+        table = _build_uniform(function, pre, out, most)
+        wide = max(pre.bits, out.bits) > NARROW_BITS
+        while wide and most < MAX_WIDE_SEGMENTS and _largest_difference(table, function, pre, out) > 1:
+            most *= 2
+            table = _build_uniform(function, pre, out, most)
+        return table
     qa, qb = _active_range(function, pre, out)
     f = _in_code_units(function, pre, out)
-    if activation == "exact":
-        u = max(0, (max(qb - qa, 1) - 1).bit_length() - (MAX_SEGMENTS.bit_length() - 1))
-        while ((qb - qa) >> u) >= MAX_SEGMENTS:
-            u += 1
-        starts = np.arange(qa, qb + 1, 1 << u)
-        real = _fit_uniform(f, starts, 1 << u)
-        return _quantize(function, pre, out, starts, qb, real, u)
     degree, default = (1, 16) if activation == "pwl" else (2, 8)
     starts, real = fit_spline(f, qa, qb, segments or default, degree)
     return _quantize(function, pre, out, starts, qb, real, None)
@@ -191,6 +194,28 @@ def _active_range(function: str, pre: Quantizer, out: Quantizer) -> tuple[int, i
         middle = (low + high) // 2
         low, high = (low, middle) if value(middle) == last else (middle, high)
     return qa, high
+
+
+def _build_uniform(function: str, pre: Quantizer, out: Quantizer, most: int) -> Table:
+    """Quadratic segments of one length, a power of two, at most `most` of them."""
+    qa, qb = _active_range(function, pre, out)
+    u = max(0, (max(qb - qa, 1) - 1).bit_length() - (most.bit_length() - 1))
+    while ((qb - qa) >> u) >= most:
+        u += 1
+    starts = np.arange(qa, qb + 1, 1 << u)
+    real = _fit_uniform(_in_code_units(function, pre, out), starts, 1 << u)
+    return _quantize(function, pre, out, starts, qb, real, u)
+
+
+def _largest_difference(table: Table, function: str, pre: Quantizer, out: Quantizer) -> int:
+    """Codes between a table and the float table, where segments are furthest from a cubic."""
+    assert table.segment_shift is not None
+    length = 1 << table.segment_shift
+    places = np.array([0, length // 4, length * 3 // 4, length - 1])
+    codes = table.bounds.to(torch.int64).numpy()[:, None] + places
+    codes = np.minimum(codes, table.last)
+    found = table(torch.from_numpy(codes)).numpy()
+    return int(np.abs(found - float_table(function, pre, out, codes)).max())
 
 
 def _fit_uniform(f: Callable[[Array], Array], starts: NDArray[np.int64], length: int) -> Array:

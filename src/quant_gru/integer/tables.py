@@ -255,29 +255,43 @@ def _quantize(
     size = sum(np.abs(real[:, p]) * t**p for p in range(real.shape[1]))
     largest = float(np.max(size)) + 1.0
     k = max(0, budget - int(np.ceil(np.log2(largest))) - 1)
+    rows = _joined_rows(real, lengths, k) if u is None else _uniform_rows(real, (1 << u) - 1, k)
+    return _make(function, out, starts, last, rows, k, u)
+
+
+def _joined_rows(real: Array, lengths: Array, k: int) -> list[list[int]]:
+    """Coefficients times 2^k, rounded so that every segment begins where the last one ends."""
     rows: list[list[int]] = []
     for i, row in enumerate(real.tolist()):
         T = int(lengths[i])
-        if u is None and i > 0:
+        if i > 0:
             previous, T0 = rows[-1], int(lengths[i - 1])
             c0 = sum(c * T0**p for p, c in enumerate(previous))
         else:
             c0 = round(row[0] * 2.0**k)
         upper = [round(c * 2.0**k) for c in row[1:]]
-        if u is None and T:
+        if T:
             # the slope is chosen last, so that the segment ends where the spline does
             end = round(sum(c * T**p for p, c in enumerate(row)) * 2.0**k)
             rest = end - c0 - sum(c * T ** (p + 2) for p, c in enumerate(upper[1:]))
             upper[0] = round(rest / T)
-        elif u is not None and len(row) == 3:
-            # what rounding c2 and c1 cost is given back to c1 and c0 (best linear fit of t^2)
-            length = float((1 << u) - 1)
-            lost2 = row[2] * 2.0**k - upper[1]
-            slope = row[1] * 2.0**k + lost2 * length
-            upper[0] = round(slope)
-            c0 = round(row[0] * 2.0**k - lost2 * length**2 / 8 + (slope - upper[0]) * length / 2)
         rows.append([c0, *upper])
-    return _make(function, out, starts, last, rows, k, u)
+    return rows
+
+
+def _uniform_rows(real: Array, last: int, k: int) -> list[list[int]]:
+    """Coefficients of quadratics times 2^k, rounded; t is in 0..last.
+
+    What rounding c2 and c1 costs is given back to c1 and c0 (best linear fit of t^2).
+    """
+    length = float(last)
+    scaled = real * 2.0**k
+    c2 = np.rint(scaled[:, 2])
+    lost = scaled[:, 2] - c2
+    slope = scaled[:, 1] + lost * length
+    c1 = np.rint(slope)
+    c0 = np.rint(scaled[:, 0] - lost * length**2 / 8 + (slope - c1) * length / 2)
+    return [[int(c) for c in row] for row in np.stack([c0, c1, c2], axis=1).tolist()]
 
 
 def _make(

@@ -1,6 +1,7 @@
 """Wider operators never make the output worse, and more bits everywhere make it better."""
 
 import functools
+import itertools
 import math
 
 import pytest
@@ -99,7 +100,7 @@ def test_every_bit_gives_decibels(kind, layers):
     """6 dB a bit to 31 bits; `free` scales are float32 numbers, which end at 140 to 150 dB."""
     widths = (8, 16, 17, 24, 26, 28, 30, 31, 32)
     found = {bits: output_sqnr(0, config_of(bits, kind), layers) for bits in widths}
-    for low, high in zip(widths, widths[1:], strict=False):
+    for low, high in itertools.pairwise(widths):
         most = 140 if kind == "free" else 165
         expected = min(found[low] + 5 * (high - low), most)
         assert found[high] >= expected, found

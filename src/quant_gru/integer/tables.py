@@ -151,7 +151,9 @@ def build_table(
         most = MAX_SEGMENTS
         table = _build_uniform(function, pre, out, most)
         wide = max(pre.bits, out.bits) > NARROW_BITS
-        while wide and most < MAX_WIDE_SEGMENTS and _largest_difference(table, function, pre, out) > 1:
+        while (
+            wide and most < MAX_WIDE_SEGMENTS and _largest_difference(table, function, pre, out) > 1
+        ):
             most *= 2
             table = _build_uniform(function, pre, out, most)
         return table
@@ -194,6 +196,18 @@ def _active_range(function: str, pre: Quantizer, out: Quantizer) -> tuple[int, i
         middle = (low + high) // 2
         low, high = (low, middle) if value(middle) == last else (middle, high)
     return qa, high
+
+
+def _build_exact(function: str, pre: Quantizer, out: Quantizer) -> Table:
+    """As few segments as wide codes need; up to 16 bits at most 256."""
+    most = MAX_SEGMENTS
+    table = _build_uniform(function, pre, out, most)
+    if max(pre.bits, out.bits) <= NARROW_BITS:
+        return table
+    while most < MAX_WIDE_SEGMENTS and _largest_difference(table, function, pre, out) > 1:
+        most *= 2
+        table = _build_uniform(function, pre, out, most)
+    return table
 
 
 def _build_uniform(function: str, pre: Quantizer, out: Quantizer, most: int) -> Table:

@@ -76,6 +76,20 @@ static inline qg_wide qg_wide_times(qg_wide a, uint32_t m) {
     return r;
 }
 
+/* a * b, exact. */
+static inline qg_wide qg_wide_product(int64_t a, int64_t b) {
+    const uint64_t x = a < 0 ? ~(uint64_t)a + 1 : (uint64_t)a;
+    const uint64_t y = b < 0 ? ~(uint64_t)b + 1 : (uint64_t)b;
+    qg_wide high = qg_wide_times(qg_wide_of(0), 0), low;
+    low.hi = 0;
+    low.lo = x;
+    high = qg_wide_times(low, (uint32_t)(y >> 32));
+    high.hi = (int64_t)(((uint64_t)high.hi << 32) | (high.lo >> 32));
+    high.lo <<= 32;
+    low = qg_wide_add(high, qg_wide_times(low, (uint32_t)y));
+    return (a < 0) != (b < 0) ? qg_wide_negate(low) : low;
+}
+
 /* a * 2^s for 0 <= s < 64, modulo 2^128. */
 static inline qg_wide qg_wide_left(qg_wide a, int s) {
     qg_wide r = a;
@@ -91,20 +105,6 @@ static inline qg_wide qg_wide_times_word(qg_wide a, uint64_t m) {
     const qg_wide low = qg_wide_times(a, (uint32_t)m);
     if (!(m >> 32)) return low;
     return qg_wide_add(low, qg_wide_left(qg_wide_times(a, (uint32_t)(m >> 32)), 32));
-}
-
-/* a * b, exact. */
-static inline qg_wide qg_wide_product(int64_t a, int64_t b) {
-    const uint64_t x = a < 0 ? ~(uint64_t)a + 1 : (uint64_t)a;
-    const uint64_t y = b < 0 ? ~(uint64_t)b + 1 : (uint64_t)b;
-    qg_wide high = qg_wide_times(qg_wide_of(0), 0), low;
-    low.hi = 0;
-    low.lo = x;
-    high = qg_wide_times(low, (uint32_t)(y >> 32));
-    high.hi = (int64_t)(((uint64_t)high.hi << 32) | (high.lo >> 32));
-    high.lo <<= 32;
-    low = qg_wide_add(high, qg_wide_times(low, (uint32_t)y));
-    return (a < 0) != (b < 0) ? qg_wide_negate(low) : low;
 }
 
 /* The value as int64, saturated at +-2^62. */

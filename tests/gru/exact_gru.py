@@ -83,7 +83,8 @@ def several_terms(ratios, V, out, pot):
         enough = (k for k in of_tiers if max(multipliers(k)).bit_length() >= out.bits + 4)
         fast = next(enough, fast)
     k = fast
-    if error(fast) > (Fraction(1, 2) if tiers[0](fast) else Fraction(1, 16)):
+    in_float32 = tiers[0](fast) and max(V) <= 2**16
+    if error(fast) > (Fraction(1, 2) if in_float32 else Fraction(1, 16)):
         larger = [k for k in range(fast + 1, fast + 150) if fits_128_bits(k)]
         k = next((k for k in larger if error(k) <= Fraction(1, 16)), max(larger, default=fast))
     Ms = multipliers(k)

@@ -26,8 +26,8 @@ WideIntegers: TypeAlias = "np.ndarray[Any, np.dtype[np.object_]]"
 Term: TypeAlias = "Tensor | tuple[Tensor, Tensor] | WideIntegers"
 
 _INT64_LIMIT = 1 << 63
-# Codes of the result by which rounding its multipliers may change a sum; more in float32, where a
-# larger shift would leave the fastest tier.
+# Codes of the result by which rounding the multipliers may change a sum. More is allowed where codes
+# of 8 bits and their products would leave float32 otherwise; most products are far below V.
 _SMALL_ERROR, _FLOAT32_ERROR = Fraction(1, 16), Fraction(1, 2)
 _EXACT_FLOAT64 = 1 << 53
 # Twice the longest code range (2^32 codes, zero point anywhere): what lies beyond saturates.
@@ -121,7 +121,7 @@ def several_terms(
     k = _shift_of_24_bits(ratios)
     if not pot:
         k = _shift_of_a_tier(ratios, bounds, k, bits + 4)
-    in_float32 = _fits("a", _multipliers(ratios, k), bounds, k)
+    in_float32 = _fits("a", _multipliers(ratios, k), bounds, k) and max(bounds) <= 1 << 16
     if _error(ratios, bounds, k) > (_FLOAT32_ERROR if in_float32 else _SMALL_ERROR):
         k = _accurate_shift(ratios, bounds, k)
     Ms = _multipliers(ratios, k)

@@ -26,8 +26,8 @@ WideIntegers: TypeAlias = "np.ndarray[Any, np.dtype[np.object_]]"
 Term: TypeAlias = "Tensor | tuple[Tensor, Tensor] | WideIntegers"
 
 _INT64_LIMIT = 1 << 63
-# Codes of the result by which rounding the multipliers may change a sum. More is allowed where codes
-# of 8 bits and their products would leave float32 otherwise; most products are far below V.
+# Codes of the result by which rounding the multipliers may change a sum. More is allowed where
+# codes of 8 bits and their products would leave float32 otherwise; most products are far below V.
 _SMALL_ERROR, _FLOAT32_ERROR = Fraction(1, 16), Fraction(1, 2)
 _EXACT_FLOAT64 = 1 << 53
 # Twice the longest code range (2^32 codes, zero point anywhere): what lies beyond saturates.

@@ -52,7 +52,7 @@ def one_term(ratio, width):
 
 
 def several_terms(ratios, V, out, pot):
-    """The multipliers and the shift of section 2: the first tier that leaves enough bits."""
+    """The multipliers and the shift of section 2."""
 
     def multipliers(k):
         return [round(Fraction(r) * Fraction(2) ** k) for r in ratios]
@@ -60,24 +60,37 @@ def several_terms(ratios, V, out, pot):
     def total(Ms):
         return sum(M * v for M, v in zip(Ms, V, strict=True))
 
-    tiers = (
-        lambda Ms, k: total(Ms) < 2**24,
-        lambda Ms, k: total(Ms) + Fraction(2) ** (k - 1) < 2**31,
-        lambda Ms, k: total(Ms) + Fraction(2) ** (k - 1) < 2**53,
-        lambda Ms, k: total(Ms) + Fraction(2) ** (k - 1) < 2**62,
-        lambda Ms, k: True,
-    )
-    k = next(k for k in range(400, -400, -1) if max(multipliers(k)) < 2**24)
-    if pot:
+    def error(k):
+        rounded = (Fraction(M) / Fraction(2) ** k for M in multipliers(k))
+        return sum(abs(Fraction(r) - m) * v for r, m, v in zip(ratios, rounded, V, strict=True))
+
+    def half(k):
+        return Fraction(2) ** (k - 1) if k >= 1 else 0
+
+    def fits_128_bits(k):
         Ms = multipliers(k)
-        while all(M % 2 == 0 for M in Ms):
-            Ms, k = [M // 2 for M in Ms], k - 1
-        return Ms, k
-    for tier in tiers:
-        at = next(j for j in range(k, -400, -1) if tier(multipliers(j), j))
-        if max(multipliers(at)).bit_length() >= out.bits + 4 or tier is tiers[-1]:
-            return multipliers(at), at
-    raise AssertionError
+        return max(Ms) < 2**63 and total(Ms) + half(k) < 2**127
+
+    tiers = (
+        lambda k: total(multipliers(k)) < 2**24,
+        lambda k: total(multipliers(k)) + half(k) < 2**31,
+        lambda k: total(multipliers(k)) + half(k) < 2**53,
+        lambda k: total(multipliers(k)) + half(k) < 2**62,
+    )
+    fast = next(k for k in range(400, -400, -1) if max(multipliers(k)) < 2**24)
+    if not pot:
+        of_tiers = (next(k for k in range(fast, -400, -1) if tier(k)) for tier in tiers)
+        enough = (k for k in of_tiers if max(multipliers(k)).bit_length() >= out.bits + 4)
+        fast = next(enough, fast)
+    k = fast
+    in_float32 = tiers[0](fast) and max(V) <= 2**16
+    if error(fast) > (Fraction(1, 2) if in_float32 else Fraction(1, 16)):
+        larger = [k for k in range(fast + 1, fast + 150) if fits_128_bits(k)]
+        k = next((k for k in larger if error(k) <= Fraction(1, 16)), max(larger, default=fast))
+    Ms = multipliers(k)
+    while pot and all(M % 2 == 0 for M in Ms):
+        Ms, k = [M // 2 for M in Ms], k - 1
+    return Ms, k
 
 
 def sigmoid(x):
@@ -245,7 +258,7 @@ def definition(gru, x, h0):
             inputs[d] = [[[] for _ in range(N)] for _ in range(T)]
             for lower, out in below:
                 q_h = lower.q["output.h"]
-                M, k = one_term(q_h.s / q_x.s, q_h.bits)
+                M, k = one_term(q_h.s / q_x.s, 16)  # 24 bits, whatever the width
                 for t in range(T):
                     for n in range(N):
                         inputs[d][t][n] += [

@@ -229,6 +229,28 @@ def test_one_far_from_the_width():
         assert torch.equal(executor.run(plan, x, h0, None, False, variant)[0], expected)
 
 
+@pytest.mark.parametrize("variant", NATIVE)
+def test_multipliers_that_no_rounded_double_can_be_scaled_by(variant):
+    """Rh of 2 bits beside Wx of 16: 1.5 * 2^52 times the larger multiplier is not a double."""
+    config = QuantConfig.w8a16().replace_globals(scale_kind="free").replace("Rh", bitwidth=2)
+    gru = quantized(config, 8, 16)
+    s_pre = gru.get_quant_config("z_pre")["scale"]
+    seen = 0
+    for step in range(24):
+        for each in ("z_pre", "r_pre", "g_pre"):
+            gru.adjust_quant_config(each, scale=s_pre)
+        gru.adjust_quant_config("Rh", scale=s_pre * 2.0 ** (30 + step / 5))
+        plan = gru._plan().cells[0][0]
+        sums = [s for s in plan.frozen.sums.values() if len(s.multipliers) > 1]
+        odd = any(M & 1 and M >= 1 << 51 for s in sums for M in s.multipliers)
+        seen += odd and all(s.tier != "d" for s in sums)
+        x = torch.randint(plan.x.lo, plan.x.hi + 1, (5, 8, 8))
+        h0 = torch.randint(plan.h.lo, plan.h.hi + 1, (8, 16))
+        expected = reference.run(plan, x, h0)[0]
+        assert torch.equal(executor.run(plan, x, h0, None, False, variant)[0], expected)
+    assert seen
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_other_devices_are_errors(frozen):
     gru = quantized(QuantConfig.int8(), 3, 4)

@@ -20,6 +20,10 @@ int64_t round_two(int64_t a, int64_t b, uint32_t m, int64_t c, int s, int k) {
     qg_wide sum = qg_wide_times(qg_wide_product(a, b), m);
     return qg_wide_round(qg_wide_add(sum, qg_wide_left(qg_wide_of(c), s)), k);
 }
+int64_t round_long(int64_t a, int64_t b, uint64_t m, int64_t c, uint64_t n, int k) {
+    return qg_wide_round(qg_wide_add(qg_wide_times_word(qg_wide_product(a, b), m),
+                                     qg_wide_times_word(qg_wide_of(c), n)), k);
+}
 """
 SATURATED = 1 << 34
 int64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -41,6 +45,8 @@ def library(tmp_path_factory):
     i64, i32, u32 = ctypes.c_int64, ctypes.c_int, ctypes.c_uint32
     found.round_one.argtypes, found.round_one.restype = [i64, i32], i64
     found.round_two.argtypes, found.round_two.restype = [i64, i64, u32, i64, i32, i32], i64
+    u64 = ctypes.c_uint64
+    found.round_long.argtypes, found.round_long.restype = [i64, i64, u64, i64, u64, i32], i64
     return found
 
 
@@ -70,6 +76,19 @@ def test_one_word(library, v, k):
 )
 def test_two_words(library, a, b, m, c, s, k):
     check(library.round_two(a, b, m, c, s, k), a * b * m + (c << s), k)
+
+
+@settings(max_examples=2000)
+@given(
+    st.integers(-(1 << 33), 1 << 33) | st.integers(-10, 10),
+    st.integers(-(1 << 30), 1 << 30) | st.integers(-10, 10),
+    st.integers(0, (1 << 63) - 1) | powers.map(abs),
+    st.integers(-(1 << 62), 1 << 62) | st.integers(-10, 10),
+    st.integers(0, (1 << 63) - 1) | powers.map(abs),
+    st.integers(-70, 140),
+)
+def test_multipliers_of_63_bits(library, a, b, m, c, n, k):
+    check(library.round_long(a, b, m, c, n, k), a * b * m + c * n, k)
 
 
 @given(st.integers(0, 1000), st.integers(1, 90))

@@ -384,11 +384,13 @@ def bias_limit(weight_bits: int, activation_bits: int) -> int:
 
 
 def _between(below: Quantizer, x: Quantizer) -> WeightedSum:
-    return _one_term_sum(below.scale / x.scale, below.bits, below.max_abs, x)
+    return _one_term_sum(below.scale / x.scale, below.bits, below.max_abs, x, p=24)
 
 
-def _one_term_sum(ratio: float, width: int, bound: int, out: Quantizer) -> WeightedSum:
-    p = significant_bits(width)
+def _one_term_sum(
+    ratio: float, width: int, bound: int, out: Quantizer, p: int | None = None
+) -> WeightedSum:
+    p = significant_bits(width) if p is None else p
     M, k = one_term(torch.tensor(ratio, dtype=torch.float64, device="cpu"), p)
     tier = "e" if width > 32 else one_term_tier(bound, p)
     return WeightedSum((int(M),), int(k), out.zero_point, out.lo, out.hi, tier)

@@ -25,7 +25,9 @@ from quant_gru.integer.spline import fit_spline
 Array = NDArray[np.float64]
 
 EXACT_BITS = 12  # up to this input width an exact table has one entry per code
+NARROW_BITS = 16  # beyond this width of input or output an exact table may have more segments
 MAX_SEGMENTS = 256
+MAX_WIDE_SEGMENTS = 1 << 14
 
 
 def sigmoid(x: Array) -> Array:
@@ -145,15 +147,18 @@ def build_table(
         codes = np.arange(pre.lo, pre.hi + 1)
         entries = float_table(function, pre, out, codes) - out.zero_point
         return _make(function, out, codes, pre.hi, entries[:, None].tolist(), 0, 0)
+    if activation == "exact":
+        most = MAX_SEGMENTS
+        table = _build_uniform(function, pre, out, most)
+        wide = max(pre.bits, out.bits) > NARROW_BITS
+        while (
+            wide and most < MAX_WIDE_SEGMENTS and _largest_difference(table, function, pre, out) > 1
+        ):
+            most *= 2
+            table = _build_uniform(function, pre, out, most)
+        return table
     qa, qb = _active_range(function, pre, out)
     f = _in_code_units(function, pre, out)
-    if activation == "exact":
-        u = max(0, (max(qb - qa, 1) - 1).bit_length() - (MAX_SEGMENTS.bit_length() - 1))
-        while ((qb - qa) >> u) >= MAX_SEGMENTS:
-            u += 1
-        starts = np.arange(qa, qb + 1, 1 << u)
-        real = _fit_uniform(f, starts, 1 << u)
-        return _quantize(function, pre, out, starts, qb, real, u)
     degree, default = (1, 16) if activation == "pwl" else (2, 8)
     starts, real = fit_spline(f, qa, qb, segments or default, degree)
     return _quantize(function, pre, out, starts, qb, real, None)
@@ -193,6 +198,40 @@ def _active_range(function: str, pre: Quantizer, out: Quantizer) -> tuple[int, i
     return qa, high
 
 
+def _build_exact(function: str, pre: Quantizer, out: Quantizer) -> Table:
+    """As few segments as wide codes need; up to 16 bits at most 256."""
+    most = MAX_SEGMENTS
+    table = _build_uniform(function, pre, out, most)
+    if max(pre.bits, out.bits) <= NARROW_BITS:
+        return table
+    while most < MAX_WIDE_SEGMENTS and _largest_difference(table, function, pre, out) > 1:
+        most *= 2
+        table = _build_uniform(function, pre, out, most)
+    return table
+
+
+def _build_uniform(function: str, pre: Quantizer, out: Quantizer, most: int) -> Table:
+    """Quadratic segments of one length, a power of two, at most `most` of them."""
+    qa, qb = _active_range(function, pre, out)
+    u = max(0, (max(qb - qa, 1) - 1).bit_length() - (most.bit_length() - 1))
+    while ((qb - qa) >> u) >= most:
+        u += 1
+    starts = np.arange(qa, qb + 1, 1 << u)
+    real = _fit_uniform(_in_code_units(function, pre, out), starts, 1 << u)
+    return _quantize(function, pre, out, starts, qb, real, u)
+
+
+def _largest_difference(table: Table, function: str, pre: Quantizer, out: Quantizer) -> int:
+    """Codes between a table and the float table, where segments are furthest from a cubic."""
+    assert table.segment_shift is not None
+    length = 1 << table.segment_shift
+    places = np.array([0, length // 4, length * 3 // 4, length - 1])
+    codes = table.bounds.to(torch.int64).numpy()[:, None] + places
+    codes = np.minimum(codes, table.last)
+    found = table(torch.from_numpy(codes)).numpy()
+    return int(np.abs(found - float_table(function, pre, out, codes)).max())
+
+
 def _fit_uniform(f: Callable[[Array], Array], starts: NDArray[np.int64], length: int) -> Array:
     """Quadratics through the three Chebyshev nodes of each segment, (S, 3), in powers of t."""
     span = length - 1
@@ -230,29 +269,43 @@ def _quantize(
     size = sum(np.abs(real[:, p]) * t**p for p in range(real.shape[1]))
     largest = float(np.max(size)) + 1.0
     k = max(0, budget - int(np.ceil(np.log2(largest))) - 1)
+    rows = _joined_rows(real, lengths, k) if u is None else _uniform_rows(real, (1 << u) - 1, k)
+    return _make(function, out, starts, last, rows, k, u)
+
+
+def _joined_rows(real: Array, lengths: Array, k: int) -> list[list[int]]:
+    """Coefficients times 2^k, rounded so that every segment begins where the last one ends."""
     rows: list[list[int]] = []
     for i, row in enumerate(real.tolist()):
         T = int(lengths[i])
-        if u is None and i > 0:
+        if i > 0:
             previous, T0 = rows[-1], int(lengths[i - 1])
             c0 = sum(c * T0**p for p, c in enumerate(previous))
         else:
             c0 = round(row[0] * 2.0**k)
         upper = [round(c * 2.0**k) for c in row[1:]]
-        if u is None and T:
+        if T:
             # the slope is chosen last, so that the segment ends where the spline does
             end = round(sum(c * T**p for p, c in enumerate(row)) * 2.0**k)
             rest = end - c0 - sum(c * T ** (p + 2) for p, c in enumerate(upper[1:]))
             upper[0] = round(rest / T)
-        elif u is not None and len(row) == 3:
-            # what rounding c2 and c1 cost is given back to c1 and c0 (best linear fit of t^2)
-            length = float((1 << u) - 1)
-            lost2 = row[2] * 2.0**k - upper[1]
-            slope = row[1] * 2.0**k + lost2 * length
-            upper[0] = round(slope)
-            c0 = round(row[0] * 2.0**k - lost2 * length**2 / 8 + (slope - upper[0]) * length / 2)
         rows.append([c0, *upper])
-    return _make(function, out, starts, last, rows, k, u)
+    return rows
+
+
+def _uniform_rows(real: Array, last: int, k: int) -> list[list[int]]:
+    """Coefficients of quadratics times 2^k, rounded; t is in 0..last.
+
+    What rounding c2 and c1 costs is given back to c1 and c0 (best linear fit of t^2).
+    """
+    length = float(last)
+    scaled = real * 2.0**k
+    c2 = np.rint(scaled[:, 2])
+    lost = scaled[:, 2] - c2
+    slope = scaled[:, 1] + lost * length
+    c1 = np.rint(slope)
+    c0 = np.rint(scaled[:, 0] - lost * length**2 / 8 + (slope - c1) * length / 2)
+    return [[int(c) for c in row] for row in np.stack([c0, c1, c2], axis=1).tolist()]
 
 
 def _make(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +26,9 @@ WideIntegers: TypeAlias = "np.ndarray[Any, np.dtype[np.object_]]"
 Term: TypeAlias = "Tensor | tuple[Tensor, Tensor] | WideIntegers"
 
 _INT64_LIMIT = 1 << 63
+# Codes of the result by which rounding the multipliers may change a sum. More is allowed where
+# codes of 8 bits and their products would leave float32 otherwise; most products are far below V.
+_SMALL_ERROR, _FLOAT32_ERROR = Fraction(1, 16), Fraction(1, 2)
 _EXACT_FLOAT64 = 1 << 53
 # Twice the longest code range (2^32 codes, zero point anywhere): what lies beyond saturates.
 _SATURATES_LOG2 = 34
@@ -102,38 +106,29 @@ def several_terms(
     zero_point: int,
     pot: bool,
 ) -> WeightedSum:
-    """Choose one shift for all terms: the largest k that keeps the sum inside a tier.
+    """Choose one shift for all terms: that of a fast tier if it is accurate, else a larger one.
 
     Args:
         ratios: Scale of each term over the scale of the result.
         bounds: V_i, the largest |v_i|.
-        bits: Width of the result; the largest multiplier keeps at least `bits + 4` bits.
+        bits: Width of the result.
         lo: Smallest code of the result.
         hi: Largest code of the result.
         zero_point: Zero point of the result.
         pot: All scales are powers of two: multipliers are divided by their common power of two
             before a tier is chosen, which changes no value.
     """
-    k = 24 - math.frexp(max(ratios))[1]
-    if _multipliers(ratios, k)[1] == 1 << 24:
-        k -= 1
-    Ms, largest = _multipliers(ratios, k)
-
-    def result(Ms: Sequence[int], k: int, tier: str) -> WeightedSum:
-        return WeightedSum(tuple(Ms), k, zero_point, lo, hi, tier)
-
+    k = _shift_of_24_bits(ratios)
+    if not pot:
+        k = _shift_of_a_tier(ratios, bounds, k, bits + 4)
+    in_float32 = _fits("a", _multipliers(ratios, k), bounds, k) and max(bounds) <= 1 << 16
+    if _error(ratios, bounds, k) > (_FLOAT32_ERROR if in_float32 else _SMALL_ERROR):
+        k = _accurate_shift(ratios, bounds, k)
+    Ms = _multipliers(ratios, k)
     if pot:
         common = min((M & -M).bit_length() - 1 for M in Ms if M)
         Ms, k = [M >> common for M in Ms], k - common
-        return result(Ms, k, tier_of(Ms, bounds, k))
-    for tier in TIER_BOUNDS:
-        tier_k, tier_Ms, tier_largest = k, Ms, largest
-        while tier_largest.bit_length() >= bits + 4:
-            if _fits(tier, tier_Ms, bounds, tier_k):
-                return result(tier_Ms, tier_k, tier)
-            tier_k -= 1
-            tier_Ms, tier_largest = _multipliers(ratios, tier_k)
-    return result(Ms, k, "e")
+    return WeightedSum(tuple(Ms), k, zero_point, lo, hi, tier_of(Ms, bounds, k))
 
 
 def tier_of(Ms: Sequence[int], bounds: Sequence[int], k: int) -> str:
@@ -187,15 +182,66 @@ def exact_matmul(v: Tensor, weight: Tensor, bound: int) -> Tensor | WideIntegers
     return product
 
 
-def _multipliers(ratios: Sequence[float], k: int) -> tuple[list[int], int]:
-    Ms = [round(math.ldexp(ratio, k)) for ratio in ratios]
-    return Ms, max(Ms)
+def _multipliers(ratios: Sequence[float], k: int) -> list[int]:
+    return [round(math.ldexp(ratio, k)) for ratio in ratios]
+
+
+def _shift_of_24_bits(ratios: Sequence[float]) -> int:
+    """The largest k for which every multiplier is below 2^24."""
+    k = 24 - math.frexp(max(ratios))[1]
+    return k - 1 if max(_multipliers(ratios, k)) == 1 << 24 else k
+
+
+def _shift_of_a_tier(ratios: Sequence[float], bounds: Sequence[int], most: int, least: int) -> int:
+    """The largest k of the first tier in which the largest multiplier has `least` bits.
+
+    Args:
+        ratios: Scale of each term over the scale of the result.
+        bounds: V_i, the largest |v_i|.
+        most: No k is larger; it is the result where no tier has one.
+        least: Bits of the largest multiplier.
+    """
+    for tier in TIER_BOUNDS:
+        k, Ms = most, _multipliers(ratios, most)
+        while max(Ms).bit_length() >= least:
+            if _fits(tier, Ms, bounds, k):
+                return k
+            k -= 1
+            Ms = _multipliers(ratios, k)
+    return most
+
+
+def _error(ratios: Sequence[float], bounds: Sequence[int], k: int) -> Fraction:
+    """What rounding the multipliers may change a sum by, at most, in codes of the result."""
+    unit = 1 / Fraction(2) ** k
+    return sum(
+        (
+            abs(Fraction(ratio) - M * unit) * V
+            for ratio, M, V in zip(ratios, _multipliers(ratios, k), bounds, strict=True)
+        ),
+        Fraction(0),
+    )
+
+
+def _accurate_shift(ratios: Sequence[float], bounds: Sequence[int], k: int) -> int:
+    """The smallest shift beyond `k` with a small error, or the largest that 128 bits hold."""
+    while _fits_words(_multipliers(ratios, k + 1), bounds, k + 1):
+        k += 1
+        if _error(ratios, bounds, k) <= _SMALL_ERROR:
+            break
+    return k
 
 
 def _fits(tier: str, Ms: Sequence[int], bounds: Sequence[int], k: int) -> bool:
     total = sum(M * V for M, V in zip(Ms, bounds, strict=True))
     half = 0 if tier == "a" or k < 1 else 1 << (k - 1)
     return total + half < TIER_BOUNDS[tier]
+
+
+def _fits_words(Ms: Sequence[int], bounds: Sequence[int], k: int) -> bool:
+    """Whether multipliers fit 64 bits and the sum, rounded, 128."""
+    total = sum(M * V for M, V in zip(Ms, bounds, strict=True))
+    return max(Ms) < _INT64_LIMIT and total + (1 << max(k - 1, 0)) < 1 << 127
 
 
 def _round_int64(total: Tensor, shift: int | Tensor) -> Tensor:

@@ -100,6 +100,13 @@ static inline qg_wide qg_wide_left(qg_wide a, int s) {
     return r;
 }
 
+/* a * m for m of up to 64 bits, modulo 2^128. */
+static inline qg_wide qg_wide_times_word(qg_wide a, uint64_t m) {
+    const qg_wide low = qg_wide_times(a, (uint32_t)m);
+    if (!(m >> 32)) return low;
+    return qg_wide_add(low, qg_wide_left(qg_wide_times(a, (uint32_t)(m >> 32)), 32));
+}
+
 /* The value as int64, saturated at +-2^62. */
 static inline int64_t qg_wide_saturate(qg_wide a) {
     const int64_t low = (int64_t)a.lo;

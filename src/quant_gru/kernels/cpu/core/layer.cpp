@@ -34,10 +34,11 @@ bool multipliers_fit_float(const Cell &cell) {
     return true;
 }
 
-// Whether what rounds a float can be scaled by a multiplier exactly.
+// Whether what rounds a float can be scaled by a multiplier exactly; the same of a double.
 bool scales_rounded(double m) {
     return static_cast<double>(static_cast<float>(1.5 * m)) == 1.5 * m;
 }
+bool scales_rounded_double(int64_t M) { return M < int64_t{1} << 51; }
 
 // Whether lanes of `Powers` hold what comes after the matrix products.
 bool lanes_of_powers(const Cell &cell) {
@@ -101,8 +102,9 @@ void Layer::arrange() {
         fused_.in_float = in_float;
         fused_.scalable = true;
         for (const Sum *s : {&fused_.z_pre, &fused_.r_pre, &fused_.g_pre, &fused_.h_new})
-            for (double m : s->m)
-                fused_.scalable = fused_.scalable && (!in_float || scales_rounded(m));
+            for (int i = 0; i < 2; ++i)
+                fused_.scalable = fused_.scalable && (in_float ? scales_rounded(s->m[i])
+                                                               : scales_rounded_double(s->M[i]));
         fused_.powers = exact.powers;
         kind_ = Kind::fused;
         return;

@@ -36,8 +36,9 @@ inline Term product(int64_t a, int64_t b) {
 }
 
 inline int64_t apply(const Sum<double> &s, Term t1, Term t2) {
-    qg_wide total = qg_wide_times(qg_wide_product(t1.a, t1.b), (uint32_t)s.M[0]);
-    total = qg_wide_add(total, qg_wide_times(qg_wide_product(t2.a, t2.b), (uint32_t)s.M[1]));
+    const qg_wide v1 = qg_wide_product(t1.a, t1.b), v2 = qg_wide_product(t2.a, t2.b);
+    const qg_wide total = qg_wide_add(qg_wide_times_word(v1, (uint64_t)s.M[0]),
+                                      qg_wide_times_word(v2, (uint64_t)s.M[1]));
     return qg_clamp(qg_wide_round(total, (int)s.k), s.low, s.high);
 }
 

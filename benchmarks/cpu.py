@@ -56,6 +56,7 @@ def fused(config: QuantConfig) -> QuantConfig:
 
 CONFIGS = {
     "int8": QuantConfig.int8(),
+    "int8_wide": QuantConfig.int8_wide(),
     "int8-free": QuantConfig.int8().replace_globals(scale_kind="free"),
     "int8-fused": fused(QuantConfig.int8()),
     "w8a16": QuantConfig.w8a16(),

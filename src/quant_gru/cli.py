@@ -73,7 +73,7 @@ def demo(
         int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Same seed, same numbers.")
     ] = 0,
 ) -> None:
-    """Train a GRU on real data, quantize it four ways, and compare."""
+    """Train a GRU on real data, quantize it five ways, and compare."""
     with _one_line_errors():
         from rich.console import Console
 

@@ -219,6 +219,20 @@ def test_presets(preset, weights, biases, activations):
     assert len(getattr(QuantConfig, preset).__doc__.strip().splitlines()) == 1
 
 
+def test_the_preset_of_wide_registers_stores_8_bits():
+    wide, int8 = QuantConfig.int8_wide(), QuantConfig.int8()
+    assert len(QuantConfig.int8_wide.__doc__.strip().splitlines()) == 1
+    stored = [*WEIGHTS, "input.x", "output.h"]
+    assert {name: wide[name] for name in stored} == {name: int8[name] for name in stored}
+    assert all(wide[name].bitwidth is None for name in FUSIBLE)
+    rest = set(wide.operators) - {*stored, *FUSIBLE}
+    assert all(8 <= wide[name].bitwidth <= 14 for name in rest)
+    narrow = {name: dict(bitwidth=8) for name in (*rest, *FUSIBLE)}
+    for name, fields in narrow.items():
+        wide = wide.replace(name, **fields)
+    assert wide == int8
+
+
 CONFIGS = [
     QuantConfig(),
     QuantConfig.w8a16().replace("rRh", bitwidth=None, comment="in the accumulator"),

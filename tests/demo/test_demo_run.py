@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from quant_gru.config import OPERATORS
+from quant_gru.config import FUSIBLE, OPERATORS
 from quant_gru.demo import DataError
 from quant_gru.demo.comparison import Row
 from quant_gru.demo.data import digits_task
@@ -39,7 +39,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 def test_accuracy(outcome: Outcome) -> None:
     rows = outcome.rows
-    assert list(rows) == ["float", "int8", "w8a16", "int16", "int4 weights"]
+    assert list(rows) == ["float", "int8", "int8_wide", "w8a16", "int16", "int4 weights"]
     assert rows["float"].accuracy >= 0.95
     assert rows["int8"].accuracy >= rows["float"].accuracy - 0.01
     assert rows["float"].agreement == 1.0
@@ -54,6 +54,7 @@ def test_weight_bytes(outcome: Outcome) -> None:
     assert sizes == {
         "float": 4 * (matrices + biases),
         "int8": matrices + biases,
+        "int8_wide": matrices + biases,
         "w8a16": matrices + 2 * biases,
         "int16": 2 * (matrices + biases),
         "int4 weights": matrices // 2 + biases,
@@ -63,10 +64,12 @@ def test_weight_bytes(outcome: Outcome) -> None:
 def test_sqnr_of_every_operator(outcome: Outcome) -> None:
     rows = outcome.rows
     assert rows["float"].sqnr == {}
-    for name in ("int8", "w8a16", "int16", "int4 weights"):
-        assert set(rows[name].sqnr) == set(OPERATORS)
+    for name in ("int8", "int8_wide", "w8a16", "int16", "int4 weights"):
+        fused = FUSIBLE if name == "int8_wide" else ()
+        assert set(rows[name].sqnr) == set(OPERATORS) - set(fused)
     assert rows["int16"].sqnr["output.h"] > rows["int8"].sqnr["output.h"] + 30
-    assert rows["w8a16"].sqnr["output.h"] > rows["int8"].sqnr["output.h"]
+    sqnr = [rows[name].sqnr["output.h"] for name in ("int8", "int8_wide", "w8a16")]
+    assert sqnr == sorted(sqnr)
     assert rows["int4 weights"].sqnr["weight.R"] < rows["int8"].sqnr["weight.R"] - 15
 
 

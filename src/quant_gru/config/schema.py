@@ -28,7 +28,7 @@ from quant_gru.config._settings import (
 )
 from quant_gru.config._translate import GLOBALS, as_document, as_fields, entry_of, notes_on, texts
 from quant_gru.config.files import read_json, write_text
-from quant_gru.config.operators import WEIGHTS, canonical_name, suggest
+from quant_gru.config.operators import FUSIBLE, WEIGHTS, canonical_name, suggest
 
 __all__ = [
     "OperatorConfig",
@@ -170,8 +170,19 @@ class QuantConfig(Public, Section):
 
     @classmethod
     def int8(cls) -> "QuantConfig":
-        """Start here: 8 bits everywhere, for the smallest and fastest model."""
+        """8 bits everywhere, for hardware that stores 8 bits between operators."""
         return cls.uniform(8, is_symmetric=False)
+
+    @classmethod
+    def int8_wide(cls) -> "QuantConfig":
+        """Start here: 8 bits for all that is stored, up to 14 for what stays in registers."""
+        widths = dict.fromkeys(("matmul.Wx", "matmul.Rh"), 14)
+        widths |= dict.fromkeys(("gate.z_pre", "gate.g_pre"), 12)
+        widths |= dict.fromkeys(("gate.z_out", "gate.g_out"), 10)
+        config = cls.int8()
+        for name, bitwidth in {**widths, **dict.fromkeys(FUSIBLE)}.items():
+            config = config.replace(name, bitwidth=bitwidth)
+        return config
 
     @classmethod
     def int16(cls) -> "QuantConfig":

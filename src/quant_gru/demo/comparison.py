@@ -46,6 +46,7 @@ def variants() -> dict[str, QuantConfig]:
     int8 = QuantConfig.int8()
     return {
         "int8": int8,
+        "int8_wide": QuantConfig.int8_wide(),
         "w8a16": QuantConfig.w8a16(),
         "int16": QuantConfig.int16(),
         "int4 weights": int8.replace("weight.W", bitwidth=4).replace("weight.R", bitwidth=4),

@@ -79,7 +79,7 @@ Next
   Or only the parameters, for a GRU with your own weights of the same shape:
     model.gru.load_quant_params("{self.parameters.as_posix()}")
   Convert a model of your own, whatever it is around its nn.GRU:
-    model = convert_model(model, QuantConfig.int8())
+    model = convert_model(model, QuantConfig.int8_wide())
     calibrate_model(model, batches)
   Choose the width of each operator: quant-gru config --write my.json
   Read what the tables mean: docs/demo.md"""

@@ -1,4 +1,4 @@
-"""The main job: train in float, quantize in four ways, compare, write the int8 model."""
+"""The main job: train in float, quantize in five ways, compare, write the int8 model."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run_demo(options: DemoOptions, console: Console) -> list[Row]:
     """Run the job and print it to `console`.
 
     Returns:
-        The rows of the table: float, int8, w8a16, int16, int4 weights.
+        The rows of the table: float, int8, int8_wide, w8a16, int16, int4 weights.
 
     Raises:
         DataError: The data or the output folder cannot be used.

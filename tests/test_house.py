@@ -28,6 +28,7 @@ PUBLIC = {
     "convert_model",
     "default_config_path",
     "float_state_dict",
+    "operator_gain",
     "operator_sqnr",
 }
 

@@ -1,6 +1,7 @@
 """A drop-in torch.nn.GRU that runs in integers only, defined once and equal everywhere."""
 
 from quant_gru._errors import CalibrationError, ConfigError, ParameterError, QuantGRUError
+from quant_gru.analysis.operator_gain import operator_gain
 from quant_gru.analysis.operator_sqnr import operator_sqnr
 from quant_gru.config import (
     OperatorConfig,
@@ -31,5 +32,6 @@ __all__ = [
     "convert_model",
     "default_config_path",
     "float_state_dict",
+    "operator_gain",
     "operator_sqnr",
 ]

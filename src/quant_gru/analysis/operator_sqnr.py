@@ -1,42 +1,118 @@
-"""Signal-to-noise ratio of every operator of a calibrated QuantGRU."""
+"""Signal-to-noise ratio of every operator of calibrated QuantGRUs."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru.analysis.sqnr import sqnr
+from quant_gru._errors import CalibrationError
+from quant_gru.analysis.sqnr import decibels, energies
 from quant_gru.calibration.float_run import float_layers, valid
 from quant_gru.calibration.trace import trace
 from quant_gru.config import ACTIVATIONS, OPERATORS, WEIGHTS
+from quant_gru.conversion.batches import run_batch
 from quant_gru.execution.integer_io import cell_codes
 from quant_gru.execution.layers import border_codes, run_codes
 from quant_gru.integer.plan import update_first
 from quant_gru.modules.gru import QuantGRU
 
+Energies = dict[str, tuple[float, float]]
+
 
 def operator_sqnr(
-    gru: QuantGRU, input: Tensor | PackedSequence, hx: Tensor | None = None
+    gru: torch.nn.Module,
+    input: Any,
+    hx: Tensor | None = None,
+    *,
+    forward_fn: Callable[[torch.nn.Module, Any], Any] | None = None,
 ) -> dict[str, float]:
     """How far each operator's codes are from the float GRU's own values.
 
-    Both networks run on their own: an operator's noise includes what came before it.
+    Both networks run on their own: an operator's noise includes what came before it. That shows
+    where codes saturate or are too coarse for their values. It does not show what an operator costs
+    at the output of a model: that is `operator_gain`.
 
     Args:
-        gru: A calibrated QuantGRU, of any `use_quantization`.
-        input: As for its forward.
-        hx: As for its forward.
+        gru: A calibrated QuantGRU, of any `use_quantization`; or a model with some, each of which
+            is given what the float model gives it.
+        input: As for its forward; of a model, batches as `calibrate_model` takes them, or a tensor.
+        hx: As for its forward; not of a model.
+        forward_fn: Of a model: `forward_fn(model, batch)` runs a batch.
 
     Returns:
-        Operator name with the suffix of nn.GRU's parameters ('gate.z_out_l0') -> SQNR in dB,
+        Operator name with the suffix of nn.GRU's parameters ('gate.z_out_l0'), of a model behind
+        the name of the GRU ('encoder.gate.z_out_l0') -> SQNR in dB,
         10 log10(sum(real^2) / sum((real - quantized)^2)); fused operators are left out.
+
+    Raises:
+        CalibrationError: A GRU without scales, or a model without GRUs.
     """
+    if isinstance(gru, QuantGRU):
+        found = _energies(gru, input, hx)
+    else:
+        found = _of_model(gru, input, forward_fn)
+    return {name: decibels(*each) for name, each in found.items()}
+
+
+@torch.no_grad()
+def _of_model(
+    model: torch.nn.Module,
+    data: Iterable[Any],
+    forward_fn: Callable[[torch.nn.Module, Any], Any] | None,
+) -> Energies:
+    """Energies of all GRUs of a model, summed over batches."""
+    grus = {name: m for name, m in model.named_modules() if isinstance(m, QuantGRU)}
+    if not grus:
+        raise CalibrationError(
+            f"Expected a model with at least one QuantGRU, got none in {type(model).__name__}"
+        )
+    found: Energies = {}
+
+    def watch(name: str) -> Callable[..., None]:
+        def add(gru: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            assert isinstance(gru, QuantGRU)
+            given = dict(zip(("input", "hx"), args, strict=False)) | kwargs
+            for operator, (signal, noise) in _energies(gru, **given).items():
+                before = found.get(f"{name}.{operator}", (0.0, 0.0))
+                found[f"{name}.{operator}"] = before[0] + signal, before[1] + noise
+
+        return add
+
+    batches = [data] if isinstance(data, (Tensor, PackedSequence, Mapping)) else data
+    modes = [(module, module.training) for module in model.modules()]
+    quantized = [(gru, gru.use_quantization) for gru in grus.values()]
+    hooks = [
+        gru.register_forward_pre_hook(watch(name), with_kwargs=True) for name, gru in grus.items()
+    ]
+    try:
+        model.eval()
+        for gru in grus.values():
+            gru.use_quantization = False
+        for batch in batches:
+            run_batch(model, batch, forward_fn)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for gru, on in quantized:
+            gru.use_quantization = on
+        for module, training in modes:
+            module.training = training
+    return found
+
+
+def _energies(
+    gru: QuantGRU, input: Tensor | PackedSequence, hx: Tensor | None = None, **_: Any
+) -> Energies:
+    """Energies of signal and noise of each operator of a call."""
     plan, sequence = gru._plan(), gru._normalize(input, hx)
     x, lengths = sequence.x.detach(), sequence.lengths
     inputs, h0 = border_codes(plan, x, sequence.h0)
     real_runs = float_layers(x, sequence.h0, lengths, gru._float_weights())
-    found: dict[str, float] = {}
+    found: Energies = {}
     for real_run, run in zip(real_runs, run_codes(plan, inputs, h0, lengths), strict=True):
         suffix = f"_l{run.layer}{'_reverse' if run.direction else ''}"
         real = trace(real_run.weights, *real_run.rows(lengths))
@@ -47,7 +123,7 @@ def operator_sqnr(
                 value = real[name]
                 if name in ("matmul.Wx", "matmul.Rh"):
                     value = update_first(value.T).T
-                found[name + suffix] = sqnr(value, valid(quantized, lengths))
+                found[name + suffix] = energies(value, valid(quantized, lengths))
             elif name in WEIGHTS:
                 w = (
                     real_run.weights.W,
@@ -58,5 +134,5 @@ def operator_sqnr(
                 if w is not None:
                     s = run.plan.weights.scales[name].to(torch.float64)
                     s = s[:, None] if w.dim() == 2 else s
-                    found[name + suffix] = sqnr(update_first(w), codes[name] * s)
+                    found[name + suffix] = energies(update_first(w), codes[name] * s)
     return found

@@ -19,8 +19,17 @@ def sqnr(real: Tensor, quantized: Tensor) -> float:
     Returns:
         inf where both are equal, nan where there is nothing to compare.
     """
+    return decibels(*energies(real, quantized))
+
+
+def energies(real: Tensor, quantized: Tensor) -> tuple[float, float]:
+    """Sums of squares of a signal and of its noise; of tensors as for `sqnr`."""
     signal = real.to(torch.float64).square().sum().item()
-    noise = (real.to(torch.float64) - quantized.to(torch.float64)).square().sum().item()
+    return signal, (real.to(torch.float64) - quantized.to(torch.float64)).square().sum().item()
+
+
+def decibels(signal: float, noise: float) -> float:
+    """A ratio of energies in dB, as `sqnr` gives it."""
     if noise == 0:
         return math.inf if signal > 0 else math.nan
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import CalibrationError, ConfigError, QuantGRUError
 from quant_gru.config import QuantConfig, QuantGRUWarning
-from quant_gru.execution.sequence_layout import to_device
+from quant_gru.conversion.batches import run_batch, with_progress
 from quant_gru.modules.gru import QuantGRU
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -168,8 +165,8 @@ def _collect(
         for gru in grus.values():
             gru.calibrating = True
         with torch.no_grad():
-            for batch in _with_progress(batches, progress):
-                _forward(model, batch, forward_fn)
+            for batch in with_progress(batches, "calibrating", progress):
+                run_batch(model, batch, forward_fn)
                 count += 1
     finally:
         for module, training in modes:
@@ -184,52 +181,3 @@ def _finalize(grus: Mapping[str, QuantGRU]) -> None:
             gru.finalize_calibration()
         except CalibrationError as error:
             raise CalibrationError(f"{error} (module {name!r})") from None
-
-
-def _forward(
-    model: torch.nn.Module,
-    batch: Any,
-    forward_fn: Callable[[torch.nn.Module, Any], Any] | None,
-) -> None:
-    parameter = next(model.parameters(), None)
-    batch = _to_device(batch, None if parameter is None else parameter.device)
-    if forward_fn is not None:
-        forward_fn(model, batch)
-    elif isinstance(batch, (torch.Tensor, PackedSequence)):
-        model(batch)
-    elif isinstance(batch, Mapping):
-        accepted = inspect.signature(model.forward).parameters
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-        model(**{key: value for key, value in batch.items() if takes_all or key in accepted})
-    elif isinstance(batch, (tuple, list)) and batch:
-        model(batch[0])
-    else:
-        raise CalibrationError(
-            "Expected a batch to be a tensor, a PackedSequence, a tuple, a list or a dict, got "
-            f"{type(batch).__name__}; pass forward_fn(model, batch)"
-        )
-
-
-def _to_device(value: Any, device: torch.device | None) -> Any:
-    if device is None:
-        return value
-    if isinstance(value, (torch.Tensor, PackedSequence)):
-        return to_device(value, device)
-    if isinstance(value, Mapping):
-        return {key: _to_device(item, device) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_to_device(item, device) for item in value))
-    if type(value) in (tuple, list):
-        return type(value)(_to_device(item, device) for item in value)
-    return value
-
-
-def _with_progress(batches: Iterable[Any], show: bool) -> Iterable[Any]:
-    console = Console(stderr=True)
-    if not (show and console.is_terminal):
-        yield from batches
-        return
-    total = len(batches) if isinstance(batches, Sized) else None
-    columns = (TextColumn("calibrating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield from bar.track(batches, total=total)

@@ -9,7 +9,7 @@ from typing import Any
 from quant_gru._errors import ConfigError, QuantGRUError
 from quant_gru.calibration.search import covering_quantizer
 from quant_gru.config import FIXED_RANGE, WEIGHTS, QuantConfig
-from quant_gru.config.operators import SIGMOIDS
+from quant_gru.config.operators import FUSIBLE, SIGMOIDS
 from quant_gru.integer.qparams import (
     PRE_ACTIVATION,
     QParams,
@@ -32,6 +32,7 @@ class Change:
     scale: Any = None
     exp2_inv: int | None = None
     zero_point: int | None = None
+    fused: bool = False
 
     @property
     def touches_numbers(self) -> bool:
@@ -45,6 +46,15 @@ class Change:
             for field in ("bitwidth", "is_symmetric", "is_unsigned")
             if (value := getattr(self, field)) is not None
         }
+        if self.fused:
+            if name not in FUSIBLE:
+                raise ConfigError(f"Expected one of {', '.join(FUSIBLE)} to be fused, got {name!r}")
+            if fields or self.touches_numbers:
+                raise ConfigError(
+                    "Expected fused to be the only change of an operator, got others beside it "
+                    f"(operator {name!r})"
+                )
+            return config.replace(name, bitwidth=None)
         return config.replace(name, **fields) if fields else config
 
 
@@ -61,6 +71,9 @@ def adjust(qparams: QParams, name: str, change: Change, hidden_size: int) -> QPa
     try:
         if name in WEIGHTS:
             return _adjust_weight(qparams, config, name, change, hidden_size)
+        if change.fused:
+            kept = {key: q for key, q in qparams.quantizers.items() if key != name}
+            return make_qparams(config, kept, qparams.pinned, qparams.tables)
         if config[name].bitwidth is None:
             raise QuantGRUError(
                 "Expected an operator with a width of its own, got one that is fused"

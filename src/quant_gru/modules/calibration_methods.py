@@ -184,6 +184,7 @@ class CalibrationMethods(ModuleWeights):
         zero_point: int | None = None,
         layer: int | None = None,
         reverse: bool | None = None,
+        fused: bool = False,
     ) -> None:
         """Change one operator and rebuild everything derived from it.
 
@@ -202,12 +203,14 @@ class CalibrationMethods(ModuleWeights):
             zero_point: New zero point.
             layer: Which layer; None for all.
             reverse: Which direction; None for both.
+            fused: True to pass a product on unrounded (op.rRh, op.old_contrib, op.new_contrib);
+                back to a width of its own only by calibrating again.
 
         Raises:
             ConfigError: A rule is broken; nothing has changed then.
         """
         name = canonical_name(name)
-        change = Change(bitwidth, is_symmetric, is_unsigned, scale, exp2_inv, zero_point)
+        change = Change(bitwidth, is_symmetric, is_unsigned, scale, exp2_inv, zero_point, fused)
         cells = [
             (at, direction)
             for at in range(self.num_layers)

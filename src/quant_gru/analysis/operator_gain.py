@@ -1,0 +1,208 @@
+"""What each operator of a model's GRUs costs at the model's output: change one, and measure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from quant_gru._errors import CalibrationError, QuantGRUError
+from quant_gru.config import FUSIBLE, OPERATORS
+from quant_gru.conversion.batches import run_batch, with_progress
+from quant_gru.modules.gru import QuantGRU
+
+_SHOWN = 15
+
+
+class Gain(NamedTuple):
+    """What one change does.
+
+    Attributes:
+        module: Name of the GRU in the model; '' for the model itself.
+        operator: The operator, in all layers and directions of the GRU.
+        change: What was done to it, such as '8 -> 16 bits' or 'fused'.
+        value: Difference at the model's output: decibels, or what the metric rose by.
+    """
+
+    module: str
+    operator: str
+    change: str
+    value: float
+
+
+@dataclass(frozen=True)
+class OperatorGain:
+    """What changes of single operators do to a model, the best first; `print` it.
+
+    Attributes:
+        base: The model as it is: output SQNR in dB, or its metric.
+        rows: All changes that were tried.
+        unit: 'dB' or 'metric'.
+    """
+
+    base: float
+    rows: tuple[Gain, ...]
+    unit: str
+
+    def __str__(self) -> str:
+        what = "SQNR of the output" if self.unit == "dB" else "metric"
+        lines = [f"as it is: {what} {self.base:.4g}{' dB' if self.unit == 'dB' else ''}"]
+        shown = self.rows[:_SHOWN]
+        width = max([6, *(len(row.module) for row in shown)])
+        lines.append(f"{'module':{width}}  {'operator':15}  {'change':14}  {self.unit:>8}")
+        lines += [
+            f"{row.module:{width}}  {row.operator:15}  {row.change:14}  {row.value:+8.4g}"
+            for row in shown
+        ]
+        if len(self.rows) > len(shown):
+            lines.append(f"and {len(self.rows) - len(shown)} with less")
+        return "\n".join(lines)
+
+
+@torch.no_grad()
+def operator_gain(
+    model: torch.nn.Module,
+    data: Iterable[Any] | None = None,
+    bits: int = 16,
+    *,
+    metric: Callable[[torch.nn.Module], float] | None = None,
+    forward_fn: Callable[[torch.nn.Module, Any], Any] | None = None,
+    progress: bool = True,
+) -> OperatorGain:
+    """Give each operator of each GRU another width, one at a time, and measure the whole model.
+
+    `operator_sqnr` ranks operators by their own noise; here the model's output decides. Ranges
+    stay as they are, so that nothing is calibrated again. The model is left as it was.
+
+    Args:
+        model: A model with calibrated QuantGRUs, or one of them. It runs in eval mode.
+        data: Batches as `calibrate_model` takes them; a tensor is one batch. Kept in a list.
+        bits: The width each operator is given, 1..32: more than it has to find what to widen, less
+            to find what may be narrowed. Products that are stored are fused, too.
+        metric: metric(model) -> a number, the higher the better; None for the SQNR of the model's
+            floating-point outputs on `data`, against the same model in float mode.
+        forward_fn: `forward_fn(model, batch)` runs a batch and returns the outputs.
+        progress: Whether to show a progress bar (on a terminal only).
+
+    Returns:
+        All changes and what they do, the best first.
+
+    Raises:
+        CalibrationError: No calibrated QuantGRU with `use_quantization`, or no data.
+        ConfigError: A width that does not exist.
+    """
+    grus = {
+        name: gru
+        for name, gru in model.named_modules()
+        if isinstance(gru, QuantGRU) and gru.use_quantization and gru.is_calibrated()
+    }
+    if not grus:
+        raise CalibrationError(
+            "Expected a model with a calibrated QuantGRU whose use_quantization is True, got none "
+            f"in {type(model).__name__}"
+        )
+    with _as_they_were(model, grus):
+        measure = _measure(model, grus, data, metric, forward_fn)
+        base = measure()
+        rows = []
+        trials = [(name, *each) for name, gru in grus.items() for each in _changes(gru, bits)]
+        for name, operator, fields, change in with_progress(trials, "changing", progress):
+            gru = grus[name]
+            with _as_they_were(model, {name: gru}):
+                gru._state, gru._log2_scales = gru._state.copy(), []
+                gru.adjust_quant_config(operator, **fields)
+                rows.append(Gain(name, operator, change, measure() - base))
+    rows.sort(key=lambda row: -math.inf if math.isnan(row.value) else row.value, reverse=True)
+    return OperatorGain(base, tuple(rows), "dB" if metric is None else "metric")
+
+
+def _changes(gru: QuantGRU, bits: int) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Operators, what they are given, and that in words."""
+    for name in OPERATORS:
+        has = gru.config[name].bitwidth
+        if has is None or (name.startswith("weight.b") and not gru.bias):
+            continue
+        if has != bits:
+            yield name, {"bitwidth": bits}, f"{has} -> {bits} bits"
+        if name in FUSIBLE:
+            yield name, {"fused": True}, "fused"
+
+
+@contextmanager
+def _as_they_were(model: torch.nn.Module, grus: Mapping[str, QuantGRU]) -> Iterator[None]:
+    """Runs a block and puts modes and quantization back, whatever happens in it."""
+    modes = [(module, module.training) for module in model.modules()]
+    before = [(gru, gru._state, gru._log2_scales, gru.use_quantization) for gru in grus.values()]
+    try:
+        for gru in grus.values():
+            gru._follow_logarithms()
+        yield
+    finally:
+        for gru, state, names, on in before:
+            gru._state, gru._log2_scales, gru.use_quantization = state, names, on
+        for module, training in modes:
+            module.training = training
+
+
+def _measure(
+    model: torch.nn.Module,
+    grus: Mapping[str, QuantGRU],
+    data: Iterable[Any] | None,
+    metric: Callable[[torch.nn.Module], float] | None,
+    forward_fn: Callable[[torch.nn.Module, Any], Any] | None,
+) -> Callable[[], float]:
+    """measure() -> the number of the model as it is at the moment."""
+    model.eval()
+    if metric is not None:
+        given = metric
+        return lambda: float(given(model))
+    if data is None:
+        raise CalibrationError("Expected data or a metric, got neither")
+    batches = [data] if isinstance(data, (Tensor, PackedSequence, Mapping)) else list(data)
+    if not batches:
+        raise CalibrationError("Expected at least one batch, got none")
+
+    def outputs() -> list[Tensor]:
+        found = [
+            tensor for batch in batches for tensor in _tensors(run_batch(model, batch, forward_fn))
+        ]
+        if not found:
+            raise QuantGRUError(
+                "Expected the model to give a tensor of floating point, got none; pass a metric"
+            )
+        return found
+
+    for gru in grus.values():
+        gru.use_quantization = False
+    real = [each.double() for each in outputs()]
+    for gru in grus.values():
+        gru.use_quantization = True
+    signal = sum(float(each.square().sum()) for each in real)
+
+    def measure() -> float:
+        pairs = zip(real, outputs(), strict=True)
+        noise = sum(float((a - b.double()).square().sum()) for a, b in pairs)
+        return 10 * math.log10(signal / noise) if noise and signal else math.inf
+
+    return measure
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Tensors of floating point in what a model gives."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, PackedSequence):
+        yield value.data
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _tensors(each)
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _tensors(each)

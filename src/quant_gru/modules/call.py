@@ -10,6 +10,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import CalibrationError, QuantGRUError
@@ -32,19 +33,18 @@ class Calls(Checkpoints):
 
     @overload
     def forward(
-        self, input: Tensor, hx: Tensor | None = None, *, zoneout_mask: Tensor | None = None
+        self, input: Tensor, hx: Tensor | None = None, zoneout_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]: ...
 
     @overload
     def forward(
-        self, input: PackedSequence, hx: Tensor | None = None, *, zoneout_mask: Tensor | None = None
+        self, input: PackedSequence, hx: Tensor | None = None, zoneout_mask: Tensor | None = None
     ) -> tuple[PackedSequence, Tensor]: ...
 
     def forward(
         self,
         input: Tensor | PackedSequence,
         hx: Tensor | None = None,
-        *,
         zoneout_mask: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Run the GRU.
@@ -65,6 +65,8 @@ class Calls(Checkpoints):
             CalibrationError: Quantization is on, but there are neither scales nor statistics.
             QuantGRUError: A shape that does not fit (in quantized mode; nn.GRU's errors else).
         """
+        if isinstance(input, Proxy) or isinstance(hx, Proxy):
+            return watchers.leaf(self, input, hx, zoneout_mask)
         if self.calibrating:
             output = super().forward(input, hx)
             self._collect(input, hx)

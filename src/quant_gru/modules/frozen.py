@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import ParameterError, QuantGRUError
@@ -144,6 +145,8 @@ class FrozenQuantGRU(torch.nn.Module):
         Raises:
             QuantGRUError: A shape that does not fit, or an input that asks for a gradient.
         """
+        if isinstance(input, Proxy) or isinstance(hx, Proxy):
+            return watchers.leaf(self, input, hx)
         data = input.data if isinstance(input, PackedSequence) else input
         wanted = [each for each in (data, hx) if isinstance(each, Tensor) and each.requires_grad]
         if wanted and torch.is_grad_enabled():

@@ -5,9 +5,12 @@ Who compiles asks `torch.compiler.is_compiling` first, in the frame that is comp
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import QuantGRUError
@@ -52,6 +55,19 @@ def skipped_by_dynamo() -> bool:
     with the frames of functions that they call.
     """
     return _callback() not in (None, False)
+
+
+def leaf(module: torch.nn.Module, *args: Any) -> Any:
+    """A call under `torch.fx.symbolic_trace`, recorded whole, as those of modules of torch.nn are.
+
+    Args:
+        module: What is called, a module below the root of the tracer.
+        args: Its arguments, with a `torch.fx.Proxy` among them; None at the end is left out.
+    """
+    tracer: Any = next(each.tracer for each in args if isinstance(each, Proxy))
+    while args[-1] is None:
+        args = args[:-1]
+    return tracer.create_proxy("call_module", tracer.path_of_module(module), args, {})
 
 
 def _refuse_tangents(*inputs: object) -> None:

@@ -11,6 +11,10 @@ from quant_gru.integer.quantizer import MAX_SCALE, MIN_SCALE, code_limits
 # channels stay within eight powers of two of each other.
 _SMALLEST_SHARE = 2.0**-8
 _FINER = 2
+# Free scales: shares of the scale that covers the largest magnitude, in sixteenths.
+_SIXTEENTHS = (16, 15, 14, 12, 10, 8, 6)
+_SEARCHED_BITS = 8
+_SEARCHED_SCALES = (2.0**-100, 2.0**100)
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
@@ -83,11 +87,62 @@ def _group_scales(w: Tensor, bits: int, granularity: str, scale_kind: str) -> tu
     values = w.to(torch.float64).reshape(groups_of(granularity, w.shape[0]), -1)
     largest = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
     if scale_kind == "free":
-        scales = divided(largest, max((1 << (bits - 1)) - 1, 1)).to(torch.float32)
-        scales = scales.to(torch.float64)
+        scales = _free_scales(values, largest, bits)
     else:
         scales = power_of_two(-_best_exponents(values, largest, bits))
     return scales, largest == 0
+
+
+def _free_scales(values: Tensor, largest: Tensor, bits: int) -> Tensor:
+    """Free scale of each group of least squared error: a share of that which covers, or of `pot`.
+
+    Args:
+        values: float64 (G, K).
+        largest: float64 (G,), the largest magnitude of each group.
+        bits: Width of a code.
+
+    Returns:
+        float64 (G,), float32 numbers; ties go to the larger share, and from `pot` scales to shares.
+    """
+    lo, hi = code_limits(bits, signed=True)
+    covering = divided(largest, max(hi, 1)).to(torch.float32).to(torch.float64)
+    count = values.shape[1]
+    if count < 2 or bits > _SEARCHED_BITS:
+        return covering
+    least, most = _SEARCHED_SCALES
+    searched = (covering >= least) & (covering <= most)
+    # those that are not searched may be zero
+    unit = torch.where(searched, covering, 1.0)
+    exponent = _covering_exponents(values, largest, bits)
+    candidates = [(unit * (each / 16)).to(torch.float32).to(torch.float64) for each in _SIXTEENTHS]
+    candidates += [
+        torch.where(searched, power_of_two((-exponent - finer).clamp(-126, 127)), 1.0)
+        for finer in range(_FINER + 1)
+    ]
+    # no error exceeds that of a code 0, and sums are exact in float64 whatever their order
+    quantum = 2.0 ** (52 - (count - 1).bit_length() - 2 * bits)
+    best, fewest = unit, torch.full_like(unit, torch.inf)
+    for scale in candidates:
+        y = values / scale[:, None]
+        error = (y - torch.round(y).clamp(lo, hi)) * (scale / unit)[:, None]
+        total = torch.round(error * error * quantum).sum(dim=1)
+        better = total < fewest
+        best, fewest = torch.where(better, scale, best), torch.where(better, total, fewest)
+    return torch.where(searched, best, covering)
+
+
+def _covering_exponents(values: Tensor, largest: Tensor, bits: int) -> Tensor:
+    """The largest exp2_inv of each group with which no code is clamped; arguments as below."""
+    lo, hi = code_limits(bits, signed=True)
+    # |largest| * 2^guess is in [2^(bits-2), 2^(bits-1)): one finer may cover (a negative extreme),
+    # one coarser covers always but for the single positive code that a width of 1 lacks.
+    guess = (bits - 1) - torch.frexp(largest)[1]
+    covering = guess - 1
+    for exponent in (guess, guess + 1):
+        rounded = torch.round(values * power_of_two(exponent)[:, None])
+        covers = ((rounded >= lo) & (rounded <= hi)).all(dim=1)
+        covering = torch.where(covers, exponent, covering)
+    return covering
 
 
 def _best_exponents(values: Tensor, largest: Tensor, bits: int) -> Tensor:
@@ -102,22 +157,11 @@ def _best_exponents(values: Tensor, largest: Tensor, bits: int) -> Tensor:
         int32 (G,); ties go to the finer.
     """
     lo, hi = code_limits(bits, signed=True)
-
-    def codes(exponent: Tensor) -> tuple[Tensor, Tensor]:
-        y = values * power_of_two(exponent)[:, None]
-        return y, torch.round(y)
-
-    # |largest| * 2^guess is in [2^(bits-2), 2^(bits-1)): one finer may cover (a negative extreme),
-    # one coarser covers always but for the single positive code that a width of 1 lacks.
-    guess = (bits - 1) - torch.frexp(largest)[1]
-    covering = guess - 1
-    for exponent in (guess, guess + 1):
-        rounded = codes(exponent)[1]
-        covers = ((rounded >= lo) & (rounded <= hi)).all(dim=1)
-        covering = torch.where(covers, exponent, covering)
+    covering = _covering_exponents(values, largest, bits)
     errors = []
     for finer in range(_FINER + 1):
-        y, rounded = codes(covering + finer)
+        y = values * power_of_two(covering + finer)[:, None]
+        rounded = torch.round(y)
         # in units of the covering scale, so that nothing over- or underflows
         errors.append(((y - rounded.clamp(lo, hi)) * 0.5**finer) ** 2)
     sums = _order_free_sums(torch.stack(errors))

@@ -9,6 +9,8 @@
 #include <stdint.h>
 
 #define QG_FINER 2                              /* candidates finer than the covering exponent */
+#define QG_SHARES 7                             /* shares of a free scale that covers */
+#define QG_FREE (QG_SHARES + QG_FINER + 1)      /* candidates of free scales */
 #define QG_SHARE 0.00390625                     /* 2^-8: the least share of the largest scale */
 #define QG_LEAST_SCALE 1.1754943508222875e-38   /* 2^-126 */
 #define QG_LARGEST_SCALE 1.7014118346046923e+38 /* 2^127 */
@@ -76,10 +78,47 @@ static inline int qg_best(const double *sums, int covering) {
     return exponent < -127 ? -127 : exponent > 126 ? 126 : exponent;
 }
 
-/* The scale of a row whose values are in [least, most] where scales are free. */
-static inline double qg_free_scale(double least, double most, double hi) {
+/* The free scale that covers the values of a row, which are in [least, most]. */
+static inline double qg_free_covering(double least, double most, double hi) {
     const double largest = -least > most ? -least : most;
     return (double)(float)(largest / (hi < 1 ? 1 : hi));
+}
+
+/* Whether finer and power-of-two scales are tried beside it, for a row of n values. */
+static inline int qg_searches_free(double covering, int bits, int64_t n) {
+    return n > 1 && bits <= 8 && covering >= 7.888609052210118e-31 /* 2^-100 */ &&
+           covering <= 1.2676506002282294e+30 /* 2^100 */;
+}
+
+/* The candidates: shares of the covering free scale, then the candidates of powers of two, whose
+ * covering exponent is `exponent`. */
+static inline void qg_free_candidates(double covering, int exponent, double *to) {
+    static const double sixteenths[QG_SHARES] = {16, 15, 14, 12, 10, 8, 6};
+    for (int i = 0; i < QG_SHARES; ++i) to[i] = (double)(float)(covering * (sixteenths[i] / 16));
+    for (int finer = 0; finer <= QG_FINER; ++finer)
+        to[QG_SHARES + finer] = qg_power((int)qg_within(-exponent - finer, -126, 127));
+}
+
+/* Squared error of v at a scale, in units of the covering one, times the quantum, rounded. */
+static inline double qg_free_error(double v, double scale, double share, double quantum, double lo,
+                                   double hi) {
+    const double y = v / scale;
+    const double error = (y - qg_within(rint(y), lo, hi)) * share;
+    const double squared = error * error;
+    return rint(squared * quantum);
+}
+
+/* By what errors are multiplied: none exceeds that of a code 0, so that sums of n are exact. */
+static inline double qg_free_quantum(int bits, int64_t n) {
+    return qg_power(52 - qg_ceil_log2(n) - 2 * bits);
+}
+
+/* The candidate of least error; ties go to the first. */
+static inline double qg_free_best(const double *sums, const double *candidates) {
+    int best = 0;
+    for (int i = 1; i < QG_FREE; ++i)
+        if (sums[i] < sums[best]) best = i;
+    return candidates[best];
 }
 
 static inline float qg_finished(double scale) {

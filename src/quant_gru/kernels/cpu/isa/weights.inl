@@ -131,6 +131,69 @@ inline int exact_best(const float *v, int64_t n, int covering, double lo, double
     return qg_best(sums, covering);
 }
 
+// The free scale of least error by sums in float, if no rounding can have changed the choice;
+// otherwise 0.
+inline double quick_free(const float *v, int64_t n, int bits, double unit, const double *candidates,
+                         const Limits &limits) {
+    Lanes inverse[QG_FREE], share[QG_FREE], sums[QG_FREE] = {};
+    for (int c = 0; c < QG_FREE; ++c) {
+        inverse[c] = Lanes{} + static_cast<float>(1 / candidates[c]);
+        share[c] = Lanes{} + static_cast<float>(candidates[c] / unit);
+    }
+    auto add = [&](Lanes x) {
+        for (int c = 0; c < QG_FREE; ++c) {
+            const Lanes y = x * inverse[c];
+            const Lanes error = (y - ((limits(y) + kMagic) - kMagic)) * share[c];
+            sums[c] += error * error;
+        }
+    };
+    for (int64_t i = 0; i + kLanes <= n; i += kLanes) add(load(v + i));
+    if (n % kLanes) add(load_rest(v, n, 0.f));
+    double found[QG_FREE], least = 0, second = 0, most = 0;
+    for (int c = 0; c < QG_FREE; ++c) {
+        found[c] = 0;
+        for (int j = 0; j < kLanes; ++j) found[c] += static_cast<double>(sums[c][j]);
+        most = found[c] > most ? found[c] : most;
+        if (!c || found[c] < least) {
+            second = c ? least : 1e300;
+            least = found[c];
+        } else {
+            second = found[c] < second ? found[c] : second;
+        }
+    }
+    // What float sums, quotients that are off by an ulp, and the definition's rounding to a quantum
+    // may be off by. An ulp of a quotient moves an error within half a code by that of the largest
+    // code, and one of a clamped value by as much times its error.
+    const double count = static_cast<double>(n);
+    const double codes = static_cast<double>(limits.hi[0]) + 1;
+    const double relative = (count / kLanes + kLanes + 16) * 0x1p-22;
+    const double absolute = count * codes * 0x1p-18 + codes * sqrt(count * second) * 0x1p-21 +
+                            count / qg_free_quantum(bits, n);
+    if (!(second - least > relative * second + absolute)) return 0;
+    return qg_free_best(found, candidates);
+}
+
+// The same as the definition does it.
+inline double exact_free(const float *v, int64_t n, int bits, double unit, const double *candidates,
+                         double lo, double hi) {
+    const double quantum = qg_free_quantum(bits, n);
+    double sums[QG_FREE] = {};
+    for (int64_t i = 0; i < n; ++i)
+        for (int c = 0; c < QG_FREE; ++c)
+            sums[c] += qg_free_error(v[i], candidates[c], candidates[c] / unit, quantum, lo, hi);
+    return qg_free_best(sums, candidates);
+}
+
+inline double free_scale(const WeightRows &w, const float *v, const Limits &limits, double least,
+                         double most) {
+    const double unit = qg_free_covering(least, most, w.hi);
+    if (!qg_searches_free(unit, w.bits, w.n)) return unit;
+    double candidates[QG_FREE];
+    qg_free_candidates(unit, qg_covering(least, most, w.bits, w.lo, w.hi), candidates);
+    const double quick = quick_free(v, w.n, w.bits, unit, candidates, limits);
+    return quick > 0 ? quick : exact_free(v, w.n, w.bits, unit, candidates, w.lo, w.hi);
+}
+
 // The scale of each row of (rows, n), 0 where all of it is; whether all values are finite. `space`
 // is room for n values.
 inline bool scales_of_rows(const WeightRows &w, int64_t first, int64_t end, double *scales,
@@ -150,7 +213,7 @@ inline bool scales_of_rows(const WeightRows &w, int64_t first, int64_t end, doub
         }
         if (least == 0 && most == 0) continue;
         if (w.free_scale) {
-            scales[row] = qg_free_scale(least, most, w.hi);
+            scales[row] = free_scale(w, v, limits, least, most);
             continue;
         }
         const int covering = qg_covering(least, most, w.bits, w.lo, w.hi);

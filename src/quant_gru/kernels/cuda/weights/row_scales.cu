@@ -19,10 +19,24 @@ inline double measured(const void *values, int64_t kind, int64_t first, int n, i
     bad = any_lane(bad);
     double scale = 0;
     if (n && (least != 0 || most != 0)) {
+        const int covering = qg_covering(least, most, bits, lo, hi);
         if (free_scale) {
-            scale = qg_free_scale(least, most, hi);
+            scale = qg_free_covering(least, most, hi);
+            if (qg_searches_free(scale, bits, n)) {
+                const double quantum = qg_free_quantum(bits, n), unit = scale;
+                double candidates[QG_FREE], sums[QG_FREE];
+                qg_free_candidates(scale, covering, candidates);
+                for (int c = 0; c < QG_FREE; ++c) sums[c] = 0;
+                for (int i = lane; i < n; i += 32) {
+                    const double v = real(values, kind, first + i, bad);
+                    for (int c = 0; c < QG_FREE; ++c)
+                        sums[c] +=
+                            qg_free_error(v, candidates[c], candidates[c] / unit, quantum, lo, hi);
+                }
+                for (int c = 0; c < QG_FREE; ++c) sums[c] = warp_sum(sums[c]);
+                scale = qg_free_best(sums, candidates);
+            }
         } else {
-            const int covering = qg_covering(least, most, bits, lo, hi);
             double largest = 0, sums[QG_FINER + 1];
 #pragma unroll 2
             for (int i = lane; i < n; i += 32) {

@@ -92,10 +92,10 @@ def least_squares_quantizer(
 ) -> Quantizer:
     """The quantizer of least `squared_error` among the candidates around the covering scale.
 
-    'pot' tries every exponent from one coarser to 16 finer than the covering one; 'free' 16 scales
-    per octave from one octave coarser to 12 finer and the scale whose codes end at the extremes,
-    then once more around the best of them. Each with the zero points of `zero_points`. Ties go to
-    scales that do not clip, among those to the smaller one.
+    'pot' tries every exponent from one coarser to 16 finer than the covering one; 'free' the same,
+    16 scales per octave from one octave coarser to 12 finer and the scale whose codes end at the
+    extremes, then once more around the best of them. Each with the zero points of `zero_points`.
+    Ties go to scales that do not clip, among those to the smaller one.
 
     Raises:
         CalibrationError: If `scale_kind` is neither 'pot' nor 'free'.
@@ -129,17 +129,19 @@ def least_squares_quantizer(
         return float(flat_scales[winner]), int(flat_zeros[winner])
 
     # Powers by Python: torch.exp2 may differ in the last bit from one instruction set to another.
+    exponent = math.frexp(covering)[1] - 1
+    exponents = range(
+        max(-MAX_EXP2_INV, exponent - POT_FINER), min(-MIN_EXP2_INV, exponent + POT_COARSER) + 1
+    )
+    powers = [math.ldexp(1.0, e) for e in exponents]
     if scale_kind == "pot":
-        exponent = math.frexp(covering)[1] - 1
-        exponents = range(
-            max(-MAX_EXP2_INV, exponent - POT_FINER), min(-MIN_EXP2_INV, exponent + POT_COARSER) + 1
-        )
-        scale, zero_point = best([math.ldexp(1.0, e) for e in exponents])
+        scale, zero_point = best(powers)
     else:
         last_codes = max(low / lo if lo else 0.0, high / hi if hi else 0.0)
         fitted = last_codes if symmetric else (high - low) / (hi - lo)
         steps = range(-FREE_OCTAVES_FINER * FREE_PER_OCTAVE, FREE_PER_OCTAVE + 1)
-        scale, _ = best([fitted, *(covering * 2.0 ** (k / FREE_PER_OCTAVE) for k in steps)])
+        ladder = (covering * 2.0 ** (k / FREE_PER_OCTAVE) for k in steps)
+        scale, _ = best([fitted, *powers, *ladder])
         steps = range(-FREE_PER_OCTAVE, FREE_PER_OCTAVE + 1)
         scale, zero_point = best([scale * 2.0 ** (k / FREE_PER_OCTAVE**2) for k in steps])
     return Quantizer(bits, signed, scale, zero_point)

@@ -40,7 +40,7 @@ def test_calls_of_other_kinds(gru):
     with pytest.raises(TypeError):
         gru()
     with pytest.raises(TypeError):
-        gru(X, hx, None)
+        gru(X, hx, None, None)
 
 
 def test_hooks_are_called(gru):

@@ -11,10 +11,10 @@ from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import CalibrationError
 from quant_gru.analysis.sqnr import decibels, energies
+from quant_gru.calibration.batches import run_batch
 from quant_gru.calibration.float_run import float_layers, valid
 from quant_gru.calibration.trace import trace
 from quant_gru.config import ACTIVATIONS, OPERATORS, WEIGHTS
-from quant_gru.conversion.batches import run_batch
 from quant_gru.execution.integer_io import cell_codes
 from quant_gru.execution.layers import border_codes, run_codes
 from quant_gru.integer.plan import update_first

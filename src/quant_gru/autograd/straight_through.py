@@ -28,10 +28,10 @@ from quant_gru.autograd.state_compression import packed, unpacked
 from quant_gru.execution.layers import run_real
 from quant_gru.execution.noise import Noise
 from quant_gru.integer.backward import Kept
+from quant_gru.integer.border import Packing, inward, outward
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.kernels.call_form import Packing, inward, outward
 from quant_gru.kernels.cpu.prepared_backward import PreparedBackward as PreparedBackwardCPU
 from quant_gru.kernels.cuda.backward.prepared import PreparedBackward
 from quant_gru.kernels.dispatch import prepared_backward

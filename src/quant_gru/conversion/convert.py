@@ -12,8 +12,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import CalibrationError, ConfigError, QuantGRUError
+from quant_gru.calibration.batches import run_batch, with_progress
 from quant_gru.config import QuantConfig, QuantGRUWarning
-from quant_gru.conversion.batches import run_batch, with_progress
 from quant_gru.modules.gru import QuantGRU
 
 Model = TypeVar("Model", bound=torch.nn.Module)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru.execution.weight_guard import WeightGuard, guard_of
+from quant_gru.integer.border import Packing
 from quant_gru.integer.plan import GRUPlan
-from quant_gru.kernels.call_form import Packing
 from quant_gru.kernels.dispatch import Stack, stack_of
 from quant_gru.kernels.live_weights import LiveWeights, all_live
 

@@ -10,8 +10,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from kernel_runtime.cuda.graph_capture import capturing
 from quant_gru._errors import QuantGRUError
+from quant_gru.integer.border import Packing, inward, outward
 from quant_gru.kernels import _native
-from quant_gru.kernels.call_form import Packing, inward, outward
 
 
 @dataclass(eq=False)
@@ -87,11 +87,6 @@ class Sequence:
         if not self.batched:
             return y.squeeze(1), h_n.squeeze(1)
         return y.transpose(0, 1) if self.batch_first else y, h_n
-
-
-def to_device(value: Tensor | PackedSequence, device: torch.device) -> Tensor | PackedSequence:
-    """`value` on `device`."""
-    return value.to(device=device)  # type: ignore[call-arg]
 
 
 def _packing_of(packed: PackedSequence) -> tuple[Packing, int]:

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import CalibrationError, ConfigError
+from quant_gru.calibration.batches import to_device
 from quant_gru.config import QuantConfig
-from quant_gru.execution.sequence_layout import to_device
 from quant_gru.modules.checkpoints import STATE_KEY
 from quant_gru.modules.gru import QuantGRU
 

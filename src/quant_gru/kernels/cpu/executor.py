@@ -14,11 +14,11 @@ from torch import Tensor
 from kernel_runtime.allocators import maker, parts
 from quant_gru._errors import QuantGRUError
 from quant_gru.integer.backward import Kept
+from quant_gru.integer.border import Packing, inward, outward
 from quant_gru.integer.plan import CellPlan, GRUPlan, WeightPart
 from quant_gru.integer.random import chance
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels import _native
-from quant_gru.kernels.call_form import Packing, inward, outward
 from quant_gru.kernels.cpu.plan_packing import exactness, pack
 
 VARIABLE = "QUANT_GRU_CPU"

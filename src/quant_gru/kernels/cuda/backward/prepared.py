@@ -18,9 +18,9 @@ from kernel_runtime.allocators import maker, parts
 from kernel_runtime.cuda.graph_capture import capturing
 from kernel_runtime.cuda.launch import Machine
 from kernel_runtime.cuda.streams import native_streams
+from quant_gru.integer.border import FLOATS, Packing
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels import _native
-from quant_gru.kernels.call_form import FLOATS, Packing
 from quant_gru.kernels.cuda.backward.gru_launches import GRULaunches, joined
 from quant_gru.kernels.cuda.backward.inputs import PRECISIONS, Precision
 from quant_gru.kernels.cuda.backward.time_chunks import steps_of

@@ -17,8 +17,8 @@ from torch import Tensor
 from kernel_runtime.cuda.graph_capture import capturing
 from kernel_runtime.cuda.launch import Machine, Prepared
 from quant_gru.integer.backward import Kept
+from quant_gru.integer.border import CallForm, Packing
 from quant_gru.kernels import _native
-from quant_gru.kernels.call_form import CallForm, Packing
 from quant_gru.kernels.cuda.forward.inputs import Gemm
 from quant_gru.kernels.cuda.forward.layer import Cell, Group
 from quant_gru.kernels.cuda.forward.layer_launches import LayerLaunches

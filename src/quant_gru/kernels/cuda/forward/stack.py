@@ -11,9 +11,9 @@ from torch import Tensor
 from kernel_runtime.cuda.graph_capture import capturing
 from kernel_runtime.cuda.launch import Machine
 from quant_gru.integer.backward import Kept
+from quant_gru.integer.border import FLOATS, CallForm, Packing
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels import _native
-from quant_gru.kernels.call_form import FLOATS, CallForm, Packing
 from quant_gru.kernels.cuda.forward.executor import numbers_of
 from quant_gru.kernels.cuda.forward.launch_plan import Schedule, schedule_of
 from quant_gru.kernels.cuda.forward.layer import Cell

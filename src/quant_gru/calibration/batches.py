@@ -9,10 +9,15 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import CalibrationError
-from quant_gru.execution.sequence_layout import to_device
+
+
+def to_device(value: Tensor | PackedSequence, device: torch.device) -> Tensor | PackedSequence:
+    """`value` on `device`."""
+    return value.to(device=device)  # type: ignore[call-arg]
 
 
 def run_batch(

@@ -1,4 +1,4 @@
-"""The form in which a call takes and gives real values: their dtypes, and packed rows.
+"""Real values at the border: their dtypes, and packed rows.
 
 Executors compute in float32, on (T, N, features) and (states, N, features).
 """

@@ -61,6 +61,7 @@ CONFIGS = {
     "int8-fused": fused(QuantConfig.int8()),
     "w8a16": QuantConfig.w8a16(),
     "int16": QuantConfig.int16(),
+    "24 bits": QuantConfig.uniform(24, is_symmetric=False),
 }
 
 

@@ -206,6 +206,8 @@ void copy_wide(const Matrix &from, int H, Arena &arena, WideProjection &p) {
     p.lo = from.lo;
     p.hi = from.hi;
     p.zero = from.zero;
+    const double reach = static_cast<double>(from.reach);
+    p.in_word = reach < 0x1p31 && std::ldexp(reach * from.inputs, from.weight_bits - 1) < 0x1p62;
 }
 
 }  // namespace quant_gru

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cpu/core/plan.hpp"
+#include "cpu/core/wide.hpp"
 
 namespace quant_gru {
 
@@ -116,6 +117,7 @@ inline bool counts(const Chunk &c, int64_t row, int64_t step) {
     int64_t fused_slopes_workspace(const FusedPlan &plan);             \
     int64_t general_slopes_workspace(const GeneralPlan &plan);         \
     void recurrence(const RecurrenceJob &job);                         \
+    void wide_sums(const WideSums &job);                               \
     void weight_products(const WeightJob &job);                        \
     }
 QG_TRAINING_SET(portable)

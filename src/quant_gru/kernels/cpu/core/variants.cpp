@@ -77,6 +77,7 @@ bool has_neon_dot() {
      space::fused_slopes_workspace,   \
      space::general_slopes_workspace, \
      space::recurrence,               \
+     space::wide_sums,                \
      space::weight_products}
 
 const Variant kVariants[] = {

@@ -23,6 +23,7 @@ struct Variant {
     int64_t (*fused_slopes_workspace)(const FusedPlan &);
     int64_t (*general_slopes_workspace)(const GeneralPlan &);
     void (*recurrence)(const RecurrenceJob &);
+    void (*wide_sums)(const WideSums &);
     void (*weight_products)(const WeightJob &);
 };
 

@@ -11,6 +11,7 @@ namespace {
 #include "cpu/isa/general.inl"
 #include "cpu/isa/local_derivatives.inl"
 #include "cpu/isa/weights.inl"
+#include "cpu/isa/wide.inl"
 
 // after what they all use
 #include "cpu/isa/general_derivatives.inl"
@@ -39,6 +40,7 @@ void general_slopes(const GeneralPlan &plan, const SlopeJob &job) { run_general_
 int64_t fused_slopes_workspace(const FusedPlan &plan) { return fused_slopes_bytes(plan); }
 int64_t general_slopes_workspace(const GeneralPlan &plan) { return general_slopes_bytes(plan); }
 void recurrence(const RecurrenceJob &job) { recurrence_rows(job); }
+void wide_sums(const WideSums &job) { run_wide_sums(job); }
 void weight_products(const WeightJob &job) { weight_sums(job); }
 int64_t multiply(int64_t loops) { return multiply_only(loops); }
 QG_WEIGHTS

@@ -190,7 +190,7 @@ def floor(
 
 
 PARTS = {
-    "take": "in",
+    "quantize_input": "in",
     "recurrent": "steps",
     "step": "steps",
     "generic": "steps",

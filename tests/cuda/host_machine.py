@@ -31,9 +31,9 @@ KINDS = dict.fromkeys(
     "project_few": "Few",
 }
 KINDS |= {"events": "Events"}
-KINDS |= dict.fromkeys(("measure", "settle"), "Weights")
-KINDS |= {"clear": "Mask", "carry": "Carry"}
-KINDS |= {"take": "Take", "between": "Between"}
+KINDS |= dict.fromkeys(("row_scales", "requantize_weights"), "Weights")
+KINDS |= {"mask_clamped": "Mask", "requantize_codes": "RequantizeCodes"}
+KINDS |= {"quantize_input": "QuantizeInput", "requantize_layers": "RequantizeLayers"}
 KINDS |= {"operands": "Operands", "convert": "Conversions"}
 KINDS |= dict.fromkeys(("back_step", "back_grid", "saturated_case"), "Numbers")
 # macros come behind the header: with them it would have to be compiled again

@@ -136,7 +136,7 @@ def test_both_directions_share_their_launches(host):
     host.launched.clear()
     check(host, tapes, "fp32")
     names = [name for name, _ in host.launched]
-    assert names == ["operands", "slopes_bytes", "back", "outer", "outer_sums"]
+    assert names == ["operands", "derivatives_bytes", "back", "outer", "outer_sums"]
 
 
 def test_directions_that_differ_run_apart(host):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kernel_runtime.cuda import compiler
-from quant_gru.kernels.cuda.backward.derivatives_planner import SlopesShape
+from quant_gru.kernels.cuda.backward.derivatives_planner import DerivativesShape
 from quant_gru.kernels.cuda.backward.grid_planner import GridShape
 from quant_gru.kernels.cuda.backward.planner import BackShape
 from quant_gru.kernels.cuda.machine import PLAIN, SOURCES
@@ -186,7 +186,7 @@ def backward_variants(arch):
         if in_bytes:
             every = index == 0 and arch == "sm_90a"
             for unit_warps, groups in ((2, 4), (4, 3), (1, 6))[: 3 if every else 1]:
-                shape = SlopesShape(unit_warps, groups, (64, 128), form.table_bytes)
+                shape = DerivativesShape(unit_warps, groups, (64, 128), form.table_bytes)
                 yield "backward/local_derivatives_bytes", {**macros, **shape.macros}
             if index == 0:
                 # wide gates between bytes

@@ -20,17 +20,17 @@ from host_machine import COMPILER, Host, folder_of
 from random_plans import random_case
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
-KERNELS = ("slopes_of", "slopes_bytes")
+KERNELS = ("derivatives_of", "derivatives_bytes")
 
 
 class Watching(Host):
-    """Keeps the slopes that a launch has written."""
+    """Keeps the derivatives that a launch has written."""
 
     def launch(self, kernel, grid, arguments):
         super().launch(kernel, grid, arguments)
         if kernel.function in KERNELS:
             size = 8 if dict(kernel.macros)["HALF"] else 16
-            self.slopes = [
+            self.derivatives = [
                 [ctypes.string_at(at, self.elements * size) for at in (p.of_R, p.of_W)]
                 for p in arguments
             ]
@@ -41,7 +41,7 @@ def host(tmp_path_factory):
     return Watching(folder_of(tmp_path_factory))
 
 
-def slopes_of(host, tapes, precision, fused):
+def derivatives_of(host, tapes, precision, fused):
     T, N, H = tapes[0].out.shape
     host.elements = T * N * H
     host.launched.clear()
@@ -51,26 +51,26 @@ def slopes_of(host, tapes, precision, fused):
     layer.backward(tapes, *given, Wanted(), precision, host)
     layer._schedules.clear()
     names = [name for name, _ in host.launched if name in KERNELS]
-    assert names == ["slopes_bytes" if fused else "slopes_of"]
-    return host.slopes
+    assert names == ["derivatives_bytes" if fused else "derivatives_of"]
+    return host.derivatives
 
 
 def check(host, monkeypatch, tapes, shape=None, precision="bf16"):
     """Both ways; `shape`: warps of units and groups of a block."""
     with monkeypatch.context() as m:
-        m.setattr(buffers, "slopes_shape", lambda *_: None)
-        expected = slopes_of(host, tapes, precision, False)
+        m.setattr(buffers, "derivatives_shape", lambda *_: None)
+        expected = derivatives_of(host, tapes, precision, False)
     with monkeypatch.context() as m:
         if shape is not None:
 
             def choose(H, rows, padded, tables, clusters):
-                return shapes.SlopesShape(*shape, padded, tables)
+                return shapes.DerivativesShape(*shape, padded, tables)
 
-            m.setattr(buffers, "slopes_shape", choose)
+            m.setattr(buffers, "derivatives_shape", choose)
             # several tiles to a group
-            grid = shapes.SlopesShape.grid
-            m.setattr(shapes.SlopesShape, "grid", lambda *args: grid(*args[:4], 1))
-        found = slopes_of(host, tapes, precision, True)
+            grid = shapes.DerivativesShape.grid
+            m.setattr(shapes.DerivativesShape, "grid", lambda *args: grid(*args[:4], 1))
+        found = derivatives_of(host, tapes, precision, True)
     for a, b in zip(found, expected, strict=True):
         assert a == b
 

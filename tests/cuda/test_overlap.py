@@ -77,7 +77,13 @@ def test_calls_that_wait_for_time_chunks(folder, small, monkeypatch, config, sha
             for got, expected in zip(ours.run(x, given, None), gru(x, given), strict=True):
                 torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
     names = [name for name, _, _ in host.prepared]
-    assert names == ["take", "project_passing", "recurrent", "between", *names[1:3]]
+    assert names == [
+        "quantize_input",
+        "project_passing",
+        "recurrent",
+        "requantize_layers",
+        *names[1:3],
+    ]
     for name, chunk, grid in host.prepared:
         assert chunk == (8 if name == "recurrent" else 0)
         assert grid.early == (name in ("recurrent", "project_passing"))

@@ -10,7 +10,7 @@ from kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.projection.from_reals import fill_division
-from quant_gru.kernels.cuda.structs import TakeC
+from quant_gru.kernels.cuda.structs import QuantizeInputC
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER
@@ -40,7 +40,7 @@ def test_take(host, quantizer, features, fours):
     offset = 0 if quantizer.lo < 0 else 128
     bytes_ = torch.full((planes, T, N, padded), 99, dtype=torch.int8)
     nan = torch.full((N, 4), 9, dtype=torch.uint8)
-    p = TakeC()
+    p = QuantizeInputC()
     p.to.bytes, p.to.nan, p.to.nan_stride = bytes_.data_ptr(), nan.data_ptr(), 4
     p.to.planes, p.to.padded, p.to.x_offset = planes, padded, offset
     p.to.T, p.to.N, p.to.features = T, N, features
@@ -49,7 +49,7 @@ def test_take(host, quantizer, features, fours):
     p.lo = quantizer.lo - quantizer.zero_point
     p.hi = quantizer.hi - quantizer.zero_point
     fill_division(p.division, quantizer)
-    host.launch(Kernel.of("boundary/quantize_input", "take", PLAIN), Grid((1, 1), 256), p)
+    host.launch(Kernel.of("boundary/quantize_input", "quantize_input", PLAIN), Grid((1, 1), 256), p)
     expected = torch.zeros(T, N, padded, dtype=torch.int64)
     expected[..., :features] = quantizer.quantize(x) - offset
     got = bytes_.to(torch.int64)

@@ -27,8 +27,8 @@ OF_OURS = """int8: call (7, 1, 12, 40): equal
 ========= Invalid __global__ read of size 4 bytes
 =========     at recurrent+0x1230
 =========     by thread (3,0,0) in block (0,0,0)
-========= Error: Race reported between Write access at void take(Take)+0x10
-=========     and Read access at void take(Take)+0x20 [4 hazards]
+========= Error: Race reported between Write access at void quantize_input(QuantizeInput)+0x10
+=========     and Read access at void quantize_input(QuantizeInput)+0x20 [4 hazards]
 ========= ERROR SUMMARY: 2 errors
 """
 NAMELESS = "int8: call: equal\n========= Error: process didn't terminate successfully\n"
@@ -38,14 +38,14 @@ def test_our_kernels_are_those_of_the_sources():
     found = sanitize.our_kernels()
     sources = [path.read_text() for path in sanitize.SOURCES.folder.rglob("*.cu")]
     assert len(found) == sum(source.count("__global__") for source in sources)
-    assert {"recurrent", "take", "project_reals", "back_grid"} <= found
+    assert {"recurrent", "quantize_input", "project_reals", "back_grid"} <= found
 
 
 @pytest.mark.parametrize(
     ("log", "code", "expected"),
     [
         (OF_OTHERS, 0, (1, 0, (), ("nvjet_sm90_tss_64x16_h_bz_splitK_NNT",))),
-        (OF_OURS, 0, (1, 0, ("recurrent", "take"), ())),
+        (OF_OURS, 0, (1, 0, ("quantize_input", "recurrent"), ())),
         (NAMELESS, 0, (1, 0, ("?",), ())),
         ("int8: call: equal\n", 0, (1, 0, (), ())),
         ("int8: a: begins\nint8: a: equal\nint8: b: begins\nint8: b: equal\n", 0, (2, 0, (), ())),

@@ -87,7 +87,7 @@ def test_whole_calls_by_groups_of_warps(host, monkeypatch, config, shape):
     check_calls(gru, host, (9, 8))
     names = [name for name, _ in host.launched]
     # four calls, one with lengths among them, of two directions
-    assert names.count("project_groups") == 2 * names.count("between")
+    assert names.count("project_groups") == 2 * names.count("requantize_layers")
     assert "project_groups" in names
     x = torch.randn(9, 8, C)
     x[3, 5, 1] = nan

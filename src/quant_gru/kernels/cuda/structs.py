@@ -154,8 +154,8 @@ FlagsC = structure(
     **_all(_POINTER * 2, "h0_nan finite"),
     **_all(_INT, "T stride"),
 )
-TakeC = structure(
-    "TakeC",
+QuantizeInputC = structure(
+    "QuantizeInputC",
     to=TargetC,
     real=_POINTER,
     **_all(_INT, "step next zero"),
@@ -163,8 +163,8 @@ TakeC = structure(
     division=DivisionC,
     fours=ctypes.c_int32,
 )
-BetweenC = structure(
-    "BetweenC",
+RequantizeLayersC = structure(
+    "RequantizeLayersC",
     to=TargetC,
     below=FlagsC,
     codes=_POINTER * 2,

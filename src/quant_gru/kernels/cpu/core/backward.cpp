@@ -208,8 +208,8 @@ class Backward {
     bool fused() const { return layer_.kind() == Layer::Kind::fused; }
 
     int64_t workspace() const {
-        return lines(fused() ? variant_.fused_slopes_workspace(layer_.fused())
-                             : variant_.general_slopes_workspace(layer_.general()));
+        return lines(fused() ? variant_.fused_derivatives_workspace(layer_.fused())
+                             : variant_.general_derivatives_workspace(layer_.general()));
     }
 
     // Rows of a part of a block.
@@ -237,7 +237,7 @@ class Backward {
     void run_rows(const Chunk &chunk, int64_t part, void *workspace) const {
         const auto [first_row, end_row] = rows_of(chunk, part);
         if (first_row == end_row) return;
-        SlopeJob job;
+        DerivativesJob job;
         job.chunk = chunk;
         job.scales = call_.scales;
         job.x = call_.x;
@@ -248,9 +248,9 @@ class Backward {
         job.end_row = end_row;
         job.workspace = workspace;
         if (fused())
-            variant_.fused_slopes(layer_.fused(), job);
+            variant_.fused_derivatives(layer_.fused(), job);
         else
-            variant_.general_slopes(layer_.general(), job);
+            variant_.general_derivatives(layer_.general(), job);
         variant_.recurrence(recurrence(chunk, first_row, end_row));
     }
 

@@ -1,8 +1,8 @@
 // What the backward of one layer and direction hands to the instruction sets: plain data, as in
 // plan.hpp. The gradient is linear in dL/dh' of each unit and step: once the codes of all states
-// are known, its slopes follow from them for all steps at once (`slopes`), one pass through time
-// turns slopes into gradients of both projections (`recurrence`), and products of those give the
-// gradients of inputs and weights.
+// are known, its derivatives follow from them for all steps at once (`derivatives`), one pass
+// through time turns derivatives into gradients of both projections (`recurrence`), and products of
+// those give the gradients of inputs and weights.
 //
 // Rows are taken in blocks and steps in chunks; an item is a row of the block at a step of the
 // chunk, see `item_of`, with steps counted in the order of the forward. Channels stand as in the
@@ -29,10 +29,10 @@ struct Chunk {
     const int64_t *lengths = nullptr;  // (N) or null
     int64_t sum_steps = 1;  // whose items are summed together: chunks are multiples of it
     int groups = 0;
-    // slopes of both projections, then their gradients: [group][item][gate][unit]
+    // derivatives of both projections, then their gradients: [group][item][gate][unit]
     float *Wx = nullptr, *Rh = nullptr;
     int64_t stride = 0;       // floats from group to group
-    float *direct = nullptr;  // slopes of the state before the step: [group][item][unit]
+    float *direct = nullptr;  // derivatives of the state before the step: [group][item][unit]
     int64_t direct_stride = 0;
     // zero-point-free codes: [block of features][item][feature], see ProductLayout::block
     float *x = nullptr, *h = nullptr;
@@ -44,7 +44,7 @@ struct Scales {
     double x = 1, h = 1, Rh = 1, z = 1, r = 1, g = 1;
 };
 
-struct SlopeJob {
+struct DerivativesJob {
     Chunk chunk;
     Scales scales;
     const void *x = nullptr, *h0 = nullptr, *out = nullptr;  // codes (T, N, C), (N, H), (T, N, H)
@@ -90,7 +90,7 @@ struct WeightJob {
 // Of this file alone: what one instruction set compiled must not be linked into another.
 namespace {
 
-constexpr int kItems = 48;          // that slopes are made of together
+constexpr int kItems = 48;          // that derivatives are made of together
 constexpr int kProductRows = 24;    // items whose dx is made together
 constexpr int64_t kSumItems = 128;  // items whose sum is made before it is added to the others
 
@@ -109,16 +109,16 @@ inline bool counts(const Chunk &c, int64_t row, int64_t step) {
 }  // namespace
 
 // What every instruction set defines besides QG_INSTRUCTION_SET.
-#define QG_TRAINING_SET(name)                                          \
-    namespace name {                                                   \
-    extern const ProductLayout product_layout;                         \
-    void fused_slopes(const FusedPlan &plan, const SlopeJob &job);     \
-    void general_slopes(const GeneralPlan &plan, const SlopeJob &job); \
-    int64_t fused_slopes_workspace(const FusedPlan &plan);             \
-    int64_t general_slopes_workspace(const GeneralPlan &plan);         \
-    void recurrence(const RecurrenceJob &job);                         \
-    void wide_sums(const WideSums &job);                               \
-    void weight_products(const WeightJob &job);                        \
+#define QG_TRAINING_SET(name)                                                     \
+    namespace name {                                                              \
+    extern const ProductLayout product_layout;                                    \
+    void fused_derivatives(const FusedPlan &plan, const DerivativesJob &job);     \
+    void general_derivatives(const GeneralPlan &plan, const DerivativesJob &job); \
+    int64_t fused_derivatives_workspace(const FusedPlan &plan);                   \
+    int64_t general_derivatives_workspace(const GeneralPlan &plan);               \
+    void recurrence(const RecurrenceJob &job);                                    \
+    void wide_sums(const WideSums &job);                                          \
+    void weight_products(const WeightJob &job);                                   \
     }
 QG_TRAINING_SET(portable)
 #if defined(QG_X86)

@@ -62,22 +62,22 @@ bool has_neon_dot() {
 }
 #endif
 
-#define QG_VARIANT(text, space, runs) \
-    {text,                            \
-     runs,                            \
-     &space::layout,                  \
-     space::fused,                    \
-     space::general,                  \
-     space::multiply,                 \
-     space::scales,                   \
-     space::codes,                    \
-     &space::product_layout,          \
-     space::fused_slopes,             \
-     space::general_slopes,           \
-     space::fused_slopes_workspace,   \
-     space::general_slopes_workspace, \
-     space::recurrence,               \
-     space::wide_sums,                \
+#define QG_VARIANT(text, space, runs)      \
+    {text,                                 \
+     runs,                                 \
+     &space::layout,                       \
+     space::fused,                         \
+     space::general,                       \
+     space::multiply,                      \
+     space::scales,                        \
+     space::codes,                         \
+     &space::product_layout,               \
+     space::fused_derivatives,             \
+     space::general_derivatives,           \
+     space::fused_derivatives_workspace,   \
+     space::general_derivatives_workspace, \
+     space::recurrence,                    \
+     space::wide_sums,                     \
      space::weight_products}
 
 const Variant kVariants[] = {

@@ -18,10 +18,10 @@ struct Variant {
     bool (*scales)(const WeightRows &, int64_t, int64_t, double *, float *);
     void (*codes)(const WeightRows &, int64_t, float, const uint8_t *, void *, float *);
     const ProductLayout *product_layout;
-    void (*fused_slopes)(const FusedPlan &, const SlopeJob &);
-    void (*general_slopes)(const GeneralPlan &, const SlopeJob &);
-    int64_t (*fused_slopes_workspace)(const FusedPlan &);
-    int64_t (*general_slopes_workspace)(const GeneralPlan &);
+    void (*fused_derivatives)(const FusedPlan &, const DerivativesJob &);
+    void (*general_derivatives)(const GeneralPlan &, const DerivativesJob &);
+    int64_t (*fused_derivatives_workspace)(const FusedPlan &);
+    int64_t (*general_derivatives_workspace)(const GeneralPlan &);
     void (*recurrence)(const RecurrenceJob &);
     void (*wide_sums)(const WideSums &);
     void (*weight_products)(const WeightJob &);

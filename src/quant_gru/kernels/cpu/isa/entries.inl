@@ -32,13 +32,17 @@ bool fused(const FusedPlan &plan, const Job &job) {
 }
 bool general(const GeneralPlan &plan, const Job &job) { return run_general(plan, job); }
 extern const ProductLayout product_layout{kGroup, kPanel, kFeatures};
-void fused_slopes(const FusedPlan &plan, const SlopeJob &job) {
+void fused_derivatives(const FusedPlan &plan, const DerivativesJob &job) {
     const Scope scope;
-    run_fused_slopes(plan, job);
+    run_fused_derivatives(plan, job);
 }
-void general_slopes(const GeneralPlan &plan, const SlopeJob &job) { run_general_slopes(plan, job); }
-int64_t fused_slopes_workspace(const FusedPlan &plan) { return fused_slopes_bytes(plan); }
-int64_t general_slopes_workspace(const GeneralPlan &plan) { return general_slopes_bytes(plan); }
+void general_derivatives(const GeneralPlan &plan, const DerivativesJob &job) {
+    run_general_derivatives(plan, job);
+}
+int64_t fused_derivatives_workspace(const FusedPlan &plan) { return fused_derivatives_bytes(plan); }
+int64_t general_derivatives_workspace(const GeneralPlan &plan) {
+    return general_derivatives_bytes(plan);
+}
 void recurrence(const RecurrenceJob &job) { recurrence_rows(job); }
 void wide_sums(const WideSums &job) { run_wide_sums(job); }
 void weight_products(const WeightJob &job) { weight_sums(job); }

@@ -100,8 +100,8 @@ void add_product(int64_t rows, Gradients a, const Panels &w, float *to, int64_t 
     }
 }
 
-// A row's way through one step: slopes become gradients, dh becomes what goes back directly.
-inline void turn_slopes(const Chunk &c, int64_t item, float *dh) {
+// A row's way through one step: derivatives become gradients, dh becomes what goes back directly.
+inline void turn_derivatives(const Chunk &c, int64_t item, float *dh) {
     for (int g = 0; g < c.groups; ++g) {
         float *Wx = c.Wx + g * c.stride + item * 3 * kGroup;
         float *Rh = c.Rh + g * c.stride + item * 3 * kGroup;
@@ -132,7 +132,7 @@ void recurrence_rows(const RecurrenceJob &job) {
             if (job.states)
                 __builtin_memcpy(job.states + (step * c.N + row) * job.H, dh,
                                  job.H * sizeof(float));
-            turn_slopes(c, item_of(c, s, row), dh);
+            turn_derivatives(c, item_of(c, s, row), dh);
         }
         add_product(rows, Gradients{c.Rh, c.stride}.at(item_of(c, s, job.first_row)), job.R,
                     first_dh, job.width);

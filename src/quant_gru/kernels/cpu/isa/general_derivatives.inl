@@ -1,6 +1,6 @@
-// Slopes of the gradient for plans of the general kernel: its products and sums with their limits
-// taken off, so that clamps can be seen. Included inside the namespace of an instruction set after
-// general.inl and slopes.inl.
+// Derivatives of the gradient for plans of the general kernel: its products and sums with their
+// limits taken off, so that clamps can be seen. Included inside the namespace of an instruction set
+// after general.inl and derivatives.inl.
 
 constexpr int64_t kOpen = int64_t{1} << 62;
 
@@ -92,10 +92,10 @@ void general_item(const GeneralPlan &p, Real *Wx, Real *Rh, const GeneralItem<Re
     clamp_all(t.after, p.h_new, H, t.in_h);
 }
 
-// Slopes of one item, in double.
+// Derivatives of one item, in double.
 template <class Real>
-void general_slopes_of(const GeneralPlan &p, const SlopeJob &job, const Real *Rh, int64_t item,
-                       const GeneralItem<Real> &t) {
+void general_derivatives_of(const GeneralPlan &p, const DerivativesJob &job, const Real *Rh,
+                            int64_t item, const GeneralItem<Real> &t) {
     const Chunk &c = job.chunk;
     const Scales &s = job.scales;
     const double kept = kept_share(p, job);
@@ -108,8 +108,9 @@ void general_slopes_of(const GeneralPlan &p, const SlopeJob &job, const Real *Rh
         const double through_new = moved * static_cast<double>(t.in_new[i]);
         const double at_z =
             (through_old * h - through_new * g) * z * (1 - z) * static_cast<double>(t.in_z[i]);
-        const double tanh_slope = g * g < 1 ? 1 - g * g : 0;
-        const double at_g = through_new * (1 - z) * tanh_slope * static_cast<double>(t.in_g[i]);
+        const double tanh_derivative = g * g < 1 ? 1 - g * g : 0;
+        const double at_g =
+            through_new * (1 - z) * tanh_derivative * static_cast<double>(t.in_g[i]);
         const double at_rest = at_g * static_cast<double>(t.in_rest[i]);
         const double at_r = at_rest * s.Rh * static_cast<double>(Rh[2 * H + i]) * r * (1 - r) *
                             static_cast<double>(t.in_r[i]);
@@ -126,7 +127,7 @@ void general_slopes_of(const GeneralPlan &p, const SlopeJob &job, const Real *Rh
     }
 }
 
-// Units beyond H have no slopes.
+// Units beyond H have no derivatives.
 inline void clear_padding(const Chunk &c, int64_t item, int H) {
     for (int64_t unit = H; unit < int64_t{c.groups} * kGroup; ++unit) {
         const int64_t group = unit / kGroup, place = unit % kGroup;
@@ -139,7 +140,7 @@ inline void clear_padding(const Chunk &c, int64_t item, int H) {
 }
 
 template <class Real>
-void general_slopes_in(const GeneralPlan &p, const SlopeJob &job) {
+void general_derivatives_in(const GeneralPlan &p, const DerivativesJob &job) {
     const Chunk &c = job.chunk;
     const int H = p.H, C = p.W.inputs;
     const Projection W = opened(p.W), R = opened(p.R);
@@ -170,20 +171,20 @@ void general_slopes_in(const GeneralPlan &p, const SlopeJob &job) {
             for (int u = 0; u < H; ++u) t.h[u] = static_cast<Real>(h[int64_t{i} * H + u]);
             general_item(p, Wx + i * wx_stride, Rh + i * rh_stride, t);
             const int64_t item = item_of(c, step, row);
-            general_slopes_of(p, job, Rh + i * rh_stride, item, t);
+            general_derivatives_of(p, job, Rh + i * rh_stride, item, t);
             clear_padding(c, item, H);
             hold(job, step_of(c, c.first_step + step), row, item, H);
         }
     }
 }
 
-int64_t general_slopes_bytes(const GeneralPlan &p) {
+int64_t general_derivatives_bytes(const GeneralPlan &p) {
     const int64_t channels = (int64_t{p.W.tiles} + p.R.tiles) * kTile;
     const int64_t words = 2 * (int64_t{p.W.pairs} + p.R.pairs);
     return kItems * (channels * 8 + words * 2 + int64_t{p.H} * 4) + 4 * int64_t{p.W.inputs} +
            6 * 64 + GeneralItem<double>::bytes(p.H);
 }
 
-void run_general_slopes(const GeneralPlan &p, const SlopeJob &job) {
-    p.in_float ? general_slopes_in<float>(p, job) : general_slopes_in<double>(p, job);
+void run_general_derivatives(const GeneralPlan &p, const DerivativesJob &job) {
+    p.in_float ? general_derivatives_in<float>(p, job) : general_derivatives_in<double>(p, job);
 }

@@ -1,5 +1,5 @@
-// Slopes of the gradient for plans of the fused kernel: its integer products and gates, with all
-// states known and every clamp remembered. Included inside the namespace of an instruction set
+// Derivatives of the gradient for plans of the fused kernel: its integer products and gates, with
+// all states known and every clamp remembered. Included inside the namespace of an instruction set
 // after fused.inl.
 
 #include "cpu/isa/masks.inl"
@@ -18,7 +18,7 @@ struct Complement {
 
 // The share of dL/dh' that goes straight to the state before the step; held units are seen to
 // later.
-inline double kept_share(const Cell &p, const SlopeJob &job) {
+inline double kept_share(const Cell &p, const DerivativesJob &job) {
     return job.held ? 0 : p.zoneout.m[0];
 }
 
@@ -30,14 +30,14 @@ inline V clamped(V &v, V lo, V hi) {
     return where_same(v, before);
 }
 
-// Eight or sixteen units of an item on their way: what of their forward slopes are made of.
+// Eight or sixteen units of an item on their way: what of their forward derivatives are made of.
 template <class V>
 struct Forward {
     V wx[3], rh[3], in_wx[3], in_rh[3];
     V h, z, r, g, in_z, in_r, in_g, in_rest;
 };
 
-// Where they are found and their slopes go: sums and slopes are [gate][unit].
+// Where they are found and their derivatives go: sums and derivatives are [gate][unit].
 template <class V>
 struct Units {
     const int32_t *W, *R;
@@ -46,12 +46,12 @@ struct Units {
 };
 
 template <class V>
-struct Slopes {
+struct Derivatives {
     const Gates<V> gates;
     const Complement<V> from_z, from_r, from_g;
     const V s_h, s_Rh, zero, one, kept, moved;
 
-    Slopes(const FusedPlan &plan, const Scales &scales, double share)
+    Derivatives(const FusedPlan &plan, const Scales &scales, double share)
         : gates(plan),
           from_z(scales.z),
           from_r(scales.r),
@@ -125,11 +125,11 @@ struct Slopes {
 
         const V z_real = V::mul(z, from_z.s), not_z = from_z.minus(z);
         const V r_real = V::mul(r, from_r.s), not_r = from_r.minus(r);
-        const V tanh_slope = V::limit(V::mul(from_g.minus(g), from_g.plus(g)), zero, one);
+        const V tanh_derivative = V::limit(V::mul(from_g.minus(g), from_g.plus(g)), zero, one);
         const V difference =
             V::from(V::mul(through_old, V::mul(h, s_h)), V::mul(through_new, V::mul(g, from_g.s)));
         const V at_z = where(f.in_z, V::mul(difference, V::mul(z_real, not_z)));
-        const V at_g = where(f.in_g, V::mul(V::mul(through_new, not_z), tanh_slope));
+        const V at_g = where(f.in_g, V::mul(V::mul(through_new, not_z), tanh_derivative));
         const V at_rest = where(f.in_rest, at_g);
         const V at_r =
             where(f.in_r, V::mul(V::mul(at_rest, V::mul(f.rh[2], s_Rh)), V::mul(r_real, not_r)));
@@ -144,7 +144,7 @@ struct Slopes {
 };
 
 // A unit that keeps its state passes dL/dh' on, and nothing else.
-inline void hold(const SlopeJob &job, int64_t step, int64_t row, int64_t item, int H) {
+inline void hold(const DerivativesJob &job, int64_t step, int64_t row, int64_t item, int H) {
     const Chunk &c = job.chunk;
     const bool over = !counts(c, row, step);
     if (!over && !job.held) return;
@@ -169,8 +169,8 @@ inline void pack_codes(float *to, int64_t stride, int64_t item, const int32_t *c
 }
 
 // Codes of the inputs and of the state before an item's step; also packed for products.
-inline void read_item(const SlopeJob &job, const Cell &p, int C, int64_t step_in_chunk, int64_t row,
-                      int32_t *x, int32_t *h) {
+inline void read_item(const DerivativesJob &job, const Cell &p, int C, int64_t step_in_chunk,
+                      int64_t row, int32_t *x, int32_t *h) {
     const Chunk &c = job.chunk;
     const int64_t place = c.first_step + step_in_chunk, item = item_of(c, step_in_chunk, row);
     const Source inputs{job.x, false, 0, 0};
@@ -183,10 +183,10 @@ inline void read_item(const SlopeJob &job, const Cell &p, int C, int64_t step_in
 }
 
 template <class V, int PW, int PR>
-void slopes_of(const FusedPlan &p, const SlopeJob &job) {
+void derivatives_of(const FusedPlan &p, const DerivativesJob &job) {
     using Real = typename V::Real;
     constexpr int kRowsAtOnce = kBlockRows<PW> < kBlockRows<PR> ? kBlockRows<PW> : kBlockRows<PR>;
-    const Slopes<V> slopes(p, job.scales, kept_share(p, job));
+    const Derivatives<V> derivatives(p, job.scales, kept_share(p, job));
     const Chunk &c = job.chunk;
     const int H = p.H, C = p.W.inputs;
     const int64_t units = static_cast<int64_t>(p.R.groups) * kGroup;
@@ -242,7 +242,7 @@ void slopes_of(const FusedPlan &p, const SlopeJob &job) {
                                 c.Rh + to,
                                 c.direct + group * c.direct_stride + item[i + r] * kGroup + j};
                         }
-                slopes(places, found);
+                derivatives(places, found);
             }
         }
         for (int i = 0; i < count; ++i)
@@ -251,20 +251,22 @@ void slopes_of(const FusedPlan &p, const SlopeJob &job) {
     }
 }
 
-int64_t fused_slopes_bytes(const FusedPlan &p) {
+int64_t fused_derivatives_bytes(const FusedPlan &p) {
     const int64_t units = static_cast<int64_t>(p.R.groups) * kGroup;
     const int64_t operands = operand_stride(p.W) + operand_stride(p.R);
     return kItems * (operands * static_cast<int64_t>(sizeof(OperandByte)) + units * 8) +
            4 * (round_up(p.W.inputs, 16) + round_up(p.H, 16)) + 5 * 64;
 }
 
-void run_fused_slopes(const FusedPlan &p, const SlopeJob &job) {
+void run_fused_derivatives(const FusedPlan &p, const DerivativesJob &job) {
     using Single = typename WideFloats::Lane;
     constexpr int kTwo = kMaxPlanes;
     const bool x_one = p.W.planes == 1, h_one = p.R.planes == 1;
     if (p.in_float)
-        return x_one ? slopes_of<Single, 1, 1>(p, job) : slopes_of<Single, kTwo, 1>(p, job);
+        return x_one ? derivatives_of<Single, 1, 1>(p, job)
+                     : derivatives_of<Single, kTwo, 1>(p, job);
     if (h_one)
-        return x_one ? slopes_of<Doubles, 1, 1>(p, job) : slopes_of<Doubles, kTwo, 1>(p, job);
-    x_one ? slopes_of<Doubles, 1, kTwo>(p, job) : slopes_of<Doubles, kTwo, kTwo>(p, job);
+        return x_one ? derivatives_of<Doubles, 1, 1>(p, job)
+                     : derivatives_of<Doubles, kTwo, 1>(p, job);
+    x_one ? derivatives_of<Doubles, 1, kTwo>(p, job) : derivatives_of<Doubles, kTwo, kTwo>(p, job);
 }

@@ -19,7 +19,7 @@ struct alignas(kBytes < 16 ? kBytes : 16) Words {
     uint32_t of[kBytes / 4];
 };
 
-// Operands of matrix products and stored slopes. OPERAND: 0 bfloat16, 1 float, 2 double.
+// Operands of matrix products and stored derivatives. OPERAND: 0 bfloat16, 1 float, 2 double.
 #if OPERAND == 0
 typedef uint16_t Operand;
 inline Operand operand(float v) { return (uint16_t)bf16_pair(v, 0.f); }
@@ -31,30 +31,30 @@ typedef double Operand;
 inline Operand operand(float v) { return (double)v; }
 #endif
 
-// Four slopes of an element: halves where HALF, otherwise floats.
+// Four derivatives of an element: halves where HALF, otherwise floats.
 #if HALF
-typedef uint2 Slopes;
-inline Slopes slopes(float a, float b, float c, float d) {
-    Slopes s;
+typedef uint2 Derivatives;
+inline Derivatives derivatives(float a, float b, float c, float d) {
+    Derivatives s;
     s.x = half_pair(a, b);
     s.y = half_pair(c, d);
     return s;
 }
-inline float slope(const Slopes &s, int i) {
+inline float derivative(const Derivatives &s, int i) {
     const uint32_t pair = i & 2 ? s.y : s.x;
     return i & 1 ? second_half(pair) : first_half(pair);
 }
 #else
-typedef uint4 Slopes;
-inline Slopes slopes(float a, float b, float c, float d) {
-    Slopes s;
+typedef uint4 Derivatives;
+inline Derivatives derivatives(float a, float b, float c, float d) {
+    Derivatives s;
     s.x = float_bits(a);
     s.y = float_bits(b);
     s.z = float_bits(c);
     s.w = float_bits(d);
     return s;
 }
-inline float slope(const Slopes &s, int i) {
+inline float derivative(const Derivatives &s, int i) {
     return bits_as_float(i == 0 ? s.x : i == 1 ? s.y : i == 2 ? s.z : s.w);
 }
 #endif

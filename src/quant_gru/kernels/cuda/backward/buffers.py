@@ -11,7 +11,7 @@ from kernel_runtime.cuda.launch import Machine
 from kernel_runtime.cuda.workspace import Memory
 from quant_gru.integer.backward import Wanted
 from quant_gru.kernels.cuda.backward import grid_planner, planner
-from quant_gru.kernels.cuda.backward.derivatives_planner import choose as slopes_shape
+from quant_gru.kernels.cuda.backward.derivatives_planner import choose as derivatives_shape
 from quant_gru.kernels.cuda.backward.final_gemms import Matrix
 from quant_gru.kernels.cuda.backward.inputs import Call, Precision
 from quant_gru.kernels.cuda.plan.structure import planes_of
@@ -43,14 +43,14 @@ class Sizes:
         dirs: Directions.
         wanted: As given.
         precision: As given.
-        half: Whether slopes are kept in half precision.
+        half: Whether derivatives are kept in half precision.
         planes: Bytes of a code of the input, and of the state.
         weight_planes: Bytes of a weight of W, and of R.
         padded: Features of rows of bytes: multiples of 16, as products of bytes want them.
         columns: Columns of the int32 sums.
-        fused: The shape of the one kernel that makes slopes from bytes; None where torch multiplies
-            the bytes.
-        chunk: Rows whose slopes a launch makes.
+        fused: The shape of the one kernel that makes derivatives from bytes; None where torch
+            multiplies the bytes.
+        chunk: Rows whose derivatives a launch makes.
         recurrence: The shape of the recurrence in clusters, or None.
         grid: The shape of the recurrence over the whole GPU, or None. Where both are None, each
             step is a launch and a product.
@@ -79,7 +79,9 @@ class Sizes:
         self.fused = None
         if max(*self.planes, *self.weight_planes) == 1:
             tables = first.form.table_bytes
-            self.fused = slopes_shape(self.H, self.rows, self.padded, tables, len(clusters) > 1)
+            self.fused = derivatives_shape(
+                self.H, self.rows, self.padded, tables, len(clusters) > 1
+            )
         row = 4 * max(c * p for c, p in zip(self.columns, self.planes, strict=True))
         chunks = 1 if self.fused else max(1, -(-self.rows * row // _PRODUCT_BYTES))
         self.chunk = -(-self.rows // chunks)
@@ -129,8 +131,8 @@ class Buffers:
     Attributes:
         W: Of W x.
         R: Of R h.
-        of_R: Slopes of every element that the recurrence takes.
-        of_W: Slopes that only the gradients of the projections take.
+        of_R: Derivatives of every element that the recurrence takes.
+        of_W: Derivatives that only the gradients of the projections take.
         d: Gradients of the states after each step.
         dWx: Gradients of W x (T * N, 3H), operands.
         dRh: Gradients of R h (T * N, 3H), operands.
@@ -165,12 +167,12 @@ def buffers_of(sizes: Sizes, memory: Memory) -> Buffers:
         return _take(memory, rows, columns, dtype) if is_needed else None
 
     count = sizes.fragments["count"]
-    slopes = 2 if sizes.half else 4
+    derivatives = 2 if sizes.half else 4
     return Buffers(
         _product_buffers(sizes, memory, 0),
         _product_buffers(sizes, memory, 1),
-        _take(memory, rows * H, slopes, torch.int32),
-        _take(memory, rows * H, slopes, torch.int32),
+        _take(memory, rows * H, derivatives, torch.int32),
+        _take(memory, rows * H, derivatives, torch.int32),
         _take(memory, rows * H, 1, torch.float32),
         _take(memory, rows, 3 * H, dtype),
         _take(memory, rows, 3 * H, dtype),

@@ -1,4 +1,4 @@
-"""How slopes of plans in bytes are spread over a device: weights stay in blocks, rows pass."""
+"""How derivatives of plans in bytes are spread over a device: weights stay in blocks, rows pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_ROWS = (1 << 31) - (1 << 20)  # rows are counted in 32 bits
 
 
 @dataclass(frozen=True)
-class SlopesShape:
+class DerivativesShape:
     """Blocks of a launch.
 
     Attributes:
@@ -58,7 +58,7 @@ class SlopesShape:
 
 def choose(
     H: int, rows: int, padded: tuple[int, int], table_bytes: int, clusters: bool
-) -> SlopesShape | None:
+) -> DerivativesShape | None:
     """The shape with the most units to a block whose weights fit, without more idle ones.
 
     Args:
@@ -76,7 +76,7 @@ def choose(
     limit = _MOST_SHARED if clusters else _MOST_WITHOUT_CLUSTERS
     tiles = -(-H // 16)
     for unit_warps, groups in ((2, 4), (2, 3), (1, 6)):
-        shape = SlopesShape(unit_warps, groups, padded, table_bytes)
+        shape = DerivativesShape(unit_warps, groups, padded, table_bytes)
         idle = -(-tiles // unit_warps) * unit_warps - tiles
         if shape.shared_bytes <= limit and 4 * idle <= tiles:
             return shape

@@ -1,5 +1,5 @@
-// The slopes of one element, from the sums of both products: the arithmetic of the forward, with a
-// mask beside every clamp, which stops a gradient.
+// The derivatives of one element, from the sums of both products: the arithmetic of the forward,
+// with a mask beside every clamp, which stops a gradient.
 //
 //   REAL, QG_WORDS, QG_RRH, QG_OLD, QG_NEW, QG_ZONEOUT: as for the recurrence
 #ifndef QUANT_GRU_ELEMENT_CUH
@@ -47,21 +47,21 @@ inline Watched rounded(Float sum, Float m, Float lo, Float hi) {
     return {(Real)plain(limited), v == limited ? 1.f : 0.f};
 }
 
-struct ElementSlopes {
-    Slopes of_R, of_W;  // of the state before and R h; of W x
+struct ElementDerivatives {
+    Derivatives of_R, of_W;  // of the state before and R h; of W x
 };
 
 // Of a unit that keeps its state.
-inline ElementSlopes slopes_of_staying() {
-    return {slopes(1.f, 0.f, 0.f, 0.f), slopes(0.f, 0.f, 0.f, 0.f)};
+inline ElementDerivatives derivatives_of_staying() {
+    return {derivatives(1.f, 0.f, 0.f, 0.f), derivatives(0.f, 0.f, 0.f, 0.f)};
 }
 
 // From zero-point-free codes of W x and R h (update, reset, candidate) and of the state before.
 // `masked`: a mask says which units keep their state; otherwise zoneout keeps a share of all.
 template <class Z, class Reset, class G>
-inline ElementSlopes slopes_of_element(const Gates &p, const Z &z_of, const Reset &r_of,
-                                       const G &g_of, const Watched (&Wx)[3],
-                                       const Watched (&Rh)[3], Real h, bool masked) {
+inline ElementDerivatives derivatives_of_element(const Gates &p, const Z &z_of, const Reset &r_of,
+                                                 const G &g_of, const Watched (&Wx)[3],
+                                                 const Watched (&Rh)[3], Real h, bool masked) {
     typedef Magic<Real> R;
     const Cell<Real> &c = p.cell;
     const Watched r_pre = watched(c.r_pre, Wx[1].v, Rh[1].v);
@@ -109,9 +109,9 @@ inline ElementSlopes slopes_of_element(const Gates &p, const Z &z_of, const Rese
 #if QG_ZONEOUT
     direct += share;
 #endif
-    return {
-        slopes(direct, to_z * Rh[0].inside, to_r * Rh[1].inside, to_rest * real_r * Rh[2].inside),
-        slopes(to_z * Wx[0].inside, to_r * Wx[1].inside, to_g * Wx[2].inside, 0.f)};
+    return {derivatives(direct, to_z * Rh[0].inside, to_r * Rh[1].inside,
+                        to_rest * real_r * Rh[2].inside),
+            derivatives(to_z * Wx[0].inside, to_r * Wx[1].inside, to_g * Wx[2].inside, 0.f)};
 }
 
 #endif

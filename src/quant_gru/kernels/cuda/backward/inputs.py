@@ -27,7 +27,7 @@ class Precision:
     Attributes:
         planes: Parts of bfloat16 of a gradient in the recurrence.
         exact_weights: Weights of more than 8 bits are multiplied in two parts, not rounded.
-        half: Slopes are kept in half precision.
+        half: Derivatives are kept in half precision.
         operand: Operands of the products after it: 0 bfloat16, 1 float32, 2 float64.
     """
 
@@ -122,14 +122,16 @@ class Call:
 
     @property
     def fits_half(self) -> bool:
-        """Whether all slopes are far from the largest number of half precision."""
+        """Whether all derivatives are far from the largest number of half precision."""
         q = self.plan.frozen.quantizers
         z, r, g, h, Rh = (
             q[name].max_abs * q[name].scale
             for name in ("gate.z_out", "gate.r_out", "gate.g_out", "output.h", "matmul.Rh")
         )
-        z_slope, r_slope = z * (1 + z), r * (1 + r)
-        return max((h + g) * z_slope, (1 + z) * max(1.0, r, Rh * r_slope), z) < _LARGEST_HALF
+        z_derivative, r_derivative = z * (1 + z), r * (1 + r)
+        return (
+            max((h + g) * z_derivative, (1 + z) * max(1.0, r, Rh * r_derivative), z) < _LARGEST_HALF
+        )
 
     def nothing(self, wanted: Wanted) -> Gradients:
         """The gradients of no steps or no rows."""

@@ -54,9 +54,9 @@ class Schedule:
         if self._sizes.recurrence:
             self._rest = machine.join([*stages.recurrence, *stages.projections])
             if self._sizes.fused:
-                slopes = [chunk.launch for chunk in stages.slopes]
+                derivatives = [chunk.launch for chunk in stages.derivatives]
                 last = [] if self.products.launch is None else [self.products.launch]
-                self.whole = machine.join([stages.operands, *slopes, self._rest, *last])
+                self.whole = machine.join([stages.operands, *derivatives, self._rest, *last])
 
     def _factors(self, d: int) -> dict[str, Factors]:
         """What the last products of a direction multiply."""
@@ -133,7 +133,7 @@ class Schedule:
         if self.whole is not None:
             self.whole.start(stream)
             return
-        self._start_slopes(memory, stream)
+        self._start_derivatives(memory, stream)
         if self._rest is not None:
             self._rest.start(stream)
         else:
@@ -172,11 +172,11 @@ class Schedule:
             )
         return results
 
-    def _start_slopes(self, memory: Tensor, stream: int) -> None:
+    def _start_derivatives(self, memory: Tensor, stream: int) -> None:
         stages, planes = self._stages, self._sizes.planes
         stages.operands.start(stream)
         words = memory.view(torch.int32)
-        for first, count, launch in stages.slopes:
+        for first, count, launch in stages.derivatives:
             for buffers in stages.buffers:
                 for i, of in enumerate((buffers.W, buffers.R)):
                     if of.sums is None:

@@ -1,8 +1,8 @@
 """The backward of a layer on a GPU: straight-through, and as parallel in time as it can be.
 
 Three phases. Gates and clamps of all steps are made again from the saved codes, in the integers of
-the forward, and give the slopes of every element: all that follows is linear in the gradients. The
-gradients of the states go back step by step. Those of both projections, and the products with
+the forward, and give the derivatives of every element: all that follows is linear in the gradients.
+The gradients of the states go back step by step. Those of both projections, and the products with
 inputs, states and weights, are again made for all steps at once. Nothing is added atomically: the
 same inputs give the same bits.
 """

@@ -1,9 +1,9 @@
-// The slopes of every element and step: gates are made again from both products, with the
+// The derivatives of every element and step: gates are made again from both products, with the
 // arithmetic of the forward, and so is whether a value was clamped, which stops its gradient.
 //
 //   REAL, QG_WORDS, QG_RRH, QG_OLD, QG_NEW, QG_ZONEOUT, TZ, TR, TG: as for the recurrence
 //   BYTES       all weights and activations of both products are bytes
-//   HALF        slopes are stored in half precision
+//   HALF        derivatives are stored in half precision
 //   DIRS        directions of a launch
 #include "backward/element_derivatives.cuh"
 
@@ -20,7 +20,7 @@ struct Numbers {
     const void *out, *h0;    // codes of the states after each step; before the first, or null for 0
     const int64_t *lengths;  // (N) or null
     const uint8_t *held;     // (T * N, H) or null
-    Slopes *of_R, *of_W;     // (T * N, H): of the state before and R h; of W x
+    Derivatives *of_R, *of_W;  // (T * N, H): of the state before and R h; of W x
     int64_t h_kind, T, N, H, reverse;
     int64_t first, rows;  // of this chunk
     Gates gates;
@@ -95,7 +95,7 @@ struct Element {
 
 // A block: some rows of 32 units.
 extern "C" __global__ void __launch_bounds__(256, BYTES ? 3 : 1)
-    slopes_of(const __grid_constant__ Pair pair) {
+    derivatives_of(const __grid_constant__ Pair pair) {
     const Numbers &p = pair.d[blockIdx.y % DIRS];
     QG_SHARED(memory);
     Reader<TZ> z_of;
@@ -147,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(256, BYTES ? 3 : 1)
         const int64_t at = (p.first + local) * H + unit;
         // stores below could be to anything: the next row is read before them
         if (local + step < p.rows) load(ahead, local + step);
-        ElementSlopes found = slopes_of_staying();
+        ElementDerivatives found = derivatives_of_staying();
         if (!now.stays) {
             const int code = BYTES && p.h_kind == 0 ? (int)(int8_t)now.h : now.h;
             Watched Wx[3], Rh[3];
@@ -157,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(256, BYTES ? 3 : 1)
                 Rh[gate] = of_Rh[gate](now.Rh[gate]);
             }
             const Real h = (Real)(code - (int)c.h_zero);
-            found = slopes_of_element(p.gates, z_of, r_of, g_of, Wx, Rh, h, p.held != nullptr);
+            found = derivatives_of_element(p.gates, z_of, r_of, g_of, Wx, Rh, h, p.held != nullptr);
         }
         p.of_R[at] = found.of_R;
         p.of_W[at] = found.of_W;

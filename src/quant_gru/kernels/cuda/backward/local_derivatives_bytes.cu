@@ -1,5 +1,5 @@
-// The slopes of every element and step where all weights and activations are bytes: both products
-// are made here, and their sums go through the gates while they are in registers.
+// The derivatives of every element and step where all weights and activations are bytes: both
+// products are made here, and their sums go through the gates while they are in registers.
 //
 //   REAL, QG_WORDS, QG_RRH, QG_OLD, QG_NEW, QG_ZONEOUT, TZ, TR, TG: as for the recurrence
 //   UNIT_WARPS  units of a block over 16
@@ -22,9 +22,9 @@ struct Product {
 
 struct Numbers {
     Product W, R;
-    const int64_t *lengths;  // (N) or null
-    const uint8_t *held;     // (T * N, H) or null
-    Slopes *of_R, *of_W;     // (T * N, H): of the state before and R h; of W x
+    const int64_t *lengths;    // (N) or null
+    const uint8_t *held;       // (T * N, H) or null
+    Derivatives *of_R, *of_W;  // (T * N, H): of the state before and R h; of W x
     int64_t N, H, rows;
     int64_t share;   // rows of a group, a multiple of 8
     int64_t h_less;  // from bytes of states to zero-point-free codes
@@ -117,7 +117,7 @@ inline Beside beside(const Numbers &p, int first_unit, int first, int last) {
     return found;
 }
 
-// A tile's slopes: units from `first_unit` on, rows from `first` to before `last`.
+// A tile's derivatives: units from `first_unit` on, rows from `first` to before `last`.
 template <bool kSingle>
 inline void put(const Numbers &p, const Readers &tables, Tile::Sums &Wx, Tile::Sums &Rh, Beside &by,
                 int first_unit, int first, int last) {
@@ -130,7 +130,7 @@ inline void put(const Numbers &p, const Readers &tables, Tile::Sums &Wx, Tile::S
         const int unit = first_unit + Tile::unit(2 * half);
         const bool there = unit < H;
         const int64_t at = (int64_t)(first + Tile::row(0, 0)) * H + unit;
-        Slopes *const of_R = p.of_R + at, *const of_W = p.of_W + at;
+        Derivatives *const of_R = p.of_R + at, *const of_W = p.of_W + at;
         Column<kSingle> of_Wx[3], of_Rh[3];
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate) {
@@ -153,9 +153,9 @@ inline void put(const Numbers &p, const Readers &tables, Tile::Sums &Wx, Tile::S
                     by_h[gate] = of_Rh[gate](p.R, Rh[gate][place][j]);
                 }
                 const int h = (int)(int8_t)(states >> (8 * (i % 4))) + less;
-                ElementSlopes found = slopes_of_element(p.gates, tables.z, tables.r, tables.g, by_x,
-                                                        by_h, (Real)h, p.held != nullptr);
-                if (by.stays[0] >> i & 1) found = slopes_of_staying();
+                ElementDerivatives found = derivatives_of_element(
+                    p.gates, tables.z, tables.r, tables.g, by_x, by_h, (Real)h, p.held != nullptr);
+                if (by.stays[0] >> i & 1) found = derivatives_of_staying();
                 if (there && row < last) {
                     of_R[(column * 8 + j) * H] = found.of_R;
                     of_W[(column * 8 + j) * H] = found.of_W;
@@ -185,7 +185,7 @@ inline void put(const Numbers &p, const Readers &tables, Tile::Sums &Wx, Tile::S
 // A block: some units, and some rows for each of its groups. Blocks of the same rows follow each
 // other.
 extern "C" __global__ void __launch_bounds__(Tile::kThreads, 384 / Tile::kThreads)
-    slopes_bytes(const __grid_constant__ Pair pair) {
+    derivatives_bytes(const __grid_constant__ Pair pair) {
     const Numbers &p = pair.d[blockIdx.y % DIRS];
     QG_SHARED(memory);
     const Cell<Real> &c = p.gates.cell;

@@ -10,11 +10,11 @@
 #endif
 
 struct Numbers {
-    const float *d;             // (rows, H)
-    const Slopes *of_R, *of_W;  // (rows, H): of the state before and R h; of W x
-    Operand *dWx, *dRh;         // (rows, 3H), PyTorch's order; null: not wanted
-    float *partial;             // (chunks, 6, H), or null: not wanted
-    float *bw, *br;             // (3H,), of the biases, or null: not wanted
+    const float *d;                  // (rows, H)
+    const Derivatives *of_R, *of_W;  // (rows, H): of the state before and R h; of W x
+    Operand *dWx, *dRh;              // (rows, 3H), PyTorch's order; null: not wanted
+    float *partial;                  // (chunks, 6, H), or null: not wanted
+    float *bw, *br;                  // (3H,), of the biases, or null: not wanted
     int64_t rows, H, chunk, chunks;
     float scale_x, scale_h;
 };
@@ -22,8 +22,8 @@ struct Pair {
     Numbers d[DIRS];
 };
 
-struct alignas(WIDE * sizeof(Slopes)) SlopesOfUnits {
-    Slopes of[WIDE];
+struct alignas(WIDE * sizeof(Derivatives)) DerivativesOfUnits {
+    Derivatives of[WIDE];
 };
 struct alignas(WIDE * 4) Floats {
     float of[WIDE];
@@ -52,14 +52,14 @@ extern "C" __global__ void __launch_bounds__(256) outer(const __grid_constant__ 
         for (int64_t start = first + warp; start < last; start += 8 * AHEAD) {
             // stores could be to what is loaded: a batch of loads comes before them
             Floats d[AHEAD];
-            SlopesOfUnits of_W[AHEAD], of_R[AHEAD];
+            DerivativesOfUnits of_W[AHEAD], of_R[AHEAD];
 #pragma unroll
             for (int j = 0; j < AHEAD; ++j) {
                 const int64_t at = (start + 8 * j) * H + unit;
                 if (start + 8 * j >= last) break;
                 d[j] = *(const Floats *)(p.d + at);
-                of_W[j] = *(const SlopesOfUnits *)(p.of_W + at);
-                of_R[j] = *(const SlopesOfUnits *)(p.of_R + at);
+                of_W[j] = *(const DerivativesOfUnits *)(p.of_W + at);
+                of_R[j] = *(const DerivativesOfUnits *)(p.of_R + at);
             }
 #pragma unroll
             for (int j = 0; j < AHEAD; ++j) {
@@ -71,8 +71,8 @@ extern "C" __global__ void __launch_bounds__(256) outer(const __grid_constant__ 
                     float x[WIDE], h[WIDE];
 #pragma unroll
                     for (int i = 0; i < WIDE; ++i) {
-                        x[i] = slope(of_W[j].of[i], gate) * d[j].of[i];
-                        h[i] = slope(of_R[j].of[i], 1 + gate) * d[j].of[i];
+                        x[i] = derivative(of_W[j].of[i], gate) * d[j].of[i];
+                        h[i] = derivative(of_R[j].of[i], 1 + gate) * d[j].of[i];
                         total[gate][i] += x[i];
                         total[3 + gate][i] += h[i];
                     }

@@ -10,7 +10,7 @@
 //   NB       rows of a tile: 1, 2, 4 or 8
 //   PL, WP   parts of bfloat16 in which gradients and weights are multiplied
 //   PACK     sums travel in bfloat16 (NB == 8, CL > 1)
-//   HALF     slopes are stored in half precision
+//   HALF     derivatives are stored in half precision
 //   DIRS     directions of a launch
 #include "backward/backward.cuh"
 
@@ -37,14 +37,14 @@ static_assert(U % 8 == 0 && KP % (32 * KS) == 0 && KP >= 3 * U, "padding");
 
 struct Numbers {
     const uint32_t *weights;  // fragments, [rank][part of the depth][group][plane][step][tile]..
-    const Slopes *slopes;     // (T, N, H): of the state before, of R h
-    const float *scales;      // (3H) of R
-    const float *grad_out;    // (T, N, H), strided
-    const float *grad_last;   // (N, H), or null for zeros
-    const float *nan;         // (N): 0 or NaN, which is added to it; or null
-    const int64_t *lengths;   // (N) or null
-    float *d;                 // (T, N, H): gradient of each state
-    float *dh0;               // (N, H)
+    const Derivatives *derivatives;  // (T, N, H): of the state before, of R h
+    const float *scales;             // (3H) of R
+    const float *grad_out;           // (T, N, H), strided
+    const float *grad_last;          // (N, H), or null for zeros
+    const float *nan;                // (N): 0 or NaN, which is added to it; or null
+    const int64_t *lengths;          // (N) or null
+    float *d;                        // (T, N, H): gradient of each state
+    float *dh0;                      // (N, H)
     int64_t T, N, H, reverse;
     int64_t stride_t, stride_n, stride_h;
 };
@@ -53,7 +53,7 @@ struct Pair {
 };
 
 struct Ahead {
-    Slopes slopes[kElements];
+    Derivatives derivatives[kElements];
     float grad[kElements];
 };
 
@@ -179,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
     const int first = p.reverse ? 0 : T - 1, step = p.reverse ? 1 : -1;
     const int64_t state = N * H, state_step = step * state, grad_step = step * p.stride_t;
     float dh[kElements], scale[kElements][3];
-    const Slopes *slopes_at[kElements];
+    const Derivatives *derivatives_at[kElements];
     const float *grad_at[kElements];
     float *d_at[kElements];
     int length[kElements];
@@ -191,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
         const bool kept = u < U && unit < H && row < N;
         const int64_t at = kept ? row * H + unit : 0;
         keeps |= (uint32_t)kept << e;
-        slopes_at[e] = p.slopes + first * state + at;
+        derivatives_at[e] = p.derivatives + first * state + at;
         d_at[e] = p.d + first * state + at;
         grad_at[e] =
             p.grad_out + first * p.stride_t + (kept ? row * p.stride_n + unit * p.stride_h : 0);
@@ -213,10 +213,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
             if (kept(e)) {
-                to.slopes[e] = *slopes_at[e];
+                to.derivatives[e] = *derivatives_at[e];
                 to.grad[e] = *grad_at[e];
             }
-            slopes_at[e] += state_step;
+            derivatives_at[e] += state_step;
             grad_at[e] += grad_step;
         }
     };
@@ -250,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
 #pragma unroll
     for (int e = 0; e < kElements; ++e)
         for (int i = 0; i < kAhead; ++i) {
-            ahead[i].slopes[e] = slopes(0.f, 0.f, 0.f, 0.f);
+            ahead[i].derivatives[e] = derivatives(0.f, 0.f, 0.f, 0.f);
             ahead[i].grad[e] = 0.f;
         }
 #pragma unroll
@@ -260,10 +260,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
     auto take = [&](const Ahead &ready, int t) {
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
-            k[e][3] = slope(ready.slopes[e], 0);
+            k[e][3] = derivative(ready.derivatives[e], 0);
 #pragma unroll
             for (int gate = 0; gate < 3; ++gate)
-                k[e][gate] = slope(ready.slopes[e], 1 + gate) * scale[e][gate];
+                k[e][gate] = derivative(ready.derivatives[e], 1 + gate) * scale[e][gate];
             grad[e] = t < length[e] ? ready.grad[e] : 0.f;
         }
     };

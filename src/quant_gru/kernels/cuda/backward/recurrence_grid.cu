@@ -35,14 +35,14 @@ static_assert(LOADS % CHUNK == 0 && PARKED <= LOADS && kPairs % CL == 0, "whole 
 
 struct Numbers {
     const uint32_t *weights;  // fragments: [part of the depth][units][step][tile][register][lane]
-    const Slopes *slopes;     // (T, N, H)
-    const float *grad_out;    // (T, N, H), strided
-    const float *grad_last;   // (N, H), or null for zeros
-    const float *nan;         // (N): 0 or NaN, which is added to it; or null
-    const int64_t *lengths;   // (N) or null
-    float *d;                 // (T, N, H)
-    float *dh0;               // (N, H)
-    Operand *dRh;             // (T, N, 3H), times scale
+    const Derivatives *derivatives;  // (T, N, H)
+    const float *grad_out;           // (T, N, H), strided
+    const float *grad_last;          // (N, H), or null for zeros
+    const float *nan;                // (N): 0 or NaN, which is added to it; or null
+    const int64_t *lengths;          // (N) or null
+    float *d;                        // (T, N, H)
+    float *dh0;                      // (N, H)
+    Operand *dRh;                    // (T, N, 3H), times scale
     int64_t T, N, H, reverse;
     int64_t stride_t, stride_n, stride_h;
     float scale;
@@ -51,11 +51,11 @@ struct Numbers {
 struct alignas(8) Two {
     float of[2];
 };
-struct alignas(2 * sizeof(Slopes)) SlopesOfTwo {
-    Slopes of[2];
+struct alignas(2 * sizeof(Derivatives)) DerivativesOfTwo {
+    Derivatives of[2];
 };
 struct Ahead {
-    SlopesOfTwo slopes;
+    DerivativesOfTwo derivatives;
     float grad[2];
 };
 
@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const int64_t state_step = step * N * H, grad_step = step * p.stride_t;
     float dh[kElements][2];
     Ahead ahead[kElements];
-    const SlopesOfTwo *slopes_at[kElements];
+    const DerivativesOfTwo *derivatives_at[kElements];
     const float *grad_at[kElements];
     float *d_at[kElements];
     Operand *to[kElements];
@@ -110,11 +110,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     bool kept[kElements];
     const auto load = [&](int e) {
         if (kept[e]) {
-            ahead[e].slopes = *slopes_at[e];
+            ahead[e].derivatives = *derivatives_at[e];
             ahead[e].grad[0] = grad_at[e][0];
             ahead[e].grad[1] = grad_at[e][p.stride_h];
         }
-        slopes_at[e] = (const SlopesOfTwo *)((const Slopes *)slopes_at[e] + state_step);
+        derivatives_at[e] =
+            (const DerivativesOfTwo *)((const Derivatives *)derivatives_at[e] + state_step);
         grad_at[e] += grad_step;
     };
 #pragma unroll
@@ -124,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const int64_t row = first_row + pair / (kUnits / 2);
         kept[e] = own < kOwned && unit < H && row < N;
         const int64_t at = kept[e] ? row * H + unit : 0, start = first * N * H + at;
-        slopes_at[e] = (const SlopesOfTwo *)(p.slopes + start);
+        derivatives_at[e] = (const DerivativesOfTwo *)(p.derivatives + start);
         d_at[e] = p.d + start;
         to[e] = p.dRh + (first * N + (kept[e] ? row : 0)) * 3 * H + (kept[e] ? unit : 0);
         grad_at[e] =
@@ -134,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         for (int i = 0; i < 2; ++i) {
             dh[e][i] = kept[e] && p.grad_last ? p.grad_last[at + i] : 0.f;
             if (kept[e] && p.nan) dh[e][i] += p.nan[row];
-            ahead[e].slopes.of[i] = slopes(0.f, 0.f, 0.f, 0.f);
+            ahead[e].derivatives.of[i] = derivatives(0.f, 0.f, 0.f, 0.f);
             ahead[e].grad[i] = 0.f;
         }
         load(e);
@@ -164,16 +165,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 d.of[i] = dh[e][i] + (t < length[e] ? ahead[e].grad[i] : 0.f);
-                rest[e][i] = slope(ahead[e].slopes.of[i], 0) * d.of[i];
+                rest[e][i] = derivative(ahead[e].derivatives.of[i], 0) * d.of[i];
             }
             if (kept[e]) {
 #pragma unroll
                 for (int gate = 0; gate < 3; ++gate) {
                     uint32_t *const word = (uint32_t *)(to[e] + reordered(gate, 0, H));
-                    store_relaxed(
-                        word,
-                        bf16_pair(slope(ahead[e].slopes.of[0], 1 + gate) * d.of[0] * p.scale,
-                                  slope(ahead[e].slopes.of[1], 1 + gate) * d.of[1] * p.scale));
+                    store_relaxed(word, bf16_pair(derivative(ahead[e].derivatives.of[0], 1 + gate) *
+                                                      d.of[0] * p.scale,
+                                                  derivative(ahead[e].derivatives.of[1], 1 + gate) *
+                                                      d.of[1] * p.scale));
                     // who waits for a word should not read it from far away
                     if (s + 2 < T) prefetch((Operand *)word + 6 * state_step);
                 }

@@ -8,15 +8,15 @@
 #include "backward/backward.cuh"
 
 struct Numbers {
-    const float *product;    // (N, H): gradients of R h of the step behind, times R
-    const Slopes *slopes;    // (T, N, H)
-    const float *grad_out;   // (T, N, H), strided
-    const float *grad_last;  // (N, H), or null for zeros
-    const float *nan;        // (N): 0 or NaN, which is added to it; or null
-    const int64_t *lengths;  // (N) or null
-    float *d;                // (T, N, H)
-    float *dh;               // (N, H): what goes on without a product; in the end, all
-    Operand *dRh;            // (T, N, 3H), times scale
+    const float *product;            // (N, H): gradients of R h of the step behind, times R
+    const Derivatives *derivatives;  // (T, N, H)
+    const float *grad_out;           // (T, N, H), strided
+    const float *grad_last;          // (N, H), or null for zeros
+    const float *nan;                // (N): 0 or NaN, which is added to it; or null
+    const int64_t *lengths;          // (N) or null
+    float *d;                        // (T, N, H)
+    float *dh;                       // (N, H): what goes on without a product; in the end, all
+    Operand *dRh;                    // (T, N, 3H), times scale
     int64_t N, H;
     int64_t t;        // this step, or -1 after the last
     int64_t started;  // whether a step came before
@@ -40,10 +40,10 @@ extern "C" __global__ void __launch_bounds__(256) back_step(const __grid_constan
     if (!p.lengths || p.t < p.lengths[n])
         d += p.grad_out[p.t * p.stride_t + n * p.stride_n + unit * p.stride_h];
     const int64_t place = p.t * p.N * p.H + at;
-    const Slopes s = p.slopes[place];
+    const Derivatives s = p.derivatives[place];
     p.d[place] = d;
-    p.dh[at] = slope(s, 0) * d;
+    p.dh[at] = derivative(s, 0) * d;
     Operand *const to = p.dRh + (p.t * p.N + n) * 3 * p.H;
     for (int gate = 0; gate < 3; ++gate)
-        to[reordered(gate, unit, p.H)] = operand(slope(s, 1 + gate) * d * p.scale);
+        to[reordered(gate, unit, p.H)] = operand(derivative(s, 1 + gate) * d * p.scale);
 }

@@ -30,7 +30,7 @@ _MAGIC = 12582912.0  # of float32, see cell.cuh
 
 
 class Chunk(NamedTuple):
-    """The launch that makes the slopes of some rows.
+    """The launch that makes the derivatives of some rows.
 
     Attributes:
         first: The first row.
@@ -56,7 +56,7 @@ class Stages:
         at: Of each direction what a call brings, by name.
         buffers: Of each direction.
         operands: Makes bytes and operands of codes and weights.
-        slopes: Make the slopes of all elements.
+        derivatives: Make the derivatives of all elements.
         recurrence: One launch; or one of each direction, over the whole GPU or for a step.
         projections: Make the gradients of both projections and of the biases.
         codes: Of each direction the record that has the strides of the input.
@@ -73,7 +73,7 @@ class Stages:
         # launches read them for as long as they are started
         self._keep: list[Any] = []
         self.operands = self._operands()
-        self.slopes = self._slopes()
+        self.derivatives = self._derivatives()
         self.recurrence = self._recurrence()
         self.projections = self._projections()
         # schedules outlive calls, and must not hold what they are kept by
@@ -164,9 +164,9 @@ class Stages:
             self._read(d, p, scales="s_R")
             p.activation_scale = plan.h.scale
 
-    # slopes
+    # derivatives
 
-    def _slopes(self) -> list[Chunk]:
+    def _derivatives(self) -> list[Chunk]:
         sizes, form = self._sizes, self._calls[0].form
         kinds = SLOPES_BYTES_C if sizes.fused else SLOPES_C
         macros: dict[str, object] = {
@@ -184,15 +184,15 @@ class Stages:
             self._keep.append(records)
             for d, p in enumerate(records):
                 p.rows = count
-                self._slopes_record(p, d, first)
+                self._derivatives_record(p, d, first)
             if sizes.fused:
-                launch = self._fused_slopes(macros, records)
+                launch = self._fused_derivatives(macros, records)
             else:
-                launch = self._slopes_of_sums(macros, records, count)
+                launch = self._derivatives_of_sums(macros, records, count)
             found.append(Chunk(first, count, launch))
         return found
 
-    def _slopes_record(self, p: Any, d: int, first: int) -> None:
+    def _derivatives_record(self, p: Any, d: int, first: int) -> None:
         sizes, call, buffers = self._sizes, self._calls[d], self.buffers[d]
         plan, q = call.plan, call.plan.frozen.quantizers
         self._read(d, p, lengths="lengths", held="held")
@@ -223,7 +223,7 @@ class Stages:
         self._point(buffers.of_R, (p, "of_R"))
         self._point(buffers.of_W, (p, "of_W"))
 
-    def _fused_slopes(self, macros: Mapping[str, object], records: Any) -> Prepared:
+    def _fused_derivatives(self, macros: Mapping[str, object], records: Any) -> Prepared:
         sizes, shape = self._sizes, self._sizes.fused
         assert shape is not None
         processors = self._machine.clusters()[1]
@@ -231,16 +231,20 @@ class Stages:
         for p in records:
             p.share = share
         all_macros = {**macros, **shape.macros}
-        return self._launch("local_derivatives_bytes", "slopes_bytes", all_macros, grid, records)
+        return self._launch(
+            "local_derivatives_bytes", "derivatives_bytes", all_macros, grid, records
+        )
 
-    def _slopes_of_sums(self, macros: Mapping[str, object], records: Any, rows: int) -> Prepared:
+    def _derivatives_of_sums(
+        self, macros: Mapping[str, object], records: Any, rows: int
+    ) -> Prepared:
         sizes = self._sizes
         is_bytes = max(*sizes.planes, *sizes.weight_planes) == 1
         across = -(-sizes.H // 32) * sizes.dirs
         spread = min(-(-rows // 8), max(1, _BLOCKS // across))
         grid = Grid((spread, across), _THREADS, 1, self._calls[0].form.table_bytes)
         all_macros = {**macros, "BYTES": int(is_bytes)}
-        return self._launch("local_derivatives", "slopes_of", all_macros, grid, records)
+        return self._launch("local_derivatives", "derivatives_of", all_macros, grid, records)
 
     # recurrence
 
@@ -276,7 +280,7 @@ class Stages:
         sizes, call, buffers = self._sizes, self._calls[d], self.buffers[d]
         self._read(d, b, grad_out="grad_out", grad_last="grad_last", nan="nan", lengths="lengths")
         b.N, b.H = sizes.N, sizes.H
-        self._point(buffers.of_R, (b, "slopes"))
+        self._point(buffers.of_R, (b, "derivatives"))
         self._point(buffers.d, (b, "d"))
         if buffers.fragments is not None:
             b.T, b.reverse = sizes.T, call.reverse

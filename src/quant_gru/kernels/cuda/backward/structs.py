@@ -46,7 +46,7 @@ _GATES_C = {
 }
 SLOPES_C = {
     name: structure(
-        f"Slopes_{name}",
+        f"Derivatives_{name}",
         **_all(ProjectedC, "W R"),
         **_all(_POINTER, "out h0 lengths held of_R of_W"),
         **_all(_INT, "h_kind T N H reverse first rows"),
@@ -63,7 +63,7 @@ _PRODUCT_C = structure(
 )
 SLOPES_BYTES_C = {
     name: structure(
-        f"SlopesBytes_{name}",
+        f"DerivativesBytes_{name}",
         **_all(_PRODUCT_C, "W R"),
         **_all(_POINTER, "lengths held of_R of_W"),
         **_all(_INT, "N H rows share h_less"),
@@ -73,18 +73,18 @@ SLOPES_BYTES_C = {
 }
 BackC = structure(
     "BackC",
-    **_all(_POINTER, "weights slopes scales grad_out grad_last nan lengths d dh0"),
+    **_all(_POINTER, "weights derivatives scales grad_out grad_last nan lengths d dh0"),
     **_all(_INT, "T N H reverse stride_t stride_n stride_h"),
 )
 BackStepC = structure(
     "BackStepC",
-    **_all(_POINTER, "product slopes grad_out grad_last nan lengths d dh dRh"),
+    **_all(_POINTER, "product derivatives grad_out grad_last nan lengths d dh dRh"),
     **_all(_INT, "N H t started stride_t stride_n stride_h"),
     scale=_FLOAT,
 )
 BackGridC = structure(
     "BackGridC",
-    **_all(_POINTER, "weights slopes grad_out grad_last nan lengths d dh0 dRh"),
+    **_all(_POINTER, "weights derivatives grad_out grad_last nan lengths d dh0 dRh"),
     **_all(_INT, "T N H reverse stride_t stride_n stride_h"),
     scale=_FLOAT,
 )

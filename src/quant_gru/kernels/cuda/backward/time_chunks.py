@@ -1,6 +1,7 @@
 """A backward in pieces of time, from the last steps to the first: its memory is bounded.
 
-Gates, slopes and operands of all steps of a piece exist at once, about 40 bytes per unit and step.
+Gates, derivatives and operands of all steps of a piece exist at once, about 40 bytes per unit and
+step.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def most_steps(tape: Tape, precision: Precision, directions: int) -> int:
 
 def steps_of(N: int, C: int, H: int, precision: Precision, directions: int) -> int:
     """`most_steps` of N rows of C features and H units."""
-    slopes = 2 * (8 if precision.half else 16)
-    states = H * (slopes + 4 + 6 * precision.dtype.itemsize)
+    derivatives = 2 * (8 if precision.half else 16)
+    states = H * (derivatives + 4 + 6 * precision.dtype.itemsize)
     codes = (C + H) * (precision.dtype.itemsize + 2)
     return max(1, MOST_BYTES // max(1, directions * N * (states + codes)))
 

@@ -31,8 +31,8 @@ MaskC = structure(
     **dict.fromkeys(("step", "next", "rows", "N", "features"), ctypes.c_int64),
     **dict.fromkeys(("scale", "lo", "hi"), ctypes.c_float),
 )
-CarryC = structure(
-    "CarryC",
+RequantizeCodesC = structure(
+    "RequantizeCodesC",
     codes=ctypes.c_void_p * 2,
     **dict.fromkeys(("to", "grad", "added"), ctypes.c_void_p),
     **dict.fromkeys(("kind", "zero", "M", "k"), ctypes.c_int64 * 2),
@@ -46,9 +46,9 @@ EventsC = structure(
 _QUANTIZE, _DEQUANTIZE = (
     Kernel.of("boundary/quantize_dequantize", name, PLAIN) for name in ("quantize", "dequantize")
 )
-_MASK, _CARRY = (
-    Kernel.of("boundary/clamp_mask", "clear", PLAIN),
-    Kernel.of("boundary/requantize_training", "carry", PLAIN),
+_MASK, _REQUANTIZE = (
+    Kernel.of("boundary/clamp_mask", "mask_clamped", PLAIN),
+    Kernel.of("boundary/requantize_training", "requantize_codes", PLAIN),
 )
 _EVENTS = Kernel.of("boundary/random_events", "events", {})
 _THREADS, _MOST_BLOCKS = 128, 1 << 16
@@ -196,7 +196,7 @@ def requantize(
     """
     T, N, H = codes[0].shape
     found = torch.empty((T, N, H * len(below)), dtype=above.container, device=codes[0].device)
-    _carry(sums, below, above, codes, found, machine)
+    _requantize(sums, below, above, codes, found, machine)
     return found
 
 
@@ -218,7 +218,7 @@ def mask_requantized(
         grad: Gradient of the dequantized result (T, N, directions * H), float32, contiguous.
         machine: Where kernels run; None for the codes' GPU.
     """
-    _carry(sums, below, above, codes, grad, machine)
+    _requantize(sums, below, above, codes, grad, machine)
 
 
 def prepared_requantize(
@@ -242,11 +242,11 @@ def prepared_requantize(
         and either `to`, where codes go, or `grad`, which is masked. Where `added` is set, that is
         added to the masked gradient.
     """
-    c, grid = _carry_of(sums, below, above, shape)
-    return machine.prepare(_CARRY, grid, c), c
+    c, grid = _requantization(sums, below, above, shape)
+    return machine.prepare(_REQUANTIZE, grid, c), c
 
 
-def _carry(
+def _requantize(
     sums: Sequence[WeightedSum],
     below: Sequence[Quantizer],
     above: Quantizer,
@@ -258,7 +258,7 @@ def _carry(
     if not to.numel():
         return
     T, N, H = codes[0].shape
-    c, grid = _carry_of(sums, below, above, (T, N, H))
+    c, grid = _requantization(sums, below, above, (T, N, H))
     keep = [each.to(q.container).contiguous() for q, each in zip(below, codes, strict=True)]
     for d, each in enumerate(keep):
         c.codes[d] = each.data_ptr()
@@ -266,17 +266,17 @@ def _carry(
         c.grad = to.data_ptr()
     else:
         c.to, c.to_kind = to.data_ptr(), KINDS[to.dtype]
-    _start(_CARRY, grid, c, to, machine)
+    _start(_REQUANTIZE, grid, c, to, machine)
 
 
-def _carry_of(
+def _requantization(
     sums: Sequence[WeightedSum],
     below: Sequence[Quantizer],
     above: Quantizer,
     shape: tuple[int, int, int],
 ) -> tuple[Any, Grid]:
     T, N, H = shape
-    c: Any = CarryC()
+    c: Any = RequantizeCodesC()
     for d, (q, weighted_sum) in enumerate(zip(below, sums, strict=True)):
         c.kind[d], c.zero[d] = KINDS[q.container], q.zero_point
         c.M[d], c.k[d] = int(weighted_sum.multipliers[0]), int(weighted_sum.shift)

@@ -11,7 +11,7 @@ struct Mask {
 };
 
 // 0 where a real value was clamped, or is NaN; NaN stays.
-extern "C" __global__ void __launch_bounds__(256) clear(const __grid_constant__ Mask p) {
+extern "C" __global__ void __launch_bounds__(256) mask_clamped(const __grid_constant__ Mask p) {
     const int row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
     if (row >= p.rows) return;
     const int N = (int)p.N, features = (int)p.features;

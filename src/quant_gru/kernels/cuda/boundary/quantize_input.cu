@@ -2,7 +2,7 @@
 #include "boundary/quantize.cuh"
 #include "boundary/quantized_rows.cuh"
 
-struct Take {
+struct QuantizeInput {
     Target to;
     const float *real;   // [t * step + n * next + feature]
     int64_t step, next;  // in values
@@ -16,7 +16,7 @@ constexpr int kRowsOfWarp = 2;
 
 // Four features of a row to a lane; beyond the last row and the last features lanes take what is
 // last.
-inline void take_fours(const Take &p, int first) {
+inline void take_fours(const QuantizeInput &p, int first) {
     constexpr int kAhead = 2;  // times 32 groups of features of each row
     const Target &o = p.to;
     const bool single = o.planes == 1;
@@ -88,7 +88,8 @@ inline void take_fours(const Take &p, int first) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4) take(const __grid_constant__ Take p) {
+extern "C" __global__ void __launch_bounds__(256, 4)
+    quantize_input(const __grid_constant__ QuantizeInput p) {
     const int warp = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
     const int lane = threadIdx.x % 32, N = (int)p.to.N, features = (int)p.to.features;
     const int first = warp * kRowsOfWarp, rows = (int)p.to.T * N, zero = (int)p.zero;

@@ -26,7 +26,7 @@ inline bool is_nan(const Flags &f, int direction, int t, int n, int lane) {
            (f.h0_nan[direction] && f.h0_nan[direction][n]);
 }
 
-struct Between {
+struct RequantizeLayers {
     Target to;
     Flags below;
     const void *codes[2];           // (T, N, H) of each direction below
@@ -36,7 +36,8 @@ struct Between {
     int64_t out_zero;
 };
 
-extern "C" __global__ void __launch_bounds__(256) between(const __grid_constant__ Between p) {
+extern "C" __global__ void __launch_bounds__(256)
+    requantize_layers(const __grid_constant__ RequantizeLayers p) {
     const int row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
     const int lane = threadIdx.x % 32, N = (int)p.to.N, H = (int)p.H;
     let_next_start();

@@ -2,7 +2,7 @@
 // warp takes one row.
 #include "gates/arithmetic.cuh"
 
-struct Carry {
+struct RequantizeCodes {
     const void *codes[2];      // (rows, H) of each direction below
     void *to;                  // (rows, directions * H), or null
     float *grad;               // of `to` dequantized, in place, or null
@@ -14,7 +14,8 @@ struct Carry {
 };
 
 // Codes; a gradient becomes 0 where they were clamped, NaN stays.
-extern "C" __global__ void __launch_bounds__(256) carry(const __grid_constant__ Carry p) {
+extern "C" __global__ void __launch_bounds__(256)
+    requantize_codes(const __grid_constant__ RequantizeCodes p) {
     const int64_t row = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (row >= p.rows) return;
     const int H = (int)p.H, D = (int)p.directions;

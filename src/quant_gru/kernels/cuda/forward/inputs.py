@@ -13,13 +13,13 @@ from quant_gru.kernels.cuda.forward.layer import Cell, LayerOutput, padded_steps
 from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.projection.from_reals import divides_without_branch, fill_division
 from quant_gru.kernels.cuda.projection.int_mm import multiply_bytes
-from quant_gru.kernels.cuda.structs import KINDS, BetweenC, TakeC
+from quant_gru.kernels.cuda.structs import KINDS, QuantizeInputC, RequantizeLayersC
 
 _THREADS = 256
 _REQUANTIZED_ROWS = _THREADS // 32  # of a block
 _QUANTIZED_ROWS = 2 * _REQUANTIZED_ROWS
-_QUANTIZE = Kernel.of("boundary/quantize_input", "take", PLAIN)
-_REQUANTIZE = Kernel.of("boundary/requantize_layers", "between", PLAIN)
+_QUANTIZE = Kernel.of("boundary/quantize_input", "quantize_input", PLAIN)
+_REQUANTIZE = Kernel.of("boundary/requantize_layers", "requantize_layers", PLAIN)
 
 
 class ByteRows:
@@ -129,7 +129,7 @@ def quantize_input(cell: Cell, T: int, N: int) -> tuple[Kernel, Grid, Any]:
         The kernel, its grid, and its arguments without what describes the real values and where
         codes go in memory.
     """
-    record: Any = TakeC()
+    record: Any = QuantizeInputC()
     _fill_target(record.to, cell, T, N)
     record.zero = cell.x.zero_point
     record.scale, record.lo, record.hi = scale_of(cell.x)
@@ -159,7 +159,7 @@ def requantize_layers(
     Returns:
         The kernel, its grid, and its arguments without where codes go in memory.
     """
-    record: Any = BetweenC()
+    record: Any = RequantizeLayersC()
     _fill_target(record.to, cell, T, N)
     below.fill_flags(record.below, memory, T)
     for d, (under, each) in enumerate(zip(below.cells, cell.between, strict=True)):

@@ -33,7 +33,8 @@ inline int64_t tile_at(int features, int gate, int unit, int feature) {
     return at * 128 + (feature / 16 % 8 ^ unit % 8) * 16 + feature % 16;
 }
 
-extern "C" __global__ void __launch_bounds__(256) settle(const __grid_constant__ Weights w) {
+extern "C" __global__ void __launch_bounds__(256)
+    requantize_weights(const __grid_constant__ Weights w) {
     const int which = blockIdx.y, lane = threadIdx.x % 32, H = (int)w.H;
     const Operand &o = w.operands[which];
     const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;

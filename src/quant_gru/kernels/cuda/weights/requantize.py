@@ -24,8 +24,8 @@ Given = tuple[tuple[int, torch.dtype | None], ...]
 _REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 _THREADS = 256
 _MOST_FRAGMENTS = 4
-_ROW_SCALES = Kernel.of("weights/row_scales", "measure", PLAIN)
-_REQUANTIZE = Kernel.of("weights/requantize", "settle", PLAIN)
+_ROW_SCALES = Kernel.of("weights/row_scales", "row_scales", PLAIN)
+_REQUANTIZE = Kernel.of("weights/requantize", "requantize_weights", PLAIN)
 
 
 class Writer:

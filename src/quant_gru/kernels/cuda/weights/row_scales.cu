@@ -3,8 +3,8 @@
 
 // The scale of n values from `first` on, 0 where all are; negative (-0, too) where one is not
 // finite.
-inline double measured(const void *values, int64_t kind, int64_t first, int n, int bits, double lo,
-                       double hi, bool free_scale) {
+inline double row_scale(const void *values, int64_t kind, int64_t first, int n, int bits, double lo,
+                        double hi, bool free_scale) {
     const int lane = threadIdx.x % 32;
     double most = -1e300, minus_least = -1e300;
     bool bad = false;
@@ -61,7 +61,7 @@ inline double measured(const void *values, int64_t kind, int64_t first, int n, i
     return bad ? -scale : scale;
 }
 
-extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant__ Weights w) {
+extern "C" __global__ void __launch_bounds__(256) row_scales(const __grid_constant__ Weights w) {
     const Operand &o = w.operands[blockIdx.y];
     const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (row >= 3 * w.H) return;
@@ -71,9 +71,9 @@ extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant_
 #pragma unroll 1
     for (int bias = 0; bias < 2; ++bias) {
         const double scale =
-            measured(bias ? o.b : o.w, bias ? o.b_real : o.w_real, bias ? row : (int64_t)row * K,
-                     bias ? o.b != nullptr : K, (int)(bias ? o.b_bits : o.bits),
-                     bias ? o.b_lo : o.lo, bias ? o.b_hi : o.hi, w.free != 0);
+            row_scale(bias ? o.b : o.w, bias ? o.b_real : o.w_real, bias ? row : (int64_t)row * K,
+                      bias ? o.b != nullptr : K, (int)(bias ? o.b_bits : o.bits),
+                      bias ? o.b_lo : o.lo, bias ? o.b_hi : o.hi, w.free != 0);
         if (first_lane) (bias ? o.b_scale : o.w_scale)[row] = scale;
     }
     if (!first_lane) return;

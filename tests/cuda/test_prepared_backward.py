@@ -122,8 +122,9 @@ class Forward:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("module", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("options", [{}, DEEP])
-@pytest.mark.parametrize("lengths", [None, [2, 6, 1, 5], [6, 6, 3, 1]])
+@pytest.mark.parametrize(
+    ("options", "lengths"), [(DEEP, None), (DEEP, [2, 6, 1, 5]), ({}, [6, 6, 3, 1])]
+)
 def test_forms_of_callers(host, on_gpu, cublas, monkeypatch, dtype, module, options, lengths):
     """Other dtypes and packed rows have the gradients of float32 and of the general way."""
     gru = quantized(**options)

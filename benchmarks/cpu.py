@@ -62,6 +62,7 @@ CONFIGS = {
     "w8a16": QuantConfig.w8a16(),
     "int16": QuantConfig.int16(),
     "24 bits": QuantConfig.uniform(24, is_symmetric=False),
+    "32 bits": QuantConfig.uniform(32, is_symmetric=False),
 }
 
 

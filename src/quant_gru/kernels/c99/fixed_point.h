@@ -42,7 +42,7 @@ static inline int64_t qg_round(int64_t v, int k) {
     const int64_t quotient = qg_floor_shift(v, k);
     const uint64_t rest = (uint64_t)v & (((uint64_t)1 << k) - 1);
     const uint64_t half = (uint64_t)1 << (k - 1);
-    return quotient + (rest > half || (rest == half && (quotient & 1)));
+    return quotient + (rest + ((uint64_t)quotient & 1) > half);
 }
 
 static inline qg_wide qg_wide_of(int64_t v) {

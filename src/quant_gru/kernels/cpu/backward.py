@@ -29,8 +29,7 @@ def backward(
     """Backpropagate through time; as `straight_through`, in float32.
 
     Gates and clamps are rebuilt from the codes, chunk after chunk, by the kernels of the forward.
-    The result has the same bits for any number of threads and any size of chunks. Operators of
-    more than 16 bits take the way of `straight_through`.
+    The result has the same bits for any number of threads and any size of chunks.
 
     Args:
         tape: What the forward took in and gave, on the CPU.
@@ -47,8 +46,6 @@ def backward(
     if variant == executor.REFERENCE:
         return _in_float32(straight_through(tape, grad_out, grad_last, wanted))
     layer = executor.layer_of(plan, variant)
-    if layer.kind == "wide":
-        return _in_float32(straight_through(tape, grad_out, grad_last, wanted))
     if not T or not N:
         return _empty(tape, grad_last, wanted)
     found = _results(tape, wanted)

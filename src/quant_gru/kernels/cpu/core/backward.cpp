@@ -1,7 +1,6 @@
 #include "cpu/core/backward.hpp"
 
 #include <algorithm>
-#include <stdexcept>
 #include <utility>
 
 #include "cpu/core/threads.hpp"
@@ -188,12 +187,15 @@ class Backward {
     void fill(const Panels &p, const void *codes, int bytes, const float *scales, int columns,
               int64_t part) const {
         const int64_t first = start(H_, part), end = start(H_, part + 1);
+        auto from = [&](const auto *codes_of_kind) {
+            fill_panels(p, codes_of_kind, scales, H_, columns, layout_, first, end);
+        };
         if (bytes == 1)
-            fill_panels(p, static_cast<const int8_t *>(codes), scales, H_, columns, layout_, first,
-                        end);
+            from(static_cast<const int8_t *>(codes));
+        else if (bytes == 2)
+            from(static_cast<const int16_t *>(codes));
         else
-            fill_panels(p, static_cast<const int16_t *>(codes), scales, H_, columns, layout_, first,
-                        end);
+            from(static_cast<const int32_t *>(codes));
     }
 
     void write_part(int64_t part) const {
@@ -205,11 +207,26 @@ class Backward {
         write_bias(dbr_, call_.dbr, first, last);
     }
 
-    bool fused() const { return layer_.kind() == Layer::Kind::fused; }
-
     int64_t workspace() const {
-        return lines(fused() ? variant_.fused_derivatives_workspace(layer_.fused())
-                             : variant_.general_derivatives_workspace(layer_.general()));
+        switch (layer_.kind()) {
+            case Layer::Kind::fused:
+                return lines(variant_.fused_derivatives_workspace(layer_.fused()));
+            case Layer::Kind::general:
+                return lines(variant_.general_derivatives_workspace(layer_.general()));
+            default:
+                return lines(variant_.wide_derivatives_workspace(layer_.wide()));
+        }
+    }
+
+    void find_derivatives(const DerivativesJob &job) const {
+        switch (layer_.kind()) {
+            case Layer::Kind::fused:
+                return variant_.fused_derivatives(layer_.fused(), job);
+            case Layer::Kind::general:
+                return variant_.general_derivatives(layer_.general(), job);
+            default:
+                return variant_.wide_derivatives(layer_.wide(), job);
+        }
     }
 
     // Rows of a part of a block.
@@ -247,10 +264,7 @@ class Backward {
         job.first_row = first_row;
         job.end_row = end_row;
         job.workspace = workspace;
-        if (fused())
-            variant_.fused_derivatives(layer_.fused(), job);
-        else
-            variant_.general_derivatives(layer_.general(), job);
+        find_derivatives(job);
         variant_.recurrence(recurrence(chunk, first_row, end_row));
     }
 
@@ -313,10 +327,6 @@ class Backward {
 
 }  // namespace
 
-void run_backward(const Layer &layer, const BackwardCall &call) {
-    if (layer.kind() == Layer::Kind::wide)
-        throw std::invalid_argument("Expected a layer of operators of up to 16 bits");
-    Backward(layer, call).run();
-}
+void run_backward(const Layer &layer, const BackwardCall &call) { Backward(layer, call).run(); }
 
 }  // namespace quant_gru

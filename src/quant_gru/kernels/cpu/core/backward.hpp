@@ -28,8 +28,7 @@ struct BackwardCall {
     int threads = 1;
 };
 
-// The same bits for any number of threads and size of chunks. Throws std::invalid_argument for a
-// layer of the wide kernel.
+// The same bits for any number of threads and size of chunks.
 void run_backward(const Layer &layer, const BackwardCall &call);
 
 }  // namespace quant_gru

@@ -25,6 +25,7 @@ class Layer {
     const Variant &variant() const { return variant_; }
     const FusedPlan &fused() const { return fused_; }
     const GeneralPlan &general() const { return general_; }
+    const WidePlan &wide() const { return wide_; }
     bool in_float() const { return cell().in_float; }
     int H() const { return H_; }
     int C() const { return C_; }

@@ -114,8 +114,10 @@ inline bool counts(const Chunk &c, int64_t row, int64_t step) {
     extern const ProductLayout product_layout;                                    \
     void fused_derivatives(const FusedPlan &plan, const DerivativesJob &job);     \
     void general_derivatives(const GeneralPlan &plan, const DerivativesJob &job); \
+    void wide_derivatives(const WidePlan &plan, const DerivativesJob &job);       \
     int64_t fused_derivatives_workspace(const FusedPlan &plan);                   \
     int64_t general_derivatives_workspace(const GeneralPlan &plan);               \
+    int64_t wide_derivatives_workspace(const WidePlan &plan);                     \
     void recurrence(const RecurrenceJob &job);                                    \
     void wide_sums(const WideSums &job);                                          \
     void weight_products(const WeightJob &job);                                   \

@@ -74,8 +74,10 @@ bool has_neon_dot() {
      &space::product_layout,               \
      space::fused_derivatives,             \
      space::general_derivatives,           \
+     space::wide_derivatives,              \
      space::fused_derivatives_workspace,   \
      space::general_derivatives_workspace, \
+     space::wide_derivatives_workspace,    \
      space::recurrence,                    \
      space::wide_sums,                     \
      space::weight_products}

@@ -20,10 +20,12 @@ struct Variant {
     const ProductLayout *product_layout;
     void (*fused_derivatives)(const FusedPlan &, const DerivativesJob &);
     void (*general_derivatives)(const GeneralPlan &, const DerivativesJob &);
+    void (*wide_derivatives)(const WidePlan &, const DerivativesJob &);
     int64_t (*fused_derivatives_workspace)(const FusedPlan &);
     int64_t (*general_derivatives_workspace)(const GeneralPlan &);
+    int64_t (*wide_derivatives_workspace)(const WidePlan &);
     void (*recurrence)(const RecurrenceJob &);
-    void (*wide_sums)(const WideSums &);
+    MultiplyWide wide_sums;
     void (*weight_products)(const WeightJob &);
 };
 

@@ -57,10 +57,13 @@ inline Wide product(int64_t a, int64_t b) { return static_cast<Wide>(a) * b; }
 // rne(v / 2^k), saturated as qg_wide_round is.
 inline int64_t rounded(Wide v, int k) {
     if (k > 0 && k < 128) {
-        const auto half = static_cast<UnsignedWide>(1) << 127;
-        const UnsignedWide rest = static_cast<UnsignedWide>(v) << (128 - k);
+        // the remainder at the top of two words, and one more where the quotient is odd: it is
+        // rounded up where that is above one half; without a branch, which would be random
+        UnsignedWide rest = static_cast<UnsignedWide>(v) << (128 - k);
         v >>= k;
-        v += rest > half || (rest == half && (v & 1));
+        rest += static_cast<UnsignedWide>(v) & 1;
+        const auto high = static_cast<uint64_t>(rest >> 64), low = static_cast<uint64_t>(rest);
+        v += static_cast<int64_t>(high >> 63 & uint64_t{(high << 1 | low) != 0});
     } else if (k > 127) {
         return 0;
     }
@@ -105,30 +108,66 @@ int64_t sum_of(const Sum &s, Term t1, Term t2) {
     return static_cast<int64_t>(scaled(s.M[0], t1) + scaled(s.M[1], t2));
 }
 
-int64_t apply(const Sum &s, Term t1, Term t2) {
-    const int64_t found = s.tier == 'e' ? weighted(s, t1, t2) : qg_round(sum_of(s, t1, t2), s.k);
-    return qg_clamp(found, s.lo, s.hi);
+// A value within limits; `inside` becomes whether that is the value itself.
+int64_t clamped(int64_t v, int64_t lo, int64_t hi, bool &inside) {
+    const int64_t limited = qg_clamp(v, lo, hi);
+    inside = limited == v;
+    return limited;
 }
 
-// What a row needs beside its states.
-struct Space {
-    int32_t *low, *high;    // an operand, whole or in two halves
-    int64_t *sums, *sums2;  // (3H)
+int64_t apply(const Sum &s, Term t1, Term t2, bool &inside) {
+    const int64_t found = s.tier == 'e' ? weighted(s, t1, t2) : qg_round(sum_of(s, t1, t2), s.k);
+    return clamped(found, s.lo, s.hi, inside);
+}
+
+// A product as its own code, or unrounded where it is fused.
+Term product_term(const Sum &s, int64_t a, int64_t b, bool &inside) {
+    inside = true;
+    return s.present ? Term{apply(s, {a, b}, {0, 0}, inside), 1} : Term{a, b};
+}
+
+// The codes of one unit in a step, and where no clamp changed them.
+struct Unit {
+    int64_t z, r, g, Rh_g, h;
+    struct {
+        bool wx[3], rh[3], z, r, g, rest, old, fresh, h;
+    } in;
 };
 
-void project(const WideProjection &p, const int64_t *v, int channels, const Space &space,
-             void (*multiply)(const WideSums &), int64_t *out) {
-    for (int i = 0; i < p.inputs; ++i) {
+// The equations of the cell. Wx, Rh: (3H), before their clamp; h: of the unit, before the step.
+inline Unit unit_of(const WidePlan &p, const int64_t *Wx, const int64_t *Rh, int64_t h) {
+    const int H = p.H;
+    Unit u;
+    int64_t x[3], s[3];
+    for (int gate = 0; gate < 3; ++gate) {
+        x[gate] = clamped(Wx[gate * H], p.W.lo, p.W.hi, u.in.wx[gate]);
+        s[gate] = clamped(Rh[gate * H], p.R.lo, p.R.hi, u.in.rh[gate]);
+    }
+    u.Rh_g = s[2];
+    u.z = look_up(p.z, apply(p.z_pre, {x[0], 1}, {s[0], 1}, u.in.z));
+    u.r = look_up(p.r, apply(p.r_pre, {x[1], 1}, {s[1], 1}, u.in.r));
+    const Term rest = product_term(p.rRh, u.r, s[2], u.in.rest);
+    u.g = look_up(p.g, apply(p.g_pre, {x[2], 1}, rest, u.in.g));
+    const Term old = product_term(p.old_contrib, u.z, h, u.in.old);
+    const Term fresh = product_term(p.new_contrib, p.one - u.z, u.g, u.in.fresh);
+    u.h = apply(p.h_new, old, fresh, u.in.h);
+    return u;
+}
+
+void project(const WideProjection &p, const int64_t *v, int rows, int channels,
+             const WideSpace &space, MultiplyWide multiply, int64_t *out) {
+    const int64_t operands = static_cast<int64_t>(rows) * p.inputs;
+    for (int64_t i = 0; i < operands; ++i) {
         space.low[i] = static_cast<int32_t>(p.in_word ? v[i] : v[i] & 0xffff);
         if (!p.in_word) space.high[i] = static_cast<int32_t>(qg_floor_shift(v[i], 16));
     }
-    multiply({p.w, space.low, channels, p.inputs, space.sums});
-    if (!p.in_word) multiply({p.w, space.high, channels, p.inputs, space.sums2});
-    for (int c = 0; c < channels; ++c) {
-        const int64_t found = requantized(p.in_word ? 0 : space.sums2[c], space.sums[c], p.bias[c],
-                                          p.bias_shift, p.M[c], static_cast<int>(p.k[c]));
-        out[c] = qg_clamp(found, p.lo, p.hi);
-    }
+    multiply({p.w, space.low, channels, p.inputs, rows, space.sums});
+    if (!p.in_word) multiply({p.w, space.high, channels, p.inputs, rows, space.sums2});
+    const int64_t *high = space.sums2, *low = space.sums;
+    for (int r = 0; r < rows; ++r, high += channels, low += channels, out += channels)
+        for (int c = 0; c < channels; ++c)
+            out[c] = requantized(p.in_word ? 0 : high[c], low[c], p.bias[c], p.bias_shift, p.M[c],
+                                 static_cast<int>(p.k[c]));
 }
 
 }  // namespace
@@ -160,49 +199,101 @@ int64_t look_up(const Table &t, int64_t v) {
 
 int64_t workspace_bytes(const WidePlan &p) {
     const int64_t longest = std::max(p.W.inputs, p.H);
-    return 8 * (static_cast<int64_t>(p.W.inputs) + 13 * p.H + longest);
+    return kWideRows * 8 * (static_cast<int64_t>(p.W.inputs) + 13 * p.H + longest);
 }
 
-void run_wide(const WidePlan &p, const Job &job, void (*multiply)(const WideSums &)) {
+WideSpace wide_space(const WidePlan &p, void *workspace) {
+    const int64_t H = kWideRows * static_cast<int64_t>(p.H);
+    const int64_t C = kWideRows * static_cast<int64_t>(p.W.inputs);
+    WideSpace s;
+    s.x = static_cast<int64_t *>(workspace);
+    s.h = s.x + C;
+    s.Wx = s.h + H;
+    s.Rh = s.Wx + 3 * H;
+    s.sums = s.Rh + 3 * H;
+    s.sums2 = s.sums + 3 * H;
+    s.low = reinterpret_cast<int32_t *>(s.sums2 + 3 * H);
+    s.high = s.low + std::max(C, H);
+    return s;
+}
+
+void read_codes(const void *from, Container container, int64_t first, int64_t zero, int n,
+                int64_t *to) {
+    for (int i = 0; i < n; ++i) to[i] = read(from, container, first + i) - zero;
+}
+
+void project_wide(const WidePlan &p, const WideSpace &space, int rows, MultiplyWide multiply) {
+    project(p.W, space.x, rows, 3 * p.H, space, multiply, space.Wx);
+    project(p.R, space.h, rows, 3 * p.H, space, multiply, space.Rh);
+}
+
+void record_item(const WidePlan &p, const int64_t *Wx, const int64_t *Rh, const int64_t *h,
+                 const WideItem &item) {
+    const Clamps &in = item.in;
+    for (int i = 0; i < p.H; ++i) {
+        const Unit u = unit_of(p, Wx + i, Rh + i, h[i]);
+        item.z[i] = static_cast<double>(u.z);
+        item.r[i] = static_cast<double>(u.r);
+        item.g[i] = static_cast<double>(u.g);
+        item.Rh_g[i] = static_cast<double>(u.Rh_g);
+        for (int gate = 0; gate < 3; ++gate) {
+            in.wx[gate * p.H + i] = u.in.wx[gate];
+            in.rh[gate * p.H + i] = u.in.rh[gate];
+        }
+        in.z[i] = u.in.z;
+        in.r[i] = u.in.r;
+        in.g[i] = u.in.g;
+        in.rest[i] = u.in.rest;
+        in.old[i] = u.in.old;
+        in.fresh[i] = u.in.fresh;
+        in.h[i] = u.in.h;
+    }
+}
+
+namespace {
+
+// The state of a row after a step, in place of the one before it.
+void advance(const WidePlan &p, const int64_t *Wx, const int64_t *Rh, const uint8_t *held,
+             int64_t *h) {
+    bool inside;
+    for (int i = 0; i < p.H; ++i) {
+        if (held && held[i]) continue;
+        const int64_t now = unit_of(p, Wx + i, Rh + i, h[i]).h;
+        const bool keeps = p.zoneout.present && !held;
+        h[i] = keeps ? apply(p.zoneout, {h[i], 1}, {now, 1}, inside) : now;
+    }
+}
+
+}  // namespace
+
+void run_wide(const WidePlan &p, const Job &job, MultiplyWide multiply) {
     const int H = p.H, C = p.W.inputs;
-    int64_t *x = static_cast<int64_t *>(job.workspace);
-    int64_t *h = x + C, *Wx = h + H, *Rh = Wx + 3 * H;
-    int64_t *const sums = Rh + 3 * H;
-    auto *const halves = reinterpret_cast<int32_t *>(sums + 6 * H);
-    const Space space = {halves, halves + std::max(C, H), sums, sums + 3 * H};
-    for (int64_t row = job.first_row; row < job.end_row; ++row) {
-        for (int i = 0; i < H; ++i)
-            h[i] = read(job.h0.data, p.h.container, row * job.h0.row + i) - p.R.zero;
+    const WideSpace space = wide_space(p, job.workspace);
+    auto write_state = [&](const int64_t *h, void *to, int64_t start) {
+        for (int i = 0; i < H; ++i) write(to, p.h.container, start + i, h[i] + p.R.zero);
+    };
+    for (int64_t first = job.first_row; first < job.end_row; first += kWideRows) {
+        const int rows = static_cast<int>(std::min<int64_t>(kWideRows, job.end_row - first));
+        for (int r = 0; r < rows; ++r)
+            read_codes(job.h0.data, p.h.container, (first + r) * job.h0.row, p.R.zero, H,
+                       space.h + r * H);
         for (int64_t n = 0; n < job.T; ++n) {
             const int64_t step = job.reverse ? job.T - 1 - n : n;
-            if (!job.lengths || job.lengths[row] > step) {
-                const int64_t start = step * job.x.step + row * job.x.row;
-                for (int i = 0; i < C; ++i)
-                    x[i] = read(job.x.data, p.x.container, start + i) - p.W.zero;
-                project(p.W, x, 3 * H, space, multiply, Wx);
-                project(p.R, h, 3 * H, space, multiply, Rh);
+            for (int r = 0; r < rows; ++r)
+                read_codes(job.x.data, p.x.container, step * job.x.step + (first + r) * job.x.row,
+                           p.W.zero, C, space.x + r * C);
+            project_wide(p, space, rows, multiply);
+            for (int r = 0; r < rows; ++r) {
+                const int64_t row = first + r;
                 const uint8_t *held = job.held ? job.held + (step * job.N + row) * H : nullptr;
-                for (int i = 0; i < H; ++i) {
-                    if (held && held[i]) continue;
-                    const int64_t z = look_up(p.z, apply(p.z_pre, {Wx[i], 1}, {Rh[i], 1}));
-                    const int64_t r = look_up(p.r, apply(p.r_pre, {Wx[H + i], 1}, {Rh[H + i], 1}));
-                    Term rest = {r, Rh[2 * H + i]};
-                    if (p.rRh.present) rest = {apply(p.rRh, rest, {0, 0}), 1};
-                    const int64_t g = look_up(p.g, apply(p.g_pre, {Wx[2 * H + i], 1}, rest));
-                    Term old = {z, h[i]}, fresh = {p.one - z, g};
-                    if (p.old_contrib.present) old = {apply(p.old_contrib, old, {0, 0}), 1};
-                    if (p.new_contrib.present) fresh = {apply(p.new_contrib, fresh, {0, 0}), 1};
-                    const int64_t now = apply(p.h_new, old, fresh);
-                    const bool keeps = p.zoneout.present && !held;
-                    h[i] = keeps ? apply(p.zoneout, {h[i], 1}, {now, 1}) : now;
-                }
+                int64_t *const h = space.h + r * H;
+                if (!job.lengths || job.lengths[row] > step)
+                    advance(p, space.Wx + r * 3 * H, space.Rh + r * 3 * H, held, h);
+                write_state(h, job.out.codes, step * job.out.codes_step + row * job.out.codes_row);
             }
-            const int64_t start = step * job.out.codes_step + row * job.out.codes_row;
-            for (int i = 0; i < H; ++i)
-                write(job.out.codes, p.h.container, start + i, h[i] + p.R.zero);
         }
-        for (int i = 0; i < H; ++i)
-            write(job.last.codes, p.h.container, row * job.last.codes_row + i, h[i] + p.R.zero);
+        for (int r = 0; r < rows; ++r)
+            write_state(space.h + r * H, job.last.codes, (first + r) * job.last.codes_row);
     }
 }
 

@@ -39,10 +39,14 @@ void fused_derivatives(const FusedPlan &plan, const DerivativesJob &job) {
 void general_derivatives(const GeneralPlan &plan, const DerivativesJob &job) {
     run_general_derivatives(plan, job);
 }
+void wide_derivatives(const WidePlan &plan, const DerivativesJob &job) {
+    run_wide_derivatives(plan, job);
+}
 int64_t fused_derivatives_workspace(const FusedPlan &plan) { return fused_derivatives_bytes(plan); }
 int64_t general_derivatives_workspace(const GeneralPlan &plan) {
     return general_derivatives_bytes(plan);
 }
+int64_t wide_derivatives_workspace(const WidePlan &plan) { return wide_derivatives_bytes(plan); }
 void recurrence(const RecurrenceJob &job) { recurrence_rows(job); }
 void wide_sums(const WideSums &job) { run_wide_sums(job); }
 void weight_products(const WeightJob &job) { weight_sums(job); }

@@ -35,16 +35,15 @@ inline void clamp_all(Real *v, const Sum &s, int n, float *inside) {
 template <class Real>
 struct GeneralItem {
     Real *z, *r, *g, *rest, *not_z, *old, *fresh, *after, *h;
-    float *in_wx, *in_rh;  // (3H)
-    float *in_z, *in_r, *in_g, *in_rest, *in_old, *in_new, *in_h;
+    Clamps in;
 
     GeneralItem(MemoryPieces &pieces, int H) {
         Real **const codes[] = {&z, &r, &g, &rest, &not_z, &old, &fresh, &after, &h};
         for (Real **v : codes) *v = static_cast<Real *>(pieces.take(H * sizeof(Real)));
-        in_wx = static_cast<float *>(pieces.take(3 * H * sizeof(float)));
-        in_rh = static_cast<float *>(pieces.take(3 * H * sizeof(float)));
-        float **const insides[] = {&in_z, &in_r, &in_g, &in_rest, &in_old, &in_new, &in_h};
-        for (float **v : insides) *v = static_cast<float *>(pieces.take(H * sizeof(float)));
+        in.wx = static_cast<float *>(pieces.take(3 * H * sizeof(float)));
+        in.rh = static_cast<float *>(pieces.take(3 * H * sizeof(float)));
+        float **const units[] = {&in.z, &in.r, &in.g, &in.rest, &in.old, &in.fresh, &in.h};
+        for (float **v : units) *v = static_cast<float *>(pieces.take(H * sizeof(float)));
     }
     static int64_t bytes(int H) { return 9 * round_up(8 * H, 64) + 13 * (4 * int64_t{H} + 64); }
 };
@@ -61,25 +60,25 @@ void general_item(const GeneralPlan &p, Real *Wx, Real *Rh, const GeneralItem<Re
             for (int i = 0; i < H; ++i) inside[i] = 1;
         }
     };
-    clamp_all(Wx, p.W.lo, p.W.hi, 3 * H, t.in_wx);
-    clamp_all(Rh, p.R.lo, p.R.hi, 3 * H, t.in_rh);
+    clamp_all(Wx, p.W.lo, p.W.hi, 3 * H, t.in.wx);
+    clamp_all(Rh, p.R.lo, p.R.hi, 3 * H, t.in.rh);
     add<Real, false, false>(opened(p.z_pre), Wx, nullptr, Rh, nullptr, t.z, H);
-    clamp_all(t.z, p.z_pre, H, t.in_z);
+    clamp_all(t.z, p.z_pre, H, t.in.z);
     look_up_all(p.z, t.z, H);
     add<Real, false, false>(opened(p.r_pre), Wx + H, nullptr, Rh + H, nullptr, t.r, H);
-    clamp_all(t.r, p.r_pre, H, t.in_r);
+    clamp_all(t.r, p.r_pre, H, t.in.r);
     look_up_all(p.r, t.r, H);
-    product(p.rRh, t.r, Rh + 2 * H, t.rest, t.in_rest);
+    product(p.rRh, t.r, Rh + 2 * H, t.rest, t.in.rest);
     if (p.rRh.present)
         add<Real, false, false>(opened(p.g_pre), Wx + 2 * H, nullptr, t.rest, nullptr, t.g, H);
     else
         add<Real, false, true>(opened(p.g_pre), Wx + 2 * H, nullptr, t.r, Rh + 2 * H, t.g, H);
-    clamp_all(t.g, p.g_pre, H, t.in_g);
+    clamp_all(t.g, p.g_pre, H, t.in.g);
     look_up_all(p.g, t.g, H);
     const Real one = static_cast<Real>(p.one);
     for (int i = 0; i < H; ++i) t.not_z[i] = one - t.z[i];
-    product(p.old_contrib, t.z, t.h, t.old, t.in_old);
-    product(p.new_contrib, t.not_z, t.g, t.fresh, t.in_new);
+    product(p.old_contrib, t.z, t.h, t.old, t.in.old);
+    product(p.new_contrib, t.not_z, t.g, t.fresh, t.in.fresh);
     const Sum h_new = opened(p.h_new);
     if (p.old_contrib.present && p.new_contrib.present)
         add<Real, false, false>(h_new, t.old, nullptr, t.fresh, nullptr, t.after, H);
@@ -89,12 +88,12 @@ void general_item(const GeneralPlan &p, Real *Wx, Real *Rh, const GeneralItem<Re
         add<Real, true, false>(h_new, t.z, t.h, t.fresh, nullptr, t.after, H);
     else
         add<Real, true, true>(h_new, t.z, t.h, t.not_z, t.g, t.after, H);
-    clamp_all(t.after, p.h_new, H, t.in_h);
+    clamp_all(t.after, p.h_new, H, t.in.h);
 }
 
-// Derivatives of one item, in double.
+// Derivatives of one item, in double. Rh_g: (H), the codes of matmul.Rh of the candidate.
 template <class Real>
-void general_derivatives_of(const GeneralPlan &p, const DerivativesJob &job, const Real *Rh,
+void general_derivatives_of(const Cell &p, const DerivativesJob &job, const Real *Rh_g,
                             int64_t item, const GeneralItem<Real> &t) {
     const Chunk &c = job.chunk;
     const Scales &s = job.scales;
@@ -103,25 +102,25 @@ void general_derivatives_of(const GeneralPlan &p, const DerivativesJob &job, con
     for (int i = 0; i < H; ++i) {
         const double z = s.z * static_cast<double>(t.z[i]), r = s.r * static_cast<double>(t.r[i]);
         const double g = s.g * static_cast<double>(t.g[i]), h = s.h * static_cast<double>(t.h[i]);
-        const double moved = (1 - kept) * static_cast<double>(t.in_h[i]);
-        const double through_old = moved * static_cast<double>(t.in_old[i]);
-        const double through_new = moved * static_cast<double>(t.in_new[i]);
+        const double moved = (1 - kept) * static_cast<double>(t.in.h[i]);
+        const double through_old = moved * static_cast<double>(t.in.old[i]);
+        const double through_new = moved * static_cast<double>(t.in.fresh[i]);
         const double at_z =
-            (through_old * h - through_new * g) * z * (1 - z) * static_cast<double>(t.in_z[i]);
+            (through_old * h - through_new * g) * z * (1 - z) * static_cast<double>(t.in.z[i]);
         const double tanh_derivative = g * g < 1 ? 1 - g * g : 0;
         const double at_g =
-            through_new * (1 - z) * tanh_derivative * static_cast<double>(t.in_g[i]);
-        const double at_rest = at_g * static_cast<double>(t.in_rest[i]);
-        const double at_r = at_rest * s.Rh * static_cast<double>(Rh[2 * H + i]) * r * (1 - r) *
-                            static_cast<double>(t.in_r[i]);
+            through_new * (1 - z) * tanh_derivative * static_cast<double>(t.in.g[i]);
+        const double at_rest = at_g * static_cast<double>(t.in.rest[i]);
+        const double at_r = at_rest * s.Rh * static_cast<double>(Rh_g[i]) * r * (1 - r) *
+                            static_cast<double>(t.in.r[i]);
         const int64_t group = i / kGroup, place = item * 3 * kGroup + i % kGroup;
         float *Wx = c.Wx + group * c.stride + place, *to = c.Rh + group * c.stride + place;
-        Wx[0] = static_cast<float>(at_z) * t.in_wx[i];
-        Wx[kGroup] = static_cast<float>(at_r) * t.in_wx[H + i];
-        Wx[2 * kGroup] = static_cast<float>(at_g) * t.in_wx[2 * H + i];
-        to[0] = static_cast<float>(at_z) * t.in_rh[i];
-        to[kGroup] = static_cast<float>(at_r) * t.in_rh[H + i];
-        to[2 * kGroup] = static_cast<float>(at_rest * r) * t.in_rh[2 * H + i];
+        Wx[0] = static_cast<float>(at_z) * t.in.wx[i];
+        Wx[kGroup] = static_cast<float>(at_r) * t.in.wx[H + i];
+        Wx[2 * kGroup] = static_cast<float>(at_g) * t.in.wx[2 * H + i];
+        to[0] = static_cast<float>(at_z) * t.in.rh[i];
+        to[kGroup] = static_cast<float>(at_r) * t.in.rh[H + i];
+        to[2 * kGroup] = static_cast<float>(at_rest * r) * t.in.rh[2 * H + i];
         c.direct[group * c.direct_stride + item * kGroup + i % kGroup] =
             static_cast<float>(kept + through_old * z);
     }
@@ -171,7 +170,7 @@ void general_derivatives_in(const GeneralPlan &p, const DerivativesJob &job) {
             for (int u = 0; u < H; ++u) t.h[u] = static_cast<Real>(h[int64_t{i} * H + u]);
             general_item(p, Wx + i * wx_stride, Rh + i * rh_stride, t);
             const int64_t item = item_of(c, step, row);
-            general_derivatives_of(p, job, Rh + i * rh_stride, item, t);
+            general_derivatives_of(p, job, Rh + i * rh_stride + 2 * H, item, t);
             clear_padding(c, item, H);
             hold(job, step_of(c, c.first_step + step), row, item, H);
         }
@@ -187,4 +186,46 @@ int64_t general_derivatives_bytes(const GeneralPlan &p) {
 
 void run_general_derivatives(const GeneralPlan &p, const DerivativesJob &job) {
     p.in_float ? general_derivatives_in<float>(p, job) : general_derivatives_in<double>(p, job);
+}
+
+// The same for plans of the wide kernel.
+void run_wide_derivatives(const WidePlan &p, const DerivativesJob &job) {
+    const Chunk &c = job.chunk;
+    const int H = p.H, C = p.W.inputs;
+    const WideSpace space = wide_space(p, job.workspace);
+    MemoryPieces pieces{static_cast<char *>(job.workspace) + cache_lines(workspace_bytes(p))};
+    auto *const Rh_g = static_cast<double *>(pieces.take(H * sizeof(double)));
+    const GeneralItem<double> t(pieces, H);
+    const WideItem record{t.z, t.r, t.g, Rh_g, t.in};
+
+    const int64_t rows = job.end_row - job.first_row, all = c.steps * rows;
+    for (int64_t start = 0; start < all; start += kWideRows) {
+        const int count = static_cast<int>(all - start < kWideRows ? all - start : kWideRows);
+        for (int i = 0; i < count; ++i) {
+            const int64_t step = (start + i) / rows, row = job.first_row + (start + i) % rows;
+            const int64_t item = item_of(c, step, row), place = c.first_step + step;
+            const int64_t before = place ? step_of(c, place - 1) * c.N + row : row;
+            int64_t *const x = space.x + int64_t{i} * C, *const h = space.h + int64_t{i} * H;
+            read_codes(job.x, p.x.container, (step_of(c, place) * c.N + row) * C, p.W.zero, C, x);
+            read_codes(place ? job.out : job.h0, p.h.container, before * H, p.R.zero, H, h);
+            pack_codes(c.x, c.code_stride, item, x, C);
+            pack_codes(c.h, c.code_stride, item, h, H);
+        }
+        project_wide(p, space, count, wide_sums);
+        for (int i = 0; i < count; ++i) {
+            const int64_t step = (start + i) / rows, row = job.first_row + (start + i) % rows;
+            const int64_t item = item_of(c, step, row);
+            const int64_t *const h = space.h + int64_t{i} * H;
+            record_item(p, space.Wx + int64_t{i} * 3 * H, space.Rh + int64_t{i} * 3 * H, h, record);
+            for (int u = 0; u < H; ++u) t.h[u] = static_cast<double>(h[u]);
+            general_derivatives_of(p, job, Rh_g, item, t);
+            clear_padding(c, item, H);
+            hold(job, step_of(c, c.first_step + step), row, item, H);
+        }
+    }
+}
+
+int64_t wide_derivatives_bytes(const WidePlan &p) {
+    return cache_lines(workspace_bytes(p)) + 8 * int64_t{p.H} + 64 +
+           GeneralItem<double>::bytes(p.H);
 }

@@ -159,7 +159,8 @@ inline void hold(const DerivativesJob &job, int64_t step, int64_t row, int64_t i
     }
 }
 
-inline void pack_codes(float *to, int64_t stride, int64_t item, const int32_t *codes, int n) {
+template <class Code>
+inline void pack_codes(float *to, int64_t stride, int64_t item, const Code *codes, int n) {
     to += item * kFeatures;
     int i = 0;
     for (; i + kFeatures <= n; i += kFeatures, to += stride)

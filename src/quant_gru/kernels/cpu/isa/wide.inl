@@ -2,10 +2,15 @@
 // whose vectors those of the compiler become.
 
 inline void run_wide_sums(const WideSums &job) {
+    const int64_t inputs = job.inputs;
     for (int c = 0; c < job.channels; ++c) {
-        const int32_t *const w = job.w + static_cast<int64_t>(c) * job.inputs;
-        int64_t sum = 0;
-        for (int i = 0; i < job.inputs; ++i) sum += static_cast<int64_t>(w[i]) * job.v[i];
-        job.sums[c] = sum;
+        // a row of weights stays in the first cache for all rows of the operand
+        const int32_t *const w = job.w + c * inputs;
+        for (int row = 0; row < job.rows; ++row) {
+            const int32_t *const v = job.v + row * inputs;
+            int64_t sum = 0;
+            for (int64_t i = 0; i < inputs; ++i) sum += static_cast<int64_t>(w[i]) * v[i];
+            job.sums[static_cast<int64_t>(row) * job.channels + c] = sum;
+        }
     }
 }

@@ -83,6 +83,10 @@ class FrozenPlans(CallKeeper):
         kept = self._cells.get((layer, direction))
         if kept and all(map(Stamp.matches, kept[0], buffers)):
             return kept[1]
+        # what a graph computes is there only after it has run
+        unseen = capturing(buffers[0].device) or any(buffer.is_inference() for buffer in buffers)
+        # before the plan: another thread may change buffers while it is built
+        stamps = None if unseen else [Stamp(buffer) for buffer in buffers]
         W, R, Bw, Br, Mx, kx, Mh, kh = buffers
         key = (W.device, layer, direction)
         if key not in self._frozen:
@@ -116,8 +120,6 @@ class FrozenPlans(CallKeeper):
             finite,
         )
         plan = CellPlan(self._frozen[key], weights)
-        # what a graph computes is there only after it has run
-        unseen = capturing(W.device) or any(buffer.is_inference() for buffer in buffers)
-        if not unseen:
-            self._cells[layer, direction] = ([Stamp(buffer) for buffer in buffers], plan)
+        if stamps is not None:
+            self._cells[layer, direction] = (stamps, plan)
         return plan

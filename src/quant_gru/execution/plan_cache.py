@@ -247,15 +247,16 @@ class PlanCache(CallKeeper):
         W, R, bw, br = w
         assert W is not None
         assert R is not None
-        part = build_weights(q, W, R, bw, br)
         unseen = any(each is not None and each.is_inference() for each in w)
         if unseen or capturing(W.device):
             # inference tensors keep no version, so a change of them would go unseen; what a graph
             # computes is there only after it has run
             self._weights.pop(key, None)
-        else:
-            stamps = [None if each is None else Stamp(each) for each in w]
-            self._weights[key] = (q, stamps, part)
+            return build_weights(q, W, R, bw, br)
+        # before the part: another thread may change weights while it is built
+        stamps = [None if each is None else Stamp(each) for each in w]
+        part = build_weights(q, W, R, bw, br)
+        self._weights[key] = (q, stamps, part)
         return part
 
 

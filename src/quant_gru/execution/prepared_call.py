@@ -151,21 +151,24 @@ class PreparedCall:
 
 
 def prepare(
-    plan: GRUPlan,
+    build: Callable[[], GRUPlan],
     cells: Sequence[Sequence[Tensor | None]],
     own: Collection[Tensor | None],
     dtype: torch.dtype | None,
 ) -> PreparedCall:
-    """What calls of a plan share.
+    """Build a plan, and what its calls share.
+
+    The guard is made before the plan: if another thread changes weights while the plan is built,
+    the guard tells the next call.
 
     Args:
-        plan: The plan.
-        cells: What it was made of; W, R, bw, br of each layer and direction where it follows them.
+        build: build() -> the plan.
+        cells: What it is made of; W, R, bw, br of each layer and direction where it follows them.
         own: All weights of the module.
         dtype: What outputs are of; None for the dtype of the input.
     """
     used = [w for cell in cells for w in cell]
-    device = plan.cells[0][0].weights.W.device
+    device = next(w.device for w in used if w is not None)
     # what a graph computes is there only after it has run
     guard = None if capturing(device) else guard_of(own, used, device)
-    return PreparedCall(plan, guard, cells, dtype)
+    return PreparedCall(build(), guard, cells, dtype)

@@ -141,12 +141,17 @@ class Calls(Checkpoints):
         # what is computed, as by parametrizations and pruning, may be other numbers at each call
         cells = [cell for layer in weights for cell in layer]
         live = live or any(w is not None and id(w) not in known for cell in cells for w in cell)
-        plan = plans.plan(self._state.scales, weights, live, dropped, p)
-        found = prepare(plan, cells, own, self._weight.dtype)
-        if kept is not None and kept.plan is plan:
+        scales = self._state.scales
+        found = prepare(
+            lambda: plans.plan(scales, weights, live, dropped, p), cells, own, self._weight.dtype
+        )
+        if kept is not None and kept.plan is found.plan:
             # weights are no part of it
             found.differentiated = kept.differentiated
         plans.keep(found)
+        if self._state.scales is not scales:
+            # another thread has given new ones, and what it cleared may have been kept again
+            plans.clear()
         return found
 
     def _differentiated(self, prepared: PreparedCall) -> Differentiated:

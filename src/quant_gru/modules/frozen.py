@@ -167,7 +167,7 @@ class FrozenQuantGRU(torch.nn.Module):
         if prepared is None or not prepared.holds(own):
             self._give_versions()
             integers = self._integers()
-            prepared = prepare(plans.plan(integers), [integers], own, None)
+            prepared = prepare(lambda: plans.plan(integers), [integers], own, None)
             plans.keep(prepared)
         result = prepared.start(own, x, h0, None, False, packing)
         if result is None:

@@ -94,8 +94,10 @@ def run_prepared(
         # what is computed is new in each call
         if not all(isinstance(w, Parameter) or not w.is_floating_point() for w in weights):
             return None
-        plan = source.plan(weights, False)
-        prepared = keeper.in_graphs = prepare(plan, [weights], weights, torch.float32)
+        prepared = prepare(
+            lambda: source.plan(weights, False), [weights], weights, torch.float32
+        )
+        keeper.in_graphs = prepared
     return prepared.start(weights, x, h0, lengths, False)
 
 

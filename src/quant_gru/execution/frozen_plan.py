@@ -2,27 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 from kernel_runtime.cuda.graph_capture import capturing
+from quant_gru._errors import ParameterError
 from quant_gru.execution.plan_cache import CallKeeper, Stamp
 from quant_gru.integer.plan import (
     CellPlan,
     FrozenPart,
     GRUPlan,
     WeightPart,
+    bias_limit,
     build_frozen,
     matmul_sum,
     stack,
 )
 from quant_gru.integer.qparams import QParams
+from quant_gru.integer.quantizer import CONTAINERS, code_limits
+from quant_gru.integer.weighted_sum import significant_bits
 from quant_gru.kernels.cuda.machine import COLD, refuse_in_capture
+from quant_gru.parameters.document import is_plain
+from quant_gru.parameters.schema import Shape
 
 BUFFERS = ("W", "R", "Bw", "Br", "Mx", "kx", "Mh", "kh")
+
+
+def key_of(name: str, layer: int, direction: int) -> str:
+    """The name of a buffer, as state_dicts have it."""
+    return f"{name}_l{layer}{'_reverse' if direction else ''}"
+
+
+def check_integers(
+    found: Mapping[str, object],
+    shape: Shape,
+    qparams: QParams,
+    layer: int,
+    direction: int,
+    values: bool = True,
+) -> None:
+    """Check the integers of one cell, whose addresses kernels take.
+
+    Args:
+        found: Name of `BUFFERS` -> tensor.
+        shape: The GRU it belongs to.
+        qparams: The quantizers of the cell.
+        layer: Which layer.
+        direction: Which direction.
+        values: Whether values are looked at, too, which waits for a GPU.
+
+    Raises:
+        ParameterError: A tensor is missing or does not fit.
+    """
+    H, D = shape.hidden_size, shape.directions
+    columns = {"W": (shape.input_size if layer == 0 else D * H,), "R": (H,)}
+    for name in BUFFERS:
+        key, tensor = key_of(name, layer, direction), found.get(name)
+        size = (3 * H, *columns.get(name, ()))
+        if not _holds_integers(tensor) or tensor.shape != size:
+            raise ParameterError(
+                f"Expected integers of shape {size} at key {key!r}, got {_kind_of(tensor)}"
+            )
+        if not values:
+            continue
+        lo, hi = _limits(name, qparams)
+        least, most = int(tensor.min()), int(tensor.max())
+        if not lo <= least <= most <= hi:
+            raise ParameterError(
+                f"Expected integers in [{lo}, {hi}] at key {key!r}, got {least}..{most}"
+            )
+
+
+def _limits(name: str, qparams: QParams) -> tuple[int, int]:
+    """What the values of a buffer may be, so that every bound of the plan holds."""
+    weight, operand = (
+        ("weight.W", "input.x") if name in ("W", "Bw", "Mx", "kx") else ("weight.R", "output.h")
+    )
+    bits, width = qparams.config[weight].bitwidth or 1, qparams.quantizers[operand].bits
+    if name in ("W", "R"):
+        return code_limits(bits, signed=True)
+    if name in ("Bw", "Br"):
+        limit = bias_limit(bits, width)
+        return -limit, limit
+    if name in ("Mx", "Mh"):
+        p = significant_bits(bits + width)
+        return 1 << (p - 1), (1 << p) - 1
+    return -600, 600
+
+
+def _holds_integers(value: object) -> TypeGuard[Tensor]:
+    return is_plain(value) and value.dtype in CONTAINERS
+
+
+def _kind_of(value: object) -> str:
+    if value is None:
+        return "none"
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{value.dtype} {tuple(value.shape)} ({value.layout}, {value.device.type})"
 
 
 class FrozenPlans(CallKeeper):
@@ -30,11 +110,12 @@ class FrozenPlans(CallKeeper):
 
     Args:
         qparams: [layer][direction] -> quantizers and tables.
+        shape: The GRU they belong to.
     """
 
-    def __init__(self, qparams: Sequence[Sequence[QParams]]) -> None:
+    def __init__(self, qparams: Sequence[Sequence[QParams]], shape: Shape) -> None:
         super().__init__()
-        self.qparams = qparams
+        self.qparams, self.shape = qparams, shape
         self._frozen: dict[tuple[torch.device, int, int], FrozenPart] = {}
         self._cells: dict[tuple[int, int], tuple[list[Stamp], CellPlan]] = {}
 
@@ -63,8 +144,16 @@ class FrozenPlans(CallKeeper):
             live: Taken for the sake of `PlanCache`; integers are noticed when they change.
             dropped: Likewise; a frozen GRU is not trained.
             p: Likewise.
+
+        Raises:
+            ParameterError: A buffer does not fit.
         """
         size = len(BUFFERS)
+        cells_of_all = sum(map(len, self.qparams))
+        if len(buffers) != size * cells_of_all:
+            raise ParameterError(
+                f"Expected {size * cells_of_all} tensors of integers, got {len(buffers)}"
+            )
         cells = iter([buffers[i : i + size] for i in range(0, len(buffers), size)])
         found = stack(
             [
@@ -84,7 +173,10 @@ class FrozenPlans(CallKeeper):
         if kept and all(map(Stamp.matches, kept[0], buffers)):
             return kept[1]
         # what a graph computes is there only after it has run
-        unseen = capturing(buffers[0].device) or any(buffer.is_inference() for buffer in buffers)
+        is_captured = is_plain(buffers[0]) and capturing(buffers[0].device)
+        found = dict(zip(BUFFERS, buffers, strict=True))
+        check_integers(found, self.shape, qparams, layer, direction, values=not is_captured)
+        unseen = is_captured or any(buffer.is_inference() for buffer in buffers)
         # before the plan: another thread may change buffers while it is built
         stamps = None if unseen else [Stamp(buffer) for buffer in buffers]
         W, R, Bw, Br, Mx, kx, Mh, kh = buffers

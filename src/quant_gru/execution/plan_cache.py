@@ -284,10 +284,12 @@ class Stamp:
             return self is None and tensor is None
         return (
             not tensor.is_inference()
+            and tensor.layout is self.alias.layout
             and tensor.data_ptr() == self.alias.data_ptr()
             and tensor._version == self.version
             and (self.steps is None or steps.count == self.steps)
             and tensor.shape == self.alias.shape
+            and tensor.stride() == self.alias.stride()
             and tensor.dtype == self.alias.dtype
             and tensor.device == self.alias.device
         )

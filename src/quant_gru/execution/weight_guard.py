@@ -55,6 +55,8 @@ def guard_of(
     for w in weights:
         if w is None or type(w) not in _KINDS or w.device != device:
             return None
+        if w.layout is not torch.strided:
+            return None
         found.append(w)
     known = {id(w) for w in found}
     if not all(w is None or id(w) in known for w in used):

@@ -184,15 +184,15 @@ class Calls(Checkpoints):
 
     def _plan_again(self) -> Callable[[TensorSequence[Tensor], Noise | None], GRUPlan]:
         """again(weights, noise) -> the plan of a forward once more, of weights in one list."""
-        scales = self._state.scales
+        scales, shape = self._state.scales, self._shape()
         assert scales is not None
         # plans are not to keep themselves alive
         kept = weakref.ref(self._state.plans)
 
         def again(weights: TensorSequence[Tensor], noise: Noise | None) -> GRUPlan:
-            plans = LivePlans(scales, kept() or PlanCache())
-            shape = (len(scales), len(scales[0]), weights[1].shape[1])
-            dropped = noise.all_dropped(*shape) if noise else None
+            plans = LivePlans(scales, kept() or PlanCache(), shape)
+            sizes = (shape.num_layers, shape.directions, shape.hidden_size)
+            dropped = noise.all_dropped(*sizes) if noise else None
             return plans.plan(weights, True, dropped, noise.recurrent_dropout if noise else 0.0)
 
         return again

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,15 +11,14 @@ from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import ParameterError, QuantGRUError
-from quant_gru.config import QuantConfig
-from quant_gru.execution.frozen_plan import BUFFERS, FrozenPlans
+from quant_gru.execution.frozen_plan import BUFFERS, FrozenPlans, check_integers, key_of
 from quant_gru.execution.integer_io import integer_forward, trace_codes
 from quant_gru.execution.layers import run_real
 from quant_gru.execution.prepared_call import prepare
 from quant_gru.execution.sequence_layout import Sequence, normalize
-from quant_gru.integer.plan import GRUPlan, WeightPart, bias_limit
-from quant_gru.integer.quantizer import CONTAINERS, Quantizer, code_limits, container_dtype
-from quant_gru.integer.weighted_sum import WeightedSum, significant_bits
+from quant_gru.integer.plan import GRUPlan, WeightPart
+from quant_gru.integer.quantizer import container_dtype
+from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.modules.stream import Stream
 from quant_gru.parameters import document as params
 from quant_gru.torch_ops import operators, watchers
@@ -47,13 +46,13 @@ class FrozenQuantGRU(torch.nn.Module):
         for layer, cells in enumerate(plan.cells):
             for direction, cell in enumerate(cells):
                 for name, tensor in _compact(cell.weights).items():
-                    self.register_buffer(_key(name, layer, direction), tensor)
+                    self.register_buffer(key_of(name, layer, direction), tensor)
 
     def _restore(self, document: dict[str, Any], batch_first: bool, device: torch.device) -> None:
         found = params.from_document(document, "plan")
         self.shape = found.shape
         self.batch_first = batch_first
-        self._plans = FrozenPlans(found.cells)
+        self._plans = FrozenPlans(found.cells, found.shape)
         text = params.to_tensor({**document, "batch_first": batch_first})
         # where the integers are: a module is on one device
         self.register_buffer(_DOCUMENT, text.to(device))
@@ -75,22 +74,11 @@ class FrozenQuantGRU(torch.nn.Module):
         module._restore(document, batch_first, state_dict[_DOCUMENT].device)
         for layer, cells in enumerate(module._plans.qparams):
             for direction in range(len(cells)):
-                config = cells[direction].config
-                for name, shape in module._buffer_shapes(layer).items():
-                    key = _key(name, layer, direction)
-                    tensor = state_dict.get(key)
-                    if not _holds_integers(tensor) or tensor.shape != shape:
-                        got = "none" if tensor is None else _kind_of(tensor)
-                        raise ParameterError(
-                            f"Expected integers of shape {shape} at key {key!r}, got {got}"
-                        )
-                    lo, hi = _limits(name, config, cells[direction].quantizers)
-                    if not lo <= int(tensor.min()) <= int(tensor.max()) <= hi:
-                        raise ParameterError(
-                            f"Expected integers in [{lo}, {hi}] at key {key!r}, "
-                            f"got {int(tensor.min())}..{int(tensor.max())}"
-                        )
-                    module.register_buffer(key, tensor.clone())
+                found = {name: state_dict.get(key_of(name, layer, direction)) for name in BUFFERS}
+                check_integers(found, module.shape, cells[direction], layer, direction)
+                for name, tensor in found.items():
+                    assert tensor is not None
+                    module.register_buffer(key_of(name, layer, direction), tensor.clone())
         return module
 
     def _load_from_state_dict(
@@ -122,18 +110,10 @@ class FrozenQuantGRU(torch.nn.Module):
         except QuantGRUError as error:
             error_msgs.append(str(error))
             return
-        device = self.get_buffer(_key("W", 0, 0)).device
+        device = self.get_buffer(key_of("W", 0, 0)).device
         self._plans, self.batch_first = other._plans, other.batch_first
         for name, tensor in other._buffers.items():
             self._buffers[name] = None if tensor is None else tensor.to(device)
-
-    def _buffer_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
-        H = self.shape.hidden_size
-        C = self.shape.input_size if layer == 0 else H * self.shape.directions
-        rows = 3 * H
-        return {"W": (rows, C), "R": (rows, H)} | dict.fromkeys(
-            ("Bw", "Br", "Mx", "kx", "Mh", "kh"), (rows,)
-        )
 
     def forward(
         self, input: Tensor | PackedSequence, hx: Tensor | None = None
@@ -226,13 +206,13 @@ class FrozenQuantGRU(torch.nn.Module):
             hidden_size=self.shape.hidden_size,
             states=self.shape.num_layers * self.shape.directions,
             batch_first=self.batch_first,
-            like=self.get_buffer(_key("W", 0, 0)),
+            like=self.get_buffer(key_of("W", 0, 0)),
             dtype=torch.float32,
         )
 
     def _integers(self) -> list[Tensor]:
         return [
-            self.get_buffer(_key(name, layer, direction))
+            self.get_buffer(key_of(name, layer, direction))
             for layer in range(self.shape.num_layers)
             for direction in range(self.shape.directions)
             for name in BUFFERS
@@ -248,37 +228,6 @@ class FrozenQuantGRU(torch.nn.Module):
             f"{sizes}, num_layers={self.shape.num_layers}, batch_first={self.batch_first}, "
             f"bidirectional={self.shape.bidirectional}"
         )
-
-
-def _limits(name: str, config: QuantConfig, quantizers: Mapping[str, Quantizer]) -> tuple[int, int]:
-    """What the values of a buffer may be, so that every bound of the plan holds."""
-    weight, operand = (
-        ("weight.W", "input.x") if name in ("W", "Bw", "Mx", "kx") else ("weight.R", "output.h")
-    )
-    bits, width = config[weight].bitwidth or 1, quantizers[operand].bits
-    if name in ("W", "R"):
-        return code_limits(bits, signed=True)
-    if name in ("Bw", "Br"):
-        limit = bias_limit(bits, width)
-        return -limit, limit
-    if name in ("Mx", "Mh"):
-        p = significant_bits(bits + width)
-        return 1 << (p - 1), (1 << p) - 1
-    return -600, 600
-
-
-def _holds_integers(value: Any) -> TypeGuard[Tensor]:
-    return params.is_plain(value) and value.dtype in CONTAINERS
-
-
-def _kind_of(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    return f"{value.dtype} {tuple(value.shape)} ({value.layout}, {value.device.type})"
-
-
-def _key(name: str, layer: int, direction: int) -> str:
-    return f"{name}_l{layer}{'_reverse' if direction else ''}"
 
 
 def _compact(w: WeightPart) -> dict[str, Tensor]:

@@ -126,7 +126,8 @@ class QuantState:
         if self._scales is not None:
             with torch.inference_mode(False), torch.device("cpu"):
                 self.text = params.to_tensor(self.document())
-            plan_sources.keep(self.text, plan_sources.LivePlans(self._scales, self.plans))
+            source = plan_sources.LivePlans(self._scales, self.plans, self._shape)
+            plan_sources.keep(self.text, source)
 
     # --- before calibration
 

@@ -32,7 +32,7 @@ from quant_gru.execution.noise import Noise
 from quant_gru.integer.backward import Kept
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.dispatch import PRECISIONS
-from quant_gru.torch_ops.plan_sources import has_bias, run_prepared, source_of
+from quant_gru.torch_ops.plan_sources import check_inputs, has_bias, run_prepared, source_of
 from quant_gru.torch_ops.vmap import into_rows, is_batched, one_by_one
 
 _INPUTS = (
@@ -145,6 +145,7 @@ def _forward(
     with torch.no_grad():
         plain = noise is None and keeps is None and not live
         source = source_of(parameters, weights)
+        check_inputs(source, weights, x, h0, lengths)
         result = run_prepared(source, weights, x, h0, lengths) if plain else None
         if result is None:
             plan = _plan(parameters, weights, live, noise, h0, bidirectional)
@@ -180,6 +181,7 @@ def _backward(
     done = Pass(x, h0, lengths, noise, out, nan, precision)
     asked = Asked(needs[0], True, of_cells(needs[1:], bias))
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        check_inputs(source_of(parameters, weights), weights, x, h0, lengths)
         plan = _plan(parameters, weights, live, noise, h0, bidirectional)
         found = gradients(plan, done, grad_y, grad_h_n, asked)
     grads = [

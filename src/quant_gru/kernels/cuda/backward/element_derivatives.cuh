@@ -1,7 +1,7 @@
 // The derivatives of one element from the sums of both GEMMs. The arithmetic is that of the
 // forward, with a mask for every clamp, because a clamp stops the gradient.
 //
-//   REAL, QG_WORDS, QG_RRH, QG_OLD, QG_NEW, QG_ZONEOUT: as for the recurrence
+//   REAL, QG_WORDS, QG_RRH, QG_OLD, QG_NEW, QG_ZONEOUT: see recurrence/persistent.cu
 #ifndef QUANT_GRU_ELEMENT_CUH
 #define QUANT_GRU_ELEMENT_CUH
 

@@ -92,7 +92,7 @@ class Call:
         self.strides = x.stride()[:2]
         if grad_out is None:
             grad_out = _zero(self.device).expand(T, N, H)
-        # any strides
+        # kernels accept any strides
         self.grad_out = _real(grad_out)
         states = plan.h.container
         self.tensors: dict[str, Tensor | None] = {

@@ -2,7 +2,7 @@
 // the gates with the arithmetic of the forward. It also recomputes which values were clamped, since
 // a clamp stops the gradient.
 //
-//   REAL, QG_WORDS, QG_RRH, QG_OLD, QG_NEW, QG_ZONEOUT, TZ, TR, TG: as for the recurrence
+//   REAL, QG_WORDS, QG_RRH, QG_OLD, QG_NEW, QG_ZONEOUT, TZ, TR, TG: see recurrence/persistent.cu
 //   BYTES       all weights and activations of both GEMMs are bytes
 //   HALF        derivatives are stored in half precision
 //   DIRS        directions per launch

@@ -1,7 +1,7 @@
 // The derivatives of every element and step, if all weights and activations are bytes. The kernel
 // computes both GEMMs, and processes the gates while the sums are in registers.
 //
-//   REAL, QG_WORDS, QG_RRH, QG_OLD, QG_NEW, QG_ZONEOUT, TZ, TR, TG: as for the recurrence
+//   REAL, QG_WORDS, QG_RRH, QG_OLD, QG_NEW, QG_ZONEOUT, TZ, TR, TG: see recurrence/persistent.cu
 //   UNIT_WARPS  units per block divided by 16
 //   GROUPS      groups of warps per block; each group has rows of its own
 //   HALF, DIRS  see local_derivatives.cu

@@ -6,7 +6,7 @@
 
 struct Rows {
     const void *real;                      // [t * step + n * next + feature], or packed
-    void *to;                              // likewise
+    void *to;                              // [t * to_step + n * to_next + feature], or packed
     const int64_t *order;                  // (N), row n is row order[n] of `real`; or null
     const int64_t *packed;                 // (T + 1), start of each step's rows in `real`; or null
     const int64_t *to_packed;              // the same for `to`

@@ -1,4 +1,4 @@
-// Real values to codes.
+// Quantization of real values to codes.
 //
 //   EXACT: 1 if the inverses of scales are exact, 0 if not; undefined if Division.exact decides
 //   WHOLE: 1 if codes use the whole range of a byte; 0 or undefined for any range

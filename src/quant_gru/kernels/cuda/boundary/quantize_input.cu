@@ -17,7 +17,7 @@ constexpr int kRowsOfWarp = 2;
 // Quantize kRowsOfWarp rows, four features per lane. Lanes beyond the last row or the last features
 // repeat the last one.
 inline void take_fours(const QuantizeInput &p, int first) {
-    constexpr int kAhead = 2;  // times 32 groups of features of each row
+    constexpr int kAhead = 2;  // loads per lane and row that are issued at once
     const Target &o = p.to;
     const bool single = o.planes == 1;
     const int lane = threadIdx.x % 32, N = (int)o.N, rows = (int)o.T * N;

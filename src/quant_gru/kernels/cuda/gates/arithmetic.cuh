@@ -47,7 +47,7 @@ struct Magic<double> {
 template <class Real>
 struct Sum {
     Real m[2];
-    Real lo, hi;  // limits with the magic number added
+    Real lo, hi;  // limits plus the magic number
     int64_t M[2];
     int64_t k, low, high;
     int64_t in_words;  // the sum needs 64-bit integers
@@ -76,7 +76,7 @@ struct Cell {
     Sum<Real> zoneout;  // combines the states before and after a step
     Table z, r, g;
     Real one;
-    Real Rh_lo, Rh_hi;  // limits with the magic number added
+    Real Rh_lo, Rh_hi;  // limits plus the magic number
     Real Wx_offset;  // stored Wx minus zero-point-free Wx: its zero point minus its smallest code
     int64_t h_zero;
     int64_t h_offset;  // subtracted from state codes that are stored in bytes

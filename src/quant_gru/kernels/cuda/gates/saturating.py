@@ -13,7 +13,7 @@ from quant_gru.kernels.cuda.structs import BeforeC, LimitsC, SaturatedC
 CODES = 256  # a fraction is (code - smallest code) / CODES
 ENTRIES = CODES + 1  # per table: sums are clamped to [0, 1], both ends included
 _ROUNDING = 49152.0  # see saturating.cuh
-_EXACT = 1 << 24  # float32 represents every multiple of a unit up to so many units
+_EXACT = 1 << 24  # float32 represents every multiple of a unit up to this multiple
 _SMALLEST, _LARGEST = Fraction(1, 1 << 60), 1 << 60  # exclusive limits of multipliers
 
 

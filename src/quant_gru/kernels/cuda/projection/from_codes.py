@@ -180,7 +180,7 @@ class WeightStationary:
 SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(2, 2, 4), Tile(2, 2, 8)
 # by planes
 STATIONARY = {1: WeightStationary(4, 3, 8, 4, 1), 2: WeightStationary(4, 3, 4, 4, 1)}
-# weight-stationary blocks are faster from so many rows, and units times features
+# weight-stationary blocks are faster from this number of rows, and of units * features
 STATIONARY_ROWS = 8192
 STATIONARY_WEIGHTS = 1 << 17
 _LARGE_AT_ONCE = 3  # resident large tiles per multiprocessor

@@ -19,7 +19,7 @@ from quant_gru.kernels.cuda.structs import ProjectFewC, ProjectRealsC
 
 _LARGEST_SCALE = 2.0**90
 _FEATURES_AT_ONCE = 128  # features that the lanes of a warp load at once
-FEWEST_ROWS = 8  # up to so many rows, a warp per unit is faster than tensor cores
+FEWEST_ROWS = 8  # up to this number of rows, a warp per unit is faster than tensor cores
 _FEW_UNITS = 8  # units per block, one per warp
 _WGMMA_ARCH = "sm_90a"  # the architecture that has wgmma
 
@@ -138,15 +138,15 @@ ALONE = {
     2: tuple(Block(4, 2, columns, 3, 1, 1, 128) for columns in (4, 5, 6, 7)),
 }
 COLUMNS = (8, 10, 12, 13, 14)  # of `Warpgroups`, for all planes together
-# `Warpgroups` are fastest from so many rows, and rows * units * features
+# `Warpgroups` are fastest from this number of rows, and of rows * units * features
 _WGMMA_ROWS, _WGMMA_WORK = 1536, 20_000_000
 _WARPGROUP_OVERHEAD = 90  # work of a warpgroup besides the GEMM, in rows
-_FEW_TILES = 2  # up to so many tiles per warpgroup, an odd number of columns pays
-_FEW_ROWS = 4096  # up to so many rows, small blocks are faster
-# by planes: blocks share units only while so many small blocks fit a multiprocessor
+_FEW_TILES = 2  # up to this number of tiles per warpgroup, an odd number of columns pays
+_FEW_ROWS = 4096  # up to this number of rows, small blocks are faster
+# by planes: small blocks per multiprocessor up to which blocks share the units of their rows
 _AT_ONCE = {1: 2, 2: 7}
 _MOST_FEATURES = 384  # with more features, blocks that stream rows are faster
-_STATIONARY_WEIGHTS = 1 << 18  # weight-stationary blocks are faster from so many units * features
+_STATIONARY_WEIGHTS = 1 << 18  # units * features from which weight-stationary blocks are faster
 _BLOCK_OVERHEAD = 24  # work of a block besides the GEMM, in rows
 
 

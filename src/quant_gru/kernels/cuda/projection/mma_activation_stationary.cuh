@@ -25,7 +25,7 @@ template <int kUnitWarps, int kRowWarps, int kColumns, int kStages, int kPlanes,
 struct Standing {
     static constexpr int kThreads = 32 * kUnitWarps * kRowWarps;
     static constexpr int kUnits = 16 * kUnitWarps, kRows = 8 * kColumns * kRowWarps;
-    static constexpr int kPairs = (kColumns + 1) / 2;  // columns are loaded two at a time
+    static constexpr int kPairs = (kColumns + 1) / 2;  // columns are loaded in pairs
     static constexpr int kLinesOfRows = kRows + kColumns % 2 * 8;
     static constexpr int kLines = 3 * kUnits, kStageBytes = kLines * kDepth;
     static constexpr int kRingBytes = kStages * kStageBytes;

@@ -11,8 +11,8 @@ from quant_gru.kernels.cuda.recurrence import planner
 
 ALLOWED = True  # whether recurrences may start before their projections end; for experiments
 _CHUNKS = (8, 16, 32, 64)  # steps per time chunk
-_FEWEST_STEPS = 64  # overlap pays from so many steps
-# and from so many rows times units, if x would otherwise be projected from real values
+_FEWEST_STEPS = 64  # overlap pays from this number of steps
+# rows * units from which it pays if x would otherwise be projected from real values
 _WORK = 4_000_000
 _LARGEST_SHARE = 0.9  # the largest ratio of projection time to recurrence time
 # by planes: nanoseconds of a block per row and unit, and those per row, unit and feature

@@ -18,7 +18,7 @@ from quant_gru.kernels.cuda.projection.from_reals import (
 from quant_gru.kernels.cuda.projection.overlap import Overlap
 from quant_gru.kernels.cuda.recurrence import planner
 
-FEW_ROWS = 64  # up to so many steps times batch, codes are projected without tensor cores
+FEW_ROWS = 64  # steps times batch up to which codes are projected without tensor cores
 
 
 class Method(Enum):

@@ -1,6 +1,5 @@
-// The input projection with 8-bit weights in one kernel. It computes codes of W x minus the
-// smallest code from codes of x, and writes them in the order in which the recurrent kernel reads
-// them.
+// The input projection from codes of x with 8-bit weights, in one kernel. It computes codes of W x
+// minus the smallest code. It writes them in the order in which the recurrent kernel reads them.
 //
 //   PLANES      bytes per code of x: 1, or 2 with x = 256 * first + second + 128
 //   CODES, POWERS, LONG: see epilogue.cuh

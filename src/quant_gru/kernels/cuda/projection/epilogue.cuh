@@ -1,5 +1,5 @@
 // The epilogue of an input projection. It requantizes sums of an int8 GEMM to codes of W x minus
-// the smallest code, and writes them in the order in which the recurrent kernel reads them.
+// the smallest code. It writes them in the order in which the recurrent kernel reads them.
 //
 //   COLUMNS: columns of 8 rows whose sums a thread has, laid out as in mma_tiled.cuh
 //   PLANES: bytes per code of x: 1, or 2 with x = 256 * first + second + 128

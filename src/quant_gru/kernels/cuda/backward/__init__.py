@@ -1,1 +1,1 @@
-"""The backward of the integer GRU on a GPU."""
+"""The backward of the quantized GRU on a GPU."""

@@ -1,25 +1,25 @@
-// What the kernels of the backward share.
+// Types and functions that the kernels of the backward share.
 #ifndef QUANT_GRU_BACKWARD_CUH
 #define QUANT_GRU_BACKWARD_CUH
 
 #include "gates/arithmetic.cuh"
 #include "kernel_runtime/cuda/ptx.cuh"
 
-// A channel of W x or R h, as the product of bytes needs it.
+// The constants of a channel of W x or R h for an int8 GEMM.
 struct Channel {
-    int64_t folded;  // bias and zero points, in accumulator units
+    int64_t folded;  // bias with zero points folded in, in accumulator units
     double m;        // M / 2^k
     float m_float;   // the same
-    int32_t exact;   // whether float holds every accumulator and m
+    int32_t exact;   // whether float represents every accumulator exactly, and m is in its range
 };
 
-// Loaded or stored at once.
+// Words that are loaded or stored at once.
 template <int kBytes>
 struct alignas(kBytes < 16 ? kBytes : 16) Words {
     uint32_t of[kBytes / 4];
 };
 
-// Operands of matrix products and stored derivatives. OPERAND: 0 bfloat16, 1 float, 2 double.
+// The type of GEMM operands. OPERAND: 0 bfloat16, 1 float, 2 double.
 #if OPERAND == 0
 typedef uint16_t Operand;
 inline Operand operand(float v) { return (uint16_t)bf16_pair(v, 0.f); }
@@ -31,7 +31,7 @@ typedef double Operand;
 inline Operand operand(float v) { return (double)v; }
 #endif
 
-// Four derivatives of an element: halves where HALF, otherwise floats.
+// Four derivatives of an element, stored as half if HALF, otherwise as float.
 #if HALF
 typedef uint2 Derivatives;
 inline Derivatives derivatives(float a, float b, float c, float d) {
@@ -59,7 +59,8 @@ inline float derivative(const Derivatives &s, int i) {
 }
 #endif
 
-// Rows of a weight: update, reset, candidate in a plan; reset, update, candidate in PyTorch.
+// Return PyTorch's row of a weight. The order of gates is update, reset, candidate in a plan, and
+// reset, update, candidate in PyTorch.
 inline int64_t reordered(int gate, int64_t unit, int64_t H) {
     return (gate == 0 ? H : gate == 1 ? 0 : 2 * H) + unit;
 }

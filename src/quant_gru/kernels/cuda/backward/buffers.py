@@ -1,4 +1,4 @@
-"""The sizes of a layer's backward, the shapes of the kernels that they lead to, and its buffers."""
+"""The sizes of a layer's backward, the resulting shapes of its kernels, and its buffers."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from quant_gru.kernels.cuda.backward.inputs import Call, Precision
 from quant_gru.kernels.cuda.plan.structure import planes_of
 
 FEWEST_ROWS = 32
-"""Rows of a product of bytes at least: torch._int_mm takes more than 16."""
-_PRODUCT_BYTES = 32 << 20  # of the int32 sums of W x, or of R h, at once
+"""The fewest rows of an int8 GEMM: torch._int_mm requires more than 16."""
+_PRODUCT_BYTES = 32 << 20  # largest buffer of int32 sums of W x, or of R h
 _CHANNEL_BYTES = 24
-_SUMMED = 256  # chunks of rows whose sums are added in the end
+_SUMMED = 256  # chunks of rows whose bias gradients are added at the end
 
 
 class Sizes:
-    """What all stages of a layer's backward have in common.
+    """The sizes and kernel shapes that all stages of a layer's backward share.
 
-    Pairs are of W x and of R h.
+    The first element of a pair belongs to W x, the second to R h.
 
     Args:
         calls: The directions of the layer.
         wanted: Which gradients to compute.
-        precision: How they are multiplied.
-        machine: Where kernels run.
+        precision: How gradients are multiplied.
+        machine: The machine that runs the kernels.
 
     Attributes:
         T: Steps.
-        N: Rows of a step.
+        N: Rows per step.
         C: Features of the input.
         H: Features of the state.
         rows: Steps times rows.
         dirs: Directions.
         wanted: As given.
         precision: As given.
-        half: Whether derivatives are kept in half precision.
-        planes: Bytes of a code of the input, and of the state.
-        weight_planes: Bytes of a weight of W, and of R.
-        padded: Features of rows of bytes: multiples of 16, as products of bytes want them.
+        half: Whether derivatives are stored in half precision.
+        planes: Bytes per code of the input, and of the state.
+        weight_planes: Bytes per weight of W, and of R.
+        padded: Bytes per row of codes, padded to multiples of 16 for int8 GEMMs.
         columns: Columns of the int32 sums.
-        fused: The shape of the one kernel that makes derivatives from bytes; None where torch
+        fused: The shape of the kernel that computes derivatives from bytes; None if torch
             multiplies the bytes.
-        chunk: Rows whose derivatives a launch makes.
+        chunk: Rows whose derivatives a launch computes.
         recurrence: The shape of the recurrence in clusters, or None.
-        grid: The shape of the recurrence over the whole GPU, or None. Where both are None, each
-            step is a launch and a product.
+        grid: The shape of the recurrence over the whole GPU, or None. If both are None, each
+            step is a launch and a GEMM.
         summed_rows: Rows whose bias gradients a block sums.
-        summed: Sums of bias gradients, which are added in the end.
+        summed: Number of sums of bias gradients, which are added at the end.
     """
 
     def __init__(
@@ -98,22 +98,22 @@ class Sizes:
 
     @property
     def fragments(self) -> dict[str, int]:
-        """How R, transposed, is laid out for the recurrence; 'count' of 0 words: it is not."""
+        """The layout of R transposed for the recurrence; 'count' is 0 words if it is not needed."""
         shape = self.recurrence or self.grid
         return shape.layout() if shape else {"count": 0}
 
 
 @dataclass(frozen=True)
 class ProductBuffers:
-    """What belongs to W x, or to R h, of a direction.
+    """The buffers for W x, or for R h, of a direction.
 
     Attributes:
         channels: Constants of each channel (3H, bytes).
         weights: Weights as bytes, padded.
         codes: Codes of all steps as bytes, padded.
-        sums: int32 sums of a chunk; None where no product of torch's makes them.
-        real_weights: Weights as operands (3H, features); None where no product needs them.
-        real_codes: Codes as operands (T * N, features); None where no gradient needs them.
+        sums: int32 sums of a chunk; None if no GEMM of torch computes them.
+        real_weights: Weights as operands (3H, features); None if no GEMM needs them.
+        real_codes: Codes as operands (T * N, features); None if no gradient needs them.
     """
 
     channels: Matrix
@@ -126,19 +126,19 @@ class ProductBuffers:
 
 @dataclass(frozen=True)
 class Buffers:
-    """What belongs to a direction.
+    """The buffers of a direction.
 
     Attributes:
-        W: Of W x.
-        R: Of R h.
-        of_R: Derivatives of every element that the recurrence takes.
-        of_W: Derivatives that only the gradients of the projections take.
+        W: Buffers for W x.
+        R: Buffers for R h.
+        of_R: Derivatives of every element that the recurrence reads.
+        of_W: Derivatives that only the gradients of the projections need.
         d: Gradients of the states after each step.
-        dWx: Gradients of W x (T * N, 3H), operands.
-        dRh: Gradients of R h (T * N, 3H), operands.
-        fragments: R, transposed, as the recurrence loads it; None for a recurrence in steps.
-        step: The product of a step (N, H); None where the recurrence is one launch.
-        partial: Sums of bias gradients of some rows; None where none is wanted.
+        dWx: Gradients of W x (T * N, 3H), as GEMM operands.
+        dRh: Gradients of R h (T * N, 3H), as GEMM operands.
+        fragments: R transposed, as the recurrence loads it; None for a recurrence in steps.
+        step: The product of a step (N, H); None if the recurrence is one launch.
+        partial: Partial sums of bias gradients; None if no bias gradient is wanted.
     """
 
     W: ProductBuffers
@@ -154,13 +154,13 @@ class Buffers:
 
     @property
     def dRh_words(self) -> Matrix:
-        """`dRh` as words of two operands of bfloat16."""
+        """`dRh` as int32 words of two bfloat16 operands each."""
         dRh = self.dRh
         return Matrix(dRh.start, dRh.rows, dRh.columns // 2, torch.int32)
 
 
 def buffers_of(sizes: Sizes, memory: Memory) -> Buffers:
-    """Take what a direction needs."""
+    """Reserve the buffers of a direction."""
     H, rows, wanted, dtype = sizes.H, sizes.rows, sizes.wanted, sizes.precision.dtype
 
     def take(is_needed: object, rows: int, columns: int, dtype: torch.dtype) -> Matrix | None:
@@ -185,7 +185,7 @@ def buffers_of(sizes: Sizes, memory: Memory) -> Buffers:
 def _product_buffers(sizes: Sizes, memory: Memory, i: int) -> ProductBuffers:
     H3, wanted, dtype = 3 * sizes.H, sizes.wanted, sizes.precision.dtype
     K, padded, planes = (sizes.C, sizes.H)[i], sizes.padded[i], sizes.planes[i]
-    # W for the gradient of x, R for the products of a recurrence in steps
+    # W for the gradient of x, R for the GEMMs of a recurrence in steps
     is_multiplied = (wanted.x, not sizes.fragments["count"])[i]
     channels = _take(memory, H3, _CHANNEL_BYTES, torch.int8)
     real_weights = _take(memory, H3, K, dtype) if is_multiplied else None

@@ -1,4 +1,4 @@
-"""How derivatives of plans in bytes are spread over a device: weights stay in blocks, rows pass."""
+"""Launch shapes of the weight-stationary kernel that computes derivatives from bytes."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 
 from kernel_runtime.cuda.launch import Grid
 
-_WARPS = 12  # that a multiprocessor's registers hold
-_STAGE_ROWS, _STAGES, _DEPTH = 32, 4, 64  # of the ring of a group
+_WARPS = 12  # warps for which a multiprocessor has registers
+_STAGE_ROWS, _STAGES, _DEPTH = 32, 4, 64  # the ring of a group
 _MOST_SHARED, _MOST_WITHOUT_CLUSTERS = 222 << 10, 98 << 10
 _MOST_ROWS = (1 << 31) - (1 << 20)  # rows are counted in 32 bits
 
 
 @dataclass(frozen=True)
 class DerivativesShape:
-    """Blocks of a launch.
+    """The blocks of a launch.
 
     Attributes:
-        unit_warps: Units of a block over 16.
-        groups: Groups of as many warps, each with rows of its own.
-        padded: Features of x and of the state, in multiples of 16.
-        table_bytes: Shared memory of tables.
+        unit_warps: Units per block divided by 16.
+        groups: Groups of `unit_warps` warps; each group has rows of its own.
+        padded: Features of x and of the state, padded to multiples of 16.
+        table_bytes: Bytes of shared memory for tables.
     """
 
     unit_warps: int
@@ -30,23 +30,23 @@ class DerivativesShape:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads per block."""
         return 32 * self.unit_warps * self.groups
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block: tables, stages of rows, and weights."""
+        """Bytes of shared memory per block: tables, stages of rows, and weights."""
         rings = self.groups * _STAGES * _STAGE_ROWS * _DEPTH
         lines = sum(-(-each // 32) * 32 + 16 for each in self.padded)
         return -(-self.table_bytes // 128) * 128 + rings + 48 * self.unit_warps * lines
 
     @property
     def macros(self) -> dict[str, object]:
-        """Of the kernel."""
+        """The macros that specialize the kernel."""
         return {"UNIT_WARPS": self.unit_warps, "GROUPS": self.groups}
 
     def grid(self, H: int, rows: int, directions: int, processors: int) -> tuple[Grid, int]:
-        """The grid, on a device of so many multiprocessors, and the rows of a group."""
+        """Return the grid for a number of multiprocessors, and the rows per group."""
         across = -(-H // (16 * self.unit_warps))
         at_once = processors * max(1, _WARPS * 32 // self.threads)
         most = max(1, at_once // (across * directions))
@@ -59,17 +59,17 @@ class DerivativesShape:
 def choose(
     H: int, rows: int, padded: tuple[int, int], table_bytes: int, clusters: bool
 ) -> DerivativesShape | None:
-    """The shape with the most units to a block whose weights fit, without more idle ones.
+    """Return the shape with the most units per block that fits and leaves few units idle.
 
     Args:
         H: Hidden size.
         rows: Steps times rows of the batch.
-        padded: Features of x and of the state, in multiples of 16.
-        table_bytes: Shared memory of tables.
-        clusters: Whether the device has clusters; those without have less shared memory.
+        padded: Features of x and of the state, padded to multiples of 16.
+        table_bytes: Bytes of shared memory for tables.
+        clusters: Whether the device has clusters; devices without them have less shared memory.
 
     Returns:
-        None where weights do not fit shared memory.
+        The shape, or None if the weights do not fit shared memory.
     """
     if rows > _MOST_ROWS:
         return None

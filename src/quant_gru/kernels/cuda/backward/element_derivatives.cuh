@@ -1,7 +1,7 @@
-// The derivatives of one element, from the sums of both products: the arithmetic of the forward,
-// with a mask beside every clamp, which stops a gradient.
+// The derivatives of one element from the sums of both GEMMs. The arithmetic is that of the
+// forward, with a mask for every clamp, because a clamp stops the gradient.
 //
-//   REAL, QG_WORDS, QG_RRH, QG_OLD, QG_NEW, QG_ZONEOUT: as for the recurrence
+//   REAL, QG_WORDS, QG_RRH, QG_OLD, QG_NEW, QG_ZONEOUT: see recurrence/persistent.cu
 #ifndef QUANT_GRU_ELEMENT_CUH
 #define QUANT_GRU_ELEMENT_CUH
 
@@ -9,13 +9,13 @@
 
 typedef REAL Real;
 
-// The gate arithmetic, and scales of codes.
+// The gate arithmetic, and the scales of codes.
 struct Gates {
     float s_z, s_r, s_g, s_h, s_Rh;
     Cell<Real> cell;
 };
 
-// A result with the magic number added or taken off, and 1 where it was not clamped.
+// A result, with or without the magic number, and a mask: 1 if it was not clamped, otherwise 0.
 struct Watched {
     Real v;
     float inside;
@@ -40,7 +40,7 @@ inline Watched watched(const Sum<Real> &s, Real v1, Real v2) {
     return {limited, sum == limited ? 1.f : 0.f};
 }
 
-// A sum of a product as a zero-point-free code, from limits with the magic number added.
+// Round a sum of a GEMM to a zero-point-free code. `lo` and `hi` include the magic number.
 template <class Float>
 inline Watched rounded(Float sum, Float m, Float lo, Float hi) {
     const Float v = round_term(sum, m), limited = Magic<Float>::limit(v, lo, hi);
@@ -48,16 +48,17 @@ inline Watched rounded(Float sum, Float m, Float lo, Float hi) {
 }
 
 struct ElementDerivatives {
-    Derivatives of_R, of_W;  // of the state before and R h; of W x
+    Derivatives of_R, of_W;  // for the previous state and R h; for W x
 };
 
-// Of a unit that keeps its state.
+// Return the derivatives of a unit that keeps its state.
 inline ElementDerivatives derivatives_of_staying() {
     return {derivatives(1.f, 0.f, 0.f, 0.f), derivatives(0.f, 0.f, 0.f, 0.f)};
 }
 
-// From zero-point-free codes of W x and R h (update, reset, candidate) and of the state before.
-// `masked`: a mask says which units keep their state; otherwise zoneout keeps a share of all.
+// Return the derivatives from zero-point-free codes of W x and R h (update, reset, candidate) and
+// of the previous state. `masked`: a mask selects the units that keep their state; otherwise
+// zoneout mixes a share of the previous state into every unit.
 template <class Z, class Reset, class G>
 inline ElementDerivatives derivatives_of_element(const Gates &p, const Z &z_of, const Reset &r_of,
                                                  const G &g_of, const Watched (&Wx)[3],
@@ -89,14 +90,14 @@ inline ElementDerivatives derivatives_of_element(const Gates &p, const Z &z_of, 
 #endif
     float in_h = watched(c.h, old, fresh).inside;
 #if QG_ZONEOUT
-    // of dL/dh', what goes straight to the state before, and the rest
+    // split dL/dh' into a share that goes directly to the previous state, and the rest
     const float share = masked ? 0.f : (float)c.zoneout.m[0];
     in_h *= masked ? 1.f : (float)c.zoneout.m[1];
 #endif
 
     const float real_z = (float)z * p.s_z, real_r = (float)r * p.s_r;
     const float real_g = (float)g * p.s_g, real_h = (float)h * p.s_h;
-    // one rounding: gates near 1 keep what they lack
+    // with a single rounding, 1 - gate stays accurate for gates near 1
     const float less_z = __fmaf_rn((float)-z, p.s_z, 1.f);
     const float less_r = __fmaf_rn((float)-r, p.s_r, 1.f);
     const float bend = fmaxf(__fmaf_rn(-real_g, real_g, 1.f), 0.f);

@@ -1,6 +1,6 @@
-"""The last products of a backward: gradients of inputs and weights, of all steps at once.
+"""The final GEMMs of a backward: gradients of inputs and weights, for all steps at once.
 
-Where the machine can prepare them, they are launches like the others; torch makes them otherwise.
+If the machine can prepare them, they are launches like the others. Otherwise torch runs them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Matrix:
         self.start, self.rows, self.columns, self.dtype = start, rows, columns, dtype
 
     def of(self, memory: Tensor, first: int = 0, count: int | None = None) -> Tensor:
-        """Some of its rows, of all memory seen as its dtype."""
+        """Return `count` rows from `first` on; `memory` is a call's memory viewed as `dtype`."""
         count = self.rows if count is None else count
         start = self.start // self.dtype.itemsize + first * self.columns
         return memory.as_strided((count, self.columns), (self.columns, 1), start)
 
 
 class Factors(NamedTuple):
-    """What is multiplied: left times right, or left' times right."""
+    """The factors of a GEMM: left times right or, if `transposed`, left' times right."""
 
     left: Matrix
     right: Matrix
@@ -38,29 +38,30 @@ class Factors(NamedTuple):
 
     @property
     def product(self) -> Product:
-        """Its sizes."""
+        """The sizes of the GEMM."""
         m, k = self.left.rows, self.left.columns
         if self.transposed:
             m, k = k, m
         return Product(m, self.right.columns, k, self.transposed)
 
     def of(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """What torch multiplies, in all memory seen as its dtype."""
+        """Return the tensors that torch multiplies; `memory` is viewed as the factors' dtype."""
         left = self.left.of(memory)
         return left.t() if self.transposed else left, self.right.of(memory)
 
 
 class LastProducts:
-    """The products of the directions of a layer.
+    """The final GEMMs of the directions of a layer.
 
     Args:
-        machine: Where kernels run.
-        memory: The memory of a call, where matrices are and a workspace is to be.
-        factors: Of each direction what gives the wanted ones of the gradients 'x', 'W' and 'R'.
+        machine: The machine that runs the kernels.
+        memory: The memory of a call, with the matrices; the workspace is reserved in it.
+        factors: For each direction, the factors of the wanted gradients among 'x', 'W' and 'R'.
 
     Attributes:
-        launch: Starts all of them; None where `made` has them made.
-        results: Of each direction where results are to go, by name, where launches write them.
+        launch: Starts all GEMMs; None if torch runs them, see `made`.
+        results: For each direction, the memory by name to which the launches write; empty if torch
+            runs the GEMMs.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class LastProducts:
         launches = [each for each in prepared if each is not None]
         if len(launches) != len(every):
             return
-        # they use it one after the other
+        # the GEMMs run one after the other, so they share a workspace
         workspace = memory.take(max(each.workspace for each in launches))
         waiting = iter(launches)
         for group, results in zip(factors, self.results, strict=True):
@@ -93,26 +94,26 @@ class LastProducts:
         self.launch = machine.join([each.launch for each in launches])
 
     def shapes(self, direction: int) -> dict[str, tuple[int, int]]:
-        """Rows and columns of the results of a direction, by name."""
+        """Return the rows and columns of the results of a direction, by name."""
         products = {name: each.product for name, each in self._factors[direction].items()}
         return {name: (product.m, product.n) for name, product in products.items()}
 
     def new(self, direction: int, name: str, device: torch.device) -> Tensor:
-        """Room for a result, (rows, columns)."""
+        """Allocate a result, float32 (rows, columns)."""
         product = self._factors[direction][name].product
         return torch.empty((product.m, product.n), dtype=torch.float32, device=device)
 
     def made(self, direction: int, name: str, memory: Tensor) -> Tensor:
-        """A result that torch makes, of all memory seen as its dtype."""
+        """Let torch compute and return a result; `memory` is viewed as the factors' dtype."""
         return multiply(*self._factors[direction][name].of(memory))
 
     def write(self, direction: int, name: str, memory: Tensor, to: Tensor) -> None:
-        """`made`, written to a tensor (rows, columns)."""
+        """Let torch write a result to a tensor (rows, columns)."""
         multiply_into(*self._factors[direction][name].of(memory), to)
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """A product of operands, in float32."""
+    """Return the product of operands, in float32."""
     if a.dtype == torch.float32:
         return torch.mm(a, b)
     if a.dtype == torch.bfloat16 and a.is_cuda:
@@ -121,7 +122,7 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
 
 
 def multiply_into(a: Tensor, b: Tensor, result: Tensor) -> None:
-    """`multiply`, written to a tensor."""
+    """Write the product of operands to a float32 tensor."""
     if a.dtype == torch.float32:
         torch.mm(a, b, out=result)
     elif a.dtype == torch.bfloat16 and a.is_cuda:

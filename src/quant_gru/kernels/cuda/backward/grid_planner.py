@@ -1,4 +1,4 @@
-"""How the recurrence of gradients is laid over a whole GPU; see back_grid.cu."""
+"""Launch shapes of the recurrence of gradients over a whole GPU; see recurrence_grid.cu."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from quant_gru._errors import QuantGRUError
 VARIABLE = "QUANT_GRU_CUDA_BACK_GRID"
 NONE = "none"
 _WARPS = 8
-_REGISTERS = 255  # of a thread
-_BESIDE = 74  # of them beside weights, sums and gradients, at least
+_REGISTERS = 255  # per thread
+_BESIDE = 74  # registers needed at least besides weights, sums and gradients
 _MOST_SHARED = 200 << 10
-_MOST_SHARED_ALONE = 96 << 10  # of chips without clusters
+_MOST_SHARED_ALONE = 96 << 10  # for chips without clusters
 _ALIGNED = 8  # units whose gradients a thread reads at once
-_STEP_BY_STEP = 7.5  # microseconds of a step that is a product and a kernel
+_STEP_BY_STEP = 7.5  # microseconds per step that consists of a GEMM and a kernel
 
 
 @dataclass(frozen=True)
 class GridShape:
-    """One way to run the recurrence with all blocks there at once.
+    """The shape of a cooperative launch of the recurrence.
 
     Attributes:
         H: Units.
-        blocks: Blocks of a cluster.
-        tiles: Tiles of 16 units of a block.
-        columns: Tiles of 8 rows of a block.
-        warps: Warps of a block.
-        parked: Loads whose weights stand in shared memory.
+        blocks: Blocks per cluster.
+        tiles: Tiles of 16 units per block.
+        columns: Tiles of 8 rows per block.
+        warps: Warps per block.
+        parked: Loads whose weights are in shared memory.
         chunk: Loads of a row that are checked at once.
-        ahead: Checks ahead of which loads are issued.
+        ahead: Checks by which loads run ahead.
     """
 
     H: int
@@ -47,33 +47,33 @@ class GridShape:
 
     @property
     def loads(self) -> int:
-        """Loads of a row, of 32 gradients each, of a warp."""
+        """Loads per row and warp, of 32 gradients each."""
         parts = 32 * self.warps * self.blocks * self.chunk
         return -(-3 * self.H // parts) * self.chunk
 
     @property
     def rows(self) -> int:
-        """Rows of a block."""
+        """Rows per block."""
         return 8 * self.columns
 
     @property
     def groups(self) -> int:
-        """Clusters that share the units."""
+        """Number of clusters that share the units."""
         return -(-self.H // (16 * self.tiles))
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Threads per block."""
         return 32 * self.warps
 
     @property
     def fragments(self) -> int:
-        """Words of all weights."""
+        """Number of words of all weights."""
         return self.groups * self.blocks * self.threads * self.loads * self.tiles * 8
 
     @property
     def registers(self) -> int:
-        """Registers of a thread, about."""
+        """Estimated registers per thread."""
         held = (self.loads - self.parked) * self.tiles * 8
         read = min(1 + self.ahead, self.loads // self.chunk) * self.chunk * self.columns * 4
         elements = -(-self.pairs // (self.blocks * self.threads))
@@ -81,23 +81,23 @@ class GridShape:
 
     @property
     def pairs(self) -> int:
-        """Pairs of units, row by row, of a block."""
+        """Pairs of units in all rows of a block."""
         return 64 * self.tiles * self.columns
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block."""
+        """Bytes of shared memory per block."""
         weights = self.parked * self.tiles * 32 * self.threads
         sums = 2 * self.warps * self.rows * (16 * self.tiles + 4) * 4
         received = 2 * self.pairs * 8 if self.blocks > 1 else 0
         return weights + sums + received + 16
 
     def clusters(self, N: int) -> int:
-        """Clusters of a launch, all of which have to be there at once."""
+        """Return the number of clusters of a launch, all of which must be resident at once."""
         return self.groups * -(-N // self.rows)
 
     def macros(self, half: bool) -> dict[str, object]:
-        """What back_grid.cu is specialized on."""
+        """Return the macros that specialize recurrence_grid.cu."""
         return {
             "CL": self.blocks,
             "MT": self.tiles,
@@ -113,7 +113,7 @@ class GridShape:
         }
 
     def layout(self) -> dict[str, int]:
-        """How operands.cu lays weights out."""
+        """Return the layout in which operands.cu stores the weights."""
         parts = self.blocks * self.warps
         return {
             "U": self.H,
@@ -128,18 +128,18 @@ class GridShape:
 
 
 def candidates(H: int, N: int, clusters: Mapping[int, int]) -> Iterator[GridShape]:
-    """Shapes whose blocks a device holds at once.
+    """Yield the shapes whose blocks are all resident on a device at once.
 
     Args:
         H: Units, a multiple of 8.
         N: Rows.
-        clusters: Blocks of a cluster -> how many such clusters the device holds at once.
+        clusters: Blocks per cluster -> number of such clusters that are resident at once.
     """
     most = _MOST_SHARED if len(clusters) > 1 else _MOST_SHARED_ALONE
     for blocks, tiles, columns, chunk in product(
         clusters, range(1, 9), (1, 2, 3, 4, 6, 8), range(1, 7)
     ):
-        # few loads at once are waited for, but enough to be on their way
+        # few loads per check, so that waiting is short, but enough loads in flight
         if blocks > 8 or not 4 <= chunk * columns <= 8:
             continue
         for ahead in (2, 1):
@@ -154,7 +154,7 @@ def candidates(H: int, N: int, clusters: Mapping[int, int]) -> Iterator[GridShap
 
 
 def step_time(shape: GridShape, N: int) -> float:
-    """Estimated microseconds of a step on an H200."""
+    """Return the estimated microseconds of a step on an H200."""
     blocks = shape.clusters(N) * shape.blocks
     depth = 32 * shape.loads * shape.warps
     per_us = 1900.0  # cycles
@@ -170,15 +170,15 @@ def step_time(shape: GridShape, N: int) -> float:
 
 
 def wanted() -> bool:
-    """Whether the environment asks for a shape, wherever weights would fit."""
+    """Return whether the environment requests a shape, even if weights would fit a cluster."""
     return os.environ.get(VARIABLE, NONE) != NONE
 
 
 def choose(H: int, N: int, clusters: Mapping[int, int]) -> GridShape | None:
-    """The shape with the least estimated time; None where step by step is no slower.
+    """Return the shape with the least estimated time, or None if step by step is no slower.
 
     `QUANT_GRU_CUDA_BACK_GRID=blocks,tiles,columns,warps,parked,chunk,ahead` overrides the choice,
-    and `none` goes step by step.
+    and `none` selects step by step.
     """
     given = os.environ.get(VARIABLE)
     if given:

@@ -31,32 +31,34 @@ from quant_gru.kernels.cuda.boundary.gradient_border import (
     all_gradients,
 )
 
-_SHARED = -1  # stands for the memory behind that of a layer, whose place is known in the end
+# marks memory shared by layers; its offset is known only once all layers are added
+_SHARED = -1
 
 Step = Callable[[Tensor, Sequence[Tensor | None], int], None]
-"""Work of a call, given its memory, its gradients and the stream."""
+"""step(memory of the call, its gradients, stream): work of a call that is not a launch."""
 
 
 class GRULaunches:
-    """What is started for a call, and which fields of arguments follow its tensors.
+    """The launches of a call, and the argument fields that follow the addresses of its tensors.
 
-    Layers have their memory one after the other; what goes from one to the next lies behind it.
+    All layers use the same memory, one after the other. Memory for data that passes from a layer to
+    the next follows it.
 
     Args:
         plan: The plan.
-        given: The first of the calls.
-        wanted: Which gradients to compute, as `prepared.PreparedBackward.run` takes it.
-        precision: How they are multiplied.
-        machine: Where kernels run.
+        given: The inputs of the first call.
+        wanted: Which gradients to compute, as in `prepared.PreparedBackward.run`.
+        precision: How gradients are multiplied.
+        machine: The machine that runs the kernels.
 
     Attributes:
-        steps: Launches, and what torch does in between.
+        steps: Launches, and the work of torch in between.
         fields: Fields that follow the addresses in `places`.
-        places: Those addresses.
+        places: The addresses.
         size: Bytes of a call's memory.
-        makers: Of all gradients; None where one is not wanted.
-        follows_plan: Whether the plan's tensors are what kernels read, and stay where they are.
-        keep: What launches read.
+        makers: Functions that allocate the gradients; None for a gradient that is not wanted.
+        follows_plan: Whether kernels read the plan's own tensors, whose addresses do not change.
+        keep: Objects that launches read.
     """
 
     def __init__(
@@ -84,11 +86,11 @@ class GRULaunches:
         self.keep: list[object] = [plan]
         self._followed: list[Place] = []
         self._shared, self._rooms = Memory(), dict[tuple[object, ...], int]()
-        self._most = 0  # bytes of a layer
+        self._most = 0  # bytes of the largest layer
         self._border = Border(given, self._D, all_of_them, wanted, self._room)
         self._given = self._border.given
         self._convert(self._border.inward)
-        # the gradient of the output of a layer, and a tensor that lies as it does
+        # the gradient of a layer's output, and a tensor of the same layout
         self._grad: tuple[Place, Tensor] | None = None
         if self._given.grad_y is not None:
             self._grad = self._border.at[GRAD_Y], self._given.grad_y
@@ -101,7 +103,7 @@ class GRULaunches:
         self._convert(self._border.outward)
         self.places = list(map(self._resolved, self._followed))
         self.size = self._most + self._shared.size
-        # tensors of the first call are not kept
+        # do not keep the tensors of the first call alive
         del self._given, self._grad, self._border
 
     def _convert(self, conversions: Sequence[Conversion]) -> None:
@@ -111,30 +113,30 @@ class GRULaunches:
             self.steps.append(launch)
 
     def _is_wanted_below(self, layer: int) -> bool:
-        """Whether anything is wanted of the input, or of layers below this one."""
+        """Return whether a gradient of x, h0 or weights below this layer is wanted."""
         if not layer:
             return self._wanted[0]
         return any(self._wanted[: 2 + self._of_cell * self._D * layer])
 
     def _flags(self, index: int) -> tuple[bool, ...]:
-        """Whether the gradients of W, R, bw, br of a cell are wanted."""
+        """Return whether the gradients of W, R, bw and br of a cell are wanted."""
         first = 2 + self._of_cell * index
         return (*self._wanted[first : first + self._of_cell], False, False)[:4]
 
-    # places
+    # addresses
 
     def _follow(self, memory: Memory, place: Place) -> None:
         self.fields.append(memory)
         self._followed.append(place)
 
     def _point(self, record: Any, name: str, place: Place, index: int = 0) -> None:
-        """Let a field of a record, or an element of it, follow an address."""
+        """Make a field of a record, or an element of it, follow an address."""
         memory = Memory()
         memory.point(record, name, index=index)
         self._follow(memory, place)
 
     def _room(self, size: int, *what: object) -> Place:
-        """Memory behind that of a layer; layers that name it alike have the same."""
+        """Return memory that follows that of a layer; layers with equal arguments share it."""
         key = (size, *what)
         start = self._rooms.get(key)
         if start is None:
@@ -174,7 +176,7 @@ class GRULaunches:
                 self._mask_state(cell, first + d)
 
     def _add_inputs(self, layer: int) -> list[tuple[Tensor, Place]]:
-        """Of each direction a tensor like its input, and where the input is."""
+        """Return for each direction a tensor like its input, and the input's address."""
         given = self._given
         if not layer:
             return [(given.x, self._border.at[X])] * self._D
@@ -197,7 +199,10 @@ class GRULaunches:
         return found
 
     def _requantize(self, layer: int, d: int) -> tuple[Prepared, Any]:
-        """Between the layer below and this one; see `boundary.prepared_requantize`."""
+        """Prepare the launch between the layer below and this one.
+
+        See `boundary.prepared_requantize`.
+        """
         below = [cell.h for cell in self._plan.cells[layer - 1]]
         above = self._plan.cells[layer][d].x
         sums, shape = self._plan.between[layer - 1][d], (self._T, self._N, self._H)
@@ -212,7 +217,7 @@ class GRULaunches:
     def _call_of(
         self, cell: CellPlan, index: int, d: int, x: Tensor, at_x: Place
     ) -> tuple[Call, dict[str, Place]]:
-        """A call of one direction, and where its tensors are."""
+        """Return the call of one direction, and the addresses of its tensors."""
         given, of_state = self._given, 4 * self._N * self._H
         h0 = None
         places = {
@@ -244,12 +249,12 @@ class GRULaunches:
                 places[name] = self._border.results[2 + self._of_cell * index + 2 + i]
         tape = Tape(cell, x, h0, given.outs[index], given.lengths, d == 1, None, given.nan[index])
         call = Call(tape, grad, grad_last)
-        # stands for a gradient that is absent
+        # keeps alive the zero that replaces an absent gradient
         self.keep.append(call.grad_out if grad is None else None)
         return call, places
 
     def _add_state(self, cell: CellPlan, index: int, d: int, like: Tensor) -> Place:
-        """Quantize a state before the first step; returns where its codes are."""
+        """Add the launch that quantizes an initial state, and return the address of its codes."""
         N, H = like.shape
         launch, record = boundary.prepared_quantize(cell.h, N, H, self._machine)
         codes = self._room(like.numel() * like.itemsize, "h0", d)
@@ -271,22 +276,22 @@ class GRULaunches:
     # gradients of the input and of weights
 
     def _target(self, layer: int, d: int, name: str, size: int) -> Place:
-        """Where the last products put a gradient of so many bytes."""
+        """Return the address at which the final GEMMs write a gradient of `size` bytes."""
         index = layer * self._D + d
         if name == "x":
-            # that of the last direction takes the others in
+            # the gradient of the last direction accumulates the others
             if not layer and d == self._D - 1:
                 return self._border.results[0]
-            # the layer below reads it while it makes its own
+            # the layer below reads it while writing its own gradient, so two buffers alternate
             return self._room(size, "x", d, layer % 2)
         i = "WR".index(name)
         if self._flags(index)[i]:
             return self._border.results[2 + self._of_cell * index + i]
-        # wanted of the other direction alone
+        # wanted for the other direction only
         return self._room(size, name)
 
     def _add_schedule(self, schedule: Schedule, layer: int, group: range) -> None:
-        """Start a layer, or one direction of it, its last products included."""
+        """Add the steps of a layer, or of one of its directions, including the final GEMMs."""
         products = schedule.products
         rooms: list[tuple[int, str, Place, tuple[int, int]]] = []
         for i, d in enumerate(group):
@@ -315,7 +320,7 @@ class GRULaunches:
     def _tensor(
         self, place: Place, shape: tuple[int, int], memory: Tensor, made: Sequence[Tensor | None]
     ) -> Tensor:
-        """A gradient of a call as a matrix."""
+        """Return a gradient of a call as a matrix."""
         if place.tensor == _SHARED:
             start = (self._most + place.offset) // 4
             return memory.view(torch.float32).as_strided(shape, (shape[1], 1), start)
@@ -324,7 +329,7 @@ class GRULaunches:
         return found.view(shape)
 
     def _add_masks(self, layer: int) -> None:
-        """Mask the gradient of a layer's input, and add those of directions up."""
+        """Add launches that mask the gradient of a layer's input and sum it over directions."""
         given, T, N = self._given, self._T, self._N
         C = self._plan.cells[layer][0].input_size
         targets = [self._target(layer, d, "x", 4 * T * N * C) for d in range(self._D)]
@@ -345,7 +350,7 @@ class GRULaunches:
 
 
 def joined(machine: Machine, steps: Sequence[Prepared | Step]) -> list[Prepared | Step]:
-    """The same work with launches that follow each other as one."""
+    """Return the same steps with consecutive launches joined into one."""
     found: list[Prepared | Step] = []
     launches: list[Prepared] = []
 

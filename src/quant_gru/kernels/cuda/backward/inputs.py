@@ -1,4 +1,4 @@
-"""One direction of a backward: its tensors as kernels read them, and how it multiplies."""
+"""The inputs of one direction of a backward in the form that kernels read, and its precision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quant_gru.integer.plan import CellPlan, WeightPart
 from quant_gru.kernels.cuda.forward.executor import numbers_of
 
 _LARGEST_HALF = 30000.0
-# by device; never given back, for captured graphs read them
+# by device; never freed, since captured graphs read them
 _zeros: dict[torch.device, Tensor] = {}
 
 
@@ -25,10 +25,10 @@ class Precision:
     """How gradients are multiplied.
 
     Attributes:
-        planes: Parts of bfloat16 of a gradient in the recurrence.
-        exact_weights: Weights of more than 8 bits are multiplied in two parts, not rounded.
-        half: Derivatives are kept in half precision.
-        operand: Operands of the products after it: 0 bfloat16, 1 float32, 2 float64.
+        planes: bfloat16 parts of a gradient in the recurrence.
+        exact_weights: Whether weights of more than 8 bits are multiplied in two parts, not rounded.
+        half: Whether derivatives are stored in half precision.
+        operand: Operands of the GEMMs after the recurrence: 0 bfloat16, 1 float32, 2 float64.
     """
 
     planes: int
@@ -38,7 +38,7 @@ class Precision:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of operands."""
+        """The dtype of operands."""
         return (torch.bfloat16, torch.float32, torch.float64)[self.operand]
 
 
@@ -48,20 +48,20 @@ PRECISIONS = {
     "fp32": Precision(3, True, False, 1),
 }
 IN_DOUBLE = replace(PRECISIONS["fp32"], operand=2)
-"""'fp32' with products in float64."""
+"""'fp32' with GEMMs in float64."""
 
 
 class Call:
     """Tensors and sizes of one direction.
 
     Args:
-        tape: What the forward took in and gave.
+        tape: The inputs and outputs of the forward.
         grad_out: Gradient of the dequantized outputs (T, N, H), any strides, or None for zeros.
         grad_last: Gradient of the dequantized last state (N, H), or None for zeros.
 
     Attributes:
-        tensors: What kernels read, by name, beside the weights; None: not there.
-        strides: Of the input's values in steps and rows.
+        tensors: The tensors that kernels read besides the weights, by name; None if absent.
+        strides: Strides of the input's steps and rows, in values.
     """
 
     def __init__(self, tape: Tape, grad_out: Tensor | None, grad_last: Tensor | None) -> None:
@@ -92,7 +92,7 @@ class Call:
         self.strides = x.stride()[:2]
         if grad_out is None:
             grad_out = _zero(self.device).expand(T, N, H)
-        # any strides
+        # kernels accept any strides
         self.grad_out = _real(grad_out)
         states = plan.h.container
         self.tensors: dict[str, Tensor | None] = {
@@ -109,20 +109,20 @@ class Call:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What directions of a launch have in common."""
+        """The properties that directions of the same launch must share."""
         plan, w = self.plan, self.plan.weights
         sizes = (self.T, self.N, self.C, self.H)
         return (*sizes, self.form, plan.x.bits, plan.h.bits, w.bits_W, w.bits_R)
 
     @property
     def details(self) -> tuple[Any, ...]:
-        """What tells schedules of a size apart; the quantizers are known by their identity."""
+        """The cache key of schedules of a size; quantizers are identified by their identity."""
         w = self.plan.weights
         return (id(self.plan.frozen), self.reverse, w.W.dtype, w.R.dtype)
 
     @property
     def fits_half(self) -> bool:
-        """Whether all derivatives are far from the largest number of half precision."""
+        """Whether all derivatives are far below the largest number in half precision."""
         q = self.plan.frozen.quantizers
         z, r, g, h, Rh = (
             q[name].max_abs * q[name].scale
@@ -134,7 +134,7 @@ class Call:
         )
 
     def nothing(self, wanted: Wanted) -> Gradients:
-        """The gradients of no steps or no rows."""
+        """Return the gradients of a call without steps or rows."""
 
         def zeros(wanted: bool, *shape: int) -> Tensor | None:
             return torch.zeros(shape, device=self.device) if wanted else None
@@ -157,9 +157,11 @@ class Call:
 
 
 def weights_of(plan: CellPlan) -> tuple[dict[str, Tensor], bool]:
-    """What kernels read of the weights, by name, and whether all of it belongs to the plan.
+    """Return the tensors of the weights that kernels read, by name.
 
-    What is made of a plan's tensors here has to be made again when they change.
+    Returns:
+        The tensors, and whether all of them are the plan's own. Converted copies must be made again
+        when the plan's tensors change.
     """
     w: WeightPart = plan.weights
     (Mx,), (Mh,) = w.Wx.multipliers, w.Rh.multipliers
@@ -185,12 +187,12 @@ def weights_of(plan: CellPlan) -> tuple[dict[str, Tensor], bool]:
 
 
 def _zero(device: torch.device) -> Tensor:
-    """Stands for a gradient of the output where there is none."""
+    """Return the zero that replaces an absent gradient of the output."""
     kept = _zeros.get(device)
     if kept is None:
         kept = torch.zeros((), device=device)
         if not capturing(device):
-            # what a graph makes is there only after it has run
+            # a tensor made in a captured graph is valid only after the graph has run
             kept = _zeros.setdefault(device, kept)
             made_on(device)
     return kept
@@ -205,14 +207,14 @@ _Given = TypeVar("_Given", Tensor, Tensor | None)
 
 
 def _as(tensor: _Given, dtype: torch.dtype) -> _Given:
-    """In this dtype, one value beside the other."""
+    """Return a contiguous tensor of this dtype."""
     if tensor is None or (tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_neg()):
         return tensor
     return tensor.detach().to(dtype).contiguous().resolve_neg()
 
 
 def _real(tensor: Tensor) -> Tensor:
-    """In float32, of any strides."""
+    """Return a float32 tensor with any strides."""
     if tensor.dtype is torch.float32 and not tensor.is_neg():
         return tensor
     return tensor.detach().to(torch.float32).resolve_neg()

@@ -1,4 +1,4 @@
-"""The launches of a layer's backward, prepared once for each size; a call only sets addresses."""
+"""The launches of a layer's backward, prepared once per size; a call only sets addresses."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from quant_gru.kernels.cuda.projection.int_mm import multiply_bytes
 
 
 class Schedule:
-    """The launches of calls of some size, for the directions of a layer.
+    """The launches for calls of one size, for the directions of a layer.
 
     Args:
-        calls: The first calls of that size, one for each direction.
+        calls: The first calls of that size, one per direction.
         wanted: Which gradients to compute.
-        precision: How they are multiplied.
-        machine: Where kernels run.
+        precision: How gradients are multiplied.
+        machine: The machine that runs the kernels.
 
     Attributes:
         memory: The memory of a call.
-        at: Of each direction what a call brings and takes, by name.
-        products: The last products.
-        whole: All of a call as launches; None where torch multiplies in between.
+        at: For each direction, the fields that point to a call's inputs and outputs, by name.
+        products: The final GEMMs.
+        whole: All work of a call as launches; None if torch multiplies in between.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Schedule:
         self.memory, self.at = stages.memory, stages.at
         factors = [self._factors(d) for d in range(self._sizes.dirs)]
         self.products = LastProducts(machine, self.memory, factors)
-        # what follows the products of bytes
+        # the launches after the derivatives, if torch is not needed for them
         self._rest: Prepared | None = None
         self.whole: Prepared | None = None
         if self._sizes.recurrence:
@@ -59,7 +59,7 @@ class Schedule:
                 self.whole = machine.join([stages.operands, *derivatives, self._rest, *last])
 
     def _factors(self, d: int) -> dict[str, Factors]:
-        """What the last products of a direction multiply."""
+        """Return the factors of the final GEMMs of a direction."""
         buffers = self._stages.buffers[d]
         found: dict[str, Factors] = {}
         if buffers.W.real_weights is not None:
@@ -71,11 +71,11 @@ class Schedule:
         return found
 
     def belongs_to(self, calls: Sequence[Call]) -> bool:
-        """Whether these calls have the plans for which this was prepared."""
+        """Return whether the calls have the plans for which this schedule was prepared."""
         return all(ref() is call.plan.frozen for ref, call in zip(self._frozen, calls, strict=True))
 
     def run(self, calls: Sequence[Call]) -> list[Gradients]:
-        """All gradients of a call."""
+        """Compute all gradients of a call."""
         device, N, H, dirs = calls[0].device, self._sizes.N, self._sizes.H, self._sizes.dirs
         memory = torch.empty(self.memory.size, dtype=torch.int8, device=device)
         dh0 = torch.empty((dirs * N, H), dtype=torch.float32, device=device)
@@ -87,14 +87,18 @@ class Schedule:
                 at["dh0"].move(dh0_at + 4 * d * N * H)
                 at["bw"].move(db_at + 24 * d * H)
                 at["br"].move(db_at + 24 * d * H + 12 * H)
-            # what has to live until all is launched
+            # tensors that must live until all kernels are launched
             keep = self.point(calls)
             found = self._start(memory, dh0, db)
             del keep
             return found
 
     def point(self, calls: Sequence[Call]) -> list[Any]:
-        """Let arguments follow what calls bring; returns what has to live until the launches."""
+        """Point arguments to the tensors of calls.
+
+        Returns:
+            Tensors that must live until all kernels are launched.
+        """
         keep: list[Any] = []
         stages = self._stages
         for d, call in enumerate(calls):
@@ -109,11 +113,15 @@ class Schedule:
 
     @property
     def follows_plans(self) -> bool:
-        """Whether `point` has found all weights of the plans as kernels read them."""
+        """Whether kernels read the plans' own weights, as the last `point` found them."""
         return None not in self._parts
 
     def _point_at_weights(self, d: int, call: Call) -> dict[str, Tensor] | None:
-        """Returns what has to live until all is launched."""
+        """Point arguments to the weights.
+
+        Returns:
+            Tensors that must live until all kernels are launched, or None if nothing changed.
+        """
         kept = self._parts[d]
         if kept is not None and kept() is call.plan.weights:
             return None
@@ -124,7 +132,7 @@ class Schedule:
         return found
 
     def start(self, memory: Tensor, stream: int) -> None:
-        """Start all launches, and the last products where they are launches.
+        """Start all launches, and the final GEMMs if they are launches.
 
         Args:
             memory: The memory of a call, to which arguments point.
@@ -190,10 +198,10 @@ class Schedule:
             launch.start(stream)
 
     def _start_recurrence(self, memory: Tensor, stream: int) -> None:
-        """The recurrence where it is not one launch."""
+        """Start a recurrence that is not one launch for all directions."""
         if self._sizes.grid is not None:
             words = memory.view(torch.int32)
-            # one after the other: each may need the whole GPU
+            # one direction after the other, since each may need the whole GPU
             for buffers, launch in zip(self._stages.buffers, self._stages.recurrence, strict=True):
                 buffers.dRh_words.of(words).fill_(-1)
                 launch.start(stream)
@@ -202,7 +210,7 @@ class Schedule:
             self._start_steps(d, reverse, memory, stream)
 
     def _start_steps(self, d: int, reverse: bool, memory: Tensor, stream: int) -> None:
-        """A product and a launch for each step: for weights that fit no registers."""
+        """Run a GEMM and a launch per step, for weights that do not fit registers."""
         sizes, buffers = self._sizes, self._stages.buffers[d]
         real = memory.view(self._precision.dtype)
         assert buffers.R.real_weights is not None
@@ -220,6 +228,6 @@ class Schedule:
         launch.start(stream)
 
     def _state_gradients(self, d: int, memory: Tensor) -> Tensor:
-        """Those of the states after each step; the rest of the memory is not kept for them."""
+        """Return a copy of the gradients of the states, so that the rest of memory is freed."""
         found = self._stages.buffers[d].d.of(memory.view(torch.float32)).clone()
         return found.view(self._sizes.T, self._sizes.N, self._sizes.H)

@@ -1,10 +1,14 @@
-"""The backward of a layer on a GPU: straight-through, and as parallel in time as it can be.
+"""The straight-through backward of a layer on a GPU, parallel over time where possible.
 
-Three phases. Gates and clamps of all steps are made again from the saved codes, in the integers of
-the forward, and give the derivatives of every element: all that follows is linear in the gradients.
-The gradients of the states go back step by step. Those of both projections, and the products with
-inputs, states and weights, are again made for all steps at once. Nothing is added atomically: the
-same inputs give the same bits.
+It has three phases:
+
+1. Recompute gates and clamps of all steps from the saved codes, in the integers of the forward.
+   They give the derivatives of every element; all that follows is linear in the gradients.
+2. Propagate the gradients of the states back, step by step.
+3. Compute the gradients of both projections, and the GEMMs with inputs, states and weights, for all
+   steps at once.
+
+There are no atomic additions, so equal inputs give equal bits.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from quant_gru.kernels.cuda.backward.time_chunks import Joined, most_steps, piec
 
 _MOST_SCHEDULES = 64
 
-# Schedules live as long as the frozen part of the first direction's plan.
+# schedules live as long as the frozen part of the first direction's plan
 _schedules: weakref.WeakKeyDictionary[Any, dict[Any, Schedule]] = weakref.WeakKeyDictionary()
 
 
@@ -40,20 +44,20 @@ def backward(
     precision: str = "bf16",
     machine: Machine | None = None,
 ) -> list[Gradients]:
-    """Backpropagate through one layer, both directions in the same launches where they are alike.
+    """Backpropagate through one layer, with both directions in the same launches if they match.
 
     The gradients are those of `quant_gru.integer.backward.straight_through`, up to rounding:
     ||error|| / ||gradient|| is below 1e-5 for 'fp32', 1e-3 for 'tf32' and 1e-2 for 'bf16'. Plans
-    with operators of more than 16 bits take `straight_through` itself, in float64.
+    with operators of more than 16 bits use `straight_through` itself, in float64.
 
     Args:
-        tapes: What the forward of each direction took in and gave.
+        tapes: The inputs and outputs of the forward of each direction.
         grad_out: Gradient of each direction's dequantized outputs (T, N, H), any strides, or None
             for zeros.
         grad_last: Gradient of each direction's dequantized last state (N, H), or None for zeros.
         wanted: Which gradients to compute; None for all.
         precision: 'fp32', 'tf32' or 'bf16'.
-        machine: Where kernels run; None for the codes' GPU.
+        machine: The machine that runs the kernels; None for the codes' GPU.
 
     Returns:
         Float32 gradients of each direction.
@@ -68,7 +72,7 @@ def backward(
             f"Expected precision to be one of {', '.join(PRECISIONS)}, got {precision!r}"
         )
     if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
-        # where the user lets float32 products be rounded, these would be, too
+        # PyTorch may round float32 products with this setting, so use float64
         chosen = IN_DOUBLE
     device = tapes[0].x.device
     if device.type != "cuda" or torch._C._cuda_getDevice() == device.index:
@@ -118,7 +122,7 @@ def _backward(
 def _schedule_of(
     calls: Sequence[Call], wanted: Wanted, precision: Precision, machine: Machine
 ) -> Schedule:
-    """The launches of such calls, prepared at the first of them."""
+    """Return the schedule of such calls, prepared at the first of them."""
     first = calls[0].plan.frozen
     known = _schedules.get(first)
     if known is None:
@@ -134,7 +138,7 @@ def _schedule_of(
         os.environ.get(grid_planner.VARIABLE),
     )
     schedule = known.get(key)
-    # an id may be that of a later object
+    # a later object may have reused an id
     if schedule is None or not schedule.belongs_to(calls):
         schedule = Schedule(calls, wanted, precision, machine)
         if not capturing(calls[0].device):

@@ -1,36 +1,37 @@
-// The derivatives of every element and step: gates are made again from both products, with the
-// arithmetic of the forward, and so is whether a value was clamped, which stops its gradient.
+// The derivatives of every element and step, from int32 sums of both GEMMs. The kernel recomputes
+// the gates with the arithmetic of the forward. It also recomputes which values were clamped, since
+// a clamp stops the gradient.
 //
-//   REAL, QG_WORDS, QG_RRH, QG_OLD, QG_NEW, QG_ZONEOUT, TZ, TR, TG: as for the recurrence
-//   BYTES       all weights and activations of both products are bytes
+//   REAL, QG_WORDS, QG_RRH, QG_OLD, QG_NEW, QG_ZONEOUT, TZ, TR, TG: see recurrence/persistent.cu
+//   BYTES       all weights and activations of both GEMMs are bytes
 //   HALF        derivatives are stored in half precision
-//   DIRS        directions of a launch
+//   DIRS        directions per launch
 #include "backward/element_derivatives.cuh"
 
 struct Projected {
     const int32_t *product;   // (planes of the activation * rows, columns)
     const Channel *channels;  // (3H)
     int64_t columns, planes, weight_planes;
-    double lo, hi;    // limits of the result less its zero point
-    float low, high;  // the same with the magic number added
+    double lo, hi;    // limits of the result minus its zero point
+    float low, high;  // the same plus the magic number
 };
 
 struct Numbers {
     Projected W, R;
-    const void *out, *h0;    // codes of the states after each step; before the first, or null for 0
-    const int64_t *lengths;  // (N) or null
-    const uint8_t *held;     // (T * N, H) or null
-    Derivatives *of_R, *of_W;  // (T * N, H): of the state before and R h; of W x
+    const void *out, *h0;      // codes of the states after each step; initial codes, or null for 0
+    const int64_t *lengths;    // (N) or null
+    const uint8_t *held;       // (T * N, H) or null
+    Derivatives *of_R, *of_W;  // (T * N, H): for the previous state and R h; for W x
     int64_t h_kind, T, N, H, reverse;
-    int64_t first, rows;  // of this chunk
+    int64_t first, rows;  // first row and number of rows of this chunk
     Gates gates;
 };
 struct Pair {
     Numbers d[DIRS];
 };
 
-// A channel of W x or R h: what stays from row to row, and from sums to zero-point-free codes, the
-// magic number taken off.
+// The constants of a channel of W x or R h, which are the same for all rows. The call operator
+// requantizes a sum to a zero-point-free code without the magic number.
 struct Column {
     const Projected *p;
     int64_t channel;
@@ -93,7 +94,7 @@ struct Element {
     bool stays;
 };
 
-// A block: some rows of 32 units.
+// A block processes some rows of 32 units.
 extern "C" __global__ void __launch_bounds__(256, BYTES ? 3 : 1)
     derivatives_of(const __grid_constant__ Pair pair) {
     const Numbers &p = pair.d[blockIdx.y % DIRS];
@@ -129,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(256, BYTES ? 3 : 1)
             to.h = (int)c.h_zero;
         } else {
 #if BYTES
-            // nothing is done with it yet: that would wait for it
+            // keep the raw byte: converting it here would wait for the load
             to.h = ((const uint8_t *)states)[from * H + unit];
 #else
             to.h = (int)read_code(states, p.h_kind, from * H + unit);
@@ -145,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(256, BYTES ? 3 : 1)
     for (; local < p.rows; local += step) {
         const Element now = ahead;
         const int64_t at = (p.first + local) * H + unit;
-        // stores below could be to anything: the next row is read before them
+        // the stores below may alias any load, so the next row is loaded before them
         if (local + step < p.rows) load(ahead, local + step);
         ElementDerivatives found = derivatives_of_staying();
         if (!now.stays) {

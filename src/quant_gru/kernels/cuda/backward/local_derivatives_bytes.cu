@@ -1,40 +1,40 @@
-// The derivatives of every element and step where all weights and activations are bytes: both
-// products are made here, and their sums go through the gates while they are in registers.
+// The derivatives of every element and step, if all weights and activations are bytes. The kernel
+// computes both GEMMs, and processes the gates while the sums are in registers.
 //
-//   REAL, QG_WORDS, QG_RRH, QG_OLD, QG_NEW, QG_ZONEOUT, TZ, TR, TG: as for the recurrence
-//   UNIT_WARPS  units of a block over 16
-//   GROUPS      groups of warps of a block, with rows of their own
-//   HALF, DIRS  as elsewhere
+//   REAL, QG_WORDS, QG_RRH, QG_OLD, QG_NEW, QG_ZONEOUT, TZ, TR, TG: see recurrence/persistent.cu
+//   UNIT_WARPS  units per block divided by 16
+//   GROUPS      groups of warps per block; each group has rows of its own
+//   HALF, DIRS  see local_derivatives.cu
 #include "backward/element_derivatives.cuh"
 #include "projection/mma_resident_weights.cuh"
 
 typedef Resident<UNIT_WARPS, GROUPS, 4, 4> Tile;
-constexpr int kElements = Tile::kRows / 4;  // of a thread and unit
+constexpr int kElements = Tile::kRows / 4;  // per thread and unit
 static_assert(kElements == 8, "states of a unit are two words");
 
 struct Product {
     const int8_t *weights;    // (3H, padded)
     const Channel *channels;  // (3H)
-    PassingRows passing;      // (rows, padded): bytes of x, or of the state before
-    double lo, hi;            // limits of the result less its zero point
-    float low, high;          // the same with the magic number added
+    PassingRows passing;      // (rows, padded): bytes of x, or of the previous state
+    double lo, hi;            // limits of the result minus its zero point
+    float low, high;          // the same plus the magic number
 };
 
 struct Numbers {
     Product W, R;
     const int64_t *lengths;    // (N) or null
     const uint8_t *held;       // (T * N, H) or null
-    Derivatives *of_R, *of_W;  // (T * N, H): of the state before and R h; of W x
+    Derivatives *of_R, *of_W;  // (T * N, H): for the previous state and R h; for W x
     int64_t N, H, rows;
     int64_t share;   // rows of a group, a multiple of 8
-    int64_t h_less;  // from bytes of states to zero-point-free codes
+    int64_t h_less;  // added to bytes of states, gives zero-point-free codes
     Gates gates;
 };
 struct Pair {
     Numbers d[DIRS];
 };
 
-// A channel, from its sums to zero-point-free codes; kSingle: float holds all there is.
+// Requantizes sums of a channel to zero-point-free codes. kSingle: float arithmetic is exact.
 template <bool kSingle>
 struct Column {
     int folded;
@@ -67,7 +67,7 @@ struct Readers {
     Reader<TG> g;
 };
 
-// What of a tile is read beside its sums: bytes of states, 4 rows to a word, and a bit for each row
+// Inputs of a tile other than its sums: bytes of states, 4 rows per word, and a bit for each row
 // that keeps its state.
 struct Beside {
     uint32_t h[2][2];
@@ -117,12 +117,12 @@ inline Beside beside(const Numbers &p, int first_unit, int first, int last) {
     return found;
 }
 
-// A tile's derivatives: units from `first_unit` on, rows from `first` to before `last`.
+// Store a tile's derivatives: units from `first_unit` on, rows from `first` to before `last`.
 template <bool kSingle>
 inline void put(const Numbers &p, const Readers &tables, Tile::Sums &Wx, Tile::Sums &Rh, Beside &by,
                 int first_unit, int first, int last) {
     constexpr int kColumns = Tile::kRows / 8;
-    // what is rarely run is one column of code: sums move through the first one's registers
+    // the variant that rarely runs has code for one column: sums move through that one's registers
     constexpr bool kMoving = !kSingle && sizeof(Real) == 4;
     const int H = (int)p.H, less = (int)p.h_less;
 #pragma unroll 1
@@ -168,7 +168,7 @@ inline void put(const Numbers &p, const Readers &tables, Tile::Sums &Wx, Tile::S
                 Rh[gate][to][i % 2] = Rh[gate][to + 1][i % 2];
             }
         }
-        // the other half, without another copy of the code
+        // move the other half to the registers of the first, to avoid a second copy of the code
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
@@ -182,8 +182,8 @@ inline void put(const Numbers &p, const Readers &tables, Tile::Sums &Wx, Tile::S
     }
 }
 
-// A block: some units, and some rows for each of its groups. Blocks of the same rows follow each
-// other.
+// A block processes some units, and each of its groups some rows. Blocks with consecutive indices
+// have the same rows.
 extern "C" __global__ void __launch_bounds__(Tile::kThreads, 384 / Tile::kThreads)
     derivatives_bytes(const __grid_constant__ Pair pair) {
     const Numbers &p = pair.d[blockIdx.y % DIRS];
@@ -217,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 384 / Tile::kThread
     for (int first = (int)from; first < last; first += Tile::kRows) {
         Tile::Sums Wx = {}, Rh = {};
         passing.add(Wx, kept_W, p.W.passing.padded);
-        // early: what is read here is waited for after the second product
+        // load early: the results are needed only after the second GEMM
         Beside by = beside(p, first_unit, first, last);
         passing.add(Rh, kept_R, p.R.passing.padded);
         if (sizeof(Real) == 4 && single)

@@ -1,11 +1,11 @@
-// What the backward multiplies: weights and codes as bytes for the integer products that are made
-// again, as operands of the gradients' products, and R transposed as fragments. One launch makes
-// all; nothing of it waits for the rest.
+// Prepares the operands of the backward in one launch: weights and codes as bytes for the
+// recomputed integer GEMMs, and as operands of the gradients' GEMMs, and R transposed as fragments.
+// The parts are independent of each other.
 //
 // Macro       Values        Meaning
 // OPERAND     0, 1, 2       operands of GEMMs: bfloat16, float, double
 // HALF        0, 1          local derivatives are stored in half precision
-// DIRS        1, 2          directions of a launch (direction fusion)
+// DIRS        1, 2          directions per launch (direction fusion)
 #include "backward/operands.cuh"
 
 // One weight and the activation that it multiplies.
@@ -14,9 +14,9 @@ struct Weight {
     const float *scales;   // (3H)
     const int64_t *bias;   // (3H), in accumulator units
     const int64_t *M, *k;  // (3H)
-    int8_t *bytes;         // (columns, padded K): rows of first bytes, of second ones, of ones
+    int8_t *bytes;         // (columns, padded K): rows of first bytes, of second bytes, of ones
     Channel *channels;     // (3H)
-    Operand *real;         // (3H, K), PyTorch's order, over the activation's scale; or null
+    Operand *real;         // (3H, K), PyTorch's order, divided by the activation's scale; or null
     int64_t kind, K, padded, planes;
     int64_t offset, zero, max_abs;  // of the activation
     int64_t activation_planes;
@@ -32,12 +32,12 @@ inline int64_t all_lanes(int64_t v) {
     return v;
 }
 
-// What a channel adds up.
+// The sums of a channel's codes and of their absolute values.
 struct Sums {
     int64_t codes, sizes;
 };
 
-// Stores could be to what is loaded: a batch of loads comes before them.
+// The stores may alias the loads, so a batch of loads is issued before them.
 inline Sums unpack_fours(const Weight &p, int64_t channel, int64_t place, float scale, int lane) {
     const int K = (int)p.K, padded = (int)p.padded;
     const int8_t *const from = (const int8_t *)p.codes + channel * K;
@@ -105,7 +105,7 @@ inline Sums unpack_each(const Weight &p, int64_t H, int64_t channel, int64_t pla
     return sums;
 }
 
-// A warp: one channel.
+// Unpack weights. A warp processes one channel.
 inline void unpack_weights(const Weight &p, int64_t H, int block) {
     const int64_t channel = (int64_t)block * 8 + threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
@@ -120,7 +120,7 @@ inline void unpack_weights(const Weight &p, int64_t H, int block) {
     if (lane) return;
     Channel c;
     c.folded = bias + (p.offset - p.zero + (p.activation_planes == 2 ? 128 : 0)) * sum;
-    // 2^-k by its bits, exact as M * 2^-k is
+    // build 2^-k from its bits; M * 2^-k is exact
     c.m = (double)M * bits_as_double((1023 - shift) << 52);
     c.m_float = (float)c.m;
     const int64_t reach = sizes * p.max_abs + (bias < 0 ? -bias : bias);
@@ -132,10 +132,10 @@ struct Operands {
     Weights weights;
     Taken taken;
     Fragments fragments[DIRS];
-    int64_t of_weights, of_codes;  // blocks of a matrix and of an activation
+    int64_t of_weights, of_codes;  // blocks per weight matrix and per activation
 };
 
-// What takes longest comes first.
+// Blocks with the longest work come first.
 extern "C" __global__ void __launch_bounds__(256) operands(const __grid_constant__ Operands p) {
     int block = (int)blockIdx.x;
     const int of_weights = (int)p.of_weights, of_codes = (int)p.of_codes;

@@ -1,29 +1,29 @@
-// What is multiplied: codes of activations, in bytes and as real values less their zero point, and
-// R transposed.
+// Operands of the backward: codes of activations, as bytes and as GEMM operands without their zero
+// point, and R transposed.
 #ifndef QUANT_GRU_OPERANDS_CUH
 #define QUANT_GRU_OPERANDS_CUH
 
 #include "backward/backward.cuh"
 #include "boundary/quantize.cuh"
 
-// Codes of an activation: as bytes, and less their zero point.
+// The codes of an activation, and where to write them as bytes and without their zero point.
 struct Codes {
-    const void *codes;    // (rows, K): a plan's codes; of states, those after each step
-    const void *before;   // (N, K): of states, those before the first step, or null for zeros
-    const float *values;  // [row / N * step + row % N * next + k]: what is quantized; or null
-    int8_t *bytes;        // a chunk of rows after the other, (planes, rows of it, padded)
+    const void *codes;    // (rows, K): codes of x, or of the states after each step
+    const void *before;   // (N, K): codes of the initial states, or null for zeros
+    const float *values;  // [row / N * step + row % N * next + k]: values to quantize; or null
+    int8_t *bytes;        // chunks of rows, each (planes, rows of the chunk, padded)
     Operand *real;        // (rows, K), or null
     int64_t kind, K, padded, planes, offset, zero;
     int64_t N, states, reverse;
-    int64_t step, next;   // of values
-    float scale, lo, hi;  // of values; limits less the zero point
+    int64_t step, next;   // strides of `values`
+    float scale, lo, hi;  // quantizer of `values`; limits minus the zero point
 };
 struct Taken {
     Codes c[2 * DIRS];
     int64_t rows, chunk;
 };
 
-// Where the codes of a row are among those of all rows, or of all before the first step.
+// The codes that a row reads, in `codes` or, for the first step of states, in `before`.
 struct Place {
     const void *codes;  // or null
     int64_t row;
@@ -36,7 +36,7 @@ inline Place place_of(const Taken &all, const Codes &p, int64_t row) {
     return {p.before, p.reverse ? from - all.rows : from + p.N};
 }
 
-// The first bytes of a row, and how far second ones are behind them.
+// The address of a row's first bytes, and the distance to its second bytes.
 struct Bytes {
     int8_t *to;
     int64_t second;
@@ -54,11 +54,11 @@ inline uint32_t low_bytes(int a, int b, int c, int d) {
                       interleave((uint32_t)b, (uint32_t)d, 0), 0);
 }
 
-// Of less than 23 bits; a conversion would take four times as long.
+// Convert an integer of less than 23 bits. A conversion instruction would take four times as long.
 inline float as_float(int v) { return bits_as_float((uint32_t)(0x4B400000 + v)) - 12582912.f; }
 
-// V codes of a row in one go, in kSize bytes each, values in 4. Stores could be to what is loaded:
-// a batch of loads comes before them.
+// Unpack V codes of a row at once. A code has kSize bytes; kSize 4 means real values. The stores
+// may alias the loads, so a batch of loads is issued before them.
 template <int kSize, int V>
 inline void unpack_groups(const Taken &all, const Codes &p, int block, int blocks) {
     typedef Words<kSize * V> Group;
@@ -90,13 +90,13 @@ inline void unpack_groups(const Taken &all, const Codes &p, int block, int block
                         *(const Group *)((const uint8_t *)from.codes + (from.row * K + k) * kSize);
             }
         }
-        // one group of code: the others move into the first one's registers
+        // the code exists for one group: the others move into the first group's registers
 #pragma unroll 1
         for (int j = 0; j < kAhead; ++j) {
             const uint32_t i = start + j * threads, row = i / across;
             const int k = (int)(i - row * across) * V;
             if (i >= count) break;
-            int v[V];  // less the offset
+            int v[V];  // codes minus the offset
             bool nan = false;
 #pragma unroll
             for (int e = 0; e < V; ++e) {
@@ -149,7 +149,7 @@ inline void unpack_groups(const Taken &all, const Codes &p, int block, int block
     }
 }
 
-// One code a thread, a row a warp.
+// Unpack one code per thread and one row per warp.
 inline void unpack_rows(const Taken &all, const Codes &p, int block, int blocks) {
     const int lane = threadIdx.x % 32, K = (int)p.K, padded = (int)p.padded;
     const int less = (int)(p.offset - p.zero);
@@ -160,7 +160,7 @@ inline void unpack_rows(const Taken &all, const Codes &p, int block, int blocks)
             p.values ? p.values + row / p.N * p.step + row % p.N * p.next : nullptr;
         const Bytes bytes = bytes_of(all, p, row);
         for (int start = lane; start < padded; start += 4 * 32) {
-            int ahead[4];  // less the offset; NaN becomes the zero point
+            int ahead[4];  // codes minus the offset; NaN becomes the zero point
             bool nan = false;
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
@@ -187,7 +187,7 @@ inline void unpack_rows(const Taken &all, const Codes &p, int block, int blocks)
 inline void unpack_codes(const Taken &all, const Codes &p, int block, int blocks) {
     const int size = p.values ? 4 : p.kind < 2 ? 1 : p.kind == 2 ? 2 : 0;
     const int V = p.K % 8 == 0 ? 8 : 4;
-    // what all addresses of groups are multiples of
+    // the low bits give the alignment of all groups
     const uint64_t addresses = p.values ? (uint64_t)p.values | 4 * p.step | 4 * p.next
                                         : (uint64_t)p.codes | (uint64_t)p.before;
     const int group = size * V < 16 ? size * V : 16;
@@ -204,10 +204,8 @@ inline void unpack_codes(const Taken &all, const Codes &p, int block, int blocks
                : unpack_groups<1, 4>(all, p, block, blocks);
 }
 
-// R transposed, in the order in which threads of the recurrence hold it.
-//
-// See recurrence.cu. With scales, as recurrence_grid.cu multiplies it: in PyTorch's order, over the
-// activation's scale.
+// R transposed, in the order in which threads of recurrence.cu hold it. With scales, R is in the
+// form that recurrence_grid.cu multiplies: in PyTorch's order, divided by the activation's scale.
 struct Fragments {
     const void *codes;    // (3H, H)
     const float *scales;  // (3H), or null
@@ -217,7 +215,7 @@ struct Fragments {
     float activation_scale;
 };
 
-// A warp: the tiles of a step. In them a thread has four channels, one after the other.
+// A warp transposes the tiles of a step. A thread has four consecutive channels of each tile.
 template <bool kBytes>
 inline void transpose_tiles(const Fragments &p, int block) {
     const int lane = threadIdx.x % 32, H = (int)p.H, MT = (int)p.MT;

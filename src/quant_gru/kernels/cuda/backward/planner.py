@@ -1,4 +1,4 @@
-"""How the recurrence of gradients is laid over a GPU; see back.cu."""
+"""Launch shapes of the recurrence of gradients in clusters; see recurrence.cu."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from functools import lru_cache
 from quant_gru._errors import QuantGRUError
 
 VARIABLE = "QUANT_GRU_CUDA_BACK_SHAPE"
-_REGISTERS = 65536  # of a multiprocessor
+_REGISTERS = 65536  # per multiprocessor
 _MOST_THREADS = 512
 _MOST_SHARED = 220 << 10
-_BESIDE = 40  # registers of a thread beside weights and sums, at least
+_BESIDE = 40  # registers that a thread needs at least besides weights and sums
 
 
 @dataclass(frozen=True)
 class BackShape:
-    """One way to run the recurrence of gradients.
+    """The shape of a launch of the recurrence of gradients.
 
     Attributes:
-        units: Units of a block, a multiple of 8.
-        blocks: Blocks of a cluster.
-        tiles: Tiles of 16 rows that a warp multiplies.
-        split: Warps that share the depth of these rows.
-        rows: Rows of a tile: 1, 2, 4 or 8.
-        planes: Parts of bfloat16 of a gradient.
-        weight_planes: Parts of bfloat16 of a weight.
+        units: Units per block, a multiple of 8.
+        blocks: Blocks per cluster.
+        tiles: Tiles of 16 rows of R transposed per warp.
+        split: Warps that share the depth of these tiles.
+        rows: Rows per tile of the batch: 1, 2, 4 or 8.
+        planes: bfloat16 parts of a gradient.
+        weight_planes: bfloat16 parts of a weight.
     """
 
     units: int
@@ -41,33 +41,33 @@ class BackShape:
 
     @property
     def depth(self) -> int:
-        """Gradients of a block, padded."""
+        """Gradients per block and row, padded."""
         step = 32 * self.split
         return -(-3 * self.units // step) * step
 
     @property
     def groups(self) -> int:
-        """Groups of rows: one for each warp, or for `split` warps."""
+        """Groups of `tiles` tiles; each group has `split` warps."""
         return -(-self.units * self.blocks // (16 * self.tiles))
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Threads per block."""
         return self.groups * self.split * 32
 
     @property
     def elements(self) -> int:
-        """Elements of a thread."""
+        """Elements per thread."""
         return -(-self.units * self.rows // self.threads)
 
     @property
     def weight_registers(self) -> int:
-        """Registers of a thread that hold weights."""
+        """Registers per thread that hold weights."""
         return self.weight_planes * self.depth // 16 // self.split * self.tiles * 4
 
     @property
     def fragments(self) -> int:
-        """Words of all weights."""
+        """Number of words of all weights."""
         return self.weight_registers * self.threads * self.blocks
 
     @property
@@ -82,12 +82,12 @@ class BackShape:
         }
 
     def layout(self) -> dict[str, int]:
-        """How operands.cu lays weights out."""
+        """Return the layout in which operands.cu stores the weights."""
         return {**self._weights, "groups": self.groups, "count": self.fragments}
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block."""
+        """Bytes of shared memory per block."""
         row = -(-2 * self.depth // 128) * 128
         columns = max(self.rows, 2) * (2 if self.packed else 4)
         sums = 2 * self.blocks * self.split * self.units * columns
@@ -96,12 +96,12 @@ class BackShape:
 
     @property
     def packed(self) -> bool:
-        """Whether sums travel between blocks in bfloat16."""
+        """Whether blocks exchange sums in bfloat16."""
         return self.planes == 1 and self.blocks > 1 and self.rows == 8
 
     @property
     def fits(self) -> bool:
-        """Whether a block's weights stay in registers."""
+        """Whether a block's weights fit registers, and its other data shared memory."""
         allowed = min(255, _REGISTERS // self.threads // 8 * 8)
         beside = _BESIDE + 4 * self.tiles + 6 * self.elements
         return (
@@ -112,7 +112,7 @@ class BackShape:
         )
 
     def macros(self, half: bool, operand: int, directions: int) -> dict[str, object]:
-        """What back.cu is specialized on."""
+        """Return the macros that specialize recurrence.cu."""
         return {
             **self._weights,
             "NB": self.rows,
@@ -127,13 +127,13 @@ class BackShape:
 def candidates(
     H: int, planes: int, weight_planes: int, clusters: Mapping[int, int]
 ) -> Iterator[BackShape]:
-    """Shapes that a device can run.
+    """Yield the shapes that a device can run.
 
     Args:
         H: Units.
-        planes: Parts of bfloat16 of a gradient.
-        weight_planes: Parts of bfloat16 of a weight.
-        clusters: Blocks of a cluster -> how many such clusters the device holds at once.
+        planes: bfloat16 parts of a gradient.
+        weight_planes: bfloat16 parts of a weight.
+        clusters: Blocks per cluster -> number of such clusters that are resident at once.
     """
     for blocks in clusters:
         units = -(-H // (8 * blocks)) * 8
@@ -150,7 +150,7 @@ def candidates(
 def choose(
     H: int, N: int, directions: int, planes: int, weight_planes: int, clusters: Mapping[int, int]
 ) -> BackShape | None:
-    """The shape with the least estimated time, or None where weights do not fit registers.
+    """Return the shape with the least estimated time, or None if weights do not fit registers.
 
     `QUANT_GRU_CUDA_BACK_SHAPE=blocks,tiles,split,rows` overrides the choice.
     """
@@ -181,16 +181,18 @@ def _fastest(
 
 
 def step_time(shape: BackShape, full: float) -> float:
-    """Estimated nanoseconds of a step: within 9 % (rms) of measured good shapes on an H200.
+    """Return the estimated nanoseconds of a step on an H200.
+
+    For good shapes the estimate is within 9 % (rms) of measurements.
 
     Args:
         shape: The shape.
-        full: How much of the device is busy, 0 to 1.
+        full: Busy share of the device, 0 to 1.
     """
     warps, planes = shape.threads // 32, shape.planes
     steps = shape.depth // 16 // shape.split
     products = steps * shape.tiles * planes * shape.weight_planes
-    # matrix instructions wait for their turn among warps, and for each other within a warp
+    # mma instructions of different warps compete for tensor cores; those of a warp form chains
     turns = 8.0 * products * -(-warps // 4)
     chain = (
         33.0 * products / (shape.tiles * (1 if shape.tiles >= 4 else 2 if shape.tiles > 1 else 4))
@@ -199,7 +201,7 @@ def step_time(shape: BackShape, full: float) -> float:
     elements = shape.elements * math.sqrt(planes)
     added = shape.blocks * shape.split * shape.elements
     alone = 204 + 0.452 * turns + 0.739 * read + 48 * elements + 1.8 * added + 1.5 * shape.blocks
-    # beside others, what is read and written counts more
+    # on a busy device, reads and writes cost more
     beside = 97 + 0.264 * turns + 0.281 * chain + 1.329 * read + 164 * elements + 1.1 * added
     beside += 0.9 * shape.blocks
     if shape.blocks > 1:

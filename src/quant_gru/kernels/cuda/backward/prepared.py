@@ -1,8 +1,7 @@
-"""The backward of a GRU like one before: launches, addresses and views are there already.
+"""Repeated backwards of a whole GRU with prepared launches, addresses and views.
 
-A schedule is for all calls of a size, whatever they bring. Where calls come from one forward again
-and again, all that their tensors have beside an address is the same each time; it is set once, and
-nothing of it is looked at again.
+A schedule serves all calls of a size, with any tensors. If the same forward calls repeatedly, its
+tensors differ only in their addresses. All other properties are set once and not checked again.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ _MOST_KINDS = 64
 _KEPT_BYTES = 8 << 20
 
 Found = Sequence[Tensor | None]
-"""Gradients of x and h0, behind the masks of their quantizers, and of W, R, bw, br of each cell."""
+"""Gradients of x and h0, after the masks of their quantizers, and of W, R, bw, br of each cell."""
 
 
 class PreparedBackward:
-    """Backwards of a GRU without noise, whose time is not cut into chunks.
+    """Backwards of a GRU without noise, for sequences that need no division into time chunks.
 
     Args:
-        plan: Its plan, whose tensors stay where they are.
-        precision: As for `quant_gru.kernels.cuda.backward.layer.backward`; 'fp32' is for that, as
-            it depends on what PyTorch may round at the moment.
-        machine: Where kernels run.
+        plan: The plan, whose tensors keep their addresses.
+        precision: 'bf16' or 'tf32', see `quant_gru.kernels.cuda.backward.layer.backward`. Callers
+            use that function for 'fp32', which depends on PyTorch's current matmul precision.
+        machine: The machine that runs the kernels.
     """
 
     def __init__(self, plan: GRUPlan, precision: str, machine: Machine) -> None:
@@ -66,26 +65,27 @@ class PreparedBackward:
         packing: Packing | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Found | None:
-        """All gradients of a call, or None where the general way has to find them.
+        """Return all gradients of a call, or None if the general path must compute them.
 
-        On the plan's device, which has to be the current one.
+        The tensors are on the plan's device, which must be the current device.
 
         Args:
-            x: (T, N, C), or (rows, C) where rows are packed, as the forward took it.
-            h0: (cells, N, H), likewise, or None for zeros; cells are layers times directions.
-            lengths: int64 (N,), likewise, or None.
-            outs: Codes of output.h (T, N, H) of each cell, as the forward gave them.
-            nan: float32 (cells, N): 0, or NaN where a row is.
+            x: Input of the forward: (T, N, C), or (rows, C) if rows are packed.
+            h0: Initial states of the forward (cells, N, H), or None for zeros; cells are layers
+                times directions.
+            lengths: Lengths of the forward, int64 (N,), or None.
+            outs: Codes of output.h (T, N, H) of each cell, as returned by the forward.
+            nan: float32 (cells, N): NaN for rows that are NaN, otherwise 0.
             grad_y: Gradient of the output (T, N, D*H), or (rows, D*H), or None for zeros.
             grad_last: Gradient of the last states (cells, N, H), or None for zeros.
-            wanted: Whether the gradients of x, h0 and, cell after cell, of W, R and, with biases,
-                of bw and br are wanted.
-            packing: How rows are packed; None where they are not.
-            dtype: That of gradients of weights.
+            wanted: Which gradients are wanted: x, h0, and for each cell W, R and, with biases, bw
+                and br.
+            packing: How rows are packed; None if they are not.
+            dtype: dtype of the gradients of weights.
 
         Returns:
-            The gradients in the order of `wanted`, those of x and h0 of their dtypes; None for
-            those that are not wanted.
+            The gradients in the order of `wanted`, and None for those that are not wanted. The
+            gradients of x and h0 have the dtypes of x and h0.
         """
         if lengths is not None and (
             lengths.dtype is not torch.int64 or lengths.device != self._device
@@ -111,7 +111,7 @@ class PreparedBackward:
         return repeated.run(given)
 
     def _repeated(self, given: Given, wanted: tuple[bool, ...]) -> RepeatedBackward | None:
-        """What repeats calls of this kind, made at the first of them."""
+        """Return the object that repeats calls of this kind, made at the first of them."""
         packing = given.packing
         kind = (
             given.x.shape if packing is None else packing[:2],
@@ -123,7 +123,7 @@ class PreparedBackward:
         if kind in self._kinds:
             return self._kinds[kind]
         if capturing(self._device):
-            # a graph would have to compute what is kept
+            # tensors made now would be valid only after the graph has run
             return None
         found: RepeatedBackward | None = None
         if self._fits(given):
@@ -135,7 +135,7 @@ class PreparedBackward:
         return found
 
     def _fits(self, given: Given) -> bool:
-        """Whether kernels read all of a call as it is, and take all steps at once."""
+        """Return whether kernels support the call, with all steps at once."""
         x = given.x
         T, N = x.shape[:2] if given.packing is None else given.packing[:2]
         if not x.numel() or x.stride(-1) != 1:
@@ -152,19 +152,19 @@ class PreparedBackward:
 
 
 class RepeatedBackward:
-    """Backwards that differ in addresses alone.
+    """Backwards that differ only in addresses.
 
     Args:
         plan: The plan.
-        given: The first of the calls.
+        given: The inputs of the first call.
         wanted: Which gradients to compute.
-        precision: How they are multiplied.
-        machine: Where kernels run.
+        precision: How gradients are multiplied.
+        machine: The machine that runs the kernels.
 
     Attributes:
-        wanted: As given, and the dtype of gradients of weights.
-        follows_plan: Whether the plan's tensors are what kernels read, and stay where they are.
-        native: All of a call in native code, where launches are all there is to it.
+        wanted: `wanted` as given, and the dtype of gradients of weights.
+        follows_plan: Whether kernels read the plan's own tensors, whose addresses do not change.
+        native: The whole call in native code; None if torch has to do part of the work.
     """
 
     def __init__(
@@ -222,13 +222,13 @@ class RepeatedBackward:
         )
 
     def forget_space(self) -> None:
-        """Give memory back that waits for the next call."""
+        """Free the memory that is kept for the next call."""
         self._space = None
         if self.native is not None:
             self.native.forget()
 
     def run(self, given: Given) -> Found:
-        """All gradients of a call."""
+        """Compute all gradients of a call."""
         if self.native is not None:
             result = self.native.run(*given[:-1])
             if result is not None:
@@ -247,7 +247,7 @@ class RepeatedBackward:
             *made,
         )
         with self._lock:
-            # work of other calls on this stream is done before that of this one
+            # a stream runs calls in order, so calls on the same stream can share memory
             space = self._space
             if space is None or space.stream != stream or capturing(self._device):
                 space = self._new_space(stream)
@@ -264,7 +264,7 @@ class RepeatedBackward:
         return made
 
     def _new_space(self, stream: int) -> _Space:
-        """Memory for a call; where it is little, and no graph's, it is kept for the next."""
+        """Allocate memory for a call; small memory outside graphs is kept for the next call."""
         space = _Space(self._make_memory(), stream)
         if self._launches.size <= _KEPT_BYTES and not capturing(self._device):
             self._space = space
@@ -272,14 +272,14 @@ class RepeatedBackward:
 
 
 class _Space:
-    """The memory of a call, and for whose work it is."""
+    """The memory of a call, and the stream whose work uses it."""
 
     def __init__(self, memory: Tensor, stream: int) -> None:
         self.memory, self.stream = memory, stream
 
 
 def _taken(given: Given) -> Given | None:
-    """What a call brings as kernels read it; None where the general way has to see to it."""
+    """Convert the inputs of a call for kernels; None if the general path must handle them."""
     x, h0, _, outs, nan, grad_y, grad_last, packing, _ = given
     for each in (x, h0, grad_y, grad_last):
         if each is not None and each.dtype not in FLOATS:
@@ -289,7 +289,7 @@ def _taken(given: Given) -> Given | None:
     if not nan.is_contiguous() or not all(out.is_contiguous() for out in outs):
         return None
     given = given._replace(h0=_contiguous(h0), grad_last=_contiguous(grad_last))
-    # features of what is converted lie side by side
+    # conversions need contiguous features
     if grad_y is not None and (packing is not None or grad_y.dtype is not torch.float32):
         given = given._replace(grad_y=grad_y if grad_y.stride(-1) == 1 else grad_y.contiguous())
     return given

@@ -1,20 +1,21 @@
-// After the gradients of all states: those of W x and R h, times the scales of x and h, as operands
-// of the products with them, and their sums over all rows.
+// The gradients of W x and R h from the gradients of all states. They are multiplied by the scales
+// of x and h and stored as operands of the final GEMMs. Their sums over all rows are the gradients
+// of the biases.
 //
-//   WIDE     units of a thread: 1 or, where H is even, 2
-//   HALF, OPERAND, DIRS: as elsewhere
+//   WIDE     units per thread: 1 or, if H is even, 2
+//   HALF, OPERAND, DIRS: see operands.cu
 #include "backward/backward.cuh"
 
 #ifndef AHEAD
-#define AHEAD (HALF ? 4 : 2)  // rows of a warp that it loads at once
+#define AHEAD (HALF ? 4 : 2)  // rows that a warp loads at once
 #endif
 
 struct Numbers {
     const float *d;                  // (rows, H)
-    const Derivatives *of_R, *of_W;  // (rows, H): of the state before and R h; of W x
-    Operand *dWx, *dRh;              // (rows, 3H), PyTorch's order; null: not wanted
-    float *partial;                  // (chunks, 6, H), or null: not wanted
-    float *bw, *br;                  // (3H,), of the biases, or null: not wanted
+    const Derivatives *of_R, *of_W;  // (rows, H): for the previous state and R h; for W x
+    Operand *dWx, *dRh;              // (rows, 3H), PyTorch's order; null if not wanted
+    float *partial;                  // (chunks, 6, H); null if not wanted
+    float *bw, *br;                  // (3H,), gradients of the biases; null if not wanted
     int64_t rows, H, chunk, chunks;
     float scale_x, scale_h;
 };
@@ -50,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(256) outer(const __grid_constant__ 
     for (int i = 0; i < 6 * WIDE; ++i) total[i % 6][i / 6] = 0.f;
     if (unit < H) {
         for (int64_t start = first + warp; start < last; start += 8 * AHEAD) {
-            // stores could be to what is loaded: a batch of loads comes before them
+            // the stores may alias the loads, so a batch of loads is issued before them
             Floats d[AHEAD];
             DerivativesOfUnits of_W[AHEAD], of_R[AHEAD];
 #pragma unroll
@@ -97,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(256) outer(const __grid_constant__ 
     }
 }
 
-// The sums of all chunks, in PyTorch's order.
+// Add the sums of all chunks, and store the result in PyTorch's order.
 extern "C" __global__ void __launch_bounds__(256) outer_sums(const __grid_constant__ Pair pair) {
     const Numbers &p = pair.d[blockIdx.y];
     QG_SHARED(memory);

@@ -1,34 +1,36 @@
-// The gradient of the states, from the last step to the first, in one launch. A cluster of CL
-// blocks takes a tile of NB rows through time. A block owns U units: it turns their gradients into
-// those of R h, multiplies these by its columns of R transposed, which stay in registers as the A
-// operand of the matrix instruction, and sends each block of the cluster what concerns its units.
+// The recurrence of gradients of the states, from the last step to the first, in one launch. A
+// cluster of CL blocks processes a tile of NB rows through all steps. A block owns U units and
+// computes the gradients of their R h. It multiplies these by its columns of R transposed, which
+// stay in registers as the A operand of the mma instruction. It sends each block of the cluster the
+// sums of that block's units.
 //
-//   U        units of a block, a multiple of 8
-//   CL       blocks of a cluster
-//   MT, KS   tiles of 16 rows of the product of a warp; warps that share its depth
+//   U        units per block, a multiple of 8
+//   CL       blocks per cluster
+//   MT, KS   tiles of 16 rows of a warp's product; warps that share its depth
 //   KP       depth: 3 * U, padded to a multiple of 32 * KS
-//   NB       rows of a tile: 1, 2, 4 or 8
-//   PL, WP   parts of bfloat16 in which gradients and weights are multiplied
-//   PACK     sums travel in bfloat16 (NB == 8, CL > 1)
+//   NB       rows per tile: 1, 2, 4 or 8
+//   PL, WP   bfloat16 parts in which gradients and weights are multiplied
+//   PACK     sums are sent as bfloat16 (NB == 8, CL > 1)
 //   HALF     derivatives are stored in half precision
-//   DIRS     directions of a launch
+//   DIRS     directions per launch
 #include "backward/backward.cuh"
 
 constexpr int kUnits = U * CL;
 constexpr int kGroups = (kUnits + 16 * MT - 1) / (16 * MT);
 constexpr int kThreads = kGroups * KS * 32;
-constexpr int kLoads = KP / 32 / KS;  // of a warp, of 16 bytes a thread
+constexpr int kLoads = KP / 32 / KS;  // per warp, of 16 bytes per thread
 constexpr int kRow = (KP * 2 + 127) / 128 * 128;
 constexpr int kPlane = NB * kRow;
-// A warp that sends nothing to its own block may still read gradients when others begin the next
-// step: in a cluster steps take turns with two copies. The barrier within a step bounds the rest.
+// A warp that sends nothing to its own block may still read gradients when other warps begin the
+// next step. So the steps of a cluster alternate between two copies. The barrier within each step
+// keeps warps from falling further behind.
 constexpr int kCopies = CL > 1 ? 2 : 1, kCopy = kCopies > 1 ? PL * kPlane : 0;
 constexpr int kColumns = NB == 1 ? 2 : NB;
 constexpr int kSumBytes = PACK ? 2 : 4;
 constexpr int kPart = U * kColumns * kSumBytes;
 constexpr int kSums = CL * KS * kPart;
 constexpr int kElements = (U * NB + kThreads - 1) / kThreads;
-constexpr int kAhead = kElements == 1 ? 4 : 2;        // steps that are read ahead of their use
+constexpr int kAhead = kElements == 1 ? 4 : 2;        // steps that are loaded ahead of their use
 constexpr int kSets = MT >= 4 ? 1 : MT >= 2 ? 2 : 4;  // independent sums of a tile
 constexpr uint32_t kReceived = kSums;
 
@@ -37,11 +39,11 @@ static_assert(U % 8 == 0 && KP % (32 * KS) == 0 && KP >= 3 * U, "padding");
 
 struct Numbers {
     const uint32_t *weights;  // fragments, [rank][part of the depth][group][plane][step][tile]..
-    const Derivatives *derivatives;  // (T, N, H): of the state before, of R h
+    const Derivatives *derivatives;  // (T, N, H): for the previous state and R h
     const float *scales;             // (3H) of R
     const float *grad_out;           // (T, N, H), strided
     const float *grad_last;          // (N, H), or null for zeros
-    const float *nan;                // (N): 0 or NaN, which is added to it; or null
+    const float *nan;                // (N): 0 or NaN, which is added to grad_last; or null
     const int64_t *lengths;          // (N) or null
     float *d;                        // (T, N, H): gradient of each state
     float *dh0;                      // (N, H)
@@ -57,18 +59,19 @@ struct Ahead {
     float grad[kElements];
 };
 
-// Gradients stand in rows of 16-byte chunks, whose order differs from row to row: neither those who
-// write a chunk of all rows nor those who read four chunks of two rows meet in a bank.
+// The offset of a chunk in row n. Rows have chunks of 16 bytes, whose order depends on the row.
+// This avoids bank conflicts when threads write one chunk of all rows, or read four chunks of two
+// rows.
 inline int chunk_at(int n, int chunk) { return n * kRow + (chunk ^ (n << 2 & 4 | n >> 1)) * 16; }
 
-// Elements in the order of threads: some units of a row beside each other, as memory has them, and
-// then the next row, as the sums of units have them.
+// The order of elements among threads: kBeside adjacent units of a row, as in global memory, then
+// the same units of the next row, as in the sums.
 constexpr int kBeside = U % 16 ? 8 : 16;
 inline int row_of(int i) { return i / kBeside % NB; }
 inline int unit_of(int i) { return i / kBeside / NB * kBeside + i % kBeside; }
 
-// What a warp sends: messages, and which of its sums are in message `i` of a thread: a tile of 16
-// units, its upper or lower half, and bytes before them.
+// The messages of a thread. Message `i` has sums of one tile of 16 units and of its half `row8`,
+// for rows that begin `offset` bytes into a unit's sums.
 constexpr int kMessages = PACK ? (MT + 1) / 2 : MT;
 struct Message {
     int tile, row8, offset;
@@ -88,7 +91,7 @@ inline Message message_of(int i, int quad) {
     return m;
 }
 
-// Brings all rows of a unit together in one thread, so that few and large messages travel.
+// Gather rows of a unit in one thread, so that messages are few and large.
 template <class Deliver>
 inline void hand_over(const float (&sum)[MT][4], int quad, const Deliver &deliver) {
     const bool odd = quad & 1;
@@ -175,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
             p.weights[(first * (WP * kLoads * 2 * MT * 4) + i) * 32 + lane];
     }
 
-    // this thread's elements
+    // state of this thread's elements
     const int first = p.reverse ? 0 : T - 1, step = p.reverse ? 1 : -1;
     const int64_t state = N * H, state_step = step * state, grad_step = step * p.stride_t;
     float dh[kElements], scale[kElements][3];
@@ -221,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
         }
     };
 
-    // where this thread reads gradients: even and odd loads, and where it sends sums
+    // addresses from which this thread loads gradients (even and odd loads) and to which it sends
     const int row = lane8 % NB, start = part * kLoads;
     const uint32_t read_at[2] = {
         pinned(shared_address(operand) + chunk_at(row, start * 4 + quad)),
@@ -322,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) back(const __grid_cons
                 send_to(to[i] + parity * kSums, arrives[i] + parity * 8, v);
         });
 
-        // while sums travel
+        // overlaps with the transfer of sums
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
             if (kept(e)) *d_at[e] = d[e];

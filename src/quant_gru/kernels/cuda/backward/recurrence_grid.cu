@@ -1,35 +1,34 @@
-// The gradient of the states, from the last step to the first, in one launch whose blocks are all
-// there at once: for weights that fit the registers of no cluster, but those of a whole GPU. A
-// cluster of CL blocks gives the gradients of some units and rows; its blocks and their warps share
-// the depth of the product, each with its part of R transposed in registers and, for the rest, in
-// shared memory.
+// The recurrence of gradients of the states, from the last step to the first, in one cooperative
+// launch. It is for weights that do not fit the registers of a cluster, but fit those of a whole
+// GPU. A cluster of CL blocks computes the gradients of some units and rows. Its blocks and their
+// warps share the depth of the product. Each has its part of R transposed in registers and, if they
+// do not suffice, in shared memory.
 //
-// Every block needs the gradients of R h of all units. They stand in dRh, which is full of kAbsent
-// before: a word that is not kAbsent has been written, once and for all. So a word is its own
-// message. Words may arrive in any order, nothing else is handed over that way, and no barrier or
-// fence is needed.
+// Every block needs the gradients of R h of all units. They are exchanged through dRh, which is
+// filled with kAbsent before the launch. A word that is not kAbsent has its final value, so each
+// word signals its own arrival. Words may arrive in any order, and nothing else is exchanged
+// through global memory. So no barrier or fence is needed.
 //
-//   CL             blocks of a cluster
-//   MT, NT         tiles of 16 units and of 8 rows of a block
-//   WARPS          warps of a block
-//   LOADS, PARKED  loads of 16 bytes a thread by which a warp reads its part of the depth: 32 *
-//   LOADS
-//                  gradients; those at the end whose weights stand in shared memory
-//   CHUNK, AHEAD   loads of a row that are checked at once; checks ahead of which they are issued
-//   OPERAND == 0, HALF: as elsewhere
+//   CL             blocks per cluster
+//   MT, NT         tiles of 16 units and of 8 rows per block
+//   WARPS          warps per block
+//   LOADS, PARKED  loads by which a warp reads its part of the depth, 32 * LOADS gradients, with 16
+//                  bytes per thread; number of last loads whose weights are in shared memory
+//   CHUNK, AHEAD   loads of a row that are checked at once; checks by which loads run ahead
+//   OPERAND == 0, HALF: see operands.cu
 #include "backward/backward.cuh"
 
 constexpr int kThreads = WARPS * 32;
 constexpr int kUnits = 16 * MT, kRows = 8 * NT;
 constexpr int kHeld = LOADS - PARKED;
 constexpr int kChunks = LOADS / CHUNK;
-constexpr int kStride = kUnits + 4;  // rows of sums begin in other banks
+constexpr int kStride = kUnits + 4;  // rows of sums begin in different banks
 constexpr int kPairs = kUnits * kRows / 2;
 constexpr int kOwned = kPairs / CL;
 constexpr int kElements = (kOwned + kThreads - 1) / kThreads;
 constexpr int kRounds = (kPairs + kThreads - 1) / kThreads;
 constexpr int kSums = WARPS * kRows * kStride;
-constexpr uint32_t kAbsent = 0xFFFFFFFFu;  // a rounded NaN is 0x7FFF
+constexpr uint32_t kAbsent = 0xFFFFFFFFu;  // never written: a NaN rounds to 0x7FFF
 
 static_assert(LOADS % CHUNK == 0 && PARKED <= LOADS && kPairs % CL == 0, "whole parts");
 
@@ -38,7 +37,7 @@ struct Numbers {
     const Derivatives *derivatives;  // (T, N, H)
     const float *grad_out;           // (T, N, H), strided
     const float *grad_last;          // (N, H), or null for zeros
-    const float *nan;                // (N): 0 or NaN, which is added to it; or null
+    const float *nan;                // (N): 0 or NaN, which is added to grad_last; or null
     const int64_t *lengths;          // (N) or null
     float *d;                        // (T, N, H)
     float *dh0;                      // (N, H)
@@ -141,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         load(e);
     }
 
-    // where this thread reads gradients, and how many loads of a row there are
+    // the address from which this thread loads gradients, and the loads that exist per row
     const int64_t depth = (int64_t)part * LOADS * 32 + quad * 8;
     const int64_t there = 3 * H > depth ? (3 * H - depth + 31) / 32 : 0;
     const Operand *from = p.dRh + (first * N + first_row + lane8) * 3 * H + depth;
@@ -175,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                                                       d.of[0] * p.scale,
                                                   derivative(ahead[e].derivatives.of[1], 1 + gate) *
                                                       d.of[1] * p.scale));
-                    // who waits for a word should not read it from far away
+                    // cache the line of a later step, so that polling it does not go to DRAM
                     if (s + 2 < T) prefetch((Operand *)word + 6 * state_step);
                 }
                 *(Two *)d_at[e] = d;
@@ -210,7 +209,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         float acc[MT][NT][4];
 #pragma unroll
         for (int i = 0; i < MT * NT * 4; ++i) acc[i / (NT * 4)][i / 4 % NT][i % 4] = 0.f;
-        // the others are waited for with few loads, and what follows is then likely to be there
+        // poll with few loads for the gradients of other blocks; later chunks have then likely
+        // arrived
         do issue(0);
         while (absent(0));
 #pragma unroll
@@ -283,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         }
 #pragma unroll
         for (int r = 0; r < kRounds; ++r) {
-            // its own last: the others' have to travel
+            // the block's own pairs come last, since those of other blocks take longer to send
             const int i = threadIdx.x + r * kThreads;
             const int pair = (i + (rank + 1) * kOwned) % kPairs, owner = pair / kOwned;
             if (i >= kPairs) continue;

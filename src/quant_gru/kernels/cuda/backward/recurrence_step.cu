@@ -1,25 +1,25 @@
-// One step of the gradient of the states, for weights that fit no registers: what follows the
-// product of the step behind it.
+// One step of the recurrence of gradients, for weights that do not fit registers. It follows the
+// GEMM of the step that was processed before.
 //
 // Macro       Values        Meaning
 // OPERAND     0, 1, 2       operands of GEMMs: bfloat16, float, double
 // HALF        0, 1          local derivatives are stored in half precision
-// DIRS        1, 2          directions of a launch (direction fusion)
+// DIRS        1, 2          directions per launch (direction fusion)
 #include "backward/backward.cuh"
 
 struct Numbers {
-    const float *product;            // (N, H): gradients of R h of the step behind, times R
+    const float *product;            // (N, H): gradients of R h of the preceding launch, times R
     const Derivatives *derivatives;  // (T, N, H)
     const float *grad_out;           // (T, N, H), strided
     const float *grad_last;          // (N, H), or null for zeros
-    const float *nan;                // (N): 0 or NaN, which is added to it; or null
+    const float *nan;                // (N): 0 or NaN, which is added to grad_last; or null
     const int64_t *lengths;          // (N) or null
     float *d;                        // (T, N, H)
-    float *dh;                       // (N, H): what goes on without a product; in the end, all
+    float *dh;                       // (N, H): the part without a GEMM; at the end, the gradient
     Operand *dRh;                    // (T, N, 3H), times scale
     int64_t N, H;
     int64_t t;        // this step, or -1 after the last
-    int64_t started;  // whether a step came before
+    int64_t started;  // whether this is not the first step
     int64_t stride_t, stride_n, stride_h;
     float scale;
 };

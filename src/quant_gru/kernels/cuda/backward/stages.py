@@ -24,17 +24,17 @@ from quant_gru.kernels.cuda.plan.structure import byte_offset
 from quant_gru.kernels.cuda.structs import KINDS
 
 _THREADS = 256
-_BLOCKS = 396  # that fill a GPU: 3 for each multiprocessor of the largest
-_CODES_BLOCKS = 528  # of an activation: 4 for each multiprocessor of the largest
-_MAGIC = 12582912.0  # of float32, see cell.cuh
+_BLOCKS = 396  # blocks that fill a GPU: 3 per multiprocessor of the largest
+_CODES_BLOCKS = 528  # blocks per activation: 4 per multiprocessor of the largest
+_MAGIC = 12582912.0  # the magic number of float32, see gates/arithmetic.cuh
 
 
 class Chunk(NamedTuple):
-    """The launch that makes the derivatives of some rows.
+    """The launch that computes the derivatives of some rows.
 
     Attributes:
         first: The first row.
-        rows: How many there are.
+        rows: Number of rows.
         launch: The launch.
     """
 
@@ -44,23 +44,23 @@ class Chunk(NamedTuple):
 
 
 class Stages:
-    """The launches of a layer's backward, and what their arguments follow.
+    """The launches of a layer's backward, and the memory that their arguments point to.
 
     Args:
-        sizes: Of the layer.
-        calls: Its directions.
-        machine: Where kernels run.
+        sizes: The sizes of the layer.
+        calls: The calls of its directions.
+        machine: The machine that runs the kernels.
 
     Attributes:
         memory: The memory of a call.
-        at: Of each direction what a call brings, by name.
-        buffers: Of each direction.
-        operands: Makes bytes and operands of codes and weights.
-        derivatives: Make the derivatives of all elements.
-        recurrence: One launch; or one of each direction, over the whole GPU or for a step.
-        projections: Make the gradients of both projections and of the biases.
-        codes: Of each direction the record that has the strides of the input.
-        states: Of each direction the record of the recurrence, with the strides of the gradient.
+        at: For each direction, the fields that point to tensors of a call, by name.
+        buffers: The buffers of each direction.
+        operands: Converts codes and weights to bytes and operands.
+        derivatives: Compute the derivatives of all elements.
+        recurrence: One launch; or one per direction, over the whole GPU or for a step.
+        projections: Compute the gradients of both projections and of the biases.
+        codes: For each direction, the record with the strides of the input.
+        states: For each direction, the record of the recurrence, with the strides of the gradient.
     """
 
     def __init__(self, sizes: Sizes, calls: Sequence[Call], machine: Machine) -> None:
@@ -70,23 +70,23 @@ class Stages:
         self.buffers = [buffers_of(sizes, self.memory) for _ in calls]
         self.codes: list[Any] = []
         self.states: list[Any] = []
-        # launches read them for as long as they are started
+        # records must live as long as the launches that read them
         self._keep: list[Any] = []
         self.operands = self._operands()
         self.derivatives = self._derivatives()
         self.recurrence = self._recurrence()
         self.projections = self._projections()
-        # schedules outlive calls, and must not hold what they are kept by
+        # schedules outlive calls, and must not keep their own cache key (the plan) alive
         del self._calls
 
     def _point(self, matrix: Matrix | None, *fields: tuple[Any, str]) -> None:
-        """Let fields of records point to what a stage makes."""
+        """Point fields of records to a buffer."""
         if matrix is not None:
             for record, name in fields:
                 self.memory.point(record, name, matrix.start)
 
     def _read(self, direction: int, record: Any, **names: str) -> None:
-        """Let fields of a record, by name, point to tensors of a call."""
+        """Point fields of a record to tensors of a call, by name."""
         for name, tensor in names.items():
             self.at[direction].setdefault(tensor, Memory()).point(record, name)
 
@@ -113,9 +113,9 @@ class Stages:
                 self._fragments_record(records.fragments[d], d, buffers)
             self.codes.append(records.taken.c[2 * d])
         records.of_weights = -(-3 * H // 8)
-        # a thread takes at least 8 codes
+        # a thread unpacks at least 8 codes
         records.of_codes = min(-(-rows * max(sizes.padded) // (8 * _THREADS)), _CODES_BLOCKS)
-        # a warp takes the tiles of a step
+        # a warp transposes the tiles of a step
         of_fragments = 0
         if layout["count"]:
             of_fragments = -(-layout["count"] // (_THREADS // 32 * 128 * layout["MT"]))
@@ -325,7 +325,7 @@ class Stages:
         for name in ("of_R", "of_W", "d"):
             self._point(getattr(buffers, name), (o, name))
         self._point(buffers.partial, (o, "partial"))
-        # where a pointer is null, the kernel leaves that gradient out
+        # the kernel skips a gradient whose pointer is null
         if wanted.x or wanted.W:
             self._point(buffers.dWx, (o, "dWx"))
         if sizes.recurrence and wanted.R:

@@ -1,4 +1,4 @@
-"""The structures of C that the kernels of the backward take, as in the sources beside this file."""
+"""The C structures that the backward's kernels take as arguments, as defined in their sources."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ OuterC = structure(
     **_all(_INT, "rows H chunk chunks"),
     **_all(_FLOAT, "scale_x scale_h"),
 )
-# by directions: W and R of each, codes of x and of the states of each
+# by number of directions; each direction has W and R, and the codes of x and of the states
 _WEIGHTS_C = {n: structure("WeightsC", w=WeightC * (2 * n), H=_INT) for n in (1, 2)}
 _TAKEN_C = {n: structure("TakenC", c=CodesC * (2 * n), **_all(_INT, "rows chunk")) for n in (1, 2)}
 OPERANDS_C = {

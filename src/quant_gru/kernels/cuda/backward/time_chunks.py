@@ -1,6 +1,6 @@
-"""A backward in pieces of time, from the last steps to the first: its memory is bounded.
+"""A backward in time chunks, from the last steps to the first, which bounds its memory.
 
-Gates, derivatives and operands of all steps of a piece exist at once, about 40 bytes per unit and
+Gates, derivatives and operands of all steps of a chunk exist at once, about 40 bytes per unit and
 step.
 """
 
@@ -15,23 +15,23 @@ from quant_gru.integer.backward import Gradients, Tape
 from quant_gru.kernels.cuda.backward.inputs import Precision
 
 MOST_BYTES = 512 << 20
-"""What a backward may take beside its gradients; steps of a large batch may take more."""
+"""The most memory of a backward besides its gradients; one step of a large batch may need more."""
 
 
 def most_steps(tape: Tape, precision: Precision, directions: int) -> int:
-    """Steps whose backward takes at most `MOST_BYTES`, or one.
+    """Return the number of steps whose backward needs at most `MOST_BYTES`, but at least one.
 
     Args:
-        tape: What the forward took in and gave.
+        tape: The inputs and outputs of the forward.
         precision: How gradients are multiplied.
-        directions: That are run in the same launches.
+        directions: Directions that run in the same launches.
     """
     (_, N, C), H = tape.x.shape, tape.out.shape[2]
     return steps_of(N, C, H, precision, directions)
 
 
 def steps_of(N: int, C: int, H: int, precision: Precision, directions: int) -> int:
-    """`most_steps` of N rows of C features and H units."""
+    """Return `most_steps` for N rows of C features and H units."""
     derivatives = 2 * (8 if precision.half else 16)
     states = H * (derivatives + 4 + 6 * precision.dtype.itemsize)
     codes = (C + H) * (precision.dtype.itemsize + 2)
@@ -39,12 +39,12 @@ def steps_of(N: int, C: int, H: int, precision: Precision, directions: int) -> i
 
 
 def pieces(tape: Tape, grad_out: Tensor | None, steps: int) -> Iterator[tuple[Tape, Tensor | None]]:
-    """Parts of a tape in the order of its backward, of the same length but for the last.
+    """Yield chunks of a tape in the order of its backward, of equal length except for the last.
 
     Args:
-        tape: What the forward took in and gave.
+        tape: The inputs and outputs of the forward.
         grad_out: Gradient of the dequantized outputs (T, N, H), or None for zeros.
-        steps: Of a part at most.
+        steps: The most steps per chunk.
     """
     T = len(tape.out)
     size = -(-T // -(-T // steps))
@@ -63,7 +63,7 @@ def pieces(tape: Tape, grad_out: Tensor | None, steps: int) -> Iterator[tuple[Ta
                 if tape.lengths is None
                 else (tape.lengths - first).clamp(0, last - first),
                 held=None if tape.held is None else tape.held[first:last],
-                # it is in the gradient of the state from then on
+                # after the first chunk, the gradient of the state includes NaN
                 nan=None if done else tape.nan,
             ),
             None if grad_out is None else grad_out[first:last],
@@ -71,7 +71,7 @@ def pieces(tape: Tape, grad_out: Tensor | None, steps: int) -> Iterator[tuple[Ta
 
 
 class Joined:
-    """The gradients of a tape, from those of its parts in the order of `pieces`.
+    """Joins the gradients of a tape's chunks, which come in the order of `pieces`.
 
     Args:
         tape: The whole tape.
@@ -83,7 +83,7 @@ class Joined:
         self.found: Gradients | None = None
 
     def add(self, part: Gradients, steps: int) -> None:
-        """Take the gradients of the next part in, which has so many steps."""
+        """Add the gradients of the next chunk, which has `steps` steps."""
         whole = self.found
         made: dict[str, Tensor | None] = {}
         for each in fields(Gradients):

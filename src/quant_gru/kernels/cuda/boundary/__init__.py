@@ -1,1 +1,1 @@
-"""From real values to codes and back."""
+"""Conversions between real values and codes."""

@@ -1,4 +1,4 @@
-"""Real values to codes and back on a GPU, one launch each."""
+"""Conversions between real values and codes on a GPU, one launch each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quant_gru.kernels.cuda.machine import PLAIN
 from quant_gru.kernels.cuda.plan.structure import NARROW_BITS
 from quant_gru.kernels.cuda.structs import KINDS
 
-_ROWS = 8  # of a block
+_ROWS = 8  # per block
 BorderC = structure(
     "BorderC",
     **dict.fromkeys(("real", "values", "codes", "nan"), ctypes.c_void_p),
@@ -55,22 +55,22 @@ _THREADS, _MOST_BLOCKS = 128, 1 << 16
 
 
 def takes(quantizer: Quantizer) -> bool:
-    """Whether these kernels do the codes of a quantizer: up to 16 bits."""
+    """Return whether these kernels support the codes of a quantizer, which have at most 16 bits."""
     return quantizer.bits <= NARROW_BITS
 
 
 def quantize(
     quantizer: Quantizer, x: Tensor, machine: Machine | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Codes of `x` in their container, as `Quantizer.quantize`, and rows with NaN in them.
+    """Quantize `x` as `Quantizer.quantize` does, and find rows with NaN.
 
     Args:
-        quantizer: Of up to 16 bits.
+        quantizer: A quantizer with at most 16 bits.
         x: float32 (.., features) on a GPU.
-        machine: Where kernels run; None for x's GPU.
+        machine: The machine that runs the kernel; None for x's GPU.
 
     Returns:
-        Codes (.., features), and bool (..): whether a value of the row is NaN.
+        Codes (.., features) in their container, and bool (..): whether a row contains NaN.
     """
     x = x.detach().contiguous().resolve_neg()
     codes = torch.empty(x.shape, dtype=quantizer.container, device=x.device)
@@ -87,13 +87,13 @@ def quantize(
 def prepared_quantize(
     quantizer: Quantizer, rows: int, features: int, machine: Machine
 ) -> tuple[Prepared, Any]:
-    """`quantize` of so many rows, to be started again and again.
+    """Prepare `quantize` for a fixed number of rows, as a launch that can be repeated.
 
     Args:
-        quantizer: Of up to 16 bits.
-        rows: How many rows there are.
-        features: Values of a row.
-        machine: Where kernels run.
+        quantizer: A quantizer with at most 16 bits.
+        rows: Number of rows.
+        features: Values per row.
+        machine: The machine that runs the kernel.
 
     Returns:
         The launch, and the record whose fields `real`, `codes` and `nan` it reads at each start.
@@ -109,13 +109,13 @@ def dequantize(
     nan: Tensor | None = None,
     machine: Machine | None = None,
 ) -> Tensor:
-    """Real values of `codes`, float32, as `Quantizer.dequantize`; NaN in the rows that say so.
+    """Dequantize `codes` to float32 as `Quantizer.dequantize` does; rows in `nan` become NaN.
 
     Args:
-        quantizer: Of up to 16 bits.
-        codes: In their container (.., features), on a GPU.
+        quantizer: A quantizer with at most 16 bits.
+        codes: (.., features) in their container, on a GPU.
         nan: bool (..), rows that become NaN, or None.
-        machine: Where kernels run; None for the codes' GPU.
+        machine: The machine that runs the kernel; None for the codes' GPU.
     """
     codes = codes.contiguous()
     nan = None if nan is None else nan.contiguous()
@@ -130,13 +130,13 @@ def dequantize(
 
 
 def mask(quantizer: Quantizer, x: Tensor, grad: Tensor, machine: Machine | None = None) -> None:
-    """Make a gradient 0, in place, where `Quantizer.inside` is False; NaN stays.
+    """Set a gradient to 0, in place, where `Quantizer.inside` is False; NaN stays NaN.
 
     Args:
-        quantizer: Of up to 16 bits.
-        x: float32 (T, N, features) on a GPU, in any order of steps and rows.
-        grad: Its gradient, float32, contiguous.
-        machine: Where kernels run; None for x's GPU.
+        quantizer: A quantizer with at most 16 bits.
+        x: float32 (T, N, features) on a GPU, with any strides of steps and rows.
+        grad: Gradient of `x`, float32, contiguous.
+        machine: The machine that runs the kernel; None for x's GPU.
     """
     if not grad.numel():
         return
@@ -150,17 +150,17 @@ def mask(quantizer: Quantizer, x: Tensor, grad: Tensor, machine: Machine | None 
 def prepared_mask(
     quantizer: Quantizer, strides: tuple[int, ...], shape: tuple[int, ...], machine: Machine
 ) -> tuple[Prepared, Any]:
-    """`mask` of values of some layout, to be started again and again.
+    """Prepare `mask` for a fixed layout, as a launch that can be repeated.
 
     Args:
-        quantizer: Of up to 16 bits.
-        strides: Of the values in steps and rows.
+        quantizer: A quantizer with at most 16 bits.
+        strides: Strides of steps and rows.
         shape: (T, N, features).
-        machine: Where kernels run.
+        machine: The machine that runs the kernel.
 
     Returns:
-        The launch, and the record whose fields `grad` and `real` it reads at each start. Where
-        its field `added` is set, that is added to the masked gradient.
+        The launch, and the record whose fields `grad` and `real` it reads at each start. If the
+        field `added` is set, the launch adds that tensor to the masked gradient.
     """
     m, grid = _mask_of(quantizer, strides, shape)
     return machine.prepare(_MASK, grid, m), m
@@ -182,14 +182,14 @@ def requantize(
     codes: Sequence[Tensor],
     machine: Machine | None = None,
 ) -> Tensor:
-    """X = weighted_sum(h - z_h), per direction of the layer below.
+    """Requantize X = weighted_sum(h - z_h) for each direction of the layer below.
 
     Args:
-        sums: Of each direction below.
-        below: The quantizers of its codes, of up to 16 bits.
-        above: The quantizer of the result, of up to 16 bits.
-        codes: Those of each direction (T, N, H).
-        machine: Where kernels run; None for the codes' GPU.
+        sums: The weighted sum of each direction.
+        below: The quantizer of each direction's codes, with at most 16 bits.
+        above: The quantizer of the result, with at most 16 bits.
+        codes: Codes of each direction (T, N, H).
+        machine: The machine that runs the kernel; None for the codes' GPU.
 
     Returns:
         Codes (T, N, directions * H) in their container.
@@ -208,15 +208,15 @@ def mask_requantized(
     grad: Tensor,
     machine: Machine | None = None,
 ) -> None:
-    """Make a gradient 0, in place, where `requantize` clamped; NaN stays.
+    """Set a gradient to 0, in place, where `requantize` clamps; NaN stays NaN.
 
     Args:
-        sums: As for `requantize`, as are all but the last two.
-        below: The quantizers of its codes.
-        above: The quantizer of the result.
-        codes: Those of each direction.
+        sums: See `requantize`.
+        below: See `requantize`.
+        above: See `requantize`.
+        codes: See `requantize`.
         grad: Gradient of the dequantized result (T, N, directions * H), float32, contiguous.
-        machine: Where kernels run; None for the codes' GPU.
+        machine: The machine that runs the kernel; None for the codes' GPU.
     """
     _requantize(sums, below, above, codes, grad, machine)
 
@@ -228,19 +228,19 @@ def prepared_requantize(
     shape: tuple[int, int, int],
     machine: Machine,
 ) -> tuple[Prepared, Any]:
-    """`requantize` or `mask_requantized` for one size, to be started again and again.
+    """Prepare `requantize` or `mask_requantized` for a fixed size, as a repeatable launch.
 
     Args:
-        sums: As for `requantize`, as are the next two.
-        below: The quantizers of its codes.
-        above: The quantizer of the result.
+        sums: See `requantize`.
+        below: See `requantize`.
+        above: See `requantize`.
         shape: (T, N, H) of the codes of a direction.
-        machine: Where kernels run.
+        machine: The machine that runs the kernel.
 
     Returns:
         The launch, and the record whose fields it reads at each start: `codes` of each direction,
-        and either `to`, where codes go, or `grad`, which is masked. Where `added` is set, that is
-        added to the masked gradient.
+        and either `to`, which receives codes, or `grad`, which is masked. If `added` is set, the
+        launch adds that tensor to the masked gradient.
     """
     c, grid = _requantization(sums, below, above, shape)
     return machine.prepare(_REQUANTIZE, grid, c), c
@@ -254,7 +254,7 @@ def _requantize(
     to: Tensor,
     machine: Machine | None,
 ) -> None:
-    """Write codes, or mask a gradient, by the dtype of `to`."""
+    """Write codes if `to` has an integer dtype; mask it as a gradient if it is floating-point."""
     if not to.numel():
         return
     T, N, H = codes[0].shape
@@ -293,14 +293,14 @@ def events(
     stream: int,
     machine: Machine | None = None,
 ) -> Tensor:
-    """As `quant_gru.integer.random.events`, on a GPU.
+    """Draw the events of `quant_gru.integer.random.events` on a GPU.
 
     Args:
         seed: int64 scalar on a GPU.
         p: Probability.
         shape: (A, B, C).
-        stream: What it is for.
-        machine: Where kernels run; None for the seed's GPU.
+        stream: Number of the random stream, which identifies the use of the events.
+        machine: The machine that runs the kernel; None for the seed's GPU.
     """
     found = torch.empty(shape, dtype=torch.bool, device=seed.device)
     if found.numel():

@@ -1,16 +1,16 @@
-// What a quantizer clamped, for codes of up to 16 bits; a warp takes one row of features.
+// Masks a gradient where a quantizer clamped, for codes of up to 16 bits. A warp processes one row.
 #include "boundary/quantize.cuh"
 
 struct Mask {
     float *grad;         // (T * N, features), in place
     const float *real;   // [t * step + n * next + feature]
-    const float *added;  // like grad, added behind the mask; or null
+    const float *added;  // like grad, added after masking; or null
     int64_t step, next;  // in values
     int64_t rows, N, features;
-    float scale, lo, hi;  // limits less the zero point
+    float scale, lo, hi;  // limits minus the zero point
 };
 
-// 0 where a real value was clamped, or is NaN; NaN stays.
+// Set the gradient to 0 where a real value was clamped or is NaN. A NaN gradient stays NaN.
 extern "C" __global__ void __launch_bounds__(256) mask_clamped(const __grid_constant__ Mask p) {
     const int row = (int)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
     if (row >= p.rows) return;
@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(256) mask_clamped(const __grid_cons
     const float *const added = p.added ? p.added + (int64_t)row * features : nullptr;
 #pragma unroll 4
     for (int k = threadIdx.x % 32; k < features; k += 32) {
-        // far beyond all limits nothing changes, and NaN becomes one of them
+        // 4e6 exceeds all limits, so this clamp changes no result; NaN becomes -4e6 and is masked
         const float y = Magic<float>::limit(divided(from[k], p.scale), -4e6f, 4e6f);
         const float rounded = plain(Magic<float>::plus(y, Magic<float>::number()));
         const float kept =

@@ -1,4 +1,4 @@
-"""Real values between the form of a call and that of kernels, all of them by one launch."""
+"""Conversion of real values between the layouts of a call and of kernels, in a single launch."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ RowsC = structure(
     **dict.fromkeys(("T", "N", "features"), ctypes.c_int64),
 )
 MOST = 4
-"""Tensors that one launch converts."""
+"""The most tensors that a launch converts."""
 _CONVERT = Kernel.of("boundary/convert_rows", "convert", {})
-_ROWS = 8  # of a block
+_ROWS = 8  # per block
 
 
 class Conversion(NamedTuple):
-    """A tensor that a launch brings to another form.
+    """A tensor that a launch converts to another dtype or layout.
 
-    Addresses are what the caller takes for them.
+    The caller chooses the type of addresses.
 
     Attributes:
         shape: (T, N, features).
-        source: dtype of what is read.
-        to: dtype of what is written.
-        real: Address of what is read; None where the caller sets it.
-        result: Address of what is written.
-        order: Address of the order of rows that are read; None for the same.
-        packed: Address of where rows of steps start in what is read, see `Packing.layout`; None
-            where they are not packed.
-        to_packed: The same of what is written.
-        strides: Of steps and rows of what is read, in values; None where it lies in one piece.
+        source: dtype of the source.
+        to: dtype of the result.
+        real: Address of the source; None if the caller sets it.
+        result: Address of the result.
+        order: Address of the order in which rows are read; None for unchanged order.
+        packed: Address of the starts of each step's rows in the source, see `Packing.layout`; None
+            if the source is not packed.
+        to_packed: The same for the result.
+        strides: Strides of the source's steps and rows, in values; None if it is contiguous.
     """
 
     shape: tuple[int, int, int]
@@ -59,15 +59,16 @@ def convert(
     conversions: Sequence[Conversion],
     point: Callable[[Any, str, Any], None],
 ) -> tuple[Prepared, list[Any]]:
-    """One launch that converts tensors; results lie in one piece.
+    """Prepare one launch that converts tensors; results are contiguous.
 
     Args:
-        machine: Where it runs.
-        conversions: One to `MOST` of them.
-        point: point(record, field, address): lets a field of a record follow an address.
+        machine: The machine that runs the kernel.
+        conversions: One to `MOST` conversions.
+        point: point(record, field, address): sets a field of a record from an address.
 
     Returns:
-        The launch, and the records that it reads at each start, in order, to be kept as long.
+        The launch, and the records that it reads at each start. The caller keeps the records as
+        long as the launch.
     """
     all_rows: Any = (RowsC * MOST)()
     records = [all_rows[i] for i in range(len(conversions))]
@@ -93,7 +94,7 @@ def convert(
 
 
 def row_maker(features: int, device: torch.device, dtype: torch.dtype) -> Callable[[int], Tensor]:
-    """What makes the data of a PackedSequence, of so many rows."""
+    """Return a function that allocates the data of a PackedSequence for a number of rows."""
 
     def make(rows: int) -> Tensor:
         return torch.empty((rows, features), dtype=dtype, device=device)

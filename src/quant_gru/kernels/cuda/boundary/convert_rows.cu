@@ -1,25 +1,25 @@
-// Real values between the form of a caller and that of kernels, float32 (T, N, features): another
-// dtype, another order of rows, or the rows of a packed sequence; a warp takes one row.
+// Converts real values between a caller's layout and that of kernels, float32 (T, N, features). The
+// caller's dtype or order of rows may differ, or its rows are packed. A warp converts one row.
 #include <stdint.h>
 
 #include "kernel_runtime/cuda/ptx.cuh"
 
 struct Rows {
-    const void *real;          // [t * step + n * next + feature], or packed
-    void *to;                  // likewise
-    const int64_t *order;      // (N), row n is row order[n] of `real`; or null
-    const int64_t *packed;     // (T + 1), where rows of each step start in `real`; or null
-    const int64_t *to_packed;  // the same of `to`
-    int64_t kind, to_kind;     // 0 float32, 1 float16, 2 bfloat16, 3 float64
+    const void *real;                      // [t * step + n * next + feature], or packed
+    void *to;                              // [t * to_step + n * to_next + feature], or packed
+    const int64_t *order;                  // (N), row n is row order[n] of `real`; or null
+    const int64_t *packed;                 // (T + 1), start of each step's rows in `real`; or null
+    const int64_t *to_packed;              // the same for `to`
+    int64_t kind, to_kind;                 // 0 float32, 1 float16, 2 bfloat16, 3 float64
     int64_t step, next, to_step, to_next;  // in values
     int64_t T, N, features;
 };
 
 struct Conversions {
-    Rows each[4];  // blockIdx.y takes one
+    Rows each[4];  // indexed by blockIdx.y
 };
 
-// Where row n of step t starts, or -1 where a packed sequence has no such row.
+// Return the offset of row n of step t, or -1 if a packed sequence has no such row.
 inline int64_t start_of(const int64_t *packed, int64_t step, int64_t next, int t, int64_t n) {
     if (!packed) return t * step + n * next;
     return n < packed[t + 1] - packed[t] ? (packed[t] + n) * next : -1;
@@ -43,7 +43,7 @@ inline void write(void *to, int64_t kind, int64_t i, float value) {
         ((double *)to)[i] = value;
 }
 
-// Rows that a packed `real` lacks become 0, those that a packed `to` lacks are left out.
+// Rows that are missing from a packed `real` become 0; rows missing from a packed `to` are skipped.
 extern "C" __global__ void __launch_bounds__(256) convert(const __grid_constant__ Conversions all) {
     const Rows &p = all.each[blockIdx.y];
     const int64_t row = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(256) convert(const __grid_constant_
     const int64_t n = row % p.N;
     int64_t taken = n;
     if (p.order) {
-        // an order is the caller's: whatever it says, rows of others are not read
+        // the caller supplies the order; clamping prevents reads outside its rows
         taken = p.order[n];
         taken = taken < 0 ? 0 : taken < p.N ? taken : p.N - 1;
     }

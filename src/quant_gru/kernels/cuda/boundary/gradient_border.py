@@ -1,4 +1,4 @@
-"""What a backward is given and gives, and what brings it to the form of kernels and back."""
+"""Inputs and gradients of a backward, and their conversion to and from the layout of kernels."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.cuda.boundary.conversions import Conversion, row_maker
 
 SPACE, X, H0, LENGTHS, NAN, GRAD_Y, GRAD_LAST, SORTED, UNSORTED, OUTS = range(10)
-"""Numbers of a call's tensors, as `_native.GPUBackward` counts them; gradients come last."""
+"""Indices of a call's tensors in `_native.GPUBackward`; the gradients follow the outputs."""
 
 
 class Place(NamedTuple):
-    """An address: so many bytes from the start of a tensor of a call."""
+    """An address, as a byte offset into one of a call's tensors."""
 
     tensor: int
     offset: int = 0
 
     def after(self, bytes: int) -> Place:
-        """So many bytes further on."""
+        """Return the address that lies `bytes` bytes further on."""
         return Place(self.tensor, self.offset + bytes)
 
 
 class Given(NamedTuple):
-    """What a backward is given, as `prepared.PreparedBackward.run` takes it."""
+    """The inputs of a backward, as passed to `prepared.PreparedBackward.run`."""
 
     x: Tensor
     h0: Tensor | None
@@ -44,12 +44,12 @@ class Given(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """A gradient that a backward gives.
+    """A gradient that a backward returns.
 
     Attributes:
-        shape: That of kernels; of a vector (1, 1, features), of a matrix (1, rows, features).
-        dtype: That of what it is the gradient of.
-        make: What makes it; that of packed rows takes their number.
+        shape: Shape in kernels: (1, 1, features) for a vector, (1, rows, features) for a matrix.
+        dtype: dtype of the tensor whose gradient it is.
+        make: Function that allocates it; for packed rows it takes the number of rows.
     """
 
     shape: tuple[int, int, int]
@@ -58,12 +58,12 @@ class Gradient(NamedTuple):
 
 
 def all_gradients(plan: GRUPlan, given: Given, of_cell: int) -> list[Gradient]:
-    """All gradients of a backward, in order.
+    """Return all gradients of a backward, in order.
 
     Args:
         plan: The plan.
-        given: What a backward is given.
-        of_cell: Weights of each layer and direction: 2 or, with biases, 4.
+        given: The inputs of the backward.
+        of_cell: Number of weights per layer and direction: 2 or, with biases, 4.
     """
     x, h0, device, first = given.x, given.h0, given.x.device, plan.cells[0][0]
     H, N, cells = first.hidden_size, given.nan.shape[1], len(given.outs)
@@ -88,24 +88,24 @@ def all_gradients(plan: GRUPlan, given: Given, of_cell: int) -> list[Gradient]:
 
 
 class Border:
-    """The real values of a backward where its kernels read and write them.
+    """The addresses at which kernels of a backward read and write real values.
 
-    What is in another form than theirs, float32 (T, N, features), has memory of its own, and is
-    converted by a launch before all others, or after them.
+    The layout of kernels is float32 (T, N, features). A tensor in another layout gets a buffer of
+    its own. The first launch converts inputs, and the last one converts gradients.
 
     Args:
-        given: What a backward is given.
+        given: The inputs of the backward.
         directions: One or two.
-        gradients: All that a backward may give.
-        wanted: Which of these are wanted.
-        room: room(bytes, *name) -> memory that nothing else has.
+        gradients: All gradients that the backward can return.
+        wanted: Which of these the caller wants.
+        room: room(bytes, *name) -> exclusive memory.
 
     Attributes:
-        given: As kernels see it: what is converted is a tensor of the same layout.
-        at: Where x, h0, and the gradients of the output and of the last states are.
-        results: Where kernels leave each gradient.
-        inward: What is converted first.
-        outward: What is converted last.
+        given: The inputs as kernels see them; converted inputs are tensors in the kernels' layout.
+        at: Addresses of x, h0, and the gradients of the output and of the last states.
+        results: Addresses at which kernels write each gradient.
+        inward: Conversions before the other launches.
+        outward: Conversions after the other launches.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Border:
                 continue
             shape, is_state = shapes[number], number in (H0, GRAD_LAST)
             self.at[number] = at = room(4 * math.prod(shape), "converted", number)
-            # of packed rows there is but one stride
+            # packed rows have only one stride
             strides = (0, *tensor.stride())[-3:-1]
             self.inward.append(
                 Conversion(

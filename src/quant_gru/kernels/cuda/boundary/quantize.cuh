@@ -1,7 +1,7 @@
-// Real values to codes.
+// Quantization of real values to codes.
 //
-//   EXACT: whether inverses of scales are not rounded, 1 or 0; none where a launch says so
-//   WHOLE: 1 where codes are all of a byte; 0 or none for any
+//   EXACT: 1 if the inverses of scales are exact, 0 if not; undefined if Division.exact decides
+//   WHOLE: 1 if codes use the whole range of a byte; 0 or undefined for any range
 #ifndef QUANT_GRU_QUANTIZE_CUH
 #define QUANT_GRU_QUANTIZE_CUH
 
@@ -12,21 +12,22 @@
 #define WHOLE 0
 #endif
 
-// clamp(rint(v / s), lo, hi): a float32 division, ties to even. NaN becomes 0, and is seen.
+// Return clamp(rint(v / s), lo, hi), a float32 division with ties to even. NaN becomes 0 and sets
+// `seen`.
 inline int quantized(float v, float scale, float lo, float hi, bool &seen) {
     const float y = divided(v, scale);
     const bool nan = y != y;
     seen |= nan;
-    // clamping first is the same, for the limits are integers
+    // clamping before rounding gives the same result, since the limits are integers
     const float inside = nan ? 0.f : Magic<float>::limit(y, lo, hi);
     return Magic<float>::integer(Magic<float>::plus(inside, 12582912.f));
 }
 
-// A quantizer's numbers for a division without a branch: 2^-90 <= scale <= 2^90, limits below 2^20.
+// Constants for a division without branches. Requires 2^-90 <= scale <= 2^90, limits below 2^20.
 struct Division {
-    float scale, inverse;  // the latter rounded once
-    float least, most;     // limits less the zero point, times the scale, rounded once
-    int32_t exact;         // whether the inverse was not rounded
+    float scale, inverse;  // the inverse is rounded once
+    float least, most;     // (limit - zero point) * scale, rounded once
+    int32_t exact;         // whether the inverse is exact
 };
 
 #ifdef EXACT
@@ -35,10 +36,10 @@ inline bool is_exact(const Division &) { return EXACT; }
 inline bool is_exact(const Division &d) { return d.exact != 0; }
 #endif
 
-// A value within the limits to its code, magic number added. What is left of one that was clamped
-// to multiples of the scale neither overflows nor, where it does not round to 0, underflows: a
-// quotient off by some units in the last place gets within one by its remainder, and by a second
-// one it is the nearest.
+// Convert a value within the limits to its code plus the magic number. The limits are multiples of
+// the scale, so the remainder does not overflow; it underflows only if the value rounds to 0. The
+// first remainder corrects a quotient that is off by some ulps to within one ulp. The second
+// remainder corrects it to the nearest.
 inline float rounded_quotient(float inside, const Division &d) {
     typedef Magic<float> R;
     float y = R::times(inside, d.inverse);
@@ -47,7 +48,7 @@ inline float rounded_quotient(float inside, const Division &d) {
     return R::plus(y, R::number());
 }
 
-// The same.
+// The same without branches.
 inline int quantized(float v, const Division &d, bool &seen) {
     const bool nan = v != v;
     seen |= nan;
@@ -55,8 +56,8 @@ inline int quantized(float v, const Division &d, bool &seen) {
     return Magic<float>::integer(rounded_quotient(inside, d));
 }
 
-// Whether one of some values may be NaN: always where one is, or where infinities meet, which
-// products of two values may be.
+// Return whether any value may be NaN. True if one is; also true if infinities of opposite sign
+// are added, since products of two values can overflow.
 template <int kFours>
 inline bool may_have_nan(const uint32_t (&bits)[kFours][4]) {
     typedef Magic<float> R;
@@ -70,7 +71,7 @@ inline bool may_have_nan(const uint32_t (&bits)[kFours][4]) {
     return sum != sum;
 }
 
-// Makes NaN 0, and returns whether there was one.
+// Replace NaN by 0, and return whether there was one.
 inline bool without_nan(uint32_t (&bits)[4]) {
     bool seen = false;
 #pragma unroll
@@ -82,7 +83,7 @@ inline bool without_nan(uint32_t (&bits)[4]) {
     return seen;
 }
 
-// Codes of four values, none of them NaN, with the magic number inside. kExact: `is_exact`.
+// Compute the codes of four values without NaN, plus the magic number. kExact: see `is_exact`.
 template <bool kExact>
 inline void four_codes(const Division &d, const uint32_t (&bits)[4], uint32_t (&raw)[4]) {
     typedef Magic<float> R;
@@ -94,7 +95,7 @@ inline void four_codes(const Division &d, const uint32_t (&bits)[4], uint32_t (&
     }
 }
 
-// All of them, for `put(i, raw)`.
+// Compute the codes of all values, and pass each group of four to `put(i, raw)`.
 template <int kFours, class Put>
 inline void all_codes(const Division &d, const uint32_t (&bits)[kFours][4], const Put &put) {
     uint32_t raw[4];
@@ -113,11 +114,12 @@ inline void all_codes(const Division &d, const uint32_t (&bits)[kFours][4], cons
     }
 }
 
-// Codes of four values, `zero` added, in bytes: one of each code, or two, where it is 256 * first +
-// second + 128.
+// Add `zero` to four codes and pack them in bytes: one byte per code, or two, where the code is
+// 256 * first + second + 128.
 template <int kPlanes>
 inline void in_bytes(const uint32_t (&raw)[4], int zero, uint32_t (&words)[kPlanes]) {
-    // sums of codes that are not negative carry nothing from one to the next: their sign comes last
+    // the codes are offset to be nonnegative, so that packed sums do not carry into the next code;
+    // the last step restores the sign
     const uint32_t least = (uint32_t)(zero - Magic<float>::raw_zero());
     if (kPlanes == 1) {
         const uint32_t all = raw[0] + (raw[1] << 8) + (raw[2] << 16) + (raw[3] << 24);
@@ -131,8 +133,8 @@ inline void in_bytes(const uint32_t (&raw)[4], int zero, uint32_t (&words)[kPlan
     }
 }
 
-// The same of four values, where codes are all of a byte and the inverse is exact: limits are those
-// of an instruction.
+// The same for codes that use the whole range of a byte, with an exact inverse: an instruction that
+// saturates to a byte applies the limits.
 inline uint32_t whole_codes(const Division &d, const uint32_t (&bits)[4], int zero) {
     typedef Magic<float> R;
     const float back = (float)(zero - (int)R::number());

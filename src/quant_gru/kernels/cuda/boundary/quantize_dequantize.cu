@@ -1,4 +1,4 @@
-// Real values to codes and back, for codes of up to 16 bits; a warp takes one row of features.
+// Conversions between real values and codes of up to 16 bits. A warp processes one row of features.
 #include "boundary/quantize.cuh"
 
 struct Border {
@@ -8,7 +8,7 @@ struct Border {
     uint8_t *nan;       // (rows)
     int64_t kind, rows, features;
     int64_t zero;
-    float scale, lo, hi;  // limits less the zero point
+    float scale, lo, hi;  // limits minus the zero point
 };
 
 extern "C" __global__ void __launch_bounds__(256) quantize(const __grid_constant__ Border b) {
@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(256) quantize(const __grid_constant
     if (lane == 0) b.nan[row] = seen;
 }
 
-// s * (q - z), exact; rows that are NaN become so.
+// Compute s * (q - z), which is exact. Rows flagged in `nan` become NaN.
 extern "C" __global__ void __launch_bounds__(256) dequantize(const __grid_constant__ Border b) {
     const int64_t row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (row >= b.rows) return;

@@ -1,4 +1,4 @@
-// Codes of a call's input, from real values in any order of rows; a warp takes some.
+// Quantizes the input of a call, with any strides of steps and rows. A warp processes a few rows.
 #include "boundary/quantize.cuh"
 #include "boundary/quantized_rows.cuh"
 
@@ -7,17 +7,17 @@ struct QuantizeInput {
     const float *real;   // [t * step + n * next + feature]
     int64_t step, next;  // in values
     int64_t zero;
-    float scale, lo, hi;  // limits less the zero point
-    Division division;    // the same without a branch, for `fours`
-    int32_t fours;        // rows are made of aligned groups of four values, and codes go to bytes
+    float scale, lo, hi;  // limits minus the zero point
+    Division division;    // the same for a division without branches, for `fours`
+    int32_t fours;        // rows are aligned groups of four values, and codes are written as bytes
 };
 
 constexpr int kRowsOfWarp = 2;
 
-// Four features of a row to a lane; beyond the last row and the last features lanes take what is
-// last.
+// Quantize kRowsOfWarp rows, four features per lane. Lanes beyond the last row or the last features
+// repeat the last one.
 inline void take_fours(const QuantizeInput &p, int first) {
-    constexpr int kAhead = 2;  // times 32 groups of features of each row
+    constexpr int kAhead = 2;  // loads per lane and row that are issued at once
     const Target &o = p.to;
     const bool single = o.planes == 1;
     const int lane = threadIdx.x % 32, N = (int)o.N, rows = (int)o.T * N;
@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     for (int row = first; row < first + kRowsOfWarp && row < rows; ++row) {
         const float *const from = p.real + row / N * p.step + row % N * p.next;
         bool seen = false;
-        // stores could be to what is loaded: a batch of loads comes before them
+        // the stores may alias the loads, so a batch of loads is issued before them
         for (int start = lane; start < features; start += 4 * 32) {
             float ahead[4];
 #pragma unroll

@@ -1,11 +1,11 @@
-// Random events, as quant_gru/integer/random.py defines them.
+// Draws the random events that quant_gru/integer/random.py defines.
 #include "c99/philox.h"
 
 struct Events {
     const int64_t *seed;
     uint8_t *events;  // (A, B, C)
     int64_t A, B, C;
-    int64_t chance;  // 2^32 times the probability
+    int64_t chance;  // the probability times 2^32
     int64_t stream;
 };
 

@@ -1,12 +1,12 @@
-// Codes of a layer's input, from the states of the layer below; a warp takes a row.
+// Requantizes the states of a layer to the input codes of the next layer. A warp processes one row.
 #include "boundary/quantized_rows.cuh"
 #include "kernel_runtime/cuda/ptx.cuh"
 
-// Which rows of a layer's result are NaN: inputs are from the first NaN on, in order of
-// processing; states before the first step and weights make all steps so.
+// Determine which rows of a layer's result are NaN. A NaN input makes its step and all steps that
+// are processed later NaN. A NaN initial state or a nonfinite weight makes all steps NaN.
 struct Flags {
-    const uint8_t *nan;        // (N, stride), of the inputs
-    const uint8_t *h0_nan[2];  // (N) of each direction, or null
+    const uint8_t *nan;        // (N, stride), flags of the inputs
+    const uint8_t *h0_nan[2];  // (N) per direction, or null
     const uint8_t *finite[2];  // whether all weights of a direction are finite
     int64_t T, stride;         // a multiple of 4
 };
@@ -29,10 +29,10 @@ inline bool is_nan(const Flags &f, int direction, int t, int n, int lane) {
 struct RequantizeLayers {
     Target to;
     Flags below;
-    const void *codes[2];           // (T, N, H) of each direction below
+    const void *codes[2];           // (T, N, H) per direction of the layer below
     int64_t kind[2], zero[2];       // of these codes
-    int64_t M[2], k[2];             // what brings them to the scale of the input
-    int64_t H, directions, lo, hi;  // units below; limits of the codes less the zero point
+    int64_t M[2], k[2];             // rescale these codes to the input's scale: M / 2^k
+    int64_t H, directions, lo, hi;  // H of the layer below; limits of the input minus its zero
     int64_t out_zero;
 };
 

@@ -1,19 +1,19 @@
-// From the states of a layer to the codes that the next one takes in, for codes of up to 16 bits; a
-// warp takes one row.
+// Requantizes the states of a layer to the input codes of the next layer, for codes of up to 16
+// bits, or masks their gradient. A warp processes one row.
 #include "gates/arithmetic.cuh"
 
 struct RequantizeCodes {
-    const void *codes[2];      // (rows, H) of each direction below
+    const void *codes[2];      // (rows, H) per direction of the layer below
     void *to;                  // (rows, directions * H), or null
-    float *grad;               // of `to` dequantized, in place, or null
-    const float *added;        // like grad, added behind the mask; or null
+    float *grad;               // gradient of the dequantized `to`, in place, or null
+    const float *added;        // like grad, added after masking; or null
     int64_t kind[2], zero[2];  // of the codes
-    int64_t M[2], k[2];        // what brings them to the scale of the input
+    int64_t M[2], k[2];        // rescale the codes to the input's scale: M / 2^k
     int64_t rows, H, directions;
-    int64_t to_kind, lo, hi, to_zero;  // limits less the zero point
+    int64_t to_kind, lo, hi, to_zero;  // limits minus the zero point
 };
 
-// Codes; a gradient becomes 0 where they were clamped, NaN stays.
+// Write the codes, and set the gradient to 0 where they were clamped. A NaN gradient stays NaN.
 extern "C" __global__ void __launch_bounds__(256)
     requantize_codes(const __grid_constant__ RequantizeCodes p) {
     const int64_t row = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const int H = (int)p.H, D = (int)p.directions;
     for (int d = 0; d < D; ++d) {
         const int64_t start = (row * D + d) * H;
-        // stores could be to what is loaded: a batch of loads comes before them
+        // the stores may alias the loads, so a batch of loads is issued before them
         for (int first = threadIdx.x % 32; first < H; first += 4 * 32) {
             int ahead[4];
             float grads[4], added[4];

@@ -1,1 +1,1 @@
-"""Gate arithmetic: what is fixed for a plan, and how it is computed."""
+"""Gate arithmetic: the constants of a plan, and the device code that uses them."""

@@ -1,5 +1,5 @@
-// The gate arithmetic of one element, and the numbers it needs; no headers but our own, so that it
-// compiles for the device by NVRTC and, for tests, for the host by a C++ compiler.
+// The gate arithmetic of one element, and its constants. It includes only headers of this project,
+// so that NVRTC compiles it for the device and, in tests, a C++ compiler for the host.
 #ifndef QUANT_GRU_CELL_CUH
 #define QUANT_GRU_CELL_CUH
 
@@ -9,8 +9,8 @@
 #define QG_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 #endif
 
-// 1.5 * 2^23 and 1.5 * 2^52: added to a number, they round it to an integer, half-even. A sum that
-// still has the magic number inside is compared, clamped and read as bits without being taken off.
+// The magic numbers 1.5 * 2^23 and 1.5 * 2^52: adding one rounds to an integer, ties to even. A sum
+// can be compared, clamped and read as bits without subtracting the magic number first.
 template <class Real>
 struct Magic;
 template <>
@@ -20,7 +20,7 @@ struct Magic<float> {
     static inline float times(float a, float b) { return __fmul_rn(a, b); }
     static inline float plus(float a, float b) { return __fadd_rn(a, b); }
     static inline int32_t integer(float v) { return __float_as_int(v) - 0x4B400000; }
-    // bits that are an integer and those of 0; an integer, magic number added
+    // raw: bits of a sum, usable as an integer; raw_zero: bits of 0; from: integer + magic number
     static inline int32_t raw(float v) { return __float_as_int(v); }
     static inline int32_t raw_zero() { return 0x4B400000; }
     static inline float from(int32_t v) { return __int_as_float(0x4B400000 + v); }
@@ -42,27 +42,28 @@ struct Magic<double> {
     }
 };
 
-// clamp(rne((M1*v1 + M2*v2) / 2^k), lo, hi): zero points are taken off the limits and come out of
-// the result. m = M / 2^k is exact in Real.
+// clamp(rne((M1*v1 + M2*v2) / 2^k), lo, hi). Zero points are subtracted from the limits, so the
+// result is zero-point-free. m = M / 2^k is exact in Real.
 template <class Real>
 struct Sum {
     Real m[2];
-    Real lo, hi;  // limits with the magic number added
+    Real lo, hi;  // limits plus the magic number
     int64_t M[2];
     int64_t k, low, high;
     int64_t in_words;  // the sum needs 64-bit integers
 };
 
-// A piecewise polynomial; `direct`, where it is not null, has one entry per code from `pre_lo` on.
+// A piecewise polynomial. `direct`, unless null, has one entry per input code, starting at
+// `pre_lo`.
 struct Table {
     const float *direct;  // zero-point-free output codes
     const int64_t *bounds;
     const int64_t *coefficients;  // (segments, degree + 1)
     int64_t entries;
-    int64_t pre_lo, pre_zero;  // first input code of `direct`, zero point of the input
+    int64_t pre_lo, pre_zero;  // first input code of `direct`; zero point of the input
     int64_t segments, degree, shift, last;
-    int64_t segment_shift;  // codes of a segment as a power of two, where all have as many
-    int64_t lo, hi;         // limits of the output less its zero point
+    int64_t segment_shift;  // log2 of the codes per segment, if all segments have equal length
+    int64_t lo, hi;         // limits of the output minus its zero point
     double scale;           // 2^-shift
     const void *lines;      // see compressed_table.cuh, or null
     int64_t line_origin, line_count;  // zero-point-free input code of the first line
@@ -72,17 +73,17 @@ struct Table {
 template <class Real>
 struct Cell {
     Sum<Real> z_pre, r_pre, rRh, g_pre, old_contrib, new_contrib, h;
-    Sum<Real> zoneout;  // of the state before a step and after it
+    Sum<Real> zoneout;  // combines the states before and after a step
     Table z, r, g;
     Real one;
-    Real Rh_lo, Rh_hi;  // limits with the magic number added
-    Real Wx_offset;     // zero point of Wx less its smallest code: what stored codes exceed it by
+    Real Rh_lo, Rh_hi;  // limits plus the magic number
+    Real Wx_offset;  // stored Wx minus zero-point-free Wx: its zero point minus its smallest code
     int64_t h_zero;
-    int64_t h_offset;  // state codes are kept less this in bytes
+    int64_t h_offset;  // subtracted from state codes that are stored in bytes
     int64_t one_integer;
 };
 
-// The rounded product, magic number still added.
+// Return the rounded product plus the magic number.
 template <class Real>
 inline Real round_term(Real v, Real m) {
     return Magic<Real>::fma(v, m, Magic<Real>::number());
@@ -98,15 +99,15 @@ inline Real plain(Real v) {
     return Magic<Real>::plus(v, -Magic<Real>::number());
 }
 
-// One term.
+// The weighted sum of one term, plus the magic number.
 template <class Real>
 inline Real weighted(const Sum<Real> &s, Real v) {
     return clamped(s, round_term(v, s.m[0]));
 }
 
-// One term, a product. QG_POT: its multiplier is a power of two, so that with the first factor,
-// which is known first, it is exact: the only rounding is that of the sum, also where the product
-// needs more bits than Real has.
+// The weighted sum of one term a * b. With QG_POT the multiplier is a power of two, so its product
+// with `a`, which is known first, is exact. Then only the sum rounds, even where a * b needs more
+// bits than Real has.
 template <class Real>
 inline Real weighted_product(const Sum<Real> &s, Real a, Real b) {
 #if QG_POT
@@ -117,7 +118,7 @@ inline Real weighted_product(const Sum<Real> &s, Real a, Real b) {
 #endif
 }
 
-// Two terms, magic number still added. Sums that leave 53 bits go through 64-bit integers.
+// The weighted sum of two terms, plus the magic number. Sums that exceed 53 bits use int64.
 template <class Real>
 inline Real weighted(const Sum<Real> &s, Real v1, Real v2) {
 #if QG_WORDS
@@ -127,29 +128,29 @@ inline Real weighted(const Sum<Real> &s, Real v1, Real v2) {
         return Magic<Real>::plus((Real)rounded, Magic<Real>::number());
     }
 #endif
-    // what comes last needs one instruction; either way the sum is exact
+    // the term that is known last costs one instruction; the sum is exact in either order
     const Real total = Magic<Real>::fma(v2, s.m[1], Magic<Real>::times(v1, s.m[0]));
     return clamped(s, Magic<Real>::plus(total, Magic<Real>::number()));
 }
 
-// What a gate's table has for two terms.
+// The table output of a gate for the weighted sum of two terms.
 template <class Real, class Of>
 inline Real gate_of(const Of &of, const Sum<Real> &s, Real v1, Real v2) {
     return of(weighted(s, v1, v2));
 }
 
-// How a kernel reads a table: an entry per code, from shared or from global memory, or quadratics
-// of equal length in shared memory, where every step of the sum is exact in double.
+// How a kernel reads a table. kDirect, kDistant: one entry per code in shared or global memory.
+// kQuadratic: quadratics of equal length in shared memory; all their arithmetic is exact in double.
 constexpr int kDirect = 0, kDistant = 1, kQuadratic = 2;
 
 template <int kMode>
 struct Reader {
-    const float *direct;  // entry 0 stands at the zero-point-free input code 0
+    const float *direct;  // indexed by the zero-point-free input code
     const double *c;      // [power][segment]
     int first, last, zero, segments, u;
     double scale, lo, hi;
 
-    // Copies what the mode reads into shared memory and returns the first byte after it.
+    // Copy the data that the mode needs into shared memory, and return the first byte after it.
     inline unsigned char *open(const Table &t, unsigned char *memory) {
         zero = (int)t.pre_zero;
         if (kMode == kQuadratic) {
@@ -175,7 +176,7 @@ struct Reader {
         return memory + (t.entries + 1) / 2 * 8;
     }
 
-    // The zero-point-free output code of a sum that has the magic number inside.
+    // Return the zero-point-free output code for `sum`, which includes the magic number.
     template <class Real>
     inline Real operator()(Real sum) const {
         const int32_t v = Magic<Real>::integer(sum);
@@ -190,7 +191,7 @@ struct Reader {
     }
 };
 
-// h' with the magic number added, from zero-point-free codes.
+// Return h' plus the magic number, from zero-point-free codes.
 template <class Real, class Z, class Reset, class G>
 inline Real next_state(const Cell<Real> &c, const Z &z_of, const Reset &r_of, const G &g_of,
                        Real Wx_z, Real Wx_r, Real Wx_g, Real Rh_z, Real Rh_r, Real Rh_g, Real h) {
@@ -217,7 +218,7 @@ inline Real next_state(const Cell<Real> &c, const Z &z_of, const Reset &r_of, co
     return weighted(c.h, old, fresh);
 }
 
-// A code of any container.
+// Read element i of a container; `kind` as in Sequence.
 inline int64_t read_code(const void *codes, int64_t kind, int64_t i) {
     switch (kind) {
         case 0:
@@ -253,16 +254,16 @@ inline void write_code(void *codes, int64_t kind, int64_t i, int64_t v) {
     }
 }
 
-// Elements of a group of 16 units and a tile's rows are stored in the order in which threads of the
-// recurrent kernel read them: unit lane8 + 8 * row8, row n.
+// The offset of unit lane8 + 8 * row8 and row n in a group of 16 units by the rows of a tile. The
+// order is the one in which threads of the recurrent kernel read the elements.
 inline int stored_at(int rows, int lane8, int row8, int n) {
     return rows == 8 ? lane8 * 16 + n * 2 + row8 : lane8 * 2 * rows + row8 * rows + n;
 }
 
-// Where a sequence stands in memory; kinds: 0 int8, 1 uint8, 2 int16, 3 int32, 4 int64.
+// Addresses of a sequence. Kinds: 0 int8, 1 uint8, 2 int16, 3 int32, 4 int64.
 struct Sequence {
     const void *x;           // (T, N, C)
-    const void *h0;          // (N, H), or null: zero points
+    const void *h0;          // (N, H), or null for zero points
     void *out;               // (T, N, H)
     void *last;              // (N, H)
     const int64_t *lengths;  // (N) or null
@@ -270,25 +271,25 @@ struct Sequence {
     int64_t x_kind, h_kind;
     int64_t T, N, C, H;
     int64_t reverse;
-    const uint8_t *held;  // (T, N, H): units that keep their state in a step, or null
+    const uint8_t *held;  // (T, N, H), or null: nonzero where a unit keeps its state in a step
 };
 
-// A code of the state before the first step.
+// Return a code of the initial state.
 inline int64_t first_code(const Sequence &s, int64_t at, int64_t zero) {
     return s.h0 ? read_code(s.h0, s.h_kind, at) : zero;
 }
 
-// A projection in plain integers: W x or R h.
+// The integer operands of a projection, W x or R h.
 struct Matrix {
-    const void *codes;     // (3H, K) or, transposed, (K, 3H); int8 or int16 or int32
+    const void *codes;     // (3H, K) or, transposed, (K, 3H); int8, int16 or int32
     const int64_t *bias;   // (3H), in 2^bias_shift accumulator units
     const int64_t *M, *k;  // (3H)
     const double *m;       // (3H), M / 2^k
     int64_t kind;          // of the codes
     int64_t bias_shift;
     int64_t zero;     // zero point of the operand
-    int64_t lo, hi;   // limits of the result less its zero point
-    int64_t code_lo;  // smallest code of the result less its zero point
+    int64_t lo, hi;   // limits of the result minus its zero point
+    int64_t code_lo;  // smallest code of the result minus its zero point
 };
 
 #endif

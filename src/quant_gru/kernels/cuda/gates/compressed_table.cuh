@@ -1,9 +1,9 @@
-// Tables of many codes in shared memory: lines of 16 input codes each and a bit for each code, one
-// output code or none more than the line says. An entry is 8 bytes:
+// Compressed tables in shared memory. A linear segment covers 16 input codes, and one bit per code
+// adds 0 or 1 to the output. An entry has 8 bytes:
 //
 //   output = (base + slope * (code % 16) >> 10) + bit
 //
-// base is a word, the slope the high half of the other word, the bits its low half.
+// The first word is the base. The second word has the slope in its high half, the bits in its low.
 #ifndef QUANT_GRU_LINES_CUH
 #define QUANT_GRU_LINES_CUH
 
@@ -24,7 +24,7 @@ struct Lines {
     uint32_t base;
 
     inline unsigned char *open(const Table &t, unsigned char *memory) {
-        memory += shared_address(memory) % 16;  // of 8 bytes
+        memory += shared_address(memory) % 16;  // aligns 8-byte aligned memory to 16 bytes
         for (int i = threadIdx.x; i < (int)t.line_count / 2; i += kThreads)
             copy_async<16>(memory + 16 * i, (const unsigned char *)t.lines + 16 * i);
         base = shared_address(memory) -
@@ -33,7 +33,7 @@ struct Lines {
         return memory + 8 * t.line_count;
     }
 
-    // The zero-point-free output code of a sum that has the magic number inside.
+    // Return the zero-point-free output code for `sum`, which includes the magic number.
     inline Real operator()(Real sum) const {
         const int code = Magic<Real>::raw(sum);
         const uint2 line = load8(base + 8u * (uint32_t)(code >> 4));

@@ -1,10 +1,10 @@
 """Compressed tables: exact, and small enough for shared memory.
 
-Sixteen input codes share 8 bytes: a linear segment, and one bit for each code that corrects it:
+Sixteen input codes share 8 bytes: a linear segment, and one correction bit per code:
 
     output = (base + slope * (code % 16) >> 10) + bit
 
-Kernels read them in compressed_table.cuh.
+Kernels read them with compressed_table.cuh.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-CODES = 16  # of a segment
+CODES = 16  # per segment
 _UNIT = 1 << 10
 _STEEPEST = (1 << 16) - 1
 
 
 def most_segments(entries: int) -> int:
-    """Segments of a table of so many entries, wherever it begins: an even number."""
+    """Return the number of segments that suffice for a table at any alignment, an even number."""
     return -(-(entries + CODES - 1) // (2 * CODES)) * 2
 
 
 def extrapolated(outputs: Tensor, before: int, after: int) -> Tensor:
-    """A table extrapolated at both ends: entries that nobody reads must not prevent compression."""
+    """Extrapolate a table at both ends, so that unused entries do not prevent compression."""
     start = 2 * outputs[0] - outputs[1 : before + 1].flip(0)
     end = 2 * outputs[-1] - outputs[len(outputs) - 1 - after : -1].flip(0)
     return torch.cat([start, outputs, end])
@@ -33,15 +33,15 @@ def compress(outputs: Tensor) -> Tensor | None:
     """Compress a table.
 
     Args:
-        outputs: int64 (entries,), zero-point-free output codes; entries are a multiple of 32.
+        outputs: int64 (entries,), zero-point-free output codes; `entries` is a multiple of 32.
 
     Returns:
-        int32 (entries / 16, 2): base; slope in the high half, bits in the low half. None where the
-        table is too curved, or descends.
+        int32 (entries / 16, 2): the base; then the slope in the high half and the bits in the low
+        half. None if the table is too curved or has a descending segment.
     """
     y = outputs.reshape(-1, CODES)
     t = torch.arange(CODES, device=y.device)
-    # least squares, and the chord, which fits some rounded tables better
+    # the least squares fit, and the chord, which suits some rounded tables better
     centred = 2 * t - (CODES - 1)
     squares = int((centred**2).sum())
     fits = (

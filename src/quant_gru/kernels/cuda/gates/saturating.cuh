@@ -1,24 +1,25 @@
-// The gate arithmetic of one element at up to 8 bits, whose multipliers are powers of two. Codes
-// are kept as shares u of 256: code = lo + 256 u, where u >= 0 costs nothing, since instructions of
-// the hardware saturate to [0, 1]. What comes early of a sum is added up before what comes late.
-// All sums are exact; saturating.py makes the numbers, and tells where they are.
+// The gate arithmetic of one element with codes of at most 8 bits and power-of-two multipliers.
+// A code is represented by the fraction u: code = lo + 256 u. The clamp u >= 0 is free, since
+// hardware instructions saturate to [0, 1]. Terms that are known early are added before late ones.
+// All sums are exact; saturating.py computes the constants, and tells for which plans they are.
 #ifndef QUANT_GRU_SATURATED_CUH
 #define QUANT_GRU_SATURATED_CUH
 
 #include "gates/arithmetic.cuh"
 #include "kernel_runtime/cuda/ptx.cuh"
 
-// 1.5 * 2^23 / 256, and 2^15: added to a number, they round it to a multiple of 1 / 256.
+// 1.5 * 2^23 / 256, and 2^15: adding either rounds a number to a multiple of 1 / 256.
 constexpr float kRounding = 49152.f, kIndex = 32768.f;
 constexpr uint32_t kIndexBits = 0x47000000u;
 
-// The limits of a rounded number: -(49152 + lo / 256), and (hi - lo) / 256.
+// The limits of a rounded number: less = -(49152 + lo / 256), top = (hi - lo) / 256.
 struct Limits {
     float less, top;
 };
 
-// The sum before an activation: early and late term, less an even code that is not above the
-// smallest, from which on the table has 257 entries.
+// The sum before an activation: the multipliers of the early and late terms, and an offset. The
+// offset subtracts the first code of the table: an even code, at most the smallest code of the sum.
+// The table has 257 entries.
 struct Before {
     float early, late, offset;
 };
@@ -26,24 +27,25 @@ struct Before {
 struct Saturated {
     Limits Rh, rRh, old_contrib, new_contrib;
     Before z, r, g;
-    float rest, rest_offset;       // of u of R h: what the reset gate is multiplied by
-    float of_z, of_left;           // multipliers of update gate, and of one less it
-    float h_old, h_new, h_offset;  // of the new state
+    float rest, rest_offset;       // map the fraction of R h to the factor of the reset gate
+    float of_z, of_left;           // multipliers of the update gate z, and of 1 - z
+    float h_old, h_new, h_offset;  // multipliers and offset of the new state's sum
 };
 
-// The share of a sum of products and its multiplier over 256.
+// Return the fraction of v * m, where m is the multiplier divided by 256.
 inline float share_of(const Limits &limits, float v, float m) {
     const float rounded = __fmaf_rn(v, m, kRounding);
     return fminf(plus_saturated(rounded, limits.less), limits.top);
 }
 
-// The entry of a table, 257 floats; its place has kIndexBits taken off.
+// Return an entry of a table of 257 floats. `table` is its address minus 4 * kIndexBits.
 inline float entry_of(uint32_t table, float early, float late, float m) {
     const float sum = __fadd_rn(fma_saturated(late, m, early), kIndex);
     return load_float(table + 4u * (uint32_t)__float_as_int(sum));
 }
 
-// h' with the magic number of Magic<float> added, from codes of W x, shares of R h and the state.
+// Return h' plus the magic number of Magic<float>. Wx_* and h are zero-point-free codes, Rh_* are
+// fractions.
 inline float next_state(const Cell<float> &c, const Saturated &n, uint32_t z_table,
                         uint32_t r_table, uint32_t g_table, float Wx_z, float Wx_r, float Wx_g,
                         float Rh_z, float Rh_r, float Rh_g, float h) {

@@ -1,4 +1,4 @@
-"""The numbers of saturating.cuh: gates in fractions of 256, and where these are exact."""
+"""The constants of saturating.cuh: gates in fractions of 256, and the check that they are exact."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels.cuda.structs import BeforeC, LimitsC, SaturatedC
 
-CODES = 256  # a fraction is a code less the smallest, over these
-ENTRIES = CODES + 1  # of a table: sums are limited to [0, 1], both ends included
+CODES = 256  # a fraction is (code - smallest code) / CODES
+ENTRIES = CODES + 1  # per table: sums are clamped to [0, 1], both ends included
 _ROUNDING = 49152.0  # see saturating.cuh
-_EXACT = 1 << 24  # units up to which float32 holds every number
-_SMALLEST, _LARGEST = Fraction(1, 1 << 60), 1 << 60  # of multipliers
+_EXACT = 1 << 24  # float32 represents every multiple of a unit up to this multiple
+_SMALLEST, _LARGEST = Fraction(1, 1 << 60), 1 << 60  # exclusive limits of multipliers
 
 
 def first_entry(pre: Quantizer) -> int:
-    """The code of a table's first entry: even, less its zero point, and not above the smallest."""
+    """Return the smallest zero-point-free code, rounded down to even: a table's first entry."""
     lo = pre.lo - pre.zero_point
     return lo - lo % 2
 
 
 def saturated_numbers(frozen: FrozenPart) -> Any:
-    """SaturatedC of a plan, or None where it would not be exact.
+    """Return the SaturatedC of a plan, or None if the arithmetic would not be exact.
 
-    That takes at most 8 bits of everything, multipliers that are powers of two, and sums of few
-    bits behind the point.
+    It is exact if the codes have at most 8 bits, all multipliers are powers of two, and the sums
+    have few fraction bits.
     """
     q, sums = frozen.quantizers, frozen.sums
     powers: dict[str, list[Fraction]] = {}
@@ -58,14 +58,14 @@ def saturated_numbers(frozen: FrozenPart) -> Any:
     for gate in "zrg":
         name = f"gate.{gate}_pre"
         early, late = powers[name]
-        # the code at which fractions of the late term are 0; a product that is not rounded has none
+        # lo is the code whose fraction is 0 in the late term; an unrounded product has no fraction
         shared = rRh if gate == "g" else Rh
         lo = _range_of(shared)[0] if shared else 0
         offset = late * lo - first_entry(q[name])
         setattr(c, gate, BeforeC(early / CODES, late, offset / CODES))
         unit = min(early, late, Fraction(1))
         check(unit, early * q["matmul.Wx"].max_abs, late * lo, first_entry(q[name]))
-    # what the reset gate is multiplied by
+    # the factor of the reset gate
     rest = powers["op.rRh"][0] if rRh else powers["gate.g_pre"][1]
     c.rest, c.rest_offset = rest, rest * _range_of(Rh)[0] / CODES
     to_old, to_new = powers["output.h"]
@@ -102,7 +102,7 @@ def _range_of(q: Quantizer) -> tuple[int, int]:
 
 
 def _power(each: WeightedSum, M: Any) -> Fraction | None:
-    """The multiplier, where it is a power of two that float32 has at ease."""
+    """Return the multiplier if it is a power of two well within float32's range, otherwise None."""
     M = int(M)
     m = Fraction(M) / Fraction(2) ** int(each.shift)
     return m if M > 0 and M & (M - 1) == 0 and _SMALLEST < m < _LARGEST else None

@@ -1,1 +1,1 @@
-"""The input projection: a GEMM of all steps, from codes or from real values."""
+"""The input projection: one GEMM for all steps, from codes or from real values."""

@@ -1,7 +1,7 @@
-// The input projection of weights of bytes in one kernel: from codes of x to codes of W x, less
-// their smallest, in the order in which the recurrent kernel reads them.
+// The input projection from codes of x with 8-bit weights, in one kernel. It computes codes of W x
+// minus the smallest code. It writes them in the order in which the recurrent kernel reads them.
 //
-//   PLANES      bytes of a code of x: x, or 256 * first + second + 128
+//   PLANES      bytes per code of x: 1, or 2 with x = 256 * first + second + 128
 //   CODES, POWERS, LONG: see epilogue.cuh
 //   UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES: the block's tile, see mma_tiled.cuh
 #include "projection/epilogue.cuh"
@@ -14,7 +14,7 @@ struct Numbers {
     Projected to;
 };
 
-// A block: some units of some rows, units first.
+// A block computes a tile of units and rows. Blocks with consecutive indices have the same rows.
 extern "C" __global__ void __launch_bounds__(Tile::kThreads)
     project_bytes(const __grid_constant__ Numbers numbers) {
     let_next_start();

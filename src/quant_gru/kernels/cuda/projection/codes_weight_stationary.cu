@@ -1,10 +1,11 @@
-// The input projection of many rows, for codes of x and weights in bytes: weights stay in blocks,
-// rows pass, and the end of a group's rows is worked on while others multiply.
+// The weight-stationary input projection of many rows, from codes of x as bytes and 8-bit weights.
+// Blocks keep their weights and stream rows. The epilogue of a group of warps overlaps with the
+// GEMM of other groups.
 //
-//   PLANES      bytes of a code of x: x, or 256 * first + second + 128
+//   PLANES      bytes per code of x: 1, or 2 with x = 256 * first + second + 128
 //   CODES, POWERS, LONG: see epilogue.cuh
-//   UNIT_WARPS, GROUPS, COLUMNS, STAGES: what a block makes, see mma_weight_stationary.cuh
-//   BLOCKS      of a multiprocessor, that registers have to do for
+//   UNIT_WARPS, GROUPS, COLUMNS, STAGES: the block's shape, see mma_weight_stationary.cuh
+//   BLOCKS      blocks per multiprocessor for which registers must suffice
 #include "projection/epilogue.cuh"
 #include "projection/mma_weight_stationary.cuh"
 
@@ -14,14 +15,14 @@ struct Numbers {
     const int8_t *bytes;  // (PLANES, T * N, padded)
     Projected to;
     int64_t share;  // rows of a group, a multiple of 8
-    // (stretches of T): rows that are there, each as often as there are groups of units; or null
+    // (time chunks,): finished rows, each counted once per group of 16 units; or null
     uint32_t *counts;
-    int64_t stretch;  // rows of a stretch of time, a multiple of a tile's
+    int64_t stretch;  // rows of a time chunk, a multiple of a tile's rows
 };
 
-// A block: some units, and some rows for each of its groups. Blocks of the same rows follow each
-// other. N is a multiple of NB: rows stand as they are counted. Where somebody waits for them, all
-// groups go through time together, tile by tile.
+// A block computes some units, and each of its groups some rows. Blocks with consecutive indices
+// have the same rows. N is a multiple of NB, so rows need no padding. If a recurrence waits for the
+// results (`counts`), all groups advance through time together, tile by tile.
 extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     project_passing(const __grid_constant__ Numbers numbers) {
     QG_SHARED(memory);
@@ -40,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     unsigned char *const kept = memory + GROUPS * Tile::kRingBytes;
     Tile::keep(kept, p.weights, H, first_unit, p.padded);
     copies_commit();
-    // weights are on their way; rows come from the launch ahead
+    // weights load before the preceding launch ends; that launch writes the rows
     await_launches();
     let_next_start();
     Tile::Way way(memory, numbers.bytes, rows * p.padded, p.padded, from, step, last);
@@ -61,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
                     column / COLUMNS == PLANES - 1 ? bias : 0;
         }
         way.add(sums, kept, last - first, apart);
-        // what the end takes is worked out here: through the products there are no registers for it
+        // compute the epilogue's operands here: no registers are free for them during the GEMM
         const int group = (int)pinned(first_unit + Tile::unit(0)) / 16;
         if (group >= p.groups) continue;
         const int flat = first + (int)pinned(Tile::row(0, 0));

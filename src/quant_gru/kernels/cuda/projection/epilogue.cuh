@@ -1,13 +1,14 @@
-// The end of an input projection: sums of products of bytes to codes of W x, less their smallest,
-// in the order in which the recurrent kernel reads them.
+// The epilogue of an input projection. It requantizes sums of an int8 GEMM to codes of W x minus
+// the smallest code. It writes them in the order in which the recurrent kernel reads them.
 //
-//   COLUMNS: of 8 rows each, whose sums a thread has, laid out as in mma_tiled.cuh
-//   PLANES: bytes of a code of x: x, or 256 * first + second + 128
-//   CODES: 1 where codes of W x are whole bytes, 2 where they are wide, 3 where two planes give
-//     wide ones of all 16 bits, 0 or none for any
-//   POWERS: 1 where multipliers may be those that exact_float[1] tells of; of two planes they are
-//   LONG: 1 where int32 need not hold sums of two planes
-//   STRIP: rows of a tile of the recurrence, NB; 0 or none where a launch says how many
+//   COLUMNS: columns of 8 rows whose sums a thread has, laid out as in mma_tiled.cuh
+//   PLANES: bytes per code of x: 1, or 2 with x = 256 * first + second + 128
+//   CODES: 1 if codes of W x use the whole range of a byte, 2 if they need 16 bits, 3 if x has two
+//     planes and they use the whole range of 16 bits; 0 or undefined for any codes
+//   POWERS: 1 if multipliers may meet the condition of exact_float[1]; with two planes,
+//     `finish_exact` then requires it
+//   LONG: 1 if sums of two planes may exceed int32
+//   STRIP: rows of a tile of the recurrence, NB; 0 or undefined to use the NB of the launch
 #ifndef QUANT_GRU_PROJECTED_CUH
 #define QUANT_GRU_PROJECTED_CUH
 
@@ -15,15 +16,15 @@
 #include "kernel_runtime/cuda/ptx.cuh"
 
 struct Projected {
-    const int8_t *weights;  // (3H, padded)
-    const int64_t *folded;  // (3H), bias and zero points
-    const double *m;        // (3H), M / 2^k
-    const int32_t *folded_bytes;
+    const int8_t *weights;        // (3H, padded)
+    const int64_t *folded;        // (3H), bias with zero points folded in
+    const double *m;              // (3H), M / 2^k
+    const int32_t *folded_bytes;  // `folded` as int32
     const float *m_float;
-    const int32_t *exact_float;  // whether these do, two numbers, see Numbers.exact_float
+    const int32_t *exact_float;  // (2), whether int32 and float suffice, see Numbers.exact_float
     void *Wx;                    // [t][tile][group][16 * NB]
     int64_t T, N, H, padded, NB, tiles, groups, wide;
-    int64_t lo, hi, code_lo;  // limits of W x less its zero point, and its smallest code
+    int64_t lo, hi, code_lo;  // limits and smallest code of W x, minus its zero point
 };
 
 #ifndef CODES
@@ -38,7 +39,7 @@ struct Projected {
 #ifndef STRIP
 #define STRIP 0
 #endif
-// Whether sums end as `finish_exact` has it, or as `finish_held` does.
+// Whether `finish_exact`, or `finish_held`, requantizes the sums.
 inline bool ends_exact(const Projected &p) { return p.exact_float[PLANES == 2 && POWERS] != 0; }
 constexpr bool kMayHold = PLANES == 1 && POWERS && CODES == 1;
 inline bool ends_held(const Projected &p) { return p.exact_float[1] != 0; }
@@ -65,17 +66,17 @@ struct Bits<double> {
     static inline uint32_t none() { return 0; }
 };
 
-// Whether a thread's two rows of a column are four apart, see `row_of_eight`: so those of four
-// threads are neighbours, and one store of a warp writes what lies together.
+// Whether a thread's two rows of a column are four apart, see `row_of_eight`. Then the rows of four
+// threads are adjacent, and a store of a warp writes contiguous memory.
 inline bool rows_apart(const Projected &p) { return is_wide(p) && strip_of(p) == 8; }
 
-// Where the elements of a thread go. Rows of the grid's tiles are padded to those of the
-// recurrence, `flat` counts them: two rows and two units make two pairs of neighbours.
+// The offsets of a thread's elements in Wx. `flat` counts the rows of all steps, padded to tiles of
+// the recurrence. A thread's two rows by two units are two pairs of adjacent elements.
 struct Places {
-    int64_t first, second;  // of the first 8 rows
-    int step;               // from 8 rows to the next
-    int flat, next;         // the first row, and from there to the second
-    bool by_unit;           // pairs are of two units, or of two rows
+    int64_t first, second;  // offsets of the two pairs in the first column
+    int step;               // from a column to the next
+    int flat, next;         // the first row, and the distance to the second
+    bool by_unit;           // a pair has two units, not two rows
 
     inline Places(const Projected &p, int given, int group) {
         const int NB = strip_of(p), log_NB = NB == 8 ? 3 : NB >> 1;
@@ -92,8 +93,8 @@ struct Places {
     }
 };
 
-// Codes of three gates are two words where they are wide, and otherwise one. Two elements are
-// neighbours.
+// Store two adjacent elements. The codes of the three gates of an element are one word, or two
+// words if codes need 16 bits.
 inline void store_where(const Projected &p, bool where, unsigned char *at, const uint2 &one,
                         const uint2 &other) {
     if (is_wide(p)) {
@@ -111,11 +112,11 @@ inline void store_where(const Projected &p, bool where, unsigned char *at, const
     }
 }
 
-// Codes of three gates that are one word, word(column, i).
+// Store elements whose three codes are one word, word(column, i).
 template <int kColumns, class Word>
 inline void store_words(const Projected &p, int flat, int count, int group, const Word &word) {
-    // Pairs of neighbours make four where both of a thread are side by side, and otherwise with a
-    // pair of another thread, which takes one in return.
+    // A store writes four adjacent elements. If a thread's two pairs are not adjacent, the thread
+    // exchanges one of them with another thread.
     const Places places(p, flat, group);
     const int NB = strip_of(p), partner = NB == 4 ? 1 : 4;
     const bool alone = NB == 8 || NB == 2;
@@ -143,15 +144,16 @@ inline void store_words(const Projected &p, int flat, int count, int group, cons
     }
 }
 
-// From codes(column, i), those of an element.
+// Store elements whose codes are codes(column, i).
 template <int kColumns, class Codes>
 inline void store_all(const Projected &p, int given, int count, int group, const Codes &codes) {
     const Places places(p, given, group);
     const uint32_t size = is_wide(p) ? 8 : 4, step = places.step * size;
     unsigned char *first = (unsigned char *)p.Wx + places.first * size;
     unsigned char *second = (unsigned char *)p.Wx + places.second * size;
-    // Wide codes of two rows are 32 bytes of a thread: two stores would write half of each sector
-    // of memory at a time. So two threads store all of one's, and then all of the other's.
+    // With 16-bit codes, two rows of a thread take 32 bytes, and each of two stores would write
+    // half a memory sector. So two threads together store all elements of one, then all of the
+    // other.
     const bool swaps = is_wide(p) && strip_of(p) == 2, odd = threadIdx.x & 4;
     if (swaps) {
         first = odd ? second - 32 : first;
@@ -176,7 +178,7 @@ inline void store_all(const Projected &p, int given, int count, int group, const
         }
         const uint64_t on = (uint64_t)step * (uint32_t)column;
         store_where(p, row < count, first + on, early[0], early[1]);
-        // tiles of two or four rows have an even count
+        // tiles of two or four rows have an even number of rows
         store_where(p, row + places.next < count, second + on, late[0], late[1]);
     }
 }
@@ -185,7 +187,7 @@ template <class Real, int kColumns = COLUMNS, class Total, class Factor>
 inline void finish(const Projected &p, int flat, int count, int group, const Total &total,
                    const Factor (&m)[3][2]) {
     typedef Magic<Real> R;
-    // not worked out before the tiles: they need the registers
+    // `pinned` keeps the compiler from computing the limits before the GEMM, which needs registers
     const Real lo = (Real)(int)pinned((uint32_t)p.lo) + R::number();
     const Real hi = (Real)(int)pinned((uint32_t)p.hi) + R::number();
     const uint32_t offset = (uint32_t)p.code_lo + Bits<Real>::none();
@@ -196,7 +198,7 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
         return Bits<Real>::limited(rounded(gate, column, i), lo, hi);
     };
     if (sizeof(Real) == 4 && !is_wide(p)) {
-        // limits of a whole byte are those of an instruction
+        // if codes use the whole range of a byte, an instruction that saturates applies the limits
         const bool whole = CODES ? CODES == 1 : (int)p.hi - (int)p.lo == 255;
         const auto stored = [&](int gate, int column, int i) {
             return (int)(Bits<Real>::of(rounded(gate, column, i)) - offset);
@@ -213,8 +215,8 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
             });
         return;
     }
-    // Bits of sums are added, multiplied and only then rid of their offset: in 32 bits it comes
-    // out the same.
+    // The bits of sums are shifted and added before their offset is subtracted; modulo 2^32 the
+    // result is the same.
     const auto codes = [&](int column, int i) {
         const uint32_t first = limited(0, column, i), last = limited(2, column, i);
         const uint32_t second = limited(1, column, i);
@@ -227,19 +229,19 @@ inline void finish(const Projected &p, int flat, int count, int group, const Tot
     store_all<kColumns>(p, flat, count, group, codes);
 }
 
-// An integer more 2^31, as a word, is the low half of a double that is kMore more.
+// The word v + 2^31 is the low half of the double v + kMore.
 constexpr double kMore = 4503599627370496. + 2147483648.;
 constexpr uint32_t kSign = 0x80000000u;
 inline double word(uint32_t low) { return bits_as_double((int64_t)(0x4330000000000000ull | low)); }
 
-// What sums of a channel begin with, in the last plane. Those of two planes, if they are exact, are
-// kept 2^31 more: as they are, bits are then the low half of a double.
+// Return the initial value of a channel's sums in the last plane. Exact sums of two planes are
+// offset by 2^31, so that their bits are the low half of a double.
 inline int first_of(int folded, bool exact) {
     if (PLANES == 1) return folded;
     return exact ? (int)((uint32_t)folded + kSign) : 0;
 }
 
-// The end where `ends_exact` says so; sum(plane, gate, column, i) began with `first_of`.
+// Requantize if `ends_exact` is true. sum(plane, gate, column, i) was initialized with `first_of`.
 #if PLANES == 1
 template <class Sum>
 inline void finish_exact(const Projected &p, int flat, int count, int group, const Sum &sum,
@@ -253,8 +255,9 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
                          const float (&m)[3][2]) {
     typedef Magic<double> R;
     const int lo = (int)p.lo, hi = (int)p.hi, code_lo = (int)p.code_lo;
-    // Limits are those of an instruction. What is even may be taken off before rounding: the
-    // smallest code or, from the negative, the largest.
+    // For CODES == 3, a saturating instruction applies the limits. Adding an even number before
+    // rounding does not change ties: subtract the smallest code or, if it is odd, negate the value
+    // and add the largest code.
     const bool whole = CODES == 3, flipped = whole && code_lo & 1;
     const uint32_t flip = flipped ? 0xFFFFFFFFu : 0;
     const double number = R::number() + (double)(flipped ? hi : whole ? -code_lo : 0);
@@ -295,13 +298,13 @@ inline void finish_exact(const Projected &p, int flat, int count, int group, con
 }
 #endif
 
-// The end where `ends_held` says so: multipliers are powers of two, and float holds what results
-// before it is rounded, so that rounding and both limits are one instruction for two of them.
+// Requantize if `ends_held` is true: multipliers are powers of two, and float represents the
+// unrounded result exactly. Then a conversion rounds, and one instruction clamps two results.
 // sum(plane, gate, column, i) lacks the bias.
 //
-// Limits of the instruction are -128 and 127. What is added before rounding is even, so that ties
-// go where they went: what brings the smallest code to -128 or, where that is odd, the negative of
-// the largest. See Numbers.exact_float for what is small enough.
+// The instruction clamps to -128 and 127. The number added before rounding is even, so that ties
+// round to the same code. It moves the smallest code to -128 or, if that code is odd, the negated
+// largest code. See Numbers.exact_float for the magnitudes allowed.
 template <class Sum>
 inline void finish_held(const Projected &p, int flat, int count, int group, const Sum &sum,
                         const float (&m)[3][2], const int (&folded)[3][2]) {
@@ -316,7 +319,7 @@ inline void finish_held(const Projected &p, int flat, int count, int group, cons
         factor[i / 2][i % 2] = negative ? -v : v;
         rest[i / 2][i % 2] = R::fma((float)folded[i / 2][i % 2], factor[i / 2][i % 2], even);
     }
-    // 0, but not to a compiler: it would take more instructions for a number that it knows
+    // 0, hidden from the compiler, which would emit more instructions for a constant
     const int nothing = __float2int_rn((float)(int)p.wide);
     store_words<COLUMNS>(p, flat, count, group, [&](int column, int i) {
         int v[3];
@@ -330,7 +333,7 @@ inline void finish_held(const Projected &p, int flat, int count, int group, cons
     });
 }
 
-// Rows of the weights, by gate, of this thread's units, the first of which is `unit`.
+// The weight rows of this thread's units by gate. The first unit is `unit`.
 typedef int Channels[3][2];
 inline void find_channels(const Projected &p, int unit, Channels &channels) {
 #pragma unroll
@@ -340,8 +343,8 @@ inline void find_channels(const Projected &p, int unit, Channels &channels) {
     }
 }
 
-// The same for any sums, in doubles; sum(plane, gate, column, i) lacks biases of two planes. Rarely
-// run, so there is one column of code: sums move through the first one's registers.
+// Requantize any sums in double. With two planes, sum(plane, gate, column, i) lacks the bias. It
+// rarely runs, so code exists for one column only: sums move through that column's registers.
 template <class Sum>
 inline void finish_any(const Projected &p, int flat, int count, int group, const Channels &channels,
                        const Sum &sum) {
@@ -358,13 +361,13 @@ inline void finish_any(const Projected &p, int flat, int count, int group, const
         for (int i = 0; i < 6; ++i) {
             const int channel = channels[i / 2][i % 2];
             m[i / 2][i % 2] = p.m[channel];
-            // what two words have too much goes with the multiples of 256 of the bias
+            // subtract the constants of both `word` calls with the bias's multiple of 256
             const int64_t folded = PLANES == 2 ? p.folded[channel] : 0;
             multiples[i / 2][i % 2] =
                 Magic<double>::fma((double)(folded >> 8), 256., -256. * kMore - kMore);
             rest[i / 2][i % 2] = ((uint32_t)folded & 255) + kSign;
         }
-        // whole numbers below 2^53 are exact
+        // integers below 2^53 are exact
         const auto total = [&](int gate, int, int i) {
             const uint32_t low = (uint32_t)moving[PLANES - 1][gate][0][i];
             if (PLANES == 1) return Magic<double>::plus(word(low ^ kSign), -kMore);

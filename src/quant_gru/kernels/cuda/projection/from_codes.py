@@ -1,4 +1,4 @@
-"""The input projection from codes in one launch: a GEMM of bytes, requantized in its epilogue."""
+"""The input projection from codes in one launch: an int8 GEMM with a requantizing epilogue."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from quant_gru.kernels.cuda.recurrence import planner
 from quant_gru.kernels.cuda.structs import ProjectBytesC, ProjectPassingC
 
 _STAGES = 4
-_DEPTH = 64  # bytes of a row in a stage
-_RESERVED_BYTES = 1024  # bytes of shared memory that the system reserves for a block
-_FEW_BLOCKS = 256  # fewer leave much of a device idle
+_DEPTH = 64  # bytes of a row per stage
+_RESERVED_BYTES = 1024  # bytes of shared memory that the system reserves per block
+_FEW_BLOCKS = 256  # fewer blocks leave much of a device idle
 
 
 class Epilogue(NamedTuple):
-    """How sums are requantized, as in epilogue.cuh.
+    """The parameters of epilogue.cuh, which requantizes sums.
 
     Attributes:
-        planes: Bytes of a code of x.
-        codes: Of W x: 1 whole bytes, 2 wide ones, 3 those of all 16 bits, 0 any.
-        powers: Multipliers are powers of two.
-        long: int32 need not hold sums of two planes.
+        planes: Bytes per code of x.
+        codes: Codes of W x: 1 if they use all of 8 bits, 2 if they need 16 bits, 3 if they use all
+            of 16 bits, 0 otherwise.
+        powers: Whether multipliers are powers of two.
+        long: Whether sums of two planes may exceed int32.
     """
 
     planes: int
@@ -38,13 +39,13 @@ class Epilogue(NamedTuple):
 
     @property
     def macros(self) -> dict[str, object]:
-        """What kernels are specialized on."""
+        """The macros that specialize a kernel."""
         macros = {"PLANES": self.planes, "CODES": self.codes, "POWERS": int(self.powers)}
         return {**macros, "LONG": int(self.long)}
 
 
 def epilogue_of(numbers: Numbers) -> Epilogue:
-    """The epilogue of a plan's projection."""
+    """Return the epilogue of a plan's projection."""
     W, planes = numbers.W, numbers.x_planes
     codes = int(W.hi - W.lo == 255)
     if numbers.form.wide_input:
@@ -54,12 +55,12 @@ def epilogue_of(numbers: Numbers) -> Epilogue:
 
 @dataclass(frozen=True)
 class Warps:
-    """The warps of a block: a warp has 16 units, and 8 rows for each of its columns.
+    """The warps of a block. A warp computes 16 units, and 8 rows per column.
 
     Attributes:
         unit_warps: Warps across units.
         row_warps: Warps across rows.
-        columns: Of a warp.
+        columns: Columns per warp.
     """
 
     unit_warps: int
@@ -68,21 +69,21 @@ class Warps:
 
     @property
     def units(self) -> int:
-        """Units of a block."""
+        """Units per block."""
         return 16 * self.unit_warps
 
     @property
     def rows(self) -> int:
-        """Rows of a block."""
+        """Rows per block."""
         return 8 * self.columns * self.row_warps
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Threads per block."""
         return 32 * self.unit_warps * self.row_warps
 
     def macros(self, epilogue: Epilogue) -> dict[str, object]:
-        """What kernels of such blocks are specialized on."""
+        """Return the macros that specialize a kernel with such blocks."""
         return {
             **PLAIN,
             **epilogue.macros,
@@ -94,14 +95,14 @@ class Warps:
 
 @dataclass(frozen=True)
 class Tile(Warps):
-    """The tile of a block, as in mma_tiled.cuh; attributes are those of `Warps`."""
+    """The tile of a block, as in mma_tiled.cuh. It has the attributes of `Warps`."""
 
     def blocks(self, units: int, rows: int) -> int:
-        """Blocks of a launch."""
+        """Return the number of blocks of a launch."""
         return -(-units // self.units) * -(-rows // self.rows)
 
     def launch(self, units: int, rows: int, epilogue: Epilogue) -> tuple[Kernel, Grid]:
-        """What to launch, and where."""
+        """Return the kernel and its grid."""
         shared = _STAGES * _DEPTH * (3 * self.units + self.rows)
         return (
             Kernel.of("projection/codes_tiled", "project_bytes", self.macros(epilogue)),
@@ -109,7 +110,7 @@ class Tile(Warps):
         )
 
     def macros(self, epilogue: Epilogue) -> dict[str, object]:
-        """What codes_tiled.cu is specialized on."""
+        """Return the macros that specialize codes_tiled.cu."""
         return {**super().macros(epilogue), "STAGES": _STAGES}
 
 
@@ -118,11 +119,11 @@ class WeightStationary:
     """A block that keeps its weights in shared memory, as in mma_weight_stationary.cuh.
 
     Attributes:
-        unit_warps: Units of a block over 16.
-        groups: Groups of as many warps, each with rows of its own.
-        columns: Of 8 rows, of a tile.
-        stages: Of rows.
-        blocks: Of a multiprocessor.
+        unit_warps: Units per block divided by 16.
+        groups: Groups of `unit_warps` warps; each group has rows of its own.
+        columns: Columns of 8 rows per tile.
+        stages: Pipeline stages of rows.
+        blocks: Blocks per multiprocessor.
     """
 
     unit_warps: int
@@ -133,25 +134,25 @@ class WeightStationary:
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Threads per block."""
         return 32 * self.unit_warps * self.groups
 
     @property
     def tile_rows(self) -> int:
-        """Rows of a tile."""
+        """Rows per tile."""
         return 8 * self.columns
 
     def shared_bytes(self, padded: int, planes: int) -> int:
-        """Shared memory of a block."""
+        """Return the bytes of shared memory per block."""
         rings = self.groups * self.stages * _DEPTH * 8 * self.columns * planes
         return rings + 48 * self.unit_warps * (-(-padded // 32) * 32 + 16)
 
     def across(self, units: int) -> int:
-        """Blocks of different units."""
+        """Return the number of blocks that cover all units."""
         return -(-units // (16 * self.unit_warps))
 
     def macros(self, epilogue: Epilogue) -> dict[str, object]:
-        """What codes_weight_stationary.cu is specialized on."""
+        """Return the macros that specialize codes_weight_stationary.cu."""
         return {
             **PLAIN,
             **epilogue.macros,
@@ -165,7 +166,7 @@ class WeightStationary:
     def grid(
         self, units: int, rows: int, padded: int, planes: int, processors: int
     ) -> tuple[Grid, int]:
-        """The grid, once over so many multiprocessors, and the rows of a group."""
+        """Return a grid that fills the multiprocessors once, and the rows per group."""
         across = self.across(units)
         shared = self.shared_bytes(padded, planes)
         fitting = (MOST_SHARED + _RESERVED_BYTES) // (shared + _RESERVED_BYTES)
@@ -179,24 +180,25 @@ class WeightStationary:
 SMALL, MEDIUM, LARGE = Tile(2, 2, 2), Tile(2, 2, 4), Tile(2, 2, 8)
 # by planes
 STATIONARY = {1: WeightStationary(4, 3, 8, 4, 1), 2: WeightStationary(4, 3, 4, 4, 1)}
-STATIONARY_ROWS = 8192  # from which on weight-stationary blocks are faster
-STATIONARY_WEIGHTS = 1 << 17  # units times features, likewise
-_LARGE_AT_ONCE = 3  # large tiles of a multiprocessor
+# weight-stationary blocks are faster from this number of rows, and of units * features
+STATIONARY_ROWS = 8192
+STATIONARY_WEIGHTS = 1 << 17
+_LARGE_AT_ONCE = 3  # resident large tiles per multiprocessor
 
 
 @lru_cache(maxsize=4096)
 def choose(units: int, rows: int, planes: int, processors: int) -> Tile:
-    """The tile of a projection.
+    """Return the tile of a projection.
 
     Args:
         units: H padded to groups of 16.
         rows: Steps times padded rows.
-        planes: Bytes of a code of x.
+        planes: Bytes per code of x.
         processors: Multiprocessors of the device.
     """
     if MEDIUM.blocks(units, rows) < _FEW_BLOCKS:
         return SMALL
-    # larger tiles read operands less often, but should not leave most of a device idle at the end
+    # larger tiles read operands less often, but their last wave may leave most of a device idle
     blocks, at_once = LARGE.blocks(units, rows), _LARGE_AT_ONCE * processors
     busy = blocks / (at_once * -(-blocks // at_once))
     return LARGE if planes == 1 and busy > 0.6 else MEDIUM
@@ -205,9 +207,9 @@ def choose(units: int, rows: int, planes: int, processors: int) -> Tile:
 def weight_stationary(
     machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
 ) -> WeightStationary | None:
-    """The weight-stationary block of a projection, where it is faster than a tile.
+    """Return the weight-stationary block of a projection, or None if a tile is faster.
 
-    Rows are read as they lie in memory: N is a multiple of the rows of the recurrence's tile.
+    The kernel reads unpadded rows, so N must be a multiple of the rows of the recurrence's tile.
     """
     padded, units = numbers.padded_C, shape.units
     many = T * N >= STATIONARY_ROWS and units * padded >= STATIONARY_WEIGHTS
@@ -221,14 +223,14 @@ def weight_stationary(
 def block_of(
     machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
 ) -> Tile | WeightStationary:
-    """The blocks of a projection."""
+    """Return the blocks of a projection."""
     rows = T * shape.strips(N) * shape.strip
     found = weight_stationary(machine, numbers, shape, T, N)
     return found or choose(shape.units, rows, numbers.x_planes, machine.clusters()[1])
 
 
 def can_keep_weights(machine: Machine, numbers: Numbers, shape: planner.Shape, N: int) -> bool:
-    """Whether a block can be weight-stationary."""
+    """Return whether a block can be weight-stationary."""
     planes, block = numbers.x_planes, STATIONARY[numbers.x_planes]
     idle = -shape.units % (16 * block.unit_warps)
     fits = block.shared_bytes(numbers.padded_C, planes) <= MOST_SHARED
@@ -244,11 +246,11 @@ def projection(
     tile: Tile | WeightStationary,
     processors: int,
 ) -> tuple[Kernel, Grid, Any, list[Tensor]]:
-    """The launch of a projection of one direction.
+    """Return the launch of a projection of one direction.
 
     Args:
-        numbers: The plan's, whose weights are bytes.
-        shape: The recurrence that reads the result.
+        numbers: Numbers of a plan with 8-bit weights.
+        shape: Shape of the recurrence that reads the result.
         T: Steps.
         N: Rows.
         tile: The blocks.
@@ -273,7 +275,7 @@ def projection(
 
 
 def fill(p: Any, numbers: Numbers, shape: planner.Shape, T: int, N: int) -> list[Tensor]:
-    """Set the fields that the epilogue reads; returns tensors to keep."""
+    """Set the fields that the epilogue reads, and return the tensors to keep."""
     weights, folded = numbers.gemm[0]
     (folded_bytes, m), exact = numbers.of_bytes, numbers.exact_float[0]
     keep = [weights, folded, folded_bytes, m, exact]

@@ -1,4 +1,4 @@
-"""The input projection from real values in one launch: codes of x stay inside a block."""
+"""The input projection from real values in one launch: codes of x stay in shared memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from quant_gru.kernels.cuda.structs import ProjectFewC, ProjectRealsC
 
 _LARGEST_SCALE = 2.0**90
 _FEATURES_AT_ONCE = 128  # features that the lanes of a warp load at once
-FEWEST_ROWS = 8  # up to so many, a warp for each unit is faster than tensor cores
-_FEW_UNITS = 8  # of a block, a warp each
+FEWEST_ROWS = 8  # up to this number of rows, a warp per unit is faster than tensor cores
+_FEW_UNITS = 8  # units per block, one per warp
 _WGMMA_ARCH = "sm_90a"  # the architecture that has wgmma
 
 
@@ -28,13 +28,13 @@ _WGMMA_ARCH = "sm_90a"  # the architecture that has wgmma
 class Block(from_codes.Warps):
     """An activation-stationary block, as in mma_activation_stationary.cuh.
 
-    Units are those of a tile.
+    `units` counts the units of a tile; a block processes several tiles.
 
     Attributes:
-        stages: Of weights.
-        blocks: Of a multiprocessor, that registers have to do for.
+        stages: Pipeline stages of weights.
+        blocks: Blocks per multiprocessor for which registers must suffice.
         parts: Blocks that share the units of the same rows.
-        depth: Features of a stage.
+        depth: Features per stage.
     """
 
     stages: int
@@ -43,34 +43,34 @@ class Block(from_codes.Warps):
     depth: int = 64
 
     def tiles(self, units: int) -> int:
-        """Tiles of a block that has most of them."""
+        """Return the largest number of tiles of a block."""
         tiles = -(-units // self.units)
         return -(-tiles // self.parts)
 
     def shared_bytes(self, units: int, padded: int, planes: int) -> int:
-        """Shared memory of a block."""
+        """Return the bytes of shared memory per block."""
         own = self.tiles(units) * self.units
         kept = planes * (self.rows + self.columns % 2 * 8) * (-(-padded // 32) * 32 + 16)
         ring = self.stages * self.depth * 3 * self.units
         return ring + kept + 12 * self.rows + 36 * own
 
     def macros(self, epilogue: from_codes.Epilogue) -> dict[str, object]:
-        """What reals_tiled.cu is specialized on, with `macros_of`."""
+        """Return the macros that specialize reals_tiled.cu, without those of `macros_of`."""
         own = {"STAGES": self.stages, "BLOCKS": self.blocks, "DEPTH": self.depth}
         return {**super().macros(epilogue), **own}
 
 
 @dataclass(frozen=True)
 class Warpgroups:
-    """A block of two warpgroups that alternate, as in wgmma_pingpong.cuh.
+    """A block of two warpgroups in ping-pong, as in wgmma_pingpong.cuh.
 
     Attributes:
-        columns: Of 8 rows; those of all planes are one of `COLUMNS`, and products of an odd number
-            have one more.
+        columns: Columns of 8 rows. `columns * planes` is one of `COLUMNS`; if it is odd, the GEMM
+            computes one more column.
         parts: Blocks that share the units of the same rows, a power of two.
         units: H padded to groups of 16.
-        padded: Features, a multiple of 16.
-        planes: Bytes of a code of x.
+        padded: Features, padded to a multiple of 16.
+        planes: Bytes per code of x.
     """
 
     columns: int
@@ -83,44 +83,44 @@ class Warpgroups:
 
     @property
     def rows(self) -> int:
-        """Rows of a block."""
+        """Rows per block."""
         return 8 * self.columns
 
     @property
     def product_rows(self) -> int:
-        """Rows of products, of all planes."""
+        """Rows of the GEMM: the rows of all planes."""
         return 8 * self.planes * self.columns
 
     @property
     def tiles(self) -> int:
-        """Tiles of 64 units of a block that has most of them."""
+        """The largest number of tiles of a block; a tile has 64 units."""
         tiles = -(-self.units // 64)
         return -(-tiles // self.parts)
 
     @property
     def group_tiles(self) -> int:
-        """Tiles of a warpgroup."""
+        """Tiles per warpgroup."""
         return -(-self.tiles // 2)
 
     @property
     def panels(self) -> int:
-        """Of 128 features, as a stage has of weights."""
+        """Panels of 128 features, which is also the depth of a stage of weights."""
         return -(-self.padded // 128)
 
     @property
     def stages(self) -> int:
-        """Of a warpgroup's weights; loads of many delay those of rows."""
+        """Pipeline stages of a warpgroup's weights; more stages would delay loads of rows."""
         return min(3, self.group_tiles * self.panels)
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block."""
+        """Bytes of shared memory per block."""
         product_rows = 2 * self.stages * 3 * 64 + self.panels * self.product_rows
         barriers = 2 * 8 * self.stages
         return 128 * product_rows + barriers + 12 * self.rows + 6 * 4 * 64 * self.tiles
 
     def macros(self, epilogue: from_codes.Epilogue) -> dict[str, object]:
-        """What reals_wgmma.cu is specialized on, with `macros_of`."""
+        """Return the macros that specialize reals_wgmma.cu, without those of `macros_of`."""
         return {
             **PLAIN,
             **epilogue.macros,
@@ -132,31 +132,31 @@ class Warpgroups:
 
 SMALL, MEDIUM = Block(2, 2, 2, 4, 4, 1), Block(4, 2, 4, 4, 2, 1)
 TALL, TWO_PLANES = Block(2, 2, 8, 4, 3, 1), Block(2, 2, 2, 4, 3, 1)
-# by planes, blocks of which a multiprocessor has one: many rows, so that weights load seldom
+# by planes: blocks with one per multiprocessor, whose many rows make loads of weights rare
 ALONE = {
     1: tuple(Block(8, 1, columns, 3, 1, 1, 128) for columns in (5, 7, 8, 10, 13)),
     2: tuple(Block(4, 2, columns, 3, 1, 1, 128) for columns in (4, 5, 6, 7)),
 }
-COLUMNS = (8, 10, 12, 13, 14)  # of `Warpgroups`, all planes together
-# rows, and rows times units times features, from which on these are fastest
+COLUMNS = (8, 10, 12, 13, 14)  # of `Warpgroups`, for all planes together
+# `Warpgroups` are fastest from this number of rows, and of rows * units * features
 _WGMMA_ROWS, _WGMMA_WORK = 1536, 20_000_000
-_WARPGROUP_OVERHEAD = 90  # what a warpgroup does besides, in rows
-_FEW_TILES = 2  # up to so many, products of an odd number of columns pay
-_FEW_ROWS = 4096  # up to so many, small blocks are faster
-# small blocks of a multiprocessor, by planes, up to which units are shared
+_WARPGROUP_OVERHEAD = 90  # work of a warpgroup besides the GEMM, in rows
+_FEW_TILES = 2  # up to this number of tiles per warpgroup, an odd number of columns pays
+_FEW_ROWS = 4096  # up to this number of rows, small blocks are faster
+# by planes: small blocks per multiprocessor up to which blocks share the units of their rows
 _AT_ONCE = {1: 2, 2: 7}
-_MOST_FEATURES = 384  # with more, blocks that stream rows are faster
-_STATIONARY_WEIGHTS = 1 << 18  # units times features, from which on stationary weights are
-_BLOCK_OVERHEAD = 24  # what a block does besides, in rows
+_MOST_FEATURES = 384  # with more features, blocks that stream rows are faster
+_STATIONARY_WEIGHTS = 1 << 18  # units * features from which weight-stationary blocks are faster
+_BLOCK_OVERHEAD = 24  # work of a block besides the GEMM, in rows
 
 
 def reads_reals(numbers: Numbers) -> bool:
-    """Whether the projection of a plan may start from real values."""
+    """Return whether the projection of a plan can read real values."""
     return divides_without_branch(numbers.x) and numbers.projects_bytes
 
 
 def divides_without_branch(x: Quantizer) -> bool:
-    """Whether `fill_division` gives exact codes of up to 16 bits."""
+    """Return whether `fill_division` gives exact codes of up to 16 bits."""
     return 1 / _LARGEST_SCALE <= x.scale <= _LARGEST_SCALE
 
 
@@ -164,15 +164,15 @@ def divides_without_branch(x: Quantizer) -> bool:
 def choose(
     units: int, rows: int, padded: int, planes: int, processors: int, alone: bool = True
 ) -> Block | None:
-    """The block of a projection, as it was fastest when measured, or None for one from codes.
+    """Return the block that measured fastest, or None if a projection from codes is faster.
 
     Args:
         units: H padded to groups of 16.
         rows: Steps times padded rows.
         padded: C padded.
-        planes: Bytes of a code of x.
+        planes: Bytes per code of x.
         processors: Multiprocessors of the device.
-        alone: Whether a block may have all shared memory of one.
+        alone: Whether a block may use all shared memory of a multiprocessor.
     """
     if padded > _MOST_FEATURES:
         return None
@@ -192,7 +192,7 @@ def choose(
 
 
 def _rows_in_series(block: Block, rows: int, processors: int) -> int:
-    """Rows that a multiprocessor works on one after the other, overhead included."""
+    """Return the rows that a multiprocessor processes in sequence, overhead included."""
     strips = -(-rows // block.rows)
     return -(-strips // processors) * (block.rows + _BLOCK_OVERHEAD)
 
@@ -200,9 +200,9 @@ def _rows_in_series(block: Block, rows: int, processors: int) -> int:
 def choose_warpgroups(
     units: int, rows: int, padded: int, planes: int, processors: int
 ) -> Warpgroups | None:
-    """The fastest blocks of warpgroups, or None where others are faster.
+    """Return the fastest blocks of warpgroups, or None if other blocks are faster.
 
-    Arguments are those of `choose`.
+    The arguments are those of `choose`.
     """
     work = rows * units * padded
     if rows < _WGMMA_ROWS or work < _WGMMA_WORK or padded > _MOST_FEATURES:
@@ -211,16 +211,16 @@ def choose_warpgroups(
     columns = [each // planes for each in COLUMNS if each % planes == 0]
     found = [Warpgroups(each, n, units, padded, planes) for n in parts for each in columns]
     fitting = [each for each in found if each.shared_bytes <= MOST_SHARED]
-    # padding of products counts where they are most of the work
+    # padding of the GEMM matters only where the GEMM is most of the work
     fitting = [e for e in fitting if e.product_rows % 16 == 0 or e.group_tiles <= _FEW_TILES]
     best = min(fitting, key=lambda each: _time(each, rows, processors), default=None)
     if best and planes == 2 and units <= 64 and (blocks_of(best, rows) - 1) // processors == 1:
-        return None  # one tile occupies one warpgroup, which saves less than a second wave costs
+        return None  # one tile uses only one warpgroup, which saves less than a second wave costs
     return best
 
 
 def _time(block: Warpgroups, rows: int, processors: int) -> int:
-    """What a warpgroup works on, in rows times tiles, overhead included."""
+    """Return the work of a warpgroup in rows times tiles, overhead included."""
     one_after_the_other = -(-blocks_of(block, rows) // processors)
     return one_after_the_other * (
         _WARPGROUP_OVERHEAD + block.group_tiles * block.planes * block.rows
@@ -228,14 +228,14 @@ def _time(block: Warpgroups, rows: int, processors: int) -> int:
 
 
 def blocks_of(block: Block | Warpgroups, rows: int) -> int:
-    """Blocks of a launch."""
+    """Return the number of blocks of a launch."""
     return -(-rows // block.rows) * block.parts
 
 
 def choose_for(
     machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
 ) -> Block | Warpgroups | None:
-    """The fastest blocks for a plan on a machine, or None where those from codes are faster."""
+    """Return the fastest blocks for a plan on a machine, or None if those from codes are faster."""
     many = shape.units * numbers.padded_C >= _STATIONARY_WEIGHTS
     if many and from_codes.weight_stationary(machine, numbers, shape, T, N):
         return None
@@ -251,7 +251,7 @@ def choose_for(
 def kernel_of(
     block: Block | Warpgroups, numbers: Numbers, shape: planner.Shape, x: Quantizer
 ) -> Kernel:
-    """What to launch for a plan whose x is of a quantizer; the shape is the recurrence's."""
+    """Return the kernel for a plan, the recurrence's shape, and the quantizer of x."""
     exact, whole = is_power_of_two(x.scale), x.hi - x.lo == 255
     macros = macros_of(block, from_codes.epilogue_of(numbers), shape.strip, numbers.C, exact, whole)
     if isinstance(block, Warpgroups):
@@ -267,15 +267,15 @@ def macros_of(
     exact: bool,
     whole: bool,
 ) -> dict[str, object]:
-    """What a kernel is specialized on.
+    """Return the macros that specialize a kernel.
 
     Args:
         block: The blocks.
-        epilogue: How sums are requantized.
+        epilogue: The parameters of the epilogue.
         strip: Rows of a tile of the recurrence.
-        features: Of a row.
-        exact: The inverse of the scale of x is not rounded.
-        whole: Codes of x are all of a byte.
+        features: Features per row.
+        exact: Whether the inverse of the scale of x is exact.
+        whole: Whether codes of x use the whole range of a byte.
     """
     of_rows = {"SHORT": int(features <= _FEATURES_AT_ONCE), "FOURS": int(features % 4 == 0)}
     of_codes = {"EXACT": int(exact), "WHOLE": int(whole)}
@@ -285,19 +285,19 @@ def macros_of(
 def real_projection(
     numbers: Numbers, shape: planner.Shape, T: int, N: int, x: Quantizer, block: Block | Warpgroups
 ) -> tuple[Kernel, Grid, Any, list[Tensor]]:
-    """The launch of a projection of one direction, from real values.
+    """Return the launch of a projection of one direction from real values.
 
     Args:
-        numbers: The plan's, whose weights are bytes.
-        shape: The recurrence that reads the result.
+        numbers: Numbers of a plan with 8-bit weights.
+        shape: Shape of the recurrence that reads the result.
         T: Steps.
         N: Rows.
         x: The quantizer of x.
         block: The blocks.
 
     Returns:
-        The kernel, its grid, its arguments without `real`, `nan`, `Wx` and what `place` sets, and
-        tensors to keep.
+        The kernel, its grid, its arguments without `real`, `nan`, `Wx`, `step`, `next` and
+        `fours`, and tensors to keep.
     """
     p: Any = ProjectRealsC()
     keep = from_codes.fill(p, numbers, shape, T, N)
@@ -320,7 +320,7 @@ def real_projection(
 def few_projection(
     numbers: Numbers, shape: planner.Shape, T: int, N: int, x: Quantizer
 ) -> tuple[Kernel, Grid, Any, list[Tensor]]:
-    """The same for few rows, a warp for each unit."""
+    """Return the launch of a projection of few rows from real values, with a warp per unit."""
     p: Any = ProjectFewC()
     weights, _ = numbers.gemm[0]
     p.weights, p.padded = weights.data_ptr(), weights.shape[0]
@@ -337,9 +337,9 @@ def few_projection(
 
 
 def fill_division(d: Any, x: Quantizer) -> None:
-    """Set a quantizer's numbers for a division without a branch."""
+    """Set the constants for division by a quantizer's scale without branches."""
     d.scale = x.scale
-    # float64 has twice the digits of float32: rounding twice is rounding once
+    # float64 has over twice the bits of float32, so double rounding equals a single rounding
     scale = float(d.scale)
     d.inverse = 1 / scale
     d.exact = is_power_of_two(scale)

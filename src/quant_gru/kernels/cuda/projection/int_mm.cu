@@ -1,21 +1,22 @@
-// The input projection, in the order the recurrent kernel reads it: codes less their smallest, of
-// the three gates of an element side by side, in bytes or 16-bit words.
+// The input projection by a GEMM of torch, or by a warp per unit. Results are codes minus the
+// smallest code, as bytes or 16-bit words. The codes of an element's three gates are adjacent, and
+// elements are in the order in which the recurrent kernel reads them.
 #include "gates/arithmetic.cuh"
 #include "kernel_runtime/cuda/ptx.cuh"
 
 struct Numbers {
     Sequence s;
     Matrix W;                // codes (3H, C), int8 or int16
-    const int64_t *folded;   // (3H), bias and zero points, as the product of bytes needs them
+    const int64_t *folded;   // (3H), bias with zero points folded in, for the int8 GEMM
     const int32_t *product;  // (planes of x * T * N, columns)
     int8_t *bytes;           // (planes of x, T * N, padded C)
     void *Wx;
     int64_t planes_x, planes_W, columns, padded_C;
-    int64_t x_offset;  // codes of x are kept less this in bytes
+    int64_t x_offset;  // subtracted from codes of x before they are split into bytes
     int64_t NB, tiles, groups, wide;
 };
 
-// Codes of x as signed bytes: one plane, or x = 256 * first + second + 128.
+// Write codes of x as signed bytes: one plane, or two with x = 256 * first + second + 128.
 extern "C" __global__ void __launch_bounds__(256) split(const __grid_constant__ Numbers p) {
     const int64_t rows = p.s.T * p.s.N, row = blockIdx.x;
     for (int64_t k = threadIdx.x; k < p.padded_C; k += blockDim.x) {
@@ -49,14 +50,14 @@ inline void store(const Numbers &p, int64_t at, const int *codes) {
     }
 }
 
-// W y of one plane of x: weights of 16 bits are 256 * first + second + 128.
+// W y for a plane y of x. A 16-bit weight is 256 * first + second + 128.
 inline int64_t of_plane(const Numbers &p, int64_t row, int64_t channel) {
     const int32_t *v = p.product + row * p.columns;
     if (p.planes_W == 1) return v[channel];
     return 256 * (int64_t)v[channel] + v[3 * p.s.H + channel] + 128 * (int64_t)v[6 * p.s.H];
 }
 
-// A block: one step of a tile.
+// Requantize the GEMM's result. A block processes one step of a tile.
 extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__ Numbers p) {
     let_next_start();
     const int NB = (int)p.NB, log_NB = NB == 8 ? 3 : NB >> 1, count = (int)p.groups * 16 * NB;
@@ -82,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__
     }
 }
 
-// Few rows: a warp makes the three sums of one unit.
+// Project few rows. A warp computes the three sums of one unit.
 extern "C" __global__ void __launch_bounds__(256) project(const __grid_constant__ Numbers p) {
     let_next_start();
     const int64_t H = p.s.H, C = p.s.C, at = blockIdx.x;

@@ -1,20 +1,20 @@
-// Products of bytes on tensor cores with rows of activations that stay in shared memory while
-// weights pass: the three gates of a block's units, tile by tile.
+// Activation-stationary int8 GEMM on tensor cores. Rows of activations stay in shared memory while
+// the block streams the weights of its units' three gates, tile by tile.
 //
 //   typedef Standing<unit warps, row warps, columns, stages, planes, depth, registers> Tile;
-//   Tile::Passing passing(ring, weights, H, padded, first_unit, tiles);  // loads begin
-//   ...                                                                  // rows are written
-//   passing.add(sums, rows, start, apart);                               // tile by tile
+//   Tile::Passing passing(ring, weights, H, padded, first_unit, tiles);  // starts loads
+//   ...                                                                  // write rows
+//   passing.add(sums, rows, start, apart);                               // once per tile
 //
-// A block has Tile::kRows rows of codes in one or two planes, from `rows` on as `Tile::row_at` has
-// them, and goes through tiles of Tile::kUnits units. A stage has `depth` features of a tile's
-// weights, 64 or 128, and a thread has so many registers; loads of weights run ahead over the end
-// of a tile. `weights` are int8 (3H, padded), channel = gate * H + unit; padded is a multiple of
-// 16, and so are addresses. Units beyond H are zeros, and so are features of weights beyond
-// `padded`.
+// A block has Tile::kRows rows of codes in one or two planes, stored from `rows` as `Tile::row_at`
+// defines, and iterates over tiles of Tile::kUnits units. A stage has `depth` features (64 or 128)
+// of a tile's weights. `registers` is the number of registers per thread. Loads of weights run
+// ahead across the end of a tile. `weights` are int8 (3H, padded), channel = gate * H + unit.
+// `padded` and addresses are multiples of 16. Units beyond H and features of weights beyond
+// `padded` are zeros.
 //
 // sums[plane][gate][column][i] of a thread belongs to unit `Tile::unit(i)` of the tile and row
-// `Tile::row(column, i)` of the block, as in mma_tiled.cuh, also where rows stand `apart`.
+// `Tile::row(column, i)` of the block. `apart` changes rows as in mma_tiled.cuh.
 #ifndef QUANT_GRU_STANDING_CUH
 #define QUANT_GRU_STANDING_CUH
 
@@ -25,15 +25,15 @@ template <int kUnitWarps, int kRowWarps, int kColumns, int kStages, int kPlanes,
 struct Standing {
     static constexpr int kThreads = 32 * kUnitWarps * kRowWarps;
     static constexpr int kUnits = 16 * kUnitWarps, kRows = 8 * kColumns * kRowWarps;
-    static constexpr int kPairs = (kColumns + 1) / 2;  // columns are loaded two at a time
+    static constexpr int kPairs = (kColumns + 1) / 2;  // columns are loaded in pairs
     static constexpr int kLinesOfRows = kRows + kColumns % 2 * 8;
     static constexpr int kLines = 3 * kUnits, kStageBytes = kLines * kDepth;
     static constexpr int kRingBytes = kStages * kStageBytes;
     static constexpr int kAhead = kStages - 1;
-    static constexpr int kChunks = kDepth / 16;              // of a line, 16 bytes each
-    static constexpr int kLinesOfLoad = kThreads / kChunks;  // that a load of all threads copies
+    static constexpr int kChunks = kDepth / 16;              // chunks of 16 bytes per line
+    static constexpr int kLinesOfLoad = kThreads / kChunks;  // lines per load of all threads
     static constexpr int kLoads = (kLines + kLinesOfLoad - 1) / kLinesOfLoad;
-    // whether registers keep operands of the next features beside these: sums, those, and others
+    // whether operands are double-buffered: registers for sums, both operand sets, and 40 others
     static constexpr bool kTwice =
         12 * kPlanes * kColumns + 8 * (3 + kPlanes * kPairs) + 40 <= kRegisters;
     typedef int Sums[kPlanes][3][kColumns][4];
@@ -49,10 +49,10 @@ struct Standing {
                (int)threadIdx.x % 4 * 2 + i % 2;
     }
 
-    // From one row to the next: 8 rows that are read at once stand in different banks.
+    // The stride of rows. 8 rows that are read at once lie in different banks.
     static inline int stride(int padded) { return (padded + 31) / 32 * 32 + 16; }
     static inline int plane_bytes(int padded) { return kLinesOfRows * stride(padded); }
-    // Where four codes of a row stand, from a multiple of 4 on.
+    // The offset of four codes of a row; `feature` is a multiple of 4.
     static inline int row_at(int row, int feature, int padded) {
         return row * stride(padded) + feature;
     }
@@ -63,10 +63,10 @@ struct Standing {
     }
 
     struct Passing {
-        const int8_t *weights, *next;  // all; of this thread's next stage
+        const int8_t *weights, *next;  // all weights; this thread's first chunk of the next stage
         uint32_t ring, read_slot, write_slot;
-        int H, bytes, on[kLoads];  // from the first line that this thread loads to others, in bytes
-        int unit, k, left;         // of the next stage: first unit, features, tiles
+        int H, bytes, on[kLoads];  // byte offsets of this thread's lines from its first line
+        int unit, k, left;         // the next stage's first unit and feature; tiles left to load
         static inline int line() { return (int)threadIdx.x / kChunks; }
         static inline int chunk() { return (int)threadIdx.x % kChunks; }
 
@@ -132,8 +132,8 @@ struct Standing {
             load();
         }
 
-        // Sets the sums to the products of the next tile, in the last plane from start[gate][i]
-        // on, for a gate's element i of all columns.
+        // Set `sums` to the products of the next tile. In the last plane, start[gate][i] is added
+        // to element i of every column.
         inline void add(Sums &sums, unsigned char *rows, const int (&start)[3][4], bool apart) {
             const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
             const uint32_t a_at = ring + place(warp % kUnitWarps * 16 + lane % 16, lane / 16);
@@ -148,7 +148,7 @@ struct Standing {
             }
         }
 
-        // Up to `features`.
+        // Multiply the next stage, of which at most `features` features remain.
         template <bool kStart>
         inline void stage(Sums &sums, const int (&start)[3][4], uint32_t a_at, uint32_t b_at,
                           int features) {
@@ -174,8 +174,8 @@ struct Standing {
         }
     };
 
-    // Of 32 features. Where registers do not keep all rows, a pair of columns comes while the one
-    // before is multiplied.
+    // Operands of 32 features. If registers cannot hold all rows, a pair of columns is loaded while
+    // the previous pair is multiplied.
     struct Operands {
         static constexpr int kOfRows = kPlanes * kPairs;
         uint32_t a[3][4], b[kTwice ? kOfRows : 2][4];

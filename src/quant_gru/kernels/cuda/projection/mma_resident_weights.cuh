@@ -1,14 +1,14 @@
-// Products of bytes on tensor cores with weights that stay in shared memory while rows of
-// activations pass: for two products of the same units, one after the other, row tile by row tile.
+// Weight-stationary int8 GEMMs on tensor cores. Weights stay in shared memory while blocks stream
+// rows of activations: two GEMMs with the same units, one after the other for each tile of rows.
 //
 //   typedef Resident<unit warps, groups, columns, stages> Tile;
-//   Tile::keep(kept, weights, H, first_unit, padded);  // of each product; then a barrier
+//   Tile::keep(kept, weights, H, first_unit, padded);  // for each GEMM; then a barrier
 //   Tile::Passing passing(shared, x, h, first, last);  // rows of this thread's group of warps
-//   passing.add(sums, kept, padded);                   // of each product in turn, tile by tile
+//   passing.add(sums, kept, padded);                   // for each GEMM in turn, tile by tile
 //
-// A block has `groups` groups of `unit warps` warps. Each group goes through rows of its own, all
-// of them with the 16 * unit warps units of the block, and waits for none of the others. Loads run
-// ahead over the end of a product and of a tile, so that they go on while sums are worked on.
+// A block has `groups` groups of `unit warps` warps. Each group processes rows of its own with the
+// 16 * unit warps units of the block, and does not wait for other groups. Loads run ahead across
+// the end of a GEMM and of a tile, so that they overlap with the work on sums.
 //
 // sums[gate][column][i] of a thread belongs to unit `Tile::unit(i)` of the block and row
 // `Tile::row(column, i)` of the tile, as in mma_tiled.cuh.
@@ -17,7 +17,7 @@
 
 #include "projection/mma_tiled.cuh"
 
-// Rows of a product's activations: `padded` bytes each, a multiple of 16, as addresses are.
+// Rows of a GEMM's activations, `padded` bytes each. `padded` and addresses are multiples of 16.
 struct PassingRows {
     const int8_t *rows;
     int64_t padded;
@@ -27,10 +27,10 @@ template <int kUnitWarps, int kGroups, int kColumns, int kStages>
 struct Resident {
     static constexpr int kGroupThreads = 32 * kUnitWarps, kThreads = kGroupThreads * kGroups;
     static constexpr int kUnits = 16 * kUnitWarps, kRows = 8 * kColumns;
-    static constexpr int kDepth = 64;  // bytes of a row in a stage
+    static constexpr int kDepth = 64;  // bytes of a row per stage
     static constexpr int kStageBytes = kRows * kDepth, kRingBytes = kStages * kStageBytes;
-    static constexpr int kLoads =
-        kRows * 4 / kGroupThreads;  // 16 bytes each, of a thread and stage
+    // loads of 16 bytes per thread and stage
+    static constexpr int kLoads = kRows * 4 / kGroupThreads;
     typedef int Sums[3][kColumns][4];
 
     static_assert(kColumns % 2 == 0, "columns are loaded two at a time");
@@ -45,11 +45,11 @@ struct Resident {
         return column * 8 + (int)threadIdx.x % 4 * 2 + i % 2;
     }
 
-    // From one line of weights to the next: 8 lines that are read at once stand in different banks.
+    // The stride of lines of weights. 8 lines that are read at once lie in different banks.
     static inline int stride(int64_t padded) { return ((int)padded + 31) / 32 * 32 + 16; }
     static inline int kept_bytes(int64_t padded) { return 3 * kUnits * stride(padded); }
 
-    // Starts to copy the weights of the block's units, (3H, padded) in memory.
+    // Start to copy the weights of the block's units. `weights` are (3H, padded).
     static inline void keep(unsigned char *to, const int8_t *weights, int64_t H, int64_t first_unit,
                             int64_t padded) {
         const uint32_t memory = shared_address(to);
@@ -68,13 +68,13 @@ struct Resident {
         return line * kDepth + ((chunk ^ (line >> 1 & 3)) << 4);
     }
 
-    // A group's way through its rows, from `first` to before `last`.
+    // Streams a group's rows, from `first` to before `last`.
     struct Passing {
         const PassingRows &x, &h;
         uint32_t ring, read_slot, write_slot;
-        const int8_t *from;   // of this thread's next load
-        int row, left, last;  // its row, and bytes of it from there on
-        bool second;          // it is of the second product
+        const int8_t *from;   // source of this thread's next load
+        int row, left, last;  // row of the next load, and bytes of the row from there
+        bool second;          // the next load belongs to the second GEMM
 
         inline Passing(unsigned char *shared, const PassingRows &x, const PassingRows &h, int first,
                        int last)
@@ -95,8 +95,8 @@ struct Resident {
             left = (int)now.padded - chunk() * 16;
         }
 
-        // The next stage; after the last one, nothing. Beyond the rows `from` points to nothing
-        // that is there, and nothing is read.
+        // Load the next stage, if there is one. Beyond the last row `from` is not a valid address,
+        // and nothing is read.
         inline void load() {
             constexpr int kLines = kGroupThreads / 4;
             if (row - line() < last) {
@@ -118,7 +118,7 @@ struct Resident {
             write_slot = write_slot == (kStages - 1) * kStageBytes ? 0 : write_slot + kStageBytes;
         }
 
-        // Adds the next product of a tile's rows, `padded` bytes each, and the weights kept for it.
+        // Add the product of a tile's rows, `padded` bytes each, and the weights of the next GEMM.
         inline void add(Sums &sums, unsigned char *kept, int64_t padded) {
             const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % kUnitWarps;
             const int bytes = (int)padded, line_bytes = stride(bytes);

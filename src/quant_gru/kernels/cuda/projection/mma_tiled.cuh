@@ -1,27 +1,27 @@
-// Products of bytes on tensor cores: the three gates of some units times some rows of activations.
+// Tiled int8 GEMM on tensor cores: the weights of units' three gates times rows of activations.
 //
 //   typedef Multiplier<unit warps, row warps, columns, stages> Tile;
-//   Tile::Sums sums;                     // set by the caller: to 0, or to biases
+//   Tile::Sums sums;                     // the caller initializes them to 0 or to biases
 //   Tile::add<unsigned rows>(sums, shared, weights, H, first_unit, padded, row_of, apart);
 //
-// A block of Tile::kThreads threads adds W x of Tile::kUnits units from `first_unit` on and of
-// Tile::kRows rows. `weights` are int8 (3H, padded), channel = gate * H + unit, as `Numbers.gemm`
-// has them in memory; `row_of(i)` is the address of row i of the block, `padded` bytes, or null for
-// zeros; padded is a multiple of 16, and so are addresses. Units beyond H are zeros. `shared` has
-// Tile::kSharedBytes, on a multiple of 128; the next `add` may use it again at once, others after a
-// barrier.
+// A block of Tile::kThreads threads adds W x for Tile::kUnits units, starting at `first_unit`, and
+// for Tile::kRows rows. `weights` are int8 (3H, padded), channel = gate * H + unit, as stored by
+// `Numbers.gemm`. `row_of(i)` is the address of row i of the block, `padded` bytes, or null for
+// zeros. `padded` and addresses are multiples of 16. Units beyond H are zeros. `shared` has
+// Tile::kSharedBytes bytes, aligned to 128. The next `add` may reuse it at once; other code needs a
+// barrier first.
 //
 // sums[gate][column][i] of a thread belongs to unit `Tile::unit(i)` and row `Tile::row(column, i)`
-// of the block: in each 16 units and 8 rows, units lane / 4 and that + 8, rows lane % 4 * 2 and
-// that + 1; or, `apart`, lane % 4 and that + 4.
+// of the block. In each 16 units and 8 rows, a thread has units lane / 4 and lane / 4 + 8, and rows
+// lane % 4 * 2 and lane % 4 * 2 + 1; if `apart`, rows lane % 4 and lane % 4 + 4.
 #ifndef QUANT_GRU_MULTIPLY_CUH
 #define QUANT_GRU_MULTIPLY_CUH
 
 #include "kernel_runtime/cuda/ptx.cuh"
 
-// Adds 32 features of 16 units and some columns of 8 rows. A lane's addresses for `load_matrices`:
-// of the units of the first gate, with what lies between gates, and of the first two columns, with
-// what lies between pairs of them.
+// Multiply 32 features of 16 units and of kColumns columns of 8 rows, and add to `sums`. `units`
+// and `rows` are a lane's addresses for `load_matrices`: `units` of the first gate, `next_gate`
+// bytes between gates; `rows` of the first two columns, `next_pair` bytes between pairs of columns.
 template <bool kUnsignedRows, int kColumns>
 inline void multiply_gates(int (&sums)[3][kColumns][4], uint32_t units, int next_gate,
                            uint32_t rows, int next_pair) {
@@ -42,10 +42,10 @@ template <int kUnitWarps, int kRowWarps, int kColumns, int kStages>
 struct Multiplier {
     static constexpr int kThreads = 32 * kUnitWarps * kRowWarps;
     static constexpr int kUnits = 16 * kUnitWarps, kRows = 8 * kColumns * kRowWarps;
-    static constexpr int kDepth = 64;  // bytes of a row in a stage
+    static constexpr int kDepth = 64;  // bytes of a row per stage
     static constexpr int kLines = 3 * kUnits + kRows, kStageBytes = kLines * kDepth;
     static constexpr int kSharedBytes = kStages * kStageBytes;
-    static constexpr int kLoads = kLines * 4 / kThreads;  // 16 bytes each, of a thread and stage
+    static constexpr int kLoads = kLines * 4 / kThreads;  // of 16 bytes, per thread and stage
     typedef int Sums[3][kColumns][4];
 
     static_assert(kColumns % 2 == 0, "columns are loaded two at a time");
@@ -59,7 +59,7 @@ struct Multiplier {
                i % 2;
     }
 
-    // 8 lines that are read at once stand in different banks.
+    // 8 lines that are read at once lie in different banks.
     static inline uint32_t place(int line, int chunk) {
         return line * kDepth + ((chunk ^ (line >> 1 & 3)) << 4);
     }
@@ -94,7 +94,7 @@ struct Multiplier {
             }
         };
 
-        __syncthreads();  // what was read before may be overwritten
+        __syncthreads();  // all reads of the previous `add` have finished
 #pragma unroll
         for (int step = 0; step < kStages - 1; ++step) {
             if (step < steps) load(step);

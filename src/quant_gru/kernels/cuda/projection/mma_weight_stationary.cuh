@@ -1,5 +1,5 @@
-// Products of bytes on tensor cores with weights that stay in a block while rows of activations
-// pass: one product, of activations in one or two planes.
+// Weight-stationary int8 GEMM on tensor cores. Weights stay in shared memory while blocks stream
+// rows of activations in one or two planes.
 //
 //   typedef Passing<unit warps, groups, columns, stages, planes> Tile;
 //   Tile::keep(kept, weights, H, first_unit, padded);  // then a commit
@@ -8,10 +8,10 @@
 //
 // Groups of warps, their units and their rings are those of mma_resident_weights.cuh.
 //
-// `rows` are int8 (planes, ..., padded), `plane` bytes from one to the next; padded is a multiple
-// of 16, and so are addresses. A tile has Tile::kTileRows rows, and
-// sums[gate][plane * columns + column][i] belongs to row `Tile::row(column, i)` of it, also where
-// rows stand `apart`, as in mma_tiled.cuh.
+// `rows` are int8 (planes, ..., padded), with `plane` bytes from a plane to the next. `padded` and
+// addresses are multiples of 16. A tile has Tile::kTileRows rows.
+// sums[gate][plane * columns + column][i] belongs to row `Tile::row(column, i)` of the tile.
+// `apart` changes rows as in mma_tiled.cuh.
 #ifndef QUANT_GRU_PASSING_CUH
 #define QUANT_GRU_PASSING_CUH
 
@@ -21,7 +21,7 @@ template <int kUnitWarps, int kGroups, int kColumns, int kStages, int kPlanes>
 struct Passing : Resident<kUnitWarps, kGroups, kPlanes * kColumns, kStages> {
     typedef Resident<kUnitWarps, kGroups, kPlanes * kColumns, kStages> Base;
     static constexpr int kTileRows = 8 * kColumns, kAll = kPlanes * kColumns;
-    static constexpr int kLines = Base::kGroupThreads / 4;  // that a load of a group copies
+    static constexpr int kLines = Base::kGroupThreads / 4;  // lines per load of a group
     static constexpr int kLoads = Base::kLoads ? Base::kLoads : 1, kDepth = Base::kDepth;
     typedef typename Base::Sums Sums;
 
@@ -33,12 +33,11 @@ struct Passing : Resident<kUnitWarps, kGroups, kPlanes * kColumns, kStages> {
                lane / 16 * 16;
     }
 
-    // A group's way through its tiles, each `step` rows behind the one before, from row `first` to
-    // before `last`.
+    // Streams a group's tiles, `step` rows apart, from row `first` to before `last`.
     struct Way {
         uint32_t ring, read_slot, write_slot;
-        const int8_t *from[kLoads];      // of this thread's next stage
-        int padded, row, step, k, last;  // its tile's first row, and features
+        const int8_t *from[kLoads];      // sources of this thread's loads of the next stage
+        int padded, row, step, k, last;  // `row`, `k`: first row and feature of the next stage
 
         static inline int line(int j) {
             return (int)threadIdx.x % Base::kGroupThreads / 4 + j * kLines;
@@ -63,8 +62,8 @@ struct Passing : Resident<kUnitWarps, kGroups, kPlanes * kColumns, kStages> {
             for (int i = 0; i < kStages - 1; ++i) load();
         }
 
-        // The next stage; after the last one, nothing. Beyond the rows `from` points to nothing
-        // that is there, and nothing is read.
+        // Load the next stage, if there is one. Beyond the last row `from` is not a valid address,
+        // and nothing is read.
         inline void load() {
             if (row < last) {
                 const uint32_t to = ring + write_slot + Base::place(line(0), chunk());
@@ -101,7 +100,8 @@ struct Passing : Resident<kUnitWarps, kGroups, kPlanes * kColumns, kStages> {
                 read_slot == (kStages - 1) * Base::kStageBytes ? 0 : read_slot + Base::kStageBytes;
         }
 
-        // Adds 32 features. Of a tile that is not whole, columns that have no rows are left out.
+        // Multiply 32 features and add to `sums`. An incomplete tile skips pairs of columns without
+        // rows.
         template <bool kWhole>
         static inline void multiply(Sums &sums, const uint32_t (&a)[3][4], uint32_t b_at,
                                     int rows) {
@@ -142,7 +142,7 @@ struct Passing : Resident<kUnitWarps, kGroups, kPlanes * kColumns, kStages> {
             }
         }
 
-        // Adds the product of the next tile, which has so many rows or more.
+        // Add the product of the next tile. `rows` are the rows left; a tile uses up to kTileRows.
         inline void add(Sums &sums, unsigned char *kept, int rows, bool apart) {
             if (rows >= kTileRows)
                 product<true>(sums, kept, rows, apart);

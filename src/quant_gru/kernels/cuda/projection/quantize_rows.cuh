@@ -1,8 +1,8 @@
-// Real values of x as a projection reads them, and their codes: each warp takes rows of its own.
+// Loads and quantizes the real values of x for a projection. Each warp has rows of its own.
 //
-//   PLANES      bytes of a code of x: x, or 256 * first + second + 128
-//   SHORT       a row has no more features than the lanes of a warp take at once
-//   FOURS       a row has a multiple of four
+//   PLANES      bytes per code of x: 1, or 2 with x = 256 * first + second + 128
+//   SHORT       1 if a row has at most 128 features, which a warp loads at once
+//   FOURS       1 if the number of features is a multiple of four
 //   EXACT, WHOLE: see quantize.cuh
 #ifndef QUANT_GRU_REALS_CUH
 #define QUANT_GRU_REALS_CUH
@@ -13,26 +13,26 @@
 struct Reals {
     Projected to;
     const float *real;   // [t * step + n * next + feature]
-    uint8_t *nan;        // (N, nan_stride): whether the row is NaN at a step
+    uint8_t *nan;        // (N, nan_stride): whether a row is NaN at a step
     int64_t step, next;  // in values
     int64_t C, nan_stride, parts;
-    int64_t zero;  // of codes as they are kept in bytes
+    int64_t zero;  // zero point of codes as stored in bytes
     Division division;
-    int64_t fours;  // rows are made of aligned groups of four values
+    int64_t fours;  // rows are aligned groups of four values
 };
 
-// Rows of a warp, each lane with four features of a row at a time; beyond the last ones lanes do
-// what the last one does.
+// The rows of a warp. Each lane processes four features of a row at a time. Lanes beyond the last
+// features repeat the last ones.
 //
-//   Taken<rows> taken(reals, row, count, from, seen);        // where rows start
+//   Taken<rows> taken(reals, row, count, from, seen);        // computes where rows start
 //   Taken<rows>::Values values;
-//   taken.load(values, {});                                  // the first ones are under way
-//   taken.quantize(values, place, plane);                    // codes to shared memory
-//   taken.flag();                                            // rows that are NaN
+//   taken.load(values, {});                                  // starts the first loads
+//   taken.quantize(values, place, plane);                    // writes codes to shared memory
+//   taken.flag();                                            // writes the flags of NaN rows
 //
-// `row` is that of the lane, counted as Projected has them; those that are not there have codes of
-// another row. Codes go where `place(row, feature)` points to, and `plane` bytes further. `from`
-// and `seen` have room for the rows in shared memory.
+// `row` is the lane's row, padded as in Projected; missing rows get the codes of another row. Codes
+// are written to `place(row, feature)`, and those of the second plane `plane` bytes further. `from`
+// and `seen` are shared memory with one element per row.
 template <int kRows>
 struct Taken {
     static_assert(kRows <= 32, "a lane knows where a row starts");
@@ -41,7 +41,7 @@ struct Taken {
     const Reals &p;
     int64_t *const from;
     uint32_t *const seen;
-    int nan_at;  // of the lane's row, -1 where it is not there
+    int nan_at;  // index of the NaN flag of the lane's row, -1 if the row is missing
 
     inline Taken(const Reals &p, int row, int count, int64_t *from, uint32_t *seen)
         : p(p), from(from), seen(seen), nan_at(-1) {
@@ -61,7 +61,7 @@ struct Taken {
         uint32_t bits[kAhead][4];
     };
 
-    // The rows that come next, and their features, in 32 times 4.
+    // The next kAhead rows to load, and the part of 32 * 4 features.
     struct Next {
         int row = 0, part = 0;
 
@@ -83,7 +83,7 @@ struct Taken {
         return kRows % kAhead && row >= kRows ? kRows - 1 : row;
     }
 
-    // kFours: rows are made of aligned groups of four.
+    // kFours: rows are aligned groups of four values.
     template <bool kFours>
     inline void load(Values &v, const Next &next) const {
         const int feature = next.feature((int)p.C);
@@ -108,7 +108,7 @@ struct Taken {
         for (int i = 0; i < 4; ++i) bits[i] = feature + i < (int)p.C ? float_bits(start[i]) : 0;
     }
 
-    // Codes of rows, to where `to(j)` points.
+    // Write the codes of group j to `to(j)`.
     template <int kFours, class To>
     inline void put(const uint32_t (&bits)[kFours][4], const To &to, int plane) const {
 #if WHOLE && EXACT && PLANES == 1
@@ -126,14 +126,14 @@ struct Taken {
 #endif
     }
 
-    // Codes of the rows that come next; whether `again` has to look at them.
+    // Write the codes of the rows `next`, and return whether `again` must check them for NaN.
     template <class Place>
     inline bool stored(const Values &v, const Next &next, const Place &place, int plane) const {
         const int feature = next.feature((int)p.C);
         put(v.bits, [&](int j) { return place(row_of(next, j), feature); }, plane);
         return may_have_nan(v.bits);
     }
-    // Rarely run: rows are read again, one after the other.
+    // Reload the rows one by one, and set the codes and flags of NaN. It rarely runs.
     template <class Place>
     inline void again(const Next &next, const Place &place, int plane) const {
         const int feature = next.feature((int)p.C);
@@ -153,7 +153,7 @@ struct Taken {
         if (__builtin_expect(stored(v, next, place, plane), 0)) again(next, place, plane);
     }
 
-    // Values are loaded while the ones before become codes; of the first ones that has begun.
+    // Load values while the previous ones are quantized. The caller has started to load `even`.
     template <bool kFours, class Place>
     inline void quantize(Values &even, const Place &place, int plane) const {
         const int C = (int)p.C;
@@ -189,8 +189,8 @@ struct Taken {
             quantize<false>(values, place, plane);
     }
 
-    // The same for rows of so many times 128 features. All of them are under way at once, unless
-    // they are many that take four loads each.
+    // The same for rows of up to kParts * 128 features. All loads are in flight at once, unless
+    // there are more than two parts and four features need four loads.
     template <int kParts>
     struct All {
         static constexpr bool kAtOnce = FOURS || kParts <= 2;

@@ -1,12 +1,13 @@
-// The input projection of few rows from real values, for weights of bytes: a warp quantizes the
-// features of a row and makes the three sums of a unit, in as few turns to memory as there can be.
+// The input projection of few rows from real values, with 8-bit weights. A warp quantizes the
+// features of a row and computes the three sums of a unit, with as few memory round trips as
+// possible.
 //
-//   WIDE        whether sums of products need 64 bits
+//   WIDE        whether sums need 64 bits
 #include "boundary/quantize.cuh"
 
 struct Few {
     const float *real;      // [t * step + n * next + feature]
-    uint8_t *nan;           // (N, nan_stride): whether the row is NaN at a step
+    uint8_t *nan;           // (N, nan_stride): whether a row is NaN at a step
     void *Wx;               // [t][tile][group][16 * NB]
     const int8_t *weights;  // (3H, padded)
     int64_t step, next;     // in values
@@ -14,7 +15,7 @@ struct Few {
     int64_t NB, tiles, groups, wide;
     Division division;
     Matrix W;       // bias, multipliers and limits
-    int64_t fours;  // rows are made of aligned groups of four values
+    int64_t fours;  // rows are aligned groups of four values
 };
 
 #if WIDE
@@ -25,7 +26,7 @@ typedef int Total;
 inline Total of_lane(Total v, int mask) { return (int)shuffled((uint32_t)v, mask); }
 #endif
 
-constexpr int kFeatures = 8;  // of a lane at a time
+constexpr int kFeatures = 8;  // per lane and iteration
 
 inline void load_values(const Few &p, const float *from, int k, uint32_t (&bits)[kFeatures]) {
     if (p.fours) {

@@ -1,21 +1,21 @@
-// The input projection of weights of bytes from real values of x, in one kernel: a block quantizes
-// some rows, keeps their codes in shared memory, and lets units pass.
+// The input projection from real values of x with 8-bit weights, in one kernel. A block quantizes
+// some rows, keeps their codes in shared memory, and streams the weights.
 //
-//   PLANES      bytes of a code of x: x, or 256 * first + second + 128
+//   PLANES      bytes per code of x: 1, or 2 with x = 256 * first + second + 128
 //   CODES, POWERS, LONG, STRIP: see epilogue.cuh
 //   EXACT, WHOLE: see quantize.cuh
 //   SHORT, FOURS: see quantize_rows.cuh
-//   UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES, DEPTH: the block's tile, see
-//   mma_activation_stationary.cuh BLOCKS      of a multiprocessor, that registers have to do for
+//   UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES, DEPTH: see mma_activation_stationary.cuh
+//   BLOCKS      blocks per multiprocessor for which registers must suffice
 #include "projection/mma_activation_stationary.cuh"
 #include "projection/quantize_rows.cuh"
 
 constexpr int kRegisters = 65536 / (32 * UNIT_WARPS * ROW_WARPS * BLOCKS);
 typedef Standing<UNIT_WARPS, ROW_WARPS, COLUMNS, STAGES, PLANES, DEPTH, kRegisters> Tile;
 
-constexpr int kOwn = Tile::kRows / (UNIT_WARPS * ROW_WARPS);  // rows of a warp
+constexpr int kOwn = Tile::kRows / (UNIT_WARPS * ROW_WARPS);  // rows that a warp quantizes
 
-// A block: some rows, and a part of the units.
+// A block projects some rows to a part of the units.
 extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
     project_reals(const __grid_constant__ Reals reals) {
     let_next_start();
@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
                             seen + own);
     Taken<kOwn>::Values values;
     taken.load(values, {});
-    // of all units of the part, gate by gate; a number for each of two neighbours that start
+    // for all units of the part, by gate; `folded` is duplicated, since sums start in pairs
     const int units = (last_tile - first_tile) * Tile::kUnits;
     int *const folded = (int *)(seen + Tile::kRows);
     float *const m = (float *)(folded + 6 * units);
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, BLOCKS)
         }
         passing.add(sums, rows, start, rows_apart(p));
         if (group >= p.groups) continue;
-        // where results go is worked out here: through the products there are no registers for it
+        // compute the results' addresses here: no registers are free for them during the GEMM
         const int flat = first_row + (int)pinned(Tile::row(0, 0));
         const auto sum = [&](int plane, int gate, int column, int i) {
             return sums[plane][gate][column][i];

@@ -1,31 +1,32 @@
-// The input projection of weights of bytes from real values of x, in one kernel: a block quantizes
-// some rows, keeps their codes in shared memory, and lets units pass. Two groups of four warps
-// multiply by turns.
+// The input projection from real values of x with 8-bit weights, in one kernel. A block quantizes
+// some rows, keeps their codes in shared memory, and streams the weights. Two warpgroups multiply
+// in turn (ping-pong).
 //
-//   PLANES      bytes of a code of x: x, or 256 * first + second + 128
+//   PLANES      bytes per code of x: 1, or 2 with x = 256 * first + second + 128
 //   CODES, POWERS, LONG, STRIP: see epilogue.cuh
 //   EXACT, WHOLE: see quantize.cuh
 //   SHORT, FOURS: see quantize_rows.cuh
-//   COLUMNS     of 8 rows, of a block; planes are lines of their own, and products of an odd number
-//     have one more
+//   COLUMNS     columns of 8 rows per block. Each plane has lines of its own. If PLANES * COLUMNS
+//   is
+//     odd, the GEMM computes one more column.
 //   STAGES, STEPS: see wgmma_pingpong.cuh
 #include "projection/quantize_rows.cuh"
 #include "projection/wgmma_pingpong.cuh"
 
 typedef Warpgroup<PLANES * COLUMNS, STAGES, STEPS> Tile;
 
-constexpr int kRows = 8 * COLUMNS, kOwn = COLUMNS;  // of a block, of a warp
+constexpr int kRows = 8 * COLUMNS, kOwn = COLUMNS;  // rows per block, rows per warp
 
-// Where one of 8 rows stands if those of a thread are four apart, see `row_of_eight`.
+// The line of one of 8 rows if a thread's rows are four apart, see `row_of_eight`.
 inline int line_of_row(int row) { return row % 4 * 2 + row / 4; }
 
-// A block: some rows, and a part of the tiles of units.
+// A block projects some rows to a part of the tiles of units.
 extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
     project_groups(const __grid_constant__ Reals reals) {
     let_next_start();
     QG_SHARED(memory);
     const Projected &p = reals.to;
-    // parts are a power of two: loads of rows would wait for a division
+    // `parts` is a power of two, since a division would delay the loads of rows
     const int parts = (int)reals.parts, log_parts = 31 - __clz(parts);
     const int part = (int)blockIdx.x & (parts - 1);
     const int first_row = ((int)blockIdx.x >> log_parts) * kRows;
@@ -38,13 +39,13 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
     int64_t *const from = (int64_t *)(barriers + Tile::kBarrierBytes);
     uint32_t *const seen = (uint32_t *)(from + kRows);
     Tile::Passing passing(memory, barriers, p.weights, first_tile, last_tile);
-    // a warp has every eighth row
+    // a warp quantizes every eighth row
     const int warp = (int)threadIdx.x / 32;
     const Taken<kOwn> taken(reals, first_row + warp + 8 * ((int)threadIdx.x % 32), count,
                             from + warp * kOwn, seen + warp * kOwn);
     Taken<kOwn>::All<Tile::kPanels> values;
     values.load(taken);
-    // of all units of the part, gate by gate
+    // for all units of the part, by gate
     const int units = (last_tile - first_tile) * Tile::kUnits;
     int *const folded = (int *)(seen + kRows);
     float *const m = (float *)(folded + 3 * units);
@@ -64,12 +65,12 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
     values.quantize(taken, place, kRows * Tile::kDepth);
     if (part == 0) taken.flag();
 
-    // where sums may be held they nearly always are: the others end as any do
+    // kernels with `finish_held` nearly always use it; otherwise they use `finish_any`
     const bool held = kMayHold && ends_held(p), exact = !kMayHold && ends_exact(p);
     copies_wait<0>();
     shown_to_copies();
     __syncthreads();
-    // the second group may have a tile less
+    // the second warpgroup may have one tile less
     const int rounds = (last_tile - first_tile + 1) / 2;
     for (int round = 0; round < rounds; ++round) {
         const int tile = first_tile + 2 * round + group;
@@ -90,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(Tile::kThreads, 1)
         passing.multiply(sums, rows, before, behind);
         const int unit = tile * Tile::kUnits + Tile::unit(0);
         if (unit / 16 >= (int)p.groups) continue;
-        // where results go is worked out here: through the products there are no registers for it
+        // compute the results' addresses here: no registers are free for them during the GEMM
         const int flat = first_row + (int)pinned(Tile::line(0, 0));
         int biases[3][2];
 #pragma unroll

@@ -1,4 +1,4 @@
-"""Which kernel makes the input projection of a direction, and what that kernel reads."""
+"""Selection of the kernel for the input projection of a direction."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from quant_gru.kernels.cuda.projection.from_reals import (
 from quant_gru.kernels.cuda.projection.overlap import Overlap
 from quant_gru.kernels.cuda.recurrence import planner
 
-FEW_ROWS = 64  # steps times batch, up to which no tensor cores are used for codes
+FEW_ROWS = 64  # steps times batch up to which codes are projected without tensor cores
 
 
 class Method(Enum):
-    """How a projection is made."""
+    """How a projection is computed."""
 
     REALS_FEW_ROWS = "from real values, a warp for each unit"
     REALS_TILED = "from real values, on tensor cores"
@@ -32,7 +32,7 @@ class Method(Enum):
 
     @property
     def reads_reals(self) -> bool:
-        """Whether the projection quantizes real values itself."""
+        """Whether the projection reads and quantizes real values."""
         return self in (Method.REALS_FEW_ROWS, Method.REALS_TILED)
 
 
@@ -40,7 +40,7 @@ class Selection(NamedTuple):
     """The projection of a direction.
 
     Attributes:
-        method: How it is made.
+        method: How it is computed.
         reals: The blocks of `REALS_TILED`.
         codes: The blocks of `CODES_TILED`.
     """
@@ -60,16 +60,16 @@ def select(
     real_values: bool = False,
     overlap: Overlap | None = None,
 ) -> Selection:
-    """The fastest projection, as measured, of those that can be made.
+    """Return the projection that measured fastest among those applicable.
 
     Args:
-        machine: Where it runs.
-        numbers: The plan's.
-        shape: The recurrence that reads the result.
+        machine: The machine that runs it.
+        numbers: Numbers of the plan.
+        shape: Shape of the recurrence that reads the result.
         T: Steps.
         N: Rows.
-        real_values: Whether real values of x are there; otherwise codes are.
-        overlap: How the projection overlaps with the recurrence, where it does.
+        real_values: Whether x is given as real values; otherwise it is given as codes.
+        overlap: The overlap with the recurrence, or None.
     """
     if real_values and overlap is None:
         found = _from_real_values(machine, numbers, shape, T, N)
@@ -86,7 +86,7 @@ def select(
 def _from_real_values(
     machine: Machine, numbers: Numbers, shape: planner.Shape, T: int, N: int
 ) -> Selection | None:
-    """A projection that quantizes x itself; None where one from codes is faster."""
+    """Return a projection that reads real values, or None if one from codes is faster."""
     if not reads_reals(numbers):
         return None
     block = choose_for(machine, numbers, shape, T, N) if T * N > FEWEST_ROWS else None

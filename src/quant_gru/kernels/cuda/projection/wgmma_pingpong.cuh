@@ -1,20 +1,20 @@
-// Products of bytes by groups of four warps (`wgmma`) with lines of activations that stay in shared
-// memory while weights pass: the three gates of a group's 64 units, tile by tile. Of two groups one
-// multiplies while the other works on its sums.
+// Activation-stationary int8 GEMM with warpgroup instructions (`wgmma`). Lines of activations stay
+// in shared memory while weights of the three gates stream through it, in tiles of 64 units. Two
+// warpgroups work in ping-pong: one multiplies while the other processes its sums.
 //
 //   typedef Warpgroup<columns, stages, steps> Tile;
-//   Tile::Passing passing(rings, barriers, weights, first, last);  // loads begin
-//   ...                                                            // lines are written
-//   passing.multiply(sums, lines, before, behind);                 // tile by tile
+//   Tile::Passing passing(rings, barriers, weights, first, last);  // starts loads
+//   ...                                                            // write lines
+//   passing.multiply(sums, lines, before, behind);                 // once per tile
 //
-// A block has two groups and Tile::kLines lines of codes, from `lines` on as `Tile::place` has
-// them; writers call `shown_to_copies`, and all threads wait for each other before the first
-// product. There are 1024 bytes or more behind the last line. A group goes through every second
-// tile of 64 units, from `first` to before `last`. Weights are int8 [tile][128 features][gate][64
-// units][128], bytes of a line as `place` turns them, with zeros where there are no units or
-// features; there are 32 features or less for each of the steps. Each group has a ring of stages of
-// 128 features of a tile; `rings` and `lines` are multiples of 1024, and there are
-// Tile::kBarrierBytes at `barriers`, a multiple of 8.
+// A block has two warpgroups and Tile::kLines lines of codes, stored from `lines` as `Tile::place`
+// defines. Writers call `shown_to_copies`, and all threads synchronize before the first product. At
+// least 1024 bytes follow the last line. A warpgroup processes every second tile, from `first` to
+// before `last`. Weights are int8 [tile][128 features][gate][64 units][128], and the bytes of a
+// line are swizzled as by `place`. Missing units and features are zeros. There are at most 32
+// features per step. Each warpgroup has a ring of stages, and a stage has 128 features of a tile.
+// `rings` and `lines` are aligned to 1024. `barriers` has Tile::kBarrierBytes bytes and is aligned
+// to 8.
 //
 // sums[gate][column][i] of a thread belongs to unit `Tile::unit(i)` of the tile and line
 // `Tile::line(column, i)` of the block, as in mma_tiled.cuh.
@@ -28,9 +28,9 @@ struct Warpgroup {
     static_assert((kSteps + 3) / 4 <= kStages, "weights of a tile are there at once");
     static constexpr int kGroupThreads = 128, kThreads = 2 * kGroupThreads;
     static constexpr int kUnits = 64, kLines = 8 * kColumns, kDepth = 128;
-    // of products, where columns come in pairs: the last one may be of no use
+    // columns of the GEMM, which needs pairs of columns: the last one may be unused
     static constexpr int kPaired = (kColumns + 1) / 2 * 2;
-    static constexpr int kPanels = (kSteps + 3) / 4;  // of 128 features, as stages have
+    static constexpr int kPanels = (kSteps + 3) / 4;  // panels of 128 features, as in a stage
     static constexpr int kPanelBytes = kLines * kDepth, kGateBytes = kUnits * kDepth;
     static constexpr int kStageBytes = 3 * kGateBytes, kRingBytes = kStages * kStageBytes;
     static constexpr int kBarrierBytes = 2 * kStages * 8;
@@ -43,17 +43,17 @@ struct Warpgroup {
     static inline int line(int column, int i) {
         return column * 8 + (int)threadIdx.x % 4 * 2 + i % 2;
     }
-    // Where codes of a line stand, from a multiple of 4 on.
+    // The offset of four codes of a line; `feature` is a multiple of 4.
     static inline int place(int line, int feature) {
         return feature / kDepth * kPanelBytes + line * kDepth + ((feature / 16 ^ line) % 8 << 4) +
                feature % 16;
     }
 
     struct Passing {
-        const int8_t *from;  // the next stage
+        const int8_t *from;  // source of the next stage
         uint32_t ring;
-        uint64_t *there;  // of each stage
-        int tiles;        // that loads have not reached the end of
+        uint64_t *there;  // barriers of the stages
+        int tiles;        // tiles that are not fully requested
         int panel, slot, write_slot;
         uint32_t parity;
 
@@ -75,7 +75,7 @@ struct Warpgroup {
             begin(kStages);
         }
 
-        // One thread of a group loads; all keep count of it.
+        // One thread of a warpgroup loads; all threads track the state of loads.
         static inline bool loads() { return threadIdx.x % kGroupThreads == 0; }
         static inline int after(int slot) { return slot == kStages - 1 ? 0 : slot + 1; }
 
@@ -90,7 +90,7 @@ struct Warpgroup {
                 write_slot = after(write_slot);
                 from += kStageBytes;
                 if (++panel == kPanels) {
-                    // the other group has the next tile
+                    // the other warpgroup has the next tile
                     panel = 0;
                     --tiles;
                     from += kPanels * kStageBytes;
@@ -98,15 +98,16 @@ struct Warpgroup {
             }
         }
 
-        // Sums are worked out before what follows: nothing touches them while products go on.
+        // A compiler barrier for the sums: no instruction may access them during asynchronous
+        // products.
         static inline void settle(Sums &sums) {
 #pragma unroll
             for (int i = 0; i < 12 * kPaired; ++i)
                 settled(sums[i / (4 * kPaired)][i / 4 % kPaired][i % 4]);
         }
 
-        // The product of the next tile. `before` is called when all operands are there, and
-        // `behind` when the tensor cores have them to do.
+        // Multiply the next tile. `before` is called when all operands have arrived, and `behind`
+        // when all products have been issued to the tensor cores.
         template <class Before, class Behind>
         inline void multiply(Sums &sums, unsigned char *lines, const Before &before,
                              const Behind &behind) {
@@ -120,7 +121,7 @@ struct Warpgroup {
             }
             const uint64_t b = matrix_in_lines(shared_address(lines));
             settle(sums);
-            // sums may be settled while the other group multiplies
+            // `settle` comes before `before`, so it can run while the other warpgroup multiplies
             products_begin();
             before();
 #pragma unroll
@@ -135,7 +136,7 @@ struct Warpgroup {
             products_wait();
             settle(sums);
             if (tiles > 0) {
-                // all warps have read what is overwritten
+                // all warps have finished reading the stages that are overwritten
                 sync_threads(1 + group(), kGroupThreads);
                 begin(kPanels);
             }

@@ -61,7 +61,7 @@ class Writer:
         for which in range(2):
             self._fill(which, qparams, frozen)
         self._seen: tuple[Numbers | None, int] = (None, 0)
-        # as the arguments have them
+        # the weights that the arguments currently point to
         self._given: Given = ((0, None),) * 4
         self._drops = False
         # whether there is derived data that the launches do not rewrite

@@ -1,1 +1,1 @@
-"""Executors of the plan; each equals the reference, code for code."""
+"""Executors of plans. Each one returns the same codes as the reference."""

@@ -1,4 +1,4 @@
-"""What runs integers, by device: the executors, and real values at their boundary."""
+"""Choose an executor by device, and convert real values at its boundary."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from quant_gru.kernels.cuda.forward import stack as cuda_stack
 Stack: TypeAlias = cpu.Stack | cuda_stack.Stack
 
 PRECISIONS = tuple(cuda_call.PRECISIONS)
-"""What gradients are multiplied in on a GPU: 8, at least 11 or 24 bits, sums always float32."""
+"""Precisions of GEMMs in a GPU backward: 8, at least 11 or 24 bits. Accumulators are float32."""
 
 
 def executor_name(device: torch.device | str = "cpu") -> str:
-    """The executor that runs integer GRUs on `device`, as text for reports."""
+    """Return the name of the executor that runs integer GRUs on `device`, for reports."""
     device = torch.device(device)
     if device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
         return f"cpu ({cpu.chosen()})"
@@ -46,9 +46,9 @@ def executor_name(device: torch.device | str = "cpu") -> str:
 
 
 def runs_on_gpu(device: torch.device) -> bool:
-    """Whether the CUDA kernels run on `device`; the reference executor does otherwise.
+    """Return whether the CUDA kernels run on `device`.
 
-    On a CUDA device, where that is a surprise, a `QuantGRUWarning` says once what is missing.
+    If a CUDA device cannot run them, a `QuantGRUWarning` reports once what is missing.
     """
     if device.type != "cuda":
         return False
@@ -60,18 +60,18 @@ def runs_on_gpu(device: torch.device) -> bool:
 
 
 def load(device: torch.device) -> None:
-    """Load what a GPU's kernels are compiled and launched with, or the first call has to.
+    """Load the compiler and driver of a GPU's kernels, so that the first call need not.
 
-    Nothing happens on other devices, or where no kernels run.
+    Do nothing on other devices and on GPUs that cannot run the kernels.
     """
     if machine.available(device):
         machine.machine_of(device)
 
 
 def stack_of(plan: GRUPlan) -> Stack | None:
-    """What runs all layers and directions of a plan at once, real values in and out.
+    """Return a stack that runs all layers and directions of a plan on real values.
 
-    None where nothing does: an operator has more than 16 bits, or the reference executor runs.
+    Return None if an operator has more than 16 bits, or if the reference executor runs.
 
     Args:
         plan: The plan.
@@ -93,7 +93,7 @@ def run_cell(
 ) -> tuple[Tensor, Tensor]:
     """Run one layer and direction on codes, with the fastest executor of the device.
 
-    All executors give the same codes; see `quant_gru.integer.reference.run` for the arguments.
+    All executors return the same codes. `quant_gru.integer.reference.run` describes the arguments.
     """
     device = plan.weights.W.device
     if x.device != device or h0.device != device:
@@ -108,15 +108,15 @@ def run_cell(
 
 
 def quantize(quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes of real values.
+    """Quantize real values.
 
     Args:
-        quantizer: Their quantizer.
-        x: Real (.., features).
+        quantizer: Quantizer of `x`.
+        x: Real values (.., features).
 
     Returns:
-        Codes in their container (.., features), and bool (..): rows with NaN in them, whose codes
-        are of no use.
+        Codes in their container (.., features), and bool (..) that marks rows with NaN. The codes
+        of such rows are meaningless.
     """
     if runs_on_gpu(x.device) and x.dtype == torch.float32 and boundary.takes(quantizer):
         return boundary.quantize(quantizer, x)
@@ -126,12 +126,12 @@ def quantize(quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def masked(quantizer: Quantizer, x: Tensor, grad: Tensor) -> Tensor:
-    """A gradient, 0 where the codes of real values were clamped; it may be changed in place.
+    """Set a gradient to 0 where the codes of real values were clamped, possibly in place.
 
     Args:
-        quantizer: Of the codes.
-        x: Real (T, N, features).
-        grad: Gradient of the dequantized codes, of x's shape.
+        quantizer: Quantizer of `x`.
+        x: Real values (T, N, features).
+        grad: Gradient of the dequantized codes, same shape as `x`.
     """
     fast = x.dtype == grad.dtype == torch.float32 and boundary.takes(quantizer)
     if fast and runs_on_gpu(x.device) and grad.is_contiguous():
@@ -150,13 +150,13 @@ def requantize(
     above: Quantizer,
     codes: Sequence[Tensor],
 ) -> Tensor:
-    """X = weighted_sum(h - z_h), per direction half of the layer below.
+    """Requantize a layer's states to inputs of the next: x = weighted_sum(h - z_h) per direction.
 
     Args:
-        sums: Of each direction below.
-        below: The quantizers of its codes.
+        sums: Weighted sum of each direction of the lower layer.
+        below: Quantizer of each direction's codes.
         above: The quantizer of the result.
-        codes: Those of each direction (T, N, H).
+        codes: Codes of each direction (T, N, H).
 
     Returns:
         Codes (T, N, directions * H) in their container.
@@ -176,13 +176,13 @@ def masked_requantized(
     codes: Sequence[Tensor],
     grad: Tensor,
 ) -> Tensor:
-    """A gradient, 0 where `requantize` clamped; it may be changed in place.
+    """Set a gradient to 0 where `requantize` clamped, possibly in place.
 
     Args:
-        sums: As for `requantize`, as are all but the last.
-        below: The quantizers of its codes.
-        above: The quantizer of the result.
-        codes: Those of each direction.
+        sums: As for `requantize`.
+        below: As for `requantize`.
+        above: As for `requantize`.
+        codes: As for `requantize`.
         grad: Gradient of the dequantized result (T, N, directions * H).
     """
     plain = grad.dtype == torch.float32 and grad.is_contiguous()
@@ -210,11 +210,11 @@ def _unclamped(
 
 
 def dequantize(quantizer: Quantizer, codes: Tensor, nan: Tensor) -> Tensor:
-    """Real values of codes, float32.
+    """Dequantize codes to float32.
 
     Args:
-        quantizer: Their quantizer.
-        codes: In their container (.., features).
+        quantizer: Quantizer of the codes.
+        codes: Codes in their container (.., features).
         nan: bool (..): rows that become NaN.
     """
     if runs_on_gpu(codes.device) and boundary.takes(quantizer):
@@ -229,17 +229,17 @@ def run_layer(
     lengths: Tensor | None = None,
     held: Sequence[Tensor | None] | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
-    """All directions of a layer on codes; on a GPU in one launch where that is possible.
+    """Run all directions of a layer on codes. A GPU uses one launch if possible.
 
     Args:
         plans: One plan per direction.
         x: Input codes (T, N, C) of each direction.
         h0: State codes (N, H) of each direction.
         lengths: int64 (N,) or None.
-        held: Of each direction, units that keep their state, bool (T, N, H), or None.
+        held: For each direction, bool (T, N, H) that marks units that keep their state, or None.
 
     Returns:
-        For each direction, codes after each step (T, N, H) and after the last (N, H).
+        For each direction, codes after each step (T, N, H) and after the last step (N, H).
     """
     held = held or [None] * len(plans)
     if runs_on_gpu(x[0].device) and all(plan.x == plans[0].x for plan in plans):
@@ -261,14 +261,14 @@ def backward_layer(
     wanted: Sequence[Wanted],
     precision: str,
 ) -> list[Gradients]:
-    """The straight-through backward of all directions of a layer.
+    """Run the straight-through backward of all directions of a layer.
 
     Args:
-        tapes: What the forward took in and gave, of each direction.
-        grad_out: Gradients of the dequantized outputs (T, N, H) of each direction, None for zeros.
-        grad_last: Gradients of the dequantized last states (N, H) of each direction, likewise.
-        wanted: Which gradients to compute, of each direction.
-        precision: How a GPU multiplies, see `PRECISIONS`.
+        tapes: Inputs and outputs of each direction's forward.
+        grad_out: Gradients of each direction's dequantized outputs (T, N, H); None for zeros.
+        grad_last: Gradients of each direction's dequantized last states (N, H); None for zeros.
+        wanted: Which gradients to compute for each direction.
+        precision: The precision of GEMMs on a GPU, see `PRECISIONS`.
     """
     device = tapes[0].x.device
     if runs_on_gpu(device):
@@ -285,7 +285,7 @@ def backward_layer(
 def prepared_backward(
     plan: GRUPlan, precision: str
 ) -> PreparedBackward | PreparedBackwardCPU | None:
-    """What repeats backwards of a plan faster than `backward_layer`; None where nothing does.
+    """Return an object that repeats backwards of a plan faster than `backward_layer`, or None.
 
     Args:
         plan: The plan.
@@ -298,7 +298,7 @@ def prepared_backward(
         if len(cells) > 1 or variant == cpu.REFERENCE or not cpu.is_narrow(cells[0]):
             return None
         return PreparedBackwardCPU(cells[0], variant)
-    # 'fp32' depends on what PyTorch may round at the moment
+    # 'fp32' depends on PyTorch's current float32 matmul precision
     if precision == "fp32" or not runs_on_gpu(device) or capturing(device):
         return None
     stack = cuda_stack.stack_of(plan)
@@ -306,7 +306,7 @@ def prepared_backward(
 
 
 def events(seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> Tensor:
-    """Where something of probability `p` happens; as `quant_gru.integer.random.events`."""
+    """Draw random events of probability `p`; see `quant_gru.integer.random.events`."""
     if seed.device.type == "cpu" and cpu.chosen() != cpu.REFERENCE:
         return cpu.events(seed, p, shape, stream)
     if runs_on_gpu(seed.device):
@@ -315,13 +315,14 @@ def events(seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> 
 
 
 def spread_nan(x_nan: Tensor, h0_nan: Tensor, plan: CellPlan, reverse: bool) -> Tensor:
-    """Rows that are NaN before the first step and after each, (T + 1, N), in order of time.
+    """Return which rows are NaN before the first step and after each step, bool (T + 1, N).
 
     Args:
         x_nan: bool (T, N): inputs with NaN.
-        h0_nan: bool (N,): states with NaN.
-        plan: The plan: NaN in a weight makes all rows NaN.
-        reverse: From the last step to the first; the state before the first step then stands last.
+        h0_nan: bool (N,): initial states with NaN.
+        plan: The plan. A NaN in a weight makes all rows NaN.
+        reverse: Steps run from the last to the first. The initial state is then the last entry,
+            because entries are in order of time.
     """
     start = (h0_nan | ~plan.weights.finite)[None]
     steps = torch.cat([x_nan, start]).flip(0) if reverse else torch.cat([start, x_nan])

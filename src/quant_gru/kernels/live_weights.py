@@ -1,4 +1,4 @@
-"""Weights in training: the weight part of a plan follows them in place, at every forward."""
+"""Weights in training: every forward updates the weight part of a plan in place."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _WEIGHTS = ("W", "R", "bw", "br")
 
 
 class Writer(Protocol):
-    """What rewrites the tensors of a part."""
+    """Rewrites the tensors of a weight part."""
 
     def takes(self, *values: Tensor | None) -> bool:
-        """Whether it can read these weights."""
+        """Return whether the writer can read these weights."""
         ...
 
     def write(
@@ -51,35 +51,36 @@ class Writer(Protocol):
         dropped: Tensor | None,
         p: float,
     ) -> bool:
-        """Rewrite everything; whether anything had to be written."""
+        """Rewrite the part. Return whether anything had to be written."""
         ...
 
     def forget(self) -> None:
-        """Others have written the part: the next `write` does in any case."""
+        """Make the next `write` unconditional, because other code has written the part."""
         ...
 
 
 class LiveWeights:
-    """A weight part whose tensors stay where they are while their numbers follow the weights.
+    """A weight part that is updated in place: its tensors keep their addresses.
 
-    What executors derived from the part follows, too: launches that were prepared, captured graphs
-    and packed layers stay valid. Whoever reads the part reads the latest update; it is for one
-    thread at a time, and on a GPU for one stream at a time: an update waits for the stream of the
-    update before it. Updates of a captured graph are not counted by `epoch` when it is replayed.
+    An update also updates all data that executors derived from the part. Prepared launches,
+    captured graphs and packed layers therefore stay valid. A reader of the part always reads the
+    latest update. Only one thread may use the part at a time. On a GPU, only one stream may use it
+    at a time: an update waits for the stream of the previous update. `epoch` does not count
+    updates in the replay of a captured graph.
 
     Args:
         qparams: Quantizers, widths and granularities.
         frozen: The frozen part of the same cell.
         W: (3H, C), for its shape and device.
         R: (3H, H).
-        machine: Where CUDA kernels run; None for the weights' GPU.
+        machine: The GPU that runs the CUDA kernels; None for the weights' GPU.
 
     Attributes:
         qparams: As given.
         frozen: As given.
-        part: The weight part: the same object with the same tensors for good. Its numbers are
+        part: The weight part. The object and its tensors never change identity. Its numbers are
             undefined before the first update.
-        epoch: How often the numbers have been rewritten.
+        epoch: The number of updates so far.
         captured: Whether an update was captured in a CUDA graph, whose replays write the part.
     """
 
@@ -98,7 +99,7 @@ class LiveWeights:
         self._stream: torch.cuda.Stream | None = None
         self._raw_stream: int | None = None
         self._index = W.device.index if W.device.type == "cuda" else None
-        # in-place changes of tensors made in inference mode are refused outside of it
+        # torch refuses in-place changes of inference-mode tensors outside of inference mode
         with torch.inference_mode(False):
             self.part = _empty_part(qparams, frozen, W, R)
             self._writer = self._choose(machine)
@@ -106,7 +107,7 @@ class LiveWeights:
         _live[self.part] = weakref.ref(self)
 
     def _choose(self, machine: Machine | None) -> Writer | None:
-        """What rewrites the part faster than the definition does; None where nothing does."""
+        """Return a writer that is faster than `build_weights`; None if there is none."""
         device, config = self.part.W.device, self.qparams.config
         if (
             self.qparams.pinned.keys() & set(WEIGHTS)
@@ -131,20 +132,20 @@ class LiveWeights:
         dropped: Tensor | None = None,
         p: float = 0.0,
     ) -> None:
-        """Rewrite the part, as `build_weights` with the same arguments makes it.
+        """Rewrite the part with the result of `build_weights` for the same arguments.
 
-        On a GPU without waiting for it, and so that a CUDA graph can be captured.
+        On a GPU, the update does not synchronize with the host, and CUDA graphs can capture it.
 
         Args:
-            W: (3H, C), rows reset, update, candidate.
+            W: (3H, C), rows in the order reset, update, candidate.
             R: (3H, H).
             bw: (3H,), or None for zeros.
             br: (3H,), or None for zeros.
             dropped: bool (3H, H), codes of R that become 0, or None.
-            p: Their probability.
+            p: The probability that a code is dropped.
         """
         for name, given in (("W", W), ("R", R), ("bw", bw), ("br", br)):
-            # their addresses are taken
+            # kernels take raw addresses and do not check shapes
             if given is not None and given.shape != self._shapes[name]:
                 raise QuantGRUError(
                     f"Expected {name} to be of shape {self._shapes[name]}, got {tuple(given.shape)}"
@@ -164,7 +165,9 @@ class LiveWeights:
     def update_again(
         self, W: Tensor | None, R: Tensor | None, bw: Tensor | None, br: Tensor | None
     ) -> Callable[[], None]:
-        """`update` with weights that an update has taken, for as long as they stay in place.
+        """Return a function that repeats `update` while the weights stay at the same addresses.
+
+        An earlier update must have accepted these weights.
 
         Args:
             W: (3H, C).
@@ -182,13 +185,13 @@ class LiveWeights:
         return partial(self.update, W, R, bw, br)
 
     def _repeat(self, given: Given) -> None:
-        """`update` with weights of known shapes, dtypes and layout, nothing dropped.
+        """Run `update` with weights of known shapes, dtypes and layout, without dropped codes.
 
-        On the part's device, which has to be the current one.
+        The part's device must be the current device.
 
         Args:
-            given: Where the weights are, contiguous, of dtypes and on the device of weights that
-                an update before took.
+            given: Addresses of contiguous weights. Their dtypes and device must equal those of
+                weights that an earlier update accepted.
         """
         writer: Any = self._writer
         with self._lock:
@@ -201,7 +204,7 @@ class LiveWeights:
             writer.repeat(given)
 
     def _follow(self, device: torch.device) -> None:
-        """Wait for what reads the numbers that are about to change on another stream."""
+        """Wait for the previous update's stream, whose kernels may still read the numbers."""
         if capturing(device):
             self.captured = True
             return
@@ -227,7 +230,7 @@ class LiveWeights:
         self.epoch += 1
         if self._writer is not None:
             self._writer.forget()
-        # in inference mode, so that tensors of either kind may be written
+        # inference mode, because both normal and inference tensors may be written in it
         with torch.inference_mode():
             new = build_weights(self.qparams, W, R, bw, br, dropped, p)
             for ours, theirs in zip(tensors_of(self.part), tensors_of(new), strict=True):
@@ -242,24 +245,24 @@ _live: weakref.WeakKeyDictionary[WeightPart, weakref.ref[LiveWeights]] = weakref
 
 
 def live_of(part: WeightPart) -> LiveWeights | None:
-    """What rewrites a part; None where nothing does."""
+    """Return the `LiveWeights` that owns a part; None if the part is not live."""
     found = _live.get(part)
     return None if found is None else found()
 
 
 def all_live(plan: GRUPlan) -> tuple[LiveWeights, ...]:
-    """What rewrites the parts of a plan that follow weights, cell after cell."""
+    """Return the `LiveWeights` of a plan's live parts, in the order of the cells."""
     found = (live_of(cell.weights) for cells in plan.cells for cell in cells)
     return tuple(live for live in found if live is not None)
 
 
 def epochs(live: Iterable[LiveWeights]) -> tuple[int, ...]:
-    """How often parts that follow weights have been rewritten."""
+    """Return the number of updates of each live part."""
     return tuple([each.epoch for each in live])
 
 
 def settled(plan: GRUPlan) -> GRUPlan:
-    """The plan as it is now, for good: parts that follow weights are copied."""
+    """Return an immutable snapshot of the plan. Live parts are copied."""
     return GRUPlan(tuple(tuple(map(_settled, cells)) for cells in plan.cells), plan.between)
 
 
@@ -285,14 +288,14 @@ def _settled(cell: CellPlan) -> CellPlan:
 
 
 def tensors_of(part: WeightPart) -> list[Tensor]:
-    """All tensors of a part, in one order."""
+    """Return all tensors of a part, in a fixed order."""
     sums = [each for s in (part.Wx, part.Rh) for each in (*s.multipliers, s.shift)]
     found = [part.W, part.R, part.bw, part.br, part.Bw, part.Br, part.finite, *sums]
     return [each for each in (*found, *part.scales.values()) if isinstance(each, Tensor)]
 
 
 def _empty_part(qparams: QParams, frozen: FrozenPart, W: Tensor, R: Tensor) -> WeightPart:
-    """A part of the right shapes and dtypes, numbers undefined."""
+    """Return a part with the right shapes and dtypes. Its numbers are undefined."""
     q, rows, device = frozen.quantizers, W.shape[0], W.device
     bits = {name: qparams.config[name].bitwidth or 1 for name in WEIGHTS}
     sizes = {"weight.W": tuple(W.shape), "weight.R": tuple(R.shape)}

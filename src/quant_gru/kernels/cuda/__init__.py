@@ -1,1 +1,1 @@
-"""The CUDA executor: kernels compiled at first use, one launch for a whole sequence."""
+"""The CUDA executor. Kernels are compiled at first use; one launch runs a whole sequence."""

@@ -1,4 +1,4 @@
-"""The GPUs that run the kernels of this package."""
+"""GPUs that run the kernels of this package, and the sources of these kernels."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ SOURCES = Sources(
 )
 """The CUDA sources of this package."""
 
-# kernels without gate arithmetic compile its header, too
+# defaults for kernels that include the header of the gate arithmetic without using it
 PLAIN = {"QG_WORDS": 0, "QG_RRH": 1, "QG_OLD": 1, "QG_NEW": 1, "QG_ZONEOUT": 0}
 
 COLD = "a plan that has not run yet"
 
 
 def available(device: torch.device) -> bool:
-    """Whether the kernels can be compiled for and run on a device."""
+    """Return whether the kernels can be compiled for a device and run on it."""
     return driver.available(device)
 
 
 def missing(device: torch.device) -> str | None:
-    """Why the kernels do not run on a CUDA device of torch; None where they do."""
+    """Return why the kernels do not run on a torch CUDA device; None if they do."""
     return driver.missing(device)
 
 
 def machine_of(device: torch.device) -> driver.Device:
-    """The GPU that a tensor's device names.
+    """Return the GPU of a tensor's device.
 
     Raises:
         QuantGRUError: Its kernels cannot be compiled or loaded.
@@ -50,11 +50,11 @@ def machine_of(device: torch.device) -> driver.Device:
 
 
 def refuse_in_capture(device: torch.device, what: str) -> None:
-    """Raise where a CUDA graph is being captured.
+    """Raise an error while a CUDA graph is being captured.
 
     Args:
-        device: Where work is done.
-        what: What cannot be made then, in words.
+        device: The device of the work.
+        what: Name of the object that cannot be created during capture, for the error message.
 
     Raises:
         QuantGRUError: A graph is being captured.

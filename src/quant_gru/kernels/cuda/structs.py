@@ -1,4 +1,4 @@
-"""The structures of C that kernels take, field by field as in the sources beside this file."""
+"""C structures that kernels take as arguments, with the same fields as in the CUDA sources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from kernel_runtime.cuda.ctypes_structs import structure
 
-# Fields of a cell -> operators whose weighted sums they hold.
+# Field of a cell -> operator of its weighted sum.
 SUMS = {
     "z_pre": "gate.z_pre",
     "r_pre": "gate.r_pre",

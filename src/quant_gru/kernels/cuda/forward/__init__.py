@@ -1,1 +1,1 @@
-"""Launches of a forward: of whole calls, and of a layer of codes."""
+"""Launches of a forward: whole calls on real values, and single layers on codes."""

@@ -1,4 +1,4 @@
-"""The real values of a call as its kernels read and write them, whatever form the caller has."""
+"""Conversion of a call's real values between the caller's form and the kernels' form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quant_gru.kernels.cuda.forward.native_call import Memories
 
 
 class Extent(NamedTuple):
-    """How large the real values of a call are.
+    """The sizes of a call's real values.
 
     Attributes:
         T: Steps.
@@ -36,28 +36,28 @@ class Extent(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a tensor is: so many bytes from the start of a piece of memory."""
+    """The location of a tensor: a memory, and an offset in bytes."""
 
     memory: Memory
     start: int = 0
 
     def point(self, record: Any, name: str, offset: int = 0) -> None:
-        """Let a field of a record hold an address so many bytes into the tensor."""
+        """Make a field of a record hold the address at `offset` bytes into the tensor."""
         self.memory.point(record, name, self.start + offset)
 
 
 class Border:
-    """Where kernels find input and states, and where they leave results.
+    """The locations of inputs, states and results that kernels read and write.
 
-    What is in another form than theirs is converted by a launch before all others, or after them,
-    and has memory of its own.
+    A tensor in another form than the kernels' is converted by a launch before all others, or by
+    one after all others. The converted tensor is part of the workspace.
 
     Args:
-        machine: Where kernels run.
-        memories: What points to the tensors of a call.
-        x: What reads the input of a call.
+        machine: The GPU that runs the kernels.
+        memories: The argument fields that point to the tensors of a call.
+        x: The arguments that read the input of a call.
         form: The form of calls.
-        extent: How large they are.
+        extent: The sizes of calls.
 
     Attributes:
         inward: Launches before all others.
@@ -103,7 +103,7 @@ class Border:
             x.add(self._keep[0][1], False)
 
     def _room(self, shape: tuple[int, int, int]) -> Place:
-        """Memory for a float32 tensor."""
+        """Reserve workspace for a float32 tensor."""
         space = self._memories.space
         return Place(space, space.take(4 * math.prod(shape)))
 
@@ -117,11 +117,11 @@ class Border:
         return [launch]
 
     def read(self, record: Any, fours: bool) -> None:
-        """Let arguments of a kernel read the input.
+        """Make arguments of a kernel read the input.
 
         Args:
-            record: As `RealInput.add` takes it.
-            fours: Likewise.
+            record: As for `RealInput.add`.
+            fours: As for `RealInput.add`.
         """
         if not self._converts:
             self._x.add(record, fours)

@@ -1,4 +1,4 @@
-"""Runs plans on a GPU: one launch for the recurrence of a sequence, both directions at once."""
+"""Run plans on a GPU. One launch runs the recurrence of a sequence, in both directions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from quant_gru.kernels.cuda.structs import (
 
 _THREADS = 256
 
-# Numbers live as long as what they were made of.
+# Numbers are kept as long as the weight part that they were derived from.
 _packed: weakref.WeakKeyDictionary[Any, tuple[Any, Numbers]] = weakref.WeakKeyDictionary()
 
 
@@ -46,8 +46,8 @@ class Direction:
     Attributes:
         plan: Its plan.
         h0: Codes of output.h before the first step (N, H).
-        reverse: From the last step to the first.
-        held: bool (T, N, H), units that keep their state in a step, or None.
+        reverse: Whether steps run from the last to the first.
+        held: bool (T, N, H): units that keep their state in a step; or None.
     """
 
     plan: CellPlan
@@ -65,16 +65,16 @@ def run(
     machine: Machine | None = None,
     held: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run one layer and direction; as `quant_gru.integer.reference.run`.
+    """Run one layer and direction, with the results of `quant_gru.integer.reference.run`.
 
     Args:
         plan: The plan, on x's device.
         x: Codes of input.x (T, N, C), any integer dtype.
         h0: Codes of output.h (N, H), any integer dtype.
         lengths: int64 (N,) or None.
-        reverse: From the last step to the first.
-        machine: Where kernels run; None for x's GPU.
-        held: bool (T, N, H), units that keep their state in a step (zoneout), or None.
+        reverse: Whether steps run from the last to the first.
+        machine: The GPU that runs the kernels; None for x's GPU.
+        held: bool (T, N, H): units that keep their state in a step (zoneout); or None.
     """
     return run_directions([Direction(plan, h0, reverse, held)], x, lengths, machine)[0]
 
@@ -85,17 +85,18 @@ def run_directions(
     lengths: Tensor | None = None,
     machine: Machine | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Run the directions of a layer over the same codes, in one launch where they are alike.
+    """Run the directions of a layer over the same codes, in one launch if possible.
 
     Args:
-        directions: One or two.
-        x: Codes of input.x (T, N, C), any integer dtype, of the first direction's quantizer; a
-            direction whose input.x differs has to be run by itself.
+        directions: One or two directions.
+        x: Codes of input.x (T, N, C), any integer dtype, by the first direction's quantizer. A
+            direction with another quantizer of input.x needs a call of its own.
         lengths: int64 (N,) or None.
-        machine: Where kernels run; None for x's GPU.
+        machine: The GPU that runs the kernels; None for x's GPU.
 
     Returns:
-        For each direction, codes of output.h after each step (T, N, H) and after the last (N, H).
+        For each direction, codes of output.h after each step (T, N, H) and after the last step
+        (N, H).
     """
     T, N, _ = x.shape
     lengths = None if lengths is None else lengths.to(x.device, torch.int64).contiguous()
@@ -109,7 +110,7 @@ def run_directions(
 
         machine = machine_of(x.device)
     clusters = machine.clusters()
-    # whether units are held is compiled into a kernel
+    # the kernel is compiled with or without held units, so these directions cannot share a launch
     alike = [calls] if len({call.held is None for call in calls}) == 1 else [[c] for c in calls]
     for group, form in itertools.chain(*(launches_of(each, N, clusters) for each in alike)):
         shape = planner.choose(form, group[0].numbers.H, N, len(group), clusters)
@@ -122,7 +123,7 @@ def run_directions(
 
 
 class _Call:
-    """Tensors and numbers of one direction's run."""
+    """Tensors and numbers for running one direction."""
 
     def __init__(self, direction: Direction, x: Tensor, lengths: Tensor | None) -> None:
         plan = direction.plan
@@ -153,7 +154,7 @@ class _Call:
         self.last = torch.empty((N, H), dtype=plan.h.container, device=x.device)
 
     def sequence(self, workspace: Tensor | None = None) -> ctypes.Structure:
-        """Addresses and sizes."""
+        """Return the addresses and sizes as a kernel argument."""
         T, N, C = self.x.shape
         return SequenceC(
             self.x.data_ptr(),
@@ -174,25 +175,25 @@ class _Call:
 
 
 def numbers_of(plan: CellPlan) -> Numbers:
-    """The numbers of a plan, made at their first use."""
+    """Return the numbers of a plan, which are created at their first use."""
     kept = _packed.get(plan.weights)
     if kept is not None and kept[0]() is plan.frozen:
         return kept[1]
     numbers = Numbers(plan)
     if not capturing(plan.weights.W.device):
-        # what a graph computes is there only after it has run
+        # a captured graph computes nothing before its replay
         _packed[plan.weights] = (weakref.ref(plan.frozen), numbers)
     return numbers
 
 
 def kept_numbers(part: WeightPart) -> Numbers | None:
-    """The numbers made of a weight part, where there are any."""
+    """Return the cached numbers of a weight part, or None."""
     kept = _packed.get(part)
     return None if kept is None else kept[1]
 
 
 def _run_generic(call: _Call, machine: Machine) -> None:
-    """A block for each row, in 128-bit integers: for widths up to 32 bits."""
+    """Run a call for widths up to 32 bits, in 128-bit integers, with one block per row."""
     numbers = call.numbers
     _, N, _ = call.x.shape
     space = torch.empty((N, 2, numbers.H), dtype=torch.int64, device=call.x.device)
@@ -205,7 +206,7 @@ def _run_generic(call: _Call, machine: Machine) -> None:
 
 
 def _run_steps(call: _Call, machine: Machine) -> None:
-    """A matrix product and a kernel for each step: for weights that fit no registers."""
+    """Run a call with a GEMM and a kernel per step, for weights that do not fit registers."""
     numbers, form = call.numbers, call.numbers.form
     T, N, _ = call.x.shape
     shape = planner.make_shape(numbers.H, 1, 1, 1, 1)
@@ -280,7 +281,7 @@ def _run_persistent(
 
 
 def _project(call: _Call, shape: planner.Shape, machine: Machine) -> Tensor:
-    """Codes of W x less their smallest, in the order of the recurrent kernel."""
+    """Return codes of W x less the smallest code, in the order that the recurrence reads."""
     numbers, x = call.numbers, call.x
     T, N, C = x.shape
     Wx = torch.empty(shape.projected_words(numbers.form, T, N), dtype=torch.int32, device=x.device)

@@ -1,4 +1,4 @@
-"""Inputs of layers: real values of a call, and the launches that make codes for projections."""
+"""Inputs of layers: real values of a call, and the launches that quantize them for projections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quant_gru.kernels.cuda.projection.int_mm import multiply_bytes
 from quant_gru.kernels.cuda.structs import KINDS, QuantizeInputC, RequantizeLayersC
 
 _THREADS = 256
-_REQUANTIZED_ROWS = _THREADS // 32  # of a block
+_REQUANTIZED_ROWS = _THREADS // 32  # rows per block
 _QUANTIZED_ROWS = 2 * _REQUANTIZED_ROWS
 _QUANTIZE = Kernel.of("boundary/quantize_input", "quantize_input", PLAIN)
 _REQUANTIZE = Kernel.of("boundary/requantize_layers", "requantize_layers", PLAIN)
@@ -26,10 +26,10 @@ class ByteRows:
     """Codes of an input as bytes, (planes * T * N, padded features).
 
     Attributes:
-        start: Where they are in memory.
-        records: Arguments whose field `bytes` points to them.
-        multiplied: Whether torch multiplies them.
-        tensor: They themselves while torch does.
+        start: Offset of the codes in the workspace.
+        records: Arguments whose field `bytes` points to the codes.
+        multiplied: Whether a GEMM of torch reads the codes.
+        tensor: The codes as a tensor, during a call that runs such a GEMM.
     """
 
     def __init__(self, shape: tuple[int, int]) -> None:
@@ -44,7 +44,7 @@ class Gemm:
     """A GEMM of torch between launches: codes of an input times the weights of a direction.
 
     Attributes:
-        memory: What points to the result.
+        memory: The argument fields that point to the result.
         result: int32 (planes * T * N, columns), during a call.
     """
 
@@ -56,18 +56,18 @@ class Gemm:
         rows.multiplied = True
 
     def start(self, stream: int) -> None:
-        """Multiply."""
+        """Run the GEMM."""
         multiply_bytes(self.rows.tensor, self.weights, self.result)
 
 
 class LayerInput:
-    """What projections of a layer read: real values, codes as bytes or in their container.
+    """The input of a layer's projections: real values, or codes as bytes or in their container.
 
     Attributes:
-        nan: Where a projection writes which rows are NaN, if it reads real values.
-        rows: Codes as bytes.
-        codes: Where codes in their container are.
-        target: The part of the arguments of the launch that makes codes, which says where they go.
+        nan: Offset of the NaN flags that a projection writes if it reads real values, or None.
+        rows: Codes as bytes, or None.
+        codes: Offset of codes in their container.
+        target: `TargetC` of the launch that writes the codes: their location and layout.
     """
 
     def __init__(self, nan: int | None = None) -> None:
@@ -81,7 +81,7 @@ class RealInput:
     """Real values of a call, and the arguments that read them.
 
     Attributes:
-        memory: What points to them.
+        memory: The argument fields that point to the values.
     """
 
     def __init__(self) -> None:
@@ -94,18 +94,19 @@ class RealInput:
 
         Args:
             record: The arguments, with fields `real`, `step`, `next` and `fours`.
-            fours: Whether the kernel may load four values at once; the field `fours` is then set.
+            fours: Whether the kernel may load four values at once. If so, `move` sets the field
+                `fours`.
         """
         self.memory.point(record, "real")
         self._records.append((record, fours))
 
     @property
     def records(self) -> list[tuple[Any, bool]]:
-        """All arguments, and whether their field `fours` may be set."""
+        """All arguments, each with whether its field `fours` may be set."""
         return self._records
 
     def move(self, x: Tensor) -> None:
-        """Let all arguments read the input of a call (T, N, C)."""
+        """Make all arguments read the input of a call (T, N, C)."""
         address, strides = x.data_ptr(), x.stride()
         self.memory.move(address)
         if (strides, address % 16) != self._layout:
@@ -118,16 +119,16 @@ class RealInput:
 
 
 def quantize_input(cell: Cell, T: int, N: int) -> tuple[Kernel, Grid, Any]:
-    """The launch that makes codes of real values.
+    """Return the launch that quantizes real values.
 
     Args:
-        cell: Whose input they are.
+        cell: The cell whose input the values are.
         T: Steps.
         N: Rows.
 
     Returns:
-        The kernel, its grid, and its arguments without what describes the real values and where
-        codes go in memory.
+        The kernel, its grid, and its arguments without those for the real values and for the
+        location of the codes.
     """
     record: Any = QuantizeInputC()
     _fill_target(record.to, cell, T, N)
@@ -139,25 +140,25 @@ def quantize_input(cell: Cell, T: int, N: int) -> tuple[Kernel, Grid, Any]:
 
 
 def may_load_fours(record: Any) -> bool:
-    """Whether the launch of `quantize_input` may load four values at once."""
+    """Return whether the launch of `quantize_input` may load four values at once."""
     return bool(record.to.planes > 0 and record.division.scale)
 
 
 def requantize_layers(
     cell: Cell, below: LayerOutput, memory: Memory, codes: Memory, T: int, N: int
 ) -> tuple[Kernel, Grid, Any]:
-    """The launch that makes codes of an input from those of the layer below.
+    """Return the launch that requantizes codes of the lower layer to codes of an input.
 
     Args:
-        cell: Whose input they are.
-        below: The layer below.
-        memory: Where its records of NaN are.
-        codes: Where its codes are.
+        cell: The cell whose input the codes are.
+        below: The lower layer.
+        memory: The memory of its NaN flags.
+        codes: The memory of its codes.
         T: Steps.
         N: Rows.
 
     Returns:
-        The kernel, its grid, and its arguments without where codes go in memory.
+        The kernel, its grid, and its arguments without the location of the codes.
     """
     record: Any = RequantizeLayersC()
     _fill_target(record.to, cell, T, N)

@@ -1,7 +1,7 @@
-"""The launches of a whole call with so many steps and rows, prepared once.
+"""The launches of a whole call with a given number of steps and rows, prepared once.
 
-A call quantizes its input and runs each layer; the recurrence takes and gives real values, NaN
-included. All that a launch needs but addresses is kept.
+A call quantizes its input and runs each layer. The recurrence reads and writes real values of
+states, NaN included. A prepared launch has all its arguments except addresses.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ def schedule_of(
     form: CallForm,
     keeps: bool,
 ) -> Schedule | None:
-    """A schedule, or None where weights fit no registers.
+    """Return a schedule, or None if weights do not fit registers.
 
     Args:
-        machine: Where kernels run.
+        machine: The GPU that runs the kernels.
         layers: Directions of each layer.
         T: Steps.
         N: Rows.
         form: The form of calls.
-        keeps: Whether calls keep what a backward needs.
+        keeps: Whether calls keep data for a backward.
     """
     clusters = machine.clusters()
     chosen = []
@@ -63,15 +63,15 @@ class Schedule:
     """The launches of a call.
 
     Args:
-        machine: Where kernels run.
-        layers: Of each layer the directions that share a launch of the recurrence.
+        machine: The GPU that runs the kernels.
+        layers: For each layer, the groups of directions that share a launch of the recurrence.
         T: Steps.
         N: Rows.
         form: The form of calls.
-        keeps: Whether calls keep what a backward needs.
+        keeps: Whether calls keep data for a backward.
 
     Attributes:
-        call: What runs calls whose tensors are as kernels read them; None where torch multiplies
+        call: The native call, for tensors that kernels can read directly. None if torch runs GEMMs
             between launches.
     """
 
@@ -87,14 +87,14 @@ class Schedule:
         self._machine, self._T, self._N, self._keeps = machine, T, N, keeps
         self._lock = threading.Lock()
         made = LayerLaunches(machine, layers, T, N, form, keeps)
-        # codes of states have memory of their own, which may be kept
+        # codes of states have separate memory, because a backward may keep them
         self._memories, self._x, self._kept = made.memories, made.x, made.kept
         self._gemms, self._keep = made.gemms, made.keep
         directions = [cell for group in layers[0] for cell in group.cells]
         numbers = directions[0].numbers
         self._H = numbers.H
         if self._gemms and not capturing(numbers.device):
-            # while kernels are compiled, which are waited for next
+            # load cuBLAS while kernels compile; the next statement waits for them
             load_gemm(numbers.device)
         self._steps = _joined(machine, made.steps)
         self._multiplied = [rows for rows in made.rows if rows.multiplied]
@@ -108,7 +108,7 @@ class Schedule:
             self._memories.space.size,
             self._memories.codes.size,
         )
-        # codes of one cell are a tensor by themselves
+        # codes of a single cell are allocated as a tensor of their own
         container = self._kept[0][1] if len(self._kept) == 1 else None
         self._made = makers_of(sizes, form, container, numbers.device)
         self.call = self._native_call(sizes, numbers.device)
@@ -121,7 +121,7 @@ class Schedule:
         kept: Kept | None,
         packing: Packing | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Start all launches; arguments and results as `Stack.run` has them."""
+        """Start all launches. Arguments and results are those of `Stack.run`."""
         if lengths is not None:
             lengths = lengths.to(x.device, torch.int64).contiguous()
         result: Any = NotImplemented
@@ -142,7 +142,7 @@ class Schedule:
     def _run(
         self, x: Tensor, h0: Tensor | None, lengths: Tensor | None, packing: Packing | None
     ) -> tuple[Tensor | None, ...]:
-        """What `call` does, where torch multiplies between launches."""
+        """Do the work of `call` in Python, for calls with GEMMs of torch between launches."""
         made = self._made
         y = made.y() if packing is None else made.y_otherwise(x.shape[0])
         h_n, nan, codes = made.h_n(), None, None
@@ -202,7 +202,7 @@ class Schedule:
         )
 
     def _hand_on(self, codes: Tensor, kept: Kept) -> None:
-        """Hands on the codes of states, which lie in some memory."""
+        """Append the codes of states, which are parts of the tensor `codes`, to `kept`."""
         if len(self._kept) == 1:
             kept.out.append(codes)
             return
@@ -214,7 +214,7 @@ class Schedule:
 
 
 def _joined(machine: Machine, steps: Sequence[Prepared | Gemm]) -> list[Prepared | Gemm]:
-    """The same steps, launches that follow each other as one."""
+    """Return the steps with consecutive launches joined into one."""
     found: list[Prepared | Gemm] = []
     for is_gemm, run in itertools.groupby(steps, lambda step: isinstance(step, Gemm)):
         group = list(run)

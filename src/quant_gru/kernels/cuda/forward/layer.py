@@ -1,4 +1,4 @@
-"""Layers of a call: their directions, which of these share a launch, and what a layer gives."""
+"""Layers of a call: their directions, the launches that directions share, and their outputs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from quant_gru.kernels.cuda.recurrence import planner
 
 
 class Cell:
-    """What calls need of one layer and direction.
+    """The data of one layer and direction that calls need.
 
     Args:
         plan: Its plan.
-        between: The weighted sums that requantize codes of the layer below, by direction.
+        between: The weighted sums that requantize codes of the lower layer, by direction.
     """
 
     def __init__(self, plan: CellPlan, between: Sequence[WeightedSum]) -> None:
@@ -30,7 +30,7 @@ class Cell:
         self.between = between
 
     def reads_as(self, other: Cell) -> bool:
-        """Whether both read the same codes of their input."""
+        """Return whether both cells read the same input codes."""
         return self.x == other.x and all(
             int(u.multipliers[0]) == int(v.multipliers[0]) and int(u.shift) == int(v.shift)
             for u, v in zip(self.between, other.between, strict=True)
@@ -42,8 +42,8 @@ class Group(NamedTuple):
 
     Attributes:
         cells: The directions.
-        form: Structure of the launch.
-        shape: How it is laid over a GPU.
+        form: The form of the launch.
+        shape: The layout of the launch on the GPU.
     """
 
     cells: Sequence[Cell]
@@ -52,15 +52,15 @@ class Group(NamedTuple):
 
 
 class LayerOutput:
-    """A layer's directions, and where its codes and its record of NaN are in memory.
+    """A layer's directions, and the offsets of its codes and NaN flags in memory.
 
     Args:
         cells: Its directions.
-        nan: Where it is written which rows are NaN.
+        nan: Offset of the flags of input rows with NaN.
 
     Attributes:
-        out: Where codes of the states are, by direction.
-        h0_nan: Where it is written which rows of h0 are NaN, by direction; empty without h0.
+        out: Offset of the states' codes, by direction.
+        h0_nan: Offset of the flags of h0 rows with NaN, by direction; empty without h0.
     """
 
     def __init__(self, cells: Sequence[Cell], nan: int) -> None:
@@ -69,11 +69,11 @@ class LayerOutput:
         self.h0_nan: list[int] = []
 
     def fill_flags(self, flags: Any, memory: Memory, T: int) -> None:
-        """Set the arguments that tell the next layer which rows are NaN.
+        """Set the arguments that point the next layer to this layer's NaN flags.
 
         Args:
             flags: The arguments.
-            memory: Where the records of NaN are.
+            memory: The memory of the NaN flags.
             T: Steps.
         """
         memory.point(flags, "nan", self.nan)
@@ -85,15 +85,15 @@ class LayerOutput:
 
 
 def by_direction(layer: Sequence[Group]) -> list[tuple[Cell, planner.Shape]]:
-    """The directions of a layer, each with the shape of its recurrence."""
+    """Return the directions of a layer, each with the shape of its recurrence."""
     return [(cell, group.shape) for group in layer for cell in group.cells]
 
 
 def padded_steps(T: int) -> int:
-    """Bytes of a row in records of NaN."""
+    """Return the bytes of NaN flags per row: T padded to a multiple of 4."""
     return -(-T // 4) * 4
 
 
 def scale_of(q: Quantizer) -> tuple[float, int, int]:
-    """A quantizer's scale, and its limits less its zero point."""
+    """Return a quantizer's scale, and its limits less its zero point."""
     return q.scale, q.lo - q.zero_point, q.hi - q.zero_point

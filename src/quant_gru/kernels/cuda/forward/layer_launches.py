@@ -1,4 +1,4 @@
-"""The launches of each layer: codes of its input, its projections, and its recurrence."""
+"""The launches of each layer: quantizing its input, its projections, and its recurrence."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ from quant_gru.kernels.cuda.structs import KINDS, RECURRENT_C, ProjectC
 
 
 class LayerLaunches:
-    """Prepares the launches of layers, and takes the memory that they share.
+    """Prepares the launches of layers, and reserves the workspace that they share.
 
     Args:
-        machine: Where kernels run.
-        layers: Of each layer the directions that share a launch of the recurrence.
+        machine: The GPU that runs the kernels.
+        layers: For each layer, the groups of directions that share a launch of the recurrence.
         T: Steps.
         N: Rows.
         form: The form of calls.
-        keeps: Whether calls keep what a backward needs.
+        keeps: Whether calls keep data for a backward.
 
     Attributes:
-        memories: What points to the tensors of a call.
-        x: What reads the real values of a call.
+        memories: The argument fields that point to the tensors of a call.
+        x: The arguments that read the real values of a call.
         steps: Launches and GEMMs in the order of a call.
         rows: Codes as bytes.
         gemms: The GEMMs among the steps.
-        kept: Where codes of the states of each direction are, and their type.
-        keep: What holds what arguments point to.
+        kept: For each direction, the offset and dtype of its states' codes.
+        keep: The owners of memory that arguments point to.
     """
 
     def __init__(
@@ -107,19 +107,19 @@ class LayerLaunches:
     def _add_layer(
         self, index: int, layer: Sequence[Group], below: LayerOutput | None
     ) -> LayerOutput:
-        # the last layer's codes are for a backward
+        # only a backward reads the last layer's codes
         outputs = planner.StateOutputs(
             values=index == self._layers - 1, codes=index < self._layers - 1
         )
         outputs = outputs._replace(codes=outputs.codes or self._keeps)
         cells = [cell for group in layer for cell in group.cells]
         T, N, H = self._T, self._N, cells[0].numbers.H
-        # a launch waits for one projection, which goes through time forwards
+        # a launch can wait for one projection only, and that projection runs forwards in time
         first, overlap = layer[0], None
         if len(first.cells) == 1:
             overlap = overlap_of(self._machine, first.cells[0].numbers, first.shape, T, N)
         for i, group in enumerate(layer):
-            # tensors that it reads are made while it is compiled
+            # start compiling; the tensors that the kernel reads are created meanwhile
             kernel, _ = self._recurrence(group, outputs, None if i else overlap)
             self._machine.expect(kernel)
         space = self.memories.space
@@ -157,7 +157,7 @@ class LayerLaunches:
         this: LayerOutput,
         below: LayerOutput | None,
     ) -> list[LayerInput]:
-        """What the projection of each direction reads; equal codes are made once."""
+        """Return the input of each direction's projection. Equal codes are computed once."""
         inputs: list[LayerInput] = []
         for (cell, shape), selection in zip(by_direction(layer), selected, strict=True):
             if selection.method.reads_reals:
@@ -177,7 +177,7 @@ class LayerLaunches:
     def _add_codes(
         self, cell: Cell, selection: Selection, nan: int, below: LayerOutput | None
     ) -> LayerInput:
-        """Codes of a layer's input, from real values or from the layer below."""
+        """Add the launch that writes a layer's input codes, from real values or the lower layer."""
         numbers, T, N, space = cell.numbers, self._T, self._N, self.memories.space
         if below is None:
             kernel, grid, record = quantize_input(cell, T, N)
@@ -211,16 +211,16 @@ class LayerLaunches:
         outputs: planner.StateOutputs,
         overlap: Overlap | None,
     ) -> None:
-        """The projections and the recurrence of directions that share a launch of it.
+        """Add the projections and the recurrence launch of a group of directions.
 
         Args:
-            this: Where the layer's codes and NaN are.
+            this: The locations of the layer's codes and NaN flags.
             group: The directions.
-            inputs: What their projections read, and which these are.
-            first: The first of the directions.
+            inputs: For each direction, the input and the selection of its projection.
+            first: Index of the first direction.
             layer: Index of the layer.
-            outputs: What the recurrence writes of the states.
-            overlap: How the projection overlaps with the recurrence, where it does.
+            outputs: Which forms of the states the recurrence writes.
+            overlap: How the projection overlaps with the recurrence, or None.
         """
         cells, form, shape = group
         space = self.memories.space
@@ -251,7 +251,7 @@ class LayerLaunches:
     ) -> tuple[Kernel, Grid]:
         (cells, form, shape), N = group, self._N
         clusters = self._machine.clusters()
-        # without clusters no launch starts early, and some chips have too little memory for it
+        # no launch starts early on GPUs without clusters: some have too little shared memory
         alone = len(clusters) > 1 and shape.tiles(N) * len(cells) <= clusters[shape.blocks]
         return planner.layout(
             shape,
@@ -273,10 +273,11 @@ class LayerLaunches:
         direction: int,
         overlap: Overlap | None,
     ) -> int | None:
-        """The projection of a direction.
+        """Add the projection of a direction.
 
         Returns:
-            Where it counts finished rows of each time chunk, if it overlaps with the recurrence.
+            Offset of the counts of finished rows per time chunk, if the projection overlaps with
+            the recurrence; otherwise None.
         """
         if given.nan is not None:
             self._project_reals(cell, shape, given.nan, selection.reals, direction)
@@ -298,7 +299,7 @@ class LayerLaunches:
         block: Block | Warpgroups | None,
         direction: int,
     ) -> None:
-        """From real values; without a block, a warp for each unit."""
+        """Add a projection from real values. Without a block, one warp computes each unit."""
         numbers, T, N, space = cell.numbers, self._T, self._N, self.memories.space
         kernel, grid, record, keep = (
             real_projection(numbers, shape, T, N, cell.x, block)
@@ -321,7 +322,7 @@ class LayerLaunches:
         direction: int,
         overlap: Overlap | None,
     ) -> int | None:
-        """From codes as bytes, on tensor cores; returns what `_add_projection` does."""
+        """Add a projection from codes as bytes, on tensor cores; return as `_add_projection`."""
         numbers, T, N, space = cell.numbers, self._T, self._N, self.memories.space
         counts, processors = None, self._machine.clusters()[1]
         kernel, grid, record, keep = projection(numbers, shape, T, N, block, processors)
@@ -334,7 +335,7 @@ class LayerLaunches:
             space.point(target, "counts", counts)
             space.point(record, "counts", counts)
         self.keep += [numbers, *keep]
-        # weights that stay in shared memory are loaded while the codes are made
+        # a weight-stationary kernel loads its weights while the codes are computed
         early = isinstance(block, WeightStationary)
         self._launch(kernel, grid._replace(early=early), record)
         return counts
@@ -342,7 +343,7 @@ class LayerLaunches:
     def _project_few(
         self, cell: Cell, shape: planner.Shape, given: LayerInput, direction: int
     ) -> None:
-        """From codes in their container, a warp for each unit."""
+        """Add a projection from codes in their container, with one warp per unit."""
         record = self._int_mm_arguments(cell, shape, direction)
         self.memories.space.point(record.s, "x", given.codes)
         self._launch(*int_mm.few_rows(self._T * self._N, cell.numbers.H), record)
@@ -350,7 +351,7 @@ class LayerLaunches:
     def _project_by_gemm(
         self, cell: Cell, shape: planner.Shape, rows: ByteRows, direction: int
     ) -> None:
-        """From codes as bytes, by a GEMM of torch and a kernel that requantizes."""
+        """Add a projection from codes as bytes: a GEMM of torch and a requantizing kernel."""
         record = self._int_mm_arguments(cell, shape, direction)
         weights, folded = int_mm.fill_gemm(record, cell.numbers)
         gemm = Gemm(rows, weights)
@@ -374,7 +375,7 @@ class LayerLaunches:
         s.reverse = reverse
 
     def _fill_ends(self, ends: Any, this: LayerOutput, layer: int, d: int) -> None:
-        """Real values of the states of direction d of a layer."""
+        """Set the arguments for the real values of the states of direction d of a layer."""
         cells, cell, N, memories = this.cells, this.cells[d], self._N, self.memories
         H, state = cell.numbers.H, layer * len(cells) + d
         if this.h0_nan:

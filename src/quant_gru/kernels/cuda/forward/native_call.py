@@ -1,4 +1,4 @@
-"""Calls of one size in native code: what their tensors are, and which arguments follow them."""
+"""Calls of one size in native code: their tensors, and the launch arguments that point to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quant_gru.kernels.cuda.boundary.conversions import row_maker
 
 
 class Sizes(NamedTuple):
-    """How large everything in a call is.
+    """The sizes of a call.
 
     Attributes:
         T: Steps.
@@ -28,7 +28,7 @@ class Sizes(NamedTuple):
         H: Units.
         layers: Layers.
         directions: Directions.
-        space: Bytes that launches share among themselves.
+        space: Bytes of the workspace that launches share.
         codes: Bytes of the states' codes.
     """
 
@@ -43,17 +43,17 @@ class Sizes(NamedTuple):
 
 
 class Makers(NamedTuple):
-    """What makes the tensors of a call.
+    """Allocators of a call's tensors.
 
     Attributes:
         y: Output (T, N, D*H).
-        y_otherwise: The same as (N, T, D*H), laid out as the other; where rows are packed, the
-            output (rows, D*H) of so many rows.
+        y_otherwise: Output (N, T, D*H) in memory order (T, N, D*H). For packed rows, output
+            (rows, D*H); the number of rows is an argument.
         h_n: Last states (layers * D, N, H).
-        space: What launches share among themselves, bytes.
-        whole_space: The same and codes of states.
-        nan: What tells which rows are NaN (layers * D, N).
-        codes: Codes of states, by themselves.
+        space: The workspace that launches share, int8.
+        whole_space: The workspace followed by the codes of states, int8.
+        nan: Flags of NaN rows (layers * D, N).
+        codes: Codes of states, as a separate tensor.
     """
 
     y: Maker
@@ -68,13 +68,13 @@ class Makers(NamedTuple):
 def makers_of(
     sizes: Sizes, form: CallForm, container: torch.dtype | None, device: torch.device
 ) -> Makers:
-    """What makes the tensors of calls.
+    """Return the allocators of a call's tensors.
 
     Args:
-        sizes: Their sizes.
-        form: Their form.
-        container: Of the states' codes, where there is one layer and direction.
-        device: Where they are.
+        sizes: The sizes of calls.
+        form: The form of calls.
+        container: The dtype of the states' codes if there is one layer and direction, or None.
+        device: The device of the tensors.
     """
     T, N, _, H, layers, D, space, codes = sizes
     dtype = form.results
@@ -94,7 +94,7 @@ def makers_of(
 
 
 class Memories(NamedTuple):
-    """Which fields of arguments point to each tensor of a call, in the order of native code."""
+    """The argument fields that point to each tensor of a call, in the order of native code."""
 
     x: Memory
     h0: Memory
@@ -109,7 +109,7 @@ class Memories(NamedTuple):
 
     @classmethod
     def around(cls, x: Memory) -> Memories:
-        """New ones, with those of the input."""
+        """Return memories without fields, except for the input's memory `x`."""
         return cls(x, *(Memory() for _ in cls._fields[1:]))
 
 
@@ -125,18 +125,18 @@ def native_call(
     keeps: bool,
     keep: Any,
 ) -> _native.Call:
-    """All of a call in native code.
+    """Return a native object that runs a whole call.
 
     Args:
-        machine: Where it runs.
-        launches: All of them.
-        memories: What points to the tensors.
-        inputs: Records with the strides of x, and whether they have a flag `fours` that may be set.
-        sizes: How large all of it is.
-        makers: What makes the tensors.
-        device: Where they are.
-        keeps: Whether calls keep what a backward needs.
-        keep: What holds what arguments point to.
+        machine: The GPU that runs the call.
+        launches: All launches of the call.
+        memories: The argument fields that point to the tensors.
+        inputs: Records with the strides of x, and whether their flag `fours` may be set.
+        sizes: The sizes of the call.
+        makers: The allocators of the tensors.
+        device: The device of the tensors.
+        keeps: Whether calls keep data for a backward.
+        keep: The owners of memory that arguments point to, kept alive by the result.
     """
     fields = []
     for record, may in inputs:

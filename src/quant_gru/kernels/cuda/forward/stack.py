@@ -1,4 +1,4 @@
-"""Whole calls on a GPU, real values in and out, prepared once for each size of input."""
+"""Whole calls on a GPU, with real inputs and outputs, prepared once for each input size."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _MOST_SCHEDULES = 64
 _KEPT_BYTES = 8 << 20
 _MISSING: Any = object()
 
-# Stacks live as long as the first cell's weights, and hold nothing that holds them.
+# A stack is kept as long as the first cell's weight part. It must not reference that part.
 _stacks: weakref.WeakKeyDictionary[Any, tuple[Any, list[Any], Stack | None]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
-    """The stack of a plan, made at its first use.
+    """Return the stack of a plan, which is created at its first use.
 
-    None where an operator has more than 16 bits.
+    Return None if an operator has more than 16 bits.
 
     Args:
         plan: The plan, on a GPU.
-        machine: Where kernels run; None for the plan's GPU.
+        machine: The GPU that runs the kernels; None for the plan's GPU.
     """
     kept = _stacks.get(plan.cells[0][0].weights)
     if kept is not None and kept[0]() is plan:
@@ -56,21 +56,21 @@ def stack_of(plan: GRUPlan, machine: Machine | None = None) -> Stack | None:
     runs = all(numbers_of(cell).form.narrow for cell in cells)
     stack = Stack(plan, machine) if runs else None
     if not capturing(device):
-        # what a graph computes is there only after it has run
+        # a captured graph computes nothing before its replay
         refs = [weakref.ref(part) for part in parts]
         _stacks[cells[0].weights] = (weakref.ref(plan), refs, stack)
     return stack
 
 
 class Stack:
-    """All layers and directions of a GRU on a GPU: real values in, real values out.
+    """All layers and directions of a GRU on a GPU, with real inputs and outputs.
 
     Args:
-        plan: The plan, of operators of up to 16 bits.
-        machine: Where kernels run.
+        plan: The plan, whose operators have at most 16 bits.
+        machine: The GPU that runs the kernels.
 
     Attributes:
-        device: Where the plan is.
+        device: The plan's device.
         input_size: C.
         hidden_size: H.
         states: Layers times directions.
@@ -104,17 +104,17 @@ class Stack:
         """Run a whole call.
 
         Args:
-            x: (T, N, C), or (rows, C) where rows are packed, on the plan's device, of one of
-                `FLOATS`, in any order of memory.
-            h0: (states, N, H), likewise, or None for zeros.
+            x: (T, N, C), or (rows, C) for packed rows, on the plan's device, with any strides and
+                a dtype of `FLOATS`.
+            h0: (states, N, H), with the same device and dtypes, or None for zeros.
             lengths: int64 (N,) or None.
-            kept: Takes what a backward needs.
-            packing: How rows are packed; None where they are not.
-            dtype: That of the results.
+            kept: Receives the data that a backward needs.
+            packing: The packing of rows, or None.
+            dtype: The dtype of the results.
 
         Returns:
-            Output (T, N, D*H), or (rows, D*H) where rows are packed, and last states
-            (states, N, H); None where the call has no steps or rows, or weights fit no registers.
+            Output (T, N, D*H), or (rows, D*H) for packed rows, and last states (states, N, H).
+            None if the call has no steps or rows, or if weights do not fit registers.
         """
         if self.device.type == "cuda" and torch._C._cuda_getDevice() != self.device.index:
             with torch.cuda.device(self.device):
@@ -138,19 +138,19 @@ class Stack:
     def schedule(
         self, T: int, N: int, form: CallForm, with_lengths: bool = False, keeps: bool = False
     ) -> Schedule | None:
-        """The schedule of calls of a size, made at its first use.
+        """Return the schedule of calls of a size, which is created at its first use.
 
-        The stack's device has to be the current one.
+        The stack's device must be the current device.
 
         Args:
             T: Steps.
             N: Rows.
             form: The form of calls.
             with_lengths: Whether lengths are given.
-            keeps: Whether calls keep what a backward needs.
+            keeps: Whether calls keep data for a backward.
 
         Returns:
-            None where the call has no steps or rows, or weights fit no registers.
+            The schedule. None if the call has no steps or rows, or if weights do not fit registers.
         """
         key = (T, N, form, with_lengths, keeps)
         schedule: Schedule | None = self._schedules.get(key, _MISSING)
@@ -167,11 +167,11 @@ class Stack:
     def prepared(
         self, guard: _native.WeightGuard, dtype: torch.dtype | None = None
     ) -> _native.PreparedCall:
-        """What runs whole calls in native code, of sizes that `prepare` has told it.
+        """Return a native object that runs whole calls of the sizes added by `prepare`.
 
         Args:
-            guard: Of all weights of the module.
-            dtype: What results are of; None for the input's.
+            guard: The guard of all weights of the module.
+            dtype: The dtype of results; None for the input's.
         """
         is_gpu = self.device.type == "cuda"
         functions = (
@@ -193,19 +193,19 @@ class Stack:
         packing: Packing | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Prepare calls like one that `run` has run.
+        """Prepare calls with the form and size of a call that `run` has run.
 
         Args:
-            call: What `prepared` gave.
-            x: Input of that call.
-            h0: Its states.
+            call: The result of `prepared`.
+            x: Input of the call that `run` has run.
+            h0: Its initial states.
             lengths: Its lengths.
-            packing: How its rows are packed.
-            dtype: That of its results.
+            packing: Its packing of rows.
+            dtype: The dtype of its results.
         """
         T, N = x.shape[:2] if packing is None else packing[:2]
         form = CallForm.of(x, h0, dtype, packing)
-        # those of a graph that is being captured are not kept
+        # there is no entry for a call that ran during graph capture
         schedule = self._schedules.get((T, N, form, lengths is not None, False))
         if schedule is not None and schedule.call is not None:
             states = -1 if h0 is None else FLOATS[h0.dtype]

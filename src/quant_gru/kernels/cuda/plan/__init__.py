@@ -1,1 +1,1 @@
-"""A plan in the structures and tensors that kernels read."""
+"""Convert a plan to the structures and tensors that kernels read."""

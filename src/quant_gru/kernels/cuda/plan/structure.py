@@ -1,4 +1,4 @@
-"""What the kernels take of the frozen part of a plan, and which kernels run the plan."""
+"""The frozen part of a plan as kernel arguments, and the choice of kernels for a plan."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ PRE_ACTIVATION = {
     "gate.g_out": "gate.g_pre",
 }
 _MAGIC = {"float": 12582912.0, "double": 6755399441055744.0}
-# how kernels read a table: an entry per code in shared or global memory, quadratics, compressed
+# how kernels read a table: one entry per code in shared or global memory, quadratics, compressed
 DIRECT, DIRECT_GLOBAL, QUADRATIC, COMPRESSED = 0, 1, 2, 3
-MOST_SHARED = 227 << 10  # bytes of a block, on chips of the compute capabilities 9 and 10
+MOST_SHARED = 227 << 10  # bytes per block, for compute capabilities 9 and 10
 SMALLEST, LARGEST = 1e-20, 1e20  # multipliers and their products stay normal in float32
-_SEGMENTS = 256  # quadratics that tables have room for are a multiple of
+_SEGMENTS = 256  # tables reserve room for a multiple of this many quadratics
 
 
 class Gates(NamedTuple):
@@ -41,7 +41,7 @@ class Gates(NamedTuple):
     Attributes:
         real: 'float' or 'double'.
         tables: How the tables of z, r and g are read; see arithmetic.cuh and compressed_table.cuh.
-        table_bytes: Shared memory they take.
+        table_bytes: Bytes of shared memory for the tables.
     """
 
     real: str
@@ -51,22 +51,22 @@ class Gates(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """Which structure of kernel a plan needs.
+    """The structural properties of a plan, which select and specialize its kernels.
 
     Attributes:
-        narrow: All widths are at most 16 bits, and sums fit 64.
-        real: 'float' where the gate arithmetic is exact in it, otherwise 'double'.
+        narrow: All widths are at most 16 bits, and sums fit 64 bits.
+        real: 'float' if the gate arithmetic is exact in float32, otherwise 'double'.
         words: Some sums need 64-bit integers.
         weight_bytes: Bytes of a code of R.
         state_bytes: Bytes of a state code inside a kernel.
         wide_input: Codes of matmul.Wx need 16 bits.
         out_bytes: Bytes of a state code at the interface.
         tables: How the tables of z, r and g are read; see arithmetic.cuh.
-        table_bytes: Shared memory they take.
+        table_bytes: Bytes of shared memory for the tables.
         fused: Which of op.rRh, op.old_contrib, op.new_contrib are rounded to codes.
-        zoneout: States keep a share of what they were.
-        own: Gates of the recurrence in one launch, where they differ from the other kernels'.
-        saturated: Whether its gates are those of saturating.cuh.
+        zoneout: The new state includes a fraction of the previous state.
+        own: Gate arithmetic of the persistent recurrence, if other kernels use a different one.
+        saturated: Whether the persistent recurrence uses the gates of saturating.cuh.
         powers: Multipliers of products are powers of two.
     """
 
@@ -87,17 +87,17 @@ class Form:
 
     @property
     def recurrence(self) -> Gates:
-        """Gates of the recurrence in one launch."""
+        """The gate arithmetic of the persistent recurrence."""
         return self.own or Gates(self.real, self.tables, self.table_bytes)
 
     @property
     def in_int32(self) -> bool:
-        """Whether that recurrence has codes of 16 bits in float32 and sums of R h in int32."""
+        """Whether the persistent recurrence has 16-bit codes in float32 and sums R h in int32."""
         return self.recurrence.real != self.real
 
     @property
     def structure(self) -> Form:
-        """The form without its choices of gate arithmetic, all of which are exact."""
+        """The form without its choice of gate arithmetic. Every such choice is exact."""
         return replace(
             self,
             real="double",
@@ -111,19 +111,21 @@ class Form:
 
     @property
     def products(self) -> dict[str, int]:
-        """Macros that say which products have codes of their own, and whether zoneout is on."""
+        """Macros: which products are requantized to codes, and whether zoneout is on."""
         names = ("QG_RRH", "QG_OLD", "QG_NEW", "QG_ZONEOUT")
         return dict(zip(names, map(int, (*self.fused, self.zoneout)), strict=True))
 
 
 class FrozenNumbers:
-    """What calibration fixes: the gate arithmetic and its tables. Made once, with one host sync.
+    """The gate arithmetic and tables, which calibration fixes.
+
+    They are created once. Piecewise tables synchronize with the host then.
 
     Attributes:
-        modes: How the tables of z, r and g are read where the arithmetic is in double.
-        near: The same where a block has much shared memory.
-        codes: Entries of these tables, one per input code.
-        segments: Segments of these tables.
+        modes: How double arithmetic reads the tables of z, r and g.
+        near: The same for devices with large shared memory.
+        codes: Number of entries of these tables, one per input code.
+        segments: Number of segments of these tables.
     """
 
     def __init__(self, frozen: FrozenPart) -> None:
@@ -177,7 +179,7 @@ class FrozenNumbers:
         return c
 
     def _add_compressed(self, c: Any, outputs: Tensor, first: int) -> None:
-        # segments begin at multiples of 16 codes, and are copied in pairs
+        # segments begin at multiples of 16 codes, and kernels copy them in pairs
         before = first % SEGMENT
         found = compress(extrapolated(outputs, before, -(before + len(outputs)) % (2 * SEGMENT)))
         if found is not None:
@@ -190,16 +192,16 @@ class FrozenNumbers:
         return tensor.data_ptr()
 
     def fill(self, record: Any, form: Form) -> None:
-        """Set the gate arithmetic of a launch of the recurrence."""
+        """Set the gate arithmetic in the arguments of a recurrence launch."""
         record.cell = self.cells[form.recurrence.real]
         if form.saturated:
             record.saturated = self.saturated
 
     def table_bytes(self, tables: Sequence[int]) -> int:
-        """Shared memory that suffices for tables that are read so.
+        """Return the bytes of shared memory that tables need when read in the given modes.
 
-        It is the same however tables begin and end, so that directions whose zero points differ
-        are one launch.
+        The result does not depend on the first and last code of a table. Directions with different
+        zero points can therefore share a launch.
         """
         size = {
             DIRECT: lambda i: (self.codes[i] + 1) // 2 * 8,
@@ -214,7 +216,7 @@ _frozen: weakref.WeakKeyDictionary[FrozenPart, FrozenNumbers] = weakref.WeakKeyD
 
 
 def frozen_numbers(frozen: FrozenPart) -> FrozenNumbers:
-    """The numbers of a frozen part, made at their first use."""
+    """Return the numbers of a frozen part, which are created at their first use."""
     found = _frozen.get(frozen)
     if found is None:
         device = next(iter(frozen.tables.values())).bounds.device
@@ -224,19 +226,19 @@ def frozen_numbers(frozen: FrozenPart) -> FrozenNumbers:
 
 
 def gates_of(several: Sequence[FrozenNumbers], real: str, *, near: bool = False) -> Gates:
-    """The gate arithmetic of a launch, for all its directions.
+    """Return the gate arithmetic of a launch, for all its directions.
 
     Args:
         several: The numbers of each direction.
         real: 'float' or 'double'.
-        near: Whether a block has much shared memory.
+        near: Whether the device has large shared memory.
     """
     z, r, g = (_table_mode(several, gate, real, near) for gate in range(3))
     return Gates(real, (z, r, g), max(each.table_bytes((z, r, g)) for each in several))
 
 
 def _table_mode(several: Sequence[FrozenNumbers], gate: int, real: str, near: bool) -> int:
-    """How to read a gate's tables: the fastest way if all share it, else from global memory."""
+    """Return the fastest mode for a gate's tables if directions agree, else global memory."""
     modes = {each.near[gate] for each in several}
     if not near or len(modes) > 1:
         modes = {each.modes[gate] for each in several}
@@ -245,14 +247,14 @@ def _table_mode(several: Sequence[FrozenNumbers], gate: int, real: str, near: bo
 
 
 def _entries(pre: Quantizer) -> tuple[int, int]:
-    """The code of the first entry of a table that has one per code, and how many there are."""
+    """Return the first entry's code and the number of entries, for one entry per code."""
     if pre.hi - pre.lo < CODES:
         return first_entry(pre) + pre.zero_point, ENTRIES
     return pre.lo, pre.hi - pre.lo + 1
 
 
 def _mode(table: Table, pre: Quantizer) -> int:
-    """The fastest way to read a table that is exact."""
+    """Return the fastest mode that reads a table exactly."""
     if pre.bits <= EXACT_BITS:
         return DIRECT
     if pre.bits > NARROW_BITS or table.segment_shift is None or table.coefficients.shape[1] != 3:
@@ -266,17 +268,17 @@ def _mode(table: Table, pre: Quantizer) -> int:
 
 
 def planes_of(bits: int) -> int:
-    """Bytes that codes of a width take inside a kernel."""
+    """Return the bytes of a code inside a kernel, by its width in bits."""
     return 1 if bits <= 8 else 2
 
 
 def byte_offset(q: Quantizer) -> int:
-    """What is taken off codes so that they fit signed bytes, or signed 16 bits."""
+    """Return the offset that is subtracted from codes to fit signed 8 or 16 bits."""
     return 0 if q.signed else 1 << (7 if q.bits <= 8 else 15)
 
 
 def form_of(plan: CellPlan) -> Form:
-    """Which kernels run a plan; looks at widths and frozen numbers only."""
+    """Return the form of a plan, from its widths and frozen numbers only."""
     w, q, frozen = plan.weights, plan.frozen.quantizers, plan.frozen
     sums = frozen.sums
     several = [each for each in sums.values() if len(each.multipliers) > 1]
@@ -336,13 +338,13 @@ def form_of(plan: CellPlan) -> Form:
 
 
 def joint_form(directions: Sequence[tuple[Form, FrozenNumbers]]) -> Form | None:
-    """Which recurrence runs several directions in one launch, None where none does.
+    """Return the form of one recurrence launch for several directions, or None if impossible.
 
-    Directions may differ in their gate arithmetic: the launch has one that is exact for all. A form
-    that all directions share is unchanged.
+    Directions may differ in their gate arithmetic: the launch uses one that is exact for all. If
+    all directions have the same form, it is returned unchanged.
 
     Args:
-        directions: The form of each and its numbers.
+        directions: The form and the frozen numbers of each direction.
     """
     forms = [form for form, _ in directions]
     first, several = forms[0], [numbers for _, numbers in directions]
@@ -398,7 +400,10 @@ def _sum(each: WeightedSum, real: str) -> ctypes.Structure:
 
 
 def _ldexp(M: int, exponent: int) -> float:
-    """M * 2^exponent; wide plans, which do not read it, may leave the range."""
+    """Return M * 2^exponent, or 0 on overflow. Overflow occurs only in wide plans.
+
+    Kernels for wide plans do not read the result.
+    """
     try:
         return M * 2.0**exponent
     except OverflowError:

@@ -1,6 +1,6 @@
-"""A plan's numbers as the kernels take them: structures of C, filled on the host without a sync.
+"""A plan's numbers as kernel arguments: C structures, filled on the host without a device sync.
 
-What depends on weights stays in tensors on the device; structures hold addresses and scalars.
+Numbers that depend on weights stay in device tensors. The structures hold addresses and scalars.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from quant_gru.kernels.cuda.plan.structure import (
 )
 from quant_gru.kernels.cuda.structs import KINDS, MatrixC
 
-_MOST_BYTES = 1 << 14  # features whose products and bias int32 holds
-_LONG = 512  # features; of about three times as many, usual sums of two planes leave int32
+_MOST_BYTES = 1 << 14  # most features for which byte products and bias fit int32
+_LONG = 512  # features; with about three times as many, typical sums of two planes exceed int32
 
 
 def is_power_of_two(scale: float) -> bool:
-    """Whether a scale's inverse is not rounded."""
+    """Return whether a scale is a power of two, so that its inverse is exact."""
     return math.frexp(scale)[0] == 0.5
 
 
-# properties that hold tensors of their own, each after what it is made of
+# properties that hold derived tensors; each one comes after the properties that it depends on
 DERIVED = ("multipliers", "_columns", "gemm", "tiles", "exact_float", "of_bytes")
 
 
@@ -50,7 +50,7 @@ def _overwrite(kept: Any, new: Any) -> None:
 
 
 class _cached(cached_property[Any]):
-    """A property that is computed once, and while a graph is captured at every use."""
+    """A cached property. While a graph is captured, it is recomputed at every use."""
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
@@ -66,13 +66,13 @@ class Numbers:
     """The numbers of one plan on its device.
 
     Attributes:
-        derived: Grows with every tensor that is made of the plan's and kept: what has to be
+        derived: Number of cached values that were derived from the plan's tensors. They have to be
             rewritten when the plan's tensors change in place.
     """
 
     def __init__(self, plan: CellPlan) -> None:
         self.derived = 0
-        # not the plan itself: the numbers are kept as long as its parts, and must not keep them
+        # no reference to the plan: a weak dictionary keyed by its weight part holds this object
         self.form = form_of(plan)
         self.device = plan.weights.W.device
         self.H, self.C = plan.hidden_size, plan.input_size
@@ -92,7 +92,7 @@ class Numbers:
         made_on(self.device)
 
     def count_derived(self) -> None:
-        """Something was made of the plan's tensors, and is kept."""
+        """Record that a value was derived from the plan's tensors and cached."""
         self.derived += 1
         made_on(self.device)
 
@@ -103,7 +103,7 @@ class Numbers:
 
     @_cached
     def multipliers(self) -> tuple[Tensor, Tensor]:
-        """M / 2^k of the channels of W x and R h, float64 (3H,), exact."""
+        """M / 2^k of each channel of W x and R h, exact in float64 (3H,)."""
         found = []
         for M, k in self._multipliers:
             found.append(M.to(torch.float64) * power_of_two(-k))
@@ -125,7 +125,7 @@ class Numbers:
 
     @_cached
     def W(self) -> Any:
-        """W in rows, for the input projection."""
+        """W in row-major order, for the input projection."""
         return self._matrix(0, self._W)
 
     @_cached
@@ -134,18 +134,18 @@ class Numbers:
 
     @_cached
     def transposed(self) -> tuple[Any, Any]:
-        """W and R in columns, for the generic kernel."""
+        """W and R transposed, for the kernel of wide integers."""
         W, R = (self._matrix(i, w) for i, w in enumerate(self._columns))
         return W, R
 
     @_cached
     def gemm(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """What products of bytes need of W and of R.
+        """Operands of byte GEMMs for W and for R.
 
         Returns:
-            For each, int8 (padded features, columns): columns of the first bytes, then, where codes
-            have 16 bits, of the second bytes less 128 and of ones; and int64 (3H,), bias and zero
-            points.
+            For each matrix, the weights as int8 (padded features, columns), and the folded bias and
+            zero points as int64 (3H,). 8-bit codes have 3H columns and padding. 16-bit codes have
+            3H columns of high bytes, 3H columns of low bytes less 128, and a column of ones.
         """
         return self._gemm(0), self._gemm(1)
 
@@ -161,7 +161,7 @@ class Numbers:
             rows = [codes >> 8, (codes & 255) - 128, torch.ones_like(codes[:1])]
         planes = torch.cat(rows)
         features = codes.shape[1]
-        # cuBLAS has no kernel for many rows where columns are an odd multiple of 8
+        # cuBLAS has no kernel for many rows if the number of columns is an odd multiple of 8
         columns, padded = -(-planes.shape[0] // 16) * 16, _padded(features)
         weights = planes.new_zeros((columns, padded), dtype=torch.int8)
         weights[: planes.shape[0], :features] = planes.to(torch.int8)
@@ -169,20 +169,20 @@ class Numbers:
 
     @_cached
     def tiles(self) -> Tensor:
-        """Weights of bytes as in wgmma_pingpong.cuh: int8 (tiles, panels, 3, 64, 128)."""
+        """8-bit W in the layout of wgmma_pingpong.cuh: int8 (tiles, panels, 3, 64, 128)."""
         codes = self._W.to(torch.int8).view(3, self.H, self.C)
         tiles, panels = -(-self.H // 64), -(-self.C // 128)
         wide = codes.new_zeros((3, tiles * 64, panels * 128))
         wide[:, : self.H, : self.C] = codes
         rows = wide.view(3, tiles, 64, panels, 8, 16).permute(1, 3, 0, 2, 4, 5)
-        # the swizzle of 128 bytes: the index of each 16 bytes is combined with the row by XOR
+        # 128-byte swizzle: the index of each 16 bytes is combined with the row by XOR
         row, place = torch.arange(64, device=codes.device), torch.arange(8, device=codes.device)
         at = (row[:, None, None] % 8 ^ place[:, None]).expand(rows.shape)
         return rows.gather(4, at).view(tiles, panels, 3, 64, 128)
 
     @property
     def padded_C(self) -> int:
-        """Features with padding, as the products of `gemm` have them."""
+        """Padded number of input features in `gemm`."""
         return _padded(self.C)
 
     @property
@@ -192,12 +192,12 @@ class Numbers:
 
     @property
     def x_powers(self) -> bool:
-        """Whether scales of x and of W x are powers of two, as multipliers of W x then are."""
+        """Whether the scales of x and W x are powers of two, so multipliers of W x are, too."""
         return is_power_of_two(self.x.scale) and is_power_of_two(self._Wx.scale)
 
     @property
     def long_sums(self) -> bool:
-        """Whether sums of two planes of x exceed int32 too often for kernels that need int32."""
+        """Whether sums of two planes of x exceed int32 too often for kernels that require int32."""
         return self.x_planes == 2 and self.C > _LONG
 
     @property
@@ -207,25 +207,27 @@ class Numbers:
 
     @property
     def added(self) -> int:
-        """What is added to W x before instructions round it to a byte, see `finish_held`."""
+        """The constant that is added to W x before rounding to a byte; see `finish_held`."""
         lo = self._Wx.lo - self._Wx.zero_point
         return lo + 127 if lo % 2 else -128 - lo
 
     @_cached
     def exact_float(self) -> tuple[Tensor, Tensor]:
-        """int32 (2,): float32 holds every accumulator and multiplier of W x, of R h.
+        """Two flags for W x and two flags for R h, each pair int32 (2,).
 
-        Where float32 has codes of 16 bits: int32 holds every accumulator of R h, and its
-        multipliers in units of 2^-32; the second number says so of the accumulators of each half
-        of the features.
+        Unless a case below applies, both flags say that float32 holds every accumulator and
+        multiplier exactly.
 
-        Where x has one plane, the second number says that these multipliers of W x are powers of
-        two, and float32 holds what is rounded to a byte, `added` included, before it is.
+        W x, one plane of x: the second flag also says that the multipliers are powers of two and
+        that float32 holds the value before rounding to a byte, `added` included.
 
-        Where x has two planes: int32 holds every accumulator of W x (where `long_sums` are not,
-        and otherwise that of the second plane), and what it is rounded to before the clamp, and
-        float32 its multipliers; the second number says that these are also whole in units of
-        2^-31, and at most 2.
+        W x, two planes of x: the first flag says that int32 holds every accumulator and every
+        rounded value before the clamp, and float32 every multiplier. With `long_sums`, only the
+        second plane's accumulator is considered. The second flag also says that multipliers are
+        integers in units of 2^-31, and at most 2.
+
+        R h with `in_int32`: the first flag says that int32 holds every accumulator and every
+        multiplier in units of 2^-32. The second flag says so of sums over half of the features.
         """
         found = []
         for which, (codes, operand) in enumerate(((self._W, self.x), (self._R, self.h))):
@@ -244,12 +246,12 @@ class Numbers:
                 fits = [(reach < 1 << 24) & normal] * 2
                 if which == 0 and self.x_planes == 2:
                     units = m * 2.0**31
-                    # the second plane's sums are below 2^28
+                    # sums of the second plane are below 2^28
                     held = self.gemm[0][1].abs() < 1 << 30 if self.long_sums else reach < 1 << 31
                     held = held & (reach.to(torch.float64) * m < 2.0**30) & normal
                     fits = [held, held & (units == units.round()) & (m <= 2)]
                 elif which == 0:
-                    # integers in units of m or, where that is more, of 1
+                    # integers in units of min(m, 1)
                     power, below = torch.frexp(m)[0] == 0.5, m.clamp(max=1)
                     most = reach * m.clamp(min=1) + abs(self.added) / below
                     fits[1] = fits[0] & power & (most <= 1 << 24)
@@ -257,26 +259,26 @@ class Numbers:
         return found[0], found[1]
 
     def _reach_of_halves(self, sizes: Tensor) -> Tensor:
-        """Bounds of the recurrence's sums over half of the features, bias included (3H,)."""
+        """Return bounds (3H,) of R h sums over half of the features, bias included."""
         middle = -(-self.H // 128) * 64
         halves = torch.maximum(sizes[:, :middle].sum(dim=1), sizes[:, middle:].sum(dim=1))
-        # codes as they are kept, whose low bytes may be kept less 128
+        # bounds of stored codes; the kernel may store low bytes less 128
         fold = self.h_offset - self.h.zero_point
         folded = self._B[1] + fold * self._R.to(torch.int64).sum(dim=1)
         return halves * ((1 << 15) + 128) + sizes.sum(dim=1) * 128 + folded.abs()
 
     @property
     def projects_bytes(self) -> bool:
-        """Whether W has codes of one byte, and sums of bytes that int32 holds."""
+        """Whether W has one-byte codes and int32 holds sums of byte products."""
         return self.W_planes == 1 and self.C <= _MOST_BYTES
 
     @_cached
     def of_bytes(self) -> tuple[Tensor, Tensor]:
-        """Bias and zero points of W x as int32 (3H,), and its multipliers as float32 (3H,)."""
+        """Folded bias and zero points of W x, int32 (3H,), and multipliers, float32 (3H,)."""
         return self.gemm[0][1].to(torch.int32), self.multipliers[0].to(torch.float32)
 
     def fragments(self, features: int, units: int) -> tuple[Tensor, Tensor, Tensor]:
-        """R as the matrix instruction's A operand, and its bias and multipliers.
+        """Return R as the A operand of the MMA instruction, with its bias and multipliers.
 
         Args:
             features: H padded to a multiple of 64.
@@ -284,7 +286,8 @@ class Numbers:
 
         Returns:
             int32 [plane][group of 16 units][block of 64 features][half][gate][register][lane];
-            float64 (3, units), bias and zero point in accumulator units; float64 (3, units), m.
+            float64 (3, units), folded bias and zero point in accumulator units;
+            float64 (3, units), multipliers m.
         """
         kept = self._fragments.get((features, units))
         if kept is None:
@@ -295,15 +298,15 @@ class Numbers:
         return kept
 
     def packed(self) -> dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]]:
-        """What `fragments` has made so far, by its arguments."""
+        """Return all cached results of `fragments`, by its arguments."""
         return self._fragments
 
     def refresh(self, names: Iterable[str] | None = None, first: int = 0) -> None:
-        """Write what was derived from the plan's tensors again, after they changed in place.
+        """Rewrite derived tensors after the plan's tensors changed in place.
 
         Args:
-            names: Which properties, where they exist; None for all.
-            first: Fragments before this one are left out.
+            names: The properties to rewrite, if they are cached; None for all.
+            first: Skip this many of the first cached fragments.
         """
         for name in DERIVED if names is None else names:
             if name in self.__dict__:
@@ -318,7 +321,7 @@ class Numbers:
         padded[:, :H, :H] = R
         planes = [padded]
         if self.form.weight_bytes == 2:
-            # the low byte is unsigned; as bits it is the same
+            # the low byte is unsigned; int8 has the same bits
             planes = [(padded & 255) - ((padded & 128) << 1), padded >> 8]
         bytes_ = torch.stack(planes).to(torch.int8)
         # unit = 16 group + 8 row8 + lane8, feature = 64 block + 16 quad + 8 j + 4 half + i
@@ -335,7 +338,7 @@ class Numbers:
 
 
 def _multipliers(each: WeightedSum) -> tuple[Tensor, Tensor]:
-    """M and k of all channels, int64 (3H,)."""
+    """Return M and k of all channels, each int64 (3H,)."""
     (M,), k = each.multipliers, each.shift
     assert isinstance(M, Tensor)
     assert isinstance(k, Tensor)

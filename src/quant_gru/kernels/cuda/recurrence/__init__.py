@@ -1,1 +1,1 @@
-"""The recurrence, step after step: persistent, in launches of a step, and of wide integers."""
+"""Kernels of the recurrence: persistent, one launch per step, and wide integers."""

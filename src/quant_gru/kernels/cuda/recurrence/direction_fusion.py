@@ -1,4 +1,4 @@
-"""Direction fusion: which directions of a layer share a launch of the recurrence."""
+"""Direction fusion: choose the directions of a layer that share a launch of the recurrence."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ _Direction = TypeVar("_Direction", bound=HasNumbers)
 def launches_of(
     directions: Sequence[_Direction], N: int, clusters: Mapping[int, int]
 ) -> Sequence[tuple[Sequence[_Direction], Form]]:
-    """The directions of each launch of the recurrence, and its form.
+    """Return the directions of each launch of the recurrence, and its form.
 
-    Directions of equal forms share a launch. Others share one whose form is exact for both, unless
-    two launches take less time, as where one direction alone fills a device.
+    Directions with equal forms share a launch. Directions with different forms share a launch
+    whose form is exact for both, unless two launches take less time. Two launches can be faster if
+    one direction fills a device.
 
     Args:
-        directions: One or two.
+        directions: One or two directions.
         N: Rows.
-        clusters: As of `planner.candidates`.
+        clusters: As for `planner.candidates`.
     """
     numbers = [each.numbers for each in directions]
     H, forms = numbers[0].H, [each.form for each in numbers]

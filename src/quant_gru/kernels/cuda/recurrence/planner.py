@@ -1,4 +1,4 @@
-"""How a recurrence is laid over a GPU: blocks of a cluster, rows of a tile, warps of a group."""
+"""Choose the layout of a recurrence: blocks per cluster, rows per tile, warps per unit group."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from quant_gru._errors import QuantGRUError
 from quant_gru.kernels.cuda.plan.structure import MOST_SHARED, Form
 
 VARIABLE = "QUANT_GRU_CUDA_SHAPE"
-# held units take the place of zoneout's interpolation
+# held units replace zoneout's interpolation
 _HELD = {"HELD": 1, "QG_ZONEOUT": 0}
-_REGISTERS = 65536  # of a multiprocessor
+_REGISTERS = 65536  # per multiprocessor
 _MOST_THREADS = 512
-# registers of a thread besides its weights, for the gate arithmetic of 1, 2 and 4 elements
+# registers per thread besides weights, for the gate arithmetic of 1, 2 and 4 elements
 _OTHER_REGISTERS = {1: 72, 2: 88, 4: 112}
 _FEW_OTHER_REGISTERS = (
-    66  # the same for up to two elements in float32 with one product for each weight
+    66  # the same for up to two elements, float32 arithmetic and one MMA pass per weight
 )
 _ROWS = (1, 2, 4, 8, 16)
-_MOST_WITHOUT_CLUSTERS = 99 << 10  # bytes of shared memory of a block
-# steps of W x in the ring of loads, and where two blocks fit a multiprocessor with fewer
+_MOST_WITHOUT_CLUSTERS = 99 << 10  # bytes of shared memory per block
+# steps of W x in the ring buffer; the short ring can let two blocks share a multiprocessor
 _RING, _SHORT_RING = 4, 2
-_FEW_WEIGHT_REGISTERS = 128  # so many registers of weights leave enough for all else
-_MANY_WEIGHT_REGISTERS = 160  # more leave few
-# blocks of which a multiprocessor takes two, whatever their registers
+_FEW_WEIGHT_REGISTERS = 128  # up to this many weight registers leave enough for the rest
+_MANY_WEIGHT_REGISTERS = 160  # more weight registers leave few for the rest
+# two blocks within these limits fit a multiprocessor, whatever their registers
 _LIGHT_THREADS, _LIGHT_SHARED = 128, (MOST_SHARED - 1024) // 2
-_SHARED_STEP = 1.1  # time of a step of two blocks on a multiprocessor, relative to one
-_ALONE_SHARED = _LIGHT_SHARED + 16  # so that a multiprocessor holds one such block
-_FEWEST = 32  # with fewer, a thread is busy with nothing but spilled registers
+_SHARED_STEP = 1.1  # step time of two blocks on a multiprocessor, relative to one block
+_ALONE_SHARED = _LIGHT_SHARED + 16  # bytes that keep a second block off the multiprocessor
+_FEWEST = 32  # other registers; with fewer, spills dominate a thread's time
 
 
 class StateOutputs(NamedTuple):
-    """What a launch with real states before and after all steps writes of each step.
+    """Which forms of every step's states are written by a launch with real first and last states.
 
     Attributes:
-        values: Real values.
-        codes: Codes.
+        values: Whether it writes real values.
+        codes: Whether it writes codes.
     """
 
     values: bool
@@ -49,15 +49,15 @@ class StateOutputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """One way to run a recurrence.
+    """The layout of a recurrence on a GPU.
 
     Attributes:
-        features: H padded, as the operand of R.
-        units: H padded, as rows of R.
-        blocks: Blocks of a cluster.
-        split: Warps that share the features of 16 units: 1 or 2.
-        spread: Warps that repeat the products of 16 units and share their gates: 1 or 2.
-        rows: Rows of a tile: 1, 2, 4, 8 or, in two strips that alternate, 16.
+        features: H padded, as the depth of the GEMM with R.
+        units: H padded, as the number of units.
+        blocks: Blocks per cluster.
+        split: Warps that split the features of 16 units: 1 or 2.
+        spread: Warps that repeat the GEMM of 16 units and divide its rows: 1 or 2.
+        rows: Rows per tile: 1, 2, 4, 8 or 16. A tile of 16 rows has two alternating strips.
     """
 
     features: int
@@ -69,43 +69,43 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Threads per block."""
         return self.units // self.blocks // 16 * self.split * self.spread * 32
 
     @property
     def elements(self) -> int:
-        """Elements of a thread and a strip."""
+        """Elements per thread and strip."""
         return max(1, self.strip // 2 // (self.split * self.spread))
 
     def tiles(self, N: int) -> int:
-        """Clusters that N rows take."""
+        """Return the number of tiles of N rows, which is the number of clusters."""
         return -(-N // self.rows)
 
     @property
     def strip(self) -> int:
-        """Rows that a matrix instruction takes; a tile has one strip or two."""
+        """Rows of one MMA instruction; a tile has one or two strips."""
         return min(self.rows, 8)
 
     def strips(self, N: int) -> int:
-        """Strips of the tiles that N rows take."""
+        """Return the number of strips in the tiles of N rows."""
         return self.tiles(N) * self.rows // self.strip
 
     def projected_words(self, form: Form, T: int, N: int) -> int:
-        """Words of 32 bits that the input projection of T steps and N rows takes."""
+        """Return the size of the input projection of T steps and N rows, in 32-bit words."""
         return T * self.strips(N) * self.units * self.strip * (2 if form.wide_input else 1)
 
     def weight_registers(self, form: Form) -> int:
-        """Registers of a thread that hold weights."""
+        """Return the number of weight registers per thread."""
         return 12 * (self.features // 32) // self.split * form.weight_bytes
 
     def fits(self, form: Form, clusters: bool = True) -> bool:
-        """Whether a block's weights stay in registers, and the rest in shared memory.
+        """Return whether a block's weights fit registers and the rest fits shared memory.
 
         Args:
-            form: The plan's structure.
-            clusters: Whether the device has clusters; others may have less shared memory.
+            form: The plan's form.
+            clusters: Whether the device has clusters; other devices may have less shared memory.
         """
-        # tables of their own are read where there is much
+        # `form.own` exists only on devices with large shared memory
         most = MOST_SHARED if clusters or form.own is not None else _MOST_WITHOUT_CLUSTERS
         allowed = min(255, _REGISTERS // self.threads)
         return (
@@ -115,7 +115,7 @@ class Shape:
         )
 
     def spilled(self, form: Form) -> int:
-        """Registers of a thread that are too many, an estimate."""
+        """Estimate the number of spilled registers per thread."""
         allowed = min(255, _REGISTERS // self.threads)
         lean = form.recurrence.real == "float" and self.passes(form) == 1 and self.elements <= 2
         beside = (
@@ -126,47 +126,47 @@ class Shape:
         return max(0, self.weight_registers(form) + beside - allowed)
 
     def doubles(self, form: Form) -> bool:
-        """Whether a tile may have two strips."""
+        """Return whether a tile may have two strips."""
         return form.weight_bytes == 1 and self.split == 2 and self.blocks > 1
 
     def passes(self, form: Form) -> int:
-        """Products of a weight: both bytes of a few rows are columns of one."""
+        """Return the MMA passes per weight. For few rows, one pass has both bytes as columns."""
         packed = form.weight_bytes == 1 and self.strip <= 4
         return form.weight_bytes * (1 if packed else form.state_bytes)
 
     def resident(self, form: Form, clusters: Mapping[int, int]) -> tuple[int, int]:
-        """Clusters that run at once on multiprocessors of their own, and at most.
+        """Return the number of clusters that run at once, without and with shared multiprocessors.
 
         Args:
-            form: The plan's structure.
-            clusters: As of `candidates`.
+            form: The plan's form.
+            clusters: As for `candidates`.
         """
         alone = max(clusters[self.blocks], 1)
         light = self.threads <= _LIGHT_THREADS and self.shared_bytes(form) <= _LIGHT_SHARED
         return alone, 2 * alone if light and self.blocks > 1 else alone
 
     def sets(self, form: Form) -> int:
-        """Accumulators of a gate: two where a scheduler has one warp and registers are left."""
+        """Return the accumulators per gate: two if a scheduler has one warp and registers allow."""
         alone = self.threads <= 128 and form.weight_bytes == 1 and self.passes(form) == 1
         roomy = 64 < self.features and self.weight_registers(form) <= _FEW_WEIGHT_REGISTERS
         return 2 if alone and roomy else 1
 
     def saturated(self, form: Form) -> bool:
-        """Whether gates are those of saturating.cuh, whose constants take some registers."""
+        """Return whether gates are those of saturating.cuh, whose constants need registers."""
         return form.saturated and self.weight_registers(form) <= _FEW_WEIGHT_REGISTERS
 
     def late(self, form: Form) -> bool:
-        """Whether products of the update gate may come last: registers hold all operands."""
+        """Return whether the update gate's GEMM comes last, which needs registers for operands."""
         roomy = self.weight_registers(form) <= _FEW_WEIGHT_REGISTERS
         return form.recurrence.real == "float" and roomy
 
     def tight(self, form: Form) -> bool:
-        """Whether biases and multipliers are in shared memory: weights leave few registers."""
+        """Return whether biases and multipliers are in shared memory, as registers are few."""
         narrow = form.recurrence.real == "float" and form.state_bytes + form.weight_bytes <= 3
         return narrow and self.elements > 1 and self.weight_registers(form) > _MANY_WEIGHT_REGISTERS
 
     def macros(self, form: Form, H: int, directions: int) -> dict[str, object]:
-        """What persistent.cu is specialized on."""
+        """Return the macros that specialize persistent.cu."""
         return {
             "KP": self.features,
             "UP": self.units,
@@ -195,20 +195,20 @@ class Shape:
         }
 
     def bulk(self, form: Form) -> bool:
-        """Whether blocks send what they have of a strip in one piece: where it is large."""
+        """Return whether a block sends its states of a strip in one bulk copy, if they are many."""
         whole = self.features == self.units == 64 * self.blocks
         large = form.state_bytes == 2 or self.rows == 8
         return whole and large and self.blocks > 1 and form.weight_bytes == 1
 
     def ring(self, form: Form) -> int:
-        """Steps of W x that are being loaded or in use."""
+        """Return the number of steps of W x in the ring buffer: being loaded or in use."""
         light = self.threads <= _LIGHT_THREADS and self.blocks > 1
         crowded = self._shared_with(_RING, form) > _LIGHT_SHARED
         fits = self._shared_with(_SHORT_RING, form) <= _LIGHT_SHARED
         return _SHORT_RING if light and crowded and fits else _RING
 
     def shared_bytes(self, form: Form) -> int:
-        """Shared memory of a block."""
+        """Return the bytes of shared memory per block."""
         return self._shared_with(self.ring(form), form)
 
     def _shared_with(self, steps: int, form: Form) -> int:
@@ -222,7 +222,7 @@ class Shape:
         strips = self.rows // self.strip
         owned = max(1, self.strip // halves)
         stage = 0 if bulk else 2 * groups * halves * form.state_bytes * owned * 16
-        # barriers, whether rows are NaN, and biases and multipliers
+        # barriers, NaN flags of rows, and biases and multipliers
         beside = 16 * strips + 32 + (12 * self.threads if self.tight(form) else 0)
         ring = steps * strips * self.threads * self.elements * (8 if form.wide_input else 4)
         received = stage if self.blocks > 1 else 0
@@ -241,20 +241,20 @@ def layout(
     early: bool = False,
     chunk: int = 0,
 ) -> tuple[Kernel, Grid]:
-    """What to launch for N rows of H units.
+    """Return the kernel and grid for N rows of H units.
 
     Args:
-        shape: How they are laid over a GPU.
-        form: Structure of the plan.
+        shape: The layout on the GPU.
+        form: The plan's form.
         H: Units.
         N: Rows.
         directions: Directions of the launch.
         held: Whether some units keep their state in a step.
-        outputs: What is written of the states; None where codes are read and written.
-        early: Whether blocks may start while the launch ahead ends; for launches whose blocks all
-            find a multiprocessor of their own.
-        chunk: Steps of a time chunk of the input projection, which blocks that overlap with it wait
-            for; 0 without overlap.
+        outputs: Which forms of the states are written; None if the launch reads and writes codes.
+        early: Whether blocks may start while the previous launch ends. Allowed only if every block
+            of the launch gets a multiprocessor of its own.
+        chunk: Steps per time chunk that the recurrence waits for if it overlaps with the input
+            projection; 0 without overlap.
     """
     macros = shape.macros(form, H, directions)
     if held:
@@ -267,13 +267,13 @@ def layout(
     blocks = (shape.tiles(N) * shape.blocks, directions)
     shared = shape.shared_bytes(form)
     if early:
-        # otherwise two blocks could share a multiprocessor while others are still busy
+        # prevent two blocks from sharing a multiprocessor while other multiprocessors are busy
         shared = max(shared, _ALONE_SHARED)
     return kernel, Grid(blocks, shape.threads, shape.blocks, shared, early=early)
 
 
 def copied_bytes(form: Form, H: int) -> int:
-    """Bytes of states that a thread writes at once: 16 or 4 where rows are aligned, otherwise 0."""
+    """Return the bytes of states that a thread copies at once: 16 or 4 for aligned rows, else 0."""
     if form.out_bytes != form.state_bytes:
         return 0
     if H * form.state_bytes % 16 == 0:
@@ -282,19 +282,19 @@ def copied_bytes(form: Form, H: int) -> int:
 
 
 def make_shape(H: int, blocks: int, split: int, spread: int, rows: int) -> Shape:
-    """The shape of H units, padded as it has to be."""
+    """Return the shape of H units with the required padding."""
     features = -(-H // (64 * split)) * 64 * split
     units = -(-H // (16 * blocks)) * 16 * blocks
     return Shape(features, units, blocks, split, spread, rows)
 
 
 def candidates(form: Form, H: int, clusters: Mapping[int, int]) -> Iterator[Shape]:
-    """Shapes that a device can run.
+    """Yield the shapes that a device can run.
 
     Args:
-        form: The plan's structure.
+        form: The plan's form.
         H: Units.
-        clusters: Blocks of a cluster -> how many such clusters the device holds at once.
+        clusters: Blocks per cluster -> number of such clusters that the device runs at once.
     """
     for blocks in clusters:
         if blocks > 1 and H < 16 * blocks:
@@ -307,7 +307,7 @@ def candidates(form: Form, H: int, clusters: Mapping[int, int]) -> Iterator[Shap
 
 
 def _possible(shape: Shape, form: Form, clusters: Mapping[int, int]) -> bool:
-    """Whether a device can run a shape."""
+    """Return whether a device can run a shape."""
     rows = shape.rows >= shape.spread and (shape.rows <= 8 or shape.doubles(form))
     return rows and shape.fits(form, len(clusters) > 1)
 
@@ -315,7 +315,7 @@ def _possible(shape: Shape, form: Form, clusters: Mapping[int, int]) -> bool:
 def choose(
     form: Form, H: int, N: int, directions: int, clusters: Mapping[int, int]
 ) -> Shape | None:
-    """The shape with the least estimated time, or None where weights do not fit registers.
+    """Return the shape with the least estimated time, or None if weights do not fit registers.
 
     `QUANT_GRU_CUDA_SHAPE=blocks,split,spread,rows` overrides the choice.
     """
@@ -343,13 +343,13 @@ def _fastest(
 def time_of(
     shape: Shape, form: Form, N: int, directions: int, clusters: Mapping[int, int]
 ) -> float:
-    """Estimated nanoseconds that a step of N rows in each direction takes of a launch."""
+    """Estimate the nanoseconds per step of a launch with N rows in each direction."""
     tiles = shape.tiles(N) * directions
     return waves(shape, form, tiles, clusters) * step_time(shape, form)
 
 
 def waves(shape: Shape, form: Form, tiles: int, clusters: Mapping[int, int]) -> float:
-    """Waves of clusters that so many tiles take; more for blocks that share a multiprocessor."""
+    """Return the waves of clusters for a number of tiles, weighted for shared multiprocessors."""
     alone, most = shape.resident(form, clusters)
     whole, left = divmod(tiles, most)
     shared = 1.0 if most == alone else _SHARED_STEP
@@ -357,14 +357,14 @@ def waves(shape: Shape, form: Form, tiles: int, clusters: Mapping[int, int]) -> 
 
 
 def step_time(shape: Shape, form: Form) -> float:
-    """Estimated nanoseconds of a step on an H200."""
-    busy = max(1.0, shape.threads / 128)  # warps of one scheduler
+    """Estimate the nanoseconds of a step on an H200."""
+    busy = max(1.0, shape.threads / 128)  # warps per scheduler
     steps = shape.features / 32 / shape.split * shape.passes(form)
-    # matrix instructions depend on each other within a warp, and share a unit among warps
+    # MMA instructions of a warp depend on each other, and warps share a tensor core
     turn = steps * max(12.7, 9.7 * busy)
     fixed, each = (239.0, 59.0) if form.recurrence.real == "float" else (398.0, 206.0)
     if form.in_int32:
-        fixed, each = 300.0, 80.0  # more instructions for a table lookup, by their latencies
+        fixed, each = 300.0, 80.0  # table lookups have more instructions; from their latencies
     turn += fixed + each * shape.elements * busy**0.92
     if shape.split == 2:
         turn += 47 + 4.6 * busy
@@ -375,7 +375,7 @@ def step_time(shape: Shape, form: Form) -> float:
         kilobytes = shape.units * shape.strip * form.state_bytes / 1024
         exchange = 77 + 2.3 * shape.blocks + (72 + 2.8 * shape.blocks) * min(kilobytes, 8)
         exchange += 45 * max(kilobytes - 8, 0)
-    # states of one strip are exchanged while the other is computed
+    # one strip's states are exchanged while the other strip is computed
     return float(max(turn + exchange, turn * (shape.rows // shape.strip)))
 
 

@@ -1,1 +1,1 @@
-"""Weights to the numbers of a plan, in place."""
+"""Requantize weights: rewrite the numbers of a plan in place."""

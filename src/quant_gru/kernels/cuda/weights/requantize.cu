@@ -1,7 +1,8 @@
-// Raises scales of rows of weights to their share of the largest, and writes all that follows.
+// Raises the scale of each weight row to a minimum share of the largest scale. Then writes codes,
+// biases, multipliers and all data that kernels derive from them.
 #include "weights/weight_rows.cuh"
 
-// The largest magnitude of n scales; `bad` where one is negative.
+// Returns the largest magnitude of n scales. Sets `bad` if a scale is negative.
 inline double largest_of(const double *scales, int n, bool &bad) {
     double largest = 0;
 #pragma unroll 4
@@ -26,7 +27,7 @@ inline int64_t fragment_at(const Fragments &f, int plane, int gate, int unit, in
     return at * 4 + feature % 4;
 }
 
-// Of a weight in tiles, see wgmma_pingpong.cuh.
+// Index of a weight in the tiled layout of wgmma_pingpong.cuh.
 inline int64_t tile_at(int features, int gate, int unit, int feature) {
     int64_t at = unit / 64 * ((features + 127) / 128) + feature / 128;
     at = (at * 3 + gate) * 64 + unit % 64;

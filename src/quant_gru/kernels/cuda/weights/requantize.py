@@ -1,4 +1,4 @@
-"""Rewrites a weight part, and what kernels derived from it, on a GPU: two launches for a cell."""
+"""Rewrite a weight part and all data derived from it on a GPU, in two launches per cell."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quant_gru.kernels.cuda.plan.tensors import Numbers
 from quant_gru.kernels.cuda.structs import KINDS, WeightsC
 
 Given = tuple[tuple[int, torch.dtype | None], ...]
-"""Address and dtype of W, R, bw, br as they are in memory; (0, None) for what is not there."""
+"""Address and dtype of W, R, bw and br in memory; (0, None) for a bias that is absent."""
 
 _REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 _THREADS = 256
@@ -32,10 +32,10 @@ class Writer:
     """Writes the tensors of a weight part.
 
     Args:
-        qparams: Scales per channel that follow the weights, matrices of up to 16 bits.
-        frozen: The frozen part beside it.
-        part: What is rewritten.
-        machine: Where kernels run; None for the part's GPU.
+        qparams: Parameters with unpinned per-channel weight scales and matrices of up to 16 bits.
+        frozen: The frozen part of the same cell.
+        part: The weight part that is rewritten.
+        machine: The GPU that runs the kernels; None for the part's GPU.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class Writer:
         for which in range(2):
             self._fill(which, qparams, frozen)
         self._seen: tuple[Numbers | None, int] = (None, 0)
-        # as the arguments have them
+        # the weights that the arguments currently point to
         self._given: Given = ((0, None),) * 4
         self._drops = False
-        # whether something derived is not rewritten by the launches
+        # whether there is derived data that the launches do not rewrite
         self._more = False
         self._launch: Prepared | None = None
 
@@ -98,7 +98,7 @@ class Writer:
         c.limit = bias_limit(bits, operand.bits)
 
     def takes(self, *values: Tensor | None) -> bool:
-        """Whether these weights are of a dtype and a device that the kernels read."""
+        """Return whether the kernels can read these weights, by their dtype and device."""
         device = self._part.W.device
         for v in values:
             if v is not None and (v.dtype not in _REAL or v.device != device):
@@ -112,16 +112,16 @@ class Writer:
         dropped: Tensor | None,
         p: float,
     ) -> bool:
-        """Rewrite everything, on the current stream.
+        """Rewrite the part on the current stream.
 
         Args:
             matrices: W (3H, C) and R (3H, H).
             biases: bw and br (3H,), or None for zeros.
             dropped: bool (3H, H) or None; as for `build_weights`.
-            p: Probability of what was dropped.
+            p: The probability that a code was dropped.
 
         Returns:
-            True: nothing is compared.
+            Always True: this writer does not look for unchanged weights.
         """
         keep: list[Tensor] = []
         given: list[tuple[int, torch.dtype | None]] = []
@@ -145,13 +145,13 @@ class Writer:
         return True
 
     def forget(self) -> None:
-        """Others have written the part; nothing is kept of it."""
+        """Do nothing: this writer keeps no copy of the part."""
 
     def repeat(self, given: Given) -> None:
-        """`write` with nothing dropped, of weights whose dtypes and layout are known.
+        """Run `write` without dropped codes, for weights of known dtypes and layout.
 
         Args:
-            given: Where they are, contiguous, of a dtype that the kernels read.
+            given: Addresses of contiguous weights, of dtypes that the kernels read.
         """
         if self._drops:
             self._arguments.operands[1].dropped = None
@@ -180,7 +180,7 @@ class Writer:
             numbers.refresh(("_columns",), _MOST_FRAGMENTS)
 
     def _set(self, index: int, address: int, dtype: torch.dtype | None) -> None:
-        """Let the arguments point at W, R, bw or br."""
+        """Point the arguments to W, R, bw or br, by index."""
         c, real = self._arguments.operands[index % 2], 0 if dtype is None else _REAL[dtype]
         if index < 2:
             c.w, c.w_real = address, real
@@ -188,7 +188,7 @@ class Writer:
             c.b, c.b_real = address, real
 
     def _point(self, numbers: Numbers | None) -> None:
-        """Let the arguments point at what was derived from the part."""
+        """Point the arguments to the data that was derived from the part."""
         arguments = self._arguments
         arguments.count, self._more = 0, False
         made = {} if numbers is None else numbers.__dict__

@@ -1,8 +1,8 @@
-// Chooses the scales of rows of weights and of biases.
+// Chooses the scales of weight rows and of biases.
 #include "weights/weight_rows.cuh"
 
-// The scale of n values from `first` on, 0 where all are; negative (-0, too) where one is not
-// finite.
+// Returns the scale of n values that start at `first`, or 0 if all values are 0. The sign is
+// negative (-0 included) if a value is not finite.
 inline double row_scale(const void *values, int64_t kind, int64_t first, int n, int bits, double lo,
                         double hi, bool free_scale) {
     const int lane = threadIdx.x % 32;
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(256) row_scales(const __grid_consta
     if (row >= 3 * w.H) return;
     const int K = (int)o.K;
     const bool first_lane = threadIdx.x % 32 == 0;
-    // the row, then the bias, without another copy of the code
+    // one loop for the row and its bias, so that the code is not duplicated
 #pragma unroll 1
     for (int bias = 0; bias < 2; ++bias) {
         const double scale =

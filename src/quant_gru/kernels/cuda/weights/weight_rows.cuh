@@ -1,6 +1,6 @@
-// Weights to the numbers of the plan, anew at every training step: a warp takes one row of a matrix
-// and the bias beside it. row_scales.cu chooses each row's scale, requantize.cu raises it to its
-// share of the largest and writes all that follows.
+// Converts weights to the numbers of the plan at every training step. Each warp processes one
+// matrix row and its bias. row_scales.cu chooses each row's scale. requantize.cu raises it to a
+// minimum share of the largest scale and writes everything that depends on it.
 #ifndef QUANT_GRU_WEIGHTS_CUH
 #define QUANT_GRU_WEIGHTS_CUH
 
@@ -8,13 +8,13 @@
 #include "gates/arithmetic.cuh"
 #include "kernel_runtime/cuda/ptx.cuh"
 
-struct Operand {             // W with its bias, or R
-    const void *w;           // (3H, K), rows reset, update, candidate
+struct Operand {             // W or R, with its bias
+    const void *w;           // (3H, K), rows in the order reset, update, candidate
     const void *b;           // (3H), or null for zeros
     const uint8_t *dropped;  // (3H, K) codes that become 0, or null
-    double *w_scale;         // (3H) between the kernels; below zero where a value is not finite
+    double *w_scale;         // (3H), from the first kernel; negative if a value is not finite
     double *b_scale;
-    // from here on rows are update, reset, candidate; what is null is not wanted
+    // results: rows in the order update, reset, candidate; a null pointer is skipped
     void *codes;
     void *b_codes;
     float *scales;
@@ -33,13 +33,13 @@ struct Operand {             // W with its bias, or R
     int64_t K, padded, planes, significant, fold, fold_words, reach;
     double lo, hi, b_lo, b_hi, operand_scale, result_scale, b_unit, limit;
     int64_t bits, b_bits;
-    // what is asked of accumulators and multipliers, see Numbers.exact_float: 1 where R h is in
-    // int32, 2 where x has two planes
+    // `whole` selects the conditions of Numbers.exact_float on accumulators and multipliers: 1 if
+    // R h is in int32, 2 if x has two planes, otherwise 0
     int64_t whole, long_sums;
-    double added;  // before what float holds is rounded to a byte; its magnitude
+    double added;  // magnitude of the constant that is added before rounding to a byte
 };
 
-struct Fragments {  // R as the matrix instruction's A operand, see numbers.py
+struct Fragments {  // R as the A operand of the MMA instruction, see plan/tensors.py
     int8_t *bytes;
     double *bias;
     double *m;
@@ -51,7 +51,7 @@ struct Weights {
     Fragments fragments[4];
     uint8_t *finite;
     int64_t H, count, planes_R, free;
-    float keep;  // scales of R are divided by it where codes may be dropped
+    float keep;  // 1 - p: divides the scales of R if codes are dropped with probability p
 };
 
 inline double real_half(uint16_t v) {
@@ -60,7 +60,8 @@ inline double real_half(uint16_t v) {
     return sign * (__int_as_float((v & 0x7fff) << 13) * 5.192296858534828e33f);  // 2^112
 }
 
-// A value as float32, 0 where that is not finite; `bad` where the value itself is not.
+// Returns a value as float32, or 0 if the float32 value is not finite. Sets `bad` if the value
+// itself is not finite.
 inline float real(const void *values, int64_t kind, int64_t i, bool &bad) {
     double v;
     switch (kind) {

@@ -1,10 +1,15 @@
 """What tests of whole calls on a GPU share: the same GRU on both devices."""
 
 import copy
+import sys
+from pathlib import Path
 
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+from bits import assert_same_bits
 
 
 def pair(C, H, config="int8", **options):
@@ -35,4 +40,4 @@ def of_random_ranges(C, H, config, seed, **options):
 def equal(got, expected):
     """Asserts that tensors are the same, NaN included, wherever they are."""
     for ours, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(ours.cpu(), theirs.cpu(), rtol=0, atol=0, equal_nan=True)
+        assert_same_bits(ours, theirs)

@@ -34,7 +34,7 @@ def _inference():
 
 def prepared(gru):
     own = gru._parameters.values()
-    found = prepare(gru._plan(), [list(own)], own, torch.float32)
+    found = prepare(gru._plan, [list(own)], own, torch.float32)
     return lambda x, hx=None: found.start(own, x, hx, None, gru.batch_first)
 
 

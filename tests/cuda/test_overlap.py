@@ -15,6 +15,8 @@ from quant_gru.kernels.cuda.projection.overlap import Overlap
 from quant_gru.kernels.cuda.recurrence import planner
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+from bits import assert_same_bits
 from host_machine import COMPILER, Host, folder_of
 
 C, H = 21, 40
@@ -75,7 +77,7 @@ def test_calls_that_wait_for_time_chunks(folder, small, monkeypatch, config, sha
         ours = stack.Stack(gru._plan(), host)
         for given in (hx, -hx):
             for got, expected in zip(ours.run(x, given, None), gru(x, given), strict=True):
-                torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+                assert_same_bits(got, expected)
     names = [name for name, _, _ in host.prepared]
     assert names == [
         "quantize_input",

@@ -15,6 +15,8 @@ from quant_gru.kernels.cuda.projection import from_reals
 from quant_gru.kernels.cuda.recurrence import direction_fusion, planner
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+from bits import assert_same_bits
 from gpu_pairs import of_random_ranges
 from host_machine import COMPILER, Host
 
@@ -52,7 +54,7 @@ def checked(gru, host, x, hx=None, lengths=None):
         inside = torch.arange(x.shape[0])[:, None] < lengths
         found = found[0].masked_fill(~inside[..., None], 0), found[1]
     for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+        assert_same_bits(ours, theirs)
     return found
 
 
@@ -146,7 +148,7 @@ def test_what_is_kept_for_a_backward(host, config, H):
     y, h_n = whole.run(x, hx)
     kept = Kept()
     for got, expected in zip(whole.run(x, hx, None, kept), (y, h_n), strict=True):
-        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+        assert_same_bits(got, expected)
     assert torch.equal(kept.nan.isnan(), h_n.isnan().any(-1))
     assert (kept.nan.nan_to_num() == 0).all()
     for state, out in enumerate(kept.out):
@@ -277,7 +279,7 @@ def test_directions_whose_tables_are_read_in_different_ways(host):
     whole = stack.Stack(gru._plan(), host)
     for each in (None, None, kept):  # prepared, again, and in training
         for got, expected in zip(whole.run(x, hx, None, each), gru(x, hx), strict=True):
-            torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+            assert_same_bits(got, expected)
     assert [macros["DIRS"] for macros in recurrences(host)] == [2] * 6
     codes, lengths = layers[0][0].x.quantize(x), torch.tensor([6, 1, 4, 6, 2])
     directions = [

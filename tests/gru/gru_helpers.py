@@ -90,6 +90,11 @@ def unpacked(output):
 def same(a, b):
     """Bit for bit equal, NaN equal to NaN; dtype, too."""
     torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    pairs = [(a, b)] if isinstance(a, torch.Tensor) else zip(a, b, strict=True)
+    for ours, theirs in pairs:
+        if isinstance(ours, torch.Tensor) and ours.is_floating_point():
+            signs = ours.signbit() & (ours == 0), theirs.signbit() & (theirs == 0)
+            assert torch.equal(*signs), "signs of zeros differ"
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from bits import same_bits
 from random_stacks import random_stack
 
 from quant_gru.execution import layers
@@ -54,11 +55,6 @@ def with_nan(seed):
     if seed % 3 == 0:
         x = x.transpose(0, 1).contiguous().transpose(0, 1)
     return replace(case, x=x, h0=h0)
-
-
-def same_bits(found, expected):
-    # adding 0 takes the sign off zeros, which kernels do not agree about
-    return torch.equal((found + 0.0).view(torch.int32), (expected + 0.0).view(torch.int32))
 
 
 @torch.no_grad()

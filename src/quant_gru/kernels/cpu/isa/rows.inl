@@ -59,27 +59,29 @@ inline bool quantize_row(const Quantizer &b, const float *x, int n, int32_t *out
     return nan != 0;
 }
 
+// Gates may round to -0; adding zero gives the 0 that an integer gives.
 inline void dequantize_row(float scale, const float *v, int n, float *out) {
-    const __m512 s = _mm512_set1_ps(scale);
+    const __m512 s = _mm512_set1_ps(scale), zero = _mm512_setzero_ps();
+    auto real = [&](__m512 code) QG_LAMBDA { return _mm512_add_ps(_mm512_mul_ps(s, code), zero); };
     int i = 0;
-    for (; i + 16 <= n; i += 16)
-        _mm512_storeu_ps(out + i, _mm512_mul_ps(s, _mm512_loadu_ps(v + i)));
+    for (; i + 16 <= n; i += 16) _mm512_storeu_ps(out + i, real(_mm512_loadu_ps(v + i)));
     if (i == n) return;
     const __mmask16 mask = static_cast<__mmask16>((1u << (n - i)) - 1);
-    _mm512_mask_storeu_ps(out + i, mask, _mm512_mul_ps(s, _mm512_maskz_loadu_ps(mask, v + i)));
+    _mm512_mask_storeu_ps(out + i, mask, real(_mm512_maskz_loadu_ps(mask, v + i)));
 }
 #else
 inline bool quantize_row(const Quantizer &b, const float *x, int n, int32_t *out) {
     return quantize(b, x, n, out);
 }
 
+// Gates may round to -0; adding zero gives the 0 that an integer gives.
 inline void dequantize_row(float scale, const float *v, int n, float *out) {
-    for (int i = 0; i < n; ++i) out[i] = scale * v[i];
+    for (int i = 0; i < n; ++i) out[i] = scale * v[i] + 0.f;
 }
 #endif
 
 inline void dequantize_row(float scale, const double *v, int n, float *out) {
-    for (int i = 0; i < n; ++i) out[i] = scale * static_cast<float>(v[i]);
+    for (int i = 0; i < n; ++i) out[i] = scale * static_cast<float>(v[i]) + 0.f;
 }
 
 // Zero-point-free codes of n values at `start`; returns whether one was NaN.

@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const bool finite = *p.ends.finite != 0;
 #endif
     if (!kRoom) {
-        load_state(p, me, state, nan_rows, any_nan);  // while there are registers
+        load_state(p, me, state, nan_rows, any_nan);  // before weights occupy the registers
         load_weights(p, me, w, loaded);
     }
 
@@ -175,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #if REALS
     if (!finite) *any_nan = 1;
 #endif
-    copies_wait<0>();  // the tables
+    copies_wait<0>();  // for the tables
     if (CL > 1)
         cluster_sync();
     else

@@ -32,7 +32,7 @@ constexpr int kSlice = HP * NB * 64;  // bytes of a strip that a block sends in 
 constexpr int kNextPlane = kBulk ? NB * 64 : kPlane;
 constexpr int kNextBlock = kBulk ? kSlice : 64;  // stride of blocks of 64 features
 constexpr int kSets = HP + WP - 1;               // accumulators per weight: powers of 256
-constexpr bool kShared = kHalves == 2;           // two warps finish a strip
+constexpr bool kShared = kHalves == 2;           // two warps divide the rows of a strip
 constexpr int kElements = kShared ? (NB == 8 ? 2 : 1) : (NB == 8 ? 4 : NB == 4 ? 2 : 1);
 constexpr int kRows = NB == 8 ? 2 : 1;  // units per thread
 constexpr int kSame = kRows;            // consecutive elements of a thread in the same row

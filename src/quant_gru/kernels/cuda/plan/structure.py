@@ -117,9 +117,7 @@ class Form:
 
 
 class FrozenNumbers:
-    """The gate arithmetic and tables, which calibration fixes.
-
-    They are created once. Piecewise tables synchronize with the host then.
+    """The gate arithmetic and tables, created once; piecewise tables need a host sync.
 
     Attributes:
         modes: How double arithmetic reads the tables of z, r and g.
@@ -400,10 +398,7 @@ def _sum(each: WeightedSum, real: str) -> ctypes.Structure:
 
 
 def _ldexp(M: int, exponent: int) -> float:
-    """Return M * 2^exponent, or 0 on overflow. Overflow occurs only in wide plans.
-
-    Kernels for wide plans do not read the result.
-    """
+    """Return M * 2^exponent, or 0 on overflow, which occurs only in wide plans that ignore it."""
     try:
         return M * 2.0**exponent
     except OverflowError:

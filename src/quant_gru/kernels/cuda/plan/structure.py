@@ -117,7 +117,7 @@ class Form:
 
 
 class FrozenNumbers:
-    """The gate arithmetic and tables that calibration fixes; piecewise tables need a host sync.
+    """The gate arithmetic and tables, created once; piecewise tables need a host sync.
 
     Attributes:
         modes: How double arithmetic reads the tables of z, r and g.
@@ -398,7 +398,7 @@ def _sum(each: WeightedSum, real: str) -> ctypes.Structure:
 
 
 def _ldexp(M: int, exponent: int) -> float:
-    """Return M * 2^exponent, or 0 on overflow: in wide plans, whose kernels do not read it."""
+    """Return M * 2^exponent, or 0 on overflow, which occurs only in wide plans that ignore it."""
     try:
         return M * 2.0**exponent
     except OverflowError:

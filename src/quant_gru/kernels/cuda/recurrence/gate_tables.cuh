@@ -1,4 +1,4 @@
-// How the gates of the persistent recurrence read their tables. Macros as in persistent.cu.
+// Table lookup for the gates of the persistent recurrence. Macros as in persistent.cu.
 #ifndef QUANT_GRU_GATE_TABLES_CUH
 #define QUANT_GRU_GATE_TABLES_CUH
 
@@ -6,7 +6,7 @@
 #include "gates/saturating.cuh"
 #include "recurrence/thread_tile.cuh"
 
-// A table of floats in shared memory, from the least code of a sum on.
+// A table of floats in shared memory. Its first entry belongs to the smallest code of a sum.
 struct Bits {
     uint32_t base;
 
@@ -21,8 +21,8 @@ struct Bits {
     }
 };
 
-// A sum's bits, which have the magic number inside, are limited as an integer: both limits are one
-// instruction where the lower one is 0.
+// Clamps the bits of a sum, magic number included, as an integer. Relative to the lower limit, one
+// instruction applies both limits.
 inline float gate_of(const Bits &of, const Sum<float> &s, float v1, float v2) {
     const float total = Magic<float>::fma(v2, s.m[1], Magic<float>::times(v1, s.m[0]));
     const int lowest = __float_as_int(s.lo), most = __float_as_int(s.hi) - lowest;

@@ -1,11 +1,11 @@
-// One step of a recurrence whose weights fit no registers: the product of bytes R h is made before,
-// by a matrix product; a block takes the units of one row.
+// One step of a recurrence whose weights do not fit registers. A GEMM of bytes computes R h before
+// this kernel. Each block computes units of one row.
 //
 // Macro       Values        Meaning
 // REAL        float, double type of the gate arithmetic
 // QG_WORDS    0, 1          some sums of the gates need 64-bit integers
 // QG_RRH, QG_OLD, QG_NEW  0, 1  whether the product is requantized to codes of its own
-// QG_ZONEOUT  0, 1          states keep a share of what they were
+// QG_ZONEOUT  0, 1          the new state includes a fraction of the previous state
 #include "gates/arithmetic.cuh"
 #include "kernel_runtime/cuda/ptx.cuh"
 
@@ -14,12 +14,12 @@ typedef REAL Real;
 struct Numbers {
     Sequence s;              // x is not read
     const double *m;         // (3H), M / 2^k
-    const int64_t *folded;   // (3H), bias and zero points, as the product of bytes needs them
+    const int64_t *folded;   // (3H), bias and zero points, folded for the GEMM of bytes
     const int32_t *product;  // (planes of h * N, columns)
     int8_t *bytes;           // (planes of h * N, padded H): the new state
     const void *Wx;          // [t][row][group][16], as int_mm.cu stores it for tiles of one row
     int64_t planes_h, planes_R, columns, padded_H, groups, wide;
-    int64_t t, before;  // this step, and the one before it or -1
+    int64_t t, before;  // this step, and the previous step or -1
     Cell<Real> cell;
 };
 

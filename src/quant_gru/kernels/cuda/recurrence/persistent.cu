@@ -1,28 +1,28 @@
-// The persistent recurrence: all steps of a sequence in one launch. A cluster of CL blocks takes a
-// tile of NT * NB rows through time; a block owns all three gates of UP / CL units. The GEMM is
-// weight-stationary: weights stay in registers as the A operand of the matrix instruction, and the
-// state of all units lies in the shared memory of every block.
+// The persistent recurrence runs all steps of a sequence in one launch. A cluster of CL blocks
+// computes all steps of a tile of NT * NB rows. Each block computes the three gates of UP / CL
+// units. The GEMM is weight-stationary: weights stay in registers as the A operand of the MMA
+// instruction. Every block keeps the state of all units in shared memory.
 //
 // The stages of a step are in files of their own: step_gemm.cuh, step_reduce.cuh,
-// step_requantize.cuh, step_gates.cuh, step_exchange.cuh and state_copy.cuh. They are included in
-// the body of the kernel. As functions they change the order of inlining and the machine code.
+// step_requantize.cuh, step_gates.cuh, step_exchange.cuh and state_copy.cuh. The kernel's body
+// includes them. As functions they would change the order of inlining and the machine code.
 //
 // Macro      Values            Meaning
 // KP         64 KS * i         features of the state, padded: the depth of the GEMM
 // UP         16 CL * i         units, padded
-// CL         1, 2, 4, 8, 16    blocks of a cluster
+// CL         1, 2, 4, 8, 16    blocks per cluster
 // KS         1, 2              warps that split the features of a group of 16 units
 // SPREAD     1, 2              warps that repeat a group's GEMM and divide its rows (KS 1, NB > 1)
-// NB         1, 2, 4, 8        rows of a strip
-// NT         1, 2              strips of a tile; two are a ping-pong: one is exchanged while the
-//                              other is computed
+// NB         1, 2, 4, 8        rows per strip
+// NT         1, 2              strips per tile; two strips alternate (ping-pong): one is exchanged
+//                              while the other is computed
 // HP, WP     1, 2              bytes of a state code and of a weight
 // WX         1, 2              bytes of a stored code of the input projection
 // OUT        1, 2, 4           bytes of a state code at the interface
 // REAL       float, double     type of the gate arithmetic
 // QG_WORDS   0, 1              some sums of the gates need 64-bit integers
 // QG_POT     0, 1              multipliers of products are powers of two (float only)
-// TZ, TR, TG 0 to 3            how tables of the gates are read: see Reader, or 3: see Lines
+// TZ, TR, TG 0 to 3            how tables of the gates are read: 0 to 2 see Reader, 3 see Lines
 // COPY       0, 4, 16          bytes of states that a thread copies to the output after the GEMM;
 //                              0: each thread stores its own elements
 // BULK       0, 1              blocks exchange a strip's states of 64 units in one bulk copy
@@ -30,17 +30,17 @@
 // RING       2^i               steps whose input projection is being loaded or used
 // SATURATED  0, 1              gate arithmetic of saturating.cuh: 8 bits, powers of two
 // LATE       0, 1              the GEMM of the update gate comes after those of the other gates
-// TIGHT      0, 1              biases and multipliers lie in shared memory, as registers are few
-// SETS       1, 2              accumulators of a gate, added up after the GEMM
-// STRETCH    0, 2^i            steps of the input projection that are waited for at once, while the
-//                              projection overlaps; 0: all of it is there before the first step
+// TIGHT      0, 1              biases and multipliers are in shared memory, as registers are few
+// SETS       1, 2              accumulators per gate, added after the GEMM
+// STRETCH    0, 2^i            steps per time chunk of an overlapping input projection; the kernel
+//                              waits for whole chunks. 0: complete before the first step
 // HELD       0, 1              some units keep their state in some steps
 // REALS      0, 1              states before the first and after the last step are real values
 // VALUES     0, 1              real values of the states are written after each step
 // CODES      0, 1              codes of the states are written after each step
 // QG_RRH, QG_OLD, QG_NEW
 //            0, 1              whether the product is requantized to codes of its own
-// QG_ZONEOUT 0, 1              states keep a share of what they were
+// QG_ZONEOUT 0, 1              the new state includes a fraction of the previous state
 #include "boundary/quantize.cuh"
 #include "recurrence/persistent_prologue.cuh"
 
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     int *const exchange = (int *)(memory + 2 * kState);  // [2][group][half][..][lane]
     unsigned char *const stages = (unsigned char *)(exchange + kExchange);
     uint64_t *const barriers = (uint64_t *)(stages + kStages);
-    unsigned char *const nan_rows = (unsigned char *)(barriers + 2 * NT);  // of the tile, by h0
+    unsigned char *const nan_rows = (unsigned char *)(barriers + 2 * NT);  // NaN in h0, by tile row
     uint32_t *const any_nan = (uint32_t *)(nan_rows + 16);
     unsigned char *const factors = nan_rows + kFlags;  // [warp][gate][unit], bias and multiplier
     // [step % RING][strip][thread]
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const Position me = {lane, warp,  lane8, quad, half, local,    part,
                          rank, group, H,     N,    T,    first_row};
 
-    // whatever comes from memory is on its way before anything waits; the numbers of steps, too
+    // start all loads from memory before the first wait, those of the kernel arguments included
     const uint32_t *const numbers = (const uint32_t *)&p;
     constexpr int kNumberLines = (int)sizeof(Numbers) / 64;
     uint32_t touched = numbers[(lane < kNumberLines ? lane : 0) * 16];
@@ -104,18 +104,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     const bool finite = *p.ends.finite != 0;
 #endif
     if (!kRoom) {
-        load_state(p, me, state, nan_rows, any_nan);  // while there are registers
+        load_state(p, me, state, nan_rows, any_nan);  // before weights occupy the registers
         load_weights(p, me, w, loaded);
     }
 
-    // this thread's elements
+    // biases and multipliers of this thread's elements
     const bool exact_float = sizeof(Real) == 4 && p.exact_float[KS - 1] != 0;
     int bias[kRows][3];
     Real wide_bias[kRows][3], m[kRows][3];
     int times[kRows][3];  // m in units of 2^-32
     convert_factors(loaded, bias, wide_bias, m, times);
     const int Rh_lo = R::integer(p.cell.Rh_lo), Rh_hi = R::integer(p.cell.Rh_hi);
-    // what keeping low bytes less 128 takes off the sums of a unit
+    // offset that restores a unit's sums, because low bytes are stored less 128
     int missing[3] = {};
     int *const missing_at = exchange + kExchange / 2 + local * 192 + lane;
     if (kPacked) offset_of_packed(me, w, missing_at, missing);
@@ -141,8 +141,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                          ? place.n * 64 + local * 16 + lane8 + 8 * place.row8
                          : place.n % NB / (kShared && NB > 1 ? 2 : 1) * 16 + lane8 + 8 * place.row8;
     }
-    // whether elements are any of the sequence's, from its units and rows beyond this thread's
-    // first
+    // units and rows of the sequence from this thread's first element on, to check whether an
+    // element is part of the sequence
     const int64_t rows_beyond = N - first_row - mine.n;
     int units_left = works(quad, half) ? (int)H - group * 16 - lane8 - 8 * mine.row8 : 0;
     int rows_left = rows_beyond < kTileRows ? (int)rows_beyond : kTileRows;
@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     unsigned char *const stage = stages + warp * kStage;
     const int sender = kBulk ? (int)uniform((uint32_t)warp) : 0;
 
-    // what this thread copies from the state to the output
+    // the part of the state that this thread copies to the output
     const int copy_row = threadIdx.x / (kUnits / kCopied);
     const int copy_unit = rank * kUnits + threadIdx.x % (kUnits / kCopied) * kCopied;
     const bool copies =
@@ -175,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #if REALS
     if (!finite) *any_nan = 1;
 #endif
-    copies_wait<0>();  // the tables
+    copies_wait<0>();  // for the tables
     if (CL > 1)
         cluster_sync();
     else
@@ -188,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             bias[0][gate] += missing[gate];
             wide_bias[0][gate] += (Real)(kWhole ? 0 : missing[gate]);
         }
-    // a warp reads what it has written
+    // each warp reads only the factors that it wrote
     const uint32_t factors_at = pinned(shared_address(factors) + (warp * 48 + lane8) * 8);
     const auto factor_at = [&](int row, int gate) {
         const int row8 = NB == 8 ? row : place_of(0, quad, half).row8;
@@ -197,12 +197,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (kTight && quad % (NB == 8 ? 4 : 2) == 0) store_factors(factor_at, bias, times, m);
     if (kTight) __syncwarp();
 
-    Real h[NT][kElements];  // magic number added
+    Real h[NT][kElements];  // with the magic number added
     load_first_states(p, me, state, in_range, h);
 
     int t = (int)first;
-    // real values go out from registers: where blocks wait for each other, meanwhile, otherwise
-    // behind the products of the next step
+    // Real values are stored from registers: with CL > 1 while blocks wait for each other,
+    // otherwise after the GEMM of the next step.
     constexpr bool kBehind = CL == 1;
     const int64_t value_step =
         kRoom || (kTight && NT == 2) ? kept_number(step * N * p.ends.next) : step * N * p.ends.next;
@@ -223,16 +223,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (strip == NT - 1) value_at += value_step;
     };
 
-    // the numbers of steps come into the nearest cache
+    // load the kernel arguments into the nearest cache
 #pragma unroll
     for (int i = 0; i < kNumberLines; ++i) touched ^= numbers[16 * i];
     if (touched == 0x9E3779B9u) prefetch(p.Wx);
 
-    // rows of groups that are there, of the stretch that a step is in
+    // reads the number of finished rows, over all groups, in the time chunk of a step
     const auto rows_there = [&](int at) {
         return (int)load_count(p.counts + at / (STRETCH ? STRETCH : 1));
     };
-    // waits for the stretch that starts with a step, of which so much was there
+    // waits for the time chunk that starts at a step; `there` is a count that was read before
     const auto await_stretch = [&](int at, int there) {
         const int left = steps - at;
         const int wanted = (left < STRETCH ? left : STRETCH) * (int)N * groups;
@@ -240,13 +240,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         acquire();
     };
 
-    // what came from earlier launches starts here, and is written from here on
+    // data of earlier launches is read and overwritten only from here on
     if (STRETCH)
         await_stretch(0, 0);
     else
         await_launches();
 #if REALS
-    // of the whole input's NaN, which is there now, unless the projection goes on
+    // the NaN flags of the whole input are complete here, unless the projection overlaps
     constexpr bool kNanFirst = !STRETCH && kRoom;
     const uint32_t nan_word = kNanFirst ? first_nan(p.ends, first_row, N, T) : 0;
 #endif
@@ -273,17 +273,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #endif
     Code *written = out + first * N * H;
 
-    // what this thread reads of a state
+    // the first operand of this thread in a state
     const unsigned char *const operands = state + lane8 % NB * (kBulk ? 64 : kStride) +
                                           part * kBlocks * kNextBlock + quad * 16 +
                                           (kPacked ? lane8 / NB % 2 * kNextPlane : 0);
     const uint32_t operands_at = kTight ? pinned(shared_address(operands)) : 0;
 
-    // A step of one strip. kKnown: float, or int32, holds every accumulator, so that nothing stands
-    // between products and gates.
+    // Computes a step of one strip. kKnown: float or int32 holds every accumulator, so that no
+    // check is needed between the GEMM and the gates.
     auto compute_step = [&](auto known, int strip, int s, int parity) {
         constexpr bool kKnown = decltype(known)::value;
-        // what may be written while the other strip is read
+        // buffer that may be written while the other strip, or the previous step, is read
         const int copy = NT == 2 ? strip : parity;
         uint64_t *const received = barriers + 2 * strip;
         if (NT == 2 && s) barrier_wait<kLeaves>(received + parity, (uint32_t)((s - 1) >> 1) & 1);
@@ -299,12 +299,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (CL > 1 && threadIdx.x == 0) barrier_expect(received + (1 - parity), kReceived);
         copies_wait<kAhead * NT - 1>();
         const Words Wx = ring[(s % RING * NT + strip) * kThreads];
-        // into the place that was read a step ago
+        // reuse the ring slot of the previous step
         if (s + kAhead < steps)
             start_words(ring + ((s + kAhead) % RING * NT + strip) * kThreads,
                         ahead + strip * (int64_t)groups * 16 * NB);
         copies_commit();
-        // what the next step's loads wait for is asked for in time
+        // start reading the count that the next step's loads wait for
         const bool next_stretch =
             STRETCH && strip == NT - 1 && (s + 1 + kAhead) % (STRETCH ? STRETCH : 1) == 0;
         int there = 0;
@@ -327,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #if HELD
         if (s + 2 < steps) load_held(parity, strip, t + 2 * step);
 #endif
-        if (strip == NT - 1) {  // of this step
+        if (strip == NT - 1) {  // the last strip of this step
             ahead += ahead_step;
             copied_to += out_step;
             written += out_step;
@@ -338,15 +338,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             __syncthreads();
             return;
         }
-        // the new states go to the other blocks
+        // send the new states to the other blocks
 #include "recurrence/step_exchange.cuh"
         if (VALUES && !kBehind) store_values(strip, true);
         if (next_stretch) await_stretch(s + 1 + kAhead, there);
         if (NT == 1) barrier_wait<kLeaves>(received + (1 - parity), (uint32_t)(s >> 1) & 1);
     };
-    constexpr bool kMayKnow = sizeof(Real) == 4;  // on the device
+    constexpr bool kMayKnow = sizeof(Real) == 4;  // then `exact_float` tells
     const auto run_steps = [&](auto known) {
-        // what is rarely run is compiled once
+        // the fallback rarely runs, so its step is compiled only once
         constexpr bool kTwice = decltype(known)::value || !kMayKnow;
         if (HELD || (NT == 1 && kTwice)) {
             for (int s = 0; s < steps; s += 2) {
@@ -372,7 +372,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (CL > 1) cluster_arrive();
     if (copies) copy_store(true, copy_load(steps & 1));
     if (VALUES && kBehind) store_values(0, true);
-    // what follows this launch follows the projection, too
+    // launches that follow this one must also follow the projection
     if (STRETCH) await_launches();
 #if REALS
     float reals[NT * kElements];

@@ -11,17 +11,17 @@ struct Numbers {
     const Stored *Wx;         // [t][tile][group][16 * NB]
     const double *bias;       // (3, UP): bias and zero point, in accumulator units
     const double *m;          // (3, UP): M / 2^k
-    const int32_t *exact_float;  // whether float holds every accumulator and multiplier, by KS
+    const int32_t *exact_float;  // [KS - 1]: whether float holds all accumulators and multipliers
     Cell<Real> cell;
     Ends ends;
     Saturated saturated;
-    const uint32_t *counts;  // (stretches): rows of groups whose input projection is there
+    const uint32_t *counts;  // (time chunks): finished rows of the projection, over all groups
 };
 struct Pair {
     Numbers d[DIRS];
 };
 
-// A code of the state before the first step: kinds are those of containers of OUT bytes.
+// Returns a code of the state before the first step. Its container has OUT bytes.
 inline int given_code(const Sequence &s, int64_t at) {
     const Code code = ((const Code *)s.h0)[at];
     if (OUT == 1) return s.h_kind == 0 ? (int)(int8_t)code : (int)code;

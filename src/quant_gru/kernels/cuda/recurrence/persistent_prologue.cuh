@@ -1,4 +1,4 @@
-// What the persistent recurrence does before its first step. Macros as in persistent.cu.
+// Prologue of the persistent recurrence, before its first step. Macros as in persistent.cu.
 #ifndef QUANT_GRU_PERSISTENT_PROLOGUE_CUH
 #define QUANT_GRU_PERSISTENT_PROLOGUE_CUH
 
@@ -7,7 +7,7 @@
 #include "recurrence/gate_tables.cuh"
 #include "recurrence/persistent_arguments.cuh"
 
-// Loads the weights of a warp, and bias and multiplier of its units.
+// Loads the weights of a warp, and the biases and multipliers of its units.
 inline void load_weights(const Numbers &p, const Position &me, uint32_t (&w)[WP][kBlocks][2][3][4],
                          double (&loaded)[2][kRows][3]) {
 #pragma unroll
@@ -33,7 +33,7 @@ inline void load_weights(const Numbers &p, const Position &me, uint32_t (&w)[WP]
 inline void load_state(const Numbers &p, const Position &me, unsigned char *state,
                        unsigned char *nan_rows, uint32_t *any_nan) {
     constexpr int kEach = (kPlane + kThreads - 1) / kThreads;
-    constexpr int kBatch = kEach < 8 ? kEach : 8;  // loads at once
+    constexpr int kBatch = kEach < 8 ? kEach : 8;  // loads in flight per thread
 #pragma unroll 1
     for (int from = threadIdx.x; from < kPlane; from += kBatch * kThreads) {
         int code[kBatch];
@@ -82,7 +82,8 @@ inline void load_state(const Numbers &p, const Position &me, unsigned char *stat
     }
 }
 
-// Converts biases and multipliers to the types of the epilogue: `times` is m in units of 2^-32.
+// Converts biases and multipliers to the types of the requantization. `times` is m in units of
+// 2^-32.
 inline void convert_factors(const double (&loaded)[2][kRows][3], int (&bias)[kRows][3],
                             Real (&wide_bias)[kRows][3], Real (&m)[kRows][3],
                             int (&times)[kRows][3]) {
@@ -98,7 +99,8 @@ inline void convert_factors(const double (&loaded)[2][kRows][3], int (&bias)[kRo
         }
 }
 
-// Computes what storing low bytes less 128 takes off the sums of a unit: row sums of its weights.
+// Computes the offset that restores a unit's sums, because low bytes are stored less 128: 128 times
+// the sums of its weights.
 inline void offset_of_packed(const Position &me, const uint32_t (&w)[WP][kBlocks][2][3][4],
                              int *const &missing_at, int (&missing)[3]) {
     int total[3][4] = {};
@@ -130,7 +132,7 @@ inline void load_first_states(const Numbers &p, const Position &me, unsigned cha
     }
 }
 
-// Stores biases and multipliers into shared memory, where registers are few.
+// Stores biases and multipliers in shared memory (TIGHT).
 template <class Address>
 inline void store_factors(const Address &factor_at, const int (&bias)[kRows][3],
                           const int (&times)[kRows][3], const Real (&m)[kRows][3]) {

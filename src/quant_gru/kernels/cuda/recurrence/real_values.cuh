@@ -1,27 +1,27 @@
-// Real values at both ends of the recurrence, and NaN in what it gives.
+// Real values before the first and after the last step of the recurrence, and NaN in its results.
 #ifndef QUANT_GRU_ENDS_CUH
 #define QUANT_GRU_ENDS_CUH
 
 #include "recurrence/thread_tile.cuh"
 
-// Real values at both ends, and what makes rows NaN: inputs from their step on, the state before
-// the first step and weights at all steps.
+// Real values at both ends, and the causes of NaN rows. A NaN in an input makes its row NaN from
+// its step on. A NaN in the first state or in a weight makes rows NaN at all steps.
 struct Ends {
     const float *h0;        // (N, H), or null
     float *values;          // [(t * N + n) * next + unit]
     float *last;            // (N, H)
-    float *last_nan;        // (N): 0, or NaN where a row is; or null
-    uint8_t *h0_nan;        // (N): whether rows of h0 are NaN, or null
-    const uint8_t *nan;     // (N, stride): whether rows of the input are NaN at a step
+    float *last_nan;        // (N): 0, or NaN if the row is NaN; or null
+    uint8_t *h0_nan;        // (N): whether rows of h0 have NaN, or null
+    const uint8_t *nan;     // (N, stride): whether rows of the input have NaN at a step
     const uint8_t *finite;  // whether all weights are finite
     int64_t next, stride;   // the stride is a multiple of 4
     float scale, lo, hi;    // limits less the zero point
 };
 
-// Rows of a tile that are any of the sequence's, and words of their NaN.
+// The valid rows of a tile, and the number of 32-bit words of a row's NaN flags.
 struct NanWords {
     int rows, words;
-    uint32_t last;  // what counts of the last word: nobody writes what is beyond the last step
+    uint32_t last;  // mask of the last word, because flags beyond the last step are not written
 
     inline NanWords(const Ends &e, int64_t first_row, int64_t N, int64_t T) {
         rows = N - first_row < kTileRows ? (int)(N - first_row) : kTileRows;
@@ -33,8 +33,8 @@ struct NanWords {
     }
 };
 
-// The first word that this thread looks at, as it is. It is read before the first step, and waited
-// for behind the last one, where nothing would hide how long that takes.
+// Loads the first word that this thread checks. The load starts before the first step and is used
+// after the last step, because nothing would hide its latency there.
 inline uint32_t first_nan(const Ends &e, int64_t first_row, int64_t N, int64_t T) {
     const NanWords w(e, first_row, N, T);
     const int n = threadIdx.x / 32, i = threadIdx.x % 32;
@@ -42,8 +42,8 @@ inline uint32_t first_nan(const Ends &e, int64_t first_row, int64_t N, int64_t T
     return ((const uint32_t *)(e.nan + (first_row + n) * e.stride))[i];
 }
 
-// Whether the input of any row of a tile is NaN at any step, as far as this thread looks. kRead: it
-// has read its first word.
+// Returns whether this thread finds a NaN in the inputs of a tile's rows, at any step. kRead:
+// `first` is its first word.
 template <bool kRead>
 inline bool nan_seen(const Ends &e, int64_t first_row, int64_t N, int64_t T, uint32_t first) {
     const NanWords w(e, first_row, N, T);
@@ -58,7 +58,8 @@ inline bool nan_seen(const Ends &e, int64_t first_row, int64_t N, int64_t T, uin
     return seen != 0;
 }
 
-// Where a thread is, asked for again: registers that knew it are few.
+// The position of a thread, read again from special registers, so that no register keeps it during
+// the steps.
 struct Where {
     int quad, half, unit;
     int64_t row;
@@ -73,7 +74,8 @@ struct Where {
     }
 };
 
-// The states after the last step, and NaN over what this thread has written of rows that are NaN.
+// Stores the states after the last step. Then overwrites this thread's results in NaN rows with
+// NaN.
 inline void give_last(const Sequence &s, const Ends &ends, const float (&reals)[NT * kElements],
                       const unsigned char *nan_rows, uint32_t *any_nan) {
     const Where where;
@@ -107,7 +109,7 @@ inline void give_last(const Sequence &s, const Ends &ends, const float (&reals)[
         ends.last[row * s.H + unit] = bad;
         if (unit == 0 && ends.last_nan) ends.last_nan[row] = bad;
     };
-    // rarely run: one after the other
+    // rarely run, so not unrolled
 #pragma unroll 1
     for (int i = 0; i < NT * kElements; ++i) at(i, spoil);
 }

@@ -1,5 +1,6 @@
-// Copies of the codes of states from shared memory to the output, COPY bytes a thread.
-// Part of the body of persistent.cu: as functions these lambdas would change its machine code.
+// Copies of the states' codes from shared memory to the output, COPY bytes per thread.
+// Part of the body of persistent.cu, because as functions these lambdas would change its machine
+// code.
 auto copy_load = [&](int parity) {
     const unsigned char *const from = copied + parity * kState;
     uint4 v = {0, 0, 0, 0};

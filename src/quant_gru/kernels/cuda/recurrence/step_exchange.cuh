@@ -1,6 +1,6 @@
 // Exchange of the new states of a strip within the cluster.
-// Part of the body of a step in persistent.cu, which includes it there: as a function it would
-// change the machine code of layouts with two strips. Takes the stage and the barriers.
+// Part of the body of a step: persistent.cu includes it, because as a function it would change the
+// machine code of layouts with two strips. Uses the stage and the barriers.
 if (kBulk) {
     shown_to_copies();
     __syncthreads();

@@ -1,12 +1,13 @@
 // Gates of this thread's elements, and the new states as bytes.
-// Part of the body of a step in persistent.cu, which includes it there: as a function it would
-// change the machine code of layouts with two strips. Takes Rh, Wx and h.
+// Part of the body of a step: persistent.cu includes it, because as a function it would change the
+// machine code of layouts with two strips. Uses Rh, Wx and h.
 unsigned char *const next = state + (1 - parity) * kState;
-// what another block still fetches is not written: it has sent what this one waited for
+// No other block still fetches the previous contents of this buffer. Each one has since sent states
+// that this block waited for.
 unsigned char *const to = CL == 1 ? next
                           : kBulk ? next + (strip * CL + rank) * kSlice
                                   : stage + copy * (kGroups * kHalves * kStage);
-// all results before any store: a store of bytes could be to anything that is read
+// Compute all results before the first store, because byte stores may alias any operand.
 #pragma unroll
 for (int e = 0; e < kElements; ++e) {
     Real Rh_e[3], Wx_e[3];

@@ -1,6 +1,6 @@
-// GEMM of R h: weight-stationary fragments by the states of a strip, into acc.
-// Part of the body of a step in persistent.cu, which includes it there: as a function it would
-// change the machine code of layouts with two strips. Takes w and the operand addresses.
+// GEMM of R h: weight-stationary fragments times the states of a strip, into acc.
+// Part of the body of a step: persistent.cu includes it, because as a function it would change the
+// machine code of layouts with two strips. Uses w and the operand addresses.
 const int operand_from = parity * kState + strip * NB * kStride * (kBulk ? HP : 1);
 const unsigned char *const operand = operands + operand_from;
 const uint32_t operand_at = kTight  ? operands_at + operand_from
@@ -23,7 +23,8 @@ const auto multiply = [&](int b, int j, int gate, const uint32_t (&f)[kReads][4]
         mma<false, false>(acc[kTerms - 1][gate], w[WP - 1][b][j][gate], f[kReads - 1][2 * j],
                           f[kReads - 1][2 * j + 1]);
 };
-// sums may wrap around: those of high bytes, times 256, are where low ones go on
+// The sums of high bytes, times 256, initialize the accumulators of low bytes. Sums may wrap
+// around.
 constexpr bool kOnTop = kKnown && kWhole && kReads == 2 && !kLate && !kRoom;
 if (kOnTop) {
 #pragma unroll
@@ -63,7 +64,7 @@ for (int b = 0; b < kBlocks && !kOnTop; ++b) {
         if (!kLate) multiply(b, j, 0, to);
     }
 }
-// the update gate is needed last: its products have time while the reset gate is made
+// The update gate is needed last. Its GEMM overlaps with the computation of the reset gate.
 if (kLate) {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {

@@ -1,6 +1,6 @@
-// Reduction of the accumulators: bytes of a state, halves of the features; into sum and other.
-// Part of the body of a step in persistent.cu, which includes it there: as a function it would
-// change the machine code of layouts with two strips. Takes acc and the factors.
+// Reduction of the accumulators over state bytes and halves of the features, into sum and other.
+// Part of the body of a step: persistent.cu includes it, because as a function it would change the
+// machine code of layouts with two strips. Uses acc and the factors.
 int bias_now[kRows][3], times_now[kRows][3];
 Real m_now[kRows][3];
 #pragma unroll
@@ -13,7 +13,7 @@ for (int row = 0; row < kRows; ++row)
         times_now[row][gate] = (int)factor.y;
         m_now[row][gate] = kTight ? (Real)bits_as_float(factor.y) : m[row][gate];
     }
-// sums of two products and a bias are one instruction
+// the sum of two accumulators and a bias is one instruction
 constexpr bool kBiased = KS == 1 && kSets == 1;
 const auto in_pairs = [](int gate) { return SETS == 2 || (kPairs && gate < 2); };
 #pragma unroll
@@ -22,14 +22,14 @@ for (int i = 0; i < 12; ++i)
         acc[0][i / 4][i % 4] += acc[kAccumulators - 1][i / 4][i % 4] +
                                 (kBiased ? bias_now[i % 4 / 2 % kRows][i / 4] : 0);
 
-// of the unit of this thread: the sums of its two columns and the other byte's
+// sums of this thread's unit: [low byte, high byte][gate][column]
 int both[2][3][2];
 if (kPacked) {
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate) apart(both[0][gate], both[1][gate], acc[0][gate], quad);
 }
 
-// both bytes of the state in one sum where int32 holds it; sums may wrap around
+// add the sums of both state bytes if int32 holds the total; they may wrap around
 constexpr int kParts = kWhole && kKnown ? 1 : kSets;
 if (kParts < kSets && !kOnTop) {
 #pragma unroll
@@ -48,7 +48,8 @@ const auto sum_at = [&](int set, int gate, int slot) {
     return pick(acc[set % kAccumulators][gate], slot);
 };
 
-// sums of this thread's elements, and where only 64 bits may hold both halves, the other's
+// Sums of this thread's elements. `other` has the sums over the other half of the features if the
+// total may need 64 bits.
 constexpr bool kApart = KS == 2 && kWhole && kKnown;
 int sum[kParts][3][kElements], other[3][kElements];
 #pragma unroll

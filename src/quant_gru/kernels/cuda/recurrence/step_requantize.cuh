@@ -1,7 +1,7 @@
 // Requantization of the sums to codes of R h, into Rh.
-// Part of the body of a step in persistent.cu, which includes it there: as a function it would
-// change the machine code of layouts with two strips. Takes sum, other and the factors.
-// zero-point-free codes of R h; those of kWhole have no magic number
+// Part of the body of a step: persistent.cu includes it, because as a function it would change the
+// machine code of layouts with two strips. Uses sum, other and the factors.
+// Zero-point-free codes of R h, with the magic number added except for kWhole and SATURATED.
 Real Rh[3][kElements];
 #pragma unroll
 for (int gate = 0; gate < 3; ++gate)
@@ -11,7 +11,7 @@ for (int gate = 0; gate < 3; ++gate)
         if (kWhole) {
             uint32_t v = (uint32_t)sum[0][gate][e] + (uint32_t)bias_now[row][gate];
             if (kParts == 2) v += (uint32_t)sum[kParts - 1][gate][e] * 256u;
-            // half up, and a tie to the even number of its two
+            // round half up, then change a tie to the even neighbor
             int64_t product = times_plus((int)v, times_now[row][gate], half_up);
             if (kApart) product = times_plus(other[gate][e], times_now[row][gate], product);
             int rounded = (int)(product >> 32);

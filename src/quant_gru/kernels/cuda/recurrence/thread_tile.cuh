@@ -1,4 +1,4 @@
-// A tile of the recurrence: what lies where in a block, and which elements a thread has. Macros as
+// A tile of the recurrence: the memory layout of a block, and the elements of a thread. Macros as
 // in persistent.cu.
 #ifndef QUANT_GRU_TILE_CUH
 #define QUANT_GRU_TILE_CUH
@@ -18,54 +18,53 @@
 #define CODES 1
 #endif
 
-constexpr int kHalves = KS * SPREAD;  // warps of a group of 16 units
+constexpr int kHalves = KS * SPREAD;  // warps per group of 16 units
 constexpr int kGroups = UP / CL / 16;
 constexpr int kThreads = kGroups * kHalves * 32;
-constexpr int kBlocks = KP / 64 / KS;  // 64 features each, of one warp
+constexpr int kBlocks = KP / 64 / KS;  // blocks of 64 features per warp
 constexpr bool kBulk = BULK;
 constexpr int kStride =
-    kBulk ? UP : ((KP > UP ? KP : UP) + 127) / 128 * 128 + 64;  // free of bank conflicts
+    kBulk ? UP : ((KP > UP ? KP : UP) + 127) / 128 * 128 + 64;  // avoids bank conflicts
 constexpr int kTileRows = NT * NB;
 constexpr int kPlane = kTileRows * kStride;
 constexpr int kState = HP * kPlane;
-constexpr int kSlice = HP * NB * 64;  // of bulk copies: bytes that a block sends of a strip
+constexpr int kSlice = HP * NB * 64;  // bytes of a strip that a block sends in a bulk copy
 constexpr int kNextPlane = kBulk ? NB * 64 : kPlane;
-constexpr int kNextBlock = kBulk ? kSlice : 64;  // of 64 features
-constexpr int kSets = HP + WP - 1;               // accumulators of one weight: by powers of 256
-constexpr bool kShared = kHalves == 2;           // two warps finish a strip
+constexpr int kNextBlock = kBulk ? kSlice : 64;  // stride of blocks of 64 features
+constexpr int kSets = HP + WP - 1;               // accumulators per weight: powers of 256
+constexpr bool kShared = kHalves == 2;           // two warps divide the rows of a strip
 constexpr int kElements = kShared ? (NB == 8 ? 2 : 1) : (NB == 8 ? 4 : NB == 4 ? 2 : 1);
-constexpr int kRows = NB == 8 ? 2 : 1;  // units of a thread
-constexpr int kSame = kRows;            // elements of a thread, one after the other, of a row
+constexpr int kRows = NB == 8 ? 2 : 1;  // units per thread
+constexpr int kSame = kRows;            // consecutive elements of a thread in the same row
 constexpr int kColumns = kElements / kSame;
-constexpr int kOwned = NB == 1   ? 1
-                       : kShared ? NB / 2
-                                 : NB;    // rows of the tile that a warp finishes
-constexpr int kStage = HP * kOwned * 16;  // bytes of 16 units: what a warp sends
+constexpr int kOwned = NB == 1 ? 1 : kShared ? NB / 2 : NB;  // rows of a strip that a warp finishes
+constexpr int kStage = HP * kOwned * 16;                     // bytes of 16 units that a warp sends
 constexpr int kStages = CL == 1 || kBulk ? 0 : 2 * kGroups * kHalves * kStage;
 constexpr int kExchange = KS == 2 ? 2 * kGroups * 2 * kSets * 3 * kElements * 32 : 0;
 constexpr int kUnits = UP / CL;
 constexpr uint32_t kReceived = HP * NB * (kBulk ? UP - kUnits : UP);
-constexpr int kCopied = COPY ? COPY / HP : 16;  // units of a copy
-constexpr int kFlags = REALS ? 32 : 0;          // bytes: of each row of a tile, and of all
+constexpr int kCopied = COPY ? COPY / HP : 16;  // units per copy
+constexpr int kFlags = REALS ? 32 : 0;          // bytes of NaN flags: per tile row, and for all
 constexpr int kAhead = RING - 1;                // steps between the start of a load and its use
-// Registers that the weights leave: what the compiler would work out again in every step may stay.
+// Whether weights leave registers for values that the compiler would recompute in every step.
 constexpr bool kRoom = 12 * kBlocks * 2 * WP <= (kThreads > 256 ? 48 : 96);
 constexpr bool kTight = TIGHT;
 constexpr int kFactors = kTight ? 3 * 16 * 8 * (kThreads / 32) : 0;  // bytes
 constexpr bool kLate = LATE;
-// Whether waiting leaves the first cache of global memory as it is. That is faster with two strips;
-// with one, once `W x` of some hundred steps has filled that cache, steps take a fifth longer.
+// Whether a barrier wait keeps the contents of the L1 cache. With two strips that is faster. With
+// one strip it is slower: steps take a fifth longer once `W x` of some hundred steps has filled it.
 constexpr bool kLeaves = NT == 2;
-// Both bytes of a state are columns of one product. As both are signed then, low bytes are kept
-// less 128, and biases make up for it.
+// Whether both bytes of a state are columns of one MMA. Both are then signed: low bytes are stored
+// less 128, and biases compensate for that.
 constexpr bool kPacked = HP == 2 && WP == 1 && NB <= 4;
 constexpr int kTop = kPacked ? 0x80 : 0;
-constexpr int kReads = kPacked ? 1 : HP;       // of a block of 64 features
-constexpr int kTerms = kPacked ? 1 : kSets;    // products of one weight
-constexpr bool kPairs = kLate && kTerms == 1;  // two accumulators of what is not late
-constexpr int kKept = kLate && kBlocks * kReads <= 4 ? kBlocks : 1;  // of the state, in registers
+constexpr int kReads = kPacked ? 1 : HP;       // loads per block of 64 features
+constexpr int kTerms = kPacked ? 1 : kSets;    // accumulators in the GEMM, by powers of 256
+constexpr bool kPairs = kLate && kTerms == 1;  // two accumulators for gates that are not late
+constexpr int kKept = kLate && kBlocks * kReads <= 4 ? kBlocks : 1;  // state blocks in registers
 constexpr int kAccumulators = kPairs ? 2 : kTerms * SETS;
-// int32 holds every accumulator: asked for on the device, weights are known there
+// Whether sums may be requantized in int32. Whether int32 holds every accumulator is checked on the
+// device, where the weights are known.
 constexpr bool kWhole = sizeof(REAL) == 4 && kSets == 2;
 constexpr bool kSaturated = SATURATED;
 constexpr bool kBits = sizeof(REAL) == 4 && TZ == 0 && TR == 0 && TG == 0;
@@ -96,16 +95,16 @@ typedef int32_t Code;
 #endif
 typedef REAL Real;
 
-// Which elements a thread has: unit 8 * row8 + lane / 4 of its group, row n of a strip, standing
-// in register `slot` of its warp's accumulators. Of two warps, one has the even rows and the other
-// the odd ones; columns of the product repeat the rows of a small tile.
+// An element of a thread: unit 8 * row8 + lane / 4 of its group, row n of a strip, in register
+// `slot` of its warp's accumulators. If two warps share a strip, one has the even rows and the
+// other the odd rows. If a strip has fewer than 8 rows, the columns of the MMA repeat them.
 struct Place {
     int row8, n, slot;
 };
 
 inline Place place_of(int e, int quad, int half) {
     Place p;
-    int column;  // of the two that a thread's registers hold
+    int column;  // one of the two MMA columns of a thread
     if (!kShared) {
         p.row8 = NB == 8 ? e & 1 : NB == 4 ? quad >> 1 : quad & 1;
         column = NB == 8 ? e >> 1 : NB == 4 ? e : NB == 2 ? quad >> 1 : 0;
@@ -118,8 +117,8 @@ inline Place place_of(int e, int quad, int half) {
     return p;
 }
 
-// Where a byte of a state stands: rows of the tile beside each other, or, for bulk copies, what
-// each block has of a strip, [strip][block of the cluster][plane][row][64].
+// Index of a byte of a state. The layout has consecutive tile rows or, for bulk copies,
+// [strip][block of the cluster][plane][row][64].
 inline int stands_at(int row, int unit) {
     if (!kBulk) return row * kStride + unit;
     return (row / NB * CL + unit / 64) * kSlice + row % NB * 64 + unit % 64;
@@ -136,15 +135,15 @@ inline int pick(const int (&a)[4], int slot) {
     return slot & 2 ? high : low;
 }
 
-// Of a packed product: the sums of low and of high bytes that a thread's two columns have for the
-// unit it works on. Rows of the tile are repeated as columns, low and high bytes by turns.
+// Separates the sums of low and high bytes of a packed MMA, for the unit and the two columns of
+// this thread. The columns repeat the rows of the tile, with alternating low and high bytes.
 inline void apart(int (&low)[2], int (&high)[2], const int (&a)[4], int quad) {
     if (NB == 1) {  // the two columns are the two bytes of the row
         low[0] = low[1] = quad & 1 ? a[2] : a[0];
         high[0] = high[1] = quad & 1 ? a[3] : a[1];
         return;
     }
-    const bool second = NB == 4 ? quad >> 1 : quad & 1;  // of the bytes, and of the units
+    const bool second = NB == 4 ? quad >> 1 : quad & 1;  // has high bytes, and the second unit
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
         const uint32_t mine = (uint32_t)(second ? a[2 + j] : a[j]);
@@ -155,13 +154,13 @@ inline void apart(int (&low)[2], int (&high)[2], const int (&a)[4], int quad) {
     }
 }
 
-// What a thread takes of the input projection in one step.
+// The input projection of a thread's elements in one step.
 struct alignas(sizeof(Stored) * kElements < 16 ? sizeof(Stored) * kElements : 16) Words {
     Stored w[kElements];
 };
 
-// Memory keeps up with the steps only where loads start some steps before their use; registers
-// that wait for them would hold up whatever is done next.
+// Starts loading the input projection into shared memory, some steps before its use, to hide the
+// latency. Loads into registers would stall the instructions that follow.
 inline void start_words(Words *to, const Stored *from) {
     constexpr int kPart = sizeof(Words) < 16 ? sizeof(Words) : 16;
 #pragma unroll

@@ -1,10 +1,10 @@
-// Any plan up to 32 bits, exactly: a block takes one row of the batch through time, with sums in
-// two 64-bit words.
+// Runs any plan of up to 32 bits exactly. Each block computes all steps of one row of the batch,
+// with sums in two 64-bit words.
 //
 // Macro       Values        Meaning
 // QG_WORDS    0, 1          some sums of the gates need 64-bit integers
 // QG_RRH, QG_OLD, QG_NEW  0, 1  whether the product is requantized to codes of its own
-// QG_ZONEOUT  0, 1          states keep a share of what they were
+// QG_ZONEOUT  0, 1          the new state includes a fraction of the previous state
 #include "gates/arithmetic.cuh"
 
 struct Numbers {
@@ -16,7 +16,7 @@ struct Pair {
     Numbers d[2];
 };
 
-// A term: a code, or a product of two.
+// A term: a code (b = 1), or a product of two codes.
 struct Term {
     int64_t a, b;
 };
@@ -64,7 +64,7 @@ inline int64_t look_up(const Table &t, int64_t v) {
     return qg_clamp(qg_round(y, (int)t.shift), t.lo, t.hi);
 }
 
-// The three channels of one unit.
+// Computes the three channels of one unit: W x or R h, requantized.
 inline void project(const Matrix &p, const int64_t *v, const void *codes, int64_t kind,
                     int64_t start, int64_t K, int64_t H, int64_t unit, int64_t *out) {
     const int32_t *w = (const int32_t *)p.codes + unit;

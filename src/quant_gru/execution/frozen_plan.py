@@ -1,4 +1,4 @@
-"""The plan of a frozen GRU, from its integers."""
+"""The plan of a frozen GRU, built from its integer buffers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUFFERS = ("W", "R", "Bw", "Br", "Mx", "kx", "Mh", "kh")
 
 
 class FrozenPlans(CallKeeper):
-    """Builds the plan from buffers, and keeps each cell's while its buffers stay as they are.
+    """Builds plans from buffers, and caches the plan of each cell while its buffers are unchanged.
 
     Args:
         qparams: [layer][direction] -> quantizers and tables.
@@ -55,14 +55,14 @@ class FrozenPlans(CallKeeper):
         dropped: Sequence[Tensor] | None = None,
         p: float = 0.0,
     ) -> GRUPlan:
-        """The plan of all layers and directions.
+        """Return the plan of all layers and directions.
 
         Args:
-            buffers: The integers of each cell in the order of `BUFFERS`, cell after cell, the
-                directions of a layer beside each other.
-            live: Taken for the sake of `PlanCache`; integers are noticed when they change.
-            dropped: Likewise; a frozen GRU is not trained.
-            p: Likewise.
+            buffers: The integers of each cell in the order of `BUFFERS`, one cell after the other;
+                the directions of a layer are adjacent.
+            live: Unused, for the interface of `PlanCache`; changes of the integers are detected.
+            dropped: Unused; a frozen GRU is not trained.
+            p: Unused.
         """
         size = len(BUFFERS)
         cells = iter([buffers[i : i + size] for i in range(0, len(buffers), size)])
@@ -116,7 +116,7 @@ class FrozenPlans(CallKeeper):
             finite,
         )
         plan = CellPlan(self._frozen[key], weights)
-        # what a graph computes is there only after it has run
+        # results of a captured graph exist only after it has run
         unseen = capturing(W.device) or any(buffer.is_inference() for buffer in buffers)
         if not unseen:
             self._cells[layer, direction] = ([Stamp(buffer) for buffer in buffers], plan)

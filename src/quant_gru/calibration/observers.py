@@ -120,9 +120,9 @@ class Observer(ABC):
 
     def all_reduce(self, group: Any = None) -> None:
         """Give every rank of `group` the merged statistics of all ranks, in place.
+
         This is a collective: every rank calls it once, including ranks with empty statistics.
         Without an initialized torch.distributed there is one process, and nothing happens.
-        an initialized torch.distributed there is one process, and nothing happens.
 
         Raises:
             CalibrationError: If the ranks collect with different methods.

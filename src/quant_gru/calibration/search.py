@@ -172,8 +172,8 @@ def squared_error(
 ) -> Tensor:
     """Return the summed squared quantization error `(K,)` of K candidates, float64.
 
-    Values are assumed to be uniform inside a bin; the outer bins end at the exact extremes. In code
-    units, u = v/s, with r = clamp(rint(u), lo - z, hi - z) and d = u - r, the error d^2 has the
+    Values are assumed to be uniform inside a bin; the outer bins end at the exact extremes. Let
+    u = v/s, r = clamp(rint(u), lo - z, hi - z) and d = u - r. In code units the error d^2 has the
     antiderivative `r/12 + d^3/3`, both inside and outside the clamp range.
 
     Args:

@@ -169,7 +169,7 @@ def stack(cells: Sequence[Sequence[CellPlan]]) -> GRUPlan:
 
 
 def largest_one_minus(one: int, z: Quantizer) -> int:
-    """The largest magnitude of `one` minus a code of `z`."""
+    """Return the largest magnitude of `one` minus a code of `z`."""
     return max(abs(one - (end - z.zero_point)) for end in (z.lo, z.hi))
 
 
@@ -319,7 +319,7 @@ def build_weights(
 def matmul_sum(
     weight_bits: int, K: int, operand: Quantizer, out: Quantizer, M: Tensor, k: Tensor
 ) -> tuple[WeightedSum, int]:
-    """The weighted sum of a matrix product, and the bound of its accumulator without bias.
+    """Return the weighted sum of a matrix product, and its accumulator's bound without bias.
 
     Args:
         weight_bits: Width of the weights.
@@ -337,7 +337,7 @@ def matmul_sum(
 
 
 def weight_scales(qparams: QParams, name: str, w: Tensor) -> Tensor:
-    """Scales of a weight or bias, one per tensor, gate or channel, in PyTorch's row order.
+    """Return scales of a weight or bias, per tensor, gate or channel, in PyTorch's row order.
 
     Args:
         qparams: Width, granularity and kind of the scales.

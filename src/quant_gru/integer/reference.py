@@ -33,8 +33,8 @@ def run(
             None: with zoneout in the plan, every unit keeps a share of its state.
 
     Returns:
-        Codes of output.h after each step (T, N, H), indexed by input step, and after the last
-        step processed (N, H), both in the container of output.h.
+        Codes of output.h in their container: after each step (T, N, H), indexed by input step;
+        and after the last step processed (N, H).
     """
     T, N, _ = x.shape
     container = plan.h.container

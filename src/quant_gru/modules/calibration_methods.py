@@ -48,7 +48,7 @@ class CalibrationMethods(ModuleWeights):
         self._state.set_percentile_value(value)
 
     def is_calibrated(self) -> bool:
-        """Whether scales exist."""
+        """Return whether scales exist."""
         return self._state.scales is not None
 
     def calibrate(self, data: Tensor | PackedSequence, hx: Tensor | None = None) -> None:

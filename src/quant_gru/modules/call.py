@@ -1,4 +1,4 @@
-"""Dispatch of a call of a QuantGRU: it reuses a prepared call that still holds, or prepares one."""
+"""The forward of a QuantGRU: it reuses a prepared call that still holds, or prepares one."""
 
 from __future__ import annotations
 

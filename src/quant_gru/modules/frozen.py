@@ -242,7 +242,7 @@ class FrozenQuantGRU(torch.nn.Module):
         return self._plans.plan(self._integers())
 
     def extra_repr(self) -> str:
-        """The shape of the GRU."""
+        """Return the shape of the GRU as text."""
         sizes = f"{self.shape.input_size}, {self.shape.hidden_size}"
         return (
             f"{sizes}, num_layers={self.shape.num_layers}, batch_first={self.batch_first}, "

@@ -38,7 +38,7 @@ def follow(qparams: QParams, values: Sequence[float]) -> QParams:
         values: log2 of each scale; 'pot' rounds them to integers.
 
     Returns:
-        Parameters with these scales, and with new tables for changed input or output scales.
+        Parameters with these scales, and with new tables where the scale of the input changed.
     """
     quantizers = dict(qparams.quantizers)
     for name, value in zip(CALIBRATED, values, strict=True):

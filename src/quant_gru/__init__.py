@@ -1,4 +1,4 @@
-"""A drop-in torch.nn.GRU that runs in integers only, defined once and equal everywhere."""
+"""A drop-in torch.nn.GRU that computes only in integers, with equal results on every executor."""
 
 from quant_gru._errors import CalibrationError, ConfigError, ParameterError, QuantGRUError
 from quant_gru.analysis.operator_gain import operator_gain

@@ -1,4 +1,4 @@
-"""`python -m quant_gru` is `quant-gru`."""
+"""`python -m quant_gru` runs `quant-gru`."""
 
 from quant_gru.cli import main
 

@@ -1,17 +1,17 @@
-"""The exceptions of quant-gru: one base class, so that one `except` catches everything."""
+"""The exceptions of quant-gru, with one base class so that one `except` catches all of them."""
 
 
 class QuantGRUError(ValueError):
-    """Base of every error that quant-gru raises about what it was given."""
+    """Base class of all errors of quant-gru about its inputs."""
 
 
 class ConfigError(QuantGRUError):
-    """A configuration, or a change to one, that breaks a rule; names file, operator and field."""
+    """A configuration or a change of it breaks a rule; names file, operator and field."""
 
 
 class CalibrationError(QuantGRUError):
-    """Statistics that are missing, empty, non-finite or in the way of what was asked."""
+    """Statistics are missing, empty or non-finite, or prevent the requested change."""
 
 
 class ParameterError(QuantGRUError):
-    """A parameter file or checkpoint whose quantization cannot be used as it stands."""
+    """A parameter file or checkpoint has unusable quantization data."""

@@ -1,6 +1,6 @@
 """The command line: `quant-gru demo | info | config | check | cache`.
 
-Nothing heavy is imported before a command runs, so that `--help` answers at once.
+Heavy imports run only inside commands, so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
 
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """Turn an error about the user's input into one line and exit code 2."""
+    """Report an error in the user's input as one line, with exit code 2."""
     from kernel_runtime.errors import KernelError
 
     try:
@@ -112,7 +112,7 @@ def config(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE if it exists.")] = False,
 ) -> None:
-    """Print where the default bit-width configuration lies, or write a copy of it."""
+    """Print the path of the default bit-width configuration, or write a copy of it."""
     with _one_line_errors():
         from quant_gru.config import default_config_path
 
@@ -128,7 +128,7 @@ def config(
 def check(
     file: Annotated[Path, typer.Argument(help="Bit-width configuration or parameter file.")],
 ) -> None:
-    """Validate a bit-width configuration or a parameter file, and say what it is."""
+    """Validate a bit-width configuration or a parameter file, and describe it."""
     with _one_line_errors():
         typer.echo(_describe(file))
 
@@ -137,7 +137,7 @@ def check(
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove all compiled kernels.")] = False,
 ) -> None:
-    """Show or clear the compiled CUDA kernels that are kept on disk."""
+    """Show or clear the compiled CUDA kernels in the disk cache."""
     with _one_line_errors():
         from quant_gru.kernels.cuda.machine import SOURCES
 
@@ -154,7 +154,7 @@ def _files(count: int) -> str:
 
 
 def _gpu() -> str:
-    """The GPU and its executor, or why there is none."""
+    """Return the GPU and its executor, or the reason for having none."""
     import torch
 
     from quant_gru.kernels.cuda.machine import missing
@@ -189,7 +189,7 @@ def _describe(file: Path) -> str:
     from quant_gru.config import QuantConfig
     from quant_gru.config.files import read_json
 
-    data = read_json(file)  # once: what comes through a pipe is gone then
+    data = read_json(file)  # read once: a pipe cannot be read again
     if isinstance(data, dict) and "format" in data:
         return _describe_parameters(file, data)
     if isinstance(data, dict) and "GRU_config" not in data:

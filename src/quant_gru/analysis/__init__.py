@@ -1,1 +1,1 @@
-"""Where precision is lost, and what to do about it."""
+"""Tools to find where precision is lost, and how to recover it."""

@@ -1,4 +1,4 @@
-"""What each operator of a model's GRUs costs at the model's output: change one, and measure."""
+"""The effect of each operator of a model's GRUs on the model's output: change one, and measure."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SHOWN = 15
 
 
 class Gain(NamedTuple):
-    """What one change does.
+    """The effect of one change.
 
     Attributes:
         module: Name of the GRU in the model; '' for the model itself.
         operator: The operator, in all layers and directions of the GRU.
-        change: What was done to it, such as '8 -> 16 bits' or 'fused'.
-        value: Difference at the model's output: decibels, or what the metric rose by.
+        change: Description of the change, such as '8 -> 16 bits' or 'fused'.
+        value: Difference at the model's output, in decibels or as an increase of the metric.
     """
 
     module: str
@@ -38,11 +38,11 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True)
 class OperatorGain:
-    """What changes of single operators do to a model, the best first; `print` it.
+    """The effects of single-operator changes on a model, the best first; `print` it.
 
     Attributes:
-        base: The model as it is: output SQNR in dB, or its metric.
-        rows: All changes that were tried.
+        base: The unchanged model: output SQNR in dB, or its metric.
+        rows: All tested changes.
         unit: 'dB' or 'metric'.
     """
 
@@ -75,27 +75,27 @@ def operator_gain(
     forward_fn: Callable[[torch.nn.Module, Any], Any] | None = None,
     progress: bool = True,
 ) -> OperatorGain:
-    """Give each operator of each GRU another width, one at a time, and measure the whole model.
+    """Change the width of each operator of each GRU, one at a time, and measure the whole model.
 
-    `operator_sqnr` ranks operators by their own noise; here the model's output decides. Ranges
-    stay as they are, so that nothing is calibrated again. The model is left as it was.
+    `operator_sqnr` ranks operators by their own noise; this function measures the model's output.
+    Ranges do not change, so no new calibration is needed. The model is restored afterwards.
 
     Args:
-        model: A model with calibrated QuantGRUs, or one of them. It runs in eval mode.
-        data: Batches as `calibrate_model` takes them; a tensor is one batch. Kept in a list.
-        bits: The width each operator is given, 1..32: more than it has to find what to widen, less
-            to find what may be narrowed. Products that are stored are fused, too.
-        metric: metric(model) -> a number, the higher the better; None for the SQNR of the model's
-            floating-point outputs on `data`, against the same model in float mode.
+        model: A model with calibrated QuantGRUs, or a QuantGRU. It runs in eval mode.
+        data: Batches as for `calibrate_model`; a tensor is one batch. They are kept in a list.
+        bits: The tested width, 1..32. A larger width finds operators to widen, a smaller width
+            finds operators to narrow. Products that are stored are also tested as fused.
+        metric: metric(model) -> a number, the higher the better. None for the SQNR of the model's
+            floating-point outputs on `data`, relative to the same model in float mode.
         forward_fn: `forward_fn(model, batch)` runs a batch and returns the outputs.
-        progress: Whether to show a progress bar (on a terminal only).
+        progress: Whether to show a progress bar (only on a terminal).
 
     Returns:
-        All changes and what they do, the best first.
+        All changes and their effects, the best first.
 
     Raises:
         CalibrationError: No calibrated QuantGRU with `use_quantization`, or no data.
-        ConfigError: A width that does not exist.
+        ConfigError: The width is invalid.
     """
     grus = {
         name: gru
@@ -123,7 +123,7 @@ def operator_gain(
 
 
 def _changes(gru: QuantGRU, bits: int) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Operators, what they are given, and that in words."""
+    """Yield operators, their changed fields, and a description of the change."""
     for name in OPERATORS:
         has = gru.config[name].bitwidth
         if has is None or (name.startswith("weight.b") and not gru.bias):
@@ -136,7 +136,7 @@ def _changes(gru: QuantGRU, bits: int) -> Iterator[tuple[str, dict[str, Any], st
 
 @contextmanager
 def _as_they_were(model: torch.nn.Module, grus: Mapping[str, QuantGRU]) -> Iterator[None]:
-    """Runs a block and puts modes and quantization back, whatever happens in it."""
+    """Run a block, then restore modes and quantization, also after errors."""
     modes = [(module, module.training) for module in model.modules()]
     before = [(gru, gru._state, gru._log2_scales, gru.use_quantization) for gru in grus.values()]
     try:
@@ -157,7 +157,7 @@ def _measure(
     metric: Callable[[torch.nn.Module], float] | None,
     forward_fn: Callable[[torch.nn.Module, Any], Any] | None,
 ) -> Callable[[], float]:
-    """measure() -> the number of the model as it is at the moment."""
+    """Return measure() -> the score of the model in its current state."""
     model.eval()
     if metric is not None:
         given = metric
@@ -194,7 +194,7 @@ def _measure(
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Tensors of floating point in what a model gives."""
+    """Yield the floating-point tensors in the output of a model."""
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield value

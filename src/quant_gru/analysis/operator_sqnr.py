@@ -30,26 +30,26 @@ def operator_sqnr(
     *,
     forward_fn: Callable[[torch.nn.Module, Any], Any] | None = None,
 ) -> dict[str, float]:
-    """How far each operator's codes are from the float GRU's own values.
+    """Measure how far each operator's codes are from the values of the float GRU.
 
-    Both networks run on their own: an operator's noise includes what came before it. That shows
-    where codes saturate or are too coarse for their values. It does not show what an operator costs
-    at the output of a model: that is `operator_gain`.
+    Both networks run separately, so the noise of an operator includes the noise of its inputs. The
+    result shows where codes saturate or are too coarse for their values. It does not show the
+    effect of an operator on the output of a model; use `operator_gain` for that.
 
     Args:
-        gru: A calibrated QuantGRU, of any `use_quantization`; or a model with some, each of which
-            is given what the float model gives it.
-        input: As for its forward; of a model, batches as `calibrate_model` takes them, or a tensor.
-        hx: As for its forward; not of a model.
-        forward_fn: Of a model: `forward_fn(model, batch)` runs a batch.
+        gru: A calibrated QuantGRU, with any `use_quantization`; or a model with QuantGRUs. Each of
+            them then receives its inputs from the float model.
+        input: As for its forward. For a model: batches as for `calibrate_model`, or a tensor.
+        hx: As for its forward; not for a model.
+        forward_fn: For a model: `forward_fn(model, batch)` runs a batch.
 
     Returns:
-        Operator name with the suffix of nn.GRU's parameters ('gate.z_out_l0'), of a model behind
-        the name of the GRU ('encoder.gate.z_out_l0') -> SQNR in dB,
-        10 log10(sum(real^2) / sum((real - quantized)^2)); fused operators are left out.
+        Operator name with the suffix of nn.GRU's parameters ('gate.z_out_l0') -> SQNR in dB,
+        10 log10(sum(real^2) / sum((real - quantized)^2)). For a model, the name of the GRU comes
+        first ('encoder.gate.z_out_l0'). Fused operators are omitted.
 
     Raises:
-        CalibrationError: A GRU without scales, or a model without GRUs.
+        CalibrationError: A GRU has no scales, or the model has no GRUs.
     """
     if isinstance(gru, QuantGRU):
         found = _energies(gru, input, hx)
@@ -64,7 +64,7 @@ def _of_model(
     data: Iterable[Any],
     forward_fn: Callable[[torch.nn.Module, Any], Any] | None,
 ) -> Energies:
-    """Energies of all GRUs of a model, summed over batches."""
+    """Return the energies of all GRUs of a model, summed over batches."""
     grus = {name: m for name, m in model.named_modules() if isinstance(m, QuantGRU)}
     if not grus:
         raise CalibrationError(
@@ -107,7 +107,7 @@ def _of_model(
 def _energies(
     gru: QuantGRU, input: Tensor | PackedSequence, hx: Tensor | None = None, **_: Any
 ) -> Energies:
-    """Energies of signal and noise of each operator of a call."""
+    """Return the signal and noise energies of each operator of a call."""
     plan, sequence = gru._plan(), gru._normalize(input, hx)
     x, lengths = sequence.x.detach(), sequence.lengths
     inputs, h0 = border_codes(plan, x, sequence.h0)

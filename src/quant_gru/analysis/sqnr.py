@@ -1,4 +1,4 @@
-"""Where precision is lost: signal-to-noise ratios of every operator."""
+"""Signal-to-quantization-noise ratios of operators."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def sqnr(real: Tensor, quantized: Tensor) -> float:
         quantized: Values of the same shape.
 
     Returns:
-        inf where both are equal, nan where there is nothing to compare.
+        inf if both are equal, nan if both are zero or empty, -inf if only `real` is zero.
     """
     return decibels(*energies(real, quantized))
 
 
 def energies(real: Tensor, quantized: Tensor) -> tuple[float, float]:
-    """Sums of squares of a signal and of its noise; of tensors as for `sqnr`."""
+    """Return the sums of squares of a signal and of its noise; arguments as for `sqnr`."""
     signal = real.to(torch.float64).square().sum().item()
     return signal, (real.to(torch.float64) - quantized.to(torch.float64)).square().sum().item()
 
 
 def decibels(signal: float, noise: float) -> float:
-    """A ratio of energies in dB, as `sqnr` gives it."""
+    """Return a ratio of energies in dB, as in `sqnr`."""
     if noise == 0:
         return math.inf if signal > 0 else math.nan
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
@@ -38,5 +38,5 @@ def decibels(signal: float, noise: float) -> float:
 def sqnr_per_operator(
     real: Mapping[str, Tensor], quantized: Mapping[str, Tensor]
 ) -> dict[str, float]:
-    """`sqnr` of every operator that both mappings name, in the order of `real`."""
+    """Return `sqnr` of every operator in both mappings, in the order of `real`."""
     return {name: sqnr(real[name], quantized[name]) for name in real if name in quantized}

@@ -1,1 +1,1 @@
-"""Training: straight-through gradients, learned scales, what is kept for backward."""
+"""Training: straight-through gradients, learned scales, and compression of saved states."""

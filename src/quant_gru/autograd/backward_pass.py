@@ -1,4 +1,4 @@
-"""The backward of all layers and directions: gradients from codes that the forward kept."""
+"""The backward of all layers and directions, from codes that the forward saved."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from quant_gru.kernels.dispatch import backward_layer, quantize, runs_on_gpu
 
 @dataclass(eq=False)
 class Pass:
-    """A forward, as its backward needs to know it.
+    """The tensors and settings of a forward that its backward needs.
 
     Attributes:
         x: Input (T, N, C), real.
         h0: States before the first step (layers * directions, N, H), real; None for zeros.
         lengths: int64 (N,) or None.
-        noise: What was random.
+        noise: Random masks.
         out: Codes of output.h (T, N, H) of each layer and direction.
-        nan: Zeros (layers * directions, N), NaN where a row is.
-        precision: What gradients are multiplied in, see `quant_gru.kernels.dispatch.PRECISIONS`.
+        nan: Zeros (layers * directions, N), NaN for rows that are NaN.
+        precision: Precision of gradient products, see `quant_gru.kernels.dispatch.PRECISIONS`.
     """
 
     x: Tensor
@@ -44,13 +44,13 @@ class Pass:
 
 @dataclass(eq=False)
 class Asked:
-    """Which gradients are wanted.
+    """Which gradients are needed.
 
     Attributes:
-        x: That of the input.
-        h0: That of the states before the first step.
-        weights: Of each layer and direction those of W, R, bw, br.
-        scales: The parameters of each layer and direction, where scales are learned.
+        x: Gradient of the input.
+        h0: Gradient of the states before the first step.
+        weights: Gradients of W, R, bw, br of each layer and direction.
+        scales: The parameters of each layer and direction, if scales are learned.
     """
 
     x: bool
@@ -59,7 +59,7 @@ class Asked:
     scales: Sequence[QParams] = ()
 
     def below(self, first: int) -> bool:
-        """Whether anything is wanted of the input, or of layers whose cells come before `first`."""
+        """Return whether the input, or any layer with cells before `first`, needs a gradient."""
         if not first:
             return self.x
         return self.x or self.h0 or bool(self.scales) or any(map(any, self.weights[:first]))
@@ -70,10 +70,10 @@ class Found:
     """Gradients of a whole GRU.
 
     Attributes:
-        x: (T, N, C), or None where it was not wanted.
-        h0: (layers * directions, N, H), or None where it was not wanted.
-        cells: Of the weights of each layer and direction; None where nothing was wanted.
-        scales: Of the logarithms of scales, float32, of each layer and direction where learned.
+        x: (T, N, C), or None if not needed.
+        h0: (layers * directions, N, H), or None if not needed.
+        cells: Weight gradients of each layer and direction; None if not needed.
+        scales: Gradients of the logarithms of learned scales, float32, per layer and direction.
     """
 
     x: Tensor | None
@@ -147,14 +147,14 @@ def gradients(
 
 
 def _tapes(plan: GRUPlan, layer: int, done: Pass, below: Below | None) -> list[Tape]:
-    """What is known of each direction of a layer after the forward."""
+    """Return the data that each direction of a layer has after the forward."""
     cells, noise = plan.cells[layer], done.noise
     D, H, first = len(cells), cells[0].hidden_size, layer * len(cells)
     T, N, _ = done.x.shape
     if below is not None and not (noise is not None and noise.drops):
         inputs = requantized(plan, layer, below)
     elif below is None and done.x.dtype is torch.float32 and runs_on_gpu(done.x.device):
-        # its kernels quantize what they read
+        # GPU kernels quantize their input while reading it
         inputs = [done.x] * D
     else:
         inputs, _ = input_codes(plan, layer, done.x, below, noise)
@@ -174,19 +174,19 @@ def _tapes(plan: GRUPlan, layer: int, done: Pass, below: Below | None) -> list[T
 
 
 def _by_layer(grads: Sequence[Tensor], directions: int) -> Tensor:
-    """Gradients of states that were found from the last layer to the first, stacked in order."""
+    """Stack gradients of states in layer order; the backward computes the last layer first."""
     last_first = [grads[i : i + directions] for i in range(0, len(grads), directions)]
     return torch.stack([each for layer in reversed(last_first) for each in layer])
 
 
 def _below(done: Pass, first: int, directions: int, real: bool) -> Below:
-    """What a layer gave; NaN is left to the gradient of the last states.
+    """Return the outputs of a layer; NaN is left to the gradient of the last states.
 
     Args:
         done: The forward.
-        first: The layer's first cell.
-        directions: How many it has.
-        real: Whether its real values are needed: there is no `nan` otherwise.
+        first: Index of the layer's first cell.
+        directions: Number of directions.
+        real: Whether the caller needs its real values; otherwise `nan` is empty.
     """
     nan: list[Tensor] = []
     if real:
@@ -199,7 +199,9 @@ _wanted = cache(Wanted)
 
 
 def nan_of(last: Tensor) -> Tensor:
-    """Zeros (layers * directions, N), NaN where a row of last states is, which is all or nothing.
+    """Return zeros (layers * directions, N), NaN for rows of NaN states.
+
+    A row of last states is NaN either completely or not at all.
 
     Args:
         last: (layers * directions, N, H).
@@ -208,7 +210,7 @@ def nan_of(last: Tensor) -> Tensor:
 
 
 def flat_gradients(found: Sequence[Gradients | None], bias: bool) -> Iterator[Tensor | None]:
-    """Gradients of W, R and, with biases, bw and br, cell after cell."""
+    """Yield gradients of W, R and, with biases, bw and br, cell by cell."""
     for each in found:
         if each is None:
             yield from [None] * (4 if bias else 2)
@@ -219,7 +221,7 @@ def flat_gradients(found: Sequence[Gradients | None], bias: bool) -> Iterator[Te
 
 
 def of_cells(needs: Sequence[bool], bias: bool) -> list[tuple[bool, bool, bool, bool]]:
-    """Whether W, R, bw, br of each cell need a gradient."""
+    """Return whether W, R, bw, br of each cell need a gradient."""
     size = 4 if bias else 2
     cells = [needs[i : i + size] for i in range(0, len(needs), size)]
     return [(c[0], c[1], c[2], c[3]) if bias else (c[0], c[1], False, False) for c in cells]

@@ -1,4 +1,4 @@
-"""Activation scales as parameters: their logarithms, and the quantizers that follow them.
+"""Activation scales as parameters: their logarithms, and the quantizers derived from them.
 
 Source: Esser et al., "Learned step size quantization", ICLR 2020; Jain et al., "Trained
 quantization thresholds", MLSys 2020 (logarithms, powers of two by straight-through rounding).
@@ -18,30 +18,33 @@ from quant_gru.integer.qparams import PRE_ACTIVATION, QParams, float32, make_qpa
 from quant_gru.integer.quantizer import MAX_SCALE, MIN_SCALE
 
 COUNT = len(CALIBRATED)
-"""Scales of one layer and direction, in the order of `CALIBRATED`; fused operators have none."""
+"""Number of scales of one layer and direction, in the order of `CALIBRATED`.
+
+Entries of fused operators are unused.
+"""
 
 
 def logarithms(qparams: QParams) -> list[float]:
-    """log2 of the scales of one layer and direction, 0 for operators that are fused."""
+    """Return log2 of the scales of one layer and direction, 0 for fused operators."""
     found = (qparams.quantizers.get(name) for name in CALIBRATED)
     return [0.0 if quantizer is None else math.log2(quantizer.scale) for quantizer in found]
 
 
 def follow(qparams: QParams, values: Sequence[float]) -> QParams:
-    """Parameters whose scales follow logarithms: the same object where none has changed.
+    """Return parameters with scales from logarithms: the same object if no scale changes.
 
     Args:
-        qparams: The parameters so far.
-        values: log2 of each scale; under 'pot' they are rounded to integers.
+        qparams: The current parameters.
+        values: log2 of each scale; 'pot' rounds them to integers.
 
     Returns:
-        Parameters with these scales, and with tables anew where they hang on them.
+        Parameters with these scales, and with new tables where the scale of the input changed.
     """
     quantizers = dict(qparams.quantizers)
     for name, value in zip(CALIBRATED, values, strict=True):
         if name in quantizers and math.isfinite(value):
             old = quantizers[name].scale
-            # a scale that was written as a parameter, and has not moved since, is what it was
+            # keep the scale if its logarithm has not moved since it was written as a parameter
             unmoved = value == float32(math.log2(old))
             scale = old if unmoved else _scale(value, qparams.pot)
             if scale != old:
@@ -64,14 +67,14 @@ def _scale(value: float, pot: bool) -> float:
 
 
 def learned_names(qparams: QParams) -> list[str]:
-    """Operators whose scales are learned."""
+    """Return the operators whose scales are learned."""
     return [name for name in CALIBRATED if name in qparams.quantizers]
 
 
 def to_logarithms(
     qparams: QParams, grads: Tensor, rows: int, input_size: int, hidden_size: int
 ) -> Tensor:
-    """Gradients of the logarithms from those of the scales, weighted as LSQ weights them.
+    """Return gradients of the logarithms from those of the scales, with the weights of LSQ.
 
     Args:
         qparams: The parameters of the layer and direction.

@@ -1,4 +1,4 @@
-"""Fewer bits of the states that backward keeps: lossy, for states of many bits."""
+"""Lossy compression of the states that backward reads, for states with many bits."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ CHOICES = (4, 8)
 
 
 def packed(codes: Tensor, quantizer: Quantizer, bits: int) -> Tensor:
-    """The leading bits of codes, rounded; two codes of 4 bits in a byte.
+    """Round codes to their leading bits; two 4-bit codes share a byte.
 
     Args:
         codes: Codes of output.h (T, N, H).
         quantizer: Their quantizer.
-        bits: 4 or 8; codes of no more bits stay as they are.
+        bits: 4 or 8; narrower codes are returned unchanged.
 
     Returns:
-        uint8 (T, N, H), or (T, N, ceil(H / 2)) of 4 bits; the codes themselves if they are narrow.
+        uint8 (T, N, H), or (T, N, ceil(H / 2)) for 4 bits; the codes themselves if narrow.
     """
     drop = quantizer.bits - bits
     if drop <= 0:
@@ -34,12 +34,12 @@ def packed(codes: Tensor, quantizer: Quantizer, bits: int) -> Tensor:
 
 
 def unpacked(stash: Tensor, quantizer: Quantizer, bits: int, hidden_size: int) -> Tensor:
-    """Codes of output.h (T, N, H) in their container, from what `packed` gave.
+    """Return codes of output.h (T, N, H) in their container, from the result of `packed`.
 
     Args:
-        stash: What `packed` gave.
+        stash: The result of `packed`.
         quantizer: The quantizer of the codes.
-        bits: As given to `packed`.
+        bits: The value passed to `packed`.
         hidden_size: H.
     """
     drop = quantizer.bits - bits

@@ -1,7 +1,7 @@
-"""The quantized GRU under autograd: integers forward, straight-through back.
+"""The quantized GRU under autograd: integer forward, straight-through backward.
 
-Forward keeps its input and the codes of the states, one byte per unit and step at 8 bits; backward
-rebuilds all else from them.
+Forward saves its input and the codes of the states, one byte per unit and step at 8 bits. Backward
+recomputes everything else.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Differentiated:
 
     Attributes:
         plan: The plan.
-        bias: Whether weights come with biases.
-        precision: What gradients are multiplied in, see `quant_gru.kernels.dispatch.PRECISIONS`.
-        stash_bits: Bits that are kept of each code of output.h; None for all.
-        scales: The parameters of each layer and direction, where scales are learned.
-        again: again(weights, noise) -> the plan anew, should it have changed since.
-        thread: Whose the plan is, where its numbers follow weights.
-        live: What rewrites the parts of the plan that follow weights.
-        back: What may run the backward faster than the general way.
+        bias: Whether the weights include biases.
+        precision: Precision of gradient products, see `quant_gru.kernels.dispatch.PRECISIONS`.
+        stash_bits: Bits saved of each code of output.h; None for all.
+        scales: The parameters of each layer and direction, if scales are learned.
+        again: again(weights, noise) -> the plan rebuilt, for use if it has changed since.
+        thread: The thread that owns the plan, if its numbers follow weights.
+        live: The objects that rewrite the plan's parts that follow weights.
+        back: A prepared backward, faster than the general one; None if not available.
     """
 
     plan: GRUPlan
@@ -70,18 +70,18 @@ class Differentiated:
             self.back = prepared_backward(self.plan, self.precision)
 
     def epochs(self) -> tuple[int, ...]:
-        """How often the numbers of the plan have been rewritten."""
+        """Return how often the numbers of the plan have been rewritten, per cell."""
         return epochs(self.live)
 
 
 @dataclass(eq=False)
 class Given:
-    """What one call brings beside its tensors.
+    """The settings of one call besides its tensors.
 
     Attributes:
-        packing: How rows are packed; None where they are not.
-        noise: What is random.
-        dtype: That of the results.
+        packing: How rows are packed; None for padded sequences.
+        noise: Random masks.
+        dtype: dtype of the results.
     """
 
     packing: Packing | None = None
@@ -97,18 +97,18 @@ def run(
     weights: Sequence[Tensor],
     logarithms: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Tensor]:
-    """Run all layers; the result is differentiable. No transform of functions is at work.
+    """Run all layers, differentiably. The caller ensures that no function transform is active.
 
     Args:
         how: The plan, and how it is differentiated.
-        x: (T, N, C), or (rows, C) where rows are packed.
+        x: (T, N, C), or (rows, C) if packed.
         h0: (layers * directions, N, H), or None for zeros.
-        given: What else the call brings.
-        weights: Where gradients go: W, R and, with biases, bw and br, cell after cell.
-        logarithms: Those of the scales of each layer and direction, where they are learned.
+        given: The other settings of the call.
+        weights: The tensors that receive gradients: W, R and, with biases, bw and br, per cell.
+        logarithms: Logarithms of the scales of each layer and direction, if learned.
 
     Returns:
-        Output (T, N, D*H), or (rows, D*H) where rows are packed, and last states
+        Output (T, N, D*H), or (rows, D*H) if packed, and last states
         (layers * directions, N, H).
     """
     tensors = [None if t is None else _unwrap_if_dead(t) for t in (x, h0, *weights, *logarithms)]
@@ -148,8 +148,8 @@ class _StraightThrough(torch.autograd.Function):
         back = how.back
         x, h0, nan, *rest = saved
         device = x.device
-        # parts that follow weights may have been rewritten by another forward, or may be while
-        # this runs: on a GPU a thread of autograd's runs it, and forward's waits
+        # Another forward may have rewritten, or may be rewriting, the parts that follow weights. On
+        # a GPU an autograd thread runs this backward while the thread of the forward waits.
         own = device.type == "cuda" or get_ident() == how.thread
         is_ours = not how.live or (own and how.epochs() == ctx.epochs)
         if back is not None and is_ours and given.noise is None and not torch.is_grad_enabled():
@@ -190,7 +190,7 @@ class _StraightThrough(torch.autograd.Function):
         return (None, None, *grads)
 
 
-# `_StraightThrough.apply` without what it does for transforms of functions
+# `_StraightThrough.apply` without its handling of function transforms
 _apply = super(torch.autograd.Function, _StraightThrough).apply
 _unwrap_if_dead = torch._C._functorch.unwrap_if_dead
 
@@ -200,7 +200,7 @@ def _to(dtype: torch.dtype, grad: Tensor) -> Tensor:
 
 
 def _plainly(device: torch.device) -> AbstractContextManager[object]:
-    """Without gradients and autocast; each is turned off only where it is on, which takes time."""
+    """Disable gradients and autocast. Each is only disabled if it is enabled, to save time."""
     grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled(device.type)
     if not (grad or autocast):
         return _PLAIN
@@ -216,12 +216,12 @@ _PLAIN: nullcontext[None] = nullcontext()
 
 
 def _quantizers(how: Differentiated) -> list[Quantizer]:
-    """Those of output.h of each layer and direction."""
+    """Return the quantizers of output.h of each layer and direction."""
     return [cell.h for cells in how.plan.cells for cell in cells]
 
 
 class _Once(torch.autograd.Function):
-    """Hands on a gradient that must not be differentiated; the rest is what it depends on."""
+    """Passes on a gradient that must not be differentiated; `of` are the tensors it depends on."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, *of: Tensor) -> Tensor:
@@ -234,7 +234,7 @@ class _Once(torch.autograd.Function):
 
 
 def refuse(ctx: Any, *grads: Any) -> None:
-    """The backward of a backward.
+    """Refuse the backward of a backward.
 
     Raises:
         QuantGRUError: Always.

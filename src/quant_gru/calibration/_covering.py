@@ -1,4 +1,4 @@
-"""The smallest scale that clips nothing, exactly as the quantizer's float32 division rounds."""
+"""The smallest scale without clipping, for the rounding of the quantizer's float32 division."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ ScaleKind = Literal["pot", "free"]
 
 MIN_EXP2_INV, MAX_EXP2_INV = -127, 126
 
-# Positive float32 numbers are ordered as their bit patterns, read as integers, are.
+# The order of positive float32 numbers is the order of their bit patterns as integers.
 _MIN_BITS, _MAX_BITS = 0x00800000, 0x7F000000
 
 
 def as_float32(x: float) -> float:
-    """`x` rounded to float32; its magnitude must not round to infinity."""
+    """Return `x` rounded to float32; its magnitude must not round to infinity."""
     return float(struct.unpack("<f", struct.pack("<f", x))[0])
 
 
 def rounded_quotient(v: float, s: float) -> int:
-    """`rint(v / s)` of float32 numbers with the division in float32, as an integer."""
+    """Return `rint(v / s)` of float32 numbers, with a float32 division, as an integer."""
     quotient = v / s
-    # Beyond 2^64 no code range reaches. Below, rounding the double quotient once more gives the
-    # float32 quotient, since 53 >= 2 * 24 + 2 bits make double rounding harmless.
+    # No code range exceeds 2^64. Below that, rounding the double quotient to float32 gives the
+    # float32 quotient: double rounding is harmless because 53 >= 2 * 24 + 2 bits.
     return round(quotient if abs(quotient) > 2.0**64 else as_float32(quotient))
 
 
 def reachable_range(
     minimum: float, maximum: float, *, bits: int, signed: bool, symmetric: bool
 ) -> tuple[float, float]:
-    """The float32 range with 0 in it, less a side for which symmetric codes have no values.
+    """Return the float32 range including 0, without a side that symmetric codes cannot represent.
 
-    Symmetric unsigned codes have no negative ones; symmetric signed codes of 1 bit, [-1, 0], no
-    positive ones.
+    Symmetric unsigned codes have no negative values. Symmetric signed codes of 1 bit, [-1, 0], have
+    no positive values.
     """
     lo, hi = code_limits(bits, signed)
     low = 0.0 if symmetric and lo == 0 else as_float32(min(0.0, minimum))
@@ -48,12 +48,13 @@ def reachable_range(
 def covering_scale(
     low: float, high: float, *, bits: int, signed: bool, symmetric: bool, scale_kind: ScaleKind
 ) -> float:
-    """Smallest scale s for which the codes of `low <= 0 <= high` fit their limits.
+    """Return the smallest scale s for which the codes of `low <= 0 <= high` fit their limits.
 
-    `lo <= rint(low/s)` and `rint(high/s) <= hi` when symmetric (z = 0), else
-    `rint(high/s) - rint(low/s) <= hi - lo`, for then a zero point exists. Both sides of each
-    condition are monotone in s, so a bisection over all scales finds the smallest: over exponents
-    for 'pot', over float32 bit patterns for 'free'. Clamped to [2^-126, 2^127].
+    With symmetric codes (z = 0) the conditions are `lo <= rint(low/s)` and `rint(high/s) <= hi`.
+    Otherwise the condition is `rint(high/s) - rint(low/s) <= hi - lo`, which ensures that a zero
+    point exists. Both sides of each condition are monotone in s, so bisection finds the smallest
+    scale: over exponents for 'pot', over float32 bit patterns for 'free'. The result is clamped to
+    [2^-126, 2^127].
     """
     lo, hi = code_limits(bits, signed)
 
@@ -79,11 +80,11 @@ def covering_quantizer(
     symmetric: bool,
     scale_kind: ScaleKind,
 ) -> Quantizer:
-    """The quantizer with the smallest scale that clips neither `minimum`, `maximum` nor 0.
+    """Return the quantizer with the smallest scale that clips neither `minimum`, `maximum` nor 0.
 
-    Sides without codes (see `reachable_range`) are clipped nevertheless. A scale that leaves codes
-    to spare (`pot` mostly does) leaves them on both sides of the range; a range that begins or
-    ends at 0 has 0 at that end of the codes. A range of 0 alone has scale 1 and zero point 0.
+    Sides without codes (see `reachable_range`) are still clipped. Spare codes, which 'pot' scales
+    usually leave, are split between both sides of the range. A range that begins or ends at 0 has
+    0 at that end of the codes. A range of only 0 has scale 1 and zero point 0.
 
     Args:
         minimum: Lower end of the values.
@@ -94,7 +95,7 @@ def covering_quantizer(
         scale_kind: 'pot' for powers of two, 'free' for any float32 number.
 
     Raises:
-        CalibrationError: If `scale_kind` is neither.
+        CalibrationError: If `scale_kind` is invalid.
     """
     check_scale_kind(scale_kind)
     low, high = reachable_range(minimum, maximum, bits=bits, signed=signed, symmetric=symmetric)
@@ -113,7 +114,7 @@ def covering_quantizer(
 
 
 def check_scale_kind(scale_kind: str) -> None:
-    """Raises CalibrationError unless `scale_kind` is 'pot' or 'free'."""
+    """Raise CalibrationError unless `scale_kind` is 'pot' or 'free'."""
     if scale_kind not in ("pot", "free"):
         raise CalibrationError(f"Expected scale_kind to be 'pot' or 'free', got {scale_kind!r}")
 

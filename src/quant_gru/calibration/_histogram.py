@@ -1,10 +1,10 @@
-"""Histograms whose state depends on the values alone, never on how they arrived.
+"""Histograms whose state depends only on the values, not on their order of arrival.
 
-Three rules make it so. The bin width is a power of two, 2^e, and every edge an integer multiple of
-it, so that `bin = floor(v / 2^e)` is exact in float32 and a twice as wide bin is two neighbours
-merged, `bin >> 1`. e is a function of the exact extremes: the smallest one for which the range,
-with 0 in it, spans at most 2048 bins. Counts are int64. Hence any order of updates and merges,
-over any split into chunks, batches and processes, ends in the same state, bit for bit.
+Three rules ensure this. First, the bin width is a power of two, 2^e, and every edge is an integer
+multiple of it. `bin = floor(v / 2^e)` is then exact in float32, and doubling the width merges two
+neighboring bins, `bin >> 1`. Second, e is a function of the exact extremes: the smallest exponent
+for which the range, including 0, spans at most 2048 bins. Third, counts are int64. Any order of
+updates and merges, over any split into chunks, batches and processes, gives the same bits.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor
 
 MAX_BINS = 2048
 
-# No scale is finer than 2^-126 (the smallest normal float32), so finer bins would tell nothing;
-# and 2^126, the factor that turns values into bin numbers, is still a float32.
+# The finest scale is 2^-126 (the smallest normal float32), so finer bins would not help. 2^126,
+# the factor that converts values to bin numbers, is still a float32.
 MIN_EXPONENT = -126
 
-# Elements per pass: a CPU keeps a block's temporaries in its cache, a GPU launches few kernels.
+# Elements per pass: temporaries of a block fit a CPU's cache, and a GPU needs few launches.
 _CPU_BLOCK, _DEVICE_BLOCK = 1 << 17, 1 << 24
 
 
@@ -46,11 +46,11 @@ class Histogram:
 
 
 def bin_window(minimum: float, maximum: float) -> tuple[int, int, int]:
-    """`(exponent, first, last)`: the bins of every histogram with these extremes."""
+    """Return `(exponent, first, last)`: the bins of every histogram with these extremes."""
     low, high = min(0.0, minimum), max(0.0, maximum)
     exponent = MIN_EXPONENT
     if high > low:
-        # 2^12 bins or more: too fine to begin with.
+        # 2^12 bins or more: start with too fine an exponent
         exponent = max(exponent, math.frexp(high - low)[1] - 13)
     while True:
         first = math.floor(math.ldexp(low, -exponent))
@@ -61,9 +61,9 @@ def bin_window(minimum: float, maximum: float) -> tuple[int, int, int]:
 
 
 def histogram_of(values: Tensor, minimum: float, maximum: float) -> Histogram:
-    """Histogram of `values` (any shape, finite, not empty), given their exact extremes.
+    """Return the histogram of `values` (any shape, finite, not empty), given their exact extremes.
 
-    Values are taken as float32, as the quantizer takes them; the work is done on their device.
+    Values are converted to float32 like in the quantizer. The computation runs on their device.
     """
     exponent, first, last = bin_window(minimum, maximum)
     bins = last - first + 1
@@ -71,15 +71,15 @@ def histogram_of(values: Tensor, minimum: float, maximum: float) -> Histogram:
     for block in _blocks(values):
         scaled = torch.mul(block.to(torch.float32), 2.0**-exponent).floor_()
         if exponent > 0:
-            # Scaling down may flush a negative value to -0, which belongs to bin -1.
+            # Scaling down may flush a negative value to -0, but its bin is -1.
             scaled.masked_fill_((scaled == 0) & (block < 0), -1.0)
-        # bincount is bound by memory: int16 holds every bin number in the fewest bytes.
+        # bincount is memory-bound, and int16 is the smallest dtype for all bin numbers.
         counts += torch.bincount(scaled.sub_(first).to(torch.int16).reshape(-1), minlength=bins)
     return Histogram(exponent, first, counts.cpu(), minimum, maximum)
 
 
 def merged(a: Histogram, b: Histogram) -> Histogram:
-    """The histogram of the values of both."""
+    """Return the histogram of the values of both."""
     minimum, maximum = min(a.minimum, b.minimum), max(a.maximum, b.maximum)
     exponent, first, last = bin_window(minimum, maximum)
     counts = torch.zeros(last - first + 1, dtype=torch.int64)
@@ -96,9 +96,9 @@ def merged(a: Histogram, b: Histogram) -> Histogram:
 
 
 def occupied_bins(histogram: Histogram) -> tuple[Tensor, Tensor]:
-    """Edges `(n + 1,)` in float64 and counts `(n,)` from the minimum's bin to the maximum's.
+    """Return edges `(n + 1,)`, float64, and counts `(n,)` between the minimum and the maximum.
 
-    The outer edges are the exact extremes, so that no mass lies where no value was.
+    The outer edges are the exact extremes, so that no mass lies outside the observed values.
     """
     width = math.ldexp(1.0, histogram.exponent)
     begin = math.floor(histogram.minimum / width)
@@ -109,7 +109,7 @@ def occupied_bins(histogram: Histogram) -> tuple[Tensor, Tensor]:
 
 
 def central_range(histogram: Histogram, percent: float) -> tuple[float, float]:
-    """The values between which the central `percent` percent lie: `(100 - percent) / 2` cut a side.
+    """Return the range of the central `percent` percent: `(100 - percent) / 2` is cut on each side.
 
     Linear interpolation inside a bin; 100 gives the exact extremes.
     """
@@ -129,14 +129,14 @@ def _value_at_rank(edges: Tensor, counts: Tensor, rank: float) -> float:
 
 
 def in_memory_order(values: Tensor) -> Tensor:
-    """The same elements with dimensions sorted by stride: a permuted dense tensor is contiguous."""
+    """Sort the dimensions by stride, which makes a permuted dense tensor contiguous."""
     return values.permute(
         sorted(range(values.dim()), key=values.stride().__getitem__, reverse=True)
     )
 
 
 def _blocks(values: Tensor) -> Iterator[Tensor]:
-    """Cuts values into blocks of bounded size, without copying slices of a larger tensor first."""
+    """Split values into blocks of bounded size, without copying slices of a larger tensor first."""
     size = _CPU_BLOCK if values.device.type == "cpu" else _DEVICE_BLOCK
     if values.is_contiguous():
         return iter(values.view(-1).split(size))

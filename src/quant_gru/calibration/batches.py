@@ -1,4 +1,4 @@
-"""Batches of data loaders, run through a model."""
+"""Running a model on batches of data loaders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quant_gru._errors import CalibrationError
 
 
 def to_device(value: Tensor | PackedSequence, device: torch.device) -> Tensor | PackedSequence:
-    """`value` on `device`."""
+    """Return `value` on `device`."""
     return value.to(device=device)  # type: ignore[call-arg]
 
 
@@ -25,16 +25,16 @@ def run_batch(
     batch: Any,
     forward_fn: Callable[[torch.nn.Module, Any], Any] | None,
 ) -> Any:
-    """What a model gives for a batch, which is moved to the model's device.
+    """Run a model on a batch, which is moved to the model's device.
 
     Args:
         model: Any model.
         batch: A tensor, a PackedSequence, a tuple or list whose first item is the input, or a dict
-            of keyword arguments; entries that the model's forward does not take are left out.
-        forward_fn: `forward_fn(model, batch)` runs a batch instead.
+            of keyword arguments; entries that the model's forward does not accept are dropped.
+        forward_fn: If given, `forward_fn(model, batch)` runs the batch instead.
 
     Raises:
-        CalibrationError: A batch of another kind.
+        CalibrationError: The batch has an unsupported type.
     """
     parameter = next(model.parameters(), None)
     batch = _to_device(batch, None if parameter is None else parameter.device)
@@ -69,7 +69,7 @@ def _to_device(value: Any, device: torch.device | None) -> Any:
 
 
 def with_progress(batches: Iterable[Any], text: str, show: bool) -> Iterable[Any]:
-    """The same batches, with a progress bar on a terminal."""
+    """Yield the same batches, with a progress bar on a terminal."""
     console = Console(stderr=True)
     if not (show and console.is_terminal):
         yield from batches

@@ -1,4 +1,4 @@
-"""Collecting statistics: the float GRU layer by layer, every operator to its observer."""
+"""Collection of statistics: runs the float GRU layer by layer and observes every operator."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Collector:
         Args:
             x: (T, N, C).
             h0: (layers * directions, N, H).
-            lengths: int64 (N,), or None where all rows have T steps.
+            lengths: int64 (N,), or None if all rows have T steps.
             weights: [layer][direction] -> float weights.
         """
-        # statistics are those of the float GRU, not of what autocast would make of it
+        # statistics must describe the float GRU, not its values under autocast
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             for run in float_layers(x, h0, lengths, weights):
                 self._observe(run, lengths)
@@ -76,10 +76,10 @@ class Collector:
                     observer.all_reduce()
 
     def qparams(self, config: QuantConfig) -> list[list[QParams]]:
-        """Scales and tables of all layers and directions.
+        """Return the scales and tables of all layers and directions.
 
         Raises:
-            CalibrationError: Empty or non-finite statistics; names the operator.
+            CalibrationError: Statistics are empty or non-finite; the message names the operator.
         """
         return [
             [

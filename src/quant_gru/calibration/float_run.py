@@ -15,7 +15,7 @@ from quant_gru.integer.reference import states_before
 
 @dataclass(frozen=True)
 class FloatRun:
-    """What one layer and direction of the float GRU took in and gave.
+    """The inputs and outputs of one layer and direction of the float GRU.
 
     Attributes:
         layer: Index of the layer.
@@ -23,7 +23,7 @@ class FloatRun:
         weights: Its weights.
         x: Inputs (T, N, C).
         h0: Initial state (N, H).
-        out: States after each step (T, N, H); outside a row's length the state stands still.
+        out: States after each step (T, N, H), constant outside the length of a row.
     """
 
     layer: int
@@ -34,13 +34,13 @@ class FloatRun:
     out: Tensor
 
     def rows(self, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs, states before and states after the steps that count: (P, C), (P, H), (P, H)."""
+        """Return inputs, states before and states after the valid steps: (P, C), (P, H), (P, H)."""
         before = states_before(self.out, self.h0, reverse=self.direction == 1)
         return valid(self.x, lengths), valid(before, lengths), valid(self.out, lengths)
 
 
 def valid(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """The steps of (T, N, ..) that count, as rows (P, ..)."""
+    """Return the valid steps of (T, N, ..) as rows (P, ..)."""
     if lengths is None:
         return x.flatten(0, 1)
     return x[torch.arange(x.shape[0], device=x.device)[:, None] < lengths]
@@ -57,7 +57,7 @@ def float_layers(
     Args:
         x: (T, N, C).
         h0: (layers * directions, N, H).
-        lengths: int64 (N,), or None where all rows have T steps.
+        lengths: int64 (N,), or None if all rows have T steps.
         weights: [layer][direction] -> float weights.
     """
     found: list[FloatRun] = []
@@ -77,13 +77,13 @@ def float_layers(
 def _run_direction(
     w: FloatWeights, x: Tensor, h0: Tensor, lengths: Tensor | None, reverse: bool
 ) -> Tensor:
-    """States after each step (T, N, H), by nn.GRU's own kernel."""
+    """Return the states after each step (T, N, H), from nn.GRU's own kernel."""
     if x.shape[1] == 0:
         return x.new_zeros((*x.shape[:2], h0.shape[-1]))
     flat = [each for each in (w.W, w.R, w.bw, w.br) if each is not None]
     order = _processing_order(x.shape[0], lengths, x.shape[1], reverse, x.device)
     with warnings.catch_warnings():
-        # one layer and direction of a larger GRU is never one chunk of memory
+        # weights of one layer and direction of a larger GRU are never one contiguous chunk
         warnings.filterwarnings("ignore", "RNN module weights")
         y = torch.gru(
             _take(x, order), h0[None], flat, w.bw is not None, 1, 0.0, False, False, False
@@ -91,7 +91,7 @@ def _run_direction(
     if lengths is not None:
         valid = torch.arange(x.shape[0], device=x.device)[:, None] < lengths
         last = torch.gather(y, 0, (lengths - 1)[None, :, None].expand(1, *y.shape[1:]))
-        # in processing order a row's steps come first, whatever the direction
+        # in processing order the valid steps of a row come first, in both directions
         y = torch.where(valid[..., None], y, h0 if reverse else last)
     return _take(y, order)
 
@@ -99,7 +99,10 @@ def _run_direction(
 def _processing_order(
     T: int, lengths: Tensor | None, N: int, reverse: bool, device: torch.device
 ) -> Tensor | None:
-    """Index (T, N) that reverses each row within its length; its own inverse. None: forward."""
+    """Return an index (T, N) that reverses each row within its length, its own inverse.
+
+    It is None for the forward direction.
+    """
     if not reverse:
         return None
     t = torch.arange(T, device=device)[:, None].expand(T, N)

@@ -1,4 +1,4 @@
-"""What calibration remembers of an operator's values: one small mergeable state per operator."""
+"""Statistics of calibration: a small mergeable state per operator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ METHODS: Mapping[str, str] = MappingProxyType(
         "ema": "ema",
     }
 )
-"""Every accepted name of a calibration method, and its canonical name."""
+"""Every accepted name of a calibration method, with its canonical name."""
 
 EMA_DECAY = 0.9
 
@@ -41,12 +41,13 @@ _REDUCIBLE = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 class Observer(ABC):
     """Statistics of the values of one operator.
 
-    `update` is called for every chunk of a batch, `end_batch` after each batch, `all_reduce` once
-    at the end where several processes calibrated. Picklable; the state lives on the CPU.
+    `update` is called for every chunk of a batch, `end_batch` after each batch, and `all_reduce`
+    once at the end if several processes calibrate. Observers are picklable; their state is on the
+    CPU.
 
     Attributes:
         method: Canonical name of the calibration method.
-        nonfinite: How many NaN and infinite values were seen; they are not in the statistics.
+        nonfinite: Number of NaN and infinite values seen; the statistics exclude them.
     """
 
     method: ClassVar[str]
@@ -56,7 +57,7 @@ class Observer(ABC):
 
     @property
     def has_nonfinite(self) -> bool:
-        """Whether a NaN or an infinity was seen."""
+        """Whether any NaN or infinity was seen."""
         return self.nonfinite > 0
 
     @property
@@ -75,9 +76,9 @@ class Observer(ABC):
         """Upper end of the observed range; -inf while empty."""
 
     def update(self, values: Tensor) -> None:
-        """Takes in `values`: any shape, floating-point dtype and device; may be empty.
+        """Add `values`: any shape, floating-point dtype and device; may be empty.
 
-        Values count as the float32 numbers that the quantizer will see.
+        Statistics use the float32 numbers that the quantizer will see.
 
         Raises:
             CalibrationError: If `values` is not a floating-point tensor.
@@ -101,13 +102,13 @@ class Observer(ABC):
         self._observe(values, minimum, maximum)
 
     def end_batch(self, group: Any = None) -> None:  # noqa: B027 - most methods do nothing here
-        """Marks the end of a batch; only `ema` acts on it, on all ranks of `group` together."""
+        """Mark the end of a batch; only `ema` uses it, on all ranks of `group` together."""
 
     def merge(self, other: Observer) -> None:
-        """Takes in the statistics of `other`, an observer of the same method, in place.
+        """Merge the statistics of `other`, an observer of the same method, in place.
 
         Raises:
-            CalibrationError: If `other` collects something else.
+            CalibrationError: If `other` uses another method.
         """
         if type(self) is not type(other):
             raise CalibrationError(
@@ -118,10 +119,10 @@ class Observer(ABC):
         self.nonfinite += other.nonfinite
 
     def all_reduce(self, group: Any = None) -> None:
-        """Gives every rank of `group` the merged statistics of all ranks, in place.
+        """Give every rank of `group` the merged statistics of all ranks, in place.
 
-        A collective: every rank calls it once, ranks with empty statistics too. Without an
-        initialized torch.distributed there is one process, and nothing to do.
+        This is a collective: every rank calls it once, including ranks with empty statistics.
+        Without an initialized torch.distributed there is one process, and nothing happens.
 
         Raises:
             CalibrationError: If the ranks collect with different methods.
@@ -129,7 +130,7 @@ class Observer(ABC):
         if _world_size(group) == 1:
             return
         states: list[Any] = [None] * dist.get_world_size(group)
-        # Objects rather than tensors: c10d moves them through the backend's own device.
+        # Gather objects instead of tensors: c10d moves them through the device of the backend.
         dist.all_gather_object(states, self, group=group)
         total = states[0]
         for state in states[1:]:
@@ -138,15 +139,15 @@ class Observer(ABC):
 
     @abstractmethod
     def _observe(self, values: Tensor, minimum: float, maximum: float) -> None:
-        """Takes in finite values, not empty, with their extremes."""
+        """Add finite values, not empty, with their extremes."""
 
     @abstractmethod
     def _merge(self, other: Any) -> None:
-        """Takes in the state of an observer of the same class."""
+        """Merge the state of an observer of the same class."""
 
 
 class MinMaxObserver(Observer):
-    """The exact extremes of everything seen."""
+    """The exact extremes of all values seen."""
 
     method = "minmax"
 
@@ -175,9 +176,9 @@ class MinMaxObserver(Observer):
 class EmaObserver(Observer):
     """Exponential moving averages of each batch's extremes: `m = 0.9 * m + 0.1 * extreme`.
 
-    The first batch sets m. Values count once their batch has ended. The extremes of a batch are
-    those of all ranks, so every rank calls `end_batch` equally often. A moving average depends on
-    the order of batches; two of them merge into the range that contains both.
+    The first batch sets m. Values count after the end of their batch. The extremes of a batch are
+    those of all ranks, so every rank must call `end_batch` equally often. A moving average depends
+    on the order of batches. Merging two averages gives the range that contains both.
     """
 
     method = "ema"
@@ -198,7 +199,7 @@ class EmaObserver(Observer):
         return self._average.maximum
 
     def end_batch(self, group: Any = None) -> None:
-        """Folds the batch in; a collective where torch.distributed is initialized."""
+        """Add the batch to the average; a collective if torch.distributed is initialized."""
         batch, self._batch = self._batch, MinMaxObserver()
         batch.all_reduce(group)
         if batch.is_empty:
@@ -219,7 +220,7 @@ class EmaObserver(Observer):
 
 
 class HistogramObserver(Observer):
-    """A histogram of at most 2048 bins and the exact extremes, both independent of any order."""
+    """A histogram of at most 2048 bins and the exact extremes, independent of any order."""
 
     method = "histogram"
 
@@ -261,7 +262,7 @@ class HistogramObserver(Observer):
 
 
 class PercentileObserver(HistogramObserver):
-    """The same histogram, of which the central `percentile_value` percent will be covered."""
+    """The same histogram, for covering the central `percentile_value` percent."""
 
     method = "percentile"
 
@@ -277,7 +278,7 @@ class PercentileObserver(HistogramObserver):
         self.percentile_value = float(percentile_value)
 
     def central_range(self) -> tuple[float, float]:
-        """Ends of the central range, `(100 - percentile_value) / 2` percent cut on each side."""
+        """Return the central range: `(100 - percentile_value) / 2` percent cut on each side."""
         return central_range(self.histogram, self.percentile_value)
 
     def _merge(self, other: HistogramObserver) -> None:
@@ -291,11 +292,11 @@ class PercentileObserver(HistogramObserver):
 
 
 def make_observer(method: str, *, percentile_value: float = 99.99) -> Observer:
-    """A fresh observer for a calibration method, by any of the names in `METHODS`.
+    """Return a new observer for a calibration method, by any name in `METHODS`.
 
     Args:
         method: 'histogram' (also called 'sqnr'), 'minmax', 'percentile' or 'ema'.
-        percentile_value: Percentage of values to cover, in (50, 100]; read by 'percentile' alone.
+        percentile_value: Percentage of values to cover, in (50, 100]; only for 'percentile'.
 
     Raises:
         CalibrationError: If the method is unknown or the percentage out of range.
@@ -318,7 +319,7 @@ def make_observer(method: str, *, percentile_value: float = 99.99) -> Observer:
 
 
 def _extremes(values: Tensor) -> tuple[float, float]:
-    """Minimum and maximum as float32 numbers; NaN if any value is. -0 becomes 0."""
+    """Return minimum and maximum as float32 numbers; NaN if any value is NaN. -0 becomes 0."""
     both: list[float] = torch.stack(torch.aminmax(values)).to(torch.float32).tolist()
     return both[0] + 0.0, both[1] + 0.0
 

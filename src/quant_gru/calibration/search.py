@@ -1,4 +1,4 @@
-"""From statistics to a quantizer: cover the observed range, or minimize the squared error."""
+"""Quantizers from statistics: cover the observed range, or minimize the squared error."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ POT_COARSER, POT_FINER = 1, 16
 
 FREE_PER_OCTAVE, FREE_OCTAVES_FINER = 16, 12
 
-# Costs this close are a tie: float64 sums of thousands of terms are good to about 1e-13.
+# Costs this close are a tie: float64 sums of thousands of terms are accurate to about 1e-13.
 _TIE = 1e-9
 
-# Candidates whose errors are computed together: bounds the memory at about 64 x 2049 x 8 bytes.
+# Candidates evaluated together. This bounds the memory at about 64 x 2049 x 8 bytes.
 _BATCH = 64
 
 
@@ -49,13 +49,13 @@ def choose_quantizer(
     symmetric: bool,
     scale_kind: ScaleKind,
 ) -> Quantizer:
-    """The quantizer of an operator, from the statistics of its values.
+    """Return the quantizer of an operator, from the statistics of its values.
 
-    'histogram' statistics give the least squared error, 'minmax' and 'ema' cover their extremes,
-    'percentile' its central range. The range always contains 0.
+    'histogram' minimizes the squared error, 'minmax' and 'ema' cover their extremes, and
+    'percentile' covers its central range. The range always contains 0.
 
     Args:
-        observer: Statistics, after `all_reduce` where several processes collected them.
+        observer: Statistics, after `all_reduce` if several processes collected them.
         operator: Name of the operator, for errors.
         bits: Width of a code, 1..32.
         signed: Whether codes are signed.
@@ -63,7 +63,8 @@ def choose_quantizer(
         scale_kind: 'pot' for powers of two, 'free' for any float32 number.
 
     Raises:
-        CalibrationError: If the statistics are empty or saw NaN or infinity; names the operator.
+        CalibrationError: If the statistics are empty or contain NaN or infinity; the message
+            names the operator.
     """
     if observer.has_nonfinite:
         raise CalibrationError(
@@ -90,12 +91,12 @@ def choose_quantizer(
 def least_squares_quantizer(
     histogram: Histogram, *, bits: int, signed: bool, symmetric: bool, scale_kind: ScaleKind
 ) -> Quantizer:
-    """The quantizer of least `squared_error` among the candidates around the covering scale.
+    """Return the candidate around the covering scale with the least `squared_error`.
 
-    'pot' tries every exponent from one coarser to 16 finer than the covering one; 'free' the same,
-    16 scales per octave from one octave coarser to 12 finer and the scale whose codes end at the
-    extremes, then once more around the best of them. Each with the zero points of `zero_points`.
-    Ties go to scales that do not clip, among those to the smaller one.
+    'pot' tries every exponent from one coarser to 16 finer than the covering one. 'free' tries the
+    same exponents, 16 scales per octave from one octave coarser to 12 octaves finer, and the scale
+    whose codes end at the extremes; then it refines around the best one. Each scale is tried with
+    the zero points of `zero_points`. Ties prefer scales that do not clip, then smaller scales.
 
     Raises:
         CalibrationError: If `scale_kind` is neither 'pot' nor 'free'.
@@ -128,7 +129,7 @@ def least_squares_quantizer(
         )
         return float(flat_scales[winner]), int(flat_zeros[winner])
 
-    # Powers by Python: torch.exp2 may differ in the last bit from one instruction set to another.
+    # Python computes the powers: torch.exp2 may differ in the last bit between instruction sets.
     exponent = math.frexp(covering)[1] - 1
     exponents = range(
         max(-MAX_EXP2_INV, exponent - POT_FINER), min(-MIN_EXP2_INV, exponent + POT_COARSER) + 1
@@ -148,11 +149,11 @@ def least_squares_quantizer(
 
 
 def zero_points(scales: Tensor, low: float, high: float, *, lo: int, hi: int) -> Tensor:
-    """Candidates `(3, K)` for float32 scales `(K,)`, in order of preference, float64.
+    """Return candidates `(3, K)` for float32 scales `(K,)`, in order of preference, float64.
 
-    Fit the low end (`lo - rint(low/s)`), fit the high end (`hi - rint(high/s)`), centre the range;
-    each rint, then clamped to [lo, hi]. The centre comes first, as it spares codes for unseen
-    values on both sides, unless the range begins or ends at 0.
+    They fit the low end (`lo - rint(low/s)`), fit the high end (`hi - rint(high/s)`), or center the
+    range; each is rounded and clamped to [lo, hi]. The center comes first, as it leaves codes for
+    unseen values on both sides, unless the range begins or ends at 0.
     """
     first, last = _rounded_quotients(scales, low, high)
     fit_low, fit_high = lo - first, hi - last
@@ -169,11 +170,11 @@ def zero_points(scales: Tensor, low: float, high: float, *, lo: int, hi: int) ->
 def squared_error(
     histogram: Histogram, scales: Tensor, zero_points: Tensor, *, lo: int, hi: int
 ) -> Tensor:
-    """Summed squared quantization error `(K,)` of each of K candidates, float64.
+    """Return the summed squared quantization error `(K,)` of K candidates, float64.
 
-    Inside a bin values are taken as uniform; the outer bins end at the exact extremes. In code
-    units, u = v/s, with r = clamp(rint(u), lo - z, hi - z) and d = u - r, the error d^2 has the
-    antiderivative `r/12 + d^3/3`, within the clamp and beyond it.
+    Values are assumed to be uniform inside a bin; the outer bins end at the exact extremes. Let
+    u = v/s, r = clamp(rint(u), lo - z, hi - z) and d = u - r. In code units the error d^2 has the
+    antiderivative `r/12 + d^3/3`, both inside and outside the clamp range.
 
     Args:
         histogram: The values.
@@ -184,7 +185,7 @@ def squared_error(
     """
     edges, counts = occupied_bins(histogram)
     widths = edges.diff()
-    # A bin whose values are all equal (an extreme on its edge) has no width: a point of mass.
+    # A bin whose values are all equal (an extreme on its edge) has zero width: a point mass.
     points = (widths == 0) & (counts > 0)
     masses, density = counts[points].double(), torch.where(widths > 0, counts / widths, 0.0)
     errors = []
@@ -194,7 +195,7 @@ def squared_error(
         r = torch.round(u).clamp_((lo - z)[:, None], (hi - z)[:, None])
         d = u.sub_(r)
         at_points = d[:, :-1][:, points].square() @ masses
-        # Differences before their sum: r/12 may be so large that d^3/3 would drown in it.
+        # Take differences before adding: r/12 may be so large that adding d^3/3 would lose it.
         integral = r.diff().div_(12) + (d * d).mul_(d).diff().div_(3)
         s = s[:, 0]
         errors.append(s**3 * (integral @ density) + s**2 * at_points)
@@ -202,13 +203,13 @@ def squared_error(
 
 
 def _rounded_quotients(scales: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """`rint(low/s)` and `rint(high/s)` by float32 division, as the quantizer has it; float64."""
+    """Return `rint(low/s)` and `rint(high/s)` with the quantizer's float32 division; float64."""
     ends = torch.tensor([[low], [high]], dtype=torch.float32)
     first, last = torch.round(ends / scales).double()
     return first, last
 
 
 def _clips(scales: Tensor, zeros: Tensor, low: float, high: float, *, lo: int, hi: int) -> Tensor:
-    """Whether each candidate `(Z, K)` clips an end of the range."""
+    """Return whether each candidate `(Z, K)` clips an end of the range."""
     first, last = _rounded_quotients(scales, low, high)
     return (first < lo - zeros) | (last > hi - zeros)

@@ -1,7 +1,7 @@
-"""All intermediates of a float GRU, from its inputs and states: parallel over time.
+"""All intermediates of a float GRU from its inputs and states, in parallel over time.
 
-Once the output sequence is known, every state before a step is known, so nothing is sequential: one
-matrix product per projection rebuilds every operator at every step.
+The output sequence contains the state before every step, so nothing is sequential: one matrix
+product per projection recomputes every operator at every step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Values of an operator per block: bounds memory, and is enough for an observer to be efficient.
+# Values of an operator per block. This bounds the memory and is enough for efficient observers.
 _VALUES = 1 << 19
 
 
@@ -34,11 +34,11 @@ class FloatWeights:
 
 
 def trace(weights: FloatWeights, x: Tensor, h_before: Tensor, h_after: Tensor) -> dict[str, Tensor]:
-    """Every operator's real values at given steps.
+    """Return the real values of every operator at given steps.
 
     Args:
         weights: The weights of this layer and direction.
-        x: Inputs (P, C); P counts the steps of all sequences.
+        x: Inputs (P, C); P is the number of steps of all sequences.
         h_before: States before each step (P, H).
         h_after: States after each step (P, H).
 
@@ -75,7 +75,7 @@ def trace(weights: FloatWeights, x: Tensor, h_before: Tensor, h_after: Tensor) -
 def trace_blocks(
     weights: FloatWeights, x: Tensor, h_before: Tensor, h_after: Tensor
 ) -> Iterator[dict[str, Tensor]]:
-    """`trace` in blocks of rows; shapes as there."""
+    """Yield the results of `trace` in blocks of rows; same shapes."""
     step = max(1, _VALUES // h_after.shape[1])
     for start in range(0, x.shape[0], step):
         rows = slice(start, start + step)

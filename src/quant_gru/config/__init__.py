@@ -1,4 +1,4 @@
-"""How a GRU is quantized: its operators, and the configuration of them."""
+"""Configuration of a quantized GRU and its operators."""
 
 from quant_gru.config.operators import (
     ACTIVATIONS,

@@ -1,4 +1,4 @@
-"""The configuration file as a whole: its sections, its JSON Schema, and its text on disk."""
+"""The configuration file as a whole: sections, JSON Schema, and text format."""
 
 import json
 from typing import Any
@@ -69,8 +69,8 @@ class _PlainSchema(GenerateJsonSchema):
 def file_json_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of the configuration file.
 
-    A JSON Schema takes 8.0 for an integer and does not see duplicate keys; the reader is
-    stricter in these two points. In all others both accept the same files.
+    A JSON Schema accepts 8.0 as an integer and does not see duplicate keys. The reader is stricter
+    in these two points; otherwise both accept the same files.
     """
     schema = Document.model_json_schema(schema_generator=_PlainSchema)
     schema["$defs"]["OperatorSection"]["allOf"] = [
@@ -84,12 +84,12 @@ def file_json_schema() -> dict[str, Any]:
 
 
 def key_of(name: str, field: FieldInfo) -> str:
-    """Return the key that stands in the file for the field `name`."""
+    """Return the key of the field `name` in the file."""
     return field.alias or name
 
 
 def to_text(document: dict[str, Any]) -> str:
-    """Return the document as JSON with one operator, and else one value, per line."""
+    """Return the document as JSON with one operator, or another single value, per line."""
     return _to_text(document, depth=0) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Pydantic's validation errors in the words of the configuration file."""
+"""Pydantic's validation errors, expressed in terms of the configuration file."""
 
 import os
 import reprlib
@@ -21,13 +21,13 @@ def as_config_error(
     file: str | os.PathLike[str] | None = None,
     show_section: bool = False,
 ) -> ConfigError:
-    """Return one error that lists every problem on a line of its own.
+    """Return one error that lists every problem on a separate line.
 
     Args:
-        error: What pydantic found.
+        error: The error of pydantic.
         root: The model that was validated.
         file: The file that the values come from, if any.
-        show_section: Whether to name the section of the file that a value stands in.
+        show_section: Whether to name the section of the file that contains a value.
     """
     lines = []
     for detail in error.errors(include_url=False):
@@ -42,7 +42,7 @@ def as_config_error(
 
 
 def _problem(detail: Any, root: type[BaseModel], show_section: bool) -> tuple[str, list[str]]:
-    """Return what is wrong and where: ``("Expected ...", ["operator 'gate.z_out'"])``."""
+    """Return the problem and its place: ``("Expected ...", ["operator 'gate.z_out'"])``."""
     model: type[BaseModel] = root
     section, rule, name = "", "an object", "the configuration"
     is_operator = False

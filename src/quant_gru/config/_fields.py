@@ -1,7 +1,7 @@
-"""What may stand in a configuration, field by field, as pydantic models of the file.
+"""The allowed values of a configuration, field by field, as pydantic models of the file.
 
 Each kind of operator has its own model, because weights, activations and products follow
-different rules. The JSON Schema and the error messages both come from what is written here.
+different rules. The JSON Schema and the error messages are generated from these models.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ from quant_gru.config.operators import (
 
 @dataclass(frozen=True)
 class Rule:
-    """How an error message says what a field has to be: "Expected bitwidth to be <text>"."""
+    """The text of a rule in error messages: "Expected bitwidth to be <text>"."""
 
     text: str
 
@@ -144,7 +144,7 @@ def _one_name_each(section: Any) -> Any:
 
 
 def identifier(name: str) -> str:
-    """Return the attribute under which `OperatorSection` keeps the operator `name`."""
+    """Return the attribute of `OperatorSection` for the operator `name`."""
     return name.replace(".", "_")
 
 

@@ -1,4 +1,4 @@
-"""The parts of `QuantConfig`: one operator, the map of all of them, the comments of a file."""
+"""The parts of `QuantConfig`: one operator, the map of all operators, the comments of a file."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from quant_gru.config.operators import OPERATORS
 
 
 class Public(BaseModel):
-    """A frozen model that raises `ConfigError` where pydantic raises its own error."""
+    """A frozen model that raises `ConfigError` instead of pydantic's error."""
 
     model_config = Section.model_config
 
@@ -26,7 +26,7 @@ class Public(BaseModel):
 
         @classmethod
         def model_validate(cls, *args: Any, **options: Any) -> Any:
-            """Do what pydantic does, but raise `ConfigError`."""
+            """Validate like pydantic, but raise `ConfigError`."""
             try:
                 return super().model_validate(*args, **options)
             except ValidationError as error:
@@ -34,7 +34,7 @@ class Public(BaseModel):
 
         @classmethod
         def model_validate_json(cls, *args: Any, **options: Any) -> Any:
-            """Do what pydantic does, but raise `ConfigError`."""
+            """Validate like pydantic, but raise `ConfigError`."""
             try:
                 return super().model_validate_json(*args, **options)
             except ValidationError as error:
@@ -70,7 +70,7 @@ class OperatorConfig(Public, Section):
 
 
 class OperatorMap(Mapping[str, OperatorConfig]):
-    """All seventeen operators by full name, in the order of `OPERATORS`; cannot be changed."""
+    """All seventeen operators by full name, in the order of `OPERATORS`; immutable."""
 
     __slots__ = ("_items",)
 

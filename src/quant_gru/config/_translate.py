@@ -1,4 +1,4 @@
-"""Between `QuantConfig` and the file: the same settings in two shapes."""
+"""Conversions between `QuantConfig` and the file, which arrange the same settings differently."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,18 +19,18 @@ from quant_gru.config.operators import (
 )
 
 GLOBALS = ("scale_kind", "activation", "segments", "disable_quantization")
-"""The fields of `QuantConfig` that stand in the section ``default_config``."""
+"""The fields of `QuantConfig` in the section ``default_config`` of the file."""
 
 _FUSED_NOTE = f"{FUSED_NAME} is part of matmul.Rh; its settings are ignored"
 
 
 def texts(section: BaseModel) -> dict[str, str]:
-    """Return the description and the comment of a section, where it has them."""
+    """Return the description and the comment of a section, if present."""
     return section.model_dump(include={"description", "comment"}, exclude_none=True)
 
 
 def entry_of(operator: OperatorConfig) -> dict[str, Any]:
-    """Return one operator as the file writes it: a granularity for weights only."""
+    """Return one operator in the format of the file: only weights have a granularity."""
     entry = operator.model_dump(exclude={"granularity", "description", "comment"})
     if operator.granularity is not None:
         entry["granularity"] = operator.granularity
@@ -38,7 +38,7 @@ def entry_of(operator: OperatorConfig) -> dict[str, Any]:
 
 
 def as_document(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of `QuantConfig` in the shape of the file."""
+    """Return the keyword arguments of `QuantConfig` in the structure of the file."""
     notes = data.get("section_comments", {})
     if not isinstance(notes, SectionComments):
         notes = SectionComments.model_validate(notes)
@@ -109,7 +109,7 @@ def _warn_of_fused_name(section: Any) -> None:
 
 
 def notes_on(document: Document) -> list[str]:
-    """Return what a reader of the file may want to know about it."""
+    """Return notes about the file for its reader."""
     section: Any = document.GRU_config.operator_config
     keys = {identifier(old): new for old, new in OLDER_NAMES.items()}
     keys |= {identifier(name): name for name in OPERATORS}

@@ -1,4 +1,4 @@
-"""JSON files as this library reads and writes them: strict, in UTF-8, and whole or not at all."""
+"""JSON files of this library: strict, in UTF-8, and written atomically."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     """Return the contents of a JSON file.
 
     Raises:
-        ConfigError: It cannot be read, is not UTF-8, is not JSON, or names a key twice.
+        ConfigError: The file cannot be read, is not UTF-8 or JSON, or has a duplicate key.
     """
     where = f"(file {name_of(path)!r})"
     try:
@@ -30,10 +30,10 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def name_of(path: Any) -> str:
-    """The name of a file, to open it or to tell of it.
+    """Return the name of a file, for opening it and for messages.
 
     Raises:
-        ConfigError: It is not the path of a file.
+        ConfigError: `path` is not a file path.
     """
     if isinstance(path, str | os.PathLike):
         name = os.fspath(path)
@@ -43,14 +43,14 @@ def name_of(path: Any) -> str:
 
 
 def parse_json(raw: bytes, where: str) -> Any:
-    """Return what JSON text in UTF-8 says.
+    """Return the value of JSON text in UTF-8.
 
     Args:
         raw: The text.
-        where: What to call it in errors, in brackets.
+        where: The source in brackets, for error messages.
 
     Raises:
-        ConfigError: It is not UTF-8, is not JSON, or names a key twice.
+        ConfigError: The text is not UTF-8 or JSON, or has a duplicate key.
     """
     try:
         text = raw.decode("utf-8-sig")
@@ -85,12 +85,12 @@ def _no_constant(text: str) -> float:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file; it appears whole, or what stood there before stays.
+    """Write a file atomically: on failure the previous contents remain.
 
-    A file that is there keeps its permissions; a pipe or a device is written to.
+    An existing file keeps its permissions. Pipes and devices are written directly.
 
     Raises:
-        ConfigError: The file cannot be written, or the text not in UTF-8.
+        ConfigError: The file cannot be written, or the text cannot be encoded in UTF-8.
     """
     name = name_of(path)
     try:

@@ -1,4 +1,4 @@
-"""Things worth saying once: warnings that do not repeat within a process."""
+"""Warnings that appear only once per process."""
 
 import sys
 import warnings
@@ -10,11 +10,11 @@ _said: set[str] = set()
 
 
 def note_once(message: str, stacklevel: int = 2) -> None:
-    """Warn with a `QuantGRUWarning`, unless this very message was given before.
+    """Warn with a `QuantGRUWarning`, unless the same message was given before.
 
     Args:
-        message: What to say.
-        stacklevel: As for `warnings.warn`, seen from the caller.
+        message: Text of the warning.
+        stacklevel: As for `warnings.warn`, relative to the caller.
     """
     if message not in _said:
         _said.add(message)
@@ -22,9 +22,9 @@ def note_once(message: str, stacklevel: int = 2) -> None:
 
 
 def caller_stacklevel() -> int:
-    """The `stacklevel` at which a warning of the calling function points to the user's code.
+    """Return the `stacklevel` that points a warning of the calling function to the user's code.
 
-    Frames of this library and of torch, through which nn.Module calls forward, are passed over.
+    Frames of this library and of torch are skipped, as nn.Module calls forward through torch.
     """
     frame: FrameType | None = sys._getframe(1)
     level = 1

@@ -1,6 +1,6 @@
-"""The seventeen operators of the quantized GRU: their names, groups and older spellings.
+"""The seventeen operators of the quantized GRU: names, groups and older spellings.
 
-Every other room of the library speaks of an operator by its full name, such as ``gate.z_out``.
+All other packages refer to an operator by its full name, such as ``gate.z_out``.
 """
 
 import difflib
@@ -28,7 +28,7 @@ MEANINGS: dict[str, str] = {
     "op.old_contrib": "z * h, what stays of the old state",
     "op.new_contrib": "(1 - z) * g, what the candidate adds",
 }
-"""What each operator holds, in the order of the configuration file."""
+"""The meaning of each operator, in the order of the configuration file."""
 
 OPERATORS: tuple[str, ...] = tuple(MEANINGS)
 """All seventeen names, in the order of the configuration file."""
@@ -37,29 +37,29 @@ WEIGHTS: tuple[str, ...] = ("weight.W", "weight.R", "weight.bw", "weight.br")
 """Weights and biases: symmetric, signed, with a granularity."""
 
 ACTIVATIONS: tuple[str, ...] = tuple(name for name in OPERATORS if name not in WEIGHTS)
-"""Everything that is computed from the input."""
+"""All operators that are computed from the input."""
 
 FUSIBLE: tuple[str, ...] = ("op.rRh", "op.old_contrib", "op.new_contrib")
-"""Products that may go unrounded into the sum that follows (``bitwidth`` None)."""
+"""Products that may enter the following sum unrounded (``bitwidth`` None)."""
 
 FIXED_RANGE: tuple[str, ...] = ("gate.z_out", "gate.r_out", "gate.g_out")
-"""Outputs of sigmoid and tanh: the function gives the scale, statistics are not needed."""
+"""Outputs of sigmoid and tanh: the function determines the scale, without statistics."""
 
 SIGMOIDS: tuple[str, ...] = ("gate.z_out", "gate.r_out")
-"""Outputs in [0, 1]: unsigned unless a configuration says otherwise."""
+"""Outputs in [0, 1]: unsigned by default."""
 
 CALIBRATED: tuple[str, ...] = tuple(name for name in ACTIVATIONS if name not in FIXED_RANGE)
-"""Activations whose scale comes from statistics."""
+"""Activations with a scale from statistics."""
 
 OLDER_NAMES: dict[str, str] = {"input.h": "output.h", "weight.bx": "weight.bw"}
-"""Older names that stand for an operator of today."""
+"""Older names of current operators."""
 
 FUSED_NAME = "op.Rh_add_br"
-"""An older operator that is part of ``matmul.Rh``: accepted in files, its settings ignored."""
+"""An older operator, now part of ``matmul.Rh``: accepted in files, with its settings ignored."""
 
 
 class QuantGRUWarning(UserWarning):
-    """Something that works, but perhaps not as the user expects."""
+    """A warning about valid settings that may not match the user's intent."""
 
 
 def _short(name: str) -> str:
@@ -99,15 +99,14 @@ def canonical_name(name: str) -> str:
 
 
 def resolve(name: Any) -> Any:
-    """Return the full name where `name` is one of an operator, and `name` itself otherwise."""
+    """Return the full name of an operator; return `name` unchanged if it is not an operator."""
     return _RESOLVED.get(name, name) if isinstance(name, str) else name
 
 
 def suggest(name: object, known: Iterable[str]) -> str:
-    """Return ``did you mean '...'?`` for the nearest known name, or the list of all of them.
+    """Return ``did you mean '...'?`` for the nearest known name, or a list of all names.
 
-    A short operator name counts for its full name where only full names are known, and letters
-    of the wrong case count as near.
+    A short operator name also matches its full name, and case is ignored.
     """
     names = list(known)
     if isinstance(name, str):

@@ -1,4 +1,4 @@
-"""`QuantConfig`: how a GRU is quantized, as an immutable, validated object and as a JSON file."""
+"""`QuantConfig`: the quantization of a GRU as an immutable, validated object and a JSON file."""
 
 import os
 from collections.abc import Mapping
@@ -43,19 +43,19 @@ _DEFAULT_SEGMENTS = {"exact": None, "pwl": 16, "quadratic": 8}
 
 
 class QuantConfig(Public, Section):
-    """Quantization of a GRU. Immutable: `replace` and its siblings return a new one.
+    """Quantization of a GRU. Immutable: `replace` and similar methods return a new object.
 
     Attributes:
-        operators: Settings of all seventeen operators. On construction, operators and fields
-            that are absent take their defaults (8 bits, symmetric, signed, one scale per channel
-            for weights; the outputs of the sigmoids unsigned); names may be short.
+        operators: Settings of all seventeen operators. On construction, absent operators and
+            fields get their defaults: 8 bits, symmetric, signed, one scale per channel for
+            weights, unsigned sigmoid outputs. Short names are accepted.
         scale_kind: ``pot`` for scales 2^-n, ``free`` for any float32.
-        activation: How sigmoid and tanh become tables: ``exact``, ``pwl`` or ``quadratic``.
+        activation: Kind of sigmoid and tanh tables: ``exact``, ``pwl`` or ``quadratic``.
         segments: Pieces of a ``pwl`` or ``quadratic`` table; None for 16 and 8.
-        disable_quantization: Whether to compute in floating point all the same.
-        description: Free text, kept on writing.
-        comment: Free text, kept on writing.
-        section_comments: The same of the sections of a file.
+        disable_quantization: Whether to compute in floating point nevertheless.
+        description: Free text, preserved when writing.
+        comment: Free text, preserved when writing.
+        section_comments: Descriptions and comments of the sections of a file.
 
     Raises:
         ConfigError: A value breaks a rule; the message names operator and field.
@@ -101,13 +101,13 @@ class QuantConfig(Public, Section):
 
     @property
     def segment_count(self) -> int | None:
-        """Pieces per table, the default filled in; None where tables are exact."""
+        """Pieces per table, including the default; None for exact tables."""
         return self.segments or _DEFAULT_SEGMENTS[self.activation]
 
     # --- changed copies
 
     def replace(self, name: str, **fields: Any) -> "QuantConfig":
-        """Return a copy in which some fields of one operator differ.
+        """Return a copy with changed fields of one operator.
 
         Example:
             >>> QuantConfig().replace("z_out", bitwidth=16)["z_out"].bitwidth
@@ -118,7 +118,7 @@ class QuantConfig(Public, Section):
         return self._with(operators={**self.operators, name: changed})
 
     def replace_globals(self, **fields: Any) -> "QuantConfig":
-        """Return a copy with other global fields, such as ``scale_kind="free"``."""
+        """Return a copy with changed global fields, such as ``scale_kind="free"``."""
         for key in fields:
             if key not in GLOBALS:
                 raise ConfigError(
@@ -129,8 +129,8 @@ class QuantConfig(Public, Section):
     def with_all_bitwidths(self, bitwidth: int, is_symmetric: bool = True) -> "QuantConfig":
         """Return a copy with one width for all operators, and one symmetry for activations.
 
-        Weights and biases stay symmetric, `is_unsigned` stays as it is, and a product that was
-        passed on unrounded gets the width as well.
+        Weights and biases stay symmetric, `is_unsigned` does not change, and products that were
+        unrounded get the width as well.
         """
         try:
             ActivationOperator(bitwidth=bitwidth, is_symmetric=is_symmetric)
@@ -148,7 +148,7 @@ class QuantConfig(Public, Section):
         )
 
     def without_comments(self) -> "QuantConfig":
-        """Return a copy without descriptions and comments, to compare what they describe."""
+        """Return a copy without descriptions and comments, for comparing settings."""
         bare = {
             name: operator.model_dump(exclude={"description", "comment"})
             for name, operator in self.operators.items()
@@ -165,17 +165,17 @@ class QuantConfig(Public, Section):
 
     @classmethod
     def uniform(cls, bitwidth: int, is_symmetric: bool = True) -> "QuantConfig":
-        """Use the same width everywhere, to compare widths with nothing else changing."""
+        """Return a configuration with the same width everywhere, for comparing widths."""
         return cls().with_all_bitwidths(bitwidth, is_symmetric)
 
     @classmethod
     def int8(cls) -> "QuantConfig":
-        """8 bits everywhere, for hardware that stores 8 bits between operators."""
+        """Return 8 bits everywhere, for hardware that stores 8 bits between operators."""
         return cls.uniform(8, is_symmetric=False)
 
     @classmethod
     def int8_wide(cls) -> "QuantConfig":
-        """Start here: 8 bits for all that is stored, up to 14 for what stays in registers."""
+        """Return the recommended start: 8 bits for stored values, up to 14 in registers."""
         widths = dict.fromkeys(("matmul.Wx", "matmul.Rh"), 14)
         widths |= dict.fromkeys(("gate.z_pre", "gate.g_pre"), 12)
         widths |= dict.fromkeys(("gate.z_out", "gate.g_out"), 10)
@@ -186,23 +186,23 @@ class QuantConfig(Public, Section):
 
     @classmethod
     def int16(cls) -> "QuantConfig":
-        """Use where the output must follow the float model closely, at twice the memory."""
+        """Return 16 bits everywhere, for outputs close to the float model at twice the memory."""
         return cls.uniform(16, is_symmetric=False)
 
     @classmethod
     def w8a16(cls) -> "QuantConfig":
-        """Use where int8 loses accuracy but memory is short: only the two matrices have 8 bits."""
+        """Return int16 with 8-bit matrices, if int8 loses accuracy but memory is limited."""
         return cls.int16().replace("weight.W", bitwidth=8).replace("weight.R", bitwidth=8)
 
     # --- the file
 
     @classmethod
     def from_dict(cls, data: Any, verbose: bool = False) -> "QuantConfig":
-        """Return the configuration in a dict of the shape of the file.
+        """Return the configuration in a dict with the structure of the file.
 
         Args:
             data: ``{"GRU_config": {"default_config": ..., "operator_config": ...}}``.
-            verbose: Whether to print which operators take their defaults.
+            verbose: Whether to print which operators use their defaults.
 
         Raises:
             ConfigError: A value breaks a rule; the message names operator and field.
@@ -215,7 +215,7 @@ class QuantConfig(Public, Section):
 
         Args:
             path: A JSON file in UTF-8.
-            verbose: Whether to print which operators take their defaults.
+            verbose: Whether to print which operators use their defaults.
 
         Raises:
             ConfigError: The file cannot be read or breaks a rule; the message names file,
@@ -238,7 +238,7 @@ class QuantConfig(Public, Section):
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration in the shape of the file, complete, comments included."""
+        """Return the complete configuration, with comments, in the structure of the file."""
         notes = self.section_comments
         return {
             **texts(self),
@@ -256,14 +256,14 @@ class QuantConfig(Public, Section):
         }
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write a configuration file, complete, one operator per line.
+        """Write a complete configuration file with one operator per line.
 
         Raises:
-            ConfigError: The file cannot be written; what stood there before is unchanged.
+            ConfigError: The file cannot be written; an existing file is unchanged.
         """
         write_text(path, to_text(self.to_dict()))
 
 
 def default_config_path() -> Path:
-    """Return the path of the configuration file that comes with the library."""
+    """Return the path of the configuration file in the library."""
     return Path(str(files("quant_gru.config") / "gru_quant_bitwidth_config.json"))

@@ -1,4 +1,4 @@
-"""Whole models: swap their GRUs, calibrate them all at once."""
+"""Conversion and calibration of whole models."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 
 
 def convert_model(model: Model, config: QuantConfig | None = None, inplace: bool = False) -> Model:
-    """Swap every nn.GRU of a model for a QuantGRU that takes over its parameters.
+    """Replace every nn.GRU of a model by a QuantGRU with the same parameters.
 
-    The model computes what it did before: quantization is off until `calibrate_model`. A module
-    used twice is converted once. Hooks, names and the training mode stay; modules that are
-    QuantGRUs already are left as they are, whatever `config` says.
+    The model's results do not change: quantization is off until `calibrate_model`. A module that is
+    used twice is converted once. Hooks, names and the training mode are preserved. Existing
+    QuantGRUs are not changed, regardless of `config`.
 
     Args:
-        model: Any module; itself an nn.GRU, too.
+        model: Any module, including an nn.GRU.
         config: Configuration of all GRUs; None for the default.
-        inplace: Whether to change `model` itself, so that the new GRUs hold its very parameters;
-            False to change a deep copy and leave `model` as it is.
+        inplace: True to change `model` itself, with new GRUs that share its parameters; False to
+            change a deep copy and leave `model` unchanged.
 
     Returns:
         The converted model.
 
     Raises:
-        QuantGRUError: There is no nn.GRU in the model, or it cannot be copied.
+        QuantGRUError: The model has no nn.GRU, or cannot be copied.
     """
     if config is not None and not isinstance(config, QuantConfig):
         raise ConfigError(
@@ -82,7 +82,7 @@ def _copied(model: Model) -> Model:
 
 
 def _convert(gru: torch.nn.GRU, config: QuantConfig | None) -> QuantGRU:
-    """A QuantGRU with everything `gru` has: parameters, hooks, mode."""
+    """Return a QuantGRU with everything that `gru` has: parameters, hooks, mode."""
     new = QuantGRU.__new__(QuantGRU)
     new.__dict__.update(gru.__dict__)
     for name in ("_parameters", "_buffers", "_modules"):
@@ -99,23 +99,24 @@ def calibrate_model(
     *,
     progress: bool = True,
 ) -> Model:
-    """Collect statistics of every QuantGRU in a model, make their scales, switch them on.
+    """Collect statistics of every QuantGRU in a model, create their scales, and switch them on.
 
     Args:
-        model: A model with QuantGRUs, such as `convert_model` returns. It runs in eval mode, in
-            floating point, and gets its mode back.
+        model: A model with QuantGRUs, such as the result of `convert_model`. It runs in eval mode
+            and in floating point; its mode is restored.
         batches: Batches of real inputs: tensors, tuples or lists whose first item is the input
             ((x, y) pairs), PackedSequences, or dicts of keyword arguments (entries that the
-            model's forward does not take are left out). They are moved to the model's device.
-        forward_fn: `forward_fn(model, batch)` runs a batch, where the above does not fit.
-        progress: Whether to show a progress bar (on a terminal only).
+            model's forward does not accept are dropped). They are moved to the model's device.
+        forward_fn: `forward_fn(model, batch)` runs a batch, for other kinds of batches.
+        progress: Whether to show a progress bar (only on a terminal).
 
     Returns:
-        `model`, with scales and `use_quantization` True (False where a configuration says
+        `model`, with scales and `use_quantization` True (False if its configuration has
         `disable_quantization`).
 
     Raises:
-        CalibrationError: No QuantGRU, no batch, a GRU that no batch reached, or bad statistics.
+        CalibrationError: There is no QuantGRU or no batch, a GRU received no batch, or its
+            statistics are invalid.
     """
     grus = {name: m for name, m in model.named_modules() if isinstance(m, QuantGRU)}
     if not grus:
@@ -157,7 +158,7 @@ def _collect(
     forward_fn: Callable[[torch.nn.Module, Any], Any] | None,
     progress: bool,
 ) -> None:
-    """Run all batches through the float model, every QuantGRU collecting."""
+    """Run all batches through the float model while every QuantGRU collects statistics."""
     modes = [(module, module.training) for module in model.modules()]
     count = 0
     try:

@@ -1,4 +1,4 @@
-"""The demo: one real task from float training to an integer GRU, and what it costs."""
+"""The demo: a real task from float training to an integer GRU, with its costs."""
 
 from quant_gru.demo.errors import DataError
 from quant_gru.demo.model import SequenceClassifier

@@ -1,4 +1,4 @@
-"""One float classifier against its quantized versions: accuracy, agreement, bytes, SQNR."""
+"""A float classifier versus its quantized versions: accuracy, agreement, bytes, SQNR."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _BIASES = {"weight.bw": "bias_ih_l0", "weight.br": "bias_hh_l0"}
 
 @dataclass(frozen=True)
 class Row:
-    """What one version of the classifier achieves on the test set.
+    """The results of one version of the classifier on the test set.
 
     Attributes:
         name: Name of the version.
         accuracy: Share of test sequences classified correctly, 0..1.
         agreement: Share of test sequences with the same predicted class as float, 0..1.
-        weight_bytes: Bytes of the GRU's weights and biases at their widths, head not counted.
+        weight_bytes: Bytes of the GRU's weights and biases at their widths, without the head.
         sqnr: dB per operator; empty for float.
     """
 
@@ -42,7 +42,7 @@ class Row:
 
 
 def variants() -> dict[str, QuantConfig]:
-    """The compared configurations, by name."""
+    """Return the compared configurations by name."""
     int8 = QuantConfig.int8()
     return {
         "int8": int8,
@@ -59,13 +59,13 @@ def quantize(
     data: Sequences,
     on_batch: Callable[[], None] = lambda: None,
 ) -> SequenceClassifier:
-    """A copy of `model` whose GRU runs in integers, calibrated on at most 1024 sequences of `data`.
+    """Return an integer copy of `model`, calibrated on at most 1024 sequences of `data`.
 
     Args:
-        model: The float classifier, left as it is.
+        model: The float classifier; not changed.
         config: Widths of all operators.
         data: Training sequences.
-        on_batch: Called after every batch, of which there are at most 8.
+        on_batch: Called after every batch; there are at most 8.
     """
     quantized = convert_model(model, config)
     assert isinstance(quantized, SequenceClassifier)
@@ -81,7 +81,7 @@ def quantize(
 
 
 def float_row(model: SequenceClassifier, data: Sequences) -> tuple[Row, Tensor]:
-    """The row of the float classifier, and its predicted classes, int64 (N,)."""
+    """Return the row of the float classifier, and its predicted classes, int64 (N,)."""
     predicted = predict(model, data)
     size = sum(4 * p.numel() for p in model.gru.parameters())
     return Row("float", _share(predicted, data.labels), 1.0, size), predicted
@@ -90,7 +90,7 @@ def float_row(model: SequenceClassifier, data: Sequences) -> tuple[Row, Tensor]:
 def quantized_row(
     name: str, model: SequenceClassifier, data: Sequences, float_predicted: Tensor
 ) -> Row:
-    """The row of a quantized classifier, judged by `data`."""
+    """Return the row of a quantized classifier, evaluated on `data`."""
     predicted = predict(model, data)
     return Row(
         name,
@@ -102,13 +102,13 @@ def quantized_row(
 
 
 def quantized_gru(model: SequenceClassifier) -> QuantGRU:
-    """The GRU of a converted classifier."""
+    """Return the GRU of a converted classifier."""
     assert isinstance(model.gru, QuantGRU)
     return model.gru
 
 
 def weight_bytes(gru: QuantGRU) -> int:
-    """Bytes of a one-layer GRU's weights and biases at their widths; scales not counted."""
+    """Return the bytes of a one-layer GRU's weights and biases at their widths, without scales."""
     total = 0
     for operator, parameter in (_WEIGHTS | _BIASES).items():
         bits = int(gru.get_quant_config(operator)["bitwidth"])
@@ -122,5 +122,5 @@ def _share(left: Tensor, right: Tensor) -> float:
 
 def _sqnr(gru: QuantGRU, data: Sequences) -> dict[str, float]:
     x = pack_padded_sequence(data.features, data.lengths, batch_first=True, enforce_sorted=False)
-    # One layer, one direction: the suffix says nothing here.
+    # With one layer and direction the suffix carries no information.
     return {name.removesuffix("_l0"): value for name, value in operator_sqnr(gru, x).items()}

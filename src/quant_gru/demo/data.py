@@ -1,4 +1,4 @@
-"""What the demo learns from, and scikit-learn's handwritten digits in that form."""
+"""The data of the demo: sequences, tasks, and scikit-learn's handwritten digits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Sequences:
     """Labelled sequences of different lengths, padded with zeros at the end.
 
     Attributes:
-        features: float32 (N, T, F), T being the longest sequence.
+        features: float32 (N, T, F), where T is the length of the longest sequence.
         lengths: int64 (N,), valid steps of each sequence, 1..T.
         labels: int64 (N,), classes.
     """
@@ -32,30 +32,30 @@ class Sequences:
         return len(self.labels)
 
     def select(self, index: Tensor) -> Sequences:
-        """The sequences at `index`, int64 (M,)."""
+        """Return the sequences at `index`, int64 (M,)."""
         return Sequences(self.features[index], self.lengths[index], self.labels[index])
 
     def spread(self, count: int) -> Sequences:
-        """At most `count` sequences, evenly spaced, so that ordered data keep all classes."""
+        """Return at most `count` evenly spaced sequences, so that ordered data keep all classes."""
         count = min(count, len(self))
         return self.select(torch.arange(count) * len(self) // count)
 
     def batches(self, size: int) -> Iterator[Sequences]:
-        """Consecutive batches of `size` sequences; the last one may be smaller."""
+        """Yield consecutive batches of `size` sequences; the last one may be smaller."""
         for index in torch.arange(len(self)).split(size):
             yield self.select(index)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A classification task: `n_classes` classes, data to train on and data to judge by.
+    """A classification task: `n_classes` classes, training data and test data.
 
     Attributes:
-        name: What the data are, for people.
+        name: Description of the data for readers.
         n_classes: Number of classes.
         train: Sequences for training and calibration.
         test: Sequences for every figure of the report.
-        epochs: How many epochs training takes unless told otherwise.
+        epochs: Default number of training epochs.
     """
 
     name: str
@@ -71,10 +71,10 @@ class Task:
 
 
 def digits_task(seed: int) -> Task:
-    """Scikit-learn's 1797 handwritten digits, read row by row: 8 steps of 8 pixels in [0, 1].
+    """Return scikit-learn's 1797 handwritten digits as rows: 8 steps of 8 pixels in [0, 1].
 
     Args:
-        seed: Decides which quarter of each class is the test set.
+        seed: Selects which quarter of each class is the test set.
 
     Raises:
         DataError: scikit-learn is not installed.

@@ -1,7 +1,7 @@
-"""What can be wrong with the demo's input and output."""
+"""Errors in the demo's input and output."""
 
 from quant_gru._errors import QuantGRUError
 
 
 class DataError(QuantGRUError):
-    """A data file, a recording or an output folder that the demo cannot use; says which."""
+    """The demo cannot use a data file, a recording or an output folder; the message names it."""

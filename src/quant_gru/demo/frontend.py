@@ -1,4 +1,4 @@
-"""Log-mel front end: from samples to one row of features per 16 ms. Formulas in docs/demo.md."""
+"""Log-mel front end: one row of features per 16 ms of samples. Formulas are in docs/demo.md."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from quant_gru.demo.errors import DataError
 
 WINDOW_SECONDS = 0.032
 HOP_SECONDS = 0.016
-# Above what rounding to 16 bits leaves in a band (about 1e-7), so that digital silence and quiet
-# rooms look alike.
+# Above the residue of 16-bit rounding in a band (about 1e-7), so that digital silence and quiet
+# rooms give similar features.
 POWER_FLOOR = 1e-6
 MIN_RATE, MAX_RATE = 4000, 192_000
 
@@ -24,12 +24,12 @@ def hertz_to_mel(frequency: Tensor) -> Tensor:
 
 
 def mel_to_hertz(mel: Tensor) -> Tensor:
-    """Inverse of `hertz_to_mel`, same shape."""
+    """Return the inverse of `hertz_to_mel`, same shape."""
     return 700.0 * (10.0 ** (mel / 2595.0) - 1.0)
 
 
 def mel_filters(n_mels: int, n_fft: int, sample_rate: int) -> Tensor:
-    """Triangles of height 1, evenly spaced in mel from 0 to half the sample rate.
+    """Return triangles of height 1, evenly spaced in mel from 0 to half the sample rate.
 
     Returns:
         float32 (n_mels, n_fft // 2 + 1).
@@ -64,7 +64,7 @@ class LogMel:
 
     @property
     def window(self) -> int:
-        """Samples of one window, and length of its Fourier transform."""
+        """Samples of one window, which is the length of its Fourier transform."""
         return round(WINDOW_SECONDS * self.sample_rate)
 
     @property
@@ -81,7 +81,7 @@ class LogMel:
         return torch.hann_window(self.window)
 
     def __call__(self, samples: Tensor) -> Tensor:
-        """Features of one recording.
+        """Return the features of one recording.
 
         Args:
             samples: float32 (S,) in [-1, 1], at least one window long.

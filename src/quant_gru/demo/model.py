@@ -1,4 +1,4 @@
-"""The demo's classifier: a GRU that reads a sequence, a linear layer that names its class."""
+"""The demo's classifier: a GRU that reads a sequence, and a linear layer with class scores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 
 class SequenceClassifier(nn.Module):
-    """`Linear(h_T)`, h_T being the GRU's state after the last valid step of each sequence.
+    """`Linear(h_T)`, where h_T is the GRU's state after the last valid step of each sequence.
 
     Example:
         >>> model = SequenceClassifier(n_features=8, hidden_size=64, n_classes=10)
@@ -21,7 +21,7 @@ class SequenceClassifier(nn.Module):
         self.head = nn.Linear(hidden_size, n_classes)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Class scores.
+        """Return class scores.
 
         Args:
             x: (N, T, F), padded at the end.

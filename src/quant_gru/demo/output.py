@@ -1,4 +1,4 @@
-"""The files that the demo leaves behind, and the words about them."""
+"""The output files of the demo, and the instructions for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quant_gru.demo.model import SequenceClassifier
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """A folder that was writable when asked.
+    """A folder that was writable when checked.
 
     Attributes:
         path: The folder.
@@ -25,20 +25,20 @@ class OutputFolder:
 
     @property
     def checkpoint(self) -> Path:
-        """state_dict of the int8 classifier, as torch.save writes it."""
+        """state_dict of the int8 classifier, in the format of torch.save."""
         return self.path / "classifier_int8.pt"
 
     @property
     def parameters(self) -> Path:
-        """Quantization parameters of its GRU, JSON, no weights."""
+        """Quantization parameters of its GRU, JSON, without weights."""
         return self.path / "gru_int8.json"
 
     @classmethod
     def prepare(cls, path: Path) -> OutputFolder:
-        """Make the folder and try to write into it, before any time is spent on training.
+        """Create the folder and test that it is writable, before any time is spent on training.
 
         Raises:
-            DataError: It cannot be made or written.
+            DataError: The folder cannot be created or written.
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ class OutputFolder:
             raise _unwritable(self.path, error) from error
 
     def next_steps(self, n_features: int, hidden_size: int, n_classes: int) -> str:
-        """What a reader can do with the files, and with a model of their own."""
+        """Return instructions for using the files, and for converting other models."""
         sizes = f"{n_features}, {hidden_size}, {n_classes}"
         return f"""\
 Written

@@ -1,4 +1,4 @@
-"""The main job: train in float, quantize in five ways, compare, write the int8 model."""
+"""The main job: train in float, quantize in five ways, compare, and write the int8 model."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ SQNR of h    signal over quantization noise of the GRU's output, in decibels
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What the command line decides.
+    """The options of the command line.
 
     Attributes:
-        data: A spoken-digits npz; None stands for scikit-learn's handwritten digits.
+        data: A spoken-digits npz; None for scikit-learn's handwritten digits.
         output: Folder for the checkpoint and the parameter file.
-        epochs: Passes over the training data; None leaves it to the task.
+        epochs: Passes over the training data; None for the default of the task.
         hidden_size: Units of the GRU.
-        seed: Decides the split, the initial weights and the order of the sequences.
+        seed: Determines the split, the initial weights and the order of the sequences.
     """
 
     data: Path | None = None
@@ -57,7 +57,7 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions, console: Console) -> list[Row]:
-    """Run the job and print it to `console`.
+    """Run the job and print the results to `console`.
 
     Returns:
         The rows of the table: float, int8, int8_wide, w8a16, int16, int4 weights.
@@ -120,10 +120,10 @@ def _print_facts(console: Console, task: Task, options: DemoOptions) -> None:
 
 @contextmanager
 def _threads(hidden_size: int) -> Iterator[None]:
-    """One thread for small GRUs.
+    """Use one thread for small GRUs.
 
-    Their matrices gain nothing from a second thread, and where another process wants the core, each
-    step waits for it: the job then takes ten times as long.
+    Their matrices do not benefit from a second thread. If another process occupies the core of that
+    thread, each step waits for it, and the job takes ten times as long.
     """
     before = torch.get_num_threads()
     if hidden_size <= ONE_THREAD_UP_TO:
@@ -136,7 +136,7 @@ def _threads(hidden_size: int) -> Iterator[None]:
 
 @contextmanager
 def _progress(console: Console, text: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar that leaves nothing behind, and is silent where there is no terminal."""
+    """Show a bar that is removed at the end, and nothing if there is no terminal."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

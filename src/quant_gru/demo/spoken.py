@@ -1,4 +1,4 @@
-"""Spoken digits: the npz that examples/pack_spoken_digits.py writes, checked, and as a task."""
+"""Spoken digits: loading, checking and task of the npz of examples/pack_spoken_digits.py."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from quant_gru.demo.frontend import LogMel
 
 KEYS = ("samples", "offsets", "label", "speaker", "take", "speaker_names", "sample_rate")
 TEST_TAKES = 5
-# Two seconds: a spoken digit takes half a second, a few recordings have a long silence at the end.
+# Two seconds: a spoken digit takes half a second, but a few recordings end with a long silence.
 MAX_FRAMES = 128
-# A band that never varies in training must not blow up the noise of the test set.
+# A band that is constant in training must not amplify the noise of the test set.
 MIN_DEVIATION = 1e-3
 
 Array = npt.NDArray[Any]
@@ -31,14 +31,14 @@ _UNREADABLE = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error)
 
 @dataclass(frozen=True)
 class Recordings:
-    """Recordings end to end, with who said what.
+    """Concatenated recordings, with their speakers and digits.
 
     Attributes:
         samples: int16 (S,), all recordings one after the other.
         offsets: int64 (N + 1,), recording i is `samples[offsets[i]:offsets[i + 1]]`.
         label: int64 (N,), the digit, 0..9.
         speaker: int64 (N,), index into `speaker_names`.
-        take: int64 (N,), which repetition; 0..4 are the test set.
+        take: int64 (N,), index of the repetition; 0..4 are the test set.
         speaker_names: One name per speaker.
         sample_rate: Samples per second.
     """
@@ -56,7 +56,7 @@ def load_recordings(path: Path) -> Recordings:
     """Read and check a spoken-digits npz.
 
     Raises:
-        DataError: The file is not such an npz; names the file, the key and the value.
+        DataError: The file is not such an npz; the message names the file, the key and the value.
     """
     arrays = _read(path)
     samples = _vector(arrays, "samples", path, dtype=np.int16)
@@ -81,12 +81,12 @@ def load_recordings(path: Path) -> Recordings:
 
 
 def spoken_task(path: Path) -> Task:
-    """Log-mel features of a spoken-digits npz; takes 0..4 are the test set.
+    """Return log-mel features of a spoken-digits npz as a task; takes 0..4 are the test set.
 
     Features are normalized to mean 0 and deviation 1 per band over all training frames.
 
     Raises:
-        DataError: The file cannot be used; says why.
+        DataError: The file cannot be used; the message gives the reason.
     """
     recordings = load_recordings(path)
     features = _features(recordings, path)
@@ -173,7 +173,7 @@ def _member(archive: Mapping[str, Array], key: str, path: Path) -> Array:
 def _vector(
     arrays: dict[str, Array], key: str, path: Path, dtype: type[np.generic] | None = None
 ) -> Array:
-    """A one-dimensional integer array, as int64 unless `dtype` says exactly what it must be."""
+    """Return a one-dimensional integer array: int64, or exactly `dtype` if given."""
     array = arrays[key]
     wanted = np.dtype(dtype).name if dtype else "integer"
     fits = array.dtype == dtype if dtype else array.dtype.kind in "iu"
@@ -183,7 +183,7 @@ def _vector(
 
 
 def _index(arrays: dict[str, Array], key: str, path: Path, count: int, limit: int | None) -> Array:
-    """One non-negative integer below `limit` per recording, int64 (count,)."""
+    """Return one non-negative integer below `limit` per recording, int64 (count,)."""
     values = _vector(arrays, key, path)
     if len(values) != count:
         raise _error(path, key, f"{count} numbers, one per recording", f"{len(values)}")

@@ -1,4 +1,4 @@
-"""How the comparison is printed: one table of results, one of errors by operator."""
+"""The printed comparison: a table of results, and a table of SQNR by operator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quant_gru.demo.comparison import Row
 
 
 def results_table(rows: Sequence[Row]) -> Table:
-    """Accuracy, agreement with float, size of the weights and SQNR of h, one row per version."""
+    """Return accuracy, agreement with float, weight size and SQNR of h, one row per version."""
     table = Table(box=box.SIMPLE_HEAD, title="Test set", title_justify="left")
     table.add_column("GRU", no_wrap=True)
     for title in ("accuracy", "agreement", "GRU weights", "SQNR of h"):
@@ -31,13 +31,13 @@ def results_table(rows: Sequence[Row]) -> Table:
 
 
 def sqnr_table(rows: Sequence[Row]) -> Table:
-    """SQNR of every operator in dB, one column per quantized version."""
+    """Return the SQNR of every operator in dB, one column per quantized version."""
     quantized = [row for row in rows if row.sqnr]
     table = Table(box=box.SIMPLE_HEAD, title="SQNR of each operator, dB", title_justify="left")
     table.add_column("operator", no_wrap=True)
     for row in quantized:
         table.add_column(row.name, justify="right")
-    # Not a set: the order is the one of the cell's equations.
+    # A dict instead of a set keeps the order of the cell's equations.
     operators = dict.fromkeys(name for row in quantized for name in row.sqnr)
     for operator in operators:
         table.add_row(operator, *(_decibel(row.sqnr.get(operator)) for row in quantized))

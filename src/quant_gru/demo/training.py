@@ -1,4 +1,4 @@
-"""Float training and prediction: plain PyTorch, nothing of it knows about quantization."""
+"""Float training and prediction in plain PyTorch, independent of quantization."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def train(
     """Train `model` in place: Adam, one-cycle learning rate, clipped gradients.
 
     Args:
-        model: The classifier; left in eval mode.
-        data: What to learn from.
+        model: The classifier; in eval mode afterwards.
+        data: Training sequences.
         epochs: Passes over `data`.
-        seed: Decides the order of the sequences.
+        seed: Determines the order of the sequences.
         batch_size: Sequences per step.
         on_epoch: Called after every epoch with its mean loss.
     """
@@ -55,6 +55,6 @@ def train(
 
 @torch.no_grad()
 def predict(model: nn.Module, data: Sequences, batch_size: int = 256) -> Tensor:
-    """Predicted classes, int64 (N,)."""
+    """Return predicted classes, int64 (N,)."""
     batches = data.batches(batch_size)
     return torch.cat([model(batch.features, batch.lengths).argmax(1) for batch in batches])

@@ -1,1 +1,1 @@
-"""What happens in a call: shapes, plans that follow weights, layers and directions."""
+"""Execution of a call: shapes, cached plans, layers and directions."""

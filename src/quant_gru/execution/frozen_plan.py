@@ -1,4 +1,4 @@
-"""The plan of a frozen GRU, from its integers."""
+"""The plan of a frozen GRU, built from its integer buffers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_integers(
     direction: int,
     values: bool = True,
 ) -> None:
-    """Check the integers of one cell, whose addresses kernels take.
+    """Check the integers of one cell before kernels read them.
 
     Args:
         found: Name of `BUFFERS` -> tensor.
@@ -52,7 +52,7 @@ def check_integers(
         qparams: The quantizers of the cell.
         layer: Which layer.
         direction: Which direction.
-        values: Whether values are looked at, too, which waits for a GPU.
+        values: Whether to check values, too. On a GPU this synchronizes.
 
     Raises:
         ParameterError: A tensor is missing or does not fit.
@@ -77,7 +77,7 @@ def check_integers(
 
 
 def _limits(name: str, qparams: QParams) -> tuple[int, int]:
-    """What the values of a buffer may be, so that every bound of the plan holds."""
+    """Return the value range of a buffer that satisfies every bound of the plan."""
     weight, operand = (
         ("weight.W", "input.x") if name in ("W", "Bw", "Mx", "kx") else ("weight.R", "output.h")
     )
@@ -106,7 +106,7 @@ def _kind_of(value: object) -> str:
 
 
 class FrozenPlans(CallKeeper):
-    """Builds the plan from buffers, and keeps each cell's while its buffers stay as they are.
+    """Builds plans from buffers, and caches the plan of each cell while its buffers are unchanged.
 
     Args:
         qparams: [layer][direction] -> quantizers and tables.
@@ -136,14 +136,14 @@ class FrozenPlans(CallKeeper):
         dropped: Sequence[Tensor] | None = None,
         p: float = 0.0,
     ) -> GRUPlan:
-        """The plan of all layers and directions.
+        """Return the plan of all layers and directions.
 
         Args:
-            buffers: The integers of each cell in the order of `BUFFERS`, cell after cell, the
-                directions of a layer beside each other.
-            live: Taken for the sake of `PlanCache`; integers are noticed when they change.
-            dropped: Likewise; a frozen GRU is not trained.
-            p: Likewise.
+            buffers: The integers of each cell in the order of `BUFFERS`, one cell after the other;
+                the directions of a layer are adjacent.
+            live: Unused, for the interface of `PlanCache`; changes of the integers are detected.
+            dropped: Unused; a frozen GRU is not trained.
+            p: Unused.
 
         Raises:
             ParameterError: A buffer does not fit.
@@ -172,7 +172,7 @@ class FrozenPlans(CallKeeper):
         kept = self._cells.get((layer, direction))
         if kept and all(map(Stamp.matches, kept[0], buffers)):
             return kept[1]
-        # what a graph computes is there only after it has run
+        # results of a captured graph exist only after it has run
         is_captured = is_plain(buffers[0]) and capturing(buffers[0].device)
         found = dict(zip(BUFFERS, buffers, strict=True))
         check_integers(found, self.shape, qparams, layer, direction, values=not is_captured)

@@ -1,4 +1,4 @@
-"""Integer entry points: codes in and out, and the codes of every operator."""
+"""Integer entry points: codes as inputs and outputs, and traces of every operator."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def integer_forward(
 
 def trace_codes(plan: GRUPlan, sequence: Sequence) -> dict[str, Tensor]:
     """See `QuantGRU.trace_codes`."""
-    # codes of weights are handed out
+    # the result contains codes of weights, which must not change later
     plan = settled(plan)
     inputs, states = border_codes(plan, sequence.x, sequence.h0)
     found: dict[str, Tensor] = {}
@@ -67,7 +67,7 @@ def trace_codes(plan: GRUPlan, sequence: Sequence) -> dict[str, Tensor]:
 
 
 def cell_codes(run: CellRun) -> dict[str, Tensor]:
-    """The codes of all operators of one layer and direction, each in its container."""
+    """Return the codes of all operators of one layer and direction, each in its container."""
     plan, w = run.plan, run.plan.weights
     before = reference.states_before(run.out, run.h0, run.direction == 1)
     record = reference.trace(plan, run.x, before)
@@ -89,7 +89,7 @@ def cell_codes(run: CellRun) -> dict[str, Tensor]:
 
 
 def checked_codes(thing: str, name: str, codes: object, quantizers: list[Quantizer]) -> Tensor:
-    """`codes` in a dtype that PyTorch computes with, all of them codes of the quantizers."""
+    """Return `codes` in a dtype that PyTorch supports, after checking their range."""
     if not isinstance(codes, Tensor):
         raise QuantGRUError(
             f"Expected {thing} to be a tensor, got {type(codes).__name__} (operator {name!r})"

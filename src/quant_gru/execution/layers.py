@@ -1,4 +1,4 @@
-"""Layers and directions of a quantized GRU, in real tensors at the border and codes inside."""
+"""Layers and directions of a quantized GRU: real tensors at the boundary, codes inside."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Weights = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 @dataclass(frozen=True)
 class CellRun:
-    """What one layer and direction took in and gave, in codes.
+    """The inputs and outputs of one layer and direction, in codes.
 
     Attributes:
         layer: Index of the layer.
@@ -54,11 +54,11 @@ class CellRun:
 
 @dataclass(eq=False)
 class Below:
-    """What a layer gave, as the next one takes it.
+    """The outputs of a layer, in the form that the next layer reads.
 
     Attributes:
         codes: Codes of output.h (T, N, H) of each direction.
-        nan: bool (T, N) of each direction: rows that are NaN.
+        nan: bool (T, N) of each direction, True for rows that are NaN.
     """
 
     codes: Sequence[Tensor]
@@ -79,19 +79,19 @@ def run_real(
 
     Args:
         plan: The plan.
-        x: (T, N, C), or (rows, C) where rows are packed, of one of `FLOATS`.
-        h0: (layers * directions, N, H), likewise, or None for zeros.
+        x: (T, N, C), or (rows, C) if packed; dtype is one of `FLOATS`.
+        h0: (layers * directions, N, H), dtype likewise; None for zeros.
         lengths: int64 (N,) or None.
-        noise: What is random; None for nothing.
-        kept: Takes what a backward needs.
-        packing: How rows are packed; None where they are not.
-        dtype: That of the results.
+        noise: Random masks; None for none.
+        kept: Receives the codes that a backward needs.
+        packing: How rows are packed; None for padded sequences.
+        dtype: dtype of the results.
 
     Returns:
-        Output (T, N, D*H), or (rows, D*H) where rows are packed, and last states
+        Output (T, N, D*H), or (rows, D*H) if packed, and last states
         (layers * directions, N, H).
     """
-    # not of what is detached already
+    # avoid the cost of detaching tensors that need no gradient
     x = x.detach() if x.requires_grad else x
     h0 = h0.detach() if h0 is not None and h0.requires_grad else h0
     if noise is None:
@@ -115,7 +115,7 @@ def _run_layers(
     noise: Noise | None,
     kept: Kept | None,
 ) -> tuple[Tensor, Tensor]:
-    """`run_real` layer after layer, in float32 and without packed rows."""
+    """Run one layer after the other, in float32 and without packed rows."""
     if h0 is None:
         h0 = zero_states(plan, x)
     below: Below | None = None
@@ -133,7 +133,7 @@ def _run_layers(
         ]
         for d, (cell, (_, codes)) in enumerate(zip(cells, runs, strict=True)):
             last.append(dequantize(cell.h, codes, spread[d][0 if d else -1]))
-        # of all steps, the state before the first left out
+        # `spread` has T + 1 states: drop the one before the first step
         below = Below(
             [out for out, _ in runs],
             [each[:-1] if d else each[1:] for d, each in enumerate(spread)],
@@ -145,7 +145,7 @@ def _run_layers(
 
 
 def zero_states(plan: GRUPlan, x: Tensor) -> Tensor:
-    """States before the first step that are zero, (layers * directions, N, H), float32."""
+    """Return zero states before the first step, (layers * directions, N, H), float32."""
     cells = [cell for layer in plan.cells for cell in layer]
     return torch.zeros((len(cells), x.shape[1], cells[0].hidden_size), device=x.device)
 
@@ -153,14 +153,14 @@ def zero_states(plan: GRUPlan, x: Tensor) -> Tensor:
 def input_codes(
     plan: GRUPlan, layer: int, x: Tensor, below: Below | None, noise: Noise | None
 ) -> tuple[list[Tensor], Tensor]:
-    """Codes of a layer's input for each direction, and bool (T, N), rows that are NaN.
+    """Return input codes of a layer for each direction, and bool (T, N), True for NaN rows.
 
     Args:
         plan: The plan.
-        layer: Which layer.
+        layer: Index of the layer.
         x: Real input of the first layer (T, N, C).
-        below: What the layer below gave; None for the first layer.
-        noise: What is random.
+        below: Outputs of the layer below; None for the first layer.
+        noise: Random masks.
     """
     cells = plan.cells[layer]
     nan = None if below is None else torch.stack(list(below.nan)).any(0)
@@ -177,12 +177,12 @@ def input_codes(
 
 
 def requantized(plan: GRUPlan, layer: int, below: Below) -> list[Tensor]:
-    """Codes of a layer's input for each direction, from those of the layer below.
+    """Return input codes of a layer for each direction, from the codes of the layer below.
 
     Args:
         plan: The plan.
-        layer: Which layer.
-        below: What the layer below gave.
+        layer: Index of the layer.
+        below: Outputs of the layer below.
     """
     return [_requantize(plan, layer, d, below.codes) for d in range(len(plan.cells[layer]))]
 
@@ -196,15 +196,15 @@ def mask_input(
     noise: Noise | None,
     grad: Tensor,
 ) -> Tensor:
-    """The gradient of a layer's input (T, N, C), 0 where its codes were clamped.
+    """Return the gradient of a layer's input (T, N, C), 0 where its codes were clamped.
 
     Args:
-        plan: As for `input_codes`, as are all but the last.
-        layer: Which layer.
-        direction: Which direction.
+        plan: As for `input_codes`.
+        layer: Index of the layer.
+        direction: 0 forward, 1 reverse.
         x: Real input of the first layer.
-        below: What the layer below gave.
-        noise: What is random.
+        below: Outputs of the layer below.
+        noise: Random masks.
         grad: Gradient of the dequantized codes; it may be changed in place.
     """
     if below is not None and not (noise and noise.drops):
@@ -216,7 +216,7 @@ def mask_input(
 def real_input(
     plan: GRUPlan, layer: int, x: Tensor, below: Below | None, noise: Noise | None
 ) -> Tensor:
-    """The real input (T, N, C) of a layer, dropout applied."""
+    """Return the real input (T, N, C) of a layer, with dropout applied."""
     if below is None:
         return x
     real = real_output(plan, layer - 1, below)
@@ -225,7 +225,7 @@ def real_input(
 
 
 def real_output(plan: GRUPlan, layer: int, below: Below) -> Tensor:
-    """The real values of what a layer gave, (T, N, D*H), float32."""
+    """Return the outputs of a layer as real values, (T, N, D*H), float32."""
     halves = [
         dequantize(cell.h, codes, nan)
         for cell, codes, nan in zip(plan.cells[layer], below.codes, below.nan, strict=True)
@@ -239,7 +239,7 @@ def run_codes(
     h0: Tensor | Sequence[Tensor],
     lengths: Tensor | None = None,
 ) -> Iterator[CellRun]:
-    """Run all layers on codes, yielding each layer and direction in turn.
+    """Run all layers on codes and yield each layer and direction in turn.
 
     Args:
         plan: The plan.
@@ -261,7 +261,7 @@ def run_codes(
 
 
 def border_codes(plan: GRUPlan, x: Tensor, h0: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Real inputs and states as `run_codes` takes them.
+    """Quantize real inputs and states for `run_codes`.
 
     Args:
         plan: The plan.
@@ -274,13 +274,13 @@ def border_codes(plan: GRUPlan, x: Tensor, h0: Tensor) -> tuple[list[Tensor], Te
 
 
 def _requantize(plan: GRUPlan, layer: int, direction: int, below: Sequence[Tensor]) -> Tensor:
-    """X = weighted_sum(h - z_h) of the layer below, per direction half; codes."""
+    """Return X = weighted_sum(h - z_h) of the layer below, per direction half; codes."""
     return requantize(*_between(plan, layer, direction), below)
 
 
 def _between(
     plan: GRUPlan, layer: int, direction: int
 ) -> tuple[Sequence[WeightedSum], list[Quantizer], Quantizer]:
-    """What makes codes of a layer's input of those of the layer below."""
+    """Return the sums and quantizers that convert codes of the layer below to input codes."""
     below = [cell.h for cell in plan.cells[layer - 1]]
     return plan.between[layer - 1][direction], below, plan.cells[layer][direction].x

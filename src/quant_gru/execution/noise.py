@@ -1,4 +1,4 @@
-"""What is random in training: states that are held, weights and values that are dropped."""
+"""Random masks of training: held states, dropped weights and dropped values."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from quant_gru.kernels.dispatch import events
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """The random part of a forward; backward draws it again from the seed.
+    """The random masks of a forward; backward draws them again from the seed.
 
     Attributes:
-        seed: int64 scalar on the input's device; None where nothing is drawn.
-        dropout: Probability of a value between layers to become zero.
-        zoneout: Probability of a unit to keep its state in a step.
-        recurrent_dropout: Probability of a recurrent weight to be zero for a whole sequence.
-        updates: bool (layers * directions, T, N, H): units that take their new state, where the
-            caller says so instead of its being drawn.
+        seed: int64 scalar on the input's device; None if nothing is drawn.
+        dropout: Probability that a value between layers becomes zero.
+        zoneout: Probability that a unit keeps its state in a step.
+        recurrent_dropout: Probability that a recurrent weight is zero for a whole sequence.
+        updates: bool (layers * directions, T, N, H), units that take their new state, as given by
+            the caller; None if they are drawn.
     """
 
     seed: Tensor | None = None
@@ -38,7 +38,7 @@ class Noise:
     def held(
         self, layer: int, direction: int, directions: int, shape: tuple[int, int, int]
     ) -> Tensor | None:
-        """Units that keep their state, bool of `shape`, (T, N, H); None where none does."""
+        """Return units that keep their state, bool of `shape`, (T, N, H); None if all update."""
         if self.updates is not None:
             return ~self.updates[layer * directions + direction]
         if self.seed is None or not self.zoneout:
@@ -46,10 +46,10 @@ class Noise:
         return events(self.seed, self.zoneout, shape, ZONEOUT + 2 * layer + direction)
 
     def factors(self, layer: int, shape: tuple[int, int, int]) -> Tensor:
-        """What values that enter a layer are multiplied by: 0 or 1 / (1 - p), float32.
+        """Return factors for the input values of a layer: 0 or 1 / (1 - p), float32.
 
         Args:
-            layer: The layer they enter.
+            layer: Index of the layer.
             shape: (T, N, features).
         """
         assert self.seed is not None
@@ -58,7 +58,7 @@ class Noise:
         return torch.where(dropped, 0.0, kept)
 
     def all_dropped(self, layers: int, directions: int, hidden_size: int) -> list[Tensor] | None:
-        """`dropped_weights` of each layer and direction in turn; None where none is dropped."""
+        """Return `dropped_weights` of each layer and direction in turn; None if none drops."""
         found = [
             self.dropped_weights(layer, direction, hidden_size)
             for layer in range(layers)
@@ -67,7 +67,7 @@ class Noise:
         return [each for each in found if each is not None] or None
 
     def dropped_weights(self, layer: int, direction: int, hidden_size: int) -> Tensor | None:
-        """Recurrent weights that are zero, bool (3H, H) in PyTorch's row order; None for none."""
+        """Return dropped recurrent weights, bool (3H, H) in PyTorch's row order; None if none."""
         if self.seed is None or not self.recurrent_dropout:
             return None
         shape = (1, 3 * hidden_size, hidden_size)
@@ -75,7 +75,7 @@ class Noise:
         return events(self.seed, self.recurrent_dropout, shape, stream)[0]
 
     def weight_factors(self, layer: int, direction: int, hidden_size: int) -> Tensor | None:
-        """What recurrent weights are multiplied by: 0 or 1 / (1 - p), float32; None for all 1."""
+        """Return factors of the recurrent weights: 0 or 1 / (1 - p), float32; None if all are 1."""
         dropped = self.dropped_weights(layer, direction, hidden_size)
         if dropped is None:
             return None
@@ -90,17 +90,17 @@ def draw(
     recurrent_dropout: float = 0.0,
     updates: Tensor | None = None,
 ) -> Noise | None:
-    """The noise of one forward, its seed drawn by PyTorch's generator of `device`.
+    """Return the noise of one forward, with a seed from PyTorch's generator of `device`.
 
     Args:
-        device: Where the input is.
-        dropout: As of `Noise`.
-        zoneout: As of `Noise`.
-        recurrent_dropout: As of `Noise`.
-        updates: As of `Noise`.
+        device: Device of the input.
+        dropout: As for `Noise`.
+        zoneout: As for `Noise`.
+        recurrent_dropout: As for `Noise`.
+        updates: As for `Noise`.
 
     Returns:
-        None where nothing is random and no units are held.
+        None if nothing is random and no units are held.
     """
     drawn = dropout or recurrent_dropout or (zoneout and updates is None)
     if not drawn and updates is None:

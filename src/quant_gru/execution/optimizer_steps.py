@@ -1,4 +1,4 @@
-"""How many optimizer steps there have been: fused optimizers write weights and tell nobody."""
+"""A count of optimizer steps: fused optimizers change weights without raising their version."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 class Steps:
-    """A count that every optimizer of the process raises, from when it is first asked for."""
+    """A count that every optimizer of the process increments, starting with the first query."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -16,7 +16,7 @@ class Steps:
 
     @property
     def count(self) -> int:
-        """Steps so far; what was made at another count may be of other weights."""
+        """Steps so far. A cached result from another count may belong to other weights."""
         if not self._watched:
             self._watched = True
             register_optimizer_step_post_hook(self._add)

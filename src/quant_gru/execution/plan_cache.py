@@ -1,4 +1,4 @@
-"""Keeps the plan of a module until something it follows from changes."""
+"""Caches the plan of a module until its quantizers or weights change."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from quant_gru.integer.qparams import QParams
 from quant_gru.kernels.cuda.machine import COLD, refuse_in_capture
 from quant_gru.kernels.live_weights import LiveWeights
 
-# Threads that end leave their plans behind.
+# Limit of cached plans: threads that end leave their plans in the cache.
 _MOST_LIVE = 32
 
 
 @dataclass(eq=False)
 class _Live:
-    """A plan that follows weights in place: one thread's, on one device.
+    """A plan whose weight parts are updated in place, for one thread on one device.
 
     Attributes:
         plan: The plan.
-        cells: What rewrites its parts.
-        prepared: What its calls share.
+        cells: The objects that rewrite its weight parts.
+        prepared: State shared by its calls.
     """
 
     plan: GRUPlan
@@ -45,7 +45,7 @@ class _Live:
     prepared: PreparedCall | None = None
 
     def fits(self, qparams: Sequence[QParams], weights: Sequence[Weights]) -> bool:
-        """Whether it is of these quantizers, and of weights of these shapes and places."""
+        """Return whether the plan has these quantizers, and weights of these shapes and devices."""
         return len(self.cells) == len(qparams) and all(
             live.qparams is q
             and (W := w[0]) is not None
@@ -56,61 +56,60 @@ class _Live:
 
 
 class CallKeeper:
-    """Has what calls of one state of the weights share, and keeps what captured graphs read.
+    """Holds the shared state of calls with unchanged weights, and the memory of captured graphs.
 
     Attributes:
-        prepared: That of the plan at hand; None before the first call.
-        in_graphs: The same for calls that come as operators of a graph, whose weights are another
-            list.
+        prepared: Shared state of calls of the current plan; None before the first call.
+        in_graphs: The same for calls as operators of a graph, which have another list of weights.
     """
 
     def __init__(self) -> None:
         self.prepared: PreparedCall | None = None
         self.in_graphs: PreparedCall | None = None
-        self._captured: list[object] = []  # what replays of graphs read or write
+        self._captured: list[object] = []  # memory that replays of graphs read or write
 
     def drop_prepared(self) -> None:
-        """Forget what calls share; what a captured graph reads of it stays."""
+        """Forget the shared state of calls, except what a captured graph reads."""
         if self.prepared is not None and self.prepared.captured:
             self._captured.append(self.prepared)
         self.prepared = self.in_graphs = None
 
     def keep(self, prepared: PreparedCall) -> None:
-        """Keep what calls of the plan at hand share, where its guard can tell how long it holds."""
+        """Keep the shared state of calls of the current plan, if its guard can detect changes."""
         self.drop_prepared()
         self.prepared = prepared if prepared.is_kept else None
 
     def keep_if_captured(self, plan: GRUPlan) -> GRUPlan:
-        """The same plan, kept where a graph is captured: replays read it, whatever is forgotten."""
+        """Return the plan; keep it if a graph is captured, as replays read it after any reset."""
         if capturing(plan.cells[0][0].weights.W.device):
             self._captured.append(plan)
         return plan
 
 
 class PlanCache(CallKeeper):
-    """Frozen parts per device, weight parts per state of the weights.
+    """Caches frozen parts per device, and weight parts per state of the weights.
 
-    While weights may change unseen there is one plan for each thread and device, whose numbers are
-    rewritten in place at every use: it says what weights were at the latest. `live.live_of` of a
-    weight part gives what rewrites it, `live.settled` a copy that stays.
+    While weights may change undetected, there is one plan for each thread and device. Its numbers
+    are rewritten in place at every use and follow the latest weights. `live.live_of` of a weight
+    part returns the object that rewrites it, `live.settled` a copy that does not change.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # with what they were made of: a backward may ask for the plan of older scales
+        # each with the QParams it was built from: a backward may need the plan of older scales
         self._frozen: dict[tuple[torch.device, int, int], tuple[QParams, FrozenPart]] = {}
         self._weights: dict[tuple[int, int], tuple[QParams, list[Stamp | None], WeightPart]] = {}
         self._live: dict[tuple[int, torch.device], _Live] = {}
 
     def forget_weights(self) -> None:
-        """Forget what follows from the weights."""
+        """Forget everything that depends on the weights."""
         self._forget_settled()
         for key, live in list(self._live.items()):
             if not _in_a_graph(live):
                 self._live.pop(key, None)
 
     def clear(self) -> None:
-        """Forget everything: quantizers have changed."""
+        """Forget everything, after a change of the quantizers."""
         self.drop_prepared()
         self._frozen.clear()
         self._weights.clear()
@@ -118,10 +117,10 @@ class PlanCache(CallKeeper):
         self._live.clear()
 
     def kept(self, device: torch.device, live: bool) -> PreparedCall | None:
-        """What calls share, as the last of them has left it; whether it holds is to be asked.
+        """Return the shared state of the last call. The caller has to check that it still holds.
 
         Args:
-            device: Where the weights are.
+            device: Device of the weights.
             live: As for `plan`.
         """
         if not live:
@@ -133,7 +132,7 @@ class PlanCache(CallKeeper):
         return found.prepared
 
     def keep(self, prepared: PreparedCall) -> None:
-        """Keep what calls of the plan at hand share, where its guard can tell how long it holds."""
+        """Keep the shared state of calls of the current plan, if its guard can detect changes."""
         if not prepared.live:
             super().keep(prepared)
             return
@@ -143,7 +142,7 @@ class PlanCache(CallKeeper):
             live.prepared = prepared if prepared.is_kept else None
 
     def _forget_settled(self) -> None:
-        """Forget what is of one state of the weights: they may change unseen."""
+        """Forget the results for one state of the weights, which may change undetected."""
         self.drop_prepared()
         self._weights.clear()
 
@@ -155,16 +154,15 @@ class PlanCache(CallKeeper):
         dropped: Sequence[Tensor | None] | None = None,
         p: float = 0.0,
     ) -> GRUPlan:
-        """The plan of all layers and directions.
+        """Return the plan of all layers and directions.
 
         Args:
             qparams: [layer][direction] -> quantizers and tables.
             weights: [layer][direction] -> W, R, bw, br.
-            live: Whether weights may change unseen (training): the plan is then the same object
-                each time, its weight parts rewritten in place.
-            dropped: bool (3H, H) of each cell in turn, codes of R that become 0 while weights are
-                live, or None.
-            p: Their probability.
+            live: Whether weights may change undetected (training). The plan is then the same object
+                each time, with weight parts that are rewritten in place.
+            dropped: bool (3H, H) of each cell in turn, codes of R that become 0 if `live`; or None.
+            p: Drop probability.
         """
         if live:
             return self._live_plan(qparams, weights, dropped, p)
@@ -225,7 +223,7 @@ class PlanCache(CallKeeper):
         return _Live(stack(plans), tuple(cells))
 
     def _drop_oldest(self) -> None:
-        """Keep no more plans than threads can be at work."""
+        """Keep no more plans than there can be active threads."""
         idle = [key for key, live in list(self._live.items()) if not _in_a_graph(live)]
         for key in idle[:-_MOST_LIVE]:
             self._live.pop(key, None)
@@ -249,8 +247,8 @@ class PlanCache(CallKeeper):
         assert R is not None
         unseen = any(each is not None and each.is_inference() for each in w)
         if unseen or capturing(W.device):
-            # inference tensors keep no version, so a change of them would go unseen; what a graph
-            # computes is there only after it has run
+            # Inference tensors have no version, so a change of them would be missed. Results of a
+            # captured graph exist only after it has run.
             self._weights.pop(key, None)
             return build_weights(q, W, R, bw, br)
         # before the part: another thread may change weights while it is built
@@ -261,25 +259,25 @@ class PlanCache(CallKeeper):
 
 
 def _in_a_graph(live: _Live) -> bool:
-    """Whether replays of a captured graph write it: its memory must not go to others."""
+    """Return whether replays of a captured graph write to it, so that it must stay allocated."""
     return any(cell.captured for cell in live.cells)
 
 
 class Stamp:
-    """A tensor's storage and version: what tells whether it changed.
+    """The storage and version of a tensor, to detect changes.
 
-    Steps of optimizers count as changes: fused ones leave the version as it is. The alias keeps the
-    storage alive, so that its address cannot be given to another.
+    Optimizer steps count as changes, because fused optimizers do not raise the version. The alias
+    keeps the storage alive, so that its address cannot be reused.
     """
 
     def __init__(self, tensor: Tensor) -> None:
         self.alias = tensor.detach()
         self.version = tensor._version
-        # integers are no optimizer's
+        # optimizers do not change integers
         self.steps = steps.count if tensor.is_floating_point() else None
 
     def matches(self: Stamp | None, tensor: Tensor | None) -> bool:
-        """Whether `tensor` is unchanged; None stands for an absent bias."""
+        """Return whether `tensor` is unchanged; None represents an absent bias."""
         if self is None or tensor is None:
             return self is None and tensor is None
         return (

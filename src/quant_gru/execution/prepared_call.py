@@ -1,8 +1,8 @@
-"""What calls of one plan share: kept while nothing changes that it follows from, and then run.
+"""Shared state of the calls of one plan, with a guard that detects changes.
 
-A call of a single step lasts a few microseconds, less than it takes to build or even to compare a
-plan. What was checked and built once is therefore kept with a guard that tells whether it still
-holds: it does, and the call runs; or it does not, and a call is prepared anew.
+A call of a single step takes a few microseconds, less than building or even comparing a plan.
+Checks and builds are therefore done once, and their results are kept with a guard. If the guard
+holds, the call runs. Otherwise a new call is prepared.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from quant_gru.kernels.live_weights import LiveWeights, all_live
 
 
 class PreparedCall:
-    """A plan, and all that its calls share.
+    """A plan and the state that its calls share.
 
     Args:
         plan: The plan.
-        guard: Tells whether the weights are those the plan was made of; None where nothing can.
-        cells: What the plan was made of; W, R, bw, br of each layer and direction where it follows
-            them.
-        dtype: What outputs are of; None for the dtype of the input.
+        guard: Detects changes of the plan's weights; None if changes cannot be detected.
+        cells: The tensors that the plan was built from: W, R, bw, br of each layer and direction
+            if it follows them.
+        dtype: dtype of the outputs; None for the dtype of the input.
 
     Attributes:
         plan: As given.
-        weights: What the plan was made of, in one list.
-        live: What rewrites the parts of the plan that follow weights, cell after cell; empty where
-            the plan is of one state of the weights.
-        differentiated: What differentiates its calls, kept by the caller.
-        captured: Whether a call went into a CUDA graph, whose replays read what this holds.
+        weights: The tensors that the plan was built from, in one list.
+        live: The objects that rewrite the plan's parts that follow weights, one per cell; empty
+            if the plan belongs to one state of the weights.
+        differentiated: The object that differentiates its calls, set by the caller.
+        captured: Whether a call was captured in a CUDA graph, whose replays read this state.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class PreparedCall:
 
     @property
     def is_kept(self) -> bool:
-        """Whether it may be kept for later calls."""
+        """Whether later calls may reuse it."""
         return self._guard is not None
 
     def holds(self, weights: Collection[Tensor | None]) -> bool:
-        """Whether it is of these weights; what is live follows their numbers.
+        """Return whether it belongs to these weights; live parts follow changed numbers.
 
         Args:
             weights: All weights of the module now.
@@ -88,21 +88,20 @@ class PreparedCall:
         batch_first: bool,
         packing: Packing | None = None,
     ) -> tuple[Tensor, Tensor] | None:
-        """Run a whole call in native code, where nothing has to be looked at but its tensors.
+        """Run a whole call in native code, if only its tensors need checks.
 
         Args:
             weights: All weights of the module now.
-            x: What was given as input; taken if it is a tensor (T, N, C), (N, T, C) if
-                `batch_first`, or (rows, C) where rows are packed, on the plan's device, of one of
-                `FLOATS`.
+            x: The input of the call. Accepted are tensors (T, N, C), (N, T, C) if `batch_first`, or
+                (rows, C) if packed, on the plan's device, with a dtype of `FLOATS`.
             hx: (states, N, H), likewise, or None.
             lengths: int64 (N,), contiguous on the plan's device, or None.
-            batch_first: Whether N comes before T; not where rows are packed.
-            packing: How rows are packed; None where they are not.
+            batch_first: Whether N comes before T; False if rows are packed.
+            packing: How rows are packed; None for padded sequences.
 
         Returns:
-            Output in the form of the input, and last states; None where a weight or
-            `QUANT_GRU_CPU` changed, a gradient may be asked for, or the call is of another kind.
+            Output in the form of the input, and last states. None if a weight or `QUANT_GRU_CPU`
+            changed, a gradient may be needed, or native code does not support the call.
         """
         if self._native is None:
             return None
@@ -120,7 +119,7 @@ class PreparedCall:
         batch_first: bool,
         packing: Packing | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """Run a call that native code cannot take as it lies, or whose size is new to it."""
+        """Run a call whose layout native code does not accept, or whose size is new to it."""
         self.captured |= capturing(self._device)
         if batch_first:
             x = x.transpose(0, 1)
@@ -134,11 +133,11 @@ class PreparedCall:
         return (y.transpose(0, 1) if batch_first else y), h_n
 
     def update(self, dropped: Sequence[Tensor | None] | None = None, p: float = 0.0) -> None:
-        """Write the numbers of the weights into the parts that are live.
+        """Update the live parts from the current weights.
 
         Args:
             dropped: bool (3H, H) of each cell in turn, codes of R that become 0, or None.
-            p: Their probability.
+            p: Drop probability.
         """
         if dropped is None:
             for update in self._updates:
@@ -156,19 +155,19 @@ def prepare(
     own: Collection[Tensor | None],
     dtype: torch.dtype | None,
 ) -> PreparedCall:
-    """Build a plan, and what its calls share.
+    """Build a plan, and prepare the shared state of its calls.
 
-    The guard is made before the plan: if another thread changes weights while the plan is built,
-    the guard tells the next call.
+    The guard is created before the plan. If another thread changes weights while the plan is
+    built, the next call detects the change.
 
     Args:
         build: build() -> the plan.
-        cells: What it is made of; W, R, bw, br of each layer and direction where it follows them.
+        cells: Its tensors: W, R, bw, br of each layer and direction if it follows them.
         own: All weights of the module.
-        dtype: What outputs are of; None for the dtype of the input.
+        dtype: dtype of the outputs; None for the dtype of the input.
     """
     used = [w for cell in cells for w in cell]
     device = next(w.device for w in used if w is not None)
-    # what a graph computes is there only after it has run
+    # results of a captured graph exist only after it has run
     guard = None if capturing(device) else guard_of(own, used, device)
     return PreparedCall(build(), guard, cells, dtype)

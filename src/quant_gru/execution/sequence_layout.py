@@ -1,4 +1,4 @@
-"""The shapes nn.GRU takes, brought to two: (T, N, C), or the rows of a PackedSequence; and back."""
+"""Conversion of nn.GRU's input shapes to (T, N, C) or rows of a PackedSequence, and back."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from quant_gru.kernels import _native
 
 @dataclass(eq=False)
 class Sequence:
-    """An input, and how it lies.
+    """An input and its layout.
 
     Attributes:
         values: (T, N, C), or the rows (rows, C) of a PackedSequence; of the caller's dtype.
-        states: (layers * directions, N, H) of the caller's dtype, in the caller's order; None
-            where none were given.
-        packing: How rows are packed; None where they are not.
+        states: (layers * directions, N, H) of the caller's dtype, in the caller's order; None if
+            not given.
+        packing: How rows are packed; None for padded sequences.
         zeros: The shape of states.
-        dtype: What executors compute in; None for the caller's dtypes.
-        packed: The PackedSequence this came from, if any.
-        batched: Whether the caller gave a batch dimension.
+        dtype: dtype of the executors; None for the caller's dtypes.
+        packed: The original PackedSequence, if any.
+        batched: Whether the caller's input has a batch dimension.
         batch_first: Whether the caller's batch dimension comes first.
     """
 
@@ -46,12 +46,12 @@ class Sequence:
 
     @property
     def x(self) -> Tensor:
-        """The input as (T, N, C), of the executors' dtype; sorted, if it was packed."""
+        """The input as (T, N, C), in the executors' dtype; rows are sorted if it was packed."""
         return inward(self.values, None, self.packing, self.dtype)[0]
 
     @property
     def h0(self) -> Tensor:
-        """States before the first step (layers * directions, N, H); zeros where none were given."""
+        """States before the first step (layers * directions, N, H); zeros if none were given."""
         if self.states is not None:
             return inward(None, self.states, self.packing, self.dtype)[1]
         dtype = self.dtype or self.values.dtype
@@ -59,15 +59,18 @@ class Sequence:
 
     @property
     def lengths(self) -> Tensor | None:
-        """Steps of each row, int64 (N,) on the input's device; None where all rows have T."""
+        """Steps of each row, int64 (N,) on the input's device; None if all rows have T."""
         return None if self.packing is None else self.packing.lengths
 
     def restore(
         self, y: Tensor, h_n: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor | PackedSequence, Tensor]:
-        """Output (T, N, D*H) and last states (layers * directions, N, H) in the caller's form.
+        """Convert results to the caller's form and to `dtype`.
 
-        Both are of the dtype then.
+        Args:
+            y: Output (T, N, D*H).
+            h_n: Last states (layers * directions, N, H).
+            dtype: dtype of both results.
         """
         y, h_n = outward(y, h_n, self.packing, self.values.shape[0])
         if y.dtype is not dtype:
@@ -75,10 +78,10 @@ class Sequence:
         return self.finish(y, h_n)
 
     def finish(self, y: Tensor, h_n: Tensor) -> tuple[Tensor | PackedSequence, Tensor]:
-        """Output and last states in the shapes of the caller.
+        """Return output and last states in the shapes of the caller.
 
         Args:
-            y: (T, N, D*H), or (rows, D*H) where rows are packed.
+            y: (T, N, D*H), or (rows, D*H) if packed.
             h_n: (layers * directions, N, H) in the caller's order.
         """
         if self.packed is not None:
@@ -90,14 +93,14 @@ class Sequence:
 
 
 def _packing_of(packed: PackedSequence) -> tuple[Packing, int]:
-    """How the rows of a PackedSequence lie, and how many there are; no device is waited for."""
+    """Return the layout of a PackedSequence and its number of rows, without a device sync."""
     data, batch_sizes = packed.data, packed.batch_sizes
     if capturing(data.device):
         raise QuantGRUError(
             "Expected a tensor while a CUDA graph is captured, got a PackedSequence: its "
             "batch_sizes are read on the host, which a replay does not do"
         )
-    # torch reads beyond the data where these are wrong
+    # torch reads out of bounds if these are wrong
     if batch_sizes.dim() != 1 or batch_sizes.dtype is not torch.int64 or not len(batch_sizes):
         raise QuantGRUError(
             "Expected batch_sizes of a PackedSequence to be int64 of shape (T,) with at least one "
@@ -118,7 +121,7 @@ def _packing_of(packed: PackedSequence) -> tuple[Packing, int]:
             f"got {data.shape[0]}"
         )
     device = data.device
-    # whatever PyTorch's default device is
+    # an explicit device, as PyTorch's default device may differ
     layout = torch.empty(
         N + T + 1, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda"
     )
@@ -152,7 +155,7 @@ def normalize(
     like: Tensor,
     dtype: torch.dtype | None = None,
 ) -> Sequence:
-    """Look at an input of nn.GRU's kinds.
+    """Check an input of nn.GRU and bring it to one layout.
 
     Args:
         input: (T, N, C), (N, T, C) if `batch_first`, (T, C), or a PackedSequence.
@@ -161,11 +164,11 @@ def normalize(
         hidden_size: H.
         states: Layers times directions.
         batch_first: Whether N comes before T in batched tensors.
-        like: A tensor of the module: inputs have to be on its device.
-        dtype: What executors compute in; None for the caller's dtypes.
+        like: A tensor of the module; inputs must be on its device.
+        dtype: dtype of the executors; None for the caller's dtypes.
 
     Raises:
-        QuantGRUError: A shape or dtype that does not fit.
+        QuantGRUError: A shape, dtype or device is not supported.
     """
     packed = input if isinstance(input, PackedSequence) else None
     _check_real("input", input if packed is None else packed.data)

@@ -1,4 +1,4 @@
-"""Whether a module's weights are those that something was made of."""
+"""A guard that detects changes of a module's weights."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _KINDS = (Tensor, torch.nn.Parameter)
 
 
 class WeightGuard:
-    """Compares a module's weights with those it was made of.
+    """Compares a module's weights with the weights at its creation.
 
-    A step of any optimizer counts as a change, see `quant_gru.execution.optimizer_steps`.
+    An optimizer step counts as a change, see `quant_gru.execution.optimizer_steps`.
 
     Args:
-        weights: All weights of the module, in one order. Aliases keep their storage, so that its
-            address is not given to another tensor.
+        weights: All weights of the module, in a fixed order. Aliases keep their storage alive, so
+            that another tensor cannot get its address.
 
     Attributes:
-        native: The same for native code.
-        unchanged: unchanged(weights now) -> whether they are the same tensors with the same
-            numbers. Never so with inference tensors, which have no version.
-        in_place: in_place(weights now) -> whether they are the same tensors, where they were and
-            laid out as they were; their numbers may differ.
+        native: The guard for native code.
+        unchanged: unchanged(current weights) -> whether they are the same tensors with the same
+            numbers. Always False for inference tensors, which have no version.
+        in_place: in_place(current weights) -> whether they are the same tensors with the same
+            addresses and layouts; their numbers may differ.
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
-        # native code knows them by their addresses
+        # native code identifies weights by their addresses
         self._kept = [(w, w.detach()) for w in weights]
-        # integers are no optimizer's
+        # optimizers do not change integers
         counted = any(w.is_floating_point() for w in weights)
         self.native = _native.WeightGuard(Tensor, weights, steps if counted else None)
         self.unchanged = self.native.unchanged
@@ -43,13 +43,13 @@ class WeightGuard:
 def guard_of(
     weights: Collection[Tensor | None], used: Iterable[Tensor | None], device: torch.device
 ) -> WeightGuard | None:
-    """A guard of all weights of a module; None where it could not tell of every change.
+    """Return a guard of all weights of a module; None if it could not detect every change.
 
     Args:
         weights: All weights of the module.
-        used: What a plan was made of. Where that is computed from the module's weights, as
-            parametrizations and pruning do, their identity tells nothing.
-        device: Where the weights have to be.
+        used: The tensors that the plan was built from. If they are computed from the module's
+            weights, as in parametrizations and pruning, their identity shows no changes.
+        device: Required device of the weights.
     """
     found: list[Tensor] = []
     for w in weights:

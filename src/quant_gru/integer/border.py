@@ -1,4 +1,4 @@
-"""Real values at the border: their dtypes, and packed rows.
+"""Conversions of real values at the boundary of a call: dtypes and packed rows.
 
 Executors compute in float32, on (T, N, features) and (states, N, features).
 """
@@ -14,7 +14,7 @@ Values = TypeVar("Values", Tensor, Tensor | None)
 States = TypeVar("States", Tensor, Tensor | None)
 
 FLOATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
-"""The dtypes of real values, as kernels and native code number them."""
+"""The dtypes of real values and their numbers in kernels and native code."""
 
 
 class Packing(NamedTuple):
@@ -23,10 +23,10 @@ class Packing(NamedTuple):
     Attributes:
         T: Steps.
         N: Rows of the first step.
-        layout: int64 (N + T + 1,), on the device of the data: how many steps each row has, then
-            where the rows of each step start in the data, and where the last ones end.
-        sorted_indices: int64 (N,): which of the caller's rows each row is; None for the same.
-        unsorted_indices: int64 (N,): the inverse; None as above.
+        layout: int64 (N + T + 1,), on the device of the data: the number of steps of each row,
+            then the start of each step's rows in the data, then the end of the last step.
+        sorted_indices: int64 (N,), the caller's index of each row; None for the identity.
+        unsorted_indices: int64 (N,), the inverse; None for the identity.
     """
 
     T: int
@@ -41,21 +41,21 @@ class Packing(NamedTuple):
         return self.layout[: self.N]
 
     def places(self, rows: int) -> Tensor:
-        """Where each of so many rows of the data stands among T * N, int64 (rows,)."""
+        """Return the index of each of `rows` data rows in a (T * N) layout, int64 (rows,)."""
         starts, row = self.layout[self.N :], torch.arange(rows, device=self.layout.device)
         step = torch.searchsorted(starts[1:], row, right=True)
         return step * self.N + row - starts[step]
 
 
 class CallForm(NamedTuple):
-    """What the launches of a call depend on beside its size.
+    """The properties of a call, besides its size, that its launches depend on.
 
     Attributes:
-        values: dtype of the values that come in, one of `FLOATS`.
-        states: dtype of the states that come in; None where none do.
-        results: dtype of the values that go out.
-        last: dtype of the states that go out.
-        is_packed: Whether values are (rows, features) of a PackedSequence, and states in the
+        values: dtype of the input values, one of `FLOATS`.
+        states: dtype of the initial states; None without initial states.
+        results: dtype of the output values.
+        last: dtype of the final states.
+        is_packed: Whether values are (rows, features) of a PackedSequence, with states in the
             caller's order.
     """
 
@@ -69,12 +69,12 @@ class CallForm(NamedTuple):
     def of(
         cls, x: Tensor, h0: Tensor | None, dtype: torch.dtype, packing: Packing | None
     ) -> CallForm:
-        """That of a forward, whose results are to be of a dtype."""
+        """Return the form of a forward with results of `dtype`."""
         states = None if h0 is None else h0.dtype
         return cls(x.dtype, states, dtype, dtype, packing is not None)
 
     def converts(self, dtype: torch.dtype) -> bool:
-        """Whether tensors of one of its dtypes are not as executors have them."""
+        """Return whether tensors of `dtype` need a conversion for the executors."""
         return self.is_packed or dtype is not torch.float32
 
 
@@ -84,22 +84,22 @@ def inward(
     packing: Packing | None,
     dtype: torch.dtype | None = torch.float32,
 ) -> tuple[Values, States]:
-    """Real values, or their gradients, as executors take them; differentiable.
+    """Convert real values, or their gradients, to the form of the executors; differentiable.
 
     Args:
-        values: (T, N, features), or (rows, features) where they are packed; None stays None.
+        values: (T, N, features), or (rows, features) if packed; None stays None.
         states: (states, N, H) in the caller's order; None stays None.
-        packing: How rows are packed; None where they are not.
-        dtype: What both are cast to; None for what they are.
+        packing: How rows are packed; None for padded sequences.
+        dtype: Target dtype of both; None keeps their dtypes.
 
     Returns:
-        (T, N, features), zeros beyond a row's steps, and (states, N, H) in the order of rows.
+        (T, N, features), zero beyond a row's steps, and (states, N, H) in the order of the rows.
     """
     if values is not None:
         values = values if dtype is None or values.dtype is dtype else values.to(dtype)
         if packing is not None:
             padded = values.new_zeros(packing.T * packing.N, values.shape[1])
-            # all rows in one piece: steps one after the other would be a copy each
+            # one copy of all rows: a loop over steps would be one copy per step
             padded = padded.index_copy(0, packing.places(values.shape[0]), values)
             values = padded.view(packing.T, packing.N, values.shape[1])
     if states is not None:
@@ -112,13 +112,13 @@ def inward(
 def outward(
     values: Values, states: States, packing: Packing | None, rows: int
 ) -> tuple[Values, States]:
-    """The inverse of `inward`, but for dtypes; differentiable.
+    """Undo `inward`, except for dtypes; differentiable.
 
     Args:
         values: (T, N, features); None stays None.
         states: (states, N, H); None stays None.
-        packing: How rows are packed; None where they are not.
-        rows: How many rows are packed.
+        packing: How rows are packed; None for padded sequences.
+        rows: Number of packed rows.
     """
     if packing is not None:
         if values is not None:

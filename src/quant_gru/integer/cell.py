@@ -1,8 +1,8 @@
-"""The integer GRU cell: the definition every executor has to equal, code for code.
+"""The integer GRU cell: the definition that every executor must match code for code.
 
-One line per operator, in the names of the configuration: update gate z, reset gate r, candidate g.
-All values are int64 codes; `q(name) - z(name)` is written out as `zero_free`. The functions work on
-one step (N, ..) and on all steps at once (T, N, ..) alike.
+Each operator is one line, with the names of the configuration: update gate z, reset gate r,
+candidate g. All values are int64 codes, and zero points are subtracted before each sum. The
+functions accept one step (N, ..) or all steps at once (T, N, ..).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quant_gru.integer.weighted_sum import (
 
 
 class Recorder:
-    """Keeps what a cell computes: the codes of each operator, and where they were not clamped.
+    """Keeps the results of a cell: the codes of each operator and its clamp masks.
 
     Attributes:
         codes: Operator name -> codes.
@@ -49,14 +49,14 @@ def state_projection(plan: CellPlan, h: Tensor, record: Recorder | None = None) 
 def gates(
     plan: CellPlan, Wx: Tensor, Rh: Tensor, h: Tensor, record: Recorder | None = None
 ) -> Tensor:
-    """The next state h' from the two projections and the state.
+    """Return the next state h' from the two projections and the state.
 
     Args:
         plan: The plan of this layer and direction.
         Wx: Codes of matmul.Wx (.., 3H).
         Rh: Codes of matmul.Rh (.., 3H).
         h: Codes of output.h (.., H).
-        record: Where to keep the codes of all operators.
+        record: Receives the codes of all operators.
 
     Returns:
         Codes of output.h (.., H), int64.
@@ -74,7 +74,7 @@ def gates(
         return y
 
     def product(name: str, a: Tensor, b: Tensor) -> Term:
-        """The product as its own code, zero point taken off; unrounded where it is fused."""
+        """Return the product as its own code minus its zero point, or unrounded if fused."""
         return weighted_sum(name, (a, b)) - zero[name] if name in sums else (a, b)
 
     Wx_z, Wx_r, Wx_g = (Wx - zero["matmul.Wx"]).chunk(3, dim=-1)
@@ -94,12 +94,12 @@ def gates(
 
 
 def keep(plan: CellPlan, h: Tensor, new: Tensor) -> Tensor:
-    """The state after a step, of which zoneout keeps a share: codes (.., H), int64.
+    """Return the state after a step, of which zoneout keeps a share: codes (.., H), int64.
 
     Args:
         plan: The plan of this layer and direction.
         h: Codes of output.h before the step (.., H).
-        new: Codes of output.h that the gates gave (.., H).
+        new: Codes of output.h computed by the gates (.., H).
     """
     zoneout, z_h = plan.frozen.zoneout, plan.h.zero_point
     return new if zoneout is None else zoneout(h - z_h, new - z_h)

@@ -1,7 +1,7 @@
-"""The plan: all integers of a quantized GRU, the waist between parameters and executors.
+"""The plan: all integers of a quantized GRU, the interface between parameters and executors.
 
-A plan has a frozen part (quantizers, the scalars of the gate arithmetic, tables) and a weight part,
-which is rebuilt on the weights' device, without a host sync, when a weight changes.
+A plan has a frozen part (quantizers, scalars of the gate arithmetic, tables) and a weight part. The
+weight part is rebuilt on the weights' device, without a host sync, when a weight changes.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ ZONEOUT_SHIFT = 15
 
 @dataclass(frozen=True, eq=False)
 class FrozenPart:
-    """What calibration fixes.
+    """The part of a plan that calibration fixes.
 
     Attributes:
-        quantizers: Operator name -> quantizer of every activation that is not fused.
-        one: The real value 1 in codes of gate.z_out: 1 / s_z.
+        quantizers: Operator name -> quantizer, for every activation that is not fused.
+        one: The real value 1 as a code of gate.z_out: 1 / s_z.
         sums: Operator name -> weighted sum, for gate.z_pre, gate.r_pre, op.rRh, gate.g_pre,
-            op.old_contrib, op.new_contrib, output.h; products that are fused are absent.
+            op.old_contrib, op.new_contrib, output.h; fused products are absent.
         tables: gate.z_out, gate.r_out, gate.g_out -> table.
-        zoneout: The weighted sum of the state before a step and after it; None without zoneout.
+        zoneout: The weighted sum of the states before and after a step; None without zoneout.
     """
 
     quantizers: Mapping[str, Quantizer]
@@ -56,12 +56,12 @@ class FrozenPart:
 
     @property
     def one_minus_z(self) -> int:
-        """The largest magnitude of one less an update gate."""
+        """The largest magnitude of 1 minus an update gate, in codes."""
         return largest_one_minus(self.one, self.quantizers["gate.z_out"])
 
     @property
     def largest_product(self) -> int:
-        """The largest magnitude of a product of two codes of the gates."""
+        """The largest magnitude of a product of two gate codes."""
         q = self.quantizers
         return max(
             q["gate.z_out"].max_abs * q["output.h"].max_abs,
@@ -72,7 +72,7 @@ class FrozenPart:
 
 @dataclass(frozen=True, eq=False)
 class WeightPart:
-    """What follows the weights; rows in the order update, reset, candidate.
+    """The part of a plan that depends on the weights; rows in the order update, reset, candidate.
 
     Attributes:
         W: Codes (3H, C), in their container.
@@ -84,11 +84,11 @@ class WeightPart:
         scales: 'weight.W', 'weight.R', 'weight.bw', 'weight.br' -> float32 (3H,).
         Wx: Weighted sum of matmul.Wx, with M and k of shape (3H,).
         Rh: Weighted sum of matmul.Rh.
-        bound_Wx: The largest |accumulator| of W x that the widths allow, bias left out.
-        bound_Rh: The same of R h.
+        bound_Wx: The largest |accumulator| of W x that the widths allow, without bias.
+        bound_Rh: The largest |accumulator| of R h that the widths allow, without bias.
         bits_W: Width of weight.W.
         bits_R: Width of weight.R.
-        finite: bool scalar: no weight or bias is NaN or infinite.
+        finite: bool scalar, True if no weight or bias is NaN or infinite.
     """
 
     W: Tensor
@@ -136,12 +136,12 @@ class CellPlan:
 
     @property
     def shift_Bw(self) -> int:
-        """Bw is in units of 2^this accumulator units."""
+        """The unit of Bw is 2^shift_Bw accumulator units."""
         return bias_shift(self.weights.bits_W, self.x.bits)
 
     @property
     def shift_Br(self) -> int:
-        """Br is in units of 2^this accumulator units."""
+        """The unit of Br is 2^shift_Br accumulator units."""
         return bias_shift(self.weights.bits_R, self.h.bits)
 
 
@@ -151,8 +151,8 @@ class GRUPlan:
 
     Attributes:
         cells: One plan per layer and direction.
-        between: [layer - 1][direction][direction below] -> the weighted sum that turns state codes
-            of the layer below into input codes.
+        between: [layer - 1][direction][direction below] -> the weighted sum that converts state
+            codes of the layer below to input codes.
     """
 
     cells: tuple[tuple[CellPlan, ...], ...]
@@ -169,7 +169,7 @@ def stack(cells: Sequence[Sequence[CellPlan]]) -> GRUPlan:
 
 
 def largest_one_minus(one: int, z: Quantizer) -> int:
-    """The largest magnitude of one less a code."""
+    """Return the largest magnitude of `one` minus a code of `z`."""
     return max(abs(one - (end - z.zero_point)) for end in (z.lo, z.hi))
 
 
@@ -178,7 +178,7 @@ def build_frozen(qparams: QParams, device: torch.device) -> FrozenPart:
 
     Args:
         qparams: Quantizers and tables.
-        device: Where the tables have to be.
+        device: Device of the tables.
     """
     q = qparams.quantizers
     Wx, Rh, h = q["matmul.Wx"], q["matmul.Rh"], q["output.h"]
@@ -201,7 +201,7 @@ def build_frozen(qparams: QParams, device: torch.device) -> FrozenPart:
     def product(
         name: str, a: Quantizer, b: Quantizer, bound_a: int | None = None
     ) -> tuple[float, int]:
-        """Scale and bound of what a product hands on: its own code, or itself where fused."""
+        """Return scale and bound of the product's own code, or of the product itself if fused."""
         scale = a.scale * b.scale
         bound = (a.max_abs if bound_a is None else bound_a) * b.max_abs
         if name not in q:
@@ -221,7 +221,7 @@ def build_frozen(qparams: QParams, device: torch.device) -> FrozenPart:
 
 
 def zoneout_sum(p: float, h: Quantizer) -> WeightedSum | None:
-    """What a state becomes that keeps a share `p` of what it was; None where it keeps nothing.
+    """Return the sum for a state that keeps a share `p` of its old value; None if it keeps none.
 
     Args:
         p: The share, rounded to a multiple of 2^-15.
@@ -244,17 +244,17 @@ def build_weights(
     dropped: Tensor | None = None,
     p: float = 0.0,
 ) -> WeightPart:
-    """Quantize the weights and derive what depends on them, on their device.
+    """Quantize the weights and derive the numbers that depend on them, on their device.
 
     Args:
         qparams: Quantizers and the widths and granularities of the weights.
         W: (3H, C), rows reset, update, candidate, as PyTorch stores them.
-        R: (3H, H), likewise.
+        R: (3H, H), in the same row order.
         bw: (3H,), or None for zeros.
         br: (3H,), or None for zeros.
-        dropped: bool (3H, H), rows as those of R: codes of R that become 0 (recurrent dropout),
-            or None.
-        p: Their probability: where some may be dropped, the scales of R are divided by 1 - p.
+        dropped: bool (3H, H), in the row order of R: codes of R that become 0 (recurrent
+            dropout), or None.
+        p: Drop probability. If `dropped` is given, the scales of R are divided by 1 - p.
     """
     q, rows = qparams.quantizers, W.shape[0]
     raw = {
@@ -319,7 +319,7 @@ def build_weights(
 def matmul_sum(
     weight_bits: int, K: int, operand: Quantizer, out: Quantizer, M: Tensor, k: Tensor
 ) -> tuple[WeightedSum, int]:
-    """The weighted sum of a matrix product, and the bound of its accumulator without bias.
+    """Return the weighted sum of a matrix product, and its accumulator's bound without bias.
 
     Args:
         weight_bits: Width of the weights.
@@ -337,7 +337,7 @@ def matmul_sum(
 
 
 def weight_scales(qparams: QParams, name: str, w: Tensor) -> Tensor:
-    """Scales of a weight or bias, one per tensor, gate or channel, in PyTorch's row order.
+    """Return scales of a weight or bias, per tensor, gate or channel, in PyTorch's row order.
 
     Args:
         qparams: Width, granularity and kind of the scales.
@@ -368,16 +368,16 @@ def _scales_of(qparams: QParams, name: str, w: Tensor) -> Tensor:
 
 
 def bias_shift(weight_bits: int, activation_bits: int) -> int:
-    """Biases are kept in units of 2^shift accumulator units: 0 up to 48 bits of operands.
+    """Return the shift of the bias unit, 2^shift accumulator units: 0 up to 48 bits of operands.
 
-    Beyond, a bias in accumulator units does not fit 64 bits, and units this much coarser are still
-    far below a code of the result.
+    With more bits a bias in accumulator units does not fit 64 bits. A unit coarser by this shift is
+    still far below one code of the result.
     """
     return max(0, weight_bits + activation_bits - 48)
 
 
 def bias_limit(weight_bits: int, activation_bits: int) -> int:
-    """The largest |Bw|; 2^46 would clip real biases where operands have more than 32 bits."""
+    """Return the largest |Bw|; 2^46 would clip real biases of operands with more than 32 bits."""
     if max(weight_bits, activation_bits) <= 8:
         return 1 << 30
     return 1 << 46 if weight_bits + activation_bits <= 32 else 1 << 62
@@ -397,6 +397,6 @@ def _one_term_sum(
 
 
 def update_first(w: Tensor) -> Tensor:
-    """Rows reset, update, candidate (PyTorch) -> update, reset, candidate (the plan)."""
+    """Reorder rows from reset, update, candidate (PyTorch) to update, reset, candidate (plan)."""
     reset, update, candidate = w.chunk(3)
     return torch.cat((update, reset, candidate))

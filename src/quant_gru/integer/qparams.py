@@ -1,7 +1,7 @@
 """Quantization parameters of one layer and direction: everything but the weights.
 
-This is what calibration yields, what checkpoints and parameter files carry, and, together with the
-weights, all that a plan is made of.
+Calibration produces them, and checkpoints and parameter files contain them. Together with the
+weights they determine a plan.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quant_gru.config.notes import note_once
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table, build_table
 
-# The real value 1 in codes of gate.z_out: far beyond any width, so that sums have their bounds.
+# Limit of the real value 1 as a code of gate.z_out: far beyond any width, it bounds the sums.
 _LARGEST_ONE = 1 << 40
 
 PRE_ACTIVATION = {
@@ -28,22 +28,22 @@ PRE_ACTIVATION = {
 
 
 def float32(value: float) -> float:
-    """The nearest float32 number, as a Python float."""
+    """Return the nearest float32 number, as a Python float."""
     return float(np.float32(value))
 
 
 def fixed_range_quantizer(
     name: str, bits: int, *, signed: bool, symmetric: bool, scale_kind: str
 ) -> Quantizer:
-    """Quantizer of a sigmoid or tanh output: its scale follows from the function's range.
+    """Return the quantizer of a sigmoid or tanh output, with a scale from the function's range.
 
     Args:
         name: 'gate.z_out', 'gate.r_out' (sigmoid) or 'gate.g_out' (tanh).
         bits: Width, 1..32.
         signed: Whether the codes are signed.
         symmetric: Whether the zero point has to be 0.
-        scale_kind: 'pot' (`2^-n`) or 'free' (`1/(2^n-1)`); n is one less where a sign, or a
-            range on both sides of zero, takes a bit.
+        scale_kind: 'pot' (`2^-n`) or 'free' (`1/(2^n-1)`). n is one less if a sign, or a range
+            on both sides of zero, needs a bit.
     """
     is_tanh = name == "gate.g_out"
     halved = is_tanh or (signed and symmetric)
@@ -59,10 +59,10 @@ def fixed_range_quantizer(
 
 
 def reciprocal_scale(scale: float, name: str) -> float:
-    """`1 / rint(1 / scale)` in float32: the real value 1 must be an integer code; noted once.
+    """Return `1 / rint(1 / scale)` in float32, so that the real value 1 is a code; noted once.
 
     Args:
-        scale: A scale of a sigmoid output, from a user or a file.
+        scale: Scale of a sigmoid output, from a user or a file.
         name: The operator, for the note.
     """
     rounded = float32(1.0 / max(round(1.0 / scale), 1))
@@ -79,10 +79,10 @@ class QParams:
         config: The configuration these parameters follow.
         quantizers: Operator name -> quantizer, for every activation that is not fused.
         tables: 'gate.z_out', 'gate.r_out', 'gate.g_out' -> table.
-        pinned: Weight operator -> scales that were set by hand, in the row order of PyTorch's
-            parameters (1, 3 or 3H of them); weights that are not named follow their values.
-        zoneout: Share of a state that is kept in each step: in training the probability that a
-            unit keeps its state.
+        pinned: Weight operator -> scales that a user set, in the row order of PyTorch's parameters
+            (1, 3 or 3H of them). The scales of other weights follow their values.
+        zoneout: Share of a state that each step keeps; in training the probability that a unit
+            keeps its state.
     """
 
     config: QuantConfig
@@ -123,14 +123,14 @@ def make_qparams(
     pinned: Mapping[str, tuple[float, ...]] | None = None,
     tables: Mapping[str, Table] | None = None,
 ) -> QParams:
-    """Complete calibrated quantizers with those of fixed range, and build the missing tables.
+    """Complete calibrated quantizers with fixed-range ones, and build the missing tables.
 
     Args:
         config: The configuration of this layer and direction.
-        quantizers: The quantizers that are known: all calibrated ones that are not fused, and
-            those of fixed range that should not take their default.
-        pinned: Scales of weights that were set by hand.
-        tables: Tables to keep as they are.
+        quantizers: All calibrated quantizers that are not fused, and those of fixed range that
+            should not use their default.
+        pinned: Weight scales that a user set.
+        tables: Tables to keep unchanged.
     """
     complete: dict[str, Quantizer] = {}
     for name in ACTIVATIONS:

@@ -1,4 +1,4 @@
-"""The quantizer: how a real value becomes a code, and the only place where it does."""
+"""The quantizer: the only conversion from real values to codes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CONTAINERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def code_limits(bits: int, signed: bool) -> tuple[int, int]:
-    """Smallest and largest code of `bits` bits, e.g. (-128, 127) or (0, 255) for 8."""
+    """Return the smallest and largest code, e.g. (-128, 127) or (0, 255) for 8 bits."""
     return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
 
 
 def container_dtype(lo: int, hi: int) -> torch.dtype:
-    """The smallest of int8, uint8, int16, int32, int64 that holds every code in [lo, hi]."""
+    """Return the smallest of int8, uint8, int16, int32, int64 that holds all codes in [lo, hi]."""
     for dtype in CONTAINERS:
         info = torch.iinfo(dtype)
         if info.min <= lo and hi <= info.max:
@@ -37,7 +37,7 @@ class Quantizer:
     Attributes:
         bits: Width of a code, 1..32.
         signed: Codes are [-2^(bits-1), 2^(bits-1)-1] if True, [0, 2^bits-1] otherwise.
-        scale: A normal float32 number, held as a Python float.
+        scale: A normal float32 number, stored as a Python float.
         zero_point: The code of the real value 0, inside [lo, hi].
     """
 
@@ -81,16 +81,16 @@ class Quantizer:
         return container_dtype(self.lo, self.hi)
 
     def quantize(self, x: Tensor) -> Tensor:
-        """Codes of `x`, int64, same shape: `clamp(rint(x / s), lo-z, hi-z) + z`.
+        """Return the codes of `x`, int64, same shape: `clamp(rint(x / s), lo-z, hi-z) + z`.
 
-        The division is float32, ties go to even, infinities saturate; NaN becomes the zero point,
-        to be carried beside the codes by the caller.
+        The division is in float32, ties round to even, and infinities saturate. NaN becomes the
+        zero point; the caller tracks NaN separately.
         """
         clamped = self._rounded(x).clamp(self.lo - self.zero_point, self.hi - self.zero_point)
         return torch.nan_to_num(clamped, nan=0.0).to(torch.int64) + self.zero_point
 
     def inside(self, x: Tensor) -> Tensor:
-        """bool, same shape: where `quantize` did not clamp; False for NaN."""
+        """Return a bool mask, same shape: False where `quantize` clamps, and for NaN."""
         y = self._rounded(x)
         return (y >= self.lo - self.zero_point) & (y <= self.hi - self.zero_point)
 
@@ -99,10 +99,10 @@ class Quantizer:
         # multiplication by its reciprocal, which rounds differently.
         s = torch.full((), self.scale, dtype=torch.float32, device=x.device)
         y = torch.round(x.detach().to(torch.float32) / s)
-        # float32 holds the limits of up to 24 bits
+        # float32 represents the limits of up to 24 bits exactly
         return y if self.bits <= 24 else y.to(torch.float64)
 
     def dequantize(self, codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Real values `s * (codes - z)`, same shape; exact in float32 up to 24 bits."""
+        """Return real values `s * (codes - z)`, same shape; exact in float32 up to 24 bits."""
         s = torch.full((), self.scale, dtype=dtype, device=codes.device)
         return (codes.to(torch.int64) - self.zero_point).to(dtype) * s

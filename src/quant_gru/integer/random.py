@@ -1,8 +1,7 @@
-"""Random bits that depend on nothing but a seed and a place: Philox4x32-10.
+"""Random bits that depend only on a seed and a position: Philox4x32-10.
 
-Every executor draws the same masks, in any order and as often as it wants to; backward draws
-forward's again instead of keeping them.
-
+Every executor draws the same masks, in any order and any number of times. Backward draws the masks
+of forward again instead of storing them.
 Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
@@ -18,12 +17,12 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
-# The fourth word of a counter is a stream: what the bits are for, and layer * 2 + direction.
+# The fourth word of a counter is the stream: the purpose of the bits plus layer * 2 + direction.
 ZONEOUT, RECURRENT, BETWEEN_LAYERS = 0, 1 << 30, 2 << 30
 
 
 def philox(counter: Sequence[Tensor | int], seed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four words of 32 random bits for each counter.
+    """Return four 32-bit random words for each counter.
 
     Args:
         counter: Four words, integers in 0..2^32-1 that broadcast with each other.
@@ -37,7 +36,7 @@ def philox(counter: Sequence[Tensor | int], seed: Tensor) -> tuple[Tensor, Tenso
     )
     key0, key1 = seed & WORD, (seed >> 32) & WORD
     for _ in range(_ROUNDS):
-        # products of 64 bits wrap around; the bits are right
+        # 64-bit products wrap around; their bits are correct
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = (
             ((p1 >> 32) & WORD) ^ c1 ^ key0,
@@ -50,18 +49,18 @@ def philox(counter: Sequence[Tensor | int], seed: Tensor) -> tuple[Tensor, Tenso
 
 
 def chance(p: float) -> int:
-    """A probability in units of 2^-32: a word below it happens with probability `p`."""
+    """Return a probability in units of 2^-32: a word is below it with probability `p`."""
     return round(p * (1 << 32))
 
 
 def events(seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> Tensor:
-    """Where something happens that has probability `p`.
+    """Draw where an event with probability `p` occurs.
 
     Args:
         seed: int64 scalar.
         p: Probability.
-        shape: (A, B, C); place (a, b, c) has the counter (a, b, c, stream).
-        stream: What it is for.
+        shape: (A, B, C); position (a, b, c) has the counter (a, b, c, stream).
+        stream: Purpose of the bits, the fourth word of the counters.
 
     Returns:
         bool (A, B, C).

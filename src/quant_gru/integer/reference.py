@@ -1,4 +1,4 @@
-"""The reference executor: the cell, step after step, in PyTorch integers on any device."""
+"""The reference executor: runs the cell step by step in PyTorch integers, on any device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from quant_gru.integer.cell import Recorder, gates, input_projection, keep, state_projection
 from quant_gru.integer.plan import CellPlan
 
-# Steps whose input projection is made at once: bounds the memory of int64 intermediates.
+# Number of steps per input projection. It bounds the memory of the int64 intermediates.
 _STEPS_AT_ONCE = 32
 
 
@@ -26,15 +26,15 @@ def run(
         plan: The plan of this layer and direction.
         x: Codes of input.x (T, N, C), any integer dtype.
         h0: Codes of output.h before the first step (N, H).
-        lengths: int64 (N,), steps that count of each row; a row's state stands still outside
-            them. None: all T.
-        reverse: From the last step to the first.
-        held: bool (T, N, H), units that keep their state in a step, which is how zoneout trains;
-            None: a plan with zoneout keeps a share of every state.
+        lengths: int64 (N,), valid steps of each row. Outside them the state of a row does not
+            change. None: all T steps are valid.
+        reverse: Whether to run from the last step to the first.
+        held: bool (T, N, H), units that keep their state in a step, as zoneout does in training.
+            None: with zoneout in the plan, every unit keeps a share of its state.
 
     Returns:
-        Codes of output.h after each step (T, N, H), indexed by input step, and after the last
-        step processed (N, H), both in the container of output.h.
+        Codes of output.h in their container: after each step (T, N, H), indexed by input step;
+        and after the last step processed (N, H).
     """
     T, N, _ = x.shape
     container = plan.h.container
@@ -51,7 +51,7 @@ def run(
 
 
 def trace(plan: CellPlan, x: Tensor, h_before: Tensor) -> Recorder:
-    """The codes of all operators at given steps, from the states before them, all at once.
+    """Return the codes of all operators at given steps, computed at once from the states before.
 
     Args:
         plan: The plan of this layer and direction.
@@ -69,10 +69,10 @@ def trace(plan: CellPlan, x: Tensor, h_before: Tensor) -> Recorder:
 
 
 def states_before(out: Tensor, h0: Tensor, reverse: bool = False) -> Tensor:
-    """The state before each step, (T, N, H), from the states after it.
+    """Return the state before each step, (T, N, H), from the states after each step.
 
     Args:
-        out: States after each step (T, N, H), standing still outside a row's length.
+        out: States after each step (T, N, H), constant outside the length of a row.
         h0: State before the first step (N, H).
         reverse: As for `run`.
     """

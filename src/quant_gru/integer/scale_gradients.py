@@ -1,4 +1,4 @@
-"""Gradients of activation scales, from those of the states: parallel in time, in float64."""
+"""Gradients of activation scales from the gradients of states: parallel in time, in float64."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.reference import states_before, trace
 
-# Steps whose operators are rebuilt at once: bounds the memory of float64 intermediates.
+# Steps whose operators are rebuilt at once. This bounds the memory of float64 intermediates.
 _STEPS_AT_ONCE = 32
 
 
 def scale_gradients(
     tape: Tape, grads: Gradients, x: Tensor, h0: Tensor | None, names: Sequence[str]
 ) -> Tensor:
-    """Gradients of the scales of one layer and direction, straight-through.
+    """Return the straight-through gradients of the scales of one layer and direction.
 
     Args:
-        tape: What the forward took in and gave, completed.
-        grads: Its gradients, those of x and h among them.
-        x: What input.x quantized (T, N, C), real.
-        h0: What output.h quantized before the first step (N, H), real; None for zeros.
+        tape: The inputs and outputs of the forward, completed.
+        grads: Its gradients, including those of x and h.
+        x: Real values that input.x quantized (T, N, C).
+        h0: Real values that output.h quantized before the first step (N, H); None for zeros.
         names: Operators whose scales are learned.
 
     Returns:
@@ -81,7 +81,7 @@ def _projection(
     bias: str,
     scales: dict[str, Tensor],
 ) -> Tensor:
-    """The dequantized projection, with the gradient of its scale."""
+    """Return the dequantized projection, with the gradient of its scale."""
     w = plan.weights
     codes = w.bw if bias == "weight.bw" else w.br
     real = product + codes.to(torch.float64) * w.scales[bias].to(torch.float64)
@@ -92,7 +92,7 @@ def _projection(
 
 
 def _at_the_border(quantizer: Quantizer, codes: Tensor, real: Tensor, grad: Tensor) -> Tensor:
-    """The gradient of a scale that real values are divided by; rows with NaN count for nothing."""
+    """Return the gradient of a scale that divides real values; NaN values contribute zero."""
     wide = torch.nan_to_num(real.to(torch.float64), nan=0.0, posinf=0.0, neginf=0.0)
     slope = (codes.to(torch.int64) - quantizer.zero_point).to(torch.float64)
     slope = slope - quantizer.inside(real) * (wide / quantizer.scale)

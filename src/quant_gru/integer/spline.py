@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-_POINTS = 24  # of a segment on average, evenly, and as many again where the function bends
+_POINTS = 24  # evenly spaced points per segment, on average; as many again follow the curvature
 _FEWEST_POINTS = 384
 _PLACEMENTS = 16
 _REWEIGHTINGS = 24
@@ -22,15 +22,15 @@ def fit_spline(
     """Fit a continuous spline to `f` over the codes [first, last], near the least maximum error.
 
     Segment ends are placed by curvature: the integral of |f^(degree+1)|^(1/(degree+1)) is the same
-    in every segment; they are then moved until the largest errors of all segments are about equal.
-    Values follow from least squares whose weights are raised where the error is largest (Lawson's
+    in every segment. They are then moved until the maximum errors of all segments are about equal.
+    The values come from least squares with weights that grow where the error is largest (Lawson's
     iteration).
 
     Args:
-        f: Function of (real-valued) codes.
+        f: Function of codes as real values.
         first: Smallest code.
         last: Largest code.
-        segments: At most this many segments; fewer where there are fewer codes.
+        segments: Maximum number of segments; fewer if there are fewer codes.
         degree: 1 or 2.
 
     Returns:
@@ -41,7 +41,7 @@ def fit_spline(
         row = np.zeros((1, degree + 1))
         row[0, 0] = f(np.array([float(first)]))[0]
         return np.array([first]), row
-    # half of the points evenly, half where the function bends
+    # half of the points are evenly spaced, half follow the curvature
     points = max(_FEWEST_POINTS, _POINTS * segments)
     bends = _by_curvature(f, first, last, points, degree)
     grid = np.unique(np.rint(np.concatenate([np.linspace(first, last, points), bends])))
@@ -59,14 +59,14 @@ def fit_spline(
 def _fit_values(
     grid: Array, y: Array, knots: Array, at_knots: Array, degree: int
 ) -> tuple[Array, Array]:
-    """Values of a nearly least maximum error, and the error at each point.
+    """Return values with nearly the least maximum error, and the error at each point.
 
-    The spline is, between two knots, `(1 - u) * left + u * right`, and for degree 2 a bubble
-    `u * (1 - u)` more. Only neighbors have equations in common: bubbles are eliminated segment by
-    segment, and what is left is tridiagonal. Unknown is what is added to the function's values.
+    The spline between two knots is `(1 - u) * left + u * right`, plus a bubble `u * (1 - u)` for
+    degree 2. Only neighboring knots share equations: eliminating the bubbles segment by segment
+    leaves a tridiagonal system. The unknowns are corrections to the values of the function.
 
     Returns:
-        Values at the knots, then for degree 2 the bubbles of all segments.
+        Values at the knots, followed for degree 2 by the bubbles of all segments.
     """
     count = knots.size - 1
     segment = np.clip(np.searchsorted(knots, grid, side="right") - 1, 0, count - 1)
@@ -85,14 +85,14 @@ def _fit_values(
             )
         ]
         ll, lr, rr, ly, ry, bb, bl, br, by = parts
-        # where there is no point between knots there is no bubble
+        # a segment without points between its knots has no bubble
         inverse = np.divide(1.0, bb, out=np.zeros(count), where=bb > 1e-200)
         diagonal = np.append(ll - bl * bl * inverse, 0.0)
         diagonal[1:] += rr - br * br * inverse
         beside = lr - bl * br * inverse
         target = np.append(ly - bl * by * inverse, 0.0)
         target[1:] += ry - br * by * inverse
-        # values that no point asks for are the function's
+        # a knot without points keeps the value of the function
         added = _solve(diagonal + 1e-12 * diagonal.mean(), beside, target)
         bubbles = (by - bl * added[:-1] - br * added[1:]) * inverse
         error = np.abs(
@@ -136,13 +136,13 @@ def _equalize(knots: Array, grid: Array, error: Array, degree: int) -> Array:
 def _by_curvature(
     f: Callable[[Array], Array], first: int, last: int, segments: int, degree: int
 ) -> Array:
-    """Knots, (segments + 1,), integers from `first` to `last`, some of them perhaps the same."""
+    """Return knots (segments + 1,), integers from `first` to `last`, possibly with duplicates."""
     x = np.linspace(first, last, 4097)
     derivative = f(x)
     for _ in range(degree + 1):
         derivative = np.gradient(derivative, x)
     density = np.abs(derivative) ** (1.0 / (degree + 1))
-    # a floor keeps knots apart where the function is a straight line
+    # a floor keeps knots apart where the function is linear
     density += 1e-3 * density.max() + 1e-300
     mass = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]))])
     knots = np.rint(np.interp(np.linspace(0.0, mass[-1], segments + 1), mass, x))
@@ -151,7 +151,7 @@ def _by_curvature(
 
 
 def _distinct(knots: Array) -> Array:
-    """Integers that ascend, moved apart where some are the same; there is room for them."""
+    """Move equal knots apart so that they ascend strictly. The caller ensures enough room."""
     order = np.arange(float(knots.size))
     apart = np.maximum.accumulate(knots - order) + order
     return np.asarray(np.minimum(apart, knots[-1] - order[::-1]))

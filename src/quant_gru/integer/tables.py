@@ -3,8 +3,8 @@
     t = clamp(q, qa, qb) - bounds[segment]
     y = clamp(rne((c0 + c1*t + c2*t^2) / 2^k) + z_out, lo, hi)
 
-Tables are built once, on the host, in float64; they belong to the plan and travel with it. No
-executor computes a sigmoid or a tanh.
+Tables are built once, on the host, in float64, and are part of the plan. No executor computes a
+sigmoid or a tanh.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quant_gru.integer.spline import fit_spline
 Array = NDArray[np.float64]
 
 EXACT_BITS = 12  # up to this input width an exact table has one entry per code
-NARROW_BITS = 16  # beyond this width of input or output an exact table may have more segments
+NARROW_BITS = 16  # with wider inputs or outputs an exact table may have more segments
 MAX_SEGMENTS = 256
 MAX_WIDE_SEGMENTS = 1 << 14
 
@@ -52,7 +52,7 @@ class Table:
         zero_point: z_out.
         lo: Smallest output code.
         hi: Largest output code.
-        segment_shift: u, where every segment (the last may be shorter) has 2^u codes, else None.
+        segment_shift: u if every segment has 2^u codes (the last may be shorter), otherwise None.
     """
 
     bounds: Tensor
@@ -65,7 +65,7 @@ class Table:
     segment_shift: int | None
 
     def __call__(self, q: Tensor) -> Tensor:
-        """Output codes of the input codes `q`, int64, same shape."""
+        """Return the output codes of the input codes `q`, int64, same shape."""
         bounds, coefficients = self.bounds, self.coefficients
         first = bounds[0].to(torch.int64)
         q = torch.minimum(torch.maximum(q, first), torch.full_like(first, self.last))
@@ -78,13 +78,13 @@ class Table:
         for power in range(coefficients.shape[1] - 2, -1, -1):
             y = y * t + coefficients[segment, power]
         if self.shift:
-            # rne: half is added, and one taken off where the quotient is odd at a tie
+            # rne: add half - 1, or half if the quotient is odd, so that ties round to even
             half = 1 << (self.shift - 1)
             y = (y + (half - 1) + ((y >> self.shift) & 1)) >> self.shift
         return (y + self.zero_point).clamp(self.lo, self.hi)
 
     def to(self, device: torch.device) -> Table:
-        """This table with its tensors on `device`."""
+        """Return this table with its tensors on `device`."""
         if self.bounds.device == device:
             return self
         return Table(
@@ -112,10 +112,10 @@ class Table:
 
 
 def compact(values: list[Any]) -> Tensor:
-    """Integers in the smallest dtype that holds them all.
+    """Return integers in the smallest dtype that holds all of them.
 
     Raises:
-        QuantGRUError: There is none.
+        QuantGRUError: No dtype holds all of them.
     """
     try:
         tensor = torch.tensor(values, dtype=torch.int64)
@@ -141,7 +141,7 @@ def build_table(
         pre: Quantizer of the input codes.
         out: Quantizer of the output codes.
         activation: 'exact', 'pwl' (linear segments) or 'quadratic'.
-        segments: At most this many segments for 'pwl' (default 16) and 'quadratic' (default 8).
+        segments: Maximum number of segments for 'pwl' (default 16) and 'quadratic' (default 8).
     """
     if activation == "exact" and pre.bits <= EXACT_BITS:
         codes = np.arange(pre.lo, pre.hi + 1)
@@ -167,7 +167,7 @@ def build_table(
 def float_table(
     function: str, pre: Quantizer, out: Quantizer, codes: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The float64 table, yardstick of all others: clamp(rint(f(s*(q-z))/s_out) + z_out)."""
+    """Return the float64 table, the reference: clamp(rint(f(s*(q-z))/s_out) + z_out)."""
     y = np.rint(_in_code_units(function, pre, out)(codes.astype(np.float64)))
     clamped = np.clip(y, out.lo - out.zero_point, out.hi - out.zero_point)
     return np.asarray(clamped.astype(np.int64) + out.zero_point)
@@ -178,7 +178,7 @@ def _in_code_units(function: str, pre: Quantizer, out: Quantizer) -> Callable[[A
 
 
 def _active_range(function: str, pre: Quantizer, out: Quantizer) -> tuple[int, int]:
-    """[qa, qb]: outside it the (monotonic) float64 table is constant."""
+    """Return [qa, qb], outside which the monotonic float64 table is constant."""
 
     def value(code: int) -> int:
         return int(float_table(function, pre, out, np.array([code]))[0])
@@ -199,7 +199,7 @@ def _active_range(function: str, pre: Quantizer, out: Quantizer) -> tuple[int, i
 
 
 def _build_exact(function: str, pre: Quantizer, out: Quantizer) -> Table:
-    """As few segments as wide codes need; up to 16 bits at most 256."""
+    """Use as few segments as wide codes need; at most 256 for codes of up to 16 bits."""
     most = MAX_SEGMENTS
     table = _build_uniform(function, pre, out, most)
     if max(pre.bits, out.bits) <= NARROW_BITS:
@@ -211,7 +211,7 @@ def _build_exact(function: str, pre: Quantizer, out: Quantizer) -> Table:
 
 
 def _build_uniform(function: str, pre: Quantizer, out: Quantizer, most: int) -> Table:
-    """Quadratic segments of one length, a power of two, at most `most` of them."""
+    """Build quadratic segments of equal length, a power of two; at most `most` segments."""
     qa, qb = _active_range(function, pre, out)
     u = max(0, (max(qb - qa, 1) - 1).bit_length() - (most.bit_length() - 1))
     while ((qb - qa) >> u) >= most:
@@ -222,7 +222,10 @@ def _build_uniform(function: str, pre: Quantizer, out: Quantizer, most: int) -> 
 
 
 def _largest_difference(table: Table, function: str, pre: Quantizer, out: Quantizer) -> int:
-    """Codes between a table and the float table, where segments are furthest from a cubic."""
+    """Return the largest difference in codes to the float64 table.
+
+    It samples each segment where a quadratic fit to a cubic has its largest errors.
+    """
     assert table.segment_shift is not None
     length = 1 << table.segment_shift
     places = np.array([0, length // 4, length * 3 // 4, length - 1])
@@ -233,7 +236,7 @@ def _largest_difference(table: Table, function: str, pre: Quantizer, out: Quanti
 
 
 def _fit_uniform(f: Callable[[Array], Array], starts: NDArray[np.int64], length: int) -> Array:
-    """Quadratics through the three Chebyshev nodes of each segment, (S, 3), in powers of t."""
+    """Fit quadratics through the three Chebyshev nodes of each segment, (S, 3), in powers of t."""
     span = length - 1
     nodes = 0.5 * span * (1.0 - np.cos(np.pi * np.array([1.0, 3.0, 5.0]) / 6.0))
     y = f(starts[:, None] + nodes)
@@ -257,10 +260,11 @@ def _quantize(
     real: Array,
     u: int | None,
 ) -> Table:
-    """Integer coefficients: the largest shift for which every step of the sum stays exact.
+    """Round the coefficients to integers, with the largest shift that keeps every sum exact.
 
-    Sums stay below 2^30 where both widths are at most 8 bits, 2^52 up to 16, 2^62 beyond, so that
-    32-bit integers, float64 and 64-bit integers are exact there. Joints of a spline stay joined.
+    Sums stay below 2^30 if both widths are at most 8 bits, below 2^52 up to 16 bits, and below
+    2^62 beyond. 32-bit integers, float64 and 64-bit integers are exact in these ranges. A spline
+    stays continuous.
     """
     width = max(pre.bits, out.bits)
     budget = 30 if width <= 8 else 52 if width <= 16 else 62
@@ -274,7 +278,7 @@ def _quantize(
 
 
 def _joined_rows(real: Array, lengths: Array, k: int) -> list[list[int]]:
-    """Coefficients times 2^k, rounded so that every segment begins where the last one ends."""
+    """Round coefficients times 2^k so that every segment starts where the previous one ends."""
     rows: list[list[int]] = []
     for i, row in enumerate(real.tolist()):
         T = int(lengths[i])
@@ -285,7 +289,7 @@ def _joined_rows(real: Array, lengths: Array, k: int) -> list[list[int]]:
             c0 = round(row[0] * 2.0**k)
         upper = [round(c * 2.0**k) for c in row[1:]]
         if T:
-            # the slope is chosen last, so that the segment ends where the spline does
+            # the slope is rounded last, so that the segment ends at the end of the spline's segment
             end = round(sum(c * T**p for p, c in enumerate(row)) * 2.0**k)
             rest = end - c0 - sum(c * T ** (p + 2) for p, c in enumerate(upper[1:]))
             upper[0] = round(rest / T)
@@ -294,9 +298,9 @@ def _joined_rows(real: Array, lengths: Array, k: int) -> list[list[int]]:
 
 
 def _uniform_rows(real: Array, last: int, k: int) -> list[list[int]]:
-    """Coefficients of quadratics times 2^k, rounded; t is in 0..last.
+    """Round coefficients of quadratics times 2^k; t is in 0..last.
 
-    What rounding c2 and c1 costs is given back to c1 and c0 (best linear fit of t^2).
+    c1 and c0 compensate for the rounding errors of c2 and c1 (best linear fit of t^2).
     """
     length = float(last)
     scaled = real * 2.0**k

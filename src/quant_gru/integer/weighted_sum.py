@@ -3,8 +3,8 @@
     weighted_sum(v_1..v_n; M_1..M_n; k; z; lo, hi)
         = clamp(rne((M_1*v_1 + .. + M_n*v_n) / 2^k) + z, lo, hi)
 
-A term v_i is a zero-point-free code, a product of two of them, or an accumulator. Everything here
-is exact: int64 where the plan's bounds allow it, Python integers where they do not.
+A term v_i is a zero-point-free code, a product of two such codes, or an accumulator. All arithmetic
+is exact: int64 where the plan's bounds permit it, Python integers otherwise.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from torch import Tensor
 from quant_gru._errors import QuantGRUError
 
 WideIntegers: TypeAlias = "np.ndarray[Any, np.dtype[np.object_]]"
-"""An array of Python integers, where 64 bits are too few."""
+"""An array of Python integers, for values that exceed 64 bits."""
 Term: TypeAlias = "Tensor | tuple[Tensor, Tensor] | WideIntegers"
 
 _INT64_LIMIT = 1 << 63
-# Codes of the result by which rounding the multipliers may change a sum. More is allowed where
-# codes of 8 bits and their products would leave float32 otherwise; most products are far below V.
+# Largest error of a sum, in codes of the result, from rounding the multipliers. A larger error is
+# allowed if 8-bit codes and their products would not fit float32; most products are far below V.
 _SMALL_ERROR, _FLOAT32_ERROR = Fraction(1, 16), Fraction(1, 2)
 _EXACT_FLOAT64 = 1 << 53
-# Twice the longest code range (2^32 codes, zero point anywhere): what lies beyond saturates.
+# Twice the longest code range (2^32 codes, any zero point): larger values saturate.
 _SATURATES_LOG2 = 34
 
 TIER_BOUNDS = {"a": 1 << 24, "b": 1 << 31, "c": 1 << 53, "d": 1 << 62}
 
 
 def significant_bits(width: int) -> int:
-    """Bits of a one-term multiplier: 24 for operands of 16 bits together, 16 up to 32, else 24."""
+    """Return the bits of a multiplier: 16 for operands of 17 to 32 bits in total, otherwise 24."""
     return 16 if 16 < width <= 32 else 24
 
 
 def one_term(ratio: Tensor, p: int) -> tuple[Tensor, Tensor]:
-    """Multiplier and shift of `ratio`, rounded half-even to `p` significant bits.
+    """Return multiplier and shift of `ratio`, rounded half to even to `p` significant bits.
 
     Args:
         ratio: float64, positive, any shape.
@@ -68,8 +68,8 @@ class WeightedSum:
         zero_point: Added after rounding.
         lo: Smallest code.
         hi: Largest code.
-        tier: Which arithmetic is exact: 'a' float32, 'b' 32-bit, 'c' float64, 'd' 64-bit,
-            'e' 128-bit. It never changes the value.
+        tier: Arithmetic that is exact for this sum: 'a' float32, 'b' 32-bit, 'c' float64,
+            'd' 64-bit, 'e' 128-bit. It never changes the value.
     """
 
     multipliers: tuple[int | Tensor, ...]
@@ -80,13 +80,13 @@ class WeightedSum:
     tier: str
 
     def __call__(self, *terms: Term) -> Tensor:
-        """The clamped codes, int64, of the broadcast shape of the terms."""
+        """Return the clamped codes, int64, in the broadcast shape of the terms."""
         return self.unclamped(*terms).clamp(self.lo, self.hi)
 
     def unclamped(self, *terms: Term) -> Tensor:
-        """The integer before the clamp: rounded, zero point added; int64.
+        """Return the rounded sum plus the zero point, before the clamp; int64.
 
-        Values that int64 does not hold are replaced by others beyond [lo, hi] on the same side.
+        Values that do not fit int64 are replaced by values outside [lo, hi] on the same side.
         """
         if self.tier == "e":
             return _round_python(terms, self.multipliers, self.shift) + self.zero_point
@@ -106,7 +106,7 @@ def several_terms(
     zero_point: int,
     pot: bool,
 ) -> WeightedSum:
-    """Choose one shift for all terms: that of a fast tier if it is accurate, else a larger one.
+    """Choose one shift for all terms: that of a fast tier if accurate, otherwise a larger one.
 
     Args:
         ratios: Scale of each term over the scale of the result.
@@ -115,8 +115,8 @@ def several_terms(
         lo: Smallest code of the result.
         hi: Largest code of the result.
         zero_point: Zero point of the result.
-        pot: All scales are powers of two: multipliers are divided by their common power of two
-            before a tier is chosen, which changes no value.
+        pot: Whether all scales are powers of two. The multipliers are then divided by their common
+            power of two before a tier is chosen, which changes no value.
     """
     k = _shift_of_24_bits(ratios)
     if not pot:
@@ -132,7 +132,7 @@ def several_terms(
 
 
 def tier_of(Ms: Sequence[int], bounds: Sequence[int], k: int) -> str:
-    """The first tier that holds a sum of several terms.
+    """Return the first tier that can hold a sum of several terms.
 
     Args:
         Ms: Multipliers.
@@ -144,12 +144,12 @@ def tier_of(Ms: Sequence[int], bounds: Sequence[int], k: int) -> str:
 
 
 def one_term_tier(bound: int, p: int) -> str:
-    """'d' where a term |v| <= bound times a p-bit multiplier fits 64 bits, otherwise 'e'."""
+    """Return 'd' if a term |v| <= bound times a p-bit multiplier fits 64 bits, otherwise 'e'."""
     return "d" if (bound << p) < _INT64_LIMIT else "e"
 
 
 def exact_matmul(v: Tensor, weight: Tensor, bound: int) -> Tensor | WideIntegers:
-    """The exact integer product `v @ weight.T`.
+    """Return the exact integer product `v @ weight.T`.
 
     Args:
         v: int64 (..., K), |v| < 2^33.
@@ -157,10 +157,10 @@ def exact_matmul(v: Tensor, weight: Tensor, bound: int) -> Tensor | WideIntegers
         bound: The largest |result| that the widths allow.
 
     Returns:
-        int64 (..., M) where the bound permits it, otherwise an array of Python integers.
+        int64 (..., M) if the bound permits it, otherwise an array of Python integers.
     """
     if bound < _EXACT_FLOAT64:
-        # Every partial sum is an integer below 2^53: float64 is exact in any order.
+        # Every partial sum is an integer below 2^53, so float64 is exact in any order.
         return (v.to(torch.float64) @ weight.to(torch.float64).T).to(torch.int64)
     if v.shape[-1] >= 1 << 20:
         raise QuantGRUError(
@@ -187,18 +187,18 @@ def _multipliers(ratios: Sequence[float], k: int) -> list[int]:
 
 
 def _shift_of_24_bits(ratios: Sequence[float]) -> int:
-    """The largest k for which every multiplier is below 2^24."""
+    """Return the largest k for which every multiplier is below 2^24."""
     k = 24 - math.frexp(max(ratios))[1]
     return k - 1 if max(_multipliers(ratios, k)) == 1 << 24 else k
 
 
 def _shift_of_a_tier(ratios: Sequence[float], bounds: Sequence[int], most: int, least: int) -> int:
-    """The largest k of the first tier in which the largest multiplier has `least` bits.
+    """Return the largest k of the first tier in which the largest multiplier has `least` bits.
 
     Args:
         ratios: Scale of each term over the scale of the result.
         bounds: V_i, the largest |v_i|.
-        most: No k is larger; it is the result where no tier has one.
+        most: Upper limit of k, returned if no tier qualifies.
         least: Bits of the largest multiplier.
     """
     for tier in TIER_BOUNDS:
@@ -212,7 +212,7 @@ def _shift_of_a_tier(ratios: Sequence[float], bounds: Sequence[int], most: int, 
 
 
 def _error(ratios: Sequence[float], bounds: Sequence[int], k: int) -> Fraction:
-    """What rounding the multipliers may change a sum by, at most, in codes of the result."""
+    """Return the largest change of a sum by rounding the multipliers, in codes of the result."""
     unit = 1 / Fraction(2) ** k
     return sum(
         (
@@ -224,7 +224,7 @@ def _error(ratios: Sequence[float], bounds: Sequence[int], k: int) -> Fraction:
 
 
 def _accurate_shift(ratios: Sequence[float], bounds: Sequence[int], k: int) -> int:
-    """The smallest shift beyond `k` with a small error, or the largest that 128 bits hold."""
+    """Return the smallest shift above `k` with a small error, or the largest that fits 128 bits."""
     while _fits_words(_multipliers(ratios, k + 1), bounds, k + 1):
         k += 1
         if _error(ratios, bounds, k) <= _SMALL_ERROR:
@@ -239,13 +239,13 @@ def _fits(tier: str, Ms: Sequence[int], bounds: Sequence[int], k: int) -> bool:
 
 
 def _fits_words(Ms: Sequence[int], bounds: Sequence[int], k: int) -> bool:
-    """Whether multipliers fit 64 bits and the sum, rounded, 128."""
+    """Return whether the multipliers fit 64 bits and the rounded sum 128 bits."""
     total = sum(M * V for M, V in zip(Ms, bounds, strict=True))
     return max(Ms) < _INT64_LIMIT and total + (1 << max(k - 1, 0)) < 1 << 127
 
 
 def _round_int64(total: Tensor, shift: int | Tensor) -> Tensor:
-    """rne(total / 2^shift) for any shift, exact over all of int64; negative shifts saturate."""
+    """Return rne(total / 2^shift) for any shift, exact for all int64; negative shifts saturate."""
     k = torch.as_tensor(shift, dtype=torch.int64, device=total.device)
     right = k.clamp(0, 63)
     quotient = total >> right
@@ -260,7 +260,7 @@ def _round_int64(total: Tensor, shift: int | Tensor) -> Tensor:
 
 
 def python_integers(value: Any) -> WideIntegers:
-    """A tensor's or number's values as Python integers, same shape."""
+    """Return the values of a tensor or number as Python integers, same shape."""
     if isinstance(value, np.ndarray):
         return value
     return torch.as_tensor(value).cpu().numpy().astype(object)
@@ -269,7 +269,7 @@ def python_integers(value: Any) -> WideIntegers:
 def _round_python(
     terms: Sequence[Term], multipliers: Sequence[int | Tensor], shift: int | Tensor
 ) -> Tensor:
-    """rne(sum of M_i * v_i / 2^shift) in Python integers, clamped to 62 bits."""
+    """Return rne(sum of M_i * v_i / 2^shift) from Python integers, clamped to 62 bits."""
     total: Any = 0
     device = torch.device("cpu")
     for term, M in zip(terms, multipliers, strict=True):
@@ -280,7 +280,7 @@ def _round_python(
             v = v * python_integers(factor)
         total = total + v * python_integers(M)
     device = shift.device if isinstance(shift, Tensor) else device
-    # At least one dimension: NumPy turns 0-d object arrays into machine integers.
+    # Use at least one dimension: NumPy converts 0-d object arrays to machine integers.
     k = np.atleast_1d(python_integers(shift))
     right, left = np.maximum(k, 0), np.maximum(-k, 0)
     quotient = total >> right

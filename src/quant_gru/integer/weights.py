@@ -1,4 +1,4 @@
-"""From float weights to codes and scales: on the weights' device, without a host sync."""
+"""Codes and scales of float weights, computed on the weights' device without a host sync."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from torch import Tensor
 
 from quant_gru.integer.quantizer import MAX_SCALE, MIN_SCALE, code_limits
 
-# A channel's scale is at least this share of the tensor's largest, so that the multipliers of all
-# channels stay within eight powers of two of each other.
+# The smallest scale of a channel, relative to the largest of the tensor. It keeps the multipliers
+# of all channels within eight powers of two of each other.
 _SMALLEST_SHARE = 2.0**-8
 _FINER = 2
-# Free scales: shares of the scale that covers the largest magnitude, in sixteenths.
+# Free scales: candidates in sixteenths of the scale that covers the largest magnitude.
 _SIXTEENTHS = (16, 15, 14, 12, 10, 8, 6)
 _SEARCHED_BITS = 8
 _SEARCHED_SCALES = (2.0**-100, 2.0**100)
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
-    """2^exponent in float64, exact on every device: the exponent's bits are written directly.
+    """Return 2^exponent in float64, exact on every device, by writing the exponent bits directly.
 
     Args:
         exponent: Integers in -1022..1023.
@@ -27,17 +27,17 @@ def power_of_two(exponent: Tensor) -> Tensor:
 
 
 def divided(values: Tensor, divisor: float) -> Tensor:
-    """Values / divisor, rounded once: on a GPU, torch multiplies by the reciprocal of a number."""
+    """Divide with a single rounding: a GPU would multiply by the reciprocal of a scalar divisor."""
     return values / torch.full_like(values, divisor)
 
 
 def groups_of(granularity: str, rows: int) -> int:
-    """Number of scales of a tensor with `rows` = 3H rows: 1, 3 or 3H."""
+    """Return the number of scales of a tensor with `rows` = 3H rows: 1, 3 or 3H."""
     return {"tensor": 1, "gate": 3, "channel": rows}[granularity]
 
 
 def matrix_scales(w: Tensor, bits: int, granularity: str, scale_kind: str) -> Tensor:
-    """Scales of a weight matrix.
+    """Return the scales of a weight matrix.
 
     Args:
         w: (3H, K), finite float32.
@@ -46,7 +46,7 @@ def matrix_scales(w: Tensor, bits: int, granularity: str, scale_kind: str) -> Te
         scale_kind: 'pot' or 'free'.
 
     Returns:
-        float32 (3H,); at least 2^-8 of the largest, 1 if all weights are zero.
+        float32 (3H,), at least 2^-8 of the largest scale; 1 if all weights are zero.
     """
     scales, empty = _group_scales(w, bits, granularity, scale_kind)
     scales = torch.where(empty, 0.0, scales)
@@ -55,9 +55,10 @@ def matrix_scales(w: Tensor, bits: int, granularity: str, scale_kind: str) -> Te
 
 
 def bias_scales(b: Tensor, bits: int, granularity: str, scale_kind: str) -> Tensor:
-    """Scales of a bias, float32 (3H,): zero entries share the largest, 1 if all are zero.
+    """Return the scales of a bias, float32 (3H,).
 
-    Entries too small for a scale count as zeros.
+    Zero entries, and entries too small for a scale, use the largest scale. If all entries are zero,
+    the scale is 1.
 
     Args:
         b: (3H,), finite float32.
@@ -71,7 +72,7 @@ def bias_scales(b: Tensor, bits: int, granularity: str, scale_kind: str) -> Tens
 
 
 def quantize_rows(w: Tensor, scales: Tensor, bits: int) -> Tensor:
-    """Codes of `w` (3H, ..) with one scale per row: clamp(rint(w / s)), int64."""
+    """Return the codes of `w` (3H, ..) with one scale per row: clamp(rint(w / s)), int64."""
     lo, hi = code_limits(bits, signed=True)
     s = scales.reshape(-1, *([1] * (w.dim() - 1)))
     return torch.round(w / s).to(torch.float64).clamp(lo, hi).to(torch.int64)
@@ -83,7 +84,7 @@ def _finish(scales: Tensor, rows: int) -> Tensor:
 
 
 def _group_scales(w: Tensor, bits: int, granularity: str, scale_kind: str) -> tuple[Tensor, Tensor]:
-    """Scale of each group, float64 (G,), and whether the group is all zero."""
+    """Return the scale of each group, float64 (G,), and whether all its weights are zero."""
     values = w.to(torch.float64).reshape(groups_of(granularity, w.shape[0]), -1)
     largest = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
     if scale_kind == "free":
@@ -94,7 +95,9 @@ def _group_scales(w: Tensor, bits: int, granularity: str, scale_kind: str) -> tu
 
 
 def _free_scales(values: Tensor, largest: Tensor, bits: int) -> Tensor:
-    """Free scale of each group of least squared error: a share of that which covers, or of `pot`.
+    """Return the free scale of each group with the least squared error.
+
+    The candidates are shares of the covering scale, and the candidates of 'pot'.
 
     Args:
         values: float64 (G, K).
@@ -102,7 +105,7 @@ def _free_scales(values: Tensor, largest: Tensor, bits: int) -> Tensor:
         bits: Width of a code.
 
     Returns:
-        float64 (G,), float32 numbers; ties go to the larger share, and from `pot` scales to shares.
+        float64 (G,), float32 numbers; ties prefer the larger share, and shares over `pot` scales.
     """
     lo, hi = code_limits(bits, signed=True)
     covering = divided(largest, max(hi, 1)).to(torch.float32).to(torch.float64)
@@ -111,7 +114,7 @@ def _free_scales(values: Tensor, largest: Tensor, bits: int) -> Tensor:
         return covering
     least, most = _SEARCHED_SCALES
     searched = (covering >= least) & (covering <= most)
-    # those that are not searched may be zero
+    # the scale of a group that is not searched may be zero
     unit = torch.where(searched, covering, 1.0)
     exponent = _covering_exponents(values, largest, bits)
     candidates = [(unit * (each / 16)).to(torch.float32).to(torch.float64) for each in _SIXTEENTHS]
@@ -119,7 +122,7 @@ def _free_scales(values: Tensor, largest: Tensor, bits: int) -> Tensor:
         torch.where(searched, power_of_two((-exponent - finer).clamp(-126, 127)), 1.0)
         for finer in range(_FINER + 1)
     ]
-    # no error exceeds that of a code 0, and sums are exact in float64 whatever their order
+    # errors are at most those of the code 0, and float64 sums are exact in any order
     quantum = 2.0 ** (52 - (count - 1).bit_length() - 2 * bits)
     best, fewest = unit, torch.full_like(unit, torch.inf)
     for scale in candidates:
@@ -132,10 +135,10 @@ def _free_scales(values: Tensor, largest: Tensor, bits: int) -> Tensor:
 
 
 def _covering_exponents(values: Tensor, largest: Tensor, bits: int) -> Tensor:
-    """The largest exp2_inv of each group with which no code is clamped; arguments as below."""
+    """Return the largest exp2_inv of each group that clamps no code; arguments as below."""
     lo, hi = code_limits(bits, signed=True)
-    # |largest| * 2^guess is in [2^(bits-2), 2^(bits-1)): one finer may cover (a negative extreme),
-    # one coarser covers always but for the single positive code that a width of 1 lacks.
+    # |largest| * 2^guess is in [2^(bits-2), 2^(bits-1)). guess + 1 may cover a negative extreme.
+    # guess - 1 always covers, except for bits = 1, which has no positive code.
     guess = (bits - 1) - torch.frexp(largest)[1]
     covering = guess - 1
     for exponent in (guess, guess + 1):
@@ -146,7 +149,7 @@ def _covering_exponents(values: Tensor, largest: Tensor, bits: int) -> Tensor:
 
 
 def _best_exponents(values: Tensor, largest: Tensor, bits: int) -> Tensor:
-    """exp2_inv of each group: the covering one or one of the next finer, of least squared error.
+    """Return the exp2_inv of each group with the least squared error: covering, or up to 2 finer.
 
     Args:
         values: float64 (G, K).
@@ -154,7 +157,7 @@ def _best_exponents(values: Tensor, largest: Tensor, bits: int) -> Tensor:
         bits: Width of a code.
 
     Returns:
-        int32 (G,); ties go to the finer.
+        int32 (G,); ties prefer the finer exponent.
     """
     lo, hi = code_limits(bits, signed=True)
     covering = _covering_exponents(values, largest, bits)
@@ -162,7 +165,7 @@ def _best_exponents(values: Tensor, largest: Tensor, bits: int) -> Tensor:
     for finer in range(_FINER + 1):
         y = values * power_of_two(covering + finer)[:, None]
         rounded = torch.round(y)
-        # in units of the covering scale, so that nothing over- or underflows
+        # in units of the covering scale, to avoid overflow and underflow
         errors.append(((y - rounded.clamp(lo, hi)) * 0.5**finer) ** 2)
     sums = _order_free_sums(torch.stack(errors))
     best, least = covering + _FINER, sums[_FINER]
@@ -174,10 +177,10 @@ def _best_exponents(values: Tensor, largest: Tensor, bits: int) -> Tensor:
 
 
 def _order_free_sums(errors: Tensor) -> Tensor:
-    """Sums over the last dimension that are the same in any order of summation.
+    """Sum over the last dimension with a result that does not depend on the order of summation.
 
-    Every term is rounded to a multiple of a quantum so large that all partial sums are exact in
-    float64; a CPU and a GPU then choose the same scales.
+    Every term is rounded to a multiple of a quantum that makes all partial sums exact in float64.
+    A CPU and a GPU therefore choose the same scales.
 
     Args:
         errors: float64 (candidates, G, K), non-negative.

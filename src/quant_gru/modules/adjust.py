@@ -1,4 +1,4 @@
-"""Changing single operators of calibrated parameters: pure functions from QParams to QParams."""
+"""Changes of single operators of calibrated parameters: pure functions from QParams to QParams."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quant_gru.parameters.checks import check_pinned, check_scale
 
 @dataclass(frozen=True)
 class Change:
-    """What a caller wants of one operator; None leaves a field as it is."""
+    """A requested change of one operator; None leaves a field unchanged."""
 
     bitwidth: int | None = None
     is_symmetric: bool | None = None
@@ -36,11 +36,11 @@ class Change:
 
     @property
     def touches_numbers(self) -> bool:
-        """Whether scale or zero point are set by hand."""
+        """Whether the change sets a scale or zero point explicitly."""
         return not (self.scale is None and self.exp2_inv is None and self.zero_point is None)
 
     def apply_to_config(self, config: QuantConfig, name: str) -> QuantConfig:
-        """The configuration with this change; raises ConfigError if it breaks a rule."""
+        """Return the configuration with this change; raise ConfigError if it breaks a rule."""
         fields = {
             field: value
             for field in ("bitwidth", "is_symmetric", "is_unsigned")
@@ -59,10 +59,11 @@ class Change:
 
 
 def adjust(qparams: QParams, name: str, change: Change, hidden_size: int) -> QParams:
-    """Parameters with one operator changed, and everything derived from it rebuilt.
+    """Return parameters with one operator changed, and everything derived from it rebuilt.
 
-    A width alone keeps the real range: exp2_inv grows by the bits gained, the zero point is
-    rescaled and clamped. A change of symmetry or signedness covers the old real range anew.
+    A change of only the width keeps the real range: exp2_inv grows by the added bits, and the zero
+    point is rescaled and clamped. A change of symmetry or signedness selects the smallest scale
+    that covers the old real range.
 
     Raises:
         QuantGRUError: The change breaks a rule; the message names the operator.
@@ -112,7 +113,7 @@ def _adjusted(qparams: QParams, config: QuantConfig, name: str, change: Change) 
 
 
 def _reshaped(qparams: QParams, config: QuantConfig, name: str) -> Quantizer:
-    """The quantizer in the width, symmetry and signedness that `config` asks for."""
+    """Return the quantizer with the width, symmetry and signedness of `config`."""
     old, before, after = qparams.quantizers[name], qparams.config[name], config[name]
     assert after.bitwidth is not None
     if name in FIXED_RANGE and old == _default(qparams.config, name):
@@ -143,7 +144,7 @@ def _default(config: QuantConfig, name: str) -> Quantizer:
 
 
 def _with_width(old: Quantizer, bits: int, symmetric: bool, scale_kind: str) -> Quantizer:
-    """The same real range in another width: the lowest code keeps its real value."""
+    """Return the same real range in another width: the lowest code keeps its real value."""
     if bits == old.bits:
         return old
     lo, hi = code_limits(bits, old.signed)

@@ -1,4 +1,4 @@
-"""Biases that are cut off where they are added to sums of products."""
+"""Warnings about biases that are clipped where they are added to sums of products."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ADDED = (("weight.bw", "Bw", "weight.W", "input.x"), ("weight.br", "Br", "weigh
 def warn_of_cut_biases(
     scales: Sequence[Sequence[QParams]], weights: Sequence[Sequence[Weights]]
 ) -> None:
-    """Warn where biases are beyond what sums of products hold: values or weights are too small.
+    """Warn about biases beyond the limit of their sums, if values or weights are too small.
 
     Args:
         scales: [layer][direction] -> quantizers.
@@ -35,7 +35,7 @@ def warn_of_cut_biases(
 
 
 def _cut(where: str, qparams: QParams, weights: Weights) -> Iterator[str]:
-    """What is to be said of a layer and direction."""
+    """Yield warnings about a layer and direction."""
     W, R, bw, br = weights
     if W is None or R is None or (bw is None and br is None):
         return

@@ -20,7 +20,7 @@ from quant_gru.modules.quantization_state import summary
 
 
 class CalibrationMethods(ModuleWeights):
-    """The part of a QuantGRU that makes scales, and says and changes what they are."""
+    """The part of a QuantGRU that creates, reports and changes scales."""
 
     use_quantization: bool
 
@@ -48,14 +48,14 @@ class CalibrationMethods(ModuleWeights):
         self._state.set_percentile_value(value)
 
     def is_calibrated(self) -> bool:
-        """Whether scales exist."""
+        """Return whether scales exist."""
         return self._state.scales is not None
 
     def calibrate(self, data: Tensor | PackedSequence, hx: Tensor | None = None) -> None:
-        """Collect statistics of one batch; the scales are made by `finalize_calibration`.
+        """Collect statistics of one batch; `finalize_calibration` converts them to scales.
 
         Args:
-            data: As the input of `forward`.
+            data: Like the input of `forward`.
             hx: As for `forward`.
         """
         self._collect(data, hx)
@@ -64,15 +64,15 @@ class CalibrationMethods(ModuleWeights):
         self._state.collect(self._normalize(input, hx), self._float_weights())
 
     def finalize_calibration(self, verbose: bool = False, *, sync: bool = True) -> None:
-        """Turn the collected statistics into scales; does nothing if scales exist.
+        """Convert the collected statistics to scales; do nothing if scales exist.
 
         Args:
             verbose: Whether to print the quantizer of every operator.
-            sync: Whether to merge the statistics of all processes first, where
-                torch.distributed is initialized; then all of them have to call this.
+            sync: Whether to merge the statistics of all processes first, if torch.distributed is
+                initialized; all processes must then call this.
 
         Raises:
-            CalibrationError: No statistics, or statistics with NaN or infinity.
+            CalibrationError: There are no statistics, or they contain NaN or infinity.
         """
         if self.is_calibrated():
             return
@@ -87,11 +87,11 @@ class CalibrationMethods(ModuleWeights):
                 print(summary(self.get_quant_config(None, layer, bool(suffix))))
 
     def reset_calibration(self) -> None:
-        """Forget statistics and scales; the configuration stays."""
+        """Forget statistics and scales; the configuration does not change."""
         self._state.reset()
 
     def _finalized(self) -> None:
-        """Make sure that there are scales: pending statistics are finalized, which is said once."""
+        """Ensure that scales exist: finalize pending statistics, with a single warning."""
         if self._state.scales is None:
             if not self._state.has_statistics:
                 raise CalibrationError(
@@ -112,14 +112,14 @@ class CalibrationMethods(ModuleWeights):
     def load_bitwidth_config(
         self, path: str | os.PathLike[str] | QuantConfig, verbose: bool = False
     ) -> None:
-        """Take the configuration of a file, and `use_quantization` from `disable_quantization`.
+        """Load a configuration file, and set `use_quantization` from `disable_quantization`.
 
         Args:
-            path: A JSON file as docs/configuration.md describes it, or a QuantConfig.
-            verbose: Whether to say which operators take their defaults.
+            path: A JSON file as described in docs/configuration.md, or a QuantConfig.
+            verbose: Whether to print which operators use their defaults.
 
         Raises:
-            ConfigError: The file breaks a rule, or scales exist already.
+            ConfigError: The file breaks a rule, or scales already exist.
         """
         config = path if isinstance(path, QuantConfig) else QuantConfig.from_json(path, verbose)
         self._state.set_config(config)
@@ -128,17 +128,17 @@ class CalibrationMethods(ModuleWeights):
     def set_all_bitwidth(
         self, bitwidth: int, is_symmetric: bool = True, verbose: bool = False
     ) -> None:
-        """Give all operators one width, and all activations one symmetry.
+        """Set one width for all operators, and one symmetry for all activations.
 
-        Weights and biases stay symmetric, `is_unsigned` stays as it is.
+        Weights and biases stay symmetric, and `is_unsigned` does not change.
 
         Args:
             bitwidth: 1..32.
             is_symmetric: Whether activations have zero point 0.
-            verbose: Whether to print what was set.
+            verbose: Whether to print the new settings.
 
         Raises:
-            ConfigError: A width out of range, or scales exist already.
+            ConfigError: The width is out of range, or scales already exist.
         """
         self._state.set_config(self.config.with_all_bitwidths(bitwidth, is_symmetric))
         if verbose:
@@ -148,18 +148,18 @@ class CalibrationMethods(ModuleWeights):
     def get_quant_config(
         self, name: str | None = None, layer: int = 0, reverse: bool = False
     ) -> dict[str, Any]:
-        """What is known of an operator, or of all.
+        """Return the settings and scales of one operator, or of all.
 
         Args:
             name: Full ('gate.z_out') or short ('z_out') name; None for all operators.
-            layer: Which layer.
-            reverse: Whether of the reverse direction.
+            layer: Index of the layer.
+            reverse: Whether to use the reverse direction.
 
         Returns:
-            bitwidth, is_symmetric, is_unsigned, scale, zero_point, exp2_inv (None unless the
-            scale is 2^-exp2_inv); scale, zero_point and exp2_inv are None before calibration and
-            for fused operators. Weights have lists of scales: one entry, three, or one per row
-            of nn.GRU's parameter, by their granularity. With name None: name -> such a dict.
+            bitwidth, is_symmetric, is_unsigned, scale, zero_point, exp2_inv (None unless the scale
+            is 2^-exp2_inv). scale, zero_point and exp2_inv are None before calibration and for
+            fused operators. Weights have lists of one, three or 3H scales, by their granularity, in
+            the row order of nn.GRU's parameters. With name None: name -> such a dict.
         """
         self._check_cell(layer, reverse)
         self._follow_logarithms()
@@ -188,23 +188,24 @@ class CalibrationMethods(ModuleWeights):
     ) -> None:
         """Change one operator and rebuild everything derived from it.
 
-        A width alone keeps the real range: exp2_inv grows by the bits gained, the zero point is
-        rescaled and clamped. A change of symmetry or signedness covers the old range anew. Scales
-        of gate.z_out and gate.r_out are rounded to 1 / integer.
+        A change of only the width keeps the real range: exp2_inv grows by the added bits, and the
+        zero point is rescaled and clamped. A change of symmetry or signedness selects the smallest
+        scale that covers the old range. Scales of gate.z_out and gate.r_out are rounded to
+        1 / integer.
 
         Args:
             name: Full or short name.
             bitwidth: New width, 1..32.
             is_symmetric: Whether the zero point is 0.
             is_unsigned: Whether codes are unsigned.
-            scale: New scale; of a weight, one number or one per tensor, gate or channel, which
-                then no longer follow the weight.
+            scale: New scale. For a weight, one number or one per tensor, gate or channel; its
+                scales then no longer follow the weight.
             exp2_inv: New scale as 2^-exp2_inv.
             zero_point: New zero point.
-            layer: Which layer; None for all.
-            reverse: Which direction; None for both.
-            fused: True to pass a product on unrounded (op.rRh, op.old_contrib, op.new_contrib);
-                back to a width of its own only by calibrating again.
+            layer: Index of the layer; None for all.
+            reverse: Direction; None for both.
+            fused: True to leave a product unrounded (op.rRh, op.old_contrib, op.new_contrib).
+                Restoring a separate width requires a new calibration.
 
         Raises:
             ConfigError: A rule is broken; nothing has changed then.

@@ -1,4 +1,4 @@
-"""The way of a call through a QuantGRU: what is kept holds, and it runs; else it is prepared."""
+"""The forward of a QuantGRU: it reuses a prepared call that still holds, or prepares one."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ class Calls(Checkpoints):
         """Run the GRU.
 
         Args:
-            input: (T, N, C), (N, T, C) if `batch_first`, (T, C), or a PackedSequence. In quantized
-                mode it is cast to float32 first, as are states.
+            input: (T, N, C), (N, T, C) if `batch_first`, (T, C), or a PackedSequence. The quantized
+                mode first casts it to float32, like the states.
             hx: Initial states (layers * directions, N, H), or (layers * directions, H) for
                 unbatched input; None for zeros.
-            zoneout_mask: In training, instead of a mask drawn with probability `zoneout`: 1 where
-                a unit takes its new state, 0 where it keeps the old one (as Haste has it);
-                (T, N, H), or (layers * directions, T, N, H), time first in any case.
+            zoneout_mask: In training, replaces the mask drawn with probability `zoneout`: 1 for
+                units that take their new state, 0 for units that keep the old one (as in Haste).
+                (T, N, H) or (layers * directions, T, N, H), always with time first.
 
         Returns:
             Output (T, N, directions * H), or in the input's form, and last states as `hx`.
 
         Raises:
-            CalibrationError: Quantization is on, but there are neither scales nor statistics.
-            QuantGRUError: A shape that does not fit (in quantized mode; nn.GRU's errors else).
+            CalibrationError: Quantization is on, but neither scales nor statistics exist.
+            QuantGRUError: A shape does not fit (in quantized mode; otherwise nn.GRU's errors).
         """
         if isinstance(input, Proxy) or isinstance(hx, Proxy):
             return watchers.leaf(self, input, hx, zoneout_mask)
@@ -97,13 +97,13 @@ class Calls(Checkpoints):
         zoneout_mask: Tensor | None,
         prepared: PreparedCall | None,
     ) -> tuple[Tensor | PackedSequence, Tensor]:
-        """The quantized forward of inputs of all forms and dtypes, differentiable where asked for.
+        """Run the quantized forward for all input forms and dtypes, differentiably if needed.
 
         Args:
             input: As for `forward`.
             hx: As for `forward`.
             zoneout_mask: As for `forward`.
-            prepared: What may run calls in native code, once they are in one form.
+            prepared: A prepared call that may run the normalized input in native code.
         """
         sequence = self._normalize(input, hx, torch.float32)
         x, h0, packing = sequence.values, sequence.states, sequence.packing
@@ -126,10 +126,10 @@ class Calls(Checkpoints):
         return sequence.finish(y, h_n)
 
     def _prepared(self, noise: Noise | None) -> PreparedCall:
-        """What calls share: what the last one has left, where that holds, or made anew."""
+        """Return the shared state of calls: that of the last call if it holds, or a new one."""
         plans, own = self._state.plans, self._parameters.values()
         live, (dropped, p) = self._may_change_unseen(), self._dropped(noise)
-        # scales that are learned follow parameters at each call
+        # learned scales follow their parameters at each call
         kept = None if live and self._log2_scales else plans.kept(self._weight.device, live)
         if kept is not None and kept.holds(own):
             kept.update(dropped, p)
@@ -138,7 +138,7 @@ class Calls(Checkpoints):
         assert self._state.scales is not None
         weights = self._weights()
         known = {id(w) for w in own}
-        # what is computed, as by parametrizations and pruning, may be other numbers at each call
+        # computed weights, as in parametrizations and pruning, may differ in each call
         cells = [cell for layer in weights for cell in layer]
         live = live or any(w is not None and id(w) not in known for cell in cells for w in cell)
         scales = self._state.scales
@@ -146,16 +146,16 @@ class Calls(Checkpoints):
             lambda: plans.plan(scales, weights, live, dropped, p), cells, own, self._weight.dtype
         )
         if kept is not None and kept.plan is found.plan:
-            # weights are no part of it
+            # how calls are differentiated does not depend on the weights
             found.differentiated = kept.differentiated
         plans.keep(found)
         if self._state.scales is not scales:
-            # another thread has given new ones, and what it cleared may have been kept again
+            # another thread changed the scales: this plan may have been cached after its clear()
             plans.clear()
         return found
 
     def _differentiated(self, prepared: PreparedCall) -> Differentiated:
-        """How calls that share so much are differentiated."""
+        """Return how calls with this shared state are differentiated."""
         how: Differentiated | None = prepared.differentiated
         if how is None or (how.precision, how.stash_bits) != (self._precision, self._stash_bits):
             how = prepared.differentiated = Differentiated(
@@ -169,24 +169,24 @@ class Calls(Checkpoints):
         return how
 
     def _dropped(self, noise: Noise | None) -> tuple[list[Tensor] | None, float]:
-        """Recurrent weights that are dropped, of each layer and direction, and how probably."""
+        """Return dropped recurrent weights of each layer and direction, and their probability."""
         if noise is None:
             return None, 0.0
         found = noise.all_dropped(self.num_layers, self._directions, self.hidden_size)
         return found, noise.recurrent_dropout
 
     def _plan(self) -> GRUPlan:
-        """The plan of the weights as they are now."""
+        """Return the plan of the current weights."""
         self._finalized()
         assert self._state.scales is not None
         live = self._may_change_unseen()
         return self._state.plans.plan(self._state.scales, self._weights(), live)
 
     def _plan_again(self) -> Callable[[TensorSequence[Tensor], Noise | None], GRUPlan]:
-        """again(weights, noise) -> the plan of a forward once more, of weights in one list."""
+        """Return again(weights, noise) -> the plan of a forward, from a flat list of weights."""
         scales, shape = self._state.scales, self._shape()
         assert scales is not None
-        # plans are not to keep themselves alive
+        # a weak reference, so that plans do not keep themselves alive
         kept = weakref.ref(self._state.plans)
 
         def again(weights: TensorSequence[Tensor], noise: Noise | None) -> GRUPlan:
@@ -198,10 +198,10 @@ class Calls(Checkpoints):
         return again
 
     def _may_change_unseen(self) -> bool:
-        """Whether weights may change without a version that tells.
+        """Return whether weights may change without a change of their version.
 
-        Fused optimizers write weights without raising their version: what takes part in a gradient
-        is never kept. Tensors of inference mode have no version.
+        Fused optimizers write weights without raising their version, so weights that take part in a
+        gradient are never cached. Inference-mode tensors have no version.
         """
         own = self._parameters.values()
         return self._takes_part_in_a_gradient() or any(
@@ -213,14 +213,14 @@ class Calls(Checkpoints):
             return True
         if not torch.is_grad_enabled():
             return False
-        # those of parametrizations are parameters of modules below
+        # original weights of parametrizations are parameters of submodules
         own = self.parameters() if self._modules else self._parameters.values()
         return any(w is not None and w.requires_grad for w in own)
 
     def _forward_traced(
         self, input: Tensor | PackedSequence, hx: Tensor | None, zoneout_mask: Tensor | None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
-        """The quantized forward as one operator that tracers and transforms can follow."""
+        """Run the quantized forward as one operator that tracers and transforms can handle."""
         if self._log2_scales:
             raise QuantGRUError(
                 "Expected learn_scales to be False for torch.compile, torch.export and torch.func, "
@@ -249,7 +249,7 @@ class Calls(Checkpoints):
     def _forward_float(
         self, input: Tensor | PackedSequence, hx: Tensor | None, zoneout_mask: Tensor | None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
-        """The float mode with zoneout or recurrent dropout, step by step."""
+        """Run the float mode with zoneout or recurrent dropout, step by step."""
         sequence = self._normalize(input, hx)
         y, h_n = run_float(
             sequence.x,
@@ -262,14 +262,14 @@ class Calls(Checkpoints):
         return sequence.restore(y, h_n, y.dtype)
 
     def _is_plain(self, zoneout_mask: Tensor | None) -> bool:
-        """Whether nn.GRU computes what the float mode is to compute."""
+        """Return whether nn.GRU computes the result of the float mode."""
         held = zoneout_mask is not None or self.zoneout > 0
         return not held and not (self.training and self.recurrent_dropout > 0)
 
 
 @cache
 def _uncompiled() -> Callable[..., tuple[Tensor | PackedSequence, Tensor]]:
-    """The forward between the graphs of a compiled model, none of whose functions is compiled."""
+    """Return the forward for calls between graphs of a compiled model, without compilation."""
     # imports Dynamo, which takes a second
     found: Any = torch.compiler.disable(Calls.forward)
     return found  # type: ignore[no-any-return]

@@ -27,13 +27,13 @@ class Checkpoints(CalibrationMethods):
         params.write(path, self._state.document())
 
     def load_quant_params(self, path: str | os.PathLike[str]) -> None:
-        """Read what `export_quant_params` wrote; with the same weights, the codes are the same.
+        """Load the result of `export_quant_params`; the same weights then give the same codes.
 
-        `use_quantization` stays as it is.
+        `use_quantization` does not change.
 
         Raises:
-            ParameterError: The file cannot be read, is of another version, or does not fit this
-                GRU; nothing has changed then.
+            ParameterError: The file cannot be read, has another version, or does not fit this GRU;
+                nothing has changed then.
         """
         self._state.take(params.read(path), f"file {os.fspath(path)!r}")
         self._write_logarithms()
@@ -60,7 +60,7 @@ class Checkpoints(CalibrationMethods):
     ) -> None:
         key = prefix + STATE_KEY
         rest = {name: value for name, value in state_dict.items() if name != key}
-        # logarithms go with scales: a checkpoint without scales has none to tell
+        # logarithms belong to scales: a checkpoint without scales must not set them
         for name in self._scale_names():
             if name not in self._log2_scales:
                 rest.pop(prefix + name, None)

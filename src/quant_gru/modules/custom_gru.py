@@ -1,4 +1,4 @@
-"""CustomGRU: a QuantGRU that is given its calibration data at construction."""
+"""CustomGRU: a QuantGRU with calibration data given at construction."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _PRESETS = {"int8": QuantConfig.int8, "int16": QuantConfig.int16}
 
 
 class CustomGRU(QuantGRU):
-    """A `QuantGRU` with its widths named by `quant_type` and its calibration data kept with it.
+    """A `QuantGRU` with widths selected by `quant_type` and with stored calibration data.
 
-    The data are consumed at the first quantized forward, on the module's device and with the
-    weights it has then; loading a float checkpoint makes the next forward calibrate again. Weights
-    are quantized anew as they change.
+    The first quantized forward calibrates with the data, on the module's device and with the
+    current weights. After loading a float checkpoint, the next forward calibrates again. Weights
+    are quantized again when they change.
 
     Args:
         input_size: Features of an input step, C.
         hidden_size: Features of the state, H.
         num_layers: Stacked layers.
-        bias: Whether there are biases.
+        bias: Whether the GRU has biases.
         batch_first: Whether inputs and outputs are (N, T, ..) instead of (T, N, ..).
         dropout: Probability of dropout between layers, in training.
         bidirectional: Whether each layer runs in both directions.
         use_quantization: Whether forward computes in integers.
         quant_type: 'int8' or 'int16'.
-        calibration_data: As an input of forward; None where `calibrate` will be called.
-        device: Where parameters are made.
-        dtype: dtype of parameters.
+        calibration_data: Like an input of forward; None if `calibrate` will be called.
+        device: Device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""nn.GRU's equations step by step, for what nn.GRU does not have: zoneout, recurrent dropout.
+"""nn.GRU's equations step by step, for features that nn.GRU lacks: zoneout, recurrent dropout.
 
-Slower than nn.GRU by far: each step is a handful of PyTorch operations.
+It is much slower than nn.GRU: each step is a handful of PyTorch operations.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def run_float(
         h0: (layers * directions, N, H).
         lengths: int64 (N,) or None.
         weights: [layer][direction] -> W, R, bw, br.
-        noise: What is random (training), or None.
-        zoneout: Share of the states that is kept where nothing is random.
+        noise: Random masks (training), or None.
+        zoneout: Share of the states that is kept if no mask is drawn.
 
     Returns:
         Output (T, N, D*H) and last states (layers * directions, N, H).

@@ -1,4 +1,4 @@
-"""An inference-only GRU that holds integers alone."""
+"""An inference-only GRU that contains only integers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _DOCUMENT = "plan"
 class FrozenQuantGRU(torch.nn.Module):
     """The integer plan of a QuantGRU as a module: same codes, no float parameters, no gradients.
 
-    Made by `QuantGRU.freeze()`; `FrozenQuantGRU.from_state_dict(module.state_dict())` restores it.
-    Its state_dict holds integer tensors only (weights in their containers, biases in accumulator
-    units, multipliers and shifts) and the parameter document as text in a uint8 tensor.
+    `QuantGRU.freeze()` creates it, and `FrozenQuantGRU.from_state_dict(module.state_dict())`
+    restores it. Its state_dict contains only integer tensors: weights in their containers, biases
+    in accumulator units, multipliers, shifts, and the parameter document as text in uint8.
     """
 
     def __init__(self, document: dict[str, Any], batch_first: bool, plan: GRUPlan) -> None:
@@ -54,7 +54,7 @@ class FrozenQuantGRU(torch.nn.Module):
         self.batch_first = batch_first
         self._plans = FrozenPlans(found.cells, found.shape)
         text = params.to_tensor({**document, "batch_first": batch_first})
-        # where the integers are: a module is on one device
+        # on the device of the integers, because a module is on one device
         self.register_buffer(_DOCUMENT, text.to(device))
 
     @classmethod
@@ -91,7 +91,7 @@ class FrozenQuantGRU(torch.nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        # all or nothing: the buffers of one plan make no sense with the document of another
+        # all or nothing: buffers of one plan do not match the document of another
         found = {
             key.removeprefix(prefix): value
             for key, value in state_dict.items()
@@ -118,12 +118,12 @@ class FrozenQuantGRU(torch.nn.Module):
     def forward(
         self, input: Tensor | PackedSequence, hx: Tensor | None = None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
-        """Run the GRU; shapes and values as `QuantGRU.forward` in quantized mode.
+        """Run the GRU; shapes and values as for `QuantGRU.forward` in quantized mode.
 
-        Results have the dtype of the input; values are those of float32, rounded to it.
+        Results have the dtype of the input. Their values are computed in float32 and rounded to it.
 
         Raises:
-            QuantGRUError: A shape that does not fit, or an input that asks for a gradient.
+            QuantGRUError: A shape does not fit, or an input requires a gradient.
         """
         if isinstance(input, Proxy) or isinstance(hx, Proxy):
             return watchers.leaf(self, input, hx)
@@ -155,7 +155,7 @@ class FrozenQuantGRU(torch.nn.Module):
         return sequence.finish(*result)
 
     def _give_versions(self) -> None:
-        """Buffers of inference mode have no version that would tell of changes; copies have."""
+        """Copy inference-mode buffers, which have no version, so that changes can be detected."""
         with torch.inference_mode(False):
             for name, tensor in self._buffers.items():
                 if tensor is not None and tensor.is_inference():
@@ -164,7 +164,7 @@ class FrozenQuantGRU(torch.nn.Module):
     def _forward_traced(
         self, input: Tensor | PackedSequence, hx: Tensor | None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
-        """The forward as one operator that tracers and transforms can follow."""
+        """Run the forward as one operator that tracers and transforms can handle."""
         sequence = self._normalize(input, hx)
         y, h_n = operators.forward(
             sequence.x,
@@ -190,7 +190,7 @@ class FrozenQuantGRU(torch.nn.Module):
     def trace_codes(
         self, input: Tensor | PackedSequence, hx: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """See `QuantGRU.trace_codes`; biases are given in accumulator units only."""
+        """See `QuantGRU.trace_codes`; biases appear only in accumulator units."""
         codes = trace_codes(self._plan(), self._normalize(input, hx))
         return {
             name: tensor
@@ -222,7 +222,7 @@ class FrozenQuantGRU(torch.nn.Module):
         return self._plans.plan(self._integers())
 
     def extra_repr(self) -> str:
-        """The shape of the GRU."""
+        """Return the shape of the GRU as text."""
         sizes = f"{self.shape.input_size}, {self.shape.hidden_size}"
         return (
             f"{sizes}, num_layers={self.shape.num_layers}, batch_first={self.batch_first}, "
@@ -231,7 +231,7 @@ class FrozenQuantGRU(torch.nn.Module):
 
 
 def _compact(w: WeightPart) -> dict[str, Tensor]:
-    """The integers of a weight part, each in the smallest dtype that holds its values."""
+    """Return the integers of a weight part, each in the smallest dtype that holds its values."""
 
     def numbers(weighted_sum: WeightedSum) -> tuple[Tensor, Tensor]:
         (M,), k = weighted_sum.multipliers, weighted_sum.shift

@@ -1,4 +1,4 @@
-"""QuantGRU: torch.nn.GRU whose quantized mode computes in integers only."""
+"""QuantGRU: torch.nn.GRU with a quantized mode that computes only in integers."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from quant_gru.modules.stream import Stream
 
 
 class QuantGRU(Calls):
-    """A drop-in `torch.nn.GRU` with a mode that computes in integers only.
+    """A drop-in `torch.nn.GRU` with a mode that computes only in integers.
 
-    With `use_quantization` False it is nn.GRU, to the bit. Calibrated and with `use_quantization`
-    True every operator runs on integer codes; outputs are the codes' real values. Gradients of the
-    quantized mode are straight-through.
+    With `use_quantization` False it equals nn.GRU bit for bit. After calibration and with
+    `use_quantization` True, every operator runs on integer codes, and outputs are the real values
+    of the codes. Gradients of the quantized mode are straight-through.
 
     Args:
         input_size: Features of an input step, C.
         hidden_size: Features of the state, H.
         num_layers: Stacked layers.
-        bias: Whether there are biases.
+        bias: Whether the GRU has biases.
         batch_first: Whether inputs and outputs are (N, T, ..) instead of (T, N, ..).
         dropout: Probability of dropout between layers, in training.
         bidirectional: Whether each layer runs in both directions.
-        device: Where parameters are made.
-        dtype: dtype of parameters.
+        device: Device of the parameters.
+        dtype: dtype of the parameters.
         use_quantization: Whether forward computes in integers.
         config: Widths and kinds of the 17 operators; None for 8 bits, symmetric.
-        zoneout: In training, the probability of a unit to keep its state in a step; in eval mode,
+        zoneout: In training, the probability that a unit keeps its state in a step; in eval mode,
             the share of its state that a unit keeps (Krueger et al., 2017).
-        recurrent_dropout: In training, the probability of a recurrent weight to be zero for a
-            whole sequence (DropConnect, Merity et al., 2018).
-        precision: What gradients are multiplied in on a GPU, with sums in float32: 'bf16' (errors
-            of about 1e-3), 'tf32' (1e-4) or 'fp32' (1e-6).
-        learn_scales: Whether the scales of calibrated activations are parameters: their logarithms
-            to base 2, `log2_scale_l0` and so on, in the order of `quant_gru.config.CALIBRATED`.
-            Each forward in quantized mode then reads them on the host.
-        stash_bits: 4 or 8: bits of a state's code that are kept for backward, where it has more;
-            gradients are then approximate. None keeps all. Compiled graphs keep all.
+        recurrent_dropout: In training, the probability that a recurrent weight is zero for a whole
+            sequence (DropConnect, Merity et al., 2018).
+        precision: Precision of gradient products on a GPU, with sums in float32: 'bf16' (errors of
+            about 1e-3), 'tf32' (1e-4) or 'fp32' (1e-6).
+        learn_scales: Whether the scales of calibrated activations are parameters. The parameters
+            are base-2 logarithms, `log2_scale_l0` and so on, in the order of
+            `quant_gru.config.CALIBRATED`. Each quantized forward then reads them on the host.
+        stash_bits: Bits of each state code that are saved for backward: 4 or 8, if the code has
+            more. Gradients are then approximate. None saves all bits, as compiled graphs always do.
 
     Example:
         >>> gru = QuantGRU(8, 16, config=QuantConfig.int8())
@@ -74,7 +74,7 @@ class QuantGRU(Calls):
         learn_scales: bool = False,
         stash_bits: int | None = None,
     ) -> None:
-        # parameters of inference mode have no version that would tell of changes
+        # inference-mode parameters have no version, so changes would go undetected
         with torch.inference_mode(False):
             super().__init__(
                 input_size,
@@ -108,7 +108,7 @@ class QuantGRU(Calls):
     def forward_integer(
         self, x_codes: Tensor, h_codes: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Run on codes: integers in, integers out, nothing else computed.
+        """Run on codes: integer inputs and outputs, without any other computation.
 
         Args:
             x_codes: Codes of input.x of the first layer, any integer dtype, (T, N, C),
@@ -121,14 +121,14 @@ class QuantGRU(Calls):
             states, in the container of output.h.
 
         Raises:
-            QuantGRUError: Codes of a wrong shape, dtype or range.
+            QuantGRUError: Codes have a wrong shape, dtype or range.
         """
         return integer_forward(self._plan(), x_codes, h_codes, self.batch_first)
 
     def trace_codes(
         self, input: Tensor | PackedSequence, hx: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """The codes of all operators at every step: golden vectors.
+        """Return the codes of all operators at every step (golden vectors).
 
         Args:
             input: As for `forward`.
@@ -137,21 +137,20 @@ class QuantGRU(Calls):
         Returns:
             Operator name with the suffix of nn.GRU's parameters ('gate.z_out_l0',
             'gate.z_out_l1_reverse') -> codes on the CPU: (T, N, ..) for activations, (3H, ..) for
-            weights, gates in the order update, reset, candidate; 'output.h0_l0' holds the state
-            before the first step, 'accumulator.bw_l0' and '.br_l0' the biases in accumulator
-            units (of 2^B beyond 48 bits of operands, see docs/arithmetic.md). Rows are in the order
-            of a PackedSequence's data, if one is given.
-            `numpy.savez(file, **codes)` saves them.
+            weights, gates in the order update, reset, candidate. 'output.h0_l0' is the state before
+            the first step. 'accumulator.bw_l0' and '.br_l0' are the biases in accumulator units (of
+            2^B beyond 48 bits of operands, see docs/arithmetic.md). Rows are in the order of the
+            data of a PackedSequence, if given. `numpy.savez(file, **codes)` saves them.
         """
         return trace_codes(self._plan(), self._normalize(input, hx, torch.float32))
 
     def stream(self, batch_size: int = 1) -> Stream:
-        """Inference step by step, with the state kept in integers.
+        """Return a stream for step-by-step inference, with the state in integers.
 
-        A step takes x (N, C) and gives the top layer's output (N, H), float32.
+        A step maps x (N, C) to the output of the top layer (N, H), float32.
 
-        The stream keeps the weights and scales of this moment. `stream.reset()` returns to the
-        zero state, `stream.state` are the state's codes.
+        The stream keeps the current weights and scales. `stream.reset()` restores the zero state;
+        `stream.state` contains the codes of the state.
 
         Args:
             batch_size: Rows of each step, N.
@@ -166,33 +165,33 @@ class QuantGRU(Calls):
         return Stream(self._plan(), batch_size)
 
     def freeze(self) -> FrozenQuantGRU:
-        """An inference-only module that holds the integer plan alone, giving the same codes."""
+        """Return an inference-only module with only the integer plan, with the same codes."""
         plan = self._plan()
         return FrozenQuantGRU(self._state.document(), self.batch_first, plan)
 
     def train(self, mode: bool = True) -> QuantGRU:
-        """Set the mode, as nn.Module does; weights are quantized anew at the next use."""
+        """Set the mode, like nn.Module; the next use quantizes the weights again."""
         self._state.plans.forget_weights()
         return super().train(mode)
 
     def reset_parameters(self) -> None:
-        """Draw weights and biases anew, as nn.GRU does; scales stay."""
+        """Draw new weights and biases, like nn.GRU; scales do not change."""
         super().reset_parameters()
         if "_log2_scales" in self.__dict__:
             self._write_logarithms()
 
     def extra_repr(self) -> str:
-        """nn.GRU's text and what concerns quantization."""
+        """Return nn.GRU's text plus the settings of quantization."""
         state = "calibrated" if self.is_calibrated() else "not calibrated"
         options = f"use_quantization={self.use_quantization}{self._training_text()}"
         return f"{super().extra_repr()}, {options}, {state}"
 
 
 def float_state_dict(module: torch.nn.Module) -> dict[str, Tensor]:
-    """A state_dict without quantization: one that the float model loads strictly.
+    """Return a state_dict without quantization, which the float model loads strictly.
 
     Args:
-        module: A QuantGRU, or a model that contains some.
+        module: A QuantGRU, or a model that contains QuantGRUs.
     """
     quantized = {
         f"{name}.{key}" if name else key

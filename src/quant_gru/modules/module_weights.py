@@ -1,4 +1,4 @@
-"""The weights of a QuantGRU, by layer and direction, and its inputs in one form."""
+"""The weights of a QuantGRU by layer and direction, and the normalization of its inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quant_gru.parameters.schema import Shape
 
 
 class ModuleWeights(TrainingOptions, torch.nn.GRU):
-    """The part of a QuantGRU that knows its parameters and shapes."""
+    """The part of a QuantGRU that manages its parameters and shapes."""
 
     def _init_weights(self) -> None:
         self._named_shapes = _named_shapes(
@@ -57,10 +57,10 @@ class ModuleWeights(TrainingOptions, torch.nn.GRU):
         for cell in self._named_shapes:
             found: list[Tensor | None] = []
             for name, shape in cell:
-                # where something else computes it, it is no parameter
+                # a computed weight (parametrization, pruning) is an attribute, not a parameter
                 w = parameters.get(name)
                 w = getattr(self, name, None) if w is None else w
-                # what runs them takes their addresses
+                # native code reads weights by address, so their shapes must be right
                 if w is not None and w.shape != shape:
                     raise QuantGRUError(
                         f"Expected {name} to be of shape {shape}, got {tuple(w.shape)}"
@@ -82,7 +82,7 @@ class ModuleWeights(TrainingOptions, torch.nn.GRU):
             raise QuantGRUError("Expected reverse to be False (not bidirectional), got True")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        # parameters of inference mode have no version that would tell of changes
+        # inference-mode parameters have no version, so changes would go undetected
         with torch.inference_mode(False):
             return super()._apply(fn, recurse)
 
@@ -90,7 +90,7 @@ class ModuleWeights(TrainingOptions, torch.nn.GRU):
 def _named_shapes(
     layers: int, directions: int, C: int, H: int
 ) -> list[list[tuple[str, tuple[int, ...]]]]:
-    """Names and shapes of W, R, bw, br of each layer and direction."""
+    """Return names and shapes of W, R, bw, br of each layer and direction."""
     return [
         [
             (f"weight_ih_l{layer}{suffix}", (3 * H, directions * H if layer else C)),

@@ -1,4 +1,4 @@
-"""What a QuantGRU knows of its quantization: configuration, statistics, scales, plan."""
+"""The quantization state of a QuantGRU: configuration, statistics, scales, plan."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ Cells = list[list[QParams]]
 
 
 class QuantState:
-    """Configuration, then statistics, then scales: the steps of calibration, in this order.
+    """Configuration, then statistics, then scales: the stages of calibration, in this order.
 
     Args:
         config: Widths and kinds of the operators.
         shape: Layers, directions and sizes of the GRU.
 
     Attributes:
-        text: The scales as `quant_gru.torch_ops.operators.forward` takes them, uint8 (L,); None
-            without.
+        text: The scales for `quant_gru.torch_ops.operators.forward`, uint8 (L,); None without
+            scales.
         containers: dtypes of the codes of output.h of each layer and direction.
     """
 
@@ -56,7 +56,7 @@ class QuantState:
         self._scales: Cells | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # the plan follows from parameters and scales, and may live on a device
+        # the plan can be rebuilt from parameters and scales, and may be on a device
         return {**self.__dict__, "plans": PlanCache(), "text": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ class QuantState:
         self._write_text()
 
     def copy(self) -> QuantState:
-        """A state to come back to; changes of this one do not reach it."""
+        """Return a copy for a later restore; changes of this object do not affect it."""
         return deepcopy(self)
 
     @property
@@ -74,23 +74,23 @@ class QuantState:
 
     @property
     def has_statistics(self) -> bool:
-        """Whether statistics wait to be turned into scales."""
+        """Whether there are statistics that are not yet converted to scales."""
         return self._collector is not None
 
     @property
     def zoneout(self) -> float:
-        """Share of a state that is kept in a step."""
+        """Share of a state that each step keeps."""
         return self._shape.zoneout
 
     def set_zoneout(self, p: float) -> None:
-        """Change the share of a state that is kept in a step."""
+        """Change the share of a state that each step keeps."""
         if p != self._shape.zoneout:
             self._shape = self._shape.model_copy(update={"zoneout": p})
             if self._scales is not None:
                 self._set_scales(self._scales)
 
     def follow(self, values: SequenceABC[SequenceABC[float]]) -> None:
-        """Take scales from their logarithms, one list for each layer and direction."""
+        """Set scales from their logarithms, one list per layer and direction."""
         assert self._scales is not None
         D = len(self._scales[0])
         new = [
@@ -107,7 +107,7 @@ class QuantState:
             self.text = None
 
     def settle(self) -> None:
-        """Let scales that followed logarithms be as those of a calibration."""
+        """Turn scales that followed logarithms into fixed scales, as after a calibration."""
         if self._scales is not None:
             self._set_scales(self._scales)
 
@@ -132,7 +132,7 @@ class QuantState:
     # --- before calibration
 
     def set_config(self, config: QuantConfig) -> None:
-        """Take a configuration; an error once scales exist."""
+        """Set the configuration; raise if scales exist."""
         if self._scales is not None:
             raise ConfigError(
                 "Expected the configuration to be set before calibration, got a calibrated GRU; "
@@ -141,14 +141,14 @@ class QuantState:
         self.config = config
 
     def set_method(self, method: str) -> None:
-        """Choose the calibration method; an error once statistics exist."""
+        """Set the calibration method; raise if statistics exist."""
         make_observer(method)
         if METHODS[method] != METHODS[self.method]:
             self._refuse_after_collecting("calibration_method")
         self.method = method
 
     def set_percentile_value(self, value: float) -> None:
-        """Choose what 'percentile' covers; an error once statistics exist."""
+        """Set the coverage of 'percentile'; raise if statistics exist."""
         make_observer("percentile", percentile_value=value)
         if value != self.percentile_value:
             self._refuse_after_collecting("percentile_value")
@@ -178,13 +178,13 @@ class QuantState:
         return Collector(*self._grid, self.method, self.percentile_value)
 
     def finalize(self, sync: bool) -> None:
-        """Turn statistics into scales, after merging those of all processes if `sync`."""
+        """Convert statistics to scales; first merge those of all processes if `sync`."""
         merge = sync and _distributed()
         if self._collector is None and not merge:
             raise CalibrationError(
                 "Expected statistics to make scales of, got none; call calibrate(data) first"
             )
-        # a copy: should a scale be impossible, the statistics stay as they were
+        # a copy, so that the statistics survive if a scale is impossible
         collector = deepcopy(self._collector) or self._new_collector()
         if merge:
             collector.all_reduce()
@@ -203,7 +203,7 @@ class QuantState:
     def adjust(
         self, name: str, change: Change, cells: list[tuple[int, int]], hidden_size: int
     ) -> None:
-        """Change one operator of some layers and directions; nothing changes on an error."""
+        """Change one operator of some layers and directions; on an error nothing changes."""
         num_layers, directions = self._grid
         everywhere = len(cells) == num_layers * directions
         if self._scales is None and (change.touches_numbers or not everywhere):
@@ -225,7 +225,7 @@ class QuantState:
     def describe(
         self, name: str, layer: int, direction: int, weight: Tensor | None
     ) -> dict[str, Any]:
-        """What is known of an operator; `weight` is its tensor where it is a weight."""
+        """Return settings and scales of an operator; `weight` is its tensor if it is a weight."""
         scales = self._scales[layer][direction] if self._scales else None
         operator = (scales.config if scales else self.config)[name]
         scale: Any = None
@@ -251,12 +251,12 @@ class QuantState:
     # --- parameter documents
 
     def document(self) -> dict[str, Any]:
-        """Configuration, scales and tables as JSON-able data."""
+        """Return configuration, scales and tables as JSON-compatible data."""
         assert self._scales is not None
         return params.to_document(self._shape, self.config, self._scales)
 
     def take(self, found: params.Parameters, where: str) -> None:
-        """Take configuration and scales of a document that fits a GRU of this shape."""
+        """Set configuration and scales from a document for a GRU of this shape."""
         if found.shape != self._shape:
             raise ParameterError(
                 f"Expected parameters of a GRU with {_words(self._shape)}, "
@@ -267,10 +267,10 @@ class QuantState:
 
 
 def summary(entries: dict[str, dict[str, Any]]) -> str:
-    """The quantizers of one layer and direction, a line each.
+    """Return a text with one line per quantizer of a layer and direction.
 
     Args:
-        entries: Operator name -> what `QuantState.describe` says.
+        entries: Operator name -> result of `QuantState.describe`.
     """
     lines = []
     for name, entry in entries.items():

@@ -1,4 +1,4 @@
-"""Step by step inference: one time step in, one out, the state kept in integers."""
+"""Step-by-step inference: one time step per call, with the state in integers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from quant_gru.kernels.live_weights import settled
 
 
 class Stream:
-    """A quantized GRU that is fed one step at a time.
+    """A quantized GRU that reads one step at a time.
 
-    Made by `QuantGRU.stream` and `FrozenQuantGRU.stream`. The plan is that of the moment it was
-    made; later changes of the module do not reach it. Feeding a sequence step by step gives the
-    codes of the whole sequence, bit for bit.
+    `QuantGRU.stream` and `FrozenQuantGRU.stream` create it. It uses the plan at its creation; later
+    changes of the module do not affect it. Reading a sequence step by step gives the codes of the
+    whole sequence, bit for bit.
 
     Args:
         plan: The plan of a GRU of one direction.
@@ -51,7 +51,7 @@ class Stream:
         self.reset()
 
     def _connect(self) -> None:
-        """Hand the states to native code, where that runs the plan."""
+        """Pass the states to native code, if it can run the plan."""
         variant = cpu.chosen() if self._device.type == "cpu" else cpu.REFERENCE
         stack = None if variant == cpu.REFERENCE else cpu.stack_of(self._plan, variant)
         self._step = None if stack is None else cpu.Stream(stack, self._codes).step
@@ -65,7 +65,7 @@ class Stream:
         self._connect()
 
     def reset(self) -> None:
-        """Back to the zero state, for all rows."""
+        """Restore the zero state for all rows."""
         for codes, cell in zip(self._codes, self._cells, strict=True):
             codes.fill_(cell.h.zero_point)
         self._nan: Tensor | None = None
@@ -74,10 +74,9 @@ class Stream:
 
     @property
     def state(self) -> Tensor:
-        """Codes of output.h of all layers (layers, N, H); may be assigned, to go on from there.
+        """Codes of output.h of all layers (layers, N, H); assign them to continue from a state.
 
-        The dtype is that of the first layer's container. NaN that was seen is forgotten when a
-        state is assigned.
+        The dtype is the container of the first layer. Assigning a state clears the NaN flags.
         """
         return torch.stack([codes.to(self._codes[0].dtype) for codes in self._codes])
 
@@ -92,13 +91,13 @@ class Stream:
             own.copy_(part)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Take one step.
+        """Run one step.
 
         Args:
             x: Real input (N, C), on the device of the plan.
 
         Returns:
-            Output of the top layer (N, H), float32. Rows that saw NaN stay NaN until `reset`.
+            Output of the top layer (N, H), float32. Rows that received NaN stay NaN until `reset`.
         """
         if (
             type(x) is not Tensor
@@ -117,7 +116,7 @@ class Stream:
         return y if self._nan is None else y.masked_fill(self._nan[:, None], torch.nan)
 
     def _general_step(self, x: Tensor) -> Tensor:
-        """A step of any input: what is wrong with it is said, the rest is brought to float32."""
+        """Run a step for any input: raise for invalid input, convert valid input to float32."""
         C = self._cells[0].input_size
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape != (self._N, C):
             got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__

@@ -1,4 +1,4 @@
-"""What a QuantGRU may be told about training: noise, precision, what is kept, learned scales."""
+"""Training options of a QuantGRU: noise, precision, saved states, learned scales."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quant_gru.modules.quantization_state import QuantState
 
 
 class TrainingOptions(torch.nn.Module):
-    """The part of a QuantGRU that training alone is about."""
+    """The part of a QuantGRU that only concerns training."""
 
     num_layers: int
     hidden_size: int
@@ -29,7 +29,7 @@ class TrainingOptions(torch.nn.Module):
 
     @property
     def _weight(self) -> Tensor:
-        """Any weight: it says where the module is, and of which dtype."""
+        """Any weight, which has the device and dtype of the module."""
         parameter = self._parameters.get("weight_ih_l0")
         weight = self.weight_ih_l0 if parameter is None else parameter
         assert isinstance(weight, Tensor)
@@ -43,7 +43,7 @@ class TrainingOptions(torch.nn.Module):
 
     @property
     def zoneout(self) -> float:
-        """In training the probability, else the share, of states that are kept; in [0, 1]."""
+        """Share of a state that is kept; in training the probability to keep it; in [0, 1]."""
         return self._state.zoneout
 
     @zoneout.setter
@@ -52,7 +52,7 @@ class TrainingOptions(torch.nn.Module):
 
     @property
     def recurrent_dropout(self) -> float:
-        """Probability of a recurrent weight to be zero in training, in [0, 1)."""
+        """Probability that a recurrent weight is zero in training, in [0, 1)."""
         return self._recurrent_dropout
 
     @recurrent_dropout.setter
@@ -64,7 +64,7 @@ class TrainingOptions(torch.nn.Module):
 
     @property
     def precision(self) -> str:
-        """What gradients are multiplied in on a GPU: 'bf16', 'tf32' or 'fp32'."""
+        """Precision of gradient products on a GPU: 'bf16', 'tf32' or 'fp32'."""
         return self._precision
 
     @precision.setter
@@ -77,7 +77,7 @@ class TrainingOptions(torch.nn.Module):
 
     @property
     def stash_bits(self) -> int | None:
-        """Bits of a state's code that are kept for backward: 4, 8 or None for all."""
+        """Bits of each state code that are saved for backward: 4, 8 or None for all."""
         return self._stash_bits
 
     @stash_bits.setter
@@ -90,8 +90,8 @@ class TrainingOptions(torch.nn.Module):
     def learn_scales(self) -> bool:
         """Whether the logarithms of the activations' scales are parameters.
 
-        Setting it makes or removes these parameters; scales stay as they are. Optimizers know of
-        new parameters only if they are made, or told, afterwards.
+        Setting it creates or removes these parameters; the scales do not change. Create optimizers,
+        or add the parameters to them, after setting it.
         """
         return bool(self._log2_scales)
 
@@ -107,7 +107,7 @@ class TrainingOptions(torch.nn.Module):
             self._remove_learned_scales()
 
     def _training_text(self) -> str:
-        """The options that are not at their defaults, each as ', name=value'."""
+        """Return the options that differ from their defaults, each as ', name=value'."""
         values = {
             "zoneout": (self.zoneout, 0.0),
             "recurrent_dropout": (self.recurrent_dropout, 0.0),
@@ -131,7 +131,7 @@ class TrainingOptions(torch.nn.Module):
     # --- noise
 
     def _noise(self, sequence: Sequence, zoneout_mask: Tensor | None) -> Noise | None:
-        """What is random in a forward in training, None otherwise."""
+        """Return the random masks of a forward in training, None otherwise."""
         if not self.training:
             if zoneout_mask is not None:
                 raise QuantGRUError(
@@ -152,7 +152,7 @@ class TrainingOptions(torch.nn.Module):
         )
 
     def _updates(self, sequence: Sequence, mask: Tensor) -> Tensor:
-        """A caller's zoneout mask as bool (layers * directions, T, N, H)."""
+        """Convert a caller's zoneout mask to bool (layers * directions, T, N, H)."""
         T, N = sequence.steps, sequence.zeros[1]
         cells = self.num_layers * self._directions
         shape = (T, N, self.hidden_size) if sequence.batched else (T, self.hidden_size)
@@ -174,7 +174,7 @@ class TrainingOptions(torch.nn.Module):
     # --- learned scales
 
     def _init_learned_scales(self) -> None:
-        # parameters of inference mode have no version that would tell of changes
+        # inference-mode parameters have no version, so changes would go undetected
         with torch.inference_mode(False):
             for name in self._scale_names():
                 values = torch.nn.Parameter(torch.zeros(COUNT, device=self._weight.device))
@@ -190,27 +190,27 @@ class TrainingOptions(torch.nn.Module):
         self._state.settle()
 
     def _scale_names(self) -> list[str]:
-        """Names of the logarithms of each layer and direction, whether they are learned or not."""
+        """Return parameter names of the logarithms per layer and direction, learned or not."""
         return [f"log2_scale_l{layer}{suffix}" for layer, suffix in self._cells()]
 
     def _logarithms(self) -> list[Tensor]:
-        """log2 of the scales of each layer and direction, where they are learned."""
+        """Return log2 of the scales of each layer and direction, if they are learned."""
         return [getattr(self, name) for name in self._log2_scales]
 
     def _learned(self) -> list[QParams]:
-        """The parameters of each layer and direction, where scales are learned."""
+        """Return the quantization parameters of each layer and direction, if scales are learned."""
         if not self._log2_scales:
             return []
         return [cell for layer in self._state.scales or () for cell in layer]
 
     def _write_logarithms(self) -> None:
-        """Let parameters say what the scales are."""
+        """Copy the logarithms of the scales to the parameters."""
         with torch.no_grad():
             for parameter, cell in zip(self._logarithms(), self._learned(), strict=False):
                 parameter.copy_(torch.tensor(logarithms(cell)))
 
     def _follow_logarithms(self) -> None:
-        """Let scales be what parameters say."""
+        """Set the scales from the parameters."""
         if self._log2_scales and self._state.scales is not None:
             self._state.follow([values.tolist() for values in self._logarithms()])
 

@@ -1,1 +1,1 @@
-"""The parameter file, and what checkpoints carry."""
+"""The parameter document of files and checkpoints."""

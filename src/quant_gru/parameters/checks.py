@@ -1,4 +1,4 @@
-"""Rules that quantization parameters have to keep."""
+"""Rules for quantization parameters."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from quant_gru.parameters.schema import OperatorParams, TableParams
 
 
 def exponent_of(scale: float) -> int | None:
-    """exp2_inv of a scale 2^-exp2_inv, None for any other."""
+    """Return exp2_inv of a scale 2^-exp2_inv, None for other scales."""
     mantissa, exponent = math.frexp(scale)
     return 1 - exponent if mantissa == 0.5 else None
 
 
 def check_fields(operator: OperatorParams, name: str) -> None:
-    """Raise if fields contradict each other, or stand where they mean nothing."""
+    """Raise if fields contradict each other, or are set where they have no meaning."""
     if name in ACTIVATIONS and operator.granularity is not None:
         raise QuantGRUError(f"Expected granularity to be null, got {operator.granularity!r}")
     if name not in ACTIVATIONS or operator.bitwidth is None:
@@ -52,7 +52,7 @@ def check_scale(quantizer: Quantizer, config: QuantConfig, name: str) -> None:
 def check_pinned(
     scale: float | Sequence[float], config: QuantConfig, name: str, hidden_size: int
 ) -> tuple[float, ...]:
-    """Scales of a weight, one per tensor, gate or channel; raises if they break a rule."""
+    """Return scales of a weight, one per tensor, gate or channel; raise if they break a rule."""
     scales = [scale] if isinstance(scale, float) else list(scale)
     granularity = config[name].granularity or "channel"
     expected = {"tensor": 1, "gate": 3, "channel": 3 * hidden_size}[granularity]
@@ -66,7 +66,7 @@ def check_pinned(
 
 
 def check_table(table: TableParams, pre: Quantizer, out: Quantizer) -> None:
-    """Raise if a table is none, or not between these quantizers."""
+    """Raise if a table is malformed or does not fit these quantizers."""
     rows = {len(row) for row in table.coefficients}
     ok = (
         len(table.bounds) == len(table.coefficients) > 0
@@ -100,7 +100,7 @@ def check_table(table: TableParams, pre: Quantizer, out: Quantizer) -> None:
 
 
 def check_curve(table: Table, quantizers: dict[str, Quantizer], name: str) -> None:
-    """Raise if a table that should be exact is far from its function: it is another's, or cut."""
+    """Raise if an exact table deviates from its function, for example if swapped or truncated."""
     pre, out = quantizers[PRE_ACTIVATION[name]], quantizers[name]
     function = "tanh" if name == "gate.g_out" else "sigmoid"
     codes = np.unique(np.linspace(pre.lo, pre.hi, 257).astype(np.int64))

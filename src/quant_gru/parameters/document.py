@@ -1,7 +1,7 @@
-"""Quantization parameters as plain data: the parameter file, and what checkpoints carry.
+"""Quantization parameters as plain data, for parameter files and checkpoints.
 
-The document holds the configuration, every quantizer and every table, but no weights: document plus
-weights give the plan, integer for integer.
+The document contains the configuration, every quantizer and every table, but no weights. The
+document and the weights together determine every integer of the plan.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from quant_gru.parameters.schema import (
 
 @dataclass(frozen=True)
 class Parameters:
-    """What a document says.
+    """The contents of a document.
 
     Attributes:
-        shape: The GRU it belongs to.
+        shape: The shape of its GRU.
         config: The configuration of the whole GRU.
         cells: [layer][direction] -> quantization parameters.
     """
@@ -66,7 +66,7 @@ class Parameters:
 def to_document(
     shape: Shape, config: QuantConfig, cells: Sequence[Sequence[QParams]]
 ) -> dict[str, Any]:
-    """The document of a calibrated GRU, as JSON-able data."""
+    """Return the document of a calibrated GRU, as JSON-compatible data."""
     document = Document(
         format="quant-gru-params",
         version=1,
@@ -90,11 +90,11 @@ def from_document(data: Any, where: str) -> Parameters:
     """Check a document and rebuild the parameters.
 
     Args:
-        data: What JSON gave.
-        where: What to call the source in errors, such as "file 'a.json'".
+        data: The parsed JSON.
+        where: Name of the source in errors, such as "file 'a.json'".
 
     Raises:
-        ParameterError: Anything that does not fit; the message says which.
+        ParameterError: A part of the document is invalid; the message names it.
     """
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         got = data.get("format") if isinstance(data, dict) else type(data).__name__
@@ -133,7 +133,7 @@ def from_document(data: Any, where: str) -> Parameters:
 
 
 def write(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
-    """Write a parameter file; it appears whole, or what stood there before stays."""
+    """Write a parameter file atomically: on failure the previous contents remain."""
     write_text(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -141,7 +141,7 @@ def read(path: str | os.PathLike[str]) -> Parameters:
     """Read a parameter file.
 
     Raises:
-        ParameterError: The file cannot be read or used; the message says why.
+        ParameterError: The file cannot be read or used; the message gives the reason.
     """
     try:
         where = f"file {name_of(path)!r}"
@@ -152,16 +152,16 @@ def read(path: str | os.PathLike[str]) -> Parameters:
 
 
 def to_tensor(document: dict[str, Any]) -> Tensor:
-    """A document as a uint8 tensor (its JSON text), to live in a state_dict."""
+    """Return a document as a uint8 tensor (its JSON text), for a state_dict."""
     text = json.dumps(document, separators=(",", ":")).encode()
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def from_tensor(tensor: Any, where: str) -> dict[str, Any]:
-    """The document in a tensor that `to_tensor` made.
+    """Return the document in a tensor of `to_tensor`.
 
     Raises:
-        ParameterError: It is not such a tensor.
+        ParameterError: The tensor is not of this kind.
     """
     if not is_plain(tensor) or tensor.dtype != torch.uint8 or tensor.dim() != 1:
         raise ParameterError(f"Expected a 1-D uint8 tensor, got something else ({where})")
@@ -175,15 +175,15 @@ def from_tensor(tensor: Any, where: str) -> dict[str, Any]:
 
 
 def is_plain(tensor: Any) -> TypeGuard[Tensor]:
-    """Whether something is a dense tensor with values."""
+    """Return whether `tensor` is a dense tensor with values."""
     return isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_meta
 
 
 def take_flag(document: dict[str, Any], name: str, default: bool, where: str) -> bool:
-    """Take what is true or false out of a document.
+    """Remove a boolean from a document and return it.
 
     Raises:
-        ParameterError: It is neither.
+        ParameterError: The value is not a boolean.
     """
     value = document.pop(name, default)
     if not isinstance(value, bool):
@@ -220,7 +220,7 @@ def _table(table: Table) -> TableParams:
 
 
 def _check_names(cell: CellParams, place: str) -> None:
-    """Raise unless a cell has all operators and tables, and no others."""
+    """Raise unless a cell has exactly the known operators and tables."""
     for known, given, thing in (
         (OPERATORS, cell.operators, "operator"),
         (FIXED_RANGE, cell.tables, "table"),
@@ -236,7 +236,7 @@ def _check_names(cell: CellParams, place: str) -> None:
 
 
 def _quantizer(operator: OperatorParams, config: QuantConfig, name: str) -> Quantizer:
-    """The quantizer of an activation; the scale of a sigmoid is rounded to a reciprocal."""
+    """Return the quantizer of an activation; the scale of a sigmoid is rounded to a reciprocal."""
     given = operator.scale
     if not isinstance(given, float) or operator.zero_point is None:
         raise QuantGRUError(
@@ -290,7 +290,7 @@ def _qparams(cell: CellParams, config: QuantConfig, shape: Shape, where: str) ->
         made = make_qparams(config, quantizers, pinned, tables)
         return replace(made, zoneout=shape.zoneout)
     except (QuantGRUError, RuntimeError, OverflowError) as error:
-        # what is made of several operators says itself which one is wrong
+        # errors about several operators already name the wrong one
         said = str(error)
         named = said[:-1] if "(operator '" in said else f"{said} (operator {name!r}"
         raise ParameterError(f"{named}, {place})") from None
@@ -310,7 +310,7 @@ def _table_of(table: TableParams) -> Table:
 
 
 def _explain(error: ValidationError, where: str) -> str:
-    """One line per problem: the rule, the value and the place inside the document."""
+    """Return one line per problem: the rule, the value and the place in the document."""
     lines = []
     for detail in error.errors(include_url=False):
         *place, key = detail["loc"] or ("document",)

@@ -82,7 +82,7 @@ class Document(_Model):
 
 
 def params_json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of the parameter file."""
+    """Return the JSON Schema (2020-12) of the parameter file."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **Document.model_json_schema(),

@@ -1,1 +1,1 @@
-"""Operators of torch: what torch.compile, torch.export and torch.func see."""
+"""PyTorch operators for torch.compile, torch.export and torch.func."""

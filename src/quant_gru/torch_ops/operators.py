@@ -1,11 +1,11 @@
-"""The quantized GRU as operators of torch: what torch.compile, torch.export and torch.func see.
+"""The quantized GRU as PyTorch operators, for torch.compile, torch.export and torch.func.
 
 `quant_gru::forward` runs all layers and directions, `quant_gru::backward` is its straight-through
-gradient. Both are functions of their tensors alone: the scales come as a tensor, too, the
-parameter document as text, so a graph that holds them needs no module. Plans are built and kept
-inside the operators, for as long as that tensor lives.
+gradient. Both depend only on their tensors. The scales are also a tensor, which contains the
+parameter document as text, so a graph with these operators needs no module. Plans are built inside
+the operators and kept for the lifetime of that tensor.
 
-Eager calls do not come here: `quant_gru.torch_ops.watchers` says, cheaply, when they have to.
+Eager calls do not use them: `quant_gru.torch_ops.watchers` detects cheaply when they are needed.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _INPUTS = (
     "Tensor? updates, float dropout, float zoneout, float recurrent_dropout, bool bidirectional, "
     "bool live, str precision"
 )
-# plans are built and kept inside: not to be recorded by a CUDA graph (a tag since torch 2.8)
+# operators build and keep plans, so a CUDA graph must not record them (a tag since torch 2.8)
 _TAGS = [
     getattr(torch.Tag, name)
     for name in ("pt2_compliant_tag", "cudagraph_unsafe")
     if hasattr(torch.Tag, name)
 ]
 _library = torch.library.Library("quant_gru", "DEF")
-# `kept`: dtypes of the states' codes that backward needs, such as "int8,uint8"; empty for none
+# `kept`: dtypes of the state codes that backward needs, such as "int8,uint8"; empty for none
 _library.define(f"forward({_INPUTS}, str kept) -> (Tensor, Tensor, Tensor[])", tags=_TAGS)
-# `needs`: of x and of each weight; what is not needed comes back empty
+# `needs`: for x and each weight; gradients that are not needed are returned empty
 _library.define(
     "backward(Tensor grad_y, Tensor grad_h_n, Tensor nan, Tensor[] out, "
     f"{_INPUTS}, bool[] needs) -> (Tensor, Tensor, Tensor[])",
@@ -62,15 +62,15 @@ _peek_functorch = torch._C._functorch.peek_interpreter_stack
 
 @dataclass(frozen=True)
 class Settings:
-    """How layers are run.
+    """The settings of a run of all layers.
 
     Attributes:
-        noise: What is random, or None.
+        noise: Random masks, or None.
         bidirectional: Whether each layer has two directions.
-        live: Whether weights may change unseen (training).
+        live: Whether weights may change undetected (training).
         precision: See `quant_gru.kernels.dispatch.PRECISIONS`.
-        kept: dtypes of the codes of output.h of each layer and direction, where a gradient may be
-            asked for.
+        kept: dtypes of the codes of output.h of each layer and direction, if a gradient may be
+            needed.
     """
 
     noise: Noise | None = None
@@ -88,16 +88,16 @@ def forward(
     parameters: Tensor,
     settings: Settings,
 ) -> tuple[Tensor, Tensor]:
-    """Run all layers on real values, by the operator.
+    """Run all layers on real values, through the operator.
 
     Args:
         x: (T, N, C).
         h0: (layers * directions, N, H).
         lengths: int64 (N,) or None.
-        weights: W, R and, unless there are no biases, bw, br of each cell, cell after cell; or the
-            integers of a frozen GRU, as `FrozenPlans.plan` takes them.
-        parameters: The parameter document as text, uint8 (L,); not to be written into.
-        settings: How they are run.
+        weights: W, R and, with biases, bw, br, cell by cell; or the integers of a frozen GRU, as
+            for `FrozenPlans.plan`.
+        parameters: The parameter document as text, uint8 (L,); must not be modified.
+        settings: The settings of the run.
 
     Returns:
         Output (T, N, D*H) and last states (layers * directions, N, H), float32.
@@ -121,7 +121,7 @@ def forward(
     return y, h_n
 
 
-# --- what runs
+# --- implementations
 
 
 def _forward(
@@ -196,7 +196,7 @@ def _backward(
 
 
 def _apart(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same tensors, none in the memory of another: what an operator gives may not overlap."""
+    """Return the same tensors without shared memory, as operator outputs must not overlap."""
     seen: set[int] = set()
     found = []
     for each in tensors:
@@ -228,7 +228,7 @@ def _plan(
     return source.plan(weights, live, dropped, noise.recurrent_dropout)
 
 
-# --- what is known without running
+# --- fake implementations
 
 
 def _fake_forward(
@@ -296,11 +296,11 @@ def _differentiate(ctx: Any, grad_y: Tensor, grad_h_n: Tensor, _: Any) -> tuple[
 
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """A backward that only refuses needs nothing."""
+    """Save nothing: a backward that only raises needs no tensors."""
 
 
 class _Transformed(torch.autograd.Function):
-    """`quant_gru::forward` for torch.func, which differentiates functions, not operators."""
+    """`quant_gru::forward` for torch.func, which differentiates functions instead of operators."""
 
     generate_vmap_rule = True
 
@@ -368,7 +368,7 @@ class _TransformedBackward(torch.autograd.Function):
 
 
 def _vmap_forward(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    """One run where only sequences are batched: the new dimension joins the rows."""
+    """Use one run if only sequences are batched: the new dimension becomes part of the rows."""
     x, h0, lengths, weights, parameters, seed, updates, *rest = args
     x_dim, h0_dim, lengths_dim, *others = in_dims
     random = seed is not None or updates is not None

@@ -1,4 +1,4 @@
-"""Where operators take plans from: a parameter tensor stands for what makes them."""
+"""Plans of operators: a registry from parameter tensors to the objects that build plans."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ _sources: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def keep(parameters: Tensor, source: Source) -> None:
-    """Say where the plans of a parameter tensor come from, as long as the tensor lives."""
+    """Register the source of plans for a parameter tensor, for the lifetime of the tensor."""
     _sources[parameters] = source
 
 
 def source_of(parameters: Tensor, weights: Sequence[Tensor]) -> Source:
-    """What makes the plans of a parameter tensor, from the document in it where nobody has said."""
+    """Return the source of plans of a parameter tensor, by default built from its document."""
     found: Source | None = _sources.get(parameters)
     if found is None:
         document = params.from_tensor(parameters, "a graph")
@@ -85,25 +85,25 @@ def source_of(parameters: Tensor, weights: Sequence[Tensor]) -> Source:
 def run_prepared(
     source: Source, weights: Sequence[Tensor], x: Tensor, h0: Tensor, lengths: Tensor | None
 ) -> tuple[Tensor, Tensor] | None:
-    """Run a call in native code, where no gradient is on; None where the call is of another kind.
+    """Run a call in native code, with gradients off; return None if the call is not supported.
 
     Args:
-        source: What makes the plans.
-        weights: As the operators take them.
+        source: The source of plans.
+        weights: As for the operators.
         x: (T, N, C).
         h0: (layers * directions, N, H).
         lengths: int64 (N,) or None.
 
     Returns:
-        Output and last states, as `run_real`.
+        Output and last states, as for `run_real`.
     """
-    # replays of a graph that is captured read a plan that is kept for them
+    # replays of a captured graph read a plan that is kept for them
     if capturing(x.device):
         return None
     keeper = source if isinstance(source, FrozenPlans) else source.keeper
     prepared = keeper.in_graphs
     if prepared is None or not prepared.holds(weights):
-        # what is computed is new in each call
+        # computed weights are new tensors in each call
         if not all(isinstance(w, Parameter) or not w.is_floating_point() for w in weights):
             return None
         prepared = prepare(lambda: source.plan(weights, False), [weights], weights, torch.float32)
@@ -112,7 +112,7 @@ def run_prepared(
 
 
 def has_bias(weights: Sequence[Tensor]) -> bool:
-    """Whether a flat list of weights has biases."""
+    """Return whether a flat list of weights has biases."""
     return len(weights) > 2 and weights[2].dim() == 1
 
 

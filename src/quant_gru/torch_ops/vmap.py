@@ -1,4 +1,4 @@
-"""Rules of torch.func.vmap: sequences join the rows of a batch, anything else runs one by one."""
+"""Rules of torch.func.vmap: sequences become rows of the batch, other inputs run one by one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def into_rows(value: Tensor, dim: int | None, rows: int, size: int) -> Tensor:
-    """Batch dimension `dim`, or `size` times the same, joined with the dimension `rows`."""
+    """Flatten batch dimension `dim`, or `size` copies, into the dimension `rows`."""
     if dim is None:
         batched = value.unsqueeze(rows).expand(*value.shape[:rows], size, *value.shape[rows:])
     else:
@@ -21,7 +21,7 @@ def into_rows(value: Tensor, dim: int | None, rows: int, size: int) -> Tensor:
 def one_by_one(
     op: Callable[..., Any], size: int, in_dims: Sequence[Any], args: Sequence[Any]
 ) -> tuple[Any, Any]:
-    """Results of an operator run for each of a batch, lists of tensors included, and their dims."""
+    """Run an operator once per batch element; return stacked results (or lists) and their dims."""
     results = [
         op(*(_pick(arg, dim, i) for arg, dim in zip(args, in_dims, strict=True)))
         for i in range(size)
@@ -31,7 +31,7 @@ def one_by_one(
 
 
 def is_batched(dim: Any) -> bool:
-    """Whether a value, or one of a list, has a batch dimension."""
+    """Return whether a value, or one element of a list, has a batch dimension."""
     return any(map(is_batched, dim)) if isinstance(dim, list | tuple) else dim is not None
 
 

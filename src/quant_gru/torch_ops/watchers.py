@@ -1,6 +1,6 @@
-"""Who watches a call: compilers, tracers, transforms and modes, which see operators alone.
+"""Detection of compilers, tracers, transforms and modes, which require operators.
 
-Who compiles asks `torch.compiler.is_compiling` first, in the frame that is compiled.
+Compiled code checks `torch.compiler.is_compiling` first, in the compiled frame.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lamb
 
 
 def traced(x: object, hx: object = None, module: torch.nn.Module | None = None) -> bool:
-    """Whether a call is to go through the operators: a tracer or a transform is watching.
+    """Return whether a tracer or a transform requires a call to use the operators.
 
     Args:
         x: The input of the call.
         hx: Its initial states.
-        module: What is called, where it has real weights.
+        module: The called module, if it has real weights.
 
     Raises:
-        QuantGRUError: torch.jit.trace is running, or input, states or a weight have a tangent of
-            forward-mode differentiation.
+        QuantGRUError: torch.jit.trace is running, or the input, the states or a weight has a
+            tangent of forward-mode differentiation.
     """
-    # tells whether a dual level is entered: no tensor has a tangent otherwise
+    # a dual level must be active for any tensor to have a tangent
     if forward_ad._current_level >= 0:
         _refuse_tangents(x, hx, *(() if module is None else module.parameters()))
     if _jit_state() is not None:
@@ -49,20 +49,20 @@ def traced(x: object, hx: object = None, module: torch.nn.Module | None = None) 
 
 
 def skipped_by_dynamo() -> bool:
-    """Whether Dynamo looks at frames, and has left that of the caller alone.
+    """Return whether Dynamo is active but skipped the frame of the caller.
 
-    It does so with frames that have to do with an RNN, unless its `allow_rnn` is set, and goes on
-    with the frames of functions that they call.
+    Dynamo skips frames that involve an RNN unless its `allow_rnn` is set, but continues with the
+    frames of the functions that they call.
     """
     return _callback() not in (None, False)
 
 
 def leaf(module: torch.nn.Module, *args: Any) -> Any:
-    """A call under `torch.fx.symbolic_trace`, recorded whole, as those of modules of torch.nn are.
+    """Record a call under `torch.fx.symbolic_trace` as one node, like modules of torch.nn.
 
     Args:
-        module: What is called, a module below the root of the tracer.
-        args: Its arguments, with a `torch.fx.Proxy` among them; None at the end is left out.
+        module: The called module, below the root of the tracer.
+        args: Its arguments, including a `torch.fx.Proxy`; trailing Nones are dropped.
     """
     tracer: Any = next(each.tracer for each in args if isinstance(each, Proxy))
     while args[-1] is None:
@@ -71,7 +71,7 @@ def leaf(module: torch.nn.Module, *args: Any) -> Any:
 
 
 def _refuse_tangents(*inputs: object) -> None:
-    """Without an error a tangent would vanish where no gradient is asked for."""
+    """Raise for tangents, which would otherwise be dropped silently without a gradient."""
     for each in inputs:
         values = each.data if isinstance(each, PackedSequence) else each
         if isinstance(values, Tensor) and forward_ad.unpack_dual(values).tangent is not None:

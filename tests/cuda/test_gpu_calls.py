@@ -127,7 +127,7 @@ def test_prepared_calls_notice_changes(batch_first):
     assert run(x.cuda().int()) is None
     assert run(x.cuda()[..., :9]) is None
     own = gpu._parameters.values()
-    assert not prepare(gpu._plan(), [[torch.zeros(1)]], own, torch.float32).holds(own)
+    assert not prepare(gpu._plan, [[torch.zeros(1, device="cuda")]], own, torch.float32).holds(own)
     gpu.weight_ih_l0.mul_(1.5)
     assert run(x.cuda()) is None
 

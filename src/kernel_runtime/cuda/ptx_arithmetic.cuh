@@ -1,5 +1,4 @@
-// Byte and 16-bit operations, saturating arithmetic, and values that the compiler must not
-// recompute.
+// Byte and 16-bit operations, saturating arithmetic, and values hidden from the compiler.
 #ifndef KERNEL_RUNTIME_PTX_ARITHMETIC_CUH
 #define KERNEL_RUNTIME_PTX_ARITHMETIC_CUH
 
@@ -16,8 +15,7 @@ inline float half_as_float(uint32_t word, int i) {
     return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7400u + i + ((i + 1) << 4)));
 }
 
-// Interleaves bytes of two words, the low word's byte first: bytes 0 and 1, or 2 and 3 if i is not
-// 0.
+// Interleaves bytes 0 and 1 (2 and 3 if i is not 0) of two words, the byte of `low` first.
 inline uint32_t interleave(uint32_t low, uint32_t high, int i) {
     return __byte_perm(low, high, i ? 0x7362 : 0x5140);
 }
@@ -31,8 +29,7 @@ inline uint32_t odd_bytes(uint32_t first, uint32_t second) {
     return __byte_perm(first, second, 0x7531);
 }
 
-// Two numbers saturated to bytes, the first one lowest. The upper 16 bits are the low half of
-// `above`.
+// Two numbers saturated to bytes, the first one lowest. The upper half is the low half of `above`.
 template <bool kSigned = false>
 inline uint32_t saturated_bytes(int first, int second, uint32_t above) {
     uint32_t v;

@@ -45,8 +45,8 @@ inline void load_matrices(uint32_t (&v)[4], uint32_t address) {
                  : "memory");
 }
 
-// Products of matrices in shared memory by the four warps of a warpgroup: d += a * b, signed bytes,
-// k = 32, 64 rows of a, 8 rows of b for each column of d. They are asynchronous.
+// Asynchronous products of matrices in shared memory by the four warps of a warpgroup: d += a * b.
+// Operands are signed bytes with k = 32: 64 rows of a, 8 rows of b for each column of d.
 //
 // A matrix consists of lines of 128 bytes in the 128-byte swizzled layout. Groups of 8 lines are
 // contiguous and start at multiples of 1024 bytes. The 16-byte chunk i of line j is stored at

@@ -75,8 +75,7 @@ inline void send_slice(uint32_t slice, uint32_t barrier, uint32_t rank, uint32_t
         : "memory");
 }
 
-// Keeps an address of shared memory in a register; the compiler would otherwise recompute it at
-// each use.
+// Keeps an address of shared memory in a register; the compiler would recompute it at each use.
 inline uint32_t pinned(uint32_t address) {
     asm volatile("" : "+r"(address));
     return address;

@@ -218,8 +218,7 @@ void mask_codes(const RequantizerNumbers &r, uintptr_t codes, int64_t count, int
                      reinterpret_cast<float *>(grad), grad_row);
 }
 
-// Addresses of W, R, bw, br and of the mask of dropped codes of R; 0 for a bias or mask that is
-// absent.
+// Addresses of W, R, bw, br and of the mask of dropped codes of R; absent ones are 0.
 bool write_weights(Weights &weights, uintptr_t W, uintptr_t R, uintptr_t bw, uintptr_t br,
                    uintptr_t dropped, float keep, int threads) {
     nb::gil_scoped_release release;

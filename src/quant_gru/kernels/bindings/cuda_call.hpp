@@ -46,14 +46,12 @@ class Workspace {
     // most: maximum size of a workspace that is kept, in bytes.
     explicit Workspace(int64_t most) : most_(most) {}
     // Returns a tensor of at least `size` bytes for a call on the stream, and its address. The
-    // caller must hold a reference until the call has started, because another thread may replace
-    // it.
+    // caller must keep it until the call has started, because another thread may replace it.
     nanobind::object take(int64_t size, uintptr_t stream, const Maker &make, const Tensors &tensors,
                           uintptr_t &address);
     // Frees the memory. Returns whether there was any.
     bool forget();
-    // Locked while a call that uses the workspace starts: launches of two calls must not
-    // interleave.
+    // Locked while a call that uses it starts: launches of two calls must not interleave.
     std::mutex &mutex() { return mutex_; }
 
  private:
@@ -63,9 +61,8 @@ class Workspace {
     std::mutex mutex_;
 };
 
-// The rows of a packed sequence, whose values are (rows, features). `layout` points to the lengths
-// of N rows, followed by the start of the rows of each of T steps and the end. An absent order is
-// null.
+// The rows of a packed sequence, with values (rows, features). `layout` points to the lengths of N
+// rows, then the start of the rows of each of T steps, then the end. An absent order is null.
 struct Packing {
     int64_t T, N;
     uintptr_t layout, sorted, unsorted;

@@ -41,9 +41,6 @@ def backward(
         chunk_items: Approximate number of rows times steps per chunk. It is reduced if a chunk
             would need more than 32 MiB.
 
-    Returns:
-        The gradients; None for those that are not wanted.
-
     Raises:
         QuantGRUError: A tensor has the wrong shape.
     """
@@ -112,10 +109,7 @@ def constants(plan: CellPlan, reverse: bool) -> tuple[dict[str, Any], list[Tenso
 
 
 def _inputs(tape: Tape, grad_out: Tensor, grad_last: Tensor) -> dict[str, Tensor | None]:
-    """Return the tensors that native code reads, in its dtypes.
-
-    All are contiguous, except that steps and rows of `grad_out` may have any stride.
-    """
+    """Return the tensors that native code reads; only `grad_out` may have strided steps and rows."""
     plan = tape.plan
     grad_out = _plain(grad_out.detach(), torch.float32, contiguous=False)
     if grad_out.stride(2) != 1 and plan.hidden_size > 1:

@@ -73,8 +73,7 @@ struct Table {
     int32_t lift = 0, place = 0;
 };
 
-// The numbers of a layer and direction that every kernel needs, except those of the matrix
-// products.
+// The numbers of a layer and direction that every kernel needs, without the matrix products.
 struct Cell {
     int H = 0;
     bool in_float = false;  // float32 is exact everywhere

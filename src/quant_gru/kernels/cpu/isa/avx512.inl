@@ -143,8 +143,7 @@ QG_ALONE void dot(const Packed &p, int first, const uint8_t *a, int64_t stride, 
 
 #if defined(QG_AMX)
 
-// --- the same products with tiles: 16 rows by 64 bytes of operands, 64 bytes by 16 units of
-// weights
+// --- the same with tiles: operands of 16 rows by 64 bytes, weights of 64 bytes by 16 units
 
 template <int P>
 constexpr int kTileRows = P == 1 ? 32 : 16;
@@ -188,8 +187,7 @@ inline void tiles_of_group(const int8_t *w, const uint8_t *a, int64_t stride, in
     _tile_stored(2, out + 32, out_stride);
 }
 
-// The same for two blocks of operands. `second_bias`: whether the sums of the second include the
-// bias.
+// The same for two blocks of operands. `second_bias`: whether the sums of the second have a bias.
 inline void tiles_of_two(const int8_t *w, const uint8_t *a0, const uint8_t *a1, int64_t stride,
                          int blocks, const int32_t *bias, bool second_bias, int32_t *out0,
                          int32_t *out1, int64_t out_stride) {
@@ -333,8 +331,8 @@ inline void store_bytes(__m512i lanes, uint8_t *to) {
     _mm_store_si128(reinterpret_cast<__m128i *>(to), bytes);
 }
 
-// Quantizes a row of real values to operands. Returns whether a value was NaN. `to` has room for
-// whole vectors.
+// Quantizes a row of real values to operands; `to` has room for whole vectors. Returns whether a
+// value was NaN.
 inline bool quantize_operand(const Packed &p, const Quantizer &b, const float *x, int n,
                              uint8_t *to, int64_t stride) {
     const __m512 lo = _mm512_set1_ps(static_cast<float>(b.lo));

@@ -122,8 +122,7 @@ inline void to_operand(const Packed &p, int32_t zero, const int32_t *v, int n, O
     }
 }
 
-// Reads n codes or real values at `start` and writes them as operands. Returns whether a value was
-// NaN.
+// Reads n codes or real values at `start` as operands. Returns whether a value was NaN.
 inline bool read_operand(const Packed &p, const Quantizer &b, const Source &from, int64_t start,
                          int n, int32_t *codes, OperandByte *out, int64_t stride) {
 #if defined(QG_ROWS_AVX512)
@@ -136,8 +135,7 @@ inline bool read_operand(const Packed &p, const Quantizer &b, const Source &from
     return nan;
 }
 
-// Computes Wx of some groups from rows of operands: out[row][group][gate][unit], results of
-// `Gates::input_product`.
+// Computes `Gates::input_product` of rows of operands for some groups: out[row][group][gate][unit].
 template <class V, int P, Mode kMode>
 QG_ALONE void project(const Gates<V> &gates, const OperandByte *a, int64_t stride, int rows,
                       int first_group, int end_group, float *out) {

@@ -153,8 +153,7 @@ struct Gates {
             return V::limit(V::rounded_product(sums, m), rh_lo, rh_hi);
     }
 
-    // Returns the table's output for a sum of scaled terms; from_input is unscaled if Wx cannot be
-    // stored scaled.
+    // The table's output for a sum of scaled terms; from_input is unscaled without kScalesInput.
     QG_INLINE static V gate(const Table &t, const TwoTerms<V> &s, const V &from_input,
                             const V &rest) {
 #if defined(QG_SATURATES)

@@ -1,6 +1,6 @@
-// The float32 products of the backward. The order of the terms of a sum does not depend on the
-// number of rows that are multiplied together, so results are bit-equal for any number of threads.
-// Included inside the namespace of an instruction set, which defines Floats and
+// The float32 products of the backward. The number of rows that are multiplied together does not
+// change the order of the terms of a sum. Results are therefore bit-equal for any number of
+// threads. Included inside the namespace of an instruction set, which defines Floats and
 //   kPanelVectors       vectors of a panel of weights,
 //   kFloatRows          maximum number of rows of a call of `tile`,
 //   panels_at_once(n)   panels per call of `tile` with n rows,

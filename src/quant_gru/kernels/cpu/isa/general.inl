@@ -1,7 +1,8 @@
-// The general kernel, for plans of up to 16 bits that the fused kernel does not support: weights of
-// more than 8 bits, sums beyond 32 bits or of tier d. All arithmetic is exact: float32 or float64
-// fused multiply-adds where the plan allows it, 64-bit integers elsewhere. Included inside the
-// namespace of an instruction set, which defines `dot_pairs` and kDotRows.
+// The general kernel, for plans of up to 16 bits that the fused kernel does not support. These have
+// weights of more than 8 bits, sums beyond 32 bits or of tier d, or products that are inexact
+// without fused multiply-add. All arithmetic is exact: float32 or float64 fused multiply-adds where
+// the plan allows it, 64-bit integers elsewhere. Included inside the namespace of an instruction
+// set, which defines `dot_pairs` and kDotRows.
 
 template <class Real>
 struct Magic;

@@ -91,8 +91,7 @@ void general_item(const GeneralPlan &p, Real *Wx, Real *Rh, const GeneralItem<Re
     clamp_all(t.after, p.h_new, H, t.in.h);
 }
 
-// Computes the derivatives of one item in double. Rh_g: (H), the codes of matmul.Rh of the
-// candidate.
+// Computes the derivatives of one item in double. Rh_g: (H), codes of matmul.Rh of the candidate.
 template <class Real>
 void general_derivatives_of(const Cell &p, const DerivativesJob &job, const Real *Rh_g,
                             int64_t item, const GeneralItem<Real> &t) {

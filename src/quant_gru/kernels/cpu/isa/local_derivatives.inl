@@ -37,8 +37,7 @@ struct Forward {
     V h, z, r, g, in_z, in_r, in_g, in_rest;
 };
 
-// Pointers to the inputs and to the derivatives of these units; sums and derivatives are
-// [gate][unit].
+// Pointers to inputs and derivatives of these units; sums and derivatives are [gate][unit].
 template <class V>
 struct Units {
     const int32_t *W, *R;
@@ -80,8 +79,7 @@ struct Derivatives {
         return v;
     }
 
-    // Computes each stage for kTogether vectors before the next stage, to hide the latency of table
-    // lookups.
+    // Runs each stage for kTogether vectors before the next one, to hide the latency of lookups.
     void operator()(const Units<V> *units, int count) const {
         constexpr int kTogether = 4;
         Forward<V> f[kTogether];
@@ -172,8 +170,7 @@ inline void pack_codes(float *to, int64_t stride, int64_t item, const Code *code
     for (int j = 0; j < kFeatures; ++j) to[j] = i + j < n ? static_cast<float>(codes[i + j]) : 0.f;
 }
 
-// Reads the codes of the input and of the state before the step of an item. Also packs them for the
-// weight gradients.
+// Reads the codes of an item's input and previous state, and packs them for weight gradients.
 inline void read_item(const DerivativesJob &job, const Cell &p, int C, int64_t step_in_chunk,
                       int64_t row, int32_t *x, int32_t *h) {
     const Chunk &c = job.chunk;

@@ -15,8 +15,7 @@ inline bool quantize(const Quantizer &b, const float *x, int n, int32_t *out) {
     const float s = b.scale, inverse = b.reciprocal;
     const float lo = static_cast<float>(b.lo), hi = static_cast<float>(b.hi);
     int nan = 0;
-    // Clamping before rounding gives the same codes, because the limits are integers. NaN becomes
-    // 0.
+    // Clamping before rounding gives the same codes: the limits are integers. NaN becomes 0.
     if (inverse != 0) {
         for (int i = 0; i < n; ++i) {
             const float y = x[i] * inverse;

@@ -1,5 +1,5 @@
-// Sums of products of codes of up to 32 bits. Included inside the namespace of an instruction set,
-// for whose vectors the compiler vectorizes the loop.
+// Sums of products of codes of up to 32 bits. Included inside the namespace of an instruction set;
+// the compiler vectorizes the loop for it.
 
 inline void run_wide_sums(const WideSums &job) {
     const int64_t inputs = job.inputs;

@@ -109,7 +109,7 @@ def constants(plan: CellPlan, reverse: bool) -> tuple[dict[str, Any], list[Tenso
 
 
 def _inputs(tape: Tape, grad_out: Tensor, grad_last: Tensor) -> dict[str, Tensor | None]:
-    """Return the tensors that native code reads; only `grad_out` may have strided steps and rows."""
+    """Return the tensors that native code reads; only `grad_out` may be strided (steps, rows)."""
     plan = tape.plan
     grad_out = _plain(grad_out.detach(), torch.float32, contiguous=False)
     if grad_out.stride(2) != 1 and plan.hidden_size > 1:

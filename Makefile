@@ -1,4 +1,4 @@
-# Each target sets up what it needs in a fresh .venv: only Python >= 3.10, git and a C++ compiler are asked of the machine.
+# Each target installs its requirements in .venv. The machine needs only Python >= 3.10, git and a C++ compiler.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,7 +25,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ $(BUILT)
 
-# The kernels are compiled when the package is installed, and again when their sources change.
+# Installing the package compiles the kernels. They are compiled again when their sources change.
 $(BUILT): $(READY) $(KERNELS)
 	@if [ ! -e $@ ] || [ -n "$$(find $(KERNELS) -newer $@)" ]; then \
 		echo "compiling the kernels"; \

@@ -1,1 +1,1 @@
-"""Compile, keep, load and launch kernels; knows nothing of what they compute."""
+"""Compile, cache, load and launch kernels, independently of what they compute."""

@@ -1,22 +1,22 @@
-"""Arguments that follow addresses, and launches that are started one after the other."""
+"""Lists of prepared launches, and fields of their arguments."""
 
 from collections.abc import Sequence
 
 class Fields:
-    """Fields of arguments that point into one piece of memory."""
+    """Fields of arguments that point into one block of memory."""
 
     def __init__(self) -> None: ...
     def add(self, field: int, offset: int, /) -> None: ...
     def move(self, base: int, /) -> None: ...
 
 class Driver:
-    """The CUDA driver, by the addresses of its functions; statuses are returned."""
+    """The CUDA driver, called through function addresses. Methods return the driver's status."""
 
     def __init__(self, launch: int, get_current: int, set_current: int, context: int) -> None: ...
     def launch(self, config: int, function: int, parameters: int, /) -> int: ...
 
 class Launches:
-    """Launches that are started one after the other."""
+    """A list of launches that start in order."""
 
     def __init__(self, driver: Driver) -> None: ...
     def add(self, config: int, stream: int, function: int, parameters: int, /) -> None: ...

@@ -1,4 +1,4 @@
-"""Tensors that calls make again and again: what makes one of a kind, cheaply on the host."""
+"""Cheap allocation on the host of tensors that every call needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Maker = functools.partial[Tensor]
 """Makes a tensor of one kind at each call."""
 
 _CPU = torch.device("cpu")
-# what torch's compiled code allocates by, past the dispatcher
+# the allocators of torch's compiled code, which bypass the dispatcher
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _EMPTY = {kind: getattr(_guards, f"_empty_strided_{kind}", None) for kind in ("cpu", "cuda")}
 
@@ -24,13 +24,13 @@ def maker(
     dtype: torch.dtype = torch.float32,
     order: Sequence[int] | None = None,
 ) -> Maker:
-    """What makes tensors of one kind, as `torch.empty` does, in a third of the time on the host.
+    """Return a function like `torch.empty` that takes a third of its time on the host.
 
     Args:
-        shape: Their shape.
-        device: Their device; where it is a GPU it has to be the current one at each call.
-        dtype: Their dtype.
-        order: Dimensions from the one whose elements lie furthest apart; None for contiguous ones.
+        shape: Shape of the tensors.
+        device: Device of the tensors; a GPU must be the current device at each call.
+        dtype: dtype of the tensors.
+        order: Dimensions by descending stride; None for contiguous tensors.
     """
     strides, step = [0] * len(shape), 1
     for dimension in reversed(range(len(shape)) if order is None else order):
@@ -45,12 +45,12 @@ def maker(
 
 
 def empty(shape: Sequence[int]) -> Tensor:
-    """A contiguous float32 tensor on the CPU, its values undefined."""
+    """Return an uninitialized, contiguous float32 tensor on the CPU."""
     return maker(shape, _CPU)()
 
 
 def parts(make: Callable[..., Tensor]) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
-    """A maker, or another function, as a function and its arguments, as native code calls it."""
+    """Split a maker, or another function, into the function and arguments for native code."""
     if isinstance(make, functools.partial) and not make.keywords:
         return make.func, make.args
     return make, ()

@@ -1,4 +1,4 @@
-"""The error of the runtime, and how it becomes that of a package whose kernels run."""
+"""The error of the runtime, and its conversion to the error class of a package."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from contextlib import contextmanager
 
 
 class KernelError(ValueError):
-    """Kernels cannot be compiled, loaded, launched or kept as they were asked to."""
+    """A kernel could not be compiled, cached, loaded or launched."""
 
 
 @contextmanager
 def raised_as(error: type[Exception]) -> Iterator[None]:
-    """Turn errors of the runtime into those of a package.
+    """Convert errors of the runtime to errors of a package.
 
     Args:
-        error: What is raised in their place, with the same message.
+        error: The exception class to raise instead, with the same message.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""CUDA C++ to machine code, by NVRTC: no toolkit, no headers, no GPU needed."""
+"""Compiles CUDA C++ to machine code with NVRTC, without a toolkit, CUDA headers or a GPU."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kernel_runtime.cuda import disk_cache
 from kernel_runtime.cuda.sources import Sources
 from kernel_runtime.errors import KernelError, raised_as
 
-# sums and products are rounded as written
+# --fmad=false: products and sums are rounded separately, as written.
 _OPTIONS = ("--device-as-default-execution-space", "--std=c++17", "--fmad=false")
-# without textures and the runtime library, which are read before every source
+# Omits declarations of textures and of the runtime library, which precede every source.
 _MINIMAL, _MINIMAL_SINCE = "--minimal", (12, 4)
 
 
@@ -24,7 +24,7 @@ def available() -> bool:
 
 
 def missing() -> str | None:
-    """What has to be installed before kernels can be compiled here; None where nothing has."""
+    """Return what must be installed to compile kernels here; None if nothing is missing."""
     try:
         version()
     except KernelError as error:
@@ -34,27 +34,27 @@ def missing() -> str | None:
 
 @lru_cache(maxsize=1)
 def version() -> str:
-    """NVRTC's version, e.g. '13.0'."""
+    """Return the version of NVRTC, such as '13.0'."""
     nvrtc = _nvrtc()
     try:
         status, major, minor = nvrtc.nvrtcVersion()
-    except Exception as error:  # the library is looked for at the first call
+    except Exception as error:  # cuda-bindings loads the library at the first call
         raise _missing(error) from error
     _check(status)
     return f"{major}.{minor}"
 
 
 def machine_code(sources: Sources, name: str, macros: Mapping[str, object], arch: str) -> bytes:
-    """A cubin of a source, from the disk cache where it is there.
+    """Return the cubin of a source, from the disk cache if it is there.
 
     Args:
-        sources: Where it lies.
-        name: Of a .cu file, such as 'backward/recurrence'.
-        macros: What the source is specialized on.
-        arch: 'sm_90a' and the like.
+        sources: The sources of the package.
+        name: Name of a .cu file, such as 'backward/recurrence'.
+        macros: Macros that specialize the source.
+        arch: The architecture, such as 'sm_90a'.
 
     Raises:
-        Exception: `sources.error` where NVRTC is missing or refuses.
+        Exception: `sources.error`, if NVRTC is missing or cannot compile the source.
     """
     with raised_as(sources.error):
         headers = sources.header_texts
@@ -73,7 +73,7 @@ def machine_code(sources: Sources, name: str, macros: Mapping[str, object], arch
 
 
 def compile_source(sources: Sources, name: str, source: str, options: tuple[str, ...]) -> bytes:
-    """Compile without looking into the cache; errors carry NVRTC's log."""
+    """Compile without using the cache. The message of a KernelError contains NVRTC's log."""
     nvrtc, headers = _nvrtc(), sources.header_texts
     status, program = nvrtc.nvrtcCreateProgram(
         source.encode(),
@@ -114,7 +114,7 @@ def _nvrtc() -> Any:
 
 
 def _missing(error: Exception) -> KernelError:
-    # of the major version of PyTorch's CUDA, which the installed GPU driver runs
+    # Suggest the major version of PyTorch's CUDA, which the installed GPU driver supports.
     major = (torch.version.cuda or "13").partition(".")[0]
     if isinstance(error, ImportError):
         name, package = "cuda-bindings", "cuda-bindings"

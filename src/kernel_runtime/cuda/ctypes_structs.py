@@ -1,4 +1,4 @@
-"""Arguments of kernels and of the driver as structures of C."""
+"""C structures for arguments of kernels and of the driver."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from typing import Any
 
 
 def structure(name: str, **fields: Any) -> type[ctypes.Structure]:
-    """A structure of C with these fields, in order."""
+    """Return a C structure type with these fields, in order."""
     return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})

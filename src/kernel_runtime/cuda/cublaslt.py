@@ -1,7 +1,7 @@
-"""Products of bfloat16 matrices as launches among others: cuBLASLt's, which torch has loaded.
+"""bfloat16 GEMMs of cuBLASLt as prepared launches; torch has already loaded the library.
 
-Descriptions and algorithm are chosen once; a start passes addresses on. The algorithm is the first
-that the library's heuristic names for a size, so the same sizes give the same bits.
+Descriptors and the algorithm are chosen once; a start only passes addresses. The algorithm is the
+first choice of the library's heuristic for a size, so equal sizes give bit-equal results.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _COMPUTE_32F = 68  # cublasComputeType_t
 _OP_N, _OP_T = 0, 1  # cublasOperation_t
 _TRANSA, _TRANSB = 3, 4  # cublasLtMatmulDescAttributes_t
 _MAX_WORKSPACE_BYTES = 1  # cublasLtMatmulPreferenceAttributes_t
-_MOST_WORKSPACE = 32 << 20  # as torch gives it on the largest GPUs
+_MOST_WORKSPACE = 32 << 20  # torch's size on the largest GPUs
 
-# the arguments of cublasLtMatmul, as launch_list.hpp has them
+# The arguments of cublasLtMatmul; `Product` in launch_list.hpp has the same layout.
 ProductC = structure(
     "ProductC",
     **dict.fromkeys("handle operation alpha a a_layout b b_layout".split(), _Pointer),
@@ -64,12 +64,12 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
 
 
 class Product(NamedTuple):
-    """left (m, k) times right (k, n), bfloat16, in float32; all of it row after row in memory.
+    """left (m, k) times right (k, n), bfloat16, with a float32 result; all matrices row-major.
 
     Attributes:
         m: Rows of the result.
         n: Columns of the result.
-        k: What is summed over.
+        k: Number of terms of each sum.
         transposed: Whether left is (k, m) in memory.
     """
 
@@ -80,13 +80,13 @@ class Product(NamedTuple):
 
 
 class Described:
-    """A product as the library is to make it.
+    """A GEMM with descriptors and algorithm.
 
     Attributes:
         function: Address of cublasLtMatmul.
-        record: A `ProductC` without addresses of matrices and workspace: left is its `b`, right its
-            `a`, the result its `c` and `d`, which start at multiples of 256 bytes.
-        workspace: Bytes of its workspace, which starts at such a multiple, too.
+        record: A `ProductC` without addresses of matrices and workspace. Left is its `b`, right its
+            `a`, the result its `c` and `d`; all addresses must be multiples of 256.
+        workspace: Size of its workspace in bytes; its address must be a multiple of 256, too.
     """
 
     def __init__(self, function: int, record: Any, keep: Any) -> None:
@@ -98,10 +98,10 @@ class Library:
     """cuBLASLt on the current device.
 
     Args:
-        functions: The library's functions by name, without 'cublasLt'; return a status.
+        functions: The library's functions by name, without 'cublasLt'; each returns a status.
 
     Attributes:
-        works: Whether it could be set up.
+        works: Whether the library could be initialized.
     """
 
     def __init__(self, functions: dict[str, Any]) -> None:
@@ -111,10 +111,10 @@ class Library:
         self.works = functions["Create"](ctypes.byref(self._handle)) == 0
 
     def describe(self, product: Product) -> Described | None:
-        """What a product needs beside addresses, or None where the library has no way to make it.
+        """Choose descriptors and algorithm of a GEMM; return None if the library has none.
 
         Args:
-            product: The product, without empty matrices.
+            product: The GEMM; its matrices must not be empty.
         """
         try:
             return self._describe(product)
@@ -123,7 +123,7 @@ class Library:
 
     def _describe(self, product: Product) -> Described:
         m, n, k, transposed = product
-        # matrices row after row are transposed ones column after column: right' times left'
+        # A row-major matrix is its transpose in column-major order: compute right' times left'.
         right = self._layout(_R_16BF, n, k)
         left = self._layout(_R_16BF, m, k) if transposed else self._layout(_R_16BF, k, m)
         result = self._layout(_R_32F, n, m)
@@ -183,11 +183,11 @@ class Library:
 
 
 class _RefusedError(Exception):
-    """The library does not make a product."""
+    """The library does not support a GEMM."""
 
 
 class _Owned:
-    """Something of the library's, which goes with this."""
+    """An object of the library, destroyed together with this one."""
 
     def __init__(self, value: int | None, destroy: Callable[[int | None], int]) -> None:
         self.value = value
@@ -196,7 +196,7 @@ class _Owned:
 
 @cache
 def loaded() -> dict[str, Any] | None:
-    """The functions of the library that torch uses; None where it has not loaded it by itself."""
+    """Return the functions of the cuBLASLt that torch has loaded; None if it has not loaded it."""
     version = torch.version.cuda
     if version is None or not hasattr(os, "RTLD_NOLOAD"):
         return None

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: one file each, checked by a digest of its name and of what it has."""
+"""Compiled kernels on disk: one file each, verified by a digest of its name and content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DIGEST_BYTES = 32
 
 
 def key(parts: Sequence[str]) -> str:
-    """Name of an entry: a digest of everything that decides what is compiled.
+    """Return the name of an entry: a digest of everything that determines the compiled code.
 
     Args:
         parts: Sources, options, compiler version and architecture.
@@ -35,18 +35,18 @@ class DiskCache:
     """The compiled kernels of a package.
 
     Attributes:
-        variable: Environment variable that names their folder.
-        name: Their folder in the user's cache, where the variable is not set.
+        variable: Environment variable with the path of the folder.
+        name: Name of the folder in the user's cache, used if the variable is not set.
     """
 
     variable: str
     name: str
 
     def folder(self) -> Path:
-        """Where compiled kernels are kept.
+        """Return the folder of compiled kernels.
 
         Raises:
-            KernelError: The user has no home.
+            KernelError: No variable is set and the user has no home folder.
         """
         chosen = os.environ.get(self.variable)
         if chosen:
@@ -61,7 +61,7 @@ class DiskCache:
             ) from None
 
     def load(self, name: str) -> bytes | None:
-        """The compiled kernel of a key; None where there is none, or only a damaged one."""
+        """Return the compiled kernel of a key; None if it is missing or damaged."""
         try:
             data = (self.folder() / (name + _SUFFIX)).read_bytes()
         except (OSError, KernelError):
@@ -70,7 +70,7 @@ class DiskCache:
         return content if content and _digest(name, content) == digest else None
 
     def store(self, name: str, content: bytes) -> None:
-        """Keep a compiled kernel. A folder that cannot be written costs a compilation, no more."""
+        """Write a compiled kernel. Does nothing if the folder cannot be written."""
         try:
             folder = self.folder()
             folder.mkdir(parents=True, exist_ok=True)
@@ -80,13 +80,13 @@ class DiskCache:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(_digest(name, content) + content)
-            # whole or not at all, whichever process comes first
+            # The replacement is atomic, also if several processes write the same entry.
             os.replace(temporary, folder / (name + _SUFFIX))
         except OSError:
             Path(temporary).unlink(missing_ok=True)
 
     def entries(self) -> Iterator[Path]:
-        """Files of the cache, those of writes that were cut short included.
+        """Yield the files of the cache, including those of interrupted writes.
 
         Raises:
             KernelError: The folder cannot be read.
@@ -97,10 +97,10 @@ class DiskCache:
         yield from (path for path in inside if path.suffix in (_SUFFIX, ".tmp"))
 
     def sizes(self) -> list[int]:
-        """Bytes of each entry; another process may remove some meanwhile.
+        """Return the size of each entry in bytes; entries that vanish meanwhile are skipped.
 
         Raises:
-            KernelError: An entry cannot be looked at.
+            KernelError: An entry cannot be read.
         """
         found = []
         with self._named_errors():
@@ -110,7 +110,7 @@ class DiskCache:
         return found
 
     def clear(self) -> int:
-        """Remove all entries; returns how many there were.
+        """Remove all entries and return their number.
 
         Raises:
             KernelError: A file cannot be removed.
@@ -124,7 +124,7 @@ class DiskCache:
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
-        """Turn what the file system refuses into an error that names the file."""
+        """Convert an OSError to a KernelError that names the file."""
         try:
             yield
         except OSError as error:

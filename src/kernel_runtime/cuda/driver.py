@@ -1,4 +1,4 @@
-"""Loads machine code and launches it: the CUDA driver, on torch's devices, streams and contexts."""
+"""Loads and launches kernels through the CUDA driver, on torch's devices, streams and contexts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WITH_CLUSTERS = (9, 10)
 _CLUSTERS = (2, 4, 8, 16)
 _PORTABLE = 8
 _PROBE = Kernel.of("probe", "probe", {})
-# clusters are counted for blocks that have a multiprocessor to themselves
+# Clusters are counted for blocks so large that each occupies a whole multiprocessor.
 _PROBE_THREADS, _PROBE_BYTES = 256, 128 << 10
 
 _COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
@@ -51,11 +51,13 @@ def _late(grid: Grid) -> Grid:
 
 
 class Loaded:
-    """A loaded kernel and what its launches share.
+    """A loaded kernel with its launch configuration.
 
     Attributes:
         function: The driver's handle.
-        shared_bytes: Shared memory that a block may have.
+        address: The handle as a number.
+        shared_bytes: Maximum shared memory of a block.
+        lock: Must be held while `config` is in use.
         config: Launch configuration; grid, block, shared memory and stream change per call.
     """
 
@@ -81,7 +83,7 @@ class Loaded:
         self.config = config
 
     def configure(self, grid: Grid, stream: int) -> int:
-        """Set what changes per call; returns the configuration's address."""
+        """Set the fields that change per call. Return the address of the configuration."""
         config = self.config
         config.grid[0], config.grid[1] = grid.blocks
         config.block[0] = grid.threads
@@ -91,10 +93,10 @@ class Loaded:
 
 
 class _Launch:
-    """A launch with a configuration of its own.
+    """A launch with its own configuration.
 
     Attributes:
-        addresses: As `_native.Launches.add` takes them.
+        addresses: The arguments of `_native.Launches.add`.
     """
 
     def __init__(self, loaded: Loaded, grid: Grid, arguments: Any) -> None:
@@ -108,10 +110,10 @@ class _Launch:
 
 
 class _Multiply:
-    """A product of matrices.
+    """A GEMM of cuBLASLt.
 
     Attributes:
-        addresses: As `_native.Launches.add` takes them.
+        addresses: The arguments of `_native.Launches.add`.
     """
 
     def __init__(self, described: Described) -> None:
@@ -122,12 +124,12 @@ class _Multiply:
 
 
 class Prepared:
-    """Launches that are started again and again, one after the other.
+    """Launches that can be started repeatedly, in order.
 
     Args:
-        device: Where they run.
-        load: Gives them. Kernels may still be compiled: it is called when the launches are asked
-            for, or started.
+        device: The device of the launches.
+        load: Returns the launches. It is called at their first use or start, because kernels may
+            still be compiling before that.
     """
 
     def __init__(self, device: Device, load: Callable[[], Sequence[_Launch | _Multiply]]) -> None:
@@ -140,7 +142,7 @@ class Prepared:
 
     @cached_property
     def native(self) -> _native.Launches:
-        """The same in native code, for as long as these are kept."""
+        """The launches in native code; valid as long as this object is alive."""
         found = _native.Launches(self._device.native)
         for each in self.launches:
             found.add(*each.addresses)
@@ -157,12 +159,12 @@ class Device:
     """One GPU and the kernels of a package loaded on it.
 
     Args:
-        index: Which GPU.
-        sources: Those kernels, and what is raised about them.
+        index: Index of the GPU.
+        sources: The sources of the kernels, and the class of errors about them.
 
     Attributes:
         native: The driver's functions, in the context of this device.
-        stream: Gives torch's current stream, behind what others have made.
+        stream: Returns torch's current stream, which waits for tensors shared by all calls.
     """
 
     _error: type[Exception] = KernelError
@@ -174,31 +176,31 @@ class Device:
         capability = torch.cuda.get_device_capability(index)
         if capability < _OLDEST:
             raise self._error(_too_old(capability))
-        # chips of other major versions have no clusters, or too little memory for ours
+        # GPUs of other major versions have no clusters, or too little memory for our kernels.
         self.has_clusters = capability[0] in _WITH_CLUSTERS
         self.arch = f"sm_{capability[0]}{capability[1]}" + ("a" if capability == (9, 0) else "")
         self._compiler = ParallelCompiler(self.arch, sources)
         self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(index))
         self.native = _native.Driver(*_functions(), int(self._context))
         self._loaded: dict[tuple[Kernel, int], Loaded] = {}
-        self._shared: dict[Kernel, int] = {}  # that a block of a kernel may have
+        self._shared: dict[Kernel, int] = {}  # maximum shared memory of a block
         self._modules: dict[tuple[Any, ...], Any] = {}
         self._clusters: dict[int, int] | None = None
         self._library: Any = _MISSING
         self._lock = threading.RLock()
         if self.has_clusters:
-            # compiled while a plan's numbers are made
+            # The probe compiles while the numbers of a plan are computed.
             self.expect(_PROBE)
 
     def clusters(self) -> Mapping[int, int]:
-        """Blocks of a cluster -> how many such clusters run at once."""
+        """Return blocks per cluster -> number of such clusters that run at once."""
         if self._clusters is None:
             blocks = torch.cuda.get_device_properties(self.index).multi_processor_count
             self._clusters = {1: blocks, **self._count_clusters()}
         return self._clusters
 
     def expect(self, kernel: Kernel) -> None:
-        """Begin to compile a kernel that will be prepared or launched."""
+        """Start compiling a kernel that will be prepared or launched."""
         if (kernel.source, kernel.macros) not in self._modules:
             self._compiler.expect(kernel)
 
@@ -209,13 +211,13 @@ class Device:
 
         Raises:
             sources.error: The kernel is not loaded yet and the stream is being captured, or the
-                driver refuses.
+                driver returns an error.
         """
         loaded = self._ready(kernel, grid)
         pointers = ctypes.c_void_p(ctypes.addressof(arguments))
         stream = self.stream()
         with loaded.lock:
-            # the driver copies configuration and arguments before it returns
+            # The driver copies configuration and arguments before it returns.
             config = loaded.configure(grid, stream)
             status = self.native.launch(config, loaded.address, ctypes.addressof(pointers))
         if status:
@@ -224,7 +226,7 @@ class Device:
     def prepare(
         self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
     ) -> Prepared:
-        """Begin to compile a kernel, and keep what its launches share; they raise as `launch`."""
+        """Start compiling a kernel and prepare its launch, which raises the errors of `launch`."""
         self.expect(kernel)
 
         def load() -> list[_Launch]:
@@ -234,7 +236,7 @@ class Device:
         return Prepared(self, load)
 
     def multiply(self, product: Product) -> Multiplication | None:
-        """Prepare a product of matrices; None where the library cannot."""
+        """Prepare a GEMM; return None if cuBLASLt is not available or does not support it."""
         if self._library is _MISSING:
             functions = cublaslt.loaded()
             with torch.cuda.device(self.index):
@@ -249,12 +251,12 @@ class Device:
         return Multiplication(Prepared(self, lambda: product_of), found.record, found.workspace)
 
     def join(self, launches: Sequence[Prepared]) -> Prepared:
-        """Prepared launches as one, started in one call of native code."""
+        """Combine prepared launches into one that a single native call starts."""
         found = [each for launch in launches for each in launch.launches]
         return Prepared(self, lambda: found)
 
     def raise_for(self, status: int) -> None:
-        """Raise the error that a launch returned; that of a product is negative."""
+        """Raise the error for the status of a launch; a negative status is of cuBLASLt."""
         if status < 0:
             raise self._error(f"Expected cuBLASLt to succeed, got status {-status}")
         self._check((self._driver.CUresult(status),))
@@ -268,7 +270,7 @@ class Device:
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        """Makes this device the driver's, and then again what was before: torch goes by it, too."""
+        """Make this device's context current, then restore the previous one, which torch uses."""
         driver = self._driver
         before = self._check(driver.cuCtxGetCurrent())
         if int(before) == int(self._context):
@@ -292,7 +294,7 @@ class Device:
                 code = self._compiler.take(kernel)
                 module = self._modules[key] = self._check(driver.cuModuleLoadData(code))
             function = self._check(driver.cuModuleGetFunction(module, kernel.function.encode()))
-            # the function is that of all clusters: others launch it with more
+            # Launches with other cluster sizes share the function, and may need more shared memory.
             shared = max(grid.shared_bytes, self._shared.get(kernel, 0))
             self._shared[kernel] = shared
             settings = {attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: shared}
@@ -334,12 +336,12 @@ class Device:
 
 
 def available(device: torch.device) -> bool:
-    """Whether kernels can be compiled for and run on a device."""
+    """Whether kernels can be compiled for a device and run on it."""
     return device.type == "cuda" and missing(device) is None
 
 
 def missing(device: torch.device) -> str | None:
-    """Why kernels do not run on a CUDA device of torch; None where they do."""
+    """Return why kernels cannot run on a CUDA device of torch; None if they can."""
     return _missing(torch.cuda.current_device() if device.index is None else device.index)
 
 
@@ -359,7 +361,7 @@ def _too_old(capability: tuple[int, int]) -> str:
 
 
 def machine_of(device: torch.device, sources: Sources = RUNTIME) -> Device:
-    """The GPU that a tensor's device names, with the kernels of a package."""
+    """Return the GPU of a torch device, with the kernels of a package."""
     return _device(torch.cuda.current_device() if device.index is None else device.index, sources)
 
 
@@ -383,7 +385,7 @@ def _driver() -> Any:
 
 @cache
 def _functions() -> tuple[int, int, int]:
-    """Addresses of the functions that calls use: nothing is converted on the way there."""
+    """Return the addresses of the driver functions that native code calls directly."""
     driver, found = _driver(), []
     flags = int(driver.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT)
     for name in (b"cuLaunchKernelEx", b"cuCtxGetCurrent", b"cuCtxSetCurrent"):

@@ -1,4 +1,4 @@
-"""CUDA graphs that are being captured: what is computed then is there only after their replay."""
+"""Checks for CUDA graph capture: results of captured work exist only after a replay."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from kernel_runtime.errors import KernelError
 
 
 def capturing(device: torch.device) -> bool:
-    """Whether a CUDA graph is being captured: what is computed then is there after its replay."""
+    """Whether a CUDA graph is being captured on the current stream."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def refuse_in_capture(
     device: torch.device, what: str, error: type[Exception] = KernelError
 ) -> None:
-    """Raise where a graph is being captured.
+    """Raise an error if a graph is being captured.
 
     Args:
-        device: Where work is done.
-        what: What cannot be made then, in words.
-        error: What is raised.
+        device: The device of the work.
+        what: Description of the object that cannot be created during capture.
+        error: The exception class.
     """
     if capturing(device):
         raise error(

@@ -1,4 +1,4 @@
-"""What is launched and where: kernels by source and macros, grids, and machines to run them."""
+"""Descriptions of launches: kernels by source and macros, grids, and machines that run them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kernel_runtime.cuda.cublaslt import Product
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A function of a source, specialized by macros; the same ones are the same object.
+    """A function of a source, specialized by macros. Equal kernels are the same object.
 
     Attributes:
         source: Name of a .cu file of the package, such as 'backward/recurrence'.
-        function: Its function.
+        function: Name of the function.
         macros: Names and values, sorted.
     """
 
@@ -28,7 +28,7 @@ class Kernel:
 
     @classmethod
     def of(cls, source: str, function: str, macros: Mapping[str, object]) -> Kernel:
-        """From a mapping of macros."""
+        """Return the kernel for a mapping of macros."""
         return _kernel(source, function, tuple(sorted(macros.items())))
 
 
@@ -38,16 +38,17 @@ def _kernel(source: str, function: str, macros: tuple[tuple[str, object], ...]) 
 
 
 class Grid(NamedTuple):
-    """How a kernel is spread over a device.
+    """The launch dimensions of a kernel.
 
     Attributes:
         blocks: Blocks in x and in y.
-        threads: Threads of a block.
+        threads: Threads per block.
         cluster: Blocks in x that form a cluster.
-        shared_bytes: Shared memory of a block.
-        together: Whether blocks wait for each other: all of them have to be there at once.
-        early: Whether blocks may start before the launch ahead has ended, and wait for it
-            themselves; if that launch is early, too, it lets others start after it has waited.
+        shared_bytes: Shared memory per block.
+        together: Whether blocks wait for each other, so that all must be resident at once
+            (cooperative launch).
+        early: Whether blocks may start before the previous launch has ended; the kernel then waits
+            for it. If that launch is early, too, it lets dependents start only after its own wait.
     """
 
     blocks: tuple[int, int]
@@ -59,25 +60,25 @@ class Grid(NamedTuple):
 
 
 class Prepared(Protocol):
-    """Launches that can be started again and again; arguments are read at each start."""
+    """Launches that can be started repeatedly; each start reads the arguments."""
 
     @property
     def native(self) -> _native.Launches:
-        """The same launches, as native code starts them; these are to be kept as long."""
+        """The same launches for native code; this object must be kept alive as long."""
         ...
 
     def start(self, stream: int) -> None:
-        """Start the kernels on a stream, one after the other."""
+        """Start the kernels on a stream, in order."""
         ...
 
 
 class Multiplication(NamedTuple):
-    """A prepared product of matrices.
+    """A prepared GEMM.
 
     Attributes:
-        launch: What starts it.
-        record: Where it finds its matrices and its workspace, see `cublaslt.Described`.
-        workspace: Bytes of its workspace.
+        launch: The launch of the GEMM.
+        record: The addresses of its matrices and its workspace, see `cublaslt.Described`.
+        workspace: Size of its workspace in bytes.
     """
 
     launch: Prepared
@@ -86,20 +87,20 @@ class Multiplication(NamedTuple):
 
 
 class Machine(Protocol):
-    """What runs kernels: a GPU, or in tests the host.
+    """A machine that runs kernels: a GPU, or the host in tests.
 
     Attributes:
-        arch: What kernels are compiled for, such as 'sm_90a'.
+        arch: The architecture for which kernels are compiled, such as 'sm_90a'.
     """
 
     arch: str
 
     def clusters(self) -> Mapping[int, int]:
-        """Blocks of a cluster -> how many such clusters run at once."""
+        """Return blocks per cluster -> number of such clusters that run at once."""
         ...
 
     def expect(self, kernel: Kernel) -> None:
-        """Begin to compile a kernel that will be prepared or launched."""
+        """Start compiling a kernel that will be prepared or launched."""
         ...
 
     def launch(
@@ -111,21 +112,21 @@ class Machine(Protocol):
     def prepare(
         self, kernel: Kernel, grid: Grid, arguments: ctypes.Structure | ctypes.Array[Any]
     ) -> Prepared:
-        """Load a kernel and keep what its launches share."""
+        """Prepare a launch of a kernel that can be started repeatedly."""
         ...
 
     def multiply(self, product: Product) -> Multiplication | None:
-        """Prepare a product; None where torch has to make it."""
+        """Prepare a GEMM; return None if torch has to compute it."""
         ...
 
     def join(self, launches: Sequence[Any]) -> Prepared:
-        """What this machine has prepared, as one that starts all of it in turn."""
+        """Combine launches that this machine has prepared into one that starts all in order."""
         ...
 
     def raise_for(self, status: int) -> None:
-        """Raise the error that a launch in native code returned."""
+        """Raise the error for the status of a launch in native code."""
         ...
 
     def stream(self) -> int:
-        """The current stream, to which prepared launches go, behind what was made for all."""
+        """Return the current stream, which waits for tensors shared by all calls."""
         ...

@@ -1,4 +1,4 @@
-"""Compiles kernels before they are loaded: those of a call take as long as the longest of them."""
+"""Compiles the kernels of a call in parallel, before they are loaded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _Key = tuple[str, tuple[tuple[str, object], ...]]
 
 
 class ParallelCompiler:
-    """Machine code that is on its way, each in a thread of its own: NVRTC waits for no other.
+    """Compiles each kernel in its own thread; NVRTC compilations run concurrently.
 
     Args:
-        arch: What is compiled for, such as 'sm_90a'.
-        sources: Where the sources lie.
+        arch: The architecture, such as 'sm_90a'.
+        sources: The sources of the package.
     """
 
     def __init__(self, arch: str, sources: Sources) -> None:
@@ -26,14 +26,14 @@ class ParallelCompiler:
         self._coming: dict[_Key, Future[bytes]] = {}
 
     def expect(self, kernel: Kernel) -> None:
-        """Begin with a kernel, unless it has been begun; errors are for `take`."""
+        """Start compiling a kernel, unless it has been started; `take` raises the errors."""
         self._begin((kernel.source, kernel.macros))
 
     def take(self, kernel: Kernel) -> bytes:
-        """The machine code, once it is there.
+        """Wait for the machine code and return it.
 
         Raises:
-            Exception: As `compiler.machine_code`; the next call tries again.
+            Exception: The errors of `compiler.machine_code`; the next call tries again.
         """
         key = (kernel.source, kernel.macros)
         coming = self._begin(key)
@@ -46,12 +46,13 @@ class ParallelCompiler:
                 self._coming.pop(key, None)
 
     def _begin(self, key: _Key) -> Future[bytes] | None:
-        """What will be there; None where no thread can be started for it."""
+        """Return the future of the machine code; None if no thread can be started."""
         with self._lock:
             coming = self._coming.get(key)
             if coming is None:
                 coming = Future()
-                # waited for at exit, whoever began: NVRTC does not outlive what the process unloads
+                # Never a daemon, even if a daemon starts it: the process waits for it at exit,
+                # because NVRTC does not survive the unloading of libraries.
                 thread = threading.Thread(target=self._compile, args=(key, coming), daemon=False)
                 try:
                     thread.start()

@@ -1,4 +1,4 @@
-// The instructions that CUDA C++ has no name for.
+// PTX instructions that CUDA C++ does not provide as functions.
 #ifndef KERNEL_RUNTIME_PTX_CUH
 #define KERNEL_RUNTIME_PTX_CUH
 

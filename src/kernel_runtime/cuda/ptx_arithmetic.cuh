@@ -1,12 +1,12 @@
-// Bytes, halves and saturating arithmetic, and values that the compiler is to leave alone.
+// Byte and 16-bit operations, saturating arithmetic, and values hidden from the compiler.
 #ifndef KERNEL_RUNTIME_PTX_ARITHMETIC_CUH
 #define KERNEL_RUNTIME_PTX_ARITHMETIC_CUH
 
 #include <stdint.h>
 
-#ifndef PTX_ON_HOST  // a host that runs kernels brings its own
+#ifndef PTX_ON_HOST  // tests that run kernels on the host define these functions
 
-// 8388608 + an unsigned part of a word: byte `i`, or 16 bits from byte `i` on.
+// 8388608 + an unsigned part of a word: byte `i`, or the 16 bits that start at byte `i`.
 inline float byte_as_float(uint32_t word, int i) {
     return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440u + i));
 }
@@ -15,12 +15,12 @@ inline float half_as_float(uint32_t word, int i) {
     return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7400u + i + ((i + 1) << 4)));
 }
 
-// Bytes i and i + 1 of two words, alternating, the first word's first.
+// Interleaves bytes 0 and 1 (2 and 3 if i is not 0) of two words, the byte of `low` first.
 inline uint32_t interleave(uint32_t low, uint32_t high, int i) {
     return __byte_perm(low, high, i ? 0x7362 : 0x5140);
 }
 
-// Bytes 0 and 2, or 1 and 3, of two words, the first word's first.
+// Bytes 0 and 2, or 1 and 3, of both words; those of the first word are the low bytes.
 inline uint32_t even_bytes(uint32_t first, uint32_t second) {
     return __byte_perm(first, second, 0x6420);
 }
@@ -29,7 +29,7 @@ inline uint32_t odd_bytes(uint32_t first, uint32_t second) {
     return __byte_perm(first, second, 0x7531);
 }
 
-// Two numbers as bytes that stop at their limits, below the low half of a word.
+// Two numbers saturated to bytes, the first one lowest. The upper half is the low half of `above`.
 template <bool kSigned = false>
 inline uint32_t saturated_bytes(int first, int second, uint32_t above) {
     uint32_t v;
@@ -44,23 +44,23 @@ inline uint32_t saturated_bytes(int first, int second, uint32_t above) {
     return v;
 }
 
-// Two numbers as 16 bits each that stop at their limits, the first one low.
+// Two numbers saturated to unsigned 16 bits, the first one low.
 inline uint32_t saturated_halves(int first, int second) {
     uint32_t v;
     asm("cvt.pack.sat.u16.s32 %0, %1, %2;" : "=r"(v) : "r"(second), "r"(first));
     return v;
 }
 
-// What all lanes of a warp have, as the assembler then knows.
+// v, which is equal in all lanes of a warp; the shuffle tells the assembler that it is uniform.
 inline uint32_t uniform(uint32_t v) { return __shfl_sync(0xffffffffu, v, 0); }
 
-// As it is, through a shuffle, behind which the assembler cannot see either: it would take sums
-// apart that are worked out in advance. All lanes of a warp.
+// v unchanged, for all lanes of a warp. Even the assembler cannot see through the shuffle; it would
+// otherwise split sums that were computed in advance.
 inline uint32_t kept_number(uint32_t v) { return __shfl_sync(0xffffffffu, v, threadIdx.x % 32); }
 
 inline int64_t kept_number(int64_t v) { return __shfl_sync(0xffffffffu, v, threadIdx.x % 32); }
 
-// a + b, at least 0 and at most c.
+// a + b, clamped to 0 .. c.
 inline int limited_sum(int a, int b, int c) {
 #if __CUDA_ARCH__ >= 900
     int v;
@@ -74,14 +74,14 @@ inline int limited_sum(int a, int b, int c) {
 #endif
 }
 
-// a * b + c, not put together with other sums of products.
+// a * b + c in one instruction that the compiler does not combine with other multiply-adds.
 inline int64_t times_plus(int a, int b, int64_t c) {
     int64_t v;
     asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(v) : "r"(a), "r"(b), "l"(c));
     return v;
 }
 
-// Results are limited to [0, 1], which costs nothing.
+// Results are clamped to [0, 1] at no extra cost.
 inline float fma_saturated(float a, float b, float c) {
     float v;
     asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(v) : "f"(a), "f"(b), "f"(c));
@@ -94,10 +94,11 @@ inline float plus_saturated(float a, float b) {
     return v;
 }
 
-// The value of the lane whose number differs in the bits of `mask`.
+// The value of the lane whose index is this lane's index ^ mask.
 inline int64_t shuffle_xor(int64_t v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 
-// Two numbers rounded to bfloat16 or to half precision, the first in the low bits; and back.
+// Two numbers rounded to bfloat16 or half precision, the first in the low bits; and the conversion
+// from half precision back to float.
 inline uint32_t bf16_pair(float first, float second) {
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
@@ -130,7 +131,7 @@ inline double bits_as_double(int64_t bits) { return __longlong_as_double(bits); 
 
 inline uint32_t shuffled(uint32_t v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 
-// IEEE division, whatever the options.
+// IEEE division, independent of compiler options.
 inline float divided(float a, float b) { return __fdiv_rn(a, b); }
 
 inline bool any_lane(bool v) { return __any_sync(0xffffffffu, v); }

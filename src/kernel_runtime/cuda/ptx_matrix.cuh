@@ -1,13 +1,12 @@
-// Products of matrices: mma, wgmma and what loads their operands.
+// Matrix products (mma, wgmma) and the loads of their operands.
 #ifndef KERNEL_RUNTIME_PTX_MATRIX_CUH
 #define KERNEL_RUNTIME_PTX_MATRIX_CUH
 
 #include <stdint.h>
 
-#ifndef PTX_ON_HOST  // a host that runs kernels brings its own
+#ifndef PTX_ON_HOST  // tests that run kernels on the host define these functions
 
-// d += a * b over k = 32, bytes; rows of a: 16, columns of b: 8. The first two flags say which
-// operand has unsigned bytes.
+// d += a * b with a (16, 32) and b (32, 8), bytes. The flags say which operand is unsigned.
 template <bool kUnsignedA, bool kUnsignedB>
 inline void mma(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #define PTX_MMA(A, B)                                                         \
@@ -26,7 +25,7 @@ inline void mma(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #undef PTX_MMA
 }
 
-// The same of signed bytes, d = a * b + c.
+// d = a * b + c with the same shapes, signed bytes.
 inline void mma_from(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                      const int (&c)[4]) {
     asm volatile(
@@ -37,8 +36,8 @@ inline void mma_from(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t 
           "r"(c[2]), "r"(c[3]));
 }
 
-// Four matrices of 8 rows of 16 bytes; lane i has the address of row i % 8 of matrix i / 8, and
-// gets word lane % 4 of row lane / 4 of each.
+// Loads four matrices of 8 rows of 16 bytes. Lane i passes the address of row i % 8 of matrix i
+// / 8. It receives word i % 4 of row i / 4 of each matrix.
 inline void load_matrices(uint32_t (&v)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
@@ -46,16 +45,17 @@ inline void load_matrices(uint32_t (&v)[4], uint32_t address) {
                  : "memory");
 }
 
-// Products of matrices in shared memory by the four warps of a group, d += a * b of signed bytes
-// over k = 32: 64 rows of a, 8 rows of b for each column of d. They go on while the threads do.
+// Asynchronous products of matrices in shared memory by the four warps of a warpgroup: d += a * b.
+// Operands are signed bytes with k = 32: 64 rows of a, 8 rows of b for each column of d.
 //
-// A matrix has lines of 128 bytes, 8 of them from a multiple of 1024 on, the next 8 behind; the 16
-// bytes of number i of line j stand in place of those of number i ^ j % 8.
+// A matrix consists of lines of 128 bytes in the 128-byte swizzled layout. Groups of 8 lines are
+// contiguous and start at multiples of 1024 bytes. The 16-byte chunk i of line j is stored at
+// position i ^ (j % 8).
 inline uint64_t matrix_in_lines(uint32_t address) {
     const uint64_t apart = 1024 >> 4, turned = 1;
     return (address & 0x3FFFFu) >> 4 | uint64_t(1) << 16 | apart << 32 | turned << 62;
 }
-// From so many bytes on: features of the first lines, or other lines.
+// The matrix that starts so many bytes later: at another feature, or at another line.
 inline uint64_t matrix_from(uint64_t matrix, uint32_t bytes) { return matrix + (bytes >> 4); }
 inline void settled(int &v) { asm volatile("" : "+r"(v)::"memory"); }
 inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -64,7 +64,7 @@ inline void products_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::
 template <int kColumns>
 struct GroupProduct;
 #define PTX_FOUR(v) "+r"(v[0]), "+r"(v[1]), "+r"(v[2]), "+r"(v[3])
-// registers, and sums that are in them, of 8 columns, of two more each
+// Register names, and the sums in them, for 8, 10, 12 and 14 columns.
 #define PTX_NAMES_8                                                              \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20," \
     "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
@@ -105,7 +105,7 @@ PTX_PRODUCT(14, "n112", "%56", "%57", "%58")
 #undef PTX_NAMES_8
 #undef PTX_FOUR
 
-// d += a * b over k = 16, bfloat16; rows of a: 16, columns of b: 8.
+// d += a * b with a (16, 16) and b (16, 8), bfloat16.
 inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
@@ -116,8 +116,9 @@ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_
 
 #endif
 
-// Of 8 rows that `load_matrices` reads, the one for lane i: as they come, or, `apart`, those that a
-// thread has of a product are four apart, rows i and i + 4 in the i-th of four.
+// The row, of the 8 rows of a matrix, whose address lane i passes to `load_matrices`: row i, or
+// with `apart` a permutation. Thread t of four then holds rows t and t + 4 of a product, not 2t and
+// 2t + 1.
 inline int row_of_eight(int i, bool apart) { return apart ? i / 2 + i % 2 * 4 : i; }
 
 #endif

@@ -1,23 +1,23 @@
-// Shared and global memory: asynchronous copies, stores into other blocks of a cluster, loads and
+// Shared and global memory: asynchronous copies, stores to other blocks of a cluster, loads and
 // stores by address.
 #ifndef KERNEL_RUNTIME_PTX_MEMORY_CUH
 #define KERNEL_RUNTIME_PTX_MEMORY_CUH
 
 #include <stdint.h>
 
-#ifndef PTX_ON_HOST  // a host that runs kernels brings its own
+#ifndef PTX_ON_HOST  // tests that run kernels on the host define these functions
 
 inline uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-// Copies 16 bytes into shared memory by the time they are waited for, or zeros; `from` is valid
-// either way.
+// Starts a copy of 16 bytes, or of zeros if not `there`, to shared memory. `from` must be a valid
+// address in both cases.
 inline void copy_async(uint32_t to, const void *from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
                  "l"(__cvta_generic_to_global(from)), "r"(there ? 16 : 0)
                  : "memory");
 }
 
-// As many as kBytes: 4, 8 or 16.
+// Starts a copy of kBytes (4, 8 or 16) to shared memory.
 template <int kBytes>
 inline void copy_async(void *to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from),
@@ -27,7 +27,7 @@ inline void copy_async(void *to, const void *from) {
 
 inline void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most this many of the thread's last groups of copies are under way.
+// Waits until at most kGroups of the thread's most recent groups of copies are pending.
 template <int kGroups>
 inline void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
@@ -39,8 +39,8 @@ inline uint32_t address_in(uint32_t address, uint32_t rank) {
     return remote;
 }
 
-// Writes 16 or 8 bytes into another block of the cluster and counts them on its barrier; `to` and
-// `barrier` are this block's addresses of the same things.
+// Writes 16 or 8 bytes to another block of the cluster and counts them on that block's barrier.
+// `to` and `barrier` are the corresponding addresses in this block.
 inline void send(void *to, uint64_t *barrier, uint32_t rank, const uint4 &v) {
     asm volatile(
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, "
@@ -57,11 +57,12 @@ inline void send(void *to, uint64_t *barrier, uint32_t rank, const uint2 &v) {
         : "memory");
 }
 
-// What this thread wrote into shared memory, or waited for, is what copies read after a barrier.
+// Makes this thread's writes to shared memory, and those that it waited for, visible to
+// asynchronous copies after a barrier.
 inline void shown_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// As `send`, of many bytes at once, to the same place in another block, from shared memory that
-// `shown_to_copies` has shown. All lanes of a warp, with the same arguments.
+// Like `send`, for many bytes of shared memory, to the same place in another block. The bytes must
+// be visible through `shown_to_copies`. All lanes of a warp call it with the same arguments.
 inline void send_slice(uint32_t slice, uint32_t barrier, uint32_t rank, uint32_t bytes) {
     asm volatile(
         "{\n"
@@ -74,14 +75,13 @@ inline void send_slice(uint32_t slice, uint32_t barrier, uint32_t rank, uint32_t
         : "memory");
 }
 
-// Shared memory by its address, which a register keeps: the compiler would work out addresses
-// again at each use.
+// Keeps an address of shared memory in a register; the compiler would recompute it at each use.
 inline uint32_t pinned(uint32_t address) {
     asm volatile("" : "+r"(address));
     return address;
 }
 
-// A store into global memory without a branch around it.
+// A predicated store to global memory, without a branch.
 inline void store_where(bool where, void *to, const uint4 &v) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v4.b32 [%1], {%2,%3,%4,%5};}" ::"r"(
@@ -141,7 +141,7 @@ inline void store(uint32_t address, const uint4 &v) {
                  : "memory");
 }
 
-// As `send`, to addresses that `address_in` gave.
+// Like `send`, for addresses from `address_in`.
 inline void send_to(uint32_t to, uint32_t barrier, const uint4 &v) {
     asm volatile(
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, "
@@ -158,8 +158,8 @@ inline void send_to(uint32_t to, uint32_t barrier, const uint2 &v) {
         : "memory");
 }
 
-// Global memory that other blocks write or read during the launch: 16 bytes, each word of which is
-// old or new for itself, and a word.
+// Access to global memory that other blocks write or read during the launch. In 16 bytes, each word
+// is atomic (old or new), but not the whole.
 inline uint4 load_relaxed(const void *from) {
     uint4 v;
     asm volatile("ld.relaxed.gpu.global.v4.b32 {%0,%1,%2,%3}, [%4];"
@@ -183,7 +183,8 @@ inline uint32_t load_count(const uint32_t *from) {
     return v;
 }
 
-// Counts on; who sees it, and then calls `acquire`, sees what this thread wrote or had seen.
+// Adds to a counter with release semantics. A thread that reads the new count and then calls
+// `acquire` sees all that this thread wrote or had seen.
 inline void add_released(uint32_t *to, uint32_t v) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)),
                  "r"(v)

@@ -1,4 +1,4 @@
-// Barriers of warps, blocks and clusters, copies that barriers count, and launches that overlap.
+// Barriers of warps, blocks and clusters, copies counted by barriers, and overlapping launches.
 #ifndef KERNEL_RUNTIME_PTX_SYNC_CUH
 #define KERNEL_RUNTIME_PTX_SYNC_CUH
 
@@ -6,14 +6,14 @@
 
 #include "kernel_runtime/cuda/ptx_memory.cuh"
 
-#ifndef PTX_ON_HOST  // a host that runs kernels brings its own
+#ifndef PTX_ON_HOST  // tests that run kernels on the host define these functions
 
-// A barrier of some warps of a block.
+// A named barrier of some warps of a block.
 inline void sync_threads(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// The same for warps that go on, which others wait for.
+// Arrives at a named barrier without waiting; other warps wait there for this one.
 inline void arrive_threads(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -24,8 +24,8 @@ inline uint32_t cluster_rank() {
     return rank;
 }
 
-// threadIdx.x and blockIdx.x, read where they stand: no register keeps them, or what follows from
-// them, until then.
+// threadIdx.x and blockIdx.x, read at this point, so that no register holds them, or values derived
+// from them, until then.
 inline uint32_t thread_again() {
     uint32_t v;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(v));
@@ -45,13 +45,15 @@ inline void cluster_sync() {
             : "memory");
 }
 
-// A barrier of a cluster in two parts, which orders no memory: blocks stay until others are there.
+// A cluster barrier in two parts, without memory ordering. It keeps blocks resident until the
+// others arrive.
 inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 
 inline void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
-// A launch may start before the one ahead of it has ended, see Grid.early: once all blocks of that
-// one have started and said so, or ended. Waits until all of it is done and seen.
+// A launch may start before the previous launch has ended (Grid.early): as soon as each of its
+// blocks has called `let_next_start` or ended. This waits until the previous launch has ended and
+// its writes are visible.
 inline void await_launches() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -71,7 +73,7 @@ inline void barrier_init(uint64_t *barrier) {
         : "memory");
 }
 
-// Arrives, and announces how many bytes this phase receives.
+// Arrives at the barrier and sets the number of bytes that this phase expects.
 inline void barrier_expect(uint64_t *barrier, uint32_t bytes) {
     asm volatile(
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
@@ -79,7 +81,7 @@ inline void barrier_expect(uint64_t *barrier, uint32_t bytes) {
         : "memory");
 }
 
-// Copies a multiple of 16 bytes into this block, and counts them on its barrier.
+// Copies a multiple of 16 bytes to this block's shared memory and counts them on its barrier.
 inline void copy_bulk(uint32_t to, const void *from, uint32_t bytes, uint64_t *barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
@@ -88,7 +90,7 @@ inline void copy_bulk(uint32_t to, const void *from, uint32_t bytes, uint64_t *b
         : "memory");
 }
 
-// Waits for such copies: unlike `barrier_wait` it leaves the first cache of global memory alone.
+// Waits for such copies. Unlike `barrier_wait`, it does not invalidate the L1 cache.
 inline void await_copies(uint64_t *barrier, uint32_t parity) {
     asm volatile(
         "{\n"
@@ -101,8 +103,9 @@ inline void await_copies(uint64_t *barrier, uint32_t parity) {
         : "memory");
 }
 
-// What other blocks wrote before they arrived is seen: all of it, at the price of an empty first
-// cache of global memory, or what they wrote into shared memory.
+// Waits for a phase of the barrier. Then all writes of other blocks before their arrival are
+// visible, at the price of an invalidated L1 cache; with kOnlyShared, only their writes to shared
+// memory.
 template <bool kOnlyShared = false>
 inline void barrier_wait(uint64_t *barrier, uint32_t parity) {
 #define PTX_WAIT(kind, fence)                                           \

@@ -1,4 +1,4 @@
-"""Where the CUDA sources of a package lie, where they are kept compiled, and its error."""
+"""The CUDA sources of a package, its cache of compiled kernels, and its error class."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernel_runtime.errors import KernelError
 
 _RUNTIME = Path(__file__).parent
 _CACHE = DiskCache("KERNEL_RUNTIME_CACHE", "kernel-runtime")
-# all that headers in C take from it
+# the part of stdint.h that the C headers use
 _STDINT = """
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
@@ -26,16 +26,16 @@ typedef unsigned long long uintptr_t;
 """
 
 
-# calls look up devices by it: its headers are not to be hashed each time
+# Every call looks up its device by this object; eq=False avoids hashing all headers each time.
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """The CUDA sources of a package, beside those of the runtime.
+    """The CUDA sources of a package, in addition to those of the runtime.
 
     Attributes:
-        folder: Where its .cu files lie; those of the runtime are found, too.
-        headers: The name in an #include of each of its headers -> where it lies.
-        error: What is raised where they cannot be compiled or run.
-        cache: Where they are kept compiled.
+        folder: Folder of its .cu files; those of the runtime are found, too.
+        headers: Pairs of the name in an #include and the path of each header.
+        error: The exception class for sources that cannot be compiled or run.
+        cache: Cache of the compiled kernels.
     """
 
     folder: Path
@@ -44,17 +44,17 @@ class Sources:
     cache: DiskCache = _CACHE
 
     def path_of(self, name: str) -> Path:
-        """The file of a source, such as 'backward/recurrence'."""
+        """Return the path of a source, such as 'backward/recurrence'."""
         of_runtime = _RUNTIME / f"{name}.cu"
         return of_runtime if of_runtime.exists() else self.folder / f"{name}.cu"
 
     @cached_property
     def header_texts(self) -> Mapping[str, str]:
-        """Name in an #include -> the text of the header."""
+        """Name in an #include -> text of the header."""
         of_runtime = {f"kernel_runtime/cuda/{path.name}": path for path in _RUNTIME.glob("*.cuh")}
         places = sorted({**dict(self.headers), **of_runtime}.items())
         return {"stdint.h": _STDINT, **{name: path.read_text("utf-8") for name, path in places}}
 
 
 RUNTIME = Sources(_RUNTIME)
-"""The sources of the runtime alone."""
+"""Only the sources of the runtime."""

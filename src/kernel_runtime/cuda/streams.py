@@ -1,4 +1,4 @@
-"""Streams wait for the one on which tensors that all calls share were made."""
+"""Lets streams wait for the stream that computed tensors shared by all calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Streams:
     """The streams of one GPU.
 
     Args:
-        index: Which GPU.
+        index: Index of the GPU.
     """
 
     def __init__(self, index: int) -> None:
@@ -25,16 +25,16 @@ class Streams:
         self._lock = threading.Lock()
 
     def current(self) -> int:
-        """The current stream, whose work from here on comes behind all that was made."""
+        """Return the current stream; its further work waits until shared tensors are computed."""
         now: int = torch._C._cuda_getCurrentRawStream(self._index)
         if now not in self._behind:
             self._wait(now)
         return now
 
     def made(self) -> None:
-        """Something was made on the current stream, and is kept for all.
+        """Record that the current stream computes tensors that other streams will use.
 
-        What a graph computes is there only after it has run, and is not kept.
+        During graph capture this does nothing: results exist only after a replay and are not kept.
         """
         if torch._C._cuda_isCurrentStreamCapturing():
             return
@@ -44,7 +44,7 @@ class Streams:
             self._behind = {now}
 
     def _wait(self, now: int) -> None:
-        # a capture knows nothing of other streams, and who begins one has waited for the device
+        # A capture must not depend on other streams. Whoever begins one synchronizes the device.
         if self._maker is None or torch._C._cuda_isCurrentStreamCapturing():
             return
         with self._lock:
@@ -54,22 +54,26 @@ class Streams:
 
 @functools.cache
 def streams_of(index: int) -> Streams:
-    """The streams of a GPU."""
+    """Return the streams of a GPU."""
     return Streams(index)
 
 
 def native_streams(
     machine: Machine, device: torch.device
 ) -> tuple[Callable[[], int], Callable[[], int]]:
-    """What gives native code the current stream, and what has one wait that it has not seen."""
+    """Return two functions for native code.
+
+    The first returns the current stream. The second also makes it wait for shared tensors; native
+    code calls it when the stream changes.
+    """
     if device.type == "cuda":
-        # without a step of Python
+        # a function of torch in C, without Python code
         quick = functools.partial(torch._C._cuda_getCurrentRawStream, device.index)
         return quick, machine.stream
     return machine.stream, machine.stream
 
 
 def made_on(device: torch.device) -> None:
-    """As `Streams.made`; nothing where the device has no streams."""
+    """Call `Streams.made`, if the device has streams."""
     if device.type == "cuda":
         streams_of(device.index).made()

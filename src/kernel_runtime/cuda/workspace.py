@@ -1,4 +1,4 @@
-"""Memory that a call takes, and the addresses in arguments that follow it from call to call."""
+"""The layout of a call's workspace, and the fields of arguments that contain its addresses."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ _ALIGNMENT = 256
 
 
 class Memory:
-    """One piece of memory: how much, and which fields of arguments point into it.
+    """The layout of one block of memory, and the fields of arguments that point into it.
 
     Attributes:
-        fields: Those fields, in native code.
+        size: Bytes taken so far.
+        fields: The fields, in native code.
     """
 
     def __init__(self) -> None:
@@ -22,21 +23,21 @@ class Memory:
         self.fields = _native.Fields()
         self._add = self.fields.add
         self.move = self.fields.move
-        """move(base): set all fields to the memory at a new address; where that is 0, to null."""
+        """move(base): set all fields for a new address of the memory; if it is 0, to null."""
 
     def take(self, size: int) -> int:
-        """Room for some bytes; returns where it starts."""
+        """Reserve `size` bytes, aligned to 256. Return their offset."""
         start = self.size
         self.size += -(-size // _ALIGNMENT) * _ALIGNMENT
         return start
 
     def point(self, record: Any, name: str, offset: int = 0, index: int = 0) -> None:
-        """Let a field, or an element of it, hold an address of this memory.
+        """Register a field, or an element of it, that contains an address of this memory.
 
         Args:
-            record: A structure that lives as long as this.
-            name: Its field.
-            offset: Bytes from the start of this memory.
+            record: A structure that must stay alive as long as this object.
+            name: Name of the field.
+            offset: Offset from the start of this memory, in bytes.
             index: Element of the field.
         """
         at = ctypes.addressof(record) + getattr(type(record), name).offset + 8 * index

@@ -1,4 +1,4 @@
-// Prepared launches, and addresses in their arguments: what a call repeats, without Python.
+// Prepared launches, and the addresses in their arguments, which calls update without Python.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,14 @@
 
 namespace kernel_runtime {
 
-// Fields of arguments that point into one piece of memory.
+// Fields of arguments that point into one block of memory.
 class Fields {
  public:
-    // A field of 8 bytes, which lives longer than this.
+    // Adds a field of 8 bytes. The caller keeps its memory alive longer than this object.
     void add(uintptr_t field, int64_t offset) {
         fields_.emplace_back(reinterpret_cast<uint64_t *>(field), offset);
     }
-    // Let all of them follow the memory to an address; null where that is 0.
+    // Sets all fields for a new address of the block. If it is 0, all fields become null.
     void move(uintptr_t base);
 
  private:
@@ -24,7 +24,7 @@ class Fields {
     std::vector<std::pair<uint64_t *, int64_t>> fields_;
 };
 
-// The driver, by the addresses of its functions: no header of CUDA's is needed for its C interface.
+// The CUDA driver, called through function addresses, so that no CUDA headers are needed.
 class Driver {
  public:
     // cuLaunchKernelEx, cuCtxGetCurrent and cuCtxSetCurrent, and the context to launch in.
@@ -33,10 +33,10 @@ class Driver {
           get_current_(reinterpret_cast<GetCurrent>(get_current)),
           set_current_(reinterpret_cast<SetCurrent>(set_current)),
           context_(reinterpret_cast<void *>(context)) {}
-    // Returns the driver's status, 0 if all is well. The context has to be current.
+    // Returns the driver's status, 0 for success. The context must be current.
     int launch(uintptr_t config, uintptr_t function, uintptr_t parameters) const;
-    // Calls `action` while the context is current, and lets what was before be so again, by which
-    // others tell the device; returns the status of what went wrong first.
+    // Calls `action` with the context current, then restores the previous context, from which other
+    // libraries derive the current device. Returns the first status that is not 0.
     template <class Action>
     int in_context(const Action &action) const {
         void *before = nullptr;
@@ -57,7 +57,7 @@ class Driver {
     void *context_;
 };
 
-// The arguments of cublasLtMatmul, in its order; no header of it is needed, either.
+// The arguments of cublasLtMatmul, in its order, so that no header of cuBLASLt is needed.
 struct Product {
     void *handle, *operation;
     const void *alpha, *a;
@@ -72,22 +72,22 @@ struct Product {
     void *stream;
 };
 
-// Launches that are started one after the other, by one thread at a time.
+// A list of launches that start in order, by one thread at a time.
 class Launches {
  public:
     explicit Launches(const Driver &driver) : driver_(driver) {}
-    // Addresses of a configuration, of its field for the stream, of a function, and of the pointers
-    // to its parameters. Without a configuration the function is cublasLtMatmul, and the last
-    // address that of a Product.
+    // Adds a launch: addresses of a configuration, of its stream field, of a function, and of the
+    // array of pointers to its parameters. If `config` is 0, the function is cublasLtMatmul and
+    // `parameters` is the address of a Product.
     void add(uintptr_t config, uintptr_t stream, uintptr_t function, uintptr_t parameters) {
         all_.push_back({config, reinterpret_cast<uintptr_t *>(stream), function, parameters});
     }
-    // Returns 0, or the status of the first that failed, after which none is started; that of a
-    // product is negative.
+    // Starts all launches, up to the first that fails. Returns 0 or its status; the status of a
+    // product is negated.
     int start(uintptr_t stream);
-    // Fields, which live longer than this, whose memory `start_at` is told.
+    // Adds fields that `start_at` moves. They must outlive this object.
     void follow(Fields *fields) { fields_.push_back(fields); }
-    // `start` after all fields, in the order of `follow`, have moved.
+    // Moves all fields to `bases`, in the order of `follow`, then starts all launches.
     int start_at(uintptr_t stream, const std::vector<uintptr_t> &bases);
 
  private:

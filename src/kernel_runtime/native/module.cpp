@@ -1,5 +1,4 @@
-// The Python module: arguments that follow addresses, and launches that are started one after the
-// other.
+// The Python module: lists of prepared launches, and fields of their arguments.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
@@ -9,13 +8,13 @@ namespace nb = nanobind;
 
 NB_MODULE(_native, m) {
     using namespace kernel_runtime;
-    // launches that are still in use at the interpreter's end are no leak
+    // Launches that are still in use when the interpreter exits are not leaks.
     nb::set_leak_warnings(false);
     nb::class_<Fields>(m, "Fields")
         .def(nb::init<>())
         .def("add", &Fields::add)
         .def("move", &Fields::move);
-    // a queue that is full may wait for a host function that wants the interpreter's lock
+    // A full launch queue may wait for a host function that needs the GIL.
     using Unlocked = nb::call_guard<nb::gil_scoped_release>;
     nb::class_<Driver>(m, "Driver")
         .def(nb::init<uintptr_t, uintptr_t, uintptr_t, uintptr_t>())

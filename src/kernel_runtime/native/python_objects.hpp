@@ -1,4 +1,4 @@
-// Objects of Python as native code looks at them.
+// Fast access to Python objects from native code.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -12,8 +12,8 @@ inline nanobind::object checked(PyObject *result) {
     return nanobind::steal(result);
 }
 
-// An attribute or a method that a type gives its objects, looked up once. For objects of this type,
-// and of those below that do not give another one.
+// An attribute or method of a type, looked up once. It can be used for objects of this type, and of
+// subclasses that do not override it.
 class Attribute {
  public:
     Attribute(const nanobind::handle &type, const char *name)
@@ -23,7 +23,7 @@ class Attribute {
     nanobind::object of(PyObject *o) const {
         return checked(get_(found_.ptr(), o, reinterpret_cast<PyObject *>(Py_TYPE(o))));
     }
-    // As a method without arguments.
+    // Calls the method without arguments.
     nanobind::object call(PyObject *o) const {
         PyObject *arguments[1] = {o};
         return checked(PyObject_Vectorcall(found_.ptr(), arguments, 1, nullptr));
@@ -34,7 +34,7 @@ class Attribute {
     descrgetfunc get_;
 };
 
-// A function without arguments.
+// Calls a function without arguments.
 inline nanobind::object call(const nanobind::object &function) {
     return checked(PyObject_CallNoArgs(function.ptr()));
 }
@@ -47,7 +47,7 @@ inline int64_t number(const nanobind::object &o) {
 
 inline bool holds_true(const nanobind::object &o) { return o.ptr() == Py_True; }
 
-// Whether there are just so many items, and each holds: holds(item, index).
+// Whether there are exactly `count` items and holds(item, index) is true for all of them.
 template <class Holds>
 bool all_hold(const nanobind::object &items, size_t count, const Holds &holds) {
     const nanobind::object found = checked(PyObject_GetIter(items.ptr()));
@@ -61,7 +61,7 @@ bool all_hold(const nanobind::object &items, size_t count, const Holds &holds) {
     return i == count;
 }
 
-// Items of a tuple of integers.
+// Copies the items of a tuple of integers.
 inline void numbers(const nanobind::object &tuple, int64_t *to) {
     const Py_ssize_t count = PyTuple_Size(tuple.ptr());
     for (Py_ssize_t i = 0; i < count; ++i) {

@@ -10,7 +10,7 @@ constexpr int32_t kCPU = 1, kCUDA = 2;
 constexpr uint8_t kFloat = 2, kBFloat = 4;
 const char *const kNames[4] = {"float32", "float16", "bfloat16", "float64"};
 
-// Which dtype of real values it is; -1 for others.
+// Returns the dtype of real values (Float), or -1 for other dtypes.
 int kind_of(uint8_t code, uint8_t bits, uint16_t lanes) {
     if (lanes != 1) return -1;
     if (code == kBFloat) return bits == 16 ? static_cast<int>(Float::bfloat16) : -1;
@@ -57,7 +57,7 @@ Tensors::Tensors(const nb::handle &type, int64_t device)
 bool Tensors::look(PyObject *tensor, Look &to) const {
     if (!table_) return false;
     if (!table_->look(tensor, &to)) return true;
-    // what it has no terms for
+    // DLPack cannot describe this tensor; the caller reads its attributes.
     PyErr_Clear();
     return false;
 }

@@ -1,5 +1,5 @@
-// Tensors of torch as native code sees them: through the table of functions that torch gives for
-// it (DLPack's exchange of C), where there is one, or through their attributes.
+// Access to torch tensors from native code: through torch's table of C functions for DLPack if
+// there is one, otherwise through Python attributes.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,7 +14,8 @@ namespace kernel_runtime {
 // The dtypes of real values.
 enum class Float : int { float32, float16, bfloat16, float64 };
 
-// Where a tensor of real values and three dimensions is. One of two is a single matrix.
+// Address, dtype and layout of a tensor of real values with three dimensions. A tensor with two
+// dimensions has shape[0] = 1.
 struct View {
     uintptr_t address;
     Float kind;
@@ -25,28 +26,28 @@ struct View {
 
 class Tensors {
  public:
-    // type: torch.Tensor. device: get_device() of what is looked at, below 0 for the CPU.
+    // type: torch.Tensor. device: get_device() of the tensors, below 0 for the CPU.
     Tensors(const nanobind::handle &type, int64_t device);
 
-    // Whether it is a Tensor, of this type itself, of real values on the device and of so many
-    // dimensions, two or three.
+    // Whether `o` is exactly of this type (no subclass), has real values, is on the device, and has
+    // `dimensions` (2 or 3) dimensions. If so, fills `to`.
     bool is_plain(PyObject *o, View &to, int dimensions = 3) const {
         return reinterpret_cast<PyObject *>(Py_TYPE(o)) == type_.ptr() && view(o, to, dimensions);
     }
-    // The same of what is a Tensor, or of a type below.
+    // The same for a Tensor or an instance of a subclass.
     bool view(PyObject *tensor, View &to, int dimensions = 3) const;
     uintptr_t address(PyObject *tensor) const;
-    // Whether a Tensor is float32 on the device, of a shape, at an address, and contiguous.
+    // Whether a Tensor is float32, on the device, contiguous, and has this shape and address.
     bool is_at(PyObject *tensor, uintptr_t address, const std::vector<int64_t> &shape) const;
     bool is_contiguous(PyObject *tensor) const { return holds_true(is_contiguous_.call(tensor)); }
     int64_t version(PyObject *tensor) const { return number(version_.of(tensor)); }
     bool requires_grad(PyObject *tensor) const { return holds_true(requires_grad_.of(tensor)); }
-    // Whether its elements are to be negated when they are read.
+    // Whether readers must negate the elements (torch's negative bit).
     bool is_neg(PyObject *tensor) const { return holds_true(is_neg_.call(tensor)); }
     int64_t device() const { return device_; }
 
  private:
-    // The head of DLPack's table, and a tensor in its terms.
+    // The head of DLPack's function table, and DLPack's description of a tensor.
     struct Table {
         uint32_t major, minor;
         Table *before;
@@ -73,7 +74,7 @@ class Tensors {
         is_neg_, get_device_, is_contiguous_;
 };
 
-// Makes tensors of one kind: a function with its arguments.
+// Makes tensors of one kind: a function and its arguments.
 class Maker {
  public:
     Maker() = default;
@@ -82,7 +83,7 @@ class Maker {
     nanobind::object operator()() const {
         return checked(PyObject_Call(function_.ptr(), arguments_.ptr(), nullptr));
     }
-    // One of so many rows, where the function takes their number alone.
+    // Makes a tensor with `rows` rows; the function takes only this number.
     nanobind::object of_rows(int64_t rows) const { return function_(rows); }
 
  private:

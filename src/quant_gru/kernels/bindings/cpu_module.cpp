@@ -36,7 +36,7 @@ const char *kind(const Layer &layer) {
     }
 }
 
-// Codes in, codes out, contiguous.
+// Runs a layer on contiguous codes.
 void run_layer(const Layer &layer, uintptr_t x, uintptr_t h0, uintptr_t out, uintptr_t last,
                int64_t T, int64_t N, uintptr_t lengths, uintptr_t held, bool reverse, int threads) {
     const int64_t H = layer.H(), C = layer.C();
@@ -58,7 +58,7 @@ void run_layer(const Layer &layer, uintptr_t x, uintptr_t h0, uintptr_t out, uin
     run_tasks({{&layer, job}}, threads, scratch);
 }
 
-// Addresses and strides under the names of BackwardCall.
+// The keys of `d` are the names of the fields of BackwardCall.
 void run_layer_backward(const Layer &layer, const nb::dict &d) {
     auto number = [&](const char *name) { return nb::cast<int64_t>(d[name]); };
     auto address = [&](const char *name) {
@@ -100,8 +100,8 @@ void run_layer_backward(const Layer &layer, const nb::dict &d) {
     run_backward(layer, call);
 }
 
-// Of each layer above the first, each of its directions and each direction below: multiplier and
-// limits, less the zero point.
+// Multiplier and limits minus the zero point, for each layer above the first, each of its
+// directions and each direction below.
 using Numbers = std::vector<std::vector<std::vector<std::tuple<double, int, int>>>>;
 
 void make_stack(Stack *self, const std::vector<std::vector<const Layer *>> &layers,
@@ -144,7 +144,7 @@ void run_stack(Stack &stack, uintptr_t x, int64_t x_step, int64_t x_row, uintptr
     stack.run(call);
 }
 
-// A stack with states in memory of the caller; short enough to keep the lock of the interpreter.
+// A stack with states in the caller's memory. A step is so short that it keeps the GIL.
 struct Stream {
     Stack *stack;
     int64_t N;
@@ -157,7 +157,7 @@ struct Stream {
     }
 };
 
-// bytes (A, B, C): 1 where the word of place (a, b, c) is below `chance`.
+// Writes bytes (A, B, C): 1 where the random word of (a, b, c) is below `chance`.
 void events(uintptr_t to, int64_t A, int64_t B, int64_t C, uint64_t seed, uint32_t stream,
             uint64_t chance) {
     auto *bytes = reinterpret_cast<uint8_t *>(to);
@@ -169,11 +169,11 @@ void events(uintptr_t to, int64_t A, int64_t B, int64_t C, uint64_t seed, uint32
                                      static_cast<uint32_t>(c), stream, seed) < chance;
 }
 
-// Address, strides of steps and rows, T, N, C.
+// Address, strides between steps and between rows, T, N, C.
 using RealNumbers = std::tuple<uintptr_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
-// Scale, zero point, limits, container.
+// Scale, zero point, lower and upper limit, container.
 using QuantizerNumbers = std::tuple<float, int32_t, int32_t, int32_t, int>;
-// Multiplier, limits, zero points and containers from and to.
+// Multiplier, limits, zero points (from, to), containers (from, to).
 using RequantizerNumbers = std::tuple<double, double, double, int32_t, int32_t, int, int>;
 
 RealInput real_input(const RealNumbers &x) {
@@ -218,7 +218,7 @@ void mask_codes(const RequantizerNumbers &r, uintptr_t codes, int64_t count, int
                      reinterpret_cast<float *>(grad), grad_row);
 }
 
-// Addresses of W, R, bw, br and what is dropped of R; of those that may be absent, 0.
+// Addresses of W, R, bw, br and of the mask of dropped codes of R; absent ones are 0.
 bool write_weights(Weights &weights, uintptr_t W, uintptr_t R, uintptr_t bw, uintptr_t br,
                    uintptr_t dropped, float keep, int threads) {
     nb::gil_scoped_release release;
@@ -227,13 +227,13 @@ bool write_weights(Weights &weights, uintptr_t W, uintptr_t R, uintptr_t bw, uin
                          reinterpret_cast<const uint8_t *>(dropped), keep, threads);
 }
 
-// For benchmarks: the rate at which multiplications alone would run, and memory be read.
+// For benchmarks: the peak rate of multiplications, and below of memory reads.
 int64_t multiply(const std::string &variant, int64_t loops) {
     return variant_of(variant).multiply(loops);
 }
 
 int64_t read_memory(uintptr_t address, int64_t bytes, int64_t loops) {
-    // one word of each cache line, in four chains
+    // One word of each cache line, in four independent chains.
     const auto *words = reinterpret_cast<const volatile uint64_t *>(address);
     uint64_t sum[4] = {0, 0, 0, 0};
     const int64_t lines = bytes / 256 * 4;
@@ -241,7 +241,7 @@ int64_t read_memory(uintptr_t address, int64_t bytes, int64_t loops) {
         for (int64_t i = 0; i < lines; i += 4)
             for (int chain = 0; chain < 4; ++chain) sum[chain] += words[8 * (i + chain)];
     const uint64_t all = sum[0] + sum[1] + sum[2] + sum[3];
-    // what was read is part of the answer, so that it is read
+    // The result depends on the values, so that the compiler keeps the reads.
     return lines * 64 * loops + static_cast<int64_t>(all & 1);
 }
 

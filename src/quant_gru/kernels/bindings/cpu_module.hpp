@@ -1,4 +1,4 @@
-// The part of the Python module that runs on the CPU.
+// The CPU part of the Python module.
 #pragma once
 
 #include <nanobind/nanobind.h>

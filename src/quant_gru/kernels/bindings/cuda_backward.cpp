@@ -86,7 +86,7 @@ bool GPUBackward::find(const Given &given, std::vector<uintptr_t> &at, int64_t &
 nb::object GPUBackward::memory(uintptr_t stream, uintptr_t &address) {
     if (!holds_true(call(is_capturing_)))
         return workspace_.take(sizes_.space, stream, *makers_[0], tensors_, address);
-    // that of a graph is the graph's
+    // A captured graph owns its workspace, so the kept one is not used.
     nb::object made = (*makers_[0])();
     address = tensors_.address(made.ptr());
     return made;
@@ -113,7 +113,7 @@ nb::object GPUBackward::run(const Given &given) {
         bases.push_back(at[static_cast<size_t>(tensor)] + static_cast<uintptr_t>(offset));
     int status;
     {
-        // a queue that is full may wait for a host function that wants the interpreter's lock
+        // A full launch queue may wait for a host function that needs the GIL.
         nb::gil_scoped_release release;
         status = launches_.start_at(stream, bases);
     }

@@ -1,5 +1,5 @@
-// Backwards of a whole GRU that differ in addresses alone: gradients are made, the arguments of
-// launches follow what is given, and the launches start, all without a step of Python.
+// A prepared backward of a whole GRU, without Python code. A call allocates the gradients, updates
+// the addresses in the arguments of its launches, and starts them.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,47 +14,48 @@ namespace quant_gru {
 
 class GPUBackward {
  public:
-    // How a tensor of two or three dimensions lies; one that has to be absent has no shape. Those
-    // of packed rows have two, and any number of rows.
+    // The expected layout of a tensor with two or three dimensions. The shape is empty if the
+    // tensor must be absent. Tensors of packed rows have two dimensions and any number of rows.
     struct Layout {
         std::vector<int64_t> shape, strides;
         Float kind;
     };
-    // The tensors of a call, by number: these, then codes of the states of each cell, then
-    // gradients.
+    // Indices of the tensors of a call. From `outs` on: the codes of the states of each cell, then
+    // the gradients.
     enum { space, x, h0, lengths, nan, grad_y, grad_last, sorted, unsorted, outs };
-    // An address: so many bytes from the start of a tensor.
+    // An address: a tensor and an offset in bytes.
     struct Place {
         int64_t tensor, offset;
     };
     struct Sizes {
         int64_t device;  // get_device() of the tensors
-        int64_t space;   // bytes of memory
-        int64_t most;    // bytes that are kept between calls
+        int64_t space;   // bytes of workspace
+        int64_t most;    // maximum size of a workspace that is kept between calls, in bytes
         int64_t cells;   // layers times directions
         bool has_lengths, is_packed;
         int64_t T, N;
     };
 
-    // places: of the fields that `launches` moves, in their order. layouts: of x, h0, the gradient
-    // of the output and that of the last states. makers: of the memory, then of gradients; None
-    // where one is not wanted; that of packed rows takes their number. torch: Tensor, what gives
-    // the current device, the functions of a CurrentStream, and what tells whether a graph is being
-    // captured. fail: raises the error of a status. keep: what holds the launches and what they
-    // read.
+    // places: of the fields that `launches` moves, in their order.
+    // layouts: of x, h0, the gradient of the output and the gradient of the last states.
+    // makers: of the workspace, then of the gradients; None for a gradient that is not wanted. The
+    // maker of packed rows receives their number.
+    // torch: Tensor, a function that returns the current device, the functions of a CurrentStream,
+    // and a function that returns whether a graph is being captured.
+    // fail: raises the error of a status. keep: owns the launches and the memory that they read.
     GPUBackward(Launches &launches, const Sizes &sizes, std::vector<Place> places,
                 std::vector<Layout> layouts, const std::vector<nanobind::object> &makers,
                 const nanobind::tuple &torch, nanobind::object fail, nanobind::object keep);
 
-    // The tensors that were given, None for those that are absent.
+    // The tensors of a call; None for those that are absent.
     struct Given {
         const nanobind::object &x, &h0, &lengths, &outs, &nan, &grad_y, &grad_last, &packing;
     };
-    // A list of all gradients, None for those that are not wanted; or None where something lies in
-    // another way, or on another device than the current one.
+    // Returns a list of all gradients, None for those that are not wanted. Returns None if a tensor
+    // does not have the expected layout, or the current device is not that of the tensors.
     nanobind::object run(const Given &given);
 
-    // Give memory back that waits for the next call; whether there was some.
+    // Frees the workspace that is kept for the next call. Returns whether there was one.
     bool forget() { return workspace_.forget(); }
 
  private:

@@ -28,7 +28,7 @@ nb::object Workspace::take(int64_t size, uintptr_t stream, const Maker &make,
         size_ = size;
         stream_ = stream;
         address_ = address;
-        // last: what was there may be freed, and other threads come in
+        // Last, because freeing the previous tensor may let other threads run.
         nb::object before = made;
         std::swap(tensor_, before);
     }
@@ -121,7 +121,7 @@ nb::object Call::run(const Given &given, Workspace *kept) {
     to[Call::last] = at(last);
     int status;
     {
-        // a queue that is full may wait for a host function that wants the interpreter's lock
+        // A full launch queue may wait for a host function that needs the GIL.
         nb::gil_scoped_release release;
         std::unique_lock<std::mutex> shared;
         if (kept) shared = std::unique_lock<std::mutex>(kept->mutex());

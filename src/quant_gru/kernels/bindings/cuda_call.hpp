@@ -1,5 +1,5 @@
-// A whole call on a GPU: its tensors are made, the arguments of its launches follow them, and the
-// launches start, all without a step of Python.
+// A whole call on a GPU, without Python code. A call allocates its tensors, writes their addresses
+// to the arguments of its launches, and starts them.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -26,8 +26,8 @@ using kernel_runtime::number;
 using kernel_runtime::Tensors;
 using kernel_runtime::View;
 
-// The current stream. `functions`: one that gives it, and one that has it wait for what others have
-// made, called where it is not that of the call before.
+// The current stream. `functions`: the first returns it. The second makes it wait for the work of
+// other streams; it is called when the stream differs from that of the previous call.
 class CurrentStream {
  public:
     explicit CurrentStream(const nanobind::tuple &functions)
@@ -39,19 +39,19 @@ class CurrentStream {
     uintptr_t before_ = ~uintptr_t(0);
 };
 
-// Memory of calls, kept from one to the next. Work of one stream is done in turn, so its calls may
-// share it, those of other sizes included.
+// A workspace that is kept between calls. A stream executes its calls in order, so calls of any
+// size on one stream can share it.
 class Workspace {
  public:
-    // The most bytes that are kept.
+    // most: maximum size of a workspace that is kept, in bytes.
     explicit Workspace(int64_t most) : most_(most) {}
-    // A tensor of at least so many bytes for a call on the stream, and its address. The caller
-    // holds it until the call has started: another thread may put another one in its place.
+    // Returns a tensor of at least `size` bytes for a call on the stream, and its address. The
+    // caller must keep it until the call has started, because another thread may replace it.
     nanobind::object take(int64_t size, uintptr_t stream, const Maker &make, const Tensors &tensors,
                           uintptr_t &address);
-    // Give the memory back; whether there was some.
+    // Frees the memory. Returns whether there was any.
     bool forget();
-    // Held while a call that has it starts: launches of two calls must not mix.
+    // Locked while a call that uses it starts: launches of two calls must not interleave.
     std::mutex &mutex() { return mutex_; }
 
  private:
@@ -61,22 +61,23 @@ class Workspace {
     std::mutex mutex_;
 };
 
-// The rows of a packed sequence: its values are (rows, features). The layout has the lengths of N
-// rows and then where the rows of each of T steps start. An order that is absent is null.
+// The rows of a packed sequence, with values (rows, features). `layout` points to the lengths of N
+// rows, then the start of the rows of each of T steps, then the end. An absent order is null.
 struct Packing {
     int64_t T, N;
     uintptr_t layout, sorted, unsorted;
 
-    // From None, or a tuple of all that.
+    // From None, or a tuple of these fields.
     static std::optional<Packing> of(const nanobind::object &packing, const Tensors &tensors);
 };
 
-// All calls of one size and form. Objects of Python are touched under the interpreter's lock alone,
-// arguments of launches under `mutex_` and without it.
+// All calls of one size and form. Python objects are used only with the GIL held. Arguments of
+// launches are written with `mutex_` held and the GIL released.
 class Call {
  public:
-    // Strides that arguments hold, and the width of their flag for elements that are read in fours,
-    // 0 where there is none.
+    // Addresses of the arguments that describe x: its strides (step: between steps, next: between
+    // rows) and a flag for reading four elements at once. width: bytes of the flag; 0 without one.
+    // may: whether the flag can be set.
     struct Input {
         uintptr_t step, next, fours;
         int width;
@@ -85,27 +86,28 @@ class Call {
     struct Sizes {
         int64_t T, N, C, space, codes;
     };
-    // What follows an address, in this order.
+    // The tensors whose addresses the fields follow, in this order.
     enum { x, h0, lengths, y, last, nan, codes, space, sorted, unsorted, kinds };
 
-    // makers: of y, of y with rows first or for some packed rows, last, space, space with codes,
-    // and where what a backward needs is kept: nan, codes. fail: raises the error of a status.
-    // keep: what holds the launches, their arguments and the fields.
+    // makers: of y, of y with rows first or packed rows, last, space, and space with codes; also of
+    // nan and codes if the call keeps what a backward needs.
+    // fail: raises the error of a status. keep: owns the launches, their arguments and the fields.
     Call(Launches &launches, const std::vector<Fields *> &fields, const std::vector<Input> &inputs,
          const Sizes &sizes, std::vector<Maker> makers, const Tensors &tensors,
          const CurrentStream &stream, nanobind::object fail, nanobind::object keep);
 
     struct Given {
-        PyObject *x, *h0, *lengths;  // those that are absent: null
+        PyObject *x, *h0, *lengths;  // null if absent
         View x_view, h0_view;
-        bool rows_first;  // of x, and of the output
+        bool rows_first;  // whether x and the output are (N, T, features)
         std::optional<Packing> packing;
 
         int64_t T() const { return packing ? packing->T : x_view.shape[rows_first]; }
         int64_t N() const { return packing ? packing->N : x_view.shape[!rows_first]; }
     };
-    // Output and last states, then NaN and codes where they are kept. NotImplemented where x or h0
-    // would be taken in another layout. The current device has to be that of the tensors.
+    // Returns the output and the last states, then nan and codes if they are kept. Returns
+    // NotImplemented if x or h0 has an unsupported layout. The current device must be that of the
+    // tensors.
     nanobind::object run(const Given &given, Workspace *kept);
     const Tensors &tensors() const { return tensors_; }
 

@@ -1,4 +1,4 @@
-// The Python module: what runs on the CPU, and launches on a GPU.
+// The Python module: CPU kernels, and prepared launches on a GPU.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -20,9 +20,9 @@ namespace nb = nanobind;
 namespace quant_gru {
 namespace {
 
-// Addresses of an input's strides and of its flag, the flag's width, whether it may be set.
+// Fields of Call::Input: addresses of strides and flag, width of the flag, whether it can be set.
 using InputNumbers = std::tuple<uintptr_t, uintptr_t, uintptr_t, int, bool>;
-// T, N, C, bytes of space, bytes of codes.
+// T, N, C, bytes of workspace, bytes of codes.
 using CallNumbers = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
 
 void make_call(Call *self, Launches &launches, const std::vector<Fields *> &fields,
@@ -55,7 +55,8 @@ nb::object run_call(Call &call, const nb::object &x, const nb::object &h0,
     return call.run(all, nullptr);
 }
 
-// Device, bytes of memory, bytes to keep, cells, whether there are lengths and packed rows, T, N.
+// Device, bytes of workspace, maximum bytes to keep, cells, whether there are lengths, whether rows
+// are packed, T, N.
 using BackwardNumbers =
     std::tuple<int64_t, int64_t, int64_t, int64_t, bool, bool, int64_t, int64_t>;
 using Dimensions = std::vector<int64_t>;
@@ -92,7 +93,7 @@ void make_prepared_gpu(PreparedCallGPU *self, const PreparedNumbers &sizes,
     new (self) PreparedCallGPU({device, states, C, H}, guard, torch, most);
 }
 
-// Rows of the first step and of all steps, and the first step of a wrong size, or -1.
+// Returns the fields of PackedRows.
 std::tuple<int64_t, int64_t, int64_t> find_packed_rows(uintptr_t batch_sizes, int64_t T) {
     const PackedRows found = packed_rows(reinterpret_cast<const int64_t *>(batch_sizes), T);
     return {found.N, found.rows, found.wrong};
@@ -108,9 +109,9 @@ void write_packed_layout(uintptr_t batch_sizes, int64_t T, int64_t N, uintptr_t 
 
 NB_MODULE(_native, m) {
     using namespace quant_gru;
-    // plans that are still in use at the interpreter's end are no leak
+    // Plans that are still in use when the interpreter exits are not leaks.
     nb::set_leak_warnings(false);
-    // its launches and fields are taken below
+    // Defines the types Launches and Fields, which arguments below have.
     nb::module_::import_("kernel_runtime._native");
     bind_cpu(m);
     nb::class_<WeightGuard>(m, "WeightGuard")

@@ -1,4 +1,4 @@
-// Rows of a packed sequence: step t has its first batch_sizes[t] rows, one step after the other.
+// The rows of a packed sequence, step after step: step t has the first batch_sizes[t] rows.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@ namespace quant_gru {
 
 struct PackedRows {
     int64_t N;      // rows of the first step
-    int64_t rows;   // of all steps
-    int64_t wrong;  // the first step of a size that is negative or grows, or -1
+    int64_t rows;   // rows of all steps
+    int64_t wrong;  // the first step whose size is negative or exceeds the previous one, or -1
 };
 
 inline PackedRows packed_rows(const int64_t *batch_sizes, int64_t T) {
@@ -20,8 +20,8 @@ inline PackedRows packed_rows(const int64_t *batch_sizes, int64_t T) {
     return found;
 }
 
-// How many steps each of N rows has, and then where the rows of each of T steps start and the last
-// ones end. The sizes have been checked, and N is the first of them.
+// Writes the number of steps of each of N rows, then the start of the rows of each of T steps, then
+// their end. The sizes must be checked already; N is the first of them.
 inline void packed_layout(const int64_t *batch_sizes, int64_t T, int64_t N, int64_t *to) {
     int64_t n = 0;
     for (int64_t t = T; t > 0; --t)

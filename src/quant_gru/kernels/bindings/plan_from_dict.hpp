@@ -1,4 +1,4 @@
-// Plans of native code from the dicts of Python: addresses, numbers and names.
+// Builds native plans from Python dicts of addresses, numbers and names.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -8,10 +8,10 @@
 
 namespace quant_gru {
 
-// The numbers of executor.py.
+// From the dict of plan_packing.py.
 LayerPlan layer_plan(const nanobind::dict &numbers);
 
-// The numbers of requantize_weights.py.
+// From the dict of requantize_weights.py.
 WeightsPlan weights_plan(const nanobind::dict &numbers);
 
 }  // namespace quant_gru

@@ -81,7 +81,7 @@ PreparedCallCPU::Makers PreparedCallCPU::makers(const int64_t (&shape)[3], bool 
     made.batch_first = batch_first;
     made.y = maker(shape[0], shape[1], stack_->directions() * sizes_.H);
     made.last = maker(sizes_.states, shape[batch_first ? 0 : 1], sizes_.H);
-    // in one piece: another thread may come in wherever an object is released
+    // Replaced as a whole, because other threads may run whenever an object is released.
     Makers before = made;
     std::swap(makers_, before);
     return made;
@@ -131,7 +131,7 @@ PreparedCallGPU::PreparedCallGPU(const Sizes &sizes, const WeightGuard &guard,
       workspace_(most) {}
 
 void PreparedCallGPU::add(const Key &key, nb::object call) {
-    // what is replaced is released last: other threads may come in then
+    // Replaced objects are released last, because other threads may run then.
     decltype(calls_) before;
     if (calls_.size() >= most_calls) std::swap(calls_, before);
     std::swap(calls_[key], call);
@@ -143,7 +143,7 @@ nb::object PreparedCallGPU::start(const Call::Given &given) {
     const auto found =
         calls_.find({given.T(), given.N(), static_cast<int>(given.x_view.kind), states, rows});
     if (found == calls_.end()) return nb::borrow(Py_NotImplemented);
-    // another thread may let go of it while this one waits
+    // This reference keeps the call alive if another thread replaces it.
     const nb::object kept = found->second;
     if (number(call(current_device_)) != sizes_.device || holds_true(call(is_capturing_)))
         return nb::borrow(Py_NotImplemented);

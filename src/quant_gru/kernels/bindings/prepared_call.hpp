@@ -1,5 +1,5 @@
-// A whole call of a module, real values in and out, without a step of Python: what was checked and
-// built once is kept with a guard that tells whether it still holds.
+// A whole call of a module, from real values to real values, without Python code. Checks and plans
+// of the first call are kept. A guard tells whether they are still valid.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -22,14 +22,15 @@ class PreparedCall {
         int64_t device;  // get_device() of the tensors
         int64_t states, C, H;
     };
-    // guard: of all weights of the module, kept by the caller for as long as this lives.
+    // guard: of all weights of the module; the caller keeps it alive longer than this object.
     // torch: Tensor, is_grad_enabled.
     PreparedCall(const Sizes &sizes, const WeightGuard &guard, const nanobind::tuple &torch);
     virtual ~PreparedCall() = default;
 
-    // As QuantGRU.forward. lengths: None, or int64 (N,), contiguous on the device. packing: as
-    // `Packing::of` takes it. None where a weight changed, a gradient may be asked for or the call
-    // is of another kind; NotImplemented where the call has to be laid out or prepared first.
+    // Runs a call like QuantGRU.forward. lengths: None, or int64 (N,), contiguous on the device.
+    // packing: the argument of `Packing::of`. Returns None if a weight changed, if a gradient may
+    // be needed, or if the arguments are not supported. Returns NotImplemented if the caller must
+    // first change layouts or dtypes, or prepare the call.
     nanobind::object run(const nanobind::object &weights, const nanobind::object &x,
                          const nanobind::object &hx, const nanobind::object &lengths,
                          bool batch_first, const nanobind::object &packing);
@@ -47,12 +48,13 @@ class PreparedCall {
     nanobind::object is_grad_enabled_;
 };
 
-// On the CPU: a native stack runs it, in float32.
+// Calls on the CPU: a native stack runs them in float32.
 class PreparedCallCPU : public PreparedCall {
  public:
-    // variable: of the environment, as it is now. torch: of PreparedCall, then get_num_threads.
-    // parts(shape) gives those of a Maker of tensors of that shape. is_real: whether results are to
-    // be float32; calls have to be laid out otherwise.
+    // variable: an environment variable; calls return None after its value changes.
+    // torch: the functions of PreparedCall, then get_num_threads.
+    // parts(shape) returns the function and arguments of a Maker of tensors of that shape.
+    // is_real: whether results are float32. If not, all calls return NotImplemented.
     PreparedCallCPU(Stack *stack, const WeightGuard &guard, const char *variable,
                     const nanobind::tuple &torch, nanobind::object parts, bool is_real);
 
@@ -60,7 +62,7 @@ class PreparedCallCPU : public PreparedCall {
     nanobind::object start(const Call::Given &given) override;
 
  private:
-    // What makes the outputs of calls of one size.
+    // The makers of the outputs of calls of one size.
     struct Makers {
         int64_t first = -1, second = -1;
         bool batch_first = false;
@@ -76,19 +78,20 @@ class PreparedCallCPU : public PreparedCall {
     Makers makers_;  // of the last call
 };
 
-// On a GPU: launches that were prepared for calls of a size run it.
+// Calls on a GPU: prepared launches for each size run them.
 class PreparedCallGPU : public PreparedCall {
  public:
-    // torch: of PreparedCall, then what gives the current device and tells whether a graph is being
-    // captured. most: bytes that are kept between calls.
+    // torch: the functions of PreparedCall, then functions that return the current device and
+    // whether a graph is being captured. most: maximum size of a workspace that is kept between
+    // calls, in bytes.
     PreparedCallGPU(const Sizes &sizes, const WeightGuard &guard, const nanobind::tuple &torch,
                     int64_t most);
 
-    // What calls have in common: T, N, the dtypes of x and of the states before the first step, -1
-    // without those, and whether there are no lengths, lengths, or packed rows.
+    // The form of a call: T, N, the dtype of x, the dtype of the initial states or -1 without them,
+    // and 0 without lengths, 1 with lengths, 2 with packed rows.
     using Key = std::tuple<int64_t, int64_t, int, int, int>;
 
-    // A Call for all that have this in common.
+    // Adds the Call for all calls of this form.
     void add(const Key &key, nanobind::object call);
 
  protected:

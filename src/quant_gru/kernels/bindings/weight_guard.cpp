@@ -7,7 +7,7 @@ namespace nb = nanobind;
 namespace quant_gru {
 namespace {
 
-// get_device() of the weights, which are on one device.
+// Returns get_device() of the weights; all are on one device.
 int64_t device_of(const nb::sequence &weights) {
     for (nb::handle w : weights) return nb::cast<int64_t>(w.attr("get_device")());
     return -1;

@@ -1,4 +1,4 @@
-// Whether a module's weights are those that something was made of.
+// Detects changes of the weights of a module, for objects that depend on them.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -18,16 +18,17 @@ using kernel_runtime::Tensors;
 
 class WeightGuard {
  public:
-    // type: torch.Tensor. weights: all of a module, kept by the caller for as long as this lives.
-    // steps: what has a `count` of optimizer steps, or None.
+    // type: torch.Tensor. weights: all weights of a module; the caller keeps them alive longer than
+    // the guard. steps: an object with a `count` of optimizer steps, or None.
     WeightGuard(const nanobind::handle &type, const nanobind::sequence &weights,
                 nanobind::object steps);
 
-    // Whether these, the module's now, are those that were given, their numbers unchanged. Never
-    // so with inference tensors, which have no version.
+    // Whether the current weights are the same tensors with unchanged values. Always false for
+    // inference tensors, which have no version.
     bool unchanged(const nanobind::object &weights) const;
-    // Whether they are those that were given, where they were and laid out as they were.
+    // Whether the current weights are the same tensors with unchanged addresses and layouts.
     bool in_place(const nanobind::object &weights) const;
+    // Whether any weight requires a gradient.
     bool ask_for_gradient() const;
 
  private:
@@ -35,7 +36,7 @@ class WeightGuard {
         PyObject *tensor;
         int64_t version;
         uintptr_t address;
-        // as `Tensors::is_at` compares it, or else one by one
+        // Whether `Tensors::is_at` can compare the layout; otherwise attributes are compared.
         bool is_plain;
         nanobind::object dtype, shape, strides;
         std::vector<int64_t> sizes;

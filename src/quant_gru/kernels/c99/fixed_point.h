@@ -1,7 +1,7 @@
 /* Exact fixed-point primitives in C99: no floating point, no 128-bit type, no undefined shifts.
  *
- * weighted_sum = clamp(rne((M_1*v_1 + .. + M_n*v_n) / 2^k) + z, lo, hi); these functions are the
- * sum and its one rounding, ties to even. Results that exceed every code range saturate.
+ * weighted_sum = clamp(rne((M_1*v_1 + .. + M_n*v_n) / 2^k) + z, lo, hi). These functions compute
+ * the sum and round it once, ties to even. Results beyond every code range saturate.
  */
 #ifndef QUANT_GRU_FIXED_POINT_H
 #define QUANT_GRU_FIXED_POINT_H
@@ -14,7 +14,7 @@ typedef struct {
     uint64_t lo;
 } qg_wide;
 
-/* Twice the longest code range: what lies beyond saturates. */
+/* Saturation limits. 2^34 is beyond the range of the widest codes (32 bits). */
 #define QG_SATURATED ((int64_t)1 << 34)
 #define QG_WIDE_SATURATED ((int64_t)1 << 62)
 
@@ -35,7 +35,7 @@ static inline int64_t qg_left(int64_t v, int s) {
     return qg_clamp(v, -limit, limit) * ((int64_t)1 << s);
 }
 
-/* rne(v / 2^k) for any k and all v; saturates where k is negative. */
+/* rne(v / 2^k) for any k and all v. Saturates at +-2^34 if k is negative. */
 static inline int64_t qg_round(int64_t v, int k) {
     if (k <= 0) return k == 0 ? v : qg_left(v, k < -64 ? 64 : -k);
     if (k > 63) return 0;
@@ -100,7 +100,7 @@ static inline qg_wide qg_wide_left(qg_wide a, int s) {
     return r;
 }
 
-/* a * m for m of up to 64 bits, modulo 2^128. */
+/* a * m for a 64-bit m, modulo 2^128. */
 static inline qg_wide qg_wide_times_word(qg_wide a, uint64_t m) {
     const qg_wide low = qg_wide_times(a, (uint32_t)m);
     if (!(m >> 32)) return low;
@@ -121,7 +121,7 @@ static inline int64_t qg_wide_round(qg_wide a, int k) {
         return k == 0 ? v : qg_left(v, k < -64 ? 64 : -k);
     }
     if (k > 127) return 0;
-    /* magnitude and sign: ties to even are symmetric */
+    /* Rounding the magnitude is enough: ties to even are symmetric in the sign. */
     const int negative = a.hi < 0;
     const qg_wide m = negative ? qg_wide_negate(a) : a;
     const uint64_t hi = (uint64_t)m.hi, lo = m.lo;

@@ -1,10 +1,10 @@
-/* Philox4x32-10, as quant_gru/integer/random.py defines it: shared by the CPU and CUDA. C99. */
+/* Philox4x32-10 in C99, as defined in quant_gru/integer/random.py. The CPU and CUDA share it. */
 #ifndef QUANT_GRU_PHILOX_H
 #define QUANT_GRU_PHILOX_H
 
 #include <stdint.h>
 
-/* The first word at counter (a, b, c, stream). */
+/* First word of the output for the counter (a, b, c, stream) and the key `seed`. */
 static inline uint32_t qg_philox(uint32_t a, uint32_t b, uint32_t c, uint32_t stream,
                                  uint64_t seed) {
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);

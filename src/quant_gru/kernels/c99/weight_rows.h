@@ -1,7 +1,8 @@
-/* What becomes of one row of weights: the decisions of integer/weights.py and integer/plan.py, in
- * the same IEEE operations, for the CPU and CUDA kernels that follow weights in training.
+/* Scales, codes and plan numbers of one weight row. The CPU and CUDA kernels that requantize
+ * weights in training use these functions. They perform the same IEEE operations as
+ * integer/weights.py and integer/plan.py.
  *
- * Nothing here may be contracted to fused multiply-adds.
+ * Compilers must not contract these operations to fused multiply-adds.
  */
 #ifndef QUANT_GRU_WEIGHTS_H
 #define QUANT_GRU_WEIGHTS_H
@@ -9,9 +10,9 @@
 #include <stdint.h>
 
 #define QG_FINER 2                              /* candidates finer than the covering exponent */
-#define QG_SHARES 7                             /* shares of a free scale that covers */
-#define QG_FREE (QG_SHARES + QG_FINER + 1)      /* candidates of free scales */
-#define QG_SHARE 0.00390625                     /* 2^-8: the least share of the largest scale */
+#define QG_SHARES 7                             /* candidates that are shares of a free scale */
+#define QG_FREE (QG_SHARES + QG_FINER + 1)      /* candidates for a free scale */
+#define QG_SHARE 0.00390625                     /* 2^-8: smallest scale / largest scale */
 #define QG_LEAST_SCALE 1.1754943508222875e-38   /* 2^-126 */
 #define QG_LARGEST_SCALE 1.7014118346046923e+38 /* 2^127 */
 
@@ -27,7 +28,7 @@ static inline double qg_power(int e) {
     return v.value;
 }
 
-/* frexp's exponent of a value that is 0 or normal and not negative. */
+/* The exponent that frexp returns. v must be 0 or a positive normal number. */
 static inline int qg_exponent(double v) {
     qg_bits b;
     b.value = v;
@@ -45,7 +46,7 @@ static inline int qg_ceil_log2(int64_t n) {
     return bits;
 }
 
-/* The exponent (scale 2^-exponent) whose codes cover [least, most]. */
+/* The largest exponent for which the codes of scale 2^-exponent cover [least, most]. */
 static inline int qg_covering(double least, double most, int bits, double lo, double hi) {
     const double largest = -least > most ? -least : most;
     const int guess = bits - 1 - qg_exponent(largest);
@@ -57,19 +58,19 @@ static inline int qg_covering(double least, double most, int bits, double lo, do
     return covering;
 }
 
-/* Squared error of v at an exponent `finer` than `covering`, in units of the covering scale. */
+/* Squared error of v at the exponent `covering + finer`, in units of the covering scale. */
 static inline double qg_error(double v, int covering, int finer, double lo, double hi) {
     const double y = v * qg_power(covering + finer);
     const double error = (y - qg_within(rint(y), lo, hi)) * qg_power(-finer);
     return error * error;
 }
 
-/* By what errors are multiplied before they are rounded, so that sums of n are exact. */
+/* The factor by which errors are multiplied before rounding, so that a sum of n errors is exact. */
 static inline double qg_quantum(double largest_error, int64_t n) {
     return qg_power(52 - qg_ceil_log2(n < 1 ? 1 : n) - qg_exponent(largest_error));
 }
 
-/* The exponent of least error; ties go to the finer. */
+/* The exponent with the smallest error. A tie selects the finer exponent. */
 static inline int qg_best(const double *sums, int covering) {
     int best = QG_FINER;
     for (int finer = QG_FINER - 1; finer >= 0; --finer)
@@ -78,20 +79,20 @@ static inline int qg_best(const double *sums, int covering) {
     return exponent < -127 ? -127 : exponent > 126 ? 126 : exponent;
 }
 
-/* The free scale that covers the values of a row, which are in [least, most]. */
+/* The free scale that covers a row whose values are in [least, most]. */
 static inline double qg_free_covering(double least, double most, double hi) {
     const double largest = -least > most ? -least : most;
     return (double)(float)(largest / (hi < 1 ? 1 : hi));
 }
 
-/* Whether finer and power-of-two scales are tried beside it, for a row of n values. */
+/* Whether finer scales and power-of-two scales are also tried, for a row of n values. */
 static inline int qg_searches_free(double covering, int bits, int64_t n) {
     return n > 1 && bits <= 8 && covering >= 7.888609052210118e-31 /* 2^-100 */ &&
            covering <= 1.2676506002282294e+30 /* 2^100 */;
 }
 
-/* The candidates: shares of the covering free scale, then the candidates of powers of two, whose
- * covering exponent is `exponent`. */
+/* Write the candidates: shares of the covering free scale, then powers of two. `exponent` is the
+ * covering exponent of the powers of two. */
 static inline void qg_free_candidates(double covering, int exponent, double *to) {
     static const double sixteenths[QG_SHARES] = {16, 15, 14, 12, 10, 8, 6};
     for (int i = 0; i < QG_SHARES; ++i) to[i] = (double)(float)(covering * (sixteenths[i] / 16));
@@ -99,7 +100,8 @@ static inline void qg_free_candidates(double covering, int exponent, double *to)
         to[QG_SHARES + finer] = qg_power((int)qg_within(-exponent - finer, -126, 127));
 }
 
-/* Squared error of v at a scale, in units of the covering one, times the quantum, rounded. */
+/* Squared error of v at `scale`, multiplied by the quantum and rounded. `share` is `scale` divided
+ * by the covering scale, so that errors of all candidates have the same unit. */
 static inline double qg_free_error(double v, double scale, double share, double quantum, double lo,
                                    double hi) {
     const double y = v / scale;
@@ -108,12 +110,13 @@ static inline double qg_free_error(double v, double scale, double share, double 
     return rint(squared * quantum);
 }
 
-/* By what errors are multiplied: none exceeds that of a code 0, so that sums of n are exact. */
+/* The factor by which errors are multiplied. No error exceeds the error of code 0, so a sum of n
+ * errors is exact. */
 static inline double qg_free_quantum(int bits, int64_t n) {
     return qg_power(52 - qg_ceil_log2(n) - 2 * bits);
 }
 
-/* The candidate of least error; ties go to the first. */
+/* The candidate with the smallest error. A tie selects the first candidate. */
 static inline double qg_free_best(const double *sums, const double *candidates) {
     int best = 0;
     for (int i = 1; i < QG_FREE; ++i)
@@ -125,7 +128,8 @@ static inline float qg_finished(double scale) {
     return scale > 0 ? (float)qg_within(scale, QG_LEAST_SCALE, QG_LARGEST_SCALE) : 1.f;
 }
 
-/* The scale of a row of a matrix: `scale` is 0 for a row of zeros. */
+/* The final scale of a matrix row. `scale` is 0 for a row of zeros. `largest` is the largest scale
+ * of the matrix. */
 static inline float qg_matrix_scale(double scale, double largest) {
     const double least = largest * QG_SHARE;
     return qg_finished(scale < least ? least : scale);
@@ -140,7 +144,7 @@ static inline int64_t qg_code(float v, float scale, double lo, double hi) {
     return (int64_t)qg_within((double)rintf(v / scale), lo, hi);
 }
 
-/* What the plan has of a channel besides codes. */
+/* The numbers of the plan for one channel, besides its codes. */
 typedef struct {
     int64_t B, M, k;
     double m; /* M / 2^k */

@@ -1,4 +1,4 @@
-"""The backward of the integer GRU on the native kernels: straight-through gradients in float32."""
+"""The backward of the integer GRU in native code: straight-through gradients in float32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quant_gru.integer.plan import CellPlan
 from quant_gru.kernels.cpu import executor
 
 CHUNK_ITEMS = 512
-"""Rows times steps that are taken at once: few, so that what is known of them stays in a cache."""
+"""Rows times steps per chunk: few, so that the buffers of a chunk stay in a cache."""
 
 
 def backward(
@@ -26,20 +26,23 @@ def backward(
     threads: int | None = None,
     chunk_items: int = CHUNK_ITEMS,
 ) -> Gradients:
-    """Backpropagate through time; as `straight_through`, in float32.
+    """Backpropagate through time, like `straight_through`, in float32.
 
-    Gates and clamps are rebuilt from the codes, chunk after chunk, by the kernels of the forward.
-    The result has the same bits for any number of threads and any size of chunks.
+    For each chunk, the kernels of the forward rebuild gates and clamps from the codes. The result
+    has the same bits for any number of threads and any chunk size.
 
     Args:
-        tape: What the forward took in and gave, on the CPU.
+        tape: Inputs and outputs of the forward, on the CPU.
         grad_out: Gradient of the dequantized outputs (T, N, H).
         grad_last: Gradient of the dequantized last state (N, H).
         wanted: Which gradients to compute.
         variant: One of `executor.choices()`.
-        threads: At most this many; None for torch.get_num_threads().
-        chunk_items: About how many rows times steps are taken at once; fewer where they would need
-            more than 32 MiB.
+        threads: Maximum number of threads; None for torch.get_num_threads().
+        chunk_items: Approximate number of rows times steps per chunk. It is reduced if a chunk
+            would need more than 32 MiB.
+
+    Raises:
+        QuantGRUError: A tensor has the wrong shape.
     """
     plan, (T, N, _) = tape.plan, tape.x.shape
     _check_shapes(tape, grad_out, grad_last)
@@ -74,11 +77,14 @@ _GRADIENTS = ("x", "h0", "h", "W", "R", "bw", "br")
 
 
 def constants(plan: CellPlan, reverse: bool) -> tuple[dict[str, Any], list[Tensor]]:
-    """What native code is given that is the same in all calls of a plan, and what holds it.
+    """Return the arguments of native code that are the same for all calls of a plan.
 
     Args:
-        plan: The plan, whose tensors stay where they are.
-        reverse: Whether the direction goes from the last step to the first.
+        plan: The plan. Its tensors must keep their addresses.
+        reverse: Whether the direction runs from the last step to the first.
+
+    Returns:
+        The arguments by name, and the tensors that the caller must keep alive for them.
     """
     w, q = plan.weights, plan.frozen.quantizers
     weights = {
@@ -103,7 +109,7 @@ def constants(plan: CellPlan, reverse: bool) -> tuple[dict[str, Any], list[Tenso
 
 
 def _inputs(tape: Tape, grad_out: Tensor, grad_last: Tensor) -> dict[str, Tensor | None]:
-    """What native code reads, as it does: contiguous but for steps and rows of `grad_out`."""
+    """Return the tensors that native code reads; only `grad_out` may be strided (steps, rows)."""
     plan = tape.plan
     grad_out = _plain(grad_out.detach(), torch.float32, contiguous=False)
     if grad_out.stride(2) != 1 and plan.hidden_size > 1:
@@ -121,14 +127,14 @@ def _inputs(tape: Tape, grad_out: Tensor, grad_last: Tensor) -> dict[str, Tensor
 
 
 def _plain(t: Tensor, dtype: torch.dtype, contiguous: bool = True) -> Tensor:
-    """A tensor on the CPU, of a dtype; it is asked first, which costs less than a conversion."""
+    """Return `t` on the CPU in `dtype`. The checks cost less than an unneeded conversion."""
     if t.dtype is not dtype or not t.is_cpu or t.is_neg():
         t = t.to("cpu", dtype).resolve_neg()
     return t if not contiguous or t.is_contiguous() else t.contiguous()
 
 
 def _results(tape: Tape, wanted: Wanted) -> Gradients:
-    """Gradients whose values are still to be written."""
+    """Return uninitialized tensors for the wanted gradients."""
     (T, N, C), H = tape.x.shape, tape.plan.hidden_size
 
     def result(wanted: bool, *shape: int) -> Tensor | None:
@@ -146,7 +152,7 @@ def _results(tape: Tape, wanted: Wanted) -> Gradients:
 
 
 def _check_shapes(tape: Tape, grad_out: Tensor, grad_last: Tensor) -> None:
-    """Addresses are taken of what has the right shape alone."""
+    """Raise an error if a tensor whose address native code will read has the wrong shape."""
     (T, N, _), plan = tape.x.shape, tape.plan
     H = plan.hidden_size
     shapes = [
@@ -174,7 +180,7 @@ def _in_float32(g: Gradients) -> Gradients:
 
 
 def _empty(tape: Tape, grad_last: Tensor, wanted: Wanted) -> Gradients:
-    """Without steps or rows, nothing reaches the weights."""
+    """Return the gradients of a call without steps or rows, in which those of weights are zero."""
     (T, N, C), H = tape.x.shape, tape.plan.hidden_size
 
     def zeros(wanted: bool, *shape: int) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Codes at the boundary of a layer in training, and what was clamped there, in native code."""
+"""Quantize, requantize and clamp masks at the boundary of a layer in training, in native code."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels import _native
 
 NARROW_BITS = 16
-_CONTAINERS = (torch.int8, torch.uint8, torch.int16, torch.int32)  # as plan.hpp counts them
+_CONTAINERS = (torch.int8, torch.uint8, torch.int16, torch.int32)  # in plan.hpp's order
 
 
 def takes(quantizer: Quantizer, x: Tensor) -> bool:
-    """Whether these functions make codes of such values: float32 on the CPU, up to 16 bits."""
+    """Whether `quantize` and `mask` support `x`: float32 on the CPU, codes of up to 16 bits."""
     return (
         quantizer.bits <= NARROW_BITS
         and x.device.type == "cpu"
@@ -27,14 +27,14 @@ def takes(quantizer: Quantizer, x: Tensor) -> bool:
 
 
 def quantize(quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes in their container, as `Quantizer.quantize`, and rows with NaN in them.
+    """Quantize like `Quantizer.quantize`, and find the rows that contain NaN.
 
     Args:
-        quantizer: One that `takes` says yes to.
+        quantizer: A quantizer that `takes` accepts.
         x: float32 (T, N, features) or (N, features).
 
     Returns:
-        Codes of x's shape, and bool (T, N) or (N,).
+        Codes of x's shape in their container, and bool (T, N) or (N,): true for rows with NaN.
     """
     x = _readable(x)
     codes = torch.empty(x.shape, dtype=quantizer.container, device="cpu")
@@ -44,21 +44,21 @@ def quantize(quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mask(quantizer: Quantizer, x: Tensor, grad: Tensor) -> None:
-    """Multiplies a gradient in place by 0 where the codes of `x` were clamped.
+    """Multiply a gradient in place by 0 where the codes of `x` were clamped.
 
     Args:
         quantizer: As for `quantize`.
         x: As for `quantize`.
-        grad: float32, contiguous, of x's shape.
+        grad: float32, contiguous, with the shape of x.
     """
-    x = _readable(x)  # kept until its address has been used
+    x = _readable(x)  # this reference keeps a copy alive while native code reads its address
     _native.mask(_real(x), _quantizer(quantizer), grad.data_ptr())
 
 
 def requantizes(
     sums: Sequence[WeightedSum], below: Sequence[Quantizer], above: Quantizer, codes: Tensor
 ) -> bool:
-    """Whether `requantize` makes codes of those of a layer below: on the CPU, up to 16 bits."""
+    """Whether `requantize` supports the codes of a layer below: on the CPU, up to 16 bits."""
     widths = [q.bits for q in (*below, above)]
     return codes.device.type == "cpu" and max(widths) <= NARROW_BITS and len(sums) == len(below)
 
@@ -69,13 +69,13 @@ def requantize(
     above: Quantizer,
     codes: Sequence[Tensor],
 ) -> Tensor:
-    """X = weighted_sum(h - z_h), per direction of the layer below.
+    """Compute X = weighted_sum(h - z_h) for each direction of the layer below.
 
     Args:
-        sums: Of each direction below.
-        below: The quantizers of its codes.
+        sums: The weighted sum of each direction below.
+        below: The quantizer of the codes of each direction below.
         above: The quantizer of the result.
-        codes: Those of each direction (T, N, H), in their containers.
+        codes: The codes of each direction (T, N, H).
 
     Returns:
         Codes (T, N, directions * H) in their container.
@@ -98,14 +98,14 @@ def mask_requantized(
     codes: Sequence[Tensor],
     grad: Tensor,
 ) -> None:
-    """Multiplies a gradient (T, N, directions * H) in place by 0 where `requantize` clamped.
+    """Multiply a gradient (T, N, directions * H) in place by 0 where `requantize` clamped.
 
     Args:
-        sums: As for `requantize`, as are all but the last.
-        below: The quantizers of its codes.
-        above: The quantizer of the result.
-        codes: Those of each direction.
-        grad: float32, contiguous.
+        sums: As for `requantize`.
+        below: As for `requantize`.
+        above: As for `requantize`.
+        codes: As for `requantize`.
+        grad: float32 (T, N, directions * H), contiguous.
     """
     T, N, H = codes[0].shape
     width = H * len(codes)

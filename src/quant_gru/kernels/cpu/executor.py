@@ -1,4 +1,4 @@
-"""Runs a plan on the native kernels: numbers packed once per plan, addresses per call."""
+"""Runs a plan on the native kernels: a plan is packed once, a call passes only addresses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VARIABLE = "QUANT_GRU_CPU"
 REFERENCE = "reference"
 _CPU = torch.device("cpu")
 
-# Native layers live as long as the weights they were made of.
+# A native layer is kept as long as the weight part from which it was made.
 _packed: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, _native.Layer]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -36,15 +36,15 @@ _AVAILABLE = [*_native.variants(True), REFERENCE]
 
 
 def choices() -> list[str]:
-    """What `QUANT_GRU_CPU` may say on this machine, the fastest first."""
+    """Return the values of `QUANT_GRU_CPU` that work on this machine, fastest first."""
     return list(_AVAILABLE)
 
 
 def chosen() -> str:
-    """The instruction set in use, or 'reference'.
+    """Return the instruction set in use, or 'reference'.
 
     Raises:
-        QuantGRUError: `QUANT_GRU_CPU` names something that does not run here.
+        QuantGRUError: This machine does not support the value of `QUANT_GRU_CPU`.
     """
     wanted = os.environ.get(VARIABLE, "")
     if not wanted:
@@ -66,17 +66,23 @@ def run(
     threads: int | None = None,
     held: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run one layer and direction; as `quant_gru.integer.reference.run`.
+    """Run one layer and direction, like `quant_gru.integer.reference.run`.
 
     Args:
         plan: The plan, on the CPU.
         x: Codes of input.x (T, N, C), any integer dtype.
         h0: Codes of output.h (N, H), any integer dtype.
         lengths: int64 (N,) or None.
-        reverse: From the last step to the first.
-        variant: One of `choices()` but 'reference'.
-        threads: At most this many; None for torch.get_num_threads().
-        held: bool (T, N, H), units that keep their state in a step, or None.
+        reverse: Whether to run from the last step to the first.
+        variant: One of `choices()` except 'reference'.
+        threads: Maximum number of threads; None for torch.get_num_threads().
+        held: bool (T, N, H), true where a unit keeps its state in a step, or None.
+
+    Returns:
+        Codes of output.h of all steps (T, N, H) and of the last step (N, H).
+
+    Raises:
+        QuantGRUError: A shape does not match the plan.
     """
     T, N, C = x.shape
     H = plan.hidden_size
@@ -114,7 +120,7 @@ def run(
 
 
 def events(seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> Tensor:
-    """As `quant_gru.integer.random.events`, on the CPU."""
+    """Compute `quant_gru.integer.random.events` in native code, on the CPU."""
     found = torch.empty(shape, dtype=torch.bool, device="cpu")
     key = int(seed) & ((1 << 64) - 1)
     _native.events(found.data_ptr(), *shape, key, stream, chance(p))
@@ -122,12 +128,12 @@ def events(seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> 
 
 
 def is_narrow(plan: CellPlan) -> bool:
-    """Whether all widths of a plan are at most 16 bits, so that the fast kernels run it."""
+    """Whether the fast kernels run a plan: at most 16 bits, and float64 is exact for its sums."""
     return bool(exactness(plan)["narrow"])
 
 
 def layer_of(plan: CellPlan, variant: str) -> _native.Layer:
-    """The native layer of a weight part, made at its first use."""
+    """Return the native layer of a plan; it is made at the first use."""
     kept = _packed.get(plan.weights)
     if kept is None or kept[0]() is not plan.frozen:
         kept = (weakref.ref(plan.frozen), {})
@@ -139,26 +145,27 @@ def layer_of(plan: CellPlan, variant: str) -> _native.Layer:
 
 
 def repack(part: WeightPart) -> None:
-    """Let native layers follow a weight part whose tensors changed in place."""
+    """Update the native layers of a weight part whose tensors changed in place."""
     kept = _packed.get(part)
     if kept is None:
         return
     for variant, layer in list(kept[1].items()):
         if layer.kind == "wide":
-            # it has copies
+            # A wide layer has copies of the weights; it is made again at its next use.
             del kept[1][variant]
         else:
             layer.repack()
 
 
 def stack_of(plan: GRUPlan, variant: str) -> Stack | None:
-    """The native stack of a plan, made at its first use.
-
-    None where an operator has more than 16 bits, which the fast kernels cannot run.
+    """Return the native stack of a plan; it is made at the first use.
 
     Args:
         plan: The plan, on the CPU.
-        variant: One of `choices()` but 'reference'.
+        variant: One of `choices()` except 'reference'.
+
+    Returns:
+        The stack; None if the fast kernels cannot run a cell (`is_narrow`).
     """
     cells = [cell for layer in plan.cells for cell in layer]
     parts = [part for cell in cells for part in (cell.frozen, cell.weights)]
@@ -179,13 +186,13 @@ class Stack:
     """All layers and directions of a GRU in native code: real values in, real values out.
 
     Args:
-        plan: The plan, on the CPU, of operators of up to 16 bits.
-        variant: One of `choices()` but 'reference'.
+        plan: The plan, on the CPU, with operators of up to 16 bits.
+        variant: One of `choices()` except 'reference'.
     """
 
     def __init__(self, plan: GRUPlan, variant: str) -> None:
         layers = [[layer_of(cell, variant) for cell in cells] for cells in plan.cells]
-        # live weights rewrite them in place
+        # Live weights rewrite these flags in place, so native code reads them in each call.
         finite = [cell.weights.finite for cells in plan.cells for cell in cells]
         self.native = _native.Stack(
             layers,
@@ -214,15 +221,15 @@ class Stack:
         """Run all steps.
 
         Args:
-            x: (T, N, C), or (rows, C) where rows are packed, on the CPU, of one of `FLOATS`.
-            h0: (states, N, H), likewise, or None for zeros.
+            x: (T, N, C), or (rows, C) if rows are packed, on the CPU. Its dtype is in `FLOATS`.
+            h0: (states, N, H), also on the CPU with a dtype in `FLOATS`; None for zeros.
             lengths: int64 (N,) or None.
-            kept: Takes what a backward needs.
-            packing: How rows are packed; None where they are not.
-            dtype: That of the results.
+            kept: Receives the codes that a backward needs, or None.
+            packing: The layout of packed rows; None if rows are not packed.
+            dtype: The dtype of the results.
 
         Returns:
-            Output (T, N, D*H), or (rows, D*H) where rows are packed, and last states
+            Output (T, N, D*H), or (rows, D*H) if rows are packed, and last states
             (states, N, H).
         """
         rows = x.shape[0]
@@ -269,31 +276,32 @@ class Stack:
     def prepared(
         self, guard: _native.WeightGuard, dtype: torch.dtype | None
     ) -> _native.PreparedCall:
-        """What runs whole calls in native code.
+        """Return an object that runs whole calls in native code.
 
         Args:
-            guard: Of all weights of the module.
-            dtype: What results are of; None for the input's.
+            guard: The guard of all weights of the module.
+            dtype: The dtype of the results; None for the dtype of the input.
         """
         is_real = dtype in (None, torch.float32)
         functions = (Tensor, torch.is_grad_enabled, torch.get_num_threads)
         return _native.PreparedCallCPU(self.native, guard, VARIABLE, functions, _parts, is_real)
 
     def prepare(self, call: Any, *given: Any) -> None:
-        """Prepare calls like one that `run` has run; there is nothing to be prepared on a CPU."""
+        """Do nothing: only a GPU prepares the calls that `run` has run."""
 
 
 def _parts(shape: tuple[int, ...]) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
-    """What makes tensors of a shape, as native code calls it."""
+    """Return the function, and its arguments, that native code calls to make a tensor."""
     return parts(maker(shape, _CPU))
 
 
 class Stream:
-    """A native stack that is fed step by step.
+    """A native stack that receives its input step by step.
 
     Args:
-        stack: A stack of one direction.
-        states: Codes of output.h of each layer (N, H), contiguous: read and written by steps.
+        stack: A stack with one direction.
+        states: Codes of output.h of each layer (N, H), contiguous. Every step reads and writes
+            them.
     """
 
     def __init__(self, stack: Stack, states: list[Tensor]) -> None:

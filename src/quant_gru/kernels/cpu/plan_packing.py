@@ -1,4 +1,4 @@
-"""Packs plans for the native layers: scalars and addresses by name."""
+"""Packs plans for the native layers: a dictionary of scalars and tensor addresses."""
 
 from __future__ import annotations
 
@@ -21,12 +21,17 @@ _PRE_ACTIVATION = {
 
 
 def exactness(plan: CellPlan) -> dict[str, Any]:
-    """Which arithmetic is exact for a plan."""
+    """Return which arithmetic is exact for a plan.
+
+    Returns:
+        'narrow': the fused or the general kernel can run the plan. 'float32': float32 is exact
+        for the frozen numbers. 'product': the largest magnitude of a product of two codes.
+    """
     w, q = plan.weights, plan.frozen.quantizers
     bits_W, bits_R = w.bits_W, w.bits_R
     several = [each for each in _sums(plan).values() if len(each.multipliers) > 1]
     product = plan.frozen.largest_product
-    # float64 takes one-term sums of any tier: it rounds v * M once where |v| < 2^53
+    # One-term sums of any tier are exact in float64: it rounds v * M once if |v| < 2^53.
     narrow = (
         max(quantizer.bits for quantizer in q.values()) <= NARROW_BITS
         and max(bits_W, bits_R) <= NARROW_BITS
@@ -34,7 +39,7 @@ def exactness(plan: CellPlan) -> dict[str, Any]:
         and max(w.bound_Wx, w.bound_Rh) < 1 << 52
         and product < 1 << 53
     )
-    # float32: two-term sums of tier a, products below 2^24, multipliers of 24 bits
+    # float32 is exact for two-term sums of tier a, products below 2^24 and 24-bit multipliers.
     float32 = (
         narrow
         and all(each.tier == "a" for each in several)
@@ -46,7 +51,7 @@ def exactness(plan: CellPlan) -> dict[str, Any]:
 
 
 def pack(plan: CellPlan) -> dict[str, Any]:
-    """A plan as `_native.Layer` takes it: numbers, and addresses of tensors that it keeps."""
+    """Return the argument of `_native.Layer`: numbers, addresses, and the tensors to keep alive."""
     w, q = plan.weights, plan.frozen.quantizers
     tensors: list[Tensor] = []
     exact = exactness(plan)
@@ -90,14 +95,15 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _pointer(tensor: Tensor, dtype: torch.dtype, keep: list[Tensor]) -> int:
-    # .to(device) moves nothing here, but an address of another device must never get through
+    # The tensors are on the CPU already. `.to` guarantees that no device address reaches native
+    # code.
     converted = tensor.to("cpu", dtype).contiguous()
     keep.append(converted)
     return converted.data_ptr()
 
 
 def _sums(plan: CellPlan) -> dict[str, WeightedSum]:
-    """All weighted sums of activations; that of zoneout is named by its name."""
+    """Return all weighted sums of activations by operator name, and zoneout's as 'zoneout'."""
     zoneout = plan.frozen.zoneout
     return {**plan.frozen.sums, **({} if zoneout is None else {"zoneout": zoneout})}
 
@@ -130,7 +136,8 @@ def _table(table: Table, pre: Quantizer, keep: list[Tensor]) -> dict[str, Any]:
 
 
 def _codes(codes: Tensor, bits: int, narrow: bool, keep: list[Tensor]) -> dict[str, Any]:
-    # where the fast kernels run, as the plan has them: what changes in place is then seen
+    # For the fast kernels, dtypes equal those of the plan. No copy is made, so the layer sees
+    # codes that change in place.
     dtype = torch.int32 if not narrow else torch.int8 if bits <= 8 else torch.int16
     return {"codes": _pointer(codes, dtype, keep), "kind": _name(dtype)}
 

@@ -1,7 +1,7 @@
-"""The backward of one layer and direction like one before: only addresses are set anew.
+"""The backward of a GRU of one layer and direction, prepared: a call only sets addresses.
 
-A step of training of few steps and rows lasts some ten microseconds, less than it takes to describe
-it. What calls of one size have in common is therefore described once.
+A training step with few time steps and rows lasts some ten microseconds, which is less than it
+takes to build the arguments of a call. The common arguments of calls of one size are built once.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _SUMS = ("W", "R", "bw", "br")
 
 
 class PreparedBackward:
-    """Backwards of a GRU of one layer and direction without noise, in float32.
+    """The backward of a GRU of one layer and direction without noise, in float32.
 
     Args:
-        cell: Its plan, whose tensors stay where they are, of operators of up to 16 bits.
-        variant: The instruction set, one of `executor.choices()` but 'reference'.
+        cell: The plan, with operators of up to 16 bits. Its tensors must keep their addresses.
+        variant: The instruction set, one of `executor.choices()` except 'reference'.
     """
 
     def __init__(self, cell: CellPlan, variant: str) -> None:
@@ -35,7 +35,7 @@ class PreparedBackward:
         numbers, self._keep = constants(cell, reverse=False)
         absent = dict.fromkeys(("held", "lengths", "dh", "dx", "dbw", "dbr"), 0)
         self._numbers: dict[str, Any] = {**absent, **numbers, "chunk_items": CHUNK_ITEMS}
-        # its weights may be copies, which would not follow those of the plan
+        # `constants` may have copied weights; copies would not follow the weights of the plan.
         self._follows = all(
             any(mine is theirs for theirs in (w.W, w.R, *w.scales.values()))
             for w in (cell.weights,)
@@ -56,18 +56,18 @@ class PreparedBackward:
         packing: Packing | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> list[Tensor | None] | None:
-        """All gradients of a call, or None where the general way has to find them.
+        """Compute all gradients of a call, or return None if the general backward has to do it.
 
         Args:
-            x: float32 (T, N, C), as the forward took it.
-            h0: float32 (1, N, H), likewise, or None for zeros.
-            lengths: None.
-            outs: Codes of output.h (T, N, H), as the forward gave them.
-            nan: float32 (1, N): 0, or NaN where a row is.
-            grad_y: Gradient of the output (T, N, H).
+            x: Input of the forward, (T, N, C). A dtype other than float32 gives None.
+            h0: Initial state of the forward. Anything but None (zeros) gives None.
+            lengths: Anything but None gives None.
+            outs: One tensor: the codes of output.h (T, N, H) from the forward.
+            nan: float32 (1, N): NaN for rows that became NaN, 0 for others.
+            grad_y: Gradient of the output (T, N, H). None gives None.
             grad_last: Gradient of the last states (1, N, H), or None for zeros.
             wanted: Whether the gradients of x, h0, W, R and, with biases, bw and br are wanted.
-            packing: None.
+            packing: Anything but None gives None.
             dtype: float32.
 
         Returns:
@@ -109,7 +109,7 @@ class PreparedBackward:
         return found
 
     def _size_of(self, T: int, N: int) -> _Size:
-        """Describe calls of a size."""
+        """Build the common arguments of all calls of a size."""
         C, H = self._cell.input_size, self._cell.hidden_size
         shapes = {
             "x": (T, N, C),
@@ -127,7 +127,7 @@ class PreparedBackward:
 
 
 class _Size(NamedTuple):
-    """What calls of a size have in common; `numbers` hold the address of `zero_state`."""
+    """Common arguments of calls of a size. `numbers` contains the address of `zero_state`."""
 
     T: int
     N: int

@@ -1,4 +1,4 @@
-"""Rewrites a weight part, and the native layers made of it, on the CPU."""
+"""Rewrites a weight part and its native layers in place, on the CPU."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from quant_gru.integer.weighted_sum import significant_bits
 from quant_gru.kernels import _native
 from quant_gru.kernels.cpu.executor import chosen, repack
 
-_EXACT = (torch.float32, torch.float16, torch.bfloat16)  # float32 holds their values
+_EXACT = (torch.float32, torch.float16, torch.bfloat16)  # float32 represents their values exactly
 
 
 class Writer:
     """Writes the tensors of a weight part.
 
     Args:
-        qparams: Scales per channel that follow the weights, matrices of up to 16 bits.
-        frozen: The frozen part beside it.
-        part: What is rewritten.
-        variant: One of the executor's choices but 'reference'; None for the one in use.
+        qparams: Parameters with scales per channel that follow the weights, and weight matrices
+            of up to 16 bits.
+        frozen: The frozen part of the same plan.
+        part: The weight part to rewrite.
+        variant: One of the executor's choices except 'reference'; None for the one in use.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Writer:
         self._native = _native.Weights(numbers, variant or chosen())
 
     def takes(self, *values: Tensor | None) -> bool:
-        """Whether these weights are on the CPU and float32 holds them."""
+        """Whether these weights are on the CPU and float32 represents them exactly."""
         return all(v is None or (v.dtype in _EXACT and v.device.type == "cpu") for v in values)
 
     def write(
@@ -50,13 +51,14 @@ class Writer:
         dropped: Tensor | None,
         p: float,
     ) -> bool:
-        """Rewrite everything, unless the weights are those of the last time, byte by byte.
+        """Rewrite everything, unless all bytes of the weights equal those of the last call.
 
         Args:
             matrices: W (3H, C) and R (3H, H).
             biases: bw and br (3H,), or None for zeros.
-            dropped: bool (3H, H) or None; as for `build_weights`.
-            p: Probability of what was dropped.
+            dropped: bool (3H, H) or None, as for `build_weights`. With it, everything is
+                rewritten.
+            p: The probability of dropping.
 
         Returns:
             Whether anything was written.
@@ -71,12 +73,12 @@ class Writer:
         return written
 
     def forget(self) -> None:
-        """Others have written the part: the next `write` does in any case."""
+        """Note that other code has written the part, so that the next `write` rewrites it."""
         self._native.forget()
 
 
 def _plain(v: Tensor | None) -> Tensor | None:
-    """The same as native code reads it, in whose place it may well be."""
+    """Return `v` in the form that native code reads, or `v` itself if it already has that form."""
     if v is None or (v.dtype is torch.float32 and v.is_contiguous() and not v.is_neg()):
         return v
     return v.detach().to(torch.float32).contiguous().resolve_neg()

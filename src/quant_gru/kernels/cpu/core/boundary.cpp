@@ -35,7 +35,7 @@ void typed(Container container, const void *data, F f) {
     });
 }
 
-// What is beyond the limits before rounding is beyond them afterwards: they are integers.
+// Clamping before rounding gives the same codes, because the limits are integers.
 template <class To>
 bool quantize_row(const float *x, int64_t n, const Quantizer &b, To *to) {
     const float s = b.scale, lo = static_cast<float>(b.lo), hi = static_cast<float>(b.hi);
@@ -53,9 +53,9 @@ bool quantize_row(const float *x, int64_t n, const Quantizer &b, To *to) {
 void mask_row(const float *x, int64_t n, const Quantizer &b, float *grad) {
     const float s = b.scale, lo = static_cast<float>(b.lo), hi = static_cast<float>(b.hi);
     for (int64_t i = 0; i < n; ++i) {
-        // near enough to zero to be rounded so; NaN stays
+        // Clamped to one beyond the limits, so that adding kRound rounds. NaN stays NaN.
         const float y = (limited(x[i] / s, lo - 1, hi + 1) + kRound) - kRound;
-        // a factor, for a gradient that is NaN stays so
+        // A multiplication keeps a gradient that is NaN; a selection would not.
         const float above = y >= lo ? 1.f : 0.f, below = y <= hi ? 1.f : 0.f;
         grad[i] *= above * below;
     }
@@ -66,7 +66,7 @@ inline double rounded(double m, int32_t from_zero, int32_t code, double lo, doub
     return (limited(v, lo, hi) + kRoundWide) - kRoundWide;
 }
 
-// A copy of the numbers stays in registers: stores of bytes may not change it.
+// `r` is passed by value and stays in registers: byte stores may alias a reference.
 template <class From, class To>
 void requantize_row(Requantizer r, const From *from, int64_t n, To *to) {
     for (int64_t i = 0; i < n; ++i) {

@@ -1,4 +1,4 @@
-// Codes of a backward's inputs, and the places that were clamped to make them.
+// Quantize, requantize and clamp masks of the inputs of a backward.
 #pragma once
 
 #include <cstdint>
@@ -7,20 +7,20 @@
 
 namespace quant_gru {
 
-// Real values (T, N, C), the features side by side.
+// Real values (T, N, C) with contiguous features.
 struct RealInput {
     const float *values = nullptr;
     int64_t step = 0, row = 0, T = 0, N = 0, C = 0;
 };
 
-// codes (T, N, C) in b.container; nan (T, N): whether a value of the row is NaN, whose code is the
-// zero point.
+// Writes codes (T, N, C) in b.container, and nan (T, N): whether the row contains NaN. The code of
+// NaN is the zero point.
 void quantize_input(const RealInput &x, const Quantizer &b, void *codes, uint8_t *nan);
 
-// grad (T, N, C) times 0 where a code was clamped or is that of NaN.
+// Multiplies grad (T, N, C) by 0 where a code was clamped or the value is NaN.
 void mask_input(const RealInput &x, const Quantizer &b, float *grad);
 
-// clamp(rne(v * m), lo, hi) of a layer below: limits less the zero point.
+// clamp(rne(v * m), lo, hi) for the codes of a layer below; lo and hi are minus the zero point.
 struct Requantizer {
     double m = 1;
     double lo = 0, hi = 0;
@@ -28,11 +28,11 @@ struct Requantizer {
     Container from = Container::i8, to = Container::i8;
 };
 
-// `count` rows of n codes, side by side; the rows of the result are `to_row` apart.
+// Requantizes `count` contiguous rows of n codes. Rows of the result are `to_row` elements apart.
 void requantize(const Requantizer &r, const void *codes, int64_t count, int64_t n, void *to,
                 int64_t to_row);
 
-// grad times 0 where `requantize` clamped; rows of grad are `grad_row` apart.
+// Multiplies grad by 0 where `requantize` clamped. Rows of grad are `grad_row` elements apart.
 void mask_requantized(const Requantizer &r, const void *codes, int64_t count, int64_t n,
                       float *grad, int64_t grad_row);
 

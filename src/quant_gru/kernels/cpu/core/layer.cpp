@@ -13,11 +13,11 @@ constexpr double kExactDouble = 9007199254740992.;  // 2^53
 void find_reciprocal(Quantizer &q) {
     int exponent;
     const float inverse = 1.f / q.scale;
-    // exact for powers of two whose reciprocal is normal, too
+    // The reciprocal is exact for powers of two, if it is a normal number.
     if (std::frexp(q.scale, &exponent) == 0.5f && std::isnormal(inverse)) q.reciprocal = inverse;
 }
 
-// Adds what follows from the numbers of a plan, and copies its tables.
+// Computes reciprocals and real multipliers from the numbers of a plan, and copies its tables.
 void complete(Cell &cell, Arena &arena) {
     find_reciprocal(cell.x);
     find_reciprocal(cell.h);
@@ -34,24 +34,25 @@ bool multipliers_fit_float(const Cell &cell) {
     return true;
 }
 
-// Whether what rounds a float can be scaled by a multiplier exactly; the same of a double.
+// Whether the rounding constant of float32, 1.5 * 2^23, times m is exact. The second function is
+// the same for double, with 1.5 * 2^52.
 bool scales_rounded(double m) {
     return static_cast<double>(static_cast<float>(1.5 * m)) == 1.5 * m;
 }
 bool scales_rounded_double(int64_t M) { return M < int64_t{1} << 51; }
 
-// Whether lanes of `Powers` hold what comes after the matrix products.
+// Whether lanes of `Powers` compute everything after the matrix products exactly.
 bool lanes_of_powers(const Cell &cell) {
     for (const Sum *s : {&cell.z_pre, &cell.r_pre, &cell.g_pre, &cell.h_new})
         if (s->tier != 'a') return false;
-    // rounded products are scaled by the next sum's multiplier
+    // The kernel scales rounded products by the multiplier of the next sum.
     for (double m : {cell.g_pre.m[1], cell.h_new.m[0], cell.h_new.m[1]})
         if (!scales_rounded(m)) return false;
     for (const Sum *s : {&cell.rRh, &cell.old_contrib, &cell.new_contrib})
         if (!s->present || !is_power(s->m[0])) return false;
     for (const Table *t : {&cell.z, &cell.r, &cell.g})
         if (!t->entries && !t->words) return false;
-    // what a table's output lacks, and one less it, are exact
+    // The offset of a table's output, and one minus it, must be exact in float32.
     return multipliers_fit_float(cell) && !cell.zoneout.present && cell.one < int64_t{1} << 22;
 }
 
@@ -82,14 +83,14 @@ void Layer::repack() {
     if (kind_ != Kind::wide) arrange();
 }
 
-// Lays weights out for the fastest kernel that runs them.
+// Lays weights out for the fastest kernel that supports them.
 void Layer::arrange() {
     bool fast = true;
     bool in_float = float32_ && multipliers_fit_float(fused_) && fused_.z.entries &&
                     fused_.r.entries && fused_.g.entries;
     for (const Sum *s : {&fused_.z_pre, &fused_.r_pre, &fused_.g_pre, &fused_.h_new})
         fast = fast && s->tier != 'd';
-    // without fused multiply-add, products with a multiplier have to be exact in double
+    // Without fused multiply-add, products with a multiplier must be exact in double.
     bool in_double = true;
     for (const Sum *s : {&fused_.rRh, &fused_.old_contrib, &fused_.new_contrib})
         in_double = in_double && product_ * static_cast<double>(s->M[0]) < kExactDouble;

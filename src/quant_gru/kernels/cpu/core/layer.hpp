@@ -1,4 +1,4 @@
-// One layer and direction: its plan in the form of one instruction set, and how to run it.
+// One layer and direction: its plan laid out for one instruction set.
 #pragma once
 
 #include <string>
@@ -16,10 +16,10 @@ class Layer {
     Layer(const Layer &) = delete;
     Layer &operator=(const Layer &) = delete;
 
-    // Reads the weights' numbers again from where they were, and are now others. Not of wide ones.
+    // Reads the weights again from the same addresses, after they changed. Wide layers ignore it.
     void repack();
 
-    // Which kernel runs it.
+    // The kernel that runs the layer.
     enum class Kind { fused, general, wide };
     Kind kind() const { return kind_; }
     const Variant &variant() const { return variant_; }
@@ -32,13 +32,13 @@ class Layer {
     const Quantizer &x() const { return cell().x; }
     const Quantizer &h() const { return cell().h; }
 
-    // Bytes of working memory for some rows and all steps of a job.
+    // Size of the workspace for some rows and all steps of a job, in bytes.
     int64_t workspace(int64_t rows, int64_t T) const;
 
-    // Rows first_row..end_row of a job, in this thread. Returns whether an input was NaN.
+    // Runs rows first_row..end_row of a job in this thread. Returns whether an input was NaN.
     bool run(const Job &job) const;
 
-    // Multiply-accumulates of a row and a step, gates included, for deciding about threads.
+    // Cost of a row and a step in multiply-accumulates, gates included. It decides about threads.
     double work() const;
 
  private:

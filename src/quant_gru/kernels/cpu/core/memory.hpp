@@ -1,4 +1,4 @@
-// Memory of whole cache lines.
+// Memory that is aligned to cache lines.
 #pragma once
 
 #include <cstring>
@@ -18,7 +18,7 @@ struct Aligned {
     void *data;
 };
 
-// Zeroed arrays that live as long as their owner.
+// Zero-initialized arrays that are freed with the arena.
 class Arena {
  public:
     Arena() = default;
@@ -32,7 +32,7 @@ class Arena {
         return static_cast<T *>(parts_.back()->data);
     }
 
-    // An array whose address is kept in `kept`, allocated where that is null yet.
+    // Returns the array `kept`; allocates it if `kept` is null.
     template <class T>
     T *reuse(const T *&kept, size_t count) {
         if (!kept) kept = allocate<T>(count);
@@ -50,7 +50,8 @@ class Arena {
     std::vector<std::unique_ptr<Aligned>> parts_;
 };
 
-// Working memory that is kept between calls, unless it is large or another call is using it.
+// A workspace that is kept between calls. A call allocates its own if it needs more than kKept
+// bytes, or if another call is using the kept one.
 class Scratch {
  public:
     class Lease {

@@ -1,4 +1,4 @@
-// NaN has no code. These functions find rows that are NaN beside the codes.
+// NaN has no code. These functions find the rows that become NaN, separately from the codes.
 #pragma once
 
 #include <cstdint>
@@ -6,19 +6,19 @@
 
 namespace quant_gru {
 
-// One byte per row: 1 where it is NaN.
+// One byte per row: 1 if the row is NaN.
 using NaNRows = std::vector<uint8_t>;
 
-// Rows of values (steps, rows, n) in which any value is NaN: (steps, rows).
+// Finds the rows of values (steps, rows, n) that contain NaN. Returns (steps, rows).
 NaNRows rows_with_nan(const float *values, int64_t steps, int64_t step, int64_t rows, int64_t row,
                       int64_t n);
 
-// Spreads NaN over a layer's direction, from each step to all that are processed after it.
-// x_nan: (T, N), rows of the input that are NaN. state: (N), rows of the initial state that are;
-// becomes those of the last state. Returns those of the outputs, (T, N).
+// Propagates NaN in a layer and direction from each step to all later steps.
+// x_nan: (T, N), NaN rows of the input. state: (N), NaN rows of the initial state; on return, NaN
+// rows of the last state. Returns the NaN rows of the outputs, (T, N).
 NaNRows spread_nan(const NaNRows &x_nan, NaNRows &state, bool reverse);
 
-// Fills rows of values (steps, rows, n) with NaN.
+// Fills the marked rows of values (steps, rows, n) with NaN.
 void fill_nan(const NaNRows &nan, float *values, int64_t steps, int64_t step, int64_t rows,
               int64_t row, int64_t n);
 

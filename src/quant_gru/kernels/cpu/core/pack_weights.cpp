@@ -11,7 +11,7 @@ constexpr double kExactDouble = 9007199254740992.;  // 2^53
 
 int64_t size_of(int64_t v) { return v < 0 ? -v : v; }
 
-// Calls `f` with the codes of a row.
+// Calls `f` with a typed pointer to the codes of a row.
 template <class F>
 void with_row(const Matrix &m, int64_t start, F f) {
     switch (m.kind) {
@@ -26,10 +26,10 @@ void with_row(const Matrix &m, int64_t start, F f) {
     }
 }
 
-// Sum and sum of magnitudes.
+// Adds the sum of the codes to `total` and the sum of their magnitudes to `magnitude`.
 template <class Code>
 void sum_codes(const Code *row, int inputs, int64_t &total, int64_t &magnitude) {
-    constexpr int kBlock = 1 << 14;  // of 2^15 at most: sums fit 32 bits
+    constexpr int kBlock = 1 << 14;  // magnitudes are at most 2^15, so sums fit 32 bits
     for (int first = 0; first < inputs; first += kBlock) {
         const int end = std::min(inputs, first + kBlock);
         int32_t sum = 0, size = 0;
@@ -43,7 +43,7 @@ void sum_codes(const Code *row, int inputs, int64_t &total, int64_t &magnitude) 
     }
 }
 
-// Codes of a row to every `stride`-th piece of `kDepth` bytes.
+// Copies the codes of a row in pieces of `kDepth` bytes that are `stride` bytes apart.
 template <int kDepth>
 void interleave(const int8_t *row, int inputs, int64_t stride, int8_t *to) {
     int i = 0;
@@ -89,7 +89,7 @@ bool pack_fused(const Matrix &from, int H, const Layout &layout, Arena &arena, P
         p.offset = wide_operand && !is_signed ? 32768 : 0;
     p.lo = static_cast<double>(from.lo);
     p.hi = static_cast<double>(from.hi);
-    // an odd number of cache lines, so that groups do not share their sets
+    // An odd number of cache lines, so that groups map to different cache sets.
     p.group_stride = cache_lines(round_up(p.steps, layout.step_block) * depth * 3 * group);
     if (p.group_stride / 64 % 2 == 0) p.group_stride += 64;
     const size_t channels = static_cast<size_t>(p.groups) * 3 * group;
@@ -107,7 +107,7 @@ bool pack_fused(const Matrix &from, int H, const Layout &layout, Arena &arena, P
                 static_cast<const int8_t *>(from.codes) + static_cast<int64_t>(c) * inputs;
             interleave(row, inputs, depth, 3 * group * depth, to);
             sum_codes(row, inputs, total, magnitude);
-            // the true sum decides; what leads to it may wrap around
+            // Only the exact total must fit 32 bits; partial sums may wrap around.
             const int64_t bound = magnitude * from.reach + size_of(from.bias[c]);
             if (bound >= int64_t{1} << 31) return false;
             exact.in_float = exact.in_float && bound < int64_t{1} << 24;
@@ -124,7 +124,7 @@ bool pack_fused(const Matrix &from, int H, const Layout &layout, Arena &arena, P
             exact.in_float = exact.in_float && fits_float(m[at]);
             m_float[at] = static_cast<float>(m[at]);
             if (!exact.powers) continue;
-            // half of 2^s is added before a shift: neither may leave 32 bits
+            // The kernel adds half of 2^s before it shifts; the sum must fit 32 bits.
             const int s = -std::ilogb(m[at]);
             exact.powers = is_power(m[at]) && s >= 1 && s <= 30 &&
                            bound + (int64_t{1} << (s - 1)) < int64_t{1} << 31;
@@ -147,9 +147,10 @@ int64_t pack_general(const Matrix &from, int H, const Quantizer &operand, Arena 
     p.tiles = (channels + kTile - 1) / kTile;
     const bool wide_weights = from.weight_bits > 8, wide_operand = from.operand_bits > 8;
     p.planes = wide_weights ? 2 : 1;
-    // |product| of a pair: 2^8 (16: a low plane has 9 bits) times 2^8 or 2^15
+    // The sum of a pair is at most 2^8 (2^9 with planes, whose low bytes reach 255) times the
+    // magnitude of the operand, 2^8 or 2^15. A flush then stays within 2^30.
     p.flush = (wide_weights ? 64 : 128) * (wide_operand ? 1 : 128);
-    // 16 unsigned bits are kept less 2^15, so that they fit int16
+    // 2^15 is subtracted from unsigned 16-bit codes, so that they fit int16.
     p.offset = operand.zero + operand.hi > 32767 ? 1 << 15 : 0;
     p.lo = static_cast<double>(from.lo);
     p.hi = static_cast<double>(from.hi);
@@ -182,11 +183,11 @@ int64_t pack_general(const Matrix &from, int H, const Quantizer &operand, Arena 
         });
         bias[c] = from.bias[c] + (p.offset - from.zero) * total;
         real_bias[c] = static_cast<double>(bias[c]);
-        // of the true sum, and of the sum before the bias is added
+        // A bound of the exact total, and of the sum before the bias is added.
         const int64_t reach = from.reach + size_of(p.offset - from.zero);
         const int64_t most = magnitude * reach + size_of(from.bias[c]) + size_of(bias[c]);
         bound = most > bound ? most : bound;
-        // of parts of the sum, too: planes are less than 256 off their share of a weight
+        // Also a bound of partial sums: a plane differs from its share of a weight by < 256.
         largest = std::max(largest, most + 256 * reach * inputs);
         m[c] = std::ldexp(static_cast<double>(from.M[c]), static_cast<int>(-from.k[c]));
         m_float[c] = static_cast<float>(m[c]);

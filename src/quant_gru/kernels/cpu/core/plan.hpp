@@ -1,6 +1,6 @@
-// The numbers of one layer and direction, laid out for the kernels. Plain data: the instruction-set
-// files see nothing of the standard library, so that none of its code is compiled for one of them
-// and linked into the others.
+// The numbers of one layer and direction, laid out for the kernels. All structs are plain data.
+// Files of instruction sets must not include the C++ standard library: its inline functions would
+// be compiled for one instruction set and linked into code of others.
 #pragma once
 
 #include <cfloat>
@@ -15,119 +15,120 @@
 #error "the kernels are exact only where every float operation is rounded to its own type"
 #endif
 
-// Where a call would store and read again what is in vectors.
+// For functions whose call would spill vector registers to memory.
 #define QG_INLINE inline __attribute__((always_inline))
 #define QG_LAMBDA __attribute__((always_inline))
-// Loops whose registers the code around them would need as well.
+// For loops that need all registers: inlined, they would compete with the surrounding code.
 #define QG_ALONE __attribute__((noinline))
 
 namespace quant_gru {
 
 enum class Container : int { i8, u8, i16, i32, i64 };
 
-// Real values to codes and back, for codes of up to 16 bits.
+// Converts real values to codes of up to 16 bits, and back.
 struct Quantizer {
     float scale = 1;
-    float reciprocal = 0;              // 1 / scale where that is exact, else 0; set by Layer
-    int32_t zero = 0, lo = 0, hi = 0;  // limits less the zero point
+    float reciprocal = 0;              // 1 / scale if it is exact, else 0; set by Layer
+    int32_t zero = 0, lo = 0, hi = 0;  // lo and hi: limits minus the zero point
     Container container = Container::i8;
 };
 
-// clamp(rne((m1*v1 + m2*v2) / 2^k), lo, hi), zero point taken off the limits: the result is a
-// zero-point-free code. A layer also keeps multipliers as M / 2^k, exact in float and double.
+// clamp(rne((M[0]*v1 + M[1]*v2) / 2^k), lo, hi). The zero point is subtracted from the limits, so
+// the result is a code minus its zero point. m = M / 2^k is exact in double; Layer sets it.
 struct Sum {
     int present = 0;
     int tier = 'd';
     int64_t M[2] = {0, 0};
     int k = 0;
-    int64_t lo = 0, hi = 0;  // limits less the zero point
+    int64_t lo = 0, hi = 0;  // limits minus the zero point
     double m[2] = {0, 0};
 };
 
-// A table as the plan has it, and in the forms that kernels read fast.
+// A table in the form of the plan, and in forms that kernels read fast.
 struct Table {
     int64_t first = 0, last = 0;     // input codes, zero point included
     int64_t pre_zero = 0;            // zero point of the input
-    int64_t pre_lo = 0, pre_hi = 0;  // limits of the input less its zero point
+    int64_t pre_lo = 0, pre_hi = 0;  // limits of the input minus its zero point
     int segments = 0, degree = 0, shift = 0, segment_shift = -1;
     const int64_t *bounds = nullptr;
     const int64_t *coefficients = nullptr;  // (segments, degree + 1)
-    int64_t lo = 0, hi = 0;                 // limits less the zero point
-    // Where there are few input codes: the output at `entries[v & mask]` for the zero-point-free
-    // input v; and where there are at most 256, as `bytes[v & 255] + base`.
+    int64_t lo = 0, hi = 0;                 // limits minus the zero point
+    // Up to 4096 input codes: the output is `entries[v & mask]`, v being the input minus its zero
+    // point. Up to 256 input codes, and outputs that span fewer than 256: `bytes[v & 255] + base`.
     const float *entries = nullptr;
     int32_t mask = 0;
     const uint8_t *bytes = nullptr;
     float base = 0;
-    // The same as steps of 16: in either half of 128 the bytes at i are the exclusive or of what
-    // stands at i % 16 + 16 * n up to i.
+    // `bytes` as differences, for lookups in 16-byte tables. In each half of 128 entries, byte i is
+    // the exclusive or of the steps i % 16 + 16 * n of that half up to i.
     const uint8_t *steps = nullptr;
-    // Where there are more: `words[v - pre_lo] + word_base`; one word more than inputs is readable.
+    // More input codes: `words[v - pre_lo] + word_base`. One word past the last input is readable,
+    // because gathers read 32 bits.
     const uint16_t *words = nullptr;
     int32_t word_base = 0;
-    int32_t even_lo = 0;  // pre_lo, or one less
-    // Whether the inputs are all codes of a byte, so that packing clamps them: v + lift, in 16 bits
-    // twice, is 0..255, and that plus place, in bytes four times, is v & 255.
+    int32_t even_lo = 0;  // pre_lo rounded down to an even number
+    // Whether the inputs are all 256 codes of a byte, so that pack instructions can clamp them.
+    // v + lift, in two 16-bit halves, is 0..255. That plus place, in four bytes, is v & 255.
     bool saturates = false;
     int32_t lift = 0, place = 0;
 };
 
-// What every kernel needs of a layer and direction, besides its matrix products.
+// The numbers of a layer and direction that every kernel needs, without the matrix products.
 struct Cell {
     int H = 0;
     bool in_float = false;  // float32 is exact everywhere
     Quantizer x, h;
     int64_t one = 0;
     Sum z_pre, r_pre, rRh, g_pre, old_contrib, new_contrib, h_new;
-    Sum zoneout;  // of the state before a step and after it; held units take its place
+    Sum zoneout;  // of the states before and after a step; a job with `held` ignores it
     Table z, r, g;
 };
 
-// The numbers of W x or R h, where the caller has them.
+// The numbers of W x or R h, in the caller's memory.
 struct Matrix {
     const void *codes = nullptr;  // (3H, inputs)
     Container kind = Container::i32;
     int inputs = 0;
     const int64_t *bias = nullptr, *M = nullptr, *k = nullptr;  // (3H)
-    int bias_shift = 0;                // of a layer that is not narrow: the bias is in 2^bias_shift
-    int64_t lo = 0, hi = 0, zero = 0;  // limits less the zero point; zero point of the operand
+    int bias_shift = 0;                // wide layers: the bias has a unit of 2^bias_shift
+    int64_t lo = 0, hi = 0, zero = 0;  // limits minus the zero point; zero point of the operand
     int64_t reach = 0;                 // the largest |code - zero point| of the operand
     int weight_bits = 0, operand_bits = 0;
     bool operand_signed = true;
 };
 
-// What a layer is made of. Tables are read once. The numbers of a narrow layer's matrices are read
-// again by Layer::repack.
+// The input of the Layer constructor. Layer copies the tables. Layer::repack reads the matrices of
+// a narrow layer again.
 struct LayerPlan {
     Cell cell;             // tables without their fast forms
-    Matrix W, R;           // of C and H inputs
-    bool narrow = false;   // at most 16 bits: the fused or the general kernel runs it
-    bool float32 = false;  // float32 is exact as far as the frozen numbers are concerned
+    Matrix W, R;           // with C and H inputs
+    bool narrow = false;   // at most 16 bits: the fused or the general kernel runs the layer
+    bool float32 = false;  // float32 is exact for the frozen numbers
     double product = 0;    // the largest |product| of two codes
 };
 
-// How an instruction set wants the weights of its fused kernel, and the codes they are multiplied
-// with: unsigned or signed bytes (16-bit codes in two planes), or 16-bit words.
+// The layout that the fused kernel of an instruction set needs for weights and operand codes. Codes
+// are unsigned or signed bytes (16-bit codes in two planes), or 16-bit words.
 enum class Operand : int { u8, s8, s16 };
 struct Layout {
-    int group = 16;  // units that stand side by side
-    int depth = 4;   // products that one instruction adds up
+    int group = 16;  // units that are adjacent in memory
+    int depth = 4;   // products that one instruction sums
     Operand operand = Operand::u8;
     bool fused_multiply_add = true;
-    int rows = 24;        // that one pass takes through time together
-    int ahead = 16;       // steps times rows whose input projection is made at once, at most
-    int row_block = 1;    // rows of operands are allocated in multiples of this
+    int rows = 24;        // rows that one pass through time processes together
+    int ahead = 16;       // maximum of steps times rows in one input projection
+    int row_block = 1;    // operands are allocated in multiples of so many rows
     int step_block = 1;   // steps of weights are padded with zeros to a multiple of this
-    int words_from = 0;   // not 0: with so many rows and steps, weights are extended to words first
-    bool powers = false;  // has lanes of `Powers`
+    int words_from = 0;   // not 0: from so many rows and steps on, weights are extended to words
+    bool powers = false;  // the instruction set has lanes of `Powers`
 };
 
-// W x or R h of the fused kernel: weights of up to 8 bits, [group][step][gate][unit][depth].
+// W x or R h of the fused kernel. Weights of up to 8 bits: [group][step][gate][unit][depth].
 struct Packed {
     int inputs = 0;  // features of the operand
     int steps = 0;   // inputs / depth, rounded up
     int groups = 0;
-    int planes = 1;            // of the operand
+    int planes = 1;            // byte planes of the operand
     int32_t offset = 0;        // operand = code - offset
     int64_t group_stride = 0;  // bytes
     const int8_t *w = nullptr;
@@ -135,39 +136,39 @@ struct Packed {
     const int32_t *bias = nullptr;  // [group][gate][unit], zero point and offset included, mod 2^32
     const float *m_float = nullptr;  // M / 2^k of each channel
     const double *m = nullptr;
-    // Where FusedPlan::powers: how to round to a multiple of 2^s, [group][gate][..][unit]: s,
-    // 2^(s-1) and 2^s - 1.
+    // With FusedPlan::powers: s, 2^(s-1) and 2^s - 1, with which sums are rounded to a multiple of
+    // 2^s, [group][gate][..][unit].
     const int32_t *rounding = nullptr;
-    double lo = 0, hi = 0;  // limits of the result less its zero point
+    double lo = 0, hi = 0;  // limits of the result minus its zero point
 };
 
 struct FusedPlan : Cell {
     Packed W, R;
-    // Codes of more than 8 bits, but multipliers are powers of two and sums of two terms exact in
-    // float32: lanes of `Powers` hold it.
+    // Codes have more than 8 bits, multipliers are powers of two, and sums of two terms are exact
+    // in float32. Lanes of `Powers` are then exact.
     bool powers = false;
     bool scalable = false;  // 1.5 * 2^23 (2^52) times any multiplier of a sum is a float (double)
 };
 
-constexpr int kTile = 16;  // channels whose weights stand together in the general kernel
+constexpr int kTile = 16;  // channels per tile of weights in the general kernel
 
-// W x or R h of the general kernel: weights in tiles of 16 channels and pairs of inputs,
-// [tile][pair][channel][2] int16. Weights of more than 8 bits stand in two planes,
+// W x or R h of the general kernel. Weights are in tiles of 16 channels and pairs of inputs,
+// [tile][pair][channel][2] int16. Weights of more than 8 bits use two planes:
 // w = 256 * plane[0] + plane[1].
 struct Projection {
     int inputs = 0;  // features of the operand
     int pairs = 0;   // (inputs + 1) / 2
     int tiles = 0;   // channels / 16, rounded up
     int planes = 1;
-    int flush = 0;  // pairs whose products fit int32
+    int flush = 0;  // number of pairs whose sum of products fits int32
     const int16_t *w[2] = {nullptr, nullptr};
     const int64_t *bias = nullptr;      // bias and zero point, in accumulator units (tiles * 16)
-    const double *real_bias = nullptr;  // the same
-    bool exact = false;                 // every sum, and every part of one, is exact in double
+    const double *real_bias = nullptr;  // the same in double
+    bool exact = false;                 // every sum and partial sum is exact in double
     const double *m = nullptr;          // M / 2^k of each channel
     const float *m_float = nullptr;
-    double lo = 0, hi = 0;  // limits of the result less its zero point
-    int32_t offset = 0;     // operand codes are kept less this, to fit int16
+    double lo = 0, hi = 0;  // limits of the result minus its zero point
+    int32_t offset = 0;     // operand = code - offset, which fits int16
 };
 
 struct GeneralPlan : Cell {
@@ -175,8 +176,8 @@ struct GeneralPlan : Cell {
     Projection W, R;
 };
 
-// Whether so many rows and steps are worth extending weights to words: where these still fit the
-// second cache.
+// Whether to extend weights to words for a number of rows and steps. It pays only while the words
+// fit the level-2 cache.
 inline bool extends(const Layout &layout, const FusedPlan &plan, int64_t rows, int64_t T) {
     constexpr int64_t kFits = 1 << 18;
     return layout.words_from > 0 && rows >= layout.words_from && T >= layout.words_from &&
@@ -184,14 +185,14 @@ inline bool extends(const Layout &layout, const FusedPlan &plan, int64_t rows, i
            plan.R.groups * plan.R.group_stride <= kFits;
 }
 
-// Values that come in: real or codes. Strides count elements; the features stand side by side.
+// Input values, real or codes. Strides count elements; features are contiguous.
 struct Source {
     const void *data = nullptr;  // null: zeros
     bool real = false;
     int64_t step = 0, row = 0;
 };
 
-// Values that go out: codes, real values, or both.
+// Output values: codes, real values, or both.
 struct Sink {
     void *codes = nullptr;
     float *real = nullptr;
@@ -204,18 +205,18 @@ struct Job {
     Sink out;                          // (T, N, H)
     Sink last;                         // (N, H)
     const int64_t *lengths = nullptr;  // (N) or null
-    const uint8_t *held = nullptr;     // (T, N, H), units that keep their state, or null
+    const uint8_t *held = nullptr;     // (T, N, H), 1 where a unit keeps its state, or null
     int64_t T = 0, N = 0;
     bool reverse = false;
     int64_t first_row = 0, end_row = 0;
     void *workspace = nullptr;
 };
 
-// The general kernel's numbers of the same kind as Layout::rows and Layout::ahead.
+// Layout::rows and Layout::ahead of the general kernel.
 constexpr int kRows = 32;
 constexpr int kAhead = 16;
 
-// Of this file alone: what one instruction set compiled must not be linked into another.
+// Internal linkage: functions compiled for one instruction set must not be linked into another.
 namespace {
 
 inline int64_t steps_ahead(int64_t T, int64_t rows, int64_t ahead) {
@@ -227,10 +228,10 @@ inline int64_t round_up(int64_t n, int64_t multiple) {
     return (n + multiple - 1) / multiple * multiple;
 }
 
-// Bytes in whole cache lines.
+// A number of bytes rounded up to whole cache lines.
 inline int64_t cache_lines(int64_t bytes) { return round_up(bytes, 64); }
 
-// A piece of memory that is handed out in parts of whole cache lines.
+// Divides a block of memory into parts of whole cache lines.
 struct MemoryPieces {
     char *next;
     void *take(int64_t bytes) {
@@ -242,21 +243,24 @@ struct MemoryPieces {
 
 }  // namespace
 
-// A matrix of weights to be quantized, a scale for each row.
+// A weight matrix to quantize with one scale per row.
 struct WeightRows {
     const float *values = nullptr;  // (rows, n)
     int64_t n = 0;
     int bits = 8;
     bool free_scale = false;
     bool all_finite = true;
-    double lo = 0, hi = 0;  // of a code
+    double lo = 0, hi = 0;  // limits of the codes
 };
 
-// What every instruction set defines. The kernels return whether an input was NaN; its code is then
-// the zero point. `multiply` does nothing but multiply, for benchmarks, and returns how many
-// multiply-accumulates it did; 0 where there is no such loop. `scales` are those of rows
-// first..end, 0 for rows of zeros, and returns whether all values are finite; `codes` are those of
-// a row, of up to 16 bits. Both have room for a row.
+// The functions that every instruction set defines.
+// - `fused` and `general` return whether an input was NaN; its code is then the zero point.
+// - `multiply` is a benchmark of multiplications only. It returns the number of
+//   multiply-accumulates; 0 if the instruction set has no such loop.
+// - `scales` computes the scales of rows first..end, 0 for rows of zeros. It returns whether all
+//   values are finite.
+// - `codes` computes the codes of a row, of up to 16 bits.
+// - The argument `space` of both has room for one row of floats.
 #define QG_WEIGHT_FUNCTIONS                                                                     \
     bool scales(const WeightRows &w, int64_t first, int64_t end, double *found, float *space);  \
     void codes(const WeightRows &w, int64_t row, float scale, const uint8_t *dropped, void *to, \

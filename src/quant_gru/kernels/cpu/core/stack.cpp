@@ -29,7 +29,7 @@ Stack::Stack(std::vector<std::vector<const Layer *>> layers,
              std::vector<const uint8_t *> finite)
     : layers_(std::move(layers)), between_(std::move(between)), finite_(std::move(finite)) {}
 
-// below[direction] are the states (rows, H), in the container of that direction.
+// below[direction]: states (rows, H), in the container of that direction.
 void Stack::requantize(size_t layer, const void *const *below, void *const *codes,
                        int64_t rows) const {
     const int D = directions();
@@ -38,7 +38,7 @@ void Stack::requantize(size_t layer, const void *const *below, void *const *code
         for (int half = 0; half < D; ++half) {
             const Requantizer &r = between_[layer - 1][direction][half];
             char *to = static_cast<char *>(codes[direction]) + half * H * bytes_of(r.to);
-            // one direction below: all states stand side by side
+            // With one direction below, all states are contiguous.
             const int64_t count = D == 1 ? 1 : rows, n = D == 1 ? rows * H : H;
             quant_gru::requantize(r, below[half], count, n, to, D * H);
         }

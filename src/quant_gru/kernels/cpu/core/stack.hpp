@@ -1,4 +1,4 @@
-// All layers and directions of a GRU: real values in, real values out.
+// All layers and directions of a GRU. Inputs and outputs are real values.
 #pragma once
 
 #include <vector>
@@ -11,8 +11,8 @@ namespace quant_gru {
 
 class Stack {
  public:
-    // layers[layer][direction]; between[layer - 1][direction][direction below];
-    // finite[layer * directions + direction]: 1 where all weights are finite, read in each call
+    // layers[layer][direction]; between[layer - 1][direction][direction below].
+    // finite[layer * directions + direction]: 1 if all weights are finite; each call reads it.
     Stack(std::vector<std::vector<const Layer *>> layers,
           std::vector<std::vector<std::vector<Requantizer>>> between,
           std::vector<const uint8_t *> finite);
@@ -31,20 +31,20 @@ class Stack {
         float *y = nullptr;         // (T, N, directions * H)
         int64_t y_step = 0, y_row = 0;
         float *last = nullptr;             // (layers * directions, N, H)
-        void *const *kept = nullptr;       // where the codes (T, N, H) of each go, or null
+        void *const *kept = nullptr;       // receive the codes (T, N, H) of each, or null
         const int64_t *lengths = nullptr;  // (N) or null
         int64_t T = 0, N = 0;
         int threads = 1;
     };
-    // Rows that NaN reaches become NaN in y and last; their codes are those of a zero in its place.
+    // Rows that NaN reaches become NaN in y and last. Codes are computed with 0 in place of NaN.
     void run(const Call &call);
 
-    // States as codes, one step at a time: state[layer] is (N, H), read and written. Returns
-    // whether an input was NaN; y then holds what a zero in its place gives.
+    // Runs one step with states as codes: state[layer] is (N, H), read and written. Returns whether
+    // an input was NaN; y is then computed with 0 in its place.
     bool step(const float *x, int64_t N, void *const *state, float *y);
 
  private:
-    // Input codes of a layer from the states below: (rows, directions * H) each.
+    // Computes the input codes of a layer, (rows, directions * H) each, from the states below.
     void requantize(size_t layer, const void *const *below, void *const *codes, int64_t rows) const;
     bool has_finite_weights() const;
     void mark_nan(const Call &call) const;

@@ -7,9 +7,9 @@
 namespace quant_gru {
 namespace {
 
-// Lets packing clamp a sum that goes into a table, where that gives the same.
+// Lets pack instructions clamp the input sum of a table, if they clamp to the same limits.
 void saturate(Table &t, const Sum &s) {
-    // sums of codes of up to 17 bits then fit 32
+    // With smaller multipliers, sums of codes of up to 17 bits fit 32 bits.
     constexpr double kMost = 4096;
     t.saturates = t.bytes && t.pre_hi - t.pre_lo == 255 && s.lo == t.pre_lo && s.hi == t.pre_hi &&
                   s.m[0] + s.m[1] < kMost;
@@ -46,7 +46,7 @@ void tabulate(Table &t, const Sum &pre, Arena &arena) {
         t.even_lo = static_cast<int32_t>(t.pre_lo & -2);
         return;
     }
-    // inputs that differ stay different modulo a power of two that is no less than their number
+    // Inputs are consecutive, so they stay distinct modulo a power of two >= their number.
     int64_t size = 256;
     while (size < codes) size *= 2;
     float *entries = arena.allocate<float>(static_cast<size_t>(size));

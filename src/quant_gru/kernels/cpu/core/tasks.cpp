@@ -10,7 +10,7 @@
 namespace quant_gru {
 
 bool run_tasks(const std::vector<Task> &tasks, int threads, Scratch &scratch) {
-    // a thread pays where it has a few hundred microseconds of work
+    // A thread pays if it has a few hundred microseconds of work.
     const double pays = 2e7 * thread_price;
     double all = 0;
     int64_t most = 0;
@@ -66,7 +66,7 @@ bool run_tasks(const std::vector<Task> &tasks, int threads, Scratch &scratch) {
     try {
         for (; started < parts.size(); ++started) others.emplace_back(run, started);
     } catch (const std::system_error &) {
-        // no more threads to be had: this one does the rest
+        // The system has no more threads: this thread runs the remaining parts.
     }
     threads_started += static_cast<int64_t>(started) - 1;
     run(0);

@@ -1,4 +1,4 @@
-// Layers and directions that run at the same time.
+// Jobs of layers and directions that run concurrently.
 #pragma once
 
 #include <vector>
@@ -8,14 +8,13 @@
 
 namespace quant_gru {
 
-// A job of a layer.
 struct Task {
     const Layer *layer;
     Job job;
 };
 
-// Runs tasks that do not depend on each other, split over at most `threads` threads where that
-// pays. Returns whether an input was NaN.
+// Runs independent tasks, split over at most `threads` threads if there is enough work. Returns
+// whether an input was NaN.
 bool run_tasks(const std::vector<Task> &tasks, int threads, Scratch &scratch);
 
 }  // namespace quant_gru

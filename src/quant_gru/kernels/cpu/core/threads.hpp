@@ -1,4 +1,4 @@
-// A few threads that go through the parts of one piece of work together.
+// Threads that process one piece of work together, with barriers between its phases.
 #pragma once
 
 #include <atomic>
@@ -11,22 +11,22 @@
 
 namespace quant_gru {
 
-// What a thread has to be given to do, in parts of what pays: with a small one, tests divide work
-// that would go faster whole.
+// Factor on the amount of work that pays for a thread. Tests set a small factor, so that small work
+// is divided, too.
 inline std::atomic<double> thread_price{1.};
-// How many threads were started.
+// Number of threads started so far.
 inline std::atomic<int64_t> threads_started{0};
 
 class Team {
  public:
-    // How many threads there are: known once all have been started.
+    // Number of threads. Waits until all of them have been started.
     int64_t size() {
         std::unique_lock<std::mutex> lock(mutex_);
         changed_.wait(lock, [&] { return size_ != 0; });
         return size_;
     }
 
-    // Returns when all threads have reached it.
+    // Returns when all threads have called it.
     void barrier() {
         const int64_t round = round_.load(std::memory_order_acquire);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
@@ -38,7 +38,7 @@ class Team {
             changed_.notify_all();
             return;
         }
-        // the others often arrive soon: sleeping would take longer
+        // The others often arrive soon; sleeping would take longer.
         for (int i = 0; i < kYields; ++i) {
             if (round_.load(std::memory_order_acquire) != round) return;
             std::this_thread::yield();
@@ -57,8 +57,8 @@ class Team {
     int64_t size_ = 0;
 };
 
-// work(index, team) in at most `most` threads at once, this one among them; fewer where no more
-// are to be had.
+// Runs work(index, team) in at most `most` threads, including this one. There are fewer threads if
+// the system has no more.
 template <class Work>
 void in_team(int64_t most, Work work) {
     Team team;
@@ -67,7 +67,7 @@ void in_team(int64_t most, Work work) {
     try {
         for (int64_t i = 1; i < most; ++i) others.emplace_back([&, i] { work(i, team); });
     } catch (const std::system_error &) {
-        // those that were started do it all
+        // The threads that were started do all the work.
     }
     {
         std::lock_guard<std::mutex> lock(team.mutex_);

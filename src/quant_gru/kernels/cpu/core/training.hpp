@@ -1,13 +1,14 @@
-// What the backward of one layer and direction hands to the instruction sets: plain data, as in
-// plan.hpp. The gradient is linear in dL/dh' of each unit and step: once the codes of all states
-// are known, its derivatives follow from them for all steps at once (`derivatives`), one pass
-// through time turns derivatives into gradients of both projections (`recurrence`), and products of
-// those give the gradients of inputs and weights.
+// The jobs that the backward of one layer and direction passes to the instruction sets: plain data,
+// as in plan.hpp. The gradient is linear in dL/dh' of each unit and step. The backward has three
+// phases:
+// 1. `derivatives` computes the derivatives for all steps at once from the codes of all states.
+// 2. `recurrence`, one pass through time, turns derivatives into gradients of both projections.
+// 3. `weight_products` multiplies these for the gradients of inputs and weights.
 //
-// Rows are taken in blocks and steps in chunks; an item is a row of the block at a step of the
-// chunk, see `item_of`, with steps counted in the order of the forward. Channels stand as in the
-// fused kernel, units in groups: [group][gate][unit], gates in the order update, reset, candidate;
-// what is beyond H is zero.
+// Rows are processed in blocks and steps in chunks. An item is a row of the block at a step of the
+// chunk, see `item_of`; steps count in the order of the forward. Channels have the layout of the
+// fused kernel, [group][gate][unit], gates in the order update, reset, candidate. Units beyond H
+// are zero.
 #pragma once
 
 #include "cpu/core/plan.hpp"
@@ -15,21 +16,21 @@
 
 namespace quant_gru {
 
-// How an instruction set wants what its float products read.
+// The memory layout that the float products of an instruction set need.
 struct ProductLayout {
-    int group;    // units that stand side by side
-    int columns;  // of a panel of weights
-    int block;    // features of codes that stand side by side
+    int group;    // units that are adjacent in memory
+    int columns;  // columns of a panel of weights
+    int block;    // features of codes that are adjacent in memory
 };
 
-// The steps first_step .. first_step + steps of a block of rows, and what is known of them.
+// The steps first_step .. first_step + steps of a block of rows, with their buffers.
 struct Chunk {
     int64_t T = 0, N = 0, first_step = 0, steps = 0, first_row = 0, rows = 0;
     bool reverse = false;
     const int64_t *lengths = nullptr;  // (N) or null
-    int64_t sum_steps = 1;  // whose items are summed together: chunks are multiples of it
+    int64_t sum_steps = 1;  // steps that are summed together; chunks start at multiples of it
     int groups = 0;
-    // derivatives of both projections, then their gradients: [group][item][gate][unit]
+    // derivatives of both projections, later their gradients: [group][item][gate][unit]
     float *Wx = nullptr, *Rh = nullptr;
     int64_t stride = 0;       // floats from group to group
     float *direct = nullptr;  // derivatives of the state before the step: [group][item][unit]
@@ -39,7 +40,7 @@ struct Chunk {
     int64_t code_stride = 0;  // floats from block to block
 };
 
-// Real values of codes.
+// Scales of the quantizers.
 struct Scales {
     double x = 1, h = 1, Rh = 1, z = 1, r = 1, g = 1;
 };
@@ -53,7 +54,7 @@ struct DerivativesJob {
     void *workspace = nullptr;
 };
 
-// Real weights in panels of columns: [panel][channel][column].
+// Dequantized weights in panels of columns: [panel][channel][column].
 struct Panels {
     float *data = nullptr;
     int count = 0;
@@ -66,14 +67,14 @@ struct RecurrenceJob {
     int H = 0;
     const float *grad_out = nullptr;  // dL/dh of each step
     int64_t grad_step = 0, grad_row = 0;
-    float *dh = nullptr;  // (rows, width): dL/dh after the chunk, becomes dL/dh before it
+    float *dh = nullptr;  // (rows, width): in: dL/dh after the chunk; out: dL/dh before it
     int64_t width = 0;
     float *states = nullptr;  // (T, N, H): dL/dh after each step, or null
     int64_t first_row = 0, end_row = 0;
 };
 
-// What follows from the gradients of both projections: sums over all items of the chunk, added to
-// what is there, for some groups, and gradients of inputs for some items.
+// Products with the gradients of both projections. For some groups, sums over all items of the
+// chunk are added to the weight gradients. For some items, the gradients of inputs are computed.
 struct WeightJob {
     Chunk chunk;
     int x_blocks = 0, h_blocks = 0;
@@ -87,12 +88,12 @@ struct WeightJob {
     int64_t first_item = 0, end_item = 0;
 };
 
-// Of this file alone: what one instruction set compiled must not be linked into another.
+// Internal linkage: functions compiled for one instruction set must not be linked into another.
 namespace {
 
-constexpr int kItems = 48;          // that derivatives are made of together
-constexpr int kProductRows = 24;    // items whose dx is made together
-constexpr int64_t kSumItems = 128;  // items whose sum is made before it is added to the others
+constexpr int kItems = 48;          // items whose derivatives are computed together
+constexpr int kProductRows = 24;    // items whose dx is computed together
+constexpr int64_t kSumItems = 128;  // items per partial sum of a weight gradient
 
 inline int64_t item_of(const Chunk &c, int64_t step_in_chunk, int64_t row) {
     return step_in_chunk * c.rows + row - c.first_row;
@@ -108,7 +109,7 @@ inline bool counts(const Chunk &c, int64_t row, int64_t step) {
 
 }  // namespace
 
-// What every instruction set defines besides QG_INSTRUCTION_SET.
+// The functions that every instruction set defines in addition to QG_INSTRUCTION_SET.
 #define QG_TRAINING_SET(name)                                                     \
     namespace name {                                                              \
     extern const ProductLayout product_layout;                                    \

@@ -36,7 +36,7 @@ bool has_amx_int8() {
     unsigned a, b, c, d;
     if (!has_avx512_vbmi() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
     if ((d >> 24 & 3) != 3) return false;  // tiles, and their 8-bit products
-    // the kernel gives a process the tile registers when asked
+    // The operating system enables the tile registers of a process on request.
     constexpr long kRequest = 0x1023, kTileData = 18;
     return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 #else
@@ -45,7 +45,7 @@ bool has_amx_int8() {
 }
 
 bool has_avx_vnni() {
-    // not every compiler knows the name
+    // Some compilers do not know the name "avxvnni", so the bit is read directly.
     unsigned a, b, c, d;
     return has_avx2() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && a >= 1 &&
            __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1) != 0;

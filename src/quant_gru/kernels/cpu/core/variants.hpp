@@ -1,4 +1,4 @@
-// The instruction sets this build has, and which of them run on this machine.
+// The instruction sets of this build, and which of them this machine supports.
 #pragma once
 
 #include <string>
@@ -29,10 +29,10 @@ struct Variant {
     void (*weight_products)(const WeightJob &);
 };
 
-// Names, fastest first.
+// Names of instruction sets, fastest first.
 std::vector<std::string> variants(bool only_runnable);
 
-// Throws std::invalid_argument for a name that does not run here.
+// Throws std::invalid_argument if this machine does not support `name`.
 const Variant &variant_of(const std::string &name);
 
 }  // namespace quant_gru

@@ -21,7 +21,7 @@ WeightRows rows_of(int bits, bool free_scale, int64_t n) {
     return w;
 }
 
-// f(part, parts), in as many threads as there are parts.
+// Runs f(part) for each part, in one thread per part.
 template <class F>
 void in_parts(int parts, F f) {
     std::vector<std::thread> others;
@@ -29,7 +29,7 @@ void in_parts(int parts, F f) {
     try {
         for (; started < parts; ++started) others.emplace_back(f, started);
     } catch (const std::system_error &) {
-        // no more threads to be had: this one does the rest
+        // The system has no more threads: this thread runs the remaining parts.
     }
     threads_started += started - 1;
     f(0);
@@ -86,7 +86,7 @@ bool Weights::write(std::array<const float *, 2> matrices, std::array<const floa
         longest = std::max(longest, o.rows.n);
         all += channels * o.rows.n;
     }
-    // a thread pays where it has a few hundred microseconds of work
+    // A thread pays if it has a few hundred microseconds of work.
     const double pays = (1 << 18) * thread_price;
     const int parts = static_cast<int>(
         std::clamp(std::min(static_cast<double>(all) / pays, 1. * threads), 1., 64.));
@@ -116,7 +116,7 @@ bool Weights::write(std::array<const float *, 2> matrices, std::array<const floa
     return true;
 }
 
-// All numbers of some rows.
+// Writes all numbers of rows first..end.
 void Weights::settle(const Operand &o, const uint8_t *dropped, float keep, int64_t first,
                      int64_t end, double largest, double b_largest, float *space) const {
     for (int64_t row = first; row < end; ++row) {
@@ -133,7 +133,7 @@ void Weights::settle(const Operand &o, const uint8_t *dropped, float keep, int64
                                            o.b_unit, o.limit, o.significant);
         o.scales[c] = scale;
         o.b_scales[c] = b_scale;
-        // the low bytes come first on every processor this runs on
+        // All supported processors are little-endian: the low bytes come first.
         std::memcpy(static_cast<char *>(o.b_codes) + c * o.b_bytes, &b_code,
                     static_cast<size_t>(o.b_bytes));
         o.B[c] = n.B;

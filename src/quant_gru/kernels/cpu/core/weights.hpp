@@ -1,4 +1,4 @@
-// Weights to the numbers of a plan, written where the plan has them.
+// Computes the weight part of a plan from float weights, in the memory of the plan.
 #pragma once
 
 #include <array>
@@ -10,13 +10,13 @@
 
 namespace quant_gru {
 
-// Where the numbers of W or R and of its bias go, rows update, reset, candidate, and what they are
-// made with.
+// The destination of the numbers of W or R and of its bias, rows update, reset, candidate, and the
+// constants from which they are computed.
 struct WeightTarget {
     int64_t n = 0;             // inputs
-    int bits = 8, b_bits = 8;  // of a code, and of one of the bias
+    int bits = 8, b_bits = 8;  // width of a weight code and of a bias code
     void *codes = nullptr, *b_codes = nullptr;
-    int b_bytes = 1;  // of a code of the bias
+    int b_bytes = 1;  // bytes of a bias code
     float *scales = nullptr, *b_scales = nullptr;
     int64_t *B = nullptr, *M = nullptr, *k = nullptr;
     double operand_scale = 1, result_scale = 1, b_unit = 1, limit = 0;
@@ -26,7 +26,7 @@ struct WeightTarget {
 struct WeightsPlan {
     int H = 0;
     bool free_scale = false;
-    bool *finite = nullptr;  // becomes whether all weights are finite
+    bool *finite = nullptr;  // receives whether all weights are finite
     std::array<WeightTarget, 2> targets;
 };
 
@@ -34,12 +34,13 @@ class Weights {
  public:
     Weights(const WeightsPlan &plan, const std::string &variant);
 
-    // From float32 W (3H, C) and R (3H, H), rows reset, update, candidate, and biases (3H), null
-    // for zeros. Codes of R that are `dropped` (3H, H) become 0, and its scales are divided by
-    // `keep`. Returns whether anything was written: the bytes are compared with those before.
+    // Writes all numbers from float32 W (3H, C) and R (3H, H), rows reset, update, candidate, and
+    // biases (3H), null for zeros. Codes of R that are `dropped` (3H, H) become 0, and the scales
+    // of R are divided by `keep`. Returns false, and writes nothing, if nothing is dropped and all
+    // bytes of the values equal those of the last call.
     bool write(std::array<const float *, 2> matrices, std::array<const float *, 2> biases,
                const uint8_t *dropped, float keep, int threads);
-    // Others write the numbers, too: the next `write` does in any case.
+    // Makes the next `write` write in any case, because other code has written the numbers.
     void forget() { is_last_ = false; }
 
  private:
@@ -48,7 +49,7 @@ class Weights {
         WeightRows rows, bias;
         std::vector<double> found, b_found;  // scales of rows
     };
-    // Whether the values are those of the last `write`, which they are from now on.
+    // Returns whether the values equal those of the last `write`, and records them.
     bool is_last(const std::array<const float *, 4> &values);
     void settle(const Operand &o, const uint8_t *dropped, float keep, int64_t first, int64_t end,
                 double largest, double b_largest, float *space) const;
@@ -59,7 +60,7 @@ class Weights {
     std::array<Operand, 2> operands_;
     std::vector<float> zeros_;
     std::array<std::vector<float>, 4> last_;  // values of the last `write`
-    bool is_last_ = false;                    // whether the numbers are of `last_`
+    bool is_last_ = false;                    // whether the numbers are those of `last_`
 };
 
 }  // namespace quant_gru

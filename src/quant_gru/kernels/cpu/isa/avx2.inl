@@ -1,5 +1,5 @@
-// AVX2 and FMA. Weights of up to 8 bits: vpmaddwd on sign-extended weights (vpmaddubsw would
-// saturate), or vpdpbusd where the including file defines QG_AVXVNNI; wider ones: vpmaddwd.
+// AVX2 and FMA. Weights of up to 8 bits use vpmaddwd after sign extension (vpmaddubsw would
+// saturate), or vpdpbusd if the including file defines QG_AVXVNNI. Wider weights use vpmaddwd.
 #include <immintrin.h>
 
 #include <cstdint>
@@ -59,7 +59,7 @@ constexpr int kGroup = 8;
 #if defined(QG_AVXVNNI)
 using OperandByte = uint8_t;
 constexpr int kDepth = 4, kMaxPlanes = 2;
-// 9 to 12 accumulators, beside operands and a weight, are what the registers hold
+// The registers have room for 9 to 12 accumulators, besides operands and a weight.
 template <int P>
 constexpr int kMaxRows = P == 1 ? 3 : 1;
 constexpr int max_groups(int rows, int planes) {
@@ -68,7 +68,7 @@ constexpr int max_groups(int rows, int planes) {
 #else
 using OperandByte = int16_t;
 constexpr int kDepth = 2, kMaxPlanes = 1;
-// 9 to 12 accumulators, beside operands, a weight and a product, are what the registers hold
+// The registers have room for 9 to 12 accumulators, besides operands, a weight and a product.
 template <int P>
 constexpr int kMaxRows = 3;
 constexpr int max_groups(int rows, int) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
@@ -90,7 +90,7 @@ inline __m256i weights_at(const int8_t *w, int v, int64_t group_stride) {
 #endif
 }
 
-// The same of weights that are extended already.
+// The same for weights that are already extended to words.
 inline __m256i weights_at(const int16_t *w, int v, int64_t group_stride) {
     const int16_t *at = w + (v / 3) * group_stride + (v % 3) * 16;
     return _mm256_load_si256(reinterpret_cast<const __m256i *>(at));
@@ -98,7 +98,7 @@ inline __m256i weights_at(const int16_t *w, int v, int64_t group_stride) {
 
 inline void multiply_add(__m256i &sum, __m256i operand, __m256i weights) {
 #if defined(QG_AVXVNNI)
-    // the intrinsic makes the compiler copy accumulators in such loops
+    // With the intrinsic, the compiler copies accumulators in such loops.
     __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(operand), "x"(weights));
 #else
     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(operand, weights));
@@ -146,13 +146,13 @@ inline void dot_weights(const Packed &p, const Weight *w, int first, const Opera
         }
 }
 
-// Not inlined: the loops want all registers for themselves.
+// Not inline: the loop needs all registers.
 template <int G, int R, int P>
 QG_ALONE void dot(const Packed &p, int first, const OperandByte *a, int64_t stride, int32_t *out) {
     dot_weights<G, R, P>(p, p.w, first, a, stride, out);
 }
 
-// Multiply-accumulates of `loops` rounds of nothing else, for benchmarks.
+// Benchmark: runs `loops` rounds of multiplications only. Returns the multiply-accumulates.
 inline int64_t multiply_only(int64_t loops) {
     __m256i sum[12];
     __m256i operand = _mm256_set1_epi8(1);
@@ -161,7 +161,7 @@ inline int64_t multiply_only(int64_t loops) {
     for (int64_t loop = 0; loop < loops; ++loop) {
 #pragma GCC unroll 12
         for (int i = 0; i < 12; ++i) {
-            // each product anew
+            // The barriers keep the compiler from reusing or removing products.
             __asm__ volatile("" : "+x"(operand));
             multiply_add(sum[i], operand, operand);
             __asm__ volatile("" : "+x"(sum[i]));
@@ -170,8 +170,8 @@ inline int64_t multiply_only(int64_t loops) {
     return loops * 12 * 8 * kDepth;
 }
 
-// So many rows share a group's weights while they are in the nearest cache, and go through their
-// gates together.
+// So many rows share the weights of a group while these are in the nearest cache. The rows then go
+// through their gates together.
 template <int P>
 constexpr int kTileRows = P == 1 ? 36 : 0;
 constexpr int kTileGroups = 1;
@@ -203,7 +203,7 @@ inline void dot_tiles(int rows, int, const Packed &p, int first, const OperandBy
 
 // --- lanes
 
-// Eight codes as operands.
+// Stores eight codes as operands.
 template <int P>
 inline void store_codes(__m128i first, __m128i second, OperandByte *low, int64_t plane) {
 #if defined(QG_AVXVNNI)
@@ -250,7 +250,7 @@ struct Floats {
         return {_mm256_fmadd_ps(a.v, m.v, b.v)};
     }
     static Floats mul(Floats a, Floats b) { return {_mm256_mul_ps(a.v, b.v)}; }
-    // a + b * m, where all of it is exact
+    // a + b * m, if the product and the sum are exact
     static Floats add_product(Floats a, Floats b, Floats m) {
         return {_mm256_fmadd_ps(b.v, m.v, a.v)};
     }
@@ -266,14 +266,14 @@ struct Floats {
     static Floats round(Floats a) {
         return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
     }
-    // rne(v * m), one rounding; beyond 2^22 inexact, but beyond every limit
+    // rne(v * m), rounded once; a result beyond 2^22 is inexact, but beyond every limit
     static Floats rounded_product(Floats a, Floats m) {
         const __m256 magic = _mm256_set1_ps(kRound);
         return {_mm256_sub_ps(_mm256_fmadd_ps(a.v, m.v, magic), magic)};
     }
-    // The table's output of an input that is not rounded yet.
+    // The table's output for an input that is not rounded yet.
     static Floats look_up(const Table &t, Floats a) {
-        // the low bits of the sum are the rounded integer
+        // The low bits of the sum are the rounded integer.
         const __m256i code = _mm256_castps_si256(_mm256_add_ps(a.v, _mm256_set1_ps(kRound)));
         const __m256i index = _mm256_and_si256(code, _mm256_set1_epi32(t.mask));
         return {_mm256_i32gather_ps(t.entries, index, 4)};
@@ -287,8 +287,8 @@ struct Floats {
     }
 };
 
-// Codes of up to 16 bits where multipliers are powers of two. A sum of a matrix product has up to
-// 32 bits, so that it is rounded as an integer.
+// Lanes for codes of up to 16 bits with multipliers that are powers of two. A sum of a matrix
+// product has up to 32 bits, so it is rounded as an integer.
 struct Powers : Floats {
     using Lane = Powers;
     static constexpr bool kScales = false, kPowers = true;
@@ -302,7 +302,7 @@ struct Powers : Floats {
     static auto each(F f) {
         return f(0);
     }
-    // a float only to the eye: bits of integers
+    // The lanes contain the bits of integers, although their type is float.
     static Powers from_ints(const int32_t *p) {
         return Floats{_mm256_castsi256_ps(_mm256_load_si256(reinterpret_cast<const __m256i *>(p)))};
     }
@@ -315,7 +315,7 @@ struct Powers : Floats {
                 _mm256_load_si256(reinterpret_cast<const __m256i *>(m + kGroup))};
     }
     using Floats::rounded_product;
-    // rne(sums / 2^s): a half is added, one less where the code below is even
+    // rne(sums / 2^s): adds 2^(s-1), or 2^(s-1) - 1 if the floor is even, then shifts.
     static Powers rounded_product(Powers sums, const Rounding &m) {
         const __m256i sum = _mm256_castps_si256(sums.v);
         const __m256i even =
@@ -323,7 +323,7 @@ struct Powers : Floats {
         const __m256i more = _mm256_sub_epi32(_mm256_add_epi32(sum, m.half), even);
         return Floats{_mm256_cvtepi32_ps(_mm256_srav_epi32(more, m.shift))};
     }
-    // The table's output of an input that is not rounded yet, less `base_of` the table.
+    // The table's output minus `base_of(t)`, for an input that is not rounded yet.
     static Powers find(const Table &t, Powers a) {
         if (!t.words) return Floats::look_up(t, a);
         const __m256i code = _mm256_cvtps_epi32(a.v);  // ties to even
@@ -339,8 +339,8 @@ using WidePowers = Powers;
 
 #include "cpu/isa/lockstep.inl"
 
-// 32 bytes of a table, by bytes. `vpshufb` gives 0 where the top bit of an index is set: steps up
-// to the index add up, later ones vanish.
+// Looks up 32 bytes in a table of 256, given as `Table::steps`. `vpshufb` returns 0 if the top bit
+// of an index is set, so steps up to the index accumulate and later steps contribute nothing.
 QG_INLINE __m256i bytes_at(const uint8_t *steps, __m256i index) {
     const __m256i sixteen = _mm256_set1_epi8(16);
     __m256i low = index, high = _mm256_xor_si256(index, _mm256_set1_epi8(-128));
@@ -360,12 +360,12 @@ QG_INLINE __m256i bytes_at(const uint8_t *steps, __m256i index) {
     return _mm256_xor_si256(found, other);
 }
 
-// The table's outputs of four vectors, as 32 bytes.
+// The table's outputs for four vectors, looked up as 32 bytes.
 QG_INLINE void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
     auto codes = [&](int k) {
         return _mm256_castps_si256(_mm256_add_ps(a[k].v, _mm256_set1_ps(kRound)));
     };
-    // the low words of two vectors, side by side
+    // The low words of two vectors, interleaved.
     auto words = [&](int k) {
         return _mm256_blend_epi16(codes(k), _mm256_slli_epi32(codes(k + 2), 16), 0xaa);
     };
@@ -377,7 +377,7 @@ QG_INLINE void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
         _mm_setr_epi8(0, -1, -1, -1, 4, -1, -1, -1, 8, -1, -1, -1, 12, -1, -1, -1));
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) {
-        // adding to -1 leaves the top bit set
+        // The addition changes only the low byte of a lane; the others stay -1 and give 0.
         const __m256i byte =
             _mm256_shuffle_epi8(found, _mm256_add_epi32(first, _mm256_set1_epi32(k)));
         out[k].v = _mm256_add_ps(_mm256_cvtepi32_ps(byte), base);
@@ -388,7 +388,7 @@ QG_INLINE void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
 
 using WideFloats = Floats4;
 
-// Eight doubles in two registers, so that lanes are whole groups.
+// Eight doubles in two registers, so that a vector has the size of a group.
 struct Doubles {
     using Real = double;
     using Lane = Doubles;
@@ -483,7 +483,7 @@ struct Doubles {
 };
 
 // --- the backward's products
-// 8 to 12 accumulators, beside weights and an operand, are what the registers hold
+// The registers have room for 8 to 12 accumulators, besides weights and an operand.
 
 constexpr int kPanelVectors = 2, kFloatRows = 6, kFeatures = 4;
 constexpr int panels_at_once(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }

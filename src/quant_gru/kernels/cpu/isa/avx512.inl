@@ -27,7 +27,7 @@ inline __m512i broadcast_pair(const int16_t *a) {
 template <int kCount>
 inline void dot_rows(const int16_t *w, const int16_t *a, int64_t a_stride, int pairs,
                      int32_t *out) {
-    // four chains per row where there are few rows, to cover the latency
+    // With few rows, four independent chains per row hide the latency.
     constexpr int kChains = kCount < 4 ? 4 : 1;
     __m512i sum[kCount][kChains];
     for (int row = 0; row < kCount; ++row)
@@ -72,7 +72,7 @@ using OperandByte = uint8_t;
 constexpr int kGroup = 16, kDepth = 4, kMaxPlanes = 2;
 template <int P>
 constexpr int kMaxRows = 4;
-// 12 accumulators hide the latency of one row, 24 are what the registers hold
+// 12 accumulators hide the latency of one row; the registers have room for 24
 constexpr int max_groups(int rows, int planes) { return (rows == 1 ? 4 : 2) / planes; }
 
 inline __m512i broadcast_quad(const uint8_t *a) {
@@ -89,7 +89,7 @@ inline __m512i weights_at(const int8_t *w, int v, int64_t group_stride) {
     return _mm512_load_si512(&weights_of(w, v, group_stride));
 }
 
-// Not inline: among all else that a step needs, compilers leave accumulators in memory.
+// Not inline: among the other values of a step, compilers would leave accumulators in memory.
 template <int G, int R, int P>
 QG_ALONE void dot(const Packed &p, int first, const uint8_t *a, int64_t stride, int32_t *out) {
     __m512i sum[P][R][3 * G];
@@ -104,7 +104,7 @@ QG_ALONE void dot(const Packed &p, int first, const uint8_t *a, int64_t stride, 
     const int8_t *w = p.w + first * p.group_stride;
     const int64_t group_stride = p.group_stride, plane = stride / P;
     for (int step = 0; step < p.steps; ++step, w += 192, a += 4) {
-        // one plane: operands stay in registers and weights pass by; two planes: the reverse
+        // One plane: operands stay in registers and weights are streamed. Two planes: the reverse.
         __m512i operand[R], weights[P == 2 ? 3 * G : 1];
         if (P == 2)
 #pragma GCC unroll 16
@@ -119,7 +119,7 @@ QG_ALONE void dot(const Packed &p, int first, const uint8_t *a, int64_t stride, 
                 if (P == 1 && R > 1) weights[0] = weights_at(w, v, group_stride);
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r)
-                    // the intrinsic makes the compiler copy accumulators in such loops
+                    // With the intrinsic, the compiler copies accumulators in such loops.
                     if constexpr (R == 1 && P == 1)
                         __asm__("vpdpbusd %2, %1, %0"
                                 : "+v"(sum[half][r][v])
@@ -143,13 +143,13 @@ QG_ALONE void dot(const Packed &p, int first, const uint8_t *a, int64_t stride, 
 
 #if defined(QG_AMX)
 
-// --- the same with tiles: 16 rows by 64 bytes of operands, 64 bytes by 16 units of weights
+// --- the same with tiles: operands of 16 rows by 64 bytes, weights of 64 bytes by 16 units
 
 template <int P>
 constexpr int kTileRows = P == 1 ? 32 : 16;
 constexpr int kTileGroups = 2;
 
-// All tiles of a thread at their full size, for the time of a run.
+// Configures all tiles of the thread at their full size, for the duration of a run.
 struct Tiles {
     Tiles() {
         alignas(64) uint8_t config[64] = {1};
@@ -164,12 +164,12 @@ struct Tiles {
     Tiles &operator=(const Tiles &) = delete;
 };
 
-constexpr int kStep = 192;  // bytes from a step of weights to the next
+constexpr int kStep = 192;  // bytes from one step of weights to the next
 
-// Sums of 16 rows and the three gates of a group.
+// Computes the sums of 16 rows for the three gates of a group.
 inline void tiles_of_group(const int8_t *w, const uint8_t *a, int64_t stride, int blocks,
                            const int32_t *bias, int32_t *out, int64_t out_stride) {
-    // a stride of 0 gives every row the same bias
+    // A stride of 0 loads the same bias into every row.
     _tile_loadd(0, bias, 0);
     _tile_loadd(1, bias + 16, 0);
     _tile_loadd(2, bias + 32, 0);
@@ -187,7 +187,7 @@ inline void tiles_of_group(const int8_t *w, const uint8_t *a, int64_t stride, in
     _tile_stored(2, out + 32, out_stride);
 }
 
-// The same for two blocks of operands; `second_bias`: whether the second has a bias, too.
+// The same for two blocks of operands. `second_bias`: whether the sums of the second have a bias.
 inline void tiles_of_two(const int8_t *w, const uint8_t *a0, const uint8_t *a1, int64_t stride,
                          int blocks, const int32_t *bias, bool second_bias, int32_t *out0,
                          int32_t *out1, int64_t out_stride) {
@@ -227,12 +227,12 @@ inline void tiles_of_two(const int8_t *w, const uint8_t *a0, const uint8_t *a1, 
 }
 
 #define QG_PLANES_APART
-// Up to 32 rows of one plane, or 16 of two; whole blocks of 16 rows are read and written. The sums
-// of the plane of high bytes go to `high`.
+// Up to 32 rows of one plane, or 16 of two. It reads and writes whole blocks of 16 rows. `high`
+// receives the sums of the plane of high bytes.
 template <int P>
 inline void dot_planes(int rows, int groups, const Packed &p, int first, const uint8_t *a,
                        int64_t stride, int32_t *low, int32_t *high) {
-    // the intrinsics do not say that tiles are loaded from memory
+    // The intrinsics do not tell the compiler that tiles are loaded from memory.
     __asm__ volatile("" ::: "memory");
     const int blocks = (p.steps + 15) / 16;
     const int64_t out_row = 48 * groups, out_stride = 4 * out_row;
@@ -245,13 +245,13 @@ inline void dot_planes(int rows, int groups, const Packed &p, int first, const u
         else if (P == 1)
             tiles_of_two(w, a, a + 16 * stride, stride, blocks, bias, true, to, to + 16 * out_row,
                          out_stride);
-        else  // the second block is the plane of the high bytes
+        else  // the second block is the plane of high bytes
             tiles_of_two(w, a, a + stride / 2, stride, blocks, bias, false, to, high + 48 * g,
                          out_stride);
     }
 }
 
-// The same, planes added up.
+// The same with the sums of both planes added.
 template <int P>
 inline void dot_tiles(int rows, int groups, const Packed &p, int first, const uint8_t *a,
                       int64_t stride, int32_t *out) {
@@ -273,7 +273,7 @@ constexpr int kTileGroups = 0;
 
 #endif
 
-// Multiply-accumulates of `loops` rounds of nothing else, for benchmarks.
+// Benchmark: runs `loops` rounds of multiplications only. Returns the multiply-accumulates.
 inline int64_t multiply_only(int64_t loops) {
 #if defined(QG_AMX)
     const Tiles tiles;
@@ -304,7 +304,7 @@ inline int64_t multiply_only(int64_t loops) {
 // --- lanes
 
 #if defined(__AVX512VBMI__)
-// Of 256 bytes those at the bytes of `index`.
+// Looks up each byte of `index` in a table of 256 bytes.
 QG_INLINE __m512i entries_at(const uint8_t *bytes, __m512i index) {
     const __m512i low =
         _mm512_permutex2var_epi8(_mm512_load_si512(bytes), index, _mm512_load_si512(bytes + 64));
@@ -313,7 +313,7 @@ QG_INLINE __m512i entries_at(const uint8_t *bytes, __m512i index) {
     return _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high);
 }
 
-// The same at the low bytes of lanes, as zero-extended 32-bit lanes plus 2^23 as a float.
+// Looks up the low byte of each 32-bit lane. Returns the entries as floats, plus 2^23.
 QG_INLINE __m512 bytes_at(const uint8_t *bytes, __m512i index) {
     const __m512i both = entries_at(bytes, index);
     // (both & 255) | bits of 2^23
@@ -322,15 +322,17 @@ QG_INLINE __m512 bytes_at(const uint8_t *bytes, __m512i index) {
 }
 #endif
 
-// The low bytes of 16 lanes.
+// Stores the low bytes of 16 lanes.
 inline void store_bytes(__m512i lanes, uint8_t *to) {
     __m128i bytes = _mm512_cvtepi32_epi8(lanes);
-    // a plain store: what the next step reads of one that narrows might have to wait for the cache
+    // The barrier forces a plain store. The next step reads these bytes, and a load after a
+    // narrowing store (vpmovdb) might have to wait for the cache.
     __asm__("" : "+v"(bytes));
     _mm_store_si128(reinterpret_cast<__m128i *>(to), bytes);
 }
 
-// A row of real values as operands; returns whether one was NaN. There is room for whole vectors.
+// Quantizes a row of real values to operands; `to` has room for whole vectors. Returns whether a
+// value was NaN.
 inline bool quantize_operand(const Packed &p, const Quantizer &b, const float *x, int n,
                              uint8_t *to, int64_t stride) {
     const __m512 lo = _mm512_set1_ps(static_cast<float>(b.lo));
@@ -386,7 +388,7 @@ struct Floats {
         return {_mm512_fmadd_ps(a.v, m.v, b.v)};
     }
     static Floats mul(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
-    // a + b * m, where all of it is exact
+    // a + b * m, if the product and the sum are exact
     static Floats add_product(Floats a, Floats b, Floats m) {
         return {_mm512_fmadd_ps(b.v, m.v, a.v)};
     }
@@ -403,14 +405,14 @@ struct Floats {
         const __m512 magic = _mm512_set1_ps(kRound);
         return {_mm512_sub_ps(_mm512_add_ps(a.v, magic), magic)};
     }
-    // rne(v * m), one rounding; beyond 2^22 inexact, but beyond every limit
+    // rne(v * m), rounded once; a result beyond 2^22 is inexact, but beyond every limit
     static Floats rounded_product(Floats a, Floats m) {
         const __m512 magic = _mm512_set1_ps(kRound);
         return {_mm512_sub_ps(_mm512_fmadd_ps(a.v, m.v, magic), magic)};
     }
-    // The table's output of an input that is not rounded yet.
+    // The table's output for an input that is not rounded yet.
     QG_INLINE static Floats look_up(const Table &t, Floats a) {
-        // the low bits of the sum are the rounded integer
+        // The low bits of the sum are the rounded integer.
         const __m512i code = _mm512_castps_si512(_mm512_add_ps(a.v, _mm512_set1_ps(kRound)));
 #if defined(__AVX512VBMI__)
         if (t.bytes)
@@ -424,21 +426,21 @@ struct Floats {
     template <int P>
     void store_operand(int32_t shift, uint8_t *low, int64_t) const {
         static_assert(P == 1, "float lanes hold codes of 8 bits");
-        // the low bits of the sum are the integer
+        // The low bits of the sum are the integer.
         const __m512 code = _mm512_add_ps(v, _mm512_set1_ps(kRound + static_cast<float>(shift)));
         store_bytes(_mm512_castps_si512(code), low);
     }
 };
 
 #if defined(__AVX512VBMI__)
-// The lowest bytes of 16 words, and those above them.
+// Indices of the lowest bytes of 16 lanes, then of their second bytes.
 alignas(64) constexpr uint8_t kTwoBytes[64] = {0,  4,  8,  12, 16, 20, 24, 28, 32, 36, 40,
                                                44, 48, 52, 56, 60, 1,  5,  9,  13, 17, 21,
                                                25, 29, 33, 37, 41, 45, 49, 53, 57, 61};
 #endif
 
-// Codes of up to 16 bits where multipliers are powers of two. A sum of a matrix product has up to
-// 32 bits, so that it is rounded as an integer.
+// Lanes for codes of up to 16 bits with multipliers that are powers of two. A sum of a matrix
+// product has up to 32 bits, so it is rounded as an integer.
 struct Powers : Floats {
     using Lane = Powers;
     static constexpr bool kScales = false, kPowers = true;
@@ -452,11 +454,11 @@ struct Powers : Floats {
     static auto each(F f) {
         return f(0);
     }
-    // a float only to the eye: bits of integers
+    // The lanes contain the bits of integers, although their type is float.
     static Powers from_ints(const int32_t *p) {
         return Floats{_mm512_castsi512_ps(_mm512_load_si512(p))};
     }
-    // of sums of two planes
+    // The same for the sums of two planes.
     static Powers from_ints(const int32_t *low, const int32_t *high) {
         const __m512i above = _mm512_slli_epi32(_mm512_load_si512(high), 8);
         return Floats{_mm512_castsi512_ps(_mm512_add_epi32(_mm512_load_si512(low), above))};
@@ -474,12 +476,12 @@ struct Powers : Floats {
     static Powers rounded_product(Powers sums, const Rounding &m) {
         const __m512i more = _mm512_add_epi32(_mm512_castps_si512(sums.v), m.half);
         const __m512i up = _mm512_srav_epi32(more, m.shift);
-        // halves went up; the even neighbour of an odd code is the one below
+        // Ties were rounded up. If the result is odd, the even neighbour is one less.
         const __mmask16 ties = _mm512_testn_epi32_mask(more, m.rest);
         const __m512i even = _mm512_mask_and_epi32(up, ties, up, _mm512_set1_epi32(-2));
         return Floats{_mm512_cvtepi32_ps(even)};
     }
-    // The table's output of an input that is not rounded yet, less `base_of` the table.
+    // The table's output minus `base_of(t)`, for an input that is not rounded yet.
     QG_INLINE static Powers find(const Table &t, Powers a) {
         if (!t.words) return Floats::look_up(t, a);
         return find_word(t, a);
@@ -511,12 +513,12 @@ struct Powers : Floats {
     }
 
  private:
-    // The input rounded, less even_lo, plus kRoundBits: even_lo changes no tie.
+    // The rounded input minus even_lo, plus kRoundBits. Subtracting an even number changes no tie.
     static __m512i index_of(const Table &t, Powers a) {
         const __m512 lift = _mm512_set1_ps(kRound - static_cast<float>(t.even_lo));
         return _mm512_castps_si512(_mm512_add_ps(a.v, lift));
     }
-    // Where a table would start that had so much before it.
+    // The address `bytes` before the table, as base of a gather with indices that are too large.
     static const void *before(const void *table, int64_t bytes) {
         return reinterpret_cast<const void *>(reinterpret_cast<uintptr_t>(table) -
                                               static_cast<uintptr_t>(bytes));
@@ -528,15 +530,16 @@ struct Powers : Floats {
 
 #if defined(__AVX512VBMI__)
 
-// The table's outputs of four vectors, as 64 bytes.
+// The table's outputs for four vectors, looked up as 64 bytes.
 QG_INLINE void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
-    // codes in 16 bits; their low bytes side by side, in an order that is undone below
+    // Codes of two vectors in 16 bits each, then the low bytes of all four in one vector. The
+    // order is undone below.
     auto codes = [&](int k) QG_LAMBDA {
         return _mm512_castps_si512(_mm512_add_ps(a[k].v, _mm512_set1_ps(kRound)));
     };
     const __m512i bytes = _mm512_set1_epi16(255);
     auto words = [&](int k) QG_LAMBDA {
-        // bits 16..31 of both are alike: 0x4b40, or 0x4b3f below zero
+        // The blend drops bits 16..31 of the codes: 0x4b40, or 0x4b3f for negative inputs.
         const __m512i both =
             _mm512_mask_blend_epi16(0xaaaaaaaa, codes(k), _mm512_slli_epi32(codes(k + 1), 16));
         return _mm512_and_si512(both, bytes);
@@ -561,7 +564,7 @@ QG_INLINE void look_up_bytes(const Table &t, const Floats *a, Floats *out) {
 using WideFloats = Floats4;
 
 #define QG_SATURATES
-// The table's outputs of sums that are neither rounded nor clamped yet.
+// The table's outputs for sums that are neither rounded nor clamped yet.
 QG_INLINE Floats4 look_up_saturated(const Table &t, const Floats4 &a) {
     const __m512i lift = _mm512_set1_epi32(t.lift);
     auto words = [&](int k) QG_LAMBDA {
@@ -569,7 +572,7 @@ QG_INLINE Floats4 look_up_saturated(const Table &t, const Floats4 &a) {
             _mm512_packs_epi32(_mm512_cvtps_epi32(a.v[k].v), _mm512_cvtps_epi32(a.v[k + 1].v)),
             lift);
     };
-    // in each 128 bits stand four bytes of each vector
+    // Each 128-bit part contains four bytes of each vector.
     const __m512i index =
         _mm512_add_epi8(_mm512_packus_epi16(words(0), words(2)), _mm512_set1_epi32(t.place));
     const __m512i found = entries_at(t.bytes, index);
@@ -660,7 +663,7 @@ struct Doubles {
 };
 
 // --- the backward's products
-// 8 to 24 accumulators, beside weights and an operand, are what the registers hold
+// The registers have room for 8 to 24 accumulators, besides weights and an operand.
 
 constexpr int kPanelVectors = 2, kFloatRows = 12, kFeatures = 8;
 constexpr int panels_at_once(int rows) { return rows <= 2 ? 4 : rows <= 6 ? 2 : 1; }

@@ -1,11 +1,11 @@
-// What an instruction set gives to the rest of the library. Included last inside its namespace,
-// after its vectors and micro-kernels, its `layout` and `multiply_only`.
+// The functions that an instruction set provides to the library. Included last inside its
+// namespace, after its vectors, micro-kernels, `layout` and `multiply_only`.
 
 namespace {
 
 #include "cpu/isa/gates.inl"
 
-// after what they use
+// These files use gates.inl.
 #include "cpu/isa/fused.inl"
 #include "cpu/isa/gemm.inl"
 #include "cpu/isa/general.inl"
@@ -13,7 +13,7 @@ namespace {
 #include "cpu/isa/weights.inl"
 #include "cpu/isa/wide.inl"
 
-// after what they all use
+// This file uses general.inl and local_derivatives.inl.
 #include "cpu/isa/general_derivatives.inl"
 
 #if defined(QG_AMX)

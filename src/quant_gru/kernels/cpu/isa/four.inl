@@ -1,5 +1,5 @@
-// Four vectors of floats in lockstep, so that their tables are looked up at once, as bytes.
-// Included inside the namespace of an instruction set after lockstep.inl and `Floats`; it defines
+// Four vectors of floats in lockstep, so that one byte-table lookup serves all four. Included
+// inside the namespace of an instruction set after lockstep.inl and `Floats`; it defines
 //   look_up_bytes(table, a, found)    table outputs of a[0..3], inputs that are not rounded yet.
 
 struct Floats4 : Lockstep<Floats4, Floats> {

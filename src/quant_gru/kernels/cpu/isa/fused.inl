@@ -1,18 +1,18 @@
-// The fused kernel, for weights of up to 8 bits and activations of up to 16: a block of units is
-// multiplied and taken through its gates while its sums are in the nearest cache. Included inside
-// the namespace of an instruction set, which defines
+// The fused kernel, for weights of up to 8 bits and activations of up to 16. It multiplies a block
+// of units and computes its gates while the sums are in the nearest cache. Included inside the
+// namespace of an instruction set, which defines
 //   kGroup, kDepth       the layout of its weights,
 //   OperandByte          int16_t, uint8_t or int8_t,
 //   kMaxRows<planes>, max_groups(rows, planes)
-//                        how much one call of `dot` takes,
+//                        maximum number of rows and groups of a call of `dot`,
 //   dot<G, R, P>(..)     sums of G groups for R rows, bias included,
-//   kTileRows<planes>    0, or how many rows one call of `dot_tiles<P>` takes at most,
-//   kTileGroups          and groups,
-//   dot_planes<P>(..)    where QG_PLANES_APART is defined: `dot_tiles`, but sums of two planes of
-//                        operands stay apart,
+//   kTileRows<planes>    maximum number of rows of a call of `dot_tiles<P>`; 0 without tiles,
+//   kTileGroups          maximum number of groups of such a call,
+//   dot_planes<P>(..)    if QG_PLANES_APART is defined: `dot_tiles` with separate sums for the two
+//                        planes of operands,
 //   WideFloats, Doubles  lanes of float and double with exact arithmetic and tables, in kVectors
 //                        vectors of the type Lane,
-//   WidePowers           where QG_POWERS is defined: lanes of float for FusedPlan::powers, in
+//   WidePowers           if QG_POWERS is defined: lanes of float for FusedPlan::powers, in
 //                        kVectors vectors of the type Lane.
 
 template <int P, int R, int G>
@@ -31,13 +31,13 @@ template <int P>
 inline void dot_planes(int rows, int groups, const Packed &p, int first, const OperandByte *a,
                        int64_t stride, int32_t *low, int32_t *high);
 
-// Whether `dot_tiles` takes them.
+// Whether so many rows and groups use `dot_tiles`.
 template <int P>
 inline bool takes_tiles(int rows, int groups) {
     return kTileRows<P> > 0 && (rows > kMaxRows<P> || groups > max_groups(rows, P));
 }
 
-// Sums of `groups` groups for `rows` rows: out[row][group][gate][unit].
+// Computes the sums of `groups` groups for `rows` rows: out[row][group][gate][unit].
 template <int P, int R = kMaxRows<P>>
 inline void dot_block(int rows, int groups, const Packed &p, int first, const OperandByte *a,
                       int64_t stride, int32_t *out) {
@@ -51,7 +51,7 @@ inline void dot_block(int rows, int groups, const Packed &p, int first, const Op
     dot_groups<P, R, max_groups(R, P)>(groups, p, first, a, stride, out);
 }
 
-// How many rows, and groups for so many rows, `dot_block` takes.
+// Maximum number of rows of `dot_block`, and of groups for a number of rows.
 template <int P>
 constexpr int kBlockRows = kTileRows<P> > 0 ? kTileRows<P> : kMaxRows<P>;
 template <int P>
@@ -59,7 +59,7 @@ constexpr int block_groups(int rows) {
     return rows > kMaxRows<P> ? kTileGroups : max_groups(rows, P);
 }
 
-// The most that is at `out` of `dot_block`, in rows times groups.
+// Maximum size of `out` of `dot_block`, in rows times groups.
 template <int P>
 constexpr int most_sums() {
     int most = (kTileRows<P> + 15) / 16 * 16 * kTileGroups;
@@ -74,7 +74,8 @@ constexpr bool kPlanesApart = true;
 constexpr bool kPlanesApart = false;
 #endif
 
-// Sums of a block of rows. Where tiles leave those of two planes apart, lanes of `Powers` add them.
+// The sums of a block of rows. If tiles keep separate sums for two planes, lanes of `Powers` add
+// them when they load.
 template <class Lane, int P>
 struct Sums {
     static constexpr bool kApart = kPlanesApart && Lane::kPowers && P == 2;
@@ -90,7 +91,7 @@ struct Sums {
         }
         dot_block<P>(rows, groups, p, first, a, stride, low);
     }
-    // Lanes of sums from `at` on, which is in `low`.
+    // Loads lanes of sums, starting at `at` in `low`.
     QG_INLINE static Lane load(const int32_t *at) {
         if constexpr (kApart)
             return Lane::from_ints(at, at + kHigh);
@@ -102,16 +103,16 @@ struct Sums {
     static constexpr int64_t kHigh = most_sums<P>() * 3 * kGroup;
 };
 
-// A row of zero-point-free codes as operands, in planes of `stride / planes` values.
+// Writes a row of zero-point-free codes as operands, in planes of `stride / planes` values.
 inline void to_operand(const Packed &p, int32_t zero, const int32_t *v, int n, OperandByte *out,
                        int64_t stride) {
     const int32_t shift = zero - p.offset;
-    n = static_cast<int>(round_up(n, 16));  // both have room for whole vectors
+    n = static_cast<int>(round_up(n, 16));  // v and out have room for whole vectors
     if (p.planes == 1) {
         for (int i = 0; i < n; ++i) out[i] = static_cast<OperandByte>(v[i] + shift);
         return;
     }
-    // 256 * high + low, with `low` in the range of the bytes
+    // code = 256 * high + low, with `low` in the range of OperandByte
     OperandByte *high = out + stride / 2;
     constexpr int32_t half = static_cast<OperandByte>(-1) < 0 ? 128 : 0;
     for (int i = 0; i < n; ++i) {
@@ -121,7 +122,7 @@ inline void to_operand(const Packed &p, int32_t zero, const int32_t *v, int n, O
     }
 }
 
-// n codes or real values at `start` as operands; returns whether one was NaN.
+// Reads n codes or real values at `start` as operands. Returns whether a value was NaN.
 inline bool read_operand(const Packed &p, const Quantizer &b, const Source &from, int64_t start,
                          int n, int32_t *codes, OperandByte *out, int64_t stride) {
 #if defined(QG_ROWS_AVX512)
@@ -134,7 +135,7 @@ inline bool read_operand(const Packed &p, const Quantizer &b, const Source &from
     return nan;
 }
 
-// Wx of rows of operands as the gates take it, for some groups: out[row][group][gate][unit].
+// Computes `Gates::input_product` of rows of operands for some groups: out[row][group][gate][unit].
 template <class V, int P, Mode kMode>
 QG_ALONE void project(const Gates<V> &gates, const OperandByte *a, int64_t stride, int rows,
                       int first_group, int end_group, float *out) {
@@ -181,28 +182,31 @@ struct State {
     int64_t units, stride;  // per row
 };
 
-// A group of units of one row on its way through the gates.
+// Pointers to the inputs and outputs of the gates for a group of units of one row.
 template <class Lane>
 struct Place {
     using Multipliers = decltype(Lane::multipliers(Packed{}, 0));
-    const int32_t *sums;  // of R h, [gate][unit]
+    const int32_t *sums;  // sums of R h, [gate][unit]
     Multipliers m;        // their multipliers
-    const float *Wx;      // as `project` gave it
+    const float *Wx;      // result of `project`
     typename Lane::Real *h;
     OperandByte *codes;
-    // in place of Wx: sums of W x and their multipliers
+    // instead of Wx: sums of W x and their multipliers
     const int32_t *input_sums = nullptr;
     Multipliers input_m = nullptr;
 };
 
-// As many groups as V has vectors, place(k) the Place of each; `keeps`: states keep a share of what
-// they were (zoneout); kProjects: places have sums of W x; Made: what made the sums.
+// Computes the gates of V::kVectors groups; place(k) is the Place of each.
+//   keeps      states keep a share of their previous value (zoneout)
+//   kProjects  places have sums of W x instead of Wx
+//   Made       the type of Sums that loads the sums
 template <class V, int P, Mode kMode, bool kProjects, class Made, class Places>
 QG_INLINE void advance(const Gates<V> &gates, const Places place, int32_t shift, int64_t plane,
                        bool keeps) {
     using Lane = typename V::Lane;
     for (int i = 0; i < kGroup; i += Lane::n) {
-        // constants are read where they are used: all of them kept in registers would be too many
+        // The barrier makes the compiler read constants where they are used: the registers cannot
+        // hold all of them.
         __asm__ volatile("" ::: "memory");
         auto Wx = [&](auto gate) {
             constexpr int kGate = decltype(gate)::value, kAt = kGate * kGroup;
@@ -233,7 +237,7 @@ QG_INLINE void advance(const Gates<V> &gates, const Places place, int32_t shift,
     }
 }
 
-// One step of a single row: all units, block by block.
+// Runs one step of a single row: all units, block by block.
 template <class V, int P, Mode kMode>
 QG_ALONE void step_row(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
                        const State<typename V::Real> &state, const float *Wx, bool keeps) {
@@ -242,14 +246,14 @@ QG_ALONE void step_row(const Gates<typename V::Lane> &gates, const Gates<V> &wid
     constexpr int kMultipliers = (V::kPowers ? 3 : 1) * 3 * kGroup;  // of a group
     const Packed &R = gates.p.R;
     const int32_t shift = gates.p.h.zero - R.offset;
-    using Made = Sums<Lane, 1>;  // planes are added up
+    using Made = Sums<Lane, 1>;  // `dot` adds the planes
     alignas(64) int32_t sums[kMost * 3 * kGroup];
     for (int first = 0; first < R.groups; first += kMost) {
         const int groups = R.groups - first < kMost ? R.groups - first : kMost;
         for (int g = 0; g < groups; g += kDot)
             dot_groups<P, 1, kDot>(groups - g < kDot ? groups - g : kDot, R, first + g, state.codes,
                                    state.stride, sums + g * 3 * kGroup);
-        // groups stand side by side: addresses of all are those of the first and what is known
+        // Groups are contiguous, so addresses are those of the first group plus constant offsets.
         const auto places = [&](int from) {
             const int64_t channel = static_cast<int64_t>(first + from) * 3 * kGroup;
             const int64_t unit = static_cast<int64_t>(first + from) * kGroup;
@@ -272,8 +276,8 @@ QG_ALONE void step_row(const Gates<typename V::Lane> &gates, const Gates<V> &wid
     }
 }
 
-// One step of `rows` rows: all units, block by block. kProjects: the projection of the input, too,
-// from operands of two planes at `x` in place of Wx, so that it is not stored.
+// Runs one step of `rows` rows: all units, block by block. With kProjects, the step also computes
+// the input projection, from operands of two planes at `x`, so that Wx is never stored.
 template <class V, int P, Mode kMode, bool kProjects>
 QG_ALONE void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_gates,
                    const State<typename V::Real> &state, const float *Wx, const OperandByte *x,
@@ -330,7 +334,7 @@ QG_ALONE void step(const Gates<typename V::Lane> &gates, const Gates<V> &wide_ga
     }
 }
 
-// Gives units that are held in a step their state back, from the operands of the step.
+// Restores the states of units that are held in a step, from the operands of the step.
 template <class Real>
 inline void restore(const FusedPlan &p, const State<Real> &state, int64_t row,
                     const uint8_t *held) {
@@ -350,7 +354,7 @@ inline void restore(const FusedPlan &p, const State<Real> &state, int64_t row,
     }
 }
 
-// Asks for values that are about to be read or written.
+// Prefetches values that are about to be read or written.
 inline void fetch(const float *p, int n) {
     constexpr int kLine = 16;
     for (int i = 0; i < n; i += kLine) __builtin_prefetch(p + i);
@@ -358,14 +362,15 @@ inline void fetch(const float *p, int n) {
 }
 
 inline int64_t operand_stride(const Packed &p) {
-    // whole groups, so that blocks can be stored without looking at the end
+    // Whole groups, so that blocks can be stored without a special case at the end.
     const int64_t least = static_cast<int64_t>(p.steps) * kDepth;
     return p.planes * round_up(least, 64);
 }
 
-// Up to how many features and bytes of weights a single row's projection is made between its steps,
-// and for how many of them at once. From one step's sums to its state a wide processor waits for
-// part of the time: what there is to do for the steps to come goes there, if it is little.
+// A single row with up to kFewFeatures features and kNearWeights bytes of weights computes its
+// input projection between its steps, for kShortAhead steps at once. A wide processor is partly
+// idle between the sums of a step and its state; a small projection for later steps fills this
+// time.
 constexpr int kShortAhead = 4;
 #if defined(QG_ROWS_AVX512)
 constexpr int kFewFeatures = 32;
@@ -412,7 +417,7 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
     }
     const int64_t *lengths = job.lengths ? job.lengths + first_row : nullptr;
     const bool keeps = p.zoneout.present && !job.held;
-    // operands of the steps of a block
+    // Reads the operands of the steps of a block.
     auto read_steps = [&](int64_t block, int steps) {
         const int64_t next = (job.reverse ? -ahead : ahead) * job.x.step;
         for (int s = 0; s < steps; ++s) {
@@ -422,7 +427,7 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
                 nan |= read_operand(p.W, p.x, job.x, start, C, row_codes,
                                     x + (s * rows + row) * x_stride, x_stride);
                 if (rows == 1) continue;
-                // a batch's rows of a step end before the processor has seen where they lead
+                // Rows of a batch are too short for the hardware prefetcher to detect the stride.
                 if (job.x.real && block + ahead + s < job.T)
                     fetch(static_cast<const float *>(job.x.data) + start + next, C);
                 if (job.out.real)
@@ -432,7 +437,7 @@ bool run_rows(const FusedPlan &p, const Job &job, int64_t first_row, int rows) {
             }
         }
     };
-    // with steps one at a time and sums of planes apart
+    // A step projects its own input if steps are processed one at a time with separate plane sums.
     const bool projects =
         Sums<typename V::Lane, P>::kApart && p.W.planes == P && ahead == 1 && rows > 1;
     auto project_steps = [&](int steps, int first, int end, float *to) {

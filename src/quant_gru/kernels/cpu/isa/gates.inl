@@ -1,8 +1,7 @@
 // The gate arithmetic of the fused kernel, from sums of matrix products to the next state. Included
 // inside the namespace of an instruction set after its lanes.
 
-// One sum of two terms, as lanes. All constants are lanes of one vector (C), while values (V) may
-// be several vectors.
+// A weighted sum of two terms. Constants are one vector (C); values (V) may be several vectors.
 template <class V>
 struct TwoTerms {
     using C = typename V::Lane;
@@ -12,19 +11,19 @@ struct TwoTerms {
           m2(C::set(s.m[1])),
           lo(C::set(static_cast<double>(s.lo))),
           hi(C::set(static_cast<double>(s.hi))) {}
-    // Clamped, but not rounded: the limits are integers, so that the order does not matter. The
-    // plan's bounds make the sum exact.
+    // Clamped but not rounded: the limits are integers, so clamping may precede rounding. The
+    // bounds of the plan guarantee that the sum is exact.
     QG_INLINE V unrounded(const V &a, const V &b) const {
         return V::limit(V::add_product(V::scale(a, m1), b, m2), lo, hi);
     }
-    // The same of terms that are multiplied already; of the second alone.
+    // The same for terms that already include their multipliers: both terms, or only the second.
     QG_INLINE V of_scaled(const V &a, const V &b) const { return V::limit(V::add(a, b), lo, hi); }
     QG_INLINE V of_second_scaled(const V &a, const V &b) const {
         return V::limit(V::add_product(b, a, m1), lo, hi);
     }
 };
 
-// A product that is rounded to a code of its own.
+// A product that is rounded to the code of its own operator (not fused).
 template <class V>
 struct OneTerm {
     using C = typename V::Lane;
@@ -34,7 +33,7 @@ struct OneTerm {
           lo(C::set(static_cast<double>(s.lo))),
           hi(C::set(static_cast<double>(s.hi))) {}
     QG_INLINE V operator()(const V &a, const V &b) const {
-        // one product is exact: of two codes, or of a code and a power of two
+        // The first product is exact: a code times a power of two, or two codes.
         if constexpr (V::kPowers)
             return V::limit(V::rounded_product(V::scale(a, m), b), lo, hi);
         else
@@ -42,8 +41,8 @@ struct OneTerm {
     }
 };
 
-// A rounded code times the multiplier of the sum it goes into: what turns the rounding's last step
-// into that multiplication, where the plan says that this is exact.
+// A rounded code times the multiplier of the next sum. The multiplication and the subtraction of
+// the rounding constant are one fused multiply-add; `FusedPlan::scalable` says that this is exact.
 template <class V>
 struct Scaled {
     using C = typename V::Lane;
@@ -53,7 +52,7 @@ struct Scaled {
           offset(C::set(-V::kMagic * multiplier)),
           lo(C::set(low * multiplier)),
           hi(C::set(high * multiplier)) {}
-    // v * its own multiplier, rounded, clamped, times this one
+    // clamp(rne(v * own)) * m; the limits are scaled by m, too
     template <class M>
     QG_INLINE V operator()(const V &v, const M &own) const {
         return V::limit(V::multiply_add(V::multiply_add(v, own, C::set(V::kMagic)), m, offset), lo,
@@ -61,8 +60,8 @@ struct Scaled {
     }
 };
 
-// What a product takes of a table's output that is found less a constant: the output times the
-// product's own multiplier.
+// The output of a table times the multiplier of the next product. The lookup returns the output
+// minus a constant, which the same multiply-add adds back.
 template <class V>
 struct Based {
     using C = typename V::Lane;
@@ -72,11 +71,11 @@ struct Based {
     QG_INLINE V operator()(const V &found) const { return V::multiply_add(found, m, base); }
 };
 
-// Which kind of plan: products may be unrounded; all have codes of their own; and `Scaled` is
-// exact.
+// The kinds of plans. any: products may be unrounded (fused). rounded: all three products are
+// rounded to codes. scaled: the same, and `Scaled` is exact.
 enum class Mode { any, rounded, scaled };
 
-// The number of a gate, as a type.
+// The index of a gate, as a type.
 template <int kGate>
 struct Gate {
     static constexpr int value = kGate;
@@ -90,7 +89,7 @@ struct Gates {
     OneTerm<V> rRh, old_contrib, new_contrib;
     C one, wx_lo, wx_hi, rh_lo, rh_hi;
     Scaled<V> wx_z, wx_r, wx_g, rh_z, rh_r, rest_g, old_h, new_h;
-    // where V::kPowers
+    // used only if V::kPowers
     Based<V> r_rest, z_old, g_new;
     C one_less;
 
@@ -132,10 +131,12 @@ struct Gates {
             return 0;
     }
 
-    // Wx is kept as float: a code always fits, its product with a multiplier only in float mode.
+    // Wx is stored as float. A code always fits; its product with a multiplier fits only if lanes
+    // are floats, too.
     static constexpr bool kScalesInput = sizeof(typename V::Real) == sizeof(float);
 
-    // A zero-point-free code of Wx from its accumulators, times its multiplier where that fits.
+    // Returns the zero-point-free codes of Wx from accumulators. In scaled mode, and if the product
+    // fits, it returns them times the multiplier of the next sum.
     template <Mode kMode, int kGate, class M>
     QG_INLINE V input_product(const V &sums, const M &m) const {
         if constexpr (kMode == Mode::scaled && kScalesInput)
@@ -143,7 +144,7 @@ struct Gates {
         else
             return V::limit(V::rounded_product(sums, m), wx_lo, wx_hi);
     }
-    // The same of Rh; never scaled for the candidate.
+    // The same for Rh; codes of the candidate are never scaled.
     template <Mode kMode, int kGate, class M>
     QG_INLINE V state_product(const V &sums, const M &m) const {
         if constexpr (kMode == Mode::scaled && kGate < 2)
@@ -152,7 +153,7 @@ struct Gates {
             return V::limit(V::rounded_product(sums, m), rh_lo, rh_hi);
     }
 
-    // A table's output of a sum of scaled terms; of an input that is not scaled where it cannot be.
+    // The table's output for a sum of scaled terms; from_input is unscaled without kScalesInput.
     QG_INLINE static V gate(const Table &t, const TwoTerms<V> &s, const V &from_input,
                             const V &rest) {
 #if defined(QG_SATURATES)
@@ -164,9 +165,10 @@ struct Gates {
             t, kScalesInput ? s.of_scaled(from_input, rest) : s.of_second_scaled(from_input, rest));
     }
 
-    // The next state from functions that give what `input_product` and `state_product` gave, for
-    // a gate, and the state before. They are called where their values are used, and the reset gate
-    // goes first: registers hold what few gates need, and the candidate waits for that one only.
+    // Computes the next state. `input` and `state` return the results of `input_product` and
+    // `state_product` for a gate; `before` returns the previous state. Each is called where its
+    // value is used, so that few values occupy registers. The reset gate is first, because the
+    // candidate depends on it.
     template <Mode kMode, class Wx, class Rh, class Before>
     QG_INLINE V next(Wx input, Rh state, Before before) const {
         if constexpr (V::kPowers) {

@@ -1,21 +1,21 @@
-// The float32 products of the backward. Every sum runs over its terms in one order, whatever the
-// number of rows that are multiplied together, so that threads change no bit. Included inside the
-// namespace of an instruction set, which defines Floats and
+// The float32 products of the backward. The number of rows that are multiplied together does not
+// change the order of the terms of a sum. Results are therefore bit-equal for any number of
+// threads. Included inside the namespace of an instruction set, which defines Floats and
 //   kPanelVectors       vectors of a panel of weights,
-//   kFloatRows          rows that one call of `tile` takes at most,
-//   panels_at_once(n)   panels that it takes with n rows,
-//   kFeatures           features of codes that stand side by side.
+//   kFloatRows          maximum number of rows of a call of `tile`,
+//   panels_at_once(n)   panels per call of `tile` with n rows,
+//   kFeatures           features of codes that are adjacent in memory.
 
 constexpr int kPanel = kPanelVectors * Floats::n;
 
 inline Floats multiplied(Floats a, Floats b, Floats sum) {
-    // without the instruction, fused is slow, and nothing here has to be exact
+    // Without the instruction, a fused multiply-add is slow. These products need not be exact.
     if (Floats::kScales) return Floats::multiply_add(a, b, sum);
     return Floats::add(sum, Floats::mul(a, b));
 }
 
-// sum[row][v] += sum over k of a[row * a_row + k * a_step] * b[k][v]; vectors beyond `kBeside` are
-// those of the next panel.
+// sum[row][v] += sum over k of a[row * a_row + k * a_step] * b[k][v]. A panel has kBeside vectors;
+// further vectors belong to the next panels.
 template <int R, int V, int kBeside>
 inline void tile(const float *a, int64_t a_row, int64_t a_step, const float *b, int64_t b_step,
                  int64_t panel, int64_t terms, Floats (&sum)[R][V]) {
@@ -33,14 +33,14 @@ inline void tile(const float *a, int64_t a_row, int64_t a_step, const float *b, 
     }
 }
 
-// Gradients of a projection, as they stand in a chunk: items of a group side by side.
+// Gradients of a projection in the layout of a chunk: the items of a group are contiguous.
 struct Gradients {
     const float *data;
     int64_t stride;  // floats from group to group
     Gradients at(int64_t item) const { return {data + item * 3 * kGroup, stride}; }
 };
 
-// to[row][column] += a (rows, channels) times P panels, from panel `first` on.
+// to[row][column] += a (rows, channels) times P panels, starting at panel `first`.
 template <int R, int P>
 inline void panel_tile(Gradients a, const Panels &w, int first, float *to, int64_t to_row) {
     constexpr int V = P * kPanelVectors;
@@ -79,7 +79,7 @@ inline void few_rows(int rows, Gradients a, const Panels &w, float *to, int64_t 
         few_panels<R>(w.count - first, a, w, first, to, to_row);
 }
 
-// One panel of some.
+// The panel `index` of w.
 inline Panels panel_of(const Panels &w, int index) {
     return {w.data + index * w.channels * kPanel, 1, w.channels};
 }
@@ -87,9 +87,9 @@ inline Panels panel_of(const Panels &w, int index) {
 // to (rows, panels * kPanel) += a (rows, channels) times all panels.
 void add_product(int64_t rows, Gradients a, const Panels &w, float *to, int64_t to_row) {
     if (rows <= kFloatRows) return few_rows(static_cast<int>(rows), a, w, to, to_row);
-    // of about the same size: what is left over would hide no latency
+    // Tiles have about the same size, because a small remainder would not hide latency.
     const int64_t tiles = (rows + kFloatRows - 1) / kFloatRows;
-    // each panel stays in a near cache while all rows pass by
+    // Each panel stays in a near cache while it is multiplied with all rows.
     for (int index = 0; index < w.count; ++index) {
         const Panels one = panel_of(w, index);
         for (int64_t t = 0; t < tiles; ++t) {
@@ -100,7 +100,8 @@ void add_product(int64_t rows, Gradients a, const Panels &w, float *to, int64_t 
     }
 }
 
-// A row's way through one step: derivatives become gradients, dh becomes what goes back directly.
+// Takes one row through one step. Derivatives become gradients of the projections. dh becomes the
+// part of dL/dh that goes directly to the state before the step.
 inline void turn_derivatives(const Chunk &c, int64_t item, float *dh) {
     for (int g = 0; g < c.groups; ++g) {
         float *Wx = c.Wx + g * c.stride + item * 3 * kGroup;
@@ -139,7 +140,7 @@ void recurrence_rows(const RecurrenceJob &job) {
     }
 }
 
-// dx of some items.
+// Computes dx of some items.
 void input_gradients(const WeightJob &job) {
     const Chunk &c = job.chunk;
     alignas(64) float result[kProductRows * kPanel];
@@ -162,7 +163,7 @@ void input_gradients(const WeightJob &job) {
     }
 }
 
-// Sums of a group: sums[feature][gate][unit] += code of the feature times gradient.
+// Adds to the sums of a group: sums[feature][gate][unit] += code of the feature times gradient.
 inline void feature_sums(const float *codes, int64_t stride, int blocks, const float *grads,
                          int64_t first, int64_t count, float *sums) {
     constexpr int V = 3 * kGroup / Floats::n;
@@ -193,7 +194,7 @@ inline void bias_sums(const float *grads, int64_t first, int64_t count, double *
     for (int i = 0; i < 3 * kGroup; ++i) sums[i] += part[i];
 }
 
-// Sums of some items for one group, added to those of all.
+// Adds the sums over some items to the weight gradients of one group.
 inline void group_sums(const WeightJob &job, int group, int64_t first, int64_t count) {
     const Chunk &c = job.chunk;
     const int64_t features = int64_t{kFeatures} * 3 * kGroup;
@@ -211,7 +212,8 @@ inline void group_sums(const WeightJob &job, int group, int64_t first, int64_t c
 void weight_sums(const WeightJob &job) {
     const Chunk &c = job.chunk;
     for (int group = job.first_group; group < job.end_group; ++group)
-        // the same items in the same order wherever chunks end: from the last step to the first
+        // From the last step to the first, in blocks of sum_steps: items and order of the partial
+        // sums do not depend on the chunk size.
         for (int64_t start = (c.steps - 1) / c.sum_steps * c.sum_steps; start >= 0;
              start -= c.sum_steps) {
             const int64_t end = start + c.sum_steps < c.steps ? start + c.sum_steps : c.steps;

@@ -1,7 +1,8 @@
-// The general kernel for widths up to 16 bits that the fused one does not take: wide weights, sums
-// beyond 32 bits, irregular tables. Everything is exact, in float32 or float64 fused multiply-adds
-// where the plan allows it and in 64-bit integers elsewhere. Included inside the namespace of an
-// instruction set, which defines `dot_pairs` and kDotRows.
+// The general kernel, for plans of up to 16 bits that the fused kernel does not support. These have
+// weights of more than 8 bits, sums beyond 32 bits or of tier d, or products that are inexact
+// without fused multiply-add. All arithmetic is exact: float32 or float64 fused multiply-adds where
+// the plan allows it, 64-bit integers elsewhere. Included inside the namespace of an instruction
+// set, which defines `dot_pairs` and kDotRows.
 
 template <class Real>
 struct Magic;
@@ -17,8 +18,8 @@ struct Magic<double> {
     static inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 };
 
-// rne(v * m): v an integer below 2^24 (2^53), m = M / 2^k; one rounding. Beyond 2^22 (2^51) the
-// result is inexact, but stays beyond every limit.
+// rne(v * m) with one rounding, for an integer |v| < 2^24 (2^53) and m = M / 2^k. A result beyond
+// 2^22 (2^51) is inexact, but stays beyond every limit.
 template <class Real>
 inline Real round_term(Real v, Real m) {
     return Magic<Real>::fma(v, m, Magic<Real>::value) - Magic<Real>::value;
@@ -40,7 +41,7 @@ inline const double *general_multipliers<double>(const Projection &p) {
     return p.m;
 }
 
-// Sums of a tile, bias included, that are exact in double.
+// Computes the sums of a tile, bias included, in double. All of them must be exact.
 inline void sum_planes(const Projection &p, int tile, const int16_t *operand, int64_t a_stride,
                        int rows, int32_t *part, double *total) {
     const double *bias = p.real_bias + tile * kTile;
@@ -57,7 +58,7 @@ inline void sum_planes(const Projection &p, int tile, const int16_t *operand, in
     }
 }
 
-// Rows of zero-point-free results (stride: tiles * 16) from rows of int16 operands.
+// Computes rows of zero-point-free results (stride: tiles * 16) from rows of int16 operands.
 template <class Real>
 void project_pairs(const Projection &p, const int16_t *a, int64_t a_stride, int rows, Real *out,
                    bool small_sums) {
@@ -116,7 +117,7 @@ void project_pairs(const Projection &p, const int16_t *a, int64_t a_stride, int 
     }
 }
 
-// v: zero-point-free input codes; becomes zero-point-free output codes.
+// Replaces zero-point-free input codes in v by zero-point-free output codes.
 template <class Real>
 void look_up_all(const Table &t, Real *v, int n) {
     if (t.entries) {
@@ -129,7 +130,7 @@ void look_up_all(const Table &t, Real *v, int n) {
         v[i] = static_cast<Real>(t.words[static_cast<int32_t>(v[i]) - first] + base);
 }
 
-// out = sum of a and of b or b * c; tier d goes through 64-bit integers.
+// out = weighted sum of a (or a * a2) and b (or b * b2). Tier d uses 64-bit integers.
 template <class Real, bool kProductA, bool kProductB>
 void add(const Sum &s, const Real *a, const Real *a2, const Real *b, const Real *b2, Real *out,
          int n) {
@@ -188,14 +189,14 @@ void general_gates(const GeneralPlan &p, const Real *Wx, const Real *Rh, Real *h
         add<Real, true, true>(p.h_new, z, h, rest, g, h, H);
 }
 
-// Zero-point-free codes as int16, less the projection's offset.
+// Writes zero-point-free codes as int16 operands: code - offset of the projection.
 inline void to_words(const Projection &p, int32_t zero, const int32_t *v, int n, int16_t *out) {
     const int32_t shift = zero - p.offset;
     for (int i = 0; i < n; ++i) out[i] = static_cast<int16_t>(v[i] + shift);
     if (n & 1) out[n] = 0;
 }
 
-// What states become that keep a share of the codes they had (zoneout).
+// Interpolates between the codes before the step and the new states in h (zoneout).
 template <class Real>
 inline void interpolate(const Sum &s, const int16_t *before, int32_t shift, Real *h, int n) {
     const Real lo = static_cast<Real>(s.lo), hi = static_cast<Real>(s.hi);

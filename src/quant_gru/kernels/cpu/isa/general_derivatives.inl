@@ -1,6 +1,6 @@
-// Derivatives of the gradient for plans of the general kernel: its products and sums with their
-// limits taken off, so that clamps can be seen. Included inside the namespace of an instruction set
-// after general.inl and derivatives.inl.
+// The local derivatives for plans of the general and the wide kernel. The general kernel's products
+// and sums run without limits, so that clamps can be recorded afterwards. Included inside the
+// namespace of an instruction set after general.inl and local_derivatives.inl.
 
 constexpr int64_t kOpen = int64_t{1} << 62;
 
@@ -16,7 +16,7 @@ inline Projection opened(Projection p) {
     return p;
 }
 
-// Values before their clamp become clamped ones; inside: 1 where that changes nothing, else 0.
+// Clamps values in place; inside: 1 where a value did not change, else 0.
 template <class Real>
 inline void clamp_all(Real *v, double lo, double hi, int n, float *inside) {
     for (int i = 0; i < n; ++i) {
@@ -48,7 +48,7 @@ struct GeneralItem {
     static int64_t bytes(int H) { return 9 * round_up(8 * H, 64) + 13 * (4 * int64_t{H} + 64); }
 };
 
-// The forward of one item, from unclamped projections, which become clamped.
+// Runs the forward of one item from unclamped projections, which it clamps in place.
 template <class Real>
 void general_item(const GeneralPlan &p, Real *Wx, Real *Rh, const GeneralItem<Real> &t) {
     const int H = p.H;
@@ -91,7 +91,7 @@ void general_item(const GeneralPlan &p, Real *Wx, Real *Rh, const GeneralItem<Re
     clamp_all(t.after, p.h_new, H, t.in.h);
 }
 
-// Derivatives of one item, in double. Rh_g: (H), the codes of matmul.Rh of the candidate.
+// Computes the derivatives of one item in double. Rh_g: (H), codes of matmul.Rh of the candidate.
 template <class Real>
 void general_derivatives_of(const Cell &p, const DerivativesJob &job, const Real *Rh_g,
                             int64_t item, const GeneralItem<Real> &t) {
@@ -126,7 +126,7 @@ void general_derivatives_of(const Cell &p, const DerivativesJob &job, const Real
     }
 }
 
-// Units beyond H have no derivatives.
+// Clears the derivatives of the padding units beyond H.
 inline void clear_padding(const Chunk &c, int64_t item, int H) {
     for (int64_t unit = H; unit < int64_t{c.groups} * kGroup; ++unit) {
         const int64_t group = unit / kGroup, place = unit % kGroup;

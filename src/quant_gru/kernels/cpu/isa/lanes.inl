@@ -1,5 +1,5 @@
-// Lanes for processors without a file of their own: the compiler's generic vectors. Included
-// inside the namespace of an instruction set; kGroup is a multiple of 8.
+// Lanes made of the compiler's generic vectors, for instruction sets without lanes of their own.
+// Included inside the namespace of an instruction set; kGroup is a multiple of 8.
 
 using Floats8 = float __attribute__((vector_size(32)));
 using Ints8 = int32_t __attribute__((vector_size(32)));
@@ -18,7 +18,7 @@ inline To get(const From *p) {
     return v;
 }
 
-// Codes as operands of 8 bits, of 16 bits, or in two planes of bytes.
+// Stores codes as 8-bit operands, 16-bit operands, or two planes of bytes.
 template <int P>
 inline void store_codes(Ints8 code, int32_t shift, OperandByte *low, int64_t plane) {
     constexpr int32_t half = static_cast<OperandByte>(-1) < 0 ? 128 : 0;
@@ -62,7 +62,7 @@ struct Doubles {
         return a;
     }
     static inline Doubles mul(Doubles a, Doubles b) { return {a.v * b.v}; }
-    // a + b * m, where all of it is exact
+    // a + b * m, if the product and the sum are exact
     static inline Doubles add_product(Doubles a, Doubles b, Doubles m) { return {a.v + b.v * m.v}; }
     static inline Doubles limit(Doubles a, Doubles lo, Doubles hi) {
         a.v = a.v < lo.v ? lo.v : a.v;
@@ -77,7 +77,7 @@ struct Doubles {
         const double magic = 6755399441055744.;  // 1.5 * 2^52
         return {(a.v + magic) - magic};
     }
-    // rne(v * m), one rounding: without fused multiply-add the plan makes the product exact
+    // rne(v * m), rounded once: without fused multiply-add the plan guarantees an exact product
     static inline Doubles rounded_product(Doubles a, Doubles m) {
         if (!kFusedMultiplyAdd) return round(mul(a, m));
         const double magic = 6755399441055744.;
@@ -152,7 +152,7 @@ struct Floats {
             for (int i = 0; i < 8; ++i) a.v[i] = __builtin_fmaf(a.v[i], m.v[i], kRound) - kRound;
             return a;
         }
-        // a product of two floats is exact in double
+        // The product of two floats is exact in double.
         const Doubles8 y =
             __builtin_convertvector(a.v, Doubles8) * __builtin_convertvector(m.v, Doubles8);
         return {__builtin_convertvector(Doubles::round({y}).v, Floats8)};

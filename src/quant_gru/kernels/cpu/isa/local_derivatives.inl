@@ -1,10 +1,10 @@
-// Derivatives of the gradient for plans of the fused kernel: its integer products and gates, with
-// all states known and every clamp remembered. Included inside the namespace of an instruction set
+// The local derivatives for plans of the fused kernel. They repeat its integer products and gates
+// from known states, and record every clamp. Included inside the namespace of an instruction set
 // after fused.inl.
 
 #include "cpu/isa/masks.inl"
 
-// 1 - s * q, and 1 + s * q, to the precision of a float even where s * q is close to 1.
+// 1 - s * q and 1 + s * q, to the precision of a float even if s * q is close to 1 or -1.
 template <class V>
 struct Complement {
     V s, one, rest;
@@ -16,13 +16,13 @@ struct Complement {
     V plus(V q) const { return V::add(V::mul(s, V::add(one, q)), rest); }
 };
 
-// The share of dL/dh' that goes straight to the state before the step; held units are seen to
-// later.
+// The share of dL/dh' that zoneout passes to the state before the step. With a mask of held units
+// it is 0, because `hold` processes them.
 inline double kept_share(const Cell &p, const DerivativesJob &job) {
     return job.held ? 0 : p.zoneout.m[0];
 }
 
-// A value before its clamp becomes the clamped one; returns where that changes nothing.
+// Clamps v in place. Returns the mask of lanes that did not change.
 template <class V>
 inline V clamped(V &v, V lo, V hi) {
     const V before = v;
@@ -30,14 +30,14 @@ inline V clamped(V &v, V lo, V hi) {
     return where_same(v, before);
 }
 
-// Eight or sixteen units of an item on their way: what of their forward derivatives are made of.
+// The intermediate values of the forward for the units of one vector.
 template <class V>
 struct Forward {
     V wx[3], rh[3], in_wx[3], in_rh[3];
     V h, z, r, g, in_z, in_r, in_g, in_rest;
 };
 
-// Where they are found and their derivatives go: sums and derivatives are [gate][unit].
+// Pointers to inputs and derivatives of these units; sums and derivatives are [gate][unit].
 template <class V>
 struct Units {
     const int32_t *W, *R;
@@ -79,7 +79,7 @@ struct Derivatives {
         return v;
     }
 
-    // All of them one stage after the other: a table takes long, and others can go on meanwhile.
+    // Runs each stage for kTogether vectors before the next one, to hide the latency of lookups.
     void operator()(const Units<V> *units, int count) const {
         constexpr int kTogether = 4;
         Forward<V> f[kTogether];
@@ -143,7 +143,8 @@ struct Derivatives {
     }
 };
 
-// A unit that keeps its state passes dL/dh' on, and nothing else.
+// For a unit that keeps its state (held, or beyond the row's length), passes dL/dh' to the state
+// before the step and clears all other derivatives.
 inline void hold(const DerivativesJob &job, int64_t step, int64_t row, int64_t item, int H) {
     const Chunk &c = job.chunk;
     const bool over = !counts(c, row, step);
@@ -169,7 +170,7 @@ inline void pack_codes(float *to, int64_t stride, int64_t item, const Code *code
     for (int j = 0; j < kFeatures; ++j) to[j] = i + j < n ? static_cast<float>(codes[i + j]) : 0.f;
 }
 
-// Codes of the inputs and of the state before an item's step; also packed for products.
+// Reads the codes of an item's input and previous state, and packs them for weight gradients.
 inline void read_item(const DerivativesJob &job, const Cell &p, int C, int64_t step_in_chunk,
                       int64_t row, int32_t *x, int32_t *h) {
     const Chunk &c = job.chunk;

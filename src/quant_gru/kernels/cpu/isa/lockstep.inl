@@ -1,7 +1,7 @@
-// What four vectors have that go through the gates together: every operation, vector by vector.
-// Included inside the namespace of an instruction set.
+// The operations of four vectors that pass through the gates together, vector by vector. Included
+// inside the namespace of an instruction set.
 
-// Four: has the vectors, of type L, in `v`, and makes itself of f(0) to f(3) by each(f).
+// Four has a member `v`, four vectors of type L. Four::each(f) returns a Four of f(0) to f(3).
 template <class Four, class L>
 struct Lockstep {
     using Real = float;

@@ -1,19 +1,19 @@
-// Places that were clamped, as lanes of bits or of 0 and 1, whichever an instruction set is fast
-// with. Included inside the namespace of an instruction set after its lanes.
+// Masks of lanes, as bits or as 0 and 1, whichever is faster with an instruction set. Included
+// inside the namespace of an instruction set after its lanes.
 
-// Where a equals b.
+// True where a equals b.
 template <class V>
 inline V where_same(const V &a, const V &b) {
     return V::inside(a, b, b);
 }
 
-// v there, 0 elsewhere.
+// v where the mask is true, 0 elsewhere.
 template <class V>
 inline V where(const V &mask, const V &v) {
     return V::mul(mask, v);
 }
 
-// Everywhere.
+// True in all lanes.
 template <class V>
 inline V everywhere() {
     return where_same(V::set(0), V::set(0));

@@ -1,4 +1,4 @@
-// 64-bit Arm with the dot product extension: sdot on signed bytes.
+// 64-bit Arm with the dot product extension, which has sdot for signed bytes.
 #include <arm_neon.h>
 
 #include <cstdint>
@@ -22,7 +22,7 @@ inline void dot_pairs(const int16_t *w, const int16_t *a, int64_t a_stride, int 
         int32x4_t sum[4] = {vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)};
         for (int pair = 0; pair < pairs; ++pair) {
             for (int i = 0; i < 4; ++i) {
-                // four channels: first and second of each pair apart
+                // four channels; val[0] has the first and val[1] the second weight of each pair
                 const int16x4x2_t weights = vld2_s16(w + pair * 32 + 8 * i);
                 sum[i] = vmlal_n_s16(sum[i], weights.val[0], operand[2 * pair]);
                 sum[i] = vmlal_n_s16(sum[i], weights.val[1], operand[2 * pair + 1]);
@@ -43,7 +43,7 @@ constexpr int max_groups(int rows, int planes) {
     return (rows == 1 ? 4 : rows == 2 ? 2 : 1) / planes;
 }
 
-// Not inline: the registers are for the sums, not for what its caller keeps.
+// Not inline: the sums need all registers, and values of the caller would occupy some.
 template <int G, int R, int P>
 __attribute__((noinline)) void dot(const Packed &p, int first, const int8_t *a, int64_t stride,
                                    int32_t *out) {
@@ -73,7 +73,8 @@ __attribute__((noinline)) void dot(const Packed &p, int first, const int8_t *a, 
             }
 #pragma GCC unroll 16
         for (int v = 0; v < 3 * G; ++v) {
-            // weights are loaded where they are used: all of them do not fit beside the sums
+            // The barrier makes the compiler load weights where they are used: the registers do not
+            // have room for the sums and all weights.
             asm volatile("" ::: "memory");
 #pragma GCC unroll 2
             for (int i = 0; i < 2; ++i) {
@@ -112,7 +113,7 @@ constexpr int kTileGroups = 0;
 constexpr int kPanelVectors = 1, kFloatRows = 6, kFeatures = 4;
 constexpr int panels_at_once(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 
-// no rate to compare with
+// There is no multiplication benchmark for this instruction set.
 inline int64_t multiply_only(int64_t) { return 0; }
 
 }  // namespace

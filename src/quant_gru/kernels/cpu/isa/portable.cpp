@@ -1,4 +1,4 @@
-// For every processor. x86-64 always has SSE2, whose pmaddwd is used where it is.
+// For every processor. On x86-64, which always has SSE2, products use pmaddwd.
 #include <cstdint>
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -97,7 +97,7 @@ constexpr int max_groups(int, int) { return 1; }
 
 template <int G, int R, int P>
 inline void dot(const Packed &p, int first, const int16_t *a, int64_t stride, int32_t *out) {
-    // unsigned: sums are right modulo 2^32 whatever their parts are
+    // Unsigned, so that partial sums may wrap around modulo 2^32.
     uint32_t sum[R][24];
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < 24; ++c) sum[r][c] = static_cast<uint32_t>(p.bias[first * 24 + c]);
@@ -123,12 +123,12 @@ constexpr int kTileGroups = 0;
 #include "cpu/isa/lanes.inl"
 
 // --- the backward's products
-// few accumulators: SSE2 has 16 registers of four units
+// Few accumulators: SSE2 has 16 registers, each with four units.
 
 constexpr int kPanelVectors = 1, kFloatRows = 4, kFeatures = 2;
 constexpr int panels_at_once(int rows) { return rows == 1 ? 3 : 1; }
 
-// no rate to compare with
+// There is no multiplication benchmark for this instruction set.
 inline int64_t multiply_only(int64_t) { return 0; }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Four vectors of `Powers` in lockstep: one alone would wait for its tables, and what waits leaves
-// a processor no room to look further ahead. Included inside the namespace of an instruction set
-// after lockstep.inl and `Powers`.
+// Four vectors of `Powers` in lockstep. A single vector would wait for its table lookups, and the
+// waiting instructions would fill the processor's out-of-order window. Included inside the
+// namespace of an instruction set after lockstep.inl and `Powers`.
 
 struct WidePowers : Lockstep<WidePowers, Powers> {
     static constexpr bool kScales = false, kPowers = true;

@@ -1,5 +1,5 @@
-// Rows of codes and real values, in and out of the kernels. Included inside the namespace of an
-// instruction set.
+// Reads and writes rows of codes and real values. Included inside the namespace of an instruction
+// set.
 
 constexpr float kRound = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer, half-even
 constexpr int32_t kRoundBits = 0x4b400000;
@@ -15,7 +15,7 @@ inline bool quantize(const Quantizer &b, const float *x, int n, int32_t *out) {
     const float s = b.scale, inverse = b.reciprocal;
     const float lo = static_cast<float>(b.lo), hi = static_cast<float>(b.hi);
     int nan = 0;
-    // clamping first is the same, for the limits are integers; NaN becomes 0
+    // Clamping before rounding gives the same codes: the limits are integers. NaN becomes 0.
     if (inverse != 0) {
         for (int i = 0; i < n; ++i) {
             const float y = x[i] * inverse;
@@ -40,7 +40,7 @@ inline void read_codes(const From *x, int n, int32_t zero, int32_t *out) {
 }
 
 #if defined(QG_ROWS_AVX512)
-// The same in whole vectors, the last one masked.
+// `quantize` in whole vectors; the last vector is masked.
 inline bool quantize_row(const Quantizer &b, const float *x, int n, int32_t *out) {
     const __m512 lo = _mm512_set1_ps(static_cast<float>(b.lo));
     const __m512 hi = _mm512_set1_ps(static_cast<float>(b.hi));
@@ -84,7 +84,7 @@ inline void dequantize_row(float scale, const double *v, int n, float *out) {
     for (int i = 0; i < n; ++i) out[i] = scale * static_cast<float>(v[i]) + 0.f;
 }
 
-// Zero-point-free codes of n values at `start`; returns whether one was NaN.
+// Reads n zero-point-free codes at `start`. Returns whether a value was NaN.
 inline bool read_row(const Source &from, const Quantizer &b, int64_t start, int n, int32_t *out) {
     if (!from.data) {
         for (int i = 0; i < n; ++i) out[i] = 0;

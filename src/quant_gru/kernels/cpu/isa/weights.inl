@@ -1,11 +1,11 @@
-// Rows of weights to scales and codes. Included inside the namespace of an instruction set, whose
-// vectors those of the compiler become.
+// Scales and codes of weight rows. Included inside the namespace of an instruction set: the
+// compiler maps its generic vectors to the vectors of that instruction set.
 
 constexpr int kLanes = 8;
 typedef float Lanes __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Words __attribute__((vector_size(4 * kLanes)));
 
-constexpr float kMagic = 12582912.f;  // 1.5 * 2^23: rounds half-even what is below 2^22
+constexpr float kMagic = 12582912.f;  // 1.5 * 2^23: adding it rounds values below 2^22 half-even
 constexpr int32_t kInfinite = 0x7f800000;
 
 inline bool is_finite(float v) {
@@ -20,7 +20,7 @@ inline Lanes load(const float *v) {
     return found;
 }
 
-// The last n % kLanes values, and `other` in the lanes beyond.
+// Loads the last n % kLanes values; the remaining lanes are `other`.
 inline Lanes load_rest(const float *v, int64_t n, float other) {
     Lanes found = Lanes{} + other;
     const int64_t rest = n % kLanes;
@@ -52,7 +52,7 @@ struct Extremes {
     }
 };
 
-// Smallest and largest of n values, and whether all are finite.
+// Finds the smallest and largest of n values. Returns whether all are finite.
 inline bool extremes(const float *v, int64_t n, float &least, float &most) {
     Extremes found[2];
     for (Extremes &e : found) e.low = e.high = Lanes{} + v[0];
@@ -74,7 +74,7 @@ inline bool extremes(const float *v, int64_t n, float &least, float &most) {
     return !any;
 }
 
-// Squared errors of values in units of the covering scale, at it and at finer ones.
+// Sums of squared errors at the covering scale and at finer scales, in units of the covering scale.
 struct Errors {
     Lanes sums[QG_FINER + 1] = {};
     inline void add(Lanes y, const Limits &limits) {
@@ -86,8 +86,8 @@ struct Errors {
     }
 };
 
-// The candidate of least error by sums in float, if no rounding can have changed the choice;
-// otherwise false.
+// Finds the candidate with the smallest error from float sums. Returns false if rounding of the
+// sums could have changed the choice.
 inline bool quick_best(const float *v, int64_t n, int covering, const Limits &limits, int &best) {
     if (covering < -100 || covering > 100) return false;
     double sums[QG_FINER + 1];
@@ -102,7 +102,7 @@ inline bool quick_best(const float *v, int64_t n, int covering, const Limits &li
         sums[finer] = sum * qg_power(-2 * finer);
         largest = sums[finer] > largest ? sums[finer] : largest;
     }
-    // what float sums, and the definition's rounding to a quantum, may be off by
+    // Bounds of the rounding errors of float sums and of the definition's rounding to a quantum.
     const double count = static_cast<double>(n);
     const double relative = (count / kLanes + kLanes + 8) * 0x1p-22;
     const double absolute = count * qg_power(qg_ceil_log2(n) - 50) * largest + 0x1p-90;
@@ -116,7 +116,7 @@ inline bool quick_best(const float *v, int64_t n, int covering, const Limits &li
     return true;
 }
 
-// The same as the definition does it.
+// The same choice from the definition's float64 sums.
 inline int exact_best(const float *v, int64_t n, int covering, double lo, double hi) {
     double largest = 0, sums[QG_FINER + 1] = {};
     for (int64_t i = 0; i < n; ++i)
@@ -131,8 +131,8 @@ inline int exact_best(const float *v, int64_t n, int covering, double lo, double
     return qg_best(sums, covering);
 }
 
-// The free scale of least error by sums in float, if no rounding can have changed the choice;
-// otherwise 0.
+// Returns the free scale with the smallest error from float sums, or 0 if rounding of the sums
+// could have changed the choice.
 inline double quick_free(const float *v, int64_t n, int bits, double unit, const double *candidates,
                          const Limits &limits) {
     Lanes inverse[QG_FREE], share[QG_FREE], sums[QG_FREE] = {};
@@ -161,9 +161,10 @@ inline double quick_free(const float *v, int64_t n, int bits, double unit, const
             second = found[c] < second ? found[c] : second;
         }
     }
-    // What float sums, quotients that are off by an ulp, and the definition's rounding to a quantum
-    // may be off by. An ulp of a quotient moves an error within half a code by that of the largest
-    // code, and one of a clamped value by as much times its error.
+    // Bounds of the errors of float sums, of quotients that are off by one ulp, and of the
+    // definition's rounding to a quantum. An ulp of a quotient is at most an ulp of the largest
+    // code. It changes an error within half a code by that much, and the squared error of a clamped
+    // value by that much times its error.
     const double count = static_cast<double>(n);
     const double codes = static_cast<double>(limits.hi[0]) + 1;
     const double relative = (count / kLanes + kLanes + 16) * 0x1p-22;
@@ -173,7 +174,7 @@ inline double quick_free(const float *v, int64_t n, int bits, double unit, const
     return qg_free_best(found, candidates);
 }
 
-// The same as the definition does it.
+// The same choice from the definition's float64 sums.
 inline double exact_free(const float *v, int64_t n, int bits, double unit, const double *candidates,
                          double lo, double hi) {
     const double quantum = qg_free_quantum(bits, n);
@@ -194,8 +195,8 @@ inline double free_scale(const WeightRows &w, const float *v, const Limits &limi
     return quick > 0 ? quick : exact_free(v, w.n, w.bits, unit, candidates, w.lo, w.hi);
 }
 
-// The scale of each row of (rows, n), 0 where all of it is; whether all values are finite. `space`
-// is room for n values.
+// Computes the scale of each row of (rows, n); 0 for a row of zeros. Returns whether all values are
+// finite. `space` has room for n values.
 inline bool scales_of_rows(const WeightRows &w, int64_t first, int64_t end, double *scales,
                            float *space) {
     bool finite = true;
@@ -225,7 +226,7 @@ inline bool scales_of_rows(const WeightRows &w, int64_t first, int64_t end, doub
     return finite;
 }
 
-// Codes of n values of up to 16 bits.
+// Computes the codes of n values, of up to 16 bits.
 template <class Code>
 inline void code_values(const float *v, int64_t n, float scale, const Limits &limits,
                         const uint8_t *dropped, Code *to) {
@@ -235,7 +236,7 @@ inline void code_values(const float *v, int64_t n, float scale, const Limits &li
         const Lanes rounded = limits(x / scale) + kMagic;
         Words bits;
         __builtin_memcpy(&bits, &rounded, sizeof bits);
-        // the low bits of what the magic number has rounded are the integer
+        // After adding kMagic, the low bits of the float are the rounded integer.
         return __builtin_convertvector(__builtin_convertvector(bits, Halves), Codes);
     };
     for (int64_t i = 0; i + kLanes <= n; i += kLanes) {
@@ -250,7 +251,7 @@ inline void code_values(const float *v, int64_t n, float scale, const Limits &li
         for (int64_t i = 0; i < n; ++i) to[i] = dropped[i] ? Code(0) : to[i];
 }
 
-// Codes of one row; `space` is room for it.
+// Computes the codes of one row. `space` has room for one row.
 inline void codes_of_row(const WeightRows &w, int64_t row, float scale, const uint8_t *dropped,
                          void *to, float *space) {
     const float *v = w.values + row * w.n;

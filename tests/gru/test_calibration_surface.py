@@ -1149,6 +1149,21 @@ def test_frozen_weights_of_other_kinds_are_refused(change):
         FrozenQuantGRU.from_state_dict({**state, "W_l0": change(state["W_l0"])})
 
 
+@pytest.mark.parametrize("count", [1 << 32, 1 << 45])
+def test_small_checkpoints_cannot_claim_gigabytes(count):
+    """An expanded tensor takes a few bytes in a file, and any number once it is copied."""
+    claimed = torch.zeros(1, dtype=torch.uint8).expand(count)
+    with pytest.raises(RuntimeError, match=r"1-D uint8 tensor.*'quantization'"):
+        fresh().load_state_dict({**quantized().state_dict(), "quantization": claimed})
+    state = quantized().freeze().state_dict()
+    with pytest.raises(ParameterError, match=r"1-D uint8 tensor.*'plan'"):
+        FrozenQuantGRU.from_state_dict({**state, "plan": claimed})
+    for name in ("W_l0", "R_l0", "Bw_l0"):
+        expanded = state[name].view(-1)[:1].clone().expand(state[name].shape)
+        with pytest.raises(ParameterError, match=rf"Expected integers of shape .* at key '{name}'"):
+            FrozenQuantGRU.from_state_dict({**state, name: expanded})
+
+
 def test_a_frozen_document_tells_of_batch_first_with_true_or_false():
     state = quantized().freeze().state_dict()
     text = bytes(state["plan"].numpy()).decode()

@@ -175,8 +175,16 @@ def from_tensor(tensor: Any, where: str) -> dict[str, Any]:
 
 
 def is_plain(tensor: Any) -> TypeGuard[Tensor]:
-    """Return whether `tensor` is a dense tensor with values."""
-    return isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_meta
+    """Return whether `tensor` is a dense tensor with values, whose storage holds all elements.
+
+    The storage of an expanded tensor does not. A copy of it could take any amount of memory.
+    """
+    return (
+        isinstance(tensor, Tensor)
+        and tensor.layout is torch.strided
+        and not tensor.is_meta
+        and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
+    )
 
 
 def take_flag(document: dict[str, Any], name: str, default: bool, where: str) -> bool:

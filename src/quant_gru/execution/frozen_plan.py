@@ -102,7 +102,7 @@ def _kind_of(value: object) -> str:
         return "none"
     if not isinstance(value, Tensor):
         return type(value).__name__
-    return f"{value.dtype} {tuple(value.shape)} ({value.layout}, {value.device.type})"
+    return f"{value.dtype} {tuple(value.shape)} ({value.layout}, device {value.device.type})"
 
 
 class FrozenPlans(CallKeeper):

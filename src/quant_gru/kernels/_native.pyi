@@ -1,4 +1,7 @@
-"""The native kernels; see executor.py for what the numbers mean. Tensors are given as addresses."""
+"""The native kernels. Tensors are passed as addresses.
+
+cpu/executor.py and cpu/plan_packing.py describe the numbers of layers.
+"""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -8,7 +11,7 @@ from torch import Tensor
 from kernel_runtime._native import Fields, Launches
 
 class Layer:
-    """One layer and direction, its numbers laid out for one instruction set."""
+    """One layer and direction, with its numbers packed for one instruction set."""
 
     def __init__(self, numbers: dict[str, Any], variant: str) -> None: ...
     @property
@@ -31,7 +34,7 @@ class Layer:
     def backward(self, call: dict[str, Any], /) -> None: ...
 
 class Stack:
-    """All layers and directions: float32 in, float32 out."""
+    """All layers and directions, with float32 inputs and outputs."""
 
     def __init__(
         self,
@@ -59,14 +62,17 @@ class Stack:
     ) -> None: ...
 
 class WeightGuard:
-    """Whether a module's weights are those that were given; `steps` has a `count`, or is None."""
+    """Compares a module's weights with the given ones.
+
+    `steps` has a `count` of optimizer steps, or is None.
+    """
 
     def __init__(self, tensor: type[Tensor], weights: Sequence[Tensor], steps: Any) -> None: ...
     def unchanged(self, weights: Collection[Tensor | None], /) -> bool: ...
     def in_place(self, weights: Collection[Tensor | None], /) -> bool: ...
 
 class PreparedCall:
-    """A whole call in native code."""
+    """A whole call in native code, without Python steps."""
 
     def run(
         self,
@@ -80,7 +86,7 @@ class PreparedCall:
     ) -> Any: ...
 
 class PreparedCallCPU(PreparedCall):
-    """On the CPU; `parts` gives those of a maker of tensors of a shape."""
+    """A prepared call on the CPU; `parts` returns the parts of a tensor maker for a shape."""
 
     def __init__(
         self,
@@ -94,7 +100,10 @@ class PreparedCallCPU(PreparedCall):
     ) -> None: ...
 
 class PreparedCallGPU(PreparedCall):
-    """On a GPU; `sizes`: index of the device, states, C, H; `most`: bytes of memory to keep."""
+    """A prepared call on a GPU.
+
+    `sizes` are the device index, states, C and H. `most` limits the bytes kept between calls.
+    """
 
     def __init__(
         self,
@@ -104,20 +113,23 @@ class PreparedCallGPU(PreparedCall):
         most: int,
         /,
     ) -> None: ...
-    # T, N, dtypes of x and of states or -1, and 0, 1 for lengths or 2 for packed rows
+    # key: T, N, dtype of x, dtype of the initial states or -1 without them, and a kind: 0 without
+    # lengths, 1 with lengths, 2 for packed rows
     def add(self, key: tuple[int, int, int, int, int], call: Call, /) -> None: ...
 
-# rows of the first step, of all steps, and the first step of a wrong size or -1
+# returns the rows of the first step, the rows of all steps, and the first step with a wrong size,
+# or -1
 def packed_rows(batch_sizes: int, T: int, /) -> tuple[int, int, int]: ...
 def packed_layout(batch_sizes: int, T: int, N: int, to: int, /) -> None: ...
 
 class Stream:
-    """A stack that is fed step by step, its states in memory of the caller."""
+    """A stack that runs step by step, with its states in the caller's memory."""
 
     def __init__(self, stack: Stack, N: int, states: list[int]) -> None: ...
     def step(self, x: int, y: int, /) -> bool: ...
 
-# what gives the current stream, and what has one wait that the call before did not have
+# one function returns the current stream; the other makes a stream wait if the previous call used
+# another stream
 Streams = tuple[Callable[[], int], Callable[[], int]]
 Real = tuple[int, int, int, int, int, int]  # address, strides of steps and rows, T, N, C
 Quantizer = tuple[float, int, int, int, int]  # scale, zero point, limits, container
@@ -134,7 +146,7 @@ def mask_requantized(
 def events(to: int, A: int, B: int, C: int, seed: int, stream: int, chance: int, /) -> None: ...
 
 class Weights:
-    """A weight part, to be rewritten as its weights change; see weights.py."""
+    """Rewrites a weight part when its weights change; see cpu/requantize_weights.py."""
 
     def __init__(self, numbers: dict[str, Any], variant: str) -> None: ...
     def write(
@@ -142,17 +154,19 @@ class Weights:
     ) -> bool: ...
     def forget(self) -> None: ...
 
-# addresses of strides and of a flag, the flag's width, whether it may be set
+# addresses of both strides and of a flag, the width of the flag, whether the flag may be set
 CallInput = tuple[int, int, int, int, bool]
 
 class Call:
     """Calls of one size on a GPU: their tensors, arguments and launches."""
 
-    # fields: of x, h0, lengths, y, last states, NaN, codes, space and both orders of packed rows.
-    # sizes: T, N, C, bytes of space and of codes. makers: functions and arguments for y, y with
-    # rows first or of some packed rows, last states, space, space with codes and, where they are
-    # kept, NaN and codes. fail: raises a status. keep: what
-    # holds arguments.
+    # fields: those that point to x, h0, lengths, y, last states, NaN, codes, workspace, and both
+    # orders of packed rows.
+    # sizes: T, N, C, bytes of the workspace, and bytes of codes.
+    # makers: functions and their arguments that create y, y with rows first or for packed rows, the
+    # last states, the workspace, the workspace with codes and, if saved, NaN and codes.
+    # fail: raises the error of a status.
+    # keep: the owner of the arguments.
     def __init__(
         self,
         launches: Launches,
@@ -167,8 +181,8 @@ class Call:
         keep: Any,
         /,
     ) -> None: ...
-    # y, last states and, where they are kept, NaN and codes; NotImplemented where x or h0 would be
-    # taken in another layout
+    # returns y, last states and, if saved, NaN and codes; NotImplemented if x or h0 needs another
+    # layout
     def run(
         self,
         x: Tensor,
@@ -180,11 +194,11 @@ class Call:
 
 # T, N, layout, sorted and unsorted indices
 Packing = tuple[int, int, Tensor, Tensor | None, Tensor | None]
-# shape, strides and dtype of what is given, or no shape
+# shape, strides and dtype of a tensor; an empty shape if the tensor is absent
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 
 class GPUBackward:
-    """Backwards of a GRU that differ in addresses alone, see bindings/cuda_backward.hpp."""
+    """Backwards of a GRU that differ only in addresses; see bindings/cuda_backward.hpp."""
 
     def __init__(
         self,
@@ -214,7 +228,7 @@ class GPUBackward:
 
 def variants(only_runnable: bool = True) -> list[str]: ...
 
-# for tests: what a thread has to be given to do, in parts of what pays; more than 0
+# for tests: a factor greater than 0 on the least work that a thread is started for
 def set_thread_price(price: float, /) -> None: ...
 def threads_started() -> int: ...
 def multiply(variant: str, loops: int) -> int: ...

@@ -1,18 +1,28 @@
-"""A drop-in torch.nn.GRU that computes only in integers, with equal results on every executor."""
+"""A drop-in torch.nn.GRU that computes only in integers, with equal results on every executor.
+
+Public names are imported at their first use, so that `import quant_gru` does not import torch.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from quant_gru._errors import CalibrationError, ConfigError, ParameterError, QuantGRUError
-from quant_gru.analysis.operator_gain import operator_gain
-from quant_gru.analysis.operator_sqnr import operator_sqnr
-from quant_gru.config import (
-    OperatorConfig,
-    QuantConfig,
-    QuantGRUWarning,
-    default_config_path,
-)
-from quant_gru.conversion.convert import calibrate_model, convert_model
-from quant_gru.modules.custom_gru import CustomGRU
-from quant_gru.modules.frozen import FrozenQuantGRU
-from quant_gru.modules.gru import QuantGRU, float_state_dict
+from quant_gru.torch_ops.on_import import register_with_torch
+
+if TYPE_CHECKING:
+    from quant_gru.analysis.operator_gain import operator_gain
+    from quant_gru.analysis.operator_sqnr import operator_sqnr
+    from quant_gru.config import (
+        OperatorConfig,
+        QuantConfig,
+        QuantGRUWarning,
+        default_config_path,
+    )
+    from quant_gru.conversion.convert import calibrate_model, convert_model
+    from quant_gru.modules.custom_gru import CustomGRU
+    from quant_gru.modules.frozen import FrozenQuantGRU
+    from quant_gru.modules.gru import QuantGRU, float_state_dict
 
 __version__ = "0.1.0"
 
@@ -35,3 +45,37 @@ __all__ = [
     "operator_gain",
     "operator_sqnr",
 ]
+
+# The module of each public name that is imported at its first use.
+_HOMES = {
+    "CustomGRU": "modules.custom_gru",
+    "FrozenQuantGRU": "modules.frozen",
+    "OperatorConfig": "config",
+    "QuantConfig": "config",
+    "QuantGRU": "modules.gru",
+    "QuantGRUWarning": "config",
+    "calibrate_model": "conversion.convert",
+    "convert_model": "conversion.convert",
+    "default_config_path": "config",
+    "float_state_dict": "modules.gru",
+    "operator_gain": "analysis.operator_gain",
+    "operator_sqnr": "analysis.operator_sqnr",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name or a subpackage (PEP 562)."""
+    if name in _HOMES:
+        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    if name[:1].isalpha() and find_spec(f"{__name__}.{name}") is not None:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+register_with_torch()

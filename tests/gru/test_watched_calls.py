@@ -86,6 +86,24 @@ def test_forward_of_the_instance_or_of_a_class_below(gru):
     assert gru(X) == "mine"
 
 
+@pytest.mark.parametrize("frozen", [False, True], ids=["quantized", "frozen"])
+def test_forward_that_is_assigned_to_the_class(gru, frozen, monkeypatch):
+    module = gru.freeze() if frozen else gru
+    for _ in range(2):
+        y, _ = module(X)
+    for owner in type(module).__mro__:
+        if "forward" in vars(owner) and owner.__module__.startswith("quant_gru"):
+            with monkeypatch.context() as patched:
+                patched.setattr(owner, "forward", lambda self, x: "mine")
+                assert module(X) == "mine"
+    forward = type(module).forward
+    with monkeypatch.context() as patched:
+        patched.setattr(type(module), "forward", lambda self, x: forward(self, 2 * x))
+        assert torch.equal(module(X)[0], module.forward(X)[0])
+        assert not torch.equal(module(X)[0], y)
+    assert torch.equal(module(X)[0], y)
+
+
 def test_modes_are_left(gru):
     y = gru(X)[0]
     gru.use_quantization = False

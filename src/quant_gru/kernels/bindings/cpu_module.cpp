@@ -278,6 +278,7 @@ void bind_cpu(nb::module_ &m) {
     m.def("multiply", &multiply);
     m.def("read_memory", &read_memory);
     m.def("variants", &variants, nb::arg("only_runnable") = true);
+    m.def("left_out", &left_out);
     // for tests
     m.def("set_thread_price", [](double price) { thread_price = price; });
     m.def("threads_started", [] { return threads_started.load(); });

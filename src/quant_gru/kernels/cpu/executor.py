@@ -40,6 +40,11 @@ def choices() -> list[str]:
     return list(_AVAILABLE)
 
 
+def left_out() -> list[str]:
+    """Return the instruction sets that this build lacks, because its compiler lacks their flags."""
+    return _native.left_out()
+
+
 def chosen() -> str:
     """Return the instruction set in use, or 'reference'.
 

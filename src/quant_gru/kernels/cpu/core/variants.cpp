@@ -1,5 +1,6 @@
 #include "cpu/core/variants.hpp"
 
+#include <sstream>
 #include <stdexcept>
 
 #if defined(QG_X86)
@@ -13,23 +14,32 @@
 #include <sys/auxv.h>
 #endif
 
+// Instruction sets that the build left out, separated by commas.
+#if !defined(QG_LEFT_OUT)
+#define QG_LEFT_OUT ""
+#endif
+
 namespace quant_gru {
 namespace {
 
 bool always() { return true; }
 
 #if defined(QG_X86)
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+[[maybe_unused]] bool has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
 
-bool has_avx512_vnni() {
+[[maybe_unused]] bool has_avx512_vnni() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni");
 }
 
-bool has_avx512_vbmi() { return has_avx512_vnni() && __builtin_cpu_supports("avx512vbmi"); }
+[[maybe_unused]] bool has_avx512_vbmi() {
+    return has_avx512_vnni() && __builtin_cpu_supports("avx512vbmi");
+}
 
-bool has_amx_int8() {
+[[maybe_unused]] bool has_amx_int8() {
 #if defined(QG_EMULATED_TILES)
     return has_avx512_vbmi();
 #elif defined(__linux__)
@@ -44,7 +54,7 @@ bool has_amx_int8() {
 #endif
 }
 
-bool has_avx_vnni() {
+[[maybe_unused]] bool has_avx_vnni() {
     // Some compilers do not know the name "avxvnni", so the bit is read directly.
     unsigned a, b, c, d;
     return has_avx2() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && a >= 1 &&
@@ -53,7 +63,7 @@ bool has_avx_vnni() {
 #endif
 
 #if defined(QG_NEON_DOT)
-bool has_neon_dot() {
+[[maybe_unused]] bool has_neon_dot() {
 #if defined(__linux__)
     return (getauxval(AT_HWCAP) >> 20 & 1) != 0;  // HWCAP_ASIMDDP
 #else
@@ -84,14 +94,26 @@ bool has_neon_dot() {
 
 const Variant kVariants[] = {
 #if defined(QG_X86)
+#if !defined(QG_WITHOUT_amx_int8)
     QG_VARIANT("amx-int8", amx_int8, has_amx_int8),
+#endif
+#if !defined(QG_WITHOUT_avx512_vbmi)
     QG_VARIANT("avx512-vbmi", avx512_vbmi, has_avx512_vbmi),
+#endif
+#if !defined(QG_WITHOUT_avx512_vnni)
     QG_VARIANT("avx512-vnni", avx512_vnni, has_avx512_vnni),
+#endif
+#if !defined(QG_WITHOUT_avx_vnni)
     QG_VARIANT("avx-vnni", avx_vnni, has_avx_vnni),
+#endif
+#if !defined(QG_WITHOUT_avx2)
     QG_VARIANT("avx2", avx2, has_avx2),
 #endif
+#endif
 #if defined(QG_NEON_DOT)
+#if !defined(QG_WITHOUT_neon_dot)
     QG_VARIANT("neon-dot", neon_dot, has_neon_dot),
+#endif
 #endif
     QG_VARIANT("portable", portable, always),
 };
@@ -102,6 +124,13 @@ std::vector<std::string> variants(bool only_runnable) {
     std::vector<std::string> names;
     for (const Variant &v : kVariants)
         if (!only_runnable || v.runs_here()) names.emplace_back(v.name);
+    return names;
+}
+
+std::vector<std::string> left_out() {
+    std::vector<std::string> names;
+    std::istringstream all(QG_LEFT_OUT);
+    for (std::string name; std::getline(all, name, ',');) names.push_back(name);
     return names;
 }
 

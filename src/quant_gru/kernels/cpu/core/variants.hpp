@@ -32,6 +32,9 @@ struct Variant {
 // Names of instruction sets, fastest first.
 std::vector<std::string> variants(bool only_runnable);
 
+// Names of instruction sets of this architecture that the compiler could not build.
+std::vector<std::string> left_out();
+
 // Throws std::invalid_argument if this machine does not support `name`.
 const Variant &variant_of(const std::string &name);
 

@@ -66,7 +66,7 @@ RUNTIME = ROOT.parent / "kernel_runtime"
 # The largest of each kind: figures that may only fall.
 LARGEST = {
     "files in a folder": 25,
-    "modules at the top of quant_gru": 4,
+    "modules at the top of quant_gru": 3,
     "lines of a Python file": 405,
     "lines of a Python function": 79,
     "lines of a CUDA file": 392,

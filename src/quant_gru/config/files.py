@@ -17,16 +17,24 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     Raises:
         ConfigError: The file cannot be read, is not UTF-8 or JSON, or has a duplicate key.
     """
+    return parse_json(read_bytes(path), f"(file {name_of(path)!r})")
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Return the contents of a file.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
     where = f"(file {name_of(path)!r})"
     try:
-        raw = Path(path).read_bytes()
+        return Path(path).read_bytes()
     except FileNotFoundError:
         raise ConfigError(f"Expected a file to exist, got none {where}") from None
     except IsADirectoryError:
         raise ConfigError(f"Expected a file, got a directory {where}") from None
     except OSError as error:
         raise ConfigError(f"Expected a readable file, got {error.strerror} {where}") from error
-    return parse_json(raw, where)
 
 
 def name_of(path: Any) -> str:

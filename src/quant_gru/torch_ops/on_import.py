@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
@@ -26,8 +25,8 @@ def register_with_torch() -> None:
         sys.meta_path.insert(0, _AfterTorch())
 
 
-class _AfterTorch(MetaPathFinder):
-    """Finds nothing itself; it lets the first import of torch end with the registration."""
+class _AfterTorch:
+    """A finder on `sys.meta_path` that lets the first import of torch end with the registration."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -36,7 +36,7 @@ def test_help_names_every_command() -> None:
 
 
 def test_python_m_quant_gru() -> None:
-    source = str(Path(__file__).parents[1] / "src")
+    source = str(Path(__file__).parents[2] / "src")
     result = subprocess.run(
         [sys.executable, "-m", "quant_gru", "config"],
         capture_output=True,

@@ -178,8 +178,10 @@ def diff(
     """
     with one_line_messages():
         from quant_gru.cli.differences import differences
-        from quant_gru.cli.files import read
+        from quant_gru.cli.files import STDIN, read
 
+        if first == second == STDIN:
+            raise QuantGRUError("Expected - (standard input) once, got it as both files")
         found = differences(read(first), read(second), (first, second))
         if found:
             typer.echo(found)

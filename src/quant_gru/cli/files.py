@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,31 +144,36 @@ def _entries_of_torch(source: Any, where: str) -> Iterator[tuple[str, str, bytes
 
     from quant_gru.parameters.document import is_plain
 
-    mapped = isinstance(source, str | os.PathLike)
-    try:
-        try:
-            data = torch.load(source, "cpu", weights_only=True, mmap=mapped)
-        except RuntimeError:
-            if not mapped:
-                raise
-            # files of before PyTorch 1.6 cannot be mapped
-            data = torch.load(source, "cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise ParameterError(
-            "Expected a file of tensors and plain values, got one with Python objects; save "
-            f"model.state_dict() instead ({where})"
-        ) from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ParameterError(
-            f"Expected a file that torch.load reads, got: {reason} ({where})"
-        ) from None
-    for key, value in _leaves(data):
+    for key, value in _leaves(_loaded(source, where)):
         kind = _kind_of(key)
         if kind and is_plain(value) and value.dtype == torch.uint8 and value.dim() == 1:
             raw = bytes(value.numpy())
             if raw.startswith(b"{"):
                 yield *kind, raw
+
+
+def _loaded(source: Any, where: str) -> Any:
+    """Return the contents of a file of torch.save, which may be damaged in any way."""
+    import torch
+
+    mapped = isinstance(source, str)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            try:
+                return torch.load(source, "cpu", weights_only=True, mmap=mapped)
+            except RuntimeError:
+                if not mapped:
+                    raise
+                # files of before PyTorch 1.6 cannot be mapped
+                return torch.load(source, "cpu", weights_only=True)
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            if isinstance(error, pickle.UnpicklingError) and "GLOBAL" in str(error):
+                reason = "Python objects in it; save model.state_dict() instead"
+            raise ParameterError(
+                f"Expected a file of tensors that torch.load reads, got: {reason} ({where})"
+            ) from None
 
 
 def _leaves(data: Any) -> Iterator[tuple[str, Any]]:

@@ -72,7 +72,7 @@ def _row(name: str, cell: QParams) -> tuple[str, ...]:
             return *row, "-", "-"
         return *row, str(quantizer.zero_point), scale_text(quantizer.scale)
     pinned = cell.pinned.get(name)
-    if pinned is not None and len(pinned) == 1:
+    if pinned is not None and len({*pinned}) == 1:
         return *row, "0", scale_text(pinned[0])
     source = "from the weights" if pinned is None else "set by hand"
     return *row, "0", f"per {operator.granularity}, {source}"

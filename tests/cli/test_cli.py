@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,11 @@ import torch
 from typer.testing import CliRunner, Result
 
 import quant_gru
-from quant_gru.cli import app
+from quant_gru.cli import app, facts
+from quant_gru.cli.app import Preset
+from quant_gru.cli.messages import one_line_messages
 from quant_gru.config import QuantConfig, default_config_path
+from quant_gru.kernels.cpu import executor
 from quant_gru.kernels.cuda.machine import SOURCES
 from quant_gru.kernels.dispatch import executor_name
 
@@ -31,8 +35,80 @@ def assert_one_line_error(result: Result, *parts: str) -> None:
 def test_help_names_every_command() -> None:
     result = run("--help")
     assert result.exit_code == 0
-    for command in ("demo", "info", "config", "check", "cache"):
+    for command in ("demo", "info", "config", "check", "diff", "cache"):
         assert command in result.stdout
+    assert "Exit codes: 0 success" in result.stdout
+    assert run("-h").stdout == result.stdout
+    for command in ("demo", "info", "config", "check", "diff", "cache"):
+        assert run(command, "-h").stdout == run(command, "--help").stdout
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"quant-gru {quant_gru.__version__}\n")
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_import_little(option: str) -> None:
+    heavy = "{'torch', 'numpy', 'pydantic', 'rich'}"
+    code = f"""
+import sys
+from quant_gru.cli import app
+try:
+    app([{option!r}])
+finally:
+    print("imported", *{heavy} & {{*sys.modules}})
+"""
+    source = str(Path(quant_gru.__file__).parents[1])
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": source},
+        check=True,
+    )
+    assert result.stdout.splitlines()[-1] == "imported"
+
+
+@pytest.mark.parametrize(
+    ("shell", "variables"),
+    [
+        ("bash", {"COMP_WORDS": "quant-gru config --preset int", "COMP_CWORD": "3"}),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "quant-gru config --preset int"}),
+        (
+            "fish",
+            {
+                "_TYPER_COMPLETE_ARGS": "quant-gru config --preset int",
+                "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+            },
+        ),
+    ],
+)
+def test_completion(shell: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**variables, "_QUANT_GRU_COMPLETE": f"complete_{shell}"}.items():
+        monkeypatch.setenv(name, value)
+    result = CliRunner().invoke(app, prog_name="quant-gru")
+    for preset in ("int8", "int8_wide", "int16"):
+        assert preset in result.stdout
+    assert "w8a16" not in result.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_QUANT_GRU_COMPLETE", f"source_{shell}")
+    result = CliRunner().invoke(app, prog_name="quant-gru")
+    assert result.exit_code == 0
+    assert f"_QUANT_GRU_COMPLETE=complete_{shell}" in result.stdout
+
+
+def test_warnings_are_one_clean_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        with one_line_messages():
+            warnings.warn("slow:\n  no compiler", quant_gru.QuantGRUWarning, stacklevel=1)
+        shown = warnings.showwarning
+    assert capsys.readouterr().err == "Warning: slow: no compiler\n"
+    assert warnings.showwarning is shown
 
 
 def test_python_m_quant_gru() -> None:
@@ -55,6 +131,54 @@ def test_info() -> None:
     assert list(lines) == ["quant-gru", "python", "torch", "threads", "executor", "choices", "gpu"]
     assert lines["torch"] == torch.__version__
     assert lines["executor"] == executor_name()
+
+
+def test_info_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quant_gru.cli.facts.left_out", lambda: ["avx-vnni", "amx-int8"])
+    found = json.loads(run("info", "--json").stdout)
+    assert found["quant_gru"] == quant_gru.__version__
+    assert found["executor"] == executor_name()
+    assert found["choices"][-1] == "reference"
+    assert found["left_out"] == ["avx-vnni", "amx-int8"]
+    assert set(found["gpu"]) == {"name", "architecture", "executor", "reason"}
+
+
+def test_info_names_instruction_sets_that_the_build_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not {*executor.left_out()} & {*executor.choices()}
+    monkeypatch.setattr("quant_gru.cli.facts.left_out", lambda: ["avx-vnni", "amx-int8"])
+    assert "\nleft out  avx-vnni, amx-int8 (" in run("info").stdout
+    monkeypatch.setattr(executor, "left_out", lambda: ["amx-int7"])
+    monkeypatch.setenv("QUANT_GRU_CPU", "amx-int7")
+    result = run("info")
+    assert result.exit_code == 2
+    assert "got 'amx-int7', which the compiler of this build did not know" in result.stderr
+
+
+def test_the_gpu_in_words() -> None:
+    gpu = {"name": "H", "architecture": "sm_90", "executor": "cuda", "reason": None}
+    assert facts._gpu_text(gpu) == "H, cuda"
+    assert facts._gpu_text(gpu | {"reason": "too old"}) == "H (sm_90), cuda: too old"
+    assert facts._gpu_text(gpu | {"name": None, "reason": "no device"}) == "none: no device"
+
+
+@pytest.mark.parametrize("preset", list(Preset))
+def test_presets(preset: Preset, tmp_path: Path) -> None:
+    expected = getattr(QuantConfig, preset.value)()
+    result = run("config", "--preset", preset.value)
+    assert QuantConfig.from_dict(json.loads(result.stdout)) == expected
+    target = tmp_path / "my.json"
+    assert run("config", "--preset", preset.value, "--write", target).exit_code == 0
+    assert QuantConfig.from_json(target) == expected
+    assert_one_line_error(run("config", "--preset", preset.value, "--write", target), "exists")
+    nowhere = tmp_path / "none" / "a.json"
+    assert_one_line_error(run("config", "--preset", preset.value, "--write", nowhere), "none")
+
+
+def test_an_unknown_preset() -> None:
+    result = run("config", "--preset", "int9")
+    assert result.exit_code == 2
+    assert "'int9'" in result.stderr
+    assert "int8_wide" in result.stderr
 
 
 def test_config_writes_a_copy_once(tmp_path: Path) -> None:

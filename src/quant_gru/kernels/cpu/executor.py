@@ -55,8 +55,9 @@ def chosen() -> str:
     if not wanted:
         return _AVAILABLE[0]
     if wanted not in _AVAILABLE:
+        known = ", which the compiler of this build did not know" if wanted in left_out() else ""
         raise QuantGRUError(
-            f"Expected {VARIABLE} to be one of {', '.join(_AVAILABLE)}, got {wanted!r}"
+            f"Expected {VARIABLE} to be one of {', '.join(_AVAILABLE)}, got {wanted!r}{known}"
         )
     return wanted
 

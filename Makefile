@@ -19,25 +19,28 @@ help:
 	@echo "make clean   remove .venv and build products"
 
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else f"quant-gru needs Python 3.10 or newer, got {sys.version.split()[0]}; try: make PYTHON=python3.12")'
-	rm -rf $(VENV)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else f"quant-gru needs Python 3.10 or newer, got {sys.version.split()[0]}; try: make PYTHON=python3.12")'
+	@echo "== Once, for a few minutes: installing the requirements in $(VENV), then compiling the kernels"
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ $(BUILT)
 
 # Installing the package compiles the kernels. They are compiled again when their sources change.
 $(BUILT): $(READY) $(KERNELS)
 	@if [ ! -e $@ ] || [ -n "$$(find $(KERNELS) -newer $@)" ]; then \
-		echo "compiling the kernels"; \
+		echo "== Compiling the kernels, because their sources changed: a minute or two"; \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . || exit 1; \
 	fi
 	@touch $@
 
 demo: $(BUILT)
-	$(BIN)/quant-gru demo
+	@echo "== Training, quantizing and comparing a GRU: about a minute"
+	@$(BIN)/quant-gru demo
 
 test: $(BUILT)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	@echo "== Running the tests on two cores: about ten minutes"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(BUILT)
 	$(BIN)/ruff check .

@@ -20,10 +20,11 @@ help:
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else f"quant-gru needs Python 3.10 or newer, got {sys.version.split()[0]}; try: make PYTHON=python3.12")'
-	@echo "== Once, for a few minutes: installing the requirements in $(VENV), then compiling the kernels"
+	@echo "== Once, for a few minutes: downloading the requirements, compiling the kernels, installing all in $(VENV)"
 	@rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@{ $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' || touch $(VENV)/.failed; } \
+		| grep --line-buffered -E '^ *(Downloading|Building editable|Installing)'; test ! -e $(VENV)/.failed
 	@touch $@ $(BUILT)
 
 # Installing the package compiles the kernels. They are compiled again when their sources change.

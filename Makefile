@@ -11,7 +11,7 @@ SANITIZED := build/sanitize
 
 .PHONY: help demo test lint format sanitize clean
 help:
-	@echo "make demo    train, quantize and compare a GRU on real data (about a minute)"
+	@echo "make demo    train, quantize and compare a GRU on real data (under a minute; the first time, some minutes)"
 	@echo "make test    run the tests"
 	@echo "make lint    run ruff and mypy"
 	@echo "make format  let ruff and clang-format rewrite the sources"
@@ -36,11 +36,11 @@ $(BUILT): $(READY) $(KERNELS)
 	@touch $@
 
 demo: $(BUILT)
-	@echo "== Training, quantizing and comparing a GRU: about a minute"
+	@echo "== Training, quantizing and comparing a GRU: under a minute"
 	@$(BIN)/quant-gru demo
 
 test: $(BUILT)
-	@echo "== Running the tests on two cores: about ten minutes"
+	@echo "== Running the tests on two cores: several minutes"
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(BUILT)

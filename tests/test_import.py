@@ -16,7 +16,7 @@ SOURCE = Path(quant_gru.__file__).parents[1]
 
 def fresh(code: str) -> str:
     """Run code in a new process, and return what it prints."""
-    path = f"import sys; sys.path.insert(0, {str(SOURCE)!r}); "
+    path = f"import sys; sys.path.insert(0, {str(SOURCE)!r})\n"
     return subprocess.run(
         [sys.executable, "-c", path + code], capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -33,14 +33,25 @@ def test_a_configuration_needs_no_torch() -> None:
     assert fresh(code) == "False"
 
 
-def test_operators_exist_in_either_order_of_imports() -> None:
+def test_operators_exist_once_torch_is_imported_after_the_package() -> None:
     """Programs of torch.export need them, and nothing else of the package."""
-    use = "print(torch.ops.quant_gru.forward)"
-    found = fresh(
-        f"import quant_gru; import torch; import inspect; {use}; inspect.getsource(torch)"
-    )
-    assert found == "quant_gru.forward"
-    assert fresh(f"import torch; import quant_gru; {use}") == "quant_gru.forward"
+    code = """
+import quant_gru, importlib.util, inspect
+assert importlib.util.find_spec("torch")  # as libraries do to see whether it is installed
+assert "torch" not in sys.modules
+import torch
+inspect.getsource(torch)
+assert not any("quant_gru" in str(type(finder)) for finder in sys.meta_path)
+print(torch.ops.quant_gru.forward)
+"""
+    assert fresh(code) == "quant_gru.forward"
+
+
+def test_operators_exist_if_torch_is_imported_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(on_import, "import_module", imported.append)
+    on_import.register_with_torch()
+    assert imported == ["quant_gru.torch_ops.operators"]
 
 
 def test_registration_waits_for_modules_that_are_partly_imported() -> None:

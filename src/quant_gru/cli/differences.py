@@ -10,7 +10,6 @@ from typing import Any
 from quant_gru.cli.files import Found
 from quant_gru.cli.tables import columns
 from quant_gru.config import QuantConfig
-from quant_gru.parameters.document import Parameters, to_document
 
 _ABSENT = object()
 
@@ -43,7 +42,7 @@ def _rows(name: str, a: Found | None, b: Found | None) -> Iterator[tuple[str, st
     if a is None or b is None:
         yield name or "(the whole file)", a.kind if a else "-", b.kind if b else "-"
         return
-    whole = isinstance(a.content, Parameters) and isinstance(b.content, Parameters)
+    whole = not any(isinstance(each.content, QuantConfig) for each in (a, b))
     left, right = (dict(_values(each, whole)) for each in (a, b))
     for key in {**left, **right}:
         x, y = left.get(key, _ABSENT), right.get(key, _ABSENT)
@@ -52,11 +51,13 @@ def _rows(name: str, a: Found | None, b: Found | None) -> Iterator[tuple[str, st
 
 
 def _values(found: Found, whole: bool) -> Iterator[tuple[str, Any]]:
-    """Yield place and value of everything in a document."""
-    if not whole:
+    """Yield place and value of everything in a document; of its configuration if not `whole`."""
+    content = found.content
+    if not whole or isinstance(content, QuantConfig):
         yield from _leaves(_plain(found.config))
         return
-    content: Parameters = found.content
+    from quant_gru.parameters.document import to_document
+
     document = to_document(content.shape, content.config, content.cells)
     yield from _leaves(document["gru"])
     yield from _leaves(_plain(content.config))

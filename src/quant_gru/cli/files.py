@@ -14,11 +14,14 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quant_gru._errors import ParameterError, QuantGRUError
 from quant_gru.config import QuantConfig
 from quant_gru.config.files import name_of, parse_json, read_bytes
+
+if TYPE_CHECKING:
+    from quant_gru.parameters.document import Parameters
 
 STDIN = "-"
 _KEYS = ("quantization", "plan")
@@ -34,18 +37,17 @@ class Found:
     Attributes:
         name: Where it is in its file, such as "encoder.gru"; empty if it is the whole file.
         kind: The kind of file or module, for messages.
-        content: A QuantConfig, or `quant_gru.parameters.document.Parameters`.
+        content: The configuration, or the parameters.
     """
 
     name: str
     kind: str
-    content: Any
+    content: QuantConfig | Parameters
 
     @property
     def config(self) -> QuantConfig:
         """The configuration, also of parameters."""
-        found: QuantConfig = getattr(self.content, "config", self.content)
-        return found
+        return self.content if isinstance(self.content, QuantConfig) else self.content.config
 
 
 def read(file: str, verbose: bool = False) -> list[Found]:

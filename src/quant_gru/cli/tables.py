@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from quant_gru.cli.files import STDIN, Found
 from quant_gru.config import ACTIVATIONS, OperatorConfig, QuantConfig
-from quant_gru.integer.qparams import QParams
-from quant_gru.parameters.checks import exponent_of
-from quant_gru.parameters.document import Parameters
+
+if TYPE_CHECKING:
+    from quant_gru.integer.qparams import QParams
 
 
 def describe(file: str, found: Found) -> str:
@@ -16,7 +17,7 @@ def describe(file: str, found: Found) -> str:
     place = "standard input" if file == STDIN else file
     if found.name:
         place += f": {found.name}"
-    if not isinstance(found.content, Parameters):
+    if isinstance(found.content, QuantConfig):
         return f"{place}: {found.kind}, {_summary(found.config)}"
     shape = found.content.shape
     sizes = f"GRU({shape.input_size}, {shape.hidden_size}, num_layers={shape.num_layers}"
@@ -26,7 +27,7 @@ def describe(file: str, found: Found) -> str:
 
 def operator_tables(found: Found) -> Iterator[str]:
     """Yield the table of a configuration, or of each layer and direction of parameters."""
-    if not isinstance(found.content, Parameters):
+    if isinstance(found.content, QuantConfig):
         rows = [
             (name, *_codes(op), "yes" if op.is_symmetric else "no", op.granularity or "-")
             for name, op in found.config.operators.items()
@@ -52,6 +53,8 @@ def columns(rows: Sequence[Sequence[object]]) -> str:
 
 def scale_text(scale: float) -> str:
     """Return a scale as a power of two where it is one."""
+    from quant_gru.parameters.checks import exponent_of
+
     exponent = exponent_of(scale)
     return f"{scale:.9g}" if exponent is None else f"2^{-exponent}"
 

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType
 
 _PACKAGE = __name__.partition(".")[0]
@@ -34,16 +33,19 @@ class _AfterTorch:
         """Return the spec of torch, with the registration added; None for other modules."""
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((each for each in found if each is not None), None)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def execute_and_register(module: ModuleType) -> None:
             execute(module)
+            sys.meta_path.remove(self)
             _register()
 
+        # the loader itself stays, because others ask it for sources and resources
         spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec
 

@@ -107,12 +107,20 @@ def test_a_document_in_the_metadata(tmp_path: Path, parameters: Path) -> None:
     metadata = {"format": "pt", "quant_gru": json.dumps(document)}
     safetensors.torch.save_file({"W_l0": torch.zeros(3)}, path, metadata)
     result = run("check", path)
-    assert result.stdout.startswith(f"{path}: metadata quant_gru: FrozenQuantGRU of a GRU(3, 4")
+    assert result.stdout.startswith(f"{path}: FrozenQuantGRU of a GRU(3, 4")
 
     document["cells"][0]["operators"]["input.x"]["scale"] = 0.75
     metadata["quant_gru"] = json.dumps(document)
     safetensors.torch.save_file({"W_l0": torch.zeros(3)}, path, metadata)
     assert "power of two" in error_of("check", path)
+
+
+@pytest.mark.parametrize("size", range(0, 256, 8))
+def test_safetensors_of_any_header_size(tmp_path: Path, parameters: Path, size: int) -> None:
+    """The first byte of the file, the low one of the size, may be that of a pickle."""
+    metadata = {"document": parameters.read_text(), "padding": size * " "}
+    safetensors.torch.save_file({"W_l0": torch.zeros(3)}, tmp_path / "a", metadata)
+    assert len(files.read(str(tmp_path / "a"))) == 1
 
 
 def error_of(*arguments: object, stdin: bytes | None = None) -> str:

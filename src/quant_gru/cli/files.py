@@ -66,11 +66,12 @@ def read(file: str, verbose: bool = False) -> list[Found]:
     # a pipe can be read once only
     raw = None if is_regular else _read_once(file)
     first = _first_bytes(file) if raw is None else raw[:9]
-    if first[:4] == _ZIP or first[:1] == _PICKLE:
-        return _some(_entries_of_torch(file if raw is None else io.BytesIO(raw), where), where)
+    # first, because the size at the start of a safetensors file may look like that of a pickle
     if first[8:] == b"{" and int.from_bytes(first[:8], "little") <= _LARGEST_HEADER:
         with open(file, "rb") if raw is None else io.BytesIO(raw) as stream:
             return _some(_entries_of_safetensors(stream, where), where)
+    if first[:4] == _ZIP or first[:1] == _PICKLE:
+        return _some(_entries_of_torch(file if raw is None else io.BytesIO(raw), where), where)
     return [_json_document(read_bytes(file) if raw is None else raw, file, where, verbose)]
 
 
@@ -107,10 +108,10 @@ def _json_document(raw: bytes, file: str, where: str, verbose: bool) -> Found:
 
 
 def _some(entries: Iterator[tuple[str, str, bytes]], where: str) -> list[Found]:
-    found = [
-        _parameters(name, kind, parse_json(raw, f"({name!r}, {where})"), f"{name!r}, {where}")
-        for name, kind, raw in entries
-    ]
+    found = []
+    for name, kind, raw in entries:
+        place = f"{name!r}, {where}" if name else where
+        found.append(_parameters(name, kind, parse_json(raw, f"({place})"), place))
     if not found:
         raise ParameterError(
             f"Expected the quantization of a calibrated QuantGRU (an entry 'quantization') or of a "
@@ -208,9 +209,9 @@ def _entries_of_safetensors(
         raise ParameterError(f"Expected a header of {size} bytes, got {len(raw)} ({where})")
     header = parse_json(raw, f"(header, {where})")
     metadata = header.pop("__metadata__", None)
-    for key, text in metadata.items() if isinstance(metadata, dict) else ():
+    for text in metadata.values() if isinstance(metadata, dict) else ():
         if isinstance(text, str) and _is_document(text):
-            yield f"metadata {key}", "FrozenQuantGRU", text.encode()
+            yield "", "FrozenQuantGRU", text.encode()
     for key, entry in header.items():
         kind = _kind_of(key)
         if kind and isinstance(entry, dict) and entry.get("dtype") == "U8":

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quant_gru.demo.spoken import load_recordings
 
 RATE = 8000  # samples per second of synthetic voices
 LEVEL = 0.05  # root mean square of a clip, before its random gain
-TALKERS = 4  # voices in babble
+TALKERS = 6  # voices in babble
 
 # Three formants of each vowel in Hz, rounded from Peterson and Barney, JASA, 1952.
 FORMANTS = {
@@ -65,6 +65,14 @@ def synthetic_voices(speakers: int, takes: int) -> Voices:
         pitch, tract = 90.0 * 2.5**place, 0.9 + 0.3 * (speaker * 0.382 % 1.0)
         words.append([_word(w, pitch, tract, generator) for _ in range(takes) for w in WORDS])
     return Voices("synthetic voices", words, RATE)
+
+
+def at_speed(words: list[Tensor], factor: float) -> list[Tensor]:
+    """The words `factor` times as fast, at a pitch as much higher: another speaker, almost."""
+    return [
+        nn.functional.interpolate(word[None, None], scale_factor=1 / factor, mode="linear")[0, 0]
+        for word in words
+    ]
 
 
 def _word(letters: str, pitch: float, tract: float, generator: torch.Generator) -> Tensor:
@@ -121,14 +129,24 @@ class NoisySpeech:
         words: Of each speaker, the words.
         count: Clips of clean speech to keep; each draw chooses among them.
         samples: Length of a clip.
-        seed: Of everything.
+        seed: Of the clips; `reset` begins the draws again.
     """
 
     def __init__(self, words: list[list[Tensor]], count: int, samples: int, seed: int) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator, self.seed = torch.Generator().manual_seed(seed), seed
         each = -(-count // len(words))
         parts = [clips_of(own, each, samples, self.generator) for own in words]
         self.clips = torch.stack(parts, 1).flatten(0, 1)[:count]  # speakers take turns
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin again: the draws that follow are those that followed the last reset."""
+        self.generator.manual_seed(self.seed)
+
+    def batch(self, size: int) -> tuple[Tensor, Tensor]:
+        """Clean and noisy samples (size, samples) of random clips at -5 to 15 dB."""
+        index = torch.randint(len(self.clips), (size,), generator=self.generator)
+        return self.draw(index, 20 * torch.rand(size, generator=self.generator) - 5)
 
     def draw(self, index: Tensor, snr: Tensor) -> tuple[Tensor, Tensor]:
         """Mix clips with noise: those at even places of `index` with babble of the other clips.

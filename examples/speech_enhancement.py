@@ -3,28 +3,29 @@
     python examples/speech_enhancement.py --data spoken_digits.npz
     python examples/speech_enhancement.py            # synthetic voices, nothing to download
 
-The GRU sees the log-magnitudes of one frame after the other and gives a mask for each. It is trained
-in float, quantized after training with each of MODELS, and trained on in integers. Speakers of the
-test are not in the training, and its noise is new. All training minimizes -SI-SDR.
+The GRU sees the log-magnitudes of one frame after the other; a linear layer makes a mask of each of
+its outputs. The model is trained in float, quantized with each of CONFIGS, and trained on in
+integers. Test speakers are not in the training set, and test noise is new. The loss is -SI-SDR.
 
-Columns: the mean improvement of SI-SDR over all test clips in dB and its standard error, the same
-of clips with babble and with coloured noise, and the bytes of the GRU's weights and biases.
+Columns: the mean gain in SI-SDR over all test clips, over those with babble and over those with
+coloured noise; the gain less that of the float model trained for as long, clip by clip, with its
+standard error; bytes of the GRU's weights and biases.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import sys
 import time
-import wave
 from pathlib import Path
 
 import torch
-from noisy_speech import NoisySpeech, Voices, recorded_voices, synthetic_voices
+from noisy_speech import NoisySpeech, Voices, at_speed, recorded_voices, synthetic_voices
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from spectrograms import write_spectrograms
+from sound_output import write_spectrograms, write_wav
 from torch import Tensor, nn
 
 from quant_gru import QuantConfig, QuantGRU, calibrate_model, convert_model
@@ -34,17 +35,20 @@ from quant_gru.demo.output import OutputFolder
 
 BATCH = 32
 TEST_SPEAKERS = 2
+SPEEDS = (0.85, 1.0, 1.15)  # of the speakers of training: three voices each
 TEST_SNR = (0.0, 5.0, 10.0)  # dB
 RATE, FURTHER_RATE = 3e-3, 1e-3  # highest learning rates
 
 INT8 = QuantConfig.int8()
-MODELS = {
+CONFIGS = {
     "int8": INT8,
     "int8_wide": QuantConfig.int8_wide(),
     "w8a16": QuantConfig.w8a16(),
     "int4 weights": INT8.replace("weight.W", bitwidth=4).replace("weight.R", bitwidth=4),
+    "int2 weights": INT8.replace("weight.W", bitwidth=2).replace("weight.R", bitwidth=2),
 }
-TRAINED = ("int8", "int4 weights")  # in integers, too
+TRAINED = ("int8", "int2 weights")  # in integers, too
+BASELINE = "float, longer"
 
 
 class Denoiser(nn.Module):
@@ -116,7 +120,7 @@ class StreamingDenoiser:
 
 
 def si_sdr(estimate: Tensor, clean: Tensor) -> Tensor:
-    """Scale-invariant signal over distortion (N,) in dB of samples (N, S) (Le Roux et al., 2019)."""
+    """SI-SDR (N,) in dB of samples (N, S) (Le Roux et al., ICASSP, 2019)."""
     scale = (estimate * clean).sum(1, keepdim=True) / clean.square().sum(1, keepdim=True)
     target = scale * clean
     return 10 * torch.log10(target.square().sum(1) / (estimate - target).square().sum(1))
@@ -124,13 +128,13 @@ def si_sdr(estimate: Tensor, clean: Tensor) -> Tensor:
 
 def fit(model: Denoiser, data: NoisySpeech, epochs: int, rate: float) -> Denoiser:
     """Train a model in place: Adam, one-cycle learning rate, clipped gradients."""
+    data.reset()  # every training of as many epochs sees the same data
     steps = epochs * (len(data.clips) // BATCH)
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=max(steps, 2))
     model.train()
     for _ in range(steps):
-        index = torch.randint(len(data.clips), (BATCH,), generator=data.generator)
-        clean, noisy = data.draw(index, 20 * torch.rand(BATCH, generator=data.generator) - 5)
+        clean, noisy = data.batch(BATCH)
         loss = -si_sdr(model(noisy), clean).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -167,87 +171,74 @@ class Test:
     """
 
     def __init__(self, data: NoisySpeech) -> None:
-        count = len(data.clips)
-        snr = torch.tensor(TEST_SNR).repeat_interleave(2).repeat(-(-count // 6))[:count]
-        self.clean, self.noisy = data.draw(torch.arange(count), snr)
+        index = torch.arange(len(data.clips))
+        snr = torch.tensor(TEST_SNR)[index // 2 % len(TEST_SNR)]
+        self.clean, self.noisy = data.draw(index, snr)
         self.before = si_sdr(self.noisy, self.clean)
-        title = f"Test: {count} clips of unknown speakers, SI-SDR {self.before.mean():.1f} dB"
-        self.table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-        self.table.add_column("GRU", no_wrap=True)
-        for column in ("improvement of SI-SDR", "babble", "coloured noise", "GRU weights"):
+        self.gains: dict[str, Tensor] = {}  # of each model, dB for each clip
+        title = f"{len(index)} test clips, SI-SDR {self.before.mean():.1f} dB before; gains in dB"
+        self.table = Table("GRU", box=box.SIMPLE_HEAD, title=title, title_justify="left")
+        for column in ("gain", "in babble", "in coloured noise", f"against {BASELINE}", "bytes"):
             self.table.add_column(column, justify="right")
 
     @torch.no_grad()
-    def add(self, name: str, model: Denoiser) -> Tensor:
-        """Add a row; returns the improvement of each clip in dB, (N,)."""
-        better = si_sdr(model(self.noisy), self.clean) - self.before
-        error = better.std() / len(better) ** 0.5
-        size = sum(4 * p.numel() for p in model.gru.parameters())
+    def add(self, name: str, model: Denoiser) -> None:
+        """Add the row of a model."""
+        gain = si_sdr(model(self.noisy), self.clean) - self.before
+        self.gains[name] = gain
+        against, size = "", sum(4 * p.numel() for p in model.gru.parameters())
         if isinstance(model.gru, QuantGRU):
-            size = weight_bytes(model.gru)
-        self.table.add_row(
-            name,
-            f"{better.mean():.2f} ± {error:.2f} dB",
-            *(f"{part.mean():.2f} dB" for part in (better[0::2], better[1::2])),
-            f"{size:,} B",
-        )
-        return better
-
-
-def write_wav(path: Path, samples: Tensor, rate: int) -> None:
-    """Write samples (S,) in [-1, 1] with 16 bits."""
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        file.writeframes((samples.clamp(-1, 1) * 32767).short().numpy().tobytes())
+            change, size = gain - self.gains[BASELINE], weight_bytes(model.gru)
+            against = f"{change.mean():+.2f} ± {change.std() / len(gain) ** 0.5:.2f}"
+        means = (f"{part.mean():.2f}" for part in (gain, gain[0::2], gain[1::2]))
+        self.table.add_row(name, *means, against, f"{size:,}")
 
 
 def enhance(voices: Voices, options: argparse.Namespace, folder: Path, console: Console) -> None:
     """Train, quantize, train on, compare, stream, and write a clip before and after."""
     torch.manual_seed(0)
     hop = round(0.016 * voices.rate)
-    clips, length, hidden = (64, 40, 32) if options.quick else (512, 125, 128)
-    training = NoisySpeech(voices.words[:-TEST_SPEAKERS], clips, length * hop, seed=1)
-    test = Test(NoisySpeech(voices.words[-TEST_SPEAKERS:], clips // 4, length * hop, seed=2))
-    quiet = training.draw(torch.arange(clips), torch.full((clips,), 5.0))[1]
+    clips, length, hidden = (64, 40, 32) if options.quick else (1536, 125, 128)
+    known, unknown = voices.words[:-TEST_SPEAKERS], voices.words[-TEST_SPEAKERS:]
+    words = [at_speed(own, speed) for own in known for speed in SPEEDS]
+    training = NoisySpeech(words, clips, length * hop, seed=1)
+    test = Test(NoisySpeech(unknown, clips // 8, length * hop, seed=2))
+    batches = [training.batch(BATCH)[1] for _ in range(8)]  # for statistics and calibration
 
     model = Denoiser(hop, hidden)
-    _, features = model.analyse(model.frames(quiet))
+    _, features = model.analyse(model.frames(torch.cat(batches)))
     model.mean.copy_(features.mean((0, 1)))
     model.deviation.copy_(features.std((0, 1)))
     further = -(-options.epochs // 3)
-    console.print(f"training in float, {options.epochs} epochs")
+    console.print(f"training in float: {options.epochs} epochs, and {further} more")
     fit(model, training, options.epochs, RATE)
     longer = fit(copy.deepcopy(model), training, further, FURTHER_RATE)
     test.add("float", model)
-    test.add("float, longer", longer)
-
-    batches = quiet.split(BATCH)[:8]
-    for name, config in MODELS.items():
+    test.add(BASELINE, longer)
+    for name, config in CONFIGS.items():
         after = calibrate_model(convert_model(longer, config), batches, progress=False)
         test.add(f"{name} after", after)
         if name in TRAINED:
-            console.print(f"training in integers ({name}), {further} epochs")
+            console.print(f"training in integers, {name}: {further} epochs")
             trained = calibrate_model(convert_model(model, config), batches, progress=False)
-            better = test.add(f"{name} trained", fit(trained, training, further, FURTHER_RATE))
-            if name == "int8":
-                best, gains = trained, better
+            test.add(f"{name} trained", fit(trained, training, further, FURTHER_RATE))
+        if name == "int8":
+            chosen = trained
     console.print(test.table)
 
-    chosen = int(gains.argsort()[len(gains) // 2])  # neither the best nor the worst clip
-    noisy, clean = test.noisy[chosen : chosen + 1], test.clean[chosen]
-    denoised, seconds = stream(best, noisy)
+    gain = test.gains["int8 trained"]
+    clip = int(gain.argsort()[len(gain) // 2])  # neither the best nor the worst
+    denoised, seconds = stream(chosen, test.noisy[clip : clip + 1])
     console.print(
-        f"Streamed hop by hop, the GRU gives the bits of the whole clip; "
-        f"{1e6 * seconds:.0f} us for each {1e3 * hop / voices.rate:.0f} ms."
+        f"Streamed hop by hop, the GRU gives the bits of the whole clip; a hop of "
+        f"{1e3 * hop / voices.rate:.0f} ms takes {1e6 * seconds:.0f} us."
     )
-    panels = {"noisy": noisy[0], "int8, streamed": denoised[0], "clean": clean}
+    panels = {"noisy": test.noisy[clip], "denoised": denoised[0], "clean": test.clean[clip]}
     write_spectrograms(folder / "spectrograms.svg", panels, voices.rate)
     for name, samples in panels.items():
-        write_wav(folder / f"{name.partition(',')[0]}.wav", samples, voices.rate)
-    best.gru.export_quant_params(folder / "gru_int8.json")
-    torch.save(best.state_dict(), folder / "denoiser_int8.pt")
+        write_wav(folder / f"{name}.wav", samples, voices.rate)
+    torch.save(chosen.state_dict(), folder / "denoiser_int8.pt")
+    chosen.gru.export_quant_params(folder / "gru_int8.json")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -259,16 +250,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="a few seconds, little learned")
     options = parser.parse_args(arguments)
     if options.epochs is None:
-        options.epochs = 1 if options.quick else 40
+        options.epochs = 1 if options.quick else 15
     try:
         folder = OutputFolder.prepare(options.output).path
         voices = recorded_voices(options.data) if options.data else synthetic_voices(6, 10)
     except DataError as error:
         raise SystemExit(str(error)) from None
-    started, console = time.perf_counter(), Console()
+    if len(voices.words) <= TEST_SPEAKERS:
+        raise SystemExit(
+            f"Expected at least 3 speakers, got {len(voices.words)} ('{options.data}')"
+        )
+    started, console = time.perf_counter(), Console(width=None if sys.stdout.isatty() else 100)
     console.print(f"{voices.name}: {len(voices.words)} speakers, {TEST_SPEAKERS} of them for test")
     enhance(voices, options, folder, console)
-    console.print(f"{folder}: spectrograms.svg, wav files, denoiser_int8.pt, gru_int8.json")
+    console.print(f"{folder}: spectrograms.svg, three wav files, denoiser_int8.pt, gru_int8.json")
     console.print(f"{time.perf_counter() - started:.0f} s, torch {torch.__version__}")
 
 

@@ -1,9 +1,10 @@
-"""Spectrograms as one SVG, without a plotting library."""
+"""Spectrograms as one SVG, and sound files, with the standard library alone."""
 
 from __future__ import annotations
 
 import base64
 import struct
+import wave
 import zlib
 from pathlib import Path
 
@@ -40,8 +41,7 @@ def write_spectrograms(path: Path, panels: dict[str, Tensor], rate: int) -> None
             f'<text x="{LEFT - 4}" y="{y + HEIGHT}" text-anchor="end">0</text>'
         )
         y += HEIGHT + TOP
-    half_seconds = int(2 * seconds) + 1
-    for mark in range(half_seconds):
+    for mark in range(int(2 * seconds) + 1):
         x = LEFT + WIDTH * mark / 2 / seconds
         parts.append(f'<text x="{x:.0f}" y="{y - 8}" text-anchor="middle">{mark / 2:g} s</text>')
     path.write_text(
@@ -50,6 +50,15 @@ def write_spectrograms(path: Path, panels: dict[str, Tensor], rate: int) -> None
         f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>\n',
         encoding="utf-8",
     )
+
+
+def write_wav(path: Path, samples: Tensor, rate: int) -> None:
+    """Write samples (S,) in [-1, 1] with 16 bits."""
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((samples.clamp(-1, 1) * 32767).short().numpy().tobytes())
 
 
 def _decibel(samples: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Noisy speech for speech_enhancement.py: voices, coloured noise and babble.
+"""Noisy speech for speech_enhancement.py: voices, coloured noise, babble, and SI-SDR.
 
 Voices are recordings of spoken digits (docs/demo.md says how to make the npz). Without a file they
 are synthesized: harmonics of a gliding pitch under three moving formants, and bursts of noise.
@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from quant_gru.demo.errors import DataError
 from quant_gru.demo.spoken import load_recordings
 
 RATE = 8000  # samples per second of synthetic voices
@@ -47,13 +48,16 @@ class Voices:
 
 
 def recorded_voices(path: Path) -> Voices:
-    """Read a spoken-digits npz; a DataError names what is wrong with it."""
+    """Read a spoken-digits npz of at least three speakers; a DataError names what is wrong."""
     data = load_recordings(path)
     words: list[list[Tensor]] = [[] for _ in data.speaker_names]
     for i, speaker in enumerate(data.speaker):
         samples = data.samples[data.offsets[i] : data.offsets[i + 1]]
         words[speaker].append(torch.from_numpy(samples / 32768.0).float())
-    return Voices(f"spoken digits ({path.name})", [w for w in words if w], data.sample_rate)
+    words = [own for own in words if own]
+    if len(words) < 3:
+        raise DataError(f"Expected at least 3 speakers in '{path}', got {len(words)}")
+    return Voices(f"spoken digits ({path.name})", words, data.sample_rate)
 
 
 def synthetic_voices(speakers: int, takes: int) -> Voices:
@@ -129,19 +133,14 @@ class NoisySpeech:
         words: Of each speaker, the words.
         count: Clips of clean speech to keep; each draw chooses among them.
         samples: Length of a clip.
-        seed: Of the clips; `reset` begins the draws again.
+        seed: Of the clips, and of the draws.
     """
 
     def __init__(self, words: list[list[Tensor]], count: int, samples: int, seed: int) -> None:
-        self.generator, self.seed = torch.Generator().manual_seed(seed), seed
+        self.generator = torch.Generator().manual_seed(seed)
         each = -(-count // len(words))
         parts = [clips_of(own, each, samples, self.generator) for own in words]
         self.clips = torch.stack(parts, 1).flatten(0, 1)[:count]  # speakers take turns
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin again: the draws that follow are those that followed the last reset."""
-        self.generator.manual_seed(self.seed)
 
     def batch(self, size: int) -> tuple[Tensor, Tensor]:
         """Clean and noisy samples (size, samples) of random clips at -5 to 15 dB."""
@@ -165,6 +164,13 @@ class NoisySpeech:
         noise = torch.where(torch.arange(len(index))[:, None] % 2 == 0, babble, noise)
         gain = 10 ** (0.6 * torch.rand(len(index), 1, generator=self.generator) - 0.3)  # +-6 dB
         return gain * clean, gain * (clean + noise * 10 ** (-snr[:, None] / 20))
+
+
+def si_sdr(estimate: Tensor, clean: Tensor) -> Tensor:
+    """SI-SDR (N,) in dB of samples (N, S) (Le Roux et al., ICASSP, 2019)."""
+    scale = (estimate * clean).sum(1, keepdim=True) / clean.square().sum(1, keepdim=True)
+    target = scale * clean
+    return 10 * torch.log10(target.square().sum(1) / (estimate - target).square().sum(1))
 
 
 def _at_level(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-WIDTH, HEIGHT, LEFT, TOP = 720, 150, 50, 24
+WIDTH, HEIGHT, LEFT, TOP = 753, 258, 50, 24  # two pixels for each of 129 bins
 FLOOR = -60.0  # dB below the loudest point
 # Black, purple, red, orange, white: lightness rises evenly.
 COLOURS = torch.tensor([[0, 0, 4], [81, 18, 124], [183, 55, 121], [252, 137, 97], [252, 253, 191]])

@@ -9,7 +9,9 @@ from quant_gru.config import (
     QuantGRUWarning,
     default_config_path,
 )
-from quant_gru.conversion.convert import calibrate_model, convert_model
+from quant_gru.conversion.calibrate import calibrate_model
+from quant_gru.conversion.convert import convert_model
+from quant_gru.modules.cell import FrozenQuantGRUCell, QuantGRUCell
 from quant_gru.modules.custom_gru import CustomGRU
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU, float_state_dict
@@ -21,10 +23,12 @@ __all__ = [
     "ConfigError",
     "CustomGRU",
     "FrozenQuantGRU",
+    "FrozenQuantGRUCell",
     "OperatorConfig",
     "ParameterError",
     "QuantConfig",
     "QuantGRU",
+    "QuantGRUCell",
     "QuantGRUError",
     "QuantGRUWarning",
     "__version__",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterable
+from types import EllipsisType
 from typing import Any
 
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import CalibrationError, ConfigError
+from quant_gru.calibration.batches import gru_batches
 from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, QuantGRUWarning, canonical_name
 from quant_gru.config.notes import caller_stacklevel
 from quant_gru.kernels.dispatch import load
@@ -51,14 +54,29 @@ class CalibrationMethods(ModuleWeights):
         """Return whether scales exist."""
         return self._state.scales is not None
 
-    def calibrate(self, data: Tensor | PackedSequence, hx: Tensor | None = None) -> None:
-        """Collect statistics of one batch; `finalize_calibration` converts them to scales.
+    def calibrate(
+        self, data: Tensor | PackedSequence | Iterable[Any], hx: Tensor | None = None
+    ) -> None:
+        """Collect statistics of data; `finalize_calibration` converts them to scales.
 
         Args:
-            data: Like the input of `forward`.
-            hx: As for `forward`.
+            data: Like the input of `forward`; or batches, such as a DataLoader, of inputs, of
+                tuples or lists whose first item is the input, or of dicts with 'input' and
+                optionally 'hx'. Batches are moved to the device of the GRU.
+            hx: As for `forward`, with a single input.
+
+        Raises:
+            CalibrationError: `data` is neither, or there are scales already.
         """
-        self._collect(data, hx)
+        if isinstance(data, Tensor | PackedSequence):
+            self._collect(data, hx)
+            return
+        if hx is not None:
+            raise CalibrationError(
+                f"Expected hx with a tensor or a PackedSequence, got {type(data).__name__}"
+            )
+        for input, state in gru_batches(data, self._weight.device):
+            self._collect(input, state)
 
     def _collect(self, input: Tensor | PackedSequence, hx: Tensor | None) -> None:
         self._state.collect(self._normalize(input, hx), self._float_weights())
@@ -176,7 +194,7 @@ class CalibrationMethods(ModuleWeights):
     def adjust_quant_config(
         self,
         name: str,
-        bitwidth: int | None = None,
+        bitwidth: int | EllipsisType | None = ...,
         is_symmetric: bool | None = None,
         is_unsigned: bool | None = None,
         scale: float | None = None,
@@ -195,7 +213,7 @@ class CalibrationMethods(ModuleWeights):
 
         Args:
             name: Full or short name.
-            bitwidth: New width, 1..32.
+            bitwidth: New width, 1..32; None to fuse a product, as `fused` does; `...` to leave it.
             is_symmetric: Whether the zero point is 0.
             is_unsigned: Whether codes are unsigned.
             scale: New scale. For a weight, one number or one per tensor, gate or channel; its
@@ -211,7 +229,9 @@ class CalibrationMethods(ModuleWeights):
             ConfigError: A rule is broken; nothing has changed then.
         """
         name = canonical_name(name)
-        change = Change(bitwidth, is_symmetric, is_unsigned, scale, exp2_inv, zero_point, fused)
+        bits = None if isinstance(bitwidth, EllipsisType) else bitwidth
+        fused = fused or bitwidth is None
+        change = Change(bits, is_symmetric, is_unsigned, scale, exp2_inv, zero_point, fused)
         cells = [
             (at, direction)
             for at in range(self.num_layers)

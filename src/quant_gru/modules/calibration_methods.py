@@ -26,6 +26,8 @@ class CalibrationMethods(ModuleWeights):
     """The part of a QuantGRU that creates, reports and changes scales."""
 
     use_quantization: bool
+    # whether scales were loaded in float mode and have not been used since
+    _scales_unused = False
 
     @property
     def config(self) -> QuantConfig:
@@ -110,6 +112,7 @@ class CalibrationMethods(ModuleWeights):
 
     def _finalized(self) -> None:
         """Ensure that scales exist: finalize pending statistics, with a single warning."""
+        self._scales_unused = False
         if self._state.scales is None:
             if not self._state.has_statistics:
                 raise CalibrationError(

@@ -72,6 +72,8 @@ class Calls(Checkpoints):
             self._collect(input, hx)
             return output
         if not self.use_quantization:
+            if self._scales_unused:
+                self._warn_of_unused_scales()
             if self._is_plain(zoneout_mask):
                 return super().forward(input, hx)
             return self._forward_float(input, hx, zoneout_mask)

@@ -140,6 +140,8 @@ class QuantGRUCell(QuantGRU, torch.nn.GRUCell):
             output = torch.nn.GRUCell.forward(self, input, hx)
             if self.calibrating:
                 self._collect(input, hx)
+            elif self._scales_unused:
+                self._warn_of_unused_scales()
             return output
         y, _ = super().forward(*_as_sequence(input, hx))
         return y[0] if input.dim() == 2 else y[0, 0]

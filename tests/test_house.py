@@ -29,7 +29,11 @@ PUBLIC = {
     "calibrate_model",
     "convert_model",
     "default_config_path",
+    "export_model_params",
     "float_state_dict",
+    "freeze_model",
+    "load_frozen",
+    "load_model_params",
     "operator_gain",
     "operator_sqnr",
 }

@@ -11,6 +11,8 @@ from quant_gru.config import (
 )
 from quant_gru.conversion.calibrate import calibrate_model
 from quant_gru.conversion.convert import convert_model
+from quant_gru.conversion.frozen_models import freeze_model, load_frozen
+from quant_gru.conversion.parameter_files import export_model_params, load_model_params
 from quant_gru.modules.cell import FrozenQuantGRUCell, QuantGRUCell
 from quant_gru.modules.custom_gru import CustomGRU
 from quant_gru.modules.frozen import FrozenQuantGRU
@@ -35,7 +37,11 @@ __all__ = [
     "calibrate_model",
     "convert_model",
     "default_config_path",
+    "export_model_params",
     "float_state_dict",
+    "freeze_model",
+    "load_frozen",
+    "load_model_params",
     "operator_gain",
     "operator_sqnr",
 ]

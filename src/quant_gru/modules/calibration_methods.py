@@ -110,14 +110,19 @@ class CalibrationMethods(ModuleWeights):
         """Forget statistics and scales; the configuration does not change."""
         self._state.reset()
 
-    def _finalized(self) -> None:
-        """Ensure that scales exist: finalize pending statistics, with a single warning."""
+    def _finalized(self, in_forward: bool = False) -> None:
+        """Ensure that scales exist: finalize pending statistics, with a single warning.
+
+        Args:
+            in_forward: Whether the float mode would do instead.
+        """
         self._scales_unused = False
         if self._state.scales is None:
             if not self._state.has_statistics:
+                instead = ", or set use_quantization = False" if in_forward else ""
                 raise CalibrationError(
                     "Expected a calibrated GRU, got one without scales or statistics; call "
-                    "calibrate(data) first, or set use_quantization = False"
+                    f"calibrate(data) first{instead}"
                 )
             self.finalize_calibration()
             warnings.warn(

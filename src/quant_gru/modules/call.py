@@ -136,7 +136,7 @@ class Calls(Checkpoints):
         if kept is not None and kept.holds(own):
             kept.update(dropped, p)
             return kept
-        self._finalized()
+        self._finalized(in_forward=True)
         assert self._state.scales is not None
         weights = self._weights()
         known = {id(w) for w in own}

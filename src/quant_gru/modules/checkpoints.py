@@ -7,6 +7,9 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from quant_gru._errors import QuantGRUError
 from quant_gru.config import QuantGRUWarning
 from quant_gru.config.notes import caller_stacklevel
@@ -94,4 +97,18 @@ class Checkpoints(CalibrationMethods):
                 self._write_logarithms()
                 self.use_quantization = use_quantization
             except QuantGRUError as error:
-                error_msgs.append(str(error))
+                error_msgs.append(f"{error}{_hint(state_dict[key])}")
+
+
+def _hint(tensor: Any) -> str:
+    """Return what to do if the entry of a checkpoint was computed with, as averages are."""
+    if isinstance(tensor, Tensor) and tensor.dtype is torch.uint8:
+        try:
+            params.from_tensor(tensor, "")
+            return ""
+        except QuantGRUError:
+            pass
+    return (
+        "; the entry is text and cannot be averaged or cast: average the results of "
+        "float_state_dict(model)"
+    )

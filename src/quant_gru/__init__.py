@@ -13,16 +13,16 @@ from quant_gru.torch_ops.on_import import register_with_torch
 if TYPE_CHECKING:
     from quant_gru.analysis.operator_gain import operator_gain
     from quant_gru.analysis.operator_sqnr import operator_sqnr
-    from quant_gru.config import (
-        OperatorConfig,
-        QuantConfig,
-        QuantGRUWarning,
-        default_config_path,
-    )
-    from quant_gru.conversion.convert import calibrate_model, convert_model
+    from quant_gru.config import OperatorConfig, QuantConfig, QuantGRUWarning, default_config_path
+    from quant_gru.conversion.calibrate import calibrate_model
+    from quant_gru.conversion.convert import convert_model
+    from quant_gru.conversion.frozen_models import freeze_model, load_frozen
+    from quant_gru.conversion.parameter_files import export_model_params, load_model_params
+    from quant_gru.modules.cell import FrozenQuantGRUCell, QuantGRUCell
     from quant_gru.modules.custom_gru import CustomGRU
     from quant_gru.modules.frozen import FrozenQuantGRU
     from quant_gru.modules.gru import QuantGRU, float_state_dict
+
 
 __version__ = "0.1.0"
 
@@ -31,17 +31,23 @@ __all__ = [
     "ConfigError",
     "CustomGRU",
     "FrozenQuantGRU",
+    "FrozenQuantGRUCell",
     "OperatorConfig",
     "ParameterError",
     "QuantConfig",
     "QuantGRU",
+    "QuantGRUCell",
     "QuantGRUError",
     "QuantGRUWarning",
     "__version__",
     "calibrate_model",
     "convert_model",
     "default_config_path",
+    "export_model_params",
     "float_state_dict",
+    "freeze_model",
+    "load_frozen",
+    "load_model_params",
     "operator_gain",
     "operator_sqnr",
 ]
@@ -50,14 +56,20 @@ __all__ = [
 _HOMES = {
     "CustomGRU": "modules.custom_gru",
     "FrozenQuantGRU": "modules.frozen",
+    "FrozenQuantGRUCell": "modules.cell",
     "OperatorConfig": "config",
     "QuantConfig": "config",
     "QuantGRU": "modules.gru",
+    "QuantGRUCell": "modules.cell",
     "QuantGRUWarning": "config",
-    "calibrate_model": "conversion.convert",
+    "calibrate_model": "conversion.calibrate",
     "convert_model": "conversion.convert",
     "default_config_path": "config",
+    "export_model_params": "conversion.parameter_files",
     "float_state_dict": "modules.gru",
+    "freeze_model": "conversion.frozen_models",
+    "load_frozen": "conversion.frozen_models",
+    "load_model_params": "conversion.parameter_files",
     "operator_gain": "analysis.operator_gain",
     "operator_sqnr": "analysis.operator_sqnr",
 }

@@ -324,7 +324,10 @@ def test_byte_order_mark_is_accepted(tmp_path):
 
 def test_file_that_cannot_be_read(tmp_path):
     missing = tmp_path / "none.json"
-    expected = f"Expected a file to exist, got none (file {str(missing)!r})"
+    expected = (
+        f"Expected a file to exist, got none (file {str(missing)!r}); quant-gru config --write "
+        "FILE makes one, default_config_path() is the one of the library"
+    )
     assert message(QuantConfig.from_json, missing) == expected
     expected = f"Expected a file, got a directory (file {str(tmp_path)!r})"
     assert message(QuantConfig.from_json, tmp_path) == expected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
@@ -34,24 +34,111 @@ def run_batch(
         forward_fn: If given, `forward_fn(model, batch)` runs the batch instead.
 
     Raises:
-        CalibrationError: The batch has an unsupported type.
+        CalibrationError: The batch has an unsupported type, or forward requires other inputs.
     """
     parameter = next(model.parameters(), None)
     batch = _to_device(batch, None if parameter is None else parameter.device)
     if forward_fn is not None:
         return forward_fn(model, batch)
-    if isinstance(batch, (torch.Tensor, PackedSequence)):
-        return model(batch)
     if isinstance(batch, Mapping):
-        accepted = inspect.signature(model.forward).parameters
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-        return model(**{key: value for key, value in batch.items() if takes_all or key in accepted})
+        return model(**_keywords(model, batch))
+    if isinstance(batch, (torch.Tensor, PackedSequence)):
+        return model(_only_input(model, batch))
     if isinstance(batch, (tuple, list)) and batch:
-        return model(batch[0])
+        return model(_only_input(model, batch[0]))
     raise CalibrationError(
         "Expected a batch to be a tensor, a PackedSequence, a tuple, a list or a dict, got "
         f"{type(batch).__name__}; pass forward_fn(model, batch)"
     )
+
+
+def _keywords(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a dict that a model's forward accepts; raise if one is missing."""
+    accepted = inspect.signature(model.forward).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    given = {key: value for key, value in batch.items() if takes_all or key in accepted}
+    missing = [name for name in _required(model) if name not in given]
+    if missing:
+        raise CalibrationError(
+            f"Expected a dict with {', '.join(map(repr, missing))}, which forward of "
+            f"{type(model).__name__} requires, got one with "
+            f"{', '.join(map(repr, batch)) or 'nothing'}; pass forward_fn(model, batch)"
+        )
+    return given
+
+
+def _only_input(model: torch.nn.Module, value: Any) -> Any:
+    """Return `value`; raise if the model's forward requires further inputs."""
+    required = _required(model)
+    if len(required) > 1:
+        raise CalibrationError(
+            f"Expected a model of one input, got {type(model).__name__}, whose forward requires "
+            f"{', '.join(required)}; pass forward_fn, such as "
+            "forward_fn=lambda model, batch: model(*batch), or batches that are dicts"
+        )
+    return value
+
+
+def gru_batches(
+    data: Any, device: torch.device
+) -> Iterator[tuple[Tensor | PackedSequence, Tensor | None]]:
+    """Yield the input and initial state of each batch of a GRU.
+
+    Args:
+        data: A dict, or an iterable of tensors, PackedSequences, tuples or lists whose first item
+            is the input, or dicts with 'input' and optionally 'hx'.
+        device: Where to move them.
+
+    Raises:
+        CalibrationError: `data` or a batch is of another type, or there is no batch.
+    """
+    if isinstance(data, Mapping):
+        data = [data]
+    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
+        raise CalibrationError(
+            "Expected data to be a tensor, a PackedSequence or an iterable of batches, got "
+            f"{type(data).__name__}"
+        )
+    if isinstance(data, (tuple, list)) and len(data) > 1 and isinstance(data[0], Tensor):
+        kind = type(data).__name__
+        raise CalibrationError(
+            f"Expected one batch or an iterable of batches, got a {kind} of tensors, which may be "
+            "either: pass data[0] for an (input, target) pair, or iter(data) for several inputs"
+        )
+    count = 0
+    for batch in data:
+        yield _gru_batch(_to_device(batch, device))
+        count += 1
+    if count == 0:
+        raise CalibrationError("Expected at least one batch to calibrate with, got none")
+
+
+def _gru_batch(batch: Any) -> tuple[Tensor | PackedSequence, Tensor | None]:
+    if isinstance(batch, Mapping):
+        if "input" not in batch:
+            raise CalibrationError(
+                "Expected a dict with 'input', got one with "
+                f"{', '.join(map(repr, batch)) or 'nothing'}"
+            )
+        return batch["input"], batch.get("hx")
+    if isinstance(batch, (tuple, list)) and not isinstance(batch, PackedSequence) and batch:
+        batch = batch[0]
+    if not isinstance(batch, Tensor | PackedSequence):
+        raise CalibrationError(
+            "Expected a batch to be a tensor, a PackedSequence, a tuple, a list or a dict, got "
+            f"{type(batch).__name__}"
+        )
+    return batch, None
+
+
+def _required(model: torch.nn.Module) -> list[str]:
+    """Return the names of the arguments that a model's forward cannot do without."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [
+        name
+        for name, p in inspect.signature(model.forward).parameters.items()
+        if p.default is p.empty and (p.kind in kinds or p.kind is p.KEYWORD_ONLY)
+    ]
 
 
 def _to_device(value: Any, device: torch.device | None) -> Any:

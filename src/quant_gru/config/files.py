@@ -11,8 +11,12 @@ from typing import Any
 from quant_gru._errors import ConfigError
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
+def read_json(path: str | os.PathLike[str], if_missing: str = "") -> Any:
     """Return the contents of a JSON file.
+
+    Args:
+        path: The file.
+        if_missing: A hint for the error if there is no such file.
 
     Raises:
         ConfigError: The file cannot be read, is not UTF-8 or JSON, or has a duplicate key.
@@ -30,7 +34,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     try:
         return Path(path).read_bytes()
     except FileNotFoundError:
-        raise ConfigError(f"Expected a file to exist, got none {where}") from None
+        raise ConfigError(f"Expected a file to exist, got none {where}{if_missing}") from None
     except IsADirectoryError:
         raise ConfigError(f"Expected a file, got a directory {where}") from None
     except OSError as error:
@@ -71,12 +75,22 @@ def parse_json(raw: bytes, where: str) -> Any:
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"Expected JSON, got an error at line {error.lineno}, column {error.colno}: "
-            f"{error.msg} {where}"
+            f"{error.msg} {where}{_comment_hint(text, error.pos)}"
         ) from None
     except ConfigError as error:
         raise ConfigError(f"{error} {where}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"Expected JSON of moderate size, got: {error} {where}") from None
+
+
+def _comment_hint(text: str, position: int) -> str:
+    """Return what to do about a comment at an error, if there is one."""
+    if not text[position:].lstrip(" \t\r\n,").startswith(("//", "/*", "#")):
+        return ""
+    return (
+        '; JSON has no comments: a configuration has "comment" entries in their place, see the '
+        "file that quant-gru config --write FILE makes"
+    )
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

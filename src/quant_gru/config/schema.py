@@ -41,6 +41,10 @@ __all__ = [
 
 _DEFAULT_SEGMENTS = {"exact": None, "pwl": 16, "quadratic": 8}
 
+_NO_FILE = (
+    "; quant-gru config --write FILE makes one, default_config_path() is the one of the library"
+)
+
 
 class QuantConfig(Public, Section):
     """Quantization of a GRU. Immutable: `replace` and similar methods return a new object.
@@ -221,7 +225,7 @@ class QuantConfig(Public, Section):
             ConfigError: The file cannot be read or breaks a rule; the message names file,
                 operator and field.
         """
-        return cls._from_document(read_json(path), path, verbose)
+        return cls._from_document(read_json(path, _NO_FILE), path, verbose)
 
     @classmethod
     def _from_document(

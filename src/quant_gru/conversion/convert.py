@@ -1,34 +1,60 @@
-"""Conversion and calibration of whole models."""
+"""Conversion of whole models."""
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping
+from typing import TypeVar, cast
 
 import torch
 from torch.nn.utils.parametrize import is_parametrized
-from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._errors import CalibrationError, ConfigError, QuantGRUError
-from quant_gru.calibration.batches import run_batch, with_progress
+from quant_gru._errors import QuantGRUError
 from quant_gru.config import QuantConfig, QuantGRUWarning
+from quant_gru.config.notes import caller_stacklevel
+from quant_gru.conversion.selection import ModelConfig, Selection
+from quant_gru.modules.cell import QuantGRUCell
 from quant_gru.modules.gru import QuantGRU
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
+_GRUS = (torch.nn.GRU, torch.nn.GRUCell)
+_RECURRENT = (torch.nn.RNNBase, torch.nn.RNNCellBase)
 
-def convert_model(model: Model, config: QuantConfig | None = None, inplace: bool = False) -> Model:
-    """Replace every nn.GRU of a model by a QuantGRU with the same parameters.
+# What a class statement defines by itself, and a constructor, which has run by now.
+_TRIVIAL = {
+    "__annotations__",
+    "__constants__",
+    "__doc__",
+    "__firstlineno__",
+    "__init__",
+    "__module__",
+    "__orig_bases__",
+    "__parameters__",
+    "__qualname__",
+    "__slotnames__",
+    "__static_attributes__",
+}
+
+Names = dict[torch.nn.Module, list[str]]
+
+
+def convert_model(model: Model, config: ModelConfig = None, inplace: bool = False) -> Model:
+    """Replace every nn.GRU and nn.GRUCell of a model by a quantized one with the same parameters.
 
     The model's results do not change: quantization is off until `calibrate_model`. A module that is
-    used twice is converted once. Hooks, names and the training mode are preserved. Existing
-    QuantGRUs are not changed, regardless of `config`.
+    used twice is converted once. Hooks, names and the training mode are preserved. Subclasses that
+    only add a constructor are converted, too; others stay as they are, with a warning. A QuantGRU
+    in the model takes its new configuration, unless it is calibrated (a warning names it).
 
     Args:
         model: Any module, including an nn.GRU.
-        config: Configuration of all GRUs; None for the default.
+        config: A QuantConfig, the name of a preset ('int8_wide', 'int8', 'w8a16', 'int16'), or the
+            path of a configuration file, for all GRUs. A dict of these by module name or glob
+            pattern, or a function from a module name to one of these, for single GRUs; None in
+            place of one leaves a GRU as it is. An exact name comes before a pattern, and the first
+            pattern that matches decides. None for the default of all GRUs.
         inplace: True to change `model` itself, with new GRUs that share its parameters; False to
             change a deep copy and leave `model` unchanged.
 
@@ -36,38 +62,112 @@ def convert_model(model: Model, config: QuantConfig | None = None, inplace: bool
         The converted model.
 
     Raises:
-        QuantGRUError: The model has no nn.GRU, or cannot be copied.
+        QuantGRUError: The model has no GRU, or cannot be copied.
+        ConfigError: A configuration is invalid, a key matches no GRU, or a GRU no key.
+
+    Example:
+        >>> convert_model(model, {"encoder.*": "int16", "head.gru": None, "*": "int8_wide"})
     """
-    if config is not None and not isinstance(config, QuantConfig):
-        raise ConfigError(
-            f"Expected config to be a QuantConfig or None, got {type(config).__name__}"
-        )
-    if not any(isinstance(module, torch.nn.GRU) for module in model.modules()):
-        raise QuantGRUError(
-            f"Expected a model with at least one torch.nn.GRU, got none in {type(model).__name__}"
-        )
+    selection = Selection(config)
+    _require_grus(model)
+    # chosen before anything is copied or changed
+    names = _names(model)
+    selection.check(each for module, each in names.items())
+    grus = {id(m): selection.of(each) for m, each in names.items() if isinstance(m, _GRUS)}
+    order = [grus.get(id(module)) for module in model.modules()]
     model = model if inplace else _copied(model)
+    names = _names(model)
+    chosen = dict(zip(model.modules(), order, strict=True))
+    _warn_of_others(model, names, selection)
     converted: dict[torch.nn.Module, QuantGRU] = {}
-    for name, module in model.named_modules():
-        if type(module) is torch.nn.GRU:
-            converted[module] = _convert(module, config)
-        elif isinstance(module, torch.nn.GRU) and not isinstance(module, QuantGRU):
-            why = "a subclass of nn.GRU with code of its own"
-            if is_parametrized(module):
-                why = (
-                    "a GRU whose weights are parametrized (convert it first, or call "
-                    "torch.nn.utils.parametrize.remove_parametrizations)"
-                )
-            warnings.warn(
-                f"{name or 'the model'} is a {type(module).__name__}, {why}: left as it is",
-                QuantGRUWarning,
-                stacklevel=2,
-            )
+    for module, (name, *_) in names.items():
+        choice = chosen[module]
+        if choice is None or not isinstance(module, _GRUS):
+            continue
+        if isinstance(module, QuantGRU):
+            if config is not None:
+                _configure(name, module, choice)
+        elif _is_trivial(module):
+            converted[module] = _convert(module, choice)
+        else:
+            _warn_of_subclass(name, module)
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if child in converted:
                 parent._modules[name] = converted[child]
     return cast(Model, converted.get(model, model))
+
+
+def _names(model: torch.nn.Module) -> Names:
+    """Return all names of each recurrent module of torch.nn, and of their subclasses."""
+    found: Names = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, _RECURRENT):
+            found.setdefault(module, []).append(name)
+    return found
+
+
+def _require_grus(model: torch.nn.Module) -> None:
+    names = _names(model)
+    if any(isinstance(module, _GRUS) for module in names):
+        return
+    others = ", ".join(f"{each[0]!r} ({type(m).__name__})" for m, each in names.items() if each[0])
+    raise QuantGRUError(
+        "Expected a model with at least one torch.nn.GRU or GRUCell, got none in "
+        f"{type(model).__name__}" + (f"; {others} cannot be converted" if others else "")
+    )
+
+
+def _warn_of_others(model: torch.nn.Module, names: Names, selection: Selection) -> None:
+    """Name the recurrent modules that stay float because they are no GRUs."""
+    others = [
+        f"{each[0]!r} ({type(module).__name__})"
+        for module, each in names.items()
+        if not isinstance(module, _GRUS) and not selection.leaves(each)
+    ]
+    if others:
+        _warn(f"{', '.join(others)} stay in floating point: only nn.GRU and GRUCell are converted")
+
+
+def _configure(name: str, gru: QuantGRU, config: QuantConfig) -> None:
+    """Give a QuantGRU another configuration, unless it has scales."""
+    if gru.config.without_comments() == config.without_comments():
+        return
+    if gru.is_calibrated():
+        _warn(
+            f"{name or 'the model'} is calibrated and keeps its configuration; call its "
+            "reset_calibration() first, or adjust_quant_config for single operators"
+        )
+        return
+    gru._state.set_config(config)
+
+
+def _warn_of_subclass(name: str, module: torch.nn.Module) -> None:
+    why = f"a subclass of nn.{_base(module).__name__} with code of its own"
+    if is_parametrized(module):
+        why = (
+            "a GRU whose weights are parametrized (convert it first, or call "
+            "torch.nn.utils.parametrize.remove_parametrizations)"
+        )
+    _warn(f"{name or 'the model'} is a {type(module).__name__}, {why}: left as it is")
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, QuantGRUWarning, stacklevel=caller_stacklevel())
+
+
+def _base(module: torch.nn.Module) -> type[torch.nn.Module]:
+    return torch.nn.GRU if isinstance(module, torch.nn.GRU) else torch.nn.GRUCell
+
+
+def _is_trivial(module: torch.nn.Module) -> bool:
+    """Return whether a GRU computes what its base class in torch.nn does.
+
+    Subclasses may have a constructor, which has run by now, but no other code or attribute.
+    """
+    base = _base(module)
+    own = type(module).__mro__[: type(module).__mro__.index(base)]
+    return all(issubclass(each, base) and set(vars(each)) <= _TRIVIAL for each in own)
 
 
 def _copied(model: Model) -> Model:
@@ -81,104 +181,19 @@ def _copied(model: Model) -> Model:
         ) from error
 
 
-def _convert(gru: torch.nn.GRU, config: QuantConfig | None) -> QuantGRU:
-    """Return a QuantGRU with everything that `gru` has: parameters, hooks, mode."""
+def _convert(gru: torch.nn.Module, config: QuantConfig) -> QuantGRU:
+    """Return a quantized GRU with everything that `gru` has: parameters, hooks, mode."""
+    if isinstance(gru, torch.nn.GRUCell):
+        return QuantGRUCell.of(gru, config)
     new = QuantGRU.__new__(QuantGRU)
     new.__dict__.update(gru.__dict__)
     for name in ("_parameters", "_buffers", "_modules"):
         new.__dict__[name] = dict(gru.__dict__[name])
-    new._flat_weights = list(gru._flat_weights)
+    new._flat_weights = list(cast(torch.nn.GRU, gru)._flat_weights)
     new._init_quantization(config, use_quantization=False)
     return new
 
 
-def calibrate_model(
-    model: Model,
-    batches: Iterable[Any],
-    forward_fn: Callable[[torch.nn.Module, Any], Any] | None = None,
-    *,
-    progress: bool = True,
-) -> Model:
-    """Collect statistics of every QuantGRU in a model, create their scales, and switch them on.
-
-    Args:
-        model: A model with QuantGRUs, such as the result of `convert_model`. It runs in eval mode
-            and in floating point; its mode is restored.
-        batches: Batches of real inputs: tensors, tuples or lists whose first item is the input
-            ((x, y) pairs), PackedSequences, or dicts of keyword arguments (entries that the
-            model's forward does not accept are dropped). They are moved to the model's device.
-        forward_fn: `forward_fn(model, batch)` runs a batch, for other kinds of batches.
-        progress: Whether to show a progress bar (only on a terminal).
-
-    Returns:
-        `model`, with scales and `use_quantization` True (False if its configuration has
-        `disable_quantization`).
-
-    Raises:
-        CalibrationError: There is no QuantGRU or no batch, a GRU received no batch, or its
-            statistics are invalid.
-    """
-    grus = {name: m for name, m in model.named_modules() if isinstance(m, QuantGRU)}
-    if not grus:
-        raise CalibrationError(
-            f"Expected a model with at least one QuantGRU, got none in {type(model).__name__}; "
-            "call convert_model(model) first"
-        )
-    for name, gru in grus.items():
-        if gru.is_calibrated():
-            raise CalibrationError(
-                f"Expected GRUs without scales, got a calibrated one ({name or 'the model'!r}); "
-                "call its reset_calibration() first"
-            )
-    if isinstance(batches, (torch.Tensor, PackedSequence, Mapping)):
-        raise CalibrationError(
-            f"Expected batches to be an iterable of batches, got one {type(batches).__name__}; "
-            "pass [batch]"
-        )
-    before = [(gru, gru.calibrating, gru._state.copy()) for gru in grus.values()]
-    try:
-        _collect(model, grus, batches, forward_fn, progress)
-        _finalize(grus)
-    except BaseException:
-        for gru, _, state in before:
-            gru._state = state
-        raise
-    finally:
-        for gru, calibrating, _ in before:
-            gru.calibrating = calibrating
-    for gru in grus.values():
-        gru.use_quantization = not gru.config.disable_quantization
-    return model
-
-
-def _collect(
-    model: torch.nn.Module,
-    grus: Mapping[str, QuantGRU],
-    batches: Iterable[Any],
-    forward_fn: Callable[[torch.nn.Module, Any], Any] | None,
-    progress: bool,
-) -> None:
-    """Run all batches through the float model while every QuantGRU collects statistics."""
-    modes = [(module, module.training) for module in model.modules()]
-    count = 0
-    try:
-        model.eval()
-        for gru in grus.values():
-            gru.calibrating = True
-        with torch.no_grad():
-            for batch in with_progress(batches, "calibrating", progress):
-                run_batch(model, batch, forward_fn)
-                count += 1
-    finally:
-        for module, training in modes:
-            module.training = training
-    if count == 0:
-        raise CalibrationError("Expected at least one batch to calibrate with, got none")
-
-
-def _finalize(grus: Mapping[str, QuantGRU]) -> None:
-    for name, gru in grus.items():
-        try:
-            gru.finalize_calibration()
-        except CalibrationError as error:
-            raise CalibrationError(f"{error} (module {name!r})") from None
+def find_grus(model: torch.nn.Module) -> Mapping[str, QuantGRU]:
+    """Return the QuantGRUs of a model by name."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, QuantGRU)}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterable
+from types import EllipsisType
 from typing import Any
 
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import CalibrationError, ConfigError
+from quant_gru.calibration.batches import gru_batches
 from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, QuantGRUWarning, canonical_name
 from quant_gru.config.notes import caller_stacklevel
 from quant_gru.kernels.dispatch import load
@@ -23,6 +26,8 @@ class CalibrationMethods(ModuleWeights):
     """The part of a QuantGRU that creates, reports and changes scales."""
 
     use_quantization: bool
+    # whether scales were loaded in float mode and have not been used since
+    _scales_unused = False
 
     @property
     def config(self) -> QuantConfig:
@@ -51,14 +56,29 @@ class CalibrationMethods(ModuleWeights):
         """Return whether scales exist."""
         return self._state.scales is not None
 
-    def calibrate(self, data: Tensor | PackedSequence, hx: Tensor | None = None) -> None:
-        """Collect statistics of one batch; `finalize_calibration` converts them to scales.
+    def calibrate(
+        self, data: Tensor | PackedSequence | Iterable[Any], hx: Tensor | None = None
+    ) -> None:
+        """Collect statistics of data; `finalize_calibration` converts them to scales.
 
         Args:
-            data: Like the input of `forward`.
-            hx: As for `forward`.
+            data: Like the input of `forward`; or batches, such as a DataLoader, of inputs, of
+                tuples or lists whose first item is the input, or of dicts with 'input' and
+                optionally 'hx'. Batches are moved to the device of the GRU.
+            hx: As for `forward`, with a single input.
+
+        Raises:
+            CalibrationError: `data` is neither, or there are scales already.
         """
-        self._collect(data, hx)
+        if isinstance(data, Tensor | PackedSequence):
+            self._collect(data, hx)
+            return
+        if hx is not None:
+            raise CalibrationError(
+                f"Expected hx with a tensor or a PackedSequence, got {type(data).__name__}"
+            )
+        for input, state in gru_batches(data, self._weight.device):
+            self._collect(input, state)
 
     def _collect(self, input: Tensor | PackedSequence, hx: Tensor | None) -> None:
         self._state.collect(self._normalize(input, hx), self._float_weights())
@@ -90,13 +110,19 @@ class CalibrationMethods(ModuleWeights):
         """Forget statistics and scales; the configuration does not change."""
         self._state.reset()
 
-    def _finalized(self) -> None:
-        """Ensure that scales exist: finalize pending statistics, with a single warning."""
+    def _finalized(self, in_forward: bool = False) -> None:
+        """Ensure that scales exist: finalize pending statistics, with a single warning.
+
+        Args:
+            in_forward: Whether the float mode would do instead.
+        """
+        self._scales_unused = False
         if self._state.scales is None:
             if not self._state.has_statistics:
+                instead = ", or set use_quantization = False" if in_forward else ""
                 raise CalibrationError(
                     "Expected a calibrated GRU, got one without scales or statistics; call "
-                    "calibrate(data) first, or set use_quantization = False"
+                    f"calibrate(data) first{instead}"
                 )
             self.finalize_calibration()
             warnings.warn(
@@ -176,7 +202,7 @@ class CalibrationMethods(ModuleWeights):
     def adjust_quant_config(
         self,
         name: str,
-        bitwidth: int | None = None,
+        bitwidth: int | EllipsisType | None = ...,
         is_symmetric: bool | None = None,
         is_unsigned: bool | None = None,
         scale: float | None = None,
@@ -195,7 +221,7 @@ class CalibrationMethods(ModuleWeights):
 
         Args:
             name: Full or short name.
-            bitwidth: New width, 1..32.
+            bitwidth: New width, 1..32; None to fuse a product, as `fused` does; `...` to leave it.
             is_symmetric: Whether the zero point is 0.
             is_unsigned: Whether codes are unsigned.
             scale: New scale. For a weight, one number or one per tensor, gate or channel; its
@@ -211,7 +237,9 @@ class CalibrationMethods(ModuleWeights):
             ConfigError: A rule is broken; nothing has changed then.
         """
         name = canonical_name(name)
-        change = Change(bitwidth, is_symmetric, is_unsigned, scale, exp2_inv, zero_point, fused)
+        bits = None if isinstance(bitwidth, EllipsisType) else bitwidth
+        fused = fused or bitwidth is None
+        change = Change(bits, is_symmetric, is_unsigned, scale, exp2_inv, zero_point, fused)
         cells = [
             (at, direction)
             for at in range(self.num_layers)

@@ -72,6 +72,8 @@ class Calls(Checkpoints):
             self._collect(input, hx)
             return output
         if not self.use_quantization:
+            if self._scales_unused:
+                self._warn_of_unused_scales()
             if self._is_plain(zoneout_mask):
                 return super().forward(input, hx)
             return self._forward_float(input, hx, zoneout_mask)
@@ -134,7 +136,7 @@ class Calls(Checkpoints):
         if kept is not None and kept.holds(own):
             kept.update(dropped, p)
             return kept
-        self._finalized()
+        self._finalized(in_forward=True)
         assert self._state.scales is not None
         weights = self._weights()
         known = {id(w) for w in own}

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from quant_gru._errors import QuantGRUError
+from quant_gru.config import QuantGRUWarning
+from quant_gru.config.notes import caller_stacklevel
 from quant_gru.modules.calibration_methods import CalibrationMethods
 from quant_gru.parameters import document as params
 
@@ -29,7 +35,8 @@ class Checkpoints(CalibrationMethods):
     def load_quant_params(self, path: str | os.PathLike[str]) -> None:
         """Load the result of `export_quant_params`; the same weights then give the same codes.
 
-        `use_quantization` does not change.
+        `use_quantization` does not change. If it is still False in the next forward, a warning says
+        so.
 
         Raises:
             ParameterError: The file cannot be read, has another version, or does not fit this GRU;
@@ -37,6 +44,17 @@ class Checkpoints(CalibrationMethods):
         """
         self._state.take(params.read(path), f"file {os.fspath(path)!r}")
         self._write_logarithms()
+        self._scales_unused = not self.use_quantization
+
+    def _warn_of_unused_scales(self) -> None:
+        """Warn about a forward in float mode after `load_quant_params`, once."""
+        self._scales_unused = False
+        warnings.warn(
+            "quantization parameters were loaded, but use_quantization is False: forward computes "
+            "in floating point; set use_quantization = True",
+            QuantGRUWarning,
+            stacklevel=caller_stacklevel(),
+        )
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -79,4 +97,18 @@ class Checkpoints(CalibrationMethods):
                 self._write_logarithms()
                 self.use_quantization = use_quantization
             except QuantGRUError as error:
-                error_msgs.append(str(error))
+                error_msgs.append(f"{error}{_hint(state_dict[key])}")
+
+
+def _hint(tensor: Any) -> str:
+    """Return what to do if the entry of a checkpoint was computed with, as averages are."""
+    if isinstance(tensor, Tensor) and tensor.dtype is torch.uint8:
+        try:
+            params.from_tensor(tensor, "")
+            return ""
+        except QuantGRUError:
+            pass
+    return (
+        "; the entry is text and cannot be averaged or cast: average the results of "
+        "float_state_dict(model)"
+    )

@@ -73,7 +73,7 @@ class CustomGRU(QuantGRU):
         self.quant_type = quant_type
         self.calibration_data = calibration_data
 
-    def _finalized(self) -> None:
+    def _finalized(self, in_forward: bool = False) -> None:
         pending = not self.is_calibrated() and not self._state.has_statistics
         if pending and self.calibration_data is not None:
             if not isinstance(self.calibration_data, Tensor | PackedSequence):
@@ -83,7 +83,7 @@ class CustomGRU(QuantGRU):
                 )
             self.calibrate(to_device(self.calibration_data, self._weight.device))
             self.finalize_calibration()
-        super()._finalized()
+        super()._finalized(in_forward)
 
     def _load_from_state_dict(
         self,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from numbers import Real
+
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._errors import ConfigError
+from quant_gru._errors import ConfigError, QuantGRUError
 from quant_gru.config import QuantConfig
 from quant_gru.execution.integer_io import integer_forward, trace_codes
 from quant_gru.modules.call import Calls
@@ -46,6 +48,7 @@ class QuantGRU(Calls):
             `quant_gru.config.CALIBRATED`. Each quantized forward then reads them on the host.
         stash_bits: Bits of each state code that are saved for backward: 4 or 8, if the code has
             more. Gradients are then approximate. None saves all bits, as compiled graphs always do.
+        proj_size: 0, as in nn.GRU; only nn.LSTM has projections.
 
     Example:
         >>> gru = QuantGRU(8, 16, config=QuantConfig.int8())
@@ -73,7 +76,9 @@ class QuantGRU(Calls):
         precision: str = "bf16",
         learn_scales: bool = False,
         stash_bits: int | None = None,
+        proj_size: int = 0,
     ) -> None:
+        _check_sizes(dropout, proj_size)
         # inference-mode parameters have no version, so changes would go undetected
         with torch.inference_mode(False):
             super().__init__(
@@ -104,6 +109,20 @@ class QuantGRU(Calls):
         self._init_weights()
         self._init_training()
         self._state = QuantState(config or QuantConfig(), self._shape())
+
+    @property
+    def export_mode(self) -> bool:
+        """False: exporters need no mode of their own, see docs/quantgru.md."""
+        return False
+
+    @export_mode.setter
+    def export_mode(self, on: bool) -> None:
+        if on is not False:
+            raise QuantGRUError(
+                f"Expected export_mode to be False, got {on!r}: no mode is needed, "
+                "torch.export.export(gru, (x,)) exports the quantized GRU as it is; see 'torch."
+                "compile and export' in docs/quantgru.md"
+            )
 
     def forward_integer(
         self, x_codes: Tensor, h_codes: Tensor | None = None
@@ -185,6 +204,21 @@ class QuantGRU(Calls):
         state = "calibrated" if self.is_calibrated() else "not calibrated"
         options = f"use_quantization={self.use_quantization}{self._training_text()}"
         return f"{super().extra_repr()}, {options}, {state}"
+
+
+def _check_sizes(dropout: object, proj_size: object) -> None:
+    """Raise for arguments of other libraries' constructors, with the way to give them here."""
+    if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0 <= float(dropout) <= 1:
+        raise ConfigError(
+            f"Expected dropout to be a number in [0, 1], got {dropout!r}; the order is nn.GRU's: "
+            "input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional; give "
+            "bidirectional=True by keyword"
+        )
+    if proj_size != 0:
+        raise ConfigError(
+            f"Expected proj_size to be 0, got {proj_size!r}: only LSTM has projections; put a "
+            "Linear after the GRU"
+        )
 
 
 def float_state_dict(module: torch.nn.Module) -> dict[str, Tensor]:

@@ -179,7 +179,7 @@ class QuantState:
 
     def finalize(self, sync: bool) -> None:
         """Convert statistics to scales; first merge those of all processes if `sync`."""
-        merge = sync and _distributed()
+        merge = sync and in_several_processes()
         if self._collector is None and not merge:
             raise CalibrationError(
                 "Expected statistics to make scales of, got none; call calibrate(data) first"
@@ -288,7 +288,8 @@ def summary(entries: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _distributed() -> bool:
+def in_several_processes() -> bool:
+    """Return whether torch.distributed has several processes."""
     distributed = torch.distributed
     return bool(
         distributed.is_available()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -23,9 +24,16 @@ class Stream:
     changes of the module do not affect it. Reading a sequence step by step gives the codes of the
     whole sequence, bit for bit.
 
+    A stream has one state, so it belongs to the thread of its first step. Calls from other threads
+    are errors until `reset`, or an assignment to `state`, gives the stream to the next caller.
+
     Args:
         plan: The plan of a GRU of one direction.
         batch_size: Rows of each step, N.
+
+    Attributes:
+        any_thread: True to let any thread run the next step, as in a thread pool. The caller then
+            makes sure that steps come one after the other.
     """
 
     def __init__(self, plan: GRUPlan, batch_size: int) -> None:
@@ -47,6 +55,7 @@ class Stream:
             torch.empty((batch_size, self._H), dtype=cell.h.container, device=self._device)
             for cell in self._cells
         ]
+        self.any_thread = False
         self._connect()
         self.reset()
 
@@ -58,14 +67,15 @@ class Stream:
         self._make = maker((self._N, self._H), torch.device("cpu"))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_step": None, "_make": None}
+        return {**self.__dict__, "_step": None, "_make": None, "_thread": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._connect()
 
     def reset(self) -> None:
-        """Restore the zero state for all rows."""
+        """Restore the zero state for all rows; any thread may run the next step."""
+        self._thread: int | None = None
         for codes, cell in zip(self._codes, self._cells, strict=True):
             codes.fill_(cell.h.zero_point)
         self._nan: Tensor | None = None
@@ -98,7 +108,12 @@ class Stream:
 
         Returns:
             Output of the top layer (N, H), float32. Rows that received NaN stay NaN until `reset`.
+
+        Raises:
+            QuantGRUError: `x` does not fit, or another thread uses this stream.
         """
+        if self._thread != get_ident():
+            self._claim()
         if (
             type(x) is not Tensor
             or x.dtype is not torch.float32
@@ -114,6 +129,16 @@ class Stream:
         if self._step(x.data_ptr(), y.data_ptr()):
             self._see_nan(x)
         return y if self._nan is None else y.masked_fill(self._nan[:, None], torch.nan)
+
+    def _claim(self) -> None:
+        """Give the stream to this thread, unless it belongs to another one."""
+        if self._thread is not None and not self.any_thread:
+            raise QuantGRUError(
+                "Expected one thread to use a stream, got a second one, which would mix two states:"
+                " call stream() once for each thread, reset() to hand the stream over, or set "
+                "any_thread = True if steps come one after the other from several threads"
+            )
+        self._thread = get_ident()
 
     def _general_step(self, x: Tensor) -> Tensor:
         """Run a step for any input: raise for invalid input, convert valid input to float32."""

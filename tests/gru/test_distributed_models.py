@@ -1,0 +1,67 @@
+"""calibrate_model in two processes: a GRU counts as reached if any process reached it."""
+
+import datetime
+import json
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from gru_helpers import C, H, seeded
+
+from quant_gru import QuantGRU, calibrate_model
+
+pytestmark = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed, gloo"
+)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.names = ("all", "one", "none")
+        for name in self.names:
+            setattr(self, name, QuantGRU(C, H))
+
+    def forward(self, batch):
+        x, names = batch
+        for name in names:
+            getattr(self, name)(x)
+
+
+def worker(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=2,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    try:
+        torch.manual_seed(0)
+        model = Model()
+        batch = (seeded(5, 3, C, seed=rank), ("all", "one") if rank else ("all",))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            calibrate_model(model, [batch], lambda model, batch: model(batch))
+        found = {
+            "told": [str(w.message) for w in caught],
+            "on": [getattr(model, name).use_quantization for name in model.names],
+            "all": model.all.get_quant_config(),
+            "one": model.one.get_quant_config(),
+        }
+        with open(f"{folder}/{rank}.json", "w") as file:
+            json.dump(found, file)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_reached_in_one_process_is_reached_in_all(tmp_path):
+    mp.spawn(worker, args=(str(tmp_path),), nprocs=2)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert first["on"] == [True, True, False]
+    (told,) = first["told"]
+    assert told.startswith("forward never reached 'none':")

@@ -27,7 +27,9 @@ PUBLIC = {
     "calibrate_model",
     "convert_model",
     "default_config_path",
+    "export_encodings",
     "float_state_dict",
+    "load_encodings",
     "operator_gain",
     "operator_sqnr",
 }

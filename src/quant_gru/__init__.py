@@ -10,6 +10,7 @@ from quant_gru.config import (
     default_config_path,
 )
 from quant_gru.conversion.convert import calibrate_model, convert_model
+from quant_gru.conversion.encodings import export_encodings, load_encodings
 from quant_gru.modules.custom_gru import CustomGRU
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU, float_state_dict
@@ -31,7 +32,9 @@ __all__ = [
     "calibrate_model",
     "convert_model",
     "default_config_path",
+    "export_encodings",
     "float_state_dict",
+    "load_encodings",
     "operator_gain",
     "operator_sqnr",
 ]

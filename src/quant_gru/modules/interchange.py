@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from quant_gru.config import QuantConfig
 from quant_gru.export.foreign import haste, keras, onnx_node
 from quant_gru.export.foreign.float_gru import FloatGRU
+from quant_gru.modules import encodings
 from quant_gru.modules.calibration_methods import CalibrationMethods
 
 GRU = TypeVar("GRU", bound="Interchange")
@@ -119,6 +121,66 @@ class Interchange(CalibrationMethods):
         assert W is not None
         assert R is not None
         return haste.write(W, R, bw, br)
+
+    def export_encodings(
+        self,
+        path: str | os.PathLike[str],
+        version: str = "1.0.0",
+        *,
+        onnx: Any = None,
+        nodes: str | Sequence[str] | None = None,
+    ) -> None:
+        """Write the scales of inputs, states, outputs and weights as encodings of AIMET.
+
+        AIMET has no place for the operators inside a GRU. A parameter file beside the encodings has
+        all operators: 'gru.encodings' comes with 'gru.quant_params.json'. A warning names tensors
+        whose scales do not fit the format, such as both directions of a bidirectional GRU in one
+        tensor.
+
+        Args:
+            path: The file of encodings.
+            version: '0.6.1', '1.0.0' or '2.0.0'.
+            onnx: The path of an ONNX model, or an `onnx.ModelProto`, whose GRU nodes give the
+                names of tensors; rows are then in the order of ONNX (z, r, n). None for names like
+                those of nn.GRU's parameters: 'input_l0', 'output_l0', 'weight_ih_l0_reverse'.
+            nodes: Names of the GRU nodes, lowest layer first; None to find them by their weights.
+
+        Raises:
+            CalibrationError: There are no scales.
+            QuantGRUError: The version is unknown, the ONNX model does not fit, or a file cannot be
+                written.
+
+        Example:
+            >>> gru.export_encodings("gru.encodings", "2.0.0", onnx="model.onnx")
+        """
+        encodings.write({"": self}, path, version, onnx, None if nodes is None else {"": nodes})
+
+    def load_encodings(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        onnx: Any = None,
+        nodes: str | Sequence[str] | None = None,
+    ) -> None:
+        """Take the scales of inputs, states, outputs and weights from encodings of AIMET.
+
+        Scales of other operators do not change, and tensors without an encoding keep theirs.
+        Signed and unsigned codes of the same real values are equal: an operator keeps
+        `is_unsigned`, unless only the other one has zero point 0 in a symmetric operator.
+
+        Args:
+            path: A file of version 0.6.1, 1.0.0, 2.0.0 or 2.1.0.
+            onnx: As for `export_encodings`.
+            nodes: As for `export_encodings`.
+
+        Raises:
+            CalibrationError: The GRU has no scales; encodings do not have those of its inner
+                operators.
+            ParameterError: The file is malformed, or an encoding does not fit: weights that are
+                not symmetric, scales that are no powers of two with `scale_kind` 'pot', floating
+                point, blocks. Nothing has changed then.
+        """
+        encodings.read({"": self}, path, onnx, None if nodes is None else {"": nodes})
 
 
 def _made(kind: type[GRU], source: FloatGRU, config: QuantConfig | None) -> GRU:

@@ -294,5 +294,7 @@ def test_constants_do_not_grow():
 
 def test_onnx_is_needed_only_here(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
-    with pytest.raises(QuantGRUError, match=r"the package 'onnx' .*pip install onnx"):
+    with pytest.raises(
+        QuantGRUError, match=r"the package 'onnx' .*pip install \"quant-gru\[onnx\]"
+    ):
         QuantGRU.from_onnx("m.onnx")

@@ -7,12 +7,15 @@ from typing import Any
 
 from quant_gru._errors import QuantGRUError
 
+# Packages that an extra of this library installs.
+_EXTRAS = {"onnx": '"quant-gru[onnx]"'}
+
 
 def needed(package: str, purpose: str) -> Any:
     """Import and return an optional package.
 
     Args:
-        package: Name of the package, the same in Python and on PyPI.
+        package: Name of the module, that of the package on PyPI before its first dot.
         purpose: What needs it, for the error.
 
     Raises:
@@ -21,7 +24,8 @@ def needed(package: str, purpose: str) -> Any:
     try:
         return import_module(package)
     except ImportError as error:
+        name = package.partition(".")[0]
         raise QuantGRUError(
-            f"Expected the package {package!r} for {purpose}, got none ({error}); run "
-            f"pip install {package}"
+            f"Expected the package {name!r} for {purpose}, got none ({error}); run "
+            f"pip install {_EXTRAS.get(name, name)}"
         ) from None

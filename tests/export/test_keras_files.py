@@ -140,3 +140,47 @@ def test_malformed_files(file, tmp_path):
         archive.writestr("config.json", "[")
     with pytest.raises(QuantGRUError, match="JSONDecodeError"):
         QuantGRU.from_keras(tmp_path / "z.keras")
+
+
+def test_names_of_older_files(tmp_path):
+    """tf.keras of TensorFlow 2 wrote 'kernel:0', and the name of the layer twice."""
+    generator = np.random.default_rng(0)
+    arrays = {
+        "kernel:0": generator.normal(0, 1, (5, 12)),
+        "recurrent_kernel:0": generator.normal(0, 1, (4, 12)),
+        "bias:0": generator.normal(0, 1, (2, 12)),
+    }
+    path = tmp_path / "old.h5"
+    with h5py.File(path, "w") as file:
+        for place in ("one/one/gru_cell", "two/two/forward_gru/cell", "two/two/backward_gru/cell"):
+            for name, value in arrays.items():
+                file[f"model_weights/{place}/{name}"] = value.astype(np.float32)
+    plain = QuantGRU.from_keras(path, "one")
+    both = QuantGRU.from_keras(path, "two")
+    assert both.bidirectional
+    expected = QuantGRU.from_keras(list(arrays.values()))
+    assert torch.equal(plain.weight_ih_l0, expected.weight_ih_l0)
+    assert torch.equal(both.bias_hh_l0_reverse, expected.bias_hh_l0)
+
+
+def test_files_cannot_ask_for_much_memory(tmp_path):
+    with h5py.File(tmp_path / "m.h5", "w") as file:
+        file.create_dataset("gru/cell/kernel", (1 << 20, 3 << 12), np.float32)
+        file.create_dataset("gru/cell/recurrent_kernel", (1 << 12, 3 << 12), np.float32)
+    assert (tmp_path / "m.h5").stat().st_size < 1 << 16
+    with pytest.raises(QuantGRUError, match="an array of more than"):
+        QuantGRU.from_keras(tmp_path / "m.h5")
+    with zipfile.ZipFile(tmp_path / "m.keras", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("config.json", "{}")
+        archive.writestr("model.weights.h5", bytes(1 << 22))
+    with pytest.raises(QuantGRUError, match="packed into"):
+        QuantGRU.from_keras(tmp_path / "m.keras")
+
+
+def test_activations_of_the_backward_layer(tmp_path):
+    kinds = keras.layers
+    other = kinds.GRU(3, go_backwards=True, activation="relu")
+    layer = kinds.Bidirectional(kinds.GRU(3), backward_layer=other)
+    keras.Sequential([keras.Input((None, 5)), layer]).save(tmp_path / "m.keras")
+    with pytest.raises(QuantGRUError, match=r"activation to be 'tanh', got 'relu'"):
+        QuantGRU.from_keras(tmp_path / "m.keras")

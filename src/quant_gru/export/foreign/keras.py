@@ -85,20 +85,26 @@ def _checked(layer: Layer, where: str) -> FloatGRU:
 
 def _check_config(config: Mapping[str, Any], bidirectional: bool, where: str) -> None:
     """Raise unless a layer's configuration is that of torch.nn.GRU's equations."""
-    inner: Any = config.get("layer", {}).get("config", {}) if bidirectional else config
+    inner: list[Any] = [config]
+    if bidirectional:
+        both = (config.get("layer"), config.get("backward_layer"))
+        inner = [each["config"] for each in both if isinstance(each, dict) and "config" in each]
     rules = {
-        "activation": ("tanh", "tanh"),
-        "recurrent_activation": ("sigmoid", "sigmoid"),
-        "reset_after": (True, None),
-        "go_backwards": (False, False),
+        "activation": "tanh",
+        "recurrent_activation": "sigmoid",
+        "reset_after": True,
+        "go_backwards": False,
     }
-    for name, (expected, absent) in rules.items():
-        got = inner.get(name, absent)
-        if got is not None and got != expected:
-            reason = f": {_RESET_BEFORE}" if name == "reset_after" else ""
-            raise QuantGRUError(
-                f"Expected {name} to be {expected!r}, got {got!r} ({where}){reason}"
-            )
+    for index, settings in enumerate(inner):
+        for name, expected in rules.items():
+            if name == "go_backwards":
+                expected = index == 1
+            got = settings.get(name, expected)
+            if got != expected:
+                reason = f": {_RESET_BEFORE}" if name == "reset_after" else ""
+                raise QuantGRUError(
+                    f"Expected {name} to be {expected!r}, got {got!r} ({where}){reason}"
+                )
     if bidirectional and config.get("merge_mode", "concat") != "concat":
         raise QuantGRUError(
             f"Expected merge_mode to be 'concat', got {config['merge_mode']!r} ({where})"

@@ -18,6 +18,10 @@ from quant_gru.export.foreign.optional import needed
 
 _NAMES = ("kernel", "recurrent_kernel", "bias")
 
+# A file can declare more than it stores. These limits bound the memory that it can ask for.
+_MOST_ELEMENTS = 1 << 28
+_MOST_EXPANSION = 16
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -45,8 +49,8 @@ def read_layers(path: str | os.PathLike[str]) -> dict[str, Layer]:
     try:
         if zipfile.is_zipfile(name):
             with zipfile.ZipFile(name) as archive:
-                config = json.loads(archive.read("config.json"))
-                source: Any = io.BytesIO(archive.read("model.weights.h5"))
+                config = json.loads(_unpacked(archive, "config.json"))
+                source: Any = io.BytesIO(_unpacked(archive, "model.weights.h5"))
         else:
             source = name
         with h5py.File(source, "r") as file:
@@ -80,6 +84,14 @@ def read_layers(path: str | os.PathLike[str]) -> dict[str, Layer]:
     }
 
 
+def _unpacked(archive: zipfile.ZipFile, name: str) -> bytes:
+    """Return a file of an archive, unless it is far larger than its packed form."""
+    info = archive.getinfo(name)
+    if info.file_size > _MOST_EXPANSION * info.compress_size + 1024:
+        raise ValueError(f"{name} of {info.file_size} bytes, packed into {info.compress_size}")
+    return archive.read(info)
+
+
 def _cells(file: Any, h5py: Any) -> Iterator[tuple[str, str, list[np.ndarray]]]:
     """Yield layer, direction ('forward' or 'backward') and arrays of each GRU cell."""
     groups: list[Any] = []
@@ -94,6 +106,8 @@ def _cells(file: Any, h5py: Any) -> Iterator[tuple[str, str, list[np.ndarray]]]:
         arrays = [sets[key] for key in keys if key in sets]
         if len(arrays) < 2 or not _is_gru([each.shape for each in arrays[:2]]):
             continue
+        if max(each.size for each in arrays) > _MOST_ELEMENTS:
+            raise ValueError(f"an array of more than {_MOST_ELEMENTS} numbers in {group.name}")
         parts = group.name.strip("/").split("/")
         layer, direction = _place(file, parts)
         yield layer, direction, [np.asarray(each[()]) for each in arrays]

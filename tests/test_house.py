@@ -34,6 +34,8 @@ PUBLIC = {
     "freeze_model",
     "load_frozen",
     "load_model_params",
+    "export_encodings",
+    "load_encodings",
     "operator_gain",
     "operator_sqnr",
 }
@@ -49,6 +51,7 @@ ROOMS = [
     "execution",
     "autograd",
     "torch_ops",
+    "export",
     "modules",
     "conversion",
     "analysis",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from quant_gru.config import OperatorConfig, QuantConfig, QuantGRUWarning, default_config_path
     from quant_gru.conversion.calibrate import calibrate_model
     from quant_gru.conversion.convert import convert_model
+    from quant_gru.conversion.encodings import export_encodings, load_encodings
     from quant_gru.conversion.frozen_models import freeze_model, load_frozen
     from quant_gru.conversion.parameter_files import export_model_params, load_model_params
     from quant_gru.modules.cell import FrozenQuantGRUCell, QuantGRUCell
@@ -43,9 +44,11 @@ __all__ = [
     "calibrate_model",
     "convert_model",
     "default_config_path",
+    "export_encodings",
     "export_model_params",
     "float_state_dict",
     "freeze_model",
+    "load_encodings",
     "load_frozen",
     "load_model_params",
     "operator_gain",
@@ -65,9 +68,11 @@ _HOMES = {
     "calibrate_model": "conversion.calibrate",
     "convert_model": "conversion.convert",
     "default_config_path": "config",
+    "export_encodings": "conversion.encodings",
     "export_model_params": "conversion.parameter_files",
     "float_state_dict": "modules.gru",
     "freeze_model": "conversion.frozen_models",
+    "load_encodings": "conversion.encodings",
     "load_frozen": "conversion.frozen_models",
     "load_model_params": "conversion.parameter_files",
     "operator_gain": "analysis.operator_gain",

@@ -29,6 +29,7 @@ from quant_gru.config._settings import (
 from quant_gru.config._translate import GLOBALS, as_document, as_fields, entry_of, notes_on, texts
 from quant_gru.config.files import read_json, write_text
 from quant_gru.config.operators import FUSIBLE, WEIGHTS, canonical_name, suggest
+from quant_gru.config.public_project import translated
 
 __all__ = [
     "OperatorConfig",
@@ -232,9 +233,13 @@ class QuantConfig(Public, Section):
         cls, data: Any, file: str | os.PathLike[str] | None, verbose: bool
     ) -> "QuantConfig":
         try:
-            document = Document.model_validate(data)
+            document = Document.model_validate(translated(data))
         except ValidationError as error:
             raise as_config_error(error, Document, file, show_section=True) from None
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error} (file {os.fspath(file)!r})" if file else str(error)
+            ) from None
         config = cls(**as_fields(document))
         if verbose:
             for note in notes_on(document):

@@ -13,13 +13,13 @@ from torch import Tensor
 from quant_gru._errors import QuantGRUError
 from quant_gru.config import QuantGRUWarning
 from quant_gru.config.notes import caller_stacklevel
-from quant_gru.modules.calibration_methods import CalibrationMethods
+from quant_gru.modules.interchange import Interchange
 from quant_gru.parameters import document as params
 
 STATE_KEY = "quantization"
 
 
-class Checkpoints(CalibrationMethods):
+class Checkpoints(Interchange):
     """The part of a QuantGRU that writes and reads its quantization."""
 
     def export_quant_params(self, path: str | os.PathLike[str]) -> None:

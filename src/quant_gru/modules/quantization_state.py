@@ -78,6 +78,11 @@ class QuantState:
         return self._collector is not None
 
     @property
+    def shape(self) -> Shape:
+        """Layers, directions and sizes of the GRU."""
+        return self._shape
+
+    @property
     def zoneout(self) -> float:
         """Share of a state that each step keeps."""
         return self._shape.zoneout

@@ -29,6 +29,7 @@ from quant_gru.integer.qparams import (
 )
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table, compact
+from quant_gru.parameters import public_project
 from quant_gru.parameters.checks import (
     check_curve,
     check_fields,
@@ -89,6 +90,8 @@ def to_document(
 def from_document(data: Any, where: str) -> Parameters:
     """Check a document and rebuild the parameters.
 
+    Parameter files of the public project quant-gru-pytorch are read, too.
+
     Args:
         data: The parsed JSON.
         where: Name of the source in errors, such as "file 'a.json'".
@@ -96,6 +99,8 @@ def from_document(data: Any, where: str) -> Parameters:
     Raises:
         ParameterError: A part of the document is invalid; the message names it.
     """
+    if public_project.is_such(data):
+        return Parameters(*public_project.read(data, where))
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         got = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise ParameterError(f"Expected format to be {FORMAT!r}, got {got!r} ({where})")

@@ -1,0 +1,1 @@
+"""GRUs in other forms: files and source for other programs, and readers of theirs."""

@@ -1,0 +1,1 @@
+"""Encodings of AIMET: scales and offsets of the tensors around a GRU."""

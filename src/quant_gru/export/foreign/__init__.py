@@ -1,0 +1,1 @@
+"""Float GRUs of other frameworks: ONNX, Keras, Haste."""

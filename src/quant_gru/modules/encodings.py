@@ -1,0 +1,232 @@
+"""AIMET encodings of the GRUs of a model: written, and read back."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quant_gru._errors import CalibrationError, ConfigError, ParameterError, QuantGRUError
+from quant_gru.config import WEIGHTS, QuantGRUWarning
+from quant_gru.config.files import name_of, read_json, write_text
+from quant_gru.config.notes import caller_stacklevel
+from quant_gru.config.operators import suggest
+from quant_gru.export.aimet import scales, versions
+from quant_gru.export.aimet.places import Place, onnx_places, torch_places
+from quant_gru.export.foreign import onnx_node
+from quant_gru.export.foreign.onnx_constants import Constants
+from quant_gru.modules.calibration_methods import CalibrationMethods
+from quant_gru.parameters import document as params
+
+Nodes = Mapping[str, str | Sequence[str]]
+
+
+def write(
+    grus: Mapping[str, CalibrationMethods],
+    path: str | os.PathLike[str],
+    version: str,
+    onnx: Any,
+    nodes: Nodes | None,
+) -> None:
+    """Write the encodings of GRUs, and a parameter file of each one beside them.
+
+    Args:
+        grus: Name of the module -> GRU.
+        path: The file of encodings.
+        version: '0.6.1', '1.0.0' or '2.0.0'.
+        onnx: An ONNX model with the names of the tensors, or None for those of the parameters.
+        nodes: Name of the module -> names of its GRU nodes, lowest layer first; None to find them.
+    """
+    versions.check_version(version)
+    for gru in grus.values():
+        gru._finalized()
+    entries: dict[str, Any] = {}
+    left_out: list[str] = []
+    for name, places in _places(grus, onnx, nodes).items():
+        cells = grus[name]._state.scales
+        assert cells is not None
+        found, reasons = scales.entries_of(places, cells, _weights(grus[name]))
+        left_out += reasons
+        for entry in found:
+            if entries.setdefault(entry.name, entry) != entry:
+                left_out.append(f"{entry.name}: two GRUs use it with different scales")
+    shared = {line.partition(":")[0] for line in left_out}
+    kept = [entry for name, entry in entries.items() if name not in shared]
+    for name, gru in grus.items():
+        params.write(parameter_file(path, name), gru._state.document())
+    write_text(path, json.dumps(versions.to_document(kept, version), indent=1) + "\n")
+    if left_out:
+        warnings.warn(
+            f"Encodings of AIMET have no place for {'; '.join(left_out)}; the parameter file "
+            f"beside {os.fspath(path)!r} has them",
+            QuantGRUWarning,
+            stacklevel=caller_stacklevel(),
+        )
+
+
+def parameter_file(path: str | os.PathLike[str], name: str) -> Path:
+    """Return the path of the parameter file beside a file of encodings."""
+    whole = Path(name_of(path))
+    middle = f".{name}" if name else ""
+    return whole.with_name(f"{whole.stem}{middle}.quant_params.json")
+
+
+def read(
+    grus: Mapping[str, CalibrationMethods],
+    path: str | os.PathLike[str],
+    onnx: Any,
+    nodes: Nodes | None,
+) -> None:
+    """Replace the scales of inputs, states, outputs and weights by those of a file.
+
+    Arguments are those of `write`. On an error nothing has changed.
+    """
+    where = f"file {name_of(path)!r}"
+    try:
+        found = versions.from_document(read_json(path), where)
+    except ConfigError as error:
+        raise ParameterError(str(error)) from None
+    for name, gru in grus.items():
+        if gru._state.scales is None:
+            raise CalibrationError(
+                f"Expected a calibrated GRU, got one without scales ({name or 'the model'!r}): "
+                "encodings have no scales of its inner operators; call load_quant_params with the "
+                "parameter file beside them, or calibrate"
+            )
+        gru._follow_logarithms()
+    made = {
+        name: _replaced(grus[name], places, found, where)
+        for name, places in _places(grus, onnx, nodes).items()
+    }
+    for name, parameters in made.items():
+        grus[name]._state.take(parameters, where)
+        grus[name]._write_logarithms()
+
+
+def _replaced(
+    gru: CalibrationMethods, places: Sequence[Place], found: Mapping[str, Any], where: str
+) -> params.Parameters:
+    state = gru._state
+    assert state.scales is not None
+    cells = [list(layer) for layer in state.scales]
+    weights = _weights(gru)
+    named = [place for place in places if place.name in found]
+    if not named:
+        first = places[0].name
+        raise ParameterError(
+            f"Expected an encoding of one of the GRU's tensors, such as {first!r}, got none; "
+            f"{suggest(first, found)} ({where})"
+        )
+    for place in named:
+        entry = found[place.name]
+        try:
+            if isinstance(entry, str):
+                raise QuantGRUError(f"Expected an integer encoding without blocks, got {entry}")
+            for d in place.directions:
+                cells[place.layer][d] = scales.with_entry(
+                    cells[place.layer][d], place, entry, weights[place.layer][d]
+                )
+        except QuantGRUError as error:
+            raise ParameterError(f"{error} (tensor {place.name!r}, {where})") from None
+    configs = {cell.config.without_comments() for layer in cells for cell in layer}
+    # one configuration for all cells is that of the module
+    config = cells[0][0].config if len(configs) == 1 else state.config
+    return params.Parameters(state.shape, config, cells)
+
+
+def _weights(gru: CalibrationMethods) -> list[list[dict[str, Tensor]]]:
+    zeros = gru._weight.new_zeros(3 * gru.hidden_size)
+    return [
+        [
+            {
+                name: zeros if w is None else w.detach()
+                for name, w in zip(WEIGHTS, cell, strict=True)
+            }
+            for cell in layer
+        ]
+        for layer in gru._weights()
+    ]
+
+
+def _places(
+    grus: Mapping[str, CalibrationMethods], onnx: Any, nodes: Nodes | None
+) -> dict[str, list[Place]]:
+    """Return the tensors of every GRU."""
+    if onnx is None:
+        if nodes is not None:
+            raise QuantGRUError(f"Expected nodes only beside an ONNX model, got {nodes!r}")
+        return {
+            name: torch_places(
+                gru.num_layers, gru._directions, gru.bias, f"{name}." if name else ""
+            )
+            for name, gru in grus.items()
+        }
+    model, where = onnx_node.load(onnx)
+    constants = Constants(model, where)
+    free = list(onnx_node.gru_nodes(model, where))
+    found = {}
+    for name, gru in grus.items():
+        if nodes is None:
+            chosen = [
+                _node_of(gru, layer, name, free, constants, where)
+                for layer in range(gru.num_layers)
+            ]
+        else:
+            if name not in nodes:
+                raise QuantGRUError(f"Expected the nodes of module {name!r}, got none")
+            chosen = onnx_node.chosen_nodes(model, nodes[name], where)
+        if len(chosen) != gru.num_layers:
+            raise QuantGRUError(
+                f"Expected {gru.num_layers} GRU node(s), one per layer, got {len(chosen)} ({where})"
+            )
+        found[name] = onnx_places(chosen, gru._directions, constants)
+    return found
+
+
+def _node_of(
+    gru: CalibrationMethods,
+    layer: int,
+    name: str,
+    free: list[Any],
+    constants: Constants,
+    where: str,
+) -> Any:
+    """Take the node with the weights of a layer, which may be rounded in the file, from `free`."""
+    best, least = None, 0.5
+    for node in free:
+        try:
+            cells = onnx_node.read_node(node, constants, False, where).cells[0]
+        except QuantGRUError:
+            continue
+        error = _difference(gru, layer, cells)
+        if error < least:
+            best, least = node, error
+    if best is None:
+        raise QuantGRUError(
+            f"Expected a GRU node with the weights of layer {layer} of {name or 'the GRU'!r}, got "
+            f"none; name its nodes ({where})"
+        )
+    free.remove(best)
+    return best
+
+
+def _difference(gru: CalibrationMethods, layer: int, cells: Sequence[Any]) -> float:
+    """Return the largest relative difference of weights; infinity if the shapes differ."""
+    mine = gru._weights()[layer]
+    if len(mine) != len(cells):
+        return float("inf")
+    worst = 0.0
+    for (W, R, _, _), cell in zip(mine, cells, strict=True):
+        for w, other in ((W, cell.W), (R, cell.R)):
+            assert w is not None
+            w = w.detach().cpu().to(torch.float32)
+            if w.shape != other.shape:
+                return float("inf")
+            worst = max(worst, float((w - other).norm() / w.norm().clamp(min=1e-30)))
+    return worst

@@ -1,0 +1,372 @@
+"""Encodings of AIMET: what is written, what is read back, what does not fit."""
+
+import copy
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import quant_gru
+from quant_gru import (
+    CalibrationError,
+    ParameterError,
+    QuantConfig,
+    QuantGRU,
+    QuantGRUError,
+    QuantGRUWarning,
+)
+
+VERSIONS = ("0.6.1", "1.0.0", "2.0.0")
+C, H = 5, 4
+
+
+def calibrated(config=None, *, seed=0, **options):
+    torch.manual_seed(seed)
+    gru = QuantGRU(C, H, config=config or QuantConfig.int8(), **options).eval()
+    gru.calibration_method = "minmax"
+    gru.calibrate(torch.randn(10, 3, C))
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    return gru
+
+
+def scales_of(gru):
+    return [[cell.quantizers, dict(cell.pinned)] for layer in gru._state.scales for cell in layer]
+
+
+def onnx_model(*grus):
+    """A float model with one node per layer of each GRU, named node0, node1, .."""
+    onnx = pytest.importorskip("onnx")
+    helper = onnx.helper
+    nodes, stored, count = [], [], 0
+    for gru in grus:
+        for layer in range(gru.num_layers):
+            D = 2 if gru.bidirectional else 1
+            parts = {"W": [], "R": [], "B": []}
+            for d in range(D):
+                haste = gru.to_haste(layer, d == 1)
+                parts["W"].append(haste["kernel"].T)
+                parts["R"].append(haste["recurrent_kernel"].T)
+                parts["B"].append(torch.cat((haste["bias"], haste["recurrent_bias"])))
+            for name, values in parts.items():
+                value = torch.stack(values).numpy()
+                stored.append(onnx.numpy_helper.from_array(value, f"{name}{count}"))
+            nodes.append(
+                helper.make_node(
+                    "GRU",
+                    [f"x{count}", *(f"{name}{count}" for name in "WRB")],
+                    [f"y{count}", f"h{count}"],
+                    name=f"node{count}",
+                    hidden_size=H,
+                    linear_before_reset=1,
+                    direction="bidirectional" if D == 2 else "forward",
+                )
+            )
+            count += 1
+    FLOAT = onnx.TensorProto.FLOAT
+    sizes = [gru.input_size if k == 0 else H for gru in grus for k in range(gru.num_layers)]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(f"x{i}", FLOAT, ["T", "N", s]) for i, s in enumerate(sizes)],
+        [helper.make_tensor_value_info(f"{k}{i}", FLOAT, None) for i in range(count) for k in "yh"],
+        stored,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def random_config(seed):
+    rng = random.Random(seed)
+    config = QuantConfig(scale_kind=rng.choice(["pot", "free"]))
+    for name in ("input.x", "output.h"):
+        fields = {
+            "bitwidth": rng.choice([4, 8, 12, 16, 24, 32]),
+            "is_unsigned": rng.random() < 0.5,
+            "is_symmetric": rng.random() < 0.5,
+        }
+        config = config.replace(name, **fields)
+    for name in ("weight.W", "weight.R", "weight.bw", "weight.br"):
+        granularity = rng.choice(["tensor", "gate", "channel"])
+        config = config.replace(name, bitwidth=rng.randint(2, 16), granularity=granularity)
+    return config
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_written_is_read_back(seed, version, tmp_path):
+    """Another calibration, then the encodings and nothing else: equal boundary quantizers."""
+    rng = random.Random(seed)
+    options = {"num_layers": rng.randint(1, 2), "bidirectional": rng.random() < 0.5}
+    options["bias"] = rng.random() < 0.8
+    gru = calibrated(random_config(seed), **options)
+    gru.export_encodings(tmp_path / "g.encodings", version)
+    other = copy.deepcopy(gru)
+    other.reset_calibration()
+    other.calibrate(torch.randn(10, 3, C) * 3)
+    other.finalize_calibration()
+    assert scales_of(other) != scales_of(gru)
+    other.load_encodings(tmp_path / "g.encodings")
+    for mine, theirs in zip(scales_of(gru), scales_of(other), strict=True):
+        for name in ("input.x", "output.h"):
+            assert mine[0][name] == theirs[0][name]
+        assert mine[1] == theirs[1] == {}  # the scales follow the weights, as before
+    assert other.config == gru.config
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_parameter_file_beside_it_has_the_rest(version, tmp_path):
+    gru = calibrated()
+    gru.export_encodings(tmp_path / "g.encodings", version)
+    other = copy.deepcopy(gru)
+    other.reset_calibration()
+    with pytest.raises(CalibrationError, match=r"parameter file beside them, or calibrate"):
+        other.load_encodings(tmp_path / "g.encodings")
+    other.load_quant_params(tmp_path / "g.quant_params.json")
+    x = torch.randn(10, 3, C)
+    assert torch.equal(other(x)[0], gru(x)[0])
+    before = scales_of(other)
+    other.load_encodings(tmp_path / "g.encodings")
+    assert scales_of(other) == before
+
+
+def test_numbers_of_each_version(tmp_path):
+    gru = calibrated(QuantConfig.int8().replace("weight.R", granularity="gate"))
+    gru.adjust_quant_config("x", scale=0.25, zero_point=-28)
+    gru.adjust_quant_config("h", is_unsigned=True)
+    gru.adjust_quant_config("h", scale=0.5, zero_point=7)
+    path = tmp_path / "g.encodings"
+    gru.export_encodings(path, "0.6.1")
+    old = json.loads(path.read_text())
+    x = {"bitwidth": 8, "dtype": "int", "is_symmetric": "False", "scale": 0.25, "offset": -100}
+    assert old["activation_encodings"]["input_l0"] == [{**x, "min": -25.0, "max": 38.75}]
+    assert old["activation_encodings"]["output_l0"][0]["offset"] == -7
+    assert len(old["param_encodings"]["weight_hh_l0"]) == 3 * H  # a gate is H channels
+    assert {e["offset"] for e in old["param_encodings"]["weight_hh_l0"]} == {-128}
+    assert {e["is_symmetric"] for e in old["param_encodings"]["weight_hh_l0"]} == {"True"}
+    gru.export_encodings(path, "1.0.0")
+    found = {e["name"]: e for e in json.loads(path.read_text())["activation_encodings"]}
+    assert found["input_l0"] == {
+        "name": "input_l0",
+        "dtype": "INT",
+        "bw": 8,
+        "is_sym": False,
+        "scale": [0.25],
+        "offset": [-100],
+        "enc_type": "PER_TENSOR",
+    }
+    gru.export_encodings(path, "2.0.0")
+    found = {e["name"]: e for e in json.loads(path.read_text())["encodings"]}
+    names = {"name": "input_l0", "output_dtype": "int8"}
+    assert found["input_l0"] == {**names, "y_scale": 0.25, "y_zero_point": -28}
+    assert found["output_l0"]["output_dtype"] == "uint8"
+    assert found["weight_ih_l0"]["axis"] == 0
+    assert "y_zero_point" not in found["weight_ih_l0"]
+    expected = gru.get_quant_config("R")["scale"]
+    assert found["weight_hh_l0"]["y_scale"] == np.repeat(expected, H).tolist()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_names_and_rows_of_an_onnx_model(version, tmp_path):
+    gru = calibrated(num_layers=2)
+    path, model = tmp_path / "g.encodings", onnx_model(gru)
+    gru.export_encodings(path, version, onnx=model)
+    other = copy.deepcopy(gru)
+    other.adjust_quant_config("W", bitwidth=5)
+    other.adjust_quant_config("h", bitwidth=4)
+    other.load_encodings(path, onnx=model, nodes=["node0", "node1"])
+    assert scales_of(other) == scales_of(gru)
+    if version == "1.0.0":
+        found = {e["name"]: e["scale"] for e in json.loads(path.read_text())["param_encodings"]}
+        r, z, n = np.split(np.array(gru.get_quant_config("W", 1)["scale"]), 3)
+        assert found["W1"] == np.concatenate((z, r, n)).tolist()
+        assert sorted(found) == ["B0", "B1", "R0", "R1", "W0", "W1"]
+        assert len(found["B0"]) == 6 * H
+
+
+def test_nodes_are_found_by_their_weights(tmp_path):
+    first, second = calibrated(seed=1), calibrated(seed=2)
+    model = torch.nn.ModuleDict({"a": first, "b": second})
+    swapped = onnx_model(second, first)
+    path = tmp_path / "m.encodings"
+    quant_gru.export_encodings(model, path, onnx=swapped)
+    found = {e["name"]: e["scale"] for e in json.loads(path.read_text())["activation_encodings"]}
+    assert found["x0"] == [second.get_quant_config("x")["scale"]]
+    with pytest.raises(QuantGRUError, match=r"weights of layer 0 of the GRU'?, got none|'the GRU'"):
+        calibrated(seed=3).export_encodings(path, onnx=swapped)
+    with pytest.raises(QuantGRUError, match=r"nodes only beside an ONNX model"):
+        first.export_encodings(path, nodes="node0")
+    with pytest.raises(QuantGRUError, match=r"1 GRU node\(s\), one per layer, got 2"):
+        first.export_encodings(path, onnx=swapped, nodes=["node0", "node1"])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_whole_models(version, tmp_path):
+    model = torch.nn.ModuleDict({"a": calibrated(seed=1), "b": calibrated(seed=2, num_layers=2)})
+    path = tmp_path / "m.encodings"
+    quant_gru.export_encodings(model, path, version)
+    assert (tmp_path / "m.a.quant_params.json").exists()
+    other = copy.deepcopy(model)
+    for gru in other.values():
+        gru.adjust_quant_config("x", bitwidth=6)
+    quant_gru.load_encodings(other, path)
+    assert all(scales_of(other[name]) == scales_of(model[name]) for name in "ab")
+    assert '"b.weight_ih_l1"' in path.read_text()
+    with pytest.raises(QuantGRUError, match="at least one QuantGRU, got none in Linear"):
+        quant_gru.export_encodings(torch.nn.Linear(1, 1), path)
+
+
+def test_what_has_no_place_is_named(tmp_path):
+    gru = calibrated(bidirectional=True)
+    path = tmp_path / "g.encodings"
+    with pytest.warns(QuantGRUWarning, match=r"no place for .*R0: its directions have different"):
+        gru.export_encodings(path, "2.0.0", onnx=onnx_model(gru))
+    assert "R0" not in {e["name"] for e in json.loads(path.read_text())["encodings"]}
+    gru = calibrated(QuantConfig.int8().replace("weight.bw", bitwidth=16))
+    with pytest.warns(QuantGRUWarning, match=r"B0: its parts have widths 16, 8"):
+        gru.export_encodings(path, onnx=onnx_model(gru))
+
+
+def read_back(tmp_path, change, version="1.0.0", config=None):
+    """Load encodings after `change(name -> entry)`."""
+    gru = calibrated(config)
+    path = tmp_path / "g.encodings"
+    gru.export_encodings(path, version)
+    data = json.loads(path.read_text())
+    sections = [data.get(k, []) for k in ("encodings", "activation_encodings", "param_encodings")]
+    change({e["name"]: e for section in sections for e in section}, data)
+    path.write_text(json.dumps(data))
+    before = scales_of(gru)
+    try:
+        gru.load_encodings(path)
+    except ParameterError:
+        assert scales_of(gru) == before
+        raise
+    return gru
+
+
+def updates(tensor, **fields):
+    return lambda entries, data: entries[tensor].update(fields)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (updates("input_l0", scale=[0.3]), r"scale to be a power of two .*'input_l0'"),
+        (updates("weight_ih_l0", offset=[-127] * 12), r"weights and biases are symmetric"),
+        (updates("weight_ih_l0", scale=[0.5], offset=[-128] * 2), r"one offset per scale"),
+        (updates("weight_ih_l0", scale=[0.5] * 2, offset=[-128] * 2), r"1 or 12 scales, got 2"),
+        (updates("input_l0", scale=[0.5] * 2, offset=[-128] * 2), r"activations have one, got 2"),
+        (updates("input_l0", dtype="FLOAT"), r"integer encoding without blocks, got dtype 'FLOAT'"),
+        (updates("input_l0", enc_type="LPBQ"), r"got enc_type 'LPBQ'"),
+        (updates("input_l0", bw=33), r"a width from 1 to 32, got 33"),
+        (updates("input_l0", bw=True), r"a width from 1 to 32, got True"),
+        (updates("input_l0", scale=[0.0]), r"scales to be positive numbers, got 0.0"),
+        (updates("input_l0", scale=["1"]), r"scales to be positive numbers, got '1'"),
+        (updates("input_l0", scale=[]), r"at least one scale"),
+        (updates("input_l0", scale=[1e-45]), r"normal positive float32"),
+        (updates("input_l0", offset=[0.5]), r"to be integers, got 0.5"),
+        (updates("input_l0", offset=[1]), r"zero point inside the codes, got 1"),
+        (updates("input_l0", is_sym="x"), r"is_sym to be true or false"),
+        (updates("input_l0", name=3), r"a 'name' in every entry"),
+        (updates("input_l0", name="output_l0"), r"one encoding of 'output_l0', got two"),
+        (lambda entries, data: data.update(version="3"), r"got '3'"),
+        (lambda entries, data: data.update(param_encodings={}), r"to be a list, got dict"),
+        (
+            lambda entries, data: data.update(param_encodings=[], activation_encodings=[]),
+            r"such as 'input_l0', got none",
+        ),
+    ],
+)
+def test_encodings_that_do_not_fit(change, message, tmp_path):
+    with pytest.raises(ParameterError, match=message):
+        read_back(tmp_path, change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (updates("input_l0", bw=8), r"output_dtype and no bw"),
+        (updates("input_l0", output_dtype="float8"), r"got output_dtype 'float8'"),
+        (updates("weight_ih_l0", block_size=4), r"got blocks"),
+        (updates("weight_ih_l0", axis=1), r"axis to be 0, got 1"),
+        (updates("weight_ih_l0", axis="x"), r"axis to be an integer"),
+        (updates("input_l0", y_zero_point=128), r"zero point inside the codes, got 128"),
+    ],
+)
+def test_encodings_of_version_2_that_do_not_fit(change, message, tmp_path):
+    with pytest.raises(ParameterError, match=message):
+        read_back(tmp_path, change, "2.0.0")
+
+
+def test_encodings_of_other_tensors_are_ignored(tmp_path):
+    def add(entries, data):
+        data["activation_encodings"].append({"name": "conv", "dtype": "FLOAT", "bw": 16})
+
+    read_back(tmp_path, add)
+
+
+def test_unsigned_codes_fit_a_signed_operator(tmp_path):
+    """The same real values in codes of the other sign: the operator keeps its own."""
+
+    def unsigned(entries, data):
+        entries["input_l0"].update(output_dtype="uint8", y_zero_point=100, y_scale=0.25)
+
+    gru = read_back(tmp_path, unsigned, "2.0.0")
+    found = gru.get_quant_config("x")
+    assert (found["is_unsigned"], found["zero_point"], found["scale"]) == (False, -28, 0.25)
+    # a symmetric operator becomes unsigned where only unsigned codes have the zero point 0
+    symmetric = QuantConfig()
+    with_zero = updates("input_l0", output_dtype="uint8", y_scale=0.25)
+    found = read_back(tmp_path, with_zero, "2.0.0", symmetric).get_quant_config("x")
+    assert (found["is_unsigned"], found["is_symmetric"], found["zero_point"]) == (True, True, 0)
+    found = read_back(tmp_path, unsigned, "2.0.0", symmetric).get_quant_config("x")
+    assert (found["is_unsigned"], found["is_symmetric"], found["zero_point"]) == (False, False, -28)
+
+
+def test_weights_keep_the_scales_of_a_file(tmp_path):
+    change = updates("weight_ih_l0", scale=[0.5], offset=[-8], bw=4, enc_type="PER_TENSOR")
+    gru = read_back(tmp_path, change)
+    found = gru.get_quant_config("W")
+    assert (found["scale"], found["bitwidth"]) == ([0.5], 4)
+    assert gru.config["W"].granularity == "tensor"
+    gru(torch.randn(10, 3, C))
+
+
+def test_scales_are_rounded_to_float32(tmp_path):
+    free = QuantConfig.int8().replace_globals(scale_kind="free")
+    gru = read_back(tmp_path, updates("input_l0", scale=[0.1]), config=free)
+    assert gru.get_quant_config("x")["scale"] == float(np.float32(0.1))
+
+
+def test_arguments(tmp_path):
+    gru = calibrated()
+    with pytest.raises(QuantGRUError, match=r"one of 0\.6\.1, 1\.0\.0, 2\.0\.0, got '2'"):
+        gru.export_encodings(tmp_path / "g.encodings", "2")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(CalibrationError):
+        QuantGRU(C, H).export_encodings(tmp_path / "g.encodings")
+    with pytest.raises(ParameterError, match="a file to exist"):
+        gru.load_encodings(tmp_path / "absent")
+
+
+def test_malformed_files(tmp_path):
+    """Any change of any bytes: a GRU, or an error that leaves it as it was."""
+    gru = calibrated()
+    rng = random.Random(0)
+    for version in VERSIONS:
+        path = tmp_path / "g.encodings"
+        gru.export_encodings(path, version)
+        raw = path.read_bytes()
+        for _ in range(60):
+            data = bytearray(raw[: rng.choice([len(raw), rng.randrange(len(raw))])])
+            for _ in range(rng.randrange(4)):
+                if data:
+                    data[rng.randrange(len(data))] = rng.choice(b'0123456789.-e"[]{},: ax')
+            path.write_bytes(bytes(data))
+            other = copy.deepcopy(gru)
+            try:
+                other.load_encodings(path)
+            except ParameterError:
+                assert scales_of(other) == scales_of(gru)

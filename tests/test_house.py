@@ -43,6 +43,7 @@ ROOMS = [
     "execution",
     "autograd",
     "torch_ops",
+    "export",
     "modules",
     "conversion",
     "analysis",

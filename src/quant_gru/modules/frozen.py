@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from quant_gru.execution.integer_io import integer_forward, trace_codes
 from quant_gru.execution.layers import run_real
 from quant_gru.execution.prepared_call import prepare
 from quant_gru.execution.sequence_layout import Sequence, normalize
+from quant_gru.export import frozen_file
 from quant_gru.integer.plan import GRUPlan, WeightPart
 from quant_gru.integer.quantizer import container_dtype
 from quant_gru.integer.weighted_sum import WeightedSum
@@ -56,6 +58,42 @@ class FrozenQuantGRU(torch.nn.Module):
         text = params.to_tensor({**document, "batch_first": batch_first})
         # on the device of the integers, because a module is on one device
         self.register_buffer(_DOCUMENT, text.to(device))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file: all integers, and the parameter document as metadata.
+
+        The file also has the numbers that an executor derives, so that a reader needs no Python.
+        It replaces an existing file in one step; on failure the previous contents remain.
+
+        Raises:
+            ParameterError: The file cannot be written.
+
+        Example:
+            >>> gru.freeze().save("gru.safetensors")
+            >>> frozen = FrozenQuantGRU.load("gru.safetensors")
+        """
+        state = {name: tensor.cpu() for name, tensor in self.state_dict().items()}
+        copy = FrozenQuantGRU.from_state_dict(state)
+        document = params.from_tensor(state.pop(_DOCUMENT), f"key {_DOCUMENT!r}")
+        batch_first = params.take_flag(document, "batch_first", False, f"key {_DOCUMENT!r}")
+        frozen_file.write(path, document, batch_first, state, copy._plan())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> FrozenQuantGRU:
+        """Read a file of `save`, onto the CPU.
+
+        Raises:
+            ParameterError: The file cannot be read, or a part of it is wrong; the message names
+                the part, the rule and the value.
+        """
+        document, batch_first, tensors, where = frozen_file.read(path)
+        text = params.to_tensor({**document, "batch_first": batch_first})
+        try:
+            module = cls.from_state_dict({**tensors, _DOCUMENT: text})
+        except QuantGRUError as error:
+            raise ParameterError(f"{error} ({where})") from None
+        frozen_file.check(tensors, module.shape, module._plan(), where)
+        return module
 
     @classmethod
     def from_state_dict(cls, state_dict: Mapping[str, Tensor]) -> FrozenQuantGRU:

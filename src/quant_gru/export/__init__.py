@@ -1,0 +1,1 @@
+"""Plans in other forms: files and source code that run without PyTorch."""

@@ -1,0 +1,250 @@
+"""The C source of one layer and direction."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from quant_gru.export.c.numbers import Rows, Sum, entries_of, rows_of, sum_of, sums_of
+from quant_gru.export.c.text import SIZES, array, fill, struct, type_of
+from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.tables import Table
+from quant_gru.integer.weighted_sum import WeightedSum
+
+# loop -> types of weights, biases and the operand
+_LOOPS = {
+    "8": ("int8_t", "int32_t", "int16_t"),
+    "16": ("int16_t", "int64_t", "int16_t"),
+    "32": ("int32_t", "int64_t", "int32_t"),
+    "wide": ("int32_t", "int64_t", "int64_t"),
+}
+_TABLES = {"z": ("gate.z_pre", "gate.z_out"), "r": ("gate.r_pre", "gate.r_out")}
+_TABLES["g"] = ("gate.g_pre", "gate.g_out")
+_SUMS = {
+    "gate.z_pre": "z_pre",
+    "gate.r_pre": "r_pre",
+    "gate.g_pre": "g_pre",
+    "op.rRh": "rRh",
+    "op.old_contrib": "old",
+    "op.new_contrib": "new",
+    "output.h": "h",
+    "zoneout": "kept",
+}
+
+
+class Data:
+    """Constant arrays and structures as C text, and the bytes of the arrays by kind."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.bytes = {"weights": 0, "tables": 0}
+
+    def array(self, kind: str, ctype: str, name: str, values: list[int]) -> str:
+        """Add an array and return its name."""
+        self.text.append(array(ctype, name, values))
+        self.bytes[kind] += SIZES[ctype] * len(values)
+        return name
+
+    def struct(self, ctype: str, name: str, **fields: int | str) -> None:
+        """Add a structure."""
+        self.text.append(struct(ctype, name, **fields))
+
+
+@dataclass(frozen=True)
+class CellSource:
+    """A cell as C source.
+
+    Attributes:
+        prefix: Start of all its names.
+        text: Its constants and functions.
+        operands: Field of the operand union -> its type and elements.
+        bytes: 'weights' and 'tables' -> bytes.
+    """
+
+    prefix: str
+    text: str
+    operands: dict[str, tuple[str, int]]
+    bytes: dict[str, int]
+
+
+def is_wide(cell: CellPlan) -> bool:
+    """Return whether a code without its zero point may exceed 32 bits."""
+    q = cell.frozen.quantizers.values()
+    largest = max(abs(cell.frozen.one), cell.frozen.one_minus_z)
+    return max(each.bits for each in q) > 30 or largest >= 1 << 30
+
+
+def cell_source(
+    cell: CellPlan,
+    layer: int,
+    direction: int,
+    below: list[tuple[WeightedSum, Quantizer]],
+    **names: str,
+) -> CellSource:
+    """Return the source of a cell.
+
+    Args:
+        cell: Its plan.
+        layer: Which layer.
+        direction: Which direction.
+        below: The sums that convert the codes of each direction of the layer below, and the
+            quantizers of these codes; empty in the first layer.
+        names: `name` of the model, `input_type` and `code_type`.
+    """
+    p, data, w = f"l{layer}{'_reverse' if direction else ''}", Data(), cell.weights
+    q, H, C = cell.frozen.quantizers, cell.hidden_size, cell.input_size
+    zero = {operator: each.zero_point for operator, each in q.items()}
+    Wx = rows_of(w.W, w.Bw, cell.shift_Bw, w.Wx, cell.x, w.bits_W)
+    Rh = rows_of(w.R, w.Br, cell.shift_Br, w.Rh, cell.h, w.bits_R)
+    _add_rows(data, Wx, f"{p}_W", f"{p}_Wx")
+    _add_rows(data, Rh, f"{p}_R", f"{p}_Rh")
+    sums = sums_of(cell)
+    for operator, each in sums.items():
+        _add_sum(data, each, f"{p}_{_SUMS[operator]}")
+    for gate, (pre, out) in _TABLES.items():
+        _add_table(data, cell.frozen.tables[out], q[pre], f"{p}_{gate}")
+    fields = {_field(Wx): C, _field(Rh): H}
+    if _field(Wx) == _field(Rh):
+        fields = {_field(Wx): max(C, H)}
+    result = f"qg_apply(&{p}_kept, h[i], 1, now, 1)" if "zoneout" in sums else "now"
+    text = fill(
+        "cell.c.in",
+        layer=layer,
+        direction=("forward", "reverse")[direction],
+        p=p,
+        input_size=C,
+        hidden_size=H,
+        operand_type=_LOOPS[Wx.loop][2],
+        operand_field=_field(Wx),
+        operand_type_R=_LOOPS[Rh.loop][2],
+        operand_field_R=_field(Rh),
+        offset_R=_constant(Rh.offset),
+        fill_input=_fill_input(data, p, Wx, below, H),
+        loop_W=Wx.loop,
+        loop_R=Rh.loop,
+        zero_h=_constant(zero["output.h"]),
+        zero_Rh=_constant(zero["matmul.Rh"]),
+        **_products(p, sums, cell.frozen.one),
+        result=result,
+        constants="\n".join(data.text),  # last: the calls above add to them
+        **names,
+    )
+    operands = {field: (_TYPE_OF[field], size) for field, size in fields.items()}
+    return CellSource(p, text, operands, data.bytes)
+
+
+_TYPE_OF = {"w16": "int16_t", "w32": "int32_t", "w64": "int64_t"}
+
+
+def _field(rows: Rows) -> str:
+    return {"int16_t": "w16", "int32_t": "w32", "int64_t": "w64"}[_LOOPS[rows.loop][2]]
+
+
+def _constant(value: int) -> str:
+    """Return a constant in the type of values; negative ones in parentheses."""
+    return f"(qg_value)({value}{'LL' if abs(value) >= 1 << 31 else ''})"
+
+
+def _products(p: str, sums: dict[str, Sum], one: int) -> dict[str, str]:
+    """Return the line of each product that has its own code, and the terms that follow."""
+    found: dict[str, str] = {}
+    for name, operator, factors in (
+        ("rRh", "op.rRh", "r, Rh_g"),
+        ("old", "op.old_contrib", "z, before"),
+        ("new", "op.new_contrib", f"{_constant(one)} - z, g"),
+    ):
+        own, variable = operator in sums, {"new": "fresh"}.get(name, name)
+        line = f"        const qg_value {variable} = qg_apply(&{p}_{name}, {factors}, 0, 0);\n"
+        found[name] = line if own else ""
+        found[f"{name}_term"] = f"{variable}, 1" if own else factors
+    return found
+
+
+def _fill_input(
+    data: Data, p: str, Wx: Rows, below: list[tuple[WeightedSum, Quantizer]], H: int
+) -> str:
+    """Return the loops that write the operand of the input product."""
+    ctype, offset = _LOOPS[Wx.loop][2], _constant(Wx.offset)
+    if not below:
+        return (
+            f"    for (i = 0; i < {Wx.weights.shape[1]}; ++i) "
+            f"operand[i] = ({ctype})((qg_value)x[i] - {offset});"
+        )
+    lines = []
+    for direction, (weighted_sum, h) in enumerate(below):
+        name, at = f"{p}_from_{('forward', 'reverse')[direction]}", direction * H
+        _add_sum(data, sum_of(weighted_sum, [h.max_abs], [h.zero_point]), name)
+        value = f"qg_apply(&{name}, (qg_value)x[{at} + i], 1, 0, 0) - {offset}"
+        lines.append(
+            f"    for (i = 0; i < {H}; ++i)\n        operand[{at} + i] = ({ctype})({value});"
+        )
+    return "\n".join(lines)
+
+
+def _add_sum(data: Data, s: Sum, name: str) -> None:
+    data.struct("qg_sum", name, **asdict(s))
+
+
+def _add_rows(data: Data, rows: Rows, weights: str, name: str) -> None:
+    weight_type, bias_type, _ = _LOOPS[rows.loop]
+    data.array("weights", weight_type, weights, rows.weights.flatten().tolist())
+    data.array("weights", bias_type, f"{name}_bias", rows.bias)
+    same = rows.bits < 128 and len(set(rows.Ms)) == 1
+    Ms = "NULL" if same else data.array("weights", "int32_t", f"{name}_M", rows.Ms)
+    ks = "NULL"
+    if rows.bits > 64:
+        ks = data.array("weights", "int16_t", f"{name}_k", rows.ks)
+    data.struct(
+        "qg_rows",
+        name,
+        bits=rows.bits,
+        k=rows.k,
+        M=rows.Ms[0] if same else 0,
+        bias_shift=rows.bias_shift,
+        Ms=Ms,
+        ks=ks,
+        zero=rows.zero,
+        lo=rows.lo,
+        hi=rows.hi,
+    )
+
+
+def _add_table(data: Data, table: Table, pre: Quantizer, name: str) -> None:
+    """Add a table and its function `name`, from codes to codes without zero point."""
+    entries = entries_of(table, pre)
+    if entries is not None:
+        first, values = entries
+        ctype = type_of(min(values), max(values))
+        data.array("tables", ctype, f"{name}_entries", values)
+        last = first + len(values) - 1
+        code = "code"
+        if first > pre.lo or last < pre.hi:
+            code = f"qg_clamp32((int32_t)code, {first}, {last})"
+        body = f"(qg_value){name}_entries[{code} - ({first})]"
+    else:
+        bounds, coefficients = table.bounds.tolist(), table.coefficients
+        uniform = table.segment_shift is not None
+        starts = "NULL"
+        if not uniform:
+            starts = data.array(
+                "tables", "uint32_t", f"{name}_bounds", [b - bounds[0] for b in bounds]
+            )
+        rows = data.array(
+            "tables", "int64_t", f"{name}_coefficients", coefficients.flatten().tolist()
+        )
+        data.struct(
+            "qg_table",
+            f"{name}_table",
+            first=bounds[0],
+            last=table.last,
+            segments=len(bounds),
+            degree=coefficients.shape[1] - 1,
+            shift=table.shift,
+            segment_shift=-1 if table.segment_shift is None else table.segment_shift,
+            lo=table.lo - table.zero_point,
+            hi=table.hi - table.zero_point,
+            bounds=starts,
+            coefficients=rows,
+        )
+        body = f"qg_look_up(&{name}_table, code)"
+    data.text.append(f"QG_INLINE qg_value {name}(qg_value code) {{\n    return {body};\n}}\n")

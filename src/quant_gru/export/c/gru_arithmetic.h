@@ -1,0 +1,169 @@
+/* Weighted sums, requantization and tables of an integer GRU in C99.
+ *
+ * All parameters are constant structures, and all functions are inlined. The compiler removes what
+ * the widths of a model do not need. Every result equals that of the primitives in fixed_point.h.
+ */
+#ifndef QUANT_GRU_ARITHMETIC_H
+#define QUANT_GRU_ARITHMETIC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fixed_point.h"
+
+#if defined(__GNUC__)
+#define QG_INLINE static inline __attribute__((always_inline, unused))
+#else
+#define QG_INLINE static inline
+#endif
+
+/* A code or a sum that is not a product. 64 bits only where operators have more than 30 bits. */
+#if defined(QG_WIDE_VALUES)
+typedef int64_t qg_value;
+#else
+typedef int32_t qg_value;
+#endif
+
+/* This code needs a >> that keeps the sign. */
+typedef char qg_shift_keeps_the_sign[(-1 >> 1) == -1 ? 1 : -1];
+
+/* clamp(rne((M1*(a1*b1 - z1) + M2*(a2*b2 - z2)) / 2^k) + zero, lo, hi) */
+typedef struct {
+    int64_t M1, M2; /* multipliers */
+    int64_t z1, z2; /* zero points of terms; 0 for products */
+    int k;          /* shift; not negative unless bits is 128 */
+    int bits;       /* 32, 64 or 128: integers that hold the sum and half of 2^k */
+    int small;      /* whether 32 bits hold the rounded sum */
+    int64_t zero, lo, hi;
+} qg_sum;
+
+QG_INLINE int32_t qg_clamp32(int32_t v, int32_t lo, int32_t hi) {
+    v = v < lo ? lo : v;
+    return v > hi ? hi : v;
+}
+
+/* rne(v / 2^k) for 0 <= k <= 30, where v + 2^(k-1) does not overflow. */
+QG_INLINE int32_t qg_round32(int32_t v, int k) {
+    if (k == 0) return v;
+    return (v + (int32_t)((1u << (k - 1)) - 1u) + ((v >> k) & 1)) >> k;
+}
+
+/* rne(v / 2^k) for 0 <= k <= 62, where v + 2^(k-1) does not overflow. */
+QG_INLINE int64_t qg_round64(int64_t v, int k) {
+    if (k == 0) return v;
+    return (v + (((int64_t)1 << (k - 1)) - 1) + ((v >> k) & 1)) >> k;
+}
+
+/* rne(a * M / 2^k) for k > 32, where 32 bits hold the result and all of a*M >> 32 plus 2^(k-33). */
+QG_INLINE int32_t qg_scale_high(int32_t a, int32_t M, int k) {
+    const int64_t v = (int64_t)a * M;
+    const int32_t t = (int32_t)(v >> 32) + (int32_t)(1u << (k - 33));
+    const int32_t q = t >> (k - 32);
+    /* A tie is rounded up above; the even neighbour is one below. */
+    return ((uint32_t)t << (64 - k) | (uint32_t)v) == 0 ? q & ~1 : q;
+}
+
+/* Limits of a rounded sum: the code. */
+QG_INLINE qg_value qg_code32(int32_t v, int64_t zero, int64_t lo, int64_t hi) {
+    return (qg_value)qg_clamp32(v + (int32_t)zero, (int32_t)lo, (int32_t)hi);
+}
+
+QG_INLINE qg_value qg_code64(int64_t v, int64_t zero, int64_t lo, int64_t hi) {
+    return (qg_value)(qg_clamp(v, lo - zero, hi - zero) + zero);
+}
+
+/* The code of a sum of two terms. A term that is not a product has the factor 1. */
+QG_INLINE qg_value qg_apply(const qg_sum *s, qg_value a1, qg_value b1, qg_value a2, qg_value b2) {
+    if (s->bits == 32) {
+        /* unsigned: single terms may wrap, the sum does not */
+        const uint32_t add = (uint32_t)(s->M1 * s->z1 + s->M2 * s->z2);
+        const uint32_t t1 = (uint32_t)s->M1 * ((uint32_t)a1 * (uint32_t)b1);
+        const uint32_t t2 = (uint32_t)s->M2 * ((uint32_t)a2 * (uint32_t)b2);
+        const int32_t v = (int32_t)(t1 + t2 - add);
+        return qg_code32(qg_round32(v, s->k), s->zero, s->lo, s->hi);
+    }
+    if (s->bits == 64) {
+        const uint64_t p1 = (uint64_t)((int64_t)a1 * b1), p2 = (uint64_t)((int64_t)a2 * b2);
+        const uint64_t add = (uint64_t)(s->M1 * s->z1 + s->M2 * s->z2);
+        const int64_t v = (int64_t)((uint64_t)s->M1 * p1 + (uint64_t)s->M2 * p2 - add);
+        const int64_t rounded = qg_round64(v, s->k);
+        if (s->small) return qg_code32((int32_t)rounded, s->zero, s->lo, s->hi);
+        return qg_code64(rounded, s->zero, s->lo, s->hi);
+    }
+    const qg_wide p1 = qg_wide_product((int64_t)a1 - s->z1, b1);
+    const qg_wide p2 = qg_wide_product((int64_t)a2 - s->z2, b2);
+    const qg_wide v = qg_wide_add(qg_wide_times_word(p1, (uint64_t)s->M1),
+                                  qg_wide_times_word(p2, (uint64_t)s->M2));
+    return qg_code64(qg_wide_round(v, s->k), s->zero, s->lo, s->hi);
+}
+
+/* How the accumulators of a matrix product become codes: rows of M and k. */
+typedef struct {
+    int bits;         /* 32, 33, 64, 65 or 128; see qg_requantize */
+    int k;            /* shift of all rows where bits is below 65 */
+    int32_t M;        /* multiplier of all rows, or 0: see Ms */
+    int bias_shift;   /* unit of the bias, where bits is 128 */
+    const int32_t *Ms;
+    const int16_t *ks;
+    int64_t zero, lo, hi;
+} qg_rows;
+
+/* The code of row c. `v` is the accumulator with its bias.
+ * bits: 32 if 32 bits hold v*M; 33 if k > 32 and 32 bits hold the upper word; 64 if 64 bits hold
+ * v*M; 65 if each row has a shift of its own. */
+QG_INLINE qg_value qg_requantize(const qg_rows *p, int c, int64_t v) {
+    const int32_t M = p->M ? p->M : p->Ms[c];
+    if (p->bits == 32)
+        return qg_code32(qg_round32((int32_t)v * M, p->k), p->zero, p->lo, p->hi);
+    if (p->bits == 33)
+        return qg_code32(qg_scale_high((int32_t)v, M, p->k), p->zero, p->lo, p->hi);
+    if (p->bits == 64) return qg_code64(qg_round64(v * M, p->k), p->zero, p->lo, p->hi);
+    return qg_code64(qg_round(v * M, p->ks[c]), p->zero, p->lo, p->hi);
+}
+
+/* The code of row c of a product beyond 64 bits: high * 2^16 + low + bias * 2^bias_shift. */
+QG_INLINE qg_value qg_requantize_wide(const qg_rows *p, int c, int64_t high, int64_t low,
+                                      int64_t bias) {
+    qg_wide v = qg_wide_left(qg_wide_of(bias), p->bias_shift);
+    v = qg_wide_add(v, qg_wide_left(qg_wide_of(high), 16));
+    v = qg_wide_add(v, qg_wide_of(low));
+    v = qg_wide_times(v, (uint32_t)p->Ms[c]);
+    return qg_code64(qg_wide_round(v, p->ks[c]), p->zero, p->lo, p->hi);
+}
+
+/* A piecewise polynomial from codes to codes without their zero point. */
+typedef struct {
+    int64_t first, last; /* input codes are clamped to these */
+    int segments, degree, shift;
+    int segment_shift; /* u if every segment has 2^u codes, otherwise -1 */
+    int64_t lo, hi;    /* of the output, less its zero point */
+    const uint32_t *bounds; /* less `first` */
+    const int64_t *coefficients;
+} qg_table;
+
+QG_INLINE qg_value qg_look_up(const qg_table *t, qg_value code) {
+    const int64_t q = qg_clamp(code, t->first, t->last);
+    int segment = 0, power;
+    int64_t d, y;
+    const int64_t *c;
+    if (t->segment_shift >= 0) {
+        segment = (int)((q - t->first) >> t->segment_shift);
+        d = (q - t->first) & (((int64_t)1 << t->segment_shift) - 1);
+    } else {
+        int high = t->segments - 1;
+        while (segment < high) {
+            const int middle = (segment + high + 1) / 2;
+            if (t->bounds[middle] <= q - t->first)
+                segment = middle;
+            else
+                high = middle - 1;
+        }
+        d = q - t->first - t->bounds[segment];
+    }
+    c = t->coefficients + segment * (t->degree + 1);
+    y = c[t->degree];
+    for (power = t->degree - 1; power >= 0; --power) y = y * d + c[power];
+    return (qg_value)qg_clamp(qg_round64(y, t->shift), t->lo, t->hi);
+}
+
+#endif

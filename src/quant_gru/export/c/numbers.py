@@ -1,0 +1,231 @@
+"""The numbers of a cell in the form of gru_arithmetic.h, each with the integers that are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quant_gru.integer.plan import CellPlan
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.tables import Table
+from quant_gru.integer.weighted_sum import WeightedSum
+
+DIRECT = 256  # codes up to which every table has one entry per code
+_WORD, _LONG = 1 << 31, 1 << 62
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A weighted sum of one or two terms, as `qg_sum`."""
+
+    M1: int
+    M2: int
+    z1: int
+    z2: int
+    k: int
+    bits: int
+    small: int
+    zero: int
+    lo: int
+    hi: int
+
+
+def sum_of(s: WeightedSum, bounds: Sequence[int], zeros: Sequence[int]) -> Sum:
+    """Return a sum with the narrowest integers that hold it.
+
+    Args:
+        s: The weighted sum.
+        bounds: The largest magnitude of each term, without its zero point.
+        zeros: The zero point to take off each term; 0 for products.
+    """
+    assert isinstance(s.shift, int)
+    Ms, k = [int(M) for M in s.multipliers], s.shift
+    if k < 0 and sum(max(M, 1) * V for M, V in zip(Ms, bounds, strict=True)) << -k < _LONG >> 1:
+        Ms, k = [M << -k for M in Ms], 0
+    while k > 0 and not any(M & 1 for M in Ms):
+        Ms, k = [M >> 1 for M in Ms], k - 1
+    total = sum(max(M, 1) * V for M, V in zip(Ms, bounds, strict=True))
+    half = 1 << (k - 1) if k > 0 else 0
+    small = (total >> max(k, 0)) + 1 + abs(s.zero_point) < _WORD
+    bits = 128
+    if 0 <= k <= 30 and total + half < _WORD and small:
+        bits = 32
+    elif 0 <= k <= 60 and total + half < _LONG >> 1:
+        bits = 64
+    Ms.append(0)
+    zeros = [*zeros, 0]
+    return Sum(
+        Ms[0], Ms[1], zeros[0], zeros[1], k, bits, int(small), s.zero_point, s.lo, s.hi
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A matrix product with its requantization, as `qg_rows` and one of the loops.
+
+    Attributes:
+        loop: '8', '16', '32' or 'wide': the function in gru_products.h.
+        weights: Codes (3H, K).
+        bias: Start of each accumulator, modulo 2^32 or 2^64.
+        offset: Taken off the operand's codes.
+        bits: Which requantization.
+        k: Shift of all rows.
+        Ms: Multiplier of each row.
+        ks: Shift of each row.
+        bias_shift: Unit of the bias in the wide loop.
+        zero: Zero point of the result.
+        lo: Smallest code.
+        hi: Largest code.
+        largest: The largest sum of |weight * operand| of any row.
+    """
+
+    loop: str
+    weights: Tensor
+    bias: list[int]
+    offset: int
+    bits: int
+    k: int
+    Ms: list[int]
+    ks: list[int]
+    bias_shift: int
+    zero: int
+    lo: int
+    hi: int
+    largest: int
+
+
+def rows_of(
+    W: Tensor, B: Tensor, bias_shift: int, s: WeightedSum, operand: Quantizer, weight_bits: int
+) -> Rows:
+    """Return a matrix product with the narrowest loop that is exact.
+
+    Args:
+        W: Weight codes (3H, K).
+        B: Biases in 2^bias_shift accumulator units (3H,).
+        bias_shift: The unit of the biases.
+        s: The weighted sum with one multiplier and shift for each row.
+        operand: Quantizer of the vector.
+        weight_bits: Width of the weights.
+    """
+    (M,), shift = s.multipliers, s.shift
+    assert isinstance(M, Tensor)
+    assert isinstance(shift, Tensor)
+    Ms, ks = [int(m) for m in M.tolist()], [int(k) for k in shift.tolist()]
+    codes = W.to(torch.int64).cpu()
+    sums, sizes = codes.sum(1).tolist(), codes.abs().sum(1).tolist()
+    biases = [int(b) for b in B.tolist()]
+    bounds = [
+        size * operand.max_abs + (abs(b) << bias_shift)
+        for size, b in zip(sizes, biases, strict=True)
+    ]
+    bits, k, scaled = _requantization(bounds, Ms, ks, s.zero_point)
+    # unsigned codes of a full word become signed
+    full = not operand.signed and operand.bits in (8, 16, 32)
+    offset = 1 << (operand.bits - 1) if full else 0
+    if bits == 128 or bias_shift:
+        loop, bits, offset = "wide", 128, operand.zero_point
+    elif weight_bits <= 8 and operand.bits <= 16 and max(bounds) < _WORD:
+        loop = "8"
+    elif weight_bits <= 16 and operand.bits <= 16:
+        loop = "16"
+    else:
+        loop = "32"
+    if loop != "wide":
+        modulus = 32 if loop == "8" else 64
+        biases = [
+            _wrapped(b - (operand.zero_point - offset) * total, modulus)
+            for b, total in zip(biases, sums, strict=True)
+        ]
+    stored = max(abs(operand.lo - offset), abs(operand.hi - offset))
+    return Rows(
+        loop,
+        codes,
+        biases,
+        offset,
+        bits,
+        k,
+        Ms if bits > 64 else scaled,
+        ks,
+        bias_shift,
+        s.zero_point,
+        s.lo,
+        s.hi,
+        max(sizes) * stored,
+    )
+
+
+def _requantization(
+    bounds: Sequence[int], Ms: Sequence[int], ks: Sequence[int], zero: int
+) -> tuple[int, int, list[int]]:
+    """Return `bits` of qg_rows, and the shift and multipliers where all rows share a shift."""
+    k, scaled = max(ks), [M << (max(ks) - k) for M, k in zip(Ms, ks, strict=True)]
+    while k > 0 and not any(M & 1 for M in scaled):
+        scaled, k = [M >> 1 for M in scaled], k - 1
+    if k < 0:
+        scaled, k = [M << -k for M in scaled], 0
+    largest = max(bound * M for bound, M in zip(bounds, scaled, strict=True))
+    half = 1 << (k - 1) if k else 0
+    small = (largest >> k) + 1 + abs(zero) < _WORD
+    if max(bounds) < _WORD and max(scaled) < _WORD and small:
+        if k <= 30 and largest + half < _WORD:
+            return 32, k, scaled
+        up = max(0, 33 - k)
+        high = ((largest << up) >> 32) + 1 + (1 << (k + up - 33))
+        if k + up <= 60 and max(scaled) << up < _WORD and high < _WORD:
+            return 33, k + up, [M << up for M in scaled]
+    if max(scaled) < _WORD and k <= 60 and largest + half < _LONG:
+        return 64, k, scaled
+    if max(bound * M for bound, M in zip(bounds, Ms, strict=True)) < _LONG:
+        return 65, 0, list(Ms)
+    return 128, 0, list(Ms)
+
+
+def _wrapped(value: int, bits: int) -> int:
+    half = 1 << (bits - 1)
+    return (value + half) % (1 << bits) - half
+
+
+def entries_of(table: Table, pre: Quantizer) -> tuple[int, list[int]] | None:
+    """Return the first code and an output without zero point for each code; None if too many."""
+    if pre.hi - pre.lo < DIRECT:
+        first, last = pre.lo, pre.hi
+    elif table.coefficients.shape[1] == 1 and table.segment_shift == 0:
+        first, last = int(table.bounds[0]), table.last
+    else:
+        return None
+    codes = table(torch.arange(first, last + 1, device=table.bounds.device))
+    return first, (codes - table.zero_point).tolist()
+
+
+def sums_of(cell: CellPlan) -> dict[str, Sum]:
+    """Return the weighted sums of the gates, by operator; zoneout is 'zoneout'."""
+    frozen, q = cell.frozen, cell.frozen.quantizers
+    Wx, Rh, h = q["matmul.Wx"], q["matmul.Rh"], q["output.h"]
+    z, r, g = q["gate.z_out"], q["gate.r_out"], q["gate.g_out"]
+    found: dict[str, Sum] = {}
+
+    def product(name: str, bound: int) -> tuple[int, int]:
+        """Return bound and zero point of what a product passes on."""
+        if name not in frozen.sums:
+            return bound, 0
+        found[name] = sum_of(frozen.sums[name], [bound], [0])
+        return q[name].max_abs, q[name].zero_point
+
+    def add(name: str, *terms: tuple[int, int]) -> None:
+        bounds, zeros = zip(*terms, strict=True)
+        found[name] = sum_of(frozen.sums[name], bounds, zeros)
+
+    of_W, of_R = (Wx.max_abs, Wx.zero_point), (Rh.max_abs, Rh.zero_point)
+    add("gate.z_pre", of_W, of_R)
+    add("gate.r_pre", of_W, of_R)
+    add("gate.g_pre", of_W, product("op.rRh", r.max_abs * Rh.max_abs))
+    old = product("op.old_contrib", z.max_abs * h.max_abs)
+    new = product("op.new_contrib", frozen.one_minus_z * g.max_abs)
+    add("output.h", old, new)
+    if frozen.zoneout is not None:
+        term = (h.max_abs, h.zero_point)
+        found["zoneout"] = sum_of(frozen.zoneout, *zip(term, term, strict=True))
+    return found

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from quant_gru.export.c.numbers import Rows, Sum, entries_of, rows_of, sum_of, sums_of
+from quant_gru.export.c.numbers import (
+    Rows,
+    Sum,
+    entries_of,
+    paired,
+    rows_of,
+    sum_of,
+    sums_of,
+    wrapped,
+)
 from quant_gru.export.c.text import SIZES, array, fill, struct, type_of
 from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
@@ -13,7 +22,7 @@ from quant_gru.integer.weighted_sum import WeightedSum
 
 # loop -> types of weights, biases and the operand
 _LOOPS = {
-    "8": ("int8_t", "int32_t", "int16_t"),
+    "8": ("qg_weights8", "int32_t", "int16_t"),
     "16": ("int16_t", "int64_t", "int16_t"),
     "32": ("int32_t", "int64_t", "int32_t"),
     "wide": ("int32_t", "int64_t", "int64_t"),
@@ -45,6 +54,15 @@ class Data:
         self.bytes[kind] += SIZES[ctype] * len(values)
         return name
 
+    def array_text(self, kind: str, ctype: str, name: str, values: list[int]) -> str:
+        """Count an array and return its text."""
+        self.bytes[kind] += SIZES[ctype] * len(values)
+        return array(ctype, name, values)
+
+    def choice(self, macro: str, defined: str, otherwise: str) -> None:
+        """Add one of two texts, which the preprocessor chooses."""
+        self.text.append(f"#if defined({macro})\n{defined}#else\n{otherwise}#endif\n")
+
     def struct(self, ctype: str, name: str, **fields: int | str) -> None:
         """Add a structure."""
         self.text.append(struct(ctype, name, **fields))
@@ -59,12 +77,14 @@ class CellSource:
         text: Its constants and functions.
         operands: Field of the operand union -> its type and elements.
         bytes: 'weights' and 'tables' -> bytes.
+        planes: Elements of the largest operand beside 8-bit weights, 0 without such weights.
     """
 
     prefix: str
     text: str
     operands: dict[str, tuple[str, int]]
     bytes: dict[str, int]
+    planes: int
 
 
 def is_wide(cell: CellPlan) -> bool:
@@ -106,6 +126,7 @@ def cell_source(
     fields = {_field(Wx): C, _field(Rh): H}
     if _field(Wx) == _field(Rh):
         fields = {_field(Wx): max(C, H)}
+    planes = max((size for size, rows in ((C, Wx), (H, Rh)) if rows.loop == "8"), default=0)
     result = f"qg_apply(&{p}_kept, h[i], 1, now, 1)" if "zoneout" in sums else "now"
     text = fill(
         "cell.c.in",
@@ -122,6 +143,8 @@ def cell_source(
         fill_input=_fill_input(data, p, Wx, below, H),
         loop_W=Wx.loop,
         loop_R=Rh.loop,
+        planes_W="QG_PLANES(state), " if Wx.loop == "8" else "",
+        planes_R="QG_PLANES(state), " if Rh.loop == "8" else "",
         zero_h=_constant(zero["output.h"]),
         zero_Rh=_constant(zero["matmul.Rh"]),
         **_products(p, sums, cell.frozen.one),
@@ -130,7 +153,7 @@ def cell_source(
         **names,
     )
     operands = {field: (_TYPE_OF[field], size) for field, size in fields.items()}
-    return CellSource(p, text, operands, data.bytes)
+    return CellSource(p, text, operands, data.bytes, planes)
 
 
 _TYPE_OF = {"w16": "int16_t", "w32": "int32_t", "w64": "int64_t"}
@@ -187,8 +210,11 @@ def _add_sum(data: Data, s: Sum, name: str) -> None:
 
 def _add_rows(data: Data, rows: Rows, weights: str, name: str) -> None:
     weight_type, bias_type, _ = _LOOPS[rows.loop]
-    data.array("weights", weight_type, weights, rows.weights.flatten().tolist())
-    data.array("weights", bias_type, f"{name}_bias", rows.bias)
+    if rows.loop == "8":
+        _add_bytes(data, rows, weights, name)
+    else:
+        data.array("weights", weight_type, weights, rows.weights.flatten().tolist())
+        data.array("weights", bias_type, f"{name}_bias", rows.bias)
     same = rows.bits < 128 and len(set(rows.Ms)) == 1
     Ms = "NULL" if same else data.array("weights", "int32_t", f"{name}_M", rows.Ms)
     ks = "NULL"
@@ -206,7 +232,29 @@ def _add_rows(data: Data, rows: Rows, weights: str, name: str) -> None:
         zero=rows.zero,
         lo=rows.lo,
         hi=rows.hi,
+        bytes=rows.bytes,
+        pairs=32 if rows.largest < 1 << 23 else 64,
     )
+
+
+def _add_bytes(data: Data, rows: Rows, weights: str, name: str) -> None:
+    """Add 8-bit weights in the layout of each kind of processor, and biases."""
+    padded = [*rows.weights.flatten().tolist(), *[0] * 15]
+    data.choice(
+        "QG_DUAL",
+        array("uint32_t", weights, paired(rows.weights)),
+        data.array_text("weights", "int8_t", weights, padded),
+    )
+    biases = data.array_text("weights", "int32_t", f"{name}_bias", rows.bias)
+    if rows.bytes == 1:
+        data.text.append(biases)
+        return
+    # low bytes are less 128 there
+    more = [
+        wrapped(b + 128 * total, 32)
+        for b, total in zip(rows.bias, rows.weights.sum(1).tolist(), strict=True)
+    ]
+    data.choice("QG_HELIUM", array("int32_t", f"{name}_bias", more), biases)
 
 
 def _add_table(data: Data, table: Table, pre: Quantizer, name: str) -> None:

@@ -89,7 +89,10 @@ def export_c(
     value_type = "int64_t" if model.wide else "int32_t"
     ram = _ram(model, operands, value_type)
     flash = sum(amounts.values())
-    header, code = model.fill(sources, operands, value_type, flash=flash, ram=ram, macs=macs)
+    planes = 2 * -(-max(max(each.planes for each in sources), 1) // 16) * 16
+    header, code = model.fill(
+        sources, operands, value_type, flash=flash, ram=ram, macs=macs, planes=planes
+    )
     fixed_point = resources.files("quant_gru.kernels") / "c99" / "fixed_point.h"
     files = {
         "fixed_point.h": fixed_point.read_text(encoding="utf-8"),
@@ -274,7 +277,7 @@ def _operands(sources: list[CellSource]) -> dict[str, tuple[str, int]]:
 def _ram(model: _Model, operands: dict[str, tuple[str, int]], value_type: str) -> int:
     """Return the size of the state structure with natural alignment."""
     union = max(SIZES[ctype] * size for ctype, size in operands.values())
-    align = max(SIZES[ctype] for ctype, _ in operands.values())
+    align = max(4, *(SIZES[ctype] for ctype, _ in operands.values()))
     size = SIZES[model.code_type] * len(model.cells) * model.H
     size = -(-size // align) * align + -(-union // align) * align
     word = SIZES[value_type]

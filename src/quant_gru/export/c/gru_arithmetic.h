@@ -11,6 +11,17 @@
 
 #include "fixed_point.h"
 
+/* Helium of Cortex-M55 and M85, or the dual 16-bit multiplies of Cortex-M4, M7 and M33, where the
+ * macros of the compiler say so. Define QG_PORTABLE to use portable C everywhere. */
+#if defined(QG_PORTABLE)
+#elif defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 1) && !defined(QG_WIDE_VALUES)
+#define QG_HELIUM 1
+#include <arm_mve.h>
+#elif defined(__ARM_FEATURE_SIMD32) && __ARM_FEATURE_SIMD32 && !defined(__ARM_BIG_ENDIAN)
+#define QG_DUAL 1
+#include <arm_acle.h>
+#endif
+
 #if defined(__GNUC__)
 #define QG_INLINE static inline __attribute__((always_inline, unused))
 #else
@@ -106,6 +117,8 @@ typedef struct {
     const int32_t *Ms;
     const int16_t *ks;
     int64_t zero, lo, hi;
+    int bytes; /* bytes of an element of the operand, 1 or 2, where weights have 8 bits */
+    int pairs; /* bits of the sum of two rows where one multiply makes it, 32 or 64 */
 } qg_rows;
 
 /* The code of row c. `v` is the accumulator with its bias.
@@ -130,6 +143,30 @@ QG_INLINE qg_value qg_requantize_wide(const qg_rows *p, int c, int64_t high, int
     v = qg_wide_times(v, (uint32_t)p->Ms[c]);
     return qg_code64(qg_wide_round(v, p->ks[c]), p->zero, p->lo, p->hi);
 }
+
+#if defined(QG_HELIUM)
+
+/* The same functions for four values. */
+QG_INLINE int32x4_t qg_round32x4(int32x4_t v, int k) {
+    const int32x4_t odd = vandq_s32(vshlq_r_s32(v, -k), vdupq_n_s32(1));
+    if (k == 0) return v;
+    v = vaddq_s32(vaddq_n_s32(v, (int32_t)((1u << (k - 1)) - 1u)), odd);
+    return vshlq_r_s32(v, -k);
+}
+
+QG_INLINE int32x4_t qg_scale_high_x4(int32x4_t a, int32x4_t M, int k) {
+    const int32x4_t t = vaddq_n_s32(vmulhq_s32(a, M), (int32_t)(1u << (k - 33)));
+    const int32x4_t q = vshlq_r_s32(t, 32 - k);
+    const int32x4_t rest = vorrq_s32(vshlq_r_s32(t, 64 - k), vmulq_s32(a, M));
+    return vandq_m_s32(q, q, vdupq_n_s32(~1), vcmpeqq_n_s32(rest, 0));
+}
+
+QG_INLINE int32x4_t qg_code32x4(int32x4_t v, int64_t zero, int64_t lo, int64_t hi) {
+    v = vmaxq_s32(vaddq_n_s32(v, (int32_t)zero), vdupq_n_s32((int32_t)lo));
+    return vminq_s32(v, vdupq_n_s32((int32_t)hi));
+}
+
+#endif
 
 /* A piecewise polynomial from codes to codes without their zero point. */
 typedef struct {

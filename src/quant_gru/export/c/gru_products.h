@@ -1,31 +1,202 @@
 /* Products of a matrix and a vector, each row requantized to a code.
  *
  * There is one loop in portable C for each width, one for the dual 16-bit multiplies of Cortex-M4,
- * M7 and M33, and one for Helium (Cortex-M55 and M85). The macros of the compiler choose.
- * Define QG_PORTABLE to use portable C everywhere.
+ * M7 and M33, and one for Helium (Cortex-M55 and M85). gru_arithmetic.h chooses.
  */
 #ifndef QUANT_GRU_PRODUCTS_H
 #define QUANT_GRU_PRODUCTS_H
 
 #include "gru_arithmetic.h"
 
-#if defined(QG_PORTABLE)
-#elif defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 1)
-#define QG_HELIUM 1
-#include <arm_mve.h>
-#elif defined(__ARM_FEATURE_SIMD32) && __ARM_FEATURE_SIMD32 && !defined(__ARM_BIG_ENDIAN)
-#define QG_DUAL 1
-#include <arm_acle.h>
-#endif
+/* 8-bit weights and sums of 32 bits. `x`: codes (K) less the offset of the operand, with room for
+ * whole vectors. Sums may wrap on the way; with the bias they fit. */
+#if defined(QG_DUAL)
 
-/* 8-bit weights and sums of 32 bits. `w`: (rows, K), `x`: codes less the offset of the operand.
- * Sums may wrap on the way; with the bias they fit. */
-QG_INLINE void qg_product_8(const qg_rows *p, const int8_t *w, const int32_t *bias, int rows, int K,
-                           const int16_t *x, qg_value *out) {
-    int c = 0, i;
-    for (; c + 4 <= rows; c += 4) {
-        const int8_t *const w0 = w + (size_t)c * (size_t)K, *const w1 = w0 + K, *const w2 = w1 + K,
-                           *const w3 = w2 + K;
+typedef uint32_t __attribute__((may_alias)) qg_word;
+
+/* Weights in tiles of 4 rows and 4 columns. A half word is 256 * A + (B + 128), of two rows A and B
+ * of one column. One multiply gives the sum of both rows. A second one, of the low bytes, gives that
+ * of B. */
+typedef uint32_t qg_weights8;
+
+/* Finish rows A and B from the sums of products `ab` and `b`. `x128` is 128 times the sum of x. */
+QG_INLINE void qg_finish_pair(const qg_rows *p, const int32_t *bias, int rows, int c, int64_t ab,
+                              uint32_t b, int64_t x128, qg_value *out) {
+    const uint32_t sum_b = b - (uint32_t)x128;
+    uint32_t sum_a;
+    if (p->pairs == 32)
+        sum_a = (uint32_t)((int32_t)((uint32_t)ab - b) >> 8);
+    else
+        sum_a = (uint32_t)((ab - x128 - (int32_t)sum_b) >> 8);
+    if (rows % 4 == 0 || c < rows)
+        out[c] = qg_requantize(p, c, (int32_t)(sum_a + (uint32_t)bias[c]));
+    if (rows % 4 == 0 || c + 1 < rows)
+        out[c + 1] = qg_requantize(p, c + 1, (int32_t)(sum_b + (uint32_t)bias[c + 1]));
+}
+
+QG_INLINE void qg_product_8(const qg_rows *p, const qg_weights8 *w, const int32_t *bias, int rows,
+                            int K, int16_t *x, int8_t *planes, qg_value *out) {
+    const qg_word *const words = (const qg_word *)x;
+    const int blocks = (K + 3) / 4;
+    int32_t sum = 0;
+    int64_t x128;
+    int c, i;
+    (void)planes;
+    for (i = K; i < 4 * blocks; ++i) x[i] = 0;
+    for (i = 0; i < 2 * blocks; ++i) sum = __smlad((int16x2_t)words[i], 0x10001, sum);
+    x128 = (int64_t)sum * 128;
+    for (c = 0; c < rows; c += 4) {
+        const qg_word *v = words;
+        uint32_t b0 = 0, b1 = 0;
+        if (p->pairs == 32) {
+            int32_t a0 = 0, a1 = 0;
+#pragma GCC unroll 4
+            for (i = 0; i < blocks; ++i, v += 2, w += 4) {
+                const int16x2_t x0 = (int16x2_t)v[0], x1 = (int16x2_t)v[1];
+                a0 = __smlad((int16x2_t)w[0], x0, a0);
+                b0 = (uint32_t)__smlad((int16x2_t)__uxtb16(w[0]), x0, (int32_t)b0);
+                a0 = __smlad((int16x2_t)w[1], x1, a0);
+                b0 = (uint32_t)__smlad((int16x2_t)__uxtb16(w[1]), x1, (int32_t)b0);
+                a1 = __smlad((int16x2_t)w[2], x0, a1);
+                b1 = (uint32_t)__smlad((int16x2_t)__uxtb16(w[2]), x0, (int32_t)b1);
+                a1 = __smlad((int16x2_t)w[3], x1, a1);
+                b1 = (uint32_t)__smlad((int16x2_t)__uxtb16(w[3]), x1, (int32_t)b1);
+            }
+            qg_finish_pair(p, bias, rows, c, a0, b0, x128, out);
+            qg_finish_pair(p, bias, rows, c + 2, a1, b1, x128, out);
+        } else {
+            int64_t a0 = 0, a1 = 0;
+#pragma GCC unroll 4
+            for (i = 0; i < blocks; ++i, v += 2, w += 4) {
+                const int16x2_t x0 = (int16x2_t)v[0], x1 = (int16x2_t)v[1];
+                a0 = __smlald((int16x2_t)w[0], x0, a0);
+                b0 = (uint32_t)__smlad((int16x2_t)__uxtb16(w[0]), x0, (int32_t)b0);
+                a0 = __smlald((int16x2_t)w[1], x1, a0);
+                b0 = (uint32_t)__smlad((int16x2_t)__uxtb16(w[1]), x1, (int32_t)b0);
+                a1 = __smlald((int16x2_t)w[2], x0, a1);
+                b1 = (uint32_t)__smlad((int16x2_t)__uxtb16(w[2]), x0, (int32_t)b1);
+                a1 = __smlald((int16x2_t)w[3], x1, a1);
+                b1 = (uint32_t)__smlad((int16x2_t)__uxtb16(w[3]), x1, (int32_t)b1);
+            }
+            qg_finish_pair(p, bias, rows, c, a0, b0, x128, out);
+            qg_finish_pair(p, bias, rows, c + 2, a1, b1, x128, out);
+        }
+    }
+}
+
+#elif defined(QG_HELIUM)
+
+/* Rows one after the other, and 15 zeros. Vectors that read beyond a row meet zeros of x. */
+typedef int8_t qg_weights8;
+
+/* Requantize sums without bias, in place. */
+QG_INLINE void qg_requantize_all(const qg_rows *p, const int32_t *bias, int rows, qg_value *out) {
+    const int vectors = p->bits == 32 || p->bits == 33 ? rows / 4 * 4 : 0;
+    int c;
+    for (c = 0; c < vectors; c += 4) {
+        const int32x4_t M = p->M ? vdupq_n_s32(p->M) : vldrwq_s32(p->Ms + c);
+        int32x4_t v = vaddq_s32(vldrwq_s32(out + c), vldrwq_s32(bias + c));
+        if (p->bits == 32) {
+            if (p->M != 1) v = vmulq_s32(v, M);
+            v = qg_round32x4(v, p->k);
+        } else {
+            v = qg_scale_high_x4(v, M, p->k);
+        }
+        vstrwq_s32(out + c, qg_code32x4(v, p->zero, p->lo, p->hi));
+    }
+    for (c = vectors; c < rows; ++c)
+        out[c] = qg_requantize(p, c, (int32_t)((uint32_t)out[c] + (uint32_t)bias[c]));
+}
+
+/* Write bytes of the operand: itself, or its low bytes less 128 and its high bytes. */
+QG_INLINE void qg_split(const int16_t *x, int K, int bytes, int8_t *low, int8_t *high) {
+    const int vectors = (K + 15) / 16;
+    int i;
+    for (i = 0; i < vectors; ++i) {
+        if (bytes == 1) {
+            vstrbq_s16(low + 16 * i, vldrhq_s16(x + 16 * i));
+            vstrbq_s16(low + 16 * i + 8, vldrhq_s16(x + 16 * i + 8));
+        } else {
+            const uint8x16x2_t halves = vld2q_u8((const uint8_t *)(x + 16 * i));
+            vstrbq_u8((uint8_t *)low + 16 * i, veorq_u8(halves.val[0], vdupq_n_u8(0x80)));
+            vstrbq_u8((uint8_t *)high + 16 * i, halves.val[1]);
+        }
+    }
+    for (i = K; i < 16 * vectors; ++i) low[i] = high[i] = 0;
+}
+
+/* Sums of products of `n` rows from `w` on, 1 to 4, with operands of one byte. */
+QG_INLINE void qg_sums_x1(const int8_t *w, int K, const int8_t *v, int n, int32_t *out) {
+    const int8_t *w0 = w, *w1 = w + K, *w2 = w + 2 * K, *w3 = w + 3 * K;
+    int32_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+    int i;
+    for (i = 0; i < (K + 15) / 16; ++i, w0 += 16, w1 += 16, w2 += 16, w3 += 16, v += 16) {
+        const int8x16_t a = vldrbq_s8(v);
+        s0 = vmladavaq_s8(s0, a, vldrbq_s8(w0));
+        if (n > 1) s1 = vmladavaq_s8(s1, a, vldrbq_s8(w1));
+        if (n > 2) s2 = vmladavaq_s8(s2, a, vldrbq_s8(w2));
+        if (n > 3) s3 = vmladavaq_s8(s3, a, vldrbq_s8(w3));
+    }
+    out[0] = s0;
+    if (n > 1) out[1] = s1;
+    if (n > 2) out[2] = s2;
+    if (n > 3) out[3] = s3;
+}
+
+/* The same for 3 rows, with operands of two bytes. */
+QG_INLINE void qg_sums_x2(const int8_t *w, int K, const int8_t *low, const int8_t *high,
+                          int32_t *out) {
+    const int8_t *w0 = w, *w1 = w + K, *w2 = w + 2 * K;
+    int32_t l0 = 0, l1 = 0, l2 = 0, h0 = 0, h1 = 0, h2 = 0;
+    int i;
+    for (i = 0; i < (K + 15) / 16; ++i, w0 += 16, w1 += 16, w2 += 16, low += 16, high += 16) {
+        const int8x16_t a = vldrbq_s8(low), b = vldrbq_s8(high);
+        const int8x16_t c0 = vldrbq_s8(w0), c1 = vldrbq_s8(w1), c2 = vldrbq_s8(w2);
+        l0 = vmladavaq_s8(l0, a, c0);
+        h0 = vmladavaq_s8(h0, b, c0);
+        l1 = vmladavaq_s8(l1, a, c1);
+        h1 = vmladavaq_s8(h1, b, c1);
+        l2 = vmladavaq_s8(l2, a, c2);
+        h2 = vmladavaq_s8(h2, b, c2);
+    }
+    out[0] = (int32_t)((uint32_t)h0 * 256 + (uint32_t)l0);
+    out[1] = (int32_t)((uint32_t)h1 * 256 + (uint32_t)l1);
+    out[2] = (int32_t)((uint32_t)h2 * 256 + (uint32_t)l2);
+}
+
+/* `rows` is a multiple of 3: those of three gates. */
+QG_INLINE void qg_product_8(const qg_rows *p, const qg_weights8 *w, const int32_t *bias, int rows,
+                            int K, int16_t *x, int8_t *planes, qg_value *out) {
+    int8_t *const low = planes, *const high = planes + (K + 15) / 16 * 16;
+    int32_t sums[4];
+    int c, i;
+    qg_split(x, K, p->bytes, low, high);
+    for (c = 0; p->bytes == 1 && c < rows / 4 * 4; c += 4, w += 4 * K) {
+        qg_sums_x1(w, K, low, 4, sums);
+        for (i = 0; i < 4; ++i) out[c + i] = sums[i];
+    }
+    if (p->bytes == 1 && rows % 4 != 0) {
+        qg_sums_x1(w, K, low, rows % 4, sums);
+        for (i = 0; i < rows % 4; ++i) out[c + i] = sums[i];
+    }
+    for (c = 0; p->bytes == 2 && c < rows; c += 3, w += 3 * K) {
+        qg_sums_x2(w, K, low, high, sums);
+        for (i = 0; i < 3; ++i) out[c + i] = sums[i];
+    }
+    qg_requantize_all(p, bias, rows, out);
+}
+
+#else
+
+/* Rows one after the other, and 15 zeros. */
+typedef int8_t qg_weights8;
+
+QG_INLINE void qg_product_8(const qg_rows *p, const qg_weights8 *w, const int32_t *bias, int rows,
+                            int K, int16_t *x, int8_t *planes, qg_value *out) {
+    int c, i;
+    (void)planes;
+    for (c = 0; c < rows / 4 * 4; c += 4, w += 4 * K) {
+        const int8_t *const w0 = w, *const w1 = w + K, *const w2 = w1 + K, *const w3 = w2 + K;
         uint32_t s0 = (uint32_t)bias[c], s1 = (uint32_t)bias[c + 1];
         uint32_t s2 = (uint32_t)bias[c + 2], s3 = (uint32_t)bias[c + 3];
         for (i = 0; i < K; ++i) {
@@ -40,12 +211,15 @@ QG_INLINE void qg_product_8(const qg_rows *p, const int8_t *w, const int32_t *bi
         out[c + 2] = qg_requantize(p, c + 2, (int32_t)s2);
         out[c + 3] = qg_requantize(p, c + 3, (int32_t)s3);
     }
-    for (; c < rows; ++c) {
+    if (rows % 4 == 0) return;
+    for (c = rows / 4 * 4; c < rows; ++c, w += K) {
         uint32_t s = (uint32_t)bias[c];
-        for (i = 0; i < K; ++i) s += (uint32_t)(w[(size_t)c * (size_t)K + (size_t)i] * x[i]);
+        for (i = 0; i < K; ++i) s += (uint32_t)(w[i] * x[i]);
         out[c] = qg_requantize(p, c, (int32_t)s);
     }
 }
+
+#endif
 
 /* Weights of up to 16 bits, operands of up to 16 bits, sums of 64 bits. */
 QG_INLINE void qg_product_16(const qg_rows *p, const int16_t *w, const int64_t *bias, int rows,

@@ -80,6 +80,7 @@ class Rows:
         lo: Smallest code.
         hi: Largest code.
         largest: The largest sum of |weight * operand| of any row.
+        bytes: Bytes of an element of the operand beside 8-bit weights, 1 or 2.
     """
 
     loop: str
@@ -95,6 +96,7 @@ class Rows:
     lo: int
     hi: int
     largest: int
+    bytes: int
 
 
 def rows_of(
@@ -125,9 +127,10 @@ def rows_of(
     # unsigned codes of a full word become signed
     full = not operand.signed and operand.bits in (8, 16, 32)
     offset = 1 << (operand.bits - 1) if full else 0
+    largest = max(sizes) * max(abs(operand.lo - offset), abs(operand.hi - offset))
     if bits == 128 or bias_shift:
         loop, bits, offset = "wide", 128, operand.zero_point
-    elif weight_bits <= 8 and operand.bits <= 16 and max(bounds) < _WORD:
+    elif weight_bits <= 8 and operand.bits <= 16 and max(*bounds, largest) < _WORD:
         loop = "8"
     elif weight_bits <= 16 and operand.bits <= 16:
         loop = "16"
@@ -136,10 +139,9 @@ def rows_of(
     if loop != "wide":
         modulus = 32 if loop == "8" else 64
         biases = [
-            _wrapped(b - (operand.zero_point - offset) * total, modulus)
+            wrapped(b - (operand.zero_point - offset) * total, modulus)
             for b, total in zip(biases, sums, strict=True)
         ]
-    stored = max(abs(operand.lo - offset), abs(operand.hi - offset))
     return Rows(
         loop,
         codes,
@@ -153,8 +155,26 @@ def rows_of(
         s.zero_point,
         s.lo,
         s.hi,
-        max(sizes) * stored,
+        largest,
+        1
+        if operand.bits <= 8 and operand.lo - offset >= -128 and operand.hi - offset <= 127
+        else 2,
     )
+
+
+def paired(weights: Tensor) -> list[int]:
+    """Return 8-bit weights (3H, K) as words in tiles of 4 rows and 4 columns.
+
+    A half word is 256 * A + (B + 128), for rows A and B of a tile and one column.
+    """
+    rows, columns = (-(-size // 4) * 4 for size in weights.shape)
+    full = torch.zeros(rows, columns, dtype=torch.int64)
+    full[: weights.shape[0], : weights.shape[1]] = weights
+    # tile, pair, row of the pair, block, word, half
+    tiles = full.reshape(rows // 4, 2, 2, columns // 4, 2, 2)
+    halves = (256 * tiles[:, :, 0] + tiles[:, :, 1] + 128) & 0xFFFF
+    words = halves[..., 0] | halves[..., 1] << 16
+    return [int(word) for word in words.permute(0, 2, 1, 3).flatten().tolist()]
 
 
 def _requantization(
@@ -183,7 +203,8 @@ def _requantization(
     return 128, 0, list(Ms)
 
 
-def _wrapped(value: int, bits: int) -> int:
+def wrapped(value: int, bits: int) -> int:
+    """Return a value modulo 2^bits, signed."""
     half = 1 << (bits - 1)
     return (value + half) % (1 << bits) - half
 

@@ -2,8 +2,9 @@
 
     python benchmarks/microcontroller.py [--quick]
 
-Needs arm-none-eabi-gcc, its newlib and qemu-system-arm (on Debian: apt-get install gcc-arm-none-eabi
-libnewlib-arm-none-eabi qemu-system-arm). Each program first compares golden vectors with the plan.
+Needs arm-none-eabi-gcc, its newlib and qemu-system-arm (on Debian: apt-get install
+gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm). Each program first compares golden
+vectors with the plan.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ def main() -> None:
     """Print a row for each size, preset, scale kind and processor."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the smaller size only")
+    parser.add_argument("--processors", nargs="+", default=list(BOARDS), choices=list(BOARDS))
     parser.add_argument("--optimize", default="-O3", help="the compiler's level")
     options = parser.parse_args()
     print(platform.platform(), subprocess.getoutput("arm-none-eabi-gcc --version").split("\n")[0])
@@ -93,7 +95,7 @@ def main() -> None:
             for kind in ("pot", "free"):
                 with tempfile.TemporaryDirectory() as folder:
                     report = quantized(preset, kind, C, H).export_c(folder, NAME)
-                    for cpu in BOARDS:
+                    for cpu in options.processors:
                         cells = [f"{C}, {H}", preset, kind, cpu]
                         for flags in ((), ("-DQG_PORTABLE",)):
                             n = instructions(Path(folder), cpu, options.optimize, *flags)

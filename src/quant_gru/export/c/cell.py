@@ -14,6 +14,7 @@ from quant_gru.export.c.numbers import (
     sums_of,
     wrapped,
 )
+from quant_gru.export.c.short_tables import short_table
 from quant_gru.export.c.text import SIZES, array, fill, struct, type_of
 from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
@@ -269,6 +270,11 @@ def _add_table(data: Data, table: Table, pre: Quantizer, name: str) -> None:
         if first > pre.lo or last < pre.hi:
             code = f"qg_clamp32((int32_t)code, {first}, {last})"
         body = f"(qg_value){name}_entries[{code} - ({first})]"
+    elif (short := short_table(table, pre)) is not None:
+        rows = data.array("tables", "int32_t", f"{name}_coefficients", short.coefficients)
+        fields = {key: value for key, value in vars(short).items() if key != "coefficients"}
+        data.struct("qg_short_table", f"{name}_table", **fields, coefficients=rows)
+        body = f"qg_look_up_short(&{name}_table, code)"
     else:
         bounds, coefficients = table.bounds.tolist(), table.coefficients
         uniform = table.segment_shift is not None

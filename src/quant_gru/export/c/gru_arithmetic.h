@@ -27,6 +27,10 @@
 #else
 #define QG_INLINE static inline
 #endif
+#if !defined(QG_PORTABLE) && defined(__ARM_FEATURE_SAT) && __ARM_FEATURE_SAT
+#define QG_SATURATES 1
+#include <arm_acle.h>
+#endif
 
 /* A code or a sum that is not a product. 64 bits only where operators have more than 30 bits. */
 #if defined(QG_WIDE_VALUES)
@@ -49,6 +53,13 @@ typedef struct {
 } qg_sum;
 
 QG_INLINE int32_t qg_clamp32(int32_t v, int32_t lo, int32_t hi) {
+#if defined(QG_SATURATES)
+    /* one instruction */
+    if (lo == -128 && hi == 127) return __ssat(v, 8);
+    if (lo == 0 && hi == 255) return (int32_t)__usat(v, 8);
+    if (lo == -32768 && hi == 32767) return __ssat(v, 16);
+    if (lo == 0 && hi == 65535) return (int32_t)__usat(v, 16);
+#endif
     v = v < lo ? lo : v;
     return v > hi ? hi : v;
 }
@@ -177,6 +188,24 @@ typedef struct {
     const uint32_t *bounds; /* less `first` */
     const int64_t *coefficients;
 } qg_table;
+
+/* Quadratic segments of 2^u codes in 32 bits. Coefficients of segment i are at 3 * i. The exporter
+ * has compared every code with the table of the plan. */
+typedef struct {
+    int64_t first; /* code at which segment 0 would begin */
+    int u, e, f, g;
+    int64_t lo, hi;
+    const int32_t *coefficients;
+} qg_short_table;
+
+QG_INLINE qg_value qg_look_up_short(const qg_short_table *t, qg_value code) {
+    const int32_t q = (int32_t)code - (int32_t)t->first;
+    const int32_t *const c = t->coefficients + 3 * (q >> t->u);
+    const int32_t d = q & ((1 << t->u) - 1);
+    const int32_t slope = c[1] + ((c[2] * d) >> t->e);
+    return (qg_value)qg_clamp32((c[0] + ((slope * d) >> t->f)) >> t->g, (int32_t)t->lo,
+                                (int32_t)t->hi);
+}
 
 QG_INLINE qg_value qg_look_up(const qg_table *t, qg_value code) {
     const int64_t q = qg_clamp(code, t->first, t->last);

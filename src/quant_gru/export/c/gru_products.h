@@ -19,6 +19,58 @@ typedef uint32_t __attribute__((may_alias)) qg_word;
  * of B. */
 typedef uint32_t qg_weights8;
 
+/* Add a tile to the sums of products of two pairs of rows. In assembly, because compilers load one
+ * word at a time. */
+QG_INLINE void qg_block32(const qg_weights8 **w, const qg_word **x, int32_t *a0, uint32_t *b0,
+                          int32_t *a1, uint32_t *b1) {
+    uint32_t x0, x1;
+    __asm volatile(
+        "ldrd %[x0], %[x1], [%[x]], #8\n\t"
+        "ldmia %[w]!, {r4, r5, r6, r8}\n\t"
+        "smlad %[a0], r4, %[x0], %[a0]\n\t"
+        "uxtb16 r4, r4\n\t"
+        "smlad %[a0], r5, %[x1], %[a0]\n\t"
+        "uxtb16 r5, r5\n\t"
+        "smlad %[b0], r4, %[x0], %[b0]\n\t"
+        "smlad %[b0], r5, %[x1], %[b0]\n\t"
+        "smlad %[a1], r6, %[x0], %[a1]\n\t"
+        "uxtb16 r6, r6\n\t"
+        "smlad %[a1], r8, %[x1], %[a1]\n\t"
+        "uxtb16 r8, r8\n\t"
+        "smlad %[b1], r6, %[x0], %[b1]\n\t"
+        "smlad %[b1], r8, %[x1], %[b1]\n\t"
+        : [w] "+r"(*w), [x] "+r"(*x), [a0] "+r"(*a0), [b0] "+r"(*b0), [a1] "+r"(*a1),
+          [b1] "+r"(*b1), [x0] "=&r"(x0), [x1] "=&r"(x1)
+        :
+        : "r4", "r5", "r6", "r8", "memory");
+}
+
+/* The same where the sums of both rows need 64 bits. */
+QG_INLINE void qg_block64(const qg_weights8 **w, const qg_word **x, int64_t *a0, uint32_t *b0,
+                          int64_t *a1, uint32_t *b1) {
+    uint32_t x0, x1;
+    __asm volatile(
+        "ldrd %[x0], %[x1], [%[x]], #8\n\t"
+        "ldmia %[w]!, {r4, r5}\n\t"
+        "smlald %Q[a0], %R[a0], r4, %[x0]\n\t"
+        "uxtb16 r4, r4\n\t"
+        "smlald %Q[a0], %R[a0], r5, %[x1]\n\t"
+        "uxtb16 r5, r5\n\t"
+        "smlad %[b0], r4, %[x0], %[b0]\n\t"
+        "smlad %[b0], r5, %[x1], %[b0]\n\t"
+        "ldmia %[w]!, {r4, r5}\n\t"
+        "smlald %Q[a1], %R[a1], r4, %[x0]\n\t"
+        "uxtb16 r4, r4\n\t"
+        "smlald %Q[a1], %R[a1], r5, %[x1]\n\t"
+        "uxtb16 r5, r5\n\t"
+        "smlad %[b1], r4, %[x0], %[b1]\n\t"
+        "smlad %[b1], r5, %[x1], %[b1]\n\t"
+        : [w] "+r"(*w), [x] "+r"(*x), [a0] "+r"(*a0), [b0] "+r"(*b0), [a1] "+r"(*a1),
+          [b1] "+r"(*b1), [x0] "=&r"(x0), [x1] "=&r"(x1)
+        :
+        : "r4", "r5", "memory");
+}
+
 /* Finish rows A and B from the sums of products `ab` and `b`. `x128` is 128 times the sum of x. */
 QG_INLINE void qg_finish_pair(const qg_rows *p, const int32_t *bias, int rows, int c, int64_t ab,
                               uint32_t b, int64_t x128, qg_value *out) {
@@ -50,34 +102,14 @@ QG_INLINE void qg_product_8(const qg_rows *p, const qg_weights8 *w, const int32_
         uint32_t b0 = 0, b1 = 0;
         if (p->pairs == 32) {
             int32_t a0 = 0, a1 = 0;
-#pragma GCC unroll 4
-            for (i = 0; i < blocks; ++i, v += 2, w += 4) {
-                const int16x2_t x0 = (int16x2_t)v[0], x1 = (int16x2_t)v[1];
-                a0 = __smlad((int16x2_t)w[0], x0, a0);
-                b0 = (uint32_t)__smlad((int16x2_t)__uxtb16(w[0]), x0, (int32_t)b0);
-                a0 = __smlad((int16x2_t)w[1], x1, a0);
-                b0 = (uint32_t)__smlad((int16x2_t)__uxtb16(w[1]), x1, (int32_t)b0);
-                a1 = __smlad((int16x2_t)w[2], x0, a1);
-                b1 = (uint32_t)__smlad((int16x2_t)__uxtb16(w[2]), x0, (int32_t)b1);
-                a1 = __smlad((int16x2_t)w[3], x1, a1);
-                b1 = (uint32_t)__smlad((int16x2_t)__uxtb16(w[3]), x1, (int32_t)b1);
-            }
+#pragma GCC unroll 8
+            for (i = 0; i < blocks; ++i) qg_block32(&w, &v, &a0, &b0, &a1, &b1);
             qg_finish_pair(p, bias, rows, c, a0, b0, x128, out);
             qg_finish_pair(p, bias, rows, c + 2, a1, b1, x128, out);
         } else {
             int64_t a0 = 0, a1 = 0;
-#pragma GCC unroll 4
-            for (i = 0; i < blocks; ++i, v += 2, w += 4) {
-                const int16x2_t x0 = (int16x2_t)v[0], x1 = (int16x2_t)v[1];
-                a0 = __smlald((int16x2_t)w[0], x0, a0);
-                b0 = (uint32_t)__smlad((int16x2_t)__uxtb16(w[0]), x0, (int32_t)b0);
-                a0 = __smlald((int16x2_t)w[1], x1, a0);
-                b0 = (uint32_t)__smlad((int16x2_t)__uxtb16(w[1]), x1, (int32_t)b0);
-                a1 = __smlald((int16x2_t)w[2], x0, a1);
-                b1 = (uint32_t)__smlad((int16x2_t)__uxtb16(w[2]), x0, (int32_t)b1);
-                a1 = __smlald((int16x2_t)w[3], x1, a1);
-                b1 = (uint32_t)__smlad((int16x2_t)__uxtb16(w[3]), x1, (int32_t)b1);
-            }
+#pragma GCC unroll 8
+            for (i = 0; i < blocks; ++i) qg_block64(&w, &v, &a0, &b0, &a1, &b1);
             qg_finish_pair(p, bias, rows, c, a0, b0, x128, out);
             qg_finish_pair(p, bias, rows, c + 2, a1, b1, x128, out);
         }

@@ -140,8 +140,8 @@ def cell_source(
         operand_field=_field(Wx),
         operand_type_R=_LOOPS[Rh.loop][2],
         operand_field_R=_field(Rh),
-        offset_R=_constant(Rh.offset),
-        fill_input=_fill_input(data, p, Wx, below, H),
+        fill_states=_fill_states(Rh, H, names["code_type"]),
+        fill_input=_fill_input(data, p, Wx, below, H, names["input_type"]),
         loop_W=Wx.loop,
         loop_R=Rh.loop,
         planes_W="QG_PLANES(state), " if Wx.loop == "8" else "",
@@ -185,10 +185,17 @@ def _products(p: str, sums: dict[str, Sum], one: int) -> dict[str, str]:
 
 
 def _fill_input(
-    data: Data, p: str, Wx: Rows, below: list[tuple[WeightedSum, Quantizer]], H: int
+    data: Data,
+    p: str,
+    Wx: Rows,
+    below: list[tuple[WeightedSum, Quantizer]],
+    H: int,
+    input_type: str,
 ) -> str:
     """Return the loops that write the operand of the input product."""
     ctype, offset = _LOOPS[Wx.loop][2], _constant(Wx.offset)
+    if not below and ctype == input_type and not Wx.offset:
+        return f"    memcpy(operand, x, sizeof *x * {Wx.weights.shape[1]});"
     if not below:
         return (
             f"    for (i = 0; i < {Wx.weights.shape[1]}; ++i) "
@@ -203,6 +210,15 @@ def _fill_input(
             f"    for (i = 0; i < {H}; ++i)\n        operand[{at} + i] = ({ctype})({value});"
         )
     return "\n".join(lines)
+
+
+def _fill_states(Rh: Rows, H: int, code_type: str) -> str:
+    """Return the loop that writes the operand of the recurrent product."""
+    ctype = _LOOPS[Rh.loop][2]
+    if ctype == code_type and not Rh.offset:
+        return f"memcpy(states, h, sizeof *h * {H});"
+    value = f"({ctype})((qg_value)h[i] - {_constant(Rh.offset)})"
+    return f"for (i = 0; i < {H}; ++i) states[i] = {value};"
 
 
 def _add_sum(data: Data, s: Sum, name: str) -> None:
@@ -234,7 +250,7 @@ def _add_rows(data: Data, rows: Rows, weights: str, name: str) -> None:
         lo=rows.lo,
         hi=rows.hi,
         bytes=rows.bytes,
-        pairs=32 if rows.largest < 1 << 23 else 64,
+        pairs=rows.pairs,
     )
 
 

@@ -64,34 +64,51 @@ QG_INLINE int32_t qg_clamp32(int32_t v, int32_t lo, int32_t hi) {
     return v > hi ? hi : v;
 }
 
-/* rne(v / 2^k) for 0 <= k <= 30, where v + 2^(k-1) does not overflow. */
-QG_INLINE int32_t qg_round32(int32_t v, int k) {
-    if (k == 0) return v;
-    return (v + (int32_t)((1u << (k - 1)) - 1u) + ((v >> k) & 1)) >> k;
+/* clamp(rne(v / 2^k) + zero, lo, hi). The zero point is added before the shift, so that one
+ * instruction may shift and saturate. `v` plus or minus 2^(k-1) + |zero| * 2^k does not overflow. */
+QG_INLINE qg_value qg_code32(int32_t v, int k, int64_t zero, int64_t lo, int64_t hi) {
+    const int32_t half = k ? (int32_t)((1u << (k - 1)) - 1u) : 0;
+    const int32_t add = half + (int32_t)zero * (int32_t)(1u << k);
+    const int32_t odd = k ? (v >> k) & 1 : 0;
+    return (qg_value)qg_clamp32((v + add + odd) >> k, (int32_t)lo, (int32_t)hi);
 }
 
-/* rne(v / 2^k) for 0 <= k <= 62, where v + 2^(k-1) does not overflow. */
-QG_INLINE int64_t qg_round64(int64_t v, int k) {
-    if (k == 0) return v;
-    return (v + (((int64_t)1 << (k - 1)) - 1) + ((v >> k) & 1)) >> k;
+/* The same for 64 bits. `small`: 32 bits hold the value before the clamp. */
+QG_INLINE qg_value qg_code64(int64_t v, int k, int small, int64_t zero, int64_t lo, int64_t hi) {
+    const int64_t half = k ? ((int64_t)1 << (k - 1)) - 1 : 0;
+    const int64_t add = half + zero * ((int64_t)1 << k);
+    const int64_t odd = k ? (v >> k) & 1 : 0;
+    const int64_t rounded = (v + add + odd) >> k;
+    if (small) return (qg_value)qg_clamp32((int32_t)rounded, (int32_t)lo, (int32_t)hi);
+    return (qg_value)qg_clamp(rounded, lo, hi);
 }
 
-/* rne(a * M / 2^k) for k > 32, where 32 bits hold the result and all of a*M >> 32 plus 2^(k-33). */
-QG_INLINE int32_t qg_scale_high(int32_t a, int32_t M, int k) {
+/* clamp(rne(a * M / 2^k) + zero, lo, hi) for k > 32, where 32 bits hold a*M >> 32, plus or minus
+ * 2^(k-33) + |zero| * 2^(k-32). */
+QG_INLINE qg_value qg_code_high(int32_t a, int32_t M, int k, int64_t zero, int64_t lo,
+                                int64_t hi) {
+    const int32_t add = (int32_t)zero * (int32_t)(1u << (k - 32));
     const int64_t v = (int64_t)a * M;
+#if defined(QG_DUAL)
+    /* v + 2^(k-1) - 1 + (quotient & 1), with the last bit of the quotient as a carry */
+    int32_t high = (int32_t)(v >> 32);
+    uint32_t low = (uint32_t)v, last;
+    const int32_t half = (int32_t)((1u << (k - 33)) - 1u) + add;
+    __asm("lsrs %[last], %[high], %[shift]\n\t"
+          "adcs %[low], %[low], #-1\n\t"
+          "adc %[high], %[high], %[half]"
+          : [high] "+r"(high), [low] "+r"(low), [last] "=&r"(last)
+          : [shift] "r"(k - 31), [half] "r"(half)
+          : "cc");
+    return (qg_value)qg_clamp32(high >> (k - 32), (int32_t)lo, (int32_t)hi);
+#else
     const int32_t t = (int32_t)(v >> 32) + (int32_t)(1u << (k - 33));
-    const int32_t q = t >> (k - 32);
+    int32_t q = t >> (k - 32);
     /* A tie is rounded up above; the even neighbour is one below. */
-    return ((uint32_t)t << (64 - k) | (uint32_t)v) == 0 ? q & ~1 : q;
-}
-
-/* Limits of a rounded sum: the code. */
-QG_INLINE qg_value qg_code32(int32_t v, int64_t zero, int64_t lo, int64_t hi) {
-    return (qg_value)qg_clamp32(v + (int32_t)zero, (int32_t)lo, (int32_t)hi);
-}
-
-QG_INLINE qg_value qg_code64(int64_t v, int64_t zero, int64_t lo, int64_t hi) {
-    return (qg_value)(qg_clamp(v, lo - zero, hi - zero) + zero);
+    if (((uint32_t)t << (64 - k) | (uint32_t)v) == 0) q &= ~1;
+    (void)add;
+    return (qg_value)qg_clamp32(q + (int32_t)zero, (int32_t)lo, (int32_t)hi);
+#endif
 }
 
 /* The code of a sum of two terms. A term that is not a product has the factor 1. */
@@ -102,21 +119,19 @@ QG_INLINE qg_value qg_apply(const qg_sum *s, qg_value a1, qg_value b1, qg_value 
         const uint32_t t1 = (uint32_t)s->M1 * ((uint32_t)a1 * (uint32_t)b1);
         const uint32_t t2 = (uint32_t)s->M2 * ((uint32_t)a2 * (uint32_t)b2);
         const int32_t v = (int32_t)(t1 + t2 - add);
-        return qg_code32(qg_round32(v, s->k), s->zero, s->lo, s->hi);
+        return qg_code32(v, s->k, s->zero, s->lo, s->hi);
     }
     if (s->bits == 64) {
         const uint64_t p1 = (uint64_t)((int64_t)a1 * b1), p2 = (uint64_t)((int64_t)a2 * b2);
         const uint64_t add = (uint64_t)(s->M1 * s->z1 + s->M2 * s->z2);
         const int64_t v = (int64_t)((uint64_t)s->M1 * p1 + (uint64_t)s->M2 * p2 - add);
-        const int64_t rounded = qg_round64(v, s->k);
-        if (s->small) return qg_code32((int32_t)rounded, s->zero, s->lo, s->hi);
-        return qg_code64(rounded, s->zero, s->lo, s->hi);
+        return qg_code64(v, s->k, s->small, s->zero, s->lo, s->hi);
     }
     const qg_wide p1 = qg_wide_product((int64_t)a1 - s->z1, b1);
     const qg_wide p2 = qg_wide_product((int64_t)a2 - s->z2, b2);
     const qg_wide v = qg_wide_add(qg_wide_times_word(p1, (uint64_t)s->M1),
                                   qg_wide_times_word(p2, (uint64_t)s->M2));
-    return qg_code64(qg_wide_round(v, s->k), s->zero, s->lo, s->hi);
+    return (qg_value)qg_clamp(qg_wide_round(v, s->k) + s->zero, s->lo, s->hi);
 }
 
 /* How the accumulators of a matrix product become codes: rows of M and k. */
@@ -129,7 +144,7 @@ typedef struct {
     const int16_t *ks;
     int64_t zero, lo, hi;
     int bytes; /* bytes of an element of the operand, 1 or 2, where weights have 8 bits */
-    int pairs; /* bits of the sum of two rows where one multiply makes it, 32 or 64 */
+    int pairs; /* bits of sums of two rows: 32; 64; 48 if their lower bytes need 32 */
 } qg_rows;
 
 /* The code of row c. `v` is the accumulator with its bias.
@@ -137,12 +152,10 @@ typedef struct {
  * v*M; 65 if each row has a shift of its own. */
 QG_INLINE qg_value qg_requantize(const qg_rows *p, int c, int64_t v) {
     const int32_t M = p->M ? p->M : p->Ms[c];
-    if (p->bits == 32)
-        return qg_code32(qg_round32((int32_t)v * M, p->k), p->zero, p->lo, p->hi);
-    if (p->bits == 33)
-        return qg_code32(qg_scale_high((int32_t)v, M, p->k), p->zero, p->lo, p->hi);
-    if (p->bits == 64) return qg_code64(qg_round64(v * M, p->k), p->zero, p->lo, p->hi);
-    return qg_code64(qg_round(v * M, p->ks[c]), p->zero, p->lo, p->hi);
+    if (p->bits == 32) return qg_code32((int32_t)v * M, p->k, p->zero, p->lo, p->hi);
+    if (p->bits == 33) return qg_code_high((int32_t)v, M, p->k, p->zero, p->lo, p->hi);
+    if (p->bits == 64) return qg_code64(v * M, p->k, 0, p->zero, p->lo, p->hi);
+    return (qg_value)qg_clamp(qg_round(v * M, p->ks[c]) + p->zero, p->lo, p->hi);
 }
 
 /* The code of row c of a product beyond 64 bits: high * 2^16 + low + bias * 2^bias_shift. */
@@ -152,29 +165,32 @@ QG_INLINE qg_value qg_requantize_wide(const qg_rows *p, int c, int64_t high, int
     v = qg_wide_add(v, qg_wide_left(qg_wide_of(high), 16));
     v = qg_wide_add(v, qg_wide_of(low));
     v = qg_wide_times(v, (uint32_t)p->Ms[c]);
-    return qg_code64(qg_wide_round(v, p->ks[c]), p->zero, p->lo, p->hi);
+    return (qg_value)qg_clamp(qg_wide_round(v, p->ks[c]) + p->zero, p->lo, p->hi);
 }
 
 #if defined(QG_HELIUM)
 
 /* The same functions for four values. */
-QG_INLINE int32x4_t qg_round32x4(int32x4_t v, int k) {
+QG_INLINE int32x4_t qg_clamp_x4(int32x4_t v, int64_t lo, int64_t hi) {
+    return vminq_s32(vmaxq_s32(v, vdupq_n_s32((int32_t)lo)), vdupq_n_s32((int32_t)hi));
+}
+
+QG_INLINE int32x4_t qg_code32_x4(int32x4_t v, int k, int64_t zero, int64_t lo, int64_t hi) {
+    const int32_t half = k ? (int32_t)((1u << (k - 1)) - 1u) : 0;
+    const int32_t add = half + (int32_t)zero * (int32_t)(1u << k);
     const int32x4_t odd = vandq_s32(vshlq_r_s32(v, -k), vdupq_n_s32(1));
-    if (k == 0) return v;
-    v = vaddq_s32(vaddq_n_s32(v, (int32_t)((1u << (k - 1)) - 1u)), odd);
-    return vshlq_r_s32(v, -k);
+    v = vaddq_n_s32(v, add);
+    if (k) v = vshlq_r_s32(vaddq_s32(v, odd), -k);
+    return qg_clamp_x4(v, lo, hi);
 }
 
-QG_INLINE int32x4_t qg_scale_high_x4(int32x4_t a, int32x4_t M, int k) {
+QG_INLINE int32x4_t qg_code_high_x4(int32x4_t a, int32x4_t M, int k, int64_t zero, int64_t lo,
+                                    int64_t hi) {
     const int32x4_t t = vaddq_n_s32(vmulhq_s32(a, M), (int32_t)(1u << (k - 33)));
-    const int32x4_t q = vshlq_r_s32(t, 32 - k);
     const int32x4_t rest = vorrq_s32(vshlq_r_s32(t, 64 - k), vmulq_s32(a, M));
-    return vandq_m_s32(q, q, vdupq_n_s32(~1), vcmpeqq_n_s32(rest, 0));
-}
-
-QG_INLINE int32x4_t qg_code32x4(int32x4_t v, int64_t zero, int64_t lo, int64_t hi) {
-    v = vmaxq_s32(vaddq_n_s32(v, (int32_t)zero), vdupq_n_s32((int32_t)lo));
-    return vminq_s32(v, vdupq_n_s32((int32_t)hi));
+    int32x4_t q = vshlq_r_s32(t, 32 - k);
+    q = vandq_m_s32(q, q, vdupq_n_s32(~1), vcmpeqq_n_s32(rest, 0));
+    return qg_clamp_x4(vaddq_n_s32(q, (int32_t)zero), lo, hi);
 }
 
 #endif
@@ -229,7 +245,7 @@ QG_INLINE qg_value qg_look_up(const qg_table *t, qg_value code) {
     c = t->coefficients + segment * (t->degree + 1);
     y = c[t->degree];
     for (power = t->degree - 1; power >= 0; --power) y = y * d + c[power];
-    return (qg_value)qg_clamp(qg_round64(y, t->shift), t->lo, t->hi);
+    return qg_code64(y, t->shift, 0, 0, t->lo, t->hi);
 }
 
 #endif

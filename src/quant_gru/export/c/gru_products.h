@@ -78,6 +78,8 @@ QG_INLINE void qg_finish_pair(const qg_rows *p, const int32_t *bias, int rows, i
     uint32_t sum_a;
     if (p->pairs == 32)
         sum_a = (uint32_t)((int32_t)((uint32_t)ab - b) >> 8);
+    else if (p->pairs == 48)
+        sum_a = (uint32_t)((ab - (int32_t)b) >> 8);
     else
         sum_a = (uint32_t)((ab - x128 - (int32_t)sum_b) >> 8);
     if (rows % 4 == 0 || c < rows)
@@ -95,6 +97,7 @@ QG_INLINE void qg_product_8(const qg_rows *p, const qg_weights8 *w, const int32_
     int c, i;
     (void)planes;
     for (i = K; i < 4 * blocks; ++i) x[i] = 0;
+#pragma GCC unroll 4
     for (i = 0; i < 2 * blocks; ++i) sum = __smlad((int16x2_t)words[i], 0x10001, sum);
     x128 = (int64_t)sum * 128;
     for (c = 0; c < rows; c += 4) {
@@ -130,11 +133,11 @@ QG_INLINE void qg_requantize_all(const qg_rows *p, const int32_t *bias, int rows
         int32x4_t v = vaddq_s32(vldrwq_s32(out + c), vldrwq_s32(bias + c));
         if (p->bits == 32) {
             if (p->M != 1) v = vmulq_s32(v, M);
-            v = qg_round32x4(v, p->k);
+            v = qg_code32_x4(v, p->k, p->zero, p->lo, p->hi);
         } else {
-            v = qg_scale_high_x4(v, M, p->k);
+            v = qg_code_high_x4(v, M, p->k, p->zero, p->lo, p->hi);
         }
-        vstrwq_s32(out + c, qg_code32x4(v, p->zero, p->lo, p->hi));
+        vstrwq_s32(out + c, v);
     }
     for (c = vectors; c < rows; ++c)
         out[c] = qg_requantize(p, c, (int32_t)((uint32_t)out[c] + (uint32_t)bias[c]));

@@ -50,10 +50,11 @@ def sum_of(s: WeightedSum, bounds: Sequence[int], zeros: Sequence[int]) -> Sum:
     total = sum(max(M, 1) * V for M, V in zip(Ms, bounds, strict=True))
     half = 1 << (k - 1) if k > 0 else 0
     small = (total >> max(k, 0)) + 1 + abs(s.zero_point) < _WORD
+    room = half + (abs(s.zero_point) << max(k, 0))
     bits = 128
-    if 0 <= k <= 30 and total + half < _WORD and small:
+    if 0 <= k <= 30 and total + room < _WORD and small:
         bits = 32
-    elif 0 <= k <= 60 and total + half < _LONG >> 1:
+    elif 0 <= k <= 60 and total + room < _LONG >> 1:
         bits = 64
     Ms.append(0)
     zeros = [*zeros, 0]
@@ -81,6 +82,7 @@ class Rows:
         hi: Largest code.
         largest: The largest sum of |weight * operand| of any row.
         bytes: Bytes of an element of the operand beside 8-bit weights, 1 or 2.
+        pairs: Bits of sums of two rows of 8-bit weights, as `qg_rows`.
     """
 
     loop: str
@@ -97,6 +99,7 @@ class Rows:
     hi: int
     largest: int
     bytes: int
+    pairs: int
 
 
 def rows_of(
@@ -127,7 +130,8 @@ def rows_of(
     # unsigned codes of a full word become signed
     full = not operand.signed and operand.bits in (8, 16, 32)
     offset = 1 << (operand.bits - 1) if full else 0
-    largest = max(sizes) * max(abs(operand.lo - offset), abs(operand.hi - offset))
+    stored = max(abs(operand.lo - offset), abs(operand.hi - offset))
+    largest = max(sizes) * stored
     if bits == 128 or bias_shift:
         loop, bits, offset = "wide", 128, operand.zero_point
     elif weight_bits <= 8 and operand.bits <= 16 and max(*bounds, largest) < _WORD:
@@ -156,9 +160,8 @@ def rows_of(
         s.lo,
         s.hi,
         largest,
-        1
-        if operand.bits <= 8 and operand.lo - offset >= -128 and operand.hi - offset <= 127
-        else 2,
+        1 if operand.bits <= 8 else 2,
+        32 if largest < 1 << 23 else 48 if 255 * stored * W.shape[1] < _WORD else 64,
     )
 
 
@@ -190,13 +193,13 @@ def _requantization(
     half = 1 << (k - 1) if k else 0
     small = (largest >> k) + 1 + abs(zero) < _WORD
     if max(bounds) < _WORD and max(scaled) < _WORD and small:
-        if k <= 30 and largest + half < _WORD:
+        if k <= 30 and largest + half + (abs(zero) << k) < _WORD:
             return 32, k, scaled
         up = max(0, 33 - k)
-        high = ((largest << up) >> 32) + 1 + (1 << (k + up - 33))
+        high = ((largest << up) >> 32) + 1 + (1 << (k + up - 33)) + (abs(zero) << (k + up - 32))
         if k + up <= 60 and max(scaled) << up < _WORD and high < _WORD:
             return 33, k + up, [M << up for M in scaled]
-    if max(scaled) < _WORD and k <= 60 and largest + half < _LONG:
+    if max(scaled) < _WORD and k <= 60 and largest + half + (abs(zero) << k) < _LONG:
         return 64, k, scaled
     if max(bound * M for bound, M in zip(bounds, Ms, strict=True)) < _LONG:
         return 65, 0, list(Ms)

@@ -128,6 +128,7 @@ def cell_source(
     if _field(Wx) == _field(Rh):
         fields = {_field(Wx): max(C, H)}
     planes = max((size for size, rows in ((C, Wx), (H, Rh)) if rows.loop == "8"), default=0)
+    helium = _vectors(p, cell, sums, names["code_type"], data)
     result = f"qg_apply(&{p}_kept, h[i], 1, now, 1)" if "zoneout" in sums else "now"
     text = fill(
         "cell.c.in",
@@ -150,6 +151,7 @@ def cell_source(
         zero_Rh=_constant(zero["matmul.Rh"]),
         **_products(p, sums, cell.frozen.one),
         result=result,
+        vectors=helium,
         constants="\n".join(data.text),  # last: the calls above add to them
         **names,
     )
@@ -158,6 +160,45 @@ def cell_source(
 
 
 _TYPE_OF = {"w16": "int16_t", "w32": "int32_t", "w64": "int64_t"}
+
+
+def _vectors(p: str, cell: CellPlan, sums: dict[str, Sum], code_type: str, data: Data) -> str:
+    """Return the gates of four units at once for Helium; '' where they need more than 32 bits."""
+    products = {"op.rRh", "op.old_contrib", "op.new_contrib"}
+    narrow = all(s.bits == 32 or (n in products and s.bits == 33) for n, s in sums.items())
+    loads = {"int8_t": "vldrbq_s32", "int16_t": "vldrhq_s32", "int32_t": "vldrwq_s32"}
+    tables = [f"{p}_{gate}_x4" for gate in _TABLES]
+    ready = all(any(name in text for text in data.text) for name in tables)
+    fits = narrow and ready and code_type in loads and not is_wide(cell)
+    count = cell.hidden_size // 4 * 4 if fits else 0
+    data.text.append(
+        f"#if defined(QG_HELIUM)\n#define {p}_VECTORS {count}\n#else\n#define {p}_VECTORS 0\n"
+        "#endif\n"
+    )
+    if not count:
+        return ""
+    q = cell.frozen.quantizers
+    terms = {
+        name: f"qg_product_x4(&{p}_{name}, {a}, {b})" if operator in sums else f"vmulq_s32({a}, {b})"
+        for name, operator, a, b in (
+            ("rRh", "op.rRh", "r", "Rh_g"),
+            ("old", "op.old_contrib", "z", "before"),
+            ("new", "op.new_contrib", "rest", "g"),
+        )
+    }
+    kept = f"qg_apply_x4(&{p}_kept, h_code, now)" if "zoneout" in sums else "now"
+    return fill(
+        "vectors.c.in",
+        p=p,
+        hidden_size=cell.hidden_size,
+        load_h=loads[code_type],
+        store_h=loads[code_type].replace("ld", "st"),
+        zero_h=q["output.h"].zero_point,
+        zero_Rh=q["matmul.Rh"].zero_point,
+        one=cell.frozen.one,
+        result=kept,
+        **terms,
+    )
 
 
 def _field(rows: Rows) -> str:
@@ -274,6 +315,25 @@ def _add_bytes(data: Data, rows: Rows, weights: str, name: str) -> None:
     data.choice("QG_HELIUM", array("int32_t", f"{name}_bias", more), biases)
 
 
+_INDEX = "vreinterpretq_u32_s32({index})"
+_GATHERS = {
+    "int8_t": "vldrbq_gather_offset_s32({entries}, " + _INDEX + ")",
+    "uint8_t": "vreinterpretq_s32_u32(vldrbq_gather_offset_u32({entries}, " + _INDEX + "))",
+    "int16_t": "vldrhq_gather_shifted_offset_s32({entries}, " + _INDEX + ")",
+    "uint16_t": "vreinterpretq_s32_u32(vldrhq_gather_shifted_offset_u32({entries}, "
+    + _INDEX
+    + "))",
+}
+
+
+def _add_x4(data: Data, name: str, body: str) -> None:
+    """Add the function of a table for four codes."""
+    data.text.append(
+        "#if defined(QG_HELIUM)\n"
+        f"QG_INLINE int32x4_t {name}_x4(int32x4_t code) {{\n    return {body};\n}}\n#endif\n"
+    )
+
+
 def _add_table(data: Data, table: Table, pre: Quantizer, name: str) -> None:
     """Add a table and its function `name`, from codes to codes without zero point."""
     entries = entries_of(table, pre)
@@ -286,11 +346,17 @@ def _add_table(data: Data, table: Table, pre: Quantizer, name: str) -> None:
         if first > pre.lo or last < pre.hi:
             code = f"qg_clamp32((int32_t)code, {first}, {last})"
         body = f"(qg_value){name}_entries[{code} - ({first})]"
+        if code == "code" and ctype in _GATHERS:
+            gather = _GATHERS[ctype].format(
+                entries=f"{name}_entries", index=f"vsubq_n_s32(code, {first})"
+            )
+            _add_x4(data, name, gather)
     elif (short := short_table(table, pre)) is not None:
         rows = data.array("tables", "int32_t", f"{name}_coefficients", short.coefficients)
         fields = {key: value for key, value in vars(short).items() if key != "coefficients"}
         data.struct("qg_short_table", f"{name}_table", **fields, coefficients=rows)
         body = f"qg_look_up_short(&{name}_table, code)"
+        _add_x4(data, name, f"qg_look_up_short_x4(&{name}_table, code)")
     else:
         bounds, coefficients = table.bounds.tolist(), table.coefficients
         uniform = table.segment_shift is not None

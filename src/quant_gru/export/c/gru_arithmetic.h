@@ -47,7 +47,8 @@ typedef struct {
     int64_t M1, M2; /* multipliers */
     int64_t z1, z2; /* zero points of terms; 0 for products */
     int k;          /* shift; not negative unless bits is 128 */
-    int bits;       /* 32, 64 or 128: integers that hold the sum and half of 2^k */
+    int bits;       /* 32, 64 or 128: integers that hold the sum and half of 2^k; 33 for one
+                       product of a1*M1 and b1*M2, of 32 bits each, where k > 32 */
     int small;      /* whether 32 bits hold the rounded sum */
     int64_t zero, lo, hi;
 } qg_sum;
@@ -121,6 +122,9 @@ QG_INLINE qg_value qg_apply(const qg_sum *s, qg_value a1, qg_value b1, qg_value 
         const int32_t v = (int32_t)(t1 + t2 - add);
         return qg_code32(v, s->k, s->zero, s->lo, s->hi);
     }
+    if (s->bits == 33)
+        return qg_code_high((int32_t)(a1 * (qg_value)s->M1), (int32_t)(b1 * (qg_value)s->M2), s->k,
+                            s->zero, s->lo, s->hi);
     if (s->bits == 64) {
         const uint64_t p1 = (uint64_t)((int64_t)a1 * b1), p2 = (uint64_t)((int64_t)a2 * b2);
         const uint64_t add = (uint64_t)(s->M1 * s->z1 + s->M2 * s->z2);
@@ -167,33 +171,6 @@ QG_INLINE qg_value qg_requantize_wide(const qg_rows *p, int c, int64_t high, int
     v = qg_wide_times(v, (uint32_t)p->Ms[c]);
     return (qg_value)qg_clamp(qg_wide_round(v, p->ks[c]) + p->zero, p->lo, p->hi);
 }
-
-#if defined(QG_HELIUM)
-
-/* The same functions for four values. */
-QG_INLINE int32x4_t qg_clamp_x4(int32x4_t v, int64_t lo, int64_t hi) {
-    return vminq_s32(vmaxq_s32(v, vdupq_n_s32((int32_t)lo)), vdupq_n_s32((int32_t)hi));
-}
-
-QG_INLINE int32x4_t qg_code32_x4(int32x4_t v, int k, int64_t zero, int64_t lo, int64_t hi) {
-    const int32_t half = k ? (int32_t)((1u << (k - 1)) - 1u) : 0;
-    const int32_t add = half + (int32_t)zero * (int32_t)(1u << k);
-    const int32x4_t odd = vandq_s32(vshlq_r_s32(v, -k), vdupq_n_s32(1));
-    v = vaddq_n_s32(v, add);
-    if (k) v = vshlq_r_s32(vaddq_s32(v, odd), -k);
-    return qg_clamp_x4(v, lo, hi);
-}
-
-QG_INLINE int32x4_t qg_code_high_x4(int32x4_t a, int32x4_t M, int k, int64_t zero, int64_t lo,
-                                    int64_t hi) {
-    const int32x4_t t = vaddq_n_s32(vmulhq_s32(a, M), (int32_t)(1u << (k - 33)));
-    const int32x4_t rest = vorrq_s32(vshlq_r_s32(t, 64 - k), vmulq_s32(a, M));
-    int32x4_t q = vshlq_r_s32(t, 32 - k);
-    q = vandq_m_s32(q, q, vdupq_n_s32(~1), vcmpeqq_n_s32(rest, 0));
-    return qg_clamp_x4(vaddq_n_s32(q, (int32_t)zero), lo, hi);
-}
-
-#endif
 
 /* A piecewise polynomial from codes to codes without their zero point. */
 typedef struct {
@@ -247,5 +224,62 @@ QG_INLINE qg_value qg_look_up(const qg_table *t, qg_value code) {
     for (power = t->degree - 1; power >= 0; --power) y = y * d + c[power];
     return qg_code64(y, t->shift, 0, 0, t->lo, t->hi);
 }
+
+#if defined(QG_HELIUM)
+
+/* The same functions for four values. */
+QG_INLINE int32x4_t qg_clamp_x4(int32x4_t v, int64_t lo, int64_t hi) {
+    return vminq_s32(vmaxq_s32(v, vdupq_n_s32((int32_t)lo)), vdupq_n_s32((int32_t)hi));
+}
+
+QG_INLINE int32x4_t qg_code32_x4(int32x4_t v, int k, int64_t zero, int64_t lo, int64_t hi) {
+    const int32_t half = k ? (int32_t)((1u << (k - 1)) - 1u) : 0;
+    const int32_t add = half + (int32_t)zero * (int32_t)(1u << k);
+    const int32x4_t odd = vandq_s32(vshlq_r_s32(v, -k), vdupq_n_s32(1));
+    v = vaddq_n_s32(v, add);
+    if (k) v = vshlq_r_s32(vaddq_s32(v, odd), -k);
+    return qg_clamp_x4(v, lo, hi);
+}
+
+QG_INLINE int32x4_t qg_code_high_x4(int32x4_t a, int32x4_t M, int k, int64_t zero, int64_t lo,
+                                    int64_t hi) {
+    const int32x4_t t = vaddq_n_s32(vmulhq_s32(a, M), (int32_t)(1u << (k - 33)));
+    const int32x4_t rest = vorrq_s32(vshlq_r_s32(t, 64 - k), vmulq_s32(a, M));
+    int32x4_t q = vshlq_r_s32(t, 32 - k);
+    q = vandq_m_s32(q, q, vdupq_n_s32(~1), vcmpeqq_n_s32(rest, 0));
+    return qg_clamp_x4(vaddq_n_s32(q, (int32_t)zero), lo, hi);
+}
+
+/* A sum of bits 32; each term is a code or a product. */
+QG_INLINE int32x4_t qg_apply_x4(const qg_sum *s, int32x4_t t1, int32x4_t t2) {
+    const int64_t add = s->M1 * s->z1 + s->M2 * s->z2;
+    int32x4_t v = s->M1 == 1 ? t1 : vmulq_n_s32(t1, (int32_t)s->M1);
+    if (s->M2 == 1) v = vaddq_s32(v, t2);
+    else if (s->M2) v = vaddq_s32(v, vmulq_n_s32(t2, (int32_t)s->M2));
+    if (add) v = vsubq_s32(v, vdupq_n_s32((int32_t)add));
+    return qg_code32_x4(v, s->k, s->zero, s->lo, s->hi);
+}
+
+/* A product with a code of its own, of bits 32 or 33. */
+QG_INLINE int32x4_t qg_product_x4(const qg_sum *s, int32x4_t a, int32x4_t b) {
+    if (s->bits == 32) return qg_apply_x4(s, vmulq_s32(a, b), a);
+    if (s->M1 != 1) a = vmulq_n_s32(a, (int32_t)s->M1);
+    if (s->M2 != 1) b = vmulq_n_s32(b, (int32_t)s->M2);
+    return qg_code_high_x4(a, b, s->k, s->zero, s->lo, s->hi);
+}
+
+QG_INLINE int32x4_t qg_look_up_short_x4(const qg_short_table *t, int32x4_t code) {
+    const int32x4_t q = vsubq_n_s32(code, (int32_t)t->first);
+    const int32x4_t d = vandq_s32(q, vdupq_n_s32((1 << t->u) - 1));
+    const uint32x4_t at = vreinterpretq_u32_s32(vmulq_n_s32(vshlq_r_s32(q, -t->u), 3));
+    const int32x4_t c0 = vldrwq_gather_shifted_offset_s32(t->coefficients, at);
+    const int32x4_t c1 = vldrwq_gather_shifted_offset_s32(t->coefficients + 1, at);
+    const int32x4_t c2 = vldrwq_gather_shifted_offset_s32(t->coefficients + 2, at);
+    const int32x4_t slope = vaddq_s32(c1, vshlq_r_s32(vmulq_s32(c2, d), -t->e));
+    const int32x4_t sum = vaddq_s32(c0, vshlq_r_s32(vmulq_s32(slope, d), -t->f));
+    return qg_clamp_x4(vshlq_r_s32(sum, -t->g), t->lo, t->hi);
+}
+
+#endif
 
 #endif

@@ -105,13 +105,13 @@ QG_INLINE void qg_product_8(const qg_rows *p, const qg_weights8 *w, const int32_
         uint32_t b0 = 0, b1 = 0;
         if (p->pairs == 32) {
             int32_t a0 = 0, a1 = 0;
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (i = 0; i < blocks; ++i) qg_block32(&w, &v, &a0, &b0, &a1, &b1);
             qg_finish_pair(p, bias, rows, c, a0, b0, x128, out);
             qg_finish_pair(p, bias, rows, c + 2, a1, b1, x128, out);
         } else {
             int64_t a0 = 0, a1 = 0;
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (i = 0; i < blocks; ++i) qg_block64(&w, &v, &a0, &b0, &a1, &b1);
             qg_finish_pair(p, bias, rows, c, a0, b0, x128, out);
             qg_finish_pair(p, bias, rows, c + 2, a1, b1, x128, out);
@@ -165,6 +165,7 @@ QG_INLINE void qg_sums_x1(const int8_t *w, int K, const int8_t *v, int n, int32_
     const int8_t *w0 = w, *w1 = w + K, *w2 = w + 2 * K, *w3 = w + 3 * K;
     int32_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
     int i;
+#pragma GCC unroll 8
     for (i = 0; i < (K + 15) / 16; ++i, w0 += 16, w1 += 16, w2 += 16, w3 += 16, v += 16) {
         const int8x16_t a = vldrbq_s8(v);
         s0 = vmladavaq_s8(s0, a, vldrbq_s8(w0));
@@ -184,6 +185,7 @@ QG_INLINE void qg_sums_x2(const int8_t *w, int K, const int8_t *low, const int8_
     const int8_t *w0 = w, *w1 = w + K, *w2 = w + 2 * K;
     int32_t l0 = 0, l1 = 0, l2 = 0, h0 = 0, h1 = 0, h2 = 0;
     int i;
+#pragma GCC unroll 8
     for (i = 0; i < (K + 15) / 16; ++i, w0 += 16, w1 += 16, w2 += 16, low += 16, high += 16) {
         const int8x16_t a = vldrbq_s8(low), b = vldrbq_s8(high);
         const int8x16_t c0 = vldrbq_s8(w0), c1 = vldrbq_s8(w1), c2 = vldrbq_s8(w2);

@@ -33,13 +33,19 @@ class Sum:
     hi: int
 
 
-def sum_of(s: WeightedSum, bounds: Sequence[int], zeros: Sequence[int]) -> Sum:
+def sum_of(
+    s: WeightedSum,
+    bounds: Sequence[int],
+    zeros: Sequence[int],
+    factors: tuple[int, int] | None = None,
+) -> Sum:
     """Return a sum with the narrowest integers that hold it.
 
     Args:
         s: The weighted sum.
         bounds: The largest magnitude of each term, without its zero point.
         zeros: The zero point to take off each term; 0 for products.
+        factors: The largest magnitude of each factor, if the sum is one product.
     """
     assert isinstance(s.shift, int)
     Ms, k = [int(M) for M in s.multipliers], s.shift
@@ -56,11 +62,29 @@ def sum_of(s: WeightedSum, bounds: Sequence[int], zeros: Sequence[int]) -> Sum:
         bits = 32
     elif 0 <= k <= 60 and total + room < _LONG >> 1:
         bits = 64
+    if bits == 64 and factors is not None and (high := _high(Ms[0], k, factors, s.zero_point)):
+        M, times, k = high
+        return Sum(M, times, 0, 0, k, 33, 1, s.zero_point, s.lo, s.hi)
     Ms.append(0)
     zeros = [*zeros, 0]
     return Sum(
         Ms[0], Ms[1], zeros[0], zeros[1], k, bits, int(small), s.zero_point, s.lo, s.hi
     )  # fmt: skip
+
+
+def _high(M: int, k: int, factors: tuple[int, int], zero: int) -> tuple[int, int, int] | None:
+    """Return multipliers of both factors and a shift beyond 32; None if they do not fit 32 bits."""
+    need = max(0, 33 - k)
+    room = [(_WORD - 1) // (m * V) for m, V in zip((M, 1), factors, strict=True) if m * V]
+    if len(room) < 2 or min(room) < 1:
+        return None
+    second = min(need, room[1].bit_length() - 1)
+    first, k = need - second, k + need
+    if first > room[0].bit_length() - 1 or k > 60:
+        return None
+    product = (M << first) * factors[0] * (factors[1] << second)
+    fits = (product >> 32) + 1 + (1 << (k - 33)) + (abs(zero) << (k - 32)) < _WORD
+    return (M << first, 1 << second, k) if fits else None
 
 
 @dataclass(frozen=True)
@@ -231,11 +255,11 @@ def sums_of(cell: CellPlan) -> dict[str, Sum]:
     z, r, g = q["gate.z_out"], q["gate.r_out"], q["gate.g_out"]
     found: dict[str, Sum] = {}
 
-    def product(name: str, bound: int) -> tuple[int, int]:
+    def product(name: str, a: int, b: int) -> tuple[int, int]:
         """Return bound and zero point of what a product passes on."""
         if name not in frozen.sums:
-            return bound, 0
-        found[name] = sum_of(frozen.sums[name], [bound], [0])
+            return a * b, 0
+        found[name] = sum_of(frozen.sums[name], [a * b], [0], (a, b))
         return q[name].max_abs, q[name].zero_point
 
     def add(name: str, *terms: tuple[int, int]) -> None:
@@ -245,9 +269,9 @@ def sums_of(cell: CellPlan) -> dict[str, Sum]:
     of_W, of_R = (Wx.max_abs, Wx.zero_point), (Rh.max_abs, Rh.zero_point)
     add("gate.z_pre", of_W, of_R)
     add("gate.r_pre", of_W, of_R)
-    add("gate.g_pre", of_W, product("op.rRh", r.max_abs * Rh.max_abs))
-    old = product("op.old_contrib", z.max_abs * h.max_abs)
-    new = product("op.new_contrib", frozen.one_minus_z * g.max_abs)
+    add("gate.g_pre", of_W, product("op.rRh", r.max_abs, Rh.max_abs))
+    old = product("op.old_contrib", z.max_abs, h.max_abs)
+    new = product("op.new_contrib", frozen.one_minus_z, g.max_abs)
     add("output.h", old, new)
     if frozen.zoneout is not None:
         term = (h.max_abs, h.zero_point)

@@ -86,9 +86,7 @@ def main() -> None:
     parser.add_argument("--optimize", default="-O3", help="the compiler's level")
     options = parser.parse_args()
     print(platform.platform(), subprocess.getoutput("arm-none-eabi-gcc --version").split("\n")[0])
-    print(
-        "| C, H | preset | scales | processor | instructions a step | per MAC | portable C | per MAC |"
-    )
+    print("| C, H | preset | scales | processor | instructions | per MAC | portable C | per MAC |")
     print("|---|---|---|---|---|---|---|---|")
     for C, H in SIZES[: 1 if options.quick else 2]:
         for preset in PRESETS:

@@ -12,6 +12,7 @@ from quant_gru.export.c.numbers import (
     rows_of,
     sum_of,
     sums_of,
+    tiled,
     wrapped,
 )
 from quant_gru.export.c.short_tables import short_table
@@ -59,10 +60,6 @@ class Data:
         """Count an array and return its text."""
         self.bytes[kind] += SIZES[ctype] * len(values)
         return array(ctype, name, values)
-
-    def choice(self, macro: str, defined: str, otherwise: str) -> None:
-        """Add one of two texts, which the preprocessor chooses."""
-        self.text.append(f"#if defined({macro})\n{defined}#else\n{otherwise}#endif\n")
 
     def struct(self, ctype: str, name: str, **fields: int | str) -> None:
         """Add a structure."""
@@ -179,7 +176,9 @@ def _vectors(p: str, cell: CellPlan, sums: dict[str, Sum], code_type: str, data:
         return ""
     q = cell.frozen.quantizers
     terms = {
-        name: f"qg_product_x4(&{p}_{name}, {a}, {b})" if operator in sums else f"vmulq_s32({a}, {b})"
+        name: f"qg_product_x4(&{p}_{name}, {a}, {b})"
+        if operator in sums
+        else f"vmulq_s32({a}, {b})"
         for name, operator, a, b in (
             ("rRh", "op.rRh", "r", "Rh_g"),
             ("old", "op.old_contrib", "z", "before"),
@@ -297,11 +296,12 @@ def _add_rows(data: Data, rows: Rows, weights: str, name: str) -> None:
 
 def _add_bytes(data: Data, rows: Rows, weights: str, name: str) -> None:
     """Add 8-bit weights in the layout of each kind of processor, and biases."""
-    padded = [*rows.weights.flatten().tolist(), *[0] * 15]
-    data.choice(
-        "QG_DUAL",
-        array("uint32_t", weights, paired(rows.weights)),
-        data.array_text("weights", "int8_t", weights, padded),
+    data.text.append(
+        f"#if defined(QG_DUAL)\n{array('uint32_t', weights, paired(rows.weights))}"
+        "#elif defined(QG_HELIUM)\n"
+        f"{array('int8_t', weights, tiled(rows.weights, 4 if rows.bytes == 1 else 3))}"
+        "#else\n"
+        f"{data.array_text('weights', 'int8_t', weights, rows.weights.flatten().tolist())}#endif\n"
     )
     biases = data.array_text("weights", "int32_t", f"{name}_bias", rows.bias)
     if rows.bytes == 1:
@@ -312,7 +312,10 @@ def _add_bytes(data: Data, rows: Rows, weights: str, name: str) -> None:
         wrapped(b + 128 * total, 32)
         for b, total in zip(rows.bias, rows.weights.sum(1).tolist(), strict=True)
     ]
-    data.choice("QG_HELIUM", array("int32_t", f"{name}_bias", more), biases)
+    name = f"{name}_bias"
+    data.text.append(
+        f"#if defined(QG_HELIUM)\n{array('int32_t', name, more)}#else\n{biases}#endif\n"
+    )
 
 
 _INDEX = "vreinterpretq_u32_s32({index})"

@@ -53,6 +53,11 @@ typedef struct {
     int64_t zero, lo, hi;
 } qg_sum;
 
+#if defined(QG_SATURATES)
+/* the macros of arm_acle.h convert signs */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion"
+#endif
 QG_INLINE int32_t qg_clamp32(int32_t v, int32_t lo, int32_t hi) {
 #if defined(QG_SATURATES)
     /* one instruction */
@@ -64,6 +69,9 @@ QG_INLINE int32_t qg_clamp32(int32_t v, int32_t lo, int32_t hi) {
     v = v < lo ? lo : v;
     return v > hi ? hi : v;
 }
+#if defined(QG_SATURATES)
+#pragma GCC diagnostic pop
+#endif
 
 /* clamp(rne(v / 2^k) + zero, lo, hi). The zero point is added before the shift, so that one
  * instruction may shift and saturate. `v` plus or minus 2^(k-1) + |zero| * 2^k does not overflow. */
@@ -243,11 +251,15 @@ QG_INLINE int32x4_t qg_code32_x4(int32x4_t v, int k, int64_t zero, int64_t lo, i
 
 QG_INLINE int32x4_t qg_code_high_x4(int32x4_t a, int32x4_t M, int k, int64_t zero, int64_t lo,
                                     int64_t hi) {
-    const int32x4_t t = vaddq_n_s32(vmulhq_s32(a, M), (int32_t)(1u << (k - 33)));
-    const int32x4_t rest = vorrq_s32(vshlq_r_s32(t, 64 - k), vmulq_s32(a, M));
-    int32x4_t q = vshlq_r_s32(t, 32 - k);
-    q = vandq_m_s32(q, q, vdupq_n_s32(~1), vcmpeqq_n_s32(rest, 0));
-    return qg_clamp_x4(vaddq_n_s32(q, (int32_t)zero), lo, hi);
+    /* v + 2^(k-1) - 1 + (quotient & 1): the low word carries unless it and the last bit are 0 */
+    const int32_t add =
+        (int32_t)((1u << (k - 33)) - 1u) + (int32_t)zero * (int32_t)(1u << (k - 32));
+    const int32x4_t one = vdupq_n_s32(1), high = vmulhq_s32(a, M);
+    const int32x4_t odd = vandq_s32(vshlq_r_s32(high, 32 - k), one);
+    const uint32x4_t rest = vreinterpretq_u32_s32(vorrq_s32(vmulq_s32(a, M), odd));
+    const int32x4_t carry = vreinterpretq_s32_u32(vminq_u32(rest, vreinterpretq_u32_s32(one)));
+    const int32x4_t sum = vaddq_s32(vaddq_n_s32(high, add), carry);
+    return qg_clamp_x4(vshlq_r_s32(sum, 32 - k), lo, hi);
 }
 
 /* A sum of bits 32; each term is a code or a product. */

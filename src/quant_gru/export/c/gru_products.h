@@ -121,7 +121,7 @@ QG_INLINE void qg_product_8(const qg_rows *p, const qg_weights8 *w, const int32_
 
 #elif defined(QG_HELIUM)
 
-/* Rows one after the other, and 15 zeros. Vectors that read beyond a row meet zeros of x. */
+/* Weights in tiles of 16 columns and of 4 rows, or of 3 rows where the operand has two bytes. */
 typedef int8_t qg_weights8;
 
 /* Requantize sums without bias, in place. */
@@ -143,89 +143,98 @@ QG_INLINE void qg_requantize_all(const qg_rows *p, const int32_t *bias, int rows
         out[c] = qg_requantize(p, c, (int32_t)((uint32_t)out[c] + (uint32_t)bias[c]));
 }
 
-/* Write bytes of the operand: itself, or its low bytes less 128 and its high bytes. */
-QG_INLINE void qg_split(const int16_t *x, int K, int bytes, int8_t *low, int8_t *high) {
+/* Write bytes of the operand: itself, or blocks of 16 low bytes less 128 and 16 high bytes. Zeros
+ * follow up to a whole vector. */
+QG_INLINE void qg_split(const int16_t *x, int K, int bytes, int8_t *to) {
     const int vectors = (K + 15) / 16;
     int i;
-    for (i = 0; i < vectors; ++i) {
+    for (i = 0; i < vectors; ++i, x += 16, to += 16 * bytes) {
         if (bytes == 1) {
-            vstrbq_s16(low + 16 * i, vldrhq_s16(x + 16 * i));
-            vstrbq_s16(low + 16 * i + 8, vldrhq_s16(x + 16 * i + 8));
+            vstrbq_s16(to, vldrhq_s16(x));
+            vstrbq_s16(to + 8, vldrhq_s16(x + 8));
         } else {
-            const uint8x16x2_t halves = vld2q_u8((const uint8_t *)(x + 16 * i));
-            vstrbq_u8((uint8_t *)low + 16 * i, veorq_u8(halves.val[0], vdupq_n_u8(0x80)));
-            vstrbq_u8((uint8_t *)high + 16 * i, halves.val[1]);
+            const uint8x16x2_t halves = vld2q_u8((const uint8_t *)x);
+            vstrbq_u8((uint8_t *)to, veorq_u8(halves.val[0], vdupq_n_u8(0x80)));
+            vstrbq_u8((uint8_t *)to + 16, halves.val[1]);
         }
     }
-    for (i = K; i < 16 * vectors; ++i) low[i] = high[i] = 0;
+    for (i = 0; K % 16 != 0 && i < 16 - K % 16; ++i) to[-1 - i] = 0;
+    for (i = 0; bytes == 2 && K % 16 != 0 && i < 16 - K % 16; ++i) to[-17 - i] = 0;
 }
 
-/* Sums of products of `n` rows from `w` on, 1 to 4, with operands of one byte. */
-QG_INLINE void qg_sums_x1(const int8_t *w, int K, const int8_t *v, int n, int32_t *out) {
-    const int8_t *w0 = w, *w1 = w + K, *w2 = w + 2 * K, *w3 = w + 3 * K;
+/* Sums of products of 4 rows, with operands of one byte; returns the weights of the next rows. In
+ * assembly, because compilers spend as many instructions on addresses. */
+QG_INLINE const int8_t *qg_sums_x1(const int8_t *w, int K, const int8_t *v, int32_t *out) {
     int32_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-    int i;
-#pragma GCC unroll 8
-    for (i = 0; i < (K + 15) / 16; ++i, w0 += 16, w1 += 16, w2 += 16, w3 += 16, v += 16) {
-        const int8x16_t a = vldrbq_s8(v);
-        s0 = vmladavaq_s8(s0, a, vldrbq_s8(w0));
-        if (n > 1) s1 = vmladavaq_s8(s1, a, vldrbq_s8(w1));
-        if (n > 2) s2 = vmladavaq_s8(s2, a, vldrbq_s8(w2));
-        if (n > 3) s3 = vmladavaq_s8(s3, a, vldrbq_s8(w3));
-    }
+    __asm volatile(
+        "dls lr, %[n]\n"
+        "1:\n\t"
+        "vldrb.8 q0, [%[v]], #16\n\t"
+        "vldrb.8 q1, [%[w]], #16\n\t"
+        "vldrb.8 q2, [%[w]], #16\n\t"
+        "vmladava.s8 %[s0], q0, q1\n\t"
+        "vldrb.8 q1, [%[w]], #16\n\t"
+        "vmladava.s8 %[s1], q0, q2\n\t"
+        "vldrb.8 q2, [%[w]], #16\n\t"
+        "vmladava.s8 %[s2], q0, q1\n\t"
+        "vmladava.s8 %[s3], q0, q2\n\t"
+        "le lr, 1b\n\t"
+        : [v] "+r"(v), [w] "+r"(w), [s0] "+Te"(s0), [s1] "+Te"(s1), [s2] "+Te"(s2), [s3] "+Te"(s3)
+        : [n] "r"((K + 15) / 16)
+        : "lr", "q0", "q1", "q2", "memory");
     out[0] = s0;
-    if (n > 1) out[1] = s1;
-    if (n > 2) out[2] = s2;
-    if (n > 3) out[3] = s3;
+    out[1] = s1;
+    out[2] = s2;
+    out[3] = s3;
+    return w;
 }
 
 /* The same for 3 rows, with operands of two bytes. */
-QG_INLINE void qg_sums_x2(const int8_t *w, int K, const int8_t *low, const int8_t *high,
-                          int32_t *out) {
-    const int8_t *w0 = w, *w1 = w + K, *w2 = w + 2 * K;
+QG_INLINE const int8_t *qg_sums_x2(const int8_t *w, int K, const int8_t *v, int32_t *out) {
     int32_t l0 = 0, l1 = 0, l2 = 0, h0 = 0, h1 = 0, h2 = 0;
-    int i;
-#pragma GCC unroll 8
-    for (i = 0; i < (K + 15) / 16; ++i, w0 += 16, w1 += 16, w2 += 16, low += 16, high += 16) {
-        const int8x16_t a = vldrbq_s8(low), b = vldrbq_s8(high);
-        const int8x16_t c0 = vldrbq_s8(w0), c1 = vldrbq_s8(w1), c2 = vldrbq_s8(w2);
-        l0 = vmladavaq_s8(l0, a, c0);
-        h0 = vmladavaq_s8(h0, b, c0);
-        l1 = vmladavaq_s8(l1, a, c1);
-        h1 = vmladavaq_s8(h1, b, c1);
-        l2 = vmladavaq_s8(l2, a, c2);
-        h2 = vmladavaq_s8(h2, b, c2);
-    }
+    __asm volatile(
+        "dls lr, %[n]\n"
+        "1:\n\t"
+        "vldrb.8 q0, [%[v]], #16\n\t"
+        "vldrb.8 q1, [%[v]], #16\n\t"
+        "vldrb.8 q2, [%[w]], #16\n\t"
+        "vmladava.s8 %[l0], q0, q2\n\t"
+        "vldrb.8 q3, [%[w]], #16\n\t"
+        "vmladava.s8 %[h0], q1, q2\n\t"
+        "vmladava.s8 %[l1], q0, q3\n\t"
+        "vldrb.8 q2, [%[w]], #16\n\t"
+        "vmladava.s8 %[h1], q1, q3\n\t"
+        "vmladava.s8 %[l2], q0, q2\n\t"
+        "vmladava.s8 %[h2], q1, q2\n\t"
+        "le lr, 1b\n\t"
+        : [v] "+r"(v), [w] "+r"(w), [l0] "+Te"(l0), [l1] "+Te"(l1), [l2] "+Te"(l2), [h0] "+Te"(h0),
+          [h1] "+Te"(h1), [h2] "+Te"(h2)
+        : [n] "r"((K + 15) / 16)
+        : "lr", "q0", "q1", "q2", "q3", "memory");
     out[0] = (int32_t)((uint32_t)h0 * 256 + (uint32_t)l0);
     out[1] = (int32_t)((uint32_t)h1 * 256 + (uint32_t)l1);
     out[2] = (int32_t)((uint32_t)h2 * 256 + (uint32_t)l2);
+    return w;
 }
 
 /* `rows` is a multiple of 3: those of three gates. */
 QG_INLINE void qg_product_8(const qg_rows *p, const qg_weights8 *w, const int32_t *bias, int rows,
                             int K, int16_t *x, int8_t *planes, qg_value *out) {
-    int8_t *const low = planes, *const high = planes + (K + 15) / 16 * 16;
-    int32_t sums[4];
-    int c, i;
-    qg_split(x, K, p->bytes, low, high);
-    for (c = 0; p->bytes == 1 && c < rows / 4 * 4; c += 4, w += 4 * K) {
-        qg_sums_x1(w, K, low, 4, sums);
-        for (i = 0; i < 4; ++i) out[c + i] = sums[i];
-    }
+    int c;
+    qg_split(x, K, p->bytes, planes);
+    for (c = 0; p->bytes == 1 && c < rows / 4 * 4; c += 4) w = qg_sums_x1(w, K, planes, out + c);
     if (p->bytes == 1 && rows % 4 != 0) {
-        qg_sums_x1(w, K, low, rows % 4, sums);
-        for (i = 0; i < rows % 4; ++i) out[c + i] = sums[i];
+        int32_t sums[4];
+        qg_sums_x1(w, K, planes, sums);
+        for (c = rows / 4 * 4; c < rows; ++c) out[c] = sums[c % 4];
     }
-    for (c = 0; p->bytes == 2 && c < rows; c += 3, w += 3 * K) {
-        qg_sums_x2(w, K, low, high, sums);
-        for (i = 0; i < 3; ++i) out[c + i] = sums[i];
-    }
+    for (c = 0; p->bytes == 2 && c < rows; c += 3) w = qg_sums_x2(w, K, planes, out + c);
     qg_requantize_all(p, bias, rows, out);
 }
 
 #else
 
-/* Rows one after the other, and 15 zeros. */
+/* Rows one after the other. */
 typedef int8_t qg_weights8;
 
 QG_INLINE void qg_product_8(const qg_rows *p, const qg_weights8 *w, const int32_t *bias, int rows,

@@ -230,6 +230,15 @@ def _requantization(
     return 128, 0, list(Ms)
 
 
+def tiled(weights: Tensor, rows: int) -> list[int]:
+    """Return 8-bit weights (3H, K) in tiles of `rows` rows and 16 columns, padded with zeros."""
+    height, width = -(-weights.shape[0] // rows) * rows, -(-weights.shape[1] // 16) * 16
+    full = torch.zeros(height, width, dtype=torch.int64)
+    full[: weights.shape[0], : weights.shape[1]] = weights
+    tiles = full.reshape(height // rows, rows, width // 16, 16).transpose(1, 2)
+    return [int(code) for code in tiles.flatten().tolist()]
+
+
 def wrapped(value: int, bits: int) -> int:
     """Return a value modulo 2^bits, signed."""
     half = 1 << (bits - 1)

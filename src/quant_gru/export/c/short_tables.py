@@ -17,6 +17,7 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table
 
 Array = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 MOST_BITS = 16
 _WORD = 1 << 31
@@ -85,7 +86,15 @@ def short_table(table: Table, pre: Quantizer) -> ShortTable | None:
 
 
 def _fit(
-    real: Array, wanted: Array, inside: Array, u: int, e: int, f: int, g: int, lo: int, hi: int
+    real: NDArray[np.float64],
+    wanted: Array,
+    inside: Flags,
+    u: int,
+    e: int,
+    f: int,
+    g: int,
+    lo: int,
+    hi: int,
 ) -> list[int] | None:
     """Round the coefficients of all segments; None where a segment cannot be matched."""
     d = np.arange(1 << u, dtype=np.int64)
@@ -93,13 +102,13 @@ def _fit(
     start = np.rint(real * [2.0**g, 2.0 ** (g + f), 2.0 ** (g + f + e)]).astype(np.int64)
     start[:, 0] += half
 
-    def output(c: Array) -> tuple[Array, Array]:
+    def output(c: Array) -> tuple[Array, Flags]:
         """Return outputs (.., 2^u) of coefficients (.., 3), and whether 32 bits hold all."""
         first = c[..., 2:3] * d
         slope = c[..., 1:2] + (first >> e)
         second = slope * d
         total = c[..., 0:1] + (second >> f)
-        fits = np.ones(c.shape[:-1], dtype=bool)
+        fits = np.ones(c.shape[:-1], dtype=np.bool_)
         for value in (c, first, slope, second, total):
             fits &= (np.abs(value) < _WORD).all(-1)
         return np.clip(total >> g, lo, hi), fits

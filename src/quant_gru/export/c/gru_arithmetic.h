@@ -74,7 +74,8 @@ QG_INLINE int32_t qg_clamp32(int32_t v, int32_t lo, int32_t hi) {
 #endif
 
 /* clamp(rne(v / 2^k) + zero, lo, hi). The zero point is added before the shift, so that one
- * instruction may shift and saturate. `v` plus or minus 2^(k-1) + |zero| * 2^k does not overflow. */
+ * instruction may shift and saturate. `v` plus or minus 2^(k-1) + |zero| * 2^k does not overflow.
+ */
 QG_INLINE qg_value qg_code32(int32_t v, int k, int64_t zero, int64_t lo, int64_t hi) {
     const int32_t half = k ? (int32_t)((1u << (k - 1)) - 1u) : 0;
     const int32_t add = half + (int32_t)zero * (int32_t)(1u << k);
@@ -94,8 +95,7 @@ QG_INLINE qg_value qg_code64(int64_t v, int k, int small, int64_t zero, int64_t 
 
 /* clamp(rne(a * M / 2^k) + zero, lo, hi) for k > 32, where 32 bits hold a*M >> 32, plus or minus
  * 2^(k-33) + |zero| * 2^(k-32). */
-QG_INLINE qg_value qg_code_high(int32_t a, int32_t M, int k, int64_t zero, int64_t lo,
-                                int64_t hi) {
+QG_INLINE qg_value qg_code_high(int32_t a, int32_t M, int k, int64_t zero, int64_t lo, int64_t hi) {
     const int32_t add = (int32_t)zero * (int32_t)(1u << (k - 32));
     const int64_t v = (int64_t)a * M;
 #if defined(QG_DUAL)
@@ -103,12 +103,13 @@ QG_INLINE qg_value qg_code_high(int32_t a, int32_t M, int k, int64_t zero, int64
     int32_t high = (int32_t)(v >> 32);
     uint32_t low = (uint32_t)v, last;
     const int32_t half = (int32_t)((1u << (k - 33)) - 1u) + add;
-    __asm("lsrs %[last], %[high], %[shift]\n\t"
-          "adcs %[low], %[low], #-1\n\t"
-          "adc %[high], %[high], %[half]"
-          : [high] "+r"(high), [low] "+r"(low), [last] "=&r"(last)
-          : [shift] "r"(k - 31), [half] "r"(half)
-          : "cc");
+    __asm(
+        "lsrs %[last], %[high], %[shift]\n\t"
+        "adcs %[low], %[low], #-1\n\t"
+        "adc %[high], %[high], %[half]"
+        : [high] "+r"(high), [low] "+r"(low), [last] "=&r"(last)
+        : [shift] "r"(k - 31), [half] "r"(half)
+        : "cc");
     return (qg_value)qg_clamp32(high >> (k - 32), (int32_t)lo, (int32_t)hi);
 #else
     const int32_t t = (int32_t)(v >> 32) + (int32_t)(1u << (k - 33));
@@ -148,10 +149,10 @@ QG_INLINE qg_value qg_apply(const qg_sum *s, qg_value a1, qg_value b1, qg_value 
 
 /* How the accumulators of a matrix product become codes: rows of M and k. */
 typedef struct {
-    int bits;         /* 32, 33, 64, 65 or 128; see qg_requantize */
-    int k;            /* shift of all rows where bits is below 65 */
-    int32_t M;        /* multiplier of all rows, or 0: see Ms */
-    int bias_shift;   /* unit of the bias, where bits is 128 */
+    int bits;       /* 32, 33, 64, 65 or 128; see qg_requantize */
+    int k;          /* shift of all rows where bits is below 65 */
+    int32_t M;      /* multiplier of all rows, or 0: see Ms */
+    int bias_shift; /* unit of the bias, where bits is 128 */
     const int32_t *Ms;
     const int16_t *ks;
     int64_t zero, lo, hi;
@@ -184,8 +185,8 @@ QG_INLINE qg_value qg_requantize_wide(const qg_rows *p, int c, int64_t high, int
 typedef struct {
     int64_t first, last; /* input codes are clamped to these */
     int segments, degree, shift;
-    int segment_shift; /* u if every segment has 2^u codes, otherwise -1 */
-    int64_t lo, hi;    /* of the output, less its zero point */
+    int segment_shift;      /* u if every segment has 2^u codes, otherwise -1 */
+    int64_t lo, hi;         /* of the output, less its zero point */
     const uint32_t *bounds; /* less `first` */
     const int64_t *coefficients;
 } qg_table;
@@ -266,8 +267,10 @@ QG_INLINE int32x4_t qg_code_high_x4(int32x4_t a, int32x4_t M, int k, int64_t zer
 QG_INLINE int32x4_t qg_apply_x4(const qg_sum *s, int32x4_t t1, int32x4_t t2) {
     const int64_t add = s->M1 * s->z1 + s->M2 * s->z2;
     int32x4_t v = s->M1 == 1 ? t1 : vmulq_n_s32(t1, (int32_t)s->M1);
-    if (s->M2 == 1) v = vaddq_s32(v, t2);
-    else if (s->M2) v = vaddq_s32(v, vmulq_n_s32(t2, (int32_t)s->M2));
+    if (s->M2 == 1)
+        v = vaddq_s32(v, t2);
+    else if (s->M2)
+        v = vaddq_s32(v, vmulq_n_s32(t2, (int32_t)s->M2));
     if (add) v = vsubq_s32(v, vdupq_n_s32((int32_t)add));
     return qg_code32_x4(v, s->k, s->zero, s->lo, s->hi);
 }

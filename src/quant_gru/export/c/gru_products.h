@@ -15,8 +15,8 @@
 typedef uint32_t __attribute__((may_alias)) qg_word;
 
 /* Weights in tiles of 4 rows and 4 columns. A half word is 256 * A + (B + 128), of two rows A and B
- * of one column. One multiply gives the sum of both rows. A second one, of the low bytes, gives that
- * of B. */
+ * of one column. One multiply gives the sum of both rows. A second one, of the low bytes, gives
+ * that of B. */
 typedef uint32_t qg_weights8;
 
 /* Add a tile to the sums of products of two pairs of rows. In assembly, because compilers load one
@@ -269,7 +269,7 @@ QG_INLINE void qg_product_8(const qg_rows *p, const qg_weights8 *w, const int32_
 
 /* Weights of up to 16 bits, operands of up to 16 bits, sums of 64 bits. */
 QG_INLINE void qg_product_16(const qg_rows *p, const int16_t *w, const int64_t *bias, int rows,
-                            int K, const int16_t *x, qg_value *out) {
+                             int K, const int16_t *x, qg_value *out) {
     int c, i;
     for (c = 0; c < rows; ++c, w += K) {
         int64_t s = bias[c];
@@ -280,7 +280,7 @@ QG_INLINE void qg_product_16(const qg_rows *p, const int16_t *w, const int64_t *
 
 /* Any operands, sums of 64 bits. */
 QG_INLINE void qg_product_32(const qg_rows *p, const int32_t *w, const int64_t *bias, int rows,
-                            int K, const int32_t *x, qg_value *out) {
+                             int K, const int32_t *x, qg_value *out) {
     int c, i;
     for (c = 0; c < rows; ++c, w += K) {
         uint64_t s = (uint64_t)bias[c];

@@ -46,7 +46,8 @@ def number(value: int) -> str:
 
 def array(ctype: str, name: str, values: Iterable[int]) -> str:
     """Return the definition of a constant array, in lines of at most 100 columns."""
-    items = [number(value) for value in values]
+    words = ctype == "uint32_t"
+    items = [f"0x{value:08x}u" if words else number(value) for value in values]
     lines, line = [], "   "
     for item in items:
         if len(line) + len(item) + 2 > 100:

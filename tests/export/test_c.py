@@ -117,7 +117,9 @@ int main(void) {{
     assert torch.equal(y, gru(x)[0].flatten())
 
 
-@pytest.mark.parametrize("name", ["", "2x", "a-b", "Net", "int", "qg_net", "a" * 60, 3, "../x"])
+@pytest.mark.parametrize(
+    "name", ["", "2x", "a-b", "Net", "int", "qg_net", "l0", "gru_products", "a" * 60, 3, "../x"]
+)
 def test_names_are_identifiers(name, tmp_path):
     with pytest.raises(QuantGRUError, match=r"Expected (a )?name"):
         quantized(None, 2, 3).export_c(tmp_path, name)

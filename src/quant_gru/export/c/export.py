@@ -289,7 +289,8 @@ def _ram(model: _Model, operands: dict[str, tuple[str, int]], value_type: str) -
 def _check(plan: GRUPlan, name: str, steps: int) -> None:
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,40}", name):
         raise QuantGRUError(f"Expected name to be a C identifier in lower case, got {name!r}")
-    if name in _KEYWORDS or name.startswith(("qg_", "gru_", "fixed_point")):
+    taken = re.fullmatch(r"qg(_.*)?|l\d+(_reverse)?|(quant_)?gru_(arithmetic|products)", name)
+    if name in _KEYWORDS or taken or name in ("fixed_point", "quant_gru_fixed_point"):
         raise QuantGRUError(f"Expected a name that is not taken in C or by the GRU, got {name!r}")
     if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= 10_000:
         raise QuantGRUError(f"Expected steps to be in 1..10000, got {steps!r}")

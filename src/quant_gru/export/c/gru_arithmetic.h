@@ -12,8 +12,9 @@
 #include "fixed_point.h"
 
 /* Helium of Cortex-M55 and M85, or the dual 16-bit multiplies of Cortex-M4, M7 and M33, where the
- * macros of the compiler say so. Define QG_PORTABLE to use portable C everywhere. */
-#if defined(QG_PORTABLE)
+ * macros of the compiler say so. The assembly is that of GCC and clang. Define QG_PORTABLE to use
+ * portable C everywhere. */
+#if defined(QG_PORTABLE) || !defined(__GNUC__)
 #elif defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 1) && !defined(QG_WIDE_VALUES)
 #define QG_HELIUM 1
 #include <arm_mve.h>
@@ -27,7 +28,7 @@
 #else
 #define QG_INLINE static inline
 #endif
-#if !defined(QG_PORTABLE) && defined(__ARM_FEATURE_SAT) && __ARM_FEATURE_SAT
+#if !defined(QG_PORTABLE) && defined(__GNUC__) && defined(__ARM_FEATURE_SAT)
 #define QG_SATURATES 1
 #include <arm_acle.h>
 #endif

@@ -6,6 +6,7 @@ READY := $(VENV)/.ready
 NATIVE := src/quant_gru/kernels/bindings src/quant_gru/kernels/c99 src/quant_gru/kernels/cpu/core src/quant_gru/kernels/cpu/isa src/kernel_runtime/native
 KERNELS := CMakeLists.txt $(wildcard $(addsuffix /*.h,$(NATIVE)) $(addsuffix /*.[ch]pp,$(NATIVE)) $(addsuffix /*.inl,$(NATIVE)))
 CUDA := $(wildcard $(addprefix src/quant_gru/kernels/cuda/*/,*.cu *.cuh) $(addprefix src/kernel_runtime/cuda/,*.cu *.cuh))
+EXPORTED := $(wildcard src/quant_gru/export/c/*.h)
 BUILT := $(VENV)/.built
 SANITIZED := build/sanitize
 
@@ -47,7 +48,7 @@ lint: $(BUILT)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $(filter-out CMakeLists.txt,$(KERNELS)) $(CUDA)
+	$(BIN)/clang-format --dry-run --Werror $(filter-out CMakeLists.txt,$(KERNELS)) $(CUDA) $(EXPORTED)
 
 sanitize: $(BUILT)
 	$(BIN)/cmake --fresh -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
@@ -60,7 +61,7 @@ sanitize: $(BUILT)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(filter-out CMakeLists.txt,$(KERNELS)) $(CUDA)
+	$(BIN)/clang-format -i $(filter-out CMakeLists.txt,$(KERNELS)) $(CUDA) $(EXPORTED)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,7 +11,7 @@ from torch import Tensor
 from quant_gru import QuantConfig
 from quant_gru.config import ACTIVATIONS, FIXED_RANGE, FUSIBLE, WEIGHTS
 from quant_gru.integer.plan import CellPlan, build_frozen, build_weights
-from quant_gru.integer.qparams import float32, make_qparams
+from quant_gru.integer.qparams import QParams, float32, make_qparams
 from quant_gru.integer.quantizer import Quantizer, code_limits
 
 REACH = {
@@ -47,10 +47,10 @@ class Case:
     reverse: bool
 
 
-def random_case(seed: int, kind: str) -> Case:
-    """The same case for the same seed and kind."""
-    rng = random.Random(f"{seed} {kind}")
-    generator = torch.Generator().manual_seed(seed)
+def random_qparams(
+    rng: random.Random, kind: str, scale_kind: str | None = None, activation: str | None = None
+) -> QParams:
+    """Quantizers and tables of a cell, without zoneout; arguments that are given are not drawn."""
     widths, weight_widths = KINDS[kind]
     # one width for most operators, as real configurations have it
     common = rng.choice(widths)
@@ -69,13 +69,11 @@ def random_case(seed: int, kind: str) -> Case:
             "bitwidth": rng.choice(weight_widths),
             "granularity": rng.choice(("tensor", "gate", "channel")),
         }
-    activation = "exact"
-    if rng.random() < 0.03:
-        activation = rng.choice(("pwl", "quadratic"))
+    drawn = rng.choice(("pwl", "quadratic")) if rng.random() < 0.03 else "exact"
     config = QuantConfig(
         operators=operators,
-        scale_kind=rng.choice(("pot", "free")),
-        activation=activation,
+        scale_kind=rng.choice(("pot", "free")) if scale_kind is None else scale_kind,
+        activation=drawn if activation is None else activation,
     )
     quantizers = {}
     for name, reach in REACH.items():
@@ -103,10 +101,18 @@ def random_case(seed: int, kind: str) -> Case:
             if config.scale_kind == "free":
                 scale = float32(1 / rng.randint(1, 1 << 24))
             quantizers[name] = Quantizer(operator.bitwidth, not operator.is_unsigned, scale)
+    return make_qparams(config, quantizers)
+
+
+def random_case(seed: int, kind: str) -> Case:
+    """The same case for the same seed and kind."""
+    rng = random.Random(f"{seed} {kind}")
+    generator = torch.Generator().manual_seed(seed)
+    qparams = random_qparams(rng, kind)
     # a source of its own: plans stay the same but for their zoneout
     kept = random.Random(f"{seed} {kind} zoneout")
     p = kept.choice((2.0**-15, 0.5, 1.0, kept.random())) if kept.random() < 0.3 else 0.0
-    qparams = replace(make_qparams(config, quantizers), zoneout=p)
+    qparams = replace(qparams, zoneout=p)
     H, C = rng.choice((1, 2, 3, 5, 8, 15, 16, 17, 21, 32, 33, 48)), rng.randint(1, 36)
     spread = 2.0 ** rng.uniform(-3, 2)
 
@@ -134,4 +140,4 @@ def random_case(seed: int, kind: str) -> Case:
     return Case(plan, codes(plan.x, T, N, C), codes(plan.h, N, H), lengths, rng.random() < 0.4)
 
 
-__all__ = ["FIXED_RANGE", "KINDS", "Case", "random_case"]
+__all__ = ["FIXED_RANGE", "KINDS", "Case", "random_case", "random_qparams"]

@@ -107,9 +107,7 @@ def _no_constant(text: str) -> float:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file atomically: on failure the previous contents remain.
-
-    An existing file keeps its permissions. Pipes and devices are written directly.
+    """Write a text file in UTF-8, as `write_bytes` does.
 
     Raises:
         ConfigError: The file cannot be written, or the text cannot be encoded in UTF-8.
@@ -121,6 +119,18 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         raise ConfigError(
             f"Expected text that UTF-8 can hold, got {text[error.start]!r} (file {name!r})"
         ) from None
+    write_bytes(path, raw)
+
+
+def write_bytes(path: str | os.PathLike[str], raw: bytes) -> None:
+    """Write a file atomically: on failure the previous contents remain.
+
+    An existing file keeps its permissions. Pipes and devices are written directly.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    name = name_of(path)
     target = Path(os.path.realpath(name))
     draft = target.with_name(f".{uuid.uuid4().hex}.tmp")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from quant_gru.execution.integer_io import integer_forward, trace_codes
 from quant_gru.execution.layers import run_real
 from quant_gru.execution.prepared_call import prepare
 from quant_gru.execution.sequence_layout import Sequence, normalize
+from quant_gru.export import frozen_file
+from quant_gru.export.c import CSource, export_c
 from quant_gru.integer.plan import GRUPlan, WeightPart
 from quant_gru.integer.quantizer import container_dtype
 from quant_gru.integer.weighted_sum import WeightedSum
@@ -56,6 +59,66 @@ class FrozenQuantGRU(torch.nn.Module):
         text = params.to_tensor({**document, "batch_first": batch_first})
         # on the device of the integers, because a module is on one device
         self.register_buffer(_DOCUMENT, text.to(device))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file: all integers, and the parameter document as metadata.
+
+        The file also has the numbers that an executor derives, so that a reader needs no Python.
+        It replaces an existing file in one step; on failure the previous contents remain.
+
+        Raises:
+            ParameterError: The file cannot be written.
+
+        Example:
+            >>> gru.freeze().save("gru.safetensors")
+            >>> frozen = FrozenQuantGRU.load("gru.safetensors")
+        """
+        state, plan = self._on_cpu()
+        document = params.from_tensor(state.pop(_DOCUMENT), f"key {_DOCUMENT!r}")
+        batch_first = params.take_flag(document, "batch_first", False, f"key {_DOCUMENT!r}")
+        frozen_file.write(path, document, batch_first, state, plan)
+
+    def export_c(self, directory: str | os.PathLike[str], name: str, *, steps: int = 8) -> CSource:
+        """Write the GRU as C99 source that computes the same codes, for microcontrollers.
+
+        Args:
+            directory: Created if it does not exist. Files of the same names are replaced.
+            name: Start of all public names, a C identifier in lower case.
+            steps: Steps of the golden vectors in the self-test.
+
+        Returns:
+            The files, and the bytes of flash and RAM.
+
+        Raises:
+            QuantGRUError: An argument is invalid, or the directory cannot be written.
+
+        Example:
+            >>> gru.freeze().export_c("firmware/gru", "denoiser").ram_bytes
+            1824
+        """
+        return export_c(self._on_cpu()[1], directory, name, steps)
+
+    def _on_cpu(self) -> tuple[dict[str, Tensor], GRUPlan]:
+        """Return the state_dict and the plan on the CPU."""
+        state = {name: tensor.cpu() for name, tensor in self.state_dict().items()}
+        return state, FrozenQuantGRU.from_state_dict(state)._plan()
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> FrozenQuantGRU:
+        """Read a file of `save`, onto the CPU.
+
+        Raises:
+            ParameterError: The file cannot be read, or a part of it is wrong; the message names
+                the part, the rule and the value.
+        """
+        document, batch_first, tensors, where = frozen_file.read(path)
+        text = params.to_tensor({**document, "batch_first": batch_first})
+        try:
+            module = cls.from_state_dict({**tensors, _DOCUMENT: text})
+        except QuantGRUError as error:
+            raise ParameterError(f"{error} ({where})") from None
+        frozen_file.check(tensors, module.shape, module._plan(), where)
+        return module
 
     @classmethod
     def from_state_dict(cls, state_dict: Mapping[str, Tensor]) -> FrozenQuantGRU:

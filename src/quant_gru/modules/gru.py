@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from numbers import Real
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from quant_gru._errors import ConfigError, QuantGRUError
 from quant_gru.config import QuantConfig
 from quant_gru.execution.integer_io import integer_forward, trace_codes
+from quant_gru.export.c import CSource
 from quant_gru.modules.call import Calls
 from quant_gru.modules.checkpoints import STATE_KEY
 from quant_gru.modules.frozen import FrozenQuantGRU
@@ -187,6 +189,10 @@ class QuantGRU(Calls):
         """Return an inference-only module with only the integer plan, with the same codes."""
         plan = self._plan()
         return FrozenQuantGRU(self._state.document(), self.batch_first, plan)
+
+    def export_c(self, directory: str | os.PathLike[str], name: str, *, steps: int = 8) -> CSource:
+        """See `FrozenQuantGRU.export_c`; the GRU must be calibrated."""
+        return self.freeze().export_c(directory, name, steps=steps)
 
     def train(self, mode: bool = True) -> QuantGRU:
         """Set the mode, like nn.Module; the next use quantizes the weights again."""

@@ -1,0 +1,301 @@
+/* Weighted sums, requantization and tables of an integer GRU in C99.
+ *
+ * All parameters are constant structures, and all functions are inlined. The compiler removes what
+ * the widths of a model do not need. Every result equals that of the primitives in fixed_point.h.
+ */
+#ifndef QUANT_GRU_ARITHMETIC_H
+#define QUANT_GRU_ARITHMETIC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fixed_point.h"
+
+/* Helium of Cortex-M55 and M85, or the dual 16-bit multiplies of Cortex-M4, M7 and M33, where the
+ * macros of the compiler say so. The assembly is that of GCC and clang. Define QG_PORTABLE to use
+ * portable C everywhere. */
+#if defined(QG_PORTABLE) || !defined(__GNUC__)
+#elif defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 1) && !defined(QG_WIDE_VALUES)
+#define QG_HELIUM 1
+#include <arm_mve.h>
+#elif defined(__ARM_FEATURE_SIMD32) && __ARM_FEATURE_SIMD32 && !defined(__ARM_BIG_ENDIAN)
+#define QG_DUAL 1
+#include <arm_acle.h>
+#endif
+
+#if defined(__GNUC__)
+#define QG_INLINE static inline __attribute__((always_inline, unused))
+#else
+#define QG_INLINE static inline
+#endif
+#if !defined(QG_PORTABLE) && defined(__GNUC__) && defined(__ARM_FEATURE_SAT)
+#define QG_SATURATES 1
+#include <arm_acle.h>
+#endif
+
+/* A code or a sum that is not a product. 64 bits only where operators have more than 30 bits. */
+#if defined(QG_WIDE_VALUES)
+typedef int64_t qg_value;
+#else
+typedef int32_t qg_value;
+#endif
+
+/* This code needs a >> that keeps the sign. */
+typedef char qg_shift_keeps_the_sign[(-1 >> 1) == -1 ? 1 : -1];
+
+/* clamp(rne((M1*(a1*b1 - z1) + M2*(a2*b2 - z2)) / 2^k) + zero, lo, hi) */
+typedef struct {
+    int64_t M1, M2; /* multipliers */
+    int64_t z1, z2; /* zero points of terms; 0 for products */
+    int k;          /* shift; not negative unless bits is 128 */
+    int bits;       /* 32, 64 or 128: integers that hold the sum and half of 2^k; 33 for one
+                       product of a1*M1 and b1*M2, of 32 bits each, where k > 32 */
+    int small;      /* whether 32 bits hold the rounded sum */
+    int64_t zero, lo, hi;
+} qg_sum;
+
+#if defined(QG_SATURATES)
+/* the macros of arm_acle.h convert signs */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion"
+#endif
+QG_INLINE int32_t qg_clamp32(int32_t v, int32_t lo, int32_t hi) {
+#if defined(QG_SATURATES)
+    /* one instruction */
+    if (lo == -128 && hi == 127) return __ssat(v, 8);
+    if (lo == 0 && hi == 255) return (int32_t)__usat(v, 8);
+    if (lo == -32768 && hi == 32767) return __ssat(v, 16);
+    if (lo == 0 && hi == 65535) return (int32_t)__usat(v, 16);
+#endif
+    v = v < lo ? lo : v;
+    return v > hi ? hi : v;
+}
+#if defined(QG_SATURATES)
+#pragma GCC diagnostic pop
+#endif
+
+/* clamp(rne(v / 2^k) + zero, lo, hi). The zero point is added before the shift, so that one
+ * instruction may shift and saturate. `v` plus or minus 2^(k-1) + |zero| * 2^k does not overflow.
+ */
+QG_INLINE qg_value qg_code32(int32_t v, int k, int64_t zero, int64_t lo, int64_t hi) {
+    const int32_t half = k ? (int32_t)((1u << (k - 1)) - 1u) : 0;
+    const int32_t add = half + (int32_t)zero * (int32_t)(1u << k);
+    const int32_t odd = k ? (v >> k) & 1 : 0;
+    return (qg_value)qg_clamp32((v + add + odd) >> k, (int32_t)lo, (int32_t)hi);
+}
+
+/* The same for 64 bits. `small`: 32 bits hold the value before the clamp. */
+QG_INLINE qg_value qg_code64(int64_t v, int k, int small, int64_t zero, int64_t lo, int64_t hi) {
+    const int64_t half = k ? ((int64_t)1 << (k - 1)) - 1 : 0;
+    const int64_t add = half + zero * ((int64_t)1 << k);
+    const int64_t odd = k ? (v >> k) & 1 : 0;
+    const int64_t rounded = (v + add + odd) >> k;
+    if (small) return (qg_value)qg_clamp32((int32_t)rounded, (int32_t)lo, (int32_t)hi);
+    return (qg_value)qg_clamp(rounded, lo, hi);
+}
+
+/* clamp(rne(a * M / 2^k) + zero, lo, hi) for k > 32, where 32 bits hold a*M >> 32, plus or minus
+ * 2^(k-33) + |zero| * 2^(k-32). */
+QG_INLINE qg_value qg_code_high(int32_t a, int32_t M, int k, int64_t zero, int64_t lo, int64_t hi) {
+    const int32_t add = (int32_t)zero * (int32_t)(1u << (k - 32));
+    const int64_t v = (int64_t)a * M;
+#if defined(QG_DUAL)
+    /* v + 2^(k-1) - 1 + (quotient & 1), with the last bit of the quotient as a carry */
+    int32_t high = (int32_t)(v >> 32);
+    uint32_t low = (uint32_t)v, last;
+    const int32_t half = (int32_t)((1u << (k - 33)) - 1u) + add;
+    __asm(
+        "lsrs %[last], %[high], %[shift]\n\t"
+        "adcs %[low], %[low], #-1\n\t"
+        "adc %[high], %[high], %[half]"
+        : [high] "+r"(high), [low] "+r"(low), [last] "=&r"(last)
+        : [shift] "r"(k - 31), [half] "r"(half)
+        : "cc");
+    return (qg_value)qg_clamp32(high >> (k - 32), (int32_t)lo, (int32_t)hi);
+#else
+    const int32_t t = (int32_t)(v >> 32) + (int32_t)(1u << (k - 33));
+    int32_t q = t >> (k - 32);
+    /* A tie is rounded up above; the even neighbour is one below. */
+    if (((uint32_t)t << (64 - k) | (uint32_t)v) == 0) q &= ~1;
+    (void)add;
+    return (qg_value)qg_clamp32(q + (int32_t)zero, (int32_t)lo, (int32_t)hi);
+#endif
+}
+
+/* The code of a sum of two terms. A term that is not a product has the factor 1. */
+QG_INLINE qg_value qg_apply(const qg_sum *s, qg_value a1, qg_value b1, qg_value a2, qg_value b2) {
+    if (s->bits == 32) {
+        /* unsigned: single terms may wrap, the sum does not */
+        const uint32_t add = (uint32_t)(s->M1 * s->z1 + s->M2 * s->z2);
+        const uint32_t t1 = (uint32_t)s->M1 * ((uint32_t)a1 * (uint32_t)b1);
+        const uint32_t t2 = (uint32_t)s->M2 * ((uint32_t)a2 * (uint32_t)b2);
+        const int32_t v = (int32_t)(t1 + t2 - add);
+        return qg_code32(v, s->k, s->zero, s->lo, s->hi);
+    }
+    if (s->bits == 33)
+        return qg_code_high((int32_t)(a1 * (qg_value)s->M1), (int32_t)(b1 * (qg_value)s->M2), s->k,
+                            s->zero, s->lo, s->hi);
+    if (s->bits == 64) {
+        const uint64_t p1 = (uint64_t)((int64_t)a1 * b1), p2 = (uint64_t)((int64_t)a2 * b2);
+        const uint64_t add = (uint64_t)(s->M1 * s->z1 + s->M2 * s->z2);
+        const int64_t v = (int64_t)((uint64_t)s->M1 * p1 + (uint64_t)s->M2 * p2 - add);
+        return qg_code64(v, s->k, s->small, s->zero, s->lo, s->hi);
+    }
+    const qg_wide p1 = qg_wide_product((int64_t)a1 - s->z1, b1);
+    const qg_wide p2 = qg_wide_product((int64_t)a2 - s->z2, b2);
+    const qg_wide v = qg_wide_add(qg_wide_times_word(p1, (uint64_t)s->M1),
+                                  qg_wide_times_word(p2, (uint64_t)s->M2));
+    return (qg_value)qg_clamp(qg_wide_round(v, s->k) + s->zero, s->lo, s->hi);
+}
+
+/* How the accumulators of a matrix product become codes: rows of M and k. */
+typedef struct {
+    int bits;       /* 32, 33, 64, 65 or 128; see qg_requantize */
+    int k;          /* shift of all rows where bits is below 65 */
+    int32_t M;      /* multiplier of all rows, or 0: see Ms */
+    int bias_shift; /* unit of the bias, where bits is 128 */
+    const int32_t *Ms;
+    const int16_t *ks;
+    int64_t zero, lo, hi;
+    int bytes; /* bytes of an element of the operand, 1 or 2, where weights have 8 bits */
+    int pairs; /* bits of sums of two rows: 32; 64; 48 if their lower bytes need 32 */
+} qg_rows;
+
+/* The code of row c. `v` is the accumulator with its bias.
+ * bits: 32 if 32 bits hold v*M; 33 if k > 32 and 32 bits hold the upper word; 64 if 64 bits hold
+ * v*M; 65 if each row has a shift of its own. */
+QG_INLINE qg_value qg_requantize(const qg_rows *p, int c, int64_t v) {
+    const int32_t M = p->M ? p->M : p->Ms[c];
+    if (p->bits == 32) return qg_code32((int32_t)v * M, p->k, p->zero, p->lo, p->hi);
+    if (p->bits == 33) return qg_code_high((int32_t)v, M, p->k, p->zero, p->lo, p->hi);
+    if (p->bits == 64) return qg_code64(v * M, p->k, 0, p->zero, p->lo, p->hi);
+    return (qg_value)qg_clamp(qg_round(v * M, p->ks[c]) + p->zero, p->lo, p->hi);
+}
+
+/* The code of row c of a product beyond 64 bits: high * 2^16 + low + bias * 2^bias_shift. */
+QG_INLINE qg_value qg_requantize_wide(const qg_rows *p, int c, int64_t high, int64_t low,
+                                      int64_t bias) {
+    qg_wide v = qg_wide_left(qg_wide_of(bias), p->bias_shift);
+    v = qg_wide_add(v, qg_wide_left(qg_wide_of(high), 16));
+    v = qg_wide_add(v, qg_wide_of(low));
+    v = qg_wide_times(v, (uint32_t)p->Ms[c]);
+    return (qg_value)qg_clamp(qg_wide_round(v, p->ks[c]) + p->zero, p->lo, p->hi);
+}
+
+/* A piecewise polynomial from codes to codes without their zero point. */
+typedef struct {
+    int64_t first, last; /* input codes are clamped to these */
+    int segments, degree, shift;
+    int segment_shift;      /* u if every segment has 2^u codes, otherwise -1 */
+    int64_t lo, hi;         /* of the output, less its zero point */
+    const uint32_t *bounds; /* less `first` */
+    const int64_t *coefficients;
+} qg_table;
+
+/* Quadratic segments of 2^u codes in 32 bits. Coefficients of segment i are at 3 * i. The exporter
+ * has compared every code with the table of the plan. */
+typedef struct {
+    int64_t first; /* code at which segment 0 would begin */
+    int u, e, f, g;
+    int64_t lo, hi;
+    const int32_t *coefficients;
+} qg_short_table;
+
+QG_INLINE qg_value qg_look_up_short(const qg_short_table *t, qg_value code) {
+    const int32_t q = (int32_t)code - (int32_t)t->first;
+    const int32_t *const c = t->coefficients + 3 * (q >> t->u);
+    const int32_t d = q & ((1 << t->u) - 1);
+    const int32_t slope = c[1] + ((c[2] * d) >> t->e);
+    return (qg_value)qg_clamp32((c[0] + ((slope * d) >> t->f)) >> t->g, (int32_t)t->lo,
+                                (int32_t)t->hi);
+}
+
+QG_INLINE qg_value qg_look_up(const qg_table *t, qg_value code) {
+    const int64_t q = qg_clamp(code, t->first, t->last);
+    int segment = 0, power;
+    int64_t d, y;
+    const int64_t *c;
+    if (t->segment_shift >= 0) {
+        segment = (int)((q - t->first) >> t->segment_shift);
+        d = (q - t->first) & (((int64_t)1 << t->segment_shift) - 1);
+    } else {
+        int high = t->segments - 1;
+        while (segment < high) {
+            const int middle = (segment + high + 1) / 2;
+            if (t->bounds[middle] <= q - t->first)
+                segment = middle;
+            else
+                high = middle - 1;
+        }
+        d = q - t->first - t->bounds[segment];
+    }
+    c = t->coefficients + segment * (t->degree + 1);
+    y = c[t->degree];
+    for (power = t->degree - 1; power >= 0; --power) y = y * d + c[power];
+    return qg_code64(y, t->shift, 0, 0, t->lo, t->hi);
+}
+
+#if defined(QG_HELIUM)
+
+/* The same functions for four values. */
+QG_INLINE int32x4_t qg_clamp_x4(int32x4_t v, int64_t lo, int64_t hi) {
+    return vminq_s32(vmaxq_s32(v, vdupq_n_s32((int32_t)lo)), vdupq_n_s32((int32_t)hi));
+}
+
+QG_INLINE int32x4_t qg_code32_x4(int32x4_t v, int k, int64_t zero, int64_t lo, int64_t hi) {
+    const int32_t half = k ? (int32_t)((1u << (k - 1)) - 1u) : 0;
+    const int32_t add = half + (int32_t)zero * (int32_t)(1u << k);
+    const int32x4_t odd = vandq_s32(vshlq_r_s32(v, -k), vdupq_n_s32(1));
+    v = vaddq_n_s32(v, add);
+    if (k) v = vshlq_r_s32(vaddq_s32(v, odd), -k);
+    return qg_clamp_x4(v, lo, hi);
+}
+
+QG_INLINE int32x4_t qg_code_high_x4(int32x4_t a, int32x4_t M, int k, int64_t zero, int64_t lo,
+                                    int64_t hi) {
+    /* v + 2^(k-1) - 1 + (quotient & 1): the low word carries unless it and the last bit are 0 */
+    const int32_t add =
+        (int32_t)((1u << (k - 33)) - 1u) + (int32_t)zero * (int32_t)(1u << (k - 32));
+    const int32x4_t one = vdupq_n_s32(1), high = vmulhq_s32(a, M);
+    const int32x4_t odd = vandq_s32(vshlq_r_s32(high, 32 - k), one);
+    const uint32x4_t rest = vreinterpretq_u32_s32(vorrq_s32(vmulq_s32(a, M), odd));
+    const int32x4_t carry = vreinterpretq_s32_u32(vminq_u32(rest, vreinterpretq_u32_s32(one)));
+    const int32x4_t sum = vaddq_s32(vaddq_n_s32(high, add), carry);
+    return qg_clamp_x4(vshlq_r_s32(sum, 32 - k), lo, hi);
+}
+
+/* A sum of bits 32; each term is a code or a product. */
+QG_INLINE int32x4_t qg_apply_x4(const qg_sum *s, int32x4_t t1, int32x4_t t2) {
+    const int64_t add = s->M1 * s->z1 + s->M2 * s->z2;
+    int32x4_t v = s->M1 == 1 ? t1 : vmulq_n_s32(t1, (int32_t)s->M1);
+    if (s->M2 == 1)
+        v = vaddq_s32(v, t2);
+    else if (s->M2)
+        v = vaddq_s32(v, vmulq_n_s32(t2, (int32_t)s->M2));
+    if (add) v = vsubq_s32(v, vdupq_n_s32((int32_t)add));
+    return qg_code32_x4(v, s->k, s->zero, s->lo, s->hi);
+}
+
+/* A product with a code of its own, of bits 32 or 33. */
+QG_INLINE int32x4_t qg_product_x4(const qg_sum *s, int32x4_t a, int32x4_t b) {
+    if (s->bits == 32) return qg_apply_x4(s, vmulq_s32(a, b), a);
+    if (s->M1 != 1) a = vmulq_n_s32(a, (int32_t)s->M1);
+    if (s->M2 != 1) b = vmulq_n_s32(b, (int32_t)s->M2);
+    return qg_code_high_x4(a, b, s->k, s->zero, s->lo, s->hi);
+}
+
+QG_INLINE int32x4_t qg_look_up_short_x4(const qg_short_table *t, int32x4_t code) {
+    const int32x4_t q = vsubq_n_s32(code, (int32_t)t->first);
+    const int32x4_t d = vandq_s32(q, vdupq_n_s32((1 << t->u) - 1));
+    const uint32x4_t at = vreinterpretq_u32_s32(vmulq_n_s32(vshlq_r_s32(q, -t->u), 3));
+    const int32x4_t c0 = vldrwq_gather_shifted_offset_s32(t->coefficients, at);
+    const int32x4_t c1 = vldrwq_gather_shifted_offset_s32(t->coefficients + 1, at);
+    const int32x4_t c2 = vldrwq_gather_shifted_offset_s32(t->coefficients + 2, at);
+    const int32x4_t slope = vaddq_s32(c1, vshlq_r_s32(vmulq_s32(c2, d), -t->e));
+    const int32x4_t sum = vaddq_s32(c0, vshlq_r_s32(vmulq_s32(slope, d), -t->f));
+    return qg_clamp_x4(vshlq_r_s32(sum, -t->g), t->lo, t->hi);
+}
+
+#endif
+
+#endif

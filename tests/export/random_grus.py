@@ -1,0 +1,90 @@
+"""Random GRUs of several layers and directions as frozen modules, without calibration."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quant_gru import FrozenQuantGRU
+from quant_gru.integer.plan import CellPlan, build_frozen, build_weights, stack
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.parameters.document import to_document
+from quant_gru.parameters.schema import Shape
+
+sys.path.append(str(Path(__file__).parents[1] / "kernels"))
+
+from random_plans import KINDS, random_qparams
+
+HIDDEN = (1, 2, 3, 5, 8, 15, 16, 17, 20, 33)
+
+
+def random_gru(seed: int, kind: str) -> tuple[FrozenQuantGRU, random.Random]:
+    """The same GRU for the same seed and kind, and the source of what follows."""
+    rng = random.Random(f"{seed} {kind} gru")
+    generator = torch.Generator().manual_seed(seed)
+    layers, both = rng.choice((1, 1, 2, 3)), rng.random() < 0.4
+    H, C, zoneout = rng.choice(HIDDEN), rng.randint(1, 20), rng.choice((0.0, 0.0, 0.5, 1.0, 0.2))
+    scale_kind, bias = rng.choice(("pot", "free")), rng.random() < 0.8
+    activation = rng.choice(("exact", "exact", "pwl", "quadratic"))
+    spread = 2.0 ** rng.uniform(-3, 2)
+    shape = Shape(
+        input_size=C, hidden_size=H, num_layers=layers, bias=bias, bidirectional=both,
+        zoneout=zoneout,
+    )  # fmt: skip
+
+    def weights(*sizes: int) -> Tensor:
+        return spread * torch.randn(sizes, generator=generator) * C**-0.5
+
+    qparams = [
+        [
+            replace(random_qparams(rng, kind, scale_kind, activation), zoneout=zoneout)
+            for _ in range(shape.directions)
+        ]
+        for _ in range(layers)
+    ]
+    first = qparams[0]
+    if both:  # forward_integer needs one quantizer of the input
+        name = "input.x"
+        x, config = first[0].quantizers[name], first[1].config
+        config = config.replace(
+            name,
+            bitwidth=x.bits,
+            is_symmetric=first[0].config[name].is_symmetric,
+            is_unsigned=not x.signed,
+        )
+        first[1] = replace(first[1], quantizers={**first[1].quantizers, name: x}, config=config)
+    cells = [
+        [
+            CellPlan(
+                build_frozen(each, torch.device("cpu")),
+                build_weights(
+                    each,
+                    weights(3 * H, C if layer == 0 else shape.directions * H),
+                    weights(3 * H, H),
+                    weights(3 * H) if bias else None,
+                    weights(3 * H) if bias else None,
+                ),
+            )
+            for each in directions
+        ]
+        for layer, directions in enumerate(qparams)
+    ]
+    document = to_document(shape, qparams[0][0].config, qparams)
+    return FrozenQuantGRU(document, rng.random() < 0.5, stack(cells)), rng
+
+
+def random_codes(quantizer: Quantizer, rng: random.Random, *shape: int) -> Tensor:
+    """Codes (shape), some of them at the ends of the range."""
+    generator = torch.Generator().manual_seed(rng.randint(0, 1 << 30))
+    found = torch.randint(quantizer.lo, quantizer.hi + 1, shape, generator=generator)
+    ends = torch.rand(shape, generator=generator)
+    found = torch.where(ends < 0.1, quantizer.lo, found)
+    return torch.where(ends > 0.9, quantizer.hi, found)
+
+
+__all__ = ["KINDS", "random_codes", "random_gru"]

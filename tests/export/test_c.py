@@ -1,0 +1,152 @@
+"""Generated C computes the codes of the plan, under warnings and sanitizers."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+import torch
+from random_grus import KINDS, random_gru
+
+from quant_gru import QuantConfig, QuantGRU, QuantGRUError
+from quant_gru.export.c.numbers import Sum, sum_of
+from quant_gru.integer.weighted_sum import WeightedSum
+
+GCC = shutil.which("gcc")
+STRICT = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-pedantic"]
+SANITIZED = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+
+needs_gcc = pytest.mark.skipif(GCC is None, reason="gcc compiles what is generated")
+
+
+def selftest(directory, name, *flags):
+    """What the self-test prints; it fails where a code differs."""
+    sources = [f"{name}.c", f"{name}_selftest.c"]
+    subprocess.run([GCC, *STRICT, *flags, *sources, "-o", "selftest"], cwd=directory, check=True)
+    return subprocess.run(
+        ["./selftest"], cwd=directory, check=True, capture_output=True, text=True
+    ).stdout
+
+
+@needs_gcc
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_plans(kind, tmp_path):
+    for seed in range(3):
+        gru, _ = random_gru(seed, kind)
+        report = gru.export_c(tmp_path / str(seed), "net")
+        said = selftest(report.directory, "net", *SANITIZED)
+        assert said.startswith("net: 0 of")
+        assert said.endswith(f", {report.ram_bytes} bytes of state\n")
+
+
+def quantized(config, *sizes, **options):
+    gru = QuantGRU(*sizes, config=config, **options)
+    gru.calibrate(torch.randn(20, 4, gru.input_size))
+    gru.finalize_calibration()
+    return gru
+
+
+@needs_gcc
+@pytest.mark.parametrize("preset", ["int8", "int8_wide", "w8a16", "int16"])
+def test_presets(preset, tmp_path):
+    config = getattr(QuantConfig, preset)()
+    for kind in ("pot", "free"):
+        gru = quantized(config.replace_globals(scale_kind=kind), 20, 24)
+        report = gru.export_c(tmp_path / kind, "speech_gru")
+        assert "speech_gru: 0 of" in selftest(report.directory, "speech_gru", "-O2")
+        assert report.macs == 3 * 24 * (20 + 24)
+        assert report.flash_bytes == report.weight_bytes + report.table_bytes
+
+
+def test_the_primitives_are_those_of_the_kernels(tmp_path):
+    import quant_gru.kernels as kernels
+
+    (original,) = (path for path in kernels.__path__)
+    quantized(None, 3, 4).export_c(tmp_path, "net")
+    with open(f"{original}/c99/fixed_point.h", "rb") as file:
+        assert (tmp_path / "fixed_point.h").read_bytes() == file.read()
+
+
+def test_what_the_loop_is_made_of(tmp_path):
+    """No heap, no libm and no floating point but in the two helpers."""
+    quantized(QuantConfig.int16(), 3, 4, num_layers=2, bidirectional=True).export_c(tmp_path, "net")
+    for path in tmp_path.glob("*.[ch]"):
+        text = path.read_text()
+        assert "alloc" not in text
+        assert "math.h" not in text
+        before, *_ = text.partition("_NO_FLOAT")
+        code = "".join(line for line in before.split("/*") if "*/" in line).split("*/")
+        assert not any("float " in part or "double " in part for part in code[1:]), path.name
+
+
+@needs_gcc
+def test_real_values_at_the_ends(tmp_path):
+    gru = quantized(QuantConfig.int8().replace_globals(scale_kind="free"), 3, 4)
+    gru.use_quantization = True
+    gru.export_c(tmp_path, "net")
+    x = torch.cat([torch.randn(6, 3), torch.tensor([[torch.inf, -torch.inf, 1e30]])])
+    values = ", ".join(
+        "INFINITY" if v == torch.inf else "-INFINITY" if v == -torch.inf else f"{float.hex(v)}f"
+        for v in x.flatten().tolist()
+    )
+    (tmp_path / "main.c").write_text(f"""
+#include <math.h>
+#include <stdio.h>
+#include "net.h"
+int main(void) {{
+    static const float x[7][3] = {{{values}}};
+    static net_state state;
+    net_input codes[3];
+    net_code y[4];
+    int t, i;
+    net_init(&state);
+    for (t = 0; t < 7; ++t) {{
+        for (i = 0; i < 3; ++i) codes[i] = net_quantize(x[t][i]);
+        net_step(&state, codes, y);
+        for (i = 0; i < 4; ++i) printf("%a\\n", (double)net_dequantize(y[i], 0));
+    }}
+    return 0;
+}}
+""")
+    subprocess.run(
+        [GCC, "-Wno-missing-braces", "net.c", "main.c", "-o", "m"], cwd=tmp_path, check=True
+    )
+    found = subprocess.run(["./m"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    y = torch.tensor([float.fromhex(line) for line in found.stdout.split()])
+    assert torch.equal(y, gru(x)[0].flatten())
+
+
+@pytest.mark.parametrize(
+    "name", ["", "2x", "a-b", "Net", "int", "qg_net", "l0", "gru_products", "a" * 60, 3, "../x"]
+)
+def test_names_are_identifiers(name, tmp_path):
+    with pytest.raises(QuantGRUError, match=r"Expected (a )?name"):
+        quantized(None, 2, 3).export_c(tmp_path, name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_directories(tmp_path):
+    gru = quantized(None, 2, 3)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(QuantGRUError, match="Expected a directory to write to"):
+        gru.export_c(tmp_path / "file", "net")
+    with pytest.raises(QuantGRUError, match=r"Expected steps to be in 1\.\.10000, got 0"):
+        gru.export_c(tmp_path, "net", steps=0)
+    gru.export_c(tmp_path / "a" / "b", "net")
+    again = gru.export_c(tmp_path / "a" / "b", "net")
+    assert {path.name for path in again.directory.iterdir()} == set(again.files)
+
+
+def test_sums_take_the_narrowest_integers():
+    def kind(Ms, k, *bounds):
+        s = WeightedSum(Ms, k, 3, -128, 127, "e")
+        return sum_of(s, bounds, [0] * len(bounds))
+
+    assert kind((4, 2), 2, 100, 100) == Sum(2, 1, 0, 0, 1, 32, 1, 3, -128, 127)
+    assert kind((1 << 23,), 30, 100).k == 7
+    assert kind((3,), -2, 100) == kind((12,), 0, 100)
+    assert kind((1 << 20, 1), 20, 1 << 10, 1).bits == 32
+    assert kind((1 << 21, 1), 20, 1 << 10, 1).bits == 64
+    assert kind((3, 1), 20, 1 << 60, 1).bits == 128
+    assert kind((3, 1), 100, 1, 1).bits == 128

@@ -1,0 +1,259 @@
+"""Exact integer arithmetic in ONNX: float64 up to 2^53, int64 beyond.
+
+A value is a code less its zero point, carried in float64, which holds every code of up to 32 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quant_gru._errors import QuantGRUError
+from quant_gru.export.onnx.builder import Builder, Value
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.tables import Table
+from quant_gru.integer.weighted_sum import WeightedSum
+
+FLOAT32, FLOAT64, INT64 = 1 << 24, 1 << 53, 1 << 62
+_DENSE = 1 << 16
+_SATURATES_LOG2 = 34
+
+Objects = NDArray[np.object_]
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term of a weighted sum: one value, or two whose product it is.
+
+    Attributes:
+        factors: One or two values, float64.
+        bound: The largest magnitude of the term.
+    """
+
+    factors: tuple[Value, ...]
+    bound: int
+
+
+def weighted_sum(b: Builder, name: str, total: WeightedSum, terms: Sequence[Term]) -> Value:
+    """Return the result of a weighted sum less its zero point.
+
+    Args:
+        b: The builder.
+        name: The operator, for messages.
+        total: Multipliers, shift and limits.
+        terms: The terms.
+
+    Raises:
+        QuantGRUError: The sum does not fit 64 bits.
+    """
+    Ms, k = [int(M) for M in total.multipliers], int(total.shift)
+    bound = sum(M * term.bound for M, term in zip(Ms, terms, strict=True))
+    if bound < FLOAT64:
+        parts = []
+        for M, term in zip(Ms, terms, strict=True):
+            v = b.op("Mul", *term.factors) if len(term.factors) == 2 else term.factors[0]
+            parts.append(scaled(b, v, M, k))
+        return _clipped(b, b.op("Round", _added(b, parts)), total)
+    parts = []
+    for M, term in zip(Ms, terms, strict=True):
+        wide = [b.cast(v, "INT64") for v in term.factors]
+        v = b.op("Mul", *wide) if len(wide) == 2 else wide[0]
+        parts.append(b.op("Mul", v, b.int64(_fitting(name, M))))
+    rounded = rounded_int64(b, name, _added(b, parts), np.array(bound), np.array(k))
+    return _clipped(b, b.cast(rounded, "DOUBLE"), total)
+
+
+def scaled(b: Builder, v: Value, M: Any, k: Any) -> Value:
+    """Return v * M / 2^k in float64; exact, as |v * M| < 2^53."""
+    factor = np.ldexp(np.asarray(M, np.float64), -np.asarray(k))
+    return v if np.all(factor == 1) else b.op("Mul", v, b.float64(factor))
+
+
+def _added(b: Builder, parts: Sequence[Value]) -> Value:
+    return b.op("Add", *parts) if len(parts) == 2 else parts[0]
+
+
+def _clipped(b: Builder, v: Value, total: WeightedSum | Quantizer) -> Value:
+    lo, hi = total.lo - total.zero_point, total.hi - total.zero_point
+    return b.op("Clip", v, b.float64(lo), b.float64(hi))
+
+
+def _fitting(name: str, bound: int) -> int:
+    if bound >= INT64:
+        raise QuantGRUError(
+            f"Expected sums below 2^62 for ONNX's 64-bit integers, got one of "
+            f"{bound.bit_length()} bits (operator {name!r}); make its operands narrower"
+        )
+    return bound
+
+
+def rounded_int64(b: Builder, name: str, total: Value, bound: Any, k: Any) -> Value:
+    """Return rne(total / 2^k), int64.
+
+    Args:
+        b: The builder.
+        name: The operator, for messages.
+        total: int64.
+        bound: The largest magnitude of `total`, Python integers, of the shape of k.
+        k: Shifts, integers () or (channels,).
+    """
+    k, bound = np.asarray(k, np.int64), np.asarray(bound, object)
+    vanishes = np.array(
+        [s > 0 and v <= 1 << (int(s) - 1) for s, v in zip(k.flat, bound.flat, strict=True)]
+    ).reshape(k.shape)
+    for v, s in zip(bound.flat, k.flat, strict=True):
+        _fitting(name, int(v) + (1 << max(int(s) - 1, 0) if s < 63 else 0))
+    right = np.where(vanishes, 0, np.clip(k, 0, 62))
+    divisor = b.int64(np.left_shift(np.ones_like(right), right))
+    half = b.int64(np.left_shift(np.ones_like(right), np.maximum(right - 1, 0)))
+    if vanishes.any():
+        total = b.op("Mul", total, b.int64(np.where(vanishes, 0, 1)))
+    rest = b.op("Mod", total, divisor)
+    quotient = b.op("Div", b.op("Sub", total, rest), divisor)
+    odd = b.cast(b.op("Mod", quotient, b.int64(2)), "BOOL")
+    tie = b.op("And", b.op("Equal", rest, half), odd)
+    up = b.op("Or", b.op("Greater", rest, half), tie)
+    rounded = b.op("Add", quotient, b.cast(up, "INT64"))
+    left = np.clip(-k, 0, _SATURATES_LOG2)
+    if left.any():
+        limit = np.where(left > 0, np.right_shift(np.int64(1 << _SATURATES_LOG2), left), INT64)
+        rounded = b.op("Min", b.op("Max", rounded, b.int64(-limit)), b.int64(limit))
+        rounded = b.op("Mul", rounded, b.int64(np.left_shift(np.ones_like(left), left)))
+    return rounded
+
+
+@dataclass(frozen=True)
+class Product:
+    """The product of a weight matrix with a value, requantized.
+
+    Args:
+        name: The operator of the result.
+        weight: Codes (rows, K).
+        bias: Bias in 2^shift accumulator units (rows,).
+        shift: See `bias`.
+        operand: Quantizer of the value.
+        total: Multipliers and shifts (rows,), and limits.
+    """
+
+    name: str
+    weight: Tensor
+    bias: Tensor
+    shift: int
+    operand: Quantizer
+    total: WeightedSum
+
+    def __call__(self, b: Builder, v: Value) -> Value:
+        """Return the result less its zero point: (.., K) -> (.., rows)."""
+        weight = self.weight.cpu().numpy().astype(np.int64)
+        bias = self.bias.cpu().numpy().astype(object) * (1 << self.shift)
+        (M,), k = self.total.multipliers, self.total.shift
+        assert isinstance(M, Tensor)
+        assert isinstance(k, Tensor)
+        Ms, ks = M.cpu().numpy().astype(object), k.cpu().numpy().astype(np.int64)
+        bounds = np.abs(weight).astype(object).sum(1) * self.operand.max_abs + abs(bias)
+        accumulator, dtype = self._accumulate(b, v, weight, bias, int(bounds.max()))
+        if int((bounds * Ms).max()) < FLOAT64:
+            wide = accumulator if dtype == "DOUBLE" else b.cast(accumulator, "DOUBLE")
+            rounded = b.op("Round", scaled(b, wide, Ms.astype(np.float64), ks))
+        else:
+            wide = accumulator if dtype == "INT64" else b.cast(accumulator, "INT64")
+            total = b.op("Mul", wide, b.int64(Ms.astype(np.int64)))
+            rounded = b.cast(rounded_int64(b, self.name, total, bounds * Ms, ks), "DOUBLE")
+        return _clipped(b, rounded, self.total)
+
+    def _accumulate(
+        self, b: Builder, v: Value, weight: Any, bias: Objects, bound: int
+    ) -> tuple[Value, str]:
+        """Return the accumulator with bias, and its type: the narrowest that is exact."""
+        _fitting(self.name, bound)
+        if bound < FLOAT32:
+            dtype, kind = "FLOAT", np.float32
+        elif bound < FLOAT64:
+            dtype, kind = "DOUBLE", np.float64
+        else:
+            dtype, kind = "INT64", np.int64
+        v = v if dtype == "DOUBLE" else b.cast(v, dtype)
+        product = b.op("MatMul", v, b.constant(weight.T, kind))
+        if not np.any(bias):
+            return product, dtype
+        return b.op("Add", product, b.constant(bias.astype(kind), kind)), dtype
+
+
+def look_up(b: Builder, name: str, table: Table, pre: Quantizer, v: Value) -> Value:
+    """Return the output of a table less its zero point.
+
+    Args:
+        b: The builder.
+        name: The operator of the result, for messages.
+        table: The table.
+        pre: Quantizer of the input.
+        v: Input code less its zero point.
+    """
+    first = int(table.bounds[0])
+    if table.last - first < _DENSE:
+        codes = torch.arange(first, table.last + 1, device=table.bounds.device)
+        entries = (table(codes) - table.zero_point).cpu().numpy()
+        offset = pre.zero_point - first
+        place = b.op("Add", v, b.float64(offset)) if offset else v
+        if pre.lo < first or table.last < pre.hi:
+            place = b.op("Clip", place, b.float64(0), b.float64(table.last - first))
+        compact = next(
+            dtype
+            for dtype in (np.int8, np.int16, np.int32, np.int64)
+            if np.iinfo(dtype).min <= entries.min() and entries.max() <= np.iinfo(dtype).max
+        )
+        found = b.op("Gather", b.constant(entries, compact), b.cast(place, "INT64"), axis=0)
+        return b.cast(found, "DOUBLE")
+    return _piecewise(b, name, table, pre, v)
+
+
+def _piecewise(b: Builder, name: str, table: Table, pre: Quantizer, v: Value) -> Value:
+    """Evaluate the polynomials of a table in int64."""
+    bounds = table.bounds.cpu().numpy().astype(np.int64)
+    rows = table.coefficients.cpu().numpy().astype(np.int64)
+    q = b.op("Add", b.cast(v, "INT64"), b.int64(pre.zero_point))
+    q = b.op("Clip", q, b.int64(bounds[0]), b.int64(table.last))
+    if len(bounds) == 1:
+        t, columns = b.op("Sub", q, b.int64(bounds[0])), [b.int64(c) for c in rows[0]]
+    else:
+        if table.segment_shift is not None:
+            place = b.op("Sub", q, b.int64(bounds[0]))
+            i = b.op("Div", place, b.int64(1 << table.segment_shift))
+        else:
+            reached = b.op(
+                "GreaterOrEqual", b.op("Unsqueeze", q, b.int64([-1])), b.int64(bounds[1:])
+            )
+            i = b.op("ReduceSum", b.cast(reached, "INT64"), b.int64([-1]), keepdims=0)
+        t = b.op("Sub", q, b.op("Gather", b.int64(bounds), i, axis=0))
+        columns = [b.op("Gather", b.int64(rows[:, p]), i, axis=0) for p in range(rows.shape[1])]
+    y = columns[-1]
+    for column in columns[-2::-1]:
+        y = b.op("Add", b.op("Mul", y, t), column)
+    # every partial sum of a table stays below 2^62
+    y = rounded_int64(b, name, y, np.array(INT64 - (1 << max(table.shift - 1, 0))) - 1, table.shift)
+    lo, hi = table.lo - table.zero_point, table.hi - table.zero_point
+    return b.cast(b.op("Clip", y, b.int64(lo), b.int64(hi)), "DOUBLE")
+
+
+def quantized(b: Builder, x: Value, quantizer: Quantizer) -> Value:
+    """Return the code of a real value less its zero point; NaN counts as 0.
+
+    Args:
+        b: The builder.
+        x: float32.
+        quantizer: The quantizer.
+    """
+    y = b.op("Round", b.op("Div", x, b.float32(quantizer.scale)))
+    y = b.op("Where", b.op("IsNaN", x), b.float32(0), y)
+    return _clipped(b, b.cast(y, "DOUBLE"), quantizer)
+
+
+def real(b: Builder, v: Value, quantizer: Quantizer) -> Value:
+    """Return the real value, float32, of integers that are codes less their zero point."""
+    return b.op("Mul", b.cast(v, "FLOAT"), b.float32(quantizer.scale))

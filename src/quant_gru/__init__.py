@@ -10,6 +10,7 @@ from quant_gru.config import (
     default_config_path,
 )
 from quant_gru.conversion.convert import calibrate_model, convert_model
+from quant_gru.conversion.onnx import export_onnx, export_step_onnx, onnx_translations
 from quant_gru.modules.custom_gru import CustomGRU
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU, float_state_dict
@@ -31,7 +32,10 @@ __all__ = [
     "calibrate_model",
     "convert_model",
     "default_config_path",
+    "export_onnx",
+    "export_step_onnx",
     "float_state_dict",
+    "onnx_translations",
     "operator_gain",
     "operator_sqnr",
 ]

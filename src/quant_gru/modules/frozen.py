@@ -16,6 +16,8 @@ from quant_gru.execution.integer_io import integer_forward, trace_codes
 from quant_gru.execution.layers import run_real
 from quant_gru.execution.prepared_call import prepare
 from quant_gru.execution.sequence_layout import Sequence, normalize
+from quant_gru.export.onnx import operator
+from quant_gru.export.onnx.source import Source
 from quant_gru.integer.plan import GRUPlan, WeightPart
 from quant_gru.integer.quantizer import container_dtype
 from quant_gru.integer.weighted_sum import WeightedSum
@@ -165,6 +167,10 @@ class FrozenQuantGRU(torch.nn.Module):
         self, input: Tensor | PackedSequence, hx: Tensor | None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Run the forward as one operator that tracers and transforms can handle."""
+        if operator.exporting or torch.onnx.is_in_onnx_export():
+            packed = operator.exporting and isinstance(input, PackedSequence)
+            given = input if packed else self._normalize(input, hx)
+            return operator.record(self, given, hx, self.shape)  # type: ignore[arg-type]
         sequence = self._normalize(input, hx)
         y, h_n = operators.forward(
             sequence.x,
@@ -220,6 +226,13 @@ class FrozenQuantGRU(torch.nn.Module):
 
     def _plan(self) -> GRUPlan:
         return self._plans.plan(self._integers())
+
+    def _source(self) -> Source:
+        with torch.no_grad():
+            plan = self._plan()
+        shape = self.shape
+        sizes = (shape.input_size, shape.hidden_size, shape.num_layers, shape.directions)
+        return Source(plan, None, *sizes, self.batch_first)
 
     def extra_repr(self) -> str:
         """Return the shape of the GRU as text."""

@@ -19,8 +19,6 @@ else:
 
 OPSET = 21  # the first opset with 16-bit QuantizeLinear and DequantizeLinear
 IR_VERSION = 10
-ROLE = "quant_gru.role"
-"""Metadata of a node: the GRU and the value that the node reads or makes, such as '0/x'."""
 
 
 def onnx_ir() -> Any:
@@ -66,20 +64,18 @@ class Builder:
         found: Sequence[Any] = self._tape.nodes
         return found
 
-    def op(self, kind: str, *inputs: Value | None, role: str = "", **attributes: Any) -> Value:
+    def op(self, kind: str, *inputs: Value | None, **attributes: Any) -> Value:
         """Add a node and return its only output."""
-        props = {ROLE: role} if role else None
-        found: Value = self._tape.op(kind, inputs, attributes=attributes, metadata_props=props)
+        found: Value = self._tape.op(kind, inputs, attributes=attributes)
         self._name([found])
         return found
 
     def ops(
-        self, kind: str, count: int, *inputs: Value | None, role: str = "", **attributes: Any
+        self, kind: str, count: int, *inputs: Value | None, **attributes: Any
     ) -> Sequence[Value]:
         """Add a node and return its `count` outputs."""
-        props = {ROLE: role} if role else None
         found: Sequence[Value] = self._tape.op_multi_out(
-            kind, inputs, attributes=attributes, num_outputs=count, metadata_props=props
+            kind, inputs, attributes=attributes, num_outputs=count
         )
         self._name(found)
         return found

@@ -1,0 +1,92 @@
+"""An ONNX model of one GRU: a sequence at a time, or a step at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quant_gru._errors import QuantGRUError
+from quant_gru.export.onnx.builder import Builder, Value, model_of, onnx_ir
+from quant_gru.export.onnx.profiles import add_gru, cells_of, plan_of, zero_states
+from quant_gru.export.onnx.source import Source
+
+
+def graph_input(name: str, dtype: str, *shape: int | str) -> Value:
+    """Return an input of a graph; sizes that are names are dynamic."""
+    ir = onnx_ir()
+    found: Value = ir.Value(
+        name=name, type=ir.TensorType(ir.DataType[dtype]), shape=ir.Shape(shape)
+    )
+    return found
+
+
+def sequence_model(
+    source: Source, profile: str, states: bool, lengths: bool, producer: tuple[str, str]
+) -> Any:
+    """Return the onnx_ir model of a GRU that reads whole sequences.
+
+    Inputs are 'input' (T, N, C), or (N, T, C) if the GRU is `batch_first`, and, if asked for, 'hx'
+    (layers * directions, N, H) and 'lengths' int64 (N,). Outputs are 'output' and 'h_n'.
+
+    Args:
+        source: The GRU.
+        profile: See `PROFILES`.
+        states: Whether there is an input 'hx'.
+        lengths: Whether there is an input 'lengths'.
+        producer: Name and version.
+    """
+    b = Builder()
+    D, H, C = source.directions, source.hidden_size, source.input_size
+    sizes = ("batch", "time") if source.batch_first else ("time", "batch")
+    x = graph_input("input", "FLOAT", *sizes, C)
+    hx = graph_input("hx", "FLOAT", source.num_layers * D, "batch", H)
+    rows = graph_input("lengths", "INT64", "batch")
+    inputs = [x, *([hx] if states else []), *([rows] if lengths else [])]
+    data = b.op("Transpose", x, perm=[1, 0, 2]) if source.batch_first else x
+    h0 = hx if states else zero_states(b, source, data)
+    y, h_n = add_gru(b, source, profile, data, h0, rows if lengths else None)
+    y = b.op("Transpose", y, perm=[1, 0, 2]) if source.batch_first else y
+    outputs = {
+        "output": (y, "FLOAT", (*sizes, D * H)),
+        "h_n": (h_n, "FLOAT", (source.num_layers * D, "batch", H)),
+    }
+    return model_of(b, inputs, outputs, producer)
+
+
+def step_model(source: Source, profile: str, producer: tuple[str, str]) -> Any:
+    """Return the onnx_ir model of one step of a GRU.
+
+    Inputs are 'input' float32 (N, C) and 'state_l0', .. (N, H), codes of output.h of each layer.
+    Outputs are 'output' float32 (N, H) and 'state_l0_out', .., in the same types.
+
+    Args:
+        source: A GRU of one direction.
+        profile: See `PROFILES`.
+        producer: Name and version.
+
+    Raises:
+        QuantGRUError: The GRU is bidirectional.
+    """
+    if source.directions != 1:
+        raise QuantGRUError(
+            "Expected a GRU of one direction to stream, got a bidirectional one: its reverse "
+            "direction starts at the end of the sequence"
+        )
+    b, H = Builder(), source.hidden_size
+    plan = plan_of(source, profile)
+    cells = [layer[0] for layer in cells_of(source, profile)]
+    x = graph_input("input", "FLOAT", "batch", source.input_size)
+    states = [
+        graph_input(f"state_l{layer}", cell.code_type, "batch", H)
+        for layer, cell in enumerate(cells)
+    ]
+    outputs: dict[str, tuple[Value, str, tuple[int | str, ...]]] = {}
+    v = cells[0].read(b, x)
+    for layer, (cell, codes) in enumerate(zip(cells, states, strict=True)):
+        if layer:
+            v = cell.join(b, plan.between[layer - 1][0], [cells[layer - 1].plan.h], [v])
+        given = [value for value, _ in cell.project(b, v)]
+        h = cell.step(b, given, cell.from_codes(b, codes))
+        v = cell.collect(b, h)
+        outputs[f"state_l{layer}_out"] = (cell.to_codes(b, h), cell.code_type, ("batch", H))
+    outputs = {"output": (cells[-1].real(b, v), "FLOAT", ("batch", H)), **outputs}
+    return model_of(b, [x, *states], outputs, producer)

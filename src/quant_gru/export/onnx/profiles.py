@@ -1,0 +1,85 @@
+"""The four profiles, by name: each adds all layers of a GRU to a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quant_gru._errors import QuantGRUError
+from quant_gru.export.onnx.builder import Builder, Value
+from quant_gru.export.onnx.integer import IntegerCell
+from quant_gru.export.onnx.layers import Cell, sequence
+from quant_gru.export.onnx.source import Source
+from quant_gru.integer.plan import GRUPlan
+
+PROFILES = ("integer", "qdq", "float", "node")
+
+
+def check_profile(profile: str) -> None:
+    """Raise for a name that is no profile.
+
+    Raises:
+        QuantGRUError: `profile` is not one of `PROFILES`.
+    """
+    if profile not in PROFILES:
+        raise QuantGRUError(f"Expected profile to be one of {PROFILES}, got {profile!r}")
+
+
+def plan_of(source: Source, profile: str) -> GRUPlan:
+    """Return the plan of a GRU.
+
+    Raises:
+        QuantGRUError: It has none, or a weight that is not finite.
+    """
+    if source.plan is None:
+        raise QuantGRUError(
+            f"Expected a calibrated GRU for profile {profile!r}, got one without scales; call "
+            "calibrate(data) and finalize_calibration() first"
+        )
+    for layer in source.plan.cells:
+        for cell in layer:
+            if not bool(cell.weights.finite):
+                raise QuantGRUError("Expected finite weights to export, got NaN or infinity in one")
+    return source.plan
+
+
+def cells_of(source: Source, profile: str) -> list[list[Cell]]:
+    """Return the cells of all layers and directions in profile 'integer' or 'qdq'."""
+    return [[IntegerCell(cell) for cell in layer] for layer in plan_of(source, profile).cells]
+
+
+def add_gru(
+    b: Builder, source: Source, profile: str, x: Value, h0: Value, lengths: Value | None
+) -> tuple[Value, Value]:
+    """Add all layers and directions.
+
+    Args:
+        b: The builder.
+        source: The GRU.
+        profile: One of `PROFILES`.
+        x: float32 (T, N, C).
+        h0: float32 (layers * directions, N, H).
+        lengths: int64 (N,), or None if all rows have T steps.
+
+    Returns:
+        Output (T, N, D*H), 0 beyond the end of a row, and last states
+        (layers * directions, N, H), float32.
+    """
+    check_profile(profile)
+    plan = plan_of(source, profile)
+    return sequence(b, plan, cells_of(source, profile), x, h0, lengths)
+
+
+def zero_states(b: Builder, source: Source, x: Value) -> Value:
+    """Return float32 zeros (layers * directions, N, H) for x (T, N, C)."""
+    states = source.num_layers * source.directions
+    return b.op("Expand", b.float32(0), b.sizes(states, b.size(x, 1), source.hidden_size))
+
+
+__all__: Sequence[str] = [
+    "PROFILES",
+    "add_gru",
+    "cells_of",
+    "check_profile",
+    "plan_of",
+    "zero_states",
+]

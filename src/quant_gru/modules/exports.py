@@ -85,4 +85,4 @@ class Exports(Checkpoints):
         with torch.no_grad():
             plan = settled(self._plan()) if known else None
         sizes = (self.input_size, self.hidden_size, self.num_layers, self._directions)
-        return Source(plan, weights, *sizes, self.batch_first)
+        return Source(plan, weights, *sizes, self.batch_first, self.zoneout)

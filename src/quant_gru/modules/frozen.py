@@ -232,7 +232,7 @@ class FrozenQuantGRU(torch.nn.Module):
             plan = self._plan()
         shape = self.shape
         sizes = (shape.input_size, shape.hidden_size, shape.num_layers, shape.directions)
-        return Source(plan, None, *sizes, self.batch_first)
+        return Source(plan, None, *sizes, self.batch_first, shape.zoneout)
 
     def extra_repr(self) -> str:
         """Return the shape of the GRU as text."""

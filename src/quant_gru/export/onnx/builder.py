@@ -64,6 +64,11 @@ class Builder:
         found: Sequence[Any] = self._tape.nodes
         return found
 
+    @property
+    def outermost(self) -> Builder:
+        """The builder of the graph around all bodies."""
+        return self if self._outer is None else self._outer.outermost
+
     def op(self, kind: str, *inputs: Value | None, **attributes: Any) -> Value:
         """Add a node and return its only output."""
         found: Value = self._tape.op(kind, inputs, attributes=attributes)

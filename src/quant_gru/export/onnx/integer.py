@@ -110,10 +110,9 @@ class IntegerCell:
         """Return what a Scan collects of a step: integers."""
         return b.cast(h, self._collected)
 
-    def real(self, b: Builder, h: Value) -> Value:
-        """Return the real values, float32, of states or of what was collected."""
-        # integers have no negative zero
-        return real(b, b.cast(h, self._collected), self.plan.h)
+    def real(self, b: Builder, collected: Value) -> Value:
+        """Return the real values, float32, of what was collected."""
+        return real(b, collected, self.plan.h)
 
     def keep(self, b: Builder, runs: Value, new: Value, old: Value) -> Value:
         """Return the new state of rows that still run, bool (N, 1), and the old one of others."""

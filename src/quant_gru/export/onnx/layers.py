@@ -30,7 +30,7 @@ class Cell(Protocol):
     def start(self, b: Builder, h0: Value) -> Value: ...  # noqa: D102
     def step(self, b: Builder, inputs: Sequence[Value], h: Value) -> Value: ...  # noqa: D102
     def collect(self, b: Builder, h: Value) -> Value: ...  # noqa: D102
-    def real(self, b: Builder, h: Value) -> Value: ...  # noqa: D102
+    def real(self, b: Builder, collected: Value) -> Value: ...  # noqa: D102
     def keep(self, b: Builder, runs: Value, new: Value, old: Value) -> Value: ...  # noqa: D102
     def from_codes(self, b: Builder, codes: Value) -> Value: ...  # noqa: D102
     def to_codes(self, b: Builder, h: Value) -> Value: ...  # noqa: D102
@@ -71,7 +71,8 @@ def sequence(
                 v = cell.read(b, x)
             state = cell.start(b, states[len(last)])
             h, collected = scan_of(b, cell, v, state, runs, reverse=d == 1)
-            last.append(b.op("Unsqueeze", cell.real(b, h), b.int64([0])))
+            real = cell.real(b, cell.collect(b, h))
+            last.append(b.op("Unsqueeze", real, b.int64([0])))
             halves.append(collected)
     outputs = [cell.real(b, half) for cell, half in zip(cells[-1], halves, strict=True)]
     y = outputs[0] if len(outputs) == 1 else b.op("Concat", *outputs, axis=-1)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.export.onnx.builder import Builder, Value
 from quant_gru.export.onnx.integer import IntegerCell
 from quant_gru.export.onnx.layers import Cell, sequence
+from quant_gru.export.onnx.node import float_layers, node_layers
+from quant_gru.export.onnx.qdq import QdqCell
 from quant_gru.export.onnx.source import Source
-from quant_gru.integer.plan import GRUPlan
+from quant_gru.integer.plan import CellPlan, GRUPlan
 
 PROFILES = ("integer", "qdq", "float", "node")
+CELLS: dict[str, Callable[[CellPlan], Cell]] = {"integer": IntegerCell, "qdq": QdqCell}
 
 
 def check_profile(profile: str) -> None:
@@ -44,7 +47,12 @@ def plan_of(source: Source, profile: str) -> GRUPlan:
 
 def cells_of(source: Source, profile: str) -> list[list[Cell]]:
     """Return the cells of all layers and directions in profile 'integer' or 'qdq'."""
-    return [[IntegerCell(cell) for cell in layer] for layer in plan_of(source, profile).cells]
+    if profile not in CELLS:
+        raise QuantGRUError(
+            f"Expected profile to be one of {tuple(CELLS)} for a step, got {profile!r}"
+        )
+    kind = CELLS[profile]
+    return [[kind(cell) for cell in layer] for layer in plan_of(source, profile).cells]
 
 
 def add_gru(
@@ -65,7 +73,11 @@ def add_gru(
         (layers * directions, N, H), float32.
     """
     check_profile(profile)
+    if profile == "float":
+        return float_layers(b, source, x, h0, lengths)
     plan = plan_of(source, profile)
+    if profile == "node":
+        return node_layers(b, source, plan, x, h0, lengths)
     return sequence(b, plan, cells_of(source, profile), x, h0, lengths)
 
 
@@ -74,12 +86,3 @@ def zero_states(b: Builder, source: Source, x: Value) -> Value:
     states = source.num_layers * source.directions
     return b.op("Expand", b.float32(0), b.sizes(states, b.size(x, 1), source.hidden_size))
 
-
-__all__: Sequence[str] = [
-    "PROFILES",
-    "add_gru",
-    "cells_of",
-    "check_profile",
-    "plan_of",
-    "zero_states",
-]

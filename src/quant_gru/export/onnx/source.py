@@ -25,6 +25,7 @@ class Source:
         num_layers: Layers.
         directions: 1 or 2.
         batch_first: Whether N comes before T in inputs and outputs.
+        zoneout: Share of a state that a unit keeps.
     """
 
     plan: GRUPlan | None
@@ -34,3 +35,4 @@ class Source:
     num_layers: int
     directions: int
     batch_first: bool
+    zoneout: float = 0.0

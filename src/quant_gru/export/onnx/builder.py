@@ -19,6 +19,7 @@ else:
 
 OPSET = 21  # the first opset with 16-bit QuantizeLinear and DequantizeLinear
 IR_VERSION = 10
+MICROSOFT = "com.microsoft"
 
 
 def onnx_ir() -> Any:
@@ -65,13 +66,25 @@ class Builder:
         return found
 
     @property
+    def opset_imports(self) -> dict[str, int]:
+        """Domain -> version of the operators that a graph may have."""
+        return {"": self.opset} if self.opset >= OPSET else {"": self.opset, MICROSOFT: 1}
+
+    @property
     def outermost(self) -> Builder:
         """The builder of the graph around all bodies."""
         return self if self._outer is None else self._outer.outermost
 
-    def op(self, kind: str, *inputs: Value | None, **attributes: Any) -> Value:
+    def domain_of(self, dtype: str) -> str:
+        """Return the domain of QuantizeLinear and DequantizeLinear for codes of an ONNX type.
+
+        Before opset 21 ONNX's own have no 16-bit codes, and ONNX Runtime's are taken.
+        """
+        return MICROSOFT if "16" in dtype and self.opset < OPSET else ""
+
+    def op(self, kind: str, *inputs: Value | None, domain: str = "", **attributes: Any) -> Value:
         """Add a node and return its only output."""
-        found: Value = self._tape.op(kind, inputs, attributes=attributes)
+        found: Value = self._tape.op(kind, inputs, attributes=attributes, domain=domain)
         self._name([found])
         return found
 
@@ -187,7 +200,7 @@ def model_of(
         inputs,
         [value for value, _, _ in outputs.values()],
         nodes=builder.nodes,
-        opset_imports={"": builder.opset},
+        opset_imports=builder.opset_imports,
         name="gru",
     )
     model = ir.Model(

@@ -59,13 +59,12 @@ def _real(source: Source, layer: int, direction: int) -> tuple[Tensor, Tensor, T
 
 def _quantized(b: Builder, cell: CellPlan) -> tuple[Value, ...]:
     """Return W (1, 3H, C), R (1, 3H, H) and both biases (1, 6H), from their codes."""
-    found = []
-    for name in real_weights.ROWS:
-        codes = real_weights.codes(cell, name).numpy()[None]
-        scales = b.float32(real_weights.scales(cell, name).numpy())
-        found.append(b.op("DequantizeLinear", b.constant(codes, codes.dtype), scales, axis=1))
+    W, R = (
+        b.op("Unsqueeze", real_weights.dequantized(b, cell, name), b.int64([0]))
+        for name in real_weights.ROWS
+    )
     biases = torch.cat([real_weights.bias(cell, name) for name in real_weights.ROWS])
-    return (*found, b.float32(biases.numpy()[None]))
+    return W, R, b.float32(biases.numpy()[None])
 
 
 def _layers(

@@ -45,14 +45,16 @@ def quantize(b: Builder, name: str, v: Value, quantizer: Quantizer) -> Value:
         limits = (b.float32(quantizer.scale * (end - zero)) for end in (lo, hi))
         v = b.op("Clip", v, *limits)
     zero_point = b.constant(zero + added, _TYPES[dtype])
-    return b.op("QuantizeLinear", v, b.float32(quantizer.scale), zero_point)
+    scale, domain = b.float32(quantizer.scale), b.domain_of(dtype)
+    return b.op("QuantizeLinear", v, scale, zero_point, domain=domain)
 
 
 def dequantize(b: Builder, name: str, codes: Value, quantizer: Quantizer) -> Value:
     """Return the real values, float32, of codes."""
     dtype, added = stored(name, quantizer)
     zero_point = b.constant(quantizer.zero_point + added, _TYPES[dtype])
-    return b.op("DequantizeLinear", codes, b.float32(quantizer.scale), zero_point)
+    scale, domain = b.float32(quantizer.scale), b.domain_of(dtype)
+    return b.op("DequantizeLinear", codes, scale, zero_point, domain=domain)
 
 
 class QdqCell:
@@ -80,14 +82,8 @@ class QdqCell:
 
     def _product(self, b: Builder, name: str, v: Value) -> Value:
         """Return the product of a weight with v (rows, K): (rows, 3H)."""
-        codes = real_weights.codes(self.plan, name).numpy()
         # outside of a Scan, so that weights become real once and not at every step
-        weight = b.outermost.op(
-            "DequantizeLinear",
-            b.constant(codes, codes.dtype),
-            b.float32(real_weights.scales(self.plan, name).numpy()),
-            axis=0,
-        )
+        weight = real_weights.dequantized(b.outermost, self.plan, name)
         # ONNX Runtime makes MatMul of 8-bit weights a MatMulNBits, which rounds its input
         bias = b.float32(real_weights.bias(self.plan, name).numpy())
         found = b.op("Gemm", v, weight, bias, transB=1)

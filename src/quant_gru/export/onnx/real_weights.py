@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
+from quant_gru.export.onnx.builder import Builder, Value
 from quant_gru.integer.plan import CellPlan, update_first
 
 ROWS = {
@@ -39,6 +40,18 @@ def scales(plan: CellPlan, name: str) -> Tensor:
         return plan.weights.scales[name].cpu()
     x = plan.frozen.quantizers[ROWS[name][0]]
     return (_units(plan, name) / x.scale).to(torch.float32)
+
+
+def dequantized(b: Builder, plan: CellPlan, name: str) -> Value:
+    """Return 'weight.W' or 'weight.R' (3H, K) by DequantizeLinear with a scale for each row."""
+    numbers = codes(plan, name).numpy()
+    return b.op(
+        "DequantizeLinear",
+        b.constant(numbers, numbers.dtype),
+        b.float32(scales(plan, name).numpy()),
+        axis=0,
+        domain=b.domain_of(numbers.dtype.name),
+    )
 
 
 def bias(plan: CellPlan, name: str) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,19 +43,34 @@ class _Function:
         h0 = graph_input("h0", "FLOAT", "states", "N", source.hidden_size)
         outputs = add_gru(b, source, self._profile, x, h0, None)
         graph = ir.Graph(
-            [x, h0], outputs, nodes=b.nodes, opset_imports={"": self._opset}, name=self.name
+            [x, h0], outputs, nodes=b.nodes, opset_imports=b.opset_imports, name=self.name
         )
         return ir.to_proto(ir.Function(DOMAIN, self.name, graph=graph, attributes=[]))
+
+
+@contextmanager
+def _untraced() -> Iterator[None]:
+    """Let a plan be built while torch.jit.trace runs, which makes tensors of its integers."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)
 
 
 class _Scripted(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, h0: Tensor, number: int, profile: str) -> Any:
-        return operator(x, h0, None, number, source_of(number).directions)
+        with _untraced():
+            return operator(x, h0, None, number, source_of(number).directions)
 
     @staticmethod
     def symbolic(g: Any, x: Any, h0: Any, number: int, profile: str) -> Any:
-        return g.onnxscript_op(_Function(number, profile, g.opset), x, h0, outputs=2)
+        y, h_n = g.onnxscript_op(_Function(number, profile, g.opset), x, h0, outputs=2)
+        for value in (y, h_n):
+            value.setType(x.type().with_sizes([None, None, None]))
+        return y, h_n
 
 
 def scripted(module: Exportable, profile: str, x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,10 @@ PUBLIC = {
     "calibrate_model",
     "convert_model",
     "default_config_path",
+    "export_onnx",
+    "export_step_onnx",
     "float_state_dict",
+    "onnx_translations",
     "operator_gain",
     "operator_sqnr",
 }
@@ -43,6 +46,7 @@ ROOMS = [
     "execution",
     "autograd",
     "torch_ops",
+    "export",
     "modules",
     "conversion",
     "analysis",
@@ -58,6 +62,7 @@ OUTSIDE = {
     "config": {"pydantic"},
     "integer": {"torch", "numpy"},
     "kernels": {"torch", "cuda", "kernel_runtime"},
+    "export": {"torch", "numpy", "onnx_ir", "onnxruntime", "onnxscript"},
 }
 
 

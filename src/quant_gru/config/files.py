@@ -92,13 +92,22 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     Raises:
         ConfigError: The file cannot be written, or the text cannot be encoded in UTF-8.
     """
-    name = name_of(path)
     try:
         raw = text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"Expected text that UTF-8 can hold, got {text[error.start]!r} (file {name!r})"
+            f"Expected text that UTF-8 can hold, got {text[error.start]!r} (file {name_of(path)!r})"
         ) from None
+    write_bytes(path, raw)
+
+
+def write_bytes(path: str | os.PathLike[str], raw: bytes) -> None:
+    """Write a file atomically, as `write_text` does.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    name = name_of(path)
     target = Path(os.path.realpath(name))
     draft = target.with_name(f".{uuid.uuid4().hex}.tmp")
     try:

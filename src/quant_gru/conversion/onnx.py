@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from quant_gru._errors import QuantGRUError
-from quant_gru.export.onnx import operator
+from quant_gru.config.files import write_bytes
+from quant_gru.export.onnx import recorded
 from quant_gru.export.onnx.builder import OPSET, onnx_ir
 from quant_gru.export.onnx.model import sequence_model, step_model
 from quant_gru.export.onnx.packing import padded
@@ -75,7 +74,7 @@ def export_onnx(
         report = _verified_model(content, model, example) if verify else {}
     if profile == "integer":
         expect_none(report)
-    _write(path, content)
+    write_bytes(path, content)
     return report
 
 
@@ -109,7 +108,7 @@ def export_step_onnx(
     report = _verified_steps(content, source) if verify else {}
     if profile == "integer":
         expect_none(report)
-    _write(path, content)
+    write_bytes(path, content)
     return report
 
 
@@ -132,9 +131,7 @@ def onnx_translations(profile: str = "integer") -> dict[Callable[..., Any], Call
 
 def _source(gru: torch.nn.Module) -> Source:
     if not isinstance(gru, GRUS):
-        raise QuantGRUError(
-            f"Expected a QuantGRU or a FrozenQuantGRU, got a {type(gru).__name__}"
-        )
+        raise QuantGRUError(f"Expected a QuantGRU or a FrozenQuantGRU, got a {type(gru).__name__}")
     return gru._source()
 
 
@@ -145,11 +142,9 @@ def _gru_model(gru: torch.nn.Module, example: Any, profile: str) -> tuple[Any, S
     return written, source
 
 
-def _feeds(
-    source: Source, example: Any
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _feeds(source: Source, example: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return x (padded, in the GRU's layout), lengths and states of the example of a GRU."""
-    parts = example if type(example) in (tuple, list) else (example,)
+    parts = tuple(example) if type(example) in (tuple, list) else (example,)
     x, hx = parts[0], parts[1] if len(parts) > 1 else None
     lengths = None
     if isinstance(x, PackedSequence):
@@ -169,7 +164,8 @@ def _verified_gru(content: bytes, source: Source, example: Any) -> Report:
         return {}
     session = session_of(content)
     x, lengths, hx = _feeds(source, example)
-    states, found = source.num_layers * source.directions, {}
+    states = source.num_layers * source.directions
+    found: Report = {}
     # twice the rows, and twice the steps but one
     longer = torch.cat((x, x.flip(0)), dim=1)
     for values in (x, torch.cat((longer, longer), dim=0)[1:]):
@@ -227,9 +223,7 @@ def _array(values: Tensor) -> Any:
 # --- whole models
 
 
-def _whole_model(
-    model: torch.nn.Module, example: Any, profile: str, dynamic_shapes: Any
-) -> bytes:
+def _whole_model(model: torch.nn.Module, example: Any, profile: str, dynamic_shapes: Any) -> bytes:
     grus = {name: m for name, m in model.named_modules() if isinstance(m, GRUS)}
     if not grus:
         raise QuantGRUError(
@@ -275,11 +269,11 @@ def _recording(model: torch.nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
-        operator.exporting = True
+        recorded.exporting = True
         with padded(), torch.no_grad():
             yield
     finally:
-        operator.exporting = False
+        recorded.exporting = False
         for module, training in modes:
             module.training = training
 
@@ -311,10 +305,12 @@ def _verified_model(content: bytes, model: torch.nn.Module, example: Any) -> Rep
     asked = [each.name for each in session.get_outputs()]
     found = {**feeds, **dict(zip(asked, session.run(asked, feeds), strict=True))}
     report: Report = {}
-    names = {operator.number_of(m): name for name, m in model.named_modules() if isinstance(m, GRUS)}
+    names = {
+        recorded.number_of(m): name for name, m in model.named_modules() if isinstance(m, GRUS)
+    }
     for gru, values in sorted(borders.items()):
         number, _, use = gru.partition(".")
-        source = operator.source_of(int(number))
+        source = recorded.source_of(int(number))
         if source.plan is None:
             continue
         x, y, h_n = (found[values[name]] for name in ("x", "y", "h_n"))
@@ -337,19 +333,3 @@ def _flat(example: Any) -> list[Tensor]:
 def _bytes(model: Any) -> bytes:
     content: bytes = onnx_ir().to_proto(model).SerializeToString()
     return content
-
-
-def _write(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file as a whole, or not at all."""
-    target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent or ".", prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

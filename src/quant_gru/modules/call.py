@@ -19,7 +19,7 @@ from quant_gru.execution.layers import run_real
 from quant_gru.execution.noise import Noise
 from quant_gru.execution.plan_cache import PlanCache
 from quant_gru.execution.prepared_call import PreparedCall, prepare
-from quant_gru.export.onnx import operator
+from quant_gru.export.onnx import recorded
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.modules.exports import Exports
 from quant_gru.modules.float_zoneout import run_float
@@ -72,7 +72,7 @@ class Calls(Exports):
             output = super().forward(input, hx)
             self._collect(input, hx)
             return output
-        if (self.export_mode or operator.exporting) and self._is_recorded():
+        if (self.export_mode or recorded.exporting) and self._is_recorded():
             return self._record(input, hx)
         if not self.use_quantization or self._exports_float():
             if self._is_plain(zoneout_mask):

@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import QuantGRUError
-from quant_gru.export.onnx import operator
+from quant_gru.export.onnx import recorded
 from quant_gru.export.onnx.profiles import PROFILES
-from quant_gru.export.onnx.scripted import scripted
+from quant_gru.export.onnx.scripted import is_tracing, scripted
 from quant_gru.export.onnx.source import Source, Weights
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.live_weights import settled
@@ -50,16 +50,16 @@ class Exports(Checkpoints):
 
     def _is_recorded(self) -> bool:
         """Return whether a call is traced for a file in which the GRU is one operator."""
-        if operator.exporting:
+        if recorded.exporting:
             return torch.compiler.is_compiling()
-        return torch.jit.is_tracing() and not self._exports_float()
+        return is_tracing() and not self._exports_float()
 
     def _record(
         self, input: Tensor | PackedSequence, hx: Tensor | None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Record a call as one operator."""
-        packed = isinstance(input, PackedSequence) and operator.exporting
-        if torch.jit.is_tracing():
+        packed = isinstance(input, PackedSequence) and recorded.exporting
+        if is_tracing():
             sequence = self._normalize(input, hx, torch.float32)
             if sequence.packing is not None:
                 raise QuantGRUError(
@@ -69,7 +69,7 @@ class Exports(Checkpoints):
             y, h_n = scripted(self, self._export_format, sequence.x, sequence.h0)
             return sequence.finish(y, h_n)
         given = input if packed else self._normalize(input, hx, torch.float32)
-        return operator.record(self, given, hx, self._shape())  # type: ignore[arg-type]
+        return recorded.record(self, given, hx, self._shape())  # type: ignore[arg-type]
 
     def _source(self) -> Source:
         """Return the plan, if there are scales or statistics, and the weights."""

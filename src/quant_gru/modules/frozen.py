@@ -16,7 +16,7 @@ from quant_gru.execution.integer_io import integer_forward, trace_codes
 from quant_gru.execution.layers import run_real
 from quant_gru.execution.prepared_call import prepare
 from quant_gru.execution.sequence_layout import Sequence, normalize
-from quant_gru.export.onnx import operator
+from quant_gru.export.onnx import recorded
 from quant_gru.export.onnx.source import Source
 from quant_gru.integer.plan import GRUPlan, WeightPart
 from quant_gru.integer.quantizer import container_dtype
@@ -167,10 +167,10 @@ class FrozenQuantGRU(torch.nn.Module):
         self, input: Tensor | PackedSequence, hx: Tensor | None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Run the forward as one operator that tracers and transforms can handle."""
-        if operator.exporting or torch.onnx.is_in_onnx_export():
-            packed = operator.exporting and isinstance(input, PackedSequence)
+        if recorded.exporting or torch.onnx.is_in_onnx_export():
+            packed = recorded.exporting and isinstance(input, PackedSequence)
             given = input if packed else self._normalize(input, hx)
-            return operator.record(self, given, hx, self.shape)  # type: ignore[arg-type]
+            return recorded.record(self, given, hx, self.shape)  # type: ignore[arg-type]
         sequence = self._normalize(input, hx)
         y, h_n = operators.forward(
             sequence.x,

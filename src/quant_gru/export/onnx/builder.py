@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quant_gru._errors import QuantGRUError
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    Value = ir.Value
-else:
-    Value = Any
+Value: TypeAlias = Any
+"""A value of onnx_ir, which is an optional package."""
+Body: TypeAlias = "Callable[[Builder, Sequence[Value], Sequence[Value]], tuple[Values, Values]]"
+Values: TypeAlias = "list[Value]"
 
 OPSET = 21  # the first opset with 16-bit QuantizeLinear and DequantizeLinear
 IR_VERSION = 10
@@ -141,7 +139,9 @@ class Builder:
 
     def scan(
         self,
-        body: Callable[[Builder, Sequence[Value], Sequence[Value]], tuple[list[Value], list[Value]]],
+        body: Callable[
+            [Builder, Sequence[Value], Sequence[Value]], tuple[list[Value], list[Value]]
+        ],
         states: Sequence[tuple[Value, str]],
         inputs: Sequence[tuple[Value, str]],
         reverse: bool,

@@ -173,11 +173,11 @@ class Product:
         """Return the accumulator with bias, and its type: the narrowest that is exact."""
         _fitting(self.name, bound)
         if bound < FLOAT32:
-            dtype, kind = "FLOAT", np.float32
+            dtype, kind = "FLOAT", "float32"
         elif bound < FLOAT64:
-            dtype, kind = "DOUBLE", np.float64
+            dtype, kind = "DOUBLE", "float64"
         else:
-            dtype, kind = "INT64", np.int64
+            dtype, kind = "INT64", "int64"
         v = v if dtype == "DOUBLE" else b.cast(v, dtype)
         product = b.op("MatMul", v, b.constant(weight.T, kind))
         if not np.any(bias):

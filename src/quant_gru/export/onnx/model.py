@@ -45,7 +45,7 @@ def sequence_model(
     h0 = hx if states else zero_states(b, source, data)
     y, h_n = add_gru(b, source, profile, data, h0, rows if lengths else None)
     y = b.op("Transpose", y, perm=[1, 0, 2]) if source.batch_first else y
-    outputs = {
+    outputs: dict[str, tuple[Value, str, tuple[int | str, ...]]] = {
         "output": (y, "FLOAT", (*sizes, D * H)),
         "h_n": (h_n, "FLOAT", (source.num_layers * D, "batch", H)),
     }

@@ -104,9 +104,7 @@ def _layers(
     return x, _joined(b, last, 0)
 
 
-def _at(
-    b: Builder, name: str, v: Value, quantizers: Sequence[Quantizer], axis: int = 0
-) -> Value:
+def _at(b: Builder, name: str, v: Value, quantizers: Sequence[Quantizer], axis: int = 0) -> Value:
     """Return `v` rounded to codes, with one quantizer for each index of an axis, or for all."""
     if all(each == quantizers[0] for each in quantizers):
         return dequantize(b, name, quantize(b, name, v, quantizers[0]), quantizers[0])

@@ -85,4 +85,3 @@ def zero_states(b: Builder, source: Source, x: Value) -> Value:
     """Return float32 zeros (layers * directions, N, H) for x (T, N, C)."""
     states = source.num_layers * source.directions
     return b.op("Expand", b.float32(0), b.sizes(states, b.size(x, 1), source.hidden_size))
-

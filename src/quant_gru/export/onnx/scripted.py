@@ -12,8 +12,8 @@ from torch import Tensor
 
 from quant_gru.export.onnx.builder import Builder, onnx_ir
 from quant_gru.export.onnx.model import graph_input
-from quant_gru.export.onnx.operator import Exportable, number_of, operator, source_of
 from quant_gru.export.onnx.profiles import add_gru
+from quant_gru.export.onnx.recorded import Exportable, number_of, operator, source_of
 
 DOMAIN = "quant_gru"
 
@@ -48,15 +48,21 @@ class _Function:
         return ir.to_proto(ir.Function(DOMAIN, self.name, graph=graph, attributes=[]))
 
 
+def is_tracing() -> bool:
+    """Return whether torch.jit.trace runs."""
+    return torch._C._get_tracing_state() is not None
+
+
 @contextmanager
 def _untraced() -> Iterator[None]:
     """Let a plan be built while torch.jit.trace runs, which makes tensors of its integers."""
-    state = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)
+    native: Any = torch._C
+    state = native._get_tracing_state()
+    native._set_tracing_state(None)
     try:
         yield
     finally:
-        torch._C._set_tracing_state(state)
+        native._set_tracing_state(state)
 
 
 class _Scripted(torch.autograd.Function):

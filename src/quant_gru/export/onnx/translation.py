@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from quant_gru.export.onnx.builder import Builder, Value, onnx_ir
-from quant_gru.export.onnx.operator import operator, source_of
 from quant_gru.export.onnx.profiles import add_gru, check_profile
+from quant_gru.export.onnx.recorded import operator, source_of
 
 INPUTS, OUTPUTS = "quant_gru.input", "quant_gru.output"
 """Metadata of nodes that read or make a border value of a GRU: 'INPUTS.<index>' -> '<gru>/x'."""

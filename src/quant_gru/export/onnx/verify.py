@@ -109,10 +109,10 @@ def compare(
         h_n: The model's last states (layers * directions, N, H).
     """
     device = plan.cells[0][0].weights.W.device
-    real = [torch.from_numpy(np.array(each, np.float32)).to(device) for each in (x, h0)]
+    inputs, before = (torch.from_numpy(np.array(v, np.float32)).to(device) for v in (x, h0))
     rows = None if lengths is None else torch.from_numpy(np.array(lengths)).to(device)
     with torch.no_grad():
-        expected, states = run_real(plan, *real, rows)
+        expected, states = run_real(plan, inputs, before, rows)
     expected, states = expected.cpu(), states.cpu()
     if lengths is not None:
         runs = torch.arange(len(x))[:, None] < torch.from_numpy(np.array(lengths))

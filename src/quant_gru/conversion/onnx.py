@@ -21,7 +21,7 @@ from quant_gru.export.onnx.model import sequence_model, step_model
 from quant_gru.export.onnx.packing import padded
 from quant_gru.export.onnx.profiles import check_profile
 from quant_gru.export.onnx.source import Source
-from quant_gru.export.onnx.translation import INPUTS, OUTPUTS, translations
+from quant_gru.export.onnx.translation import INPUTS, OUTPUTS, any_size, translations
 from quant_gru.export.onnx.verify import Difference, compare, expect_none, session_of
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU
@@ -49,11 +49,10 @@ def export_onnx(
     Args:
         model: A QuantGRU, a FrozenQuantGRU, or a model that contains some.
         path: Where to write; an existing file is replaced.
-        example: The input of the model, or a tuple of its positional inputs. Sizes of 1 stay fixed
-            in a whole model.
+        example: The input of the model, or a tuple of its positional inputs.
         profile: 'integer' (equal to the plan), 'qdq', 'float' or 'node'; see docs/onnx.md.
         verify: Whether to run the file in ONNX Runtime and compare it with the plan.
-        dynamic_shapes: As for `torch.onnx.export`, of a whole model; None for all sizes but 1.
+        dynamic_shapes: As for `torch.onnx.export`, of a whole model; None for all that can be.
 
     Returns:
         Output of a GRU ('output', 'h_n'; in a whole model 'encoder.output') -> how many codes
@@ -93,11 +92,12 @@ def export_step_onnx(
     Args:
         gru: A GRU of one direction.
         path: Where to write; an existing file is replaced.
-        profile: 'integer' (equal to the plan) or 'qdq'; see docs/onnx.md.
+        profile: 'integer' (equal to the plan), 'qdq', 'float' or 'node'; see docs/onnx.md.
         verify: Whether to run a few steps in ONNX Runtime and compare them with the plan.
 
     Returns:
-        'output' -> how many codes differ from the plan, and by how much; empty without `verify`.
+        'output' and 'state' -> how many codes differ from the plan, and by how much; empty without
+        `verify`.
 
     Raises:
         QuantGRUError: As for `export_onnx`, or the GRU is bidirectional.
@@ -256,8 +256,7 @@ def _whole_model(model: torch.nn.Module, example: Any, profile: str, dynamic_sha
 
 def _dynamic(arg: Any) -> Any:
     if isinstance(arg, Tensor):
-        auto = torch.export.Dim.AUTO
-        return {i: auto for i, size in enumerate(arg.shape) if size != 1}
+        return dict.fromkeys(range(arg.dim()), torch.export.Dim.AUTO)
     if isinstance(arg, (tuple, list)):
         return type(arg)(_dynamic(each) for each in arg)
     return {key: _dynamic(each) for key, each in arg.items()} if isinstance(arg, Mapping) else None
@@ -270,7 +269,7 @@ def _recording(model: torch.nn.Module) -> Iterator[None]:
     try:
         model.eval()
         recorded.exporting = True
-        with padded(), torch.no_grad():
+        with padded(), torch.no_grad(), any_size():
             yield
     finally:
         recorded.exporting = False

@@ -172,17 +172,27 @@ class Product:
     ) -> tuple[Value, str]:
         """Return the accumulator with bias, and its type: the narrowest that is exact."""
         _fitting(self.name, bound)
-        if bound < FLOAT32:
-            dtype, kind = "FLOAT", "float32"
-        elif bound < FLOAT64:
-            dtype, kind = "DOUBLE", "float64"
-        else:
-            dtype, kind = "INT64", "int64"
+        dtype = "FLOAT" if bound < FLOAT32 else "DOUBLE" if bound < FLOAT64 else "INT64"
         v = v if dtype == "DOUBLE" else b.cast(v, dtype)
-        product = b.op("MatMul", v, b.constant(weight.T, kind))
-        if not np.any(bias):
-            return product, dtype
-        return b.op("Add", product, b.constant(bias.astype(kind), kind)), dtype
+        product = b.op("MatMul", v, stored(b, weight.T, dtype))
+        return (b.op("Add", product, stored(b, bias, dtype)) if np.any(bias) else product), dtype
+
+
+def stored(b: Builder, values: Any, dtype: str) -> Value:
+    """Return integers in an ONNX type, which a file has in a smaller one.
+
+    The conversion is outside of a Scan; runtimes do it when they load the file.
+    """
+    return b.outermost.cast(smallest(b, values), dtype)
+
+
+def smallest(b: Builder, values: Any) -> Value:
+    """Return a constant in the smallest integers that hold its values."""
+    least, most = int(values.min()), int(values.max())
+    for kind in (np.int8, np.uint8, np.int16, np.uint16, np.int32):
+        if np.iinfo(kind).min <= least and most <= np.iinfo(kind).max:
+            return b.constant(values, kind)
+    return b.constant(values, np.int64)
 
 
 def look_up(b: Builder, name: str, table: Table, pre: Quantizer, v: Value) -> Value:
@@ -203,12 +213,7 @@ def look_up(b: Builder, name: str, table: Table, pre: Quantizer, v: Value) -> Va
         place = b.op("Add", v, b.float64(offset)) if offset else v
         if pre.lo < first or table.last < pre.hi:
             place = b.op("Clip", place, b.float64(0), b.float64(table.last - first))
-        compact = next(
-            dtype
-            for dtype in (np.int8, np.int16, np.int32, np.int64)
-            if np.iinfo(dtype).min <= entries.min() and entries.max() <= np.iinfo(dtype).max
-        )
-        found = b.op("Gather", b.constant(entries, compact), b.cast(place, "INT64"), axis=0)
+        found = b.op("Gather", smallest(b, entries), b.cast(place, "INT64"), axis=0)
         return b.cast(found, "DOUBLE")
     return _piecewise(b, name, table, pre, v)
 
@@ -257,3 +262,15 @@ def quantized(b: Builder, x: Value, quantizer: Quantizer) -> Value:
 def real(b: Builder, v: Value, quantizer: Quantizer) -> Value:
     """Return the real value, float32, of integers that are codes less their zero point."""
     return b.op("Mul", b.cast(v, "FLOAT"), b.float32(quantizer.scale))
+
+
+def code_real(b: Builder, codes: Value, quantizer: Quantizer) -> Value:
+    """Return the real values, float32, of codes in any type of integers."""
+    v = b.op("Sub", b.cast(codes, "DOUBLE"), b.float64(quantizer.zero_point))
+    return real(b, v, quantizer)
+
+
+def real_code(b: Builder, x: Value, quantizer: Quantizer, dtype: str) -> Value:
+    """Return the codes, of an ONNX type of integers, of real values."""
+    v = b.op("Add", quantized(b, x, quantizer), b.float64(quantizer.zero_point))
+    return b.cast(v, dtype)

@@ -6,7 +6,15 @@ from typing import Any
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.export.onnx.builder import Builder, Value, model_of, onnx_ir
-from quant_gru.export.onnx.profiles import add_gru, cells_of, plan_of, zero_states
+from quant_gru.export.onnx.integer import CONTAINERS
+from quant_gru.export.onnx.profiles import (
+    CELLS,
+    add_gru,
+    cell_step,
+    node_step,
+    plan_of,
+    zero_states,
+)
 from quant_gru.export.onnx.source import Source
 
 
@@ -71,22 +79,18 @@ def step_model(source: Source, profile: str, producer: tuple[str, str]) -> Any:
             "Expected a GRU of one direction to stream, got a bidirectional one: its reverse "
             "direction starts at the end of the sequence"
         )
-    b, H = Builder(), source.hidden_size
+    b = Builder()
     plan = plan_of(source, profile)
-    cells = [layer[0] for layer in cells_of(source, profile)]
     x = graph_input("input", "FLOAT", "batch", source.input_size)
+    quantizers = [layer[0].h for layer in plan.cells]
+    sizes = ("batch", source.hidden_size)
     states = [
-        graph_input(f"state_l{layer}", cell.code_type, "batch", H)
-        for layer, cell in enumerate(cells)
+        graph_input(f"state_l{layer}", CONTAINERS[str(h.container)], *sizes)
+        for layer, h in enumerate(quantizers)
     ]
-    outputs: dict[str, tuple[Value, str, tuple[int | str, ...]]] = {}
-    v = cells[0].read(b, x)
-    for layer, (cell, codes) in enumerate(zip(cells, states, strict=True)):
-        if layer:
-            v = cell.join(b, plan.between[layer - 1][0], [cells[layer - 1].plan.h], [v])
-        given = [value for value, _ in cell.project(b, v)]
-        h = cell.step(b, given, cell.from_codes(b, codes))
-        v = cell.collect(b, h)
-        outputs[f"state_l{layer}_out"] = (cell.to_codes(b, h), cell.code_type, ("batch", H))
-    outputs = {"output": (cells[-1].real(b, v), "FLOAT", ("batch", H)), **outputs}
+    add = cell_step if profile in CELLS else node_step
+    y, after = add(b, source, profile, x, states)
+    outputs = {"output": (y, "FLOAT", sizes)}
+    for layer, (h, codes) in enumerate(zip(quantizers, after, strict=True)):
+        outputs[f"state_l{layer}_out"] = (codes, CONTAINERS[str(h.container)], sizes)
     return model_of(b, [x, *states], outputs, producer)

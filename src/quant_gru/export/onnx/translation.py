@@ -1,13 +1,17 @@
 """The translation table that `torch.onnx.export` uses for GRUs.
 
 This file alone depends on what torch does not document: the evaluator that is current while torch
-calls a translation collects nodes of onnx_ir.
+calls a translation collects nodes of onnx_ir, and a setting lets sizes of 1 be dynamic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+import torch
+import torch.fx.experimental._config
 
 from quant_gru.export.onnx.builder import Builder, Value, onnx_ir
 from quant_gru.export.onnx.profiles import add_gru, check_profile
@@ -42,6 +46,13 @@ def translations(profile: str) -> dict[Callable[..., Any], Callable[..., Any]]:
         return y, h_n
 
     return {operator: quant_gru_onnx}
+
+
+def any_size() -> AbstractContextManager[Any]:
+    """Return a context in which torch.export lets sizes of 1 be dynamic, where torch can."""
+    settings: Any = torch.fx.experimental._config
+    known = hasattr(settings, "backed_size_oblivious")
+    return settings.patch(backed_size_oblivious=True) if known else nullcontext()
 
 
 def _mark(

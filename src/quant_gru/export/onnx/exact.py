@@ -183,7 +183,7 @@ def stored(b: Builder, values: Any, dtype: str) -> Value:
 
     The conversion is outside of a Scan; runtimes do it when they load the file.
     """
-    return b.outermost.cast(smallest(b, values), dtype)
+    return b.cast(smallest(b, values), dtype)
 
 
 def smallest(b: Builder, values: Any) -> Value:

@@ -83,7 +83,7 @@ class QdqCell:
     def _product(self, b: Builder, name: str, v: Value) -> Value:
         """Return the product of a weight with v (rows, K): (rows, 3H)."""
         # outside of a Scan, so that weights become real once and not at every step
-        weight = real_weights.dequantized(b.outermost, self.plan, name)
+        weight = real_weights.dequantized(b, self.plan, name)
         # ONNX Runtime makes MatMul of 8-bit weights a MatMulNBits, which rounds its input
         bias = b.float32(real_weights.bias(self.plan, name).numpy())
         found = b.op("Gemm", v, weight, bias, transB=1)

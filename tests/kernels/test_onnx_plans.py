@@ -47,7 +47,7 @@ def on_codes(case):
         "last": (cell.to_codes(b, last), cell.code_type, ("N", H)),
     }
     inputs = [x, h0] if runs is None else [x, h0, lengths]
-    return model_of(b, inputs, outputs, ("test", "1"))
+    return model_of(b, inputs, outputs)
 
 
 def difference(case, model):
@@ -96,9 +96,7 @@ def test_rounding_is_half_even_at_every_shift(k, wide):
         # float64 does not hold every int64, so the values are products
         v = torch.tensor(sorted({int(each) >> 20 for each in v}))
         terms[0] = Term((b.cast(x, "DOUBLE"), b.float64(1 << 20)), most // 2)
-    model = model_of(
-        b, [x], {"y": (weighted_sum(b, "op", total, terms), "DOUBLE", ("n",))}, ("t", "1")
-    )
+    model = model_of(b, [x], {"y": (weighted_sum(b, "op", total, terms), "DOUBLE", ("n",))})
     (found,) = run(model, x=v)
     factor = 1 << 20 if wide else 1
     expected = total(v * factor, torch.zeros_like(v)) - 2
@@ -115,7 +113,7 @@ def test_tables(function, bits, activation):
     b = Builder()
     x = graph_input("x", "DOUBLE", "n")
     y = look_up(b, "gate.z_out", table, pre, x)
-    model = model_of(b, [x], {"y": (y, "DOUBLE", ("n",))}, ("t", "1"))
+    model = model_of(b, [x], {"y": (y, "DOUBLE", ("n",))})
     count = min(1 << bits, 1 << 14)
     codes = torch.linspace(pre.lo, pre.hi, count, dtype=torch.float64).round().long()
     (found,) = run(model, x=(codes - pre.zero_point).double())

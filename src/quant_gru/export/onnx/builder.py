@@ -183,7 +183,6 @@ def model_of(
     builder: Builder,
     inputs: Sequence[Value],
     outputs: Mapping[str, tuple[Value, str, Sequence[int | str]]],
-    producer: tuple[str, str],
 ) -> Any:
     """Return an onnx_ir model.
 
@@ -191,7 +190,6 @@ def model_of(
         builder: The nodes.
         inputs: Inputs of the graph.
         outputs: Name -> value, ONNX type and shape.
-        producer: Name and version of the producer.
     """
     ir = onnx_ir()
     for name, (value, dtype, shape) in outputs.items():
@@ -203,8 +201,6 @@ def model_of(
         opset_imports=builder.opset_imports,
         name="gru",
     )
-    model = ir.Model(
-        graph, ir_version=IR_VERSION, producer_name=producer[0], producer_version=producer[1]
-    )
+    model = ir.Model(graph, ir_version=IR_VERSION, producer_name="quant-gru")
     ir.passes.common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     return model

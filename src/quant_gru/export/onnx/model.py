@@ -27,9 +27,7 @@ def graph_input(name: str, dtype: str, *shape: int | str) -> Value:
     return found
 
 
-def sequence_model(
-    source: Source, profile: str, states: bool, lengths: bool, producer: tuple[str, str]
-) -> Any:
+def sequence_model(source: Source, profile: str, states: bool, lengths: bool) -> Any:
     """Return the onnx_ir model of a GRU that reads whole sequences.
 
     Inputs are 'input' (T, N, C), or (N, T, C) if the GRU is `batch_first`, and, if asked for, 'hx'
@@ -40,7 +38,6 @@ def sequence_model(
         profile: See `PROFILES`.
         states: Whether there is an input 'hx'.
         lengths: Whether there is an input 'lengths'.
-        producer: Name and version.
     """
     b = Builder()
     D, H, C = source.directions, source.hidden_size, source.input_size
@@ -57,10 +54,10 @@ def sequence_model(
         "output": (y, "FLOAT", (*sizes, D * H)),
         "h_n": (h_n, "FLOAT", (source.num_layers * D, "batch", H)),
     }
-    return model_of(b, inputs, outputs, producer)
+    return model_of(b, inputs, outputs)
 
 
-def step_model(source: Source, profile: str, producer: tuple[str, str]) -> Any:
+def step_model(source: Source, profile: str) -> Any:
     """Return the onnx_ir model of one step of a GRU.
 
     Inputs are 'input' float32 (N, C) and 'state_l0', .. (N, H), codes of output.h of each layer.
@@ -69,7 +66,6 @@ def step_model(source: Source, profile: str, producer: tuple[str, str]) -> Any:
     Args:
         source: A GRU of one direction.
         profile: See `PROFILES`.
-        producer: Name and version.
 
     Raises:
         QuantGRUError: The GRU is bidirectional.
@@ -93,4 +89,4 @@ def step_model(source: Source, profile: str, producer: tuple[str, str]) -> Any:
     outputs = {"output": (y, "FLOAT", sizes)}
     for layer, (h, codes) in enumerate(zip(quantizers, after, strict=True)):
         outputs[f"state_l{layer}_out"] = (codes, CONTAINERS[str(h.container)], sizes)
-    return model_of(b, [x, *states], outputs, producer)
+    return model_of(b, [x, *states], outputs)

@@ -70,11 +70,11 @@ def session_of(model: bytes | str) -> Any:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def difference(found: NDArray[Any], expected: Tensor, scales: Tensor) -> Difference:
+def difference(found: Any, expected: Tensor, scales: Tensor) -> Difference:
     """Compare real values that are codes of output.h.
 
     Args:
-        found: Real values of the model.
+        found: Real values of the model, an array.
         expected: Real values of the plan, same shape.
         scales: float64, of a shape that broadcasts.
     """
@@ -90,38 +90,38 @@ def difference(found: NDArray[Any], expected: Tensor, scales: Tensor) -> Differe
     return Difference(ours.numel(), int((codes > 0).sum()), int(codes.max()), float(real.max()))
 
 
-def compare(
-    plan: GRUPlan,
-    x: NDArray[Any],
-    h0: NDArray[Any],
-    lengths: NDArray[Any] | None,
-    y: NDArray[Any],
-    h_n: NDArray[Any],
-) -> tuple[Difference, Difference]:
+def compare(plan: GRUPlan, values: Mapping[str, NDArray[Any] | None]) -> dict[str, Difference]:
     """Compare output and last states of a model with those of the plan on the same inputs.
 
     Args:
         plan: The plan.
-        x: float32 (T, N, C).
-        h0: float32 (layers * directions, N, H).
-        lengths: int64 (N,), or None.
-        y: The model's output (T, N, D*H).
-        h_n: The model's last states (layers * directions, N, H).
+        values: 'x' float32 (T, N, C); 'h0' (layers * directions, N, H), or none for zeros;
+            'lengths' int64 (N,), or none; and what the model gave of 'y' (T, N, D*H) and 'h_n'
+            (layers * directions, N, H).
+
+    Returns:
+        'output' and 'h_n', as far as the model gave them.
     """
-    device = plan.cells[0][0].weights.W.device
-    inputs, before = (torch.from_numpy(np.array(v, np.float32)).to(device) for v in (x, h0))
-    rows = None if lengths is None else torch.from_numpy(np.array(lengths)).to(device)
+    cells = [cell for layer in plan.cells for cell in layer]
+    device, H = cells[0].weights.W.device, cells[0].hidden_size
+    x, h0, rows = (values.get(name) for name in ("x", "h0", "lengths"))
+    assert x is not None
+    inputs = torch.from_numpy(np.array(x, np.float32)).to(device)
+    before = None if h0 is None else torch.from_numpy(np.array(h0, np.float32)).to(device)
+    lengths = None if rows is None else torch.from_numpy(np.array(rows)).to(device)
     with torch.no_grad():
-        expected, states = run_real(plan, inputs, before, rows)
-    expected, states = expected.cpu(), states.cpu()
+        y, h_n = run_real(plan, inputs, before, lengths)
     if lengths is not None:
-        runs = torch.arange(len(x))[:, None] < torch.from_numpy(np.array(lengths))
-        expected = expected.where(runs[..., None], 0.0)
-    H = plan.cells[0][0].hidden_size
+        runs = torch.arange(len(x), device=device)[:, None] < lengths
+        y = y.where(runs[..., None], 0.0)
     top = torch.tensor([cell.h.scale for cell in plan.cells[-1]], dtype=torch.float64)
-    every = [cell.h.scale for layer in plan.cells for cell in layer]
-    scales = torch.tensor(every, dtype=torch.float64)[:, None, None]
-    return difference(y, expected, top.repeat_interleave(H)), difference(h_n, states, scales)
+    scales = torch.tensor([cell.h.scale for cell in cells], dtype=torch.float64)
+    found = {}
+    if values.get("y") is not None:
+        found["output"] = difference(values["y"], y, top.repeat_interleave(H))
+    if values.get("h_n") is not None:
+        found["h_n"] = difference(values["h_n"], h_n, scales[:, None, None])
+    return found
 
 
 def expect_none(report: Mapping[str, Difference]) -> None:

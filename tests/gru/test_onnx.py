@@ -285,6 +285,38 @@ def test_a_learned_state_and_inputs_by_keyword(path):
         assert torch.equal(run(path, x)[0], model(x=x)["y"])
 
 
+class Denoiser(torch.nn.Module):
+    """A causal model that streams by its states, in float64."""
+
+    def __init__(self, gru):
+        super().__init__()
+        self.gru = gru
+        self.linear = torch.nn.Linear(H, C)
+
+    def forward(self, x, hx):
+        y, h_n = self.gru(x, hx)
+        return x * torch.sigmoid(self.linear(y)), h_n
+
+
+@pytest.mark.parametrize("kind", ["QuantGRU", "frozen"])
+def test_a_model_that_streams_by_its_states(kind, path):
+    gru = quantized("pot16").double()
+    model = Denoiser(gru if kind == "QuantGRU" else gru.freeze()).double().eval()
+    example = seeded(1, 1, C).double(), torch.zeros(1, 1, H).double()
+    assert none_differ(quant_gru.export_onnx(model, path, example))
+    x, hx = seeded(9, 2, C, seed=3).double(), torch.zeros(1, 2, H).double()
+    with torch.no_grad():
+        y, h_n = model(x, hx)
+    whole = run(path, x, hx)
+    steps = []
+    for step in x.split(1):
+        found, hx = run(path, step, hx)
+        steps.append(found)
+    for ours in (whole, (torch.cat(steps), hx)):
+        torch.testing.assert_close(ours[0], y, rtol=0, atol=1e-12)
+        assert torch.equal(ours[1], h_n)
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_openvino_takes_the_files(profile, path):
     """With `pip install openvino`; docs/onnx.md has what it does with other widths."""

@@ -3,8 +3,10 @@
 import pytest
 import torch
 from random_plans import random_case
+from random_stacks import random_stack
+from torch.nn.utils.rnn import pack_padded_sequence
 
-from quant_gru import QuantGRUError
+from quant_gru import QuantGRUError, export_onnx
 from quant_gru.integer import reference
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import build_table
@@ -79,6 +81,19 @@ def test_wider_codes_are_those_of_the_plan_or_refused():
             continue
         assert difference(case, model) == [0, 0], seed
     assert refused < 25
+
+
+def test_stacks_of_layers_and_directions(tmp_path):
+    """`export_onnx` compares the file with the plan, on other sizes, too."""
+    for seed in range(12):
+        case = random_stack(seed)
+        x = torch.nan_to_num(case.x)
+        if case.lengths is not None:
+            x = pack_padded_sequence(x, case.lengths, enforce_sorted=False)
+        h0 = None if case.h0 is None else torch.nan_to_num(case.h0)
+        report = export_onnx(case.gru, tmp_path / "gru.onnx", x if h0 is None else (x, h0))
+        assert set(report) == {"output", "h_n"}, seed
+        assert all(each.values and not each.differing for each in report.values()), seed
 
 
 @pytest.mark.parametrize("k", [-40, -3, 0, 1, 7, 30, 45, 61, 62, 63, 70])

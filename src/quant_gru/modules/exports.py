@@ -67,9 +67,9 @@ class Exports(Checkpoints):
                     "PackedSequence; use quant_gru.export_onnx"
                 )
             y, h_n = scripted(self, self._export_format, sequence.x, sequence.h0)
-            return sequence.finish(y, h_n)
+            return sequence.restore(y, h_n, self._weight.dtype)
         given = input if packed else self._normalize(input, hx, torch.float32)
-        return recorded.record(self, given, hx, self._shape())  # type: ignore[arg-type]
+        return recorded.record(self, given, hx, self._shape(), self._weight.dtype)  # type: ignore[arg-type]
 
     def _source(self) -> Source:
         """Return the plan, if there are scales or statistics, and the weights."""

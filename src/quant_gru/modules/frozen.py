@@ -167,10 +167,11 @@ class FrozenQuantGRU(torch.nn.Module):
         self, input: Tensor | PackedSequence, hx: Tensor | None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Run the forward as one operator that tracers and transforms can handle."""
+        data = input.data if isinstance(input, PackedSequence) else input
         if recorded.exporting or torch.onnx.is_in_onnx_export():
             packed = recorded.exporting and isinstance(input, PackedSequence)
             given = input if packed else self._normalize(input, hx)
-            return recorded.record(self, given, hx, self.shape)  # type: ignore[arg-type]
+            return recorded.record(self, given, hx, self.shape, data.dtype)  # type: ignore[arg-type]
         sequence = self._normalize(input, hx)
         y, h_n = operators.forward(
             sequence.x,
@@ -180,7 +181,6 @@ class FrozenQuantGRU(torch.nn.Module):
             self.get_buffer(_DOCUMENT),
             operators.Settings(bidirectional=self.shape.bidirectional),
         )
-        data = input.data if isinstance(input, PackedSequence) else input
         return sequence.restore(y, h_n, data.dtype)
 
     def forward_integer(

@@ -63,7 +63,11 @@ def source_of(number: int) -> Source:
 
 
 def record(
-    module: Exportable, input: Sequence | PackedSequence, hx: Tensor | None, shape: Shape
+    module: Exportable,
+    input: Sequence | PackedSequence,
+    hx: Tensor | None,
+    shape: Shape,
+    dtype: torch.dtype,
 ) -> tuple[Tensor | PackedSequence, Tensor]:
     """Record a call of a GRU.
 
@@ -72,11 +76,12 @@ def record(
         input: The input, or the result of `packing.padded`.
         hx: Initial states (layers * directions, N, H) of a PackedSequence; None for zeros.
         shape: The shape of the GRU.
+        dtype: dtype of the results.
     """
     number, D = number_of(module), shape.directions
     if not isinstance(input, PackedSequence):
         y, h_n = operator(input.x, input.h0, None, number, D)
-        return input.finish(y, h_n)
+        return input.restore(y, h_n, dtype)
     x, lengths, order, back = input
     if x.dim() != 3:
         raise QuantGRUError(
@@ -87,10 +92,10 @@ def record(
         hx = x.new_zeros((shape.num_layers * D, x.shape[1], shape.hidden_size))
     elif order is not None:
         hx = hx.index_select(1, order)
-    y, h_n = operator(x, hx, lengths, number, D)
-    return PackedSequence(y, lengths, order, back), (
-        h_n if back is None else h_n.index_select(1, back)
-    )
+    real = torch.float32
+    y, h_n = (v.to(dtype) for v in operator(x.to(real), hx.to(real), lengths, number, D))
+    h_n = h_n if back is None else h_n.index_select(1, back)
+    return PackedSequence(y, lengths, order, back), h_n
 
 
 def _run(

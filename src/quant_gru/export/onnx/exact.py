@@ -65,8 +65,7 @@ def weighted_sum(b: Builder, name: str, total: WeightedSum, terms: Sequence[Term
         wide = [b.cast(v, "INT64") for v in term.factors]
         v = b.op("Mul", *wide) if len(wide) == 2 else wide[0]
         parts.append(b.op("Mul", v, b.int64(_fitting(name, M))))
-    rounded = rounded_int64(b, name, _added(b, parts), np.array(bound), np.array(k))
-    return _clipped(b, b.cast(rounded, "DOUBLE"), total)
+    return _clipped(b, rounded(b, name, _added(b, parts), bound, k), total)
 
 
 def scaled(b: Builder, v: Value, M: Any, k: Any) -> Value:
@@ -93,8 +92,10 @@ def _fitting(name: str, bound: int) -> int:
     return bound
 
 
-def rounded_int64(b: Builder, name: str, total: Value, bound: Any, k: Any) -> Value:
-    """Return rne(total / 2^k), int64.
+def rounded(b: Builder, name: str, total: Value, bound: Any, k: Any) -> Value:
+    """Return rne(total / 2^k) of int64 as float64, which is exact below 2^53.
+
+    Limits are applied to the float64: ONNX Runtime 1.23 has Clip, Min and Max of int64 wrong.
 
     Args:
         b: The builder.
@@ -119,13 +120,11 @@ def rounded_int64(b: Builder, name: str, total: Value, bound: Any, k: Any) -> Va
     odd = b.cast(b.op("Mod", quotient, b.int64(2)), "BOOL")
     tie = b.op("And", b.op("Equal", rest, half), odd)
     up = b.op("Or", b.op("Greater", rest, half), tie)
-    rounded = b.op("Add", quotient, b.cast(up, "INT64"))
+    found = b.cast(b.op("Add", quotient, b.cast(up, "INT64")), "DOUBLE")
     left = np.clip(-k, 0, _SATURATES_LOG2)
     if left.any():
-        limit = np.where(left > 0, np.right_shift(np.int64(1 << _SATURATES_LOG2), left), INT64)
-        rounded = b.op("Min", b.op("Max", rounded, b.int64(-limit)), b.int64(limit))
-        rounded = b.op("Mul", rounded, b.int64(np.left_shift(np.ones_like(left), left)))
-    return rounded
+        found = b.op("Mul", found, b.float64(np.ldexp(1.0, left)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -160,12 +159,12 @@ class Product:
         accumulator, dtype = self._accumulate(b, v, weight, bias, int(bounds.max()))
         if int((bounds * Ms).max()) < FLOAT64:
             wide = accumulator if dtype == "DOUBLE" else b.cast(accumulator, "DOUBLE")
-            rounded = b.op("Round", scaled(b, wide, Ms.astype(np.float64), ks))
+            v = b.op("Round", scaled(b, wide, Ms.astype(np.float64), ks))
         else:
             wide = accumulator if dtype == "INT64" else b.cast(accumulator, "INT64")
             total = b.op("Mul", wide, b.int64(Ms.astype(np.int64)))
-            rounded = b.cast(rounded_int64(b, self.name, total, bounds * Ms, ks), "DOUBLE")
-        return _clipped(b, rounded, self.total)
+            v = rounded(b, self.name, total, bounds * Ms, ks)
+        return _clipped(b, v, self.total)
 
     def _accumulate(
         self, b: Builder, v: Value, weight: Any, bias: Objects, bound: int
@@ -222,8 +221,8 @@ def _piecewise(b: Builder, name: str, table: Table, pre: Quantizer, v: Value) ->
     """Evaluate the polynomials of a table in int64."""
     bounds = table.bounds.cpu().numpy().astype(np.int64)
     rows = table.coefficients.cpu().numpy().astype(np.int64)
-    q = b.op("Add", b.cast(v, "INT64"), b.int64(pre.zero_point))
-    q = b.op("Clip", q, b.int64(bounds[0]), b.int64(table.last))
+    q = b.op("Add", v, b.float64(pre.zero_point))
+    q = b.cast(b.op("Clip", q, b.float64(bounds[0]), b.float64(table.last)), "INT64")
     if len(bounds) == 1:
         t, columns = b.op("Sub", q, b.int64(bounds[0])), [b.int64(c) for c in rows[0]]
     else:
@@ -241,9 +240,10 @@ def _piecewise(b: Builder, name: str, table: Table, pre: Quantizer, v: Value) ->
     for column in columns[-2::-1]:
         y = b.op("Add", b.op("Mul", y, t), column)
     # every partial sum of a table stays below 2^62
-    y = rounded_int64(b, name, y, np.array(INT64 - (1 << max(table.shift - 1, 0))) - 1, table.shift)
+    bound = INT64 - (1 << max(table.shift - 1, 0)) - 1
+    y = rounded(b, name, y, bound, table.shift)
     lo, hi = table.lo - table.zero_point, table.hi - table.zero_point
-    return b.cast(b.op("Clip", y, b.int64(lo), b.int64(hi)), "DOUBLE")
+    return b.op("Clip", y, b.float64(lo), b.float64(hi))
 
 
 def quantized(b: Builder, x: Value, quantizer: Quantizer) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,6 +50,8 @@ def dequantized(b: Builder, plan: CellPlan, name: str) -> Value:
         "DequantizeLinear",
         b.constant(numbers, numbers.dtype),
         b.float32(scales(plan, name).numpy()),
+        # ONNX Runtime 1.23 needs one for each scale
+        b.constant(np.zeros(len(numbers)), numbers.dtype),
         axis=0,
         domain=b.domain_of(numbers.dtype.name),
     )

@@ -80,7 +80,29 @@ def test_wider_codes_are_those_of_the_plan_or_refused():
             refused += 1
             continue
         assert difference(case, model) == [0, 0], seed
-    assert refused < 25
+    assert refused < 15
+
+
+def test_a_sum_of_narrow_codes_beyond_62_bits():
+    case = random_case(10667, "w16a16")
+    assert case.plan.frozen.sums["output.h"].tier == "e"
+    assert difference(case, on_codes(case)) == [0, 0]
+
+
+@pytest.mark.parametrize("k", [20, 40, 62, 63, 64, 70, 80])
+def test_split_sums_round_half_even(k):
+    """Python integers are the yardstick; halves and their neighbours are among the values."""
+    M, most = (1 << 40) + 1, 1 << 33
+    total = WeightedSum((M, 3), k, 0, -(1 << 31), (1 << 31) - 1, "e")
+    halves = [each * (1 << max(k - 41, 0)) for each in range(-6, 7)]
+    v = torch.tensor([each for each in halves if abs(each) < most] + [most - 1, 1 - most, 1, -1])
+    v, w = (each.flatten() for each in torch.meshgrid(v, v[-8:], indexing="ij"))
+    b = Builder()
+    x, y = graph_input("x", "INT64", "n"), graph_input("y", "INT64", "n")
+    terms = [Term((b.cast(each, "DOUBLE"),), most << 2) for each in (x, y)]
+    found = weighted_sum(b, "op", total, terms)
+    (found,) = run(model_of(b, [x, y], {"out": (found, "DOUBLE", ("n",))}), x=v, y=w)
+    assert torch.equal(found.long(), total(v, w))
 
 
 def test_stacks_of_layers_and_directions(tmp_path):

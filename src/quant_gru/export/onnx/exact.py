@@ -61,11 +61,13 @@ def weighted_sum(b: Builder, name: str, total: WeightedSum, terms: Sequence[Term
             parts.append(scaled(b, v, M, k))
         return _clipped(b, b.op("Round", _added(b, parts)), total)
     parts = []
-    for M, term in zip(Ms, terms, strict=True):
+    for term in terms:
+        _fitting(name, term.bound)
         wide = [b.cast(v, "INT64") for v in term.factors]
-        v = b.op("Mul", *wide) if len(wide) == 2 else wide[0]
-        parts.append(b.op("Mul", v, b.int64(_fitting(name, M))))
-    return _clipped(b, rounded(b, name, _added(b, parts), bound, k), total)
+        parts.append(b.op("Mul", *wide) if len(wide) == 2 else wide[0])
+    bounds = [np.array(term.bound, object) for term in terms]
+    v = summed(b, name, parts, [np.array(M, object) for M in Ms], bounds, np.array(k))
+    return _clipped(b, v, total)
 
 
 def scaled(b: Builder, v: Value, M: Any, k: Any) -> Value:
@@ -92,7 +94,55 @@ def _fitting(name: str, bound: int) -> int:
     return bound
 
 
-def rounded(b: Builder, name: str, total: Value, bound: Any, k: Any) -> Value:
+def summed(
+    b: Builder,
+    name: str,
+    terms: Sequence[Value],
+    Ms: Sequence[Objects],
+    bounds: Sequence[Objects],
+    k: NDArray[np.int64],
+) -> Value:
+    """Return rne(sum of M_i * v_i / 2^k) of int64 as float64, for sums of any size.
+
+    A sum beyond 62 bits is split: with M = M' * 2^s + M'', the upper part is A + floor(B / 2^s) for
+    A = sum M' * v and B = sum M'' * v, and what B leaves decides ties alone.
+
+    Args:
+        b: The builder.
+        name: The operator, for messages.
+        terms: v_i, int64.
+        Ms: Multipliers, Python integers () or (channels,).
+        bounds: The largest magnitude of each v_i, likewise.
+        k: Shifts, likewise.
+
+    Raises:
+        QuantGRUError: Neither way fits.
+    """
+
+    def dot(factors: Sequence[Objects]) -> Value:
+        pairs = zip(terms, factors, strict=True)
+        return _added(b, [b.op("Mul", v, b.int64(M)) for v, M in pairs])
+
+    def largest(factors: Sequence[Objects]) -> Any:
+        return sum(M * bound for M, bound in zip(factors, bounds, strict=True))
+
+    most = int(np.max(largest(Ms)))
+    if most < INT64:
+        return rounded(b, name, dot(Ms), largest(Ms), k)
+    s = most.bit_length() - 61
+    upper, lower = [M >> s for M in Ms], [M & ((1 << s) - 1) for M in Ms]
+    if int(np.min(k)) <= s or int(np.max(largest(lower))) >= INT64:
+        _fitting(name, most)
+    low, unit = dot(lower), b.int64(1 << s)
+    rest = b.op("Mod", low, unit)
+    total = b.op("Add", dot(upper), b.op("Div", b.op("Sub", low, rest), unit))
+    bound = np.asarray(largest(Ms), object) // (1 << s) + 2
+    return rounded(b, name, total, bound, k - s, b.op("Greater", rest, b.int64(0)))
+
+
+def rounded(
+    b: Builder, name: str, total: Value, bound: Any, k: Any, more: Value | None = None
+) -> Value:
     """Return rne(total / 2^k) of int64 as float64, which is exact below 2^53.
 
     Limits are applied to the float64: ONNX Runtime 1.23 has Clip, Min and Max of int64 wrong.
@@ -103,13 +153,14 @@ def rounded(b: Builder, name: str, total: Value, bound: Any, k: Any) -> Value:
         total: int64.
         bound: The largest magnitude of `total`, Python integers, of the shape of k.
         k: Shifts, integers () or (channels,).
+        more: bool, True where a fraction of 1 is to be added to `total`; then k > 0.
     """
     k, bound = np.asarray(k, np.int64), np.asarray(bound, object)
     vanishes = np.array(
         [s > 0 and v <= 1 << (int(s) - 1) for s, v in zip(k.flat, bound.flat, strict=True)]
     ).reshape(k.shape)
-    for v, s in zip(bound.flat, k.flat, strict=True):
-        _fitting(name, int(v) + (1 << max(int(s) - 1, 0) if s < 63 else 0))
+    for v in bound.flat:
+        _fitting(name, int(v))
     right = np.where(vanishes, 0, np.clip(k, 0, 62))
     divisor = b.int64(np.left_shift(np.ones_like(right), right))
     half = b.int64(np.left_shift(np.ones_like(right), np.maximum(right - 1, 0)))
@@ -118,7 +169,8 @@ def rounded(b: Builder, name: str, total: Value, bound: Any, k: Any) -> Value:
     rest = b.op("Mod", total, divisor)
     quotient = b.op("Div", b.op("Sub", total, rest), divisor)
     odd = b.cast(b.op("Mod", quotient, b.int64(2)), "BOOL")
-    tie = b.op("And", b.op("Equal", rest, half), odd)
+    upwards = odd if more is None else b.op("Or", odd, more)
+    tie = b.op("And", b.op("Equal", rest, half), upwards)
     up = b.op("Or", b.op("Greater", rest, half), tie)
     found = b.cast(b.op("Add", quotient, b.cast(up, "INT64")), "DOUBLE")
     left = np.clip(-k, 0, _SATURATES_LOG2)
@@ -162,8 +214,7 @@ class Product:
             v = b.op("Round", scaled(b, wide, Ms.astype(np.float64), ks))
         else:
             wide = accumulator if dtype == "INT64" else b.cast(accumulator, "INT64")
-            total = b.op("Mul", wide, b.int64(Ms.astype(np.int64)))
-            v = rounded(b, self.name, total, bounds * Ms, ks)
+            v = summed(b, self.name, [wide], [Ms], [bounds], ks)
         return _clipped(b, v, self.total)
 
     def _accumulate(
@@ -240,8 +291,7 @@ def _piecewise(b: Builder, name: str, table: Table, pre: Quantizer, v: Value) ->
     for column in columns[-2::-1]:
         y = b.op("Add", b.op("Mul", y, t), column)
     # every partial sum of a table stays below 2^62
-    bound = INT64 - (1 << max(table.shift - 1, 0)) - 1
-    y = rounded(b, name, y, bound, table.shift)
+    y = rounded(b, name, y, INT64 - 1, table.shift)
     lo, hi = table.lo - table.zero_point, table.hi - table.zero_point
     return b.op("Clip", y, b.float64(lo), b.float64(hi))
 

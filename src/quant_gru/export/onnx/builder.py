@@ -14,6 +14,8 @@ Value: TypeAlias = Any
 """A value of onnx_ir, which is an optional package."""
 Body: TypeAlias = "Callable[[Builder, Sequence[Value], Sequence[Value]], tuple[Values, Values]]"
 Values: TypeAlias = "list[Value]"
+Typed: TypeAlias = "tuple[Value, str, int]"
+"""A value of a Scan, its ONNX type, and the size of its last axis."""
 
 OPSET = 21  # the first opset with 16-bit QuantizeLinear and DequantizeLinear
 IR_VERSION = 10
@@ -142,8 +144,9 @@ class Builder:
         body: Callable[
             [Builder, Sequence[Value], Sequence[Value]], tuple[list[Value], list[Value]]
         ],
-        states: Sequence[tuple[Value, str]],
-        inputs: Sequence[tuple[Value, str]],
+        states: Sequence[Typed],
+        inputs: Sequence[Typed],
+        collects: Sequence[tuple[str, int]],
         reverse: bool,
     ) -> tuple[Sequence[Value], Sequence[Value]]:
         """Add a Scan over axis 0.
@@ -151,8 +154,9 @@ class Builder:
         Args:
             body: Given a builder, states and one step of each input, returns new states and what
                 is collected of each step.
-            states: States before the first step, each with its ONNX type.
-            inputs: Values (T, ..), each with its ONNX type.
+            states: States (N, features) before the first step.
+            inputs: Values (T, N, features).
+            collects: ONNX type and features of what is collected.
             reverse: Whether to run from the last step to the first.
 
         Returns:
@@ -160,11 +164,15 @@ class Builder:
         """
         ir, inner = self._ir, Builder(f"{self._prefix}_step{self._bodies}", self.opset, self)
         self._bodies += 1
-        given = [
-            ir.Value(type=ir.TensorType(ir.DataType[dtype])) for _, dtype in (*states, *inputs)
-        ]
+        given = [ir.Value() for _ in (*states, *inputs)]
         inner._name(given)
         after, collected = body(inner, given[: len(states)], given[len(states) :])
+        # ONNX Runtime 1.23 does not infer the shapes of every body
+        kinds = [(dtype, features) for _, dtype, features in (*states, *inputs, *states)]
+        for value, (dtype, features) in zip(
+            (*given, *after, *collected), (*kinds, *collects), strict=True
+        ):
+            value.dtype, value.shape = ir.DataType[dtype], ir.Shape([None, features])
         graph = ir.Graph(given, [*after, *collected], nodes=inner.nodes, name="step")
         attributes: dict[str, Any] = {"body": graph, "num_scan_inputs": len(inputs)}
         if reverse:
@@ -173,7 +181,7 @@ class Builder:
         found = self.ops(
             "Scan",
             len(after) + len(collected),
-            *(value for value, _ in (*states, *inputs)),
+            *(value for value, _, _ in (*states, *inputs)),
             **attributes,
         )
         return found[: len(after)], found[len(after) :]

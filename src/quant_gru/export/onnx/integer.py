@@ -23,6 +23,7 @@ class IntegerCell:
     Attributes:
         state_type: ONNX type of the state between steps.
         code_type: ONNX type of the state's codes.
+        collected_type: ONNX type of what a Scan collects.
     """
 
     state_type = "DOUBLE"
@@ -30,7 +31,7 @@ class IntegerCell:
     def __init__(self, plan: CellPlan) -> None:
         self.plan = plan
         self.code_type = CONTAINERS[str(plan.h.container)]
-        self._collected = "INT32" if plan.h.max_abs < 1 << 31 else "INT64"
+        self.collected_type = "INT32" if plan.h.max_abs < 1 << 31 else "INT64"
         w = plan.weights
         self._input = Product("matmul.Wx", w.W, w.Bw, plan.shift_Bw, plan.x, w.Wx)
         self._recurrent = Product("matmul.Rh", w.R, w.Br, plan.shift_Br, plan.h, w.Rh)
@@ -108,7 +109,7 @@ class IntegerCell:
 
     def collect(self, b: Builder, h: Value) -> Value:
         """Return what a Scan collects of a step: integers."""
-        return b.cast(h, self._collected)
+        return b.cast(h, self.collected_type)
 
     def real(self, b: Builder, collected: Value) -> Value:
         """Return the real values, float32, of what was collected."""

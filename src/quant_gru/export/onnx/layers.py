@@ -17,6 +17,7 @@ class Cell(Protocol):
     plan: CellPlan
     state_type: str
     code_type: str
+    collected_type: str
 
     def read(self, b: Builder, x: Value) -> Value: ...  # noqa: D102
     def join(  # noqa: D102
@@ -98,9 +99,10 @@ def scan_of(
     b: Builder, cell: Cell, v: Value, h0: Value, runs: Value | None, reverse: bool
 ) -> tuple[Value, Value]:
     """Add the Scan of one layer and direction; return its last state and what it collected."""
-    inputs = cell.project(b, v)
+    H = cell.plan.hidden_size
+    inputs = [(part, dtype, H) for part, dtype in cell.project(b, v)]
     if runs is not None:
-        inputs = [*inputs, (runs, "BOOL")]
+        inputs = [*inputs, (runs, "BOOL", 1)]
 
     def body(
         inner: Builder, states: Sequence[Value], given: Sequence[Value]
@@ -111,5 +113,7 @@ def scan_of(
             after = cell.keep(inner, given[-1], after, h)
         return [after], [cell.collect(inner, after)]
 
-    (last,), (collected,) = b.scan(body, [(h0, cell.state_type)], inputs, reverse)
+    (last,), (collected,) = b.scan(
+        body, [(h0, cell.state_type, H)], inputs, [(cell.collected_type, H)], reverse
+    )
     return last, collected

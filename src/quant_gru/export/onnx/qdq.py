@@ -66,7 +66,10 @@ class QdqCell:
     Attributes:
         state_type: ONNX type of the state between steps.
         code_type: ONNX type of the state's codes at the border of a step.
+        collected_type: ONNX type of what a Scan collects.
     """
+
+    collected_type = "FLOAT"
 
     def __init__(self, plan: CellPlan) -> None:
         self.plan = plan

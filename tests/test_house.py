@@ -36,6 +36,9 @@ PUBLIC = {
     "load_model_params",
     "export_encodings",
     "load_encodings",
+    "export_onnx",
+    "export_step_onnx",
+    "onnx_translations",
     "operator_gain",
     "operator_sqnr",
 }
@@ -67,6 +70,7 @@ OUTSIDE = {
     "config": {"pydantic"},
     "integer": {"torch", "numpy"},
     "kernels": {"torch", "cuda", "kernel_runtime"},
+    "export": {"torch", "numpy", "onnx_ir", "onnxruntime", "onnxscript"},
 }
 
 

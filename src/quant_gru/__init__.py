@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quant_gru.conversion.convert import convert_model
     from quant_gru.conversion.encodings import export_encodings, load_encodings
     from quant_gru.conversion.frozen_models import freeze_model, load_frozen
+    from quant_gru.conversion.onnx import export_onnx, export_step_onnx, onnx_translations
     from quant_gru.conversion.parameter_files import export_model_params, load_model_params
     from quant_gru.modules.cell import FrozenQuantGRUCell, QuantGRUCell
     from quant_gru.modules.custom_gru import CustomGRU
@@ -46,11 +47,14 @@ __all__ = [
     "default_config_path",
     "export_encodings",
     "export_model_params",
+    "export_onnx",
+    "export_step_onnx",
     "float_state_dict",
     "freeze_model",
     "load_encodings",
     "load_frozen",
     "load_model_params",
+    "onnx_translations",
     "operator_gain",
     "operator_sqnr",
 ]
@@ -70,11 +74,14 @@ _HOMES = {
     "default_config_path": "config",
     "export_encodings": "conversion.encodings",
     "export_model_params": "conversion.parameter_files",
+    "export_onnx": "conversion.onnx",
+    "export_step_onnx": "conversion.onnx",
     "float_state_dict": "modules.gru",
     "freeze_model": "conversion.frozen_models",
     "load_encodings": "conversion.encodings",
     "load_frozen": "conversion.frozen_models",
     "load_model_params": "conversion.parameter_files",
+    "onnx_translations": "conversion.onnx",
     "operator_gain": "analysis.operator_gain",
     "operator_sqnr": "analysis.operator_sqnr",
 }

@@ -1,4 +1,4 @@
-"""The snippets of the QuantGRU document, on the CPU; ONNX left out."""
+"""The snippets of the QuantGRU document, on the CPU; ONNX is in tests/gru/test_onnx.py."""
 
 import json
 import warnings

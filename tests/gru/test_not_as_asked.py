@@ -67,17 +67,6 @@ def test_checkpoints_without_scales_do_not_warn(path):
     gru(seeded(4, 3, C))
 
 
-# --- export_mode
-
-
-def test_export_mode_is_an_error():
-    gru = QuantGRU(C, H)
-    with pytest.raises(QuantGRUError, match=r"export_mode.*got True.*torch\.export"):
-        gru.export_mode = True
-    gru.export_mode = False
-    assert gru.export_mode is False
-
-
 # --- streams and threads
 
 

@@ -21,11 +21,15 @@ def read_json(path: str | os.PathLike[str], if_missing: str = "") -> Any:
     Raises:
         ConfigError: The file cannot be read, is not UTF-8 or JSON, or has a duplicate key.
     """
-    return parse_json(read_bytes(path), f"(file {name_of(path)!r})")
+    return parse_json(read_bytes(path, if_missing), f"(file {name_of(path)!r})")
 
 
-def read_bytes(path: str | os.PathLike[str]) -> bytes:
+def read_bytes(path: str | os.PathLike[str], if_missing: str = "") -> bytes:
     """Return the contents of a file.
+
+    Args:
+        path: The file.
+        if_missing: A hint for the error if there is no such file.
 
     Raises:
         ConfigError: The file cannot be read.
@@ -112,12 +116,11 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     Raises:
         ConfigError: The file cannot be written, or the text cannot be encoded in UTF-8.
     """
-    name = name_of(path)
     try:
         raw = text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"Expected text that UTF-8 can hold, got {text[error.start]!r} (file {name!r})"
+            f"Expected text that UTF-8 can hold, got {text[error.start]!r} (file {name_of(path)!r})"
         ) from None
     write_bytes(path, raw)
 

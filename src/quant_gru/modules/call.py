@@ -19,14 +19,15 @@ from quant_gru.execution.layers import run_real
 from quant_gru.execution.noise import Noise
 from quant_gru.execution.plan_cache import PlanCache
 from quant_gru.execution.prepared_call import PreparedCall, prepare
+from quant_gru.export.onnx import recorded
 from quant_gru.integer.plan import GRUPlan
-from quant_gru.modules.checkpoints import Checkpoints
+from quant_gru.modules.exports import Exports
 from quant_gru.modules.float_zoneout import run_float
 from quant_gru.torch_ops import operators, watchers
 from quant_gru.torch_ops.plan_sources import LivePlans
 
 
-class Calls(Checkpoints):
+class Calls(Exports):
     """The forward of a QuantGRU."""
 
     calibrating: bool
@@ -71,7 +72,9 @@ class Calls(Checkpoints):
             output = super().forward(input, hx)
             self._collect(input, hx)
             return output
-        if not self.use_quantization:
+        if (self.export_mode or recorded.exporting) and self._is_recorded():
+            return self._record(input, hx)
+        if not self.use_quantization or self._exports_float():
             if self._scales_unused:
                 self._warn_of_unused_scales()
             if self._is_plain(zoneout_mask):
@@ -223,6 +226,8 @@ class Calls(Checkpoints):
         self, input: Tensor | PackedSequence, hx: Tensor | None, zoneout_mask: Tensor | None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Run the quantized forward as one operator that tracers and transforms can handle."""
+        if torch.onnx.is_in_onnx_export():
+            return self._record(input, hx)
         if self._log2_scales:
             raise QuantGRUError(
                 "Expected learn_scales to be False for torch.compile, torch.export and torch.func, "

@@ -19,6 +19,8 @@ from quant_gru.execution.prepared_call import prepare
 from quant_gru.execution.sequence_layout import Sequence, normalize
 from quant_gru.export import frozen_file
 from quant_gru.export.c import CSource, export_c
+from quant_gru.export.onnx import recorded
+from quant_gru.export.onnx.source import Source
 from quant_gru.integer.plan import GRUPlan, WeightPart
 from quant_gru.integer.quantizer import container_dtype
 from quant_gru.integer.weighted_sum import WeightedSum
@@ -228,6 +230,11 @@ class FrozenQuantGRU(torch.nn.Module):
         self, input: Tensor | PackedSequence, hx: Tensor | None
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         """Run the forward as one operator that tracers and transforms can handle."""
+        data = input.data if isinstance(input, PackedSequence) else input
+        if recorded.exporting or torch.onnx.is_in_onnx_export():
+            packed = recorded.exporting and isinstance(input, PackedSequence)
+            given = input if packed else self._normalize(input, hx)
+            return recorded.record(self, given, hx, self.shape, data.dtype)  # type: ignore[arg-type]
         sequence = self._normalize(input, hx)
         y, h_n = operators.forward(
             sequence.x,
@@ -237,7 +244,6 @@ class FrozenQuantGRU(torch.nn.Module):
             self.get_buffer(_DOCUMENT),
             operators.Settings(bidirectional=self.shape.bidirectional),
         )
-        data = input.data if isinstance(input, PackedSequence) else input
         return sequence.restore(y, h_n, data.dtype)
 
     def forward_integer(
@@ -283,6 +289,13 @@ class FrozenQuantGRU(torch.nn.Module):
 
     def _plan(self) -> GRUPlan:
         return self._plans.plan(self._integers())
+
+    def _source(self) -> Source:
+        with torch.no_grad():
+            plan = self._plan()
+        shape = self.shape
+        sizes = (shape.input_size, shape.hidden_size, shape.num_layers, shape.directions)
+        return Source(plan, None, *sizes, self.batch_first, shape.zoneout)
 
     def extra_repr(self) -> str:
         """Return the shape of the GRU as text."""

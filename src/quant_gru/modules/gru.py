@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._errors import ConfigError, QuantGRUError
+from quant_gru._errors import ConfigError
 from quant_gru.config import QuantConfig
 from quant_gru.execution.integer_io import integer_forward, trace_codes
 from quant_gru.export.c import CSource
@@ -111,20 +111,6 @@ class QuantGRU(Calls):
         self._init_weights()
         self._init_training()
         self._state = QuantState(config or QuantConfig(), self._shape())
-
-    @property
-    def export_mode(self) -> bool:
-        """False: exporters need no mode of their own, see docs/quantgru.md."""
-        return False
-
-    @export_mode.setter
-    def export_mode(self, on: bool) -> None:
-        if on is not False:
-            raise QuantGRUError(
-                f"Expected export_mode to be False, got {on!r}: no mode is needed, "
-                "torch.export.export(gru, (x,)) exports the quantized GRU as it is; see 'torch."
-                "compile and export' in docs/quantgru.md"
-            )
 
     def forward_integer(
         self, x_codes: Tensor, h_codes: Tensor | None = None

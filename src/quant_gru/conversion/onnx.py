@@ -1,0 +1,213 @@
+"""ONNX files of GRUs and of whole models that contain them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quant_gru._errors import QuantGRUError
+from quant_gru.config.files import write_bytes
+from quant_gru.conversion.onnx_verify import (
+    Report,
+    split_example,
+    verified_gru,
+    verified_model,
+    verified_steps,
+)
+from quant_gru.export.onnx import recorded
+from quant_gru.export.onnx.builder import OPSET, onnx_ir
+from quant_gru.export.onnx.model import sequence_model, step_model
+from quant_gru.export.onnx.packing import padded
+from quant_gru.export.onnx.profiles import check_profile
+from quant_gru.export.onnx.source import Source
+from quant_gru.export.onnx.translation import any_size, translations
+from quant_gru.export.onnx.verify import expect_none
+from quant_gru.modules.frozen import FrozenQuantGRU
+from quant_gru.modules.gru import QuantGRU
+
+GRUS = (QuantGRU, FrozenQuantGRU)
+
+
+def export_onnx(
+    model: torch.nn.Module,
+    path: str | os.PathLike[str],
+    example: Any,
+    profile: str = "integer",
+    verify: bool = True,
+    *,
+    dynamic_shapes: Any = None,
+) -> Report:
+    """Write a model that contains QuantGRUs as an ONNX file.
+
+    A GRU by itself has the inputs 'input', 'hx' if the example has states, and 'lengths' int64
+    (N,) if the example is a PackedSequence, and the outputs 'output' and 'h_n'. A whole model goes
+    through `torch.onnx.export`, with every GRU in `profile`. Batch and time are dynamic.
+
+    Args:
+        model: A QuantGRU, a FrozenQuantGRU, or a model that contains some.
+        path: Where to write; an existing file is replaced.
+        example: The input of the model, a tuple of its positional inputs, or a dict of keyword
+            arguments.
+        profile: 'integer' (equal to the plan), 'qdq', 'float' or 'node'; see docs/onnx.md.
+        verify: Whether to run the file in ONNX Runtime and compare it with the plan.
+        dynamic_shapes: As for `torch.onnx.export`, of a whole model; None for all that can be.
+
+    Returns:
+        Output of a GRU ('output', 'h_n'; in a whole model 'encoder.output') -> how many codes
+        differ from the plan, and by how much; empty without `verify`.
+
+    Raises:
+        QuantGRUError: The model has no GRU, a GRU has no scales, ONNX's 64-bit integers cannot
+            compute it, or codes of profile 'integer' differ. Nothing is written then.
+    """
+    check_profile(profile)
+    onnx_ir()
+    if isinstance(model, GRUS):
+        written, source = _gru_model(model, example, profile)
+        content = _bytes(written)
+        report = verified_gru(content, source, example) if verify else {}
+    else:
+        content = _whole_model(model, example, profile, dynamic_shapes)
+        report = verified_model(content, model, example) if verify else {}
+    if profile == "integer":
+        expect_none(report)
+    write_bytes(path, content)
+    return report
+
+
+def export_step_onnx(
+    gru: QuantGRU | FrozenQuantGRU,
+    path: str | os.PathLike[str],
+    profile: str = "integer",
+    verify: bool = True,
+) -> Report:
+    """Write one step of a GRU as an ONNX file, for streams: the state goes in and out as integers.
+
+    Inputs are 'input' float32 (N, C) and, for each layer, 'state_l0' (N, H): codes of output.h in
+    their container, at first its zero point. Outputs are 'output' float32 (N, H) and
+    'state_l0_out'. Reading a sequence step by step gives the codes of the whole sequence.
+
+    Args:
+        gru: A GRU of one direction.
+        path: Where to write; an existing file is replaced.
+        profile: 'integer' (equal to the plan), 'qdq', 'float' or 'node'; see docs/onnx.md.
+        verify: Whether to run a few steps in ONNX Runtime and compare them with the plan.
+
+    Returns:
+        'output' and 'state' -> how many codes differ from the plan, and by how much; empty without
+        `verify`.
+
+    Raises:
+        QuantGRUError: As for `export_onnx`, or the GRU is bidirectional.
+    """
+    check_profile(profile)
+    source = _source(gru)
+    content = _bytes(step_model(source, profile))
+    report = verified_steps(content, source) if verify else {}
+    if profile == "integer":
+        expect_none(report)
+    write_bytes(path, content)
+    return report
+
+
+def onnx_translations(profile: str = "integer") -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Return translations of GRUs for `torch.onnx.export(model, .., dynamo=True)`.
+
+    The argument is `custom_translation_table`; GRUs must have `use_quantization` True.
+
+    Args:
+        profile: 'integer', 'qdq', 'float' or 'node'; see docs/onnx.md.
+
+    Raises:
+        QuantGRUError: The profile is unknown, or a package is missing.
+    """
+    return translations(profile)
+
+
+# --- one GRU
+
+
+def _source(gru: torch.nn.Module) -> Source:
+    if not isinstance(gru, GRUS):
+        raise QuantGRUError(f"Expected a QuantGRU or a FrozenQuantGRU, got a {type(gru).__name__}")
+    return gru._source()
+
+
+def _gru_model(gru: torch.nn.Module, example: Any, profile: str) -> tuple[Any, Source]:
+    source = _source(gru)
+    _, lengths, hx = split_example(source, example)
+    written = sequence_model(source, profile, hx is not None, lengths is not None)
+    return written, source
+
+
+# --- whole models
+
+
+def _whole_model(model: torch.nn.Module, example: Any, profile: str, dynamic_shapes: Any) -> bytes:
+    grus = {name: m for name, m in model.named_modules() if isinstance(m, GRUS)}
+    if not grus:
+        raise QuantGRUError(
+            f"Expected a model with at least one QuantGRU, got none in {type(model).__name__}; "
+            "call convert_model(model) first"
+        )
+    for name, gru in grus.items():
+        if isinstance(gru, QuantGRU) and profile != "float" and not gru.is_calibrated():
+            raise QuantGRUError(
+                f"Expected calibrated GRUs, got one without scales ({name!r}); call "
+                "calibrate_model(model, batches) first"
+            )
+    kwargs = dict(example) if isinstance(example, Mapping) else {}
+    args = () if kwargs else tuple(example) if type(example) in (tuple, list) else (example,)
+    if dynamic_shapes is None:
+        dynamic_shapes = _dynamic(kwargs) if kwargs else _dynamic(args)
+    with _recording(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            model,
+            args,
+            kwargs=kwargs,
+            dynamo=True,
+            opset_version=OPSET,
+            dynamic_shapes=dynamic_shapes,
+            custom_translation_table=translations(profile),
+            verbose=False,
+        )
+    assert program is not None
+    return _bytes(program.model)
+
+
+def _dynamic(arg: Any) -> Any:
+    if isinstance(arg, Tensor):
+        return dict.fromkeys(range(arg.dim()), torch.export.Dim.AUTO)
+    if isinstance(arg, (tuple, list)):
+        return type(arg)(_dynamic(each) for each in arg)
+    return {key: _dynamic(each) for key, each in arg.items()} if isinstance(arg, Mapping) else None
+
+
+@contextmanager
+def _recording(model: torch.nn.Module) -> Iterator[None]:
+    """Put a model into eval mode and let every call of a GRU be recorded."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        recorded.exporting = True
+        with padded(), torch.no_grad(), any_size():
+            yield
+    finally:
+        recorded.exporting = False
+        for module, training in modes:
+            module.training = training
+
+
+# --- files
+
+
+def _bytes(model: Any) -> bytes:
+    content: bytes = onnx_ir().to_proto(model).SerializeToString()
+    return content

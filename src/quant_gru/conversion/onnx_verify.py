@@ -1,0 +1,165 @@
+"""Verification of ONNX files: ONNX Runtime against the plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+
+from quant_gru._errors import QuantGRUError
+from quant_gru.export.onnx import recorded
+from quant_gru.export.onnx.source import Source
+from quant_gru.export.onnx.translation import INPUTS, OUTPUTS
+from quant_gru.export.onnx.verify import Difference, compare, session_of
+from quant_gru.modules.frozen import FrozenQuantGRU
+from quant_gru.modules.gru import QuantGRU
+
+Report = dict[str, Difference]
+
+
+def is_gru(module: torch.nn.Module) -> bool:
+    """Return whether a module is a QuantGRU or a FrozenQuantGRU."""
+    return isinstance(module, (QuantGRU, FrozenQuantGRU))
+
+
+def split_example(source: Source, example: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return x (padded, in the GRU's layout), lengths and states of the example of a GRU."""
+    parts = tuple(example) if type(example) in (tuple, list) else (example,)
+    x, hx = parts[0], parts[1] if len(parts) > 1 else None
+    lengths = None
+    if isinstance(x, PackedSequence):
+        x, lengths = pad_packed_sequence(x, source.batch_first)
+    if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != source.input_size:
+        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise QuantGRUError(
+            f"Expected an example of 3 dimensions with {source.input_size} features last, or a "
+            f"PackedSequence, got {got}"
+        )
+    return x, lengths, hx
+
+
+def verified_gru(content: bytes, source: Source, example: Any) -> Report:
+    """Compare a model with the plan, on the example and on a batch and a length of its own."""
+    if source.plan is None:
+        return {}
+    session = session_of(content)
+    x, lengths, hx = split_example(source, example)
+    states = source.num_layers * source.directions
+    found: Report = {}
+    # twice the rows, and twice the steps but one
+    longer = torch.cat((x, x.flip(0)), dim=1)
+    for values in (x, torch.cat((longer, longer), dim=0)[1:]):
+        N = values.shape[0 if source.batch_first else 1]
+        feeds = {"input": _array(values)}
+        h0 = np.zeros((states, N, source.hidden_size), np.float32)
+        if hx is not None:
+            h0 = np.resize(_array(hx), h0.shape)
+            feeds["hx"] = h0
+        rows = None if lengths is None else np.resize(lengths.numpy(), N)
+        if rows is not None:
+            feeds["lengths"] = rows
+        y, h_n = session.run(["output", "h_n"], feeds)
+        data = feeds["input"]
+        if source.batch_first:
+            data, y = data.swapaxes(0, 1), y.swapaxes(0, 1)
+        border = {"x": data, "h0": h0, "lengths": rows, "y": y, "h_n": h_n}
+        for name, each in compare(source.plan, border).items():
+            found[name] = found[name] + each if name in found else each
+    return found
+
+
+def verified_steps(content: bytes, source: Source) -> Report:
+    """Compare 16 steps of two random rows with the plan."""
+    plan = source.plan
+    assert plan is not None
+    session, cells = session_of(content), [layer[0] for layer in plan.cells]
+    x = torch.randn(16, 2, source.input_size, generator=torch.Generator().manual_seed(0))
+    x = 2.0 ** (cells[0].x.bits - 2) * cells[0].x.scale * x
+    h = (2, source.hidden_size)
+    states = {
+        f"state_l{layer}": np.full(h, cell.h.zero_point, str(cell.h.container).split(".")[1])
+        for layer, cell in enumerate(cells)
+    }
+    outputs = []
+    for step in x.numpy():
+        y, *after = session.run(None, {"input": step, **states})
+        states = dict(zip(states, after, strict=True))
+        outputs.append(y)
+    last = np.stack(
+        [
+            cell.h.dequantize(torch.from_numpy(codes)).numpy()
+            for cell, codes in zip(cells, states.values(), strict=True)
+        ]
+    )
+    h0 = np.zeros((len(cells), *h), np.float32)
+    values = {"x": x.numpy(), "h0": h0, "y": np.stack(outputs), "h_n": last}
+    found = compare(plan, values)
+    return {"output": found["output"], "state": found["h_n"]}
+
+
+def _array(values: Tensor) -> Any:
+    return values.detach().cpu().to(torch.float32).numpy()
+
+
+def verified_model(content: bytes, model: torch.nn.Module, example: Any) -> Report:
+    """Compare every GRU of a model with its plan, on the values that it has in ONNX Runtime.
+
+    Args:
+        content: The file.
+        model: The model.
+        example: As for `export_onnx`.
+
+    Returns:
+        'encoder.output', 'encoder.h_n', .. -> how many codes differ.
+    """
+    import onnx
+
+    proto = onnx.load_model_from_string(content)
+    borders = _borders(proto.graph)
+    wanted = {name for values in borders.values() for name in values.values()}
+    found = {
+        each.name: onnx.numpy_helper.to_array(each)
+        for each in proto.graph.initializer
+        if each.name in wanted
+    }
+    known = {each.name for each in (*proto.graph.output, *proto.graph.input)}
+    for name in sorted(wanted - known - set(found)):
+        proto.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+    session = session_of(proto.SerializeToString())
+    leaves, _ = torch.utils._pytree.tree_flatten(example)
+    args = [leaf.detach().cpu().numpy() for leaf in leaves if isinstance(leaf, Tensor)]
+    names = [each.name for each in session.get_inputs()]
+    found.update(zip(names, args, strict=True))
+    asked = [each.name for each in session.get_outputs()]
+    found.update(zip(asked, session.run(asked, dict(zip(names, args, strict=True))), strict=True))
+    numbers = {recorded.number_of(m): name for name, m in model.named_modules() if is_gru(m)}
+    report: Report = {}
+    for gru, border in sorted(borders.items()):
+        number, _, use = gru.partition(".")
+        source = recorded.source_of(int(number))
+        if source.plan is None:
+            continue
+        values = {name: found[value] for name, value in border.items()}
+        if "x" not in values:
+            raise QuantGRUError(
+                f"Expected the input of GRU {numbers[int(number)]!r} in the exported graph, got "
+                "none: torch has rewritten it; give verify=False"
+            )
+        name = numbers[int(number)] + (f"#{use}" if use != "0" else "")
+        report.update({f"{name}.{key}": each for key, each in compare(source.plan, values).items()})
+    return report
+
+
+def _borders(graph: Any) -> dict[str, dict[str, str]]:
+    """Return '<number>.<use>' of each GRU -> x, h0, lengths, y, h_n -> name of the value."""
+    borders: dict[str, dict[str, str]] = {}
+    for node in graph.node:
+        for prop in node.metadata_props:
+            for kind, values in ((INPUTS, node.input), (OUTPUTS, node.output)):
+                if prop.key.startswith(f"{kind}."):
+                    gru, _, name = prop.value.partition("/")
+                    borders.setdefault(gru, {})[name] = values[int(prop.key.rpartition(".")[2])]
+    return borders

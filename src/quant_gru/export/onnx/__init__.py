@@ -1,0 +1,1 @@
+"""ONNX graphs of a GRU, in four profiles."""

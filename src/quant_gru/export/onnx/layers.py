@@ -1,0 +1,119 @@
+"""Layers, directions and lengths around the cells of a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from quant_gru.export.onnx.builder import Builder, Value
+from quant_gru.integer.plan import CellPlan, GRUPlan
+from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.weighted_sum import WeightedSum
+
+
+class Cell(Protocol):
+    """One layer and direction in a profile; see `quant_gru.export.onnx.integer.IntegerCell`."""
+
+    plan: CellPlan
+    state_type: str
+    code_type: str
+    collected_type: str
+
+    def read(self, b: Builder, x: Value) -> Value: ...  # noqa: D102
+    def join(  # noqa: D102
+        self,
+        b: Builder,
+        sums: Sequence[WeightedSum],
+        below: Sequence[Quantizer],
+        halves: Sequence[Value],
+    ) -> Value: ...
+    def project(self, b: Builder, x: Value) -> list[tuple[Value, str]]: ...  # noqa: D102
+    def start(self, b: Builder, h0: Value) -> Value: ...  # noqa: D102
+    def step(self, b: Builder, inputs: Sequence[Value], h: Value) -> Value: ...  # noqa: D102
+    def collect(self, b: Builder, h: Value) -> Value: ...  # noqa: D102
+    def real(self, b: Builder, collected: Value) -> Value: ...  # noqa: D102
+    def keep(self, b: Builder, runs: Value, new: Value, old: Value) -> Value: ...  # noqa: D102
+    def from_codes(self, b: Builder, codes: Value) -> Value: ...  # noqa: D102
+    def to_codes(self, b: Builder, h: Value) -> Value: ...  # noqa: D102
+
+
+def sequence(
+    b: Builder,
+    plan: GRUPlan,
+    cells: Sequence[Sequence[Cell]],
+    x: Value,
+    h0: Value,
+    lengths: Value | None,
+) -> tuple[Value, Value]:
+    """Add all layers and directions, each a Scan over time.
+
+    Args:
+        b: The builder.
+        plan: The plan, for the sums between layers.
+        cells: The cells of each layer.
+        x: float32 (T, N, C).
+        h0: float32 (layers * directions, N, H).
+        lengths: int64 (N,), or None if all rows have T steps.
+
+    Returns:
+        Output (T, N, D*H), and last states (layers * directions, N, H), float32.
+    """
+    runs = None if lengths is None else steps_that_run(b, x, lengths)
+    states = split_states(b, h0, sum(map(len, cells)))
+    last: list[Value] = []
+    halves: list[Value] = []
+    for layer, directions in enumerate(cells):
+        below, halves = halves, []
+        for d, cell in enumerate(directions):
+            if layer:
+                quantizers = [each.plan.h for each in cells[layer - 1]]
+                v = cell.join(b, plan.between[layer - 1][d], quantizers, below)
+            else:
+                v = cell.read(b, x)
+            state = cell.start(b, states[len(last)])
+            h, collected = scan_of(b, cell, v, state, runs, reverse=d == 1)
+            real = cell.real(b, cell.collect(b, h))
+            last.append(b.op("Unsqueeze", real, b.int64([0])))
+            halves.append(collected)
+    outputs = [cell.real(b, half) for cell, half in zip(cells[-1], halves, strict=True)]
+    y = outputs[0] if len(outputs) == 1 else b.op("Concat", *outputs, axis=-1)
+    if runs is not None:
+        y = b.op("Where", runs, y, b.float32(0))
+    return y, last[0] if len(last) == 1 else b.op("Concat", *last, axis=0)
+
+
+def split_states(b: Builder, h0: Value, count: int) -> list[Value]:
+    """Return (N, H) of each layer and direction from (layers * directions, N, H)."""
+    parts = [h0] if count == 1 else b.ops("Split", count, h0, axis=0, num_outputs=count)
+    return [b.op("Squeeze", part, b.int64([0])) for part in parts]
+
+
+def steps_that_run(b: Builder, x: Value, lengths: Value) -> Value:
+    """Return bool (T, N, 1), True for the steps of x (T, N, C) before the end of their row."""
+    T = b.op("Squeeze", b.size(x, 0), b.int64([0]))
+    steps = b.op("Unsqueeze", b.op("Range", b.int64(0), T, b.int64(1)), b.int64([1]))
+    return b.op("Unsqueeze", b.op("Less", steps, lengths), b.int64([2]))
+
+
+def scan_of(
+    b: Builder, cell: Cell, v: Value, h0: Value, runs: Value | None, reverse: bool
+) -> tuple[Value, Value]:
+    """Add the Scan of one layer and direction; return its last state and what it collected."""
+    H = cell.plan.hidden_size
+    inputs = [(part, dtype, H) for part, dtype in cell.project(b, v)]
+    if runs is not None:
+        inputs = [*inputs, (runs, "BOOL", 1)]
+
+    def body(
+        inner: Builder, states: Sequence[Value], given: Sequence[Value]
+    ) -> tuple[list[Value], list[Value]]:
+        h = states[0]
+        after = cell.step(inner, given if runs is None else given[:-1], h)
+        if runs is not None:
+            after = cell.keep(inner, given[-1], after, h)
+        return [after], [cell.collect(inner, after)]
+
+    (last,), (collected,) = b.scan(
+        body, [(h0, cell.state_type, H)], inputs, [(cell.collected_type, H)], reverse
+    )
+    return last, collected

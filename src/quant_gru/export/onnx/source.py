@@ -1,0 +1,38 @@
+"""What an exporter needs of a GRU: its plan and, where it has them, its float weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from quant_gru.integer.plan import GRUPlan
+
+Weights = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A GRU to export.
+
+    Attributes:
+        plan: Its plan; None for a GRU without scales, which has the profile 'float' only.
+        weights: [layer][direction] -> W (3H, C), R (3H, H), bw, br (3H,), rows as PyTorch stores
+            them; None for a frozen GRU.
+        input_size: C.
+        hidden_size: H.
+        num_layers: Layers.
+        directions: 1 or 2.
+        batch_first: Whether N comes before T in inputs and outputs.
+        zoneout: Share of a state that a unit keeps.
+    """
+
+    plan: GRUPlan | None
+    weights: Sequence[Sequence[Weights]] | None
+    input_size: int
+    hidden_size: int
+    num_layers: int
+    directions: int
+    batch_first: bool
+    zoneout: float = 0.0

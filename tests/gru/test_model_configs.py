@@ -95,7 +95,6 @@ def test_a_gru_of_two_names_is_found_by_either():
         (lambda name: 8, "int"),
         ({"GRU_config": {"widths": 3}}, "widths"),
     ],
-    ids=str,
 )
 def test_errors_change_nothing(config, text):
     model = Model()

@@ -77,7 +77,7 @@ def short_table(table: Table, pre: Quantizer) -> ShortTable | None:
     slope = float((np.abs(real[:, 1]) + 2 * np.abs(real[:, 2]) * span).max())
     f = int(np.floor(30 - np.log2(max(slope * span, 2.0**-20)))) - g
     curve = float(np.abs(real[:, 2]).max())
-    if not 0 <= f <= 30:
+    if g < 1 or not 0 <= f <= 30:
         return None
     e = int(np.floor(30 - np.log2(max(curve * span, 2.0**-20)))) - g - f
     e = max(0, min(e, 24))

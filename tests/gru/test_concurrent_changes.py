@@ -43,7 +43,7 @@ class TestAPlanThatIsBuiltMeanwhile:
         other = halved(gru)
         weights = other.state_dict()
         left = once_while(
-            monkeypatch, plan_cache, "build_weights", lambda: gru.load_state_dict(weights)
+            monkeypatch, plan_cache, "quantize_weights", lambda: gru.load_state_dict(weights)
         )
         with torch.set_grad_enabled(grad):
             gru.requires_grad_(False)
@@ -62,7 +62,7 @@ class TestAPlanThatIsBuiltMeanwhile:
                 for w, new in zip(gru.parameters(), other.parameters(), strict=True):
                     w.copy_(new)
 
-        left = once_while(monkeypatch, plan_cache, "build_weights", change)
+        left = once_while(monkeypatch, plan_cache, "quantize_weights", change)
         with torch.no_grad():
             gru(x)
             assert not left

@@ -19,12 +19,11 @@ from quant_gru.integer.plan import (
     GRUPlan,
     WeightPart,
     build_frozen,
-    build_weights,
     stack,
 )
 from quant_gru.integer.qparams import QParams
 from quant_gru.kernels.cuda.machine import COLD, refuse_in_capture
-from quant_gru.kernels.live_weights import LiveWeights
+from quant_gru.kernels.live_weights import LiveWeights, quantize_weights
 
 # Limit of cached plans: threads that end leave their plans in the cache.
 _MOST_LIVE = 32
@@ -169,10 +168,7 @@ class PlanCache(CallKeeper):
         found = stack(
             [
                 [
-                    CellPlan(
-                        self._frozen_part(q, w, layer, direction),
-                        self._weight_part(q, w, layer, direction),
-                    )
+                    self._cell(q, w, layer, direction)
                     for direction, (q, w) in enumerate(zip(*pair, strict=True))
                 ]
                 for layer, pair in enumerate(zip(qparams, weights, strict=True))
@@ -237,8 +233,13 @@ class PlanCache(CallKeeper):
             kept = self._frozen[key] = (q, build_frozen(q, w[0].device))
         return kept[1]
 
-    def _weight_part(self, q: QParams, w: Weights, layer: int, direction: int) -> WeightPart:
-        key = (layer, direction)
+    def _cell(self, q: QParams, w: Weights, layer: int, direction: int) -> CellPlan:
+        frozen = self._frozen_part(q, w, layer, direction)
+        return CellPlan(frozen, self._weight_part(q, frozen, w, (layer, direction)))
+
+    def _weight_part(
+        self, q: QParams, frozen: FrozenPart, w: Weights, key: tuple[int, int]
+    ) -> WeightPart:
         kept = self._weights.get(key)
         if kept and kept[0] is q and all(map(Stamp.matches, kept[1], w)):
             return kept[2]
@@ -250,10 +251,10 @@ class PlanCache(CallKeeper):
             # Inference tensors have no version, so a change of them would be missed. Results of a
             # captured graph exist only after it has run.
             self._weights.pop(key, None)
-            return build_weights(q, W, R, bw, br)
+            return quantize_weights(q, frozen, W, R, bw, br)
         # before the part: another thread may change weights while it is built
         stamps = [None if each is None else Stamp(each) for each in w]
-        part = build_weights(q, W, R, bw, br)
+        part = quantize_weights(q, frozen, W, R, bw, br)
         self._weights[key] = (q, stamps, part)
         return part
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quant_gru.integer.qparams import QParams
-from quant_gru.integer.quantizer import MAX_SCALE, Quantizer, code_limits, container_dtype
+from quant_gru.integer.quantizer import MAX_SCALE, Quantizer
 from quant_gru.integer.tables import Table
 from quant_gru.integer.weighted_sum import (
     WeightedSum,
@@ -294,15 +294,11 @@ def build_weights(
 
     Bw, Wx, bound_Wx = sums("weight.W", "weight.bw", "input.x", "matmul.Wx")
     Br, Rh, bound_Rh = sums("weight.R", "weight.br", "output.h", "matmul.Rh")
-    packed = {
-        name: code.to(container_dtype(*code_limits(bits[name], signed=True)))
-        for name, code in codes.items()
-    }
     return WeightPart(
-        packed["weight.W"],
-        packed["weight.R"],
-        packed["weight.bw"],
-        packed["weight.br"],
+        codes["weight.W"],
+        codes["weight.R"],
+        codes["weight.bw"],
+        codes["weight.br"],
         Bw,
         Br,
         scales,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import torch
 from torch import Tensor
 
-from quant_gru.integer.quantizer import MAX_SCALE, MIN_SCALE, code_limits
+from quant_gru.integer.quantizer import MAX_SCALE, MIN_SCALE, code_limits, container_dtype
 
 # The smallest scale of a channel, relative to the largest of the tensor. It keeps the multipliers
 # of all channels within eight powers of two of each other.
@@ -72,10 +74,18 @@ def bias_scales(b: Tensor, bits: int, granularity: str, scale_kind: str) -> Tens
 
 
 def quantize_rows(w: Tensor, scales: Tensor, bits: int) -> Tensor:
-    """Return the codes of `w` (3H, ..) with one scale per row: clamp(rint(w / s)), int64."""
+    """Return the codes of `w` (3H, ..) with one scale per row: clamp(rint(w / s)).
+
+    The dtype is the container of the codes.
+    """
     lo, hi = code_limits(bits, signed=True)
     s = scales.reshape(-1, *([1] * (w.dim() - 1)))
-    return torch.round(w / s).to(torch.float64).clamp(lo, hi).to(torch.int64)
+    codes = torch.empty(w.shape, dtype=container_dtype(lo, hi), device=w.device)
+    rows = max(block_size(w.device) // max(w[:1].numel(), 1), 1)
+    for i in range(0, w.shape[0], rows):
+        block = torch.round(w[i : i + rows] / s[i : i + rows])
+        codes[i : i + rows] = block.to(torch.float64).clamp(lo, hi).to(torch.int64)
+    return codes
 
 
 def _finish(scales: Tensor, rows: int) -> Tensor:
@@ -85,38 +95,65 @@ def _finish(scales: Tensor, rows: int) -> Tensor:
 
 def _group_scales(w: Tensor, bits: int, granularity: str, scale_kind: str) -> tuple[Tensor, Tensor]:
     """Return the scale of each group, float64 (G,), and whether all its weights are zero."""
-    values = w.to(torch.float64).reshape(groups_of(granularity, w.shape[0]), -1)
-    largest = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
+    groups = _Groups(w.reshape(groups_of(granularity, w.shape[0]), -1), bits)
     if scale_kind == "free":
-        scales = _free_scales(values, largest, bits)
+        scales = _free_scales(groups)
     else:
-        scales = power_of_two(-_best_exponents(values, largest, bits))
-    return scales, largest == 0
+        scales = power_of_two(-_best_exponents(groups))
+    return scales, groups.largest == 0
 
 
-def _free_scales(values: Tensor, largest: Tensor, bits: int) -> Tensor:
+class _Groups:
+    """The weights of groups with one scale each, read in float64 in blocks of limited size.
+
+    Args:
+        values: Finite float32 (G, K).
+        bits: Width of a code.
+
+    Attributes:
+        bits: As given.
+        count: K.
+        lo: The lowest code.
+        hi: The highest code.
+        largest: float64 (G,), the largest magnitude of each group.
+    """
+
+    def __init__(self, values: Tensor, bits: int) -> None:
+        self._values, self.bits, self.count = values, bits, values.shape[1]
+        self.lo, self.hi = code_limits(bits, signed=True)
+        magnitudes = [block.abs().amax(dim=1) for block in self.blocks()]
+        none = torch.zeros(values.shape[0], dtype=torch.float64, device=values.device)
+        self.largest = torch.stack([none, *magnitudes]).amax(dim=0)
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Yield all weights, float64 (G, columns)."""
+        size = block_size(self._values.device) // max(self._values.shape[0], 1)
+        for block in self._values.split(max(size, 1), dim=1) if self.count else ():
+            yield block.to(torch.float64)
+
+
+def block_size(device: torch.device) -> int:
+    """Return how many weights are quantized at once: few use the cache, many a GPU's threads."""
+    return 1 << (18 if device.type == "cpu" else 23)
+
+
+def _free_scales(groups: _Groups) -> Tensor:
     """Return the free scale of each group with the least squared error.
 
     The candidates are shares of the covering scale, and the candidates of 'pot'.
 
-    Args:
-        values: float64 (G, K).
-        largest: float64 (G,), the largest magnitude of each group.
-        bits: Width of a code.
-
     Returns:
         float64 (G,), float32 numbers; ties prefer the larger share, and shares over `pot` scales.
     """
-    lo, hi = code_limits(bits, signed=True)
-    covering = divided(largest, max(hi, 1)).to(torch.float32).to(torch.float64)
-    count = values.shape[1]
+    lo, hi, count, bits = groups.lo, groups.hi, groups.count, groups.bits
+    covering = divided(groups.largest, max(hi, 1)).to(torch.float32).to(torch.float64)
     if count < 2 or bits > _SEARCHED_BITS:
         return covering
     least, most = _SEARCHED_SCALES
     searched = (covering >= least) & (covering <= most)
     # the scale of a group that is not searched may be zero
     unit = torch.where(searched, covering, 1.0)
-    exponent = _covering_exponents(values, largest, bits)
+    exponent = _covering_exponents(groups)
     candidates = [(unit * (each / 16)).to(torch.float32).to(torch.float64) for each in _SIXTEENTHS]
     candidates += [
         torch.where(searched, power_of_two((-exponent - finer).clamp(-126, 127)), 1.0)
@@ -124,50 +161,56 @@ def _free_scales(values: Tensor, largest: Tensor, bits: int) -> Tensor:
     ]
     # errors are at most those of the code 0, and float64 sums are exact in any order
     quantum = 2.0 ** (52 - (count - 1).bit_length() - 2 * bits)
+    totals = [torch.zeros_like(unit) for _ in candidates]
+    for values in groups.blocks():
+        for scale, total in zip(candidates, totals, strict=True):
+            y = values / scale[:, None]
+            error = (y - torch.round(y).clamp(lo, hi)) * (scale / unit)[:, None]
+            total += torch.round(error * error * quantum).sum(dim=1)
     best, fewest = unit, torch.full_like(unit, torch.inf)
-    for scale in candidates:
-        y = values / scale[:, None]
-        error = (y - torch.round(y).clamp(lo, hi)) * (scale / unit)[:, None]
-        total = torch.round(error * error * quantum).sum(dim=1)
+    for scale, total in zip(candidates, totals, strict=True):
         better = total < fewest
         best, fewest = torch.where(better, scale, best), torch.where(better, total, fewest)
     return torch.where(searched, best, covering)
 
 
-def _covering_exponents(values: Tensor, largest: Tensor, bits: int) -> Tensor:
-    """Return the largest exp2_inv of each group that clamps no code; arguments as below."""
-    lo, hi = code_limits(bits, signed=True)
+def _covering_exponents(groups: _Groups) -> Tensor:
+    """Return the largest exp2_inv of each group that clamps no code, int32 (G,)."""
     # |largest| * 2^guess is in [2^(bits-2), 2^(bits-1)). guess + 1 may cover a negative extreme.
     # guess - 1 always covers, except for bits = 1, which has no positive code.
-    guess = (bits - 1) - torch.frexp(largest)[1]
+    guess = (groups.bits - 1) - torch.frexp(groups.largest)[1]
     covering = guess - 1
-    for exponent in (guess, guess + 1):
-        rounded = torch.round(values * power_of_two(exponent)[:, None])
-        covers = ((rounded >= lo) & (rounded <= hi)).all(dim=1)
-        covering = torch.where(covers, exponent, covering)
+    candidates = (guess, guess + 1)
+    covers = [torch.ones_like(guess, dtype=torch.bool) for _ in candidates]
+    for values in groups.blocks():
+        for exponent, covered in zip(candidates, covers, strict=True):
+            rounded = torch.round(values * power_of_two(exponent)[:, None])
+            covered &= ((rounded >= groups.lo) & (rounded <= groups.hi)).all(dim=1)
+    for exponent, covered in zip(candidates, covers, strict=True):
+        covering = torch.where(covered, exponent, covering)
     return covering
 
 
-def _best_exponents(values: Tensor, largest: Tensor, bits: int) -> Tensor:
+def _best_exponents(groups: _Groups) -> Tensor:
     """Return the exp2_inv of each group with the least squared error: covering, or up to 2 finer.
-
-    Args:
-        values: float64 (G, K).
-        largest: float64 (G,), the largest magnitude of each group.
-        bits: Width of a code.
 
     Returns:
         int32 (G,); ties prefer the finer exponent.
     """
-    lo, hi = code_limits(bits, signed=True)
-    covering = _covering_exponents(values, largest, bits)
-    errors = []
-    for finer in range(_FINER + 1):
-        y = values * power_of_two(covering + finer)[:, None]
-        rounded = torch.round(y)
-        # in units of the covering scale, to avoid overflow and underflow
-        errors.append(((y - rounded.clamp(lo, hi)) * 0.5**finer) ** 2)
-    sums = _order_free_sums(torch.stack(errors))
+    covering = _covering_exponents(groups)
+
+    def errors() -> Iterator[Tensor]:
+        """Yield the squared errors of a block, (candidates, G, columns)."""
+        for values in groups.blocks():
+            found = []
+            for finer in range(_FINER + 1):
+                y = values * power_of_two(covering + finer)[:, None]
+                rounded = torch.round(y).clamp(groups.lo, groups.hi)
+                # in units of the covering scale, to avoid overflow and underflow
+                found.append(((y - rounded) * 0.5**finer) ** 2)
+            yield torch.stack(found)
+
+    sums = _order_free_sums(errors, groups.largest.expand(_FINER + 1, -1), groups.count)
     best, least = covering + _FINER, sums[_FINER]
     for finer in range(_FINER - 1, -1, -1):
         better = sums[finer] < least
@@ -176,19 +219,25 @@ def _best_exponents(values: Tensor, largest: Tensor, bits: int) -> Tensor:
     return best.clamp(-127, 126)
 
 
-def _order_free_sums(errors: Tensor) -> Tensor:
-    """Sum over the last dimension with a result that does not depend on the order of summation.
+def _order_free_sums(errors: Callable[[], Iterator[Tensor]], like: Tensor, count: int) -> Tensor:
+    """Sum blocks of errors with a result that does not depend on the order of summation.
 
     Every term is rounded to a multiple of a quantum that makes all partial sums exact in float64.
     A CPU and a GPU therefore choose the same scales.
 
     Args:
-        errors: float64 (candidates, G, K), non-negative.
+        errors: errors() -> blocks of non-negative errors, float64 (candidates, G, columns).
+        like: float64 (candidates, G), for the shape of the result.
+        count: The columns of all blocks.
 
     Returns:
         float64 (candidates, G), in units of each group's quantum.
     """
-    count = max(errors.shape[-1], 1)
-    exponent = torch.frexp(errors.amax(dim=(0, 2)) if errors.shape[-1] else errors.sum((0, 2)))[1]
-    shift = 52 - (count - 1).bit_length() - exponent
-    return torch.round(errors * power_of_two(shift)[None, :, None]).sum(dim=-1)
+    largest = torch.zeros_like(like[0])
+    for block in errors():
+        largest = torch.maximum(largest, block.amax(dim=(0, 2)))
+    shift = 52 - (max(count, 1) - 1).bit_length() - torch.frexp(largest)[1]
+    sums = torch.zeros_like(like)
+    for block in errors():
+        sums += torch.round(block * power_of_two(shift)[None, :, None]).sum(dim=-1)
+    return sums

@@ -123,6 +123,10 @@ class LiveWeights:
             return OnCPU(self.qparams, self.frozen, self.part)
         return None
 
+    def writes(self, *weights: Tensor | None) -> bool:
+        """Return whether native code computes an update from these weights."""
+        return self._writer is not None and self._writer.takes(*weights)
+
     def update(
         self,
         W: Tensor,
@@ -224,7 +228,7 @@ class LiveWeights:
         dropped: Tensor | None,
         p: float,
     ) -> None:
-        if self._writer is not None and self._writer.takes(W, R, bw, br):
+        if self._writer is not None and self.writes(W, R, bw, br):
             self.epoch += self._writer.write((W, R), (bw, br), dropped, p)
             return
         self.epoch += 1
@@ -239,6 +243,33 @@ class LiveWeights:
             if numbers is not None:
                 numbers.refresh()
         cpu.repack(self.part)
+
+
+def quantize_weights(
+    qparams: QParams,
+    frozen: FrozenPart,
+    W: Tensor,
+    R: Tensor,
+    bw: Tensor | None,
+    br: Tensor | None,
+) -> WeightPart:
+    """Return the result of `build_weights`, computed in native code where that is possible.
+
+    Args:
+        qparams: Quantizers, widths and granularities.
+        frozen: The frozen part of the same cell.
+        W: (3H, C), rows in the order reset, update, candidate.
+        R: (3H, H).
+        bw: (3H,), or None for zeros.
+        br: (3H,), or None for zeros.
+    """
+    # the kernels of a captured graph must already be compiled
+    if not capturing(W.device):
+        live = LiveWeights(qparams, frozen, W, R)
+        if live.writes(W, R, bw, br):
+            live.update(W, R, bw, br)
+            return live.part
+    return build_weights(qparams, W, R, bw, br)
 
 
 _live: weakref.WeakKeyDictionary[WeightPart, weakref.ref[LiveWeights]] = weakref.WeakKeyDictionary()

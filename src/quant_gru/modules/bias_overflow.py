@@ -11,8 +11,9 @@ from torch import Tensor
 from quant_gru.config import QuantGRUWarning
 from quant_gru.config.notes import caller_stacklevel
 from quant_gru.execution.layers import Weights
-from quant_gru.integer.plan import bias_limit, build_weights
+from quant_gru.integer.plan import bias_limit, build_frozen
 from quant_gru.integer.qparams import QParams
+from quant_gru.kernels.live_weights import quantize_weights
 
 _ADDED = (("weight.bw", "Bw", "weight.W", "input.x"), ("weight.br", "Br", "weight.R", "output.h"))
 
@@ -39,7 +40,7 @@ def _cut(where: str, qparams: QParams, weights: Weights) -> Iterator[str]:
     W, R, bw, br = weights
     if W is None or R is None or (bw is None and br is None):
         return
-    part = build_weights(qparams, W, R, bw, br)
+    part = quantize_weights(qparams, build_frozen(qparams, W.device), W, R, bw, br)
     for name, added, weight, operand in _ADDED:
         bits = qparams.config[weight].bitwidth
         assert bits is not None

@@ -70,7 +70,7 @@ OUTSIDE = {
     "config": {"pydantic"},
     "integer": {"torch", "numpy"},
     "kernels": {"torch", "cuda", "kernel_runtime"},
-    "export": {"torch", "numpy", "onnx_ir", "onnxruntime", "onnxscript"},
+    "export": {"torch", "numpy", "onnx_ir", "onnxruntime", "onnxscript", "safetensors"},
 }
 
 
@@ -81,7 +81,7 @@ LARGEST = {
     "files in a folder": 25,
     "modules at the top of quant_gru": 3,
     "lines of a Python file": 405,
-    "lines of a Python function": 79,
+    "lines of a Python function": 75,
     "lines of a CUDA file": 392,
     "lines of a kernel": 346,
 }

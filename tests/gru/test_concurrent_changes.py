@@ -1,14 +1,18 @@
 """Weights and scales that change in one thread while another one calls the module."""
 
 import copy
+import subprocess
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from gru_helpers import C, quantized, seeded
 
 from quant_gru.execution import frozen_plan, plan_cache
+from quant_gru.kernels.live_weights import LiveWeights
 
 
 def halved(module):
@@ -98,6 +102,73 @@ class TestAPlanThatIsBuiltMeanwhile:
         assert not left
         for _ in range(3):
             assert torch.equal(frozen(x)[0], other(x)[0])
+
+
+class TestACallWithinACall:
+    """A signal handler or finalizer calls the module while its thread updates the integers."""
+
+    @pytest.mark.parametrize("warm", [False, True])
+    @pytest.mark.parametrize("training_inside", [False, True])
+    def test_has_its_own_numbers(self, monkeypatch, warm, training_inside):
+        gru, x = quantized(recurrent_dropout=0.5).train(), seeded(4, 2, C)
+        expected, inner, write = None, [], LiveWeights._write
+
+        def call():
+            torch.manual_seed(5)
+            y, _ = gru(x)
+            y.sum().backward()
+            gradient = gru.weight_hh_l0.grad.clone()
+            gru.zero_grad()
+            return y, gradient
+
+        expected = call()
+        if not warm:
+            gru._state.plans.clear()
+
+        def interrupted(*arguments):
+            write(*arguments)
+            if not inner:
+                inner.append(None)
+                gru.train(training_inside)
+                state = torch.get_rng_state()
+                torch.manual_seed(6)
+                inner[0] = gru(2 * x)[0]
+                torch.set_rng_state(state)
+                gru.train()
+
+        monkeypatch.setattr(LiveWeights, "_write", interrupted)
+        found = ThreadPoolExecutor(1).submit(call) if not warm else None
+        for a, b in zip(found.result(60) if found else call(), expected, strict=True):
+            assert torch.equal(a, b)
+        monkeypatch.undo()
+        gru.train(training_inside)
+        torch.manual_seed(6)
+        assert torch.equal(inner[0], gru(2 * x)[0])
+
+    def test_of_a_signal(self):
+        """A handler runs wherever the interpreter is; a deadlock would end in the timeout."""
+        code = """
+import faulthandler, signal, torch
+from quant_gru import QuantGRU
+faulthandler.dump_traceback_later(100, exit=True)
+gru, x = QuantGRU(3, 64), torch.randn(3, 2, 3)
+gru.calibrate(x)
+gru.use_quantization = True
+gru(x)
+calls = []
+def handler(*_):
+    calls.append(gru(x)[0].sum().item())
+    signal.setitimer(signal.ITIMER_REAL, 3e-4)
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 3e-4)
+for _ in range(400):
+    gru(x)[0].sum().backward()
+    with torch.no_grad():
+        gru.weight_hh_l0 += 1e-3
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert calls
+"""
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_readers_beside_a_writer_and_training():

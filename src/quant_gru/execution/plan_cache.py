@@ -43,6 +43,11 @@ class _Live:
     cells: tuple[LiveWeights, ...]
     prepared: PreparedCall | None = None
 
+    @property
+    def is_updating(self) -> bool:
+        """Whether its thread is updating it: a signal handler or finalizer has interrupted that."""
+        return any(cell.is_updating for cell in self.cells)
+
     def fits(self, qparams: Sequence[QParams], weights: Sequence[Weights]) -> bool:
         """Return whether the plan has these quantizers, and weights of these shapes and devices."""
         return len(self.cells) == len(qparams) and all(
@@ -125,7 +130,7 @@ class PlanCache(CallKeeper):
         if not live:
             return self.prepared
         found = self._live.get((threading.get_ident(), device))
-        if found is None or found.prepared is None:
+        if found is None or found.prepared is None or found.is_updating:
             return None
         self._forget_settled()
         return found.prepared
@@ -190,7 +195,10 @@ class PlanCache(CallKeeper):
         assert W is not None
         key = (threading.get_ident(), W.device)
         found = self._live.get(key)
-        if found is None or not found.fits(every_q, every_w):
+        if found is not None and found.is_updating:
+            # the interrupted call goes on with its numbers, so this call gets its own
+            found = self._make_live(qparams, weights)
+        elif found is None or not found.fits(every_q, every_w):
             if found is not None and _in_a_graph(found):
                 self._captured.append(found)
             found = self._live[key] = self._make_live(qparams, weights)

@@ -123,6 +123,11 @@ class LiveWeights:
             return OnCPU(self.qparams, self.frozen, self.part)
         return None
 
+    @property
+    def is_updating(self) -> bool:
+        """Whether an update is running. A signal handler may find this true in its own thread."""
+        return self._lock.locked()
+
     def writes(self, *weights: Tensor | None) -> bool:
         """Return whether native code computes an update from these weights."""
         return self._writer is not None and self._writer.takes(*weights)

@@ -118,3 +118,18 @@ def test_pickling() -> None:
     assert fresh(code) == "QuantGRU"
     assert type(pickle.loads(blob)) is quant_gru.QuantGRU
     assert torch.equal(pickle.loads(blob).weight_hh_l0, pickle.loads(blob).weight_hh_l0)
+
+
+@pytest.mark.parametrize("package", ["quant_gru.kernels", "kernel_runtime"])
+def test_a_missing_native_module_is_named(package: str) -> None:
+    code = f"""
+import sys
+sys.modules["{package}._native"] = None  # as if the file were missing
+try:
+    from quant_gru import QuantGRU
+except ImportError as error:
+    print(error)
+"""
+    message = fresh(code)
+    assert "Expected the compiled module quant_gru.kernels._native, got" in message
+    assert "--force-reinstall" in message

@@ -46,7 +46,8 @@ Tensors::Tensors(const nb::handle &type, int64_t device)
       stride_(type, "stride"),
       is_neg_(type, "is_neg"),
       get_device_(type, "get_device"),
-      is_contiguous_(type, "is_contiguous") {
+      is_contiguous_(type, "is_contiguous"),
+      is_nested_(type, "is_nested") {
     for (int i = 0; i < 4; ++i) floats_[i] = nb::module_::import_("torch").attr(kNames[i]);
     const nb::object found = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
     if (!PyCapsule_IsValid(found.ptr(), "dlpack_exchange_api")) return;
@@ -87,7 +88,7 @@ bool Tensors::view(PyObject *tensor, View &to, int dimensions) const {
     int kind = 0;
     while (kind < 4 && !dtype.is(floats_[kind])) ++kind;
     if (kind == 4 || !layout_.of(tensor).is(strided_) || !holds_true(is_here_.of(tensor)) ||
-        number(get_device_.call(tensor)) != device_)
+        holds_true(is_nested_.of(tensor)) || number(get_device_.call(tensor)) != device_)
         return false;
     const nb::object shape = shape_.of(tensor);
     if (PyTuple_Size(shape.ptr()) != dimensions) return false;

@@ -71,7 +71,7 @@ class Tensors {
     const Table *table_ = nullptr;
     nanobind::object type_, floats_[4], strided_;
     Attribute dtype_, layout_, is_here_, shape_, version_, requires_grad_, data_ptr_, stride_,
-        is_neg_, get_device_, is_contiguous_;
+        is_neg_, get_device_, is_contiguous_, is_nested_;
 };
 
 // Makes tensors of one kind: a function and its arguments.

@@ -87,7 +87,7 @@ def to_logarithms(
         float32 (COUNT,).
     """
     widths = dict.fromkeys(("matmul.Wx", "matmul.Rh"), 3 * hidden_size) | {"input.x": input_size}
-    factors = torch.zeros(COUNT, dtype=torch.float64)
+    factors = torch.zeros(COUNT, dtype=torch.float64, device="cpu")
     places = []
     for name in learned_names(qparams):
         quantizer = qparams.quantizers[name]

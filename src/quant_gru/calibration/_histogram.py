@@ -82,13 +82,13 @@ def merged(a: Histogram, b: Histogram) -> Histogram:
     """Return the histogram of the values of both."""
     minimum, maximum = min(a.minimum, b.minimum), max(a.maximum, b.maximum)
     exponent, first, last = bin_window(minimum, maximum)
-    counts = torch.zeros(last - first + 1, dtype=torch.int64)
+    counts = torch.zeros(last - first + 1, dtype=torch.int64, device="cpu")
     for part in (a, b):
         if part.exponent == exponent:
             begin = part.first - first
             counts[begin : begin + part.counts.numel()] += part.counts
             continue
-        bins = torch.arange(part.first, part.first + part.counts.numel())
+        bins = torch.arange(part.first, part.first + part.counts.numel(), device="cpu")
         # Bin numbers have 12 bits; a shift by 63 or more would be undefined.
         bins >>= min(exponent - part.exponent, 62)
         counts.index_add_(0, bins - first, part.counts)
@@ -103,7 +103,7 @@ def occupied_bins(histogram: Histogram) -> tuple[Tensor, Tensor]:
     width = math.ldexp(1.0, histogram.exponent)
     begin = math.floor(histogram.minimum / width)
     end = math.floor(histogram.maximum / width) + 1
-    edges = torch.arange(begin, end + 1, dtype=torch.float64) * width
+    edges = torch.arange(begin, end + 1, dtype=torch.float64, device="cpu") * width
     edges.clamp_(histogram.minimum, histogram.maximum)
     return edges, histogram.counts[begin - histogram.first : end - histogram.first]
 

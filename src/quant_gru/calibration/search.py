@@ -113,14 +113,16 @@ def least_squares_quantizer(
     )
 
     def best(candidates: list[float]) -> tuple[float, int]:
-        scales = torch.tensor(candidates, dtype=torch.float64).clamp(MIN_SCALE, MAX_SCALE)
+        scales = torch.tensor(candidates, dtype=torch.float64, device="cpu").clamp(
+            MIN_SCALE, MAX_SCALE
+        )
         scales = scales.to(torch.float32).unique()
         if symmetric:
-            zeros = torch.zeros((1, scales.numel()), dtype=torch.float64)
+            zeros = torch.zeros((1, scales.numel()), dtype=torch.float64, device="cpu")
         else:
             zeros = zero_points(scales, low, high, lo=lo, hi=hi)
         clips = _clips(scales, zeros, low, high, lo=lo, hi=hi).reshape(-1)
-        order = torch.arange(zeros.shape[0]).repeat_interleave(scales.numel())
+        order = torch.arange(zeros.shape[0], device="cpu").repeat_interleave(scales.numel())
         flat_scales, flat_zeros = scales.double().repeat(zeros.shape[0]), zeros.reshape(-1)
         errors = squared_error(histogram, flat_scales, flat_zeros, lo=lo, hi=hi)
         tied = (errors <= errors.min() * (1 + _TIE)).nonzero().reshape(-1)
@@ -204,7 +206,7 @@ def squared_error(
 
 def _rounded_quotients(scales: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
     """Return `rint(low/s)` and `rint(high/s)` with the quantizer's float32 division; float64."""
-    ends = torch.tensor([[low], [high]], dtype=torch.float32)
+    ends = torch.tensor([[low], [high]], dtype=torch.float32, device="cpu")
     first, last = torch.round(ends / scales).double()
     return first, last
 

@@ -76,7 +76,9 @@ def verified_steps(content: bytes, source: Source) -> Report:
     plan = source.plan
     assert plan is not None
     session, cells = session_of(content), [layer[0] for layer in plan.cells]
-    x = torch.randn(16, 2, source.input_size, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(
+        16, 2, source.input_size, generator=torch.Generator().manual_seed(0), device="cpu"
+    )
     x = 2.0 ** (cells[0].x.bits - 2) * cells[0].x.scale * x
     h = (2, source.hidden_size)
     states = {

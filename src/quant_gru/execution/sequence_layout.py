@@ -171,9 +171,9 @@ def normalize(
         QuantGRUError: A shape, dtype or device is not supported.
     """
     packed = input if isinstance(input, PackedSequence) else None
-    _check_real("input", input if packed is None else packed.data)
+    check_real("input", input if packed is None else packed.data)
     if hx is not None:
-        _check_real("hx", hx)
+        check_real("hx", hx)
     device = (input.data if isinstance(input, PackedSequence) else input).device
     if device != like.device:
         raise QuantGRUError(f"Expected input to be on the GRU's device {like.device}, got {device}")
@@ -210,13 +210,23 @@ def normalize(
     return Sequence(values, hx, packing, zeros, dtype, packed, batched, batch_first)
 
 
-def _check_real(thing: str, value: object) -> None:
+def check_real(thing: str, value: object) -> None:
+    """Check that a value is a dense tensor of real numbers.
+
+    Args:
+        thing: The name of the value, for the message.
+        value: What the caller gave.
+
+    Raises:
+        QuantGRUError: It is something else.
+    """
     if not isinstance(value, Tensor):
         raise QuantGRUError(f"Expected {thing} to be a tensor, got {type(value).__name__}")
     if not value.is_floating_point():
         raise QuantGRUError(f"Expected {thing} to be floating point, got {value.dtype}")
-    if value.layout is not torch.strided:
-        raise QuantGRUError(f"Expected {thing} to be a dense tensor, got {value.layout}")
+    if value.layout is not torch.strided or value.is_nested:
+        kind = "a nested tensor" if value.is_nested else value.layout
+        raise QuantGRUError(f"Expected {thing} to be a dense tensor, got {kind}")
 
 
 def _check_features(x: Tensor, dims: int, input_size: int) -> None:

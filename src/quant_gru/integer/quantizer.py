@@ -53,7 +53,7 @@ class Quantizer:
             raise QuantGRUError(
                 f"Expected scale to be a normal positive float32 number, got {self.scale!r}"
             )
-        if float(torch.tensor(self.scale, dtype=torch.float32)) != self.scale:
+        if float(torch.tensor(self.scale, dtype=torch.float32, device="cpu")) != self.scale:
             raise QuantGRUError(f"Expected scale to be a float32 number, got {self.scale!r}")
         if not self.lo <= self.zero_point <= self.hi:
             raise QuantGRUError(

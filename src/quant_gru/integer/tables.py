@@ -118,7 +118,7 @@ def compact(values: list[Any]) -> Tensor:
         QuantGRUError: No dtype holds all of them.
     """
     try:
-        tensor = torch.tensor(values, dtype=torch.int64)
+        tensor = torch.tensor(values, dtype=torch.int64, device="cpu")
     except (OverflowError, RuntimeError, ValueError):
         raise QuantGRUError(
             "Expected entries of a table to fit in 64 bits, got larger ones: the scale of its "

@@ -263,7 +263,7 @@ def python_integers(value: Any) -> WideIntegers:
     """Return the values of a tensor or number as Python integers, same shape."""
     if isinstance(value, np.ndarray):
         return value
-    return torch.as_tensor(value).cpu().numpy().astype(object)
+    return torch.as_tensor(value, device="cpu").numpy().astype(object)
 
 
 def _round_python(

@@ -65,6 +65,8 @@ class ModuleWeights(TrainingOptions, torch.nn.GRU):
                     raise QuantGRUError(
                         f"Expected {name} to be of shape {shape}, got {tuple(w.shape)}"
                     )
+                if w is not None and w.layout is not torch.strided:
+                    raise QuantGRUError(f"Expected {name} to be a dense tensor, got {w.layout}")
                 found.append(w)
             flat.append((found[0], found[1], found[2], found[3]))
         return [flat[i : i + D] for i in range(0, len(flat), D)]

@@ -12,6 +12,7 @@ from kernel_runtime.allocators import maker
 from quant_gru._errors import QuantGRUError
 from quant_gru.execution.integer_io import checked_codes
 from quant_gru.execution.layers import run_codes
+from quant_gru.execution.sequence_layout import check_real
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.cpu import executor as cpu
 from quant_gru.kernels.live_weights import settled
@@ -51,10 +52,12 @@ class Stream:
         self._H = self._cells[0].hidden_size
         self._shape = torch.Size((batch_size, self._cells[0].input_size))
         self._finite = all(bool(cell.weights.finite) for cell in self._cells)
-        self._codes = [
-            torch.empty((batch_size, self._H), dtype=cell.h.container, device=self._device)
-            for cell in self._cells
-        ]
+        # inference tensors could not be reset outside of inference mode
+        with torch.inference_mode(False):
+            self._codes = [
+                torch.empty((batch_size, self._H), dtype=cell.h.container, device=self._device)
+                for cell in self._cells
+            ]
         self.any_thread = False
         self._connect()
         self.reset()
@@ -117,6 +120,7 @@ class Stream:
         if (
             type(x) is not Tensor
             or x.dtype is not torch.float32
+            or x.is_nested
             or x.shape != self._shape
             or x.requires_grad
             or not x.is_contiguous()
@@ -142,18 +146,22 @@ class Stream:
 
     def _general_step(self, x: Tensor) -> Tensor:
         """Run a step for any input: raise for invalid input, convert valid input to float32."""
-        C = self._cells[0].input_size
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape != (self._N, C):
+        if isinstance(x, Tensor) and x.is_floating_point():
+            check_real("x", x)
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape != self._shape:
             got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            raise QuantGRUError(f"Expected floating-point x of shape ({self._N}, {C}), got {got}")
+            raise QuantGRUError(
+                f"Expected floating-point x of shape {tuple(self._shape)}, got {got}"
+            )
         if x.requires_grad and torch.is_grad_enabled():
             raise QuantGRUError("Expected x without requires_grad: a stream has no gradients")
         if x.device != self._device:
             raise QuantGRUError(f"Expected x on {self._device}, got {x.device}")
         x = x.detach()
         if self._step is not None:
-            plain = torch.empty((self._N, C), dtype=torch.float32, device="cpu")
-            return self(plain.copy_(x))
+            plain = torch.empty(self._shape, dtype=torch.float32, device="cpu")
+            plain.copy_(x)  # returns a tensor of x's class
+            return self(plain)
         self._see_nan(x)
         codes = self._cells[0].x.quantize(x)
         for own, run in zip(

@@ -207,7 +207,7 @@ class TrainingOptions(torch.nn.Module):
         """Copy the logarithms of the scales to the parameters."""
         with torch.no_grad():
             for parameter, cell in zip(self._logarithms(), self._learned(), strict=False):
-                parameter.copy_(torch.tensor(logarithms(cell)))
+                parameter.copy_(torch.tensor(logarithms(cell), device="cpu"))
 
     def _follow_logarithms(self) -> None:
         """Set the scales from the parameters."""

@@ -252,12 +252,13 @@ def golden_vectors(plan: GRUPlan, steps: int, seed: int) -> tuple[Tensor, Tensor
     """
     first = plan.cells[0]
     quantizer = first[0].x
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randint(
-        quantizer.lo, quantizer.hi + 1, (steps, 1, first[0].input_size), generator=generator
-    )
+    generator = torch.Generator("cpu").manual_seed(seed)
+    size = (steps, 1, first[0].input_size)
+    x = torch.randint(quantizer.lo, quantizer.hi + 1, size, generator=generator, device="cpu")
     states = [
-        torch.full((1, cell.hidden_size), cell.h.zero_point) for each in plan.cells for cell in each
+        torch.full((1, cell.hidden_size), cell.h.zero_point, device="cpu")
+        for each in plan.cells
+        for cell in each
     ]
     runs = list(run_codes(plan, [x] * len(first), states))
     y = torch.cat([run.out.to(torch.int64) for run in runs[-len(first) :]], dim=-1)

@@ -195,7 +195,7 @@ def paired(weights: Tensor) -> list[int]:
     A half word is 256 * A + (B + 128), for rows A and B of a tile and one column.
     """
     rows, columns = (-(-size // 4) * 4 for size in weights.shape)
-    full = torch.zeros(rows, columns, dtype=torch.int64)
+    full = torch.zeros(rows, columns, dtype=torch.int64, device="cpu")
     full[: weights.shape[0], : weights.shape[1]] = weights
     # tile, pair, row of the pair, block, word, half
     tiles = full.reshape(rows // 4, 2, 2, columns // 4, 2, 2)
@@ -233,7 +233,7 @@ def _requantization(
 def tiled(weights: Tensor, rows: int) -> list[int]:
     """Return 8-bit weights (3H, K) in tiles of `rows` rows and 16 columns, padded with zeros."""
     height, width = -(-weights.shape[0] // rows) * rows, -(-weights.shape[1] // 16) * 16
-    full = torch.zeros(height, width, dtype=torch.int64)
+    full = torch.zeros(height, width, dtype=torch.int64, device="cpu")
     full[: weights.shape[0], : weights.shape[1]] = weights
     tiles = full.reshape(height // rows, rows, width // 16, 16).transpose(1, 2)
     return [int(code) for code in tiles.flatten().tolist()]

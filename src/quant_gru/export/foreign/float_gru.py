@@ -70,7 +70,7 @@ class FloatGRU:
                 end = f"l{layer}{suffix}"
                 found[f"weight_ih_{end}"], found[f"weight_hh_{end}"] = cell.W, cell.R
                 if self.bias:
-                    zeros = torch.zeros(cell.W.shape[0])
+                    zeros = torch.zeros(cell.W.shape[0], device="cpu")
                     found[f"bias_ih_{end}"] = zeros if cell.bw is None else cell.bw
                     found[f"bias_hh_{end}"] = zeros if cell.br is None else cell.br
         return found

@@ -41,7 +41,7 @@ assert importlib.util.find_spec("torch")  # as libraries do to see whether it is
 assert "torch" not in sys.modules
 import torch
 inspect.getsource(torch)
-assert not any("quant_gru" in str(type(finder)) for finder in sys.meta_path)
+assert not any("on_import" in str(type(finder)) for finder in sys.meta_path)
 print(torch.ops.quant_gru.forward)
 """
     assert fresh(code) == "quant_gru.forward"

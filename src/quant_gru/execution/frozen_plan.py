@@ -129,6 +129,11 @@ class FrozenPlans(CallKeeper):
             "in_graphs": None,
         }
 
+    def forget_settled(self) -> None:
+        """Forget the plans of the integers."""
+        self.drop_prepared()
+        self._cells.clear()
+
     def plan(
         self,
         buffers: Sequence[Tensor],

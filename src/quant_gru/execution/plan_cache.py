@@ -22,6 +22,7 @@ from quant_gru.integer.plan import (
     stack,
 )
 from quant_gru.integer.qparams import QParams
+from quant_gru.kernels import _native
 from quant_gru.kernels.cuda.machine import COLD, refuse_in_capture
 from quant_gru.kernels.live_weights import LiveWeights, quantize_weights
 
@@ -72,6 +73,10 @@ class CallKeeper:
         self.in_graphs: PreparedCall | None = None
         self._captured: list[object] = []  # memory that replays of graphs read or write
 
+    def forget_settled(self) -> None:
+        """Forget everything that belongs to one state of the weights."""
+        raise NotImplementedError
+
     def drop_prepared(self) -> None:
         """Forget the shared state of calls, except what a captured graph reads."""
         if self.prepared is not None and self.prepared.captured:
@@ -107,7 +112,7 @@ class PlanCache(CallKeeper):
 
     def forget_weights(self) -> None:
         """Forget everything that depends on the weights."""
-        self._forget_settled()
+        self.forget_settled()
         for key, live in list(self._live.items()):
             if not _in_a_graph(live):
                 self._live.pop(key, None)
@@ -132,7 +137,7 @@ class PlanCache(CallKeeper):
         found = self._live.get((threading.get_ident(), device))
         if found is None or found.prepared is None or found.is_updating:
             return None
-        self._forget_settled()
+        self.forget_settled()
         return found.prepared
 
     def keep(self, prepared: PreparedCall) -> None:
@@ -145,8 +150,8 @@ class PlanCache(CallKeeper):
         if live is not None and live.plan is prepared.plan:
             live.prepared = prepared if prepared.is_kept else None
 
-    def _forget_settled(self) -> None:
-        """Forget the results for one state of the weights, which may change undetected."""
+    def forget_settled(self) -> None:
+        """Forget everything that belongs to one state of the weights."""
         self.drop_prepared()
         self._weights.clear()
 
@@ -188,7 +193,7 @@ class PlanCache(CallKeeper):
         dropped: Sequence[Tensor | None] | None,
         p: float,
     ) -> GRUPlan:
-        self._forget_settled()
+        self.forget_settled()
         every_q = [q for layer in qparams for q in layer]
         every_w = [w for layer in weights for w in layer]
         W = every_w[0][0]
@@ -273,10 +278,10 @@ def _in_a_graph(live: _Live) -> bool:
 
 
 class Stamp:
-    """The storage and version of a tensor, to detect changes.
+    """The storage, version and a sample of the contents of a tensor, to detect changes.
 
     Optimizer steps count as changes, because fused optimizers do not raise the version. The alias
-    keeps the storage alive, so that its address cannot be reused.
+    keeps the storage alive, so that its address cannot be reused. Contents are compared on a CPU.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -284,6 +289,8 @@ class Stamp:
         self.version = tensor._version
         # optimizers do not change integers
         self.steps = steps.count if tensor.is_floating_point() else None
+        readable = tensor.device.type == "cpu" and tensor.is_contiguous()
+        self.content = _native.ContentSample(tensor.data_ptr(), tensor.nbytes) if readable else None
 
     def matches(self: Stamp | None, tensor: Tensor | None) -> bool:
         """Return whether `tensor` is unchanged; None represents an absent bias."""
@@ -299,4 +306,5 @@ class Stamp:
             and tensor.stride() == self.alias.stride()
             and tensor.dtype == self.alias.dtype
             and tensor.device == self.alias.device
+            and (self.content is None or self.content.unchanged())
         )

@@ -7,6 +7,7 @@ holds, the call runs. Otherwise a new call is prepared.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -14,11 +15,19 @@ import torch
 from torch import Tensor
 
 from kernel_runtime.cuda.graph_capture import capturing
+from quant_gru.config import QuantGRUWarning
+from quant_gru.config.notes import caller_stacklevel
 from quant_gru.execution.weight_guard import WeightGuard, guard_of
 from quant_gru.integer.border import Packing
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.dispatch import Stack, stack_of
 from quant_gru.kernels.live_weights import LiveWeights, all_live
+
+SILENT_WRITE = (
+    "Expected writes to weights that PyTorch records, got one that it does not, such as a "
+    "collective, or a write to parameter.data or to a shared vector. Calls compare samples of "
+    "large weights, so a small write may be seen late: call eval() or train() after such writes"
+)
 
 
 class PreparedCall:
@@ -77,7 +86,12 @@ class PreparedCall:
         """
         if self._guard is None:
             return False
-        return self._guard.in_place(weights) if self.live else self._guard.unchanged(weights)
+        if self.live:
+            return self._guard.in_place(weights)
+        holds: bool = self._guard.unchanged(weights)
+        if not holds and self._guard.native.found_silent_write():
+            warnings.warn(QuantGRUWarning(SILENT_WRITE), stacklevel=caller_stacklevel())
+        return holds
 
     def start(
         self,

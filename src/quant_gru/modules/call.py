@@ -139,6 +139,9 @@ class Calls(Exports):
         if kept is not None and kept.holds(own):
             kept.update(dropped, p)
             return kept
+        if kept is not None:
+            # parts of the weights have guards of their own, which may see a write later
+            plans.forget_settled()
         self._finalized(in_forward=True)
         assert self._state.scales is not None
         weights = self._weights()
@@ -180,8 +183,14 @@ class Calls(Exports):
         found = noise.all_dropped(self.num_layers, self._directions, self.hidden_size)
         return found, noise.recurrent_dropout
 
-    def _plan(self) -> GRUPlan:
-        """Return the plan of the current weights."""
+    def _plan(self, kept: bool = False) -> GRUPlan:
+        """Return the plan of the current weights.
+
+        Args:
+            kept: Whether a plan of earlier calls will do if samples show no change of the weights.
+        """
+        if not kept:
+            self._state.plans.forget_settled()
         self._finalized()
         assert self._state.scales is not None
         live = self._may_change_unseen()

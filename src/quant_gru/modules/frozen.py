@@ -210,6 +210,8 @@ class FrozenQuantGRU(torch.nn.Module):
         sequence = self._normalize(input, hx)
         x, h0, packing = sequence.values, sequence.states, sequence.packing
         if prepared is None or not prepared.holds(own):
+            if prepared is not None:
+                plans.forget_settled()
             self._give_versions()
             integers = self._integers()
             prepared = prepare(lambda: plans.plan(integers), [integers], own, None)

@@ -106,6 +106,9 @@ def run_prepared(
         # computed weights are new tensors in each call
         if not all(isinstance(w, Parameter) or not w.is_floating_point() for w in weights):
             return None
+        if prepared is not None:
+            # parts of the weights have guards of their own, which may see a write later
+            keeper.forget_settled()
         prepared = prepare(lambda: source.plan(weights, False), [weights], weights, torch.float32)
         keeper.in_graphs = prepared
     return prepared.start(weights, x, h0, lengths, False)

@@ -118,7 +118,14 @@ NB_MODULE(_native, m) {
         .def(nb::init<const nb::handle &, const nb::sequence &, nb::object>(), nb::arg(), nb::arg(),
              nb::arg().none())
         .def("unchanged", &WeightGuard::unchanged)
-        .def("in_place", &WeightGuard::in_place);
+        .def("in_place", &WeightGuard::in_place)
+        .def("found_silent_write", &WeightGuard::found_silent_write);
+    nb::class_<ContentSample>(m, "ContentSample")
+        .def("__init__",
+             [](ContentSample *self, uintptr_t data, size_t bytes) {
+                 new (self) ContentSample(reinterpret_cast<const void *>(data), bytes);
+             })
+        .def("unchanged", &ContentSample::unchanged);
     nb::class_<PreparedCall>(m, "PreparedCall")
         .def("run", &PreparedCall::run, nb::arg(), nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg(), nb::arg().none() = nb::none());

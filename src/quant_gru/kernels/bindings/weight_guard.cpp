@@ -24,10 +24,13 @@ WeightGuard::WeightGuard(const nb::handle &type, const nb::sequence &weights, nb
     for (nb::handle w : weights) {
         const bool has_version = !nb::cast<bool>(w.attr("is_inference")());
         has_versions_ = has_versions_ && has_version;
-        Weight weight;
+        const uintptr_t address = tensors_.address(w.ptr());
+        const bool readable = tensors_.device() < 0 && tensors_.is_contiguous(w.ptr());
+        Weight weight{.content = {readable ? reinterpret_cast<const void *>(address) : nullptr,
+                                  readable ? nb::cast<size_t>(w.attr("nbytes")) : 0}};
         weight.tensor = w.ptr();
         weight.version = has_version ? tensors_.version(w.ptr()) : 0;
-        weight.address = tensors_.address(w.ptr());
+        weight.address = address;
         weight.dtype = dtype_.of(w.ptr());
         weight.shape = shape_.of(w.ptr());
         weight.strides = stride_.call(w.ptr());
@@ -48,8 +51,14 @@ bool WeightGuard::unchanged(const nb::object &weights) const {
     return all_hold(weights, weights_.size(), [&](PyObject *w, size_t i) {
         const Weight &weight = weights_[i];
         return w == weight.tensor && tensors_.version(w) == weight.version &&
-               tensors_.address(w) == weight.address;
+               tensors_.address(w) == weight.address && weight.content.unchanged();
     });
+}
+
+bool WeightGuard::found_silent_write() const {
+    for (const Weight &weight : weights_)
+        if (!weight.content.is_whole() && weight.content.changed()) return true;
+    return false;
 }
 
 bool WeightGuard::in_place(const nb::object &weights) const {

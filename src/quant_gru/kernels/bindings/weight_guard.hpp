@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "bindings/content_sample.hpp"
 #include "kernel_runtime/native/tensor_view.hpp"
 
 namespace quant_gru {
@@ -24,10 +25,13 @@ class WeightGuard {
                 nanobind::object steps);
 
     // Whether the current weights are the same tensors with unchanged values. Always false for
-    // inference tensors, which have no version.
+    // inference tensors, which have no version. On a CPU, samples of the contents are compared,
+    // too.
     bool unchanged(const nanobind::object &weights) const;
     // Whether the current weights are the same tensors with unchanged addresses and layouts.
     bool in_place(const nanobind::object &weights) const;
+    // Whether a sample of a large weight changed while its version stayed.
+    bool found_silent_write() const;
     // Whether any weight requires a gradient.
     bool ask_for_gradient() const;
 
@@ -40,6 +44,7 @@ class WeightGuard {
         bool is_plain;
         nanobind::object dtype, shape, strides;
         std::vector<int64_t> sizes;
+        ContentSample content;
     };
 
     int64_t count() const;

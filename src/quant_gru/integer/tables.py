@@ -148,15 +148,7 @@ def build_table(
         entries = float_table(function, pre, out, codes) - out.zero_point
         return _make(function, out, codes, pre.hi, entries[:, None].tolist(), 0, 0)
     if activation == "exact":
-        most = MAX_SEGMENTS
-        table = _build_uniform(function, pre, out, most)
-        wide = max(pre.bits, out.bits) > NARROW_BITS
-        while (
-            wide and most < MAX_WIDE_SEGMENTS and _largest_difference(table, function, pre, out) > 1
-        ):
-            most *= 2
-            table = _build_uniform(function, pre, out, most)
-        return table
+        return _build_exact(function, pre, out)
     qa, qb = _active_range(function, pre, out)
     f = _in_code_units(function, pre, out)
     degree, default = (1, 16) if activation == "pwl" else (2, 8)

@@ -69,8 +69,8 @@ def to_document(
 ) -> dict[str, Any]:
     """Return the document of a calibrated GRU, as JSON-compatible data."""
     document = Document(
-        format="quant-gru-params",
-        version=1,
+        format=FORMAT,
+        version=VERSION,
         gru=shape,
         config=config.to_dict(),
         cells=[

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-FORMAT = "quant-gru-params"
-VERSION = 1
+FORMAT: Final = "quant-gru-params"
+VERSION: Final = 1
 
 Integer = Annotated[int, Field(strict=True)]
 _Size = Annotated[int, Field(ge=1, le=2**31 - 1)]

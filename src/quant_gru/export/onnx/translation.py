@@ -71,6 +71,6 @@ def _mark(
 
 
 def _recorder() -> Any:
-    import onnxscript
+    from onnxscript import evaluator
 
-    return onnxscript.evaluator.default()
+    return evaluator.default()

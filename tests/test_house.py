@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +76,12 @@ OUTSIDE = {
 
 
 RUNTIME = ROOT.parent / "kernel_runtime"
+ACTNN = ROOT.parent / "actnn"
+
+# The same for actnn.
+ACTNN_ROOMS = ["_errors", "codec", "allocation", "saving", "layers", "planning", "notes"]
+ACTNN_LAYERS = {room: set(ACTNN_ROOMS[:index]) for index, room in enumerate(ACTNN_ROOMS)}
+ACTNN_LAYERS["__init__"] = set(ACTNN_ROOMS)
 
 # The largest of each kind: figures that may only fall.
 LARGEST = {
@@ -128,7 +135,7 @@ def test_imports_go_down(path):
             target = rest.partition(".")[0]
             assert target in LAYERS[room] | {room}, f"{room} imports {module}"
         elif room in OUTSIDE:
-            allowed = OUTSIDE[room] | set(__import__("sys").stdlib_module_names)
+            allowed = OUTSIDE[room] | set(sys.stdlib_module_names)
             assert top in allowed, f"{room} imports {module}"
 
 
@@ -163,7 +170,24 @@ RUNTIME_FILES = sorted(RUNTIME.rglob("*.py"))
 @pytest.mark.parametrize("path", RUNTIME_FILES, ids=lambda path: str(path.relative_to(RUNTIME)))
 def test_the_runtime_imports_nothing_of_the_package(path):
     for module in imports(path):
-        assert module.partition(".")[0] != "quant_gru", f"{path.name} imports {module}"
+        top = module.partition(".")[0]
+        assert top not in ("quant_gru", "actnn"), f"{path.name} imports {module}"
+
+
+ACTNN_FILES = sorted(ACTNN.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", ACTNN_FILES, ids=lambda path: str(path.relative_to(ACTNN)))
+def test_imports_of_actnn_go_down(path):
+    room = path.relative_to(ACTNN).parts[0].removesuffix(".py")
+    outside = {"torch", "numpy", "kernel_runtime", *sys.stdlib_module_names}
+    for module in imports(path):
+        top, _, rest = module.partition(".")
+        if top == "actnn":
+            target = rest.partition(".")[0]
+            assert target in ACTNN_LAYERS[room] | {room}, f"{room} imports {module}"
+        else:
+            assert top in outside, f"{room} imports {module}"
 
 
 def test_the_runtime_includes_nothing_of_the_package():
@@ -182,7 +206,7 @@ def test_the_runtime_names_no_gru():
 
 
 def sources(*suffixes: str) -> Iterator[Path]:
-    for root in (ROOT, RUNTIME):
+    for root in (ROOT, RUNTIME, ACTNN):
         for path in root.rglob("*"):
             if path.suffix in suffixes and "__pycache__" not in path.parts:
                 yield path

@@ -10,6 +10,7 @@ from quant_gru._errors import QuantGRUError
 from quant_gru.export.onnx import real_weights
 from quant_gru.export.onnx.builder import Builder, Value
 from quant_gru.export.onnx.integer import CONTAINERS
+from quant_gru.export.row_scales import ROWS
 from quant_gru.integer.plan import ZONEOUT_SHIFT, CellPlan
 from quant_gru.integer.quantizer import Quantizer, code_limits
 from quant_gru.integer.weighted_sum import WeightedSum
@@ -90,7 +91,7 @@ class QdqCell:
         # ONNX Runtime makes MatMul of 8-bit weights a MatMulNBits, which rounds its input
         bias = b.float32(real_weights.bias(self.plan, name).numpy())
         found = b.op("Gemm", v, weight, bias, transB=1)
-        return self._at(b, real_weights.ROWS[name][1], found)
+        return self._at(b, ROWS[name][1], found)
 
     def read(self, b: Builder, x: Value) -> Value:
         """Quantize the real input of the first layer, float32 (T, N, C)."""

@@ -11,7 +11,7 @@ import typer
 
 from quant_gru import __version__
 from quant_gru._errors import QuantGRUError
-from quant_gru.cli import frozen_files
+from quant_gru.cli.frozen_files import export, inspect, verify
 from quant_gru.cli.messages import WRONG, one_line_messages, report
 
 if TYPE_CHECKING:
@@ -191,9 +191,9 @@ def diff(
         typer.echo(f"{first} and {second} have the same quantization.")
 
 
-app.command()(frozen_files.export)
-app.command()(frozen_files.inspect)
-app.command()(frozen_files.verify)
+app.command()(export)
+app.command()(inspect)
+app.command()(verify)
 
 
 @app.command()

@@ -73,11 +73,11 @@ def export(
 ) -> None:
     """Write a frozen GRU as ONNX, C source, AIMET encodings or a parameter file."""
     with one_line_messages():
-        from quant_gru.cli import hand_over
+        from quant_gru.cli.hand_over import Options, write
 
         kind = None if profile is None else profile.value
-        options = hand_over.Options(kind, step, states, lengths, name, version)
-        for line in hand_over.export(file, to.value, output, force, options):
+        options = Options(kind, step, states, lengths, name, version)
+        for line in write(file, to.value, output, force, options):
             typer.echo(line)
 
 
@@ -116,9 +116,9 @@ def verify(
     The exit code is 0 if all codes are equal, and 1 if not.
     """
     with one_line_messages():
-        from quant_gru.cli import hand_over
+        from quant_gru.cli.hand_over import compare
 
-        lines, equal = hand_over.verify(file, against, within)
+        lines, equal = compare(file, against, within)
         for line in lines:
             typer.echo(line)
         if not equal:

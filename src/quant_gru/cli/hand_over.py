@@ -57,7 +57,7 @@ class Options:
             )
 
 
-def export(file: str, to: str, output: str | None, force: bool, options: Options) -> list[str]:
+def write(file: str, to: str, output: str | None, force: bool, options: Options) -> list[str]:
     """Write a frozen GRU in another form, and return lines about it.
 
     Args:
@@ -142,7 +142,7 @@ def sizes(file: str) -> str:
     )
 
 
-def verify(file: str, against: str, within: int) -> tuple[list[str], bool]:
+def compare(file: str, against: str, within: int) -> tuple[list[str], bool]:
     """Compare an ONNX file, or a directory of C source, with the plan of a frozen GRU.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -47,7 +48,7 @@ def verify_c(
         main.write_text(Model(plan, name).selftest(steps, seed), encoding="utf-8")
         program = str(Path(work, "program"))
         sources = [str(folder / f"{name}.c"), str(main)]
-        command = [_compiler(), "-std=c99", "-O2", f"-I{folder}", *sources, "-o", program]
+        command = [*_compiler(), "-std=c99", "-O2", f"-I{folder}", *sources, "-o", program]
         built = _done(command, where)
         if built.returncode:
             raise QuantGRUError(_reason_of(built.stderr, name, where))
@@ -72,13 +73,15 @@ def _name_in(folder: Path) -> str:
     return found[0]
 
 
-def _compiler() -> str:
-    for name in filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")):
-        path = shutil.which(name)
-        if path:
-            return path
+def _compiler() -> list[str]:
+    chosen = os.environ.get("CC")
+    for command in [chosen] if chosen else ["cc", "gcc", "clang"]:
+        words = shlex.split(command)
+        if words and shutil.which(words[0]):
+            return words
     raise QuantGRUError(
-        "Expected a C compiler, got none named cc, gcc or clang; set the environment variable CC"
+        f"Expected a C compiler, got none named {chosen or 'cc, gcc or clang'}; the environment "
+        "variable CC names one"
     )
 
 

@@ -119,6 +119,22 @@ def test_qdq_is_one_scan_of_quantizers(config, path):
     assert all(each.largest_real < 0.1 for each in report.values())
 
 
+def test_qdq_with_biases_beyond_int32(path):
+    """ONNX Runtime makes biases of Gemm int32 in units of the accumulator, which 16 bits exceed."""
+    torch.manual_seed(0)
+    gru = QuantGRU(C, H, config=QuantConfig.int16().replace_globals(scale_kind="free")).eval()
+    with torch.no_grad():
+        gru.bias_ih_l0.fill_(2.0)
+        gru.bias_hh_l0.fill_(-1.9)
+        gru.weight_ih_l0.mul_(0.1)
+        gru.weight_hh_l0.mul_(0.1)
+    x = seeded(9, 3, C, scale=0.1)
+    gru.calibrate(x)
+    gru.finalize_calibration()
+    report = quant_gru.export_onnx(gru, path, x, "qdq")
+    assert all(each.largest < 20 for each in report.values()), report
+
+
 def test_qdq_without_fusions_of_the_runtime_is_exact_at_8_bits(path):
     """By default ONNX Runtime replaces QDQ by QLinear operators, which round differently."""
     gru = quantized("pot8")

@@ -90,7 +90,11 @@ class QdqCell:
         weight = real_weights.dequantized(b, self.plan, name)
         # ONNX Runtime makes MatMul of 8-bit weights a MatMulNBits, which rounds its input
         bias = b.float32(real_weights.bias(self.plan, name).numpy())
-        found = b.op("Gemm", v, weight, bias, transB=1)
+        if real_weights.bias_fits_int32(self.plan, name):
+            found = b.op("Gemm", v, weight, bias, transB=1)
+        else:
+            # ONNX Runtime makes the bias of a Gemm an int32 in units of the accumulator, and clips
+            found = b.op("Add", b.op("Gemm", v, weight, transB=1), bias)
         return self._at(b, ROWS[name][1], found)
 
     def read(self, b: Builder, x: Value) -> Value:

@@ -51,6 +51,13 @@ def bias(plan: CellPlan, name: str) -> Tensor:
     return (B.cpu().double() * 2.0**shift * unit).to(torch.float32)
 
 
+def bias_fits_int32(plan: CellPlan, name: str) -> bool:
+    """Return whether the bias of 'weight.W' or 'weight.R' fits int32 in accumulator units."""
+    w = plan.weights
+    B, shift = (w.Bw, plan.shift_Bw) if name == "weight.W" else (w.Br, plan.shift_Br)
+    return int(B.abs().max()) << shift < 1 << 31
+
+
 def real(plan: CellPlan, name: str) -> Tensor:
     """Return 'weight.W' or 'weight.R' as real values, float32 (3H, K)."""
     return codes(plan, name).to(torch.float32) * row_scales(plan, name)[:, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -153,6 +154,20 @@ def test_biases_have_no_encoding(file: Path) -> None:
     assert result.exit_code == 0
     assert "Warning: Encodings of a frozen GRU have none for its biases" in result.stderr
     assert "bias" not in file.with_suffix(".encodings").read_text()
+
+
+def test_damaged_models_are_errors_or_compared(file: Path) -> None:
+    said("export", file, "--to", "onnx", "--step")
+    target, chance = file.with_suffix(".onnx"), random.Random(0)
+    raw = target.read_bytes()
+    for _ in range(60):
+        data = bytearray(raw[: chance.choice([len(raw), len(raw), chance.randrange(len(raw))])])
+        for _ in range(chance.randrange(4) if data else 0):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        target.write_bytes(data)
+        result = run("verify", file, "--against", target)
+        assert result.exit_code in (0, 1, 2)
+        assert result.exit_code < 2 or result.stderr.startswith("Error: Expected ")
 
 
 def test_inspect(file: Path, tmp_path: Path) -> None:

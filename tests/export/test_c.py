@@ -146,6 +146,22 @@ def test_directories(tmp_path):
     assert {path.name for path in again.directory.iterdir()} == set(again.files)
 
 
+def test_existing_files_remain_where_one_cannot_be_written(tmp_path, monkeypatch):
+    quantized(None, 2, 3).export_c(tmp_path, "net")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    calls, sync = iter(range(100)), os.fsync
+
+    def fail(file):
+        if next(calls) == 4:
+            raise OSError(28, "No space left on device")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(QuantGRUError, match=r"Expected a writable file, got No space left"):
+        quantized(None, 4, 5).export_c(tmp_path, "net")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_sums_take_the_narrowest_integers():
     def kind(Ms, k, *bounds):
         s = WeightedSum(Ms, k, 3, -128, 127, "e")

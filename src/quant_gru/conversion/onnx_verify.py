@@ -97,6 +97,11 @@ def verified_file(path: str | os.PathLike[str], source: Source) -> Report:
         )
     except QuantGRUError as error:
         raise QuantGRUError(f"{error} ({where})") from error.__cause__
+    except Exception as error:  # the exceptions of ONNX Runtime share no other class
+        reason = " ".join(str(error).split())
+        raise QuantGRUError(
+            f"Expected a model that ONNX Runtime runs, got: {reason:.300} ({where})"
+        ) from error
 
 
 Border = tuple[dict[str, list[Any]], list[str]]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quant_gru._errors import CalibrationError, ConfigError, ParameterError, QuantGRUError
 from quant_gru.config import WEIGHTS, QuantGRUWarning
-from quant_gru.config.files import name_of, read_json, write_text
+from quant_gru.config.files import name_of, read_json, write_files
 from quant_gru.config.notes import caller_stacklevel
 from quant_gru.config.operators import suggest
 from quant_gru.export.aimet import scales, versions
@@ -109,9 +109,11 @@ def _write(
     left_out: Sequence[str],
 ) -> None:
     """Write a file of encodings, and a parameter file for each module beside it."""
-    for name, document in documents.items():
-        params.write(parameter_file(path, name), document)
-    write_text(path, json.dumps(versions.to_document(entries, version), indent=1) + "\n")
+    texts: dict[str | os.PathLike[str], str] = {
+        parameter_file(path, name): params.to_text(each) for name, each in documents.items()
+    }
+    encodings = json.dumps(versions.to_document(entries, version), indent=1) + "\n"
+    write_files({**texts, path: encodings})
     if left_out:
         warnings.warn(
             f"Encodings of AIMET have no place for {'; '.join(left_out)}; the parameter file "

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
-from quant_gru.config.files import write_text
+from quant_gru.config.files import write_files
 from quant_gru.execution.layers import run_codes
 from quant_gru.export.c.cell import CellSource, cell_source, is_wide
 from quant_gru.export.c.text import HERE, SIZES, array, fill, type_of
@@ -114,8 +114,7 @@ def export_c(
         raise QuantGRUError(
             f"Expected a directory to write to, got {error.strerror} ({str(folder)!r})"
         ) from error
-    for file, text in files.items():
-        write_text(folder / file, text)
+    write_files({folder / file: text for file, text in files.items()})
     return CSource(
         folder, tuple(files), amounts["weights"], amounts["tables"], flash, ram, macs
     )  # fmt: skip

@@ -113,7 +113,7 @@ class FrozenQuantGRU(torch.nn.Module):
         """Write encodings of AIMET and a parameter file; see `QuantGRU.export_encodings`.
 
         Tensors have the names of nn.GRU's parameters. Scales of weights are those of the integers,
-        equal to the scales of the QuantGRU within 2^-16. Biases have no encoding: their integers
+        equal to the scales of the QuantGRU within 2^-15. Biases have no encoding: their integers
         are in units of the accumulators.
 
         Raises:

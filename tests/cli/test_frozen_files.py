@@ -187,6 +187,10 @@ def test_nothing_is_overwritten_unless_asked(file: Path) -> None:
     result = run("export", file, "--to", "onnx")
     assert (result.exit_code, target.read_text()) == (2, "mine")
     assert result.stderr.startswith("Error: Expected --output to be new, got ")
+    parameters = file.with_suffix(".quant_params.json")
+    parameters.write_text("mine")
+    result = run("export", file, "--to", "encodings")
+    assert (result.exit_code, parameters.read_text()) == (2, "mine")
     said("export", file, "--to", "onnx", "--force")
     assert target.read_bytes() != b"mine"
 

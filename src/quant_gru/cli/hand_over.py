@@ -12,6 +12,7 @@ from quant_gru.config.files import name_of
 from quant_gru.conversion.onnx import export_onnx, export_step_onnx
 from quant_gru.conversion.onnx_verify import random_example, verified_file
 from quant_gru.export.c.verify import verify_c
+from quant_gru.modules.encodings import parameter_file
 from quant_gru.modules.frozen import FrozenQuantGRU
 
 SUFFIXES = {"onnx": ".onnx", "c": "_c", "encodings": ".encodings", "json": ".json"}
@@ -71,10 +72,13 @@ def write(file: str, to: str, output: str | None, force: bool, options: Options)
     gru = FrozenQuantGRU.load(file)
     source = Path(file)
     target = str(source.with_name(source.stem + SUFFIXES[to])) if output is None else output
-    name_of(target)
-    if Path(target).exists() and not force:
+    written = [Path(name_of(target))]
+    if to == "encodings":
+        written.append(parameter_file(target, ""))
+    found = next((str(path) for path in written if path.exists()), None)
+    if found is not None and not force:
         raise QuantGRUError(
-            f"Expected --output to be new, got '{target}', which exists; --force overwrites"
+            f"Expected --output to be new, got '{found}', which exists; --force overwrites"
         )
     if to == "onnx":
         return [f"Wrote {target}", *_onnx(gru, target, options)]

@@ -48,17 +48,20 @@ int64_t WeightGuard::count() const {
 
 bool WeightGuard::unchanged(const nb::object &weights) const {
     if (!has_versions_ || (!steps_.is_none() && count() != count_)) return false;
-    return all_hold(weights, weights_.size(), [&](PyObject *w, size_t i) {
+    const bool hold = all_hold(weights, weights_.size(), [&](PyObject *w, size_t i) {
         const Weight &weight = weights_[i];
         return w == weight.tensor && tensors_.version(w) == weight.version &&
                tensors_.address(w) == weight.address && weight.content.unchanged();
     });
+    if (!hold || !watch_ || !watch_->found()) return hold;
+    found_by_watch_ = true;
+    return false;
 }
 
 bool WeightGuard::found_silent_write() const {
     for (const Weight &weight : weights_)
         if (!weight.content.is_whole() && weight.content.changed()) return true;
-    return false;
+    return found_by_watch_;
 }
 
 bool WeightGuard::in_place(const nb::object &weights) const {

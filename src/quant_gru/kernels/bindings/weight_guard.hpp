@@ -4,9 +4,12 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "bindings/content_sample.hpp"
+#include "bindings/content_watch.hpp"
 #include "kernel_runtime/native/tensor_view.hpp"
 
 namespace quant_gru {
@@ -26,12 +29,19 @@ class WeightGuard {
 
     // Whether the current weights are the same tensors with unchanged values. Always false for
     // inference tensors, which have no version. On a CPU, samples of the contents are compared,
-    // too.
+    // too. With a watch, false after it has found a change.
     bool unchanged(const nanobind::object &weights) const;
     // Whether the current weights are the same tensors with unchanged addresses and layouts.
     bool in_place(const nanobind::object &weights) const;
-    // Whether a sample of a large weight changed while its version stayed.
+    // Whether `unchanged` found other contents of a weight with the same version, which earlier
+    // calls may have missed.
     bool found_silent_write() const;
+    // Watches the contents of weights on a GPU.
+    void watch(std::unique_ptr<ContentWatch> watch) { watch_ = std::move(watch); }
+    // Starts a look of the watch, if there is one and a look is due. Never called during capture.
+    void look() const {
+        if (watch_) watch_->look();
+    }
     // Whether any weight requires a gradient.
     bool ask_for_gradient() const;
 
@@ -54,6 +64,8 @@ class WeightGuard {
     nanobind::object steps_;
     int64_t count_ = 0;
     bool has_versions_ = true;
+    std::unique_ptr<ContentWatch> watch_;
+    mutable bool found_by_watch_ = false;
     Attribute dtype_, shape_, stride_;
 };
 

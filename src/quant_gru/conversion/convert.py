@@ -10,9 +10,8 @@ from typing import TypeVar, cast
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
-from quant_gru._errors import QuantGRUError
-from quant_gru.config import QuantConfig, QuantGRUWarning
-from quant_gru.config.notes import caller_stacklevel
+from quant_gru._errors import QuantGRUError, QuantGRUWarning, caller_stacklevel
+from quant_gru.config import QuantConfig
 from quant_gru.conversion.selection import ModelConfig, Selection
 from quant_gru.modules.cell import QuantGRUCell
 from quant_gru.modules.gru import QuantGRU

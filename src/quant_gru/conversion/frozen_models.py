@@ -10,9 +10,13 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from quant_gru._errors import CalibrationError, ParameterError, QuantGRUError
-from quant_gru.config import QuantGRUWarning
-from quant_gru.config.notes import caller_stacklevel
+from quant_gru._errors import (
+    CalibrationError,
+    ParameterError,
+    QuantGRUError,
+    QuantGRUWarning,
+    caller_stacklevel,
+)
 from quant_gru.conversion.convert import find_grus
 from quant_gru.modules.cell import FrozenQuantGRUCell
 from quant_gru.modules.frozen import FrozenQuantGRU

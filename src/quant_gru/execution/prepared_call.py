@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from kernel_runtime.cuda.graph_capture import capturing
-from quant_gru.config import QuantGRUWarning
-from quant_gru.config.notes import caller_stacklevel
+from quant_gru._errors import QuantGRUWarning, caller_stacklevel
 from quant_gru.execution.weight_guard import WeightGuard, guard_of
 from quant_gru.integer.border import Packing
 from quant_gru.integer.plan import GRUPlan

@@ -204,9 +204,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     // Real values are stored from registers: with CL > 1 while blocks wait for each other,
     // otherwise after the GEMM of the next step.
     constexpr bool kBehind = CL == 1;
-    const int64_t value_step = kRoom || (kTight && NT == 2)
-                                   ? kept_number(step * N * p.boundary.next)
-                                   : step * N * p.boundary.next;
+    const int64_t between = step * N * p.boundary.next;
+    const int64_t value_step = kRoom || (kTight && NT == 2) ? kept_number(between) : between;
     float *value_at = p.boundary.values + group * 16 + lane8 + 8 * mine.row8 +
                       ((first - (kBehind ? step : 0)) * N + first_row + mine.n) * p.boundary.next;
     const auto value_of = [&](Real v) {

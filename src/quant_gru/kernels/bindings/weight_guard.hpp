@@ -15,7 +15,6 @@
 namespace quant_gru {
 
 using kernel_runtime::all_hold;
-using kernel_runtime::Attribute;
 using kernel_runtime::checked;
 using kernel_runtime::number;
 using kernel_runtime::Tensors;
@@ -27,9 +26,9 @@ class WeightGuard {
     WeightGuard(const nanobind::handle &type, const nanobind::sequence &weights,
                 nanobind::object steps);
 
-    // Whether the current weights are the same tensors with unchanged values. Always false for
-    // inference tensors, which have no version. On a CPU, samples of the contents are compared,
-    // too. With a watch, false after it has found a change.
+    // Whether the current weights are the same tensors with unchanged layouts and values. Always
+    // false for inference tensors, which have no version. On a CPU, samples of the contents are
+    // compared, too. With a watch, false after it has found a change.
     bool unchanged(const nanobind::object &weights) const;
     // Whether the current weights are the same tensors with unchanged addresses and layouts.
     bool in_place(const nanobind::object &weights) const;
@@ -49,11 +48,7 @@ class WeightGuard {
     struct Weight {
         PyObject *tensor;
         int64_t version;
-        uintptr_t address;
-        // Whether `Tensors::is_at` can compare the layout; otherwise attributes are compared.
-        bool is_plain;
-        nanobind::object dtype, shape, strides;
-        std::vector<int64_t> sizes;
+        kernel_runtime::Place place;
         ContentSample content;
     };
 
@@ -66,7 +61,6 @@ class WeightGuard {
     bool has_versions_ = true;
     std::unique_ptr<ContentWatch> watch_;
     mutable bool found_by_watch_ = false;
-    Attribute dtype_, shape_, stride_;
 };
 
 }  // namespace quant_gru

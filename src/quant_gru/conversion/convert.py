@@ -125,7 +125,9 @@ def _warn_of_others(model: torch.nn.Module, names: Names, selection: Selection) 
         if not isinstance(module, _GRUS) and not selection.leaves(each)
     ]
     if others:
-        _warn(f"{', '.join(others)} stay in floating point: only nn.GRU and GRUCell are converted")
+        _warn(
+            f"left in floating point: {', '.join(others)}; only nn.GRU and nn.GRUCell are converted"
+        )
 
 
 def _configure(name: str, gru: QuantGRU, config: QuantConfig) -> None:

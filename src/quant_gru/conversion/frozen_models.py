@@ -66,7 +66,7 @@ def freeze_model(model: Model, inplace: bool = False) -> Model:
     left = ", ".join(repr(name) for name in grus if name not in quantized)
     if left:
         warnings.warn(
-            f"{left} stay in floating point: use_quantization is False",
+            f"left in floating point: {left}; use_quantization is False",
             QuantGRUWarning,
             stacklevel=caller_stacklevel(),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import threading
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -31,6 +32,7 @@ _ContentsC = structure(
 )
 _KERNEL = Kernel.of("weights/contents", "contents", {})
 _marks = itertools.count()
+_lock = threading.Lock()
 
 
 class Contents:
@@ -55,22 +57,25 @@ class Contents:
     ) -> None:
         device = tensors[0].device
         self.mark = next(_marks) % (2**31 - 1) + 1
-        self.found = _flags(device.type == "cuda")[self.mark % _FLAGS].data_ptr()
+        with _lock:
+            flags = _flags(device.type == "cuda")
+        self.found = flags[self.mark % _FLAGS].data_ptr()
         chunks = sum(map(_chunks_of, tensors))
         self.parts = max(1, -(-chunks * _CHUNK // most_bytes))
         self._hashes = torch.empty(chunks, dtype=torch.int64, device=device)
         self._part = Memory()
-        self._machine, self._launches, at = machine, [], 0
+        self._machine, at = machine, 0
+        self._launches: list[Prepared] = []
         for first in range(0, len(tensors), _MOST_TENSORS):
             arguments = self._arguments(tensors[first : first + _MOST_TENSORS], at)
             at += arguments.chunks
-            machine.launch(_KERNEL, _grid(arguments.chunks), arguments)
+            # a prepared launch, because the device may not be the current one
+            machine.prepare(_KERNEL, _grid(arguments.chunks), arguments).start(machine.stream())
             arguments.mark, arguments.parts = self.mark, self.parts
             self._part.point(arguments, "part")
             grid = _grid(-(-arguments.chunks // self.parts))
             self._launches.append(machine.prepare(_KERNEL, grid, arguments))
         made_on(device)
-        self._look: Prepared | None = None
 
     def _arguments(self, tensors: Sequence[Tensor], at: int) -> Any:
         """Return arguments that write the hashes of tensors, the first at index `at`."""

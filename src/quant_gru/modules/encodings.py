@@ -12,10 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru._errors import CalibrationError, ConfigError, ParameterError, QuantGRUError
-from quant_gru.config import WEIGHTS, QuantGRUWarning
+from quant_gru._errors import (
+    CalibrationError,
+    ConfigError,
+    ParameterError,
+    QuantGRUError,
+    QuantGRUWarning,
+    caller_stacklevel,
+)
+from quant_gru.config import WEIGHTS
 from quant_gru.config.files import name_of, read_json, write_files
-from quant_gru.config.notes import caller_stacklevel
 from quant_gru.config.operators import suggest
 from quant_gru.export.aimet import scales, versions
 from quant_gru.export.aimet.entries import Entry

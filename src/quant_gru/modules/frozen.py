@@ -24,6 +24,7 @@ from quant_gru.export.onnx.source import Source
 from quant_gru.integer.plan import GRUPlan, WeightPart
 from quant_gru.integer.quantizer import container_dtype
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.modules import encodings
 from quant_gru.modules.stream import Stream
 from quant_gru.parameters import document as params
 from quant_gru.torch_ops import operators, watchers
@@ -99,6 +100,32 @@ class FrozenQuantGRU(torch.nn.Module):
             1824
         """
         return export_c(self._on_cpu()[1], directory, name, steps)
+
+    def export_quant_params(self, path: str | os.PathLike[str]) -> None:
+        """Write scales, zero points and tables as a parameter file; weights are not in it.
+
+        Raises:
+            ConfigError: The file cannot be written.
+        """
+        params.write(path, self._document())
+
+    def export_encodings(self, path: str | os.PathLike[str], version: str = "1.0.0") -> None:
+        """Write encodings of AIMET and a parameter file; see `QuantGRU.export_encodings`.
+
+        Tensors have the names of nn.GRU's parameters. Scales of weights are those of the integers,
+        equal to the scales of the QuantGRU within 2^-15. Biases have no encoding: their integers
+        are in units of the accumulators.
+
+        Raises:
+            QuantGRUError: The version is unknown, or a file cannot be written.
+        """
+        encodings.write_frozen(path, version, self._on_cpu()[1], self._document())
+
+    def _document(self) -> dict[str, Any]:
+        """Return the parameter document."""
+        document = params.from_tensor(self.get_buffer(_DOCUMENT).cpu(), f"key {_DOCUMENT!r}")
+        params.take_flag(document, "batch_first", False, f"key {_DOCUMENT!r}")
+        return document
 
     def _on_cpu(self) -> tuple[dict[str, Tensor], GRUPlan]:
         """Return the state_dict and the plan on the CPU."""

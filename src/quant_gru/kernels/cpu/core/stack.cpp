@@ -76,10 +76,6 @@ void Stack::mark_nan(const Call &call) const {
     const int D = directions();
     const int64_t H = layer(0, 0).H(), T = call.T, N = call.N;
     NaNRows input = rows_with_nan(call.x, T, call.x_step, N, call.x_row, layer(0, 0).C());
-    if (call.lengths)
-        for (int64_t row = 0; row < N; ++row)
-            for (int64_t step = call.lengths[row]; step < T; ++step)
-                input[static_cast<size_t>(step * N + row)] = 0;
     for (size_t i = 0; i < depth(); ++i) {
         NaNRows output(input.size());
         for (int direction = 0; direction < D; ++direction) {

@@ -7,13 +7,13 @@
 
 static int failures = 0;
 
-#define CHECK(condition)                                                              \
-    do {                                                                              \
-        if (!(condition)) {                                                           \
+#define CHECK(condition)                                                                   \
+    do {                                                                                   \
+        if (!(condition)) {                                                                \
             printf("%s:%d: expected %s; last error: %s\n", __FILE__, __LINE__, #condition, \
-                   qgru_last_error());                                                \
-            ++failures;                                                               \
-        }                                                                             \
+                   qgru_last_error());                                                     \
+            ++failures;                                                                    \
+        }                                                                                  \
     } while (0)
 
 static char *bytes_of(const char *path, size_t *size) {

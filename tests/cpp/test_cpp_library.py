@@ -69,9 +69,7 @@ def test_own_tests(build: Path) -> None:
     run(str(CTEST), "--test-dir", build, "--output-on-failure")
 
 
-def test_random_plans_from_python_to_cpp(
-    build: Path, cases: list[Case], tmp_path: Path
-) -> None:
+def test_random_plans_from_python_to_cpp(build: Path, cases: list[Case], tmp_path: Path) -> None:
     write(tmp_path / "golden.bin", cases)
     found = run(build / "tests/golden_test", tmp_path / "golden.bin")
     assert found.endswith(f": 0 of {PLANS} cases differ\n")
@@ -135,12 +133,14 @@ def test_add_subdirectory(tmp_path: Path) -> None:
     assert "golden_test" not in targets
 
 
-def test_pkg_config(build: Path, tmp_path: Path) -> None:
+def test_pkg_config(build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("pkg-config") is None:
         pytest.skip("needs pkg-config")
     run(str(CMAKE), "--install", build, "--prefix", tmp_path)
-    os.environ["PKG_CONFIG_PATH"] = str(tmp_path / "lib/pkgconfig")
-    flags = run("pkg-config", "--cflags", "--libs", f"--define-variable=prefix={tmp_path}", "quant_gru")
+    monkeypatch.setenv("PKG_CONFIG_PATH", str(tmp_path / "lib/pkgconfig"))
+    flags = run(
+        "pkg-config", "--cflags", "--libs", f"--define-variable=prefix={tmp_path}", "quant_gru"
+    )
     example = str(ROOT / "cpp/examples/run_model.c")
     run("gcc", example, *flags.split(), "-o", tmp_path / "program")
 

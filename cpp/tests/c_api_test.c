@@ -41,6 +41,8 @@ static void test_errors(const qgru_model *model) {
     CHECK(qgru_step(NULL, &value, &value) == QGRU_ARGUMENT);
     CHECK(qgru_reset(NULL) == QGRU_ARGUMENT);
     memset(&options, 0, sizeof options);
+    CHECK(qgru_run(model, &value, 1, 1, &value, &options) == QGRU_ARGUMENT);
+    CHECK(strstr(qgru_last_error(), "Expected options.size to be at least") != NULL);
     options.size = sizeof options;
     options.threads = -1;
     CHECK(qgru_run(model, &value, 1, 1, &value, &options) == QGRU_ARGUMENT);

@@ -22,7 +22,7 @@
 namespace quant_gru {
 namespace {
 
-bool always() { return true; }
+[[maybe_unused]] bool always() { return true; }
 
 #if defined(QG_X86)
 [[maybe_unused]] bool has_avx2() {
@@ -115,7 +115,9 @@ const Variant kVariants[] = {
     QG_VARIANT("neon-dot", neon_dot, has_neon_dot),
 #endif
 #endif
+#if !defined(QG_WITHOUT_portable)
     QG_VARIANT("portable", portable, always),
+#endif
 };
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "quant_gru/export.h"
+
 namespace quant_gru {
 
 // The seventeen operators, in the order of the file.
@@ -15,9 +17,9 @@ enum class Operator : int {
 constexpr int kOperators = 17;
 
 // The full name, such as "gate.z_out".
-const char *name_of(Operator op);
+QUANT_GRU_API const char *name_of(Operator op);
 // The operator of a full, short or older name. Throws ArgumentError.
-Operator operator_of(const std::string &name);
+QUANT_GRU_API Operator operator_of(const std::string &name);
 
 constexpr bool is_weight(Operator op) { return op >= Operator::W && op <= Operator::br; }
 constexpr bool is_fusible(Operator op) { return op >= Operator::rRh; }
@@ -41,7 +43,7 @@ struct OperatorConfig {
     Notes notes;
 };
 
-struct QuantConfig {
+struct QUANT_GRU_API QuantConfig {
     // 8 bits, symmetric, signed; sigmoid outputs unsigned.
     QuantConfig();
 

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "quant_gru/export.h"
+
 // The handles of CUDA, declared as its headers do. Passes over host pointers ignore them.
 struct cublasContext;
 typedef struct cublasContext *cublasHandle_t;
@@ -21,7 +23,7 @@ namespace quant_gru {
 // The forward pass of float and double. Objects are not thread-safe; different objects are
 // independent.
 template <class T, class AccumT = T>
-class ForwardPass {
+class QUANT_GRU_API ForwardPass {
  public:
     // training: whether a backward pass follows. `v` is then written and `zoneout_mask` is used.
     // Throws std::invalid_argument if a size is not positive.
@@ -51,7 +53,7 @@ class ForwardPass {
 
 // The gradients of a ForwardPass in training.
 template <class T>
-class BackwardPass {
+class QUANT_GRU_API BackwardPass {
  public:
     // Throws std::invalid_argument if a size is not positive.
     BackwardPass(int batch_size, int input_size, int hidden_size,

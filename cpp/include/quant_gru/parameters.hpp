@@ -7,11 +7,12 @@
 #include <vector>
 
 #include "quant_gru/config.hpp"
+#include "quant_gru/export.h"
 
 namespace quant_gru {
 
 // Real value = scale * (code - zero_point), with codes in [lo, hi].
-struct ActivationQuantizer {
+struct QUANT_GRU_API ActivationQuantizer {
     int bits = 8;
     bool is_signed = true;
     double scale = 1;  // a normal float32 number
@@ -24,7 +25,7 @@ struct ActivationQuantizer {
 };
 
 // A piecewise polynomial from input codes to output codes, docs/arithmetic.md#5-tables.
-struct ActivationTable {
+struct QUANT_GRU_API ActivationTable {
     std::vector<int64_t> bounds;
     int64_t last = 0;
     int degree = 0;
@@ -39,7 +40,7 @@ struct ActivationTable {
 
 // One layer and direction. The configuration is that of the cell, whose widths and kinds may differ
 // from those of the GRU.
-struct CellParameters {
+struct QUANT_GRU_API CellParameters {
     const ActivationQuantizer &quantizer(Operator op) const {
         return quantizers[static_cast<size_t>(op)];
     }
@@ -61,7 +62,7 @@ struct GRUShape {
     int directions() const { return bidirectional ? 2 : 1; }
 };
 
-struct Parameters {
+struct QUANT_GRU_API Parameters {
     // Reads a parameter file, or its text. Throws FileError.
     static Parameters load(const std::string &path);
     static Parameters from_text(const std::string &text, const std::string &where = "text");
@@ -83,7 +84,7 @@ struct FloatCell {
 // Quantizes the weights and returns the bytes of the file that FrozenQuantGRU.save writes in
 // Python: the argument of Model::load. `cells` are in the order of Parameters::cells.
 // Throws ArgumentError if a weight is not finite or there are not as many cells.
-std::string freeze(const Parameters &parameters, const std::vector<FloatCell> &cells,
+QUANT_GRU_API std::string freeze(const Parameters &parameters, const std::vector<FloatCell> &cells,
                    bool batch_first = false);
 
 }  // namespace quant_gru

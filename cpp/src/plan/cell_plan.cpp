@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cpu/core/cell_numbers.hpp"
 #include "plan/tables.hpp"
 #include "quant_gru/model.hpp"
 

@@ -21,7 +21,7 @@ struct FrozenNumbers {
 FrozenNumbers frozen_numbers(const CellParameters &cell, double zoneout);
 
 // The numbers of W or R and its bias, rows update, reset, candidate.
-struct MatrixNumbers {
+struct WeightNumbers {
     std::vector<int64_t> codes;                      // (3H, K)
     std::vector<int64_t> bias_codes, bias, M, k;     // (3H)
     std::vector<double> scales, bias_scales;         // (3H), float32 numbers
@@ -29,7 +29,7 @@ struct MatrixNumbers {
 };
 
 // weight: Operator::W or Operator::R. K: columns. Throws ArgumentError if a value is not finite.
-MatrixNumbers matrix_numbers(const CellParameters &cell, Operator weight, const FloatCell &values,
+WeightNumbers matrix_numbers(const CellParameters &cell, Operator weight, const FloatCell &values,
                              int64_t H, int64_t K);
 
 // Completes calibrated quantizers of a cell with those of fixed range, and builds its tables.
@@ -38,9 +38,5 @@ void complete(CellParameters &cell);
 // The quantizer of an output of sigmoid or tanh, from the range of the function.
 ActivationQuantizer fixed_range_quantizer(Operator op, const OperatorConfig &config,
                                           ScaleKind kind);
-
-// The bits of a bias unit, and the largest bias, for widths of weight and activation.
-int bias_shift(int weight_bits, int activation_bits);
-int64_t bias_limit(int weight_bits, int activation_bits);
 
 }  // namespace quant_gru

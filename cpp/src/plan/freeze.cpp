@@ -78,14 +78,14 @@ std::vector<int64_t> numbers_of(const Multipliers &sum) {
     return found;
 }
 
-void add_matrix(const MatrixNumbers &m, const char *const (&names)[4], int bits, int64_t K,
+void add_matrix(const WeightNumbers &m, const char *const (&names)[4], int bits, int64_t K,
                 const std::string &suffix, TensorMap &to) {
     const auto rows = static_cast<int64_t>(m.M.size());
     const int64_t hi = (int64_t{1} << (bits - 1)) - 1;
     to[names[0] + suffix] = compact(m.codes, {rows, K}, -hi - 1, hi);
-    to[names[1] + suffix] = integers(m.bias);
-    to[names[2] + suffix] = integers(m.M);
-    to[names[3] + suffix] = integers(m.k);
+    to[names[1] + suffix] = compact(m.bias, {rows});
+    to[names[2] + suffix] = compact(m.M, {rows});
+    to[names[3] + suffix] = compact(m.k, {rows});
 }
 
 void add_cell(const Parameters &parameters, size_t index, const FloatCell &values,
@@ -98,8 +98,8 @@ void add_cell(const Parameters &parameters, size_t index, const FloatCell &value
         "_l" + std::to_string(layer) + (index % D ? "_reverse" : "");
     const int64_t H = shape.hidden_size;
     const int64_t C = layer ? static_cast<int64_t>(D) * H : shape.input_size;
-    const MatrixNumbers W = matrix_numbers(cell, Operator::W, values, H, C);
-    const MatrixNumbers R = matrix_numbers(cell, Operator::R, values, H, H);
+    const WeightNumbers W = matrix_numbers(cell, Operator::W, values, H, C);
+    const WeightNumbers R = matrix_numbers(cell, Operator::R, values, H, H);
     add_matrix(W, {"W", "Bw", "Mx", "kx"}, cell.config[Operator::W].bitwidth, C, suffix, to);
     add_matrix(R, {"R", "Br", "Mh", "kh"}, cell.config[Operator::R].bitwidth, H, suffix, to);
     const FrozenNumbers frozen = frozen_numbers(cell, shape.zoneout);
@@ -142,7 +142,7 @@ std::string file_of(const TensorMap &tensors, const std::string &document, bool 
     header.member("batch_first", batch_first ? "true" : "false").member("document", document);
     header.end();
     std::string data;
-    for (const char *dtype : {"I64", "F32", "I32", "I16", "U8", "I8"})
+    for (const char *dtype : {"I64", "F32", "I32", "I16", "I8", "U8"})
         for (const auto &[name, tensor] : tensors) {
             if (std::strcmp(tensor.dtype, dtype) != 0) continue;
             const auto begin = static_cast<int64_t>(data.size());

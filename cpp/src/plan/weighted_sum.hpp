@@ -17,9 +17,6 @@ struct SumTerm {
     unsigned __int128 bound;  // V: the largest |v|
 };
 
-// 16 bits of a multiplier for operands of 17 to 32 bits in total, otherwise 24.
-inline int significant_bits(int width) { return width > 16 && width <= 32 ? 16 : 24; }
-
 // The ratio rounded to p significant bits.
 Multipliers one_term(double ratio, int p);
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "c99/weight_rows.h"
+#include "cpu/core/cell_numbers.hpp"
 #include "plan/cell_plan.hpp"
 #include "quant_gru/model.hpp"
 
@@ -78,16 +79,7 @@ void check_finite(const float *values, int64_t n, Operator op) {
 
 }  // namespace
 
-int bias_shift(int weight_bits, int activation_bits) {
-    return std::max(0, weight_bits + activation_bits - 48);
-}
-
-int64_t bias_limit(int weight_bits, int activation_bits) {
-    if (std::max(weight_bits, activation_bits) <= 8) return int64_t{1} << 30;
-    return int64_t{1} << (weight_bits + activation_bits <= 32 ? 46 : 62);
-}
-
-MatrixNumbers matrix_numbers(const CellParameters &cell, Operator weight, const FloatCell &values,
+WeightNumbers matrix_numbers(const CellParameters &cell, Operator weight, const FloatCell &values,
                              int64_t H, int64_t K) {
     const bool input = weight == Operator::W;
     const Operator bias = input ? Operator::bw : Operator::br;
@@ -103,7 +95,7 @@ MatrixNumbers matrix_numbers(const CellParameters &cell, Operator weight, const 
     const auto bias_scales = row_scales(cell, bias, b, rows, 1);
     const int bits = cell.config[weight].bitwidth, bias_bits = cell.config[bias].bitwidth;
     const double hi = std::ldexp(1.0, bits - 1) - 1, bias_hi = std::ldexp(1.0, bias_bits - 1) - 1;
-    MatrixNumbers to;
+    WeightNumbers to;
     to.bias_shift = bias_shift(bits, operand.bits);
     const double unit = std::ldexp(1.0, to.bias_shift);
     const auto limit = static_cast<double>(bias_limit(bits, operand.bits));

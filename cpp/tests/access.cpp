@@ -121,6 +121,24 @@ int two_terms(const double *ratios, const uint64_t *bounds, int bits, int pot, i
     return found.k;
 }
 
+// The table of an operator between quantizers (bits, signed, zero point; scale), as int64 words:
+// degree, last, shift, zero point, lo, hi, segment shift, then bounds and coefficients.
+int64_t table_words(const char *op, const int64_t *pre, double pre_scale, const int64_t *out,
+                    double out_scale, int activation, int segments) {
+    return answer([&] {
+        const ActivationQuantizer from{static_cast<int>(pre[0]), pre[1] != 0, pre_scale, pre[2]};
+        const ActivationQuantizer to{static_cast<int>(out[0]), out[1] != 0, out_scale, out[2]};
+        const ActivationTable t = build_table(operator_of(op), from, to,
+                                              static_cast<Activation>(activation), segments);
+        std::vector<int64_t> words = {t.degree, t.last, t.shift, t.zero_point,
+                                      t.lo,     t.hi,   t.segment_shift};
+        words.insert(words.end(), t.bounds.begin(), t.bounds.end());
+        words.insert(words.end(), t.coefficients.begin(), t.coefficients.end());
+        return std::string(reinterpret_cast<const char *>(words.data()),
+                           words.size() * sizeof(int64_t));
+    });
+}
+
 void float_gru(const int64_t *shape, const float *const *weights, int64_t cells, const float *x,
                int64_t T, int64_t N, float *y, float *h_n, const float *h0,
                const int64_t *lengths) {

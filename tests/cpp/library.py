@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quant_gru.calibration.trace import FloatWeights
+from quant_gru.integer.quantizer import Quantizer
 from quant_gru.parameters.schema import Shape
 
 
@@ -69,7 +70,7 @@ class Library:
         return self._answer(
             "calibrated",
             ctypes.c_char_p(config.encode()),
-            address(numbers(shape)),
+            numbers(shape),
             ctypes.c_double(shape.zoneout),
             cells(weights),
             ctypes.c_int64(len(weights)),
@@ -108,6 +109,23 @@ class Library:
         )
         return scale.value, zero.value
 
+    def table_words(
+        self, op: str, pre: Quantizer, out: Quantizer, activation: str, segments: int | None
+    ) -> list[int]:
+        """Return the numbers of a table, then its bounds and coefficients."""
+        kinds = ("exact", "pwl", "quadratic")
+        found = self._answer(
+            "table_words",
+            ctypes.c_char_p(op.encode()),
+            (ctypes.c_int64 * 3)(pre.bits, pre.signed, pre.zero_point),
+            ctypes.c_double(pre.scale),
+            (ctypes.c_int64 * 3)(out.bits, out.signed, out.zero_point),
+            ctypes.c_double(out.scale),
+            kinds.index(activation),
+            segments or 0,
+        )
+        return torch.frombuffer(bytearray(found), dtype=torch.int64).tolist()
+
     def two_terms(
         self, ratios: Sequence[float], bounds: Sequence[int], bits: int, pot: bool
     ) -> tuple[int, list[int]]:
@@ -137,9 +155,8 @@ def cells(weights: Sequence[FloatWeights]) -> Any:
     return addresses([each for w in weights for each in (w.W, w.R, w.bw, w.br)])
 
 
-def numbers(shape: Shape) -> Tensor:
+def numbers(shape: Shape) -> Any:
     """The integers of a shape."""
-    return torch.tensor(
-        [shape.input_size, shape.hidden_size, shape.num_layers, shape.bias, shape.bidirectional],
-        dtype=torch.int64,
+    return (ctypes.c_int64 * 5)(
+        shape.input_size, shape.hidden_size, shape.num_layers, shape.bias, shape.bidirectional
     )

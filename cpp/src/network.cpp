@@ -22,11 +22,28 @@ bool fits(const Shape &s, int64_t T, int64_t N) {
            !__builtin_mul_overflow(size, s.num_layers, &size);
 }
 
-// Sets the steps of y beyond the lengths to 0.
-void clear_padding(const Stack::Call &call, int64_t width) {
+// Calls f with each row and step beyond the lengths.
+template <class F>
+void each_padding(const Stack::Call &call, F f) {
+    if (!call.lengths) return;
     for (int64_t row = 0; row < call.N; ++row)
-        for (int64_t step = call.lengths[row]; step < call.T; ++step)
-            std::fill_n(call.y + step * call.y_step + row * call.y_row, width, 0.f);
+        for (int64_t step = call.lengths[row]; step < call.T; ++step) f(row, step);
+}
+
+// A stack takes NaN in any step as an input. If there is NaN beyond the lengths, this function
+// copies x to `space`, with zeros there, and lets the call read the copy.
+void drop_padded_nan(Stack::Call &call, int64_t C, std::vector<float> &space) {
+    bool nan = false;
+    each_padding(call, [&](int64_t row, int64_t step) {
+        const float *x = call.x + step * call.x_step + row * call.x_row;
+        nan = nan || std::any_of(x, x + C, [](float v) { return v != v; });
+    });
+    if (!nan) return;
+    space.assign(call.x, call.x + call.T * call.N * C);
+    call.x = space.data();
+    each_padding(call, [&](int64_t row, int64_t step) {
+        std::fill_n(space.data() + step * call.x_step + row * call.x_row, C, 0.f);
+    });
 }
 
 int threads_of(const RunOptions &options) {
@@ -100,8 +117,12 @@ void Network::run(const float *x, int64_t T, int64_t N, float *y,
     call.T = T;
     call.N = N;
     call.threads = threads_of(options);
+    std::vector<float> space;
+    drop_padded_nan(call, C, space);
     stack_->run(call);
-    if (options.lengths) clear_padding(call, width);
+    each_padding(call, [&](int64_t row, int64_t step) {
+        std::fill_n(y + step * call.y_step + row * call.y_row, width, 0.f);
+    });
 }
 
 }  // namespace quant_gru

@@ -1,11 +1,15 @@
-"""Write golden files for the C++ library: random frozen GRUs, their inputs and outputs.
+r"""Write golden files for the C++ library: random frozen GRUs, their inputs and outputs.
 
-    python tests/cpp/make_golden.py golden.bin [--plans 500] [--first 0] [--small]
+    python tests/cpp/make_golden.py golden.bin [--plans 500] [--first 0] [--largest BYTES]
 
 `cpp/tests/golden_test.cpp` reads the file. It contains words of 8 bytes, and arrays, each after its
 size in bytes and padded to words: the number of cases; then for each case the bytes of the file of
 the GRU, T, N, and the arrays x, h0, lengths, y, h_n. Arrays that are absent have no bytes. Layouts
-are those of the module. Values are float32, lengths int64.
+are those of the module. Values are float32, lengths int64. With --model, a small GRU of two layers
+is saved, too. The files of `cpp/tests` were made by
+
+    cd cpp/tests && python ../../tests/cpp/make_golden.py golden.bin --plans 300 --largest 12200 \
+        --model gru.qgru
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ sys.path.append(str(Path(__file__).parents[1] / "export"))
 
 from random_grus import KINDS, random_codes, random_gru
 
-from quant_gru import FrozenQuantGRU
+from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 
 SPECIAL = (torch.inf, -torch.inf, 1e30, torch.nan)
 
@@ -112,18 +116,34 @@ def write(path: Path, cases: list[Case]) -> None:
     path.write_bytes(struct.pack("<q", len(cases)) + b"".join(map(words, cases)))
 
 
+def small_gru() -> FrozenQuantGRU:
+    """A calibrated GRU of two layers and one direction."""
+    torch.manual_seed(0)
+    config = QuantConfig.int8().replace_globals(activation="pwl")
+    gru = QuantGRU(4, 6, num_layers=2, config=config)
+    gru.calibrate(torch.randn(20, 8, 4))
+    gru.finalize_calibration()
+    return gru.freeze()
+
+
 def main() -> None:
     """Write the file that the command line describes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path)
     parser.add_argument("--plans", type=int, default=500)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--largest", type=int, help="leave out larger files of GRUs")
+    parser.add_argument("--model", type=Path, help="where to save the small GRU")
     args = parser.parse_args()
     kinds = list(KINDS)
     cases = []
     for i in range(args.plans):
-        cases.append(random_case(args.first + i // len(kinds), kinds[i % len(kinds)]))
+        case = random_case(args.first + i // len(kinds), kinds[i % len(kinds)])
+        if args.largest is None or len(saved(case.gru)) <= args.largest:
+            cases.append(case)
     write(args.path, cases)
+    if args.model is not None:
+        small_gru().save(args.model)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 #   add_quant_gru_core(TARGET STATIC|OBJECT)
 #
 # QUANT_GRU_INSTRUCTION_SETS selects instruction sets: "all", or a list such as "avx2;portable".
-# QUANT_GRU_LEFT_OUT is set to those of this processor that the compiler does not know.
+# The function sets QUANT_GRU_COMPILED_VARIANTS to the names of those that are in the build.
 
 include(CheckCXXCompilerFlag)
 find_package(Threads REQUIRED)
@@ -57,6 +57,7 @@ function(add_quant_gru_core target kind)
   # flags the compiler does not know is left out (GCC 10 has neither AVX-VNNI nor AMX). `quant-gru info` names it.
   set(left_out "")
   set(without "")
+  set(compiled "")
   set(wanted ${QUANT_GRU_INSTRUCTION_SETS})
   foreach(name ${wanted})
     string(REPLACE "-" "_" each ${name})
@@ -83,12 +84,14 @@ function(add_quant_gru_core target kind)
         continue()
       endif()
     endif()
+    list(APPEND compiled ${name})
     target_sources(${target} PRIVATE ${QUANT_GRU_KERNELS}/cpu/isa/${name}.cpp)
     set_source_files_properties(${QUANT_GRU_KERNELS}/cpu/isa/${name}.cpp PROPERTIES COMPILE_OPTIONS "${flags}")
   endforeach()
   string(JOIN "," left_out ${left_out})
   set_property(SOURCE ${QUANT_GRU_KERNELS}/cpu/core/variants.cpp APPEND PROPERTY COMPILE_DEFINITIONS ${without}
                QG_LEFT_OUT="${left_out}")
+  set(QUANT_GRU_COMPILED_VARIANTS ${compiled} PARENT_SCOPE)
 endfunction()
 
 # Compiles a target of `add_quant_gru_core` with AddressSanitizer and UndefinedBehaviorSanitizer, or with the value of

@@ -7,14 +7,14 @@ namespace quant_gru {
 namespace {
 
 constexpr int kNarrowBits = 16;
-// No bound of a tier exceeds 2^62, so larger values need not be distinguished.
+// No bound of a tier exceeds 2^63, so larger values need not be distinguished.
 constexpr uint64_t kMost = uint64_t{1} << 63;
 
 uint64_t saturated_product(uint64_t a, uint64_t b) {
     return a && b > kMost / a ? kMost : std::min(a * b, kMost);
 }
 
-uint64_t saturated_sum(uint64_t a, uint64_t b) { return std::min(a + b, kMost); }
+uint64_t saturated_sum(uint64_t a, uint64_t b) { return a > kMost - b ? kMost : a + b; }
 
 uint64_t power(int64_t exponent) {
     return exponent < 0 ? 0 : exponent < 63 ? uint64_t{1} << exponent : kMost;
@@ -37,16 +37,6 @@ Products products_of(const CellNumbers &n) {
     return {saturated_product(reach_of(n.r), reach_of(n.Rh)),
             saturated_product(reach_of(n.z), reach_of(n.h)),
             saturated_product(largest_one_minus(n), reach_of(n.g))};
-}
-
-Quantizer quantizer_of(const QuantizerNumbers &n) {
-    Quantizer q;
-    q.scale = n.scale;
-    q.zero = static_cast<int32_t>(n.zero);
-    q.lo = static_cast<int32_t>(n.lo() - n.zero);
-    q.hi = static_cast<int32_t>(n.hi() - n.zero);
-    q.container = n.container();
-    return q;
 }
 
 Sum sum_of(const SumNumbers &n, const QuantizerNumbers &out, int tier) {
@@ -153,6 +143,16 @@ int tier_of(const SumNumbers &sum, const uint64_t (&V)[2]) {
     if (total < power(24)) return 'a';
     total = saturated_sum(total, power(sum.k - 1));
     return total < power(31) ? 'b' : total < power(53) ? 'c' : total < power(62) ? 'd' : 'e';
+}
+
+Quantizer quantizer_of(const QuantizerNumbers &n) {
+    Quantizer q;
+    q.scale = n.scale;
+    q.zero = static_cast<int32_t>(n.zero);
+    q.lo = static_cast<int32_t>(n.lo() - n.zero);
+    q.hi = static_cast<int32_t>(n.hi() - n.zero);
+    q.container = n.container();
+    return q;
 }
 
 LayerPlan layer_plan(const CellNumbers &n) {

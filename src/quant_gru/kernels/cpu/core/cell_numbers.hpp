@@ -73,6 +73,9 @@ constexpr int64_t bias_limit(int weight_bits, int operand_bits) {
 // The tier of a sum of terms |v_i| <= V[i]: the first of 'a' to 'd' that holds it, else 'e'.
 int tier_of(const SumNumbers &sum, const uint64_t (&V)[2]);
 
+// The same numbers in the form that kernels read.
+Quantizer quantizer_of(const QuantizerNumbers &numbers);
+
 // The plan of a cell. Its arrays remain those of `numbers`.
 LayerPlan layer_plan(const CellNumbers &numbers);
 

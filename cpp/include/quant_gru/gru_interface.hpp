@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 
 #include "quant_gru/export.h"
 
@@ -20,13 +21,13 @@ typedef struct CUstream_st *cudaStream_t;
 
 namespace quant_gru {
 
-// The forward pass of float and double. Objects are not thread-safe; different objects are
-// independent.
-template <class T, class AccumT = T>
+// The forward pass of float and double; int8_t and int16_t follow below. Objects are not
+// thread-safe; different objects are independent.
+template <class T, class AccumT = std::conditional_t<std::is_floating_point_v<T>, T, int32_t>>
 class QUANT_GRU_API ForwardPass {
  public:
-    // training: whether a backward pass follows. `v` is then written and `zoneout_mask` is used.
-    // Throws std::invalid_argument if a size is not positive.
+    // training: whether a backward pass follows. `zoneout_mask` is used only then.
+    // Throws ArgumentError if a size is not positive.
     ForwardPass(bool training, int batch_size, int input_size, int hidden_size,
                 const cublasHandle_t &blas_handle = nullptr,
                 const cudaStream_t &stream = nullptr);
@@ -51,11 +52,61 @@ class QUANT_GRU_API ForwardPass {
     std::unique_ptr<State> state_;
 };
 
+// The operators of the arguments `scale` and `zero_point`, in their order. With T = int8_t (int16_t)
+// all operators and weights have 8 (16) bits; z_out and r_out are unsigned, the others signed.
+enum class CodeOperator : int {
+    x, h, Wx, Rh, z_pre, z_out, r_pre, r_out, g_pre, g_out, rRh, old_contrib, new_contrib
+};
+constexpr int kCodeOperators = 13;
+// Entries of `scale`: the 13 operators; then each column of W, R, bx and br, 3H entries each.
+constexpr int64_t code_scales(int64_t hidden_size) { return kCodeOperators + 12 * hidden_size; }
+
+// The forward pass over codes: real value = scale * (code - zero_point). It computes the codes of
+// the Python package, bit for bit. The state at every step is a code of output.h.
+template <class T>
+class QUANT_GRU_API CodeForwardPass {
+ public:
+    // training must be false: codes have no backward pass. Throws ArgumentError.
+    CodeForwardPass(bool training, int batch_size, int input_size, int hidden_size,
+                    const cublasHandle_t &blas_handle = nullptr,
+                    const cudaStream_t &stream = nullptr);
+    ~CodeForwardPass();
+    CodeForwardPass(const CodeForwardPass &) = delete;
+    CodeForwardPass &operator=(const CodeForwardPass &) = delete;
+
+    // Arguments as in ForwardPass. W, R, bx and br are codes with zero point 0. x and h are codes
+    // of input.x and output.h. v, tmp_Wx and tmp_Rh are not used and may be null. zoneout_prob is
+    // the share of the old state that remains, unless there is a zoneout_mask.
+    // scale: code_scales(H) entries; 0 for rRh, old_contrib or new_contrib means that the product
+    // is not rounded. If all are powers of two, the plan is that of scale_kind 'pot', otherwise
+    // that of 'free'. zero_point: 13 entries, integers. Tables are exact.
+    // Weights that equal those of the last call are not read again. Throws ArgumentError.
+    void Run(int steps, const T *W, const T *R, const int32_t *bx, const int32_t *br, const T *x,
+             T *h, T *v, int32_t *tmp_Wx, int32_t *tmp_Rh, float zoneout_prob,
+             const T *zoneout_mask, const float *scale, const float *zero_point);
+    void Iterate(const T *W, const T *R, const int32_t *bx, const int32_t *br, const T *x,
+                 const T *h, T *h_out, T *v, int32_t *tmp_Wx, int32_t *tmp_Rh, float zoneout_prob,
+                 const T *zoneout_mask, const float *scale, const float *zero_point);
+
+ private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+template <>
+class ForwardPass<int8_t, int32_t> : public CodeForwardPass<int8_t> {
+    using CodeForwardPass::CodeForwardPass;
+};
+template <>
+class ForwardPass<int16_t, int32_t> : public CodeForwardPass<int16_t> {
+    using CodeForwardPass::CodeForwardPass;
+};
+
 // The gradients of a ForwardPass in training.
 template <class T>
 class QUANT_GRU_API BackwardPass {
  public:
-    // Throws std::invalid_argument if a size is not positive.
+    // Throws ArgumentError if a size is not positive.
     BackwardPass(int batch_size, int input_size, int hidden_size,
                  const cublasHandle_t &blas_handle = nullptr,
                  const cudaStream_t &stream = nullptr);

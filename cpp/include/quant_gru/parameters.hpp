@@ -81,6 +81,21 @@ struct FloatCell {
     const float *W = nullptr, *R = nullptr, *bw = nullptr, *br = nullptr;
 };
 
+// The float weights of a GRU, with memory of its own.
+struct QUANT_GRU_API FloatGRU {
+    // Reads a safetensors file with the state_dict of nn.GRU: weight_ih_l0, weight_hh_l0,
+    // bias_ih_l0, .., in float32. Throws FileError.
+    static FloatGRU load(const std::string &path);
+    // The default initialization of nn.GRU: uniform in +-1/sqrt(H), from a seed.
+    static FloatGRU random(const GRUShape &shape, uint64_t seed);
+
+    // Weights for Calibrator and `freeze`, valid as long as this object is not changed.
+    std::vector<FloatCell> cells() const;
+
+    GRUShape shape;
+    std::vector<std::vector<float>> tensors;  // W, R, bw, br of each cell; empty without biases
+};
+
 // Quantizes the weights and returns the bytes of the file that FrozenQuantGRU.save writes in
 // Python: the argument of Model::load. `cells` are in the order of Parameters::cells.
 // Throws ArgumentError if a weight is not finite or there are not as many cells.

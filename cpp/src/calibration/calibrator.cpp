@@ -129,7 +129,8 @@ Parameters Calibrator::finalize(const QuantConfig &config) const {
                 cell.quantizers[index] =
                     observers[index].quantizer(op, config[op], config.scale_kind);
         }
-        complete(cell);
+        set_fixed_ranges(cell);
+        build_tables(cell);
         found.cells.push_back(std::move(cell));
     }
     return found;

@@ -2,8 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <stdexcept>
 #include <string>
+
+#include "quant_gru/model.hpp"
 
 namespace quant_gru {
 
@@ -17,7 +18,7 @@ struct PassSizes {
 
     static int64_t positive(const char *name, int value) {
         if (value < 1)
-            throw std::invalid_argument("Expected " + std::string(name) + " to be positive, got " +
+            throw ArgumentError("Expected " + std::string(name) + " to be positive, got " +
                                         std::to_string(value));
         return value;
     }
@@ -25,13 +26,13 @@ struct PassSizes {
 
 inline void check_steps(int steps) {
     if (steps < 0)
-        throw std::invalid_argument("Expected steps to be at least 0, got " +
+        throw ArgumentError("Expected steps to be at least 0, got " +
                                     std::to_string(steps));
 }
 
 inline void check_zoneout(float probability) {
     if (!(probability >= 0 && probability <= 1))
-        throw std::invalid_argument("Expected zoneout_prob to be in [0, 1], got " +
+        throw ArgumentError("Expected zoneout_prob to be in [0, 1], got " +
                                     std::to_string(probability));
 }
 

@@ -45,6 +45,20 @@ class Sums {
     FrozenNumbers &to_;
 };
 
+// The quantizer of an output of sigmoid or tanh, from the range of the function.
+ActivationQuantizer fixed_range_quantizer(Operator op, const OperatorConfig &config,
+                                          ScaleKind kind) {
+    const bool tanh = op == Operator::g_out, is_signed = !config.is_unsigned;
+    const bool halved = tanh || (is_signed && config.is_symmetric);
+    const int n = halved ? config.bitwidth - 1 : config.bitwidth;
+    const double levels = std::ldexp(1.0, n);
+    const double scale = kind == ScaleKind::pot ? 1.0 / levels : 1.0 / std::max(levels - 1, 1.0);
+    int64_t zero = 0;
+    if (!config.is_symmetric && tanh && !is_signed) zero = int64_t{1} << (config.bitwidth - 1);
+    if (!config.is_symmetric && !tanh && is_signed) zero = -(int64_t{1} << (config.bitwidth - 1));
+    return {config.bitwidth, is_signed, static_cast<double>(static_cast<float>(scale)), zero};
+}
+
 }  // namespace
 
 int64_t ActivationQuantizer::max_abs() const {
@@ -84,27 +98,18 @@ FrozenNumbers frozen_numbers(const CellParameters &cell, double zoneout) {
     return found;
 }
 
-ActivationQuantizer fixed_range_quantizer(Operator op, const OperatorConfig &config,
-                                          ScaleKind kind) {
-    const bool tanh = op == Operator::g_out, is_signed = !config.is_unsigned;
-    const bool halved = tanh || (is_signed && config.is_symmetric);
-    const int n = halved ? config.bitwidth - 1 : config.bitwidth;
-    const double levels = std::ldexp(1.0, n);
-    const double scale = kind == ScaleKind::pot ? 1.0 / levels : 1.0 / std::max(levels - 1, 1.0);
-    int64_t zero = 0;
-    if (!config.is_symmetric && tanh && !is_signed) zero = int64_t{1} << (config.bitwidth - 1);
-    if (!config.is_symmetric && !tanh && is_signed) zero = -(int64_t{1} << (config.bitwidth - 1));
-    return {config.bitwidth, is_signed, static_cast<double>(static_cast<float>(scale)), zero};
+void set_fixed_ranges(CellParameters &cell) {
+    for (Operator op : {Operator::z_out, Operator::r_out, Operator::g_out})
+        cell.quantizers[static_cast<size_t>(op)] =
+            fixed_range_quantizer(op, cell.config[op], cell.config.scale_kind);
 }
 
-void complete(CellParameters &cell) {
+void build_tables(CellParameters &cell) {
     const std::pair<Operator, Operator> tables[] = {{Operator::z_out, Operator::z_pre},
                                                     {Operator::r_out, Operator::r_pre},
                                                     {Operator::g_out, Operator::g_pre}};
     for (size_t i = 0; i < 3; ++i) {
         const auto [out, pre] = tables[i];
-        cell.quantizers[static_cast<size_t>(out)] =
-            fixed_range_quantizer(out, cell.config[out], cell.config.scale_kind);
         cell.tables[i] = build_table(out, cell.quantizer(pre), cell.quantizer(out),
                                      cell.config.activation, cell.config.segments);
     }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,23 +21,32 @@ struct FrozenNumbers {
 
 FrozenNumbers frozen_numbers(const CellParameters &cell, double zoneout);
 
-// The numbers of W or R and its bias, rows update, reset, candidate.
+// Codes of W or R and its bias, rows update, reset, candidate.
+struct WeightCodes {
+    std::vector<int64_t> codes, bias_codes;  // (3H, K), (3H)
+    std::vector<float> scales, bias_scales;  // (3H)
+};
+
+// The numbers of W or R that follow from its codes.
 struct WeightNumbers {
-    std::vector<int64_t> codes;                      // (3H, K)
-    std::vector<int64_t> bias_codes, bias, M, k;     // (3H)
-    std::vector<double> scales, bias_scales;         // (3H), float32 numbers
-    int bias_shift = 0;                              // the unit of `bias` is 2^bias_shift
+    std::vector<int64_t> codes;       // (3H, K)
+    std::vector<int64_t> bias, M, k;  // (3H)
+    int bias_shift = 0;               // the unit of `bias` is 2^bias_shift
 };
 
 // weight: Operator::W or Operator::R. K: columns. Throws ArgumentError if a value is not finite.
-WeightNumbers matrix_numbers(const CellParameters &cell, Operator weight, const FloatCell &values,
-                             int64_t H, int64_t K);
+WeightCodes weight_codes(const CellParameters &cell, Operator weight, const FloatCell &values,
+                         int64_t H, int64_t K);
+WeightNumbers weight_numbers(const CellParameters &cell, Operator weight, WeightCodes codes);
 
-// Completes calibrated quantizers of a cell with those of fixed range, and builds its tables.
-void complete(CellParameters &cell);
+// The file of a frozen GRU. weights: W and R of each cell.
+std::string frozen_file(const Parameters &parameters, const std::vector<WeightNumbers> &weights,
+                        bool batch_first);
 
-// The quantizer of an output of sigmoid or tanh, from the range of the function.
-ActivationQuantizer fixed_range_quantizer(Operator op, const OperatorConfig &config,
-                                          ScaleKind kind);
+// Adds the quantizers of sigmoid and tanh outputs, from the ranges of the functions.
+void set_fixed_ranges(CellParameters &cell);
+
+// Builds the three tables between the quantizers of a cell.
+void build_tables(CellParameters &cell);
 
 }  // namespace quant_gru

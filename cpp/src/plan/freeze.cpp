@@ -2,6 +2,7 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <utility>
 
 #include "json_writer.hpp"
 #include "parameters/document.hpp"
@@ -88,20 +89,24 @@ void add_matrix(const WeightNumbers &m, const char *const (&names)[4], int bits,
     to[names[3] + suffix] = compact(m.k, {rows});
 }
 
-void add_cell(const Parameters &parameters, size_t index, const FloatCell &values,
-              TensorMap &to) {
+// The inputs of a cell.
+int64_t inputs_of(const GRUShape &shape, size_t index) {
+    const auto D = static_cast<size_t>(shape.directions());
+    return index < D ? shape.input_size : static_cast<int64_t>(D) * shape.hidden_size;
+}
+
+void add_cell(const Parameters &parameters, size_t index, const WeightNumbers &W,
+              const WeightNumbers &R, TensorMap &to) {
     const GRUShape &shape = parameters.shape;
     const CellParameters &cell = parameters.cells[index];
     const auto D = static_cast<size_t>(shape.directions());
     const size_t layer = index / D;
     const std::string suffix =
         "_l" + std::to_string(layer) + (index % D ? "_reverse" : "");
-    const int64_t H = shape.hidden_size;
-    const int64_t C = layer ? static_cast<int64_t>(D) * H : shape.input_size;
-    const WeightNumbers W = matrix_numbers(cell, Operator::W, values, H, C);
-    const WeightNumbers R = matrix_numbers(cell, Operator::R, values, H, H);
-    add_matrix(W, {"W", "Bw", "Mx", "kx"}, cell.config[Operator::W].bitwidth, C, suffix, to);
-    add_matrix(R, {"R", "Br", "Mh", "kh"}, cell.config[Operator::R].bitwidth, H, suffix, to);
+    add_matrix(W, {"W", "Bw", "Mx", "kx"}, cell.config[Operator::W].bitwidth,
+               inputs_of(shape, index), suffix, to);
+    add_matrix(R, {"R", "Br", "Mh", "kh"}, cell.config[Operator::R].bitwidth, shape.hidden_size,
+               suffix, to);
     const FrozenNumbers frozen = frozen_numbers(cell, shape.zoneout);
     to["cell" + suffix] = integers({frozen.one, W.bias_shift, R.bias_shift});
     for (int i = 0; i < kOperators; ++i) {
@@ -162,16 +167,31 @@ std::string file_of(const TensorMap &tensors, const std::string &document, bool 
 
 }  // namespace
 
+std::string frozen_file(const Parameters &parameters, const std::vector<WeightNumbers> &weights,
+                        bool batch_first) {
+    TensorMap tensors;
+    for (size_t i = 0; i < parameters.cells.size(); ++i)
+        add_cell(parameters, i, weights[2 * i], weights[2 * i + 1], tensors);
+    JsonWriter document(-1, true);
+    write_document(parameters, document);
+    return file_of(tensors, document.text(), batch_first);
+}
+
 std::string freeze(const Parameters &parameters, const std::vector<FloatCell> &cells,
                    bool batch_first) {
     if (cells.size() != parameters.cells.size())
         throw ArgumentError("Expected weights of " + std::to_string(parameters.cells.size()) +
                             " cells, got " + std::to_string(cells.size()));
-    TensorMap tensors;
-    for (size_t i = 0; i < cells.size(); ++i) add_cell(parameters, i, cells[i], tensors);
-    JsonWriter document(-1, true);
-    write_document(parameters, document);
-    return file_of(tensors, document.text(), batch_first);
+    std::vector<WeightNumbers> weights;
+    for (size_t i = 0; i < cells.size(); ++i) {
+        const CellParameters &cell = parameters.cells[i];
+        const int64_t H = parameters.shape.hidden_size;
+        for (auto [weight, K] : {std::pair(Operator::W, inputs_of(parameters.shape, i)),
+                                 std::pair(Operator::R, H)})
+            weights.push_back(
+                weight_numbers(cell, weight, weight_codes(cell, weight, cells[i], H, K)));
+    }
+    return frozen_file(parameters, weights, batch_first);
 }
 
 }  // namespace quant_gru

@@ -1,6 +1,7 @@
 // Codes, scales and plan numbers of weights and biases, docs/arithmetic.md#8-scales-of-weights-and-biases.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "c99/weight_rows.h"
 #include "cpu/core/cell_numbers.hpp"
@@ -79,12 +80,10 @@ void check_finite(const float *values, int64_t n, Operator op) {
 
 }  // namespace
 
-WeightNumbers matrix_numbers(const CellParameters &cell, Operator weight, const FloatCell &values,
-                             int64_t H, int64_t K) {
+WeightCodes weight_codes(const CellParameters &cell, Operator weight, const FloatCell &values,
+                         int64_t H, int64_t K) {
     const bool input = weight == Operator::W;
     const Operator bias = input ? Operator::bw : Operator::br;
-    const ActivationQuantizer &operand = cell.quantizer(input ? Operator::x : Operator::h);
-    const ActivationQuantizer &result = cell.quantizer(input ? Operator::Wx : Operator::Rh);
     const float *w = input ? values.W : values.R, *b = input ? values.bw : values.br;
     const int64_t rows = 3 * H;
     const std::vector<float> zeros(b ? 0 : static_cast<size_t>(rows), 0.f);
@@ -93,12 +92,10 @@ WeightNumbers matrix_numbers(const CellParameters &cell, Operator weight, const 
     check_finite(b, rows, bias);
     const auto scales = row_scales(cell, weight, w, rows, K);
     const auto bias_scales = row_scales(cell, bias, b, rows, 1);
-    const int bits = cell.config[weight].bitwidth, bias_bits = cell.config[bias].bitwidth;
-    const double hi = std::ldexp(1.0, bits - 1) - 1, bias_hi = std::ldexp(1.0, bias_bits - 1) - 1;
-    WeightNumbers to;
-    to.bias_shift = bias_shift(bits, operand.bits);
-    const double unit = std::ldexp(1.0, to.bias_shift);
-    const auto limit = static_cast<double>(bias_limit(bits, operand.bits));
+    const double hi = std::ldexp(1.0, cell.config[weight].bitwidth - 1) - 1;
+    const double bias_hi = std::ldexp(1.0, cell.config[bias].bitwidth - 1) - 1;
+    WeightCodes to;
+    to.codes.reserve(static_cast<size_t>(rows * K));
     for (int64_t c = 0; c < rows; ++c) {
         // rows update, reset, candidate from rows reset, update, candidate
         const int64_t row = c < H ? c + H : c < 2 * H ? c - H : c;
@@ -106,16 +103,32 @@ WeightNumbers matrix_numbers(const CellParameters &cell, Operator weight, const 
         const float bias_scale = bias_scales[static_cast<size_t>(row)];
         for (int64_t i = 0; i < K; ++i)
             to.codes.push_back(qg_code(w[row * K + i], scale, -hi - 1, hi));
-        const int64_t code = qg_code(b[row], bias_scale, -bias_hi - 1, bias_hi);
-        const qg_channel n = qg_channel_of(code, bias_scale, scale, operand.scale, result.scale,
-                                           unit, limit, significant_bits(bits + operand.bits));
-        to.bias_codes.push_back(code);
+        to.bias_codes.push_back(qg_code(b[row], bias_scale, -bias_hi - 1, bias_hi));
+        to.scales.push_back(scale);
+        to.bias_scales.push_back(bias_scale);
+    }
+    return to;
+}
+
+WeightNumbers weight_numbers(const CellParameters &cell, Operator weight, WeightCodes codes) {
+    const bool input = weight == Operator::W;
+    const ActivationQuantizer &operand = cell.quantizer(input ? Operator::x : Operator::h);
+    const ActivationQuantizer &result = cell.quantizer(input ? Operator::Wx : Operator::Rh);
+    const int bits = cell.config[weight].bitwidth;
+    WeightNumbers to;
+    to.bias_shift = bias_shift(bits, operand.bits);
+    const double unit = std::ldexp(1.0, to.bias_shift);
+    const auto limit = static_cast<double>(bias_limit(bits, operand.bits));
+    for (size_t c = 0; c < codes.scales.size(); ++c) {
+        const qg_channel n =
+            qg_channel_of(codes.bias_codes[c], codes.bias_scales[c], codes.scales[c],
+                          operand.scale, result.scale, unit, limit,
+                          significant_bits(bits + operand.bits));
         to.bias.push_back(n.B);
         to.M.push_back(n.M);
         to.k.push_back(n.k);
-        to.scales.push_back(static_cast<double>(scale));
-        to.bias_scales.push_back(static_cast<double>(bias_scale));
     }
+    to.codes = std::move(codes.codes);
     return to;
 }
 

@@ -177,3 +177,28 @@ void float_gru(const int64_t *shape, const float *const *weights, int64_t cells,
 
 PASSES(float, float)
 PASSES(double, double)
+
+#define CODES(T, name)                                                                            \
+    extern "C" int64_t codes_##name(int steps, int N, int C, int H, const T *W, const T *R,       \
+                                    const int32_t *bx, const int32_t *br, const T *x, T *h,       \
+                                    float p, const T *mask, const float *scale, const float *zero, \
+                                    int by_steps) {                                               \
+        return answer([&] {                                                                       \
+            ForwardPass<T> pass(false, N, C, H);                                                  \
+            const int64_t n = N;                                                                  \
+            if (!by_steps)                                                                        \
+                pass.Run(steps, W, R, bx, br, x, h, nullptr, nullptr, nullptr, p, mask, scale,    \
+                         zero);                                                                   \
+            for (int64_t t = 0; by_steps && t < steps; ++t) {                                     \
+                /* in place, then copied to the next step */                                      \
+                T *const state = h + (t + 1) * n * H;                                             \
+                std::memcpy(state, h + t * n * H, static_cast<size_t>(n * H) * sizeof(T));        \
+                pass.Iterate(W, R, bx, br, x + t * n * C, state, state, nullptr, nullptr,         \
+                             nullptr, p, mask ? mask + t * n * H : nullptr, scale, zero);         \
+            }                                                                                     \
+            return std::string();                                                                 \
+        });                                                                                       \
+    }
+
+CODES(int8_t, int8)
+CODES(int16_t, int16)

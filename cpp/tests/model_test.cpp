@@ -100,14 +100,13 @@ void test_streams(const Case &c) {
     const auto H = static_cast<size_t>(model.shape().hidden_size);
     quant_gru::Stream first = model.stream(2);
     quant_gru::Stream stream = std::move(first);
-    std::vector<float> x(2 * C, 0.25f), y(2 * H), again(2 * H);
+    std::vector<float> x(2 * C, 0.25f), y(2 * H), again(2 * H), with_nan(2 * H), after(2 * H);
     stream.step(x.data(), y.data());
     const int64_t before = allocations;
     stream.reset();
     stream.step(x.data(), again.data());
     // NaN stays in its row until reset
     x[C] = std::numeric_limits<float>::quiet_NaN();
-    std::vector<float> with_nan(2 * H), after(2 * H);
     stream.step(x.data(), with_nan.data());
     x[C] = 0.25f;
     stream.step(x.data(), after.data());

@@ -9,6 +9,8 @@ include(CheckCXXCompilerFlag)
 find_package(Threads REQUIRED)
 
 set(QUANT_GRU_INSTRUCTION_SETS all CACHE STRING "Instruction sets of the CPU kernels: all, or a list of names")
+option(QUANT_GRU_TRAINING "Include the kernels of the backward and of requantizing weights" ON)
+set(QUANT_GRU_OPTIMIZATION -O3 CACHE STRING "How the CPU kernels are optimized; -O2 makes them a third as large")
 set(QUANT_GRU_KERNELS ${CMAKE_CURRENT_LIST_DIR}/..)
 
 # The arithmetic is exact only if the compiler rounds every operation as written.
@@ -39,7 +41,10 @@ list(APPEND QUANT_GRU_VARIANTS portable)
 
 function(add_quant_gru_core target kind)
 
-  set(core backward boundary cell_numbers layer nan_rows pack_weights stack tables tasks variants weights wide)
+  set(core boundary cell_numbers layer nan_rows pack_weights stack tables tasks variants wide)
+  if(QUANT_GRU_TRAINING)
+    list(APPEND core backward weights)
+  endif()
   list(TRANSFORM core PREPEND ${QUANT_GRU_KERNELS}/cpu/core/)
   list(TRANSFORM core APPEND .cpp)
   add_library(${target} ${kind} ${core})
@@ -48,10 +53,9 @@ function(add_quant_gru_core target kind)
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden
                                              VISIBILITY_INLINES_HIDDEN ON)
   # -Wno-psabi: compiler vectors are never passed between files, so their calling convention does not matter.
-  target_compile_options(${target} PRIVATE ${QUANT_GRU_EXACT} -O3 -Wno-psabi -fno-stack-protector)
-  if(QUANT_GRU_ARCHITECTURE)
-    target_compile_definitions(${target} PUBLIC ${QUANT_GRU_ARCHITECTURE})
-  endif()
+  target_compile_options(${target} PRIVATE ${QUANT_GRU_EXACT} ${QUANT_GRU_OPTIMIZATION} -Wno-psabi
+                         -fno-stack-protector)
+  target_compile_definitions(${target} PUBLIC ${QUANT_GRU_ARCHITECTURE} $<$<NOT:$<BOOL:${QUANT_GRU_TRAINING}>>:QG_INFERENCE>)
 
   # One file per instruction set. Only this file is compiled for it; variants.cpp selects a set at run time. A set whose
   # flags the compiler does not know is left out (GCC 10 has neither AVX-VNNI nor AMX). `quant-gru info` names it.

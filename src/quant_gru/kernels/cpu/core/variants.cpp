@@ -72,25 +72,20 @@ namespace {
 }
 #endif
 
-#define QG_VARIANT(text, space, runs)      \
-    {text,                                 \
-     runs,                                 \
-     &space::layout,                       \
-     space::fused,                         \
-     space::general,                       \
-     space::multiply,                      \
-     space::scales,                        \
-     space::codes,                         \
-     &space::product_layout,               \
-     space::fused_derivatives,             \
-     space::general_derivatives,           \
-     space::wide_derivatives,              \
-     space::fused_derivatives_workspace,   \
-     space::general_derivatives_workspace, \
-     space::wide_derivatives_workspace,    \
-     space::recurrence,                    \
-     space::wide_sums,                     \
-     space::weight_products}
+#if defined(QG_INFERENCE)
+#define QG_TRAINING(space)
+#else
+#define QG_TRAINING(space)                                                       \
+    , space::scales, space::codes, &space::product_layout, space::fused_derivatives, \
+        space::general_derivatives, space::wide_derivatives,                     \
+        space::fused_derivatives_workspace, space::general_derivatives_workspace, \
+        space::wide_derivatives_workspace, space::recurrence, space::weight_products
+#endif
+#define QG_VARIANT(text, space, runs)                                                       \
+    {                                                                                       \
+        text, runs, &space::layout, space::fused, space::general, space::multiply,          \
+            space::wide_sums QG_TRAINING(space)                                             \
+    }
 
 const Variant kVariants[] = {
 #if defined(QG_X86)

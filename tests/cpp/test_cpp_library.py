@@ -1,0 +1,159 @@
+"""The C++ library: it builds as a project of its own, passes its tests and equals Python.
+
+QUANT_GRU_CPP_PLANS is the number of random plans, 40 if it is not set. By default the build has the
+portable kernels only; QUANT_GRU_CPP_OPTIONS replaces its options, for example by
+`-DQUANT_GRU_INSTRUCTION_SETS=all`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from c_library import Library
+from make_golden import KINDS, Case, random_case, saved, small_gru, write
+
+ROOT = Path(__file__).parents[2]
+PLANS = int(os.environ.get("QUANT_GRU_CPP_PLANS", "40"))
+OPTIONS = os.environ.get(
+    "QUANT_GRU_CPP_OPTIONS", "-DQUANT_GRU_INSTRUCTION_SETS=portable -DQUANT_GRU_OPTIMIZATION=-O2"
+)
+TOOLS = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+CMAKE, CTEST, NINJA = (shutil.which(name, path=TOOLS) for name in ("cmake", "ctest", "ninja"))
+pytestmark = pytest.mark.skipif(
+    CMAKE is None or NINJA is None or shutil.which("g++") is None, reason="needs cmake and g++"
+)
+
+
+def run(*command: str | Path, folder: Path | None = None) -> str:
+    """What a command prints; it must succeed."""
+    done = subprocess.run(
+        [str(each) for each in command], cwd=folder, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def configure(source: Path, build: Path, *options: str) -> None:
+    """Configure a project, with ccache where it is installed."""
+    more: Sequence[str] = []
+    if shutil.which("ccache"):
+        more = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache", "-DCMAKE_C_COMPILER_LAUNCHER=ccache"]
+    make = f"-DCMAKE_MAKE_PROGRAM={NINJA}"
+    run(str(CMAKE), "-S", source, "-B", build, "-G", "Ninja", make, *more, *options)
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a build."""
+    folder = tmp_path_factory.mktemp("cpp")
+    configure(ROOT / "cpp", folder, *OPTIONS.split())
+    run(str(CMAKE), "--build", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    """Random GRUs with their inputs and Python's results."""
+    kinds = list(KINDS)
+    return [random_case(i // len(kinds), kinds[i % len(kinds)]) for i in range(PLANS)]
+
+
+def test_own_tests(build: Path) -> None:
+    run(str(CTEST), "--test-dir", build, "--output-on-failure")
+
+
+def test_random_plans_from_python_to_cpp(
+    build: Path, cases: list[Case], tmp_path: Path
+) -> None:
+    write(tmp_path / "golden.bin", cases)
+    found = run(build / "tests/golden_test", tmp_path / "golden.bin")
+    assert found.endswith(f": 0 of {PLANS} cases differ\n")
+
+
+def test_random_plans_from_cpp_to_python(build: Path, cases: list[Case]) -> None:
+    """The C interface gives Python the results of its own executor, and of new inputs."""
+    library = Library(build / "libgru_quant_shared.so")
+    for case in cases:
+        model = library.load(saved(case.gru))
+        for x in (case.x, case.x.flip(0) * 1.7):
+            expected = case.gru(x, case.h0)
+            found = library.run(model, x, case.h0, None, expected, case.gru.batch_first)
+            for ours, theirs in zip(found, expected, strict=True):
+                nan = theirs.isnan()
+                assert torch.equal(ours.isnan(), nan)
+                assert torch.equal(
+                    ours[~nan].view(torch.int32), theirs.contiguous()[~nan].view(torch.int32)
+                )
+        library.free("qgru_free_model", model)
+
+
+def test_the_golden_files_are_those_of_python() -> None:
+    """The files that the tests of C++ read have not fallen behind the format."""
+    assert saved(small_gru()) == (ROOT / "cpp/tests/gru.qgru").read_bytes()
+
+
+CONSUMER = """cmake_minimum_required(VERSION 3.18)
+project(consumer LANGUAGES C CXX)
+find_package(quant_gru 0.1 REQUIRED)
+add_executable(consumer {source})
+target_link_libraries(consumer PRIVATE quant_gru::quant_gru)
+"""
+
+
+@pytest.mark.parametrize("shared", ["OFF", "ON"])
+def test_the_installed_package(build: Path, tmp_path: Path, shared: str) -> None:
+    """A project finds the installed library, static or shared, and runs the C example."""
+    prefix, source = tmp_path / "prefix", tmp_path / "consumer"
+    run(str(CMAKE), "--install", build, "--prefix", prefix)
+    source.mkdir()
+    example = ROOT / "cpp/examples/run_model.c"
+    (source / "CMakeLists.txt").write_text(CONSUMER.format(source=example))
+    options = (f"-DCMAKE_PREFIX_PATH={prefix}", f"-DBUILD_SHARED_LIBS={shared}")
+    configure(source, tmp_path / "build", *options)
+    run(str(CMAKE), "--build", tmp_path / "build")
+    printed = run(tmp_path / "build/consumer", ROOT / "cpp/tests/gru.qgru", "3")
+    y, _ = small_gru()(torch.zeros(3, 1, 4))
+    assert [float(line) for line in printed.split()] == pytest.approx(y[-1, 0].tolist(), rel=1e-5)
+
+
+def test_add_subdirectory(tmp_path: Path) -> None:
+    """A project that adds the folder gets the targets, and nothing is installed or tested."""
+    text = CONSUMER.format(source=ROOT / "cpp/examples/run_model.c")
+    found = f'add_subdirectory("{ROOT / "cpp"}" quant_gru)'
+    text = text.replace("find_package(quant_gru 0.1 REQUIRED)", found)
+    (tmp_path / "CMakeLists.txt").write_text(text)
+    configure(tmp_path, tmp_path / "build", *OPTIONS.split())
+    targets = run(str(CMAKE), "--build", tmp_path / "build", "--target", "help")
+    assert "libgru_quant_static.a" in targets
+    assert "golden_test" not in targets
+
+
+def test_pkg_config(build: Path, tmp_path: Path) -> None:
+    if shutil.which("pkg-config") is None:
+        pytest.skip("needs pkg-config")
+    run(str(CMAKE), "--install", build, "--prefix", tmp_path)
+    os.environ["PKG_CONFIG_PATH"] = str(tmp_path / "lib/pkgconfig")
+    flags = run("pkg-config", "--cflags", "--libs", f"--define-variable=prefix={tmp_path}", "quant_gru")
+    example = str(ROOT / "cpp/examples/run_model.c")
+    run("gcc", example, *flags.split(), "-o", tmp_path / "program")
+
+
+def test_rust(build: Path, tmp_path: Path) -> None:
+    """The Rust example gives Python's result."""
+    if shutil.which("rustc") is None:
+        pytest.skip("needs rustc")
+    program = tmp_path / "program"
+    link = ("-L", str(build), "-l", "gru_quant_shared", "-C", f"link-arg=-Wl,-rpath,{build}")
+    run("rustc", ROOT / "cpp/examples/run_model.rs", *link, "-o", program)
+    printed = run(program, ROOT / "cpp/tests/gru.qgru", "4", "6")
+    y, _ = small_gru()(torch.ones(1, 1, 4))
+    assert [float(each) for each in printed.strip("[]\n").split(",")] == pytest.approx(
+        y[0, 0].tolist(), rel=1e-6
+    )

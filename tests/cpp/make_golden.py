@@ -15,7 +15,6 @@ is saved, too. The files of `cpp/tests` were made by
 from __future__ import annotations
 
 import argparse
-import random
 import struct
 import sys
 import tempfile

@@ -15,7 +15,7 @@ from quant_gru.integer.quantizer import Quantizer
 from quant_gru.parameters.schema import Shape
 
 
-class Library:
+class Access:
     """The functions of the library.
 
     Args:

@@ -49,7 +49,13 @@ def test_configuration_files_are_equal(access: Access, tmp_path: Path) -> None:
 
 def config_file(operators: str = "", defaults: str = "") -> str:
     """The text of a configuration file."""
-    return f'{{"GRU_config": {{"default_config": {{{defaults}}}, "operator_config": {{{operators}}}}}}}'
+    return (
+        '{"GRU_config": {"default_config": {'
+        + defaults
+        + '}, "operator_config": {'
+        + operators
+        + "}}}"
+    )
 
 
 ACCEPTED = [
@@ -233,7 +239,7 @@ def test_free_scales_differ_at_most_as_float_runs_do(access: Access, seed: int) 
     for cell, theirs in zip(json.loads(text)["cells"], expected, strict=True):
         for name, operator in cell["operators"].items():
             scale = theirs["operators"][name]["scale"]
-            assert operator["scale"] == pytest.approx(scale, rel=1e-5)
+            assert operator["scale"] == (scale and pytest.approx(scale, rel=1e-5))
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -63,20 +63,34 @@ Options parse(int count, char **arguments) {
         }
         if (i + 1 == count) throw ArgumentError("Expected a value after '" + name + "', got none");
         const std::string value = arguments[++i];
-        if (name == "--weights") o.weights = value;
-        else if (name == "--config") o.config = value;
-        else if (name == "--method") o.method = value;
-        else if (name == "--params") o.params = value;
-        else if (name == "--save") o.save = value;
-        else if (name == "--percentile") o.percentile = std::strtod(value.c_str(), nullptr);
-        else if (name == "--input") o.input = number(name, value, 1);
-        else if (name == "--hidden") o.hidden = number(name, value, 1);
-        else if (name == "--layers") o.layers = number(name, value, 1);
-        else if (name == "--steps") o.steps = number(name, value, 1);
-        else if (name == "--batch") o.batch = number(name, value, 1);
-        else if (name == "--threads") o.threads = static_cast<int>(number(name, value, 1));
-        else if (name == "--repeats") o.repeats = static_cast<int>(number(name, value, 0));
-        else throw ArgumentError("Expected a known option, got '" + name + "'; see --help");
+        if (name == "--weights")
+            o.weights = value;
+        else if (name == "--config")
+            o.config = value;
+        else if (name == "--method")
+            o.method = value;
+        else if (name == "--params")
+            o.params = value;
+        else if (name == "--save")
+            o.save = value;
+        else if (name == "--percentile")
+            o.percentile = std::strtod(value.c_str(), nullptr);
+        else if (name == "--input")
+            o.input = number(name, value, 1);
+        else if (name == "--hidden")
+            o.hidden = number(name, value, 1);
+        else if (name == "--layers")
+            o.layers = number(name, value, 1);
+        else if (name == "--steps")
+            o.steps = number(name, value, 1);
+        else if (name == "--batch")
+            o.batch = number(name, value, 1);
+        else if (name == "--threads")
+            o.threads = static_cast<int>(number(name, value, 1));
+        else if (name == "--repeats")
+            o.repeats = static_cast<int>(number(name, value, 0));
+        else
+            throw ArgumentError("Expected a known option, got '" + name + "'; see --help");
     }
     return o;
 }
@@ -165,8 +179,7 @@ void benchmark_shape(int64_t N, int64_t T, int64_t C, int64_t H, const QuantConf
     Floats y(size(T * N * H));
     RunOptions options;
     options.threads = o.threads;
-    const double codes =
-        seconds(o.repeats, [&] { model.run(x.data(), T, N, y.data(), options); });
+    const double codes = seconds(o.repeats, [&] { model.run(x.data(), T, N, y.data(), options); });
     Stream stream = model.stream(N);
     const double step = seconds(o.repeats, [&] { stream.step(x.data(), y.data()); });
     const double macs = static_cast<double>(T * N * 3 * H * (C + H));
@@ -189,16 +202,14 @@ void run(const Options &o) {
     shape.input_size = o.input;
     shape.hidden_size = o.hidden;
     shape.num_layers = o.layers;
-    const FloatGRU gru =
-        o.weights.empty() ? FloatGRU::random(shape, 0) : FloatGRU::load(o.weights);
+    const FloatGRU gru = o.weights.empty() ? FloatGRU::random(shape, 0) : FloatGRU::load(o.weights);
     const Floats x = normal(o.steps * o.batch * gru.shape.input_size, 1);
     std::printf("GRU(%lld, %lld), %lld layers%s; %lld steps of %lld sequences; method %s\n\n",
                 static_cast<long long>(gru.shape.input_size),
                 static_cast<long long>(gru.shape.hidden_size),
                 static_cast<long long>(gru.shape.num_layers),
-                gru.shape.bidirectional ? ", both directions" : "",
-                static_cast<long long>(o.steps), static_cast<long long>(o.batch),
-                o.method.c_str());
+                gru.shape.bidirectional ? ", both directions" : "", static_cast<long long>(o.steps),
+                static_cast<long long>(o.batch), o.method.c_str());
     std::printf("%-12s %10s %12s %9s\n", "", "cosine", "MSE", "SQNR dB");
     std::vector<std::pair<std::string, QuantConfig>> configs = {
         {"int16", QuantConfig::int16()},

@@ -76,8 +76,8 @@ int64_t calibrated(const char *config, const int64_t *shape, double zoneout,
                    double percentile, int64_t count, const float *const *batches,
                    const int64_t *sizes, const float *const *h0, const int64_t *const *lengths) {
     return answer([&] {
-        Calibrator calibrator(shape_of(shape, zoneout), cells_of(weights, cells),
-                              method_of(method), percentile);
+        Calibrator calibrator(shape_of(shape, zoneout), cells_of(weights, cells), method_of(method),
+                              percentile);
         for (int64_t i = 0; i < count; ++i)
             calibrator.collect(batches[i], sizes[2 * i], sizes[2 * i + 1], h0[i], lengths[i]);
         return calibrator.finalize(QuantConfig::from_text(config)).to_text();
@@ -85,9 +85,9 @@ int64_t calibrated(const char *config, const int64_t *shape, double zoneout,
 }
 
 // The quantizer of an operator after batches of values: its zero point, and its scale in `scale`.
-int64_t observed(const char *method, double percentile, int64_t count,
-                 const float *const *batches, const int64_t *sizes, int bits, int symmetric,
-                 int is_unsigned, int free_scale, double *scale, int64_t *zero) {
+int64_t observed(const char *method, double percentile, int64_t count, const float *const *batches,
+                 const int64_t *sizes, int bits, int symmetric, int is_unsigned, int free_scale,
+                 double *scale, int64_t *zero) {
     return answer([&] {
         Observer first(method_of(method), percentile), second(method_of(method), percentile);
         for (int64_t i = 0; i < count; ++i) {
@@ -101,8 +101,8 @@ int64_t observed(const char *method, double percentile, int64_t count,
         config.bitwidth = bits;
         config.is_symmetric = symmetric != 0;
         config.is_unsigned = is_unsigned != 0;
-        const auto q = first.quantizer(Operator::x, config,
-                                       free_scale ? ScaleKind::free : ScaleKind::pot);
+        const auto q =
+            first.quantizer(Operator::x, config, free_scale ? ScaleKind::free : ScaleKind::pot);
         *scale = q.scale;
         *zero = q.zero_point;
         return std::string();
@@ -113,8 +113,8 @@ int64_t observed(const char *method, double percentile, int64_t count,
 int two_terms(const double *ratios, const uint64_t *bounds, int bits, int pot, int64_t *M) {
     std::vector<SumTerm> terms;
     for (int i = 0; i < 2; ++i)
-        terms.push_back({ratios[i], static_cast<unsigned __int128>(bounds[2 * i + 1]) << 64 |
-                                        bounds[2 * i]});
+        terms.push_back(
+            {ratios[i], static_cast<unsigned __int128>(bounds[2 * i + 1]) << 64 | bounds[2 * i]});
     const Multipliers found = several_terms(terms, bits, pot != 0);
     M[0] = found.M[0];
     M[1] = found.M[1];
@@ -128,9 +128,9 @@ int64_t table_words(const char *op, const int64_t *pre, double pre_scale, const 
     return answer([&] {
         const ActivationQuantizer from{static_cast<int>(pre[0]), pre[1] != 0, pre_scale, pre[2]};
         const ActivationQuantizer to{static_cast<int>(out[0]), out[1] != 0, out_scale, out[2]};
-        const ActivationTable t = build_table(operator_of(op), from, to,
-                                              static_cast<Activation>(activation), segments);
-        std::vector<int64_t> words = {t.degree, t.last, t.shift, t.zero_point,
+        const ActivationTable t =
+            build_table(operator_of(op), from, to, static_cast<Activation>(activation), segments);
+        std::vector<int64_t> words = {t.degree, t.last, t.shift,        t.zero_point,
                                       t.lo,     t.hi,   t.segment_shift};
         words.insert(words.end(), t.bounds.begin(), t.bounds.end());
         words.insert(words.end(), t.coefficients.begin(), t.coefficients.end());
@@ -178,26 +178,26 @@ void float_gru(const int64_t *shape, const float *const *weights, int64_t cells,
 PASSES(float, float)
 PASSES(double, double)
 
-#define CODES(T, name)                                                                            \
-    extern "C" int64_t codes_##name(int steps, int N, int C, int H, const T *W, const T *R,       \
-                                    const int32_t *bx, const int32_t *br, const T *x, T *h,       \
+#define CODES(T, name)                                                                             \
+    extern "C" int64_t codes_##name(int steps, int N, int C, int H, const T *W, const T *R,        \
+                                    const int32_t *bx, const int32_t *br, const T *x, T *h,        \
                                     float p, const T *mask, const float *scale, const float *zero, \
-                                    int by_steps) {                                               \
-        return answer([&] {                                                                       \
-            ForwardPass<T> pass(false, N, C, H);                                                  \
-            const int64_t n = N;                                                                  \
-            if (!by_steps)                                                                        \
-                pass.Run(steps, W, R, bx, br, x, h, nullptr, nullptr, nullptr, p, mask, scale,    \
-                         zero);                                                                   \
-            for (int64_t t = 0; by_steps && t < steps; ++t) {                                     \
-                /* in place, then copied to the next step */                                      \
-                T *const state = h + (t + 1) * n * H;                                             \
-                std::memcpy(state, h + t * n * H, static_cast<size_t>(n * H) * sizeof(T));        \
-                pass.Iterate(W, R, bx, br, x + t * n * C, state, state, nullptr, nullptr,         \
-                             nullptr, p, mask ? mask + t * n * H : nullptr, scale, zero);         \
-            }                                                                                     \
-            return std::string();                                                                 \
-        });                                                                                       \
+                                    int by_steps) {                                                \
+        return answer([&] {                                                                        \
+            ForwardPass<T> pass(false, N, C, H);                                                   \
+            const int64_t n = N;                                                                   \
+            if (!by_steps)                                                                         \
+                pass.Run(steps, W, R, bx, br, x, h, nullptr, nullptr, nullptr, p, mask, scale,     \
+                         zero);                                                                    \
+            for (int64_t t = 0; by_steps && t < steps; ++t) {                                      \
+                /* in place, then copied to the next step */                                       \
+                T *const state = h + (t + 1) * n * H;                                              \
+                std::memcpy(state, h + t * n * H, static_cast<size_t>(n * H) * sizeof(T));         \
+                pass.Iterate(W, R, bx, br, x + t * n * C, state, state, nullptr, nullptr, nullptr, \
+                             p, mask ? mask + t * n * H : nullptr, scale, zero);                   \
+            }                                                                                      \
+            return std::string();                                                                  \
+        });                                                                                        \
     }
 
 CODES(int8_t, int8)

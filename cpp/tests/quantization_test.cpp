@@ -79,8 +79,8 @@ void check_passes(const FloatCase &c, double tolerance) {
     std::vector<T> v(n(c.T, c.N, 4 * c.H)), Wx(n(c.T, c.N, 3 * c.H)), Rh(n(1, c.N, 3 * c.H));
     const T *held = mask.empty() ? nullptr : mask.data();
     ForwardPass<T>(true, c.N, c.C, c.H)
-        .Run(c.T, W.data(), R.data(), bx.data(), br.data(), x.data(), h.data(), v.data(),
-             Wx.data(), Rh.data(), 0.3f, held);
+        .Run(c.T, W.data(), R.data(), bx.data(), br.data(), x.data(), h.data(), v.data(), Wx.data(),
+             Rh.data(), 0.3f, held);
     std::vector<T> dx(x.size()), dW(W.size()), dR(R.size()), dbx(width), dbr(width);
     std::vector<T> dh(c.h0.size()), dp(Wx.size()), dq(Wx.size());
     const auto W_t = transposed(W, static_cast<size_t>(c.C), width);
@@ -151,8 +151,8 @@ void check_arguments() {
                  pass.Run(-1, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
                           nullptr, nullptr, 0, nullptr));
     CHECK_THROWS(ArgumentError, "zoneout_prob",
-                 pass.Run(0, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
-                          nullptr, nullptr, 2, nullptr));
+                 pass.Run(0, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+                          nullptr, 2, nullptr));
     CHECK_THROWS(FileError, "readable", QuantConfig::from_json("/nowhere/config.json"));
     CHECK_THROWS(FileError, "readable", Parameters::load("/nowhere/params.json"));
     CHECK_THROWS(FileError, "readable", FloatGRU::load("/nowhere/weights.safetensors"));

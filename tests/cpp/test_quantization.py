@@ -119,6 +119,14 @@ def test_refused_configurations(access: Access, text: str, part: str, tmp_path: 
     assert part in str(error.value)
 
 
+def test_text_is_utf8(access: Access) -> None:
+    text = '{"comment": "ü", "GRU_config": {}}'.encode()
+    assert access.config_text(b"\xef\xbb\xbf" + text) == access.config_text(text)
+    for wrong in (b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\xc3"):
+        with pytest.raises(ValueError, match="Expected UTF-8 text, got another byte at 13"):
+            access.config_text(text.replace("ü".encode(), wrong))
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_observers(access: Access, seed: int) -> None:
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)

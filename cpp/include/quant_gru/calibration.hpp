@@ -73,8 +73,8 @@ class QUANT_GRU_API Calibrator {
 
 // The float GRU: y (T, N, directions * H), h_n (layers * directions, N, H) or null. The other
 // arguments are those of Calibrator::collect. Steps beyond a length are 0 in y.
-QUANT_GRU_API void run_float(const GRUShape &shape, const std::vector<FloatCell> &cells, const float *x,
-               int64_t T, int64_t N, float *y, float *h_n = nullptr, const float *h0 = nullptr,
-               const int64_t *lengths = nullptr);
+QUANT_GRU_API void run_float(const GRUShape &shape, const std::vector<FloatCell> &cells,
+                             const float *x, int64_t T, int64_t N, float *y, float *h_n = nullptr,
+                             const float *h0 = nullptr, const int64_t *lengths = nullptr);
 
 }  // namespace quant_gru

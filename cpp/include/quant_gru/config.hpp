@@ -11,7 +11,22 @@ namespace quant_gru {
 
 // The seventeen operators, in the order of the file.
 enum class Operator : int {
-    x, h, W, R, bw, br, Wx, Rh, z_pre, z_out, r_pre, r_out, g_pre, g_out, rRh, old_contrib,
+    x,
+    h,
+    W,
+    R,
+    bw,
+    br,
+    Wx,
+    Rh,
+    z_pre,
+    z_out,
+    r_pre,
+    r_out,
+    g_pre,
+    g_out,
+    rRh,
+    old_contrib,
     new_contrib
 };
 constexpr int kOperators = 17;

@@ -29,8 +29,7 @@ class QUANT_GRU_API ForwardPass {
     // training: whether a backward pass follows. `zoneout_mask` is used only then.
     // Throws ArgumentError if a size is not positive.
     ForwardPass(bool training, int batch_size, int input_size, int hidden_size,
-                const cublasHandle_t &blas_handle = nullptr,
-                const cudaStream_t &stream = nullptr);
+                const cublasHandle_t &blas_handle = nullptr, const cudaStream_t &stream = nullptr);
     ~ForwardPass();
     ForwardPass(const ForwardPass &) = delete;
     ForwardPass &operator=(const ForwardPass &) = delete;
@@ -52,10 +51,23 @@ class QUANT_GRU_API ForwardPass {
     std::unique_ptr<State> state_;
 };
 
-// The operators of the arguments `scale` and `zero_point`, in their order. With T = int8_t (int16_t)
-// all operators and weights have 8 (16) bits; z_out and r_out are unsigned, the others signed.
+// The operators of the arguments `scale` and `zero_point`, in their order. With T = int8_t
+// (int16_t) all operators and weights have 8 (16) bits; z_out and r_out are unsigned, the others
+// signed.
 enum class CodeOperator : int {
-    x, h, Wx, Rh, z_pre, z_out, r_pre, r_out, g_pre, g_out, rRh, old_contrib, new_contrib
+    x,
+    h,
+    Wx,
+    Rh,
+    z_pre,
+    z_out,
+    r_pre,
+    r_out,
+    g_pre,
+    g_out,
+    rRh,
+    old_contrib,
+    new_contrib
 };
 constexpr int kCodeOperators = 13;
 // Entries of `scale`: the 13 operators; then each column of W, R, bx and br, 3H entries each.
@@ -108,17 +120,17 @@ class QUANT_GRU_API BackwardPass {
  public:
     // Throws ArgumentError if a size is not positive.
     BackwardPass(int batch_size, int input_size, int hidden_size,
-                 const cublasHandle_t &blas_handle = nullptr,
-                 const cudaStream_t &stream = nullptr);
+                 const cublasHandle_t &blas_handle = nullptr, const cudaStream_t &stream = nullptr);
     ~BackwardPass();
     BackwardPass(const BackwardPass &) = delete;
     BackwardPass &operator=(const BackwardPass &) = delete;
 
     // One step, from the last to the first. W_t (3H, C) and R_t (3H, H) are the transposed weights,
-    // x_t (C, N) and h_t (H, N) the transposed input and state before the step. dh_new (N, H) is the
-    // gradient of this step's output. dh (N, H), zeros before the last step, is read and written; it
-    // ends as the gradient of the initial state. dx (N, C) is written; dW (C, 3H), dR (H, 3H), dbx
-    // and dbr (3H) are added to. dp and dq (N, 3H) are work space. bx and br may be null.
+    // x_t (C, N) and h_t (H, N) the transposed input and state before the step. dh_new (N, H) is
+    // the gradient of this step's output. dh (N, H), zeros before the last step, is read and
+    // written; it ends as the gradient of the initial state. dx (N, C) is written; dW (C, 3H), dR
+    // (H, 3H), dbx and dbr (3H) are added to. dp and dq (N, 3H) are work space. bx and br may be
+    // null.
     void Iterate(const T *W_t, const T *R_t, const T *bx, const T *br, const T *x_t, const T *h_t,
                  const T *v, const T *dh_new, T *dx, T *dW, T *dR, T *dbx, T *dbr, T *dh, T *dp,
                  T *dq, const T *zoneout_mask);

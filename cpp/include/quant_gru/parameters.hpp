@@ -100,6 +100,6 @@ struct QUANT_GRU_API FloatGRU {
 // Python: the argument of Model::load. `cells` are in the order of Parameters::cells.
 // Throws ArgumentError if a weight is not finite or there are not as many cells.
 QUANT_GRU_API std::string freeze(const Parameters &parameters, const std::vector<FloatCell> &cells,
-                   bool batch_first = false);
+                                 bool batch_first = false);
 
 }  // namespace quant_gru

@@ -85,8 +85,7 @@ class Direction {
         Floats ordered(size(T * N * C_));
         for (int64_t t = 0; t < T; ++t)
             for (int64_t n = 0; n < N; ++n)
-                std::copy_n(x + (step(t, n) * N + n) * C_, C_,
-                            ordered.begin() + (t * N + n) * C_);
+                std::copy_n(x + (step(t, n) * N + n) * C_, C_, ordered.begin() + (t * N + n) * C_);
         return ordered;
     }
 
@@ -122,8 +121,8 @@ std::vector<float> run_layers(const GRUShape &shape, const std::vector<FloatCell
         for (int64_t d = 0; d < D; ++d) {
             const auto index = size(layer * D + d);
             const Floats zeros(size(N * H), 0.f);
-            const float *h0 = input.h0 ? input.h0 + static_cast<int64_t>(index) * N * H
-                                       : zeros.data();
+            const float *h0 =
+                input.h0 ? input.h0 + static_cast<int64_t>(index) * N * H : zeros.data();
             Direction direction(input, d == 1, C, H);
             if (N > 0) direction.run(cells[index], x.data(), h0);
             Floats inputs, before, after;

@@ -12,14 +12,14 @@ namespace quant_gru {
 // Inputs and states of one layer and direction, by the valid steps of all sequences.
 struct FloatRun {
     size_t cell;
-    int64_t rows, C;            // rows: valid steps of all sequences
-    const float *x, *before;    // (rows, C), (rows, H)
-    const float *after;         // (rows, H)
-    const float *h0;            // (N, H)
+    int64_t rows, C;          // rows: valid steps of all sequences
+    const float *x, *before;  // (rows, C), (rows, H)
+    const float *after;       // (rows, H)
+    const float *h0;          // (N, H)
 };
 
 struct FloatInput {
-    const float *x;          // (T, N, C)
+    const float *x;  // (T, N, C)
     int64_t T, N;
     const float *h0;         // (layers * directions, N, H) or null
     const int64_t *lengths;  // (N) or null

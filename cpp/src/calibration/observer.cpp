@@ -29,14 +29,14 @@ const char *const kMethods[] = {"histogram", "minmax", "percentile", "ema"};
 Method method_of(const std::string &name) {
     for (int i = 0; i < 4; ++i)
         if (name == kMethods[i] || (i == 0 && name == "sqnr")) return static_cast<Method>(i);
-    throw ArgumentError("Expected method to be one of histogram, sqnr, minmax, percentile, ema, "
-                        "got '" + name + "'");
+    throw ArgumentError(
+        "Expected method to be one of histogram, sqnr, minmax, percentile, ema, "
+        "got '" +
+        name + "'");
 }
 
 struct Observer::State {
-    void add(const Histogram &other) {
-        histogram = histogram ? merged(*histogram, other) : other;
-    }
+    void add(const Histogram &other) { histogram = histogram ? merged(*histogram, other) : other; }
 
     Method method;
     double percentile;
@@ -96,10 +96,11 @@ void Observer::end_batch() {
 void Observer::merge(const Observer &other) {
     const State &from = *other.state_;
     if (from.method != state_->method || from.percentile != state_->percentile)
-        throw ArgumentError("Expected the observer to merge to be of the same method and "
-                            "percentile, got " +
-                            std::string(kMethods[static_cast<int>(from.method)]) + ", " +
-                            shortest(from.percentile));
+        throw ArgumentError(
+            "Expected the observer to merge to be of the same method and "
+            "percentile, got " +
+            std::string(kMethods[static_cast<int>(from.method)]) + ", " +
+            shortest(from.percentile));
     state_->nonfinite += from.nonfinite;
     state_->range.cover(from.range);
     state_->batch.cover(from.batch);

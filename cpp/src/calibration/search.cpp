@@ -104,8 +104,8 @@ std::vector<Candidate> candidates_of(const Problem &p, std::vector<double> scale
         if (p.symmetric) zeros = {0.0};
         for (size_t i = 0; i < zeros.size(); ++i) {
             const double zero = std::min(p.hi, std::max(p.lo, zeros[i]));
-            found.push_back({scale, zero, first < p.lo - zero || last > p.hi - zero,
-                             static_cast<int>(i)});
+            found.push_back(
+                {scale, zero, first < p.lo - zero || last > p.hi - zero, static_cast<int>(i)});
         }
     }
     return found;
@@ -149,8 +149,8 @@ Candidate best(const Bins &bins, const Problem &p, const std::vector<double> &sc
 
 }  // namespace
 
-ActivationQuantizer covering_quantizer(double minimum, double maximum,
-                                       const OperatorConfig &config, ScaleKind kind) {
+ActivationQuantizer covering_quantizer(double minimum, double maximum, const OperatorConfig &config,
+                                       ScaleKind kind) {
     const Problem p(minimum, maximum, config, kind);
     if (p.low == p.high) return p.codes;
     const double scale = p.covering_scale();
@@ -186,8 +186,7 @@ ActivationQuantizer least_squares_quantizer(const Histogram &histogram,
     const double coarse = best(bins, p, scales).scale;
     scales.clear();
     for (int k = -kPerOctave; k <= kPerOctave; ++k)
-        scales.push_back(coarse *
-                         std::pow(2.0, k / static_cast<double>(kPerOctave * kPerOctave)));
+        scales.push_back(coarse * std::pow(2.0, k / static_cast<double>(kPerOctave * kPerOctave)));
     const Candidate found = best(bins, p, scales);
     return p.quantizer(found.scale, found.zero);
 }

@@ -7,8 +7,8 @@
 namespace quant_gru {
 
 // The quantizer with the smallest scale that clips neither minimum, maximum nor 0.
-ActivationQuantizer covering_quantizer(double minimum, double maximum,
-                                       const OperatorConfig &config, ScaleKind kind);
+ActivationQuantizer covering_quantizer(double minimum, double maximum, const OperatorConfig &config,
+                                       ScaleKind kind);
 
 // The candidate around the covering scale with the least squared error.
 ActivationQuantizer least_squares_quantizer(const Histogram &histogram,

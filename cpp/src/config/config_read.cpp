@@ -97,8 +97,8 @@ class Reader {
 
     Notes notes(const Json::Object &members, const std::string &place) {
         Notes found;
-        for (auto [key, to] : {std::pair("description", &found.description),
-                               std::pair("comment", &found.comment)}) {
+        for (auto [key, to] :
+             {std::pair("description", &found.description), std::pair("comment", &found.comment)}) {
             const Json *text = find(members, key);
             if (text && !text->is_null()) attempt(place, [&] { *to = text->string(key); });
         }
@@ -106,8 +106,7 @@ class Reader {
     }
 
     void flag(const Json::Object &members, const char *key, bool &to, const std::string &place) {
-        if (const Json *json = find(members, key))
-            attempt(place, [&] { to = json->boolean(key); });
+        if (const Json *json = find(members, key)) attempt(place, [&] { to = json->boolean(key); });
     }
 
     template <class Choice, size_t n>
@@ -170,8 +169,8 @@ class Reader {
                                           kFusedName};
         for (int i = 0; i < kOperators; ++i) names.push_back(name_of(static_cast<Operator>(i)));
         known(*section, names, "operator", "");
-        for (auto [old, full] : {std::pair("input.h", "output.h"),
-                                 std::pair("weight.bx", "weight.bw")})
+        for (auto [old, full] :
+             {std::pair("input.h", "output.h"), std::pair("weight.bx", "weight.bw")})
             if (find(*section, old) && find(*section, full))
                 problem("Expected one of '" + std::string(old) + "' and '" + full +
                             "', which name the same operator, got both",
@@ -186,41 +185,41 @@ class Reader {
         }
     }
 
-    void read_operator(const Json &json, Operator op, const std::string &name,
-                       OperatorConfig &to) {
+    void read_operator(const Json &json, Operator op, const std::string &name, OperatorConfig &to) {
         const Json::Object *entry = object(json, "settings of '" + name + "'");
         if (!entry) return;
         const std::string place = "operator '" + name + "'";
         known(*entry,
-              {"description", "comment", "bitwidth", "is_symmetric", "is_unsigned",
-               "granularity"},
+              {"description", "comment", "bitwidth", "is_symmetric", "is_unsigned", "granularity"},
               "field", place);
         to.notes = notes(*entry, place);
         if (const Json *bits = find(*entry, "bitwidth")) {
             if (bits->is_null() && is_fusible(op))
                 to.bitwidth = 0;
             else
-                attempt(place, [&] {
-                    to.bitwidth = static_cast<int>(bits->integer("bitwidth", 1, 32));
-                });
+                attempt(place,
+                        [&] { to.bitwidth = static_cast<int>(bits->integer("bitwidth", 1, 32)); });
         }
         flag(*entry, "is_symmetric", to.is_symmetric, place);
         flag(*entry, "is_unsigned", to.is_unsigned, place);
         const Json *granularity = find(*entry, "granularity");
         if (granularity && !granularity->is_null() && !is_weight(op))
-            problem("Expected granularity to be absent, because only weights and biases have a "
-                    "granularity",
-                    place);
+            problem(
+                "Expected granularity to be absent, because only weights and biases have a "
+                "granularity",
+                place);
         else if (granularity && !granularity->is_null())
             choice(*entry, "granularity", kGranularities, to.granularity, place);
         if (is_weight(op) && !to.is_symmetric)
-            problem("Expected is_symmetric to be true, because weights and biases are always "
-                    "symmetric, got false",
-                    place);
+            problem(
+                "Expected is_symmetric to be true, because weights and biases are always "
+                "symmetric, got false",
+                place);
         if (is_weight(op) && to.is_unsigned)
-            problem("Expected is_unsigned to be false, because weights and biases are always "
-                    "signed, got true",
-                    place);
+            problem(
+                "Expected is_unsigned to be false, because weights and biases are always "
+                "signed, got true",
+                place);
     }
 
     const std::string &where_;
@@ -235,7 +234,7 @@ QuantConfig read_config(const Json &document, const std::string &where) {
 
 QuantConfig QuantConfig::from_text(const std::string &text, const std::string &where) {
     try {
-        return read_config(Json::parse(text), where);
+        return read_config(Json::parse(checked_utf8(text)), where);
     } catch (const FileError &error) {
         const std::string said = error.what();
         if (said.find(where) != std::string::npos) throw;

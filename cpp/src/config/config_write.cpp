@@ -68,8 +68,7 @@ void write_config(const QuantConfig &config, JsonWriter &to) {
         to.member("is_symmetric", operator_config.is_symmetric);
         to.member("is_unsigned", operator_config.is_unsigned);
         if (is_weight(op))
-            to.member("granularity",
-                      kGranularities[static_cast<int>(operator_config.granularity)]);
+            to.member("granularity", kGranularities[static_cast<int>(operator_config.granularity)]);
         write_notes(operator_config.notes, to);
         to.end();
     });
@@ -77,9 +76,8 @@ void write_config(const QuantConfig &config, JsonWriter &to) {
 
 std::string QuantConfig::to_text() const {
     JsonWriter to(2, false);
-    write(*this, to, [&to](Operator op, const OperatorConfig &config) {
-        to.raw(line_of(op, config));
-    });
+    write(*this, to,
+          [&to](Operator op, const OperatorConfig &config) { to.raw(line_of(op, config)); });
     return to.text() + "\n";
 }
 

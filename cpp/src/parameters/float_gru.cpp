@@ -33,7 +33,8 @@ class StateDict {
 
     std::vector<float> values(const std::string &name, const std::vector<int64_t> &shape) {
         const Tensor &tensor = at(name);
-        if (tensor.shape != shape) throw FileError("Expected tensor '" + name + "' to fit the GRU, got another shape");
+        if (tensor.shape != shape)
+            throw FileError("Expected tensor '" + name + "' to fit the GRU, got another shape");
         std::vector<float> found(static_cast<size_t>(tensor.count));
         std::memcpy(found.data(), tensor.data, found.size() * sizeof(float));
         return found;
@@ -81,9 +82,8 @@ FloatGRU FloatGRU::load(const std::string &path) {
                 gru.tensors.push_back(state.values("weight_ih" + suffix, {3 * H, C}));
                 gru.tensors.push_back(state.values("weight_hh" + suffix, {3 * H, H}));
                 for (const char *name : {"bias_ih", "bias_hh"})
-                    gru.tensors.push_back(gru.shape.bias
-                                              ? state.values(name + suffix, {3 * H})
-                                              : std::vector<float>());
+                    gru.tensors.push_back(gru.shape.bias ? state.values(name + suffix, {3 * H})
+                                                         : std::vector<float>());
             }
         state.check_all_used();
         return gru;
@@ -108,7 +108,8 @@ FloatGRU FloatGRU::random(const GRUShape &shape, uint64_t seed) {
             word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9u;
             word = (word ^ word >> 27) * 0x94D049BB133111EBu;
             word ^= word >> 31;
-            found.push_back(static_cast<float>(bound * (std::ldexp(static_cast<double>(word >> 11), -52) - 1)));
+            found.push_back(
+                static_cast<float>(bound * (std::ldexp(static_cast<double>(word >> 11), -52) - 1)));
         }
         return found;
     };

@@ -105,8 +105,8 @@ class OperatorReader {
             throw FileError("Expected weights and biases to be symmetric and signed");
         config.granularity = Granularity::channel;
         if (const Json *json = given("granularity")) {
-            const auto *name = std::find(kGranularities, kGranularities + 3,
-                                         json->string("granularity"));
+            const auto *name =
+                std::find(kGranularities, kGranularities + 3, json->string("granularity"));
             if (name == kGranularities + 3)
                 throw FileError("Expected granularity to be 'tensor', 'gate' or 'channel', got '" +
                                 json->string("granularity") + "'");
@@ -158,10 +158,10 @@ class OperatorReader {
 };
 
 ActivationTable read_table(const Json &json) {
-    check_keys(json,
-               {"bounds", "last", "coefficients", "shift", "zero_point", "lo", "hi",
-                "segment_shift"},
-               "a table", 8);
+    check_keys(
+        json,
+        {"bounds", "last", "coefficients", "shift", "zero_point", "lo", "hi", "segment_shift"},
+        "a table", 8);
     ActivationTable table;
     for (const Json &each : json.at("bounds").array("bounds"))
         table.bounds.push_back(each.integer("a bound", kLeast, kMost));
@@ -207,7 +207,8 @@ void check_table(const ActivationTable &t, const ActivationQuantizer &pre,
         long double sum = 0, power = 1;
         for (int p = 0; p <= t.degree; ++p, power *= length)
             sum += std::fabs(static_cast<long double>(
-                       t.coefficients[i * static_cast<size_t>(t.degree + 1) + static_cast<size_t>(p)])) *
+                       t.coefficients[i * static_cast<size_t>(t.degree + 1) +
+                                      static_cast<size_t>(p)])) *
                    power;
         if (!(sum < 0x1p62L)) throw FileError("Expected sums below 2^62, got larger ones");
     }
@@ -261,8 +262,7 @@ CellParameters read_cell(const Json &json, const QuantConfig &config, const GRUS
             cell.tables[i] = read_table(tables.at(at));
             check_table(cell.tables[i], pre, out);
             if (is_sigmoid(op) && given[static_cast<size_t>(op)] != out.scale)
-                cell.tables[i] =
-                    build_table(op, pre, out, config.activation, config.segments);
+                cell.tables[i] = build_table(op, pre, out, config.activation, config.segments);
             else if (config.activation == Activation::exact)
                 check_curve(cell.tables[i], op, pre, out);
         }
@@ -287,8 +287,7 @@ Parameters read_document(const Json &document, const std::string &where) {
         found.config = read_config(document.at("config"), "in config");
         const auto &cells = document.at("cells").array("cells");
         const auto D = static_cast<size_t>(found.shape.directions());
-        if (static_cast<int64_t>(cells.size()) !=
-            found.shape.num_layers * static_cast<int64_t>(D))
+        if (static_cast<int64_t>(cells.size()) != found.shape.num_layers * static_cast<int64_t>(D))
             throw FileError("Expected one cell for each layer and direction, got " +
                             std::to_string(cells.size()));
         for (size_t i = 0; i < cells.size(); ++i) {
@@ -313,7 +312,7 @@ Parameters read_document(const Json &document, const std::string &where) {
 Parameters Parameters::from_text(const std::string &text, const std::string &where) {
     Json document;
     try {
-        document = Json::parse(text);
+        document = Json::parse(checked_utf8(text));
     } catch (const FileError &error) {
         throw FileError(std::string(error.what()) + " (" + where + ")");
     }

@@ -95,9 +95,9 @@ void BackwardPass<T>::Iterate(const T *W_t, const T *R_t, const T *, const T *, 
 }
 
 template <class T>
-void BackwardPass<T>::Run(int steps, const T *W_t, const T *R_t, const T *, const T *,
-                          const T *x_t, const T *h, const T *v, const T *dh_new, T *dx, T *dW,
-                          T *dR, T *dbx, T *dbr, T *dh, T *dp, T *dq, const T *zoneout_mask) {
+void BackwardPass<T>::Run(int steps, const T *W_t, const T *R_t, const T *, const T *, const T *x_t,
+                          const T *h, const T *v, const T *dh_new, T *dx, T *dW, T *dR, T *dbx,
+                          T *dbr, T *dh, T *dp, T *dq, const T *zoneout_mask) {
     check_steps(steps);
     const auto [N, C, H] = state_->sizes;
     state_->R_t.pack(R_t, 3 * H, H);

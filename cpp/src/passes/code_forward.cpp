@@ -55,9 +55,9 @@ Parameters parameters_of(const PassSizes &sizes, int bits, const float *scale,
         if (!(zero_point[i] >= lo && zero_point[i] <= hi &&
               zero_point[i] == std::rint(zero_point[i])))
             throw ArgumentError("Expected zero_point to be an integer in [" +
-                                std::to_string(q.lo()) + ", " + std::to_string(q.hi()) +
-                                "], got " + std::to_string(zero_point[i]) + " (operator '" +
-                                name_of(op) + "')");
+                                std::to_string(q.lo()) + ", " + std::to_string(q.hi()) + "], got " +
+                                std::to_string(zero_point[i]) + " (operator '" + name_of(op) +
+                                "')");
         q.zero_point = static_cast<int64_t>(zero_point[i]);
         cell.quantizers[static_cast<size_t>(op)] = q;
     }
@@ -146,12 +146,13 @@ struct CodeForwardPass<T>::State {
 };
 
 template <class T>
-CodeForwardPass<T>::CodeForwardPass(bool training, int batch_size, int input_size,
-                                    int hidden_size, const cublasHandle_t &, const cudaStream_t &)
+CodeForwardPass<T>::CodeForwardPass(bool training, int batch_size, int input_size, int hidden_size,
+                                    const cublasHandle_t &, const cudaStream_t &)
     : state_(new State{PassSizes(batch_size, input_size, hidden_size), {}, {}, {}, {}, {}}) {
     if (training)
-        throw ArgumentError("Expected training to be false, because codes have no backward pass, "
-                            "got true");
+        throw ArgumentError(
+            "Expected training to be false, because codes have no backward pass, "
+            "got true");
 }
 
 template <class T>

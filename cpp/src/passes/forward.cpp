@@ -59,9 +59,9 @@ struct ForwardPass<T, AccumT>::State {
     void step(const T *bx, const T *br, const T *h, T *out, T *v, const T *Wx, const T *Rh,
               float probability, const T *mask) const {
         const auto [N, C, H] = sizes;
-        const Zoneout zoneout = mask && training    ? Zoneout::masked
-                                : probability > 0   ? training ? Zoneout::none : Zoneout::expected
-                                                    : Zoneout::none;
+        const Zoneout zoneout = mask && training  ? Zoneout::masked
+                                : probability > 0 ? training ? Zoneout::none : Zoneout::expected
+                                                  : Zoneout::none;
         for (int64_t i = 0; i < N; ++i)
             gates(Row<T>{Wx + i * 3 * H, Rh + i * 3 * H, bx, br, h + i * H,
                          mask ? mask + i * H : nullptr, out + i * H, v ? v + i * 4 * H : nullptr, H,

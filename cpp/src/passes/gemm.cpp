@@ -45,7 +45,8 @@ QG_BODY void tile(const Tile<T> &t) {
     for (int64_t i = 0; i < R; ++i) from[i] = t.A + (i < t.rows ? i : t.rows - 1) * t.row;
     for (int64_t k = 0; k < t.depth; ++k) {
         V b[P];
-        for (int64_t p = 0; p < P; ++p) std::memcpy(&b[p], t.B + p * t.panel + k * width, sizeof(V));
+        for (int64_t p = 0; p < P; ++p)
+            std::memcpy(&b[p], t.B + p * t.panel + k * width, sizeof(V));
         for (int64_t i = 0; i < R; ++i)
             for (int64_t p = 0; p < P; ++p) sums[i][p] += from[i][k * t.column] * b[p];
     }

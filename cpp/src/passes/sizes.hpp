@@ -19,21 +19,20 @@ struct PassSizes {
     static int64_t positive(const char *name, int value) {
         if (value < 1)
             throw ArgumentError("Expected " + std::string(name) + " to be positive, got " +
-                                        std::to_string(value));
+                                std::to_string(value));
         return value;
     }
 };
 
 inline void check_steps(int steps) {
     if (steps < 0)
-        throw ArgumentError("Expected steps to be at least 0, got " +
-                                    std::to_string(steps));
+        throw ArgumentError("Expected steps to be at least 0, got " + std::to_string(steps));
 }
 
 inline void check_zoneout(float probability) {
     if (!(probability >= 0 && probability <= 1))
         throw ArgumentError("Expected zoneout_prob to be in [0, 1], got " +
-                                    std::to_string(probability));
+                            std::to_string(probability));
 }
 
 }  // namespace quant_gru

@@ -74,8 +74,8 @@ FrozenNumbers frozen_numbers(const CellParameters &cell, double zoneout) {
     const ActivationQuantizer &z = cell.quantizer(Operator::z_out);
     const double one = std::rint(1.0 / z.scale);
     if (one > kLargestOne)
-        throw ArgumentError("Expected scale to be at least 2^-40, got " +
-                            std::to_string(z.scale) + " (operator 'gate.z_out')");
+        throw ArgumentError("Expected scale to be at least 2^-40, got " + std::to_string(z.scale) +
+                            " (operator 'gate.z_out')");
     found.one = static_cast<int64_t>(one);
     Sums sums(cell, found);
     const auto bits = [&cell](Operator op) { return cell.quantizer(op).bits; };

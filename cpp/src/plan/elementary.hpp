@@ -19,9 +19,9 @@ inline Exponential exponential_of_negative(double x) {
     const double high = x - n * 6.93147180369123816490e-01, low = n * 1.90821492927058770002e-10;
     const double r = high - low, lost = (high - r) - low;
     double p = 1.0 / 6227020800.0;  // 1 / 13!
-    static const double factorials[] = {479001600.0, 39916800.0, 3628800.0, 362880.0, 40320.0,
-                                        5040.0,      720.0,      120.0,     24.0,     6.0,
-                                        2.0};
+    static const double factorials[] = {479001600.0, 39916800.0, 3628800.0, 362880.0,
+                                        40320.0,     5040.0,     720.0,     120.0,
+                                        24.0,        6.0,        2.0};
     for (double factorial : factorials) p = p * r + 1.0 / factorial;
     return {r + (lost + r * r * p), static_cast<int>(n)};
 }

@@ -101,8 +101,7 @@ void add_cell(const Parameters &parameters, size_t index, const WeightNumbers &W
     const CellParameters &cell = parameters.cells[index];
     const auto D = static_cast<size_t>(shape.directions());
     const size_t layer = index / D;
-    const std::string suffix =
-        "_l" + std::to_string(layer) + (index % D ? "_reverse" : "");
+    const std::string suffix = "_l" + std::to_string(layer) + (index % D ? "_reverse" : "");
     add_matrix(W, {"W", "Bw", "Mx", "kx"}, cell.config[Operator::W].bitwidth,
                inputs_of(shape, index), suffix, to);
     add_matrix(R, {"R", "Br", "Mh", "kh"}, cell.config[Operator::R].bitwidth, shape.hidden_size,
@@ -186,8 +185,8 @@ std::string freeze(const Parameters &parameters, const std::vector<FloatCell> &c
     for (size_t i = 0; i < cells.size(); ++i) {
         const CellParameters &cell = parameters.cells[i];
         const int64_t H = parameters.shape.hidden_size;
-        for (auto [weight, K] : {std::pair(Operator::W, inputs_of(parameters.shape, i)),
-                                 std::pair(Operator::R, H)})
+        for (auto [weight, K] :
+             {std::pair(Operator::W, inputs_of(parameters.shape, i)), std::pair(Operator::R, H)})
             weights.push_back(
                 weight_numbers(cell, weight, weight_codes(cell, weight, cells[i], H, K)));
     }

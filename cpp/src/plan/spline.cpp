@@ -51,8 +51,7 @@ Array gradient(const Array &y) {
 }
 
 // segments + 1 knots, integers from first to last, possibly with duplicates.
-Array by_curvature(const CodeFunction &f, double first, double last, size_t segments,
-                   int degree) {
+Array by_curvature(const CodeFunction &f, double first, double last, size_t segments, int degree) {
     const Array x = linspace(first, last, kSamples);
     Array density;
     for (double place : x) density.push_back(f(place));
@@ -78,8 +77,8 @@ Array distinct(const Array &knots) {
     const size_t n = knots.size();
     for (size_t i = 0; i < n; ++i) {
         most = std::max(most, knots[i] - static_cast<double>(i));
-        apart[i] = std::min(most + static_cast<double>(i),
-                            knots.back() - static_cast<double>(n - 1 - i));
+        apart[i] =
+            std::min(most + static_cast<double>(i), knots.back() - static_cast<double>(n - 1 - i));
     }
     return apart;
 }
@@ -168,8 +167,7 @@ Fit fit_values(const Array &grid, const Array &y, const Array &knots, const Arra
         if (largest(error) < largest(best.error)) {
             best.values.clear();
             for (size_t i = 0; i <= count; ++i) best.values.push_back(at_knots[i] + added[i]);
-            if (degree == 2)
-                best.values.insert(best.values.end(), bubbles.begin(), bubbles.end());
+            if (degree == 2) best.values.insert(best.values.end(), bubbles.begin(), bubbles.end());
             best.error = error;
         }
         const double least = 1e-3 * largest(error);

@@ -162,8 +162,8 @@ class Builder {
 
     // rint(a / b) of the float64 nearest to the fraction, for b > 0.
     static __int128 divided(__int128 a, int64_t b) {
-        unsigned __int128 rest = a < 0 ? -static_cast<unsigned __int128>(a)
-                                       : static_cast<unsigned __int128>(a);
+        unsigned __int128 rest =
+            a < 0 ? -static_cast<unsigned __int128>(a) : static_cast<unsigned __int128>(a);
         int shift = 0;
         while (shift < 60 && (rest >> 120) == 0) {
             rest <<= 1;
@@ -218,8 +218,7 @@ class Builder {
     }
 
     // Coefficients of quadratics times 2^k. c1 and c0 compensate for the rounding of c2 and c1.
-    static std::vector<int64_t> uniform_rows(const std::vector<double> &real, int64_t last,
-                                             int k) {
+    static std::vector<int64_t> uniform_rows(const std::vector<double> &real, int64_t last, int k) {
         const double length = static_cast<double>(last), power = std::ldexp(1.0, k);
         std::vector<int64_t> rows;
         for (size_t i = 0; i < real.size(); i += 3) {
@@ -280,7 +279,8 @@ int64_t ActivationTable::operator()(int64_t code) const {
             : static_cast<size_t>(std::upper_bound(bounds.begin(), bounds.end(), code) -
                                   bounds.begin()) -
                   1;
-    const int64_t t = code - bounds[segment], *c = coefficients.data() + segment * static_cast<size_t>(degree + 1);
+    const int64_t t = code - bounds[segment],
+                  *c = coefficients.data() + segment * static_cast<size_t>(degree + 1);
     int64_t y = c[degree];
     for (int power = degree - 1; power >= 0; --power) y = y * t + c[power];
     if (shift) y = (y + ((int64_t{1} << (shift - 1)) - 1) + ((y >> shift) & 1)) >> shift;

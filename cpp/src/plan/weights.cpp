@@ -1,4 +1,5 @@
-// Codes, scales and plan numbers of weights and biases, docs/arithmetic.md#8-scales-of-weights-and-biases.
+// Codes, scales and plan numbers of weights and biases,
+// docs/arithmetic.md#8-scales-of-weights-and-biases.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -39,8 +40,8 @@ double group_scale(const float *values, int64_t n, int bits, bool free_scale) {
     const double quantum = qg_free_quantum(bits, n);
     for (int c = 0; c < QG_FREE; ++c)
         for (int64_t i = 0; i < n; ++i)
-            sums[c] += qg_free_error(values[i], candidates[c], candidates[c] / covering, quantum,
-                                     lo, hi);
+            sums[c] +=
+                qg_free_error(values[i], candidates[c], candidates[c] / covering, quantum, lo, hi);
     return qg_free_best(sums, candidates);
 }
 
@@ -63,10 +64,9 @@ std::vector<float> row_scales(const CellParameters &cell, Operator op, const flo
     std::vector<float> scales;
     for (int64_t row = 0; row < rows; ++row) {
         const double scale = found[static_cast<size_t>(row / height)];
-        scales.push_back(!pinned.empty() ? static_cast<float>(scale)
-                         : op == Operator::W || op == Operator::R
-                             ? qg_matrix_scale(scale, largest)
-                             : qg_bias_scale(scale, largest));
+        scales.push_back(!pinned.empty()                          ? static_cast<float>(scale)
+                         : op == Operator::W || op == Operator::R ? qg_matrix_scale(scale, largest)
+                                                                  : qg_bias_scale(scale, largest));
     }
     return scales;
 }
@@ -74,8 +74,8 @@ std::vector<float> row_scales(const CellParameters &cell, Operator op, const flo
 void check_finite(const float *values, int64_t n, Operator op) {
     for (int64_t i = 0; i < n; ++i)
         if (!std::isfinite(values[i]))
-            throw ArgumentError("Expected weights to be finite, got " +
-                                std::to_string(values[i]) + " (operator '" + name_of(op) + "')");
+            throw ArgumentError("Expected weights to be finite, got " + std::to_string(values[i]) +
+                                " (operator '" + name_of(op) + "')");
 }
 
 }  // namespace
@@ -121,9 +121,8 @@ WeightNumbers weight_numbers(const CellParameters &cell, Operator weight, Weight
     const auto limit = static_cast<double>(bias_limit(bits, operand.bits));
     for (size_t c = 0; c < codes.scales.size(); ++c) {
         const qg_channel n =
-            qg_channel_of(codes.bias_codes[c], codes.bias_scales[c], codes.scales[c],
-                          operand.scale, result.scale, unit, limit,
-                          significant_bits(bits + operand.bits));
+            qg_channel_of(codes.bias_codes[c], codes.bias_scales[c], codes.scales[c], operand.scale,
+                          result.scale, unit, limit, significant_bits(bits + operand.bits));
         to.bias.push_back(n.B);
         to.M.push_back(n.M);
         to.k.push_back(n.k);

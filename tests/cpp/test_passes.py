@@ -172,7 +172,7 @@ class Codes:
         scales = [0.0 if q is None else q.scale for q in points]
         columns = [w.scales[f"weight.{name}"] for name in ("W", "R", "bw", "br")]
         self.scale = torch.cat((torch.tensor(scales), *columns))
-        self.zero = torch.tensor([0.0 if q is None else q.zero_point for q in points])
+        self.zero = torch.tensor([0.0 if q is None else float(q.zero_point) for q in points])
 
     def run(self, access: Access, x: Tensor, h0: Tensor, p: float, mask: Tensor | None, by: int):
         """Return the codes of all states (T, N, H)."""

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <new>
@@ -52,9 +51,13 @@ void require(const void *address, const char *name) {
 quant_gru::RunOptions options_of(const qgru_options *given) {
     quant_gru::RunOptions options;
     if (!given) return options;
-    // Programs of older versions have a shorter struct.
+    // Later versions have a longer struct.
     qgru_options all{};
-    std::memcpy(&all, given, std::min(given->size, sizeof all));
+    if (given->size < sizeof all)
+        throw quant_gru::ArgumentError("Expected options.size to be at least " +
+                                       std::to_string(sizeof all) + ", got " +
+                                       std::to_string(given->size));
+    std::memcpy(&all, given, sizeof all);
     if (all.threads < 0 || all.threads > 1 << 16)
         throw quant_gru::ArgumentError("Expected threads to be in [0, 65536], got " +
                                        std::to_string(all.threads));

@@ -71,7 +71,8 @@ class Tensors {
     std::vector<int64_t> integers(const std::string &name, const std::vector<int64_t> &shape) {
         const Tensor &tensor = at(name, shape, true);
         std::vector<int64_t> values(static_cast<size_t>(tensor.count));
-        for (size_t i = 0; i < values.size(); ++i) values[i] = integer(tensor, static_cast<int64_t>(i));
+        for (size_t i = 0; i < values.size(); ++i)
+            values[i] = integer(tensor, static_cast<int64_t>(i));
         return values;
     }
 
@@ -191,7 +192,8 @@ class CellReader {
         t.segment_shift = static_cast<int>(numbers[5]);
         auto bounds = integers(prefix + ".bounds", {-1});
         t.segments = static_cast<int64_t>(bounds.size());
-        check_range({t.segments}, 1, kLargestSize, "the length of '" + prefix + ".bounds" + suffix_ + "'");
+        check_range({t.segments}, 1, kLargestSize,
+                    "the length of '" + prefix + ".bounds" + suffix_ + "'");
         t.bounds = kept(std::move(bounds));
         auto coefficients = integers(prefix + ".coefficients", {t.segments, -1});
         const int64_t columns = static_cast<int64_t>(coefficients.size()) / t.segments;
@@ -256,11 +258,12 @@ class CellReader {
 };
 
 void check_metadata(const Json &metadata) {
-    for (const auto &[key, value] : {std::pair("format", "quant-gru-frozen"), std::pair("version", "1")}) {
+    for (const auto &[key, value] :
+         {std::pair("format", "quant-gru-frozen"), std::pair("version", "1")}) {
         const std::string &found = metadata.at(key).string(key);
         if (found != value)
-            throw FileError(std::string("Expected ") + key + " '" + value + "' in the metadata, got '" +
-                            found.substr(0, 80) + "'");
+            throw FileError(std::string("Expected ") + key + " '" + value +
+                            "' in the metadata, got '" + found.substr(0, 80) + "'");
     }
 }
 

@@ -175,10 +175,10 @@ class JsonParser {
         uint32_t code = 0;
         for (int i = 0; i < 4; ++i, ++at_) {
             const char c = peek();
-            const int digit = is_digit(c)              ? c - '0'
-                              : c >= 'a' && c <= 'f'   ? c - 'a' + 10
-                              : c >= 'A' && c <= 'F'   ? c - 'A' + 10
-                                                       : -1;
+            const int digit = is_digit(c)            ? c - '0'
+                              : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                              : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                                     : -1;
             if (digit < 0) fail("four hexadecimal digits");
             code = code << 4 | static_cast<uint32_t>(digit);
         }

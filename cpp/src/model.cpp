@@ -15,11 +15,13 @@ namespace {
 
 std::vector<char> read_file(const std::string &path) {
     struct stat status;
-    if (stat(path.c_str(), &status) != 0) throw FileError(std::string("Expected a readable file, got: ") + std::strerror(errno));
+    if (stat(path.c_str(), &status) != 0)
+        throw FileError(std::string("Expected a readable file, got: ") + std::strerror(errno));
     if (!S_ISREG(status.st_mode)) throw FileError("Expected a regular file, got something else");
     const std::unique_ptr<std::FILE, int (*)(std::FILE *)> file(std::fopen(path.c_str(), "rb"),
-                                                               &std::fclose);
-    if (!file) throw FileError(std::string("Expected a readable file, got: ") + std::strerror(errno));
+                                                                &std::fclose);
+    if (!file)
+        throw FileError(std::string("Expected a readable file, got: ") + std::strerror(errno));
     std::vector<char> bytes(static_cast<size_t>(status.st_size));
     if (std::fread(bytes.data(), 1, bytes.size(), file.get()) != bytes.size())
         throw FileError("Expected " + std::to_string(bytes.size()) + " bytes, got fewer");

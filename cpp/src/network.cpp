@@ -62,7 +62,8 @@ std::string chosen_instruction_set() {
     std::string known;
     for (const std::string &each : names) known += (known.empty() ? "" : ", ") + each;
     if (wanted.empty())
-        throw ArgumentError("Expected a processor with the instruction sets of this library, got another one");
+        throw ArgumentError(
+            "Expected a processor with the instruction sets of this library, got another one");
     throw ArgumentError("Expected QUANT_GRU_CPU to be one of " + known + ", got '" + wanted + "'");
 }
 
@@ -81,17 +82,15 @@ Network::Network(const FrozenGRU &gru, const std::string &instruction_set) : sha
             auto &halves = above.emplace_back();
             const FrozenCell &cell = gru.cells[first + d];
             for (size_t below = 0; below < D; ++below)
-                halves.push_back(requantizer(cell.between[below],
-                                             gru.cells[first - D + below].numbers.h,
-                                             cell.numbers.x));
+                halves.push_back(requantizer(
+                    cell.between[below], gru.cells[first - D + below].numbers.h, cell.numbers.x));
         }
     }
     stack_ = std::make_unique<Stack>(std::move(layers), std::move(between),
                                      std::vector<const uint8_t *>(layers_.size(), &kFinite));
 }
 
-void Network::run(const float *x, int64_t T, int64_t N, float *y,
-                  const RunOptions &options) const {
+void Network::run(const float *x, int64_t T, int64_t N, float *y, const RunOptions &options) const {
     require(T >= 1, "T to be at least 1", T);
     require(N >= 1, "N to be at least 1", N);
     require(fits(shape_, T, N), "T * N to be smaller", T);

@@ -40,8 +40,8 @@ struct Bound {
         if (product.present())
             value = static_cast<uint64_t>(product.reach());
         else
-            fits = !__builtin_mul_overflow(static_cast<uint64_t>(a), static_cast<uint64_t>(b),
-                                           &value);
+            fits =
+                !__builtin_mul_overflow(static_cast<uint64_t>(a), static_cast<uint64_t>(b), &value);
     }
 };
 
@@ -76,8 +76,8 @@ void check_range(const std::vector<int64_t> &values, int64_t least, int64_t most
                  const std::string &name) {
     for (int64_t each : values)
         if (each < least || each > most)
-            fail(name, "contain integers in " + range(least, most) + ", got " +
-                           std::to_string(each));
+            fail(name,
+                 "contain integers in " + range(least, most) + ", got " + std::to_string(each));
 }
 
 void check_table(const TableNumbers &t, const QuantizerNumbers &pre, const QuantizerNumbers &out,
@@ -116,8 +116,8 @@ void check_sum(const SumNumbers &sum, const std::string &name) {
     const int64_t most = sum.terms == 1 ? int64_t{1} << 24 : INT64_MAX;
     for (int i = 0; i < sum.terms; ++i)
         if (sum.M[i] < 0 || sum.M[i] > most)
-            fail(name, "have multipliers in " + range(0, most) + ", got " +
-                           std::to_string(sum.M[i]));
+            fail(name,
+                 "have multipliers in " + range(0, most) + ", got " + std::to_string(sum.M[i]));
     if (sum.k < -kLargestShift || sum.k > kLargestShift)
         fail(name, "have a shift in " + range(-kLargestShift, kLargestShift) + ", got " +
                        std::to_string(sum.k));

@@ -16,9 +16,9 @@ constexpr uint64_t kLargestHeader = uint64_t{1} << 25;
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 
 Dtype dtype_of(const std::string &name, const std::string &tensor) {
-    constexpr std::pair<const char *, Dtype> kNames[] = {
-        {"I8", Dtype::i8},   {"U8", Dtype::u8},   {"I16", Dtype::i16},
-        {"I32", Dtype::i32}, {"I64", Dtype::i64}, {"F32", Dtype::f32}};
+    constexpr std::pair<const char *, Dtype> kNames[] = {{"I8", Dtype::i8},   {"U8", Dtype::u8},
+                                                         {"I16", Dtype::i16}, {"I32", Dtype::i32},
+                                                         {"I64", Dtype::i64}, {"F32", Dtype::f32}};
     for (const auto &[text, dtype] : kNames)
         if (name == text) return dtype;
     throw FileError("Expected the dtype of tensor '" + tensor +
@@ -77,9 +77,9 @@ size_t size_of(Dtype dtype) {
 Safetensors read_safetensors(const void *bytes, size_t size) {
     const char *file = static_cast<const char *>(bytes);
     uint64_t header = 0;
-    if (size < 8) throw FileError("Expected a safetensors file, got " + std::to_string(size) + " bytes");
-    for (int i = 0; i < 8; ++i)
-        header |= uint64_t{static_cast<unsigned char>(file[i])} << (8 * i);
+    if (size < 8)
+        throw FileError("Expected a safetensors file, got " + std::to_string(size) + " bytes");
+    for (int i = 0; i < 8; ++i) header |= uint64_t{static_cast<unsigned char>(file[i])} << (8 * i);
     if (header > kLargestHeader || header > size - 8)
         throw FileError("Expected a safetensors header of at most " +
                         std::to_string(std::min<uint64_t>(kLargestHeader, size - 8)) +
@@ -92,7 +92,8 @@ Safetensors read_safetensors(const void *bytes, size_t size) {
     std::vector<Extent> extents;
     for (const auto &[name, entry] : root.object("the header")) {
         if (name == "__metadata__") {
-            for (const auto &member : entry.object("__metadata__")) member.second.string(member.first);
+            for (const auto &member : entry.object("__metadata__"))
+                member.second.string(member.first);
             found.metadata = entry;
         } else {
             extents.push_back(read_tensor(name, entry, data, data_size, found.tensors[name]));

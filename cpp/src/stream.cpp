@@ -67,7 +67,8 @@ void Stream::step(const float *x, float *y) noexcept {
     s.any_nan = true;
     for (int64_t row = 0; row < s.N; ++row) {
         uint8_t &is_nan = s.is_nan[static_cast<size_t>(row)];
-        for (const float *v = x + row * C; !is_nan && v != x + (row + 1) * C; ++v) is_nan = *v != *v;
+        for (const float *v = x + row * C; !is_nan && v != x + (row + 1) * C; ++v)
+            is_nan = *v != *v;
         if (is_nan) std::fill_n(y + row * H, H, std::numeric_limits<float>::quiet_NaN());
     }
 }

@@ -7,13 +7,13 @@
 
 static int failures = 0;
 
-#define CHECK(condition)                                                              \
-    do {                                                                              \
-        if (!(condition)) {                                                           \
+#define CHECK(condition)                                                                   \
+    do {                                                                                   \
+        if (!(condition)) {                                                                \
             printf("%s:%d: expected %s; last error: %s\n", __FILE__, __LINE__, #condition, \
-                   qgru_last_error());                                                \
-            ++failures;                                                               \
-        }                                                                             \
+                   qgru_last_error());                                                     \
+            ++failures;                                                                    \
+        }                                                                                  \
     } while (0)
 
 static char *bytes_of(const char *path, size_t *size) {
@@ -41,6 +41,8 @@ static void test_errors(const qgru_model *model) {
     CHECK(qgru_step(NULL, &value, &value) == QGRU_ARGUMENT);
     CHECK(qgru_reset(NULL) == QGRU_ARGUMENT);
     memset(&options, 0, sizeof options);
+    CHECK(qgru_run(model, &value, 1, 1, &value, &options) == QGRU_ARGUMENT);
+    CHECK(strstr(qgru_last_error(), "Expected options.size to be at least") != NULL);
     options.size = sizeof options;
     options.threads = -1;
     CHECK(qgru_run(model, &value, 1, 1, &value, &options) == QGRU_ARGUMENT);

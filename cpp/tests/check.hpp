@@ -6,12 +6,12 @@
 
 inline int failures = 0;
 
-#define CHECK(condition)                                                          \
-    do {                                                                          \
-        if (!(condition)) {                                                       \
-            std::printf("%s:%d: expected %s\n", __FILE__, __LINE__, #condition);  \
-            ++failures;                                                           \
-        }                                                                         \
+#define CHECK(condition)                                                         \
+    do {                                                                         \
+        if (!(condition)) {                                                      \
+            std::printf("%s:%d: expected %s\n", __FILE__, __LINE__, #condition); \
+            ++failures;                                                          \
+        }                                                                        \
     } while (0)
 
 // Runs `statement`, which must throw an `Error` with `part` in its message.

@@ -14,7 +14,8 @@ namespace {
 void test_values() {
     const Json json = Json::parse(
         " {\"a\": [1, -2, 0, 9223372036854775807, -9223372036854775808], \"b\": true,\n"
-        "\t\"c\": null, \"d\": -1.5e-3, \"e\": \"x\\n\\u00e9\\ud83d\\ude00\\/\", \"f\": {}, \"g\": []}\r");
+        "\t\"c\": null, \"d\": -1.5e-3, \"e\": \"x\\n\\u00e9\\ud83d\\ude00\\/\", \"f\": {}, \"g\": "
+        "[]}\r");
     const Json::Array &a = json.at("a").array("a");
     CHECK(a.size() == 5);
     CHECK(a[3].integer("a", INT64_MIN, INT64_MAX) == INT64_MAX);
@@ -30,13 +31,48 @@ void test_values() {
 }
 
 void test_errors() {
-    for (const char *text :
-         {"", " ", "{", "[", "[1", "[1,", "[1,]", "[1 2]", "{\"a\"}", "{\"a\":}", "{\"a\":1,}",
-          "{a:1}", "{1:1}", "01", "-", "-01", "+1", "1.", ".5", "1e", "1e+", "tru", "nul", "NaN",
-          "Infinity", "\"", "\"\\", "\"\\x\"", "\"\\u12\"", "\"\\u12g4\"", "\"\\ud800\"",
-          "\"\\ud800\\u0041\"", "\"\\udc00\"", "\"\n\"", "1 1", "{} {}", "'a'", "[1]]", "1e999"})
+    for (const char *text : {"",
+                             " ",
+                             "{",
+                             "[",
+                             "[1",
+                             "[1,",
+                             "[1,]",
+                             "[1 2]",
+                             "{\"a\"}",
+                             "{\"a\":}",
+                             "{\"a\":1,}",
+                             "{a:1}",
+                             "{1:1}",
+                             "01",
+                             "-",
+                             "-01",
+                             "+1",
+                             "1.",
+                             ".5",
+                             "1e",
+                             "1e+",
+                             "tru",
+                             "nul",
+                             "NaN",
+                             "Infinity",
+                             "\"",
+                             "\"\\",
+                             "\"\\x\"",
+                             "\"\\u12\"",
+                             "\"\\u12g4\"",
+                             "\"\\ud800\"",
+                             "\"\\ud800\\u0041\"",
+                             "\"\\udc00\"",
+                             "\"\n\"",
+                             "1 1",
+                             "{} {}",
+                             "'a'",
+                             "[1]]",
+                             "1e999"})
         CHECK_THROWS(FileError, "Expected JSON with", Json::parse(text));
-    CHECK_THROWS(FileError, "unique keys, got two of 'a'", Json::parse("{\"a\":1,\"b\":2,\"a\":3}"));
+    CHECK_THROWS(FileError, "unique keys, got two of 'a'",
+                 Json::parse("{\"a\":1,\"b\":2,\"a\":3}"));
     CHECK_THROWS(FileError, "at most 64 levels", Json::parse(std::string(100'000, '[')));
     CHECK_THROWS(FileError, "in [1, 5], got 6", Json::parse("6").integer("n", 1, 5));
     CHECK_THROWS(FileError, "got another number", Json::parse("1.0").integer("n", 1, 5));

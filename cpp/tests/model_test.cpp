@@ -1,6 +1,8 @@
 // Models and streams: arguments, threads, copies, and memory.
 //
 //     model_test GOLDEN
+#include "quant_gru/model.hpp"
+
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
@@ -12,7 +14,6 @@
 
 #include "check.hpp"
 #include "golden.hpp"
-#include "quant_gru/model.hpp"
 
 namespace {
 

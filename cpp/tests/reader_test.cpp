@@ -27,10 +27,9 @@ using Bytes = std::vector<char>;
 
 Bytes with_header(const std::string &header, size_t data) {
     const uint64_t size = header.size();
-    Bytes file(8);
+    Bytes file(8 + header.size() + data, '\1');
     std::memcpy(file.data(), &size, 8);
-    file.insert(file.end(), header.begin(), header.end());
-    file.insert(file.end(), data, '\1');
+    std::copy(header.begin(), header.end(), file.begin() + 8);
     return file;
 }
 
@@ -71,20 +70,23 @@ void test_safetensors() {
              std::tuple{"{" + a + "," + a + "}", 4, "unique keys"},
              std::tuple{std::string("[]"), 0, "the header to be an object"},
              std::tuple{std::string("{\"__metadata__\":{\"k\":1}}"), 0, "k to be a string"},
-             std::tuple{std::string("{\"a\":{\"dtype\":\"F8\",\"shape\":[],\"data_offsets\":[0,1]}}"),
-                        1, "to be I8, U8, I16"},
+             std::tuple{
+                 std::string("{\"a\":{\"dtype\":\"F8\",\"shape\":[],\"data_offsets\":[0,1]}}"), 1,
+                 "to be I8, U8, I16"},
              std::tuple{std::string("{\"a\":{\"dtype\":\"I8\",\"shape\":[],\"data_offsets\":[0]}}"),
                         1, "Expected two data_offsets"},
-             std::tuple{std::string("{\"a\":{\"dtype\":\"I8\",\"shape\":[2],\"data_offsets\":[0,1]}}"),
-                        1, "the size of its shape"},
+             std::tuple{
+                 std::string("{\"a\":{\"dtype\":\"I8\",\"shape\":[2],\"data_offsets\":[0,1]}}"), 1,
+                 "the size of its shape"},
              std::tuple{std::string("{\"a\":{\"dtype\":\"I64\",\"shape\":[4294967296,4294967296],"
                                     "\"data_offsets\":[0,0]}}"),
                         0, "fewer than 2^63 elements"},
              std::tuple{std::string("{\"a\":{\"dtype\":\"I64\",\"shape\":[2305843009213693952],"
                                     "\"data_offsets\":[0,0]}}"),
                         0, "the size of its shape"},
-             std::tuple{std::string("{\"a\":{\"dtype\":\"I8\",\"shape\":[-1],\"data_offsets\":[0,1]}}"),
-                        1, "shape of tensor 'a' to be an integer"},
+             std::tuple{
+                 std::string("{\"a\":{\"dtype\":\"I8\",\"shape\":[-1],\"data_offsets\":[0,1]}}"), 1,
+                 "shape of tensor 'a' to be an integer"},
              std::tuple{std::string("{\"a\":{\"dtype\":\"I8\",\"shape\":[],\"data_offsets\":[0,1],"
                                     "\"x\":1}}"),
                         1, "no key 'x'"},
@@ -102,7 +104,8 @@ void test_wrong_models(const Bytes &file) {
              std::tuple{"\"batch_first\":\"", "\"batch_first\":\"x", "'true' or 'false'"},
              std::tuple{"\"document\":", "\"documents\":", "Expected key 'document'"},
              std::tuple{"\\\"hidden_size\\\":", "\\\"hidden_size\\\":1", "to have the shape"},
-             std::tuple{"\\\"input_size\\\":", "\\\"input_size\\\":-", "input_size to be an integer"},
+             std::tuple{"\\\"input_size\\\":", "\\\"input_size\\\":-",
+                        "input_size to be an integer"},
              std::tuple{"\\\"num_layers\\\":", "\\\"num_layers\\\":1", "cells, got"},
              std::tuple{"\"sum.output.h_l0\"", "\"sum.output.x_l0\"", "tensor 'sum.output.h_l0'"},
              std::tuple{"__metadata__", "__metadatx__", "to have no key 'format'"},

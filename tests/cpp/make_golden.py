@@ -115,12 +115,12 @@ def write(path: Path, cases: list[Case]) -> None:
     path.write_bytes(struct.pack("<q", len(cases)) + b"".join(map(words, cases)))
 
 
-def small_gru() -> FrozenQuantGRU:
-    """A calibrated GRU of two layers and one direction."""
+def frozen_gru(C: int, H: int, layers: int = 1) -> FrozenQuantGRU:
+    """A calibrated GRU of one direction, the same for the same sizes."""
     torch.manual_seed(0)
     config = QuantConfig.int8().replace_globals(activation="pwl")
-    gru = QuantGRU(4, 6, num_layers=2, config=config)
-    gru.calibrate(torch.randn(20, 8, 4))
+    gru = QuantGRU(C, H, num_layers=layers, config=config)
+    gru.calibrate(torch.randn(20, 8, C))
     gru.finalize_calibration()
     return gru.freeze()
 
@@ -142,7 +142,7 @@ def main() -> None:
             cases.append(case)
     write(args.path, cases)
     if args.model is not None:
-        small_gru().save(args.model)
+        frozen_gru(4, 6, layers=2).save(args.model)
 
 
 if __name__ == "__main__":

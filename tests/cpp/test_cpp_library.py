@@ -13,8 +13,11 @@ import pytest
 import torch
 from c_library import Library
 from cpp_build import CMAKE, CTEST, NEEDS_TOOLS, OPTIONS, ROOT, configure, run
-from make_golden import KINDS, Case, random_case, saved, small_gru, write
+from make_golden import KINDS, Case, frozen_gru, random_case, saved, write
 
+from quant_gru import FrozenQuantGRU
+
+MODEL = ROOT / "cpp/tests/gru.qgru"
 PLANS = int(os.environ.get("QUANT_GRU_CPP_PLANS", "40"))
 pytestmark = NEEDS_TOOLS
 
@@ -53,38 +56,46 @@ def test_random_plans_from_cpp_to_python(build: Path, cases: list[Case]) -> None
         library.free("qgru_free_model", model)
 
 
-def test_the_golden_files_are_those_of_python() -> None:
-    """The files that the tests of C++ read have not fallen behind the format."""
-    assert saved(small_gru()) == (ROOT / "cpp/tests/gru.qgru").read_bytes()
+def test_the_model_of_the_tests_has_todays_format() -> None:
+    assert saved(FrozenQuantGRU.load(MODEL)) == MODEL.read_bytes()
 
 
 CONSUMER = """cmake_minimum_required(VERSION 3.18)
 project(consumer LANGUAGES C CXX)
 find_package(quant_gru 0.1 REQUIRED)
-add_executable(consumer {source})
-target_link_libraries(consumer PRIVATE quant_gru::quant_gru)
+foreach(source {sources})
+  get_filename_component(name ${{source}} NAME_WE)
+  add_executable(${{name}} ${{source}})
+  target_link_libraries(${{name}} PRIVATE quant_gru::quant_gru)
+endforeach()
 """
 
 
 @pytest.mark.parametrize("shared", ["OFF", "ON"])
 def test_the_installed_package(build: Path, tmp_path: Path, shared: str) -> None:
-    """A project finds the installed library, static or shared, and runs the C example."""
+    """A project finds the installed library, static or shared, and runs the examples."""
     prefix, source = tmp_path / "prefix", tmp_path / "consumer"
     run(str(CMAKE), "--install", build, "--prefix", prefix)
     source.mkdir()
-    example = ROOT / "cpp/examples/run_model.c"
-    (source / "CMakeLists.txt").write_text(CONSUMER.format(source=example))
+    page = (ROOT / "docs/cpp.md").read_text(encoding="utf-8")
+    (source / "page.cpp").write_text(page.split("```cpp")[1].split("```")[0])
+    sources = f"{ROOT / 'cpp/examples/run_model.c'} page.cpp"
+    (source / "CMakeLists.txt").write_text(CONSUMER.format(sources=sources))
     options = (f"-DCMAKE_PREFIX_PATH={prefix}", f"-DBUILD_SHARED_LIBS={shared}")
     configure(source, tmp_path / "build", *options)
     run(str(CMAKE), "--build", tmp_path / "build")
-    printed = run(tmp_path / "build/consumer", ROOT / "cpp/tests/gru.qgru", "3")
-    y, _ = small_gru()(torch.zeros(3, 1, 4))
+    printed = run(tmp_path / "build/run_model", MODEL, "3")
+    y, _ = FrozenQuantGRU.load(MODEL)(torch.zeros(3, 1, 4))
     assert [float(line) for line in printed.split()] == pytest.approx(y[-1, 0].tolist(), rel=1e-5)
+    gru = frozen_gru(40, 64)
+    gru.save(tmp_path / "gru.qgru")
+    last = float(run(tmp_path / "build/page", folder=tmp_path))
+    assert last == pytest.approx(float(gru(torch.zeros(100, 1, 40))[0][-1, 0, -1]), rel=1e-5)
 
 
 def test_add_subdirectory(tmp_path: Path) -> None:
     """A project that adds the folder gets the targets, and nothing is installed or tested."""
-    text = CONSUMER.format(source=ROOT / "cpp/examples/run_model.c")
+    text = CONSUMER.format(sources=ROOT / "cpp/examples/run_model.c")
     found = f'add_subdirectory("{ROOT / "cpp"}" quant_gru)'
     text = text.replace("find_package(quant_gru 0.1 REQUIRED)", found)
     (tmp_path / "CMakeLists.txt").write_text(text)
@@ -94,11 +105,11 @@ def test_add_subdirectory(tmp_path: Path) -> None:
     assert "golden_test" not in targets
 
 
-def test_pkg_config(build: Path, tmp_path: Path) -> None:
+def test_pkg_config(build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("pkg-config") is None:
         pytest.skip("needs pkg-config")
     run(str(CMAKE), "--install", build, "--prefix", tmp_path)
-    os.environ["PKG_CONFIG_PATH"] = str(tmp_path / "lib/pkgconfig")
+    monkeypatch.setenv("PKG_CONFIG_PATH", str(tmp_path / "lib/pkgconfig"))
     flags = run(
         "pkg-config", "--cflags", "--libs", f"--define-variable=prefix={tmp_path}", "quant_gru"
     )
@@ -113,8 +124,8 @@ def test_rust(build: Path, tmp_path: Path) -> None:
     program = tmp_path / "program"
     link = ("-L", str(build), "-l", "gru_quant_shared", "-C", f"link-arg=-Wl,-rpath,{build}")
     run("rustc", ROOT / "cpp/examples/run_model.rs", *link, "-o", program)
-    printed = run(program, ROOT / "cpp/tests/gru.qgru", "4", "6")
-    y, _ = small_gru()(torch.ones(1, 1, 4))
+    printed = run(program, MODEL, "4", "6")
+    y, _ = FrozenQuantGRU.load(MODEL)(torch.ones(1, 1, 4))
     assert [float(each) for each in printed.strip("[]\n").split(",")] == pytest.approx(
         y[0, 0].tolist(), rel=1e-6
     )

@@ -82,7 +82,7 @@ def packed_plan(plan: CellPlan) -> bytes:
         values += numbers["quantizers"].get(name, (0, True, 1.0, 0))
     for name in SUMS:
         k, M = numbers["sums"].get(name, (0, []))
-        values += [len(M), k, *(M + [0, 0])[:2]]
+        values += [len(M), k, *[*M, 0, 0][:2]]
     for name in TABLES:
         values += fields(numbers["tables"][name], TABLE)
     for name, inputs in (("W", "C"), ("R", "H")):

@@ -55,6 +55,6 @@ def test_files_compile_alone() -> None:
         assert not re.search(r"#include .(Python|nanobind|bindings)", path.read_text()), path
     sources = "".join(f'#include "{path}"\n' for path in KERNELS.glob("cpu/core/*.hpp"))
     architecture = ["-DQG_X86"] if platform.machine() in ("x86_64", "AMD64") else []
-    command = [str(COMPILER), *OPTIONS, *architecture, "-fsyntax-only"]
+    command = [str(COMPILER), *OPTIONS, *architecture, "-DQG_TRAINING", "-fsyntax-only"]
     subprocess.run([*command, "-x", "c++", "-"], input=sources.encode(), check=True)
     subprocess.run([*command, *map(str, FILES)], check=True)

@@ -50,7 +50,8 @@ typedef struct {
 /* The version of the library; it serves all programs of this and of smaller QGRU_VERSION. */
 QUANT_GRU_API int qgru_version(void);
 
-/* The message of the last error in this thread, "" if there was none. Valid until the next error. */
+/* The message of the last error in this thread, "" if there was none. Valid until the next error.
+ */
 QUANT_GRU_API const char *qgru_last_error(void);
 
 /* Loads a file of FrozenQuantGRU.save, or its bytes. qgru_free_model releases the model. */

@@ -182,8 +182,7 @@ RealInput real_input(const RealNumbers &x) {
 
 Quantizer quantizer(const QuantizerTuple &q) { return quantizer_of(quantizer_numbers(q)); }
 
-void quantize_real(const RealNumbers &x, const QuantizerTuple &q, uintptr_t codes,
-                   uintptr_t nan) {
+void quantize_real(const RealNumbers &x, const QuantizerTuple &q, uintptr_t codes, uintptr_t nan) {
     nb::gil_scoped_release release;
     quantize_input(real_input(x), quantizer(q), reinterpret_cast<void *>(codes),
                    reinterpret_cast<uint8_t *>(nan));

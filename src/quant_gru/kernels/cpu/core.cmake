@@ -1,7 +1,8 @@
 # The CPU kernels: plain C++ without any dependency on Python.
 #
-#   add_quant_gru_core(TARGET STATIC|OBJECT)
+#   add_quant_gru_core(TARGET STATIC|OBJECT [TRAINING])
 #
+# TRAINING adds the kernels of the backward and those that requantize weights.
 # QUANT_GRU_INSTRUCTION_SETS selects instruction sets: "all", or a list such as "avx2;portable".
 # The function sets QUANT_GRU_COMPILED_VARIANTS to the names of those that are in the build.
 
@@ -9,7 +10,6 @@ include(CheckCXXCompilerFlag)
 find_package(Threads REQUIRED)
 
 set(QUANT_GRU_INSTRUCTION_SETS all CACHE STRING "Instruction sets of the CPU kernels: all, or a list of names")
-option(QUANT_GRU_TRAINING "Include the kernels of the backward and of requantizing weights" ON)
 set(QUANT_GRU_OPTIMIZATION -O3 CACHE STRING "How the CPU kernels are optimized; -O2 makes them a third as large")
 set(QUANT_GRU_KERNELS ${CMAKE_CURRENT_LIST_DIR}/..)
 
@@ -40,9 +40,9 @@ endif()
 list(APPEND QUANT_GRU_VARIANTS portable)
 
 function(add_quant_gru_core target kind)
-
+  cmake_parse_arguments(PARSE_ARGV 2 arg TRAINING "" "")
   set(core boundary cell_numbers layer nan_rows pack_weights stack tables tasks variants wide)
-  if(QUANT_GRU_TRAINING)
+  if(arg_TRAINING)
     list(APPEND core backward weights)
   endif()
   list(TRANSFORM core PREPEND ${QUANT_GRU_KERNELS}/cpu/core/)
@@ -55,7 +55,7 @@ function(add_quant_gru_core target kind)
   # -Wno-psabi: compiler vectors are never passed between files, so their calling convention does not matter.
   target_compile_options(${target} PRIVATE ${QUANT_GRU_EXACT} ${QUANT_GRU_OPTIMIZATION} -Wno-psabi
                          -fno-stack-protector)
-  target_compile_definitions(${target} PUBLIC ${QUANT_GRU_ARCHITECTURE} $<$<NOT:$<BOOL:${QUANT_GRU_TRAINING}>>:QG_INFERENCE>)
+  target_compile_definitions(${target} PUBLIC ${QUANT_GRU_ARCHITECTURE} $<$<BOOL:${arg_TRAINING}>:QG_TRAINING>)
 
   # One file per instruction set. Only this file is compiled for it; variants.cpp selects a set at run time. A set whose
   # flags the compiler does not know is left out (GCC 10 has neither AVX-VNNI nor AMX). `quant-gru info` names it.

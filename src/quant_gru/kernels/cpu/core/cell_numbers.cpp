@@ -176,10 +176,10 @@ LayerPlan layer_plan(const CellNumbers &n) {
     cell.h_new = sum_of(n.sums.h, n.h, tier_of(n.sums.h, {old_contrib, new_contrib}));
     cell.zoneout = sum_of(n.sums.zoneout, n.h, tier_of(n.sums.zoneout, {h, h}));
     cell.rRh = product_sum(n.sums.rRh, n.rRh, n.r.bits + n.Rh.bits, products.rRh);
-    cell.old_contrib = product_sum(n.sums.old_contrib, n.old_contrib, n.z.bits + n.h.bits,
-                                   products.old_contrib);
-    cell.new_contrib = product_sum(n.sums.new_contrib, n.new_contrib, n.z.bits + n.g.bits,
-                                   products.new_contrib);
+    cell.old_contrib =
+        product_sum(n.sums.old_contrib, n.old_contrib, n.z.bits + n.h.bits, products.old_contrib);
+    cell.new_contrib =
+        product_sum(n.sums.new_contrib, n.new_contrib, n.z.bits + n.g.bits, products.new_contrib);
     cell.z = table_of(n.tables.z, n.z_pre);
     cell.r = table_of(n.tables.r, n.r_pre);
     cell.g = table_of(n.tables.g, n.g_pre);

@@ -48,7 +48,8 @@ Stack::Stack(std::vector<std::vector<const Layer *>> layers,
     : layers_(std::move(layers)), between_(std::move(between)), finite_(std::move(finite)) {
     for (const auto &directions : layers_)
         for (const Layer *each : directions)
-            code_bytes_ = std::max({code_bytes_, bytes_of(each->x().container), bytes_of(each->h().container)});
+            code_bytes_ = std::max(
+                {code_bytes_, bytes_of(each->x().container), bytes_of(each->h().container)});
 }
 
 // below[direction]: states (rows, H), in the container of that direction.

@@ -72,20 +72,23 @@ namespace {
 }
 #endif
 
-#if defined(QG_INFERENCE)
-#define QG_TRAINING(space)
+#if defined(QG_TRAINING)
+#define QG_TRAINING_FUNCTIONS(space)                                                             \
+    , space::scales, space::codes, &space::product_layout, space::fused_derivatives,             \
+        space::general_derivatives, space::wide_derivatives, space::fused_derivatives_workspace, \
+        space::general_derivatives_workspace, space::wide_derivatives_workspace,                 \
+        space::recurrence, space::weight_products
 #else
-#define QG_TRAINING(space)                                                       \
-    , space::scales, space::codes, &space::product_layout, space::fused_derivatives, \
-        space::general_derivatives, space::wide_derivatives,                     \
-        space::fused_derivatives_workspace, space::general_derivatives_workspace, \
-        space::wide_derivatives_workspace, space::recurrence, space::weight_products
+#define QG_TRAINING_FUNCTIONS(space)
 #endif
-#define QG_VARIANT(text, space, runs)                                                       \
-    {                                                                                       \
-        text, runs, &space::layout, space::fused, space::general, space::multiply,          \
-            space::wide_sums QG_TRAINING(space)                                             \
-    }
+#define QG_VARIANT(text, space, runs) \
+    {text,                            \
+     runs,                            \
+     &space::layout,                  \
+     space::fused,                    \
+     space::general,                  \
+     space::multiply,                 \
+     space::wide_sums QG_TRAINING_FUNCTIONS(space)}
 
 const Variant kVariants[] = {
 #if defined(QG_X86)

@@ -16,7 +16,7 @@ struct Variant {
     bool (*general)(const GeneralPlan &, const Job &);
     int64_t (*multiply)(int64_t);
     MultiplyWide wide_sums;
-#if !defined(QG_INFERENCE)  // what training needs
+#if defined(QG_TRAINING)
     bool (*scales)(const WeightRows &, int64_t, int64_t, double *, float *);
     void (*codes)(const WeightRows &, int64_t, float, const uint8_t *, void *, float *);
     const ProductLayout *product_layout;

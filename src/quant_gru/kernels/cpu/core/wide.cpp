@@ -316,8 +316,8 @@ bool run_wide(const WidePlan &p, const Job &job, MultiplyWide multiply) {
         for (int64_t n = 0; n < job.T; ++n) {
             const int64_t step = job.reverse ? job.T - 1 - n : n;
             for (int r = 0; r < rows; ++r)
-                nan |= read_operand(job.x, step * job.x.step + (first + r) * job.x.row, p.x, p.W,
-                                    C, space.x + r * C);
+                nan |= read_operand(job.x, step * job.x.step + (first + r) * job.x.row, p.x, p.W, C,
+                                    space.x + r * C);
             project_wide(p, space, rows, multiply);
             for (int r = 0; r < rows; ++r) {
                 const int64_t row = first + r;

@@ -10,7 +10,7 @@ namespace {
 #include "cpu/isa/general.inl"
 #include "cpu/isa/wide.inl"
 
-#if !defined(QG_INFERENCE)
+#if defined(QG_TRAINING)
 #include "cpu/isa/gemm.inl"
 #include "cpu/isa/local_derivatives.inl"
 #include "cpu/isa/weights.inl"
@@ -37,7 +37,7 @@ bool general(const GeneralPlan &plan, const Job &job) { return run_general(plan,
 void wide_sums(const WideSums &job) { run_wide_sums(job); }
 int64_t multiply(int64_t loops) { return multiply_only(loops); }
 
-#if !defined(QG_INFERENCE)
+#if defined(QG_TRAINING)
 extern const ProductLayout product_layout{kGroup, kPanel, kFeatures};
 void fused_derivatives(const FusedPlan &plan, const DerivativesJob &job) {
     const Scope scope;

@@ -26,7 +26,7 @@ unsigned next_code_point(const std::string &text, size_t &i) {
 }  // namespace
 
 void JsonWriter::new_line() {
-    if (indent_ < 0) return;
+    if (indent_ < 0 || is_on_line()) return;
     text_ += '\n';
     text_.append(open_.size() * static_cast<size_t>(indent_), ' ');
 }
@@ -37,7 +37,7 @@ void JsonWriter::before_value() {
         return;
     }
     if (open_.empty()) return;
-    if (!empty_.back()) text_ += ',';
+    if (!empty_.back()) text_ += is_on_line() ? ", " : ",";
     empty_.back() = false;
     new_line();
 }
@@ -52,10 +52,11 @@ JsonWriter &JsonWriter::begin(char bracket) {
 
 JsonWriter &JsonWriter::end() {
     const char bracket = open_.back();
-    const bool was_empty = empty_.back();
+    const bool was_empty = empty_.back(), was_on_line = is_on_line();
     open_.pop_back();
     empty_.pop_back();
-    if (!was_empty) new_line();
+    if (!was_empty && !was_on_line) new_line();
+    if (open_.size() == line_from_) line_from_ = std::string::npos;
     text_ += bracket;
     return *this;
 }

@@ -15,6 +15,11 @@ class JsonWriter {
     explicit JsonWriter(int indent, bool ascii) : indent_(indent), ascii_(ascii) {}
 
     JsonWriter &begin(char bracket);  // '{' or '['
+    // From here to the end of the value that is begun next, values stay on one line.
+    JsonWriter &on_one_line() {
+        line_from_ = open_.size();
+        return *this;
+    }
     JsonWriter &end();
     JsonWriter &key(const std::string &name);
 
@@ -30,8 +35,6 @@ class JsonWriter {
     JsonWriter &value(const std::optional<T> &maybe) {
         return maybe ? value(*maybe) : null();
     }
-    // Text that is a value already.
-    JsonWriter &raw(const std::string &text);
     template <class T>
     JsonWriter &member(const std::string &name, const T &what) {
         return key(name).value(what);
@@ -41,12 +44,15 @@ class JsonWriter {
 
  private:
     void before_value();
+    JsonWriter &raw(const std::string &text);  // a value
     void new_line();
+    bool is_on_line() const { return open_.size() > line_from_; }
 
     int indent_;
     bool ascii_, after_key_ = false;
     std::string text_, open_;  // open_: the closing brackets, outermost first
     std::vector<bool> empty_;
+    size_t line_from_ = std::string::npos;
 };
 
 // The shortest decimal number that reads as `value`, as repr of Python writes it.

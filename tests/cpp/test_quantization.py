@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from c_access import Access
-from cpp_build import NEEDS_TOOLS
+from cpp_build import NEEDS_TOOLS, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_calibrations import random_calibration, random_config
+from safetensors.torch import save_file
 
-from quant_gru import ConfigError, ParameterError, QuantConfig, QuantGRU
+from quant_gru import ConfigError, ParameterError, QuantConfig, QuantGRU, float_state_dict
 from quant_gru.calibration.observers import make_observer
 from quant_gru.calibration.search import choose_quantizer
 from quant_gru.config import default_config_path
@@ -257,6 +258,37 @@ def test_frozen_files_are_equal(access: Access, seed: int, tmp_path: Path) -> No
     path = tmp_path / "gru.qgru"
     case.gru.freeze().save(path)
     assert access.frozen_bytes(json.dumps(document), case.weights, False) == path.read_bytes()
+
+
+@pytest.mark.parametrize(("layers", "bias"), [(1, True), (2, False)])
+def test_files_of_gru_example(build: Path, tmp_path: Path, layers: int, bias: bool) -> None:
+    """From float weights of Python to files of C++, from which Python makes the same integers."""
+    weights, config = tmp_path / "weights.safetensors", tmp_path / "config.json"
+    params, frozen = tmp_path / "params.json", tmp_path / "gru.qgru"
+    both = layers == 2
+    gru = QuantGRU(5, 6, layers, bias=bias, bidirectional=both)
+    save_file(float_state_dict(gru), weights)
+    QuantConfig.int8_wide().to_json(config)
+    files = {"weights": weights, "config": config, "params": params, "save": frozen}
+    options = [part for name, path in files.items() for part in (f"--{name}", str(path))]
+    printed = run(build / "examples/gru_example", *options, "--method", "minmax", "--repeats", "0")
+    assert "GRU(5, 6)" in printed
+    gru.load_quant_params(params)
+    gru.freeze().save(tmp_path / "python.qgru")
+    assert frozen.read_bytes() == (tmp_path / "python.qgru").read_bytes()
+
+
+def test_weights_must_fit(build: Path, tmp_path: Path) -> None:
+    state = float_state_dict(QuantGRU(5, 6))
+    path = tmp_path / "weights.safetensors"
+    for wrong, said in (
+        ({"weight_hh_l0": torch.zeros(18, 5)}, "weight_hh_l0.*fit"),
+        ({"bias_hh_l0": torch.zeros(18, dtype=torch.int32)}, "bias_hh_l0.*float32"),
+        ({"more": torch.zeros(1)}, "no tensors but those of nn.GRU"),
+    ):
+        save_file({**state, **wrong}, path)
+        with pytest.raises(AssertionError, match=said):
+            run(build / "examples/gru_example", "--weights", path, "--repeats", "0")
 
 
 def test_weights_must_be_finite(access: Access) -> None:

@@ -99,7 +99,7 @@ class CellReader {
         read_quantizers();
         const auto numbers = integers("cell", {3});
         n_.one = numbers[0];
-        check_range({n_.one}, 1, int64_t{1} << 60, "'one' of" + suffix_);
+        check_range({n_.one}, 1, int64_t{1} << 60, "'one' in " + cell_name());
         read_sums();
         n_.tables.z = table("gate.z_out", n_.z_pre, n_.z);
         n_.tables.r = table("gate.r_out", n_.r_pre, n_.r);
@@ -109,9 +109,9 @@ class CellReader {
         for (const auto &[found, weights, operand] :
              {std::tuple(numbers[1], &n_.W, &n_.x), std::tuple(numbers[2], &n_.R, &n_.h)})
             if (found != bias_shift(weights->weight_bits, operand->bits))
-                throw FileError("Expected the bias shift of" + suffix_ + " to follow from its " +
-                                "widths, got " + std::to_string(found));
-        check_sums(n_, suffix_);
+                throw FileError("Expected the bias shifts in " + cell_name() +
+                                " to follow from its widths, got " + std::to_string(found));
+        check_sums(n_, cell_name());
     }
 
     // The sums that convert the states of the layer below.
@@ -124,6 +124,8 @@ class CellReader {
     }
 
  private:
+    std::string cell_name() const { return "'cell" + suffix_ + "'"; }
+
     std::vector<int64_t> integers(const std::string &name, const std::vector<int64_t> &shape) {
         return tensors_.integers(name + suffix_, shape);
     }

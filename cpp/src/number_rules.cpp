@@ -133,13 +133,13 @@ void check_sums(const CellNumbers &n, const std::string &name) {
         !fits_words(n.sums.g_pre, n.Wx.reach(), rRh) ||
         !fits_words(n.sums.h, old_contrib, new_contrib) ||
         !fits_words(n.sums.zoneout, n.h.reach(), n.h.reach()))
-        fail("the sums of" + name, "fit 128 bits");
+        fail("the sums of " + name, "fit 128 bits");
     // Wide kernels multiply the weights by 17-bit halves of the operands.
     for (const auto &[matrix, operand] : {std::pair(&n.W, &n.x), std::pair(&n.R, &n.h)}) {
         const int64_t half = std::min<int64_t>(operand->reach(), int64_t{1} << 16);
         const int64_t weights = saturated(matrix->inputs, int64_t{1} << (matrix->weight_bits - 1));
         if (saturated(weights, half) >= kLargestSum)
-            fail("the accumulators of" + name, "fit 64 bits");
+            fail("the accumulators of " + name, "fit 64 bits");
     }
 }
 

@@ -15,7 +15,7 @@ from c_library import Library
 from cpp_build import CMAKE, CTEST, NEEDS_TOOLS, OPTIONS, ROOT, configure, run
 from make_golden import KINDS, Case, frozen_gru, random_case, saved, write
 
-from quant_gru import FrozenQuantGRU
+from quant_gru import FrozenQuantGRU, __version__
 
 MODEL = ROOT / "cpp/tests/gru.qgru"
 PLANS = int(os.environ.get("QUANT_GRU_CPP_PLANS", "40"))
@@ -54,6 +54,11 @@ def test_random_plans_from_cpp_to_python(build: Path, cases: list[Case]) -> None
                     ours[~nan].view(torch.int32), theirs.contiguous()[~nan].view(torch.int32)
                 )
         library.free("qgru_free_model", model)
+
+
+def test_versions_agree() -> None:
+    lists = (ROOT / "cpp/CMakeLists.txt").read_text(encoding="utf-8")
+    assert f"project(quant_gru VERSION {__version__} " in lists
 
 
 def test_the_model_of_the_tests_has_todays_format() -> None:

@@ -12,12 +12,12 @@
 #include "bindings/plan_from_dict.hpp"
 #include "bindings/prepared_call.hpp"
 #include "c99/philox.h"
-#include "cpu/core/backward.hpp"
 #include "cpu/core/boundary.hpp"
 #include "cpu/core/stack.hpp"
 #include "cpu/core/tasks.hpp"
 #include "cpu/core/threads.hpp"
-#include "cpu/core/weights.hpp"
+#include "cpu/training/backward.hpp"
+#include "cpu/training/weights.hpp"
 
 namespace nb = nanobind;
 

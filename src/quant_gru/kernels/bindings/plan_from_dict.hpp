@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "cpu/core/cell_numbers.hpp"
-#include "cpu/core/weights.hpp"
+#include "cpu/training/weights.hpp"
 
 namespace quant_gru {
 

@@ -42,10 +42,10 @@ list(APPEND QUANT_GRU_VARIANTS portable)
 function(add_quant_gru_core target kind)
   cmake_parse_arguments(PARSE_ARGV 2 arg TRAINING "" "")
   set(core boundary cell_numbers layer nan_rows pack_weights stack tables tasks variants wide)
-  if(arg_TRAINING)
-    list(APPEND core backward weights)
-  endif()
   list(TRANSFORM core PREPEND ${QUANT_GRU_KERNELS}/cpu/core/)
+  if(arg_TRAINING)
+    list(APPEND core ${QUANT_GRU_KERNELS}/cpu/training/backward ${QUANT_GRU_KERNELS}/cpu/training/weights)
+  endif()
   list(TRANSFORM core APPEND .cpp)
   add_library(${target} ${kind} ${core})
   target_include_directories(${target} PUBLIC ${QUANT_GRU_KERNELS})
@@ -98,9 +98,9 @@ function(add_quant_gru_core target kind)
   set(QUANT_GRU_COMPILED_VARIANTS ${compiled} PARENT_SCOPE)
 endfunction()
 
-# Compiles a target of `add_quant_gru_core` with AddressSanitizer and UndefinedBehaviorSanitizer, or with the value of
-# QUANT_GRU_SANITIZERS. Variants that this processor cannot run are compiled without, which saves minutes. So is
-# avx512_vbmi, because avx512_vnni covers most of its code.
+# Compiles a target of `add_quant_gru_core` with AddressSanitizer and UndefinedBehaviorSanitizer. `tiles` is a header that
+# emulates the tiles of AMX. Variants that this processor cannot run are compiled without sanitizers, which saves minutes.
+# So is avx512_vbmi, because avx512_vnni covers most of its code.
 set(QUANT_GRU_SANITIZE_FLAGS -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
                              -fno-omit-frame-pointer -g -O1)
 function(sanitize_quant_gru_core target tiles)

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <exception>
 #include <fstream>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -139,22 +140,25 @@ std::string quantize(const std::string &name, const QuantConfig &config, const F
     return file;
 }
 
-// Seconds of a call: the median of repetitions that last at least 5 ms each.
-template <class Call>
-double seconds(int repeats, Call call) {
+// Seconds of each call. They take turns of at least 5 ms, and the shortest turn counts.
+std::vector<double> seconds(int repeats, const std::vector<std::function<void()>> &calls) {
     using Clock = std::chrono::steady_clock;
-    const auto measure = [&](int64_t count) {
+    const auto measure = [](const std::function<void()> &call, int64_t count) {
         const auto start = Clock::now();
         for (int64_t i = 0; i < count; ++i) call();
         return std::chrono::duration<double>(Clock::now() - start).count() /
                static_cast<double>(count);
     };
-    measure(1);
-    const auto count = std::max<int64_t>(1, static_cast<int64_t>(5e-3 / measure(1)));
-    std::vector<double> times;
-    for (int i = 0; i < repeats; ++i) times.push_back(measure(count));
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
+    std::vector<double> shortest;
+    std::vector<int64_t> counts;
+    for (const auto &call : calls) {
+        shortest.push_back(std::min(measure(call, 1), measure(call, 1)));
+        counts.push_back(std::max<int64_t>(1, static_cast<int64_t>(5e-3 / shortest.back())));
+    }
+    for (int round = 0; round < repeats; ++round)
+        for (size_t i = 0; i < calls.size(); ++i)
+            shortest[i] = std::min(shortest[i], measure(calls[i], counts[i]));
+    return shortest;
 }
 
 void benchmark_shape(int64_t N, int64_t T, int64_t C, int64_t H, const QuantConfig &config,
@@ -169,19 +173,24 @@ void benchmark_shape(int64_t N, int64_t T, int64_t C, int64_t H, const QuantConf
     const std::string file = freeze(calibrator.finalize(config), gru.cells());
     const Model model = Model::load(file.data(), file.size());
     const auto size = [](int64_t count) { return static_cast<size_t>(count); };
-    const std::vector<float> W = normal(C * 3 * H, 2), R = normal(H * 3 * H, 3), b(size(3 * H));
+    Floats W = normal(C * 3 * H, 2), R = normal(H * 3 * H, 3), b(size(3 * H));
+    const float spread = 1 / std::sqrt(static_cast<float>(H));
+    for (Floats *values : {&W, &R})
+        for (float &value : *values) value *= spread;
     Floats h(size((T + 1) * N * H)), Wx(size(T * N * 3 * H)), Rh(size(N * 3 * H));
     ForwardPass<float> pass(false, static_cast<int>(N), static_cast<int>(C), static_cast<int>(H));
-    const double real = seconds(o.repeats, [&] {
-        pass.Run(static_cast<int>(T), W.data(), R.data(), b.data(), b.data(), x.data(), h.data(),
-                 nullptr, Wx.data(), Rh.data(), 0, nullptr);
-    });
     Floats y(size(T * N * H));
     RunOptions options;
     options.threads = o.threads;
-    const double codes = seconds(o.repeats, [&] { model.run(x.data(), T, N, y.data(), options); });
     Stream stream = model.stream(N);
-    const double step = seconds(o.repeats, [&] { stream.step(x.data(), y.data()); });
+    const auto times = seconds(o.repeats, {[&] {
+                                               pass.Run(static_cast<int>(T), W.data(), R.data(),
+                                                        b.data(), b.data(), x.data(), h.data(),
+                                                        nullptr, Wx.data(), Rh.data(), 0, nullptr);
+                                           },
+                                           [&] { model.run(x.data(), T, N, y.data(), options); },
+                                           [&] { stream.step(x.data(), y.data()); }});
+    const double real = times[0], codes = times[1], step = times[2];
     const double macs = static_cast<double>(T * N * 3 * H * (C + H));
     std::printf("%4lld %4lld %4lld %4lld %11.1f %11.1f %8.2f %9.1f %10.2f\n",
                 static_cast<long long>(N), static_cast<long long>(T), static_cast<long long>(C),

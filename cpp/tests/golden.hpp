@@ -66,11 +66,15 @@ inline Case read_case(Reader &reader) {
     return c;
 }
 
-// Reads all cases of a file.
-inline std::vector<Case> read_cases(const std::string &path) {
+inline Reader open(const std::string &path) {
     std::ifstream stream(path, std::ios::binary);
     if (!stream) throw std::runtime_error("Expected a readable file, got " + path);
-    Reader reader({std::istreambuf_iterator<char>(stream), {}});
+    return Reader({std::istreambuf_iterator<char>(stream), {}});
+}
+
+// Reads all cases of a file.
+inline std::vector<Case> read_cases(const std::string &path) {
+    Reader reader = open(path);
     std::vector<Case> cases;
     for (int64_t count = reader.word(); count > 0; --count) cases.push_back(read_case(reader));
     if (cases.empty()) throw std::runtime_error("Expected cases, got none in " + path);

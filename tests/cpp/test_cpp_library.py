@@ -1,64 +1,25 @@
 """The C++ library: it builds as a project of its own, passes its tests and equals Python.
 
-QUANT_GRU_CPP_PLANS is the number of random plans, 40 if it is not set. By default the build has the
-portable kernels only; QUANT_GRU_CPP_OPTIONS replaces its options, for example by
-`-DQUANT_GRU_INSTRUCTION_SETS=all`.
+QUANT_GRU_CPP_PLANS is the number of random plans, 40 if it is not set.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from c_library import Library
+from cpp_build import CMAKE, CTEST, NEEDS_TOOLS, OPTIONS, ROOT, configure, run
 from make_golden import KINDS, Case, frozen_gru, random_case, saved, write
 
 from quant_gru import FrozenQuantGRU, __version__
 
-ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "cpp/tests/gru.qgru"
 PLANS = int(os.environ.get("QUANT_GRU_CPP_PLANS", "40"))
-OPTIONS = os.environ.get(
-    "QUANT_GRU_CPP_OPTIONS", "-DQUANT_GRU_INSTRUCTION_SETS=portable -DQUANT_GRU_OPTIMIZATION=-O2"
-)
-TOOLS = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-CMAKE, CTEST, NINJA = (shutil.which(name, path=TOOLS) for name in ("cmake", "ctest", "ninja"))
-pytestmark = pytest.mark.skipif(
-    CMAKE is None or NINJA is None or shutil.which("g++") is None, reason="needs cmake and g++"
-)
-
-
-def run(*command: str | Path, folder: Path | None = None) -> str:
-    """What a command prints; it must succeed."""
-    done = subprocess.run(
-        [str(each) for each in command], cwd=folder, check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def configure(source: Path, build: Path, *options: str) -> None:
-    """Configure a project, with ccache where it is installed."""
-    more: Sequence[str] = []
-    if shutil.which("ccache"):
-        more = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache", "-DCMAKE_C_COMPILER_LAUNCHER=ccache"]
-    make = f"-DCMAKE_MAKE_PROGRAM={NINJA}"
-    run(str(CMAKE), "-S", source, "-B", build, "-G", "Ninja", make, *more, *options)
-
-
-@pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a build."""
-    folder = tmp_path_factory.mktemp("cpp")
-    configure(ROOT / "cpp", folder, *OPTIONS.split())
-    run(str(CMAKE), "--build", folder)
-    return folder
+pytestmark = NEEDS_TOOLS
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_cpp_library import CMAKE, CTEST, ROOT, configure, run
+from cpp_build import CMAKE, CTEST, ROOT, configure, run
 
 KERNELS = ROOT / "src/quant_gru/kernels"
 SYSTEMS = {
@@ -50,8 +50,8 @@ def test_sources_compile(system: str, tmp_path: Path) -> None:
     """The sources of the library compile with Clang for other systems."""
     if importlib.util.find_spec("ziglang") is None:
         pytest.skip("needs ziglang")
-    sources = [*ROOT.glob("cpp/src/*.cpp"), *KERNELS.glob("cpu/core/*.cpp")]
-    includes = [f"-I{ROOT / 'cpp/include'}", f"-I{KERNELS}"]
+    sources = [*ROOT.glob("cpp/src/**/*.cpp"), *KERNELS.glob("cpu/core/*.cpp")]
+    includes = [f"-I{path}" for path in (ROOT / "cpp/include", ROOT / "cpp/src", KERNELS)]
     options = ["-target", system, "-std=c++17", "-O0", SYSTEMS[system], *includes]
     command = [sys.executable, "-m", "ziglang", "c++", *options]
     for source in [*sources, KERNELS / "cpu/isa/portable.cpp"]:

@@ -1,0 +1,119 @@
+"""Encodes tensors in 1 to 8 bits per element with stochastic rounding, and decodes them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from actnn.codec import reference
+from actnn.codec.codes import (
+    MOST_BITS,
+    Codes,
+    Key,
+    bytes_of,
+    check,
+    check_group,
+    dense,
+    flat,
+    in_rows,
+)
+from actnn.codec.noise import noise_state
+
+__all__ = [
+    "Codes",
+    "Key",
+    "bytes_of",
+    "decode",
+    "encode",
+    "group_ranges",
+    "noise_state",
+]
+
+
+def encode(
+    x: Tensor,
+    bits: int | Tensor,
+    key: Key,
+    *,
+    group: int = 256,
+    stochastic: bool = True,
+    capacity: int | None = None,
+) -> Codes:
+    """Encode a tensor.
+
+    Args:
+        x: float16, bfloat16, float32 or float64, any shape. Elements are encoded in the order of
+            memory; a tensor with gaps or overlap is copied first.
+        bits: Bits of a code, 1 to 8; or an integer tensor (samples,) on the device of x with the
+            bits of each sample (first dimension). Its values are clamped to 1..8.
+        key: What makes the noise independent.
+        group: Elements of a group, a multiple of 32.
+        stochastic: Whether codes are rounded stochastically, else to the nearest code.
+        capacity: With bits per sample, the sum of bits that fits into data; None for 8 per sample.
+            Samples that do not fit decode to NaN.
+
+    Raises:
+        ActNNError: An argument is not supported.
+    """
+    check(x, bits, key, group, capacity)
+    if isinstance(bits, Tensor):
+        x = in_rows(x)
+        samples = x.shape[0]
+        bits = bits.to(torch.int64).clamp(1, MOST_BITS)
+        data, params = reference.encode_samples(
+            flat(x).view(samples, -1) if x.numel() else x.detach().view(samples, 0),
+            bits,
+            key.state,
+            key.tensor,
+            group,
+            stochastic,
+            MOST_BITS * samples if capacity is None else capacity,
+        )
+    else:
+        x = dense(x)
+        data, params = reference.encode_flat(
+            flat(x), bits, key.state, key.tensor, group, stochastic
+        )
+    return Codes(data, params, bits, group, x.shape, x.stride(), x.dtype)
+
+
+def decode(codes: Codes) -> Tensor:
+    """Decode a tensor.
+
+    Returns:
+        A tensor with the shape and dtype of the encoded one, and with its strides if it was dense.
+    """
+    n = codes.shape.numel()
+    if isinstance(codes.bits, Tensor):
+        m = n // max(codes.shape[0], 1)
+        v = reference.decode_samples(
+            codes.data, codes.params, codes.bits, codes.group, m, codes.dtype
+        )
+    else:
+        v = reference.decode_flat(codes.data, codes.params, codes.bits, codes.group, n, codes.dtype)
+    return v.as_strided(codes.shape, codes.strides)
+
+
+def group_ranges(x: Tensor, group: int = 256) -> Tensor:
+    """Return the sum of squared ranges of the groups of each sample.
+
+    Args:
+        x: Any floating dtype, (samples, ...). Groups never contain elements of two samples.
+        group: Elements of a group, a multiple of 32.
+
+    Returns:
+        float32 (samples,), on the device of x.
+    """
+    check_group(group)
+    x = in_rows(x)
+    samples = x.shape[0]
+    rows = flat(x).view(samples, -1) if x.numel() else x.detach().view(samples, 0)
+    whole = rows.shape[1] // group * group
+    parts = [rows[:, :whole].unflatten(1, (-1, group))]
+    if whole != rows.shape[1]:
+        parts.append(rows[:, whole:].unsqueeze(1))
+    sums = []
+    for part in parts:
+        low, high = part.aminmax(dim=-1)
+        sums.append((high.float() - low.float()).square().sum(-1))
+    return torch.stack(sums).sum(0)

@@ -127,7 +127,7 @@ def encode_flat(
 ) -> tuple[Tensor, Tensor]:
     """Encode elements (n,) with equal bits. Return data, and parameters (groups, 2)."""
     codes, params = encode_rows(x.view(1, -1), bits, state, tensor, group, stochastic)
-    return pack(codes, bits).view(-1), params.view(-1, 2).to(torch.bfloat16)
+    return pack(codes, bits).view(-1), _in_bfloat16(params)
 
 
 def decode_flat(
@@ -181,7 +181,7 @@ def encode_samples(
         place = (byte // width * 8 + i).clamp(max=max(codes.shape[1] - 1, 0))
         long += codes[sample, place] << (i * width)
     data = torch.where(valid, long >> (byte % width * 8) & 255, 0).to(torch.uint8)
-    return data, params.view(-1, 2).to(torch.bfloat16)
+    return data, _in_bfloat16(params)
 
 
 def decode_samples(
@@ -198,6 +198,11 @@ def decode_samples(
     low, high = (padded[(bit // 8 + i).clamp(max=last)] for i in range(2))
     codes = (low | high << 8) >> (bit % 8) & (2**width - 1)
     return decode_rows(codes, params.view(len(bits), -1, 2), group, dtype)
+
+
+def _in_bfloat16(params: Tensor) -> Tensor:
+    """Return the high halves of float32 numbers (..., 2): bfloat16 (groups, 2)."""
+    return (params.contiguous().view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16).view(-1, 2)
 
 
 def _repeat_last(x: Tensor, size: int) -> Tensor:

@@ -1,0 +1,70 @@
+// What encode.cu and decode.cu share: arguments, dtypes, and the order of elements in a warp.
+//
+// Macros: REAL, the dtype (0 float32, 1 float16, 2 bfloat16, 3 float64); BITS, bits of a code, or 0
+// for bits per row; CHUNKS, runs of 32 elements in a group, or 0 if all groups take the general
+// path.
+//
+// General path: a warp handles one group, a lane one element of each run.
+// Tiles: a warp handles kGroups whole groups at once. kLanes lanes share a group. In chunk k, a
+// lane holds the kVector elements of run k that begin at its place times kVector.
+#pragma once
+
+#include <stdint.h>
+
+#include "kernel_runtime/cuda/ptx.cuh"
+
+#define PHILOX_PRODUCT wide_product
+#include "actnn/codec/c99/group.h"
+
+#define FLOAT32 0
+#define FLOAT16 1
+#define BFLOAT16 2
+#define FLOAT64 3
+
+constexpr int kRun = 32, kBlock = 256;
+constexpr int kElementBytes = REAL == FLOAT32 ? 4 : REAL == FLOAT64 ? 8 : 2;
+constexpr int kVector = kElementBytes == 2 ? 8 : 4, kLanes = kRun / kVector;
+constexpr int kGroups = CHUNKS ? 32 / kLanes : 1;
+
+struct Codec {
+    void *x;  // (rows, m)
+    uint32_t *data;
+    uint32_t *params;      // (rows, groups): base and step in bfloat16, the base in the low half
+    const int64_t *state;  // seed and step
+    const int64_t *bits, *ends;  // of each row, and their inclusive sums, if BITS is 0
+    int64_t rows, m, groups, group, capacity, tensor;
+
+    int64_t runs() const { return (m + kRun - 1) / kRun; }
+};
+
+inline int lane_index() { return int(threadIdx.x % 32); }
+
+// The first group of a warp.
+inline int64_t first_group() {
+    return ((int64_t)blockIdx.x * (kBlock / 32) + threadIdx.x / 32) * kGroups;
+}
+
+// A group of the general path.
+struct Place {
+    int64_t row, run;  // of all rows: the first run of the group
+    int64_t first;     // element of the row
+    int count, bits;
+    uint32_t *words;  // those of the first run
+    bool stored;
+
+    Place(const Codec &p, int64_t group) {
+        row = group / p.groups;
+        first = group % p.groups * p.group;
+        count = (int)(p.m - first < p.group ? p.m - first : p.group);
+        run = row * p.runs() + first / kRun;
+        bits = BITS ? BITS : (int)p.bits[row];
+        stored = BITS || p.ends[row] <= p.capacity;
+        const int64_t before = BITS ? row * BITS : p.ends[row] - bits;
+        words = p.data + before * p.runs() + first / kRun * bits;
+    }
+};
+
+// The index-th 16 bits of a word, 0 or 2 bytes from its start, as 2^23 + a number below 2^fraction.
+inline float noise_number(uint32_t word, int index, int fraction) {
+    return half_as_float(fraction < 16 ? word & 0x7FFF7FFFu : word, index);
+}

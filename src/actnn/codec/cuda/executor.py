@@ -37,8 +37,8 @@ CodecC: Any = structure(
     **dict.fromkeys("x data params state bits ends".split(), _Pointer),
     **dict.fromkeys("rows m groups group capacity tensor".split(), _Long),
 )
-_REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
-assert set(_REAL) == set(DTYPES)
+REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
+assert set(REAL) == set(DTYPES)
 _THREADS, _WARPS = 256, 8
 _MOST_CHUNKS = 16  # that the registers of a lane can hold
 _VECTOR_BYTES = 16
@@ -64,7 +64,7 @@ def kernel_of(
     chunks = group // RUN
     if not aligned or bits == 0 or chunks % 2 or chunks > _MOST_CHUNKS:
         chunks = 0
-    macros = {"REAL": _REAL[dtype], "BITS": bits, "CHUNKS": chunks}
+    macros = {"REAL": REAL[dtype], "BITS": bits, "CHUNKS": chunks}
     groups = 1
     if chunks:
         groups = 8 if dtype.itemsize == 2 else 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from actnn.codec import reference
+from actnn.codec import executors, ops
 from actnn.codec.codes import (
     MOST_BITS,
     Codes,
@@ -16,6 +16,8 @@ from actnn.codec.codes import (
     dense,
     flat,
     in_rows,
+    rows_of,
+    watched,
 )
 from actnn.codec.noise import noise_state
 
@@ -60,8 +62,8 @@ def encode(
         x = in_rows(x)
         samples = x.shape[0]
         bits = bits.to(torch.int64).clamp(1, MOST_BITS)
-        data, params = reference.encode_samples(
-            flat(x).view(samples, -1) if x.numel() else x.detach().view(samples, 0),
+        data, params = executors.encode_samples(
+            rows_of(x),
             bits,
             key.state,
             key.tensor,
@@ -71,9 +73,12 @@ def encode(
         )
     else:
         x = dense(x)
-        data, params = reference.encode_flat(
-            flat(x), bits, key.state, key.tensor, group, stochastic
-        )
+        if watched(x):
+            data, params = ops.encode(x.detach(), bits, group, key.state, key.tensor, stochastic)
+        else:
+            data, params = executors.encode_flat(
+                flat(x), bits, key.state, key.tensor, group, stochastic
+            )
     return Codes(data, params, bits, group, x.shape, x.stride(), x.dtype)
 
 
@@ -84,13 +89,20 @@ def decode(codes: Codes) -> Tensor:
         A tensor with the shape and dtype of the encoded one, and with its strides if it was dense.
     """
     n = codes.shape.numel()
-    if isinstance(codes.bits, Tensor):
+    data, params, bits, group, dtype = (
+        codes.data,
+        codes.params,
+        codes.bits,
+        codes.group,
+        codes.dtype,
+    )
+    if isinstance(bits, Tensor):
         m = n // max(codes.shape[0], 1)
-        v = reference.decode_samples(
-            codes.data, codes.params, codes.bits, codes.group, m, codes.dtype
-        )
+        v = executors.decode_samples(data, params, bits, group, m, dtype)
+    elif watched(data):
+        v = ops.decode(data, params, bits, group, n, dtype)
     else:
-        v = reference.decode_flat(codes.data, codes.params, codes.bits, codes.group, n, codes.dtype)
+        v = executors.decode_flat(data, params, bits, group, n, dtype)
     return v.as_strided(codes.shape, codes.strides)
 
 
@@ -105,9 +117,7 @@ def group_ranges(x: Tensor, group: int = 256) -> Tensor:
         float32 (samples,), on the device of x.
     """
     check_group(group)
-    x = in_rows(x)
-    samples = x.shape[0]
-    rows = flat(x).view(samples, -1) if x.numel() else x.detach().view(samples, 0)
+    rows = rows_of(in_rows(x))
     whole = rows.shape[1] // group * group
     parts = [rows[:, :whole].unflatten(1, (-1, group))]
     if whole != rows.shape[1]:

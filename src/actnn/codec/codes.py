@@ -111,6 +111,24 @@ def flat(x: Tensor) -> Tensor:
     return x.detach().as_strided((x.numel(),), (1,))
 
 
+def rows_of(x: Tensor) -> Tensor:
+    """Return the elements (samples, m) of a tensor from `in_rows`, without a copy."""
+    samples = x.shape[0]
+    return x.detach().as_strided(
+        (samples, x.numel() // max(samples, 1)), (x.numel() // max(samples, 1), 1)
+    )
+
+
+def watched(x: Tensor) -> bool:
+    """Whether a compiler, a mode or a transform must see operators instead of their results."""
+    return (
+        type(x) not in (Tensor, torch.nn.Parameter)
+        or torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
 def check(x: Tensor, bits: int | Tensor, key: Key, group: int, capacity: int | None) -> None:
     """Check the arguments of `encode`.
 

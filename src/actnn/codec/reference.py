@@ -202,7 +202,12 @@ def decode_samples(
 
 def _in_bfloat16(params: Tensor) -> Tensor:
     """Return the high halves of float32 numbers (..., 2): bfloat16 (groups, 2)."""
-    return (params.contiguous().view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16).view(-1, 2)
+    return (
+        (params.contiguous().view(torch.int32) >> 16)
+        .to(torch.int16)
+        .view(torch.bfloat16)
+        .view(-1, 2)
+    )
 
 
 def _repeat_last(x: Tensor, size: int) -> Tensor:

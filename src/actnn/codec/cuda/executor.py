@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ _MOST_CHUNKS = 16  # that the registers of a lane can hold
 _VECTOR_BYTES = 16
 
 
-@lru_cache(maxsize=None)
+@cache
 def kernel_of(
     function: str, dtype: torch.dtype, bits: int, group: int, stochastic: bool, aligned: bool
 ) -> tuple[Kernel, int, int]:
@@ -115,9 +115,7 @@ def run(
         return
     address = x.data_ptr()
     aligned = address % _VECTOR_BYTES == 0
-    kernel, groups_of_block, shared = kernel_of(
-        function, x.dtype, bits, group, stochastic, aligned
-    )
+    kernel, groups_of_block, shared = kernel_of(function, x.dtype, bits, group, stochastic, aligned)
     arguments = CodecC(
         address,
         data.data_ptr(),

@@ -12,7 +12,7 @@ from torch import Tensor
 from actnn.codec.codes import flat
 from actnn.codec.noise import RUN
 from actnn.codec.packing import pack, unpack
-from actnn.codec.reference import parameters
+from actnn.codec.reference import in_bfloat16, parameters
 
 _GOLDEN = 0x9E3779B9
 
@@ -74,7 +74,7 @@ def encode(
     codes = torch.where(torch.isnan(base).view(-1, 1), 0.0, codes).to(torch.int32).view(-1)[:whole]
     if whole != n:
         codes = torch.cat((codes[:n], codes.new_zeros(whole - n)))
-    return pack(codes, bits), torch.stack((base, step), -1).view(-1, 2).to(torch.bfloat16)
+    return pack(codes, bits), in_bfloat16(torch.stack((base, step), -1))
 
 
 def decode(

@@ -83,17 +83,18 @@ def bytes_of(n: int, bits: int, group: int = 256) -> int:
 
 def dense(x: Tensor) -> Tensor:
     """Return x if its elements fill its memory without gaps or overlap, else a contiguous copy."""
-    if x.is_neg():
+    if torch.compiler.is_compiling() or x.is_neg():
         x = x.resolve_neg()
     if x.is_contiguous():
         return x
-    expected = 1
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
+    # compilers can follow a search, but not sorting
+    left, expected = [each for each in zip(x.stride(), x.shape, strict=True) if each[1] != 1], 1
+    while left:
+        found = [each for each in left if each[0] == expected]
+        if not found:
             return x.contiguous()
-        expected *= size
+        left.remove(found[0])
+        expected *= found[0][1]
     return x
 
 

@@ -127,7 +127,7 @@ def encode_flat(
 ) -> tuple[Tensor, Tensor]:
     """Encode elements (n,) with equal bits. Return data, and parameters (groups, 2)."""
     codes, params = encode_rows(x.view(1, -1), bits, state, tensor, group, stochastic)
-    return pack(codes, bits).view(-1), _in_bfloat16(params)
+    return pack(codes, bits).view(-1), in_bfloat16(params)
 
 
 def decode_flat(
@@ -181,7 +181,7 @@ def encode_samples(
         place = (byte // width * 8 + i).clamp(max=max(codes.shape[1] - 1, 0))
         long += codes[sample, place] << (i * width)
     data = torch.where(valid, long >> (byte % width * 8) & 255, 0).to(torch.uint8)
-    return data, _in_bfloat16(params)
+    return data, in_bfloat16(params)
 
 
 def decode_samples(
@@ -200,7 +200,7 @@ def decode_samples(
     return decode_rows(codes, params.view(len(bits), -1, 2), group, dtype)
 
 
-def _in_bfloat16(params: Tensor) -> Tensor:
+def in_bfloat16(params: Tensor) -> Tensor:
     """Return the high halves of float32 numbers (..., 2): bfloat16 (groups, 2)."""
     return (
         (params.contiguous().view(torch.int32) >> 16)

@@ -14,7 +14,6 @@ from actnn.codec.codes import (
     check,
     check_group,
     dense,
-    flat,
     in_rows,
     rows_of,
     watched,
@@ -76,9 +75,7 @@ def encode(
         if watched(x):
             data, params = ops.encode(x.detach(), bits, group, key.state, key.tensor, stochastic)
         else:
-            data, params = executors.encode_flat(
-                flat(x), bits, key.state, key.tensor, group, stochastic
-            )
+            data, params = executors.encode_flat(x, bits, key.state, key.tensor, group, stochastic)
     return Codes(data, params, bits, group, x.shape, x.stride(), x.dtype)
 
 

@@ -6,7 +6,7 @@ All of them return the same bytes. `reference.py` describes the arguments.
 from __future__ import annotations
 
 import warnings
-from functools import cache
+from functools import cache, lru_cache
 from typing import Literal
 
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from actnn._errors import ActNNWarning
 from actnn.codec import _native, reference
-from actnn.codec.codes import data_bytes
+from actnn.codec.codes import data_bytes, flat
 from actnn.codec.cuda import executor as cuda
 from actnn.codec.noise import RUN
+from kernel_runtime.allocators import Maker, maker
 from kernel_runtime.cuda import driver
 
 _WORD = 0xFFFFFFFF
@@ -40,16 +41,33 @@ def executor_of(device: torch.device) -> Name:
     return "reference"
 
 
+@lru_cache(maxsize=4096)
+def _makers(n: int, bits: int, group: int, device: torch.device) -> tuple[Maker, Maker]:
+    """Return functions that allocate data and parameters; on a GPU, the current one."""
+    return (
+        maker((data_bytes(n, bits),), device, torch.uint8),
+        maker((-(-n // group), 2), device, torch.bfloat16),
+    )
+
+
+def _elsewhere(device: torch.device) -> bool:
+    """Whether a GPU is not the current one, where the makers allocate."""
+    return device.type == "cuda" and device.index != torch._C._cuda_getDevice()
+
+
 def encode_flat(
     x: Tensor, bits: int, state: Tensor, tensor: int, group: int, stochastic: bool
 ) -> tuple[Tensor, Tensor]:
-    """Encode elements (n,) with equal bits. Return data, and parameters (groups, 2)."""
-    name = executor_of(x.device)
+    """Encode a dense tensor with equal bits. Return data, and parameters (groups, 2)."""
+    device = x.device
+    name = executor_of(device)
     if name == "reference":
-        return reference.encode_flat(x, bits, state, tensor, group, stochastic)
-    n = x.numel()
-    data = torch.empty(data_bytes(n, bits), dtype=torch.uint8, device=x.device)
-    params = torch.empty((-(-n // group), 2), dtype=torch.bfloat16, device=x.device)
+        return reference.encode_flat(flat(x), bits, state, tensor, group, stochastic)
+    if _elsewhere(device):
+        with torch.cuda.device(device):
+            return encode_flat(x, bits, state, tensor, group, stochastic)
+    make_data, make_params = _makers(x.numel(), bits, group, device)
+    data, params = make_data(), make_params()
     if name == "cuda":
         cuda.run("encode", x, data, params, 1, bits, group, state, tensor, stochastic)
     else:

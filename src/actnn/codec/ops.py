@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actnn.codec import executors
-from actnn.codec.codes import data_bytes, flat
+from actnn.codec.codes import data_bytes
 
 _LIBRARY = torch.library.Library("actnn", "DEF")
 _LIBRARY.define(
@@ -28,7 +28,7 @@ def _encode(
     x: Tensor, bits: int, group: int, state: Tensor, tensor: int, stochastic: bool
 ) -> tuple[Tensor, Tensor]:
     """Encode a dense tensor, see `codes.dense`. Return data, and parameters (groups, 2)."""
-    return executors.encode_flat(flat(x), bits, state, tensor, group, stochastic)
+    return executors.encode_flat(x, bits, state, tensor, group, stochastic)
 
 
 def _decode(

@@ -65,15 +65,28 @@ struct Range {
         std::fill(high, high + kLanes, -INFINITY);
     }
     void add(const float *x, int count) {
+        // copies that stay in registers
+        float least[kLanes], most[kLanes];
+        uint32_t seen[kLanes];
+        std::memcpy(least, low, sizeof low);
+        std::memcpy(most, high, sizeof high);
+        std::memcpy(seen, nan, sizeof nan);
         int i = 0;
         for (; i + kLanes <= count; i += kLanes)
-            for (int j = 0; j < kLanes; ++j) add_to(j, x[i + j]);
-        for (; i < count; ++i) add_to(0, x[i]);
-    }
-    void add_to(int j, float v) {
-        low[j] = v < low[j] ? v : low[j];
-        high[j] = v > high[j] ? v : high[j];
-        nan[j] |= v != v;
+            for (int j = 0; j < kLanes; ++j) {
+                const float v = x[i + j];
+                least[j] = v < least[j] ? v : least[j];
+                most[j] = v > most[j] ? v : most[j];
+                seen[j] |= v != v ? ~0u : 0u;
+            }
+        for (; i < count; ++i) {
+            least[0] = x[i] < least[0] ? x[i] : least[0];
+            most[0] = x[i] > most[0] ? x[i] : most[0];
+            seen[0] |= x[i] != x[i];
+        }
+        std::memcpy(low, least, sizeof low);
+        std::memcpy(high, most, sizeof high);
+        std::memcpy(nan, seen, sizeof nan);
     }
     ActnnGroup group(int bits) const {
         for (uint32_t found : nan)
@@ -152,12 +165,14 @@ void encode_piece(const float *x, const float *noise, int count, const ActnnGrou
     for (int i = 0; i < count; ++i)
         codes[i] = uint8_t((actnn_code_word(x[i], group, noise[i]) - ACTNN_MAGIC) >> fraction);
     std::memset(codes + count, 0, size_t(whole - count));
-    for (int i = 0; i < whole; i += 8, to += bits) {
+    uint8_t packed[kPiece + 8], *end = packed;
+    for (int i = 0; i < whole; i += 8, end += bits) {
         uint64_t eight;
         std::memcpy(&eight, codes + i, 8);
         eight = squeezed(eight, bits);
-        std::memcpy(to, &eight, size_t(bits));
+        std::memcpy(end, &eight, 8);  // the next eight overwrite what is too much
     }
+    std::memcpy(to, packed, size_t(end - packed));
 }
 
 template <Real kReal>
@@ -190,14 +205,17 @@ void decode_group(const Codec &codec, int64_t index) {
     const Place place(codec, index);
     const float base = actnn_number(codec.params[index] << 16);
     const float step = actnn_number(codec.params[index] & 0xFFFF0000u);
-    uint8_t codes[kPiece] = {};
+    uint8_t codes[kPiece] = {}, packed[kPiece + 8] = {};
     float v[kPiece];
     for (int64_t i = 0; i < place.count; i += kPiece) {
         const int count = int(std::min<int64_t>(place.count - i, kPiece));
-        const uint8_t *from = place.data + i / 8 * place.bits;
+        if (place.stored)
+            std::memcpy(packed, place.data + i / 8 * place.bits,
+                        size_t((count + 7) / 8 * place.bits));
+        const uint8_t *from = packed;
         for (int j = 0; place.stored && j < count; j += 8, from += place.bits) {
-            uint64_t eight = 0;
-            std::memcpy(&eight, from, size_t(place.bits));
+            uint64_t eight;
+            std::memcpy(&eight, from, 8);
             eight = spread(eight, place.bits);
             std::memcpy(codes + j, &eight, 8);
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from actnn.codec import executors, ops
+from actnn.codec import executors, ops, reference
 from actnn.codec.codes import (
     MOST_BITS,
     Codes,
@@ -61,7 +61,8 @@ def encode(
         x = in_rows(x)
         samples = x.shape[0]
         bits = bits.to(torch.int64).clamp(1, MOST_BITS)
-        data, params = executors.encode_samples(
+        run = reference if watched(x) else executors
+        data, params = run.encode_samples(
             rows_of(x),
             bits,
             key.state,
@@ -95,7 +96,8 @@ def decode(codes: Codes) -> Tensor:
     )
     if isinstance(bits, Tensor):
         m = n // max(codes.shape[0], 1)
-        v = executors.decode_samples(data, params, bits, group, m, dtype)
+        run = reference if watched(data) else executors
+        v: Tensor = run.decode_samples(data, params, bits, group, m, dtype)
     elif watched(data):
         v = ops.decode(data, params, bits, group, n, dtype)
     else:

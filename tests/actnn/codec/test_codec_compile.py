@@ -88,6 +88,16 @@ def test_the_interface_can_be_compiled():
     assert torch.equal(compiled(x.t()), both(x.t()))
 
 
+def test_bits_of_samples_can_be_compiled():
+    def both(x, bits):
+        return decode(encode(x, bits, Key(STATE, 3), capacity=9))
+
+    x, bits = torch.randn(3, 40), torch.tensor([1, 2, 6])
+    torch._dynamo.reset()
+    compiled = torch.compile(both, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x, bits), both(x, bits))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bits", [1, 3, 4, 8])
 @pytest.mark.parametrize(("n", "group"), [(1000, 256), (77, 32), (512, 64), (1, 32)])

@@ -8,6 +8,7 @@ import torch
 from host_machine import COMPILER
 from same_codes import check_flat, check_samples, random_tensor
 
+from actnn._errors import ActNNError
 from actnn.codec.cuda.executor import SOURCES, kernel_of, run
 from kernel_runtime.cuda import compiler
 
@@ -49,6 +50,12 @@ def test_kernels_take_bits_of_samples(host):
     bits = torch.tensor([3, 1, 8, 5, 2])
     check_samples(partial(run, machine=host), x, bits, 64, 19)
     check_samples(partial(run, machine=host), x, bits, 64, 18)
+
+
+def test_codes_at_odd_addresses_are_an_error(host):
+    data, params = torch.zeros(9, dtype=torch.uint8)[1:], torch.zeros(1, 2, dtype=torch.bfloat16)
+    with pytest.raises(ActNNError, match="Expected codes and parameters to begin at multiples"):
+        run("decode", torch.empty(32), data, params, 1, 2, 256, machine=host)
 
 
 @emulated

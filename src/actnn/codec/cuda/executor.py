@@ -109,6 +109,10 @@ def run(
         ends: int64 (rows,), the inclusive sums of `bits_of`.
         capacity: Sum of bits that data can hold if `bits` is 0.
         machine: The machine that runs the kernel; None for the GPU of x.
+
+    Raises:
+        ActNNError: Codes or parameters do not begin at a multiple of 4 bytes, or the kernel cannot
+            be compiled or run.
     """
     groups = len(params)
     if not groups:
@@ -116,10 +120,13 @@ def run(
     address = x.data_ptr()
     aligned = address % _VECTOR_BYTES == 0
     kernel, groups_of_block, shared = kernel_of(function, x.dtype, bits, group, stochastic, aligned)
+    data_address, params_address = data.data_ptr(), params.data_ptr()
+    if (data_address | params_address) % 4:
+        raise ActNNError("Expected codes and parameters to begin at multiples of 4 bytes")
     arguments = CodecC(
         address,
-        data.data_ptr(),
-        params.data_ptr(),
+        data_address,
+        params_address,
         None if state is None else state.data_ptr(),
         None if bits_of is None else bits_of.data_ptr(),
         None if ends is None else ends.data_ptr(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from actnn.codec.codes import flat
+from actnn.codec.memory_order import flat
 from actnn.codec.noise import RUN
 from actnn.codec.packing import pack, unpack
 from actnn.codec.reference import in_bfloat16, parameters

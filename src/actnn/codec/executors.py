@@ -14,8 +14,9 @@ from torch import Tensor
 
 from actnn._errors import ActNNWarning
 from actnn.codec import _native, reference
-from actnn.codec.codes import data_bytes, flat
+from actnn.codec.codes import data_bytes
 from actnn.codec.cuda import executor as cuda
+from actnn.codec.memory_order import flat
 from actnn.codec.noise import RUN
 from kernel_runtime.allocators import Maker, maker
 from kernel_runtime.cuda import driver

@@ -45,11 +45,12 @@ def test_kernels_take_elements_at_any_address(host):
 
 
 @emulated
-def test_kernels_take_bits_of_samples(host):
-    x = torch.randn(5, 301)
-    bits = torch.tensor([3, 1, 8, 5, 2])
-    check_samples(partial(run, machine=host), x, bits, 64, 19)
-    check_samples(partial(run, machine=host), x, bits, 64, 18)
+@pytest.mark.parametrize("m", [301, 704])  # the general path, and tiles with a rest
+def test_kernels_take_bits_of_samples(host, m):
+    x = torch.randn(8, m)
+    bits = torch.tensor([3, 1, 8, 5, 2, 6, 4, 7])
+    for capacity in (36, 35) if m == 301 else (35,):
+        check_samples(partial(run, machine=host), x, bits, 64, capacity)
 
 
 def test_codes_at_odd_addresses_are_an_error(host):

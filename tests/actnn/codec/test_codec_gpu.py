@@ -34,8 +34,8 @@ def _compiled():
     """Compiles the kernels of all forms at the same time."""
     machine = driver.machine_of(CUDA, SOURCES)
     for dtype, bits, group in FORMS:
-        for aligned in (True, False):
-            machine.expect(kernel_of("encode", dtype, bits, group, True, aligned)[0])
+        for tiles in (True, False):
+            machine.expect(kernel_of("encode", dtype, bits, group, True, tiles)[0])
         machine.expect(kernel_of("encode", dtype, bits, group, False, True)[0])
         machine.expect(kernel_of("decode", dtype, bits, group, False, True)[0])
 
@@ -65,10 +65,11 @@ def test_the_definition_is_equal_on_both_devices():
     assert all(bits_equal(a, b.cpu()) for a, b in zip(here, there, strict=True))
 
 
+@pytest.mark.parametrize("m", [777, 6400])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_bits_of_samples(dtype):
+def test_bits_of_samples(dtype, m):
     bits = torch.randint(1, 9, (300,))
-    x = torch.randn(300, 777).to(dtype)
+    x = torch.randn(300, m).to(dtype)
     capacity = int(bits.sum()) - 9
     here = encode(x, bits, Key(noise_state(1), 2), capacity=capacity)
     there = encode(

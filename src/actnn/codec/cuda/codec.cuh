@@ -5,8 +5,9 @@
 // path.
 //
 // General path: a warp handles one group, a lane one element of each run.
-// Tiles: a warp handles kGroups whole groups at once. kLanes lanes share a group. In chunk k, a
-// lane holds the kVector elements of run k that begin at its place times kVector.
+// Tiles: a warp handles kGroups whole groups of a row at once. kLanes lanes share a group. In chunk
+// k, a lane holds the kVector elements of run k that begin at its place times kVector. Every row
+// begins at a multiple of 16 bytes, and of two runs. There are fewer than 2^32 blocks of noise.
 #pragma once
 
 #include <stdint.h>
@@ -39,30 +40,70 @@ struct Codec {
 
 inline int lane_index() { return int(threadIdx.x % 32); }
 
-// The first group of a warp.
-inline int64_t first_group() {
-    return ((int64_t)blockIdx.x * (kBlock / 32) + threadIdx.x / 32) * kGroups;
-}
+// The groups of a warp: kGroups of one row, or fewer at its end.
+struct Share {
+    int64_t row, first;
+    bool any;
+
+    Share(const Codec &p) {
+        const int64_t warp = (int64_t)blockIdx.x * (kBlock / 32) + threadIdx.x / 32;
+        const int64_t shares = (p.groups + kGroups - 1) / kGroups;
+        row = BITS ? 0 : warp / shares;  // equal bits are one row
+        first = (warp - row * shares) * kGroups;
+        any = row < p.rows && first < p.groups;
+    }
+    int64_t last(const Codec &p) const {
+        return first + kGroups < p.groups ? first + kGroups : p.groups;
+    }
+    bool whole(const Codec &p) const { return (first + kGroups) * (CHUNKS * kRun) <= p.m; }
+};
 
 // A group of the general path.
 struct Place {
-    int64_t row, run;  // of all rows: the first run of the group
-    int64_t first;     // element of the row
+    int64_t at, run, index;  // of all rows: its first element, its first run, the group
     int count, bits;
     uint32_t *words;  // those of the first run
     bool stored;
 
-    Place(const Codec &p, int64_t group) {
-        row = group / p.groups;
-        first = group % p.groups * p.group;
-        count = (int)(p.m - first < p.group ? p.m - first : p.group);
-        run = row * p.runs() + first / kRun;
+    Place(const Codec &p, int64_t row, int64_t group) {
+        const int64_t size = CHUNKS ? CHUNKS * kRun : p.group;
+        const int64_t first = group * size, first_run = group * (size / kRun);
+        at = row * p.m + first;
+        run = row * p.runs() + first_run;
+        index = row * p.groups + group;
+        count = (int)(p.m - first < size ? p.m - first : size);
         bits = BITS ? BITS : (int)p.bits[row];
         stored = BITS || p.ends[row] <= p.capacity;
-        const int64_t before = BITS ? row * BITS : p.ends[row] - bits;
-        words = p.data + before * p.runs() + first / kRun * bits;
+        const int64_t before = BITS ? 0 : p.ends[row] - bits;
+        words = p.data + before * p.runs() + first_run * bits;
     }
 };
+
+#if CHUNKS
+// Calls `tile.run<bits>()`.
+template <class Tile>
+inline void with_bits(int bits, const Tile &tile) {
+    if (BITS) return tile.template run<BITS ? BITS : 1>();
+    switch (bits) {
+        case 1:
+            return tile.template run<1>();
+        case 2:
+            return tile.template run<2>();
+        case 3:
+            return tile.template run<3>();
+        case 4:
+            return tile.template run<4>();
+        case 5:
+            return tile.template run<5>();
+        case 6:
+            return tile.template run<6>();
+        case 7:
+            return tile.template run<7>();
+        default:
+            return tile.template run<8>();
+    }
+}
+#endif
 
 // The index-th 16 bits of a word, 0 or 2 bytes from its start, as 2^23 + a number below 2^fraction.
 inline float noise_number(uint32_t word, int index, int fraction) {

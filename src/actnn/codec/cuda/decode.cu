@@ -27,10 +27,9 @@ inline void store_element(const Codec &p, int64_t at, float v) {
 }
 
 // One group by a warp.
-inline void decode_group(const Codec &p, int64_t index) {
-    const Place place(p, index);
+inline void decode_group(const Codec &p, const Place &place) {
     const int lane = lane_index();
-    const Decoder decoder(p.params[index]);
+    const Decoder decoder(p.params[place.index]);
     for (int i = lane; i < place.count; i += kRun) {
         uint32_t code = 0;
         if (place.stored) {
@@ -39,60 +38,75 @@ inline void decode_group(const Codec &p, int64_t index) {
             code = words[bit / 32] >> shift;
             if (shift + place.bits > 32) code |= words[bit / 32 + 1] << (32 - shift);
         }
-        store_element(p, place.row * p.m + place.first + i, decoder(code, place.bits));
+        store_element(p, place.at + i, decoder(code, place.bits));
     }
 }
 
 #if CHUNKS
 // Four codes of a run.
+template <int kBits>
 inline uint32_t four_codes(const uint32_t *run, int first) {
-    const int bit = first * BITS, word = bit / 32, shift = bit % 32;
-    if (32 % (4 * BITS) == 0) return run[word] >> shift;
-    const int next = word + 1 < BITS ? word + 1 : word;
+    const int bit = first * kBits, word = bit / 32, shift = bit % 32;
+    if (32 % (4 * kBits) == 0) return run[word] >> shift;
+    const int next = word + 1 < kBits ? word + 1 : word;
     return shifted_right(run[word], run[next], shift);
 }
 
-// kGroups whole groups by a warp.
-inline void decode_tile(const Codec &p, int64_t first) {
+// kVector numbers to a multiple of 16 bytes.
+inline void store(char *to, const float (&v)[kVector]) {
+    if (REAL == FLOAT64) {
+        for (int i = 0; i < 4; ++i) ((double *)to)[i] = v[i];
+    } else if (REAL == FLOAT32) {
+        *(uint4 *)to = {actnn_word(v[0]), actnn_word(v[1]), actnn_word(v[2]), actnn_word(v[3])};
+    } else {
+        uint32_t pairs[4];
+        for (int i = 0; i < 4; ++i) {
+            const float a = v[2 * i % kVector], b = v[(2 * i + 1) % kVector];
+            pairs[i] = REAL == FLOAT16 ? half_pair(a, b) : bf16_pair(a, b);
+        }
+        *(uint4 *)to = {pairs[0], pairs[1], pairs[2], pairs[3]};
+    }
+}
+
+// kGroups whole groups by a warp. The first one is at `place`.
+struct Tile {
+    const Codec &p;
+    const Place &place;
+
+    template <int kBits>
+    void run() const;
+};
+
+template <int kBits>
+inline void Tile::run() const {
     constexpr int kParts = kVector / 4;
-    const int lane = lane_index(), place = lane % kLanes;
-    const int64_t index = first + lane / kLanes;
+    const int lane = lane_index(), mine = lane / kLanes, first = lane % kLanes * kVector;
     uint32_t codes[CHUNKS][kParts];
-    const uint32_t *words = p.data + index * (CHUNKS * BITS);
+    const uint32_t *words = place.words + mine * (CHUNKS * kBits);
 #pragma unroll
     for (int k = 0; k < CHUNKS; ++k)
         for (int part = 0; part < kParts; ++part)
-            codes[k][part] = four_codes(words + k * BITS, place * kVector + 4 * part);
-    const Decoder decoder(p.params[index]);
-    char *const to = (char *)p.x + (index * (CHUNKS * kRun) + place * kVector) * kElementBytes;
+            codes[k][part] = four_codes<kBits>(words + k * kBits, first + 4 * part);
+    const Decoder decoder(p.params[place.index + mine]);
+    char *const to = (char *)p.x + (place.at + mine * (CHUNKS * kRun) + first) * kElementBytes;
 #pragma unroll
     for (int k = 0; k < CHUNKS; ++k) {
         float v[kVector];
-        for (int i = 0; i < kVector; ++i) v[i] = decoder(codes[k][i / 4] >> (i % 4 * BITS), BITS);
-        char *const at = to + k * kRun * kElementBytes;
-        if (REAL == FLOAT64) {
-            for (int i = 0; i < 4; ++i) ((double *)at)[i] = v[i];
-        } else if (REAL == FLOAT32) {
-            *(uint4 *)at = {actnn_word(v[0]), actnn_word(v[1]), actnn_word(v[2]), actnn_word(v[3])};
-        } else {
-            uint32_t pairs[4];
-            for (int i = 0; i < 4; ++i) {
-                const float a = v[2 * i % kVector], b = v[(2 * i + 1) % kVector];
-                pairs[i] = REAL == FLOAT16 ? half_pair(a, b) : bf16_pair(a, b);
-            }
-            *(uint4 *)at = {pairs[0], pairs[1], pairs[2], pairs[3]};
-        }
+        for (int i = 0; i < kVector; ++i) v[i] = decoder(codes[k][i / 4] >> (i % 4 * kBits), kBits);
+        store(to + k * kRun * kElementBytes, v);
     }
 }
 #endif
 
 extern "C" __global__ void __launch_bounds__(kBlock) decode(const __grid_constant__ Codec p) {
-    const int64_t first = first_group(), all = p.rows * p.groups;
+    const Share share(p);
+    if (!share.any) return;
 #if CHUNKS
-    if ((first + kGroups) * (CHUNKS * kRun) <= p.m) {
-        decode_tile(p, first);
+    const Place place(p, share.row, share.first);
+    if (share.whole(p) && place.stored) {
+        with_bits(place.bits, Tile{p, place});
         return;
     }
 #endif
-    for (int64_t i = first; i < first + kGroups && i < all; ++i) decode_group(p, i);
+    for (int64_t i = share.first; i < share.last(p); ++i) decode_group(p, Place(p, share.row, i));
 }

@@ -13,9 +13,9 @@ struct Noise {
         key1 = (uint32_t)(seed >> 32);
     }
 
-    // The words of a block.
-    uint4 words(int64_t block) const {
-        uint32_t a = (uint32_t)block, b = (uint32_t)(block >> 32), c = tensor, d = step;
+    // The words of a block, given by the words of its index.
+    uint4 words(uint32_t low, uint32_t high) const {
+        uint32_t a = low, b = high, c = tensor, d = step;
         uint32_t k0 = key0, k1 = key1;
         if (STOCHASTIC) PHILOX4X32(a, b, c, d, k0, k1, ACTNN_ROUNDS)
         return {a, b, c, d};
@@ -42,29 +42,29 @@ inline float low_of_warp(float v) {
 }
 
 // One group by a warp.
-inline void encode_group(const Codec &p, int64_t index, const Noise &noise) {
-    const Place place(p, index);
+inline void encode_group(const Codec &p, const Place &place, const Noise &noise) {
     const int lane = lane_index(), fraction = actnn_fraction(place.bits);
-    const int64_t at = place.row * p.m + place.first;
     // the largest element is the smallest one negated
     float low = actnn_number(0x7F800000u), minus_high = low;
     for (int i = lane; i < place.count; i += 32) {
-        const float v = element(p, at + i);
+        const float v = element(p, place.at + i);
         low = min_or_nan(low, v);
         minus_high = min_or_nan(minus_high, -v);
     }
     const ActnnGroup group = actnn_group(low_of_warp(low), -low_of_warp(minus_high), place.bits);
-    if (lane == 0) p.params[index] = place.stored ? actnn_parameters(group) : ACTNN_NAN_PARAMETERS;
+    if (lane == 0)
+        p.params[place.index] = place.stored ? actnn_parameters(group) : ACTNN_NAN_PARAMETERS;
     if (!place.stored) return;
     for (int first = 0; first < place.count; first += kRun) {
         const int64_t run = place.run + first / kRun;
-        const uint4 words = noise.words((run >> 1) * 8 + lane / 4);
+        const int64_t block = (run >> 1) * 8 + lane / 4;
+        const uint4 words = noise.words((uint32_t)block, (uint32_t)(block >> 32));
         const uint32_t pair =
             run & 1 ? (lane & 2 ? words.w : words.z) : (lane & 2 ? words.y : words.x);
         const float number = number_of(pair, lane & 1 ? 2 : 0, fraction);
         uint32_t code = 0;
         if (first + lane < place.count) {
-            const float v = group.finite ? element(p, at + first + lane) : 0.f;
+            const float v = group.finite ? element(p, place.at + first + lane) : 0.f;
             code = (actnn_code_word(v, group, number) - ACTNN_MAGIC) >> fraction;
         }
         uint32_t mine = 0;
@@ -131,8 +131,9 @@ inline float of_group(uint32_t v, const Combine &combine) {
 }
 
 // Codes of four elements as bytes.
+template <int kBits>
 inline uint32_t bytes_of(const uint32_t (&words)[4]) {
-    if (BITS < 8)
+    if (kBits < 8)
         return byte_perm(byte_perm(words[0], words[1], 0x62), byte_perm(words[2], words[3], 0x62),
                          0x5410);
     // bits 15..22
@@ -142,40 +143,52 @@ inline uint32_t bytes_of(const uint32_t (&words)[4]) {
 }
 
 // Four codes in bytes, without gaps.
+template <int kBits>
 inline uint32_t squeezed(uint32_t bytes) {
-    if (BITS == 8) return bytes;
-    const uint32_t pairs = (bytes & 0x00FF00FFu) | (bytes & 0xFF00FF00u) >> (8 - BITS);
-    return (pairs & 0xFFFFu) | pairs >> 16 << 2 * BITS;
+    if (kBits == 8) return bytes;
+    const uint32_t pairs = (bytes & 0x00FF00FFu) | (bytes & 0xFF00FF00u) >> (8 - kBits);
+    return (pairs & 0xFFFFu) | pairs >> 16 << 2 * kBits;
 }
 
 // Packs a run of codes and stores it.
+template <int kBits>
 inline void store_run(uint32_t *to, const unsigned char *codes) {
-    uint32_t words[BITS] = {};
+    uint32_t words[kBits] = {};
     for (int half = 0; half < 2; ++half) {
         const uint4 found = load16(shared_address(codes + 16 * half));
         for (int i = 0; i < 4; ++i) {
-            const uint32_t four = squeezed(word_of(found, i));
-            const int bit = (4 * half + i) * 4 * BITS, word = bit / 32, shift = bit % 32;
+            const uint32_t four = squeezed<kBits>(word_of(found, i));
+            const int bit = (4 * half + i) * 4 * kBits, word = bit / 32, shift = bit % 32;
             words[word] |= four << shift;
-            if (shift + 4 * BITS > 32) words[word + 1] |= four >> (32 - shift);
+            if (shift + 4 * kBits > 32) words[word + 1] |= four >> (32 - shift);
         }
     }
-    if (BITS % 4 == 0)
-        for (int i = 0; i < BITS; i += 4)
+    if (kBits % 4 == 0)
+        for (int i = 0; i < kBits; i += 4)
             *(uint4 *)(to + i) = {words[i], words[i + 1], words[i + 2], words[i + 3]};
-    else if (BITS % 2 == 0)
-        for (int i = 0; i < BITS; i += 2) *(uint2 *)(to + i) = {words[i], words[i + 1]};
+    else if (kBits % 2 == 0)
+        for (int i = 0; i < kBits; i += 2) *(uint2 *)(to + i) = {words[i], words[i + 1]};
     else
-        for (int i = 0; i < BITS; ++i) to[i] = words[i];
+        for (int i = 0; i < kBits; ++i) to[i] = words[i];
 }
 
-// kGroups whole groups by a warp.
-inline void encode_tile(const Codec &p, int64_t first, const Noise &noise, unsigned char *codes) {
-    const int lane = lane_index(), mine = lane / kLanes, place = lane % kLanes;
-    const int64_t index = first + mine;
+// kGroups whole groups by a warp. The first one is at `place`.
+struct Tile {
+    const Codec &p;
+    const Place &place;
+    const Noise &noise;
+    unsigned char *codes;
+
+    template <int kBits>
+    void run() const;
+};
+
+template <int kBits>
+inline void Tile::run() const {
+    const int lane = lane_index(), mine = lane / kLanes, first = lane % kLanes * kVector;
     uint4 x[CHUNKS];
 #pragma unroll
-    for (int k = 0; k < CHUNKS; ++k) load(x[k], p.x, (index * CHUNKS + k) * kRun + place * kVector);
+    for (int k = 0; k < CHUNKS; ++k) load(x[k], p.x, place.at + (mine * CHUNKS + k) * kRun + first);
     uint32_t low = x[0].x, high = low;
 #pragma unroll
     for (int k = 0; k < CHUNKS; ++k)
@@ -183,45 +196,47 @@ inline void encode_tile(const Codec &p, int64_t first, const Noise &noise, unsig
             low = least(low, word_of(x[k], i));
             high = most(high, word_of(x[k], i));
         }
-    const ActnnGroup group = actnn_group(of_group(low, least), of_group(high, most), BITS);
-    if (place == 0) p.params[index] = actnn_parameters(group);
+    const ActnnGroup group = actnn_group(of_group(low, least), of_group(high, most), kBits);
+    if (first == 0) p.params[place.index + mine] = actnn_parameters(group);
     if (!group.finite) {
 #pragma unroll
         for (int k = 0; k < CHUNKS; ++k) x[k] = {0, 0, 0, 0};
         asm volatile("");  // a branch instead of a selection per word
     }
+    const uint32_t block = (uint32_t)(place.run + mine * CHUNKS) * 4 + first / 4;
 #pragma unroll
     for (int k = 0; k < CHUNKS; k += 2) {
         for (int part = 0; part < kVector / 4; ++part) {
-            const int64_t pair = (index * CHUNKS + k) / 2;
-            const uint4 random = noise.words(pair * 8 + place * (kVector / 4) + part);
+            const uint4 random = noise.words(block + k * 4 + part, 0);
             for (int j = 0; j < 2; ++j) {
                 uint32_t words[4];
                 for (int i = 0; i < 4; ++i)
-                    words[i] = actnn_code_word(
-                        number_in(x[k + j], 4 * part + i), group,
-                        number_of(word_of(random, 2 * j + i / 2), i % 2 * 2, actnn_fraction(BITS)));
-                *(uint32_t *)(codes + run_bytes(mine * CHUNKS + k + j) + place * kVector +
-                              4 * part) = bytes_of(words);
+                    words[i] = actnn_code_word(number_in(x[k + j], 4 * part + i), group,
+                                               number_of(word_of(random, 2 * j + i / 2), i % 2 * 2,
+                                                         actnn_fraction(kBits)));
+                *(uint32_t *)(codes + run_bytes(mine * CHUNKS + k + j) + first + 4 * part) =
+                    bytes_of<kBits>(words);
             }
         }
     }
     __syncwarp();
-    for (int run = lane; run < kGroups * CHUNKS; run += 32)
-        store_run(p.data + (first * CHUNKS + run) * BITS, codes + run_bytes(run));
+    for (int each = lane; each < kGroups * CHUNKS; each += 32)
+        store_run<kBits>(place.words + each * kBits, codes + run_bytes(each));
 }
 #endif
 
 extern "C" __global__ void __launch_bounds__(kBlock) encode(const __grid_constant__ Codec p) {
-    const int64_t first = first_group(), all = p.rows * p.groups;
-    if (first >= all) return;
+    const Share share(p);
+    if (!share.any) return;
     const Noise noise(p);
 #if CHUNKS
     SHARED_MEMORY(memory);
-    if ((first + kGroups) * (CHUNKS * kRun) <= p.m) {
-        encode_tile(p, first, noise, memory + threadIdx.x / 32 * kWarpBytes);
+    const Place place(p, share.row, share.first);
+    if (share.whole(p) && place.stored) {
+        with_bits(place.bits, Tile{p, place, noise, memory + threadIdx.x / 32 * kWarpBytes});
         return;
     }
 #endif
-    for (int64_t i = first; i < first + kGroups && i < all; ++i) encode_group(p, i, noise);
+    for (int64_t i = share.first; i < share.last(p); ++i)
+        encode_group(p, Place(p, share.row, i), noise);
 }

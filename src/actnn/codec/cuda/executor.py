@@ -42,11 +42,12 @@ assert set(REAL) == set(DTYPES)
 _THREADS, _WARPS = 256, 8
 _MOST_CHUNKS = 16  # that the registers of a lane can hold
 _VECTOR_BYTES = 16
+_MOST_IN_TILES = 1 << 35  # elements: 2^32 blocks of noise
 
 
 @cache
 def kernel_of(
-    function: str, dtype: torch.dtype, bits: int, group: int, stochastic: bool, aligned: bool
+    function: str, dtype: torch.dtype, bits: int, group: int, stochastic: bool, tiles: bool
 ) -> tuple[Kernel, int, int]:
     """Choose a kernel.
 
@@ -56,13 +57,14 @@ def kernel_of(
         bits: Bits of a code, or 0 for bits per row.
         group: Elements of a group.
         stochastic: Whether codes are rounded stochastically.
-        aligned: Whether the elements begin at a multiple of 16 bytes.
+        tiles: Whether every row begins at a multiple of 16 bytes, and of two runs, and there are
+            fewer than 2^32 blocks of noise.
 
     Returns:
-        The kernel, the groups that a block handles, and bytes of shared memory of a block.
+        The kernel, the groups that a warp handles, and bytes of shared memory of a block.
     """
     chunks = group // RUN
-    if not aligned or bits == 0 or chunks % 2 or chunks > _MOST_CHUNKS:
+    if not tiles or chunks % 2 or chunks > _MOST_CHUNKS:
         chunks = 0
     macros = {"REAL": REAL[dtype], "BITS": bits, "CHUNKS": chunks}
     groups = 1
@@ -73,7 +75,7 @@ def kernel_of(
         macros["STOCHASTIC"] = int(stochastic)
         if chunks:
             shared = _WARPS * groups * (chunks + 1) * RUN
-    return Kernel.of(function, function, macros), _WARPS * groups, shared
+    return Kernel.of(function, function, macros), groups, shared
 
 
 def run(
@@ -117,9 +119,11 @@ def run(
     groups = len(params)
     if not groups:
         return
-    address = x.data_ptr()
-    aligned = address % _VECTOR_BYTES == 0
-    kernel, groups_of_block, shared = kernel_of(function, x.dtype, bits, group, stochastic, aligned)
+    address, m = x.data_ptr(), x.numel() // rows
+    tiles = address % _VECTOR_BYTES == 0 and rows * m < _MOST_IN_TILES
+    if rows > 1:
+        tiles = tiles and m % (2 * RUN) == 0
+    kernel, groups_of_warp, shared = kernel_of(function, x.dtype, bits, group, stochastic, tiles)
     data_address, params_address = data.data_ptr(), params.data_ptr()
     if (data_address | params_address) % 4:
         raise ActNNError("Expected codes and parameters to begin at multiples of 4 bytes")
@@ -131,7 +135,7 @@ def run(
         None if bits_of is None else bits_of.data_ptr(),
         None if ends is None else ends.data_ptr(),
         rows,
-        x.numel() // rows,
+        m,
         groups // rows,
         group,
         capacity,
@@ -139,5 +143,6 @@ def run(
     )
     if machine is None:
         machine = driver.machine_of(x.device, SOURCES)
-    grid = Grid((-(-groups // groups_of_block), 1), _THREADS, shared_bytes=shared)
+    warps = rows * -(-(groups // rows) // groups_of_warp)
+    grid = Grid((-(-warps // _WARPS), 1), _THREADS, shared_bytes=shared)
     machine.launch(kernel, grid, arguments)

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from actnn.codec.noise import RUN
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+"""The dtypes of elements; kernels number them in this order."""
+
 MOST_BITS = 8
 
 

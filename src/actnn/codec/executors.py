@@ -6,6 +6,7 @@ All of them return the same bytes. `reference.py` describes the arguments.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Literal
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from actnn._errors import ActNNWarning
-from actnn.codec import _native, reference
+from actnn.codec import cpu, reference
 from actnn.codec.codes import data_bytes
 from actnn.codec.cuda import executor as cuda
 from actnn.codec.memory_order import flat
@@ -21,8 +22,8 @@ from actnn.codec.noise import RUN
 from kernel_runtime.allocators import Maker, maker
 from kernel_runtime.cuda import driver
 
-_WORD = 0xFFFFFFFF
 Name = Literal["cpu", "cuda", "reference"]
+_RUN: dict[str, Callable[..., None]] = {"cpu": cpu.run, "cuda": cuda.run}
 
 
 @cache
@@ -69,11 +70,7 @@ def encode_flat(
             return encode_flat(x, bits, state, tensor, group, stochastic)
     make_data, make_params = _makers(x.numel(), bits, group, device)
     data, params = make_data(), make_params()
-    if name == "cuda":
-        cuda.run("encode", x, data, params, 1, bits, group, state, tensor, stochastic)
-    else:
-        own = torch.tensor([bits])
-        _run_native("encode", x, data, params, own, own, bits, group, state, tensor, stochastic)
+    _RUN[name]("encode", x, data, params, 1, bits, group, state, tensor, stochastic)
     return data, params
 
 
@@ -85,11 +82,7 @@ def decode_flat(
     if name == "reference":
         return reference.decode_flat(data, params, bits, group, n, dtype)
     x = torch.empty(n, dtype=dtype, device=data.device)
-    if name == "cuda":
-        cuda.run("decode", x, data, params, 1, bits, group)
-    else:
-        own = torch.tensor([bits])
-        _run_native("decode", x, data, params, own, own, bits, group)
+    _RUN[name]("decode", x, data, params, 1, bits, group)
     return x
 
 
@@ -111,27 +104,9 @@ def encode_samples(
     # samples that do not fit leave a gap
     data = torch.zeros(size, dtype=torch.uint8, device=x.device)
     params = torch.empty((samples * -(-m // group), 2), dtype=torch.bfloat16, device=x.device)
-    ends = bits.cumsum(0)
-    if name == "cuda":
-        cuda.run(
-            "encode",
-            x.view(-1),
-            data,
-            params,
-            samples,
-            0,
-            group,
-            state,
-            tensor,
-            stochastic,
-            bits,
-            ends,
-            capacity,
-        )
-    else:
-        _run_native(
-            "encode", x, data, params, bits, ends, capacity, group, state, tensor, stochastic
-        )
+    noise = (state, tensor, stochastic)
+    more = (bits, bits.cumsum(0), capacity)
+    _RUN[name]("encode", x, data, params, samples, 0, group, *noise, *more)
     return data, params
 
 
@@ -144,59 +119,7 @@ def decode_samples(
         return reference.decode_samples(data, params, bits, group, m, dtype)
     samples = len(bits)
     x = torch.empty((samples, m), dtype=dtype, device=data.device)
-    ends = bits.cumsum(0)
     capacity = data.numel() // max(-(-m // RUN) * (RUN // 8), 1)
-    if name == "cuda":
-        cuda.run(
-            "decode",
-            x.view(-1),
-            data,
-            params,
-            samples,
-            0,
-            group,
-            bits_of=bits,
-            ends=ends,
-            capacity=capacity,
-        )
-    else:
-        _run_native("decode", x, data, params, bits, ends, capacity, group)
+    more = {"bits_of": bits, "ends": bits.cumsum(0), "capacity": capacity}
+    _RUN[name]("decode", x, data, params, samples, 0, group, **more)
     return x
-
-
-def _run_native(
-    function: Literal["encode", "decode"],
-    x: Tensor,
-    data: Tensor,
-    params: Tensor,
-    bits: Tensor,
-    ends: Tensor,
-    capacity: int,
-    group: int,
-    state: Tensor | None = None,
-    tensor: int = 0,
-    stochastic: bool = False,
-) -> None:
-    """Run native code. x is (rows, m), or (m,) with one number of bits; bits and ends (rows,)."""
-    if not x.numel():
-        return
-    seed, step = (0, 0) if state is None else state.tolist()
-    rows = len(bits)
-    run = _native.encode if function == "encode" else _native.decode
-    run(
-        x.data_ptr(),
-        data.data_ptr(),
-        params.data_ptr(),
-        bits.data_ptr(),
-        ends.data_ptr(),
-        rows,
-        x.numel() // rows,
-        group,
-        capacity,
-        seed & 0xFFFFFFFFFFFFFFFF,
-        step & _WORD,
-        tensor,
-        cuda.REAL[x.dtype],
-        stochastic,
-        torch.get_num_threads(),
-    )

@@ -6,15 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from same_codes import check_flat, check_samples, random_tensor
 
-from actnn.codec import Key, _native, encode, executors, noise_state
+from actnn.codec import Key, _native, encode, noise_state
 from actnn.codec.codes import DTYPES
-
-
-def run(function, x, data, params, rows, bits, group, *noise, bits_of=None, ends=None, capacity=0):
-    if bits:
-        bits_of = ends = torch.tensor([bits])
-        capacity = bits
-    executors._run_native(function, x, data, params, bits_of, ends, capacity, group, *noise)
+from actnn.codec.cpu import run
 
 
 @pytest.fixture(params=["fastest", "portable"])

@@ -37,8 +37,6 @@ CodecC: Any = structure(
     **dict.fromkeys("x data params state bits ends".split(), _Pointer),
     **dict.fromkeys("rows m groups group capacity tensor".split(), _Long),
 )
-REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
-assert set(REAL) == set(DTYPES)
 _THREADS, _WARPS = 256, 8
 _MOST_CHUNKS = 16  # that the registers of a lane can hold
 _VECTOR_BYTES = 16
@@ -66,7 +64,7 @@ def kernel_of(
     chunks = group // RUN
     if not tiles or chunks % 2 or chunks > _MOST_CHUNKS:
         chunks = 0
-    macros = {"REAL": REAL[dtype], "BITS": bits, "CHUNKS": chunks}
+    macros = {"REAL": DTYPES.index(dtype), "BITS": bits, "CHUNKS": chunks}
     groups = 1
     if chunks:
         groups = 8 if dtype.itemsize == 2 else 4
@@ -98,11 +96,11 @@ def run(
 
     Args:
         function: 'encode' or 'decode'.
-        x: The elements (rows * m,), which decode writes.
+        x: The elements, rows * m, which decode writes.
         data: Packed codes, which encode writes.
         params: bfloat16 (rows * groups of a row, 2), which encode writes.
         rows: Number of rows.
-        bits: Bits of a code, or 0 for bits per row.
+        bits: Bits of a code, or 0 for bits per row. Equal bits are one row.
         group: Elements of a group.
         state: int64 (2,), seed and step; for encode.
         tensor: Id of the tensor.

@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 import torch
 
-from quant_gru.config.notes import forget_notes
+from quant_gru._errors import forget_notes
 
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci")

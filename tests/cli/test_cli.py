@@ -19,6 +19,8 @@ from quant_gru.kernels.cpu import executor
 from quant_gru.kernels.cuda.machine import SOURCES
 from quant_gru.kernels.dispatch import executor_name
 
+COMMANDS = ("demo", "info", "config", "check", "diff", "export", "inspect", "verify", "cache")
+
 
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(a) for a in arguments])
@@ -35,11 +37,11 @@ def assert_one_line_error(result: Result, *parts: str) -> None:
 def test_help_names_every_command() -> None:
     result = run("--help")
     assert result.exit_code == 0
-    for command in ("demo", "info", "config", "check", "diff", "cache"):
+    for command in COMMANDS:
         assert command in result.stdout
     assert "Exit codes: 0 success" in result.stdout
     assert run("-h").stdout == result.stdout
-    for command in ("demo", "info", "config", "check", "diff", "cache"):
+    for command in COMMANDS:
         assert run(command, "-h").stdout == run(command, "--help").stdout
 
 

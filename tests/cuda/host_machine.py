@@ -32,7 +32,7 @@ KINDS = dict.fromkeys(
     "project_few": "Few",
 }
 KINDS |= {"events": "Events"}
-KINDS |= dict.fromkeys(("row_scales", "requantize_weights"), "Weights")
+KINDS |= dict.fromkeys(("row_scales", "requantize_weights"), "Weights") | {"contents": "Contents"}
 KINDS |= {"mask_clamped": "Mask", "requantize_codes": "RequantizeCodes"}
 KINDS |= {"quantize_input": "QuantizeInput", "requantize_layers": "RequantizeLayers"}
 KINDS |= {"operands": "Operands", "convert": "Conversions"}

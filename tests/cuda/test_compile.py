@@ -111,6 +111,7 @@ def variants(arch):
     for name in ("row_scales", "requantize"):
         yield f"weights/{name}", PLAIN
     yield "boundary/random_events", {}
+    yield "weights/contents", {}
     yield "recurrence/wide_integers", {"QG_WORDS": 1, **BYTES.products}
     yield "recurrence/wide_integers", {"QG_WORDS": 1, **FORMS["zoneout"].products}
     yield "recurrence/per_step", {"REAL": "double", "QG_WORDS": 0, **FORMS["zoneout"].products}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,6 +19,7 @@ from quant_gru.integer.tables import build_table
 from quant_gru.integer.weighted_sum import WeightedSum
 
 GCC = shutil.which("gcc")
+PLANS = int(os.environ.get("QUANT_GRU_PLANS", "3"))  # of each kind
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-pedantic"]
 SANITIZED = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
@@ -36,7 +38,7 @@ def selftest(directory, name, *flags):
 @needs_gcc
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_plans(kind, tmp_path):
-    for seed in range(3):
+    for seed in range(PLANS):
         gru, _ = random_gru(seed, kind)
         report = gru.export_c(tmp_path / str(seed), "net")
         said = selftest(report.directory, "net", *SANITIZED)
@@ -123,7 +125,8 @@ int main(void) {{
 
 
 @pytest.mark.parametrize(
-    "name", ["", "2x", "a-b", "Net", "int", "qg_net", "l0", "gru_products", "a" * 60, 3, "../x"]
+    "name",
+    ["", "2x", "a-b", "Net", "int", "qg_net", "l0", "gru_products", "string", "a" * 60, 3, "../x"],
 )
 def test_names_are_identifiers(name, tmp_path):
     with pytest.raises(QuantGRUError, match=r"Expected (a )?name"):
@@ -141,6 +144,22 @@ def test_directories(tmp_path):
     gru.export_c(tmp_path / "a" / "b", "net")
     again = gru.export_c(tmp_path / "a" / "b", "net")
     assert {path.name for path in again.directory.iterdir()} == set(again.files)
+
+
+def test_existing_files_remain_where_one_cannot_be_written(tmp_path, monkeypatch):
+    quantized(None, 2, 3).export_c(tmp_path, "net")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    calls, sync = iter(range(100)), os.fsync
+
+    def fail(file):
+        if next(calls) == 4:
+            raise OSError(28, "No space left on device")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(QuantGRUError, match=r"Expected a writable file, got No space left"):
+        quantized(None, 4, 5).export_c(tmp_path, "net")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_sums_take_the_narrowest_integers():

@@ -1,8 +1,8 @@
 """Generated C on other compilers and processors, in emulators, where they are installed.
 
 On Debian: apt-get install clang gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm
-gcc-riscv64-linux-gnu qemu-user. QUANT_GRU_C_PLANS sets the number of plans of each kind, 1 if it is
-not set.
+gcc-riscv64-linux-gnu qemu-user. QUANT_GRU_PLANS sets the number of plans of each of the 5 kinds, 1
+if it is not set.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from random_grus import KINDS, random_gru
 
 CORTEX = Path(__file__).parents[2] / "benchmarks" / "cortex_m"
-PLANS = int(os.environ.get("QUANT_GRU_C_PLANS", "1"))
+PLANS = int(os.environ.get("QUANT_GRU_PLANS", "1"))
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-pedantic"]
 SOURCES = ["net.c", "net_selftest.c"]
 
@@ -35,8 +35,9 @@ def bare_metal(cpu: str, board: str, abi: str, *more: str) -> dict[str, list[str
 
 
 TARGETS = {
+    "gcc": {"build": ["gcc", "-O2"], "run": ["./program"]},
     "clang": {
-        "build": ["clang", "-O2", "-fsanitize=undefined", "-fno-sanitize-recover=all"],
+        "build": ["clang", "-O2", "-fsanitize=undefined", "-fsanitize-trap=undefined"],
         "run": ["./program"],
     },
     "riscv64": {
@@ -59,15 +60,18 @@ def test_random_plans(target, kind, tmp_path):
             pytest.skip(f"{tool} is not installed")
     if "first" in steps:
         subprocess.run(steps["first"], cwd=tmp_path, check=True)
+    too_large = 0
     for seed in range(PLANS):
         gru, _ = random_gru(seed, kind)
         gru.export_c(tmp_path, "net")
         command = [*steps["build"], *STRICT, *SOURCES, "-o", "program"]
         built = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
         if "overflowed by" in built.stderr:
-            continue  # tables of more than 24 bits may exceed the memory of the boards
+            too_large += 1  # tables of more than 24 bits may exceed the memory of the boards
+            continue
         assert built.returncode == 0, built.stderr
         done = subprocess.run(
             steps["run"], cwd=tmp_path, check=False, capture_output=True, text=True, timeout=60
         )
         assert "net: 0 of" in done.stdout, (seed, done)
+    assert too_large == 0 or (kind == "wide" and too_large <= PLANS // 2)

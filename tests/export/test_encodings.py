@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import random
 
 import numpy as np
@@ -349,6 +350,23 @@ def test_arguments(tmp_path):
         QuantGRU(C, H).export_encodings(tmp_path / "g.encodings")
     with pytest.raises(ParameterError, match="a file to exist"):
         gru.load_encodings(tmp_path / "absent")
+
+
+def test_existing_files_remain_where_one_cannot_be_written(tmp_path, monkeypatch):
+    calibrated().export_encodings(tmp_path / "g.encodings")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(before) == 2
+    calls, sync = iter(range(100)), os.fsync
+
+    def fail(file):
+        if next(calls) == 1:
+            raise OSError(28, "No space left on device")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(QuantGRUError, match=r"Expected a writable file, got No space left"):
+        calibrated().export_encodings(tmp_path / "g.encodings", "2.0.0")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_malformed_files(tmp_path):

@@ -83,7 +83,7 @@ def test_a_plan_that_was_only_recorded_is_made_again(capture):
         capture[0] = True
         recorded = gru._plan()
         capture[0] = False
-        first, second = gru._plan(kept=True), gru._plan(kept=True)
+        first, second = gru._prepared(None).plan, gru._prepared(None).plan
     assert recorded.cells[0][0].weights is not first.cells[0][0].weights
     assert first.cells[0][0].weights is second.cells[0][0].weights
 

@@ -133,3 +133,16 @@ def test_every_byte_of_a_sample_is_compared(size):
         data[at] += 1
         assert not all(sample.unchanged() for _ in range(25))
         assert not sample.unchanged()
+
+
+@pytest.mark.parametrize("hidden_size", [6, 96])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_next_call_sees_another_layout_of_the_same_memory(hidden_size, dtype):
+    gru = quantized(hidden_size=hidden_size).eval().to(dtype)
+    w = gru.weight_hh_l0
+    with torch.no_grad():
+        before = gru(X)[0]
+        w.data = w.data.as_strided(w.shape, (1, w.shape[0]))
+        y = gru(X)[0]
+        assert torch.equal(y, copy.deepcopy(gru)(X)[0])
+        assert not torch.equal(y, before)

@@ -1,5 +1,7 @@
 #include "kernel_runtime/native/tensor_view.hpp"
 
+#include <algorithm>
+
 namespace nb = nanobind;
 
 namespace kernel_runtime {
@@ -19,6 +21,21 @@ int kind_of(uint8_t code, uint8_t bits, uint16_t lanes) {
                             : bits == 16 ? Float::float16
                             : bits == 64 ? Float::float64
                                          : static_cast<Float>(-1));
+}
+
+uint32_t dtype_number(uint8_t code, uint8_t bits, uint16_t lanes) {
+    return uint32_t{code} << 24 | uint32_t{bits} << 16 | lanes;
+}
+
+// Whether a tuple has exactly these integers.
+bool are_numbers(const nb::object &tuple, const std::vector<int64_t> &expected) {
+    const auto count = static_cast<size_t>(PyTuple_Size(tuple.ptr()));
+    if (count != expected.size()) return false;
+    for (size_t i = 0; i < count; ++i) {
+        PyObject *item = PyTuple_GetItem(tuple.ptr(), static_cast<Py_ssize_t>(i));
+        if (number(nb::borrow(item)) != expected[i]) return false;
+    }
+    return true;
 }
 
 }  // namespace
@@ -99,30 +116,35 @@ bool Tensors::view(PyObject *tensor, View &to, int dimensions) const {
     return true;
 }
 
-bool Tensors::is_at(PyObject *tensor, uintptr_t address, const std::vector<int64_t> &shape) const {
-    const auto dimensions = static_cast<int32_t>(shape.size());
+Place Tensors::place(PyObject *tensor) const {
+    Place to{.address = address(tensor), .dtype = dtype_.of(tensor), .kind = 0};
     Look found;
     if (look(tensor, found)) {
-        if (reinterpret_cast<uintptr_t>(found.data) + found.offset != address || !is_here(found) ||
-            kind_of(found.code, found.bits, found.lanes) != static_cast<int>(Float::float32) ||
-            found.dimensions != dimensions)
-            return false;
-        int64_t step = 1;
-        for (int32_t i = dimensions - 1; i >= 0; --i) {
-            if (found.shape[i] != shape[i] || (shape[i] != 1 && found.strides[i] != step))
-                return false;
-            step *= shape[i];
-        }
-        return true;
+        to.kind = dtype_number(found.code, found.bits, found.lanes);
+        to.shape.assign(found.shape, found.shape + found.dimensions);
+        to.strides.assign(found.strides, found.strides + found.dimensions);
+        return to;
     }
-    if (!dtype_.of(tensor).is(floats_[0]) || this->address(tensor) != address ||
-        !holds_true(is_here_.of(tensor)) || !is_contiguous(tensor))
-        return false;
-    const nb::object sizes = shape_.of(tensor);
-    if (PyTuple_Size(sizes.ptr()) != dimensions) return false;
-    for (int32_t i = 0; i < dimensions; ++i)
-        if (number(nb::borrow(PyTuple_GetItem(sizes.ptr(), i))) != shape[i]) return false;
-    return true;
+    const nb::object shape = shape_.of(tensor);
+    to.shape.resize(PyTuple_Size(shape.ptr()));
+    to.strides.resize(to.shape.size());
+    numbers(shape, to.shape.data());
+    numbers(stride_.call(tensor), to.strides.data());
+    return to;
+}
+
+bool Tensors::is_at(PyObject *tensor, const Place &place) const {
+    Look found;
+    if (look(tensor, found))
+        return reinterpret_cast<uintptr_t>(found.data) + found.offset == place.address &&
+               dtype_number(found.code, found.bits, found.lanes) == place.kind &&
+               std::equal(place.shape.begin(), place.shape.end(), found.shape,
+                          found.shape + found.dimensions) &&
+               std::equal(place.strides.begin(), place.strides.end(), found.strides,
+                          found.strides + found.dimensions);
+    return dtype_.of(tensor).is(place.dtype) && address(tensor) == place.address &&
+           are_numbers(shape_.of(tensor), place.shape) &&
+           are_numbers(stride_.call(tensor), place.strides);
 }
 
 uintptr_t Tensors::address(PyObject *tensor) const {

@@ -24,6 +24,14 @@ struct View {
     bool is_contiguous() const;
 };
 
+// Address, dtype and layout of a tensor of any dtype.
+struct Place {
+    uintptr_t address;
+    nanobind::object dtype;
+    uint32_t kind;  // the dtype in DLPack's numbers; 0 if DLPack cannot describe the tensor
+    std::vector<int64_t> shape, strides;
+};
+
 class Tensors {
  public:
     // type: torch.Tensor. device: get_device() of the tensors, below 0 for the CPU.
@@ -37,8 +45,9 @@ class Tensors {
     // The same for a Tensor or an instance of a subclass.
     bool view(PyObject *tensor, View &to, int dimensions = 3) const;
     uintptr_t address(PyObject *tensor) const;
-    // Whether a Tensor is float32, on the device, contiguous, and has this shape and address.
-    bool is_at(PyObject *tensor, uintptr_t address, const std::vector<int64_t> &shape) const;
+    Place place(PyObject *tensor) const;
+    // Whether a Tensor has this address, dtype and layout.
+    bool is_at(PyObject *tensor, const Place &place) const;
     bool is_contiguous(PyObject *tensor) const { return holds_true(is_contiguous_.call(tensor)); }
     int64_t version(PyObject *tensor) const { return number(version_.of(tensor)); }
     bool requires_grad(PyObject *tensor) const { return holds_true(requires_grad_.of(tensor)); }

@@ -11,6 +11,7 @@ import typer
 
 from quant_gru import __version__
 from quant_gru._errors import QuantGRUError
+from quant_gru.cli.frozen_files import export, inspect, verify
 from quant_gru.cli.messages import WRONG, one_line_messages, report
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich would take longer to import than all the rest
     help="Quantize torch.nn.GRU to integers: see what it costs, write and check its files.",
-    epilog="Exit codes: 0 success, 1 `diff` found differences, 2 wrong arguments or files.",
+    epilog="Exit codes: 0 success, 1 `diff` or `verify` found differences, 2 wrong arguments or "
+    "files.",
 )
 
 
@@ -187,6 +189,11 @@ def diff(
             typer.echo(found)
             raise typer.Exit(1)
         typer.echo(f"{first} and {second} have the same quantization.")
+
+
+app.command()(export)
+app.command()(inspect)
+app.command()(verify)
 
 
 @app.command()

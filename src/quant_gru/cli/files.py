@@ -75,6 +75,19 @@ def read(file: str, verbose: bool = False) -> list[Found]:
     return [_json_document(read_bytes(file) if raw is None else raw, file, where, verbose)]
 
 
+def is_frozen_file(file: str) -> bool:
+    """Return whether a file that `read` accepts is the file of a frozen GRU."""
+    first = _first_bytes(file)
+    if first[8:] != b"{":
+        return False
+    from quant_gru.export.frozen_file import FORMAT
+
+    with open(file, "rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        metadata = parse_json(stream.read(size), "(header)").get("__metadata__")
+    return isinstance(metadata, dict) and metadata.get("format") == FORMAT
+
+
 def _where(file: str) -> str:
     return "standard input" if file == STDIN else f"file {file!r}"
 

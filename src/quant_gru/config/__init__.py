@@ -1,5 +1,6 @@
 """Configuration of a quantized GRU and its operators."""
 
+from quant_gru._errors import QuantGRUWarning
 from quant_gru.config.operators import (
     ACTIVATIONS,
     CALIBRATED,
@@ -7,7 +8,6 @@ from quant_gru.config.operators import (
     FUSIBLE,
     OPERATORS,
     WEIGHTS,
-    QuantGRUWarning,
     canonical_name,
 )
 from quant_gru.config.schema import OperatorConfig, QuantConfig, default_config_path

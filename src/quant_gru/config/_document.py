@@ -36,7 +36,7 @@ class DefaultSection(Section):
 
     scale_kind: ScaleKind = Field("pot", description="scales: powers of two, or any float32")
     activation: Activation = Field("exact", description="how sigmoid and tanh become tables")
-    segments: Segments = Field(None, description="pieces per table; null: 16 pwl, 8 quadratic")
+    segments: Segments = Field(None, description="segments per table; null: 16 pwl, 8 quadratic")
     disable_quantization: Flag = Field(False, description="true: compute in floating point")
 
     @model_validator(mode="after")
@@ -49,7 +49,7 @@ class DefaultSection(Section):
 
 
 class GRUSection(Section):
-    """Everything that concerns one GRU."""
+    """Settings of a GRU and its operators."""
 
     default_config: DefaultSection = Field(default_factory=DefaultSection)
     operator_config: OperatorSection = Field(default_factory=OperatorSection)

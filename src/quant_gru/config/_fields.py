@@ -79,7 +79,7 @@ Segments = Annotated[
 
 
 class Section(BaseModel):
-    """An object of the file; every one may carry a description and a comment."""
+    """A section of the file. Each section may have a description and a comment."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -111,13 +111,13 @@ class ActivationOperator(Section):
 
 
 class SigmoidOperator(ActivationOperator):
-    """Quantization of a sigmoid's output, unsigned by default."""
+    """Quantization of the output of a sigmoid, unsigned by default."""
 
     is_unsigned: Flag = Field(True, description="codes from 0 to 2^n-1")
 
 
 class FusibleOperator(Section):
-    """Quantization of a product; width null passes it on unrounded."""
+    """Quantization of a product. If the width is null, the product is not rounded."""
 
     bitwidth: BitsOrNull = Field(8, description="width in bits; null: not rounded")
     is_symmetric: Flag = Field(True, description="zero point 0")
@@ -157,7 +157,7 @@ _VALIDATORS: Any = {"one_name_each": model_validator(mode="after")(_one_name_eac
 OperatorSection: type[Section] = create_model(
     "OperatorSection",
     __base__=Section,
-    __doc__="The operators; those that are absent take their defaults.",
+    __doc__="The operators. Absent operators have their default settings.",
     __validators__=_VALIDATORS,
     **{identifier(name): _entry(name, kind_of(name), MEANINGS[name]) for name in OPERATORS},
     **{

@@ -51,12 +51,12 @@ class OperatorConfig(Public, Section):
     """Quantization of one operator.
 
     Attributes:
-        bitwidth: 1 to 32 bits; None for a product that is passed on unrounded.
+        bitwidth: 1 to 32 bits; None for a product that is not rounded.
         is_symmetric: Whether the zero point is 0.
         is_unsigned: Whether codes are [0, 2^n-1] rather than [-2^(n-1), 2^(n-1)-1].
         granularity: One scale per tensor, gate or channel; None for an activation.
-        description: Free text, kept on writing.
-        comment: Free text, kept on writing.
+        description: Free text, preserved when writing.
+        comment: Free text, preserved when writing.
 
     Example:
         >>> OperatorConfig(bitwidth=16).is_symmetric

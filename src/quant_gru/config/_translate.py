@@ -5,11 +5,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from quant_gru._errors import ConfigError
+from quant_gru._errors import ConfigError, note_once
 from quant_gru.config._document import Document
 from quant_gru.config._fields import Section, identifier
 from quant_gru.config._settings import OperatorConfig, OperatorMap, SectionComments
-from quant_gru.config.notes import note_once
 from quant_gru.config.operators import (
     FUSED_NAME,
     OLDER_NAMES,

@@ -5,6 +5,7 @@ import json
 import os
 import stat
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,49 +112,73 @@ def _no_constant(text: str) -> float:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file in UTF-8, as `write_bytes` does.
+    """Write a text file in UTF-8, as `write_files` does.
 
     Raises:
         ConfigError: The file cannot be written, or the text cannot be encoded in UTF-8.
     """
-    try:
-        raw = text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"Expected text that UTF-8 can hold, got {text[error.start]!r} (file {name_of(path)!r})"
-        ) from None
-    write_bytes(path, raw)
+    write_files({path: text})
 
 
 def write_bytes(path: str | os.PathLike[str], raw: bytes) -> None:
-    """Write a file atomically: on failure the previous contents remain.
-
-    An existing file keeps its permissions. Pipes and devices are written directly.
+    """Write a file, as `write_files` does.
 
     Raises:
         ConfigError: The file cannot be written.
     """
-    name = name_of(path)
-    target = Path(os.path.realpath(name))
-    draft = target.with_name(f".{uuid.uuid4().hex}.tmp")
+    write_files({path: raw})
+
+
+def write_files(contents: Mapping[str | os.PathLike[str], str | bytes]) -> None:
+    """Write files so that on failure the previous contents of all remain.
+
+    All contents are on the disk before the first file is replaced. Existing files keep their
+    permissions. Pipes and devices are written directly. Text is in UTF-8.
+
+    Raises:
+        ConfigError: A file cannot be written, or a text cannot be encoded in UTF-8.
+    """
+    drafts: dict[Path, Path] = {}
+    name = ""
     try:
-        mode = None
-        with contextlib.suppress(FileNotFoundError):
-            mode = os.stat(name).st_mode
-        if mode is not None and not stat.S_ISREG(mode):
-            Path(name).write_bytes(raw)
-            return
-        with open(draft, "xb") as stream:
-            if mode is not None:
-                draft.chmod(stat.S_IMODE(mode))
-            stream.write(raw)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(draft, target)
+        for path, content in contents.items():
+            name = name_of(path)
+            raw = content if isinstance(content, bytes) else _encoded(content, name)
+            target = Path(os.path.realpath(name))
+            mode = None
+            with contextlib.suppress(FileNotFoundError):
+                mode = os.stat(name).st_mode
+            if mode is not None and not stat.S_ISREG(mode):
+                Path(name).write_bytes(raw)
+                continue
+            drafts[target] = draft = target.with_name(f".{uuid.uuid4().hex}.tmp")
+            _write_draft(draft, raw, mode)
+        for target, draft in drafts.items():
+            name = str(target)
+            os.replace(draft, target)
     except OSError as error:
         raise ConfigError(
             f"Expected a writable file, got {error.strerror} (file {name!r})"
         ) from error
     finally:
-        with contextlib.suppress(OSError):
-            draft.unlink()
+        for draft in drafts.values():
+            with contextlib.suppress(OSError):
+                draft.unlink()
+
+
+def _write_draft(draft: Path, raw: bytes, mode: int | None) -> None:
+    with open(draft, "xb") as stream:
+        if mode is not None:
+            draft.chmod(stat.S_IMODE(mode))
+        stream.write(raw)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _encoded(text: str, name: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"Expected text that UTF-8 can hold, got {text[error.start]!r} (file {name!r})"
+        ) from None

@@ -58,10 +58,6 @@ FUSED_NAME = "op.Rh_add_br"
 """An older operator, now part of ``matmul.Rh``: accepted in files, with its settings ignored."""
 
 
-class QuantGRUWarning(UserWarning):
-    """A warning about valid settings that may not match the user's intent."""
-
-
 def _short(name: str) -> str:
     return name.partition(".")[2]
 

@@ -57,7 +57,7 @@ class QuantConfig(Public, Section):
         scale_kind: ``pot`` for scales 2^-n, ``free`` for any float32.
         activation: Kind of sigmoid and tanh tables: ``exact``, ``pwl`` or ``quadratic``.
         segments: Pieces of a ``pwl`` or ``quadratic`` table; None for 16 and 8.
-        disable_quantization: Whether to compute in floating point nevertheless.
+        disable_quantization: Whether to compute in floating point.
         description: Free text, preserved when writing.
         comment: Free text, preserved when writing.
         section_comments: Descriptions and comments of the sections of a file.

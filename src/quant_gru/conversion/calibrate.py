@@ -9,10 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._errors import CalibrationError
+from quant_gru._errors import CalibrationError, QuantGRUWarning, caller_stacklevel
 from quant_gru.calibration.batches import run_batch, with_progress
-from quant_gru.config import QuantGRUWarning
-from quant_gru.config.notes import caller_stacklevel
 from quant_gru.conversion.convert import find_grus
 from quant_gru.modules.gru import QuantGRU
 from quant_gru.modules.quantization_state import in_several_processes

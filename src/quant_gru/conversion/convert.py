@@ -10,9 +10,8 @@ from typing import TypeVar, cast
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
-from quant_gru._errors import QuantGRUError
-from quant_gru.config import QuantConfig, QuantGRUWarning
-from quant_gru.config.notes import caller_stacklevel
+from quant_gru._errors import QuantGRUError, QuantGRUWarning, caller_stacklevel
+from quant_gru.config import QuantConfig
 from quant_gru.conversion.selection import ModelConfig, Selection
 from quant_gru.modules.cell import QuantGRUCell
 from quant_gru.modules.gru import QuantGRU
@@ -126,7 +125,9 @@ def _warn_of_others(model: torch.nn.Module, names: Names, selection: Selection) 
         if not isinstance(module, _GRUS) and not selection.leaves(each)
     ]
     if others:
-        _warn(f"{', '.join(others)} stay in floating point: only nn.GRU and GRUCell are converted")
+        _warn(
+            f"left in floating point: {', '.join(others)}; only nn.GRU and nn.GRUCell are converted"
+        )
 
 
 def _configure(name: str, gru: QuantGRU, config: QuantConfig) -> None:

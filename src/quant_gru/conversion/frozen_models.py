@@ -10,9 +10,13 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from quant_gru._errors import CalibrationError, ParameterError, QuantGRUError
-from quant_gru.config import QuantGRUWarning
-from quant_gru.config.notes import caller_stacklevel
+from quant_gru._errors import (
+    CalibrationError,
+    ParameterError,
+    QuantGRUError,
+    QuantGRUWarning,
+    caller_stacklevel,
+)
 from quant_gru.conversion.convert import find_grus
 from quant_gru.modules.cell import FrozenQuantGRUCell
 from quant_gru.modules.frozen import FrozenQuantGRU
@@ -62,7 +66,7 @@ def freeze_model(model: Model, inplace: bool = False) -> Model:
     left = ", ".join(repr(name) for name in grus if name not in quantized)
     if left:
         warnings.warn(
-            f"{left} stay in floating point: use_quantization is False",
+            f"left in floating point: {left}; use_quantization is False",
             QuantGRUWarning,
             stacklevel=caller_stacklevel(),
         )

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from quant_gru._errors import QuantGRUError
+from quant_gru.config.files import name_of, read_bytes
 from quant_gru.export.onnx import recorded
 from quant_gru.export.onnx.source import Source
 from quant_gru.export.onnx.translation import INPUTS, OUTPUTS
 from quant_gru.export.onnx.verify import Difference, compare, session_of
+from quant_gru.integer.quantizer import Quantizer
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU
 
@@ -41,6 +45,95 @@ def split_example(source: Source, example: Any) -> tuple[Tensor, Tensor | None, 
     return x, lengths, hx
 
 
+def random_example(source: Source, states: bool = False, lengths: bool = False) -> Any:
+    """Return two random rows of up to 16 steps, as an example of a GRU with a plan.
+
+    Args:
+        source: The GRU.
+        states: Whether the example has initial states.
+        lengths: Whether its input is a PackedSequence.
+    """
+    assert source.plan is not None
+    generator = torch.Generator().manual_seed(0)
+    cells = [cell for layer in source.plan.cells for cell in layer]
+
+    def values(q: Quantizer, *sizes: int) -> Tensor:
+        return q.scale * 2.0 ** (q.bits - 2) * torch.randn(sizes, generator=generator, device="cpu")
+
+    sizes = (2, 16) if source.batch_first else (16, 2)
+    x: Tensor | PackedSequence = values(cells[0].x, *sizes, source.input_size)
+    if lengths:
+        assert isinstance(x, Tensor)
+        x = pack_padded_sequence(x, torch.tensor([16, 9], device="cpu"), source.batch_first)
+    if not states:
+        return x
+    return x, torch.stack([values(cell.h, 2, source.hidden_size) for cell in cells])
+
+
+def verified_file(path: str | os.PathLike[str], source: Source) -> Report:
+    """Compare a file of `export_onnx` or `export_step_onnx` with the plan of a GRU.
+
+    Args:
+        path: The file, of a GRU by itself.
+        source: The GRU, with a plan.
+
+    Raises:
+        QuantGRUError: The file cannot be read, ONNX Runtime refuses it, or its inputs and outputs
+            are not those of this GRU.
+    """
+    where = f"file {name_of(path)!r}"
+    content = read_bytes(path)
+    try:
+        session = session_of(content)
+        found = {each.name: each.shape for each in session.get_inputs()}
+        outputs = [each.name for each in session.get_outputs()]
+        if "state_l0" in found:
+            _check_border(found, outputs, _step_border(source))
+            return verified_steps(content, source)
+        kept = {"input", *({"hx", "lengths"} & found.keys())}
+        _check_border(found, outputs, _border(source, kept))
+        return verified_gru(
+            content, source, random_example(source, "hx" in kept, "lengths" in kept)
+        )
+    except QuantGRUError as error:
+        raise QuantGRUError(f"{error} ({where})") from error.__cause__
+    except Exception as error:  # the exceptions of ONNX Runtime share no other class
+        reason = " ".join(str(error).split())
+        raise QuantGRUError(
+            f"Expected a model that ONNX Runtime runs, got: {reason:.300} ({where})"
+        ) from error
+
+
+Border = tuple[dict[str, list[Any]], list[str]]
+
+
+def _border(source: Source, inputs: set[str]) -> Border:
+    """Return name -> shape of the inputs, and names of the outputs, of a file of a GRU."""
+    sizes = ["batch", "time"] if source.batch_first else ["time", "batch"]
+    states = source.num_layers * source.directions
+    every: dict[str, list[Any]] = {
+        "input": [*sizes, source.input_size],
+        "hx": [states, "batch", source.hidden_size],
+        "lengths": ["batch"],
+    }
+    return {name: shape for name, shape in every.items() if name in inputs}, ["output", "h_n"]
+
+
+def _step_border(source: Source) -> Border:
+    names = [f"state_l{layer}" for layer in range(source.num_layers)]
+    states: dict[str, list[Any]] = {name: ["batch", source.hidden_size] for name in names}
+    outputs = ["output", *(f"{name}_out" for name in names)]
+    return {"input": ["batch", source.input_size], **states}, outputs
+
+
+def _check_border(inputs: dict[str, list[Any]], outputs: list[str], expected: Border) -> None:
+    if (inputs, outputs) != expected:
+        described = f"inputs {expected[0]} and outputs {expected[1]}"
+        raise QuantGRUError(
+            f"Expected a model of this GRU by itself, with {described}, got {inputs} and {outputs}"
+        )
+
+
 def verified_gru(content: bytes, source: Source, example: Any) -> Report:
     """Compare a model with the plan, on the example and on a batch and a length of its own."""
     if source.plan is None:
@@ -49,9 +142,8 @@ def verified_gru(content: bytes, source: Source, example: Any) -> Report:
     x, lengths, hx = split_example(source, example)
     states = source.num_layers * source.directions
     found: Report = {}
-    # twice the rows, and twice the steps but one
-    longer = torch.cat((x, x.flip(0)), dim=1)
-    for values in (x, torch.cat((longer, longer), dim=0)[1:]):
+    more = torch.cat((x, x.flip(0)), dim=1)
+    for values in (x, torch.cat((more, more), dim=0)):  # twice the rows and twice the steps
         N = values.shape[0 if source.batch_first else 1]
         feeds = {"input": _array(values)}
         h0 = np.zeros((states, N, source.hidden_size), np.float32)
@@ -76,10 +168,7 @@ def verified_steps(content: bytes, source: Source) -> Report:
     plan = source.plan
     assert plan is not None
     session, cells = session_of(content), [layer[0] for layer in plan.cells]
-    x = torch.randn(
-        16, 2, source.input_size, generator=torch.Generator().manual_seed(0), device="cpu"
-    )
-    x = 2.0 ** (cells[0].x.bits - 2) * cells[0].x.scale * x
+    x = random_example(replace(source, batch_first=False))
     h = (2, source.hidden_size)
     states = {
         f"state_l{layer}": np.full(h, cell.h.zero_point, str(cell.h.container).split(".")[1])

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 from kernel_runtime.cuda.graph_capture import capturing
-from quant_gru.config import QuantGRUWarning
-from quant_gru.config.notes import caller_stacklevel
+from quant_gru._errors import QuantGRUWarning, caller_stacklevel
 from quant_gru.execution.weight_guard import WeightGuard, guard_of
 from quant_gru.integer.border import Packing
 from quant_gru.integer.plan import GRUPlan
-from quant_gru.kernels.dispatch import Stack, stack_of
+from quant_gru.kernels.cuda.weights.contents import Contents
+from quant_gru.kernels.dispatch import Stack, contents_of, stack_of
 from quant_gru.kernels.live_weights import LiveWeights, all_live
 
 SILENT_WRITE = (
     "Expected writes to weights that PyTorch records, got one that it does not, such as a "
-    "collective, or a write to parameter.data or to a shared vector. Calls compare samples of "
-    "large weights, so a small write may be seen late: call eval() or train() after such writes"
+    "collective, or a write to parameter.data or to a shared vector. Earlier calls may have used "
+    "the former weights: call eval() or train() after such writes"
 )
 
 
@@ -39,6 +39,7 @@ class PreparedCall:
         cells: The tensors that the plan was built from: W, R, bw, br of each layer and direction
             if it follows them.
         dtype: dtype of the outputs; None for the dtype of the input.
+        contents: Finds writes to weights on a GPU that no version records, or None.
 
     Attributes:
         plan: As given.
@@ -55,6 +56,7 @@ class PreparedCall:
         guard: WeightGuard | None,
         cells: Sequence[Sequence[Tensor | None]],
         dtype: torch.dtype | None,
+        contents: Contents | None = None,
     ) -> None:
         self.plan, self._guard, self._cells, self._dtype = plan, guard, cells, dtype
         self.weights = [w for cell in cells for w in cell if w is not None]
@@ -69,6 +71,8 @@ class PreparedCall:
         self._stack: Stack | None = None
         self._native: Any = None
         if guard is not None and not self.live:
+            if contents is not None:
+                contents.watch(guard.native)
             self._stack = stack_of(plan)
             if self._stack is not None:
                 self._native = self._stack.prepared(guard.native, dtype)
@@ -88,10 +92,18 @@ class PreparedCall:
             return False
         if self.live:
             return self._guard.in_place(weights)
-        holds: bool = self._guard.unchanged(weights)
-        if not holds and self._guard.native.found_silent_write():
+        if self._guard.unchanged(weights):
+            self._look()
+            return True
+        if self._guard.native.found_silent_write():
             warnings.warn(QuantGRUWarning(SILENT_WRITE), stacklevel=caller_stacklevel())
-        return holds
+        return False
+
+    def _look(self) -> None:
+        """Compare weights on a GPU with their former contents, if that is due."""
+        assert self._guard is not None
+        if not capturing(self._device):
+            self._guard.native.look()
 
     def start(
         self,
@@ -143,6 +155,7 @@ class PreparedCall:
         if result is None:
             return None
         self._stack.prepare(self._native, x, hx, lengths, packing, dtype)
+        self._look()
         y, h_n = result
         return (y.transpose(0, 1) if batch_first else y), h_n
 
@@ -168,20 +181,23 @@ def prepare(
     cells: Sequence[Sequence[Tensor | None]],
     own: Collection[Tensor | None],
     dtype: torch.dtype | None,
+    live: bool = False,
 ) -> PreparedCall:
     """Build a plan, and prepare the shared state of its calls.
 
-    The guard is created before the plan. If another thread changes weights while the plan is
-    built, the next call detects the change.
+    The guard and the hashes of contents are created before the plan. If another thread changes
+    weights while the plan is built, a later call detects the change.
 
     Args:
         build: build() -> the plan.
         cells: Its tensors: W, R, bw, br of each layer and direction if it follows them.
         own: All weights of the module.
         dtype: dtype of the outputs; None for the dtype of the input.
+        live: Whether the plan follows the weights at every call, so that no change is missed.
     """
     used = [w for cell in cells for w in cell]
     device = next(w.device for w in used if w is not None)
     # results of a captured graph exist only after it has run
     guard = None if capturing(device) else guard_of(own, used, device)
-    return PreparedCall(build(), guard, cells, dtype)
+    contents = None if guard is None or live else contents_of(guard.weights)
+    return PreparedCall(build(), guard, cells, dtype, contents)

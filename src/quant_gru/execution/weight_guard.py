@@ -23,6 +23,7 @@ class WeightGuard:
             that another tensor cannot get its address.
 
     Attributes:
+        weights: As given.
         native: The guard for native code.
         unchanged: unchanged(current weights) -> whether they are the same tensors with the same
             numbers. Always False for inference tensors, which have no version.
@@ -31,8 +32,9 @@ class WeightGuard:
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
+        self.weights = weights
         # native code identifies weights by their addresses
-        self._kept = [(w, w.detach()) for w in weights]
+        self._kept = [w.detach() for w in weights]
         # optimizers do not change integers
         counted = any(w.is_floating_point() for w in weights)
         self.native = _native.WeightGuard(Tensor, weights, steps if counted else None)

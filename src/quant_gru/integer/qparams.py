@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from quant_gru._errors import QuantGRUError
+from quant_gru._errors import QuantGRUError, note_once
 from quant_gru.config import ACTIVATIONS, CALIBRATED, FIXED_RANGE, WEIGHTS, QuantConfig
-from quant_gru.config.notes import note_once
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table, build_table
 

@@ -70,6 +70,19 @@ class WeightGuard:
     def __init__(self, tensor: type[Tensor], weights: Sequence[Tensor], steps: Any) -> None: ...
     def unchanged(self, weights: Collection[Tensor | None], /) -> bool: ...
     def in_place(self, weights: Collection[Tensor | None], /) -> bool: ...
+    # looks set `found` to `mark` if a part of the weights changed; see bindings/content_watch.hpp
+    def watch(
+        self,
+        looks: Launches,
+        found: int,
+        mark: int,
+        parts: int,
+        stream: Callable[[], int],
+        fail: Callable[[int], None],
+        keep: object,
+        /,
+    ) -> None: ...
+    def look(self) -> None: ...
     def found_silent_write(self) -> bool: ...
 
 class ContentSample:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from kernel_runtime.cuda import compiler
 from kernel_runtime.cuda.graph_capture import capturing
-from quant_gru._errors import QuantGRUError
-from quant_gru.config.notes import caller_stacklevel, note_once
+from quant_gru._errors import QuantGRUError, caller_stacklevel, note_once
 from quant_gru.integer import random, reference
 from quant_gru.integer.backward import Gradients, Tape, Wanted, complete, straight_through, union
 from quant_gru.integer.plan import CellPlan, GRUPlan
@@ -28,6 +27,7 @@ from quant_gru.kernels.cuda.backward.prepared import PreparedBackward
 from quant_gru.kernels.cuda.boundary import boundary
 from quant_gru.kernels.cuda.forward import executor as cuda
 from quant_gru.kernels.cuda.forward import stack as cuda_stack
+from quant_gru.kernels.cuda.weights.contents import Contents
 
 Stack: TypeAlias = cpu.Stack | cuda_stack.Stack
 
@@ -81,6 +81,21 @@ def stack_of(plan: GRUPlan) -> Stack | None:
         return cuda_stack.stack_of(plan)
     variant = cpu.chosen() if device.type == "cpu" else cpu.REFERENCE
     return None if variant == cpu.REFERENCE else cpu.stack_of(plan, variant)
+
+
+def contents_of(weights: Sequence[Tensor]) -> Contents | None:
+    """Return an object that finds writes to weights that no version records.
+
+    Return None if weights are not on a GPU that runs the CUDA kernels, or none is contiguous.
+
+    Args:
+        weights: The weights, on one device.
+    """
+    device = weights[0].device
+    readable = [w for w in weights if w.is_contiguous()]
+    if not readable or not runs_on_gpu(device):
+        return None
+    return Contents(readable, machine.machine_of(device))
 
 
 def run_cell(
@@ -334,6 +349,7 @@ __all__ = [
     "PRECISIONS",
     "Stack",
     "backward_layer",
+    "contents_of",
     "dequantize",
     "events",
     "executor_name",

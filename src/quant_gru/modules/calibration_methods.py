@@ -11,10 +11,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._errors import CalibrationError, ConfigError
+from quant_gru._errors import CalibrationError, ConfigError, QuantGRUWarning, caller_stacklevel
 from quant_gru.calibration.batches import gru_batches
-from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, QuantGRUWarning, canonical_name
-from quant_gru.config.notes import caller_stacklevel
+from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, canonical_name
 from quant_gru.kernels.dispatch import load
 from quant_gru.modules.adjust import Change
 from quant_gru.modules.bias_overflow import warn_of_cut_biases

@@ -151,7 +151,11 @@ class Calls(Exports):
         live = live or any(w is not None and id(w) not in known for cell in cells for w in cell)
         scales = self._state.scales
         found = prepare(
-            lambda: plans.plan(scales, weights, live, dropped, p), cells, own, self._weight.dtype
+            lambda: plans.plan(scales, weights, live, dropped, p),
+            cells,
+            own,
+            self._weight.dtype,
+            live,
         )
         if kept is not None and kept.plan is found.plan:
             # how calls are differentiated does not depend on the weights
@@ -183,14 +187,9 @@ class Calls(Exports):
         found = noise.all_dropped(self.num_layers, self._directions, self.hidden_size)
         return found, noise.recurrent_dropout
 
-    def _plan(self, kept: bool = False) -> GRUPlan:
-        """Return the plan of the current weights.
-
-        Args:
-            kept: Whether a plan of earlier calls will do if samples show no change of the weights.
-        """
-        if not kept:
-            self._state.plans.forget_settled()
+    def _plan(self) -> GRUPlan:
+        """Return the plan of the current weights, which are read again."""
+        self._state.plans.forget_settled()
         self._finalized()
         assert self._state.scales is not None
         live = self._may_change_unseen()

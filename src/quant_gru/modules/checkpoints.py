@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru._errors import QuantGRUError
-from quant_gru.config import QuantGRUWarning
-from quant_gru.config.notes import caller_stacklevel
+from quant_gru._errors import QuantGRUError, QuantGRUWarning, caller_stacklevel
 from quant_gru.modules.interchange import Interchange
 from quant_gru.parameters import document as params
 

@@ -12,15 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru._errors import CalibrationError, ConfigError, ParameterError, QuantGRUError
-from quant_gru.config import WEIGHTS, QuantGRUWarning
-from quant_gru.config.files import name_of, read_json, write_text
-from quant_gru.config.notes import caller_stacklevel
+from quant_gru._errors import (
+    CalibrationError,
+    ConfigError,
+    ParameterError,
+    QuantGRUError,
+    QuantGRUWarning,
+    caller_stacklevel,
+)
+from quant_gru.config import WEIGHTS
+from quant_gru.config.files import name_of, read_json, write_files
 from quant_gru.config.operators import suggest
 from quant_gru.export.aimet import scales, versions
+from quant_gru.export.aimet.entries import Entry
 from quant_gru.export.aimet.places import Place, onnx_places, torch_places
 from quant_gru.export.foreign import onnx_node
 from quant_gru.export.foreign.onnx_constants import Constants
+from quant_gru.integer.plan import GRUPlan
 from quant_gru.modules.calibration_methods import CalibrationMethods
 from quant_gru.parameters import document as params
 
@@ -58,9 +66,60 @@ def write(
                 left_out.append(f"{entry.name}: two GRUs use it with different scales")
     shared = {line.partition(":")[0] for line in left_out}
     kept = [entry for name, entry in entries.items() if name not in shared]
-    for name, gru in grus.items():
-        params.write(parameter_file(path, name), gru._state.document())
-    write_text(path, json.dumps(versions.to_document(kept, version), indent=1) + "\n")
+    documents = {name: gru._state.document() for name, gru in grus.items()}
+    _write(path, version, kept, documents, left_out)
+
+
+def write_frozen(
+    path: str | os.PathLike[str], version: str, plan: GRUPlan, document: dict[str, Any]
+) -> None:
+    """Write the encodings of a frozen GRU, and its parameter file beside them.
+
+    Scales of weights are those that the multipliers of the plan contain. Biases have none, because
+    a plan has them in units of the accumulator.
+
+    Args:
+        path: The file of encodings.
+        version: '0.6.1', '1.0.0' or '2.0.0'.
+        plan: The plan, on the CPU.
+        document: The parameter document of the plan.
+    """
+    versions.check_version(version)
+    found = params.from_document(document, "the frozen GRU")
+    shape = found.shape
+    cells = [
+        [scales.with_plan_scales(q, cell) for q, cell in zip(*both, strict=True)]
+        for both in zip(found.cells, plan.cells, strict=True)
+    ]
+    weights = [
+        [{"weight.W": cell.weights.W, "weight.R": cell.weights.R} for cell in layer]
+        for layer in plan.cells
+    ]
+    places = torch_places(shape.num_layers, shape.directions, bias=False)
+    entries, left_out = scales.entries_of(places, cells, weights)
+    _write(path, version, entries, {"": document}, left_out)
+    if shape.bias:
+        warnings.warn(
+            "Encodings of a frozen GRU have none for its biases, which are in units of its "
+            "accumulators; QuantGRU.export_encodings writes all",
+            QuantGRUWarning,
+            stacklevel=caller_stacklevel(),
+        )
+
+
+def _write(
+    path: str | os.PathLike[str],
+    version: str,
+    entries: Sequence[Entry],
+    documents: Mapping[str, dict[str, Any]],
+    left_out: Sequence[str],
+) -> None:
+    """Write a file of encodings, and a parameter file for each module beside it."""
+    texts: dict[str | os.PathLike[str], str] = {
+        parameter_file(path, name): params.to_text(each) for name, each in documents.items()
+    }
+    encodings = json.dumps(versions.to_document(entries, version), indent=1) + "\n"
+    write_files({**texts, path: encodings})
     if left_out:
         warnings.warn(
             f"Encodings of AIMET have no place for {'; '.join(left_out)}; the parameter file "

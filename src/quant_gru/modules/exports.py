@@ -41,7 +41,7 @@ class Exports(Checkpoints):
             raise QuantGRUError(f"Expected export_format to be one of {PROFILES}, got {profile!r}")
         self._export_format = profile
 
-    def _plan(self, kept: bool = False) -> GRUPlan:
+    def _plan(self) -> GRUPlan:
         raise NotImplementedError
 
     def _exports_float(self) -> bool:

@@ -15,7 +15,7 @@ from quant_gru._errors import ParameterError, QuantGRUError
 from quant_gru.execution.frozen_plan import BUFFERS, FrozenPlans, check_integers, key_of
 from quant_gru.execution.integer_io import integer_forward, trace_codes
 from quant_gru.execution.layers import run_real
-from quant_gru.execution.prepared_call import prepare
+from quant_gru.execution.prepared_call import PreparedCall, prepare
 from quant_gru.execution.sequence_layout import Sequence, normalize
 from quant_gru.export import frozen_file
 from quant_gru.export.c import CSource, export_c
@@ -24,6 +24,7 @@ from quant_gru.export.onnx.source import Source
 from quant_gru.integer.plan import GRUPlan, WeightPart
 from quant_gru.integer.quantizer import container_dtype
 from quant_gru.integer.weighted_sum import WeightedSum
+from quant_gru.modules import encodings
 from quant_gru.modules.stream import Stream
 from quant_gru.parameters import document as params
 from quant_gru.torch_ops import operators, watchers
@@ -99,6 +100,32 @@ class FrozenQuantGRU(torch.nn.Module):
             1824
         """
         return export_c(self._on_cpu()[1], directory, name, steps)
+
+    def export_quant_params(self, path: str | os.PathLike[str]) -> None:
+        """Write scales, zero points and tables as a parameter file; weights are not in it.
+
+        Raises:
+            ConfigError: The file cannot be written.
+        """
+        params.write(path, self._document())
+
+    def export_encodings(self, path: str | os.PathLike[str], version: str = "1.0.0") -> None:
+        """Write encodings of AIMET and a parameter file; see `QuantGRU.export_encodings`.
+
+        Tensors have the names of nn.GRU's parameters. Scales of weights are those of the integers,
+        equal to the scales of the QuantGRU within 2^-15. Biases have no encoding: their integers
+        are in units of the accumulators.
+
+        Raises:
+            QuantGRUError: The version is unknown, or a file cannot be written.
+        """
+        encodings.write_frozen(path, version, self._on_cpu()[1], self._document())
+
+    def _document(self) -> dict[str, Any]:
+        """Return the parameter document."""
+        document = params.from_tensor(self.get_buffer(_DOCUMENT).cpu(), f"key {_DOCUMENT!r}")
+        params.take_flag(document, "batch_first", False, f"key {_DOCUMENT!r}")
+        return document
 
     def _on_cpu(self) -> tuple[dict[str, Tensor], GRUPlan]:
         """Return the state_dict and the plan on the CPU."""
@@ -201,25 +228,33 @@ class FrozenQuantGRU(torch.nn.Module):
             )
         if torch.compiler.is_compiling() or watchers.traced(input, hx):
             return self._forward_traced(input, hx)
-        plans, own = self._plans, self._buffers.values()
-        prepared = plans.prepared
+        prepared = self._plans.prepared
         if prepared is not None:
+            own = self._buffers.values()
             result = prepared.start(own, input, hx, None, self.batch_first)
             if result is not None:
                 return result
         sequence = self._normalize(input, hx)
         x, h0, packing = sequence.values, sequence.states, sequence.packing
-        if prepared is None or not prepared.holds(own):
-            if prepared is not None:
-                plans.forget_settled()
-            self._give_versions()
-            integers = self._integers()
-            prepared = prepare(lambda: plans.plan(integers), [integers], own, None)
-            plans.keep(prepared)
-        result = prepared.start(own, x, h0, None, False, packing)
+        prepared = self._prepared()
+        result = prepared.start(self._buffers.values(), x, h0, None, False, packing)
         if result is None:
             result = run_real(prepared.plan, x, h0, None, None, None, packing, data.dtype)
         return sequence.finish(*result)
+
+    def _prepared(self) -> PreparedCall:
+        """Return the shared state of calls: that of the last call if it holds, or a new one."""
+        plans, own = self._plans, self._buffers.values()
+        kept = plans.prepared
+        if kept is not None:
+            if kept.holds(own):
+                return kept
+            plans.forget_settled()
+        self._give_versions()
+        integers = self._integers()
+        found = prepare(lambda: plans.plan(integers), [integers], own, None)
+        plans.keep(found)
+        return found
 
     def _give_versions(self) -> None:
         """Copy inference-mode buffers, which have no version, so that changes can be detected."""
@@ -252,7 +287,7 @@ class FrozenQuantGRU(torch.nn.Module):
         self, x_codes: Tensor, h_codes: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """See `QuantGRU.forward_integer`."""
-        return integer_forward(self._plan(), x_codes, h_codes, self.batch_first)
+        return integer_forward(self._prepared().plan, x_codes, h_codes, self.batch_first)
 
     def stream(self, batch_size: int = 1) -> Stream:
         """See `QuantGRU.stream`."""
@@ -290,6 +325,8 @@ class FrozenQuantGRU(torch.nn.Module):
         ]
 
     def _plan(self) -> GRUPlan:
+        """Return the plan of the current integers, which are read again."""
+        self._plans.forget_settled()
         return self._plans.plan(self._integers())
 
     def _source(self) -> Source:

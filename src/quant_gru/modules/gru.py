@@ -130,7 +130,8 @@ class QuantGRU(Calls):
         Raises:
             QuantGRUError: Codes have a wrong shape, dtype or range.
         """
-        return integer_forward(self._plan(kept=True), x_codes, h_codes, self.batch_first)
+        self._finalized()
+        return integer_forward(self._prepared(None).plan, x_codes, h_codes, self.batch_first)
 
     def trace_codes(
         self, input: Tensor | PackedSequence, hx: Tensor | None = None

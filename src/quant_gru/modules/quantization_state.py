@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru._errors import CalibrationError, ConfigError, ParameterError
+from quant_gru._errors import CalibrationError, ConfigError, ParameterError, note_once
 from quant_gru.autograd.learned_scales import follow
 from quant_gru.calibration.collector import Collector
 from quant_gru.calibration.observers import METHODS, make_observer
 from quant_gru.calibration.trace import FloatWeights
 from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig
-from quant_gru.config.notes import note_once
 from quant_gru.execution.plan_cache import PlanCache
 from quant_gru.execution.sequence_layout import Sequence
 from quant_gru.integer.plan import weight_scales

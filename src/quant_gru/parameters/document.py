@@ -139,7 +139,12 @@ def from_document(data: Any, where: str) -> Parameters:
 
 def write(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
     """Write a parameter file atomically: on failure the previous contents remain."""
-    write_text(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    write_text(path, to_text(document))
+
+
+def to_text(document: dict[str, Any]) -> str:
+    """Return the text of a parameter file."""
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
 def read(path: str | os.PathLike[str]) -> Parameters:

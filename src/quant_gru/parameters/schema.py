@@ -18,7 +18,7 @@ class _Model(BaseModel):
 
 
 class Shape(_Model):
-    """The GRU that parameters belong to."""
+    """The GRU that the parameters belong to."""
 
     input_size: _Size
     hidden_size: _Size
@@ -29,15 +29,16 @@ class Shape(_Model):
 
     @property
     def directions(self) -> int:
-        """1 or 2."""
+        """Number of directions, 1 or 2."""
         return 2 if self.bidirectional else 1
 
 
 class OperatorParams(_Model):
-    """One operator: real value = scale * (code - zero_point).
+    """Parameters of one operator: real value = scale * (code - zero_point).
 
-    A fused operator has bitwidth null and nothing else; weights have a list of scales only where
-    they were set by hand (rows in PyTorch's order), otherwise null: they follow the weights.
+    The bitwidth of a fused operator is null, and it has no other parameters. If the scales of
+    weights were set by hand, they are a list, one per row in PyTorch's order. Otherwise they are
+    null: they follow the weights.
     """
 
     bitwidth: Annotated[int, Field(ge=1, le=32)] | None
@@ -45,7 +46,7 @@ class OperatorParams(_Model):
     is_unsigned: bool
     scale: float | list[float] | None = None
     zero_point: Integer | None = None
-    exp2_inv: Integer | None = Field(None, description="scale = 2^-exp2_inv; null if not such")
+    exp2_inv: Integer | None = Field(None, description="scale = 2^-exp2_inv; null for other scales")
     granularity: Literal["tensor", "gate", "channel"] | None = None
 
 
@@ -63,7 +64,7 @@ class TableParams(_Model):
 
 
 class CellParams(_Model):
-    """One layer and direction."""
+    """Parameters of one layer and direction."""
 
     layer: Annotated[int, Field(ge=0)]
     reverse: bool

@@ -12,9 +12,11 @@ from quant_gru._errors import QuantGRUError
 from quant_gru.config import QuantConfig
 from quant_gru.export.aimet.entries import Entry
 from quant_gru.export.aimet.places import Place
-from quant_gru.integer.plan import update_first, weight_scales
+from quant_gru.export.row_scales import ROWS, row_scales
+from quant_gru.integer.plan import CellPlan, update_first, weight_scales
 from quant_gru.integer.qparams import QParams, float32, make_qparams
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.weights import groups_of
 from quant_gru.parameters.checks import check_pinned, check_scale
 
 Cells = Sequence[Sequence[QParams]]
@@ -73,6 +75,16 @@ def _entry(place: Place, qparams: QParams, weights: Mapping[str, Tensor]) -> Ent
     axis = None if len(scales) == 1 else place.axis
     points = (0,) * len(scales)
     return Entry(place.name, widths[0], True, tuple(scales.tolist()), points, axis, True)
+
+
+def with_plan_scales(qparams: QParams, plan: CellPlan) -> QParams:
+    """Return parameters with the scales of W and R that the multipliers of a plan contain."""
+    pinned = dict(qparams.pinned)
+    for name in ROWS:
+        rows = update_first(row_scales(plan, name))  # its own inverse
+        groups = groups_of(qparams.config[name].granularity or "channel", len(rows))
+        pinned.setdefault(name, tuple(rows[:: len(rows) // groups].tolist()))
+    return replace(qparams, pinned=pinned)
 
 
 def with_entry(

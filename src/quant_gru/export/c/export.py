@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
-from quant_gru.config.files import write_text
+from quant_gru.config.files import write_files
 from quant_gru.execution.layers import run_codes
 from quant_gru.export.c.cell import CellSource, cell_source, is_wide
 from quant_gru.export.c.text import HERE, SIZES, array, fill, type_of
@@ -26,6 +26,10 @@ _KEYWORDS = frozenset(
     "auto break case char const continue default do double else enum extern float for goto if "
     "inline int long main register restrict return short signed sizeof static struct switch "
     "typedef union unsigned void volatile while class new this template".split()
+)
+_HEADERS = frozenset(  # #include <string.h> would find string.h of the GRU
+    "assert complex ctype errno fenv inttypes iso646 limits locale math setjmp signal stdarg "
+    "stdbool stddef stdint stdio stdlib string tgmath time wchar wctype".split()
 )
 
 
@@ -67,9 +71,9 @@ def export_c(
     Raises:
         QuantGRUError: An argument is invalid, or the directory cannot be written.
     """
-    _check(plan, name, steps)
+    check(plan, name, steps)
     cells = [cell for layer in plan.cells for cell in layer]
-    model = _Model(plan, name)
+    model = Model(plan, name)
     sources = [
         cell_source(
             cell,
@@ -110,14 +114,13 @@ def export_c(
         raise QuantGRUError(
             f"Expected a directory to write to, got {error.strerror} ({str(folder)!r})"
         ) from error
-    for file, text in files.items():
-        write_text(folder / file, text)
+    write_files({folder / file: text for file, text in files.items()})
     return CSource(
         folder, tuple(files), amounts["weights"], amounts["tables"], flash, ram, macs
     )  # fmt: skip
 
 
-class _Model:
+class Model:
     """Types and names that all cells share."""
 
     def __init__(self, plan: GRUPlan, name: str) -> None:
@@ -225,6 +228,9 @@ class _Model:
         work = both and self.layers > 1
         sizes: dict[str, object] = {
             "name": name,
+            "NAME": name.upper(),
+            "layers": self.layers,
+            "directions": self.D,
             "outputs": y.numel(),
             "input_size": self.C,
             "hidden_size": self.H,
@@ -275,7 +281,7 @@ def _operands(sources: list[CellSource]) -> dict[str, tuple[str, int]]:
     return {field: (ctype, -(-size // 16) * 16) for field, (ctype, size) in sorted(found.items())}
 
 
-def _ram(model: _Model, operands: dict[str, tuple[str, int]], value_type: str) -> int:
+def _ram(model: Model, operands: dict[str, tuple[str, int]], value_type: str) -> int:
     """Return the size of the state structure with natural alignment."""
     union = max(SIZES[ctype] * size for ctype, size in operands.values())
     align = max(4, *(SIZES[ctype] for ctype, _ in operands.values()))
@@ -287,11 +293,16 @@ def _ram(model: _Model, operands: dict[str, tuple[str, int]], value_type: str) -
     return -(-size // largest) * largest
 
 
-def _check(plan: GRUPlan, name: str, steps: int) -> None:
+def check(plan: GRUPlan, name: str, steps: int) -> None:
+    """Raise where C source of a plan, or its name, is not possible.
+
+    Raises:
+        QuantGRUError: An argument is invalid.
+    """
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,40}", name):
         raise QuantGRUError(f"Expected name to be a C identifier in lower case, got {name!r}")
     taken = re.fullmatch(r"qg(_.*)?|l\d+(_reverse)?|(quant_)?gru_(arithmetic|products)", name)
-    if name in _KEYWORDS or taken or name in ("fixed_point", "quant_gru_fixed_point"):
+    if name in _KEYWORDS | _HEADERS or taken or name in ("fixed_point", "quant_gru_fixed_point"):
         raise QuantGRUError(f"Expected a name that is not taken in C or by the GRU, got {name!r}")
     if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= 10_000:
         raise QuantGRUError(f"Expected steps to be in 1..10000, got {steps!r}")

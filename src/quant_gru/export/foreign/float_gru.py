@@ -115,6 +115,8 @@ def array(value: Any, what: str, dimensions: int) -> np.ndarray:
         QuantGRUError: It is no such array.
     """
     if isinstance(value, Tensor):
+        if value.is_meta:
+            raise QuantGRUError(f"Expected {what} to have values, got a tensor on device 'meta'")
         value = value.detach().cpu().to(torch.float32)
     try:
         found = np.asarray(value)

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from quant_gru._errors import QuantGRUError
+from quant_gru._errors import QuantGRUError, QuantGRUWarning, caller_stacklevel
 from quant_gru.config.files import name_of
-from quant_gru.config.notes import caller_stacklevel
-from quant_gru.config.operators import QuantGRUWarning, suggest
+from quant_gru.config.operators import suggest
 from quant_gru.export.foreign.float_gru import Cell, FloatGRU, reset_first, stacked
 from quant_gru.export.foreign.onnx_constants import Constants
 from quant_gru.export.foreign.optional import needed

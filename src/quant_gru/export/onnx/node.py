@@ -12,6 +12,7 @@ from quant_gru.export.onnx import real_weights
 from quant_gru.export.onnx.builder import Builder, Value
 from quant_gru.export.onnx.qdq import dequantize, quantize
 from quant_gru.export.onnx.source import Source
+from quant_gru.export.row_scales import ROWS
 from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.integer.quantizer import Quantizer
 
@@ -46,8 +47,8 @@ def _real(source: Source, layer: int, direction: int) -> tuple[Tensor, Tensor, T
     if source.weights is None:
         assert source.plan is not None
         cell = source.plan.cells[layer][direction]
-        W, R = (real_weights.real(cell, name) for name in real_weights.ROWS)
-        bw, br = (real_weights.bias(cell, name) for name in real_weights.ROWS)
+        W, R = (real_weights.real(cell, name) for name in ROWS)
+        bw, br = (real_weights.bias(cell, name) for name in ROWS)
     else:
         given = source.weights[layer][direction]
         zeros = torch.zeros(3 * source.hidden_size)
@@ -60,10 +61,9 @@ def _real(source: Source, layer: int, direction: int) -> tuple[Tensor, Tensor, T
 def _quantized(b: Builder, cell: CellPlan) -> tuple[Value, ...]:
     """Return W (1, 3H, C), R (1, 3H, H) and both biases (1, 6H), from their codes."""
     W, R = (
-        b.op("Unsqueeze", real_weights.dequantized(b, cell, name), b.int64([0]))
-        for name in real_weights.ROWS
+        b.op("Unsqueeze", real_weights.dequantized(b, cell, name), b.int64([0])) for name in ROWS
     )
-    biases = torch.cat([real_weights.bias(cell, name) for name in real_weights.ROWS])
+    biases = torch.cat([real_weights.bias(cell, name) for name in ROWS])
     return W, R, b.float32(biases.numpy()[None])
 
 

@@ -10,6 +10,7 @@ from quant_gru._errors import QuantGRUError
 from quant_gru.export.onnx import real_weights
 from quant_gru.export.onnx.builder import Builder, Value
 from quant_gru.export.onnx.integer import CONTAINERS
+from quant_gru.export.row_scales import ROWS
 from quant_gru.integer.plan import ZONEOUT_SHIFT, CellPlan
 from quant_gru.integer.quantizer import Quantizer, code_limits
 from quant_gru.integer.weighted_sum import WeightedSum
@@ -89,8 +90,12 @@ class QdqCell:
         weight = real_weights.dequantized(b, self.plan, name)
         # ONNX Runtime makes MatMul of 8-bit weights a MatMulNBits, which rounds its input
         bias = b.float32(real_weights.bias(self.plan, name).numpy())
-        found = b.op("Gemm", v, weight, bias, transB=1)
-        return self._at(b, real_weights.ROWS[name][1], found)
+        if real_weights.bias_fits_int32(self.plan, name):
+            found = b.op("Gemm", v, weight, bias, transB=1)
+        else:
+            # ONNX Runtime makes the bias of a Gemm an int32 in units of the accumulator, and clips
+            found = b.op("Add", b.op("Gemm", v, weight, transB=1), bias)
+        return self._at(b, ROWS[name][1], found)
 
     def read(self, b: Builder, x: Value) -> Value:
         """Quantize the real input of the first layer, float32 (T, N, C)."""

@@ -8,12 +8,8 @@ from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.export.onnx.builder import Builder, Value
+from quant_gru.export.row_scales import ROWS, row_scales
 from quant_gru.integer.plan import CellPlan, update_first
-
-ROWS = {
-    "weight.W": ("input.x", "matmul.Wx"),
-    "weight.R": ("output.h", "matmul.Rh"),
-}
 
 
 def codes(plan: CellPlan, name: str) -> Tensor:
@@ -32,24 +28,13 @@ def codes(plan: CellPlan, name: str) -> Tensor:
     return (w.W if name == "weight.W" else w.R).cpu()
 
 
-def scales(plan: CellPlan, name: str) -> Tensor:
-    """Return the scales of the rows of 'weight.W' or 'weight.R', float32 (3H,).
-
-    A frozen GRU keeps them in its multipliers alone, with 16 significant bits or more.
-    """
-    if name in plan.weights.scales:
-        return plan.weights.scales[name].cpu()
-    x = plan.frozen.quantizers[ROWS[name][0]]
-    return (_units(plan, name) / x.scale).to(torch.float32)
-
-
 def dequantized(b: Builder, plan: CellPlan, name: str) -> Value:
     """Return 'weight.W' or 'weight.R' (3H, K) by DequantizeLinear with a scale for each row."""
     numbers = codes(plan, name).numpy()
     return b.op(
         "DequantizeLinear",
         b.constant(numbers, numbers.dtype),
-        b.float32(scales(plan, name).numpy()),
+        b.float32(row_scales(plan, name).numpy()),
         # ONNX Runtime 1.23 needs one for each scale
         b.constant(np.zeros(len(numbers)), numbers.dtype),
         axis=0,
@@ -62,23 +47,20 @@ def bias(plan: CellPlan, name: str) -> Tensor:
     w = plan.weights
     B, shift = (w.Bw, plan.shift_Bw) if name == "weight.W" else (w.Br, plan.shift_Br)
     x = plan.frozen.quantizers[ROWS[name][0]]
-    unit = scales(plan, name).double() * x.scale
+    unit = row_scales(plan, name).double() * x.scale
     return (B.cpu().double() * 2.0**shift * unit).to(torch.float32)
+
+
+def bias_fits_int32(plan: CellPlan, name: str) -> bool:
+    """Return whether the bias of 'weight.W' or 'weight.R' fits int32 in accumulator units."""
+    w = plan.weights
+    B, shift = (w.Bw, plan.shift_Bw) if name == "weight.W" else (w.Br, plan.shift_Br)
+    return int(B.abs().max()) << shift < 1 << 31
 
 
 def real(plan: CellPlan, name: str) -> Tensor:
     """Return 'weight.W' or 'weight.R' as real values, float32 (3H, K)."""
-    return codes(plan, name).to(torch.float32) * scales(plan, name)[:, None]
-
-
-def _units(plan: CellPlan, name: str) -> Tensor:
-    """Return the real value of 1 in accumulators, float64 (3H,)."""
-    total = plan.weights.Wx if name == "weight.W" else plan.weights.Rh
-    (M,), k = total.multipliers, total.shift
-    assert isinstance(M, Tensor)
-    assert isinstance(k, Tensor)
-    out = plan.frozen.quantizers[ROWS[name][1]]
-    return torch.ldexp(M.cpu().double(), -k.cpu().to(torch.int32)) * out.scale
+    return codes(plan, name).to(torch.float32) * row_scales(plan, name)[:, None]
 
 
 def in_onnx_order(w: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def session_of(model: bytes | str) -> Any:
         model: A serialized model, or the path of one.
 
     Raises:
-        QuantGRUError: onnxruntime is not installed.
+        QuantGRUError: onnxruntime is not installed, or it refuses the model.
     """
     try:
         import onnxruntime
@@ -67,7 +67,13 @@ def session_of(model: bytes | str) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions share no other class
+        reason = " ".join(str(error).split())
+        raise QuantGRUError(
+            f"Expected a model that ONNX Runtime loads, got: {reason:.300}"
+        ) from error
 
 
 def difference(found: Any, expected: Tensor, scales: Tensor) -> Difference:

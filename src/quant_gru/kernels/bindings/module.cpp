@@ -3,6 +3,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -84,6 +85,12 @@ nb::object run_gpu_backward(GPUBackward &call, const nb::object &x, const nb::ob
     return call.run({x, h0, lengths, outs, nan, grad_y, grad_last, packing});
 }
 
+void watch_contents(WeightGuard &guard, Launches &looks, uintptr_t found, int32_t mark,
+                    uintptr_t parts, nb::object stream, nb::object fail, nb::object keep) {
+    guard.watch(std::make_unique<ContentWatch>(looks, found, mark, parts, std::move(stream),
+                                               std::move(fail), std::move(keep)));
+}
+
 // Index of the device, states, C, H.
 using PreparedNumbers = std::tuple<int64_t, int64_t, int64_t, int64_t>;
 
@@ -119,6 +126,8 @@ NB_MODULE(_native, m) {
              nb::arg().none())
         .def("unchanged", &WeightGuard::unchanged)
         .def("in_place", &WeightGuard::in_place)
+        .def("watch", &watch_contents)
+        .def("look", &WeightGuard::look)
         .def("found_silent_write", &WeightGuard::found_silent_write);
     nb::class_<ContentSample>(m, "ContentSample")
         .def("__init__",

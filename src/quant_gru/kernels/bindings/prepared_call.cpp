@@ -147,7 +147,9 @@ nb::object PreparedCallGPU::start(const Call::Given &given) {
     const nb::object kept = found->second;
     if (number(call(current_device_)) != sizes_.device || holds_true(call(is_capturing_)))
         return nb::borrow(Py_NotImplemented);
-    return nb::cast<Call *>(kept)->run(given, &workspace_);
+    nb::object results = nb::cast<Call *>(kept)->run(given, &workspace_);
+    if (results.ptr() != Py_NotImplemented) guard_.look();
+    return results;
 }
 
 }  // namespace quant_gru

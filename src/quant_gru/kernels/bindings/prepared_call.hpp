@@ -41,10 +41,11 @@ class PreparedCall {
     Sizes sizes_;
     Tensors tensors_;
 
+    const WeightGuard &guard_;
+
  private:
     bool wants_gradient(PyObject *x, PyObject *hx) const;
 
-    const WeightGuard &guard_;
     nanobind::object is_grad_enabled_;
 };
 

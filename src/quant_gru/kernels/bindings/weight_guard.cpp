@@ -16,27 +16,17 @@ int64_t device_of(const nb::sequence &weights) {
 }  // namespace
 
 WeightGuard::WeightGuard(const nb::handle &type, const nb::sequence &weights, nb::object steps)
-    : tensors_(type, device_of(weights)),
-      steps_(std::move(steps)),
-      dtype_(type, "dtype"),
-      shape_(type, "shape"),
-      stride_(type, "stride") {
+    : tensors_(type, device_of(weights)), steps_(std::move(steps)) {
     for (nb::handle w : weights) {
         const bool has_version = !nb::cast<bool>(w.attr("is_inference")());
         has_versions_ = has_versions_ && has_version;
-        const uintptr_t address = tensors_.address(w.ptr());
+        kernel_runtime::Place place = tensors_.place(w.ptr());
         const bool readable = tensors_.device() < 0 && tensors_.is_contiguous(w.ptr());
-        Weight weight{.content = {readable ? reinterpret_cast<const void *>(address) : nullptr,
-                                  readable ? nb::cast<size_t>(w.attr("nbytes")) : 0}};
-        weight.tensor = w.ptr();
-        weight.version = has_version ? tensors_.version(w.ptr()) : 0;
-        weight.address = address;
-        weight.dtype = dtype_.of(w.ptr());
-        weight.shape = shape_.of(w.ptr());
-        weight.strides = stride_.call(w.ptr());
-        for (nb::handle size : weight.shape) weight.sizes.push_back(nb::cast<int64_t>(size));
-        weight.is_plain = tensors_.is_at(w.ptr(), weight.address, weight.sizes);
-        weights_.push_back(std::move(weight));
+        const void *content = readable ? reinterpret_cast<const void *>(place.address) : nullptr;
+        weights_.push_back({w.ptr(),
+                            has_version ? tensors_.version(w.ptr()) : 0,
+                            std::move(place),
+                            {content, readable ? nb::cast<size_t>(w.attr("nbytes")) : 0}});
     }
     if (!steps_.is_none()) count_ = count();
 }
@@ -48,26 +38,26 @@ int64_t WeightGuard::count() const {
 
 bool WeightGuard::unchanged(const nb::object &weights) const {
     if (!has_versions_ || (!steps_.is_none() && count() != count_)) return false;
-    return all_hold(weights, weights_.size(), [&](PyObject *w, size_t i) {
+    const bool hold = all_hold(weights, weights_.size(), [&](PyObject *w, size_t i) {
         const Weight &weight = weights_[i];
         return w == weight.tensor && tensors_.version(w) == weight.version &&
-               tensors_.address(w) == weight.address && weight.content.unchanged();
+               tensors_.is_at(w, weight.place) && weight.content.unchanged();
     });
+    if (!hold || !watch_ || !watch_->found()) return hold;
+    found_by_watch_ = true;
+    return false;
 }
 
 bool WeightGuard::found_silent_write() const {
     for (const Weight &weight : weights_)
         if (!weight.content.is_whole() && weight.content.changed()) return true;
-    return false;
+    return found_by_watch_;
 }
 
 bool WeightGuard::in_place(const nb::object &weights) const {
     return all_hold(weights, weights_.size(), [&](PyObject *w, size_t i) {
         const Weight &weight = weights_[i];
-        if (w != weight.tensor) return false;
-        if (weight.is_plain) return tensors_.is_at(w, weight.address, weight.sizes);
-        return tensors_.address(w) == weight.address && dtype_.of(w).is(weight.dtype) &&
-               shape_.of(w).equal(weight.shape) && stride_.call(w).equal(weight.strides);
+        return w == weight.tensor && tensors_.is_at(w, weight.place);
     });
 }
 

@@ -4,15 +4,17 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "bindings/content_sample.hpp"
+#include "bindings/content_watch.hpp"
 #include "kernel_runtime/native/tensor_view.hpp"
 
 namespace quant_gru {
 
 using kernel_runtime::all_hold;
-using kernel_runtime::Attribute;
 using kernel_runtime::checked;
 using kernel_runtime::number;
 using kernel_runtime::Tensors;
@@ -24,14 +26,21 @@ class WeightGuard {
     WeightGuard(const nanobind::handle &type, const nanobind::sequence &weights,
                 nanobind::object steps);
 
-    // Whether the current weights are the same tensors with unchanged values. Always false for
-    // inference tensors, which have no version. On a CPU, samples of the contents are compared,
-    // too.
+    // Whether the current weights are the same tensors with unchanged layouts and values. Always
+    // false for inference tensors, which have no version. On a CPU, samples of the contents are
+    // compared, too. With a watch, false after it has found a change.
     bool unchanged(const nanobind::object &weights) const;
     // Whether the current weights are the same tensors with unchanged addresses and layouts.
     bool in_place(const nanobind::object &weights) const;
-    // Whether a sample of a large weight changed while its version stayed.
+    // Whether `unchanged` found other contents of a weight with the same version, which earlier
+    // calls may have missed.
     bool found_silent_write() const;
+    // Watches the contents of weights on a GPU.
+    void watch(std::unique_ptr<ContentWatch> watch) { watch_ = std::move(watch); }
+    // Starts a look of the watch, if there is one and a look is due. Never called during capture.
+    void look() const {
+        if (watch_) watch_->look();
+    }
     // Whether any weight requires a gradient.
     bool ask_for_gradient() const;
 
@@ -39,11 +48,7 @@ class WeightGuard {
     struct Weight {
         PyObject *tensor;
         int64_t version;
-        uintptr_t address;
-        // Whether `Tensors::is_at` can compare the layout; otherwise attributes are compared.
-        bool is_plain;
-        nanobind::object dtype, shape, strides;
-        std::vector<int64_t> sizes;
+        kernel_runtime::Place place;
         ContentSample content;
     };
 
@@ -54,7 +59,8 @@ class WeightGuard {
     nanobind::object steps_;
     int64_t count_ = 0;
     bool has_versions_ = true;
-    Attribute dtype_, shape_, stride_;
+    std::unique_ptr<ContentWatch> watch_;
+    mutable bool found_by_watch_ = false;
 };
 
 }  // namespace quant_gru

@@ -104,8 +104,8 @@ ProjectFewC = structure(
     W=MatrixC,
     fours=_INT,
 )
-EndsC = structure(
-    "EndsC",
+RealBoundaryC = structure(
+    "RealBoundaryC",
     **_all(_POINTER, "h0 values last last_nan h0_nan nan finite"),
     **_all(_INT, "next stride"),
     **_all(ctypes.c_float, "scale lo hi"),
@@ -124,7 +124,7 @@ RECURRENT_C = {
         s=SequenceC,
         **_all(_POINTER, "weights Wx bias m exact_float"),
         cell=CELL_C[name],
-        ends=EndsC,
+        boundary=RealBoundaryC,
         saturated=SaturatedC,
         counts=_POINTER,
     )

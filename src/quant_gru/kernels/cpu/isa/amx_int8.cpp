@@ -1,3 +1,3 @@
 #define QG_NAMESPACE amx_int8
 #define QG_AMX
-#include "cpu/isa/avx512.inl"
+#include "cpu/isa/x86/avx512.inl"

@@ -1,2 +1,2 @@
 #define QG_NAMESPACE avx2
-#include "cpu/isa/avx2.inl"
+#include "cpu/isa/x86/avx2.inl"

@@ -1,2 +1,2 @@
 #define QG_NAMESPACE avx512_vbmi
-#include "cpu/isa/avx512.inl"
+#include "cpu/isa/x86/avx512.inl"

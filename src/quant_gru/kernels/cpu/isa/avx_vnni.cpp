@@ -1,3 +1,3 @@
 #define QG_NAMESPACE avx_vnni
 #define QG_AVXVNNI
-#include "cpu/isa/avx2.inl"
+#include "cpu/isa/x86/avx2.inl"

@@ -236,7 +236,7 @@ class LayerLaunches:
             self.keep += [fragments, bias, m, exact]
             self._fill_sequence(record.s, cell, reverse=d == 1)
             self.memories.codes.point(record.s, "out", this.out[d])
-            self._fill_ends(record.ends, this, layer, d)
+            self._fill_boundary(record.boundary, this, layer, d)
             self.memories.lengths.point(record.s, "lengths")
             record.weights, record.bias, record.m = (
                 each.data_ptr() for each in (fragments, bias, m)
@@ -374,17 +374,17 @@ class LayerLaunches:
         s.T, s.N, s.C, s.H = self._T, self._N, cell.numbers.C, cell.numbers.H
         s.reverse = reverse
 
-    def _fill_ends(self, ends: Any, this: LayerOutput, layer: int, d: int) -> None:
+    def _fill_boundary(self, boundary: Any, this: LayerOutput, layer: int, d: int) -> None:
         """Set the arguments for the real values of the states of direction d of a layer."""
         cells, cell, N, memories = this.cells, this.cells[d], self._N, self.memories
         H, state = cell.numbers.H, layer * len(cells) + d
         if this.h0_nan:
-            self._border.h0.point(ends, "h0", 4 * state * N * H)
-            memories.space.point(ends, "h0_nan", this.h0_nan[d])
-        self._border.y.point(ends, "values", 4 * d * H)
-        self._border.h_n.point(ends, "last", 4 * state * N * H)
-        memories.nan.point(ends, "last_nan", 4 * state * N)
-        memories.space.point(ends, "nan", this.nan)
-        ends.finite = cell.finite.data_ptr()
-        ends.next, ends.stride = len(cells) * H, padded_steps(self._T)
-        ends.scale, ends.lo, ends.hi = scale_of(cell.h)
+            self._border.h0.point(boundary, "h0", 4 * state * N * H)
+            memories.space.point(boundary, "h0_nan", this.h0_nan[d])
+        self._border.y.point(boundary, "values", 4 * d * H)
+        self._border.h_n.point(boundary, "last", 4 * state * N * H)
+        memories.nan.point(boundary, "last_nan", 4 * state * N)
+        memories.space.point(boundary, "nan", this.nan)
+        boundary.finite = cell.finite.data_ptr()
+        boundary.next, boundary.stride = len(cells) * H, padded_steps(self._T)
+        boundary.scale, boundary.lo, boundary.hi = scale_of(cell.h)

@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #if REALS
     if (threadIdx.x < kFlags / 4) ((uint32_t *)nan_rows)[threadIdx.x] = 0;
     __syncthreads();
-    const bool finite = *p.ends.finite != 0;
+    const bool finite = *p.boundary.finite != 0;
 #endif
     if (!kRoom) {
         load_state(p, me, state, nan_rows, any_nan);  // before weights occupy the registers
@@ -204,19 +204,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     // Real values are stored from registers: with CL > 1 while blocks wait for each other,
     // otherwise after the GEMM of the next step.
     constexpr bool kBehind = CL == 1;
-    const int64_t value_step =
-        kRoom || (kTight && NT == 2) ? kept_number(step * N * p.ends.next) : step * N * p.ends.next;
-    float *value_at = p.ends.values + group * 16 + lane8 + 8 * mine.row8 +
-                      ((first - (kBehind ? step : 0)) * N + first_row + mine.n) * p.ends.next;
+    const int64_t between = step * N * p.boundary.next;
+    const int64_t value_step = kRoom || (kTight && NT == 2) ? kept_number(between) : between;
+    float *value_at = p.boundary.values + group * 16 + lane8 + 8 * mine.row8 +
+                      ((first - (kBehind ? step : 0)) * N + first_row + mine.n) * p.boundary.next;
     const auto value_of = [&](Real v) {
         const float code = sizeof(Real) == 4 ? (float)plain(v) : (float)R::integer(v);
-        return Magic<float>::times(code, p.ends.scale);
+        return Magic<float>::times(code, p.boundary.scale);
     };
     const auto store_values = [&](int strip, bool now) {
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
             const Place place = place_of(e, quad, half);
-            const int64_t row = (strip * NB + place.n - mine.n) * p.ends.next;
+            const int64_t row = (strip * NB + place.n - mine.n) * p.boundary.next;
             float *const to = value_at + row + 8 * (place.row8 - mine.row8);
             store_where(now && in_range(strip, e), to, float_bits(value_of(h[strip][e])));
         }
@@ -248,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 #if REALS
     // the NaN flags of the whole input are complete here, unless the projection overlaps
     constexpr bool kNanFirst = !STRETCH && kRoom;
-    const uint32_t nan_word = kNanFirst ? first_nan(p.ends, first_row, N, T) : 0;
+    const uint32_t nan_word = kNanFirst ? first_nan(p.boundary, first_row, N, T) : 0;
 #endif
 #pragma unroll
     for (int i = 0; i < kAhead * NT; ++i) {
@@ -378,8 +378,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     float reals[NT * kElements];
 #pragma unroll
     for (int i = 0; i < NT * kElements; ++i) reals[i] = value_of(h[i / kElements][i % kElements]);
-    if (nan_seen<kNanFirst>(p.ends, Where().row, N, T, nan_word)) *any_nan = 1;
-    give_last(p.s, p.ends, reals, nan_rows, any_nan);
+    if (nan_seen<kNanFirst>(p.boundary, Where().row, N, T, nan_word)) *any_nan = 1;
+    give_last(p.s, p.boundary, reals, nan_rows, any_nan);
 #else
 #pragma unroll
     for (int i = 0; i < NT * kElements; ++i) {

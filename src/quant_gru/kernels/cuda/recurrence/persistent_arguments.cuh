@@ -13,7 +13,7 @@ struct Numbers {
     const double *m;          // (3, UP): M / 2^k
     const int32_t *exact_float;  // [KS - 1]: whether float holds all accumulators and multipliers
     Cell<Real> cell;
-    Ends ends;
+    RealBoundary boundary;
     Saturated saturated;
     const uint32_t *counts;  // (time chunks): finished rows of the projection, over all groups
 };

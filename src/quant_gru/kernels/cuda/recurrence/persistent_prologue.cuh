@@ -47,19 +47,19 @@ inline void load_state(const Numbers &p, const Position &me, unsigned char *stat
                           (int)p.cell.h_offset;
         }
 #if REALS
-        if (p.ends.h0) {
+        if (p.boundary.h0) {
             float real[kBatch];
 #pragma unroll
             for (int j = 0; j < kBatch; ++j) {
                 const int i = from + j * kThreads, n = i / kStride, k = i % kStride;
                 real[j] = 0.f;
                 if (i < kPlane && k < me.H && me.first_row + n < me.N)
-                    real[j] = p.ends.h0[(me.first_row + n) * me.H + k];
+                    real[j] = p.boundary.h0[(me.first_row + n) * me.H + k];
             }
 #pragma unroll
             for (int j = 0; j < kBatch; ++j) {
                 bool nan = false;
-                code[j] += quantized(real[j], p.ends.scale, p.ends.lo, p.ends.hi, nan);
+                code[j] += quantized(real[j], p.boundary.scale, p.boundary.lo, p.boundary.hi, nan);
                 if (nan) {
                     nan_rows[(from + j * kThreads) / kStride] = 1;
                     *any_nan = 1;

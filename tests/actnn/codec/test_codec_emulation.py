@@ -77,7 +77,7 @@ def kernels(arch):
         forms.append((torch.float32, 0, 64))
     for function in ("encode", "decode"):
         for dtype, bits, group in forms:
-            yield kernel_of(function, dtype, bits, group, dtype != torch.float64, True)[0]
+            yield kernel_of(function, dtype, bits, group, dtype != torch.float64, True).kernel
 
 
 @pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")

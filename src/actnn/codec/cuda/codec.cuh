@@ -2,12 +2,13 @@
 //
 // Macros: REAL, the dtype (0 float32, 1 float16, 2 bfloat16, 3 float64); BITS, bits of a code, or 0
 // for bits per row; CHUNKS, runs of 32 elements in a group, or 0 if all groups take the general
-// path.
+// path; JOINED, groups of a tile that a lane has elements of.
 //
-// General path: a warp handles one group, a lane one element of each run.
-// Tiles: a warp handles kGroups whole groups of a row at once. kLanes lanes share a group. In chunk
-// k, a lane holds the kVector elements of run k that begin at its place times kVector. Every row
-// begins at a multiple of 16 bytes, and of two runs. There are fewer than 2^32 blocks of noise.
+// A warp has kSets sets of kLanes lanes. A set holds a run; a lane holds the kVector elements that
+// begin at its place times kVector.
+// General path: a warp handles one group, two neighbouring runs of it in each set.
+// Tiles: a warp handles kGroups whole groups of a row, JOINED in each set. Every row begins at a
+// multiple of 16 bytes, and of two runs. There are fewer than 2^32 blocks of noise.
 #pragma once
 
 #include <stdint.h>
@@ -25,7 +26,8 @@
 constexpr int kRun = 32, kBlock = 256;
 constexpr int kElementBytes = REAL == FLOAT32 ? 4 : REAL == FLOAT64 ? 8 : 2;
 constexpr int kVector = kElementBytes == 2 ? 8 : 4, kLanes = kRun / kVector;
-constexpr int kGroups = CHUNKS ? 32 / kLanes : 1;
+constexpr int kSets = 32 / kLanes, kGroups = kSets * JOINED;
+constexpr int kTileRuns = CHUNKS * JOINED;  // of a set
 
 struct Codec {
     void *x;  // (rows, m)
@@ -33,32 +35,30 @@ struct Codec {
     uint32_t *params;      // (rows, groups): base and step in bfloat16, the base in the low half
     const int64_t *state;  // seed and step
     const int64_t *bits, *ends;  // of each row, and their inclusive sums, if BITS is 0
-    int64_t rows, m, groups, group, capacity, tensor;
+    int64_t rows, m, groups, tiles, group, capacity, tensor;  // groups and tiles of a row
 
     int64_t runs() const { return (m + kRun - 1) / kRun; }
 };
 
 inline int lane_index() { return int(threadIdx.x % 32); }
 
-// The groups of a warp: kGroups of one row, or fewer at its end.
+// The groups of a warp: a tile, or one group.
 struct Share {
     int64_t row, first;
-    bool any;
+    bool any, tile;
 
     Share(const Codec &p) {
         const int64_t warp = (int64_t)blockIdx.x * (kBlock / 32) + threadIdx.x / 32;
-        const int64_t shares = (p.groups + kGroups - 1) / kGroups;
+        const int64_t alone = p.groups - p.tiles * kGroups, shares = p.tiles + alone;
         row = BITS ? 0 : warp / shares;  // equal bits are one row
-        first = (warp - row * shares) * kGroups;
-        any = row < p.rows && first < p.groups;
+        const int64_t index = warp - row * shares;
+        tile = CHUNKS && index < p.tiles;
+        first = tile ? index * kGroups : p.tiles * kGroups + index - p.tiles;
+        any = row < p.rows && index < shares;
     }
-    int64_t last(const Codec &p) const {
-        return first + kGroups < p.groups ? first + kGroups : p.groups;
-    }
-    bool whole(const Codec &p) const { return (first + kGroups) * (CHUNKS * kRun) <= p.m; }
 };
 
-// A group of the general path.
+// A group, the first one of a tile.
 struct Place {
     int64_t at, run, index;  // of all rows: its first element, its first run, the group
     int count, bits;
@@ -79,31 +79,14 @@ struct Place {
     }
 };
 
-#if CHUNKS
-// Calls `tile.run<bits>()`.
-template <class Tile>
-inline void with_bits(int bits, const Tile &tile) {
-    if (BITS) return tile.template run<BITS ? BITS : 1>();
-    switch (bits) {
-        case 1:
-            return tile.template run<1>();
-        case 2:
-            return tile.template run<2>();
-        case 3:
-            return tile.template run<3>();
-        case 4:
-            return tile.template run<4>();
-        case 5:
-            return tile.template run<5>();
-        case 6:
-            return tile.template run<6>();
-        case 7:
-            return tile.template run<7>();
-        default:
-            return tile.template run<8>();
-    }
+// The place of a lane in its set.
+inline int set_index() { return lane_index() / kLanes; }
+inline int first_element() { return lane_index() % kLanes * kVector; }
+
+// Whether a lane can access its elements of a group as vectors.
+inline bool aligned(const Codec &p, const Place &place) {
+    return ((uintptr_t)p.x + place.at * kElementBytes) % 16 == 0;
 }
-#endif
 
 // The index-th 16 bits of a word, 0 or 2 bytes from its start, as 2^23 + a number below 2^fraction.
 inline float noise_number(uint32_t word, int index, int fraction) {

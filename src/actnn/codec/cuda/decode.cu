@@ -26,36 +26,22 @@ inline void store_element(const Codec &p, int64_t at, float v) {
         ((uint16_t *)p.x)[at] = (uint16_t)(REAL == FLOAT16 ? half_pair(v, v) : bf16_pair(v, v));
 }
 
-// One group by a warp.
-inline void decode_group(const Codec &p, const Place &place) {
-    const int lane = lane_index();
-    const Decoder decoder(p.params[place.index]);
-    for (int i = lane; i < place.count; i += kRun) {
-        uint32_t code = 0;
-        if (place.stored) {
-            const uint32_t *words = place.words + i / kRun * place.bits;
-            const int bit = lane * place.bits, shift = bit % 32;
-            code = words[bit / 32] >> shift;
-            if (shift + place.bits > 32) code |= words[bit / 32 + 1] << (32 - shift);
-        }
-        store_element(p, place.at + i, decoder(code, place.bits));
-    }
-}
-
-#if CHUNKS
 // Four codes of a run.
-template <int kBits>
-inline uint32_t four_codes(const uint32_t *run, int first) {
-    const int bit = first * kBits, word = bit / 32, shift = bit % 32;
-    if (32 % (4 * kBits) == 0) return run[word] >> shift;
-    const int next = word + 1 < kBits ? word + 1 : word;
+inline uint32_t four_codes(const uint32_t *run, int first, int bits) {
+    const int bit = first * bits, word = bit / 32, shift = bit % 32;
+    if ((bits & (bits - 1)) == 0) return run[word] >> shift;
+    const int next = word + 1 < bits ? word + 1 : word;
     return shifted_right(run[word], run[next], shift);
 }
+
+struct alignas(16) Doubles {
+    double first, second;
+};
 
 // kVector numbers to a multiple of 16 bytes.
 inline void store(char *to, const float (&v)[kVector]) {
     if (REAL == FLOAT64) {
-        for (int i = 0; i < 4; ++i) ((double *)to)[i] = v[i];
+        for (int i = 0; i < 2; ++i) ((Doubles *)to)[i] = {v[2 * i], v[2 * i + 1]};
     } else if (REAL == FLOAT32) {
         *(uint4 *)to = {actnn_word(v[0]), actnn_word(v[1]), actnn_word(v[2]), actnn_word(v[3])};
     } else {
@@ -68,45 +54,68 @@ inline void store(char *to, const float (&v)[kVector]) {
     }
 }
 
-// kGroups whole groups by a warp. The first one is at `place`.
-struct Tile {
-    const Codec &p;
-    const Place &place;
+constexpr int kParts = kVector / 4;
 
-    template <int kBits>
-    void run() const;
-};
+// Decodes the elements of a lane.
+inline void decode_all(const Decoder &decoder, const uint32_t (&codes)[kParts], int bits,
+                       float (&v)[kVector]) {
+    for (int i = 0; i < kVector; ++i) v[i] = decoder(codes[i / 4] >> (i % 4 * bits), bits);
+}
 
-template <int kBits>
-inline void Tile::run() const {
-    constexpr int kParts = kVector / 4;
-    const int lane = lane_index(), mine = lane / kLanes, first = lane % kLanes * kVector;
-    uint32_t codes[CHUNKS][kParts];
-    const uint32_t *words = place.words + mine * (CHUNKS * kBits);
-#pragma unroll
-    for (int k = 0; k < CHUNKS; ++k)
-        for (int part = 0; part < kParts; ++part)
-            codes[k][part] = four_codes<kBits>(words + k * kBits, first + 4 * part);
-    const Decoder decoder(p.params[place.index + mine]);
-    char *const to = (char *)p.x + (place.at + mine * (CHUNKS * kRun) + first) * kElementBytes;
-#pragma unroll
-    for (int k = 0; k < CHUNKS; ++k) {
+// One group by a warp.
+inline void decode_group(const Codec &p, const Place &place) {
+    const Decoder decoder(p.params[place.index]);
+    const bool vectors = aligned(p, place);
+#pragma unroll 4
+    for (int i = set_index() * kRun + first_element(); i < place.count; i += kSets * kRun) {
+        uint32_t codes[kParts] = {};
+        if (place.stored)
+            for (int part = 0; part < kParts; ++part)
+                codes[part] = four_codes(place.words + i / kRun * place.bits,
+                                         first_element() + 4 * part, place.bits);
         float v[kVector];
-        for (int i = 0; i < kVector; ++i) v[i] = decoder(codes[k][i / 4] >> (i % 4 * kBits), kBits);
-        store(to + k * kRun * kElementBytes, v);
+        decode_all(decoder, codes, place.bits, v);
+        if (vectors && i + kVector <= place.count) {
+            store((char *)p.x + (place.at + i) * kElementBytes, v);
+        } else {
+            for (int j = 0; j < kVector; ++j)
+                if (i + j < place.count) store_element(p, place.at + i + j, v[j]);
+        }
+    }
+}
+
+#if CHUNKS
+// The groups of a tile by a warp. The first one is at `place`.
+inline void decode_tile(const Codec &p, const Place &place) {
+    const int run = set_index() * kTileRuns, first = first_element();
+    uint32_t codes[kTileRuns][kParts];
+#pragma unroll
+    for (int k = 0; k < kTileRuns; ++k)
+        for (int part = 0; part < kParts; ++part)
+            codes[k][part] =
+                four_codes(place.words + (run + k) * place.bits, first + 4 * part, place.bits);
+    char *const to = (char *)p.x + (place.at + run * kRun + first) * kElementBytes;
+#pragma unroll
+    for (int j = 0; j < JOINED; ++j) {
+        const Decoder decoder(p.params[place.index + set_index() * JOINED + j]);
+#pragma unroll
+        for (int k = j * CHUNKS; k < (j + 1) * CHUNKS; ++k) {
+            float v[kVector];
+            decode_all(decoder, codes[k], place.bits, v);
+            store(to + k * kRun * kElementBytes, v);
+        }
     }
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(kBlock) decode(const __grid_constant__ Codec p) {
+extern "C" __global__ void __launch_bounds__(kBlock, 4) decode(const __grid_constant__ Codec p) {
     const Share share(p);
     if (!share.any) return;
-#if CHUNKS
     const Place place(p, share.row, share.first);
-    if (share.whole(p) && place.stored) {
-        with_bits(place.bits, Tile{p, place});
-        return;
-    }
+#if CHUNKS
+    if (share.tile && place.stored) return decode_tile(p, place);
 #endif
-    for (int64_t i = share.first; i < share.last(p); ++i) decode_group(p, Place(p, share.row, i));
+    decode_group(p, place);
+    for (int i = 1; i < (share.tile ? kGroups : 1); ++i)
+        decode_group(p, Place(p, share.row, share.first + i));
 }

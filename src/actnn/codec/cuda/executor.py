@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,18 +35,33 @@ _Pointer, _Long = ctypes.c_void_p, ctypes.c_int64
 CodecC: Any = structure(
     "CodecC",
     **dict.fromkeys("x data params state bits ends".split(), _Pointer),
-    **dict.fromkeys("rows m groups group capacity tensor".split(), _Long),
+    **dict.fromkeys("rows m groups tiles group capacity tensor".split(), _Long),
 )
 _THREADS, _WARPS = 256, 8
-_MOST_CHUNKS = 16  # that the registers of a lane can hold
+# runs of which a lane has a part: those that hide the latency of memory, and the most
+_FULL_CHUNKS, _MOST_CHUNKS = 8, 16
 _VECTOR_BYTES = 16
 _MOST_IN_TILES = 1 << 35  # elements: 2^32 blocks of noise
+
+
+class Chosen(NamedTuple):
+    """A kernel and the shape of its launch.
+
+    Attributes:
+        kernel: The kernel.
+        tile: Groups that a warp handles at once, or 0 if it handles one.
+        shared_bytes: Shared memory of a block.
+    """
+
+    kernel: Kernel
+    tile: int
+    shared_bytes: int
 
 
 @cache
 def kernel_of(
     function: str, dtype: torch.dtype, bits: int, group: int, stochastic: bool, tiles: bool
-) -> tuple[Kernel, int, int]:
+) -> Chosen:
     """Choose a kernel.
 
     Args:
@@ -57,23 +72,20 @@ def kernel_of(
         stochastic: Whether codes are rounded stochastically.
         tiles: Whether every row begins at a multiple of 16 bytes, and of two runs, and there are
             fewer than 2^32 blocks of noise.
-
-    Returns:
-        The kernel, the groups that a warp handles, and bytes of shared memory of a block.
     """
     chunks = group // RUN
-    if not tiles or chunks % 2 or chunks > _MOST_CHUNKS:
-        chunks = 0
-    macros = {"REAL": DTYPES.index(dtype), "BITS": bits, "CHUNKS": chunks}
-    groups = 1
-    if chunks:
-        groups = 8 if dtype.itemsize == 2 else 4
+    joined = 1 + chunks % 2
+    while 2 * joined * chunks <= _FULL_CHUNKS:
+        joined *= 2
+    if not tiles or joined * chunks > _MOST_CHUNKS:
+        chunks, joined = 0, 1
+    macros = {"REAL": DTYPES.index(dtype), "BITS": bits, "CHUNKS": chunks, "JOINED": joined}
+    sets = 8 if dtype.itemsize == 2 else 4
     shared = 0
     if function == "encode":
         macros["STOCHASTIC"] = int(stochastic)
-        if chunks:
-            shared = _WARPS * groups * (chunks + 1) * RUN
-    return Kernel.of(function, function, macros), groups, shared
+        shared = _WARPS * sets * (max(joined * chunks, _FULL_CHUNKS) + 1) * RUN
+    return Chosen(Kernel.of(function, function, macros), sets * joined if chunks else 0, shared)
 
 
 def run(
@@ -121,7 +133,9 @@ def run(
     tiles = address % _VECTOR_BYTES == 0 and rows * m < _MOST_IN_TILES
     if rows > 1:
         tiles = tiles and m % (2 * RUN) == 0
-    kernel, groups_of_warp, shared = kernel_of(function, x.dtype, bits, group, stochastic, tiles)
+    chosen = kernel_of(function, x.dtype, bits, group, stochastic, tiles)
+    groups //= rows
+    tiles_of_row = m // (chosen.tile * group) if chosen.tile else 0
     data_address, params_address = data.data_ptr(), params.data_ptr()
     if (data_address | params_address) % 4:
         raise ActNNError("Expected codes and parameters to begin at multiples of 4 bytes")
@@ -134,13 +148,14 @@ def run(
         None if ends is None else ends.data_ptr(),
         rows,
         m,
-        groups // rows,
+        groups,
+        tiles_of_row,
         group,
         capacity,
         tensor,
     )
     if machine is None:
         machine = driver.machine_of(x.device, SOURCES)
-    warps = rows * -(-(groups // rows) // groups_of_warp)
-    grid = Grid((-(-warps // _WARPS), 1), _THREADS, shared_bytes=shared)
-    machine.launch(kernel, grid, arguments)
+    warps = rows * (groups - tiles_of_row * (chosen.tile - 1))
+    grid = Grid((-(-warps // _WARPS), 1), _THREADS, shared_bytes=chosen.shared_bytes)
+    machine.launch(chosen.kernel, grid, arguments)

@@ -37,7 +37,7 @@ KINDS |= {"mask_clamped": "Mask", "requantize_codes": "RequantizeCodes"}
 KINDS |= {"quantize_input": "QuantizeInput", "requantize_layers": "RequantizeLayers"}
 KINDS |= {"operands": "Operands", "convert": "Conversions"}
 KINDS |= dict.fromkeys(("back_step", "back_grid", "saturated_case"), "Numbers")
-KINDS |= dict.fromkeys(("encode", "decode"), "Codec")
+KINDS |= dict.fromkeys(("encode", "decode"), "Codec") | {"sum_bits": "Sums"}
 # macros come behind the header: with them it would have to be compiled again
 _LAUNCH = """
 #include "host.hpp"

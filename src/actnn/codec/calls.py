@@ -37,27 +37,25 @@ def encode(
         ActNNError: An argument is not supported.
     """
     check(x, bits, key, group, capacity)
+    ends = None
     if isinstance(bits, Tensor):
         x = in_rows(x)
         samples = x.shape[0]
-        bits = bits.to(torch.int64).clamp(1, MOST_BITS)
-        run = reference if _watched(x) else executors
-        data, params = run.encode_samples(
-            rows_of(x),
-            bits,
-            key.state,
-            key.tensor,
-            group,
-            stochastic,
-            MOST_BITS * samples if capacity is None else capacity,
-        )
+        capacity = MOST_BITS * samples if capacity is None else capacity
+        noise = (key.state, key.tensor, group, stochastic, capacity)
+        if _watched(x):
+            bits, ends = reference.sums_of(bits)
+            data, params = reference.encode_samples(rows_of(x), bits, *noise)
+        else:
+            bits, ends = executors.sums_of(bits)
+            data, params = executors.encode_samples(rows_of(x), bits, ends, *noise)
     else:
         x = dense(x)
         if _watched(x):
             data, params = ops.encode(x.detach(), bits, group, key.state, key.tensor, stochastic)
         else:
             data, params = executors.encode_flat(x, bits, key.state, key.tensor, group, stochastic)
-    return Codes(data, params, bits, group, x.shape, x.stride(), x.dtype)
+    return Codes(data, params, bits, group, x.shape, x.stride(), x.dtype, ends)
 
 
 def decode(codes: Codes) -> Tensor:
@@ -70,8 +68,11 @@ def decode(codes: Codes) -> Tensor:
     n, dtype = codes.shape.numel(), codes.dtype
     if isinstance(bits, Tensor):
         m = n // max(codes.shape[0], 1)
-        run = reference if _watched(data) else executors
-        v: Tensor = run.decode_samples(data, params, bits, group, m, dtype)
+        v: Tensor
+        if _watched(data):
+            v = reference.decode_samples(data, params, bits, group, m, dtype)
+        else:
+            v = executors.decode_samples(data, params, bits, codes.ends, group, m, dtype)
     elif _watched(data):
         v = ops.decode(data, params, bits, group, n, dtype)
     else:

@@ -41,6 +41,7 @@ class Codes:
         shape: Shape of the encoded tensor.
         strides: Strides of the decoded tensor.
         dtype: dtype of the encoded tensor.
+        ends: Inclusive sums of the bits of samples, int64 (samples,); None if not computed yet.
     """
 
     data: Tensor
@@ -50,6 +51,7 @@ class Codes:
     shape: torch.Size
     strides: tuple[int, ...]
     dtype: torch.dtype
+    ends: Tensor | None = None
 
     @property
     def nbytes(self) -> int:

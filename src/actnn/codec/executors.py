@@ -86,32 +86,45 @@ def decode_flat(
     return x
 
 
+def sums_of(bits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return bits of samples in 1..8, and their inclusive sums: int64 (samples,)."""
+    if len(bits) and executor_of(bits.device) == "cuda":
+        return cuda.sums_of(bits)
+    return reference.sums_of(bits)
+
+
 def encode_samples(
     x: Tensor,
     bits: Tensor,
+    ends: Tensor,
     state: Tensor,
     tensor: int,
     group: int,
     stochastic: bool,
     capacity: int,
 ) -> tuple[Tensor, Tensor]:
-    """Encode samples (samples, m) with bits (samples,) of each. Return data and parameters."""
+    """Encode samples (samples, m) with `sums_of` the bits of each. Return data and parameters."""
     name = executor_of(x.device)
     if name == "reference":
         return reference.encode_samples(x, bits, state, tensor, group, stochastic, capacity)
     samples, m = x.shape
     size = capacity * -(-m // RUN) * (RUN // 8)
-    # samples that do not fit leave a gap
-    data = torch.zeros(size, dtype=torch.uint8, device=x.device)
+    data = torch.empty(size, dtype=torch.uint8, device=x.device)
     params = torch.empty((samples * -(-m // group), 2), dtype=torch.bfloat16, device=x.device)
     noise = (state, tensor, stochastic)
-    more = (bits, bits.cumsum(0), capacity)
+    more = (bits, ends, capacity)
     _RUN[name]("encode", x, data, params, samples, 0, group, *noise, *more)
     return data, params
 
 
 def decode_samples(
-    data: Tensor, params: Tensor, bits: Tensor, group: int, m: int, dtype: torch.dtype
+    data: Tensor,
+    params: Tensor,
+    bits: Tensor,
+    ends: Tensor | None,
+    group: int,
+    m: int,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Reverse `encode_samples`. Return elements (samples, m)."""
     name = executor_of(data.device)
@@ -120,6 +133,8 @@ def decode_samples(
     samples = len(bits)
     x = torch.empty((samples, m), dtype=dtype, device=data.device)
     capacity = data.numel() // max(-(-m // RUN) * (RUN // 8), 1)
-    more = {"bits_of": bits, "ends": bits.cumsum(0), "capacity": capacity}
+    if ends is None:
+        ends = bits.cumsum(0)
+    more = {"bits_of": bits, "ends": ends, "capacity": capacity}
     _RUN[name]("decode", x, data, params, samples, 0, group, **more)
     return x

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from actnn.codec.codes import MOST_BITS
 from actnn.codec.noise import RUN, noise_of
 from actnn.codec.packing import pack, unpack
 
@@ -136,6 +137,12 @@ def decode_flat(
     """Reverse `encode_flat`. Return elements (n,)."""
     codes = unpack(data, bits)[:n]
     return decode_rows(codes.view(1, -1), params.view(1, -1, 2), group, dtype).view(-1)
+
+
+def sums_of(bits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return bits of samples in 1..8, and their inclusive sums: int64 (samples,)."""
+    bits = bits.to(torch.int64).clamp(1, MOST_BITS)
+    return bits, bits.cumsum(0)
 
 
 def encode_samples(

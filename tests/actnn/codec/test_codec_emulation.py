@@ -9,7 +9,7 @@ from host_machine import COMPILER
 from same_codes import check_flat, check_samples, random_tensor
 
 from actnn._errors import ActNNError
-from actnn.codec.cuda.executor import SOURCES, kernel_of, run
+from actnn.codec.cuda.executor import SOURCES, kernel_of, run, sums_of
 from kernel_runtime.cuda import compiler
 
 emulated = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -25,6 +25,9 @@ CASES = [
     (torch.float64, 8, 192, 768 + 700, True),
     (torch.float32, 7, 96, 333, True),
     (torch.bfloat16, 6, 1024, 1500, True),
+    (torch.float32, 4, 32, 1024 + 37, True),
+    (torch.bfloat16, 2, 96, 8 * 192 + 100, True),
+    (torch.float32, 3, 2080, 5000, True),
 ]
 
 
@@ -53,6 +56,16 @@ def test_kernels_take_bits_of_samples(host, m):
         check_samples(partial(run, machine=host), x, bits, 64, capacity)
 
 
+@emulated
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_kernels_sum_bits(host, dtype):
+    for rows in (1, 7, 300, 1025):
+        bits = torch.randint(-1, 11, (rows,), dtype=dtype)
+        found, ends = sums_of(bits, host)
+        assert torch.equal(found, bits.clamp(1, 8).long())
+        assert torch.equal(ends, found.cumsum(0))
+
+
 def test_codes_at_odd_addresses_are_an_error(host):
     data, params = torch.zeros(9, dtype=torch.uint8)[1:], torch.zeros(1, 2, dtype=torch.bfloat16)
     with pytest.raises(ActNNError, match="Expected codes and parameters to begin at multiples"):
@@ -74,7 +87,7 @@ def kernels(arch):
         (torch.float64, 4, 1024),
     ]
     if arch == "sm_90a":
-        forms.append((torch.float32, 0, 64))
+        forms += [(torch.float32, 0, 64), (torch.bfloat16, 3, 96)]
     for function in ("encode", "decode"):
         for dtype, bits, group in forms:
             yield kernel_of(function, dtype, bits, group, dtype != torch.float64, True).kernel

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+import threading
+from collections.abc import Callable
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +39,7 @@ CodecC: Any = structure(
     **dict.fromkeys("x data params state bits ends".split(), _Pointer),
     **dict.fromkeys("rows m groups tiles group capacity tensor".split(), _Long),
 )
+SumsC: Any = structure("SumsC", given=_Pointer, bits=_Pointer, ends=_Pointer, rows=_Long)
 _THREADS, _WARPS = 256, 8
 # runs of which a lane has a part: those that hide the latency of memory, and the most
 _FULL_CHUNKS, _MOST_CHUNKS = 8, 16
@@ -88,6 +91,54 @@ def kernel_of(
     return Chosen(Kernel.of(function, function, macros), sets * joined if chunks else 0, shared)
 
 
+class _Launch:
+    """A launch of one kernel for tensors of one size."""
+
+    def __init__(
+        self,
+        function: str,
+        dtype: torch.dtype,
+        bits: int,
+        group: int,
+        stochastic: bool,
+        tiles: bool,
+        rows: int,
+        m: int,
+        machine: Machine,
+    ) -> None:
+        chosen = kernel_of(function, dtype, bits, group, stochastic, tiles)
+        groups = -(-m // group)
+        tiles_of_row = m // (chosen.tile * group) if chosen.tile else 0
+        warps = rows * (groups - tiles_of_row * max(chosen.tile - 1, 0))
+        grid = Grid((-(-warps // _WARPS), 1), _THREADS, shared_bytes=chosen.shared_bytes)
+        self._arguments = CodecC(rows=rows, m=m, groups=groups, tiles=tiles_of_row, group=group)
+        self._machine = machine
+        self._prepared = machine.prepare(chosen.kernel, grid, self._arguments)
+        self._lock = threading.Lock()
+
+    def start(
+        self,
+        x: int,
+        data: int,
+        params: int,
+        state: int | None,
+        bits: int | None,
+        ends: int | None,
+        capacity: int,
+        tensor: int,
+    ) -> None:
+        """Start it on the current stream."""
+        arguments = self._arguments
+        with self._lock:  # the driver copies the arguments before it returns
+            arguments.x, arguments.data, arguments.params = x, data, params
+            arguments.state, arguments.bits, arguments.ends = state, bits, ends
+            arguments.capacity, arguments.tensor = capacity, tensor
+            self._prepared.start(self._machine.stream())
+
+
+_launch_of: Callable[..., _Launch] = lru_cache(maxsize=2048)(_Launch)
+
+
 def run(
     function: str,
     x: Tensor,
@@ -126,36 +177,48 @@ def run(
         ActNNError: Codes or parameters do not begin at a multiple of 4 bytes, or the kernel cannot
             be compiled or run.
     """
-    groups = len(params)
-    if not groups:
+    n = x.numel()
+    if not n:
         return
-    address, m = x.data_ptr(), x.numel() // rows
-    tiles = address % _VECTOR_BYTES == 0 and rows * m < _MOST_IN_TILES
-    if rows > 1:
-        tiles = tiles and m % (2 * RUN) == 0
-    chosen = kernel_of(function, x.dtype, bits, group, stochastic, tiles)
-    groups //= rows
-    tiles_of_row = m // (chosen.tile * group) if chosen.tile else 0
-    data_address, params_address = data.data_ptr(), params.data_ptr()
+    address, data_address, params_address = x.data_ptr(), data.data_ptr(), params.data_ptr()
     if (data_address | params_address) % 4:
         raise ActNNError("Expected codes and parameters to begin at multiples of 4 bytes")
-    arguments = CodecC(
+    tiles = address % _VECTOR_BYTES == 0 and n < _MOST_IN_TILES
+    m = n
+    if rows > 1:
+        m = n // rows
+        tiles = tiles and m % (2 * RUN) == 0
+    if machine is None:
+        machine = driver.machine_of(x.device, SOURCES)
+    _launch_of(function, x.dtype, bits, group, stochastic, tiles, rows, m, machine).start(
         address,
         data_address,
         params_address,
         None if state is None else state.data_ptr(),
         None if bits_of is None else bits_of.data_ptr(),
         None if ends is None else ends.data_ptr(),
-        rows,
-        m,
-        groups,
-        tiles_of_row,
-        group,
         capacity,
         tensor,
     )
+
+
+def sums_of(bits: Tensor, machine: Machine | None = None) -> tuple[Tensor, Tensor]:
+    """Clamp bits of rows and sum them, on the current stream.
+
+    Args:
+        bits: Integers (rows,), at least one.
+        machine: The machine that runs the kernel; None for the GPU of the bits.
+
+    Returns:
+        Bits in 1..8 and their inclusive sums, int64 (rows,).
+    """
+    if bits.dtype not in (torch.int32, torch.int64):
+        bits = bits.to(torch.int64)
+    bits = bits.contiguous()
+    found, ends = torch.empty((2, len(bits)), dtype=torch.int64, device=bits.device).unbind()
+    kernel = Kernel.of("sum_bits", "sum_bits", {"LONG": int(bits.dtype == torch.int64)})
+    arguments = SumsC(bits.data_ptr(), found.data_ptr(), ends.data_ptr(), len(bits))
     if machine is None:
-        machine = driver.machine_of(x.device, SOURCES)
-    warps = rows * (groups - tiles_of_row * (chosen.tile - 1))
-    grid = Grid((-(-warps // _WARPS), 1), _THREADS, shared_bytes=chosen.shared_bytes)
-    machine.launch(chosen.kernel, grid, arguments)
+        machine = driver.machine_of(bits.device, SOURCES)
+    machine.launch(kernel, Grid((1, 1), _THREADS, shared_bytes=8 * _THREADS), arguments)
+    return found, ends

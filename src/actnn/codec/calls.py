@@ -93,14 +93,14 @@ def group_ranges(x: Tensor, group: int = 256) -> Tensor:
     check_group(group)
     rows = rows_of(in_rows(x))
     whole = rows.shape[1] // group * group
-    parts = [rows[:, :whole].unflatten(1, (-1, group))]
+    parts = [rows[:, :whole].unflatten(1, (-1, group))] if whole or not rows.numel() else []
     if whole != rows.shape[1]:
         parts.append(rows[:, whole:].unsqueeze(1))
-    sums = []
+    sums: list[Tensor] = []
     for part in parts:
         low, high = part.aminmax(dim=-1)
         sums.append((high.float() - low.float()).square().sum(-1))
-    return torch.stack(sums).sum(0)
+    return sums[0] if len(sums) == 1 else sums[0] + sums[1]
 
 
 def _watched(x: Tensor) -> bool:

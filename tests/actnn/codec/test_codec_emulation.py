@@ -11,6 +11,7 @@ from same_codes import check_flat, check_samples, random_tensor
 from actnn._errors import ActNNError
 from actnn.codec.cuda.executor import SOURCES, kernel_of, run, sums_of
 from kernel_runtime.cuda import compiler
+from kernel_runtime.cuda.launch import Kernel
 
 emulated = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
@@ -80,6 +81,7 @@ def test_empty_tensors_launch_nothing(host):
 
 
 def kernels(arch):
+    yield Kernel.of("sum_bits", "sum_bits", {"LONG": 0})
     forms = [
         (torch.float32, 2, 256),
         (torch.bfloat16, 8, 256),

@@ -29,7 +29,7 @@ inline float number_of(uint32_t word, int index, int fraction) {
                       : 8388608.f + (float)(1 << (fraction - 1));
 }
 
-// Element `at` of kVector ones: its bits, or those of a float32.
+// An element: its bits, or those of a float32.
 inline uint32_t element(const Codec &p, int64_t at) {
     if (REAL == FLOAT32) return ((const uint32_t *)p.x)[at];
     if (REAL == FLOAT64) return actnn_word((float)((const double *)p.x)[at]);
@@ -80,16 +80,20 @@ inline float of_lanes(uint32_t v, const Combine &combine) {
     return REAL == BFLOAT16 ? actnn_number(v << 16) : first_half(v);
 }
 
-// The group of the vectors that kOf lanes hold.
-template <int kOf, int kCount>
-inline ActnnGroup group_of(const uint4 *x, int bits) {
-    uint32_t low = x[0].x, high = low;
+// Includes kCount vectors in a range.
+template <int kCount>
+inline void include(const uint4 *x, uint32_t &low, uint32_t &high) {
 #pragma unroll
     for (int k = 0; k < kCount; ++k)
         for (int i = 0; i < 4; ++i) {
             low = least(low, word_of(x[k], i));
             high = most(high, word_of(x[k], i));
         }
+}
+
+// The group whose elements kOf lanes hold.
+template <int kOf>
+inline ActnnGroup group_of(uint32_t low, uint32_t high, int bits) {
     return actnn_group(of_lanes<kOf>(low, least), of_lanes<kOf>(high, most), bits);
 }
 
@@ -177,7 +181,7 @@ constexpr int kPairs = 4;
 constexpr int kRuns = kTileRuns > 2 * kPairs ? kTileRuns : 2 * kPairs;
 constexpr int kWarpBytes = kSets * (kRuns + 1) * kRun;
 
-// One group by a warp, in windows of kSets * kPairs pairs of runs that share noise.
+// A group that a warp encodes in windows of kSets * kPairs pairs of runs that share noise.
 struct Window {
     const Codec &p;
     const Place &place;
@@ -250,6 +254,7 @@ struct Window {
     }
 };
 
+// One group by a warp.
 inline void encode_group(const Codec &p, const Place &place, const Noise &noise,
                          unsigned char *codes) {
     if (!place.stored) {
@@ -264,15 +269,9 @@ inline void encode_group(const Codec &p, const Place &place, const Noise &noise,
     uint32_t high = low;
     for (int first = 0; first < window.pairs; first += kStep) {
         window.load_all(first, x);
-#pragma unroll
-        for (int k = 0; k < 2 * kPairs; ++k)
-            for (int i = 0; i < 4; ++i) {
-                low = least(low, word_of(x[k], i));
-                high = most(high, word_of(x[k], i));
-            }
+        include<2 * kPairs>(x, low, high);
     }
-    const ActnnGroup group =
-        actnn_group(of_lanes<32>(low, least), of_lanes<32>(high, most), place.bits);
+    const ActnnGroup group = group_of<32>(low, high, place.bits);
     if (lane_index() == 0) p.params[place.index] = actnn_parameters(group);
     for (int first = 0; first < window.pairs; first += kStep) {
         if (window.pairs > kStep) window.load_all(first, x);
@@ -296,7 +295,9 @@ inline void encode_tile(const Codec &p, const Place &place, const Noise &noise,
     ActnnGroup groups[JOINED];
 #pragma unroll
     for (int j = 0; j < JOINED; ++j) {
-        groups[j] = group_of<kLanes, CHUNKS>(x + j * CHUNKS, bits);
+        uint32_t low = x[j * CHUNKS].x, high = low;
+        include<CHUNKS>(x + j * CHUNKS, low, high);
+        groups[j] = group_of<kLanes>(low, high, bits);
         if (first == 0)
             p.params[place.index + set_index() * JOINED + j] = actnn_parameters(groups[j]);
         if (!groups[j].finite) {

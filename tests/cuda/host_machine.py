@@ -31,13 +31,13 @@ KINDS = dict.fromkeys(
     "project_groups": "Reals",
     "project_few": "Few",
 }
-KINDS |= {"events": "Events"}
+KINDS |= {"events": "Events", "sum_bits": "Sums"}
 KINDS |= dict.fromkeys(("row_scales", "requantize_weights"), "Weights") | {"contents": "Contents"}
 KINDS |= {"mask_clamped": "Mask", "requantize_codes": "RequantizeCodes"}
 KINDS |= {"quantize_input": "QuantizeInput", "requantize_layers": "RequantizeLayers"}
 KINDS |= {"operands": "Operands", "convert": "Conversions"}
 KINDS |= dict.fromkeys(("back_step", "back_grid", "saturated_case"), "Numbers")
-KINDS |= dict.fromkeys(("encode", "decode"), "Codec") | {"sum_bits": "Sums"}
+KINDS |= dict.fromkeys(("encode", "decode"), "Codec")
 # macros come behind the header: with them it would have to be compiled again
 _LAUNCH = """
 #include "host.hpp"

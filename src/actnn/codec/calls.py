@@ -43,7 +43,7 @@ def encode(
         samples = x.shape[0]
         capacity = MOST_BITS * samples if capacity is None else capacity
         noise = (key.state, key.tensor, group, stochastic, capacity)
-        if _watched(x):
+        if _traced(x):
             bits, ends = reference.sums_of(bits)
             data, params = reference.encode_samples(rows_of(x), bits, *noise)
         else:
@@ -69,7 +69,7 @@ def decode(codes: Codes) -> Tensor:
     if isinstance(bits, Tensor):
         m = n // max(codes.shape[0], 1)
         v: Tensor
-        if _watched(data):
+        if _traced(data):
             v = reference.decode_samples(data, params, bits, group, m, dtype)
         else:
             v = executors.decode_samples(data, params, bits, codes.ends, group, m, dtype)
@@ -103,11 +103,15 @@ def group_ranges(x: Tensor, group: int = 256) -> Tensor:
     return sums[0] if len(sums) == 1 else sums[0] + sums[1]
 
 
-def _watched(x: Tensor) -> bool:
-    """Whether a compiler, a mode or a transform must see operators instead of their results."""
+def _traced(x: Tensor) -> bool:
+    """Whether a compiler or a transform must see operators instead of their results."""
     return (
         type(x) not in (Tensor, torch.nn.Parameter)
         or torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
     )
+
+
+def _watched(x: Tensor) -> bool:
+    """Whether that is so, or a mode must see the tensors that are made."""
+    return _traced(x) or torch._C._len_torch_dispatch_stack() > 0

@@ -10,6 +10,7 @@ from quant_gru.export.c.numbers import (
     entries_of,
     paired,
     rows_of,
+    split_columns,
     sum_of,
     sums_of,
     tiled,
@@ -299,7 +300,7 @@ def _add_bytes(data: Data, rows: Rows, weights: str, name: str) -> None:
     data.text.append(
         f"#if defined(QG_DUAL)\n{array('uint32_t', weights, paired(rows.weights))}"
         "#elif defined(QG_HELIUM)\n"
-        f"{array('int8_t', weights, tiled(rows.weights, 4 if rows.bytes == 1 else 3))}"
+        f"{array('int8_t', weights, tiled(rows.weights))}"
         "#else\n"
         f"{data.array_text('weights', 'int8_t', weights, rows.weights.flatten().tolist())}#endif\n"
     )
@@ -308,9 +309,10 @@ def _add_bytes(data: Data, rows: Rows, weights: str, name: str) -> None:
         data.text.append(biases)
         return
     # low bytes are less 128 there
+    split = rows.weights[:, : split_columns(rows.weights.shape[1])]
     more = [
         wrapped(b + 128 * total, 32)
-        for b, total in zip(rows.bias, rows.weights.sum(1).tolist(), strict=True)
+        for b, total in zip(rows.bias, split.sum(1).tolist(), strict=True)
     ]
     name = f"{name}_bias"
     data.text.append(

@@ -237,42 +237,103 @@ QG_INLINE qg_value qg_look_up(const qg_table *t, qg_value code) {
 
 #if defined(QG_HELIUM)
 
-/* The same functions for four values. */
+/* A switch whose cases give `F` a literal shift, as its instructions need it. One case is left
+ * where the compiler knows the shift. */
+#define QG_CASE(F, k) \
+    case k:           \
+        return F(k);
+#define QG_CASES_16(F)                                                                           \
+    QG_CASE(F, 1)                                                                                \
+    QG_CASE(F, 2)                                                                                \
+    QG_CASE(F, 3) QG_CASE(F, 4) QG_CASE(F, 5) QG_CASE(F, 6) QG_CASE(F, 7) QG_CASE(F, 8)          \
+        QG_CASE(F, 9) QG_CASE(F, 10) QG_CASE(F, 11) QG_CASE(F, 12) QG_CASE(F, 13) QG_CASE(F, 14) \
+            QG_CASE(F, 15) QG_CASE(F, 16)
+#define QG_CASES_31(F)                                                                            \
+    QG_CASES_16(F)                                                                                \
+    QG_CASE(F, 17)                                                                                \
+    QG_CASE(F, 18) QG_CASE(F, 19) QG_CASE(F, 20) QG_CASE(F, 21) QG_CASE(F, 22) QG_CASE(F, 23)     \
+        QG_CASE(F, 24) QG_CASE(F, 25) QG_CASE(F, 26) QG_CASE(F, 27) QG_CASE(F, 28) QG_CASE(F, 29) \
+            QG_CASE(F, 30) QG_CASE(F, 31)
+
+/* v >> k for k from 0 to 31 */
+QG_INLINE int32x4_t qg_right_x4(int32x4_t v, int k) {
+#define QG_SHIFT(k) vshrq_n_s32(v, k)
+    switch (k) { QG_CASES_31(QG_SHIFT) default : return v; }
+#undef QG_SHIFT
+}
+
+/* floor(v / 2^k + 1/2) for k from 0 to 31, without overflow on the way */
+QG_INLINE int32x4_t qg_half_up_x4(int32x4_t v, int k) {
+#define QG_SHIFT(k) vrshrq_n_s32(v, k)
+    switch (k) { QG_CASES_31(QG_SHIFT) default : return v; }
+#undef QG_SHIFT
+}
+
+/* The same, saturated to 16 bits, for k from 1 to 16. Shifts that saturate are those that round,
+ * as GNU as 2.40 assembles vqshrn and vqshrun as vqrshrn and vqrshrun. */
+QG_INLINE int32x4_t qg_half_up_s16_x4(int32x4_t v, int k) {
+#define QG_SHIFT(k) vmovlbq_s16(vqrshrnbq_n_s32(vreinterpretq_s16_s32(v), v, k))
+    switch (k) { QG_CASES_16(QG_SHIFT) default : return v; }
+#undef QG_SHIFT
+}
+
+QG_INLINE int32x4_t qg_half_up_u16_x4(int32x4_t v, int k) {
+#define QG_SHIFT(k) \
+    vreinterpretq_s32_u32(vmovlbq_u16(vqrshrunbq_n_s32(vreinterpretq_u16_s32(v), v, k)))
+    switch (k) { QG_CASES_16(QG_SHIFT) default : return v; }
+#undef QG_SHIFT
+}
+
 QG_INLINE int32x4_t qg_clamp_x4(int32x4_t v, int64_t lo, int64_t hi) {
     return vminq_s32(vmaxq_s32(v, vdupq_n_s32((int32_t)lo)), vdupq_n_s32((int32_t)hi));
 }
 
-QG_INLINE int32x4_t qg_code32_x4(int32x4_t v, int k, int64_t zero, int64_t lo, int64_t hi) {
-    const int32_t half = k ? (int32_t)((1u << (k - 1)) - 1u) : 0;
-    const int32_t add = half + (int32_t)zero * (int32_t)(1u << k);
-    const int32x4_t odd = vandq_s32(vshlq_r_s32(v, -k), vdupq_n_s32(1));
-    v = vaddq_n_s32(v, add);
-    if (k) v = vshlq_r_s32(vaddq_s32(v, odd), -k);
-    return qg_clamp_x4(v, lo, hi);
+/* clamp(floor(v / 2^k + 1/2), lo, hi) */
+QG_INLINE int32x4_t qg_half_up_clamp_x4(int32x4_t v, int k, int64_t lo, int64_t hi) {
+    if (1 <= k && k <= 16 && lo == -32768 && hi == 32767) return qg_half_up_s16_x4(v, k);
+    if (1 <= k && k <= 16 && lo == 0 && hi == 65535) return qg_half_up_u16_x4(v, k);
+    return qg_clamp_x4(qg_half_up_x4(v, k), lo, hi);
 }
 
+/* qg_code32: 1 less where the quotient is even, so that ties there go down. */
+QG_INLINE int32x4_t qg_code32_x4(int32x4_t v, int k, int64_t zero, int64_t lo, int64_t hi) {
+    const int32_t add = (int32_t)zero * (int32_t)(1u << k);
+    if (k) {
+        const int32x4_t even = vbicq_s32(vdupq_n_s32(1), qg_right_x4(v, k));
+        v = vsubq_s32(v, even);
+    }
+    if (add) v = vaddq_n_s32(v, add);
+    return qg_half_up_clamp_x4(v, k, lo, hi);
+}
+
+/* qg_code_high */
 QG_INLINE int32x4_t qg_code_high_x4(int32x4_t a, int32x4_t M, int k, int64_t zero, int64_t lo,
                                     int64_t hi) {
     /* v + 2^(k-1) - 1 + (quotient & 1): the low word carries unless it and the last bit are 0 */
-    const int32_t add =
-        (int32_t)((1u << (k - 33)) - 1u) + (int32_t)zero * (int32_t)(1u << (k - 32));
+    const int32_t add = (int32_t)zero * (int32_t)(1u << (k - 32)) - 1;
     const int32x4_t one = vdupq_n_s32(1), high = vmulhq_s32(a, M);
-    const int32x4_t odd = vandq_s32(vshlq_r_s32(high, 32 - k), one);
+    const int32x4_t odd = vandq_s32(qg_right_x4(high, k - 32), one);
     const uint32x4_t rest = vreinterpretq_u32_s32(vorrq_s32(vmulq_s32(a, M), odd));
     const int32x4_t carry = vreinterpretq_s32_u32(vminq_u32(rest, vreinterpretq_u32_s32(one)));
     const int32x4_t sum = vaddq_s32(vaddq_n_s32(high, add), carry);
-    return qg_clamp_x4(vshlq_r_s32(sum, 32 - k), lo, hi);
+    return qg_half_up_clamp_x4(sum, k - 32, lo, hi);
 }
 
 /* A sum of bits 32; each term is a code or a product. */
 QG_INLINE int32x4_t qg_apply_x4(const qg_sum *s, int32x4_t t1, int32x4_t t2) {
     const int64_t add = s->M1 * s->z1 + s->M2 * s->z2;
-    int32x4_t v = s->M1 == 1 ? t1 : vmulq_n_s32(t1, (int32_t)s->M1);
-    if (s->M2 == 1)
-        v = vaddq_s32(v, t2);
-    else if (s->M2)
-        v = vaddq_s32(v, vmulq_n_s32(t2, (int32_t)s->M2));
-    if (add) v = vsubq_s32(v, vdupq_n_s32((int32_t)add));
+    int32x4_t v = t1;
+    if (s->M1 == 1 && s->M2 == 1)
+        v = vaddq_s32(t1, t2);
+    else if (s->M1 == 1 && s->M2)
+        v = vmlaq_n_s32(t1, t2, (int32_t)s->M2);
+    else if (s->M2 == 1)
+        v = vmlaq_n_s32(t2, t1, (int32_t)s->M1);
+    else if (s->M1 != 1) {
+        v = vmulq_n_s32(t1, (int32_t)s->M1);
+        if (s->M2) v = vmlaq_n_s32(v, t2, (int32_t)s->M2);
+    }
+    if (add) v = vsubq_n_s32(v, (int32_t)add);
     return qg_code32_x4(v, s->k, s->zero, s->lo, s->hi);
 }
 
@@ -287,13 +348,14 @@ QG_INLINE int32x4_t qg_product_x4(const qg_sum *s, int32x4_t a, int32x4_t b) {
 QG_INLINE int32x4_t qg_look_up_short_x4(const qg_short_table *t, int32x4_t code) {
     const int32x4_t q = vsubq_n_s32(code, (int32_t)t->first);
     const int32x4_t d = vandq_s32(q, vdupq_n_s32((1 << t->u) - 1));
-    const uint32x4_t at = vreinterpretq_u32_s32(vmulq_n_s32(vshlq_r_s32(q, -t->u), 3));
+    const uint32x4_t at = vreinterpretq_u32_s32(vmulq_n_s32(qg_right_x4(q, t->u), 3));
     const int32x4_t c0 = vldrwq_gather_shifted_offset_s32(t->coefficients, at);
     const int32x4_t c1 = vldrwq_gather_shifted_offset_s32(t->coefficients + 1, at);
     const int32x4_t c2 = vldrwq_gather_shifted_offset_s32(t->coefficients + 2, at);
-    const int32x4_t slope = vaddq_s32(c1, vshlq_r_s32(vmulq_s32(c2, d), -t->e));
-    const int32x4_t sum = vaddq_s32(c0, vshlq_r_s32(vmulq_s32(slope, d), -t->f));
-    return qg_clamp_x4(vshlq_r_s32(sum, -t->g), t->lo, t->hi);
+    const int32x4_t slope = vaddq_s32(c1, qg_right_x4(vmulq_s32(c2, d), t->e));
+    const int32x4_t sum = vaddq_s32(c0, qg_right_x4(vmulq_s32(slope, d), t->f));
+    /* coefficients contain the half */
+    return qg_half_up_clamp_x4(vsubq_n_s32(sum, 1 << (t->g - 1)), t->g, t->lo, t->hi);
 }
 
 #endif

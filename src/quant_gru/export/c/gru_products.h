@@ -121,7 +121,8 @@ QG_INLINE void qg_product_8(const qg_rows *p, const qg_weights8 *w, const int32_
 
 #elif defined(QG_HELIUM)
 
-/* Weights in tiles of 16 columns and of 4 rows, or of 3 rows where the operand has two bytes. */
+/* Weights of 4 rows after those of the 4 rows before: tiles of 16 columns, then one of 8 columns if
+ * 1 to 8 columns are left. */
 typedef int8_t qg_weights8;
 
 /* Requantize sums without bias, in place. */
@@ -143,12 +144,12 @@ QG_INLINE void qg_requantize_all(const qg_rows *p, const int32_t *bias, int rows
         out[c] = qg_requantize(p, c, (int32_t)((uint32_t)out[c] + (uint32_t)bias[c]));
 }
 
-/* Write bytes of the operand: itself, or blocks of 16 low bytes less 128 and 16 high bytes. Zeros
- * follow up to a whole vector. */
-QG_INLINE void qg_split(const int16_t *x, int K, int bytes, int8_t *to) {
-    const int vectors = (K + 15) / 16;
+/* Write bytes of the first 16 * `tiles` elements of the operand: themselves, or blocks of 16 low
+ * bytes less 128 and 16 high bytes. */
+QG_INLINE void qg_split(const int16_t *x, int tiles, int bytes, int8_t *to) {
     int i;
-    for (i = 0; i < vectors; ++i, x += 16, to += 16 * bytes) {
+#pragma GCC unroll 16
+    for (i = 0; i < tiles; ++i, x += 16, to += 16 * bytes) {
         if (bytes == 1) {
             vstrbq_s16(to, vldrhq_s16(x));
             vstrbq_s16(to + 8, vldrhq_s16(x + 8));
@@ -158,77 +159,166 @@ QG_INLINE void qg_split(const int16_t *x, int K, int bytes, int8_t *to) {
             vstrbq_u8((uint8_t *)to + 16, halves.val[1]);
         }
     }
-    for (i = 0; K % 16 != 0 && i < 16 - K % 16; ++i) to[-1 - i] = 0;
-    for (i = 0; bytes == 2 && K % 16 != 0 && i < 16 - K % 16; ++i) to[-17 - i] = 0;
 }
 
-/* Sums of products of 4 rows, with operands of one byte; returns the weights of the next rows. In
- * assembly, because compilers spend as many instructions on addresses. */
-QG_INLINE const int8_t *qg_sums_x1(const int8_t *w, int K, const int8_t *v, int32_t *out) {
-    int32_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-    __asm volatile(
-        "dls lr, %[n]\n"
-        "1:\n\t"
-        "vldrb.8 q0, [%[v]], #16\n\t"
-        "vldrb.8 q1, [%[w]], #16\n\t"
-        "vldrb.8 q2, [%[w]], #16\n\t"
-        "vmladava.s8 %[s0], q0, q1\n\t"
-        "vldrb.8 q1, [%[w]], #16\n\t"
-        "vmladava.s8 %[s1], q0, q2\n\t"
-        "vldrb.8 q2, [%[w]], #16\n\t"
-        "vmladava.s8 %[s2], q0, q1\n\t"
-        "vmladava.s8 %[s3], q0, q2\n\t"
-        "le lr, 1b\n\t"
-        : [v] "+r"(v), [w] "+r"(w), [s0] "+Te"(s0), [s1] "+Te"(s1), [s2] "+Te"(s2), [s3] "+Te"(s3)
-        : [n] "r"((K + 15) / 16)
-        : "lr", "q0", "q1", "q2", "memory");
-    out[0] = s0;
-    out[1] = s1;
-    out[2] = s2;
-    out[3] = s3;
-    return w;
+/* Sums of products of 4 rows are in l0 to l3. Where the operand has two bytes, these are sums of
+ * low bytes, and h0 to h3 are sums of high bytes. The instructions need even registers. */
+#define QG_SUMS_LOW register int32_t l0 __asm("r0"), l1 __asm("r2"), l2 __asm("r4"), l3 __asm("r6")
+#define QG_SUMS_HIGH \
+    register int32_t h0 __asm("r8"), h1 __asm("r10"), h2 __asm("r12"), h3 __asm("r14")
+#define QG_LOW(MODE) [l0] MODE(l0), [l1] MODE(l1), [l2] MODE(l2), [l3] MODE(l3)
+#define QG_HIGH(MODE) [h0] MODE(h0), [h1] MODE(h1), [h2] MODE(h2), [h3] MODE(h3)
+
+/* Multiply the weights of a tile by the bytes of the operand. In assembly, because compilers spend
+ * as many instructions on addresses. `OP` is vmladav, or vmladava, which adds to the sums. */
+#define QG_TILE_X1(OP, MODE, w, x)                                               \
+    do {                                                                         \
+        int8x16_t qg_a, qg_b;                                                    \
+        __asm(                                                                   \
+            "vldrb.8 %q[a], [%[p]], #16\n\t"                                     \
+            "vldrb.8 %q[b], [%[p]], #16\n\t" OP                                  \
+            ".s8 %[l0], %q[v], %q[a]\n\t"                                        \
+            "vldrb.8 %q[a], [%[p]], #16\n\t" OP                                  \
+            ".s8 %[l1], %q[v], %q[b]\n\t"                                        \
+            "vldrb.8 %q[b], [%[p]], #16\n\t" OP ".s8 %[l2], %q[v], %q[a]\n\t" OP \
+            ".s8 %[l3], %q[v], %q[b]"                                            \
+            : [p] "+r"(w), [a] "=&w"(qg_a), [b] "=&w"(qg_b), QG_LOW(MODE)        \
+            : [v] "w"(x), "m"(*(const int8_t (*)[64])w));                        \
+    } while (0)
+
+#define QG_TILE_X2(OP, MODE, w, low, high)                                                 \
+    do {                                                                                   \
+        int8x16_t qg_a, qg_b;                                                              \
+        __asm("vldrb.8 %q[a], [%[p]], #16\n\t" OP                                          \
+              ".s8 %[l0], %q[u], %q[a]\n\t"                                                \
+              "vldrb.8 %q[b], [%[p]], #16\n\t" OP ".s8 %[h0], %q[v], %q[a]\n\t" OP         \
+              ".s8 %[l1], %q[u], %q[b]\n\t"                                                \
+              "vldrb.8 %q[a], [%[p]], #16\n\t" OP ".s8 %[h1], %q[v], %q[b]\n\t" OP         \
+              ".s8 %[l2], %q[u], %q[a]\n\t"                                                \
+              "vldrb.8 %q[b], [%[p]], #16\n\t" OP ".s8 %[h2], %q[v], %q[a]\n\t" OP         \
+              ".s8 %[l3], %q[u], %q[b]\n\t" OP ".s8 %[h3], %q[v], %q[b]"                   \
+              : [p] "+r"(w), [a] "=&w"(qg_a), [b] "=&w"(qg_b), QG_LOW(MODE), QG_HIGH(MODE) \
+              : [u] "w"(low), [v] "w"(high), "m"(*(const int8_t (*)[64])w));               \
+    } while (0)
+
+/* Add the products of the last 8 columns. Weights are widened, as the operand has 16 bits here.
+ * These loads need a pointer in a low register. */
+#define QG_LAST(w, x)                                                      \
+    do {                                                                   \
+        int16x8_t qg_a, qg_b;                                              \
+        __asm(                                                             \
+            "vldrb.s16 %q[a], [%[p]], #8\n\t"                              \
+            "vldrb.s16 %q[b], [%[p]], #8\n\t"                              \
+            "vmladava.s16 %[l0], %q[v], %q[a]\n\t"                         \
+            "vldrb.s16 %q[a], [%[p]], #8\n\t"                              \
+            "vmladava.s16 %[l1], %q[v], %q[b]\n\t"                         \
+            "vldrb.s16 %q[b], [%[p]], #8\n\t"                              \
+            "vmladava.s16 %[l2], %q[v], %q[a]\n\t"                         \
+            "vmladava.s16 %[l3], %q[v], %q[b]"                             \
+            : [p] "+l"(w), [a] "=&w"(qg_a), [b] "=&w"(qg_b), QG_LOW("+Te") \
+            : [v] "w"(x), "m"(*(const int8_t (*)[32])w));                  \
+    } while (0)
+
+#define QG_STORE_SUMS(out)                             \
+    __asm("stm %[to]!, {%[l0], %[l1], %[l2], %[l3]}"   \
+          : [to] "+r"(out), "=m"(*(int32_t (*)[4])out) \
+          : QG_LOW("r"))
+
+/* The part of an operand that stays in registers. */
+typedef struct {
+    int8x16_t v0, v1, v2, v3; /* 4 tiles of one byte, or low and high bytes of 2 tiles */
+    int16x8_t end;            /* last 8 elements */
+} qg_operand;
+
+QG_INLINE qg_operand qg_load_operand(const int8_t *planes, int blocks, int last,
+                                     const int16_t *end) {
+    qg_operand x;
+    x.v0 = blocks > 0 ? vldrbq_s8(planes) : vdupq_n_s8(0);
+    x.v1 = blocks > 1 ? vldrbq_s8(planes + 16) : x.v0;
+    x.v2 = blocks > 2 ? vldrbq_s8(planes + 32) : x.v0;
+    x.v3 = blocks > 3 ? vldrbq_s8(planes + 48) : x.v0;
+    x.end = last ? vldrhq_s16(end) : vdupq_n_s16(0);
+    return x;
 }
 
-/* The same for 3 rows, with operands of two bytes. */
-QG_INLINE const int8_t *qg_sums_x2(const int8_t *w, int K, const int8_t *v, int32_t *out) {
-    int32_t l0 = 0, l1 = 0, l2 = 0, h0 = 0, h1 = 0, h2 = 0;
-    __asm volatile(
-        "dls lr, %[n]\n"
-        "1:\n\t"
-        "vldrb.8 q0, [%[v]], #16\n\t"
-        "vldrb.8 q1, [%[v]], #16\n\t"
-        "vldrb.8 q2, [%[w]], #16\n\t"
-        "vmladava.s8 %[l0], q0, q2\n\t"
-        "vldrb.8 q3, [%[w]], #16\n\t"
-        "vmladava.s8 %[h0], q1, q2\n\t"
-        "vmladava.s8 %[l1], q0, q3\n\t"
-        "vldrb.8 q2, [%[w]], #16\n\t"
-        "vmladava.s8 %[h1], q1, q3\n\t"
-        "vmladava.s8 %[l2], q0, q2\n\t"
-        "vmladava.s8 %[h2], q1, q2\n\t"
-        "le lr, 1b\n\t"
-        : [v] "+r"(v), [w] "+r"(w), [l0] "+Te"(l0), [l1] "+Te"(l1), [l2] "+Te"(l2), [h0] "+Te"(h0),
-          [h1] "+Te"(h1), [h2] "+Te"(h2)
-        : [n] "r"((K + 15) / 16)
-        : "lr", "q0", "q1", "q2", "q3", "memory");
-    out[0] = (int32_t)((uint32_t)h0 * 256 + (uint32_t)l0);
-    out[1] = (int32_t)((uint32_t)h1 * 256 + (uint32_t)l1);
-    out[2] = (int32_t)((uint32_t)h2 * 256 + (uint32_t)l2);
-    return w;
+/* Write the sums of 4 rows, and move both pointers beyond them. Operands of one byte. */
+QG_INLINE void qg_sums_x1(const int8_t **weights, const qg_operand *x, int tiles, int last,
+                          const int8_t *planes, qg_value **out) {
+    const int8_t *w = *weights;
+    int32_t *to = *out;
+    int i;
+    QG_SUMS_LOW;
+    if (tiles > 0)
+        QG_TILE_X1("vmladav", "=&Te", w, x->v0);
+    else
+        l0 = l1 = l2 = l3 = 0;
+    if (tiles > 1) QG_TILE_X1("vmladava", "+Te", w, x->v1);
+    if (tiles > 2) QG_TILE_X1("vmladava", "+Te", w, x->v2);
+    if (tiles > 3) QG_TILE_X1("vmladava", "+Te", w, x->v3);
+#pragma GCC unroll 16
+    for (i = 4; i < tiles; ++i) QG_TILE_X1("vmladava", "+Te", w, vldrbq_s8(planes + 16 * i));
+    if (last) QG_LAST(w, x->end);
+    QG_STORE_SUMS(to);
+    *weights = w;
+    *out = to;
 }
 
-/* `rows` is a multiple of 3: those of three gates. */
+/* The same with operands of two bytes. */
+QG_INLINE void qg_sums_x2(const int8_t **weights, const qg_operand *x, int tiles, int last,
+                          const int8_t *planes, qg_value **out) {
+    const int8_t *w = *weights;
+    int32_t *to = *out;
+    int i;
+    QG_SUMS_LOW;
+    QG_SUMS_HIGH;
+    if (tiles > 0)
+        QG_TILE_X2("vmladav", "=&Te", w, x->v0, x->v1);
+    else
+        l0 = l1 = l2 = l3 = h0 = h1 = h2 = h3 = 0;
+    if (tiles > 1) QG_TILE_X2("vmladava", "+Te", w, x->v2, x->v3);
+#pragma GCC unroll 16
+    for (i = 2; i < tiles; ++i) {
+        const int8x16_t low = vldrbq_s8(planes + 32 * i), high = vldrbq_s8(planes + 32 * i + 16);
+        QG_TILE_X2("vmladava", "+Te", w, low, high);
+    }
+    if (last) QG_LAST(w, x->end);
+    __asm(
+        "add %[l0], %[l0], %[h0], lsl #8\n\t"
+        "add %[l1], %[l1], %[h1], lsl #8\n\t"
+        "add %[l2], %[l2], %[h2], lsl #8\n\t"
+        "add %[l3], %[l3], %[h3], lsl #8"
+        : QG_LOW("+r")
+        : QG_HIGH("r"));
+    QG_STORE_SUMS(to);
+    *weights = w;
+    *out = to;
+}
+
+/* `rows` is that of three gates. */
 QG_INLINE void qg_product_8(const qg_rows *p, const qg_weights8 *w, const int32_t *bias, int rows,
                             int K, int16_t *x, int8_t *planes, qg_value *out) {
-    int c;
-    qg_split(x, K, p->bytes, planes);
-    for (c = 0; p->bytes == 1 && c < rows / 4 * 4; c += 4) w = qg_sums_x1(w, K, planes, out + c);
-    if (p->bytes == 1 && rows % 4 != 0) {
-        int32_t sums[4];
-        qg_sums_x1(w, K, planes, sums);
-        for (c = rows / 4 * 4; c < rows; ++c) out[c] = sums[c % 4];
+    const int tiles = (K + 7) / 16, last = K - 16 * tiles > 0;
+    const int columns = 16 * tiles + 8 * last;
+    qg_value *to = out, *const end = out + rows / 4 * 4;
+    qg_operand operand;
+    int i;
+    for (i = K; i < columns; ++i) x[i] = 0;
+    qg_split(x, tiles, p->bytes, planes);
+    operand = qg_load_operand(planes, tiles * p->bytes, last, x + 16 * tiles);
+    while (to != end) {
+        if (p->bytes == 1)
+            qg_sums_x1(&w, &operand, tiles, last, planes, &to);
+        else
+            qg_sums_x2(&w, &operand, tiles, last, planes, &to);
     }
-    for (c = 0; p->bytes == 2 && c < rows; c += 3) w = qg_sums_x2(w, K, planes, out + c);
+    if (rows % 4 != 0) {
+        qg_value sums[4], *more = sums;
+        if (p->bytes == 1)
+            qg_sums_x1(&w, &operand, tiles, last, planes, &more);
+        else
+            qg_sums_x2(&w, &operand, tiles, last, planes, &more);
+        for (i = 0; i < rows % 4; ++i) to[i] = sums[i];
+    }
     qg_requantize_all(p, bias, rows, out);
 }
 

@@ -10,11 +10,10 @@ from quant_gru.export.c.numbers import (
     entries_of,
     paired,
     rows_of,
-    split_columns,
     sum_of,
     sums_of,
     tiled,
-    wrapped,
+    tiled_biases,
 )
 from quant_gru.export.c.short_tables import short_table
 from quant_gru.export.c.text import SIZES, array, fill, struct, type_of
@@ -304,20 +303,10 @@ def _add_bytes(data: Data, rows: Rows, weights: str, name: str) -> None:
         "#else\n"
         f"{data.array_text('weights', 'int8_t', weights, rows.weights.flatten().tolist())}#endif\n"
     )
-    biases = data.array_text("weights", "int32_t", f"{name}_bias", rows.bias)
-    if rows.bytes == 1:
-        data.text.append(biases)
-        return
-    # low bytes are less 128 there
-    split = rows.weights[:, : split_columns(rows.weights.shape[1])]
-    more = [
-        wrapped(b + 128 * total, 32)
-        for b, total in zip(rows.bias, split.sum(1).tolist(), strict=True)
-    ]
     name = f"{name}_bias"
-    data.text.append(
-        f"#if defined(QG_HELIUM)\n{array('int32_t', name, more)}#else\n{biases}#endif\n"
-    )
+    biases = data.array_text("weights", "int32_t", name, rows.bias)
+    helium = array("int32_t", name, tiled_biases(rows))
+    data.text.append(f"#if defined(QG_HELIUM)\n{helium}#else\n{biases}#endif\n")
 
 
 _INDEX = "vreinterpretq_u32_s32({index})"

@@ -242,18 +242,22 @@ QG_INLINE qg_value qg_look_up(const qg_table *t, qg_value code) {
 #define QG_CASE(F, k) \
     case k:           \
         return F(k);
-#define QG_CASES_16(F)                                                                           \
-    QG_CASE(F, 1)                                                                                \
-    QG_CASE(F, 2)                                                                                \
-    QG_CASE(F, 3) QG_CASE(F, 4) QG_CASE(F, 5) QG_CASE(F, 6) QG_CASE(F, 7) QG_CASE(F, 8)          \
-        QG_CASE(F, 9) QG_CASE(F, 10) QG_CASE(F, 11) QG_CASE(F, 12) QG_CASE(F, 13) QG_CASE(F, 14) \
-            QG_CASE(F, 15) QG_CASE(F, 16)
-#define QG_CASES_31(F)                                                                            \
-    QG_CASES_16(F)                                                                                \
-    QG_CASE(F, 17)                                                                                \
-    QG_CASE(F, 18) QG_CASE(F, 19) QG_CASE(F, 20) QG_CASE(F, 21) QG_CASE(F, 22) QG_CASE(F, 23)     \
-        QG_CASE(F, 24) QG_CASE(F, 25) QG_CASE(F, 26) QG_CASE(F, 27) QG_CASE(F, 28) QG_CASE(F, 29) \
-            QG_CASE(F, 30) QG_CASE(F, 31)
+#define QG_CASES_16(F)                                                                    \
+    QG_CASE(F, 1)                                                                         \
+    QG_CASE(F, 2)                                                                         \
+    QG_CASE(F, 3)                                                                         \
+    QG_CASE(F, 4)                                                                         \
+    QG_CASE(F, 5)                                                                         \
+    QG_CASE(F, 6) QG_CASE(F, 7) QG_CASE(F, 8) QG_CASE(F, 9) QG_CASE(F, 10) QG_CASE(F, 11) \
+        QG_CASE(F, 12) QG_CASE(F, 13) QG_CASE(F, 14) QG_CASE(F, 15) QG_CASE(F, 16)
+#define QG_CASES_31(F)                                                                        \
+    QG_CASES_16(F)                                                                            \
+    QG_CASE(F, 17)                                                                            \
+    QG_CASE(F, 18)                                                                            \
+    QG_CASE(F, 19)                                                                            \
+    QG_CASE(F, 20)                                                                            \
+    QG_CASE(F, 21) QG_CASE(F, 22) QG_CASE(F, 23) QG_CASE(F, 24) QG_CASE(F, 25) QG_CASE(F, 26) \
+        QG_CASE(F, 27) QG_CASE(F, 28) QG_CASE(F, 29) QG_CASE(F, 30) QG_CASE(F, 31)
 
 /* v >> k for k from 0 to 31 */
 QG_INLINE int32x4_t qg_right_x4(int32x4_t v, int k) {
@@ -269,19 +273,34 @@ QG_INLINE int32x4_t qg_half_up_x4(int32x4_t v, int k) {
 #undef QG_SHIFT
 }
 
-/* The same, saturated to 16 bits, for k from 1 to 16. Shifts that saturate are those that round,
- * as GNU as 2.40 assembles vqshrn and vqshrun as vqrshrn and vqrshrun. */
+/* The same, saturated to 16 bits, for k from 1 to 16. In assembly, because the intrinsics copy. The
+ * shifts round, as GNU as 2.40 gives vqshrn and vqshrun the encoding of vqrshrn and vqrshrun. */
 QG_INLINE int32x4_t qg_half_up_s16_x4(int32x4_t v, int k) {
-#define QG_SHIFT(k) vmovlbq_s16(vqrshrnbq_n_s32(vreinterpretq_s16_s32(v), v, k))
+    int16x8_t low;
+#define QG_SHIFT(k)                                                \
+    __extension__({                                                \
+        __asm("vqrshrnb.s32 %q0, %q1, #" #k : "=w"(low) : "w"(v)); \
+        vmovlbq_s16(low);                                          \
+    })
     switch (k) { QG_CASES_16(QG_SHIFT) default : return v; }
 #undef QG_SHIFT
 }
 
 QG_INLINE int32x4_t qg_half_up_u16_x4(int32x4_t v, int k) {
-#define QG_SHIFT(k) \
-    vreinterpretq_s32_u32(vmovlbq_u16(vqrshrunbq_n_s32(vreinterpretq_u16_s32(v), v, k)))
+    uint16x8_t low;
+#define QG_SHIFT(k)                                                 \
+    __extension__({                                                 \
+        __asm("vqrshrunb.s32 %q0, %q1, #" #k : "=w"(low) : "w"(v)); \
+        vreinterpretq_s32_u32(vmovlbq_u16(low));                    \
+    })
     switch (k) { QG_CASES_16(QG_SHIFT) default : return v; }
 #undef QG_SHIFT
+}
+
+QG_INLINE int32x4_t qg_saturate_s16_x4(int32x4_t v) {
+    int16x8_t low;
+    __asm("vqmovnb.s32 %q0, %q1" : "=w"(low) : "w"(v));
+    return vmovlbq_s16(low);
 }
 
 QG_INLINE int32x4_t qg_clamp_x4(int32x4_t v, int64_t lo, int64_t hi) {
@@ -290,6 +309,7 @@ QG_INLINE int32x4_t qg_clamp_x4(int32x4_t v, int64_t lo, int64_t hi) {
 
 /* clamp(floor(v / 2^k + 1/2), lo, hi) */
 QG_INLINE int32x4_t qg_half_up_clamp_x4(int32x4_t v, int k, int64_t lo, int64_t hi) {
+    if (k == 0 && lo == -32768 && hi == 32767) return qg_saturate_s16_x4(v);
     if (1 <= k && k <= 16 && lo == -32768 && hi == 32767) return qg_half_up_s16_x4(v, k);
     if (1 <= k && k <= 16 && lo == 0 && hi == 65535) return qg_half_up_u16_x4(v, k);
     return qg_clamp_x4(qg_half_up_x4(v, k), lo, hi);
@@ -347,11 +367,12 @@ QG_INLINE int32x4_t qg_product_x4(const qg_sum *s, int32x4_t a, int32x4_t b) {
 
 QG_INLINE int32x4_t qg_look_up_short_x4(const qg_short_table *t, int32x4_t code) {
     const int32x4_t q = vsubq_n_s32(code, (int32_t)t->first);
-    const int32x4_t d = vandq_s32(q, vdupq_n_s32((1 << t->u) - 1));
-    const uint32x4_t at = vreinterpretq_u32_s32(vmulq_n_s32(qg_right_x4(q, t->u), 3));
-    const int32x4_t c0 = vldrwq_gather_shifted_offset_s32(t->coefficients, at);
-    const int32x4_t c1 = vldrwq_gather_shifted_offset_s32(t->coefficients + 1, at);
-    const int32x4_t c2 = vldrwq_gather_shifted_offset_s32(t->coefficients + 2, at);
+    const int32x4_t segment = qg_right_x4(q, t->u);
+    const int32x4_t d = vmlaq_n_s32(q, segment, -(1 << t->u));
+    const uint32x4_t at = vaddq_n_u32(vreinterpretq_u32_s32(vmulq_n_s32(segment, 12)),
+                                      (uint32_t)(uintptr_t)t->coefficients);
+    const int32x4_t c0 = vldrwq_gather_base_s32(at, 0), c1 = vldrwq_gather_base_s32(at, 4);
+    const int32x4_t c2 = vldrwq_gather_base_s32(at, 8);
     const int32x4_t slope = vaddq_s32(c1, qg_right_x4(vmulq_s32(c2, d), t->e));
     const int32x4_t sum = vaddq_s32(c0, qg_right_x4(vmulq_s32(slope, d), t->f));
     /* coefficients contain the half */

@@ -125,13 +125,14 @@ QG_INLINE void qg_product_8(const qg_rows *p, const qg_weights8 *w, const int32_
  * 1 to 8 columns are left. */
 typedef int8_t qg_weights8;
 
-/* Requantize sums without bias, in place. */
-QG_INLINE void qg_requantize_all(const qg_rows *p, const int32_t *bias, int rows, qg_value *out) {
+/* Requantize sums in place. */
+QG_INLINE void qg_requantize_all(const qg_rows *p, int rows, qg_value *out) {
     const int vectors = p->bits == 32 || p->bits == 33 ? rows / 4 * 4 : 0;
     int c;
+#pragma GCC unroll 4
     for (c = 0; c < vectors; c += 4) {
         const int32x4_t M = p->M ? vdupq_n_s32(p->M) : vldrwq_s32(p->Ms + c);
-        int32x4_t v = vaddq_s32(vldrwq_s32(out + c), vldrwq_s32(bias + c));
+        int32x4_t v = vldrwq_s32(out + c);
         if (p->bits == 32) {
             if (p->M != 1) v = vmulq_s32(v, M);
             v = qg_code32_x4(v, p->k, p->zero, p->lo, p->hi);
@@ -140,8 +141,7 @@ QG_INLINE void qg_requantize_all(const qg_rows *p, const int32_t *bias, int rows
         }
         vstrwq_s32(out + c, v);
     }
-    for (c = vectors; c < rows; ++c)
-        out[c] = qg_requantize(p, c, (int32_t)((uint32_t)out[c] + (uint32_t)bias[c]));
+    for (c = vectors; c < rows; ++c) out[c] = qg_requantize(p, c, out[c]);
 }
 
 /* Write bytes of the first 16 * `tiles` elements of the operand: themselves, or blocks of 16 low
@@ -170,35 +170,41 @@ QG_INLINE void qg_split(const int16_t *x, int tiles, int bytes, int8_t *to) {
 #define QG_HIGH(MODE) [h0] MODE(h0), [h1] MODE(h1), [h2] MODE(h2), [h3] MODE(h3)
 
 /* Multiply the weights of a tile by the bytes of the operand. In assembly, because compilers spend
- * as many instructions on addresses. `OP` is vmladav, or vmladava, which adds to the sums. */
-#define QG_TILE_X1(OP, MODE, w, x)                                               \
-    do {                                                                         \
-        int8x16_t qg_a, qg_b;                                                    \
-        __asm(                                                                   \
-            "vldrb.8 %q[a], [%[p]], #16\n\t"                                     \
-            "vldrb.8 %q[b], [%[p]], #16\n\t" OP                                  \
-            ".s8 %[l0], %q[v], %q[a]\n\t"                                        \
-            "vldrb.8 %q[a], [%[p]], #16\n\t" OP                                  \
-            ".s8 %[l1], %q[v], %q[b]\n\t"                                        \
-            "vldrb.8 %q[b], [%[p]], #16\n\t" OP ".s8 %[l2], %q[v], %q[a]\n\t" OP \
-            ".s8 %[l3], %q[v], %q[b]"                                            \
-            : [p] "+r"(w), [a] "=&w"(qg_a), [b] "=&w"(qg_b), QG_LOW(MODE)        \
-            : [v] "w"(x), "m"(*(const int8_t (*)[64])w));                        \
+ * as many instructions on addresses. */
+#define QG_TILE_X1(w, x)                                                   \
+    do {                                                                   \
+        int8x16_t qg_a, qg_b;                                              \
+        __asm(                                                             \
+            "vldrb.8 %q[a], [%[p]], #16\n\t"                               \
+            "vldrb.8 %q[b], [%[p]], #16\n\t"                               \
+            "vmladava.s8 %[l0], %q[v], %q[a]\n\t"                          \
+            "vldrb.8 %q[a], [%[p]], #16\n\t"                               \
+            "vmladava.s8 %[l1], %q[v], %q[b]\n\t"                          \
+            "vldrb.8 %q[b], [%[p]], #16\n\t"                               \
+            "vmladava.s8 %[l2], %q[v], %q[a]\n\t"                          \
+            "vmladava.s8 %[l3], %q[v], %q[b]"                              \
+            : [p] "+r"(w), [a] "=&w"(qg_a), [b] "=&w"(qg_b), QG_LOW("+Te") \
+            : [v] "w"(x), "m"(*(const int8_t (*)[64])w));                  \
     } while (0)
 
-#define QG_TILE_X2(OP, MODE, w, low, high)                                                 \
-    do {                                                                                   \
-        int8x16_t qg_a, qg_b;                                                              \
-        __asm("vldrb.8 %q[a], [%[p]], #16\n\t" OP                                          \
-              ".s8 %[l0], %q[u], %q[a]\n\t"                                                \
-              "vldrb.8 %q[b], [%[p]], #16\n\t" OP ".s8 %[h0], %q[v], %q[a]\n\t" OP         \
-              ".s8 %[l1], %q[u], %q[b]\n\t"                                                \
-              "vldrb.8 %q[a], [%[p]], #16\n\t" OP ".s8 %[h1], %q[v], %q[b]\n\t" OP         \
-              ".s8 %[l2], %q[u], %q[a]\n\t"                                                \
-              "vldrb.8 %q[b], [%[p]], #16\n\t" OP ".s8 %[h2], %q[v], %q[a]\n\t" OP         \
-              ".s8 %[l3], %q[u], %q[b]\n\t" OP ".s8 %[h3], %q[v], %q[b]"                   \
-              : [p] "+r"(w), [a] "=&w"(qg_a), [b] "=&w"(qg_b), QG_LOW(MODE), QG_HIGH(MODE) \
-              : [u] "w"(low), [v] "w"(high), "m"(*(const int8_t (*)[64])w));               \
+/* The same for two bytes. `OP` is the instruction for high bytes. */
+#define QG_TILE_X2(OP, MODE, w, low, high)                                                \
+    do {                                                                                  \
+        int8x16_t qg_a, qg_b;                                                             \
+        __asm(                                                                            \
+            "vldrb.8 %q[a], [%[p]], #16\n\t"                                              \
+            "vmladava.s8 %[l0], %q[u], %q[a]\n\t"                                         \
+            "vldrb.8 %q[b], [%[p]], #16\n\t" OP                                           \
+            ".s8 %[h0], %q[v], %q[a]\n\t"                                                 \
+            "vmladava.s8 %[l1], %q[u], %q[b]\n\t"                                         \
+            "vldrb.8 %q[a], [%[p]], #16\n\t" OP                                           \
+            ".s8 %[h1], %q[v], %q[b]\n\t"                                                 \
+            "vmladava.s8 %[l2], %q[u], %q[a]\n\t"                                         \
+            "vldrb.8 %q[b], [%[p]], #16\n\t" OP                                           \
+            ".s8 %[h2], %q[v], %q[a]\n\t"                                                 \
+            "vmladava.s8 %[l3], %q[u], %q[b]\n\t" OP ".s8 %[h3], %q[v], %q[b]"            \
+            : [p] "+r"(w), [a] "=&w"(qg_a), [b] "=&w"(qg_b), QG_LOW("+Te"), QG_HIGH(MODE) \
+            : [u] "w"(low), [v] "w"(high), "m"(*(const int8_t (*)[64])w));                \
     } while (0)
 
 /* Add the products of the last 8 columns. Weights are widened, as the operand has 16 bits here.
@@ -218,6 +224,18 @@ QG_INLINE void qg_split(const int16_t *x, int tiles, int bytes, int8_t *to) {
             : [p] "+l"(w), [a] "=&w"(qg_a), [b] "=&w"(qg_b), QG_LOW("+Te") \
             : [v] "w"(x), "m"(*(const int8_t (*)[32])w));                  \
     } while (0)
+
+/* Load 16 bytes of the operand that are not in registers. */
+#define QG_NEXT(vector, planes)                \
+    __asm("vldrb.8 %q[v], [%[p]], #16"         \
+          : [v] "=w"(vector), [p] "+r"(planes) \
+          : "m"(*(const int8_t (*)[16])planes))
+
+/* Begin with the biases of 4 rows. */
+#define QG_LOAD_BIASES(bias)                           \
+    __asm("ldm %[from]!, {%[l0], %[l1], %[l2], %[l3]}" \
+          : [from] "+r"(bias), QG_LOW("=&r")           \
+          : "m"(*(const int32_t (*)[4])bias))
 
 #define QG_STORE_SUMS(out)                             \
     __asm("stm %[to]!, {%[l0], %[l1], %[l2], %[l3]}"   \
@@ -241,44 +259,53 @@ QG_INLINE qg_operand qg_load_operand(const int8_t *planes, int blocks, int last,
     return x;
 }
 
-/* Write the sums of 4 rows, and move both pointers beyond them. Operands of one byte. */
-QG_INLINE void qg_sums_x1(const int8_t **weights, const qg_operand *x, int tiles, int last,
-                          const int8_t *planes, qg_value **out) {
+/* Write the sums of 4 rows with their biases, and move the pointers beyond them. Operands of one
+ * byte; `planes` are those that are not in registers. */
+QG_INLINE void qg_sums_x1(const int8_t **weights, const int32_t **bias, const qg_operand *x,
+                          int tiles, int last, const int8_t *planes, qg_value **out) {
     const int8_t *w = *weights;
+    const int32_t *from = *bias;
     int32_t *to = *out;
     int i;
     QG_SUMS_LOW;
-    if (tiles > 0)
-        QG_TILE_X1("vmladav", "=&Te", w, x->v0);
-    else
-        l0 = l1 = l2 = l3 = 0;
-    if (tiles > 1) QG_TILE_X1("vmladava", "+Te", w, x->v1);
-    if (tiles > 2) QG_TILE_X1("vmladava", "+Te", w, x->v2);
-    if (tiles > 3) QG_TILE_X1("vmladava", "+Te", w, x->v3);
+    QG_LOAD_BIASES(from);
+    if (tiles > 0) QG_TILE_X1(w, x->v0);
+    if (tiles > 1) QG_TILE_X1(w, x->v1);
+    if (tiles > 2) QG_TILE_X1(w, x->v2);
+    if (tiles > 3) QG_TILE_X1(w, x->v3);
 #pragma GCC unroll 16
-    for (i = 4; i < tiles; ++i) QG_TILE_X1("vmladava", "+Te", w, vldrbq_s8(planes + 16 * i));
+    for (i = 4; i < tiles; ++i) {
+        int8x16_t v;
+        QG_NEXT(v, planes);
+        QG_TILE_X1(w, v);
+    }
     if (last) QG_LAST(w, x->end);
     QG_STORE_SUMS(to);
     *weights = w;
+    *bias = from;
     *out = to;
 }
 
 /* The same with operands of two bytes. */
-QG_INLINE void qg_sums_x2(const int8_t **weights, const qg_operand *x, int tiles, int last,
-                          const int8_t *planes, qg_value **out) {
+QG_INLINE void qg_sums_x2(const int8_t **weights, const int32_t **bias, const qg_operand *x,
+                          int tiles, int last, const int8_t *planes, qg_value **out) {
     const int8_t *w = *weights;
+    const int32_t *from = *bias;
     int32_t *to = *out;
     int i;
     QG_SUMS_LOW;
     QG_SUMS_HIGH;
+    QG_LOAD_BIASES(from);
     if (tiles > 0)
         QG_TILE_X2("vmladav", "=&Te", w, x->v0, x->v1);
     else
-        l0 = l1 = l2 = l3 = h0 = h1 = h2 = h3 = 0;
+        h0 = h1 = h2 = h3 = 0;
     if (tiles > 1) QG_TILE_X2("vmladava", "+Te", w, x->v2, x->v3);
 #pragma GCC unroll 16
     for (i = 2; i < tiles; ++i) {
-        const int8x16_t low = vldrbq_s8(planes + 32 * i), high = vldrbq_s8(planes + 32 * i + 16);
+        int8x16_t low, high;
+        QG_NEXT(low, planes);
+        QG_NEXT(high, planes);
         QG_TILE_X2("vmladava", "+Te", w, low, high);
     }
     if (last) QG_LAST(w, x->end);
@@ -291,6 +318,7 @@ QG_INLINE void qg_sums_x2(const int8_t **weights, const qg_operand *x, int tiles
         : QG_HIGH("r"));
     QG_STORE_SUMS(to);
     *weights = w;
+    *bias = from;
     *out = to;
 }
 
@@ -307,19 +335,19 @@ QG_INLINE void qg_product_8(const qg_rows *p, const qg_weights8 *w, const int32_
     operand = qg_load_operand(planes, tiles * p->bytes, last, x + 16 * tiles);
     while (to != end) {
         if (p->bytes == 1)
-            qg_sums_x1(&w, &operand, tiles, last, planes, &to);
+            qg_sums_x1(&w, &bias, &operand, tiles, last, planes + 64, &to);
         else
-            qg_sums_x2(&w, &operand, tiles, last, planes, &to);
+            qg_sums_x2(&w, &bias, &operand, tiles, last, planes + 64, &to);
     }
     if (rows % 4 != 0) {
         qg_value sums[4], *more = sums;
         if (p->bytes == 1)
-            qg_sums_x1(&w, &operand, tiles, last, planes, &more);
+            qg_sums_x1(&w, &bias, &operand, tiles, last, planes + 64, &more);
         else
-            qg_sums_x2(&w, &operand, tiles, last, planes, &more);
+            qg_sums_x2(&w, &bias, &operand, tiles, last, planes + 64, &more);
         for (i = 0; i < rows % 4; ++i) to[i] = sums[i];
     }
-    qg_requantize_all(p, bias, rows, out);
+    qg_requantize_all(p, rows, out);
 }
 
 #else

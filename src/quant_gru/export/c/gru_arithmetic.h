@@ -12,12 +12,11 @@
 #include "fixed_point.h"
 
 /* Helium of Cortex-M55 and M85, or the dual 16-bit multiplies of Cortex-M4, M7 and M33, where the
- * macros of the compiler say so. The assembly is that of GCC and clang. Define QG_PORTABLE to use
- * portable C everywhere. */
-#if defined(QG_PORTABLE) || !defined(__GNUC__)
+ * macros of the compiler say so. The assembly is that of GCC and clang; without optimization
+ * they have too few free registers for it. Define QG_PORTABLE to use portable C everywhere. */
+#if defined(QG_PORTABLE) || !defined(__GNUC__) || !defined(__OPTIMIZE__)
 #elif defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 1) && !defined(QG_WIDE_VALUES)
 #define QG_HELIUM 1
-#include <arm_mve.h>
 #elif defined(__ARM_FEATURE_SIMD32) && __ARM_FEATURE_SIMD32 && !defined(__ARM_BIG_ENDIAN)
 #define QG_DUAL 1
 #include <arm_acle.h>
@@ -234,151 +233,5 @@ QG_INLINE qg_value qg_look_up(const qg_table *t, qg_value code) {
     for (power = t->degree - 1; power >= 0; --power) y = y * d + c[power];
     return qg_code64(y, t->shift, 0, 0, t->lo, t->hi);
 }
-
-#if defined(QG_HELIUM)
-
-/* A switch whose cases give `F` a literal shift, as its instructions need it. One case is left
- * where the compiler knows the shift. */
-#define QG_CASE(F, k) \
-    case k:           \
-        return F(k);
-#define QG_CASES_16(F)                                                                    \
-    QG_CASE(F, 1)                                                                         \
-    QG_CASE(F, 2)                                                                         \
-    QG_CASE(F, 3)                                                                         \
-    QG_CASE(F, 4)                                                                         \
-    QG_CASE(F, 5)                                                                         \
-    QG_CASE(F, 6) QG_CASE(F, 7) QG_CASE(F, 8) QG_CASE(F, 9) QG_CASE(F, 10) QG_CASE(F, 11) \
-        QG_CASE(F, 12) QG_CASE(F, 13) QG_CASE(F, 14) QG_CASE(F, 15) QG_CASE(F, 16)
-#define QG_CASES_31(F)                                                                        \
-    QG_CASES_16(F)                                                                            \
-    QG_CASE(F, 17)                                                                            \
-    QG_CASE(F, 18)                                                                            \
-    QG_CASE(F, 19)                                                                            \
-    QG_CASE(F, 20)                                                                            \
-    QG_CASE(F, 21) QG_CASE(F, 22) QG_CASE(F, 23) QG_CASE(F, 24) QG_CASE(F, 25) QG_CASE(F, 26) \
-        QG_CASE(F, 27) QG_CASE(F, 28) QG_CASE(F, 29) QG_CASE(F, 30) QG_CASE(F, 31)
-
-/* v >> k for k from 0 to 31 */
-QG_INLINE int32x4_t qg_right_x4(int32x4_t v, int k) {
-#define QG_SHIFT(k) vshrq_n_s32(v, k)
-    switch (k) { QG_CASES_31(QG_SHIFT) default : return v; }
-#undef QG_SHIFT
-}
-
-/* floor(v / 2^k + 1/2) for k from 0 to 31, without overflow on the way */
-QG_INLINE int32x4_t qg_half_up_x4(int32x4_t v, int k) {
-#define QG_SHIFT(k) vrshrq_n_s32(v, k)
-    switch (k) { QG_CASES_31(QG_SHIFT) default : return v; }
-#undef QG_SHIFT
-}
-
-/* The same, saturated to 16 bits, for k from 1 to 16. In assembly, because the intrinsics copy. The
- * shifts round, as GNU as 2.40 gives vqshrn and vqshrun the encoding of vqrshrn and vqrshrun. */
-QG_INLINE int32x4_t qg_half_up_s16_x4(int32x4_t v, int k) {
-    int16x8_t low;
-#define QG_SHIFT(k)                                                \
-    __extension__({                                                \
-        __asm("vqrshrnb.s32 %q0, %q1, #" #k : "=w"(low) : "w"(v)); \
-        vmovlbq_s16(low);                                          \
-    })
-    switch (k) { QG_CASES_16(QG_SHIFT) default : return v; }
-#undef QG_SHIFT
-}
-
-QG_INLINE int32x4_t qg_half_up_u16_x4(int32x4_t v, int k) {
-    uint16x8_t low;
-#define QG_SHIFT(k)                                                 \
-    __extension__({                                                 \
-        __asm("vqrshrunb.s32 %q0, %q1, #" #k : "=w"(low) : "w"(v)); \
-        vreinterpretq_s32_u32(vmovlbq_u16(low));                    \
-    })
-    switch (k) { QG_CASES_16(QG_SHIFT) default : return v; }
-#undef QG_SHIFT
-}
-
-QG_INLINE int32x4_t qg_saturate_s16_x4(int32x4_t v) {
-    int16x8_t low;
-    __asm("vqmovnb.s32 %q0, %q1" : "=w"(low) : "w"(v));
-    return vmovlbq_s16(low);
-}
-
-QG_INLINE int32x4_t qg_clamp_x4(int32x4_t v, int64_t lo, int64_t hi) {
-    return vminq_s32(vmaxq_s32(v, vdupq_n_s32((int32_t)lo)), vdupq_n_s32((int32_t)hi));
-}
-
-/* clamp(floor(v / 2^k + 1/2), lo, hi) */
-QG_INLINE int32x4_t qg_half_up_clamp_x4(int32x4_t v, int k, int64_t lo, int64_t hi) {
-    if (k == 0 && lo == -32768 && hi == 32767) return qg_saturate_s16_x4(v);
-    if (1 <= k && k <= 16 && lo == -32768 && hi == 32767) return qg_half_up_s16_x4(v, k);
-    if (1 <= k && k <= 16 && lo == 0 && hi == 65535) return qg_half_up_u16_x4(v, k);
-    return qg_clamp_x4(qg_half_up_x4(v, k), lo, hi);
-}
-
-/* qg_code32: 1 less where the quotient is even, so that ties there go down. */
-QG_INLINE int32x4_t qg_code32_x4(int32x4_t v, int k, int64_t zero, int64_t lo, int64_t hi) {
-    const int32_t add = (int32_t)zero * (int32_t)(1u << k);
-    if (k) {
-        const int32x4_t even = vbicq_s32(vdupq_n_s32(1), qg_right_x4(v, k));
-        v = vsubq_s32(v, even);
-    }
-    if (add) v = vaddq_n_s32(v, add);
-    return qg_half_up_clamp_x4(v, k, lo, hi);
-}
-
-/* qg_code_high */
-QG_INLINE int32x4_t qg_code_high_x4(int32x4_t a, int32x4_t M, int k, int64_t zero, int64_t lo,
-                                    int64_t hi) {
-    /* v + 2^(k-1) - 1 + (quotient & 1): the low word carries unless it and the last bit are 0 */
-    const int32_t add = (int32_t)zero * (int32_t)(1u << (k - 32)) - 1;
-    const int32x4_t one = vdupq_n_s32(1), high = vmulhq_s32(a, M);
-    const int32x4_t odd = vandq_s32(qg_right_x4(high, k - 32), one);
-    const uint32x4_t rest = vreinterpretq_u32_s32(vorrq_s32(vmulq_s32(a, M), odd));
-    const int32x4_t carry = vreinterpretq_s32_u32(vminq_u32(rest, vreinterpretq_u32_s32(one)));
-    const int32x4_t sum = vaddq_s32(vaddq_n_s32(high, add), carry);
-    return qg_half_up_clamp_x4(sum, k - 32, lo, hi);
-}
-
-/* A sum of bits 32; each term is a code or a product. */
-QG_INLINE int32x4_t qg_apply_x4(const qg_sum *s, int32x4_t t1, int32x4_t t2) {
-    const int64_t add = s->M1 * s->z1 + s->M2 * s->z2;
-    int32x4_t v = t1;
-    if (s->M1 == 1 && s->M2 == 1)
-        v = vaddq_s32(t1, t2);
-    else if (s->M1 == 1 && s->M2)
-        v = vmlaq_n_s32(t1, t2, (int32_t)s->M2);
-    else if (s->M2 == 1)
-        v = vmlaq_n_s32(t2, t1, (int32_t)s->M1);
-    else if (s->M1 != 1) {
-        v = vmulq_n_s32(t1, (int32_t)s->M1);
-        if (s->M2) v = vmlaq_n_s32(v, t2, (int32_t)s->M2);
-    }
-    if (add) v = vsubq_n_s32(v, (int32_t)add);
-    return qg_code32_x4(v, s->k, s->zero, s->lo, s->hi);
-}
-
-/* A product with a code of its own, of bits 32 or 33. */
-QG_INLINE int32x4_t qg_product_x4(const qg_sum *s, int32x4_t a, int32x4_t b) {
-    if (s->bits == 32) return qg_apply_x4(s, vmulq_s32(a, b), a);
-    if (s->M1 != 1) a = vmulq_n_s32(a, (int32_t)s->M1);
-    if (s->M2 != 1) b = vmulq_n_s32(b, (int32_t)s->M2);
-    return qg_code_high_x4(a, b, s->k, s->zero, s->lo, s->hi);
-}
-
-QG_INLINE int32x4_t qg_look_up_short_x4(const qg_short_table *t, int32x4_t code) {
-    const int32x4_t q = vsubq_n_s32(code, (int32_t)t->first);
-    const int32x4_t segment = qg_right_x4(q, t->u);
-    const int32x4_t d = vmlaq_n_s32(q, segment, -(1 << t->u));
-    const uint32x4_t at = vaddq_n_u32(vreinterpretq_u32_s32(vmulq_n_s32(segment, 12)),
-                                      (uint32_t)(uintptr_t)t->coefficients);
-    const int32x4_t c0 = vldrwq_gather_base_s32(at, 0), c1 = vldrwq_gather_base_s32(at, 4);
-    const int32x4_t c2 = vldrwq_gather_base_s32(at, 8);
-    const int32x4_t slope = vaddq_s32(c1, qg_right_x4(vmulq_s32(c2, d), t->e));
-    const int32x4_t sum = vaddq_s32(c0, qg_right_x4(vmulq_s32(slope, d), t->f));
-    /* coefficients contain the half */
-    return qg_half_up_clamp_x4(vsubq_n_s32(sum, 1 << (t->g - 1)), t->g, t->lo, t->hi);
-}
-
-#endif
 
 #endif

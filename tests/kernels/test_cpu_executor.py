@@ -280,5 +280,5 @@ def test_shapes_are_checked_before_addresses_are_taken():
 
 def test_a_frozen_gru_is_packed_once():
     frozen = quantized(QuantConfig.int8(), 3, 4).freeze()
-    plans = [frozen._plan().cells[0][0] for _ in range(2)]
+    plans = [frozen._prepared().plan.cells[0][0] for _ in range(2)]
     assert plans[0].weights is plans[1].weights

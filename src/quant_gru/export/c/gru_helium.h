@@ -294,7 +294,7 @@ QG_INLINE void qg_sums_x1(const int8_t **weights, const int32_t **bias, const qg
     if (tiles > 1) QG_TILE_X1(w, x->v1);
     if (tiles > 2) QG_TILE_X1(w, x->v2);
     if (tiles > 3) QG_TILE_X1(w, x->v3);
-#pragma GCC unroll 16
+#pragma GCC unroll 64
     for (i = 4; i < tiles; ++i) {
         int8x16_t v;
         QG_NEXT(v, planes);
@@ -322,7 +322,7 @@ QG_INLINE void qg_sums_x2(const int8_t **weights, const int32_t **bias, const qg
     else
         h0 = h1 = h2 = h3 = 0;
     if (tiles > 1) QG_TILE_X2("vmladava", "+Te", w, x->v2, x->v3);
-#pragma GCC unroll 16
+#pragma GCC unroll 64
     for (i = 2; i < tiles; ++i) {
         int8x16_t low, high;
         QG_NEXT(low, planes);

@@ -38,6 +38,9 @@ KINDS |= {"quantize_input": "QuantizeInput", "requantize_layers": "RequantizeLay
 KINDS |= {"operands": "Operands", "convert": "Conversions"}
 KINDS |= dict.fromkeys(("back_step", "back_grid", "saturated_case"), "Numbers")
 KINDS |= dict.fromkeys(("encode", "decode"), "Codec")
+_POINTWISE = ("rectify", "pass", "restore", "dropout", "slopes", "times")
+KINDS |= dict.fromkeys(_POINTWISE, "Pointwise")
+KINDS |= dict.fromkeys(("window_offsets", "window_indices"), "Windows")
 # macros come behind the header: with them it would have to be compiled again
 _LAUNCH = """
 #include "host.hpp"

@@ -72,7 +72,10 @@ def parameters(x: Tensor, bits: int | Tensor, group: int) -> tuple[Tensor, Tenso
     down = (low < 0) & (word & ~_HIGH_HALF != 0)
     base = ((word & _HIGH_HALF) + down.to(torch.int32) * _ONE_HIGHER).view(torch.float32)
     # a tensor, because torch multiplies by the reciprocal of a Python number on GPUs
-    largest = torch.as_tensor(2**bits - 1, device=x.device).to(torch.float32)
+    if isinstance(bits, int):  # made by an operation: hooks of compiled graphs hold no constants
+        largest = torch.full((), 2**bits - 1, dtype=torch.float32, device=x.device)
+    else:
+        largest = (2**bits - 1).to(torch.float32)
     span = high - base
     step = ((span / largest).view(torch.int32) + (_ONE_HIGHER - 1)) & _HIGH_HALF
     step = step.view(torch.float32).clamp(min=LEAST_STEP)

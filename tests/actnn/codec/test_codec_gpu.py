@@ -130,6 +130,7 @@ def test_a_captured_step_draws_new_noise():
     assert not torch.equal(seen[0], seen[1])
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_device():
     state = noise_state(1, device=CUDA)
     x = torch.randn(32, 5000, device=CUDA)

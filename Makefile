@@ -3,10 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-NATIVE := src/quant_gru/kernels/bindings src/quant_gru/kernels/c99 src/quant_gru/kernels/cpu/core src/quant_gru/kernels/cpu/isa src/kernel_runtime/native
-KERNELS := CMakeLists.txt $(wildcard $(addsuffix /*.h,$(NATIVE)) $(addsuffix /*.[ch]pp,$(NATIVE)) $(addsuffix /*.inl,$(NATIVE)))
-CUDA := $(wildcard $(addprefix src/quant_gru/kernels/cuda/*/,*.cu *.cuh) $(addprefix src/kernel_runtime/cuda/,*.cu *.cuh))
+NATIVE := src/quant_gru/kernels/bindings src/quant_gru/kernels/c99 src/quant_gru/kernels/cpu/core src/quant_gru/kernels/cpu/isa \
+	src/quant_gru/kernels/cpu/isa/x86 src/quant_gru/kernels/cpu/training src/kernel_runtime/native src/kernel_runtime/c99 \
+	src/actnn/codec/c99 src/actnn/codec/native
+KERNELS := CMakeLists.txt src/quant_gru/kernels/cpu/core.cmake $(wildcard $(addsuffix /*.h,$(NATIVE)) $(addsuffix /*.[ch]pp,$(NATIVE)) $(addsuffix /*.inl,$(NATIVE)))
+CUDA := $(wildcard $(addprefix src/quant_gru/kernels/cuda/*/,*.cu *.cuh) $(addprefix src/kernel_runtime/cuda/,*.cu *.cuh) \
+	$(addprefix src/actnn/*/cuda/,*.cu *.cuh))
 EXPORTED := $(wildcard src/quant_gru/export/c/*.h)
+CPP := $(wildcard cpp/*/*.[ch] cpp/*/*.[ch]pp cpp/include/quant_gru/*.h*)
+FORMATTED = $(filter-out CMakeLists.txt %.cmake,$(KERNELS)) $(CUDA) $(EXPORTED) $(CPP)
 BUILT := $(VENV)/.built
 SANITIZED := build/sanitize
 
@@ -16,7 +21,7 @@ help:
 	@echo "make test    run the tests"
 	@echo "make lint    run ruff and mypy"
 	@echo "make format  let ruff and clang-format rewrite the sources"
-	@echo "make sanitize  run the kernels under AddressSanitizer and UndefinedBehaviorSanitizer"
+	@echo "make sanitize  run the kernels and the C++ library under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make clean   remove .venv and build products"
 
 $(READY): pyproject.toml constraints.txt
@@ -48,7 +53,7 @@ lint: $(BUILT)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $(filter-out CMakeLists.txt,$(KERNELS)) $(CUDA) $(EXPORTED)
+	$(BIN)/clang-format --dry-run --Werror $(FORMATTED)
 
 sanitize: $(BUILT)
 	$(BIN)/cmake --fresh -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
@@ -57,11 +62,15 @@ sanitize: $(BUILT)
 	$(BIN)/cmake --build $(SANITIZED) > $(SANITIZED)/log || { cat $(SANITIZED)/log; exit 1; }
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		$(BIN)/python tests/kernels/sanitized_sweep.py $(abspath $(SANITIZED))
+	$(BIN)/cmake --fresh -S cpp -B $(SANITIZED)/cpp -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+		-DCMAKE_CXX_COMPILER=$(CXX) -DQUANT_GRU_INSTRUCTION_SETS=portable -DQUANT_GRU_SANITIZERS=address,undefined,float-cast-overflow > /dev/null
+	$(BIN)/cmake --build $(SANITIZED)/cpp > $(SANITIZED)/log || { cat $(SANITIZED)/log; exit 1; }
+	$(BIN)/ctest --test-dir $(SANITIZED)/cpp --output-on-failure
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(filter-out CMakeLists.txt,$(KERNELS)) $(CUDA) $(EXPORTED)
+	$(BIN)/clang-format -i $(FORMATTED)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -19,6 +19,7 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define QG_SHARED(name) unsigned char *const name = host::self->block->shared.data()
+#define SHARED_MEMORY(name) QG_SHARED(name)
 
 struct uint2 {
     uint32_t x, y;
@@ -456,3 +457,40 @@ inline bool any_lane(bool v) {
     for (int mask = 16; mask; mask >>= 1) any |= shuffle_xor(any, mask);
     return any;
 }
+inline uint64_t wide_product(uint32_t a, uint32_t b) { return uint64_t(a) * b; }
+inline uint32_t or_of_warp(uint32_t v) {
+    for (int mask = 16; mask; mask >>= 1) v |= shuffled(v, mask);
+    return v;
+}
+inline uint32_t byte_perm(uint32_t first, uint32_t second, uint32_t selector) {
+    const uint64_t both = uint64_t(second) << 32 | first;
+    uint32_t v = 0;
+    for (int i = 0; i < 4; ++i)
+        v |= uint32_t(both >> (selector >> (4 * i) & 7) * 8 & 255) << (8 * i);
+    return v;
+}
+inline uint32_t shifted_right(uint32_t low, uint32_t high, int shift) {
+    return uint32_t((uint64_t(high) << 32 | low) >> shift % 32);
+}
+inline float min_or_nan(float a, float b) {
+    if (a != a || b != b) return NAN;
+    return a < b || (a == b && std::signbit(a)) ? a : b;
+}
+inline float max_or_nan(float a, float b) {
+    if (a != a || b != b) return NAN;
+    return a > b || (a == b && !std::signbit(a)) ? a : b;
+}
+template <class Choose>
+inline uint32_t in_bf16(uint32_t a, uint32_t b, const Choose &choose) {
+    return bf16_pair(choose(bits_as_float(a << 16), bits_as_float(b << 16)),
+                     choose(bits_as_float(a & 0xFFFF0000), bits_as_float(b & 0xFFFF0000)));
+}
+inline uint32_t min_or_nan_bf16(uint32_t a, uint32_t b) { return in_bf16(a, b, min_or_nan); }
+inline uint32_t max_or_nan_bf16(uint32_t a, uint32_t b) { return in_bf16(a, b, max_or_nan); }
+template <class Choose>
+inline uint32_t in_half(uint32_t a, uint32_t b, const Choose &choose) {
+    return half_pair(choose(first_half(a), first_half(b)), choose(second_half(a), second_half(b)));
+}
+inline uint32_t min_or_nan_half(uint32_t a, uint32_t b) { return in_half(a, b, min_or_nan); }
+inline uint32_t max_or_nan_half(uint32_t a, uint32_t b) { return in_half(a, b, max_or_nan); }
+inline uint4 load_once(const void *from) { return load_relaxed(from); }

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import quant_gru
 from kernel_runtime import _native
+from kernel_runtime.cuda.sources import Sources
 
 COMPILER = shutil.which("g++")
 HERE = Path(__file__).parent
@@ -30,17 +31,21 @@ KINDS = dict.fromkeys(
     "project_groups": "Reals",
     "project_few": "Few",
 }
-KINDS |= {"events": "Events"}
+KINDS |= {"events": "Events", "sum_bits": "Sums"}
 KINDS |= dict.fromkeys(("row_scales", "requantize_weights"), "Weights") | {"contents": "Contents"}
 KINDS |= {"mask_clamped": "Mask", "requantize_codes": "RequantizeCodes"}
 KINDS |= {"quantize_input": "QuantizeInput", "requantize_layers": "RequantizeLayers"}
 KINDS |= {"operands": "Operands", "convert": "Conversions"}
 KINDS |= dict.fromkeys(("back_step", "back_grid", "saturated_case"), "Numbers")
+KINDS |= dict.fromkeys(("encode", "decode"), "Codec")
+_POINTWISE = ("rectify", "pass", "restore", "dropout", "slopes", "times")
+KINDS |= dict.fromkeys(_POINTWISE, "Pointwise")
+KINDS |= dict.fromkeys(("window_offsets", "window_indices"), "Windows")
 # macros come behind the header: with them it would have to be compiled again
 _LAUNCH = """
 #include "host.hpp"
 {macros}
-#include "{source}.cu"
+#include "{source}"
 extern "C" void launch(const void *p, int x, int y, int threads, int cluster, long shared,
                        bool together) {{
     host::run([](const void *p) {{ {function}(*(const {kind} *)p); }}, p, x, y, threads, cluster,
@@ -82,13 +87,19 @@ class Host:
         functions: What prepared launches start, by the handles that native code has.
         failed: What they raised.
         resident: Blocks of a cluster -> clusters at once.
+        sources: Where kernels are found; None for those of quant_gru.
         arch: What kernels are chosen for.
     """
 
     arch = "sm_80"
 
-    def __init__(self, folder: Path, resident: dict[int, int] | None = None) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        resident: dict[int, int] | None = None,
+        sources: Sources | None = None,
+    ) -> None:
+        self.folder, self.sources = folder, sources
         self.launched: list[tuple[str, dict[str, object]]] = []
         self.resident = resident or {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
         self._loaded: dict[str, ctypes.CDLL] = {}
@@ -107,6 +118,7 @@ class Host:
         self.launched.append((function, macros))
         kind = KINDS.get(function, "Pair")
         defines = "\n".join(f"#define {name} {value}" for name, value in macros.items())
+        source = f"{source}.cu" if self.sources is None else self.sources.path_of(source)
         text = _LAUNCH.format(source=source, macros=defines, function=function, kind=kind)
         name = hashlib.sha256(text.encode()).hexdigest()[:24]
         if name not in self._loaded:

@@ -176,8 +176,8 @@ def test_a_call_is_few_launches(host):
 
 def test_a_schedule_is_used_again(host):
     gru = quantized(bidirectional=True)
-    whole = stack.stack_of(gru._plan(kept=True), host)
-    assert stack.stack_of(gru._plan(kept=True), host) is whole
+    whole = stack.stack_of(gru._prepared(None).plan, host)
+    assert stack.stack_of(gru._prepared(None).plan, host) is whole
     kept = [torch.randn(9, 8, C) for _ in range(3)]
     for x in [*kept, *(x.flip(0)[:5] for x in kept), torch.randn(8, 9, C).transpose(0, 1)]:
         for got, expected in zip(whole.run(x, None), gru(x), strict=True):

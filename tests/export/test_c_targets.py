@@ -47,6 +47,7 @@ TARGETS = {
     "cortex-m4": bare_metal("cortex-m4", "mps2-an386", "soft"),
     "cortex-m33": bare_metal("cortex-m33", "mps3-an547", "soft"),
     "cortex-m55": bare_metal("cortex-m55", "mps3-an547", "hard"),
+    "cortex-m55-O0": bare_metal("cortex-m55", "mps3-an547", "hard", "-O0"),
     "cortex-m55-portable": bare_metal("cortex-m55", "mps3-an547", "hard", "-DQG_PORTABLE"),
 }
 

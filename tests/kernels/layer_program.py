@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import quant_gru
+from quant_gru.config import ACTIVATIONS
 from quant_gru.integer import reference
 from quant_gru.integer.plan import CellPlan
 from quant_gru.kernels.cpu import plan_packing
@@ -21,8 +22,8 @@ HERE = Path(__file__).parent
 KERNELS = Path(quant_gru.__file__).parent / "kernels"
 SOURCES = [
     HERE / "run_layers.cpp",
-    *(KERNELS / "cpu/core" / f"{name}.cpp" for name in ("layer", "pack_weights", "tables")),
-    *(KERNELS / "cpu/core" / f"{name}.cpp" for name in ("tasks", "variants", "wide")),
+    *(KERNELS / "cpu/core" / f"{name}.cpp" for name in ("cell_numbers", "layer", "pack_weights")),
+    *(KERNELS / "cpu/core" / f"{name}.cpp" for name in ("tables", "tasks", "variants", "wide")),
     KERNELS / "cpu/isa/portable.cpp",
 ]
 """The program with the portable kernels."""
@@ -30,16 +31,15 @@ CONTAINERS = ("int8", "uint8", "int16", "int32", "int64")  # as plan.hpp counts 
 SUMS = ("gate.z_pre", "gate.r_pre", "op.rRh", "gate.g_pre")
 SUMS += ("op.old_contrib", "op.new_contrib", "output.h", "zoneout")
 TABLES = ("gate.z_out", "gate.r_out", "gate.g_out")
-TABLE = ("segments", "degree", "shift", "segment_shift", "last")
-TABLE += ("pre_zero", "pre_lo", "pre_hi", "lo", "hi", "bounds", "coefficients")
-MATRIX = ("bias_shift", "lo", "hi", "zero", "reach", "weight_bits", "operand_bits")
-MATRIX += ("operand_signed", "codes", "bias", "M", "k")
+TABLE = ("segments", "degree", "shift", "segment_shift", "last", "zero", "lo", "hi")
+TABLE += ("bounds", "coefficients")
+MATRIX = ("bits", "codes", "bias", "M", "k")
 
 
 def exact_flags() -> list[str]:
-    """Options of CMakeLists.txt that keep floats exact."""
-    lists = HERE.parents[1] / "CMakeLists.txt"
-    match = re.search(r"set\(exact (.*)\)", lists.read_text(encoding="utf-8"))
+    """Options of core.cmake that keep floats exact."""
+    lists = KERNELS / "cpu/core.cmake"
+    match = re.search(r"set\(QUANT_GRU_EXACT (.*)\)", lists.read_text(encoding="utf-8"))
     assert match
     return match[1].split()
 
@@ -77,16 +77,12 @@ def packed_plan(plan: CellPlan) -> bytes:
     def fields(d: dict[str, Any], names: tuple[str, ...]) -> list[Any]:
         return [arrays.get(d[name], d[name]) for name in names]
 
-    values = [numbers[name] for name in ("H", "one", "narrow", "float32", "product")]
-    for name in ("x", "h"):
-        q = numbers[name]
-        values += [q["scale"], q["zero"], q["lo"], q["hi"], CONTAINERS.index(q["container"])]
+    values = [numbers[name] for name in ("H", "one")]
+    for name in ACTIVATIONS:
+        values += numbers["quantizers"].get(name, (0, True, 1.0, 0))
     for name in SUMS:
-        s = numbers["sums"].get(name)
-        if s is None:
-            values += [0] * 7
-        else:
-            values += [1, ord(s["tier"]), s["k"], s["lo"], s["hi"], *(s["M"] + [0])[:2]]
+        k, M = numbers["sums"].get(name, (0, []))
+        values += [len(M), k, *[*M, 0, 0][:2]]
     for name in TABLES:
         values += fields(numbers["tables"][name], TABLE)
     for name, inputs in (("W", "C"), ("R", "H")):

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "cpu/core/cell_numbers.hpp"
 #include "cpu/core/layer.hpp"
 #include "cpu/core/memory.hpp"
 #include "cpu/core/tasks.hpp"
@@ -74,51 +75,47 @@ struct Reader {
     }
 };
 
-void read(Reader &from, Quantizer &q) {
+void read(Reader &from, QuantizerNumbers &q) {
     double scale;
-    from.read(scale, q.zero, q.lo, q.hi, q.container);
+    from.read(q.bits, q.is_signed, scale, q.zero);
     q.scale = static_cast<float>(scale);
-    q.lo -= q.zero;
-    q.hi -= q.zero;
 }
 
-void read(Reader &from, Sum &s) { from.read(s.present, s.tier, s.k, s.lo, s.hi, s.M[0], s.M[1]); }
+void read(Reader &from, SumNumbers &s) { from.read(s.terms, s.k, s.M[0], s.M[1]); }
 
-void read(Reader &from, Table &t) {
-    from.read(t.segments, t.degree, t.shift, t.segment_shift, t.last, t.pre_zero, t.pre_lo,
-              t.pre_hi, t.lo, t.hi);
+void read(Reader &from, TableNumbers &t) {
+    from.read(t.segments, t.degree, t.shift, t.segment_shift, t.last, t.zero, t.lo, t.hi);
     from.array(t.bounds);
     from.array(t.coefficients);
 }
 
-void read(Reader &from, Matrix &m) {
-    from.read(m.kind, m.inputs, m.bias_shift, m.lo, m.hi, m.zero, m.reach, m.weight_bits,
-              m.operand_bits, m.operand_signed);
+void read(Reader &from, MatrixNumbers &m) {
+    from.read(m.kind, m.inputs, m.weight_bits);
     from.array(m.codes);
     from.array(m.bias);
     from.array(m.M);
     from.array(m.k);
 }
 
-void read(Reader &from, LayerPlan &plan) {
-    Cell &cell = plan.cell;
-    from.read(cell.H, cell.one, plan.narrow, plan.float32, plan.product);
-    read(from, cell.x);
-    read(from, cell.h);
-    for (Sum *sum : {&cell.z_pre, &cell.r_pre, &cell.rRh, &cell.g_pre, &cell.old_contrib,
-                     &cell.new_contrib, &cell.h_new, &cell.zoneout})
-        read(from, *sum);
-    for (Table *table : {&cell.z, &cell.r, &cell.g}) read(from, *table);
-    read(from, plan.W);
-    read(from, plan.R);
+void read(Reader &from, CellNumbers &n) {
+    from.read(n.H, n.one);
+    for (QuantizerNumbers *each : {&n.x, &n.h, &n.Wx, &n.Rh, &n.z_pre, &n.z, &n.r_pre, &n.r,
+                                   &n.g_pre, &n.g, &n.rRh, &n.old_contrib, &n.new_contrib})
+        read(from, *each);
+    for (SumNumbers *each : {&n.sums.z_pre, &n.sums.r_pre, &n.sums.rRh, &n.sums.g_pre,
+                             &n.sums.old_contrib, &n.sums.new_contrib, &n.sums.h, &n.sums.zoneout})
+        read(from, *each);
+    for (TableNumbers *each : {&n.tables.z, &n.tables.r, &n.tables.g}) read(from, *each);
+    read(from, n.W);
+    read(from, n.R);
 }
 
 // Writes the kind of the kernel, whether it runs in float32, whether an input was NaN, and the
 // outputs: codes, or as many real values.
 void run_case(Reader from, const std::string &variant) {
-    LayerPlan plan;
-    read(from, plan);
-    const Layer layer(plan, variant);
+    CellNumbers numbers;
+    read(from, numbers);
+    const Layer layer(layer_plan(numbers), variant);
     Job job;
     bool real;
     from.read(job.T, job.N, job.reverse, real);

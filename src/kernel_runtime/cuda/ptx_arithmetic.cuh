@@ -81,6 +81,13 @@ inline int64_t times_plus(int a, int b, int64_t c) {
     return v;
 }
 
+// The whole product in one instruction; the compiler needs two if b is a constant above 2^31.
+inline uint64_t wide_product(uint32_t a, uint32_t b) {
+    uint64_t v;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(v) : "r"(a), "r"(b));
+    return v;
+}
+
 // Results are clamped to [0, 1] at no extra cost.
 inline float fma_saturated(float a, float b, float c) {
     float v;
@@ -91,6 +98,54 @@ inline float fma_saturated(float a, float b, float c) {
 inline float plus_saturated(float a, float b) {
     float v;
     asm("add.rn.sat.f32 %0, %1, %2;" : "=f"(v) : "f"(a), "f"(b));
+    return v;
+}
+
+// Byte i of the result is the byte of (first, second), 0 to 7, that hexadecimal digit i selects.
+inline uint32_t byte_perm(uint32_t first, uint32_t second, uint32_t selector) {
+    return __byte_perm(first, second, selector);
+}
+
+// The low word of (high, low) shifted right by shift % 32.
+inline uint32_t shifted_right(uint32_t low, uint32_t high, int shift) {
+    return __funnelshift_r(low, high, shift);
+}
+
+// The smaller and the larger number; NaN if one of them is NaN. -0 is smaller than 0.
+inline float min_or_nan(float a, float b) {
+    float v;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(v) : "f"(a), "f"(b));
+    return v;
+}
+
+inline float max_or_nan(float a, float b) {
+    float v;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(v) : "f"(a), "f"(b));
+    return v;
+}
+
+// The same for two numbers in bfloat16 or half precision.
+inline uint32_t min_or_nan_bf16(uint32_t a, uint32_t b) {
+    uint32_t v;
+    asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+    return v;
+}
+
+inline uint32_t max_or_nan_bf16(uint32_t a, uint32_t b) {
+    uint32_t v;
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+    return v;
+}
+
+inline uint32_t min_or_nan_half(uint32_t a, uint32_t b) {
+    uint32_t v;
+    asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+    return v;
+}
+
+inline uint32_t max_or_nan_half(uint32_t a, uint32_t b) {
+    uint32_t v;
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
     return v;
 }
 
@@ -130,6 +185,9 @@ inline uint32_t float_bits(float v) { return __float_as_uint(v); }
 inline double bits_as_double(int64_t bits) { return __longlong_as_double(bits); }
 
 inline uint32_t shuffled(uint32_t v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+
+// The bitwise or of all lanes of a warp.
+inline uint32_t or_of_warp(uint32_t v) { return __reduce_or_sync(0xffffffffu, v); }
 
 // IEEE division, independent of compiler options.
 inline float divided(float a, float b) { return __fdiv_rn(a, b); }

@@ -7,6 +7,9 @@
 
 #ifndef PTX_ON_HOST  // tests that run kernels on the host define these functions
 
+// The shared memory of a block, as an array of bytes whose size the launch determines.
+#define SHARED_MEMORY(name) extern __shared__ __align__(128) unsigned char name[]
+
 inline uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 // Starts a copy of 16 bytes, or of zeros if not `there`, to shared memory. `from` must be a valid
@@ -192,6 +195,15 @@ inline void add_released(uint32_t *to, uint32_t v) {
 }
 
 inline void acquire() { asm volatile("fence.acquire.gpu;" ::: "memory"); }
+
+// 16 bytes of global memory that nobody writes during the launch, and that are read once.
+inline uint4 load_once(const void *from) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(__cvta_generic_to_global(from)));
+    return v;
+}
 
 inline void prefetch(const void *from) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from)));

@@ -51,7 +51,9 @@ class Sources:
     @cached_property
     def header_texts(self) -> Mapping[str, str]:
         """Name in an #include -> text of the header."""
-        of_runtime = {f"kernel_runtime/cuda/{path.name}": path for path in _RUNTIME.glob("*.cuh")}
+        root = _RUNTIME.parent
+        headers = (*_RUNTIME.glob("*.cuh"), *root.glob("c99/*.h"))
+        of_runtime = {path.relative_to(root.parent).as_posix(): path for path in headers}
         places = sorted({**dict(self.headers), **of_runtime}.items())
         return {"stdint.h": _STDINT, **{name: path.read_text("utf-8") for name, path in places}}
 

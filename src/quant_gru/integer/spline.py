@@ -1,4 +1,8 @@
-"""Continuous piecewise polynomials with few segments, for hardware without large tables."""
+"""Continuous piecewise polynomials with few segments, for hardware without large tables.
+
+Sums are cumulative and roots are of `elementary`, so that every machine fits the same coefficients.
+`cpp/src/plan/spline.cpp` has the same operations in the same order.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from quant_gru.integer.elementary import cube_root
+
 Array = NDArray[np.float64]
 
 _POINTS = 24  # evenly spaced points per segment, on average; as many again follow the curvature
 _FEWEST_POINTS = 384
 _PLACEMENTS = 16
 _REWEIGHTINGS = 24
-_DAMPING = 0.5
 
 
 def fit_spline(
@@ -93,7 +98,7 @@ def _fit_values(
         target = np.append(ly - bl * by * inverse, 0.0)
         target[1:] += ry - br * by * inverse
         # a knot without points keeps the value of the function
-        added = _solve(diagonal + 1e-12 * diagonal.mean(), beside, target)
+        added = _solve(diagonal + 1e-12 * (_sum(diagonal) / diagonal.size), beside, target)
         bubbles = (by - bl * added[:-1] - br * added[1:]) * inverse
         error = np.abs(
             left * added[segment] + right * added[segment + 1] + bubble * bubbles[segment] - rest
@@ -103,7 +108,7 @@ def _fit_values(
             best = values if degree == 1 else np.concatenate([values, bubbles])
             best_error = error
         weights = weights * (error + 1e-3 * error.max() + 1e-300)
-        weights /= weights.sum()
+        weights /= _sum(weights)
     return best, best_error
 
 
@@ -126,7 +131,7 @@ def _equalize(knots: Array, grid: Array, error: Array, degree: int) -> Array:
     segment = np.clip(np.searchsorted(knots, grid, side="right") - 1, 0, knots.size - 2)
     largest = np.zeros(knots.size - 1)
     np.maximum.at(largest, segment, error)
-    weight = (largest / max(largest.max(), 1e-300) + 1e-3) ** (_DAMPING / (degree + 1))
+    weight = np.sqrt(_root(largest / max(largest.max(), 1e-300) + 1e-3, degree))
     mass = np.concatenate([[0.0], np.cumsum(weight)])
     moved = np.interp(np.linspace(0.0, mass[-1], knots.size), mass, knots)
     moved[0], moved[-1] = knots[0], knots[-1]
@@ -140,14 +145,24 @@ def _by_curvature(
     x = np.linspace(first, last, 4097)
     derivative = f(x)
     for _ in range(degree + 1):
-        derivative = np.gradient(derivative, x)
-    density = np.abs(derivative) ** (1.0 / (degree + 1))
+        derivative = np.gradient(derivative)
+    density = _root(np.abs(derivative), degree)
     # a floor keeps knots apart where the function is linear
     density += 1e-3 * density.max() + 1e-300
     mass = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]))])
     knots = np.rint(np.interp(np.linspace(0.0, mass[-1], segments + 1), mass, x))
     knots[0], knots[-1] = first, last
     return np.asarray(knots)
+
+
+def _root(values: Array, degree: int) -> Array:
+    """Return the root of order degree + 1."""
+    return np.sqrt(values) if degree == 1 else cube_root(values)
+
+
+def _sum(values: Array) -> float:
+    """Return the sum in the order of the values; the order of np.sum depends on the machine."""
+    return float(np.cumsum(values)[-1])
 
 
 def _distinct(knots: Array) -> Array:
@@ -164,4 +179,4 @@ def _coefficients(values: Array, knots: Array, degree: int) -> Array:
     if degree == 1:
         return np.stack([left, slope], axis=1)
     bubble = values[knots.size :]
-    return np.stack([left, slope + bubble / T, -bubble / T**2], axis=1)
+    return np.stack([left, slope + bubble / T, -bubble / (T * T)], axis=1)

@@ -9,6 +9,7 @@ sigmoid or a tanh.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
+from quant_gru.integer.elementary import sigmoid, tanh
 from quant_gru.integer.quantizer import Quantizer, container_dtype
 from quant_gru.integer.spline import fit_spline
 
@@ -30,13 +32,7 @@ MAX_SEGMENTS = 256
 MAX_WIDE_SEGMENTS = 1 << 14
 
 
-def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)) without overflow."""
-    e = np.exp(-np.abs(x))
-    return np.asarray(np.where(x >= 0, 1.0, e) / (1.0 + e))
-
-
-FUNCTIONS: dict[str, Callable[[Array], Array]] = {"sigmoid": sigmoid, "tanh": np.tanh}
+FUNCTIONS: dict[str, Callable[[Array], Array]] = {"sigmoid": sigmoid, "tanh": tanh}
 RANGES = {"sigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0)}
 
 
@@ -230,7 +226,8 @@ def _largest_difference(table: Table, function: str, pre: Quantizer, out: Quanti
 def _fit_uniform(f: Callable[[Array], Array], starts: NDArray[np.int64], length: int) -> Array:
     """Fit quadratics through the three Chebyshev nodes of each segment, (S, 3), in powers of t."""
     span = length - 1
-    nodes = 0.5 * span * (1.0 - np.cos(np.pi * np.array([1.0, 3.0, 5.0]) / 6.0))
+    node = math.sqrt(0.75)
+    nodes = 0.5 * span * np.array([1.0 - node, 1.0, 1.0 + node])
     y = f(starts[:, None] + nodes)
     if span == 0:
         return np.stack([y[:, 0], 0 * y[:, 0], 0 * y[:, 0]], axis=1)
@@ -264,7 +261,8 @@ def _quantize(
     t = np.maximum(lengths, 1.0)
     size = sum(np.abs(real[:, p]) * t**p for p in range(real.shape[1]))
     largest = float(np.max(size)) + 1.0
-    k = max(0, budget - int(np.ceil(np.log2(largest))) - 1)
+    mantissa, exponent = math.frexp(largest)
+    k = max(0, budget - (exponent - 1 if mantissa == 0.5 else exponent) - 1)
     rows = _joined_rows(real, lengths, k) if u is None else _uniform_rows(real, (1 << u) - 1, k)
     return _make(function, out, starts, last, rows, k, u)
 
@@ -300,7 +298,7 @@ def _uniform_rows(real: Array, last: int, k: int) -> list[list[int]]:
     lost = scaled[:, 2] - c2
     slope = scaled[:, 1] + lost * length
     c1 = np.rint(slope)
-    c0 = np.rint(scaled[:, 0] - lost * length**2 / 8 + (slope - c1) * length / 2)
+    c0 = np.rint(scaled[:, 0] - lost * (length * length) / 8 + (slope - c1) * length / 2)
     return [[int(c) for c in row] for row in np.stack([c0, c1, c2], axis=1).tolist()]
 
 

@@ -39,7 +39,7 @@ class Stack:
     def __init__(
         self,
         layers: list[list[Layer]],
-        between: list[list[list[tuple[float, int, int]]]],
+        between: list[list[list[Between]]],
         finite: list[int],
         keep: Any,
     ) -> None: ...
@@ -152,8 +152,8 @@ class Stream:
 # another stream
 Streams = tuple[Callable[[], int], Callable[[], int]]
 Real = tuple[int, int, int, int, int, int]  # address, strides of steps and rows, T, N, C
-Quantizer = tuple[float, int, int, int, int]  # scale, zero point, limits, container
-Between = tuple[float, float, float, int, int, int, int]  # m, limits, zeros, containers
+Quantizer = tuple[int, bool, float, int]  # bits, signed, scale, zero point
+Between = tuple[int, int, Quantizer, Quantizer]  # shift, multiplier, below, above
 
 def quantize(x: Real, quantizer: Quantizer, codes: int, nan: int, /) -> None: ...
 def mask(x: Real, quantizer: Quantizer, grad: int, /) -> None: ...

@@ -310,7 +310,7 @@ def prepared_backward(
     if device.type == "cpu" and not runs_on_gpu(device):
         cells = [cell for layer in plan.cells for cell in layer]
         variant = cpu.chosen()
-        if len(cells) > 1 or variant == cpu.REFERENCE or not cpu.is_narrow(cells[0]):
+        if len(cells) > 1 or variant == cpu.REFERENCE or not cpu.is_narrow(cells[0], variant):
             return None
         return PreparedBackwardCPU(cells[0], variant)
     # 'fp32' depends on PyTorch's current float32 matmul precision

@@ -13,7 +13,7 @@ from quant_gru.export.c.numbers import (
     sum_of,
     sums_of,
     tiled,
-    wrapped,
+    tiled_biases,
 )
 from quant_gru.export.c.short_tables import short_table
 from quant_gru.export.c.text import SIZES, array, fill, struct, type_of
@@ -299,23 +299,14 @@ def _add_bytes(data: Data, rows: Rows, weights: str, name: str) -> None:
     data.text.append(
         f"#if defined(QG_DUAL)\n{array('uint32_t', weights, paired(rows.weights))}"
         "#elif defined(QG_HELIUM)\n"
-        f"{array('int8_t', weights, tiled(rows.weights, 4 if rows.bytes == 1 else 3))}"
+        f"{array('int8_t', weights, tiled(rows.weights))}"
         "#else\n"
         f"{data.array_text('weights', 'int8_t', weights, rows.weights.flatten().tolist())}#endif\n"
     )
-    biases = data.array_text("weights", "int32_t", f"{name}_bias", rows.bias)
-    if rows.bytes == 1:
-        data.text.append(biases)
-        return
-    # low bytes are less 128 there
-    more = [
-        wrapped(b + 128 * total, 32)
-        for b, total in zip(rows.bias, rows.weights.sum(1).tolist(), strict=True)
-    ]
     name = f"{name}_bias"
-    data.text.append(
-        f"#if defined(QG_HELIUM)\n{array('int32_t', name, more)}#else\n{biases}#endif\n"
-    )
+    biases = data.array_text("weights", "int32_t", name, rows.bias)
+    helium = array("int32_t", name, tiled_biases(rows))
+    data.text.append(f"#if defined(QG_HELIUM)\n{helium}#else\n{biases}#endif\n")
 
 
 _INDEX = "vreinterpretq_u32_s32({index})"

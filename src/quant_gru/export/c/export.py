@@ -101,6 +101,7 @@ def export_c(
     files = {
         "fixed_point.h": fixed_point.read_text(encoding="utf-8"),
         "gru_arithmetic.h": (HERE / "gru_arithmetic.h").read_text(encoding="utf-8"),
+        "gru_helium.h": (HERE / "gru_helium.h").read_text(encoding="utf-8"),
         "gru_products.h": (HERE / "gru_products.h").read_text(encoding="utf-8"),
         f"{name}.h": header,
         f"{name}.c": code,

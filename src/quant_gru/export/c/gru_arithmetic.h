@@ -12,12 +12,11 @@
 #include "fixed_point.h"
 
 /* Helium of Cortex-M55 and M85, or the dual 16-bit multiplies of Cortex-M4, M7 and M33, where the
- * macros of the compiler say so. The assembly is that of GCC and clang. Define QG_PORTABLE to use
- * portable C everywhere. */
-#if defined(QG_PORTABLE) || !defined(__GNUC__)
+ * macros of the compiler say so. The assembly is that of GCC and clang; without optimization
+ * they have too few free registers for it. Define QG_PORTABLE to use portable C everywhere. */
+#if defined(QG_PORTABLE) || !defined(__GNUC__) || !defined(__OPTIMIZE__)
 #elif defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 1) && !defined(QG_WIDE_VALUES)
 #define QG_HELIUM 1
-#include <arm_mve.h>
 #elif defined(__ARM_FEATURE_SIMD32) && __ARM_FEATURE_SIMD32 && !defined(__ARM_BIG_ENDIAN)
 #define QG_DUAL 1
 #include <arm_acle.h>
@@ -234,68 +233,5 @@ QG_INLINE qg_value qg_look_up(const qg_table *t, qg_value code) {
     for (power = t->degree - 1; power >= 0; --power) y = y * d + c[power];
     return qg_code64(y, t->shift, 0, 0, t->lo, t->hi);
 }
-
-#if defined(QG_HELIUM)
-
-/* The same functions for four values. */
-QG_INLINE int32x4_t qg_clamp_x4(int32x4_t v, int64_t lo, int64_t hi) {
-    return vminq_s32(vmaxq_s32(v, vdupq_n_s32((int32_t)lo)), vdupq_n_s32((int32_t)hi));
-}
-
-QG_INLINE int32x4_t qg_code32_x4(int32x4_t v, int k, int64_t zero, int64_t lo, int64_t hi) {
-    const int32_t half = k ? (int32_t)((1u << (k - 1)) - 1u) : 0;
-    const int32_t add = half + (int32_t)zero * (int32_t)(1u << k);
-    const int32x4_t odd = vandq_s32(vshlq_r_s32(v, -k), vdupq_n_s32(1));
-    v = vaddq_n_s32(v, add);
-    if (k) v = vshlq_r_s32(vaddq_s32(v, odd), -k);
-    return qg_clamp_x4(v, lo, hi);
-}
-
-QG_INLINE int32x4_t qg_code_high_x4(int32x4_t a, int32x4_t M, int k, int64_t zero, int64_t lo,
-                                    int64_t hi) {
-    /* v + 2^(k-1) - 1 + (quotient & 1): the low word carries unless it and the last bit are 0 */
-    const int32_t add =
-        (int32_t)((1u << (k - 33)) - 1u) + (int32_t)zero * (int32_t)(1u << (k - 32));
-    const int32x4_t one = vdupq_n_s32(1), high = vmulhq_s32(a, M);
-    const int32x4_t odd = vandq_s32(vshlq_r_s32(high, 32 - k), one);
-    const uint32x4_t rest = vreinterpretq_u32_s32(vorrq_s32(vmulq_s32(a, M), odd));
-    const int32x4_t carry = vreinterpretq_s32_u32(vminq_u32(rest, vreinterpretq_u32_s32(one)));
-    const int32x4_t sum = vaddq_s32(vaddq_n_s32(high, add), carry);
-    return qg_clamp_x4(vshlq_r_s32(sum, 32 - k), lo, hi);
-}
-
-/* A sum of bits 32; each term is a code or a product. */
-QG_INLINE int32x4_t qg_apply_x4(const qg_sum *s, int32x4_t t1, int32x4_t t2) {
-    const int64_t add = s->M1 * s->z1 + s->M2 * s->z2;
-    int32x4_t v = s->M1 == 1 ? t1 : vmulq_n_s32(t1, (int32_t)s->M1);
-    if (s->M2 == 1)
-        v = vaddq_s32(v, t2);
-    else if (s->M2)
-        v = vaddq_s32(v, vmulq_n_s32(t2, (int32_t)s->M2));
-    if (add) v = vsubq_s32(v, vdupq_n_s32((int32_t)add));
-    return qg_code32_x4(v, s->k, s->zero, s->lo, s->hi);
-}
-
-/* A product with a code of its own, of bits 32 or 33. */
-QG_INLINE int32x4_t qg_product_x4(const qg_sum *s, int32x4_t a, int32x4_t b) {
-    if (s->bits == 32) return qg_apply_x4(s, vmulq_s32(a, b), a);
-    if (s->M1 != 1) a = vmulq_n_s32(a, (int32_t)s->M1);
-    if (s->M2 != 1) b = vmulq_n_s32(b, (int32_t)s->M2);
-    return qg_code_high_x4(a, b, s->k, s->zero, s->lo, s->hi);
-}
-
-QG_INLINE int32x4_t qg_look_up_short_x4(const qg_short_table *t, int32x4_t code) {
-    const int32x4_t q = vsubq_n_s32(code, (int32_t)t->first);
-    const int32x4_t d = vandq_s32(q, vdupq_n_s32((1 << t->u) - 1));
-    const uint32x4_t at = vreinterpretq_u32_s32(vmulq_n_s32(vshlq_r_s32(q, -t->u), 3));
-    const int32x4_t c0 = vldrwq_gather_shifted_offset_s32(t->coefficients, at);
-    const int32x4_t c1 = vldrwq_gather_shifted_offset_s32(t->coefficients + 1, at);
-    const int32x4_t c2 = vldrwq_gather_shifted_offset_s32(t->coefficients + 2, at);
-    const int32x4_t slope = vaddq_s32(c1, vshlq_r_s32(vmulq_s32(c2, d), -t->e));
-    const int32x4_t sum = vaddq_s32(c0, vshlq_r_s32(vmulq_s32(slope, d), -t->f));
-    return qg_clamp_x4(vshlq_r_s32(sum, -t->g), t->lo, t->hi);
-}
-
-#endif
 
 #endif

@@ -1,7 +1,7 @@
 /* Products of a matrix and a vector, each row requantized to a code.
  *
  * There is one loop in portable C for each width, one for the dual 16-bit multiplies of Cortex-M4,
- * M7 and M33, and one for Helium (Cortex-M55 and M85). gru_arithmetic.h chooses.
+ * M7 and M33, and one for Helium (Cortex-M55 and M85) in gru_helium.h. gru_arithmetic.h chooses.
  */
 #ifndef QUANT_GRU_PRODUCTS_H
 #define QUANT_GRU_PRODUCTS_H
@@ -121,116 +121,7 @@ QG_INLINE void qg_product_8(const qg_rows *p, const qg_weights8 *w, const int32_
 
 #elif defined(QG_HELIUM)
 
-/* Weights in tiles of 16 columns and of 4 rows, or of 3 rows where the operand has two bytes. */
-typedef int8_t qg_weights8;
-
-/* Requantize sums without bias, in place. */
-QG_INLINE void qg_requantize_all(const qg_rows *p, const int32_t *bias, int rows, qg_value *out) {
-    const int vectors = p->bits == 32 || p->bits == 33 ? rows / 4 * 4 : 0;
-    int c;
-    for (c = 0; c < vectors; c += 4) {
-        const int32x4_t M = p->M ? vdupq_n_s32(p->M) : vldrwq_s32(p->Ms + c);
-        int32x4_t v = vaddq_s32(vldrwq_s32(out + c), vldrwq_s32(bias + c));
-        if (p->bits == 32) {
-            if (p->M != 1) v = vmulq_s32(v, M);
-            v = qg_code32_x4(v, p->k, p->zero, p->lo, p->hi);
-        } else {
-            v = qg_code_high_x4(v, M, p->k, p->zero, p->lo, p->hi);
-        }
-        vstrwq_s32(out + c, v);
-    }
-    for (c = vectors; c < rows; ++c)
-        out[c] = qg_requantize(p, c, (int32_t)((uint32_t)out[c] + (uint32_t)bias[c]));
-}
-
-/* Write bytes of the operand: itself, or blocks of 16 low bytes less 128 and 16 high bytes. Zeros
- * follow up to a whole vector. */
-QG_INLINE void qg_split(const int16_t *x, int K, int bytes, int8_t *to) {
-    const int vectors = (K + 15) / 16;
-    int i;
-    for (i = 0; i < vectors; ++i, x += 16, to += 16 * bytes) {
-        if (bytes == 1) {
-            vstrbq_s16(to, vldrhq_s16(x));
-            vstrbq_s16(to + 8, vldrhq_s16(x + 8));
-        } else {
-            const uint8x16x2_t halves = vld2q_u8((const uint8_t *)x);
-            vstrbq_u8((uint8_t *)to, veorq_u8(halves.val[0], vdupq_n_u8(0x80)));
-            vstrbq_u8((uint8_t *)to + 16, halves.val[1]);
-        }
-    }
-    for (i = 0; K % 16 != 0 && i < 16 - K % 16; ++i) to[-1 - i] = 0;
-    for (i = 0; bytes == 2 && K % 16 != 0 && i < 16 - K % 16; ++i) to[-17 - i] = 0;
-}
-
-/* Sums of products of 4 rows, with operands of one byte; returns the weights of the next rows. In
- * assembly, because compilers spend as many instructions on addresses. */
-QG_INLINE const int8_t *qg_sums_x1(const int8_t *w, int K, const int8_t *v, int32_t *out) {
-    int32_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-    __asm volatile(
-        "dls lr, %[n]\n"
-        "1:\n\t"
-        "vldrb.8 q0, [%[v]], #16\n\t"
-        "vldrb.8 q1, [%[w]], #16\n\t"
-        "vldrb.8 q2, [%[w]], #16\n\t"
-        "vmladava.s8 %[s0], q0, q1\n\t"
-        "vldrb.8 q1, [%[w]], #16\n\t"
-        "vmladava.s8 %[s1], q0, q2\n\t"
-        "vldrb.8 q2, [%[w]], #16\n\t"
-        "vmladava.s8 %[s2], q0, q1\n\t"
-        "vmladava.s8 %[s3], q0, q2\n\t"
-        "le lr, 1b\n\t"
-        : [v] "+r"(v), [w] "+r"(w), [s0] "+Te"(s0), [s1] "+Te"(s1), [s2] "+Te"(s2), [s3] "+Te"(s3)
-        : [n] "r"((K + 15) / 16)
-        : "lr", "q0", "q1", "q2", "memory");
-    out[0] = s0;
-    out[1] = s1;
-    out[2] = s2;
-    out[3] = s3;
-    return w;
-}
-
-/* The same for 3 rows, with operands of two bytes. */
-QG_INLINE const int8_t *qg_sums_x2(const int8_t *w, int K, const int8_t *v, int32_t *out) {
-    int32_t l0 = 0, l1 = 0, l2 = 0, h0 = 0, h1 = 0, h2 = 0;
-    __asm volatile(
-        "dls lr, %[n]\n"
-        "1:\n\t"
-        "vldrb.8 q0, [%[v]], #16\n\t"
-        "vldrb.8 q1, [%[v]], #16\n\t"
-        "vldrb.8 q2, [%[w]], #16\n\t"
-        "vmladava.s8 %[l0], q0, q2\n\t"
-        "vldrb.8 q3, [%[w]], #16\n\t"
-        "vmladava.s8 %[h0], q1, q2\n\t"
-        "vmladava.s8 %[l1], q0, q3\n\t"
-        "vldrb.8 q2, [%[w]], #16\n\t"
-        "vmladava.s8 %[h1], q1, q3\n\t"
-        "vmladava.s8 %[l2], q0, q2\n\t"
-        "vmladava.s8 %[h2], q1, q2\n\t"
-        "le lr, 1b\n\t"
-        : [v] "+r"(v), [w] "+r"(w), [l0] "+Te"(l0), [l1] "+Te"(l1), [l2] "+Te"(l2), [h0] "+Te"(h0),
-          [h1] "+Te"(h1), [h2] "+Te"(h2)
-        : [n] "r"((K + 15) / 16)
-        : "lr", "q0", "q1", "q2", "q3", "memory");
-    out[0] = (int32_t)((uint32_t)h0 * 256 + (uint32_t)l0);
-    out[1] = (int32_t)((uint32_t)h1 * 256 + (uint32_t)l1);
-    out[2] = (int32_t)((uint32_t)h2 * 256 + (uint32_t)l2);
-    return w;
-}
-
-/* `rows` is a multiple of 3: those of three gates. */
-QG_INLINE void qg_product_8(const qg_rows *p, const qg_weights8 *w, const int32_t *bias, int rows,
-                            int K, int16_t *x, int8_t *planes, qg_value *out) {
-    int c;
-    qg_split(x, K, p->bytes, planes);
-    for (c = 0; p->bytes == 1 && c < rows / 4 * 4; c += 4) w = qg_sums_x1(w, K, planes, out + c);
-    if (p->bytes == 1 && rows % 4 != 0) {
-        int32_t sums[4];
-        qg_sums_x1(w, K, planes, sums);
-        for (c = rows / 4 * 4; c < rows; ++c) out[c] = sums[c % 4];
-    }
-    for (c = 0; p->bytes == 2 && c < rows; c += 3) w = qg_sums_x2(w, K, planes, out + c);
-    qg_requantize_all(p, bias, rows, out);
-}
+#include "gru_helium.h"
 
 #else
 

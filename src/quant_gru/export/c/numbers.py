@@ -230,13 +230,31 @@ def _requantization(
     return 128, 0, list(Ms)
 
 
-def tiled(weights: Tensor, rows: int) -> list[int]:
-    """Return 8-bit weights (3H, K) in tiles of `rows` rows and 16 columns, padded with zeros."""
-    height, width = -(-weights.shape[0] // rows) * rows, -(-weights.shape[1] // 16) * 16
-    full = torch.zeros(height, width, dtype=torch.int64, device="cpu")
+def _split(weights: Tensor) -> int:
+    """Return how many columns of 8-bit weights (3H, K) are in tiles of 16."""
+    return (weights.shape[1] + 7) // 16 * 16
+
+
+def tiled(weights: Tensor) -> list[int]:
+    """Return 8-bit weights (3H, K) in tiles of 4 rows and 16 columns, padded with zeros.
+
+    Each 4 rows end with a tile of 8 columns if 1 to 8 columns are left.
+    """
+    split = _split(weights)
+    last = 8 if weights.shape[1] > split else 0
+    height = -(-weights.shape[0] // 4) * 4
+    full = torch.zeros(height, split + last, dtype=torch.int64, device="cpu")
     full[: weights.shape[0], : weights.shape[1]] = weights
-    tiles = full.reshape(height // rows, rows, width // 16, 16).transpose(1, 2)
-    return [int(code) for code in tiles.flatten().tolist()]
+    tiles = full[:, :split].reshape(height // 4, 4, split // 16, 16).transpose(1, 2)
+    ends = full[:, split:].reshape(height // 4, 4 * last)
+    return [int(code) for code in torch.cat((tiles.flatten(1), ends), 1).flatten().tolist()]
+
+
+def tiled_biases(rows: Rows) -> list[int]:
+    """Return the biases beside `tiled`, where low bytes of operands are less 128 in tiles of 16."""
+    more = 128 * rows.weights[:, : _split(rows.weights)].sum(1) * (rows.bytes - 1)
+    biases = [wrapped(b + m, 32) for b, m in zip(rows.bias, more.tolist(), strict=True)]
+    return biases + [0] * (-len(biases) % 4)
 
 
 def wrapped(value: int, bits: int) -> int:

@@ -109,7 +109,7 @@ def _fit(
         second = slope * d
         total = c[..., 0:1] + (second >> f)
         fits = np.ones(c.shape[:-1], dtype=np.bool_)
-        for value in (c, first, slope, second, total):
+        for value in (c, first, slope, second, total, total - half):
             fits &= (np.abs(value) < _WORD).all(-1)
         return np.clip(total >> g, lo, hi), fits
 

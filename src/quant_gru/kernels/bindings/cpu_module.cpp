@@ -12,12 +12,12 @@
 #include "bindings/plan_from_dict.hpp"
 #include "bindings/prepared_call.hpp"
 #include "c99/philox.h"
-#include "cpu/core/backward.hpp"
 #include "cpu/core/boundary.hpp"
 #include "cpu/core/stack.hpp"
 #include "cpu/core/tasks.hpp"
 #include "cpu/core/threads.hpp"
-#include "cpu/core/weights.hpp"
+#include "cpu/training/backward.hpp"
+#include "cpu/training/weights.hpp"
 
 namespace nb = nanobind;
 
@@ -100,26 +100,29 @@ void run_layer_backward(const Layer &layer, const nb::dict &d) {
     run_backward(layer, call);
 }
 
-// Multiplier and limits minus the zero point, for each layer above the first, each of its
-// directions and each direction below.
-using Numbers = std::vector<std::vector<std::vector<std::tuple<double, int, int>>>>;
+// Shift and multiplier, quantizers of the codes below and above.
+using RequantizerTuple = std::tuple<int64_t, int64_t, QuantizerTuple, QuantizerTuple>;
+
+Requantizer requantizer_of(const RequantizerTuple &r) {
+    const auto &[k, M, below, above] = r;
+    return requantizer({1, k, {M, 0}}, quantizer_numbers(below), quantizer_numbers(above));
+}
+
+// For each layer above the first, each of its directions and each direction below.
+using Between = std::vector<std::vector<std::vector<RequantizerTuple>>>;
 
 void make_stack(Stack *self, const std::vector<std::vector<const Layer *>> &layers,
-                const Numbers &numbers, const std::vector<uintptr_t> &finite, const nb::object &) {
+                const Between &numbers, const std::vector<uintptr_t> &finite, const nb::object &) {
     std::vector<const uint8_t *> flags;
     for (uintptr_t each : finite) flags.push_back(reinterpret_cast<const uint8_t *>(each));
-    std::vector<std::vector<std::vector<Requantizer>>> between(numbers.size());
-    for (size_t below = 0; below < numbers.size(); ++below)
-        for (size_t direction = 0; direction < numbers[below].size(); ++direction) {
-            const Quantizer &upper = layers[below + 1][direction]->x();
-            auto &halves = between[below].emplace_back();
-            for (size_t half = 0; half < numbers[below][direction].size(); ++half) {
-                const Quantizer &lower = layers[below][half]->h();
-                const auto &[m, lo, hi] = numbers[below][direction][half];
-                halves.push_back({m, static_cast<double>(lo), static_cast<double>(hi), lower.zero,
-                                  upper.zero, lower.container, upper.container});
-            }
+    std::vector<std::vector<std::vector<Requantizer>>> between;
+    for (const auto &layer : numbers) {
+        auto &directions = between.emplace_back();
+        for (const auto &halves : layer) {
+            auto &found = directions.emplace_back();
+            for (const RequantizerTuple &half : halves) found.push_back(requantizer_of(half));
         }
+    }
     new (self) Stack(layers, std::move(between), std::move(flags));
 }
 
@@ -171,50 +174,36 @@ void events(uintptr_t to, int64_t A, int64_t B, int64_t C, uint64_t seed, uint32
 
 // Address, strides between steps and between rows, T, N, C.
 using RealNumbers = std::tuple<uintptr_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
-// Scale, zero point, lower and upper limit, container.
-using QuantizerNumbers = std::tuple<float, int32_t, int32_t, int32_t, int>;
-// Multiplier, limits, zero points (from, to), containers (from, to).
-using RequantizerNumbers = std::tuple<double, double, double, int32_t, int32_t, int, int>;
 
 RealInput real_input(const RealNumbers &x) {
     const auto &[address, step, row, T, N, C] = x;
     return {reinterpret_cast<const float *>(address), step, row, T, N, C};
 }
 
-Quantizer quantizer(const QuantizerNumbers &q) {
-    const auto &[scale, zero, lo, hi, container] = q;
-    return {scale, 0, zero, lo - zero, hi - zero, static_cast<Container>(container)};
-}
+Quantizer quantizer(const QuantizerTuple &q) { return quantizer_of(quantizer_numbers(q)); }
 
-Requantizer requantizer(const RequantizerNumbers &r) {
-    const auto &[m, lo, hi, from_zero, to_zero, from, to] = r;
-    return {
-        m, lo, hi, from_zero, to_zero, static_cast<Container>(from), static_cast<Container>(to)};
-}
-
-void quantize_real(const RealNumbers &x, const QuantizerNumbers &q, uintptr_t codes,
-                   uintptr_t nan) {
+void quantize_real(const RealNumbers &x, const QuantizerTuple &q, uintptr_t codes, uintptr_t nan) {
     nb::gil_scoped_release release;
     quantize_input(real_input(x), quantizer(q), reinterpret_cast<void *>(codes),
                    reinterpret_cast<uint8_t *>(nan));
 }
 
-void mask_real(const RealNumbers &x, const QuantizerNumbers &q, uintptr_t grad) {
+void mask_real(const RealNumbers &x, const QuantizerTuple &q, uintptr_t grad) {
     nb::gil_scoped_release release;
     mask_input(real_input(x), quantizer(q), reinterpret_cast<float *>(grad));
 }
 
-void requantize_codes(const RequantizerNumbers &r, uintptr_t codes, int64_t count, int64_t n,
+void requantize_codes(const RequantizerTuple &r, uintptr_t codes, int64_t count, int64_t n,
                       uintptr_t to, int64_t to_row) {
     nb::gil_scoped_release release;
-    requantize(requantizer(r), reinterpret_cast<const void *>(codes), count, n,
+    requantize(requantizer_of(r), reinterpret_cast<const void *>(codes), count, n,
                reinterpret_cast<void *>(to), to_row);
 }
 
-void mask_codes(const RequantizerNumbers &r, uintptr_t codes, int64_t count, int64_t n,
+void mask_codes(const RequantizerTuple &r, uintptr_t codes, int64_t count, int64_t n,
                 uintptr_t grad, int64_t grad_row) {
     nb::gil_scoped_release release;
-    mask_requantized(requantizer(r), reinterpret_cast<const void *>(codes), count, n,
+    mask_requantized(requantizer_of(r), reinterpret_cast<const void *>(codes), count, n,
                      reinterpret_cast<float *>(grad), grad_row);
 }
 
@@ -251,7 +240,7 @@ void bind_cpu(nb::module_ &m) {
     nb::class_<Layer>(m, "Layer")
         .def("__init__",
              [](Layer *self, const nb::dict &numbers, const std::string &variant) {
-                 new (self) Layer(layer_plan(numbers), variant);
+                 new (self) Layer(layer_plan(cell_numbers(numbers)), variant);
              })
         .def_prop_ro("kind", &kind)
         .def("repack", &Layer::repack, nb::call_guard<nb::gil_scoped_release>())

@@ -5,6 +5,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace nb = nanobind;
@@ -24,49 +25,36 @@ T *address(const nb::dict &d, const char *name) {
 
 Container container_of(const std::string &name) {
     if (name == "int8") return Container::i8;
-    if (name == "uint8") return Container::u8;
     if (name == "int16") return Container::i16;
     if (name == "int32") return Container::i32;
-    if (name == "int64") return Container::i64;
-    throw std::invalid_argument("Expected an integer container, got " + name);
+    throw std::invalid_argument("Expected int8, int16 or int32, got " + name);
 }
 
-Quantizer quantizer_of(const nb::dict &d) {
-    Quantizer q;
-    q.scale = static_cast<float>(field<double>(d, "scale"));
-    const int64_t zero = field<int64_t>(d, "zero");
-    q.zero = static_cast<int32_t>(zero);
-    q.lo = static_cast<int32_t>(field<int64_t>(d, "lo") - zero);
-    q.hi = static_cast<int32_t>(field<int64_t>(d, "hi") - zero);
-    q.container = container_of(field<std::string>(d, "container"));
-    return q;
+// Operators that are fused have no quantizer.
+QuantizerNumbers quantizer_of(const nb::dict &quantizers, const char *name) {
+    if (!quantizers.contains(name)) return {};
+    return quantizer_numbers(field<QuantizerTuple>(quantizers, name));
 }
 
-Sum sum_of(const nb::dict &sums, const char *name) {
-    Sum s;
+SumNumbers sum_of(const nb::dict &sums, const char *name) {
+    SumNumbers s;
     if (!sums.contains(name)) return s;
-    const nb::dict d = field<nb::dict>(sums, name);
-    const auto M = field<std::vector<int64_t>>(d, "M");
-    s.present = 1;
-    s.tier = field<std::string>(d, "tier")[0];
-    s.k = field<int>(d, "k");
-    s.lo = field<int64_t>(d, "lo");
-    s.hi = field<int64_t>(d, "hi");
+    const auto [k, M] = field<std::pair<int64_t, std::vector<int64_t>>>(sums, name);
+    s.terms = static_cast<int>(M.size());
+    s.k = k;
     for (size_t i = 0; i < M.size() && i < 2; ++i) s.M[i] = M[i];
     return s;
 }
 
-Table table_of(const nb::dict &tables, const char *name) {
+TableNumbers table_of(const nb::dict &tables, const char *name) {
     const nb::dict d = field<nb::dict>(tables, name);
-    Table t;
-    t.segments = field<int>(d, "segments");
+    TableNumbers t;
+    t.segments = field<int64_t>(d, "segments");
     t.degree = field<int>(d, "degree");
     t.shift = field<int>(d, "shift");
     t.segment_shift = field<int>(d, "segment_shift");
     t.last = field<int64_t>(d, "last");
-    t.pre_zero = field<int64_t>(d, "pre_zero");
-    t.pre_lo = field<int64_t>(d, "pre_lo");
-    t.pre_hi = field<int64_t>(d, "pre_hi");
+    t.zero = field<int64_t>(d, "zero");
     t.lo = field<int64_t>(d, "lo");
     t.hi = field<int64_t>(d, "hi");
     t.bounds = address<int64_t>(d, "bounds");
@@ -74,22 +62,15 @@ Table table_of(const nb::dict &tables, const char *name) {
     return t;
 }
 
-Matrix matrix_of(const nb::dict &d, int inputs) {
-    Matrix m;
+MatrixNumbers matrix_of(const nb::dict &d, int inputs) {
+    MatrixNumbers m;
+    m.inputs = inputs;
+    m.weight_bits = field<int>(d, "bits");
     m.codes = address<void>(d, "codes");
     m.kind = container_of(field<std::string>(d, "kind"));
-    m.inputs = inputs;
     m.bias = address<int64_t>(d, "bias");
-    m.bias_shift = field<int>(d, "bias_shift");
     m.M = address<int64_t>(d, "M");
     m.k = address<int64_t>(d, "k");
-    m.lo = field<int64_t>(d, "lo");
-    m.hi = field<int64_t>(d, "hi");
-    m.zero = field<int64_t>(d, "zero");
-    m.reach = field<int64_t>(d, "reach");
-    m.weight_bits = field<int>(d, "weight_bits");
-    m.operand_bits = field<int>(d, "operand_bits");
-    m.operand_signed = field<bool>(d, "operand_signed");
     return m;
 }
 
@@ -116,31 +97,44 @@ WeightTarget target_of(const nb::dict &d) {
 
 }  // namespace
 
-LayerPlan layer_plan(const nb::dict &d) {
+QuantizerNumbers quantizer_numbers(const QuantizerTuple &tuple) {
+    const auto &[bits, is_signed, scale, zero] = tuple;
+    return {bits, is_signed, static_cast<float>(scale), zero};
+}
+
+CellNumbers cell_numbers(const nb::dict &d) {
+    const nb::dict quantizers = field<nb::dict>(d, "quantizers");
     const nb::dict sums = field<nb::dict>(d, "sums"), tables = field<nb::dict>(d, "tables");
-    LayerPlan plan;
-    Cell &cell = plan.cell;
-    cell.H = field<int>(d, "H");
-    cell.x = quantizer_of(field<nb::dict>(d, "x"));
-    cell.h = quantizer_of(field<nb::dict>(d, "h"));
-    cell.one = field<int64_t>(d, "one");
-    cell.z_pre = sum_of(sums, "gate.z_pre");
-    cell.r_pre = sum_of(sums, "gate.r_pre");
-    cell.rRh = sum_of(sums, "op.rRh");
-    cell.g_pre = sum_of(sums, "gate.g_pre");
-    cell.old_contrib = sum_of(sums, "op.old_contrib");
-    cell.new_contrib = sum_of(sums, "op.new_contrib");
-    cell.h_new = sum_of(sums, "output.h");
-    cell.zoneout = sum_of(sums, "zoneout");
-    cell.z = table_of(tables, "gate.z_out");
-    cell.r = table_of(tables, "gate.r_out");
-    cell.g = table_of(tables, "gate.g_out");
-    plan.W = matrix_of(field<nb::dict>(d, "W"), field<int>(d, "C"));
-    plan.R = matrix_of(field<nb::dict>(d, "R"), cell.H);
-    plan.narrow = field<bool>(d, "narrow");
-    plan.float32 = field<bool>(d, "float32");
-    plan.product = field<double>(d, "product");
-    return plan;
+    CellNumbers n;
+    n.H = field<int>(d, "H");
+    n.one = field<int64_t>(d, "one");
+    n.x = quantizer_of(quantizers, "input.x");
+    n.h = quantizer_of(quantizers, "output.h");
+    n.Wx = quantizer_of(quantizers, "matmul.Wx");
+    n.Rh = quantizer_of(quantizers, "matmul.Rh");
+    n.z_pre = quantizer_of(quantizers, "gate.z_pre");
+    n.r_pre = quantizer_of(quantizers, "gate.r_pre");
+    n.g_pre = quantizer_of(quantizers, "gate.g_pre");
+    n.z = quantizer_of(quantizers, "gate.z_out");
+    n.r = quantizer_of(quantizers, "gate.r_out");
+    n.g = quantizer_of(quantizers, "gate.g_out");
+    n.rRh = quantizer_of(quantizers, "op.rRh");
+    n.old_contrib = quantizer_of(quantizers, "op.old_contrib");
+    n.new_contrib = quantizer_of(quantizers, "op.new_contrib");
+    n.sums.z_pre = sum_of(sums, "gate.z_pre");
+    n.sums.r_pre = sum_of(sums, "gate.r_pre");
+    n.sums.g_pre = sum_of(sums, "gate.g_pre");
+    n.sums.rRh = sum_of(sums, "op.rRh");
+    n.sums.old_contrib = sum_of(sums, "op.old_contrib");
+    n.sums.new_contrib = sum_of(sums, "op.new_contrib");
+    n.sums.h = sum_of(sums, "output.h");
+    n.sums.zoneout = sum_of(sums, "zoneout");
+    n.tables.z = table_of(tables, "gate.z_out");
+    n.tables.r = table_of(tables, "gate.r_out");
+    n.tables.g = table_of(tables, "gate.g_out");
+    n.W = matrix_of(field<nb::dict>(d, "W"), field<int>(d, "C"));
+    n.R = matrix_of(field<nb::dict>(d, "R"), n.H);
+    return n;
 }
 
 WeightsPlan weights_plan(const nb::dict &d) {

@@ -1,15 +1,23 @@
-// Builds native plans from Python dicts of addresses, numbers and names.
+// Builds the numbers of plans from Python dicts of addresses, numbers and names.
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 
-#include "cpu/core/plan.hpp"
-#include "cpu/core/weights.hpp"
+#include <tuple>
+
+#include "cpu/core/cell_numbers.hpp"
+#include "cpu/training/weights.hpp"
 
 namespace quant_gru {
 
+// Bits, whether codes are signed, scale, zero point.
+using QuantizerTuple = std::tuple<int, bool, double, int64_t>;
+QuantizerNumbers quantizer_numbers(const QuantizerTuple &tuple);
+
 // From the dict of plan_packing.py.
-LayerPlan layer_plan(const nanobind::dict &numbers);
+CellNumbers cell_numbers(const nanobind::dict &numbers);
 
 // From the dict of requantize_weights.py.
 WeightsPlan weights_plan(const nanobind::dict &numbers);

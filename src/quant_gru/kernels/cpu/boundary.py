@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -11,9 +10,9 @@ from torch import Tensor
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels import _native
+from quant_gru.kernels.cpu.plan_packing import pack_quantizer, pack_requantizer
 
 NARROW_BITS = 16
-_CONTAINERS = (torch.int8, torch.uint8, torch.int16, torch.int32)  # in plan.hpp's order
 
 
 def takes(quantizer: Quantizer, x: Tensor) -> bool:
@@ -39,7 +38,7 @@ def quantize(quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
     x = _readable(x)
     codes = torch.empty(x.shape, dtype=quantizer.container, device="cpu")
     nan = torch.empty(x.shape[:-1], dtype=torch.bool, device="cpu")
-    _native.quantize(_real(x), _quantizer(quantizer), codes.data_ptr(), nan.data_ptr())
+    _native.quantize(_real(x), pack_quantizer(quantizer), codes.data_ptr(), nan.data_ptr())
     return codes, nan
 
 
@@ -52,7 +51,7 @@ def mask(quantizer: Quantizer, x: Tensor, grad: Tensor) -> None:
         grad: float32, contiguous, with the shape of x.
     """
     x = _readable(x)  # this reference keeps a copy alive while native code reads its address
-    _native.mask(_real(x), _quantizer(quantizer), grad.data_ptr())
+    _native.mask(_real(x), pack_quantizer(quantizer), grad.data_ptr())
 
 
 def requantizes(
@@ -84,7 +83,7 @@ def requantize(
     width = H * len(codes)
     found = torch.empty((T, N, width), dtype=above.container, device="cpu")
     for d, half in enumerate(codes):
-        numbers = _between(sums[d], below[d], above)
+        numbers = pack_requantizer(sums[d], below[d], above)
         to = found.data_ptr() + d * H * found.element_size()
         half = half.to(below[d].container).contiguous()
         _native.requantize(numbers, half.data_ptr(), T * N, H, to, width)
@@ -110,7 +109,7 @@ def mask_requantized(
     T, N, H = codes[0].shape
     width = H * len(codes)
     for d, half in enumerate(codes):
-        numbers = _between(sums[d], below[d], above)
+        numbers = pack_requantizer(sums[d], below[d], above)
         to = grad.data_ptr() + d * H * grad.element_size()
         half = half.to(below[d].container).contiguous()
         _native.mask_requantized(numbers, half.data_ptr(), T * N, H, to, width)
@@ -125,22 +124,3 @@ def _real(x: Tensor) -> tuple[int, int, int, int, int, int]:
     x = x if x.dim() == 3 else x[None]
     T, N, features = x.shape
     return (x.data_ptr(), x.stride(0), x.stride(1), T, N, features)
-
-
-def _quantizer(q: Quantizer) -> tuple[float, int, int, int, int]:
-    return q.scale, q.zero_point, q.lo, q.hi, _CONTAINERS.index(q.container)
-
-
-def _between(
-    each: WeightedSum, below: Quantizer, above: Quantizer
-) -> tuple[float, float, float, int, int, int, int]:
-    (M,), k = each.multipliers, each.shift
-    return (
-        math.ldexp(int(M), -int(k)),
-        each.lo - each.zero_point,
-        each.hi - each.zero_point,
-        below.zero_point,
-        above.zero_point,
-        _CONTAINERS.index(below.container),
-        _CONTAINERS.index(above.container),
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import weakref
 from collections.abc import Callable
@@ -17,9 +16,8 @@ from quant_gru.integer.backward import Kept
 from quant_gru.integer.border import Packing, inward, outward
 from quant_gru.integer.plan import CellPlan, GRUPlan, WeightPart
 from quant_gru.integer.random import chance
-from quant_gru.integer.weighted_sum import WeightedSum
 from quant_gru.kernels import _native
-from quant_gru.kernels.cpu.plan_packing import exactness, pack
+from quant_gru.kernels.cpu.plan_packing import pack, pack_requantizer
 
 VARIABLE = "QUANT_GRU_CPU"
 REFERENCE = "reference"
@@ -133,9 +131,9 @@ def events(seed: Tensor, p: float, shape: tuple[int, int, int], stream: int) -> 
     return found
 
 
-def is_narrow(plan: CellPlan) -> bool:
+def is_narrow(plan: CellPlan, variant: str) -> bool:
     """Whether the fast kernels run a plan: at most 16 bits, and float64 is exact for its sums."""
-    return bool(exactness(plan)["narrow"])
+    return layer_of(plan, variant).kind != "wide"
 
 
 def layer_of(plan: CellPlan, variant: str) -> _native.Layer:
@@ -182,7 +180,8 @@ def stack_of(plan: GRUPlan, variant: str) -> Stack | None:
         or len(kept[0]) != len(parts)
         or any(ref() is not part for ref, part in zip(kept[0], parts, strict=True))
     ):
-        stack = Stack(plan, variant) if all(map(is_narrow, cells)) else None
+        narrow = all(is_narrow(cell, variant) for cell in cells)
+        stack = Stack(plan, variant) if narrow else None
         kept = ([weakref.ref(part) for part in parts], variant, stack)
         _stacks[cells[0].weights] = kept
     return kept[2]
@@ -202,10 +201,7 @@ class Stack:
         finite = [cell.weights.finite for cells in plan.cells for cell in cells]
         self.native = _native.Stack(
             layers,
-            [
-                [[_between(each) for each in direction] for direction in upper]
-                for upper in plan.between
-            ],
+            _between(plan),
             [flag.data_ptr() for flag in finite],
             finite,
         )
@@ -317,6 +313,15 @@ class Stream:
         """step(address of x (N, C), address of y (N, H)), float32 -> whether x has a NaN."""
 
 
-def _between(each: WeightedSum) -> tuple[float, int, int]:
-    (M,), k = each.multipliers, each.shift
-    return math.ldexp(int(M), -int(k)), each.lo - each.zero_point, each.hi - each.zero_point
+def _between(plan: GRUPlan) -> list[list[list[Any]]]:
+    """Return the conversions between layers: [layer - 1][direction][direction below]."""
+    return [
+        [
+            [
+                pack_requantizer(each, below.h, cell.x)
+                for each, below in zip(sums, lower, strict=True)
+            ]
+            for sums, cell in zip(upper, plan.cells[layer], strict=True)
+        ]
+        for layer, (upper, lower) in enumerate(zip(plan.between, plan.cells, strict=False), 1)
+    ]

@@ -22,8 +22,10 @@ void typed(Container container, void *data, F f) {
             return f(static_cast<uint8_t *>(data));
         case Container::i16:
             return f(static_cast<int16_t *>(data));
-        default:
+        case Container::i32:
             return f(static_cast<int32_t *>(data));
+        default:
+            return f(static_cast<int64_t *>(data));
     }
 }
 
@@ -69,9 +71,21 @@ inline double rounded(double m, int32_t from_zero, int32_t code, double lo, doub
 // `r` is passed by value and stays in registers: byte stores may alias a reference.
 template <class From, class To>
 void requantize_row(Requantizer r, const From *from, int64_t n, To *to) {
+    const auto from_zero = static_cast<int32_t>(r.from_zero);
+    const auto to_zero = static_cast<int32_t>(r.to_zero);
     for (int64_t i = 0; i < n; ++i) {
-        const double v = rounded(r.m, r.from_zero, static_cast<int32_t>(from[i]), r.lo, r.hi);
-        to[i] = static_cast<To>(static_cast<int32_t>(v) + r.to_zero);
+        const double v = rounded(r.m, from_zero, static_cast<int32_t>(from[i]), r.lo, r.hi);
+        to[i] = static_cast<To>(static_cast<int32_t>(v) + to_zero);
+    }
+}
+
+template <class From, class To>
+void requantize_wide_row(Requantizer r, const From *from, int64_t n, To *to) {
+    const auto lo = static_cast<int64_t>(r.lo), hi = static_cast<int64_t>(r.hi);
+    for (int64_t i = 0; i < n; ++i) {
+        // codes have up to 32 bits and multipliers 24
+        const int64_t v = (static_cast<int64_t>(from[i]) - r.from_zero) * r.M;
+        to[i] = static_cast<To>(qg_clamp(qg_round(v, r.k), lo, hi) + r.to_zero);
     }
 }
 
@@ -95,19 +109,24 @@ void requantize(const Requantizer &r, const void *codes, int64_t count, int64_t 
                 int64_t to_row) {
     typed(r.from, codes, [&](const auto *from) {
         typed(r.to, to, [&](auto *out) {
-            for (int64_t row = 0; row < count; ++row)
-                requantize_row(r, from + row * n, n, out + row * to_row);
+            for (int64_t row = 0; row < count; ++row) {
+                if (r.narrow)
+                    requantize_row(r, from + row * n, n, out + row * to_row);
+                else
+                    requantize_wide_row(r, from + row * n, n, out + row * to_row);
+            }
         });
     });
 }
 
 void mask_requantized(const Requantizer &r, const void *codes, int64_t count, int64_t n,
                       float *grad, int64_t grad_row) {
+    const auto from_zero = static_cast<int32_t>(r.from_zero);
     typed(r.from, codes, [&](const auto *from) {
         for (int64_t row = 0; row < count; ++row, from += n, grad += grad_row)
             for (int64_t i = 0; i < n; ++i) {
                 const double v =
-                    rounded(r.m, r.from_zero, static_cast<int32_t>(from[i]), r.lo - 1, r.hi + 1);
+                    rounded(r.m, from_zero, static_cast<int32_t>(from[i]), r.lo - 1, r.hi + 1);
                 grad[i] *= v >= r.lo && v <= r.hi ? 1.f : 0.f;
             }
     });

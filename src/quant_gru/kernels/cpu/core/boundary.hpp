@@ -21,11 +21,15 @@ void quantize_input(const RealInput &x, const Quantizer &b, void *codes, uint8_t
 void mask_input(const RealInput &x, const Quantizer &b, float *grad);
 
 // clamp(rne(v * m), lo, hi) for the codes of a layer below; lo and hi are minus the zero point.
+// Codes of more than 16 bits use m = M / 2^k in integers.
 struct Requantizer {
     double m = 1;
     double lo = 0, hi = 0;
-    int32_t from_zero = 0, to_zero = 0;
+    int64_t from_zero = 0, to_zero = 0;
     Container from = Container::i8, to = Container::i8;
+    bool narrow = true;  // both codes have at most 16 bits
+    int64_t M = 0;
+    int k = 0;
 };
 
 // Requantizes `count` contiguous rows of n codes. Rows of the result are `to_row` elements apart.

@@ -166,8 +166,7 @@ bool Layer::run(const Job &job) const {
         case Kind::general:
             return variant_.general(general_, job);
         default:
-            run_wide(wide_, job, variant_.wide_sums);
-            return false;
+            return run_wide(wide_, job, variant_.wide_sums);
     }
 }
 

@@ -199,7 +199,9 @@ int64_t pack_general(const Matrix &from, int H, const Quantizer &operand, Arena 
 void copy_wide(const Matrix &from, int H, Arena &arena, WideProjection &p) {
     const size_t channels = 3 * static_cast<size_t>(H), inputs = static_cast<size_t>(from.inputs);
     p.inputs = from.inputs;
-    p.w = arena.copy(static_cast<const int32_t *>(from.codes), channels * inputs);
+    auto *w = arena.allocate<int32_t>(channels * inputs);
+    with_row(from, 0, [&](const auto *codes) { std::copy_n(codes, channels * inputs, w); });
+    p.w = w;
     p.bias = arena.copy(from.bias, channels);
     p.bias_shift = from.bias_shift;
     p.M = arena.copy(from.M, channels);
@@ -207,6 +209,8 @@ void copy_wide(const Matrix &from, int H, Arena &arena, WideProjection &p) {
     p.lo = from.lo;
     p.hi = from.hi;
     p.zero = from.zero;
+    p.least = from.least;
+    p.most = from.most;
     const double reach = static_cast<double>(from.reach);
     p.in_word = reach < 0x1p31 && std::ldexp(reach * from.inputs, from.weight_bits - 1) < 0x1p62;
 }

@@ -90,9 +90,11 @@ struct Matrix {
     Container kind = Container::i32;
     int inputs = 0;
     const int64_t *bias = nullptr, *M = nullptr, *k = nullptr;  // (3H)
-    int bias_shift = 0;                // wide layers: the bias has a unit of 2^bias_shift
-    int64_t lo = 0, hi = 0, zero = 0;  // limits minus the zero point; zero point of the operand
-    int64_t reach = 0;                 // the largest |code - zero point| of the operand
+    int bias_shift = 0;           // wide layers: the bias has a unit of 2^bias_shift
+    int64_t lo = 0, hi = 0;       // limits minus the zero point
+    int64_t zero = 0;             // zero point of the operand
+    int64_t least = 0, most = 0;  // limits of the operand minus its zero point
+    int64_t reach = 0;            // the largest |code - zero point| of the operand
     int weight_bits = 0, operand_bits = 0;
     bool operand_signed = true;
 };

@@ -1,5 +1,6 @@
 #include "cpu/core/stack.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "cpu/core/nan_rows.hpp"
@@ -22,12 +23,34 @@ int64_t bytes_of(Container c) {
     }
 }
 
+void fill_codes(void *codes, Container container, int64_t count, int64_t code) {
+    switch (container) {
+        case Container::i8:
+        case Container::u8:
+            std::fill_n(static_cast<uint8_t *>(codes), count, static_cast<uint8_t>(code));
+            break;
+        case Container::i16:
+            std::fill_n(static_cast<int16_t *>(codes), count, static_cast<int16_t>(code));
+            break;
+        case Container::i32:
+            std::fill_n(static_cast<int32_t *>(codes), count, static_cast<int32_t>(code));
+            break;
+        default:
+            std::fill_n(static_cast<int64_t *>(codes), count, code);
+    }
+}
+
 }  // namespace
 
 Stack::Stack(std::vector<std::vector<const Layer *>> layers,
              std::vector<std::vector<std::vector<Requantizer>>> between,
              std::vector<const uint8_t *> finite)
-    : layers_(std::move(layers)), between_(std::move(between)), finite_(std::move(finite)) {}
+    : layers_(std::move(layers)), between_(std::move(between)), finite_(std::move(finite)) {
+    for (const auto &directions : layers_)
+        for (const Layer *each : directions)
+            code_bytes_ = std::max(
+                {code_bytes_, bytes_of(each->x().container), bytes_of(each->h().container)});
+}
 
 // below[direction]: states (rows, H), in the container of that direction.
 void Stack::requantize(size_t layer, const void *const *below, void *const *codes,
@@ -76,7 +99,7 @@ void Stack::mark_nan(const Call &call) const {
 void Stack::run(const Call &call) {
     const int D = directions();
     const int64_t H = layer(0, 0).H(), N = call.N, T = call.T;
-    const int64_t part = T * N * H * 4;  // the codes of one direction
+    const int64_t part = T * N * H * code_bytes_;  // the codes of one direction
     const bool several = depth() > 1;
     Scratch::Lease lease(codes_, several ? static_cast<size_t>(part * D * (1 + D)) : 0);
     char *states = static_cast<char *>(lease.data);
@@ -120,15 +143,29 @@ void Stack::run(const Call &call) {
     if (nan) mark_nan(call);
 }
 
-bool Stack::step(const float *x, int64_t N, void *const *state, float *y) {
-    const int64_t H = layer(0, 0).H(), C = layer(0, 0).C();
+int64_t Stack::step_workspace(int64_t N) const {
     int64_t bytes = 0;
+    for (size_t i = 0; i < depth(); ++i) bytes = std::max(bytes, layer(i, 0).workspace(N, 1));
+    return cache_lines(bytes) + N * layer(0, 0).H() * code_bytes_;
+}
+
+void Stack::clear(int64_t N, void *const *state) const {
     for (size_t i = 0; i < depth(); ++i) {
-        const int64_t each = layer(i, 0).workspace(N, 1);
-        bytes = each > bytes ? each : bytes;
+        const Layer &one = layer(i, 0);
+        const bool wide = one.kind() == Layer::Kind::wide;
+        const int64_t zero = wide ? one.wide().R.zero : one.h().zero;
+        fill_codes(state[i], one.h().container, N * one.H(), zero);
     }
-    Scratch::Lease lease(scratch_, static_cast<size_t>(bytes + N * H * 4));
-    void *codes = static_cast<char *>(lease.data) + bytes;
+}
+
+bool Stack::step(const float *x, int64_t N, void *const *state, float *y) {
+    Scratch::Lease lease(scratch_, static_cast<size_t>(step_workspace(N)));
+    return step(x, N, state, y, lease.data);
+}
+
+bool Stack::step(const float *x, int64_t N, void *const *state, float *y, void *workspace) const {
+    const int64_t H = layer(0, 0).H(), C = layer(0, 0).C();
+    void *codes = static_cast<char *>(workspace) + step_workspace(N) - N * H * code_bytes_;
     bool nan = false;
     for (size_t i = 0; i < depth(); ++i) {
         const Layer &one = layer(i, 0);
@@ -149,7 +186,7 @@ bool Stack::step(const float *x, int64_t N, void *const *state, float *y) {
         job.T = 1;
         job.N = N;
         job.end_row = N;
-        job.workspace = lease.data;
+        job.workspace = workspace;
         nan |= one.run(job);
     }
     return nan;

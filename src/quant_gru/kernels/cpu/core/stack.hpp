@@ -43,6 +43,13 @@ class Stack {
     // an input was NaN; y is then computed with 0 in its place.
     bool step(const float *x, int64_t N, void *const *state, float *y);
 
+    // The same in a workspace of the caller, without any allocation.
+    bool step(const float *x, int64_t N, void *const *state, float *y, void *workspace) const;
+    int64_t step_workspace(int64_t N) const;  // bytes
+
+    // Sets states of `step` to zero.
+    void clear(int64_t N, void *const *state) const;
+
  private:
     // Computes the input codes of a layer, (rows, directions * H) each, from the states below.
     void requantize(size_t layer, const void *const *below, void *const *codes, int64_t rows) const;
@@ -52,6 +59,7 @@ class Stack {
     std::vector<std::vector<const Layer *>> layers_;
     std::vector<std::vector<std::vector<Requantizer>>> between_;
     std::vector<const uint8_t *> finite_;
+    int64_t code_bytes_ = 4;  // of the largest code between layers
     Scratch scratch_, codes_;
 };
 

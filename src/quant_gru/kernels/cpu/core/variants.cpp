@@ -22,7 +22,7 @@
 namespace quant_gru {
 namespace {
 
-bool always() { return true; }
+[[maybe_unused]] bool always() { return true; }
 
 #if defined(QG_X86)
 [[maybe_unused]] bool has_avx2() {
@@ -72,25 +72,23 @@ bool always() { return true; }
 }
 #endif
 
-#define QG_VARIANT(text, space, runs)      \
-    {text,                                 \
-     runs,                                 \
-     &space::layout,                       \
-     space::fused,                         \
-     space::general,                       \
-     space::multiply,                      \
-     space::scales,                        \
-     space::codes,                         \
-     &space::product_layout,               \
-     space::fused_derivatives,             \
-     space::general_derivatives,           \
-     space::wide_derivatives,              \
-     space::fused_derivatives_workspace,   \
-     space::general_derivatives_workspace, \
-     space::wide_derivatives_workspace,    \
-     space::recurrence,                    \
-     space::wide_sums,                     \
-     space::weight_products}
+#if defined(QG_TRAINING)
+#define QG_TRAINING_FUNCTIONS(space)                                                             \
+    , space::scales, space::codes, &space::product_layout, space::fused_derivatives,             \
+        space::general_derivatives, space::wide_derivatives, space::fused_derivatives_workspace, \
+        space::general_derivatives_workspace, space::wide_derivatives_workspace,                 \
+        space::recurrence, space::weight_products
+#else
+#define QG_TRAINING_FUNCTIONS(space)
+#endif
+#define QG_VARIANT(text, space, runs) \
+    {text,                            \
+     runs,                            \
+     &space::layout,                  \
+     space::fused,                    \
+     space::general,                  \
+     space::multiply,                 \
+     space::wide_sums QG_TRAINING_FUNCTIONS(space)}
 
 const Variant kVariants[] = {
 #if defined(QG_X86)
@@ -115,7 +113,9 @@ const Variant kVariants[] = {
     QG_VARIANT("neon-dot", neon_dot, has_neon_dot),
 #endif
 #endif
+#if !defined(QG_WITHOUT_portable)
     QG_VARIANT("portable", portable, always),
+#endif
 };
 
 }  // namespace

@@ -15,6 +15,8 @@ struct Variant {
     bool (*fused)(const FusedPlan &, const Job &);
     bool (*general)(const GeneralPlan &, const Job &);
     int64_t (*multiply)(int64_t);
+    MultiplyWide wide_sums;
+#if defined(QG_TRAINING)
     bool (*scales)(const WeightRows &, int64_t, int64_t, double *, float *);
     void (*codes)(const WeightRows &, int64_t, float, const uint8_t *, void *, float *);
     const ProductLayout *product_layout;
@@ -25,8 +27,8 @@ struct Variant {
     int64_t (*general_derivatives_workspace)(const GeneralPlan &);
     int64_t (*wide_derivatives_workspace)(const WidePlan &);
     void (*recurrence)(const RecurrenceJob &);
-    MultiplyWide wide_sums;
     void (*weight_products)(const WeightJob &);
+#endif
 };
 
 // Names of instruction sets, fastest first.

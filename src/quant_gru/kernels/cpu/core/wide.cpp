@@ -1,6 +1,7 @@
 #include "cpu/core/wide.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "c99/fixed_point.h"
 
@@ -264,24 +265,59 @@ void advance(const WidePlan &p, const int64_t *Wx, const int64_t *Rh, const uint
     }
 }
 
+// Zero-point-free codes of real values: clamp(rne(x / scale)). Returns whether one was NaN.
+bool quantize_row(const float *x, int n, float scale, int64_t least, int64_t most, int64_t *to) {
+    const auto lo = static_cast<double>(least), hi = static_cast<double>(most);
+    bool nan = false;
+    for (int i = 0; i < n; ++i) {
+        const double v = std::nearbyint(x[i] / scale);
+        const bool is_nan = v != v;
+        nan |= is_nan;
+        to[i] = is_nan ? 0 : static_cast<int64_t>(v < lo ? lo : v > hi ? hi : v);
+    }
+    return nan;
+}
+
+// A row of x or h, zero-point-free. Returns whether a value was NaN.
+bool read_operand(const Source &from, int64_t first, const Quantizer &q, const WideProjection &p,
+                  int n, int64_t *to) {
+    if (!from.data) {
+        std::fill_n(to, n, 0);
+        return false;
+    }
+    if (from.real)
+        return quantize_row(static_cast<const float *>(from.data) + first, n, q.scale, p.least,
+                            p.most, to);
+    read_codes(from.data, q.container, first, p.zero, n, to);
+    return false;
+}
+
+void write_state(const WidePlan &p, const int64_t *h, const Sink &to, int64_t step, int64_t row) {
+    if (to.codes) {
+        const int64_t start = step * to.codes_step + row * to.codes_row;
+        for (int i = 0; i < p.H; ++i) write(to.codes, p.h.container, start + i, h[i] + p.R.zero);
+    }
+    if (to.real) {
+        float *const real = to.real + step * to.real_step + row * to.real_row;
+        for (int i = 0; i < p.H; ++i) real[i] = static_cast<float>(h[i]) * p.h.scale;
+    }
+}
+
 }  // namespace
 
-void run_wide(const WidePlan &p, const Job &job, MultiplyWide multiply) {
+bool run_wide(const WidePlan &p, const Job &job, MultiplyWide multiply) {
     const int H = p.H, C = p.W.inputs;
     const WideSpace space = wide_space(p, job.workspace);
-    auto write_state = [&](const int64_t *h, void *to, int64_t start) {
-        for (int i = 0; i < H; ++i) write(to, p.h.container, start + i, h[i] + p.R.zero);
-    };
+    bool nan = false;
     for (int64_t first = job.first_row; first < job.end_row; first += kWideRows) {
         const int rows = static_cast<int>(std::min<int64_t>(kWideRows, job.end_row - first));
         for (int r = 0; r < rows; ++r)
-            read_codes(job.h0.data, p.h.container, (first + r) * job.h0.row, p.R.zero, H,
-                       space.h + r * H);
+            nan |= read_operand(job.h0, (first + r) * job.h0.row, p.h, p.R, H, space.h + r * H);
         for (int64_t n = 0; n < job.T; ++n) {
             const int64_t step = job.reverse ? job.T - 1 - n : n;
             for (int r = 0; r < rows; ++r)
-                read_codes(job.x.data, p.x.container, step * job.x.step + (first + r) * job.x.row,
-                           p.W.zero, C, space.x + r * C);
+                nan |= read_operand(job.x, step * job.x.step + (first + r) * job.x.row, p.x, p.W, C,
+                                    space.x + r * C);
             project_wide(p, space, rows, multiply);
             for (int r = 0; r < rows; ++r) {
                 const int64_t row = first + r;
@@ -289,12 +325,12 @@ void run_wide(const WidePlan &p, const Job &job, MultiplyWide multiply) {
                 int64_t *const h = space.h + r * H;
                 if (!job.lengths || job.lengths[row] > step)
                     advance(p, space.Wx + r * 3 * H, space.Rh + r * 3 * H, held, h);
-                write_state(h, job.out.codes, step * job.out.codes_step + row * job.out.codes_row);
+                write_state(p, h, job.out, step, row);
             }
         }
-        for (int r = 0; r < rows; ++r)
-            write_state(space.h + r * H, job.last.codes, (first + r) * job.last.codes_row);
+        for (int r = 0; r < rows; ++r) write_state(p, space.h + r * H, job.last, 0, first + r);
     }
+    return nan;
 }
 
 }  // namespace quant_gru

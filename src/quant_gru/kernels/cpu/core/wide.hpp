@@ -15,6 +15,7 @@ struct WideProjection {
     const int64_t *M = nullptr, *k = nullptr;  // (channels)
     int64_t lo = 0, hi = 0;                    // limits less the zero point of the result
     int64_t zero = 0;                          // zero point of the operand
+    int64_t least = 0, most = 0;               // limits of the operand less its zero point
     bool in_word = false;                      // whether 64 bits hold the sums of products
 };
 
@@ -61,7 +62,8 @@ struct WideItem {
 
 int64_t workspace_bytes(const WidePlan &plan);
 WideSpace wide_space(const WidePlan &plan, void *workspace);
-void run_wide(const WidePlan &plan, const Job &job, MultiplyWide multiply);
+// Returns whether an input was NaN; its code is then the zero point.
+bool run_wide(const WidePlan &plan, const Job &job, MultiplyWide multiply);
 
 // Zero-point-free codes from a container.
 void read_codes(const void *from, Container container, int64_t first, int64_t zero, int n,

@@ -7,14 +7,17 @@ namespace {
 
 // These files use gates.inl.
 #include "cpu/isa/fused.inl"
-#include "cpu/isa/gemm.inl"
 #include "cpu/isa/general.inl"
+#include "cpu/isa/wide.inl"
+
+#if defined(QG_TRAINING)
+#include "cpu/isa/gemm.inl"
 #include "cpu/isa/local_derivatives.inl"
 #include "cpu/isa/weights.inl"
-#include "cpu/isa/wide.inl"
 
 // This file uses general.inl and local_derivatives.inl.
 #include "cpu/isa/general_derivatives.inl"
+#endif
 
 #if defined(QG_AMX)
 using Scope = Tiles;
@@ -31,6 +34,10 @@ bool fused(const FusedPlan &plan, const Job &job) {
     return run_fused(plan, job);
 }
 bool general(const GeneralPlan &plan, const Job &job) { return run_general(plan, job); }
+void wide_sums(const WideSums &job) { run_wide_sums(job); }
+int64_t multiply(int64_t loops) { return multiply_only(loops); }
+
+#if defined(QG_TRAINING)
 extern const ProductLayout product_layout{kGroup, kPanel, kFeatures};
 void fused_derivatives(const FusedPlan &plan, const DerivativesJob &job) {
     const Scope scope;
@@ -48,7 +55,6 @@ int64_t general_derivatives_workspace(const GeneralPlan &plan) {
 }
 int64_t wide_derivatives_workspace(const WidePlan &plan) { return wide_derivatives_bytes(plan); }
 void recurrence(const RecurrenceJob &job) { recurrence_rows(job); }
-void wide_sums(const WideSums &job) { run_wide_sums(job); }
 void weight_products(const WeightJob &job) { weight_sums(job); }
-int64_t multiply(int64_t loops) { return multiply_only(loops); }
 QG_WEIGHTS
+#endif

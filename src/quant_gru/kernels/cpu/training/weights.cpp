@@ -1,4 +1,4 @@
-#include "cpu/core/weights.hpp"
+#include "cpu/training/weights.hpp"
 
 #include <algorithm>
 #include <atomic>

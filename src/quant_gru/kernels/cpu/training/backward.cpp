@@ -1,4 +1,4 @@
-#include "cpu/core/backward.hpp"
+#include "cpu/training/backward.hpp"
 
 #include <algorithm>
 #include <utility>

@@ -1,0 +1,30 @@
+/* Runs a frozen GRU step by step over zeros: run_model FILE STEPS. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "quant_gru/quant_gru.h"
+
+static void check(qgru_status status) {
+    if (status == QGRU_OK) return;
+    fprintf(stderr, "%s\n", qgru_last_error());
+    exit(1);
+}
+
+int main(int count, char **arguments) {
+    qgru_model *model;
+    qgru_stream *stream;
+    qgru_shape shape;
+    check(qgru_load(count > 1 ? arguments[1] : "gru.qgru", &model));
+    check(qgru_get_shape(model, &shape));
+    check(qgru_new_stream(model, 1, &stream));
+    float *x = calloc((size_t)shape.input_size, sizeof *x);
+    float *y = calloc((size_t)shape.hidden_size, sizeof *y);
+    for (int step = count > 2 ? atoi(arguments[2]) : 1; x && y && step > 0; --step)
+        check(qgru_step(stream, x, y));
+    for (int64_t i = 0; y && i < shape.hidden_size; ++i) printf("%g\n", y[i]);
+    free(x);
+    free(y);
+    qgru_free_stream(stream);
+    qgru_free_model(model);
+    return 0;
+}

@@ -1,0 +1,139 @@
+#include <algorithm>
+#include <array>
+
+#include "calibration/float_gru.hpp"
+#include "passes/functions.hpp"
+#include "passes/gemm.hpp"
+#include "plan/cell_plan.hpp"
+#include "quant_gru/calibration.hpp"
+#include "quant_gru/model.hpp"
+
+namespace quant_gru {
+namespace {
+
+constexpr int64_t kValues = 1 << 16;  // values of an operator per block
+
+bool is_calibrated(Operator op) { return !is_weight(op) && !is_fixed_range(op); }
+
+// The values of every operator of a block of rows, from inputs and states.
+class Trace {
+ public:
+    Trace(const HasteCell &w, int64_t C, int64_t H) : w_(w), C_(C), H_(H) {
+        W_.pack(w.W.data(), C, 3 * H);
+        R_.pack(w.R.data(), H, 3 * H);
+    }
+
+    void observe(const float *x, const float *before, const float *after, int64_t rows,
+                 std::array<Observer, kOperators> &observers) {
+        project(W_, x, C_, w_.bx, rows, Wx_);
+        project(R_, before, H_, w_.br, rows, Rh_);
+        for (auto *values : {&z_pre_, &r_pre_, &g_pre_, &rRh_, &old_, &new_})
+            values->resize(static_cast<size_t>(rows * H_));
+        for (int64_t i = 0; i < rows; ++i) row_of(i, before);
+        const auto see = [&](Operator op, const float *values, int64_t width) {
+            observers[static_cast<size_t>(op)].update(values, rows * width);
+        };
+        see(Operator::x, x, C_);
+        see(Operator::h, after, H_);
+        see(Operator::Wx, Wx_.data(), 3 * H_);
+        see(Operator::Rh, Rh_.data(), 3 * H_);
+        see(Operator::z_pre, z_pre_.data(), H_);
+        see(Operator::r_pre, r_pre_.data(), H_);
+        see(Operator::g_pre, g_pre_.data(), H_);
+        see(Operator::rRh, rRh_.data(), H_);
+        see(Operator::old_contrib, old_.data(), H_);
+        see(Operator::new_contrib, new_.data(), H_);
+    }
+
+ private:
+    void project(const PackedMatrix<float> &weights, const float *from, int64_t K,
+                 const std::vector<float> &bias, int64_t rows, std::vector<float> &to) const {
+        to.resize(static_cast<size_t>(rows * 3 * H_));
+        weights.multiply({from, K, 1}, rows, to.data(), 3 * H_, false);
+        for (int64_t i = 0; i < rows; ++i)
+            for (int64_t c = 0; c < 3 * H_; ++c)
+                to[static_cast<size_t>(i * 3 * H_ + c)] += bias[static_cast<size_t>(c)];
+    }
+
+    void row_of(int64_t i, const float *before) {
+        const float *Wx = Wx_.data() + i * 3 * H_, *Rh = Rh_.data() + i * 3 * H_;
+        for (int64_t j = 0; j < H_; ++j) {
+            const auto at = static_cast<size_t>(i * H_ + j);
+            z_pre_[at] = Wx[j] + Rh[j];
+            r_pre_[at] = Wx[H_ + j] + Rh[H_ + j];
+            const float z = sigmoid(z_pre_[at]), r = sigmoid(r_pre_[at]);
+            rRh_[at] = r * Rh[2 * H_ + j];
+            g_pre_[at] = Wx[2 * H_ + j] + rRh_[at];
+            old_[at] = z * before[i * H_ + j];
+            new_[at] = (1 - z) * hyperbolic_tangent(g_pre_[at]);
+        }
+    }
+
+    const HasteCell &w_;
+    int64_t C_, H_;
+    PackedMatrix<float> W_, R_;
+    std::vector<float> Wx_, Rh_, z_pre_, r_pre_, g_pre_, rRh_, old_, new_;
+};
+
+}  // namespace
+
+struct Calibrator::State {
+    GRUShape shape;
+    std::vector<FloatCell> cells;
+    std::vector<std::array<Observer, kOperators>> observers;
+
+    void observe(const FloatRun &run, int64_t N) {
+        auto &found = observers[run.cell];
+        const int64_t H = shape.hidden_size, block = std::max<int64_t>(1, kValues / H);
+        const HasteCell w(cells[run.cell], run.C, H);
+        found[static_cast<size_t>(Operator::h)].update(run.h0, N * H);
+        Trace trace(w, run.C, H);
+        for (int64_t first = 0; first < run.rows; first += block)
+            trace.observe(run.x + first * run.C, run.before + first * H, run.after + first * H,
+                          std::min(block, run.rows - first), found);
+        for (Observer &observer : found) observer.end_batch();
+    }
+};
+
+Calibrator::Calibrator(const GRUShape &shape, std::vector<FloatCell> cells, Method method,
+                       double percentile)
+    : state_(new State{shape, std::move(cells), {}}) {
+    const auto expected = static_cast<size_t>(shape.num_layers * shape.directions());
+    if (state_->cells.size() != expected)
+        throw ArgumentError("Expected weights of " + std::to_string(expected) + " cells, got " +
+                            std::to_string(state_->cells.size()));
+    state_->observers.resize(expected);
+    for (auto &observers : state_->observers)
+        for (Observer &observer : observers) observer = Observer(method, percentile);
+}
+
+Calibrator::~Calibrator() = default;
+Calibrator::Calibrator(Calibrator &&) noexcept = default;
+Calibrator &Calibrator::operator=(Calibrator &&) noexcept = default;
+
+void Calibrator::collect(const float *x, int64_t T, int64_t N, const float *h0,
+                         const int64_t *lengths) {
+    run_layers(state_->shape, state_->cells, {x, T, N, h0, lengths}, nullptr,
+               [&](const FloatRun &run) { state_->observe(run, N); });
+}
+
+Parameters Calibrator::finalize(const QuantConfig &config) const {
+    Parameters found{state_->shape, config, {}};
+    for (const auto &observers : state_->observers) {
+        CellParameters cell;
+        cell.config = config;
+        for (int i = 0; i < kOperators; ++i) {
+            const auto op = static_cast<Operator>(i);
+            const auto index = static_cast<size_t>(i);
+            if (is_calibrated(op) && config[op].bitwidth)
+                cell.quantizers[index] =
+                    observers[index].quantizer(op, config[op], config.scale_kind);
+        }
+        set_fixed_ranges(cell);
+        build_tables(cell);
+        found.cells.push_back(std::move(cell));
+    }
+    return found;
+}
+
+}  // namespace quant_gru

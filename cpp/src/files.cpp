@@ -1,0 +1,69 @@
+#include "files.hpp"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <random>
+
+#include "quant_gru/model.hpp"
+
+namespace quant_gru {
+namespace {
+
+// The bytes of the UTF-8 character at the start of the text; 0 if there is none. Overlong forms,
+// surrogates and numbers beyond 0x10FFFF are no characters.
+size_t character_size(std::string_view text) {
+    const auto byte = [text](size_t i) {
+        return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
+    };
+    const unsigned first = byte(0), second = byte(1);
+    if (first < 0x80) return 1;
+    if (first < 0xC2 || first > 0xF4) return 0;
+    const size_t size = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+    for (size_t i = 1; i < size; ++i)
+        if ((byte(i) & 0xC0) != 0x80) return 0;
+    const bool wrong = (first == 0xE0 && second < 0xA0) || (first == 0xED && second > 0x9F) ||
+                       (first == 0xF0 && second < 0x90) || (first == 0xF4 && second > 0x8F);
+    return wrong ? 0 : size;
+}
+
+}  // namespace
+
+std::string_view checked_utf8(std::string_view text) {
+    for (size_t i = 0; i < text.size();) {
+        const size_t size = character_size(text.substr(i));
+        if (!size) throw FileError("Expected UTF-8 text, got another byte at " + std::to_string(i));
+        i += size;
+    }
+    return text.substr(0, 3) == "\xEF\xBB\xBF" ? text.substr(3) : text;
+}
+
+std::string read_file(const std::string &path) {
+    std::ifstream stream(path, std::ios::binary);
+    std::string found;
+    if (stream) found.assign(std::istreambuf_iterator<char>(stream), {});
+    if (!stream.good() && !stream.eof())
+        throw FileError("Expected a readable file, got " + std::string(std::strerror(errno)) +
+                        " (file '" + path + "')");
+    return found;
+}
+
+void write_file(const std::string &path, const std::string &contents) {
+    const std::string draft = path + "." + std::to_string(std::random_device{}()) + ".tmp";
+    std::ofstream stream(draft, std::ios::binary | std::ios::trunc);
+    stream.write(contents.data(), static_cast<std::streamsize>(contents.size()));
+    stream.close();
+    bool written = !stream.fail();
+#if defined(_WIN32)
+    if (written) std::remove(path.c_str());  // rename does not replace files
+#endif
+    written = written && std::rename(draft.c_str(), path.c_str()) == 0;
+    if (written) return;
+    const std::string reason = std::strerror(errno);
+    std::remove(draft.c_str());
+    throw FileError("Expected a writable file, got " + reason + " (file '" + path + "')");
+}
+
+}  // namespace quant_gru

@@ -1,0 +1,27 @@
+// The ranges of the numbers of a plan. Each function throws FileError if a number breaks a rule.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cpu/core/cell_numbers.hpp"
+
+namespace quant_gru {
+
+// Width and sign of the codes lo..hi.
+QuantizerNumbers checked_quantizer(int64_t lo, int64_t hi, int64_t zero, float scale,
+                                   const std::string &name);
+
+void check_range(const std::vector<int64_t> &values, int64_t least, int64_t most,
+                 const std::string &name);
+
+void check_table(const TableNumbers &table, const QuantizerNumbers &pre,
+                 const QuantizerNumbers &out, const std::string &name);
+
+// The shift and the multipliers of a sum of one or two terms, apart from `check_sums`.
+void check_sum(const SumNumbers &sum, const std::string &name);
+
+// Whether sums of two terms fit 128 bits and wide accumulators 64. The rest of `cell` is checked.
+void check_sums(const CellNumbers &cell, const std::string &name);
+
+}  // namespace quant_gru

@@ -1,0 +1,117 @@
+"""Encode and decode tensors, and measure the ranges of their groups."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from actnn.codec import executors, ops, reference
+from actnn.codec.arguments import check, check_group
+from actnn.codec.codes import MOST_BITS, Codes, Key
+from actnn.codec.memory_order import dense, in_rows, rows_of
+
+
+def encode(
+    x: Tensor,
+    bits: int | Tensor,
+    key: Key,
+    *,
+    group: int = 256,
+    stochastic: bool = True,
+    capacity: int | None = None,
+) -> Codes:
+    """Encode a tensor.
+
+    Args:
+        x: float16, bfloat16, float32 or float64, any shape. Elements are encoded in the order of
+            memory; a tensor with gaps or overlap is copied first.
+        bits: Bits of a code, 1 to 8; or an integer tensor (samples,) on the device of x with the
+            bits of each sample (first dimension). Its values are clamped to 1..8.
+        key: What makes the noise independent.
+        group: Elements of a group, a multiple of 32.
+        stochastic: Whether codes are rounded stochastically, else to the nearest code.
+        capacity: With bits per sample, the sum of bits that fits into data; None for 8 per sample.
+            Samples that do not fit decode to NaN.
+
+    Raises:
+        ActNNError: An argument is not supported.
+    """
+    check(x, bits, key, group, capacity)
+    ends = None
+    if isinstance(bits, Tensor):
+        x = in_rows(x)
+        samples = x.shape[0]
+        capacity = MOST_BITS * samples if capacity is None else capacity
+        noise = (key.state, key.tensor, group, stochastic, capacity)
+        if _traced(x):
+            bits, ends = reference.sums_of(bits)
+            data, params = reference.encode_samples(rows_of(x), bits, *noise)
+        else:
+            bits, ends = executors.sums_of(bits)
+            data, params = executors.encode_samples(rows_of(x), bits, ends, *noise)
+    else:
+        x = dense(x)
+        if _watched(x):
+            data, params = ops.encode(x.detach(), bits, group, key.state, key.tensor, stochastic)
+        else:
+            data, params = executors.encode_flat(x, bits, key.state, key.tensor, group, stochastic)
+    return Codes(data, params, bits, group, x.shape, x.stride(), x.dtype, ends)
+
+
+def decode(codes: Codes) -> Tensor:
+    """Decode a tensor.
+
+    Returns:
+        A tensor with the shape and dtype of the encoded one, and with its strides if it was dense.
+    """
+    data, params, bits, group = codes.data, codes.params, codes.bits, codes.group
+    n, dtype = codes.shape.numel(), codes.dtype
+    if isinstance(bits, Tensor):
+        m = n // max(codes.shape[0], 1)
+        v: Tensor
+        if _traced(data):
+            v = reference.decode_samples(data, params, bits, group, m, dtype)
+        else:
+            v = executors.decode_samples(data, params, bits, codes.ends, group, m, dtype)
+    elif _watched(data):
+        v = ops.decode(data, params, bits, group, n, dtype)
+    else:
+        v = executors.decode_flat(data, params, bits, group, n, dtype)
+    return v.as_strided(codes.shape, codes.strides)
+
+
+def group_ranges(x: Tensor, group: int = 256) -> Tensor:
+    """Return the sum of squared ranges of the groups of each sample.
+
+    Args:
+        x: Any floating dtype, (samples, ...). Groups never contain elements of two samples.
+        group: Elements of a group, a multiple of 32.
+
+    Returns:
+        float32 (samples,), on the device of x.
+    """
+    check_group(group)
+    rows = rows_of(in_rows(x))
+    whole = rows.shape[1] // group * group
+    parts = [rows[:, :whole].unflatten(1, (-1, group))] if whole or not rows.numel() else []
+    if whole != rows.shape[1]:
+        parts.append(rows[:, whole:].unsqueeze(1))
+    sums: list[Tensor] = []
+    for part in parts:
+        low, high = part.aminmax(dim=-1)
+        sums.append((high.float() - low.float()).square().sum(-1))
+    return sums[0] if len(sums) == 1 else sums[0] + sums[1]
+
+
+def _traced(x: Tensor) -> bool:
+    """Whether a compiler or a transform must see operators instead of their results."""
+    return (
+        type(x) not in (Tensor, torch.nn.Parameter)
+        or torch.compiler.is_compiling()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def _watched(x: Tensor) -> bool:
+    """Whether that is so, or a mode must see the tensors that are made."""
+    return _traced(x) or torch._C._len_torch_dispatch_stack() > 0

@@ -1,0 +1,1 @@
+"""The codec on GPUs: one launch encodes a tensor, one decodes it."""

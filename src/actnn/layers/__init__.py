@@ -1,0 +1,1 @@
+"""Layers that keep less than the generic codes, and the functions that compress a whole model."""

@@ -1,0 +1,94 @@
+"""Convolutions decode their input for the gradient of the weight only, and release it then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from actnn.saving.active import active_step
+from actnn.saving.swapping import Swapped
+
+_backward = torch.ops.aten.convolution_backward.default
+
+
+class _Convolution(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, settings: tuple[Any, ...]
+    ) -> Tensor:
+        ctx.settings, ctx.biases = settings, None if bias is None else list(bias.shape)
+        ctx.save_for_backward(x, weight)
+        stride, padding, dilation, transposed, output_padding, groups = settings
+        return torch.convolution(
+            x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
+        dx, dweight, dbias = None, None, None
+        if of_weight or of_bias:
+            mask = [False, of_weight, of_bias]
+            _, dweight, dbias = _backward(dy, x, weight, ctx.biases, *ctx.settings, mask)
+        if of_x:
+            layout = (x.shape, x.stride(), x.dtype, x.device)
+            del x  # its memory is free before the gradient is made
+            x = _without_memory(*layout)
+            mask = [True, False, False]
+            dx = _backward(dy, x, weight, ctx.biases, *ctx.settings, mask)[0]
+        return dx, dweight, dbias, None
+
+
+def _without_memory(
+    shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return a tensor without memory. The gradient of an input depends on its shape and layout."""
+    x = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    if x.is_contiguous():
+        return x.new_empty(1).expand(shape)
+    # cuDNN copies the gradient of the output if the layout of x differs from it, and an expanded
+    # tensor is in no layout.
+    x.untyped_storage().resize_(0)
+    return x
+
+
+def _channels_last(weight: Tensor) -> bool:
+    """Whether the strides are those of channels_last, also if the kernel has one position."""
+    return weight.stride(1) == 1 and weight.stride(3) == weight.shape[1]
+
+
+class Convolution(Swapped):
+    """nn.Conv2d."""
+
+    weight: Tensor
+    bias: Tensor | None
+    stride: tuple[int, ...]
+    padding: str | tuple[int, ...]
+    padding_mode: str
+    dilation: tuple[int, ...]
+    groups: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the result of the module's own forward."""
+        step = active_step()
+        if (
+            step is None
+            or not x.requires_grad
+            or x.nbytes < step.saving.min_bytes
+            or x.dim() != 4
+            or x.dtype != self.weight.dtype
+            or isinstance(self.padding, str)
+            or self.padding_mode != "zeros"
+            or torch.is_autocast_enabled(x.device.type)
+            # The layout of the gradient must follow from that of the weight.
+            or not (x.is_contiguous() or _channels_last(self.weight))
+        ):
+            return super().forward(x)  # type: ignore[misc, no-any-return]
+        settings = (self.stride, self.padding, self.dilation, False, (0, 0), self.groups)
+        return _Convolution.apply(x, self.weight, self.bias, settings)  # type: ignore[no-any-return]

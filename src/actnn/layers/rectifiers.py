@@ -1,0 +1,56 @@
+"""ReLU, ReLU6, hardtanh and leaky ReLU keep one bit per element; gradients are exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Function
+
+from actnn.saving.active import active_step
+from actnn.saving.bit_masks import pass_gradient, rectify
+from actnn.saving.step import Step, is_dense
+from actnn.saving.swapping import Swapped
+
+
+class _Rectify(Function):
+    """y = x where `inside`, and a constant or slope x elsewhere."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, step: Step, low: float, high: float, slope: float, in_place: bool
+    ) -> Tensor:
+        y, bits = rectify(x, low, high, slope, in_place)
+        ctx.slope, ctx.strides = slope, y.stride()
+        ctx.save_for_backward(step.claim(bits, "1-bit mask", y))
+        if in_place:
+            ctx.mark_dirty(x)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (bits,) = ctx.saved_tensors
+        dx = pass_gradient(bits, dy, ctx.strides, ctx.slope)
+        return dx, None, None, None, None, None
+
+
+class Rectifier(Swapped):
+    """ReLU, ReLU6, hardtanh or leaky ReLU."""
+
+    inplace: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the result of the module's own forward."""
+        step = active_step()
+        slope = getattr(self, "negative_slope", 0.0)
+        if (
+            step is None
+            or not x.requires_grad
+            or not x.is_floating_point()
+            or x.nbytes < step.saving.min_bytes
+            or not is_dense(x)
+            or slope < 0
+        ):
+            return super().forward(x)  # type: ignore[misc, no-any-return]
+        low, high = getattr(self, "min_val", 0.0), getattr(self, "max_val", float("inf"))
+        return _Rectify.apply(x, step, low, high, slope, self.inplace)  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""The names of ActNN's notes: QModule, config, levels, schemes and operations, on this package."""

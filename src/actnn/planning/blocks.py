@@ -1,0 +1,206 @@
+"""Choices for the units of a plan, and units that are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from actnn.layers.compress import Root
+from actnn.planning.units import Unit
+from actnn.saving import Choice, Saving
+from actnn.saving.active import active_step, pack_in_step
+from actnn.saving.held import Held, View
+from actnn.saving.step import Opaque
+from actnn.saving.swapping import Swapped, is_swapped, swap, swap_back
+from actnn.saving.uncompiled import uncompiled
+
+ACTIVATION_SHARE = 8  # an activation of a unit has at least this part of its input's elements
+RECOMPILES = 64  # units that may share one forward in different shapes
+
+Run = Callable[..., Any]
+Form = tuple[float, int | None]  # memory, bits of fused codes
+
+
+@dataclass(frozen=True)
+class BlockChoice(Choice):
+    """A choice for a unit.
+
+    Attributes:
+        memory: Share of the saved bytes that a compiled unit holds (PyTorch's
+            `activation_memory_budget`); it recomputes the rest where that is cheap.
+        fused: Whether a compiled unit computes its codes where it makes the tensors.
+    """
+
+    memory: float = 1.0
+    fused: bool = False
+
+    def __str__(self) -> str:
+        action = "" if self.action in ("keep", "compress") else self.action
+        bits = {None: "", 32: "lossless"}.get(self.bits, f"{self.bits} bits")
+        memory = "" if self.memory == 1.0 else f"compiled for {self.memory:.0%}"
+        fused = "fused" if self.fused else ""
+        return " ".join(filter(None, (action, bits, fused, memory))) or "keep"
+
+    @property
+    def form(self) -> Form:
+        """What makes compiled code different."""
+        return self.memory, self.bits if self.fused else None
+
+
+@dataclass
+class _Compiled:
+    """The compiled forms of one unit, and the one that runs."""
+
+    form: Form = (1.0, None)
+    forms: dict[Form, Run] = field(default_factory=dict)
+
+    def of(self, run: Run) -> Run:
+        if self.form not in self.forms:
+            self.forms[self.form] = torch.compile(run, backend=_backend(self.form))
+        return self.forms[self.form]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings; compiled code belongs to one module in one process."""
+        return {"form": self.form, "forms": {}}
+
+
+class CompiledBlock(Swapped):
+    """Goes in front of the class of a unit, and runs its forward compiled."""
+
+    _actnn_compiled: _Compiled
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        """Run the unit's own forward; its saved tensors are compressed when it has ended."""
+        compiled = self._actnn_compiled
+        run = compiled.of(super().forward)  # type: ignore[misc]
+        step, fused = active_step(), compiled.form[1] is not None
+        if step is None or fused:
+            return run(*arguments, **named)
+        step.opaque = _opaque(cast(nn.Module, self), (arguments, named))
+        try:
+            # Hooks that are no graphs stay outside of compiled code: one code for all choices.
+            with saved_tensors_hooks(_pack, _unpack):
+                return run(*arguments, **named)
+        finally:
+            step.opaque = None
+
+
+class Unhooked(Swapped):
+    """Goes in front of a compressed model whose plan holds no codes: no hooks are installed."""
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        """Run the model's own forward."""
+        return super(Root, self).forward(*arguments, **named)  # type: ignore[misc]
+
+
+@contextmanager
+def hooked(model: nn.Module) -> Iterator[None]:
+    """Let the Saving of a model see its steps, also under a plan that holds no codes."""
+    unhooked = is_swapped(model, Unhooked)
+    if unhooked:
+        swap_back(model, Unhooked)
+    try:
+        yield
+    finally:
+        if unhooked:
+            swap(model, Unhooked)
+
+
+class Checkpointed(Swapped):
+    """Goes in front of a unit of such a model: torch.utils.checkpoint, and nothing else."""
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        """Run the unit's own forward, again in backward."""
+        run = super().forward  # type: ignore[misc]
+        if not torch.is_grad_enabled():
+            return run(*arguments, **named)
+        return checkpoint(run, *arguments, use_reentrant=False, **named)
+
+
+@uncompiled
+def _pack(tensor: Tensor) -> Held | View:
+    return pack_in_step(tensor)
+
+
+@uncompiled
+def _unpack(held: Held | View) -> Tensor:
+    return held.unpack()
+
+
+def _opaque(module: nn.Module, inputs: object) -> Opaque:
+    """What tells activations from other tensors that a compiled module saves."""
+    sizes = [leaf.numel() for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    weights = frozenset(parameter.numel() for parameter in module.parameters())
+    return Opaque(max(sizes, default=0) // ACTIVATION_SHARE, weights)
+
+
+@cache
+def _backend(form: Form) -> Callable[..., Any]:
+    """A backend of torch.compile for each form: inductor, with a budget for what it saves."""
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        from torch._functorch import config
+        from torch._inductor.compile_fx import compile_fx
+
+        with config.patch(activation_memory_budget=form[0]):
+            return compile_fx(graph, inputs)
+
+    return backend
+
+
+def compile_units(units: list[Unit]) -> None:
+    """Compile each unit that contains other modules, at its first use.
+
+    Modules inside it are as they were before `compress`: the compiler decides what to save, and
+    the saved tensors of the whole unit are compressed.
+    """
+    limits = torch._dynamo.config
+    name = "recompile_limit" if hasattr(limits, "recompile_limit") else "cache_size_limit"
+    setattr(limits, name, max(RECOMPILES, getattr(limits, name)))
+    for unit in units:
+        if unit.composite:
+            for module in unit.module.modules():
+                swap_back(module)
+            swap(unit.module, CompiledBlock)
+            unit.module.__dict__["_actnn_compiled"] = _Compiled()
+
+
+def apply(saving: Saving, units: list[Unit], choices: Sequence[BlockChoice]) -> None:
+    """Put a choice for each unit into effect.
+
+    If all are plain ones, to keep or to recompute, the model runs without the Saving, which has no
+    records then. Modules that write to their input are kept instead of recomputed.
+    """
+    choices = [
+        BlockChoice("keep") if each.action == "recompute" and unit.in_place else each
+        for unit, each in zip(units, choices, strict=True)
+    ]
+    model = saving.model
+    assert model is not None
+    plain = all(each.action in ("keep", "recompute") and each.bits is None for each in choices)
+    saved: dict[str | tuple[str, int], Choice] = {"": Choice("keep")} if plain else {}
+    for unit, choice in zip(units, choices, strict=True):
+        if plain and choice.action == "recompute":
+            swap(unit.module, Checkpointed)
+        else:
+            swap_back(unit.module, Checkpointed)
+        if not plain:
+            saved[unit.path] = Choice(choice.action, choice.bits)
+        compiled = unit.module.__dict__.get("_actnn_compiled")
+        if compiled is not None:
+            compiled.form = choice.form
+    saving.set_choices(saved)
+    if plain:
+        saving.records = []
+        swap(model, Unhooked)
+    else:
+        swap_back(model, Unhooked)

@@ -1,0 +1,207 @@
+"""What each choice would hold, before any training and without the memory that training needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeCopyMode,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves, tree_map
+
+from actnn._errors import ActNNError
+from actnn.codec import bytes_of
+from actnn.planning.sizes import format_bytes
+from actnn.planning.training_step import Loss, TrainingStep
+from actnn.planning.units import Unit, find_units
+from actnn.saving import Saving
+from actnn.saving.exclusions import alive_anyway, known_storages, reason_to_keep
+
+
+@dataclass(frozen=True)
+class Row:
+    """Bytes that one unit holds for its backward.
+
+    Attributes:
+        exact: Without actnn.
+        compressed: Bits -> bytes with these bits.
+        recompute: If its forward runs again in backward: its inputs.
+        host: Bytes in host memory if everything is moved there; what is left on the device is
+            `exact` less this.
+    """
+
+    exact: int
+    compressed: dict[int, int]
+    recompute: int
+    host: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What each choice would hold: `rows` by unit. Print it for the table.
+
+    Modules with codes of their own, such as ReLU and dropout, hold less than `compressed` says.
+    """
+
+    rows: dict[str, Row]
+
+    @property
+    def total(self) -> Row:
+        """The sum of all rows."""
+        rows = self.rows.values()
+        widths = next(iter(rows)).compressed
+        return Row(
+            sum(row.exact for row in rows),
+            {bits: sum(row.compressed[bits] for row in rows) for bits in widths},
+            sum(row.recompute for row in rows),
+            sum(row.host for row in rows),
+        )
+
+    def __str__(self) -> str:
+        rows = {**self.rows, "in all": self.total}
+        names = ["exact", *(f"{bits} bits" for bits in self.total.compressed)]
+        names += ["recompute", "offload"]
+        width = max(map(len, rows))
+        lines = ["  ".join([" " * width, *(f"{name:>10}" for name in names)])]
+        for name, row in rows.items():
+            sizes = [row.exact, *row.compressed.values(), row.recompute, row.exact - row.host]
+            lines.append(
+                "  ".join([f"{name:<{width}}", *(f"{format_bytes(s):>10}" for s in sizes)])
+            )
+        return "\n".join(lines)
+
+
+class _Collector:
+    """Adds up what autograd saves, each storage once, by unit."""
+
+    def __init__(self, model: nn.Module, example: Any, units: list[Unit], bits: Sequence[int]):
+        self._known = known_storages(model)
+        for leaf in tree_leaves(example):
+            if isinstance(leaf, Tensor):
+                self._known[leaf.untyped_storage()._cdata] = "input"
+        self._bits = bits
+        self._units = units
+        self._now = ""
+        self._saved: dict[int, Tensor] = {}
+        self._inputs: dict[int, Tensor] = {}
+        names = [unit.path for unit in units] + [""]
+        self._exact = dict.fromkeys(names, 0)
+        self._host = dict.fromkeys(names, 0)
+        self._boundary = dict.fromkeys(names, 0)
+        self._compressed = {name: dict.fromkeys(bits, 0) for name in names}
+
+    def _save(self, tensor: Tensor) -> Tensor:
+        address = tensor.untyped_storage()._cdata
+        reason = reason_to_keep(tensor, self._known, address)
+        if address in self._saved or (reason is not None and alive_anyway(reason)):
+            return tensor
+        self._saved[address] = tensor
+        nbytes = tensor.numel() * tensor.element_size()
+        self._exact[self._now] += nbytes
+        self._host[self._now] += 0 if reason is not None else nbytes
+        for bits in self._bits:
+            held = nbytes if reason is not None else min(nbytes, bytes_of(tensor.numel(), bits))
+            self._compressed[self._now][bits] += held
+        return tensor
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        handles = []
+        for unit in self._units:
+
+            def enter(_: nn.Module, args: Any, kwargs: Any, path: str = unit.path) -> None:
+                self._now = path
+                for leaf in tree_leaves((args, kwargs)):
+                    if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+                        continue
+                    address = leaf.untyped_storage()._cdata
+                    if address not in self._known and address not in self._inputs:
+                        self._inputs[address] = leaf
+                        self._boundary[path] += leaf.numel() * leaf.element_size()
+
+            def leave(*_: object) -> None:
+                self._now = ""
+
+            handles.append(unit.module.register_forward_pre_hook(enter, with_kwargs=True))
+            handles.append(unit.module.register_forward_hook(leave))
+        try:
+            with saved_tensors_hooks(self._save, lambda tensor: tensor):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def estimate(self) -> Estimate:
+        rows = {}
+        for name in self._exact:
+            row = Row(
+                self._exact[name],
+                self._compressed[name],
+                self._boundary[name] if name else self._exact[name],
+                self._host[name],
+            )
+            if row.exact or row.recompute:
+                rows[name or "(elsewhere)"] = row
+        empty = Row(0, dict.fromkeys(self._bits, 0), 0, 0)
+        return Estimate(rows or {"(nothing)": empty})
+
+
+def estimate(
+    model: nn.Module, example: Any, *, loss: Loss | None = None, bits: Sequence[int] = (8, 4, 2)
+) -> Estimate:
+    """Say what each choice would hold for backward: exact, some bits, recompute, offload.
+
+    The forward runs on tensors without data, so that no memory is needed and nothing changes. A
+    model whose forward depends on values is run in earnest.
+
+    Args:
+        model: The model in training mode.
+        example: A batch: a tensor, a tuple of arguments, a mapping of keyword arguments, or
+            whatever `loss` takes.
+        loss: (model, example) -> scalar loss.
+        bits: Widths to list.
+
+    Returns:
+        The estimate: print it for a table of bytes by block.
+
+    Raises:
+        ActNNError: If the model is compressed already.
+    """
+    step = TrainingStep(model, example, loss)
+    if isinstance(getattr(model, "actnn", None), Saving):
+        raise ActNNError("Expected a model that is not compressed, got one; call uncompress(model)")
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            with FakeCopyMode(mode):
+                fake_model = deepcopy(model)
+
+            def faked(leaf: Any) -> Any:
+                return mode.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf
+
+            fake = TrainingStep(fake_model, tree_map(faked, example), loss)
+            return _estimated(fake, bits)
+    except (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        UnsupportedOperatorException,
+    ):
+        with step.isolated():
+            return _estimated(step, bits)
+
+
+def _estimated(step: TrainingStep, bits: Sequence[int]) -> Estimate:
+    collector = _Collector(step.model, step.example, find_units(step.model), bits)
+    with torch.enable_grad(), collector.collecting():
+        step.loss()
+    return collector.estimate()

@@ -1,0 +1,278 @@
+"""Fitting a model's training step into a memory budget."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from actnn._errors import ActNNError, ActNNWarning
+from actnn.layers.compress import compress, uncompress
+from actnn.planning.blocks import BlockChoice, apply, compile_units
+from actnn.planning.costs import Costs
+from actnn.planning.measure import Measurement
+from actnn.planning.sizes import format_bytes, parse_bytes
+from actnn.planning.solver import smallest_budget, solve
+from actnn.planning.timeline import record
+from actnn.planning.training_step import Loss, TrainingStep
+from actnn.planning.units import Unit, find_units
+from actnn.saving import Saving
+
+ROUNDS = 6  # corrections of the prediction by a real step
+MOST_NOISE = 0.1  # of the gradient's squared norm, above which a plan warns
+SLACK = 0.02  # of the budget that may stay unused
+FUSED = (4,)  # bits of codes that compiled blocks may compute themselves: each is compiled
+MEMORY_SHARES = (0.5, 0.2)  # of what a compiled block would hold
+Choices: TypeAlias = tuple[BlockChoice, ...]  # one for each unit
+KEEP, RECOMPUTE = BlockChoice("keep"), BlockChoice("recompute")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A choice for each unit of a model, and what it costs.
+
+    Attributes:
+        choices: Path of a unit -> its choice, in order of the forward.
+        budget: Bytes that the step may use at its peak.
+        predicted_peak: Peak in bytes by the model of costs.
+        peak: Peak in bytes of a real step.
+        predicted_seconds: Seconds of a step, forward and backward, by the model of costs.
+        seconds: Seconds of a real step: the median of some.
+        noise: Variance that compression adds to the gradient, relative to its squared norm.
+    """
+
+    choices: dict[str, BlockChoice]
+    budget: int
+    predicted_peak: int
+    peak: int
+    predicted_seconds: float
+    seconds: float
+    noise: float
+
+    def __str__(self) -> str:
+        width = max(map(len, self.choices))
+        lines = [f"{path:<{width}}  {each}" for path, each in self.choices.items()]
+        return "\n".join(
+            [
+                *lines,
+                f"peak {format_bytes(self.peak)} of {format_bytes(self.budget)} "
+                f"(predicted {format_bytes(self.predicted_peak)}), "
+                f"{self.seconds * 1e3:.1f} ms a step (predicted "
+                f"{self.predicted_seconds * 1e3:.1f} ms), gradient noise {self.noise:.1e}",
+            ]
+        )
+
+
+def fit(
+    model: nn.Module,
+    example: Any,
+    budget: int | str,
+    *,
+    loss: Loss | None = None,
+    bits: Sequence[int] = (8, 4, 2),
+    reserve: int | str | None = None,
+    noise_price: float = 1.0,
+    compile: bool = False,
+    seed: int = 0,
+) -> Plan:
+    """Change a model so that its training step stays within a memory budget, at the least cost.
+
+    Training steps measure what each choice costs each block: bytes held, bytes above in forward
+    and backward, time, and noise in the gradient. A dynamic program then chooses for each block:
+    keep, compress to some bits, recompute, or move to host memory. A real step is compared with
+    the prediction, and the choice corrected until it fits. On a CPU, memory is that of all
+    tensors; what operators use inside is not seen.
+
+    Args:
+        model: The model in training mode, on its device. It is changed in place: `model.actnn` is
+            its Saving; `actnn.uncompress` restores it. Parameters and gradients stay as they are.
+        example: A batch: a tensor, a tuple of arguments, a mapping of keyword arguments, or
+            whatever `loss` takes.
+        budget: Peak of forward and backward, parameters and gradients included: bytes, or a text
+            such as "6 GiB".
+        loss: (model, example) -> scalar loss. Autocast belongs here.
+        bits: Widths that may be used; () allows no noise at all.
+        reserve: Part of the budget to leave free, such as the states that an optimizer makes in
+            its first step.
+        noise_price: Relative time that is as bad as a gradient variance of its squared norm.
+        compile: Compile each block by torch.compile, too.
+        seed: Seed of the noise of rounding.
+
+    Returns:
+        The plan, which is in effect.
+
+    Raises:
+        ActNNError: If no plan fits; the message has the smallest budget for which there is one.
+    """
+    _limits(budget, reserve, noise_price)  # errors come before the measurement
+    planner = Planner(model, example, loss=loss, bits=bits, compile=compile, seed=seed)
+    return planner.plan(budget, reserve=reserve, noise_price=noise_price)
+
+
+class Planner:
+    """Measures a model once, for plans under several budgets. Arguments are those of `fit`.
+
+    Attributes:
+        costs: What each choice costs each unit.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Any,
+        *,
+        loss: Loss | None = None,
+        bits: Sequence[int] = (8, 4, 2),
+        compile: bool = False,
+        seed: int = 0,
+    ) -> None:
+        step = TrainingStep(model, example, loss)
+        units = find_units(model)
+        self._model = model
+        self._peaks: dict[Choices, int] = {}
+        self._seconds: dict[Choices, float] = {}
+        saving: Any = compress(model, seed=seed).actnn
+        try:
+            if compile:
+                compile_units(units)
+            self._units = _in_order(units, step, saving)
+            self._measurement = Measurement(
+                step, self._units, lambda choices: apply(saving, self._units, choices)
+            )
+            self.costs = self._measurement.costs(_candidates(step.device, bits, compile))
+            plain = {choice: self.costs.of[choice] for choice in (KEEP, RECOMPUTE)}
+            self._plain_costs = replace(self.costs, of=plain)
+        except BaseException:
+            uncompress(model)
+            raise
+
+    def plan(
+        self, budget: int | str, *, reserve: int | str | None = None, noise_price: float = 1.0
+    ) -> Plan:
+        """Find a plan for a budget and put it into effect; arguments are those of `fit`.
+
+        Of all plans that were measured, for this budget or others before, it takes the best one
+        that fits. To keep all and to recompute all are always among them.
+
+        After an error the model is as it was before it was measured.
+        """
+        try:
+            limit, room = _limits(budget, reserve, noise_price)
+            self._try(room, noise_price)
+            fitting = [plan for plan, peak in self._peaks.items() if peak <= room]
+            if not fitting:
+                needed = limit - room + min(self._peaks.values())
+                raise ActNNError(
+                    f"Expected budget to be at least {needed} bytes ({format_bytes(needed)}), got "
+                    f"{limit} ({format_bytes(limit)}); a smaller batch needs less"
+                )
+        except BaseException:
+            uncompress(self._model)
+            raise
+        best = min(fitting, key=lambda plan: self._cost(plan, noise_price))
+        self._measurement.apply(best)
+        noise = self.costs.noise(best)
+        if noise > MOST_NOISE:
+            warnings.warn(
+                f"The plan adds a variance of {noise:.0%} of the gradient's squared norm. "
+                f"Expected at most {MOST_NOISE:.0%}; a larger budget allows more bits",
+                ActNNWarning,
+                stacklevel=3,
+            )
+        return Plan(
+            choices={unit.path: each for unit, each in zip(self._units, best, strict=True)},
+            budget=limit,
+            predicted_peak=round(self.costs.peak(best)),
+            peak=self._peaks[best],
+            predicted_seconds=self.costs.seconds(best),
+            seconds=self._seconds[best],
+            noise=noise,
+        )
+
+    def _try(self, room: int, noise_price: float) -> None:
+        """Measure plans for a budget: solved for with all choices, and with plain ones only.
+
+        If none fits, the last is the plan with the smallest peak of all.
+        """
+        for uniform in ((KEEP,) * len(self._units), (RECOMPUTE,) * len(self._units)):
+            if self.costs.peak(uniform) <= room:
+                self._peak_of(uniform, room)
+        for costs in (self.costs, self._plain_costs):
+            self._search(costs, room, noise_price)
+        if not any(peak <= room for peak in self._peaks.values()):
+            smallest = solve(self.costs, smallest_budget(self.costs), noise_price)
+            assert smallest is not None
+            self._peak_of(tuple(smallest), room)
+
+    def _search(self, costs: Costs[BlockChoice], room: int, noise_price: float) -> None:
+        """Solve for a plan, measure its real peak, and correct the target by the difference."""
+        target, tried = float(room), set[Choices]()
+        for _ in range(ROUNDS):
+            found = tuple(solve(costs, target, noise_price) or ())
+            if not found or found in tried:
+                break
+            tried.add(found)
+            peak = self._peak_of(found, room)
+            if room * (1 - SLACK) <= peak <= room:
+                break
+            target = room - (peak - costs.peak(found))
+
+    def _cost(self, plan: Choices, noise_price: float) -> float:
+        """Measured time and predicted noise of a plan that fits."""
+        if plan not in self._seconds:
+            self._seconds[plan] = self._measurement.seconds(plan)
+        scale = self.costs.seconds([KEEP] * len(plan))
+        return self._seconds[plan] / scale + noise_price * self.costs.noise(plan)
+
+    def _peak_of(self, plan: Choices, room: int) -> int:
+        """The real peak of a plan, measured once."""
+        if plan not in self._peaks:
+            self._peaks[plan] = self._real_peak(plan, room)
+        return self._peaks[plan]
+
+    def _real_peak(self, plan: Sequence[BlockChoice], room: int) -> int:
+        """Peak of a real step; one that exceeds the device's memory counts as twice the room."""
+        try:
+            return self._measurement.peak(plan).peak
+        except torch.OutOfMemoryError:
+            pass
+        torch.cuda.empty_cache()  # here the error no longer holds tensors
+        return 2 * room
+
+
+def _limits(budget: int | str, reserve: int | str | None, noise_price: float) -> tuple[int, int]:
+    """Bytes of the budget, and what is left of it for the step."""
+    limit = parse_bytes(budget, "budget")
+    room = limit - (0 if reserve is None else parse_bytes(reserve, "reserve"))
+    if room <= 0:
+        raise ActNNError(f"Expected reserve to be less than the budget {budget!r}, got {reserve!r}")
+    if noise_price < 0:
+        raise ActNNError(f"Expected noise_price to be non-negative, got {noise_price}")
+    return limit, room
+
+
+def _in_order(units: list[Unit], step: TrainingStep, saving: Saving) -> list[Unit]:
+    """The units that a step runs, in order of the forward."""
+    apply(saving, units, [RECOMPUTE] * len(units))
+    with step.isolated():
+        parts = record(units, step.loss, step.device).parts
+    ran = dict.fromkeys(part.unit for part in parts if part.unit >= 0)
+    return [units[index] for index in ran]
+
+
+def _candidates(device: torch.device, bits: Sequence[int], compile: bool) -> list[BlockChoice]:
+    """What is measured for every unit."""
+    candidates = [KEEP, BlockChoice("compress", 32)]
+    candidates += [BlockChoice("compress", each) for each in bits]
+    candidates.append(RECOMPUTE)
+    candidates += [BlockChoice("recompute", each) for each in bits if each >= 8]
+    if compile:
+        candidates += [BlockChoice("keep", memory=share) for share in MEMORY_SHARES]
+        candidates += [BlockChoice("compress", each, fused=True) for each in bits if each in FUSED]
+    if device.type == "cuda":
+        candidates.append(BlockChoice("offload"))
+    return candidates

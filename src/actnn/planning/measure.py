@@ -1,0 +1,160 @@
+"""Costs of every choice, measured by training steps on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actnn._errors import ActNNError
+from actnn.planning.blocks import BlockChoice
+from actnn.planning.costs import Costs, UnitCosts, UnitMemory, unit_memory, unit_seconds
+from actnn.planning.meter import meter_for
+from actnn.planning.timeline import Timeline, record
+from actnn.planning.training_step import TrainingStep
+from actnn.planning.units import Unit
+
+SHARES = (1, 2, 4, 8, 16)  # parts of the batch, for choices that do not fit
+LEAST = 1.002  # seconds of a choice that saves memory, as a share of those of keeping all
+RECOMPUTE = BlockChoice("recompute")
+Apply = Callable[[Sequence[BlockChoice]], None]
+
+
+def is_exact(choice: BlockChoice) -> bool:
+    """Whether gradients are those of plain training."""
+    return choice.bits in (None, 32)
+
+
+class Measurement:
+    """Runs a step under choices, and gathers what it costs.
+
+    Args:
+        step: The training step.
+        units: The units of the model.
+        apply: Sets one choice for each unit.
+        repeats: Steps of which the median counts, after one that warms up.
+
+    Attributes:
+        apply: As above.
+    """
+
+    def __init__(
+        self, step: TrainingStep, units: list[Unit], apply: Apply, repeats: int = 3
+    ) -> None:
+        self._step, self._units, self._repeats = step, units, repeats
+        self.apply = apply
+        self._exact: dict[int, dict[str, Tensor]] = {}  # gradients for each share, on the host
+        self._base = 0
+        self._loss = 0.0
+        self._other = np.inf
+
+    def costs(self, choices: Sequence[BlockChoice]) -> Costs[BlockChoice]:
+        """Measure every choice, for all units at a time."""
+        of = {choice: self._measured(choice) for choice in choices}
+        keep = of.get(BlockChoice("keep"))
+        for choice, each in of.items():
+            if keep is not None and choice.memory == 1.0:
+                # Nothing but a compiler makes a unit faster than keeping all: the rest is chance.
+                least = keep.seconds * (1.0 if choice == BlockChoice("keep") else LEAST)
+                of[choice] = replace(each, seconds=np.maximum(each.seconds, least))
+        return Costs(self._base, self._loss, float(self._other), of)
+
+    def peak(self, choices: Sequence[BlockChoice]) -> Timeline:
+        """Run a step with a choice for each unit, and measure its memory.
+
+        Raises:
+            torch.OutOfMemoryError: If the device's memory is not enough.
+        """
+        self.apply(choices)
+        with self._step.isolated():
+            return self._memory(self._step)
+
+    def seconds(self, choices: Sequence[BlockChoice]) -> float:
+        """Seconds of a step with a choice for each unit, as a user runs it: without marks inside.
+
+        The median of some steps, after one that warms up.
+        """
+        self.apply(choices)
+        times = []
+        for _ in range(1 + self._repeats):
+            with self._step.isolated():
+                times.append(record([], self._step.loss, self._step.device).seconds)
+        return median(times[1:])
+
+    def _memory(self, step: TrainingStep) -> Timeline:
+        with meter_for(step.device, step.known()) as meter:
+            return record(self._units, step.loss, step.device, meter)
+
+    def _time(self, step: TrainingStep) -> Timeline:
+        with step.isolated():
+            return record(self._units, step.loss, step.device)
+
+    def _measured(self, choice: BlockChoice) -> UnitCosts:
+        self.apply([choice] * len(self._units))
+        for share in SHARES:
+            try:
+                return self._measured_at(choice, share)
+            except torch.OutOfMemoryError:
+                pass
+            torch.cuda.empty_cache()  # here the error no longer holds tensors
+        raise ActNNError(
+            f"Expected a sixteenth of the example to fit the memory, got an error with "
+            f"{choice}; make the example smaller"
+        )
+
+    def _measured_at(self, choice: BlockChoice, share: int) -> UnitCosts:
+        step = self._step if share == 1 else self._step.shrunk(share)
+        noise = np.zeros(len(self._units))
+        if not is_exact(choice):
+            noise = self._noise(step, share, choice)
+        self._time(step)  # Compilers and libraries choose their kernels.
+        with step.isolated():
+            memory = unit_memory(self._memory(step), len(self._units))
+        timelines = [self._time(step) for _ in range(self._repeats)]
+        seconds, other = unit_seconds(timelines, len(self._units))
+        scale = float(share)
+        if share == 1 or not self._base:
+            self._note(memory, other * scale)
+        return UnitCosts(
+            held=memory.held * scale,
+            forward=memory.forward * scale,
+            backward=memory.backward * scale,
+            seconds=seconds * scale,
+            noise=noise,
+        )
+
+    def _note(self, memory: UnitMemory, other: float) -> None:
+        self._base = max(self._base, memory.base)
+        self._loss = max(self._loss, memory.loss)
+        self._other = min(self._other, other)
+
+    def _noise(self, step: TrainingStep, share: int, choice: BlockChoice) -> np.ndarray:
+        """Squared difference of each unit's gradients from the exact ones, over their norm's."""
+        if share not in self._exact:
+            self.apply([RECOMPUTE] * len(self._units))
+            self._exact[share] = self._gradients(step)
+            self.apply([choice] * len(self._units))
+        exact = self._exact[share]
+        total = sum(float(each.double().square().sum()) for each in exact.values())
+        noisy = self._gradients(step)
+        noise = np.zeros(len(self._units))
+        for index, unit in enumerate(self._units):
+            for name, _ in unit.module.named_parameters():
+                full = f"{unit.path}.{name}"
+                if full in exact and full in noisy:
+                    difference = noisy[full].double() - exact[full].double()
+                    noise[index] += float(difference.square().sum())
+        return np.nan_to_num(noise / max(total, 1e-300), nan=np.inf)
+
+    def _gradients(self, step: TrainingStep) -> dict[str, Tensor]:
+        with step.isolated():
+            step.loss().backward()
+            return {
+                name: parameter.grad.cpu()
+                for name, parameter in step.model.named_parameters()
+                if parameter.grad is not None
+            }

@@ -1,0 +1,136 @@
+"""What a step held for its backward: by whom, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from actnn._errors import ActNNError
+from actnn.planning.blocks import hooked
+from actnn.planning.meter import meter_for
+from actnn.planning.sizes import format_bytes
+from actnn.planning.timeline import Timeline, record
+from actnn.planning.units import Unit, find_units
+from actnn.saving import Record, Saving
+
+
+@dataclass(frozen=True)
+class Report:
+    """Saved tensors of one step.
+
+    Attributes:
+        records: Each saved tensor: module, shape, bytes before and after, reason.
+        peak: Peak of the step in bytes; None if it was not measured.
+        timeline: Memory over the step; None if it was not measured.
+    """
+
+    records: list[Record]
+    peak: int | None = None
+    timeline: Timeline | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that would be held without compression."""
+        return sum(record.nbytes for record in self.records)
+
+    @property
+    def held(self) -> int:
+        """Bytes that are held."""
+        return sum(record.held for record in self.records)
+
+    def by_reason(self) -> dict[str, tuple[int, int, int]]:
+        """Reason -> tensors, bytes without compression, bytes held; the largest first."""
+        tensors: Counter[str] = Counter()
+        before: Counter[str] = Counter()
+        after: Counter[str] = Counter()
+        for each in self.records:
+            reason = "shared" if each.reason.startswith("shared with") else each.reason
+            tensors[reason] += 1
+            before[reason] += each.nbytes
+            after[reason] += each.held
+        order = sorted(tensors, key=lambda reason: -after[reason])
+        return {reason: (tensors[reason], before[reason], after[reason]) for reason in order}
+
+    def by_module(self) -> dict[str, tuple[int, int]]:
+        """Path of a module -> bytes without compression, bytes held, in order of saving."""
+        before: Counter[str] = Counter()
+        after: Counter[str] = Counter()
+        for each in self.records:
+            before[each.module] += each.nbytes
+            after[each.module] += each.held
+        return {module: (before[module], after[module]) for module in before}
+
+    def plot(self, path: str | Path) -> None:
+        """Draw memory over the step into a file; needs matplotlib."""
+        from actnn.planning.plot import plot_memory
+
+        plot_memory(self, path)
+
+    def __str__(self) -> str:
+        modules = {m or "(model)": each for m, each in self.by_module().items() if any(each)}
+        reasons = self.by_reason()
+        width = max(map(len, [*modules, *reasons, "module"]))
+        lines = [f"{'module':<{width}}  {'exact':>10}  {'held':>10}"]
+        lines += [
+            f"{name:<{width}}  {format_bytes(before):>10}  {format_bytes(after):>10}"
+            for name, (before, after) in modules.items()
+        ]
+        lines += ["", f"{'why':<{width}}  {'exact':>10}  {'held':>10}  tensors"]
+        lines += [
+            f"{name:<{width}}  {format_bytes(before):>10}  {format_bytes(after):>10}  {count:7d}"
+            for name, (count, before, after) in reasons.items()
+        ]
+        lines += ["", f"held {format_bytes(self.held)}, exact {format_bytes(self.nbytes)}"]
+        if self.peak is not None:
+            lines[-1] += f", peak {format_bytes(self.peak)}"
+        return "\n".join(lines)
+
+
+def report(model: nn.Module, step: Callable[[], Tensor] | None = None) -> Report:
+    """Say what the last step of a compressed model held for its backward, and why.
+
+    Args:
+        model: A model after `compress` or `fit`.
+        step: Runs a forward and returns the loss. If it is given, this step is run, backward
+            included, and its memory measured; gradients are added to the parameters'.
+
+    Returns:
+        The report: print it, or plot memory over the step.
+
+    Raises:
+        ActNNError: If the model is not compressed, or no step has been run.
+    """
+    saving = getattr(model, "actnn", None)
+    if not isinstance(saving, Saving):
+        raise ActNNError(
+            f"Expected a model after actnn.compress or actnn.fit, got {type(model).__name__}"
+        )
+    if step is None:
+        if not saving.records:
+            raise ActNNError(
+                "Expected a training step before report(), got none, or one of a plan without "
+                "codes, which records nothing; pass step="
+            )
+        return Report(list(saving.records))
+    device = next(model.parameters()).device
+    known: list[Tensor] = [*model.parameters(), *model.buffers()]
+    units = _finest(model) if next(model.children(), None) is not None else []
+    with hooked(model), meter_for(device, known) as meter:
+        memory = record(units, step, device, meter)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return Report(list(saving.records), memory.peak, memory)
+
+
+def _finest(model: nn.Module) -> list[Unit]:
+    """The units of the model and, inside of blocks, their children."""
+    finest = []
+    for unit in find_units(model):
+        children = [Unit(f"{unit.path}.{n}", m) for n, m in unit.module.named_children()]
+        finest += children or [unit]
+    return finest

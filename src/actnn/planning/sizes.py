@@ -1,0 +1,49 @@
+"""Sizes of memory as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from actnn._errors import ActNNError
+
+_UNITS = {
+    "B": 1,
+    **{f"{prefix}B": 1000 ** (power + 1) for power, prefix in enumerate("kMGT")},
+    **{f"{prefix}iB": 1024 ** (power + 1) for power, prefix in enumerate("KMGT")},
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(" + "|".join(_UNITS) + ")")
+
+
+def parse_bytes(size: int | str, what: str = "size") -> int:
+    """Bytes of a size: an int, or a text such as "6 GiB" or "500 MB".
+
+    Args:
+        size: Bytes, or a number and one of B, kB, MB, GB, TB, KiB, MiB, GiB, TiB.
+        what: Name of the argument, for errors.
+
+    Raises:
+        ActNNError: If it is anything else, or not positive.
+    """
+    if isinstance(size, int) and not isinstance(size, bool):
+        found = size
+    else:
+        match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+        if match is None:
+            raise ActNNError(
+                f'Expected {what} to be bytes (an int) or a text such as "6 GiB" or "500 MB", '
+                f"got {size!r}"
+            )
+        found = round(float(match[1]) * _UNITS[match[2]])
+    if found <= 0:
+        raise ActNNError(f"Expected {what} to be positive, got {size!r}")
+    return found
+
+
+def format_bytes(size: float) -> str:
+    """A size in binary units, with three digits or more: "5.61 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1000 or unit == "GiB":
+            break
+        size /= 1024
+    digits = 0 if unit == "B" else max(0, 2 - (abs(size) >= 10) - (abs(size) >= 100))
+    return f"{size:.{digits}f} {unit}"

@@ -1,0 +1,119 @@
+"""A training step that can be run again and again without changing the model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from actnn._errors import ActNNError
+
+Loss: TypeAlias = Callable[[nn.Module, Any], Tensor]
+
+
+def default_loss(model: nn.Module, example: Any) -> Tensor:
+    """Call the model, and return its output if it is a scalar, else a scalar made from it."""
+    if isinstance(example, Mapping):
+        output = model(**example)
+    elif isinstance(example, tuple):
+        output = model(*example)
+    else:
+        output = model(example)
+    leaves = [
+        leaf
+        for leaf in tree_leaves(output)
+        if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.is_floating_point()
+    ]
+    if not leaves:
+        raise ActNNError(
+            f"Expected the model's output to contain a tensor that requires gradients, got "
+            f"{type(output).__name__}; pass loss="
+        )
+    if len(leaves) == 1 and leaves[0].ndim == 0:
+        return leaves[0]
+    return torch.stack([leaf.float().square().mean() for leaf in leaves]).sum()
+
+
+class TrainingStep:
+    """Forward and backward of a model on an example, with the same random numbers every time.
+
+    Args:
+        model: The model, in training mode.
+        example: A batch: a tensor, a tuple of arguments, a mapping of keyword arguments, or
+            whatever `loss` takes.
+        loss: (model, example) -> scalar. Autocast and targets belong here. Without one the model
+            is called with the example.
+    """
+
+    def __init__(self, model: nn.Module, example: Any, loss: Loss | None = None) -> None:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ActNNError(
+                "Expected the model to have parameters that require gradients, got none"
+            )
+        if not model.training:
+            raise ActNNError("Expected the model to be in training mode, got eval(); call train()")
+        self.model, self.example = model, example
+        self._loss = default_loss if loss is None else loss
+        self.device = next(model.parameters()).device
+
+    def loss(self) -> Tensor:
+        """Run the forward and return the loss."""
+        value = self._loss(self.model, self.example)
+        if not isinstance(value, Tensor) or value.ndim != 0:
+            what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ActNNError(f"Expected loss to return a scalar tensor, got {what}")
+        return value
+
+    def known(self) -> list[Tensor]:
+        """Tensors that exist before a step: parameters, buffers, gradients and the example."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        example = [leaf for leaf in tree_leaves(self.example) if isinstance(leaf, Tensor)]
+        return [*self.model.parameters(), *self.model.buffers(), *gradients, *example]
+
+    def shrunk(self, share: int) -> TrainingStep:
+        """Return the step with the first 1/share of the batch (the first dimension)."""
+        sizes = {
+            leaf.shape[0]
+            for leaf in tree_leaves(self.example)
+            if isinstance(leaf, Tensor) and leaf.ndim
+        }
+        batch = max(sizes, default=0)
+        if batch < share:
+            raise ActNNError(
+                f"Expected the example to be a batch of at least {share} samples, got {batch}; "
+                "it must be divided, because one choice does not fit the memory"
+            )
+
+        def cut(leaf: Any) -> Any:
+            is_batch = isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == batch
+            return leaf[: batch // share] if is_batch else leaf
+
+        less = copy.copy(self)
+        less.example = tree_map(cut, self.example)
+        return less
+
+    @contextmanager
+    def isolated(self) -> Iterator[None]:
+        """Start from no gradients and fixed random numbers; afterwards everything is as before.
+
+        Buffers are restored, too: batch norm's running statistics do not notice the step.
+        """
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        gradients = {name: p.grad for name, p in self.model.named_parameters()}
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(0)
+            self.model.zero_grad(set_to_none=True)
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    for name, buffer in self.model.named_buffers():
+                        buffer.copy_(buffers[name])
+                for name, parameter in self.model.named_parameters():
+                    parameter.grad = gradients[name]

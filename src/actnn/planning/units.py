@@ -1,0 +1,97 @@
+"""The units of a plan: the blocks of a model, and the modules around them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from torch import nn
+
+from actnn._errors import ActNNError
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A module whose saved tensors are planned together.
+
+    Attributes:
+        path: Its name in the model.
+        module: The module.
+    """
+
+    path: str
+    module: nn.Module
+
+    @property
+    def composite(self) -> bool:
+        """Whether the module contains others."""
+        return next(self.module.children(), None) is not None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the module writes to its input, so that its forward cannot run again."""
+        return bool(getattr(self.module, "inplace", False))
+
+
+def _repeated(module: nn.Module) -> set[type[nn.Module]]:
+    """Classes of composite children that occur more than once in a container."""
+    if not isinstance(module, _CONTAINERS):
+        return set()
+    kinds = Counter(type(child) for child in module.children() if next(child.children(), None))
+    return {kind for kind, count in kinds.items() if count > 1}
+
+
+def _block_classes(module: nn.Module) -> set[type[nn.Module]]:
+    """Classes of blocks at or below a module, but not those inside of blocks."""
+    found = {kind for kind in _repeated(module) if not issubclass(kind, _CONTAINERS)}
+    for child in module.children():
+        if type(child) not in found:
+            found |= _block_classes(child)
+    return found
+
+
+def _holds_blocks(module: nn.Module, classes: set[type[nn.Module]]) -> bool:
+    """Whether blocks, or repeated containers, are below a module."""
+    if type(module) in classes:
+        return False
+    return bool(_repeated(module)) or any(
+        type(child) in classes or _holds_blocks(child, classes) for child in module.children()
+    )
+
+
+def _descend(path: str, module: nn.Module, classes: set[type[nn.Module]]) -> list[Unit]:
+    units = []
+    for name, child in module.named_children():
+        below = f"{path}.{name}" if path else name
+        if _holds_blocks(child, classes) or isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            units += _descend(below, child, classes)
+        else:
+            units.append(Unit(below, child))
+    return units
+
+
+def find_units(model: nn.Module) -> list[Unit]:
+    """Blocks and the modules around them, in the order of the module tree.
+
+    Blocks are composite modules of one class in one Sequential, ModuleList or ModuleDict. All
+    other modules are units at the highest level that contains no blocks; without any blocks these
+    are the children of the model.
+
+    Raises:
+        ActNNError: If the model has no submodules.
+    """
+    units = _descend("", model, _block_classes(model))
+    seen: set[int] = set()
+    distinct = []
+    for unit in units:
+        if id(unit.module) not in seen:
+            seen.add(id(unit.module))
+            distinct.append(unit)
+    if not distinct:
+        raise ActNNError(
+            f"Expected the model to have submodules, got {type(model).__name__}, which has none; "
+            "wrap it in torch.nn.Sequential"
+        )
+    return distinct

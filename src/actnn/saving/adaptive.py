@@ -1,0 +1,193 @@
+"""Bits that follow the sensitivity of each sample and layer of a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from actnn import codec
+from actnn.allocation import NoiseMonitor, Sensitivities
+from actnn.saving.active import active_step
+
+SMALLEST = 1024  # elements of a sample below which its own bits are not worth the launches
+SAMPLED = 1024  # groups whose ranges stand for those of a whole tensor
+
+_CONVOLUTIONS = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+
+
+class Bits(NamedTuple):
+    """Bits of a tensor.
+
+    Attributes:
+        rows: The tensor; with bits per sample one row for each sample, (N, ...), in the same
+            memory.
+        bits: An integer for all elements; or those of each sample, int32 (N,), on the device.
+        capacity: The most that bits per sample can sum to.
+    """
+
+    rows: Tensor
+    bits: int | Tensor
+    capacity: int | None = None
+
+
+class Adaptive:
+    """Allocates bits for the saved tensors of one model.
+
+    Args:
+        model: The model. Hooks on its linear and convolution layers observe gradients.
+        statistics: Where they are gathered.
+        group: Group of the codec.
+        linear: Whether inputs of linear and convolution layers get bits of their own.
+        norms: Whether all other tensors do.
+
+    Attributes:
+        samples: Samples of the batch of this step: the first dimension of the model's input.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        statistics: Sensitivities,
+        group: int,
+        *,
+        linear: bool = True,
+        norms: bool = True,
+    ) -> None:
+        self.statistics = statistics
+        self._linear, self._norms = linear, norms
+        self._group = group
+        self.samples = 0
+        self._factors: dict[str, float] = {}
+        self._count: Counter[str] = Counter()
+        self._monitor = NoiseMonitor(model.parameters())
+        self._called_back = False
+        self._handles = []
+        for path, module in model.named_modules():
+            positions = kernel_positions(module)
+            if positions is not None:
+                self._factors[path] = positions / getattr(module, "groups", 1)
+                hook = partial(_observe_output, path)
+                self._handles.append(module.register_forward_hook(hook))
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def begin_step(self) -> None:
+        """Begin a forward pass."""
+        self.statistics.step()
+        self._count.clear()
+        self._called_back = False
+
+    def bits_of(self, path: str, tensor: Tensor) -> Bits | None:
+        """Bits of a tensor that is about to be compressed, or of its samples.
+
+        Args:
+            path: Path of the module that saves it.
+            tensor: Dense.
+
+        Returns:
+            None if the tensor has no bits of its own. For bits per sample it must be a batch.
+        """
+        if self.statistics.per_sample:
+            return self._bits_of_samples(path, tensor)
+        source = self._source(path)
+        if not (self._linear if source else self._norms):
+            return None
+        name = self._next_name(path)
+        if self.statistics.observing:
+            ranges = _sampled_ranges(tensor.detach(), self._group)
+            factor = self._factor(path, tensor, tensor.numel())
+            self.statistics.observe_tensor(name, ranges, tensor.numel(), factor, source)
+        return Bits(tensor, self.statistics.tensor_bits(name))
+
+    def _source(self, path: str) -> str:
+        """The layer whose gradients tell the sensitivity of the next tensor that it saves."""
+        return path if path in self._factors and self._count[path] == 0 else ""
+
+    def _next_name(self, path: str) -> str:
+        self._count[path] += 1
+        return self.name_of(path, self._count[path] - 1)
+
+    def _factor(self, path: str, tensor: Tensor, elements: int) -> float:
+        """Return group K / (4 I g), with the positions I that so many elements of a tensor have."""
+        positions = elements / tensor.shape[1 if tensor.ndim > 2 else -1]
+        return self._group * self._factors.get(path, 1.0) / (4 * positions)
+
+    def _bits_of_samples(self, path: str, tensor: Tensor) -> Bits | None:
+        samples = self.samples
+        if not samples or tensor.numel() < SMALLEST * samples or tensor.shape[0] % samples:
+            return None
+        rows = tensor.detach()
+        if tensor.shape[0] != samples:
+            if not tensor.is_contiguous():
+                return None
+            rows = rows.view(samples, -1)
+        elements = tensor.numel() // samples
+        if rows.stride(0) != elements:
+            return None  # samples are interleaved in memory
+        source = self._source(path)
+        if not (self._linear if source else self._norms):
+            return None
+        name, factor = self._next_name(path), self._factor(path, tensor, elements)
+        ranges = codec.group_ranges(rows, self._group)
+        bits, capacity = self.statistics.bits_of(name, ranges, elements, factor, source)
+        return Bits(rows, bits, capacity)
+
+    @staticmethod
+    def name_of(path: str, position: int = 0) -> str:
+        """The name in the statistics of a tensor that a module saves, in order of saving."""
+        return f"{path}:{position}"
+
+    def observe(self, path: str, gradient: Tensor) -> None:
+        """Take in the gradient of the output of a layer."""
+        self.statistics.observe_gradient(path, gradient)
+        if not self._called_back:
+            self._called_back = True
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._after_backward)
+
+    def _after_backward(self) -> None:
+        self._monitor.observe(self.statistics.noise())
+
+
+def _sampled_ranges(tensor: Tensor, group: int) -> Tensor:
+    """Sum of the squared ranges of all groups of a dense tensor, from some of them, float32 ()."""
+    elements = tensor.numel()
+    flat = tensor.as_strided((elements,), (1,))
+    count = elements // group
+    if count:
+        flat = flat[: count * group].view(count, group)[:: -(-count // SAMPLED)]
+    low, high = flat.aminmax(dim=-1)
+    return (high.float() - low.float()).square().mean() * (elements / group)
+
+
+def kernel_positions(module: nn.Module) -> int | None:
+    """Kernel positions of a linear or convolution layer; None for other modules."""
+    if isinstance(module, nn.Linear):
+        return 1
+    if isinstance(module, _CONVOLUTIONS):
+        return torch.Size(module.kernel_size).numel()
+    return None
+
+
+def _observe_output(path: str, module: nn.Module, args: Any, output: Any) -> None:
+    """Forward hook of a layer. It holds no state, so that a model can be copied with it."""
+    step = active_step()
+    adaptive = None if step is None else step.saving.adaptive
+    if adaptive is None or not isinstance(output, Tensor) or not output.requires_grad:
+        return
+    if adaptive.statistics.observing:
+        output.register_hook(partial(adaptive.observe, path))

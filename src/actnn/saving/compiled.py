@@ -1,0 +1,205 @@
+"""Hooks for torch.compile: graphs that AOTAutograd inlines into those of forward and backward.
+
+There quantization fuses with what makes a tensor, and decoding with what uses it. PyTorch applies
+them to intermediate tensors only, not to inputs, outputs and parameters of a graph.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+import weakref
+from collections.abc import Callable
+from functools import cache
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from actnn.codec import aten
+from actnn.saving.bit_masks import pack_mask, unpack_mask
+from actnn.saving.exclusions import ATTENTION_BITS, NONLINEAR_BITS
+from actnn.saving.records import LOSSLESS, TensorInfo
+from actnn.saving.uncompiled import uncompiled
+
+if TYPE_CHECKING:
+    from actnn.saving.context import Saving
+
+_aten = torch.ops.aten
+_NONLINEAR = {
+    _aten.sigmoid.default,
+    _aten.tanh.default,
+    _aten._softmax.default,
+    _aten._log_softmax.default,
+    _aten.exp.default,
+    _aten.sqrt.default,
+    _aten.rsqrt.default,
+}
+_savings: weakref.WeakValueDictionary[int, Saving] = weakref.WeakValueDictionary()
+_handles = count()
+
+
+def call(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Call a function. This frame can be compiled where those of torch.nn are not."""
+    return function(*arguments, **named)
+
+
+class GraphHooks:
+    """The pack and unpack hooks of a Saving, as graphs.
+
+    Outside of compiled regions they do what the hooks of the running step do.
+
+    Args:
+        saving: The settings.
+        paths: The paths of the modules of the model.
+        eager_pack: The pack hook outside of compiled regions.
+    """
+
+    def __init__(
+        self, saving: Saving, paths: frozenset[str], eager_pack: Callable[[Tensor], Any]
+    ) -> None:
+        self._saving = weakref.ref(saving)
+        self._paths = paths
+        self._handle = next(_handles)
+        self._ids = count()
+        _savings[self._handle] = saving
+
+        def pack(_: fx.GraphModule, x: Any) -> Any:
+            plain = type(x) is Tensor or type(x) is nn.Parameter
+            return eager_pack(x) if plain or _traced_node() is None else self._pack(x)
+
+        def unpack(_: fx.GraphModule, held: Any) -> Any:
+            return _unpack(held) if isinstance(held, (Tensor, tuple)) else held.unpack()
+
+        self.pack = _graph_of(self._pack, pack)
+        self.unpack = _graph_of(_unpack, unpack)
+
+    def _pack(self, x: Any) -> Any:
+        """Return a traced tensor as it is held: itself, or a tuple that `_unpack` understands."""
+        saving, node = self._saving(), _traced_node()
+        assert saving is not None
+        assert node is not None
+        size = math.prod(x.shape) * x.element_size()
+        if size < saving.min_bytes or _is_expanded(x):
+            return x
+        # The order of memory, so that the result has strides in the same order.
+        order = sorted(range(x.dim()), key=lambda dim: x.stride(dim), reverse=True)
+        ordered = x.permute(order)
+        layout = (tuple(ordered.shape), [order.index(dim) for dim in range(x.dim())])
+        flat = ordered.reshape(-1)
+        if x.dtype is torch.bool:
+            return ("mask", pack_mask(flat), *layout)
+        bits = self._bits(saving, x, node, size) if x.is_floating_point() else None
+        if bits is None:
+            return x
+        state = noise_state(self._handle, x.device)
+        data, params = aten.encode(
+            flat, bits, saving.group, state, next(self._ids), saving.stochastic
+        )
+        positive = pack_mask(flat > 0) if node.target is _aten.relu.default else None
+        return ("codes", data, params, positive, bits, saving.group, x.dtype, *layout)
+
+    def _bits(self, saving: Saving, x: Tensor, node: fx.Node, size: int) -> int | None:
+        if _is_statistic(node, x):
+            return None
+        target = getattr(node.target, "__name__", str(node.target))
+        info = TensorInfo(self._path(node), target, next(self._ids), x.shape, x.dtype, size)
+        choice = saving.choice(info)
+        if choice.action != "compress" or choice.bits in (None, LOSSLESS):
+            return None
+        least = 1
+        if node.target in _NONLINEAR:
+            least = NONLINEAR_BITS
+        elif any("attention" in str(other.target) for other in [*node.users, *_parents(node)]):
+            least = ATTENTION_BITS
+        return max(least, choice.bits or 0)
+
+    def _path(self, node: fx.Node) -> str:
+        """Return the path of the module whose forward has made a node."""
+        stack = node.meta.get("nn_module_stack") or {}
+        for source, _ in reversed(stack.values()):
+            names = re.findall(r"\w+", re.sub(r"L\['\w+'\]|__self__|_modules|getattr", "", source))
+            path = ".".join(names)
+            if path in self._paths:
+                return path
+        return ""
+
+
+def _graph_of(
+    traced: Callable[[Any], Any], run: Callable[[fx.GraphModule, Any], Any]
+) -> fx.GraphModule:
+    """Return a hook as a graph.
+
+    Args:
+        traced: What AOTAutograd inlines.
+        run: What is called instead of the graph, also while AOTAutograd traces.
+    """
+
+    def actnn_hook(saved: Any) -> Any:
+        return traced(saved)
+
+    graph = fx.Graph()
+    graph.output(graph.call_function(actnn_hook, (graph.placeholder("saved"),)))
+    module = fx.GraphModule({}, graph)
+    # Each GraphModule has a class of its own. Its own __call__ would cost as much as the hook.
+    type(module).__call__ = uncompiled(run)  # type: ignore[method-assign]
+    return module
+
+
+def _traced_node() -> fx.Node | None:
+    """Return the node of the saved tensor for which a hook is being compiled."""
+    context = _hook_context()()
+    return None if context is None else context.get("_node")
+
+
+@cache
+def _hook_context() -> Callable[[], dict[str, Any] | None]:
+    try:
+        from torch._functorch._aot_autograd.graph_compile import _get_saved_tensor_hook_context
+    except ImportError:  # this version of torch inlines no hooks
+        return lambda: None
+    return _get_saved_tensor_hook_context
+
+
+def _unpack(held: Any) -> Any:
+    if not isinstance(held, tuple):
+        return held
+    kind, *rest = held
+    *rest, shape, places = rest
+    n = torch.Size((math.prod(shape),))
+    if kind == "mask":
+        return unpack_mask(rest[0], n, (1,)).view(shape).permute(places)
+    data, params, positive, bits, group, dtype = rest
+    flat = aten.decode(data, params, bits, group, math.prod(shape), dtype)
+    if positive is not None:
+        inside = unpack_mask(positive, n, (1,))
+        flat = torch.where(inside, flat.clamp(min=torch.finfo(dtype).tiny), 0)
+    return flat.view(shape).permute(places)
+
+
+def _is_expanded(x: Tensor) -> bool:
+    """Whether elements share memory."""
+    return any(s == 0 and n != 1 for s, n in zip(x.stride(), x.shape, strict=True))
+
+
+def _parents(node: fx.Node) -> list[fx.Node]:
+    return [node.args[0]] if node.target is operator.getitem else []  # type: ignore[list-item]
+
+
+def _is_statistic(node: fx.Node, x: Tensor) -> bool:
+    """Whether a tensor has one number for many: a mean, a deviation, the logarithm of a sum."""
+    attention = any("attention" in str(parent.target) for parent in _parents(node))
+    return x.dim() == 0 or x.shape[-1] == 1 or (attention and bool(node.args[1]))
+
+
+@torch.library.custom_op("actnn::noise_state", mutates_args=())
+def noise_state(handle: int, device: torch.device) -> Tensor:
+    """Return seed and step of the noise of a Saving: int64 (2,)."""
+    return _savings[handle].noise_state(device).clone()
+
+
+@noise_state.register_fake
+def _(handle: int, device: torch.device) -> Tensor:
+    return torch.empty(2, dtype=torch.int64, device=device)

@@ -1,0 +1,220 @@
+"""The context around a forward pass in which what autograd saves is compressed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from actnn._errors import ActNNError
+from actnn.saving.active import ACTIVE, pack_in_step
+from actnn.saving.adaptive import Adaptive
+from actnn.saving.compiled import GraphHooks
+from actnn.saving.exclusions import add_known, known_storages, tensors_in
+from actnn.saving.held import Held
+from actnn.saving.module_paths import ModulePaths
+from actnn.saving.noise_states import NoiseStates
+from actnn.saving.recompute import leave_untouched, recompute_only
+from actnn.saving.records import KEEP, Choice, Policy, Record, TensorInfo, checked_bits
+from actnn.saving.step import Step
+from actnn.saving.uncompiled import uncompiled
+
+MIN_BYTES = 1 << 16  # below this, the launches of a codec cost more than the memory is worth
+
+
+class Saving:
+    """A context manager: what autograd saves inside is held in fewer bits.
+
+    Each `with` is one step. Backward may run inside or outside, any number of times with
+    retain_graph. Several threads may use one Saving; each has steps of its own.
+
+    Args:
+        bits: Bits per element: 1 to 8, or 32, which rounds nothing.
+        group: Neighbouring elements that share a range; a multiple of 32.
+        policy: Called for each tensor that may be compressed; None compresses all.
+        min_bytes: Smaller tensors are kept.
+        seed: Seed of the noise of rounding. Each rank of torch.distributed has noise of its own.
+        stochastic: Whether rounding is random, so that its expectation is exact.
+        swap: Whether codes move to host memory; with 32 bits, the tensors themselves.
+        model: The model whose parameters, buffers and paths are known.
+
+    Attributes:
+        records: What the last finished step saved, in order.
+        adaptive: Moves bits to the samples and layers that need them; None for equal bits.
+
+    Raises:
+        ActNNError: If an argument is not as described.
+    """
+
+    def __init__(
+        self,
+        *,
+        bits: int = 4,
+        group: int = 256,
+        policy: Policy | None = None,
+        min_bytes: int = MIN_BYTES,
+        seed: int = 0,
+        stochastic: bool = True,
+        swap: bool = False,
+        model: nn.Module | None = None,
+    ) -> None:
+        if group < 32 or group % 32:
+            raise ActNNError(f"Expected group to be a multiple of 32, got {group}")
+        if min_bytes < 0:
+            raise ActNNError(f"Expected min_bytes to be at least 0, got {min_bytes}")
+        self.bits = checked_bits(bits)
+        self.group, self.policy, self.min_bytes = group, policy, min_bytes
+        self.stochastic = stochastic
+        self.records: list[Record] = []
+        self.adaptive: Adaptive | None = None
+        self._default = Choice("offload" if swap else "compress", bits)
+        self._choices: dict[str | tuple[str, int], Choice] = {}
+        self._resolved: dict[str, Choice | None] = {}
+        self._noise = NoiseStates(seed)
+        self._held: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._paths = ModulePaths(None)
+        self.hooks = GraphHooks(self, self._paths.all, pack_in_step)
+        self._model: weakref.ref[nn.Module] | None = None
+        if model is not None:
+            self.bind(model)
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The model, while it exists."""
+        return None if self._model is None else self._model()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are held now for the backward passes to come."""
+        return sum(held.held for held in list(self._held))
+
+    def bind(self, model: nn.Module) -> None:
+        """Take the parameters, buffers and paths of a model; call it again for new modules."""
+        self._model = weakref.ref(model)
+        self._paths = ModulePaths(model)
+        self.hooks = GraphHooks(self, self._paths.all, pack_in_step)
+
+    def set_choices(self, choices: Mapping[str | tuple[str, int], Choice]) -> None:
+        """Replace the choices.
+
+        Args:
+            choices: Path of a module -> the choice for all that it and its children save, or
+                (path, index of the record) -> the choice for one tensor. The more special wins;
+                what none names goes to the policy. 'recompute' needs a compressed model. A
+                module of several that is kept as a whole runs as if it were not compressed, and
+                has no records.
+
+        Raises:
+            ActNNError: If a choice is not for what it names.
+        """
+        recomputed = []
+        for where, choice in choices.items():
+            if not isinstance(choice, Choice):
+                raise ActNNError(f"Expected a Choice for {where!r}, got {choice!r}")
+            if choice.action == "recompute":
+                if not isinstance(where, str):
+                    raise ActNNError(
+                        f"Expected 'recompute' to be for the path of a module, got {where!r}"
+                    )
+                recomputed.append(where)
+        model = self.model
+        if model is not None:
+            recompute_only(model, recomputed)
+            leave_untouched(model, choices)
+        elif recomputed:
+            raise ActNNError("Expected a Saving with a model for 'recompute', got one without")
+        self._choices, self._resolved = dict(choices), {}
+
+    def choice(self, info: TensorInfo) -> Choice:
+        """Return what to do with a tensor."""
+        found = self.explicit(info)
+        if found is None:
+            found = self._default if self.policy is None else self.policy(info)
+        if found.action == "recompute":  # what is saved here is an input of the module
+            return KEEP if found.bits is None else Choice("compress", found.bits)
+        if found.action == "compress" and found.bits is None:
+            return Choice("compress", self.bits)
+        return found
+
+    def explicit(self, info: TensorInfo) -> Choice | None:
+        """Return what `set_choices` says of a tensor; None if it says nothing."""
+        if not self._choices:
+            return None
+        return self._choices.get((info.module, info.index)) or self._of_module(info.module)
+
+    def exact(self, info: TensorInfo) -> Choice:
+        """Return what to do with a tensor that is not rounded unless `set_choices` says so."""
+        if self.explicit(info) is not None:
+            return self.choice(info)
+        return Choice("offload") if self._default.action == "offload" else KEEP
+
+    def _of_module(self, path: str) -> Choice | None:
+        """Return the choice for a module or for the nearest module around it."""
+        if path not in self._resolved:
+            found = self._choices.get(path)
+            if found is None and path:
+                found = self._of_module(path.rpartition(".")[0])
+            self._resolved[path] = found
+        return self._resolved[path]
+
+    def noise_state(self, device: torch.device) -> Tensor:
+        """Return seed and step for the noise, on a device: int64, shape (2,)."""
+        return self._noise.on(device)
+
+    def watch(self, held: Held) -> None:
+        """Count what is held as long as it exists."""
+        self._held.add(held)
+
+    @uncompiled
+    def add_inputs(self, values: object) -> None:
+        """Say that tensors, also in tuples, lists and dictionaries, are alive anyway."""
+        if ACTIVE.steps and ACTIVE.steps[-1][0].saving is self:
+            tensors = list(tensors_in(values))
+            for tensor in tensors:
+                add_known(ACTIVE.steps[-1][0].known, tensor, "input")
+            if self.adaptive is not None and tensors and tensors[0].ndim:
+                self.adaptive.samples = tensors[0].shape[0]
+
+    @uncompiled
+    def __enter__(self) -> Saving:
+        steps = ACTIVE.steps
+        if steps and steps[-1][0].saving is self:  # a model that calls itself: the same step
+            steps.append((steps[-1][0], None))
+            return self
+        self._noise.advance()
+        if self.adaptive is not None:
+            self.adaptive.begin_step()
+        step = Step(self, known_storages(self.model), self._paths)
+        hooks = saved_tensors_hooks(self.hooks.pack, self.hooks.unpack)
+        hooks.__enter__()
+        steps.append((step, hooks))
+        return self
+
+    @uncompiled
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        step, hooks = ACTIVE.steps.pop()
+        if hooks is not None:
+            hooks.__exit__(kind, error, trace)
+            self.records = step.records
+            step.forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings, for copies and files; what a step holds stays here."""
+        state = self.__dict__.copy()
+        state.update(_held=None, _paths=None, _model=None, hooks=None, records=[])
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._held, self._paths = weakref.WeakSet(), ModulePaths(None)
+        self.hooks = GraphHooks(self, self._paths.all, pack_in_step)

@@ -1,0 +1,1 @@
+"""Pointwise operations on GPUs that keep one bit, or a seed, instead of a tensor."""

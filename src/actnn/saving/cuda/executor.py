@@ -1,0 +1,155 @@
+"""Launches of the pointwise kernels."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actnn._errors import ActNNError
+from kernel_runtime.cuda import driver
+from kernel_runtime.cuda.ctypes_structs import structure
+from kernel_runtime.cuda.disk_cache import DiskCache
+from kernel_runtime.cuda.launch import Grid, Kernel, Machine
+from kernel_runtime.cuda.sources import Sources
+
+_CUDA = Path(__file__).parent
+SOURCES = Sources(
+    _CUDA,
+    (("actnn/saving/cuda/pointwise.cuh", _CUDA / "pointwise.cuh"),),
+    ActNNError,
+    DiskCache("ACTNN_CACHE", "actnn"),
+)
+"""The CUDA sources of the pointwise kernels."""
+
+PointwiseC: Any = structure(
+    "PointwiseC",
+    **dict.fromkeys("x y bits seed".split(), ctypes.c_void_p),
+    **dict.fromkeys("n tensor".split(), ctypes.c_int64),
+    **dict.fromkeys("low high slope".split(), ctypes.c_float),
+)
+WindowsC: Any = structure(
+    "WindowsC",
+    **dict.fromkeys("indices offsets".split(), ctypes.c_void_p),
+    **dict.fromkeys("n inner".split(), ctypes.c_int64),
+    **dict.fromkeys("inside outside kernel stride padding dilation".split(), ctypes.c_int32 * 3),
+)
+REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_EACH, _THREADS = 8, 256
+_SOURCE = {"rectify": "masks", "pass": "masks", "restore": "masks", "dropout": "dropout"}
+_SOURCE |= {"slopes": "slopes", "times": "slopes"}
+
+
+@cache
+def kernel_of(
+    function: str, dtype: torch.dtype, aligned: bool, kind: int = 0, width: int = 0
+) -> Kernel:
+    """Return a kernel.
+
+    Args:
+        function: 'rectify', 'pass', 'restore', 'dropout', 'slopes' or 'times'.
+        dtype: dtype of the elements.
+        aligned: Whether all tensors begin at a multiple of 16 bytes.
+        kind: Of rectifier or activation, see the kernels.
+        width: Bits of a code of 'slopes' and 'times'.
+    """
+    macros = {"REAL": REAL[dtype], "ALIGNED": int(aligned)}
+    source = _SOURCE[function]
+    if source != "dropout":
+        macros["KIND"] = kind
+    if source == "slopes":
+        macros["BITS"] = width
+    return Kernel.of(source, function, macros)
+
+
+@cache
+def _runs_on(device: torch.device) -> bool:
+    return driver.missing(device) is None
+
+
+def available(x: Tensor) -> bool:
+    """Whether the pointwise kernels can run on a tensor."""
+    return x.is_cuda and x.dtype in REAL and _runs_on(x.device)
+
+
+def windows_available(x: Tensor) -> bool:
+    """Whether the kernels for windows can run on the device of a tensor."""
+    return x.is_cuda and _runs_on(x.device)
+
+
+def run(
+    function: str,
+    x: Tensor,
+    y: Tensor | None,
+    *,
+    bits: Tensor | None = None,
+    seed: Tensor | None = None,
+    low: float = 0.0,
+    high: float = 0.0,
+    slope: float = 0.0,
+    kind: int = 0,
+    width: int = 0,
+    tensor: int = 0,
+    machine: Machine | None = None,
+) -> None:
+    """Run a kernel on the current stream.
+
+    Args:
+        function: See `kernel_of`.
+        x: Dense, n elements in storage order.
+        y: The result, of the same layout; None if only bits are wanted.
+        bits: uint8 (ceil(n / 8),), lowest bit first; or `width` times as much, codes.
+        seed: int64: (1,) of dropout, or (2,), seed and step of noise.
+        low: See the kernels.
+        high: See the kernels.
+        slope: See the kernels.
+        kind: See `kernel_of`.
+        width: See `kernel_of`.
+        tensor: Id of the tensor, for noise.
+        machine: The machine that runs the kernel; None for the GPU of x.
+    """
+    n = x.numel()
+    if not n:
+        return
+    addresses = [None if t is None else t.data_ptr() for t in (x, y, bits, seed)]
+    aligned = not (addresses[0] or 0) % 16 and not (addresses[1] or 0) % 16
+    if machine is None:
+        machine = driver.machine_of(x.device, SOURCES)
+    blocks = -(-n // (_EACH * _THREADS))
+    arguments = PointwiseC(*addresses, n, tensor, low, high, slope)
+    kernel = kernel_of(function, x.dtype, aligned, kind, width)
+    machine.launch(kernel, Grid((blocks, 1), _THREADS), arguments)
+
+
+def run_windows(
+    function: str,
+    indices: Tensor,
+    offsets: Tensor,
+    inner: int,
+    sizes: Sequence[Sequence[int]],
+    machine: Machine | None = None,
+) -> None:
+    """Convert the positions of a max pool.
+
+    Args:
+        function: 'window_offsets' writes offsets, 'window_indices' writes indices.
+        indices: int64, positions in the input, in storage order.
+        offsets: uint8, positions in the window, of the same layout.
+        inner: 1, or the number of channels if they are last in memory.
+        sizes: Of input, output, kernel, stride, padding and dilation, three numbers each.
+        machine: The machine that runs the kernel; None for the GPU of the tensors.
+    """
+    n = indices.numel()
+    if not n:
+        return
+    if machine is None:
+        machine = driver.machine_of(indices.device, SOURCES)
+    triples = [(ctypes.c_int32 * 3)(*each) for each in sizes]
+    arguments = WindowsC(indices.data_ptr(), offsets.data_ptr(), n, inner, *triples)
+    kernel = Kernel.of("windows", function, {})
+    machine.launch(kernel, Grid((-(-n // _THREADS), 1), _THREADS), arguments)

@@ -1,0 +1,120 @@
+"""Which saved tensors are held as they are, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+# Operations that only change the type or the layout. The result for a parameter is a parameter
+# in another form: rounding it would make gradients of inputs inexact.
+_FORMS = frozenset(
+    name + "Backward0"
+    for name in "ToCopy T Transpose Permute View UnsafeView ReshapeAlias Clone Expand "
+    "Unsqueeze Squeeze Alias".split()
+)
+_DEPTH = 8
+
+# Their results enter their own derivative more than linearly, so that noise becomes bias.
+_NONLINEAR = frozenset(
+    name + "Backward0"
+    for name in "Sigmoid Tanh Softmax LogSoftmax Exp Expm1 Sqrt Rsqrt Reciprocal Pow "
+    "Softplus Elu Logsigmoid Logsumexp Norm LinalgVectorNorm".split()
+)
+NONLINEAR_BITS, ATTENTION_BITS = 8, 4
+RELU = "ReluBackward0"  # of relu as a function; its backward needs the sign of the result
+CHECKPOINT = "checkpoint"  # as the operation: an input of a block that runs again in backward
+
+
+def known_storages(module: nn.Module | None) -> dict[int, str]:
+    """Return address of a storage -> why it is alive anyway, for a module's tensors."""
+    known: dict[int, str] = {}
+    parameters: dict[int, str] = {}
+    # Every step comes here. named_parameters() and named_buffers() take several times as long.
+    left = [] if module is None else [module]
+    while left:
+        each = left.pop()
+        left += [child for child in each._modules.values() if child is not None]
+        for buffer in each._buffers.values():
+            if buffer is not None:
+                add_known(known, buffer, "buffer")
+        for parameter in each._parameters.values():
+            if parameter is not None:
+                add_known(parameters, parameter, "parameter")
+    return known | parameters
+
+
+def add_known(known: dict[int, str], tensor: Tensor, reason: str) -> None:
+    """Add the storage of a tensor, unless it is a wrapper without one of its own."""
+    if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
+        known[tensor.untyped_storage()._cdata] = reason
+
+
+def tensors_in(values: object) -> Iterable[Tensor]:
+    """Yield the tensors in nested tuples, lists and dictionaries."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (tuple, list)):
+        for value in values:
+            yield from tensors_in(value)
+    elif isinstance(values, dict):
+        yield from tensors_in(list(values.values()))
+
+
+def reason_to_keep(tensor: Tensor, known: dict[int, str], storage: int) -> str | None:
+    """Return why a tensor is held as it is; None if it may be compressed.
+
+    Args:
+        tensor: The tensor, not of a subclass.
+        known: Address of a storage -> why it is alive anyway.
+        storage: Address of the storage of the tensor.
+    """
+    found = known.get(storage)
+    if found is not None:
+        return found if tensor._base is None else f"view of a {found}"
+    base = tensor if tensor._base is None else tensor._base
+    if base.is_leaf and base.requires_grad:
+        kind = "parameter" if isinstance(base, nn.Parameter) else "leaf"
+        return kind if base is tensor else f"view of a {kind}"
+    if not tensor.is_floating_point():
+        return "not floating point"
+    if not tensor.requires_grad:
+        return "without gradient"
+    return "copy of a parameter" if _is_copy_of_parameter(base) else None
+
+
+def alive_anyway(reason: str) -> bool:
+    """Whether a reason says that somebody else holds the storage."""
+    return reason.removeprefix("view of a ") in ("parameter", "buffer", "input", "leaf")
+
+
+def _is_copy_of_parameter(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter in another type or layout, as autocast makes it."""
+    node = tensor.grad_fn
+    for _ in range(_DEPTH):
+        if node is None or node.name() not in _FORMS:
+            break
+        node = node.next_functions[0][0]
+    return node is not None and isinstance(getattr(node, "variable", None), nn.Parameter)
+
+
+def op_of(tensor: Tensor) -> str:
+    """Return the name of the autograd node that made a tensor; '' for a leaf."""
+    node = tensor.grad_fn
+    return "" if node is None else node.name()
+
+
+def least_bits(tensor: Tensor, op: str) -> int:
+    """Return the fewest bits at which the noise of a tensor does little harm.
+
+    Args:
+        tensor: The tensor.
+        op: Name of the autograd node that made it.
+    """
+    if op in _NONLINEAR or op == CHECKPOINT:
+        return NONLINEAR_BITS
+    # Operands of attention: heads are split off by a transposed view (N, H, T, D). The result must
+    # match them, or the recomputed probabilities do not sum to 1.
+    heads = tensor.dim() == 4 and tensor._base is not None and not tensor.is_contiguous()
+    return ATTENTION_BITS if heads or op.startswith("ScaledDotProduct") else 1

@@ -1,0 +1,142 @@
+"""Saved tensors in host memory: copied by a stream of their own, and fetched ahead of use."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+from actnn import codec
+from actnn._errors import ActNNError
+from actnn.saving.bit_masks import restore_positive
+from actnn.saving.held import Layout, refuse_changed, refuse_second_derivative
+
+PREFETCH = 2  # tensors that are fetched before backward asks for them
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def can_leave(tensor: Tensor) -> bool:
+    """Whether a tensor is on a device with a memory of its own."""
+    return tensor.is_cuda
+
+
+class Queue:
+    """The tensors of one step in host memory, in the order of saving; backward asks in reverse."""
+
+    def __init__(self) -> None:
+        self._items: list[weakref.ref[Offloaded]] = []
+
+    def append(self, item: Offloaded) -> int:
+        """Append a tensor and return its position."""
+        self._items.append(weakref.ref(item))
+        return len(self._items) - 1
+
+    def fetch_before(self, position: int) -> None:
+        """Start fetching the tensors that backward needs after the one at a position."""
+        for reference in self._items[max(0, position - PREFETCH) : position]:
+            item = reference()
+            if item is not None:
+                item.fetch()
+
+
+class Offloaded:
+    """A tensor, or its codes, in pinned host memory.
+
+    The caching allocator of PyTorch owns the pinned memory and uses it again for later steps.
+
+    Args:
+        content: The tensor or its codes; the parameters of codes stay on the device.
+        queue: The other tensors of the step.
+        positive: See `Compressed`; stays on the device.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_back",
+        "_codes",
+        "_counter",
+        "_device",
+        "_host",
+        "_position",
+        "_positive",
+        "_queue",
+        "_version",
+    )
+
+    def __init__(
+        self, content: Tensor | codec.Codes, queue: Queue, positive: Tensor | None = None
+    ) -> None:
+        codes = content if isinstance(content, codec.Codes) else None
+        tensor = content.data if isinstance(content, codec.Codes) else content.detach()
+        self._codes = None if codes is None else replace(codes, data=codes.data.new_empty(0))
+        self._device = tensor.device
+        self._queue = queue
+        self._positive = positive
+        self._version = tensor._version
+        # It shares the count of in-place operations, but not the memory.
+        self._counter = tensor.detach()
+        with _unsafe_preserve_version_counter(self._counter):
+            self._counter.set_()  # type: ignore[call-overload]
+        self._back: tuple[Tensor, torch.cuda.Event] | None = None
+        self._host = self._leave(tensor)
+        self._position = queue.append(self)
+
+    @property
+    def held(self) -> int:
+        """Bytes on the device."""
+        parts = (self._codes and self._codes.params, self._positive)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes in host memory."""
+        return self._host.nbytes
+
+    def _leave(self, tensor: Tensor) -> Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            raise ActNNError(
+                "Expected no tensor to move to host memory in a CUDA graph, got a step that is "
+                "captured; choose 'compress' for it"
+            )
+        stream = _copy_stream(self._device)
+        host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            host.copy_(tensor, non_blocking=True)
+        tensor.record_stream(stream)
+        return host
+
+    def fetch(self) -> None:
+        """Start the copy back to the device, unless it is there."""
+        if self._back is None:
+            self._back = self._copy()
+
+    def _copy(self) -> tuple[Tensor, torch.cuda.Event]:
+        stream = _copy_stream(self._device)
+        with torch.cuda.stream(stream):
+            tensor = self._host.to(self._device, non_blocking=True)
+        return tensor, stream.record_event()
+
+    def unpack(self, view: Layout | None = None) -> Tensor:
+        """Return the tensor on its device, and start fetching those that come next."""
+        refuse_changed(self._counter, self._version)
+        back, self._back = self._back, None
+        tensor, event = back or self._copy()
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(event)
+        tensor.record_stream(current)
+        self._queue.fetch_before(self._position)
+        if self._codes is not None:
+            refuse_second_derivative()
+            tensor = codec.decode(replace(self._codes, data=tensor))
+            if self._positive is not None:
+                tensor = restore_positive(tensor, self._positive)
+        return tensor if view is None else tensor.as_strided(*view)

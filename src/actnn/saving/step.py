@@ -1,0 +1,309 @@
+"""One forward pass: the tensors that it saves, each storage once."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from actnn import codec
+from actnn.saving.bit_masks import positive_mask
+from actnn.saving.exclusions import (
+    CHECKPOINT,
+    RELU,
+    alive_anyway,
+    least_bits,
+    op_of,
+    reason_to_keep,
+)
+from actnn.saving.held import Compressed, Held, Kept, View
+from actnn.saving.module_paths import ModulePaths
+from actnn.saving.offload import Offloaded, Queue, can_leave
+from actnn.saving.records import KEEP, LOSSLESS, Choice, Record, TensorInfo
+
+if TYPE_CHECKING:
+    from actnn.saving.context import Saving
+
+LARGEST_SHARE = 4  # times the elements of a view with gaps: above, the view alone is held
+_is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill their memory without gaps or overlap, in any order."""
+    return tensor.is_contiguous() or _is_dense(tensor)  # most end at the first, a flag
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A storage that was saved. While the weak reference lives, no other has its address."""
+
+    held: weakref.ref[Held]
+    storage: StorageWeakRef
+    index: int
+
+
+class _Claim(NamedTuple):
+    """What a layer says of a tensor of codes that it is about to save."""
+
+    reason: str
+    instead_of: Tensor  # detached
+    choice: Choice
+
+
+class Opaque(NamedTuple):
+    """A module whose inner operations are hidden, because it is compiled.
+
+    What it saves does not require gradients, so that its size must tell activations from the rest.
+
+    Attributes:
+        smallest: Elements of the smallest tensor that counts as an activation.
+        weights: Elements of its parameters; a tensor of this size may be a copy of one.
+    """
+
+    smallest: int
+    weights: frozenset[int]
+
+    def is_activation(self, tensor: Tensor) -> bool:
+        """Whether a saved tensor may be compressed."""
+        elements = tensor.numel()
+        return (
+            elements >= self.smallest
+            and elements not in self.weights
+            and tensor.is_floating_point()
+            and is_dense(tensor)
+        )
+
+
+def _whole(tensor: Tensor) -> Tensor | None:
+    """Return what is to be held for a tensor, a dense one; None if it has gaps or overlap.
+
+    Parts of one tensor, such as queries, keys and values, share what is held, without copies.
+    """
+    if is_dense(tensor):
+        return tensor
+    base = tensor._base
+    if (
+        base is None
+        or base.numel() > LARGEST_SHARE * tensor.numel()
+        or base.dtype != tensor.dtype
+        or not base.requires_grad
+        or not is_dense(base)
+    ):
+        return None
+    end = tensor.storage_offset() + sum(
+        (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    first = base.storage_offset()
+    inside = first <= tensor.storage_offset() and end < first + base.numel()
+    return base if inside else None
+
+
+class Step:
+    """The saved tensors of one forward pass in one thread.
+
+    Args:
+        saving: The settings.
+        known: Address of a storage -> why it is alive anyway.
+        paths: Paths of the modules.
+    """
+
+    def __init__(self, saving: Saving, known: dict[int, str], paths: ModulePaths) -> None:
+        self.known = known
+        self.records: list[Record] = []
+        self.saving = saving
+        self._paths = paths
+        self._count = 0
+        self._seen: dict[tuple[object, ...], _Seen] = {}
+        self._claims: dict[int, _Claim] = {}
+        self._exact: dict[int, str] = {}
+        self._replaced: dict[int, tuple[Record, StorageWeakRef]] = {}
+        self._queue = Queue()
+        self.opaque: Opaque | None = None  # the compiled module that is running
+
+    def forget(self) -> None:
+        """Release what only the forward pass needs."""
+        self._seen.clear()
+        self._claims.clear()
+        self._exact.clear()
+        self._replaced.clear()
+        self.known = {}
+
+    def encode(
+        self, tensor: Tensor, bits: int | Tensor, capacity: int | None = None
+    ) -> codec.Codes:
+        """Encode a tensor with noise of its own; bits and capacity as for the codec."""
+        saving, key = self.saving, self.key(tensor.device)
+        return codec.encode(
+            tensor.detach(),
+            bits,
+            key,
+            group=saving.group,
+            stochastic=saving.stochastic,
+            capacity=capacity,
+        )
+
+    def key(self, device: torch.device) -> codec.Key:
+        """Return what makes the noise of the next tensor independent."""
+        self._count += 1
+        return codec.Key(self.saving.noise_state(device), self._count - 1)
+
+    def claim(
+        self, codes: Tensor, reason: str, instead_of: Tensor, bits: int | None = None
+    ) -> Tensor:
+        """Say that a tensor is saved instead of one that torch would save; return the first."""
+        choice = KEEP if bits is None else Choice("compress", bits)
+        claim = _Claim(reason, instead_of.detach(), choice)
+        self._claims[codes.untyped_storage()._cdata] = claim
+        return codes
+
+    def keep_exact(self, tensor: Tensor, reason: str) -> None:
+        """Say that a tensor is about to be saved, and is rounded only if a choice names it."""
+        self._exact[tensor.untyped_storage()._cdata] = reason
+
+    def note(self, tensor: Tensor, reason: str) -> None:
+        """Record a tensor that torch would have saved, of which nothing is held."""
+        self._record_instead(_Claim(reason, tensor, KEEP), 0)
+
+    def bits_for(self, tensor: Tensor) -> int | None:
+        """Return the bits for what the running module saves instead of a tensor.
+
+        Returns:
+            1 to 8; None if it is to be held as it is or moved to host memory.
+        """
+        shape, dtype, index = tensor.shape, tensor.dtype, len(self.records)
+        path = self._paths.current()[0]
+        info = TensorInfo(path, op_of(tensor), index, shape, dtype, tensor.nbytes)
+        choice = self.saving.choice(info)
+        return choice.bits if choice.action == "compress" and choice.bits != LOSSLESS else None
+
+    def pack(self, tensor: Tensor) -> Held | View:
+        """Return a tensor in the form in which it is held for backward."""
+        kind = type(tensor)
+        plain = (kind is Tensor or kind is nn.Parameter) and tensor.layout is torch.strided
+        if not plain or tensor.is_neg() or tensor.is_conj():
+            return self._keep(tensor, "tensor subclass", 0)
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address in self.known:  # alive anyway, so that nothing is to be shared
+            return self._keep(tensor, reason_to_keep(tensor, self.known, address) or "", 0)
+        whole = _whole(tensor)
+        dense = whole is not None
+        if whole is None:
+            whole = tensor
+        layout = whole.numel() if dense else (tensor.shape, tensor.stride())
+        key = (address, whole.storage_offset(), layout, tensor.dtype, tensor._version)
+        seen = self._seen.get(key)
+        held = None if seen is None else seen.held()
+        if address in self._exact and isinstance(held, Compressed):
+            held = None
+        if seen is not None and held is not None:
+            self._record(tensor, 0, 0, f"shared with {seen.index}")
+            return View(held, tensor, whole) if dense else held
+        claim = self._claims.pop(address, None)
+        if claim is not None:
+            return self._keep_claimed(tensor, claim)
+        replaced = self._replaced.pop(address, None)
+        if replaced is not None:  # torch would have held this storage for both
+            replaced[0].nbytes = 0
+        index = len(self.records)
+        held = self._hold(whole, address, tensor)
+        self._seen[key] = _Seen(weakref.ref(held), StorageWeakRef(storage), index)
+        # Bits per sample need one row for each sample, so that the codes may have another shape.
+        other = whole is not tensor or (dense and self.saving.adaptive is not None)
+        return View(held, tensor, whole) if other else held
+
+    def _hold(self, tensor: Tensor, address: int, part: Tensor) -> Held:
+        saving = self.saving
+        reason = reason_to_keep(tensor, self.known, address)
+        if reason == "without gradient" and self.opaque and self.opaque.is_activation(tensor):
+            reason = None
+        if reason is not None:
+            return self._keep(tensor, reason, 0 if alive_anyway(reason) else tensor.nbytes)
+        if tensor.nbytes < saving.min_bytes:
+            return self._keep(tensor, "small", tensor.nbytes)
+        op, (path, boundary) = op_of(tensor), self._paths.current()
+        if boundary:
+            op = CHECKPOINT
+        index = len(self.records)
+        info = TensorInfo(path, op, index, tensor.shape, tensor.dtype, tensor.nbytes)
+        exact = self._exact.get(address)
+        choice = saving.choice(info) if exact is None else saving.exact(info)
+        bits = choice.bits
+        if choice.action == "offload" and not can_leave(tensor):
+            choice, bits = KEEP, None  # its memory is the host's
+        if choice.action == "keep" or (choice.action == "compress" and bits == LOSSLESS):
+            return self._keep(tensor, exact or "kept", tensor.nbytes, choice, path, op)
+        codes = None
+        if bits is not None and bits != LOSSLESS:
+            least = least_bits(part, op if boundary else op_of(part))
+            adaptive = saving.adaptive if bits == saving.bits and least == 1 else None
+            each = adaptive.bits_of(path, tensor) if adaptive and is_dense(tensor) else None
+            bits = max(bits, least)
+            if each is None:
+                codes = self.encode(tensor, bits)
+            else:
+                codes = self.encode(each.rows, each.bits, each.capacity)
+        positive = None
+        if codes is not None and op == RELU and is_dense(tensor):
+            positive = positive_mask(tensor.detach())
+        held: Held
+        if codes is None or choice.action == "offload":
+            held, reason = Offloaded(codes or tensor, self._queue, positive), "in host memory"
+        else:
+            held, reason = Compressed(codes, positive), "compressed"
+        choice = Choice(choice.action, bits)
+        self._record(tensor, tensor.nbytes, held.held, reason, choice, path, op)
+        saving.watch(held)
+        return held
+
+    def _keep(
+        self,
+        tensor: Tensor,
+        reason: str,
+        nbytes: int,
+        choice: Choice = KEEP,
+        path: str | None = None,
+        op: str = "",
+    ) -> Kept:
+        if 0 < nbytes < self.saving.min_bytes and tensor.untyped_storage().nbytes() > 2 * nbytes:
+            tensor = tensor.detach().clone()  # a part of a larger storage: the rest may go
+        kept = Kept(tensor, nbytes)
+        self._record(tensor, nbytes, nbytes, reason, choice, path, op)
+        if nbytes:
+            self.saving.watch(kept)
+        return kept
+
+    def _keep_claimed(self, tensor: Tensor, claim: _Claim) -> Kept:
+        kept = Kept(tensor, tensor.nbytes)
+        self._record_instead(claim, kept.held)
+        self.saving.watch(kept)
+        return kept
+
+    def _record_instead(self, claim: _Claim, held: int) -> None:
+        """Record what is held instead of a tensor whose storage torch would hold, once."""
+        tensor = claim.instead_of
+        storage = tensor.untyped_storage()
+        nbytes = 0 if storage._cdata in self._replaced else tensor.nbytes
+        self._record(tensor, nbytes, held, claim.reason, claim.choice)
+        if nbytes:
+            self._replaced[storage._cdata] = (self.records[-1], StorageWeakRef(storage))
+
+    def _record(
+        self,
+        tensor: Tensor,
+        nbytes: int,
+        held: int,
+        reason: str,
+        choice: Choice = KEEP,
+        path: str | None = None,
+        op: str = "",
+    ) -> None:
+        if path is None:
+            path = self._paths.current()[0]
+        index = len(self.records)
+        record = Record(index, path, tensor.shape, tensor.dtype, nbytes, held, reason, choice, op)
+        self.records.append(record)

@@ -1,0 +1,80 @@
+"""Swaps the classes of modules in place: parameters, hooks, state and identity stay."""
+
+from __future__ import annotations
+
+import copyreg
+from functools import cache
+from typing import Any, ClassVar
+
+from torch import nn
+
+from actnn._errors import ActNNError
+
+
+class Swapped:
+    """Base of the classes that are put in front of a module's own class."""
+
+    _actnn_mixins: ClassVar[tuple[type[Swapped], ...]] = ()
+    _actnn_original: ClassVar[type[nn.Module]]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The class is made at run time, so that pickle cannot import it by name.
+        reduced: Any = super().__reduce_ex__(max(2, protocol))
+        make, arguments, *rest = reduced
+        if make is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            return (make, arguments, *rest)
+        return (_new, (self._actnn_mixins, self._actnn_original, *arguments[1:]), *rest)
+
+
+@cache
+def _class(mixins: tuple[type[Swapped], ...], original: Any) -> type[nn.Module]:
+    names = {
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__doc__": original.__doc__,
+        "_actnn_mixins": mixins,
+        "_actnn_original": original,
+    }
+    return type(original.__name__, (*mixins, original), names)
+
+
+def _new(mixins: tuple[type[Swapped], ...], original: Any, *arguments: Any) -> Any:
+    cls: Any = _class(mixins, original)
+    return cls.__new__(cls, *arguments)
+
+
+def swap(module: nn.Module, mixin: type[Swapped]) -> None:
+    """Put a class in front of the classes of a module; its methods run first."""
+    mixins, original = _parts(module)
+    if mixin not in mixins:
+        module.__class__ = _class((mixin, *mixins), original)
+
+
+def swap_back(module: nn.Module, mixin: type[Swapped] | None = None) -> None:
+    """Remove a class that `swap` put in front of a module's own, or all of them if it is None."""
+    mixins, original = _parts(module)
+    left = () if mixin is None else tuple(other for other in mixins if other is not mixin)
+    if left != mixins:
+        module.__class__ = _class(left, original) if left else original
+
+
+def is_swapped(module: nn.Module, mixin: type[Swapped]) -> bool:
+    """Whether a class is in front of a module's own."""
+    return mixin in getattr(module, "_actnn_mixins", ())
+
+
+def _parts(module: nn.Module) -> tuple[tuple[type[Swapped], ...], Any]:
+    cls: Any = type(module)
+    if not isinstance(module, Swapped):
+        return (), cls
+    if "_actnn_original" not in cls.__dict__:
+        raise ActNNError(
+            f"Expected the class of a module to stay as compress() left it, got {cls.__name__}; "
+            "call uncompress() before other wrappers such as fully_shard change it"
+        )
+    return cls._actnn_mixins, cls._actnn_original
+
+
+def runs(module: nn.Module, original: type[nn.Module]) -> bool:
+    """Whether a module runs the forward of a class of torch.nn, itself or as a plain subclass."""
+    return isinstance(module, original) and type(module).forward is original.forward

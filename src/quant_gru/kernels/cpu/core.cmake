@@ -1,0 +1,124 @@
+# The CPU kernels: plain C++ without any dependency on Python.
+#
+#   add_quant_gru_core(TARGET STATIC|OBJECT [TRAINING])
+#
+# TRAINING adds the kernels of the backward and those that requantize weights.
+# QUANT_GRU_INSTRUCTION_SETS selects instruction sets: "all", or a list such as "avx2;portable".
+# The function sets QUANT_GRU_COMPILED_VARIANTS to the names of those that are in the build.
+
+include(CheckCXXCompilerFlag)
+find_package(Threads REQUIRED)
+
+set(QUANT_GRU_INSTRUCTION_SETS all CACHE STRING "Instruction sets of the CPU kernels: all, or a list of names")
+set(QUANT_GRU_OPTIMIZATION -O3 CACHE STRING "How the CPU kernels are optimized; -O2 makes them a third as large")
+set(QUANT_GRU_KERNELS ${CMAKE_CURRENT_LIST_DIR}/..)
+
+# The arithmetic is exact only if the compiler rounds every operation as written.
+set(QUANT_GRU_EXACT -fno-fast-math -ffp-contract=off -fno-math-errno -fno-trapping-math)
+
+# The instruction sets of the processor that the build is for, fastest first, with their flags.
+if(CMAKE_OSX_ARCHITECTURES)
+  set(quant_gru_processor "${CMAKE_OSX_ARCHITECTURES}")
+else()
+  set(quant_gru_processor "${CMAKE_SYSTEM_PROCESSOR}")
+endif()
+set(QUANT_GRU_VARIANTS "")
+if(quant_gru_processor MATCHES "^(x86_64|AMD64|amd64)$")
+  set(QUANT_GRU_ARCHITECTURE QG_X86)
+  set(QUANT_GRU_VARIANTS amx_int8 avx512_vbmi avx512_vnni avx_vnni avx2)
+  set(quant_gru_flags_avx2 -mavx2 -mfma)
+  set(quant_gru_flags_avx_vnni ${quant_gru_flags_avx2} -mavxvnni)
+  set(quant_gru_flags_avx512_vnni ${quant_gru_flags_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
+                                  -mprefer-vector-width=512)
+  set(quant_gru_flags_avx512_vbmi ${quant_gru_flags_avx512_vnni} -mavx512vbmi)
+  set(quant_gru_flags_amx_int8 ${quant_gru_flags_avx512_vbmi} -mamx-tile -mamx-int8)
+elseif(quant_gru_processor MATCHES "^(aarch64|arm64)$")
+  set(QUANT_GRU_ARCHITECTURE QG_NEON_DOT)
+  set(QUANT_GRU_VARIANTS neon_dot)
+  set(quant_gru_flags_neon_dot -march=armv8.2-a+dotprod)
+endif()
+list(APPEND QUANT_GRU_VARIANTS portable)
+
+function(add_quant_gru_core target kind)
+  cmake_parse_arguments(PARSE_ARGV 2 arg TRAINING "" "")
+  set(core boundary cell_numbers layer nan_rows pack_weights stack tables tasks variants wide)
+  list(TRANSFORM core PREPEND ${QUANT_GRU_KERNELS}/cpu/core/)
+  if(arg_TRAINING)
+    list(APPEND core ${QUANT_GRU_KERNELS}/cpu/training/backward ${QUANT_GRU_KERNELS}/cpu/training/weights)
+  endif()
+  list(TRANSFORM core APPEND .cpp)
+  add_library(${target} ${kind} ${core})
+  target_include_directories(${target} PUBLIC ${QUANT_GRU_KERNELS})
+  target_link_libraries(${target} PUBLIC Threads::Threads)
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden
+                                             VISIBILITY_INLINES_HIDDEN ON)
+  # -Wno-psabi: compiler vectors are never passed between files, so their calling convention does not matter.
+  target_compile_options(${target} PRIVATE ${QUANT_GRU_EXACT} ${QUANT_GRU_OPTIMIZATION} -Wno-psabi
+                         -fno-stack-protector)
+  target_compile_definitions(${target} PUBLIC ${QUANT_GRU_ARCHITECTURE} $<$<BOOL:${arg_TRAINING}>:QG_TRAINING>)
+
+  # One file per instruction set. Only this file is compiled for it; variants.cpp selects a set at run time. A set whose
+  # flags the compiler does not know is left out (GCC 10 has neither AVX-VNNI nor AMX). `quant-gru info` names it.
+  set(left_out "")
+  set(without "")
+  set(compiled "")
+  set(wanted ${QUANT_GRU_INSTRUCTION_SETS})
+  foreach(name ${wanted})
+    string(REPLACE "-" "_" each ${name})
+    if(NOT name STREQUAL all AND NOT each IN_LIST QUANT_GRU_VARIANTS)
+      string(REPLACE ";" ", " known "${QUANT_GRU_VARIANTS}")
+      message(FATAL_ERROR "Expected QUANT_GRU_INSTRUCTION_SETS to be all, or some of ${known}, got ${name}")
+    endif()
+  endforeach()
+  string(REPLACE "-" "_" wanted "${wanted}")
+  foreach(name ${QUANT_GRU_VARIANTS})
+    string(REPLACE "_" "-" text ${name})
+    set(flags ${quant_gru_flags_${name}})
+    string(JOIN " " joined ${flags})
+    if(NOT "all" IN_LIST wanted AND NOT name IN_LIST wanted)
+      list(APPEND without QG_WITHOUT_${name})
+      continue()
+    endif()
+    if(flags)
+      check_cxx_compiler_flag("${joined}" QG_COMPILES_${name})
+      if(NOT QG_COMPILES_${name})
+        message(STATUS "Leaving out ${text}: the compiler does not know all of ${joined}")
+        list(APPEND without QG_WITHOUT_${name})
+        list(APPEND left_out ${text})
+        continue()
+      endif()
+    endif()
+    list(APPEND compiled ${name})
+    target_sources(${target} PRIVATE ${QUANT_GRU_KERNELS}/cpu/isa/${name}.cpp)
+    set_source_files_properties(${QUANT_GRU_KERNELS}/cpu/isa/${name}.cpp PROPERTIES COMPILE_OPTIONS "${flags}")
+  endforeach()
+  string(JOIN "," left_out ${left_out})
+  set_property(SOURCE ${QUANT_GRU_KERNELS}/cpu/core/variants.cpp APPEND PROPERTY COMPILE_DEFINITIONS ${without}
+               QG_LEFT_OUT="${left_out}")
+  set(QUANT_GRU_COMPILED_VARIANTS ${compiled} PARENT_SCOPE)
+endfunction()
+
+# Compiles a target of `add_quant_gru_core` with AddressSanitizer and UndefinedBehaviorSanitizer. `tiles` is a header that
+# emulates the tiles of AMX. Variants that this processor cannot run are compiled without sanitizers, which saves minutes.
+# So is avx512_vbmi, because avx512_vnni covers most of its code.
+set(QUANT_GRU_SANITIZE_FLAGS -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
+                             -fno-omit-frame-pointer -g -O1)
+function(sanitize_quant_gru_core target tiles)
+  target_compile_options(${target} PRIVATE ${QUANT_GRU_SANITIZE_FLAGS})
+  if(NOT EXISTS /proc/cpuinfo OR NOT QUANT_GRU_ARCHITECTURE STREQUAL QG_X86)
+    return()
+  endif()
+  file(STRINGS /proc/cpuinfo flags REGEX "^flags" LIMIT_COUNT 1)
+  foreach(name avx2 avx_vnni avx512_vnni avx512_vbmi amx_int8)
+    if(name STREQUAL avx512_vbmi OR NOT "${flags} " MATCHES " ${name} ")
+      set_property(SOURCE ${QUANT_GRU_KERNELS}/cpu/isa/${name}.cpp APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all
+                   -g0)
+    endif()
+  endforeach()
+  # If only the tiles are missing, emulate them: the processor supports the other instructions of these kernels.
+  if(NOT "${flags} " MATCHES " amx_int8 " AND "${flags} " MATCHES " avx512vbmi ")
+    set_property(SOURCE ${QUANT_GRU_KERNELS}/cpu/isa/amx_int8.cpp APPEND PROPERTY COMPILE_OPTIONS -include ${tiles})
+    set_property(SOURCE ${QUANT_GRU_KERNELS}/cpu/core/variants.cpp APPEND PROPERTY COMPILE_DEFINITIONS
+                 QG_EMULATED_TILES)
+  endif()
+endfunction()

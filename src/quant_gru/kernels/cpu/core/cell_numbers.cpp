@@ -1,0 +1,208 @@
+#include "cpu/core/cell_numbers.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace quant_gru {
+namespace {
+
+constexpr int kNarrowBits = 16;
+// No bound of a tier exceeds 2^63, so larger values need not be distinguished.
+constexpr uint64_t kMost = uint64_t{1} << 63;
+
+uint64_t saturated_product(uint64_t a, uint64_t b) {
+    return a && b > kMost / a ? kMost : std::min(a * b, kMost);
+}
+
+uint64_t saturated_sum(uint64_t a, uint64_t b) { return a > kMost - b ? kMost : a + b; }
+
+uint64_t power(int64_t exponent) {
+    return exponent < 0 ? 0 : exponent < 63 ? uint64_t{1} << exponent : kMost;
+}
+
+uint64_t reach_of(const QuantizerNumbers &q) { return static_cast<uint64_t>(q.reach()); }
+
+// The largest |one - code| of the update gate.
+uint64_t largest_one_minus(const CellNumbers &n) {
+    const int64_t low = n.one - (n.z.lo() - n.z.zero), high = n.one - (n.z.hi() - n.z.zero);
+    return static_cast<uint64_t>(std::max(low < 0 ? -low : low, high < 0 ? -high : high));
+}
+
+// The bounds of the three products of two codes.
+struct Products {
+    uint64_t rRh, old_contrib, new_contrib;
+};
+
+Products products_of(const CellNumbers &n) {
+    return {saturated_product(reach_of(n.r), reach_of(n.Rh)),
+            saturated_product(reach_of(n.z), reach_of(n.h)),
+            saturated_product(largest_one_minus(n), reach_of(n.g))};
+}
+
+Sum sum_of(const SumNumbers &n, const QuantizerNumbers &out, int tier) {
+    Sum s;
+    if (!n.terms) return s;
+    s.present = 1;
+    s.tier = tier;
+    s.k = static_cast<int>(n.k);
+    s.lo = out.lo() - out.zero;
+    s.hi = out.hi() - out.zero;
+    std::copy_n(n.M, 2, s.M);
+    return s;
+}
+
+// A product of two codes as its own code. `bits`: of both factors.
+Sum product_sum(const SumNumbers &n, const QuantizerNumbers &out, int bits, uint64_t bound) {
+    const uint64_t scaled = saturated_product(bound, power(significant_bits(bits)));
+    return sum_of(n, out, bits > 32 || scaled >= kMost ? 'e' : 'd');
+}
+
+Table table_of(const TableNumbers &n, const QuantizerNumbers &pre) {
+    Table t;
+    t.segments = static_cast<int>(n.segments);
+    t.degree = n.degree;
+    t.shift = n.shift;
+    t.segment_shift = n.segment_shift;
+    t.last = n.last;
+    t.pre_zero = pre.zero;
+    t.pre_lo = pre.lo() - pre.zero;
+    t.pre_hi = pre.hi() - pre.zero;
+    t.lo = n.lo - n.zero;
+    t.hi = n.hi - n.zero;
+    t.bounds = n.bounds;
+    t.coefficients = n.coefficients;
+    return t;
+}
+
+Matrix matrix_of(const MatrixNumbers &n, const QuantizerNumbers &operand,
+                 const QuantizerNumbers &out) {
+    Matrix m;
+    m.codes = n.codes;
+    m.kind = n.kind;
+    m.inputs = n.inputs;
+    m.bias = n.bias;
+    m.M = n.M;
+    m.k = n.k;
+    m.bias_shift = bias_shift(n.weight_bits, operand.bits);
+    m.lo = out.lo() - out.zero;
+    m.hi = out.hi() - out.zero;
+    m.zero = operand.zero;
+    m.least = operand.lo() - operand.zero;
+    m.most = operand.hi() - operand.zero;
+    m.reach = operand.reach();
+    m.weight_bits = n.weight_bits;
+    m.operand_bits = operand.bits;
+    m.operand_signed = operand.is_signed;
+    return m;
+}
+
+// The largest |accumulator| without bias.
+uint64_t accumulator_bound(const MatrixNumbers &m, const QuantizerNumbers &operand) {
+    return saturated_product(saturated_product(static_cast<uint64_t>(m.inputs), reach_of(operand)),
+                             power(m.weight_bits - 1));
+}
+
+void find_exactness(const CellNumbers &n, const Products &products, LayerPlan &plan) {
+    const Cell &cell = plan.cell;
+    const Sum *several[] = {&cell.z_pre, &cell.r_pre, &cell.g_pre, &cell.h_new, &cell.zoneout};
+    bool all_a = true, none_e = true;
+    for (const Sum *s : several)
+        if (s->present) {
+            all_a = all_a && s->tier == 'a';
+            none_e = none_e && s->tier != 'e';
+        }
+    int widest = std::max(n.W.weight_bits, n.R.weight_bits);
+    for (const QuantizerNumbers *q : {&n.x, &n.h, &n.Wx, &n.Rh, &n.z_pre, &n.r_pre, &n.g_pre, &n.z,
+                                      &n.r, &n.g, &n.rRh, &n.old_contrib, &n.new_contrib})
+        widest = std::max(widest, q->bits);
+    const uint64_t product = std::max({products.rRh, products.old_contrib, products.new_contrib});
+    const uint64_t sums = std::max(accumulator_bound(n.W, n.x), accumulator_bound(n.R, n.h));
+    // One-term sums of any tier are exact in float64: it rounds v * M once if |v| < 2^53.
+    plan.narrow = widest <= kNarrowBits && none_e && sums < power(52) && product < power(53);
+    // float32 is exact for two-term sums of tier a, products below 2^24 and 24-bit multipliers.
+    plan.float32 = plan.narrow && all_a && product < power(24) &&
+                   n.W.weight_bits + n.x.bits <= 16 && n.R.weight_bits + n.h.bits <= 16;
+    plan.product = static_cast<double>(product);
+}
+
+}  // namespace
+
+Container QuantizerNumbers::container() const {
+    if (is_signed) return bits <= 8 ? Container::i8 : bits <= 16 ? Container::i16 : Container::i32;
+    return bits <= 7    ? Container::i8
+           : bits <= 8  ? Container::u8
+           : bits <= 15 ? Container::i16
+           : bits <= 31 ? Container::i32
+                        : Container::i64;
+}
+
+int tier_of(const SumNumbers &sum, const uint64_t (&V)[2]) {
+    uint64_t total = 0;
+    for (int i = 0; i < sum.terms; ++i)
+        total = saturated_sum(total, saturated_product(static_cast<uint64_t>(sum.M[i]), V[i]));
+    if (total < power(24)) return 'a';
+    total = saturated_sum(total, power(sum.k - 1));
+    return total < power(31) ? 'b' : total < power(53) ? 'c' : total < power(62) ? 'd' : 'e';
+}
+
+Quantizer quantizer_of(const QuantizerNumbers &n) {
+    Quantizer q;
+    q.scale = n.scale;
+    q.zero = static_cast<int32_t>(n.zero);
+    q.lo = static_cast<int32_t>(n.lo() - n.zero);
+    q.hi = static_cast<int32_t>(n.hi() - n.zero);
+    q.container = n.container();
+    return q;
+}
+
+LayerPlan layer_plan(const CellNumbers &n) {
+    const Products products = products_of(n);
+    const uint64_t Wx = reach_of(n.Wx), Rh = reach_of(n.Rh), h = reach_of(n.h);
+    auto bound_of = [](const QuantizerNumbers &q, uint64_t product) {
+        return q.present() ? reach_of(q) : product;
+    };
+    const uint64_t rRh = bound_of(n.rRh, products.rRh);
+    const uint64_t old_contrib = bound_of(n.old_contrib, products.old_contrib);
+    const uint64_t new_contrib = bound_of(n.new_contrib, products.new_contrib);
+    LayerPlan plan;
+    Cell &cell = plan.cell;
+    cell.H = n.H;
+    cell.x = quantizer_of(n.x);
+    cell.h = quantizer_of(n.h);
+    cell.one = n.one;
+    cell.z_pre = sum_of(n.sums.z_pre, n.z_pre, tier_of(n.sums.z_pre, {Wx, Rh}));
+    cell.r_pre = sum_of(n.sums.r_pre, n.r_pre, tier_of(n.sums.r_pre, {Wx, Rh}));
+    cell.g_pre = sum_of(n.sums.g_pre, n.g_pre, tier_of(n.sums.g_pre, {Wx, rRh}));
+    cell.h_new = sum_of(n.sums.h, n.h, tier_of(n.sums.h, {old_contrib, new_contrib}));
+    cell.zoneout = sum_of(n.sums.zoneout, n.h, tier_of(n.sums.zoneout, {h, h}));
+    cell.rRh = product_sum(n.sums.rRh, n.rRh, n.r.bits + n.Rh.bits, products.rRh);
+    cell.old_contrib =
+        product_sum(n.sums.old_contrib, n.old_contrib, n.z.bits + n.h.bits, products.old_contrib);
+    cell.new_contrib =
+        product_sum(n.sums.new_contrib, n.new_contrib, n.z.bits + n.g.bits, products.new_contrib);
+    cell.z = table_of(n.tables.z, n.z_pre);
+    cell.r = table_of(n.tables.r, n.r_pre);
+    cell.g = table_of(n.tables.g, n.g_pre);
+    plan.W = matrix_of(n.W, n.x, n.Wx);
+    plan.R = matrix_of(n.R, n.h, n.Rh);
+    find_exactness(n, products, plan);
+    return plan;
+}
+
+Requantizer requantizer(const SumNumbers &sum, const QuantizerNumbers &below,
+                        const QuantizerNumbers &above) {
+    Requantizer r;
+    r.m = std::ldexp(static_cast<double>(sum.M[0]), static_cast<int>(-sum.k));
+    r.M = sum.M[0];
+    r.k = static_cast<int>(sum.k);
+    r.narrow = std::max(below.bits, above.bits) <= kNarrowBits;
+    r.lo = static_cast<double>(above.lo() - above.zero);
+    r.hi = static_cast<double>(above.hi() - above.zero);
+    r.from_zero = below.zero;
+    r.to_zero = above.zero;
+    r.from = below.container();
+    r.to = above.container();
+    return r;
+}
+
+}  // namespace quant_gru

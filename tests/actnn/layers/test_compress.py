@@ -1,0 +1,172 @@
+"""compress() in place: what stays as it was, copies, levels and errors."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from actnn_models import Block, compressed_copy, conv_input, conv_net, gradients
+from torch import nn
+
+import actnn
+from actnn.layers.levels import LEVELS
+from actnn.saving import Choice
+
+
+class PlainReLU(nn.ReLU):
+    """A subclass that changes nothing."""
+
+
+class OtherReLU(nn.ReLU):
+    """A subclass with a forward of its own."""
+
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+def test_parameters_state_identity_and_hooks_stay():
+    model, x = conv_net(), conv_input()
+    before, modules = model.state_dict(), list(model.modules())
+    classes, calls = [type(module) for module in modules], []
+    model[2].register_forward_hook(lambda *_: calls.append("relu"))
+    model.register_forward_pre_hook(lambda *_: calls.append("root"))
+    assert actnn.compress(model, bits=4, min_bytes=0) is model
+    after = model.state_dict()
+    assert list(before) == list(after)
+    assert all(before[name].data_ptr() == after[name].data_ptr() for name in before)
+    assert all(a is b for a, b in zip(modules, model.modules(), strict=True))
+    assert all(isinstance(module, cls) for module, cls in zip(modules, classes, strict=True))
+    assert isinstance(model[2], nn.ReLU)
+    assert type(model[2]) is not nn.ReLU
+    assert type(model[2]).__name__ == "ReLU"
+    model(x)
+    assert calls == ["root", "relu"]
+    actnn.uncompress(model)
+    assert [type(module) for module in model.modules()] == classes
+    assert "actnn" not in model.__dict__
+    assert actnn.uncompress(model) is model
+
+
+def test_outputs_are_exact_at_every_level():
+    model, x = conv_net().eval(), conv_input().requires_grad_()
+    for level in LEVELS:
+        assert torch.equal(model(x), compressed_copy(model, level=level)(x))
+
+
+def test_levels_differ_in_what_they_hold():
+    held = {}
+    for level in LEVELS:
+        model = compressed_copy(conv_net(), level=level)
+        _loss = model(conv_input())
+        held[level] = model.actnn.held_bytes
+    assert held["L2.2"] < held["L2.1"] < held["L2"] < held["L1"] < held["L1.1"] < held["L0"]
+    assert held["L3"] == held["L2.2"]
+    with pytest.raises(actnn.ActNNError, match=r"nearest is 'L2\.1'"):
+        actnn.compress(conv_net(), level="L2.11")
+    with pytest.raises(actnn.ActNNError, match=r"torch\.nn\.Module"):
+        actnn.compress(lambda x: x)
+
+
+def test_subclasses_of_modules():
+    model = nn.Sequential(nn.Linear(8, 8), PlainReLU(), nn.Linear(8, 8), OtherReLU())
+    ours, x = compressed_copy(model, bits=8), torch.randn(4, 8)
+    ours(x)
+    masks = [r for r in ours.actnn.records if r.reason == "1-bit mask"]
+    assert [record.module for record in masks] == ["1"]
+    assert type(ours[3]) is OtherReLU
+    exact = gradients(model, x)
+    lossless = compressed_copy(model, bits=32)
+    assert all(torch.equal(a, b) for a, b in zip(exact, gradients(lossless, x), strict=True))
+
+
+def test_tied_weights_stay_tied():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(20, 16)
+            self.head = nn.Linear(16, 20, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, index):
+            return self.head(torch.tanh(self.embed(index)))
+
+    model, index = Tied(), torch.randint(20, (4, 6))
+    ours = compressed_copy(model, bits=8)
+    assert ours.head.weight is ours.embed.weight
+    grads = []
+    for each in (model, ours):
+        each(index).square().sum().backward()
+        grads.append(each.embed.weight.grad)
+    assert (grads[0] - grads[1]).norm() < 0.02 * grads[0].norm()
+    kept = {record.reason for record in ours.actnn.records if record.shape == (16, 20)}
+    assert kept <= {"view of a parameter"}
+
+
+def test_copies_and_pickles_work_alone():
+    model, x = compressed_copy(conv_net(), bits=32), conv_input()
+    gradients(model, x)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    copies = [
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(file, weights_only=False),
+    ]
+    exact = gradients(copy.deepcopy(model), x)
+    for each in copies:
+        assert each.actnn is not model.actnn
+        again = gradients(each, x)
+        assert all(torch.equal(a, b) for a, b in zip(exact, again, strict=True))
+        assert each.actnn.model is each
+        assert type(actnn.uncompress(each)) is nn.Sequential
+
+
+def test_a_layer_alone_can_be_compressed():
+    layer = actnn.compress(nn.ReLU(), min_bytes=0)
+    x = torch.randn(64, requires_grad=True)
+    layer(x).sum().backward()
+    assert torch.equal(x.grad, (x > 0).float())
+    assert layer.actnn.records[0].held == 8
+
+
+def test_compressing_again_changes_the_settings():
+    model = compressed_copy(conv_net(), bits=8)
+    first = model.actnn
+    actnn.compress(model, bits=2, min_bytes=0)
+    assert model.actnn is not first
+    assert model.actnn.bits == 2
+    assert type(model).__mro__.count(nn.Sequential) == 1
+
+
+def test_recomputed_modules_hold_only_their_input():
+    model = nn.Sequential(*(Block() for _ in range(3)))
+    x = torch.randn(2, 16, 32)
+    ours = compressed_copy(model, bits=32)
+    exact = gradients(model, x)
+    ours.actnn.set_choices({"0": Choice("recompute"), "2": Choice("recompute", 8)})
+    _loss = ours(x)
+    inside = {record.module for record in ours.actnn.records if record.module[:1] in "02"}
+    assert inside == {"0", "2"}
+    assert [r.choice.bits for r in ours.actnn.records if r.module == "2"] == [8]
+    ours.actnn.set_choices({"0": Choice("recompute"), "2": Choice("recompute")})
+    same = gradients(ours, x)
+    assert all(torch.equal(a, b) for a, b in zip(exact, same, strict=True))
+    ours.actnn.set_choices({})
+    _loss = ours(x)
+    assert "0.qkv" in {record.module for record in ours.actnn.records}
+
+
+def test_peak_and_held_memory_fall():
+    """Live bytes of the step's tensors, counted when they are made and released."""
+    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.ReLU())))
+    held = {}
+    for bits in (32, 4, 2):
+        ours = compressed_copy(model, bits=bits)
+        _loss = ours(torch.randn(512, 64))
+        held[bits] = ours.actnn.held_bytes
+    inputs, mask = 512 * 64 * 4, 512 * 64 // 8
+    assert held[32] == 5 * inputs + 6 * mask
+    assert held[4] == 5 * (inputs // 8 + inputs // 256) + 6 * mask
+    assert held[2] == 5 * (inputs // 16 + inputs // 256) + 6 * mask

@@ -1,0 +1,48 @@
+"""Convolutions: gradients of torch, at a lower peak."""
+
+import pytest
+import torch
+from actnn_models import compressed_copy, gradients
+from torch import nn
+
+from actnn.planning.meter import HostMeter
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": 3, "padding": 1},
+        {"kernel_size": 3, "stride": 2, "groups": 4, "bias": False},
+        {"kernel_size": (1, 3), "dilation": (1, 2), "padding": "same"},
+        {"kernel_size": 3, "padding": 1, "padding_mode": "reflect"},
+        {"kernel_size": 1},
+    ],
+    ids=str,
+)
+def test_gradients_equal_those_of_torch(options, layout):
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 12, **options)).to(memory_format=layout)
+    ours = compressed_copy(net, bits=32, min_bytes=0)
+    x = torch.randn(2, 3, 9, 10).contiguous(memory_format=layout)
+    for a, b in zip(gradients(net, x), gradients(ours, x), strict=True):
+        assert torch.equal(a, b)
+    net[1].weight.requires_grad_(False)
+    ours[1].weight.requires_grad_(False)
+    a, b = (each(x) for each in (net, ours))
+    assert a.stride() == b.stride()
+    for y in (a, b):
+        y.square().sum().backward()
+    assert torch.equal(net[0].weight.grad, ours[0].weight.grad)
+
+
+def test_the_decoded_input_is_gone_before_the_gradient_of_the_input_exists():
+    net = nn.Sequential(nn.Conv2d(1, 32, 1), nn.Conv2d(32, 1, 1))
+    ours = compressed_copy(net, bits=2)
+    x = torch.randn(4, 1, 64, 64)
+    largest = 4 * 32 * 64 * 64 * 4
+    with HostMeter([*ours.parameters(), x]) as meter:
+        loss = ours(x).sum()
+        meter.reset_peak()
+        held = meter.allocated()
+        loss.backward()
+    assert meter.peak() - held < 1.2 * largest

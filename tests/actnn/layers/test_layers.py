@@ -1,0 +1,244 @@
+"""Layers with codes of their own: exact gradients, or unbiased ones; nothing but codes is held."""
+
+import copy
+
+import pytest
+import torch
+from actnn_models import compressed_copy, gradients
+from torch import nn
+
+import actnn
+
+EXACT = {
+    "relu": (lambda: nn.ReLU(), 1 / 32),
+    "relu6": (lambda: nn.ReLU6(), 1 / 32),
+    "hardtanh": (lambda: nn.Hardtanh(-0.5, 1.5), 1 / 32),
+    "leaky": (lambda: nn.LeakyReLU(0.1), 1 / 32),
+    "max1": (lambda: nn.MaxPool1d(3, 2, 1), 1 / 8),
+    "max1 dilated ceil": (lambda: nn.MaxPool1d(2, 3, 1, dilation=2, ceil_mode=True), 1 / 8),
+    "max2": (lambda: nn.MaxPool2d(3, 2, 1), 1 / 8),
+    "max2 unequal": (lambda: nn.MaxPool2d((2, 4), (3, 1), (1, 2)), 1 / 2),
+    "max2 dilated ceil": (lambda: nn.MaxPool2d(3, 2, 1, dilation=2, ceil_mode=True), 1 / 8),
+    "max3": (lambda: nn.MaxPool3d(2), 1 / 8),
+    "max3 dilated": (lambda: nn.MaxPool3d((2, 1, 3), (2, 2, 1), (1, 0, 1), (1, 2, 2)), 1),
+    "average1": (lambda: nn.AvgPool1d(3, 2, 1), 0),
+    "average2": (lambda: nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False), 0),
+    "average3": (lambda: nn.AvgPool3d(2), 0),
+    "adaptive1": (lambda: nn.AdaptiveAvgPool1d(3), 0),
+    "adaptive2": (lambda: nn.AdaptiveAvgPool2d((3, 2)), 0),
+    "adaptive3": (lambda: nn.AdaptiveAvgPool3d((2, 3, 2)), 0),
+}
+
+
+def input_for(name: str, dtype=torch.float32) -> torch.Tensor:
+    dims = int(name[-1]) if name[-1].isdigit() and name != "relu6" else None
+    dims = dims or next((int(c) for c in name.split()[0] if c.isdigit() and name[0] in "ma"), 2)
+    x = torch.randn(2, 3, *{1: (40,), 2: (12, 15), 3: (6, 8, 7)}[dims])
+    x.view(-1)[::7] = 0.0
+    x.view(-1)[::11] = 6.0
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", EXACT)
+def test_masks_and_positions_are_exact(name, dtype):
+    if name == "average3" and dtype is torch.bfloat16:
+        pytest.skip("torch has no such kernel")
+    make, share = EXACT[name]
+    layer, x = nn.Sequential(make(), nn.Flatten()), input_for(name, dtype)
+    ours = compressed_copy(layer, bits=2)
+    exact, same = gradients(layer, x), gradients(ours, x)
+    assert torch.equal(layer(x), ours(x))
+    assert all(torch.equal(a, b) for a, b in zip(exact, same, strict=True))
+    ours(x.clone().requires_grad_())
+    held = sum(record.held for record in ours.actnn.records)
+    assert held <= share * x.numel() * 4 + 8
+
+
+@pytest.mark.parametrize("name", ["relu", "relu6", "max2", "average2"])
+def test_channels_last_is_kept(name):
+    layer, x = EXACT[name][0](), input_for(name).to(memory_format=torch.channels_last)
+    ours = compressed_copy(layer)
+    exact, same = gradients(layer, x), gradients(ours, x)
+    assert torch.equal(exact[0], same[0])
+    assert ours(x.requires_grad_()).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    "kind", [nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardtanh, nn.SiLU, nn.Mish, nn.Hardswish]
+)
+def test_in_place_activations(kind):
+    layer = nn.Sequential(nn.Linear(32, 32), kind(inplace=True), nn.Linear(32, 8))
+    x = torch.randn(16, 32)
+    for bits in (32, 8):
+        exact, ours = gradients(layer, x), gradients(compressed_copy(layer, bits=bits), x)
+        for a, b in zip(exact, ours, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0 if bits == 32 else 0.05)
+
+
+def test_nan_passes_as_in_torch():
+    x = torch.tensor([[float("nan"), -1.0, 2.0, 0.0, float("inf"), -float("inf")]])
+    for kind in (nn.ReLU, nn.ReLU6, nn.LeakyReLU):
+        exact, ours = gradients(kind(), x), gradients(compressed_copy(kind()), x)
+        assert torch.equal(exact[0], ours[0])
+        for each in (kind(), compressed_copy(kind())):
+            assert each(x).isnan().tolist() == [[True, *[False] * 5]]
+
+
+def test_windows_that_do_not_fit_a_byte_run_as_in_torch():
+    layer, x = nn.MaxPool2d(17, 1), torch.randn(1, 2, 20, 20)
+    ours = compressed_copy(layer)
+    assert torch.equal(gradients(layer, x)[0], gradients(ours, x)[0])
+    both = compressed_copy(nn.MaxPool2d(2, return_indices=True))(x.requires_grad_())
+    assert both[1].dtype == torch.int64
+
+
+SMOOTH = [
+    nn.GELU(),
+    nn.GELU("tanh"),
+    nn.SiLU(),
+    nn.Mish(),
+    nn.Hardswish(),
+    nn.Softplus(2.0),
+    nn.Sigmoid(),
+    nn.Tanh(),
+]
+
+
+@pytest.mark.parametrize("layer", SMOOTH, ids=str)
+def test_codes_of_derivatives_are_unbiased(layer):
+    x = torch.randn(512) * 3
+    ours = compressed_copy(layer, bits=2)
+    exact = gradients(layer, x)[0]
+    draws = torch.stack([gradients(ours, x)[0] for _ in range(300)])
+    assert torch.equal(layer(x), ours(x))
+    error, largest = (draws.mean(0) - exact).abs(), draws.abs().amax()
+    # A draw is at most one step off; its deviation is at most half a step.
+    assert (error <= 5 * largest / 3 / 2 / 300**0.5).all()
+    assert error.mean() < 0.01 * largest
+    assert draws.std(0).max() > 0.05
+    ours(x.requires_grad_())
+    records = [r for r in ours.actnn.records if r.reason == "codes of the derivative"]
+    assert len(records) == 1
+    assert records[0].held == 512 * 2 // 8
+
+
+def test_second_derivatives_of_codes_are_errors():
+    ours, x = compressed_copy(nn.GELU(), bits=4), torch.randn(64, requires_grad=True)
+    (dx,) = torch.autograd.grad(ours(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError):
+        dx.sum().backward()
+
+
+def test_second_derivatives_of_masks_are_exact():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    ours, x = compressed_copy(model, bits=32), torch.randn(3, 4, requires_grad=True)
+    results = []
+    for each in (model, ours):
+        (dx,) = torch.autograd.grad(each(x).square().sum(), x, create_graph=True)
+        results.append(torch.autograd.grad(dx.square().sum(), x)[0])
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_is_regenerated(p):
+    layer = compressed_copy(nn.Dropout(p))
+    x = torch.ones(200, 200, requires_grad=True)
+    y = layer(x)
+    assert layer.actnn.held_bytes == 0
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert torch.equal(dx, y)
+    assert set(y.unique().tolist()) == {0.0, (1 / torch.tensor(1 - p)).item()}
+    zeros = (y == 0).float().mean().item()
+    assert abs(zeros - p) < 5 * (p * (1 - p) / x.numel()) ** 0.5
+    assert not torch.equal(layer(x), y)
+    torch.manual_seed(3)
+    first = layer(x)
+    torch.manual_seed(3)
+    assert torch.equal(layer(x), first)
+
+
+def test_dropout_follows_the_layout_of_its_input():
+    layer = compressed_copy(nn.Dropout(0.5))
+    x = torch.ones(4, 6, 8).transpose(0, 2).requires_grad_()
+    y = layer(x)
+    (dx,) = torch.autograd.grad(y, x, torch.ones(8, 6, 4))
+    assert torch.equal(dx, y)
+
+
+def test_dropout_in_eval_mode_and_at_its_limits():
+    x = torch.randn(8, 8, requires_grad=True)
+    assert torch.equal(compressed_copy(nn.Dropout(0.5)).eval()(x), x)
+    assert not compressed_copy(nn.Dropout(1.0))(x).any()
+
+
+def test_functional_relu_has_an_exact_mask():
+    x = torch.randn(64, 64, requires_grad=True)
+    weight = nn.Parameter(torch.randn(64, 64))
+    with actnn.compressed(bits=2, min_bytes=0):
+        y = torch.relu(x * 1) @ weight
+    y.sum().backward()
+    expected = torch.where(x > 0, torch.ones_like(x) @ weight.t(), 0)
+    assert torch.equal(x.grad, expected)
+
+
+LINEAR = {
+    "conv1": (nn.Conv1d(4, 6, 3), (2, 4, 20)),
+    "conv2": (nn.Conv2d(4, 6, 3, padding="same", padding_mode="reflect"), (2, 4, 9, 9)),
+    "conv2 depthwise": (nn.Conv2d(4, 4, 3, groups=4, bias=False), (2, 4, 9, 9)),
+    "conv3": (nn.Conv3d(2, 3, 3, dilation=2), (2, 2, 7, 7, 7)),
+    "transposed1": (nn.ConvTranspose1d(4, 6, 3, stride=2), (2, 4, 20)),
+    "transposed2": (nn.ConvTranspose2d(4, 6, 3, output_padding=1, stride=2), (2, 4, 9, 9)),
+    "transposed3": (nn.ConvTranspose3d(2, 3, 2, bias=False), (2, 2, 4, 4, 4)),
+    "linear": (nn.Linear(16, 8), (4, 5, 16)),
+    "bilinear upsampling": (nn.Upsample(scale_factor=2, mode="bilinear"), (2, 3, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_gradients_of_inputs_and_biases_of_linear_layers_are_exact(name):
+    layer, shape = LINEAR[name]
+    x = torch.randn(shape)
+    exact, ours = gradients(layer, x), gradients(compressed_copy(layer, bits=2), x)
+    assert torch.equal(exact[0], ours[0])
+    if getattr(layer, "bias", None) is not None:
+        assert torch.equal(exact[2], ours[2])
+
+
+NORMS = [nn.BatchNorm1d(64), nn.LayerNorm(64), nn.GroupNorm(2, 64), nn.RMSNorm(64)]
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
+def test_norms_have_exact_forwards_and_small_bias(norm):
+    model, x = nn.Sequential(nn.Linear(64, 64), norm), torch.randn(64, 64)
+    ours = compressed_copy(model, bits=4)
+    exact = gradients(model, x)
+    assert torch.equal(model(x), ours(x))
+    draws = [gradients(ours, x) for _ in range(60)]
+    total = max(float(each.norm()) for each in exact)
+    for index, each in enumerate(exact):
+        mean = torch.stack([draw[index] for draw in draws]).mean(0)
+        assert (mean - each).norm() <= 0.05 * total
+    for name, buffer in copy.deepcopy(model).named_buffers():
+        assert dict(ours.named_buffers())[name].shape == buffer.shape
+
+
+def test_running_statistics_are_exact():
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), torch.randn(4, 3, 8, 8)
+    ours = compressed_copy(model, bits=2)
+    for _ in range(3):
+        gradients(model, x)
+        gradients(ours, x)
+    assert torch.equal(model[1].running_mean, ours[1].running_mean)
+    assert torch.equal(model[1].running_var, ours[1].running_var)
+
+
+def test_embeddings_keep_their_indices():
+    model = nn.Sequential(nn.Embedding(50, 32), nn.Linear(32, 4))
+    index = torch.randint(50, (8, 16))
+    ours = compressed_copy(model, bits=8)
+    results = []
+    for each in (model, ours):
+        each(index).sum().backward()
+        results.append(each[0].weight.grad)
+    assert torch.equal(*results)

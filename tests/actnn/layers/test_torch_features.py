@@ -1,0 +1,218 @@
+"""Compressed models under autocast, GradScaler, checkpoints, torch.compile, DDP and FSDP2."""
+
+import copy
+import datetime
+import json
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from actnn_models import Block, compressed_copy, conv_input, conv_net, gradients
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+needs_gloo = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed, gloo"
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(dtype):
+    model, x = Block(), torch.randn(2, 16, 32)
+    ours, lossless = compressed_copy(model, bits=8), compressed_copy(model, bits=32)
+    with torch.autocast("cpu", dtype):
+        exact, rounded, same = (gradients(each, x) for each in (model, ours, lossless))
+        _loss = ours(x)
+    assert all(torch.equal(a, b) for a, b in zip(exact, same, strict=True))
+    for a, b in zip(exact, rounded, strict=True):
+        assert (a - b).norm() <= 0.05 * a.norm() + 1e-3
+    weights = {(32, 96), (32, 32), (32, 128), (128, 32)}
+    copies = [r for r in ours.actnn.records if tuple(r.shape) in weights and r.dtype is dtype]
+    by_reason = {record.reason for record in copies}
+    assert "copy of a parameter" in by_reason
+    activations = [r for r in ours.actnn.records if r.reason == "compressed"]
+    assert dtype in {record.dtype for record in activations}
+
+
+def test_grad_scaler():
+    model = compressed_copy(conv_net(), bits=8)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = model(conv_input()).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.head = Block(), Block(), nn.Linear(32, 4)
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        x = self.first(x)
+        x = checkpoint(self.second, x, use_reentrant=self.reentrant)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_inputs_of_checkpoints_are_compressed_and_nothing_inside(reentrant):
+    model, x = Checkpointed(reentrant), torch.randn(2, 16, 32)
+    ours, lossless = compressed_copy(model, bits=4), compressed_copy(model, bits=32)
+    exact, same, rounded = (gradients(each, x) for each in (model, lossless, ours))
+    assert all(torch.equal(a, b) for a, b in zip(exact, same, strict=True))
+    assert all((a - b).norm() < 0.3 * a.norm() + 1e-3 for a, b in zip(exact, rounded, strict=True))
+    _loss = ours(x)
+    boundary = [record for record in ours.actnn.records if record.op == "checkpoint"]
+    assert [record.choice.bits for record in boundary] == [8]
+    assert not [r for r in ours.actnn.records if r.module.startswith("second.")]
+
+
+def test_dropout_inside_a_checkpoint_is_that_of_torch():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5), nn.Tanh())
+
+        def forward(self, x):
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    model, x = Model(), torch.randn(4, 16)
+    ours = compressed_copy(model, bits=32)
+    results = []
+    for each in (model, ours):
+        torch.manual_seed(1)
+        results.append(gradients(each, x))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_channels_last_stays():
+    model, x = conv_net().to(memory_format=torch.channels_last), conv_input()
+    x = x.to(memory_format=torch.channels_last)
+    ours = compressed_copy(model, bits=32)
+    same = zip(gradients(model, x), gradients(ours, x), strict=True)
+    assert all(torch.equal(a, b) for a, b in same)
+    rounded = compressed_copy(model, bits=4)
+    _loss = rounded(x)
+    shared = [r for r in rounded.actnn.records if r.reason.startswith("shared")]
+    assert not any(record.held for record in shared)
+
+
+# inductor's import; its compiler takes minutes
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+def test_torch_compile_inlines_the_hooks():
+    """With the decompositions and the partitioner of inductor, but without its code generation."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+
+    graphs = {}
+
+    def save(kind):
+        def compiler(graph, inputs):
+            graphs.setdefault(kind, []).append(graph)
+            return make_boxed_func(graph.forward)
+
+        return compiler
+
+    backend = aot_autograd(
+        fw_compiler=save("forward"),
+        bw_compiler=save("backward"),
+        decompositions=select_decomp_table(),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    torch._dynamo.reset()
+    model = nn.Sequential(Block(), nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4))
+    ours, x = compressed_copy(model, bits=8), torch.randn(8, 16, 32)
+    exact = gradients(model, x)
+    compiled = torch.compile(ours, backend=backend)
+    first, second = gradients(compiled, x), gradients(compiled, x)
+    for a, b in zip(exact, first, strict=True):
+        assert (a - b).norm() <= 0.03 * a.norm() + 1e-3
+    assert len(graphs["forward"]) == len(graphs["backward"]) == 1
+    assert not all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    output = graphs["forward"][0].graph.output_node().args[0][1:]
+    saved = [node.meta["val"] for node in output if node.op != "placeholder"]
+    codes = [value for value in saved if value.dtype is torch.uint8]
+    assert len(codes) >= 8
+    elements = 8 * 16 * 32
+    assert not [v for v in saved if v.dtype is torch.float32 and v.numel() >= elements]
+
+
+def test_compiled_blocks_in_a_python_model():
+    torch._dynamo.reset()
+    model, x = nn.Sequential(Block(), Block()), torch.randn(2, 16, 32)
+    ours = compressed_copy(model, bits=8)
+    ours[0].compile(backend="aot_eager")
+    exact, rounded = gradients(model, x), gradients(ours, x)
+    for a, b in zip(exact, rounded, strict=True):
+        assert (a - b).norm() <= 0.05 * a.norm() + 1e-3
+
+
+def _start(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=2,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    torch.manual_seed(0)
+
+
+def _worker(rank, folder):
+    _start(rank, folder)
+    try:
+        from torch.distributed.fsdp import fully_shard
+        from torch.nn.parallel import DistributedDataParallel
+
+        model = nn.Sequential(Block(), Block(), nn.Linear(32, 4))
+        x = torch.randn(4, 8, 32, generator=torch.Generator().manual_seed(rank))
+        exact = gradients(DistributedDataParallel(copy.deepcopy(model)), x)[1:]
+        found = {}
+        for bits in (32, 8):
+            ours = compressed_copy(model, bits=bits)
+            found[f"ddp {bits}"] = gradients(DistributedDataParallel(ours), x)[1:]
+            found[f"kept {bits}"] = {r.reason for r in ours.actnn.records if r.nbytes == 0}
+            sharded = compressed_copy(model, bits=bits)
+            for block in sharded[:2]:
+                fully_shard(block)
+            fully_shard(sharded)
+            gradients_ = gradients(sharded, x)[1:]
+            found[f"fsdp {bits}"] = [gradient.full_tensor() for gradient in gradients_]
+        errors = {}
+        for name, values in found.items():
+            if isinstance(values, list):
+                pairs = zip(exact, values, strict=True)
+                errors[name] = max(float((a - b).norm() / (a.norm() + 1e-3)) for a, b in pairs)
+            else:
+                errors[name] = sorted(values)
+        with open(f"{folder}/{rank}.json", "w") as file:
+            json.dump(errors, file)
+    finally:
+        dist.destroy_process_group()
+    # A thread of gloo may release tensors after the interpreter has ended.
+    os._exit(0)
+
+
+@needs_gloo
+def test_ddp_and_fsdp2(tmp_path):
+    mp.spawn(_worker, (str(tmp_path),), nprocs=2)
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found["ddp 32"] == 0
+        assert found["fsdp 32"] < 1e-6
+        assert 0 < found["ddp 8"] < 0.05
+        assert 0 < found["fsdp 8"] < 0.05
+        assert "view of a parameter" in found["kept 8"]

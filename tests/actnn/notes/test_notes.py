@@ -1,0 +1,204 @@
+"""The names of the notes do what the notes say."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import actnn
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    yield
+    actnn.config.reset()
+    actnn.QScheme.reset()
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(16 * 32 * 32, 10),
+    )  # fmt: skip
+
+
+def batch():
+    return torch.randn(4, 3, 32, 32), torch.randint(10, (4,))
+
+
+def step(net, x, y):
+    net.zero_grad()
+    loss = nn.functional.cross_entropy(net(x), y)
+    loss.backward()
+    return float(loss.detach())
+
+
+LEVELS = ["L0", "L1", "L2", "L3", "L3.1", "L4", "L5", "swap"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_level_trains_pretrained_weights_with_the_exact_loss(level):
+    x, y = batch()
+    pretrained = model()
+    exact = step(copy.deepcopy(pretrained), x, y)
+    actnn.set_optimization_level(level)
+    net = actnn.QModule(pretrained)
+    losses = [step(net, x, y) for _ in range(3)]
+    assert losses == [exact] * 3
+    assert all(p.grad.isfinite().all() for p in net.parameters())
+
+
+def test_levels_keep_what_they_say():
+    x, y = batch()
+    held = {}
+    for level in ("L0", "L1", "L2", "L3"):
+        actnn.set_optimization_level(level)
+        net = actnn.QModule(model())
+        step(net, x, y)
+        held[level] = sum(record.held for record in net.saving.records)
+        norm = [r for r in net.saving.records if r.module == "1" and r.nbytes > 1000]
+        assert ("compressed" in {r.reason for r in norm}) == (level in ("L2", "L3"))
+    assert held["L0"] > held["L1"] > held["L2"] > held["L3"]
+
+
+def test_a_level_inherits_nothing():
+    actnn.set_optimization_level("L1")
+    actnn.set_optimization_level("L3")
+    assert actnn.config.activation_compression_bits == [2, 8, 8]
+    assert actnn.config.enable_quantized_bn
+    assert actnn.config.adaptive_scheme
+    with pytest.raises(actnn.ActNNError, match="level to be one of"):
+        actnn.set_optimization_level("L9")
+
+
+def test_checkpoints_are_those_of_the_model():
+    plain = model()
+    net = actnn.QModule(copy.deepcopy(plain))
+    assert set(net.state_dict()) == set(plain.state_dict())
+    net.load_state_dict(plain.state_dict())
+    net.eval()
+    assert not actnn.config.training
+    with torch.no_grad():
+        assert torch.equal(net(batch()[0]), plain.eval()(batch()[0])) is False  # other data
+        x, _ = batch()
+        assert torch.equal(net(x), plain(x))
+    net.train()
+    assert actnn.config.training
+
+
+def test_config_knows_its_fields():
+    with pytest.raises(actnn.ActNNError, match="nearest is 'group_size'"):
+        actnn.config.group_sizes = 128
+    with pytest.raises(actnn.ActNNError, match=r"actnn\.report"):
+        actnn.config.debug_memory = True
+    with pytest.raises(actnn.ActNNError, match="pergroup to be True"):
+        actnn.config.pergroup = False
+    with pytest.warns(actnn.ActNNWarning, match="no effect"):
+        actnn.config.pipeline_threshold = 3 * 2**30
+    actnn.config.adaptive_scheme = False
+    assert not actnn.config.adaptive_conv_scheme
+    assert not actnn.config.adaptive_bn_scheme
+
+
+def test_schemes_show_what_training_learned():
+    x, y = batch()
+    net = actnn.QModule(model())
+    for _ in range(4):
+        step(net, x, y)
+    layers = actnn.QScheme.layers
+    assert actnn.QScheme.num_layers == len(layers) == 4
+    assert [type(each).__name__ for each in layers] == [
+        "QScheme", "QBNScheme", "QScheme", "QScheme",
+    ]  # fmt: skip
+    second = layers[2]
+    assert second.C.shape == (4,)
+    assert len({layers[1].bits, layers[2].bits, layers[3].bits}) > 1
+
+
+def test_a_scheme_by_hand():
+    scheme = actnn.QScheme(num_locations=9, group=0, depthwise_groups=1)
+    norm = actnn.QBNScheme()
+    x = torch.randn(8, 4, 16, 16) * torch.logspace(-2, 1, 8).view(-1, 1, 1, 1)
+    assert scheme.C is None
+    assert scheme.compute_quantization_bits(x).tolist() == [2] * 8  # no statistics of gradients
+    assert actnn.QScheme.prev_layer is scheme
+    scheme.set_scale(torch.randn(8, 4, 16, 16))
+    bits = scheme.compute_quantization_bits(x)
+    assert bits.sum() <= 16
+    assert bits[-1] > bits[0]
+    norm.compute_quantization_bits(x)
+    scheme.if_allocate_perlayer()
+    assert scheme.bits <= 2
+    assert norm.compute_quantization_bits(x).sum() <= 8 * scheme.bits
+    with pytest.raises(actnn.ActNNError, match="index of config"):
+        actnn.QScheme(group=3)
+
+
+def test_gradient_statistics_of_each_sample():
+    data = torch.utils.data.TensorDataset(torch.randn(12, 3, 32, 32), torch.arange(12) % 10)
+    actnn.config.use_gradient = True
+    with pytest.raises(actnn.ActNNError, match="num_samples"):
+        actnn.QModule(model())
+    actnn.QScheme.num_samples = len(data)
+    net = actnn.QModule(model())
+    seen = []
+    for _ in range(2):
+        for indices, (x, y) in actnn.DataLoader(data, batch_size=4, shuffle=True):
+            actnn.QScheme.batch = indices
+            step(net, x, y)
+            seen += indices.tolist()
+    assert sorted(seen) == sorted([*range(12)] * 2)
+    energy = net.saving.adaptive.statistics._energy["3"]
+    assert energy.shape == (12,)
+    assert not energy.isnan().any()
+    actnn.QScheme.batch = None
+    with pytest.raises(actnn.ActNNError, match=r"QScheme\.batch"):
+        net(data[0][0][None])
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_operations(adaptive):
+    actnn.config.adaptive_scheme = adaptive
+    actnn.config.activation_compression_bits = [4, 8, 8]
+    scheme = actnn.QScheme()
+    x = torch.randn(4, 512)
+    quantized = actnn.ops.quantize_activation(x, scheme)
+    codes, bits, scale, low = quantized
+    back = actnn.ops.dequantize_activation(quantized, x.shape)
+    assert scale.shape == low.shape == (8,)
+    steps = scale.float().repeat_interleave(256).view_as(x)
+    assert ((back - x).abs() <= steps * 1.01).all()
+    assert isinstance(bits, torch.Tensor) == adaptive
+    assert actnn.compute_tensor_bytes(codes) == codes.nbytes
+    with pytest.raises(actnn.ActNNError, match="shape to be"):
+        actnn.ops.dequantize_activation(quantized, torch.Size([512, 4]))
+    codes, scale = actnn.ops.quantize_and_pack(x.view(4, 2, 256), 8, None, None)
+    assert codes.bits == 8
+    assert scale.shape == (8,)
+
+
+def test_memory_accounting():
+    x = torch.zeros(10, dtype=torch.int8)
+    assert actnn.compute_tensor_bytes([x, {"a": x.double()}, (None, 3)]) == 90
+    assert actnn.compute_tensor_bytes([x, x, x[2:]]) == 10
+    with pytest.raises(actnn.ActNNError, match="Expected tensors"):
+        actnn.compute_tensor_bytes("x")
+
+
+def test_memory_in_use(capsys):
+    assert actnn.get_memory_usage(print_info=True) > 0
+    assert "in use" in capsys.readouterr().out
+
+
+def test_tags_choose_bits_of_their_own():
+    net = model()
+    net[3].actnn_group = 1
+    actnn.config.adaptive_scheme = False
+    net = actnn.QModule(net)
+    step(net, *batch())
+    bits = {r.module: r.choice.bits for r in net.saving.records if r.reason == "compressed"}
+    assert bits["3"] == 8
+    assert bits["6"] == 2

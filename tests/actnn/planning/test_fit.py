@@ -1,0 +1,210 @@
+"""Fitting a small model into budgets on a CPU."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import actnn
+from actnn.planning import Planner
+from actnn.planning.blocks import BlockChoice
+from actnn.planning.fit import KEEP, RECOMPUTE
+from actnn.planning.meter import HostMeter
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.act, self.down = (
+            nn.Linear(width, 4 * width),
+            nn.GELU(),
+            nn.Linear(4 * width, width),
+        )
+
+    def forward(self, x):
+        return x + self.down(self.act(self.up(self.norm(x))))
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 64), *[Block(64) for _ in range(4)], nn.Linear(64, 8))
+
+
+EXAMPLE_ROWS = 1024
+
+
+def example():
+    return torch.randn(EXAMPLE_ROWS, 32)
+
+
+def gradients(net, x):
+    net.zero_grad()
+    net(x).square().mean().backward()
+    return [p.grad.clone() for p in net.parameters()]
+
+
+@pytest.fixture(scope="module")
+def exact_peak():
+    torch.set_num_threads(1)
+    net, x = model(), example()
+    with HostMeter([*net.parameters(), x]) as meter:
+        net(x).square().mean().backward()
+        return meter.peak()
+
+
+def test_a_large_budget_keeps_all(exact_peak):
+    net, x = model(), example()
+    plan = actnn.fit(net, x, "1 GiB")
+    assert all(choice.action in ("keep", "recompute") for choice in plan.choices.values())
+    assert plan.noise == 0
+    assert plan.peak <= exact_peak * 1.01
+    assert f"(predicted {plan.predicted_seconds * 1e3:.1f} ms)" in str(plan)
+
+
+@pytest.mark.parametrize("share", [0.75, 0.55])
+def test_the_real_peak_is_within_the_budget(exact_peak, share):
+    net, x = model(), example()
+    expected = gradients(copy.deepcopy(net), x)
+    budget = round(exact_peak * share)
+    plan = actnn.fit(net, x, budget)
+    assert plan.peak <= budget
+    assert plan.predicted_peak == pytest.approx(plan.peak, rel=0.1)
+    assert any(choice != KEEP for choice in plan.choices.values())
+    # The plan is in effect, and gradients are those of plain training but for noise.
+    found = gradients(net, x)
+    plain = all(c.action in ("keep", "recompute") and not c.bits for c in plan.choices.values())
+    assert plain == (not net.actnn.records)
+    for a, b in zip(found, expected, strict=True):
+        assert (a - b).norm() <= 0.3 * b.norm()
+
+
+def test_without_bits_gradients_are_exact(exact_peak):
+    net, x = model(), example()
+    expected = gradients(copy.deepcopy(net), x)
+    plan = actnn.fit(net, x, round(exact_peak * 0.6), bits=())
+    assert any(choice.action == "recompute" for choice in plan.choices.values())
+    assert all(map(torch.equal, gradients(net, x), expected))
+
+
+def hooked(net, x):
+    """Whether hooks for saved tensors are installed while a block runs."""
+    seen = []
+    handle = net[2].act.register_forward_hook(
+        lambda *_: seen.append(torch._C._autograd._top_saved_tensors_default_hooks(False))
+    )
+    with torch.enable_grad():
+        net(x)
+    handle.remove()
+    return seen[0] is not None
+
+
+def test_a_plan_without_codes_installs_no_hooks():
+    net, x = model(), example()
+    planner = Planner(net, x, bits=(4,))
+    units = len(planner._units)
+    # A checkpoint has hooks of its own, so that the block in question is kept.
+    mixed = [RECOMPUTE, RECOMPUTE, KEEP, *[RECOMPUTE] * (units - 3)]
+    exact = gradients(actnn.uncompress(copy.deepcopy(net)), x)
+    planner._measurement.apply(mixed)
+    assert not hooked(net, x)
+    assert all(map(torch.equal, gradients(net, x), exact))
+    report = actnn.report(net, lambda: net(x).square().mean())  # sees it nevertheless
+    assert 0 < report.held < report.peak
+    assert not hooked(net, x)
+    planner._measurement.apply([BlockChoice("compress", 4)] * units)
+    assert hooked(net, x)
+    net(x)
+    assert any(record.reason == "compressed" for record in net.actnn.records)
+    planner._measurement.apply(mixed)
+    assert not net.actnn.records
+    with pytest.raises(actnn.ActNNError, match="pass step="):
+        actnn.report(net)
+    actnn.uncompress(net)
+    assert [type(module) for module in net.modules()] == [type(m) for m in model().modules()]
+
+
+def test_recompute_runs_a_forward_again():
+    net, x = model(), example()
+    planner = Planner(net, x, bits=())
+    planner._measurement.apply([RECOMPUTE] * len(planner._units))
+    calls = []
+    net[3].act.register_forward_hook(lambda *_: calls.append(1))
+    gradients(net, x)
+    assert len(calls) == 2
+
+
+def test_the_fastest_of_all_measured_plans_is_taken(exact_peak):
+    planner = Planner(model(), example(), bits=(4,))
+    plans = [planner.plan(round(exact_peak * share)) for share in (0.55, 0.7, 0.85, 1.1)]
+    for plan in plans:
+        fitting = [c for c, peak in planner._peaks.items() if peak <= plan.budget]
+        assert (RECOMPUTE,) * len(plan.choices) in planner._peaks
+        known = [c for c in fitting if c in planner._seconds]
+        assert tuple(plan.choices.values()) in known
+    costs = [planner._cost(tuple(plan.choices.values()), 1.0) for plan in plans]
+    assert costs == sorted(costs, reverse=True)  # a larger budget never costs more
+
+
+def test_too_small_a_budget_is_an_error_with_one_that_is_feasible():
+    net, x = model(), example()
+    with pytest.raises(actnn.ActNNError, match="Expected budget to be at least") as caught:
+        actnn.fit(net, x, "1 MiB")
+    assert not hasattr(net, "actnn")
+    needed = int(str(caught.value).split("at least ")[1].split(" ")[0])
+    assert actnn.fit(net, x, round(needed * 1.02)).peak <= needed * 1.02
+
+
+def test_nothing_of_the_model_changes():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5))
+    state = copy.deepcopy(net.state_dict())
+    net[0].weight.grad = torch.ones_like(net[0].weight)
+    x = torch.randn(4, 3, 16, 16)
+    random = torch.random.get_rng_state()
+    actnn.fit(net, x, "1 GiB")
+    assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
+    assert torch.equal(net[0].weight.grad, torch.ones_like(net[0].weight))
+    assert net[0].bias.grad is None
+    assert torch.equal(torch.random.get_rng_state(), random)
+    assert list(actnn.uncompress(net).state_dict()) == list(state)
+
+
+def test_examples_and_losses():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x, y):
+            return {"sum": self.a(x) + self.b(y), "index": torch.arange(3)}
+
+    x = torch.randn(8, 4)
+    for given in ((x, x), {"x": x, "y": x}):
+        actnn.fit(Pair(), given, "1 GiB", bits=())
+    target = torch.randn(8, 4)
+
+    def loss(net, batch):
+        return nn.functional.mse_loss(net(*batch[0])["sum"], batch[1])
+
+    actnn.fit(Pair(), ((x, x), target), "1 GiB", loss=loss, bits=())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"budget": "6 Gb"}, "budget to be bytes"),
+        ({"reserve": "much"}, "reserve to be bytes"),
+        ({"reserve": "2 GiB"}, "reserve to be less than"),
+        ({"noise_price": -1}, "noise_price to be non-negative"),
+        ({"loss": lambda net, x: net(x)}, "scalar tensor"),
+        ({"model": nn.Linear(32, 2)}, "to have submodules"),
+        ({"model": model().eval()}, "training mode"),
+        ({"model": nn.Sequential(nn.ReLU())}, "require gradients"),
+    ],
+)
+def test_errors(change, message):
+    arguments = {"model": model(), "example": example(), "budget": "1 GiB"} | change
+    with pytest.raises(actnn.ActNNError, match=message):
+        actnn.fit(**arguments)
+    assert not hasattr(arguments["model"], "actnn")

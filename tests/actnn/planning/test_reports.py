@@ -1,0 +1,85 @@
+"""Estimates before training, and reports after a step."""
+
+import pytest
+import torch
+from torch import nn
+
+import actnn
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16),
+        nn.Conv2d(16, 16, 3, padding=1), nn.Flatten(), nn.Linear(16 * 256, 10),
+    )  # fmt: skip
+
+
+def test_an_estimate_is_what_a_step_holds():
+    net, x = model(), torch.randn(4, 3, 16, 16)
+    before = actnn.estimate(net, x, bits=(4,))
+    actnn.compress(net, bits=4, min_bytes=0)
+    with pytest.raises(actnn.ActNNError, match="not compressed"):
+        actnn.estimate(net, x)
+    net(x).square().mean().backward()
+    total = actnn.report(net)
+    # The loss is outside of the model: the estimate has it, the report has not.
+    outside = before.rows["(elsewhere)"].exact
+    assert before.total.exact - outside == pytest.approx(total.nbytes, rel=0.001)
+    compressed = before.total.compressed[4] - before.rows["(elsewhere)"].compressed[4]
+    assert compressed == pytest.approx(total.held, rel=0.05)
+
+
+def test_an_estimate_needs_no_memory_and_changes_nothing():
+    net = model()
+    huge = torch.empty(1, 3, 16, 16).expand(2**20, 3, 16, 16)  # 51 GB of activations
+    estimate = actnn.estimate(net, huge)
+    assert estimate.total.exact > 2**35
+    assert "in all" in str(estimate)
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_a_forward_that_depends_on_values_is_run():
+    class Depends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(64, 64)
+
+        def forward(self, x):
+            return self.a(x[x.sum(1) > 0])
+
+    assert actnn.estimate(Depends(), torch.randn(64, 64)).total.exact > 0
+
+
+def test_a_report_says_what_is_held_by_whom_and_why():
+    net, x = model(), torch.randn(4, 3, 16, 16)
+    with pytest.raises(actnn.ActNNError, match=r"after actnn\.compress"):
+        actnn.report(net)
+    actnn.compress(net, bits=4, min_bytes=0)
+    with pytest.raises(actnn.ActNNError, match="training step before"):
+        actnn.report(net)
+    report = actnn.report(net, lambda: net(x).square().mean())
+    assert report.by_reason()["compressed"][0] >= 2
+    assert report.by_module()["2"][1] < report.by_module()["2"][0] / 6
+    assert report.held < report.nbytes
+    assert report.peak > report.held
+    text = str(report)
+    for word in ("parameter", "compressed", "peak", "(model)" if "" in report.by_module() else "3"):
+        assert word in text
+
+
+def test_a_plot_needs_a_timeline(tmp_path):
+    net, x = model(), torch.randn(4, 3, 16, 16)
+    actnn.compress(net)
+    net(x).sum().backward()
+    with pytest.raises(actnn.ActNNError, match="timeline"):
+        actnn.report(net).plot(tmp_path / "memory.png")
+    report = actnn.report(net, lambda: net(x).square().mean())
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        with pytest.raises(actnn.ActNNError, match="matplotlib"):
+            report.plot(tmp_path / "memory.png")
+    else:
+        report.plot(tmp_path / "memory.png")
+        assert (tmp_path / "memory.png").stat().st_size > 1000

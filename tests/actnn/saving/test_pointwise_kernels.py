@@ -1,0 +1,183 @@
+"""The CUDA kernels of masks and dropout, on an emulated GPU and compiled for real ones."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "cuda"))
+from host_machine import COMPILER, Host, folder_of
+
+from actnn.layers.derivatives import RULES, kind_of
+from actnn.layers.pooling import Window
+from actnn.saving.bit_masks import pack_mask
+from actnn.saving.cuda.executor import REAL, SOURCES, kernel_of, run, run_windows
+from kernel_runtime.cuda import compiler
+from kernel_runtime.cuda.launch import Kernel
+
+emulated = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    return Host(folder_of(tmp_path_factory), sources=SOURCES)
+
+
+def numbers(n: int, dtype: torch.dtype) -> torch.Tensor:
+    x = torch.randn(n) * 4
+    x[::5], x[1::7], x[2::11] = 0.0, 6.0, -0.0
+    if n > 20:
+        x[3], x[10], x[15] = float("nan"), float("inf"), -float("inf")
+    return x.to(dtype)
+
+
+def bits_for(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(-(-x.numel() // 8), dtype=torch.uint8)
+
+
+def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.nan_to_num(123.0), b.nan_to_num(123.0))
+
+
+@emulated
+@pytest.mark.parametrize("dtype", REAL, ids=str)
+def test_rectifiers_and_their_gradients(host, dtype):
+    x = numbers(2085, dtype)
+    dy = numbers(2085, dtype).nan_to_num(1.0)
+    functions = {
+        "relu": (torch.relu, {"high": float("nan")}),
+        "relu6": (torch.nn.functional.relu6, {"high": 6.0}),
+        "leaky": (lambda v: torch.nn.functional.leaky_relu(v, 0.1), {"slope": 0.1, "kind": 1}),
+    }
+    for function, settings in functions.values():
+        leaf = x.clone().requires_grad_()
+        y = function(leaf)
+        (dx,) = torch.autograd.grad(y, leaf, dy)
+        ours, bits = torch.empty_like(x), bits_for(x)
+        run("rectify", x, ours, bits=bits, machine=host, **settings)
+        assert equal(y.detach(), ours)
+        back = torch.empty_like(x)
+        run("pass", dy, back, bits=bits, slope=settings.get("slope", 0.0), machine=host)
+        # kernels of torch differ in what they do with the gradient at a NaN
+        assert torch.equal(dx[~x.isnan()], back[~x.isnan()])
+        only = bits_for(x)
+        run("rectify", x, None, bits=only, machine=host, **settings)
+        assert torch.equal(bits, only)
+        in_place = x.clone()
+        run("rectify", in_place, in_place, bits=only, machine=host, **settings)
+        assert equal(in_place, ours)
+
+
+@emulated
+def test_tensors_at_any_address(host):
+    x = numbers(60, torch.float32)[1:]
+    y, bits = torch.empty_like(x), bits_for(x)
+    run("rectify", x, y, bits=bits, high=float("nan"), machine=host)
+    assert equal(torch.relu(x), y)
+    assert torch.equal(bits, pack_mask(~(x <= 0)))
+
+
+@emulated
+def test_restored_values_have_the_sign_of_the_mask(host):
+    x = torch.rand(100)
+    x[::3] = 0.0
+    mask = torch.rand(100) < 0.5
+    y = torch.empty_like(x)
+    tiny = torch.finfo(torch.float32).tiny
+    run("restore", x, y, bits=pack_mask(mask), low=tiny, machine=host)
+    assert torch.equal(y > 0, mask)
+    assert torch.equal(y, torch.where(mask, x.clamp(min=tiny), 0))
+
+
+@emulated
+@pytest.mark.parametrize("dtype", REAL, ids=str)
+def test_dropout(host, dtype):
+    n, p = 40000, 0.3
+    x, dy = torch.ones(n, dtype=dtype), torch.ones(n, dtype=dtype)
+    y, dx = torch.empty_like(x), torch.empty_like(x)
+    seed = torch.tensor([12345678901234])
+    settings = {"seed": seed, "low": p, "slope": 1 / (1 - p), "machine": host}
+    run("dropout", x, y, **settings)
+    run("dropout", dy, dx, **settings)
+    assert torch.equal(y, dx)
+    assert set(y.unique().tolist()) == {0.0, torch.tensor(1 / (1 - p)).to(dtype).item()}
+    dropped = (y == 0).numpy()
+    assert abs(dropped.mean() - p) < 4 * (p * (1 - p) / n) ** 0.5
+    pairs = np.logical_and(dropped[1:], dropped[:-1]).mean()
+    assert abs(pairs - p * p) < 0.01
+    other = torch.empty_like(x)
+    run("dropout", x, other, **{**settings, "seed": seed + 1})
+    assert not torch.equal(y, other)
+
+
+@emulated
+@pytest.mark.parametrize(
+    "module",
+    [*(kind() for kind, rule in RULES.items() if rule.kind is not None), torch.nn.GELU("tanh")],
+    ids=str,
+)
+def test_codes_of_derivatives(host, module):
+    rule, x, bits = RULES[type(module)], torch.randn(997) * 3, 3
+    kind = kind_of(module, rule)
+    source = module(x) if rule.of_output else x
+    dy = torch.randn(997)
+    exact = rule.backward(dy, source, module)
+    step = (rule.largest - rule.least) / 7
+    draws = []
+    for tensor in range(150):
+        codes = torch.empty(-(-997 // 8) * bits, dtype=torch.uint8)
+        state, settings = torch.tensor([5, 6]), {"width": bits, "machine": host}
+        settings |= {"low": rule.least}
+        run(
+            "slopes",
+            source,
+            None,
+            bits=codes,
+            seed=state,
+            tensor=tensor,
+            high=1 / step,
+            kind=kind,
+            **settings,
+        )
+        dx = torch.empty_like(dy)
+        run("times", dy, dx, bits=codes, slope=step, **settings)
+        draws.append(dx)
+    draws = torch.stack(draws)
+    assert ((draws - exact).abs() <= step * dy.abs() * 1.001 + 1e-6).all()
+    error = (draws.mean(0) - exact).abs()
+    assert (error <= 5 * step / 2 * dy.abs() / 150**0.5 + 1e-6).all()
+    assert draws.std(0).max() > 0
+
+
+@emulated
+@pytest.mark.parametrize("last", [False, True])
+def test_window_positions(host, last):
+    pool = torch.nn.MaxPool2d((2, 3), (2, 1), (1, 0), dilation=(1, 2))
+    x = torch.randn(2, 3, 8, 9)
+    if last:
+        x = x.to(memory_format=torch.channels_last)
+    window = Window(pool, 2, x.shape)
+    _, indices = torch.ops.aten.max_pool2d_with_indices(x, *window.settings)
+    if last:
+        indices = indices.contiguous(memory_format=torch.channels_last)
+    expected = window.offsets(indices)
+    sizes = [[1, 8, 9], [1, *indices.shape[-2:]], [1, 2, 3], [1, 2, 1], [0, 1, 0], [1, 1, 2]]
+    offsets, again = torch.empty_like(expected), torch.empty_like(indices)
+    inner = 3 if last else 1
+    run_windows("window_offsets", indices, offsets, inner, sizes, machine=host)
+    run_windows("window_indices", again, offsets, inner, sizes, machine=host)
+    assert torch.equal(offsets, expected)
+    assert torch.equal(again, indices)
+
+
+@pytest.mark.skipif(not compiler.available(), reason="needs NVRTC")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
+def test_kernels_compile(arch, tmp_path, monkeypatch):
+    monkeypatch.setenv(SOURCES.cache.variable, str(tmp_path))
+    dtype = dict(zip(("sm_80", "sm_90a", "sm_100"), REAL, strict=True))[arch]
+    kernels = [kernel_of(name, dtype, True, 1, 3) for name in ("rectify", "dropout", "slopes")]
+    for kernel in (*kernels, Kernel.of("windows", "window_offsets", {})):
+        code = compiler.machine_code(SOURCES, kernel.source, dict(kernel.macros), arch)
+        assert code.startswith(b"\x7fELF")

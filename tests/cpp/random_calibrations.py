@@ -1,0 +1,110 @@
+"""Random GRUs with random configurations, calibrated in Python."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from quant_gru import QuantConfig, QuantGRU
+from quant_gru.calibration.trace import FloatWeights
+from quant_gru.config import ACTIVATIONS, FUSIBLE, OPERATORS, QuantGRUWarning
+from quant_gru.parameters.schema import Shape
+
+Batch = tuple[Tensor, Tensor | None, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A GRU and what it was calibrated with.
+
+    Attributes:
+        gru: The calibrated GRU.
+        method: The method of calibration.
+        batches: x (T, N, C), h0 or None, and lengths or None.
+    """
+
+    gru: QuantGRU
+    method: str
+    batches: list[Batch]
+
+    @property
+    def shape(self) -> Shape:
+        """The shape in a parameter document."""
+        gru = self.gru
+        return Shape(
+            input_size=gru.input_size, hidden_size=gru.hidden_size, num_layers=gru.num_layers,
+            bias=gru.bias, bidirectional=gru.bidirectional,
+        )  # fmt: skip
+
+    @property
+    def weights(self) -> list[FloatWeights]:
+        """The float weights of each layer and direction."""
+        return float_weights(self.gru)
+
+
+def float_weights(gru: torch.nn.GRU) -> list[FloatWeights]:
+    """The weights of each layer and direction, contiguous."""
+    found = []
+    for layer in range(gru.num_layers):
+        for end in ("", "_reverse")[: 1 + gru.bidirectional]:
+            names = ["weight_ih", "weight_hh", *(["bias_ih", "bias_hh"] * gru.bias)]
+            values = [getattr(gru, f"{name}_l{layer}{end}").detach().contiguous() for name in names]
+            values += [None] * (4 - len(values))
+            found.append(FloatWeights(*values))
+    return found
+
+
+def random_config(rng: random.Random) -> QuantConfig:
+    """Random widths and kinds of all operators."""
+    config = rng.choice((QuantConfig.int8(), QuantConfig.int16(), QuantConfig.int8_wide()))
+    for name in OPERATORS:
+        if rng.random() < 0.7:
+            continue
+        config = config.replace(name, bitwidth=rng.choice((4, 7, 8, 11, 16, 20)))
+        if name in ACTIVATIONS:
+            config = config.replace(name, is_symmetric=rng.random() < 0.5)
+            config = config.replace(name, is_unsigned=rng.random() < 0.2)
+        else:
+            config = config.replace(name, granularity=rng.choice(("tensor", "gate", "channel")))
+        if name in FUSIBLE and rng.random() < 0.5:
+            config = config.replace(name, bitwidth=None)
+    activation = rng.choice(("exact", "exact", "pwl", "quadratic"))
+    return config.replace_globals(activation=activation, scale_kind=rng.choice(("pot", "free")))
+
+
+def random_calibration(seed: int, scale_kind: str | None = None) -> Calibration:
+    """The same calibration for the same arguments."""
+    rng = random.Random(seed)
+    config = random_config(rng)
+    if scale_kind:
+        config = config.replace_globals(scale_kind=scale_kind)
+    generator = torch.Generator().manual_seed(seed)
+    C, H, layers = rng.randint(1, 20), rng.randint(1, 20), rng.choice((1, 1, 2))
+    gru = QuantGRU(
+        C, H, layers, bias=rng.random() < 0.8, bidirectional=rng.random() < 0.4, config=config
+    )
+    with torch.no_grad():
+        for parameter in gru.parameters():
+            parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.5)
+    method = rng.choice(("histogram", "minmax", "percentile", "ema"))
+    gru.calibration_method = method
+    batches: list[Batch] = []
+    for _ in range(2):
+        T, N = rng.randint(2, 9), rng.randint(1, 5)
+        x = torch.randn(T, N, C, generator=generator)
+        states = (layers * (1 + gru.bidirectional), N, H)
+        h0 = torch.rand(states, generator=generator) if rng.random() < 0.5 else None
+        lengths = None
+        if rng.random() < 0.5:
+            lengths = torch.tensor([T, *sorted(rng.randint(1, T) for _ in range(N - 1))[::-1]])
+        batches.append((x, h0, lengths))
+        gru.calibrate(x if lengths is None else pack_padded_sequence(x, lengths), h0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", QuantGRUWarning)
+        gru.finalize_calibration()
+    return Calibration(gru, method, batches)

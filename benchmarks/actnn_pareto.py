@@ -28,18 +28,13 @@ PEERS = ("exact", "checkpoint", "compile", "compile 0.5", "compile 0.2")
 
 
 def draw(axes: Any, rows: list[dict[str, Any]]) -> None:
-    for row in rows:
-        is_fit = row["row"].startswith("fit")
-        if not is_fit:
-            color = "tab:gray" if row["row"] in PEERS else "tab:blue"
-            axes.plot(row["peak"] / 1024, row["samples"], "o", color=color)
-            axes.annotate(
-                row["row"],
-                (row["peak"] / 1024, row["samples"]),
-                textcoords="offset points",
-                xytext=(4, 3),
-                fontsize=7,
-            )
+    others = [row for row in rows if not row["row"].startswith("fit")]
+    for index, row in enumerate(sorted(others, key=lambda row: -row["samples"])):
+        at = (row["peak"] / 1024, row["samples"])
+        axes.plot(*at, "o", color="tab:gray" if row["row"] in PEERS else "tab:blue")
+        # neighbours write above and below their points in turn
+        offset = (4, (4, -10)[index % 2])
+        axes.annotate(row["row"], at, textcoords="offset points", xytext=offset, fontsize=7)
     for kind, color in (("fit ", "tab:orange"), ("fit compiled ", "tab:red")):
         points = sorted(
             (row["peak"] / 1024, row["samples"])
@@ -49,8 +44,8 @@ def draw(axes: Any, rows: list[dict[str, Any]]) -> None:
         if points:
             axes.plot(*zip(*points, strict=True), "s-", color=color, label=kind.strip())
     axes.set(xlabel="peak / GiB", ylabel="samples / s")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    axes.set_xlim(0, 1.2 * max(row["peak"] for row in rows) / 1024)
+    axes.set_ylim(0, 1.1 * max(row["samples"] for row in rows))
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower right")
 

@@ -213,7 +213,9 @@ class Step:
         held = self._hold(whole, address, tensor)
         self._seen[key] = _Seen(weakref.ref(held), StorageWeakRef(storage), index)
         # Bits per sample need one row for each sample, so that the codes may have another shape.
-        other = whole is not tensor or (dense and self.saving.adaptive is not None)
+        adaptive = self.saving.adaptive
+        by_sample = adaptive is not None and adaptive.statistics.per_sample
+        other = whole is not tensor or (dense and by_sample)
         return View(held, tensor, whole) if other else held
 
     def _hold(self, tensor: Tensor, address: int, part: Tensor) -> Held:

@@ -18,6 +18,7 @@ import pytest
 import torch
 from cpp_build import NEEDS_TOOLS
 from cuda_library import KINDS, CudaLibrary, Tensors, gpu_case
+from cuda_library import nvrtc as nvrtc_of_package
 from make_golden import frozen_gru, saved
 
 from kernel_runtime.cuda import compiler, disk_cache
@@ -88,7 +89,7 @@ def planned(fake: pytest.MonkeyPatch, build: Path) -> CudaAccess:
 @pytest.fixture
 def nvrtc(build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CudaAccess:
     """A copy of the library that opens NVRTC, which needs no GPU."""
-    found = _nvrtc()
+    found = nvrtc_of_package()
     if found is None:
         pytest.skip("needs NVRTC")
     monkeypatch.setenv("QUANT_GRU_NVRTC", str(found))
@@ -96,15 +97,6 @@ def nvrtc(build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CudaA
     copy = tmp_path / "libcuda_access.so"
     copy.write_bytes((build / "tests" / "libcuda_access.so").read_bytes())
     return CudaAccess(copy)
-
-
-def _nvrtc() -> Path | None:
-    try:
-        import nvidia
-    except ImportError:
-        return None
-    found = [each for root in nvidia.__path__ for each in Path(root).rglob("libnvrtc.so.1?")]
-    return found[0] if found else None
 
 
 # ------------------------------------------------------------------------------ sources and NVRTC

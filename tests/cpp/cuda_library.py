@@ -195,4 +195,13 @@ class Tensors:
         return [text for text in (difference(*each) for each in found) if text]
 
 
-__all__ = ["KINDS", "CudaLibrary", "GPUCase", "Prepared", "Tensors", "difference", "gpu_case", "nvrtc"]
+__all__ = [
+    "KINDS",
+    "CudaLibrary",
+    "GPUCase",
+    "Prepared",
+    "Tensors",
+    "difference",
+    "gpu_case",
+    "nvrtc",
+]

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -229,9 +229,9 @@ def gpu_library(tmp_path_factory: pytest.TempPathFactory) -> CudaLibrary:
 
 
 @pytest.fixture(scope="module")
-def runs(gpu_library: CudaLibrary) -> Iterator[list[Run]]:
+def runs(gpu_library: CudaLibrary) -> list[Run]:
     """All random plans, prepared."""
-    yield all_runs(gpu_library, PLANS)
+    return all_runs(gpu_library, PLANS)
 
 
 @pytest.mark.parametrize("way", list(WAYS))

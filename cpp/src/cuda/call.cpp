@@ -27,6 +27,9 @@ Address address_of(const void *pointer) { return reinterpret_cast<uintptr_t>(poi
 
 }  // namespace
 
+const Macros kPlain{
+    {"QG_WORDS", "0"}, {"QG_RRH", "1"}, {"QG_OLD", "1"}, {"QG_NEW", "1"}, {"QG_ZONEOUT", "0"}};
+
 Grid rows_grid(int64_t rows) {
     Grid grid;
     grid.x = static_cast<unsigned>((rows + 7) / 8);
@@ -46,7 +49,7 @@ Call::State::State(std::shared_ptr<Network> of, int64_t T, int64_t N) : network(
     Launches to(*network, *this, T, N);
     last_states = to.reserve(4 * static_cast<int64_t>(network->cells.size()) * N * to.H());
     to.start_results();
-    if (!add_fast_layers(to)) add_wide_layers(to);
+    if (!add_fast_layers(to)) add_general_layers(to);
     to.finish_results();
     std::vector<Kernel> kernels;
     for (const Launch &each : launches) kernels.push_back(each.kernel);

@@ -100,6 +100,21 @@ class Launches {
     // Bytes of NaN flags per sequence.
     int64_t flag_stride() const { return (T + 3) / 4 * 4; }
 
+    // Adds W x of codes as bytes, or of codes that `split_codes` splits first: codes of W x for a
+    // recurrence whose tiles have `strip` rows, in groups of 16 of `units`. `rows`: (planes, T * N,
+    // padded) of `cell.gemm(0)`.
+    void project_by_products(Cell &cell, Address rows, int64_t strip, int64_t strips, int64_t units,
+                             Address Wx);
+
+    // Adds the split of codes (count, features) in their container into bytes (planes, count,
+    // padded).
+    void split_codes(const QuantizerNumbers &q, Address codes, int64_t count, int64_t features,
+                     Address bytes);
+
+    // Adds a product of bytes; chunk and stride as in byte_product.cu.
+    void multiply(const GemmWeights &weights, Address rows, int64_t count, int64_t chunk,
+                  int64_t stride, Address product);
+
     // Makes the launches ignore NaN flags (N, flag_stride) beyond the lengths.
     void clear_padding(Address nan);
 
@@ -123,11 +138,18 @@ size_t place_of(const Arguments &arguments, const Field &field) {
 
 Grid rows_grid(int64_t rows);  // a warp for each row
 
+// For kernels that include the header of the gate arithmetic without using it.
+extern const Macros kPlain;
+
 // Launches for layers whose operators have at most 16 bits and whose weights fit registers.
 // Returns false if there are others.
 bool add_fast_layers(Launches &to);
 
 // Launches for all widths and sizes.
-void add_wide_layers(Launches &to);
+void add_general_layers(Launches &to);
+
+// Adds the recurrence of a cell of up to 16 bits, step by step. x, h0, out and last in `s` are
+// codes in their containers.
+void add_steps(Launches &to, Cell &cell, const SequenceC &s);
 
 }  // namespace quant_gru::cuda

@@ -12,9 +12,6 @@ constexpr int64_t kFewRows = 64;  // rows up to which a warp computes each unit 
 constexpr int64_t kFewBlocks = 256, kLargeAtOnce = 3;  // see from_codes.py
 constexpr int64_t kStages = 4, kDepth = 64;
 
-const Macros kPlain{
-    {"QG_WORDS", "0"}, {"QG_RRH", "1"}, {"QG_OLD", "1"}, {"QG_NEW", "1"}, {"QG_ZONEOUT", "0"}};
-
 bool is_power(float scale) {
     int exponent;
     return std::frexp(scale, &exponent) == 0.5f;
@@ -45,6 +42,8 @@ DivisionC division_of(const QuantizerNumbers &x) {
             static_cast<float>(static_cast<double>(x.lo() - x.zero) * scale),
             static_cast<float>(static_cast<double>(x.hi() - x.zero) * scale), is_power(x.scale)};
 }
+
+int64_t padded_of(const Cell &cell) { return (cell.C() + 15) / 16 * 16; }
 
 int64_t kind_of(const QuantizerNumbers &q) { return static_cast<int64_t>(q.container()); }
 
@@ -144,7 +143,7 @@ class FastLayers {
             Cell &cell = net_.cell(layer, d);
             h0_nan_[d] = to_.reserve(N_);
             if (reads_reals(layer, cell)) continue;
-            const bool as_bytes = T_ * N_ > kFewRows && cell.projects_bytes();
+            const bool as_bytes = T_ * N_ > kFewRows && Cell::sums_fit(cell.C());
             const bool again = d == 1 && codes[0].address && codes[0].as_bytes == as_bytes &&
                                reads_as(cell, net_.cell(layer, 0));
             codes[d] = again ? codes[0] : add_codes(layer, cell, as_bytes);
@@ -154,6 +153,9 @@ class FastLayers {
                 Cell &cell = net_.cell(layer, d);
                 if (reads_reals(layer, cell))
                     project_reals(cell, group.shape, d);
+                else if (codes[d].as_bytes && !cell.projects_bytes())
+                    to_.project_by_products(cell, codes[d].address, group.shape.strip(),
+                                            group.shape.strips(N_), group.shape.units, Wx_[d]);
                 else if (codes[d].as_bytes)
                     project_bytes(cell, group.shape, codes[d].address, d);
                 else
@@ -178,7 +180,7 @@ class FastLayers {
         if (codes.as_bytes) {
             to.bytes = codes.address;
             to.planes = cell.x_planes();
-            to.padded = cell.bytes().padded;
+            to.padded = padded_of(cell);
             to.x_offset = cell.x_offset();
         } else {
             to.codes = codes.address;
@@ -189,7 +191,7 @@ class FastLayers {
     // Adds the launch that writes input codes, as signed bytes or in their container.
     Codes add_codes(size_t layer, const Cell &cell, bool as_bytes) {
         const QuantizerNumbers &x = cell.numbers().x;
-        const int64_t row = as_bytes ? cell.x_planes() * cell.bytes().padded
+        const int64_t row = as_bytes ? cell.x_planes() * padded_of(cell)
                                      : cell.C() * container_bytes(x.container());
         const Codes codes{to_.reserve(T_ * N_ * row), as_bytes};
         if (layer) {

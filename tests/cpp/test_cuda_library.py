@@ -31,7 +31,7 @@ from quant_gru.kernels.cuda.projection import from_codes, from_reals
 from quant_gru.kernels.cuda.projection.select import FEW_ROWS, Method, Selection
 
 pytestmark = NEEDS_TOOLS
-ARCHITECTURES = ("sm_80", "sm_86", "sm_90a", "sm_100", "sm_120")
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
 
 
 class CudaAccess:
@@ -135,11 +135,14 @@ def test_both_languages_share_the_cache(nvrtc: CudaAccess, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_small_kernels_compile(nvrtc: CudaAccess, arch: str) -> None:
-    for source in ("rows", "wide_border", "boundary/requantize_layers", "projection/int_mm"):
+    for source in ("rows", "byte_product", "wide_border", "projection/int_mm"):
         assert int(nvrtc.compile_kernel(source, words(PLAIN), arch)) > 0
+    few, step = {**PLAIN, "WIDE": 1}, {**PLAIN, "REAL": "float"}
+    for source, macros in (("projection/reals_few_rows", few), ("recurrence/per_step", step)):
+        assert int(nvrtc.compile_kernel(source, words(macros), arch)) > 0
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_kernels_of_a_plan_compile(
     planned: CudaAccess, request: pytest.FixtureRequest, arch: str
 ) -> None:

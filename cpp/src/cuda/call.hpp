@@ -73,7 +73,7 @@ class Launches {
     // Memory of the workspace.
     Address reserve(int64_t bytes);
 
-    // Adds a launch; its arguments may still be completed by `point` and `fours`.
+    // Adds a launch. `point` and `last` complete its arguments.
     template <class Arguments>
     void add(Kernel kernel, const Grid &grid, const Arguments &arguments) {
         const auto *from = reinterpret_cast<const unsigned char *>(&arguments);

@@ -3,8 +3,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <iterator>
+#include <memory>
 #include <random>
 
 #include "quant_gru/model.hpp"
@@ -41,10 +40,13 @@ std::string_view checked_utf8(std::string_view text) {
 }
 
 std::string read_file(const std::string &path) {
-    std::ifstream stream(path, std::ios::binary);
     std::string found;
-    if (stream) found.assign(std::istreambuf_iterator<char>(stream), {});
-    if (!stream.good() && !stream.eof())
+    const std::unique_ptr<std::FILE, int (*)(std::FILE *)> file(std::fopen(path.c_str(), "rb"),
+                                                                &std::fclose);
+    char part[1 << 14];
+    while (file && !std::feof(file.get()) && !std::ferror(file.get()))
+        found.append(part, std::fread(part, 1, sizeof part, file.get()));
+    if (!file || std::ferror(file.get()))
         throw FileError("Expected a readable file, got " + std::string(std::strerror(errno)) +
                         " (file '" + path + "')");
     return found;
@@ -52,10 +54,10 @@ std::string read_file(const std::string &path) {
 
 void write_file(const std::string &path, const std::string &contents) {
     const std::string draft = path + "." + std::to_string(std::random_device{}()) + ".tmp";
-    std::ofstream stream(draft, std::ios::binary | std::ios::trunc);
-    stream.write(contents.data(), static_cast<std::streamsize>(contents.size()));
-    stream.close();
-    bool written = !stream.fail();
+    std::FILE *const file = std::fopen(draft.c_str(), "wb");
+    bool written =
+        file && std::fwrite(contents.data(), 1, contents.size(), file) == contents.size();
+    if (file) written = std::fclose(file) == 0 && written;
 #if defined(_WIN32)
     if (written) std::remove(path.c_str());  // rename does not replace files
 #endif

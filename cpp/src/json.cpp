@@ -1,8 +1,12 @@
 #include "json.hpp"
 
 #include <algorithm>
+#include <charconv>
+#include <system_error>
+#if !defined(__cpp_lib_to_chars)
 #include <locale>
 #include <sstream>
+#endif
 
 #include "quant_gru/model.hpp"
 
@@ -216,10 +220,22 @@ class JsonParser {
             found.real = static_cast<double>(found.integer);
             return found;
         }
+        if (!real(text, found.real)) fail("numbers that fit 64 bits");
+        return found;
+    }
+
+    // Whether a number fits 64 bits; one below the smallest becomes 0.
+    static bool real(std::string_view text, double &found) {
+#if defined(__cpp_lib_to_chars)
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), found);
+        if (error != std::errc::result_out_of_range) return true;
+        found = 0;
+        return text.find("e-") != text.npos || text.find("E-") != text.npos;
+#else
         std::istringstream stream{std::string(text)};
         stream.imbue(std::locale::classic());
-        if (!(stream >> found.real)) fail("numbers that fit 64 bits");
-        return found;
+        return bool(stream >> found);
+#endif
     }
 
     // Whether an integer fits 64 bits.

@@ -1,7 +1,8 @@
 // The CUDA half of the library for pytest, tests/cpp/test_cuda.py.
+#include <algorithm>
 #include <cstring>
-#include <sstream>
 #include <string>
+#include <type_traits>
 
 #include "cuda/call.hpp"
 #include "cuda/compiler.hpp"
@@ -13,6 +14,18 @@ using namespace quant_gru::cuda;
 namespace {
 
 thread_local std::string text;
+
+// Without streams: processes may contain several C++ libraries, whose locales differ.
+struct Lines {
+    std::string text;
+
+    Lines &operator<<(const std::string &more) { return text += more, *this; }
+    Lines &operator<<(char more) { return text += more, *this; }
+    template <class Number, std::enable_if_t<std::is_arithmetic_v<Number>, int> = 0>
+    Lines &operator<<(Number more) {
+        return text += std::to_string(more), *this;
+    }
+};
 
 // Runs f, which returns a text; an error is "!" and its message.
 template <class F>
@@ -28,10 +41,13 @@ const char *told(F f) {
 // Macros are "NAME=VALUE" words.
 Kernel kernel_of(const char *source, const char *macros) {
     Kernel kernel{source, "", {}};
-    std::istringstream words(macros);
-    for (std::string word; words >> word;) {
+    const std::string words = macros;
+    for (size_t first = 0; first < words.size();) {
+        const size_t end = std::min(words.find(' ', first), words.size());
+        const std::string word = words.substr(first, end - first);
         const size_t at = word.find('=');
-        kernel.macros[word.substr(0, at)] = word.substr(at + 1);
+        if (!word.empty()) kernel.macros[word.substr(0, at)] = word.substr(at + 1);
+        first = end + 1;
     }
     return kernel;
 }
@@ -60,7 +76,7 @@ EXPORT const char *launches_of(const void *bytes, size_t size, int64_t T, int64_
         const auto network =
             std::make_shared<Network>(Device::at(0), quant_gru::read_frozen(bytes, size));
         const Call::State call(network, T, N);
-        std::ostringstream lines;
+        Lines lines;
         for (const Launch &each : call.launches) {
             lines << each.kernel.source << '|' << each.kernel.function << '|' << each.grid.x << ' '
                   << each.grid.y << ' ' << each.grid.threads << ' ' << each.grid.cluster << ' '
@@ -72,15 +88,15 @@ EXPORT const char *launches_of(const void *bytes, size_t size, int64_t T, int64_
                 lines << "0123456789abcdef"[byte >> 4] << "0123456789abcdef"[byte & 15];
             lines << '\n';
         }
-        return lines.str();
+        return lines.text;
     });
 }
 
 // "struct size field:offset .." for each struct, in the order of its fields.
 EXPORT const char *layouts() {
     return told([] {
-        std::ostringstream lines;
-#define STRUCT(type) lines << (lines.tellp() ? "\n" : "") << #type << ' ' << sizeof(type)
+        Lines lines;
+#define STRUCT(type) lines << (lines.text.empty() ? "" : "\n") << #type << ' ' << sizeof(type)
 #define FIELD(type, field) lines << ' ' << #field << ':' << offsetof(type, field)
         STRUCT(SequenceC);
         FIELD(SequenceC, x), FIELD(SequenceC, lengths), FIELD(SequenceC, x_kind);
@@ -140,7 +156,7 @@ EXPORT const char *layouts() {
         FIELD(RequantizeLayersC, below), FIELD(RequantizeLayersC, codes);
         FIELD(RequantizeLayersC, k), FIELD(RequantizeLayersC, directions);
         FIELD(RequantizeLayersC, out_zero);
-        return lines.str();
+        return lines.text;
     });
 }
 

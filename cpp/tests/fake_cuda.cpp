@@ -5,17 +5,16 @@
 //                 fiber (tests/cuda/host.hpp). Not set: launches are only checked.
 // FAKE_CUDA_ARCH  compute capability, 90 if not set
 #include <dlfcn.h>
+#include <unistd.h>
 
+#include <cctype>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <mutex>
-#include <regex>
 #include <string>
 #include <vector>
 
@@ -55,15 +54,22 @@ struct Function {
 
 std::map<Address, size_t> allocations;
 
+bool is_of_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
+
+bool exists(const std::string &path) { return access(path.c_str(), F_OK) == 0; }
+
 // Text that includes a source of kernels and exports a function to run each of them.
 std::string on_host(const Program &program, const std::vector<std::string> &macros) {
     std::string text = "#include \"host.hpp\"\n";
     for (const std::string &each : macros) text += "#define " + each + "\n";
     text += program.source;
-    const std::regex signature(R"((\w+)\(const __grid_constant__ (\w+) \w+\))");
-    for (std::sregex_iterator at(program.source.begin(), program.source.end(), signature), end;
-         at != end; ++at) {
-        const std::string function = (*at)[1], kind = (*at)[2];
+    const std::string parameter = "(const __grid_constant__ ", &source = program.source;
+    for (size_t at = 0; (at = source.find(parameter, at)) != source.npos; at += parameter.size()) {
+        size_t first = at, last = at + parameter.size();
+        while (first && is_of_name(source[first - 1])) --first;
+        while (is_of_name(source[last])) ++last;
+        const std::string function = source.substr(first, at - first);
+        const std::string kind = source.substr(at + parameter.size(), last - at - parameter.size());
         text += "\nextern \"C\" void run_" + function +
                 "(const void *p, int x, int y, int threads, int cluster, long shared) {\n"
                 "    host::run([](const void *p) { " +
@@ -84,15 +90,18 @@ std::string host_library(const std::string &folder, const std::string &text) {
         "-fno-gnu-unique -I. -I" +
         root + "/tests/cuda -I" + kernels + "/cuda -I" + kernels + " -I" + root + "/src ";
     const std::string host = root + "/tests/cuda/host.";
-    if (!std::filesystem::exists(folder + "/host.o") &&
+    if (!exists(folder + "/host.o") &&
         (command(compiler + "-c " + host + "cpp -o host.o") ||
          command(compiler + "-x c++-header " + host + "hpp -o host.hpp.gch")))
         return {};
     char name[32];
     std::snprintf(name, sizeof name, "%016zx", std::hash<std::string>()(text));
     const std::string path = folder + "/" + name;
-    if (std::filesystem::exists(path + ".so")) return path + ".so";
-    std::ofstream(path + ".cpp") << text;
+    if (exists(path + ".so")) return path + ".so";
+    std::FILE *const file = std::fopen((path + ".cpp").c_str(), "w");
+    if (!file) return {};
+    std::fwrite(text.data(), 1, text.size(), file);
+    std::fclose(file);
     if (command(compiler + "-shared -Wl,-Bsymbolic " + path + ".cpp host.o -o " + path + ".so"))
         return {};
     return path + ".so";

@@ -1,23 +1,37 @@
 #include "cuda/cubin_cache.hpp"
 
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <random>
+#if defined(_WIN32)
+#include <direct.h>
+#else
+#include <sys/stat.h>
+#endif
 
 #include "cuda/sha256.hpp"
+#include "files.hpp"
+#include "quant_gru/model.hpp"
 
 namespace quant_gru::cuda {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr size_t kDigest = 32;
 
 std::string variable(const char *name) {
     const char *value = std::getenv(name);
     return value ? value : "";
+}
+
+// Makes a folder and those around it; failures show when a file is written.
+void make_folders(const std::string &path) {
+    for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
+        const std::string folder = path.substr(0, end);
+#if defined(_WIN32)
+        _mkdir(folder.c_str());
+#else
+        mkdir(folder.c_str(), 0777);
+#endif
+        if (end == path.npos) return;
+    }
 }
 
 std::string digest_of(const std::string &key, const std::string &code) {
@@ -49,25 +63,24 @@ std::string cache_folder() {
 std::string load_cubin(const std::string &key) {
     const std::string folder = cache_folder();
     if (folder.empty()) return {};
-    std::ifstream stream(folder + "/" + key + ".cubin", std::ios::binary);
-    const std::string data{std::istreambuf_iterator<char>(stream), {}};
-    if (data.size() <= kDigest) return {};
-    const std::string code = data.substr(kDigest);
-    return digest_of(key, code) == data.substr(0, kDigest) ? code : std::string();
+    try {
+        const std::string data = read_file(folder + "/" + key + ".cubin");
+        if (data.size() <= kDigest) return {};
+        const std::string code = data.substr(kDigest);
+        return digest_of(key, code) == data.substr(0, kDigest) ? code : std::string();
+    } catch (const FileError &) {
+        return {};
+    }
 }
 
 void store_cubin(const std::string &key, const std::string &code) {
     const std::string folder = cache_folder();
     if (folder.empty()) return;
-    std::error_code failed;
-    fs::create_directories(folder, failed);
-    const std::string path = folder + "/" + key;
-    const std::string draft = path + std::to_string(std::random_device{}()) + ".tmp";
-    std::ofstream stream(draft, std::ios::binary | std::ios::trunc);
-    stream << digest_of(key, code) << code;
-    stream.close();
-    if (!stream.fail()) fs::rename(draft, path + ".cubin", failed);
-    if (stream.fail() || failed) fs::remove(draft, failed);
+    make_folders(folder);
+    try {
+        write_file(folder + "/" + key + ".cubin", digest_of(key, code) + code);
+    } catch (const FileError &) {  // the next process compiles again
+    }
 }
 
 }  // namespace quant_gru::cuda

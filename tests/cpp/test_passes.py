@@ -1,9 +1,8 @@
-"""The passes over raw pointers: floats against nn.GRU, codes against QuantGRU."""
+"""The float passes over raw pointers against nn.GRU."""
 
 from __future__ import annotations
 
 import ctypes
-import random
 from typing import Any
 
 import pytest
@@ -14,8 +13,6 @@ from random_calibrations import float_weights
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from quant_gru import QuantConfig, QuantGRU
-from quant_gru.config import ACTIVATIONS, FUSIBLE
 from quant_gru.integer.plan import update_first
 from quant_gru.parameters.schema import Shape
 
@@ -37,11 +34,10 @@ def reference(gru: torch.nn.GRU, x: Tensor, h0: Tensor, mask: Tensor | None) -> 
 class Passes:
     """Forward and backward of the library, with the weights of an nn.GRU."""
 
-    def __init__(self, access: Access, gru: torch.nn.GRU, by_steps: bool) -> None:
+    def __init__(self, access: Access, gru: torch.nn.GRU, by_steps: bool, threads: int = 1) -> None:
         self.by_steps, self.dtype = int(by_steps), gru.weight_ih_l0.dtype
-        name = "float" if self.dtype is torch.float32 else "double"
-        self.forward_pass = getattr(access.native, f"forward_{name}")
-        self.backward_pass = getattr(access.native, f"backward_{name}")
+        self.threads, self.call = threads, access.call
+        self.name = "float" if self.dtype is torch.float32 else "double"
         weights = [update_first(each.detach()) for each in gru.parameters()]
         self.W, self.R = (each.T.contiguous() for each in weights[:2])
         self.bx, self.br = weights[2:]
@@ -54,8 +50,8 @@ class Passes:
         H = h0.shape[1]
         h = torch.cat((h0[None], torch.full((T, N, H), torch.nan, dtype=self.dtype)))
         v, Wx, Rh = (h.new_zeros(T * N * n * H) for n in (4, 3, 3))
-        self.forward_pass(
-            int(training), T, N, C, H,
+        self.call(
+            f"forward_{self.name}", self.threads, int(training), T, N, C, H,
             *map(address, (self.W, self.R, self.bx, self.br, x, h, v, Wx, Rh)),
             ctypes.c_float(p), address(mask), self.by_steps,
         )  # fmt: skip
@@ -77,9 +73,11 @@ class Passes:
             self.W.T.contiguous(), self.R.T.contiguous(), x_t.contiguous(),
             h.permute(0, 2, 1).contiguous() if self.by_steps else h, v, dh_new,
         ]  # fmt: skip
-        self.backward_pass(
-            T, N, C, H, *map(address, (*kept, *found.values())), address(mask), self.by_steps
-        )
+        arguments = (*kept, *found.values(), mask)
+        self.call(
+            f"backward_{self.name}", self.threads, T, N, C, H,
+            *map(address, arguments), self.by_steps,
+        )  # fmt: skip
         return found
 
 
@@ -114,8 +112,26 @@ def test_states_and_gradients(
         assert float((found[name] - gradient).abs().max()) <= tolerance * scale, name
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float", "double"])
+def test_any_number_of_threads(access: Access, small_parts: None, dtype: torch.dtype) -> None:
+    """States and gradients have the same bits."""
+    T, N, C, H = 7, 13, 20, 37
+    torch.manual_seed(0)
+    gru = torch.nn.GRU(C, H, dtype=dtype)
+    x, h0 = torch.randn(T, N, C, dtype=dtype), torch.randn(N, H, dtype=dtype)
+    grad = torch.randn(T + 1, N, H, dtype=dtype)
+    found = []
+    for threads in (1, 2, 5, 17):
+        passes = Passes(access, gru, False, threads)
+        h, v = passes.forward(x, h0, 0.0, None, True)
+        found.append([h, v, *passes.backward(x, h, v, grad, None).values()])
+    for others in found[1:]:
+        for ours, theirs in zip(others, found[0], strict=True):
+            assert torch.equal(ours, theirs)
+
+
 def test_zoneout_in_inference(access: Access) -> None:
-    """Without training, a share of the old state remains."""
+    """Without training, a share of the old state remains, and the mask is not read."""
     gru = torch.nn.GRU(3, 5)
     x, h0 = torch.randn(4, 2, 3), torch.randn(2, 5)
     h, _ = Passes(access, gru, False).forward(x, h0, 0.25, torch.zeros(4, 2, 5), False)
@@ -145,87 +161,3 @@ def test_a_float_gru_of_layers(access: Access, both: bool, packed: bool) -> None
     )  # fmt: skip
     assert torch.allclose(y, expected, atol=1e-6, rtol=0)
     assert torch.allclose(h_n, last, atol=1e-6, rtol=0)
-
-
-class Codes:
-    """A calibrated QuantGRU in the arguments of the pass over codes."""
-
-    def __init__(self, seed: int, zoneout: float) -> None:
-        rng = random.Random(seed)
-        self.C, self.H, self.N, self.T = (rng.randint(1, most) for most in (20, 33, 5, 8))
-        self.bits = rng.choice((8, 16))
-        config = QuantConfig.uniform(self.bits, is_symmetric=False)
-        for name in FUSIBLE:
-            if rng.random() < 0.4:
-                config = config.replace(name, bitwidth=None)
-        config = config.replace_globals(scale_kind=rng.choice(("pot", "free")))
-        torch.manual_seed(seed)
-        self.gru = QuantGRU(self.C, self.H, config=config, zoneout=zoneout).eval()
-        self.gru.calibrate(torch.randn(20, 4, self.C))
-        self.gru.finalize_calibration()
-        cell = self.gru._plan().cells[0][0]
-        self.q, w = cell.frozen.quantizers, cell.weights
-        self.dtype = torch.int8 if self.bits == 8 else torch.int16
-        self.W, self.R = (each.to(self.dtype).T.contiguous() for each in (w.W, w.R))
-        self.bx, self.br = w.bw.to(torch.int32), w.br.to(torch.int32)
-        points = [self.q.get(name) for name in ACTIVATIONS]
-        scales = [0.0 if q is None else q.scale for q in points]
-        columns = [w.scales[f"weight.{name}"] for name in ("W", "R", "bw", "br")]
-        self.scale = torch.cat((torch.tensor(scales), *columns))
-        self.zero = torch.tensor([0.0 if q is None else float(q.zero_point) for q in points])
-
-    def run(self, access: Access, x: Tensor, h0: Tensor, p: float, mask: Tensor | None, by: int):
-        """Return the codes of all states (T, N, H)."""
-        T, N, _ = x.shape
-        h = torch.cat((h0[None].to(self.dtype), torch.zeros(T, N, self.H, dtype=self.dtype)))
-        kept = [self.W, self.R, self.bx, self.br, x.to(self.dtype), h]
-        access._answer(
-            f"codes_int{self.bits}", T, N, self.C, self.H, *map(address, kept),
-            ctypes.c_float(p), *map(address, (mask, self.scale, self.zero)), by,
-        )  # fmt: skip
-        return h[1:].to(torch.int64)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_codes(access: Access, seed: int) -> None:
-    zoneout = (0.0, 0.3)[seed % 2]
-    case = Codes(seed, zoneout)
-    qx, qh = case.q["input.x"], case.q["output.h"]
-    x = torch.randint(qx.lo, qx.hi + 1, (case.T, case.N, case.C))
-    h0 = torch.randint(qh.lo, qh.hi + 1, (case.N, case.H))
-    expected = case.gru.forward_integer(x, h0[None])[0].to(torch.int64)
-    for by_steps in (0, 1):
-        assert torch.equal(case.run(access, x, h0, zoneout, None, by_steps), expected)
-
-
-def test_codes_that_are_held(access: Access) -> None:
-    case = Codes(1, 0.0)
-    x, h0 = torch.zeros(2, case.N, case.C), torch.ones(case.N, case.H)
-    mask = torch.zeros(2, case.N, case.H, dtype=case.dtype)
-    held = case.run(access, x, h0, 0.0, mask, 0)
-    assert (held == 1).all()
-    assert torch.equal(
-        case.run(access, x, h0, 0.0, mask + 1, 0), case.run(access, x, h0, 0.0, None, 0)
-    )
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "said"),
-    [
-        (0, -1.0, r"scale.*operator 'input\.x'"),
-        (0, 0.0, "scale"),
-        (13, torch.nan, "scale.*weights"),
-    ],
-)
-def test_scales_are_checked(access: Access, place: int, value: float, said: str) -> None:
-    case = Codes(0, 0.0)
-    case.scale[place] = value
-    with pytest.raises(ValueError, match=said):
-        case.run(access, torch.zeros(1, 1, case.C), torch.zeros(1, case.H), 0.0, None, 0)
-
-
-def test_zero_points_are_checked(access: Access) -> None:
-    case = Codes(0, 0.0)
-    case.zero[5] = -1.0  # gate.z_out is unsigned
-    with pytest.raises(ValueError, match=r"zero_point.*\[0, .*got -1.*gate\.z_out"):
-        case.run(access, torch.zeros(1, 1, case.C), torch.zeros(1, case.H), 0.0, None, 0)

@@ -2,7 +2,7 @@
 
 #include "passes/functions.hpp"
 #include "passes/gemm.hpp"
-#include "passes/sizes.hpp"
+#include "passes/parts.hpp"
 #include "quant_gru/gru_interface.hpp"
 
 namespace quant_gru {
@@ -47,45 +47,82 @@ QG_BODY void gates_of_row(const Row<T> &row) {
 QG_CLONES void gates(const Row<float> &row) { gates_of_row(row); }
 QG_CLONES void gates(const Row<double> &row) { gates_of_row(row); }
 
+// The arguments of a pass of several steps; h is the state before the first one, and `out` (T, N,
+// H) the states after each one.
+template <class T>
+struct Call {
+    int64_t steps;
+    const T *W, *R, *bx, *br, *x, *h;
+    T *out, *v, *Wx, *Rh;
+    float zoneout_prob;
+    const T *mask;
+};
+
 }  // namespace
 
 template <class T, class AccumT>
 struct ForwardPass<T, AccumT>::State {
+    void run(const Call<T> &c) {
+        check_zoneout(c.zoneout_prob);
+        const auto [N, C, H] = sizes;
+        W.resize(C, 3 * H);
+        R.resize(H, 3 * H);
+        const int64_t items = c.steps * N;
+        in_parts(pass_parts(threads, sizes, c.steps), [&](int64_t part, int64_t parts,
+                                                          auto barrier) {
+            W.pack(c.W, part, parts);
+            R.pack(c.R, part, parts);
+            barrier();
+            const Strided<T> x{c.x, sizes.C, 1};
+            W.multiply(x, part_start(items, part, parts), part_start(items, part + 1, parts), c.Wx,
+                       false);
+            barrier();
+            for (int64_t t = 0; t < c.steps; ++t)
+                step(c, t, part_start(sizes.N, part, parts), part_start(sizes.N, part + 1, parts));
+        });
+    }
+
+    // A step of some rows.
+    void step(const Call<T> &c, int64_t t, int64_t first, int64_t end) const {
+        const int64_t N = sizes.N, H = sizes.H;
+        const T *const h = t ? c.out + (t - 1) * N * H : c.h;
+        const Zoneout zoneout = training             ? c.mask ? Zoneout::masked : Zoneout::none
+                                : c.zoneout_prob > 0 ? Zoneout::expected
+                                                     : Zoneout::none;
+        R.multiply(Strided<T>{h, H, 1}, first, end, c.Rh, false);
+        for (int64_t i = first; i < end; ++i) {
+            const int64_t item = t * N + i;
+            gates(Row<T>{c.Wx + item * 3 * H, c.Rh + i * 3 * H, c.bx, c.br, h + i * H,
+                         c.mask ? c.mask + item * H : nullptr, c.out + item * H,
+                         c.v ? c.v + item * 4 * H : nullptr, H, static_cast<T>(c.zoneout_prob),
+                         zoneout});
+        }
+    }
+
     PassSizes sizes;
     bool training;
-    PackedMatrix<T> R;
-
-    // Gates of all rows of a step; tmp_Wx and tmp_Rh hold W x and R h.
-    void step(const T *bx, const T *br, const T *h, T *out, T *v, const T *Wx, const T *Rh,
-              float probability, const T *mask) const {
-        const auto [N, C, H] = sizes;
-        const Zoneout zoneout = mask && training  ? Zoneout::masked
-                                : probability > 0 ? training ? Zoneout::none : Zoneout::expected
-                                                  : Zoneout::none;
-        for (int64_t i = 0; i < N; ++i)
-            gates(Row<T>{Wx + i * 3 * H, Rh + i * 3 * H, bx, br, h + i * H,
-                         mask ? mask + i * H : nullptr, out + i * H, v ? v + i * 4 * H : nullptr, H,
-                         static_cast<T>(probability), zoneout});
-    }
+    int threads = 0;
+    PackedMatrix<T> W, R;
 };
 
 template <class T, class AccumT>
 ForwardPass<T, AccumT>::ForwardPass(bool training, int batch_size, int input_size, int hidden_size,
                                     const cublasHandle_t &, const cudaStream_t &)
-    : state_(new State{PassSizes(batch_size, input_size, hidden_size), training, {}}) {}
+    : state_(new State{PassSizes(batch_size, input_size, hidden_size), training}) {}
 
 template <class T, class AccumT>
 ForwardPass<T, AccumT>::~ForwardPass() = default;
 
 template <class T, class AccumT>
+void ForwardPass<T, AccumT>::set_threads(int threads) {
+    state_->threads = checked_threads(threads);
+}
+
+template <class T, class AccumT>
 void ForwardPass<T, AccumT>::Iterate(const T *W, const T *R, const T *bx, const T *br, const T *x,
                                      const T *h, T *h_out, T *v, T *tmp_Wx, T *tmp_Rh,
                                      float zoneout_prob, const T *zoneout_mask) {
-    check_zoneout(zoneout_prob);
-    const auto [N, C, H] = state_->sizes;
-    multiply(Strided<T>{x, C, 1}, N, W, C, 3 * H, tmp_Wx, false);
-    multiply(Strided<T>{h, H, 1}, N, R, H, 3 * H, tmp_Rh, false);
-    state_->step(bx, br, h, h_out, v, tmp_Wx, tmp_Rh, zoneout_prob, zoneout_mask);
+    state_->run({1, W, R, bx, br, x, h, h_out, v, tmp_Wx, tmp_Rh, zoneout_prob, zoneout_mask});
 }
 
 template <class T, class AccumT>
@@ -93,17 +130,8 @@ void ForwardPass<T, AccumT>::Run(int steps, const T *W, const T *R, const T *bx,
                                  const T *x, T *h, T *v, T *tmp_Wx, T *tmp_Rh, float zoneout_prob,
                                  const T *zoneout_mask) {
     check_steps(steps);
-    check_zoneout(zoneout_prob);
-    const auto [N, C, H] = state_->sizes;
-    multiply(Strided<T>{x, C, 1}, steps * N, W, C, 3 * H, tmp_Wx, false);
-    state_->R.pack(R, H, 3 * H);
-    for (int64_t t = 0; t < steps; ++t) {
-        T *const before = h + t * N * H;
-        state_->R.multiply(Strided<T>{before, H, 1}, N, tmp_Rh, 3 * H, false);
-        state_->step(bx, br, before, before + N * H, v ? v + t * N * 4 * H : nullptr,
-                     tmp_Wx + t * N * 3 * H, tmp_Rh, zoneout_prob,
-                     zoneout_mask ? zoneout_mask + t * N * H : nullptr);
-    }
+    T *const out = h + state_->sizes.N * state_->sizes.H;
+    state_->run({steps, W, R, bx, br, x, h, out, v, tmp_Wx, tmp_Rh, zoneout_prob, zoneout_mask});
 }
 
 template class ForwardPass<float>;

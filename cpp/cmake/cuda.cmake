@@ -1,0 +1,39 @@
+# GPUs: the driver and NVRTC are opened at run time. The sources of kernels are embedded in the library.
+if(NOT QUANT_GRU_CUDA)
+  return()
+endif()
+set(folder ${CMAKE_CURRENT_SOURCE_DIR}/../src)
+set(lines "")
+set(texts "")
+# Adds texts: files that match a pattern of a folder. A name is a prefix, then the path below the folder.
+function(quant_gru_embed prefix root)
+  foreach(pattern IN LISTS ARGN)
+    file(GLOB_RECURSE found RELATIVE ${root} CONFIGURE_DEPENDS ${root}/${pattern})
+    foreach(path IN LISTS found)
+      list(APPEND lines "${prefix}${path}|${root}/${path}")
+      list(APPEND texts ${root}/${path})
+    endforeach()
+  endforeach()
+  set(lines ${lines} PARENT_SCOPE)
+  set(texts ${texts} PARENT_SCOPE)
+endfunction()
+quant_gru_embed("" ${folder}/quant_gru/kernels/cuda *.cuh boundary/convert_rows.cu boundary/quantize_input.cu
+                boundary/requantize_layers.cu projection/codes_tiled.cu projection/int_mm.cu recurrence/persistent.cu
+                recurrence/wide_integers.cu)
+quant_gru_embed("" ${folder}/quant_gru/kernels c99/*.h)
+quant_gru_embed("kernel_runtime/cuda/" ${folder}/kernel_runtime/cuda *.cuh)
+quant_gru_embed("" ${folder}/kernel_runtime/cuda *.cu)
+quant_gru_embed("kernel_runtime/c99/" ${folder}/kernel_runtime/c99 *.h)
+# Kernels of the C++ library; a part of it adds its own folder here.
+quant_gru_embed("" ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/kernels *.cu)
+list(JOIN lines "\n" text)
+file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/cuda_sources.txt CONTENT "${text}\n" @ONLY)
+set(embedded ${CMAKE_CURRENT_BINARY_DIR}/cuda_sources.cpp)
+add_custom_command(
+  OUTPUT ${embedded}
+  COMMAND ${CMAKE_COMMAND} -DOUTPUT=${embedded} -DLIST=${CMAKE_CURRENT_BINARY_DIR}/cuda_sources.txt
+          -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_sources.cmake
+  DEPENDS ${texts} ${CMAKE_CURRENT_BINARY_DIR}/cuda_sources.txt cmake/embed_sources.cmake)
+add_library(quant_gru_cuda OBJECT ${embedded} src/cuda/compiler.cpp src/cuda/cubin_cache.cpp src/cuda/device.cpp
+                                  src/cuda/driver.cpp src/cuda/sha256.cpp src/cuda/shared_library.cpp)
+list(APPEND parts quant_gru_cuda)

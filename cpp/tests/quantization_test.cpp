@@ -118,6 +118,46 @@ void check_float(Reader &reader) {
 }
 
 template <class T>
+struct CodeCase {
+    size_t steps, N, C, H;
+    const std::vector<T> &W, &R;
+    const std::vector<int32_t> &bx, &br;
+    const std::vector<T> &x, &h;
+    const std::vector<float> &scale, &zero;
+};
+
+// The transpose of step t of values (T, N, n).
+template <class T>
+std::vector<T> transposed_step(const std::vector<T> &from, size_t t, size_t N, size_t n) {
+    const auto start = from.begin() + static_cast<std::ptrdiff_t>(t * N * n);
+    return transposed(std::vector<T>(start, start + static_cast<std::ptrdiff_t>(N * n)), N, n);
+}
+
+// dx, dh, dW, dR, dbx and dbr, for gradients of the outputs that are 1, -1, 1, ..
+template <class T>
+std::vector<std::vector<float>> gradients_of(const CodeCase<T> &c, bool by_steps, int threads) {
+    const size_t N = c.N, C = c.C, H = c.H;
+    const auto W_t = transposed(c.W, C, 3 * H), R_t = transposed(c.R, H, 3 * H);
+    std::vector<float> grad(c.h.size()), dx(c.x.size()), dh(N * H);
+    std::vector<float> dW(c.W.size()), dR(c.R.size()), dbx(3 * H), dbr(3 * H);
+    for (size_t i = 0; i < grad.size(); ++i) grad[i] = i % 2 ? -1.f : 1.f;
+    BackwardPass<T> pass(static_cast<int>(N), static_cast<int>(C), static_cast<int>(H));
+    pass.set_threads(threads);
+    if (!by_steps)
+        pass.Run(static_cast<int>(c.steps), W_t.data(), R_t.data(), c.bx.data(), c.br.data(),
+                 transposed(c.x, c.steps * N, C).data(), c.h.data(), nullptr, grad.data(),
+                 dx.data(), dW.data(), dR.data(), dbx.data(), dbr.data(), dh.data(), nullptr,
+                 nullptr, nullptr, c.scale.data(), c.zero.data());
+    for (size_t t = c.steps; by_steps && t-- > 0;)
+        pass.Iterate(W_t.data(), R_t.data(), c.bx.data(), c.br.data(),
+                     transposed_step(c.x, t, N, C).data(), transposed_step(c.h, t, N, H).data(),
+                     nullptr, grad.data() + (t + 1) * N * H, dx.data() + t * N * C, dW.data(),
+                     dR.data(), dbx.data(), dbr.data(), dh.data(), nullptr, nullptr, nullptr,
+                     c.scale.data(), c.zero.data());
+    return {dx, dh, dW, dR, dbx, dbr};
+}
+
+template <class T>
 void check_codes(Reader &reader) {
     int sizes[4];
     for (int &size : sizes) size = static_cast<int>(reader.word());
@@ -140,13 +180,25 @@ void check_codes(Reader &reader) {
                  nullptr, nullptr, 0, nullptr, scale.data(), zero.data());
         CHECK(std::equal(y.begin(), y.end(), h.begin() + static_cast<std::ptrdiff_t>(before)));
     }
+    const auto n = [&sizes](int i) { return static_cast<size_t>(sizes[i]); };
+    const CodeCase<T> c{n(0), n(1), n(2), n(3), W, R, bx, br, x, h, scale, zero};
+    const auto whole = gradients_of(c, false, 1), divided = gradients_of(c, false, 3);
+    const auto steps = gradients_of(c, true, 1);
+    for (size_t i = 0; i < whole.size(); ++i) {
+        CHECK(whole[i] == divided[i]);
+        CHECK(std::any_of(whole[i].begin(), whole[i].end(), [](float g) { return g != 0; }));
+    }
+    // of inputs and states; sums over steps round at other places
+    CHECK(whole[0] == steps[0]);
+    CHECK(whole[1] == steps[1]);
 }
 
 void check_arguments() {
     CHECK_THROWS(ArgumentError, "hidden_size", ForwardPass<float>(true, 1, 1, 0));
     CHECK_THROWS(ArgumentError, "batch_size", BackwardPass<double>(-1, 1, 1));
-    CHECK_THROWS(ArgumentError, "training", ForwardPass<int8_t>(true, 1, 1, 1));
+    CHECK_THROWS(ArgumentError, "input_size", BackwardPass<int8_t>(1, 0, 1));
     ForwardPass<float> pass(false, 1, 1, 1);
+    CHECK_THROWS(ArgumentError, "threads", pass.set_threads(-1));
     CHECK_THROWS(ArgumentError, "steps",
                  pass.Run(-1, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
                           nullptr, nullptr, 0, nullptr));

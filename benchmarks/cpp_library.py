@@ -30,16 +30,20 @@ HERE = Path(__file__).parent
 BUILD = HERE.parent / "build" / "cpp_library"
 
 
-def built() -> ctypes.CDLL:
-    """The functions of time_calls.cpp."""
+def built(cuda: bool = False) -> ctypes.CDLL:
+    """The functions of time_calls.cpp and time_passes.cpp."""
     ccache = shutil.which("ccache")
-    launcher = [f"-DCMAKE_CXX_COMPILER_LAUNCHER={ccache}"] if ccache else []
-    configure = ["cmake", "-S", str(HERE / "cpp_library"), "-B", str(BUILD), *launcher]
+    options = [f"-DQUANT_GRU_CUDA={int(cuda)}"]
+    if ccache:
+        options.append(f"-DCMAKE_CXX_COMPILER_LAUNCHER={ccache}")
+    configure = ["cmake", "-S", str(HERE / "cpp_library"), "-B", str(BUILD), *options]
     for command in (configure, ["cmake", "--build", str(BUILD), "--parallel", "2"]):
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     library = ctypes.CDLL(str(BUILD / "libtime_calls.so"))
-    library.open_model.restype = library.open_stream.restype = ctypes.c_void_p
-    library.time_runs.restype = library.time_steps.restype = ctypes.c_double
+    for name in ("open_model", "open_stream", "open_passes"):
+        getattr(library, name).restype = ctypes.c_void_p
+    for name in ("time_runs", "time_steps", "time_passes"):
+        getattr(library, name).restype = ctypes.c_double
     return library
 
 

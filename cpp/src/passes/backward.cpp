@@ -23,6 +23,7 @@ QG_BODY void derivatives_of_row(const Row<T> &row) {
     const int64_t H = row.H, stride = row.stride;
     const T *h = row.h, *v = row.v, *dh_new = row.dh_new, *mask = row.mask;
     T *const dh = row.dh, *const dp = row.dp, *const dq = row.dq;
+    QG_INDEPENDENT
     for (int64_t j = 0; j < H; ++j) {
         const T z = v[j], r = v[H + j], g = v[2 * H + j], q = v[3 * H + j];
         const T total = dh_new[j] + dh[j], taken = mask ? mask[j] : T(1), d = taken * total;
@@ -63,6 +64,8 @@ struct Call {
 
 template <class T>
 struct BackwardPass<T>::State {
+    explicit State(const PassSizes &given) : sizes(given) {}
+
     void run(const Call<T> &c) {
         const auto [N, C, H] = sizes;
         const int64_t items = c.steps * N, channels = 3 * H;
@@ -115,7 +118,7 @@ struct BackwardPass<T>::State {
 template <class T>
 BackwardPass<T>::BackwardPass(int batch_size, int input_size, int hidden_size,
                               const cublasHandle_t &, const cudaStream_t &)
-    : state_(new State{PassSizes(batch_size, input_size, hidden_size)}) {}
+    : state_(new State(PassSizes(batch_size, input_size, hidden_size))) {}
 
 template <class T>
 BackwardPass<T>::~BackwardPass() = default;

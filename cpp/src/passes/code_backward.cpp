@@ -36,6 +36,8 @@ void add_columns(const Floats &rows, int64_t K, int64_t H, float *to) {
 
 template <class T>
 struct CodeBackwardPass<T>::State {
+    explicit State(const PassSizes &given) : sizes(given) {}
+
     // x (T, N, C); states before the first step and after each step; dh_new (T, N, H).
     void run(int64_t steps, const CodeArguments<T> &arguments, const T *x, const T *before,
              const T *after, const float *dh_new, float *dx, float *dW, float *dR, float *dbx,
@@ -91,7 +93,7 @@ struct CodeBackwardPass<T>::State {
 template <class T>
 CodeBackwardPass<T>::CodeBackwardPass(int batch_size, int input_size, int hidden_size,
                                       const cublasHandle_t &, const cudaStream_t &)
-    : state_(new State{PassSizes(batch_size, input_size, hidden_size)}) {}
+    : state_(new State(PassSizes(batch_size, input_size, hidden_size))) {}
 
 template <class T>
 CodeBackwardPass<T>::~CodeBackwardPass() = default;

@@ -8,6 +8,8 @@ namespace quant_gru {
 
 template <class T>
 struct CodeForwardPass<T>::State {
+    State(const PassSizes &given, bool trains) : sizes(given), training(trains) {}
+
     // Runs all steps; the last arguments are as in `CodeArguments`.
     void run(int64_t steps, const CodeArguments<T> &arguments, const T *x, const T *before,
              T *after, const T *mask) {
@@ -47,7 +49,7 @@ struct CodeForwardPass<T>::State {
 template <class T>
 CodeForwardPass<T>::CodeForwardPass(bool training, int batch_size, int input_size, int hidden_size,
                                     const cublasHandle_t &, const cudaStream_t &)
-    : state_(new State{PassSizes(batch_size, input_size, hidden_size), training}) {}
+    : state_(new State(PassSizes(batch_size, input_size, hidden_size), training)) {}
 
 template <class T>
 CodeForwardPass<T>::~CodeForwardPass() = default;

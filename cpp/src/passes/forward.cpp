@@ -17,35 +17,47 @@ struct Row {
     const T *Wx, *Rh, *bx, *br, *h, *mask;
     T *out, *v;
     int64_t H;
-    T kept;
-    Zoneout zoneout;
+    T share;  // of the old state that remains
 };
 
-template <class T>
+template <class T, Zoneout zoneout, bool kept>
 QG_BODY void gates_of_row(const Row<T> &row) {
     const int64_t H = row.H;
-    const T *Wx = row.Wx, *Rh = row.Rh, *bx = row.bx, *br = row.br, *h = row.h;
+    const T *Wx = row.Wx, *Rh = row.Rh, *bx = row.bx, *br = row.br, *h = row.h, *mask = row.mask;
     T *const out = row.out, *const v = row.v;
+    const T share = row.share;
+    QG_INDEPENDENT
     for (int64_t j = 0; j < H; ++j) {
         const T z = sigmoid(Wx[j] + bx[j] + Rh[j] + br[j]);
         const T r = sigmoid(Wx[H + j] + bx[H + j] + Rh[H + j] + br[H + j]);
         const T q = Rh[2 * H + j] + br[2 * H + j];
         const T g = hyperbolic_tangent(Wx[2 * H + j] + bx[2 * H + j] + r * q);
-        if (v) {
+        if constexpr (kept) {
             v[j] = z;
             v[H + j] = r;
             v[2 * H + j] = g;
             v[3 * H + j] = q;
         }
         T next = z * h[j] + (1 - z) * g;
-        if (row.zoneout == Zoneout::masked) next = h[j] + (next - h[j]) * row.mask[j];
-        if (row.zoneout == Zoneout::expected) next = row.kept * h[j] + (1 - row.kept) * next;
+        if constexpr (zoneout == Zoneout::masked) next = h[j] + (next - h[j]) * mask[j];
+        if constexpr (zoneout == Zoneout::expected) next = share * h[j] + (1 - share) * next;
         out[j] = next;
     }
 }
 
-QG_CLONES void gates(const Row<float> &row) { gates_of_row(row); }
-QG_CLONES void gates(const Row<double> &row) { gates_of_row(row); }
+template <class T>
+QG_BODY void gates_of_kind(const Row<T> &row, Zoneout zoneout) {
+    constexpr auto none = Zoneout::none, masked = Zoneout::masked, expected = Zoneout::expected;
+    if (zoneout == masked)
+        row.v ? gates_of_row<T, masked, true>(row) : gates_of_row<T, masked, false>(row);
+    else if (zoneout == expected)
+        row.v ? gates_of_row<T, expected, true>(row) : gates_of_row<T, expected, false>(row);
+    else
+        row.v ? gates_of_row<T, none, true>(row) : gates_of_row<T, none, false>(row);
+}
+
+QG_CLONES void gates(const Row<float> &row, Zoneout zoneout) { gates_of_kind(row, zoneout); }
+QG_CLONES void gates(const Row<double> &row, Zoneout zoneout) { gates_of_kind(row, zoneout); }
 
 // The arguments of a pass of several steps; h is the state before the first one, and `out` (T, N,
 // H) the states after each one.
@@ -62,6 +74,8 @@ struct Call {
 
 template <class T, class AccumT>
 struct ForwardPass<T, AccumT>::State {
+    State(const PassSizes &given, bool trains) : sizes(given), training(trains) {}
+
     void run(const Call<T> &c) {
         check_zoneout(c.zoneout_prob);
         const auto [N, C, H] = sizes;
@@ -94,8 +108,8 @@ struct ForwardPass<T, AccumT>::State {
             const int64_t item = t * N + i;
             gates(Row<T>{c.Wx + item * 3 * H, c.Rh + i * 3 * H, c.bx, c.br, h + i * H,
                          c.mask ? c.mask + item * H : nullptr, c.out + item * H,
-                         c.v ? c.v + item * 4 * H : nullptr, H, static_cast<T>(c.zoneout_prob),
-                         zoneout});
+                         c.v ? c.v + item * 4 * H : nullptr, H, static_cast<T>(c.zoneout_prob)},
+                  zoneout);
         }
     }
 
@@ -108,7 +122,7 @@ struct ForwardPass<T, AccumT>::State {
 template <class T, class AccumT>
 ForwardPass<T, AccumT>::ForwardPass(bool training, int batch_size, int input_size, int hidden_size,
                                     const cublasHandle_t &, const cudaStream_t &)
-    : state_(new State{PassSizes(batch_size, input_size, hidden_size), training}) {}
+    : state_(new State(PassSizes(batch_size, input_size, hidden_size), training)) {}
 
 template <class T, class AccumT>
 ForwardPass<T, AccumT>::~ForwardPass() = default;

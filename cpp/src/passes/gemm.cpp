@@ -53,14 +53,19 @@ QG_BODY void tile(const Tile<T> &t) {
     }
     for (int64_t i = 0; i < R && i < t.rows; ++i)
         for (int64_t p = 0; p < P; ++p) {
-            T found[width];
-            std::memcpy(found, &sums[i][p], sizeof found);
             T *to = t.C + i * t.to_row + p * width;
-            const int64_t left = t.columns - p * width, count = left < width ? left : width;
-            if (t.add)
-                for (int64_t j = 0; j < count; ++j) to[j] += found[j];
-            else
-                for (int64_t j = 0; j < count; ++j) to[j] = found[j];
+            const int64_t left = t.columns - p * width;
+            V found = {};
+            if (left >= width) {
+                if (t.add) std::memcpy(&found, to, sizeof found);
+                found += sums[i][p];
+                std::memcpy(to, &found, sizeof found);
+            } else if (left > 0) {
+                const auto bytes = static_cast<size_t>(left) * sizeof(T);
+                if (t.add) std::memcpy(&found, to, bytes);
+                found += sums[i][p];
+                std::memcpy(to, &found, bytes);
+            }
         }
 }
 

@@ -2,7 +2,7 @@
 #include <array>
 
 #include "calibration/float_gru.hpp"
-#include "passes/functions.hpp"
+#include "passes/equations.hpp"
 #include "passes/gemm.hpp"
 #include "plan/cell_plan.hpp"
 #include "quant_gru/calibration.hpp"

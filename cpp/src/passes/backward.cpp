@@ -2,7 +2,9 @@
 #include <utility>
 
 #include "passes/clones.hpp"
+#include "passes/equations.hpp"
 #include "passes/gemm.hpp"
+#include "passes/on_device.hpp"
 #include "passes/parts.hpp"
 #include "quant_gru/gru_interface.hpp"
 
@@ -25,15 +27,14 @@ QG_BODY void derivatives_of_row(const Row<T> &row) {
     T *const dh = row.dh, *const dp = row.dp, *const dq = row.dq;
     QG_INDEPENDENT
     for (int64_t j = 0; j < H; ++j) {
-        const T z = v[j], r = v[H + j], g = v[2 * H + j], q = v[3 * H + j];
-        const T total = dh_new[j] + dh[j], taken = mask ? mask[j] : T(1), d = taken * total;
-        dh[j] = (1 - taken) * total + z * d;
-        const T dg = (1 - z) * d * (1 - g * g);
-        const T dr = dg * q * r * (1 - r), dz = (h[j * stride] - g) * d * z * (1 - z);
-        dp[j] = dq[j] = dz;
-        dp[H + j] = dq[H + j] = dr;
-        dp[2 * H + j] = dg;
-        dq[2 * H + j] = dg * r;
+        const UnitGates<T> u{v[j], v[H + j], v[2 * H + j], v[3 * H + j]};
+        const UnitGradients<T> d =
+            gradients_of_unit(u, h[j * stride], mask ? mask[j] : T(1), dh_new[j] + dh[j]);
+        dh[j] = d.dh;
+        dp[j] = dq[j] = d.dz;
+        dp[H + j] = dq[H + j] = d.dr;
+        dp[2 * H + j] = d.dg;
+        dq[2 * H + j] = d.dq;
     }
 }
 
@@ -47,26 +48,14 @@ void add_rows(const T *rows, int64_t count, int64_t n, int64_t first, int64_t en
         for (int64_t j = first; j < end; ++j) to[j] += rows[i * n + j];
 }
 
-// The arguments of a pass of several steps. The state before step t of row i and unit j is
-// h[t * N * H + i * row + j * unit].
-template <class T>
-struct Call {
-    int64_t steps;
-    const T *W_t, *R_t, *x_t, *h;
-    int64_t row, unit;
-    Strided<T> h_t;  // (H, steps * N)
-    const T *v, *dh_new;
-    T *dx, *dW, *dR, *dbx, *dbr, *dh, *dp, *dq;
-    const T *mask;
-};
-
 }  // namespace
 
 template <class T>
 struct BackwardPass<T>::State {
-    explicit State(const PassSizes &given) : sizes(given) {}
+    State(const PassSizes &given, cublasHandle_t blas, cudaStream_t stream)
+        : sizes(given), on_device(blas, stream) {}
 
-    void run(const Call<T> &c) {
+    void run(const BackwardArguments<T> &c) {
         const auto [N, C, H] = sizes;
         const int64_t items = c.steps * N, channels = 3 * H;
         W_t.resize(channels, C);
@@ -98,7 +87,7 @@ struct BackwardPass<T>::State {
     }
 
     // A step of some rows.
-    void step(const Call<T> &c, int64_t t, int64_t first, int64_t end) const {
+    void step(const BackwardArguments<T> &c, int64_t t, int64_t first, int64_t end) const {
         const int64_t N = sizes.N, H = sizes.H;
         T *const dq = c.dq + t * N * 3 * H;
         for (int64_t i = first; i < end; ++i) {
@@ -113,12 +102,13 @@ struct BackwardPass<T>::State {
     PassSizes sizes;
     int threads = 0;
     PackedMatrix<T> W_t, R_t, dp, dq;
+    OnDevice<T> on_device;
 };
 
 template <class T>
 BackwardPass<T>::BackwardPass(int batch_size, int input_size, int hidden_size,
-                              const cublasHandle_t &, const cudaStream_t &)
-    : state_(new State(PassSizes(batch_size, input_size, hidden_size))) {}
+                              const cublasHandle_t &blas_handle, const cudaStream_t &stream)
+    : state_(new State(PassSizes(batch_size, input_size, hidden_size), blas_handle, stream)) {}
 
 template <class T>
 BackwardPass<T>::~BackwardPass() = default;

@@ -1,15 +1,13 @@
 #include <cstdlib>  // defines __GLIBC__
 
-#include "passes/functions.hpp"
+#include "passes/equations.hpp"
 #include "passes/gemm.hpp"
+#include "passes/on_device.hpp"
 #include "passes/parts.hpp"
 #include "quant_gru/gru_interface.hpp"
 
 namespace quant_gru {
 namespace {
-
-// How the state before a step enters the state after it.
-enum class Zoneout { none, masked, expected };
 
 // The operands of the gates of one row.
 template <class T>
@@ -28,20 +26,15 @@ QG_BODY void gates_of_row(const Row<T> &row) {
     const T share = row.share;
     QG_INDEPENDENT
     for (int64_t j = 0; j < H; ++j) {
-        const T z = sigmoid(Wx[j] + bx[j] + Rh[j] + br[j]);
-        const T r = sigmoid(Wx[H + j] + bx[H + j] + Rh[H + j] + br[H + j]);
-        const T q = Rh[2 * H + j] + br[2 * H + j];
-        const T g = hyperbolic_tangent(Wx[2 * H + j] + bx[2 * H + j] + r * q);
+        const UnitGates<T> u = gates_of_unit(Wx, Rh, bx, br, H, j);
         if constexpr (kept) {
-            v[j] = z;
-            v[H + j] = r;
-            v[2 * H + j] = g;
-            v[3 * H + j] = q;
+            v[j] = u.z;
+            v[H + j] = u.r;
+            v[2 * H + j] = u.g;
+            v[3 * H + j] = u.q;
         }
-        T next = z * h[j] + (1 - z) * g;
-        if constexpr (zoneout == Zoneout::masked) next = h[j] + (next - h[j]) * mask[j];
-        if constexpr (zoneout == Zoneout::expected) next = share * h[j] + (1 - share) * next;
-        out[j] = next;
+        const T taken = zoneout == Zoneout::masked ? mask[j] : T(1);
+        out[j] = next_state(u, h[j], zoneout, taken, share);
     }
 }
 
@@ -59,25 +52,18 @@ QG_BODY void gates_of_kind(const Row<T> &row, Zoneout zoneout) {
 QG_CLONES void gates(const Row<float> &row, Zoneout zoneout) { gates_of_kind(row, zoneout); }
 QG_CLONES void gates(const Row<double> &row, Zoneout zoneout) { gates_of_kind(row, zoneout); }
 
-// The arguments of a pass of several steps; h is the state before the first one, and `out` (T, N,
-// H) the states after each one.
-template <class T>
-struct Call {
-    int64_t steps;
-    const T *W, *R, *bx, *br, *x, *h;
-    T *out, *v, *Wx, *Rh;
-    float zoneout_prob;
-    const T *mask;
-};
-
 }  // namespace
 
 template <class T, class AccumT>
 struct ForwardPass<T, AccumT>::State {
-    State(const PassSizes &given, bool trains) : sizes(given), training(trains) {}
+    State(const PassSizes &given, bool trains, cublasHandle_t blas, cudaStream_t stream)
+        : sizes(given), training(trains), on_device(blas, stream) {}
 
-    void run(const Call<T> &c) {
+    void run(const ForwardArguments<T> &c) {
         check_zoneout(c.zoneout_prob);
+        if (!c.steps) return;
+        if (const int device = device_of(c); device != kHost)
+            return on_device.forward(device, sizes, zoneout_of(c), c);
         const auto [N, C, H] = sizes;
         W.resize(C, 3 * H);
         R.resize(H, 3 * H);
@@ -88,25 +74,28 @@ struct ForwardPass<T, AccumT>::State {
             R.pack(c.R, part, parts);
             barrier();
             const Strided<T> x{c.x, sizes.C, 1};
-            W.multiply(x, part_start(items, part, parts), part_start(items, part + 1, parts), c.Wx,
-                       false);
+            W.multiply(x, part_start(items, part, parts), part_start(items, part + 1, parts),
+                       c.tmp_Wx, false);
             barrier();
             for (int64_t t = 0; t < c.steps; ++t)
                 step(c, t, part_start(sizes.N, part, parts), part_start(sizes.N, part + 1, parts));
         });
     }
 
+    Zoneout zoneout_of(const ForwardArguments<T> &c) const {
+        if (training) return c.mask ? Zoneout::masked : Zoneout::none;
+        return c.zoneout_prob > 0 ? Zoneout::expected : Zoneout::none;
+    }
+
     // A step of some rows.
-    void step(const Call<T> &c, int64_t t, int64_t first, int64_t end) const {
+    void step(const ForwardArguments<T> &c, int64_t t, int64_t first, int64_t end) const {
         const int64_t N = sizes.N, H = sizes.H;
         const T *const h = t ? c.out + (t - 1) * N * H : c.h;
-        const Zoneout zoneout = training             ? c.mask ? Zoneout::masked : Zoneout::none
-                                : c.zoneout_prob > 0 ? Zoneout::expected
-                                                     : Zoneout::none;
-        R.multiply(Strided<T>{h, H, 1}, first, end, c.Rh, false);
+        const Zoneout zoneout = zoneout_of(c);
+        R.multiply(Strided<T>{h, H, 1}, first, end, c.tmp_Rh, false);
         for (int64_t i = first; i < end; ++i) {
             const int64_t item = t * N + i;
-            gates(Row<T>{c.Wx + item * 3 * H, c.Rh + i * 3 * H, c.bx, c.br, h + i * H,
+            gates(Row<T>{c.tmp_Wx + item * 3 * H, c.tmp_Rh + i * 3 * H, c.bx, c.br, h + i * H,
                          c.mask ? c.mask + item * H : nullptr, c.out + item * H,
                          c.v ? c.v + item * 4 * H : nullptr, H, static_cast<T>(c.zoneout_prob)},
                   zoneout);
@@ -117,12 +106,14 @@ struct ForwardPass<T, AccumT>::State {
     bool training;
     int threads = 0;
     PackedMatrix<T> W, R;
+    OnDevice<T> on_device;
 };
 
 template <class T, class AccumT>
 ForwardPass<T, AccumT>::ForwardPass(bool training, int batch_size, int input_size, int hidden_size,
-                                    const cublasHandle_t &, const cudaStream_t &)
-    : state_(new State(PassSizes(batch_size, input_size, hidden_size), training)) {}
+                                    const cublasHandle_t &blas_handle, const cudaStream_t &stream)
+    : state_(new State(PassSizes(batch_size, input_size, hidden_size), training, blas_handle,
+                       stream)) {}
 
 template <class T, class AccumT>
 ForwardPass<T, AccumT>::~ForwardPass() = default;

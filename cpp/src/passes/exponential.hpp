@@ -1,4 +1,4 @@
-// Sigmoid and tanh of the float passes, in a form that compilers turn into vector code.
+// exp in a form that compilers turn into vector code.
 #pragma once
 
 #include <cstdint>
@@ -57,18 +57,6 @@ QG_BODY T exp_of_negative(T x) {
     T power;
     std::memcpy(&power, &bits, sizeof power);
     return p * power;
-}
-
-template <class T>
-QG_BODY T sigmoid(T x) {
-    const T e = exp_of_negative(x < 0 ? x : -x);
-    return (x < 0 ? e : T(1)) / (1 + e);
-}
-
-template <class T>
-QG_BODY T hyperbolic_tangent(T x) {
-    const T e = exp_of_negative(x < 0 ? 2 * x : -2 * x), y = (1 - e) / (1 + e);
-    return x < 0 ? -y : y;
 }
 
 }  // namespace quant_gru

@@ -17,9 +17,9 @@ function(quant_gru_embed prefix root)
   set(lines ${lines} PARENT_SCOPE)
   set(texts ${texts} PARENT_SCOPE)
 endfunction()
-quant_gru_embed("" ${folder}/quant_gru/kernels/cuda *.cuh boundary/convert_rows.cu boundary/quantize_input.cu
-                boundary/requantize_layers.cu projection/codes_tiled.cu projection/int_mm.cu recurrence/persistent.cu
-                recurrence/wide_integers.cu)
+quant_gru_embed("" ${folder}/quant_gru/kernels/cuda *.cuh boundary/quantize_input.cu
+                boundary/requantize_layers.cu projection/codes_tiled.cu projection/int_mm.cu
+                projection/reals_few_rows.cu recurrence/persistent.cu recurrence/wide_integers.cu)
 quant_gru_embed("" ${folder}/quant_gru/kernels c99/*.h)
 quant_gru_embed("kernel_runtime/cuda/" ${folder}/kernel_runtime/cuda *.cuh)
 quant_gru_embed("" ${folder}/kernel_runtime/cuda *.cu)
@@ -34,6 +34,9 @@ add_custom_command(
   COMMAND ${CMAKE_COMMAND} -DOUTPUT=${embedded} -DLIST=${CMAKE_CURRENT_BINARY_DIR}/cuda_sources.txt
           -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_sources.cmake
   DEPENDS ${texts} ${CMAKE_CURRENT_BINARY_DIR}/cuda_sources.txt cmake/embed_sources.cmake)
-add_library(quant_gru_cuda OBJECT ${embedded} src/cuda/compiler.cpp src/cuda/cubin_cache.cpp src/cuda/device.cpp
-                                  src/cuda/driver.cpp src/cuda/sha256.cpp src/cuda/shared_library.cpp)
+set(gpu call cell cell_form compiler cubin_cache device driver fast_layers gate_tables model planner saturating sha256
+        shared_library wide_layers)
+list(TRANSFORM gpu PREPEND src/cuda/)
+list(TRANSFORM gpu APPEND .cpp)
+add_library(quant_gru_cuda OBJECT ${embedded} ${gpu})
 list(APPEND parts quant_gru_cuda)

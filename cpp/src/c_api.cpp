@@ -3,6 +3,7 @@
 #include <new>
 #include <utility>
 
+#include "quant_gru/cuda.hpp"
 #include "quant_gru/model.hpp"
 #include "quant_gru/quant_gru.h"
 
@@ -12,6 +13,14 @@ struct qgru_model {
 
 struct qgru_stream {
     quant_gru::Stream stream;
+};
+
+struct qgru_cuda_model {
+    quant_gru::cuda::Model model;
+};
+
+struct qgru_cuda_call {
+    quant_gru::cuda::Call call;
 };
 
 namespace {
@@ -33,6 +42,8 @@ qgru_status guarded(F f) noexcept {
         return report(QGRU_ARGUMENT, error.what());
     } catch (const quant_gru::FileError &error) {
         return report(QGRU_FILE, error.what());
+    } catch (const quant_gru::cuda::DeviceError &error) {
+        return report(QGRU_DEVICE, error.what());
     } catch (const std::bad_alloc &) {
         return report(QGRU_MEMORY, "Expected enough memory, got none");
     } catch (const std::exception &error) {
@@ -48,16 +59,26 @@ void require(const void *address, const char *name) {
                                        ", got null");
 }
 
+// Later versions have longer structs.
+template <class Options>
+Options known_part(const Options &given) {
+    Options all{};
+    if (given.size < sizeof all)
+        throw quant_gru::ArgumentError("Expected options.size to be at least " +
+                                       std::to_string(sizeof all) + ", got " +
+                                       std::to_string(given.size));
+    std::memcpy(&all, &given, sizeof all);
+    return all;
+}
+
+qgru_shape shape_of(const quant_gru::Shape &s) {
+    return {s.input_size, s.hidden_size, s.num_layers, s.directions, s.batch_first};
+}
+
 quant_gru::RunOptions options_of(const qgru_options *given) {
     quant_gru::RunOptions options;
     if (!given) return options;
-    // Later versions have a longer struct.
-    qgru_options all{};
-    if (given->size < sizeof all)
-        throw quant_gru::ArgumentError("Expected options.size to be at least " +
-                                       std::to_string(sizeof all) + ", got " +
-                                       std::to_string(given->size));
-    std::memcpy(&all, given, sizeof all);
+    const qgru_options all = known_part(*given);
     if (all.threads < 0 || all.threads > 1 << 16)
         throw quant_gru::ArgumentError("Expected threads to be in [0, 65536], got " +
                                        std::to_string(all.threads));
@@ -96,8 +117,7 @@ qgru_status qgru_get_shape(const qgru_model *model, qgru_shape *shape) {
     return guarded([&] {
         require(model, "model");
         require(shape, "shape");
-        const quant_gru::Shape &s = model->model.shape();
-        *shape = {s.input_size, s.hidden_size, s.num_layers, s.directions, s.batch_first};
+        *shape = shape_of(model->model.shape());
     });
 }
 
@@ -132,5 +152,59 @@ qgru_status qgru_reset(qgru_stream *stream) {
     return guarded([&] {
         require(stream, "stream");
         stream->stream.reset();
+    });
+}
+
+qgru_status qgru_cuda_load(const char *path, int device, qgru_cuda_model **model) {
+    return guarded([&] {
+        require(path, "path");
+        require(model, "model");
+        *model = new qgru_cuda_model{quant_gru::cuda::Model::load(path, device)};
+    });
+}
+
+qgru_status qgru_cuda_load_bytes(const void *bytes, size_t size, int device,
+                                 qgru_cuda_model **model) {
+    return guarded([&] {
+        require(bytes, "bytes");
+        require(model, "model");
+        *model = new qgru_cuda_model{quant_gru::cuda::Model::load(bytes, size, device)};
+    });
+}
+
+void qgru_cuda_free_model(qgru_cuda_model *model) { delete model; }
+
+qgru_status qgru_cuda_get_shape(const qgru_cuda_model *model, qgru_shape *shape) {
+    return guarded([&] {
+        require(model, "model");
+        require(shape, "shape");
+        *shape = shape_of(model->model.shape());
+    });
+}
+
+qgru_status qgru_cuda_prepare(const qgru_cuda_model *model, int64_t T, int64_t N,
+                              qgru_cuda_call **call) {
+    return guarded([&] {
+        require(model, "model");
+        require(call, "call");
+        *call = new qgru_cuda_call{model->model.prepare(T, N)};
+    });
+}
+
+void qgru_cuda_free_call(qgru_cuda_call *call) { delete call; }
+
+qgru_status qgru_cuda_run(const qgru_cuda_call *call, const float *x, float *y,
+                          const qgru_cuda_options *options) {
+    return guarded([&] {
+        require(call, "call");
+        quant_gru::cuda::RunOptions chosen;
+        if (options) {
+            const qgru_cuda_options all = known_part(*options);
+            chosen.stream = all.stream;
+            chosen.h0 = all.h0;
+            chosen.h_n = all.h_n;
+            chosen.lengths = all.lengths;
+        }
+        call->call.run(x, y, chosen);
     });
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "cpu/core/cell_numbers.hpp"
@@ -22,6 +23,20 @@ struct FrozenGRU {
     Shape shape;
     std::vector<FrozenCell> cells;  // the directions of a layer are adjacent
 };
+
+// The bytes of a file. Throws FileError.
+std::vector<char> read_model_file(const std::string &path);
+
+// Returns load(bytes, size) for a file. A FileError names the file.
+template <class Load>
+auto from_file(const std::string &path, const Load &load) {
+    try {
+        const std::vector<char> bytes = read_model_file(path);
+        return load(bytes.data(), bytes.size());
+    } catch (const FileError &error) {
+        throw FileError(std::string(error.what()) + " (file '" + path + "')");
+    }
+}
 
 // Reads the bytes of a file. Every number is in the range that keeps the kernels exact and within
 // their memory. Whether it follows from the parameter document is not checked. Throws FileError.

@@ -11,9 +11,8 @@
 #include "network.hpp"
 
 namespace quant_gru {
-namespace {
 
-std::vector<char> read_file(const std::string &path) {
+std::vector<char> read_model_file(const std::string &path) {
     struct stat status;
     if (stat(path.c_str(), &status) != 0)
         throw FileError(std::string("Expected a readable file, got: ") + std::strerror(errno));
@@ -28,15 +27,8 @@ std::vector<char> read_file(const std::string &path) {
     return bytes;
 }
 
-}  // namespace
-
 Model Model::load(const std::string &path) {
-    try {
-        const std::vector<char> bytes = read_file(path);
-        return load(bytes.data(), bytes.size());
-    } catch (const FileError &error) {
-        throw FileError(std::string(error.what()) + " (file '" + path + "')");
-    }
+    return from_file(path, [](const void *bytes, size_t size) { return load(bytes, size); });
 }
 
 Model Model::load(const void *bytes, size_t size) {

@@ -17,14 +17,15 @@ extern "C" {
 #endif
 
 /* The version of this interface: what a program needs, see qgru_version. */
-#define QGRU_VERSION 1
+#define QGRU_VERSION 2
 
 typedef enum {
     QGRU_OK = 0,
     QGRU_ARGUMENT = 1, /* an argument breaks a rule */
     QGRU_FILE = 2,     /* a file cannot be read, or a part of it is wrong */
     QGRU_MEMORY = 3,   /* the system has too little memory */
-    QGRU_INTERNAL = 4  /* anything else */
+    QGRU_INTERNAL = 4, /* anything else */
+    QGRU_DEVICE = 5    /* a GPU, its driver or NVRTC is missing or fails */
 } qgru_status;
 
 typedef struct qgru_model qgru_model;
@@ -76,6 +77,39 @@ QUANT_GRU_API qgru_status qgru_step(qgru_stream *stream, const float *x, float *
 
 /* Restores the zero state. */
 QUANT_GRU_API qgru_status qgru_reset(qgru_stream *stream);
+
+/* GPUs, from version 2 on; quant_gru/cuda.hpp describes them. Without a GPU, or in a library built
+ * without -DQUANT_GRU_CUDA=ON, they return QGRU_DEVICE. */
+typedef struct qgru_cuda_model qgru_cuda_model;
+typedef struct qgru_cuda_call qgru_cuda_call;
+
+/* Optional arguments of qgru_cuda_run, all in memory of the GPU. Set all to 0, then `size` to
+ * sizeof(qgru_cuda_options). */
+typedef struct {
+    size_t size;
+    void *stream;           /* a CUstream or cudaStream_t; null for the default stream */
+    const float *h0;        /* (num_layers * D, N, H), or null for zeros */
+    float *h_n;             /* receives the last states, same shape; or null */
+    const int64_t *lengths; /* (N), steps of each sequence, 1..T; or null if all have T */
+} qgru_cuda_options;
+
+/* Loads a file, or its bytes, to the GPU of an index. qgru_cuda_free_model releases the model. */
+QUANT_GRU_API qgru_status qgru_cuda_load(const char *path, int device, qgru_cuda_model **model);
+QUANT_GRU_API qgru_status qgru_cuda_load_bytes(const void *bytes, size_t size, int device,
+                                               qgru_cuda_model **model);
+QUANT_GRU_API void qgru_cuda_free_model(qgru_cuda_model *model);
+QUANT_GRU_API qgru_status qgru_cuda_get_shape(const qgru_cuda_model *model, qgru_shape *shape);
+
+/* Prepares calls with T steps of N sequences: kernels and workspace. The call keeps its model
+ * alive. */
+QUANT_GRU_API qgru_status qgru_cuda_prepare(const qgru_cuda_model *model, int64_t T, int64_t N,
+                                            qgru_cuda_call **call);
+QUANT_GRU_API void qgru_cuda_free_call(qgru_cuda_call *call);
+
+/* Starts a call on a stream; x and y as in qgru_run, in memory of the GPU. It only launches
+ * kernels, so a stream that is captured into a CUDA graph may run it. `options` may be null. */
+QUANT_GRU_API qgru_status qgru_cuda_run(const qgru_cuda_call *call, const float *x, float *y,
+                                        const qgru_cuda_options *options);
 
 #ifdef __cplusplus
 }

@@ -2,7 +2,7 @@
 // library uses; driver.hpp and compiler.hpp are below it.
 //
 //     Device &device = Device::at(0);
-//     const Function function = device.load({"boundary/convert_rows", "convert", {}});
+//     const Function function = device.load({"rows", "place_results", {}});
 //     Memory memory(device, bytes);
 //     Arguments arguments{...};  // the struct that the kernel takes
 //     device.launch(function, {blocks, 1, 256}, &arguments, stream);

@@ -1,0 +1,115 @@
+#include "cuda/call.hpp"
+
+#include <cstring>
+#include <utility>
+
+namespace quant_gru::cuda {
+namespace {
+
+constexpr size_t kMostArguments = 4096;
+constexpr int64_t kMostRows = int64_t{1} << 30;  // kernels count rows, with padding, in 32 bits
+
+struct PaddingC {
+    Address nan, lengths;
+    int64_t T, N, stride;
+};
+
+struct ResultsC {
+    Address from, to, lengths;
+    int64_t T, N, features, step, next;
+};
+
+void require(bool holds, const std::string &rule, int64_t got) {
+    if (!holds) throw ArgumentError("Expected " + rule + ", got " + std::to_string(got));
+}
+
+Address address_of(const void *pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+
+}  // namespace
+
+Grid rows_grid(int64_t rows) {
+    Grid grid;
+    grid.x = static_cast<unsigned>((rows + 7) / 8);
+    grid.threads = 256;
+    return grid;
+}
+
+Network::Network(Device &gpu, FrozenGRU numbers) : device(gpu), frozen(std::move(numbers)) {
+    for (const FrozenCell &each : frozen.cells)
+        cells.push_back(std::make_unique<Cell>(device, each));
+}
+
+Call::State::State(std::shared_ptr<Network> of, int64_t T, int64_t N) : network(std::move(of)) {
+    require(T >= 1, "T to be at least 1", T);
+    require(N >= 1, "N to be at least 1", N);
+    require(T <= kMostRows && N <= kMostRows / T / 16 + 1, "T * N to be below 2^26", T);
+    Launches to(*network, *this, T, N);
+    last_states = to.reserve(4 * static_cast<int64_t>(network->cells.size()) * N * to.H());
+    to.start_results();
+    if (!add_fast_layers(to)) add_wide_layers(to);
+    to.finish_results();
+    std::vector<Kernel> kernels;
+    for (const Launch &each : launches) kernels.push_back(each.kernel);
+    network->device.compile(kernels);
+    for (Launch &each : launches) each.function = network->device.load(each.kernel, each.grid);
+}
+
+void Call::State::run(const float *x, float *y, const RunOptions &options) const {
+    if (!x || !y) throw ArgumentError("Expected addresses of x and y, got null");
+    const Address given[kGivenCount] = {address_of(x), address_of(options.h0), address_of(y),
+                                        options.h_n ? address_of(options.h_n) : last_states,
+                                        address_of(options.lengths)};
+    const int32_t aligned = given[0] % 16 == 0;
+    alignas(16) unsigned char arguments[kMostArguments];
+    for (const Launch &launch : launches) {
+        if (launch.with_lengths && !options.lengths) continue;
+        std::memcpy(arguments, launch.arguments.data(), launch.arguments.size());
+        for (const Field &field : launch.fields) {
+            const Address base = given[static_cast<size_t>(field.given)];
+            const Address address = base ? base + static_cast<Address>(field.offset) : 0;
+            std::memcpy(arguments + field.at, &address, sizeof address);
+        }
+        if (launch.fours_at) std::memcpy(arguments + launch.fours_at, &aligned, sizeof aligned);
+        network->device.launch(launch.function, launch.grid, arguments, options.stream);
+    }
+}
+
+Address Launches::reserve(int64_t bytes) {
+    state_.memory.emplace_back(network.device, static_cast<size_t>(bytes));
+    return state_.memory.back().address();
+}
+
+void Launches::clear_padding(Address nan) {
+    PaddingC p{nan, 0, T, N, flag_stride()};
+    Grid grid;
+    grid.x = static_cast<unsigned>((T * N + 255) / 256);
+    grid.threads = 256;
+    add({"rows", "clear_padding", {}}, grid, p);
+    point(place_of(p, p.lengths), Given::lengths);
+    last().with_lengths = true;
+}
+
+void Launches::start_results() {
+    if (batch_first() && T > 1 && N > 1) results_ = reserve(4 * T * N * width());
+}
+
+void Launches::point_results(size_t place, int64_t offset) {
+    if (!results_) return point(place, Given::y, offset);
+    const Address address = results_ + static_cast<Address>(offset);
+    std::memcpy(last().arguments.data() + place, &address, sizeof address);
+}
+
+void Launches::finish_results() {
+    ResultsC p{results_, 0, 0, T, N, width(), N * width(), width()};
+    if (results_) {
+        p.step = width();
+        p.next = T * width();
+    }
+    add({"rows", "place_results", {}}, rows_grid(T * N), p);
+    if (!results_) point(place_of(p, p.from), Given::y);
+    point(place_of(p, p.to), Given::y);
+    point(place_of(p, p.lengths), Given::lengths);
+    last().with_lengths = !results_;
+}
+
+}  // namespace quant_gru::cuda

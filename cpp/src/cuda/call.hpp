@@ -1,0 +1,133 @@
+// The launches of a call with T steps of N sequences, prepared once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/cell.hpp"
+#include "cuda/device.hpp"
+#include "cuda/planner.hpp"
+#include "quant_gru/cuda.hpp"
+
+namespace quant_gru::cuda {
+
+// What a caller passes to a call.
+enum class Given : int { x, h0, y, h_n, lengths };
+constexpr size_t kGivenCount = 5;
+
+// A field of arguments that has an address of the caller.
+struct Field {
+    size_t at;  // in the arguments
+    Given given;
+    int64_t offset;  // in bytes
+};
+
+struct Launch {
+    Kernel kernel;
+    Grid grid;
+    std::vector<unsigned char> arguments;
+    std::vector<Field> fields;
+    size_t fours_at = 0;        // an int32 that says whether x is aligned to 16 bytes, or 0
+    bool with_lengths = false;  // only started if there are lengths
+    Function function{};
+};
+
+// A model's layers on a GPU.
+struct Network {
+    Network(Device &gpu, FrozenGRU numbers);
+
+    Device &device;
+    FrozenGRU frozen;
+    std::vector<std::unique_ptr<Cell>> cells;  // the directions of a layer are adjacent
+
+    size_t layers() const { return cells.size() / directions(); }
+    size_t directions() const { return static_cast<size_t>(frozen.shape.directions); }
+    Cell &cell(size_t layer, size_t direction) const {
+        return *cells[layer * directions() + direction];
+    }
+};
+
+struct Call::State {
+    State(std::shared_ptr<Network> of, int64_t T, int64_t N);
+
+    void run(const float *x, float *y, const RunOptions &options) const;
+
+    std::shared_ptr<Network> network;
+    std::vector<Memory> memory;  // the workspace
+    std::vector<Launch> launches;
+    Address last_states = 0;  // where they go if the caller does not want them
+};
+
+// Gathers the launches of a call and reserves its workspace.
+class Launches {
+ public:
+    Launches(Network &network, Call::State &state, int64_t T, int64_t N)
+        : network(network), T(T), N(N), state_(state) {}
+
+    Network &network;
+    const int64_t T, N;
+
+    // Memory of the workspace.
+    Address reserve(int64_t bytes);
+
+    // Adds a launch; its arguments may still be completed by `point` and `fours`.
+    template <class Arguments>
+    void add(Kernel kernel, const Grid &grid, const Arguments &arguments) {
+        const auto *from = reinterpret_cast<const unsigned char *>(&arguments);
+        Launch &launch = state_.launches.emplace_back();
+        launch.kernel = std::move(kernel);
+        launch.grid = grid;
+        launch.arguments.assign(from, from + sizeof arguments);
+    }
+
+    // Makes a field of the last launch hold an address of the caller. `place`: offset of the field.
+    void point(size_t place, Given given, int64_t offset = 0) {
+        state_.launches.back().fields.push_back({place, given, offset});
+    }
+    Launch &last() { return state_.launches.back(); }
+
+    // The strides of steps and sequences in x, in values.
+    int64_t x_step() const { return batch_first() ? C() : N * C(); }
+    int64_t x_next() const { return batch_first() ? T * C() : C(); }
+    int64_t width() const { return network.frozen.shape.directions * H(); }
+    int64_t H() const { return network.frozen.shape.hidden_size; }
+    int64_t C() const { return network.frozen.shape.input_size; }
+    bool batch_first() const { return network.frozen.shape.batch_first; }
+
+    // Bytes of NaN flags per sequence.
+    int64_t flag_stride() const { return (T + 3) / 4 * 4; }
+
+    // Makes the launches ignore NaN flags (N, flag_stride) beyond the lengths.
+    void clear_padding(Address nan);
+
+    // The results (T, N, width) are those of the caller, or a part of the workspace that
+    // `finish_results` copies to the caller's layout.
+    void start_results();
+    void point_results(size_t place, int64_t offset);
+    void finish_results();
+
+ private:
+    Call::State &state_;
+    Address results_ = 0;  // null if the caller's are written directly
+};
+
+// The offset of a field in its arguments.
+template <class Arguments, class Field>
+size_t place_of(const Arguments &arguments, const Field &field) {
+    return static_cast<size_t>(reinterpret_cast<const char *>(&field) -
+                               reinterpret_cast<const char *>(&arguments));
+}
+
+Grid rows_grid(int64_t rows);  // a warp for each row
+
+// Launches for layers whose operators have at most 16 bits and whose weights fit registers.
+// Returns false if there are others.
+bool add_fast_layers(Launches &to);
+
+// Launches for all widths and sizes.
+void add_wide_layers(Launches &to);
+
+}  // namespace quant_gru::cuda

@@ -1,0 +1,105 @@
+// The numbers of one layer and direction on a GPU, in the forms that kernels read.
+#pragma once
+
+#include <array>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "cuda/cell_form.hpp"
+#include "cuda/device.hpp"
+#include "cuda/gate_tables.hpp"
+#include "cuda/structs.hpp"
+#include "frozen_file.hpp"
+
+namespace quant_gru::cuda {
+
+// Arrays on a GPU that live as long as this object.
+class Arrays {
+ public:
+    explicit Arrays(Device &device) : device_(device) {}
+
+    template <class T>
+    Address add(const std::vector<T> &values) {
+        return add(values.data(), values.size() * sizeof(T));
+    }
+    Address add(const void *values, size_t bytes);
+
+    // The same without contents.
+    Address reserve(size_t bytes);
+
+ private:
+    Device &device_;
+    std::vector<Memory> memory_;
+};
+
+// R as operands of the matrix instruction, for a shape of the recurrence.
+struct Fragments {
+    Address weights, bias, m;
+};
+
+// Operands of byte products with W: (columns, padded) weights, and what is added to the sums.
+struct ByteWeights {
+    Address weights, folded, folded_bytes, m_float;
+    int64_t padded;
+};
+
+class Cell {
+ public:
+    Cell(Device &device, const FrozenCell &frozen);
+
+    const CellNumbers &numbers() const { return n_; }
+    const Form &form() const { return form_; }
+    int64_t C() const { return n_.W.inputs; }
+    int64_t H() const { return n_.H; }
+    int x_planes() const { return planes_of(n_.x.bits); }
+    int64_t x_offset() const { return byte_offset(n_.x); }
+    // Whether W has codes of one byte, and int32 holds sums of byte products.
+    bool projects_bytes() const { return n_.W.weight_bits <= 8 && n_.W.inputs <= 1 << 14; }
+
+    const std::vector<SumNumbers> &between() const { return between_; }
+    Address finite() const { return finite_; }
+    Address exact_W() const { return exact_[0]; }
+    Address exact_R() const { return exact_[1]; }
+
+    // W (3H, C) with the numbers of its rows.
+    const MatrixC &W() const { return matrices_[0]; }
+
+    // W and R transposed as int32, for the kernel of wide integers. Created at the first use.
+    const std::array<MatrixC, 2> &transposed();
+
+    // Only if `projects_bytes`.
+    const ByteWeights &bytes() const { return bytes_; }
+
+    const Fragments &fragments(int64_t features, int64_t units);
+
+    // The gate arithmetic of a launch.
+    template <class Real>
+    CellC<Real> gates() const;
+    const SaturatedC &saturated() const { return saturated_; }
+
+ private:
+    MatrixC matrix(int which);
+    void add_bytes();
+    std::array<int32_t, 2> exact_of_W() const;
+    std::array<int32_t, 2> exact_of_R() const;
+    Fragments packed(int64_t features, int64_t units);
+
+    Arrays arrays_;
+    CellNumbers n_;  // its arrays are those of the model, which outlives this object
+    std::vector<SumNumbers> between_;
+    std::array<GateTable, 3> tables_;
+    std::array<TableC, 3> table_numbers_{};
+    Form form_;
+    SaturatedC saturated_{};
+    std::array<std::vector<double>, 2> m_;  // multipliers of W x and R h, (3H)
+    std::array<MatrixC, 2> matrices_{}, transposed_{};
+    std::array<Address, 2> exact_{};
+    ByteWeights bytes_{};
+    Address finite_ = 0;
+    std::mutex mutex_;  // guards what is created later
+    std::map<std::pair<int64_t, int64_t>, Fragments> fragments_;
+};
+
+}  // namespace quant_gru::cuda

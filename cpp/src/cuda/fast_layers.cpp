@@ -1,0 +1,400 @@
+// The launches of layers whose operators have at most 16 bits and whose weights fit registers:
+// quantizing the input, the input projection, and the persistent recurrence.
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/call.hpp"
+
+namespace quant_gru::cuda {
+namespace {
+
+constexpr int64_t kFewRows = 64;  // rows up to which a warp computes each unit of W x
+constexpr int64_t kFewBlocks = 256, kLargeAtOnce = 3;  // see from_codes.py
+constexpr int64_t kStages = 4, kDepth = 64;
+
+const Macros kPlain{
+    {"QG_WORDS", "0"}, {"QG_RRH", "1"}, {"QG_OLD", "1"}, {"QG_NEW", "1"}, {"QG_ZONEOUT", "0"}};
+
+bool is_power(float scale) {
+    int exponent;
+    return std::frexp(scale, &exponent) == 0.5f;
+}
+
+bool same(const QuantizerNumbers &a, const QuantizerNumbers &b) {
+    return a.bits == b.bits && a.is_signed == b.is_signed && a.scale == b.scale && a.zero == b.zero;
+}
+
+// Whether both cells read the same input codes.
+bool reads_as(const Cell &a, const Cell &b) {
+    if (!same(a.numbers().x, b.numbers().x)) return false;
+    for (size_t i = 0; i < a.between().size(); ++i)
+        if (a.between()[i].M[0] != b.between()[i].M[0] || a.between()[i].k != b.between()[i].k)
+            return false;
+    return true;
+}
+
+// Whether `division_of` gives exact codes of up to 16 bits.
+bool divides(const QuantizerNumbers &x) {
+    return std::ldexp(1.f, -90) <= x.scale && x.scale <= std::ldexp(1.f, 90);
+}
+
+DivisionC division_of(const QuantizerNumbers &x) {
+    // float64 has over twice the bits of float32, so double rounding equals a single rounding
+    const double scale = x.scale;
+    return {x.scale, static_cast<float>(1 / scale),
+            static_cast<float>(static_cast<double>(x.lo() - x.zero) * scale),
+            static_cast<float>(static_cast<double>(x.hi() - x.zero) * scale), is_power(x.scale)};
+}
+
+int64_t kind_of(const QuantizerNumbers &q) { return static_cast<int64_t>(q.container()); }
+
+// A tile of projection/codes_tiled.cu: two by two warps of 16 units and 8 `columns` rows.
+struct Tile {
+    int columns;
+
+    static constexpr int64_t kUnits = 32;
+    int64_t rows() const { return 16 * columns; }
+    int64_t blocks(int64_t units, int64_t count) const {
+        return (units + kUnits - 1) / kUnits * ((count + rows() - 1) / rows());
+    }
+};
+
+Tile tile_for(int64_t units, int64_t rows, int planes, int64_t processors) {
+    if (Tile{4}.blocks(units, rows) < kFewBlocks) return {2};
+    // larger tiles read operands less often, but their last wave may leave most of a GPU idle
+    const int64_t blocks = Tile{8}.blocks(units, rows), at_once = kLargeAtOnce * processors;
+    const int64_t whole = at_once * ((blocks + at_once - 1) / at_once);
+    const bool busy = static_cast<double>(blocks) / static_cast<double>(whole) > 0.6;
+    return {planes == 1 && busy ? 8 : 4};
+}
+
+// Directions that share a launch of the recurrence.
+struct Group {
+    std::vector<size_t> directions;
+    Form form;
+    RecurrenceShape shape;
+};
+
+// Codes of an input on the GPU.
+struct Codes {
+    Address address = 0;
+    bool as_bytes = false;
+};
+
+class FastLayers {
+ public:
+    explicit FastLayers(Launches &to) : to_(to), net_(to.network), T_(to.T), N_(to.N) {}
+
+    bool add() {
+        const size_t D = net_.directions();
+        std::vector<std::vector<Group>> layers;
+        for (size_t i = 0; i < net_.layers(); ++i) {
+            auto &groups = layers.emplace_back();
+            if (!choose(i, groups)) return false;
+        }
+        int64_t words[2] = {0, 0}, bytes[2] = {0, 0};
+        for (size_t i = 0; i < net_.layers(); ++i)
+            for (const Group &group : layers[i])
+                for (const size_t d : group.directions) {
+                    words[d] = std::max(words[d], group.shape.projected_words(group.form, T_, N_));
+                    bytes[d] = std::max<int64_t>(bytes[d], group.form.out_bytes);
+                }
+        for (size_t d = 0; d < D; ++d) {
+            Wx_[d] = to_.reserve(4 * words[d]);
+            if (net_.layers() > 1) states_[d] = to_.reserve(bytes[d] * T_ * N_ * to_.H());
+        }
+        for (size_t i = 0; i < net_.layers(); ++i) {
+            add_inputs(i, layers[i]);
+            for (const Group &group : layers[i]) {
+                if (group.form.gates.in_float)
+                    add_recurrence<float>(i, group);
+                else
+                    add_recurrence<double>(i, group);
+            }
+        }
+        return true;
+    }
+
+ private:
+    bool choose(size_t layer, std::vector<Group> &groups) {
+        const size_t D = net_.directions();
+        const bool together = D == 2 && net_.cell(layer, 0).form() == net_.cell(layer, 1).form();
+        if (together)
+            groups.push_back({{0, 1}, net_.cell(layer, 0).form(), {}});
+        else
+            for (size_t d = 0; d < D; ++d) groups.push_back({{d}, net_.cell(layer, d).form(), {}});
+        for (Group &group : groups) {
+            const auto found =
+                choose_shape(group.form, to_.H(), N_, static_cast<int>(group.directions.size()),
+                             net_.device.clusters());
+            if (!found) return false;
+            group.shape = *found;
+        }
+        return true;
+    }
+
+    // Adds the input codes and the projections of a layer.
+    void add_inputs(size_t layer, const std::vector<Group> &groups) {
+        below_nan_ = nan_;
+        below_h0_nan_[0] = h0_nan_[0];
+        below_h0_nan_[1] = h0_nan_[1];
+        nan_ = to_.reserve(N_ * to_.flag_stride());
+        Codes codes[2];
+        for (const Group &group : groups)
+            for (const size_t d : group.directions) {
+                Cell &cell = net_.cell(layer, d);
+                h0_nan_[d] = to_.reserve(N_);
+                const bool few = T_ * N_ <= kFewRows;
+                if (few && !layer && cell.projects_bytes() && divides(cell.numbers().x)) {
+                    project_reals(cell, group.shape, d);
+                    continue;
+                }
+                const bool as_bytes = !few && cell.projects_bytes();
+                const bool again = d == 1 && codes[0].address && codes[0].as_bytes == as_bytes &&
+                                   reads_as(cell, net_.cell(layer, 0));
+                codes[d] = again ? codes[0] : add_codes(layer, cell, as_bytes);
+                if (as_bytes)
+                    project_bytes(cell, group.shape, codes[d].address, d);
+                else
+                    project_codes(cell, group.shape, codes[d].address, d);
+            }
+        to_.clear_padding(nan_);
+    }
+
+    TargetC target_of(const Cell &cell, Codes codes) const {
+        TargetC to{};
+        to.kind = kind_of(cell.numbers().x);
+        to.T = T_;
+        to.N = N_;
+        to.features = cell.C();
+        to.nan = nan_;
+        to.nan_stride = to_.flag_stride();
+        if (codes.as_bytes) {
+            to.bytes = codes.address;
+            to.planes = cell.x_planes();
+            to.padded = cell.bytes().padded;
+            to.x_offset = cell.x_offset();
+        } else {
+            to.codes = codes.address;
+        }
+        return to;
+    }
+
+    // Adds the launch that writes input codes, as signed bytes or in their container.
+    Codes add_codes(size_t layer, const Cell &cell, bool as_bytes) {
+        const QuantizerNumbers &x = cell.numbers().x;
+        const int64_t row = as_bytes ? cell.x_planes() * cell.bytes().padded
+                                     : cell.C() * container_bytes(x.container());
+        const Codes codes{to_.reserve(T_ * N_ * row), as_bytes};
+        if (layer) {
+            requantize(layer, cell, codes);
+            return codes;
+        }
+        QuantizeInputC p{};
+        p.to = target_of(cell, codes);
+        p.step = to_.x_step();
+        p.next = to_.x_next();
+        p.zero = x.zero;
+        p.scale = x.scale;
+        p.lo = static_cast<float>(x.lo() - x.zero);
+        p.hi = static_cast<float>(x.hi() - x.zero);
+        if (divides(x)) p.division = division_of(x);
+        Grid grid;
+        grid.x = static_cast<unsigned>((T_ * N_ + 15) / 16);
+        grid.threads = 256;
+        to_.add({"boundary/quantize_input", "quantize_input", kPlain}, grid, p);
+        to_.point(place_of(p, p.real), Given::x);
+        if (as_bytes && divides(x) && to_.C() % 4 == 0) to_.last().fours_at = place_of(p, p.fours);
+        return codes;
+    }
+
+    void requantize(size_t layer, const Cell &cell, Codes codes) {
+        const QuantizerNumbers &x = cell.numbers().x;
+        RequantizeLayersC p{};
+        p.to = target_of(cell, codes);
+        p.below.nan = below_nan_;
+        p.below.T = T_;
+        p.below.stride = to_.flag_stride();
+        for (size_t d = 0; d < net_.directions(); ++d) {
+            const Cell &under = net_.cell(layer - 1, d);
+            p.below.h0_nan[d] = below_h0_nan_[d];
+            p.below.finite[d] = under.finite();
+            p.codes[d] = states_[d];
+            p.kind[d] = kind_of(under.numbers().h);
+            p.zero[d] = under.numbers().h.zero;
+            p.M[d] = cell.between()[d].M[0];
+            p.k[d] = cell.between()[d].k;
+        }
+        p.H = to_.H();
+        p.directions = static_cast<int64_t>(net_.directions());
+        p.lo = x.lo() - x.zero;
+        p.hi = x.hi() - x.zero;
+        p.out_zero = x.zero;
+        to_.add({"boundary/requantize_layers", "requantize_layers", kPlain}, rows_grid(T_ * N_), p);
+    }
+
+    void project_reals(const Cell &cell, const RecurrenceShape &shape, size_t d) {
+        ProjectFewC p{};
+        p.nan = nan_;
+        p.Wx = Wx_[d];
+        p.weights = cell.bytes().weights;
+        p.step = to_.x_step();
+        p.next = to_.x_next();
+        p.N = N_;
+        p.C = cell.C();
+        p.H = cell.H();
+        p.padded = cell.bytes().padded;
+        p.nan_stride = to_.flag_stride();
+        p.NB = shape.strip();
+        p.tiles = shape.strips(N_);
+        p.groups = shape.units / 16;
+        p.wide = cell.form().wide_input;
+        p.division = division_of(cell.numbers().x);
+        p.W = cell.W();
+        Kernel kernel{"projection/reals_few_rows", "project_few", kPlain};
+        kernel.macros["WIDE"] = cell.x_planes() == 2 ? "1" : "0";
+        to_.add(kernel, few_grid(cell), p);
+        to_.point(place_of(p, p.real), Given::x);
+        if (to_.C() % 4 == 0) to_.last().fours_at = place_of(p, p.fours);
+    }
+
+    Grid few_grid(const Cell &cell) const {
+        Grid grid;
+        grid.x = static_cast<unsigned>(T_ * N_);
+        grid.y = static_cast<unsigned>((cell.H() + 7) / 8);
+        grid.threads = 256;
+        return grid;
+    }
+
+    void project_codes(const Cell &cell, const RecurrenceShape &shape, Address codes, size_t d) {
+        ProjectC p{};
+        fill_sequence(p.s, cell);
+        p.s.x = codes;
+        p.W = cell.W();
+        p.Wx = Wx_[d];
+        p.NB = shape.strip();
+        p.tiles = shape.strips(N_);
+        p.groups = shape.units / 16;
+        p.wide = cell.form().wide_input;
+        to_.add({"projection/int_mm", "project", kPlain}, few_grid(cell), p);
+    }
+
+    void project_bytes(const Cell &cell, const RecurrenceShape &shape, Address bytes, size_t d) {
+        const int planes = cell.x_planes();
+        const int64_t rows = T_ * shape.strips(N_) * shape.strip();
+        const Tile tile = tile_for(shape.units, rows, planes, net_.device.multiprocessors());
+        const ByteWeights &w = cell.bytes();
+        const MatrixC &W = cell.W();
+        ProjectBytesC p{};
+        p.bytes = bytes;
+        p.weights = w.weights;
+        p.folded = w.folded;
+        p.m = W.m;
+        p.folded_bytes = w.folded_bytes;
+        p.m_float = w.m_float;
+        p.exact_float = cell.exact_W();
+        p.Wx = Wx_[d];
+        p.T = T_;
+        p.N = N_;
+        p.H = cell.H();
+        p.padded = w.padded;
+        p.NB = shape.strip();
+        p.tiles = shape.strips(N_);
+        p.groups = shape.units / 16;
+        p.wide = cell.form().wide_input;
+        p.lo = W.lo;
+        p.hi = W.hi;
+        p.code_lo = W.code_lo;
+        const int64_t range = W.hi - W.lo;
+        const int codes = !cell.form().wide_input         ? range == 255
+                          : planes == 2 && range == 65535 ? 3
+                                                          : 2;
+        const bool powers = is_power(cell.numbers().x.scale) && is_power(cell.numbers().Wx.scale);
+        Kernel kernel{"projection/codes_tiled", "project_bytes", kPlain};
+        kernel.macros["PLANES"] = std::to_string(planes);
+        kernel.macros["CODES"] = std::to_string(codes);
+        kernel.macros["POWERS"] = powers ? "1" : "0";
+        kernel.macros["LONG"] = planes == 2 && cell.C() > 512 ? "1" : "0";
+        kernel.macros["UNIT_WARPS"] = kernel.macros["ROW_WARPS"] = "2";
+        kernel.macros["COLUMNS"] = std::to_string(tile.columns);
+        kernel.macros["STAGES"] = std::to_string(kStages);
+        Grid grid;
+        grid.x = static_cast<unsigned>(tile.blocks(shape.units, rows));
+        grid.threads = 128;
+        grid.shared_bytes =
+            static_cast<unsigned>(kStages * kDepth * (3 * Tile::kUnits + tile.rows()));
+        to_.add(kernel, grid, p);
+    }
+
+    void fill_sequence(SequenceC &s, const Cell &cell) const {
+        s.x_kind = kind_of(cell.numbers().x);
+        s.h_kind = kind_of(cell.numbers().h);
+        s.T = T_;
+        s.N = N_;
+        s.C = cell.C();
+        s.H = cell.H();
+    }
+
+    template <class Real>
+    void add_recurrence(size_t layer, const Group &group) {
+        const bool top = layer + 1 == net_.layers();
+        const auto count = group.directions.size();
+        RecurrentC<Real> p[2]{};
+        for (size_t i = 0; i < count; ++i) fill(p[i], layer, group, group.directions[i]);
+        const Layout layout =
+            recurrence_layout(group.shape, group.form, to_.H(), N_, static_cast<int>(count), top,
+                              !top, net_.device.clusters());
+        to_.add(layout.kernel, layout.grid, p);
+        to_.last().arguments.resize(count * sizeof p[0]);
+        for (size_t i = 0; i < count; ++i) {
+            const size_t d = group.directions[i];
+            const auto state = static_cast<int64_t>(layer * net_.directions() + d);
+            const int64_t first = 4 * state * N_ * to_.H();
+            to_.point(place_of(p, p[i].boundary.h0), Given::h0, first);
+            to_.point(place_of(p, p[i].boundary.last), Given::h_n, first);
+            to_.point(place_of(p, p[i].s.lengths), Given::lengths);
+            if (top)
+                to_.point_results(place_of(p, p[i].boundary.values),
+                                  4 * static_cast<int64_t>(d) * to_.H());
+        }
+    }
+
+    template <class Real>
+    void fill(RecurrentC<Real> &p, size_t layer, const Group &group, size_t d) {
+        Cell &cell = net_.cell(layer, d);
+        const QuantizerNumbers &h = cell.numbers().h;
+        const Fragments &R = cell.fragments(group.shape.features, group.shape.units);
+        fill_sequence(p.s, cell);
+        p.s.reverse = d == 1;
+        p.s.out = states_[d];
+        p.weights = R.weights;
+        p.bias = R.bias;
+        p.m = R.m;
+        p.Wx = Wx_[d];
+        p.exact_float = cell.exact_R();
+        p.cell = cell.gates<Real>();
+        if (group.form.saturated) p.saturated = cell.saturated();
+        p.boundary.h0_nan = h0_nan_[d];
+        p.boundary.nan = nan_;
+        p.boundary.finite = cell.finite();
+        p.boundary.next = to_.width();
+        p.boundary.stride = to_.flag_stride();
+        p.boundary.scale = h.scale;
+        p.boundary.lo = static_cast<float>(h.lo() - h.zero);
+        p.boundary.hi = static_cast<float>(h.hi() - h.zero);
+    }
+
+    Launches &to_;
+    Network &net_;
+    const int64_t T_, N_;
+    Address Wx_[2] = {0, 0};           // by direction, for all layers
+    Address states_[2] = {0, 0};       // codes of the states of the layer below the top
+    Address nan_ = 0, below_nan_ = 0;  // NaN flags of the inputs of this layer and of that below
+    Address h0_nan_[2] = {0, 0}, below_h0_nan_[2] = {0, 0};
+};
+
+}  // namespace
+
+bool add_fast_layers(Launches &to) { return FastLayers(to).add(); }
+
+}  // namespace quant_gru::cuda

@@ -8,6 +8,14 @@
 
 using namespace quant_gru;
 
+// Handles of cuBLAS and of a stream for the float passes that follow; null for none.
+static cublasHandle_t blas = nullptr;
+static cudaStream_t stream = nullptr;
+extern "C" void set_handles(void *blas_handle, void *of_stream) {
+    blas = static_cast<cublasHandle_t>(blas_handle);
+    stream = static_cast<cudaStream_t>(of_stream);
+}
+
 // Divides work among threads however little it is.
 extern "C" void set_thread_price(double price) { thread_price = price; }
 
@@ -17,7 +25,7 @@ extern "C" void set_thread_price(double price) { thread_price = price; }
                                       const T *x, T *h, T *v, T *Wx, T *Rh, float p,              \
                                       const T *mask, int by_steps) {                              \
         return answer([&] {                                                                       \
-            ForwardPass<T> pass(training, N, C, H, nullptr, nullptr);                             \
+            ForwardPass<T> pass(training, N, C, H, blas, stream);                                 \
             pass.set_threads(threads);                                                            \
             const int64_t n = N;                                                                  \
             if (!by_steps) pass.Run(steps, W, R, bx, br, x, h, v, Wx, Rh, p, mask);               \
@@ -33,7 +41,7 @@ extern "C" void set_thread_price(double price) { thread_price = price; }
                                        const T *dh_new, T *dx, T *dW, T *dR, T *dbx, T *dbr,      \
                                        T *dh, T *dp, T *dq, const T *mask, int by_steps) {        \
         return answer([&] {                                                                       \
-            BackwardPass<T> pass(N, C, H, nullptr, nullptr);                                      \
+            BackwardPass<T> pass(N, C, H, blas, stream);                                          \
             pass.set_threads(threads);                                                            \
             const int64_t n = N;                                                                  \
             if (!by_steps)                                                                        \

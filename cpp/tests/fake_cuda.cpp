@@ -202,6 +202,16 @@ FAKE cuMemsetD8_v2(Address to, unsigned char value, size_t bytes) {
 FAKE cuStreamSynchronize(Stream) { return 0; }
 FAKE cuGetErrorName(int, const char **name) { return *name = "CUDA_ERROR_FAKE", 0; }
 
+FAKE cuPointerGetAttribute(void *value, int attribute, Address address) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto next = allocations.upper_bound(address);
+    if (next == allocations.begin()) return kInvalidValue;
+    const auto &[start, bytes] = *std::prev(next);
+    if (address >= start + bytes) return kInvalidValue;
+    // CU_POINTER_ATTRIBUTE_MEMORY_TYPE: CU_MEMORYTYPE_DEVICE; otherwise the index of the GPU
+    return *static_cast<int *>(value) = attribute == 2 ? 2 : 0, 0;
+}
+
 // Memory that is allocated now.
 FAKE fake_allocations() { return static_cast<int>(allocations.size()); }
 

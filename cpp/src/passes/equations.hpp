@@ -1,11 +1,11 @@
-// The equations of one unit and step, and their derivatives: for the CPU and, in front of units.cu,
-// for CUDA. Rows have gates in the order update, reset, candidate.
+// The equations of one unit and step, and their derivatives, for the CPU and for CUDA. Rows have
+// gates in the order update, reset, candidate.
 #pragma once
 
 #include <stdint.h>
 
-#if defined(__CUDACC__)
-#define QG_UNIT static __device__ __forceinline__
+#if defined(REAL)  // a kernel
+#define QG_UNIT static inline
 namespace quant_gru {
 QG_UNIT float exp_of_negative(float x) { return expf(x); }
 QG_UNIT double exp_of_negative(double x) { return exp(x); }

@@ -146,7 +146,9 @@ void OnDevice<T>::backward(int device, const PassSizes &sizes, const BackwardArg
     m.products->multiply({c.x_t, items, 1}, C, c.dp, items, channels, c.dW, true);
     m.products->multiply(c.h_t, H, c.dq, items, channels, c.dR, true);
     const ColumnSums<T> sums{c.dp, c.dq, c.dbx, c.dbr, items, channels};
-    m.device.launch(m.columns, {blocks(channels, kColumns), 2, kColumnThreads}, &sums, stream);
+    cuda::Grid columns{blocks(channels, kColumns), 2, kColumnThreads};
+    columns.shared_bytes = kColumns * kColumnStride * sizeof(T);
+    m.device.launch(m.columns, columns, &sums, stream);
 }
 
 template <class T>

@@ -1,11 +1,15 @@
-// The kernels of float passes. REAL is float or double. The build puts equations.hpp in front.
+// The kernels of float passes. REAL is float or double.
+#include "kernel_runtime/cuda/ptx.cuh"
 #include "passes/units.hpp"
 
 using namespace quant_gru;
 using T = REAL;
+using ForwardC = ForwardUnits<T>;
+using BackwardC = BackwardUnits<T>;
+using ColumnsC = ColumnSums<T>;
 
 // The gates of all units of a step.
-extern "C" __global__ void forward_units(const ForwardUnits<T> c) {
+extern "C" __global__ void forward_units(const __grid_constant__ ForwardC c) {
     const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, H = c.H;
     if (index >= c.count) return;
     const int64_t row = index / H, j = index % H;
@@ -22,7 +26,7 @@ extern "C" __global__ void forward_units(const ForwardUnits<T> c) {
 }
 
 // The derivatives of all units of a step.
-extern "C" __global__ void backward_units(const BackwardUnits<T> c) {
+extern "C" __global__ void backward_units(const __grid_constant__ BackwardC c) {
     const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, H = c.H;
     if (index >= c.count) return;
     const int64_t row = index / H, j = index % H;
@@ -40,9 +44,10 @@ extern "C" __global__ void backward_units(const BackwardUnits<T> c) {
 }
 
 // Adds the sums of 32 columns to the gradients of biases. blockIdx.y: of bx, of br.
-extern "C" __global__ void add_columns(const ColumnSums<T> c) {
+extern "C" __global__ void add_columns(const __grid_constant__ ColumnsC c) {
     constexpr int kLines = 32;
-    __shared__ T sums[kLines][33];
+    SHARED_MEMORY(memory);
+    auto *const sums = reinterpret_cast<T(*)[kColumnStride]>(memory);  // (kLines, columns)
     const int place = threadIdx.x % 32, line = threadIdx.x / 32;
     const int64_t column = int64_t{blockIdx.x} * 32 + place;
     const T *const rows = blockIdx.y ? c.dq : c.dp;

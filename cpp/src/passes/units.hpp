@@ -28,6 +28,9 @@ struct BackwardUnits {
     int64_t count, H;
 };
 
+// Values of a row of shared memory; one more than columns, so that columns have different banks.
+constexpr int kColumnStride = 33;
+
 // dp and dq are (rows, columns).
 template <class T>
 struct ColumnSums {

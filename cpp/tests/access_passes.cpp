@@ -1,6 +1,9 @@
 // The passes over pointers for tests from Python. With by_steps, `Iterate` runs each step; then x_t
 // of a backward pass is (T, C, N), and h is (T, H, N).
 #include <cstring>
+#include <map>
+#include <memory>
+#include <tuple>
 
 #include "access.hpp"
 #include "cpu/core/threads.hpp"
@@ -16,6 +19,16 @@ extern "C" void set_handles(void *blas_handle, void *of_stream) {
     stream = static_cast<cudaStream_t>(of_stream);
 }
 
+// The pass of these arguments, created at the first call. It is never destroyed, because libraries
+// of CUDA may be gone when the process ends.
+template <class Pass, class... Arguments>
+static Pass &pass_of(Arguments... arguments) {
+    static auto &all = *new std::map<std::tuple<Arguments...>, std::unique_ptr<Pass>>;
+    auto &found = all[{arguments...}];
+    if (!found) found = std::make_unique<Pass>(arguments...);
+    return *found;
+}
+
 // Divides work among threads however little it is.
 extern "C" void set_thread_price(double price) { thread_price = price; }
 
@@ -25,7 +38,7 @@ extern "C" void set_thread_price(double price) { thread_price = price; }
                                       const T *x, T *h, T *v, T *Wx, T *Rh, float p,              \
                                       const T *mask, int by_steps) {                              \
         return answer([&] {                                                                       \
-            ForwardPass<T> pass(training, N, C, H, blas, stream);                                 \
+            auto &pass = pass_of<ForwardPass<T>>(training != 0, N, C, H, blas, stream);           \
             pass.set_threads(threads);                                                            \
             const int64_t n = N;                                                                  \
             if (!by_steps) pass.Run(steps, W, R, bx, br, x, h, v, Wx, Rh, p, mask);               \
@@ -41,7 +54,7 @@ extern "C" void set_thread_price(double price) { thread_price = price; }
                                        const T *dh_new, T *dx, T *dW, T *dR, T *dbx, T *dbr,      \
                                        T *dh, T *dp, T *dq, const T *mask, int by_steps) {        \
         return answer([&] {                                                                       \
-            BackwardPass<T> pass(N, C, H, blas, stream);                                          \
+            auto &pass = pass_of<BackwardPass<T>>(N, C, H, blas, stream);                         \
             pass.set_threads(threads);                                                            \
             const int64_t n = N;                                                                  \
             if (!by_steps)                                                                        \
@@ -64,7 +77,7 @@ PASSES(double, double)
                                     const T *x, T *h, float p, const T *mask, const float *scale,  \
                                     const float *zero, int by_steps) {                             \
         return answer([&] {                                                                        \
-            ForwardPass<T> pass(training, N, C, H);                                                \
+            auto &pass = pass_of<ForwardPass<T>>(training != 0, N, C, H);                          \
             pass.set_threads(threads);                                                             \
             const int64_t n = N;                                                                   \
             if (!by_steps)                                                                         \
@@ -86,7 +99,7 @@ PASSES(double, double)
         float *dx, float *dW, float *dR, float *dbx, float *dbr, float *dh, const T *mask,         \
         const float *scale, const float *zero, int by_steps) {                                     \
         return answer([&] {                                                                        \
-            BackwardPass<T> pass(N, C, H);                                                         \
+            auto &pass = pass_of<BackwardPass<T>>(N, C, H);                                        \
             pass.set_threads(threads);                                                             \
             const int64_t n = N;                                                                   \
             if (!by_steps)                                                                         \

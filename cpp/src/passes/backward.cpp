@@ -56,6 +56,9 @@ struct BackwardPass<T>::State {
         : sizes(given), on_device(blas, stream) {}
 
     void run(const BackwardArguments<T> &c) {
+        if (!c.steps) return;
+        if (const int device = device_of(c); device != kHost)
+            return on_device.backward(device, sizes, c);
         const auto [N, C, H] = sizes;
         const int64_t items = c.steps * N, channels = 3 * H;
         W_t.resize(channels, C);

@@ -1,0 +1,209 @@
+"""The float passes over memory of a GPU: on a GPU, and with stand-ins for its libraries.
+
+On a machine with a GPU, run `pytest tests/cpp/test_cpp_cuda_passes.py -v`. Stand-ins run kernels
+and products on the host. For them all memory is memory of a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from c_access import Access
+from cpp_build import NEEDS_TOOLS
+from float_passes import SIZES, Passes, check_against_gru
+
+pytestmark = NEEDS_TOOLS
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float", "double"])
+ZONEOUT = pytest.mark.parametrize("zoneout", [False, True], ids=["plain", "zoneout"])
+STEPS = pytest.mark.parametrize("by_steps", [False, True], ids=["run", "iterate"])
+
+
+def found_library(name: str) -> str | None:
+    """The path of a library of CUDA that pip or the toolkit installed."""
+    if importlib.util.find_spec("cuda") is None:
+        return None
+    from cuda import pathfinder
+
+    try:
+        return pathfinder.load_nvidia_dynamic_lib(name).abs_path
+    except pathfinder.DynamicLibNotFoundError:
+        return None
+
+
+@pytest.fixture
+def gpu(cuda_build: Path, monkeypatch: pytest.MonkeyPatch) -> Access:
+    """The library on a GPU."""
+    path = found_library("nvrtc")
+    if path is not None:
+        monkeypatch.setenv("QUANT_GRU_NVRTC", path)
+    torch.cuda.current_blas_handle()  # PyTorch's cuBLAS is open from now on
+    return Access(next((cuda_build / "tests").glob("libaccess.*")))
+
+
+@pytest.fixture(scope="module")
+def copy(cuda_build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the library, which opens libraries of its own."""
+    folder = tmp_path_factory.mktemp("stand_in")
+    return Path(shutil.copy(next((cuda_build / "tests").glob("libaccess.*")), folder / "access.so"))
+
+
+@pytest.fixture
+def stand_in(cuda_build: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """The library with stand-ins for the driver, NVRTC and cuBLAS."""
+    tests = cuda_build / "tests"
+    cuda, cublas = (str(next(tests.glob(f"libfake_{name}.*"))) for name in ("cuda", "cublas"))
+    for name in ("CUDA_DRIVER", "NVRTC"):
+        monkeypatch.setenv(f"QUANT_GRU_{name}", cuda)
+    monkeypatch.setenv("QUANT_GRU_CUBLAS", cublas)
+    monkeypatch.setenv("QUANT_GRU_CACHE", "/dev/null")
+    monkeypatch.setenv("FAKE_CUDA_HOST", str(copy.parent))
+    monkeypatch.setenv("FAKE_CUDA_ALL_MEMORY", "1")
+    return StandIn(copy, ctypes.CDLL(cuda))
+
+
+class StandIn(Access):
+    """The library, with the stand-in for the driver."""
+
+    def __init__(self, path: Path, fake: ctypes.CDLL) -> None:
+        super().__init__(path)
+        self.path, self.fake = path, fake
+
+
+@STEPS
+@ZONEOUT
+@DTYPES
+@pytest.mark.parametrize("size", SIZES[:3], ids=str)
+def test_stand_ins(
+    stand_in: StandIn, size: tuple[int, ...], dtype: torch.dtype, zoneout: bool, by_steps: bool
+) -> None:
+    """Kernels, products and their order are right."""
+    before = stand_in.fake.fake_launches()
+    check_against_gru(stand_in, size, dtype, zoneout=zoneout, by_steps=by_steps)
+    # a kernel for each step of both passes, and one for the biases of each backward
+    assert stand_in.fake.fake_launches() - before == 2 * size[0] + (size[0] if by_steps else 1)
+
+
+def test_zoneout_in_inference(stand_in: StandIn) -> None:
+    gru, x, h0 = torch.nn.GRU(3, 5), torch.randn(4, 2, 3), torch.randn(2, 5)
+    found, _ = Passes(stand_in, gru, False).forward(x, h0, 0.25, None, False)
+    plain, _ = Passes(stand_in, gru, False).forward(x[:1], h0, 0.0, None, False)
+    assert torch.allclose(found[1], 0.25 * h0 + 0.75 * plain[1], atol=1e-6)
+
+
+def test_memory_of_one_place(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays on the host and on a GPU do not mix; without memory of a GPU, the CPU computes."""
+    monkeypatch.delenv("FAKE_CUDA_ALL_MEMORY")
+    gru, x, h0 = torch.nn.GRU(3, 5), torch.randn(4, 2, 3), torch.randn(2, 5)
+    passes, before = Passes(stand_in, gru, False), stand_in.fake.fake_launches()
+    passes.forward(x, h0, 0.0, None, True)
+    assert stand_in.fake.fake_launches() == before
+    memory = ctypes.c_uint64()
+    stand_in.fake.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(3 * 5 * 4))
+    passes.bx = torch.frombuffer(
+        (ctypes.c_char * 60).from_address(memory.value), dtype=torch.float32
+    )
+    with pytest.raises(ValueError, match=r"Expected bx to be on the host as h is, got .* GPU 0"):
+        passes.forward(x, h0, 0.0, None, True)
+    stand_in.fake.cuMemFree_v2(memory)
+
+
+@pytest.mark.parametrize("variable", ["QUANT_GRU_CUBLAS", "QUANT_GRU_NVRTC"])
+def test_missing_libraries(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    """The error names what is missing and what to do."""
+    monkeypatch.setenv(variable, "/nowhere/library.so")
+    fresh = Access(Path(shutil.copy(stand_in.path, tmp_path / "fresh.so")))
+    passes = Passes(fresh, torch.nn.GRU(3, 5), False)
+    with pytest.raises(ValueError, match=rf"to be installed \(set {variable} to"):
+        passes.forward(torch.randn(4, 2, 3), torch.randn(2, 5), 0.0, None, True)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
+@pytest.mark.parametrize("real", ["float", "double"])
+def test_kernels_compile(
+    cuda_build: Path, monkeypatch: pytest.MonkeyPatch, real: str, arch: str
+) -> None:
+    """NVRTC compiles the kernels, without a GPU."""
+    path = found_library("nvrtc")
+    if path is None:
+        pytest.skip("needs NVRTC")
+    monkeypatch.setenv("QUANT_GRU_NVRTC", path)
+    monkeypatch.setenv("QUANT_GRU_CACHE", "/dev/null")
+    native = ctypes.CDLL(str(next((cuda_build / "tests").glob("libcuda_access.*"))))
+    native.compile_kernel.restype = ctypes.c_char_p
+    told = native.compile_kernel(b"passes/units", f"REAL={real}".encode(), arch.encode()).decode()
+    assert told.isdigit(), told
+
+
+@NEEDS_GPU
+@STEPS
+@ZONEOUT
+@DTYPES
+@pytest.mark.parametrize("size", [*SIZES, (50, 64, 128, 256)], ids=str)
+def test_on_a_gpu(
+    gpu: Access, size: tuple[int, ...], dtype: torch.dtype, zoneout: bool, by_steps: bool
+) -> None:
+    """Beside nn.GRU, with a handle of the library's own and on the default stream."""
+    set_handles(gpu, None, None)
+    check_against_gru(gpu, size, dtype, zoneout=zoneout, by_steps=by_steps, device="cuda")
+
+
+@NEEDS_GPU
+@DTYPES
+@pytest.mark.parametrize("own", [False, True], ids=["given", "own"])
+def test_user_stream(gpu: Access, dtype: torch.dtype, own: bool) -> None:
+    """Passes run on the caller's stream, with the caller's handle or with their own."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        set_handles(gpu, None if own else torch.cuda.current_blas_handle(), side)
+        check_against_gru(gpu, (9, 8, 40, 64), dtype, zoneout=True, by_steps=False, device="cuda")
+
+
+@NEEDS_GPU
+@DTYPES
+@pytest.mark.parametrize("own", [False, True], ids=["given", "own"])
+def test_cuda_graph(gpu: Access, dtype: torch.dtype, own: bool) -> None:
+    """A captured pass launches on its stream only, and its replays follow new inputs."""
+    T, N, C, H = 12, 16, 40, 64
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-12
+    torch.manual_seed(0)
+    gru = torch.nn.GRU(C, H, dtype=dtype, device="cuda")
+    x, h0, grad = (
+        torch.randn(size, dtype=dtype, device="cuda") for size in ((T, N, C), (N, H), (T + 1, N, H))
+    )
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        set_handles(gpu, None if own else torch.cuda.current_blas_handle(), side)
+        passes = Passes(gpu, gru, False)
+
+        def both() -> list[torch.Tensor]:
+            h, v = passes.forward(x, h0, 0.0, None, True)
+            return [h, v, *passes.backward(x, h, v, grad, None).values()]
+
+        both()  # opens libraries and loads kernels
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            found = both()
+        for _ in range(3):
+            x.normal_()
+            graph.replay()
+            for ours, eager in zip(found, both(), strict=True):
+                error = float((ours - eager).abs().max() / eager.abs().max())
+                assert error <= tolerance, f"a replay differs by {error}"
+        with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            error = float((found[0][1:] - gru(x, h0[None])[0]).abs().max())
+        assert error <= tolerance, f"states differ by {error}"
+
+
+def set_handles(gpu: Access, blas: int | None, stream: torch.cuda.Stream | None) -> None:
+    """Set the handle of cuBLAS and the stream of the next passes."""
+    number = None if stream is None else stream.cuda_stream
+    gpu.native.set_handles(ctypes.c_void_p(blas), ctypes.c_void_p(number))

@@ -77,7 +77,7 @@ PASSES(double, double)
                                     const T *x, T *h, float p, const T *mask, const float *scale,  \
                                     const float *zero, int by_steps) {                             \
         return answer([&] {                                                                        \
-            auto &pass = pass_of<ForwardPass<T>>(training != 0, N, C, H);                          \
+            auto &pass = pass_of<ForwardPass<T>>(training != 0, N, C, H, blas, stream);            \
             pass.set_threads(threads);                                                             \
             const int64_t n = N;                                                                   \
             if (!by_steps)                                                                         \

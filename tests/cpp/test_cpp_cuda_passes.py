@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from c_access import Access
+from code_passes import Codes, Drawn
 from cpp_build import NEEDS_TOOLS
 from float_passes import SIZES, Passes, check_against_gru
 
@@ -113,6 +114,29 @@ def test_memory_of_one_place(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch)
     stand_in.fake.cuMemFree_v2(memory)
 
 
+@pytest.mark.parametrize("seed", [2, 4])
+def test_codes_with_stand_ins(stand_in: StandIn, seed: int) -> None:
+    """Codes of 8 and 16 bits; a second call with other steps and the same weights."""
+    case = Codes(seed, 0.0)
+    drawn = Drawn(case, seed, zoneout=False)
+    expected = case.gru.forward_integer(drawn.x, drawn.h0[None])[0].to(torch.int64)
+    assert torch.equal(case.run(stand_in, drawn.x, drawn.h0), expected)
+    before = stand_in.fake.fake_launches()
+    assert torch.equal(case.run(stand_in, drawn.x[:1], drawn.h0), expected[:1])
+    assert stand_in.fake.fake_launches() > before
+
+
+def test_codes_that_need_the_host(stand_in: StandIn) -> None:
+    """On a GPU, codes have neither a mask nor a backward pass."""
+    case = Codes(2, 0.0)
+    drawn = Drawn(case, 2, zoneout=True)
+    with pytest.raises(ValueError, match="Expected zoneout_mask to be null"):
+        case.run(stand_in, drawn.x, drawn.h0, mask=drawn.code_mask, training=True)
+    h = torch.zeros(case.T + 1, case.N, case.H)
+    with pytest.raises(ValueError, match="Expected h of a backward pass over codes to be on the"):
+        case.gradients(stand_in, drawn.x, h, drawn.grad, None)
+
+
 @pytest.mark.parametrize("variable", ["QUANT_GRU_CUBLAS", "QUANT_GRU_NVRTC"])
 def test_missing_libraries(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
@@ -153,6 +177,21 @@ def test_on_a_gpu(
     """Beside nn.GRU, with a handle of the library's own and on the default stream."""
     set_handles(gpu, None, None)
     check_against_gru(gpu, size, dtype, zoneout=zoneout, by_steps=by_steps, device="cuda")
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize(("weights", "by_steps"), [("cpu", False), ("cuda", True)])
+@pytest.mark.parametrize("seed", [2, 3, 4, 5])
+def test_codes_on_a_gpu(gpu: Access, seed: int, weights: str, by_steps: bool) -> None:
+    set_handles(gpu, None, None)
+    zoneout = (0.0, 0.3)[seed % 2]
+    case = Codes(seed, zoneout)
+    drawn = Drawn(case, seed, zoneout=False)
+    expected = case.gru.forward_integer(drawn.x, drawn.h0[None])[0].to(torch.int64)
+    found = case.run(
+        gpu, drawn.x, drawn.h0, p=zoneout, by_steps=by_steps, device="cuda", weights=weights
+    )
+    assert torch.equal(found, expected)
 
 
 @NEEDS_GPU

@@ -4,6 +4,7 @@
 #include "cpu/training/backward.hpp"
 #include "network.hpp"
 #include "passes/code_layer.hpp"
+#include "passes/code_on_device.hpp"
 
 namespace quant_gru {
 namespace {
@@ -110,6 +111,7 @@ void CodeBackwardPass<T>::Run(int steps, const T *W_t, const T *R_t, const int32
                               float *dbr, float *dh, float *, float *, const T *zoneout_mask,
                               const float *scale, const float *zero_point) {
     check_steps(steps);
+    expect_host(h);
     const auto [N, C, H] = state_->sizes;
     const std::vector<T> x = transposed(x_t, C, steps * N);
     state_->run(steps, {W_t, R_t, true, bx, br, 0, scale, zero_point}, x.data(), h, h + N * H,
@@ -122,6 +124,7 @@ void CodeBackwardPass<T>::Iterate(const T *W_t, const T *R_t, const int32_t *bx,
                                   float *dx, float *dW, float *dR, float *dbx, float *dbr,
                                   float *dh, float *, float *, const T *zoneout_mask,
                                   const float *scale, const float *zero_point) {
+    expect_host(h_t);
     const auto [N, C, H] = state_->sizes;
     const std::vector<T> x = transposed(x_t, C, N), h = transposed(h_t, H, N);
     // the state after the only step is not read

@@ -3,36 +3,40 @@
 #include "cpu/core/tasks.hpp"
 #include "network.hpp"
 #include "passes/code_layer.hpp"
+#include "passes/code_on_device.hpp"
 
 namespace quant_gru {
 
 template <class T>
 struct CodeForwardPass<T>::State {
-    State(const PassSizes &given, bool trains) : sizes(given), training(trains) {}
+    State(const PassSizes &given, bool trains, cudaStream_t stream)
+        : sizes(given), training(trains), on_device(stream) {}
 
-    // Runs all steps; the last arguments are as in `CodeArguments`.
-    void run(int64_t steps, const CodeArguments<T> &arguments, const T *x, const T *before,
-             T *after, const T *mask) {
+    void run(CodeCall<T> c) {
         const int64_t N = sizes.N, C = sizes.C, H = sizes.H;
-        check_zoneout(arguments.zoneout);
-        CodeArguments<T> used = arguments;
-        if (training) used.zoneout = 0;
-        Task task{&layer.of(sizes, used), {}};
-        if (!steps) return;
+        check_zoneout(c.arguments.zoneout);
+        if (training)
+            c.arguments.zoneout = 0;
+        else
+            c.mask = nullptr;
+        if (const int device = c.steps ? device_of(c) : kHost; device != kHost)
+            return on_device.forward(device, sizes, c);
+        Task task{&layer.of(sizes, c.arguments), {}};
+        if (!c.steps) return;
         Job &job = task.job;
-        job.x = {x, false, N * C, C};
-        job.h0 = {before, false, 0, H};
-        job.out.codes = after;
+        job.x = {c.x, false, N * C, C};
+        job.h0 = {c.before, false, 0, H};
+        job.out.codes = c.after;
         job.out.codes_step = N * H;
         job.out.codes_row = H;
         final.resize(static_cast<size_t>(N * H));
         job.last.codes = final.data();
         job.last.codes_row = H;
-        if (mask && training) {
-            held = held_units(mask, steps * N * H);
+        if (c.mask) {
+            held = held_units(c.mask, c.steps * N * H);
             job.held = held.data();
         }
-        job.T = steps;
+        job.T = c.steps;
         job.N = N;
         run_tasks({task}, thread_count(threads), scratch);
     }
@@ -41,6 +45,7 @@ struct CodeForwardPass<T>::State {
     bool training;
     int threads = 0;
     CodeLayer<T> layer;
+    CodeOnDevice<T> on_device;
     std::vector<uint8_t> held;
     std::vector<T> final;
     Scratch scratch;
@@ -48,8 +53,8 @@ struct CodeForwardPass<T>::State {
 
 template <class T>
 CodeForwardPass<T>::CodeForwardPass(bool training, int batch_size, int input_size, int hidden_size,
-                                    const cublasHandle_t &, const cudaStream_t &)
-    : state_(new State(PassSizes(batch_size, input_size, hidden_size), training)) {}
+                                    const cublasHandle_t &, const cudaStream_t &stream)
+    : state_(new State(PassSizes(batch_size, input_size, hidden_size), training, stream)) {}
 
 template <class T>
 CodeForwardPass<T>::~CodeForwardPass() = default;
@@ -65,8 +70,12 @@ void CodeForwardPass<T>::Run(int steps, const T *W, const T *R, const int32_t *b
                              float zoneout_prob, const T *zoneout_mask, const float *scale,
                              const float *zero_point) {
     check_steps(steps);
-    state_->run(steps, {W, R, false, bx, br, zoneout_prob, scale, zero_point}, x, h,
-                h + state_->sizes.N * state_->sizes.H, zoneout_mask);
+    state_->run({steps,
+                 {W, R, false, bx, br, zoneout_prob, scale, zero_point},
+                 x,
+                 h,
+                 h + state_->sizes.N * state_->sizes.H,
+                 zoneout_mask});
 }
 
 template <class T>
@@ -74,8 +83,8 @@ void CodeForwardPass<T>::Iterate(const T *W, const T *R, const int32_t *bx, cons
                                  const T *x, const T *h, T *h_out, T *, int32_t *, int32_t *,
                                  float zoneout_prob, const T *zoneout_mask, const float *scale,
                                  const float *zero_point) {
-    state_->run(1, {W, R, false, bx, br, zoneout_prob, scale, zero_point}, x, h, h_out,
-                zoneout_mask);
+    state_->run(
+        {1, {W, R, false, bx, br, zoneout_prob, scale, zero_point}, x, h, h_out, zoneout_mask});
 }
 
 template class CodeForwardPass<int8_t>;

@@ -86,7 +86,8 @@ WeightCodes codes_of(const CodeArguments<T> &arguments, Operator op, int64_t K, 
     return to;
 }
 
-// All bytes that a layer follows from.
+}  // namespace
+
 template <class T>
 std::string bytes_of(const PassSizes &sizes, const CodeArguments<T> &arguments) {
     const int64_t C = sizes.C, H = sizes.H;
@@ -103,21 +104,24 @@ std::string bytes_of(const PassSizes &sizes, const CodeArguments<T> &arguments) 
     return bytes;
 }
 
-}  // namespace
+template <class T>
+std::string frozen_codes(const PassSizes &sizes, const CodeArguments<T> &arguments) {
+    Parameters parameters =
+        parameters_of(sizes, 8 * sizeof(T), arguments.scale, arguments.zero_point);
+    parameters.shape.zoneout = static_cast<double>(arguments.zoneout);
+    const CellParameters &cell = parameters.cells[0];
+    return frozen_file(
+        parameters,
+        {weight_numbers(cell, Operator::W, codes_of(arguments, Operator::W, sizes.C, sizes.H)),
+         weight_numbers(cell, Operator::R, codes_of(arguments, Operator::R, sizes.H, sizes.H))},
+        false);
+}
 
 template <class T>
 const Layer &CodeLayer<T>::of(const PassSizes &sizes, const CodeArguments<T> &arguments) {
     std::string bytes = bytes_of(sizes, arguments);
     if (layer_ && bytes == last_) return *layer_;
-    Parameters parameters =
-        parameters_of(sizes, 8 * sizeof(T), arguments.scale, arguments.zero_point);
-    parameters.shape.zoneout = static_cast<double>(arguments.zoneout);
-    const CellParameters &cell = parameters.cells[0];
-    const std::string file = frozen_file(
-        parameters,
-        {weight_numbers(cell, Operator::W, codes_of(arguments, Operator::W, sizes.C, sizes.H)),
-         weight_numbers(cell, Operator::R, codes_of(arguments, Operator::R, sizes.H, sizes.H))},
-        false);
+    const std::string file = frozen_codes(sizes, arguments);
     layer_.reset();
     layer_.emplace(layer_plan(read_frozen(file.data(), file.size()).cells[0].numbers),
                    chosen_instruction_set());
@@ -125,6 +129,10 @@ const Layer &CodeLayer<T>::of(const PassSizes &sizes, const CodeArguments<T> &ar
     return *layer_;
 }
 
+template std::string bytes_of(const PassSizes &, const CodeArguments<int8_t> &);
+template std::string bytes_of(const PassSizes &, const CodeArguments<int16_t> &);
+template std::string frozen_codes(const PassSizes &, const CodeArguments<int8_t> &);
+template std::string frozen_codes(const PassSizes &, const CodeArguments<int16_t> &);
 template class CodeLayer<int8_t>;
 template class CodeLayer<int16_t>;
 

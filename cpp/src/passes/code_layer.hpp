@@ -1,4 +1,4 @@
-// The layer that passes over codes run: its plan follows from codes, scales and zero points.
+// The plan that passes over codes run. It follows from codes, scales and zero points.
 #pragma once
 
 #include <optional>
@@ -26,6 +26,14 @@ struct CodeArguments {
         return scale + kCodeOperators + index * 3 * H;
     }
 };
+
+// All bytes that a plan follows from.
+template <class T>
+std::string bytes_of(const PassSizes &sizes, const CodeArguments<T> &arguments);
+
+// The file of the frozen GRU. Throws ArgumentError.
+template <class T>
+std::string frozen_codes(const PassSizes &sizes, const CodeArguments<T> &arguments);
 
 template <class T>
 class CodeLayer {

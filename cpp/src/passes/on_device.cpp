@@ -5,6 +5,7 @@
 
 #include "cuda/device.hpp"
 #include "passes/cublas.hpp"
+#include "passes/current_context.hpp"
 #include "passes/pointers.hpp"
 #include "passes/units.hpp"
 
@@ -12,29 +13,6 @@ namespace quant_gru {
 namespace {
 
 constexpr unsigned kThreads = 128, kColumnThreads = 1024, kColumns = 32;
-
-// Makes the primary context of a GPU current, then the previous one again.
-class Current {
- public:
-    explicit Current(void *context) {
-        cuda::check(cuda::driver().cuCtxGetCurrent(&before_));
-        cuda::check(cuda::driver().cuCtxSetCurrent(context));
-    }
-    ~Current() { cuda::driver().cuCtxSetCurrent(before_); }
-    Current(const Current &) = delete;
-    Current &operator=(const Current &) = delete;
-
- private:
-    void *before_ = nullptr;
-};
-
-void *primary_context(int index) {
-    int device = 0;
-    void *context = nullptr;
-    cuda::check(cuda::driver().cuDeviceGet(&device, index));
-    cuda::check(cuda::driver().cuDevicePrimaryCtxRetain(&context, device));
-    return context;
-}
 
 unsigned blocks(int64_t count, unsigned each) {
     return static_cast<unsigned>((count + each - 1) / each);
@@ -45,7 +23,7 @@ template <class T>
 struct Machine {
     Machine(int index_, cublasHandle_t blas)
         : index(index_), device(cuda::Device::at(index_)), context(primary_context(index_)) {
-        const Current current(context);
+        const CurrentContext current(context);
         products.emplace(blas);
         const std::string real = std::is_same_v<T, float> ? "float" : "double";
         const auto load = [&](const char *name) {
@@ -90,7 +68,7 @@ void OnDevice<T>::forward(int device, const PassSizes &sizes, Zoneout zoneout,
                           const ForwardArguments<T> &c) {
     Machine<T> &m = state_->machine(device);
     const cuda::Stream stream = state_->stream;
-    const Current current(m.context);
+    const CurrentContext current(m.context);
     const Products::Settings settings(*m.products, stream);
     const auto [N, C, H] = sizes;
     m.products->multiply({c.x, C, 1}, c.steps * N, c.W, C, 3 * H, c.tmp_Wx, false);
@@ -119,7 +97,7 @@ template <class T>
 void OnDevice<T>::backward(int device, const PassSizes &sizes, const BackwardArguments<T> &c) {
     Machine<T> &m = state_->machine(device);
     const cuda::Stream stream = state_->stream;
-    const Current current(m.context);
+    const CurrentContext current(m.context);
     const Products::Settings settings(*m.products, stream);
     const auto [N, C, H] = sizes;
     const int64_t items = c.steps * N, channels = 3 * H;

@@ -1,5 +1,5 @@
 // A library without CUDA: all memory is memory of the host.
-#include "passes/on_device.hpp"
+#include "passes/code_on_device.hpp"
 
 namespace quant_gru {
 
@@ -28,11 +28,34 @@ int device_of(const BackwardArguments<T> &) {
     return kHost;
 }
 
+template <class T>
+struct CodeOnDevice<T>::State {};
+
+template <class T>
+CodeOnDevice<T>::CodeOnDevice(cudaStream_t) {}
+
+template <class T>
+CodeOnDevice<T>::~CodeOnDevice() = default;
+
+template <class T>
+void CodeOnDevice<T>::forward(int, const PassSizes &, const CodeCall<T> &) {}
+
+template <class T>
+int device_of(const CodeCall<T> &) {
+    return kHost;
+}
+
+void expect_host(const void *) {}
+
 template int device_of(const ForwardArguments<float> &);
 template int device_of(const ForwardArguments<double> &);
 template int device_of(const BackwardArguments<float> &);
 template int device_of(const BackwardArguments<double> &);
 template class OnDevice<float>;
 template class OnDevice<double>;
+template int device_of(const CodeCall<int8_t> &);
+template int device_of(const CodeCall<int16_t> &);
+template class CodeOnDevice<int8_t>;
+template class CodeOnDevice<int16_t>;
 
 }  // namespace quant_gru

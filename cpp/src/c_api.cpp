@@ -21,6 +21,7 @@ struct qgru_cuda_model {
 
 struct qgru_cuda_call {
     quant_gru::cuda::Call call;
+    std::string description;
 };
 
 namespace {
@@ -187,8 +188,14 @@ qgru_status qgru_cuda_prepare(const qgru_cuda_model *model, int64_t T, int64_t N
     return guarded([&] {
         require(model, "model");
         require(call, "call");
-        *call = new qgru_cuda_call{model->model.prepare(T, N)};
+        quant_gru::cuda::Call prepared = model->model.prepare(T, N);
+        std::string description = prepared.description();
+        *call = new qgru_cuda_call{std::move(prepared), std::move(description)};
     });
+}
+
+const char *qgru_cuda_description(const qgru_cuda_call *call) {
+    return call ? call->description.c_str() : "";
 }
 
 void qgru_cuda_free_call(qgru_cuda_call *call) { delete call; }

@@ -3,6 +3,7 @@
 #include <sstream>
 #include <string>
 
+#include "cuda/call.hpp"
 #include "cuda/compiler.hpp"
 #include "cuda/cubin_cache.hpp"
 #include "cuda/sources.hpp"
@@ -51,6 +52,92 @@ EXPORT const char *compile_kernel(const char *source, const char *macros, const 
 
 EXPORT const char *digest_of_parts(const char *first, const char *second) {
     return told([&] { return cache_key({first, second}); });
+}
+
+// One line per launch: source, function, grid, macros, and the arguments in hexadecimal digits.
+EXPORT const char *launches_of(const void *bytes, size_t size, int64_t T, int64_t N) {
+    return told([&] {
+        const auto network =
+            std::make_shared<Network>(Device::at(0), quant_gru::read_frozen(bytes, size));
+        const Call::State call(network, T, N);
+        std::ostringstream lines;
+        for (const Launch &each : call.launches) {
+            lines << each.kernel.source << '|' << each.kernel.function << '|' << each.grid.x << ' '
+                  << each.grid.y << ' ' << each.grid.threads << ' ' << each.grid.cluster << ' '
+                  << each.grid.shared_bytes << ' ' << each.grid.early << '|';
+            for (const auto &[name, value] : each.kernel.macros)
+                lines << name << '=' << value << ' ';
+            lines << '|';
+            for (const unsigned char byte : each.arguments)
+                lines << "0123456789abcdef"[byte >> 4] << "0123456789abcdef"[byte & 15];
+            lines << '\n';
+        }
+        return lines.str();
+    });
+}
+
+// "struct size field:offset .." for each struct, in the order of its fields.
+EXPORT const char *layouts() {
+    return told([] {
+        std::ostringstream lines;
+#define STRUCT(type) lines << (lines.tellp() ? "\n" : "") << #type << ' ' << sizeof(type)
+#define FIELD(type, field) lines << ' ' << #field << ':' << offsetof(type, field)
+        STRUCT(SequenceC);
+        FIELD(SequenceC, x), FIELD(SequenceC, lengths), FIELD(SequenceC, x_kind);
+        FIELD(SequenceC, reverse), FIELD(SequenceC, held);
+        STRUCT(MatrixC);
+        FIELD(MatrixC, codes), FIELD(MatrixC, m), FIELD(MatrixC, kind), FIELD(MatrixC, code_lo);
+        STRUCT(TableC);
+        FIELD(TableC, direct), FIELD(TableC, entries), FIELD(TableC, hi), FIELD(TableC, scale);
+        FIELD(TableC, lines), FIELD(TableC, line_origin), FIELD(TableC, least);
+        STRUCT(SumC<float>);
+        FIELD(SumC<float>, m), FIELD(SumC<float>, lo), FIELD(SumC<float>, M);
+        FIELD(SumC<float>, in_words);
+        STRUCT(SumC<double>);
+        FIELD(SumC<double>, hi), FIELD(SumC<double>, M), FIELD(SumC<double>, in_words);
+        STRUCT(CellC<float>);
+        FIELD(CellC<float>, rRh), FIELD(CellC<float>, zoneout), FIELD(CellC<float>, z);
+        FIELD(CellC<float>, one), FIELD(CellC<float>, Wx_offset), FIELD(CellC<float>, h_zero);
+        FIELD(CellC<float>, one_integer);
+        STRUCT(CellC<double>);
+        FIELD(CellC<double>, h), FIELD(CellC<double>, g), FIELD(CellC<double>, Rh_hi);
+        FIELD(CellC<double>, h_offset), FIELD(CellC<double>, one_integer);
+        STRUCT(DivisionC);
+        FIELD(DivisionC, inverse), FIELD(DivisionC, exact);
+        STRUCT(RealBoundaryC);
+        FIELD(RealBoundaryC, values), FIELD(RealBoundaryC, last_nan);
+        FIELD(RealBoundaryC, finite), FIELD(RealBoundaryC, next), FIELD(RealBoundaryC, hi);
+        STRUCT(SaturatedC);
+        FIELD(SaturatedC, new_contrib), FIELD(SaturatedC, z), FIELD(SaturatedC, g);
+        FIELD(SaturatedC, rest), FIELD(SaturatedC, of_left), FIELD(SaturatedC, h_offset);
+        STRUCT(RecurrentC<float>);
+        FIELD(RecurrentC<float>, weights), FIELD(RecurrentC<float>, cell);
+        FIELD(RecurrentC<float>, boundary), FIELD(RecurrentC<float>, counts);
+        STRUCT(RecurrentC<double>);
+        FIELD(RecurrentC<double>, exact_float), FIELD(RecurrentC<double>, cell);
+        FIELD(RecurrentC<double>, saturated), FIELD(RecurrentC<double>, counts);
+        STRUCT(GenericC);
+        FIELD(GenericC, W), FIELD(GenericC, R), FIELD(GenericC, cell);
+        STRUCT(ProjectC);
+        FIELD(ProjectC, W), FIELD(ProjectC, Wx), FIELD(ProjectC, planes_x), FIELD(ProjectC, wide);
+        STRUCT(ProjectBytesC);
+        FIELD(ProjectBytesC, m), FIELD(ProjectBytesC, Wx), FIELD(ProjectBytesC, T);
+        FIELD(ProjectBytesC, NB), FIELD(ProjectBytesC, code_lo);
+        STRUCT(ProjectFewC);
+        FIELD(ProjectFewC, weights), FIELD(ProjectFewC, nan_stride), FIELD(ProjectFewC, division);
+        FIELD(ProjectFewC, W), FIELD(ProjectFewC, fours);
+        STRUCT(TargetC);
+        FIELD(TargetC, nan), FIELD(TargetC, x_offset), FIELD(TargetC, counts);
+        FIELD(TargetC, stretches);
+        STRUCT(QuantizeInputC);
+        FIELD(QuantizeInputC, real), FIELD(QuantizeInputC, scale);
+        FIELD(QuantizeInputC, division), FIELD(QuantizeInputC, fours);
+        STRUCT(RequantizeLayersC);
+        FIELD(RequantizeLayersC, below), FIELD(RequantizeLayersC, codes);
+        FIELD(RequantizeLayersC, k), FIELD(RequantizeLayersC, directions);
+        FIELD(RequantizeLayersC, out_zero);
+        return lines.str();
+    });
 }
 
 EXPORT const char *embedded_sources() {

@@ -15,7 +15,7 @@ from cpp_build import CMAKE, OPTIONS, ROOT, configure, run
 def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a build."""
     folder = tmp_path_factory.mktemp("cpp")
-    configure(ROOT / "cpp", folder, *OPTIONS.split())
+    configure(ROOT / "cpp", folder, "-DQUANT_GRU_CUDA=ON", *OPTIONS.split())
     run(str(CMAKE), "--build", folder)
     return folder
 

@@ -15,6 +15,7 @@ is saved, too. The files of `cpp/tests` were made by
 from __future__ import annotations
 
 import argparse
+import random
 import struct
 import sys
 import tempfile
@@ -59,9 +60,16 @@ class Case:
 def random_case(seed: int, kind: str) -> Case:
     """The same case for the same seed and kind."""
     gru, rng = random_gru(seed, kind)
-    plan = gru._plan()
-    T, N, D = rng.randint(1, 6), rng.choice((1, 2, 3, 5)), gru.shape.directions
-    first = plan.cells[0][0]
+    T, N = rng.randint(1, 6), rng.choice((1, 2, 3, 5))
+    x, h0, lengths = random_input(gru, rng, T, N)
+    return Case(gru, x, h0, lengths, *run(gru, x, h0, lengths))
+
+
+def random_input(
+    gru: FrozenQuantGRU, rng: random.Random, T: int, N: int
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """An input, initial states and lengths, with infinities and NaN among them."""
+    D, first = gru.shape.directions, gru._plan().cells[0][0]
 
     def real(quantizer: Any, *shape: int) -> Tensor:
         codes = random_codes(quantizer, rng, *shape)
@@ -77,7 +85,7 @@ def random_case(seed: int, kind: str) -> Case:
     lengths = torch.tensor([rng.randint(1, T) for _ in range(N)]) if rng.random() < 0.4 else None
     if gru.batch_first:
         x = x.transpose(0, 1).contiguous()
-    return Case(gru, x, h0, lengths, *run(gru, x, h0, lengths))
+    return x, h0, lengths
 
 
 def run(

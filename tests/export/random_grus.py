@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,12 +24,21 @@ from random_plans import KINDS, random_qparams
 HIDDEN = (1, 2, 3, 5, 8, 15, 16, 17, 20, 33)
 
 
-def random_gru(seed: int, kind: str) -> tuple[FrozenQuantGRU, random.Random]:
-    """The same GRU for the same seed and kind, and the source of what follows."""
+def random_gru(
+    seed: int, kind: str, hidden: Sequence[int] = HIDDEN, features: int = 20
+) -> tuple[FrozenQuantGRU, random.Random]:
+    """The same GRU for the same arguments, and the source of what follows.
+
+    Args:
+        seed: Any number.
+        kind: Of the widths, see `KINDS`.
+        hidden: Numbers of units to choose from.
+        features: The most features of the input.
+    """
     rng = random.Random(f"{seed} {kind} gru")
     generator = torch.Generator().manual_seed(seed)
     layers, both = rng.choice((1, 1, 2, 3)), rng.random() < 0.4
-    H, C, zoneout = rng.choice(HIDDEN), rng.randint(1, 20), rng.choice((0.0, 0.0, 0.5, 1.0, 0.2))
+    H, C, zoneout = rng.choice(hidden), rng.randint(1, features), rng.choice((0.0, 0.0, 0.5, 1.0, 0.2))
     scale_kind, bias = rng.choice(("pot", "free")), rng.random() < 0.8
     activation = rng.choice(("exact", "exact", "pwl", "quadratic"))
     spread = 2.0 ** rng.uniform(-3, 2)

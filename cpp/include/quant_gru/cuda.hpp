@@ -27,7 +27,7 @@ class QUANT_GRU_API DeviceError : public std::runtime_error {
 struct RunOptions {
     void *stream = nullptr;            // a CUstream or cudaStream_t; null for the default stream
     const float *h0 = nullptr;         // (num_layers * D, N, H); null for zeros
-    float *h_n = nullptr;              // receives the last states, same shape; null if not needed
+    float *h_n = nullptr;              // receives the last states, may be h0; null if not needed
     const int64_t *lengths = nullptr;  // (N), steps of each sequence, 1..T; null if all have T
 };
 

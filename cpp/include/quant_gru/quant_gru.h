@@ -89,7 +89,7 @@ typedef struct {
     size_t size;
     void *stream;           /* a CUstream or cudaStream_t; null for the default stream */
     const float *h0;        /* (num_layers * D, N, H), or null for zeros */
-    float *h_n;             /* receives the last states, same shape; or null */
+    float *h_n;             /* receives the last states, same shape, may be h0; or null */
     const int64_t *lengths; /* (N), steps of each sequence, 1..T; or null if all have T */
 } qgru_cuda_options;
 
@@ -105,6 +105,9 @@ QUANT_GRU_API qgru_status qgru_cuda_get_shape(const qgru_cuda_model *model, qgru
 QUANT_GRU_API qgru_status qgru_cuda_prepare(const qgru_cuda_model *model, int64_t T, int64_t N,
                                             qgru_cuda_call **call);
 QUANT_GRU_API void qgru_cuda_free_call(qgru_cuda_call *call);
+
+/* One line per launch, for people. Valid until the call is released. */
+QUANT_GRU_API const char *qgru_cuda_description(const qgru_cuda_call *call);
 
 /* Starts a call on a stream; x and y as in qgru_run, in memory of the GPU. It only launches
  * kernels, so a stream that is captured into a CUDA graph may run it. `options` may be null. */

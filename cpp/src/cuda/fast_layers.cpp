@@ -140,25 +140,31 @@ class FastLayers {
         below_h0_nan_[1] = h0_nan_[1];
         nan_ = to_.reserve(N_ * to_.flag_stride());
         Codes codes[2];
+        for (size_t d = 0; d < net_.directions(); ++d) {
+            Cell &cell = net_.cell(layer, d);
+            h0_nan_[d] = to_.reserve(N_);
+            if (reads_reals(layer, cell)) continue;
+            const bool as_bytes = T_ * N_ > kFewRows && cell.projects_bytes();
+            const bool again = d == 1 && codes[0].address && codes[0].as_bytes == as_bytes &&
+                               reads_as(cell, net_.cell(layer, 0));
+            codes[d] = again ? codes[0] : add_codes(layer, cell, as_bytes);
+        }
         for (const Group &group : groups)
             for (const size_t d : group.directions) {
                 Cell &cell = net_.cell(layer, d);
-                h0_nan_[d] = to_.reserve(N_);
-                const bool few = T_ * N_ <= kFewRows;
-                if (few && !layer && cell.projects_bytes() && divides(cell.numbers().x)) {
+                if (reads_reals(layer, cell))
                     project_reals(cell, group.shape, d);
-                    continue;
-                }
-                const bool as_bytes = !few && cell.projects_bytes();
-                const bool again = d == 1 && codes[0].address && codes[0].as_bytes == as_bytes &&
-                                   reads_as(cell, net_.cell(layer, 0));
-                codes[d] = again ? codes[0] : add_codes(layer, cell, as_bytes);
-                if (as_bytes)
+                else if (codes[d].as_bytes)
                     project_bytes(cell, group.shape, codes[d].address, d);
                 else
                     project_codes(cell, group.shape, codes[d].address, d);
             }
         to_.clear_padding(nan_);
+    }
+
+    // Whether a projection quantizes the real values itself.
+    bool reads_reals(size_t layer, const Cell &cell) const {
+        return !layer && T_ * N_ <= kFewRows && cell.projects_bytes() && divides(cell.numbers().x);
     }
 
     TargetC target_of(const Cell &cell, Codes codes) const {

@@ -1,0 +1,395 @@
+"""The CUDA half of the C++ library, without a GPU.
+
+`cpp/tests/fake_cuda.cpp` stands in for the driver and NVRTC: kernels run on the host. The launches
+are compared with those that the Python package prepares for the same plans.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cpp_build import NEEDS_TOOLS
+from cuda_library import KINDS, CudaLibrary, Tensors, gpu_case
+from make_golden import frozen_gru, saved
+
+from kernel_runtime.cuda import compiler, disk_cache
+from kernel_runtime.cuda.launch import Grid, Kernel
+from quant_gru.integer.border import CallForm
+from quant_gru.kernels.cuda import structs
+from quant_gru.kernels.cuda.forward import layer_launches, launch_plan
+from quant_gru.kernels.cuda.forward.stack import Stack
+from quant_gru.kernels.cuda.machine import PLAIN, SOURCES
+from quant_gru.kernels.cuda.projection import from_codes, from_reals
+from quant_gru.kernels.cuda.projection.select import FEW_ROWS, Method, Selection
+
+pytestmark = NEEDS_TOOLS
+ARCHITECTURES = ("sm_80", "sm_86", "sm_90a", "sm_100", "sm_120")
+
+
+class CudaAccess:
+    """The functions of `cpp/tests/cuda_access.cpp`, with errors as exceptions."""
+
+    def __init__(self, path: Path) -> None:
+        self._functions = ctypes.CDLL(str(path))
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._functions, name)
+        function.restype = ctypes.c_char_p
+
+        def call(*arguments: Any) -> str:
+            given = (each.encode() if isinstance(each, str) else each for each in arguments)
+            text = str(function(*given).decode())
+            if text.startswith("!"):
+                raise RuntimeError(text[1:])
+            return text
+
+        return call
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where kernels for the host are compiled."""
+    return tmp_path_factory.mktemp("host_kernels")
+
+
+@pytest.fixture
+def fake(build: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Libraries that are opened meanwhile find the stand-in for a GPU."""
+    path = str(build / "tests" / "libfake_cuda.so")
+    for name in ("QUANT_GRU_CUDA_DRIVER", "QUANT_GRU_NVRTC"):
+        monkeypatch.setenv(name, path)
+    monkeypatch.setenv("QUANT_GRU_CACHE", os.devnull)
+    yield monkeypatch
+
+
+@pytest.fixture
+def on_host(fake: pytest.MonkeyPatch, build: Path, folder: Path) -> CudaLibrary:
+    """The library with kernels that run on the host."""
+    fake.setenv("FAKE_CUDA_HOST", str(folder))
+    return CudaLibrary(build / "libgru_quant_shared.so")
+
+
+@pytest.fixture
+def planned(fake: pytest.MonkeyPatch, build: Path) -> CudaAccess:
+    """Functions of the library, with launches that are only checked."""
+    access = CudaAccess(build / "tests" / "libcuda_access.so")
+    access.key_of_kernel("rows", "", "sm_90a")  # opens the stand-in for NVRTC
+    return access
+
+
+@pytest.fixture
+def nvrtc(build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CudaAccess:
+    """A copy of the library that opens NVRTC, which needs no GPU."""
+    found = _nvrtc()
+    if found is None:
+        pytest.skip("needs NVRTC")
+    monkeypatch.setenv("QUANT_GRU_NVRTC", str(found))
+    monkeypatch.setenv("QUANT_GRU_CACHE", str(tmp_path / "cache"))
+    copy = tmp_path / "libcuda_access.so"
+    copy.write_bytes((build / "tests" / "libcuda_access.so").read_bytes())
+    return CudaAccess(copy)
+
+
+def _nvrtc() -> Path | None:
+    try:
+        import nvidia
+    except ImportError:
+        return None
+    found = [each for root in nvidia.__path__ for each in Path(root).rglob("libnvrtc.so.1?")]
+    return found[0] if found else None
+
+
+# ------------------------------------------------------------------------------ sources and NVRTC
+
+
+def words(macros: Any) -> str:
+    """Macros as `cuda_access.cpp` takes them."""
+    return " ".join(f"{name}={value}" for name, value in dict(macros).items())
+
+
+def test_embedded_headers_are_those_of_python(planned: CudaAccess) -> None:
+    names = {each for each in planned.embedded_sources().split() if not each.endswith(".cu")}
+    assert names == set(SOURCES.header_texts) - {"stdint.h"}
+
+
+def test_both_languages_share_the_cache(nvrtc: CudaAccess, tmp_path: Path) -> None:
+    name, arch = "boundary/quantize_input", "sm_90a"
+    options = (
+        *compiler._options(),
+        f"--gpu-architecture={arch}",
+        *(f"-D{macro}={value}" for macro, value in sorted(PLAIN.items())),
+    )
+    texts, source = SOURCES.header_texts, SOURCES.path_of(name).read_text("utf-8")
+    key = disk_cache.key((source, *texts, *texts.values(), *options, compiler.version()))
+    assert nvrtc.key_of_kernel(name, words(PLAIN), arch) == key
+    size = int(nvrtc.compile_kernel(name, words(PLAIN), arch))
+    cache = disk_cache.DiskCache("QUANT_GRU_CACHE", "quant-gru")
+    code = cache.load(key)
+    assert code is not None
+    assert len(code) == size
+    # what Python stored is what C++ loads
+    cache.store(key, b"0" * 17)
+    assert nvrtc.compile_kernel(name, words(PLAIN), arch) == "17"
+    (tmp_path / "cache" / f"{key}.cubin").write_bytes(b"damaged" * 9)
+    assert int(nvrtc.compile_kernel(name, words(PLAIN), arch)) == size
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_small_kernels_compile(nvrtc: CudaAccess, arch: str) -> None:
+    for source in ("rows", "wide_border", "boundary/requantize_layers", "projection/int_mm"):
+        assert int(nvrtc.compile_kernel(source, words(PLAIN), arch)) > 0
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
+def test_kernels_of_a_plan_compile(
+    planned: CudaAccess, request: pytest.FixtureRequest, arch: str
+) -> None:
+    file = saved(frozen_gru(40, 64, layers=2))
+    kernels = {line.source: line.macros for line in launches(planned, file, 30, 4)}
+    nvrtc = request.getfixturevalue("nvrtc")  # only now: its cache is another one
+    assert {"recurrence/persistent", "projection/codes_tiled"} <= set(kernels)
+    for source, macros in kernels.items():
+        assert int(nvrtc.compile_kernel(source, words(macros), arch)) > 0
+
+
+def test_errors_of_nvrtc_name_source_and_options(nvrtc: CudaAccess) -> None:
+    with pytest.raises(RuntimeError, match=r"to compile rows\.cu with .*-DPadding=1, got\n"):
+        nvrtc.compile_kernel("rows", "Padding=1", "sm_90a")
+    with pytest.raises(RuntimeError, match="name of an embedded source, got 'absent.cu'"):
+        nvrtc.compile_kernel("absent", "", "sm_90a")
+
+
+# ------------------------------------------------------------------------------------ launch plans
+
+
+@dataclass(frozen=True)
+class Line:
+    """A launch of the library."""
+
+    source: str
+    function: str
+    grid: tuple[int, ...]
+    macros: dict[str, str]
+    arguments: bytes
+
+
+def launches(access: CudaAccess, file: bytes, T: int, N: int) -> list[Line]:
+    """The launches of a call."""
+    sizes = (ctypes.c_size_t(len(file)), ctypes.c_int64(T), ctypes.c_int64(N))
+    found = []
+    for line in access.launches_of(file, *sizes).splitlines():
+        source, function, grid, macros, arguments = line.split("|")
+        pairs = dict(word.split("=") for word in macros.split())
+        grid = tuple(map(int, grid.split()))
+        found.append(Line(source, function, grid, pairs, bytes.fromhex(arguments)))
+    return found
+
+
+@dataclass
+class Recorder:
+    """A machine that records the launches that Python prepares."""
+
+    arch: str = "sm_90a"
+    launches: list[tuple[Kernel, Grid, Any]] = field(default_factory=list)
+
+    def clusters(self) -> dict[int, int]:
+        return {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
+
+    def expect(self, kernel: Kernel) -> None:
+        pass
+
+    def prepare(self, kernel: Kernel, grid: Grid, arguments: Any) -> Any:
+        self.launches.append((kernel, grid, arguments))
+
+    def multiply(self, product: Any) -> None:
+        return None
+
+    def join(self, launches: Any) -> None:
+        return None
+
+
+def use_general_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Python select the projections and launches that the library has."""
+
+    def select(
+        machine: Any, numbers: Any, shape: Any, T: int, N: int, *, real_values: bool, **_: Any
+    ) -> Selection:
+        few = T * N <= FEW_ROWS
+        if few and real_values and from_reals.reads_reals(numbers):
+            return Selection(Method.REALS_FEW_ROWS)
+        if few or not numbers.projects_bytes:
+            return Selection(Method.CODES_FEW_ROWS)
+        rows = T * shape.strips(N) * shape.strip
+        tile = from_codes.choose(shape.units, rows, numbers.x_planes, machine.clusters()[1])
+        return Selection(Method.CODES_TILED, codes=tile)
+
+    def launches_of(directions: Any, N: int, clusters: Any) -> Any:
+        forms = [each.numbers.form for each in directions]
+        if all(form == forms[0] for form in forms):
+            return [(directions, forms[0])]
+        return [([each], form) for each, form in zip(directions, forms, strict=True)]
+
+    monkeypatch.setattr(layer_launches, "select", select)
+    monkeypatch.setattr(layer_launches, "overlap_of", lambda *_: None)
+    monkeypatch.setattr(launch_plan, "launches_of", launches_of)
+    monkeypatch.setattr(launch_plan.Schedule, "_native_call", lambda *_: None)
+
+
+def values_of(record: Any) -> list[Any]:
+    """All numbers of a ctypes structure but addresses, nested ones included, in order."""
+    if isinstance(record, ctypes.Array):
+        return [value for each in record for value in values_of(each)]
+    if not isinstance(record, ctypes.Structure):
+        return [record]
+    found = []
+    for name, kind in record._fields_:
+        is_address = kind is ctypes.c_void_p or getattr(kind, "_type_", None) is ctypes.c_void_p
+        if not is_address:
+            found += values_of(getattr(record, name))
+    return found
+
+
+def projections_first(found: list[tuple[Kernel, Grid, Any]]) -> list[tuple[Kernel, Grid, Any]]:
+    """The library adds all projections of a layer before its recurrences."""
+    ordered = list(found)
+    for _ in found:
+        for i in range(len(ordered) - 1):
+            first, second = ordered[i][0].source, ordered[i + 1][0].source
+            if first.startswith("recurrence") and second.startswith("projection"):
+                ordered[i : i + 2] = ordered[i + 1], ordered[i]
+    return ordered
+
+
+@pytest.mark.parametrize("kind", [each for each in KINDS if each != "wide"])
+@pytest.mark.parametrize("seed", range(6))
+def test_launches_are_those_of_python(
+    planned: CudaAccess, fake: pytest.MonkeyPatch, kind: str, seed: int
+) -> None:
+    case = gpu_case(seed, kind, large=True)
+    use_general_paths(fake)
+    machine = Recorder()
+    stack = Stack(case.case.gru._plan(), machine)
+    real = torch.zeros(1, 1, 1)
+    form = CallForm.of(real, real, torch.float32, None)
+    schedule = stack.schedule(case.T, case.N, form)
+    ours = [each for each in launches(planned, case.file, case.T, case.N) if each.source != "rows"]
+    if schedule is None:
+        assert {each.source for each in ours} == {"wide_border", "recurrence/wide_integers"}
+        return
+    # unaligned, so that nobody loads four values at once
+    x = torch.empty(case.case.x.numel() + 1)[1:].view(case.case.x.shape)
+    schedule._x.move(x.transpose(0, 1) if case.case.gru.batch_first else x)
+    theirs = projections_first(machine.launches)
+    for line, (kernel, grid, record) in zip(ours, theirs, strict=True):
+        assert (line.source, line.function) == (kernel.source, kernel.function)
+        assert line.macros == {name: str(value) for name, value in kernel.macros}
+        shape = (*grid.blocks, grid.threads, grid.cluster, grid.shared_bytes, int(grid.early))
+        assert line.grid == shape
+        assert len(line.arguments) == ctypes.sizeof(record)
+        values = values_of(type(record).from_buffer_copy(line.arguments))
+        assert values == values_of(record), kernel
+
+
+CELLS = {f"CellC<{name}>": structs.CELL_C[name] for name in ("float", "double")}
+SUMS = {f"SumC<{name}>": structs.SUM_C[name] for name in ("float", "double")}
+RECURRENT = {f"RecurrentC<{name}>": structs.RECURRENT_C[name] for name in ("float", "double")}
+
+
+def test_layouts_are_those_of_python(planned: CudaAccess) -> None:
+    described = planned.layouts().splitlines()
+    assert len(described) >= 18
+    for line in described:
+        name, size, *fields = line.split()
+        structure = {**CELLS, **SUMS, **RECURRENT}.get(name) or getattr(structs, name)
+        assert ctypes.sizeof(structure) == int(size), name
+        for each in fields:
+            member, offset = each.split(":")
+            assert getattr(structure, member).offset == int(offset), (name, member)
+
+
+# ---------------------------------------------------------------------------------- runs and errors
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed", "large"),
+    [
+        ("w8a8", 1, True),  # two layers, lengths, more than 64 rows
+        ("w8a8", 4, True),  # a batch of 64
+        ("w8a16", 3, True),
+        ("w16a16", 0, True),
+        ("mixed", 3, True),  # two layers of two directions
+        ("wide", 3, True),
+        *((kind, seed, False) for kind in KINDS for seed in (10, 11)),
+    ],
+)
+def test_codes_are_those_of_python(
+    on_host: CudaLibrary, kind: str, seed: int, large: bool
+) -> None:
+    case = gpu_case(seed, kind, large)
+    call = on_host.prepare(case.file, case.T, case.N)
+    tensors = Tensors(case.case, "cpu")
+    for _ in range(2):  # the second run finds what the first one left behind
+        tensors.forget()
+        tensors.run(call)
+        assert not tensors.differences(), f"{case.name}\n{call}"
+
+
+def test_steps_are_a_sequence(on_host: CudaLibrary) -> None:
+    gru = frozen_gru(7, 20, layers=2)
+    x = torch.randn(5, 3, 7)
+    y, h_n = gru(x)
+    call = on_host.prepare(saved(gru), 1, 3)
+    states, step = torch.zeros(2, 3, 20), torch.empty(1, 3, 20)
+    for t in range(5):
+        call.run(x[t], step, states, states)  # in place
+        assert torch.equal(step[0], y[t])
+    assert torch.equal(states, h_n)
+
+
+def test_runs_do_not_allocate(on_host: CudaLibrary, build: Path) -> None:
+    driver = ctypes.CDLL(str(build / "tests" / "libfake_cuda.so"))
+    before = driver.fake_allocations()
+    call = on_host.prepare(saved(frozen_gru(7, 20)), 4, 3)
+    prepared = driver.fake_allocations()
+    assert prepared > before
+    call.run(torch.randn(4, 3, 7), torch.empty(4, 3, 20))
+    assert driver.fake_allocations() == prepared
+    del call
+    assert driver.fake_allocations() == before
+
+
+def test_arguments_are_checked(on_host: CudaLibrary) -> None:
+    file = saved(frozen_gru(7, 20))
+    with pytest.raises(RuntimeError, match="Expected T to be at least 1, got 0"):
+        on_host.prepare(file, 0, 1)
+    with pytest.raises(RuntimeError, match="Expected T \\* N to be below 2\\^26"):
+        on_host.prepare(file, 1 << 20, 1 << 20)
+    with pytest.raises(RuntimeError, match=r"index of a GPU to be in \[0, 1\), got 1"):
+        on_host.prepare(file, 1, 1, device=1)
+    with pytest.raises(RuntimeError, match="Expected"):
+        on_host.prepare(file[:100], 1, 1)
+
+
+def test_old_gpus_are_refused(fake: pytest.MonkeyPatch, build: Path, tmp_path: Path) -> None:
+    fake.setenv("FAKE_CUDA_ARCH", "75")
+    copy = tmp_path / "libcuda_access.so"
+    copy.write_bytes((build / "tests" / "libcuda_access.so").read_bytes())
+    with pytest.raises(RuntimeError, match=r"capability 8\.0 or later, got 7\.5"):
+        launches(CudaAccess(copy), saved(frozen_gru(7, 20)), 1, 1)
+
+
+def test_without_a_driver(build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANT_GRU_CUDA_DRIVER", "/absent/libcuda.so.1")
+    copy = tmp_path / "library.so"
+    copy.write_bytes((build / "libgru_quant_shared.so").read_bytes())
+    message = re.escape("Expected the driver of an NVIDIA GPU to be installed (libcuda.so.1 is")
+    with pytest.raises(RuntimeError, match=message):
+        CudaLibrary(copy).prepare(saved(frozen_gru(7, 20)), 1, 1)

@@ -21,18 +21,9 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cuda_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a build with GPUs."""
-    folder = tmp_path_factory.mktemp("cpp_cuda")
-    configure(ROOT / "cpp", folder, "-DQUANT_GRU_CUDA=ON", *OPTIONS.split())
-    run(str(CMAKE), "--build", folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def access(build: Path) -> Access:
     """Functions of the library that have no C interface."""
-    return Access(next((build / "tests").glob("*access.*")))
+    return Access(next((build / "tests").glob("libaccess.*")))
 
 
 @pytest.fixture

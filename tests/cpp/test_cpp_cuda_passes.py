@@ -38,26 +38,26 @@ def found_library(name: str) -> str | None:
 
 
 @pytest.fixture
-def gpu(cuda_build: Path, monkeypatch: pytest.MonkeyPatch) -> Access:
+def gpu(build: Path, monkeypatch: pytest.MonkeyPatch) -> Access:
     """The library on a GPU."""
     path = found_library("nvrtc")
     if path is not None:
         monkeypatch.setenv("QUANT_GRU_NVRTC", path)
     torch.cuda.current_blas_handle()  # PyTorch's cuBLAS is open from now on
-    return Access(next((cuda_build / "tests").glob("libaccess.*")))
+    return Access(next((build / "tests").glob("libaccess.*")))
 
 
 @pytest.fixture(scope="module")
-def copy(cuda_build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copy(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the library, which opens libraries of its own."""
     folder = tmp_path_factory.mktemp("stand_in")
-    return Path(shutil.copy(next((cuda_build / "tests").glob("libaccess.*")), folder / "access.so"))
+    return Path(shutil.copy(next((build / "tests").glob("libaccess.*")), folder / "access.so"))
 
 
 @pytest.fixture
-def stand_in(cuda_build: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+def stand_in(build: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """The library with stand-ins for the driver, NVRTC and cuBLAS."""
-    tests = cuda_build / "tests"
+    tests = build / "tests"
     cuda, cublas = (str(next(tests.glob(f"libfake_{name}.*"))) for name in ("cuda", "cublas"))
     for name in ("CUDA_DRIVER", "NVRTC"):
         monkeypatch.setenv(f"QUANT_GRU_{name}", cuda)
@@ -152,7 +152,7 @@ def test_missing_libraries(
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
 @pytest.mark.parametrize("real", ["float", "double"])
 def test_kernels_compile(
-    cuda_build: Path, monkeypatch: pytest.MonkeyPatch, real: str, arch: str
+    build: Path, monkeypatch: pytest.MonkeyPatch, real: str, arch: str
 ) -> None:
     """NVRTC compiles the kernels, without a GPU."""
     path = found_library("nvrtc")
@@ -160,7 +160,7 @@ def test_kernels_compile(
         pytest.skip("needs NVRTC")
     monkeypatch.setenv("QUANT_GRU_NVRTC", path)
     monkeypatch.setenv("QUANT_GRU_CACHE", "/dev/null")
-    native = ctypes.CDLL(str(next((cuda_build / "tests").glob("libcuda_access.*"))))
+    native = ctypes.CDLL(str(next((build / "tests").glob("libcuda_access.*"))))
     native.compile_kernel.restype = ctypes.c_char_p
     told = native.compile_kernel(b"passes/units", f"REAL={real}".encode(), arch.encode()).decode()
     assert told.isdigit(), told

@@ -330,7 +330,9 @@ def test_layouts_are_those_of_python(planned: CudaAccess) -> None:
         *((kind, seed, False) for kind in KINDS for seed in (10, 11)),
     ],
 )
-def test_codes_are_those_of_python(on_host: CudaLibrary, kind: str, seed: int, large: bool) -> None:
+def test_codes_are_those_of_python(
+    on_host: CudaLibrary, kind: str, seed: int, large: bool
+) -> None:
     case = gpu_case(seed, kind, large)
     call = on_host.prepare(case.file, case.T, case.N)
     tensors = Tensors(case.case, "cpu")

@@ -122,6 +122,10 @@ FAKE cuDeviceGetAttribute(int *value, int attribute, int) {
     }
 }
 
+FAKE cuDeviceGetName(char *name, int size, int) {
+    return std::snprintf(name, static_cast<size_t>(size), "a stand-in"), 0;
+}
+
 FAKE cuDevicePrimaryCtxRetain(void **context, int) { return *context = &primary, 0; }
 FAKE cuCtxGetCurrent(void **context) { return *context = current, 0; }
 FAKE cuCtxSetCurrent(void *context) { return current = context, 0; }

@@ -15,8 +15,10 @@ import pytest
 import torch
 from c_access import Access
 from code_passes import Codes, Drawn
-from cpp_build import NEEDS_TOOLS
+from cpp_build import NEEDS_TOOLS, run
 from float_passes import SIZES, Passes, check_against_gru
+
+from quant_gru import QuantConfig
 
 pytestmark = NEEDS_TOOLS
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -137,6 +139,18 @@ def test_codes_that_need_the_host(stand_in: StandIn) -> None:
         case.gradients(stand_in, drawn.x, h, drawn.grad, None)
 
 
+SMALL = ("--input", "8", "--hidden", "16", "--steps", "3", "--batch", "2", "--repeats", "0")
+
+
+def test_gru_example_with_stand_ins(stand_in: StandIn, build: Path, tmp_path: Path) -> None:
+    """The example compares the integers of a GPU with those of the CPU."""
+    QuantConfig.int8().to_json(tmp_path / "int8.json")
+    printed = run(
+        build / "examples/gru_example", "--cuda", *SMALL, "--config", tmp_path / "int8.json"
+    )
+    assert printed.count("the same on the GPU") == 1
+
+
 @pytest.mark.parametrize("variable", ["QUANT_GRU_CUBLAS", "QUANT_GRU_NVRTC"])
 def test_missing_libraries(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
@@ -197,6 +211,13 @@ def test_codes_on_a_gpu(gpu: Access, seed: int, weights: str, by_steps: bool) ->
         gpu, drawn.x, drawn.h0, p=zoneout, by_steps=by_steps, device="cuda", weights=weights
     )
     assert torch.equal(found, expected)
+
+
+@NEEDS_GPU
+@pytest.mark.usefixtures("gpu")
+def test_gru_example_on_a_gpu(build: Path) -> None:
+    printed = run(build / "examples/gru_example", "--cuda", *SMALL)
+    assert printed.count("the same on the GPU") == 4
 
 
 @NEEDS_GPU

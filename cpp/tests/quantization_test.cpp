@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "cpu/core/threads.hpp"
 #include "golden.hpp"
 #include "quant_gru/calibration.hpp"
 #include "quant_gru/gru_interface.hpp"
@@ -68,7 +69,8 @@ struct FloatCase {
 };
 
 template <class T>
-void check_passes(const FloatCase &c, double tolerance) {
+void check_passes(const FloatCase &c, double tolerance, int threads) {
+    thread_price = threads > 1 ? 1e-9 : 1;
     const auto n = [](int a, int b, int d) { return static_cast<size_t>(a * b * d); };
     const auto W = converted<T>(c.W), R = converted<T>(c.R), bx = converted<T>(c.bx);
     const auto br = converted<T>(c.br), x = converted<T>(c.x), mask = converted<T>(c.mask);
@@ -78,18 +80,20 @@ void check_passes(const FloatCase &c, double tolerance) {
     for (double value : c.grad) dh_new.push_back(static_cast<T>(value));
     std::vector<T> v(n(c.T, c.N, 4 * c.H)), Wx(n(c.T, c.N, 3 * c.H)), Rh(n(1, c.N, 3 * c.H));
     const T *held = mask.empty() ? nullptr : mask.data();
-    ForwardPass<T>(true, c.N, c.C, c.H)
-        .Run(c.T, W.data(), R.data(), bx.data(), br.data(), x.data(), h.data(), v.data(), Wx.data(),
-             Rh.data(), 0.3f, held);
+    ForwardPass<T> forward(true, c.N, c.C, c.H);
+    forward.set_threads(threads);
+    forward.Run(c.T, W.data(), R.data(), bx.data(), br.data(), x.data(), h.data(), v.data(),
+                Wx.data(), Rh.data(), 0.3f, held);
     std::vector<T> dx(x.size()), dW(W.size()), dR(R.size()), dbx(width), dbr(width);
     std::vector<T> dh(c.h0.size()), dp(Wx.size()), dq(Wx.size());
     const auto W_t = transposed(W, static_cast<size_t>(c.C), width);
     const auto R_t = transposed(R, static_cast<size_t>(c.H), width);
     const auto x_t = transposed(x, n(c.T, c.N, 1), static_cast<size_t>(c.C));
-    BackwardPass<T>(c.N, c.C, c.H)
-        .Run(c.T, W_t.data(), R_t.data(), bx.data(), br.data(), x_t.data(), h.data(), v.data(),
-             dh_new.data(), dx.data(), dW.data(), dR.data(), dbx.data(), dbr.data(), dh.data(),
-             dp.data(), dq.data(), held);
+    BackwardPass<T> backward(c.N, c.C, c.H);
+    backward.set_threads(threads);
+    backward.Run(c.T, W_t.data(), R_t.data(), bx.data(), br.data(), x_t.data(), h.data(), v.data(),
+                 dh_new.data(), dx.data(), dW.data(), dR.data(), dbx.data(), dbr.data(), dh.data(),
+                 dp.data(), dq.data(), held);
     const auto close = [tolerance](const T *found, const std::vector<double> &expected) {
         double most = 1;
         for (double value : expected) most = std::max(most, std::fabs(value));
@@ -113,8 +117,10 @@ void check_float(Reader &reader) {
     for (auto *values : {&c.W, &c.R, &c.bx, &c.br, &c.x, &c.h0, &c.mask, &c.grad, &c.y, &c.dx,
                          &c.dh, &c.dW, &c.dR, &c.dbx, &c.dbr})
         *values = reader.array<double>();
-    check_passes<double>(c, 1e-13);
-    check_passes<float>(c, 1e-6);
+    for (int threads : {1, 3}) {
+        check_passes<double>(c, 1e-13, threads);
+        check_passes<float>(c, 1e-6, threads);
+    }
 }
 
 template <class T>
@@ -143,6 +149,7 @@ std::vector<std::vector<float>> gradients_of(const CodeCase<T> &c, bool by_steps
     for (size_t i = 0; i < grad.size(); ++i) grad[i] = i % 2 ? -1.f : 1.f;
     BackwardPass<T> pass(static_cast<int>(N), static_cast<int>(C), static_cast<int>(H));
     pass.set_threads(threads);
+    thread_price = threads > 1 ? 1e-9 : 1;  // threads, however little work there is
     if (!by_steps)
         pass.Run(static_cast<int>(c.steps), W_t.data(), R_t.data(), c.bx.data(), c.br.data(),
                  transposed(c.x, c.steps * N, C).data(), c.h.data(), nullptr, grad.data(),

@@ -10,7 +10,7 @@ KERNELS := CMakeLists.txt src/quant_gru/kernels/cpu/core.cmake $(wildcard $(adds
 CUDA := $(wildcard $(addprefix src/quant_gru/kernels/cuda/*/,*.cu *.cuh) $(addprefix src/kernel_runtime/cuda/,*.cu *.cuh) \
 	$(addprefix src/actnn/*/cuda/,*.cu *.cuh))
 EXPORTED := $(wildcard src/quant_gru/export/c/*.h)
-CPP := $(wildcard cpp/*/*.[ch] cpp/*/*.[ch]pp cpp/*/*/*.[ch]pp cpp/include/quant_gru/*.h*)
+CPP := $(wildcard cpp/*/*.[ch] cpp/*/*.[ch]pp cpp/*/*/*.[ch]pp cpp/src/passes/*.cu cpp/src/cuda/kernels/*.cu cpp/include/quant_gru/*.h*)
 FORMATTED = $(filter-out CMakeLists.txt %.cmake,$(KERNELS)) $(CUDA) $(EXPORTED) $(CPP)
 BUILT := $(VENV)/.built
 SANITIZED := build/sanitize
@@ -63,7 +63,7 @@ sanitize: $(BUILT)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		$(BIN)/python tests/kernels/sanitized_sweep.py $(abspath $(SANITIZED))
 	$(BIN)/cmake --fresh -S cpp -B $(SANITIZED)/cpp -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
-		-DCMAKE_CXX_COMPILER=$(CXX) -DQUANT_GRU_INSTRUCTION_SETS=portable -DQUANT_GRU_SANITIZERS=address,undefined,float-cast-overflow > /dev/null
+		-DCMAKE_CXX_COMPILER=$(CXX) -DQUANT_GRU_INSTRUCTION_SETS=portable -DQUANT_GRU_CUDA=ON -DQUANT_GRU_SANITIZERS=address,undefined,float-cast-overflow > /dev/null
 	$(BIN)/cmake --build $(SANITIZED)/cpp > $(SANITIZED)/log || { cat $(SANITIZED)/log; exit 1; }
 	$(BIN)/ctest --test-dir $(SANITIZED)/cpp --output-on-failure
 

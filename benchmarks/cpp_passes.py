@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from cpp_library import built
+from cpp_library import built, find_nvrtc
 from cpu import SHAPES
 
 from calibration import machine
@@ -155,7 +155,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    library = built(cuda=args.cuda)
+    if args.cuda:
+        find_nvrtc()
+    library = built()
     name = torch.cuda.get_device_name() if args.cuda else f"{machine()}; {args.threads} threads"
     print(f"{name}; float32; shortest of {args.repeats}, us")
     graph = [f"{'graph':>10}"] if args.cuda else []

@@ -1,7 +1,9 @@
 // Repeats calls of the C++ library and returns their seconds; benchmarks/cpp_library.py loads it.
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 
+#include "quant_gru/cuda.hpp"
 #include "quant_gru/model.hpp"
 
 namespace {
@@ -35,6 +37,25 @@ QUANT_GRU_API double time_runs(const void *model, const float *x, int64_t T, int
 
 QUANT_GRU_API double time_steps(void *stream, const float *x, float *y, int64_t count) {
     return seconds_of(count, [&] { static_cast<quant_gru::Stream *>(stream)->step(x, y); });
+}
+
+// A call on GPU 0; null, and a message on stdout, if it cannot be prepared.
+QUANT_GRU_API void *open_cuda_call(const char *path, int64_t T, int64_t N) {
+    try {
+        return new quant_gru::cuda::Call(quant_gru::cuda::Model::load(path).prepare(T, N));
+    } catch (const std::exception &error) {
+        std::printf("%s\n", error.what());
+        return nullptr;
+    }
+}
+
+// Starts runs on a stream and does not wait for them.
+QUANT_GRU_API double time_cuda_runs(const void *call, const float *x, float *y, void *stream,
+                                    int64_t count) {
+    quant_gru::cuda::RunOptions options;
+    options.stream = stream;
+    return seconds_of(
+        count, [&] { static_cast<const quant_gru::cuda::Call *>(call)->run(x, y, options); });
 }
 
 }  // extern "C"

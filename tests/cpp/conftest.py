@@ -16,7 +16,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a build."""
     folder = tmp_path_factory.mktemp("cpp")
     configure(ROOT / "cpp", folder, "-DQUANT_GRU_CUDA=ON", *OPTIONS.split())
-    run(str(CMAKE), "--build", folder)
+    run(str(CMAKE), "--build", folder, "--parallel")
     return folder
 
 

@@ -20,6 +20,17 @@ LARGE = (48, 64, 96, 100, 128, 200, 256, 320, 512)
 ROWS = (1, 2, 3, 8, 16, 33, 64, 130)
 
 
+def nvrtc() -> Path | None:
+    """NVRTC of the package nvidia-cuda-nvrtc, or None."""
+    try:
+        import nvidia
+    except ImportError:
+        return None
+    folders = [Path(each) for each in nvidia.__path__]
+    found = [path for folder in folders for path in folder.rglob("libnvrtc.so.1?")]
+    return max(found, default=None)
+
+
 class Options(ctypes.Structure):
     """`qgru_cuda_options`."""
 
@@ -41,6 +52,7 @@ class CudaLibrary(Library):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
+        self.path = path
         self._functions.qgru_cuda_description.restype = ctypes.c_char_p
 
     def load_to_gpu(self, file: bytes, device: int = 0) -> ctypes.c_void_p:
@@ -183,4 +195,13 @@ class Tensors:
         return [text for text in (difference(*each) for each in found) if text]
 
 
-__all__ = ["KINDS", "CudaLibrary", "GPUCase", "Prepared", "Tensors", "difference", "gpu_case"]
+__all__ = [
+    "KINDS",
+    "CudaLibrary",
+    "GPUCase",
+    "Prepared",
+    "Tensors",
+    "difference",
+    "gpu_case",
+    "nvrtc",
+]

@@ -7,7 +7,6 @@ and products on the host. For them all memory is memory of a GPU.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import shutil
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import torch
 from c_access import Access
 from code_passes import Codes, Drawn
 from cpp_build import NEEDS_TOOLS, run
+from cuda_library import nvrtc
 from float_passes import SIZES, Passes, check_against_gru
 
 from quant_gru import QuantConfig
@@ -27,24 +27,11 @@ ZONEOUT = pytest.mark.parametrize("zoneout", [False, True], ids=["plain", "zoneo
 STEPS = pytest.mark.parametrize("by_steps", [False, True], ids=["run", "iterate"])
 
 
-def found_library(name: str) -> str | None:
-    """The path of a library of CUDA that pip or the toolkit installed."""
-    if importlib.util.find_spec("cuda") is None:
-        return None
-    from cuda import pathfinder
-
-    try:
-        return pathfinder.load_nvidia_dynamic_lib(name).abs_path
-    except pathfinder.DynamicLibNotFoundError:
-        return None
-
-
 @pytest.fixture
 def gpu(build: Path, monkeypatch: pytest.MonkeyPatch) -> Access:
     """The library on a GPU."""
-    path = found_library("nvrtc")
-    if path is not None:
-        monkeypatch.setenv("QUANT_GRU_NVRTC", path)
+    if nvrtc():
+        monkeypatch.setenv("QUANT_GRU_NVRTC", str(nvrtc()))
     torch.cuda.current_blas_handle()  # PyTorch's cuBLAS is open from now on
     return Access(next((build / "tests").glob("libaccess.*")))
 
@@ -168,10 +155,9 @@ def test_kernels_compile(
     build: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arch: str
 ) -> None:
     """NVRTC compiles the kernels, without a GPU."""
-    path = found_library("nvrtc")
-    if path is None:
+    if not nvrtc():
         pytest.skip("needs NVRTC")
-    monkeypatch.setenv("QUANT_GRU_NVRTC", path)
+    monkeypatch.setenv("QUANT_GRU_NVRTC", str(nvrtc()))
     monkeypatch.setenv("QUANT_GRU_CACHE", "/dev/null")
     native = ctypes.CDLL(shutil.copy(build / "tests/libcuda_access.so", tmp_path / "fresh.so"))
     native.compile_kernel.restype = ctypes.c_char_p

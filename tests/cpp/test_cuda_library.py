@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,14 @@ import pytest
 import torch
 from cpp_build import NEEDS_TOOLS
 from cuda_library import KINDS, CudaLibrary, Tensors, gpu_case
+from cuda_library import nvrtc as nvrtc_of_package
 from make_golden import frozen_gru, saved
 
 from kernel_runtime.cuda import compiler, disk_cache
 from kernel_runtime.cuda.launch import Grid, Kernel
 from quant_gru.integer.border import CallForm
 from quant_gru.kernels.cuda import structs
-from quant_gru.kernels.cuda.forward import layer_launches, launch_plan
+from quant_gru.kernels.cuda.forward import launch_plan, layer_launches
 from quant_gru.kernels.cuda.forward.stack import Stack
 from quant_gru.kernels.cuda.machine import PLAIN, SOURCES
 from quant_gru.kernels.cuda.projection import from_codes, from_reals
@@ -61,13 +61,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def fake(build: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+def fake(build: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Libraries that are opened meanwhile find the stand-in for a GPU."""
     path = str(build / "tests" / "libfake_cuda.so")
     for name in ("QUANT_GRU_CUDA_DRIVER", "QUANT_GRU_NVRTC"):
         monkeypatch.setenv(name, path)
     monkeypatch.setenv("QUANT_GRU_CACHE", os.devnull)
-    yield monkeypatch
+    return monkeypatch
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def planned(fake: pytest.MonkeyPatch, build: Path) -> CudaAccess:
 @pytest.fixture
 def nvrtc(build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CudaAccess:
     """A copy of the library that opens NVRTC, which needs no GPU."""
-    found = _nvrtc()
+    found = nvrtc_of_package()
     if found is None:
         pytest.skip("needs NVRTC")
     monkeypatch.setenv("QUANT_GRU_NVRTC", str(found))
@@ -96,15 +96,6 @@ def nvrtc(build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CudaA
     copy = tmp_path / "libcuda_access.so"
     copy.write_bytes((build / "tests" / "libcuda_access.so").read_bytes())
     return CudaAccess(copy)
-
-
-def _nvrtc() -> Path | None:
-    try:
-        import nvidia
-    except ImportError:
-        return None
-    found = [each for root in nvidia.__path__ for each in Path(root).rglob("libnvrtc.so.1?")]
-    return found[0] if found else None
 
 
 # ------------------------------------------------------------------------------ sources and NVRTC
@@ -163,7 +154,7 @@ def test_kernels_of_a_plan_compile(
 def test_errors_of_nvrtc_name_source_and_options(nvrtc: CudaAccess) -> None:
     with pytest.raises(RuntimeError, match=r"to compile rows\.cu with .*-DPadding=1, got\n"):
         nvrtc.compile_kernel("rows", "Padding=1", "sm_90a")
-    with pytest.raises(RuntimeError, match="name of an embedded source, got 'absent.cu'"):
+    with pytest.raises(RuntimeError, match=r"name of an embedded source, got 'absent\.cu'"):
         nvrtc.compile_kernel("absent", "", "sm_90a")
 
 
@@ -330,9 +321,7 @@ def test_layouts_are_those_of_python(planned: CudaAccess) -> None:
         *((kind, seed, False) for kind in KINDS for seed in (10, 11)),
     ],
 )
-def test_codes_are_those_of_python(
-    on_host: CudaLibrary, kind: str, seed: int, large: bool
-) -> None:
+def test_codes_are_those_of_python(on_host: CudaLibrary, kind: str, seed: int, large: bool) -> None:
     case = gpu_case(seed, kind, large)
     call = on_host.prepare(case.file, case.T, case.N)
     tensors = Tensors(case.case, "cpu")

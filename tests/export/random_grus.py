@@ -38,7 +38,8 @@ def random_gru(
     rng = random.Random(f"{seed} {kind} gru")
     generator = torch.Generator().manual_seed(seed)
     layers, both = rng.choice((1, 1, 2, 3)), rng.random() < 0.4
-    H, C, zoneout = rng.choice(hidden), rng.randint(1, features), rng.choice((0.0, 0.0, 0.5, 1.0, 0.2))
+    H, C = rng.choice(hidden), rng.randint(1, features)
+    zoneout = rng.choice((0.0, 0.0, 0.5, 1.0, 0.2))
     scale_kind, bias = rng.choice(("pot", "free")), rng.random() < 0.8
     activation = rng.choice(("exact", "exact", "pwl", "quadratic"))
     spread = 2.0 ** rng.uniform(-3, 2)

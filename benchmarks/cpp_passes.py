@@ -4,9 +4,9 @@
     python benchmarks/cpp_passes.py --cuda
 
 `forward` is ForwardPass<float>::Run without training beside nn.GRU in inference mode. `training` is
-both passes beside a forward and a backward of nn.GRU, all gradients included. Both sides take turns
-and the shortest turns count. On a GPU, nn.GRU is cuDNN, TF32 is off, and calls are enqueued one
-after the other before the GPU is waited for; `graph` is a replay of the same passes as a CUDA graph.
+both passes beside a forward and a backward of nn.GRU, with all gradients. Both sides take turns and
+the shortest turns count. On a GPU, nn.GRU is cuDNN, TF32 is off, and the host waits after each turn
+of many calls; `graph` is a replay of the same passes as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Passes:
         sizes: dict[str, tuple[int, ...]] = {
             "h": (T + 1, N, H), "v": (T, N, 4 * H), "tmp_Wx": (T, N, 3 * H), "tmp_Rh": (N, 3 * H),
             "dh_new": (T + 1, N, H), "dx": (T, N, C), "dW": (C, 3 * H), "dR": (H, 3 * H),
-            "dbx": (3 * H,), "dbr": (3 * H,), "dh": (N, H), "dp": (T, N, 3 * H), "dq": (T, N, 3 * H),
+            "dbx": (3 * H,), "dbr": (3 * H,), "dh": (N, H), "dp": (T, N, 3 * H),
+            "dq": (T, N, 3 * H),
         }  # fmt: skip
         self.arrays = {name: x.new_zeros(size) for name, size in sizes.items()}
         self.arrays |= {

@@ -1,11 +1,13 @@
 #include "passes/pointers.hpp"
 
+#include <atomic>
 #include <string>
 
 #if defined(_WIN32)
 #include <windows.h>
 #else
 #include <dlfcn.h>
+#include <link.h>
 #endif
 
 #include "cuda/shared_library.hpp"
@@ -19,20 +21,41 @@ constexpr unsigned kDeviceMemory = 2;          // CU_MEMORYTYPE_DEVICE
 
 using GetAttribute = int (*)(void *to, int attribute, uint64_t address);
 
-// cuPointerGetAttribute if the process has opened the driver, otherwise null: there is no memory of
-// a GPU then, and programs without one do not wait for the driver.
-GetAttribute opened() {
-    std::string name = cuda::environment("QUANT_GRU_CUDA_DRIVER");
 #if defined(_WIN32)
+GetAttribute opened() {
+    const std::string name = cuda::environment("QUANT_GRU_CUDA_DRIVER");
     const HMODULE library = GetModuleHandleA(name.empty() ? "nvcuda.dll" : name.c_str());
     if (!library) return nullptr;
     return reinterpret_cast<GetAttribute>(GetProcAddress(library, "cuPointerGetAttribute"));
+}
 #else
-    if (name.empty()) name = "libcuda.so.1";
-    void *const library = dlopen(name.c_str(), RTLD_NOW | RTLD_NOLOAD);
-    if (!library) return nullptr;
-    return reinterpret_cast<GetAttribute>(dlsym(library, "cuPointerGetAttribute"));
+GetAttribute opened() {
+    // to ask for a library that is not open takes microseconds, so ask only if others were opened
+    static std::atomic<unsigned long long> without{0};
+    unsigned long long count = 0;
+    dl_iterate_phdr(
+        [](dl_phdr_info *info, size_t, void *to) {
+            *static_cast<unsigned long long *>(to) = info->dlpi_adds;
+            return 1;  // stops
+        },
+        &count);
+    if (count == without) return nullptr;
+    const std::string name = cuda::environment("QUANT_GRU_CUDA_DRIVER");
+    void *const library =
+        dlopen(name.empty() ? "libcuda.so.1" : name.c_str(), RTLD_NOW | RTLD_NOLOAD);
+    if (library) return reinterpret_cast<GetAttribute>(dlsym(library, "cuPointerGetAttribute"));
+    without = count;
+    return nullptr;
+}
 #endif
+
+// cuPointerGetAttribute if the process has opened the driver, otherwise null: there is no memory of
+// a GPU then, and programs without one do not wait for the driver.
+GetAttribute attribute_function() {
+    static std::atomic<GetAttribute> found{nullptr};
+    GetAttribute function = found;
+    if (!function) found = function = opened();
+    return function;
 }
 
 int place_of(GetAttribute attribute, const void *data) {
@@ -51,8 +74,7 @@ std::string text(int place) {
 }  // namespace
 
 int place_of(std::initializer_list<NamedArray> arrays) {
-    static GetAttribute attribute = nullptr;
-    if (!attribute) attribute = opened();
+    const GetAttribute attribute = attribute_function();
     if (!attribute) return kHost;
     const NamedArray *first = nullptr;
     int place = kHost;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "check.hpp"
@@ -199,6 +200,19 @@ void check_codes(Reader &reader) {
     CHECK(whole[0] == steps[0]);
     CHECK(whole[1] == steps[1]);
 }
+
+// The arguments of Haste's interface, in their order.
+template <class Class, class T, class AccumT>
+constexpr bool has_arguments =
+    std::is_convertible_v<decltype(&Class::Run),
+                          void (Class::*)(int steps, const T *W, const T *R, const AccumT *bx,
+                                          const AccumT *br, const T *x, T *h, T *v, AccumT *tmp_Wx,
+                                          AccumT *tmp_Rh, float zoneout_prob, const T *zoneout_mask,
+                                          const float *scale, const float *zero_point)>;
+static_assert(has_arguments<ForwardPass<int8_t, int32_t>, int8_t, int32_t>);
+static_assert(has_arguments<ForwardPass<int16_t, int32_t>, int16_t, int32_t>);
+static_assert(std::is_constructible_v<ForwardPass<int8_t>, const bool, const int, const int,
+                                      const int, const cublasHandle_t &, const cudaStream_t &>);
 
 void check_arguments() {
     CHECK_THROWS(ArgumentError, "hidden_size", ForwardPass<float>(true, 1, 1, 0));

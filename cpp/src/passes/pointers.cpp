@@ -5,7 +5,7 @@
 
 #if defined(_WIN32)
 #include <windows.h>
-#else
+#elif defined(__linux__)
 #include <dlfcn.h>
 #include <link.h>
 #endif
@@ -28,7 +28,7 @@ GetAttribute opened() {
     if (!library) return nullptr;
     return reinterpret_cast<GetAttribute>(GetProcAddress(library, "cuPointerGetAttribute"));
 }
-#else
+#elif defined(__linux__)
 GetAttribute opened() {
     // to ask for a library that is not open takes microseconds, so ask only if others were opened
     static std::atomic<unsigned long long> without{0};
@@ -47,6 +47,8 @@ GetAttribute opened() {
     without = count;
     return nullptr;
 }
+#else
+GetAttribute opened() { return nullptr; }  // no GPUs of NVIDIA
 #endif
 
 // cuPointerGetAttribute if the process has opened the driver, otherwise null: there is no memory of

@@ -10,7 +10,7 @@ KERNELS := CMakeLists.txt src/quant_gru/kernels/cpu/core.cmake $(wildcard $(adds
 CUDA := $(wildcard $(addprefix src/quant_gru/kernels/cuda/*/,*.cu *.cuh) $(addprefix src/kernel_runtime/cuda/,*.cu *.cuh) \
 	$(addprefix src/actnn/*/cuda/,*.cu *.cuh))
 EXPORTED := $(wildcard src/quant_gru/export/c/*.h)
-CPP := $(wildcard cpp/*/*.[ch] cpp/*/*.[ch]pp cpp/src/cuda/*.[ch]pp cpp/src/cuda/kernels/*.cu cpp/include/quant_gru/*.h*)
+CPP := $(wildcard cpp/*/*.[ch] cpp/*/*.[ch]pp cpp/*/*/*.[ch]pp cpp/src/passes/*.cu cpp/src/cuda/kernels/*.cu cpp/include/quant_gru/*.h*)
 FORMATTED = $(filter-out CMakeLists.txt %.cmake,$(KERNELS)) $(CUDA) $(EXPORTED) $(CPP)
 BUILT := $(VENV)/.built
 SANITIZED := build/sanitize

@@ -37,17 +37,17 @@ GPU_SHAPES = [*SHAPES, (1024, 100, 128, 256), (64, 200, 256, 512), (4096, 20, 10
 
 
 def built() -> ctypes.CDLL:
-    """The functions of time_calls.cpp."""
+    """The functions of time_calls.cpp and time_passes.cpp."""
     ccache = shutil.which("ccache")
     launcher = [f"-DCMAKE_CXX_COMPILER_LAUNCHER={ccache}"] if ccache else []
     configure = ["cmake", "-S", str(HERE / "cpp_library"), "-B", str(BUILD), *launcher]
     for command in (configure, ["cmake", "--build", str(BUILD), "--parallel", "2"]):
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     library = ctypes.CDLL(str(BUILD / "libtime_calls.so"))
-    library.open_model.restype = library.open_stream.restype = ctypes.c_void_p
-    library.time_runs.restype = library.time_steps.restype = ctypes.c_double
-    library.open_cuda_call.restype = ctypes.c_void_p
-    library.time_cuda_runs.restype = ctypes.c_double
+    for name in ("open_model", "open_stream", "open_cuda_call", "open_passes"):
+        getattr(library, name).restype = ctypes.c_void_p
+    for name in ("time_runs", "time_steps", "time_cuda_runs", "time_passes"):
+        getattr(library, name).restype = ctypes.c_double
     return library
 
 

@@ -46,12 +46,12 @@ void drop_padded_nan(Stack::Call &call, int64_t C, std::vector<float> &space) {
     });
 }
 
-int threads_of(const RunOptions &options) {
-    if (options.threads > 0) return options.threads;
+}  // namespace
+
+int thread_count(int wanted) {
+    if (wanted > 0) return wanted;
     return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
-
-}  // namespace
 
 std::string chosen_instruction_set() {
     const std::vector<std::string> names = variants(true);
@@ -115,7 +115,7 @@ void Network::run(const float *x, int64_t T, int64_t N, float *y, const RunOptio
     call.lengths = options.lengths;
     call.T = T;
     call.N = N;
-    call.threads = threads_of(options);
+    call.threads = thread_count(options.threads);
     std::vector<float> space;
     drop_padded_nan(call, C, space);
     stack_->run(call);

@@ -36,6 +36,9 @@ class Network {
     std::unique_ptr<Stack> stack_;
 };
 
+// The largest number of threads: `wanted`, or one per processor if it is 0.
+int thread_count(int wanted);
+
 // The instruction set that QUANT_GRU_CPU names, otherwise the fastest one of this machine. Throws
 // ArgumentError.
 std::string chosen_instruction_set();

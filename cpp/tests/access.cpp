@@ -1,32 +1,19 @@
-// The library for tests from Python, by ctypes. Texts and bytes are returned as the length of
-// `result`; errors as -1, with the message in `result`.
-#include <cstring>
-#include <exception>
+// The library for tests from Python, by ctypes. The passes are in access_passes.cpp.
+#include "access.hpp"
+
 #include <string>
 #include <vector>
 
 #include "plan/tables.hpp"
 #include "plan/weighted_sum.hpp"
 #include "quant_gru/calibration.hpp"
-#include "quant_gru/gru_interface.hpp"
 #include "quant_gru/model.hpp"
 
 using namespace quant_gru;
 
-namespace {
-
 std::string kept;
 
-template <class Make>
-int64_t answer(Make make) {
-    try {
-        kept = make();
-        return static_cast<int64_t>(kept.size());
-    } catch (const std::exception &error) {
-        kept = error.what();
-        return -1;
-    }
-}
+namespace {
 
 GRUShape shape_of(const int64_t *numbers, double zoneout) {
     GRUShape shape;
@@ -146,59 +133,3 @@ void float_gru(const int64_t *shape, const float *const *weights, int64_t cells,
 }
 
 }  // extern "C"
-
-#define PASSES(T, name)                                                                            \
-    extern "C" void forward_##name(int training, int steps, int N, int C, int H, const T *W,       \
-                                   const T *R, const T *bx, const T *br, const T *x, T *h, T *v,   \
-                                   T *Wx, T *Rh, float p, const T *mask, int by_steps) {           \
-        ForwardPass<T> pass(training, N, C, H, nullptr, nullptr);                                  \
-        if (!by_steps) return pass.Run(steps, W, R, bx, br, x, h, v, Wx, Rh, p, mask);             \
-        const int64_t n = N;                                                                       \
-        for (int64_t t = 0; t < steps; ++t)                                                        \
-            pass.Iterate(W, R, bx, br, x + t * n * C, h + t * n * H, h + (t + 1) * n * H,          \
-                         v ? v + t * n * 4 * H : nullptr, Wx + t * n * 3 * H, Rh, p,               \
-                         mask ? mask + t * n * H : nullptr);                                       \
-    }                                                                                              \
-    /* by_steps: x_t is (T, C, N), and h (T, H, N), as Iterate expects them */                     \
-    extern "C" void backward_##name(int steps, int N, int C, int H, const T *W_t, const T *R_t,    \
-                                    const T *x_t, const T *h, const T *v, const T *dh_new, T *dx,  \
-                                    T *dW, T *dR, T *dbx, T *dbr, T *dh, T *dp, T *dq,             \
-                                    const T *mask, int by_steps) {                                 \
-        BackwardPass<T> pass(N, C, H, nullptr, nullptr);                                           \
-        if (!by_steps)                                                                             \
-            return pass.Run(steps, W_t, R_t, nullptr, nullptr, x_t, h, v, dh_new, dx, dW, dR, dbx, \
-                            dbr, dh, dp, dq, mask);                                                \
-        const int64_t n = N;                                                                       \
-        for (int64_t t = steps - 1; t >= 0; --t)                                                   \
-            pass.Iterate(W_t, R_t, nullptr, nullptr, x_t + t * n * C, h + t * n * H,               \
-                         v + t * n * 4 * H, dh_new + (t + 1) * n * H, dx + t * n * C, dW, dR, dbx, \
-                         dbr, dh, dp, dq, mask ? mask + t * n * H : nullptr);                      \
-    }
-
-PASSES(float, float)
-PASSES(double, double)
-
-#define CODES(T, name)                                                                             \
-    extern "C" int64_t codes_##name(int steps, int N, int C, int H, const T *W, const T *R,        \
-                                    const int32_t *bx, const int32_t *br, const T *x, T *h,        \
-                                    float p, const T *mask, const float *scale, const float *zero, \
-                                    int by_steps) {                                                \
-        return answer([&] {                                                                        \
-            ForwardPass<T> pass(false, N, C, H);                                                   \
-            const int64_t n = N;                                                                   \
-            if (!by_steps)                                                                         \
-                pass.Run(steps, W, R, bx, br, x, h, nullptr, nullptr, nullptr, p, mask, scale,     \
-                         zero);                                                                    \
-            for (int64_t t = 0; by_steps && t < steps; ++t) {                                      \
-                /* in place, then copied to the next step */                                       \
-                T *const state = h + (t + 1) * n * H;                                              \
-                std::memcpy(state, h + t * n * H, static_cast<size_t>(n * H) * sizeof(T));         \
-                pass.Iterate(W, R, bx, br, x + t * n * C, state, state, nullptr, nullptr, nullptr, \
-                             p, mask ? mask + t * n * H : nullptr, scale, zero);                   \
-            }                                                                                      \
-            return std::string();                                                                  \
-        });                                                                                        \
-    }
-
-CODES(int8_t, int8)
-CODES(int16_t, int16)

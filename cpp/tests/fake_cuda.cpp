@@ -4,6 +4,7 @@
 // FAKE_CUDA_HOST  a folder: kernels are compiled there by g++ and run on the host, every thread a
 //                 fiber (tests/cuda/host.hpp). Not set: launches are only checked.
 // FAKE_CUDA_ARCH  compute capability, 90 if not set
+// FAKE_CUDA_ALL_MEMORY  set: all memory counts as memory of the GPU
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -53,6 +54,7 @@ struct Function {
 };
 
 std::map<Address, size_t> allocations;
+int launches = 0;
 
 bool is_of_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
 
@@ -129,6 +131,10 @@ FAKE cuDeviceGetAttribute(int *value, int attribute, int) {
     }
 }
 
+FAKE cuDeviceGetName(char *name, int size, int) {
+    return std::snprintf(name, static_cast<size_t>(size), "a stand-in"), 0;
+}
+
 FAKE cuDevicePrimaryCtxRetain(void **context, int) { return *context = &primary, 0; }
 FAKE cuCtxGetCurrent(void **context) { return *context = current, 0; }
 FAKE cuCtxSetCurrent(void *context) { return current = context, 0; }
@@ -172,8 +178,9 @@ FAKE cuLaunchKernelEx(const LaunchConfig *config, void *function, void **paramet
         config->grid[0] % cluster || config->block[0] > 1024 || (cluster > 8 && !f.any_cluster) ||
         config->shared_bytes > static_cast<unsigned>(f.shared) || !parameters[0])
         return kInvalidValue;
-    if (!f.run) return f.module->library ? kInvalidValue : 0;
     const std::lock_guard<std::mutex> lock(mutex);
+    ++launches;
+    if (!f.run) return f.module->library ? kInvalidValue : 0;
     f.run(parameters[0], static_cast<int>(config->grid[0]), static_cast<int>(config->grid[1]),
           static_cast<int>(config->block[0]), static_cast<int>(cluster), config->shared_bytes);
     return 0;
@@ -210,6 +217,21 @@ FAKE cuMemsetD8_v2(Address to, unsigned char value, size_t bytes) {
 }
 FAKE cuStreamSynchronize(Stream) { return 0; }
 FAKE cuGetErrorName(int, const char **name) { return *name = "CUDA_ERROR_FAKE", 0; }
+
+FAKE cuPointerGetAttribute(void *value, int attribute, Address address) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (variable("FAKE_CUDA_ALL_MEMORY").empty()) {
+        const auto next = allocations.upper_bound(address);
+        if (next == allocations.begin()) return kInvalidValue;
+        const auto &[start, bytes] = *std::prev(next);
+        if (address >= start + bytes) return kInvalidValue;
+    }
+    // CU_POINTER_ATTRIBUTE_MEMORY_TYPE: CU_MEMORYTYPE_DEVICE; otherwise the index of the GPU
+    return *static_cast<int *>(value) = attribute == 2 ? 2 : 0, 0;
+}
+
+// Launches so far.
+FAKE fake_launches() { return launches; }
 
 // Memory that is allocated now.
 FAKE fake_allocations() { return static_cast<int>(allocations.size()); }

@@ -26,7 +26,8 @@ class Access:
         self.native = ctypes.CDLL(str(path))
         self.native.result.restype = ctypes.c_void_p
 
-    def _answer(self, function: str, *arguments: Any) -> bytes:
+    def call(self, function: str, *arguments: Any) -> bytes:
+        """Call a function and return its result; an error is a ValueError."""
         call = getattr(self.native, function)
         call.restype = ctypes.c_int64
         size = call(*arguments)
@@ -37,17 +38,17 @@ class Access:
 
     def config_text(self, text: bytes) -> bytes:
         """Read a configuration and write it."""
-        return self._answer("config_text", ctypes.c_char_p(text))
+        return self.call("config_text", ctypes.c_char_p(text))
 
     def parameters_text(self, text: bytes) -> bytes:
         """Read a parameter document and write it."""
-        return self._answer("parameters_text", ctypes.c_char_p(text))
+        return self.call("parameters_text", ctypes.c_char_p(text))
 
     def frozen_bytes(
         self, parameters: str, weights: Sequence[FloatWeights], batch_first: bool
     ) -> bytes:
         """Return the file of the frozen GRU."""
-        return self._answer(
+        return self.call(
             "frozen_bytes",
             ctypes.c_char_p(parameters.encode()),
             cells(weights),
@@ -67,7 +68,7 @@ class Access:
         """Return the parameter document after batches of (x, h0, lengths)."""
         xs, h0s, lengths = zip(*batches, strict=True)
         sizes = torch.tensor([list(x.shape[:2]) for x in xs])
-        return self._answer(
+        return self.call(
             "calibrated",
             ctypes.c_char_p(config.encode()),
             numbers(shape),
@@ -96,7 +97,7 @@ class Access:
         """Return scale and zero point from batches of values."""
         scale, zero = ctypes.c_double(), ctypes.c_int64()
         sizes = torch.tensor([batch.numel() for batch in batches])
-        self._answer(
+        self.call(
             "observed",
             ctypes.c_char_p(method.encode()),
             ctypes.c_double(percentile),
@@ -114,7 +115,7 @@ class Access:
     ) -> list[int]:
         """Return the numbers of a table, then its bounds and coefficients."""
         kinds = ("exact", "pwl", "quadratic")
-        found = self._answer(
+        found = self.call(
             "table_words",
             ctypes.c_char_p(op.encode()),
             (ctypes.c_int64 * 3)(pre.bits, pre.signed, pre.zero_point),

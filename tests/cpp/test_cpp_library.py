@@ -83,9 +83,10 @@ def test_the_installed_package(build: Path, tmp_path: Path, shared: str) -> None
     prefix, source = tmp_path / "prefix", tmp_path / "consumer"
     run(str(CMAKE), "--install", build, "--prefix", prefix)
     source.mkdir()
-    page = (ROOT / "docs/cpp.md").read_text(encoding="utf-8")
-    (source / "page.cpp").write_text(page.split("```cpp")[1].split("```")[0])
-    sources = f"{ROOT / 'cpp/examples/run_model.c'} page.cpp"
+    for name in ("cpp", "cpp_passes"):
+        page = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+        (source / f"{name}.cpp").write_text(page.split("```cpp")[1].split("```")[0])
+    sources = f"{ROOT / 'cpp/examples/run_model.c'} cpp.cpp cpp_passes.cpp"
     (source / "CMakeLists.txt").write_text(CONSUMER.format(sources=sources))
     options = (f"-DCMAKE_PREFIX_PATH={prefix}", f"-DBUILD_SHARED_LIBS={shared}")
     configure(source, tmp_path / "build", *options)
@@ -95,8 +96,15 @@ def test_the_installed_package(build: Path, tmp_path: Path, shared: str) -> None
     assert [float(line) for line in printed.split()] == pytest.approx(y[-1, 0].tolist(), rel=1e-5)
     gru = frozen_gru(40, 64)
     gru.save(tmp_path / "gru.qgru")
-    last = float(run(tmp_path / "build/page", folder=tmp_path))
+    last = float(run(tmp_path / "build/cpp", folder=tmp_path))
     assert last == pytest.approx(float(gru(torch.zeros(100, 1, 40))[0][-1, 0, -1]), rel=1e-5)
+    plain = torch.nn.GRU(40, 64, bias=False)
+    with torch.no_grad():
+        for weight in plain.parameters():
+            weight.fill_(0.01)
+        y, _ = plain(torch.ones(50, 8, 40))
+    last = float(run(tmp_path / "build/cpp_passes"))
+    assert last == pytest.approx(float(y[-1, -1, -1]), rel=1e-5)
 
 
 def test_add_subdirectory(tmp_path: Path) -> None:

@@ -26,13 +26,16 @@ namespace quant_gru {
 template <class T, class AccumT = std::conditional_t<std::is_floating_point_v<T>, T, int32_t>>
 class QUANT_GRU_API ForwardPass {
  public:
-    // training: whether a backward pass follows. `zoneout_mask` is used only then.
-    // Throws ArgumentError if a size is not positive.
+    // training: whether a backward pass follows. `zoneout_mask` is used only then, and
+    // `zoneout_prob` only otherwise. Throws ArgumentError if a size is not positive.
     ForwardPass(bool training, int batch_size, int input_size, int hidden_size,
                 const cublasHandle_t &blas_handle = nullptr, const cudaStream_t &stream = nullptr);
     ~ForwardPass();
     ForwardPass(const ForwardPass &) = delete;
     ForwardPass &operator=(const ForwardPass &) = delete;
+
+    // At most so many threads; 0, the default, for one per processor. Results do not depend on it.
+    void set_threads(int threads);
 
     // One step: x (N, C) and h (N, H) give h_out (N, H), which may be h. v (N, 4H) receives z, r, g
     // and R_g h + br_g; it may be null without training. tmp_Wx and tmp_Rh (N, 3H) are work space.
@@ -78,7 +81,7 @@ constexpr int64_t code_scales(int64_t hidden_size) { return kCodeOperators + 12 
 template <class T>
 class QUANT_GRU_API CodeForwardPass {
  public:
-    // training must be false: codes have no backward pass. Throws ArgumentError.
+    // training: as in ForwardPass. Throws ArgumentError if a size is not positive.
     CodeForwardPass(bool training, int batch_size, int input_size, int hidden_size,
                     const cublasHandle_t &blas_handle = nullptr,
                     const cudaStream_t &stream = nullptr);
@@ -86,9 +89,11 @@ class QUANT_GRU_API CodeForwardPass {
     CodeForwardPass(const CodeForwardPass &) = delete;
     CodeForwardPass &operator=(const CodeForwardPass &) = delete;
 
+    // At most so many threads; 0, the default, for one per processor. Results do not depend on it.
+    void set_threads(int threads);
+
     // Arguments as in ForwardPass. W, R, bx and br are codes with zero point 0. x and h are codes
-    // of input.x and output.h. v, tmp_Wx and tmp_Rh are not used and may be null. zoneout_prob is
-    // the share of the old state that remains, unless there is a zoneout_mask.
+    // of input.x and output.h. v, tmp_Wx and tmp_Rh are not used and may be null.
     // scale: code_scales(H) entries; 0 for rRh, old_contrib or new_contrib means that the product
     // is not rounded. If all are powers of two, the plan is that of scale_kind 'pot', otherwise
     // that of 'free'. zero_point: 13 entries, integers. Tables are exact.
@@ -114,7 +119,7 @@ class ForwardPass<int16_t, int32_t> : public CodeForwardPass<int16_t> {
     using CodeForwardPass::CodeForwardPass;
 };
 
-// The gradients of a ForwardPass in training.
+// The gradients of a ForwardPass in training; int8_t and int16_t follow below.
 template <class T>
 class QUANT_GRU_API BackwardPass {
  public:
@@ -124,6 +129,9 @@ class QUANT_GRU_API BackwardPass {
     ~BackwardPass();
     BackwardPass(const BackwardPass &) = delete;
     BackwardPass &operator=(const BackwardPass &) = delete;
+
+    // At most so many threads; 0, the default, for one per processor. Results do not depend on it.
+    void set_threads(int threads);
 
     // One step, from the last to the first. W_t (3H, C) and R_t (3H, H) are the transposed weights,
     // x_t (C, N) and h_t (H, N) the transposed input and state before the step. dh_new (N, H) is
@@ -144,6 +152,49 @@ class QUANT_GRU_API BackwardPass {
  private:
     struct State;
     std::unique_ptr<State> state_;
+};
+
+// The gradients of a CodeForwardPass in training: those of the Python package on the CPU, bit for
+// bit. They are straight-through: gradients of the real values behind the codes, 0 where the
+// forward clamped a code.
+template <class T>
+class QUANT_GRU_API CodeBackwardPass {
+ public:
+    // Throws ArgumentError if a size is not positive.
+    CodeBackwardPass(int batch_size, int input_size, int hidden_size,
+                     const cublasHandle_t &blas_handle = nullptr,
+                     const cudaStream_t &stream = nullptr);
+    ~CodeBackwardPass();
+    CodeBackwardPass(const CodeBackwardPass &) = delete;
+    CodeBackwardPass &operator=(const CodeBackwardPass &) = delete;
+
+    // At most so many threads; 0, the default, for one per processor. Results do not depend on it.
+    void set_threads(int threads);
+    // Arguments as in BackwardPass. W_t, R_t, bx, br, x_t, h, zoneout_mask, scale and zero_point
+    // are those of the forward pass, W, R and x transposed. Gradients are those of real values: of
+    // weights and biases, not of their codes. v, dp and dq are not used and may be null.
+    // Throws ArgumentError.
+    void Run(int steps, const T *W_t, const T *R_t, const int32_t *bx, const int32_t *br,
+             const T *x_t, const T *h, const T *v, const float *dh_new, float *dx, float *dW,
+             float *dR, float *dbx, float *dbr, float *dh, float *dp, float *dq,
+             const T *zoneout_mask, const float *scale, const float *zero_point);
+    void Iterate(const T *W_t, const T *R_t, const int32_t *bx, const int32_t *br, const T *x_t,
+                 const T *h_t, const T *v, const float *dh_new, float *dx, float *dW, float *dR,
+                 float *dbx, float *dbr, float *dh, float *dp, float *dq, const T *zoneout_mask,
+                 const float *scale, const float *zero_point);
+
+ private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+template <>
+class BackwardPass<int8_t> : public CodeBackwardPass<int8_t> {
+    using CodeBackwardPass::CodeBackwardPass;
+};
+template <>
+class BackwardPass<int16_t> : public CodeBackwardPass<int16_t> {
+    using CodeBackwardPass::CodeBackwardPass;
 };
 
 }  // namespace quant_gru

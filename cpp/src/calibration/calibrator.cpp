@@ -2,7 +2,7 @@
 #include <array>
 
 #include "calibration/float_gru.hpp"
-#include "passes/functions.hpp"
+#include "passes/equations.hpp"
 #include "passes/gemm.hpp"
 #include "plan/cell_plan.hpp"
 #include "quant_gru/calibration.hpp"
@@ -19,8 +19,10 @@ bool is_calibrated(Operator op) { return !is_weight(op) && !is_fixed_range(op); 
 class Trace {
  public:
     Trace(const HasteCell &w, int64_t C, int64_t H) : w_(w), C_(C), H_(H) {
-        W_.pack(w.W.data(), C, 3 * H);
-        R_.pack(w.R.data(), H, 3 * H);
+        W_.resize(C, 3 * H);
+        W_.pack(w.W.data(), 0, 1);
+        R_.resize(H, 3 * H);
+        R_.pack(w.R.data(), 0, 1);
     }
 
     void observe(const float *x, const float *before, const float *after, int64_t rows,
@@ -49,7 +51,7 @@ class Trace {
     void project(const PackedMatrix<float> &weights, const float *from, int64_t K,
                  const std::vector<float> &bias, int64_t rows, std::vector<float> &to) const {
         to.resize(static_cast<size_t>(rows * 3 * H_));
-        weights.multiply({from, K, 1}, rows, to.data(), 3 * H_, false);
+        weights.multiply({from, K, 1}, 0, rows, to.data(), false);
         for (int64_t i = 0; i < rows; ++i)
             for (int64_t c = 0; c < 3 * H_; ++c)
                 to[static_cast<size_t>(i * 3 * H_ + c)] += bias[static_cast<size_t>(c)];

@@ -9,3 +9,10 @@
 #endif
 
 #define QG_BODY inline __attribute__((always_inline))
+
+// Before a loop: no iteration reads what another one writes.
+#if defined(__clang__)
+#define QG_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define QG_INDEPENDENT _Pragma("GCC ivdep")
+#endif

@@ -1,15 +1,13 @@
 #include <cstdlib>  // defines __GLIBC__
 
-#include "passes/functions.hpp"
+#include "passes/equations.hpp"
 #include "passes/gemm.hpp"
-#include "passes/sizes.hpp"
+#include "passes/on_device.hpp"
+#include "passes/parts.hpp"
 #include "quant_gru/gru_interface.hpp"
 
 namespace quant_gru {
 namespace {
-
-// How the state before a step enters the state after it.
-enum class Zoneout { none, masked, expected };
 
 // The operands of the gates of one row.
 template <class T>
@@ -17,75 +15,119 @@ struct Row {
     const T *Wx, *Rh, *bx, *br, *h, *mask;
     T *out, *v;
     int64_t H;
-    T kept;
-    Zoneout zoneout;
+    T share;  // of the old state that remains
 };
 
-template <class T>
+template <class T, Zoneout zoneout, bool kept>
 QG_BODY void gates_of_row(const Row<T> &row) {
     const int64_t H = row.H;
-    const T *Wx = row.Wx, *Rh = row.Rh, *bx = row.bx, *br = row.br, *h = row.h;
+    const T *Wx = row.Wx, *Rh = row.Rh, *bx = row.bx, *br = row.br, *h = row.h, *mask = row.mask;
     T *const out = row.out, *const v = row.v;
+    const T share = row.share;
+    QG_INDEPENDENT
     for (int64_t j = 0; j < H; ++j) {
-        const T z = sigmoid(Wx[j] + bx[j] + Rh[j] + br[j]);
-        const T r = sigmoid(Wx[H + j] + bx[H + j] + Rh[H + j] + br[H + j]);
-        const T q = Rh[2 * H + j] + br[2 * H + j];
-        const T g = hyperbolic_tangent(Wx[2 * H + j] + bx[2 * H + j] + r * q);
-        if (v) {
-            v[j] = z;
-            v[H + j] = r;
-            v[2 * H + j] = g;
-            v[3 * H + j] = q;
+        const UnitGates<T> u = gates_of_unit(Wx, Rh, bx, br, H, j);
+        if constexpr (kept) {
+            v[j] = u.z;
+            v[H + j] = u.r;
+            v[2 * H + j] = u.g;
+            v[3 * H + j] = u.q;
         }
-        T next = z * h[j] + (1 - z) * g;
-        if (row.zoneout == Zoneout::masked) next = h[j] + (next - h[j]) * row.mask[j];
-        if (row.zoneout == Zoneout::expected) next = row.kept * h[j] + (1 - row.kept) * next;
-        out[j] = next;
+        const T taken = zoneout == Zoneout::masked ? mask[j] : T(1);
+        out[j] = next_state(u, h[j], zoneout, taken, share);
     }
 }
 
-QG_CLONES void gates(const Row<float> &row) { gates_of_row(row); }
-QG_CLONES void gates(const Row<double> &row) { gates_of_row(row); }
+template <class T>
+QG_BODY void gates_of_kind(const Row<T> &row, Zoneout zoneout) {
+    constexpr auto none = Zoneout::none, masked = Zoneout::masked, expected = Zoneout::expected;
+    if (zoneout == masked)
+        row.v ? gates_of_row<T, masked, true>(row) : gates_of_row<T, masked, false>(row);
+    else if (zoneout == expected)
+        row.v ? gates_of_row<T, expected, true>(row) : gates_of_row<T, expected, false>(row);
+    else
+        row.v ? gates_of_row<T, none, true>(row) : gates_of_row<T, none, false>(row);
+}
+
+QG_CLONES void gates(const Row<float> &row, Zoneout zoneout) { gates_of_kind(row, zoneout); }
+QG_CLONES void gates(const Row<double> &row, Zoneout zoneout) { gates_of_kind(row, zoneout); }
 
 }  // namespace
 
 template <class T, class AccumT>
 struct ForwardPass<T, AccumT>::State {
+    State(const PassSizes &given, bool trains, cublasHandle_t blas, cudaStream_t stream)
+        : sizes(given), training(trains), on_device(blas, stream) {}
+
+    void run(const ForwardArguments<T> &c) {
+        check_zoneout(c.zoneout_prob);
+        if (!c.steps) return;
+        if (const int device = device_of(c); device != kHost)
+            return on_device.forward(device, sizes, zoneout_of(c), c);
+        const auto [N, C, H] = sizes;
+        W.resize(C, 3 * H);
+        R.resize(H, 3 * H);
+        const int64_t items = c.steps * N;
+        in_parts(pass_parts(threads, sizes, c.steps), [&](int64_t part, int64_t parts,
+                                                          auto barrier) {
+            W.pack(c.W, part, parts);
+            R.pack(c.R, part, parts);
+            barrier();
+            const Strided<T> x{c.x, sizes.C, 1};
+            W.multiply(x, part_start(items, part, parts), part_start(items, part + 1, parts),
+                       c.tmp_Wx, false);
+            barrier();
+            for (int64_t t = 0; t < c.steps; ++t)
+                step(c, t, part_start(sizes.N, part, parts), part_start(sizes.N, part + 1, parts));
+        });
+    }
+
+    Zoneout zoneout_of(const ForwardArguments<T> &c) const {
+        if (training) return c.mask ? Zoneout::masked : Zoneout::none;
+        return c.zoneout_prob > 0 ? Zoneout::expected : Zoneout::none;
+    }
+
+    // A step of some rows.
+    void step(const ForwardArguments<T> &c, int64_t t, int64_t first, int64_t end) const {
+        const int64_t N = sizes.N, H = sizes.H;
+        const T *const h = t ? c.out + (t - 1) * N * H : c.h;
+        const Zoneout zoneout = zoneout_of(c);
+        R.multiply(Strided<T>{h, H, 1}, first, end, c.tmp_Rh, false);
+        for (int64_t i = first; i < end; ++i) {
+            const int64_t item = t * N + i;
+            gates(Row<T>{c.tmp_Wx + item * 3 * H, c.tmp_Rh + i * 3 * H, c.bx, c.br, h + i * H,
+                         c.mask ? c.mask + item * H : nullptr, c.out + item * H,
+                         c.v ? c.v + item * 4 * H : nullptr, H, static_cast<T>(c.zoneout_prob)},
+                  zoneout);
+        }
+    }
+
     PassSizes sizes;
     bool training;
-    PackedMatrix<T> R;
-
-    // Gates of all rows of a step; tmp_Wx and tmp_Rh hold W x and R h.
-    void step(const T *bx, const T *br, const T *h, T *out, T *v, const T *Wx, const T *Rh,
-              float probability, const T *mask) const {
-        const auto [N, C, H] = sizes;
-        const Zoneout zoneout = mask && training  ? Zoneout::masked
-                                : probability > 0 ? training ? Zoneout::none : Zoneout::expected
-                                                  : Zoneout::none;
-        for (int64_t i = 0; i < N; ++i)
-            gates(Row<T>{Wx + i * 3 * H, Rh + i * 3 * H, bx, br, h + i * H,
-                         mask ? mask + i * H : nullptr, out + i * H, v ? v + i * 4 * H : nullptr, H,
-                         static_cast<T>(probability), zoneout});
-    }
+    int threads = 0;
+    PackedMatrix<T> W, R;
+    OnDevice<T> on_device;
 };
 
 template <class T, class AccumT>
 ForwardPass<T, AccumT>::ForwardPass(bool training, int batch_size, int input_size, int hidden_size,
-                                    const cublasHandle_t &, const cudaStream_t &)
-    : state_(new State{PassSizes(batch_size, input_size, hidden_size), training, {}}) {}
+                                    const cublasHandle_t &blas_handle, const cudaStream_t &stream)
+    : state_(new State(PassSizes(batch_size, input_size, hidden_size), training, blas_handle,
+                       stream)) {}
 
 template <class T, class AccumT>
 ForwardPass<T, AccumT>::~ForwardPass() = default;
 
 template <class T, class AccumT>
+void ForwardPass<T, AccumT>::set_threads(int threads) {
+    state_->threads = checked_threads(threads);
+}
+
+template <class T, class AccumT>
 void ForwardPass<T, AccumT>::Iterate(const T *W, const T *R, const T *bx, const T *br, const T *x,
                                      const T *h, T *h_out, T *v, T *tmp_Wx, T *tmp_Rh,
                                      float zoneout_prob, const T *zoneout_mask) {
-    check_zoneout(zoneout_prob);
-    const auto [N, C, H] = state_->sizes;
-    multiply(Strided<T>{x, C, 1}, N, W, C, 3 * H, tmp_Wx, false);
-    multiply(Strided<T>{h, H, 1}, N, R, H, 3 * H, tmp_Rh, false);
-    state_->step(bx, br, h, h_out, v, tmp_Wx, tmp_Rh, zoneout_prob, zoneout_mask);
+    state_->run({1, W, R, bx, br, x, h, h_out, v, tmp_Wx, tmp_Rh, zoneout_prob, zoneout_mask});
 }
 
 template <class T, class AccumT>
@@ -93,17 +135,8 @@ void ForwardPass<T, AccumT>::Run(int steps, const T *W, const T *R, const T *bx,
                                  const T *x, T *h, T *v, T *tmp_Wx, T *tmp_Rh, float zoneout_prob,
                                  const T *zoneout_mask) {
     check_steps(steps);
-    check_zoneout(zoneout_prob);
-    const auto [N, C, H] = state_->sizes;
-    multiply(Strided<T>{x, C, 1}, steps * N, W, C, 3 * H, tmp_Wx, false);
-    state_->R.pack(R, H, 3 * H);
-    for (int64_t t = 0; t < steps; ++t) {
-        T *const before = h + t * N * H;
-        state_->R.multiply(Strided<T>{before, H, 1}, N, tmp_Rh, 3 * H, false);
-        state_->step(bx, br, before, before + N * H, v ? v + t * N * 4 * H : nullptr,
-                     tmp_Wx + t * N * 3 * H, tmp_Rh, zoneout_prob,
-                     zoneout_mask ? zoneout_mask + t * N * H : nullptr);
-    }
+    T *const out = h + state_->sizes.N * state_->sizes.H;
+    state_->run({steps, W, R, bx, br, x, h, out, v, tmp_Wx, tmp_Rh, zoneout_prob, zoneout_mask});
 }
 
 template class ForwardPass<float>;

@@ -1,5 +1,6 @@
 #include "passes/gemm.hpp"
 
+#include <algorithm>
 #include <cstdlib>  // defines __GLIBC__
 #include <cstring>
 
@@ -52,14 +53,19 @@ QG_BODY void tile(const Tile<T> &t) {
     }
     for (int64_t i = 0; i < R && i < t.rows; ++i)
         for (int64_t p = 0; p < P; ++p) {
-            T found[width];
-            std::memcpy(found, &sums[i][p], sizeof found);
             T *to = t.C + i * t.to_row + p * width;
-            const int64_t left = t.columns - p * width, count = left < width ? left : width;
-            if (t.add)
-                for (int64_t j = 0; j < count; ++j) to[j] += found[j];
-            else
-                for (int64_t j = 0; j < count; ++j) to[j] = found[j];
+            const int64_t left = t.columns - p * width;
+            V found = {};
+            if (left >= width) {
+                if (t.add) std::memcpy(&found, to, sizeof found);
+                found += sums[i][p];
+                std::memcpy(to, &found, sizeof found);
+            } else if (left > 0) {
+                const auto bytes = static_cast<size_t>(left) * sizeof(T);
+                if (t.add) std::memcpy(&found, to, bytes);
+                found += sums[i][p];
+                std::memcpy(to, &found, bytes);
+            }
         }
 }
 
@@ -71,34 +77,38 @@ QG_CLONES void row_of(const Tile<double> &t) { tile<double, 1, kWide>(t); }
 }  // namespace
 
 template <class T>
-void PackedMatrix<T>::pack(const T *B, int64_t K, int64_t N) {
+void PackedMatrix<T>::resize(int64_t K, int64_t N) {
     K_ = K;
     N_ = N;
     panels_ = (N + kPanel - 1) / kPanel;
-    data_.assign(static_cast<size_t>(K * panels_ * kPanel), T(0));
-    T *to = data_.data();
-    for (int64_t first = 0; first < K; first += kBlock) {
-        const int64_t depth = K - first < kBlock ? K - first : kBlock;
-        for (int64_t p = 0; p < panels_; ++p)
+    data_.resize(static_cast<size_t>(K * panels_ * kPanel));
+}
+
+template <class T>
+void PackedMatrix<T>::pack(const T *B, int64_t part, int64_t parts) {
+    const int64_t begin = part_start(panels_, part, parts),
+                  end = part_start(panels_, part + 1, parts);
+    for (int64_t first = 0; first < K_; first += kBlock) {
+        const int64_t depth = K_ - first < kBlock ? K_ - first : kBlock;
+        T *to = data_.data() + (first * panels_ + begin * depth) * kPanel;
+        for (int64_t p = begin; p < end; ++p)
             for (int64_t k = 0; k < depth; ++k, to += kPanel) {
-                const int64_t left = N - p * kPanel, count = left < kPanel ? left : kPanel;
-                std::memcpy(to, B + (first + k) * N + p * kPanel,
+                const int64_t left = N_ - p * kPanel, count = left < kPanel ? left : kPanel;
+                std::memcpy(to, B + (first + k) * N_ + p * kPanel,
                             static_cast<size_t>(count) * sizeof(T));
+                std::fill(to + count, to + kPanel, T(0));
             }
     }
 }
 
 template <class T>
-void PackedMatrix<T>::multiply(const Strided<T> &A, int64_t M, T *C, int64_t to_row,
+void PackedMatrix<T>::multiply(const Strided<T> &A, int64_t begin, int64_t last, T *C,
                                bool add) const {
-    if (K_ == 0 && !add)
-        for (int64_t i = 0; i < M; ++i)
-            std::memset(C + i * to_row, 0, static_cast<size_t>(N_) * sizeof(T));
     for (int64_t first = 0; first < K_; first += kBlock) {
         const int64_t depth = K_ - first < kBlock ? K_ - first : kBlock, panel = depth * kPanel;
         const T *B = data_.data() + first * panels_ * kPanel;
-        for (int64_t block = 0; block < M; block += kRowBlock) {
-            const int64_t end = M - block < kRowBlock ? M : block + kRowBlock;
+        for (int64_t block = begin; block < last; block += kRowBlock) {
+            const int64_t end = last - block < kRowBlock ? last : block + kRowBlock;
             for (int64_t p = 0; p < panels_;) {
                 const bool wide = end - block < 3 && panels_ - p >= kWide;
                 const int64_t rows = wide ? 1 : kRows;
@@ -109,8 +119,8 @@ void PackedMatrix<T>::multiply(const Strided<T> &A, int64_t M, T *C, int64_t to_
                                     B + p * panel,
                                     panel,
                                     depth,
-                                    C + i * to_row + p * kPanel,
-                                    to_row,
+                                    C + i * N_ + p * kPanel,
+                                    N_,
                                     end - i < rows ? end - i : rows,
                                     N_ - p * kPanel,
                                     add || first > 0};

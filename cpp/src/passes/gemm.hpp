@@ -1,4 +1,5 @@
-// Matrix products of float and double matrices on one core.
+// Matrix products of float and double matrices. Threads divide them by panels and rows; results do
+// not depend on the division.
 #pragma once
 
 #include <cstdint>
@@ -20,23 +21,22 @@ class PackedMatrix {
     static constexpr int64_t kPanel = 16;
     static constexpr int64_t kBlock = 256;
 
-    // Packs B (K, N), contiguous rows. Columns beyond N are zeros.
-    void pack(const T *B, int64_t K, int64_t N);
+    // Sets the sizes of B.
+    void resize(int64_t K, int64_t N);
 
-    // C (M, N) = A B, or C += A B with `add`. Rows of C are `to_row` elements apart.
-    void multiply(const Strided<T> &A, int64_t M, T *C, int64_t to_row, bool add) const;
+    // Packs the panels of one of several parts of B (K, N), contiguous rows. Columns beyond N are
+    // zeros.
+    void pack(const T *B, int64_t part, int64_t parts);
+
+    // Rows first .. end of C (M, N) = A B, or C += A B with `add`. Rows of C are contiguous.
+    void multiply(const Strided<T> &A, int64_t first, int64_t end, T *C, bool add) const;
 
  private:
     int64_t K_ = 0, N_ = 0, panels_ = 0;
     std::vector<T> data_;
 };
 
-// C (M, N) = A B, or C += A B, for a B (K, N) that is used once.
-template <class T>
-void multiply(const Strided<T> &A, int64_t M, const T *B, int64_t K, int64_t N, T *C, bool add) {
-    PackedMatrix<T> packed;
-    packed.pack(B, K, N);
-    packed.multiply(A, M, C, N, add);
-}
+// Where part number `part` of `parts` of n things starts; where it ends, the next one starts.
+inline int64_t part_start(int64_t n, int64_t part, int64_t parts) { return n * part / parts; }
 
 }  // namespace quant_gru

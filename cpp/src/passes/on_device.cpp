@@ -1,0 +1,173 @@
+#include "passes/on_device.hpp"
+
+#include <optional>
+#include <type_traits>
+
+#include "cuda/device.hpp"
+#include "passes/cublas.hpp"
+#include "passes/current_context.hpp"
+#include "passes/pointers.hpp"
+#include "passes/units.hpp"
+
+namespace quant_gru {
+namespace {
+
+constexpr unsigned kThreads = 128, kColumnThreads = 1024, kColumns = 32;
+
+unsigned blocks(int64_t count, unsigned each) {
+    return static_cast<unsigned>((count + each - 1) / each);
+}
+
+// What a pass needs of one GPU.
+template <class T>
+struct Machine {
+    Machine(int index_, cublasHandle_t blas)
+        : index(index_), device(cuda::Device::at(index_)), context(primary_context(index_)) {
+        const CurrentContext current(context);
+        products.emplace(blas);
+        const std::string real = std::is_same_v<T, float> ? "float" : "double";
+        const auto load = [&](const char *name) {
+            return device.load({"passes/units", name, {{"REAL", real}}});
+        };
+        forward = load("forward_units");
+        backward = load("backward_units");
+        columns = load("add_columns");
+    }
+
+    int index;
+    cuda::Device &device;
+    void *context;
+    std::optional<Products> products;
+    cuda::Function forward, backward, columns;
+};
+
+}  // namespace
+
+template <class T>
+struct OnDevice<T>::State {
+    Machine<T> &machine(int index) {
+        if (!machine_ || machine_->index != index)
+            machine_ = std::make_unique<Machine<T>>(index, blas);
+        return *machine_;
+    }
+
+    cublasHandle_t blas;
+    cuda::Stream stream;
+    std::unique_ptr<Machine<T>> machine_;
+};
+
+template <class T>
+OnDevice<T>::OnDevice(cublasHandle_t blas, cudaStream_t stream)
+    : state_(new State{blas, stream, nullptr}) {}
+
+template <class T>
+OnDevice<T>::~OnDevice() = default;
+
+template <class T>
+void OnDevice<T>::forward(int device, const PassSizes &sizes, Zoneout zoneout,
+                          const ForwardArguments<T> &c) {
+    Machine<T> &m = state_->machine(device);
+    const cuda::Stream stream = state_->stream;
+    const CurrentContext current(m.context);
+    const Products::Settings settings(*m.products, stream);
+    const auto [N, C, H] = sizes;
+    m.products->multiply({c.x, C, 1}, c.steps * N, c.W, C, 3 * H, c.tmp_Wx, false);
+    const cuda::Grid grid{blocks(N * H, kThreads), 1, kThreads};
+    for (int64_t t = 0; t < c.steps; ++t) {
+        const int64_t first = t * N;
+        const T *const h = t ? c.out + (first - N) * H : c.h;
+        m.products->multiply({h, H, 1}, N, c.R, H, 3 * H, c.tmp_Rh, false);
+        const ForwardUnits<T> units{c.tmp_Wx + first * 3 * H,
+                                    c.tmp_Rh,
+                                    c.bx,
+                                    c.br,
+                                    h,
+                                    c.mask ? c.mask + first * H : nullptr,
+                                    c.out + first * H,
+                                    c.v ? c.v + first * 4 * H : nullptr,
+                                    N * H,
+                                    H,
+                                    static_cast<T>(c.zoneout_prob),
+                                    zoneout};
+        m.device.launch(m.forward, grid, &units, stream);
+    }
+}
+
+template <class T>
+void OnDevice<T>::backward(int device, const PassSizes &sizes, const BackwardArguments<T> &c) {
+    Machine<T> &m = state_->machine(device);
+    const cuda::Stream stream = state_->stream;
+    const CurrentContext current(m.context);
+    const Products::Settings settings(*m.products, stream);
+    const auto [N, C, H] = sizes;
+    const int64_t items = c.steps * N, channels = 3 * H;
+    const cuda::Grid grid{blocks(N * H, kThreads), 1, kThreads};
+    for (int64_t t = c.steps - 1; t >= 0; --t) {
+        const int64_t first = t * N;
+        T *const dq = c.dq + first * channels;
+        const BackwardUnits<T> units{c.h + first * H,
+                                     c.row,
+                                     c.unit,
+                                     c.v + first * 4 * H,
+                                     c.dh_new + first * H,
+                                     c.mask ? c.mask + first * H : nullptr,
+                                     c.dh,
+                                     c.dp + first * channels,
+                                     dq,
+                                     N * H,
+                                     H};
+        m.device.launch(m.backward, grid, &units, stream);
+        m.products->multiply({dq, channels, 1}, N, c.R_t, channels, H, c.dh, true);
+    }
+    if (!items) return;
+    m.products->multiply({c.dp, channels, 1}, items, c.W_t, channels, C, c.dx, false);
+    m.products->multiply({c.x_t, items, 1}, C, c.dp, items, channels, c.dW, true);
+    m.products->multiply(c.h_t, H, c.dq, items, channels, c.dR, true);
+    const ColumnSums<T> sums{c.dp, c.dq, c.dbx, c.dbr, items, channels};
+    cuda::Grid columns{blocks(channels, kColumns), 2, kColumnThreads};
+    columns.shared_bytes = kColumns * kColumnStride * sizeof(T);
+    m.device.launch(m.columns, columns, &sums, stream);
+}
+
+template <class T>
+int device_of(const ForwardArguments<T> &c) {
+    return place_of({{"h", c.h},
+                     {"W", c.W},
+                     {"R", c.R},
+                     {"bx", c.bx},
+                     {"br", c.br},
+                     {"x", c.x},
+                     {"h_out", c.out},
+                     {"v", c.v},
+                     {"tmp_Wx", c.tmp_Wx},
+                     {"tmp_Rh", c.tmp_Rh},
+                     {"zoneout_mask", c.mask}});
+}
+
+template <class T>
+int device_of(const BackwardArguments<T> &c) {
+    return place_of({{"h", c.h},
+                     {"W_t", c.W_t},
+                     {"R_t", c.R_t},
+                     {"x_t", c.x_t},
+                     {"v", c.v},
+                     {"dh_new", c.dh_new},
+                     {"dx", c.dx},
+                     {"dW", c.dW},
+                     {"dR", c.dR},
+                     {"dbx", c.dbx},
+                     {"dbr", c.dbr},
+                     {"dh", c.dh},
+                     {"dp", c.dp},
+                     {"dq", c.dq},
+                     {"zoneout_mask", c.mask}});
+}
+
+template int device_of(const ForwardArguments<float> &);
+template int device_of(const ForwardArguments<double> &);
+template int device_of(const BackwardArguments<float> &);
+template int device_of(const BackwardArguments<double> &);
+template class OnDevice<float>;
+template class OnDevice<double>;
+
+}  // namespace quant_gru

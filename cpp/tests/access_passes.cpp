@@ -71,46 +71,52 @@ extern "C" void set_thread_price(double price) { thread_price = price; }
 PASSES(float, float)
 PASSES(double, double)
 
-#define CODES(T, name)                                                                             \
-    extern "C" int64_t codes_##name(int threads, int training, int steps, int N, int C, int H,     \
-                                    const T *W, const T *R, const int32_t *bx, const int32_t *br,  \
-                                    const T *x, T *h, float p, const T *mask, const float *scale,  \
-                                    const float *zero, int by_steps) {                             \
-        return answer([&] {                                                                        \
-            auto &pass = pass_of<ForwardPass<T>>(training != 0, N, C, H, blas, stream);            \
-            pass.set_threads(threads);                                                             \
-            const int64_t n = N;                                                                   \
-            if (!by_steps)                                                                         \
-                pass.Run(steps, W, R, bx, br, x, h, nullptr, nullptr, nullptr, p, mask, scale,     \
-                         zero);                                                                    \
-            for (int64_t t = 0; by_steps && t < steps; ++t) {                                      \
-                /* in place, then copied to the next step */                                       \
-                T *const state = h + (t + 1) * n * H;                                              \
-                std::memcpy(state, h + t * n * H, static_cast<size_t>(n * H) * sizeof(T));         \
-                pass.Iterate(W, R, bx, br, x + t * n * C, state, state, nullptr, nullptr, nullptr, \
-                             p, mask ? mask + t * n * H : nullptr, scale, zero);                   \
-            }                                                                                      \
-            return std::string();                                                                  \
-        });                                                                                        \
-    }                                                                                              \
-    extern "C" int64_t codes_backward_##name(                                                      \
-        int threads, int steps, int N, int C, int H, const T *W_t, const T *R_t,                   \
-        const int32_t *bx, const int32_t *br, const T *x_t, const T *h, const float *dh_new,       \
-        float *dx, float *dW, float *dR, float *dbx, float *dbr, float *dh, const T *mask,         \
-        const float *scale, const float *zero, int by_steps) {                                     \
-        return answer([&] {                                                                        \
-            auto &pass = pass_of<BackwardPass<T>>(N, C, H);                                        \
-            pass.set_threads(threads);                                                             \
-            const int64_t n = N;                                                                   \
-            if (!by_steps)                                                                         \
-                pass.Run(steps, W_t, R_t, bx, br, x_t, h, nullptr, dh_new, dx, dW, dR, dbx, dbr,   \
-                         dh, nullptr, nullptr, mask, scale, zero);                                 \
-            for (int64_t t = steps - 1; by_steps && t >= 0; --t)                                   \
-                pass.Iterate(W_t, R_t, bx, br, x_t + t * n * C, h + t * n * H, nullptr,            \
-                             dh_new + (t + 1) * n * H, dx + t * n * C, dW, dR, dbx, dbr, dh,       \
-                             nullptr, nullptr, mask ? mask + t * n * H : nullptr, scale, zero);    \
-            return std::string();                                                                  \
-        });                                                                                        \
+// by_steps: 0 for Run, otherwise Iterate; IN_PLACE needs memory of the host
+enum { IN_PLACE = 1 };
+
+#define CODES(T, name)                                                                            \
+    extern "C" int64_t codes_##name(int threads, int training, int steps, int N, int C, int H,    \
+                                    const T *W, const T *R, const int32_t *bx, const int32_t *br, \
+                                    const T *x, T *h, float p, const T *mask, const float *scale, \
+                                    const float *zero, int by_steps) {                            \
+        return answer([&] {                                                                       \
+            auto &pass = pass_of<ForwardPass<T>>(training != 0, N, C, H, blas, stream);           \
+            pass.set_threads(threads);                                                            \
+            const int64_t n = N;                                                                  \
+            if (!by_steps)                                                                        \
+                pass.Run(steps, W, R, bx, br, x, h, nullptr, nullptr, nullptr, p, mask, scale,    \
+                         zero);                                                                   \
+            for (int64_t t = 0; by_steps && t < steps; ++t) {                                     \
+                T *const state = h + (t + 1) * n * H;                                             \
+                const T *before = h + t * n * H;                                                  \
+                if (by_steps == IN_PLACE) {                                                       \
+                    std::memcpy(state, before, static_cast<size_t>(n * H) * sizeof(T));           \
+                    before = state;                                                               \
+                }                                                                                 \
+                pass.Iterate(W, R, bx, br, x + t * n * C, before, state, nullptr, nullptr,        \
+                             nullptr, p, mask ? mask + t * n * H : nullptr, scale, zero);         \
+            }                                                                                     \
+            return std::string();                                                                 \
+        });                                                                                       \
+    }                                                                                             \
+    extern "C" int64_t codes_backward_##name(                                                     \
+        int threads, int steps, int N, int C, int H, const T *W_t, const T *R_t,                  \
+        const int32_t *bx, const int32_t *br, const T *x_t, const T *h, const float *dh_new,      \
+        float *dx, float *dW, float *dR, float *dbx, float *dbr, float *dh, const T *mask,        \
+        const float *scale, const float *zero, int by_steps) {                                    \
+        return answer([&] {                                                                       \
+            auto &pass = pass_of<BackwardPass<T>>(N, C, H);                                       \
+            pass.set_threads(threads);                                                            \
+            const int64_t n = N;                                                                  \
+            if (!by_steps)                                                                        \
+                pass.Run(steps, W_t, R_t, bx, br, x_t, h, nullptr, dh_new, dx, dW, dR, dbx, dbr,  \
+                         dh, nullptr, nullptr, mask, scale, zero);                                \
+            for (int64_t t = steps - 1; by_steps && t >= 0; --t)                                  \
+                pass.Iterate(W_t, R_t, bx, br, x_t + t * n * C, h + t * n * H, nullptr,           \
+                             dh_new + (t + 1) * n * H, dx + t * n * C, dW, dR, dbx, dbr, dh,      \
+                             nullptr, nullptr, mask ? mask + t * n * H : nullptr, scale, zero);   \
+            return std::string();                                                                 \
+        });                                                                                       \
     }
 
 CODES(int8_t, int8)

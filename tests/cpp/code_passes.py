@@ -65,9 +65,10 @@ class Codes:
         kept = [each.to(weights) for each in (self.W, self.R, self.bx, self.br)]
         kept += [x.to(device, self.dtype), h]
         rest = [mask, self.scale.to(weights), self.zero.to(weights)]
+        steps = 0 if not by_steps else 1 if device == "cpu" else 2  # 1: in place
         access.call(
             f"codes_int{self.bits}", threads, int(training), T, N, self.C, self.H,
-            *map(address, kept), ctypes.c_float(p), *map(address, rest), int(by_steps),
+            *map(address, kept), ctypes.c_float(p), *map(address, rest), steps,
         )  # fmt: skip
         return h[1:].to("cpu", torch.int64)
 

@@ -32,6 +32,7 @@ def gpu(build: Path, monkeypatch: pytest.MonkeyPatch) -> Access:
     """The library on a GPU."""
     if nvrtc():
         monkeypatch.setenv("QUANT_GRU_NVRTC", str(nvrtc()))
+    torch.zeros(1, device="cuda")  # makes the context current, which the next line expects
     torch.cuda.current_blas_handle()  # PyTorch's cuBLAS is open from now on
     return Access(next((build / "tests").glob("libaccess.*")))
 

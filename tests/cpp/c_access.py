@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru.calibration.trace import FloatWeights
+from quant_gru.calibration.float_run import FloatWeights
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.parameters.schema import Shape
 

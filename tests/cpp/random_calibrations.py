@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.calibration.trace import FloatWeights
+from quant_gru.calibration.float_run import FloatWeights
 from quant_gru.config import ACTIVATIONS, FUSIBLE, OPERATORS, QuantGRUWarning
 from quant_gru.parameters.schema import Shape
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from c_access import Access
+from c_library import Library
 from cpp_build import NEEDS_TOOLS, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_calibrations import random_calibration, random_config
+from random_calibrations import float_weights, random_calibration, random_config
 from safetensors.torch import save_file
 
 from quant_gru import ConfigError, ParameterError, QuantConfig, QuantGRU, float_state_dict
@@ -245,6 +246,26 @@ def test_weights_must_be_finite(access: Access) -> None:
     case.weights[0].R[0, 0] = torch.nan
     with pytest.raises(ValueError, match=r"Expected weights to be finite.*weight\.R"):
         access.frozen_bytes(json.dumps(case.gru._state.document()).encode(), case.weights, False)
+
+
+def test_accumulators_must_fit_64_bits(access: Access, library: Library) -> None:
+    """C++ allows as many features as Python."""
+    wide = QuantConfig.uniform(8).replace("weight.W", bitwidth=32).replace("x", bitwidth=32)
+    gru = QuantGRU(65535, 1, config=wide)
+    gru.calibrate(torch.ones(1, 1, 65535))
+    gru.finalize_calibration()
+    document = gru._state.document()
+    library.free("qgru_free_model", library.load(frozen_by(access, gru, document)))
+    document["gru"]["input_size"] += 1
+    with torch.no_grad():
+        gru.weight_ih_l0.set_(torch.zeros(3, 65536))
+    with pytest.raises(ValueError, match=r"65535 features .* 32 bits.* got 65536 .*matmul\.Wx"):
+        frozen_by(access, gru, document)
+
+
+def frozen_by(access: Access, gru: QuantGRU, document: dict[str, Any]) -> bytes:
+    """The frozen file that C++ makes of a document and the weights of a GRU."""
+    return access.frozen_bytes(json.dumps(document).encode(), float_weights(gru), False)
 
 
 def changed(document: dict[str, Any], keys: list[Any], value: Any) -> dict[str, Any]:

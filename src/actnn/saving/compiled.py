@@ -11,7 +11,6 @@ import operator
 import re
 import weakref
 from collections.abc import Callable
-from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from actnn.codec import executors, ops
 from actnn.saving.active import ACTIVE, pack_in_step
 from actnn.saving.bit_masks import pack_mask, unpack_mask
 from actnn.saving.exclusions import ATTENTION_BITS, NONLINEAR_BITS
+from actnn.saving.graph_order import arrange, traced_node
 from actnn.saving.records import LOSSLESS, TensorInfo
 from actnn.saving.uncompiled import uncompiled
 
@@ -62,7 +62,7 @@ class GraphHooks:
 
         def pack(_: fx.GraphModule, x: Any) -> Any:
             plain = type(x) is Tensor or type(x) is nn.Parameter
-            return pack_in_step(x) if plain or _traced_node() is None else self._pack(x)
+            return pack_in_step(x) if plain or traced_node() is None else self._pack(x)
 
         def unpack(_: fx.GraphModule, held: Any) -> Any:
             return _unpack(held) if isinstance(held, (Tensor, tuple)) else held.unpack()
@@ -72,9 +72,10 @@ class GraphHooks:
 
     def _pack(self, x: Any) -> Any:
         """Return a traced tensor as it is held: itself, or a tuple that `_unpack` understands."""
-        saving, node = self._saving(), _traced_node()
+        saving, node = self._saving(), traced_node()
         assert saving is not None
         assert node is not None
+        arrange()
         size = math.prod(x.shape) * x.element_size()
         if size < saving.min_bytes or _is_expanded(x):
             return x
@@ -139,22 +140,8 @@ def _graph_of(
     return module
 
 
-def _traced_node() -> fx.Node | None:
-    """Return the node of the saved tensor for which a hook is being compiled."""
-    context = _hook_context()()
-    return None if context is None else context.get("_node")
-
-
-@cache
-def _hook_context() -> Callable[[], dict[str, Any] | None]:
-    try:
-        from torch._functorch._aot_autograd.graph_compile import _get_saved_tensor_hook_context
-    except ImportError:  # this version of torch inlines no hooks
-        return lambda: None
-    return _get_saved_tensor_hook_context
-
-
 def _unpack(held: Any) -> Any:
+    arrange()
     if not isinstance(held, tuple):
         return held
     kind, *rest = held

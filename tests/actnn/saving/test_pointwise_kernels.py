@@ -117,7 +117,9 @@ SMOOTH = [*(kind() for kind, rule in RULES.items() if rule.kind is not None), to
 
 @emulated
 @pytest.mark.parametrize(
-    ("module", "bits"), [(each, 3) for each in SMOOTH] + [(torch.nn.GELU(), 4), (torch.nn.GELU(), 8)], ids=str
+    ("module", "bits"),
+    [(each, 3) for each in SMOOTH] + [(torch.nn.GELU(), 4), (torch.nn.GELU(), 8)],
+    ids=str,
 )
 def test_codes_of_derivatives(host, module, bits):
     rule, x = RULES[type(module)], torch.randn(997) * 3

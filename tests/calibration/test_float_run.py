@@ -101,6 +101,26 @@ def test_scales_do_not_depend_on_the_order_of_sums(method):
     assert scales[0] == scales[1]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("method", ["histogram", "minmax", "percentile", "ema"])
+def test_a_gpu_gives_the_scales_of_a_cpu(method):
+    config = QuantConfig.int8().replace_globals(scale_kind="free")
+    torch.manual_seed(0)
+    gru = QuantGRU(24, 32, 2, bidirectional=True, config=config)
+    batches = [torch.randn(30, 8, 24) for _ in range(3)]
+    scales = []
+    for device in ("cpu", "cuda"):
+        gru = gru.to(device)
+        gru.reset_calibration()
+        gru.calibration_method = method
+        for x in batches:
+            gru.calibrate(pack_padded_sequence(x.to(device), torch.arange(30, 14, -2)))
+        gru.finalize_calibration()
+        cells = [(layer, reverse) for layer in range(2) for reverse in (False, True)]
+        scales.append([gru.get_quant_config(name, *cell) for name in ACTIVATIONS for cell in cells])
+    assert scales[0] == scales[1]
+
+
 def test_other_dtypes_are_refused():
     gru = QuantGRU(C, H)
     with pytest.raises(CalibrationError, match=r"dtype of the weights, torch.float32, got .*64"):

@@ -80,11 +80,18 @@ def float_layers(
             x = torch.cat(outputs, dim=-1)
 
 
-def valid(x: Tensor, lengths: Tensor | None, first: int = 0) -> Tensor:
-    """Return the valid steps of (T, N, ..) as rows (P, ..); `first` is the number of step 0."""
+def valid(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Return the valid steps of (T, N, ..) as rows (P, ..)."""
+    index = _valid_rows(range(x.shape[0]), lengths)
+    return x.flatten(0, 1) if index is None else x.flatten(0, 1)[index]
+
+
+def _valid_rows(steps: range, lengths: Tensor | None) -> Tensor | None:
+    """Return the numbers (P,) of the valid steps of all sequences; None if all are valid."""
     if lengths is None:
-        return x.flatten(0, 1)
-    return x[torch.arange(first, first + x.shape[0], device=x.device)[:, None] < lengths]
+        return None
+    t = torch.arange(steps.start, steps.stop, device=lengths.device)
+    return (t[:, None] < lengths).flatten().nonzero().squeeze(1)
 
 
 def _blocks(
@@ -112,7 +119,10 @@ def _blocks(
             h = new if lengths is None else torch.where((lengths > t)[:, None], new, h)
             after[i] = h
         found = _operators(inputs, Wx, Rh, before, after)
-        yield {name: valid(value, lengths, start) for name, value in found.items()}
+        index = _valid_rows(steps, lengths)
+        for name, value in found.items():
+            found[name] = value.flatten(0, 1) if index is None else value.flatten(0, 1)[index]
+        yield found
 
 
 def _state(Wx: Tensor, Rh: Tensor, h: Tensor) -> Tensor:

@@ -53,11 +53,10 @@ class Collector:
             lengths: int64 (N,), or None if all rows have T steps.
             weights: [layer][direction] -> float weights.
         """
+        float_layers(x, h0, lengths, weights, self._observe)
         cells = [observers for layer in self.observers for observers in layer]
         for observers, state in zip(cells, h0, strict=True):
             observers["output.h"].update(state)
-        float_layers(x, h0, lengths, weights, self._observe)
-        for observers in cells:
             for observer in observers.values():
                 observer.end_batch()
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quant_gru._errors import CalibrationError
+from quant_gru.integer.reference import states_before
 
 # Values of an operator per block. This bounds the memory and is enough for efficient observers.
 _VALUES = 1 << 19
@@ -105,33 +106,29 @@ def _blocks(
     size = max(1, _VALUES // max(1, N * H))
     starts = range(0, max(1, T), size)
     R = w.R.t().contiguous()
-    zeros = w.R.new_zeros(())
+    bias = w.R.new_zeros(()) if w.br is None else w.br
     for start in reversed(starts) if reverse else starts:
         steps = range(start, min(start + size, T))
         inputs, after = x[start : steps.stop], out[start : steps.stop]
         Wx = torch.nn.functional.linear(inputs, w.W, w.bw)
-        Rh, before = torch.empty_like(Wx), torch.empty_like(after)
+        Rh, first = torch.empty_like(Wx), h
+        # views of each step: making them inside of the loop takes as long as small products
+        Wx_rz, Wx_g = (part.unbind() for part in Wx.split((2 * H, H), dim=-1))
+        Rh_rz, Rh_g = (part.unbind() for part in Rh.split((2 * H, H), dim=-1))
+        Rh_steps, states = Rh.unbind(), after.unbind()
         for t in reversed(steps) if reverse else steps:
             i = t - start
-            before[i] = h
-            torch.addmm(zeros if w.br is None else w.br, h, R, out=Rh[i])
-            new = _state(Wx[i], Rh[i], h)
+            torch.addmm(bias, h, R, out=Rh_steps[i])
+            r, z = (Wx_rz[i] + Rh_rz[i]).sigmoid_().split(H, dim=1)
+            g = torch.addcmul(Wx_g[i], r, Rh_g[i]).tanh_()
+            new = torch.lerp(g, h, z)
             h = new if lengths is None else torch.where((lengths > t)[:, None], new, h)
-            after[i] = h
-        found = _operators(inputs, Wx, Rh, before, after)
+            states[i].copy_(h)
+        found = _operators(inputs, Wx, Rh, states_before(after, first, reverse), after)
         index = _valid_rows(steps, lengths)
         for name, value in found.items():
             found[name] = value.flatten(0, 1) if index is None else value.flatten(0, 1)[index]
         yield found
-
-
-def _state(Wx: Tensor, Rh: Tensor, h: Tensor) -> Tensor:
-    """Return the state (N, H) after a step, from the projections (N, 3H) and the state before."""
-    Wx_rz, Wx_g = Wx.split((2 * h.shape[1], h.shape[1]), dim=-1)
-    Rh_rz, Rh_g = Rh.split((2 * h.shape[1], h.shape[1]), dim=-1)
-    r, z = (Wx_rz + Rh_rz).sigmoid_().chunk(2, dim=-1)
-    g = torch.addcmul(Wx_g, r, Rh_g).tanh_()
-    return torch.lerp(g, h, z)
 
 
 def _operators(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import sys
@@ -20,6 +21,7 @@ from public_files import GENERATIONS, SHORT, file_of, their_file
 
 from quant_gru import ConfigError, ParameterError, QuantConfig, QuantGRU
 from quant_gru.config.public_project import NEWER_NAMES
+from quant_gru.parameters.document import from_document, to_document
 
 pytestmark = NEEDS_TOOLS
 
@@ -63,6 +65,7 @@ def test_configurations(access: Access, data: Any, tmp_path: Path) -> None:
         assert access.config_text(text) == expected
 
 
+@functools.cache
 def calibrated(seed: int) -> QuantGRU:
     """A GRU of one layer with random kinds and granularities."""
     rng = random.Random(seed)
@@ -152,3 +155,42 @@ def test_wrong_parameter_files(access: Access, keys: list[str], value: Any, tmp_
     assert python_text(gru, text, tmp_path) is None
     with pytest.raises(ValueError, match="Expected"):
         access.parameters_text(text)
+
+
+VALUES: list[Any] = [
+    None, True, 0, 1, -1, 8.0, 0.5, 1e39, 1e-40, 1 << 40, "INT8", "UINT16", "x", "", [], [1],
+    [1, 2], [0.5] * 12, {}, {"dtype": "INT8", "scale": 1},
+]  # fmt: skip
+EXTRA = ("n", "extra", "scale", "use_pot2_scale", "bias", "input", "h", "Rh_add_br", "num_layers")
+
+
+def random_change(rng: random.Random, data: dict[str, Any]) -> None:
+    """Replace, remove or add a value at a random place of a file."""
+    places: list[tuple[dict[str, Any], str]] = [(data, key) for key in data]
+    for parent, key in places:  # grows while it is read
+        if isinstance(parent[key], dict):
+            places += [(parent[key], inner) for inner in parent[key]]
+    parent, key = rng.choice(places)
+    kind = rng.choice(("remove", "add", *["replace"] * 4))
+    if kind == "remove":
+        del parent[key]
+    else:
+        parent[key if kind == "replace" else rng.choice(EXTRA)] = rng.choice(VALUES)
+
+
+@pytest.mark.filterwarnings("ignore::quant_gru.QuantGRUWarning")
+def test_changed_parameter_files(access: Access) -> None:
+    """Both read the same files, with the same results."""
+    rng, gru, accepted = random.Random(0), calibrated(2), 0
+    for i in range(120):
+        data = their_file(gru, list(GENERATIONS.values())[i % 2])
+        random_change(rng, data)
+        try:
+            found = from_document(data, "file")
+        except ParameterError:
+            with pytest.raises(ValueError, match="Expected"):
+                access.parameters_text(json.dumps(data).encode())
+        else:
+            expected, accepted = to_document(found.shape, found.config, found.cells), accepted + 1
+            assert json.loads(access.parameters_text(json.dumps(data).encode())) == expected
+    assert 20 < accepted < 100

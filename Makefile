@@ -15,13 +15,22 @@ FORMATTED = $(filter-out CMakeLists.txt %.cmake,$(KERNELS)) $(CUDA) $(EXPORTED) 
 BUILT := $(VENV)/.built
 SANITIZED := build/sanitize
 
+# Builds and tests the C++ library in a folder, with sanitizers and with options of ctest.
+comma := ,
+define check_cpp
+$(BIN)/cmake --fresh -S cpp -B $(SANITIZED)/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+		-DCMAKE_CXX_COMPILER=$(CXX) -DQUANT_GRU_INSTRUCTION_SETS=portable -DQUANT_GRU_CUDA=ON -DQUANT_GRU_SANITIZERS=$(2) > /dev/null
+	$(BIN)/cmake --build $(SANITIZED)/$(1) > $(SANITIZED)/log || { cat $(SANITIZED)/log; exit 1; }
+	$(BIN)/ctest --test-dir $(SANITIZED)/$(1) --output-on-failure $(3)
+endef
+
 .PHONY: help demo test lint format sanitize clean
 help:
 	@echo "make demo    train, quantize and compare a GRU on real data (under a minute; the first time, some minutes)"
 	@echo "make test    run the tests"
 	@echo "make lint    run ruff and mypy"
 	@echo "make format  let ruff and clang-format rewrite the sources"
-	@echo "make sanitize  run the kernels and the C++ library under AddressSanitizer and UndefinedBehaviorSanitizer"
+	@echo "make sanitize  run the kernels and the C++ library under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer"
 	@echo "make clean   remove .venv and build products"
 
 $(READY): pyproject.toml constraints.txt
@@ -62,10 +71,8 @@ sanitize: $(BUILT)
 	$(BIN)/cmake --build $(SANITIZED) > $(SANITIZED)/log || { cat $(SANITIZED)/log; exit 1; }
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		$(BIN)/python tests/kernels/sanitized_sweep.py $(abspath $(SANITIZED))
-	$(BIN)/cmake --fresh -S cpp -B $(SANITIZED)/cpp -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
-		-DCMAKE_CXX_COMPILER=$(CXX) -DQUANT_GRU_INSTRUCTION_SETS=portable -DQUANT_GRU_CUDA=ON -DQUANT_GRU_SANITIZERS=address,undefined,float-cast-overflow > /dev/null
-	$(BIN)/cmake --build $(SANITIZED)/cpp > $(SANITIZED)/log || { cat $(SANITIZED)/log; exit 1; }
-	$(BIN)/ctest --test-dir $(SANITIZED)/cpp --output-on-failure
+	$(call check_cpp,address,address$(comma)undefined$(comma)float-cast-overflow)
+	$(call check_cpp,thread,thread,--exclude-regex reader)
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

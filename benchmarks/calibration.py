@@ -2,11 +2,15 @@
 
     python benchmarks/calibration.py [--repeats 5] [--threads 1] [--method histogram]
     python benchmarks/calibration.py --device cuda
+    python benchmarks/calibration.py --order
 
 Prints, for each shape, the time of the plain forward, of calibrate() and of its parts: the float
-run and trace of all intermediates, and the observers' work. The claim is
-`calibrate - observers < 3 x forward`. On a GPU the plain forward is cuDNN's, which keeps its gates
-to itself, and all that is traced and counted stays on the device.
+run in float64 with all operators, and the observers' work. The claim is
+`calibrate - observers < 3 x forward`. On a GPU the plain forward is cuDNN's, and all that is
+observed and counted stays on the device.
+
+--order counts the observed values that depend on the order of sums: those that differ between a
+GRU and the same GRU with other orders of inputs and units.
 """
 
 from __future__ import annotations
@@ -20,9 +24,8 @@ from collections.abc import Callable
 import torch
 
 from quant_gru import QuantGRU
-from quant_gru.calibration.float_run import float_layers
+from quant_gru.calibration.float_run import FloatWeights, float_layers
 from quant_gru.calibration.observers import make_observer
-from quant_gru.calibration.trace import trace_blocks
 from quant_gru.config import CALIBRATED
 
 SHAPES = [(64, 200, 128, 256), (64, 200, 256, 256), (16, 100, 40, 64), (1, 200, 40, 64)]
@@ -68,24 +71,22 @@ def measure(
         gru.reset_calibration()
         gru.calibrate(x)
 
-    def trace_only() -> None:
-        for run in float_layers(sequence.x, sequence.h0, None, weights):
-            for _ in trace_blocks(run.weights, *run.rows(None)):
-                pass
+    def run_only() -> None:
+        float_layers(sequence.x, sequence.h0, None, weights, lambda *_: None)
 
-    (run,) = float_layers(sequence.x, sequence.h0, None, weights)
-    blocks = list(trace_blocks(run.weights, *run.rows(None)))
+    blocks: list[dict[str, torch.Tensor]] = []
+    float_layers(sequence.x, sequence.h0, None, weights, lambda *found: blocks.append(found[2]))
 
     def observe_only() -> None:
         observers = {name: make_observer(method) for name in CALIBRATED}
         for block in blocks:
             for name, observer in observers.items():
-                observer.update(block[name])
+                observer.update(block[name].to(torch.float32))
 
     parts = {
         "forward": forward,
         "calibrate": calibrate,
-        "trace": trace_only,
+        "run": run_only,
         "observers": observe_only,
     }
     times: dict[str, list[float]] = {name: [] for name in parts}
@@ -95,6 +96,34 @@ def measure(
     return {name: statistics.median(values[1:]) for name, values in times.items()}
 
 
+def values_of(weights: FloatWeights, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The values of every operator of a GRU of one layer, whose initial state is 0."""
+    blocks: list[dict[str, torch.Tensor]] = []
+    h0 = torch.zeros(1, x.shape[1], weights.R.shape[1])
+    float_layers(x, h0, None, [[weights]], lambda *found: blocks.append(found[2]))
+    return {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
+
+
+def count_differences(C: int, H: int, batches: int) -> None:
+    """Print how many values depend on the order of inputs and units."""
+    torch.manual_seed(0)
+    total, different, most = 0, 0, 0.0
+    W, R, bw, br = (w.detach() for w in torch.nn.GRU(C, H).parameters())
+    for _ in range(batches):
+        x, inputs, units = torch.randn(100, 32, C), torch.randperm(C), torch.randperm(H)
+        rows = torch.cat([units + gate * H for gate in range(3)])
+        ours = values_of(FloatWeights(W, R, bw, br), x)
+        other = FloatWeights(W[rows][:, inputs], R[rows][:, units], bw[rows], br[rows])
+        for name, theirs in values_of(other, x[..., inputs]).items():
+            if name == "input.x":
+                continue
+            expected = ours[name][:, rows if theirs.shape[1] == 3 * H else units]
+            total += theirs.numel()
+            different += int((expected.float() != theirs.float()).sum())
+            most = max(most, float((expected - theirs).abs().max()))
+    print(f"GRU({C}, {H}): {different} of {total} values differ in float32; {most:.1e} in float64")
+
+
 def main() -> None:
     """Measure all shapes and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -102,19 +131,23 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--method", default="histogram")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--order", action="store_true", help="count values; measure no time")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    if args.order:
+        count_differences(64, 128, batches=12)
+        return
     where = torch.cuda.get_device_name() if args.device == "cuda" else machine()
     print(f"{where}; method {args.method}; medians of {args.repeats}")
     print(
-        f"{'N,T,C,H':>16} {'forward':>10} {'calibrate':>10} {'trace':>10} {'observers':>10}"
-        f" {'trace/fwd':>10} {'(cal-obs)/fwd':>14}"
+        f"{'N,T,C,H':>16} {'forward':>10} {'calibrate':>10} {'run':>10} {'observers':>10}"
+        f" {'run/fwd':>10} {'(cal-obs)/fwd':>14}"
     )
     for shape in SHAPES:
         t = measure(*shape, args.method, args.repeats, args.device)
         cells = " ".join(f"{t[name] * 1e3:8.1f}ms" for name in t)
         print(
-            f"{','.join(map(str, shape)):>16} {cells} {t['trace'] / t['forward']:9.2f}x"
+            f"{','.join(map(str, shape)):>16} {cells} {t['run'] / t['forward']:9.2f}x"
             f" {(t['calibrate'] - t['observers']) / t['forward']:13.2f}x"
         )
 

@@ -117,7 +117,7 @@ LARGEST = {
     "files in a folder": 25,
     "modules at the top of quant_gru": 3,
     "lines of a Python file": 405,
-    "lines of a Python function": 75,
+    "lines of a Python function": 73,
     "lines of a CUDA file": 392,
     "lines of a kernel": 346,
     "lines of a C++ file": 435,

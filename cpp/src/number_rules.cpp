@@ -134,13 +134,13 @@ void check_sums(const CellNumbers &n, const std::string &name) {
         !fits_words(n.sums.h, old_contrib, new_contrib) ||
         !fits_words(n.sums.zoneout, n.h.reach(), n.h.reach()))
         fail("the sums of " + name, "fit 128 bits");
-    // Wide kernels multiply the weights by 17-bit halves of the operands.
-    for (const auto &[matrix, operand] : {std::pair(&n.W, &n.x), std::pair(&n.R, &n.h)}) {
-        const int64_t half = std::min<int64_t>(operand->reach(), int64_t{1} << 16);
-        const int64_t weights = saturated(matrix->inputs, int64_t{1} << (matrix->weight_bits - 1));
-        if (saturated(weights, half) >= kLargestSum)
+    for (const auto &[matrix, operand] : {std::pair(&n.W, &n.x), std::pair(&n.R, &n.h)})
+        if (matrix->inputs > most_inputs(matrix->weight_bits, operand->reach()))
             fail("the accumulators of " + name, "fit 64 bits");
-    }
+}
+
+int64_t most_inputs(int weight_bits, int64_t reach) {
+    return (INT64_MAX >> (weight_bits - 1)) / std::min<int64_t>(reach, int64_t{1} << 16);
 }
 
 }  // namespace quant_gru

@@ -21,6 +21,10 @@ void check_table(const TableNumbers &table, const QuantizerNumbers &pre,
 // The shift and the multipliers of a sum of one or two terms, apart from `check_sums`.
 void check_sum(const SumNumbers &sum, const std::string &name);
 
+// The most inputs of a matrix product whose accumulators fit 64 bits. Wide kernels multiply the
+// weights by 17-bit halves of the operand; `reach` is its largest magnitude.
+int64_t most_inputs(int weight_bits, int64_t reach);
+
 // Whether sums of two terms fit 128 bits and wide accumulators 64. The rest of `cell` is checked.
 void check_sums(const CellNumbers &cell, const std::string &name);
 

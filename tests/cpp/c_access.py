@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from random_calibrations import Calibration
 from torch import Tensor
 
-from quant_gru.calibration.trace import FloatWeights
+from quant_gru.calibration.float_run import FloatWeights
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.parameters.schema import Shape
 
@@ -45,44 +47,36 @@ class Access:
         return self.call("parameters_text", ctypes.c_char_p(text))
 
     def frozen_bytes(
-        self, parameters: str, weights: Sequence[FloatWeights], batch_first: bool
+        self, parameters: bytes, weights: Sequence[FloatWeights], batch_first: bool
     ) -> bytes:
         """Return the file of the frozen GRU."""
         return self.call(
             "frozen_bytes",
-            ctypes.c_char_p(parameters.encode()),
+            ctypes.c_char_p(parameters),
             cells(weights),
             ctypes.c_int64(len(weights)),
             int(batch_first),
         )
 
-    def calibrated(
-        self,
-        config: str,
-        shape: Shape,
-        weights: Sequence[FloatWeights],
-        method: str,
-        percentile: float,
-        batches: Sequence[tuple[Tensor, Tensor | None, Tensor | None]],
-    ) -> str:
-        """Return the parameter document after batches of (x, h0, lengths)."""
-        xs, h0s, lengths = zip(*batches, strict=True)
+    def calibrated(self, case: Calibration) -> bytes:
+        """Return the parameter document after the calibration of a case."""
+        xs, h0s, lengths = zip(*case.batches, strict=True)
         sizes = torch.tensor([list(x.shape[:2]) for x in xs])
         return self.call(
             "calibrated",
-            ctypes.c_char_p(config.encode()),
-            numbers(shape),
-            ctypes.c_double(shape.zoneout),
-            cells(weights),
-            ctypes.c_int64(len(weights)),
-            ctypes.c_char_p(method.encode()),
-            ctypes.c_double(percentile),
+            ctypes.c_char_p(json.dumps(case.gru.config.to_dict()).encode()),
+            numbers(case.shape),
+            ctypes.c_double(case.shape.zoneout),
+            cells(case.weights),
+            ctypes.c_int64(len(case.weights)),
+            ctypes.c_char_p(case.method.encode()),
+            ctypes.c_double(case.gru.percentile_value),
             ctypes.c_int64(len(xs)),
             addresses(xs),
             address(sizes),
             addresses(h0s),
             addresses(lengths),
-        ).decode()
+        )
 
     def observed(
         self,

@@ -1,29 +1,44 @@
-"""The C++ library, built once per session."""
+"""The C++ library, built once per test run."""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from c_access import Access
-from cpp_build import CMAKE, OPTIONS, ROOT, configure, run
+from c_library import Library
+from cpp_build import CMAKE, OPTIONS, ROOT, run
 
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a build."""
-    folder = tmp_path_factory.mktemp("cpp")
-    configure(ROOT / "cpp", folder, "-DQUANT_GRU_CUDA=ON", *OPTIONS.split())
-    run(str(CMAKE), "--build", folder, "--parallel")
-    return folder
+    """The folder of a build, made by the commands of docs/cpp.md, with the half for GPUs."""
+    # worker processes have temporary folders of their own inside that of the run
+    workers = "PYTEST_XDIST_WORKER" in os.environ
+    shared = tmp_path_factory.getbasetemp()
+    folder = (shared.parent if workers else shared) / "cpp"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker waits, and then finds the build made
+        run(str(CMAKE), "-B", folder / "build", "cpp", "-DQUANT_GRU_CUDA=ON", *OPTIONS, folder=ROOT)
+        run(str(CMAKE), "--build", folder / "build")
+    return folder / "build"
 
 
 @pytest.fixture(scope="session")
 def access(build: Path) -> Access:
     """Functions of the library that have no C interface."""
     return Access(next((build / "tests").glob("libaccess.*")))
+
+
+@pytest.fixture(scope="session")
+def library(build: Path) -> Library:
+    """The C interface."""
+    return Library(build / "libgru_quant_shared.so")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from quant_gru import QuantConfig, QuantGRU
-from quant_gru.calibration.trace import FloatWeights
+from quant_gru.calibration.float_run import FloatWeights
 from quant_gru.config import ACTIVATIONS, FUSIBLE, OPERATORS, QuantGRUWarning
 from quant_gru.parameters.schema import Shape
 
@@ -38,7 +38,7 @@ class Calibration:
         gru = self.gru
         return Shape(
             input_size=gru.input_size, hidden_size=gru.hidden_size, num_layers=gru.num_layers,
-            bias=gru.bias, bidirectional=gru.bidirectional,
+            bias=gru.bias, bidirectional=gru.bidirectional, zoneout=gru.zoneout,
         )  # fmt: skip
 
     @property
@@ -60,12 +60,15 @@ def float_weights(gru: torch.nn.GRU) -> list[FloatWeights]:
 
 
 def random_config(rng: random.Random) -> QuantConfig:
-    """Random widths and kinds of all operators."""
+    """Random widths and kinds of all operators: some differ from a preset, or all are random."""
     config = rng.choice((QuantConfig.int8(), QuantConfig.int16(), QuantConfig.int8_wide()))
+    share, widths = rng.choice(
+        ((0.3, (4, 7, 8, 11, 16, 20)), (1.0, range(1, 17)), (1.0, range(1, 33)))
+    )
     for name in OPERATORS:
-        if rng.random() < 0.7:
+        if rng.random() >= share:
             continue
-        config = config.replace(name, bitwidth=rng.choice((4, 7, 8, 11, 16, 20)))
+        config = config.replace(name, bitwidth=rng.choice(widths))
         if name in ACTIVATIONS:
             config = config.replace(name, is_symmetric=rng.random() < 0.5)
             config = config.replace(name, is_unsigned=rng.random() < 0.2)
@@ -77,17 +80,17 @@ def random_config(rng: random.Random) -> QuantConfig:
     return config.replace_globals(activation=activation, scale_kind=rng.choice(("pot", "free")))
 
 
-def random_calibration(seed: int, scale_kind: str | None = None) -> Calibration:
-    """The same calibration for the same arguments."""
+def random_calibration(seed: int) -> Calibration:
+    """The same calibration for the same seed."""
     rng = random.Random(seed)
     config = random_config(rng)
-    if scale_kind:
-        config = config.replace_globals(scale_kind=scale_kind)
     generator = torch.Generator().manual_seed(seed)
     C, H, layers = rng.randint(1, 20), rng.randint(1, 20), rng.choice((1, 1, 2))
     gru = QuantGRU(
-        C, H, layers, bias=rng.random() < 0.8, bidirectional=rng.random() < 0.4, config=config
-    )
+        C, H, layers, bias=rng.random() < 0.8, bidirectional=rng.random() < 0.4, config=config,
+        batch_first=rng.random() < 0.5, zoneout=rng.choice((0.0, 0.0, 0.0, 0.3, 1.0)),
+        use_quantization=True,
+    ).eval()  # fmt: skip
     with torch.no_grad():
         for parameter in gru.parameters():
             parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.5)
@@ -103,7 +106,10 @@ def random_calibration(seed: int, scale_kind: str | None = None) -> Calibration:
         if rng.random() < 0.5:
             lengths = torch.tensor([T, *sorted(rng.randint(1, T) for _ in range(N - 1))[::-1]])
         batches.append((x, h0, lengths))
-        gru.calibrate(x if lengths is None else pack_padded_sequence(x, lengths), h0)
+        given = x.transpose(0, 1) if gru.batch_first else x
+        if lengths is not None:
+            given = pack_padded_sequence(given, lengths, gru.batch_first)
+        gru.calibrate(given, h0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", QuantGRUWarning)
         gru.finalize_calibration()

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cpp_build import CMAKE, CTEST, ROOT, configure, run
+from cpp_build import CMAKE, CTEST, ROOT, run
 
 KERNELS = ROOT / "src/quant_gru/kernels"
 SYSTEMS = {
@@ -31,15 +31,18 @@ def test_emulated_processors(processor: str, tmp_path: Path) -> None:
     for tool in tools:
         if shutil.which(tool) is None:
             pytest.skip(f"needs {tool}")
-    configure(
-        ROOT / "cpp",
+    run(
+        str(CMAKE),
+        "-B",
         tmp_path,
+        "cpp",
         "-DQUANT_GRU_OPTIMIZATION=-O2",
         "-DCMAKE_SYSTEM_NAME=Linux",
         f"-DCMAKE_SYSTEM_PROCESSOR={processor}",
         f"-DCMAKE_C_COMPILER={processor}-linux-gnu-gcc",
         f"-DCMAKE_CXX_COMPILER={processor}-linux-gnu-g++",
         f"-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-{processor};-L;/usr/{processor}-linux-gnu",
+        folder=ROOT,
     )
     run(str(CMAKE), "--build", tmp_path)
     run(str(CTEST), "--test-dir", tmp_path, "--output-on-failure")

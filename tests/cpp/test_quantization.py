@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from c_access import Access
+from c_library import Library
 from cpp_build import NEEDS_TOOLS, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_calibrations import random_calibration, random_config
+from random_calibrations import float_weights, random_calibration, random_config
 from safetensors.torch import save_file
 
 from quant_gru import ConfigError, ParameterError, QuantConfig, QuantGRU, float_state_dict
@@ -209,57 +210,6 @@ def test_sums_of_two_terms(
     assert found == (expected.shift, list(expected.multipliers))
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_calibration_from_cpp_to_python(access: Access, seed: int, tmp_path: Path) -> None:
-    case = random_calibration(seed, "pot")
-    path, ours = tmp_path / "python.json", tmp_path / "cpp.json"
-    case.gru.export_quant_params(path)
-    text = access.calibrated(
-        json.dumps(case.gru.config.to_dict()),
-        case.shape,
-        case.weights,
-        case.method,
-        99.99,
-        case.batches,
-    )
-    assert text == path.read_text()
-    ours.write_text(text)
-    other = QuantGRU(
-        case.gru.input_size, case.gru.hidden_size, case.gru.num_layers, bias=case.gru.bias,
-        bidirectional=case.gru.bidirectional,
-    )  # fmt: skip
-    other.load_quant_params(ours)
-    assert other.config == case.gru.config
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_free_scales_differ_at_most_as_float_runs_do(access: Access, seed: int) -> None:
-    """The float GRUs of both differ in the last bits, and so do their extremes."""
-    case = random_calibration(seed, "free")
-    expected = case.gru._state.document()["cells"]
-    text = access.calibrated(
-        json.dumps(case.gru.config.to_dict()),
-        case.shape,
-        case.weights,
-        case.method,
-        99.99,
-        case.batches,
-    )
-    for cell, theirs in zip(json.loads(text)["cells"], expected, strict=True):
-        for name, operator in cell["operators"].items():
-            scale = theirs["operators"][name]["scale"]
-            assert operator["scale"] == (scale and pytest.approx(scale, rel=1e-5))
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_frozen_files_are_equal(access: Access, seed: int, tmp_path: Path) -> None:
-    case = random_calibration(seed)
-    document = case.gru._state.document()
-    path = tmp_path / "gru.qgru"
-    case.gru.freeze().save(path)
-    assert access.frozen_bytes(json.dumps(document), case.weights, False) == path.read_bytes()
-
-
 @pytest.mark.parametrize(("layers", "bias"), [(1, True), (2, False)])
 def test_files_of_gru_example(build: Path, tmp_path: Path, layers: int, bias: bool) -> None:
     """From float weights of Python to files of C++, from which Python makes the same integers."""
@@ -295,7 +245,27 @@ def test_weights_must_be_finite(access: Access) -> None:
     case = random_calibration(0)
     case.weights[0].R[0, 0] = torch.nan
     with pytest.raises(ValueError, match=r"Expected weights to be finite.*weight\.R"):
-        access.frozen_bytes(json.dumps(case.gru._state.document()), case.weights, False)
+        access.frozen_bytes(json.dumps(case.gru._state.document()).encode(), case.weights, False)
+
+
+def test_accumulators_must_fit_64_bits(access: Access, library: Library) -> None:
+    """C++ allows as many features as Python."""
+    wide = QuantConfig.uniform(8).replace("weight.W", bitwidth=32).replace("x", bitwidth=32)
+    gru = QuantGRU(65535, 1, config=wide)
+    gru.calibrate(torch.ones(1, 1, 65535))
+    gru.finalize_calibration()
+    document = gru._state.document()
+    library.free("qgru_free_model", library.load(frozen_by(access, gru, document)))
+    document["gru"]["input_size"] += 1
+    with torch.no_grad():
+        gru.weight_ih_l0.set_(torch.zeros(3, 65536))
+    with pytest.raises(ValueError, match=r"65535 features .* 32 bits.* got 65536 .*matmul\.Wx"):
+        frozen_by(access, gru, document)
+
+
+def frozen_by(access: Access, gru: QuantGRU, document: dict[str, Any]) -> bytes:
+    """The frozen file that C++ makes of a document and the weights of a GRU."""
+    return access.frozen_bytes(json.dumps(document).encode(), float_weights(gru), False)
 
 
 def changed(document: dict[str, Any], keys: list[Any], value: Any) -> dict[str, Any]:

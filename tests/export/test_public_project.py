@@ -6,17 +6,13 @@ import random
 
 import pytest
 import torch
+from public_files import GENERATIONS, SHORT, file_of, their_file
 
 from quant_gru import ConfigError, ParameterError, QuantConfig, QuantGRU
 from quant_gru.config import OPERATORS, WEIGHTS
 from quant_gru.config.public_project import NEWER_NAMES
 
 C, H = 5, 4
-SHORT = [name for name in NEWER_NAMES if "." not in name]
-
-
-def file_of(operators, **settings):
-    return {"GRU_config": {"default_config": settings, "operator_config": operators}}
 
 
 def test_every_operator_has_a_newer_name():
@@ -82,42 +78,6 @@ def calibrated(config=None, **options):
     gru.finalize_calibration()
     gru.use_quantization = True
     return gru
-
-
-GENERATIONS = {
-    "newer": {NEWER_NAMES[name]: name for name in SHORT},
-    "older": {name: name.partition(".")[2] for name in OPERATORS},
-}
-
-
-def their_file(gru, names):
-    """What the public project writes for the scales of a GRU."""
-
-    def operators(reverse):
-        found = {}
-        for name in OPERATORS:
-            entry = gru.get_quant_config(name, 0, reverse)
-            scale = entry["scale"]
-            if name in WEIGHTS and len(scale) > 1:  # to z, r, n
-                each = len(scale) // 3
-                scale = scale[each : 2 * each] + scale[:each] + scale[2 * each :]
-            found[names[name]] = {
-                "dtype": f"{'UINT' if entry['is_unsigned'] else 'INT'}{entry['bitwidth']}",
-                "symmetric": entry["is_symmetric"],
-                "scale": scale,
-                "zero_point": entry["zero_point"],
-                "enc_type": "PER_CHANNEL" if isinstance(scale, list) else "PER_TENSOR",
-            }
-        return found
-
-    sizes = {"input_size": C, "hidden_size": H, "bias": gru.bias, "batch_first": True}
-    data = {
-        "model_info": {**sizes, "bidirectional": gru.bidirectional},
-        "operators": operators(False),
-    }
-    if gru.bidirectional:
-        data["operators_reverse"] = operators(True)
-    return data
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)

@@ -8,9 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quant_gru import QuantConfig, QuantGRU, QuantGRUError
+from quant_gru.integer import reference
 from quant_gru.integer.weighted_sum import (
     TIER_BOUNDS,
     WeightedSum,
+    check_accumulator,
     exact_matmul,
     one_term,
     several_terms,
@@ -236,3 +239,31 @@ def test_matmul_at_the_edge_of_float64():
     v = torch.full((1, K), (1 << 21) - 1)
     w = torch.full((1, K), (1 << 21) - 1)
     assert exact_matmul(v, w, K << 42).item() == K * ((1 << 21) - 1) ** 2
+
+
+@given(st.integers(1, 32), st.integers(1, 1 << 33), st.integers(1, 1 << 40))
+def test_accumulators_fit_64_bits_or_are_refused(weight_bits, reach, K):
+    largest = K * 2 ** (weight_bits - 1) * min(reach, 2**16)
+    if largest < 2**63:
+        check_accumulator("matmul.Wx", weight_bits, K, reach)
+    else:
+        with pytest.raises(QuantGRUError, match=r"at most \d+ features .* got \d+ .*matmul\.Wx"):
+            check_accumulator("matmul.Wx", weight_bits, K, reach)
+
+
+def test_the_largest_layer_of_32_bits_is_exact():
+    """One more feature is an error when the plan is built."""
+    config = QuantConfig.uniform(8).replace("weight.W", bitwidth=32).replace("x", bitwidth=32)
+    grus = [QuantGRU(K, 1, config=config).eval() for K in (65535, 65536)]
+    for gru in grus:
+        with torch.no_grad():
+            gru.weight_ih_l0.fill_(-1.0)
+        gru.calibrate(torch.full((1, 1, gru.input_size), -1.0))
+    grus[0].finalize_calibration()
+    plan = grus[0]._plan().cells[0][0]
+    assert int(plan.weights.W.min()) == -(1 << 31)
+    x = torch.tensor([plan.x.lo, plan.x.hi])[:, None, None].expand(2, 1, 65535)
+    expected = reference.run(plan, x, torch.zeros(1, 1, dtype=torch.int64))[0]
+    assert torch.equal(grus[0].forward_integer(x)[0], expected)
+    with pytest.raises(QuantGRUError, match=r"65535 features .* 32 bits.* got 65536 .*matmul\.Wx"):
+        grus[1].finalize_calibration()

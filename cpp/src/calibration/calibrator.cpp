@@ -15,6 +15,11 @@ constexpr int64_t kValues = 1 << 16;  // values of an operator per block
 
 bool is_calibrated(Operator op) { return !is_weight(op) && !is_fixed_range(op); }
 
+void update(Observer &observer, const double *values, int64_t count) {
+    const std::vector<float> rounded(values, values + count);
+    observer.update(rounded.data(), count);
+}
+
 // The values of every operator of a block of rows, from inputs and states.
 class Trace {
  public:
@@ -25,15 +30,15 @@ class Trace {
         R_.pack(w.R.data(), 0, 1);
     }
 
-    void observe(const float *x, const float *before, const float *after, int64_t rows,
+    void observe(const double *x, const double *before, const double *after, int64_t rows,
                  std::array<Observer, kOperators> &observers) {
         project(W_, x, C_, w_.bx, rows, Wx_);
         project(R_, before, H_, w_.br, rows, Rh_);
         for (auto *values : {&z_pre_, &r_pre_, &g_pre_, &rRh_, &old_, &new_})
             values->resize(static_cast<size_t>(rows * H_));
         for (int64_t i = 0; i < rows; ++i) row_of(i, before);
-        const auto see = [&](Operator op, const float *values, int64_t width) {
-            observers[static_cast<size_t>(op)].update(values, rows * width);
+        const auto see = [&](Operator op, const double *values, int64_t width) {
+            update(observers[static_cast<size_t>(op)], values, rows * width);
         };
         see(Operator::x, x, C_);
         see(Operator::h, after, H_);
@@ -48,8 +53,8 @@ class Trace {
     }
 
  private:
-    void project(const PackedMatrix<float> &weights, const float *from, int64_t K,
-                 const std::vector<float> &bias, int64_t rows, std::vector<float> &to) const {
+    void project(const PackedMatrix<double> &weights, const double *from, int64_t K,
+                 const std::vector<double> &bias, int64_t rows, std::vector<double> &to) const {
         to.resize(static_cast<size_t>(rows * 3 * H_));
         weights.multiply({from, K, 1}, 0, rows, to.data(), false);
         for (int64_t i = 0; i < rows; ++i)
@@ -57,13 +62,13 @@ class Trace {
                 to[static_cast<size_t>(i * 3 * H_ + c)] += bias[static_cast<size_t>(c)];
     }
 
-    void row_of(int64_t i, const float *before) {
-        const float *Wx = Wx_.data() + i * 3 * H_, *Rh = Rh_.data() + i * 3 * H_;
+    void row_of(int64_t i, const double *before) {
+        const double *Wx = Wx_.data() + i * 3 * H_, *Rh = Rh_.data() + i * 3 * H_;
         for (int64_t j = 0; j < H_; ++j) {
             const auto at = static_cast<size_t>(i * H_ + j);
             z_pre_[at] = Wx[j] + Rh[j];
             r_pre_[at] = Wx[H_ + j] + Rh[H_ + j];
-            const float z = sigmoid(z_pre_[at]), r = sigmoid(r_pre_[at]);
+            const double z = sigmoid(z_pre_[at]), r = sigmoid(r_pre_[at]);
             rRh_[at] = r * Rh[2 * H_ + j];
             g_pre_[at] = Wx[2 * H_ + j] + rRh_[at];
             old_[at] = z * before[i * H_ + j];
@@ -73,8 +78,8 @@ class Trace {
 
     const HasteCell &w_;
     int64_t C_, H_;
-    PackedMatrix<float> W_, R_;
-    std::vector<float> Wx_, Rh_, z_pre_, r_pre_, g_pre_, rRh_, old_, new_;
+    PackedMatrix<double> W_, R_;
+    std::vector<double> Wx_, Rh_, z_pre_, r_pre_, g_pre_, rRh_, old_, new_;
 };
 
 }  // namespace
@@ -88,7 +93,7 @@ struct Calibrator::State {
         auto &found = observers[run.cell];
         const int64_t H = shape.hidden_size, block = std::max<int64_t>(1, kValues / H);
         const HasteCell w(cells[run.cell], run.C, H);
-        found[static_cast<size_t>(Operator::h)].update(run.h0, N * H);
+        update(found[static_cast<size_t>(Operator::h)], run.h0, N * H);
         Trace trace(w, run.C, H);
         for (int64_t first = 0; first < run.rows; first += block)
             trace.observe(run.x + first * run.C, run.before + first * H, run.after + first * H,

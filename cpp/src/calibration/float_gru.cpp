@@ -9,7 +9,7 @@
 namespace quant_gru {
 namespace {
 
-using Floats = std::vector<float>;
+using Reals = std::vector<double>;
 
 size_t size(int64_t count) { return static_cast<size_t>(count); }
 
@@ -34,15 +34,15 @@ class Direction {
         : input_(input), reverse_(reverse), C_(C), H_(H) {}
 
     // Runs the layer on x (T, N, C).
-    void run(const FloatCell &cell, const float *x, const float *h0) {
+    void run(const FloatCell &cell, const double *x, const double *h0) {
         const int64_t T = input_.T, N = input_.N;
         const HasteCell w(cell, C_, H_);
-        const Floats ordered = in_processing_order(x);
-        h_.assign(size((T + 1) * N * H_), 0.f);
-        if (h0) std::copy_n(h0, N * H_, h_.begin());
-        Floats Wx(size(T * N * 3 * H_)), Rh(size(N * 3 * H_));
-        ForwardPass<float> pass(false, static_cast<int>(N), static_cast<int>(C_),
-                                static_cast<int>(H_));
+        const Reals ordered = in_processing_order(x);
+        h_.assign(size((T + 1) * N * H_), 0.0);
+        std::copy_n(h0, N * H_, h_.begin());
+        Reals Wx(size(T * N * 3 * H_)), Rh(size(N * 3 * H_));
+        ForwardPass<double> pass(false, static_cast<int>(N), static_cast<int>(C_),
+                                 static_cast<int>(H_));
         pass.Run(static_cast<int>(T), w.W.data(), w.R.data(), w.bx.data(), w.br.data(),
                  ordered.data(), h_.data(), nullptr, Wx.data(), Rh.data(), 0, nullptr);
     }
@@ -50,13 +50,13 @@ class Direction {
     int64_t length(int64_t n) const { return input_.lengths ? input_.lengths[n] : input_.T; }
 
     // The valid steps in processing order: a step's input, the states before and after it.
-    void rows(const float *x, Floats &inputs, Floats &before, Floats &after) const {
+    void rows(const double *x, Reals &inputs, Reals &before, Reals &after) const {
         const int64_t N = input_.N;
         for (int64_t t = 0; t < input_.T; ++t)
             for (int64_t n = 0; n < N; ++n) {
                 if (t >= length(n)) continue;
-                const float *from = x + (step(t, n) * N + n) * C_;
-                const float *h = h_.data() + (t * N + n) * H_;
+                const double *from = x + (step(t, n) * N + n) * C_;
+                const double *h = h_.data() + (t * N + n) * H_;
                 inputs.insert(inputs.end(), from, from + C_);
                 before.insert(before.end(), h, h + H_);
                 after.insert(after.end(), h + N * H_, h + N * H_ + H_);
@@ -64,7 +64,7 @@ class Direction {
     }
 
     // Writes the states (T, N, H) to columns of y, and the last ones (N, H).
-    void write(float *y, int64_t width, float *last) const {
+    void write(double *y, int64_t width, float *last) const {
         const int64_t N = input_.N;
         for (int64_t n = 0; n < N; ++n) {
             for (int64_t t = 0; t < length(n); ++t)
@@ -80,9 +80,9 @@ class Direction {
         return reverse_ && t < length(n) ? length(n) - 1 - t : t;
     }
 
-    Floats in_processing_order(const float *x) const {
+    Reals in_processing_order(const double *x) const {
         const int64_t T = input_.T, N = input_.N;
-        Floats ordered(size(T * N * C_));
+        Reals ordered(size(T * N * C_));
         for (int64_t t = 0; t < T; ++t)
             for (int64_t n = 0; n < N; ++n)
                 std::copy_n(x + (step(t, n) * N + n) * C_, C_, ordered.begin() + (t * N + n) * C_);
@@ -92,13 +92,13 @@ class Direction {
     const FloatInput &input_;
     bool reverse_;
     int64_t C_, H_;
-    Floats h_;  // (T + 1, N, H), in processing order
+    Reals h_;  // (T + 1, N, H), in processing order
 };
 
 }  // namespace
 
 HasteCell::HasteCell(const FloatCell &cell, int64_t C, int64_t H)
-    : W(size(C * 3 * H)), R(size(H * 3 * H)), bx(size(3 * H), 0.f), br(size(3 * H), 0.f) {
+    : W(size(C * 3 * H)), R(size(H * 3 * H)), bx(size(3 * H), 0.0), br(size(3 * H), 0.0) {
     for (int64_t c = 0; c < 3 * H; ++c) {
         // columns update, reset, candidate from rows reset, update, candidate
         const int64_t row = c < H ? c + H : c < 2 * H ? c - H : c;
@@ -109,27 +109,27 @@ HasteCell::HasteCell(const FloatCell &cell, int64_t C, int64_t H)
     }
 }
 
-std::vector<float> run_layers(const GRUShape &shape, const std::vector<FloatCell> &cells,
-                              const FloatInput &input, float *h_n,
-                              const std::function<void(const FloatRun &)> &show) {
+std::vector<double> run_layers(const GRUShape &shape, const std::vector<FloatCell> &cells,
+                               const FloatInput &input, float *h_n,
+                               const std::function<void(const FloatRun &)> &show) {
     check(shape, cells, input);
     const int64_t H = shape.hidden_size, D = shape.directions(), N = input.N, T = input.T;
-    Floats x(input.x, input.x + T * N * shape.input_size);
+    Reals x(input.x, input.x + T * N * shape.input_size);
     for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
         const int64_t C = layer ? D * H : shape.input_size;
-        Floats y(size(T * N * D * H), 0.f);
+        Reals y(size(T * N * D * H), 0.0);
         for (int64_t d = 0; d < D; ++d) {
             const auto index = size(layer * D + d);
-            const Floats zeros(size(N * H), 0.f);
-            const float *h0 =
-                input.h0 ? input.h0 + static_cast<int64_t>(index) * N * H : zeros.data();
+            Reals h0(size(N * H), 0.0);
+            if (input.h0)
+                std::copy_n(input.h0 + static_cast<int64_t>(index) * N * H, N * H, h0.begin());
             Direction direction(input, d == 1, C, H);
-            if (N > 0) direction.run(cells[index], x.data(), h0);
-            Floats inputs, before, after;
+            if (N > 0) direction.run(cells[index], x.data(), h0.data());
+            Reals inputs, before, after;
             if (show && N > 0) {
                 direction.rows(x.data(), inputs, before, after);
                 show({index, static_cast<int64_t>(after.size()) / H, C, inputs.data(),
-                      before.data(), after.data(), h0});
+                      before.data(), after.data(), h0.data()});
             }
             if (N > 0)
                 direction.write(y.data() + d * H, D * H,
@@ -143,7 +143,7 @@ std::vector<float> run_layers(const GRUShape &shape, const std::vector<FloatCell
 void run_float(const GRUShape &shape, const std::vector<FloatCell> &cells, const float *x,
                int64_t T, int64_t N, float *y, float *h_n, const float *h0,
                const int64_t *lengths) {
-    const Floats found = run_layers(shape, cells, {x, T, N, h0, lengths}, h_n, nullptr);
+    const Reals found = run_layers(shape, cells, {x, T, N, h0, lengths}, h_n, nullptr);
     std::copy(found.begin(), found.end(), y);
 }
 

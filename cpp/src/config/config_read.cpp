@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "config/config_json.hpp"
+#include "config/public_project.hpp"
 #include "files.hpp"
 #include "quant_gru/model.hpp"
 
@@ -229,7 +230,7 @@ class Reader {
 }  // namespace
 
 QuantConfig read_config(const Json &document, const std::string &where) {
-    return Reader(where).read(document);
+    return Reader(where).read(translated(document));
 }
 
 QuantConfig QuantConfig::from_text(const std::string &text, const std::string &where) {

@@ -5,6 +5,8 @@
 #include "config/config_json.hpp"
 #include "files.hpp"
 #include "parameters/document.hpp"
+#include "parameters/operator_rules.hpp"
+#include "parameters/public_project.hpp"
 #include "plan/tables.hpp"
 #include "quant_gru/model.hpp"
 
@@ -13,7 +15,6 @@ namespace {
 
 constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-constexpr double kLeastScale = 0x1p-126, kMostScale = 0x1p127;
 constexpr int kSamples = 257;
 
 // Raises unless an object has exactly these keys; those from `optional` on may be absent.
@@ -46,21 +47,6 @@ GRUShape read_shape(const Json &json) {
     return shape;
 }
 
-bool is_power_of_two(double value) {
-    int exponent = 0;
-    return std::frexp(value, &exponent) == 0.5;
-}
-
-void check_scale(double scale, ScaleKind kind) {
-    if (!(scale >= kLeastScale && scale <= kMostScale) ||
-        static_cast<double>(static_cast<float>(scale)) != scale)
-        throw FileError("Expected scale to be a normal positive float32 number, got " +
-                        shortest(scale));
-    if (kind == ScaleKind::pot && !is_power_of_two(scale))
-        throw FileError("Expected scale to be a power of two (scale_kind 'pot'), got " +
-                        shortest(scale));
-}
-
 // Reads one operator of a cell.
 class OperatorReader {
  public:
@@ -85,7 +71,7 @@ class OperatorReader {
             for (const char *key : {"scale", "zero_point", "exp2_inv"}) absent(key);
             return;
         }
-        read_quantizer(config);
+        read_quantizer();
     }
 
  private:
@@ -114,41 +100,21 @@ class OperatorReader {
         }
         const Json *scale = given("scale");
         if (!scale) return;
-        auto &pinned = cell_.pinned[static_cast<size_t>(op_) - static_cast<size_t>(Operator::W)];
-        const int64_t expected = config.granularity == Granularity::tensor ? 1
-                                 : config.granularity == Granularity::gate ? 3
-                                                                           : 3 * H_;
-        for (const Json &each : scale->array("scale")) {
-            pinned.push_back(each.real("scale"));
-            check_scale(pinned.back(), cell_.config.scale_kind);
-        }
-        if (static_cast<int64_t>(pinned.size()) != expected)
-            throw FileError("Expected " + std::to_string(expected) + " scales, got " +
-                            std::to_string(pinned.size()));
+        std::vector<double> scales;
+        for (const Json &each : scale->array("scale")) scales.push_back(each.real("scale"));
+        set_pinned(cell_, op_, std::move(scales), H_);
     }
 
-    void read_quantizer(const OperatorConfig &config) {
-        ActivationQuantizer &q = cell_.quantizers[static_cast<size_t>(op_)];
-        q.bits = config.bitwidth;
-        q.is_signed = !config.is_unsigned;
+    void read_quantizer() {
         const Json *scale = given("scale"), *zero = given("zero_point");
         if (!scale || !zero)
             throw FileError("Expected scale and zero_point to be numbers, got null");
-        q.scale = scale->real("scale");
-        check_scale(q.scale, cell_.config.scale_kind);
-        q.zero_point = zero->integer("zero_point", q.lo(), q.hi());
-        if (config.is_symmetric && q.zero_point)
-            throw FileError("Expected zero_point to be 0 (symmetric), got " +
-                            std::to_string(q.zero_point));
+        const double value = scale->real("scale");
+        set_quantizer(cell_, op_, value, zero->integer("zero_point", kLeast, kMost));
         if (const Json *exponent = given("exp2_inv"))
-            if (!is_power_of_two(q.scale) ||
-                std::ldexp(1.0, -static_cast<int>(exponent->integer("exp2_inv", -200, 200))) !=
-                    q.scale)
-                throw FileError("Expected scale to be 2^-exp2_inv, got " + shortest(q.scale));
-        if (!is_sigmoid(op_)) return;
-        // 1 must be a code
-        const double levels = std::max(std::rint(1.0 / q.scale), 1.0);
-        q.scale = static_cast<double>(static_cast<float>(1.0 / levels));
+            if (!is_power_of_two(value) || std::ldexp(1.0, -static_cast<int>(exponent->integer(
+                                                               "exp2_inv", -200, 200))) != value)
+                throw FileError("Expected scale to be 2^-exp2_inv, got " + shortest(value));
     }
 
     const Json &json_;
@@ -275,6 +241,7 @@ CellParameters read_cell(const Json &json, const QuantConfig &config, const GRUS
 }  // namespace
 
 Parameters read_document(const Json &document, const std::string &where) {
+    if (is_of_public_project(document)) return read_public_project(document, where);
     try {
         check_keys(document, {"format", "version", "gru", "config", "cells"},
                    "the parameter document", 5);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "json_writer.hpp"
+#include "number_rules.hpp"
 #include "parameters/document.hpp"
 #include "plan/cell_plan.hpp"
 #include "quant_gru/model.hpp"
@@ -87,6 +88,19 @@ void add_matrix(const WeightNumbers &m, const char *const (&names)[4], int bits,
     to[names[1] + suffix] = compact(m.bias, {rows});
     to[names[2] + suffix] = compact(m.M, {rows});
     to[names[3] + suffix] = compact(m.k, {rows});
+}
+
+// Throws ArgumentError unless kernels can accumulate K products.
+void check_inputs(const CellParameters &cell, Operator weight, int64_t K) {
+    const bool input = weight == Operator::W;
+    const int bits = cell.config[weight].bitwidth;
+    const int64_t most =
+        most_inputs(bits, cell.quantizer(input ? Operator::x : Operator::h).max_abs());
+    if (K > most)
+        throw ArgumentError("Expected at most " + std::to_string(most) +
+                            " features beside weights of " + std::to_string(bits) +
+                            " bits, so that accumulators fit 64 bits, got " + std::to_string(K) +
+                            " (operator '" + (input ? "matmul.Wx" : "matmul.Rh") + "')");
 }
 
 // The inputs of a cell.
@@ -186,9 +200,11 @@ std::string freeze(const Parameters &parameters, const std::vector<FloatCell> &c
         const CellParameters &cell = parameters.cells[i];
         const int64_t H = parameters.shape.hidden_size;
         for (auto [weight, K] :
-             {std::pair(Operator::W, inputs_of(parameters.shape, i)), std::pair(Operator::R, H)})
+             {std::pair(Operator::W, inputs_of(parameters.shape, i)), std::pair(Operator::R, H)}) {
+            check_inputs(cell, weight, K);
             weights.push_back(
                 weight_numbers(cell, weight, weight_codes(cell, weight, cells[i], H, K)));
+        }
     }
     return frozen_file(parameters, weights, batch_first);
 }

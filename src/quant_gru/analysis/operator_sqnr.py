@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from quant_gru._errors import CalibrationError
 from quant_gru.analysis.sqnr import decibels, energies
 from quant_gru.calibration.batches import run_batch
-from quant_gru.calibration.float_run import float_layers, valid
-from quant_gru.calibration.trace import trace
+from quant_gru.calibration.float_run import FloatWeights, float_layers, valid
 from quant_gru.config import ACTIVATIONS, OPERATORS, WEIGHTS
 from quant_gru.execution.integer_io import cell_codes
 from quant_gru.execution.layers import border_codes, run_codes
@@ -111,11 +111,12 @@ def _energies(
     plan, sequence = gru._plan(), gru._normalize(input, hx)
     x, lengths = sequence.x.detach(), sequence.lengths
     inputs, h0 = border_codes(plan, x, sequence.h0)
-    real_runs = float_layers(x, sequence.h0, lengths, gru._float_weights())
+    weights = gru._float_weights()
+    values = _float_values(x, sequence.h0, lengths, weights)
     found: Energies = {}
-    for real_run, run in zip(real_runs, run_codes(plan, inputs, h0, lengths), strict=True):
+    for run in run_codes(plan, inputs, h0, lengths):
         suffix = f"_l{run.layer}{'_reverse' if run.direction else ''}"
-        real = trace(real_run.weights, *real_run.rows(lengths))
+        real, cell = values[run.layer, run.direction], weights[run.layer][run.direction]
         codes = cell_codes(run)
         for name in OPERATORS:
             if name in ACTIVATIONS and name in codes:
@@ -125,14 +126,26 @@ def _energies(
                     value = update_first(value.T).T
                 found[name + suffix] = energies(value, valid(quantized, lengths))
             elif name in WEIGHTS:
-                w = (
-                    real_run.weights.W,
-                    real_run.weights.R,
-                    real_run.weights.bw,
-                    real_run.weights.br,
-                )[WEIGHTS.index(name)]
+                w = (cell.W, cell.R, cell.bw, cell.br)[WEIGHTS.index(name)]
                 if w is not None:
                     s = run.plan.weights.scales[name].to(torch.float64)
                     s = s[:, None] if w.dim() == 2 else s
                     found[name + suffix] = energies(update_first(w), codes[name] * s)
     return found
+
+
+def _float_values(
+    x: Tensor, h0: Tensor, lengths: Tensor | None, weights: Sequence[Sequence[FloatWeights]]
+) -> dict[tuple[int, int], dict[str, Tensor]]:
+    """Return the real values of every operator at all valid steps, by layer and direction."""
+    found: defaultdict[tuple[int, int], list[dict[str, Tensor]]] = defaultdict(list)
+
+    def keep(layer: int, direction: int, values: dict[str, Tensor]) -> None:
+        # blocks of the reverse direction come from the last step to the first
+        found[layer, direction].insert(0 if direction else len(found[layer, direction]), values)
+
+    float_layers(x, h0, lengths, weights, keep)
+    return {
+        cell: {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
+        for cell, blocks in found.items()
+    }

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quant_gru.calibration.float_run import FloatRun, float_layers
+from quant_gru.calibration.float_run import FloatWeights, float_layers
 from quant_gru.calibration.observers import Observer, make_observer
 from quant_gru.calibration.search import choose_quantizer
-from quant_gru.calibration.trace import FloatWeights, trace_blocks
 from quant_gru.config import CALIBRATED, QuantConfig
 from quant_gru.integer.qparams import QParams, make_qparams
 
@@ -54,19 +53,16 @@ class Collector:
             lengths: int64 (N,), or None if all rows have T steps.
             weights: [layer][direction] -> float weights.
         """
-        # statistics must describe the float GRU, not its values under autocast
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            for run in float_layers(x, h0, lengths, weights):
-                self._observe(run, lengths)
+        float_layers(x, h0, lengths, weights, self._observe)
+        cells = [observers for layer in self.observers for observers in layer]
+        for observers, state in zip(cells, h0, strict=True):
+            observers["output.h"].update(state)
+            for observer in observers.values():
+                observer.end_batch()
 
-    def _observe(self, run: FloatRun, lengths: Tensor | None) -> None:
-        observers = self.observers[run.layer][run.direction]
-        observers["output.h"].update(run.h0)
-        for block in trace_blocks(run.weights, *run.rows(lengths)):
-            for name, observer in observers.items():
-                observer.update(block[name])
-        for observer in observers.values():
-            observer.end_batch()
+    def _observe(self, layer: int, direction: int, values: dict[str, Tensor]) -> None:
+        for name, observer in self.observers[layer][direction].items():
+            observer.update(values[name].to(torch.float32))
 
     def all_reduce(self) -> None:
         """Merge the statistics of all processes."""

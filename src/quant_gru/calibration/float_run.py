@@ -1,49 +1,44 @@
-"""The float GRU layer by layer, with the states of every step."""
+"""The float GRU step by step, in float64, with the real values of every operator.
+
+In float64, the order of sums changes a value by 1e-15. Observers round values to float32, so that
+they see the same values on every machine and device, and in the C++ library.
+"""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from quant_gru.calibration.trace import FloatWeights
+from quant_gru._errors import CalibrationError
 from quant_gru.integer.reference import states_before
+
+# Values of an operator per block. This bounds the memory and is enough for efficient observers.
+_VALUES = 1 << 19
 
 
 @dataclass(frozen=True)
-class FloatRun:
-    """The inputs and outputs of one layer and direction of the float GRU.
+class FloatWeights:
+    """The weights of one layer and direction as PyTorch stores them: rows reset, update, candidate.
 
     Attributes:
-        layer: Index of the layer.
-        direction: 0 forward, 1 reverse.
-        weights: Its weights.
-        x: Inputs (T, N, C).
-        h0: Initial state (N, H).
-        out: States after each step (T, N, H), constant outside the length of a row.
+        W: (3H, C).
+        R: (3H, H).
+        bw: (3H,) or None.
+        br: (3H,) or None.
     """
 
-    layer: int
-    direction: int
-    weights: FloatWeights
-    x: Tensor
-    h0: Tensor
-    out: Tensor
+    W: Tensor
+    R: Tensor
+    bw: Tensor | None
+    br: Tensor | None
 
-    def rows(self, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return inputs, states before and states after the valid steps: (P, C), (P, H), (P, H)."""
-        before = states_before(self.out, self.h0, reverse=self.direction == 1)
-        return valid(self.x, lengths), valid(before, lengths), valid(self.out, lengths)
-
-
-def valid(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Return the valid steps of (T, N, ..) as rows (P, ..)."""
-    if lengths is None:
-        return x.flatten(0, 1)
-    return x[torch.arange(x.shape[0], device=x.device)[:, None] < lengths]
+    def double(self) -> FloatWeights:
+        """Return the weights in float64."""
+        bw, br = (None if each is None else each.double() for each in (self.bw, self.br))
+        return FloatWeights(self.W.double(), self.R.double(), bw, br)
 
 
 def float_layers(
@@ -51,65 +46,114 @@ def float_layers(
     h0: Tensor,
     lengths: Tensor | None,
     weights: Sequence[Sequence[FloatWeights]],
-) -> list[FloatRun]:
-    """Run the float GRU layer by layer, without dropout and gradients.
+    observe: Callable[[int, int, dict[str, Tensor]], None],
+) -> None:
+    """Run the float GRU layer by layer, without dropout, autocast and gradients.
 
     Args:
         x: (T, N, C).
         h0: (layers * directions, N, H).
         lengths: int64 (N,), or None if all rows have T steps.
         weights: [layer][direction] -> float weights.
+        observe: Called with layer, direction and the values of every operator, for each block of
+            steps in the order of processing: operator name -> float64 (P, C) for input.x, (P, 3H)
+            for matmul.Wx and matmul.Rh (rows reset, update, candidate), otherwise (P, H). P is the
+            number of valid steps of all sequences in the block, by step and sequence.
+
+    Raises:
+        CalibrationError: `x` does not have the dtype of the weights.
     """
-    found: list[FloatRun] = []
-    x = x.detach()
-    with torch.no_grad():
+    expected = weights[0][0].W.dtype
+    if x.dtype != expected:
+        raise CalibrationError(
+            f"Expected input to have the dtype of the weights, {expected}, got {x.dtype}"
+        )
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        x, states = x.double(), iter(h0.double())
         for layer, cells in enumerate(weights):
             outputs = []
-            for direction, w in enumerate(cells):
-                state = h0[len(found)].detach().to(x.dtype)
-                out = _run_direction(w, x, state, lengths, reverse=direction == 1)
-                found.append(FloatRun(layer, direction, w, x, state, out))
+            for direction, cell in enumerate(cells):
+                h = next(states)
+                out = x.new_empty((*x.shape[:2], h.shape[-1]))
+                for values in _blocks(cell.double(), x, h, lengths, direction == 1, out):
+                    observe(layer, direction, values)
                 outputs.append(out)
             x = torch.cat(outputs, dim=-1)
-    return found
 
 
-def _run_direction(
-    w: FloatWeights, x: Tensor, h0: Tensor, lengths: Tensor | None, reverse: bool
-) -> Tensor:
-    """Return the states after each step (T, N, H), from nn.GRU's own kernel."""
-    if x.shape[1] == 0:
-        return x.new_zeros((*x.shape[:2], h0.shape[-1]))
-    flat = [each for each in (w.W, w.R, w.bw, w.br) if each is not None]
-    order = _processing_order(x.shape[0], lengths, x.shape[1], reverse, x.device)
-    with warnings.catch_warnings():
-        # weights of one layer and direction of a larger GRU are never one contiguous chunk
-        warnings.filterwarnings("ignore", "RNN module weights")
-        y = torch.gru(
-            _take(x, order), h0[None], flat, w.bw is not None, 1, 0.0, False, False, False
-        )[0]
-    if lengths is not None:
-        valid = torch.arange(x.shape[0], device=x.device)[:, None] < lengths
-        last = torch.gather(y, 0, (lengths - 1)[None, :, None].expand(1, *y.shape[1:]))
-        # in processing order the valid steps of a row come first, in both directions
-        y = torch.where(valid[..., None], y, h0 if reverse else last)
-    return _take(y, order)
+def valid(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Return the valid steps of (T, N, ..) as rows (P, ..)."""
+    index = _valid_rows(range(x.shape[0]), lengths)
+    return x.flatten(0, 1) if index is None else x.flatten(0, 1)[index]
 
 
-def _processing_order(
-    T: int, lengths: Tensor | None, N: int, reverse: bool, device: torch.device
-) -> Tensor | None:
-    """Return an index (T, N) that reverses each row within its length, its own inverse.
-
-    It is None for the forward direction.
-    """
-    if not reverse:
-        return None
-    t = torch.arange(T, device=device)[:, None].expand(T, N)
+def _valid_rows(steps: range, lengths: Tensor | None) -> Tensor | None:
+    """Return the numbers (P,) of the valid steps of all sequences; None if all are valid."""
     if lengths is None:
-        return T - 1 - t
-    return torch.where(t < lengths, lengths - 1 - t, t)
+        return None
+    t = torch.arange(steps.start, steps.stop, device=lengths.device)
+    return (t[:, None] < lengths).flatten().nonzero().squeeze(1)
 
 
-def _take(x: Tensor, order: Tensor | None) -> Tensor:
-    return x if order is None else torch.gather(x, 0, order[..., None].expand_as(x))
+def _blocks(
+    w: FloatWeights, x: Tensor, h: Tensor, lengths: Tensor | None, reverse: bool, out: Tensor
+) -> Iterator[dict[str, Tensor]]:
+    """Run one layer and direction from state `h`, and yield the values of each block of steps.
+
+    `out` (T, N, H) becomes the states after each step. Outside its length, a row keeps its state.
+    """
+    T, N, H = out.shape
+    size = max(1, _VALUES // max(1, N * H))
+    starts = range(0, max(1, T), size)
+    R = w.R.t().contiguous()
+    bias = w.R.new_zeros(()) if w.br is None else w.br
+    for start in reversed(starts) if reverse else starts:
+        steps = range(start, min(start + size, T))
+        inputs, after = x[start : steps.stop], out[start : steps.stop]
+        Wx = torch.nn.functional.linear(inputs, w.W, w.bw)
+        Rh, first = torch.empty_like(Wx), h
+        # views of each step: making them inside of the loop takes as long as small products
+        Wx_rz, Wx_g = (part.unbind() for part in Wx.split((2 * H, H), dim=-1))
+        Rh_rz, Rh_g = (part.unbind() for part in Rh.split((2 * H, H), dim=-1))
+        Rh_steps, states = Rh.unbind(), after.unbind()
+        for t in reversed(steps) if reverse else steps:
+            i = t - start
+            torch.addmm(bias, h, R, out=Rh_steps[i])
+            r, z = (Wx_rz[i] + Rh_rz[i]).sigmoid_().split(H, dim=1)
+            g = torch.addcmul(Wx_g[i], r, Rh_g[i]).tanh_()
+            new = torch.lerp(g, h, z)
+            h = new if lengths is None else torch.where((lengths > t)[:, None], new, h)
+            states[i].copy_(h)
+        found = _operators(inputs, Wx, Rh, states_before(after, first, reverse), after)
+        index = _valid_rows(steps, lengths)
+        for name, value in found.items():
+            found[name] = value.flatten(0, 1) if index is None else value.flatten(0, 1)[index]
+        yield found
+
+
+def _operators(
+    x: Tensor, Wx: Tensor, Rh: Tensor, before: Tensor, after: Tensor
+) -> dict[str, Tensor]:
+    """Return the values of every operator at all steps of a block."""
+    Wx_r, Wx_z, Wx_g = Wx.chunk(3, dim=-1)
+    Rh_r, Rh_z, Rh_g = Rh.chunk(3, dim=-1)
+    z_pre, r_pre = Wx_z + Rh_z, Wx_r + Rh_r
+    z, r = torch.sigmoid(z_pre), torch.sigmoid(r_pre)
+    rRh = r * Rh_g
+    g_pre = Wx_g + rRh
+    g = torch.tanh(g_pre)
+    return {
+        "input.x": x,
+        "output.h": after,
+        "matmul.Wx": Wx,
+        "matmul.Rh": Rh,
+        "gate.z_pre": z_pre,
+        "gate.z_out": z,
+        "gate.r_pre": r_pre,
+        "gate.r_out": r,
+        "gate.g_pre": g_pre,
+        "gate.g_out": g,
+        "op.rRh": rRh,
+        "op.old_contrib": z * before,
+        "op.new_contrib": (1 - z) * g,
+    }

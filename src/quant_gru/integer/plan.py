@@ -18,6 +18,7 @@ from quant_gru.integer.quantizer import MAX_SCALE, Quantizer
 from quant_gru.integer.tables import Table
 from quant_gru.integer.weighted_sum import (
     WeightedSum,
+    check_accumulator,
     one_term,
     one_term_tier,
     several_terms,
@@ -282,15 +283,13 @@ def build_weights(
 
     def sums(weight: str, bias: str, operand: str, result: str) -> tuple[Tensor, WeightedSum, int]:
         act, out, n = q[operand], q[result], bits[weight]
-        K = codes[weight].shape[1]
         unit = scales[weight].to(torch.float64) * act.scale
         limit = bias_limit(n, act.bits)
         B = codes[bias].to(torch.float64) * scales[bias].to(torch.float64)
         B = B / (unit * float(1 << bias_shift(n, act.bits)))
         B = torch.round(B).clamp(-limit, limit).to(torch.int64)
         M, k = one_term(divided(unit, out.scale), significant_bits(n + act.bits))
-        weighted_sum, bound = matmul_sum(n, K, act, out, M, k)
-        return B, weighted_sum, bound
+        return B, *matmul_sum(result, n, codes[weight].shape[1], act, out, M, k)
 
     Bw, Wx, bound_Wx = sums("weight.W", "weight.bw", "input.x", "matmul.Wx")
     Br, Rh, bound_Rh = sums("weight.R", "weight.br", "output.h", "matmul.Rh")
@@ -313,18 +312,23 @@ def build_weights(
 
 
 def matmul_sum(
-    weight_bits: int, K: int, operand: Quantizer, out: Quantizer, M: Tensor, k: Tensor
+    name: str, weight_bits: int, K: int, operand: Quantizer, out: Quantizer, M: Tensor, k: Tensor
 ) -> tuple[WeightedSum, int]:
     """Return the weighted sum of a matrix product, and its accumulator's bound without bias.
 
     Args:
+        name: 'matmul.Wx' or 'matmul.Rh'.
         weight_bits: Width of the weights.
         K: Terms of each sum.
         operand: Quantizer of the activation.
         out: Quantizer of the result.
         M: Multipliers, integers (3H,).
         k: Shifts, integers (3H,).
+
+    Raises:
+        QuantGRUError: Kernels cannot accumulate K products of such operands.
     """
+    check_accumulator(name, weight_bits, K, operand.max_abs)
     width = weight_bits + operand.bits
     bound = K * (1 << (weight_bits - 1)) * operand.max_abs
     limit = bias_limit(weight_bits, operand.bits)

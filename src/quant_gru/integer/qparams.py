@@ -27,8 +27,9 @@ PRE_ACTIVATION = {
 
 
 def float32(value: float) -> float:
-    """Return the nearest float32 number, as a Python float."""
-    return float(np.float32(value))
+    """Return the nearest float32 number, as a Python float; infinite beyond float32."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
 
 
 def fixed_range_quantizer(

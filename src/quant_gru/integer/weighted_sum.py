@@ -148,6 +148,28 @@ def one_term_tier(bound: int, p: int) -> str:
     return "d" if (bound << p) < _INT64_LIMIT else "e"
 
 
+def check_accumulator(name: str, weight_bits: int, K: int, reach: int) -> None:
+    """Check that 64 bits hold the accumulators of the kernels.
+
+    Kernels of wide operands multiply the weights by 17-bit halves of the operand.
+
+    Args:
+        name: 'matmul.Wx' or 'matmul.Rh'.
+        weight_bits: Width of the weights.
+        K: Products of each sum.
+        reach: The largest magnitude of the operand.
+
+    Raises:
+        QuantGRUError: There are too many products.
+    """
+    most = ((1 << 63) - 1) // (min(reach, 1 << 16) << (weight_bits - 1))
+    if most < K:
+        raise QuantGRUError(
+            f"Expected at most {most} features beside weights of {weight_bits} bits, so that "
+            f"accumulators fit 64 bits, got {K} (operator {name!r})"
+        )
+
+
 def exact_matmul(v: Tensor, weight: Tensor, bound: int) -> Tensor | WideIntegers:
     """Return the exact integer product `v @ weight.T`.
 

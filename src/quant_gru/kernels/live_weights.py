@@ -343,11 +343,12 @@ def _empty_part(qparams: QParams, frozen: FrozenPart, W: Tensor, R: Tensor) -> W
     def integers() -> Tensor:
         return torch.zeros(rows, dtype=torch.int64, device=device)
 
-    def product(name: str, operand: Quantizer, result: Quantizer) -> tuple[WeightedSum, int]:
-        return matmul_sum(bits[name], sizes[name][1], operand, result, integers(), integers())
+    def product(name: str, operand: Quantizer, result: str) -> tuple[WeightedSum, int]:
+        K = sizes[name][1]
+        return matmul_sum(result, bits[name], K, operand, q[result], integers(), integers())
 
-    Wx, bound_Wx = product("weight.W", q["input.x"], q["matmul.Wx"])
-    Rh, bound_Rh = product("weight.R", q["output.h"], q["matmul.Rh"])
+    Wx, bound_Wx = product("weight.W", q["input.x"], "matmul.Wx")
+    Rh, bound_Rh = product("weight.R", q["output.h"], "matmul.Rh")
     W_codes, R_codes, bw, br = map(codes, WEIGHTS)
     return WeightPart(
         W_codes,

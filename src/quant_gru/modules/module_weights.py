@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import QuantGRUError
-from quant_gru.calibration.trace import FloatWeights
+from quant_gru.calibration.float_run import FloatWeights
 from quant_gru.execution.layers import Weights
 from quant_gru.execution.sequence_layout import Sequence, normalize
 from quant_gru.modules.training_options import TrainingOptions

@@ -35,8 +35,8 @@ add_custom_command(
   COMMAND ${CMAKE_COMMAND} -DOUTPUT=${embedded} -DLIST=${CMAKE_CURRENT_BINARY_DIR}/cuda_sources.txt
           -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_sources.cmake
   DEPENDS ${texts} ${CMAKE_CURRENT_BINARY_DIR}/cuda_sources.txt cmake/embed_sources.cmake)
-set(gpu call cell cell_form compiler cubin_cache device driver fast_layers gate_tables general_layers model planner saturating sha256
-        shared_library steps)
+set(gpu call cell cell_form compiler cubin_cache device driver fast_layers gate_tables general_layers model planner
+        projections saturating sha256 shared_library steps)
 list(TRANSFORM gpu PREPEND src/cuda/)
 list(TRANSFORM gpu APPEND .cpp)
 add_library(quant_gru_cuda OBJECT ${embedded} ${gpu})

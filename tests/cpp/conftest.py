@@ -21,4 +21,4 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def access(build: Path) -> Access:
     """Functions of the library that have no C interface."""
-    return Access(next((build / "tests").glob("*access.*")))
+    return Access(next((build / "tests").glob("libaccess.*")))

@@ -7,8 +7,6 @@
 namespace quant_gru::cuda {
 namespace {
 
-constexpr int64_t kFewRows = 64;  // rows up to which a warp computes each unit of W x
-
 bool same(const QuantizerNumbers &a, const QuantizerNumbers &b) {
     return a.bits == b.bits && a.is_signed == b.is_signed && a.scale == b.scale && a.zero == b.zero;
 }
@@ -94,35 +92,40 @@ class FastLayers {
         below_h0_nan_[1] = h0_nan_[1];
         nan_ = to_.reserve(N_ * to_.flag_stride());
         Codes codes[2];
+        Projection methods[2];
+        Projected outs[2];
+        for (const Group &group : groups)
+            for (const size_t d : group.directions)
+                outs[d] = {Wx_[d], group.shape.rows, group.shape.strip(), group.shape.strips(N_),
+                           group.shape.units};
         for (size_t d = 0; d < net_.directions(); ++d) {
             Cell &cell = net_.cell(layer, d);
             h0_nan_[d] = to_.reserve(N_);
-            if (reads_reals(layer, cell)) continue;
-            const bool as_bytes = T_ * N_ > kFewRows && Cell::sums_fit(cell.C());
+            methods[d] = select_projection(to_, cell, outs[d], !layer);
+            if (reads_reals(methods[d])) continue;
+            const bool as_bytes = methods[d] != Projection::codes_few;
             const bool again = d == 1 && codes[0].address && codes[0].as_bytes == as_bytes &&
                                reads_as(cell, net_.cell(layer, 0));
             codes[d] = again ? codes[0] : add_codes(layer, cell, as_bytes);
         }
-        for (const Group &group : groups)
-            for (const size_t d : group.directions) {
-                Cell &cell = net_.cell(layer, d);
-                const Projected out{Wx_[d], group.shape.strip(), group.shape.strips(N_),
-                                    group.shape.units};
-                if (reads_reals(layer, cell))
-                    project_reals(to_, cell, out, nan_);
-                else if (!codes[d].as_bytes)
-                    project_codes(to_, cell, out, codes[d].address);
-                else if (cell.projects_bytes())
-                    project_bytes(to_, cell, out, codes[d].address);
-                else
-                    project_by_products(to_, cell, out, codes[d].address);
-            }
+        for (size_t d = 0; d < net_.directions(); ++d)
+            project(net_.cell(layer, d), methods[d], outs[d], codes[d].address);
         to_.clear_padding(nan_);
     }
 
-    // Whether a projection quantizes the real values itself.
-    bool reads_reals(size_t layer, const Cell &cell) const {
-        return !layer && T_ * N_ <= kFewRows && cell.projects_bytes() && divides(cell.numbers().x);
+    void project(Cell &cell, Projection method, const Projected &out, Address codes) {
+        switch (method) {
+            case Projection::reals_few:
+                return project_reals(to_, cell, out, nan_);
+            case Projection::reals_tiled:
+                return project_reals_tiled(to_, cell, out, nan_);
+            case Projection::codes_few:
+                return project_codes(to_, cell, out, codes);
+            case Projection::bytes:
+                return project_bytes(to_, cell, out, codes);
+            case Projection::products:
+                return project_by_products(to_, cell, out, codes);
+        }
     }
 
     TargetC target_of(const Cell &cell, Codes codes) const {

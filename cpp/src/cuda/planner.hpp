@@ -13,6 +13,8 @@
 
 namespace quant_gru::cuda {
 
+constexpr int64_t kMostShared = 227 << 10;  // bytes per block of GPUs with clusters
+
 using Clusters = std::map<int, int>;  // blocks per cluster -> clusters that run at once
 using Macros = std::map<std::string, std::string>;
 

@@ -8,12 +8,9 @@ namespace {
 
 constexpr int64_t kFewBlocks = 256, kLargeAtOnce = 3;  // see from_codes.py
 constexpr int64_t kStages = 4, kDepth = 64;
+constexpr int64_t kFewRows = 64;     // up to which a warp computes each unit from codes
+constexpr int64_t kFewestReals = 8;  // the same from real values
 constexpr int64_t kMostProduct = int64_t{1} << 26;  // bytes of sums at once
-
-bool is_power(float scale) {
-    int exponent;
-    return std::frexp(scale, &exponent) == 0.5f;
-}
 
 // A tile of projection/codes_tiled.cu: two by two warps of 16 units and 8 `columns` rows.
 struct Tile {
@@ -54,7 +51,93 @@ void place(Arguments &p, const Cell &cell, const Projected &out) {
     p.wide = cell.form().wide_input;
 }
 
-Macros macros_of_bytes(const Cell &cell, const Tile &tile) {
+// A block of codes_weight_stationary.cu: three groups of four warps of 16 units, and one block per
+// multiprocessor.
+struct Stationary {
+    int planes;
+
+    static constexpr int64_t kUnits = 64, kGroups = 3, kRows = 8192, kWeights = 1 << 17;
+    int64_t columns() const { return planes == 1 ? 8 : 4; }
+    int64_t shared_bytes(int64_t padded) const {
+        const int64_t rings = kGroups * kStages * kDepth * 8 * columns() * planes;
+        return rings + 3 * kUnits * ((padded + 31) / 32 * 32 + 16);
+    }
+};
+
+void add_stationary(Launches &to, const Cell &cell, const Projected &out, Address bytes) {
+    const Stationary block{cell.x_planes()};
+    const int64_t rows = to.T * out.strips * out.strip;
+    const int64_t across = (out.units + Stationary::kUnits - 1) / Stationary::kUnits;
+    const int64_t most =
+        std::max<int64_t>(1, to.network.device.multiprocessors() / across) * Stationary::kGroups;
+    ProjectPassingC p{};
+    p.bytes = bytes;
+    p.to = epilogue_of(to, cell, out);
+    p.share = 8 * ((rows + 8 * most - 1) / (8 * most));
+    const int64_t share = p.share * Stationary::kGroups;
+    Kernel kernel{"projection/codes_weight_stationary", "project_passing", epilogue_macros(cell)};
+    kernel.macros["UNIT_WARPS"] = kernel.macros["STAGES"] = "4";
+    kernel.macros["GROUPS"] = "3";
+    kernel.macros["COLUMNS"] = std::to_string(block.columns());
+    kernel.macros["BLOCKS"] = "1";
+    Grid grid;
+    grid.x = static_cast<unsigned>(across * ((rows + share - 1) / share));
+    grid.threads = 384;
+    grid.shared_bytes = static_cast<unsigned>(block.shared_bytes(cell.bytes().padded));
+    grid.early = true;  // it loads its weights while the codes are computed
+    to.add(kernel, grid, p);
+}
+
+}  // namespace
+
+bool is_power(float scale) {
+    int exponent;
+    return std::frexp(scale, &exponent) == 0.5f;
+}
+
+bool keeps_weights(const Launches &to, const Cell &cell, const Projected &out) {
+    const int64_t padded = cell.bytes().padded;
+    // the kernel reads unpadded rows
+    const int64_t idle = (Stationary::kUnits - out.units % Stationary::kUnits) % Stationary::kUnits;
+    return to.T * to.N >= Stationary::kRows && out.units * padded >= Stationary::kWeights &&
+           Stationary{cell.x_planes()}.shared_bytes(padded) <= kMostShared &&
+           to.N % out.rows == 0 && 8 * idle <= out.units && to.network.device.clusters().size() > 1;
+}
+
+Projection select_projection(const Launches &to, const Cell &cell, const Projected &out,
+                             bool real_values) {
+    const int64_t rows = to.T * to.N;
+    if (real_values && cell.projects_bytes() && divides(cell.numbers().x)) {
+        if (rows > kFewestReals && has_real_blocks(to, cell, out)) return Projection::reals_tiled;
+        if (rows <= kFewRows) return Projection::reals_few;
+    }
+    if (rows <= kFewRows) return Projection::codes_few;
+    if (cell.projects_bytes()) return Projection::bytes;
+    return Cell::sums_fit(cell.C()) ? Projection::products : Projection::codes_few;
+}
+
+ProjectedC epilogue_of(const Launches &to, const Cell &cell, const Projected &out) {
+    const ByteWeights &w = cell.bytes();
+    const MatrixC &W = cell.W();
+    ProjectedC p{};
+    p.weights = w.weights;
+    p.folded = w.folded;
+    p.m = W.m;
+    p.folded_bytes = w.folded_bytes;
+    p.m_float = w.m_float;
+    p.exact_float = cell.exact_W();
+    p.T = to.T;
+    p.N = to.N;
+    p.H = cell.H();
+    p.padded = w.padded;
+    place(p, cell, out);
+    p.lo = W.lo;
+    p.hi = W.hi;
+    p.code_lo = W.code_lo;
+    return p;
+}
+
+Macros epilogue_macros(const Cell &cell) {
     const int planes = cell.x_planes();
     const int64_t range = cell.W().hi - cell.W().lo;
     const int codes = !cell.form().wide_input         ? range == 255
@@ -66,13 +149,8 @@ Macros macros_of_bytes(const Cell &cell, const Tile &tile) {
     macros["CODES"] = std::to_string(codes);
     macros["POWERS"] = powers ? "1" : "0";
     macros["LONG"] = planes == 2 && cell.C() > 512 ? "1" : "0";
-    macros["UNIT_WARPS"] = macros["ROW_WARPS"] = "2";
-    macros["COLUMNS"] = std::to_string(tile.columns);
-    macros["STAGES"] = std::to_string(kStages);
     return macros;
 }
-
-}  // namespace
 
 bool divides(const QuantizerNumbers &x) {
     return std::ldexp(1.f, -90) <= x.scale && x.scale <= std::ldexp(1.f, 90);
@@ -117,32 +195,20 @@ void project_codes(Launches &to, const Cell &cell, const Projected &out, Address
 }
 
 void project_bytes(Launches &to, const Cell &cell, const Projected &out, Address bytes) {
+    if (keeps_weights(to, cell, out)) return add_stationary(to, cell, out, bytes);
     const int64_t rows = to.T * out.strips * out.strip;
     const Tile tile =
         tile_for(out.units, rows, cell.x_planes(), to.network.device.multiprocessors());
-    const ByteWeights &w = cell.bytes();
-    const MatrixC &W = cell.W();
-    ProjectBytesC p{};
-    p.bytes = bytes;
-    p.weights = w.weights;
-    p.folded = w.folded;
-    p.m = W.m;
-    p.folded_bytes = w.folded_bytes;
-    p.m_float = w.m_float;
-    p.exact_float = cell.exact_W();
-    p.T = to.T;
-    p.N = to.N;
-    p.H = cell.H();
-    p.padded = w.padded;
-    place(p, cell, out);
-    p.lo = W.lo;
-    p.hi = W.hi;
-    p.code_lo = W.code_lo;
+    const ProjectBytesC p{bytes, epilogue_of(to, cell, out)};
+    Kernel kernel{"projection/codes_tiled", "project_bytes", epilogue_macros(cell)};
+    kernel.macros["UNIT_WARPS"] = kernel.macros["ROW_WARPS"] = "2";
+    kernel.macros["COLUMNS"] = std::to_string(tile.columns);
+    kernel.macros["STAGES"] = std::to_string(kStages);
     Grid grid;
     grid.x = static_cast<unsigned>(tile.blocks(out.units, rows));
     grid.threads = 128;
     grid.shared_bytes = static_cast<unsigned>(kStages * kDepth * (3 * Tile::kUnits + tile.rows()));
-    to.add({"projection/codes_tiled", "project_bytes", macros_of_bytes(cell, tile)}, grid, p);
+    to.add(kernel, grid, p);
 }
 
 void project_by_products(Launches &to, Cell &cell, const Projected &out, Address bytes) {

@@ -110,7 +110,8 @@ class FastLayers {
         }
         for (size_t d = 0; d < net_.directions(); ++d)
             project(net_.cell(layer, d), methods[d], outs[d], codes[d].address);
-        to_.clear_padding(nan_);
+        // NaN that a layer below spreads beyond a length has reached the steps before it, too
+        if (!layer) to_.clear_padding(nan_);
     }
 
     void project(Cell &cell, Projection method, const Projected &out, Address codes) {

@@ -37,7 +37,7 @@ add_custom_command(
           -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_sources.cmake
   DEPENDS ${texts} ${CMAKE_CURRENT_BINARY_DIR}/cuda_sources.txt cmake/embed_sources.cmake)
 set(gpu call cell cell_form compiler cubin_cache device driver fast_layers gate_tables general_layers model planner
-        projections real_projections saturating sha256 shared_library steps)
+        projections real_projections saturating sha256 shared_library stationary steps)
 list(TRANSFORM gpu PREPEND src/cuda/)
 list(TRANSFORM gpu APPEND .cpp)
 add_library(quant_gru_cuda OBJECT ${embedded} ${gpu})

@@ -196,11 +196,13 @@ std::optional<RecurrenceShape> choose_shape(const Form &form, int64_t H, int64_t
 }
 
 Layout recurrence_layout(const RecurrenceShape &shape, const Form &form, int64_t H, int64_t N,
-                         int directions, bool values, bool codes, const Clusters &clusters) {
+                         int directions, bool values, bool codes, int64_t chunk,
+                         const Clusters &clusters) {
     Kernel kernel{"recurrence/persistent", "recurrent", shape.macros(form, H, directions)};
     kernel.macros["REALS"] = "1";
     kernel.macros["VALUES"] = std::to_string(values);
     kernel.macros["CODES"] = std::to_string(codes);
+    if (chunk) kernel.macros["STRETCH"] = std::to_string(chunk);
     Grid grid;
     grid.x = static_cast<unsigned>(shape.tiles(N) * shape.blocks);
     grid.y = static_cast<unsigned>(directions);

@@ -67,8 +67,9 @@ struct Layout {
 };
 
 // The launch of a recurrence that writes real values of the states (`values`), their codes, or
-// both.
+// both. It waits for time chunks of `chunk` steps of an overlapping projection; 0 without overlap.
 Layout recurrence_layout(const RecurrenceShape &shape, const Form &form, int64_t H, int64_t N,
-                         int directions, bool values, bool codes, const Clusters &clusters);
+                         int directions, bool values, bool codes, int64_t chunk,
+                         const Clusters &clusters);
 
 }  // namespace quant_gru::cuda

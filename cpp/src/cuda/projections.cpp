@@ -51,57 +51,11 @@ void place(Arguments &p, const Cell &cell, const Projected &out) {
     p.wide = cell.form().wide_input;
 }
 
-// A block of codes_weight_stationary.cu: three groups of four warps of 16 units, and one block per
-// multiprocessor.
-struct Stationary {
-    int planes;
-
-    static constexpr int64_t kUnits = 64, kGroups = 3, kRows = 8192, kWeights = 1 << 17;
-    int64_t columns() const { return planes == 1 ? 8 : 4; }
-    int64_t shared_bytes(int64_t padded) const {
-        const int64_t rings = kGroups * kStages * kDepth * 8 * columns() * planes;
-        return rings + 3 * kUnits * ((padded + 31) / 32 * 32 + 16);
-    }
-};
-
-void add_stationary(Launches &to, const Cell &cell, const Projected &out, Address bytes) {
-    const Stationary block{cell.x_planes()};
-    const int64_t rows = to.T * out.strips * out.strip;
-    const int64_t across = (out.units + Stationary::kUnits - 1) / Stationary::kUnits;
-    const int64_t most =
-        std::max<int64_t>(1, to.network.device.multiprocessors() / across) * Stationary::kGroups;
-    ProjectPassingC p{};
-    p.bytes = bytes;
-    p.to = epilogue_of(to, cell, out);
-    p.share = 8 * ((rows + 8 * most - 1) / (8 * most));
-    const int64_t share = p.share * Stationary::kGroups;
-    Kernel kernel{"projection/codes_weight_stationary", "project_passing", epilogue_macros(cell)};
-    kernel.macros["UNIT_WARPS"] = kernel.macros["STAGES"] = "4";
-    kernel.macros["GROUPS"] = "3";
-    kernel.macros["COLUMNS"] = std::to_string(block.columns());
-    kernel.macros["BLOCKS"] = "1";
-    Grid grid;
-    grid.x = static_cast<unsigned>(across * ((rows + share - 1) / share));
-    grid.threads = 384;
-    grid.shared_bytes = static_cast<unsigned>(block.shared_bytes(cell.bytes().padded));
-    grid.early = true;  // it loads its weights while the codes are computed
-    to.add(kernel, grid, p);
-}
-
 }  // namespace
 
 bool is_power(float scale) {
     int exponent;
     return std::frexp(scale, &exponent) == 0.5f;
-}
-
-bool keeps_weights(const Launches &to, const Cell &cell, const Projected &out) {
-    const int64_t padded = cell.bytes().padded;
-    // the kernel reads unpadded rows
-    const int64_t idle = (Stationary::kUnits - out.units % Stationary::kUnits) % Stationary::kUnits;
-    return to.T * to.N >= Stationary::kRows && out.units * padded >= Stationary::kWeights &&
-           Stationary{cell.x_planes()}.shared_bytes(padded) <= kMostShared &&
-           to.N % out.rows == 0 && 8 * idle <= out.units && to.network.device.clusters().size() > 1;
 }
 
 Projection select_projection(const Launches &to, const Cell &cell, const Projected &out,
@@ -195,7 +149,6 @@ void project_codes(Launches &to, const Cell &cell, const Projected &out, Address
 }
 
 void project_bytes(Launches &to, const Cell &cell, const Projected &out, Address bytes) {
-    if (keeps_weights(to, cell, out)) return add_stationary(to, cell, out, bytes);
     const int64_t rows = to.T * out.strips * out.strip;
     const Tile tile =
         tile_for(out.units, rows, cell.x_planes(), to.network.device.multiprocessors());

@@ -42,15 +42,12 @@ void project_reals_tiled(Launches &to, Cell &cell, const Projected &out, Address
 // Whether blocks exist for which that is faster than a projection from codes.
 bool has_real_blocks(const Launches &to, const Cell &cell, const Projected &out);
 
-// Whether blocks of codes_weight_stationary.cu are faster than tiles.
-bool keeps_weights(const Launches &to, const Cell &cell, const Projected &out);
-
 // What epilogue.cuh reads, and the macros that specialize it.
 ProjectedC epilogue_of(const Launches &to, const Cell &cell, const Projected &out);
 Macros epilogue_macros(const Cell &cell);
 bool is_power(float scale);
 
-// From codes as bytes (planes, T * N, padded features), on tensor cores. Only if `projects_bytes`.
+// From codes as bytes (planes, T * N, padded features), in tiles. Only if `projects_bytes`.
 void project_bytes(Launches &to, const Cell &cell, const Projected &out, Address bytes);
 
 // The same for all weights of up to 16 bits, by products of bytes. Only if `sums_fit`.

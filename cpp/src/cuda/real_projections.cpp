@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "cuda/projections.hpp"
+#include "cuda/stationary.hpp"
 
 namespace quant_gru::cuda {
 namespace {

@@ -92,9 +92,12 @@ class FastLayers {
         select_methods(layer, groups);
         add_all_codes(layer);
         for (const Group &group : groups) {
-            for (const size_t d : group.directions) project(net_.cell(layer, d), inputs_[d]);
-            // such projections write the flags of NaN, too
-            if (!layer && reads_reals(inputs_[group.directions[0]].method)) to_.clear_padding(nan_);
+            bool writes_nan = false;
+            for (const size_t d : group.directions) {
+                project(net_.cell(layer, d), inputs_[d]);
+                writes_nan = writes_nan || reads_reals(inputs_[d].method);
+            }
+            if (writes_nan && !layer) to_.clear_padding(nan_);
             if (group.form.gates.in_float)
                 add_recurrence<float>(layer, group);
             else

@@ -1,5 +1,6 @@
 #include "cuda/call.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -35,6 +36,10 @@ Grid rows_grid(int64_t rows) {
     grid.x = static_cast<unsigned>((rows + 7) / 8);
     grid.threads = 256;
     return grid;
+}
+
+unsigned threads_for(int64_t work) {
+    return static_cast<unsigned>(std::min<int64_t>(256, (work + 31) / 32 * 32));
 }
 
 Network::Network(Device &gpu, FrozenGRU numbers) : device(gpu), frozen(std::move(numbers)) {
@@ -80,6 +85,17 @@ void Call::State::run(const float *x, float *y, const RunOptions &options) const
 Address Launches::reserve(int64_t bytes) {
     state_.memory.emplace_back(network.device, static_cast<size_t>(bytes));
     return state_.memory.back().address();
+}
+
+SequenceC Launches::sequence_of(const Cell &cell) const {
+    SequenceC s{};
+    s.x_kind = kind_of(cell.numbers().x);
+    s.h_kind = kind_of(cell.numbers().h);
+    s.T = T;
+    s.N = N;
+    s.C = cell.C();
+    s.H = cell.H();
+    return s;
 }
 
 void Launches::clear_padding(Address nan) {

@@ -100,11 +100,8 @@ class Launches {
     // Bytes of NaN flags per sequence.
     int64_t flag_stride() const { return (T + 3) / 4 * 4; }
 
-    // Adds W x of codes as bytes, or of codes that `split_codes` splits first: codes of W x for a
-    // recurrence whose tiles have `strip` rows, in groups of 16 of `units`. `rows`: (planes, T * N,
-    // padded) of `cell.gemm(0)`.
-    void project_by_products(Cell &cell, Address rows, int64_t strip, int64_t strips, int64_t units,
-                             Address Wx);
+    // The sizes and containers of a cell.
+    SequenceC sequence_of(const Cell &cell) const;
 
     // Adds the split of codes (count, features) in their container into bytes (planes, count,
     // padded).
@@ -137,6 +134,12 @@ size_t place_of(const Arguments &arguments, const Field &field) {
 }
 
 Grid rows_grid(int64_t rows);  // a warp for each row
+
+// Threads of a block for some elements: whole warps, at most 256.
+unsigned threads_for(int64_t work);
+
+// Containers as kernels name them.
+inline int64_t kind_of(const QuantizerNumbers &q) { return static_cast<int64_t>(q.container()); }
 
 // For kernels that include the header of the gate arithmetic without using it.
 extern const Macros kPlain;

@@ -1,21 +1,12 @@
 // The launches of layers whose operators have at most 16 bits and whose weights fit registers:
 // quantizing the input, the input projection, and the persistent recurrence.
 #include <algorithm>
-#include <cmath>
 
-#include "cuda/call.hpp"
+#include "cuda/projections.hpp"
+#include "cuda/stationary.hpp"
 
 namespace quant_gru::cuda {
 namespace {
-
-constexpr int64_t kFewRows = 64;  // rows up to which a warp computes each unit of W x
-constexpr int64_t kFewBlocks = 256, kLargeAtOnce = 3;  // see from_codes.py
-constexpr int64_t kStages = 4, kDepth = 64;
-
-bool is_power(float scale) {
-    int exponent;
-    return std::frexp(scale, &exponent) == 0.5f;
-}
 
 bool same(const QuantizerNumbers &a, const QuantizerNumbers &b) {
     return a.bits == b.bits && a.is_signed == b.is_signed && a.scale == b.scale && a.zero == b.zero;
@@ -30,43 +21,6 @@ bool reads_as(const Cell &a, const Cell &b) {
     return true;
 }
 
-// Whether `division_of` gives exact codes of up to 16 bits.
-bool divides(const QuantizerNumbers &x) {
-    return std::ldexp(1.f, -90) <= x.scale && x.scale <= std::ldexp(1.f, 90);
-}
-
-DivisionC division_of(const QuantizerNumbers &x) {
-    // float64 has over twice the bits of float32, so double rounding equals a single rounding
-    const double scale = x.scale;
-    return {x.scale, static_cast<float>(1 / scale),
-            static_cast<float>(static_cast<double>(x.lo() - x.zero) * scale),
-            static_cast<float>(static_cast<double>(x.hi() - x.zero) * scale), is_power(x.scale)};
-}
-
-int64_t padded_of(const Cell &cell) { return (cell.C() + 15) / 16 * 16; }
-
-int64_t kind_of(const QuantizerNumbers &q) { return static_cast<int64_t>(q.container()); }
-
-// A tile of projection/codes_tiled.cu: two by two warps of 16 units and 8 `columns` rows.
-struct Tile {
-    int columns;
-
-    static constexpr int64_t kUnits = 32;
-    int64_t rows() const { return 16 * columns; }
-    int64_t blocks(int64_t units, int64_t count) const {
-        return (units + kUnits - 1) / kUnits * ((count + rows() - 1) / rows());
-    }
-};
-
-Tile tile_for(int64_t units, int64_t rows, int planes, int64_t processors) {
-    if (Tile{4}.blocks(units, rows) < kFewBlocks) return {2};
-    // larger tiles read operands less often, but their last wave may leave most of a GPU idle
-    const int64_t blocks = Tile{8}.blocks(units, rows), at_once = kLargeAtOnce * processors;
-    const int64_t whole = at_once * ((blocks + at_once - 1) / at_once);
-    const bool busy = static_cast<double>(blocks) / static_cast<double>(whole) > 0.6;
-    return {planes == 1 && busy ? 8 : 4};
-}
-
 // Directions that share a launch of the recurrence.
 struct Group {
     std::vector<size_t> directions;
@@ -74,11 +28,17 @@ struct Group {
     RecurrenceShape shape;
 };
 
-// Codes of an input on the GPU.
-struct Codes {
-    Address address = 0;
-    bool as_bytes = false;
+// The input of a direction.
+struct Input {
+    Projection method = Projection::codes_few;
+    Projected out{};
+    std::optional<Overlap> overlap;
+    Address codes = 0;  // null if the projection reads real values
 };
+
+bool as_bytes(const Input &input) {
+    return input.method == Projection::bytes || input.method == Projection::products;
+}
 
 class FastLayers {
  public:
@@ -102,15 +62,7 @@ class FastLayers {
             Wx_[d] = to_.reserve(4 * words[d]);
             if (net_.layers() > 1) states_[d] = to_.reserve(bytes[d] * T_ * N_ * to_.H());
         }
-        for (size_t i = 0; i < net_.layers(); ++i) {
-            add_inputs(i, layers[i]);
-            for (const Group &group : layers[i]) {
-                if (group.form.gates.in_float)
-                    add_recurrence<float>(i, group);
-                else
-                    add_recurrence<double>(i, group);
-            }
-        }
+        for (size_t i = 0; i < net_.layers(); ++i) add_layer(i, layers[i]);
         return true;
     }
 
@@ -132,44 +84,77 @@ class FastLayers {
         return true;
     }
 
-    // Adds the input codes and the projections of a layer.
-    void add_inputs(size_t layer, const std::vector<Group> &groups) {
+    void add_layer(size_t layer, const std::vector<Group> &groups) {
         below_nan_ = nan_;
         below_h0_nan_[0] = h0_nan_[0];
         below_h0_nan_[1] = h0_nan_[1];
         nan_ = to_.reserve(N_ * to_.flag_stride());
-        Codes codes[2];
-        for (size_t d = 0; d < net_.directions(); ++d) {
-            Cell &cell = net_.cell(layer, d);
-            h0_nan_[d] = to_.reserve(N_);
-            if (reads_reals(layer, cell)) continue;
-            const bool as_bytes = T_ * N_ > kFewRows && Cell::sums_fit(cell.C());
-            const bool again = d == 1 && codes[0].address && codes[0].as_bytes == as_bytes &&
-                               reads_as(cell, net_.cell(layer, 0));
-            codes[d] = again ? codes[0] : add_codes(layer, cell, as_bytes);
+        select_methods(layer, groups);
+        add_all_codes(layer);
+        for (const Group &group : groups) {
+            bool writes_nan = false;
+            for (const size_t d : group.directions) {
+                project(net_.cell(layer, d), inputs_[d]);
+                writes_nan = writes_nan || reads_reals(inputs_[d].method);
+            }
+            if (writes_nan && !layer) to_.clear_padding(nan_);
+            if (group.form.gates.in_float)
+                add_recurrence<float>(layer, group);
+            else
+                add_recurrence<double>(layer, group);
         }
+    }
+
+    void select_methods(size_t layer, const std::vector<Group> &groups) {
         for (const Group &group : groups)
             for (const size_t d : group.directions) {
-                Cell &cell = net_.cell(layer, d);
-                if (reads_reals(layer, cell))
-                    project_reals(cell, group.shape, d);
-                else if (codes[d].as_bytes && !cell.projects_bytes())
-                    to_.project_by_products(cell, codes[d].address, group.shape.strip(),
-                                            group.shape.strips(N_), group.shape.units, Wx_[d]);
-                else if (codes[d].as_bytes)
-                    project_bytes(cell, group.shape, codes[d].address, d);
-                else
-                    project_codes(cell, group.shape, codes[d].address, d);
+                const Cell &cell = net_.cell(layer, d);
+                const RecurrenceShape &shape = group.shape;
+                Input &input = inputs_[d] = {};
+                input.out = {Wx_[d], shape.rows, shape.strip(), shape.strips(N_), shape.units};
+                // a recurrence can wait for one projection only, which runs forwards in time
+                if (d == 0 && group.directions.size() == 1)
+                    input.overlap = overlap_of(to_, cell, input.out, shape);
+                input.method = select_projection(to_, cell, input.out, !layer && !input.overlap);
+                h0_nan_[d] = to_.reserve(N_);
             }
-        to_.clear_padding(nan_);
     }
 
-    // Whether a projection quantizes the real values itself.
-    bool reads_reals(size_t layer, const Cell &cell) const {
-        return !layer && T_ * N_ <= kFewRows && cell.projects_bytes() && divides(cell.numbers().x);
+    // Adds the input codes of the directions that read codes. Equal ones are computed once.
+    void add_all_codes(size_t layer) {
+        bool any = false;
+        for (size_t d = 0; d < net_.directions(); ++d) {
+            Input &input = inputs_[d], &first = inputs_[0];
+            if (reads_reals(input.method)) continue;
+            any = true;
+            const Cell &cell = net_.cell(layer, d);
+            const bool again = d == 1 && first.codes && as_bytes(first) == as_bytes(input) &&
+                               reads_as(cell, net_.cell(layer, 0));
+            if (input.overlap) input.overlap->counts = to_.reserve(4 * input.overlap->counters);
+            input.codes = again ? first.codes : add_codes(layer, cell, input);
+        }
+        // NaN that a layer below spreads beyond a length has reached the steps before it, too
+        if (any && !layer) to_.clear_padding(nan_);
     }
 
-    TargetC target_of(const Cell &cell, Codes codes) const {
+    void project(Cell &cell, const Input &input) {
+        switch (input.method) {
+            case Projection::reals_few:
+                return project_reals(to_, cell, input.out, nan_);
+            case Projection::reals_tiled:
+                return project_reals_tiled(to_, cell, input.out, nan_);
+            case Projection::codes_few:
+                return project_codes(to_, cell, input.out, input.codes);
+            case Projection::bytes:
+                if (input.overlap || keeps_weights(to_, cell, input.out))
+                    return project_stationary(to_, cell, input.out, input.codes, input.overlap);
+                return project_bytes(to_, cell, input.out, input.codes);
+            case Projection::products:
+                return project_by_products(to_, cell, input.out, input.codes);
+        }
+    }
+
+    TargetC target_of(const Cell &cell, const Input &input, Address codes) const {
         TargetC to{};
         to.kind = kind_of(cell.numbers().x);
         to.T = T_;
@@ -177,29 +162,33 @@ class FastLayers {
         to.features = cell.C();
         to.nan = nan_;
         to.nan_stride = to_.flag_stride();
-        if (codes.as_bytes) {
-            to.bytes = codes.address;
+        if (as_bytes(input)) {
+            to.bytes = codes;
             to.planes = cell.x_planes();
-            to.padded = padded_of(cell);
+            to.padded = padded_features(cell.C());
             to.x_offset = cell.x_offset();
         } else {
-            to.codes = codes.address;
+            to.codes = codes;
+        }
+        if (input.overlap) {
+            to.counts = input.overlap->counts;
+            to.stretches = input.overlap->counters;
         }
         return to;
     }
 
     // Adds the launch that writes input codes, as signed bytes or in their container.
-    Codes add_codes(size_t layer, const Cell &cell, bool as_bytes) {
+    Address add_codes(size_t layer, const Cell &cell, const Input &input) {
         const QuantizerNumbers &x = cell.numbers().x;
-        const int64_t row = as_bytes ? cell.x_planes() * padded_of(cell)
-                                     : cell.C() * container_bytes(x.container());
-        const Codes codes{to_.reserve(T_ * N_ * row), as_bytes};
+        const int64_t row = as_bytes(input) ? cell.x_planes() * padded_features(cell.C())
+                                            : cell.C() * container_bytes(x.container());
+        const Address codes = to_.reserve(T_ * N_ * row);
         if (layer) {
-            requantize(layer, cell, codes);
+            requantize(layer, cell, target_of(cell, input, codes));
             return codes;
         }
         QuantizeInputC p{};
-        p.to = target_of(cell, codes);
+        p.to = target_of(cell, input, codes);
         p.step = to_.x_step();
         p.next = to_.x_next();
         p.zero = x.zero;
@@ -212,14 +201,15 @@ class FastLayers {
         grid.threads = 256;
         to_.add({"boundary/quantize_input", "quantize_input", kPlain}, grid, p);
         to_.point(place_of(p, p.real), Given::x);
-        if (as_bytes && divides(x) && to_.C() % 4 == 0) to_.last().fours_at = place_of(p, p.fours);
+        if (as_bytes(input) && divides(x) && to_.C() % 4 == 0)
+            to_.last().fours_at = place_of(p, p.fours);
         return codes;
     }
 
-    void requantize(size_t layer, const Cell &cell, Codes codes) {
+    void requantize(size_t layer, const Cell &cell, const TargetC &target) {
         const QuantizerNumbers &x = cell.numbers().x;
         RequantizeLayersC p{};
-        p.to = target_of(cell, codes);
+        p.to = target;
         p.below.nan = below_nan_;
         p.below.T = T_;
         p.below.stride = to_.flag_stride();
@@ -241,117 +231,17 @@ class FastLayers {
         to_.add({"boundary/requantize_layers", "requantize_layers", kPlain}, rows_grid(T_ * N_), p);
     }
 
-    void project_reals(const Cell &cell, const RecurrenceShape &shape, size_t d) {
-        ProjectFewC p{};
-        p.nan = nan_;
-        p.Wx = Wx_[d];
-        p.weights = cell.bytes().weights;
-        p.step = to_.x_step();
-        p.next = to_.x_next();
-        p.N = N_;
-        p.C = cell.C();
-        p.H = cell.H();
-        p.padded = cell.bytes().padded;
-        p.nan_stride = to_.flag_stride();
-        p.NB = shape.strip();
-        p.tiles = shape.strips(N_);
-        p.groups = shape.units / 16;
-        p.wide = cell.form().wide_input;
-        p.division = division_of(cell.numbers().x);
-        p.W = cell.W();
-        Kernel kernel{"projection/reals_few_rows", "project_few", kPlain};
-        kernel.macros["WIDE"] = cell.x_planes() == 2 ? "1" : "0";
-        to_.add(kernel, few_grid(cell), p);
-        to_.point(place_of(p, p.real), Given::x);
-        if (to_.C() % 4 == 0) to_.last().fours_at = place_of(p, p.fours);
-    }
-
-    Grid few_grid(const Cell &cell) const {
-        Grid grid;
-        grid.x = static_cast<unsigned>(T_ * N_);
-        grid.y = static_cast<unsigned>((cell.H() + 7) / 8);
-        grid.threads = 256;
-        return grid;
-    }
-
-    void project_codes(const Cell &cell, const RecurrenceShape &shape, Address codes, size_t d) {
-        ProjectC p{};
-        fill_sequence(p.s, cell);
-        p.s.x = codes;
-        p.W = cell.W();
-        p.Wx = Wx_[d];
-        p.NB = shape.strip();
-        p.tiles = shape.strips(N_);
-        p.groups = shape.units / 16;
-        p.wide = cell.form().wide_input;
-        to_.add({"projection/int_mm", "project", kPlain}, few_grid(cell), p);
-    }
-
-    void project_bytes(const Cell &cell, const RecurrenceShape &shape, Address bytes, size_t d) {
-        const int planes = cell.x_planes();
-        const int64_t rows = T_ * shape.strips(N_) * shape.strip();
-        const Tile tile = tile_for(shape.units, rows, planes, net_.device.multiprocessors());
-        const ByteWeights &w = cell.bytes();
-        const MatrixC &W = cell.W();
-        ProjectBytesC p{};
-        p.bytes = bytes;
-        p.weights = w.weights;
-        p.folded = w.folded;
-        p.m = W.m;
-        p.folded_bytes = w.folded_bytes;
-        p.m_float = w.m_float;
-        p.exact_float = cell.exact_W();
-        p.Wx = Wx_[d];
-        p.T = T_;
-        p.N = N_;
-        p.H = cell.H();
-        p.padded = w.padded;
-        p.NB = shape.strip();
-        p.tiles = shape.strips(N_);
-        p.groups = shape.units / 16;
-        p.wide = cell.form().wide_input;
-        p.lo = W.lo;
-        p.hi = W.hi;
-        p.code_lo = W.code_lo;
-        const int64_t range = W.hi - W.lo;
-        const int codes = !cell.form().wide_input         ? range == 255
-                          : planes == 2 && range == 65535 ? 3
-                                                          : 2;
-        const bool powers = is_power(cell.numbers().x.scale) && is_power(cell.numbers().Wx.scale);
-        Kernel kernel{"projection/codes_tiled", "project_bytes", kPlain};
-        kernel.macros["PLANES"] = std::to_string(planes);
-        kernel.macros["CODES"] = std::to_string(codes);
-        kernel.macros["POWERS"] = powers ? "1" : "0";
-        kernel.macros["LONG"] = planes == 2 && cell.C() > 512 ? "1" : "0";
-        kernel.macros["UNIT_WARPS"] = kernel.macros["ROW_WARPS"] = "2";
-        kernel.macros["COLUMNS"] = std::to_string(tile.columns);
-        kernel.macros["STAGES"] = std::to_string(kStages);
-        Grid grid;
-        grid.x = static_cast<unsigned>(tile.blocks(shape.units, rows));
-        grid.threads = 128;
-        grid.shared_bytes =
-            static_cast<unsigned>(kStages * kDepth * (3 * Tile::kUnits + tile.rows()));
-        to_.add(kernel, grid, p);
-    }
-
-    void fill_sequence(SequenceC &s, const Cell &cell) const {
-        s.x_kind = kind_of(cell.numbers().x);
-        s.h_kind = kind_of(cell.numbers().h);
-        s.T = T_;
-        s.N = N_;
-        s.C = cell.C();
-        s.H = cell.H();
-    }
-
     template <class Real>
     void add_recurrence(size_t layer, const Group &group) {
         const bool top = layer + 1 == net_.layers();
         const auto count = group.directions.size();
         RecurrentC<Real> p[2]{};
         for (size_t i = 0; i < count; ++i) fill(p[i], layer, group, group.directions[i]);
+        const std::optional<Overlap> &overlap = inputs_[group.directions[0]].overlap;
+        if (overlap) p[0].counts = overlap->counts;
         const Layout layout =
             recurrence_layout(group.shape, group.form, to_.H(), N_, static_cast<int>(count), top,
-                              !top, net_.device.clusters());
+                              !top, overlap ? overlap->chunk : 0, net_.device.clusters());
         to_.add(layout.kernel, layout.grid, p);
         to_.last().arguments.resize(count * sizeof p[0]);
         for (size_t i = 0; i < count; ++i) {
@@ -372,7 +262,7 @@ class FastLayers {
         Cell &cell = net_.cell(layer, d);
         const QuantizerNumbers &h = cell.numbers().h;
         const Fragments &R = cell.fragments(group.shape.features, group.shape.units);
-        fill_sequence(p.s, cell);
+        p.s = to_.sequence_of(cell);
         p.s.reverse = d == 1;
         p.s.out = states_[d];
         p.weights = R.weights;
@@ -395,6 +285,7 @@ class FastLayers {
     Launches &to_;
     Network &net_;
     const int64_t T_, N_;
+    Input inputs_[2];                  // of the layer that is added
     Address Wx_[2] = {0, 0};           // by direction, for all layers
     Address states_[2] = {0, 0};       // codes of the states of the layer below the top
     Address nan_ = 0, below_nan_ = 0;  // NaN flags of the inputs of this layer and of that below

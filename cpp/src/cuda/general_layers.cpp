@@ -30,8 +30,6 @@ struct DequantizeC {
 
 Kernel border(const char *function) { return {"wide_border", function, kPlain}; }
 
-int64_t kind_of(const QuantizerNumbers &q) { return static_cast<int64_t>(q.container()); }
-
 class GeneralLayers {
  public:
     explicit GeneralLayers(Launches &to)
@@ -122,17 +120,11 @@ class GeneralLayers {
         to_.add(border("quantize_wide"), rows_grid(N_), q);
         to_.point(place_of(q, q.real), Given::h0, first_of(layer, d));
 
-        SequenceC s{};
+        SequenceC s = to_.sequence_of(cell);
         s.x = x_[d];
         s.h0 = first;
         s.out = out_[d];
         s.last = last_[d];
-        s.x_kind = kind_of(cell.numbers().x);
-        s.h_kind = kind_of(h);
-        s.T = T_;
-        s.N = N_;
-        s.C = cell.C();
-        s.H = H_;
         s.reverse = d == 1;
         const bool fit = Cell::sums_fit(cell.C()) && Cell::sums_fit(H_);
         if (cell.form().narrow && fit)

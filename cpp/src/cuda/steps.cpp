@@ -1,25 +1,15 @@
-// Recurrences step by step, and input projections by products of bytes: for weights that do not fit
-// registers, or that have more than 8 bits.
-#include <algorithm>
-
-#include "cuda/call.hpp"
+// Recurrences step by step, for weights that do not fit registers, and products of bytes.
+#include "cuda/projections.hpp"
 
 namespace quant_gru::cuda {
 namespace {
 
 constexpr int64_t kTileUnits = 32, kTileRows = 32, kTileBytes = 4 * 64 * (3 * 32 + 32);
-constexpr int64_t kMostProduct = int64_t{1} << 26;  // bytes of sums at once
 
 struct ProductC {
     Address rows, weights, product;
     int64_t count, chunk, stride, padded, columns, third;
 };
-
-int64_t kind_of(const QuantizerNumbers &q) { return static_cast<int64_t>(q.container()); }
-
-unsigned threads_for(int64_t work) {
-    return static_cast<unsigned>(std::min<int64_t>(256, (work + 31) / 32 * 32));
-}
 
 template <class Real>
 void add_all_steps(Launches &to, Cell &cell, const SequenceC &s, Address Wx, int64_t units) {
@@ -87,48 +77,12 @@ void Launches::split_codes(const QuantizerNumbers &q, Address codes, int64_t cou
     p.s.C = features;
     p.bytes = bytes;
     p.planes_x = planes_of(q.bits);
-    p.padded_C = (features + 15) / 16 * 16;
+    p.padded_C = padded_features(features);
     p.x_offset = byte_offset(q);
     Grid grid;
     grid.x = static_cast<unsigned>(count);
     grid.threads = threads_for(p.padded_C);
     add({"projection/int_mm", "split", kPlain}, grid, p);
-}
-
-void Launches::project_by_products(Cell &cell, Address rows, int64_t strip, int64_t strips,
-                                   int64_t units, Address Wx) {
-    const GemmWeights &W = cell.gemm(0);
-    const int planes = cell.x_planes();
-    ProjectC p{};
-    p.s.x_kind = kind_of(cell.numbers().x);
-    p.s.h_kind = kind_of(cell.numbers().h);
-    p.s.N = N;
-    p.s.C = cell.C();
-    p.s.H = cell.H();
-    p.W = cell.W();
-    p.folded = W.folded;
-    p.planes_x = planes;
-    p.planes_W = W.planes;
-    p.columns = W.columns;
-    p.padded_C = W.padded;
-    p.x_offset = cell.x_offset();
-    p.NB = strip;
-    p.tiles = strips;
-    p.groups = units / 16;
-    p.wide = cell.form().wide_input;
-    const int64_t step_bytes = 4 * planes * N * W.columns;
-    const int64_t most = std::min(T, std::max<int64_t>(1, kMostProduct / step_bytes));
-    p.product = reserve(most * step_bytes);
-    Grid grid;
-    grid.threads = threads_for(units * strip);
-    for (int64_t first = 0; first < T; first += most) {
-        p.s.T = std::min(most, T - first);
-        const auto from = static_cast<Address>(first * N * W.padded);
-        multiply(W, rows + from, planes * p.s.T * N, p.s.T * N, T * N, p.product);
-        p.Wx = Wx + static_cast<Address>(first * strips * units * strip * (p.wide ? 8 : 4));
-        grid.x = static_cast<unsigned>(p.s.T * strips);
-        add({"projection/int_mm", "finish", kPlain}, grid, p);
-    }
 }
 
 void add_steps(Launches &to, Cell &cell, const SequenceC &s) {
@@ -137,7 +91,7 @@ void add_steps(Launches &to, Cell &cell, const SequenceC &s) {
     const Address bytes = to.reserve(cell.x_planes() * to.T * to.N * W.padded);
     const Address Wx = to.reserve(4 * words * to.T * to.N * units);
     to.split_codes(cell.numbers().x, s.x, to.T * to.N, cell.C(), bytes);
-    to.project_by_products(cell, bytes, 1, to.N, units, Wx);
+    project_by_products(to, cell, {Wx, 1, 1, to.N, units}, bytes);
     if (cell.form().gates.in_float && !cell.form().in_int32)
         add_all_steps<float>(to, cell, s, Wx, units);
     else

@@ -6,7 +6,7 @@
 #include "kernel_runtime/c99/philox.h"
 
 constexpr int kMost = (1 << BITS) - 1;
-constexpr int kFraction = 15;  // bits of noise
+constexpr int kFraction = 15;        // bits of noise
 constexpr float kMagic = 8388608.f;  // 2^23: the last bit of a number from here on is a unit
 
 #if BITS <= 4

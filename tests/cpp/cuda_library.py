@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from c_library import Library
@@ -166,6 +167,26 @@ def difference(what: str, got: Tensor, expected: Tensor) -> str | None:
     )
 
 
+class CudaAccess:
+    """The functions of `cpp/tests/cuda_access.cpp`, with errors as exceptions."""
+
+    def __init__(self, path: Path) -> None:
+        self._functions = ctypes.CDLL(str(path))
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._functions, name)
+        function.restype = ctypes.c_char_p
+
+        def call(*arguments: Any) -> str:
+            given = (each.encode() if isinstance(each, str) else each for each in arguments)
+            text = str(function(*given).decode())
+            if text.startswith("!"):
+                raise RuntimeError(text[1:])
+            return text
+
+        return call
+
+
 class Tensors:
     """The tensors of a case on a device.
 
@@ -199,6 +220,7 @@ class Tensors:
 
 __all__ = [
     "KINDS",
+    "CudaAccess",
     "CudaLibrary",
     "GPUCase",
     "Prepared",

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from cpp_build import NEEDS_TOOLS
-from cuda_library import KINDS, CudaLibrary, Tensors, gpu_case
+from cuda_library import KINDS, CudaAccess, CudaLibrary, Tensors, gpu_case
 from cuda_library import nvrtc as nvrtc_of_package
 from make_golden import frozen_gru, saved
 
@@ -31,26 +31,6 @@ from quant_gru.kernels.cuda.machine import PLAIN, SOURCES
 
 pytestmark = NEEDS_TOOLS
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
-
-
-class CudaAccess:
-    """The functions of `cpp/tests/cuda_access.cpp`, with errors as exceptions."""
-
-    def __init__(self, path: Path) -> None:
-        self._functions = ctypes.CDLL(str(path))
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(self._functions, name)
-        function.restype = ctypes.c_char_p
-
-        def call(*arguments: Any) -> str:
-            given = (each.encode() if isinstance(each, str) else each for each in arguments)
-            text = str(function(*given).decode())
-            if text.startswith("!"):
-                raise RuntimeError(text[1:])
-            return text
-
-        return call
 
 
 @pytest.fixture(scope="module")

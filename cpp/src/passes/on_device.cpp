@@ -1,5 +1,6 @@
 #include "passes/on_device.hpp"
 
+#include <algorithm>
 #include <optional>
 #include <type_traits>
 
@@ -13,6 +14,8 @@ namespace quant_gru {
 namespace {
 
 constexpr unsigned kThreads = 128, kColumnThreads = 1024, kColumns = 32;
+// Bytes of R that the blocks of a fused step read at most.
+constexpr int64_t kFusedBytes = 16 << 20;
 
 unsigned blocks(int64_t count, unsigned each) {
     return static_cast<unsigned>((count + each - 1) / each);
@@ -31,6 +34,8 @@ struct Machine {
         };
         forward = load("forward_units");
         backward = load("backward_units");
+        forward_step = load("forward_step");
+        backward_step = load("backward_step");
         columns = load("add_columns");
     }
 
@@ -38,7 +43,24 @@ struct Machine {
     cuda::Device &device;
     void *context;
     std::optional<Products> products;
-    cuda::Function forward, backward, columns;
+    cuda::Function forward, backward, forward_step, backward_step, columns;
+
+    // Whether a step and its product with R are one launch.
+    static bool fuses(const PassSizes &sizes) {
+        const int64_t bytes = 3 * sizes.H * sizes.H * static_cast<int64_t>(sizeof(T));
+        return (sizes.N + kStepRows - 1) / kStepRows * bytes <= kFusedBytes;
+    }
+
+    // The launch of a fused step, whose blocks may start before the previous step ends.
+    cuda::Grid step_grid(const PassSizes &sizes, int gates) const {
+        cuda::Grid grid{blocks(sizes.H, kStepUnits), blocks(sizes.N, kStepRows),
+                        kStepWarps * kStepUnits};
+        const int64_t sums = int64_t{kStepWarps} * gates * kStepRows * kStepUnits;
+        const int64_t operands = int64_t{kStepChunk} * kStepRows;
+        grid.shared_bytes = static_cast<unsigned>(std::max(sums, operands) * int64_t{sizeof(T)});
+        grid.early = device.capability() >= 90;
+        return grid;
+    }
 };
 
 }  // namespace
@@ -72,11 +94,12 @@ void OnDevice<T>::forward(int device, const PassSizes &sizes, Zoneout zoneout,
     const Products::Settings settings(*m.products, stream);
     const auto [N, C, H] = sizes;
     m.products->multiply({c.x, C, 1}, c.steps * N, c.W, C, 3 * H, c.tmp_Wx, false);
-    const cuda::Grid grid{blocks(N * H, kThreads), 1, kThreads};
+    // blocks of a fused step write states while others read those of the step before
+    const bool fused = m.fuses(sizes) && c.h != c.out;
+    const cuda::Grid grid{blocks(N * H, kThreads), 1, kThreads}, step_grid = m.step_grid(sizes, 3);
     for (int64_t t = 0; t < c.steps; ++t) {
         const int64_t first = t * N;
         const T *const h = t ? c.out + (first - N) * H : c.h;
-        m.products->multiply({h, H, 1}, N, c.R, H, 3 * H, c.tmp_Rh, false);
         const ForwardUnits<T> units{c.tmp_Wx + first * 3 * H,
                                     c.tmp_Rh,
                                     c.bx,
@@ -89,6 +112,12 @@ void OnDevice<T>::forward(int device, const PassSizes &sizes, Zoneout zoneout,
                                     H,
                                     static_cast<T>(c.zoneout_prob),
                                     zoneout};
+        if (fused) {
+            const ForwardStep<T> step{c.R, N, units};
+            m.device.launch(m.forward_step, step_grid, &step, stream);
+            continue;
+        }
+        m.products->multiply({h, H, 1}, N, c.R, H, 3 * H, c.tmp_Rh, false);
         m.device.launch(m.forward, grid, &units, stream);
     }
 }
@@ -101,7 +130,9 @@ void OnDevice<T>::backward(int device, const PassSizes &sizes, const BackwardArg
     const Products::Settings settings(*m.products, stream);
     const auto [N, C, H] = sizes;
     const int64_t items = c.steps * N, channels = 3 * H;
-    const cuda::Grid grid{blocks(N * H, kThreads), 1, kThreads};
+    const bool fused = m.fuses(sizes);
+    const cuda::Grid grid{blocks(N * H, kThreads), 1, kThreads}, step_grid = m.step_grid(sizes, 1);
+    const T *dq_after = nullptr;
     for (int64_t t = c.steps - 1; t >= 0; --t) {
         const int64_t first = t * N;
         T *const dq = c.dq + first * channels;
@@ -116,8 +147,21 @@ void OnDevice<T>::backward(int device, const PassSizes &sizes, const BackwardArg
                                      dq,
                                      N * H,
                                      H};
-        m.device.launch(m.backward, grid, &units, stream);
-        m.products->multiply({dq, channels, 1}, N, c.R_t, channels, H, c.dh, true);
+        if (fused) {
+            const BackwardStep<T> step{c.R_t, dq_after, N, units};
+            m.device.launch(m.backward_step, step_grid, &step, stream);
+        } else {
+            m.device.launch(m.backward, grid, &units, stream);
+            m.products->multiply({dq, channels, 1}, N, c.R_t, channels, H, c.dh, true);
+        }
+        dq_after = dq;
+    }
+    if (fused) {
+        BackwardUnits<T> units{};
+        units.dh = c.dh;
+        units.H = H;
+        const BackwardStep<T> step{c.R_t, dq_after, N, units};
+        m.device.launch(m.backward_step, step_grid, &step, stream);
     }
     if (!items) return;
     m.products->multiply({c.dp, channels, 1}, items, c.W_t, channels, C, c.dx, false);

@@ -179,8 +179,8 @@ def test_kernels_compile(
     native = ctypes.CDLL(shutil.copy(build / "tests/libcuda_access.so", tmp_path / "fresh.so"))
     native.compile_kernel.restype = ctypes.c_char_p
     for source, macros in (
-        (b"units", b"REAL=float"),
-        (b"units", b"REAL=double"),
+        (b"units", b"REAL=float STEP_ROWS=1"),
+        (b"units", b"REAL=double STEP_ROWS=8"),
         (b"code_conversions", b"CODE=int8_t"),
         (b"code_conversions", b"CODE=int16_t"),
     ):

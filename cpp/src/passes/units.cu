@@ -1,4 +1,5 @@
-// The kernels of float passes. REAL is float or double.
+// The kernels of float passes. REAL is float or double, STEP_ROWS the rows of a block of a fused
+// step.
 #include "kernel_runtime/cuda/ptx.cuh"
 #include "passes/units.hpp"
 
@@ -8,6 +9,7 @@ using ForwardC = ForwardUnits<T>;
 using BackwardC = BackwardUnits<T>;
 using ColumnsC = ColumnSums<T>;
 
+constexpr int kStepRows = STEP_ROWS;
 using ForwardStepC = ForwardStep<T>;
 using BackwardStepC = BackwardStep<T>;
 
@@ -57,14 +59,19 @@ extern "C" __global__ void backward_units(const __grid_constant__ BackwardC c) {
     if (index < c.count) backward_unit(c, index / c.H, index % c.H, c.dh[index]);
 }
 
-// The products of A (N, K) and B (K, gates * H) for the row and the unit of this thread.
+// The products of A (N, K) and B (K, gates * H) for the row and the unit of this thread, if it has
+// one.
 template <int gates>
 inline void products(const T *A, int64_t N, int64_t K, const T *B, int64_t H, T *memory,
                      T (&found)[gates]) {
     const int lane = threadIdx.x % kStepUnits, warp = threadIdx.x / kStepUnits;
     const int64_t first_row = int64_t{blockIdx.y} * kStepRows;
     int64_t unit = int64_t{blockIdx.x} * kStepUnits + lane;
-    if (unit >= H) unit = H - 1;  // its sums are not used
+    if (unit >= H) unit = H - 1;                                // its sums are not used
+    struct alignas(kStepRows == 1 ? sizeof(T) : 16) Operands {  // of a feature
+        T rows[kStepRows];
+    };
+    const auto *const operands = (const Operands *)memory;
     T sums[gates][kStepRows] = {};
     for (int64_t first = 0; first < K; first += kStepChunk) {
         const int depth = K - first < kStepChunk ? int(K - first) : kStepChunk;
@@ -75,14 +82,14 @@ inline void products(const T *A, int64_t N, int64_t K, const T *B, int64_t H, T 
                 row < N ? A[row * K + first + i % depth] : T(0);
         }
         __syncthreads();
-#pragma unroll 4
+#pragma unroll 8
         for (int k = warp; k < depth; k += kStepWarps) {
             const T *const b = B + (first + k) * gates * H + unit;
+            const Operands a = operands[k];
             for (int gate = 0; gate < gates; ++gate) {
                 const T factor = b[gate * H];
                 for (int row = 0; row < kStepRows; ++row)
-                    sums[gate][row] =
-                        multiply_add(memory[k * kStepRows + row], factor, sums[gate][row]);
+                    sums[gate][row] = multiply_add(a.rows[row], factor, sums[gate][row]);
             }
         }
     }
@@ -91,6 +98,7 @@ inline void products(const T *A, int64_t N, int64_t K, const T *B, int64_t H, T 
         for (int row = 0; row < kStepRows; ++row)
             memory[((warp * gates + gate) * kStepRows + row) * kStepUnits + lane] = sums[gate][row];
     __syncthreads();
+    if (warp >= kStepRows) return;
     for (int gate = 0; gate < gates; ++gate) {
         found[gate] = 0;
         for (int part = 0; part < kStepWarps; ++part)
@@ -98,25 +106,28 @@ inline void products(const T *A, int64_t N, int64_t K, const T *B, int64_t H, T 
     }
 }
 
-// The row and the unit of this thread in a step.
-inline int64_t step_row() { return int64_t{blockIdx.y} * kStepRows + threadIdx.x / kStepUnits; }
+// The row and the unit of this thread in a step; a row of N if it has none.
+inline int64_t step_row(int64_t N) {
+    const int row = threadIdx.x / kStepUnits;
+    return row < kStepRows ? int64_t{blockIdx.y} * kStepRows + row : N;
+}
 inline int64_t step_unit() { return int64_t{blockIdx.x} * kStepUnits + threadIdx.x % kStepUnits; }
 
 extern "C" __global__ void forward_step(const __grid_constant__ ForwardStepC c) {
     SHARED_MEMORY(memory);
     await_launches();
     let_next_start();
+    const int64_t H = c.units.H, row = step_row(c.N), unit = step_unit();
     T Rh[3];
-    products<3>(c.units.h, c.N, c.units.H, c.R, c.units.H, (T *)memory, Rh);
-    if (step_row() < c.N && step_unit() < c.units.H)
-        forward_unit(c.units, step_row(), step_unit(), Rh[0], Rh[1], Rh[2]);
+    products<3>(c.units.h, c.N, H, c.R, H, (T *)memory, Rh);
+    if (row < c.N && unit < H) forward_unit(c.units, row, unit, Rh[0], Rh[1], Rh[2]);
 }
 
 extern "C" __global__ void backward_step(const __grid_constant__ BackwardStepC c) {
     SHARED_MEMORY(memory);
     await_launches();
     let_next_start();
-    const int64_t H = c.units.H, row = step_row(), unit = step_unit();
+    const int64_t H = c.units.H, row = step_row(c.N), unit = step_unit();
     T passed_on[1] = {0};
     if (c.dq_after) products<1>(c.dq_after, c.N, 3 * H, c.R_t, H, (T *)memory, passed_on);
     if (row >= c.N || unit >= H) return;

@@ -28,10 +28,10 @@ struct BackwardUnits {
     int64_t count, H;
 };
 
-// A step with its product with R: blocks of kStepRows rows and kStepUnits units, whose warps divide
-// the features and add their sums in shared memory. Every block reads all of its columns of R,
-// which is fast for few rows.
-constexpr int kStepRows = 8, kStepUnits = 32, kStepWarps = 8;
+// A step with its product with R: blocks of up to kStepWarps rows and kStepUnits units, whose warps
+// divide the features and add their sums in shared memory. Every block reads all of its columns of
+// R, which is fast for few rows.
+constexpr int kStepUnits = 32, kStepWarps = 8;
 constexpr int kStepChunk = 256;  // features whose operands are in shared memory together
 
 template <class T>

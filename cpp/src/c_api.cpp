@@ -33,12 +33,11 @@ qgru_status report(qgru_status status, const char *message) {
     return status;
 }
 
-// Calls f and converts its exceptions to a status.
-template <class F>
-qgru_status guarded(F f) noexcept {
+// The status of the exception that is being handled. One function for all, since each handler
+// takes room.
+qgru_status report_exception() noexcept {
     try {
-        f();
-        return QGRU_OK;
+        throw;
     } catch (const quant_gru::ArgumentError &error) {
         return report(QGRU_ARGUMENT, error.what());
     } catch (const quant_gru::FileError &error) {
@@ -54,22 +53,30 @@ qgru_status guarded(F f) noexcept {
     }
 }
 
+// Calls f and converts its exceptions to a status.
+template <class F>
+qgru_status guarded(F f) noexcept {
+    try {
+        f();
+        return QGRU_OK;
+    } catch (...) {
+        return report_exception();
+    }
+}
+
 void require(const void *address, const char *name) {
     if (!address)
         throw quant_gru::ArgumentError(std::string("Expected the address of ") + name +
                                        ", got null");
 }
 
-// Later versions have longer structs.
-template <class Options>
-Options known_part(const Options &given) {
-    Options all{};
-    if (given.size < sizeof all)
+// Copies the part of a caller's options that this version knows; later versions have longer
+// structs.
+void copy_options(const void *given, size_t size, void *to, size_t known) {
+    if (size < known)
         throw quant_gru::ArgumentError("Expected options.size to be at least " +
-                                       std::to_string(sizeof all) + ", got " +
-                                       std::to_string(given.size));
-    std::memcpy(&all, &given, sizeof all);
-    return all;
+                                       std::to_string(known) + ", got " + std::to_string(size));
+    std::memcpy(to, given, known);
 }
 
 qgru_shape shape_of(const quant_gru::Shape &s) {
@@ -79,7 +86,8 @@ qgru_shape shape_of(const quant_gru::Shape &s) {
 quant_gru::RunOptions options_of(const qgru_options *given) {
     quant_gru::RunOptions options;
     if (!given) return options;
-    const qgru_options all = known_part(*given);
+    qgru_options all;
+    copy_options(given, given->size, &all, sizeof all);
     if (all.threads < 0 || all.threads > 1 << 16)
         throw quant_gru::ArgumentError("Expected threads to be in [0, 65536], got " +
                                        std::to_string(all.threads));
@@ -206,7 +214,8 @@ qgru_status qgru_cuda_run(const qgru_cuda_call *call, const float *x, float *y,
         require(call, "call");
         quant_gru::cuda::RunOptions chosen;
         if (options) {
-            const qgru_cuda_options all = known_part(*options);
+            qgru_cuda_options all;
+            copy_options(options, options->size, &all, sizeof all);
             chosen.stream = all.stream;
             chosen.h0 = all.h0;
             chosen.h_n = all.h_n;

@@ -50,6 +50,35 @@ static void test_errors(const qgru_model *model) {
     qgru_free_stream(NULL);
 }
 
+/* With a GPU, or its stand-in, a call is prepared; otherwise the error says what is missing. */
+static void test_gpu(const char *path) {
+    qgru_cuda_model *model = NULL;
+    qgru_cuda_call *call = NULL;
+    qgru_cuda_options options;
+    qgru_shape shape;
+    const qgru_status status = qgru_cuda_load(path, 0, &model);
+    CHECK(qgru_cuda_load(NULL, 0, &model) == QGRU_ARGUMENT);
+    CHECK(qgru_cuda_prepare(NULL, 1, 1, &call) == QGRU_ARGUMENT);
+    CHECK(qgru_cuda_run(NULL, NULL, NULL, NULL) == QGRU_ARGUMENT);
+    if (status != QGRU_OK) {
+        CHECK(status == QGRU_DEVICE);
+        CHECK(qgru_cuda_load(path, 0, &model) == QGRU_DEVICE);
+        CHECK(strncmp(qgru_last_error(), "Expected ", 9) == 0);
+        return;
+    }
+    CHECK(qgru_cuda_get_shape(model, &shape) == QGRU_OK && shape.directions == 1);
+    CHECK(qgru_cuda_prepare(model, 0, 1, &call) == QGRU_ARGUMENT);
+    CHECK(qgru_cuda_prepare(model, 3, 2, &call) == QGRU_OK);
+    qgru_cuda_free_model(model); /* the call keeps its memory */
+    CHECK(strstr(qgru_cuda_description(call), "recurrence/persistent") != NULL);
+    memset(&options, 0, sizeof options);
+    options.size = sizeof options - 1;
+    CHECK(qgru_cuda_run(call, NULL, NULL, &options) == QGRU_ARGUMENT);
+    CHECK(strstr(qgru_last_error(), "options.size") != NULL);
+    CHECK(qgru_cuda_run(call, NULL, NULL, NULL) == QGRU_ARGUMENT);
+    qgru_cuda_free_call(call);
+}
+
 int main(int count, char **arguments) {
     qgru_model *model = NULL, *copy = NULL;
     qgru_stream *stream = NULL;
@@ -92,6 +121,7 @@ int main(int count, char **arguments) {
         free(z);
     }
     test_errors(model);
+    test_gpu(arguments[1]);
     qgru_free_model(model);
     return failures != 0;
 }

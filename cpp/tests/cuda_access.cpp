@@ -116,6 +116,10 @@ EXPORT const char *layouts() {
         STRUCT(RecurrentC<double>);
         FIELD(RecurrentC<double>, exact_float), FIELD(RecurrentC<double>, cell);
         FIELD(RecurrentC<double>, saturated), FIELD(RecurrentC<double>, counts);
+        STRUCT(StepC<float>);
+        FIELD(StepC<float>, m), FIELD(StepC<float>, planes_h), FIELD(StepC<float>, cell);
+        STRUCT(StepC<double>);
+        FIELD(StepC<double>, Wx), FIELD(StepC<double>, before), FIELD(StepC<double>, cell);
         STRUCT(GenericC);
         FIELD(GenericC, W), FIELD(GenericC, R), FIELD(GenericC, cell);
         STRUCT(ProjectC);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,13 +130,14 @@ class GPUCase:
     case: Case
 
 
-def gpu_case(seed: int, kind: str, large: bool) -> GPUCase:
-    """The same case for the same arguments."""
-    hidden = LARGE if large and kind != "wide" else HIDDEN
+def gpu_case(seed: int, kind: str, large: bool, hidden: Sequence[int] | None = None) -> GPUCase:
+    """The same case for the same arguments; `hidden`: numbers of units to choose from."""
+    hidden = hidden or (LARGE if large and kind != "wide" else HIDDEN)
     features = 200 if large else 20
     gru, rng = random_gru(seed, kind, hidden, features)
     wide = kind in ("wide", "mixed")
-    T, N = rng.choice((1, 1, 2, 5, 9, 12 if wide else 40)), rng.choice(ROWS[: 4 if wide else None])
+    T = rng.choice((1, 1, 2, 5, 9, 12 if wide else 40))
+    N = rng.choice(ROWS[: 4 if wide else None])
     if not large:
         T, N = rng.randint(1, 6), rng.choice((1, 2, 3, 5))
     x, h0, lengths = random_input(gru, rng, T, N)

@@ -36,7 +36,7 @@ class QUANT_GRU_API Call {
  public:
     Call(Call &&) noexcept;
     Call &operator=(Call &&) noexcept;
-    ~Call();  // waits for runs that have not ended
+    ~Call();  // waits for runs that have not ended; not while a stream is captured
 
     // Starts the call on a stream and returns. x: (T, N, C); y: (T, N, D * H). With
     // shape().batch_first x: (N, T, C); y: (N, T, D * H). Steps beyond the length of a sequence

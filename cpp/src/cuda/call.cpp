@@ -1,5 +1,6 @@
 #include "cuda/call.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -27,11 +28,18 @@ Address address_of(const void *pointer) { return reinterpret_cast<uintptr_t>(poi
 
 }  // namespace
 
+const Macros kPlain{
+    {"QG_WORDS", "0"}, {"QG_RRH", "1"}, {"QG_OLD", "1"}, {"QG_NEW", "1"}, {"QG_ZONEOUT", "0"}};
+
 Grid rows_grid(int64_t rows) {
     Grid grid;
     grid.x = static_cast<unsigned>((rows + 7) / 8);
     grid.threads = 256;
     return grid;
+}
+
+unsigned threads_for(int64_t work) {
+    return static_cast<unsigned>(std::min<int64_t>(256, (work + 31) / 32 * 32));
 }
 
 Network::Network(Device &gpu, FrozenGRU numbers) : device(gpu), frozen(std::move(numbers)) {
@@ -46,7 +54,7 @@ Call::State::State(std::shared_ptr<Network> of, int64_t T, int64_t N) : network(
     Launches to(*network, *this, T, N);
     last_states = to.reserve(4 * static_cast<int64_t>(network->cells.size()) * N * to.H());
     to.start_results();
-    if (!add_fast_layers(to)) add_wide_layers(to);
+    if (!add_fast_layers(to)) add_general_layers(to);
     to.finish_results();
     std::vector<Kernel> kernels;
     for (const Launch &each : launches) kernels.push_back(each.kernel);
@@ -77,6 +85,17 @@ void Call::State::run(const float *x, float *y, const RunOptions &options) const
 Address Launches::reserve(int64_t bytes) {
     state_.memory.emplace_back(network.device, static_cast<size_t>(bytes));
     return state_.memory.back().address();
+}
+
+SequenceC Launches::sequence_of(const Cell &cell) const {
+    SequenceC s{};
+    s.x_kind = kind_of(cell.numbers().x);
+    s.h_kind = kind_of(cell.numbers().h);
+    s.T = T;
+    s.N = N;
+    s.C = cell.C();
+    s.H = cell.H();
+    return s;
 }
 
 void Launches::clear_padding(Address nan) {

@@ -73,7 +73,7 @@ class Launches {
     // Memory of the workspace.
     Address reserve(int64_t bytes);
 
-    // Adds a launch; its arguments may still be completed by `point` and `fours`.
+    // Adds a launch. `point` and `last` complete its arguments.
     template <class Arguments>
     void add(Kernel kernel, const Grid &grid, const Arguments &arguments) {
         const auto *from = reinterpret_cast<const unsigned char *>(&arguments);
@@ -100,6 +100,18 @@ class Launches {
     // Bytes of NaN flags per sequence.
     int64_t flag_stride() const { return (T + 3) / 4 * 4; }
 
+    // The sizes and containers of a cell.
+    SequenceC sequence_of(const Cell &cell) const;
+
+    // Adds the split of codes (count, features) in their container into bytes (planes, count,
+    // padded).
+    void split_codes(const QuantizerNumbers &q, Address codes, int64_t count, int64_t features,
+                     Address bytes);
+
+    // Adds a product of bytes; chunk and stride as in byte_product.cu.
+    void multiply(const GemmWeights &weights, Address rows, int64_t count, int64_t chunk,
+                  int64_t stride, Address product);
+
     // Makes the launches ignore NaN flags (N, flag_stride) beyond the lengths.
     void clear_padding(Address nan);
 
@@ -123,11 +135,24 @@ size_t place_of(const Arguments &arguments, const Field &field) {
 
 Grid rows_grid(int64_t rows);  // a warp for each row
 
+// Threads of a block for some elements: whole warps, at most 256.
+unsigned threads_for(int64_t work);
+
+// Containers as kernels name them.
+inline int64_t kind_of(const QuantizerNumbers &q) { return static_cast<int64_t>(q.container()); }
+
+// For kernels that include the header of the gate arithmetic without using it.
+extern const Macros kPlain;
+
 // Launches for layers whose operators have at most 16 bits and whose weights fit registers.
 // Returns false if there are others.
 bool add_fast_layers(Launches &to);
 
 // Launches for all widths and sizes.
-void add_wide_layers(Launches &to);
+void add_general_layers(Launches &to);
+
+// Adds the recurrence of a cell of up to 16 bits, step by step. x, h0, out and last in `s` are
+// codes in their containers.
+void add_steps(Launches &to, Cell &cell, const SequenceC &s);
 
 }  // namespace quant_gru::cuda

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "c99/fixed_point.h"
 #include "cuda/saturating.hpp"
 
 namespace quant_gru::cuda {
@@ -241,6 +242,44 @@ void Cell::add_bytes() {
     bytes_.folded = arrays_.add(folded);
     bytes_.folded_bytes = arrays_.add(folded_bytes);
     bytes_.m_float = arrays_.add(m_float);
+}
+
+const GemmWeights &Cell::gemm(int which) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    GemmWeights &g = gemm_[static_cast<size_t>(which)];
+    if (g.weights) return g;
+    const MatrixNumbers &w = weights_of(n_, which);
+    const QuantizerNumbers &operand = operand_of(n_, which);
+    const int64_t rows = 3 * H(), features = w.inputs;
+    g.planes = planes_of(w.weight_bits);
+    g.columns = (g.planes == 1 ? rows : 2 * rows + 1) + 15;
+    g.columns -= g.columns % 16;
+    g.third = (g.columns + 2) / 3;
+    g.padded = (std::max<int64_t>(features, 1) + 15) / 16 * 16;
+    std::vector<int8_t> weights(static_cast<size_t>(3 * g.third * g.padded));
+    const auto at = [&](int64_t row, int64_t i) -> int8_t & {
+        return weights[static_cast<size_t>(row * g.padded + i)];
+    };
+    std::vector<int64_t> folded;
+    for (int64_t row = 0; row < rows; ++row) {
+        int64_t sum = 0;
+        for (int64_t i = 0; i < features; ++i) {
+            const int64_t code = code_of(w, static_cast<size_t>(row * features + i));
+            sum += code;
+            if (g.planes == 1) {
+                at(row, i) = static_cast<int8_t>(code);
+            } else {
+                at(row, i) = static_cast<int8_t>(qg_floor_shift(code, 8));
+                at(rows + row, i) = static_cast<int8_t>((code & 255) - 128);
+                at(2 * rows, i) = 1;
+            }
+        }
+        const int64_t low = planes_of(operand.bits) == 2 ? 128 : 0;
+        folded.push_back(w.bias[row] + (byte_offset(operand) - operand.zero + low) * sum);
+    }
+    g.folded = arrays_.add(folded);
+    g.weights = arrays_.add(weights);
+    return g;
 }
 
 const Fragments &Cell::fragments(int64_t features, int64_t units) {

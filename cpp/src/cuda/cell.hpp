@@ -45,6 +45,13 @@ struct ByteWeights {
     int64_t padded;
 };
 
+// W or R as operand of byte products with int_mm.cu and per_step.cu, which explain the planes.
+struct GemmWeights {
+    Address weights, folded;
+    int64_t columns, third, padded;  // see byte_product.cu
+    int planes;                      // bytes of a weight
+};
+
 class Cell {
  public:
     Cell(Device &device, const FrozenCell &frozen);
@@ -59,6 +66,8 @@ class Cell {
     bool projects_bytes() const { return n_.W.weight_bits <= 8 && n_.W.inputs <= 1 << 14; }
 
     const std::vector<SumNumbers> &between() const { return between_; }
+    // M / 2^k of R h, (3H).
+    Address multipliers_R() const { return matrices_[1].m; }
     Address finite() const { return finite_; }
     Address exact_W() const { return exact_[0]; }
     Address exact_R() const { return exact_[1]; }
@@ -68,6 +77,12 @@ class Cell {
 
     // W and R transposed as int32, for the kernel of wide integers. Created at the first use.
     const std::array<MatrixC, 2> &transposed();
+
+    // Operands of byte products for W (0) or R (1). Created at the first use.
+    const GemmWeights &gemm(int which);
+
+    // Whether int32 holds sums of byte products of that many features.
+    static bool sums_fit(int64_t features) { return features < int64_t{1} << 17; }
 
     // Only if `projects_bytes`.
     const ByteWeights &bytes() const { return bytes_; }
@@ -97,6 +112,7 @@ class Cell {
     std::array<MatrixC, 2> matrices_{}, transposed_{};
     std::array<Address, 2> exact_{};
     ByteWeights bytes_{};
+    std::array<GemmWeights, 2> gemm_{};
     Address finite_ = 0;
     std::mutex mutex_;  // guards what is created later
     std::map<std::pair<int64_t, int64_t>, Fragments> fragments_;

@@ -1,24 +1,13 @@
 // The launches of layers whose operators have at most 16 bits and whose weights fit registers:
 // quantizing the input, the input projection, and the persistent recurrence.
 #include <algorithm>
-#include <cmath>
 
-#include "cuda/call.hpp"
+#include "cuda/projections.hpp"
 
 namespace quant_gru::cuda {
 namespace {
 
 constexpr int64_t kFewRows = 64;  // rows up to which a warp computes each unit of W x
-constexpr int64_t kFewBlocks = 256, kLargeAtOnce = 3;  // see from_codes.py
-constexpr int64_t kStages = 4, kDepth = 64;
-
-const Macros kPlain{
-    {"QG_WORDS", "0"}, {"QG_RRH", "1"}, {"QG_OLD", "1"}, {"QG_NEW", "1"}, {"QG_ZONEOUT", "0"}};
-
-bool is_power(float scale) {
-    int exponent;
-    return std::frexp(scale, &exponent) == 0.5f;
-}
 
 bool same(const QuantizerNumbers &a, const QuantizerNumbers &b) {
     return a.bits == b.bits && a.is_signed == b.is_signed && a.scale == b.scale && a.zero == b.zero;
@@ -31,41 +20,6 @@ bool reads_as(const Cell &a, const Cell &b) {
         if (a.between()[i].M[0] != b.between()[i].M[0] || a.between()[i].k != b.between()[i].k)
             return false;
     return true;
-}
-
-// Whether `division_of` gives exact codes of up to 16 bits.
-bool divides(const QuantizerNumbers &x) {
-    return std::ldexp(1.f, -90) <= x.scale && x.scale <= std::ldexp(1.f, 90);
-}
-
-DivisionC division_of(const QuantizerNumbers &x) {
-    // float64 has over twice the bits of float32, so double rounding equals a single rounding
-    const double scale = x.scale;
-    return {x.scale, static_cast<float>(1 / scale),
-            static_cast<float>(static_cast<double>(x.lo() - x.zero) * scale),
-            static_cast<float>(static_cast<double>(x.hi() - x.zero) * scale), is_power(x.scale)};
-}
-
-int64_t kind_of(const QuantizerNumbers &q) { return static_cast<int64_t>(q.container()); }
-
-// A tile of projection/codes_tiled.cu: two by two warps of 16 units and 8 `columns` rows.
-struct Tile {
-    int columns;
-
-    static constexpr int64_t kUnits = 32;
-    int64_t rows() const { return 16 * columns; }
-    int64_t blocks(int64_t units, int64_t count) const {
-        return (units + kUnits - 1) / kUnits * ((count + rows() - 1) / rows());
-    }
-};
-
-Tile tile_for(int64_t units, int64_t rows, int planes, int64_t processors) {
-    if (Tile{4}.blocks(units, rows) < kFewBlocks) return {2};
-    // larger tiles read operands less often, but their last wave may leave most of a GPU idle
-    const int64_t blocks = Tile{8}.blocks(units, rows), at_once = kLargeAtOnce * processors;
-    const int64_t whole = at_once * ((blocks + at_once - 1) / at_once);
-    const bool busy = static_cast<double>(blocks) / static_cast<double>(whole) > 0.6;
-    return {planes == 1 && busy ? 8 : 4};
 }
 
 // Directions that share a launch of the recurrence.
@@ -144,7 +98,7 @@ class FastLayers {
             Cell &cell = net_.cell(layer, d);
             h0_nan_[d] = to_.reserve(N_);
             if (reads_reals(layer, cell)) continue;
-            const bool as_bytes = T_ * N_ > kFewRows && cell.projects_bytes();
+            const bool as_bytes = T_ * N_ > kFewRows && Cell::sums_fit(cell.C());
             const bool again = d == 1 && codes[0].address && codes[0].as_bytes == as_bytes &&
                                reads_as(cell, net_.cell(layer, 0));
             codes[d] = again ? codes[0] : add_codes(layer, cell, as_bytes);
@@ -152,12 +106,16 @@ class FastLayers {
         for (const Group &group : groups)
             for (const size_t d : group.directions) {
                 Cell &cell = net_.cell(layer, d);
+                const Projected out{Wx_[d], group.shape.strip(), group.shape.strips(N_),
+                                    group.shape.units};
                 if (reads_reals(layer, cell))
-                    project_reals(cell, group.shape, d);
-                else if (codes[d].as_bytes)
-                    project_bytes(cell, group.shape, codes[d].address, d);
+                    project_reals(to_, cell, out, nan_);
+                else if (!codes[d].as_bytes)
+                    project_codes(to_, cell, out, codes[d].address);
+                else if (cell.projects_bytes())
+                    project_bytes(to_, cell, out, codes[d].address);
                 else
-                    project_codes(cell, group.shape, codes[d].address, d);
+                    project_by_products(to_, cell, out, codes[d].address);
             }
         to_.clear_padding(nan_);
     }
@@ -178,7 +136,7 @@ class FastLayers {
         if (codes.as_bytes) {
             to.bytes = codes.address;
             to.planes = cell.x_planes();
-            to.padded = cell.bytes().padded;
+            to.padded = padded_features(cell.C());
             to.x_offset = cell.x_offset();
         } else {
             to.codes = codes.address;
@@ -189,7 +147,7 @@ class FastLayers {
     // Adds the launch that writes input codes, as signed bytes or in their container.
     Codes add_codes(size_t layer, const Cell &cell, bool as_bytes) {
         const QuantizerNumbers &x = cell.numbers().x;
-        const int64_t row = as_bytes ? cell.x_planes() * cell.bytes().padded
+        const int64_t row = as_bytes ? cell.x_planes() * padded_features(cell.C())
                                      : cell.C() * container_bytes(x.container());
         const Codes codes{to_.reserve(T_ * N_ * row), as_bytes};
         if (layer) {
@@ -239,108 +197,6 @@ class FastLayers {
         to_.add({"boundary/requantize_layers", "requantize_layers", kPlain}, rows_grid(T_ * N_), p);
     }
 
-    void project_reals(const Cell &cell, const RecurrenceShape &shape, size_t d) {
-        ProjectFewC p{};
-        p.nan = nan_;
-        p.Wx = Wx_[d];
-        p.weights = cell.bytes().weights;
-        p.step = to_.x_step();
-        p.next = to_.x_next();
-        p.N = N_;
-        p.C = cell.C();
-        p.H = cell.H();
-        p.padded = cell.bytes().padded;
-        p.nan_stride = to_.flag_stride();
-        p.NB = shape.strip();
-        p.tiles = shape.strips(N_);
-        p.groups = shape.units / 16;
-        p.wide = cell.form().wide_input;
-        p.division = division_of(cell.numbers().x);
-        p.W = cell.W();
-        Kernel kernel{"projection/reals_few_rows", "project_few", kPlain};
-        kernel.macros["WIDE"] = cell.x_planes() == 2 ? "1" : "0";
-        to_.add(kernel, few_grid(cell), p);
-        to_.point(place_of(p, p.real), Given::x);
-        if (to_.C() % 4 == 0) to_.last().fours_at = place_of(p, p.fours);
-    }
-
-    Grid few_grid(const Cell &cell) const {
-        Grid grid;
-        grid.x = static_cast<unsigned>(T_ * N_);
-        grid.y = static_cast<unsigned>((cell.H() + 7) / 8);
-        grid.threads = 256;
-        return grid;
-    }
-
-    void project_codes(const Cell &cell, const RecurrenceShape &shape, Address codes, size_t d) {
-        ProjectC p{};
-        fill_sequence(p.s, cell);
-        p.s.x = codes;
-        p.W = cell.W();
-        p.Wx = Wx_[d];
-        p.NB = shape.strip();
-        p.tiles = shape.strips(N_);
-        p.groups = shape.units / 16;
-        p.wide = cell.form().wide_input;
-        to_.add({"projection/int_mm", "project", kPlain}, few_grid(cell), p);
-    }
-
-    void project_bytes(const Cell &cell, const RecurrenceShape &shape, Address bytes, size_t d) {
-        const int planes = cell.x_planes();
-        const int64_t rows = T_ * shape.strips(N_) * shape.strip();
-        const Tile tile = tile_for(shape.units, rows, planes, net_.device.multiprocessors());
-        const ByteWeights &w = cell.bytes();
-        const MatrixC &W = cell.W();
-        ProjectBytesC p{};
-        p.bytes = bytes;
-        p.weights = w.weights;
-        p.folded = w.folded;
-        p.m = W.m;
-        p.folded_bytes = w.folded_bytes;
-        p.m_float = w.m_float;
-        p.exact_float = cell.exact_W();
-        p.Wx = Wx_[d];
-        p.T = T_;
-        p.N = N_;
-        p.H = cell.H();
-        p.padded = w.padded;
-        p.NB = shape.strip();
-        p.tiles = shape.strips(N_);
-        p.groups = shape.units / 16;
-        p.wide = cell.form().wide_input;
-        p.lo = W.lo;
-        p.hi = W.hi;
-        p.code_lo = W.code_lo;
-        const int64_t range = W.hi - W.lo;
-        const int codes = !cell.form().wide_input         ? range == 255
-                          : planes == 2 && range == 65535 ? 3
-                                                          : 2;
-        const bool powers = is_power(cell.numbers().x.scale) && is_power(cell.numbers().Wx.scale);
-        Kernel kernel{"projection/codes_tiled", "project_bytes", kPlain};
-        kernel.macros["PLANES"] = std::to_string(planes);
-        kernel.macros["CODES"] = std::to_string(codes);
-        kernel.macros["POWERS"] = powers ? "1" : "0";
-        kernel.macros["LONG"] = planes == 2 && cell.C() > 512 ? "1" : "0";
-        kernel.macros["UNIT_WARPS"] = kernel.macros["ROW_WARPS"] = "2";
-        kernel.macros["COLUMNS"] = std::to_string(tile.columns);
-        kernel.macros["STAGES"] = std::to_string(kStages);
-        Grid grid;
-        grid.x = static_cast<unsigned>(tile.blocks(shape.units, rows));
-        grid.threads = 128;
-        grid.shared_bytes =
-            static_cast<unsigned>(kStages * kDepth * (3 * Tile::kUnits + tile.rows()));
-        to_.add(kernel, grid, p);
-    }
-
-    void fill_sequence(SequenceC &s, const Cell &cell) const {
-        s.x_kind = kind_of(cell.numbers().x);
-        s.h_kind = kind_of(cell.numbers().h);
-        s.T = T_;
-        s.N = N_;
-        s.C = cell.C();
-        s.H = cell.H();
-    }
-
     template <class Real>
     void add_recurrence(size_t layer, const Group &group) {
         const bool top = layer + 1 == net_.layers();
@@ -370,7 +226,7 @@ class FastLayers {
         Cell &cell = net_.cell(layer, d);
         const QuantizerNumbers &h = cell.numbers().h;
         const Fragments &R = cell.fragments(group.shape.features, group.shape.units);
-        fill_sequence(p.s, cell);
+        p.s = to_.sequence_of(cell);
         p.s.reverse = d == 1;
         p.s.out = states_[d];
         p.weights = R.weights;

@@ -92,6 +92,15 @@ struct ProjectC {
     int64_t planes_x, planes_W, columns, padded_C, x_offset, NB, tiles, groups, wide;
 };
 
+// recurrence/per_step.cu
+template <class Real>
+struct StepC {
+    SequenceC s;
+    Address m, folded, product, bytes, Wx;
+    int64_t planes_h, planes_R, columns, padded_H, groups, wide, t, before;
+    CellC<Real> cell;
+};
+
 // projection/codes_tiled.cu
 struct ProjectBytesC {
     Address bytes, weights, folded, m, folded_bytes, m_float, exact_float, Wx;

@@ -1,4 +1,5 @@
-// The launches of layers of any width and size, by recurrence/wide_integers.cu.
+// The launches of layers of any width and size: step by step up to 16 bits, otherwise by
+// recurrence/wide_integers.cu. Codes pass between launches in their containers.
 #include "cuda/call.hpp"
 
 namespace quant_gru::cuda {
@@ -27,21 +28,11 @@ struct DequantizeC {
     float scale;
 };
 
-Kernel border(const char *function) {
-    return {"wide_border",
-            function,
-            {{"QG_WORDS", "0"},
-             {"QG_RRH", "1"},
-             {"QG_OLD", "1"},
-             {"QG_NEW", "1"},
-             {"QG_ZONEOUT", "0"}}};
-}
+Kernel border(const char *function) { return {"wide_border", function, kPlain}; }
 
-int64_t kind_of(const QuantizerNumbers &q) { return static_cast<int64_t>(q.container()); }
-
-class WideLayers {
+class GeneralLayers {
  public:
-    explicit WideLayers(Launches &to)
+    explicit GeneralLayers(Launches &to)
         : to_(to), net_(to.network), D_(to.network.directions()), T_(to.T), N_(to.N), H_(to.H()) {}
 
     void add() {
@@ -49,7 +40,7 @@ class WideLayers {
         for (size_t i = 0; i < net_.layers(); ++i) {
             for (size_t d = 0; d < D_; ++d) x_[d] = input_codes(i, d);
             for (size_t d = 0; d < D_; ++d) add_recurrence(i, d);
-            spread(i);
+            spread();
             for (size_t d = 0; d < D_; ++d) dequantize_last(i, d);
         }
         for (size_t d = 0; d < D_; ++d) dequantize_results(d);
@@ -129,19 +120,23 @@ class WideLayers {
         to_.add(border("quantize_wide"), rows_grid(N_), q);
         to_.point(place_of(q, q.real), Given::h0, first_of(layer, d));
 
+        SequenceC s = to_.sequence_of(cell);
+        s.x = x_[d];
+        s.h0 = first;
+        s.out = out_[d];
+        s.last = last_[d];
+        s.reverse = d == 1;
+        const bool fit = Cell::sums_fit(cell.C()) && Cell::sums_fit(H_);
+        if (cell.form().narrow && fit)
+            add_steps(to_, cell, s);
+        else
+            add_generic(cell, s);
+    }
+
+    void add_generic(Cell &cell, const SequenceC &s) {
         GenericC p{};
-        p.s.x = x_[d];
-        p.s.h0 = first;
-        p.s.out = out_[d];
-        p.s.last = last_[d];
+        p.s = s;
         p.s.workspace = to_.reserve(N_ * 2 * H_ * 8);
-        p.s.x_kind = kind_of(cell.numbers().x);
-        p.s.h_kind = kind_of(h);
-        p.s.T = T_;
-        p.s.N = N_;
-        p.s.C = cell.C();
-        p.s.H = H_;
-        p.s.reverse = d == 1;
         p.W = cell.transposed()[0];
         p.R = cell.transposed()[1];
         p.cell = cell.gates<double>();
@@ -164,7 +159,7 @@ class WideLayers {
     }
 
     // Follows NaN through a layer.
-    void spread(size_t) {
+    void spread() {
         SpreadC p{};
         p.nan = nan_;
         for (size_t d = 0; d < D_; ++d) {
@@ -228,6 +223,6 @@ class WideLayers {
 
 }  // namespace
 
-void add_wide_layers(Launches &to) { WideLayers(to).add(); }
+void add_general_layers(Launches &to) { GeneralLayers(to).add(); }
 
 }  // namespace quant_gru::cuda

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -37,13 +36,12 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.is_contiguous() or _is_dense(tensor)  # most end at the first, a flag
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(NamedTuple):
     """A storage that was saved. While the weak reference lives, no other has its address."""
 
     held: weakref.ref[Held]
     storage: StorageWeakRef
-    index: int
+    number: int  # of its record
 
 
 class _Claim(NamedTuple):
@@ -138,7 +136,7 @@ class Step:
         """Encode a tensor with noise of its own; bits and capacity as for the codec."""
         saving, key = self.saving, self.key(tensor.device)
         return codec.encode(
-            tensor.detach(),
+            tensor,
             bits,
             key,
             group=saving.group,
@@ -174,11 +172,16 @@ class Step:
         Returns:
             1 to 8; None if it is to be held as it is or moved to host memory.
         """
-        shape, dtype, index = tensor.shape, tensor.dtype, len(self.records)
-        path = self._paths.current()[0]
-        info = TensorInfo(path, op_of(tensor), index, shape, dtype, tensor.nbytes)
-        choice = self.saving.choice(info)
+        choice = self._choice(tensor, self._paths.current()[0], op_of(tensor))
         return choice.bits if choice.action == "compress" and choice.bits != LOSSLESS else None
+
+    def _choice(self, tensor: Tensor, path: str, op: str, exact: bool = False) -> Choice:
+        saving = self.saving
+        if saving.is_uniform and not exact:
+            return saving.default
+        index = len(self.records)
+        info = TensorInfo(path, op, index, tensor.shape, tensor.dtype, tensor.nbytes)
+        return saving.exact(info) if exact else saving.choice(info)
 
     def pack(self, tensor: Tensor) -> Held | View:
         """Return a tensor in the form in which it is held for backward."""
@@ -201,7 +204,7 @@ class Step:
         if address in self._exact and isinstance(held, Compressed):
             held = None
         if seen is not None and held is not None:
-            self._record(tensor, 0, 0, f"shared with {seen.index}")
+            self._record(tensor, 0, 0, f"shared with {seen.number}")
             return View(held, tensor, whole) if dense else held
         claim = self._claims.pop(address, None)
         if claim is not None:
@@ -230,10 +233,8 @@ class Step:
         op, (path, boundary) = op_of(tensor), self._paths.current()
         if boundary:
             op = CHECKPOINT
-        index = len(self.records)
-        info = TensorInfo(path, op, index, tensor.shape, tensor.dtype, tensor.nbytes)
         exact = self._exact.get(address)
-        choice = saving.choice(info) if exact is None else saving.exact(info)
+        choice = self._choice(tensor, path, op, exact is not None)
         bits = choice.bits
         if choice.action == "offload" and not can_leave(tensor):
             choice, bits = KEEP, None  # its memory is the host's
@@ -257,7 +258,8 @@ class Step:
             held, reason = Offloaded(codes or tensor, self._queue, positive), "in host memory"
         else:
             held, reason = Compressed(codes, positive), "compressed"
-        choice = Choice(choice.action, bits)
+        if bits != choice.bits:
+            choice = Choice(choice.action, bits)
         self._record(tensor, tensor.nbytes, held.held, reason, choice, path, op)
         saving.watch(held)
         return held

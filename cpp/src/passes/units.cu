@@ -76,11 +76,9 @@ inline void products(const T *A, int64_t N, int64_t K, const T *B, int64_t H, T 
     for (int64_t first = 0; first < K; first += kStepChunk) {
         const int depth = K - first < kStepChunk ? int(K - first) : kStepChunk;
         __syncthreads();
-        for (int i = threadIdx.x; i < kStepRows * depth; i += kStepWarps * kStepUnits) {
-            const int64_t row = first_row + i / depth;
-            memory[i % depth * kStepRows + i / depth] =
-                row < N ? A[row * K + first + i % depth] : T(0);
-        }
+        for (int k = lane; warp < kStepRows && k < depth; k += kStepUnits)
+            memory[k * kStepRows + warp] =
+                first_row + warp < N ? A[(first_row + warp) * K + first + k] : T(0);
         __syncthreads();
 #pragma unroll 8
         for (int k = warp; k < depth; k += kStepWarps) {

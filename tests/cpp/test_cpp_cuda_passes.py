@@ -68,7 +68,7 @@ class StandIn(Access):
 @STEPS
 @ZONEOUT
 @DTYPES
-@pytest.mark.parametrize("size", SIZES[:3], ids=str)
+@pytest.mark.parametrize("size", [*SIZES[:3], (2, 11, 5, 300)], ids=str)
 def test_stand_ins(
     stand_in: StandIn, size: tuple[int, ...], dtype: torch.dtype, zoneout: bool, by_steps: bool
 ) -> None:

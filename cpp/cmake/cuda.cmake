@@ -19,7 +19,8 @@ function(quant_gru_embed prefix root)
 endfunction()
 quant_gru_embed("" ${folder}/quant_gru/kernels/cuda *.cuh boundary/quantize_input.cu
                 boundary/requantize_layers.cu projection/codes_tiled.cu projection/int_mm.cu
-                projection/reals_few_rows.cu recurrence/persistent.cu recurrence/per_step.cu
+                projection/codes_weight_stationary.cu projection/reals_few_rows.cu projection/reals_tiled.cu
+                projection/reals_wgmma.cu recurrence/persistent.cu recurrence/per_step.cu
                 recurrence/wide_integers.cu)
 quant_gru_embed("" ${folder}/quant_gru/kernels c99/*.h)
 quant_gru_embed("kernel_runtime/cuda/" ${folder}/kernel_runtime/cuda *.cuh)
@@ -52,7 +53,7 @@ add_custom_command(
           -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_sources.cmake
   DEPENDS ${texts} ${CMAKE_CURRENT_BINARY_DIR}/cuda_sources.txt cmake/embed_sources.cmake)
 set(gpu call cell cell_form compiler cubin_cache device driver fast_layers gate_tables general_layers model planner
-        projections saturating sha256 shared_library steps)
+        projections real_projections saturating sha256 shared_library stationary steps)
 list(TRANSFORM gpu PREPEND src/cuda/)
 list(TRANSFORM gpu APPEND .cpp)
 add_library(quant_gru_cuda OBJECT ${embedded} ${gpu})

@@ -125,8 +125,14 @@ EXPORT const char *layouts() {
         STRUCT(ProjectC);
         FIELD(ProjectC, W), FIELD(ProjectC, Wx), FIELD(ProjectC, planes_x), FIELD(ProjectC, wide);
         STRUCT(ProjectBytesC);
-        FIELD(ProjectBytesC, m), FIELD(ProjectBytesC, Wx), FIELD(ProjectBytesC, T);
-        FIELD(ProjectBytesC, NB), FIELD(ProjectBytesC, code_lo);
+        FIELD(ProjectBytesC, to.m), FIELD(ProjectBytesC, to.Wx), FIELD(ProjectBytesC, to.T);
+        FIELD(ProjectBytesC, to.NB), FIELD(ProjectBytesC, to.code_lo);
+        STRUCT(ProjectPassingC);
+        FIELD(ProjectPassingC, share), FIELD(ProjectPassingC, counts);
+        FIELD(ProjectPassingC, stretch);
+        STRUCT(ProjectRealsC);
+        FIELD(ProjectRealsC, to.weights), FIELD(ProjectRealsC, real), FIELD(ProjectRealsC, nan);
+        FIELD(ProjectRealsC, parts), FIELD(ProjectRealsC, division), FIELD(ProjectRealsC, fours);
         STRUCT(ProjectFewC);
         FIELD(ProjectFewC, weights), FIELD(ProjectFewC, nan_stride), FIELD(ProjectFewC, division);
         FIELD(ProjectFewC, W), FIELD(ProjectFewC, fours);

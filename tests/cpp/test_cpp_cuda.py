@@ -29,8 +29,19 @@ import torch
 
 sys.path.append(str(Path(__file__).parent))
 
-from cuda_library import KINDS, CudaLibrary, GPUCase, Prepared, Tensors, gpu_case, nvrtc
+from cuda_library import (
+    KINDS,
+    CudaLibrary,
+    GPUCase,
+    Prepared,
+    Tensors,
+    difference,
+    gpu_case,
+    nvrtc,
+)
 from make_golden import frozen_gru, saved
+
+from quant_gru import QuantConfig, QuantGRU
 
 ROOT = Path(__file__).parents[2]
 PLANS = 220
@@ -187,6 +198,30 @@ def large_batch(library: CudaLibrary) -> None:
     assert torch.equal(y.cpu(), expected), str(call)
 
 
+def all_projections(library: CudaLibrary) -> None:
+    """Sizes that select each projection, with and without an overlap with the recurrence."""
+    wrong, sources = [], set()
+    for config in (QuantConfig.int8(), QuantConfig.w8a16(), QuantConfig.int16()):
+        for C, H, T, N in (
+            (40, 64, 1, 1), (40, 64, 9, 1), (41, 100, 100, 32), (128, 256, 100, 64),
+            (400, 512, 9, 64), (512, 256, 400, 32), (256, 512, 64, 128), (64, 1100, 6, 5),
+        ):  # fmt: skip
+            gru = QuantGRU(C, H, config=config)
+            gru.calibrate(torch.randn(5, 4, C))
+            gru.finalize_calibration()
+            frozen, x = gru.freeze(), torch.randn(T, N, C)
+            call = library.prepare(saved(frozen), T, N)
+            y, given = torch.empty(T, N, H, device=DEVICE), x.to(DEVICE)
+            call.run(given, y)
+            synchronize()
+            found = difference("y", y, frozen(x)[0])
+            sources |= {line.split()[0] for line in str(call).splitlines()}
+            if found:
+                wrong.append(f"C {C}, H {H}, T {T}, N {N}: {found}\n{call}")
+    print("kernels:", *sorted(sources))
+    assert not wrong, "\n".join(wrong)
+
+
 def two_streams(library: CudaLibrary) -> None:
     """Two calls of one size at the same time, each with a workspace of its own."""
     gru = frozen_gru(64, 128)
@@ -222,7 +257,7 @@ def no_allocation(library: CudaLibrary) -> None:
 
 OTHERS: list[Callable[[CudaLibrary], None]] = [step_by_step, large_batch]
 if DEVICE == "cuda":
-    OTHERS += [two_streams, no_allocation]
+    OTHERS += [all_projections, two_streams, no_allocation]
 
 
 @pytest.fixture(scope="module")

@@ -22,13 +22,12 @@ from make_golden import frozen_gru, saved
 
 from kernel_runtime.cuda import compiler, disk_cache
 from kernel_runtime.cuda.launch import Grid, Kernel
+from quant_gru import FrozenQuantGRU, QuantConfig, QuantGRU
 from quant_gru.integer.border import CallForm
 from quant_gru.kernels.cuda import structs
-from quant_gru.kernels.cuda.forward import launch_plan, layer_launches
+from quant_gru.kernels.cuda.forward import launch_plan
 from quant_gru.kernels.cuda.forward.stack import Stack
 from quant_gru.kernels.cuda.machine import PLAIN, SOURCES
-from quant_gru.kernels.cuda.projection import from_codes, from_reals
-from quant_gru.kernels.cuda.projection.select import FEW_ROWS, Method, Selection
 
 pytestmark = NEEDS_TOOLS
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
@@ -210,22 +209,8 @@ class Recorder:
         return None
 
 
-def use_general_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Python select the projections and launches that the library has."""
-
-    def select(
-        machine: Any, numbers: Any, shape: Any, T: int, N: int, *, real_values: bool, **_: Any
-    ) -> Selection:
-        few = T * N <= FEW_ROWS
-        if few and real_values and from_reals.reads_reals(numbers):
-            return Selection(Method.REALS_FEW_ROWS)
-        if few:
-            return Selection(Method.CODES_FEW_ROWS)
-        if not numbers.projects_bytes:
-            return Selection(Method.GEMM)
-        rows = T * shape.strips(N) * shape.strip
-        tile = from_codes.choose(shape.units, rows, numbers.x_planes, machine.clusters()[1])
-        return Selection(Method.CODES_TILED, codes=tile)
+def leave_out_joint_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Python plan no launches of directions with different forms."""
 
     def launches_of(directions: Any, N: int, clusters: Any) -> Any:
         forms = [each.numbers.form for each in directions]
@@ -233,8 +218,6 @@ def use_general_paths(monkeypatch: pytest.MonkeyPatch) -> None:
             return [(directions, forms[0])]
         return [([each], form) for each, form in zip(directions, forms, strict=True)]
 
-    monkeypatch.setattr(layer_launches, "select", select)
-    monkeypatch.setattr(layer_launches, "overlap_of", lambda *_: None)
     monkeypatch.setattr(launch_plan, "launches_of", launches_of)
     monkeypatch.setattr(launch_plan.Schedule, "_native_call", lambda *_: None)
 
@@ -253,38 +236,21 @@ def values_of(record: Any) -> list[Any]:
     return found
 
 
-def projections_first(found: list[tuple[Kernel, Grid, Any]]) -> list[tuple[Kernel, Grid, Any]]:
-    """The library adds all projections of a layer before its recurrences."""
-    ordered = list(found)
-    for _ in found:
-        for i in range(len(ordered) - 1):
-            first, second = ordered[i][0].source, ordered[i + 1][0].source
-            if first.startswith("recurrence") and second.startswith("projection"):
-                ordered[i : i + 2] = ordered[i + 1], ordered[i]
-    return ordered
-
-
-@pytest.mark.parametrize("kind", [each for each in KINDS if each != "wide"])
-@pytest.mark.parametrize("seed", range(6))
-def test_launches_are_those_of_python(
-    planned: CudaAccess, fake: pytest.MonkeyPatch, kind: str, seed: int
-) -> None:
-    case = gpu_case(seed, kind, large=True)
-    use_general_paths(fake)
+def compare_launches(planned: CudaAccess, gru: FrozenQuantGRU, T: int, N: int) -> list[Line]:
+    """Compare the launches of a call with those of Python, and return them."""
     machine = Recorder()
-    stack = Stack(case.case.gru._plan(), machine)
     real = torch.zeros(1, 1, 1)
     form = CallForm.of(real, real, torch.float32, None)
-    schedule = stack.schedule(case.T, case.N, form)
+    schedule = Stack(gru._plan(), machine).schedule(T, N, form)
     assert schedule is not None
     # products take the place of torch's
     own = ("rows", "byte_product")
-    ours = [each for each in launches(planned, case.file, case.T, case.N) if each.source not in own]
+    ours = [each for each in launches(planned, saved(gru), T, N) if each.source not in own]
     # unaligned, so that nobody loads four values at once
-    x = torch.empty(case.case.x.numel() + 1)[1:].view(case.case.x.shape)
-    schedule._x.move(x.transpose(0, 1) if case.case.gru.batch_first else x)
-    theirs = projections_first(machine.launches)
-    for line, (kernel, grid, record) in zip(ours, theirs, strict=True):
+    C = gru.shape.input_size
+    x = torch.empty(T * N * C + 1)[1:]
+    schedule._x.move(x.view(N, T, C).transpose(0, 1) if gru.batch_first else x.view(T, N, C))
+    for line, (kernel, grid, record) in zip(ours, machine.launches, strict=True):
         assert (line.source, line.function) == (kernel.source, kernel.function)
         assert line.macros == {name: str(value) for name, value in kernel.macros}
         shape = (*grid.blocks, grid.threads, grid.cluster, grid.shared_bytes, int(grid.early))
@@ -292,6 +258,42 @@ def test_launches_are_those_of_python(
         assert len(line.arguments) == ctypes.sizeof(record)
         values = values_of(type(record).from_buffer_copy(line.arguments))
         assert values == values_of(record), kernel
+    return ours
+
+
+@pytest.mark.parametrize("kind", [each for each in KINDS if each != "wide"])
+@pytest.mark.parametrize("seed", range(6))
+def test_launches_are_those_of_python(
+    planned: CudaAccess, fake: pytest.MonkeyPatch, kind: str, seed: int
+) -> None:
+    leave_out_joint_forms(fake)
+    case = gpu_case(seed, kind, large=True)
+    compare_launches(planned, case.case.gru, case.T, case.N)
+
+
+@pytest.mark.parametrize("config", [QuantConfig.int8(), QuantConfig.w8a16()], ids=["int8", "w8a16"])
+def test_launches_of_many_rows_are_those_of_python(
+    planned: CudaAccess, fake: pytest.MonkeyPatch, config: QuantConfig
+) -> None:
+    leave_out_joint_forms(fake)
+    used, overlaps = set(), 0
+    for C, H, sizes in (
+        (40, 64, ((1, 1), (9, 1), (100, 1), (100, 32), (20, 300))),
+        (128, 256, ((20, 128), (64, 128), (8, 700))),
+        (512, 256, ((400, 32),)),
+        (400, 512, ((9, 64), (64, 128))),
+    ):
+        gru = QuantGRU(C, H, config=config)
+        gru.calibrate(torch.randn(5, 4, C))
+        gru.finalize_calibration()
+        frozen = gru.freeze()
+        for T, N in sizes:
+            found = compare_launches(planned, frozen, T, N)
+            used |= {each.source for each in found}
+            overlaps += "STRETCH" in found[-1].macros
+    assert overlaps
+    names = ("codes_tiled", "codes_weight_stationary", "reals_few_rows", "reals_tiled")
+    assert {f"projection/{name}" for name in (*names, "reals_wgmma")} <= used
 
 
 CELLS = {f"CellC<{name}>": structs.CELL_C[name] for name in ("float", "double")}
@@ -308,7 +310,7 @@ def test_layouts_are_those_of_python(planned: CudaAccess) -> None:
         structure = {**CELLS, **SUMS, **RECURRENT, **STEPS}.get(name) or getattr(structs, name)
         assert ctypes.sizeof(structure) == int(size), name
         for each in fields:
-            member, offset = each.split(":")
+            member, offset = each.removeprefix("to.").split(":")
             assert getattr(structure, member).offset == int(offset), (name, member)
 
 

@@ -282,6 +282,26 @@ const GemmWeights &Cell::gemm(int which) {
     return g;
 }
 
+// Bytes [tile of 64 units][panel of 128 features][gate][unit][16 bytes], where the place of 16
+// bytes is combined with the unit by XOR.
+Address Cell::tiles() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (tiles_) return tiles_;
+    const int64_t tiles = (H() + 63) / 64, panels = (C() + 127) / 128;
+    std::vector<int8_t> bytes(static_cast<size_t>(tiles * panels * 3 * 64 * 128));
+    for (int64_t gate = 0; gate < 3; ++gate)
+        for (int64_t unit = 0; unit < H(); ++unit)
+            for (int64_t k = 0; k < C(); ++k) {
+                const int64_t row = unit % 64, place = k % 128 / 16 ^ row % 8;
+                int64_t at = ((unit / 64 * panels + k / 128) * 3 + gate) * 64 + row;
+                at = (at * 8 + place) * 16 + k % 16;
+                const int64_t from = (gate * H() + unit) * C() + k;
+                bytes[static_cast<size_t>(at)] =
+                    static_cast<int8_t>(code_of(n_.W, static_cast<size_t>(from)));
+            }
+    return tiles_ = arrays_.add(bytes);
+}
+
 const Fragments &Cell::fragments(int64_t features, int64_t units) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto [found, is_new] = fragments_.try_emplace({features, units});

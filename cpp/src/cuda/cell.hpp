@@ -87,6 +87,9 @@ class Cell {
     // Only if `projects_bytes`.
     const ByteWeights &bytes() const { return bytes_; }
 
+    // The same weights in the layout of wgmma_pingpong.cuh. Created at the first use.
+    Address tiles();
+
     const Fragments &fragments(int64_t features, int64_t units);
 
     // The gate arithmetic of a launch.
@@ -113,6 +116,7 @@ class Cell {
     std::array<Address, 2> exact_{};
     ByteWeights bytes_{};
     std::array<GemmWeights, 2> gemm_{};
+    Address tiles_ = 0;
     Address finite_ = 0;
     std::mutex mutex_;  // guards what is created later
     std::map<std::pair<int64_t, int64_t>, Fragments> fragments_;

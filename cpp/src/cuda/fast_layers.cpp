@@ -3,11 +3,10 @@
 #include <algorithm>
 
 #include "cuda/projections.hpp"
+#include "cuda/stationary.hpp"
 
 namespace quant_gru::cuda {
 namespace {
-
-constexpr int64_t kFewRows = 64;  // rows up to which a warp computes each unit of W x
 
 bool same(const QuantizerNumbers &a, const QuantizerNumbers &b) {
     return a.bits == b.bits && a.is_signed == b.is_signed && a.scale == b.scale && a.zero == b.zero;
@@ -29,11 +28,17 @@ struct Group {
     RecurrenceShape shape;
 };
 
-// Codes of an input on the GPU.
-struct Codes {
-    Address address = 0;
-    bool as_bytes = false;
+// The input of a direction.
+struct Input {
+    Projection method = Projection::codes_few;
+    Projected out{};
+    std::optional<Overlap> overlap;
+    Address codes = 0;  // null if the projection reads real values
 };
+
+bool as_bytes(const Input &input) {
+    return input.method == Projection::bytes || input.method == Projection::products;
+}
 
 class FastLayers {
  public:
@@ -57,15 +62,7 @@ class FastLayers {
             Wx_[d] = to_.reserve(4 * words[d]);
             if (net_.layers() > 1) states_[d] = to_.reserve(bytes[d] * T_ * N_ * to_.H());
         }
-        for (size_t i = 0; i < net_.layers(); ++i) {
-            add_inputs(i, layers[i]);
-            for (const Group &group : layers[i]) {
-                if (group.form.gates.in_float)
-                    add_recurrence<float>(i, group);
-                else
-                    add_recurrence<double>(i, group);
-            }
-        }
+        for (size_t i = 0; i < net_.layers(); ++i) add_layer(i, layers[i]);
         return true;
     }
 
@@ -87,45 +84,74 @@ class FastLayers {
         return true;
     }
 
-    // Adds the input codes and the projections of a layer.
-    void add_inputs(size_t layer, const std::vector<Group> &groups) {
+    void add_layer(size_t layer, const std::vector<Group> &groups) {
         below_nan_ = nan_;
         below_h0_nan_[0] = h0_nan_[0];
         below_h0_nan_[1] = h0_nan_[1];
         nan_ = to_.reserve(N_ * to_.flag_stride());
-        Codes codes[2];
-        for (size_t d = 0; d < net_.directions(); ++d) {
-            Cell &cell = net_.cell(layer, d);
-            h0_nan_[d] = to_.reserve(N_);
-            if (reads_reals(layer, cell)) continue;
-            const bool as_bytes = T_ * N_ > kFewRows && Cell::sums_fit(cell.C());
-            const bool again = d == 1 && codes[0].address && codes[0].as_bytes == as_bytes &&
-                               reads_as(cell, net_.cell(layer, 0));
-            codes[d] = again ? codes[0] : add_codes(layer, cell, as_bytes);
+        select_methods(layer, groups);
+        add_all_codes(layer);
+        for (const Group &group : groups) {
+            for (const size_t d : group.directions) project(net_.cell(layer, d), inputs_[d]);
+            // such projections write the flags of NaN, too
+            if (!layer && reads_reals(inputs_[group.directions[0]].method)) to_.clear_padding(nan_);
+            if (group.form.gates.in_float)
+                add_recurrence<float>(layer, group);
+            else
+                add_recurrence<double>(layer, group);
         }
+    }
+
+    void select_methods(size_t layer, const std::vector<Group> &groups) {
         for (const Group &group : groups)
             for (const size_t d : group.directions) {
-                Cell &cell = net_.cell(layer, d);
-                const Projected out{Wx_[d], group.shape.strip(), group.shape.strips(N_),
-                                    group.shape.units};
-                if (reads_reals(layer, cell))
-                    project_reals(to_, cell, out, nan_);
-                else if (!codes[d].as_bytes)
-                    project_codes(to_, cell, out, codes[d].address);
-                else if (cell.projects_bytes())
-                    project_bytes(to_, cell, out, codes[d].address);
-                else
-                    project_by_products(to_, cell, out, codes[d].address);
+                const Cell &cell = net_.cell(layer, d);
+                const RecurrenceShape &shape = group.shape;
+                Input &input = inputs_[d] = {};
+                input.out = {Wx_[d], shape.rows, shape.strip(), shape.strips(N_), shape.units};
+                // a recurrence can wait for one projection only, which runs forwards in time
+                if (d == 0 && group.directions.size() == 1)
+                    input.overlap = overlap_of(to_, cell, input.out, shape);
+                input.method = select_projection(to_, cell, input.out, !layer && !input.overlap);
+                h0_nan_[d] = to_.reserve(N_);
             }
-        to_.clear_padding(nan_);
     }
 
-    // Whether a projection quantizes the real values itself.
-    bool reads_reals(size_t layer, const Cell &cell) const {
-        return !layer && T_ * N_ <= kFewRows && cell.projects_bytes() && divides(cell.numbers().x);
+    // Adds the input codes of the directions that read codes. Equal ones are computed once.
+    void add_all_codes(size_t layer) {
+        bool any = false;
+        for (size_t d = 0; d < net_.directions(); ++d) {
+            Input &input = inputs_[d], &first = inputs_[0];
+            if (reads_reals(input.method)) continue;
+            any = true;
+            const Cell &cell = net_.cell(layer, d);
+            const bool again = d == 1 && first.codes && as_bytes(first) == as_bytes(input) &&
+                               reads_as(cell, net_.cell(layer, 0));
+            if (input.overlap) input.overlap->counts = to_.reserve(4 * input.overlap->counters);
+            input.codes = again ? first.codes : add_codes(layer, cell, input);
+        }
+        // NaN that a layer below spreads beyond a length has reached the steps before it, too
+        if (any && !layer) to_.clear_padding(nan_);
     }
 
-    TargetC target_of(const Cell &cell, Codes codes) const {
+    void project(Cell &cell, const Input &input) {
+        switch (input.method) {
+            case Projection::reals_few:
+                return project_reals(to_, cell, input.out, nan_);
+            case Projection::reals_tiled:
+                return project_reals_tiled(to_, cell, input.out, nan_);
+            case Projection::codes_few:
+                return project_codes(to_, cell, input.out, input.codes);
+            case Projection::bytes:
+                if (input.overlap || keeps_weights(to_, cell, input.out))
+                    return project_stationary(to_, cell, input.out, input.codes, input.overlap);
+                return project_bytes(to_, cell, input.out, input.codes);
+            case Projection::products:
+                return project_by_products(to_, cell, input.out, input.codes);
+        }
+    }
+
+    TargetC target_of(const Cell &cell, const Input &input, Address codes) const {
         TargetC to{};
         to.kind = kind_of(cell.numbers().x);
         to.T = T_;
@@ -133,29 +159,33 @@ class FastLayers {
         to.features = cell.C();
         to.nan = nan_;
         to.nan_stride = to_.flag_stride();
-        if (codes.as_bytes) {
-            to.bytes = codes.address;
+        if (as_bytes(input)) {
+            to.bytes = codes;
             to.planes = cell.x_planes();
             to.padded = padded_features(cell.C());
             to.x_offset = cell.x_offset();
         } else {
-            to.codes = codes.address;
+            to.codes = codes;
+        }
+        if (input.overlap) {
+            to.counts = input.overlap->counts;
+            to.stretches = input.overlap->counters;
         }
         return to;
     }
 
     // Adds the launch that writes input codes, as signed bytes or in their container.
-    Codes add_codes(size_t layer, const Cell &cell, bool as_bytes) {
+    Address add_codes(size_t layer, const Cell &cell, const Input &input) {
         const QuantizerNumbers &x = cell.numbers().x;
-        const int64_t row = as_bytes ? cell.x_planes() * padded_features(cell.C())
-                                     : cell.C() * container_bytes(x.container());
-        const Codes codes{to_.reserve(T_ * N_ * row), as_bytes};
+        const int64_t row = as_bytes(input) ? cell.x_planes() * padded_features(cell.C())
+                                            : cell.C() * container_bytes(x.container());
+        const Address codes = to_.reserve(T_ * N_ * row);
         if (layer) {
-            requantize(layer, cell, codes);
+            requantize(layer, cell, target_of(cell, input, codes));
             return codes;
         }
         QuantizeInputC p{};
-        p.to = target_of(cell, codes);
+        p.to = target_of(cell, input, codes);
         p.step = to_.x_step();
         p.next = to_.x_next();
         p.zero = x.zero;
@@ -168,14 +198,15 @@ class FastLayers {
         grid.threads = 256;
         to_.add({"boundary/quantize_input", "quantize_input", kPlain}, grid, p);
         to_.point(place_of(p, p.real), Given::x);
-        if (as_bytes && divides(x) && to_.C() % 4 == 0) to_.last().fours_at = place_of(p, p.fours);
+        if (as_bytes(input) && divides(x) && to_.C() % 4 == 0)
+            to_.last().fours_at = place_of(p, p.fours);
         return codes;
     }
 
-    void requantize(size_t layer, const Cell &cell, Codes codes) {
+    void requantize(size_t layer, const Cell &cell, const TargetC &target) {
         const QuantizerNumbers &x = cell.numbers().x;
         RequantizeLayersC p{};
-        p.to = target_of(cell, codes);
+        p.to = target;
         p.below.nan = below_nan_;
         p.below.T = T_;
         p.below.stride = to_.flag_stride();
@@ -203,9 +234,11 @@ class FastLayers {
         const auto count = group.directions.size();
         RecurrentC<Real> p[2]{};
         for (size_t i = 0; i < count; ++i) fill(p[i], layer, group, group.directions[i]);
+        const std::optional<Overlap> &overlap = inputs_[group.directions[0]].overlap;
+        if (overlap) p[0].counts = overlap->counts;
         const Layout layout =
             recurrence_layout(group.shape, group.form, to_.H(), N_, static_cast<int>(count), top,
-                              !top, net_.device.clusters());
+                              !top, overlap ? overlap->chunk : 0, net_.device.clusters());
         to_.add(layout.kernel, layout.grid, p);
         to_.last().arguments.resize(count * sizeof p[0]);
         for (size_t i = 0; i < count; ++i) {
@@ -249,6 +282,7 @@ class FastLayers {
     Launches &to_;
     Network &net_;
     const int64_t T_, N_;
+    Input inputs_[2];                  // of the layer that is added
     Address Wx_[2] = {0, 0};           // by direction, for all layers
     Address states_[2] = {0, 0};       // codes of the states of the layer below the top
     Address nan_ = 0, below_nan_ = 0;  // NaN flags of the inputs of this layer and of that below

@@ -9,8 +9,8 @@ namespace {
 constexpr int64_t kRegisters = 65536;  // per multiprocessor
 constexpr int64_t kMostThreads = 512;
 constexpr int64_t kFewest = 32;  // registers besides weights; with fewer, spills dominate
-constexpr int64_t kMostShared = 227 << 10, kMostWithoutClusters = 99 << 10;  // per block
-constexpr int kRing = 4, kShortRing = 2;  // steps of W x that are being loaded or used
+constexpr int64_t kMostWithoutClusters = 99 << 10;  // bytes of shared memory per block
+constexpr int kRing = 4, kShortRing = 2;            // steps of W x that are being loaded or used
 constexpr int64_t kFewWeights = 128, kManyWeights = 160;  // registers of weights
 // Two blocks within these limits fit a multiprocessor, whatever their registers.
 constexpr int64_t kLightThreads = 128, kLightShared = (kMostShared - 1024) / 2;
@@ -196,11 +196,13 @@ std::optional<RecurrenceShape> choose_shape(const Form &form, int64_t H, int64_t
 }
 
 Layout recurrence_layout(const RecurrenceShape &shape, const Form &form, int64_t H, int64_t N,
-                         int directions, bool values, bool codes, const Clusters &clusters) {
+                         int directions, bool values, bool codes, int64_t chunk,
+                         const Clusters &clusters) {
     Kernel kernel{"recurrence/persistent", "recurrent", shape.macros(form, H, directions)};
     kernel.macros["REALS"] = "1";
     kernel.macros["VALUES"] = std::to_string(values);
     kernel.macros["CODES"] = std::to_string(codes);
+    if (chunk) kernel.macros["STRETCH"] = std::to_string(chunk);
     Grid grid;
     grid.x = static_cast<unsigned>(shape.tiles(N) * shape.blocks);
     grid.y = static_cast<unsigned>(directions);

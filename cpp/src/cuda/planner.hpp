@@ -13,6 +13,8 @@
 
 namespace quant_gru::cuda {
 
+constexpr int64_t kMostShared = 227 << 10;  // bytes per block of GPUs with clusters
+
 using Clusters = std::map<int, int>;  // blocks per cluster -> clusters that run at once
 using Macros = std::map<std::string, std::string>;
 
@@ -65,8 +67,9 @@ struct Layout {
 };
 
 // The launch of a recurrence that writes real values of the states (`values`), their codes, or
-// both.
+// both. It waits for time chunks of `chunk` steps of an overlapping projection; 0 without overlap.
 Layout recurrence_layout(const RecurrenceShape &shape, const Form &form, int64_t H, int64_t N,
-                         int directions, bool values, bool codes, const Clusters &clusters);
+                         int directions, bool values, bool codes, int64_t chunk,
+                         const Clusters &clusters);
 
 }  // namespace quant_gru::cuda

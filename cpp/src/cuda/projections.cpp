@@ -8,12 +8,9 @@ namespace {
 
 constexpr int64_t kFewBlocks = 256, kLargeAtOnce = 3;  // see from_codes.py
 constexpr int64_t kStages = 4, kDepth = 64;
+constexpr int64_t kFewRows = 64;     // up to which a warp computes each unit from codes
+constexpr int64_t kFewestReals = 8;  // the same from real values
 constexpr int64_t kMostProduct = int64_t{1} << 26;  // bytes of sums at once
-
-bool is_power(float scale) {
-    int exponent;
-    return std::frexp(scale, &exponent) == 0.5f;
-}
 
 // A tile of projection/codes_tiled.cu: two by two warps of 16 units and 8 `columns` rows.
 struct Tile {
@@ -54,7 +51,47 @@ void place(Arguments &p, const Cell &cell, const Projected &out) {
     p.wide = cell.form().wide_input;
 }
 
-Macros macros_of_bytes(const Cell &cell, const Tile &tile) {
+}  // namespace
+
+bool is_power(float scale) {
+    int exponent;
+    return std::frexp(scale, &exponent) == 0.5f;
+}
+
+Projection select_projection(const Launches &to, const Cell &cell, const Projected &out,
+                             bool real_values) {
+    const int64_t rows = to.T * to.N;
+    if (real_values && cell.projects_bytes() && divides(cell.numbers().x)) {
+        if (rows > kFewestReals && has_real_blocks(to, cell, out)) return Projection::reals_tiled;
+        if (rows <= kFewRows) return Projection::reals_few;
+    }
+    if (rows <= kFewRows) return Projection::codes_few;
+    if (cell.projects_bytes()) return Projection::bytes;
+    return Cell::sums_fit(cell.C()) ? Projection::products : Projection::codes_few;
+}
+
+ProjectedC epilogue_of(const Launches &to, const Cell &cell, const Projected &out) {
+    const ByteWeights &w = cell.bytes();
+    const MatrixC &W = cell.W();
+    ProjectedC p{};
+    p.weights = w.weights;
+    p.folded = w.folded;
+    p.m = W.m;
+    p.folded_bytes = w.folded_bytes;
+    p.m_float = w.m_float;
+    p.exact_float = cell.exact_W();
+    p.T = to.T;
+    p.N = to.N;
+    p.H = cell.H();
+    p.padded = w.padded;
+    place(p, cell, out);
+    p.lo = W.lo;
+    p.hi = W.hi;
+    p.code_lo = W.code_lo;
+    return p;
+}
+
+Macros epilogue_macros(const Cell &cell) {
     const int planes = cell.x_planes();
     const int64_t range = cell.W().hi - cell.W().lo;
     const int codes = !cell.form().wide_input         ? range == 255
@@ -66,13 +103,8 @@ Macros macros_of_bytes(const Cell &cell, const Tile &tile) {
     macros["CODES"] = std::to_string(codes);
     macros["POWERS"] = powers ? "1" : "0";
     macros["LONG"] = planes == 2 && cell.C() > 512 ? "1" : "0";
-    macros["UNIT_WARPS"] = macros["ROW_WARPS"] = "2";
-    macros["COLUMNS"] = std::to_string(tile.columns);
-    macros["STAGES"] = std::to_string(kStages);
     return macros;
 }
-
-}  // namespace
 
 bool divides(const QuantizerNumbers &x) {
     return std::ldexp(1.f, -90) <= x.scale && x.scale <= std::ldexp(1.f, 90);
@@ -120,29 +152,16 @@ void project_bytes(Launches &to, const Cell &cell, const Projected &out, Address
     const int64_t rows = to.T * out.strips * out.strip;
     const Tile tile =
         tile_for(out.units, rows, cell.x_planes(), to.network.device.multiprocessors());
-    const ByteWeights &w = cell.bytes();
-    const MatrixC &W = cell.W();
-    ProjectBytesC p{};
-    p.bytes = bytes;
-    p.weights = w.weights;
-    p.folded = w.folded;
-    p.m = W.m;
-    p.folded_bytes = w.folded_bytes;
-    p.m_float = w.m_float;
-    p.exact_float = cell.exact_W();
-    p.T = to.T;
-    p.N = to.N;
-    p.H = cell.H();
-    p.padded = w.padded;
-    place(p, cell, out);
-    p.lo = W.lo;
-    p.hi = W.hi;
-    p.code_lo = W.code_lo;
+    const ProjectBytesC p{bytes, epilogue_of(to, cell, out)};
+    Kernel kernel{"projection/codes_tiled", "project_bytes", epilogue_macros(cell)};
+    kernel.macros["UNIT_WARPS"] = kernel.macros["ROW_WARPS"] = "2";
+    kernel.macros["COLUMNS"] = std::to_string(tile.columns);
+    kernel.macros["STAGES"] = std::to_string(kStages);
     Grid grid;
     grid.x = static_cast<unsigned>(tile.blocks(out.units, rows));
     grid.threads = 128;
     grid.shared_bytes = static_cast<unsigned>(kStages * kDepth * (3 * Tile::kUnits + tile.rows()));
-    to.add({"projection/codes_tiled", "project_bytes", macros_of_bytes(cell, tile)}, grid, p);
+    to.add(kernel, grid, p);
 }
 
 void project_by_products(Launches &to, Cell &cell, const Projected &out, Address bytes) {

@@ -91,7 +91,7 @@ void add_steps(Launches &to, Cell &cell, const SequenceC &s) {
     const Address bytes = to.reserve(cell.x_planes() * to.T * to.N * W.padded);
     const Address Wx = to.reserve(4 * words * to.T * to.N * units);
     to.split_codes(cell.numbers().x, s.x, to.T * to.N, cell.C(), bytes);
-    project_by_products(to, cell, {Wx, 1, to.N, units}, bytes);
+    project_by_products(to, cell, {Wx, 1, 1, to.N, units}, bytes);
     if (cell.form().gates.in_float && !cell.form().in_int32)
         add_all_steps<float>(to, cell, s, Wx, units);
     else

@@ -101,10 +101,34 @@ struct StepC {
     CellC<Real> cell;
 };
 
+// projection/epilogue.cuh
+struct ProjectedC {
+    Address weights, folded, m, folded_bytes, m_float, exact_float, Wx;
+    int64_t T, N, H, padded, NB, tiles, groups, wide, lo, hi, code_lo;
+};
+
 // projection/codes_tiled.cu
 struct ProjectBytesC {
-    Address bytes, weights, folded, m, folded_bytes, m_float, exact_float, Wx;
-    int64_t T, N, H, padded, NB, tiles, groups, wide, lo, hi, code_lo;
+    Address bytes;
+    ProjectedC to;
+};
+
+// projection/codes_weight_stationary.cu
+struct ProjectPassingC {
+    Address bytes;
+    ProjectedC to;
+    int64_t share;
+    Address counts;
+    int64_t stretch;
+};
+
+// projection/reals_tiled.cu and reals_wgmma.cu
+struct ProjectRealsC {
+    ProjectedC to;
+    Address real, nan;
+    int64_t step, next, C, nan_stride, parts, zero;
+    DivisionC division;
+    int64_t fours;
 };
 
 // projection/reals_few_rows.cu

@@ -41,7 +41,7 @@ def built() -> ctypes.CDLL:
     ccache = shutil.which("ccache")
     launcher = [f"-DCMAKE_CXX_COMPILER_LAUNCHER={ccache}"] if ccache else []
     configure = ["cmake", "-S", str(HERE / "cpp_library"), "-B", str(BUILD), *launcher]
-    for command in (configure, ["cmake", "--build", str(BUILD), "--parallel", "2"]):
+    for command in (configure, ["cmake", "--build", str(BUILD), "--parallel"]):
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     library = ctypes.CDLL(str(BUILD / "libtime_calls.so"))
     for name in ("open_model", "open_stream", "open_cuda_call", "open_passes"):

@@ -66,6 +66,14 @@ extern "C" void set_thread_price(double price) { thread_price = price; }
                              dbx, dbr, dh, dp, dq, mask ? mask + t * n * H : nullptr);            \
             return std::string();                                                                 \
         });                                                                                       \
+    }                                                                                             \
+    extern "C" int64_t in_place_##name(int N, int C, int H, const T *W, const T *R, const T *bx,  \
+                                       const T *br, const T *x, T *h, T *Wx, T *Rh) {             \
+        return answer([&] {                                                                       \
+            auto &pass = pass_of<ForwardPass<T>>(false, N, C, H, blas, stream);                   \
+            pass.Iterate(W, R, bx, br, x, h, h, nullptr, Wx, Rh, 0, nullptr);                     \
+            return std::string();                                                                 \
+        });                                                                                       \
     }
 
 PASSES(float, float)

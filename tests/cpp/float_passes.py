@@ -52,6 +52,14 @@ class Passes:
         )  # fmt: skip
         return h, v.view(T, N, 4 * H)
 
+    def in_place(self, x: Tensor, h: Tensor) -> Tensor:
+        """Return the states after a step with x (N, C), written over those before it."""
+        (N, C), H = x.shape, h.shape[1]
+        h, Wx, Rh = h.clone(), x.new_zeros(N, 3 * H), x.new_zeros(N, 3 * H)
+        arrays = (self.W, self.R, self.bx, self.br, x, h, Wx, Rh)
+        self.call(f"in_place_{self.name}", N, C, H, *map(address, arrays))
+        return h
+
     def backward(
         self, x: Tensor, h: Tensor, v: Tensor, dh_new: Tensor, mask: Tensor | None
     ) -> dict[str, Tensor]:

@@ -69,15 +69,32 @@ class StandIn(Access):
 @STEPS
 @ZONEOUT
 @DTYPES
-@pytest.mark.parametrize("size", SIZES[:3], ids=str)
+@pytest.mark.parametrize("size", [*SIZES[:3], (2, 11, 5, 300)], ids=str)
 def test_stand_ins(
     stand_in: StandIn, size: tuple[int, ...], dtype: torch.dtype, zoneout: bool, by_steps: bool
 ) -> None:
     """Kernels, products and their order are right."""
     before = stand_in.fake.fake_launches()
     check_against_gru(stand_in, size, dtype, zoneout=zoneout, by_steps=by_steps)
-    # a kernel for each step of both passes, and one for the biases of each backward
-    assert stand_in.fake.fake_launches() - before == 2 * size[0] + (size[0] if by_steps else 1)
+    # a kernel for each step of both passes; for each backward one that ends dh, one for the biases
+    calls = size[0] if by_steps else 1
+    assert stand_in.fake.fake_launches() - before == 2 * size[0] + 2 * calls
+
+
+@DTYPES
+def test_stand_ins_with_many_rows(stand_in: StandIn, dtype: torch.dtype) -> None:
+    """Products with R are cuBLAS's."""
+    before = stand_in.fake.fake_launches()
+    check_against_gru(stand_in, (2, 33, 3, 600), dtype, zoneout=True, by_steps=False)
+    assert stand_in.fake.fake_launches() - before == 2 * 2 + 1
+
+
+def test_states_in_place(stand_in: StandIn) -> None:
+    """A step may write its state over the one before."""
+    gru, x, h = torch.nn.GRU(3, 40), torch.randn(1, 2, 3), torch.randn(2, 40)
+    with torch.no_grad():
+        expected = gru(x, h[None])[0][0]
+    assert torch.allclose(Passes(stand_in, gru, True).in_place(x[0], h), expected, atol=1e-6)
 
 
 def test_zoneout_in_inference(stand_in: StandIn) -> None:
@@ -163,8 +180,8 @@ def test_kernels_compile(
     native = ctypes.CDLL(shutil.copy(build / "tests/libcuda_access.so", tmp_path / "fresh.so"))
     native.compile_kernel.restype = ctypes.c_char_p
     for source, macros in (
-        (b"units", b"REAL=float"),
-        (b"units", b"REAL=double"),
+        (b"units", b"REAL=float STEP_ROWS=1"),
+        (b"units", b"REAL=double STEP_ROWS=8"),
         (b"code_conversions", b"CODE=int8_t"),
         (b"code_conversions", b"CODE=int16_t"),
     ):

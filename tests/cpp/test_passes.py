@@ -55,6 +55,14 @@ def test_zoneout_in_inference(access: Access) -> None:
     assert torch.allclose(h[1:], expected, atol=1e-6, rtol=0)
 
 
+def test_states_in_place(access: Access) -> None:
+    """A step may write its state over the one before."""
+    gru, x, h = torch.nn.GRU(3, 40), torch.randn(1, 2, 3), torch.randn(2, 40)
+    with torch.no_grad():
+        expected = gru(x, h[None])[0][0]
+    assert torch.allclose(Passes(access, gru, True).in_place(x[0], h), expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_float_gru_of_layers(access: Access, both: bool, packed: bool) -> None:

@@ -1,10 +1,15 @@
-// A GRU as forward and backward passes over raw pointers of the host, with the arguments of Haste.
+// A GRU as forward and backward passes over raw pointers, with the arguments of Haste.
 //
 // W, R, bx and br have gates in the order z, r, h (update, reset, candidate), in columns: W is
 // (C, 3H). T steps, N sequences, C inputs, H units. Sequences are (T, N, ..), contiguous.
 //
 //     z = sigmoid(W_z x + bx_z + R_z h + br_z)      r likewise
 //     g = tanh(W_g x + bx_g + r * (R_g h + br_g))   h' = z * h + (1 - z) * g
+//
+// In a library with -DQUANT_GRU_CUDA=ON, arrays may be in memory of a GPU, all of them or none. The
+// driver tells which. The call is then enqueued to the stream, and may also throw DeviceError
+// (quant_gru/cuda.hpp). The first call opens libraries and compiles kernels, so it must not be
+// captured into a CUDA graph; later calls may be.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +18,7 @@
 
 #include "quant_gru/export.h"
 
-// The handles of CUDA, declared as its headers do. Passes over host pointers ignore them.
+// The handles of CUDA, declared as its headers do. Passes over memory of the host ignore them.
 struct cublasContext;
 typedef struct cublasContext *cublasHandle_t;
 struct CUstream_st;
@@ -27,7 +32,8 @@ template <class T, class AccumT = std::conditional_t<std::is_floating_point_v<T>
 class QUANT_GRU_API ForwardPass {
  public:
     // training: whether a backward pass follows. `zoneout_mask` is used only then, and
-    // `zoneout_prob` only otherwise. Throws ArgumentError if a size is not positive.
+    // `zoneout_prob` only otherwise. blas_handle: for matrix products on a GPU; null for a handle
+    // of the pass. Throws ArgumentError if a size is not positive.
     ForwardPass(bool training, int batch_size, int input_size, int hidden_size,
                 const cublasHandle_t &blas_handle = nullptr, const cudaStream_t &stream = nullptr);
     ~ForwardPass();
@@ -98,6 +104,9 @@ class QUANT_GRU_API CodeForwardPass {
     // is not rounded. If all are powers of two, the plan is that of scale_kind 'pot', otherwise
     // that of 'free'. zero_point: 13 entries, integers. Tables are exact.
     // Weights that equal those of the last call are not read again. Throws ArgumentError.
+    // On a GPU, zoneout_mask must be null. Weights, scales and zero points may be on the host; if
+    // they are not, the call waits for the stream and copies them, so it cannot be captured. Nor
+    // can the first call of another number of steps, which allocates memory.
     void Run(int steps, const T *W, const T *R, const int32_t *bx, const int32_t *br, const T *x,
              T *h, T *v, int32_t *tmp_Wx, int32_t *tmp_Rh, float zoneout_prob,
              const T *zoneout_mask, const float *scale, const float *zero_point);
@@ -172,8 +181,8 @@ class QUANT_GRU_API CodeBackwardPass {
     void set_threads(int threads);
     // Arguments as in BackwardPass. W_t, R_t, bx, br, x_t, h, zoneout_mask, scale and zero_point
     // are those of the forward pass, W, R and x transposed. Gradients are those of real values: of
-    // weights and biases, not of their codes. v, dp and dq are not used and may be null.
-    // Throws ArgumentError.
+    // weights and biases, not of their codes. v, dp and dq are not used and may be null. All memory
+    // is memory of the host. Throws ArgumentError.
     void Run(int steps, const T *W_t, const T *R_t, const int32_t *bx, const int32_t *br,
              const T *x_t, const T *h, const T *v, const float *dh_new, float *dx, float *dW,
              float *dR, float *dbx, float *dbr, float *dh, float *dp, float *dq,

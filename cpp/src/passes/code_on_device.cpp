@@ -69,16 +69,16 @@ template <class T>
 struct Prepared {
     Prepared(const cuda::Model &model, int index, int64_t steps_, const PassSizes &sizes)
         : steps(steps_),
-          call(model.prepare(steps, sizes.N)),
           x(cuda::Device::at(index), reals(steps * sizes.N * sizes.C)),
           h0(cuda::Device::at(index), reals(sizes.N * sizes.H)),
-          y(cuda::Device::at(index), reals(steps * sizes.N * sizes.H)) {}
+          y(cuda::Device::at(index), reals(steps * sizes.N * sizes.H)),
+          call(model.prepare(steps, sizes.N)) {}
 
     static size_t reals(int64_t count) { return static_cast<size_t>(count) * sizeof(float); }
 
     int64_t steps;
-    cuda::Call call;
     cuda::Memory x, h0, y;
+    cuda::Call call;  // waits for its runs before their memory is freed
 };
 
 float *at(const cuda::Memory &memory) { return reinterpret_cast<float *>(memory.address()); }

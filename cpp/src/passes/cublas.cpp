@@ -39,9 +39,19 @@ struct Cublas {
     Gemm<double> gemm(double) const { return cublasDgemm; }
 };
 
+// Opens libcublasLt, which libcublas finds in a folder of its own only if it is open already.
+void open_lt_beside([[maybe_unused]] std::string path) {
+#if !defined(_WIN32)
+    const size_t at = path.rfind("/libcublas.");
+    if (at != std::string::npos) dlopen(path.insert(at + 10, "Lt").c_str(), RTLD_NOW);
+#endif
+}
+
 std::vector<std::string> names() {
-    if (std::string chosen = cuda::environment("QUANT_GRU_CUBLAS"); !chosen.empty())
+    if (std::string chosen = cuda::environment("QUANT_GRU_CUBLAS"); !chosen.empty()) {
+        open_lt_beside(chosen);
         return {chosen};
+    }
 #if defined(_WIN32)
     return {"cublas64_13.dll", "cublas64_12.dll"};
 #else

@@ -37,14 +37,14 @@ struct UnitGates {
     T z, r, g, q;  // q is R_g h + br_g
 };
 
-// Unit j, from rows (3H).
+// Unit j, from rows (3H) and the unit's products with R.
 template <class T>
-QG_UNIT UnitGates<T> gates_of_unit(const T *Wx, const T *Rh, const T *bx, const T *br, int64_t H,
-                                   int64_t j) {
+QG_UNIT UnitGates<T> gates_of_unit(const T *Wx, const T *bx, const T *br, int64_t H, int64_t j,
+                                   T Rh_z, T Rh_r, T Rh_g) {
     UnitGates<T> u;
-    u.z = sigmoid(Wx[j] + bx[j] + Rh[j] + br[j]);
-    u.r = sigmoid(Wx[H + j] + bx[H + j] + Rh[H + j] + br[H + j]);
-    u.q = Rh[2 * H + j] + br[2 * H + j];
+    u.z = sigmoid(Wx[j] + bx[j] + Rh_z + br[j]);
+    u.r = sigmoid(Wx[H + j] + bx[H + j] + Rh_r + br[H + j]);
+    u.q = Rh_g + br[2 * H + j];
     u.g = hyperbolic_tangent(Wx[2 * H + j] + bx[2 * H + j] + u.r * u.q);
     return u;
 }

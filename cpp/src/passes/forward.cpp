@@ -26,7 +26,7 @@ QG_BODY void gates_of_row(const Row<T> &row) {
     const T share = row.share;
     QG_INDEPENDENT
     for (int64_t j = 0; j < H; ++j) {
-        const UnitGates<T> u = gates_of_unit(Wx, Rh, bx, br, H, j);
+        const UnitGates<T> u = gates_of_unit(Wx, bx, br, H, j, Rh[j], Rh[H + j], Rh[2 * H + j]);
         if constexpr (kept) {
             v[j] = u.z;
             v[H + j] = u.r;

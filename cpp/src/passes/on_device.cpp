@@ -1,5 +1,6 @@
 #include "passes/on_device.hpp"
 
+#include <algorithm>
 #include <optional>
 #include <type_traits>
 
@@ -13,6 +14,9 @@ namespace quant_gru {
 namespace {
 
 constexpr unsigned kThreads = 128, kColumnThreads = 1024, kColumns = 32;
+constexpr int64_t kMostBlocks = 65535;  // in y
+// Bytes of R that the blocks of a fused step read at most.
+constexpr int64_t kFusedBytes = 16 << 20;
 
 unsigned blocks(int64_t count, unsigned each) {
     return static_cast<unsigned>((count + each - 1) / each);
@@ -21,33 +25,59 @@ unsigned blocks(int64_t count, unsigned each) {
 // What a pass needs of one GPU.
 template <class T>
 struct Machine {
-    Machine(int index_, cublasHandle_t blas)
-        : index(index_), device(cuda::Device::at(index_)), context(primary_context(index_)) {
+    Machine(int index_, const PassSizes &sizes, cublasHandle_t blas)
+        : index(index_),
+          step_rows(sizes.N == 1 ? 1 : kStepWarps),
+          device(cuda::Device::at(index_)),
+          context(primary_context(index_)) {
         const CurrentContext current(context);
         products.emplace(blas);
         const std::string real = std::is_same_v<T, float> ? "float" : "double";
         const auto load = [&](const char *name) {
-            return device.load({"passes/units", name, {{"REAL", real}}});
+            return device.load(
+                {"passes/units", name, {{"REAL", real}, {"STEP_ROWS", std::to_string(step_rows)}}});
         };
         forward = load("forward_units");
         backward = load("backward_units");
+        forward_step = load("forward_step");
+        backward_step = load("backward_step");
         columns = load("add_columns");
     }
 
-    int index;
+    int index, step_rows;
     cuda::Device &device;
     void *context;
     std::optional<Products> products;
-    cuda::Function forward, backward, columns;
+    cuda::Function forward, backward, forward_step, backward_step, columns;
+
+    // Whether a step and its product with R are one launch.
+    bool fuses(const PassSizes &sizes) const {
+        const int64_t bytes = 3 * sizes.H * sizes.H * static_cast<int64_t>(sizeof(T));
+        const int64_t parts = blocks(sizes.N, step_rows);
+        return parts <= kMostBlocks && parts * bytes <= kFusedBytes;
+    }
+
+    // Whether blocks of a fused step may start before the previous step ends.
+    bool overlaps() const { return device.capability() >= 90; }
+
+    // The launch of a fused step.
+    cuda::Grid step_grid(const PassSizes &sizes, int gates) const {
+        cuda::Grid grid{blocks(sizes.H, kStepUnits), blocks(sizes.N, step_rows),
+                        kStepWarps * kStepUnits};
+        const int64_t sums = int64_t{kStepWarps} * gates * step_rows * kStepUnits;
+        const int64_t operands = int64_t{kStepChunk} * step_rows;
+        grid.shared_bytes = static_cast<unsigned>(std::max(sums, operands) * int64_t{sizeof(T)});
+        return grid;
+    }
 };
 
 }  // namespace
 
 template <class T>
 struct OnDevice<T>::State {
-    Machine<T> &machine(int index) {
+    Machine<T> &machine(int index, const PassSizes &sizes) {
         if (!machine_ || machine_->index != index)
-            machine_ = std::make_unique<Machine<T>>(index, blas);
+            machine_ = std::make_unique<Machine<T>>(index, sizes, blas);
         return *machine_;
     }
 
@@ -66,17 +96,19 @@ OnDevice<T>::~OnDevice() = default;
 template <class T>
 void OnDevice<T>::forward(int device, const PassSizes &sizes, Zoneout zoneout,
                           const ForwardArguments<T> &c) {
-    Machine<T> &m = state_->machine(device);
+    Machine<T> &m = state_->machine(device, sizes);
     const cuda::Stream stream = state_->stream;
     const CurrentContext current(m.context);
     const Products::Settings settings(*m.products, stream);
     const auto [N, C, H] = sizes;
     m.products->multiply({c.x, C, 1}, c.steps * N, c.W, C, 3 * H, c.tmp_Wx, false);
+    // blocks of a fused step write states while others read those of the step before
+    const bool fused = m.fuses(sizes) && c.h != c.out;
     const cuda::Grid grid{blocks(N * H, kThreads), 1, kThreads};
+    cuda::Grid step_grid = m.step_grid(sizes, 3);
     for (int64_t t = 0; t < c.steps; ++t) {
         const int64_t first = t * N;
         const T *const h = t ? c.out + (first - N) * H : c.h;
-        m.products->multiply({h, H, 1}, N, c.R, H, 3 * H, c.tmp_Rh, false);
         const ForwardUnits<T> units{c.tmp_Wx + first * 3 * H,
                                     c.tmp_Rh,
                                     c.bx,
@@ -89,19 +121,29 @@ void OnDevice<T>::forward(int device, const PassSizes &sizes, Zoneout zoneout,
                                     H,
                                     static_cast<T>(c.zoneout_prob),
                                     zoneout};
+        if (fused) {
+            const ForwardStep<T> step{c.R, N, units};
+            m.device.launch(m.forward_step, step_grid, &step, stream);
+            step_grid.early = m.overlaps();
+            continue;
+        }
+        m.products->multiply({h, H, 1}, N, c.R, H, 3 * H, c.tmp_Rh, false);
         m.device.launch(m.forward, grid, &units, stream);
     }
 }
 
 template <class T>
 void OnDevice<T>::backward(int device, const PassSizes &sizes, const BackwardArguments<T> &c) {
-    Machine<T> &m = state_->machine(device);
+    Machine<T> &m = state_->machine(device, sizes);
     const cuda::Stream stream = state_->stream;
     const CurrentContext current(m.context);
     const Products::Settings settings(*m.products, stream);
     const auto [N, C, H] = sizes;
     const int64_t items = c.steps * N, channels = 3 * H;
+    const bool fused = m.fuses(sizes);
     const cuda::Grid grid{blocks(N * H, kThreads), 1, kThreads};
+    cuda::Grid step_grid = m.step_grid(sizes, 1);
+    const T *dq_after = nullptr;
     for (int64_t t = c.steps - 1; t >= 0; --t) {
         const int64_t first = t * N;
         T *const dq = c.dq + first * channels;
@@ -116,8 +158,22 @@ void OnDevice<T>::backward(int device, const PassSizes &sizes, const BackwardArg
                                      dq,
                                      N * H,
                                      H};
-        m.device.launch(m.backward, grid, &units, stream);
-        m.products->multiply({dq, channels, 1}, N, c.R_t, channels, H, c.dh, true);
+        if (fused) {
+            const BackwardStep<T> step{c.R_t, dq_after, N, units};
+            m.device.launch(m.backward_step, step_grid, &step, stream);
+            step_grid.early = m.overlaps();
+        } else {
+            m.device.launch(m.backward, grid, &units, stream);
+            m.products->multiply({dq, channels, 1}, N, c.R_t, channels, H, c.dh, true);
+        }
+        dq_after = dq;
+    }
+    if (fused) {
+        BackwardUnits<T> units{};
+        units.dh = c.dh;
+        units.H = H;
+        const BackwardStep<T> step{c.R_t, dq_after, N, units};
+        m.device.launch(m.backward_step, step_grid, &step, stream);
     }
     if (!items) return;
     m.products->multiply({c.dp, channels, 1}, items, c.W_t, channels, C, c.dx, false);

@@ -28,6 +28,28 @@ struct BackwardUnits {
     int64_t count, H;
 };
 
+// A step with its product with R: blocks of up to kStepWarps rows and kStepUnits units, whose warps
+// divide the features and add their sums in shared memory. Every block reads all of its columns of
+// R, which is fast for few rows.
+constexpr int kStepUnits = 32, kStepWarps = 8;
+constexpr int kStepChunk = 256;  // features whose operands are in shared memory together
+
+template <class T>
+struct ForwardStep {
+    const T *R;
+    int64_t N;
+    ForwardUnits<T> units;  // Rh is not used, and out is not h
+};
+
+// First adds the product of `dq_after` (N, 3H), of the step after this one, to dh; then the
+// derivatives, unless v is null.
+template <class T>
+struct BackwardStep {
+    const T *R_t, *dq_after;  // dq_after: null after the last step
+    int64_t N;
+    BackwardUnits<T> units;
+};
+
 // Values of a row of shared memory; one more than columns, so that columns have different banks.
 constexpr int kColumnStride = 33;
 

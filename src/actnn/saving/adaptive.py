@@ -101,6 +101,8 @@ class Adaptive:
         Returns:
             None if the tensor has no bits of its own. For bits per sample it must be a batch.
         """
+        if not tensor.numel():
+            return None
         if self.statistics.per_sample:
             return self._bits_of_samples(path, tensor)
         source = self._source(path)
@@ -123,7 +125,8 @@ class Adaptive:
 
     def _factor(self, path: str, tensor: Tensor, elements: int) -> float:
         """Return group K / (4 I g), with the positions I that so many elements of a tensor have."""
-        positions = elements / tensor.shape[1 if tensor.ndim > 2 else -1]
+        channels = tensor.shape[1 if tensor.ndim > 2 else -1] if tensor.ndim else 1
+        positions = elements / channels
         return self._group * self._factors.get(path, 1.0) / (4 * positions)
 
     def _bits_of_samples(self, path: str, tensor: Tensor) -> Bits | None:

@@ -186,7 +186,10 @@ class Step:
         plain = (kind is Tensor or kind is nn.Parameter) and tensor.layout is torch.strided
         if not plain or tensor.is_neg() or tensor.is_conj():
             return self._keep(tensor, "tensor subclass", 0)
-        storage = tensor.untyped_storage()
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:  # inside of a transform of torch.func
+            return self._keep(tensor, "tensor subclass", 0)
         address = storage._cdata
         if address in self.known:  # alive anyway, so that nothing is to be shared
             return self._keep(tensor, reason_to_keep(tensor, self.known, address) or "", 0)

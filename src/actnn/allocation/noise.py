@@ -64,7 +64,10 @@ class NoiseMonitor:
         some, scales = [], []
         for parameter in self._parameters:
             if parameter.grad is not None and parameter.grad.layout == torch.strided:
-                flat = parameter.grad.detach().flatten()
+                gradient = parameter.grad.detach()
+                if gradient.is_complex():
+                    gradient = torch.view_as_real(gradient)
+                flat = gradient.flatten()
                 taken = flat[:: -(-flat.numel() // SAMPLED)].float()
                 # Scaled, so that the sum of squares stands for all elements.
                 some.append(taken)

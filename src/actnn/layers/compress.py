@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 
 from actnn._errors import ActNNError
 from actnn.allocation import Sensitivities
@@ -96,7 +96,7 @@ def compress(
     )
     uncompress(model)
     for path, module in model.named_modules():
-        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        if any(map(is_lazy, module.parameters(recurse=False))):
             raise ActNNError(
                 f"Expected all modules to know their shapes, got a lazy {type(module).__name__} at "
                 f"{path!r}; run a forward first"

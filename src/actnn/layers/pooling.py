@@ -125,11 +125,7 @@ class MaxPool(Swapped):
             for n, kind in ((1, nn.MaxPool1d), (2, nn.MaxPool2d), (3, nn.MaxPool3d))
             if isinstance(self, kind)
         )
-        if (
-            step is None
-            or self.return_indices
-            or math.prod(_tuple(self.kernel_size, n)) > 256
-        ):
+        if step is None or self.return_indices or math.prod(_tuple(self.kernel_size, n)) > 256:
             return super().forward(x)  # type: ignore[misc]
         if n > 1:
             return _MaxPool.apply(x, Window(self, n, x.shape), step)

@@ -43,12 +43,7 @@ class Rectifier(Swapped):
         """Return the result of the module's own forward."""
         step = step_for(x)
         slope = getattr(self, "negative_slope", 0.0)
-        if (
-            step is None
-            or not x.is_floating_point()
-            or not is_dense(x)
-            or slope < 0
-        ):
+        if step is None or not x.is_floating_point() or not is_dense(x) or slope < 0:
             return super().forward(x)  # type: ignore[misc, no-any-return]
         low, high = getattr(self, "min_val", 0.0), getattr(self, "max_val", float("inf"))
         return _Rectify.apply(x, step, low, high, slope, self.inplace)  # type: ignore[no-any-return]

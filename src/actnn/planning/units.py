@@ -82,16 +82,26 @@ def find_units(model: nn.Module) -> list[Unit]:
     Raises:
         ActNNError: If the model has no submodules.
     """
-    units = _descend("", model, _block_classes(model))
-    seen: set[int] = set()
-    distinct = []
-    for unit in units:
-        if id(unit.module) not in seen:
-            seen.add(id(unit.module))
-            distinct.append(unit)
+    distinct = _distinct(_descend("", model, _block_classes(model)))
     if not distinct:
         raise ActNNError(
             f"Expected the model to have submodules, got {type(model).__name__}, which has none; "
             "wrap it in torch.nn.Sequential"
         )
     return distinct
+
+
+def children_of(units: list[Unit]) -> list[Unit]:
+    """The children of units, each module once."""
+    return _distinct(
+        [
+            Unit(f"{u.path}.{name}", child)
+            for u in units
+            for name, child in u.module.named_children()
+        ]
+    )
+
+
+def _distinct(units: list[Unit]) -> list[Unit]:
+    """Units without those whose module has occurred before."""
+    return list({id(unit.module): unit for unit in reversed(units)}.values())[::-1]

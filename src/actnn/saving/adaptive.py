@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from actnn import codec
 from actnn.allocation import NoiseMonitor, Sensitivities
 from actnn.saving.active import active_step
+from actnn.saving.settings import Bits
 
 SMALLEST = 1024  # elements of a sample below which its own bits are not worth the launches
 SAMPLED = 1024  # groups whose ranges stand for those of a whole tensor
@@ -24,21 +25,6 @@ _CONVOLUTIONS = (
     nn.ConvTranspose2d,
     nn.ConvTranspose3d,
 )
-
-
-class Bits(NamedTuple):
-    """Bits of a tensor.
-
-    Attributes:
-        rows: The tensor; with bits per sample one row for each sample, (N, ...), in the same
-            memory.
-        bits: An integer for all elements; or those of each sample, int32 (N,), on the device.
-        capacity: The most that bits per sample can sum to.
-    """
-
-    rows: Tensor
-    bits: int | Tensor
-    capacity: int | None = None
 
 
 class Adaptive:

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -22,10 +22,8 @@ from actnn.codec import aten
 from actnn.saving.bit_masks import pack_mask, unpack_mask
 from actnn.saving.exclusions import ATTENTION_BITS, NONLINEAR_BITS
 from actnn.saving.records import LOSSLESS, TensorInfo
+from actnn.saving.settings import Settings
 from actnn.saving.uncompiled import uncompiled
-
-if TYPE_CHECKING:
-    from actnn.saving.context import Saving
 
 _aten = torch.ops.aten
 _NONLINEAR = {
@@ -37,7 +35,7 @@ _NONLINEAR = {
     _aten.sqrt.default,
     _aten.rsqrt.default,
 }
-_savings: weakref.WeakValueDictionary[int, Saving] = weakref.WeakValueDictionary()
+_savings: weakref.WeakValueDictionary[int, Settings] = weakref.WeakValueDictionary()
 _handles = count()
 
 
@@ -58,7 +56,7 @@ class GraphHooks:
     """
 
     def __init__(
-        self, saving: Saving, paths: frozenset[str], eager_pack: Callable[[Tensor], Any]
+        self, saving: Settings, paths: frozenset[str], eager_pack: Callable[[Tensor], Any]
     ) -> None:
         self._saving = weakref.ref(saving)
         self._paths = paths
@@ -101,7 +99,7 @@ class GraphHooks:
         positive = pack_mask(flat > 0) if node.target is _aten.relu.default else None
         return ("codes", data, params, positive, bits, saving.group, x.dtype, *layout)
 
-    def _bits(self, saving: Saving, x: Tensor, node: fx.Node, size: int) -> int | None:
+    def _bits(self, saving: Settings, x: Tensor, node: fx.Node, size: int) -> int | None:
         if _is_statistic(node, x):
             return None
         target = getattr(node.target, "__name__", str(node.target))

@@ -32,7 +32,8 @@ class Untouched(Swapped):
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the module's own forward; hooks around those of actnn stay."""
         run = super().forward  # type: ignore[misc]
-        if active_step() is None:
+        step = active_step()
+        if step is None:
             return run(*arguments, **named)
         hooks = next(hooks for _, hooks in reversed(ACTIVE.steps) if hooks is not None)
         hooks.__exit__(None, None, None)
@@ -40,6 +41,7 @@ class Untouched(Swapped):
             return run(*arguments, **named)
         finally:
             hooks.__enter__()
+            step.kept_until = len(step.records)
 
 
 def recompute_only(model: nn.Module, paths: Iterable[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,7 @@ from actnn.saving.held import Compressed, Held, Kept, View
 from actnn.saving.module_paths import ModulePaths
 from actnn.saving.offload import Offloaded, Queue, can_leave
 from actnn.saving.records import KEEP, LOSSLESS, Choice, Record, TensorInfo
-
-if TYPE_CHECKING:
-    from actnn.saving.context import Saving
+from actnn.saving.settings import Settings
 
 LARGEST_SHARE = 4  # times the elements of a view with gaps: above, the view alone is held
 _is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
@@ -111,7 +109,7 @@ class Step:
         paths: Paths of the modules.
     """
 
-    def __init__(self, saving: Saving, known: dict[int, str], paths: ModulePaths) -> None:
+    def __init__(self, saving: Settings, known: dict[int, str], paths: ModulePaths) -> None:
         self.known = known
         self.records: list[Record] = []
         self.saving = saving
@@ -123,6 +121,7 @@ class Step:
         self._replaced: dict[int, tuple[Record, StorageWeakRef]] = {}
         self._queue = Queue()
         self.opaque: Opaque | None = None  # the compiled module that is running
+        self.kept_until = 0  # the next record when a module last ran without hooks
 
     def forget(self) -> None:
         """Release what only the forward pass needs."""

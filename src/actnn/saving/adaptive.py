@@ -56,8 +56,7 @@ class Adaptive:
         self.samples = 0
         self._factors: dict[str, float] = {}
         self._count: Counter[str] = Counter()
-        self._monitor = NoiseMonitor(model.parameters())
-        self._called_back = False
+        self._monitor = NoiseMonitor(model.parameters(), statistics.average)
         self._handles = []
         for path, module in model.named_modules():
             positions = kernel_positions(module)
@@ -68,14 +67,16 @@ class Adaptive:
 
     def detach(self) -> None:
         """Remove the hooks."""
+        self._monitor.stop()
         for handle in self._handles:
             handle.remove()
 
     def begin_step(self) -> None:
         """Begin a forward pass."""
+        noise = self.statistics.noise() if self.statistics.observing else None
         self.statistics.step()
+        self._monitor.begin_step(noise, observing=self.statistics.observing)
         self._count.clear()
-        self._called_back = False
 
     def bits_of(self, path: str, tensor: Tensor) -> Bits | None:
         """Bits of a tensor that is about to be compressed, or of its samples.
@@ -143,13 +144,6 @@ class Adaptive:
     def observe(self, path: str, gradient: Tensor) -> None:
         """Take in the gradient of the output of a layer."""
         self.statistics.observe_gradient(path, gradient)
-        if not self._called_back:
-            self._called_back = True
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._after_backward)
-
-    def _after_backward(self) -> None:
-        self._monitor.observe(self.statistics.noise())
 
 
 def _sampled_ranges(tensor: Tensor, group: int) -> Tensor:

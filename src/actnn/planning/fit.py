@@ -17,9 +17,8 @@ from actnn.planning.costs import Costs
 from actnn.planning.measure import KEEP, LEAST, RECOMPUTE, Measurement
 from actnn.planning.sizes import format_bytes, parse_bytes
 from actnn.planning.solver import smallest_budget, solve
-from actnn.planning.timeline import record
 from actnn.planning.training_step import Loss, TrainingStep
-from actnn.planning.units import Unit, children_of, find_units
+from actnn.planning.units import Unit, children_of, find_units, units_that_run
 from actnn.saving import Saving
 
 ROUNDS = 6  # corrections of the prediction by a real step
@@ -266,10 +265,9 @@ def _in_order(units: list[Unit], step: TrainingStep, saving: Saving) -> list[Uni
     while True:
         apply(saving, units, [RECOMPUTE] * len(units))
         with step.isolated():
-            parts = record(units, step.loss, step.device).parts
-        ran = [units[part.unit] for part in parts if not part.backward and part.unit >= 0]
-        ran = list({id(unit.module): unit for unit in ran}.values())
-        below = children_of([unit for unit in units if unit not in ran])
+            ran = units_that_run(units, step.loss)
+        called = {unit.path for unit in ran}
+        below = children_of([unit for unit in units if unit.path not in called])
         if not below:
             break
         units = ran + below

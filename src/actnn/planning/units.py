@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from actnn._errors import ActNNError
 
@@ -19,20 +23,18 @@ class Unit:
     Attributes:
         path: Its name in the model.
         module: The module.
+        in_place: Whether its input is changed in place, by it or later, so that its forward cannot
+            run again.
     """
 
     path: str
     module: nn.Module
+    in_place: bool = False
 
     @property
     def composite(self) -> bool:
         """Whether the module contains others."""
         return next(self.module.children(), None) is not None
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the module writes to its input, so that its forward cannot run again."""
-        return bool(getattr(self.module, "inplace", False))
 
 
 def _repeated(module: nn.Module) -> set[type[nn.Module]]:
@@ -100,6 +102,34 @@ def children_of(units: list[Unit]) -> list[Unit]:
             for name, child in u.module.named_children()
         ]
     )
+
+
+def units_that_run(units: list[Unit], forward: Callable[[], object]) -> list[Unit]:
+    """The units that a forward calls, in the order of their first calls.
+
+    Args:
+        units: The units.
+        forward: Runs the model once.
+    """
+    inputs: dict[int, list[tuple[Tensor, int]]] = {}
+
+    def enter(index: int, module: nn.Module, args: Any, named: Any) -> None:
+        tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+        inputs.setdefault(index, []).extend((each, each._version) for each in tensors)
+
+    handles = [
+        unit.module.register_forward_pre_hook(partial(enter, index), with_kwargs=True)
+        for index, unit in enumerate(units)
+    ]
+    try:
+        forward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [
+        replace(units[index], in_place=any(x._version != version for x, version in found))
+        for index, found in inputs.items()
+    ]
 
 
 def _distinct(units: list[Unit]) -> list[Unit]:

@@ -35,8 +35,12 @@ class Allocator(Protocol):
         """Ranges and energies."""
         ...
 
-    def bits_of(self, path: str, tensor: Tensor) -> Bits | None:
+    def bits_of(self, path: str, tensor: Tensor, record: int) -> Bits | None:
         """Bits of a tensor that is about to be compressed."""
+        ...
+
+    def share(self, record: int, path: str) -> None:
+        """Say that a module saves a tensor whose codes are held already."""
         ...
 
     def observe(self, path: str, gradient: Tensor) -> None:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 
 from actnn.layers.compress import Root
 from actnn.planning.units import Unit
 from actnn.saving import Choice, Saving, TensorInfo
 from actnn.saving.active import ACTIVE, active_step, pack_in_step
 from actnn.saving.held import Held, View
+from actnn.saving.recompute import rerun
 from actnn.saving.step import Opaque
 from actnn.saving.swapping import Swapped, is_swapped, swap, swap_back
 from actnn.saving.uncompiled import uncompiled
@@ -123,7 +123,7 @@ class Checkpointed(Swapped):
         run = super().forward  # type: ignore[misc]
         if not torch.is_grad_enabled():
             return run(*arguments, **named)
-        return checkpoint(run, *arguments, use_reentrant=False, **named)
+        return rerun(cast(nn.Module, self), run, arguments, named)
 
 
 @uncompiled
@@ -188,11 +188,11 @@ def apply(saving: Saving, units: list[Unit], choices: Sequence[BlockChoice]) -> 
     """Put a choice for each unit into effect.
 
     If all are plain ones, to keep or to recompute, the model runs without the Saving, which has no
-    records then. Modules that write to their input are kept instead of recomputed. What is saved
+    records then. Units whose forward cannot run again are kept instead of recomputed. What is saved
     between units belongs to the unit before, as in the measurements.
     """
     choices = [
-        BlockChoice("keep") if each.action == "recompute" and unit.in_place else each
+        BlockChoice("keep") if each.action == "recompute" and unit.once else each
         for unit, each in zip(units, choices, strict=True)
     ]
     model = saving.model

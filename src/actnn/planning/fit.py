@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from actnn._errors import ActNNError, ActNNWarning
 from actnn.layers.compress import compress, uncompress
@@ -194,7 +195,7 @@ class Planner:
     def _try(self, room: int, noise_price: float) -> None:
         """Measure plans for a budget: solved for with all choices, and with plain ones only.
 
-        If none fits, the last is the plan with the smallest peak of all.
+        If none fits, the last are the plans with the smallest peaks.
         """
         for uniform in ((KEEP,) * len(self._units), (RECOMPUTE,) * len(self._units)):
             if self.costs.peak(uniform) <= room:
@@ -202,9 +203,10 @@ class Planner:
         for costs in (self.costs, self._plain_costs):
             self._search(costs, room, noise_price)
         if not any(peak <= room for peak in self._peaks.values()):
-            smallest = solve(self.costs, smallest_budget(self.costs), noise_price)
-            assert smallest is not None
-            self._peak_of(tuple(smallest), room)
+            for costs in (self.costs, self._plain_costs):
+                smallest = solve(costs, smallest_budget(costs), noise_price)
+                assert smallest is not None
+                self._peak_of(tuple(smallest), room)
 
     def _search(self, costs: Costs[BlockChoice], room: int, noise_price: float) -> None:
         """Solve for a plan, measure its real peak, and correct the target by the difference."""
@@ -262,9 +264,10 @@ def _in_order(units: list[Unit], step: TrainingStep, saving: Saving) -> list[Uni
 
     A unit that is not called itself, but whose children are, is replaced by them.
     """
+    nothing = torch.empty(0)
     while True:
-        apply(saving, units, [RECOMPUTE] * len(units))
-        with step.isolated():
+        apply(saving, units, [KEEP] * len(units))
+        with step.isolated(), saved_tensors_hooks(lambda _: nothing, lambda _: nothing):
             ran = units_that_run(units, step.loss)
         called = {unit.path for unit in ran}
         below = children_of([unit for unit in units if unit.path not in called])

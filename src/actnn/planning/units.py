@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from actnn._errors import ActNNError
+from actnn.saving.recompute import buffer_versions
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -23,13 +24,13 @@ class Unit:
     Attributes:
         path: Its name in the model.
         module: The module.
-        in_place: Whether its input is changed in place, by it or later, so that its forward cannot
-            run again.
+        once: Whether its forward cannot run again, because its input is changed in place, by it or
+            later, or its forward changes buffers that its result depends on.
     """
 
     path: str
     module: nn.Module
-    in_place: bool = False
+    once: bool = False
 
     @property
     def composite(self) -> bool:
@@ -112,6 +113,7 @@ def units_that_run(units: list[Unit], forward: Callable[[], object]) -> list[Uni
         forward: Runs the model once.
     """
     inputs: dict[int, list[tuple[Tensor, int]]] = {}
+    buffers = [buffer_versions(unit.module) for unit in units]
 
     def enter(index: int, module: nn.Module, args: Any, named: Any) -> None:
         tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
@@ -127,7 +129,11 @@ def units_that_run(units: list[Unit], forward: Callable[[], object]) -> list[Uni
         for handle in handles:
             handle.remove()
     return [
-        replace(units[index], in_place=any(x._version != version for x, version in found))
+        replace(
+            units[index],
+            once=any(x._version != version for x, version in found)
+            or buffers[index] != buffer_versions(units[index].module),
+        )
         for index, found in inputs.items()
     ]
 

@@ -57,7 +57,7 @@ def test_modules_that_write_to_their_input_are_not_recomputed(bits):
     expected = [p.grad.clone() for p in net.parameters()]
     saving = actnn.compress(net, bits=32, min_bytes=0).actnn
     units = units_that_run(find_units(net), lambda: net(x))
-    assert [unit.in_place for unit in units] == [False, False, True, False]
+    assert [unit.once for unit in units] == [False, False, True, False]
     apply(saving, units, [BlockChoice("recompute", bits)] * 4)
     net.zero_grad()
     net(x).square().sum().backward()

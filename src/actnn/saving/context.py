@@ -151,7 +151,7 @@ class Saving:
         """Return what `set_choices` says of a tensor; None if it says nothing."""
         if not self._choices:
             return None
-        return self._choices.get((info.module, info.index)) or self._of_module(info.module)
+        return self._choices.get((info.module, info.index)) or self.choice_of(info.module)
 
     def exact(self, info: TensorInfo) -> Choice:
         """Return what to do with a tensor that is not rounded unless `set_choices` says so."""
@@ -159,12 +159,12 @@ class Saving:
             return self.choice(info)
         return Choice("offload") if self.default.action == "offload" else KEEP
 
-    def _of_module(self, path: str) -> Choice | None:
-        """Return the choice for a module or for the nearest module around it."""
+    def choice_of(self, path: str) -> Choice | None:
+        """Return what `set_choices` says of a module, or of the nearest one around it; or None."""
         if path not in self._resolved:
             found = self._choices.get(path)
             if found is None and path:
-                found = self._of_module(path.rpartition(".")[0])
+                found = self.choice_of(path.rpartition(".")[0])
             self._resolved[path] = found
         return self._resolved[path]
 

@@ -123,10 +123,15 @@ def refuse_changed(tensor: Tensor, version: int) -> None:
         )
 
 
-def refuse_second_derivative() -> None:
-    """Raise if backward builds a graph: derivatives of rounded values would not be right."""
+def refuse_second_derivative(what: str = "compressed tensors", instead: str = "bits=32") -> None:
+    """Raise if backward builds a graph: derivatives of rounded values would not be right.
+
+    Args:
+        what: What backward goes through.
+        instead: The setting that allows second derivatives.
+    """
     if torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
         raise ActNNError(
-            "Expected backward through compressed tensors to be without create_graph, got "
-            "create_graph=True; second derivatives need the exact tensors (bits=32)"
+            f"Expected backward through {what} to be without create_graph, got "
+            f"create_graph=True; second derivatives need {instead}"
         )

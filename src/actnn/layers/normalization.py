@@ -1,0 +1,127 @@
+"""Layer and RMS norms keep codes of their normalized input, which the layer after them shares.
+
+A linear layer after a norm saves the norm's result. It is made again from the same codes, by the
+norm's weight and bias: so one tensor is held instead of two. The codes' groups have one scale, also
+where tokens of different sizes are in one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from actnn.saving.active import step_for
+from actnn.saving.step import Step, is_dense
+from actnn.saving.swapping import Swapped
+
+_aten = torch.ops.aten
+
+
+class _Settings(NamedTuple):
+    """What a norm normalizes: the last dimensions, by mean and deviation or by the latter alone."""
+
+    shape: list[int]
+    eps: float
+    centred: bool
+
+
+class _Normalization(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        run: Callable[[Tensor], Tensor],
+        settings: _Settings,
+        step: Step,
+    ) -> Tensor:
+        y = run(x)
+        normalized, inverse = _normalized(x.to(y.dtype), settings)
+        step.promise(normalized, x, y, weight, bias)
+        ctx.settings = settings
+        ctx.save_for_backward(normalized, inverse, weight)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        normalized, inverse, weight = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        run = _centred_backward if ctx.settings.centred else _plain_backward
+        dx, dweight, dbias = run(dy, normalized, inverse, weight, ctx.settings, needed[:3])
+        return dx if needed[0] else None, dweight, dbias, None, None, None
+
+
+def _normalized(x: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
+    """Return the normalized tensor, and the inverse of its deviation in float32 or float64."""
+    if settings.centred:
+        y, _, inverse = torch.native_layer_norm(x, settings.shape, None, None, settings.eps)
+        return y, inverse
+    dims = tuple(range(-len(settings.shape), 0))
+    wide = x if x.dtype == torch.float64 else x.float()
+    inverse = wide.square().mean(dims, keepdim=True).add_(settings.eps).rsqrt_()
+    return (wide * inverse).to(x.dtype), inverse
+
+
+def _centred_backward(
+    dy: Tensor,
+    normalized: Tensor,
+    inverse: Tensor,
+    weight: Tensor | None,
+    settings: _Settings,
+    needed: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    mean, one = torch.zeros_like(inverse), torch.ones_like(inverse)
+    dx, dweight, dbias = _aten.native_layer_norm_backward(
+        # of a bias only the shape matters, which is that of the weight
+        dy,
+        normalized,
+        settings.shape,
+        mean,
+        one,
+        weight,
+        weight,
+        [True, *needed[1:]],
+    )
+    return dx.mul_(inverse), dweight if needed[1] else None, dbias if needed[2] else None
+
+
+def _plain_backward(
+    dy: Tensor,
+    normalized: Tensor,
+    inverse: Tensor,
+    weight: Tensor | None,
+    settings: _Settings,
+    needed: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None, None]:
+    dims = tuple(range(-len(settings.shape), 0))
+    product = dy * normalized
+    dweight = product.sum_to_size(settings.shape) if needed[1] else None
+    scaled = dy if weight is None else dy * weight
+    mean = (product if weight is None else product.mul_(weight)).mean(dims, keepdim=True)
+    dx = torch.addcmul(scaled, normalized, mean, value=-1).mul_(inverse)
+    return dx, dweight, None
+
+
+class Normalization(Swapped):
+    """nn.LayerNorm or nn.RMSNorm."""
+
+    weight: Tensor | None
+    normalized_shape: tuple[int, ...]
+    eps: float | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the result of the module's own forward."""
+        step, run = step_for(x), super().forward  # type: ignore[misc]
+        eps = self.eps
+        if eps is None and x.dtype in (torch.float32, torch.float64):
+            eps = torch.finfo(x.dtype).eps  # of other dtypes, versions of torch differ
+        if step is None or eps is None or not is_dense(x) or not step.rounds(x):
+            return run(x)  # type: ignore[no-any-return]
+        bias = getattr(self, "bias", None)
+        settings = _Settings(list(self.normalized_shape), eps, isinstance(self, nn.LayerNorm))
+        return _Normalization.apply(x, self.weight, bias, run, settings, step)  # type: ignore[no-any-return]

@@ -13,6 +13,8 @@ from actnn_models import Block, compressed_copy, conv_input, conv_net, gradients
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import actnn
+
 needs_gloo = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed, gloo"
 )
@@ -147,6 +149,36 @@ def test_torch_compile_inlines_the_hooks():
     assert len(codes) >= 8
     elements = 8 * 16 * 32
     assert not [v for v in saved if v.dtype is torch.float32 and v.numel() >= elements]
+
+
+def test_a_compressed_model_compiles_as_one_graph():
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    aot_eager = torch._dynamo.lookup_backend("aot_eager")
+    model, x = nn.Sequential(Block(), nn.Linear(32, 4)), torch.randn(2, 16, 32)
+    ours = compressed_copy(model, bits=8)
+    exact = gradients(model, x)
+    rounded = gradients(torch.compile(ours, backend=backend, fullgraph=True), x)
+    assert len(graphs) == 1
+    distances = [float((a - b).norm() / a.norm()) for a, b in zip(exact, rounded, strict=True)]
+    assert 1e-4 < max(distances) < 0.05
+
+    def function(x):
+        return model(x).square().sum()
+
+    torch._dynamo.reset()
+    graphs.clear()
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    with actnn.compressed(bits=8, min_bytes=0, model=model):
+        found = torch.autograd.grad(compiled(x), list(model.parameters()))
+    exact = torch.autograd.grad(function(x), list(model.parameters()))
+    assert len(graphs) == 1
+    assert all((a - b).norm() <= 0.05 * a.norm() + 1e-3 for a, b in zip(exact, found, strict=True))
 
 
 def test_compiled_blocks_in_a_python_model():

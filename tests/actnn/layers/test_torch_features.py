@@ -1,15 +1,11 @@
 """Compressed models under autocast, GradScaler, checkpoints, torch.compile, DDP and FSDP2."""
 
-import copy
-import datetime
-import json
-import os
-
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from actnn_models import Block, compressed_copy, conv_input, conv_net, gradients
+from distributed_models import check, worker
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -191,60 +187,7 @@ def test_compiled_blocks_in_a_python_model():
         assert (a - b).norm() <= 0.05 * a.norm() + 1e-3
 
 
-def _start(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=2,
-        timeout=datetime.timedelta(seconds=60),
-    )
-    torch.manual_seed(0)
-
-
-def _worker(rank, folder):
-    _start(rank, folder)
-    try:
-        from torch.distributed.fsdp import fully_shard
-        from torch.nn.parallel import DistributedDataParallel
-
-        model = nn.Sequential(Block(), Block(), nn.Linear(32, 4))
-        x = torch.randn(4, 8, 32, generator=torch.Generator().manual_seed(rank))
-        exact = gradients(DistributedDataParallel(copy.deepcopy(model)), x)[1:]
-        found = {}
-        for bits in (32, 8):
-            ours = compressed_copy(model, bits=bits)
-            found[f"ddp {bits}"] = gradients(DistributedDataParallel(ours), x)[1:]
-            found[f"kept {bits}"] = {r.reason for r in ours.actnn.records if r.nbytes == 0}
-            sharded = compressed_copy(model, bits=bits)
-            for block in sharded[:2]:
-                fully_shard(block)
-            fully_shard(sharded)
-            gradients_ = gradients(sharded, x)[1:]
-            found[f"fsdp {bits}"] = [gradient.full_tensor() for gradient in gradients_]
-        errors = {}
-        for name, values in found.items():
-            if isinstance(values, list):
-                pairs = zip(exact, values, strict=True)
-                errors[name] = max(float((a - b).norm() / (a.norm() + 1e-3)) for a, b in pairs)
-            else:
-                errors[name] = sorted(values)
-        with open(f"{folder}/{rank}.json", "w") as file:
-            json.dump(errors, file)
-    finally:
-        dist.destroy_process_group()
-    # A thread of gloo may release tensors after the interpreter has ended.
-    os._exit(0)
-
-
 @needs_gloo
 def test_ddp_and_fsdp2(tmp_path):
-    mp.spawn(_worker, (str(tmp_path),), nprocs=2)
-    for rank in range(2):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert found["ddp 32"] == 0
-        assert found["fsdp 32"] < 1e-6
-        assert 0 < found["ddp 8"] < 0.05
-        assert 0 < found["fsdp 8"] < 0.05
-        assert "view of a parameter" in found["kept 8"]
+    mp.spawn(worker, (str(tmp_path), 2, "gloo"), nprocs=2)
+    check(tmp_path, 2, exact=1e-6)

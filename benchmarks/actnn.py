@@ -11,7 +11,7 @@ Models: ResNet-50 at 224 x 224, batch 256, in TF32 and in bfloat16 channels_last
 A step is forward, backward and clearing of the gradients. `held` is what the forward leaves
 allocated; `peak` the most that is allocated in a step, parameters included; `samples/s` comes from
 the median of several steps. All by PyTorch's allocator and CUDA events. `--largest GiB` finds the
-largest batch of each row within so much memory, by doubling and bisection.
+largest batch of each row within so much memory.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ sys.path.append(sys.path.pop(0))  # actnn.py in this folder does not hide the pa
 
 import actnn
 from actnn.planning import Planner
+from actnn.planning.solver import smallest_budget
 from actnn.planning.units import find_units
 
 MIB = 2**20
+USABLE = 0.97  # of the memory; the allocator cannot fill all gaps
 
 
 class GPTBlock(nn.Module):
@@ -274,27 +276,55 @@ def fit_rows(name: str, row: str, budgets: list[float], batch: int, steps: int) 
         clean()
 
 
-def largest_batch(name: str, row: str, gib: float) -> Row:
-    """The largest batch that trains within a part of the memory, by doubling and bisection."""
+def peak_of(name: str, row: str, batch: int) -> float:
+    """Peak of the second step in MiB; of `fit`, that of the plan with the lowest peak.
+
+    Raises:
+        torch.OutOfMemoryError: The memory is too small.
+    """
+    share = {"compile 0.5": 0.5, "compile 0.2": 0.2}.get(row, 1.0)
+    try:
+        task, model, example = prepared(name, batch)
+        if row in FITS:
+            planner = Planner(model, example, loss=task.loss, compile=row == "fit compiled")
+            return smallest_budget(planner.costs) / MIB
+        with memory_budget(share):
+            model = ROWS[row](model)
+            for _ in range(2):
+                torch.cuda.reset_peak_memory_stats()
+                task.loss(model, example).backward()
+                model.zero_grad(set_to_none=True)
+            return torch.cuda.max_memory_allocated() / MIB
+    finally:
+        clean()
+
+
+def largest_batch(name: str, row: str, gib: float, steps: int) -> Row:
+    """The largest batch that trains within so much memory.
+
+    Two small batches tell how the peak grows. The batch where it reaches the limit is tried, and
+    smaller ones until one runs.
+    """
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, gib * 2**30 / total))
-    unit = max(1, TASKS[name].batch // 8)
-    good, bad, best = 0, 0, Row(name, row, 0, 0.0, 0.0, 0.0)
-    tried = unit * 4
-    while not bad or bad - good > max(unit, good // 16):
-        if row in FITS:
-            found = next(fit_rows(name, row, [gib * 0.97], tried, 3))
-        else:
-            found = run_row(name, row, tried, 3)
-        if found.samples:
-            good, best = tried, found
-        else:
-            bad = tried
-        tried = (good + bad) // 2 // unit * unit if bad else good * 2
-        if tried <= good:
-            break
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    return best
+    few = max(1, TASKS[name].batch // 8)
+    try:
+        low, high = peak_of(name, row, few), peak_of(name, row, 2 * few)
+        limit = gib * 1024 * USABLE
+        tried = few + int((limit - low) / (high - low) * few)
+        while tried >= few:
+            if row in FITS:
+                found = next(fit_rows(name, row, [gib * USABLE], tried, steps))
+            else:
+                found = run_row(name, row, tried, steps)
+            if found.samples:
+                return found
+            tried = min(tried - 1, int(tried * 0.97))
+    except torch.OutOfMemoryError:
+        pass
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    return Row(name, row, 0, 0.0, 0.0, 0.0, f"not even {few}")
 
 
 def print_row(row: Row) -> None:
@@ -338,7 +368,7 @@ def main() -> None:
         batch = options.batch or TASKS[name].batch
         for row in options.rows:
             if options.largest:
-                add(largest_batch(name, row, options.largest))
+                add(largest_batch(name, row, options.largest, options.steps))
             elif row not in FITS:
                 add(run_row(name, row, batch, options.steps))
             else:

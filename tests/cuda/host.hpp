@@ -396,6 +396,8 @@ inline int64_t shuffle_xor(int64_t v, int mask) {
 inline uint32_t shuffled(uint32_t v, int mask) { return uint32_t(shuffle_xor(v, mask)); }
 
 inline float divided(float a, float b) { return a / b; }
+inline float reciprocal(float v) { return 1 / v; }
+inline float power_of_two(float v) { return std::exp2(v); }
 inline float __int_as_float(int32_t i) {
     float v;
     std::memcpy(&v, &i, 4);

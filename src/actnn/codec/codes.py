@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +16,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MOST_BITS = 8
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """What makes noise independent.
 
     Attributes:

@@ -12,6 +12,7 @@ def dense(x: Tensor) -> Tensor:
         x = x.resolve_neg()
     if x.is_contiguous():
         return x
+    x = x.detach()
     # compilers can follow a search, but not sorting
     left, expected = [each for each in zip(x.stride(), x.shape, strict=True) if each[1] != 1], 1
     while left:

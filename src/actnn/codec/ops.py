@@ -38,9 +38,8 @@ def _decode(
     return executors.decode_flat(data, params, bits, group, n, dtype)
 
 
-def _fake_encode(
-    x: Tensor, bits: int, group: int, state: Tensor, tensor: int, stochastic: bool
-) -> tuple[Tensor, Tensor]:
+def fake_encode(x: Tensor, bits: int, group: int, *_: object) -> tuple[Tensor, Tensor]:
+    """Return tensors like those of `encode`, without data."""
     n = x.numel()
     return (
         x.new_empty(data_bytes(n, bits), dtype=torch.uint8),
@@ -56,7 +55,7 @@ def _fake_decode(
 
 _LIBRARY.impl("encode", _encode, "CompositeExplicitAutograd")
 _LIBRARY.impl("decode", _decode, "CompositeExplicitAutograd")
-torch.library.register_fake("actnn::encode", _fake_encode, lib=_LIBRARY)
+torch.library.register_fake("actnn::encode", fake_encode, lib=_LIBRARY)
 torch.library.register_fake("actnn::decode", _fake_decode, lib=_LIBRARY)
 
 encode = torch.ops.actnn.encode.default

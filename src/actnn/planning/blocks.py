@@ -37,7 +37,8 @@ class BlockChoice(Choice):
     Attributes:
         memory: Share of the saved bytes that a compiled unit holds (PyTorch's
             `activation_memory_budget`); it recomputes the rest where that is cheap.
-        fused: Whether a compiled unit computes its codes where it makes the tensors.
+        fused: Whether compiled code calls the codec, instead of the hooks around it. Then it
+            holds codes of what is inside of the unit, too.
     """
 
     memory: float = 1.0
@@ -65,7 +66,9 @@ class _Compiled:
 
     def of(self, run: Run) -> Run:
         if self.form not in self.forms:
-            self.forms[self.form] = torch.compile(run, backend=_backend(self.form))
+            # Static: costs belong to one shape, and units of other shapes may share this code.
+            backend = _backend(self.form)
+            self.forms[self.form] = torch.compile(run, backend=backend, dynamic=False)
         return self.forms[self.form]
 
     def __getstate__(self) -> dict[str, Any]:

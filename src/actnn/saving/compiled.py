@@ -11,16 +11,17 @@ import operator
 import re
 import weakref
 from collections.abc import Callable
-from functools import cache
 from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from actnn.codec import aten
+from actnn.codec import executors, ops
+from actnn.saving.active import ACTIVE, pack_in_step
 from actnn.saving.bit_masks import pack_mask, unpack_mask
 from actnn.saving.exclusions import ATTENTION_BITS, NONLINEAR_BITS
+from actnn.saving.graph_order import arrange, traced_node
 from actnn.saving.records import LOSSLESS, TensorInfo
 from actnn.saving.settings import Settings
 from actnn.saving.uncompiled import uncompiled
@@ -35,8 +36,6 @@ _NONLINEAR = {
     _aten.sqrt.default,
     _aten.rsqrt.default,
 }
-_savings: weakref.WeakValueDictionary[int, Settings] = weakref.WeakValueDictionary()
-_handles = count()
 
 
 def call(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -52,21 +51,16 @@ class GraphHooks:
     Args:
         saving: The settings.
         paths: The paths of the modules of the model.
-        eager_pack: The pack hook outside of compiled regions.
     """
 
-    def __init__(
-        self, saving: Settings, paths: frozenset[str], eager_pack: Callable[[Tensor], Any]
-    ) -> None:
+    def __init__(self, saving: Settings, paths: frozenset[str]) -> None:
         self._saving = weakref.ref(saving)
         self._paths = paths
-        self._handle = next(_handles)
         self._ids = count()
-        _savings[self._handle] = saving
 
         def pack(_: fx.GraphModule, x: Any) -> Any:
             plain = type(x) is Tensor or type(x) is nn.Parameter
-            return eager_pack(x) if plain or _traced_node() is None else self._pack(x)
+            return pack_in_step(x) if plain or traced_node() is None else self._pack(x)
 
         def unpack(_: fx.GraphModule, held: Any) -> Any:
             return _unpack(held) if isinstance(held, (Tensor, tuple)) else held.unpack()
@@ -76,9 +70,10 @@ class GraphHooks:
 
     def _pack(self, x: Any) -> Any:
         """Return a traced tensor as it is held: itself, or a tuple that `_unpack` understands."""
-        saving, node = self._saving(), _traced_node()
+        saving, node = self._saving(), traced_node()
         assert saving is not None
         assert node is not None
+        arrange()
         size = math.prod(x.shape) * x.element_size()
         if size < saving.min_bytes or _is_expanded(x):
             return x
@@ -92,10 +87,7 @@ class GraphHooks:
         bits = self._bits(saving, x, node, size) if x.is_floating_point() else None
         if bits is None:
             return x
-        state = noise_state(self._handle, x.device)
-        data, params = aten.encode(
-            flat, bits, saving.group, state, next(self._ids), saving.stochastic
-        )
+        data, params = encode_in_step(flat, bits, saving.group, saving.stochastic)
         positive = pack_mask(flat > 0) if node.target is _aten.relu.default else None
         return ("codes", data, params, positive, bits, saving.group, x.dtype, *layout)
 
@@ -146,22 +138,8 @@ def _graph_of(
     return module
 
 
-def _traced_node() -> fx.Node | None:
-    """Return the node of the saved tensor for which a hook is being compiled."""
-    context = _hook_context()()
-    return None if context is None else context.get("_node")
-
-
-@cache
-def _hook_context() -> Callable[[], dict[str, Any] | None]:
-    try:
-        from torch._functorch._aot_autograd.graph_compile import _get_saved_tensor_hook_context
-    except ImportError:  # this version of torch inlines no hooks
-        return lambda: None
-    return _get_saved_tensor_hook_context
-
-
 def _unpack(held: Any) -> Any:
+    arrange()
     if not isinstance(held, tuple):
         return held
     kind, *rest = held
@@ -170,7 +148,7 @@ def _unpack(held: Any) -> Any:
     if kind == "mask":
         return unpack_mask(rest[0], n, (1,)).view(shape).permute(places)
     data, params, positive, bits, group, dtype = rest
-    flat = aten.decode(data, params, bits, group, math.prod(shape), dtype)
+    flat = ops.decode(data, params, bits, group, math.prod(shape), dtype)
     if positive is not None:
         inside = unpack_mask(positive, n, (1,))
         flat = torch.where(inside, flat.clamp(min=torch.finfo(dtype).tiny), 0)
@@ -192,12 +170,25 @@ def _is_statistic(node: fx.Node, x: Tensor) -> bool:
     return x.dim() == 0 or x.shape[-1] == 1 or (attention and bool(node.args[1]))
 
 
-@torch.library.custom_op("actnn::noise_state", mutates_args=())
-def noise_state(handle: int, device: torch.device) -> Tensor:
-    """Return seed and step of the noise of a Saving: int64 (2,)."""
-    return _savings[handle].noise_state(device).clone()
+def _encode_in_step(x: Tensor, bits: int, group: int, stochastic: bool) -> tuple[Tensor, Tensor]:
+    state, tensor = ACTIVE.steps[-1][0].key(x.device)
+    return executors.encode_flat(x, bits, state, tensor, group, stochastic)
 
 
-@noise_state.register_fake
-def _(handle: int, device: torch.device) -> Tensor:
-    return torch.empty(2, dtype=torch.int64, device=device)
+def _fake_encode_in_step(
+    x: Tensor, bits: int, group: int, stochastic: bool
+) -> tuple[Tensor, Tensor]:
+    return ops.fake_encode(x, bits, group)
+
+
+_LIBRARY = torch.library.Library("actnn", "FRAGMENT")
+_LIBRARY.define(
+    "encode_in_step(Tensor x, int bits, int group, bool stochastic)"
+    " -> (Tensor data, Tensor params)",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded),
+)
+_LIBRARY.impl("encode_in_step", _encode_in_step, "CompositeExplicitAutograd")
+torch.library.register_fake("actnn::encode_in_step", _fake_encode_in_step, lib=_LIBRARY)
+
+encode_in_step = torch.ops.actnn.encode_in_step.default
+"""`ops.encode` with the noise of the step that runs: modules may share compiled code."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from actnn._errors import ActNNError
-from actnn.saving.active import ACTIVE, pack_in_step
+from actnn.saving.active import ACTIVE
 from actnn.saving.adaptive import Adaptive
 from actnn.saving.compiled import GraphHooks
 from actnn.saving.exclusions import add_known, known_storages, tensors_in
@@ -45,6 +45,7 @@ class Saving:
 
     Attributes:
         records: What the last finished step saved, in order.
+        default: The choice for tensors that neither `set_choices` nor the policy names.
         adaptive: Moves bits to the samples and layers that need them; None for equal bits.
 
     Raises:
@@ -72,13 +73,13 @@ class Saving:
         self.stochastic = stochastic
         self.records: list[Record] = []
         self.adaptive: Adaptive | None = None
-        self._default = Choice("offload" if swap else "compress", bits)
+        self.default = Choice("offload" if swap else "compress", bits)
         self._choices: dict[str | tuple[str, int], Choice] = {}
         self._resolved: dict[str, Choice | None] = {}
         self._noise = NoiseStates(seed)
         self._held: weakref.WeakSet[Any] = weakref.WeakSet()
         self._paths = ModulePaths(None)
-        self.hooks = GraphHooks(self, self._paths.all, pack_in_step)
+        self.hooks = GraphHooks(self, self._paths.all)
         self._model: weakref.ref[nn.Module] | None = None
         if model is not None:
             self.bind(model)
@@ -93,11 +94,16 @@ class Saving:
         """Bytes that are held now for the backward passes to come."""
         return sum(held.held for held in list(self._held))
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether `default` is the choice for all tensors."""
+        return self.policy is None and not self._choices
+
     def bind(self, model: nn.Module) -> None:
         """Take the parameters, buffers and paths of a model; call it again for new modules."""
         self._model = weakref.ref(model)
         self._paths = ModulePaths(model)
-        self.hooks = GraphHooks(self, self._paths.all, pack_in_step)
+        self.hooks = GraphHooks(self, self._paths.all)
 
     def set_choices(self, choices: Mapping[str | tuple[str, int], Choice]) -> None:
         """Replace the choices.
@@ -134,7 +140,7 @@ class Saving:
         """Return what to do with a tensor."""
         found = self.explicit(info)
         if found is None:
-            found = self._default if self.policy is None else self.policy(info)
+            found = self.default if self.policy is None else self.policy(info)
         if found.action == "recompute":  # what is saved here is an input of the module
             return KEEP if found.bits is None else Choice("compress", found.bits)
         if found.action == "compress" and found.bits is None:
@@ -151,7 +157,7 @@ class Saving:
         """Return what to do with a tensor that is not rounded unless `set_choices` says so."""
         if self.explicit(info) is not None:
             return self.choice(info)
-        return Choice("offload") if self._default.action == "offload" else KEEP
+        return Choice("offload") if self.default.action == "offload" else KEEP
 
     def choice_of(self, path: str) -> Choice | None:
         """Return what `set_choices` says of a module, or of the nearest one around it; or None."""
@@ -217,4 +223,4 @@ class Saving:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._held, self._paths = weakref.WeakSet(), ModulePaths(None)
-        self.hooks = GraphHooks(self, self._paths.all, pack_in_step)
+        self.hooks = GraphHooks(self, self._paths.all)

@@ -96,7 +96,9 @@ def _is_copy_of_parameter(tensor: Tensor) -> bool:
         if node is None or node.name() not in _FORMS:
             break
         node = node.next_functions[0][0]
-    return node is not None and isinstance(getattr(node, "variable", None), nn.Parameter)
+    else:
+        return False
+    return node is not tensor.grad_fn and isinstance(getattr(node, "variable", None), nn.Parameter)
 
 
 def op_of(tensor: Tensor) -> str:

@@ -132,7 +132,7 @@ class Step:
         """Encode a tensor with noise of its own; bits and capacity as for the codec."""
         saving, key = self.saving, self.key(tensor.device)
         return codec.encode(
-            tensor.detach(),
+            tensor,
             bits,
             key,
             group=saving.group,
@@ -195,20 +195,22 @@ class Step:
         Returns:
             1 to 8; None if it is to be held as it is or moved to host memory.
         """
-        choice = self._choice_for(tensor)
+        choice = self._choice(tensor, self._paths.current()[0], op_of(tensor))
         return choice.bits if choice.action == "compress" and choice.bits != LOSSLESS else None
 
     def rounds(self, tensor: Tensor) -> bool:
         """Whether a tensor that the running module saves is rounded, wherever it is held."""
-        choice = self._choice_for(tensor)
+        choice = self._choice(tensor, self._paths.current()[0], op_of(tensor))
         leaves = choice.action == "offload" and can_leave(tensor)
         return (leaves or choice.action == "compress") and choice.bits not in (None, LOSSLESS)
 
-    def _choice_for(self, tensor: Tensor) -> Choice:
-        shape, dtype, index = tensor.shape, tensor.dtype, len(self.records)
-        path = self._paths.current()[0]
-        info = TensorInfo(path, op_of(tensor), index, shape, dtype, tensor.nbytes)
-        return self.saving.choice(info)
+    def _choice(self, tensor: Tensor, path: str, op: str, exact: bool = False) -> Choice:
+        saving = self.saving
+        if saving.is_uniform and not exact:
+            return saving.default
+        index = len(self.records)
+        info = TensorInfo(path, op, index, tensor.shape, tensor.dtype, tensor.nbytes)
+        return saving.exact(info) if exact else saving.choice(info)
 
     def pack(self, tensor: Tensor) -> Held | View:
         """Return a tensor in the form in which it is held for backward."""
@@ -272,10 +274,8 @@ class Step:
         op, (path, boundary) = instead.op if instead else op_of(tensor), self._paths.current()
         if boundary:
             op = CHECKPOINT
-        index = len(self.records)
-        info = TensorInfo(path, op, index, tensor.shape, tensor.dtype, tensor.nbytes)
         exact = self._exact.get(address)
-        choice = saving.choice(info) if exact is None else saving.exact(info)
+        choice = self._choice(tensor, path, op, exact is not None)
         bits = choice.bits
         if choice.action == "offload" and not can_leave(tensor):
             choice, bits = KEEP, None  # its memory is the host's
@@ -285,7 +285,9 @@ class Step:
         if bits is not None and bits != LOSSLESS:
             least = least_bits(part, op if boundary else op_of(part))
             adaptive = saving.adaptive if bits == saving.bits and least == 1 else None
-            each = adaptive.bits_of(path, tensor, index) if adaptive and is_dense(tensor) else None
+            each = None
+            if adaptive is not None and is_dense(tensor):
+                each = adaptive.bits_of(path, tensor, len(self.records))
             bits = max(bits, least)
             if each is None:
                 codes = self.encode(tensor, bits)
@@ -299,7 +301,8 @@ class Step:
             held, reason = Offloaded(codes or tensor, self._queue, positive), "in host memory"
         else:
             held, reason = Compressed(codes, positive), "compressed"
-        choice = Choice(choice.action, bits)
+        if bits != choice.bits:
+            choice = Choice(choice.action, bits)
         if instead is None:
             self._record(tensor, tensor.nbytes, held.held, reason, choice, path, op)
         else:

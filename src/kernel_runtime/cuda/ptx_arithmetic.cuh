@@ -192,6 +192,19 @@ inline uint32_t or_of_warp(uint32_t v) { return __reduce_or_sync(0xffffffffu, v)
 // IEEE division, independent of compiler options.
 inline float divided(float a, float b) { return __fdiv_rn(a, b); }
 
+// 1 / v and 2^v within 2 units in the last place; a denormal number counts as 0.
+inline float reciprocal(float v) {
+    float found;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(v));
+    return found;
+}
+
+inline float power_of_two(float v) {
+    float found;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(v));
+    return found;
+}
+
 inline bool any_lane(bool v) { return __any_sync(0xffffffffu, v); }
 
 #endif

@@ -1,15 +1,12 @@
-"""The operators under compilers, and the codec in plain operations."""
-
-import math
+"""The operators under compilers."""
 
 import pytest
 import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
-from actnn.codec import Key, aten, bytes_of, decode, encode, noise_state, ops, reference
+from actnn.codec import Key, decode, encode, noise_state, ops
 from actnn.codec.codes import DTYPES
-from actnn.codec.packing import unpack
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 STATE = noise_state(4)
@@ -96,48 +93,3 @@ def test_bits_of_samples_can_be_compiled():
     torch._dynamo.reset()
     compiled = torch.compile(both, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(x, bits), both(x, bits))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bits", [1, 3, 4, 8])
-@pytest.mark.parametrize(("n", "group"), [(1000, 256), (77, 32), (512, 64), (1, 32)])
-def test_plain_operations_write_the_same_format(dtype, bits, n, group):
-    x = (torch.randn(n) * 3 + 1).to(dtype)
-    x[n // 2] = float("nan") if bits == 3 else 0
-    expected = reference.encode_flat(x, bits, STATE, 1, group, False)
-    data, params = aten.encode(x, bits, group, STATE, 1, True)
-    assert data.numel() + params.numel() * 2 == bytes_of(n, bits, group)
-    assert torch.equal(params.view(torch.int16), expected[1].view(torch.int16))
-    y = aten.decode(data, params, bits, group, n, dtype)
-    wanted = ops.decode(data, params, bits, group, n, dtype)
-    torch.testing.assert_close(y, wanted, rtol=0, atol=0, equal_nan=True)
-    nearest = unpack(aten.encode(x, bits, group, STATE, 1, False)[0], bits)
-    # ties may be rounded to either side
-    assert (nearest - unpack(expected[0], bits)).abs().max() <= 1
-
-
-def test_plain_operations_have_no_bias_and_independent_noise():
-    x, count = torch.rand(1 << 16), 2
-    x[::256], x[1::256] = 0, 1
-    draws = [
-        aten.decode(*aten.encode(x, 1, 256, state, tensor, True), 1, 256, len(x), x.dtype)
-        for state, tensor in ((STATE, 1), (STATE, 2), (noise_state(4, step=1), 1))
-    ]
-    error = torch.stack(draws) - x
-    assert (error.mean(1).abs() < 4.5 * 0.41 / math.sqrt(len(x))).all()
-    correlation = torch.corrcoef(error)
-    assert (correlation - torch.eye(len(draws))).abs().max() < 4.5 / math.sqrt(len(x))
-    for lag in range(1, 65):
-        neighbours = (error[:, lag:] * error[:, :-lag]).mean() / error.square().mean()
-        assert abs(neighbours) < 5 / math.sqrt(count * len(x))
-
-
-def test_plain_operations_can_be_compiled():
-    def both(x):
-        data, params = aten.encode(x, 2, 64, STATE, 1, True)
-        return aten.decode(data, params, 2, 64, x.numel(), x.dtype)
-
-    x = torch.randn(300)
-    torch._dynamo.reset()
-    compiled = torch.compile(both, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), both(x))

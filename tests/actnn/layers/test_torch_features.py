@@ -145,6 +145,28 @@ def test_torch_compile_inlines_the_hooks():
     assert len(codes) >= 8
     elements = 8 * 16 * 32
     assert not [v for v in saved if v.dtype is torch.float32 and v.numel() >= elements]
+    ops = torch.ops.actnn
+    assert products_between(graphs["forward"][0], ops.encode_in_step.default, read=True)[-1] == 0
+    late = products_between(graphs["backward"][0], ops.decode.default, read=False)
+    assert late[-2] <= 1  # one of another gradient may come first; the last tensor stays in front
+
+
+def products_between(graph, target, *, read):
+    """Count products between calls of an operator and what they read, or what reads them."""
+    nodes = list(graph.graph.nodes)
+    place = {node: index for index, node in enumerate(nodes)}
+    product = torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default
+    counts = []
+    for node in graph.graph.find_nodes(op="call_function", target=target):
+        other = node
+        while other.target not in product and other.op == "call_function":
+            others = other.all_input_nodes if read else list(other.users)
+            if not others:
+                break
+            other = (max if read else min)(others)
+        first, last = sorted((place[node], place[other]))
+        counts.append(sum(each.target in product for each in nodes[first + 1 : last]))
+    return sorted(counts)
 
 
 def test_a_compressed_model_compiles_as_one_graph():

@@ -112,19 +112,22 @@ def test_dropout(host, dtype):
     assert not torch.equal(y, other)
 
 
+SMOOTH = [*(kind() for kind, rule in RULES.items() if rule.kind is not None), torch.nn.GELU("tanh")]
+
+
 @emulated
 @pytest.mark.parametrize(
-    "module",
-    [*(kind() for kind, rule in RULES.items() if rule.kind is not None), torch.nn.GELU("tanh")],
+    ("module", "bits"),
+    [(each, 3) for each in SMOOTH] + [(torch.nn.GELU(), 4), (torch.nn.GELU(), 8)],
     ids=str,
 )
-def test_codes_of_derivatives(host, module):
-    rule, x, bits = RULES[type(module)], torch.randn(997) * 3, 3
+def test_codes_of_derivatives(host, module, bits):
+    rule, x = RULES[type(module)], torch.randn(997) * 3
     kind = kind_of(module, rule)
     source = module(x) if rule.of_output else x
     dy = torch.randn(997)
     exact = rule.backward(dy, source, module)
-    step = (rule.largest - rule.least) / 7
+    step = (rule.largest - rule.least) / (2**bits - 1)
     draws = []
     for tensor in range(150):
         codes = torch.empty(-(-997 // 8) * bits, dtype=torch.uint8)

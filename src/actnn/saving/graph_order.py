@@ -1,0 +1,71 @@
+"""Order of the operations that hooks add to the graphs of AOTAutograd.
+
+AOTAutograd puts all that packs at the end of a forward graph, and all that unpacks at the beginning
+of a backward graph. Compilers keep the order of kernels that they call, so that all exact tensors
+would be alive at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import fx
+
+_ALIASES = torch.ops.aten.alias.default, torch.ops.aten.detach.default
+_arranged: WeakKeyDictionary[fx.Graph, set[fx.Node]] = WeakKeyDictionary()
+
+
+def traced_node() -> fx.Node | None:
+    """Return the node of the saved tensor for which a hook is being compiled."""
+    context = _hook_context()()
+    return None if context is None else context["_node"]
+
+
+def arrange() -> None:
+    """Move what hooks have added to the graphs that are being compiled.
+
+    Then exact tensors live shortly: in the forward graph additions follow what they read, in the
+    backward graph they precede what reads them, all but those of the last tensor.
+    """
+    context = _hook_context()()
+    if context is None:
+        return
+    for node in _added(context["_fw_graph"]):
+        _behind_inputs(node)
+    for node in reversed(_added(context["_bw_graph"])):
+        if node.users:
+            min(node.users).prepend(node)
+
+
+def _added(graph: fx.Graph) -> list[fx.Node]:
+    """Return the calls that are new since the last look at a graph, none at the first one."""
+    known, nodes = (
+        _arranged.get(graph),
+        [node for node in graph.nodes if node.op == "call_function"],
+    )
+    _arranged[graph] = set(nodes)
+    return [] if known is None else [node for node in nodes if node not in known]
+
+
+def _behind_inputs(node: fx.Node) -> None:
+    for each in node.all_input_nodes:
+        if each.target in _ALIASES:  # of a result, made where the graph ends
+            _behind_inputs(each)
+    inputs = [each for each in node.all_input_nodes if each.op != "placeholder"]
+    if inputs:
+        max(inputs).append(node)
+    else:  # of inputs of the graph, or of none
+        next(each for each in node.graph.nodes if each.op != "placeholder").prepend(node)
+
+
+@cache
+def _hook_context() -> Callable[[], dict[str, Any] | None]:
+    try:
+        from torch._functorch._aot_autograd.graph_compile import _get_saved_tensor_hook_context
+    except ImportError:  # this version of torch inlines no hooks
+        return lambda: None
+    return _get_saved_tensor_hook_context

@@ -129,6 +129,8 @@ class Planner:
         compile: bool = False,
         seed: int = 0,
     ) -> None:
+        if not isinstance(bits, Sequence) or isinstance(bits, str):
+            raise ActNNError(f"Expected bits to be widths such as (8, 4, 2), got {bits!r}")
         step = TrainingStep(model, example, loss)
         units = find_units(model)
         self._model = model

@@ -356,7 +356,17 @@ def test_bit_width_32_gives_the_gradients_of_torch():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"bits": 9}, {"bits": 0}, {"bits": True}, {"group": 48}, {"group": 0}, {"min_bytes": -1}],
+    [
+        {"bits": 9},
+        {"bits": 0},
+        {"bits": True},
+        {"group": 48},
+        {"group": 0},
+        {"min_bytes": -1},
+        {"min_bytes": "1 MB"},
+        {"seed": 0.5},
+        {"policy": 3},
+    ],
     ids=str,
 )
 def test_wrong_settings_are_errors(settings):
@@ -371,6 +381,11 @@ def test_wrong_choices_are_errors():
         Choice("compress", 11)
     with pytest.raises(actnn.ActNNError, match="Expected a Choice"):
         Saving().set_choices({"": 4})
+    model = compressed_copy(conv_net(), policy=lambda info: None)
+    with pytest.raises(actnn.ActNNError, match="policy to return a Choice, got None"):
+        model(conv_input())
+    with pytest.raises(actnn.ActNNError, match="inside the model, got 'layer1'"):
+        model.actnn.set_choices({("layer1", 3): Choice("keep")})
 
 
 def test_a_module_that_is_kept_as_a_whole_runs_without_hooks():

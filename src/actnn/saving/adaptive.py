@@ -74,12 +74,17 @@ class Adaptive:
             handle.remove()
 
     def begin_step(self) -> None:
-        """Begin a forward pass."""
-        noise = self.statistics.noise() if self.statistics.observing else None
-        self.statistics.step()
-        self._monitor.begin_step(noise, observing=self.statistics.observing)
+        """Begin a forward pass. A step that a CUDA graph captures learns nothing."""
         self._count.clear()
         self._names.clear()
+        cuda, statistics = torch.cuda, self.statistics
+        statistics.paused = cuda.is_available() and cuda.is_current_stream_capturing()
+        if statistics.paused:
+            self._monitor.stop()
+            return
+        noise = statistics.noise() if statistics.observing else None
+        statistics.step()
+        self._monitor.begin_step(noise, observing=statistics.observing)
 
     def bits_of(self, path: str, tensor: Tensor, record: int) -> Bits | None:
         """Bits of a tensor that is about to be compressed, or of its samples.

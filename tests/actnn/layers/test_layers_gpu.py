@@ -108,13 +108,13 @@ def step_of(model, x):
     return step
 
 
-@pytest.mark.parametrize("settings", [{"bits": 4}, {"bits": 32}], ids=str)
+@pytest.mark.parametrize("settings", [{"bits": 4}, {"bits": 32}, {"level": "L3"}], ids=str)
 def test_cuda_graphs(settings):
     model = nn.Sequential(conv_net(), nn.Dropout(0.5), nn.Linear(5, 5), nn.GELU()).cuda()
     ours, x = compressed_copy(model, **settings), conv_input().cuda()
     step, side = step_of(ours, x), torch.cuda.Stream()
     with torch.cuda.stream(side):
-        for _ in range(3):
+        for _ in range(5):
             step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -169,3 +169,21 @@ def test_codes_are_never_larger_than_those_of_equal_bits(bits, layout):
             held.setdefault(level, []).append(sum(r.held for r in records))
     assert all(a <= b for a, b in zip(held["L3"], held["L2"], strict=True))
     assert all(a > 0 for a in held["L3"])
+
+
+def test_a_captured_step_learns_nothing(monkeypatch):
+    net, x = actnn.compress(model(), level="L3", min_bytes=0), torch.randn(8, 3, 16, 16)
+    train(net, x, 4)
+    statistics = adaptive_of(net).statistics
+    bits = {name: statistics.tensor_bits(name) for name in statistics.tensors}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    for _ in range(20):
+        train(net, x, 1)
+    assert statistics.steps == 4
+    assert not statistics.observing
+    assert not any(p._backward_hooks for p in net.parameters())
+    assert bits == {name: statistics.tensor_bits(name) for name in statistics.tensors}
+    monkeypatch.undo()
+    train(net, x, 1)
+    assert statistics.steps == 5

@@ -51,6 +51,8 @@ class _Normalization(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         normalized, inverse, weight = ctx.saved_tensors
         needed = ctx.needs_input_grad
+        if weight is not None:
+            weight = weight.to(dy.dtype)  # on a CPU, autocast leaves it in float32
         run = _centred_backward if ctx.settings.centred else _plain_backward
         dx, dweight, dbias = run(dy, normalized, inverse, weight, ctx.settings, needed[:3])
         return dx if needed[0] else None, dweight, dbias, None, None, None
@@ -102,7 +104,7 @@ def _plain_backward(
     product = dy * normalized
     dweight = product.sum_to_size(settings.shape) if needed[1] else None
     scaled = dy if weight is None else dy * weight
-    mean = (product if weight is None else product.mul_(weight)).mean(dims, keepdim=True)
+    mean = (product if weight is None else product * weight).mean(dims, keepdim=True)
     dx = torch.addcmul(scaled, normalized, mean, value=-1).mul_(inverse)
     return dx, dweight, None
 

@@ -259,6 +259,13 @@ def test_norms_share_codes_with_the_layer_after_them(norm, dtype):
         assert (a - b).norm() <= 0.03 * a.norm()
 
 
+@pytest.mark.parametrize("norm", [nn.LayerNorm((4, 8)), nn.RMSNorm((4, 8))], ids=str)
+def test_norms_of_whole_tensors(norm):
+    model, x = nn.Sequential(nn.Linear(8, 8), norm, nn.Linear(8, 4)), torch.randn(4, 8)
+    for a, b in zip(gradients(model, x), gradients(compressed_copy(model, bits=8), x), strict=True):
+        assert (a - b).norm() <= 0.05 * a.norm()
+
+
 def test_tokens_of_other_sizes_in_one_group_keep_their_accuracy():
     """A small token beside large ones would vanish in a common range of inputs."""
     model = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 8))

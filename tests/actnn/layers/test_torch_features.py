@@ -34,6 +34,19 @@ def test_autocast(dtype):
     assert dtype in {record.dtype for record in activations}
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # torch's own, of its RMSNorm
+@pytest.mark.parametrize("norm", [nn.LayerNorm(32), nn.RMSNorm(32, eps=1e-5)], ids=str)
+def test_autocast_of_norms_after_linear_layers(norm):
+    model = nn.Sequential(nn.Linear(32, 32), norm, nn.Linear(32, 4))
+    ours, x = compressed_copy(model, bits=8), torch.randn(64, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        exact, rounded = gradients(model, x), gradients(ours, x)
+    assert "normalized input" in {record.reason for record in ours.actnn.records}
+    for a, b in zip(exact, rounded, strict=True):
+        assert a.dtype == b.dtype
+        assert (a - b).norm() <= 0.05 * a.norm()
+
+
 def test_grad_scaler():
     model = compressed_copy(conv_net(), bits=8)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)

@@ -41,7 +41,8 @@ class _Normalization(Function):
         step: Step,
     ) -> Tensor:
         y = run(x)
-        normalized, mean, inverse = _normalized(x.to(y.dtype), settings)
+        wide = x if x.dtype == y.dtype else x.to(y.dtype)
+        normalized, mean, inverse = _normalized(wide, settings)
         step.promise(normalized, x, y, weight, bias)
         ctx.settings = settings
         ctx.save_for_backward(normalized, mean, inverse, weight)
@@ -51,7 +52,7 @@ class _Normalization(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         normalized, mean, inverse, weight = ctx.saved_tensors
         needed = ctx.needs_input_grad[:3]
-        if weight is not None:
+        if weight is not None and weight.dtype != dy.dtype:
             weight = weight.to(dy.dtype)  # on a CPU, autocast leaves it in float32
         if mean is None:
             dx, dweight = _of_rms_norm(dy, normalized, inverse, weight, ctx.settings, needed[1])

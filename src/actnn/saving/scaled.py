@@ -32,11 +32,7 @@ class Scale(NamedTuple):
             0 if weight is None else weight._version,
             0 if bias is None else bias._version,
         )
-        return cls(
-            None if weight is None else weight.detach(),
-            None if bias is None else bias.detach(),
-            versions,
-        )
+        return cls(weight, bias, versions)
 
     def apply(self, x: Tensor) -> Tensor:
         """Return y, in the layout of x."""

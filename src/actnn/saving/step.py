@@ -39,7 +39,7 @@ class _Claim(NamedTuple):
     """What a layer says of a tensor of codes that it is about to save."""
 
     reason: str
-    instead_of: Tensor  # detached
+    instead_of: Tensor
     choice: Choice
     op: str = ""  # that made it
     promised: Promised | None = None  # the tensor that will be made from the codes
@@ -178,7 +178,7 @@ class Step:
         if y.stride() == tensor.stride() and is_dense(y) and all(same):
             promised = Promised(key, StorageWeakRef(storage), Scale.of(weight, bias))
         op = op_of(instead_of)
-        claim = _Claim("normalized input", instead_of.detach(), KEEP, op, promised)
+        claim = _Claim("normalized input", instead_of, KEEP, op, promised)
         self._normalized[tensor.untyped_storage()._cdata] = claim
 
     def keep_exact(self, tensor: Tensor, reason: str) -> None:
@@ -200,7 +200,9 @@ class Step:
 
     def rounds(self, tensor: Tensor) -> bool:
         """Whether a tensor that the running module saves is rounded, wherever it is held."""
-        choice = self._choice(tensor, self._paths.current()[0], op_of(tensor))
+        saving, choice = self.saving, self.saving.default
+        if not saving.is_uniform:
+            choice = self._choice(tensor, self._paths.current()[0], op_of(tensor))
         leaves = choice.action == "offload" and can_leave(tensor)
         return (leaves or choice.action == "compress") and choice.bits not in (None, LOSSLESS)
 

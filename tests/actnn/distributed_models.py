@@ -49,16 +49,23 @@ def worker(rank: int, folder: str, processes: int, backend: str) -> None:
         # The weight of a norm is gone when the layer after it needs the norm's result.
         apart = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 4)).to(device)
         nn.init.normal_(apart[1].weight)
-        exact_apart = gradients(DistributedDataParallel(copy.deepcopy(apart)), x)[1:]
+        others = {"apart": gradients(DistributedDataParallel(copy.deepcopy(apart)), x)[1:]}
         ours = compressed_copy(apart, bits=8)
         for layer in ours:
             fully_shard(layer)
         fully_shard(ours)
         found["apart 8"] = [gradient.full_tensor() for gradient in gradients(ours, x)[1:]]
+        if backend == "nccl":  # torch synchronizes normalizations on GPUs alone
+            images = torch.randn(4, 3, 9, 9, device=device)
+            synchronized = nn.Sequential(nn.Conv2d(3, 4, 3), nn.SyncBatchNorm(4), nn.ReLU())
+            synchronized = DistributedDataParallel(synchronized.to(device))
+            others["synchronized"] = gradients(synchronized, images)[1:]
+            ours = DistributedDataParallel(compressed_copy(synchronized.module, bits=8))
+            found["synchronized 8"] = gradients(ours, images)[1:]
         errors = {}
         for name, values in found.items():
             if isinstance(values, list):
-                pairs = zip(exact_apart if "apart" in name else exact, values, strict=True)
+                pairs = zip(others.get(name.split()[0], exact), values, strict=True)
                 errors[name] = max(float((a - b).norm() / (a.norm() + 1e-3)) for a, b in pairs)
             else:
                 errors[name] = sorted(values)
@@ -81,5 +88,6 @@ def check(folder: Path, processes: int, exact: float) -> None:
         assert 0 < found["ddp 8"] < 0.05
         assert 0 < found["fsdp 8"] < 0.05
         assert 0 < found["apart 8"] < 0.05
+        assert 0 <= found.get("synchronized 8", 0) < 0.05
         assert "view of a parameter" in found["kept 8"]
         assert found["held weights 8"] == []

@@ -13,6 +13,7 @@ from actnn import codec
 from actnn.saving.bit_masks import positive_mask
 from actnn.saving.exclusions import (
     CHECKPOINT,
+    NONLINEAR_BITS,
     RELU,
     alive_anyway,
     least_bits,
@@ -238,12 +239,15 @@ class Step:
         if address in self._exact and isinstance(held, Compressed):
             held = None
         if seen is not None and held is not None:
-            self._record(tensor, seen.nbytes, 0, f"shared with {seen.record}")
-            if self.saving.adaptive is not None:
-                self.saving.adaptive.share(seen.record, self.records[-1].module)
-            if seen.nbytes:
-                self._seen[key] = seen._replace(nbytes=0)
-            return View(held, tensor, whole) if dense else held
+            path, boundary = self._paths.current()
+            bits = self.records[seen.record].choice.bits
+            if not boundary or bits is None or bits >= NONLINEAR_BITS:
+                self._record(tensor, seen.nbytes, 0, f"shared with {seen.record}", path=path)
+                if self.saving.adaptive is not None:
+                    self.saving.adaptive.share(seen.record, path)
+                if seen.nbytes:
+                    self._seen[key] = seen._replace(nbytes=0)
+                return View(held, tensor, whole) if dense else held
         claim = self._claims.pop(address, None)
         if claim is not None:
             return self._keep_claimed(tensor, claim)
@@ -252,6 +256,8 @@ class Step:
             replaced[0].nbytes = 0
         index, instead = len(self.records), self._normalized.pop(address, None)
         held = self._hold(whole, address, tensor, instead)
+        if seen is not None and seen.operand() is not None:  # torch would have held it once
+            self.records[index].nbytes = seen.nbytes
         self._seen[key] = Seen(weakref.ref(held), StorageWeakRef(storage), index)
         if instead is not None and instead.promised is not None:
             name, made, scale = instead.promised

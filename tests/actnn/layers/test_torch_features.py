@@ -88,6 +88,26 @@ def test_inputs_of_checkpoints_are_compressed_and_nothing_inside(reentrant):
     assert not [r for r in ours.actnn.records if r.module.startswith("second.")]
 
 
+def test_inputs_of_checkpoints_do_not_share_codes_of_few_bits():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.norm, self.b = nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 32)
+            self.inner = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32))
+
+        def forward(self, x):
+            y = self.norm(self.a(x))
+            return self.b(y) + checkpoint(self.inner, y, use_reentrant=False) + self.b(y)
+
+    for bits, own in ((2, True), (8, False)):
+        ours = compressed_copy(Model(), bits=bits)
+        ours(torch.randn(16, 32)).sum().backward()
+        boundary = [r for r in ours.actnn.records if r.op == "checkpoint"]
+        assert [record.choice.bits for record in boundary] == [8] * own
+        assert sum(r.nbytes for r in ours.actnn.records if r.shape == (16, 32)) == 2 * 16 * 32 * 4
+        assert [r.reason[:6] for r in ours.actnn.records if r.module == "b"][::2] == ["shared"] * 2
+
+
 def test_dropout_inside_a_checkpoint_is_that_of_torch():
     class Model(nn.Module):
         def __init__(self):

@@ -58,7 +58,7 @@ class Adaptive:
         self._count: Counter[str] = Counter()
         self._names: dict[int, str] = {}  # record of this step -> name in the statistics
         self._sharing: dict[str, str] = {}  # name -> the first layer that shares the codes
-        self._monitor = NoiseMonitor(model.parameters(), statistics.average)
+        self._monitor = NoiseMonitor(statistics.average)
         self._handles = []
         for path, module in model.named_modules():
             positions = kernel_positions(module)
@@ -73,8 +73,8 @@ class Adaptive:
         for handle in self._handles:
             handle.remove()
 
-    def begin_step(self) -> None:
-        """Begin a forward pass. A step that a CUDA graph captures learns nothing."""
+    def begin_step(self, model: nn.Module | None) -> None:
+        """Begin a forward pass of a model. A step that a CUDA graph captures learns nothing."""
         self._count.clear()
         self._names.clear()
         cuda, statistics = torch.cuda, self.statistics
@@ -84,7 +84,8 @@ class Adaptive:
             return
         noise = statistics.noise() if statistics.observing else None
         statistics.step()
-        self._monitor.begin_step(noise, observing=statistics.observing)
+        parameters = () if model is None else model.parameters()
+        self._monitor.begin_step(parameters, noise, observing=statistics.observing)
 
     def bits_of(self, path: str, tensor: Tensor, record: int) -> Bits | None:
         """Bits of a tensor that is about to be compressed, or of its samples.

@@ -215,7 +215,7 @@ class Saving:
             return self
         self._noise.advance()
         if self.adaptive is not None:
-            self.adaptive.begin_step()
+            self.adaptive.begin_step(self.model)
         step = Step(self, known_storages(self.model), self._paths)
         hooks = saved_tensors_hooks(self.hooks.pack, self.hooks.unpack)
         hooks.__enter__()

@@ -1,6 +1,8 @@
 """Bits per sample and layer while a model is trained."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -187,3 +189,14 @@ def test_a_captured_step_learns_nothing(monkeypatch):
     monkeypatch.undo()
     train(net, x, 1)
     assert statistics.steps == 5
+
+
+def test_no_parameter_is_held():
+    """fully_shard puts others in their place, whose memory would be the model's once more."""
+    net, x = actnn.compress(model(), level="L3", min_bytes=0), torch.randn(8, 3, 16, 16)
+    train(net, x, 7)
+    old = weakref.ref(net[0].weight)
+    net[0].weight = nn.Parameter(net[0].weight.detach().clone())
+    train(net, x, 2)
+    gc.collect()
+    assert old() is None

@@ -29,23 +29,14 @@ class NoiseMonitor:
     waits for the device, so that a warning comes some steps late.
 
     Args:
-        parameters: Parameters of the model.
         average: Average bits, for advice.
         share: The share of the variance above which it warns.
         decay: Weight of the past in the moving average.
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        average: float,
-        *,
-        share: float = 0.1,
-        decay: float = 0.8,
-    ) -> None:
+    def __init__(self, average: float, *, share: float = 0.1, decay: float = 0.8) -> None:
         self.share, self.decay, self.average = share, decay, average
         self.warned = False
-        self._parameters = [p for p in parameters if p.requires_grad]
         self._handles: list[Any] = []
         self._gradients: list[dict[int, Tensor]] = []  # of the steps of a pair, by parameter
         self._noise: Tensor | None = None
@@ -53,10 +44,13 @@ class NoiseMonitor:
         self._pairs = 0
         self._pending: HostCopy | None = None
 
-    def begin_step(self, noise: Tensor | None, *, observing: bool) -> None:
+    def begin_step(
+        self, parameters: Iterable[nn.Parameter], noise: Tensor | None, *, observing: bool
+    ) -> None:
         """Begin a step.
 
         Args:
+            parameters: Those of the model.
             noise: Variance that compression has added to the gradient of the last step, ().
             observing: Whether the noise of this step will be known.
         """
@@ -75,7 +69,8 @@ class NoiseMonitor:
         if self._gradients and not self._handles:
             self._handles = [
                 parameter.register_hook(partial(self._take, index))
-                for index, parameter in enumerate(self._parameters)
+                for index, parameter in enumerate(parameters)
+                if parameter.requires_grad
             ]
 
     def stop(self) -> None:

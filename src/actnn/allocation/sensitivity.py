@@ -71,6 +71,7 @@ class Sensitivities:
         samples: Samples of the training set, for gradient statistics of each of them; 0 for means
             over the batch.
         batch: Indices in the training set of the samples of this step, (N,).
+        paused: Whether steps neither observe nor allocate; bits stay as they are.
     """
 
     average: float
@@ -81,6 +82,7 @@ class Sensitivities:
     per_sample: bool = True
     samples: int = 0
     batch: Tensor | None = None
+    paused: bool = False
     steps: int = 0
     tensors: dict[str, TensorStatistics] = field(default_factory=dict)
     _energy: dict[str, Tensor] = field(default_factory=dict)
@@ -107,6 +109,8 @@ class Sensitivities:
     @property
     def observing(self) -> bool:
         """Whether gradients of this step are needed: early, and at or around each refresh."""
+        if self.paused:
+            return False
         if not self.per_sample:
             return self._observes(self.steps)
         phase = self.steps % self.refresh
@@ -201,6 +205,8 @@ class Sensitivities:
 
     def step(self) -> None:
         """Begin a training step, and allocate across layers when it is time."""
+        if self.paused:
+            return
         self.steps += 1
         self._leader = None
         if not self.per_layer:

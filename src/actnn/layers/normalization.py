@@ -41,70 +41,56 @@ class _Normalization(Function):
         step: Step,
     ) -> Tensor:
         y = run(x)
-        normalized, inverse = _normalized(x.to(y.dtype), settings)
+        wide = x if x.dtype == y.dtype else x.to(y.dtype)
+        normalized, mean, inverse = _normalized(wide, settings)
         step.promise(normalized, x, y, weight, bias)
         ctx.settings = settings
-        ctx.save_for_backward(normalized, inverse, weight)
+        ctx.save_for_backward(normalized, mean, inverse, weight)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        normalized, inverse, weight = ctx.saved_tensors
-        needed = ctx.needs_input_grad
-        run = _centred_backward if ctx.settings.centred else _plain_backward
-        dx, dweight, dbias = run(dy, normalized, inverse, weight, ctx.settings, needed[:3])
-        return dx if needed[0] else None, dweight, dbias, None, None, None
+        normalized, mean, inverse, weight = ctx.saved_tensors
+        needed = ctx.needs_input_grad[:3]
+        if weight is not None and weight.dtype != dy.dtype:
+            weight = weight.to(dy.dtype)  # on a CPU, autocast leaves it in float32
+        if mean is None:
+            dx, dweight = _of_rms_norm(dy, normalized, inverse, weight, ctx.settings, needed[1])
+            return dx, dweight, None, None, None, None
+        # the input again, but for rounding
+        x = torch.addcdiv(mean, normalized, inverse, out=torch.empty_like(normalized))
+        shape, bias = ctx.settings.shape, weight  # of a bias only the shape matters
+        dx, dweight, dbias = _aten.native_layer_norm_backward(
+            dy, x, shape, mean, inverse, weight, bias, list(needed)
+        )
+        return dx, dweight, dbias, None, None, None
 
 
-def _normalized(x: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Return the normalized tensor, and the inverse of its deviation in float32 or float64."""
+def _normalized(x: Tensor, settings: _Settings) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return the normalized tensor, the mean if it is subtracted, and 1 / deviation."""
     if settings.centred:
-        y, _, inverse = torch.native_layer_norm(x, settings.shape, None, None, settings.eps)
-        return y, inverse
+        return torch.native_layer_norm(x, settings.shape, None, None, settings.eps)
     dims = tuple(range(-len(settings.shape), 0))
     wide = x if x.dtype == torch.float64 else x.float()
     inverse = wide.square().mean(dims, keepdim=True).add_(settings.eps).rsqrt_()
-    return (wide * inverse).to(x.dtype), inverse
+    return (wide * inverse).to(x.dtype), None, inverse
 
 
-def _centred_backward(
+def _of_rms_norm(
     dy: Tensor,
     normalized: Tensor,
     inverse: Tensor,
     weight: Tensor | None,
     settings: _Settings,
-    needed: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    mean, one = torch.zeros_like(inverse), torch.ones_like(inverse)
-    dx, dweight, dbias = _aten.native_layer_norm_backward(
-        # of a bias only the shape matters, which is that of the weight
-        dy,
-        normalized,
-        settings.shape,
-        mean,
-        one,
-        weight,
-        weight,
-        [True, *needed[1:]],
-    )
-    return dx.mul_(inverse), dweight if needed[1] else None, dbias if needed[2] else None
-
-
-def _plain_backward(
-    dy: Tensor,
-    normalized: Tensor,
-    inverse: Tensor,
-    weight: Tensor | None,
-    settings: _Settings,
-    needed: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None, None]:
+    needed: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of the input, and of the weight if needed."""
     dims = tuple(range(-len(settings.shape), 0))
     product = dy * normalized
-    dweight = product.sum_to_size(settings.shape) if needed[1] else None
+    dweight = product.sum_to_size(settings.shape) if needed else None
     scaled = dy if weight is None else dy * weight
-    mean = (product if weight is None else product.mul_(weight)).mean(dims, keepdim=True)
-    dx = torch.addcmul(scaled, normalized, mean, value=-1).mul_(inverse)
-    return dx, dweight, None
+    mean = (product if weight is None else product * weight).mean(dims, keepdim=True)
+    return torch.addcmul(scaled, normalized, mean, value=-1).mul_(inverse), dweight
 
 
 class Normalization(Swapped):

@@ -129,6 +129,8 @@ class Planner:
         compile: bool = False,
         seed: int = 0,
     ) -> None:
+        if not isinstance(bits, Sequence) or isinstance(bits, str):
+            raise ActNNError(f"Expected bits to be widths such as (8, 4, 2), got {bits!r}")
         step = TrainingStep(model, example, loss)
         units = find_units(model)
         self._model = model
@@ -267,8 +269,12 @@ def _in_order(units: list[Unit], step: TrainingStep, saving: Saving) -> list[Uni
     nothing = torch.empty(0)
     while True:
         apply(saving, units, [KEEP] * len(units))
-        with step.isolated(), saved_tensors_hooks(lambda _: nothing, lambda _: nothing):
-            ran = units_that_run(units, step.loss)
+        try:
+            with step.isolated(), saved_tensors_hooks(lambda _: nothing, lambda _: nothing):
+                ran = units_that_run(units, step.loss)
+        except RuntimeError:  # the forward needs what is saved, because it differentiates
+            with step.isolated():
+                ran = units_that_run(units, step.loss)
         called = {unit.path for unit in ran}
         below = children_of([unit for unit in units if unit.path not in called])
         if not below:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from actnn._errors import ActNNError
+from actnn.saving.held import counter_of
 from actnn.saving.recompute import buffer_versions
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -116,8 +117,8 @@ def units_that_run(units: list[Unit], forward: Callable[[], object]) -> list[Uni
     buffers = [buffer_versions(unit.module) for unit in units]
 
     def enter(index: int, module: nn.Module, args: Any, named: Any) -> None:
-        tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
-        inputs.setdefault(index, []).extend((each, each._version) for each in tensors)
+        leaves = [leaf for leaf in tree_leaves((args, named)) if type(leaf) is Tensor]
+        inputs.setdefault(index, []).extend((counter_of(x), x._version) for x in leaves)
 
     handles = [
         unit.module.register_forward_pre_hook(partial(enter, index), with_kwargs=True)

@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from actnn.saving.held import Held, View
 from actnn.saving.step import Step
+from actnn.saving.uncompiled import uncompiled
 
 
 class _Active(threading.local):
@@ -63,6 +64,7 @@ def step_for(x: torch.Tensor) -> Step | None:
     return step
 
 
+@uncompiled
 def transformed() -> bool:
     """Whether a transform of torch.func, or differentiation in forward mode, is running."""
     return forward_ad._current_level >= 0 or _transforms() is not None

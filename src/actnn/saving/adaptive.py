@@ -58,7 +58,7 @@ class Adaptive:
         self._count: Counter[str] = Counter()
         self._names: dict[int, str] = {}  # record of this step -> name in the statistics
         self._sharing: dict[str, str] = {}  # name -> the first layer that shares the codes
-        self._monitor = NoiseMonitor(model.parameters(), statistics.average)
+        self._monitor = NoiseMonitor(statistics.average)
         self._handles = []
         for path, module in model.named_modules():
             positions = kernel_positions(module)
@@ -73,13 +73,19 @@ class Adaptive:
         for handle in self._handles:
             handle.remove()
 
-    def begin_step(self) -> None:
-        """Begin a forward pass."""
-        noise = self.statistics.noise() if self.statistics.observing else None
-        self.statistics.step()
-        self._monitor.begin_step(noise, observing=self.statistics.observing)
+    def begin_step(self, model: nn.Module | None) -> None:
+        """Begin a forward pass of a model. A step that a CUDA graph captures learns nothing."""
         self._count.clear()
         self._names.clear()
+        cuda, statistics = torch.cuda, self.statistics
+        statistics.paused = cuda.is_available() and cuda.is_current_stream_capturing()
+        if statistics.paused:
+            self._monitor.stop()
+            return
+        noise = statistics.noise() if statistics.observing else None
+        statistics.step()
+        parameters = () if model is None else model.parameters()
+        self._monitor.begin_step(parameters, noise, observing=statistics.observing)
 
     def bits_of(self, path: str, tensor: Tensor, record: int) -> Bits | None:
         """Bits of a tensor that is about to be compressed, or of its samples.

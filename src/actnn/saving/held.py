@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from actnn import codec
@@ -113,6 +114,14 @@ class View:
         return self._held.unpack(self._layout)
 
 
+def counter_of(tensor: Tensor) -> Tensor:
+    """Return an empty tensor whose `_version` is always that of a tensor, without its memory."""
+    counter = tensor.detach()
+    with _unsafe_preserve_version_counter(counter):
+        counter.set_()  # type: ignore[call-overload]
+    return counter
+
+
 def refuse_changed(tensor: Tensor, version: int) -> None:
     """Raise if a tensor was changed in place after it was saved at a version."""
     if tensor._version != version:
@@ -123,7 +132,9 @@ def refuse_changed(tensor: Tensor, version: int) -> None:
         )
 
 
-def refuse_second_derivative(what: str = "compressed tensors", instead: str = "bits=32") -> None:
+def refuse_second_derivative(
+    what: str = "compressed tensors", instead: str = "bits=32 (for fit: bits=())"
+) -> None:
     """Raise if backward builds a graph: derivatives of rounded values would not be right.
 
     Args:

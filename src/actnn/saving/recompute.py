@@ -120,13 +120,13 @@ def recompute_only(model: nn.Module, paths: Iterable[str]) -> None:
     """Let exactly the modules at some paths be recomputed.
 
     Raises:
-        ActNNError: If there is no module at a path, or it is the model itself.
+        ActNNError: If a path is that of the model itself.
     """
-    modules, wanted = dict(model.named_modules()), set(paths)
+    wanted = set(paths)
     for path in sorted(wanted):
-        if path not in modules or not path:
+        if not path:
             raise ActNNError(
-                f"Expected the path of a module inside the model to recompute, got {path!r}"
+                "Expected the path of a module inside the model to recompute, got the model itself"
             )
     _swap_only(model, Recomputed, wanted)
 

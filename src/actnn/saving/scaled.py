@@ -6,6 +6,7 @@ import weakref
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -27,16 +28,19 @@ class Scale(NamedTuple):
 
     @classmethod
     def of(cls, weight: Tensor | None, bias: Tensor | None) -> Scale:
-        """Return the scale with the parameters as they are now."""
+        """Return the scale with the parameters as they are now.
+
+        With several processes these are copies. FSDP frees the memory of a norm's parameters after
+        its forward, and the layer after it needs the norm's result before they are back.
+        """
+        if dist.is_available() and dist.is_initialized():
+            weight = None if weight is None else weight.detach().clone()
+            bias = None if bias is None else bias.detach().clone()
         versions = (
             0 if weight is None else weight._version,
             0 if bias is None else bias._version,
         )
-        return cls(
-            None if weight is None else weight.detach(),
-            None if bias is None else bias.detach(),
-            versions,
-        )
+        return cls(weight, bias, versions)
 
     def apply(self, x: Tensor) -> Tensor:
         """Return y, in the layout of x."""

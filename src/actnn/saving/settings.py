@@ -57,6 +57,16 @@ class Settings(Protocol):
         ...
 
     @property
+    def default(self) -> Choice:
+        """The choice for tensors that nothing names."""
+        ...
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether `default` is the choice for all tensors."""
+        ...
+
+    @property
     def group(self) -> int:
         """Elements that share a range."""
         ...

@@ -13,6 +13,7 @@ from actnn import codec
 from actnn.saving.bit_masks import positive_mask
 from actnn.saving.exclusions import (
     CHECKPOINT,
+    NONLINEAR_BITS,
     RELU,
     alive_anyway,
     least_bits,
@@ -39,7 +40,7 @@ class _Claim(NamedTuple):
     """What a layer says of a tensor of codes that it is about to save."""
 
     reason: str
-    instead_of: Tensor  # detached
+    instead_of: Tensor
     choice: Choice
     op: str = ""  # that made it
     promised: Promised | None = None  # the tensor that will be made from the codes
@@ -178,7 +179,7 @@ class Step:
         if y.stride() == tensor.stride() and is_dense(y) and all(same):
             promised = Promised(key, StorageWeakRef(storage), Scale.of(weight, bias))
         op = op_of(instead_of)
-        claim = _Claim("normalized input", instead_of.detach(), KEEP, op, promised)
+        claim = _Claim("normalized input", instead_of, KEEP, op, promised)
         self._normalized[tensor.untyped_storage()._cdata] = claim
 
     def keep_exact(self, tensor: Tensor, reason: str) -> None:
@@ -195,17 +196,16 @@ class Step:
         Returns:
             1 to 8; None if it is to be held as it is or moved to host memory.
         """
-        choice = self._choice_for(tensor)
+        choice = self._choice(tensor, self._paths.current()[0], op_of(tensor))
         return choice.bits if choice.action == "compress" and choice.bits != LOSSLESS else None
 
     def rounds(self, tensor: Tensor) -> bool:
         """Whether a tensor that the running module saves is rounded, wherever it is held."""
-        choice = self._choice_for(tensor)
+        saving, choice = self.saving, self.saving.default
+        if not saving.is_uniform:
+            choice = self._choice(tensor, self._paths.current()[0], op_of(tensor))
         leaves = choice.action == "offload" and can_leave(tensor)
         return (leaves or choice.action == "compress") and choice.bits not in (None, LOSSLESS)
-
-    def _choice_for(self, tensor: Tensor) -> Choice:
-        return self._choice(tensor, self._paths.current()[0], op_of(tensor))
 
     def _choice(self, tensor: Tensor, path: str, op: str, exact: bool = False) -> Choice:
         saving = self.saving
@@ -239,12 +239,15 @@ class Step:
         if address in self._exact and isinstance(held, Compressed):
             held = None
         if seen is not None and held is not None:
-            self._record(tensor, seen.nbytes, 0, f"shared with {seen.record}")
-            if self.saving.adaptive is not None:
-                self.saving.adaptive.share(seen.record, self.records[-1].module)
-            if seen.nbytes:
-                self._seen[key] = seen._replace(nbytes=0)
-            return View(held, tensor, whole) if dense else held
+            path, boundary = self._paths.current()
+            bits = self.records[seen.record].choice.bits
+            if not boundary or bits is None or bits >= NONLINEAR_BITS:
+                self._record(tensor, seen.nbytes, 0, f"shared with {seen.record}", path=path)
+                if self.saving.adaptive is not None:
+                    self.saving.adaptive.share(seen.record, path)
+                if seen.nbytes:
+                    self._seen[key] = seen._replace(nbytes=0)
+                return View(held, tensor, whole) if dense else held
         claim = self._claims.pop(address, None)
         if claim is not None:
             return self._keep_claimed(tensor, claim)
@@ -253,6 +256,8 @@ class Step:
             replaced[0].nbytes = 0
         index, instead = len(self.records), self._normalized.pop(address, None)
         held = self._hold(whole, address, tensor, instead)
+        if seen is not None and seen.operand() is not None:  # torch would have held it once
+            self.records[index].nbytes = seen.nbytes
         self._seen[key] = Seen(weakref.ref(held), StorageWeakRef(storage), index)
         if instead is not None and instead.promised is not None:
             name, made, scale = instead.promised

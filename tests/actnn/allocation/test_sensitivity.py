@@ -105,7 +105,7 @@ def test_gradients_are_observed_early_and_around_a_refresh():
 def run_monitor(monitor, weight, noise, mean=0.0, scale=1.0, steps=40):
     """Steps whose gradients have a mean and a variance of 10 000 scale^2 in all."""
     for _ in range(steps):
-        monitor.begin_step(torch.tensor(noise * scale**2), observing=True)
+        monitor.begin_step([weight], torch.tensor(noise * scale**2), observing=True)
         (weight * (mean + scale * torch.randn(20_000) / 2**0.5)).sum().backward()
 
 
@@ -114,7 +114,7 @@ def run_monitor(monitor, weight, noise, mean=0.0, scale=1.0, steps=40):
 def test_noise_above_a_tenth_of_the_variance_warns_once(mean, scale):
     """The mean of the gradient does not count, nor do gradients that are accumulated."""
     weight = nn.Parameter(torch.zeros(20_000))
-    quiet, loud = NoiseMonitor([weight], 2), NoiseMonitor([weight], 2)
+    quiet, loud = NoiseMonitor(2), NoiseMonitor(2)
     run_monitor(quiet, weight, 700.0, mean * scale, scale)
     with pytest.warns(ActNNWarning, match=r"adds \d\d% of the variance .* 3 bits would") as caught:
         run_monitor(loud, weight, 2000.0, mean * scale, scale)
@@ -126,7 +126,7 @@ def test_noise_above_a_tenth_of_the_variance_warns_once(mean, scale):
 
 def test_gradients_that_overflow_do_not_count():
     weight = nn.Parameter(torch.zeros(20_000))
-    monitor = NoiseMonitor([weight], 2)
+    monitor = NoiseMonitor(2)
     run_monitor(monitor, weight, 500.0, steps=10)
     run_monitor(monitor, weight, 500.0, mean=float("inf"), steps=2)
     run_monitor(monitor, weight, 500.0, steps=10)
@@ -136,8 +136,8 @@ def test_gradients_that_overflow_do_not_count():
 
 def test_a_copy_of_a_monitor_has_no_hooks():
     weight = nn.Parameter(torch.zeros(8))
-    monitor = NoiseMonitor([weight], 2)
-    monitor.begin_step(None, observing=True)
+    monitor = NoiseMonitor(2)
+    monitor.begin_step([weight], None, observing=True)
     other = copy.deepcopy(monitor)
     assert weight._backward_hooks
     assert not other._handles

@@ -105,6 +105,26 @@ def test_what_is_saved_between_units_belongs_to_the_unit_before():
     assert distance(exact, whole_gradient(model, (x,))) == 0
 
 
+def test_a_forward_that_differentiates_can_be_fitted_without_codes():
+    class Force(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(16, 32), nn.SiLU(), nn.Linear(32, 1))
+
+        def forward(self, x):
+            x = x.detach().requires_grad_()
+            energy = self.inner(x)
+            (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+            return {"loss": force.square().mean() + energy.square().mean()}
+
+    model, arguments = Force(), (torch.randn(512, 16),)
+    exact = whole_gradient(copy.deepcopy(model), arguments)
+    with pytest.raises(actnn.ActNNError, match=r"for fit: bits=\(\)"):
+        actnn.fit(copy.deepcopy(model), arguments, "1 GiB", loss=loss_of)
+    actnn.fit(model, arguments, "1 GiB", loss=loss_of, bits=())
+    assert distance(exact, whole_gradient(model, arguments)) == 0
+
+
 def test_a_model_that_calls_no_module_is_an_error_of_fit():
     class Alone(nn.Module):
         def __init__(self):

@@ -273,7 +273,7 @@ def test_tokens_of_other_sizes_in_one_group_keep_their_accuracy():
     x = torch.randn(64, 8, 32)
     x[:, 0] *= 1e-3
     exact, ours = gradients(model, x), gradients(compressed_copy(model, bits=4), x)
-    assert (ours[0][:, 0] - exact[0][:, 0]).norm() < 0.3 * exact[0][:, 0].norm()
+    assert (ours[0][:, 0] - exact[0][:, 0]).norm() < 0.05 * exact[0][:, 0].norm()
 
 
 def test_results_of_norms_that_change_in_place_are_held_themselves():

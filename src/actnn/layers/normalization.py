@@ -1,12 +1,14 @@
-"""Layer and RMS norms keep codes of their normalized input, which the layer after them shares.
+"""Layer and RMS norms whose tokens share groups keep codes of their normalized input.
 
-A linear layer after a norm saves the norm's result. It is made again from the same codes, by the
-norm's weight and bias: so one tensor is held instead of two. The codes' groups have one scale, also
-where tokens of different sizes are in one group.
+Beside large tokens, a small one would vanish in the range of its group, and its norm would enlarge
+the noise. A linear layer after a norm saves the norm's result: it is made again from the same
+codes, by the norm's weight and bias, so that one tensor is held instead of two. Where tokens have
+groups of their own, the norm's input is as good, and saves a pass over the tensor.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -106,7 +108,8 @@ class Normalization(Swapped):
         eps = self.eps
         if eps is None and x.dtype in (torch.float32, torch.float64):
             eps = torch.finfo(x.dtype).eps  # of other dtypes, versions of torch differ
-        if step is None or eps is None or not is_dense(x) or not step.rounds(x):
+        shares = math.prod(self.normalized_shape) % (step.saving.group if step else 1) != 0
+        if step is None or eps is None or not shares or not is_dense(x) or not step.rounds(x):
             return run(x)  # type: ignore[no-any-return]
         bias = getattr(self, "bias", None)
         settings = _Settings(list(self.normalized_shape), eps, isinstance(self, nn.LayerNorm))

@@ -91,16 +91,6 @@ class Settings(Protocol):
         """The pack and unpack hooks."""
         ...
 
-    @property
-    def is_uniform(self) -> bool:
-        """Whether `default` is the choice for all tensors."""
-        ...
-
-    @property
-    def default(self) -> Choice:
-        """The choice for tensors that nothing names."""
-        ...
-
     def choice(self, info: TensorInfo) -> Choice:
         """What to do with a tensor."""
         ...

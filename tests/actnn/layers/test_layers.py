@@ -227,7 +227,7 @@ def test_norms_have_exact_forwards_and_small_bias(norm):
     "norm",
     [
         nn.LayerNorm(64),
-        nn.LayerNorm([16, 64]),
+        nn.LayerNorm([15, 64]),
         nn.LayerNorm(64, bias=False),
         nn.LayerNorm(64, elementwise_affine=False),
         nn.RMSNorm(64, eps=1e-5),
@@ -244,7 +244,7 @@ def test_norms_share_codes_with_the_layer_after_them(norm, dtype):
             parameter.normal_()
             parameter.view(-1)[::7] = 0
     model = nn.Sequential(nn.Linear(64, 64), norm, nn.Linear(64, 32)).to(dtype)
-    x = torch.randn(8, 16, 64).to(dtype)
+    x = torch.randn(8, 15, 64).to(dtype)
     ours = compressed_copy(model, bits=8)
     y = ours(x)
     assert torch.equal(model(x), y)
@@ -264,6 +264,14 @@ def test_norms_of_whole_tensors(norm):
     model, x = nn.Sequential(nn.Linear(8, 8), norm, nn.Linear(8, 4)), torch.randn(4, 8)
     for a, b in zip(gradients(model, x), gradients(compressed_copy(model, bits=8), x), strict=True):
         assert (a - b).norm() <= 0.05 * a.norm()
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(256), nn.RMSNorm(512, eps=1e-5)], ids=str)
+def test_tokens_with_groups_of_their_own_keep_the_norms_input(norm):
+    width = norm.normalized_shape[0]
+    ours = compressed_copy(nn.Sequential(nn.Linear(8, width), norm, nn.Linear(width, 8)), bits=8)
+    _loss = ours(torch.randn(64, 8))
+    assert "normalized input" not in {record.reason for record in ours.actnn.records}
 
 
 def test_tokens_of_other_sizes_in_one_group_keep_their_accuracy():

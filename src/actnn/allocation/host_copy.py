@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,10 @@ class HostCopy:
             self._event.record()
         else:
             self._value = value.detach().clone()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the values: events belong to a process."""
+        return {"_event": None, "_value": self.value.clone()}
 
     @property
     def ready(self) -> bool:

@@ -71,6 +71,7 @@ class Sensitivities:
         samples: Samples of the training set, for gradient statistics of each of them; 0 for means
             over the batch.
         batch: Indices in the training set of the samples of this step, (N,).
+        paused: Whether steps neither observe nor allocate; bits stay as they are.
     """
 
     average: float
@@ -81,9 +82,11 @@ class Sensitivities:
     per_sample: bool = True
     samples: int = 0
     batch: Tensor | None = None
+    paused: bool = False
     steps: int = 0
     tensors: dict[str, TensorStatistics] = field(default_factory=dict)
     _energy: dict[str, Tensor] = field(default_factory=dict)
+    _latest: dict[str, Tensor] = field(default_factory=dict)  # of the last observed step
     _leader: TensorStatistics | None = None
     _pending: tuple[dict[str, list[str]], HostCopy] | None = None  # layer -> followers
 
@@ -106,6 +109,8 @@ class Sensitivities:
     @property
     def observing(self) -> bool:
         """Whether gradients of this step are needed: early, and at or around each refresh."""
+        if self.paused:
+            return False
         if not self.per_sample:
             return self._observes(self.steps)
         phase = self.steps % self.refresh
@@ -133,6 +138,7 @@ class Sensitivities:
             self._energy[source] = self._with_batch(known, norms)
             return
         total = torch.linalg.vector_norm(gradient, dtype=torch.float32).square()
+        self._latest[source] = total
         self._energy[source] = total if known is None else torch.lerp(total, known, self.decay)
 
     def tensor_bits(self, name: str) -> int:
@@ -199,6 +205,8 @@ class Sensitivities:
 
     def step(self) -> None:
         """Begin a training step, and allocate across layers when it is time."""
+        if self.paused:
+            return
         self.steps += 1
         self._leader = None
         if not self.per_layer:
@@ -222,12 +230,20 @@ class Sensitivities:
         self._finish_allocation()
 
     def noise(self) -> Tensor | None:
-        """Upper bound of the variance that compression adds to the gradient, ()."""
-        parts = [
-            known.variance.sum() / (2.0**known.bits - 1) ** 2
-            for known in self.tensors.values()
-            if known.variance is not None
-        ]
+        """Upper bound of the variance that compression added to the gradient of the last step, ().
+
+        Its energies are those of that step alone. None if they were not observed.
+        """
+        parts = []
+        for known in self.tensors.values():
+            latest, smooth = self._latest.get(known.source), self._energy.get(known.source)
+            variance = known.variance
+            if known.spread is not None:
+                variance = None if latest is None else known.spread * latest
+            elif variance is not None and latest is not None and smooth is not None:
+                variance = variance * (latest / smooth)
+            if variance is not None:
+                parts.append(variance.sum() / (2.0**known.bits - 1) ** 2)
         return torch.stack(parts).sum() if parts else None
 
     def _with_batch(self, table: Tensor | None, norms: Tensor) -> Tensor:

@@ -6,11 +6,13 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from actnn._errors import ActNNError
 from actnn.allocation import Sensitivities
 from actnn.layers.levels import Level, level_of
 from actnn.layers.registry import mixin_for
+from actnn.saving.active import transformed
 from actnn.saving.adaptive import Adaptive
 from actnn.saving.compiled import call
 from actnn.saving.context import MIN_BYTES, Saving
@@ -30,8 +32,14 @@ class Root(Swapped):
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the model's own forward; what autograd saves goes through the Saving."""
         run = super().forward  # type: ignore[misc]
-        if not torch.is_grad_enabled():
+        tracing = torch._C._get_tracing_state() is not None  # torch.jit.trace
+        if not torch.is_grad_enabled() or tracing or transformed():
             return call(run, arguments, named)
+        if getattr(self, "_is_replica", False):
+            raise ActNNError(
+                "Expected a compressed model itself, or DistributedDataParallel around it, got a "
+                "replica that torch.nn.DataParallel has made; its weights are copies"
+            )
         saving = self.actnn
         if saving.model is not cast(nn.Module, self):  # a copy of a compressed model
             saving.bind(cast(nn.Module, self))
@@ -87,6 +95,12 @@ def compress(
         swap=chosen.swap,
     )
     uncompress(model)
+    for path, module in model.named_modules():
+        if any(map(is_lazy, module.parameters(recurse=False))):
+            raise ActNNError(
+                f"Expected all modules to know their shapes, got a lazy {type(module).__name__} at "
+                f"{path!r}; run a forward first"
+            )
     for module in model.modules():
         mixin = mixin_for(module) if chosen.compress else None
         if mixin is not None:

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
-from actnn.saving.active import active_step
+from actnn.saving.active import step_for
 from actnn.saving.swapping import Swapped
 
 _backward = torch.ops.aten.convolution_backward.default
@@ -28,10 +27,12 @@ class _Convolution(Function):
         )
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # for second derivatives; x is exact, or an error already
+            mask = [of_x, of_weight, of_bias]
+            return *_backward(dy, x, weight, ctx.biases, *ctx.settings, mask), None
         dx, dweight, dbias = None, None, None
         if of_weight or of_bias:
             mask = [False, of_weight, of_bias]
@@ -76,11 +77,9 @@ class Convolution(Swapped):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the result of the module's own forward."""
-        step = active_step()
+        step = step_for(x)
         if (
             step is None
-            or not x.requires_grad
-            or x.nbytes < step.saving.min_bytes
             or x.dim() != 4
             or x.dtype != self.weight.dtype
             or isinstance(self.padding, str)

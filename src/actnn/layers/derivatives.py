@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from actnn import codec
-from actnn.saving.active import active_step
+from actnn.saving.active import step_for
 from actnn.saving.bit_masks import in_layout
 from actnn.saving.cuda import executor as cuda
+from actnn.saving.held import refuse_second_derivative
 from actnn.saving.step import Step, is_dense
 from actnn.saving.swapping import Swapped
 
@@ -138,8 +138,8 @@ class _Derivative(Function):
         return run(x) if y is None else y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         data, *params = ctx.saved_tensors
         if ctx.fixed is not None:
             dx = ctx.fixed.times(data, dy)
@@ -153,11 +153,9 @@ class Smooth(Swapped):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the result of the module's own forward."""
-        step = active_step()
+        step = step_for(x)
         run = super().forward  # type: ignore[misc]
-        bits = None
-        if step is not None and x.requires_grad and x.nbytes >= step.saving.min_bytes:
-            bits = step.bits_for(x)
+        bits = None if step is None else step.bits_for(x)
         if step is None or bits is None:
             return run(x)  # type: ignore[no-any-return]
         rule = next(rule for kind, rule in RULES.items() if isinstance(self, kind))

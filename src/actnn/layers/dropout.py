@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from actnn.saving.active import active_step
+from actnn.saving.active import step_for
 from actnn.saving.bit_masks import in_layout
 from actnn.saving.cuda import executor as cuda
 from actnn.saving.step import is_dense
@@ -76,13 +76,11 @@ class SeededDropout(Swapped):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x with elements set to zero, as the module's own forward."""
-        step = active_step()
+        step = step_for(x)
         if (
             step is None
             or not self.training
             or not 0 < self.p < 1
-            or not x.requires_grad
-            or x.nbytes < step.saving.min_bytes
             or not is_dense(x)
             or not can_regenerate(x)
         ):

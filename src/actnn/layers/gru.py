@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils.rnn import PackedSequence
 
 from actnn.layers.dropout import can_regenerate, drawn_seed, dropped
 from actnn.saving.active import active_step
+from actnn.saving.held import refuse_second_derivative
 from actnn.saving.step import Step
 from actnn.saving.swapping import Swapped
 
@@ -56,8 +56,8 @@ class _Layer(Function):
         return _run(x, h0, active, _in_one_piece(x, h0, weights), training=False)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor, dh: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative("a compressed nn.GRU", "level='L0'")
         below, h0, *weights = ctx.saved_tensors
         seed = ctx.seed
         x = below if seed is None else dropped(below, ctx.p, seed, ctx.strides)

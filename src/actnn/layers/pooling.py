@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
-from actnn.saving.active import active_step
+from actnn.saving.active import step_for
 from actnn.saving.cuda import executor as cuda
 from actnn.saving.step import Step
 from actnn.saving.swapping import Swapped
@@ -104,7 +103,6 @@ class _MaxPool(Function):
         return y  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         window, (offsets,) = ctx.window, ctx.saved_tensors
         x = torch.empty_strided(**ctx.layout)  # only its shape and layout are read
@@ -121,19 +119,13 @@ class MaxPool(Swapped):
 
     def forward(self, x: Tensor) -> Any:
         """Return the result of the module's own forward."""
-        step = active_step()
+        step = step_for(x)
         n = next(
             n
             for n, kind in ((1, nn.MaxPool1d), (2, nn.MaxPool2d), (3, nn.MaxPool3d))
             if isinstance(self, kind)
         )
-        if (
-            step is None
-            or not x.requires_grad
-            or x.nbytes < step.saving.min_bytes
-            or self.return_indices
-            or math.prod(_tuple(self.kernel_size, n)) > 256
-        ):
+        if step is None or self.return_indices or math.prod(_tuple(self.kernel_size, n)) > 256:
             return super().forward(x)  # type: ignore[misc]
         if n > 1:
             return _MaxPool.apply(x, Window(self, n, x.shape), step)
@@ -155,12 +147,12 @@ class _ShapeOnly(Function):
         return run(x)  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None]:
         x = torch.empty_strided(**ctx.layout).requires_grad_()
+        twice = torch.is_grad_enabled()  # linear, so that y need not be differentiable again
         with torch.enable_grad():
             y = ctx.run(x)
-        return torch.autograd.grad(y, x, dy)[0], None
+        return torch.autograd.grad(y, x, dy, create_graph=twice)[0], None
 
 
 class AveragePool(Swapped):
@@ -168,9 +160,9 @@ class AveragePool(Swapped):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the result of the module's own forward."""
-        step = active_step()
+        step = step_for(x)
         run = super().forward  # type: ignore[misc]
-        if step is None or not x.requires_grad or x.nbytes < step.saving.min_bytes:
+        if step is None:
             return run(x)  # type: ignore[no-any-return]
         step.note(x, "only the shape")
         return _ShapeOnly.apply(x, run)  # type: ignore[no-any-return]

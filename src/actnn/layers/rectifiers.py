@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 
-from actnn.saving.active import active_step
+from actnn.saving.active import step_for
 from actnn.saving.bit_masks import pass_gradient, rectify
 from actnn.saving.step import Step, is_dense
 from actnn.saving.swapping import Swapped
@@ -41,16 +41,9 @@ class Rectifier(Swapped):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the result of the module's own forward."""
-        step = active_step()
+        step = step_for(x)
         slope = getattr(self, "negative_slope", 0.0)
-        if (
-            step is None
-            or not x.requires_grad
-            or not x.is_floating_point()
-            or x.nbytes < step.saving.min_bytes
-            or not is_dense(x)
-            or slope < 0
-        ):
+        if step is None or not x.is_floating_point() or not is_dense(x) or slope < 0:
             return super().forward(x)  # type: ignore[misc, no-any-return]
         low, high = getattr(self, "min_val", 0.0), getattr(self, "max_val", float("inf"))
         return _Rectify.apply(x, step, low, high, slope, self.inplace)  # type: ignore[no-any-return]

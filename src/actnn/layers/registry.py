@@ -8,6 +8,7 @@ from actnn.layers.convolution import Convolution
 from actnn.layers.derivatives import RULES, Smooth
 from actnn.layers.dropout import SeededDropout
 from actnn.layers.gru import RecomputedGRU
+from actnn.layers.normalization import Normalization
 from actnn.layers.pooling import AveragePool, MaxPool
 from actnn.layers.rectifiers import Rectifier
 from actnn.saving.swapping import Swapped, runs
@@ -17,6 +18,7 @@ MIXINS: dict[type[nn.Module], type[Swapped]] = {
     **dict.fromkeys(RULES, Smooth),
     nn.Dropout: SeededDropout,
     nn.Conv2d: Convolution,
+    **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), Normalization),
     nn.GRU: RecomputedGRU,
     **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d), MaxPool),
     **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d), AveragePool),

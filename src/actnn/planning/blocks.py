@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 
 from actnn.layers.compress import Root
 from actnn.planning.units import Unit
-from actnn.saving import Choice, Saving
-from actnn.saving.active import active_step, pack_in_step
+from actnn.saving import Choice, Saving, TensorInfo
+from actnn.saving.active import ACTIVE, active_step, pack_in_step
 from actnn.saving.held import Held, View
+from actnn.saving.recompute import rerun
 from actnn.saving.step import Opaque
 from actnn.saving.swapping import Swapped, is_swapped, swap, swap_back
 from actnn.saving.uncompiled import uncompiled
@@ -126,7 +126,7 @@ class Checkpointed(Swapped):
         run = super().forward  # type: ignore[misc]
         if not torch.is_grad_enabled():
             return run(*arguments, **named)
-        return checkpoint(run, *arguments, use_reentrant=False, **named)
+        return rerun(cast(nn.Module, self), run, arguments, named)
 
 
 @uncompiled
@@ -177,14 +177,25 @@ def compile_units(units: list[Unit]) -> None:
             unit.module.__dict__["_actnn_compiled"] = _Compiled()
 
 
+def _as_before(_: TensorInfo) -> Choice:
+    """A policy: the choice for the unit that ran last."""
+    step = ACTIVE.steps[-1][0]
+    for index in range(len(step.records) - 1, step.kept_until - 1, -1):
+        found = step.saving.choice_of(step.records[index].module)
+        if found is not None:
+            return found
+    return Choice("keep")
+
+
 def apply(saving: Saving, units: list[Unit], choices: Sequence[BlockChoice]) -> None:
     """Put a choice for each unit into effect.
 
     If all are plain ones, to keep or to recompute, the model runs without the Saving, which has no
-    records then. Modules that write to their input are kept instead of recomputed.
+    records then. Units whose forward cannot run again are kept instead of recomputed. What is saved
+    between units belongs to the unit before, as in the measurements.
     """
     choices = [
-        BlockChoice("keep") if each.action == "recompute" and unit.in_place else each
+        BlockChoice("keep") if each.action == "recompute" and unit.once else each
         for unit, each in zip(units, choices, strict=True)
     ]
     model = saving.model
@@ -202,6 +213,7 @@ def apply(saving: Saving, units: list[Unit], choices: Sequence[BlockChoice]) -> 
         if compiled is not None:
             compiled.form = choice.form
     saving.set_choices(saved)
+    saving.policy = _as_before
     if plain:
         saving.records = []
         swap(model, Unhooked)

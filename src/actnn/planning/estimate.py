@@ -26,6 +26,7 @@ from actnn.planning.sizes import format_bytes
 from actnn.planning.training_step import Loss, TrainingStep
 from actnn.planning.units import Unit, find_units
 from actnn.saving import Saving
+from actnn.saving.context import MIN_BYTES
 from actnn.saving.exclusions import alive_anyway, known_storages, reason_to_keep
 
 
@@ -111,7 +112,8 @@ class _Collector:
         self._exact[self._now] += nbytes
         self._host[self._now] += 0 if reason is not None else nbytes
         for bits in self._bits:
-            held = nbytes if reason is not None else min(nbytes, bytes_of(tensor.numel(), bits))
+            small = reason is not None or nbytes < MIN_BYTES
+            held = nbytes if small else min(nbytes, bytes_of(tensor.numel(), bits))
             self._compressed[self._now][bits] += held
         return tensor
 

@@ -9,17 +9,17 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from actnn._errors import ActNNError, ActNNWarning
 from actnn.layers.compress import compress, uncompress
 from actnn.planning.blocks import BlockChoice, apply, compile_units
 from actnn.planning.costs import Costs
-from actnn.planning.measure import Measurement
+from actnn.planning.measure import KEEP, LEAST, RECOMPUTE, Measurement
 from actnn.planning.sizes import format_bytes, parse_bytes
 from actnn.planning.solver import smallest_budget, solve
-from actnn.planning.timeline import record
 from actnn.planning.training_step import Loss, TrainingStep
-from actnn.planning.units import Unit, find_units
+from actnn.planning.units import Unit, children_of, find_units, units_that_run
 from actnn.saving import Saving
 
 ROUNDS = 6  # corrections of the prediction by a real step
@@ -28,7 +28,6 @@ SLACK = 0.02  # of the budget that may stay unused
 FUSED = (4,)  # bits of codes that compiled blocks may compute themselves: each is compiled
 MEMORY_SHARES = (0.5, 0.2)  # of what a compiled block would hold
 Choices: TypeAlias = tuple[BlockChoice, ...]  # one for each unit
-KEEP, RECOMPUTE = BlockChoice("keep"), BlockChoice("recompute")
 
 
 @dataclass(frozen=True)
@@ -130,6 +129,8 @@ class Planner:
         compile: bool = False,
         seed: int = 0,
     ) -> None:
+        if not isinstance(bits, Sequence) or isinstance(bits, str):
+            raise ActNNError(f"Expected bits to be widths such as (8, 4, 2), got {bits!r}")
         step = TrainingStep(model, example, loss)
         units = find_units(model)
         self._model = model
@@ -137,9 +138,9 @@ class Planner:
         self._seconds: dict[Choices, float] = {}
         saving: Any = compress(model, seed=seed).actnn
         try:
-            if compile:
-                compile_units(units)
             self._units = _in_order(units, step, saving)
+            if compile:
+                compile_units(self._units)
             self._measurement = Measurement(
                 step, self._units, lambda choices: apply(saving, self._units, choices)
             )
@@ -196,7 +197,7 @@ class Planner:
     def _try(self, room: int, noise_price: float) -> None:
         """Measure plans for a budget: solved for with all choices, and with plain ones only.
 
-        If none fits, the last is the plan with the smallest peak of all.
+        If none fits, the last are the plans with the smallest peaks.
         """
         for uniform in ((KEEP,) * len(self._units), (RECOMPUTE,) * len(self._units)):
             if self.costs.peak(uniform) <= room:
@@ -204,9 +205,10 @@ class Planner:
         for costs in (self.costs, self._plain_costs):
             self._search(costs, room, noise_price)
         if not any(peak <= room for peak in self._peaks.values()):
-            smallest = solve(self.costs, smallest_budget(self.costs), noise_price)
-            assert smallest is not None
-            self._peak_of(tuple(smallest), room)
+            for costs in (self.costs, self._plain_costs):
+                smallest = solve(costs, smallest_budget(costs), noise_price)
+                assert smallest is not None
+                self._peak_of(tuple(smallest), room)
 
     def _search(self, costs: Costs[BlockChoice], room: int, noise_price: float) -> None:
         """Solve for a plan, measure its real peak, and correct the target by the difference."""
@@ -225,8 +227,12 @@ class Planner:
         """Measured time and predicted noise of a plan that fits."""
         if plan not in self._seconds:
             self._seconds[plan] = self._measurement.seconds(plan)
-        scale = self.costs.seconds([KEEP] * len(plan))
-        return self._seconds[plan] / scale + noise_price * self.costs.noise(plan)
+        scale, seconds = self.costs.seconds([KEEP] * len(plan)), self._seconds[plan]
+        all_kept = (KEEP,) * len(plan)
+        if plan != all_kept and all(choice.form == KEEP.form for choice in plan):
+            # As in the costs: only a compiler makes a step faster than keeping all.
+            seconds = max(seconds, LEAST * self._seconds.get(all_kept, 0.0))
+        return seconds / scale + noise_price * self.costs.noise(plan)
 
     def _peak_of(self, plan: Choices, room: int) -> int:
         """The real peak of a plan, measured once."""
@@ -256,12 +262,30 @@ def _limits(budget: int | str, reserve: int | str | None, noise_price: float) ->
 
 
 def _in_order(units: list[Unit], step: TrainingStep, saving: Saving) -> list[Unit]:
-    """The units that a step runs, in order of the forward."""
-    apply(saving, units, [RECOMPUTE] * len(units))
-    with step.isolated():
-        parts = record(units, step.loss, step.device).parts
-    ran = dict.fromkeys(part.unit for part in parts if part.unit >= 0)
-    return [units[index] for index in ran]
+    """The units that a step runs, in order of the forward.
+
+    A unit that is not called itself, but whose children are, is replaced by them.
+    """
+    nothing = torch.empty(0)
+    while True:
+        apply(saving, units, [KEEP] * len(units))
+        try:
+            with step.isolated(), saved_tensors_hooks(lambda _: nothing, lambda _: nothing):
+                ran = units_that_run(units, step.loss)
+        except RuntimeError:  # the forward needs what is saved, because it differentiates
+            with step.isolated():
+                ran = units_that_run(units, step.loss)
+        called = {unit.path for unit in ran}
+        below = children_of([unit for unit in units if unit.path not in called])
+        if not below:
+            break
+        units = ran + below
+    if not ran:
+        raise ActNNError(
+            f"Expected the forward of {type(step.model).__name__} to call submodules, got none "
+            "that it calls; only what modules save can be planned"
+        )
+    return ran
 
 
 def _candidates(device: torch.device, bits: Sequence[int], compile: bool) -> list[BlockChoice]:

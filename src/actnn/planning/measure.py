@@ -20,7 +20,7 @@ from actnn.planning.units import Unit
 
 SHARES = (1, 2, 4, 8, 16)  # parts of the batch, for choices that do not fit
 LEAST = 1.002  # seconds of a choice that saves memory, as a share of those of keeping all
-RECOMPUTE = BlockChoice("recompute")
+KEEP, RECOMPUTE = BlockChoice("keep"), BlockChoice("recompute")
 Apply = Callable[[Sequence[BlockChoice]], None]
 
 
@@ -55,11 +55,11 @@ class Measurement:
     def costs(self, choices: Sequence[BlockChoice]) -> Costs[BlockChoice]:
         """Measure every choice, for all units at a time."""
         of = {choice: self._measured(choice) for choice in choices}
-        keep = of.get(BlockChoice("keep"))
+        keep = of.get(KEEP)
         for choice, each in of.items():
             if keep is not None and choice.memory == 1.0:
                 # Nothing but a compiler makes a unit faster than keeping all: the rest is chance.
-                least = keep.seconds * (1.0 if choice == BlockChoice("keep") else LEAST)
+                least = keep.seconds * (1.0 if choice == KEEP else LEAST)
                 of[choice] = replace(each, seconds=np.maximum(each.seconds, least))
         return Costs(self._base, self._loss, float(self._other), of)
 
@@ -139,15 +139,14 @@ class Measurement:
             self._exact[share] = self._gradients(step)
             self.apply([choice] * len(self._units))
         exact = self._exact[share]
-        total = sum(float(each.double().square().sum()) for each in exact.values())
+        total = sum(_energy(each) for each in exact.values())
         noisy = self._gradients(step)
         noise = np.zeros(len(self._units))
         for index, unit in enumerate(self._units):
             for name, _ in unit.module.named_parameters():
                 full = f"{unit.path}.{name}"
                 if full in exact and full in noisy:
-                    difference = noisy[full].double() - exact[full].double()
-                    noise[index] += float(difference.square().sum())
+                    noise[index] += _energy(noisy[full] - exact[full])
         return np.nan_to_num(noise / max(total, 1e-300), nan=np.inf)
 
     def _gradients(self, step: TrainingStep) -> dict[str, Tensor]:
@@ -158,3 +157,10 @@ class Measurement:
                 for name, parameter in step.model.named_parameters()
                 if parameter.grad is not None
             }
+
+
+def _energy(x: Tensor) -> float:
+    """Sum of the squares of all elements, real or complex."""
+    if x.is_sparse:
+        x = x.coalesce().values()
+    return float(x.abs().double().square().sum())

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from actnn._errors import ActNNError
-
-if TYPE_CHECKING:
-    from actnn.planning.report import Report
+from actnn.planning.timeline import Timeline
 
 
 def _pyplot() -> Any:
@@ -24,21 +22,21 @@ def _pyplot() -> Any:
     return pyplot
 
 
-def plot_memory(report: Report, path: str | Path) -> None:
+def plot_memory(timeline: Timeline | None, path: str | Path) -> None:
     """Draw the memory of a step over its time into a file, forward and backward shaded.
 
     Args:
-        report: A report with a timeline.
+        timeline: The parts of the step.
         path: The file; its suffix decides the format.
 
     Raises:
-        ActNNError: If matplotlib is missing or the report has no timeline.
+        ActNNError: If matplotlib is missing or there is no timeline.
     """
-    if report.timeline is None:
+    if timeline is None:
         raise ActNNError("Expected the report to have a timeline; pass step= to report()")
     pyplot = _pyplot()
     moments, held, peaks, now, backward = [], [], [], 0.0, 0.0
-    for part in report.timeline.parts:
+    for part in timeline.parts:
         if part.backward and not backward:
             backward = now
         moments.append(now * 1e3)

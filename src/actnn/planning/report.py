@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from actnn._errors import ActNNError
 from actnn.planning.blocks import hooked
 from actnn.planning.meter import meter_for
+from actnn.planning.plot import plot_memory
 from actnn.planning.sizes import format_bytes
 from actnn.planning.timeline import Timeline, record
 from actnn.planning.units import Unit, find_units
@@ -67,9 +68,7 @@ class Report:
 
     def plot(self, path: str | Path) -> None:
         """Draw memory over the step into a file; needs matplotlib."""
-        from actnn.planning.plot import plot_memory
-
-        plot_memory(self, path)
+        plot_memory(self.timeline, path)
 
     def __str__(self) -> str:
         modules = {m or "(model)": each for m, each in self.by_module().items() if any(each)}

@@ -27,7 +27,8 @@ def solve(costs: Costs[Key], budget: float, noise_price: float = 1.0) -> list[Ke
         noise_price: Relative time that a relative gradient variance of 1 is worth.
 
     Returns:
-        A choice for each unit, or None if there is none.
+        A choice for each unit, or None if there is none. Of plans with equal costs, one that
+        holds most; of choices with equal costs, the first.
     """
     keys = list(costs.of)
     units = len(next(iter(costs.of.values())).held)
@@ -61,7 +62,8 @@ def solve(costs: Costs[Key], budget: float, noise_price: float = 1.0) -> list[Ke
     best = np.where(levels * step + costs.loss <= room, best, np.inf)
     if not np.isfinite(best).any():
         return None
-    level = int(best.argmin())
+    # Of equal costs the plan that holds most: it keeps, where another choice gains nothing.
+    level = int(np.flatnonzero(best <= best.min() * (1 + 1e-12))[-1])
     plan = []
     for unit in reversed(range(units)):
         key = keys[taken[unit, level]]

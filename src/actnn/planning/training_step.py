@@ -55,6 +55,8 @@ class TrainingStep:
             raise ActNNError(
                 "Expected the model to have parameters that require gradients, got none"
             )
+        if loss is not None and not callable(loss):
+            raise ActNNError(f"Expected loss to be a function of (model, example), got {loss!r}")
         if not model.training:
             raise ActNNError("Expected the model to be in training mode, got eval(); call train()")
         self.model, self.example = model, example

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from actnn._errors import ActNNError
+from actnn.saving.held import counter_of
+from actnn.saving.recompute import buffer_versions
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -19,20 +25,18 @@ class Unit:
     Attributes:
         path: Its name in the model.
         module: The module.
+        once: Whether its forward cannot run again, because its input is changed in place, by it or
+            later, or its forward changes buffers that its result depends on.
     """
 
     path: str
     module: nn.Module
+    once: bool = False
 
     @property
     def composite(self) -> bool:
         """Whether the module contains others."""
         return next(self.module.children(), None) is not None
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the module writes to its input, so that its forward cannot run again."""
-        return bool(getattr(self.module, "inplace", False))
 
 
 def _repeated(module: nn.Module) -> set[type[nn.Module]]:
@@ -82,16 +86,59 @@ def find_units(model: nn.Module) -> list[Unit]:
     Raises:
         ActNNError: If the model has no submodules.
     """
-    units = _descend("", model, _block_classes(model))
-    seen: set[int] = set()
-    distinct = []
-    for unit in units:
-        if id(unit.module) not in seen:
-            seen.add(id(unit.module))
-            distinct.append(unit)
+    distinct = _distinct(_descend("", model, _block_classes(model)))
     if not distinct:
         raise ActNNError(
             f"Expected the model to have submodules, got {type(model).__name__}, which has none; "
             "wrap it in torch.nn.Sequential"
         )
     return distinct
+
+
+def children_of(units: list[Unit]) -> list[Unit]:
+    """The children of units, each module once."""
+    return _distinct(
+        [
+            Unit(f"{u.path}.{name}", child)
+            for u in units
+            for name, child in u.module.named_children()
+        ]
+    )
+
+
+def units_that_run(units: list[Unit], forward: Callable[[], object]) -> list[Unit]:
+    """The units that a forward calls, in the order of their first calls.
+
+    Args:
+        units: The units.
+        forward: Runs the model once.
+    """
+    inputs: dict[int, list[tuple[Tensor, int]]] = {}
+    buffers = [buffer_versions(unit.module) for unit in units]
+
+    def enter(index: int, module: nn.Module, args: Any, named: Any) -> None:
+        leaves = [leaf for leaf in tree_leaves((args, named)) if type(leaf) is Tensor]
+        inputs.setdefault(index, []).extend((counter_of(x), x._version) for x in leaves)
+
+    handles = [
+        unit.module.register_forward_pre_hook(partial(enter, index), with_kwargs=True)
+        for index, unit in enumerate(units)
+    ]
+    try:
+        forward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [
+        replace(
+            units[index],
+            once=any(x._version != version for x, version in found)
+            or buffers[index] != buffer_versions(units[index].module),
+        )
+        for index, found in inputs.items()
+    ]
+
+
+def _distinct(units: list[Unit]) -> list[Unit]:
+    """Units without those whose module has occurred before."""
+    return list({id(unit.module): unit for unit in reversed(units)}.values())[::-1]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 
 import torch
+from torch import nn
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
 from actnn.saving.held import Held, View
 from actnn.saving.step import Step
+from actnn.saving.uncompiled import uncompiled
 
 
 class _Active(threading.local):
@@ -19,6 +22,7 @@ class _Active(threading.local):
 
 
 ACTIVE = _Active()
+_transforms = torch._C._functorch.peek_interpreter_stack
 _innermost_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
@@ -30,9 +34,10 @@ def pack_in_step(tensor: torch.Tensor) -> Held | View:
 def active_step() -> Step | None:
     """Return the step whose hooks see what is saved now; None if there is none.
 
-    Inside torch.utils.checkpoint the hooks of the checkpoint see it, and keep nothing.
+    Inside torch.utils.checkpoint the hooks of the checkpoint see it, and keep nothing. Under
+    torch.func and in forward mode, modules run as torch's own.
     """
-    if torch.compiler.is_compiling() or not ACTIVE.steps:
+    if torch.compiler.is_compiling() or not ACTIVE.steps or transformed():
         return None
     step = ACTIVE.steps[-1][0]
     if _innermost_hooks is not None:
@@ -40,3 +45,26 @@ def active_step() -> Step | None:
         if hooks is None or hooks[0] is not step.saving.hooks.pack:
             return None
     return step
+
+
+def step_for(x: torch.Tensor) -> Step | None:
+    """Return the active step if a layer may keep less than autograd would keep of its input.
+
+    Returns:
+        None also for an input without gradient, one that is too small, or one of a subclass.
+    """
+    step = active_step()
+    if (
+        step is None
+        or not x.requires_grad
+        or type(x) not in (torch.Tensor, nn.Parameter)
+        or x.nbytes < step.saving.min_bytes
+    ):
+        return None
+    return step
+
+
+@uncompiled
+def transformed() -> bool:
+    """Whether a transform of torch.func, or differentiation in forward mode, is running."""
+    return forward_ad._current_level >= 0 or _transforms() is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from actnn import codec
 from actnn.allocation import NoiseMonitor, Sensitivities
 from actnn.saving.active import active_step
+from actnn.saving.settings import Bits
 
 SMALLEST = 1024  # elements of a sample below which its own bits are not worth the launches
 SAMPLED = 1024  # groups whose ranges stand for those of a whole tensor
@@ -24,21 +25,6 @@ _CONVOLUTIONS = (
     nn.ConvTranspose2d,
     nn.ConvTranspose3d,
 )
-
-
-class Bits(NamedTuple):
-    """Bits of a tensor.
-
-    Attributes:
-        rows: The tensor; with bits per sample one row for each sample, (N, ...), in the same
-            memory.
-        bits: An integer for all elements; or those of each sample, int32 (N,), on the device.
-        capacity: The most that bits per sample can sum to.
-    """
-
-    rows: Tensor
-    bits: int | Tensor
-    capacity: int | None = None
 
 
 class Adaptive:
@@ -70,8 +56,9 @@ class Adaptive:
         self.samples = 0
         self._factors: dict[str, float] = {}
         self._count: Counter[str] = Counter()
-        self._monitor = NoiseMonitor(model.parameters())
-        self._called_back = False
+        self._names: dict[int, str] = {}  # record of this step -> name in the statistics
+        self._sharing: dict[str, str] = {}  # name -> the first layer that shares the codes
+        self._monitor = NoiseMonitor(statistics.average)
         self._handles = []
         for path, module in model.named_modules():
             positions = kernel_positions(module)
@@ -82,51 +69,80 @@ class Adaptive:
 
     def detach(self) -> None:
         """Remove the hooks."""
+        self._monitor.stop()
         for handle in self._handles:
             handle.remove()
 
-    def begin_step(self) -> None:
-        """Begin a forward pass."""
-        self.statistics.step()
+    def begin_step(self, model: nn.Module | None) -> None:
+        """Begin a forward pass of a model. A step that a CUDA graph captures learns nothing."""
         self._count.clear()
-        self._called_back = False
+        self._names.clear()
+        cuda, statistics = torch.cuda, self.statistics
+        statistics.paused = cuda.is_available() and cuda.is_current_stream_capturing()
+        if statistics.paused:
+            self._monitor.stop()
+            return
+        noise = statistics.noise() if statistics.observing else None
+        statistics.step()
+        parameters = () if model is None else model.parameters()
+        self._monitor.begin_step(parameters, noise, observing=statistics.observing)
 
-    def bits_of(self, path: str, tensor: Tensor) -> Bits | None:
+    def bits_of(self, path: str, tensor: Tensor, record: int) -> Bits | None:
         """Bits of a tensor that is about to be compressed, or of its samples.
 
         Args:
             path: Path of the module that saves it.
             tensor: Dense.
+            record: Index of its record.
 
         Returns:
             None if the tensor has no bits of its own. For bits per sample it must be a batch.
         """
+        if not tensor.numel():
+            return None
         if self.statistics.per_sample:
-            return self._bits_of_samples(path, tensor)
+            return self._bits_of_samples(path, tensor, record)
         source = self._source(path)
         if not (self._linear if source else self._norms):
             return None
-        name = self._next_name(path)
+        name = self._next_name(path, record)
+        source = source or self._sharing.get(name, "")
         if self.statistics.observing:
             ranges = _sampled_ranges(tensor.detach(), self._group)
-            factor = self._factor(path, tensor, tensor.numel())
+            factor = self._factor(source, tensor, tensor.numel())
             self.statistics.observe_tensor(name, ranges, tensor.numel(), factor, source)
         return Bits(tensor, self.statistics.tensor_bits(name))
+
+    def share(self, record: int, path: str) -> None:
+        """Say that a module saves a tensor whose codes are held already.
+
+        If it is the input of a layer, its gradients tell the sensitivity from the next step on.
+
+        Args:
+            record: Index of the record with the codes.
+            path: Path of the module.
+        """
+        name = self._names.get(record)
+        if name is not None and self._source(path):
+            self._count[path] += 1
+            self._sharing.setdefault(name, path)
 
     def _source(self, path: str) -> str:
         """The layer whose gradients tell the sensitivity of the next tensor that it saves."""
         return path if path in self._factors and self._count[path] == 0 else ""
 
-    def _next_name(self, path: str) -> str:
+    def _next_name(self, path: str, record: int) -> str:
         self._count[path] += 1
-        return self.name_of(path, self._count[path] - 1)
+        name = self._names[record] = self.name_of(path, self._count[path] - 1)
+        return name
 
-    def _factor(self, path: str, tensor: Tensor, elements: int) -> float:
+    def _factor(self, source: str, tensor: Tensor, elements: int) -> float:
         """Return group K / (4 I g), with the positions I that so many elements of a tensor have."""
-        positions = elements / tensor.shape[1 if tensor.ndim > 2 else -1]
-        return self._group * self._factors.get(path, 1.0) / (4 * positions)
+        channels = tensor.shape[1 if tensor.ndim > 2 else -1] if tensor.ndim else 1
+        positions = elements / channels
+        return self._group * self._factors.get(source, 1.0) / (4 * positions)
 
-    def _bits_of_samples(self, path: str, tensor: Tensor) -> Bits | None:
+    def _bits_of_samples(self, path: str, tensor: Tensor, record: int) -> Bits | None:
         samples = self.samples
         if not samples or tensor.numel() < SMALLEST * samples or tensor.shape[0] % samples:
             return None
@@ -141,7 +157,9 @@ class Adaptive:
         source = self._source(path)
         if not (self._linear if source else self._norms):
             return None
-        name, factor = self._next_name(path), self._factor(path, tensor, elements)
+        name = self._next_name(path, record)
+        source = source or self._sharing.get(name, "")
+        factor = self._factor(source, tensor, elements)
         ranges = codec.group_ranges(rows, self._group)
         bits, capacity = self.statistics.bits_of(name, ranges, elements, factor, source)
         return Bits(rows, bits, capacity)
@@ -154,13 +172,6 @@ class Adaptive:
     def observe(self, path: str, gradient: Tensor) -> None:
         """Take in the gradient of the output of a layer."""
         self.statistics.observe_gradient(path, gradient)
-        if not self._called_back:
-            self._called_back = True
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._after_backward)
-
-    def _after_backward(self) -> None:
-        self._monitor.observe(self.statistics.noise())
 
 
 def _sampled_ranges(tensor: Tensor, group: int) -> Tensor:

@@ -12,7 +12,7 @@ import re
 import weakref
 from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -23,10 +23,8 @@ from actnn.saving.bit_masks import pack_mask, unpack_mask
 from actnn.saving.exclusions import ATTENTION_BITS, NONLINEAR_BITS
 from actnn.saving.graph_order import arrange, traced_node
 from actnn.saving.records import LOSSLESS, TensorInfo
+from actnn.saving.settings import Settings
 from actnn.saving.uncompiled import uncompiled
-
-if TYPE_CHECKING:
-    from actnn.saving.context import Saving
 
 _aten = torch.ops.aten
 _NONLINEAR = {
@@ -55,7 +53,7 @@ class GraphHooks:
         paths: The paths of the modules of the model.
     """
 
-    def __init__(self, saving: Saving, paths: frozenset[str]) -> None:
+    def __init__(self, saving: Settings, paths: frozenset[str]) -> None:
         self._saving = weakref.ref(saving)
         self._paths = paths
         self._ids = count()
@@ -93,7 +91,7 @@ class GraphHooks:
         positive = pack_mask(flat > 0) if node.target is _aten.relu.default else None
         return ("codes", data, params, positive, bits, saving.group, x.dtype, *layout)
 
-    def _bits(self, saving: Saving, x: Tensor, node: fx.Node, size: int) -> int | None:
+    def _bits(self, saving: Settings, x: Tensor, node: fx.Node, size: int) -> int | None:
         if _is_statistic(node, x):
             return None
         target = getattr(node.target, "__name__", str(node.target))

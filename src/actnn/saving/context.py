@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
@@ -25,6 +26,17 @@ from actnn.saving.step import Step
 from actnn.saving.uncompiled import uncompiled
 
 MIN_BYTES = 1 << 16  # below this, the launches of a codec cost more than the memory is worth
+
+
+def _check_paths(model: nn.Module, choices: Mapping[str | tuple[str, int], Choice]) -> None:
+    """Raise an ActNNError if a choice names a module that the model does not have."""
+    known = {path for path, _ in model.named_modules(remove_duplicate=False)}
+    for where in choices:
+        path = where if isinstance(where, str) else where[0]
+        if path not in known:
+            near = difflib.get_close_matches(path, known, n=1)
+            hint = f"; the nearest is {near[0]!r}" if near else ""
+            raise ActNNError(f"Expected the path of a module inside the model, got {path!r}{hint}")
 
 
 class Saving:
@@ -66,8 +78,14 @@ class Saving:
     ) -> None:
         if group < 32 or group % 32:
             raise ActNNError(f"Expected group to be a multiple of 32, got {group}")
-        if min_bytes < 0:
-            raise ActNNError(f"Expected min_bytes to be at least 0, got {min_bytes}")
+        if not isinstance(min_bytes, int) or min_bytes < 0:
+            raise ActNNError(
+                f"Expected min_bytes to be an integer of at least 0, got {min_bytes!r}"
+            )
+        if not isinstance(seed, int):
+            raise ActNNError(f"Expected seed to be an integer, got {seed!r}")
+        if policy is not None and not callable(policy):
+            raise ActNNError(f"Expected policy to be a function of a TensorInfo, got {policy!r}")
         self.bits = checked_bits(bits)
         self.group, self.policy, self.min_bytes = group, policy, min_bytes
         self.stochastic = stochastic
@@ -130,6 +148,7 @@ class Saving:
                 recomputed.append(where)
         model = self.model
         if model is not None:
+            _check_paths(model, choices)
             recompute_only(model, recomputed)
             leave_untouched(model, choices)
         elif recomputed:
@@ -141,6 +160,8 @@ class Saving:
         found = self.explicit(info)
         if found is None:
             found = self.default if self.policy is None else self.policy(info)
+            if not isinstance(found, Choice):
+                raise ActNNError(f"Expected policy to return a Choice, got {found!r} for {info}")
         if found.action == "recompute":  # what is saved here is an input of the module
             return KEEP if found.bits is None else Choice("compress", found.bits)
         if found.action == "compress" and found.bits is None:
@@ -151,7 +172,7 @@ class Saving:
         """Return what `set_choices` says of a tensor; None if it says nothing."""
         if not self._choices:
             return None
-        return self._choices.get((info.module, info.index)) or self._of_module(info.module)
+        return self._choices.get((info.module, info.index)) or self.choice_of(info.module)
 
     def exact(self, info: TensorInfo) -> Choice:
         """Return what to do with a tensor that is not rounded unless `set_choices` says so."""
@@ -159,12 +180,12 @@ class Saving:
             return self.choice(info)
         return Choice("offload") if self.default.action == "offload" else KEEP
 
-    def _of_module(self, path: str) -> Choice | None:
-        """Return the choice for a module or for the nearest module around it."""
+    def choice_of(self, path: str) -> Choice | None:
+        """Return what `set_choices` says of a module, or of the nearest one around it; or None."""
         if path not in self._resolved:
             found = self._choices.get(path)
             if found is None and path:
-                found = self._of_module(path.rpartition(".")[0])
+                found = self.choice_of(path.rpartition(".")[0])
             self._resolved[path] = found
         return self._resolved[path]
 
@@ -194,7 +215,7 @@ class Saving:
             return self
         self._noise.advance()
         if self.adaptive is not None:
-            self.adaptive.begin_step()
+            self.adaptive.begin_step(self.model)
         step = Step(self, known_storages(self.model), self._paths)
         hooks = saved_tensors_hooks(self.hooks.pack, self.hooks.unpack)
         hooks.__enter__()

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from actnn import codec
@@ -113,6 +114,14 @@ class View:
         return self._held.unpack(self._layout)
 
 
+def counter_of(tensor: Tensor) -> Tensor:
+    """Return an empty tensor whose `_version` is always that of a tensor, without its memory."""
+    counter = tensor.detach()
+    with _unsafe_preserve_version_counter(counter):
+        counter.set_()  # type: ignore[call-overload]
+    return counter
+
+
 def refuse_changed(tensor: Tensor, version: int) -> None:
     """Raise if a tensor was changed in place after it was saved at a version."""
     if tensor._version != version:
@@ -123,10 +132,17 @@ def refuse_changed(tensor: Tensor, version: int) -> None:
         )
 
 
-def refuse_second_derivative() -> None:
-    """Raise if backward builds a graph: derivatives of rounded values would not be right."""
+def refuse_second_derivative(
+    what: str = "compressed tensors", instead: str = "bits=32 (for fit: bits=())"
+) -> None:
+    """Raise if backward builds a graph: derivatives of rounded values would not be right.
+
+    Args:
+        what: What backward goes through.
+        instead: The setting that allows second derivatives.
+    """
     if torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1:
         raise ActNNError(
-            "Expected backward through compressed tensors to be without create_graph, got "
-            "create_graph=True; second derivatives need the exact tensors (bits=32)"
+            f"Expected backward through {what} to be without create_graph, got "
+            f"create_graph=True; second derivatives need {instead}"
         )

@@ -8,12 +8,11 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from actnn import codec
 from actnn._errors import ActNNError
 from actnn.saving.bit_masks import restore_positive
-from actnn.saving.held import Layout, refuse_changed, refuse_second_derivative
+from actnn.saving.held import Layout, counter_of, refuse_changed, refuse_second_derivative
 
 PREFETCH = 2  # tensors that are fetched before backward asks for them
 
@@ -81,10 +80,7 @@ class Offloaded:
         self._queue = queue
         self._positive = positive
         self._version = tensor._version
-        # It shares the count of in-place operations, but not the memory.
-        self._counter = tensor.detach()
-        with _unsafe_preserve_version_counter(self._counter):
-            self._counter.set_()  # type: ignore[call-overload]
+        self._counter = counter_of(tensor)
         self._back: tuple[Tensor, torch.cuda.Event] | None = None
         self._host = self._leave(tensor)
         self._position = queue.append(self)

@@ -2,17 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from actnn._errors import ActNNError
 from actnn.saving.active import ACTIVE, active_step
 from actnn.saving.records import Choice
 from actnn.saving.swapping import Swapped, is_swapped, swap, swap_back
+
+
+class _Run:
+    """Runs a module's forward, and runs it again without changing what it changed before.
+
+    Args:
+        module: The module, with the modules in it.
+        forward: Its forward.
+
+    Raises:
+        ActNNError: If the forward changes buffers that its result depends on.
+    """
+
+    def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        self._module, self._forward = module, forward
+        self._ran = False
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if self._ran:
+            with _spare_statistics(self._module):
+                return self._forward(*arguments, **named)
+        self._ran = True
+        before = buffer_versions(self._module)
+        result = self._forward(*arguments, **named)
+        for old, new in zip(before, buffer_versions(self._module), strict=True):
+            if old != new:
+                raise ActNNError(
+                    "Expected a module to recompute to leave its buffers as they are, got "
+                    f"{type(self._module).__name__}, whose forward changes {old[0]!r}; choose "
+                    "'keep' or 'compress' for it"
+                )
+        return result
+
+
+def buffer_versions(module: nn.Module) -> list[tuple[str, int]]:
+    """Return names and versions of a module's buffers, but for the statistics of normalizations.
+
+    In training, the result of a normalization does not depend on its statistics.
+    """
+    left, found = [module], []
+    while left:
+        each = left.pop()
+        left += [child for child in each._modules.values() if child is not None]
+        if each._buffers and not isinstance(each, _NormBase):
+            found += [(n, b._version) for n, b in each._buffers.items() if b is not None]
+    return found
+
+
+@contextmanager
+def _spare_statistics(module: nn.Module) -> Iterator[None]:
+    """Let the normalizations in a module change copies of their statistics."""
+    norms = [each for each in module.modules() if isinstance(each, _NormBase) and each.training]
+    kept = [dict(each._buffers) for each in norms]
+    for each in norms:
+        for name, buffer in each._buffers.items():
+            each._buffers[name] = None if buffer is None else buffer.clone()
+    try:
+        yield
+    finally:
+        for each, buffers in zip(norms, kept, strict=True):
+            each._buffers.update(buffers)
+
+
+def rerun(module: nn.Module, forward: Callable[..., Any], arguments: Any, named: Any) -> Any:
+    """Run a module's forward, and once more in backward, as torch.utils.checkpoint does.
+
+    Raises:
+        ActNNError: If the forward changes buffers that its result depends on.
+    """
+    return checkpoint(_Run(module, forward), *arguments, use_reentrant=False, **named)
 
 
 class Recomputed(Swapped):
@@ -23,7 +95,7 @@ class Recomputed(Swapped):
         run = super().forward  # type: ignore[misc]
         if not torch.is_grad_enabled() or active_step() is None:
             return run(*arguments, **named)
-        return checkpoint(run, *arguments, use_reentrant=False, **named)
+        return rerun(cast(nn.Module, self), run, arguments, named)
 
 
 class Untouched(Swapped):
@@ -32,7 +104,8 @@ class Untouched(Swapped):
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the module's own forward; hooks around those of actnn stay."""
         run = super().forward  # type: ignore[misc]
-        if active_step() is None:
+        step = active_step()
+        if step is None:
             return run(*arguments, **named)
         hooks = next(hooks for _, hooks in reversed(ACTIVE.steps) if hooks is not None)
         hooks.__exit__(None, None, None)
@@ -40,19 +113,20 @@ class Untouched(Swapped):
             return run(*arguments, **named)
         finally:
             hooks.__enter__()
+            step.kept_until = len(step.records)
 
 
 def recompute_only(model: nn.Module, paths: Iterable[str]) -> None:
     """Let exactly the modules at some paths be recomputed.
 
     Raises:
-        ActNNError: If there is no module at a path, or it is the model itself.
+        ActNNError: If a path is that of the model itself.
     """
-    modules, wanted = dict(model.named_modules()), set(paths)
+    wanted = set(paths)
     for path in sorted(wanted):
-        if path not in modules or not path:
+        if not path:
             raise ActNNError(
-                f"Expected the path of a module inside the model to recompute, got {path!r}"
+                "Expected the path of a module inside the model to recompute, got the model itself"
             )
     _swap_only(model, Recomputed, wanted)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from actnn import codec
 from actnn.saving.bit_masks import positive_mask
 from actnn.saving.exclusions import (
     CHECKPOINT,
+    NONLINEAR_BITS,
     RELU,
     alive_anyway,
     least_bits,
@@ -23,9 +24,8 @@ from actnn.saving.held import Compressed, Held, Kept, View
 from actnn.saving.module_paths import ModulePaths
 from actnn.saving.offload import Offloaded, Queue, can_leave
 from actnn.saving.records import KEEP, LOSSLESS, Choice, Record, TensorInfo
-
-if TYPE_CHECKING:
-    from actnn.saving.context import Saving
+from actnn.saving.scaled import Promised, Scale, Seen
+from actnn.saving.settings import Settings
 
 LARGEST_SHARE = 4  # times the elements of a view with gaps: above, the view alone is held
 _is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
@@ -36,20 +36,14 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.is_contiguous() or _is_dense(tensor)  # most end at the first, a flag
 
 
-class _Seen(NamedTuple):
-    """A storage that was saved. While the weak reference lives, no other has its address."""
-
-    held: weakref.ref[Held]
-    storage: StorageWeakRef
-    number: int  # of its record
-
-
 class _Claim(NamedTuple):
     """What a layer says of a tensor of codes that it is about to save."""
 
     reason: str
-    instead_of: Tensor  # detached
+    instead_of: Tensor
     choice: Choice
+    op: str = ""  # that made it
+    promised: Promised | None = None  # the tensor that will be made from the codes
 
 
 class Opaque(NamedTuple):
@@ -109,23 +103,26 @@ class Step:
         paths: Paths of the modules.
     """
 
-    def __init__(self, saving: Saving, known: dict[int, str], paths: ModulePaths) -> None:
+    def __init__(self, saving: Settings, known: dict[int, str], paths: ModulePaths) -> None:
         self.known = known
         self.records: list[Record] = []
         self.saving = saving
         self._paths = paths
         self._count = 0
-        self._seen: dict[tuple[object, ...], _Seen] = {}
+        self._seen: dict[tuple[object, ...], Seen] = {}
         self._claims: dict[int, _Claim] = {}
+        self._normalized: dict[int, _Claim] = {}
         self._exact: dict[int, str] = {}
         self._replaced: dict[int, tuple[Record, StorageWeakRef]] = {}
         self._queue = Queue()
         self.opaque: Opaque | None = None  # the compiled module that is running
+        self.kept_until = 0  # the next record when a module last ran without hooks
 
     def forget(self) -> None:
         """Release what only the forward pass needs."""
         self._seen.clear()
         self._claims.clear()
+        self._normalized.clear()
         self._exact.clear()
         self._replaced.clear()
         self.known = {}
@@ -158,6 +155,33 @@ class Step:
         self._claims[codes.untyped_storage()._cdata] = claim
         return codes
 
+    def promise(
+        self,
+        tensor: Tensor,
+        instead_of: Tensor,
+        y: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+    ) -> None:
+        """Say that a tensor is saved, and rounded, instead of one that torch would save.
+
+        Args:
+            tensor: The tensor, dense.
+            instead_of: The tensor that torch would save.
+            y: tensor x weight + bias: nothing more is held for it if it is saved, too.
+            weight: For the last dimensions, or None.
+            bias: For the last dimensions, or None.
+        """
+        storage = y.untyped_storage()
+        key = (storage._cdata, y.storage_offset(), y.numel(), y.dtype, y._version)
+        promised = None
+        same = [p is None or p.dtype == y.dtype for p in (weight, bias)]
+        if y.stride() == tensor.stride() and is_dense(y) and all(same):
+            promised = Promised(key, StorageWeakRef(storage), Scale.of(weight, bias))
+        op = op_of(instead_of)
+        claim = _Claim("normalized input", instead_of, KEEP, op, promised)
+        self._normalized[tensor.untyped_storage()._cdata] = claim
+
     def keep_exact(self, tensor: Tensor, reason: str) -> None:
         """Say that a tensor is about to be saved, and is rounded only if a choice names it."""
         self._exact[tensor.untyped_storage()._cdata] = reason
@@ -175,6 +199,14 @@ class Step:
         choice = self._choice(tensor, self._paths.current()[0], op_of(tensor))
         return choice.bits if choice.action == "compress" and choice.bits != LOSSLESS else None
 
+    def rounds(self, tensor: Tensor) -> bool:
+        """Whether a tensor that the running module saves is rounded, wherever it is held."""
+        saving, choice = self.saving, self.saving.default
+        if not saving.is_uniform:
+            choice = self._choice(tensor, self._paths.current()[0], op_of(tensor))
+        leaves = choice.action == "offload" and can_leave(tensor)
+        return (leaves or choice.action == "compress") and choice.bits not in (None, LOSSLESS)
+
     def _choice(self, tensor: Tensor, path: str, op: str, exact: bool = False) -> Choice:
         saving = self.saving
         if saving.is_uniform and not exact:
@@ -189,7 +221,10 @@ class Step:
         plain = (kind is Tensor or kind is nn.Parameter) and tensor.layout is torch.strided
         if not plain or tensor.is_neg() or tensor.is_conj():
             return self._keep(tensor, "tensor subclass", 0)
-        storage = tensor.untyped_storage()
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:  # inside of a transform of torch.func
+            return self._keep(tensor, "tensor subclass", 0)
         address = storage._cdata
         if address in self.known:  # alive anyway, so that nothing is to be shared
             return self._keep(tensor, reason_to_keep(tensor, self.known, address) or "", 0)
@@ -204,33 +239,47 @@ class Step:
         if address in self._exact and isinstance(held, Compressed):
             held = None
         if seen is not None and held is not None:
-            self._record(tensor, 0, 0, f"shared with {seen.number}")
-            return View(held, tensor, whole) if dense else held
+            path, boundary = self._paths.current()
+            bits = self.records[seen.record].choice.bits
+            if not boundary or bits is None or bits >= NONLINEAR_BITS:
+                self._record(tensor, seen.nbytes, 0, f"shared with {seen.record}", path=path)
+                if self.saving.adaptive is not None:
+                    self.saving.adaptive.share(seen.record, path)
+                if seen.nbytes:
+                    self._seen[key] = seen._replace(nbytes=0)
+                return View(held, tensor, whole) if dense else held
         claim = self._claims.pop(address, None)
         if claim is not None:
             return self._keep_claimed(tensor, claim)
         replaced = self._replaced.pop(address, None)
         if replaced is not None:  # torch would have held this storage for both
             replaced[0].nbytes = 0
-        index = len(self.records)
-        held = self._hold(whole, address, tensor)
-        self._seen[key] = _Seen(weakref.ref(held), StorageWeakRef(storage), index)
+        index, instead = len(self.records), self._normalized.pop(address, None)
+        held = self._hold(whole, address, tensor, instead)
+        if seen is not None and seen.operand() is not None:  # torch would have held it once
+            self.records[index].nbytes = seen.nbytes
+        self._seen[key] = Seen(weakref.ref(held), StorageWeakRef(storage), index)
+        if instead is not None and instead.promised is not None:
+            name, made, scale = instead.promised
+            self._seen[name] = Seen(weakref.ref(held), made, index, scale, tensor.nbytes)
         # Bits per sample need one row for each sample, so that the codes may have another shape.
         adaptive = self.saving.adaptive
         by_sample = adaptive is not None and adaptive.statistics.per_sample
         other = whole is not tensor or (dense and by_sample)
         return View(held, tensor, whole) if other else held
 
-    def _hold(self, tensor: Tensor, address: int, part: Tensor) -> Held:
+    def _hold(
+        self, tensor: Tensor, address: int, part: Tensor, instead: _Claim | None = None
+    ) -> Held:
         saving = self.saving
-        reason = reason_to_keep(tensor, self.known, address)
+        reason = None if instead else reason_to_keep(tensor, self.known, address)
         if reason == "without gradient" and self.opaque and self.opaque.is_activation(tensor):
             reason = None
         if reason is not None:
             return self._keep(tensor, reason, 0 if alive_anyway(reason) else tensor.nbytes)
         if tensor.nbytes < saving.min_bytes:
             return self._keep(tensor, "small", tensor.nbytes)
-        op, (path, boundary) = op_of(tensor), self._paths.current()
+        op, (path, boundary) = instead.op if instead else op_of(tensor), self._paths.current()
         if boundary:
             op = CHECKPOINT
         exact = self._exact.get(address)
@@ -244,7 +293,9 @@ class Step:
         if bits is not None and bits != LOSSLESS:
             least = least_bits(part, op if boundary else op_of(part))
             adaptive = saving.adaptive if bits == saving.bits and least == 1 else None
-            each = adaptive.bits_of(path, tensor) if adaptive and is_dense(tensor) else None
+            each = None
+            if adaptive is not None and is_dense(tensor):
+                each = adaptive.bits_of(path, tensor, len(self.records))
             bits = max(bits, least)
             if each is None:
                 codes = self.encode(tensor, bits)
@@ -260,7 +311,10 @@ class Step:
             held, reason = Compressed(codes, positive), "compressed"
         if bits != choice.bits:
             choice = Choice(choice.action, bits)
-        self._record(tensor, tensor.nbytes, held.held, reason, choice, path, op)
+        if instead is None:
+            self._record(tensor, tensor.nbytes, held.held, reason, choice, path, op)
+        else:
+            self._record_instead(instead._replace(choice=choice), held.held)
         saving.watch(held)
         return held
 

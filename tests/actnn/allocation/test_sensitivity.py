@@ -1,5 +1,7 @@
 """Statistics of training, and what is allocated from them."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
@@ -100,22 +102,47 @@ def test_gradients_are_observed_early_and_around_a_refresh():
     assert sum(observed[10:]) == 3 + 3 + 3 + 1
 
 
-def test_noise_above_a_tenth_of_the_variance_warns_once():
-    weight = nn.Parameter(torch.zeros(10_000))
-    quiet, loud = NoiseMonitor([weight]), NoiseMonitor([weight])
-    for _ in range(30):
-        weight.grad = torch.randn(10_000)  # variance in all: 10 000
-        quiet.observe(torch.tensor(500.0))
+def run_monitor(monitor, weight, noise, mean=0.0, scale=1.0, steps=40):
+    """Steps whose gradients have a mean and a variance of 10 000 scale^2 in all."""
+    for _ in range(steps):
+        monitor.begin_step([weight], torch.tensor(noise * scale**2), observing=True)
+        (weight * (mean + scale * torch.randn(20_000) / 2**0.5)).sum().backward()
 
-    def observe_loud():
-        for _ in range(30):
-            weight.grad = torch.randn(10_000)
-            loud.observe(torch.tensor(5000.0))
 
-    with pytest.warns(ActNNWarning, match="Compression adds") as caught:
-        observe_loud()
+@pytest.mark.parametrize("mean", [0.0, 100.0])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_noise_above_a_tenth_of_the_variance_warns_once(mean, scale):
+    """The mean of the gradient does not count, nor do gradients that are accumulated."""
+    weight = nn.Parameter(torch.zeros(20_000))
+    quiet, loud = NoiseMonitor(2), NoiseMonitor(2)
+    run_monitor(quiet, weight, 700.0, mean * scale, scale)
+    with pytest.warns(ActNNWarning, match=r"adds \d\d% of the variance .* 3 bits would") as caught:
+        run_monitor(loud, weight, 2000.0, mean * scale, scale)
     assert len(caught) == 1
     assert not quiet.warned
+    added = int(str(caught[0].message).split("adds ")[1].split("%")[0])
+    assert 20 <= added <= 30  # 2 000 of the measured 10 000 are noise: a quarter of the rest
+
+
+def test_gradients_that_overflow_do_not_count():
+    weight = nn.Parameter(torch.zeros(20_000))
+    monitor = NoiseMonitor(2)
+    run_monitor(monitor, weight, 500.0, steps=10)
+    run_monitor(monitor, weight, 500.0, mean=float("inf"), steps=2)
+    run_monitor(monitor, weight, 500.0, steps=10)
+    assert monitor._added is not None
+    assert abs(float(monitor._added) - 0.05) < 0.01
+
+
+def test_a_copy_of_a_monitor_has_no_hooks():
+    weight = nn.Parameter(torch.zeros(8))
+    monitor = NoiseMonitor(2)
+    monitor.begin_step([weight], None, observing=True)
+    other = copy.deepcopy(monitor)
+    assert weight._backward_hooks
+    assert not other._handles
+    monitor.stop()
+    assert not weight._backward_hooks
 
 
 @given(

@@ -11,6 +11,8 @@ from torch import nn
 
 import actnn
 from actnn.layers.levels import LEVELS
+from actnn.planning.blocks import BlockChoice, apply
+from actnn.planning.units import find_units, units_that_run
 from actnn.saving import Choice
 
 
@@ -158,8 +160,37 @@ def test_recomputed_modules_hold_only_their_input():
     assert "0.qkv" in {record.module for record in ours.actnn.records}
 
 
-def test_peak_and_held_memory_fall():
-    """Live bytes of the step's tensors, counted when they are made and released."""
+@pytest.mark.parametrize("plain", [False, True])
+def test_recomputed_normalizations_update_their_statistics_once(plain):
+    block = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    model, x = nn.Sequential(block, nn.BatchNorm2d(4)), torch.randn(4, 3, 8, 8)
+    ours = compressed_copy(model, bits=32)
+    if plain:
+        choices = [BlockChoice("recompute"), BlockChoice("keep")]
+        apply(ours.actnn, find_units(ours), choices)
+    else:
+        ours.actnn.set_choices({"0": Choice("recompute")})
+    for _ in range(3):
+        exact, same = gradients(model, x), gradients(ours, x)
+    assert all(torch.equal(a, b) for a, b in zip(exact, same, strict=True))
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, ours.get_buffer(name)), name
+
+
+def test_modules_that_change_what_they_depend_on_are_not_recomputed():
+    block = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), nn.ReLU())
+    model, x = nn.Sequential(block, nn.Linear(8, 2)), torch.randn(4, 8)
+    ours = compressed_copy(model, bits=32)
+    ours.actnn.set_choices({"0": Choice("recompute")})
+    with pytest.raises(actnn.ActNNError, match="Sequential, whose forward changes '_u'"):
+        ours(x)
+    assert [unit.once for unit in units_that_run(find_units(model), lambda: model(x))] == [
+        True,
+        False,
+    ]
+
+
+def test_held_bytes_are_those_of_codes_and_masks():
     model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.ReLU())))
     held = {}
     for bits in (32, 4, 2):

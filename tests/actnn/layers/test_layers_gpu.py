@@ -4,9 +4,13 @@ import gc
 
 import pytest
 import torch
+import torch.multiprocessing as mp
 from actnn_models import Block, compressed_copy, conv_input, conv_net, gradients
+from distributed_models import check, worker
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import actnn
 from actnn.saving import Saving
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -104,13 +108,13 @@ def step_of(model, x):
     return step
 
 
-@pytest.mark.parametrize("settings", [{"bits": 4}, {"bits": 32}], ids=str)
+@pytest.mark.parametrize("settings", [{"bits": 4}, {"bits": 32}, {"level": "L3"}], ids=str)
 def test_cuda_graphs(settings):
     model = nn.Sequential(conv_net(), nn.Dropout(0.5), nn.Linear(5, 5), nn.GELU()).cuda()
     ours, x = compressed_copy(model, **settings), conv_input().cuda()
     step, side = step_of(ours, x), torch.cuda.Stream()
     with torch.cuda.stream(side):
-        for _ in range(3):
+        for _ in range(5):
             step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -123,17 +127,61 @@ def test_cuda_graphs(settings):
     assert not all_equal(*found)  # noise and masks of dropout go on
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_no_step_waits_for_the_device():
-    model = compressed_copy(nn.Sequential(Block(), Block()).cuda())
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode", "ignore:Compression adds")
+@pytest.mark.parametrize("settings", [{"bits": 4}, {"level": "L3"}, {"level": "L1"}], ids=str)
+def test_no_step_waits_for_the_device(settings):
+    model = compressed_copy(nn.Sequential(Block(), Block()).cuda(), **settings)
     x = torch.randn(2, 16, 32, device="cuda")
     step = step_of(model, x)
     step()
+    torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        step()
+        for _ in range(22):  # with L3 two allocations of bits, and comparisons of noise
+            step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("layer", [nn.ReLU(True), nn.Dropout(0.5, inplace=True)], ids=str)
+def test_more_elements_than_31_bits_can_count(layer):
+    n = (1 << 31) + 9
+    if torch.cuda.mem_get_info()[0] < 20 << 30:
+        pytest.skip("needs 20 GiB")
+    ours = compressed_copy(layer)
+    x = torch.full((n,), 2.0, dtype=torch.float16, device="cuda")
+    x[: 1 << 20], x[-4:] = -2.0, -2.0
+    leaf = torch.zeros((), dtype=torch.float16, device="cuda", requires_grad=True)
+    y = ours(x.add_(leaf))  # in place, and so is the layer
+    (dx,) = torch.autograd.grad(y, leaf, y.detach(), retain_graph=False)
+    if isinstance(layer, nn.ReLU):
+        assert not bool(y[: 1 << 20].any())
+        assert y[-6:].tolist() == [2.0, 2.0, 0.0, 0.0, 0.0, 0.0]
+        assert bool((y[1 << 20 : -4] == 2.0).all())
+    else:
+        kept = (y[-(1 << 20) :] != 0).float().mean().item()
+        assert abs(kept - 0.5) < 0.01
+        assert set(y[-100:].tolist()) <= {0.0, 4.0, -4.0}
+    assert dx.shape == ()
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.distributed
+def test_ddp_and_fsdp2_on_gpus(tmp_path):
+    """Two processes if there are two GPUs, else one."""
+    processes = min(2, torch.cuda.device_count())
+    mp.spawn(worker, (str(tmp_path), processes, "nccl"), nprocs=processes)
+    check(tmp_path, processes, exact=1e-5)
+
+
+def test_data_parallel_is_an_error_with_several_gpus():
+    model, x = (
+        compressed_copy(nn.Sequential(Block(), Block()).cuda()),
+        torch.randn(4, 16, 32).cuda(),
+    )
+    assert nn.DataParallel(model, [0])(x).shape == x.shape
+    if torch.cuda.device_count() > 1:
+        with pytest.raises(actnn.ActNNError, match="DistributedDataParallel around it"):
+            nn.DataParallel(model, [0, 1])(x)
 
 
 def test_accounting_equals_the_allocator():
@@ -167,22 +215,26 @@ def test_memory_does_not_grow():
 
 
 def test_codes_in_host_memory():
+    """They are those that stay on the GPU: equal gradients in every step."""
     model = nn.Sequential(*(Block(128, 4) for _ in range(4))).cuda()
+    for block in model:
+        block.mlp[1] = nn.ReLU()  # its mask stays; codes of derivatives are made for a GPU alone
     x = torch.randn(8, 64, 128, device="cuda")
     outside = compressed_copy(model, level="L4", bits=4)
-    step_of(outside, x)()
-    y = outside(x)
-    assert "in host memory" in {record.reason for record in outside.actnn.records}
-    inside = compressed_copy(model, bits=4)
-    z = inside(x)
-    assert outside.actnn.held_bytes < 0.2 * inside.actnn.held_bytes
+    inside = compressed_copy(model, level="L3", bits=4)
+    with sdpa_kernel(SDPBackend.MATH):
+        for _ in range(4):
+            assert all_equal(gradients(outside, x), gradients(inside, x))
+        y, z = outside(x), inside(x)
     assert torch.equal(y, z)
-    exact = gradients(model, x)
-    for a, b in zip(exact, gradients(outside, x), strict=True):
-        assert (a - b).norm() <= 0.3 * a.norm() + 1e-3
+    assert "in host memory" in {record.reason for record in outside.actnn.records}
+    codes = sum(r.held for r in inside.actnn.records if r.choice.action == "compress")
+    left = inside.actnn.held_bytes - outside.actnn.held_bytes
+    assert left > 0.8 * codes  # the parameters of codes stay
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+# Of torch and inductor: new names for TF32, and what would be faster.
+@pytest.mark.filterwarnings("ignore", "error::actnn.ActNNWarning")
 def test_inductor_holds_codes():
     torch._dynamo.reset()
     model = nn.Sequential(*(Block(256, 4) for _ in range(2))).cuda()

@@ -202,3 +202,55 @@ def test_tags_choose_bits_of_their_own():
     bits = {r.module: r.choice.bits for r in net.saving.records if r.reason == "compressed"}
     assert bits["3"] == 8
     assert bits["6"] == 2
+
+
+def test_fields_of_config_reach_the_training():
+    actnn.config.group_size, actnn.config.initial_bits = 64, 3
+    actnn.config.activation_compression_bits = [1.5, 8, 8]
+    actnn.config.stochastic, actnn.config.perlayer = False, False
+    net = actnn.QModule(model())
+    x, y = batch()
+    x = x * torch.logspace(-3, 2, 4).view(-1, 1, 1, 1)
+    for _ in range(3):
+        step(net, x, y)
+    assert (net.saving.group, net.saving.stochastic) == (64, False)
+    statistics = net.saving.adaptive.statistics
+    assert (statistics.average, statistics.most, statistics.per_layer) == (1.5, 3, False)
+    held = [r for r in net.saving.records if r.reason == "compressed"]
+    elements = sum(r.shape.numel() for r in held)
+    assert sum(r.held for r in held) <= elements * (1.5 / 8 + 4 / 64)
+    first = [p.grad.clone() for p in net.parameters()]
+    actnn.QScheme.reset()
+    again = actnn.QModule(model())
+    for _ in range(3):
+        step(again, x, y)
+    assert all(torch.equal(a, p.grad) for a, p in zip(first, again.parameters(), strict=True))
+
+
+def test_kernel_positions_and_groups_scale_the_sensitivity():
+    x = torch.randn(4, 8, 10, 10)
+    found = []
+    for positions, groups in ((1, 1), (9, 1), (9, 4)):
+        scheme = actnn.QScheme(num_locations=positions, depthwise_groups=groups)
+        scheme.set_scale(torch.ones(4, 8, 10, 10))
+        scheme.compute_quantization_bits(x)
+        found.append(scheme.C)
+    torch.testing.assert_close(found[1], 9 * found[0])
+    torch.testing.assert_close(found[2], found[1] / 4)
+
+
+def test_workspaces_and_free_blocks_of_a_gpu(monkeypatch):
+    """L3.1 turns cuDNN's trials off, and returns free blocks when few are in use."""
+    calls = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 1000)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(0))
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    actnn.set_optimization_level("L3.1")
+    net = actnn.QModule(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    assert torch.backends.cudnn.benchmark is False
+    for used, count in ((500, 0), (199, 1)):
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda used=used: used)
+        net(torch.randn(2, 4))
+        assert len(calls) == count

@@ -6,7 +6,7 @@ from torch import nn
 
 import actnn
 from actnn.planning.blocks import BlockChoice, apply, compile_units
-from actnn.planning.units import find_units
+from actnn.planning.units import find_units, units_that_run
 
 
 def test_choices_have_words():
@@ -56,7 +56,9 @@ def test_modules_that_write_to_their_input_are_not_recomputed(bits):
     net(x).square().sum().backward()
     expected = [p.grad.clone() for p in net.parameters()]
     saving = actnn.compress(net, bits=32, min_bytes=0).actnn
-    apply(saving, find_units(net), [BlockChoice("recompute", bits)] * 4)
+    units = units_that_run(find_units(net), lambda: net(x))
+    assert [unit.once for unit in units] == [False, False, True, False]
+    apply(saving, units, [BlockChoice("recompute", bits)] * 4)
     net.zero_grad()
     net(x).square().sum().backward()
     for p, gradient in zip(net.parameters(), expected, strict=True):

@@ -64,6 +64,21 @@ def test_the_smallest_budget_is_that_of_the_plan_with_the_smallest_peak(costs):
     assert found == pytest.approx(least, rel=0.01, abs=2)
 
 
+def test_equal_costs_keep():
+    def unit(held):
+        zero = np.zeros(3)
+        return UnitCosts(
+            held=np.full(3, held), forward=zero, backward=zero, seconds=zero + 1, noise=zero
+        )
+
+    of = {"keep": unit(10.0), "codes": unit(2.0), "recompute": unit(1.0)}
+    costs = Costs(base=0, loss=0, other=1.0, of=of)
+    assert solve(costs, 100) == ["keep"] * 3
+    plan = solve(costs, 15)
+    assert plan is not None
+    assert sorted(plan) == ["codes", "codes", "keep"]
+
+
 def test_the_peak_counts_what_later_units_do_not_hold_yet():
     """A unit that needs much above may run where little is held."""
     needs = np.array([0.0, 0.0, 50.0])

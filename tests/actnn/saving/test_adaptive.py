@@ -1,6 +1,8 @@
 """Bits per sample and layer while a model is trained."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -73,6 +75,35 @@ def test_tokens_share_the_bits_of_their_sample():
     assert net[2].weight.grad.isfinite().all()
 
 
+def test_codes_that_a_layer_shares_get_bits_by_its_gradients():
+    net = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64), nn.Linear(64, 8))
+    actnn.compress(net, level="L3", min_bytes=0)
+    train(net, torch.randn(32, 64), 5)
+    tensors = adaptive_of(net).statistics.tensors
+    assert {name: known.source for name, known in tensors.items()} == {"1:0": "2", "3:0": "3"}
+
+
+def test_complex_weights():
+    class Filter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.w = nn.Linear(8, 8), nn.Parameter(torch.randn(8, dtype=torch.cfloat))
+
+        def forward(self, x):
+            return torch.fft.ifft(torch.fft.fft(self.a(x)) * self.w).real
+
+    net = actnn.compress(nn.Sequential(Filter(), nn.Linear(8, 4)), level="L3", min_bytes=0)
+    for _ in range(12):
+        train(net, torch.randn(16, 8), 1)
+    assert net[0].w.grad.is_complex()
+
+
+def test_empty_batches():
+    net = actnn.compress(model(), level="L3", min_bytes=0).eval()
+    for step in range(6):
+        train(net, torch.randn(0 if step == 3 else 2, 3, 16, 16), 1)
+
+
 def test_a_copy_has_statistics_of_its_own():
     net = actnn.compress(model(), level="L3", min_bytes=0)
     x = torch.randn(4, 3, 16, 16)
@@ -99,7 +130,7 @@ def test_too_few_bits_warn():
     def run():
         train(net, x, 14)  # the same batch: the gradient itself does not vary
 
-    with pytest.warns(actnn.ActNNWarning, match="Compression adds up to"):
+    with pytest.warns(actnn.ActNNWarning, match="Compression adds"):
         run()
 
 
@@ -140,3 +171,32 @@ def test_codes_are_never_larger_than_those_of_equal_bits(bits, layout):
             held.setdefault(level, []).append(sum(r.held for r in records))
     assert all(a <= b for a, b in zip(held["L3"], held["L2"], strict=True))
     assert all(a > 0 for a in held["L3"])
+
+
+def test_a_captured_step_learns_nothing(monkeypatch):
+    net, x = actnn.compress(model(), level="L3", min_bytes=0), torch.randn(8, 3, 16, 16)
+    train(net, x, 4)
+    statistics = adaptive_of(net).statistics
+    bits = {name: statistics.tensor_bits(name) for name in statistics.tensors}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    for _ in range(20):
+        train(net, x, 1)
+    assert statistics.steps == 4
+    assert not statistics.observing
+    assert not any(p._backward_hooks for p in net.parameters())
+    assert bits == {name: statistics.tensor_bits(name) for name in statistics.tensors}
+    monkeypatch.undo()
+    train(net, x, 1)
+    assert statistics.steps == 5
+
+
+def test_no_parameter_is_held():
+    """fully_shard puts others in their place, whose memory would be the model's once more."""
+    net, x = actnn.compress(model(), level="L3", min_bytes=0), torch.randn(8, 3, 16, 16)
+    train(net, x, 7)
+    old = weakref.ref(net[0].weight)
+    net[0].weight = nn.Parameter(net[0].weight.detach().clone())
+    train(net, x, 2)
+    gc.collect()
+    assert old() is None

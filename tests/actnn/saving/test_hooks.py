@@ -51,6 +51,51 @@ def test_weight_gradients_are_unbiased():
     assert draws.std(0).min() > 0
 
 
+FUNCTIONS = {
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "exp": torch.exp,
+    "softmax": lambda x: torch.softmax(x, -1),
+    "log_softmax": lambda x: torch.log_softmax(x, -1),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_nonlinear_functions_have_a_small_bias_at_2_bits(name):
+    """Their results keep at least 8 bits."""
+    x = torch.randn(64, 64, requires_grad=True)
+    weights = torch.randn(64, 64)
+    (exact,) = torch.autograd.grad((FUNCTIONS[name](x * 1) * weights).sum(), x)
+    saving, draws = Saving(bits=2, min_bytes=0), []
+    for _ in range(50):
+        with saving:
+            y = (FUNCTIONS[name](x * 1) * weights).sum()
+        draws.append(torch.autograd.grad(y, x)[0])
+    draws = torch.stack(draws)
+    error = draws.mean(0) - exact
+    noise = draws.var(0).sum() / len(draws)
+    # The mean of draws has noise, too; a tenth is five deviations of its sum over all elements.
+    assert error.square().sum() <= 1.1 * noise + (1e-3 * exact.norm()) ** 2
+    assert 0 < noise < (0.01 * exact.norm()) ** 2
+
+
+@pytest.mark.filterwarnings("ignore:Compression adds")  # one batch: its gradient has no variance
+def test_the_variance_of_weight_gradients_is_within_the_bound_of_the_statistics():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 16, bias=False))
+    ours = compressed_copy(model, bits=2, level="L3")
+    x, weights = torch.randn(128, 32), torch.randn(128, 16)
+    draws = []
+    for _ in range(100):
+        ours[2].weight.grad = None
+        (ours(x) * weights).sum().backward()
+        draws.append(ours[2].weight.grad)
+        if len(draws) == 1:
+            bound = float(ours.actnn.adaptive.statistics.noise())
+    variance = float(torch.stack(draws).var(0).sum())
+    assert bound / 3 < variance < bound
+
+
 def test_one_storage_is_compressed_once():
     x = torch.randn(64, 64, requires_grad=True)
     saving = Saving(bits=8, min_bytes=0)
@@ -311,7 +356,17 @@ def test_bit_width_32_gives_the_gradients_of_torch():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"bits": 9}, {"bits": 0}, {"bits": True}, {"group": 48}, {"group": 0}, {"min_bytes": -1}],
+    [
+        {"bits": 9},
+        {"bits": 0},
+        {"bits": True},
+        {"group": 48},
+        {"group": 0},
+        {"min_bytes": -1},
+        {"min_bytes": "1 MB"},
+        {"seed": 0.5},
+        {"policy": 3},
+    ],
     ids=str,
 )
 def test_wrong_settings_are_errors(settings):
@@ -326,6 +381,11 @@ def test_wrong_choices_are_errors():
         Choice("compress", 11)
     with pytest.raises(actnn.ActNNError, match="Expected a Choice"):
         Saving().set_choices({"": 4})
+    model = compressed_copy(conv_net(), policy=lambda info: None)
+    with pytest.raises(actnn.ActNNError, match="policy to return a Choice, got None"):
+        model(conv_input())
+    with pytest.raises(actnn.ActNNError, match="inside the model, got 'layer1'"):
+        model.actnn.set_choices({("layer1", 3): Choice("keep")})
 
 
 def test_a_module_that_is_kept_as_a_whole_runs_without_hooks():

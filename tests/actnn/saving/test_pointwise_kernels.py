@@ -80,6 +80,30 @@ def test_tensors_at_any_address(host):
 
 
 @emulated
+@pytest.mark.parametrize("n", [1, 7, 8, 2041, 2048, 2085])
+def test_nothing_is_written_beyond_the_end(host, n):
+    """Neither a byte of bits nor an element of the last block."""
+    guard, width = 64, 3
+    x = torch.randn(n + 2 * guard)[guard : guard + n]
+    settings = {"high": float("nan"), "machine": host}
+    for function, size in (("rectify", -(-n // 8)), ("slopes", -(-n // 8) * width)):
+        bits = torch.full((size + 2 * guard,), 0xA5, dtype=torch.uint8)
+        y = torch.full((n + 2 * guard,), 7.0)
+        inside = bits[guard : guard + size]
+        if function == "rectify":
+            run(function, x, y[guard : guard + n], bits=inside, **settings)
+            assert torch.equal(y[guard : guard + n], x.relu())
+            run("pass", x, y[guard : guard + n], bits=inside, machine=host)
+        else:
+            run(function, x, None, bits=inside, seed=torch.tensor([1, 2]), width=width,
+                machine=host)  # fmt: skip
+            run("times", x, y[guard : guard + n], bits=inside, width=width, machine=host)
+        for each, value in ((bits, 0xA5), (y, 7.0)):
+            assert (each[:guard] == value).all()
+            assert (each[len(each) - guard :] == value).all()
+
+
+@emulated
 def test_restored_values_have_the_sign_of_the_mask(host):
     x = torch.rand(100)
     x[::3] = 0.0

@@ -57,7 +57,9 @@ def worker(rank: int, folder: str, processes: int, backend: str) -> None:
         found["apart 8"] = [gradient.full_tensor() for gradient in gradients(ours, x)[1:]]
         if backend == "nccl":  # torch synchronizes normalizations on GPUs alone
             images = torch.randn(4, 3, 9, 9, device=device)
-            synchronized = nn.Sequential(nn.Conv2d(3, 4, 3), nn.SyncBatchNorm(4), nn.ReLU())
+            synchronized = nn.Sequential(
+                nn.Conv2d(3, 4, 3, bias=False), nn.SyncBatchNorm(4), nn.ReLU()
+            )
             synchronized = DistributedDataParallel(synchronized.to(device))
             others["synchronized"] = gradients(synchronized, images)[1:]
             ours = DistributedDataParallel(compressed_copy(synchronized.module, bits=8))

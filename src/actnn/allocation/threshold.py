@@ -8,8 +8,6 @@ small kernels, and leaves equal gains undecided.)
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
@@ -20,9 +18,10 @@ MIN_BITS, MAX_BITS = 1, 8
 
 def _gains(most: int, device: torch.device) -> Tensor:
     """What one more bit gains at C = w = 1, from 1 to 2 bits onwards, float64 (most - 1, 1)."""
-    variances = [1.0 / ((1 << b) - 1) ** 2 for b in range(MIN_BITS, most + 1)]
-    gains = [low - high for low, high in pairwise(variances)]
-    return torch.tensor(gains, dtype=torch.float64, device=device).unsqueeze(1)
+    bits = torch.arange(MIN_BITS, most + 1, device=device)  # numbers of the host would wait
+    levels = torch.bitwise_left_shift(torch.ones_like(bits), bits) - 1
+    variances = levels.to(torch.float64).square().reciprocal()
+    return (variances[:-1] - variances[1:]).unsqueeze(1)
 
 
 def allocate(

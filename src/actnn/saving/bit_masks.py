@@ -19,7 +19,9 @@ def pack_mask(mask: Tensor) -> Tensor:
     Returns:
         uint8, (ceil(n / 8),).
     """
-    flat = mask.as_strided((mask.numel(),), (1,)).view(torch.uint8)
+    flat = mask.as_strided((mask.numel(),), (1,))
+    # inductor cannot read booleans as bytes
+    flat = flat.view(torch.uint8) if type(mask) is Tensor else flat.to(torch.uint8)
     if flat.numel() % 8:
         flat = torch.nn.functional.pad(flat, (0, -flat.numel() % 8))
     # Eight bytes 0 or 1, read as one number: the product brings byte i to bit 56 + i.

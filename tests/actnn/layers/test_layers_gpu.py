@@ -251,7 +251,7 @@ def test_inductor_holds_codes():
         del y
     assert held[4] < 0.5 * held[32]
     for a, b in zip(found[32], found[4], strict=True):
-        assert (a - b).norm() <= 0.2 * a.norm() + 1e-3
+        assert (a - b).norm() <= 0.3 * a.norm() + 1e-3
 
 
 def test_changes_of_tensors_in_host_memory_are_errors():

@@ -64,6 +64,7 @@ class Codes:
         h = h.to(device)
         kept = [each.to(weights) for each in (self.W, self.R, self.bx, self.br)]
         kept += [x.to(device, self.dtype), h]
+        mask = None if mask is None else mask.to(device)
         rest = [mask, self.scale.to(weights), self.zero.to(weights)]
         steps = 0 if not by_steps else 1 if device == "cpu" else 2  # 1: in place
         access.call(
@@ -83,6 +84,7 @@ class Codes:
         start: float = 0.0,
         by_steps: bool = False,
         threads: int = 1,
+        device: str = "cpu",
     ) -> dict[str, Tensor]:
         """Return all gradients from codes x (T, N, C) and h (T + 1, N, H).
 
@@ -104,11 +106,12 @@ class Codes:
             torch.cat((torch.full((1, N, H), 7.0), grad)), *found.values(), mask, self.scale,
             self.zero,
         ]  # fmt: skip
+        given = [None if each is None else each.to(device) for each in given]
         access.call(
             f"codes_backward_int{self.bits}", threads, T, N, C, H, *map(address, given),
             int(by_steps),
         )  # fmt: skip
-        return found
+        return dict(zip(found, given[7 : 7 + len(found)], strict=True))
 
 
 class Drawn:

@@ -133,15 +133,26 @@ def test_codes_with_stand_ins(stand_in: StandIn, seed: int) -> None:
     assert stand_in.fake.fake_launches() > before
 
 
-def test_codes_that_need_the_host(stand_in: StandIn) -> None:
-    """On a GPU, codes have neither a mask nor a backward pass."""
+def host_passes(access: Access, device: str) -> list[torch.Tensor]:
+    """States with a mask, and all gradients: passes that are computed on the host."""
     case = Codes(2, 0.0)
     drawn = Drawn(case, 2, zoneout=True)
-    with pytest.raises(ValueError, match="Expected zoneout_mask to be null"):
-        case.run(stand_in, drawn.x, drawn.h0, mask=drawn.code_mask, training=True)
-    h = torch.zeros(case.T + 1, case.N, case.H)
-    with pytest.raises(ValueError, match="Expected h of a backward pass over codes to be on the"):
-        case.gradients(stand_in, drawn.x, h, drawn.grad, None)
+    h = case.run(
+        access, drawn.x, drawn.h0, mask=drawn.code_mask, training=True, device=device, weights=device
+    )
+    found = [h]
+    given = (drawn.x, torch.cat((drawn.h0[None].to(h.dtype), h)), drawn.grad, drawn.code_mask)
+    for by_steps in (False, True):
+        gradients = case.gradients(access, *given, start=1.0, by_steps=by_steps, device=device)
+        found += [each.cpu() for each in gradients.values()]
+    return found
+
+
+def test_codes_that_need_the_host(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = host_passes(stand_in, "cpu")
+    monkeypatch.delenv("FAKE_CUDA_ALL_MEMORY")
+    for ours, expected in zip(copied, host_passes(stand_in, "cpu"), strict=True):
+        assert torch.equal(ours, expected)
 
 
 SMALL = ("--input", "8", "--hidden", "16", "--steps", "3", "--batch", "2", "--repeats", "0")
@@ -215,6 +226,13 @@ def test_codes_on_a_gpu(gpu: Access, seed: int, weights: str, by_steps: bool) ->
         gpu, drawn.x, drawn.h0, p=zoneout, by_steps=by_steps, device="cuda", weights=weights
     )
     assert torch.equal(found, expected)
+
+
+@NEEDS_GPU
+def test_codes_on_a_gpu_that_need_the_host(gpu: Access) -> None:
+    set_handles(gpu, None, None)
+    for ours, expected in zip(host_passes(gpu, "cuda"), host_passes(gpu, "cpu"), strict=True):
+        assert torch.equal(ours, expected)
 
 
 @NEEDS_GPU

@@ -4,7 +4,7 @@
 #include "cpu/training/backward.hpp"
 #include "network.hpp"
 #include "passes/code_layer.hpp"
-#include "passes/code_on_device.hpp"
+#include "passes/host_arrays.hpp"
 
 namespace quant_gru {
 namespace {
@@ -25,6 +25,32 @@ std::vector<T> transposed(const T *from, int64_t m, int64_t n) {
     return to;
 }
 
+// The arrays of a call, on the host: `states` of h, `gradients` of dh_new.
+template <class T>
+struct HostCall {
+    HostArrays host;
+    CodeArguments<T> arguments;
+    const T *x_t, *h;
+    const float *dh_new;
+    float *dx, *dW, *dR, *dbx, *dbr, *dh;
+    const T *mask;
+
+    void read(const PassSizes &sizes, int64_t steps, int64_t states) {
+        const auto [N, C, H] = sizes;
+        host.read(arguments, sizes);
+        host.read(x_t, steps * N * C);
+        host.read(h, states * N * H);
+        host.read(dh_new, states * N * H);
+        host.change(dx, steps * N * C);
+        host.change(dW, 3 * H * C);
+        host.change(dR, 3 * H * H);
+        host.change(dbx, 3 * H);
+        host.change(dbr, 3 * H);
+        host.change(dh, N * H);
+        host.read(mask, steps * N * H);
+    }
+};
+
 // to (K, 3H), columns update, reset, candidate += rows (3H, K), reset, update, candidate.
 void add_columns(const Floats &rows, int64_t K, int64_t H, float *to) {
     for (int64_t c = 0; c < 3 * H; ++c) {
@@ -37,7 +63,7 @@ void add_columns(const Floats &rows, int64_t K, int64_t H, float *to) {
 
 template <class T>
 struct CodeBackwardPass<T>::State {
-    explicit State(const PassSizes &given) : sizes(given) {}
+    State(const PassSizes &given, cudaStream_t used) : sizes(given), stream(used) {}
 
     // x (T, N, C); states before the first step and after each step; dh_new (T, N, H).
     void run(int64_t steps, const CodeArguments<T> &arguments, const T *x, const T *before,
@@ -87,14 +113,15 @@ struct CodeBackwardPass<T>::State {
     }
 
     PassSizes sizes;
+    cudaStream_t stream;
     int threads = 0;
     CodeLayer<T> layer;
 };
 
 template <class T>
 CodeBackwardPass<T>::CodeBackwardPass(int batch_size, int input_size, int hidden_size,
-                                      const cublasHandle_t &, const cudaStream_t &)
-    : state_(new State(PassSizes(batch_size, input_size, hidden_size))) {}
+                                      const cublasHandle_t &, const cudaStream_t &stream)
+    : state_(new State(PassSizes(batch_size, input_size, hidden_size), stream)) {}
 
 template <class T>
 CodeBackwardPass<T>::~CodeBackwardPass() = default;
@@ -111,11 +138,24 @@ void CodeBackwardPass<T>::Run(int steps, const T *W_t, const T *R_t, const int32
                               float *dbr, float *dh, float *, float *, const T *zoneout_mask,
                               const float *scale, const float *zero_point) {
     check_steps(steps);
-    expect_host(h);
     const auto [N, C, H] = state_->sizes;
-    const std::vector<T> x = transposed(x_t, C, steps * N);
-    state_->run(steps, {W_t, R_t, true, bx, br, 0, scale, zero_point}, x.data(), h, h + N * H,
-                dh_new + N * H, dx, dW, dR, dbx, dbr, dh, zoneout_mask);
+    HostCall<T> c{HostArrays(state_->stream),
+                  {W_t, R_t, true, bx, br, 0, scale, zero_point},
+                  x_t,
+                  h,
+                  dh_new,
+                  dx,
+                  dW,
+                  dR,
+                  dbx,
+                  dbr,
+                  dh,
+                  zoneout_mask};
+    c.read(state_->sizes, steps, steps + 1);
+    const std::vector<T> x = transposed(c.x_t, C, steps * N);
+    state_->run(steps, c.arguments, x.data(), c.h, c.h + N * H, c.dh_new + N * H, c.dx, c.dW, c.dR,
+                c.dbx, c.dbr, c.dh, c.mask);
+    c.host.finish();
 }
 
 template <class T>
@@ -124,12 +164,25 @@ void CodeBackwardPass<T>::Iterate(const T *W_t, const T *R_t, const int32_t *bx,
                                   float *dx, float *dW, float *dR, float *dbx, float *dbr,
                                   float *dh, float *, float *, const T *zoneout_mask,
                                   const float *scale, const float *zero_point) {
-    expect_host(h_t);
     const auto [N, C, H] = state_->sizes;
-    const std::vector<T> x = transposed(x_t, C, N), h = transposed(h_t, H, N);
+    HostCall<T> c{HostArrays(state_->stream),
+                  {W_t, R_t, true, bx, br, 0, scale, zero_point},
+                  x_t,
+                  h_t,
+                  dh_new,
+                  dx,
+                  dW,
+                  dR,
+                  dbx,
+                  dbr,
+                  dh,
+                  zoneout_mask};
+    c.read(state_->sizes, 1, 1);
+    const std::vector<T> x = transposed(c.x_t, C, N), h = transposed(c.h, H, N);
     // the state after the only step is not read
-    state_->run(1, {W_t, R_t, true, bx, br, 0, scale, zero_point}, x.data(), h.data(), h.data(),
-                dh_new, dx, dW, dR, dbx, dbr, dh, zoneout_mask);
+    state_->run(1, c.arguments, x.data(), h.data(), h.data(), c.dh_new, c.dx, c.dW, c.dR, c.dbx,
+                c.dbr, c.dh, c.mask);
+    c.host.finish();
 }
 
 template class CodeBackwardPass<int8_t>;

@@ -4,13 +4,14 @@
 #include "network.hpp"
 #include "passes/code_layer.hpp"
 #include "passes/code_on_device.hpp"
+#include "passes/host_arrays.hpp"
 
 namespace quant_gru {
 
 template <class T>
 struct CodeForwardPass<T>::State {
     State(const PassSizes &given, bool trains, cudaStream_t stream)
-        : sizes(given), training(trains), on_device(stream) {}
+        : sizes(given), training(trains), stream(stream), on_device(stream) {}
 
     void run(CodeCall<T> c) {
         const int64_t N = sizes.N, C = sizes.C, H = sizes.H;
@@ -19,8 +20,16 @@ struct CodeForwardPass<T>::State {
             c.arguments.zoneout = 0;
         else
             c.mask = nullptr;
-        if (const int device = c.steps ? device_of(c) : kHost; device != kHost)
-            return on_device.forward(device, sizes, c);
+        const int device = c.steps ? device_of(c) : kHost;
+        if (device != kHost && !c.mask) return on_device.forward(device, sizes, c);
+        HostArrays host(stream);
+        if (device != kHost) {
+            host.read(c.arguments, sizes);
+            host.read(c.x, c.steps * N * C);
+            host.read(c.before, N * H);
+            host.change(c.after, c.steps * N * H);
+            host.read(c.mask, c.steps * N * H);
+        }
         Task task{&layer.of(sizes, c.arguments), {}};
         if (!c.steps) return;
         Job &job = task.job;
@@ -39,11 +48,13 @@ struct CodeForwardPass<T>::State {
         job.T = c.steps;
         job.N = N;
         run_tasks({task}, thread_count(threads), scratch);
+        host.finish();
     }
 
     PassSizes sizes;
     bool training;
     int threads = 0;
+    cudaStream_t stream;
     CodeLayer<T> layer;
     CodeOnDevice<T> on_device;
     std::vector<uint8_t> held;

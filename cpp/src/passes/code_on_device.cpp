@@ -6,7 +6,7 @@
 
 #include "cuda/device.hpp"
 #include "passes/code_conversions.hpp"
-#include "passes/current_context.hpp"
+#include "passes/host_arrays.hpp"
 #include "passes/pointers.hpp"
 #include "quant_gru/cuda.hpp"
 
@@ -14,54 +14,6 @@ namespace quant_gru {
 namespace {
 
 constexpr unsigned kThreads = 256;
-
-// Arguments in memory of the host.
-template <class T>
-class HostArguments {
- public:
-    HostArguments(const CodeArguments<T> &given, const PassSizes &sizes, cuda::Stream stream)
-        : stream_(stream), arguments_(given) {
-        const int64_t C = sizes.C, H = sizes.H;
-        copy(arguments_.W, 3 * H * C, W_);
-        copy(arguments_.R, 3 * H * H, R_);
-        copy(arguments_.bx, 3 * H, bx_);
-        copy(arguments_.br, 3 * H, br_);
-        copy(arguments_.scale, code_scales(H), scale_);
-        copy(arguments_.zero_point, kCodeOperators, zero_point_);
-    }
-    HostArguments(const HostArguments &) = delete;
-    HostArguments &operator=(const HostArguments &) = delete;
-
-    const CodeArguments<T> &get() const { return arguments_; }
-
- private:
-    template <class V>
-    void copy(const V *&from, int64_t count, std::vector<V> &room) {
-        const int place = place_of({{"weights", from}});
-        if (place == kHost) return;
-        const CurrentContext current(primary_context_of(place));
-        // work of the stream may still write them
-        if (!waited_) cuda::check(cuda::driver().cuStreamSynchronize(stream_));
-        waited_ = true;
-        room.resize(static_cast<size_t>(count));
-        cuda::check(cuda::driver().cuMemcpyDtoH(room.data(), reinterpret_cast<uintptr_t>(from),
-                                                room.size() * sizeof(V)));
-        from = room.data();
-    }
-
-    void *primary_context_of(int place) {
-        if (!context_) context_ = primary_context(place);
-        return context_;
-    }
-
-    cuda::Stream stream_;
-    bool waited_ = false;
-    void *context_ = nullptr;
-    CodeArguments<T> arguments_;
-    std::vector<T> W_, R_;
-    std::vector<int32_t> bx_, br_;
-    std::vector<float> scale_, zero_point_;
-};
 
 // A frozen GRU with real inputs and outputs, prepared for so many steps. Real values of codes are
 // quantized to the same codes.
@@ -138,12 +90,10 @@ CodeOnDevice<T>::~CodeOnDevice() = default;
 
 template <class T>
 void CodeOnDevice<T>::forward(int device, const PassSizes &sizes, const CodeCall<T> &c) {
-    if (c.mask)
-        throw ArgumentError(
-            "Expected zoneout_mask to be null for codes in memory of a GPU, got a mask");
     State &s = *state_;
-    const HostArguments<T> host(c.arguments, sizes, s.stream);
-    const CodeArguments<T> &arguments = host.get();
+    HostArrays host(s.stream);
+    CodeArguments<T> arguments = c.arguments;
+    host.read(arguments, sizes);
     s.prepare(device, sizes, arguments, c.steps);
     const auto [N, C, H] = sizes;
     const auto convert = [&](const cuda::Function &function, const T *codes,
@@ -165,14 +115,6 @@ void CodeOnDevice<T>::forward(int device, const PassSizes &sizes, const CodeCall
 template <class T>
 int device_of(const CodeCall<T> &c) {
     return place_of({{"h", c.before}, {"x", c.x}, {"h_out", c.after}, {"zoneout_mask", c.mask}});
-}
-
-void expect_host(const void *h) {
-    if (const int place = place_of({{"h", h}}); place != kHost)
-        throw ArgumentError(
-            "Expected h of a backward pass over codes to be on the host, got "
-            "memory on GPU " +
-            std::to_string(place));
 }
 
 template int device_of(const CodeCall<int8_t> &);

@@ -25,17 +25,14 @@ struct CodeCall {
 template <class T>
 int device_of(const CodeCall<T> &call);
 
-// Throws ArgumentError if h is in memory of a GPU.
-void expect_host(const void *h);
-
 template <class T>
 class CodeOnDevice {
  public:
     explicit CodeOnDevice(cudaStream_t stream);
     ~CodeOnDevice();
 
-    // Enqueues a pass to the stream. If weights are in memory of a GPU, it first waits for the
-    // stream and copies them to the host. Throws ArgumentError and DeviceError.
+    // Enqueues a pass without a mask to the stream. If weights are in memory of a GPU, it first
+    // waits for the stream and copies them to the host. Throws ArgumentError and DeviceError.
     void forward(int device, const PassSizes &sizes, const CodeCall<T> &call);
 
  private:

@@ -137,9 +137,8 @@ def host_passes(access: Access, device: str) -> list[torch.Tensor]:
     """States with a mask, and all gradients: passes that are computed on the host."""
     case = Codes(2, 0.0)
     drawn = Drawn(case, 2, zoneout=True)
-    h = case.run(
-        access, drawn.x, drawn.h0, mask=drawn.code_mask, training=True, device=device, weights=device
-    )
+    places = {"device": device, "weights": device}
+    h = case.run(access, drawn.x, drawn.h0, mask=drawn.code_mask, training=True, **places)
     found = [h]
     given = (drawn.x, torch.cat((drawn.h0[None].to(h.dtype), h)), drawn.grad, drawn.code_mask)
     for by_steps in (False, True):

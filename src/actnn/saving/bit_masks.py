@@ -19,14 +19,21 @@ def pack_mask(mask: Tensor) -> Tensor:
     Returns:
         uint8, (ceil(n / 8),).
     """
-    flat = mask.as_strided((mask.numel(),), (1,))
-    # inductor cannot read booleans as bytes
-    flat = flat.view(torch.uint8) if type(mask) is Tensor else flat.to(torch.uint8)
-    if flat.numel() % 8:
-        flat = torch.nn.functional.pad(flat, (0, -flat.numel() % 8))
+    flat = _in_eights(mask.as_strided((mask.numel(),), (1,))).view(torch.uint8)
     # Eight bytes 0 or 1, read as one number: the product brings byte i to bit 56 + i.
     words = flat.view(torch.int64) * 0x0102040810204080
     return words.view(torch.uint8)[7::8].clone()
+
+
+def fusible_mask(flat: Tensor) -> Tensor:
+    """Return what `pack_mask` does for bool (n,), by operations that compilers fuse."""
+    eights = _in_eights(flat).view(-1, 8).to(torch.int32)
+    places = torch.arange(8, dtype=torch.int32, device=flat.device)
+    return (eights << places).sum(-1, dtype=torch.int32).to(torch.uint8)
+
+
+def _in_eights(flat: Tensor) -> Tensor:
+    return torch.nn.functional.pad(flat, (0, -len(flat) % 8)) if len(flat) % 8 else flat
 
 
 def unpack_mask(bits: Tensor, shape: torch.Size, strides: tuple[int, ...]) -> Tensor:
@@ -37,9 +44,13 @@ def unpack_mask(bits: Tensor, shape: torch.Size, strides: tuple[int, ...]) -> Te
         shape: The shape of the mask.
         strides: The strides of the mask.
     """
+    return unpack_flat(bits).as_strided(shape, strides)
+
+
+def unpack_flat(bits: Tensor) -> Tensor:
+    """Return the elements in storage order, and up to 7 more."""
     places = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    flat = (bits[:, None] >> places & 1).ne(0).view(-1)
-    return flat.as_strided(shape, strides)
+    return (bits[:, None] >> places & 1).ne(0).view(-1)
 
 
 def rectify(

@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from actnn.codec import executors, ops
 from actnn.saving.active import ACTIVE, pack_in_step
-from actnn.saving.bit_masks import pack_mask, unpack_mask
+from actnn.saving.bit_masks import fusible_mask, unpack_flat
 from actnn.saving.exclusions import ATTENTION_BITS, NONLINEAR_BITS
 from actnn.saving.graph_order import arrange, traced_node
 from actnn.saving.records import LOSSLESS, TensorInfo
@@ -83,12 +83,12 @@ class GraphHooks:
         layout = (tuple(ordered.shape), [order.index(dim) for dim in range(x.dim())])
         flat = ordered.reshape(-1)
         if x.dtype is torch.bool:
-            return ("mask", pack_mask(flat), *layout)
+            return ("mask", fusible_mask(flat), *layout)
         bits = self._bits(saving, x, node, size) if x.is_floating_point() else None
         if bits is None:
             return x
         data, params = encode_in_step(flat, bits, saving.group, saving.stochastic)
-        positive = pack_mask(flat > 0) if node.target is _aten.relu.default else None
+        positive = fusible_mask(flat > 0) if node.target is _aten.relu.default else None
         return ("codes", data, params, positive, bits, saving.group, x.dtype, *layout)
 
     def _bits(self, saving: Settings, x: Tensor, node: fx.Node, size: int) -> int | None:
@@ -144,13 +144,13 @@ def _unpack(held: Any) -> Any:
         return held
     kind, *rest = held
     *rest, shape, places = rest
-    n = torch.Size((math.prod(shape),))
+    n = math.prod(shape)
     if kind == "mask":
-        return unpack_mask(rest[0], n, (1,)).view(shape).permute(places)
+        return unpack_flat(rest[0])[:n].view(shape).permute(places)
     data, params, positive, bits, group, dtype = rest
-    flat = ops.decode(data, params, bits, group, math.prod(shape), dtype)
+    flat = ops.decode(data, params, bits, group, n, dtype)
     if positive is not None:
-        inside = unpack_mask(positive, n, (1,))
+        inside = unpack_flat(positive)[:n]
         flat = torch.where(inside, flat.clamp(min=torch.finfo(dtype).tiny), 0)
     return flat.view(shape).permute(places)
 

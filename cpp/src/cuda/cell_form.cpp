@@ -39,20 +39,6 @@ Gates gates_of(const std::array<GateTable, 3> &tables, bool in_float, bool near)
 
 }  // namespace
 
-int container_bytes(Container container) {
-    switch (container) {
-        case Container::i8:
-        case Container::u8:
-            return 1;
-        case Container::i16:
-            return 2;
-        case Container::i32:
-            return 4;
-        default:
-            return 8;
-    }
-}
-
 Form form_of(const CellNumbers &n, const std::array<GateTable, 3> &tables, bool saturates,
              bool large_shared) {
     const LayerPlan plan = layer_plan(n);

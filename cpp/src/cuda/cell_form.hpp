@@ -57,8 +57,6 @@ inline int64_t byte_offset(const QuantizerNumbers &q) {
     return q.is_signed ? 0 : int64_t{1} << (q.bits <= 8 ? 7 : 15);
 }
 
-int container_bytes(Container container);
-
 struct GateTable;
 
 // `tables`: of z, r and g. `saturates`: whether the constants of saturating.cuh are exact.

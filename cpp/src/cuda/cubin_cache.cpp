@@ -1,6 +1,5 @@
 #include "cuda/cubin_cache.hpp"
 
-#include <cstdlib>
 #if defined(_WIN32)
 #include <direct.h>
 #else
@@ -8,6 +7,7 @@
 #endif
 
 #include "cuda/sha256.hpp"
+#include "cuda/shared_library.hpp"
 #include "files.hpp"
 #include "quant_gru/model.hpp"
 
@@ -15,11 +15,6 @@ namespace quant_gru::cuda {
 namespace {
 
 constexpr size_t kDigest = 32;
-
-std::string variable(const char *name) {
-    const char *value = std::getenv(name);
-    return value ? value : "";
-}
 
 // Makes a folder and those around it; failures show when a file is written.
 void make_folders(const std::string &path) {
@@ -53,10 +48,10 @@ std::string cache_key(const std::vector<std::string> &parts) {
 }
 
 std::string cache_folder() {
-    if (const std::string chosen = variable("QUANT_GRU_CACHE"); !chosen.empty()) return chosen;
-    if (const std::string base = variable("XDG_CACHE_HOME"); !base.empty())
+    if (const std::string chosen = environment("QUANT_GRU_CACHE"); !chosen.empty()) return chosen;
+    if (const std::string base = environment("XDG_CACHE_HOME"); !base.empty())
         return base + "/quant-gru";
-    const std::string home = variable("HOME");
+    const std::string home = environment("HOME");
     return home.empty() ? home : home + "/.cache/quant-gru";
 }
 

@@ -25,7 +25,7 @@ std::vector<T> transposed(const T *from, int64_t m, int64_t n) {
     return to;
 }
 
-// The arrays of a call, on the host: `states` of h, `gradients` of dh_new.
+// The arrays of a call. `read` brings them to the host: so many states in h and in dh_new.
 template <class T>
 struct HostCall {
     HostArrays host;
@@ -65,20 +65,34 @@ template <class T>
 struct CodeBackwardPass<T>::State {
     State(const PassSizes &given, cudaStream_t used) : sizes(given), stream(used) {}
 
-    // x (T, N, C); states before the first step and after each step; dh_new (T, N, H).
-    void run(int64_t steps, const CodeArguments<T> &arguments, const T *x, const T *before,
-             const T *after, const float *dh_new, float *dx, float *dW, float *dR, float *dbx,
-             float *dbr, float *dh, const T *mask) {
+    // All steps; h (T + 1, N, H), dh_new (T + 1, N, H).
+    void run(int64_t steps, HostCall<T> c) {
         const auto [N, C, H] = sizes;
+        c.read(sizes, steps, steps + 1);
+        run(steps, c, c.h, c.h + N * H, c.dh_new + N * H);
+    }
+
+    // One step; h (H, N), dh_new (N, H).
+    void run_step(HostCall<T> c) {
+        c.read(sizes, 1, 1);
+        const std::vector<T> h = transposed(c.h, sizes.H, sizes.N);
+        run(1, c, h.data(), h.data(), c.dh_new);  // the state after the only step is not read
+    }
+
+    // States before the first step and after each step; dh_new (T, N, H).
+    void run(int64_t steps, HostCall<T> &c, const T *before, const T *after, const float *dh_new) {
+        const auto [N, C, H] = sizes;
+        const CodeArguments<T> &arguments = c.arguments;
         const Layer &used = layer.of(sizes, arguments);
         if (!steps) return;
+        const std::vector<T> x = transposed(c.x_t, C, steps * N);
         BackwardCall call;
-        call.x = x;
+        call.x = x.data();
         call.h0 = before;
         call.out = after;
         std::vector<uint8_t> held;
-        if (mask) {
-            held = held_units(mask, steps * N * H);
+        if (c.mask) {
+            held = held_units(c.mask, steps * N * H);
             call.held = held.data();
         }
         call.T = steps;
@@ -95,10 +109,10 @@ struct CodeBackwardPass<T>::State {
         call.grad_out = dh_new;
         call.grad_step = N * H;
         call.grad_row = H;
-        call.grad_last = call.dh0 = dh;
+        call.grad_last = call.dh0 = c.dh;
         Floats rows_W = floats(3 * H * C), rows_R = floats(3 * H * H);
         Floats rows_bx = floats(3 * H), rows_br = floats(3 * H);
-        call.dx = dx;
+        call.dx = c.dx;
         call.dW = rows_W.data();
         call.dR = rows_R.data();
         call.dbw = rows_bx.data();
@@ -106,10 +120,11 @@ struct CodeBackwardPass<T>::State {
         call.chunk_items = kChunkItems;
         call.threads = thread_count(threads);
         run_backward(used, call);
-        add_columns(rows_W, C, H, dW);
-        add_columns(rows_R, H, H, dR);
-        add_columns(rows_bx, 1, H, dbx);
-        add_columns(rows_br, 1, H, dbr);
+        add_columns(rows_W, C, H, c.dW);
+        add_columns(rows_R, H, H, c.dR);
+        add_columns(rows_bx, 1, H, c.dbx);
+        add_columns(rows_br, 1, H, c.dbr);
+        c.host.finish();
     }
 
     PassSizes sizes;
@@ -138,24 +153,18 @@ void CodeBackwardPass<T>::Run(int steps, const T *W_t, const T *R_t, const int32
                               float *dbr, float *dh, float *, float *, const T *zoneout_mask,
                               const float *scale, const float *zero_point) {
     check_steps(steps);
-    const auto [N, C, H] = state_->sizes;
-    HostCall<T> c{HostArrays(state_->stream),
-                  {W_t, R_t, true, bx, br, 0, scale, zero_point},
-                  x_t,
-                  h,
-                  dh_new,
-                  dx,
-                  dW,
-                  dR,
-                  dbx,
-                  dbr,
-                  dh,
-                  zoneout_mask};
-    c.read(state_->sizes, steps, steps + 1);
-    const std::vector<T> x = transposed(c.x_t, C, steps * N);
-    state_->run(steps, c.arguments, x.data(), c.h, c.h + N * H, c.dh_new + N * H, c.dx, c.dW, c.dR,
-                c.dbx, c.dbr, c.dh, c.mask);
-    c.host.finish();
+    state_->run(steps, {HostArrays(state_->stream),
+                        {W_t, R_t, true, bx, br, 0, scale, zero_point},
+                        x_t,
+                        h,
+                        dh_new,
+                        dx,
+                        dW,
+                        dR,
+                        dbx,
+                        dbr,
+                        dh,
+                        zoneout_mask});
 }
 
 template <class T>
@@ -164,25 +173,18 @@ void CodeBackwardPass<T>::Iterate(const T *W_t, const T *R_t, const int32_t *bx,
                                   float *dx, float *dW, float *dR, float *dbx, float *dbr,
                                   float *dh, float *, float *, const T *zoneout_mask,
                                   const float *scale, const float *zero_point) {
-    const auto [N, C, H] = state_->sizes;
-    HostCall<T> c{HostArrays(state_->stream),
-                  {W_t, R_t, true, bx, br, 0, scale, zero_point},
-                  x_t,
-                  h_t,
-                  dh_new,
-                  dx,
-                  dW,
-                  dR,
-                  dbx,
-                  dbr,
-                  dh,
-                  zoneout_mask};
-    c.read(state_->sizes, 1, 1);
-    const std::vector<T> x = transposed(c.x_t, C, N), h = transposed(c.h, H, N);
-    // the state after the only step is not read
-    state_->run(1, c.arguments, x.data(), h.data(), h.data(), c.dh_new, c.dx, c.dW, c.dR, c.dbx,
-                c.dbr, c.dh, c.mask);
-    c.host.finish();
+    state_->run_step({HostArrays(state_->stream),
+                      {W_t, R_t, true, bx, br, 0, scale, zero_point},
+                      x_t,
+                      h_t,
+                      dh_new,
+                      dx,
+                      dW,
+                      dR,
+                      dbx,
+                      dbr,
+                      dh,
+                      zoneout_mask});
 }
 
 template class CodeBackwardPass<int8_t>;

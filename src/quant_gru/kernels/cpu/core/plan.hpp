@@ -25,6 +25,20 @@ namespace quant_gru {
 
 enum class Container : int { i8, u8, i16, i32, i64 };
 
+inline int container_bytes(Container container) {
+    switch (container) {
+        case Container::i8:
+        case Container::u8:
+            return 1;
+        case Container::i16:
+            return 2;
+        case Container::i32:
+            return 4;
+        default:
+            return 8;
+    }
+}
+
 // Converts real values to codes of up to 16 bits, and back.
 struct Quantizer {
     float scale = 1;

@@ -9,20 +9,6 @@
 namespace quant_gru {
 namespace {
 
-int64_t bytes_of(Container c) {
-    switch (c) {
-        case Container::i8:
-        case Container::u8:
-            return 1;
-        case Container::i16:
-            return 2;
-        case Container::i32:
-            return 4;
-        default:
-            return 8;
-    }
-}
-
 void fill_codes(void *codes, Container container, int64_t count, int64_t code) {
     switch (container) {
         case Container::i8:
@@ -48,8 +34,8 @@ Stack::Stack(std::vector<std::vector<const Layer *>> layers,
     : layers_(std::move(layers)), between_(std::move(between)), finite_(std::move(finite)) {
     for (const auto &directions : layers_)
         for (const Layer *each : directions)
-            code_bytes_ = std::max(
-                {code_bytes_, bytes_of(each->x().container), bytes_of(each->h().container)});
+            code_bytes_ = std::max<int64_t>({code_bytes_, container_bytes(each->x().container),
+                                             container_bytes(each->h().container)});
 }
 
 // below[direction]: states (rows, H), in the container of that direction.
@@ -60,7 +46,7 @@ void Stack::requantize(size_t layer, const void *const *below, void *const *code
     for (int direction = 0; direction < D; ++direction)
         for (int half = 0; half < D; ++half) {
             const Requantizer &r = between_[layer - 1][direction][half];
-            char *to = static_cast<char *>(codes[direction]) + half * H * bytes_of(r.to);
+            char *to = static_cast<char *>(codes[direction]) + half * H * container_bytes(r.to);
             // With one direction below, all states are contiguous.
             const int64_t count = D == 1 ? 1 : rows, n = D == 1 ? rows * H : H;
             quant_gru::requantize(r, below[half], count, n, to, D * H);

@@ -134,10 +134,10 @@ class Sensitivities:
         known = self._energy.get(source)
         if self.samples:
             others = tuple(range(1, gradient.ndim))
-            norms = torch.linalg.vector_norm(gradient, dim=others, dtype=torch.float32).square()
+            norms = _norm(gradient, others).square()
             self._energy[source] = self._with_batch(known, norms)
             return
-        total = torch.linalg.vector_norm(gradient, dtype=torch.float32).square()
+        total = _norm(gradient).square()
         self._latest[source] = total
         self._energy[source] = total if known is None else torch.lerp(total, known, self.decay)
 
@@ -312,3 +312,10 @@ class Sensitivities:
         means = [part.mean() for part in bits.split([len(v) for _, v, _ in layers])]
         followers = {name: list(self.tensors[name].followers) for name, _, _ in layers}
         self._pending = (followers, HostCopy(torch.stack(means)))
+
+
+def _norm(x: Tensor, dims: tuple[int, ...] | None = None) -> Tensor:
+    """Euclidean norm over dimensions, float32. Half precision is summed in float32."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(x, dim=dims, dtype=wide)
+    return norm.float()

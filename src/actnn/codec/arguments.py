@@ -38,8 +38,8 @@ def check(x: Tensor, bits: int | Tensor, key: Key, group: int, capacity: int | N
 
 def check_group(group: int) -> None:
     """Raise an ActNNError if a group size is not a positive multiple of 32."""
-    if group < RUN or group % RUN:
-        raise ActNNError(f"Expected group to be a positive multiple of {RUN}, got {group}")
+    if type(group) is not int or group < RUN or group % RUN:
+        raise ActNNError(f"Expected group to be a positive multiple of {RUN}, got {group!r}")
 
 
 def _check_bits_of_samples(x: Tensor, bits: Tensor, capacity: int | None) -> None:

@@ -82,11 +82,12 @@ def compress(
     Raises:
         ActNNError: If an argument is not as described.
     """
-    if not isinstance(model, nn.Module):
-        raise ActNNError(f"Expected the model to be a torch.nn.Module, got {type(model).__name__}")
+    _check_module(model)
     chosen = level_of(level or "L2")
+    if not chosen.compress and bits not in (None, LOSSLESS):
+        raise ActNNError(f"Expected no bits for level {level!r}, which rounds nothing, got {bits}")
     saving = Saving(
-        bits=chosen.bits if bits is None or not chosen.compress else bits,
+        bits=chosen.bits if bits is None else bits,
         group=group,
         policy=policy,
         min_bytes=min_bytes,
@@ -95,12 +96,7 @@ def compress(
         swap=chosen.swap,
     )
     uncompress(model)
-    for path, module in model.named_modules():
-        if any(map(is_lazy, module.parameters(recurse=False))):
-            raise ActNNError(
-                f"Expected all modules to know their shapes, got a lazy {type(module).__name__} at "
-                f"{path!r}; run a forward first"
-            )
+    _check_model(model)
     for module in model.modules():
         mixin = mixin_for(module) if chosen.compress else None
         if mixin is not None:
@@ -112,6 +108,36 @@ def compress(
     if chosen.adaptive and saving.bits != LOSSLESS:
         saving.adaptive = Adaptive(model, Sensitivities(saving.bits, per_sample=False), group)
     return model
+
+
+def _check_module(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ActNNError(f"Expected the model to be a torch.nn.Module, got {type(model).__name__}")
+
+
+def _check_model(model: nn.Module) -> None:
+    """Raise if a model cannot be compressed in place."""
+    kind = type(model).__name__
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ActNNError(
+            f"Expected a model that Python runs, got {kind}; compress the model it was made from"
+        )
+    if "forward" in vars(model):
+        raise ActNNError(
+            f"Expected the forward of the model to be that of its class, got one that was set on "
+            f"this {kind}; compress it before torch.compile or another wrapper replaces its forward"
+        )
+    if hasattr(model, "actnn"):
+        raise ActNNError(
+            f"Expected the name 'actnn' to be free for the Saving, got {kind} with an attribute "
+            "of this name"
+        )
+    for path, module in model.named_modules():
+        if any(map(is_lazy, module.parameters(recurse=False))):
+            raise ActNNError(
+                f"Expected all modules to know their shapes, got a lazy {type(module).__name__} at "
+                f"{path!r}; run a forward first"
+            )
 
 
 def _choices(model: nn.Module, level: Level) -> dict[str | tuple[str, int], Choice]:
@@ -135,6 +161,7 @@ def uncompress(model: Model) -> Model:
     Raises:
         ActNNError: If another wrapper has changed the class of a module since.
     """
+    _check_module(model)
     for module in model.modules():
         compressed_root = is_swapped(module, Root)
         swap_back(module)

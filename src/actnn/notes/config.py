@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -13,6 +14,30 @@ _UNNECESSARY = {
     "pipeline_threshold": "fit() plans the peak of each block; micro-batches are not needed",
     "simulate": "the codec gives the same codes on every device; there is nothing to simulate",
 }
+
+
+def _are_widths(value: Any) -> bool:
+    return (
+        isinstance(value, (list, tuple)) and bool(value) and all(1 <= each <= 8 for each in value)
+    )
+
+
+# Field -> what it must be. All other fields are of type bool.
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "activation_compression_bits": (_are_widths, "a list of numbers from 1 to 8"),
+    "refresh": (lambda value: type(value) is int and value >= 1, "an int of at least 1"),
+    "initial_bits": (lambda value: type(value) is int and 1 <= value <= 8, "an int from 1 to 8"),
+    "group_size": (
+        lambda value: type(value) is int and value > 0 and value % 32 == 0,
+        "a positive multiple of 32",
+    ),
+    "empty_cache_threshold": (
+        lambda value: value is None or 0 <= value <= 1,
+        "None or a share from 0 to 1",
+    ),
+    "pipeline_threshold": (lambda value: value is None or value >= 0, "None or bytes"),
+}
+_BOOL = (lambda value: isinstance(value, bool)), "True or False"
 
 
 @dataclass
@@ -84,6 +109,9 @@ class Config:
                 "Expected pergroup to be True, got False; use a larger group_size, which loses "
                 "accuracy and saves less than 0.13 bits per element"
             )
+        valid, rule = _RULES.get(name, _BOOL)
+        if not valid(value):
+            raise ActNNError(f"Expected config.{name} to be {rule}, got {value!r}")
         if name in _UNNECESSARY and value:
             warnings.warn(
                 f"config.{name} has no effect: {_UNNECESSARY[name]}", ActNNWarning, stacklevel=2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -28,6 +29,7 @@ from actnn.planning.units import Unit, find_units
 from actnn.saving import Saving
 from actnn.saving.context import MIN_BYTES
 from actnn.saving.exclusions import alive_anyway, known_storages, reason_to_keep
+from actnn.saving.records import checked_bits
 
 
 @dataclass(frozen=True)
@@ -178,14 +180,19 @@ def estimate(
         The estimate: print it for a table of bytes by block.
 
     Raises:
-        ActNNError: If the model is compressed already.
+        ActNNError: If the model is compressed already, or an argument is not as described.
     """
+    if not isinstance(bits, Sequence) or isinstance(bits, str):
+        raise ActNNError(f"Expected bits to be widths such as (8, 4, 2), got {bits!r}")
+    for each in bits:
+        checked_bits(each)
     step = TrainingStep(model, example, loss)
     if isinstance(getattr(model, "actnn", None), Saving):
         raise ActNNError("Expected a model that is not compressed, got one; call uncompress(model)")
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            with FakeCopyMode(mode):
+            with FakeCopyMode(mode), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a weight that pruning has made has no gradient
                 fake_model = deepcopy(model)
 
             def faked(leaf: Any) -> Any:

@@ -113,7 +113,8 @@ def report(model: nn.Module, step: Callable[[], Tensor] | None = None) -> Report
         if not saving.records:
             raise ActNNError(
                 "Expected a training step before report(), got none, or one of a plan without "
-                "codes, which records nothing; pass step="
+                "codes, which records nothing; pass step=. A method other than forward counts "
+                "inside of `with model.actnn:`"
             )
         return Report(list(saving.records))
     device = next(model.parameters()).device

@@ -51,6 +51,9 @@ class TrainingStep:
     """
 
     def __init__(self, model: nn.Module, example: Any, loss: Loss | None = None) -> None:
+        if not isinstance(model, nn.Module):
+            got = type(model).__name__
+            raise ActNNError(f"Expected the model to be a torch.nn.Module, got {got}")
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ActNNError(
                 "Expected the model to have parameters that require gradients, got none"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from actnn._errors import ActNNError
+from actnn.codec.arguments import check_group
 from actnn.saving.active import ACTIVE
 from actnn.saving.adaptive import Adaptive
 from actnn.saving.compiled import GraphHooks
@@ -76,14 +77,15 @@ class Saving:
         swap: bool = False,
         model: nn.Module | None = None,
     ) -> None:
-        if group < 32 or group % 32:
-            raise ActNNError(f"Expected group to be a multiple of 32, got {group}")
+        check_group(group)
         if not isinstance(min_bytes, int) or min_bytes < 0:
             raise ActNNError(
                 f"Expected min_bytes to be an integer of at least 0, got {min_bytes!r}"
             )
         if not isinstance(seed, int):
             raise ActNNError(f"Expected seed to be an integer, got {seed!r}")
+        if not isinstance(stochastic, bool):
+            raise ActNNError(f"Expected stochastic to be True or False, got {stochastic!r}")
         if policy is not None and not callable(policy):
             raise ActNNError(f"Expected policy to be a function of a TensorInfo, got {policy!r}")
         self.bits = checked_bits(bits)

@@ -101,6 +101,15 @@ def _is_copy_of_parameter(tensor: Tensor) -> bool:
     return node is not tensor.grad_fn and isinstance(getattr(node, "variable", None), nn.Parameter)
 
 
+def is_attribute(tensor: Tensor, module: nn.Module | None) -> bool:
+    """Whether a module holds a tensor, or that of which it is a view, as a plain attribute.
+
+    Pruning, for one, makes a weight before each forward and leaves it in the module.
+    """
+    base = tensor if tensor._base is None else tensor._base
+    return module is not None and any(value is base for value in vars(module).values())
+
+
 def op_of(tensor: Tensor) -> str:
     """Return the name of the autograd node that made a tensor; '' for a leaf."""
     node = tensor.grad_fn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -63,19 +64,30 @@ class Compressed:
         positive: What `positive_mask` returned, if no element is below 0.
     """
 
-    __slots__ = ("__weakref__", "_codes", "_decoded", "_positive")
+    __slots__ = ("__weakref__", "_codes", "_decoded", "_exact", "_positive")
 
     def __init__(self, codes: codec.Codes, positive: Tensor | None = None) -> None:
         self._codes, self._positive = codes, positive
+        self._exact: Kept | None = None
         self._decoded: StorageWeakRef | None = None
 
     @property
     def held(self) -> int:
         """Bytes of the codes."""
+        if self._exact is not None:
+            return 0  # the tensor itself counts
         return self._codes.nbytes + (0 if self._positive is None else self._positive.nbytes)
+
+    def keep(self, exact: Kept) -> None:
+        """Hold the tensor itself instead of the codes."""
+        codes = self._codes
+        empty = codes.data.new_empty(0)
+        self._exact, self._codes = exact, replace(codes, data=empty, params=empty)
 
     def unpack(self, view: Layout | None = None) -> Tensor:
         """Return the decoded tensor, or a view of it; one that is still alive is used again."""
+        if self._exact is not None:
+            return self._exact.unpack(view)
         refuse_second_derivative()
         codes = self._codes
         shape, strides, start = view or (codes.shape, codes.strides, 0)
@@ -103,11 +115,16 @@ class View:
         whole: The dense tensor that is held.
     """
 
-    __slots__ = ("_held", "_layout")
+    __slots__ = ("__weakref__", "_held", "_layout")
 
     def __init__(self, held: Held, tensor: Tensor, whole: Tensor) -> None:
         start = int(tensor.storage_offset()) - int(whole.storage_offset())
-        self._held, self._layout = held, Layout(tensor.shape, tensor.stride(), start)
+        self._held: Held = held
+        self._layout: Layout | None = Layout(tensor.shape, tensor.stride(), start)
+
+    def keep(self, exact: Kept) -> None:
+        """Hold the tensor of this layout itself."""
+        self._held, self._layout = exact, None
 
     def unpack(self) -> Tensor:
         """Return the elements in this layout."""

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import sys
 from types import CodeType, FrameType
+from typing import NamedTuple
 
 from torch import nn
 from torch.utils import checkpoint
 
 _CALL: CodeType = nn.Module._call_impl.__code__
 _CHECKPOINT = checkpoint.__file__
+
+
+class Caller(NamedTuple):
+    """What runs now.
+
+    Attributes:
+        path: The path of the innermost module of the model; '' if there is none.
+        checkpointed: Whether torch.utils.checkpoint was called inside of it, so that its inputs
+            are being saved.
+        module: The innermost module, of the model or not.
+    """
+
+    path: str
+    checkpointed: bool
+    module: nn.Module | None
 
 
 class ModulePaths:
@@ -24,22 +40,19 @@ class ModulePaths:
         """All paths."""
         return frozenset(self._paths.values())
 
-    def current(self) -> tuple[str, bool]:
-        """Return which module is being called.
-
-        Returns:
-            The path of the innermost module of the model, '' if there is none; and whether
-            torch.utils.checkpoint was called inside of it, so that its inputs are being saved.
-        """
-        paths, checkpointed = self._paths, False
+    def current(self) -> Caller:
+        """Return which module is being called."""
+        paths, checkpointed, innermost = self._paths, False, None
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
             if code is _CALL:
-                path: str | None = paths.get(id(frame.f_locals["self"]))
+                module = frame.f_locals["self"]
+                innermost = module if innermost is None else innermost
+                path: str | None = paths.get(id(module))
                 if path is not None:
-                    return path, checkpointed
+                    return Caller(path, checkpointed, innermost)
             elif code.co_filename == _CHECKPOINT:
                 checkpointed = True
             frame = frame.f_back
-        return "", checkpointed
+        return Caller("", checkpointed, innermost)

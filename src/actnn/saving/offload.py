@@ -12,7 +12,7 @@ from torch import Tensor
 from actnn import codec
 from actnn._errors import ActNNError
 from actnn.saving.bit_masks import restore_positive
-from actnn.saving.held import Layout, counter_of, refuse_changed, refuse_second_derivative
+from actnn.saving.held import Kept, Layout, counter_of, refuse_changed, refuse_second_derivative
 
 PREFETCH = 2  # tensors that are fetched before backward asks for them
 
@@ -63,6 +63,7 @@ class Offloaded:
         "_codes",
         "_counter",
         "_device",
+        "_exact",
         "_host",
         "_position",
         "_positive",
@@ -79,6 +80,7 @@ class Offloaded:
         self._device = tensor.device
         self._queue = queue
         self._positive = positive
+        self._exact: Kept | None = None
         self._version = tensor._version
         self._counter = counter_of(tensor)
         self._back: tuple[Tensor, torch.cuda.Event] | None = None
@@ -88,6 +90,8 @@ class Offloaded:
     @property
     def held(self) -> int:
         """Bytes on the device."""
+        if self._exact is not None:
+            return 0  # the tensor itself counts
         parts = (self._codes and self._codes.params, self._positive)
         return sum(part.nbytes for part in parts if part is not None)
 
@@ -110,6 +114,11 @@ class Offloaded:
         tensor.record_stream(stream)
         return host
 
+    def keep(self, exact: Kept) -> None:
+        """Hold the tensor itself on its device if it would be rounded."""
+        if self._codes is not None:
+            self._exact = exact
+
     def fetch(self) -> None:
         """Start the copy back to the device, unless it is there."""
         if self._back is None:
@@ -123,6 +132,8 @@ class Offloaded:
 
     def unpack(self, view: Layout | None = None) -> Tensor:
         """Return the tensor on its device, and start fetching those that come next."""
+        if self._exact is not None:
+            return self._exact.unpack(view)
         refuse_changed(self._counter, self._version)
         back, self._back = self._back, None
         tensor, event = back or self._copy()

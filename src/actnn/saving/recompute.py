@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -23,16 +23,20 @@ class _Run:
     Args:
         module: The module, with the modules in it.
         forward: Its forward.
+        places: For each positional argument of the forward, its place in those of a call.
 
     Raises:
         ActNNError: If the forward changes buffers that its result depends on.
     """
 
-    def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
-        self._module, self._forward = module, forward
+    def __init__(
+        self, module: nn.Module, forward: Callable[..., Any], places: Sequence[int]
+    ) -> None:
+        self._module, self._forward, self._places = module, forward, places
         self._ran = False
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *distinct: Any, **named: Any) -> Any:
+        arguments = [distinct[place] for place in self._places]
         if self._ran:
             with _spare_statistics(self._module):
                 return self._forward(*arguments, **named)
@@ -84,7 +88,12 @@ def rerun(module: nn.Module, forward: Callable[..., Any], arguments: Any, named:
     Raises:
         ActNNError: If the forward changes buffers that its result depends on.
     """
-    return checkpoint(_Run(module, forward), *arguments, use_reentrant=False, **named)
+    # A checkpoint makes a tensor of its own for each argument. Forwards may ask whether two are the
+    # same, as that of nn.MultiheadAttention does.
+    distinct = {id(each): each for each in arguments}
+    order = list(distinct)
+    run = _Run(module, forward, [order.index(id(each)) for each in arguments])
+    return checkpoint(run, *distinct.values(), use_reentrant=False, **named)
 
 
 class Recomputed(Swapped):

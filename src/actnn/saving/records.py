@@ -96,6 +96,8 @@ class Record:
 
 def checked_bits(bits: int) -> int:
     """Return a number of bits; raise if it is none of `BITS`."""
-    if bits not in BITS or isinstance(bits, bool):
-        raise ActNNError(f"Expected bits to be 1 to 8, or 32 (nothing is rounded), got {bits!r}")
+    if bits not in BITS or type(bits) is not int:
+        raise ActNNError(
+            f"Expected bits to be 1 to 8, or 32 (nothing is rounded), as an int, got {bits!r}"
+        )
     return bits

@@ -11,11 +11,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from actnn import codec
 from actnn.saving.bit_masks import positive_mask
+from actnn.saving.comparisons import COMPARED, Operands, is_compared
 from actnn.saving.exclusions import (
     CHECKPOINT,
     NONLINEAR_BITS,
     RELU,
     alive_anyway,
+    is_attribute,
     least_bits,
     op_of,
     reason_to_keep,
@@ -113,6 +115,8 @@ class Step:
         self._claims: dict[int, _Claim] = {}
         self._normalized: dict[int, _Claim] = {}
         self._exact: dict[int, str] = {}
+        self._unrounded: dict[int, tuple[str, StorageWeakRef]] = {}
+        self._operands = Operands()
         self._replaced: dict[int, tuple[Record, StorageWeakRef]] = {}
         self._queue = Queue()
         self.opaque: Opaque | None = None  # the compiled module that is running
@@ -124,6 +128,8 @@ class Step:
         self._claims.clear()
         self._normalized.clear()
         self._exact.clear()
+        self._unrounded.clear()
+        self._operands = Operands()
         self._replaced.clear()
         self.known = {}
 
@@ -186,6 +192,10 @@ class Step:
         """Say that a tensor is about to be saved, and is rounded only if a choice names it."""
         self._exact[tensor.untyped_storage()._cdata] = reason
 
+    def keep_weight(self, weight: Tensor) -> None:
+        """Say that a tensor is a weight, made from parameters: it is never rounded."""
+        self._never_round(weight, "computed weight")
+
     def note(self, tensor: Tensor, reason: str) -> None:
         """Record a tensor that torch would have saved, of which nothing is held."""
         self._record_instead(_Claim(reason, tensor, KEEP), 0)
@@ -196,24 +206,26 @@ class Step:
         Returns:
             1 to 8; None if it is to be held as it is or moved to host memory.
         """
-        choice = self._choice(tensor, self._paths.current()[0], op_of(tensor))
+        choice = self._choice(tensor, self._paths.current().path, op_of(tensor))
         return choice.bits if choice.action == "compress" and choice.bits != LOSSLESS else None
 
     def rounds(self, tensor: Tensor) -> bool:
         """Whether a tensor that the running module saves is rounded, wherever it is held."""
-        saving, choice = self.saving, self.saving.default
-        if not saving.is_uniform:
-            choice = self._choice(tensor, self._paths.current()[0], op_of(tensor))
-        leaves = choice.action == "offload" and can_leave(tensor)
-        return (leaves or choice.action == "compress") and choice.bits not in (None, LOSSLESS)
+        path = "" if self.saving.is_uniform else self._paths.current().path
+        choice = self._choice(tensor, path, op_of(tensor))
+        return choice.action in ("compress", "offload") and choice.bits not in (None, LOSSLESS)
 
     def _choice(self, tensor: Tensor, path: str, op: str, exact: bool = False) -> Choice:
         saving = self.saving
         if saving.is_uniform and not exact:
-            return saving.default
-        index = len(self.records)
-        info = TensorInfo(path, op, index, tensor.shape, tensor.dtype, tensor.nbytes)
-        return saving.exact(info) if exact else saving.choice(info)
+            choice = saving.default
+        else:
+            index = len(self.records)
+            info = TensorInfo(path, op, index, tensor.shape, tensor.dtype, tensor.nbytes)
+            choice = saving.exact(info) if exact else saving.choice(info)
+        if choice.action == "offload" and not can_leave(tensor):  # it is in host memory already
+            return KEEP if choice.bits in (None, LOSSLESS) else Choice("compress", choice.bits)
+        return choice
 
     def pack(self, tensor: Tensor) -> Held | View:
         """Return a tensor in the form in which it is held for backward."""
@@ -239,7 +251,7 @@ class Step:
         if address in self._exact and isinstance(held, Compressed):
             held = None
         if seen is not None and held is not None:
-            path, boundary = self._paths.current()
+            path, boundary, _ = self._paths.current()
             bits = self.records[seen.record].choice.bits
             if not boundary or bits is None or bits >= NONLINEAR_BITS:
                 self._record(tensor, seen.nbytes, 0, f"shared with {seen.record}", path=path)
@@ -247,7 +259,9 @@ class Step:
                     self.saving.adaptive.share(seen.record, path)
                 if seen.nbytes:
                     self._seen[key] = seen._replace(nbytes=0)
-                return View(held, tensor, whole) if dense else held
+                packed = View(held, tensor, whole) if dense else held
+                self._operands.add(tensor, packed, len(self.records) - 1)
+                return packed
         claim = self._claims.pop(address, None)
         if claim is not None:
             return self._keep_claimed(tensor, claim)
@@ -255,6 +269,8 @@ class Step:
         if replaced is not None:  # torch would have held this storage for both
             replaced[0].nbytes = 0
         index, instead = len(self.records), self._normalized.pop(address, None)
+        if seen is None and is_compared(tensor):
+            self._keep_compared(tensor)
         held = self._hold(whole, address, tensor, instead)
         if seen is not None and seen.operand() is not None:  # torch would have held it once
             self.records[index].nbytes = seen.nbytes
@@ -266,7 +282,21 @@ class Step:
         adaptive = self.saving.adaptive
         by_sample = adaptive is not None and adaptive.statistics.per_sample
         other = whole is not tensor or (dense and by_sample)
-        return View(held, tensor, whole) if other else held
+        packed = View(held, tensor, whole) if other else held
+        self._operands.add(tensor, packed, index)
+        return packed
+
+    def _keep_compared(self, result: Tensor) -> None:
+        """Hold a result, and the operands that were saved with it, without rounding."""
+        self._never_round(result, COMPARED)
+        for index, kept in self._operands.keep(result):
+            self.saving.watch(kept)
+            record = self.records[index]
+            record.held, record.reason, record.choice = kept.held, COMPARED, KEEP
+
+    def _never_round(self, tensor: Tensor, reason: str) -> None:
+        storage = tensor.untyped_storage()
+        self._unrounded[storage._cdata] = reason, StorageWeakRef(storage)
 
     def _hold(
         self, tensor: Tensor, address: int, part: Tensor, instead: _Claim | None = None
@@ -275,18 +305,21 @@ class Step:
         reason = None if instead else reason_to_keep(tensor, self.known, address)
         if reason == "without gradient" and self.opaque and self.opaque.is_activation(tensor):
             reason = None
+        if reason is None and address in self._unrounded:
+            reason = self._unrounded[address][0]
         if reason is not None:
             return self._keep(tensor, reason, 0 if alive_anyway(reason) else tensor.nbytes)
         if tensor.nbytes < saving.min_bytes:
             return self._keep(tensor, "small", tensor.nbytes)
-        op, (path, boundary) = instead.op if instead else op_of(tensor), self._paths.current()
+        path, boundary, module = self._paths.current()
+        if is_attribute(tensor, module):
+            return self._keep(tensor, "attribute of its module", 0)
+        op = instead.op if instead else op_of(tensor)
         if boundary:
             op = CHECKPOINT
         exact = self._exact.get(address)
         choice = self._choice(tensor, path, op, exact is not None)
         bits = choice.bits
-        if choice.action == "offload" and not can_leave(tensor):
-            choice, bits = KEEP, None  # its memory is the host's
         if choice.action == "keep" or (choice.action == "compress" and bits == LOSSLESS):
             return self._keep(tensor, exact or "kept", tensor.nbytes, choice, path, op)
         codes = None
@@ -361,7 +394,7 @@ class Step:
         op: str = "",
     ) -> None:
         if path is None:
-            path = self._paths.current()[0]
+            path = self._paths.current().path
         index = len(self.records)
         record = Record(index, path, tensor.shape, tensor.dtype, nbytes, held, reason, choice, op)
         self.records.append(record)

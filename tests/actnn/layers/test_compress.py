@@ -20,6 +20,17 @@ class PlainReLU(nn.ReLU):
     """A subclass that changes nothing."""
 
 
+class SelfAttention(nn.Module):
+    """torch's attention asks whether query, key and value are one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.MultiheadAttention(16, 2)
+
+    def forward(self, x):
+        return self.inner(x, x, x, need_weights=False)[0]
+
+
 class OtherReLU(nn.ReLU):
     """A subclass with a forward of its own."""
 
@@ -140,6 +151,76 @@ def test_compressing_again_changes_the_settings():
     assert model.actnn is not first
     assert model.actnn.bits == 2
     assert type(model).__mro__.count(nn.Sequential) == 1
+
+
+def test_methods_other_than_forward_run_in_the_context():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = conv_net()
+
+        def forward(self, x):
+            return self.layers(x)
+
+        def loss(self, x):
+            return self.layers(x).square().mean() + self(x).mean()
+
+    model, x = compressed_copy(Model(), bits=2), conv_input()
+    model.loss(x).backward()
+    once = len(model.actnn.records)  # of the call of the model itself
+    with model.actnn:
+        loss = model.loss(x)
+    assert len(model.actnn.records) > 2 * once
+    assert model.actnn.held_bytes > 0
+    loss.backward()
+    assert model.actnn.held_bytes == 0
+
+
+def test_models_that_cannot_be_compressed_are_errors_and_stay_as_they_are():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.actnn = nn.ReLU()
+
+    replaced, named = conv_net(), Named()
+    replaced.forward = torch.autocast("cpu", torch.bfloat16)(replaced.forward)
+    cases = [
+        (3, "to be a torch.nn.Module, got int"),
+        (replaced, "of its class, got one that was set on this Sequential"),
+        (torch.compile(conv_net(), backend="eager"), "set on this OptimizedModule"),
+        (named, "'actnn' to be free"),
+    ]
+    for model, message in cases:
+        with pytest.raises(actnn.ActNNError, match=message):
+            actnn.compress(model)
+    with pytest.raises(actnn.ActNNError, match="Module, got int"):
+        actnn.uncompress(3)
+    assert type(named.actnn) is nn.ReLU
+    assert type(replaced[2]) is nn.ReLU
+
+
+def test_a_level_that_rounds_nothing_takes_no_bits():
+    for level in ("L0", "swap"):
+        with pytest.raises(actnn.ActNNError, match=f"no bits for level '{level}'.*got 4"):
+            actnn.compress(conv_net(), bits=4, level=level)
+
+
+def test_on_a_cpu_codes_that_would_move_to_host_memory_are_there():
+    x, held = conv_input(), {}
+    for level in ("L3", "L4", "L5"):
+        model = compressed_copy(conv_net(), level=level)
+        gradients(model, x)
+        held[level] = actnn.report(model).held
+    assert held["L3"] == held["L4"] == held["L5"]
+
+
+def test_a_recomputed_module_gets_the_same_tensor_twice():
+    model = nn.Sequential(nn.Linear(8, 16), SelfAttention(), nn.Linear(16, 4))
+    x = torch.randn(6, 3, 8)
+    exact = gradients(copy.deepcopy(model), x)
+    ours = compressed_copy(model, bits=32)
+    ours.actnn.set_choices({"1.inner": Choice("recompute")})
+    assert all(torch.equal(a, b) for a, b in zip(exact, gradients(ours, x), strict=True))
 
 
 def test_recomputed_modules_hold_only_their_input():

@@ -98,6 +98,18 @@ def test_config_knows_its_fields():
         actnn.config.pergroup = False
     with pytest.warns(actnn.ActNNWarning, match="no effect"):
         actnn.config.pipeline_threshold = 3 * 2**30
+    for name, value in [
+        ("activation_compression_bits", 4),
+        ("activation_compression_bits", []),
+        ("activation_compression_bits", [2, 9]),
+        ("group_size", 100),
+        ("initial_bits", 2.5),
+        ("refresh", 0),
+        ("empty_cache_threshold", 20),
+        ("swap", "yes"),
+    ]:
+        with pytest.raises(actnn.ActNNError, match=rf"config\.{name} to be"):
+            setattr(actnn.config, name, value)
     actnn.config.adaptive_scheme = False
     assert not actnn.config.adaptive_conv_scheme
     assert not actnn.config.adaptive_bn_scheme

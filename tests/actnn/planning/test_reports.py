@@ -39,6 +39,22 @@ def test_an_estimate_needs_no_memory_and_changes_nothing():
     assert all(p.grad is None for p in net.parameters())
 
 
+def test_an_estimate_of_a_model_with_made_weights():
+    net, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), torch.randn(512, 64)
+    nn.utils.prune.l1_unstructured(net[1], "weight", 0.5)
+    assert actnn.estimate(net, x).rows["1"].exact >= 512 * 64 * 4
+
+
+def test_wrong_arguments_of_an_estimate():
+    for arguments, message in [
+        ({"bits": 4}, "widths such as"),
+        ({"bits": (9,)}, "bits to be 1 to 8"),
+        ({"model": 3}, "torch.nn.Module, got int"),
+    ]:
+        with pytest.raises(actnn.ActNNError, match=message):
+            actnn.estimate(**{"model": model(), "example": torch.randn(2, 3, 16, 16)} | arguments)
+
+
 def test_a_forward_that_depends_on_values_is_run():
     class Depends(nn.Module):
         def __init__(self):

@@ -98,6 +98,17 @@ def test_complex_weights():
     assert net[0].w.grad.is_complex()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.cfloat], ids=str)
+def test_gradients_of_other_types(dtype):
+    net = nn.Sequential(nn.Linear(8, 8, dtype=dtype), nn.Linear(8, 4, dtype=dtype))
+    actnn.compress(net, level="L3", min_bytes=0)
+    for _ in range(6):
+        net(torch.randn(16, 8, dtype=dtype)).abs().square().sum().backward()
+    energies = adaptive_of(net).statistics._energy
+    assert {energy.dtype for energy in energies.values()} == {torch.float32}
+    assert all(energy > 0 for energy in energies.values())
+
+
 def test_empty_batches():
     net = actnn.compress(model(), level="L3", min_bytes=0).eval()
     for step in range(6):

@@ -1,0 +1,91 @@
+"""Operations whose backward compares their result with their operands, which are not rounded then.
+
+They give the gradient to the elements that are equal to the result. Of rounded ones, none is: the
+gradient would be zero, or NaN. The hooks see an operand before it is known which operation saves
+it, so that it is exchanged when the result is saved.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from actnn.saving.held import Held, Kept, View
+
+COMPARED = "compared in backward"  # the reason in records
+_MOST_OPERANDS = 8  # tensors that one operation saves
+_EXTREMES = frozenset(
+    name + "Backward0" for name in "Amax Amin Aminmax Median Nanmedian".split()
+) | {"MaxBackward1", "MinBackward1"}
+_REDUCTIONS = frozenset(
+    name + "Backward0" for name in "IndexReduce ScatterReduce SegmentReduce".split()
+)
+
+
+def is_compared(tensor: Tensor) -> bool:
+    """Whether a tensor is the result of an operation that compares it with its operands."""
+    node: Any = tensor.grad_fn
+    name = "" if node is None else node.name()
+    if name in _REDUCTIONS:
+        return node._saved_reduce not in ("mean", "sum", "prod")
+    if name == "LinalgVectorNormBackward0":
+        return math.isinf(node._saved_ord)
+    return name in _EXTREMES
+
+
+class _Rounded(NamedTuple):
+    """A tensor that was packed, and is rounded.
+
+    Attributes:
+        sequence: Sequence number of the autograd node that made it.
+        record: Index of its record.
+        packed: What `pack` returned.
+        tensor: The tensor itself.
+    """
+
+    sequence: int
+    record: int
+    packed: weakref.ref[Any]
+    tensor: weakref.ref[Tensor]
+
+
+class Operands:
+    """The tensors that were rounded last."""
+
+    def __init__(self) -> None:
+        self._rounded: deque[_Rounded] = deque(maxlen=_MOST_OPERANDS)
+
+    def add(self, tensor: Tensor, packed: Held | View, record: int) -> None:
+        """Remember a tensor, unless it is held as it is.
+
+        Args:
+            tensor: The tensor.
+            packed: What `pack` returns for it.
+            record: Index of its record.
+        """
+        node = tensor.grad_fn
+        if node is not None and not isinstance(packed, Kept):
+            references = weakref.ref(packed), weakref.ref(tensor)
+            self._rounded.append(_Rounded(node._sequence_nr(), record, *references))
+
+    def keep(self, result: Tensor) -> Iterator[tuple[int, Kept]]:
+        """Hold the operands of an operation, which has just saved them, without rounding.
+
+        Yields:
+            Index of the record of an operand, and what is held now.
+        """
+        assert result.grad_fn is not None
+        nodes = [node for node, _ in result.grad_fn.next_functions if node is not None]
+        operands = {node._sequence_nr() for node in nodes}
+        for sequence, record, packed, tensor in self._rounded:
+            held, exact = packed(), tensor()
+            if sequence in operands and held is not None and exact is not None:
+                base = exact if exact._base is None else exact._base
+                kept = Kept(exact, base.nbytes)
+                held.keep(kept)
+                yield record, kept

@@ -1,0 +1,71 @@
+"""Operations whose backward looks for the elements that are equal to their result."""
+
+import pytest
+import torch
+
+import actnn
+from actnn.planning.meter import HostMeter
+
+ROWS = torch.arange(256) % 64
+OPERATIONS = {
+    "amax": lambda y: y.amax(-1),
+    "amin": lambda y: y.amin(0),
+    "max": lambda y: y.max(),
+    "min": lambda y: y.min(),
+    "median": lambda y: y.median(),
+    "nanmedian": lambda y: y.nanmedian(),
+    "aminmax": lambda y: torch.stack(torch.aminmax(y, dim=-1)),
+    "scatter_reduce": lambda y: torch.zeros(64, 256).scatter_reduce(
+        0, ROWS[:, None].expand(-1, 256), y, "amax"
+    ),
+    "segment_reduce": lambda y: torch.segment_reduce(y, "max", lengths=torch.tensor([100, 156])),
+    "norm": lambda y: torch.linalg.vector_norm(y, float("inf"), dim=-1),
+    "shifted softmax": lambda y: (y - y.amax(-1, keepdim=True)).softmax(-1)[:, :9],
+    "view": lambda y: y.view(16, 16, 256).transpose(0, 1).amax(0),
+    "part": lambda y: y.chunk(2, -1)[1].amax(-1),
+    "after another": lambda y: y * y.detach() + y.amax(-1, keepdim=True),
+    "before another": lambda y: y.amax(-1, keepdim=True) + y.detach() * y,
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("bits", [2, 8])
+def test_gradients_are_those_of_torch(name, bits):
+    operation, x = OPERATIONS[name], torch.randn(256, 256, requires_grad=True)
+    (exact,) = torch.autograd.grad(operation(x * 1.5).sum(), x)
+    with actnn.compressed(bits=bits, min_bytes=0) as saving:
+        loss = operation(x * 1.5).sum()
+    assert "compared in backward" in {record.reason for record in saving.records}
+    assert saving.held_bytes == sum(record.held for record in saving.records)
+    (found,) = torch.autograd.grad(loss, x)
+    # The result of softmax has 8 bits.
+    torch.testing.assert_close(found, exact, rtol=0, atol=0.02 if "softmax" in name else 1e-6)
+
+
+def test_what_is_compared_is_held_as_long_as_in_torch():
+    x = torch.randn(256, 256, requires_grad=True)
+    with HostMeter([x]) as meter:
+        before = meter.allocated()
+        with actnn.compressed(bits=2, min_bytes=0) as saving:
+            loss = (x * 1.5).chunk(2, -1)[1].amax(-1).sum()
+        assert saving.held_bytes <= meter.allocated() - before <= saving.held_bytes + 512
+        loss.backward()
+        del loss
+    assert saving.held_bytes == 0
+
+
+def test_in_place_changes_of_what_is_compared_are_errors():
+    x = torch.randn(256, 256, requires_grad=True)
+    with actnn.compressed(bits=2, min_bytes=0):
+        y = x * 1.5
+        loss = y.amax(-1).sum()
+        y.add_(1)
+    with pytest.raises(RuntimeError, match="changed by an in-place operation"):
+        loss.backward()
+
+
+def test_norms_of_two_are_rounded():
+    x = torch.randn(256, 256, requires_grad=True)
+    with actnn.compressed(bits=4, min_bytes=0) as saving:
+        torch.nn.functional.normalize(x * 1.5).sum()
+    assert "compared in backward" not in {record.reason for record in saving.records}

@@ -149,6 +149,29 @@ def test_a_scheme_by_hand():
         actnn.QScheme(group=3)
 
 
+def test_the_first_layer_allocates_across_layers():
+    layers = [actnn.QScheme(9), actnn.QScheme(1), actnn.QBNScheme()]
+    x = torch.randn(8, 4, 16, 16)
+    for gradient, layer in zip((1e-3, 1.0, 1.0), layers, strict=True):
+        layer.set_scale(torch.full((8, 4, 16, 16), gradient))
+        layer.compute_quantization_bits(x)
+    for other in layers[1:]:
+        other.if_allocate_perlayer()
+    actnn.config.perlayer = False
+    layers[0].if_allocate_perlayer()
+    assert [layer.bits for layer in layers] == [2, 2, 2]
+    actnn.config.perlayer = True
+    layers[0].if_allocate_perlayer()
+    first, second, _ = (layer.bits for layer in layers)
+    assert first < 2 < second
+    assert first + 2 * second <= 3 * 2  # the normalization has the bits of the layer before it
+    assert layers[2].compute_quantization_bits(x).sum() <= 8 * second
+    layers[0].set_scale(torch.full((8, 4, 16, 16), 1e3))
+    layers[0].compute_quantization_bits(x)
+    actnn.QBNScheme.allocate_perlayer()  # for all layers
+    assert layers[0].bits > first
+
+
 def test_gradient_statistics_of_each_sample():
     data = torch.utils.data.TensorDataset(torch.randn(12, 3, 32, 32), torch.arange(12) % 10)
     actnn.config.use_gradient = True

@@ -2,7 +2,7 @@
 
     python benchmarks/actnn.py                                   # all models, all rows
     python benchmarks/actnn.py --models gpt --rows exact checkpoint fit --budgets 3 4 6 --match
-    python benchmarks/actnn.py --models resnet_bf16 --largest 16
+    PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python benchmarks/actnn.py --largest 16
     python benchmarks/actnn.py --json actnn.json && python benchmarks/actnn_pareto.py actnn.json
 
 Models: ResNet-50 at 224 x 224, batch 256, in TF32 and in bfloat16 channels_last; 12 GPT blocks
@@ -42,6 +42,7 @@ from actnn.planning.units import find_units
 
 MIB = 2**20
 USABLE = 0.97  # of the memory; the allocator cannot fill all gaps
+TRIES = 5  # of the largest batch
 
 
 class GPTBlock(nn.Module):
@@ -225,12 +226,14 @@ def measure(
 
 
 def clean() -> None:
+    """Give back the memory of the row before, also what an error held."""
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def prepared(name: str, batch: int) -> tuple[Task, nn.Module, Any]:
+    clean()
     task = TASKS[name]
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = task.tf32
     torch.manual_seed(0)
@@ -246,8 +249,6 @@ def run_row(name: str, row: str, batch: int, steps: int) -> Row:
             return Row(name, row, batch, *measure(task, ROWS[row](model), example, batch, steps))
     except torch.OutOfMemoryError as error:
         return Row(name, row, batch, 0.0, 0.0, 0.0, f"OutOfMemoryError: {error}"[:120])
-    finally:
-        clean()
 
 
 def fit_rows(name: str, row: str, budgets: list[float], batch: int, steps: int) -> Iterator[Row]:
@@ -271,9 +272,6 @@ def fit_rows(name: str, row: str, budgets: list[float], batch: int, steps: int) 
                 return  # smaller budgets fail, too
     except (torch.OutOfMemoryError, actnn.ActNNError) as error:
         yield Row(name, row, batch, 0.0, 0.0, 0.0, f"{type(error).__name__}: {error}"[:200])
-    finally:
-        del planner, model, example
-        clean()
 
 
 def peak_of(name: str, row: str, batch: int) -> float:
@@ -283,48 +281,50 @@ def peak_of(name: str, row: str, batch: int) -> float:
         torch.OutOfMemoryError: The memory is too small.
     """
     share = {"compile 0.5": 0.5, "compile 0.2": 0.2}.get(row, 1.0)
-    try:
-        task, model, example = prepared(name, batch)
-        if row in FITS:
-            planner = Planner(model, example, loss=task.loss, compile=row == "fit compiled")
-            return smallest_budget(planner.costs) / MIB
-        with memory_budget(share):
-            model = ROWS[row](model)
-            for _ in range(2):
-                torch.cuda.reset_peak_memory_stats()
-                task.loss(model, example).backward()
-                model.zero_grad(set_to_none=True)
-            return torch.cuda.max_memory_allocated() / MIB
-    finally:
-        clean()
+    task, model, example = prepared(name, batch)
+    if row in FITS:
+        planner = Planner(model, example, loss=task.loss, compile=row == "fit compiled")
+        return smallest_budget(planner.costs) / MIB
+    with memory_budget(share):
+        model = ROWS[row](model)
+        for _ in range(2):
+            torch.cuda.reset_peak_memory_stats()
+            task.loss(model, example).backward()
+            model.zero_grad(set_to_none=True)
+        return torch.cuda.max_memory_allocated() / MIB
 
 
 def largest_batch(name: str, row: str, gib: float, steps: int) -> Row:
-    """The largest batch that trains within so much memory.
+    """The largest batch that trains within so much memory, within a few per cent.
 
-    Two small batches tell how the peak grows. The batch where it reaches the limit is tried, and
-    smaller ones until one runs.
+    Two small batches tell how the peak grows. Then the batch where it should reach the limit is
+    tried, and others by what came out.
     """
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, gib * 2**30 / total))
-    few = max(1, TASKS[name].batch // 8)
+    few, limit = max(1, TASKS[name].batch // 8), gib * 1024 * USABLE
+    best = Row(name, row, 0, 0.0, 0.0, 0.0, f"not even {2 * few}")
     try:
         low, high = peak_of(name, row, few), peak_of(name, row, 2 * few)
-        limit = gib * 1024 * USABLE
-        tried = few + int((limit - low) / (high - low) * few)
-        while tried >= few:
+        batch, ceiling = few + int((limit - low) / (high - low) * few), sys.maxsize
+        for _ in range(TRIES):
             if row in FITS:
-                found = next(fit_rows(name, row, [gib * USABLE], tried, steps))
+                found = next(fit_rows(name, row, [gib * USABLE], batch, steps))
             else:
-                found = run_row(name, row, tried, steps)
+                found = run_row(name, row, batch, steps)
             if found.samples:
-                return found
-            tried = min(tried - 1, int(tried * 0.97))
+                best = found
+                grown = few + int((limit - low) / (found.peak - low) * (batch - few))
+                batch = min(grown, ceiling)
+            else:
+                ceiling, batch = batch, int(0.93 * batch)
+            if batch <= 1.03 * best.batch:
+                break
     except torch.OutOfMemoryError:
         pass
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    return Row(name, row, 0, 0.0, 0.0, 0.0, f"not even {few}")
+    return best
 
 
 def print_row(row: Row) -> None:

@@ -63,35 +63,39 @@ class Measurement:
                 of[choice] = replace(each, seconds=np.maximum(each.seconds, least))
         return Costs(self._base, self._loss, float(self._other), of)
 
-    def peak(self, choices: Sequence[BlockChoice]) -> Timeline:
-        """Run a step with a choice for each unit, and measure its memory.
+    def peak(self, choices: Sequence[BlockChoice]) -> int:
+        """Run a step with a choice for each unit, and return its peak in bytes.
 
         Raises:
             torch.OutOfMemoryError: If the device's memory is not enough.
         """
         self.apply(choices)
+        if choices[0].whole:
+            self._time(self._step, [])  # this compiles
         with self._step.isolated():
-            return self._memory(self._step)
+            return self._memory(self._step, []).peak
 
     def seconds(self, choices: Sequence[BlockChoice]) -> float:
-        """Seconds of a step with a choice for each unit, as a user runs it: without marks inside.
-
-        The median of some steps, after one that warms up.
-        """
+        """Seconds of a step with a choice for each unit, after one that warms up."""
         self.apply(choices)
-        times = []
-        for _ in range(1 + self._repeats):
-            with self._step.isolated():
-                times.append(record([], self._step.loss, self._step.device).seconds)
-        return median(times[1:])
+        self._time(self._step, [])
+        return self._undisturbed(self._step)
 
-    def _memory(self, step: TrainingStep) -> Timeline:
+    def noise(self, choice: BlockChoice) -> float:
+        """Variance that a choice for all units adds to the gradient, as a share of its square."""
+        return 0.0 if is_exact(choice) else float(self._noise(self._step, 1, choice).sum())
+
+    def _undisturbed(self, step: TrainingStep) -> float:
+        """Seconds of a step as a user runs it, without marks inside: the median of some."""
+        return median(self._time(step, []).seconds for _ in range(self._repeats))
+
+    def _memory(self, step: TrainingStep, units: list[Unit]) -> Timeline:
         with meter_for(step.device, step.known()) as meter:
-            return record(self._units, step.loss, step.device, meter)
+            return record(units, step.loss, step.device, meter)
 
-    def _time(self, step: TrainingStep) -> Timeline:
+    def _time(self, step: TrainingStep, units: list[Unit]) -> Timeline:
         with step.isolated():
-            return record(self._units, step.loss, step.device)
+            return record(units, step.loss, step.device)
 
     def _measured(self, choice: BlockChoice) -> UnitCosts:
         self.apply([choice] * len(self._units))
@@ -111,12 +115,15 @@ class Measurement:
         noise = np.zeros(len(self._units))
         if not is_exact(choice):
             noise = self._noise(step, share, choice)
-        self._time(step)  # Compilers and libraries choose their kernels.
+        self._time(step, self._units)  # Compilers and libraries choose their kernels.
         with step.isolated():
-            memory = unit_memory(self._memory(step), len(self._units))
-        timelines = [self._time(step) for _ in range(self._repeats)]
+            memory = unit_memory(self._memory(step, self._units), len(self._units))
+        timelines = [self._time(step, self._units) for _ in range(self._repeats)]
         seconds, other = unit_seconds(timelines, len(self._units))
-        scale = float(share)
+        # Marks take time, and the host may be what a step waits for.
+        marked = median(timeline.seconds for timeline in timelines)
+        scale, part = float(share), self._undisturbed(step) / marked
+        seconds, other = seconds * part, other * part
         if share == 1 or not self._base:
             self._note(memory, other * scale)
         return UnitCosts(

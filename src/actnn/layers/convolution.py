@@ -1,7 +1,7 @@
 """Convolutions decode their input for the gradient of the weight only, and release it then.
 
-On a GPU, cuDNN copies tensors that are not channels_last before it computes. The gradient of the
-weight is therefore a sum over parts of the batch, so that only a part is copied at a time.
+On a GPU, cuDNN copies tensors that are not channels_last before it computes. The gradients of
+large inputs are therefore computed in parts of the batch, so that only a part is copied at a time.
 """
 
 from __future__ import annotations
@@ -52,16 +52,36 @@ class _Convolution(Function):
                 dweight, dbias = _sum(dweight, found[0]), _sum(dbias, found[1])
             del part, dpart
         if of_x:
-            layout = (x.shape, x.stride(), x.dtype, x.device)
+            shape, *layout = x.shape, x.stride(), x.dtype, x.device
             del x  # its memory is free before the gradient is made
-            x = _without_memory(*layout)
-            mask = [True, False, False]
-            dx = _backward(dy, x, weight, ctx.biases, *ctx.settings, mask)[0]
+            dx = _gradient_of_input(ctx, dy, weight, shape, *layout)
         return dx, dweight, dbias, None, None
 
 
 def _sum(total: Tensor | None, term: Tensor | None) -> Tensor | None:
     return term if total is None or term is None else total.add_(term)
+
+
+def _gradient_of_input(
+    ctx: Any,
+    dy: Tensor,
+    weight: Tensor,
+    shape: torch.Size,
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    def part_of(dpart: Tensor) -> Tensor:
+        x = _without_memory(torch.Size((len(dpart), *shape[1:])), strides, dtype, device)
+        mask = [True, False, False]
+        return _backward(dpart, x, weight, ctx.biases, *ctx.settings, mask)[0]  # type: ignore[no-any-return]
+
+    if ctx.parts == 1:
+        return part_of(dy)
+    dx = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    for part, dpart in zip(dx.chunk(ctx.parts), dy.chunk(ctx.parts), strict=True):
+        part.copy_(part_of(dpart))
+    return dx
 
 
 def _without_memory(

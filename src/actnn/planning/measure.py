@@ -14,7 +14,7 @@ from actnn._errors import ActNNError
 from actnn.planning.blocks import BlockChoice
 from actnn.planning.costs import Costs, UnitCosts, UnitMemory, unit_memory, unit_seconds
 from actnn.planning.meter import meter_for
-from actnn.planning.timeline import Timeline, record
+from actnn.planning.timeline import Timeline, record, record_times
 from actnn.planning.training_step import TrainingStep
 from actnn.planning.units import Unit
 
@@ -36,17 +36,14 @@ class Measurement:
         step: The training step.
         units: The units of the model.
         apply: Sets one choice for each unit.
-        repeats: Steps of which the median counts, after one that warms up.
 
     Attributes:
         apply: As above.
     """
 
-    def __init__(
-        self, step: TrainingStep, units: list[Unit], apply: Apply, repeats: int = 3
-    ) -> None:
-        self._step, self._units, self._repeats = step, units, repeats
-        self.apply = apply
+    def __init__(self, step: TrainingStep, units: list[Unit], apply: Apply) -> None:
+        self._step, self._units, self.apply = step, units, apply
+        self._repeats = 3 if step.device.type == "cpu" else 7  # steps of which the median counts
         self._exact: dict[int, dict[str, Tensor]] = {}  # gradients for each share, on the host
         self._base = 0
         self._loss = 0.0
@@ -71,31 +68,22 @@ class Measurement:
         """
         self.apply(choices)
         if choices[0].whole:
-            self._time(self._step, [])  # this compiles
+            record_times([], self._step, 0)  # this compiles
         with self._step.isolated():
             return self._memory(self._step, []).peak
 
     def seconds(self, choices: Sequence[BlockChoice]) -> float:
-        """Seconds of a step with a choice for each unit, after one that warms up."""
+        """Seconds of a step with a choice for each unit: the median of some."""
         self.apply(choices)
-        self._time(self._step, [])
-        return self._undisturbed(self._step)
+        return median(each.seconds for each in record_times([], self._step, self._repeats))
 
     def noise(self, choice: BlockChoice) -> float:
         """Variance that a choice for all units adds to the gradient, as a share of its square."""
         return 0.0 if is_exact(choice) else float(self._noise(self._step, 1, choice).sum())
 
-    def _undisturbed(self, step: TrainingStep) -> float:
-        """Seconds of a step as a user runs it, without marks inside: the median of some."""
-        return median(self._time(step, []).seconds for _ in range(self._repeats))
-
     def _memory(self, step: TrainingStep, units: list[Unit]) -> Timeline:
         with meter_for(step.device, step.known()) as meter:
             return record(units, step.loss, step.device, meter)
-
-    def _time(self, step: TrainingStep, units: list[Unit]) -> Timeline:
-        with step.isolated():
-            return record(units, step.loss, step.device)
 
     def _measured(self, choice: BlockChoice) -> UnitCosts:
         self.apply([choice] * len(self._units))
@@ -115,15 +103,12 @@ class Measurement:
         noise = np.zeros(len(self._units))
         if not is_exact(choice):
             noise = self._noise(step, share, choice)
-        self._time(step, self._units)  # Compilers and libraries choose their kernels.
+        record_times([], step, 0)  # Compilers and libraries choose their kernels.
         with step.isolated():
             memory = unit_memory(self._memory(step, self._units), len(self._units))
-        timelines = [self._time(step, self._units) for _ in range(self._repeats)]
+        timelines = record_times(self._units, step, self._repeats)
         seconds, other = unit_seconds(timelines, len(self._units))
-        # Marks take time, and the host may be what a step waits for.
-        marked = median(timeline.seconds for timeline in timelines)
-        scale, part = float(share), self._undisturbed(step) / marked
-        seconds, other = seconds * part, other * part
+        scale = float(share)
         if share == 1 or not self._base:
             self._note(memory, other * scale)
         return UnitCosts(

@@ -195,9 +195,9 @@ FITS = ("fit", "fit compiled")
 
 
 def measure(
-    task: Task, model: nn.Module, example: Any, batch: int, steps: int
+    task: Task, model: nn.Module, example: Any, batch: int, steps: int, graph: bool = False
 ) -> tuple[float, ...]:
-    """Held MiB, peak MiB and samples a second."""
+    """Held MiB, peak MiB and samples a second; with `graph`, of steps in a CUDA graph."""
 
     def step() -> float:
         before = torch.cuda.memory_allocated()
@@ -213,11 +213,17 @@ def measure(
     torch.cuda.reset_peak_memory_stats()
     step()
     peak = torch.cuda.max_memory_allocated()
+    run: Callable[[], object] = step
+    if graph:
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            step()
+        run = captured.replay
     times = []
     for _ in range(steps):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        step()
+        run()
         end.record()
         times.append((start, end))
     torch.cuda.synchronize()
@@ -240,13 +246,14 @@ def prepared(name: str, batch: int) -> tuple[Task, nn.Module, Any]:
     return task, task.make(), task.example(batch)
 
 
-def run_row(name: str, row: str, batch: int, steps: int) -> Row:
+def run_row(name: str, row: str, batch: int, steps: int, graph: bool = False) -> Row:
     """A row without a budget; one that runs out of memory has zeros."""
     share = {"compile 0.5": 0.5, "compile 0.2": 0.2}.get(row, 1.0)
     try:
         task, model, example = prepared(name, batch)
         with memory_budget(share):
-            return Row(name, row, batch, *measure(task, ROWS[row](model), example, batch, steps))
+            model = ROWS[row](model)
+            return Row(name, row, batch, *measure(task, model, example, batch, steps, graph))
     except torch.OutOfMemoryError as error:
         return Row(name, row, batch, 0.0, 0.0, 0.0, f"OutOfMemoryError: {error}"[:120])
 
@@ -345,7 +352,8 @@ def main() -> None:
     parser.add_argument("--largest", type=float, help="find the largest batch within so many GiB")
     parser.add_argument("--match", action="store_true", help="fit at the peaks of the peers, too")
     parser.add_argument("--batch", type=int, help="instead of each model's own")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--graph", action="store_true", help="steps in CUDA graphs, but for fit")
     parser.add_argument("--json", help="file for the rows")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -370,10 +378,10 @@ def main() -> None:
             if options.largest:
                 add(largest_batch(name, row, options.largest, options.steps))
             elif row not in FITS:
-                add(run_row(name, row, batch, options.steps))
+                add(run_row(name, row, batch, options.steps, options.graph))
             else:
                 peers = [each for each in rows if each.model == name and each.row in PEERS]
-                peaks = [each.peak / 1024 for each in peers if each.samples]
+                peaks = [1.001 * each.peak / 1024 for each in peers if each.samples]
                 budgets = [*options.budgets, *(peaks if options.match else [])]
                 for found in fit_rows(name, row, budgets, batch, options.steps):
                     add(found)
@@ -383,7 +391,7 @@ def main() -> None:
 def compare(found: Row, peers: list[Row]) -> None:
     """Print the speed beside that of each peer whose peak is at least as high."""
     for peer in peers:
-        if found.samples and 0 < peer.peak and 0.97 * peer.peak <= found.peak <= peer.peak:
+        if found.samples and 0 < peer.peak and 0.9 * peer.peak <= found.peak <= 1.001 * peer.peak:
             ratio = found.samples / peer.samples
             print(f"    {ratio:.3f} times the speed of {peer.row} at its peak", flush=True)
 

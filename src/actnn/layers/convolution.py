@@ -16,7 +16,7 @@ from actnn.saving.active import step_for
 from actnn.saving.swapping import Swapped
 
 _backward = torch.ops.aten.convolution_backward.default
-LARGEST_PART = 1 << 28  # bytes of the input
+LARGEST_PART = 1 << 29  # bytes of the input
 
 
 class _Convolution(Function):

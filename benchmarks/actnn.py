@@ -2,7 +2,7 @@
 
     python benchmarks/actnn.py                                   # all models, all rows
     python benchmarks/actnn.py --models gpt --rows exact checkpoint fit --budgets 3 4 6 --match
-    python benchmarks/actnn.py --models resnet_bf16 --largest 16
+    PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python benchmarks/actnn.py --largest 16
     python benchmarks/actnn.py --json actnn.json && python benchmarks/actnn_pareto.py actnn.json
 
 Models: ResNet-50 at 224 x 224, batch 256, in TF32 and in bfloat16 channels_last; 12 GPT blocks
@@ -42,6 +42,7 @@ from actnn.planning.units import find_units
 
 MIB = 2**20
 USABLE = 0.97  # of the memory; the allocator cannot fill all gaps
+TRIES = 5  # of the largest batch
 
 
 class GPTBlock(nn.Module):
@@ -194,9 +195,9 @@ FITS = ("fit", "fit compiled")
 
 
 def measure(
-    task: Task, model: nn.Module, example: Any, batch: int, steps: int
+    task: Task, model: nn.Module, example: Any, batch: int, steps: int, graph: bool = False
 ) -> tuple[float, ...]:
-    """Held MiB, peak MiB and samples a second."""
+    """Held MiB, peak MiB and samples a second; with `graph`, of steps in a CUDA graph."""
 
     def step() -> float:
         before = torch.cuda.memory_allocated()
@@ -212,11 +213,17 @@ def measure(
     torch.cuda.reset_peak_memory_stats()
     step()
     peak = torch.cuda.max_memory_allocated()
+    run: Callable[[], object] = step
+    if graph:
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            step()
+        run = captured.replay
     times = []
     for _ in range(steps):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        step()
+        run()
         end.record()
         times.append((start, end))
     torch.cuda.synchronize()
@@ -225,29 +232,30 @@ def measure(
 
 
 def clean() -> None:
+    """Give back the memory of the row before, also what an error held."""
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def prepared(name: str, batch: int) -> tuple[Task, nn.Module, Any]:
+    clean()
     task = TASKS[name]
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = task.tf32
     torch.manual_seed(0)
     return task, task.make(), task.example(batch)
 
 
-def run_row(name: str, row: str, batch: int, steps: int) -> Row:
+def run_row(name: str, row: str, batch: int, steps: int, graph: bool = False) -> Row:
     """A row without a budget; one that runs out of memory has zeros."""
     share = {"compile 0.5": 0.5, "compile 0.2": 0.2}.get(row, 1.0)
     try:
         task, model, example = prepared(name, batch)
         with memory_budget(share):
-            return Row(name, row, batch, *measure(task, ROWS[row](model), example, batch, steps))
+            model = ROWS[row](model)
+            return Row(name, row, batch, *measure(task, model, example, batch, steps, graph))
     except torch.OutOfMemoryError as error:
         return Row(name, row, batch, 0.0, 0.0, 0.0, f"OutOfMemoryError: {error}"[:120])
-    finally:
-        clean()
 
 
 def fit_rows(name: str, row: str, budgets: list[float], batch: int, steps: int) -> Iterator[Row]:
@@ -271,9 +279,6 @@ def fit_rows(name: str, row: str, budgets: list[float], batch: int, steps: int) 
                 return  # smaller budgets fail, too
     except (torch.OutOfMemoryError, actnn.ActNNError) as error:
         yield Row(name, row, batch, 0.0, 0.0, 0.0, f"{type(error).__name__}: {error}"[:200])
-    finally:
-        del planner, model, example
-        clean()
 
 
 def peak_of(name: str, row: str, batch: int) -> float:
@@ -283,48 +288,50 @@ def peak_of(name: str, row: str, batch: int) -> float:
         torch.OutOfMemoryError: The memory is too small.
     """
     share = {"compile 0.5": 0.5, "compile 0.2": 0.2}.get(row, 1.0)
-    try:
-        task, model, example = prepared(name, batch)
-        if row in FITS:
-            planner = Planner(model, example, loss=task.loss, compile=row == "fit compiled")
-            return smallest_budget(planner.costs) / MIB
-        with memory_budget(share):
-            model = ROWS[row](model)
-            for _ in range(2):
-                torch.cuda.reset_peak_memory_stats()
-                task.loss(model, example).backward()
-                model.zero_grad(set_to_none=True)
-            return torch.cuda.max_memory_allocated() / MIB
-    finally:
-        clean()
+    task, model, example = prepared(name, batch)
+    if row in FITS:
+        planner = Planner(model, example, loss=task.loss, compile=row == "fit compiled")
+        return smallest_budget(planner.costs) / MIB
+    with memory_budget(share):
+        model = ROWS[row](model)
+        for _ in range(2):
+            torch.cuda.reset_peak_memory_stats()
+            task.loss(model, example).backward()
+            model.zero_grad(set_to_none=True)
+        return torch.cuda.max_memory_allocated() / MIB
 
 
 def largest_batch(name: str, row: str, gib: float, steps: int) -> Row:
-    """The largest batch that trains within so much memory.
+    """The largest batch that trains within so much memory, within a few per cent.
 
-    Two small batches tell how the peak grows. The batch where it reaches the limit is tried, and
-    smaller ones until one runs.
+    Two small batches tell how the peak grows. Then the batch where it should reach the limit is
+    tried, and others by what came out.
     """
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, gib * 2**30 / total))
-    few = max(1, TASKS[name].batch // 8)
+    few, limit = max(1, TASKS[name].batch // 8), gib * 1024 * USABLE
+    best = Row(name, row, 0, 0.0, 0.0, 0.0, f"not even {2 * few}")
     try:
         low, high = peak_of(name, row, few), peak_of(name, row, 2 * few)
-        limit = gib * 1024 * USABLE
-        tried = few + int((limit - low) / (high - low) * few)
-        while tried >= few:
+        batch, ceiling = few + int((limit - low) / (high - low) * few), sys.maxsize
+        for _ in range(TRIES):
             if row in FITS:
-                found = next(fit_rows(name, row, [gib * USABLE], tried, steps))
+                found = next(fit_rows(name, row, [gib * USABLE], batch, steps))
             else:
-                found = run_row(name, row, tried, steps)
+                found = run_row(name, row, batch, steps)
             if found.samples:
-                return found
-            tried = min(tried - 1, int(tried * 0.97))
+                best = found
+                grown = few + int((limit - low) / (found.peak - low) * (batch - few))
+                batch = min(grown, ceiling)
+            else:
+                ceiling, batch = batch, int(0.93 * batch)
+            if batch <= 1.03 * best.batch:
+                break
     except torch.OutOfMemoryError:
         pass
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    return Row(name, row, 0, 0.0, 0.0, 0.0, f"not even {few}")
+    return best
 
 
 def print_row(row: Row) -> None:
@@ -345,7 +352,8 @@ def main() -> None:
     parser.add_argument("--largest", type=float, help="find the largest batch within so many GiB")
     parser.add_argument("--match", action="store_true", help="fit at the peaks of the peers, too")
     parser.add_argument("--batch", type=int, help="instead of each model's own")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--graph", action="store_true", help="steps in CUDA graphs, but for fit")
     parser.add_argument("--json", help="file for the rows")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -370,10 +378,10 @@ def main() -> None:
             if options.largest:
                 add(largest_batch(name, row, options.largest, options.steps))
             elif row not in FITS:
-                add(run_row(name, row, batch, options.steps))
+                add(run_row(name, row, batch, options.steps, options.graph))
             else:
                 peers = [each for each in rows if each.model == name and each.row in PEERS]
-                peaks = [each.peak / 1024 for each in peers if each.samples]
+                peaks = [1.001 * each.peak / 1024 for each in peers if each.samples]
                 budgets = [*options.budgets, *(peaks if options.match else [])]
                 for found in fit_rows(name, row, budgets, batch, options.steps):
                     add(found)
@@ -383,7 +391,7 @@ def main() -> None:
 def compare(found: Row, peers: list[Row]) -> None:
     """Print the speed beside that of each peer whose peak is at least as high."""
     for peer in peers:
-        if found.samples and 0 < peer.peak and 0.97 * peer.peak <= found.peak <= peer.peak:
+        if found.samples and 0 < peer.peak and 0.9 * peer.peak <= found.peak <= 1.001 * peer.peak:
             ratio = found.samples / peer.samples
             print(f"    {ratio:.3f} times the speed of {peer.row} at its peak", flush=True)
 

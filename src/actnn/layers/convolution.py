@@ -1,4 +1,8 @@
-"""Convolutions decode their input for the gradient of the weight only, and release it then."""
+"""Convolutions decode their input for the gradient of the weight only, and release it then.
+
+On a GPU, cuDNN copies tensors that are not channels_last before it computes. The gradients of
+large inputs are therefore computed in parts of the batch, so that only a part is copied at a time.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,21 @@ from actnn.saving.active import step_for
 from actnn.saving.swapping import Swapped
 
 _backward = torch.ops.aten.convolution_backward.default
+LARGEST_PART = 1 << 29  # bytes of the input
 
 
 class _Convolution(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, settings: tuple[Any, ...]
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        settings: tuple[Any, ...],
+        parts: int,
     ) -> Tensor:
         ctx.settings, ctx.biases = settings, None if bias is None else list(bias.shape)
+        ctx.parts = parts
         ctx.save_for_backward(x, weight)
         stride, padding, dilation, transposed, output_padding, groups = settings
         return torch.convolution(
@@ -29,21 +40,48 @@ class _Convolution(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
+        of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():  # for second derivatives; x is exact, or an error already
             mask = [of_x, of_weight, of_bias]
-            return *_backward(dy, x, weight, ctx.biases, *ctx.settings, mask), None
+            return *_backward(dy, x, weight, ctx.biases, *ctx.settings, mask), None, None
         dx, dweight, dbias = None, None, None
         if of_weight or of_bias:
             mask = [False, of_weight, of_bias]
-            _, dweight, dbias = _backward(dy, x, weight, ctx.biases, *ctx.settings, mask)
+            for part, dpart in zip(x.chunk(ctx.parts), dy.chunk(ctx.parts), strict=True):
+                _, *found = _backward(dpart, part, weight, ctx.biases, *ctx.settings, mask)
+                dweight, dbias = _sum(dweight, found[0]), _sum(dbias, found[1])
+            del part, dpart
         if of_x:
-            layout = (x.shape, x.stride(), x.dtype, x.device)
+            shape, *layout = x.shape, x.stride(), x.dtype, x.device
             del x  # its memory is free before the gradient is made
-            x = _without_memory(*layout)
-            mask = [True, False, False]
-            dx = _backward(dy, x, weight, ctx.biases, *ctx.settings, mask)[0]
-        return dx, dweight, dbias, None
+            dx = _gradient_of_input(ctx, dy, weight, shape, *layout)
+        return dx, dweight, dbias, None, None
+
+
+def _sum(total: Tensor | None, term: Tensor | None) -> Tensor | None:
+    return term if total is None or term is None else total.add_(term)
+
+
+def _gradient_of_input(
+    ctx: Any,
+    dy: Tensor,
+    weight: Tensor,
+    shape: torch.Size,
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    def part_of(dpart: Tensor) -> Tensor:
+        x = _without_memory(torch.Size((len(dpart), *shape[1:])), strides, dtype, device)
+        mask = [True, False, False]
+        return _backward(dpart, x, weight, ctx.biases, *ctx.settings, mask)[0]  # type: ignore[no-any-return]
+
+    if ctx.parts == 1:
+        return part_of(dy)
+    dx = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    for part, dpart in zip(dx.chunk(ctx.parts), dy.chunk(ctx.parts), strict=True):
+        part.copy_(part_of(dpart))
+    return dx
 
 
 def _without_memory(
@@ -90,4 +128,7 @@ class Convolution(Swapped):
         ):
             return super().forward(x)  # type: ignore[misc, no-any-return]
         settings = (self.stride, self.padding, self.dilation, False, (0, 0), self.groups)
-        return _Convolution.apply(x, self.weight, self.bias, settings)  # type: ignore[no-any-return]
+        parts = 1
+        if x.is_cuda and x.nbytes > LARGEST_PART and x.is_contiguous() and step.rounds(x):
+            parts = min(x.shape[0], -(-x.nbytes // LARGEST_PART))
+        return _Convolution.apply(x, self.weight, self.bias, settings, parts)  # type: ignore[no-any-return]

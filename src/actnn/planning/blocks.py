@@ -39,17 +39,21 @@ class BlockChoice(Choice):
             `activation_memory_budget`); it recomputes the rest where that is cheap.
         fused: Whether compiled code calls the codec, instead of the hooks around it. Then it
             holds codes of what is inside of the unit, too.
+        whole: Whether the model is compiled as one unit. The choice is then that for all units.
     """
 
     memory: float = 1.0
     fused: bool = False
+    whole: bool = False
 
     def __str__(self) -> str:
         action = "" if self.action in ("keep", "compress") else self.action
         bits = {None: "", 32: "lossless"}.get(self.bits, f"{self.bits} bits")
-        memory = "" if self.memory == 1.0 else f"compiled for {self.memory:.0%}"
         fused = "fused" if self.fused else ""
-        return " ".join(filter(None, (action, bits, fused, memory))) or "keep"
+        part = "" if self.memory == 1.0 else f"for {self.memory:.0%}"
+        compiled = "compiled" if part or self.whole else ""
+        one = "as one" if self.whole else ""
+        return " ".join(filter(None, (action, bits, fused, compiled, one, part))) or "keep"
 
     @property
     def form(self) -> Form:
@@ -77,7 +81,7 @@ class _Compiled:
 
 
 class CompiledBlock(Swapped):
-    """Goes in front of the class of a unit, and runs its forward compiled."""
+    """Goes in front of the class of a unit or a model, and runs its forward compiled."""
 
     _actnn_compiled: _Compiled
 
@@ -160,11 +164,11 @@ def _backend(form: Form) -> Callable[..., Any]:
     return backend
 
 
-def compile_units(units: list[Unit]) -> None:
-    """Compile each unit that contains other modules, at its first use.
+def compile_units(model: nn.Module, units: list[Unit]) -> None:
+    """Let `apply` compile each unit that contains other modules, or the model, at its first use.
 
-    Modules inside it are as they were before `compress`: the compiler decides what to save, and
-    the saved tensors of the whole unit are compressed.
+    Modules inside of units are as they were before `compress`: the compiler decides what to save,
+    and the saved tensors of the whole unit are compressed.
     """
     limits = torch._dynamo.config
     name = "recompile_limit" if hasattr(limits, "recompile_limit") else "cache_size_limit"
@@ -173,8 +177,20 @@ def compile_units(units: list[Unit]) -> None:
         if unit.composite:
             for module in unit.module.modules():
                 swap_back(module)
-            swap(unit.module, CompiledBlock)
             unit.module.__dict__["_actnn_compiled"] = _Compiled()
+    model.__dict__["_actnn_compiled"] = _Compiled()
+
+
+def _select_compiled(module: nn.Module, choice: BlockChoice, selected: bool) -> None:
+    """Run a module in a compiled form or, if it is not selected, as it is."""
+    compiled = module.__dict__.get("_actnn_compiled")
+    if compiled is None:
+        return
+    if selected:
+        compiled.form = choice.form
+        swap(module, CompiledBlock, innermost=True)
+    else:
+        swap_back(module, CompiledBlock)
 
 
 def _as_before(_: TensorInfo) -> Choice:
@@ -208,10 +224,9 @@ def apply(saving: Saving, units: list[Unit], choices: Sequence[BlockChoice]) -> 
         else:
             swap_back(unit.module, Checkpointed)
         if not plain:
-            saved[unit.path] = Choice(choice.action, choice.bits)
-        compiled = unit.module.__dict__.get("_actnn_compiled")
-        if compiled is not None:
-            compiled.form = choice.form
+            saved["" if choice.whole else unit.path] = Choice(choice.action, choice.bits)
+        _select_compiled(unit.module, choice, not choice.whole)
+    _select_compiled(model, choices[0], choices[0].whole)
     saving.set_choices(saved)
     saving.policy = _as_before
     if plain:

@@ -55,6 +55,8 @@ class Plan:
     def __str__(self) -> str:
         width = max(map(len, self.choices))
         lines = [f"{path:<{width}}  {each}" for path, each in self.choices.items()]
+        if all(each.whole for each in self.choices.values()):
+            lines = [f"the model  {next(iter(self.choices.values()))}"]
         return "\n".join(
             [
                 *lines,
@@ -98,7 +100,7 @@ def fit(
         reserve: Part of the budget to leave free, such as the states that an optimizer makes in
             its first step.
         noise_price: Relative time that is as bad as a gradient variance of its squared norm.
-        compile: Compile each block by torch.compile, too.
+        compile: Compile by torch.compile, too: block by block, or the model as one.
         seed: Seed of the noise of rounding.
 
     Returns:
@@ -136,15 +138,17 @@ class Planner:
         self._model = model
         self._peaks: dict[Choices, int] = {}
         self._seconds: dict[Choices, float] = {}
+        self._noises: dict[Choices, float] = {}  # of the model compiled as one
         saving: Any = compress(model, seed=seed).actnn
         try:
             self._units = _in_order(units, step, saving)
             if compile:
-                compile_units(self._units)
+                compile_units(model, self._units)
             self._measurement = Measurement(
                 step, self._units, lambda choices: apply(saving, self._units, choices)
             )
             self.costs = self._measurement.costs(_candidates(step.device, bits, compile))
+            self._whole = _compiled_as_one(bits) if compile else []
             plain = {choice: self.costs.of[choice] for choice in (KEEP, RECOMPUTE)}
             self._plain_costs = replace(self.costs, of=plain)
         except BaseException:
@@ -157,7 +161,7 @@ class Planner:
         """Find a plan for a budget and put it into effect; arguments are those of `fit`.
 
         Of all plans that were measured, for this budget or others before, it takes the best one
-        that fits. To keep all and to recompute all are always among them.
+        that fits. The same choice for all units is always among them.
 
         After an error the model is as it was before it was measured.
         """
@@ -176,7 +180,7 @@ class Planner:
             raise
         best = min(fitting, key=lambda plan: self._cost(plan, noise_price))
         self._measurement.apply(best)
-        noise = self.costs.noise(best)
+        noise = self._noise(best)
         if noise > MOST_NOISE:
             warnings.warn(
                 f"The plan adds a variance of {noise:.0%} of the gradient's squared norm. "
@@ -187,20 +191,22 @@ class Planner:
         return Plan(
             choices={unit.path: each for unit, each in zip(self._units, best, strict=True)},
             budget=limit,
-            predicted_peak=round(self.costs.peak(best)),
+            predicted_peak=round(self._peaks[best] if best[0].whole else self.costs.peak(best)),
             peak=self._peaks[best],
-            predicted_seconds=self.costs.seconds(best),
+            predicted_seconds=self._predicted_seconds(best),
             seconds=self._seconds[best],
             noise=noise,
         )
 
     def _try(self, room: int, noise_price: float) -> None:
-        """Measure plans for a budget: solved for with all choices, and with plain ones only.
+        """Measure plans for a budget: one choice for all units, and solutions.
 
-        If none fits, the last are the plans with the smallest peaks.
+        Solutions are with all choices, and with plain ones only. If none fits, the last are the
+        plans with the smallest peaks.
         """
-        for uniform in ((KEEP,) * len(self._units), (RECOMPUTE,) * len(self._units)):
-            if self.costs.peak(uniform) <= room:
+        for choice in (*self.costs.of, *self._whole):
+            uniform = (choice,) * len(self._units)
+            if choice.whole or self.costs.peak(uniform) <= room:
                 self._peak_of(uniform, room)
         for costs in (self.costs, self._plain_costs):
             self._search(costs, room, noise_price)
@@ -208,13 +214,13 @@ class Planner:
             for costs in (self.costs, self._plain_costs):
                 smallest = solve(costs, smallest_budget(costs), noise_price)
                 assert smallest is not None
-                self._peak_of(tuple(smallest), room)
+                self._peak_of(self._as_run(smallest), room)
 
     def _search(self, costs: Costs[BlockChoice], room: int, noise_price: float) -> None:
         """Solve for a plan, measure its real peak, and correct the target by the difference."""
         target, tried = float(room), set[Choices]()
         for _ in range(ROUNDS):
-            found = tuple(solve(costs, target, noise_price) or ())
+            found = self._as_run(solve(costs, target, noise_price) or ())
             if not found or found in tried:
                 break
             tried.add(found)
@@ -223,16 +229,34 @@ class Planner:
                 break
             target = room - (peak - costs.peak(found))
 
+    def _as_run(self, plan: Sequence[BlockChoice]) -> Choices:
+        """The plan, without what a compiler does for units that are not compiled."""
+        return tuple(
+            each if unit.composite else replace(each, memory=1.0, fused=False)
+            for unit, each in zip(self._units, plan, strict=False)
+        )
+
     def _cost(self, plan: Choices, noise_price: float) -> float:
         """Measured time and predicted noise of a plan that fits."""
         if plan not in self._seconds:
             self._seconds[plan] = self._measurement.seconds(plan)
         scale, seconds = self.costs.seconds([KEEP] * len(plan)), self._seconds[plan]
         all_kept = (KEEP,) * len(plan)
-        if plan != all_kept and all(choice.form == KEEP.form for choice in plan):
+        if plan != all_kept and not any(each.whole or each.form != KEEP.form for each in plan):
             # As in the costs: only a compiler makes a step faster than keeping all.
             seconds = max(seconds, LEAST * self._seconds.get(all_kept, 0.0))
-        return seconds / scale + noise_price * self.costs.noise(plan)
+        return seconds / scale + noise_price * self._noise(plan)
+
+    def _noise(self, plan: Choices) -> float:
+        """Predicted noise of a plan; of a model that is compiled as one, the measured one."""
+        if not plan[0].whole:
+            return self.costs.noise(plan)
+        if plan not in self._noises:
+            self._noises[plan] = self._measurement.noise(plan[0])
+        return self._noises[plan]
+
+    def _predicted_seconds(self, plan: Choices) -> float:
+        return self._seconds[plan] if plan[0].whole else self.costs.seconds(plan)
 
     def _peak_of(self, plan: Choices, room: int) -> int:
         """The real peak of a plan, measured once."""
@@ -243,7 +267,7 @@ class Planner:
     def _real_peak(self, plan: Sequence[BlockChoice], room: int) -> int:
         """Peak of a real step; one that exceeds the device's memory counts as twice the room."""
         try:
-            return self._measurement.peak(plan).peak
+            return self._measurement.peak(plan)
         except torch.OutOfMemoryError:
             pass
         torch.cuda.empty_cache()  # here the error no longer holds tensors
@@ -300,3 +324,12 @@ def _candidates(device: torch.device, bits: Sequence[int], compile: bool) -> lis
     if device.type == "cuda":
         candidates.append(BlockChoice("offload"))
     return candidates
+
+
+def _compiled_as_one(bits: Sequence[int]) -> list[BlockChoice]:
+    """What is measured for the whole model."""
+    fused = [each for each in bits if each in FUSED]
+    return [
+        *(BlockChoice("keep", memory=share, whole=True) for share in (1.0, *MEMORY_SHARES)),
+        *(BlockChoice("compress", each, fused=True, whole=True) for each in fused),
+    ]

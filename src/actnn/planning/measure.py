@@ -14,7 +14,7 @@ from actnn._errors import ActNNError
 from actnn.planning.blocks import BlockChoice
 from actnn.planning.costs import Costs, UnitCosts, UnitMemory, unit_memory, unit_seconds
 from actnn.planning.meter import meter_for
-from actnn.planning.timeline import Timeline, record
+from actnn.planning.timeline import Timeline, record, record_times
 from actnn.planning.training_step import TrainingStep
 from actnn.planning.units import Unit
 
@@ -36,17 +36,14 @@ class Measurement:
         step: The training step.
         units: The units of the model.
         apply: Sets one choice for each unit.
-        repeats: Steps of which the median counts, after one that warms up.
 
     Attributes:
         apply: As above.
     """
 
-    def __init__(
-        self, step: TrainingStep, units: list[Unit], apply: Apply, repeats: int = 3
-    ) -> None:
-        self._step, self._units, self._repeats = step, units, repeats
-        self.apply = apply
+    def __init__(self, step: TrainingStep, units: list[Unit], apply: Apply) -> None:
+        self._step, self._units, self.apply = step, units, apply
+        self._repeats = 3 if step.device.type == "cpu" else 7  # steps of which the median counts
         self._exact: dict[int, dict[str, Tensor]] = {}  # gradients for each share, on the host
         self._base = 0
         self._loss = 0.0
@@ -63,35 +60,30 @@ class Measurement:
                 of[choice] = replace(each, seconds=np.maximum(each.seconds, least))
         return Costs(self._base, self._loss, float(self._other), of)
 
-    def peak(self, choices: Sequence[BlockChoice]) -> Timeline:
-        """Run a step with a choice for each unit, and measure its memory.
+    def peak(self, choices: Sequence[BlockChoice]) -> int:
+        """Run a step with a choice for each unit, and return its peak in bytes.
 
         Raises:
             torch.OutOfMemoryError: If the device's memory is not enough.
         """
         self.apply(choices)
+        if choices[0].whole:
+            record_times([], self._step, 0)  # this compiles
         with self._step.isolated():
-            return self._memory(self._step)
+            return self._memory(self._step, []).peak
 
     def seconds(self, choices: Sequence[BlockChoice]) -> float:
-        """Seconds of a step with a choice for each unit, as a user runs it: without marks inside.
-
-        The median of some steps, after one that warms up.
-        """
+        """Seconds of a step with a choice for each unit: the median of some."""
         self.apply(choices)
-        times = []
-        for _ in range(1 + self._repeats):
-            with self._step.isolated():
-                times.append(record([], self._step.loss, self._step.device).seconds)
-        return median(times[1:])
+        return median(each.seconds for each in record_times([], self._step, self._repeats))
 
-    def _memory(self, step: TrainingStep) -> Timeline:
+    def noise(self, choice: BlockChoice) -> float:
+        """Variance that a choice for all units adds to the gradient, as a share of its square."""
+        return 0.0 if is_exact(choice) else float(self._noise(self._step, 1, choice).sum())
+
+    def _memory(self, step: TrainingStep, units: list[Unit]) -> Timeline:
         with meter_for(step.device, step.known()) as meter:
-            return record(self._units, step.loss, step.device, meter)
-
-    def _time(self, step: TrainingStep) -> Timeline:
-        with step.isolated():
-            return record(self._units, step.loss, step.device)
+            return record(units, step.loss, step.device, meter)
 
     def _measured(self, choice: BlockChoice) -> UnitCosts:
         self.apply([choice] * len(self._units))
@@ -111,10 +103,10 @@ class Measurement:
         noise = np.zeros(len(self._units))
         if not is_exact(choice):
             noise = self._noise(step, share, choice)
-        self._time(step)  # Compilers and libraries choose their kernels.
+        record_times([], step, 0)  # Compilers and libraries choose their kernels.
         with step.isolated():
-            memory = unit_memory(self._memory(step), len(self._units))
-        timelines = [self._time(step) for _ in range(self._repeats)]
+            memory = unit_memory(self._memory(step, self._units), len(self._units))
+        timelines = record_times(self._units, step, self._repeats)
         seconds, other = unit_seconds(timelines, len(self._units))
         scale = float(share)
         if share == 1 or not self._base:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from actnn.planning.meter import Meter
+from actnn.planning.training_step import TrainingStep
 from actnn.planning.units import Unit
 
 START, LOSS, END = -1, -2, -3  # parts of a step that belong to no unit
@@ -99,9 +100,12 @@ class _Recorder:
             self._unreached.remove(unit)
             self.mark(True, unit)
 
-    def finish(self) -> Timeline:
+    def finish(self) -> None:
         self.mark(True, END)
         last = self.parts.pop()
+        self.parts[-1].peak = max(self.parts[-1].peak, last.start)
+
+    def timeline(self) -> Timeline:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             seconds = [
@@ -112,7 +116,6 @@ class _Recorder:
             seconds = [b - a for a, b in zip(self._stamps, self._stamps[1:], strict=False)]
         for part, each in zip(self.parts, seconds, strict=True):
             part.seconds = each
-        self.parts[-1].peak = max(self.parts[-1].peak, last.start)
         return Timeline(self.parts, sum(seconds))
 
 
@@ -129,20 +132,9 @@ def _hooked(units: list[Unit], recorder: _Recorder) -> Iterator[None]:
             handle.remove()
 
 
-def record(
-    units: list[Unit], loss: Callable[[], Tensor], device: torch.device, meter: Meter | None = None
-) -> Timeline:
-    """Run a forward and a backward, and say what each part took.
-
-    Args:
-        units: Where to cut.
-        loss: Runs the forward and returns the loss, a scalar.
-        device: Where the model is.
-        meter: Measures memory; without one only time is measured, undisturbed.
-
-    Returns:
-        The parts. Gradients are left in the parameters.
-    """
+def _run(
+    units: list[Unit], loss: Callable[[], Tensor], device: torch.device, meter: Meter | None
+) -> _Recorder:
     recorder = _Recorder(device, meter)
     with _hooked(units, recorder):
         recorder.mark(False, START)
@@ -150,4 +142,41 @@ def record(
         recorder.mark(True, LOSS)
         value.backward()
         del value
-        return recorder.finish()
+        recorder.finish()
+    return recorder
+
+
+def record(
+    units: list[Unit], loss: Callable[[], Tensor], device: torch.device, meter: Meter
+) -> Timeline:
+    """Run a forward and a backward, and say what memory each part took.
+
+    Args:
+        units: Where to cut.
+        loss: Runs the forward and returns the loss, a scalar.
+        device: Where the model is.
+        meter: Measures memory, which takes time.
+
+    Returns:
+        The parts. Gradients are left in the parameters.
+    """
+    return _run(units, loss, device, meter).timeline()
+
+
+def record_times(units: list[Unit], step: TrainingStep, repeats: int) -> list[Timeline]:
+    """Run steps one after the other, and say how long each part of each took.
+
+    Nothing waits for the device in between, so that the host works ahead as in training. The
+    first step, which finds an idle device and chooses kernels, is left out.
+
+    Args:
+        units: Where to cut.
+        step: The step.
+        repeats: How many steps.
+    """
+    with step.isolated():
+        recorders = []
+        for _ in range(1 + repeats):
+            recorders.append(_run(units, step.loss, step.device, None))
+            step.model.zero_grad(set_to_none=True)
+        return [recorder.timeline() for recorder in recorders[1:]]

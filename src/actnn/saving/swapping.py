@@ -43,11 +43,18 @@ def _new(mixins: tuple[type[Swapped], ...], original: Any, *arguments: Any) -> A
     return cls.__new__(cls, *arguments)
 
 
-def swap(module: nn.Module, mixin: type[Swapped]) -> None:
-    """Put a class in front of the classes of a module; its methods run first."""
+def swap(module: nn.Module, mixin: type[Swapped], *, innermost: bool = False) -> None:
+    """Put a class in front of the classes of a module; its methods run first.
+
+    Args:
+        module: The module; one that has the class stays as it is.
+        mixin: The class.
+        innermost: Whether it goes behind the classes that are in front of the module's own.
+    """
     mixins, original = _parts(module)
     if mixin not in mixins:
-        module.__class__ = _class((mixin, *mixins), original)
+        mixins = (*mixins, mixin) if innermost else (mixin, *mixins)
+        module.__class__ = _class(mixins, original)
 
 
 def swap_back(module: nn.Module, mixin: type[Swapped] | None = None) -> None:

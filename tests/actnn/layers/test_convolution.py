@@ -5,6 +5,7 @@ import torch
 from actnn_models import compressed_copy, gradients
 from torch import nn
 
+from actnn.layers.convolution import _Convolution
 from actnn.planning.meter import HostMeter
 
 
@@ -46,3 +47,17 @@ def test_the_decoded_input_is_gone_before_the_gradient_of_the_input_exists():
         held = meter.allocated()
         loss.backward()
     assert meter.peak() - held < 1.2 * largest
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_gradient_of_the_weight_is_a_sum_over_parts_of_the_batch(bias):
+    x, weight = torch.randn(7, 4, 9, 9).double(), torch.randn(6, 2, 3, 3).double()
+    leaves = [weight, torch.randn(6).double()] if bias else [weight]
+    leaves = [leaf.requires_grad_() for leaf in (x, *leaves)]
+    settings = ((2, 1), (1, 0), (1, 2), False, (0, 0), 2)
+    results = []
+    for parts in (1, 3, 7):
+        y = _Convolution.apply(*leaves, *([] if bias else [None]), settings, parts)
+        results.append([y, *torch.autograd.grad(y.square().sum(), leaves)])
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0])

@@ -3,8 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.debugging import aot_eager
 
 import actnn
+from actnn.planning import blocks
 from actnn.planning.blocks import BlockChoice, apply, compile_units
 from actnn.planning.units import find_units, units_that_run
 
@@ -18,6 +20,9 @@ def test_choices_have_words():
         BlockChoice("recompute"): "recompute",
         BlockChoice("recompute", 8): "recompute 8 bits",
         BlockChoice("keep", memory=0.5): "compiled for 50%",
+        BlockChoice("keep", whole=True): "compiled as one",
+        BlockChoice("keep", memory=0.5, whole=True): "compiled as one for 50%",
+        BlockChoice("compress", 4, fused=True, whole=True): "4 bits fused compiled as one",
         BlockChoice("offload"): "offload",
     }
     assert {choice: str(choice) for choice in words} == words
@@ -31,7 +36,7 @@ def test_one_compiled_form_serves_all_bits():
     expected = torch.autograd.grad(net(x * 1).square().sum(), net[0][0].weight)[0]
     saving = actnn.compress(net, min_bytes=0).actnn
     units = find_units(net)
-    compile_units(units)
+    compile_units(net, units)
     held, errors = {}, {}
     for bits in (32, 8, 4):
         apply(saving, units, [BlockChoice("compress", bits)] * 2)
@@ -44,6 +49,45 @@ def test_one_compiled_form_serves_all_bits():
     assert list(actnn.uncompress(net).state_dict()) == [
         "0.0.weight", "0.0.bias", "0.2.weight", "0.2.bias",
     ]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")
+def test_a_model_runs_compiled_as_one_or_by_blocks(monkeypatch):
+    compiled = []
+
+    def backend_of(form):
+        def backend(graph, inputs):
+            compiled.append((form, sum(n.op == "call_function" for n in graph.graph.nodes)))
+            return aot_eager(graph, inputs)
+
+        return backend
+
+    monkeypatch.setattr(blocks, "_backend", backend_of)
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(2)], nn.Linear(64, 8)
+    )
+    x = torch.randn(128, 64)
+    weight = net[0][0].weight
+    expected = torch.autograd.grad(net(x).square().sum(), weight)[0]
+    saving = actnn.compress(net, min_bytes=0).actnn
+    units = find_units(net)
+    compile_units(net, units)
+    one, by_block = BlockChoice("keep", memory=0.5, whole=True), BlockChoice("keep")
+    fused = BlockChoice("compress", 8, fused=True, whole=True)
+    forms = {one: [(0.5, None)], by_block: [(1.0, None)], fused: [(1.0, 8)]}
+    for choice in (one, by_block, fused, by_block, one):
+        apply(saving, units, [choice] * 3)
+        compiled.clear()
+        found = torch.autograd.grad(net(x).square().sum(), weight)[0]
+        assert {form for form, _ in compiled} <= set(forms[choice])
+        if choice.whole and compiled:
+            assert compiled == [(choice.form, 5)]  # one graph of all operations
+        error = float((found - expected).norm() / expected.norm())
+        assert 0 < error < 0.1 if choice is fused else error == 0
+    assert not compiled  # the last was compiled before
+    actnn.uncompress(net)
+    assert [type(each) for each in net.modules()].count(nn.Sequential) == 3
 
 
 @pytest.mark.parametrize("bits", [None, 32])

@@ -5,9 +5,10 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.debugging import aot_eager
 
 import actnn
-from actnn.planning import Planner
+from actnn.planning import Planner, blocks
 from actnn.planning.blocks import BlockChoice
 from actnn.planning.fit import KEEP, RECOMPUTE
 from actnn.planning.meter import HostMeter
@@ -145,6 +146,41 @@ def test_the_fastest_of_all_measured_plans_is_taken(exact_peak):
         assert tuple(plan.choices.values()) in known
     costs = [planner._cost(tuple(plan.choices.values()), 1.0) for plan in plans]
     assert costs == sorted(costs, reverse=True)  # a larger budget never costs more
+
+
+def test_no_plan_is_worse_than_one_choice_for_all_units(exact_peak):
+    planner = Planner(model(), example(), bits=(8, 4))
+    plan = planner.plan(round(exact_peak * 0.7))
+    best = planner._cost(tuple(plan.choices.values()), 1.0)
+    for choice in planner.costs.of:
+        uniform = (choice,) * len(plan.choices)
+        if planner.costs.peak(uniform) <= plan.budget:
+            assert planner._peaks[uniform] > plan.budget or planner._cost(uniform, 1.0) >= best
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")
+def test_a_model_compiled_as_one_is_a_plan(exact_peak, monkeypatch):
+    monkeypatch.setattr(blocks, "_backend", lambda form: aot_eager)
+    net, x = model(), example()
+    expected = gradients(copy.deepcopy(net), x)
+    planner = Planner(net, x, bits=(4,), compile=True)
+    units, seconds = len(planner._units), planner._measurement.seconds
+    # Make it the fastest, whatever this machine's noise is.
+    monkeypatch.setattr(
+        planner._measurement, "seconds", lambda plan: seconds(plan) * (0.01 if plan[0].whole else 1)
+    )
+    plan = planner.plan(round(exact_peak * 1.05))
+    assert all(choice.whole and choice.bits is None for choice in plan.choices.values())
+    assert len(plan.choices) == units
+    assert str(plan).startswith("the model  compiled as one")
+    assert plan.peak <= exact_peak * 1.05
+    assert all(map(torch.equal, gradients(net, x), expected))
+    # Codes have noise, and a price.
+    tight = planner.plan(round(exact_peak * 0.55), noise_price=0.0)
+    assert set(tight.choices.values()) == {BlockChoice("compress", 4, fused=True, whole=True)}
+    assert 0 < tight.noise < 0.1
+    dear = planner.plan(round(exact_peak * 0.55), noise_price=1e9)
+    assert dear.noise == 0
 
 
 def test_too_small_a_budget_is_an_error_with_one_that_is_feasible():

@@ -7,7 +7,7 @@ from math import ceil
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from actnn._errors import ActNNError
 from actnn.layers.compress import compress
@@ -59,20 +59,20 @@ class QModule(nn.Module):
     @property
     def saving(self) -> Saving:
         """What the model keeps for its backward."""
-        saving = self.model.actnn
-        assert isinstance(saving, Saving)
+        saving = getattr(self.model, "actnn", None)
+        if not isinstance(saving, Saving):
+            raise ActNNError(
+                "Expected the model of a QModule to be compressed, got one after uncompress(); "
+                "make another QModule"
+            )
         return saving
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the model."""
-        adaptive = self.saving.adaptive
+        saving = getattr(self.model, "actnn", None)
+        adaptive = None if saving is None else saving.adaptive
         if adaptive is not None and config.use_gradient and torch.is_grad_enabled():
-            if QScheme.batch is None:
-                raise ActNNError(
-                    "Expected QScheme.batch to be the indices of the samples for use_gradient, "
-                    "got None; actnn.DataLoader yields them"
-                )
-            adaptive.statistics.batch = torch.as_tensor(QScheme.batch)
+            adaptive.statistics.batch = _indices(adaptive.statistics.samples)
         output = self.model(*arguments, **named)
         if self._cache_threshold is not None and torch.cuda.is_available():
             reserved = torch.cuda.memory_reserved()
@@ -95,6 +95,28 @@ class QModule(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **named: Any) -> Any:
         """Load a state of the model itself, compressed or not."""
         return self.model.load_state_dict(state_dict, *args, **named)
+
+
+def _indices(samples: int) -> Tensor:
+    """Return `QScheme.batch`: indices of samples of the training set.
+
+    Raises:
+        ActNNError: If there is none, or one on the host is out of range.
+    """
+    if QScheme.batch is None:
+        raise ActNNError(
+            "Expected QScheme.batch to be the indices of the samples for use_gradient, got None; "
+            "actnn.DataLoader yields them"
+        )
+    batch = torch.as_tensor(QScheme.batch)
+    if batch.device.type == "cpu" and batch.numel():
+        least, most = batch.aminmax()
+        if least < 0 or most >= samples:
+            raise ActNNError(
+                f"Expected QScheme.batch to be indices from 0 to {samples - 1} "
+                f"(QScheme.num_samples is {samples}), got {int(least)} to {int(most)}"
+            )
+    return batch
 
 
 def _choices(model: nn.Module) -> dict[str | tuple[str, int], Choice]:

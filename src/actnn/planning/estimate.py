@@ -91,7 +91,7 @@ class _Collector:
     def __init__(self, model: nn.Module, example: Any, units: list[Unit], bits: Sequence[int]):
         self._known = known_storages(model)
         for leaf in tree_leaves(example):
-            if isinstance(leaf, Tensor):
+            if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
                 self._known[leaf.untyped_storage()._cdata] = "input"
         self._bits = bits
         self._units = units
@@ -105,6 +105,8 @@ class _Collector:
         self._compressed = {name: dict.fromkeys(bits, 0) for name in names}
 
     def _save(self, tensor: Tensor) -> Tensor:
+        if tensor.layout is not torch.strided:
+            return tensor  # without a storage of its own
         address = tensor.untyped_storage()._cdata
         reason = reason_to_keep(tensor, self._known, address)
         if address in self._saved or (reason is not None and alive_anyway(reason)):
@@ -128,6 +130,8 @@ class _Collector:
                 self._now = path
                 for leaf in tree_leaves((args, kwargs)):
                     if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+                        continue
+                    if leaf.layout is not torch.strided:
                         continue
                     address = leaf.untyped_storage()._cdata
                     if address not in self._known and address not in self._inputs:

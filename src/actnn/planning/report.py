@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -94,7 +95,7 @@ def report(model: nn.Module, step: Callable[[], Tensor] | None = None) -> Report
     """Say what the last step of a compressed model held for its backward, and why.
 
     Args:
-        model: A model after `compress` or `fit`.
+        model: A model after `compress` or `fit`, or a wrapper around one.
         step: Runs a forward and returns the loss. If it is given, this step is run, backward
             included, and its memory measured; gradients are added to the parameters'.
 
@@ -104,11 +105,8 @@ def report(model: nn.Module, step: Callable[[], Tensor] | None = None) -> Report
     Raises:
         ActNNError: If the model is not compressed, or no step has been run.
     """
-    saving = getattr(model, "actnn", None)
-    if not isinstance(saving, Saving):
-        raise ActNNError(
-            f"Expected a model after actnn.compress or actnn.fit, got {type(model).__name__}"
-        )
+    model = _compressed(model)
+    saving = cast(Saving, model.actnn)
     if step is None:
         if not saving.records:
             raise ActNNError(
@@ -117,6 +115,8 @@ def report(model: nn.Module, step: Callable[[], Tensor] | None = None) -> Report
                 "inside of `with model.actnn:`"
             )
         return Report(list(saving.records))
+    if not callable(step):
+        raise ActNNError(f"Expected step to be a function without arguments, got {step!r}")
     device = next(model.parameters()).device
     known: list[Tensor] = [*model.parameters(), *model.buffers()]
     units = _finest(model) if next(model.children(), None) is not None else []
@@ -125,6 +125,18 @@ def report(model: nn.Module, step: Callable[[], Tensor] | None = None) -> Report
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return Report(list(saving.records), memory.peak, memory)
+
+
+def _compressed(model: nn.Module) -> nn.Module:
+    """Return the model itself if it is compressed, or the one in it that is."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    found = [each for each in modules if isinstance(vars(each).get("actnn"), Saving)]
+    if not found or (found[0] is not model and len(found) > 1):
+        raise ActNNError(
+            f"Expected a model after actnn.compress or actnn.fit, or one with one of these inside, "
+            f"got {type(model).__name__} with {len(found)}"
+        )
+    return found[0]
 
 
 def _finest(model: nn.Module) -> list[Unit]:

@@ -106,19 +106,24 @@ class TrainingStep:
     def isolated(self) -> Iterator[None]:
         """Start from no gradients and fixed random numbers; afterwards everything is as before.
 
+        The gradients are those of the parameters and of the example.
+
         Buffers are restored, too: batch norm's running statistics do not notice the step.
         """
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        gradients = {name: p.grad for name, p in self.model.named_parameters()}
+        leaves = [x for x in tree_leaves(self.example) if isinstance(x, Tensor) and x.is_leaf]
+        leaves += self.model.parameters()
+        gradients = [leaf.grad for leaf in leaves]
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(0)
-            self.model.zero_grad(set_to_none=True)
+            for leaf in leaves:
+                leaf.grad = None
             try:
                 yield
             finally:
                 with torch.no_grad():
                     for name, buffer in self.model.named_buffers():
                         buffer.copy_(buffers[name])
-                for name, parameter in self.model.named_parameters():
-                    parameter.grad = gradients[name]
+                for leaf, gradient in zip(leaves, gradients, strict=True):
+                    leaf.grad = gradient

@@ -89,6 +89,21 @@ def test_checkpoints_are_those_of_the_model():
     assert actnn.config.training
 
 
+def test_an_uncompressed_qmodule_runs_its_model():
+    x, y = batch()
+    exact = model()
+    step(exact, x, y)
+    for net in (actnn.QModule(model()), actnn.QModule(actnn.QModule(model()))):
+        step(net, x, y)
+        assert actnn.report(net).held < actnn.report(net).nbytes
+        step(actnn.uncompress(net), x, y)
+        same = zip(exact.parameters(), net.parameters(), strict=True)
+        assert all(torch.equal(a.grad, b.grad) for a, b in same)
+        if not isinstance(net.model, actnn.QModule):
+            with pytest.raises(actnn.ActNNError, match=r"got one after uncompress"):
+                net.saving  # noqa: B018
+
+
 def test_config_knows_its_fields():
     with pytest.raises(actnn.ActNNError, match="nearest is 'group_size'"):
         actnn.config.group_sizes = 128
@@ -189,6 +204,10 @@ def test_gradient_statistics_of_each_sample():
     energy = net.saving.adaptive.statistics._energy["3"]
     assert energy.shape == (12,)
     assert not energy.isnan().any()
+    for wrong, message in [([0, 12], "from 0 to 11 .*got 0 to 12"), ([0], "each of 2 samples")]:
+        actnn.QScheme.batch = wrong
+        with pytest.raises(actnn.ActNNError, match=message):
+            step(net, *(each[:2] for each in batch()))
     actnn.QScheme.batch = None
     with pytest.raises(actnn.ActNNError, match=r"QScheme\.batch"):
         net(data[0][0][None])

@@ -196,9 +196,10 @@ def test_nothing_of_the_model_changes():
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5))
     state = copy.deepcopy(net.state_dict())
     net[0].weight.grad = torch.ones_like(net[0].weight)
-    x = torch.randn(4, 3, 16, 16)
+    x = torch.randn(4, 3, 16, 16, requires_grad=True)
     random = torch.random.get_rng_state()
     actnn.fit(net, x, "1 GiB")
+    assert x.grad is None
     assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
     assert torch.equal(net[0].weight.grad, torch.ones_like(net[0].weight))
     assert net[0].bias.grad is None

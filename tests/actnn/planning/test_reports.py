@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import actnn
 
@@ -41,7 +42,7 @@ def test_an_estimate_needs_no_memory_and_changes_nothing():
 
 def test_an_estimate_of_a_model_with_made_weights():
     net, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), torch.randn(512, 64)
-    nn.utils.prune.l1_unstructured(net[1], "weight", 0.5)
+    prune.l1_unstructured(net[1], "weight", 0.5)
     assert actnn.estimate(net, x).rows["1"].exact >= 512 * 64 * 4
 
 
@@ -82,6 +83,36 @@ def test_a_report_says_what_is_held_by_whom_and_why():
     text = str(report)
     for word in ("parameter", "compressed", "peak", "(model)" if "" in report.by_module() else "3"):
         assert word in text
+
+
+def test_a_report_of_a_model_in_a_wrapper():
+    net, x = actnn.compress(model(), bits=4), torch.randn(4, 3, 16, 16)
+    wrapper = nn.ModuleList([net])
+    net(x).sum().backward()
+    assert str(actnn.report(wrapper)) == str(actnn.report(net))
+    assert actnn.report(wrapper, lambda: net(x).sum()).peak > 0
+    actnn.compress(net[2])
+    assert actnn.report(net, lambda: net(x).sum()).held > 0
+    with pytest.raises(actnn.ActNNError, match="got ModuleList with 2"):
+        actnn.report(nn.ModuleList([actnn.compress(model()), actnn.compress(model())]))
+    with pytest.raises(actnn.ActNNError, match="step to be a function without arguments, got 3"):
+        actnn.report(net, 3)
+
+
+def test_sparse_inputs():
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 64), nn.Linear(64, 2)
+
+        def forward(self, edges, x):
+            return self.b(torch.sparse.mm(edges, self.a(x).relu()))
+
+    net, edges, x = Graph(), torch.eye(512).to_sparse(), torch.randn(512, 8)
+    assert actnn.estimate(net, (edges, x)).total.exact >= 512 * 64 * 4
+    actnn.compress(net, bits=4)
+    net(edges, x).sum().backward()
+    assert actnn.report(net).held < actnn.report(net).nbytes
 
 
 def test_a_plot_needs_a_timeline(tmp_path):

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from actnn._errors import ActNNError
-from actnn.planning.blocks import hooked
+from actnn.planning.blocks import Unhooked
 from actnn.planning.meter import meter_for
 from actnn.planning.plot import plot_memory
 from actnn.planning.sizes import format_bytes
 from actnn.planning.timeline import Timeline, record
 from actnn.planning.units import Unit, find_units
 from actnn.saving import Record, Saving
+from actnn.saving.records import LOSSLESS
+from actnn.saving.swapping import is_swapped
 
 
 @dataclass(frozen=True)
@@ -120,11 +124,43 @@ def report(model: nn.Module, step: Callable[[], Tensor] | None = None) -> Report
     device = next(model.parameters()).device
     known: list[Tensor] = [*model.parameters(), *model.buffers()]
     units = _finest(model) if next(model.children(), None) is not None else []
-    with hooked(model), meter_for(device, known) as meter:
+    with _observed(model) as observer, meter_for(device, known) as meter:
         memory = record(units, step, device, meter)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return Report(list(saving.records), memory.peak, memory)
+    return Report(list(observer.records), memory.peak, memory)
+
+
+@contextmanager
+def _observed(model: nn.Module) -> Iterator[Saving]:
+    """Yield what records the steps of a model: its Saving, unless it runs without one.
+
+    A model that runs without keeps doing so. Hooks see what autograd saves, and change nothing.
+    """
+    if not is_swapped(model, Unhooked):
+        yield cast(Saving, model.actnn)
+        return
+    observer = Saving(bits=LOSSLESS, model=model)
+    hooks = saved_tensors_hooks(lambda x: observer.hooks.pack(x), lambda held: held.unpack())
+
+    def enter(_: nn.Module, args: object, named: object) -> None:
+        observer.__enter__()
+        hooks.__enter__()  # not those that tell layers to keep less
+        observer.add_inputs((args, named))
+
+    def leave(*_: object) -> None:
+        hooks.__exit__(None, None, None)
+        observer.__exit__(None, None, None)
+
+    handles = [
+        model.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
+        model.register_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield observer
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _compressed(model: nn.Module) -> nn.Module:

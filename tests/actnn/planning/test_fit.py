@@ -113,7 +113,14 @@ def test_a_plan_without_codes_installs_no_hooks():
     assert all(map(torch.equal, gradients(net, x), exact))
     report = actnn.report(net, lambda: net(x).square().mean())  # sees it nevertheless
     assert 0 < report.held < report.peak
+    assert report.held == report.nbytes
+    assert "input" in report.by_reason()
     assert not hooked(net, x)
+    net.zero_grad()
+    with HostMeter([*net.parameters(), *net.buffers(), x]) as meter:
+        net(x).square().mean().backward()
+    net.zero_grad()
+    assert actnn.report(net, lambda: net(x).square().mean()).peak == meter.peak()
     planner._measurement.apply([BlockChoice("compress", 4)] * units)
     assert hooked(net, x)
     net(x)

@@ -32,9 +32,9 @@ def is_compared(tensor: Tensor) -> bool:
     node: Any = tensor.grad_fn
     name = "" if node is None else node.name()
     if name in _REDUCTIONS:
-        return node._saved_reduce not in ("mean", "sum", "prod")
+        return getattr(node, "_saved_reduce", "") not in ("mean", "sum", "prod")
     if name == "LinalgVectorNormBackward0":
-        return math.isinf(node._saved_ord)
+        return math.isinf(getattr(node, "_saved_ord", math.inf))
     return name in _EXTREMES
 
 

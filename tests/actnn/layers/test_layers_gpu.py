@@ -233,6 +233,17 @@ def test_codes_in_host_memory():
     assert left > 0.8 * codes  # the parameters of codes stay
 
 
+@pytest.mark.parametrize("settings", [{"bits": 2, "swap": True}, {"bits": 2}], ids=str)
+def test_what_backward_compares_stays_exact(settings):
+    x = torch.randn(512, 512, device="cuda", requires_grad=True)
+    for reduce in (lambda y: y.amax(-1), lambda y: y.max(), lambda y: y.chunk(2, -1)[1].amin(0)):
+        (exact,) = torch.autograd.grad(reduce(x * 1.5).sum(), x)
+        with Saving(**settings, min_bytes=0) as saving:
+            loss = reduce(x * 1.5).sum()
+        assert "compared in backward" in {record.reason for record in saving.records}
+        assert torch.equal(torch.autograd.grad(loss, x)[0], exact)
+
+
 # Of torch and inductor: new names for TF32, and what would be faster.
 @pytest.mark.filterwarnings("ignore", "error::actnn.ActNNWarning")
 def test_inductor_holds_codes():

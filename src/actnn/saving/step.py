@@ -16,6 +16,7 @@ from actnn.saving.exclusions import (
     NONLINEAR_BITS,
     RELU,
     alive_anyway,
+    is_attention,
     least_bits,
     op_of,
     reason_to_keep,
@@ -245,6 +246,8 @@ class Step:
                 self._record(tensor, seen.nbytes, 0, f"shared with {seen.record}", path=path)
                 if self.saving.adaptive is not None:
                     self.saving.adaptive.share(seen.record, path)
+                if isinstance(held, Compressed):
+                    held.saves += 1
                 if seen.nbytes:
                     self._seen[key] = seen._replace(nbytes=0)
                 return View(held, tensor, whole) if dense else held
@@ -308,7 +311,7 @@ class Step:
         if codes is None or choice.action == "offload":
             held, reason = Offloaded(codes or tensor, self._queue, positive), "in host memory"
         else:
-            held, reason = Compressed(codes, positive), "compressed"
+            held, reason = Compressed(codes, positive, is_attention(op)), "compressed"
         if bits != choice.bits:
             choice = Choice(choice.action, bits)
         if instead is None:

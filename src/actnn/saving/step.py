@@ -71,7 +71,7 @@ class Opaque(NamedTuple):
         )
 
 
-def _whole(tensor: Tensor) -> Tensor | None:
+def whole_of(tensor: Tensor) -> Tensor | None:
     """Return what is to be held for a tensor, a dense one; None if it has gaps or overlap.
 
     Parts of one tensor, such as queries, keys and values, share what is held, without copies.
@@ -229,7 +229,7 @@ class Step:
         address = storage._cdata
         if address in self.known:  # alive anyway, so that nothing is to be shared
             return self._keep(tensor, reason_to_keep(tensor, self.known, address) or "", 0)
-        whole = _whole(tensor)
+        whole = whole_of(tensor)
         dense = whole is not None
         if whole is None:
             whole = tensor

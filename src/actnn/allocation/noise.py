@@ -82,7 +82,7 @@ class NoiseMonitor:
 
     def _watch(self, module: nn.Module, _: object = None) -> None:
         """Hook a module's parameters. `fully_shard` puts whole ones there before each forward."""
-        if not self._gradients or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not self._gradients:
             return
         for parameter in module._parameters.values():
             if parameter is None or not parameter.requires_grad or id(parameter) in self._handles:

@@ -65,7 +65,7 @@ def share_views(forward: fx.Graph, backward: fx.Graph, current: fx.Node) -> None
         groups.setdefault(source_of(node), []).append(node)
     for source, members in groups.items():
         if source not in results and _is_worth_sharing(source, members):
-            first = members[members[0] is current]
+            first = next(member for member in members if member is not current)
             _view_in_backward(source, places[first.name], [(m, places[m.name]) for m in members])
             _save_instead(source, first)
 
@@ -131,4 +131,5 @@ def _save_instead(source: fx.Node, saved: fx.Node) -> None:
         view = saved.graph.node_copy(saved)
     saved.replace_all_uses_with(view, delete_user_cb=lambda user: user.op != "output")
     saved.target, saved.args, saved.kwargs = ALIASES[0], (source,), {}
-    saved.meta.update(val=source.meta["val"])
+    saved.meta.pop("tensor_meta", None)
+    saved.meta["val"] = source.meta["val"]

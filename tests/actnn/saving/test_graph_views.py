@@ -25,9 +25,26 @@ def encoded(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_a_block_encodes_each_storage_once(encoded, backend):
-    model, x = Block(), torch.randn(4, 16, 32)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize(
+    ("backend", "device"),
+    [
+        ("aot_eager", "cpu"),
+        ("inductor", "cpu"),
+        pytest.param(
+            "inductor",
+            "cuda",
+            marks=[
+                needs_gpu,
+                pytest.mark.filterwarnings("ignore", "error::actnn.ActNNWarning"),  # inductor's
+            ],
+        ),
+    ],
+)
+def test_a_block_encodes_each_storage_once(encoded, backend, device):
+    model, x = Block().to(device), torch.randn(4, 16, 32, device=device)
     saving = actnn.compressed(bits=2, min_bytes=0, model=model)
     with saving:
         loss = torch.compile(model, backend=backend)(x).sum()

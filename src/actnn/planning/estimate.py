@@ -137,7 +137,7 @@ class _Collector:
         whole = whole_of(tensor)
         layout = (tensor.shape, tensor.stride()) if whole is None else whole.numel()
         whole = tensor if whole is None else whole
-        key = (address, whole.storage_offset(), layout)
+        key = (address, whole.storage_offset(), layout, tensor.dtype, tensor._version)
         if key not in self._saved:
             self._saved[key] = tensor
             for bits in self._bits:

@@ -16,6 +16,7 @@ from actnn.saving.exclusions import (
     NONLINEAR_BITS,
     RELU,
     alive_anyway,
+    is_attention,
     least_bits,
     op_of,
     reason_to_keep,
@@ -70,7 +71,7 @@ class Opaque(NamedTuple):
         )
 
 
-def _whole(tensor: Tensor) -> Tensor | None:
+def whole_of(tensor: Tensor) -> Tensor | None:
     """Return what is to be held for a tensor, a dense one; None if it has gaps or overlap.
 
     Parts of one tensor, such as queries, keys and values, share what is held, without copies.
@@ -228,7 +229,7 @@ class Step:
         address = storage._cdata
         if address in self.known:  # alive anyway, so that nothing is to be shared
             return self._keep(tensor, reason_to_keep(tensor, self.known, address) or "", 0)
-        whole = _whole(tensor)
+        whole = whole_of(tensor)
         dense = whole is not None
         if whole is None:
             whole = tensor
@@ -245,6 +246,8 @@ class Step:
                 self._record(tensor, seen.nbytes, 0, f"shared with {seen.record}", path=path)
                 if self.saving.adaptive is not None:
                     self.saving.adaptive.share(seen.record, path)
+                if isinstance(held, Compressed):
+                    held.saves += 1
                 if seen.nbytes:
                     self._seen[key] = seen._replace(nbytes=0)
                 return View(held, tensor, whole) if dense else held
@@ -308,7 +311,7 @@ class Step:
         if codes is None or choice.action == "offload":
             held, reason = Offloaded(codes or tensor, self._queue, positive), "in host memory"
         else:
-            held, reason = Compressed(codes, positive), "compressed"
+            held, reason = Compressed(codes, positive, is_attention(op)), "compressed"
         if bits != choice.bits:
             choice = Choice(choice.action, bits)
         if instead is None:

@@ -55,10 +55,8 @@ def arrange() -> None:
 
 def _added(graph: fx.Graph) -> list[fx.Node]:
     """Return the calls that are new since the last look at a graph, none at the first one."""
-    known, nodes = (
-        _arranged.get(graph),
-        [node for node in graph.nodes if node.op == "call_function"],
-    )
+    known = _arranged.get(graph)
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
     _arranged[graph] = set(nodes)
     return [] if known is None else [node for node in nodes if node not in known]
 

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from actnn_models import Block, compressed_copy, gradients
 from torch import nn
 
+import actnn
+
 
 def worker(rank: int, folder: str, processes: int, backend: str) -> None:
     """Compare gradients with those of torch's own DDP, and write the largest distances."""
@@ -39,9 +41,7 @@ def worker(rank: int, folder: str, processes: int, backend: str) -> None:
             found[f"ddp {bits}"] = gradients(DistributedDataParallel(ours), x)[1:]
             found[f"kept {bits}"] = {r.reason for r in ours.actnn.records if r.nbytes == 0}
             sharded = compressed_copy(model, bits=bits)
-            for block in sharded[:2]:
-                fully_shard(block)
-            fully_shard(sharded)
+            _shard(sharded)
             gradients_ = gradients(sharded, x)[1:]
             found[f"fsdp {bits}"] = [gradient.full_tensor() for gradient in gradients_]
             held = {r.reason for r in sharded.actnn.records if r.held and r.shape in SHAPES}
@@ -64,7 +64,10 @@ def worker(rank: int, folder: str, processes: int, backend: str) -> None:
             others["synchronized"] = gradients(synchronized, images)[1:]
             ours = DistributedDataParallel(compressed_copy(synchronized.module, bits=8))
             found["synchronized 8"] = gradients(ours, images)[1:]
-        errors = {}
+        for name, wrap in (("ddp", DistributedDataParallel), ("fsdp", _shard)):
+            ours = actnn.compress(copy.deepcopy(model), level="L3", min_bytes=0)
+            others[f"noise {name}"] = _noise_share(wrap(ours), ours, rank)
+        errors = {"noise": [others["noise ddp"], others["noise fsdp"]]}
         for name, values in found.items():
             if isinstance(values, list):
                 pairs = zip(others.get(name.split()[0], exact), values, strict=True)
@@ -76,6 +79,25 @@ def worker(rank: int, folder: str, processes: int, backend: str) -> None:
         dist.destroy_process_group()
     # A thread of gloo may release tensors after the interpreter has ended.
     os._exit(0)
+
+
+def _shard(model: nn.Module) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    for block in model[:2]:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def _noise_share(wrapped: nn.Module, model: nn.Module, rank: int) -> float:
+    """Return the share of noise in the differences of gradients after some steps."""
+    adaptive = model.actnn.adaptive
+    adaptive.statistics.refresh = 1
+    random = torch.Generator().manual_seed(rank)
+    device = next(model.parameters()).device
+    for _ in range(9):
+        gradients(wrapped, torch.randn(3, 7, 32, generator=random).to(device))
+    return float(adaptive._monitor._added)
 
 
 SHAPES = {(32, 96), (32, 128), (128, 32), (32, 4)}  # of weights as they are saved
@@ -93,3 +115,6 @@ def check(folder: Path, processes: int, exact: float) -> None:
         assert 0 <= found.get("synchronized 8", 0) < 0.05
         assert "view of a parameter" in found["kept 8"]
         assert found["held weights 8"] == []
+        ddp_share, fsdp_share = found["noise"]
+        assert 0 < ddp_share < 1
+        assert abs(fsdp_share - ddp_share) < 1e-3 * ddp_share

@@ -25,8 +25,8 @@ class NoiseMonitor:
 
     Half of the squared difference between the gradients of two steps in succession is their
     variance over batches, and the noise of compression: the model has hardly changed between them.
-    Gradients are taken before they are accumulated, scaled or averaged over processes. Nothing
-    waits for the device, so that a warning comes some steps late.
+    Gradients are taken before they are accumulated, scaled or averaged over processes, so that each
+    process compares its own. Nothing waits for the device: a warning comes some steps late.
 
     Args:
         average: Average bits, for advice.
@@ -37,7 +37,7 @@ class NoiseMonitor:
     def __init__(self, average: float, *, share: float = 0.1, decay: float = 0.8) -> None:
         self.share, self.decay, self.average = share, decay, average
         self.warned = False
-        self._handles: list[Any] = []
+        self._handles: dict[int, Any] = {}  # of hooks, by the parameter or the module
         self._gradients: list[dict[int, Tensor]] = []  # of the steps of a pair, by parameter
         self._noise: Tensor | None = None
         self._added: Tensor | None = None  # noise as a share of half of the difference, smoothed
@@ -45,12 +45,12 @@ class NoiseMonitor:
         self._pending: HostCopy | None = None
 
     def begin_step(
-        self, parameters: Iterable[nn.Parameter], noise: Tensor | None, *, observing: bool
+        self, modules: Iterable[nn.Module], noise: Tensor | None, *, observing: bool
     ) -> None:
         """Begin a step.
 
         Args:
-            parameters: Those of the model.
+            modules: Those of the model.
             noise: Variance that compression has added to the gradient of the last step, ().
             observing: Whether the noise of this step will be known.
         """
@@ -67,21 +67,30 @@ class NoiseMonitor:
         if len(self._gradients) == 1 or (observing and not self.warned):
             self._gradients.append({})
         if self._gradients and not self._handles:
-            self._handles = [
-                parameter.register_hook(partial(self._take, index))
-                for index, parameter in enumerate(parameters)
-                if parameter.requires_grad
-            ]
+            for module in modules:
+                self._watch(module)
 
     def stop(self) -> None:
         """Remove the hooks."""
-        for handle in self._handles:
+        for handle in self._handles.values():
             handle.remove()
-        self._handles, self._gradients = [], []
+        self._handles, self._gradients = {}, []
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what copies share; hooks and the pair of steps that is running stay here."""
-        return self.__dict__ | {"_handles": [], "_gradients": [], "_noise": None, "_pending": None}
+        return self.__dict__ | {"_handles": {}, "_gradients": [], "_noise": None, "_pending": None}
+
+    def _watch(self, module: nn.Module, _: object = None) -> None:
+        """Hook a module's parameters. `fully_shard` puts whole ones there before each forward."""
+        if torch.compiler.is_compiling() or not self._gradients:
+            return
+        for parameter in module._parameters.values():
+            if parameter is None or not parameter.requires_grad or id(parameter) in self._handles:
+                continue
+            hook = partial(self._take, id(parameter))
+            self._handles[id(parameter)] = parameter.register_hook(hook)
+            if type(parameter) is not nn.Parameter and id(module) not in self._handles:
+                self._handles[id(module)] = module.register_forward_pre_hook(self._watch)
 
     @torch.no_grad()
     def _take(self, index: int, gradient: Tensor) -> None:

@@ -16,7 +16,7 @@ from actnn.saving.active import step_for
 from actnn.saving.swapping import Swapped
 
 _backward = torch.ops.aten.convolution_backward.default
-LARGEST_PART = 1 << 29  # bytes of the input
+LARGE, PART = 1 << 29, 1 << 28  # bytes of an input, and of a part of it
 
 
 class _Convolution(Function):
@@ -129,6 +129,6 @@ class Convolution(Swapped):
             return super().forward(x)  # type: ignore[misc, no-any-return]
         settings = (self.stride, self.padding, self.dilation, False, (0, 0), self.groups)
         parts = 1
-        if x.is_cuda and x.nbytes > LARGEST_PART and x.is_contiguous() and step.rounds(x):
-            parts = min(x.shape[0], -(-x.nbytes // LARGEST_PART))
+        if x.is_cuda and x.nbytes > LARGE and x.is_contiguous() and step.rounds(x):
+            parts = min(x.shape[0], -(-x.nbytes // PART))
         return _Convolution.apply(x, self.weight, self.bias, settings, parts)  # type: ignore[no-any-return]

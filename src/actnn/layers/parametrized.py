@@ -16,5 +16,5 @@ class ComputedWeight(Swapped):
         weight: Tensor = super().forward()  # type: ignore[misc]
         step = active_step()
         if step is not None and type(weight) is Tensor:
-            step.keep_weight(weight)
+            step.never_round(weight, "computed weight")
         return weight

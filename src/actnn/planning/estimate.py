@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeCopyMode,
+    FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
 )
@@ -28,8 +29,19 @@ from actnn.planning.training_step import Loss, TrainingStep
 from actnn.planning.units import Unit, find_units
 from actnn.saving import Saving
 from actnn.saving.context import MIN_BYTES
-from actnn.saving.exclusions import alive_anyway, known_storages, reason_to_keep
+from actnn.saving.exclusions import (
+    RELU,
+    alive_anyway,
+    known_storages,
+    least_bits,
+    op_of,
+    reason_to_keep,
+)
 from actnn.saving.records import checked_bits
+from actnn.saving.step import whole_of
+
+# Recurrent networks of oneDNN, cuDNN and MIOpen.
+_WITH_WORKSPACE = {"MkldnnRnnLayerBackward0", "CudnnRnnBackward0", "MiopenRnnBackward0"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +66,9 @@ class Row:
 class Estimate:
     """What each choice would hold: `rows` by unit. Print it for the table.
 
-    Modules with codes of their own, such as ReLU and dropout, hold less than `compressed` says.
+    `compressed` has codes of what PyTorch keeps. Dropout, pools, `nn.GRU` and norms of narrow
+    tokens hold less. `nn.Sigmoid` and `nn.Tanh` hold codes of their derivatives beside those of
+    their results.
     """
 
     rows: dict[str, Row]
@@ -85,6 +99,10 @@ class Estimate:
         return "\n".join(lines)
 
 
+class _UnknownSizeError(Exception):
+    """A workspace is saved of which only a library knows the size."""
+
+
 class _Collector:
     """Adds up what autograd saves, each storage once, by unit."""
 
@@ -96,7 +114,8 @@ class _Collector:
         self._bits = bits
         self._units = units
         self._now = ""
-        self._saved: dict[int, Tensor] = {}
+        self._storages: set[int] = set()
+        self._saved: dict[tuple[object, ...], Tensor] = {}  # so that no address is used again
         self._inputs: dict[int, Tensor] = {}
         names = [unit.path for unit in units] + [""]
         self._exact = dict.fromkeys(names, 0)
@@ -107,18 +126,27 @@ class _Collector:
     def _save(self, tensor: Tensor) -> Tensor:
         if tensor.layout is not torch.strided:
             return tensor  # without a storage of its own
-        address = tensor.untyped_storage()._cdata
+        storage = tensor.untyped_storage()
+        address = storage._cdata
         reason = reason_to_keep(tensor, self._known, address)
-        if address in self._saved or (reason is not None and alive_anyway(reason)):
+        if reason is not None and alive_anyway(reason):
             return tensor
-        self._saved[address] = tensor
-        nbytes = tensor.numel() * tensor.element_size()
-        self._exact[self._now] += nbytes
-        self._host[self._now] += 0 if reason is not None else nbytes
-        for bits in self._bits:
-            small = reason is not None or nbytes < MIN_BYTES
-            held = nbytes if small else min(nbytes, bytes_of(tensor.numel(), bits))
-            self._compressed[self._now][bits] += held
+        if isinstance(tensor, FakeTensor) and op_of(tensor) in _WITH_WORKSPACE:
+            raise _UnknownSizeError
+        new = address not in self._storages
+        exact = storage.nbytes() if new else 0
+        self._exact[self._now] += exact
+        self._host[self._now] += 0 if reason is not None else exact
+        self._storages.add(address)
+        whole = whole_of(tensor)
+        layout = (tensor.shape, tensor.stride()) if whole is None else whole.numel()
+        whole = tensor if whole is None else whole
+        key = (address, whole.storage_offset(), layout, tensor.dtype, tensor._version)
+        if key not in self._saved:
+            self._saved[key] = tensor
+            for bits in self._bits:
+                held = exact if reason is not None else _held(tensor, whole, bits, exact)
+                self._compressed[self._now][bits] += held
         return tensor
 
     @contextmanager
@@ -165,13 +193,24 @@ class _Collector:
         return Estimate(rows or {"(nothing)": empty})
 
 
+def _held(tensor: Tensor, whole: Tensor, bits: int, exact: int) -> int:
+    """Bytes of the codes of a tensor that may be compressed, held as a whole; else as it is."""
+    n, op = whole.numel(), op_of(tensor)
+    nbytes = n * whole.element_size()
+    if nbytes < MIN_BYTES:
+        return exact
+    codes = bytes_of(n, max(bits, least_bits(tensor, op)))
+    return min(nbytes, codes + (-(-n // 8) if op == RELU else 0))
+
+
 def estimate(
     model: nn.Module, example: Any, *, loss: Loss | None = None, bits: Sequence[int] = (8, 4, 2)
 ) -> Estimate:
     """Say what each choice would hold for backward: exact, some bits, recompute, offload.
 
     The forward runs on tensors without data, so that no memory is needed and nothing changes. A
-    model whose forward depends on values is run in earnest.
+    model whose forward depends on values, or that has an `nn.LSTM` or on a GPU another recurrent
+    network of PyTorch, is run in earnest.
 
     Args:
         model: The model in training mode.
@@ -208,6 +247,7 @@ def estimate(
         DataDependentOutputException,
         DynamicOutputShapeException,
         UnsupportedOperatorException,
+        _UnknownSizeError,
     ):
         with step.isolated():
             return _estimated(step, bits)

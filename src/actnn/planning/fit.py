@@ -25,6 +25,7 @@ from actnn.saving import Saving
 ROUNDS = 6  # corrections of the prediction by a real step
 MOST_NOISE = 0.1  # of the gradient's squared norm, above which a plan warns
 SLACK = 0.02  # of the budget that may stay unused
+WHOLE_SAVES = 0.2  # of the peak at most, where a model is compiled as one instead of by units
 FUSED = (4,)  # bits of codes that compiled blocks may compute themselves: each is compiled
 MEMORY_SHARES = (0.5, 0.2)  # of what a compiled block would hold
 Choices: TypeAlias = tuple[BlockChoice, ...]  # one for each unit
@@ -205,9 +206,9 @@ class Planner:
         plans with the smallest peaks.
         """
         for choice in (*self.costs.of, *self._whole):
-            uniform = (choice,) * len(self._units)
-            if choice.whole or self.costs.peak(uniform) <= room:
-                self._peak_of(uniform, room)
+            by_unit = (replace(choice, whole=False),) * len(self._units)
+            if self.costs.peak(by_unit) <= room * (1 + WHOLE_SAVES * choice.whole):
+                self._peak_of((choice,) * len(self._units), room)
         for costs in (self.costs, self._plain_costs):
             self._search(costs, room, noise_price)
         if not any(peak <= room for peak in self._peaks.values()):

@@ -84,8 +84,8 @@ class Adaptive:
             return
         noise = statistics.noise() if statistics.observing else None
         statistics.step()
-        parameters = () if model is None else model.parameters()
-        self._monitor.begin_step(parameters, noise, observing=statistics.observing)
+        modules = () if model is None else model.modules()
+        self._monitor.begin_step(modules, noise, observing=statistics.observing)
 
     def bits_of(self, path: str, tensor: Tensor, record: int) -> Bits | None:
         """Bits of a tensor that is about to be compressed, or of its samples.

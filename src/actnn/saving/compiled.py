@@ -21,12 +21,14 @@ from actnn.codec import executors, ops
 from actnn.saving.active import ACTIVE, pack_in_step
 from actnn.saving.bit_masks import fusible_mask, unpack_flat
 from actnn.saving.exclusions import ATTENTION_BITS, NONLINEAR_BITS
-from actnn.saving.graph_order import arrange, traced_node
+from actnn.saving.graph_order import arrange, is_read, traced_node
+from actnn.saving.graph_views import made_by, readers_of
 from actnn.saving.records import LOSSLESS, TensorInfo
 from actnn.saving.settings import Settings
 from actnn.saving.uncompiled import uncompiled
 
 _aten = torch.ops.aten
+_RELU = _aten.relu.default
 _NONLINEAR = {
     _aten.sigmoid.default,
     _aten.tanh.default,
@@ -74,6 +76,8 @@ class GraphHooks:
         assert saving is not None
         assert node is not None
         arrange()
+        if not is_read():
+            return ("unread",)
         size = math.prod(x.shape) * x.element_size()
         if size < saving.min_bytes or _is_expanded(x):
             return x
@@ -88,11 +92,12 @@ class GraphHooks:
         if bits is None:
             return x
         data, params = encode_in_step(flat, bits, saving.group, saving.stochastic)
-        positive = fusible_mask(flat > 0) if node.target is _aten.relu.default else None
+        positive = fusible_mask(flat > 0) if made_by(node).target is _RELU else None
         return ("codes", data, params, positive, bits, saving.group, x.dtype, *layout)
 
     def _bits(self, saving: Settings, x: Tensor, node: fx.Node, size: int) -> int | None:
-        if _is_statistic(node, x):
+        made = made_by(node)
+        if _is_statistic(made, x):
             return None
         target = getattr(node.target, "__name__", str(node.target))
         info = TensorInfo(self._path(node), target, next(self._ids), x.shape, x.dtype, size)
@@ -100,9 +105,9 @@ class GraphHooks:
         if choice.action != "compress" or choice.bits in (None, LOSSLESS):
             return None
         least = 1
-        if node.target in _NONLINEAR:
+        if made.target in _NONLINEAR:
             least = NONLINEAR_BITS
-        elif any("attention" in str(other.target) for other in [*node.users, *_parents(node)]):
+        elif any("attention" in str(each.target) for each in [*readers_of(made), *_parents(made)]):
             least = ATTENTION_BITS
         return max(least, choice.bits or 0)
 
@@ -143,6 +148,8 @@ def _unpack(held: Any) -> Any:
     if not isinstance(held, tuple):
         return held
     kind, *rest = held
+    if kind == "unread":
+        return torch.empty(0)
     *rest, shape, places = rest
     n = math.prod(shape)
     if kind == "mask":

@@ -116,6 +116,11 @@ def op_of(tensor: Tensor) -> str:
     return "" if node is None else node.name()
 
 
+def is_attention(op: str) -> bool:
+    """Whether an autograd node is one of attention: it saves its result, as the next layer does."""
+    return op.startswith("ScaledDotProduct")
+
+
 def least_bits(tensor: Tensor, op: str) -> int:
     """Return the fewest bits at which the noise of a tensor does little harm.
 
@@ -128,4 +133,4 @@ def least_bits(tensor: Tensor, op: str) -> int:
     # Operands of attention: heads are split off by a transposed view (N, H, T, D). The result must
     # match them, or the recomputed probabilities do not sum to 1.
     heads = tensor.dim() == 4 and tensor._base is not None and not tensor.is_contiguous()
-    return ATTENTION_BITS if heads or op.startswith("ScaledDotProduct") else 1
+    return ATTENTION_BITS if heads or is_attention(op) else 1

@@ -12,10 +12,10 @@ from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import fx
 
-_ALIASES = torch.ops.aten.alias.default, torch.ops.aten.detach.default
+from actnn.saving.graph_views import ALIASES, inputs_of, share_views
+
 _arranged: WeakKeyDictionary[fx.Graph, set[fx.Node]] = WeakKeyDictionary()
 
 
@@ -25,35 +25,45 @@ def traced_node() -> fx.Node | None:
     return None if context is None else context["_node"]
 
 
+def is_read() -> bool:
+    """Whether backward reads the saved tensor for which a hook is being compiled."""
+    context = _hook_context()()
+    return context is None or bool(inputs_of(context["_bw_graph"])[context["_node"].name].users)
+
+
 def arrange() -> None:
     """Move what hooks have added to the graphs that are being compiled.
 
     Then exact tensors live shortly: in the forward graph additions follow what they read, in the
-    backward graph they precede what reads them, all but those of the last tensor.
+    backward graph they precede what reads them, all but those of the last tensor. At the first
+    look, views of one tensor become one saved tensor.
     """
     context = _hook_context()()
     if context is None:
         return
-    for node in _added(context["_fw_graph"]):
+    forward, backward = context["_fw_graph"], context["_bw_graph"]
+    if forward not in _arranged:
+        share_views(forward, backward, context["_node"])
+    for node in _added(forward):
         _behind_inputs(node)
-    for node in reversed(_added(context["_bw_graph"])):
+    for node in reversed(_added(backward)):
         if node.users:
             min(node.users).prepend(node)
+        else:
+            backward.erase_node(node)
 
 
 def _added(graph: fx.Graph) -> list[fx.Node]:
     """Return the calls that are new since the last look at a graph, none at the first one."""
-    known, nodes = (
-        _arranged.get(graph),
-        [node for node in graph.nodes if node.op == "call_function"],
-    )
+    known = _arranged.get(graph)
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
     _arranged[graph] = set(nodes)
     return [] if known is None else [node for node in nodes if node not in known]
 
 
 def _behind_inputs(node: fx.Node) -> None:
     for each in node.all_input_nodes:
-        if each.target in _ALIASES:  # of a result, made where the graph ends
+        if each.target in ALIASES:  # of a result, made where the graph ends
             _behind_inputs(each)
     inputs = [each for each in node.all_input_nodes if each.op != "placeholder"]
     if inputs:

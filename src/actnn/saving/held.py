@@ -62,14 +62,33 @@ class Compressed:
     Args:
         codes: The codes.
         positive: What `positive_mask` returned, if no element is below 0.
+        by_maker: Whether the node that made the tensor saves it, too, and runs in backward at once
+            after the last of the others: then the decoded tensor stays alive between them.
+
+    Attributes:
+        saves: How many nodes have saved the tensor.
     """
 
-    __slots__ = ("__weakref__", "_codes", "_decoded", "_exact", "_positive")
+    __slots__ = (
+        "__weakref__",
+        "_alive",
+        "_by_maker",
+        "_codes",
+        "_decoded",
+        "_exact",
+        "_positive",
+        "_unpacked",
+        "saves",
+    )
 
-    def __init__(self, codes: codec.Codes, positive: Tensor | None = None) -> None:
-        self._codes, self._positive = codes, positive
+    def __init__(
+        self, codes: codec.Codes, positive: Tensor | None = None, by_maker: bool = False
+    ) -> None:
+        self._codes, self._positive, self._by_maker = codes, positive, by_maker
         self._exact: Kept | None = None
         self._decoded: StorageWeakRef | None = None
+        self._alive: torch.UntypedStorage | None = None
+        self.saves, self._unpacked = 1, 0
 
     @property
     def held(self) -> int:
@@ -95,15 +114,21 @@ class Compressed:
         # reference does not prolong the life of the first, so that the peak stays.
         weak = self._decoded
         storage = None if weak is None else torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
-        if storage is not None:
+        if storage is None:
+            tensor = codec.decode(codes)
+            if self._positive is not None:
+                # The backward of ReLU passes what is above 0, however little.
+                tensor = restore_positive(tensor, self._positive)
+            storage = tensor.untyped_storage()
+            self._decoded = StorageWeakRef(storage)
+            tensor = tensor.as_strided(shape, strides, start)
+        else:
             empty = torch.empty(0, dtype=codes.dtype, device=storage.device)
-            return empty.set_(storage, start, shape, strides)
-        tensor = codec.decode(codes)
-        if self._positive is not None:
-            # The backward of ReLU passes what is above 0, however little.
-            tensor = restore_positive(tensor, self._positive)
-        self._decoded = StorageWeakRef(tensor.untyped_storage())
-        return tensor.as_strided(shape, strides, start)
+            tensor = empty.set_(storage, start, shape, strides)
+        self._unpacked += 1
+        maker_is_next = self._by_maker and -self._unpacked % self.saves == 1
+        self._alive = storage if maker_is_next else None
+        return tensor
 
 
 class View:
@@ -124,6 +149,8 @@ class View:
 
     def keep(self, exact: Kept) -> None:
         """Hold the tensor of this layout itself."""
+        if isinstance(self._held, Compressed):
+            self._held.saves -= 1
         self._held, self._layout = exact, None
 
     def unpack(self) -> Tensor:

@@ -17,6 +17,7 @@ from actnn.saving.exclusions import (
     NONLINEAR_BITS,
     RELU,
     alive_anyway,
+    is_attention,
     is_attribute,
     least_bits,
     op_of,
@@ -72,7 +73,7 @@ class Opaque(NamedTuple):
         )
 
 
-def _whole(tensor: Tensor) -> Tensor | None:
+def whole_of(tensor: Tensor) -> Tensor | None:
     """Return what is to be held for a tensor, a dense one; None if it has gaps or overlap.
 
     Parts of one tensor, such as queries, keys and values, share what is held, without copies.
@@ -192,9 +193,10 @@ class Step:
         """Say that a tensor is about to be saved, and is rounded only if a choice names it."""
         self._exact[tensor.untyped_storage()._cdata] = reason
 
-    def keep_weight(self, weight: Tensor) -> None:
-        """Say that a tensor is a weight, made from parameters: it is never rounded."""
-        self._never_round(weight, "computed weight")
+    def never_round(self, tensor: Tensor, reason: str) -> None:
+        """Say that a tensor that may be saved is not rounded, whatever the choices are."""
+        storage = tensor.untyped_storage()
+        self._unrounded[storage._cdata] = reason, StorageWeakRef(storage)
 
     def note(self, tensor: Tensor, reason: str) -> None:
         """Record a tensor that torch would have saved, of which nothing is held."""
@@ -240,7 +242,7 @@ class Step:
         address = storage._cdata
         if address in self.known:  # alive anyway, so that nothing is to be shared
             return self._keep(tensor, reason_to_keep(tensor, self.known, address) or "", 0)
-        whole = _whole(tensor)
+        whole = whole_of(tensor)
         dense = whole is not None
         if whole is None:
             whole = tensor
@@ -257,6 +259,8 @@ class Step:
                 self._record(tensor, seen.nbytes, 0, f"shared with {seen.record}", path=path)
                 if self.saving.adaptive is not None:
                     self.saving.adaptive.share(seen.record, path)
+                if isinstance(held, Compressed):
+                    held.saves += 1
                 if seen.nbytes:
                     self._seen[key] = seen._replace(nbytes=0)
                 packed = View(held, tensor, whole) if dense else held
@@ -288,15 +292,11 @@ class Step:
 
     def _keep_compared(self, result: Tensor) -> None:
         """Hold a result, and the operands that were saved with it, without rounding."""
-        self._never_round(result, COMPARED)
+        self.never_round(result, COMPARED)
         for index, kept in self._operands.keep(result):
             self.saving.watch(kept)
             record = self.records[index]
             record.held, record.reason, record.choice = kept.held, COMPARED, KEEP
-
-    def _never_round(self, tensor: Tensor, reason: str) -> None:
-        storage = tensor.untyped_storage()
-        self._unrounded[storage._cdata] = reason, StorageWeakRef(storage)
 
     def _hold(
         self, tensor: Tensor, address: int, part: Tensor, instead: _Claim | None = None
@@ -341,7 +341,7 @@ class Step:
         if codes is None or choice.action == "offload":
             held, reason = Offloaded(codes or tensor, self._queue, positive), "in host memory"
         else:
-            held, reason = Compressed(codes, positive), "compressed"
+            held, reason = Compressed(codes, positive, is_attention(op)), "compressed"
         if bits != choice.bits:
             choice = Choice(choice.action, bits)
         if instead is None:

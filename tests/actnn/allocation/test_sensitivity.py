@@ -104,8 +104,9 @@ def test_gradients_are_observed_early_and_around_a_refresh():
 
 def run_monitor(monitor, weight, noise, mean=0.0, scale=1.0, steps=40):
     """Steps whose gradients have a mean and a variance of 10 000 scale^2 in all."""
+    modules = [nn.ParameterList([weight])]
     for _ in range(steps):
-        monitor.begin_step([weight], torch.tensor(noise * scale**2), observing=True)
+        monitor.begin_step(modules, torch.tensor(noise * scale**2), observing=True)
         (weight * (mean + scale * torch.randn(20_000) / 2**0.5)).sum().backward()
 
 
@@ -137,7 +138,7 @@ def test_gradients_that_overflow_do_not_count():
 def test_a_copy_of_a_monitor_has_no_hooks():
     weight = nn.Parameter(torch.zeros(8))
     monitor = NoiseMonitor(2)
-    monitor.begin_step([weight], None, observing=True)
+    monitor.begin_step([nn.ParameterList([weight])], None, observing=True)
     other = copy.deepcopy(monitor)
     assert weight._backward_hooks
     assert not other._handles

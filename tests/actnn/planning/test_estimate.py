@@ -1,0 +1,108 @@
+"""Estimates are what steps hold, for many kinds of layers."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import actnn
+
+
+class First(nn.Module):
+    """A module of which the first result counts."""
+
+    def __init__(self, inner: nn.Module, inputs: int = 1) -> None:
+        super().__init__()
+        self.inner, self.inputs = inner, inputs
+
+    def forward(self, x):
+        return self.inner(*[x] * self.inputs)[0]
+
+
+class Sigmoid(nn.Module):
+    """As a function: the module keeps codes of its derivative, too."""
+
+    def forward(self, x):
+        return x.sigmoid()
+
+
+def between_linear(layer: nn.Module, width: int = 256, after: int = 256) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(64, width), layer, nn.Linear(after, 64))
+
+
+def between_convolutions(layer: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(4, 16, 1), layer, nn.Conv2d(16, 16, 1))
+
+
+TOKENS, IMAGES = (8, 64, 64), (8, 4, 32, 32)
+EQUAL = {
+    "linear": (between_linear(nn.Linear(256, 256)), TOKENS),
+    "conv1d": (nn.Sequential(nn.Conv1d(64, 64, 3), nn.Conv1d(64, 32, 3)), TOKENS),
+    "conv2d": (between_convolutions(nn.Conv2d(16, 16, 3)), IMAGES),
+    "conv3d": (nn.Sequential(nn.Conv3d(4, 8, 3), nn.Conv3d(8, 4, 1)), (2, 4, 16, 16, 16)),
+    "transposed": (between_convolutions(nn.ConvTranspose2d(16, 16, 2, stride=2)), IMAGES),
+    "batch norm": (between_convolutions(nn.BatchNorm2d(16)), IMAGES),
+    "group norm": (between_convolutions(nn.GroupNorm(4, 16)), IMAGES),
+    "instance norm": (between_convolutions(nn.InstanceNorm2d(16, affine=True)), IMAGES),
+    "local response": (between_convolutions(nn.LocalResponseNorm(3)), IMAGES),
+    "upsample": (between_convolutions(nn.Upsample(scale_factor=2, mode="bilinear")), IMAGES),
+    "layer norm": (between_linear(nn.LayerNorm(256)), TOKENS),
+    "RMS norm": (between_linear(nn.RMSNorm(256)), TOKENS),
+    "relu": (between_linear(nn.ReLU()), TOKENS),
+    "gelu": (between_linear(nn.GELU()), TOKENS),
+    "prelu": (between_linear(nn.PReLU()), TOKENS),
+    "sigmoid": (between_linear(Sigmoid()), TOKENS),
+    "softmax": (between_linear(nn.Softmax(-1)), TOKENS),
+    "glu": (between_linear(nn.GLU(), after=128), TOKENS),
+    "attention": (First(nn.MultiheadAttention(64, 4, batch_first=True), 3), TOKENS),
+    "transformer": (
+        nn.Sequential(nn.TransformerEncoderLayer(256, 4, 256, batch_first=True, dropout=0.0)),
+        (4, 32, 256),
+    ),
+    "LSTM": (First(nn.LSTM(64, 128)), (20, 32, 64)),
+    "LSTM cell": (First(nn.LSTMCell(64, 128)), (512, 64)),
+    "RNN": (First(nn.RNN(64, 128)), (20, 32, 64)),
+}
+LESS = {
+    "dropout": (between_linear(nn.Dropout()), TOKENS),
+    "max pool": (between_convolutions(nn.MaxPool2d(2)), IMAGES),
+    "average pool": (between_convolutions(nn.AvgPool2d(2)), IMAGES),
+    "GRU": (First(nn.GRU(64, 128)), (20, 32, 64)),
+    "narrow norm": (between_linear(nn.LayerNorm(64), 64, 64), TOKENS),
+}
+
+
+def sum_of_result(model, x):
+    return model(x).sum()  # of which autograd saves nothing
+
+
+def bytes_of_autograd(model, x):
+    """Bytes of all storages that autograd keeps, and that nothing else holds."""
+    known = {t.untyped_storage()._cdata for t in (x, *model.parameters(), *model.buffers())}
+    kept = {}
+
+    def save(tensor):
+        kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        sum_of_result(model, x)
+    return sum(t.untyped_storage().nbytes() for a, t in kept.items() if a not in known)
+
+
+@pytest.mark.parametrize("name", [*EQUAL, *LESS])
+def test_an_estimate_is_what_steps_hold(name):
+    model, shape = (EQUAL | LESS)[name]
+    x = torch.randn(shape)
+    estimate = actnn.estimate(model, x, loss=sum_of_result)
+    assert estimate.total.exact == pytest.approx(bytes_of_autograd(model, x), rel=0.001)
+    for bits, expected in estimate.total.compressed.items():
+        compressed = actnn.compress(copy.deepcopy(model), bits=bits)
+        loss = sum_of_result(compressed, x)
+        held = actnn.report(compressed).held
+        del loss
+        if name in EQUAL:
+            assert expected == pytest.approx(held, rel=0.05)
+        else:
+            assert expected > held

@@ -1,0 +1,154 @@
+"""Views of one tensor in compiled graphs: their storage is encoded once."""
+
+import pytest
+import torch
+from actnn_models import Block, gradients
+
+import actnn
+from actnn.codec import executors
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # inductor's
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """The tensors that compiled graphs encode: elements, and bits."""
+    calls = []
+    encode = executors.encode_flat
+
+    def count(x, bits, *rest):
+        calls.append((x.numel(), bits))
+        return encode(x, bits, *rest)
+
+    monkeypatch.setattr(executors, "encode_flat", count)
+    torch._dynamo.reset()
+    return calls
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize(
+    ("backend", "device"),
+    [
+        ("aot_eager", "cpu"),
+        ("inductor", "cpu"),
+        pytest.param(
+            "inductor",
+            "cuda",
+            marks=[
+                needs_gpu,
+                pytest.mark.filterwarnings("ignore", "error::actnn.ActNNWarning"),  # inductor's
+            ],
+        ),
+    ],
+)
+def test_a_block_encodes_each_storage_once(encoded, backend, device):
+    model, x = Block().to(device), torch.randn(4, 16, 32, device=device)
+    saving = actnn.compressed(bits=2, min_bytes=0, model=model)
+    with saving:
+        loss = torch.compile(model, backend=backend)(x).sum()
+    n = x.numel()
+    # Results of both norms, what enters the second one, GELU's operand and result, the attention's
+    # operands and its result, which is also the last linear layer's operand.
+    large = sorted(each for each in encoded if each[0] >= n)
+    assert large == [(n, 2), (n, 2), (n, 2), (n, 4), (3 * n, 4), (4 * n, 2), (4 * n, 2)]
+    loss.backward()
+
+
+def rounded_gradients(model, x, run, bits):
+    with actnn.compressed(bits=bits, min_bytes=0, model=model, stochastic=False):
+        return gradients(run, x)
+
+
+@pytest.mark.parametrize("bits", [32, 4])
+def test_gradients_are_those_of_hooks_outside_of_graphs(encoded, bits):
+    model, x = Block(), torch.randn(4, 16, 32)
+    eager = rounded_gradients(model, x, model, bits)
+    compiled = rounded_gradients(model, x, torch.compile(model, backend="aot_eager"), bits)
+    for a, b in zip(eager, compiled, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def halves(y):
+    a, b = y.chunk(2, -1)
+    return a * b
+
+
+def transposed_and_flat(y):
+    z = y.view(4, 2, 8, 16).transpose(1, 2)
+    return z.square().sum() + y.flatten().dot(y.flatten())
+
+
+def some_columns(y):
+    return y[:, :2].square() * y[:, 2:4].sin()
+
+
+def result_and_views(y):
+    return y, y[:, :8].square() * y[:, 8:].square()
+
+
+@pytest.mark.parametrize(
+    ("function", "sizes"),
+    [
+        (halves, [1024]),
+        (transposed_and_flat, [1024]),
+        (some_columns, [128, 128]),  # the whole is larger than its parts
+        (result_and_views, []),  # alive anyway
+    ],
+)
+def test_views_of_the_result_of_a_layer(encoded, function, sizes):
+    layer, x = torch.nn.Linear(8, 16), torch.randn(64, 8, requires_grad=True)
+
+    def run(x):
+        return function(layer(x))
+
+    def gradients_of(results):
+        results = results if isinstance(results, tuple) else (results,)
+        loss = torch.stack([each.sum() for each in results]).sum()
+        return torch.autograd.grad(loss, [x, *layer.parameters()])
+
+    exact = gradients_of(run(x))
+    for bits, tolerance in ((32, 1e-6), (8, 2e-2)):
+        torch._dynamo.reset()
+        encoded.clear()
+        with actnn.compressed(bits=bits, min_bytes=0, model=layer):
+            found = gradients_of(torch.compile(run, backend="aot_eager", fullgraph=True)(x))
+        for a, b in zip(exact, found, strict=True):
+            assert (a - b).norm() <= tolerance * a.norm()
+    assert sorted(each[0] for each in encoded) == sizes
+
+
+def test_a_rectified_tensor_keeps_its_signs(encoded):
+    """The view is an operand of a product, and the tensor tells where gradients pass."""
+    layer, x = torch.nn.Linear(8, 16), torch.randn(64, 8, requires_grad=True)
+
+    def run(x):
+        y = torch.relu(layer(x).view(4, 16, 16))
+        flat = y.view(64, 16)
+        return (flat.T @ flat).sum()
+
+    with actnn.compressed(bits=1, min_bytes=0, model=layer):
+        loss = torch.compile(run, backend="aot_eager", fullgraph=True)(x)
+    assert [each[0] for each in encoded] == [1024]
+    (gradient,) = torch.autograd.grad(loss, layer.bias)
+    assert gradient.isfinite().all()
+    inactive = layer(x).clamp(min=0).sum(0) == 0
+    assert not gradient[inactive].any()
+
+
+def test_compiled_graphs_copy_nothing_to_encode_it(encoded):
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    from torch._dynamo.backends.common import aot_autograd
+
+    model, x = Block(), torch.randn(4, 16, 32)
+    with actnn.compressed(bits=4, min_bytes=0, model=model):
+        torch.compile(model, backend=aot_autograd(fw_compiler=keep))(x)
+    forward = graphs[0].graph
+    assert forward.find_nodes(op="call_function", target=torch.ops.actnn.encode_in_step.default)
+    assert not forward.find_nodes(op="call_function", target=torch.ops.aten.clone.default)

@@ -104,11 +104,16 @@ def unit_memory(timeline: Timeline, units: int) -> UnitMemory:
 
 
 def unit_seconds(timelines: list[Timeline], units: int) -> tuple[Array, float]:
-    """Seconds of each unit, and of all else: medians over several steps."""
+    """Seconds of each unit, and of all else, from several steps."""
     seconds = np.zeros((len(timelines), units))
     for each, timeline in zip(seconds, timelines, strict=True):
         for part in timeline.parts:
             if part.unit >= 0:
                 each[part.unit] += part.seconds
     other = [t.seconds - each.sum() for t, each in zip(timelines, seconds, strict=True)]
-    return np.median(seconds, axis=0), float(np.median(other))
+    return typical(seconds), float(typical(other))
+
+
+def typical(times: Array | list[float]) -> Array:
+    """Return the lower quartile over the first axis: what disturbs a step only adds time."""
+    return np.asarray(np.quantile(np.asarray(times), 0.25, axis=0))

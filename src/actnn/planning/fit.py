@@ -41,7 +41,7 @@ class Plan:
         predicted_peak: Peak in bytes by the model of costs.
         peak: Peak in bytes of a real step.
         predicted_seconds: Seconds of a step, forward and backward, by the model of costs.
-        seconds: Seconds of a real step: the median of some.
+        seconds: Seconds of a real step: the lower quartile of some.
         noise: Variance that compression adds to the gradient, relative to its squared norm.
     """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import median
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from actnn._errors import ActNNError
 from actnn.planning.blocks import BlockChoice
-from actnn.planning.costs import Costs, UnitCosts, UnitMemory, unit_memory, unit_seconds
+from actnn.planning.costs import Costs, UnitCosts, UnitMemory, typical, unit_memory, unit_seconds
 from actnn.planning.meter import meter_for
 from actnn.planning.timeline import Timeline, record, record_times
 from actnn.planning.training_step import TrainingStep
@@ -43,7 +42,7 @@ class Measurement:
 
     def __init__(self, step: TrainingStep, units: list[Unit], apply: Apply) -> None:
         self._step, self._units, self.apply = step, units, apply
-        self._repeats = 3 if step.device.type == "cpu" else 7  # steps of which the median counts
+        self._repeats = 3 if step.device.type == "cpu" else 7
         self._exact: dict[int, dict[str, Tensor]] = {}  # gradients for each share, on the host
         self._base = 0
         self._loss = 0.0
@@ -73,9 +72,10 @@ class Measurement:
             return self._memory(self._step, []).peak
 
     def seconds(self, choices: Sequence[BlockChoice]) -> float:
-        """Seconds of a step with a choice for each unit: the median of some."""
+        """Seconds of a step with a choice for each unit."""
         self.apply(choices)
-        return median(each.seconds for each in record_times([], self._step, self._repeats))
+        steps = record_times([], self._step, self._repeats)
+        return float(typical([step.seconds for step in steps]))
 
     def noise(self, choice: BlockChoice) -> float:
         """Variance that a choice for all units adds to the gradient, as a share of its square."""

@@ -121,7 +121,7 @@ class Offloaded:
 
     def fetch(self) -> None:
         """Start the copy back to the device, unless it is there."""
-        if self._back is None:
+        if self._back is None and self._exact is None:
             self._back = self._copy()
 
     def _copy(self) -> tuple[Tensor, torch.cuda.Event]:

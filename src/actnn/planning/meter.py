@@ -71,7 +71,8 @@ class _Allocations(TorchDispatchMode):
 class HostMeter(Meter):
     """Storages of tensors on a CPU, from the operators that make them to their release.
 
-    Memory that an operator takes and returns while it runs is not seen.
+    Memory that an operator takes and returns while it runs is not seen. What torch.compile has
+    compiled runs uncompiled meanwhile: operators inside would not be seen, either.
 
     Args:
         known: Tensors that exist already and count: parameters, buffers and inputs.
@@ -114,11 +115,14 @@ class HostMeter(Meter):
 
     def __enter__(self) -> HostMeter:
         super().__enter__()
+        # Without it, Dynamo would give up on what it meets under the mode, for good.
+        self._stance = torch.compiler.set_stance("force_eager")
         self._mode.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._mode.__exit__(*error)
+        self._stance.__exit__(*error)
 
 
 def meter_for(device: torch.device, known: Iterable[Tensor]) -> Meter:

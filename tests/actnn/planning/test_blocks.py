@@ -90,6 +90,35 @@ def test_a_model_runs_compiled_as_one_or_by_blocks(monkeypatch):
     assert [type(each) for each in net.modules()].count(nn.Sequential) == 3
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")
+def test_compiled_code_runs_again_after_a_report(monkeypatch):
+    ran = []
+
+    def backend(graph, inputs):
+        run = aot_eager(graph, inputs)
+        return lambda *args: ran.append(1) or run(*args)
+
+    monkeypatch.setattr(blocks, "_backend", lambda form: backend)
+    net = nn.Sequential(nn.Sequential(nn.Linear(64, 64), nn.GELU()), nn.Linear(64, 8))
+    x = torch.randn(128, 64)
+    saving = actnn.compress(net, min_bytes=0).actnn
+    units = find_units(net)
+    compile_units(net, units)
+    for whole in (True, False):
+        apply(saving, units, [BlockChoice("keep", whole=whole)] * 2)
+        report = actnn.report(net, lambda: net(x).square().sum())
+        assert 0 < report.held < report.peak
+        assert not ran
+        net(x).square().sum().backward()
+        assert ran == [1]
+        ran.clear()
+    net = actnn.compress(nn.Sequential(nn.Linear(64, 64), nn.GELU()), min_bytes=0)
+    compiled = torch.compile(net, backend=backend)
+    assert actnn.report(net, lambda: compiled(x).square().sum()).held
+    compiled(x).sum().backward()
+    assert ran == [1]
+
+
 @pytest.mark.parametrize("bits", [None, 32])
 def test_modules_that_write_to_their_input_are_not_recomputed(bits):
     torch.manual_seed(0)

@@ -119,16 +119,17 @@ class Convolution(Swapped):
         if (
             step is None
             or x.dim() != 4
-            or x.dtype != self.weight.dtype
             or isinstance(self.padding, str)
             or self.padding_mode != "zeros"
             or torch.is_autocast_enabled(x.device.type)
-            # The layout of the gradient must follow from that of the weight.
-            or not (x.is_contiguous() or _channels_last(self.weight))
         ):
+            return super().forward(x)  # type: ignore[misc, no-any-return]
+        weight = self.weight  # once: a parametrization computes it
+        # The layout of the gradient must follow from that of the weight.
+        if x.dtype != weight.dtype or not (x.is_contiguous() or _channels_last(weight)):
             return super().forward(x)  # type: ignore[misc, no-any-return]
         settings = (self.stride, self.padding, self.dilation, False, (0, 0), self.groups)
         parts = 1
         if x.is_cuda and x.nbytes > LARGE and x.is_contiguous() and step.rounds(x):
             parts = min(x.shape[0], -(-x.nbytes // PART))
-        return _Convolution.apply(x, self.weight, self.bias, settings, parts)  # type: ignore[no-any-return]
+        return _Convolution.apply(x, weight, self.bias, settings, parts)  # type: ignore[no-any-return]

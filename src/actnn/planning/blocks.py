@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
@@ -20,7 +19,7 @@ from actnn.saving.active import ACTIVE, active_step, pack_in_step
 from actnn.saving.held import Held, View
 from actnn.saving.recompute import rerun
 from actnn.saving.step import Opaque
-from actnn.saving.swapping import Swapped, is_swapped, swap, swap_back
+from actnn.saving.swapping import Swapped, swap, swap_back
 from actnn.saving.uncompiled import uncompiled
 
 ACTIVATION_SHARE = 8  # an activation of a unit has at least this part of its input's elements
@@ -107,19 +106,6 @@ class Unhooked(Swapped):
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the model's own forward."""
         return super(Root, self).forward(*arguments, **named)  # type: ignore[misc]
-
-
-@contextmanager
-def hooked(model: nn.Module) -> Iterator[None]:
-    """Let the Saving of a model see its steps, also under a plan that holds no codes."""
-    unhooked = is_swapped(model, Unhooked)
-    if unhooked:
-        swap_back(model, Unhooked)
-    try:
-        yield
-    finally:
-        if unhooked:
-            swap(model, Unhooked)
 
 
 class Checkpointed(Swapped):

@@ -139,7 +139,7 @@ class Planner:
         self._model = model
         self._peaks: dict[Choices, int] = {}
         self._seconds: dict[Choices, float] = {}
-        self._noises: dict[Choices, float] = {}  # of the model compiled as one
+        self._noises: dict[Choices, float] = {}
         saving: Any = compress(model, seed=seed).actnn
         try:
             self._units = _in_order(units, step, saving)
@@ -213,7 +213,7 @@ class Planner:
             self._search(costs, room, noise_price)
         if not any(peak <= room for peak in self._peaks.values()):
             for costs in (self.costs, self._plain_costs):
-                smallest = solve(costs, smallest_budget(costs), noise_price)
+                smallest = solve(_by_bytes(costs), smallest_budget(costs), 0.0)
                 assert smallest is not None
                 self._peak_of(self._as_run(smallest), room)
 
@@ -238,7 +238,7 @@ class Planner:
         )
 
     def _cost(self, plan: Choices, noise_price: float) -> float:
-        """Measured time and predicted noise of a plan that fits."""
+        """Measured time and noise of a plan that fits."""
         if plan not in self._seconds:
             self._seconds[plan] = self._measurement.seconds(plan)
         scale, seconds = self.costs.seconds([KEEP] * len(plan)), self._seconds[plan]
@@ -249,11 +249,8 @@ class Planner:
         return seconds / scale + noise_price * self._noise(plan)
 
     def _noise(self, plan: Choices) -> float:
-        """Predicted noise of a plan; of a model that is compiled as one, the measured one."""
-        if not plan[0].whole:
-            return self.costs.noise(plan)
         if plan not in self._noises:
-            self._noises[plan] = self._measurement.noise(plan[0])
+            self._noises[plan] = self._measurement.noise(plan)
         return self._noises[plan]
 
     def _predicted_seconds(self, plan: Choices) -> float:
@@ -281,9 +278,18 @@ def _limits(budget: int | str, reserve: int | str | None, noise_price: float) ->
     room = limit - (0 if reserve is None else parse_bytes(reserve, "reserve"))
     if room <= 0:
         raise ActNNError(f"Expected reserve to be less than the budget {budget!r}, got {reserve!r}")
-    if noise_price < 0:
-        raise ActNNError(f"Expected noise_price to be non-negative, got {noise_price}")
+    if not isinstance(noise_price, (int, float)) or not noise_price >= 0:
+        raise ActNNError(f"Expected noise_price to be a number of at least 0, got {noise_price!r}")
     return limit, room
+
+
+def _by_bytes(costs: Costs[BlockChoice]) -> Costs[BlockChoice]:
+    """Costs where bytes are all that counts, for results that are the same every time."""
+    return replace(
+        costs,
+        other=0.0,
+        of={choice: replace(each, seconds=1.0 + each.held) for choice, each in costs.of.items()},
+    )
 
 
 def _in_order(units: list[Unit], step: TrainingStep, saving: Saving) -> list[Unit]:

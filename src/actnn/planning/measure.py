@@ -77,9 +77,13 @@ class Measurement:
         steps = record_times([], self._step, self._repeats)
         return float(typical([step.seconds for step in steps]))
 
-    def noise(self, choice: BlockChoice) -> float:
-        """Variance that a choice for all units adds to the gradient, as a share of its square."""
-        return 0.0 if is_exact(choice) else float(self._noise(self._step, 1, choice).sum())
+    def noise(self, choices: Sequence[BlockChoice]) -> float:
+        """Variance that a choice for each unit adds to the gradient, as a share of its square."""
+        if all(map(is_exact, choices)):
+            return 0.0
+        share = min(self._exact, default=1)
+        step = self._step if share == 1 else self._step.shrunk(share)
+        return self._noise_of(step, share, choices)[0]
 
     def _memory(self, step: TrainingStep, units: list[Unit]) -> Timeline:
         with meter_for(step.device, step.known()) as meter:
@@ -102,7 +106,7 @@ class Measurement:
         step = self._step if share == 1 else self._step.shrunk(share)
         noise = np.zeros(len(self._units))
         if not is_exact(choice):
-            noise = self._noise(step, share, choice)
+            noise = self._noise_of(step, share, [choice] * len(self._units))[1]
         record_times([], step, 0)  # Compilers and libraries choose their kernels.
         with step.isolated():
             memory = unit_memory(self._memory(step, self._units), len(self._units))
@@ -124,22 +128,23 @@ class Measurement:
         self._loss = max(self._loss, memory.loss)
         self._other = min(self._other, other)
 
-    def _noise(self, step: TrainingStep, share: int, choice: BlockChoice) -> np.ndarray:
-        """Squared difference of each unit's gradients from the exact ones, over their norm's."""
+    def _noise_of(
+        self, step: TrainingStep, share: int, choices: Sequence[BlockChoice]
+    ) -> tuple[float, np.ndarray]:
+        """Squared difference from the exact gradient, over its squared norm: in all, by unit."""
         if share not in self._exact:
             self.apply([RECOMPUTE] * len(self._units))
             self._exact[share] = self._gradients(step)
-            self.apply([choice] * len(self._units))
-        exact = self._exact[share]
-        total = sum(_energy(each) for each in exact.values())
-        noisy = self._gradients(step)
-        noise = np.zeros(len(self._units))
+        self.apply(choices)
+        exact, noisy = self._exact[share], self._gradients(step)
+        total = max(sum(map(_energy, exact.values())), 1e-300)
+        noise = {name: _energy(noisy[name] - exact[name]) for name in exact if name in noisy}
+        by_unit = np.zeros(len(self._units))
         for index, unit in enumerate(self._units):
             for name, _ in unit.module.named_parameters():
-                full = f"{unit.path}.{name}"
-                if full in exact and full in noisy:
-                    noise[index] += _energy(noisy[full] - exact[full])
-        return np.nan_to_num(noise / max(total, 1e-300), nan=np.inf)
+                by_unit[index] += noise.get(f"{unit.path}.{name}", 0.0)
+        by_unit = np.nan_to_num(by_unit / total, nan=np.inf)
+        return float(np.nan_to_num(sum(noise.values()) / total, nan=np.inf)), by_unit
 
     def _gradients(self, step: TrainingStep) -> dict[str, Tensor]:
         with step.isolated():

@@ -21,7 +21,7 @@ from actnn.codec import executors, ops
 from actnn.saving.active import ACTIVE, pack_in_step
 from actnn.saving.bit_masks import fusible_mask, unpack_flat
 from actnn.saving.exclusions import ATTENTION_BITS, NONLINEAR_BITS
-from actnn.saving.graph_order import arrange, is_read, traced_node
+from actnn.saving.graph_order import arrange, is_compared, is_read, traced_node
 from actnn.saving.graph_views import made_by, readers_of
 from actnn.saving.records import LOSSLESS, TensorInfo
 from actnn.saving.settings import Settings
@@ -97,7 +97,7 @@ class GraphHooks:
 
     def _bits(self, saving: Settings, x: Tensor, node: fx.Node, size: int) -> int | None:
         made = made_by(node)
-        if _is_statistic(made, x):
+        if _is_statistic(made, x) or is_compared():
             return None
         target = getattr(node.target, "__name__", str(node.target))
         info = TensorInfo(self._path(node), target, next(self._ids), x.shape, x.dtype, size)

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import fx
 
 from actnn.saving.graph_views import ALIASES, inputs_of, share_views
@@ -29,6 +30,27 @@ def is_read() -> bool:
     """Whether backward reads the saved tensor for which a hook is being compiled."""
     context = _hook_context()()
     return context is None or bool(inputs_of(context["_bw_graph"])[context["_node"].name].users)
+
+
+def is_compared() -> bool:
+    """Whether backward compares the saved tensor for which a hook is being compiled with another.
+
+    Backward of `amax` and its like gives the gradient to the elements that are equal to the result.
+    Of rounded elements, and of what is made from them, none is.
+    """
+    context = _hook_context()()
+    if context is None:
+        return False
+    left = [inputs_of(context["_bw_graph"])[context["_node"].name]]
+    found = set(left)
+    while left:
+        node = left.pop()
+        if node.target is torch.ops.aten.eq.Tensor:
+            return True
+        new = set(node.users) - found
+        found |= new
+        left += new
+    return False
 
 
 def arrange() -> None:

@@ -190,6 +190,15 @@ def test_a_model_compiled_as_one_is_a_plan(exact_peak, monkeypatch):
     assert dear.noise == 0
 
 
+def test_noise_of_units_without_parameters_counts():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    planner = Planner(net, torch.randn(1024, 64), bits=(2,))
+    noise = planner._noise((KEEP, BlockChoice("compress", 2), KEEP))
+    assert 1e-4 < noise < planner._noise((BlockChoice("compress", 2),) * 3)
+    assert planner._noise((KEEP, RECOMPUTE, KEEP)) == 0.0
+
+
 def test_too_small_a_budget_is_an_error_with_one_that_is_feasible():
     net, x = model(), example()
     with pytest.raises(actnn.ActNNError, match="Expected budget to be at least") as caught:
@@ -243,7 +252,8 @@ def test_examples_and_losses():
         ({"bits": 4}, "bits to be widths such as"),
         ({"bits": (16,)}, "bits to be 1 to 8"),
         ({"loss": 5}, "loss to be a function"),
-        ({"noise_price": -1}, "noise_price to be non-negative"),
+        ({"noise_price": -1}, "noise_price to be a number"),
+        ({"noise_price": "x"}, "noise_price to be a number"),
         ({"loss": lambda net, x: net(x)}, "scalar tensor"),
         ({"model": nn.Linear(32, 2)}, "to have submodules"),
         ({"model": model().eval()}, "training mode"),

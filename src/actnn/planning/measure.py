@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -43,7 +44,8 @@ class Measurement:
     def __init__(self, step: TrainingStep, units: list[Unit], apply: Apply) -> None:
         self._step, self._units, self.apply = step, units, apply
         self._repeats = 3 if step.device.type == "cpu" else 7
-        self._exact: dict[int, dict[str, Tensor]] = {}  # gradients for each share, on the host
+        # For each share of the batch: gradients, on the host, and the sum of their squares.
+        self._exact: dict[int, tuple[dict[str, Tensor], float]] = {}
         self._base = 0
         self._loss = 0.0
         self._other = np.inf
@@ -134,30 +136,36 @@ class Measurement:
         """Squared difference from the exact gradient, over its squared norm: in all, by unit."""
         if share not in self._exact:
             self.apply([RECOMPUTE] * len(self._units))
-            self._exact[share] = self._gradients(step)
+            with _gradients(step) as gradients:
+                on_host = {name: each.cpu() for name, each in gradients.items()}
+                self._exact[share] = on_host, sum(map(_energy, gradients.values()))
         self.apply(choices)
-        exact, noisy = self._exact[share], self._gradients(step)
-        total = max(sum(map(_energy, exact.values())), 1e-300)
-        noise = {name: _energy(noisy[name] - exact[name]) for name in exact if name in noisy}
+        exact, total = self._exact[share]
+        with _gradients(step) as noisy:
+            noise = {
+                name: _energy(each - exact[name].to(each.device)) / max(total, 1e-300)
+                for name, each in noisy.items()
+                if name in exact
+            }
         by_unit = np.zeros(len(self._units))
         for index, unit in enumerate(self._units):
             for name, _ in unit.module.named_parameters():
                 by_unit[index] += noise.get(f"{unit.path}.{name}", 0.0)
-        by_unit = np.nan_to_num(by_unit / total, nan=np.inf)
-        return float(np.nan_to_num(sum(noise.values()) / total, nan=np.inf)), by_unit
+        both = np.nan_to_num([sum(noise.values()), *by_unit], nan=np.inf)
+        return float(both[0]), both[1:]
 
-    def _gradients(self, step: TrainingStep) -> dict[str, Tensor]:
-        with step.isolated():
-            step.loss().backward()
-            return {
-                name: parameter.grad.cpu()
-                for name, parameter in step.model.named_parameters()
-                if parameter.grad is not None
-            }
+
+@contextmanager
+def _gradients(step: TrainingStep) -> Iterator[dict[str, Tensor]]:
+    with step.isolated():
+        step.loss().backward()
+        parameters = step.model.named_parameters()
+        yield {name: each.grad for name, each in parameters if each.grad is not None}
 
 
 def _energy(x: Tensor) -> float:
     """Sum of the squares of all elements, real or complex."""
     if x.is_sparse:
         x = x.coalesce().values()
-    return float(x.abs().double().square().sum())
+    wide = torch.complex128 if x.is_complex() else torch.float64
+    return float(torch.linalg.vector_norm(x, dtype=wide).square())

@@ -42,7 +42,7 @@ from actnn.planning.units import find_units
 
 MIB = 2**20
 USABLE = 0.97  # of the memory; the allocator cannot fill all gaps
-TRIES = 5  # of the largest batch
+TRIES = 8  # of the largest batch
 
 
 class GPTBlock(nn.Module):
@@ -304,28 +304,30 @@ def peak_of(name: str, row: str, batch: int) -> float:
 def largest_batch(name: str, row: str, gib: float, steps: int) -> Row:
     """The largest batch that trains within so much memory, within a few per cent.
 
-    Two small batches tell how the peak grows. Then the batch where it should reach the limit is
+    Two smaller batches tell how the peak grows. Then the batch where it should reach the limit is
     tried, and others by what came out.
     """
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, gib * 2**30 / total))
-    few, limit = max(1, TASKS[name].batch // 8), gib * 1024 * USABLE
+    few, limit = max(1, TASKS[name].batch // 4), gib * 1024 * USABLE
     best = Row(name, row, 0, 0.0, 0.0, 0.0, f"not even {2 * few}")
     try:
         low, high = peak_of(name, row, few), peak_of(name, row, 2 * few)
-        batch, ceiling = few + int((limit - low) / (high - low) * few), sys.maxsize
+        fits, ceiling = 2 * few, sys.maxsize
+        batch = few + int((limit - low) / max(high - low, 0.01 * low) * few)
         for _ in range(TRIES):
             if row in FITS:
                 found = next(fit_rows(name, row, [gib * USABLE], batch, steps))
             else:
                 found = run_row(name, row, batch, steps)
             if found.samples:
-                best = found
+                best, fits = found, batch
                 grown = few + int((limit - low) / (found.peak - low) * (batch - few))
-                batch = min(grown, ceiling)
+                batch = grown if grown < ceiling else (fits + ceiling) // 2
             else:
-                ceiling, batch = batch, int(0.93 * batch)
-            if batch <= 1.03 * best.batch:
+                first = ceiling == sys.maxsize
+                batch, ceiling = int(0.93 * batch) if first else (fits + batch) // 2, batch
+            if batch <= 1.03 * fits:
                 break
     except torch.OutOfMemoryError:
         pass

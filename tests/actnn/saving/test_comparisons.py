@@ -34,6 +34,8 @@ OPERATIONS = {
 @pytest.mark.parametrize("bits", [2, 8])
 def test_gradients_are_those_of_torch(name, bits):
     operation, x = OPERATIONS[name], torch.randn(256, 256, requires_grad=True)
+    if name == "aminmax" and torch.__version__ < "2.13":
+        pytest.skip("this version of torch cannot differentiate aminmax")
     (exact,) = torch.autograd.grad(operation(x * 1.5).sum(), x)
     with actnn.compressed(bits=bits, min_bytes=0) as saving:
         loss = operation(x * 1.5).sum()

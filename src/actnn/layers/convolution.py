@@ -72,7 +72,8 @@ def _gradient_of_input(
     device: torch.device,
 ) -> Tensor:
     def part_of(dpart: Tensor) -> Tensor:
-        x = _without_memory(torch.Size((len(dpart), *shape[1:])), strides, dtype, device)
+        part = torch.Size((len(dpart), *shape[1:]))
+        x = _without_memory(part, strides, dtype, device, weight, ctx.settings)
         mask = [True, False, False]
         return _backward(dpart, x, weight, ctx.biases, *ctx.settings, mask)[0]  # type: ignore[no-any-return]
 
@@ -85,14 +86,20 @@ def _gradient_of_input(
 
 
 def _without_memory(
-    shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    shape: torch.Size,
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    weight: Tensor,
+    settings: tuple[Any, ...],
 ) -> Tensor:
     """Return a tensor without memory. The gradient of an input depends on its shape and layout."""
     x = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-    if x.is_contiguous():
-        return x.new_empty(1).expand(shape)
+    backend = torch._C._select_conv_backend(x, weight, None, *settings)
+    if x.is_contiguous() or backend != torch._C._ConvBackend.Cudnn:  # type: ignore[attr-defined]
+        return x.new_empty(1).expand(shape)  # others may read elements, or copy them
     # cuDNN copies the gradient of the output if the layout of x differs from it, and an expanded
-    # tensor is in no layout.
+    # tensor is in no layout. It reads no element of x.
     x.untyped_storage().resize_(0)
     return x
 

@@ -36,6 +36,16 @@ def test_gradients_equal_those_of_torch(options, layout):
     assert torch.equal(net[0].weight.grad, ours[0].weight.grad)
 
 
+@pytest.mark.parametrize("options", [{"dilation": 2}, {"groups": 8}], ids=str)
+def test_kernels_that_read_the_input_for_its_own_gradient(options):
+    """PyTorch has such kernels where neither cuDNN nor oneDNN computes, as in double precision."""
+    net = nn.Sequential(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, **options)).double()
+    net = net.to(memory_format=torch.channels_last)
+    ours, x = compressed_copy(net, bits=32, min_bytes=0), torch.randn(2, 8, 9, 9).double()
+    for a, b in zip(gradients(net, x), gradients(ours, x), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_the_decoded_input_is_gone_before_the_gradient_of_the_input_exists():
     net = nn.Sequential(nn.Conv2d(1, 32, 1), nn.Conv2d(32, 1, 1))
     ours = compressed_copy(net, bits=2)

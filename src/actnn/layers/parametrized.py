@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from actnn.saving.active import active_step
+from actnn.saving.exclusions import mark_computed
 from actnn.saving.swapping import Swapped
 
 
@@ -14,7 +15,6 @@ class ComputedWeight(Swapped):
     def forward(self) -> Tensor:
         """Return the weight."""
         weight: Tensor = super().forward()  # type: ignore[misc]
-        step = active_step()
-        if step is not None and type(weight) is Tensor:
-            step.never_round(weight, "computed weight")
+        if active_step() is not None and type(weight) is Tensor:
+            mark_computed(weight)
         return weight

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ _FORMS = frozenset(
     "Unsqueeze Squeeze Alias".split()
 )
 _DEPTH = 8
+_COMPUTED = "computed weight"
 
 # Their results enter their own derivative more than linearly, so that noise becomes bias.
 _NONLINEAR = frozenset(
@@ -79,9 +81,7 @@ def reason_to_keep(tensor: Tensor, known: dict[int, str], storage: int) -> str |
         return kind if base is tensor else f"view of a {kind}"
     if not tensor.is_floating_point():
         return "not floating point"
-    if not tensor.requires_grad:
-        return "without gradient"
-    return "copy of a parameter" if _is_copy_of_parameter(base) else None
+    return _weight_reason(base) if tensor.requires_grad else "without gradient"
 
 
 def alive_anyway(reason: str) -> bool:
@@ -89,16 +89,29 @@ def alive_anyway(reason: str) -> bool:
     return reason.removeprefix("view of a ") in ("parameter", "buffer", "input", "leaf")
 
 
-def _is_copy_of_parameter(tensor: Tensor) -> bool:
-    """Whether a tensor is a parameter in another type or layout, as autocast makes it."""
-    node = tensor.grad_fn
+def mark_computed(weight: Tensor) -> None:
+    """Say that a tensor is a weight that was computed from parameters; so are its copies."""
+    for each in (weight, weight._base):
+        node: Any = None if each is None else each.grad_fn
+        if node is not None:
+            node.metadata[_COMPUTED] = True
+
+
+def _weight_reason(tensor: Tensor) -> str | None:
+    """Return which kind of weight a tensor is, also in another type or layout; None if none."""
+    node: Any = tensor.grad_fn
     for _ in range(_DEPTH):
-        if node is None or node.name() not in _FORMS:
+        if node is None:
+            break
+        if _COMPUTED in node.metadata:
+            return _COMPUTED
+        if node.name() not in _FORMS:
             break
         node = node.next_functions[0][0]
-    else:
-        return False
-    return node is not tensor.grad_fn and isinstance(getattr(node, "variable", None), nn.Parameter)
+    is_copy = node is not tensor.grad_fn and isinstance(
+        getattr(node, "variable", None), nn.Parameter
+    )
+    return "copy of a parameter" if is_copy else None
 
 
 def is_attribute(tensor: Tensor, module: nn.Module | None) -> bool:

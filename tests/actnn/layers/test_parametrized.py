@@ -68,3 +68,25 @@ def test_a_forward_makes_each_weight_as_often_as_torch_does(layer, shape):
     assert torch.equal(ours(x), model(x))
     assert torch.equal(*(m[1].parametrizations.weight[0].calls for m in (ours, model)))
     parametrize.remove_parametrizations(actnn.uncompress(ours)[1], "weight")
+
+
+def test_casts_of_computed_weights_are_exact():
+    model = nn.Sequential(nn.Linear(32, 32), weight_norm(nn.Linear(32, 32)))
+    ours, x = actnn.compress(copy.deepcopy(model), bits=1, min_bytes=0), torch.randn(8, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        exact, found = gradients(model, x)[0], gradients(ours, x)[0]
+    assert torch.equal(found, exact)
+    kept = [r for r in ours.actnn.records if r.reason == "computed weight"]
+    assert [(r.module, r.dtype) for r in kept] == [("1", torch.bfloat16)]
+
+
+def test_cached_weights_are_exact_in_every_step():
+    model = nn.Sequential(weight_norm(nn.Linear(32, 32)))
+    ours, x = actnn.compress(copy.deepcopy(model), bits=1, min_bytes=0), torch.randn(8, 32)
+    expected = torch.autograd.grad(model(x.requires_grad_()).sum(), x)[0]
+    with parametrize.cached():
+        for _ in range(2):
+            loss = ours(x).sum()
+            (found,) = torch.autograd.grad(loss, x, retain_graph=True)
+            assert torch.equal(found, expected)
+            assert "computed weight" in {r.reason for r in ours.actnn.records}

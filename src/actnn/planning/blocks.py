@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, cast
 
@@ -189,17 +189,30 @@ def _as_before(_: TensorInfo) -> Choice:
     return Choice("keep")
 
 
+def as_run(units: list[Unit], choices: Sequence[BlockChoice]) -> tuple[BlockChoice, ...]:
+    """Return what `apply` puts into effect for choices.
+
+    Units whose forward cannot run again are kept instead of recomputed, and those that are not
+    compiled have no compiled form.
+    """
+
+    def one(unit: Unit, choice: BlockChoice) -> BlockChoice:
+        if choice.action == "recompute" and unit.once:
+            return BlockChoice("keep")
+        if choice.whole or unit.composite:
+            return choice
+        return replace(choice, memory=1.0, fused=False)
+
+    return tuple(map(one, units, choices))
+
+
 def apply(saving: Saving, units: list[Unit], choices: Sequence[BlockChoice]) -> None:
-    """Put a choice for each unit into effect.
+    """Put a choice for each unit into effect, as `as_run` says.
 
     If all are plain ones, to keep or to recompute, the model runs without the Saving, which has no
-    records then. Units whose forward cannot run again are kept instead of recomputed. What is saved
-    between units belongs to the unit before, as in the measurements.
+    records then. What is saved between units belongs to the unit before, as in the measurements.
     """
-    choices = [
-        BlockChoice("keep") if each.action == "recompute" and unit.once else each
-        for unit, each in zip(units, choices, strict=True)
-    ]
+    choices = as_run(units, choices)
     model = saving.model
     assert model is not None
     plain = all(each.action in ("keep", "recompute") and each.bits is None for each in choices)

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from actnn._errors import ActNNError, ActNNWarning
 from actnn.layers.compress import compress, uncompress
-from actnn.planning.blocks import BlockChoice, apply, compile_units
+from actnn.planning.blocks import BlockChoice, apply, as_run, compile_units
 from actnn.planning.costs import Costs
 from actnn.planning.measure import KEEP, LEAST, RECOMPUTE, Measurement
 from actnn.planning.sizes import format_bytes, parse_bytes
@@ -25,7 +25,7 @@ from actnn.saving import Saving
 ROUNDS = 6  # corrections of the prediction by a real step
 MOST_NOISE = 0.1  # of the gradient's squared norm, above which a plan warns
 SLACK = 0.02  # of the budget that may stay unused
-WHOLE_SAVES = 0.2  # of the peak at most, where a model is compiled as one instead of by units
+WHOLE_SAVES = 0.2  # of the peak by units, at most, where a model is compiled as one
 FUSED = (4,)  # bits of codes that compiled blocks may compute themselves: each is compiled
 MEMORY_SHARES = (0.5, 0.2)  # of what a compiled block would hold
 Choices: TypeAlias = tuple[BlockChoice, ...]  # one for each unit
@@ -136,18 +136,15 @@ class Planner:
             raise ActNNError(f"Expected bits to be widths such as (8, 4, 2), got {bits!r}")
         step = TrainingStep(model, example, loss)
         units = find_units(model)
-        self._model = model
+        self._model, self._seed, self._compile = model, seed, compile
+        self._saving: Saving | None = None
         self._peaks: dict[Choices, int] = {}
         self._seconds: dict[Choices, float] = {}
         self._noises: dict[Choices, float] = {}
         saving: Any = compress(model, seed=seed).actnn
         try:
             self._units = _in_order(units, step, saving)
-            if compile:
-                compile_units(model, self._units)
-            self._measurement = Measurement(
-                step, self._units, lambda choices: apply(saving, self._units, choices)
-            )
+            self._measurement = Measurement(step, self._units, self._apply)
             self.costs = self._measurement.costs(_candidates(step.device, bits, compile))
             self._whole = _compiled_as_one(bits) if compile else []
             plain = {choice: self.costs.of[choice] for choice in (KEEP, RECOMPUTE)}
@@ -156,22 +153,31 @@ class Planner:
             uncompress(model)
             raise
 
+    def _apply(self, choices: Sequence[BlockChoice]) -> None:
+        """Put choices into effect, after `uncompress`, too."""
+        model: Any = self._model
+        if getattr(model, "actnn", None) is not self._saving:
+            self._saving = compress(model, seed=self._seed).actnn
+            if self._compile:
+                compile_units(model, self._units)
+        apply(model.actnn, self._units, choices)
+
     def plan(
         self, budget: int | str, *, reserve: int | str | None = None, noise_price: float = 1.0
     ) -> Plan:
         """Find a plan for a budget and put it into effect; arguments are those of `fit`.
 
         Of all plans that were measured, for this budget or others before, it takes the best one
-        that fits. The same choice for all units is always among them.
+        that fits. Each choice for all units is among them if its predicted peak fits.
 
-        After an error the model is as it was before it was measured.
+        After an error the model is as it was before it was measured. Plans may follow.
         """
         try:
             limit, room = _limits(budget, reserve, noise_price)
             self._try(room, noise_price)
             fitting = [plan for plan, peak in self._peaks.items() if peak <= room]
             if not fitting:
-                needed = limit - room + min(self._peaks.values())
+                needed = limit - room + min(self._peaks.values(), default=2 * room)
                 raise ActNNError(
                     f"Expected budget to be at least {needed} bytes ({format_bytes(needed)}), got "
                     f"{limit} ({format_bytes(limit)}); a smaller batch needs less"
@@ -207,35 +213,31 @@ class Planner:
         """
         for choice in (*self.costs.of, *self._whole):
             by_unit = (replace(choice, whole=False),) * len(self._units)
-            if self.costs.peak(by_unit) <= room * (1 + WHOLE_SAVES * choice.whole):
-                self._peak_of((choice,) * len(self._units), room)
+            if self.costs.peak(by_unit) * (1 - WHOLE_SAVES * choice.whole) <= room:
+                self._peak_of(as_run(self._units, (choice,) * len(self._units)), room)
         for costs in (self.costs, self._plain_costs):
             self._search(costs, room, noise_price)
         if not any(peak <= room for peak in self._peaks.values()):
             for costs in (self.costs, self._plain_costs):
                 smallest = solve(_by_bytes(costs), smallest_budget(costs), 0.0)
                 assert smallest is not None
-                self._peak_of(self._as_run(smallest), room)
+                self._peak_of(as_run(self._units, smallest), room)
 
     def _search(self, costs: Costs[BlockChoice], room: int, noise_price: float) -> None:
         """Solve for a plan, measure its real peak, and correct the target by the difference."""
         target, tried = float(room), set[Choices]()
         for _ in range(ROUNDS):
-            found = self._as_run(solve(costs, target, noise_price) or ())
-            if not found or found in tried:
+            solved = solve(costs, target, noise_price)
+            if solved is None:
+                break
+            found = as_run(self._units, solved)
+            if found in tried:
                 break
             tried.add(found)
             peak = self._peak_of(found, room)
             if room * (1 - SLACK) <= peak <= room:
                 break
             target = room - (peak - costs.peak(found))
-
-    def _as_run(self, plan: Sequence[BlockChoice]) -> Choices:
-        """The plan, without what a compiler does for units that are not compiled."""
-        return tuple(
-            each if unit.composite else replace(each, memory=1.0, fused=False)
-            for unit, each in zip(self._units, plan, strict=False)
-        )
 
     def _cost(self, plan: Choices, noise_price: float) -> float:
         """Measured time and noise of a plan that fits."""
@@ -257,19 +259,16 @@ class Planner:
         return self._seconds[plan] if plan[0].whole else self.costs.seconds(plan)
 
     def _peak_of(self, plan: Choices, room: int) -> int:
-        """The real peak of a plan, measured once."""
+        """The real peak of a plan, measured once; twice the room if the device is too small."""
         if plan not in self._peaks:
-            self._peaks[plan] = self._real_peak(plan, room)
-        return self._peaks[plan]
-
-    def _real_peak(self, plan: Sequence[BlockChoice], room: int) -> int:
-        """Peak of a real step; one that exceeds the device's memory counts as twice the room."""
-        try:
-            return self._measurement.peak(plan)
-        except torch.OutOfMemoryError:
-            pass
-        torch.cuda.empty_cache()  # here the error no longer holds tensors
-        return 2 * room
+            try:
+                self._peaks[plan] = self._measurement.peak(plan)
+            except torch.OutOfMemoryError:
+                pass
+            else:
+                return self._peaks[plan]
+            torch.cuda.empty_cache()  # here the error no longer holds tensors
+        return self._peaks.get(plan, 2 * room)
 
 
 def _limits(budget: int | str, reserve: int | str | None, noise_price: float) -> tuple[int, int]:

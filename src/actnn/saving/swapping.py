@@ -10,6 +10,8 @@ from torch import nn
 
 from actnn._errors import ActNNError
 
+ATTRIBUTE = "_actnn_"  # begins the names of what the classes add to a module
+
 
 class Swapped:
     """Base of the classes that are put in front of a module's own class."""
@@ -58,8 +60,16 @@ def swap(module: nn.Module, mixin: type[Swapped], *, innermost: bool = False) ->
 
 
 def swap_back(module: nn.Module, mixin: type[Swapped] | None = None) -> None:
-    """Remove a class that `swap` put in front of a module's own, or all of them if it is None."""
+    """Remove a class that `swap` put in front of a module's own.
+
+    Args:
+        module: The module; one without the class stays as it is.
+        mixin: The class; None removes all of them, and their attributes.
+    """
     mixins, original = _parts(module)
+    if mixin is None:
+        for name in [each for each in vars(module) if each.startswith(ATTRIBUTE)]:
+            del module.__dict__[name]
     left = () if mixin is None else tuple(other for other in mixins if other is not mixin)
     if left != mixins:
         module.__class__ = _class(left, original) if left else original

@@ -7,8 +7,8 @@ from torch._dynamo.backends.debugging import aot_eager
 
 import actnn
 from actnn.planning import blocks
-from actnn.planning.blocks import BlockChoice, apply, compile_units
-from actnn.planning.units import find_units, units_that_run
+from actnn.planning.blocks import BlockChoice, apply, as_run, compile_units
+from actnn.planning.units import Unit, find_units, units_that_run
 
 
 def test_choices_have_words():
@@ -26,6 +26,23 @@ def test_choices_have_words():
         BlockChoice("offload"): "offload",
     }
     assert {choice: str(choice) for choice in words} == words
+
+
+def test_units_run_what_they_can():
+    """Only units of several modules are compiled, and only pure ones recomputed."""
+    single, block = nn.Tanh(), nn.Sequential(nn.Tanh())
+    units = [Unit("a", single), Unit("b", block), Unit("c", single, once=True)]
+    part, fused = BlockChoice("keep", memory=0.5), BlockChoice("compress", 4, fused=True)
+    whole = BlockChoice("keep", memory=0.5, whole=True)
+    keep, recompute = BlockChoice("keep"), BlockChoice("recompute", 8)
+    assert as_run(units, [part] * 3) == (keep, part, keep)
+    assert as_run(units, [fused] * 3) == (
+        BlockChoice("compress", 4),
+        fused,
+        BlockChoice("compress", 4),
+    )
+    assert as_run(units, [recompute] * 3) == (recompute, recompute, keep)
+    assert as_run(units, [whole] * 3) == (whole,) * 3
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")

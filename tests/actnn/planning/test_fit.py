@@ -190,6 +190,45 @@ def test_a_model_compiled_as_one_is_a_plan(exact_peak, monkeypatch):
     assert dear.noise == 0
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")
+def test_nothing_is_compiled_after_a_plan_that_compiles(monkeypatch):
+    monkeypatch.setattr(blocks, "_backend", lambda form: aot_eager)
+    net, x = nn.Sequential(Block(8), nn.Linear(8, 8)), torch.randn(64, 8)
+    actnn.fit(net, x, "1 GiB", bits=(), compile=True)
+    actnn.uncompress(net)
+    assert not [name for module in net.modules() for name in vars(module) if "actnn" in name]
+    actnn.fit(net, x, "1 GiB", bits=(), compile=True)
+    actnn.fit(net, x, "1 GiB", bits=())
+    assert not any(isinstance(module, blocks.CompiledBlock) for module in net.modules())
+
+
+def test_a_planner_goes_on_after_an_error(exact_peak, monkeypatch):
+    net, x = model(), example()
+    planner = Planner(net, x, bits=())
+    with pytest.raises(actnn.ActNNError, match="Expected budget to be at least"):
+        planner.plan("1 MiB")
+    plan = planner.plan(round(exact_peak * 0.6))
+    assert plan.peak <= exact_peak * 0.6
+    gradients(net, x)
+
+    def no_memory(_):
+        raise torch.OutOfMemoryError
+
+    # What the device cannot hold is in no plan, however large the budget is.
+    planner = Planner(model(), x, bits=())
+    peak = planner._measurement.peak
+    monkeypatch.setattr(planner._measurement, "peak", no_memory)
+    with pytest.raises(actnn.ActNNError, match="Expected budget to be at least"):
+        planner.plan(round(exact_peak * 1.5))
+    monkeypatch.setattr(
+        planner._measurement,
+        "peak",
+        lambda plan: no_memory(plan) if plan[0] == KEEP else peak(plan),
+    )
+    plan = planner.plan("1 GiB")
+    assert next(iter(plan.choices.values())) != KEEP
+
+
 def test_noise_of_units_without_parameters_counts():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))

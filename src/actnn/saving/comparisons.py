@@ -26,6 +26,14 @@ _REDUCTIONS = frozenset(
     name + "Backward0" for name in "IndexReduce ScatterReduce SegmentReduce".split()
 )
 
+_NORMS = {  # and where they keep their order, which is infinite if they compare
+    "LinalgVectorNormBackward0": "_saved_ord",
+    **{
+        name: "_saved_p"
+        for name in "NormBackward1 DistBackward0 CdistBackward0 PdistBackward0".split()
+    },
+}
+
 
 def is_compared(tensor: Tensor) -> bool:
     """Whether a tensor is the result of an operation that compares it with its operands."""
@@ -33,8 +41,8 @@ def is_compared(tensor: Tensor) -> bool:
     name = "" if node is None else node.name()
     if name in _REDUCTIONS:
         return getattr(node, "_saved_reduce", "") not in ("mean", "sum", "prod")
-    if name == "LinalgVectorNormBackward0":
-        return math.isinf(getattr(node, "_saved_ord", math.inf))
+    if name in _NORMS:
+        return getattr(node, _NORMS[name], math.inf) in (math.inf, -math.inf)
     return name in _EXTREMES
 
 

@@ -202,7 +202,7 @@ def test_nothing_is_compiled_after_a_plan_that_compiles(monkeypatch):
     assert not any(isinstance(module, blocks.CompiledBlock) for module in net.modules())
 
 
-def test_a_planner_goes_on_after_an_error(exact_peak, monkeypatch):
+def test_a_planner_goes_on_after_an_error(exact_peak):
     net, x = model(), example()
     planner = Planner(net, x, bits=())
     with pytest.raises(actnn.ActNNError, match="Expected budget to be at least"):
@@ -211,20 +211,20 @@ def test_a_planner_goes_on_after_an_error(exact_peak, monkeypatch):
     assert plan.peak <= exact_peak * 0.6
     gradients(net, x)
 
-    def no_memory(_):
-        raise torch.OutOfMemoryError
 
-    # What the device cannot hold is in no plan, however large the budget is.
-    planner = Planner(model(), x, bits=())
-    peak = planner._measurement.peak
-    monkeypatch.setattr(planner._measurement, "peak", no_memory)
+def test_what_the_device_cannot_hold_is_in_no_plan(exact_peak, monkeypatch):
+    planner = Planner(model(), example(), bits=())
+    peak, too_large = planner._measurement.peak, True
+
+    def peak_of(plan):
+        if too_large or plan[0] == KEEP:
+            raise torch.OutOfMemoryError
+        return peak(plan)
+
+    monkeypatch.setattr(planner._measurement, "peak", peak_of)
     with pytest.raises(actnn.ActNNError, match="Expected budget to be at least"):
         planner.plan(round(exact_peak * 1.5))
-    monkeypatch.setattr(
-        planner._measurement,
-        "peak",
-        lambda plan: no_memory(plan) if plan[0] == KEEP else peak(plan),
-    )
+    too_large = False
     plan = planner.plan("1 GiB")
     assert next(iter(plan.choices.values())) != KEEP
 

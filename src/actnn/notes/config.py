@@ -109,8 +109,12 @@ class Config:
                 "Expected pergroup to be True, got False; use a larger group_size, which loses "
                 "accuracy and saves less than 0.13 bits per element"
             )
-        valid, rule = _RULES.get(name, _BOOL)
-        if not valid(value):
+        check, rule = _RULES.get(name, _BOOL)
+        try:
+            valid = check(value)
+        except TypeError:  # it cannot be compared with a number
+            valid = False
+        if not valid:
             raise ActNNError(f"Expected config.{name} to be {rule}, got {value!r}")
         if name in _UNNECESSARY and value:
             warnings.warn(

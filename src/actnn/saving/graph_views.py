@@ -65,9 +65,12 @@ def share_views(forward: fx.Graph, backward: fx.Graph, current: fx.Node) -> None
         groups.setdefault(source_of(node), []).append(node)
     for source, members in groups.items():
         if source not in results and _is_worth_sharing(source, members):
-            first = next(member for member in members if member is not current)
-            _view_in_backward(source, places[first.name], [(m, places[m.name]) for m in members])
-            _save_instead(source, first)
+            # The tensor stands for itself if it is saved, too.
+            others = sorted(members, key=lambda member: member is not source)
+            whole = next(member for member in others if member is not current)
+            _view_in_backward(source, places[whole.name], [(m, places[m.name]) for m in members])
+            if whole is not source:
+                _save_instead(source, whole)
 
 
 def _is_view(node: fx.Node) -> bool:

@@ -117,6 +117,8 @@ def test_config_knows_its_fields():
         ("activation_compression_bits", 4),
         ("activation_compression_bits", []),
         ("activation_compression_bits", [2, 9]),
+        ("activation_compression_bits", ["2"]),
+        ("empty_cache_threshold", "0.2"),
         ("group_size", 100),
         ("initial_bits", 2.5),
         ("refresh", 0),

@@ -3,9 +3,13 @@
 import pytest
 import torch
 from actnn_models import Block, gradients
+from torch import fx
 
 import actnn
 from actnn.codec import executors
+from actnn.saving.graph_views import share_views
+
+aten = torch.ops.aten
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # inductor's
 
@@ -117,6 +121,35 @@ def test_views_of_the_result_of_a_layer(encoded, function, sizes):
         for a, b in zip(exact, found, strict=True):
             assert (a - b).norm() <= tolerance * a.norm()
     assert sorted(each[0] for each in encoded) == sizes
+
+
+def graphs_that_save(order):
+    """A forward that saves the result of tanh (s) and views of it, and a backward that reads them."""
+    forward, backward = fx.Graph(), fx.Graph()
+    s = forward.call_function(aten.tanh.default, (forward.placeholder("x"),))
+    nodes = {"s": s, **{n: forward.call_function(aten.view.default, (s, [n, -1])) for n in (2, 8)}}
+    for node, shape in zip(nodes.values(), ((4, 4), (2, 8), (8, 2)), strict=True):
+        node.meta["val"] = torch.empty(shape)
+    saved = [nodes[name] for name in order]
+    forward.output((forward.call_function(aten.sum.default, (nodes[8],)), *saved))
+    inputs = [backward.placeholder(node.name) for node in saved]
+    backward.output(tuple(backward.call_function(aten.neg.default, (each,)) for each in inputs))
+    return forward, backward, saved
+
+
+@pytest.mark.parametrize("current", [0, 1, 2])
+@pytest.mark.parametrize("order", [("s", 2, 8), (2, "s", 8), (2, 8, "s")], ids=str)
+def test_views_and_the_tensor_itself_become_one_saved_tensor(order, current):
+    forward, backward, saved = graphs_that_save(order)
+    share_views(forward, backward, saved[current])
+    for graph in (forward, backward):
+        graph.lint()
+    assert sum(bool(node.users) for node in backward.find_nodes(op="placeholder")) == 1
+    x = torch.randn(4, 4)
+    _, *held = fx.GraphModule({}, forward)(x)
+    found = fx.GraphModule({}, backward)(*held)
+    for name, tensor in zip(order, found, strict=True):
+        assert torch.equal(tensor, -x.tanh() if name == "s" else -x.tanh().view(name, -1))
 
 
 def test_a_rectified_tensor_keeps_its_signs(encoded):

@@ -124,7 +124,7 @@ def test_views_of_the_result_of_a_layer(encoded, function, sizes):
 
 
 def graphs_that_save(order):
-    """A forward that saves the result of tanh (s) and views of it, and a backward that reads them."""
+    """A forward that saves a tensor s and views of it, and a backward that reads them."""
     forward, backward = fx.Graph(), fx.Graph()
     s = forward.call_function(aten.tanh.default, (forward.placeholder("x"),))
     nodes = {"s": s, **{n: forward.call_function(aten.view.default, (s, [n, -1])) for n in (2, 8)}}

@@ -114,9 +114,9 @@ def report(model: nn.Module, step: Callable[[], Tensor] | None = None) -> Report
     if step is None:
         if not saving.records:
             raise ActNNError(
-                "Expected a training step before report(), got none, or one of a plan without "
-                "codes, which records nothing; pass step=. A method other than forward counts "
-                "inside of `with model.actnn:`"
+                "Expected a training step before report(), got none, or one that records nothing: "
+                "that of a plan without codes, or of compiled code; pass step=. A method other "
+                "than forward counts inside of `with model.actnn:`"
             )
         return Report(list(saving.records))
     if not callable(step):

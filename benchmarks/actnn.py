@@ -190,6 +190,7 @@ ROWS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "4 bits compiled": lambda model: torch.compile(actnn.compress(model, bits=4)),
     "2 bits compiled": lambda model: torch.compile(actnn.compress(model, bits=2)),
 }
+SHARES = {"compile 0.5": 0.5, "compile 0.2": 0.2}  # of what torch.compile would save
 PEERS = ("exact", "checkpoint", "compile", "compile 0.5", "compile 0.2")
 FITS = ("fit", "fit compiled")
 
@@ -248,10 +249,9 @@ def prepared(name: str, batch: int) -> tuple[Task, nn.Module, Any]:
 
 def run_row(name: str, row: str, batch: int, steps: int, graph: bool = False) -> Row:
     """A row without a budget; one that runs out of memory has zeros."""
-    share = {"compile 0.5": 0.5, "compile 0.2": 0.2}.get(row, 1.0)
     try:
         task, model, example = prepared(name, batch)
-        with memory_budget(share):
+        with memory_budget(SHARES.get(row, 1.0)):
             model = ROWS[row](model)
             return Row(name, row, batch, *measure(task, model, example, batch, steps, graph))
     except torch.OutOfMemoryError as error:
@@ -287,12 +287,11 @@ def peak_of(name: str, row: str, batch: int) -> float:
     Raises:
         torch.OutOfMemoryError: The memory is too small.
     """
-    share = {"compile 0.5": 0.5, "compile 0.2": 0.2}.get(row, 1.0)
     task, model, example = prepared(name, batch)
     if row in FITS:
         planner = Planner(model, example, loss=task.loss, compile=row == "fit compiled")
         return smallest_budget(planner.costs) / MIB
-    with memory_budget(share):
+    with memory_budget(SHARES.get(row, 1.0)):
         model = ROWS[row](model)
         for _ in range(2):
             torch.cuda.reset_peak_memory_stats()
@@ -314,7 +313,8 @@ def largest_batch(name: str, row: str, gib: float, steps: int) -> Row:
     try:
         low, high = peak_of(name, row, few), peak_of(name, row, 2 * few)
         fits, ceiling = 2 * few, sys.maxsize
-        batch = few + int((limit - low) / max(high - low, 0.01 * low) * few)
+        least = 0.01 * low  # so that a peak that hardly grows divides nothing by 0
+        batch = few + int((limit - low) / max(high - low, least) * few)
         for _ in range(TRIES):
             if row in FITS:
                 found = next(fit_rows(name, row, [gib * USABLE], batch, steps))
@@ -322,7 +322,7 @@ def largest_batch(name: str, row: str, gib: float, steps: int) -> Row:
                 found = run_row(name, row, batch, steps)
             if found.samples:
                 best, fits = found, batch
-                grown = few + int((limit - low) / (found.peak - low) * (batch - few))
+                grown = few + int((limit - low) / max(found.peak - low, least) * (batch - few))
                 batch = grown if grown < ceiling else (fits + ceiling) // 2
             else:
                 first = ceiling == sys.maxsize

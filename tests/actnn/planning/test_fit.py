@@ -1,6 +1,7 @@
 """Fitting a small model into budgets on a CPU."""
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -28,9 +29,9 @@ class Block(nn.Module):
         return x + self.down(self.act(self.up(self.norm(x))))
 
 
-def model():
+def model(blocks=4):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(32, 64), *[Block(64) for _ in range(4)], nn.Linear(64, 8))
+    return nn.Sequential(nn.Linear(32, 64), *[Block(64) for _ in range(blocks)], nn.Linear(64, 8))
 
 
 EXAMPLE_ROWS = 1024
@@ -166,12 +167,14 @@ def test_no_plan_is_worse_than_one_choice_for_all_units(exact_peak):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")
-def test_a_model_compiled_as_one_is_a_plan(exact_peak, monkeypatch):
+def test_a_model_compiled_as_one_is_a_plan(monkeypatch):
     monkeypatch.setattr(blocks, "_backend", lambda form: aot_eager)
-    net, x = model(), example()
+    monkeypatch.setattr(sys.modules[Planner.__module__], "MEMORY_SHARES", (0.5,))
+    net, x = model(blocks=2), example()
     expected = gradients(copy.deepcopy(net), x)
     planner = Planner(net, x, bits=(4,), compile=True)
     units, seconds = len(planner._units), planner._measurement.seconds
+    exact_peak = planner.costs.peak((KEEP,) * units)
     # Make it the fastest, whatever this machine's noise is.
     monkeypatch.setattr(
         planner._measurement, "seconds", lambda plan: seconds(plan) * (0.01 if plan[0].whole else 1)
@@ -183,10 +186,10 @@ def test_a_model_compiled_as_one_is_a_plan(exact_peak, monkeypatch):
     assert plan.peak <= exact_peak * 1.05
     assert all(map(torch.equal, gradients(net, x), expected))
     # Codes have noise, and a price.
-    tight = planner.plan(round(exact_peak * 0.55), noise_price=0.0)
+    tight = planner.plan(round(exact_peak * 0.7), noise_price=0.0)
     assert set(tight.choices.values()) == {BlockChoice("compress", 4, fused=True, whole=True)}
     assert 0 < tight.noise < 0.1
-    dear = planner.plan(round(exact_peak * 0.55), noise_price=1e9)
+    dear = planner.plan(round(exact_peak * 0.7), noise_price=1e9)
     assert dear.noise == 0
 
 

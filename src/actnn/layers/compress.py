@@ -21,7 +21,7 @@ from actnn.saving.swapping import Swapped, is_swapped, swap, swap_back
 from actnn.saving.uncompiled import uncompiled
 
 Model = TypeVar("Model", bound=nn.Module)
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 class Root(Swapped):
@@ -144,7 +144,7 @@ def _choices(model: nn.Module, level: Level) -> dict[str | tuple[str, int], Choi
     choices: dict[str | tuple[str, int], Choice] = {}
     if not level.norms:
         for path, module in model.named_modules():
-            if isinstance(module, _NORMS):
+            if isinstance(module, NORMS):
                 choices[path] = Choice("keep")
     return choices
 

@@ -95,11 +95,11 @@ def _without_memory(
 ) -> Tensor:
     """Return a tensor without memory. The gradient of an input depends on its shape and layout."""
     x = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-    backend = torch._C._select_conv_backend(x, weight, None, *settings)
-    if x.is_contiguous() or backend != torch._C._ConvBackend.Cudnn:  # type: ignore[attr-defined]
-        return x.new_empty(1).expand(shape)  # others may read elements, or copy them
-    # cuDNN copies the gradient of the output if the layout of x differs from it, and an expanded
-    # tensor is in no layout. It reads no element of x.
+    cudnn = torch._C._ConvBackend.Cudnn  # type: ignore[attr-defined]
+    if x.is_contiguous() or torch._C._select_conv_backend(x, weight, None, *settings) != cudnn:
+        return x.new_empty(1).expand(shape)  # other kernels may copy x
+    # cuDNN does not, but it copies the gradient of the output if the layout of x differs from it,
+    # and an expanded tensor is in no layout.
     x.untyped_storage().resize_(0)
     return x
 

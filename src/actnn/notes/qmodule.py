@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from actnn._errors import ActNNError
-from actnn.layers.compress import compress
+from actnn.layers.compress import NORMS, compress
 from actnn.notes.config import config
 from actnn.notes.schemes import QBNScheme, QScheme, make_statistics
 from actnn.saving import Choice, Saving
 from actnn.saving.adaptive import Adaptive, kernel_positions
-
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 class QModule(nn.Module):
@@ -131,7 +129,7 @@ def _choices(model: nn.Module) -> dict[str | tuple[str, int], Choice]:
         tag = getattr(module, "actnn_group", 0)
         if tag:
             choices[path] = Choice(action, ceil(config.activation_compression_bits[tag]))
-        if isinstance(module, _NORMS) and not config.enable_quantized_bn:
+        if isinstance(module, NORMS) and not config.enable_quantized_bn:
             choices[path] = Choice("keep")
     return choices
 
@@ -144,5 +142,5 @@ def _make_schemes(model: nn.Module, adaptive: Adaptive) -> None:
         if positions is not None and config.adaptive_conv_scheme:
             groups = getattr(module, "groups", 1)
             QScheme(positions, 0, groups, name=name, statistics=adaptive.statistics, source=path)
-        elif isinstance(module, _NORMS) and config.adaptive_bn_scheme:
+        elif isinstance(module, NORMS) and config.adaptive_bn_scheme:
             QBNScheme(name=name, statistics=adaptive.statistics)

@@ -6,6 +6,7 @@ large inputs are therefore computed in parts of the batch, so that only a part i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class _Convolution(Function):
         dx, dweight, dbias = None, None, None
         if of_weight or of_bias:
             mask = [False, of_weight, of_bias]
-            for part, dpart in zip(x.chunk(ctx.parts), dy.chunk(ctx.parts), strict=True):
+            for part, dpart in _in_parts(x, dy, ctx.parts):
                 _, *found = _backward(dpart, part, weight, ctx.biases, *ctx.settings, mask)
                 dweight, dbias = _sum(dweight, found[0]), _sum(dbias, found[1])
             del part, dpart
@@ -56,6 +57,10 @@ class _Convolution(Function):
             del x  # its memory is free before the gradient is made
             dx = _gradient_of_input(ctx, dy, weight, shape, *layout)
         return dx, dweight, dbias, None, None
+
+
+def _in_parts(x: Tensor, y: Tensor, parts: int) -> Iterable[tuple[Tensor, Tensor]]:
+    return [(x, y)] if parts == 1 else zip(x.chunk(parts), y.chunk(parts), strict=True)
 
 
 def _sum(total: Tensor | None, term: Tensor | None) -> Tensor | None:
@@ -80,7 +85,7 @@ def _gradient_of_input(
     if ctx.parts == 1:
         return part_of(dy)
     dx = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-    for part, dpart in zip(dx.chunk(ctx.parts), dy.chunk(ctx.parts), strict=True):
+    for part, dpart in _in_parts(dx, dy, ctx.parts):
         part.copy_(part_of(dpart))
     return dx
 

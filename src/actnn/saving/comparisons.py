@@ -11,7 +11,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -46,27 +46,13 @@ def is_compared(tensor: Tensor) -> bool:
     return name in _EXTREMES
 
 
-class _Rounded(NamedTuple):
-    """A tensor that was packed, and is rounded.
-
-    Attributes:
-        sequence: Sequence number of the autograd node that made it.
-        record: Index of its record.
-        packed: What `pack` returned.
-        tensor: The tensor itself.
-    """
-
-    sequence: int
-    record: int
-    packed: weakref.ref[Any]
-    tensor: weakref.ref[Tensor]
-
-
 class Operands:
     """The tensors that were rounded last."""
 
     def __init__(self) -> None:
-        self._rounded: deque[_Rounded] = deque(maxlen=_MOST_OPERANDS)
+        # What `pack` returned, the tensor, the index of its record.
+        self._rounded: deque[tuple[weakref.ref[Any], weakref.ref[Tensor], int]]
+        self._rounded = deque(maxlen=_MOST_OPERANDS)
 
     def add(self, tensor: Tensor, packed: Held | View, record: int) -> None:
         """Remember a tensor, unless it is held as it is.
@@ -76,10 +62,8 @@ class Operands:
             packed: What `pack` returns for it.
             record: Index of its record.
         """
-        node = tensor.grad_fn
-        if node is not None and not isinstance(packed, Kept):
-            references = weakref.ref(packed), weakref.ref(tensor)
-            self._rounded.append(_Rounded(node._sequence_nr(), record, *references))
+        if type(packed) is not Kept:
+            self._rounded.append((weakref.ref(packed), weakref.ref(tensor), record))
 
     def keep(self, result: Tensor) -> Iterator[tuple[int, Kept]]:
         """Hold the operands of an operation, which has just saved them, without rounding.
@@ -90,9 +74,11 @@ class Operands:
         assert result.grad_fn is not None
         nodes = [node for node, _ in result.grad_fn.next_functions if node is not None]
         operands = {node._sequence_nr() for node in nodes}
-        for sequence, record, packed, tensor in self._rounded:
+        for packed, tensor, record in self._rounded:
             held, exact = packed(), tensor()
-            if sequence in operands and held is not None and exact is not None:
+            if held is None or exact is None or exact.grad_fn is None:
+                continue
+            if exact.grad_fn._sequence_nr() in operands:
                 base = exact if exact._base is None else exact._base
                 kept = Kept(exact, base.nbytes)
                 held.keep(kept)

@@ -120,7 +120,7 @@ def is_attribute(tensor: Tensor, module: nn.Module | None) -> bool:
     Pruning, for one, makes a weight before each forward and leaves it in the module.
     """
     base = tensor if tensor._base is None else tensor._base
-    return module is not None and any(value is base for value in vars(module).values())
+    return module is not None and id(base) in map(id, vars(module).values())
 
 
 def op_of(tensor: Tensor) -> str:

@@ -4,28 +4,12 @@ from __future__ import annotations
 
 import sys
 from types import CodeType, FrameType
-from typing import NamedTuple
 
 from torch import nn
 from torch.utils import checkpoint
 
 _CALL: CodeType = nn.Module._call_impl.__code__
 _CHECKPOINT = checkpoint.__file__
-
-
-class Caller(NamedTuple):
-    """What runs now.
-
-    Attributes:
-        path: The path of the innermost module of the model; '' if there is none.
-        checkpointed: Whether torch.utils.checkpoint was called inside of it, so that its inputs
-            are being saved.
-        module: The innermost module, of the model or not.
-    """
-
-    path: str
-    checkpointed: bool
-    module: nn.Module | None
 
 
 class ModulePaths:
@@ -40,8 +24,14 @@ class ModulePaths:
         """All paths."""
         return frozenset(self._paths.values())
 
-    def current(self) -> Caller:
-        """Return which module is being called."""
+    def current(self) -> tuple[str, bool, nn.Module | None]:
+        """Return which module is being called.
+
+        Returns:
+            The path of the innermost module of the model, '' if there is none; whether
+            torch.utils.checkpoint was called inside of it, so that its inputs are being saved; and
+            the innermost module, of the model or not.
+        """
         paths, checkpointed, innermost = self._paths, False, None
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
@@ -51,8 +41,8 @@ class ModulePaths:
                 innermost = module if innermost is None else innermost
                 path: str | None = paths.get(id(module))
                 if path is not None:
-                    return Caller(path, checkpointed, innermost)
+                    return path, checkpointed, innermost
             elif code.co_filename == _CHECKPOINT:
                 checkpointed = True
             frame = frame.f_back
-        return Caller("", checkpointed, innermost)
+        return "", checkpointed, innermost

@@ -208,12 +208,12 @@ class Step:
         Returns:
             1 to 8; None if it is to be held as it is or moved to host memory.
         """
-        choice = self._choice(tensor, self._paths.current().path, op_of(tensor))
+        choice = self._choice(tensor, self._paths.current()[0], op_of(tensor))
         return choice.bits if choice.action == "compress" and choice.bits != LOSSLESS else None
 
     def rounds(self, tensor: Tensor) -> bool:
         """Whether a tensor that the running module saves is rounded, wherever it is held."""
-        path = "" if self.saving.is_uniform else self._paths.current().path
+        path = "" if self.saving.is_uniform else self._paths.current()[0]
         choice = self._choice(tensor, path, op_of(tensor))
         return choice.action in ("compress", "offload") and choice.bits not in (None, LOSSLESS)
 
@@ -394,7 +394,7 @@ class Step:
         op: str = "",
     ) -> None:
         if path is None:
-            path = self._paths.current().path
+            path = self._paths.current()[0]
         index = len(self.records)
         record = Record(index, path, tensor.shape, tensor.dtype, nbytes, held, reason, choice, op)
         self.records.append(record)

@@ -50,8 +50,8 @@ class Operands:
     """The tensors that were rounded last."""
 
     def __init__(self) -> None:
-        # What `pack` returned, the tensor, the index of its record.
-        self._rounded: deque[tuple[weakref.ref[Any], weakref.ref[Tensor], int]]
+        # What `pack` returned, the tensor, its version, the index of its record.
+        self._rounded: deque[tuple[weakref.ref[Any], weakref.ref[Tensor], int, int]]
         self._rounded = deque(maxlen=_MOST_OPERANDS)
 
     def add(self, tensor: Tensor, packed: Held | View, record: int) -> None:
@@ -63,7 +63,8 @@ class Operands:
             record: Index of its record.
         """
         if type(packed) is not Kept:
-            self._rounded.append((weakref.ref(packed), weakref.ref(tensor), record))
+            references = weakref.ref(packed), weakref.ref(tensor)
+            self._rounded.append((*references, tensor._version, record))
 
     def keep(self, result: Tensor) -> Iterator[tuple[int, Kept]]:
         """Hold the operands of an operation, which has just saved them, without rounding.
@@ -74,9 +75,11 @@ class Operands:
         assert result.grad_fn is not None
         nodes = [node for node, _ in result.grad_fn.next_functions if node is not None]
         operands = {node._sequence_nr() for node in nodes}
-        for packed, tensor, record in self._rounded:
+        for packed, tensor, version, record in self._rounded:
             held, exact = packed(), tensor()
             if held is None or exact is None or exact.grad_fn is None:
+                continue
+            if exact._version != version:  # what was saved exists as codes only
                 continue
             if exact.grad_fn._sequence_nr() in operands:
                 base = exact if exact._base is None else exact._base

@@ -14,8 +14,9 @@ from actnn import codec
 from actnn.saving.active import step_for
 from actnn.saving.bit_masks import in_layout
 from actnn.saving.cuda import executor as cuda
+from actnn.saving.dense import is_dense
 from actnn.saving.held import refuse_second_derivative
-from actnn.saving.step import Step, is_dense
+from actnn.saving.step import Step
 from actnn.saving.swapping import Swapped
 
 _aten = torch.ops.aten

@@ -11,7 +11,7 @@ from torch.autograd import Function
 from actnn.saving.active import step_for
 from actnn.saving.bit_masks import in_layout
 from actnn.saving.cuda import executor as cuda
-from actnn.saving.step import is_dense
+from actnn.saving.dense import is_dense
 from actnn.saving.swapping import Swapped
 
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from actnn.saving.active import step_for
-from actnn.saving.step import Step, is_dense
+from actnn.saving.dense import is_dense
+from actnn.saving.step import Step
 from actnn.saving.swapping import Swapped
 
 _aten = torch.ops.aten

@@ -9,7 +9,8 @@ from torch.autograd import Function
 
 from actnn.saving.active import step_for
 from actnn.saving.bit_masks import pass_gradient, rectify
-from actnn.saving.step import Step, is_dense
+from actnn.saving.dense import is_dense
+from actnn.saving.step import Step
 from actnn.saving.swapping import Swapped
 
 

@@ -29,6 +29,7 @@ from actnn.planning.training_step import Loss, TrainingStep
 from actnn.planning.units import Unit, find_units
 from actnn.saving import Saving
 from actnn.saving.context import MIN_BYTES
+from actnn.saving.dense import whole_of
 from actnn.saving.exclusions import (
     RELU,
     alive_anyway,
@@ -38,7 +39,6 @@ from actnn.saving.exclusions import (
     reason_to_keep,
 )
 from actnn.saving.records import checked_bits
-from actnn.saving.step import whole_of
 
 # Recurrent networks of oneDNN, cuDNN and MIOpen.
 _WITH_WORKSPACE = {"MkldnnRnnLayerBackward0", "CudnnRnnBackward0", "MiopenRnnBackward0"}

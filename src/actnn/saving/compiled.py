@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from actnn.codec import executors, ops
 from actnn.saving.active import ACTIVE, pack_in_step
 from actnn.saving.bit_masks import fusible_mask, unpack_flat
 from actnn.saving.exclusions import ATTENTION_BITS, NONLINEAR_BITS
 from actnn.saving.graph_order import arrange, is_compared, is_read, traced_node
-from actnn.saving.graph_views import made_by, readers_of
+from actnn.saving.graph_views import made_by, readers_of, source_of
 from actnn.saving.records import LOSSLESS, TensorInfo
 from actnn.saving.settings import Settings
 from actnn.saving.uncompiled import uncompiled
@@ -97,7 +98,7 @@ class GraphHooks:
 
     def _bits(self, saving: Settings, x: Tensor, node: fx.Node, size: int) -> int | None:
         made = made_by(node)
-        if _is_statistic(made, x) or is_compared():
+        if _is_statistic(made, x) or is_compared() or _is_computed_weight(node):
             return None
         target = getattr(node.target, "__name__", str(node.target))
         info = TensorInfo(self._path(node), target, next(self._ids), x.shape, x.dtype, size)
@@ -160,6 +161,13 @@ def _unpack(held: Any) -> Any:
         inside = unpack_flat(positive)[:n]
         flat = torch.where(inside, flat.clamp(min=torch.finfo(dtype).tiny), 0)
     return flat.view(shape).permute(places)
+
+
+def _is_computed_weight(node: fx.Node) -> bool:
+    """Whether torch.nn.utils.parametrize makes a tensor, or that of which it is a view."""
+    stack = source_of(node).meta.get("nn_module_stack") or {}
+    kinds = [kind for _, kind in stack.values()]
+    return any(isinstance(kind, type) and issubclass(kind, ParametrizationList) for kind in kinds)
 
 
 def _is_expanded(x: Tensor) -> bool:

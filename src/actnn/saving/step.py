@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from actnn import codec
 from actnn.saving.bit_masks import positive_mask
 from actnn.saving.comparisons import COMPARED, Operands, is_compared
+from actnn.saving.dense import is_dense, whole_of
 from actnn.saving.exclusions import (
     CHECKPOINT,
     NONLINEAR_BITS,
@@ -29,14 +30,6 @@ from actnn.saving.offload import Offloaded, Queue, can_leave
 from actnn.saving.records import KEEP, LOSSLESS, Choice, Record, TensorInfo
 from actnn.saving.scaled import Promised, Scale, Seen
 from actnn.saving.settings import Settings
-
-LARGEST_SHARE = 4  # times the elements of a view with gaps: above, the view alone is held
-_is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill their memory without gaps or overlap, in any order."""
-    return tensor.is_contiguous() or _is_dense(tensor)  # most end at the first, a flag
 
 
 class _Claim(NamedTuple):
@@ -71,30 +64,6 @@ class Opaque(NamedTuple):
             and tensor.is_floating_point()
             and is_dense(tensor)
         )
-
-
-def whole_of(tensor: Tensor) -> Tensor | None:
-    """Return what is to be held for a tensor, a dense one; None if it has gaps or overlap.
-
-    Parts of one tensor, such as queries, keys and values, share what is held, without copies.
-    """
-    if is_dense(tensor):
-        return tensor
-    base = tensor._base
-    if (
-        base is None
-        or base.numel() > LARGEST_SHARE * tensor.numel()
-        or base.dtype != tensor.dtype
-        or not base.requires_grad
-        or not is_dense(base)
-    ):
-        return None
-    end = tensor.storage_offset() + sum(
-        (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    first = base.storage_offset()
-    inside = first <= tensor.storage_offset() and end < first + base.numel()
-    return base if inside else None
 
 
 class Step:

@@ -90,3 +90,14 @@ def test_cached_weights_are_exact_in_every_step():
             (found,) = torch.autograd.grad(loss, x, retain_graph=True)
             assert torch.equal(found, expected)
             assert "computed weight" in {r.reason for r in ours.actnn.records}
+
+
+@pytest.mark.parametrize("computed", [weight_norm, spectral_norm])
+def test_compiled_graphs_do_not_round_computed_weights(computed):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), *(computed(nn.Linear(32, 32)) for _ in range(2)))
+    x = torch.randn(8, 32, requires_grad=True)
+    ours = actnn.compress(copy.deepcopy(model), bits=2, min_bytes=0)
+    (exact,) = torch.autograd.grad(model(x).sum(), x)
+    (found,) = torch.autograd.grad(torch.compile(ours, backend="aot_eager")(x).sum(), x)
+    torch.testing.assert_close(found, exact)

@@ -1,6 +1,7 @@
 """Writes to weights that raise no version."""
 
 import copy
+import threading
 import warnings
 
 import pytest
@@ -112,6 +113,22 @@ def test_eval_sees_every_write():
         gru.weight_hh_l0.data[7, 40] += 4.0
         gru.eval()
         assert torch.equal(gru(X)[0], copy.deepcopy(gru)(X)[0])
+
+
+def test_a_write_of_another_thread_that_is_under_way_is_no_silent_one(recwarn):
+    gru = quantized(hidden_size=96).eval()
+    with torch.no_grad():
+        gru(X)
+        weight = gru.weight_hh_l0
+        weight.data.mul_(0.5)  # its version follows
+        end = threading.Timer(0.002, lambda: torch._C._autograd._unsafe_set_version_counter(
+            (weight,), (weight._version + 1,)
+        ))  # fmt: skip
+        end.start()
+        found = gru(X)[0]
+        end.join()
+        assert torch.equal(found, copy.deepcopy(gru)(X)[0])
+    assert not [each for each in recwarn if issubclass(each.category, QuantGRUWarning)]
 
 
 def test_no_warning_without_a_write(recwarn):

@@ -7,6 +7,8 @@ holds, the call runs. Otherwise a new call is prepared.
 
 from __future__ import annotations
 
+import threading
+import time
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -28,6 +30,9 @@ SILENT_WRITE = (
     "collective, or a write to parameter.data or to a shared vector. Earlier calls may have used "
     "the former weights: call eval() or train() after such writes"
 )
+
+
+LOOKS, SECONDS_BETWEEN_LOOKS = 5, 4e-3  # until a write of another thread has its version
 
 
 class PreparedCall:
@@ -95,9 +100,22 @@ class PreparedCall:
         if self._guard.unchanged(weights):
             self._look()
             return True
-        if self._guard.native.found_silent_write():
+        if self._found_silent_write():
             warnings.warn(QuantGRUWarning(SILENT_WRITE), stacklevel=caller_stacklevel())
         return False
+
+    def _found_silent_write(self) -> bool:
+        """Return whether a weight has other contents that no version records.
+
+        PyTorch counts up the version after it has written. Another thread may be in between.
+        """
+        assert self._guard is not None
+        looks = LOOKS if threading.active_count() > 1 else 0
+        for _ in range(looks):
+            if not self._guard.native.found_silent_write():
+                return False
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        return self._guard.native.found_silent_write()
 
     def _look(self) -> None:
         """Compare weights on a GPU with their former contents, if that is due."""

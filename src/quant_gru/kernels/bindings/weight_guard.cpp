@@ -49,8 +49,10 @@ bool WeightGuard::unchanged(const nb::object &weights) const {
 }
 
 bool WeightGuard::found_silent_write() const {
-    for (const Weight &weight : weights_)
-        if (!weight.content.is_whole() && weight.content.changed()) return true;
+    for (const Weight &weight : weights_) {
+        const bool changed = !weight.content.is_whole() && weight.content.changed();
+        if (changed && tensors_.version(weight.tensor) == weight.version) return true;
+    }
     return found_by_watch_;
 }
 

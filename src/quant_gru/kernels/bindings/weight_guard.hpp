@@ -32,8 +32,8 @@ class WeightGuard {
     bool unchanged(const nanobind::object &weights) const;
     // Whether the current weights are the same tensors with unchanged addresses and layouts.
     bool in_place(const nanobind::object &weights) const;
-    // Whether `unchanged` found other contents of a weight with the same version, which earlier
-    // calls may have missed.
+    // Whether `unchanged` found other contents of a weight that has the same version still, which
+    // earlier calls may have missed.
     bool found_silent_write() const;
     // Watches the contents of weights on a GPU.
     void watch(std::unique_ptr<ContentWatch> watch) { watch_ = std::move(watch); }

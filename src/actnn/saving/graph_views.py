@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, fx
 
+from actnn.saving.dense import is_dense
+
 _aten = torch.ops.aten
 ALIASES = _aten.alias.default, _aten.detach.default
 _NO_VIEWS = {_aten.as_strided.default, _aten.view.dtype}  # of memory, not of elements
-_is_dense = _aten.is_non_overlapping_and_dense.default
 
 
 def source_of(node: fx.Node) -> fx.Node:
@@ -98,7 +99,7 @@ def _is_worth_sharing(source: fx.Node, views: list[fx.Node]) -> bool:
         and not any(isinstance(n, torch.SymInt) for each in (whole, *parts) for n in each.shape)
         and all(part.dtype == whole.dtype for part in parts)
         and sum(part.numel() for part in parts) >= whole.numel()
-        and _is_dense(whole)
+        and is_dense(whole)
     )
 
 

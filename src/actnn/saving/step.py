@@ -85,7 +85,7 @@ class Step:
         self._claims: dict[int, _Claim] = {}
         self._normalized: dict[int, _Claim] = {}
         self._exact: dict[int, str] = {}
-        self._unrounded: dict[int, tuple[str, StorageWeakRef]] = {}
+        self._compared: dict[int, StorageWeakRef] = {}  # so that no address is used again
         self._operands = Operands()
         self._replaced: dict[int, tuple[Record, StorageWeakRef]] = {}
         self._queue = Queue()
@@ -98,7 +98,7 @@ class Step:
         self._claims.clear()
         self._normalized.clear()
         self._exact.clear()
-        self._unrounded.clear()
+        self._compared.clear()
         self._operands = Operands()
         self._replaced.clear()
         self.known = {}
@@ -161,11 +161,6 @@ class Step:
     def keep_exact(self, tensor: Tensor, reason: str) -> None:
         """Say that a tensor is about to be saved, and is rounded only if a choice names it."""
         self._exact[tensor.untyped_storage()._cdata] = reason
-
-    def never_round(self, tensor: Tensor, reason: str) -> None:
-        """Say that a tensor that may be saved is not rounded, whatever the choices are."""
-        storage = tensor.untyped_storage()
-        self._unrounded[storage._cdata] = reason, StorageWeakRef(storage)
 
     def note(self, tensor: Tensor, reason: str) -> None:
         """Record a tensor that torch would have saved, of which nothing is held."""
@@ -261,7 +256,8 @@ class Step:
 
     def _keep_compared(self, result: Tensor) -> None:
         """Hold a result, and the operands that were saved with it, without rounding."""
-        self.never_round(result, COMPARED)
+        storage = result.untyped_storage()
+        self._compared[storage._cdata] = StorageWeakRef(storage)
         for index, kept in self._operands.keep(result):
             self.saving.watch(kept)
             record = self.records[index]
@@ -274,8 +270,8 @@ class Step:
         reason = None if instead else reason_to_keep(tensor, self.known, address)
         if reason == "without gradient" and self.opaque and self.opaque.is_activation(tensor):
             reason = None
-        if reason is None and address in self._unrounded:
-            reason = self._unrounded[address][0]
+        if reason is None and address in self._compared:
+            reason = COMPARED
         if reason is not None:
             return self._keep(tensor, reason, 0 if alive_anyway(reason) else tensor.nbytes)
         if tensor.nbytes < saving.min_bytes:

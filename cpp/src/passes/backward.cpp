@@ -1,7 +1,7 @@
 #include <cstdlib>  // defines __GLIBC__
 #include <utility>
 
-#include "passes/clones.hpp"
+#include "cpu/core/clones.hpp"
 #include "passes/equations.hpp"
 #include "passes/gemm.hpp"
 #include "passes/on_device.hpp"

@@ -11,7 +11,7 @@ QG_UNIT float exp_of_negative(float x) { return expf(x); }
 QG_UNIT double exp_of_negative(double x) { return exp(x); }
 }  // namespace quant_gru
 #else
-#include "passes/exponential.hpp"
+#include "cpu/core/exponential.hpp"
 #define QG_UNIT QG_BODY
 #endif
 

@@ -4,7 +4,7 @@
 #include <cstdlib>  // defines __GLIBC__
 #include <cstring>
 
-#include "passes/clones.hpp"
+#include "cpu/core/clones.hpp"
 
 namespace quant_gru {
 namespace {

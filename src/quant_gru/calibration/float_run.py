@@ -35,10 +35,14 @@ class FloatWeights:
     bw: Tensor | None
     br: Tensor | None
 
-    def double(self) -> FloatWeights:
-        """Return the weights in float64."""
-        bw, br = (None if each is None else each.double() for each in (self.bw, self.br))
-        return FloatWeights(self.W.double(), self.R.double(), bw, br)
+    def to(self, dtype: torch.dtype, device: torch.device | str | None = None) -> FloatWeights:
+        """Return the weights in a dtype, and on a device if one is given."""
+        W, R, *biases = (
+            None if each is None else each.to(device or each.device, dtype)
+            for each in (self.W, self.R, self.bw, self.br)
+        )
+        assert W is not None and R is not None
+        return FloatWeights(W, R, *biases)
 
 
 def float_layers(
@@ -47,6 +51,7 @@ def float_layers(
     lengths: Tensor | None,
     weights: Sequence[Sequence[FloatWeights]],
     observe: Callable[[int, int, dict[str, Tensor]], None],
+    finished: Callable[[int, int, Tensor], None] | None = None,
 ) -> None:
     """Run the float GRU layer by layer, without dropout, autocast and gradients.
 
@@ -59,6 +64,8 @@ def float_layers(
             steps in the order of processing: operator name -> float64 (P, C) for input.x, (P, 3H)
             for matmul.Wx and matmul.Rh (rows reset, update, candidate), otherwise (P, H). P is the
             number of valid steps of all sequences in the block, by step and sequence.
+        finished: Called with layer, direction and the states (T, N, H) after each step, float64.
+            Outside its length, a row keeps its state.
 
     Raises:
         CalibrationError: `x` does not have the dtype of the weights.
@@ -75,8 +82,10 @@ def float_layers(
             for direction, cell in enumerate(cells):
                 h = next(states)
                 out = x.new_empty((*x.shape[:2], h.shape[-1]))
-                for values in _blocks(cell.double(), x, h, lengths, direction == 1, out):
+                for values in _blocks(cell.to(torch.float64), x, h, lengths, direction == 1, out):
                     observe(layer, direction, values)
+                if finished is not None:
+                    finished(layer, direction, out)
                 outputs.append(out)
             x = torch.cat(outputs, dim=-1)
 

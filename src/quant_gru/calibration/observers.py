@@ -127,9 +127,9 @@ class Observer(ABC):
         Raises:
             CalibrationError: If the ranks collect with different methods.
         """
-        if _world_size(group) == 1:
+        if world_size(group) == 1:
             return
-        states: list[Any] = [None] * dist.get_world_size(group)
+        states: list[Any] = [None] * dist.getworld_size(group)
         # Gather objects instead of tensors: c10d moves them through the device of the backend.
         dist.all_gather_object(states, self, group=group)
         total = states[0]
@@ -324,7 +324,8 @@ def _extremes(values: Tensor) -> tuple[float, float]:
     return both[0] + 0.0, both[1] + 0.0
 
 
-def _world_size(group: Any) -> int:
+def world_size(group: Any) -> int:
+    """Return the number of processes that calibrate; 1 without torch.distributed."""
     if not (dist.is_available() and dist.is_initialized()):
         return 1
-    return dist.get_world_size(group)
+    return dist.getworld_size(group)

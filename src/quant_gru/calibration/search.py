@@ -88,6 +88,26 @@ def choose_quantizer(
     )
 
 
+def choose_covering(
+    observer: Observer,
+    *,
+    operator: str,
+    bits: int,
+    signed: bool,
+    symmetric: bool,
+    scale_kind: ScaleKind,
+) -> Quantizer:
+    """Return the smallest quantizer that covers all values; arguments as `choose_quantizer`."""
+    return covering_quantizer(
+        observer.minimum,
+        observer.maximum,
+        bits=bits,
+        signed=signed,
+        symmetric=symmetric,
+        scale_kind=scale_kind,
+    )
+
+
 def least_squares_quantizer(
     histogram: Histogram, *, bits: int, signed: bool, symmetric: bool, scale_kind: ScaleKind
 ) -> Quantizer:

@@ -95,7 +95,7 @@ class CalibrationMethods(ModuleWeights):
         """
         if self.is_calibrated():
             return
-        self._state.finalize(sync)
+        self._state.finalize(sync, self._float_weights())
         self._write_logarithms()
         assert self._state.scales is not None
         warn_of_cut_biases(self._state.scales, self._weights())

@@ -179,9 +179,11 @@ class QuantState:
         self._collector = collector
 
     def _new_collector(self) -> Collector:
-        return Collector(*self._grid, self.method, self.percentile_value)
+        return Collector(
+            *self._grid, self._shape.hidden_size, self.method, self.percentile_value
+        )
 
-    def finalize(self, sync: bool) -> None:
+    def finalize(self, sync: bool, weights: SequenceABC[SequenceABC[FloatWeights]]) -> None:
         """Convert statistics to scales; first merge those of all processes if `sync`."""
         merge = sync and in_several_processes()
         if self._collector is None and not merge:
@@ -192,7 +194,7 @@ class QuantState:
         collector = deepcopy(self._collector) or self._new_collector()
         if merge:
             collector.all_reduce()
-        self._set_scales(collector.qparams(self.config))
+        self._set_scales(collector.qparams(self.config, weights))
         for name in OPERATORS:
             operator = self.config[name]
             if operator.bitwidth == 1 and operator.is_symmetric and not operator.is_unsigned:

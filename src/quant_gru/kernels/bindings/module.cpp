@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/cpu_module.hpp"
+#include "bindings/effects.hpp"
 #include "bindings/cuda_backward.hpp"
 #include "bindings/cuda_call.hpp"
 #include "bindings/packed_rows.hpp"
@@ -121,6 +122,7 @@ NB_MODULE(_native, m) {
     // Defines the types Launches and Fields, which arguments below have.
     nb::module_::import_("kernel_runtime._native");
     bind_cpu(m);
+    bind_effects(m);
     nb::class_<WeightGuard>(m, "WeightGuard")
         .def(nb::init<const nb::handle &, const nb::sequence &, nb::object>(), nb::arg(), nb::arg(),
              nb::arg().none())

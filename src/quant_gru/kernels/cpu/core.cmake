@@ -2,7 +2,7 @@
 #
 #   add_quant_gru_core(TARGET STATIC|OBJECT [TRAINING])
 #
-# TRAINING adds the kernels of the backward and those that requantize weights.
+# TRAINING adds the kernels of the backward, those that requantize weights, and the search for scales.
 # QUANT_GRU_INSTRUCTION_SETS selects instruction sets: "all", or a list such as "avx2;portable".
 # The function sets QUANT_GRU_COMPILED_VARIANTS to the names of those that are in the build.
 
@@ -44,7 +44,8 @@ function(add_quant_gru_core target kind)
   set(core boundary cell_numbers layer nan_rows pack_weights stack tables tasks variants wide)
   list(TRANSFORM core PREPEND ${QUANT_GRU_KERNELS}/cpu/core/)
   if(arg_TRAINING)
-    list(APPEND core ${QUANT_GRU_KERNELS}/cpu/training/backward ${QUANT_GRU_KERNELS}/cpu/training/weights)
+    list(APPEND core ${QUANT_GRU_KERNELS}/cpu/training/backward ${QUANT_GRU_KERNELS}/cpu/training/weights
+         ${QUANT_GRU_KERNELS}/cpu/calibration/effects)
   endif()
   list(TRANSFORM core APPEND .cpp)
   add_library(${target} ${kind} ${core})

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "passes/clones.hpp"
+#include "cpu/core/clones.hpp"
 
 namespace quant_gru {
 

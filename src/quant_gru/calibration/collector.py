@@ -56,9 +56,7 @@ class Collector:
             for _ in range(num_layers)
         ]
 
-    def collect(
-        self, x: Tensor, h0: Tensor, lengths: Tensor | None, weights: Weights
-    ) -> None:
+    def collect(self, x: Tensor, h0: Tensor, lengths: Tensor | None, weights: Weights) -> None:
         """Observe one batch.
 
         Args:

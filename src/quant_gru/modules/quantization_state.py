@@ -179,9 +179,7 @@ class QuantState:
         self._collector = collector
 
     def _new_collector(self) -> Collector:
-        return Collector(
-            *self._grid, self._shape.hidden_size, self.method, self.percentile_value
-        )
+        return Collector(*self._grid, self._shape.hidden_size, self.method, self.percentile_value)
 
     def finalize(self, sync: bool, weights: SequenceABC[SequenceABC[FloatWeights]]) -> None:
         """Convert statistics to scales; first merge those of all processes if `sync`."""

@@ -83,7 +83,8 @@ class Windows:
             if not wanted:
                 continue
             values = part[:, wanted].cpu().unbind(1)
-            states = torch.stack([cell[index][wanted] for cell in starts], dim=1).float().cpu()
+            states = torch.stack([cell[index][wanted] for cell in starts], dim=1)
+            states = states.detach().float().cpu()
             for n, value, h0 in zip(wanted, values, states, strict=True):
                 self._insert(Window(keys[n], value[: steps[n]].clone(), h0.clone()))
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quant_gru import QuantConfig, QuantGRU
+from quant_gru import QuantConfig, QuantGRU, QuantGRUWarning
 
 C, H = 16, 64
 
@@ -89,3 +89,13 @@ def test_free_scales_see_through_the_cell(change):
 def test_other_methods_do_not(method):
     """They keep their meaning: the range decides."""
     assert quality("int8", open_gates(80), method) < 10
+
+
+@pytest.mark.parametrize("method", ["histogram", "minmax", "percentile", "ema"])
+def test_silence_is_no_calibration_data(method):
+    """A single value gives a scale that means nothing; the warning names the operator."""
+    gru = QuantGRU(C, H, config=QuantConfig.int8())
+    gru.calibration_method = method
+    gru.calibrate(torch.zeros(5, 2, C))
+    with pytest.warns(QuantGRUWarning, match=r"single one for 'input.x_l0' \(0\)"):
+        gru.finalize_calibration()

@@ -93,6 +93,16 @@ class Collector:
         if self.windows is not None:
             self.windows.all_reduce()
 
+    def single_values(self) -> dict[str, float]:
+        """Return operators that saw a single value in all data, with a suffix, and the value."""
+        return {
+            f"{name}_l{layer}{'_reverse' if direction else ''}": observer.minimum
+            for layer, cells in enumerate(self.observers)
+            for direction, observers in enumerate(cells)
+            for name, observer in observers.items()
+            if observer.minimum == observer.maximum
+        }
+
     def qparams(self, config: QuantConfig, weights: Weights) -> list[list[QParams]]:
         """Return the scales and tables of all layers and directions.
 

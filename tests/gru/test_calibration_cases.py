@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quant_gru import QuantConfig, QuantGRU, QuantGRUWarning
+from quant_gru import CalibrationError, QuantConfig, QuantGRU, QuantGRUWarning
 
 C, H = 16, 64
 
@@ -32,7 +32,7 @@ def row(index, factor):
     return change
 
 
-def quality(preset, change, method="histogram", scale_kind="pot"):
+def quality(preset, change, method="histogram", scale_kind="pot", refine=False):
     """dB of the output against the float GRU."""
     torch.manual_seed(0)
     gru = torch.nn.GRU(C, H)
@@ -46,7 +46,7 @@ def quality(preset, change, method="histogram", scale_kind="pot"):
         quantized.load_state_dict(gru.state_dict())
         quantized.calibration_method = method
         quantized.calibrate(x)
-        quantized.finalize_calibration()
+        quantized.finalize_calibration(refine=refine)
         quantized.use_quantization = True
         return db(quantized(unseen)[0], gru(unseen)[0])
 
@@ -99,3 +99,43 @@ def test_silence_is_no_calibration_data(method):
     gru.calibrate(torch.zeros(5, 2, C))
     with pytest.warns(QuantGRUWarning, match=r"single one for 'input.x_l0' \(0\)"):
         gru.finalize_calibration()
+
+
+def calibrated(change, refine=False, method="histogram", **shape):
+    """A GRU calibrated on random data, and its float copy."""
+    torch.manual_seed(0)
+    gru = torch.nn.GRU(C, 24, **shape)
+    with torch.no_grad():
+        change(gru)
+    quantized = QuantGRU(C, 24, config=QuantConfig.int8(), **shape).eval()
+    quantized.load_state_dict(gru.state_dict())
+    quantized.calibration_method = method
+    quantized.calibrate(torch.randn(40, 4, C))
+    quantized.finalize_calibration(refine=refine)
+    quantized.use_quantization = True
+    return quantized, gru
+
+
+def test_refining_finds_better_scales():
+    assert quality("int8", row(67, 256), refine=True) >= 18
+
+
+def test_refining_takes_all_layers_and_directions():
+    shape = {"num_layers": 2, "bidirectional": True}
+
+    def large_row(gru):
+        gru.weight_ih_l0[30] *= 256
+        gru.weight_hh_l0[30] *= 256
+
+    results = []
+    for refine in (False, True):
+        quantized, gru = calibrated(large_row, refine, **shape)
+        unseen = torch.randn(60, 8, C, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            results.append(db(quantized(unseen)[0], gru(unseen)[0]))
+    assert results[1] > results[0] + 1
+
+
+def test_refining_needs_the_data():
+    with pytest.raises(CalibrationError, match="Expected the method 'histogram'"):
+        calibrated(lambda gru: None, refine=True, method="minmax")

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from quant_gru._errors import CalibrationError
 from quant_gru.calibration.effects import effective_quantizers
 from quant_gru.calibration.float_run import FloatWeights, float_layers
 from quant_gru.calibration.guard import best_of
 from quant_gru.calibration.observers import Observer, make_observer
+from quant_gru.calibration.refine import refined
 from quant_gru.calibration.search import choose_covering, choose_quantizer
 from quant_gru.calibration.windows import CellSteps, Windows, starts
 from quant_gru.config import CALIBRATED, QuantConfig
@@ -103,12 +105,15 @@ class Collector:
             if observer.minimum == observer.maximum
         }
 
-    def qparams(self, config: QuantConfig, weights: Weights) -> list[list[QParams]]:
+    def qparams(
+        self, config: QuantConfig, weights: Weights, refine: bool = False
+    ) -> list[list[QParams]]:
         """Return the scales and tables of all layers and directions.
 
         Args:
             config: Widths and kinds of the operators.
             weights: [layer][direction] -> float weights.
+            refine: Whether to improve the scales by coordinate descent.
 
         Raises:
             CalibrationError: Statistics are empty or non-finite; the message names the operator.
@@ -117,15 +122,28 @@ class Collector:
             [self._each(choose_quantizer, observers, config) for observers in layer]
             for layer in self.observers
         ]
+        if refine and self.windows is None:
+            raise CalibrationError(
+                "Expected the method 'histogram' to refine scales, got one that keeps no data"
+            )
         if self.windows is None or self.windows.is_empty:
             return [[make_qparams(config, cell) for cell in layer] for layer in plain]
         steps = self.windows.run(weights)
-        return [
+        searched = [
             [
                 self._searched(layer, direction, cell, config, steps[layer][direction], weights)
                 for direction, cell in enumerate(cells)
             ]
             for layer, cells in enumerate(plain)
+        ]
+        if not refine:
+            return searched
+        return [
+            [
+                refined(cell, steps[layer][direction], weights[layer][direction])
+                for direction, cell in enumerate(cells)
+            ]
+            for layer, cells in enumerate(searched)
         ]
 
     def _searched(

@@ -82,20 +82,25 @@ class CalibrationMethods(ModuleWeights):
     def _collect(self, input: Tensor | PackedSequence, hx: Tensor | None) -> None:
         self._state.collect(self._normalize(input, hx), self._float_weights())
 
-    def finalize_calibration(self, verbose: bool = False, *, sync: bool = True) -> None:
+    def finalize_calibration(
+        self, verbose: bool = False, *, sync: bool = True, refine: bool = False
+    ) -> None:
         """Convert the collected statistics to scales; do nothing if scales exist.
 
         Args:
             verbose: Whether to print the quantizer of every operator.
             sync: Whether to merge the statistics of all processes first, if torch.distributed is
                 initialized; all processes must then call this.
+            refine: Whether to improve the scales by coordinate descent on the integer run of a part
+                of the data; takes seconds. Only for the method 'histogram'.
 
         Raises:
-            CalibrationError: There are no statistics, or they contain NaN or infinity.
+            CalibrationError: There are no statistics, they contain NaN or infinity, or `refine` is
+                given with another method.
         """
         if self.is_calibrated():
             return
-        self._state.finalize(sync, self._float_weights())
+        self._state.finalize(sync, self._float_weights(), refine)
         self._write_logarithms()
         assert self._state.scales is not None
         warn_of_cut_biases(self._state.scales, self._weights())

@@ -189,7 +189,12 @@ class QuantState:
     def _new_collector(self) -> Collector:
         return Collector(*self._grid, self._shape.hidden_size, self.method, self.percentile_value)
 
-    def finalize(self, sync: bool, weights: SequenceABC[SequenceABC[FloatWeights]]) -> None:
+    def finalize(
+        self,
+        sync: bool,
+        weights: SequenceABC[SequenceABC[FloatWeights]],
+        refine: bool = False,
+    ) -> None:
         """Convert statistics to scales; first merge those of all processes if `sync`."""
         merge = sync and in_several_processes()
         if self._collector is None and not merge:
@@ -200,7 +205,7 @@ class QuantState:
         collector = deepcopy(self._collector) or self._new_collector()
         if merge:
             collector.all_reduce()
-        self._set_scales(collector.qparams(self.config, weights))
+        self._set_scales(collector.qparams(self.config, weights, refine))
         if single := collector.single_values():
             named = ", ".join(f"'{name}' ({value:g})" for name, value in single.items())
             warnings.warn(

@@ -1,0 +1,68 @@
+"""Coordinate descent on the scales of a cell, by the error of its integer run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from quant_gru.calibration.float_run import FloatWeights
+from quant_gru.calibration.guard import error
+from quant_gru.calibration.windows import CellSteps
+from quant_gru.config import CALIBRATED
+from quant_gru.integer.qparams import QParams, float32, make_qparams
+from quant_gru.integer.quantizer import MAX_SCALE, MIN_SCALE, Quantizer
+
+# A change must reduce the error by this factor. Rounds end when no operator changes.
+_BETTER = 0.995
+_ROUNDS = 8
+# Steps of scales in octaves: powers of two, and parts of them for free scales.
+_POT_STEPS, _FREE_STEPS = (-1.0, 1.0), (-1.0, 1.0, -0.25, 0.25, -0.0625, 0.0625)
+
+
+def refined(qparams: QParams, steps: CellSteps, weights: FloatWeights) -> QParams:
+    """Return scales with which the integer cell is closer to the float cell in these steps.
+
+    One operator after the other takes the best of its neighbours, until none is better.
+
+    Args:
+        qparams: The scales to begin with.
+        steps: Steps of the float cell.
+        weights: Its weights.
+    """
+    if steps.before.numel() == 0:
+        return qparams
+    on_cpu = weights.to(torch.float32, "cpu")
+    least = error(qparams, steps, on_cpu)
+    for _ in range(_ROUNDS):
+        before = least
+        for name in CALIBRATED:
+            if name not in qparams.quantizers:
+                continue
+            for neighbour in _neighbours(qparams, name):
+                changed = make_qparams(qparams.config, {**qparams.quantizers, name: neighbour})
+                found = error(changed, steps, on_cpu)
+                if found < _BETTER * least:
+                    qparams, least = changed, found
+        if least == before:
+            break
+    return qparams
+
+
+def _neighbours(qparams: QParams, name: str) -> Iterator[Quantizer]:
+    """Yield quantizers of an operator with another scale, or another zero point."""
+    quantizer = qparams.quantizers[name]
+    lo, hi = quantizer.lo, quantizer.hi
+    symmetric = qparams.config[name].is_symmetric
+    middle = (lo + hi + 1) // 2
+    for step in _POT_STEPS if qparams.pot else _FREE_STEPS:
+        scale = float32(min(MAX_SCALE, max(MIN_SCALE, quantizer.scale * 2.0**step)))
+        # the range keeps its middle, or is centred on 0
+        moved = middle + round((quantizer.zero_point - middle) * 2.0**-step)
+        for zero_point in {quantizer.zero_point} if symmetric else {moved, middle}:
+            yield replace(quantizer, scale=scale, zero_point=min(hi, max(lo, zero_point)))
+    if not symmetric:
+        for share in (-0.25, -0.0625, 0.0625, 0.25):
+            zero_point = quantizer.zero_point + round(share * (hi - lo))
+            yield replace(quantizer, zero_point=min(hi, max(lo, zero_point)))

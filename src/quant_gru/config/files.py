@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import stat
 import uuid
@@ -67,7 +68,8 @@ def parse_json(raw: bytes, where: str) -> Any:
         where: The source in brackets, for error messages.
 
     Raises:
-        ConfigError: The text is not UTF-8 or JSON, or has a duplicate key.
+        ConfigError: The text is not UTF-8 or JSON, has a duplicate key, or a number that is not
+            finite.
     """
     try:
         text = raw.decode("utf-8-sig")
@@ -76,7 +78,12 @@ def parse_json(raw: bytes, where: str) -> Any:
             f"Expected UTF-8 text, got byte 0x{raw[error.start]:02x} at {error.start} {where}"
         ) from None
     try:
-        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        return json.loads(
+            text,
+            object_pairs_hook=_unique_keys,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+        )
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"Expected JSON, got an error at line {error.lineno}, column {error.colno}: "
@@ -107,8 +114,13 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_constant(text)
+
+
 def _no_constant(text: str) -> float:
-    raise ConfigError(f"Expected JSON numbers to be finite, got {text}")
+    raise ConfigError(f"Expected JSON numbers to be finite, got {text:.40}")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -177,7 +177,7 @@ def _size(tensor: Any) -> int:
 
 
 def _location(tensor: Any) -> str:
-    """Return the file beside the model that has the values of a tensor; '' if the model has them."""
+    """Return the file beside the model that has a tensor's values; '' if the model has them."""
     return next((str(each.value) for each in tensor.external_data if each.key == "location"), "")
 
 

@@ -336,6 +336,18 @@ class FrozenQuantGRU(torch.nn.Module):
         sizes = (shape.input_size, shape.hidden_size, shape.num_layers, shape.directions)
         return Source(plan, None, *sizes, self.batch_first, shape.zoneout)
 
+    def __getattr__(self, name: str) -> Any:
+        """Raise for names that a frozen GRU does not have, as hooks on float weights want."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if not name.startswith(("weight_", "bias_")):
+                raise
+            raise AttributeError(
+                f"{error}: a frozen GRU has integers in place of its weights; remove the hook that "
+                "reads them, or keep it at the QuantGRU"
+            ) from None
+
     def extra_repr(self) -> str:
         """Return the shape of the GRU as text."""
         sizes = f"{self.shape.input_size}, {self.shape.hidden_size}"

@@ -55,6 +55,10 @@ def operator_sqnr(
     Raises:
         CalibrationError: A GRU has no scales, or the model has no GRUs.
         QuantGRUError: `hx` is given for a model, or `forward_fn` for a GRU.
+
+    Example:
+        >>> found = operator_sqnr(quantized, batches)
+        >>> worst = min(found, key=found.get)
     """
     given = hx if callable(hx) else None
     if isinstance(gru, QuantGRU):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping
-from typing import TypeVar, cast
+from typing import TypeVar, cast, overload
 
 import torch
 from torch.nn.utils.parametrize import is_parametrized
@@ -41,7 +41,25 @@ _TRIVIAL = {
 Names = dict[torch.nn.Module, list[str]]
 
 
-def convert_model(model: Model, config: ModelConfig = None, inplace: bool = False) -> Model:
+@overload
+def convert_model(
+    model: torch.nn.GRUCell, config: ModelConfig = None, inplace: bool = False
+) -> QuantGRUCell: ...
+
+
+@overload
+def convert_model(
+    model: torch.nn.GRU, config: ModelConfig = None, inplace: bool = False
+) -> QuantGRU: ...
+
+
+@overload
+def convert_model(model: Model, config: ModelConfig = None, inplace: bool = False) -> Model: ...
+
+
+def convert_model(
+    model: torch.nn.Module, config: ModelConfig = None, inplace: bool = False
+) -> torch.nn.Module:
     """Replace every nn.GRU and nn.GRUCell of a model by a quantized one with the same parameters.
 
     The model's results do not change: quantization is off until `calibrate_model`. A module that is
@@ -60,7 +78,8 @@ def convert_model(model: Model, config: ModelConfig = None, inplace: bool = Fals
             change a deep copy and leave `model` unchanged.
 
     Returns:
-        The converted model.
+        The converted model. Type checkers know the class of a single GRU; a model keeps its own
+        class, so they need `cast(QuantGRU, model.gru)` for the methods of a GRU inside.
 
     Raises:
         QuantGRUError: The model has no GRU, or cannot be copied.
@@ -96,7 +115,7 @@ def convert_model(model: Model, config: ModelConfig = None, inplace: bool = Fals
         for name, child in parent._modules.items():
             if child in converted:
                 parent._modules[name] = converted[child]
-    return cast(Model, converted.get(model, model))
+    return converted.get(model, model)
 
 
 def require_module(model: object) -> None:

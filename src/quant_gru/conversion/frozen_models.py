@@ -56,6 +56,10 @@ def freeze_model(model: Model, inplace: bool = False) -> Model:
     Raises:
         QuantGRUError: The model has no quantized GRU, or weights are NaN or infinite.
         CalibrationError: A quantized GRU has no scales.
+
+    Example:
+        >>> frozen = freeze_model(quantized)
+        >>> y = frozen(batches[0])
     """
     grus = find_grus(model)
     quantized = {name: gru for name, gru in grus.items() if gru.use_quantization}
@@ -93,7 +97,7 @@ def load_frozen(model: Model, state_dict: Mapping[str, Tensor], inplace: bool = 
         RuntimeError: Other entries do not fit, as for `load_state_dict`.
 
     Example:
-        >>> torch.save(freeze_model(model).state_dict(), "frozen.pt")
+        >>> torch.save(freeze_model(quantized).state_dict(), "frozen.pt")
         >>> model = load_frozen(Model(), torch.load("frozen.pt"))
     """
     modules = dict(model.named_modules(remove_duplicate=False))

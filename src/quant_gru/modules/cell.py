@@ -64,7 +64,7 @@ class QuantGRUCell(QuantGRU, torch.nn.GRUCell):
             ('int8_wide'), the path of a file, or a dict. None for 8 bits, symmetric.
 
     Example:
-        >>> cell = QuantGRUCell(8, 16, config=QuantConfig.int8())
+        >>> cell = QuantGRUCell(8, 16, config="int8_wide")
         >>> h = cell(torch.randn(4, 8))
     """
 

@@ -58,8 +58,9 @@ class QuantGRU(Calls):
         proj_size: 0, as in nn.GRU; only nn.LSTM has projections.
 
     Example:
-        >>> gru = QuantGRU(8, 16, config=QuantConfig.int8())
+        >>> gru = QuantGRU(8, 16, config="int8_wide")
         >>> gru.calibrate(torch.randn(50, 4, 8))
+        >>> gru.finalize_calibration()
         >>> gru.use_quantization = True
         >>> y, h_n = gru(torch.randn(50, 4, 8))
     """

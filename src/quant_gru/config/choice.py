@@ -54,6 +54,17 @@ def as_config(config: Any, what: str = "config", verbose: bool = False) -> Quant
     )
 
 
+def described(config: QuantConfig) -> str:
+    """Return the name of the preset that a configuration is, or its range of widths."""
+    bare = config.without_comments()
+    preset = next((name for name, make in PRESETS.items() if make() == bare), None)
+    if preset is not None:
+        return f"config={preset}"
+    widths = sorted(each.bitwidth for each in config.operators.values() if each.bitwidth)
+    least, most = widths[0], widths[-1]
+    return f"{least} bits" if least == most else f"{least} to {most} bits"
+
+
 def _is_path(text: str) -> bool:
     """Return whether a text can only be meant as a path, so that a missing file is the error."""
     return text.endswith(".json") or os.path.basename(text) != text

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import ConfigError
 from quant_gru.config import QuantConfig
-from quant_gru.config.choice import OneConfig, as_config
+from quant_gru.config.choice import OneConfig, as_config, described
 from quant_gru.execution.integer_io import integer_forward, trace_codes
 from quant_gru.export.c import CSource
 from quant_gru.modules.call import Calls
@@ -208,7 +208,7 @@ class QuantGRU(Calls):
         """Return nn.GRU's text plus the settings of quantization."""
         state = "calibrated" if self.is_calibrated() else "not calibrated"
         options = f"use_quantization={self.use_quantization}{self._training_text()}"
-        return f"{super().extra_repr()}, {options}, {state}"
+        return f"{super().extra_repr()}, {options}, {described(self.config)}, {state}"
 
 
 def _check_sizes(dropout: object, proj_size: object) -> None:

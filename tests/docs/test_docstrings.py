@@ -59,7 +59,8 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "torch": torch,
         **{name: getattr(quant_gru, name) for name in quant_gru.__all__},
         **{"Model": Model, "batches": batches, "model": model, "quantized": quantized},
-        "gru": quantized.encoder["gru"],
+        **dict.fromkeys(("gru", "encoder", "decoder"), quantized.encoder["gru"]),
+        "x": batches[0],
     }
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
+from quant_gru.parameters.document import is_plain
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,11 @@ def array(value: Any, what: str, dimensions: int) -> np.ndarray:
     if isinstance(value, Tensor):
         if value.is_meta:
             raise QuantGRUError(f"Expected {what} to have values, got a tensor on device 'meta'")
+        # the storage of an expanded tensor is smaller than a copy of it
+        if value.layout is torch.strided and not is_plain(value):
+            raise QuantGRUError(
+                f"Expected {what} to store all its elements, got an expanded tensor"
+            )
         value = value.detach().cpu()
         value = value.float() if value.dtype is torch.bfloat16 else value
     try:

@@ -185,6 +185,31 @@ def test_notes_that_are_no_files(kind, folder):
     assert (folder / "gru.h").read_text() == "old gru.h"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="needs users of POSIX")
+def test_notes_of_other_users_are_not_followed(folder, monkeypatch):
+    """Whoever can write a folder such as /tmp could have this user's files replaced."""
+    planted = folder / f".{HEX}.old"
+    planted.write_text("planted")
+    identity = file_sets._identity(folder / "gru.c")
+    (folder / NOTE).write_text(json.dumps([["gru.c", f".{HEX}.tmp", planted.name, identity]]))
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert read_bytes(folder / "gru.c") == b"old gru.c"
+    with pytest.raises(ConfigError, match="which is no file of this user"):
+        write_files({folder / name: f"new {name}" for name in NAMES})
+    write_text(folder / "gru.h", "alone")
+    assert (folder / "gru.c").read_text() == "old gru.c"
+
+
+def test_a_note_that_another_process_holds(folder, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+    monkeypatch.setattr(file_sets, "_LONGEST_WAIT", 0.05)
+    with (folder / NOTE).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="which another process holds"):
+            read_bytes(folder / "gru.c")
+    assert read_bytes(folder / "gru.c") == b"old gru.c"
+
+
 def test_without_locks(folder, monkeypatch):
     monkeypatch.setattr(file_sets, "fcntl", None)
     write_files({folder / name: f"new {name}" for name in NAMES})

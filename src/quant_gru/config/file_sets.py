@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,6 +27,8 @@ except ImportError:  # Windows: a note is read without waiting for its writer
     fcntl = None  # type: ignore[assignment]
 
 NOTE = ".quant-gru-unfinished"
+
+_LONGEST_WAIT = 10.0  # seconds for another process to replace its files
 _KEPT = re.compile(r"\.[0-9a-f]{32}\.(tmp|old)")
 _MOST_BYTES = 1 << 20
 
@@ -58,7 +61,7 @@ def settle(folder: Path) -> None:
     Raises:
         ConfigError: They cannot be put back.
     """
-    if os.path.lexists(folder / NOTE):
+    if _is_noted(folder):
         try:
             with _noted(folder, {}):
                 pass
@@ -72,7 +75,7 @@ def settle(folder: Path) -> None:
 @contextmanager
 def _noted(folder: Path, drafts: Mapping[Path, Path]) -> Iterator[None]:
     """Run a block that replaces files of a folder, and put the old ones back if it fails."""
-    if not drafts and not os.path.lexists(folder / NOTE):
+    if not drafts and not _is_noted(folder):
         yield
         return
     note = _locked(folder / NOTE)
@@ -97,23 +100,51 @@ def _noted(folder: Path, drafts: Mapping[Path, Path]) -> Iterator[None]:
         os.close(note)
 
 
+def _is_noted(folder: Path) -> bool:
+    """Return whether there is a note of this user. Those of others are not followed."""
+    try:
+        found = os.lstat(folder / NOTE)
+    except OSError:
+        return False
+    return _is_own(found)
+
+
+def _is_own(found: os.stat_result) -> bool:
+    return os.name == "nt" or found.st_uid == os.geteuid()
+
+
 def _locked(path: Path) -> int:
     """Open a note, and wait until no other process has it."""
+    start = time.monotonic()
     while True:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         note = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o600)
         try:
-            if not stat.S_ISREG(os.fstat(note).st_mode):
-                raise OSError(f"{path.name!r} that is no file")
-            if fcntl is not None:
-                fcntl.flock(note, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.stat(path).st_ino == os.fstat(note).st_ino:
-                    return note
+            found = os.fstat(note)
+            if not stat.S_ISREG(found.st_mode) or not _is_own(found):
+                raise OSError(f"{path.name!r}, which is no file of this user")
+            if _has_lock(note):
+                with contextlib.suppress(FileNotFoundError):
+                    if os.stat(path).st_ino == found.st_ino:
+                        return note  # it was not removed meanwhile
+            elif time.monotonic() - start > _LONGEST_WAIT:
+                raise OSError(f"{path.name!r}, which another process holds")
+            else:
+                time.sleep(0.01)
         except BaseException:
             os.close(note)
             raise
-        os.close(note)  # its writer has ended and removed it
+        os.close(note)
+
+
+def _has_lock(note: int) -> bool:
+    """Try to lock a note for this process."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def _entries(note: int) -> list[Entry]:

@@ -55,10 +55,11 @@ bool is_trusted(const std::string &folder) {
     const std::lock_guard<std::mutex> lock(mutex);
     if (said.insert(folder).second)
         std::fprintf(stderr,
-                     "quant-gru: the cache of compiled kernels is not used, because %s: kernels are "
-                     "compiled again in each process. Use a folder of your own (QUANT_GRU_CACHE=..), "
-                     "or run chmod o-w '%s'\n",
-                     others ? "others can write it" : "it belongs to another user", folder.c_str());
+                     "quant-gru: the cache of compiled kernels is not used, because %s: kernels "
+                     "are compiled again in each process. Use a folder of your own "
+                     "(QUANT_GRU_CACHE=..)%s '%s'\n",
+                     others ? "others can write it" : "it belongs to another user",
+                     others ? ", or run chmod o-w" : " in place of", folder.c_str());
     return false;
 }
 

@@ -123,11 +123,12 @@ class DiskCache:
             return True
         if folder not in _distrusted:
             _distrusted.add(folder)
-            why = "others can write it" if _others_write(found) else "it belongs to another user"
+            others = _others_write(found)
+            why = "others can write it" if others else "it belongs to another user"
+            cure = f", or run chmod o-w '{folder}'" if others else f" in place of '{folder}'"
             warnings.warn(
                 f"the cache of compiled kernels is not used, because {why}: kernels are compiled "
-                f"again in each process. Use a folder of your own ({self.variable}=..), or run "
-                f"chmod o-w '{folder}'",
+                f"again in each process. Use a folder of your own ({self.variable}=..){cure}",
                 self.warning,
                 stacklevel=2,
             )

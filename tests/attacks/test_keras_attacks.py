@@ -146,7 +146,7 @@ def a_chunk_that_unpacks_to_more_than_its_size(file: Any) -> None:
         sets = file.create_dataset(
             f"{CELL}/{name}", SHAPE, np.float32, chunks=SHAPE, compression="gzip"
         )
-        sets.id.write_direct_chunk((0, 0), zlib.compress(bytes(1 << 27)))
+        sets.id.write_direct_chunk((0, 0), zlib.compress(bytes(1 << 26)))
 
 
 def a_name_that_is_a_list(file: Any) -> None:
@@ -217,12 +217,12 @@ def test_groups_in_a_circle(tmp_path):
     ],
 )
 @pytest.mark.parametrize("where", ["weights", "config"])
-def test_archives_that_unpack_to_gigabytes(method, message, where, tmp_path):
+def test_archives_that_unpack_to_much_more(method, message, where, tmp_path):
     path = tmp_path / "m.weights.h5"
-    path.write_bytes(bytes(1 << (28 if where == "weights" else 10)))
-    made = packed(path, method, b"null" + b" " * (1 << 27 if where == "config" else 2))
+    path.write_bytes(bytes(1 << (25 if where == "weights" else 10)))
+    made = packed(path, method, b"null" + b" " * (1 << 25 if where == "config" else 2))
     assert made.stat().st_size < 1 << 20
-    with refused(message):
+    with refused(message, most=16 * MIB):
         QuantGRU.from_keras(made)
 
 

@@ -120,9 +120,7 @@ def array(value: Any, what: str, dimensions: int) -> np.ndarray:
             raise QuantGRUError(f"Expected {what} to have values, got a tensor on device 'meta'")
         # the storage of an expanded tensor is smaller than a copy of it
         if value.layout is torch.strided and not is_plain(value):
-            raise QuantGRUError(
-                f"Expected {what} to store all its elements, got an expanded tensor"
-            )
+            raise QuantGRUError(f"Expected {what} to have values, got an expanded tensor")
         value = value.detach().cpu()
         value = value.float() if value.dtype is torch.bfloat16 else value
     try:

@@ -6,6 +6,11 @@
 #include <memory>
 #include <random>
 
+#if !defined(_WIN32)
+#include <fcntl.h>
+#include <unistd.h>
+#endif
+
 #include "quant_gru/model.hpp"
 
 namespace quant_gru {
@@ -26,6 +31,17 @@ size_t character_size(std::string_view text) {
     const bool wrong = (first == 0xE0 && second < 0xA0) || (first == 0xED && second > 0x9F) ||
                        (first == 0xF0 && second < 0x90) || (first == 0xF4 && second > 0x8F);
     return wrong ? 0 : size;
+}
+
+// Opens a file that does not exist yet; null on failure.
+std::FILE *open_new(const std::string &path, unsigned mode) {
+#if defined(_WIN32)
+    (void)mode;
+    return std::fopen(path.c_str(), "wbx");
+#else
+    const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL, static_cast<mode_t>(mode));
+    return file < 0 ? nullptr : fdopen(file, "wb");
+#endif
 }
 
 }  // namespace
@@ -52,9 +68,9 @@ std::string read_file(const std::string &path) {
     return found;
 }
 
-void write_file(const std::string &path, const std::string &contents) {
+void write_file(const std::string &path, const std::string &contents, unsigned mode) {
     const std::string draft = path + "." + std::to_string(std::random_device{}()) + ".tmp";
-    std::FILE *const file = std::fopen(draft.c_str(), "wb");
+    std::FILE *const file = open_new(draft, mode);
     bool written =
         file && std::fwrite(contents.data(), 1, contents.size(), file) == contents.size();
     if (file) written = std::fclose(file) == 0 && written;

@@ -191,7 +191,7 @@ def test_writing_is_all_or_nothing(tmp_path, monkeypatch):
 
 
 def test_writing_where_nothing_can_be_written(tmp_path):
-    assert "No such file" in message(QuantConfig().to_json, tmp_path / "none" / "config.json")
+    assert "which does not" in message(QuantConfig().to_json, tmp_path / "none" / "config.json")
     assert "directory" in message(QuantConfig().to_json, tmp_path)
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert "file" in message(QuantConfig().to_json, tmp_path / "file" / "config.json")
@@ -280,7 +280,7 @@ def test_error_names_file_operator_field_rule_and_value(tmp_path):
         ),
         (
             b'{"GRU_config": {"operator_config": {"input.x": {"bitwidth": 1e999}}}}',
-            "Expected bitwidth to be an integer from 1 to 32, got inf (operator 'input.x'",
+            "Expected JSON numbers to be finite, got 1e999",
         ),
         (
             b'{"GRU_config": {"operator_config": {"input.x": {"bitwidth": 8.0}}}}',

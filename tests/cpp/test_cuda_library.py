@@ -112,6 +112,38 @@ def test_both_languages_share_the_cache(nvrtc: CudaAccess, tmp_path: Path) -> No
     assert int(nvrtc.compile_kernel(name, words(PLAIN), arch)) == size
 
 
+def test_a_folder_that_others_can_write_is_not_used(
+    nvrtc: CudaAccess, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As in Python, tests/attacks/test_cache_attacks.py."""
+    folder = tmp_path / "cache"
+    before = os.umask(0)
+    try:
+        size = nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a")
+    finally:
+        os.umask(before)
+    (entry,) = folder.iterdir()
+    assert (entry.stat().st_mode & 0o777, folder.stat().st_mode & 0o777) == (0o664, 0o775)
+    cache = disk_cache.DiskCache("QUANT_GRU_CACHE", "quant-gru")
+
+    def loads_what_was_planted() -> bool:
+        cache.store(entry.stem, b"0" * 17)
+        return nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a") == "17"
+
+    assert loads_what_was_planted()
+    entry.chmod(0o666)
+    assert nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a") == size
+    assert loads_what_was_planted()
+    folder.chmod(0o1777)
+    for _ in range(2):
+        assert nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a") == size
+    assert capfd.readouterr().err.count("is not used, because others can write it") == 1
+    folder.chmod(0o755)
+    entry.unlink()
+    os.mkfifo(entry)
+    assert nvrtc.compile_kernel("rows", words(PLAIN), "sm_90a") == size
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_small_kernels_compile(nvrtc: CudaAccess, arch: str) -> None:
     for source in ("rows", "byte_product", "wide_border", "projection/int_mm"):

@@ -15,25 +15,8 @@ LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 
 FENCE = re.compile(r"^(?:<!-- (?P<skip>no-run) -->\n)?```python\n(?P<code>.*?)^```$", re.M | re.S)
 
-# What a page takes for granted: names that its snippets use without making them.
+# What a page takes for granted: the files of a run of the demo.
 BEFORE = {
-    "calibration.md": """
-import torch
-from quant_gru import QuantConfig, QuantGRU
-
-QuantConfig.int8().to_json("gru_quant_bitwidth_config.json")
-batches = [torch.randn(4, 10, 64) for _ in range(2)]
-x = batches[0]
-
-
-class Model(torch.nn.Module):
-    def forward(self, batch):
-        gru.reset_calibration()
-        return gru(batch)
-
-
-model = Model()
-""",
     "demo.md": """
 from pathlib import Path
 

@@ -148,31 +148,3 @@ def test_files_that_are_none(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ParameterError, match="Expected a regular file"):
         FrozenQuantGRU.load(tmp_path / "pipe")
-
-
-def test_cut_and_changed_files(saved):
-    """Whatever a byte becomes, a file loads with valid integers or raises ParameterError."""
-    raw = saved.read_bytes()
-    rng = random.Random(0)
-    for cut in (0, 1, 7, 8, 9, 100, len(raw) // 2, len(raw) - 1):
-        saved.write_bytes(raw[:cut])
-        with pytest.raises(ParameterError, match="Expected"):
-            FrozenQuantGRU.load(saved)
-    saved.write_bytes(raw + b"x")
-    with pytest.raises(ParameterError, match="Expected"):
-        FrozenQuantGRU.load(saved)
-    saved.write_bytes(struct.pack("<Q", 1 << 62) + raw[8:])
-    with pytest.raises(ParameterError, match="Expected"):
-        FrozenQuantGRU.load(saved)
-    loaded = 0
-    for _ in range(150):
-        changed = bytearray(raw)
-        for _ in range(rng.choice((1, 3, 20))):
-            changed[rng.randrange(len(raw))] = rng.randrange(256)
-        saved.write_bytes(changed)
-        try:
-            FrozenQuantGRU.load(saved)
-            loaded += 1
-        except ParameterError:
-            pass
-    assert loaded < 150

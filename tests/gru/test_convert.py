@@ -8,7 +8,6 @@ import pytest
 import torch
 from gru_helpers import C, H, same, seeded
 from torch import nn
-from torch.nn.utils import prune
 
 from quant_gru import (
     CalibrationError,
@@ -492,29 +491,11 @@ def test_scales_of_a_converted_model_can_be_learned():
     assert values.grad.any()
 
 
-def test_weights_that_are_computed_from_others():
+def test_a_model_that_cannot_be_copied():
     model = nn.ModuleDict({"gru": nn.GRU(C, H)})
-    prune.l1_unstructured(model["gru"], "weight_hh_l0", 0.5)
-    x = seeded(5, 3, C)
+    model.result = model["gru"](seeded(5, 3, C))[0]
     with pytest.raises(
         QuantGRUError, match=r"that can be copied, got RuntimeError .* inplace=True"
     ):
         convert_model(model)
-    expected = model["gru"](x)[0]
-    converted = convert_model(model, inplace=True)
-    assert converted is model
-    same(converted["gru"](x)[0], expected)
-    calibrate_model(converted, [x], forward_fn=lambda model, x: model["gru"](x))
-    with torch.no_grad():
-        assert (converted["gru"].eval()(x)[0] - expected).abs().max() < 0.1
-
-
-def test_weights_that_are_parametrized():
-    model = nn.ModuleDict({"gru": nn.GRU(C, H), "other": nn.GRU(C, H)})
-    nn.utils.parametrizations.weight_norm(model["gru"], "weight_hh_l0")
-    with pytest.warns(
-        QuantGRUWarning, match=r"gru is a ParametrizedGRU, .*remove_parametrizations"
-    ):
-        converted = convert_model(model)
-    assert isinstance(converted["other"], QuantGRU)
-    assert not isinstance(converted["gru"], QuantGRU)
+    assert convert_model(model, inplace=True) is model

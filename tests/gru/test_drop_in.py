@@ -191,7 +191,7 @@ def test_what_nn_gru_refuses_is_refused(arguments, options):
 
 
 def test_a_config_of_another_type_is_an_error():
-    with pytest.raises(ConfigError, match=r"QuantConfig.*dict"):
+    with pytest.raises(ConfigError, match="GRU_config to be present"):
         QuantGRU(C, H, config={"bitwidth": 8})
 
 
@@ -201,7 +201,15 @@ def test_repr():
     assert "not calibrated" in text
     assert "not calibrated" not in repr(quantized())
     assert "use_quantization=True" in repr(quantized())
-    assert repr(quantized()) == f"QuantGRU({C}, {H}, use_quantization=True, calibrated)"
+    shown = f"QuantGRU({C}, {H}, use_quantization=True, config=int8, calibrated)"
+    assert repr(quantized()) == shown
+    gru = quantized(config=QuantConfig.int8_wide())
+    assert "config=int8_wide, calibrated)" in repr(gru)
+    size = sum(each.nbytes for each in gru.freeze().state_dict().values())
+    assert repr(gru.freeze()).endswith(f"config=int8_wide, {size} bytes)")
+    assert repr(gru.stream(2)) == f"Stream({C}, {H}, num_layers=1, batch_size=2)"
+    mixed = QuantConfig().replace("output.h", bitwidth=16)
+    assert "8 to 16 bits" in repr(QuantGRU(C, H, config=mixed))
 
 
 @pytest.mark.parametrize(
@@ -216,7 +224,7 @@ def test_repr():
 )
 def test_repr_shows_options_of_training(option, value):
     gru = QuantGRU(C, H, **{option: value})
-    shown = f"QuantGRU({C}, {H}, use_quantization=False, {option}={value}, not calibrated)"
+    shown = f"QuantGRU({C}, {H}, use_quantization=False, {option}={value}, 8 bits, not calibrated)"
     assert repr(gru) == shown
     setattr(gru, option, getattr(QuantGRU(C, H), option))
     assert option not in repr(gru)

@@ -2,11 +2,26 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from gru_helpers import C, H, quantized
 
-from quant_gru import CalibrationError, ConfigError, CustomGRU, QuantConfig, QuantGRU, QuantGRUError
+from quant_gru import (
+    CalibrationError,
+    ConfigError,
+    CustomGRU,
+    FrozenQuantGRU,
+    ParameterError,
+    QuantConfig,
+    QuantGRU,
+    QuantGRUCell,
+    QuantGRUError,
+    QuantGRUWarning,
+    calibrate_model,
+    convert_model,
+    freeze_model,
+)
 
 
 @pytest.mark.parametrize(
@@ -99,3 +114,199 @@ def test_bidirectional_in_the_place_of_dropout(make, bidirectional):
 def test_other_values_of_dropout(dropout):
     with pytest.raises(QuantGRUError, match=r"dropout to be a number in \[0, 1\]"):
         QuantGRU(C, H, 2, dropout=dropout)
+
+
+# --- configurations
+
+
+GIVEN = ["preset", "path", "text", "dict", "object"]
+
+
+@pytest.fixture
+def configs(tmp_path):
+    """w8a16 in all forms that users have."""
+    path = tmp_path / "widths.json"
+    config = QuantConfig.w8a16()
+    config.to_json(path)
+    found = ["w8a16", path, str(path), config.to_dict(), config]
+    return dict(zip(GIVEN, found, strict=True))
+
+
+@pytest.mark.parametrize("form", GIVEN)
+def test_a_configuration_in_any_form(form, configs):
+    given, expected = configs[form], QuantConfig.w8a16()
+    cell = torch.nn.GRUCell(C, H)
+    haste = QuantGRU(C, H).to_haste()
+    loaded = QuantGRU(C, H)
+    loaded.load_bitwidth_config(given)
+    for gru in (
+        QuantGRU(C, H, config=given),
+        QuantGRUCell(C, H, config=given),
+        QuantGRUCell.of(cell, given),
+        CustomGRU(C, H, quant_type=given),
+        QuantGRU.from_haste(haste, config=given),
+        convert_model(torch.nn.GRU(C, H), given),
+        loaded,
+    ):
+        assert gru.config == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("int8_wid", r"a preset \(int8_wide, int8, w8a16, int16\) or a file.*mean 'int8_wide'"),
+        ("none/x.json", "Expected a file to exist"),
+        (3, "a QuantConfig, a preset's name, a path or a dict with GRU_config, got int"),
+        ({"bits": 8}, "GRU_config to be present"),
+    ],
+)
+def test_what_is_no_configuration(given, message):
+    for use in (
+        lambda: QuantGRU(C, H, config=given),
+        lambda: CustomGRU(C, H, quant_type=given),
+        lambda: QuantGRU(C, H).load_bitwidth_config(given),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            use()
+
+
+def test_files_of_the_other_kind_name_the_function(tmp_path):
+    gru = quantized()
+    gru.export_quant_params(tmp_path / "p.json")
+    gru.config.to_json(tmp_path / "c.json")
+    with pytest.raises(ConfigError, match=r"got a parameter file; use load_quant_params \(file"):
+        QuantGRU(C, H).load_bitwidth_config(tmp_path / "p.json")
+    with pytest.raises(ParameterError, match=r"configuration; use load_bitwidth_config"):
+        gru.load_quant_params(tmp_path / "c.json")
+
+
+def test_the_configuration_is_not_assigned():
+    with pytest.raises(ConfigError, match=r"load_bitwidth_config\(config\)"):
+        QuantGRU(C, H).config = QuantConfig.int16()
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("use_quantisation", "use_quantization"),
+        ("use_quantizaton", "use_quantization"),
+        ("calibration_methd", "calibration_method"),
+        ("zone_out", "zoneout"),
+        ("percentile_val", "percentile_value"),
+    ],
+)
+@pytest.mark.parametrize("make", [QuantGRU, QuantGRUCell])
+def test_settings_of_nearly_the_name(make, name, nearest):
+    gru = make(C, H)
+    with pytest.warns(QuantGRUWarning, match=rf"no setting '{name}'; did you mean '{nearest}'"):
+        setattr(gru, name, True)
+    setattr(gru, name, False)  # said once
+
+
+def test_other_attributes_are_free():
+    gru = QuantGRU(C, H)
+    gru.use_attention = gru.quantized = gru.calibration_data = True
+
+
+# --- a calibrated GRU in float mode
+
+
+def calibrated(**options):
+    gru = QuantGRU(C, H, **options)
+    gru.calibrate(torch.randn(9, 4, C))
+    gru.finalize_calibration()
+    return gru
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_calibrated_gru_that_runs_in_float_says_so(training):
+    gru = calibrated().train(training)
+    with pytest.warns(
+        QuantGRUWarning, match=r"the GRU was calibrated, but use_quantization is False: .*set"
+    ):
+        gru(torch.randn(9, 4, C))
+    gru(torch.randn(9, 4, C))
+
+
+def test_a_calibrated_cell_that_runs_in_float_says_so():
+    cell = QuantGRUCell(C, H)
+    cell.calibrate(torch.randn(4, C))
+    cell.finalize_calibration()
+    with pytest.warns(QuantGRUWarning, match=r"the GRU was calibrated"):
+        cell(torch.randn(4, C))
+
+
+@pytest.mark.parametrize(
+    "settle",
+    [
+        lambda gru: setattr(gru, "use_quantization", False),
+        lambda gru: setattr(gru, "use_quantization", True),
+        lambda gru: gru.freeze(),
+        lambda gru: gru.reset_calibration() or setattr(gru, "calibrating", True),
+        lambda gru: gru.load_state_dict(gru.state_dict()),
+    ],
+    ids=["off", "on", "used", "calibrating", "loaded"],
+)
+def test_what_is_meant_is_not_warned_of(settle):
+    gru = calibrated()
+    settle(gru)
+    gru(torch.randn(9, 4, C))
+
+
+def test_float_mode_that_was_chosen_before():
+    gru = QuantGRU(C, H)
+    gru.use_quantization = False
+    gru.calibrate(torch.randn(9, 4, C))
+    gru(torch.randn(9, 4, C))
+    gru.finalize_calibration()
+    gru(torch.randn(9, 4, C))
+
+
+# --- the rest
+
+
+def test_a_class_in_place_of_a_module():
+    class Tagger(torch.nn.Module):
+        pass
+
+    for function in (convert_model, freeze_model):
+        with pytest.raises(QuantGRUError, match=r"a module, got the class Tagger; pass Tagger\("):
+            function(Tagger)
+    with pytest.raises(QuantGRUError, match=r"a module, got the class Tagger"):
+        calibrate_model(Tagger, [torch.zeros(1)])
+    with pytest.raises(QuantGRUError, match="a module, got int"):
+        convert_model(3)
+
+
+def test_states_of_another_batch_name_the_layout():
+    gru = quantized()
+    with pytest.raises(QuantGRUError, match=r"\(batch_first=False: inputs are \(T, N, C\)\)"):
+        gru(torch.zeros(3, 10, C), torch.zeros(1, 3, H))
+
+
+def test_numpy_arrays_name_the_conversion():
+    x = np.zeros((9, 4, C), np.float32)
+    for call in (quantized(), QuantGRU(C, H).calibrate):
+        with pytest.raises(QuantGRUError, match=r"ndarray; pass torch.from_numpy\("):
+            call(x)
+
+
+def test_words_for_gates():
+    with pytest.raises(ConfigError, match=r"'update'; operators of this gate: gate.z_pre, gate.z"):
+        QuantConfig().replace("update", bitwidth=8)
+
+
+def test_a_file_of_torch_save_names_the_way(tmp_path):
+    torch.save(quantized().freeze().state_dict(), tmp_path / "a.pt")
+    with pytest.raises(ParameterError, match=r"from_state_dict\(torch.load\("):
+        FrozenQuantGRU.load(tmp_path / "a.pt")
+
+
+def test_arguments_of_nearly_the_name():
+    with pytest.raises(TypeError, match=r"^adjust_quant_config\(\) got .*'bits'; .*'bitwidth'"):
+        quantized().adjust_quant_config("z_pre", bits=12)
+
+
+def test_a_folder_that_does_not_exist(tmp_path):
+    with pytest.raises(ConfigError, match=r"in a folder that exists, got folder '.*no/such'"):
+        quantized().export_quant_params(tmp_path / "no" / "such" / "p.json")

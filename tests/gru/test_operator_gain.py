@@ -11,6 +11,7 @@ from quant_gru import (
     ConfigError,
     QuantConfig,
     QuantGRU,
+    QuantGRUError,
     calibrate_model,
     convert_model,
     operator_gain,
@@ -174,3 +175,42 @@ def test_sqnr_of_a_whole_model(model):
     assert one.keys() == found.keys()
     with pytest.raises(CalibrationError, match="at least one QuantGRU"):
         operator_sqnr(torch.nn.Linear(2, 2), BATCHES)
+
+
+def test_forward_fn_of_operator_sqnr(model):
+    """In the place that it has in calibrate_model, or by name."""
+
+    def run(model, batch):
+        return model(batch)
+
+    found = operator_sqnr(model, BATCHES, run)
+    assert str(found) == str(operator_sqnr(model, BATCHES, forward_fn=run))
+    with pytest.raises(QuantGRUError, match=r"hx only for a QuantGRU.*pass forward_fn=lambda"):
+        operator_sqnr(model, BATCHES, torch.zeros(1, 4, 3))
+    with pytest.raises(QuantGRUError, match="forward_fn only for a model"):
+        operator_sqnr(model.first, BATCHES[0], run)
+
+
+class Loop(torch.nn.Module):
+    """A cell that is called for each step, with and without a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = torch.nn.GRUCell(6, 4)
+
+    def forward(self, x):
+        h = None
+        for step in x:
+            h = self.cell(step, h)
+        return self.cell(step[0], h[0])
+
+
+def test_calls_of_a_cell_are_summed(monkeypatch):
+    """However many of them are measured together."""
+    model = convert_model(Loop().eval(), "int8")
+    calibrate_model(model, BATCHES, progress=False)
+    found = operator_sqnr(model, BATCHES)
+    monkeypatch.setattr("quant_gru.analysis.operator_sqnr._ROWS_AT_ONCE", 1)
+    one_by_one = operator_sqnr(model, BATCHES)
+    assert list(found) == list(one_by_one)
+    assert found == pytest.approx(one_by_one, rel=1e-9)

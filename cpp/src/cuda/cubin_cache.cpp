@@ -4,7 +4,12 @@
 #include <direct.h>
 #else
 #include <sys/stat.h>
+#include <unistd.h>
 #endif
+
+#include <cstdio>
+#include <mutex>
+#include <set>
 
 #include "cuda/sha256.hpp"
 #include "cuda/shared_library.hpp"
@@ -23,7 +28,7 @@ void make_folders(const std::string &path) {
 #if defined(_WIN32)
         _mkdir(folder.c_str());
 #else
-        mkdir(folder.c_str(), 0777);
+        mkdir(folder.c_str(), 0775);  // the umask takes more; others can never write
 #endif
         if (end == path.npos) return;
     }
@@ -33,6 +38,40 @@ std::string digest_of(const std::string &key, const std::string &code) {
     const auto digest = Sha256().add(key.data(), key.size()).add(code.data(), code.size()).finish();
     return {digest.begin(), digest.end()};
 }
+
+#if defined(_WIN32)
+bool is_trusted(const std::string &) { return true; }
+bool is_plain_file(const std::string &) { return true; }
+#else
+// Whether a folder belongs to this user or root, and others cannot write it. The digest has no
+// secret: whoever writes an entry decides what runs on the GPU. `disk_cache.py` has the same rules.
+bool is_trusted(const std::string &folder) {
+    struct stat found;
+    if (stat(folder.c_str(), &found) != 0 || !S_ISDIR(found.st_mode)) return true;  // empty
+    const bool others = found.st_mode & S_IWOTH;
+    if (!others && (found.st_uid == 0 || found.st_uid == geteuid())) return true;
+    static std::mutex mutex;
+    static std::set<std::string> said;
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (said.insert(folder).second)
+        std::fprintf(stderr,
+                     "quant-gru: the cache of compiled kernels is not used, because %s: kernels "
+                     "are compiled again in each process. Use a folder of your own "
+                     "(QUANT_GRU_CACHE=..)%s '%s'\n",
+                     others ? "others can write it" : "it belongs to another user",
+                     others ? ", or run chmod o-w" : " in place of", folder.c_str());
+    return false;
+}
+
+// Whether a path is a file that others cannot write and that opening does not wait for, as a pipe
+// would.
+bool is_plain_file(const std::string &path) {
+    constexpr off_t kMostBytes = off_t{1} << 28;
+    struct stat found;
+    return stat(path.c_str(), &found) == 0 && S_ISREG(found.st_mode) &&
+           !(found.st_mode & S_IWOTH) && found.st_size <= kMostBytes;
+}
+#endif
 
 }  // namespace
 
@@ -49,7 +88,8 @@ std::string cache_key(const std::vector<std::string> &parts) {
 
 std::string cache_folder() {
     if (const std::string chosen = environment("QUANT_GRU_CACHE"); !chosen.empty()) return chosen;
-    if (const std::string base = environment("XDG_CACHE_HOME"); !base.empty())
+    // a relative path is to be ignored, as the specification of these folders says
+    if (const std::string base = environment("XDG_CACHE_HOME"); !base.empty() && base[0] == '/')
         return base + "/quant-gru";
     const std::string home = environment("HOME");
     return home.empty() ? home : home + "/.cache/quant-gru";
@@ -57,9 +97,10 @@ std::string cache_folder() {
 
 std::string load_cubin(const std::string &key) {
     const std::string folder = cache_folder();
-    if (folder.empty()) return {};
+    const std::string path = folder + "/" + key + ".cubin";
+    if (folder.empty() || !is_trusted(folder) || !is_plain_file(path)) return {};
     try {
-        const std::string data = read_file(folder + "/" + key + ".cubin");
+        const std::string data = read_file(path);
         if (data.size() <= kDigest) return {};
         const std::string code = data.substr(kDigest);
         return digest_of(key, code) == data.substr(0, kDigest) ? code : std::string();
@@ -72,8 +113,9 @@ void store_cubin(const std::string &key, const std::string &code) {
     const std::string folder = cache_folder();
     if (folder.empty()) return;
     make_folders(folder);
+    if (!is_trusted(folder)) return;
     try {
-        write_file(folder + "/" + key + ".cubin", digest_of(key, code) + code);
+        write_file(folder + "/" + key + ".cubin", digest_of(key, code) + code, 0664);
     } catch (const FileError &) {  // the next process compiles again
     }
 }

@@ -16,7 +16,8 @@ std::string cache_folder();
 // The compiled kernel; empty if it is missing or damaged.
 std::string load_cubin(const std::string &key);
 
-// Writes a compiled kernel in one step. Does nothing if the folder cannot be written.
+// Writes a compiled kernel in one step. Does nothing if the folder cannot be written, or if others
+// can write it; the latter is said once on stderr.
 void store_cubin(const std::string &key, const std::string &code);
 
 }  // namespace quant_gru::cuda

@@ -1,10 +1,16 @@
-"""Compiled kernels on disk: one file each, verified by a digest of its name and content."""
+"""Compiled kernels on disk: one file each, verified by a digest of its name and content.
+
+The digest has no secret. Whoever can write the folder decides what runs on the GPU, so a folder
+that other users can write is not used. `cpp/src/cuda/cubin_cache.cpp` has the same rules.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
+import stat
+import uuid
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +20,9 @@ from kernel_runtime.errors import KernelError
 
 _SUFFIX = ".cubin"
 _DIGEST_BYTES = 32
+_MOST_BYTES = 1 << 28
+
+_distrusted: set[Path] = set()
 
 
 def key(parts: Sequence[str]) -> str:
@@ -37,10 +46,12 @@ class DiskCache:
     Attributes:
         variable: Environment variable with the path of the folder.
         name: Name of the folder in the user's cache, used if the variable is not set.
+        warning: The class of the warning about a folder that is not used.
     """
 
     variable: str
     name: str
+    warning: type[Warning] = RuntimeWarning
 
     def folder(self) -> Path:
         """Return the folder of compiled kernels.
@@ -51,9 +62,10 @@ class DiskCache:
         chosen = os.environ.get(self.variable)
         if chosen:
             return Path(chosen)
-        base = os.environ.get("XDG_CACHE_HOME")
+        base = os.environ.get("XDG_CACHE_HOME", "")
         try:
-            return (Path(base) if base else Path.home() / ".cache") / self.name
+            # a relative path is to be ignored, as the specification of these folders says
+            return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / self.name
         except RuntimeError as error:
             raise KernelError(
                 f"Expected {self.variable}, XDG_CACHE_HOME or HOME to be set, "
@@ -63,18 +75,32 @@ class DiskCache:
     def load(self, name: str) -> bytes | None:
         """Return the compiled kernel of a key; None if it is missing or damaged."""
         try:
-            data = (self.folder() / (name + _SUFFIX)).read_bytes()
+            folder = self.folder()
+            if not self._is_trusted(folder):
+                return None
+            # without waiting for a writer, if the entry is a pipe
+            flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+            with os.fdopen(os.open(folder / (name + _SUFFIX), flags), "rb") as file:
+                found = os.fstat(file.fileno())
+                if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
+                    return None
+                data = b"" if _others_write(found) else file.read()
         except (OSError, KernelError):
             return None
         digest, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
         return content if content and _digest(name, content) == digest else None
 
     def store(self, name: str, content: bytes) -> None:
-        """Write a compiled kernel. Does nothing if the folder cannot be written."""
+        """Write a compiled kernel. Does nothing if the folder cannot be written or trusted."""
         try:
             folder = self.folder()
-            folder.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
+            folder.mkdir(0o775, parents=True, exist_ok=True)
+            if not self._is_trusted(folder):
+                return
+            temporary = folder / f"{uuid.uuid4().hex}.tmp"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+            # the umask decides who can read and write it, except for what would not be trusted
+            handle = os.open(temporary, flags, 0o664)
         except (OSError, KernelError):
             return
         try:
@@ -83,7 +109,30 @@ class DiskCache:
             # The replacement is atomic, also if several processes write the same entry.
             os.replace(temporary, folder / (name + _SUFFIX))
         except OSError:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
+
+    def _is_trusted(self, folder: Path) -> bool:
+        """Return whether a folder belongs to this user or root, and others cannot write it."""
+        try:
+            found = folder.stat()
+        except OSError:
+            return True  # there is nothing in it
+        if os.name == "nt" or not stat.S_ISDIR(found.st_mode):
+            return True
+        if not _others_write(found) and found.st_uid in (0, os.geteuid()):
+            return True
+        if folder not in _distrusted:
+            _distrusted.add(folder)
+            others = _others_write(found)
+            why = "others can write it" if others else "it belongs to another user"
+            cure = f", or run chmod o-w '{folder}'" if others else f" in place of '{folder}'"
+            warnings.warn(
+                f"the cache of compiled kernels is not used, because {why}: kernels are compiled "
+                f"again in each process. Use a folder of your own ({self.variable}=..){cure}",
+                self.warning,
+                stacklevel=2,
+            )
+        return False
 
     def entries(self) -> Iterator[Path]:
         """Yield the files of the cache, including those of interrupted writes.
@@ -136,3 +185,7 @@ class DiskCache:
 
 def _digest(name: str, content: bytes) -> bytes:
     return hashlib.sha256(name.encode() + content).digest()
+
+
+def _others_write(found: os.stat_result) -> bool:
+    return os.name != "nt" and bool(found.st_mode & stat.S_IWOTH)

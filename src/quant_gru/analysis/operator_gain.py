@@ -96,6 +96,11 @@ def operator_gain(
     Raises:
         CalibrationError: No calibrated QuantGRU with `use_quantization`, or no data.
         ConfigError: The width is invalid.
+
+    Example:
+        >>> print(operator_gain(quantized, batches))  # doctest: +ELLIPSIS
+        as it is: SQNR of the output ... dB
+        ...
     """
     grus = {
         name: gru

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._errors import CalibrationError
+from quant_gru._errors import CalibrationError, QuantGRUError
 from quant_gru.analysis.sqnr import decibels, energies
 from quant_gru.calibration.batches import run_batch
 from quant_gru.calibration.float_run import FloatWeights, float_layers, valid
@@ -18,17 +18,21 @@ from quant_gru.config import ACTIVATIONS, OPERATORS, WEIGHTS
 from quant_gru.execution.integer_io import cell_codes
 from quant_gru.execution.layers import border_codes, run_codes
 from quant_gru.integer.plan import update_first
+from quant_gru.modules.cell import QuantGRUCell
 from quant_gru.modules.gru import QuantGRU
 
 Energies = dict[str, tuple[float, float]]
+Run = Callable[[torch.nn.Module, Any], Any]
+
+_ROWS_AT_ONCE = 256  # of the calls of a cell; more would leave the cache
 
 
 def operator_sqnr(
     gru: torch.nn.Module,
     input: Any,
-    hx: Tensor | None = None,
+    hx: Tensor | Run | None = None,
     *,
-    forward_fn: Callable[[torch.nn.Module, Any], Any] | None = None,
+    forward_fn: Run | None = None,
 ) -> dict[str, float]:
     """Measure how far each operator's codes are from the values of the float GRU.
 
@@ -40,7 +44,7 @@ def operator_sqnr(
         gru: A calibrated QuantGRU, with any `use_quantization`; or a model with QuantGRUs. Each of
             them then receives its inputs from the float model.
         input: As for its forward. For a model: batches as for `calibrate_model`, or a tensor.
-        hx: As for its forward; not for a model.
+        hx: As for its forward. For a model: `forward_fn`, as in `calibrate_model`.
         forward_fn: For a model: `forward_fn(model, batch)` runs a batch.
 
     Returns:
@@ -50,11 +54,27 @@ def operator_sqnr(
 
     Raises:
         CalibrationError: A GRU has no scales, or the model has no GRUs.
+        QuantGRUError: `hx` is given for a model, or `forward_fn` for a GRU.
+
+    Example:
+        >>> found = operator_sqnr(quantized, batches)
+        >>> worst = min(found, key=found.get)
     """
+    given = hx if callable(hx) else None
     if isinstance(gru, QuantGRU):
-        found = _energies(gru, input, hx)
+        if given is not None or forward_fn is not None:
+            raise QuantGRUError(
+                "Expected forward_fn only for a model that contains QuantGRUs, got one for a "
+                f"{type(gru).__name__}"
+            )
+        found = _energies(gru, input, hx)  # type: ignore[arg-type]
+    elif isinstance(hx, Tensor):
+        raise QuantGRUError(
+            "Expected hx only for a QuantGRU, got one for a model, whose GRUs get their states "
+            "from it; pass forward_fn=lambda model, batch: model(batch, hx)"
+        )
     else:
-        found = _of_model(gru, input, forward_fn)
+        found = _of_model(gru, input, forward_fn or given)
     return {name: decibels(*each) for name, each in found.items()}
 
 
@@ -62,7 +82,7 @@ def operator_sqnr(
 def _of_model(
     model: torch.nn.Module,
     data: Iterable[Any],
-    forward_fn: Callable[[torch.nn.Module, Any], Any] | None,
+    forward_fn: Run | None,
 ) -> Energies:
     """Return the energies of all GRUs of a model, summed over batches."""
     grus = {name: m for name, m in model.named_modules() if isinstance(m, QuantGRU)}
@@ -70,23 +90,12 @@ def _of_model(
         raise CalibrationError(
             f"Expected a model with at least one QuantGRU, got none in {type(model).__name__}"
         )
-    found: Energies = {}
-
-    def watch(name: str) -> Callable[..., None]:
-        def add(gru: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            assert isinstance(gru, QuantGRU)
-            given = dict(zip(("input", "hx"), args, strict=False)) | kwargs
-            for operator, (signal, noise) in _energies(gru, **given).items():
-                before = found.get(f"{name}.{operator}", (0.0, 0.0))
-                found[f"{name}.{operator}"] = before[0] + signal, before[1] + noise
-
-        return add
-
+    calls = {name: _Calls(gru) for name, gru in grus.items()}
     batches = [data] if isinstance(data, (Tensor, PackedSequence, Mapping)) else data
     modes = [(module, module.training) for module in model.modules()]
     quantized = [(gru, gru.use_quantization) for gru in grus.values()]
     hooks = [
-        gru.register_forward_pre_hook(watch(name), with_kwargs=True) for name, gru in grus.items()
+        gru.register_forward_pre_hook(calls[name], with_kwargs=True) for name, gru in grus.items()
     ]
     try:
         model.eval()
@@ -94,6 +103,8 @@ def _of_model(
             gru.use_quantization = False
         for batch in batches:
             run_batch(model, batch, forward_fn)
+        for each in calls.values():
+            each.finish()
     finally:
         for hook in hooks:
             hook.remove()
@@ -101,7 +112,51 @@ def _of_model(
             gru.use_quantization = on
         for module, training in modes:
             module.training = training
-    return found
+    return {
+        f"{name}.{operator}": energy
+        for name, each in calls.items()
+        for operator, energy in each.found.items()
+    }
+
+
+class _Calls:
+    """A forward pre-hook that sums the energies of the calls of a GRU.
+
+    Each call of a cell is one step, and most of the time of one step does not depend on its rows.
+    So the rows of several calls are measured together.
+
+    Attributes:
+        found: The energies, complete after `finish`.
+    """
+
+    def __init__(self, gru: QuantGRU) -> None:
+        self.found: Energies = {}
+        self._gru = gru
+        self._inputs: list[Tensor] = []
+        self._states: list[Tensor] = []
+
+    def __call__(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = dict(zip(("input", "hx"), args, strict=False)) | kwargs
+        if not isinstance(self._gru, QuantGRUCell):
+            self._add(_energies(self._gru, **given))
+            return
+        sequence = self._gru._normalize(given["input"], given.get("hx"))
+        self._inputs.append(sequence.x[0].clone())
+        self._states.append(sequence.h0[0].clone())
+        if sum(map(len, self._inputs)) >= _ROWS_AT_ONCE:
+            self.finish()
+
+    def finish(self) -> None:
+        """Measure the calls that wait for others."""
+        if self._inputs:
+            inputs, states = torch.cat(self._inputs), torch.cat(self._states)
+            self._inputs, self._states = [], []
+            self._add(_energies(self._gru, inputs, states))
+
+    def _add(self, energies: Energies) -> None:
+        for name, (signal, noise) in energies.items():
+            before = self.found.get(name, (0.0, 0.0))
+            self.found[name] = before[0] + signal, before[1] + noise
 
 
 def _energies(

@@ -124,9 +124,11 @@ def _gru_batch(batch: Any) -> tuple[Tensor | PackedSequence, Tensor | None]:
     if isinstance(batch, (tuple, list)) and not isinstance(batch, PackedSequence) and batch:
         batch = batch[0]
     if not isinstance(batch, Tensor | PackedSequence):
+        got = type(batch).__name__
+        hint = "; pass torch.from_numpy(data)" if got == "ndarray" else ""
         raise CalibrationError(
             "Expected a batch to be a tensor, a PackedSequence, a tuple, a list or a dict, got "
-            f"{type(batch).__name__}"
+            f"{got}{hint}"
         )
     return batch, None
 

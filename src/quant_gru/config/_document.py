@@ -1,12 +1,14 @@
 """The configuration file as a whole: sections, JSON Schema, and text format."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
+from quant_gru._errors import ConfigError
 from quant_gru.config._fields import (
     Activation,
     Flag,
@@ -101,3 +103,13 @@ def _to_text(value: Any, depth: int) -> str:
         f"{indent}  {json.dumps(key)}: {_to_text(inner, depth + 1)}" for key, inner in value.items()
     )
     return "{\n" + ",\n".join(entries) + f"\n{indent}}}"
+
+
+def refuse_parameters(data: Any) -> None:
+    """Raise ConfigError for a parameter file, ours or that of the public project."""
+    if isinstance(data, Mapping) and "GRU_config" not in data:
+        if {"format", "cells"} <= set(data) or {"model_info", "operators"} <= set(data):
+            raise ConfigError(
+                "Expected a bit-width configuration (key GRU_config), got a parameter file; use "
+                "load_quant_params"
+            )

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import stat
 import uuid
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quant_gru._errors import ConfigError
+from quant_gru.config.file_sets import replace_all, settle
 
 
 def read_json(path: str | os.PathLike[str], if_missing: str = "") -> Any:
@@ -37,6 +39,7 @@ def read_bytes(path: str | os.PathLike[str], if_missing: str = "") -> bytes:
     """
     where = f"(file {name_of(path)!r})"
     try:
+        settle(Path(path).parent)
         return Path(path).read_bytes()
     except FileNotFoundError:
         raise ConfigError(f"Expected a file to exist, got none {where}{if_missing}") from None
@@ -67,7 +70,8 @@ def parse_json(raw: bytes, where: str) -> Any:
         where: The source in brackets, for error messages.
 
     Raises:
-        ConfigError: The text is not UTF-8 or JSON, or has a duplicate key.
+        ConfigError: The text is not UTF-8 or JSON, has a duplicate key, or a number that is not
+            finite.
     """
     try:
         text = raw.decode("utf-8-sig")
@@ -76,7 +80,12 @@ def parse_json(raw: bytes, where: str) -> Any:
             f"Expected UTF-8 text, got byte 0x{raw[error.start]:02x} at {error.start} {where}"
         ) from None
     try:
-        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        return json.loads(
+            text,
+            object_pairs_hook=_unique_keys,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+        )
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"Expected JSON, got an error at line {error.lineno}, column {error.colno}: "
@@ -107,8 +116,13 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_constant(text)
+
+
 def _no_constant(text: str) -> float:
-    raise ConfigError(f"Expected JSON numbers to be finite, got {text}")
+    raise ConfigError(f"Expected JSON numbers to be finite, got {text:.40}")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -132,13 +146,16 @@ def write_bytes(path: str | os.PathLike[str], raw: bytes) -> None:
 def write_files(contents: Mapping[str | os.PathLike[str], str | bytes]) -> None:
     """Write files so that on failure the previous contents of all remain.
 
-    All contents are on the disk before the first file is replaced. Existing files keep their
-    permissions. Pipes and devices are written directly. Text is in UTF-8.
+    All contents are on the disk before the first file is replaced. If the process is killed while
+    files are replaced, the next read or write of this library there puts the old ones back.
+    Existing files keep their permissions. Pipes and devices are written directly. Text is in UTF-8.
 
     Raises:
-        ConfigError: A file cannot be written, or a text cannot be encoded in UTF-8.
+        ConfigError: A file cannot be written or is named twice, or a text cannot be encoded in
+            UTF-8.
     """
     drafts: dict[Path, Path] = {}
+    names: dict[Path, str] = {}
     name = ""
     try:
         for path, content in contents.items():
@@ -151,14 +168,25 @@ def write_files(contents: Mapping[str | os.PathLike[str], str | bytes]) -> None:
             if mode is not None and not stat.S_ISREG(mode):
                 Path(name).write_bytes(raw)
                 continue
+            if target in names:
+                raise ConfigError(
+                    f"Expected every file to be named once, got {names[target]!r} and {name!r}, "
+                    "which are one file"
+                )
+            names[target] = name
             drafts[target] = draft = target.with_name(f".{uuid.uuid4().hex}.tmp")
             _write_draft(draft, raw, mode)
-        for target, draft in drafts.items():
-            name = str(target)
-            os.replace(draft, target)
+        replace_all(drafts)
     except OSError as error:
+        where = error.filename2 or name
+        folder = os.path.dirname(name)
+        if isinstance(error, FileNotFoundError) and folder and not os.path.exists(folder):
+            raise ConfigError(
+                f"Expected a file in a folder that exists, got folder {folder!r}, which does not "
+                f"(file {name!r})"
+            ) from None
         raise ConfigError(
-            f"Expected a writable file, got {error.strerror} (file {name!r})"
+            f"Expected a writable file, got {error.strerror or error} (file '{where}')"
         ) from error
     finally:
         for draft in drafts.values():

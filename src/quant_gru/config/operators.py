@@ -70,6 +70,10 @@ _RESOLVED: dict[str, str] = {
 }
 
 
+# How operators name the gates.
+_LETTERS = {"update": "z", "reset": "r", "candidate": "g", "new": "g"}
+
+
 def canonical_name(name: str) -> str:
     """Return the full name of an operator.
 
@@ -91,7 +95,12 @@ def canonical_name(name: str) -> str:
             raise ConfigError(
                 f"Expected an operator that has settings, got {name!r}: it is part of 'matmul.Rh'"
             )
-    raise ConfigError(f"Expected a known operator, got {name!r}; {suggest(name, OPERATORS)}")
+    hint = suggest(name, OPERATORS)
+    letter = _LETTERS.get(name.lower().removesuffix("_gate")) if isinstance(name, str) else None
+    if letter:
+        hint = ", ".join(each for each in OPERATORS if each.startswith(f"gate.{letter}_"))
+        hint = f"operators of this gate: {hint}"
+    raise ConfigError(f"Expected a known operator, got {name!r}; {hint}")
 
 
 def resolve(name: Any) -> Any:

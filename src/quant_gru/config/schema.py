@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, PlainSerializer, PlainValidator, ValidationError
 
 from quant_gru._errors import ConfigError
-from quant_gru.config._document import Document, file_json_schema, to_text
+from quant_gru.config._document import Document, file_json_schema, refuse_parameters, to_text
 from quant_gru.config._explain import as_config_error
 from quant_gru.config._fields import (
     Activation,
@@ -233,6 +233,7 @@ class QuantConfig(Public, Section):
         cls, data: Any, file: str | os.PathLike[str] | None, verbose: bool
     ) -> "QuantConfig":
         try:
+            refuse_parameters(data)
             document = Document.model_validate(translated(data))
         except ValidationError as error:
             raise as_config_error(error, Document, file, show_section=True) from None

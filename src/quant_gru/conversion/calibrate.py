@@ -48,6 +48,10 @@ def calibrate_model(
     Raises:
         CalibrationError: There is no QuantGRU without scales or no batch, no GRU received a batch,
             or statistics are invalid. Nothing has changed then.
+
+    Example:
+        >>> quantized = convert_model(model, "int8_wide")
+        >>> quantized = calibrate_model(quantized, batches)
     """
     grus = _without_scales(model)
     if isinstance(batches, (torch.Tensor, PackedSequence, Mapping)):

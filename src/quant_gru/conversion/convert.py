@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping
-from typing import TypeVar, cast
+from typing import TypeVar, cast, overload
 
 import torch
 from torch.nn.utils.parametrize import is_parametrized
@@ -14,9 +14,11 @@ from quant_gru._errors import QuantGRUError, QuantGRUWarning, caller_stacklevel
 from quant_gru.config import QuantConfig
 from quant_gru.conversion.selection import ModelConfig, Selection
 from quant_gru.modules.cell import QuantGRUCell
+from quant_gru.modules.computed_weights import compute_weights
 from quant_gru.modules.gru import QuantGRU
 
 Model = TypeVar("Model", bound=torch.nn.Module)
+GRU = TypeVar("GRU", bound=QuantGRU)
 
 _GRUS = (torch.nn.GRU, torch.nn.GRUCell)
 _RECURRENT = (torch.nn.RNNBase, torch.nn.RNNCellBase)
@@ -39,7 +41,25 @@ _TRIVIAL = {
 Names = dict[torch.nn.Module, list[str]]
 
 
-def convert_model(model: Model, config: ModelConfig = None, inplace: bool = False) -> Model:
+@overload
+def convert_model(
+    model: torch.nn.GRUCell, config: ModelConfig = None, inplace: bool = False
+) -> QuantGRUCell: ...
+
+
+@overload
+def convert_model(
+    model: torch.nn.GRU, config: ModelConfig = None, inplace: bool = False
+) -> QuantGRU: ...
+
+
+@overload
+def convert_model(model: Model, config: ModelConfig = None, inplace: bool = False) -> Model: ...
+
+
+def convert_model(
+    model: torch.nn.Module, config: ModelConfig = None, inplace: bool = False
+) -> torch.nn.Module:
     """Replace every nn.GRU and nn.GRUCell of a model by a quantized one with the same parameters.
 
     The model's results do not change: quantization is off until `calibrate_model`. A module that is
@@ -58,7 +78,8 @@ def convert_model(model: Model, config: ModelConfig = None, inplace: bool = Fals
             change a deep copy and leave `model` unchanged.
 
     Returns:
-        The converted model.
+        The converted model. Type checkers know the class of a single GRU; a model keeps its own
+        class, so they need `cast(QuantGRU, model.gru)` for the methods of a GRU inside.
 
     Raises:
         QuantGRUError: The model has no GRU, or cannot be copied.
@@ -94,11 +115,22 @@ def convert_model(model: Model, config: ModelConfig = None, inplace: bool = Fals
         for name, child in parent._modules.items():
             if child in converted:
                 parent._modules[name] = converted[child]
-    return cast(Model, converted.get(model, model))
+    return converted.get(model, model)
+
+
+def require_module(model: object) -> None:
+    """Raise unless this is a module, with the way to one for a class."""
+    if isinstance(model, type):
+        raise QuantGRUError(
+            f"Expected a module, got the class {model.__name__}; pass {model.__name__}(..)"
+        )
+    if not isinstance(model, torch.nn.Module):
+        raise QuantGRUError(f"Expected a module, got {type(model).__name__}")
 
 
 def _names(model: torch.nn.Module) -> Names:
     """Return all names of each recurrent module of torch.nn, and of their subclasses."""
+    require_module(model)
     found: Names = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, _RECURRENT):
@@ -144,13 +176,10 @@ def _configure(name: str, gru: QuantGRU, config: QuantConfig) -> None:
 
 
 def _warn_of_subclass(name: str, module: torch.nn.Module) -> None:
-    why = f"a subclass of nn.{_base(module).__name__} with code of its own"
-    if is_parametrized(module):
-        why = (
-            "a GRU whose weights are parametrized (convert it first, or call "
-            "torch.nn.utils.parametrize.remove_parametrizations)"
-        )
-    _warn(f"{name or 'the model'} is a {type(module).__name__}, {why}: left as it is")
+    _warn(
+        f"{name or 'the model'} is a {type(module).__name__}, a subclass of "
+        f"nn.{_base(module).__name__} with code of its own: left as it is"
+    )
 
 
 def _warn(message: str) -> None:
@@ -164,29 +193,44 @@ def _base(module: torch.nn.Module) -> type[torch.nn.Module]:
 def _is_trivial(module: torch.nn.Module) -> bool:
     """Return whether a GRU computes what its base class in torch.nn does.
 
-    Subclasses may have a constructor, which has run by now, but no other code or attribute.
+    Subclasses may have a constructor, which has run by now, but no other code or attribute. The
+    class that torch gives to a parametrized module adds only the computed weights.
     """
     base = _base(module)
-    own = type(module).__mro__[: type(module).__mro__.index(base)]
+    own = type(module).__mro__[is_parametrized(module) : type(module).__mro__.index(base)]
     return all(issubclass(each, base) and set(vars(each)) <= _TRIVIAL for each in own)
 
 
 def _copied(model: Model) -> Model:
+    _forget_graphs(model)
     try:
         return copy.deepcopy(model)
     except (RuntimeError, TypeError) as error:
         raise QuantGRUError(
-            f"Expected a model that can be copied, got {type(error).__name__} ({error}); weights "
-            "that are computed from others, as those of torch.nn.utils.prune are until "
-            "prune.remove, cannot: give inplace=True"
+            f"Expected a model that can be copied, got {type(error).__name__} ({error}); give "
+            "inplace=True"
         ) from error
+
+
+def _forget_graphs(model: torch.nn.Module) -> None:
+    """Compute weights that are computed from others without a graph, which cannot be copied."""
+    for module in model.modules():
+        compute_weights(module)
+        if isinstance(module, torch.nn.GRU) and any(
+            w is not None and w.grad_fn is not None for w in module._flat_weights
+        ):
+            with torch.no_grad():
+                module._flat_weights = [
+                    getattr(module, name, None) for name in module._flat_weights_names
+                ]
 
 
 def _convert(gru: torch.nn.Module, config: QuantConfig) -> QuantGRU:
     """Return a quantized GRU with everything that `gru` has: parameters, hooks, mode."""
     if isinstance(gru, torch.nn.GRUCell):
-        return QuantGRUCell.of(gru, config)
-    new = QuantGRU.__new__(QuantGRU)
+        return _class_like(gru, QuantGRUCell).of(gru, config)
+    kind = _class_like(gru, QuantGRU)
+    new = kind.__new__(kind)
     new.__dict__.update(gru.__dict__)
     for name in ("_parameters", "_buffers", "_modules"):
         new.__dict__[name] = dict(gru.__dict__[name])
@@ -195,6 +239,14 @@ def _convert(gru: torch.nn.Module, config: QuantConfig) -> QuantGRU:
     return new
 
 
+def _class_like(gru: torch.nn.Module, kind: type[GRU]) -> type[GRU]:
+    """Return `kind`, with the weights that torch's class of a parametrized GRU computes."""
+    if not is_parametrized(gru):
+        return kind
+    return type(f"Parametrized{kind.__name__}", (kind,), dict(vars(type(gru))))
+
+
 def find_grus(model: torch.nn.Module) -> Mapping[str, QuantGRU]:
     """Return the QuantGRUs of a model by name."""
+    require_module(model)
     return {name: m for name, m in model.named_modules() if isinstance(m, QuantGRU)}

@@ -19,6 +19,7 @@ from quant_gru._errors import (
 )
 from quant_gru.conversion.convert import find_grus
 from quant_gru.modules.cell import FrozenQuantGRUCell
+from quant_gru.modules.computed_weights import computes_weights
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU
 
@@ -41,7 +42,8 @@ def freeze_model(model: Model, inplace: bool = False) -> Model:
     """Replace every quantized GRU of a model by its integer plan, for inference with equal codes.
 
     GRUs whose `use_quantization` is False stay as they are; a warning names them. Forward hooks,
-    names and the training mode are preserved. `load_frozen` reads the result's state_dict.
+    names and the training mode are preserved; hooks of torch.nn.utils that compute weights are not
+    needed any more. `load_frozen` reads the result's state_dict.
 
     Args:
         model: A model with calibrated QuantGRUs, such as the result of `calibrate_model`.
@@ -54,6 +56,10 @@ def freeze_model(model: Model, inplace: bool = False) -> Model:
     Raises:
         QuantGRUError: The model has no quantized GRU, or weights are NaN or infinite.
         CalibrationError: A quantized GRU has no scales.
+
+    Example:
+        >>> frozen = freeze_model(quantized)
+        >>> y = frozen(batches[0])
     """
     grus = find_grus(model)
     quantized = {name: gru for name, gru in grus.items() if gru.use_quantization}
@@ -91,7 +97,7 @@ def load_frozen(model: Model, state_dict: Mapping[str, Tensor], inplace: bool = 
         RuntimeError: Other entries do not fit, as for `load_state_dict`.
 
     Example:
-        >>> torch.save(freeze_model(model).state_dict(), "frozen.pt")
+        >>> torch.save(freeze_model(quantized).state_dict(), "frozen.pt")
         >>> model = load_frozen(Model(), torch.load("frozen.pt"))
     """
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -154,9 +160,16 @@ def _sizes(module: torch.nn.Module) -> str:
 
 
 def _dressed(frozen: FrozenQuantGRU, gru: torch.nn.Module) -> FrozenQuantGRU:
-    """Give a frozen GRU the forward hooks and the mode of the module that it replaces."""
+    """Give a frozen GRU the forward hooks and the mode of the module that it replaces.
+
+    Hooks that compute weights have done their work: it is in the codes.
+    """
     for name in _HOOKS:
         frozen.__dict__[name] = gru.__dict__[name].copy()
+    for key, hook in gru._forward_pre_hooks.items():
+        if computes_weights(hook):
+            del frozen._forward_pre_hooks[key]
+            frozen._forward_pre_hooks_with_kwargs.pop(key, None)
     return frozen.train(gru.training)
 
 

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from quant_gru._errors import ConfigError
 from quant_gru.config import QuantConfig
-from quant_gru.config.operators import suggest
+from quant_gru.config.choice import OneConfig, as_config
 
-PRESETS = {
-    "int8_wide": QuantConfig.int8_wide,
-    "int8": QuantConfig.int8,
-    "w8a16": QuantConfig.w8a16,
-    "int16": QuantConfig.int16,
-}
-
-OneConfig: TypeAlias = QuantConfig | str | os.PathLike[str]
 ModelConfig: TypeAlias = (
     OneConfig | Mapping[str, OneConfig | None] | Callable[[str], OneConfig | None] | None
 )
@@ -113,21 +103,5 @@ def _checked_key(key: object) -> str:
 
 
 def _one(config: Any) -> QuantConfig | None:
-    """Return the configuration that a preset's name, a path or a QuantConfig stands for."""
-    if config is None or isinstance(config, QuantConfig):
-        return config
-    if isinstance(config, str) and config in PRESETS:
-        return PRESETS[config]()
-    if isinstance(config, os.PathLike):
-        return QuantConfig.from_json(config)
-    if isinstance(config, str):
-        if config.endswith(".json") or Path(config).exists():
-            return QuantConfig.from_json(config)
-        raise ConfigError(
-            f"Expected config to be a preset ({', '.join(PRESETS)}) or a file, got {config!r}; "
-            f"{suggest(config, PRESETS)}"
-        )
-    raise ConfigError(
-        "Expected config to be a QuantConfig, a preset's name, a path, or a dict or function of "
-        f"these by module name, got {type(config).__name__}"
-    )
+    """Return the configuration that a value stands for; None to leave a GRU as it is."""
+    return None if config is None else as_config(config)

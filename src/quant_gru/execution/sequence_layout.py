@@ -200,7 +200,13 @@ def normalize(
     if hx is not None:
         expected = (states, N, hidden_size) if batched else (states, hidden_size)
         if tuple(hx.shape) != expected:
-            raise QuantGRUError(f"Expected hx to be of shape {expected}, got {tuple(hx.shape)}")
+            hint = ""
+            if batched and packing is None:
+                order = "(N, T, C)" if batch_first else "(T, N, C)"
+                hint = f" (batch_first={batch_first}: inputs are {order})"
+            raise QuantGRUError(
+                f"Expected hx to be of shape {expected}, got {tuple(hx.shape)}{hint}"
+            )
         if hx.device != device:
             raise QuantGRUError(
                 f"Expected hx to be on the input's device {device}, got {hx.device}"
@@ -221,7 +227,9 @@ def check_real(thing: str, value: object) -> None:
         QuantGRUError: It is something else.
     """
     if not isinstance(value, Tensor):
-        raise QuantGRUError(f"Expected {thing} to be a tensor, got {type(value).__name__}")
+        got = type(value).__name__
+        hint = f"; pass torch.from_numpy({thing})" if got == "ndarray" else ""
+        raise QuantGRUError(f"Expected {thing} to be a tensor, got {got}{hint}")
     if not value.is_floating_point():
         raise QuantGRUError(f"Expected {thing} to be floating point, got {value.dtype}")
     if value.layout is not torch.strided or value.is_nested:

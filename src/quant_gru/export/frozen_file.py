@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import struct
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,7 +90,10 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bool, dict[str, 
     except (SafetensorError, AttributeError, ValueError) as error:
         if isinstance(error, ParameterError):
             raise
-        raise ParameterError(f"Expected a safetensors file, got: {error} ({where})") from None
+        hint = ""
+        if zipfile.is_zipfile(name):
+            hint = "; for a file of torch.save, FrozenQuantGRU.from_state_dict(torch.load(file))"
+        raise ParameterError(f"Expected a safetensors file, got: {error} ({where}){hint}") from None
     return document, batch_first, tensors, where
 
 

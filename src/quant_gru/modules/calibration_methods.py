@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable
 from types import EllipsisType
@@ -14,6 +13,8 @@ from torch.nn.utils.rnn import PackedSequence
 from quant_gru._errors import CalibrationError, ConfigError, QuantGRUWarning, caller_stacklevel
 from quant_gru.calibration.batches import gru_batches
 from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, canonical_name
+from quant_gru.config.choice import OneConfig, as_config
+from quant_gru.config.operators import suggest
 from quant_gru.kernels.dispatch import load
 from quant_gru.modules.adjust import Change
 from quant_gru.modules.bias_overflow import warn_of_cut_biases
@@ -25,13 +26,22 @@ class CalibrationMethods(ModuleWeights):
     """The part of a QuantGRU that creates, reports and changes scales."""
 
     use_quantization: bool
-    # whether scales were loaded in float mode and have not been used since
-    _scales_unused = False
+    # why scales should have been used by a forward in float mode; '' if they need not
+    _scales_unused = ""
+    # whether someone has set use_quantization, also to what it was
+    _mode_chosen = False
 
     @property
     def config(self) -> QuantConfig:
         """Widths and kinds of the operators."""
         return self._state.config
+
+    @config.setter
+    def config(self, config: object) -> None:
+        raise ConfigError(
+            "Expected the configuration to be set by load_bitwidth_config(config), which also sets "
+            "use_quantization, got an assignment to config"
+        )
 
     @property
     def calibration_method(self) -> str:
@@ -101,6 +111,7 @@ class CalibrationMethods(ModuleWeights):
         if self.is_calibrated():
             return
         self._state.finalize(sync, self._float_weights(), refine)
+        self._scales_unused = "" if self._mode_chosen else "the GRU was calibrated"
         self._write_logarithms()
         assert self._state.scales is not None
         warn_of_cut_biases(self._state.scales, self._weights())
@@ -120,7 +131,6 @@ class CalibrationMethods(ModuleWeights):
         Args:
             in_forward: Whether the float mode would do instead.
         """
-        self._scales_unused = False
         if self._state.scales is None:
             if not self._state.has_statistics:
                 instead = ", or set use_quantization = False" if in_forward else ""
@@ -135,23 +145,23 @@ class CalibrationMethods(ModuleWeights):
                 QuantGRUWarning,
                 stacklevel=caller_stacklevel(),
             )
+        self._scales_unused = ""
         self._follow_logarithms()
 
     # --- configuration
 
-    def load_bitwidth_config(
-        self, path: str | os.PathLike[str] | QuantConfig, verbose: bool = False
-    ) -> None:
+    def load_bitwidth_config(self, path: OneConfig, verbose: bool = False) -> None:
         """Load a configuration file, and set `use_quantization` from `disable_quantization`.
 
         Args:
-            path: A JSON file as described in docs/configuration.md, or a QuantConfig.
+            path: A JSON file as described in docs/configuration.md; or a QuantConfig, the name of a
+                preset, or the contents of a file.
             verbose: Whether to print which operators use their defaults.
 
         Raises:
             ConfigError: The file breaks a rule, or scales already exist.
         """
-        config = path if isinstance(path, QuantConfig) else QuantConfig.from_json(path, verbose)
+        config = as_config(path, "path", verbose)
         self._state.set_config(config)
         self.use_quantization = not config.disable_quantization
 
@@ -215,6 +225,7 @@ class CalibrationMethods(ModuleWeights):
         layer: int | None = None,
         reverse: bool | None = None,
         fused: bool = False,
+        **unknown: Any,
     ) -> None:
         """Change one operator and rebuild everything derived from it.
 
@@ -236,10 +247,17 @@ class CalibrationMethods(ModuleWeights):
             reverse: Direction; None for both.
             fused: True to leave a product unrounded (op.rRh, op.old_contrib, op.new_contrib).
                 Restoring a separate width requires a new calibration.
+            **unknown: None; others are a TypeError that names the nearest.
 
         Raises:
             ConfigError: A rule is broken; nothing has changed then.
         """
+        for each in unknown:
+            known = [*Change.__dataclass_fields__, "layer", "reverse"]
+            raise TypeError(
+                f"adjust_quant_config() got an unexpected keyword argument {each!r}; "
+                f"{suggest('bitwidth' if each == 'bits' else each, known)}"
+            )
         name = canonical_name(name)
         bits = None if isinstance(bitwidth, EllipsisType) else bitwidth
         fused = fused or bitwidth is None

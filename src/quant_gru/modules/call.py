@@ -21,6 +21,7 @@ from quant_gru.execution.plan_cache import PlanCache
 from quant_gru.execution.prepared_call import PreparedCall, prepare
 from quant_gru.export.onnx import recorded
 from quant_gru.integer.plan import GRUPlan
+from quant_gru.modules.computed_weights import compute_weights
 from quant_gru.modules.exports import Exports
 from quant_gru.modules.float_zoneout import run_float
 from quant_gru.torch_ops import operators, watchers
@@ -189,6 +190,7 @@ class Calls(Exports):
 
     def _plan(self) -> GRUPlan:
         """Return the plan of the current weights, which are read again."""
+        compute_weights(self)
         self._state.plans.forget_settled()
         self._finalized()
         assert self._state.scales is not None

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from quant_gru._errors import QuantGRUError
-from quant_gru.config import QuantConfig
+from quant_gru.config.choice import OneConfig
 from quant_gru.execution.sequence_layout import Sequence
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU
@@ -60,10 +60,11 @@ class QuantGRUCell(QuantGRU, torch.nn.GRUCell):
         device: Device of the parameters.
         dtype: dtype of the parameters.
         use_quantization: Whether forward computes in integers.
-        config: Widths and kinds of the 17 operators; None for 8 bits, symmetric.
+        config: Widths and kinds of the 17 operators: a QuantConfig, the name of a preset
+            ('int8_wide'), the path of a file, or a dict. None for 8 bits, symmetric.
 
     Example:
-        >>> cell = QuantGRUCell(8, 16, config=QuantConfig.int8())
+        >>> cell = QuantGRUCell(8, 16, config="int8_wide")
         >>> h = cell(torch.randn(4, 8))
     """
 
@@ -76,7 +77,7 @@ class QuantGRUCell(QuantGRU, torch.nn.GRUCell):
         dtype: torch.dtype | None = None,
         *,
         use_quantization: bool = False,
-        config: QuantConfig | None = None,
+        config: OneConfig | None = None,
     ) -> None:
         # inference-mode parameters have no version, so changes would go undetected
         with torch.inference_mode(False):
@@ -84,14 +85,14 @@ class QuantGRUCell(QuantGRU, torch.nn.GRUCell):
         self._adopt(cell, config, use_quantization)
 
     @classmethod
-    def of(cls, cell: torch.nn.GRUCell, config: QuantConfig | None = None) -> QuantGRUCell:
+    def of(cls, cell: torch.nn.GRUCell, config: OneConfig | None = None) -> QuantGRUCell:
         """Return a cell with everything that `cell` has: parameters, hooks, mode."""
         new = cls.__new__(cls)
         new._adopt(cell, config, False)
         return new
 
     def _adopt(
-        self, cell: torch.nn.GRUCell, config: QuantConfig | None, use_quantization: bool
+        self, cell: torch.nn.GRUCell, config: OneConfig | None, use_quantization: bool
     ) -> None:
         own = self.__dict__
         own.update(cell.__dict__)

@@ -42,14 +42,14 @@ class Checkpoints(Interchange):
         """
         self._state.take(params.read(path), f"file {os.fspath(path)!r}")
         self._write_logarithms()
-        self._scales_unused = not self.use_quantization
+        self._scales_unused = "" if self.use_quantization else "quantization parameters were loaded"
 
     def _warn_of_unused_scales(self) -> None:
-        """Warn about a forward in float mode after `load_quant_params`, once."""
-        self._scales_unused = False
+        """Warn about a forward in float mode after scales were made or loaded, once."""
+        reason, self._scales_unused = self._scales_unused, ""
         warnings.warn(
-            "quantization parameters were loaded, but use_quantization is False: forward computes "
-            "in floating point; set use_quantization = True",
+            f"{reason}, but use_quantization is False: forward computes in floating point; set "
+            "use_quantization to True, or to False if that is meant",
             QuantGRUWarning,
             stacklevel=caller_stacklevel(),
         )

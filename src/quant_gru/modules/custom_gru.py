@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from quant_gru._errors import CalibrationError, ConfigError
+from quant_gru._errors import CalibrationError
 from quant_gru.calibration.batches import to_device
-from quant_gru.config import QuantConfig
+from quant_gru.config.choice import OneConfig, as_config
 from quant_gru.modules.checkpoints import STATE_KEY
 from quant_gru.modules.gru import QuantGRU
-
-_PRESETS = {"int8": QuantConfig.int8, "int16": QuantConfig.int16}
 
 
 class CustomGRU(QuantGRU):
@@ -34,7 +32,8 @@ class CustomGRU(QuantGRU):
         dropout: Probability of dropout between layers, in training.
         bidirectional: Whether each layer runs in both directions.
         use_quantization: Whether forward computes in integers.
-        quant_type: 'int8' or 'int16'.
+        quant_type: A preset: 'int8', 'int8_wide', 'w8a16' or 'int16'; or another configuration, as
+            `config` of `QuantGRU`.
         calibration_data: Like an input of forward; None if `calibrate` will be called.
         device: Device of the parameters.
         dtype: dtype of the parameters.
@@ -50,13 +49,12 @@ class CustomGRU(QuantGRU):
         dropout: float = 0.0,
         bidirectional: bool = False,
         use_quantization: bool = False,
-        quant_type: str = "int8",
+        quant_type: OneConfig = "int8",
         calibration_data: Tensor | PackedSequence | None = None,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if quant_type not in _PRESETS:
-            raise ConfigError(f"Expected quant_type to be 'int8' or 'int16', got {quant_type!r}")
+        config = as_config(quant_type, "quant_type")
         super().__init__(
             input_size,
             hidden_size,
@@ -68,7 +66,7 @@ class CustomGRU(QuantGRU):
             device,
             dtype,
             use_quantization=use_quantization,
-            config=_PRESETS[quant_type](),
+            config=config,
         )
         self.quant_type = quant_type
         self.calibration_data = calibration_data

@@ -14,6 +14,7 @@ from quant_gru.export.onnx.source import Source, Weights
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.kernels.live_weights import settled
 from quant_gru.modules.checkpoints import Checkpoints
+from quant_gru.modules.computed_weights import compute_weights
 
 
 class Exports(Checkpoints):
@@ -74,6 +75,7 @@ class Exports(Checkpoints):
     def _source(self) -> Source:
         """Return the plan, if there are scales or statistics, and the weights."""
         weights: list[list[Weights]] = []
+        compute_weights(self)
         for layer in self._weights():
             cells: list[Weights] = []
             for W, R, bw, br in layer:

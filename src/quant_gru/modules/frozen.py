@@ -12,6 +12,7 @@ from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import ParameterError, QuantGRUError
+from quant_gru.config.choice import described
 from quant_gru.execution.frozen_plan import BUFFERS, FrozenPlans, check_integers, key_of
 from quant_gru.execution.integer_io import integer_forward, trace_codes
 from quant_gru.execution.layers import run_real
@@ -336,12 +337,26 @@ class FrozenQuantGRU(torch.nn.Module):
         sizes = (shape.input_size, shape.hidden_size, shape.num_layers, shape.directions)
         return Source(plan, None, *sizes, self.batch_first, shape.zoneout)
 
+    def __getattr__(self, name: str) -> Any:
+        """Raise for names that a frozen GRU does not have, as hooks on float weights want."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if not name.startswith(("weight_", "bias_")):
+                raise
+            raise AttributeError(
+                f"{error}: a frozen GRU has integers in place of its weights; remove the hook that "
+                "reads them, or keep it at the QuantGRU"
+            ) from None
+
     def extra_repr(self) -> str:
-        """Return the shape of the GRU as text."""
+        """Return the shape, the widths and the size of the GRU as text."""
         sizes = f"{self.shape.input_size}, {self.shape.hidden_size}"
         return (
             f"{sizes}, num_layers={self.shape.num_layers}, batch_first={self.batch_first}, "
-            f"bidirectional={self.shape.bidirectional}"
+            f"bidirectional={self.shape.bidirectional}, "
+            f"{described(self._plans.qparams[0][0].config)}, "
+            f"{sum(each.nbytes for each in self.buffers())} bytes"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,11 +12,14 @@ from torch.nn.utils.rnn import PackedSequence
 
 from quant_gru._errors import ConfigError
 from quant_gru.config import QuantConfig
+from quant_gru.config.choice import OneConfig, as_config, described
 from quant_gru.execution.integer_io import integer_forward, trace_codes
 from quant_gru.export.c import CSource
 from quant_gru.modules.call import Calls
 from quant_gru.modules.checkpoints import STATE_KEY
+from quant_gru.modules.computed_weights import compute_weights
 from quant_gru.modules.frozen import FrozenQuantGRU
+from quant_gru.modules.near_misses import warn_of_near_miss
 from quant_gru.modules.quantization_state import QuantState
 from quant_gru.modules.stream import Stream
 
@@ -38,7 +42,8 @@ class QuantGRU(Calls):
         device: Device of the parameters.
         dtype: dtype of the parameters.
         use_quantization: Whether forward computes in integers.
-        config: Widths and kinds of the 17 operators; None for 8 bits, symmetric.
+        config: Widths and kinds of the 17 operators: a QuantConfig, the name of a preset
+            ('int8_wide'), the path of a file, or a dict. None for 8 bits, symmetric.
         zoneout: In training, the probability that a unit keeps its state in a step; in eval mode,
             the share of its state that a unit keeps (Krueger et al., 2017).
         recurrent_dropout: In training, the probability that a recurrent weight is zero for a whole
@@ -53,8 +58,9 @@ class QuantGRU(Calls):
         proj_size: 0, as in nn.GRU; only nn.LSTM has projections.
 
     Example:
-        >>> gru = QuantGRU(8, 16, config=QuantConfig.int8())
+        >>> gru = QuantGRU(8, 16, config="int8_wide")
         >>> gru.calibrate(torch.randn(50, 4, 8))
+        >>> gru.finalize_calibration()
         >>> gru.use_quantization = True
         >>> y, h_n = gru(torch.randn(50, 4, 8))
     """
@@ -72,7 +78,7 @@ class QuantGRU(Calls):
         dtype: torch.dtype | None = None,
         *,
         use_quantization: bool = False,
-        config: QuantConfig | None = None,
+        config: OneConfig | None = None,
         zoneout: float = 0.0,
         recurrent_dropout: float = 0.0,
         precision: str = "bf16",
@@ -101,16 +107,21 @@ class QuantGRU(Calls):
         self.stash_bits = stash_bits
         self.learn_scales = learn_scales
 
-    def _init_quantization(self, config: QuantConfig | None, use_quantization: bool) -> None:
-        if config is not None and not isinstance(config, QuantConfig):
-            raise ConfigError(
-                f"Expected config to be a QuantConfig or None, got {type(config).__name__}"
-            )
+    def _init_quantization(self, config: OneConfig | None, use_quantization: bool) -> None:
+        chosen = QuantConfig() if config is None else as_config(config)
         self.use_quantization = use_quantization
+        self._mode_chosen = use_quantization
         self.calibrating = False
         self._init_weights()
         self._init_training()
-        self._state = QuantState(config or QuantConfig(), self._shape())
+        self._state = QuantState(chosen, self._shape())
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "use_quantization":
+            self.__dict__.update(_mode_chosen=True, _scales_unused="")
+        elif name not in self.__dict__ and not hasattr(type(self), name):
+            warn_of_near_miss(self, name, value)
+        super().__setattr__(name, value)
 
     def forward_integer(
         self, x_codes: Tensor, h_codes: Tensor | None = None
@@ -131,6 +142,7 @@ class QuantGRU(Calls):
             QuantGRUError: Codes have a wrong shape, dtype or range.
         """
         self._finalized()
+        compute_weights(self)
         return integer_forward(self._prepared(None).plan, x_codes, h_codes, self.batch_first)
 
     def trace_codes(
@@ -196,7 +208,7 @@ class QuantGRU(Calls):
         """Return nn.GRU's text plus the settings of quantization."""
         state = "calibrated" if self.is_calibrated() else "not calibrated"
         options = f"use_quantization={self.use_quantization}{self._training_text()}"
-        return f"{super().extra_repr()}, {options}, {state}"
+        return f"{super().extra_repr()}, {options}, {described(self.config)}, {state}"
 
 
 def _check_sizes(dropout: object, proj_size: object) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from quant_gru.config import QuantConfig
+from quant_gru.config.choice import OneConfig
 from quant_gru.export.foreign import haste, keras, onnx_node
 from quant_gru.export.foreign.float_gru import FloatGRU
 from quant_gru.modules import encodings
@@ -28,7 +28,7 @@ class Interchange(CalibrationMethods):
         node: str | Sequence[str] | None = None,
         *,
         reverse: bool = False,
-        config: QuantConfig | None = None,
+        config: OneConfig | None = None,
     ) -> GRU:
         """Return a GRU with the weights of GRU nodes in an ONNX model; needs the package onnx.
 
@@ -41,7 +41,7 @@ class Interchange(CalibrationMethods):
                 names, from the lowest layer to the highest, give a GRU of several layers.
             reverse: Whether to accept nodes of direction 'reverse'. The result is then a forward
                 GRU: flip inputs and outputs in time.
-            config: Configuration of the result; None for the default.
+            config: Configuration of the result, as for `QuantGRU`; None for the default.
 
         Raises:
             QuantGRUError: There is no such node, its attributes are not those of torch.nn.GRU
@@ -59,7 +59,7 @@ class Interchange(CalibrationMethods):
         weights: Any,
         layer: str | Sequence[str] | None = None,
         *,
-        config: QuantConfig | None = None,
+        config: OneConfig | None = None,
     ) -> GRU:
         """Return a GRU with the weights of Keras' GRU, with `batch_first` True as in Keras.
 
@@ -73,7 +73,7 @@ class Interchange(CalibrationMethods):
                 .weights.h5 file, which needs the package h5py.
             layer: Name of a layer in a file; names from the lowest to the highest for several
                 layers; None if the file has one GRU.
-            config: Configuration of the result; None for the default.
+            config: Configuration of the result, as for `QuantGRU`; None for the default.
 
         Raises:
             QuantGRUError: The weights are not those of a GRU, or of one that computes something
@@ -85,7 +85,7 @@ class Interchange(CalibrationMethods):
         return _made(cls, keras.read(weights, layer), config)
 
     @classmethod
-    def from_haste(cls: type[GRU], parameters: Any, *, config: QuantConfig | None = None) -> GRU:
+    def from_haste(cls: type[GRU], parameters: Any, *, config: OneConfig | None = None) -> GRU:
         """Return a GRU with the parameters of Haste's GRU.
 
         Args:
@@ -93,7 +93,7 @@ class Interchange(CalibrationMethods):
                 'recurrent_bias' (3H,), columns in the order z, r, h: the state_dict of
                 `haste_pytorch.GRU`. A sequence has one such mapping per layer, or a pair for both
                 directions.
-            config: Configuration of the result; None for the default.
+            config: Configuration of the result, as for `QuantGRU`; None for the default.
 
         Raises:
             QuantGRUError: A parameter is missing, unknown or of a wrong shape.
@@ -183,7 +183,7 @@ class Interchange(CalibrationMethods):
         encodings.read({"": self}, path, onnx, None if nodes is None else {"": nodes})
 
 
-def _made(kind: type[GRU], source: FloatGRU, config: QuantConfig | None) -> GRU:
+def _made(kind: type[GRU], source: FloatGRU, config: OneConfig | None) -> GRU:
     """Return a GRU of class `kind` with these weights, on the CPU, in float32."""
     options = {} if config is None else {"config": config}
     gru = kind(

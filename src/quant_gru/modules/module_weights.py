@@ -13,6 +13,7 @@ from quant_gru._errors import QuantGRUError
 from quant_gru.calibration.float_run import FloatWeights
 from quant_gru.execution.layers import Weights
 from quant_gru.execution.sequence_layout import Sequence, normalize
+from quant_gru.modules.computed_weights import compute_weights
 from quant_gru.modules.training_options import TrainingOptions
 from quant_gru.parameters.schema import Shape
 
@@ -72,6 +73,7 @@ class ModuleWeights(TrainingOptions, torch.nn.GRU):
         return [flat[i : i + D] for i in range(0, len(flat), D)]
 
     def _float_weights(self) -> list[list[FloatWeights]]:
+        compute_weights(self)
         return [
             [FloatWeights(*(None if w is None else w.detach() for w in cell)) for cell in layer]  # type: ignore[arg-type]
             for layer in self._weights()

@@ -69,6 +69,10 @@ class Stream:
         self._step = None if stack is None else cpu.Stream(stack, self._codes).step
         self._make = maker((self._N, self._H), torch.device("cpu"))
 
+    def __repr__(self) -> str:
+        N, C = self._shape
+        return f"Stream({C}, {self._H}, num_layers={len(self._cells)}, batch_size={N})"
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_step": None, "_make": None, "_thread": None}
 

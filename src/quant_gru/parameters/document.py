@@ -101,6 +101,11 @@ def from_document(data: Any, where: str) -> Parameters:
     """
     if public_project.is_such(data):
         return Parameters(*public_project.read(data, where))
+    if isinstance(data, dict) and "GRU_config" in data:
+        raise ParameterError(
+            f"Expected a parameter file, got a bit-width configuration; use load_bitwidth_config "
+            f"({where})"
+        )
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         got = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise ParameterError(f"Expected format to be {FORMAT!r}, got {got!r} ({where})")

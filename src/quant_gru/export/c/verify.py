@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from quant_gru._errors import QuantGRUError
+from quant_gru.config.file_sets import settle
 from quant_gru.config.files import name_of
 from quant_gru.export.c.export import Model, check
 from quant_gru.integer.plan import GRUPlan
@@ -63,6 +64,7 @@ def verify_c(
 
 def _name_in(folder: Path) -> str:
     """Return the name of the GRU in a directory of C source."""
+    settle(folder)
     found = sorted(path.name.removesuffix("_selftest.c") for path in folder.glob("*_selftest.c"))
     if len(found) != 1:
         got = ", ".join(found) if found else "none"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
+from quant_gru.parameters.document import is_plain
 
 
 @dataclass(frozen=True)
@@ -117,10 +118,14 @@ def array(value: Any, what: str, dimensions: int) -> np.ndarray:
     if isinstance(value, Tensor):
         if value.is_meta:
             raise QuantGRUError(f"Expected {what} to have values, got a tensor on device 'meta'")
-        value = value.detach().cpu().to(torch.float32)
+        # the storage of an expanded tensor is smaller than a copy of it
+        if value.layout is torch.strided and not is_plain(value):
+            raise QuantGRUError(f"Expected {what} to have values, got an expanded tensor")
+        value = value.detach().cpu()
+        value = value.float() if value.dtype is torch.bfloat16 else value
     try:
         found = np.asarray(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         found = np.asarray(None)
     if found.dtype.kind not in "fiu" and found.dtype.name != "bfloat16":
         raise QuantGRUError(
@@ -132,7 +137,24 @@ def array(value: Any, what: str, dimensions: int) -> np.ndarray:
             f"Expected {what} to have {dimensions} dimension(s), none of them empty, got shape "
             f"{found.shape}"
         )
-    return found.astype(np.float32)
+    return as_float32(found, what)
+
+
+def as_float32(value: np.ndarray, what: str) -> np.ndarray:
+    """Return an array in float32; raise if a finite number is infinite there.
+
+    Args:
+        value: Real numbers.
+        what: Its name, for errors.
+    """
+    with np.errstate(over="ignore"):
+        found = value.astype(np.float32)
+    lost = np.isinf(found) & np.isfinite(value.astype(np.float64)) if value.itemsize > 4 else None
+    if lost is not None and lost.any():
+        raise QuantGRUError(
+            f"Expected {what} to be numbers that float32 can hold, got {value[lost][0]:.4g}"
+        )
+    return found
 
 
 def check_shape(value: np.ndarray, shape: tuple[int, ...], what: str) -> None:

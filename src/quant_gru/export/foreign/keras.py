@@ -56,25 +56,37 @@ def read(weights: Any, layer: str | Sequence[str] | None) -> FloatGRU:
 
 def _from_file(path: str | os.PathLike[str], layer: str | Sequence[str] | None) -> FloatGRU:
     where = f"file {os.fspath(path)!r}"
-    found = read_layers(path)
+    names: list[str] = []
+
+    def choose(known: Sequence[str]) -> Sequence[str]:
+        names.extend(_chosen(known, layer, where))
+        return names
+
+    layers = [
+        _checked(found, f"layer {name!r}, {where}")
+        for found, name in zip(read_layers(path, choose), names, strict=True)
+    ]
+    return stacked(layers, [repr(name) for name in names])
+
+
+def _chosen(known: Sequence[str], layer: str | Sequence[str] | None, where: str) -> list[str]:
+    """Return the names of the layers to read; raise if one is unknown."""
     if layer is None:
-        if len(found) != 1:
+        if len(known) != 1:
             raise QuantGRUError(
-                f"Expected layer to name one of {', '.join(map(repr, sorted(found))) or 'no GRU'}, "
+                f"Expected layer to name one of {', '.join(map(repr, sorted(known))) or 'no GRU'}, "
                 f"got None ({where})"
             )
-        names = list(found)
-    else:
-        names = [layer] if isinstance(layer, str) else list(layer)
+        return list(known)
+    names = [layer] if isinstance(layer, str) else list(layer)
     for name in names:
-        if name not in found:
+        if name not in known:
             raise QuantGRUError(
-                f"Expected a GRU layer, got {name!r}; {suggest(name, found)} ({where})"
+                f"Expected a GRU layer, got {name!r}; {suggest(name, known)} ({where})"
             )
     if not names:
         raise QuantGRUError(f"Expected at least one layer, got none ({where})")
-    layers = [_checked(found[name], f"layer {name!r}, {where}") for name in names]
-    return stacked(layers, [repr(name) for name in names])
+    return names
 
 
 def _checked(layer: Layer, where: str) -> FloatGRU:

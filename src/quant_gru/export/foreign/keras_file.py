@@ -1,4 +1,8 @@
-"""GRU layers in the files of Keras: .keras, .weights.h5 and the older .h5."""
+"""GRU layers in the files of Keras: .keras, .weights.h5 and the older .h5.
+
+An HDF5 file can name bytes that are not in it: in other files of the machine, or nowhere at all.
+What is read here is stored in the file itself, in full, under names that lead to it directly.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +21,7 @@ from quant_gru.config.files import name_of
 from quant_gru.export.foreign.optional import needed
 
 _NAMES = ("kernel", "recurrent_kernel", "bias")
-
-# A file can declare more than it stores. These limits bound the memory that it can ask for.
-_MOST_ELEMENTS = 1 << 28
-_MOST_EXPANSION = 16
+_MOST_EXPANSION = 16  # of what a .keras file packs
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,14 @@ class Layer:
     config: Mapping[str, Any] | None
 
 
-def read_layers(path: str | os.PathLike[str]) -> dict[str, Layer]:
-    """Return the GRU layers of a file by name.
+def read_layers(
+    path: str | os.PathLike[str], choose: Callable[[Sequence[str]], Sequence[str]]
+) -> list[Layer]:
+    """Return GRU layers of a file; the arrays of others are not read.
+
+    Args:
+        path: The file.
+        choose: choose(names of all GRU layers) -> names of those to return.
 
     Raises:
         QuantGRUError: The file cannot be read, or h5py is missing.
@@ -53,16 +60,16 @@ def read_layers(path: str | os.PathLike[str]) -> dict[str, Layer]:
                 source: Any = io.BytesIO(_unpacked(archive, "model.weights.h5"))
         else:
             source = name
+        size = os.path.getsize(name) if source is name else source.getbuffer().nbytes
         with h5py.File(source, "r") as file:
-            if config is None and "model_config" in file.attrs:
-                config = json.loads(file.attrs["model_config"])
-            found: dict[str, dict[str, list[np.ndarray]]] = {}
-            for layer, direction, arrays in _cells(file, h5py):
-                if direction in found.setdefault(layer, {}):
-                    raise QuantGRUError(
-                        f"Expected one GRU of the name {layer!r}, got two ({where})"
-                    )
-                found[layer][direction] = arrays
+            if config is None:
+                config = json.loads(_attribute(file, "model_config") or "null")
+            configs = dict(_configs(config))
+            cells = list(_cells(file, h5py))
+            return [
+                Layer(_directions(cells, layer, size, where), configs.get(layer))
+                for layer in choose(list(dict.fromkeys(each.layer for each in cells)))
+            ]
     except (
         OSError,
         KeyError,
@@ -77,50 +84,133 @@ def read_layers(path: str | os.PathLike[str]) -> dict[str, Layer]:
             f"Expected a file of Keras (.keras or .h5), got {type(error).__name__}: {error} "
             f"({where})"
         ) from None
-    configs = dict(_configs(config))
-    return {
-        layer: Layer([parts[key] for key in sorted(parts, reverse=True)], configs.get(layer))
-        for layer, parts in found.items()
-    }
 
 
 def _unpacked(archive: zipfile.ZipFile, name: str) -> bytes:
     """Return a file of an archive, unless it is far larger than its packed form."""
     info = archive.getinfo(name)
+    # zipfile unpacks the other methods without a limit
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{name} packed by another method than deflate")
     if info.file_size > _MOST_EXPANSION * info.compress_size + 1024:
         raise ValueError(f"{name} of {info.file_size} bytes, packed into {info.compress_size}")
     return archive.read(info)
 
 
-def _cells(file: Any, h5py: Any) -> Iterator[tuple[str, str, list[np.ndarray]]]:
-    """Yield layer, direction ('forward' or 'backward') and arrays of each GRU cell."""
-    groups: list[Any] = []
-    file.visititems(lambda _, item: groups.append(item) if isinstance(item, h5py.Group) else None)
-    for group in groups:
-        sets = {
-            key.partition(":")[0]: item
-            for key, item in group.items()
-            if isinstance(item, h5py.Dataset)
-        }
-        keys = _NAMES if "kernel" in sets else ("0", "1", "2")
-        arrays = [sets[key] for key in keys if key in sets]
-        if len(arrays) < 2 or not _is_gru([each.shape for each in arrays[:2]]):
+@dataclass(frozen=True)
+class _Cell:
+    """The datasets of a GRU cell, whose contents are not read yet.
+
+    Attributes:
+        layer: Name of the layer.
+        direction: 'forward' or 'backward'.
+        sets: Kernel, recurrent kernel and, if there is one, bias.
+    """
+
+    layer: str
+    direction: str
+    sets: list[Any]
+
+
+def _cells(file: Any, h5py: Any) -> Iterator[_Cell]:
+    """Yield the GRU cells of a file."""
+    # all of them first: what follows opens names
+    for path, group in list(_groups(file, h5py)):
+        keys = {key.partition(":")[0]: key for key in group}
+        names = _NAMES if "kernel" in keys else ("0", "1", "2")
+        if names[0] not in keys or names[1] not in keys:
             continue
-        if max(each.size for each in arrays) > _MOST_ELEMENTS:
-            raise ValueError(f"an array of more than {_MOST_ELEMENTS} numbers in {group.name}")
-        parts = group.name.strip("/").split("/")
-        layer, direction = _place(file, parts)
-        yield layer, direction, [np.asarray(each[()]) for each in arrays]
+        sets = [group[keys[each]] for each in names if each in keys]
+        if any(not isinstance(each, h5py.Dataset) for each in sets):
+            continue
+        if _is_gru([each.shape for each in sets[:2]]):
+            layer, direction = _place(file, path.split("/"))
+            yield _Cell(layer, direction, sets)
 
 
-def _is_gru(shapes: list[tuple[int, ...]]) -> bool:
+def _groups(file: Any, h5py: Any) -> Iterator[tuple[str, Any]]:
+    """Yield path and object of each group below the root, each once.
+
+    Raises:
+        ValueError: A name leads elsewhere: to another file, or by way of another name.
+    """
+    seen = {h5py.h5o.get_info(file.id).addr}
+    pending = [(b"", file.id)]
+    while pending:
+        path, group = pending.pop()
+        for name in group:
+            at = (path + b"/" + name).lstrip(b"/")
+            if group.links.get_info(name).type != h5py.h5l.TYPE_HARD:
+                raise ValueError(f"{_text(at)!r} is a link to another name or file")
+            found = h5py.h5o.get_info(group, name)
+            if found.type == h5py.h5o.TYPE_GROUP and found.addr not in seen:
+                seen.add(found.addr)
+                pending.append((at, h5py.h5g.open(group, name)))
+        if path:
+            yield _text(path), h5py.Group(group)
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
+
+
+def _attribute(item: Any, name: str) -> Any:
+    """Return a scalar attribute of a group or file; None if there is none.
+
+    An array of texts may name one long text many times.
+    """
+    if name not in item.attrs or item.attrs.get_id(name).shape != ():
+        return None
+    return item.attrs[name]
+
+
+def _is_gru(shapes: list[tuple[int, ...] | None]) -> bool:
     """Return whether these are a kernel (C, 3H) and a recurrent kernel (H, 3H)."""
     kernel, recurrent = shapes
     return (
-        len(kernel) == len(recurrent) == 2
+        kernel is not None
+        and recurrent is not None
+        and len(kernel) == len(recurrent) == 2
         and recurrent[1] == 3 * recurrent[0]
         and kernel[1] == recurrent[1]
     )
+
+
+def _directions(
+    cells: Sequence[_Cell], layer: str, size: int, where: str
+) -> list[list[np.ndarray]]:
+    """Return the arrays of a layer, forward before backward.
+
+    Args:
+        cells: The cells of the file.
+        layer: Name of the layer.
+        size: Bytes of the file.
+        where: Its name, for errors.
+    """
+    own = {each.direction: each for each in cells if each.layer == layer}
+    if len(own) != sum(each.layer == layer for each in cells):
+        raise QuantGRUError(f"Expected one GRU of the name {layer!r}, got two ({where})")
+    return [[_array(each, size) for each in own[key].sets] for key in sorted(own, reverse=True)]
+
+
+def _array(dataset: Any, size: int) -> np.ndarray:
+    """Return the contents of a dataset that is stored in the file, in full, as it is."""
+    if dataset.external or dataset.is_virtual:
+        raise ValueError(f"{dataset.name!r} is stored in another file or dataset")
+    if dataset.dtype.kind not in "fiu":
+        raise ValueError(f"{dataset.name!r} of dtype {dataset.dtype}")
+    # an unpacking filter has no limit of its own
+    if dataset.id.get_create_plist().get_nfilters():
+        raise ValueError(
+            f"{dataset.name!r} is packed, which Keras does not do; unpack it with "
+            "h5repack -f NONE packed.h5 plain.h5"
+        )
+    if not dataset.nbytes <= dataset.id.get_storage_size() <= size:
+        raise ValueError(
+            f"{dataset.name!r} of {dataset.nbytes} bytes, of which the file stores "
+            f"{dataset.id.get_storage_size()}"
+        )
+    return np.asarray(dataset[()])
 
 
 def _place(file: Any, parts: list[str]) -> tuple[str, str]:
@@ -131,7 +221,7 @@ def _place(file: Any, parts: list[str]) -> tuple[str, str]:
         backward = path[-1:] == ["backward_layer"]
         path = path[:-1] if path[-1:] in (["forward_layer"], ["backward_layer"]) else path
         named = file.get("/".join([*path, "vars"]))
-        name = None if named is None else named.attrs.get("name")
+        name = None if named is None else _attribute(named, "name")
         return str(name or (path or parts)[-1]), "backward" if backward else "forward"
     path = parts[:-1] if "cell" in parts[-1] and len(parts) > 1 else parts
     last = path[-1]

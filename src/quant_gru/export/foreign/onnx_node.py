@@ -15,7 +15,7 @@ import numpy as np
 from quant_gru._errors import QuantGRUError, QuantGRUWarning, caller_stacklevel
 from quant_gru.config.files import name_of
 from quant_gru.config.operators import suggest
-from quant_gru.export.foreign.float_gru import Cell, FloatGRU, reset_first, stacked
+from quant_gru.export.foreign.float_gru import Cell, FloatGRU, as_float32, reset_first, stacked
 from quant_gru.export.foreign.onnx_constants import Constants
 from quant_gru.export.foreign.optional import needed
 
@@ -47,7 +47,8 @@ def load(source: Any) -> tuple[Any, str]:
     name = name_of(source)
     where = f"file {name!r}"
     try:
-        model = onnx.load(os.fspath(name))
+        # values beside the model are read where they are needed: many tensors may name the same
+        model = onnx.load(name, load_external_data=False)
     except Exception as error:  # protobuf, the file system and onnx raise what they like
         raise QuantGRUError(
             f"Expected an ONNX file, got {type(error).__name__}: {str(error)[:200]} ({where})"
@@ -55,6 +56,11 @@ def load(source: Any) -> tuple[Any, str]:
     if not model.graph.node:
         raise QuantGRUError(f"Expected an ONNX file with nodes, got none ({where})")
     return model, where
+
+
+def folder_of(source: Any) -> str | None:
+    """Return the folder of a model given as a path, where its other files lie; None without one."""
+    return os.path.dirname(source) if isinstance(source, str | os.PathLike) else None
 
 
 def name_of_node(node: Any) -> str:
@@ -126,7 +132,7 @@ def read(source: Any, node: str | Sequence[str] | None, reverse: bool) -> FloatG
     """
     model, where = load(source)
     nodes = chosen_nodes(model, node, where)
-    constants = Constants(model, where)
+    constants = Constants(model, where, folder_of(source))
     layers = [read_node(each, constants, reverse, where) for each in nodes]
     return stacked(layers, [f"node {name_of_node(each)!r}" for each in nodes])
 
@@ -241,7 +247,7 @@ def _weight(constants: Constants, tensor: str, name: str, at: str) -> np.ndarray
         raise QuantGRUError(
             f"Expected {name} to have {dimensions} dimensions, got shape {value.shape} ({at})"
         )
-    return value.astype(np.float32)
+    return as_float32(value, f"{name} ({at})")
 
 
 def _warn_of_initial_state(constants: Constants, tensor: str, at: str) -> None:

@@ -1,0 +1,1 @@
+from quant_gru import CustomGRU as CustomGRU

@@ -100,7 +100,7 @@ class Builder:
     ) -> Sequence[Value]:
         """Add a node and return its `count` outputs."""
         if kind == "Split" and self.opset < 18:
-            del attributes["num_outputs"]
+            attributes.pop("num_outputs", None)
         found: Sequence[Value] = self._tape.op_multi_out(
             kind, inputs, attributes=attributes, num_outputs=count
         )
@@ -235,3 +235,8 @@ def model_of(
     model = ir.Model(graph, ir_version=ir_version(builder.opset), producer_name="quant-gru")
     ir.passes.common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     return model
+
+
+def infer_shapes(model: Any) -> None:
+    """Write the shapes of all values that ONNX can infer into an onnx_ir model."""
+    onnx_ir().passes.common.ShapeInferencePass()(model)

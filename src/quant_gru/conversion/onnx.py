@@ -23,7 +23,13 @@ from quant_gru.conversion.onnx_verify import (
     verified_steps,
 )
 from quant_gru.export.onnx import recorded
-from quant_gru.export.onnx.builder import OPSET, OPSETS, infer_shapes, onnx_ir
+from quant_gru.export.onnx.builder import (
+    OPSET,
+    OPSETS,
+    infer_shapes,
+    ir_version,
+    onnx_ir,
+)
 from quant_gru.export.onnx.calls import expand
 from quant_gru.export.onnx.lowered import TRACED, check_opset, lower
 from quant_gru.export.onnx.model import Form, sequence_model, step_model
@@ -235,6 +241,7 @@ def _whole_model(
         fix_sizes(written, {"batch": form.batch, "time": form.time}, shapes)
         fold_sizes(written)
     lower(written, form.opset)
+    written.ir_version = ir_version(form.opset)
     expand(written, profile, numbers)
     if form.is_fixed:
         infer_shapes(written)

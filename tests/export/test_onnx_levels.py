@@ -1,4 +1,4 @@
-"""Integer files at every optimization level of ONNX Runtime, and in OpenVINO: steps, NaN, tables."""
+"""Integer files at all optimization levels of ONNX Runtime, and in OpenVINO."""
 
 import numpy as np
 import pytest

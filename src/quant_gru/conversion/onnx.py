@@ -164,9 +164,7 @@ def onnx_translations(profile: str = "integer") -> dict[Callable[..., Any], Call
 
 def _form(opset: int, batch: int | None, time: int | None) -> Form:
     if opset not in OPSETS:
-        raise QuantGRUError(
-            f"Expected opset to be from {OPSETS[0]} to {OPSETS[-1]}, got {opset!r}"
-        )
+        raise QuantGRUError(f"Expected opset to be from {OPSETS[0]} to {OPSETS[-1]}, got {opset!r}")
     for name, size in (("batch", batch), ("time", time)):
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise QuantGRUError(f"Expected {name} to be at least 1, or None, got {size!r}")
@@ -182,9 +180,7 @@ def _source(gru: torch.nn.Module) -> Source:
     return gru._source()
 
 
-def _gru_model(
-    gru: torch.nn.Module, example: Any, profile: str, form: Form
-) -> tuple[Any, Source]:
+def _gru_model(gru: torch.nn.Module, example: Any, profile: str, form: Form) -> tuple[Any, Source]:
     source = _source(gru)
     x, lengths, hx = split_example(source, example)
     found = x.shape[:2] if source.batch_first else x.shape[1::-1]
@@ -236,7 +232,7 @@ def _whole_model(
     onnx_ir().passes.common.ClearMetadataAndDocStringPass()(written)
     if form.is_fixed:
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        names = [value.name for value in written.graph.inputs]
+        names = [str(value.name) for value in written.graph.inputs]
         shapes = {name: leaf.shape for name, leaf in zip(names, leaves, strict=True)}
         fix_sizes(written, {"batch": form.batch, "time": form.time}, shapes)
         fold_sizes(written)
@@ -246,9 +242,8 @@ def _whole_model(
     if form.is_fixed:
         infer_shapes(written)
     write_notes(written, profile, {name: gru._source() for name, gru in grus.items()})
-    content = _bytes(written)
-    check_opset(content, form.opset)
-    return content
+    check_opset(written, form.opset)
+    return _bytes(written)
 
 
 def _dynamic(arg: Any) -> Any:

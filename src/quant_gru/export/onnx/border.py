@@ -44,9 +44,7 @@ def quantized_beside(
     y = b.op("Round", b.op("Div", x, b.float32(of_all([q.scale for q in quantizers]))))
     y = b.op("Where", b.op("Equal", x, x), y, b.float32(0))  # some runtimes have no IsNaN
     (y,) = converted(b, [y], "FLOAT", dtype)
-    lo, hi = (
-        of_all([getattr(q, end) - q.zero_point for q in quantizers]) for end in ("lo", "hi")
-    )
+    lo, hi = (of_all([getattr(q, end) - q.zero_point for q in quantizers]) for end in ("lo", "hi"))
     return clipped(b, y, lo, hi, dtype)
 
 

@@ -80,7 +80,7 @@ def expand(model: Any, profile: str, names: Mapping[int, str]) -> None:
             outputs = add_gru(b, source_of(kind.gru), profile, *_padded(call.inputs))
             nodes = list(b.nodes)
             _replace(model, call, nodes, outputs)
-        borders.append((f"{kind.gru}.{use}", nodes, inputs, dict(zip(("y", "h_n"), outputs))))
+        borders.append((f"{kind.gru}.{use}", nodes, inputs, dict(zip(("y", "h_n"), outputs, strict=True))))
     model.graph.opset_imports.update(Builder(opset=opset).opset_imports)
     common = ir.passes.common
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
@@ -107,9 +107,7 @@ def _rename(call: Any, name: str) -> Any:
     return call
 
 
-def _function(
-    model: Any, kind: _Kind, profile: str, names: Mapping[int, str], opset: int
-) -> str:
+def _function(model: Any, kind: _Kind, profile: str, names: Mapping[int, str], opset: int) -> str:
     """Add the function of a kind of calls, if the model has none, and return its name."""
     sizes = f"_t{kind.T}" * (kind.T is not None) + f"_n{kind.N}" * (kind.N is not None)
     name = f"{_word(names[kind.gru])}_{profile}{sizes}{'_lengths' * kind.lengths}"

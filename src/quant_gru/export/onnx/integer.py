@@ -121,9 +121,7 @@ class IntegerCell:
         """Quantize the real initial state, float32 (N, H)."""
         return quantized(b, h0, self.plan.h, self.state_type)
 
-    def once(
-        self, b: Builder, x: Value, v: Value | None, h0: Value
-    ) -> tuple[Value, Value]:
+    def once(self, b: Builder, x: Value, v: Value | None, h0: Value) -> tuple[Value, Value]:
         """Return the states (N, H) before and after the one step of a sequence.
 
         Args:
@@ -132,7 +130,12 @@ class IntegerCell:
             v: The input of another layer, of `join`.
             h0: The real state, float32 (1, N, H).
         """
-        axis, dtype, C, H = b.int64([0]), self.state_type, self.plan.input_size, self.plan.hidden_size
+        axis, dtype, C, H = (
+            b.int64([0]),
+            self.state_type,
+            self.plan.input_size,
+            self.plan.hidden_size,
+        )
         if v is not None:
             return self.after(b, b.op("Squeeze", v, axis), self.start(b, b.op("Squeeze", h0, axis)))
         both = b.op("Squeeze", b.op("Concat", x, h0, axis=-1), axis)
@@ -158,7 +161,7 @@ class IntegerCell:
         # starting an operator costs more than the zeros between two small matrices
         both = b.op("Concat", v, h, axis=-1) if both is None else both
         found, units = product(b, both, dtype), self._units_of_sums()
-        factor = np.concatenate([np.broadcast_to(u, n * H) for u, n in zip(units, (2, 1, 2, 1))])
+        factor = np.concatenate([np.broadcast_to(u, n * H) for u, n in zip(units, (2, 1, 2, 1), strict=True)])
         parts = b.ops(
             "Split", 4, scaled(b, found, factor, dtype), b.int64([2 * H, H, 2 * H, H]), axis=-1
         )

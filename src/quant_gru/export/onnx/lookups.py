@@ -157,7 +157,9 @@ def _segments(
     ]
 
     def of_segment(columns: Sequence[NDArray[np.int64]], power: int) -> Value:
-        parts = [length**power / 2.0**table.shift for length, table in zip(lengths, tables)]
+        parts = [
+            length**power / 2.0**table.shift for length, table in zip(lengths, tables, strict=True)
+        ]
         return b.op("Gather", _weighted(b, columns, parts), i, axis=0)
 
     y = of_segment([row[:, 2] for row in rows], 2)
@@ -172,9 +174,7 @@ def _segments(
     return clipped(b, y, lo, hi, "DOUBLE")
 
 
-def _weighted(
-    b: Builder, columns: Sequence[NDArray[np.int64]], factors: Sequence[float]
-) -> Value:
+def _weighted(b: Builder, columns: Sequence[NDArray[np.int64]], factors: Sequence[float]) -> Value:
     """Return integers of tables one after the other, times a power of two for each table."""
     values = stored(b, np.concatenate(columns), "DOUBLE")
     same = all(factor == factors[0] for factor in factors)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from quant_gru._errors import QuantGRUError
-from quant_gru.export.onnx.builder import Builder, Value
 from quant_gru.export.onnx.border import code_real, real_code
+from quant_gru.export.onnx.builder import Builder, Value
 from quant_gru.export.onnx.integer import CONTAINERS, IntegerCell
 from quant_gru.export.onnx.layers import Cell, sequence, split_states
 from quant_gru.export.onnx.node import float_layers, node_layers

@@ -124,9 +124,7 @@ class QdqCell:
         """Quantize the real initial state, float32 (N, H)."""
         return quantize(b, "output.h", h0, self.plan.h)
 
-    def once(
-        self, b: Builder, x: Value, v: Value | None, h0: Value
-    ) -> tuple[Value, Value]:
+    def once(self, b: Builder, x: Value, v: Value | None, h0: Value) -> tuple[Value, Value]:
         """Return the states before and after the one step of a sequence; as `IntegerCell.once`."""
         axis = b.int64([0])
         v = b.op("Squeeze", self.read(b, x) if v is None else v, axis)

@@ -161,7 +161,9 @@ class IntegerCell:
         # starting an operator costs more than the zeros between two small matrices
         both = b.op("Concat", v, h, axis=-1) if both is None else both
         found, units = product(b, both, dtype), self._units_of_sums()
-        factor = np.concatenate([np.broadcast_to(u, n * H) for u, n in zip(units, (2, 1, 2, 1), strict=True)])
+        factor = np.concatenate(
+            [np.broadcast_to(u, n * H) for u, n in zip(units, (2, 1, 2, 1), strict=True)]
+        )
         parts = b.ops(
             "Split", 4, scaled(b, found, factor, dtype), b.int64([2 * H, H, 2 * H, H]), axis=-1
         )

@@ -45,13 +45,17 @@ def split_example(source: Source, example: Any) -> tuple[Tensor, Tensor | None, 
     return x, lengths, hx
 
 
-def random_example(source: Source, states: bool = False, lengths: bool = False) -> Any:
-    """Return two random rows of up to 16 steps, as an example of a GRU with a plan.
+def random_example(
+    source: Source, states: bool = False, lengths: bool = False, N: int = 2, T: int = 16
+) -> Any:
+    """Return random rows, as an example of a GRU with a plan.
 
     Args:
         source: The GRU.
         states: Whether the example has initial states.
-        lengths: Whether its input is a PackedSequence.
+        lengths: Whether its input is a PackedSequence, with rows of T and about half as many steps.
+        N: Rows.
+        T: Steps.
     """
     assert source.plan is not None
     generator = torch.Generator().manual_seed(0)
@@ -60,14 +64,15 @@ def random_example(source: Source, states: bool = False, lengths: bool = False) 
     def values(q: Quantizer, *sizes: int) -> Tensor:
         return q.scale * 2.0 ** (q.bits - 2) * torch.randn(sizes, generator=generator, device="cpu")
 
-    sizes = (2, 16) if source.batch_first else (16, 2)
+    sizes = (N, T) if source.batch_first else (T, N)
     x: Tensor | PackedSequence = values(cells[0].x, *sizes, source.input_size)
     if lengths:
         assert isinstance(x, Tensor)
-        x = pack_padded_sequence(x, torch.tensor([16, 9], device="cpu"), source.batch_first)
+        rows = [T if row % 2 == 0 else T // 2 + 1 for row in range(N)]
+        x = pack_padded_sequence(x, rows, source.batch_first, enforce_sorted=False)
     if not states:
         return x
-    return x, torch.stack([values(cell.h, 2, source.hidden_size) for cell in cells])
+    return x, torch.stack([values(cell.h, N, source.hidden_size) for cell in cells])
 
 
 def verified_file(path: str | os.PathLike[str], source: Source) -> Report:
@@ -85,16 +90,22 @@ def verified_file(path: str | os.PathLike[str], source: Source) -> Report:
     content = read_bytes(path)
     try:
         session = session_of(content)
-        found = {each.name: each.shape for each in session.get_inputs()}
+        given = (*session.get_inputs(), *session.get_overridable_initializers())
+        found = {each.name: each.shape for each in given}
         outputs = [each.name for each in session.get_outputs()]
         if "state_l0" in found:
             _check_border(found, outputs, _step_border(source))
             return verified_steps(content, source)
         kept = {"input", *({"hx", "lengths"} & found.keys())}
         _check_border(found, outputs, _border(source, kept))
-        return verified_gru(
-            content, source, random_example(source, "hx" in kept, "lengths" in kept)
-        )
+        fixed = dict(zip(_border(source, kept)[0]["input"], found["input"], strict=True))
+        sizes = {
+            short: fixed[name]
+            for short, name in (("N", "batch"), ("T", "time"))
+            if isinstance(fixed[name], int)
+        }
+        example = random_example(source, "hx" in kept, "lengths" in kept, **sizes)
+        return verified_gru(content, source, example)
     except QuantGRUError as error:
         raise QuantGRUError(f"{error} ({where})") from error.__cause__
     except Exception as error:  # the exceptions of ONNX Runtime share no other class
@@ -127,7 +138,15 @@ def _step_border(source: Source) -> Border:
 
 
 def _check_border(inputs: dict[str, list[Any]], outputs: list[str], expected: Border) -> None:
-    if (inputs, outputs) != expected:
+    fit = inputs.keys() == expected[0].keys() and all(
+        len(shape) == len(inputs[name])
+        and all(
+            isinstance(dim, str) or dim == size
+            for dim, size in zip(shape, inputs[name], strict=True)
+        )
+        for name, shape in expected[0].items()
+    )
+    if not fit or outputs != expected[1]:  # sizes of a batch and of time may be fixed
         described = f"inputs {expected[0]} and outputs {expected[1]}"
         raise QuantGRUError(
             f"Expected a model of this GRU by itself, with {described}, got {inputs} and {outputs}"
@@ -142,8 +161,10 @@ def verified_gru(content: bytes, source: Source, example: Any) -> Report:
     x, lengths, hx = split_example(source, example)
     states = source.num_layers * source.directions
     found: Report = {}
-    more = torch.cat((x, x.flip(0)), dim=1)
-    for values in (x, torch.cat((more, more), dim=0)):  # twice the rows and twice the steps
+    more, (dims,) = x, [each.shape for each in session.get_inputs() if each.name == "input"]
+    for axis in (0, 1):  # twice the rows and twice the steps, where they are not fixed
+        more = more if isinstance(dims[axis], int) else torch.cat((more, more.flip(1 - axis)), axis)
+    for values in (x, more):
         N = values.shape[0 if source.batch_first else 1]
         feeds = {"input": _array(values)}
         h0 = np.zeros((states, N, source.hidden_size), np.float32)
@@ -169,7 +190,9 @@ def verified_steps(content: bytes, source: Source) -> Report:
     assert plan is not None
     session, cells = session_of(content), [layer[0] for layer in plan.cells]
     x = random_example(replace(source, batch_first=False))
-    h = (2, source.hidden_size)
+    fixed = session.get_inputs()[0].shape[0]
+    x = x[:, :1].repeat(1, fixed, 1) if isinstance(fixed, int) else x
+    h = (x.shape[1], source.hidden_size)
     states = {
         f"state_l{layer}": np.full(h, cell.h.zero_point, str(cell.h.container).split(".")[1])
         for layer, cell in enumerate(cells)

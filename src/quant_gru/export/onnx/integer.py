@@ -2,43 +2,85 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from quant_gru.export.onnx.border import code_of, moved, quantized, quantized_beside, real
 from quant_gru.export.onnx.builder import Builder, Value
-from quant_gru.export.onnx.exact import Product, Term, look_up, quantized, real, weighted_sum
+from quant_gru.export.onnx.exact import (
+    Rule,
+    Term,
+    beside,
+    number,
+    rule_of,
+    scaled,
+    weighted_sum,
+)
+from quant_gru.export.onnx.lookups import is_dense, joins, limits, look_up
+from quant_gru.export.onnx.products import Product
 from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
 
 CONTAINERS = {"torch.int8": "INT8", "torch.uint8": "UINT8", "torch.int16": "INT16"}
 CONTAINERS |= {"torch.int32": "INT32", "torch.int64": "INT64"}
+_JOINT = 1 << 15  # entries, zeros among them, up to which one product is faster than two
 
 
 class IntegerCell:
-    """One layer and direction. Values are codes less their zero point, carried in float64.
+    """One layer and direction. Values are codes less their zero point, in one float type.
 
     Args:
         plan: The plan of this layer and direction.
 
     Attributes:
-        state_type: ONNX type of the state between steps.
+        state_type: ONNX type of all values, the state between steps among them.
         code_type: ONNX type of the state's codes.
         collected_type: ONNX type of what a Scan collects.
     """
-
-    state_type = "DOUBLE"
 
     def __init__(self, plan: CellPlan) -> None:
         self.plan = plan
         self.code_type = CONTAINERS[str(plan.h.container)]
         self.collected_type = "INT32" if plan.h.max_abs < 1 << 31 else "INT64"
         w = plan.weights
-        self._input = Product("matmul.Wx", w.W, w.Bw, plan.shift_Bw, plan.x, w.Wx)
-        self._recurrent = Product("matmul.Rh", w.R, w.Br, plan.shift_Br, plan.h, w.Rh)
+        self._input = Product.of("matmul.Wx", w.W, w.Bw, plan.shift_Bw, plan.x, w.Wx)
+        self._recurrent = Product.of("matmul.Rh", w.R, w.Br, plan.shift_Br, plan.h, w.Rh)
+        self._rules = _rules_of(plan)
+        self._bounds = _bounds_of(plan)
+        sums = all(rule.fits(self._bounds[name], "FLOAT") for name, rule in self._rules.items())
+        products = self._input.fits("FLOAT") and self._recurrent.fits("FLOAT")
+        tables = all(is_dense(table) for table in plan.frozen.tables.values())
+        self.state_type = "FLOAT" if sums and products and tables else "DOUBLE"
+        self._units = self._units_of_gates()
+
+    def _units_of_gates(self) -> dict[str, float]:
+        """Return what gates are multiples of: multipliers of their products are in the tables."""
+        units = dict.fromkeys("zrg", 1.0)
+        dense = {gate: is_dense(self.plan.frozen.tables[f"gate.{gate}_out"]) for gate in units}
+
+        def factor(product: str, total: str, index: int) -> float | None:
+            """Return the multiplier of a product; None if 64-bit integers compute it."""
+            name, at = (product, 0) if product in self._rules else (total, index)
+            rule = self._rules[name]
+            fits = rule.fits(self._bounds[name], self.state_type)
+            return float(rule.factor(at)) if fits else None
+
+        of_r = factor("op.rRh", "gate.g_pre", 1)
+        if dense["r"] and of_r is not None:
+            units["r"] = of_r
+        old, new = (factor(f"op.{n}_contrib", "output.h", i) for i, n in enumerate(("old", "new")))
+        # z is in both products, so that its unit must divide them
+        if dense["z"] and dense["g"] and old and new and math.frexp(old)[0] == 0.5:
+            units["z"], units["g"] = old, new / old
+        return units
 
     def read(self, b: Builder, x: Value) -> Value:
         """Quantize the real input of the first layer, float32 (T, N, C)."""
-        return quantized(b, x, self.plan.x)
+        return quantized(b, x, self.plan.x, self.state_type)
 
     def join(
         self,
@@ -55,57 +97,170 @@ class IntegerCell:
             below: The quantizer of output.h of each direction below.
             halves: What each direction below collected (T, N, H).
         """
+        dtype = self.state_type
         parts = [
-            weighted_sum(b, "input.x", total, [Term((b.cast(half, "DOUBLE"),), h.max_abs)])
+            weighted_sum(
+                b, "input.x", rule_of(total), [Term((b.cast(half, dtype),), h.max_abs)], dtype
+            )
             for total, h, half in zip(sums, below, halves, strict=True)
         ]
         return parts[0] if len(parts) == 1 else b.op("Concat", *parts, axis=-1)
 
-    def project(self, b: Builder, x: Value) -> list[tuple[Value, str]]:
-        """Return what a step reads of the input, for all steps at once: three of (T, N, H)."""
-        parts = b.ops("Split", 3, self._input(b, x), axis=-1, num_outputs=3)
-        return [(part, "DOUBLE") for part in parts]
+    def project(self, b: Builder, x: Value) -> list[tuple[Value, str, int]]:
+        """Return what a step reads of the input, for all steps at once: gates and candidate."""
+        H, dtype = self.plan.hidden_size, self.state_type
+        gates, candidate = self._halves(b, self._input(b, x, dtype))
+        return [(gates, dtype, 2 * H), (candidate, dtype, H)]
+
+    def _halves(self, b: Builder, v: Value) -> Sequence[Value]:
+        """Return update and reset gate side by side, and the candidate, of a product."""
+        H = self.plan.hidden_size
+        return b.ops("Split", 2, v, b.int64([2 * H, H]), axis=-1)
 
     def start(self, b: Builder, h0: Value) -> Value:
         """Quantize the real initial state, float32 (N, H)."""
-        return quantized(b, h0, self.plan.h)
+        return quantized(b, h0, self.plan.h, self.state_type)
+
+    def once(self, b: Builder, x: Value, v: Value | None, h0: Value) -> tuple[Value, Value]:
+        """Return the states (N, H) before and after the one step of a sequence.
+
+        Args:
+            b: The builder.
+            x: The real input of the first layer, float32 (1, N, C).
+            v: The input of another layer, of `join`.
+            h0: The real state, float32 (1, N, H).
+        """
+        axis, dtype, C, H = (
+            b.int64([0]),
+            self.state_type,
+            self.plan.input_size,
+            self.plan.hidden_size,
+        )
+        if v is not None:
+            return self.after(b, b.op("Squeeze", v, axis), self.start(b, b.op("Squeeze", h0, axis)))
+        both = b.op("Squeeze", b.op("Concat", x, h0, axis=-1), axis)
+        both = quantized_beside(b, both, [self.plan.x, self.plan.h], [C, H], dtype)
+        v, h = b.ops("Split", 2, both, b.int64([C, H]), axis=-1)
+        return self.after(b, v, h, both)
+
+    def after(
+        self, b: Builder, v: Value, h: Value, both: Value | None = None
+    ) -> tuple[Value, Value]:
+        """Return a state (N, H) and the one after a step with input codes (N, C).
+
+        Args:
+            b: The builder.
+            v: Input codes less their zero point.
+            h: The state.
+            both: Both side by side, if they are known so.
+        """
+        H, dtype = self.plan.hidden_size, self.state_type
+        product = Product.beside([self._input, self._recurrent])
+        if product.weight.size > _JOINT:
+            return h, self.step(b, [part for part, _, _ in self.project(b, v)], h)
+        # starting an operator costs more than the zeros between two small matrices
+        both = b.op("Concat", v, h, axis=-1) if both is None else both
+        found, units = product(b, both, dtype), self._units_of_sums()
+        factor = np.concatenate(
+            [np.broadcast_to(u, n * H) for u, n in zip(units, (2, 1, 2, 1), strict=True)]
+        )
+        parts = b.ops(
+            "Split", 4, scaled(b, found, factor, dtype), b.int64([2 * H, H, 2 * H, H]), axis=-1
+        )
+        terms = [
+            Term((part,), self._bounds["gate.z_pre"][i // 2], unit)
+            for i, (part, unit) in enumerate(zip(parts, units, strict=True))
+        ]
+        return h, self._step(b, terms[:2], terms[2:], h)
+
+    def _units_of_sums(self) -> list[NDArray[np.float64]]:
+        """Return the multipliers of both products' gates and candidates, 1 where 64 bits add."""
+        H, one = self.plan.hidden_size, np.array(1.0)
+        gates = beside([self._rules[f"gate.{gate}_pre"] for gate in "zr"], [H, H])
+        candidate = self._rules["gate.g_pre"]
+        z = gates.fits(self._bounds["gate.z_pre"], self.state_type)
+        g = candidate.fits(self._bounds["gate.g_pre"], self.state_type)
+        return [
+            gates.factor(0) if z else one,
+            candidate.factor(0) if g else one,
+            gates.factor(1) if z else one,
+            one,
+        ]
 
     def step(self, b: Builder, inputs: Sequence[Value], h: Value) -> Value:
         """Return the state after a step, from the projected input and the state before."""
-        plan = self.plan
-        sums, tables, one = plan.frozen.sums, plan.frozen.tables, plan.frozen.one
-        q = plan.frozen.quantizers
+        most = self._bounds["gate.z_pre"]
+        Wx = [Term((v,), most[0]) for v in inputs]
+        Rh = [Term((v,), most[1]) for v in self._halves(b, self._recurrent(b, h, self.state_type))]
+        return self._step(b, Wx, Rh, h)
+
+    def _step(self, b: Builder, Wx: Sequence[Term], Rh: Sequence[Term], h: Value) -> Value:
+        """Return the state after a step from both products, gates and candidate each."""
+        plan, dtype, q = self.plan, self.state_type, self.plan.frozen.quantizers
 
         def total(name: str, *terms: Term) -> Term:
-            return Term((weighted_sum(b, name, sums[name], terms),), q[name].max_abs)
-
-        def table(name: str, pre: str, v: Term) -> Term:
-            found = look_up(b, name, tables[name], q[pre], v.factors[0])
-            return Term((found,), q[name].max_abs)
+            rule = self._limited("g") if name == "gate.g_pre" else self._rules[name]
+            return Term((weighted_sum(b, name, rule, terms, dtype),), q[name].max_abs)
 
         def product(name: str, left: Term, right: Term) -> Term:
             """Return the product as a value of its own, or unrounded if it is fused."""
-            both = Term((*left.factors, *right.factors), left.bound * right.bound)
-            return total(name, both) if name in sums else both
+            both = Term(
+                (*left.factors, *right.factors),
+                left.bound * right.bound,
+                left.unit * right.unit,
+            )
+            return total(name, both) if name in self._rules else both
 
-        Wx_z, Wx_r, Wx_g = (Term((v,), q["matmul.Wx"].max_abs) for v in inputs)
-        Rh_z, Rh_r, Rh_g = (
-            Term((v,), q["matmul.Rh"].max_abs)
-            for v in b.ops("Split", 3, self._recurrent(b, h), axis=-1, num_outputs=3)
-        )
+        (Wx_gates, Wx_g), (Rh_gates, Rh_g) = Wx, Rh
         state = Term((h,), q["output.h"].max_abs)
-        z = table("gate.z_out", "gate.z_pre", total("gate.z_pre", Wx_z, Rh_z))
-        r = table("gate.r_out", "gate.r_pre", total("gate.r_pre", Wx_r, Rh_r))
+        z, r = self._gates(b, Wx_gates, Rh_gates)
         rRh = product("op.rRh", r, Rh_g)
-        g = table("gate.g_out", "gate.g_pre", total("gate.g_pre", Wx_g, rRh))
+        pre = total("gate.g_pre", Wx_g, rRh)
+        g = self._gate("g", self._look_up(b, ["g"], pre.factors[0]))
         old = product("op.old_contrib", z, state)
-        one_minus_z = Term((b.op("Sub", b.float64(one), *z.factors),), plan.frozen.one_minus_z)
+        one = number(b, plan.frozen.one * z.unit, dtype)
+        one_minus_z = Term((b.op("Sub", one, *z.factors),), plan.frozen.one_minus_z, z.unit)
         new = product("op.new_contrib", one_minus_z, g)
         after = total("output.h", old, new)
-        zoneout = plan.frozen.zoneout
-        if zoneout is None:
+        if plan.frozen.zoneout is None:
             return after.factors[0]
-        return weighted_sum(b, "output.h", zoneout, (state, after))
+        return weighted_sum(b, "output.h", self._rules["zoneout"], (state, after), dtype)
+
+    def _gates(self, b: Builder, Wx: Term, Rh: Term) -> list[Term]:
+        """Return update and reset gate; both are computed side by side where they can be."""
+        H, dtype, both = self.plan.hidden_size, self.state_type, ("z", "r")
+        rule = beside([self._limited(gate) for gate in both], [H, H])
+        v = weighted_sum(b, "gate.z_pre", rule, (Wx, Rh), dtype)
+        tables = [self.plan.frozen.tables[f"gate.{gate}_out"] for gate in both]
+        if joins(tables):
+            found = b.ops("Split", 2, self._look_up(b, both, v), axis=-1, num_outputs=2)
+        else:
+            parts = b.ops("Split", 2, v, axis=-1, num_outputs=2)
+            found = [self._look_up(b, [gate], v) for gate, v in zip(both, parts, strict=True)]
+        return [self._gate(gate, v) for gate, v in zip(both, found, strict=True)]
+
+    def _limited(self, gate: str) -> Rule:
+        """Return the rule of a pre-activation within the limits of its table."""
+        frozen = self.plan.frozen
+        table, pre = frozen.tables[f"gate.{gate}_out"], frozen.quantizers[f"gate.{gate}_pre"]
+        return self._rules[f"gate.{gate}_pre"].limited(*limits(table, pre))
+
+    def _look_up(self, b: Builder, gates: Sequence[str], v: Value) -> Value:
+        frozen = self.plan.frozen
+        return look_up(
+            b,
+            f"gate.{gates[0]}_out",
+            [frozen.tables[f"gate.{gate}_out"] for gate in gates],
+            [frozen.quantizers[f"gate.{gate}_pre"] for gate in gates],
+            v,
+            self.state_type,
+            self.plan.hidden_size,
+            [self._units[gate] for gate in gates],
+        )
+
+    def _gate(self, gate: str, v: Value) -> Term:
+        bound = self.plan.frozen.quantizers[f"gate.{gate}_out"].max_abs
+        return Term((v,), bound, self._units[gate])
 
     def collect(self, b: Builder, h: Value) -> Value:
         """Return what a Scan collects of a step: integers."""
@@ -121,8 +276,35 @@ class IntegerCell:
 
     def from_codes(self, b: Builder, codes: Value) -> Value:
         """Return the state from codes of output.h."""
-        return b.op("Sub", b.cast(codes, "DOUBLE"), b.float64(self.plan.h.zero_point))
+        return moved(b, codes, self.plan.h, self.state_type)
 
     def to_codes(self, b: Builder, h: Value) -> Value:
         """Return codes of output.h from the state."""
-        return b.cast(b.op("Add", h, b.float64(self.plan.h.zero_point)), self.code_type)
+        return code_of(b, h, self.plan.h, self.state_type, self.code_type)
+
+
+def _rules_of(plan: CellPlan) -> dict[str, Rule]:
+    """Return the rules of the sums of a step by operator, and of 'zoneout'."""
+    sums = dict(plan.frozen.sums)
+    if plan.frozen.zoneout is not None:
+        sums["zoneout"] = plan.frozen.zoneout
+    return {name: rule_of(total) for name, total in sums.items()}
+
+
+def _bounds_of(plan: CellPlan) -> dict[str, list[int]]:
+    """Return the largest magnitude of each term of the sums of a step."""
+    frozen, most = plan.frozen, {name: q.max_abs for name, q in plan.frozen.quantizers.items()}
+    products = {
+        "op.rRh": most["gate.r_out"] * most["matmul.Rh"],
+        "op.old_contrib": most["gate.z_out"] * most["output.h"],
+        "op.new_contrib": frozen.one_minus_z * most["gate.g_out"],
+    }
+    part = {name: most.get(name, bound) for name, bound in products.items()}
+    return {
+        "gate.z_pre": [most["matmul.Wx"], most["matmul.Rh"]],
+        "gate.r_pre": [most["matmul.Wx"], most["matmul.Rh"]],
+        "gate.g_pre": [most["matmul.Wx"], part["op.rRh"]],
+        "output.h": [part["op.old_contrib"], part["op.new_contrib"]],
+        "zoneout": [most["output.h"], most["output.h"]],
+        **{name: [bound] for name, bound in products.items()},
+    }

@@ -112,17 +112,27 @@ class QdqCell:
         v = halves[0] if len(halves) == 1 else b.op("Concat", *halves, axis=-1)
         return self._at(b, "input.x", v)
 
-    def project(self, b: Builder, x: Value) -> list[tuple[Value, str]]:
+    def project(self, b: Builder, x: Value) -> list[tuple[Value, str, int]]:
         """Return what a step reads of the input, for all steps at once: three of (T, N, H)."""
         C, H = self.plan.input_size, self.plan.hidden_size
         rows = b.op("Reshape", x, b.int64([-1, C]))
         sizes = b.op("Concat", b.op("Shape", x, start=0, end=-1), b.int64([H]), axis=0)
         parts = b.ops("Split", 3, self._product(b, "weight.W", rows), axis=-1, num_outputs=3)
-        return [(b.op("Reshape", part, sizes), "FLOAT") for part in parts]
+        return [(b.op("Reshape", part, sizes), "FLOAT", H) for part in parts]
 
     def start(self, b: Builder, h0: Value) -> Value:
         """Quantize the real initial state, float32 (N, H)."""
         return quantize(b, "output.h", h0, self.plan.h)
+
+    def once(self, b: Builder, x: Value, v: Value | None, h0: Value) -> tuple[Value, Value]:
+        """Return the states before and after the one step of a sequence; as `IntegerCell.once`."""
+        axis = b.int64([0])
+        v = b.op("Squeeze", self.read(b, x) if v is None else v, axis)
+        return self.after(b, v, self.start(b, b.op("Squeeze", h0, axis)))
+
+    def after(self, b: Builder, v: Value, h: Value) -> tuple[Value, Value]:
+        """Return a state (N, H) and the one after a step with the input (N, C)."""
+        return h, self.step(b, [part for part, _, _ in self.project(b, v)], h)
 
     def step(self, b: Builder, inputs: Sequence[Value], h: Value) -> Value:
         """Return the state after a step, from the projected input and the state before."""

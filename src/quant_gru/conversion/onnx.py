@@ -13,15 +13,13 @@ from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.config.files import write_bytes
-from quant_gru.conversion.onnx_verify import (
-    Report,
-    split_example,
-    verified_gru,
-    verified_model,
-    verified_steps,
-)
+from quant_gru.conversion.onnx_sizes import verified_model
+from quant_gru.conversion.onnx_verify import Report, split_example, verified_gru, verified_steps
+from quant_gru.conversion.other_sizes import fix_sizes
+from quant_gru.conversion.reference_run import GRUS, split
 from quant_gru.export.onnx import recorded
 from quant_gru.export.onnx.builder import OPSET, onnx_ir
+from quant_gru.export.onnx.half import transpose_before_cast
 from quant_gru.export.onnx.model import sequence_model, step_model
 from quant_gru.export.onnx.packing import padded
 from quant_gru.export.onnx.profiles import check_profile
@@ -30,8 +28,6 @@ from quant_gru.export.onnx.translation import any_size, translations
 from quant_gru.export.onnx.verify import expect_none
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU
-
-GRUS = (QuantGRU, FrozenQuantGRU)
 
 
 def export_onnx(
@@ -73,8 +69,11 @@ def export_onnx(
         content = _bytes(written)
         report = verified_gru(content, source, example) if verify else {}
     else:
-        content = _whole_model(model, example, profile, dynamic_shapes)
-        report = verified_model(content, model, example) if verify else {}
+        proto, traced = _whole_model(model, example, profile, dynamic_shapes)
+        asked = dynamic_shapes is not None
+        report = verified_model(proto, model, example, profile, traced, asked) if verify else {}
+        fix_sizes(proto, traced)
+        content = proto.SerializeToString()
     if profile == "integer":
         expect_none(report)
     write_bytes(path, content)
@@ -149,7 +148,10 @@ def _gru_model(gru: torch.nn.Module, example: Any, profile: str) -> tuple[Any, S
 # --- whole models
 
 
-def _whole_model(model: torch.nn.Module, example: Any, profile: str, dynamic_shapes: Any) -> bytes:
+def _whole_model(
+    model: torch.nn.Module, example: Any, profile: str, dynamic_shapes: Any
+) -> tuple[Any, dict[str, int]]:
+    """Return the file, an `onnx.ModelProto`, and the sizes of inputs that the graph fixes."""
     grus = {name: m for name, m in model.named_modules() if isinstance(m, GRUS)}
     if not grus:
         raise QuantGRUError(
@@ -162,8 +164,7 @@ def _whole_model(model: torch.nn.Module, example: Any, profile: str, dynamic_sha
                 f"Expected calibrated GRUs, got one without scales ({name!r}); call "
                 "calibrate_model(model, batches) first"
             )
-    kwargs = dict(example) if isinstance(example, Mapping) else {}
-    args = () if kwargs else tuple(example) if type(example) in (tuple, list) else (example,)
+    args, kwargs = split(example)
     if dynamic_shapes is None:
         dynamic_shapes = _dynamic(kwargs) if kwargs else _dynamic(args)
     with _recording(model), warnings.catch_warnings():
@@ -179,7 +180,11 @@ def _whole_model(model: torch.nn.Module, example: Any, profile: str, dynamic_sha
             verbose=False,
         )
     assert program is not None
-    return _bytes(program.model)
+    assert program.exported_program is not None
+    transpose_before_cast(program.model)
+    ranges = program.exported_program.range_constraints.items()
+    traced = {str(name): int(each.lower) for name, each in ranges if each.lower == each.upper}
+    return onnx_ir().to_proto(program.model), traced
 
 
 def _dynamic(arg: Any) -> Any:
@@ -194,6 +199,7 @@ def _dynamic(arg: Any) -> Any:
 def _recording(model: torch.nn.Module) -> Iterator[None]:
     """Put a model into eval mode and let every call of a GRU be recorded."""
     modes = [(module, module.training) for module in model.modules()]
+    beginning = model.register_forward_pre_hook(recorded.restart)
     try:
         model.eval()
         recorded.exporting = True
@@ -201,6 +207,7 @@ def _recording(model: torch.nn.Module) -> Iterator[None]:
             yield
     finally:
         recorded.exporting = False
+        beginning.remove()
         for module, training in modes:
             module.training = training
 

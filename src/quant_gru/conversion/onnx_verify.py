@@ -1,4 +1,4 @@
-"""Verification of ONNX files: ONNX Runtime against the plan."""
+"""Verification of ONNX files of one GRU: ONNX Runtime against the plan."""
 
 from __future__ import annotations
 
@@ -13,20 +13,11 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.config.files import name_of, read_bytes
-from quant_gru.export.onnx import recorded
 from quant_gru.export.onnx.source import Source
-from quant_gru.export.onnx.translation import INPUTS, OUTPUTS
 from quant_gru.export.onnx.verify import Difference, compare, session_of
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.modules.frozen import FrozenQuantGRU
-from quant_gru.modules.gru import QuantGRU
 
 Report = dict[str, Difference]
-
-
-def is_gru(module: torch.nn.Module) -> bool:
-    """Return whether a module is a QuantGRU or a FrozenQuantGRU."""
-    return isinstance(module, (QuantGRU, FrozenQuantGRU))
 
 
 def split_example(source: Source, example: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -193,64 +184,3 @@ def verified_steps(content: bytes, source: Source) -> Report:
 
 def _array(values: Tensor) -> Any:
     return values.detach().cpu().to(torch.float32).numpy()
-
-
-def verified_model(content: bytes, model: torch.nn.Module, example: Any) -> Report:
-    """Compare every GRU of a model with its plan, on the values that it has in ONNX Runtime.
-
-    Args:
-        content: The file.
-        model: The model.
-        example: As for `export_onnx`.
-
-    Returns:
-        'encoder.output', 'encoder.h_n', .. -> how many codes differ.
-    """
-    import onnx
-
-    proto = onnx.load_model_from_string(content)
-    borders = _borders(proto.graph)
-    wanted = {name for values in borders.values() for name in values.values()}
-    found = {
-        each.name: onnx.numpy_helper.to_array(each)
-        for each in proto.graph.initializer
-        if each.name in wanted
-    }
-    known = {each.name for each in (*proto.graph.output, *proto.graph.input)}
-    for name in sorted(wanted - known - set(found)):
-        proto.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
-    session = session_of(proto.SerializeToString())
-    leaves, _ = torch.utils._pytree.tree_flatten(example)
-    args = [leaf.detach().cpu().numpy() for leaf in leaves if isinstance(leaf, Tensor)]
-    names = [each.name for each in session.get_inputs()]
-    found.update(zip(names, args, strict=True))
-    asked = [each.name for each in session.get_outputs()]
-    found.update(zip(asked, session.run(asked, dict(zip(names, args, strict=True))), strict=True))
-    numbers = {recorded.number_of(m): name for name, m in model.named_modules() if is_gru(m)}
-    report: Report = {}
-    for gru, border in sorted(borders.items()):
-        number, _, use = gru.partition(".")
-        source = recorded.source_of(int(number))
-        if source.plan is None:
-            continue
-        values = {name: found[value] for name, value in border.items()}
-        if "x" not in values:
-            raise QuantGRUError(
-                f"Expected the input of GRU {numbers[int(number)]!r} in the exported graph, got "
-                "none: torch has rewritten it; give verify=False"
-            )
-        name = numbers[int(number)] + (f"#{use}" if use != "0" else "")
-        report.update({f"{name}.{key}": each for key, each in compare(source.plan, values).items()})
-    return report
-
-
-def _borders(graph: Any) -> dict[str, dict[str, str]]:
-    """Return '<number>.<use>' of each GRU -> x, h0, lengths, y, h_n -> name of the value."""
-    borders: dict[str, dict[str, str]] = {}
-    for node in graph.node:
-        for prop in node.metadata_props:
-            for kind, values in ((INPUTS, node.input), (OUTPUTS, node.output)):
-                if prop.key.startswith(f"{kind}."):
-                    gru, _, name = prop.value.partition("/")
-                    borders.setdefault(gru, {})[name] = values[int(prop.key.rpartition(".")[2])]
-    return borders

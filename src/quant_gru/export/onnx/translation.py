@@ -32,16 +32,14 @@ def translations(profile: str) -> dict[Callable[..., Any], Callable[..., Any]]:
     """
     check_profile(profile)
     onnx_ir()
-    uses: dict[int, int] = {}
 
-    def quant_gru_onnx(x, h0, lengths, gru, directions):  # type: ignore[no-untyped-def]
+    def quant_gru_onnx(x, h0, lengths, gru, directions, call):  # type: ignore[no-untyped-def]
         # a GRU that is called twice has its nodes twice
-        uses[gru] = use = uses.get(gru, -1) + 1
         recorder = _recorder()
-        b = Builder(f"gru{gru}_{use}", recorder.opset.version)
+        b = Builder(f"gru{gru}_{call}", recorder.opset.version)
         y, h_n = add_gru(b, source_of(gru), profile, x, h0, lengths)
         borders = {"x": x, "h0": h0, "lengths": lengths}
-        _mark(b.nodes, f"{gru}.{use}", borders, {"y": y, "h_n": h_n})
+        _mark(b.nodes, f"{gru}.{call}", borders, {"y": y, "h_n": h_n})
         recorder.nodes.extend(b.nodes)
         return y, h_n
 

@@ -16,10 +16,12 @@ ir = pytest.importorskip("onnx_ir")
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+from quant_gru.export.onnx.border import moved  # noqa: E402
 from quant_gru.export.onnx.builder import Builder, model_of  # noqa: E402
-from quant_gru.export.onnx.exact import Term, look_up, weighted_sum  # noqa: E402
+from quant_gru.export.onnx.exact import Term, clipped, rule_of, weighted_sum  # noqa: E402
 from quant_gru.export.onnx.integer import CONTAINERS, IntegerCell  # noqa: E402
-from quant_gru.export.onnx.layers import scan_of, steps_that_run  # noqa: E402
+from quant_gru.export.onnx.layers import codes_of_scan, steps_that_run  # noqa: E402
+from quant_gru.export.onnx.lookups import limits, look_up  # noqa: E402
 from quant_gru.export.onnx.model import graph_input  # noqa: E402
 from quant_gru.export.onnx.verify import session_of  # noqa: E402
 
@@ -41,11 +43,11 @@ def on_codes(case):
     x = graph_input("x", CONTAINERS[str(plan.x.container)], "T", "N", C)
     h0 = graph_input("h0", cell.code_type, "N", H)
     lengths = graph_input("lengths", "INT64", "N")
-    v = b.op("Sub", b.cast(x, "DOUBLE"), b.float64(plan.x.zero_point))
+    v = moved(b, x, plan.x, cell.state_type)
     runs = None if case.lengths is None else steps_that_run(b, x, lengths)
-    last, collected = scan_of(b, cell, v, cell.from_codes(b, h0), runs, case.reverse)
+    last, collected = codes_of_scan(b, cell, v, cell.from_codes(b, h0), runs, case.reverse)
     outputs = {
-        "out": (cell.to_codes(b, b.cast(collected, "DOUBLE")), cell.code_type, ("T", "N", H)),
+        "out": (cell.to_codes(b, b.cast(collected, cell.state_type)), cell.code_type, ("T", "N", H)),
         "last": (cell.to_codes(b, last), cell.code_type, ("N", H)),
     }
     inputs = [x, h0] if runs is None else [x, h0, lengths]
@@ -100,7 +102,7 @@ def test_split_sums_round_half_even(k):
     b = Builder()
     x, y = graph_input("x", "INT64", "n"), graph_input("y", "INT64", "n")
     terms = [Term((b.cast(each, "DOUBLE"),), most << 2) for each in (x, y)]
-    found = weighted_sum(b, "op", total, terms)
+    found = weighted_sum(b, "op", rule_of(total), terms, "DOUBLE")
     (found,) = run(model_of(b, [x, y], {"out": (found, "DOUBLE", ("n",))}), x=v, y=w)
     assert torch.equal(found.long(), total(v, w))
 
@@ -133,7 +135,8 @@ def test_rounding_is_half_even_at_every_shift(k, wide):
         # float64 does not hold every int64, so the values are products
         v = torch.tensor(sorted({int(each) >> 20 for each in v}))
         terms[0] = Term((b.cast(x, "DOUBLE"), b.float64(1 << 20)), most // 2)
-    model = model_of(b, [x], {"y": (weighted_sum(b, "op", total, terms), "DOUBLE", ("n",))})
+    found = weighted_sum(b, "op", rule_of(total), terms, "DOUBLE")
+    model = model_of(b, [x], {"y": (found, "DOUBLE", ("n",))})
     (found,) = run(model, x=v)
     factor = 1 << 20 if wide else 1
     expected = total(v * factor, torch.zeros_like(v)) - 2
@@ -149,7 +152,8 @@ def test_tables(function, bits, activation):
     table = build_table(function, pre, out, activation)
     b = Builder()
     x = graph_input("x", "DOUBLE", "n")
-    y = look_up(b, "gate.z_out", table, pre, x)
+    v = clipped(b, x, *limits(table, pre), "DOUBLE")
+    y = look_up(b, "gate.z_out", [table], [pre], v, "DOUBLE", 1)
     model = model_of(b, [x], {"y": (y, "DOUBLE", ("n",))})
     count = min(1 << bits, 1 << 14)
     codes = torch.linspace(pre.lo, pre.hi, count, dtype=torch.float64).round().long()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quant_gru.export.onnx.translation import INPUTS, OUTPUTS
+from quant_gru.export.onnx.calls import INPUTS, OUTPUTS
 
 Calls = dict[tuple[int, int], dict[str, str]]
 """(number of the GRU, number of the call) -> x, h0, lengths, y, h_n -> name of the value."""

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,16 +16,20 @@ from quant_gru._errors import QuantGRUError
 from quant_gru.config.files import write_bytes
 from quant_gru.conversion.onnx_sizes import verified_model
 from quant_gru.conversion.onnx_verify import Report, split_example, verified_gru, verified_steps
-from quant_gru.conversion.other_sizes import fix_sizes
+from quant_gru.conversion.other_sizes import freeze_sizes, tensors_of
 from quant_gru.conversion.reference_run import GRUS, split
 from quant_gru.export.onnx import recorded
-from quant_gru.export.onnx.builder import OPSET, onnx_ir
+from quant_gru.export.onnx.builder import OPSET, OPSETS, infer_shapes, onnx_ir
+from quant_gru.export.onnx.calls import expand
 from quant_gru.export.onnx.half import transpose_before_cast
-from quant_gru.export.onnx.model import sequence_model, step_model
+from quant_gru.export.onnx.lowered import TRACED, check_opset, lower
+from quant_gru.export.onnx.model import Form, sequence_model, step_model
+from quant_gru.export.onnx.notes import write_notes
 from quant_gru.export.onnx.packing import padded
 from quant_gru.export.onnx.profiles import check_profile
+from quant_gru.export.onnx.sizes import fix_sizes, fold_sizes
 from quant_gru.export.onnx.source import Source
-from quant_gru.export.onnx.translation import any_size, translations
+from quant_gru.export.onnx.translation import any_size, placeholders, translations
 from quant_gru.export.onnx.verify import expect_none
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU
@@ -38,12 +43,16 @@ def export_onnx(
     verify: bool = True,
     *,
     dynamic_shapes: Any = None,
+    batch: int | None = None,
+    time: int | None = None,
+    opset: int = OPSET,
 ) -> Report:
     """Write a model that contains QuantGRUs as an ONNX file.
 
     A GRU by itself has the inputs 'input', 'hx' if the example has states, and 'lengths' int64
     (N,) if the example is a PackedSequence, and the outputs 'output' and 'h_n'. A whole model goes
-    through `torch.onnx.export`, with every GRU in `profile`. Batch and time are dynamic.
+    through `torch.onnx.export`, with every GRU in `profile`. Batch and time are dynamic, unless
+    they are given.
 
     Args:
         model: A QuantGRU, a FrozenQuantGRU, or a model that contains some.
@@ -53,6 +62,11 @@ def export_onnx(
         profile: 'integer' (equal to the plan), 'qdq', 'float' or 'node'; see docs/onnx.md.
         verify: Whether to run the file in ONNX Runtime and compare it with the plan.
         dynamic_shapes: As for `torch.onnx.export`, of a whole model; None for all that can be.
+        batch: A number of rows that is fixed in the file, that of the example; None for any.
+        time: A number of steps that is fixed in the file, likewise. Of a whole model it is the
+            size of the inputs from which the steps of its GRUs follow. One step has no Scan.
+        opset: Version of ONNX's operators, 17 to 21. Before 21 codes of 16 bits in the profiles
+            'qdq' and 'node' need operators of ONNX Runtime.
 
     Returns:
         Output of a GRU ('output', 'h_n'; in a whole model 'encoder.output') -> how many codes
@@ -64,15 +78,16 @@ def export_onnx(
     """
     check_profile(profile)
     onnx_ir()
+    form = _form(opset, batch, time)
     if isinstance(model, GRUS):
-        written, source = _gru_model(model, example, profile)
+        written, source = _gru_model(model, example, profile, form)
         content = _bytes(written)
         report = verified_gru(content, source, example) if verify else {}
     else:
-        proto, traced = _whole_model(model, example, profile, dynamic_shapes)
+        proto, traced = _whole_model(model, example, profile, dynamic_shapes, form)
         asked = dynamic_shapes is not None
         report = verified_model(proto, model, example, profile, traced, asked) if verify else {}
-        fix_sizes(proto, traced)
+        freeze_sizes(proto, traced)
         content = proto.SerializeToString()
     if profile == "integer":
         expect_none(report)
@@ -85,6 +100,10 @@ def export_step_onnx(
     path: str | os.PathLike[str],
     profile: str = "integer",
     verify: bool = True,
+    *,
+    batch: int | None = None,
+    optional_states: bool = False,
+    opset: int = OPSET,
 ) -> Report:
     """Write one step of a GRU as an ONNX file, for streams: the state goes in and out as integers.
 
@@ -97,6 +116,11 @@ def export_step_onnx(
         path: Where to write; an existing file is replaced.
         profile: 'integer' (equal to the plan), 'qdq', 'float' or 'node'; see docs/onnx.md.
         verify: Whether to run a few steps in ONNX Runtime and compare them with the plan.
+        batch: A number of rows that is fixed in the file; None for any.
+        optional_states: Whether the states have the start of a stream as default, so that a first
+            step needs none. ONNX Runtime then lists them as overridable initializers; OpenVINO and
+            ONNX Runtime for the web take such an input for a constant.
+        opset: As for `export_onnx`.
 
     Returns:
         'output' and 'state' -> how many codes differ from the plan, and by how much; empty without
@@ -107,7 +131,8 @@ def export_step_onnx(
     """
     check_profile(profile)
     source = _source(gru)
-    content = _bytes(step_model(source, profile))
+    form = replace(_form(opset, batch, None), optional_states=optional_states)
+    content = _bytes(step_model(source, profile, form))
     report = verified_steps(content, source) if verify else {}
     if profile == "integer":
         expect_none(report)
@@ -129,6 +154,17 @@ def onnx_translations(profile: str = "integer") -> dict[Callable[..., Any], Call
     return translations(profile)
 
 
+def _form(opset: int, batch: int | None, time: int | None) -> Form:
+    if opset not in OPSETS:
+        raise QuantGRUError(
+            f"Expected opset to be from {OPSETS[0]} to {OPSETS[-1]}, got {opset!r}"
+        )
+    for name, size in (("batch", batch), ("time", time)):
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise QuantGRUError(f"Expected {name} to be at least 1, or None, got {size!r}")
+    return Form(opset, batch, time)
+
+
 # --- one GRU
 
 
@@ -138,10 +174,18 @@ def _source(gru: torch.nn.Module) -> Source:
     return gru._source()
 
 
-def _gru_model(gru: torch.nn.Module, example: Any, profile: str) -> tuple[Any, Source]:
+def _gru_model(
+    gru: torch.nn.Module, example: Any, profile: str, form: Form
+) -> tuple[Any, Source]:
     source = _source(gru)
-    _, lengths, hx = split_example(source, example)
-    written = sequence_model(source, profile, hx is not None, lengths is not None)
+    x, lengths, hx = split_example(source, example)
+    found = x.shape[:2] if source.batch_first else x.shape[1::-1]
+    for name, wanted, size in zip(("batch", "time"), (form.batch, form.time), found, strict=True):
+        if wanted not in (None, size):
+            raise QuantGRUError(
+                f"Expected an example with {name} {wanted}, which is fixed, got {size}"
+            )
+    written = sequence_model(source, profile, hx is not None, lengths is not None, form)
     return written, source
 
 
@@ -149,7 +193,7 @@ def _gru_model(gru: torch.nn.Module, example: Any, profile: str) -> tuple[Any, S
 
 
 def _whole_model(
-    model: torch.nn.Module, example: Any, profile: str, dynamic_shapes: Any
+    model: torch.nn.Module, example: Any, profile: str, dynamic_shapes: Any, form: Form
 ) -> tuple[Any, dict[str, int]]:
     """Return the file, an `onnx.ModelProto`, and the sizes of inputs that the graph fixes."""
     grus = {name: m for name, m in model.named_modules() if isinstance(m, GRUS)}
@@ -174,17 +218,32 @@ def _whole_model(
             args,
             kwargs=kwargs,
             dynamo=True,
-            opset_version=OPSET,
+            opset_version=max(form.opset, TRACED),
             dynamic_shapes=dynamic_shapes,
-            custom_translation_table=translations(profile),
+            custom_translation_table=placeholders(),
             verbose=False,
         )
     assert program is not None
     assert program.exported_program is not None
-    transpose_before_cast(program.model)
+    written, numbers = program.model, {recorded.number_of(gru): name for name, gru in grus.items()}
+    onnx_ir().passes.common.ClearMetadataAndDocStringPass()(written)
+    if form.is_fixed:
+        leaves = tensors_of(example)
+        names = [value.name for value in written.graph.inputs]
+        shapes = {name: leaf.shape for name, leaf in zip(names, leaves, strict=True)}
+        fix_sizes(written, {"batch": form.batch, "time": form.time}, shapes)
+        fold_sizes(written)
+    transpose_before_cast(written)
+    lower(written, form.opset)
+    expand(written, profile, numbers)
+    if form.is_fixed:
+        infer_shapes(written)
+    write_notes(written, profile, {name: gru._source() for name, gru in grus.items()})
+    proto = onnx_ir().to_proto(written)
+    check_opset(proto.SerializeToString(), form.opset)
     ranges = program.exported_program.range_constraints.items()
     traced = {str(name): int(each.lower) for name, each in ranges if each.lower == each.upper}
-    return onnx_ir().to_proto(program.model), traced
+    return proto, traced
 
 
 def _dynamic(arg: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 
 from quant_gru._errors import QuantGRUError, QuantGRUWarning, caller_stacklevel
 from quant_gru.conversion.onnx_model_verify import ModelFile, Report
-from quant_gru.conversion.other_sizes import fix_sizes, others, sizes_of
+from quant_gru.conversion.other_sizes import freeze_sizes, others, sizes_of
 from quant_gru.conversion.reference_run import as_exported, outputs_of
 from quant_gru.conversion.rounding import real_difference
 from quant_gru.export.onnx.verify import OutputDifference
@@ -54,7 +54,7 @@ def verified_model(
         check.find_frozen([name for name in check.sizes.values if name in traced])
     if check.frozen:
         check.tell(asked)
-    fix_sizes(proto, check.fixed)
+    freeze_sizes(proto, check.fixed)
     if profile != "integer":
         _warn_of_float_layers(check.report)
     return check.report

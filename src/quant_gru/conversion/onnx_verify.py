@@ -133,8 +133,10 @@ def verified_gru(content: bytes, source: Source, example: Any) -> Report:
     x, lengths, hx = split_example(source, example)
     states = source.num_layers * source.directions
     found: Report = {}
-    more = torch.cat((x, x.flip(0)), dim=1)
-    for values in (x, torch.cat((more, more), dim=0)):  # twice the rows and twice the steps
+    more, (dims,) = x, [each.shape for each in session.get_inputs() if each.name == "input"]
+    for axis in (0, 1):  # twice the rows and twice the steps, where they are not fixed
+        more = more if isinstance(dims[axis], int) else torch.cat((more, more.flip(1 - axis)), axis)
+    for values in (x, more):
         N = values.shape[0 if source.batch_first else 1]
         feeds = {"input": _array(values)}
         h0 = np.zeros((states, N, source.hidden_size), np.float32)
@@ -160,7 +162,9 @@ def verified_steps(content: bytes, source: Source) -> Report:
     assert plan is not None
     session, cells = session_of(content), [layer[0] for layer in plan.cells]
     x = random_example(replace(source, batch_first=False))
-    h = (2, source.hidden_size)
+    fixed = session.get_inputs()[0].shape[0]
+    x = x[:, :1].repeat(1, fixed, 1) if isinstance(fixed, int) else x
+    h = (x.shape[1], source.hidden_size)
     states = {
         f"state_l{layer}": np.full(h, cell.h.zero_point, str(cell.h.container).split(".")[1])
         for layer, cell in enumerate(cells)

@@ -78,7 +78,7 @@ def _stretched(tensor: Tensor, axis: int, size: int) -> Tensor:
     return more.narrow(axis, 0, size)
 
 
-def fix_sizes(model: Any, sizes: Mapping[str, int]) -> None:
+def freeze_sizes(model: Any, sizes: Mapping[str, int]) -> None:
     """Replace named sizes by numbers in inputs, outputs and values of an `onnx.ModelProto`."""
     graph = model.graph
     for each in (*graph.input, *graph.output, *graph.value_info):

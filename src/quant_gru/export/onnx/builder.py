@@ -18,8 +18,10 @@ Typed: TypeAlias = "tuple[Value, str, int]"
 """A value of a Scan, its ONNX type, and the size of its last axis."""
 
 OPSET = 21  # the first opset with 16-bit QuantizeLinear and DequantizeLinear
-IR_VERSION = 10
+OPSETS = range(17, OPSET + 1)
 MICROSOFT = "com.microsoft"
+Constants: TypeAlias = "dict[tuple[str, tuple[int, ...], bytes], Value]"
+"""Type, shape and bytes of a constant -> its value, in one graph."""
 
 
 def onnx_ir() -> Any:
@@ -47,16 +49,21 @@ class Builder:
         prefix: Of the names of all values, which are unique in a model, bodies included.
         opset: Version of the operators of ONNX.
         outer: The builder of the graph around a body.
+        constants: Of the graph, if other builders add nodes to it, too.
     """
 
     def __init__(
-        self, prefix: str = "gru", opset: int = OPSET, outer: Builder | None = None
+        self,
+        prefix: str = "gru",
+        opset: int = OPSET,
+        outer: Builder | None = None,
+        constants: Constants | None = None,
     ) -> None:
         self._ir = onnx_ir()
         self._tape = self._ir.tape.Tape()
         self._prefix, self._outer = prefix, outer
         self._values = self._bodies = 0
-        self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
+        self._constants: Constants = {} if constants is None else constants
         self.opset = opset
 
     @property
@@ -92,6 +99,8 @@ class Builder:
         self, kind: str, count: int, *inputs: Value | None, **attributes: Any
     ) -> Sequence[Value]:
         """Add a node and return its `count` outputs."""
+        if kind == "Split" and self.opset < 18:
+            attributes.pop("num_outputs", None)
         found: Sequence[Value] = self._tape.op_multi_out(
             kind, inputs, attributes=attributes, num_outputs=count
         )
@@ -131,7 +140,10 @@ class Builder:
         return self.op("Cast", value, to=int(self._ir.DataType[dtype]))
 
     def size(self, value: Value, axis: int) -> Value:
-        """Return the size of one axis, int64 (1,)."""
+        """Return the size of one axis, int64 (1,); a constant if it is known."""
+        known = static_size(value, axis)
+        if known is not None:
+            return self.int64([known])
         return self.op("Shape", value, start=axis, end=axis + 1)
 
     def sizes(self, *parts: Value | int) -> Value:
@@ -187,6 +199,17 @@ class Builder:
         return found[: len(after)], found[len(after) :]
 
 
+def static_size(value: Value, axis: int) -> int | None:
+    """Return the size of one axis of a value, None if it is dynamic or unknown."""
+    size = None if value.shape is None else value.shape[axis]
+    return size if isinstance(size, int) else None
+
+
+def ir_version(opset: int) -> int:
+    """Return the version of the file format that came with an opset."""
+    return 8 if opset < 19 else 9 if opset < 21 else 10
+
+
 def model_of(
     builder: Builder,
     inputs: Sequence[Value],
@@ -209,6 +232,11 @@ def model_of(
         opset_imports=builder.opset_imports,
         name="gru",
     )
-    model = ir.Model(graph, ir_version=IR_VERSION, producer_name="quant-gru")
+    model = ir.Model(graph, ir_version=ir_version(builder.opset), producer_name="quant-gru")
     ir.passes.common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     return model
+
+
+def infer_shapes(model: Any) -> None:
+    """Write the shapes of all values that ONNX can infer into an onnx_ir model."""
+    onnx_ir().passes.common.ShapeInferencePass()(model)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from quant_gru.export.onnx.border import code_of, moved, quantized, real
 from quant_gru.export.onnx.builder import Builder, Value
-from quant_gru.export.onnx.exact import Product, Term, look_up, quantized, real, weighted_sum
+from quant_gru.export.onnx.exact import Rule, Term, beside, number, rule_of, weighted_sum
+from quant_gru.export.onnx.lookups import is_dense, joins, limits, look_up
+from quant_gru.export.onnx.products import Product
 from quant_gru.integer.plan import CellPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
@@ -15,30 +19,59 @@ CONTAINERS |= {"torch.int32": "INT32", "torch.int64": "INT64"}
 
 
 class IntegerCell:
-    """One layer and direction. Values are codes less their zero point, carried in float64.
+    """One layer and direction. Values are codes less their zero point, in one float type.
 
     Args:
         plan: The plan of this layer and direction.
 
     Attributes:
-        state_type: ONNX type of the state between steps.
+        rank: Dimensions of the values of a step; None for any.
+        state_type: ONNX type of all values, the state between steps among them.
         code_type: ONNX type of the state's codes.
         collected_type: ONNX type of what a Scan collects.
     """
 
-    state_type = "DOUBLE"
+    rank = None
 
     def __init__(self, plan: CellPlan) -> None:
         self.plan = plan
         self.code_type = CONTAINERS[str(plan.h.container)]
         self.collected_type = "INT32" if plan.h.max_abs < 1 << 31 else "INT64"
         w = plan.weights
-        self._input = Product("matmul.Wx", w.W, w.Bw, plan.shift_Bw, plan.x, w.Wx)
-        self._recurrent = Product("matmul.Rh", w.R, w.Br, plan.shift_Br, plan.h, w.Rh)
+        self._input = Product.of("matmul.Wx", w.W, w.Bw, plan.shift_Bw, plan.x, w.Wx)
+        self._recurrent = Product.of("matmul.Rh", w.R, w.Br, plan.shift_Br, plan.h, w.Rh)
+        self._rules = _rules_of(plan)
+        self._bounds = _bounds_of(plan)
+        sums = all(rule.fits(self._bounds[name], "FLOAT") for name, rule in self._rules.items())
+        products = self._input.fits("FLOAT") and self._recurrent.fits("FLOAT")
+        tables = all(is_dense(table) for table in plan.frozen.tables.values())
+        self.state_type = "FLOAT" if sums and products and tables else "DOUBLE"
+        self._units = self._units_of_gates()
+
+    def _units_of_gates(self) -> dict[str, float]:
+        """Return what gates are multiples of: multipliers of their products are in the tables."""
+        units = dict.fromkeys("zrg", 1.0)
+        dense = {gate: is_dense(self.plan.frozen.tables[f"gate.{gate}_out"]) for gate in units}
+
+        def factor(product: str, total: str, index: int) -> float | None:
+            """Return the multiplier of a product; None if 64-bit integers compute it."""
+            name, at = (product, 0) if product in self._rules else (total, index)
+            rule = self._rules[name]
+            fits = rule.fits(self._bounds[name], self.state_type)
+            return float(rule.factor(at)) if fits else None
+
+        of_r = factor("op.rRh", "gate.g_pre", 1)
+        if dense["r"] and of_r is not None:
+            units["r"] = of_r
+        old, new = (factor(f"op.{n}_contrib", "output.h", i) for i, n in enumerate(("old", "new")))
+        # z is in both products, so that its unit must divide them
+        if dense["z"] and dense["g"] and old and new and math.frexp(old)[0] == 0.5:
+            units["z"], units["g"] = old, new / old
+        return units
 
     def read(self, b: Builder, x: Value) -> Value:
         """Quantize the real input of the first layer, float32 (T, N, C)."""
-        return quantized(b, x, self.plan.x)
+        return quantized(b, x, self.plan.x, self.state_type)
 
     def join(
         self,
@@ -55,57 +88,99 @@ class IntegerCell:
             below: The quantizer of output.h of each direction below.
             halves: What each direction below collected (T, N, H).
         """
+        dtype = self.state_type
         parts = [
-            weighted_sum(b, "input.x", total, [Term((b.cast(half, "DOUBLE"),), h.max_abs)])
+            weighted_sum(
+                b, "input.x", rule_of(total), [Term((b.cast(half, dtype),), h.max_abs)], dtype
+            )
             for total, h, half in zip(sums, below, halves, strict=True)
         ]
         return parts[0] if len(parts) == 1 else b.op("Concat", *parts, axis=-1)
 
-    def project(self, b: Builder, x: Value) -> list[tuple[Value, str]]:
-        """Return what a step reads of the input, for all steps at once: three of (T, N, H)."""
-        parts = b.ops("Split", 3, self._input(b, x), axis=-1, num_outputs=3)
-        return [(part, "DOUBLE") for part in parts]
+    def project(self, b: Builder, x: Value) -> list[tuple[Value, str, int]]:
+        """Return what a step reads of the input, for all steps at once: gates and candidate."""
+        H, dtype = self.plan.hidden_size, self.state_type
+        gates, candidate = self._halves(b, self._input(b, x, dtype))
+        return [(gates, dtype, 2 * H), (candidate, dtype, H)]
+
+    def _halves(self, b: Builder, v: Value) -> Sequence[Value]:
+        """Return update and reset gate side by side, and the candidate, of a product."""
+        H = self.plan.hidden_size
+        return b.ops("Split", 2, v, b.int64([2 * H, H]), axis=-1)
 
     def start(self, b: Builder, h0: Value) -> Value:
         """Quantize the real initial state, float32 (N, H)."""
-        return quantized(b, h0, self.plan.h)
+        return quantized(b, h0, self.plan.h, self.state_type)
 
     def step(self, b: Builder, inputs: Sequence[Value], h: Value) -> Value:
         """Return the state after a step, from the projected input and the state before."""
-        plan = self.plan
-        sums, tables, one = plan.frozen.sums, plan.frozen.tables, plan.frozen.one
-        q = plan.frozen.quantizers
+        plan, dtype, q = self.plan, self.state_type, self.plan.frozen.quantizers
 
         def total(name: str, *terms: Term) -> Term:
-            return Term((weighted_sum(b, name, sums[name], terms),), q[name].max_abs)
-
-        def table(name: str, pre: str, v: Term) -> Term:
-            found = look_up(b, name, tables[name], q[pre], v.factors[0])
-            return Term((found,), q[name].max_abs)
+            rule = self._limited("g") if name == "gate.g_pre" else self._rules[name]
+            return Term((weighted_sum(b, name, rule, terms, dtype),), q[name].max_abs)
 
         def product(name: str, left: Term, right: Term) -> Term:
             """Return the product as a value of its own, or unrounded if it is fused."""
-            both = Term((*left.factors, *right.factors), left.bound * right.bound)
-            return total(name, both) if name in sums else both
+            both = Term(
+                (*left.factors, *right.factors),
+                left.bound * right.bound,
+                left.unit * right.unit,
+            )
+            return total(name, both) if name in self._rules else both
 
-        Wx_z, Wx_r, Wx_g = (Term((v,), q["matmul.Wx"].max_abs) for v in inputs)
-        Rh_z, Rh_r, Rh_g = (
-            Term((v,), q["matmul.Rh"].max_abs)
-            for v in b.ops("Split", 3, self._recurrent(b, h), axis=-1, num_outputs=3)
-        )
+        Wx_gates, Wx_g = (Term((v,), q["matmul.Wx"].max_abs) for v in inputs)
+        Rh = self._halves(b, self._recurrent(b, h, dtype))
+        Rh_gates, Rh_g = (Term((v,), q["matmul.Rh"].max_abs) for v in Rh)
         state = Term((h,), q["output.h"].max_abs)
-        z = table("gate.z_out", "gate.z_pre", total("gate.z_pre", Wx_z, Rh_z))
-        r = table("gate.r_out", "gate.r_pre", total("gate.r_pre", Wx_r, Rh_r))
+        z, r = self._gates(b, Wx_gates, Rh_gates)
         rRh = product("op.rRh", r, Rh_g)
-        g = table("gate.g_out", "gate.g_pre", total("gate.g_pre", Wx_g, rRh))
+        pre = total("gate.g_pre", Wx_g, rRh)
+        g = self._gate("g", self._look_up(b, ["g"], pre.factors[0]))
         old = product("op.old_contrib", z, state)
-        one_minus_z = Term((b.op("Sub", b.float64(one), *z.factors),), plan.frozen.one_minus_z)
+        one = number(b, plan.frozen.one * z.unit, dtype)
+        one_minus_z = Term((b.op("Sub", one, *z.factors),), plan.frozen.one_minus_z, z.unit)
         new = product("op.new_contrib", one_minus_z, g)
         after = total("output.h", old, new)
-        zoneout = plan.frozen.zoneout
-        if zoneout is None:
+        if plan.frozen.zoneout is None:
             return after.factors[0]
-        return weighted_sum(b, "output.h", zoneout, (state, after))
+        return weighted_sum(b, "output.h", self._rules["zoneout"], (state, after), dtype)
+
+    def _gates(self, b: Builder, Wx: Term, Rh: Term) -> list[Term]:
+        """Return update and reset gate; both are computed side by side where they can be."""
+        H, dtype, both = self.plan.hidden_size, self.state_type, ("z", "r")
+        rule = beside([self._limited(gate) for gate in both], H)
+        v = weighted_sum(b, "gate.z_pre", rule, (Wx, Rh), dtype)
+        tables = [self.plan.frozen.tables[f"gate.{gate}_out"] for gate in both]
+        if joins(tables):
+            found = b.ops("Split", 2, self._look_up(b, both, v), axis=-1, num_outputs=2)
+        else:
+            parts = b.ops("Split", 2, v, axis=-1, num_outputs=2)
+            found = [self._look_up(b, [gate], v) for gate, v in zip(both, parts, strict=True)]
+        return [self._gate(gate, v) for gate, v in zip(both, found, strict=True)]
+
+    def _limited(self, gate: str) -> Rule:
+        """Return the rule of a pre-activation within the limits of its table."""
+        frozen = self.plan.frozen
+        table, pre = frozen.tables[f"gate.{gate}_out"], frozen.quantizers[f"gate.{gate}_pre"]
+        return self._rules[f"gate.{gate}_pre"].limited(*limits(table, pre))
+
+    def _look_up(self, b: Builder, gates: Sequence[str], v: Value) -> Value:
+        frozen = self.plan.frozen
+        return look_up(
+            b,
+            f"gate.{gates[0]}_out",
+            [frozen.tables[f"gate.{gate}_out"] for gate in gates],
+            [frozen.quantizers[f"gate.{gate}_pre"] for gate in gates],
+            v,
+            self.state_type,
+            self.plan.hidden_size,
+            [self._units[gate] for gate in gates],
+        )
+
+    def _gate(self, gate: str, v: Value) -> Term:
+        bound = self.plan.frozen.quantizers[f"gate.{gate}_out"].max_abs
+        return Term((v,), bound, self._units[gate])
 
     def collect(self, b: Builder, h: Value) -> Value:
         """Return what a Scan collects of a step: integers."""
@@ -121,8 +196,35 @@ class IntegerCell:
 
     def from_codes(self, b: Builder, codes: Value) -> Value:
         """Return the state from codes of output.h."""
-        return b.op("Sub", b.cast(codes, "DOUBLE"), b.float64(self.plan.h.zero_point))
+        return moved(b, codes, self.plan.h, self.state_type)
 
     def to_codes(self, b: Builder, h: Value) -> Value:
         """Return codes of output.h from the state."""
-        return b.cast(b.op("Add", h, b.float64(self.plan.h.zero_point)), self.code_type)
+        return code_of(b, h, self.plan.h, self.state_type, self.code_type)
+
+
+def _rules_of(plan: CellPlan) -> dict[str, Rule]:
+    """Return the rules of the sums of a step by operator, and of 'zoneout'."""
+    sums = dict(plan.frozen.sums)
+    if plan.frozen.zoneout is not None:
+        sums["zoneout"] = plan.frozen.zoneout
+    return {name: rule_of(total) for name, total in sums.items()}
+
+
+def _bounds_of(plan: CellPlan) -> dict[str, list[int]]:
+    """Return the largest magnitude of each term of the sums of a step."""
+    frozen, most = plan.frozen, {name: q.max_abs for name, q in plan.frozen.quantizers.items()}
+    products = {
+        "op.rRh": most["gate.r_out"] * most["matmul.Rh"],
+        "op.old_contrib": most["gate.z_out"] * most["output.h"],
+        "op.new_contrib": frozen.one_minus_z * most["gate.g_out"],
+    }
+    part = {name: most.get(name, bound) for name, bound in products.items()}
+    return {
+        "gate.z_pre": [most["matmul.Wx"], most["matmul.Rh"]],
+        "gate.r_pre": [most["matmul.Wx"], most["matmul.Rh"]],
+        "gate.g_pre": [most["matmul.Wx"], part["op.rRh"]],
+        "output.h": [part["op.old_contrib"], part["op.new_contrib"]],
+        "zoneout": [most["output.h"], most["output.h"]],
+        **{name: [bound] for name, bound in products.items()},
+    }

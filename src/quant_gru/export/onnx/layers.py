@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
-from quant_gru.export.onnx.builder import Builder, Value
+from quant_gru.export.onnx.builder import Builder, Value, static_size
 from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weighted_sum import WeightedSum
@@ -15,6 +16,7 @@ class Cell(Protocol):
     """One layer and direction in a profile; see `quant_gru.export.onnx.integer.IntegerCell`."""
 
     plan: CellPlan
+    rank: int | None
     state_type: str
     code_type: str
     collected_type: str
@@ -27,7 +29,7 @@ class Cell(Protocol):
         below: Sequence[Quantizer],
         halves: Sequence[Value],
     ) -> Value: ...
-    def project(self, b: Builder, x: Value) -> list[tuple[Value, str]]: ...  # noqa: D102
+    def project(self, b: Builder, x: Value) -> list[tuple[Value, str, int]]: ...  # noqa: D102
     def start(self, b: Builder, h0: Value) -> Value: ...  # noqa: D102
     def step(self, b: Builder, inputs: Sequence[Value], h: Value) -> Value: ...  # noqa: D102
     def collect(self, b: Builder, h: Value) -> Value: ...  # noqa: D102
@@ -45,7 +47,7 @@ def sequence(
     h0: Value,
     lengths: Value | None,
 ) -> tuple[Value, Value]:
-    """Add all layers and directions, each a Scan over time.
+    """Add all layers and directions, each a Scan over time, or a step if there is one alone.
 
     Args:
         b: The builder.
@@ -59,7 +61,8 @@ def sequence(
         Output (T, N, D*H), and last states (layers * directions, N, H), float32.
     """
     runs = None if lengths is None else steps_that_run(b, x, lengths)
-    states = split_states(b, h0, sum(map(len, cells)))
+    single, count = static_size(x, 0) == 1, sum(map(len, cells))
+    states = [h0] if count == 1 else b.ops("Split", count, h0, axis=0, num_outputs=count)
     last: list[Value] = []
     halves: list[Value] = []
     for layer, directions in enumerate(cells):
@@ -70,10 +73,9 @@ def sequence(
                 v = cell.join(b, plan.between[layer - 1][d], quantizers, below)
             else:
                 v = cell.read(b, x)
-            state = cell.start(b, states[len(last)])
-            h, collected = scan_of(b, cell, v, state, runs, reverse=d == 1)
-            real = cell.real(b, cell.collect(b, h))
-            last.append(b.op("Unsqueeze", real, b.int64([0])))
+            add = step_of if single else partial(scan_of, reverse=d == 1)
+            h, collected = add(b, cell, v, states[len(last)], runs)
+            last.append(h)
             halves.append(collected)
     outputs = [cell.real(b, half) for cell, half in zip(cells[-1], halves, strict=True)]
     y = outputs[0] if len(outputs) == 1 else b.op("Concat", *outputs, axis=-1)
@@ -98,12 +100,53 @@ def steps_that_run(b: Builder, x: Value, lengths: Value) -> Value:
     return b.op("Unsqueeze", b.op("Less", steps, lengths), b.int64([2]))
 
 
+def step_of(
+    b: Builder, cell: Cell, v: Value, h0: Value, runs: Value | None
+) -> tuple[Value, Value]:
+    """Add the one step of a layer and direction; as `scan_of`."""
+    axis, flat = b.int64([0]), cell.rank == 2
+    given = [part for part, _, _ in cell.project(b, v)]
+    if flat:
+        given, h0 = [b.op("Squeeze", part, axis) for part in given], b.op("Squeeze", h0, axis)
+        runs = None if runs is None else b.op("Squeeze", runs, axis)
+    h = cell.start(b, h0)
+    after = cell.step(b, given, h)
+    if runs is not None:
+        after = cell.keep(b, runs, after, h)
+    collected = cell.collect(b, after)
+    collected = b.op("Unsqueeze", collected, axis) if flat else collected
+    return cell.real(b, collected), collected
+
+
 def scan_of(
     b: Builder, cell: Cell, v: Value, h0: Value, runs: Value | None, reverse: bool
 ) -> tuple[Value, Value]:
+    """Add the Scan of one layer and direction.
+
+    Args:
+        b: The builder.
+        cell: The cell.
+        v: What `read` or `join` of the cell returned.
+        h0: float32 (1, N, H).
+        runs: Of `steps_that_run`, or None if all rows have all steps.
+        reverse: Whether to run from the last step to the first.
+
+    Returns:
+        The last state, float32 (1, N, H), and what was collected of all steps.
+    """
+    axis = b.int64([0])
+    last, collected = codes_of_scan(
+        b, cell, v, cell.start(b, b.op("Squeeze", h0, axis)), runs, reverse
+    )
+    return b.op("Unsqueeze", cell.real(b, cell.collect(b, last)), axis), collected
+
+
+def codes_of_scan(
+    b: Builder, cell: Cell, v: Value, state: Value, runs: Value | None, reverse: bool
+) -> tuple[Value, Value]:
     """Add the Scan of one layer and direction; return its last state and what it collected."""
     H = cell.plan.hidden_size
-    inputs = [(part, dtype, H) for part, dtype in cell.project(b, v)]
+    inputs = cell.project(b, v)
     if runs is not None:
         inputs = [*inputs, (runs, "BOOL", 1)]
 
@@ -117,6 +160,6 @@ def scan_of(
         return [after], [cell.collect(inner, after)]
 
     (last,), (collected,) = b.scan(
-        body, [(h0, cell.state_type, H)], inputs, [(cell.collected_type, H)], reverse
+        body, [(state, cell.state_type, H)], inputs, [(cell.collected_type, H)], reverse
     )
     return last, collected

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from quant_gru._errors import QuantGRUError
+from quant_gru.export.onnx.border import code_real, real_code
 from quant_gru.export.onnx.builder import Builder, Value
-from quant_gru.export.onnx.exact import code_real, real_code
 from quant_gru.export.onnx.integer import CONTAINERS, IntegerCell
 from quant_gru.export.onnx.layers import Cell, sequence, split_states
 from quant_gru.export.onnx.node import float_layers, node_layers
@@ -105,7 +105,7 @@ def cell_step(
     for layer, (cell, codes) in enumerate(zip(cells, states, strict=True)):
         if layer:
             v = cell.join(b, plan.between[layer - 1][0], [cells[layer - 1].plan.h], [v])
-        given = [value for value, _ in cell.project(b, v)]
+        given = [value for value, _, _ in cell.project(b, v)]
         h = cell.step(b, given, cell.from_codes(b, codes))
         v = cell.collect(b, h)
         after.append(cell.to_codes(b, h))

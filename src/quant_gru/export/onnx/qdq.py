@@ -65,11 +65,13 @@ class QdqCell:
         plan: The plan of this layer and direction.
 
     Attributes:
+        rank: Dimensions of the values of a step; None for any.
         state_type: ONNX type of the state between steps.
         code_type: ONNX type of the state's codes at the border of a step.
         collected_type: ONNX type of what a Scan collects.
     """
 
+    rank = 2
     collected_type = "FLOAT"
 
     def __init__(self, plan: CellPlan) -> None:
@@ -112,13 +114,13 @@ class QdqCell:
         v = halves[0] if len(halves) == 1 else b.op("Concat", *halves, axis=-1)
         return self._at(b, "input.x", v)
 
-    def project(self, b: Builder, x: Value) -> list[tuple[Value, str]]:
+    def project(self, b: Builder, x: Value) -> list[tuple[Value, str, int]]:
         """Return what a step reads of the input, for all steps at once: three of (T, N, H)."""
         C, H = self.plan.input_size, self.plan.hidden_size
         rows = b.op("Reshape", x, b.int64([-1, C]))
         sizes = b.op("Concat", b.op("Shape", x, start=0, end=-1), b.int64([H]), axis=0)
         parts = b.ops("Split", 3, self._product(b, "weight.W", rows), axis=-1, num_outputs=3)
-        return [(b.op("Reshape", part, sizes), "FLOAT") for part in parts]
+        return [(b.op("Reshape", part, sizes), "FLOAT", H) for part in parts]
 
     def start(self, b: Builder, h0: Value) -> Value:
         """Quantize the real initial state, float32 (N, H)."""

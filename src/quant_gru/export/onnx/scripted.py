@@ -10,12 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru.export.onnx.builder import Builder, onnx_ir
-from quant_gru.export.onnx.model import graph_input
-from quant_gru.export.onnx.profiles import add_gru
+from quant_gru.export.onnx.builder import onnx_ir
+from quant_gru.export.onnx.calls import DOMAIN, function_of
 from quant_gru.export.onnx.recorded import Exportable, number_of, operator, source_of
-
-DOMAIN = "quant_gru"
 
 
 class _Function:
@@ -37,15 +34,8 @@ class _Function:
 
     def to_function_proto(self) -> Any:
         """Return the FunctionProto: x (T, N, C), h0 -> y, h_n."""
-        ir, b = onnx_ir(), Builder(self.name, self._opset)
-        source = source_of(self._number)
-        x = graph_input("x", "FLOAT", "T", "N", source.input_size)
-        h0 = graph_input("h0", "FLOAT", "states", "N", source.hidden_size)
-        outputs = add_gru(b, source, self._profile, x, h0, None)
-        graph = ir.Graph(
-            [x, h0], outputs, nodes=b.nodes, opset_imports=b.opset_imports, name=self.name
-        )
-        return ir.to_proto(ir.Function(DOMAIN, self.name, graph=graph, attributes=[]))
+        function = function_of(self._number, self._profile, self.name, self._opset)
+        return onnx_ir().to_proto(function)
 
 
 def is_tracing() -> bool:

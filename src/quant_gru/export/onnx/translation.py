@@ -1,27 +1,30 @@
-"""The translation table that `torch.onnx.export` uses for GRUs.
+"""The translation tables that `torch.onnx.export` uses for GRUs.
 
 This file alone depends on what torch does not document: the evaluator that is current while torch
-calls a translation collects nodes of onnx_ir, and a setting lets sizes of 1 be dynamic.
+calls a translation collects nodes of onnx_ir, it has a dict for the constants of a graph, and a
+setting lets sizes of 1 be dynamic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.fx.experimental._config
 
-from quant_gru.export.onnx.builder import Builder, Value, onnx_ir
+from quant_gru.export.onnx.builder import Builder, onnx_ir
+from quant_gru.export.onnx.calls import DOMAIN, INPUTS, OUTPUTS, call_of
 from quant_gru.export.onnx.profiles import add_gru, check_profile
 from quant_gru.export.onnx.recorded import operator, source_of
 
-INPUTS, OUTPUTS = "quant_gru.input", "quant_gru.output"
-"""Metadata of nodes that read or make a border value of a GRU: 'INPUTS.<index>' -> '<gru>/x'."""
+__all__ = ["INPUTS", "OUTPUTS", "any_size", "placeholders", "translations"]
+
+Table = dict[Callable[..., Any], Callable[..., Any]]
 
 
-def translations(profile: str) -> dict[Callable[..., Any], Callable[..., Any]]:
+def translations(profile: str) -> Table:
     """Return the table for `custom_translation_table` of `torch.onnx.export`.
 
     Args:
@@ -33,17 +36,31 @@ def translations(profile: str) -> dict[Callable[..., Any], Callable[..., Any]]:
     check_profile(profile)
     onnx_ir()
 
+    uses: dict[int, int] = {}
+
     def quant_gru_onnx(x, h0, lengths, gru, directions, call):  # type: ignore[no-untyped-def]
-        # a GRU that is called twice has its nodes twice
+        # a GRU that is called twice has its nodes twice; torch would write a function in full
+        uses[gru] = use = uses.get(gru, -1) + 1
         recorder = _recorder()
-        b = Builder(f"gru{gru}_{call}", recorder.opset.version)
+        constants = getattr(recorder, "constant_farm", {}).setdefault(DOMAIN, {})
+        b = Builder(f"gru{gru}_{use}", recorder.opset.version, constants=constants)
         y, h_n = add_gru(b, source_of(gru), profile, x, h0, lengths)
-        borders = {"x": x, "h0": h0, "lengths": lengths}
-        _mark(b.nodes, f"{gru}.{call}", borders, {"y": y, "h_n": h_n})
         recorder.nodes.extend(b.nodes)
         return y, h_n
 
     return {operator: quant_gru_onnx}
+
+
+def placeholders() -> Table:
+    """Return the table by which a GRU is one node, which `calls.expand` replaces."""
+    onnx_ir()
+
+    def quant_gru_call(x, h0, lengths, gru, directions, call):  # type: ignore[no-untyped-def]
+        node = call_of(x, h0, lengths, gru, call)
+        _recorder().nodes.append(node)
+        return tuple(node.outputs)
+
+    return {operator: quant_gru_call}
 
 
 def any_size() -> AbstractContextManager[Any]:
@@ -51,21 +68,6 @@ def any_size() -> AbstractContextManager[Any]:
     settings: Any = torch.fx.experimental._config
     known = hasattr(settings, "backed_size_oblivious")
     return settings.patch(backed_size_oblivious=True) if known else nullcontext()
-
-
-def _mark(
-    nodes: Sequence[Any], gru: str, inputs: dict[str, Value | None], outputs: dict[str, Value]
-) -> None:
-    """Write into nodes which of their values are inputs and outputs of a GRU, for verification."""
-    for node in nodes:
-        for index, value in enumerate(node.inputs):
-            for name, border in inputs.items():
-                if value is not None and value is border:
-                    node.metadata_props[f"{INPUTS}.{index}"] = f"{gru}/{name}"
-        for index, value in enumerate(node.outputs):
-            for name, border in outputs.items():
-                if value is border:
-                    node.metadata_props[f"{OUTPUTS}.{index}"] = f"{gru}/{name}"
 
 
 def _recorder() -> Any:

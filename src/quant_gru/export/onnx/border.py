@@ -1,0 +1,52 @@
+"""Real values and codes at the border of the integer profile."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quant_gru.export.onnx.builder import Builder, Value
+from quant_gru.export.onnx.exact import clipped, converted, number
+from quant_gru.integer.quantizer import Quantizer
+
+
+def quantized(b: Builder, x: Value, quantizer: Quantizer, dtype: str = "DOUBLE") -> Value:
+    """Return the code of a real value less its zero point; NaN counts as 0.
+
+    Args:
+        b: The builder.
+        x: float32.
+        quantizer: The quantizer.
+        dtype: 'FLOAT' or 'DOUBLE', of the result.
+    """
+    y = b.op("Round", b.op("Div", x, b.float32(quantizer.scale)))
+    y = b.op("Where", b.op("Equal", x, x), y, b.float32(0))  # some runtimes have no IsNaN
+    (y,) = converted(b, [y], "FLOAT", dtype)
+    lo, hi = (np.float64(end - quantizer.zero_point) for end in (quantizer.lo, quantizer.hi))
+    return clipped(b, y, lo, hi, dtype)
+
+
+def real(b: Builder, v: Value, quantizer: Quantizer) -> Value:
+    """Return the real value, float32, of integers that are codes less their zero point."""
+    return b.op("Mul", b.cast(v, "FLOAT"), b.float32(quantizer.scale))
+
+
+def moved(b: Builder, codes: Value, quantizer: Quantizer, dtype: str) -> Value:
+    """Return codes of any type of integers less their zero point, 'FLOAT' or 'DOUBLE'."""
+    v, zero = b.cast(codes, dtype), quantizer.zero_point
+    return b.op("Sub", v, number(b, zero, dtype)) if zero else v
+
+
+def code_of(b: Builder, v: Value, quantizer: Quantizer, dtype: str, wanted: str) -> Value:
+    """Return codes in a type of integers from codes less their zero point in `dtype`."""
+    zero = quantizer.zero_point
+    return b.cast(b.op("Add", v, number(b, zero, dtype)) if zero else v, wanted)
+
+
+def code_real(b: Builder, codes: Value, quantizer: Quantizer) -> Value:
+    """Return the real values, float32, of codes in any type of integers."""
+    return real(b, moved(b, codes, quantizer, "DOUBLE"), quantizer)
+
+
+def real_code(b: Builder, x: Value, quantizer: Quantizer, dtype: str) -> Value:
+    """Return the codes, of an ONNX type of integers, of real values."""
+    return code_of(b, quantized(b, x, quantizer), quantizer, "DOUBLE", dtype)

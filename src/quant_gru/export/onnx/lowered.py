@@ -1,0 +1,87 @@
+"""Opset 17 of traced models: torch.onnx.export writes 18 and later alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quant_gru._errors import QuantGRUError
+from quant_gru.export.onnx.builder import onnx_ir
+
+TRACED = 18
+"""The lowest opset that torch.onnx.export writes."""
+_REDUCTIONS = {f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean")}
+_REDUCTIONS |= {"ReduceMin", "ReduceProd", "ReduceSumSquare"}
+
+
+def lower(model: Any, opset: int) -> None:
+    """Rewrite the operators of opset 18 in a traced model that opset 17 has in another form.
+
+    Args:
+        model: An onnx_ir model of opset 18; changed in place.
+        opset: 17; others change nothing.
+
+    Raises:
+        QuantGRUError: Opset 17 lacks an operator of the model.
+    """
+    if opset >= TRACED:
+        return
+    for node in list(onnx_ir().traversal.RecursiveGraphIterator(model.graph)):
+        if node.domain:
+            continue
+        if node.op_type == "Split" and "num_outputs" in node.attributes:
+            _split_evenly(node)
+        elif node.op_type in _REDUCTIONS:
+            _reduce_by_attribute(node)
+        elif node.op_type == "Pad" and len(node.inputs) > 3 and node.inputs[3] is not None:
+            raise _missing(node)
+        node.version = opset
+    model.graph.opset_imports[""] = opset
+
+
+def check_opset(content: bytes, opset: int) -> None:
+    """Raise if a file has operators that its opset lacks.
+
+    Raises:
+        QuantGRUError: It has one.
+    """
+    if opset >= TRACED:
+        return
+    import onnx
+
+    try:
+        onnx.checker.check_model(content)
+    except onnx.checker.ValidationError as error:
+        reason = " ".join(str(error).split())
+        raise QuantGRUError(
+            f"Expected a model that opset {opset} can have, got: {reason:.200}; give opset "
+            f"{TRACED} or later"
+        ) from error
+
+
+def _missing(node: Any) -> QuantGRUError:
+    return QuantGRUError(
+        f"Expected a model that opset {TRACED - 1} can have, got {node.op_type} in a form of opset "
+        f"{TRACED}; give opset {TRACED} or later"
+    )
+
+
+def _split_evenly(node: Any) -> None:
+    """Without num_outputs all parts have one size."""
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+    shape = node.inputs[0].shape
+    size = None if shape is None else shape[axis]
+    if not isinstance(size, int) or size % len(node.outputs):
+        raise _missing(node)
+    del node.attributes["num_outputs"]
+
+
+def _reduce_by_attribute(node: Any) -> None:
+    ir = onnx_ir()
+    if "noop_with_empty_axes" in node.attributes:
+        del node.attributes["noop_with_empty_axes"]
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        axes = ir.convenience.get_const_tensor(node.inputs[1])
+        if axes is None:
+            raise _missing(node)
+        node.attributes["axes"] = ir.AttrInt64s("axes", axes.numpy().tolist())
+    node.resize_inputs(1)

@@ -19,7 +19,13 @@ from quant_gru.conversion.onnx_verify import Report, split_example, verified_gru
 from quant_gru.conversion.other_sizes import freeze_sizes, tensors_of
 from quant_gru.conversion.reference_run import GRUS, split
 from quant_gru.export.onnx import recorded
-from quant_gru.export.onnx.builder import OPSET, OPSETS, infer_shapes, onnx_ir
+from quant_gru.export.onnx.builder import (
+    OPSET,
+    OPSETS,
+    infer_shapes,
+    ir_version,
+    onnx_ir,
+)
 from quant_gru.export.onnx.calls import expand
 from quant_gru.export.onnx.half import transpose_before_cast
 from quant_gru.export.onnx.lowered import TRACED, check_opset, lower
@@ -235,6 +241,7 @@ def _whole_model(
         fold_sizes(written)
     transpose_before_cast(written)
     lower(written, form.opset)
+    written.ir_version = ir_version(form.opset)
     expand(written, profile, numbers)
     if form.is_fixed:
         infer_shapes(written)

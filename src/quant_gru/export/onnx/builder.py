@@ -160,6 +160,7 @@ class Builder:
         inputs: Sequence[Typed],
         collects: Sequence[tuple[str, int]],
         reverse: bool,
+        rows: int | None = None,
     ) -> tuple[Sequence[Value], Sequence[Value]]:
         """Add a Scan over axis 0.
 
@@ -170,6 +171,7 @@ class Builder:
             inputs: Values (T, N, features).
             collects: ONNX type and features of what is collected.
             reverse: Whether to run from the last step to the first.
+            rows: N, if it is known.
 
         Returns:
             States after the last step, and what was collected, (T, ..), indexed by input step.
@@ -184,7 +186,7 @@ class Builder:
         for value, (dtype, features) in zip(
             (*given, *after, *collected), (*kinds, *collects), strict=True
         ):
-            value.dtype, value.shape = ir.DataType[dtype], ir.Shape([None, features])
+            value.dtype, value.shape = ir.DataType[dtype], ir.Shape([rows, features])
         graph = ir.Graph(given, [*after, *collected], nodes=inner.nodes, name="step")
         attributes: dict[str, Any] = {"body": graph, "num_scan_inputs": len(inputs)}
         if reverse:

@@ -73,7 +73,7 @@ def sequence(
                 v = cell.join(b, plan.between[layer - 1][d], quantizers, below)
             else:
                 v = cell.read(b, x)
-            add = step_of if single else partial(scan_of, reverse=d == 1)
+            add = step_of if single else partial(scan_of, reverse=d == 1, rows=static_size(x, 1))
             h, collected = add(b, cell, v, states[len(last)], runs)
             last.append(h)
             halves.append(collected)
@@ -119,7 +119,13 @@ def step_of(
 
 
 def scan_of(
-    b: Builder, cell: Cell, v: Value, h0: Value, runs: Value | None, reverse: bool
+    b: Builder,
+    cell: Cell,
+    v: Value,
+    h0: Value,
+    runs: Value | None,
+    reverse: bool,
+    rows: int | None,
 ) -> tuple[Value, Value]:
     """Add the Scan of one layer and direction.
 
@@ -130,19 +136,25 @@ def scan_of(
         h0: float32 (1, N, H).
         runs: Of `steps_that_run`, or None if all rows have all steps.
         reverse: Whether to run from the last step to the first.
+        rows: N, if it is known.
 
     Returns:
         The last state, float32 (1, N, H), and what was collected of all steps.
     """
     axis = b.int64([0])
-    last, collected = codes_of_scan(
-        b, cell, v, cell.start(b, b.op("Squeeze", h0, axis)), runs, reverse
-    )
+    state = cell.start(b, b.op("Squeeze", h0, axis))
+    last, collected = codes_of_scan(b, cell, v, state, runs, reverse, rows)
     return b.op("Unsqueeze", cell.real(b, cell.collect(b, last)), axis), collected
 
 
 def codes_of_scan(
-    b: Builder, cell: Cell, v: Value, state: Value, runs: Value | None, reverse: bool
+    b: Builder,
+    cell: Cell,
+    v: Value,
+    state: Value,
+    runs: Value | None,
+    reverse: bool,
+    rows: int | None = None,
 ) -> tuple[Value, Value]:
     """Add the Scan of one layer and direction; return its last state and what it collected."""
     H = cell.plan.hidden_size
@@ -160,6 +172,6 @@ def codes_of_scan(
         return [after], [cell.collect(inner, after)]
 
     (last,), (collected,) = b.scan(
-        body, [(state, cell.state_type, H)], inputs, [(cell.collected_type, H)], reverse
+        body, [(state, cell.state_type, H)], inputs, [(cell.collected_type, H)], reverse, rows
     )
     return last, collected

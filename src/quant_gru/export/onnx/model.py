@@ -85,7 +85,7 @@ def sequence_model(
     rows = graph_input("lengths", "INT64", N)
     inputs = [x, *([hx] if states else []), *([rows] if lengths else [])]
     data = b.op("Transpose", x, perm=[1, 0, 2]) if source.batch_first else x
-    data.shape = onnx_ir().Shape([T, N, C])
+    data.dtype, data.shape = x.dtype, onnx_ir().Shape([T, N, C])
     h0 = hx if states else zero_states(b, source, data)
     y, h_n = add_gru(b, source, profile, data, h0, rows if lengths else None)
     y = b.op("Transpose", y, perm=[1, 0, 2]) if source.batch_first else y

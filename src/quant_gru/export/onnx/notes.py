@@ -34,7 +34,7 @@ def package_version() -> str:
     try:
         return version("quant-gru")
     except PackageNotFoundError:  # a source tree on sys.path
-        return "unknown"
+        return "(not installed)"
 
 
 def notes_of(plan: GRUPlan) -> dict[str, str]:

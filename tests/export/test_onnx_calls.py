@@ -1,0 +1,131 @@
+"""A GRU that a model calls many times stands once in its ONNX file, whatever the exporter."""
+
+import warnings
+
+import pytest
+import torch
+
+from quant_gru import calibrate_model, convert_model, export_onnx, onnx_translations
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+ort = pytest.importorskip("onnxruntime")
+
+PROFILES = ("integer", "qdq", "float", "node")
+CALLS = 12
+
+
+class Decoder(torch.nn.Module):
+    """A GRU whose output is its next input, and a cell in a loop."""
+
+    def __init__(self, calls, size=64):
+        super().__init__()
+        self.calls = calls
+        self.gru = torch.nn.GRU(size, size, batch_first=True)
+        self.cell = torch.nn.GRUCell(size, size)
+
+    def forward(self, x, h):
+        state = h[0]
+        for _ in range(self.calls):
+            x, h = self.gru(x, h)
+            state = self.cell(x[:, 0], state)
+        return x, h, state
+
+
+def example(rows=2, steps=1, size=64):
+    return torch.randn(rows, steps, size), torch.zeros(1, rows, size)
+
+
+def made(calls, preset="int8"):
+    torch.manual_seed(0)
+    batches = [example(4, 3)]
+    model = convert_model(Decoder(calls).eval(), preset)
+    return calibrate_model(model, batches, lambda m, batch: m(*batch))
+
+
+def run(path, *inputs):
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+    feeds = dict(zip(names, (each.numpy() for each in inputs), strict=True))
+    return [torch.from_numpy(each) for each in session.run(None, feeds)]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_twelve_calls_are_hardly_larger_than_one(profile, tmp_path):
+    sizes = []
+    for calls in (1, CALLS):
+        path = tmp_path / f"{calls}.onnx"
+        model = made(calls)
+        report = export_onnx(model, path, example(), profile)
+        assert {f"gru#{calls - 1}.output", f"cell#{calls - 1}.output"} <= set(report) or calls == 1
+        sizes.append(path.stat().st_size)
+        onnx.checker.check_model(onnx.load(path))
+    assert sizes[1] <= 1.3 * sizes[0], sizes
+    if profile == "integer":
+        x, h = example(3, 2)
+        with torch.no_grad():
+            for ours, theirs in zip(run(path, x, h), model(x, h), strict=True):
+                assert torch.equal(ours, theirs)
+
+
+def test_files_have_nothing_of_the_machine(tmp_path):
+    """Stack traces of torch name the folders of who exports."""
+    path = tmp_path / "model.onnx"
+    export_onnx(made(1), path, example())
+    content = path.read_bytes()
+    assert b"stack_trace" not in content
+    assert b"Traceback" not in content
+    assert b".py" not in content
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_exporter_of_torch_shares_weights(tmp_path):
+    sizes = []
+    for calls in (1, CALLS):
+        path = tmp_path / f"{calls}.onnx"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                made(calls),
+                example(2, 3),
+                path,
+                dynamo=True,
+                opset_version=21,
+                custom_translation_table=onnx_translations("integer"),
+                verbose=False,
+            )
+        weights = [each for each in onnx.load(path).graph.initializer if 64 in each.dims]
+        sizes.append(sum(len(each.raw_data) for each in weights))
+    assert sizes[0] == sizes[1]
+
+
+class Apart(torch.nn.Module):
+    """Calls with and without lengths, of one step and of more, in one model."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru = torch.nn.GRU(6, 6, batch_first=True)
+
+    def forward(self, x, lengths):
+        y, h = self.gru(x)
+        packed = torch.nn.utils.rnn.pack_padded_sequence(
+            y, lengths, batch_first=True, enforce_sorted=False
+        )
+        _, h = self.gru(packed, h)
+        for _ in range(2):
+            _, h = self.gru(x[:, :1], h)
+        return h
+
+
+def test_calls_of_several_kinds(tmp_path):
+    torch.manual_seed(0)
+    given = torch.randn(3, 5, 6), torch.tensor([5, 2, 4])
+    model = convert_model(Apart().eval(), "int8")
+    calibrate_model(model, [given], lambda m, batch: m(*batch))
+    path = tmp_path / "model.onnx"
+    export_onnx(model, path, given)
+    (function,) = onnx.load(path).functions
+    assert "Scan" not in [node.op_type for node in function.node]
+    x, lengths = torch.randn(4, 7, 6), torch.tensor([1, 7, 3, 6])
+    with torch.no_grad():
+        assert torch.equal(run(path, x, lengths)[0], model(x, lengths))

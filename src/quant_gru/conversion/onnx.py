@@ -15,9 +15,16 @@ from torch import Tensor
 from quant_gru._errors import QuantGRUError
 from quant_gru.config.files import write_bytes
 from quant_gru.conversion.onnx_sizes import verified_model
-from quant_gru.conversion.onnx_verify import Report, split_example, verified_gru, verified_steps
+from quant_gru.conversion.onnx_verify import (
+    Report,
+    split_cell_example,
+    split_example,
+    verified_cell,
+    verified_gru,
+    verified_steps,
+)
 from quant_gru.conversion.other_sizes import freeze_sizes, tensors_of
-from quant_gru.conversion.reference_run import GRUS, split
+from quant_gru.conversion.reference_run import CELLS, GRUS, split
 from quant_gru.export.onnx import recorded
 from quant_gru.export.onnx.builder import (
     OPSET,
@@ -29,7 +36,7 @@ from quant_gru.export.onnx.builder import (
 from quant_gru.export.onnx.calls import expand
 from quant_gru.export.onnx.half import transpose_before_cast
 from quant_gru.export.onnx.lowered import TRACED, check_opset, lower
-from quant_gru.export.onnx.model import Form, sequence_model, step_model
+from quant_gru.export.onnx.model import Form, cell_model, sequence_model, step_model
 from quant_gru.export.onnx.notes import write_notes
 from quant_gru.export.onnx.packing import padded
 from quant_gru.export.onnx.profiles import check_profile
@@ -56,9 +63,10 @@ def export_onnx(
     """Write a model that contains QuantGRUs as an ONNX file.
 
     A GRU by itself has the inputs 'input', 'hx' if the example has states, and 'lengths' int64
-    (N,) if the example is a PackedSequence, and the outputs 'output' and 'h_n'. A whole model goes
-    through `torch.onnx.export`, with every GRU in `profile`. Batch and time are dynamic, unless
-    they are given.
+    (N,) if the example is a PackedSequence, and the outputs 'output' and 'h_n'; a cell has the
+    inputs 'input' (N, C) and 'hx', and the output 'output' (N, H). A whole model goes through
+    `torch.onnx.export`, with every GRU in `profile`. Batch and time are dynamic, unless they are
+    given, or the model has them as constants when it is traced (a warning then).
 
     Args:
         model: A QuantGRU, a FrozenQuantGRU, or a model that contains some.
@@ -76,16 +84,25 @@ def export_onnx(
 
     Returns:
         Output of a GRU ('output', 'h_n'; in a whole model 'encoder.output') -> how many codes
-        differ from the plan, and by how much; empty without `verify`.
+        differ from the plan, and by how much; of a whole model also what reaches a GRU
+        ('encoder.input') and the model's outputs, by their names in the file -> how many values
+        differ by more than rounding. Empty without `verify`.
 
     Raises:
         QuantGRUError: The model has no GRU, a GRU has no scales, ONNX's 64-bit integers cannot
-            compute it, or codes of profile 'integer' differ. Nothing is written then.
+            compute it, codes or outputs of profile 'integer' differ, or a whole model has other
+            shapes in the file, or other outputs at a second call. Nothing is written then.
     """
     check_profile(profile)
     onnx_ir()
     form = _form(opset, batch, time)
-    if isinstance(model, GRUS):
+    if isinstance(model, CELLS):
+        source = _source(model)
+        x, hx = split_cell_example(source, example)
+        _expect_size("batch", form.batch, x.shape[0])
+        content = _bytes(cell_model(source, profile, hx is not None, form))
+        report = verified_cell(content, source, example) if verify else {}
+    elif isinstance(model, GRUS):
         written, source = _gru_model(model, example, profile, form)
         content = _bytes(written)
         report = verified_gru(content, source, example) if verify else {}
@@ -162,9 +179,7 @@ def onnx_translations(profile: str = "integer") -> dict[Callable[..., Any], Call
 
 def _form(opset: int, batch: int | None, time: int | None) -> Form:
     if opset not in OPSETS:
-        raise QuantGRUError(
-            f"Expected opset to be from {OPSETS[0]} to {OPSETS[-1]}, got {opset!r}"
-        )
+        raise QuantGRUError(f"Expected opset to be from {OPSETS[0]} to {OPSETS[-1]}, got {opset!r}")
     for name, size in (("batch", batch), ("time", time)):
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise QuantGRUError(f"Expected {name} to be at least 1, or None, got {size!r}")
@@ -180,19 +195,19 @@ def _source(gru: torch.nn.Module) -> Source:
     return gru._source()
 
 
-def _gru_model(
-    gru: torch.nn.Module, example: Any, profile: str, form: Form
-) -> tuple[Any, Source]:
+def _gru_model(gru: torch.nn.Module, example: Any, profile: str, form: Form) -> tuple[Any, Source]:
     source = _source(gru)
     x, lengths, hx = split_example(source, example)
     found = x.shape[:2] if source.batch_first else x.shape[1::-1]
     for name, wanted, size in zip(("batch", "time"), (form.batch, form.time), found, strict=True):
-        if wanted not in (None, size):
-            raise QuantGRUError(
-                f"Expected an example with {name} {wanted}, which is fixed, got {size}"
-            )
+        _expect_size(name, wanted, size)
     written = sequence_model(source, profile, hx is not None, lengths is not None, form)
     return written, source
+
+
+def _expect_size(name: str, wanted: int | None, size: int) -> None:
+    if wanted not in (None, size):
+        raise QuantGRUError(f"Expected an example with {name} {wanted}, which is fixed, got {size}")
 
 
 # --- whole models
@@ -235,7 +250,7 @@ def _whole_model(
     onnx_ir().passes.common.ClearMetadataAndDocStringPass()(written)
     if form.is_fixed:
         leaves = tensors_of(example)
-        names = [value.name for value in written.graph.inputs]
+        names = [str(value.name) for value in written.graph.inputs]
         shapes = {name: leaf.shape for name, leaf in zip(names, leaves, strict=True)}
         fix_sizes(written, {"batch": form.batch, "time": form.time}, shapes)
         fold_sizes(written)

@@ -36,6 +36,23 @@ def split_example(source: Source, example: Any) -> tuple[Tensor, Tensor | None, 
     return x, lengths, hx
 
 
+def split_cell_example(source: Source, example: Any) -> tuple[Tensor, Tensor | None]:
+    """Return input (N, C) and state (N, H) of the example of a cell."""
+    parts = tuple(example) if type(example) in (tuple, list) else (example,)
+    x, hx = parts[0], parts[1] if len(parts) > 1 else None
+    if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] != source.input_size:
+        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise QuantGRUError(
+            f"Expected an example of a cell to be (N, {source.input_size}), got {got}; a QuantGRU "
+            "reads sequences, and export_step_onnx writes a step with its state in codes"
+        )
+    expected = (len(x), source.hidden_size)
+    if hx is not None and (not isinstance(hx, Tensor) or tuple(hx.shape) != expected):
+        got = tuple(hx.shape) if isinstance(hx, Tensor) else type(hx).__name__
+        raise QuantGRUError(f"Expected the state of the example to be {expected}, got {got}")
+    return x, hx
+
+
 def random_example(source: Source, states: bool = False, lengths: bool = False) -> Any:
     """Return two random rows of up to 16 steps, as an example of a GRU with a plan.
 
@@ -81,6 +98,10 @@ def verified_file(path: str | os.PathLike[str], source: Source) -> Report:
         if "state_l0" in found:
             _check_border(found, outputs, _step_border(source))
             return verified_steps(content, source)
+        if len(found.get("input", ())) == 2:
+            kept = found.keys() & {"hx"}
+            _check_border(found, outputs, _cell_border(source, bool(kept)))
+            return verified_cell(content, source, _random_step(source, bool(kept)))
         kept = {"input", *({"hx", "lengths"} & found.keys())}
         _check_border(found, outputs, _border(source, kept))
         return verified_gru(
@@ -115,6 +136,16 @@ def _step_border(source: Source) -> Border:
     states: dict[str, list[Any]] = {name: ["batch", source.hidden_size] for name in names}
     outputs = ["output", *(f"{name}_out" for name in names)]
     return {"input": ["batch", source.input_size], **states}, outputs
+
+
+def _cell_border(source: Source, states: bool) -> Border:
+    inputs: dict[str, list[Any]] = {"input": ["batch", source.input_size]}
+    return inputs | ({"hx": ["batch", source.hidden_size]} if states else {}), ["output"]
+
+
+def _random_step(source: Source, states: bool) -> Any:
+    x, *rest = random_example(replace(source, batch_first=True), True)
+    return (x[0], rest[0][0, :1].expand(len(x[0]), -1)) if states else x[0]
 
 
 def _check_border(inputs: dict[str, list[Any]], outputs: list[str], expected: Border) -> None:
@@ -154,6 +185,23 @@ def verified_gru(content: bytes, source: Source, example: Any) -> Report:
         for name, each in compare(source.plan, border).items():
             found[name] = found[name] + each if name in found else each
     return found
+
+
+def verified_cell(content: bytes, source: Source, example: Any) -> Report:
+    """Compare the model of a cell with the plan, on the example and on twice the rows."""
+    if source.plan is None:
+        return {}
+    session = session_of(content)
+    x, hx = split_cell_example(source, example)
+    report: Report = {}
+    for more in (1, 2) if isinstance(session.get_inputs()[0].shape[0], str) else (1,):
+        feeds = {"input": _array(torch.cat([x, x.flip(0)][:more]))}
+        h0 = np.zeros((len(x), source.hidden_size), np.float32) if hx is None else _array(hx)
+        h0 = np.concatenate([h0] * more)
+        (y,) = session.run(None, feeds if hx is None else {**feeds, "hx": h0})
+        found = compare(source.plan, {"x": feeds["input"][None], "h0": h0[None], "y": y[None]})
+        report["output"] = report.get("output", Difference(0, 0, 0, 0.0)) + found["output"]
+    return report
 
 
 def verified_steps(content: bytes, source: Source) -> Report:

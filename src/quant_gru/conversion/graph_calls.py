@@ -21,13 +21,14 @@ def calls_of(graph: Any) -> Calls:
             for kind, values in ((INPUTS, node.input), (OUTPUTS, node.output)):
                 if not prop.key.startswith(f"{kind}."):
                     continue
-                call, _, name = prop.value.partition("/")
+                call, _, names = prop.value.partition("/")
                 gru, _, use = call.partition(".")
                 index = int(prop.key.rpartition(".")[2])
                 # optimizers remove trailing outputs that nothing reads
                 value = values[index] if index < len(values) else ""
                 if value:
-                    calls.setdefault((int(gru), int(use)), {})[name] = value
+                    found = calls.setdefault((int(gru), int(use)), {})
+                    found.update(dict.fromkeys(names.split(","), value))
     return calls
 
 

@@ -229,21 +229,9 @@ def _whole_model(
                 f"Expected calibrated GRUs, got one without scales ({name!r}); call "
                 "calibrate_model(model, batches) first"
             )
-    args, kwargs = split(example)
-    if dynamic_shapes is None:
-        dynamic_shapes = _dynamic(kwargs) if kwargs else _dynamic(args)
     with _recording(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            model,
-            args,
-            kwargs=kwargs,
-            dynamo=True,
-            opset_version=max(form.opset, TRACED),
-            dynamic_shapes=dynamic_shapes,
-            custom_translation_table=placeholders(),
-            verbose=False,
-        )
+        program = _traced(model, example, dynamic_shapes, max(form.opset, TRACED))
     assert program is not None
     assert program.exported_program is not None
     written, numbers = program.model, {recorded.number_of(gru): name for name, gru in grus.items()}
@@ -264,16 +252,45 @@ def _whole_model(
     proto = onnx_ir().to_proto(written)
     check_opset(proto.SerializeToString(), form.opset)
     ranges = program.exported_program.range_constraints.items()
-    traced = {str(name): int(each.lower) for name, each in ranges if each.lower == each.upper}
-    return proto, traced
+    return proto, {str(name): int(each.lower) for name, each in ranges if each.lower == each.upper}
 
 
-def _dynamic(arg: Any) -> Any:
+def _traced(model: torch.nn.Module, example: Any, dynamic_shapes: Any, opset: int) -> Any:
+    """Return the program of a model, with all sizes dynamic that can be unless they are given."""
+    args, kwargs = split(example)
+
+    def program(shapes: Any) -> Any:
+        return torch.onnx.export(
+            model,
+            args,
+            kwargs=kwargs,
+            dynamo=True,
+            opset_version=opset,
+            dynamic_shapes=shapes,
+            custom_translation_table=placeholders(),
+            verbose=False,
+        )
+
+    try:
+        with any_size():
+            return program(dynamic_shapes or _dynamic(kwargs or args))
+    except torch.onnx.OnnxExporterError:
+        if dynamic_shapes is not None or not any(1 in each.shape for each in tensors_of(example)):
+            raise
+        # sizes of 1 that broadcast cannot be dynamic
+        return program(_dynamic(kwargs or args, least=2))
+
+
+def _dynamic(arg: Any, least: int = 0) -> Any:
+    """Return dynamic_shapes by which all sizes of at least `least` are dynamic."""
     if isinstance(arg, Tensor):
-        return dict.fromkeys(range(arg.dim()), torch.export.Dim.AUTO)
+        auto = torch.export.Dim.AUTO
+        return {axis: auto for axis, size in enumerate(arg.shape) if size >= least}
     if isinstance(arg, (tuple, list)):
-        return type(arg)(_dynamic(each) for each in arg)
-    return {key: _dynamic(each) for key, each in arg.items()} if isinstance(arg, Mapping) else None
+        return type(arg)(_dynamic(each, least) for each in arg)
+    if isinstance(arg, Mapping):
+        return {key: _dynamic(each, least) for key, each in arg.items()}
+    return None
 
 
 @contextmanager
@@ -284,7 +301,7 @@ def _recording(model: torch.nn.Module) -> Iterator[None]:
     try:
         model.eval()
         recorded.exporting = True
-        with padded(), torch.no_grad(), any_size():
+        with padded(), torch.no_grad():
             yield
     finally:
         recorded.exporting = False

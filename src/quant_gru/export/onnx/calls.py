@@ -20,7 +20,7 @@ from quant_gru.export.onnx.recorded import source_of
 
 DOMAIN, CALL = "quant_gru", "Call"
 INPUTS, OUTPUTS = "quant_gru.input", "quant_gru.output"
-"""Metadata of nodes that read or make a border value of a GRU: 'INPUTS.<index>' -> '<gru>/x'."""
+"""Metadata of nodes at the border of a GRU: 'INPUTS.<index>' -> '<gru>.<call>/<names>'."""
 
 
 def call_of(x: Value, h0: Value, lengths: Value | None, gru: int, call: int) -> Any:
@@ -114,9 +114,7 @@ def _rename(call: Any, name: str) -> Any:
     return call
 
 
-def _function(
-    model: Any, kind: _Kind, profile: str, names: Mapping[int, str], opset: int
-) -> str:
+def _function(model: Any, kind: _Kind, profile: str, names: Mapping[int, str], opset: int) -> str:
     """Add the function of a kind of calls, if the model has none, and return its name."""
     sizes = f"_t{kind.T}" * (kind.T is not None) + f"_n{kind.N}" * (kind.N is not None)
     name = f"{_word(names[kind.gru])}_{profile}{sizes}{'_lengths' * kind.lengths}"
@@ -173,13 +171,18 @@ def _replace(model: Any, call: Any, nodes: Sequence[Any], outputs: Sequence[Valu
 def _mark(
     nodes: Sequence[Any], gru: str, inputs: Mapping[str, Value], outputs: Mapping[str, Value]
 ) -> None:
-    """Write into nodes which of their values are inputs and outputs of a GRU, for verification."""
+    """Write into nodes which of their values are inputs and outputs of a GRU, for verification.
+
+    One value may be several: the output of one step is its last state.
+    """
     for node in nodes:
-        for index, value in enumerate(node.inputs):
-            for name, border in inputs.items():
-                if value is not None and value is border:
-                    node.metadata_props[f"{INPUTS}.{index}"] = f"{gru}/{name}"
-        for index, value in enumerate(node.outputs):
-            for name, border in outputs.items():
-                if value is border:
-                    node.metadata_props[f"{OUTPUTS}.{index}"] = f"{gru}/{name}"
+        for kind, values, borders in (
+            (INPUTS, node.inputs, inputs),
+            (OUTPUTS, node.outputs, outputs),
+        ):
+            for index, value in enumerate(values):
+                found = [
+                    key for key, each in borders.items() if value is not None and value is each
+                ]
+                if found:
+                    node.metadata_props[f"{kind}.{index}"] = f"{gru}/{','.join(found)}"

@@ -139,9 +139,7 @@ def weighted_sum(b: Builder, name: str, rule: Rule, terms: Sequence[Term], dtype
     return converted(b, (clipped(b, found, rule.lo, rule.hi, inner),), inner, dtype)[0]
 
 
-def converted(
-    b: Builder, values: Sequence[Value], dtype: str, wanted: str
-) -> tuple[Value, ...]:
+def converted(b: Builder, values: Sequence[Value], dtype: str, wanted: str) -> tuple[Value, ...]:
     """Return values of one type in another."""
     return tuple(values) if dtype == wanted else tuple(b.cast(v, wanted) for v in values)
 

@@ -100,9 +100,7 @@ def steps_that_run(b: Builder, x: Value, lengths: Value) -> Value:
     return b.op("Unsqueeze", b.op("Less", steps, lengths), b.int64([2]))
 
 
-def step_of(
-    b: Builder, cell: Cell, v: Value, h0: Value, runs: Value | None
-) -> tuple[Value, Value]:
+def step_of(b: Builder, cell: Cell, v: Value, h0: Value, runs: Value | None) -> tuple[Value, Value]:
     """Add the one step of a layer and direction; as `scan_of`."""
     axis, flat = b.int64([0]), cell.rank == 2
     given = [part for part, _, _ in cell.project(b, v)]

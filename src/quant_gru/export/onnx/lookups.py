@@ -172,9 +172,7 @@ def _segments(
     return clipped(b, y, lo, hi, "DOUBLE")
 
 
-def _weighted(
-    b: Builder, columns: Sequence[NDArray[np.int64]], factors: Sequence[float]
-) -> Value:
+def _weighted(b: Builder, columns: Sequence[NDArray[np.int64]], factors: Sequence[float]) -> Value:
     """Return integers of tables one after the other, times a power of two for each table."""
     values = stored(b, np.concatenate(columns), "DOUBLE")
     same = all(factor == factors[0] for factor in factors)

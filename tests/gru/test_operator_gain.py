@@ -174,3 +174,15 @@ def test_sqnr_of_a_whole_model(model):
     assert one.keys() == found.keys()
     with pytest.raises(CalibrationError, match="at least one QuantGRU"):
         operator_sqnr(torch.nn.Linear(2, 2), BATCHES)
+
+
+def test_changes_without_an_effect_say_so():
+    """A metric of a few decisions, such as an error rate, shows small effects as none."""
+    gru = QuantGRU(5, 6, config=QuantConfig.int8())
+    gru.calibrate(torch.randn(12, 4, 5, generator=torch.Generator().manual_seed(0)))
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    lines = str(operator_gain(gru, metric=lambda _: -0.0)).splitlines()
+    assert all(line.endswith(" none") for line in lines[2:-2])
+    assert lines[-2] == "none: no effect on the metric with this data"
+    assert not any("-0" in line or "+0" in line for line in lines[2:])

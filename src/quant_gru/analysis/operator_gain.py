@@ -61,10 +61,10 @@ class OperatorGain:
             + (f"{row.value:+8.4g}" if row.value else f"{'none':>8}")
             for row in shown
         ]
+        if not all(row.value for row in shown):
+            lines.append(f"none: no effect on the {what} with this data")
         if len(self.rows) > len(shown):
             lines.append(f"and {len(self.rows) - len(shown)} with less")
-        if not all(row.value for row in self.rows):
-            lines.append(f"none: this data shows no effect on the {what}; more data may show one")
         return "\n".join(lines)
 
 

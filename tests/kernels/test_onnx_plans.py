@@ -47,7 +47,11 @@ def on_codes(case):
     runs = None if case.lengths is None else steps_that_run(b, x, lengths)
     last, collected = codes_of_scan(b, cell, v, cell.from_codes(b, h0), runs, case.reverse)
     outputs = {
-        "out": (cell.to_codes(b, b.cast(collected, cell.state_type)), cell.code_type, ("T", "N", H)),
+        "out": (
+            cell.to_codes(b, b.cast(collected, cell.state_type)),
+            cell.code_type,
+            ("T", "N", H),
+        ),
         "last": (cell.to_codes(b, last), cell.code_type, ("N", H)),
     }
     inputs = [x, h0] if runs is None else [x, h0, lengths]

@@ -249,10 +249,10 @@ def _whole_model(
     if form.is_fixed:
         infer_shapes(written)
     write_notes(written, profile, {name: gru._source() for name, gru in grus.items()})
-    proto = onnx_ir().to_proto(written)
-    check_opset(proto.SerializeToString(), form.opset)
+    check_opset(written, form.opset)
     ranges = program.exported_program.range_constraints.items()
-    return proto, {str(name): int(each.lower) for name, each in ranges if each.lower == each.upper}
+    traced = {str(name): int(each.lower) for name, each in ranges if each.lower == each.upper}
+    return onnx_ir().to_proto(written), traced
 
 
 def _traced(model: torch.nn.Module, example: Any, dynamic_shapes: Any, opset: int) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 
 from quant_gru.export.onnx.builder import Builder, Value
 from quant_gru.export.onnx.exact import clipped, converted, number
@@ -18,10 +21,30 @@ def quantized(b: Builder, x: Value, quantizer: Quantizer, dtype: str = "DOUBLE")
         quantizer: The quantizer.
         dtype: 'FLOAT' or 'DOUBLE', of the result.
     """
-    y = b.op("Round", b.op("Div", x, b.float32(quantizer.scale)))
+    return quantized_beside(b, x, [quantizer], [1], dtype)
+
+
+def quantized_beside(
+    b: Builder, x: Value, quantizers: Sequence[Quantizer], sizes: Sequence[int], dtype: str
+) -> Value:
+    """Return codes as `quantized`, of values side by side that have a quantizer each.
+
+    Args:
+        b: The builder.
+        x: float32 (.., sum of sizes).
+        quantizers: The quantizers.
+        sizes: How many values have each; not read if there is one quantizer.
+        dtype: 'FLOAT' or 'DOUBLE', of the result.
+    """
+
+    def of_all(numbers: Sequence[float]) -> NDArray[np.float64]:
+        values = np.array(numbers, np.float64)
+        return values[0] if np.all(values == values[0]) else np.repeat(values, sizes)
+
+    y = b.op("Round", b.op("Div", x, b.float32(of_all([q.scale for q in quantizers]))))
     y = b.op("Where", b.op("Equal", x, x), y, b.float32(0))  # some runtimes have no IsNaN
     (y,) = converted(b, [y], "FLOAT", dtype)
-    lo, hi = (np.float64(end - quantizer.zero_point) for end in (quantizer.lo, quantizer.hi))
+    lo, hi = (of_all([getattr(q, end) - q.zero_point for q in quantizers]) for end in ("lo", "hi"))
     return clipped(b, y, lo, hi, dtype)
 
 

@@ -87,7 +87,9 @@ def expand(model: Any, profile: str, names: Mapping[int, str]) -> None:
             outputs = add_gru(b, source_of(kind.gru), profile, *_padded(call.inputs))
             nodes = list(b.nodes)
             _replace(model, call, nodes, outputs)
-        borders.append((f"{kind.gru}.{use}", nodes, inputs, dict(zip(("y", "h_n"), outputs))))
+        borders.append(
+            (f"{kind.gru}.{use}", nodes, inputs, dict(zip(("y", "h_n"), outputs, strict=True)))
+        )
     model.graph.opset_imports.update(Builder(opset=opset).opset_imports)
     common = ir.passes.common
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)

@@ -34,12 +34,12 @@ class Term:
     Attributes:
         factors: One or two values, integers times `unit` in all.
         bound: The largest magnitude of the integers.
-        unit: What the values are multiples of.
+        unit: What the values are multiples of, of all channels or of each.
     """
 
     factors: tuple[Value, ...]
     bound: int
-    unit: float = 1.0
+    unit: float | NDArray[np.float64] = 1.0
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,13 @@ def rule_of(total: WeightedSum) -> Rule:
     return Rule(Ms, numbers(total.shift, np.int64), *(np.array(v, np.float64) for v in (lo, hi)))
 
 
-def beside(rules: Sequence[Rule], size: int) -> Rule:
-    """Return the rule of channels side by side, `size` of them of each rule."""
+def beside(rules: Sequence[Rule], sizes: Sequence[int]) -> Rule:
+    """Return the rule of the channels of rules side by side, `sizes` of them each."""
 
     def joined(parts: Sequence[Any]) -> Any:
-        same = all((part == parts[0]).all() for part in parts)
-        return parts[0] if same else np.concatenate([np.repeat(part, size) for part in parts])
+        scalar = all(part.ndim == 0 and part == parts[0] for part in parts)
+        wide = [np.broadcast_to(part, size) for part, size in zip(parts, sizes, strict=True)]
+        return parts[0] if scalar else np.concatenate(wide)
 
     Ms = tuple(joined(parts) for parts in zip(*(rule.Ms for rule in rules), strict=True))
     rest = ([getattr(rule, name) for rule in rules] for name in ("k", "lo", "hi"))
@@ -130,7 +131,7 @@ def weighted_sum(b: Builder, name: str, rule: Rule, terms: Sequence[Term], dtype
     else:
         parts = []
         for term in terms:
-            assert term.unit == 1
+            assert np.all(term.unit == 1)
             fitting(name, term.bound)
             wide = [b.cast(v, "INT64") for v in term.factors]
             parts.append(b.op("Mul", *wide) if len(wide) == 2 else wide[0])

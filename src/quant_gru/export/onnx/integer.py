@@ -5,9 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from quant_gru.export.onnx.border import code_of, moved, quantized, real
+import numpy as np
+from numpy.typing import NDArray
+
+from quant_gru.export.onnx.border import code_of, moved, quantized, quantized_beside, real
 from quant_gru.export.onnx.builder import Builder, Value
-from quant_gru.export.onnx.exact import Rule, Term, beside, number, rule_of, weighted_sum
+from quant_gru.export.onnx.exact import (
+    Rule,
+    Term,
+    beside,
+    number,
+    rule_of,
+    scaled,
+    weighted_sum,
+)
 from quant_gru.export.onnx.lookups import is_dense, joins, limits, look_up
 from quant_gru.export.onnx.products import Product
 from quant_gru.integer.plan import CellPlan
@@ -16,6 +27,7 @@ from quant_gru.integer.weighted_sum import WeightedSum
 
 CONTAINERS = {"torch.int8": "INT8", "torch.uint8": "UINT8", "torch.int16": "INT16"}
 CONTAINERS |= {"torch.int32": "INT32", "torch.int64": "INT64"}
+_JOINT = 1 << 15  # entries, zeros among them, up to which one product is faster than two
 
 
 class IntegerCell:
@@ -25,13 +37,10 @@ class IntegerCell:
         plan: The plan of this layer and direction.
 
     Attributes:
-        rank: Dimensions of the values of a step; None for any.
         state_type: ONNX type of all values, the state between steps among them.
         code_type: ONNX type of the state's codes.
         collected_type: ONNX type of what a Scan collects.
     """
-
-    rank = None
 
     def __init__(self, plan: CellPlan) -> None:
         self.plan = plan
@@ -112,8 +121,81 @@ class IntegerCell:
         """Quantize the real initial state, float32 (N, H)."""
         return quantized(b, h0, self.plan.h, self.state_type)
 
+    def once(self, b: Builder, x: Value, v: Value | None, h0: Value) -> tuple[Value, Value]:
+        """Return the states (N, H) before and after the one step of a sequence.
+
+        Args:
+            b: The builder.
+            x: The real input of the first layer, float32 (1, N, C).
+            v: The input of another layer, of `join`.
+            h0: The real state, float32 (1, N, H).
+        """
+        axis, dtype, C, H = (
+            b.int64([0]),
+            self.state_type,
+            self.plan.input_size,
+            self.plan.hidden_size,
+        )
+        if v is not None:
+            return self.after(b, b.op("Squeeze", v, axis), self.start(b, b.op("Squeeze", h0, axis)))
+        both = b.op("Squeeze", b.op("Concat", x, h0, axis=-1), axis)
+        both = quantized_beside(b, both, [self.plan.x, self.plan.h], [C, H], dtype)
+        v, h = b.ops("Split", 2, both, b.int64([C, H]), axis=-1)
+        return self.after(b, v, h, both)
+
+    def after(
+        self, b: Builder, v: Value, h: Value, both: Value | None = None
+    ) -> tuple[Value, Value]:
+        """Return a state (N, H) and the one after a step with input codes (N, C).
+
+        Args:
+            b: The builder.
+            v: Input codes less their zero point.
+            h: The state.
+            both: Both side by side, if they are known so.
+        """
+        H, dtype = self.plan.hidden_size, self.state_type
+        product = Product.beside([self._input, self._recurrent])
+        if product.weight.size > _JOINT:
+            return h, self.step(b, [part for part, _, _ in self.project(b, v)], h)
+        # starting an operator costs more than the zeros between two small matrices
+        both = b.op("Concat", v, h, axis=-1) if both is None else both
+        found, units = product(b, both, dtype), self._units_of_sums()
+        factor = np.concatenate(
+            [np.broadcast_to(u, n * H) for u, n in zip(units, (2, 1, 2, 1), strict=True)]
+        )
+        parts = b.ops(
+            "Split", 4, scaled(b, found, factor, dtype), b.int64([2 * H, H, 2 * H, H]), axis=-1
+        )
+        terms = [
+            Term((part,), self._bounds["gate.z_pre"][i // 2], unit)
+            for i, (part, unit) in enumerate(zip(parts, units, strict=True))
+        ]
+        return h, self._step(b, terms[:2], terms[2:], h)
+
+    def _units_of_sums(self) -> list[NDArray[np.float64]]:
+        """Return the multipliers of both products' gates and candidates, 1 where 64 bits add."""
+        H, one = self.plan.hidden_size, np.array(1.0)
+        gates = beside([self._rules[f"gate.{gate}_pre"] for gate in "zr"], [H, H])
+        candidate = self._rules["gate.g_pre"]
+        z = gates.fits(self._bounds["gate.z_pre"], self.state_type)
+        g = candidate.fits(self._bounds["gate.g_pre"], self.state_type)
+        return [
+            gates.factor(0) if z else one,
+            candidate.factor(0) if g else one,
+            gates.factor(1) if z else one,
+            one,
+        ]
+
     def step(self, b: Builder, inputs: Sequence[Value], h: Value) -> Value:
         """Return the state after a step, from the projected input and the state before."""
+        most = self._bounds["gate.z_pre"]
+        Wx = [Term((v,), most[0]) for v in inputs]
+        Rh = [Term((v,), most[1]) for v in self._halves(b, self._recurrent(b, h, self.state_type))]
+        return self._step(b, Wx, Rh, h)
+
+    def _step(self, b: Builder, Wx: Sequence[Term], Rh: Sequence[Term], h: Value) -> Value:
+        """Return the state after a step from both products, gates and candidate each."""
         plan, dtype, q = self.plan, self.state_type, self.plan.frozen.quantizers
 
         def total(name: str, *terms: Term) -> Term:
@@ -129,9 +211,7 @@ class IntegerCell:
             )
             return total(name, both) if name in self._rules else both
 
-        Wx_gates, Wx_g = (Term((v,), q["matmul.Wx"].max_abs) for v in inputs)
-        Rh = self._halves(b, self._recurrent(b, h, dtype))
-        Rh_gates, Rh_g = (Term((v,), q["matmul.Rh"].max_abs) for v in Rh)
+        (Wx_gates, Wx_g), (Rh_gates, Rh_g) = Wx, Rh
         state = Term((h,), q["output.h"].max_abs)
         z, r = self._gates(b, Wx_gates, Rh_gates)
         rRh = product("op.rRh", r, Rh_g)
@@ -149,7 +229,7 @@ class IntegerCell:
     def _gates(self, b: Builder, Wx: Term, Rh: Term) -> list[Term]:
         """Return update and reset gate; both are computed side by side where they can be."""
         H, dtype, both = self.plan.hidden_size, self.state_type, ("z", "r")
-        rule = beside([self._limited(gate) for gate in both], H)
+        rule = beside([self._limited(gate) for gate in both], [H, H])
         v = weighted_sum(b, "gate.z_pre", rule, (Wx, Rh), dtype)
         tables = [self.plan.frozen.tables[f"gate.{gate}_out"] for gate in both]
         if joins(tables):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Protocol
 
 from quant_gru.export.onnx.builder import Builder, Value, static_size
@@ -16,7 +15,6 @@ class Cell(Protocol):
     """One layer and direction in a profile; see `quant_gru.export.onnx.integer.IntegerCell`."""
 
     plan: CellPlan
-    rank: int | None
     state_type: str
     code_type: str
     collected_type: str
@@ -31,6 +29,10 @@ class Cell(Protocol):
     ) -> Value: ...
     def project(self, b: Builder, x: Value) -> list[tuple[Value, str, int]]: ...  # noqa: D102
     def start(self, b: Builder, h0: Value) -> Value: ...  # noqa: D102
+    def once(  # noqa: D102
+        self, b: Builder, x: Value, v: Value | None, h0: Value
+    ) -> tuple[Value, Value]: ...
+    def after(self, b: Builder, v: Value, h: Value) -> tuple[Value, Value]: ...  # noqa: D102
     def step(self, b: Builder, inputs: Sequence[Value], h: Value) -> Value: ...  # noqa: D102
     def collect(self, b: Builder, h: Value) -> Value: ...  # noqa: D102
     def real(self, b: Builder, collected: Value) -> Value: ...  # noqa: D102
@@ -68,20 +70,26 @@ def sequence(
     for layer, directions in enumerate(cells):
         below, halves = halves, []
         for d, cell in enumerate(directions):
+            v, state = None, states[len(last)]
             if layer:
                 quantizers = [each.plan.h for each in cells[layer - 1]]
                 v = cell.join(b, plan.between[layer - 1][d], quantizers, below)
+            if single:
+                h, collected = step_of(b, cell, x, v, state, runs)
             else:
-                v = cell.read(b, x)
-            add = step_of if single else partial(scan_of, reverse=d == 1, rows=static_size(x, 1))
-            h, collected = add(b, cell, v, states[len(last)], runs)
+                v = cell.read(b, x) if v is None else v
+                h, collected = scan_of(b, cell, v, state, runs, d == 1, static_size(x, 1))
             last.append(h)
             halves.append(collected)
-    outputs = [cell.real(b, half) for cell, half in zip(cells[-1], halves, strict=True)]
+    if single:
+        outputs = last[-len(halves) :]
+    else:
+        outputs = [cell.real(b, half) for cell, half in zip(cells[-1], halves, strict=True)]
     y = outputs[0] if len(outputs) == 1 else b.op("Concat", *outputs, axis=-1)
     if runs is not None:
         y = b.op("Where", runs, y, b.float32(0))
-    return y, last[0] if len(last) == 1 else b.op("Concat", *last, axis=0)
+    h_n = last[0] if len(last) == 1 else b.op("Concat", *last, axis=0)
+    return y, b.op("Identity", h_n) if h_n is y else h_n
 
 
 def split_states(b: Builder, h0: Value, count: int) -> list[Value]:
@@ -100,19 +108,27 @@ def steps_that_run(b: Builder, x: Value, lengths: Value) -> Value:
     return b.op("Unsqueeze", b.op("Less", steps, lengths), b.int64([2]))
 
 
-def step_of(b: Builder, cell: Cell, v: Value, h0: Value, runs: Value | None) -> tuple[Value, Value]:
-    """Add the one step of a layer and direction; as `scan_of`."""
-    axis, flat = b.int64([0]), cell.rank == 2
-    given = [part for part, _, _ in cell.project(b, v)]
-    if flat:
-        given, h0 = [b.op("Squeeze", part, axis) for part in given], b.op("Squeeze", h0, axis)
-        runs = None if runs is None else b.op("Squeeze", runs, axis)
-    h = cell.start(b, h0)
-    after = cell.step(b, given, h)
+def step_of(
+    b: Builder, cell: Cell, x: Value, v: Value | None, h0: Value, runs: Value | None
+) -> tuple[Value, Value]:
+    """Add the one step of a layer and direction.
+
+    Args:
+        b: The builder.
+        cell: The cell.
+        x: The input of the first layer, float32 (1, N, C).
+        v: The input of another layer, of `join` of the cell.
+        h0: float32 (1, N, H).
+        runs: Of `steps_that_run`, or None if all rows have the step.
+
+    Returns:
+        The state after it, float32 (1, N, H), and what was collected.
+    """
+    axis = b.int64([0])
+    before, after = cell.once(b, x, v, h0)
     if runs is not None:
-        after = cell.keep(b, runs, after, h)
-    collected = cell.collect(b, after)
-    collected = b.op("Unsqueeze", collected, axis) if flat else collected
+        after = cell.keep(b, b.op("Squeeze", runs, axis), after, before)
+    collected = b.op("Unsqueeze", cell.collect(b, after), axis)
     return cell.real(b, collected), collected
 
 
@@ -130,7 +146,7 @@ def scan_of(
     Args:
         b: The builder.
         cell: The cell.
-        v: What `read` or `join` of the cell returned.
+        v: Of `read` or `join` of the cell.
         h0: float32 (1, N, H).
         runs: Of `steps_that_run`, or None if all rows have all steps.
         reverse: Whether to run from the last step to the first.

@@ -157,7 +157,9 @@ def _segments(
     ]
 
     def of_segment(columns: Sequence[NDArray[np.int64]], power: int) -> Value:
-        parts = [length**power / 2.0**table.shift for length, table in zip(lengths, tables)]
+        parts = [
+            length**power / 2.0**table.shift for length, table in zip(lengths, tables, strict=True)
+        ]
         return b.op("Gather", _weighted(b, columns, parts), i, axis=0)
 
     y = of_segment([row[:, 2] for row in rows], 2)

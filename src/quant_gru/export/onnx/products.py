@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from quant_gru.export.onnx.exact import (
     FLOAT64,
     Objects,
     Rule,
+    beside,
     clipped,
     converted,
     fitting,
@@ -71,6 +73,23 @@ class Product:
         B = bias.cpu().numpy().astype(object) * (1 << shift)
         bounds = np.abs(W).astype(object).sum(1) * operand.max_abs + abs(B)
         return cls(name, W, B, bounds, rule_of(total))
+
+    @classmethod
+    def beside(cls, products: Sequence[Product]) -> Product:
+        """Return one product of operands side by side, with results side by side."""
+        rows, columns = zip(*(each.weight.shape for each in products), strict=True)
+        weight = np.zeros((sum(rows), sum(columns)), np.int64)
+        at = [0, 0]
+        for each in products:
+            height, width = each.weight.shape
+            weight[at[0] : at[0] + height, at[1] : at[1] + width] = each.weight
+            at = [at[0] + height, at[1] + width]
+        bias, bounds = (
+            np.concatenate([getattr(each, name) for each in products])
+            for name in ("bias", "bounds")
+        )
+        rule = beside([each.rule for each in products], rows)
+        return cls(products[0].name, weight, bias, bounds, rule)
 
     def fits(self, dtype: str) -> bool:
         """Return whether a float type has accumulators and results exactly."""

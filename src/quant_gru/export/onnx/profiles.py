@@ -105,8 +105,7 @@ def cell_step(
     for layer, (cell, codes) in enumerate(zip(cells, states, strict=True)):
         if layer:
             v = cell.join(b, plan.between[layer - 1][0], [cells[layer - 1].plan.h], [v])
-        given = [value for value, _, _ in cell.project(b, v)]
-        h = cell.step(b, given, cell.from_codes(b, codes))
+        _, h = cell.after(b, v, cell.from_codes(b, codes))
         v = cell.collect(b, h)
         after.append(cell.to_codes(b, h))
     return cells[-1].real(b, v), after

@@ -65,13 +65,11 @@ class QdqCell:
         plan: The plan of this layer and direction.
 
     Attributes:
-        rank: Dimensions of the values of a step; None for any.
         state_type: ONNX type of the state between steps.
         code_type: ONNX type of the state's codes at the border of a step.
         collected_type: ONNX type of what a Scan collects.
     """
 
-    rank = 2
     collected_type = "FLOAT"
 
     def __init__(self, plan: CellPlan) -> None:
@@ -125,6 +123,16 @@ class QdqCell:
     def start(self, b: Builder, h0: Value) -> Value:
         """Quantize the real initial state, float32 (N, H)."""
         return quantize(b, "output.h", h0, self.plan.h)
+
+    def once(self, b: Builder, x: Value, v: Value | None, h0: Value) -> tuple[Value, Value]:
+        """Return the states before and after the one step of a sequence; as `IntegerCell.once`."""
+        axis = b.int64([0])
+        v = b.op("Squeeze", self.read(b, x) if v is None else v, axis)
+        return self.after(b, v, self.start(b, b.op("Squeeze", h0, axis)))
+
+    def after(self, b: Builder, v: Value, h: Value) -> tuple[Value, Value]:
+        """Return a state (N, H) and the one after a step with the input (N, C)."""
+        return h, self.step(b, [part for part, _, _ in self.project(b, v)], h)
 
     def step(self, b: Builder, inputs: Sequence[Value], h: Value) -> Value:
         """Return the state after a step, from the projected input and the state before."""

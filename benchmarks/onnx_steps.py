@@ -1,0 +1,154 @@
+"""ONNX files of models with many GRUs or calls: bytes and times beside the float model.
+
+    python benchmarks/onnx_steps.py steps   # 14 GRUs of one step each, H of 4 to 16
+    python benchmarks/onnx_steps.py calls   # one GRU that is called 1 and 12 times
+
+Times are the shortest and the median of runs that alternate between the files, in ONNX Runtime
+with one thread. The float model is what torch.onnx.export writes of torch.nn.GRU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import Tensor
+
+from quant_gru import calibrate_model, convert_model, export_onnx
+
+SIZES = (4, 8, 8, 16, 16, 8, 4) * 2
+PRESETS = ("int8", "int8_wide", "w8a16", "int16")
+TURNS = 200
+
+
+class Steps(torch.nn.Module):
+    """GRUs of one step with a linear layer after each; all states go in and out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grus = torch.nn.ModuleList(torch.nn.GRU(16, size) for size in SIZES)
+        self.linears = torch.nn.ModuleList(torch.nn.Linear(size, 16) for size in SIZES)
+
+    def forward(self, x: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Return the output (T, N, 16) and the states."""
+        after = []
+        for gru, linear, state in zip(self.grus, self.linears, states, strict=True):
+            y, state = gru(x, state)
+            x = torch.tanh(linear(y))
+            after.append(state)
+        return x, after
+
+
+class Decoder(torch.nn.Module):
+    """A GRU whose output is its next input."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.calls, self.gru = calls, torch.nn.GRU(64, 64, batch_first=True)
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the last output and the state."""
+        for _ in range(self.calls):
+            x, state = self.gru(x, state)
+        return x, state
+
+
+def given(T: int, N: int) -> tuple[Tensor, list[Tensor]]:
+    """Return an input of the steps."""
+    return torch.randn(T, N, 16), [torch.zeros(1, N, size) for size in SIZES]
+
+
+def session_of(path: Path) -> Any:
+    """Load a file, with one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def write_float(model: torch.nn.Module, path: Path, example: Any) -> None:
+    """Export a float model by torch alone."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model, example, path, dynamo=True, external_data=False, verbose=False, opset_version=21
+        )
+
+
+def print_steps(folder: Path) -> None:
+    """Print bytes and times of 14 GRUs of one step."""
+    torch.manual_seed(0)
+    model, example = Steps().eval(), given(1, 1)
+    paths = {name: folder / f"{name}.onnx" for name in ("float", *PRESETS)}
+    write_float(model, paths["float"], example)
+    for preset in PRESETS:
+        quantized = convert_model(model, preset)
+        calibrate_model(quantized, [given(50, 8)], lambda m, batch: m(*batch))
+        export_onnx(quantized, paths[preset], example, batch=1, time=1)
+    sessions = {name: session_of(path) for name, path in paths.items()}
+    taken: dict[str, list[float]] = {name: [] for name in paths}
+    arrays = [example[0].numpy(), *(state.numpy() for state in example[1])]
+    for turn in range(TURNS + 5):
+        for name, session in sessions.items():
+            feeds = dict(zip((each.name for each in session.get_inputs()), arrays, strict=True))
+            start = time.perf_counter()
+            for _ in range(10):
+                session.run(None, feeds)
+            if turn >= 5:
+                taken[name].append((time.perf_counter() - start) / 10)
+    print("| 14 steps | bytes | of float | shortest, us | of float | median, us | of float |")
+    print("|---|---|---|---|---|---|---|")
+    size = paths["float"].stat().st_size
+    least, middle = min(taken["float"]), statistics.median(taken["float"])
+    for name, path in paths.items():
+        bytes_, best, usual = path.stat().st_size, min(taken[name]), statistics.median(taken[name])
+        print(
+            f"| {name} | {bytes_} | {bytes_ / size:.2f} | {1e6 * best:.0f} | {best / least:.1f} "
+            f"| {1e6 * usual:.0f} | {usual / middle:.1f} |"
+        )
+
+
+def print_calls(folder: Path) -> None:
+    """Print bytes and times of a GRU that is called once and 12 times."""
+    print("| profile | calls | bytes | export, s | load, ms |")
+    print("|---|---|---|---|---|")
+    example = torch.randn(2, 1, 64), torch.zeros(1, 2, 64)
+    for profile in ("integer", "qdq", "float", "node"):
+        for calls in (1, 12):
+            path = folder / "model.onnx"
+            model = convert_model(Decoder(calls).eval(), "int8")
+            calibrate_model(model, [example], lambda m, batch: m(*batch))
+            exports, loads = [], []
+            for _ in range(3):
+                start = time.perf_counter()
+                export_onnx(model, path, example, profile, verify=False)
+                exports.append(time.perf_counter() - start)
+                start = time.perf_counter()
+                session_of(path)
+                loads.append(time.perf_counter() - start)
+            print(
+                f"| {profile} | {calls} | {path.stat().st_size} | {min(exports):.2f} "
+                f"| {1e3 * min(loads):.1f} |",
+                flush=True,
+            )
+
+
+def main() -> None:
+    """Print one of the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("table", choices=("steps", "calls"))
+    options = parser.parse_args()
+    print("onnxruntime", onnxruntime.__version__, "numpy", np.__version__)
+    with tempfile.TemporaryDirectory() as folder:
+        (print_steps if options.table == "steps" else print_calls)(Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,7 @@ import torch
 
 import quant_gru
 from quant_gru import (
+    FrozenQuantGRU,
     QuantConfig,
     QuantGRU,
     QuantGRUError,
@@ -14,6 +15,7 @@ from quant_gru import (
     export_onnx,
     export_step_onnx,
 )
+from quant_gru.conversion.onnx_verify import verified_file
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -259,6 +261,25 @@ def test_a_stream_from_the_metadata_alone(path):
         y, *after = session.run(None, {"input": x.numpy(), **states})
         states = dict(zip(states, after, strict=True))
         assert np.array_equal(y, stream(x).numpy())
+
+
+def test_the_command_line_verifies_files_of_all_forms(path, tmp_path):
+    frozen = tmp_path / "gru.safetensors"
+    gru = made(num_layers=2)
+    gru.freeze().save(frozen)
+    packed = torch.nn.utils.rnn.pack_padded_sequence(
+        torch.randn(3, 4, C), [4, 2, 3], batch_first=True, enforce_sorted=False
+    )
+    for write in (
+        lambda: export_onnx(gru, path, torch.randn(3, 1, C), batch=3, time=1),
+        lambda: export_onnx(gru, path, packed, batch=3),
+        lambda: export_step_onnx(gru, path, batch=3),
+        lambda: export_step_onnx(gru, path, optional_states=True),
+    ):
+        write()
+        report = verified_file(path, FrozenQuantGRU.load(frozen)._source())
+        assert report
+        assert not any(each.differing for each in report.values())
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -64,6 +64,8 @@ def test_the_command_line_verifies_a_cell(cell, tmp_path):
         report = verified_file(tmp_path / "cell.onnx", cell._source())
         assert report["output"].values == 48 * H
         assert not report["output"].wrong
+    export_onnx(cell, tmp_path / "cell.onnx", seeded(3, C), batch=3)
+    assert not verified_file(tmp_path / "cell.onnx", cell._source())["output"].wrong
 
 
 def test_bad_examples_name_the_ways(cell, tmp_path):

@@ -53,13 +53,17 @@ def split_cell_example(source: Source, example: Any) -> tuple[Tensor, Tensor | N
     return x, hx
 
 
-def random_example(source: Source, states: bool = False, lengths: bool = False) -> Any:
-    """Return two random rows of up to 16 steps, as an example of a GRU with a plan.
+def random_example(
+    source: Source, states: bool = False, lengths: bool = False, N: int = 2, T: int = 16
+) -> Any:
+    """Return random rows, as an example of a GRU with a plan.
 
     Args:
         source: The GRU.
         states: Whether the example has initial states.
-        lengths: Whether its input is a PackedSequence.
+        lengths: Whether its input is a PackedSequence, with rows of T and about half as many steps.
+        N: Rows.
+        T: Steps.
     """
     assert source.plan is not None
     generator = torch.Generator().manual_seed(0)
@@ -68,14 +72,15 @@ def random_example(source: Source, states: bool = False, lengths: bool = False) 
     def values(q: Quantizer, *sizes: int) -> Tensor:
         return q.scale * 2.0 ** (q.bits - 2) * torch.randn(sizes, generator=generator, device="cpu")
 
-    sizes = (2, 16) if source.batch_first else (16, 2)
+    sizes = (N, T) if source.batch_first else (T, N)
     x: Tensor | PackedSequence = values(cells[0].x, *sizes, source.input_size)
     if lengths:
         assert isinstance(x, Tensor)
-        x = pack_padded_sequence(x, torch.tensor([16, 9], device="cpu"), source.batch_first)
+        rows = [T if row % 2 == 0 else T // 2 + 1 for row in range(N)]
+        x = pack_padded_sequence(x, rows, source.batch_first, enforce_sorted=False)
     if not states:
         return x
-    return x, torch.stack([values(cell.h, 2, source.hidden_size) for cell in cells])
+    return x, torch.stack([values(cell.h, N, source.hidden_size) for cell in cells])
 
 
 def verified_file(path: str | os.PathLike[str], source: Source) -> Report:
@@ -93,7 +98,8 @@ def verified_file(path: str | os.PathLike[str], source: Source) -> Report:
     content = read_bytes(path)
     try:
         session = session_of(content)
-        found = {each.name: each.shape for each in session.get_inputs()}
+        given = (*session.get_inputs(), *session.get_overridable_initializers())
+        found = {each.name: each.shape for each in given}
         outputs = [each.name for each in session.get_outputs()]
         if "state_l0" in found:
             _check_border(found, outputs, _step_border(source))
@@ -101,12 +107,18 @@ def verified_file(path: str | os.PathLike[str], source: Source) -> Report:
         if len(found.get("input", ())) == 2:
             kept = found.keys() & {"hx"}
             _check_border(found, outputs, _cell_border(source, bool(kept)))
-            return verified_cell(content, source, _random_step(source, bool(kept)))
+            rows = found["input"][0] if isinstance(found["input"][0], int) else 16
+            return verified_cell(content, source, _random_step(source, bool(kept), rows))
         kept = {"input", *({"hx", "lengths"} & found.keys())}
         _check_border(found, outputs, _border(source, kept))
-        return verified_gru(
-            content, source, random_example(source, "hx" in kept, "lengths" in kept)
-        )
+        fixed = dict(zip(_border(source, kept)[0]["input"], found["input"], strict=True))
+        sizes = {
+            short: fixed[name]
+            for short, name in (("N", "batch"), ("T", "time"))
+            if isinstance(fixed[name], int)
+        }
+        example = random_example(source, "hx" in kept, "lengths" in kept, **sizes)
+        return verified_gru(content, source, example)
     except QuantGRUError as error:
         raise QuantGRUError(f"{error} ({where})") from error.__cause__
     except Exception as error:  # the exceptions of ONNX Runtime share no other class
@@ -143,13 +155,21 @@ def _cell_border(source: Source, states: bool) -> Border:
     return inputs | ({"hx": ["batch", source.hidden_size]} if states else {}), ["output"]
 
 
-def _random_step(source: Source, states: bool) -> Any:
-    x, *rest = random_example(replace(source, batch_first=True), True)
-    return (x[0], rest[0][0, :1].expand(len(x[0]), -1)) if states else x[0]
+def _random_step(source: Source, states: bool, rows: int) -> Any:
+    x, hx = random_example(replace(source, batch_first=False), True, N=rows, T=1)
+    return (x[0], hx[0]) if states else x[0]
 
 
 def _check_border(inputs: dict[str, list[Any]], outputs: list[str], expected: Border) -> None:
-    if (inputs, outputs) != expected:
+    fit = inputs.keys() == expected[0].keys() and all(
+        len(shape) == len(inputs[name])
+        and all(
+            isinstance(dim, str) or dim == size
+            for dim, size in zip(shape, inputs[name], strict=True)
+        )
+        for name, shape in expected[0].items()
+    )
+    if not fit or outputs != expected[1]:  # sizes of a batch and of time may be fixed
         described = f"inputs {expected[0]} and outputs {expected[1]}"
         raise QuantGRUError(
             f"Expected a model of this GRU by itself, with {described}, got {inputs} and {outputs}"

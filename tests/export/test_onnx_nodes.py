@@ -1,5 +1,6 @@
 """GRU nodes of ONNX models become QuantGRUs: against ONNX Runtime, where it is installed."""
 
+import itertools
 import warnings
 
 import numpy as np
@@ -168,6 +169,36 @@ def test_a_constant_initial_state_is_mentioned():
                 QuantGRU.from_onnx(model)
         else:
             QuantGRU.from_onnx(model)
+
+
+def chain(first, last, count):
+    """Nodes that hand a value on, `count` times."""
+    names = [first, *(f"s{i}" for i in range(count - 1)), last]
+    return [helper.make_node("Identity", [a], [b]) for a, b in itertools.pairwise(names)]
+
+
+@pytest.mark.parametrize("count", [1, 199, 200, 1000])
+def test_an_initial_state_late_in_a_graph_is_no_constant(count):
+    """As in a streaming model of many GRUs, whose states are inputs."""
+    arrays = arrays_of(np.random.default_rng(0))
+    inputs = ["x", "W", "R", "B", "", "h"]
+    model = gru_model(arrays, extra_nodes=chain("x", "h", count), inputs=inputs)
+    assert QuantGRU.from_onnx(model).hidden_size == 4
+    # the same chain of a constant is one, however long
+    stored = {**arrays, "h0": np.full((1, N, 4), 0.5, np.float32)}
+    model = gru_model(arrays, extra_nodes=chain("h0", "h", count), inputs=inputs, stored=stored)
+    with pytest.warns(QuantGRUWarning, match=r"initial_h is a constant .* \(node 'gru', the model"):
+        QuantGRU.from_onnx(model)
+
+
+def test_weights_behind_too_many_nodes_name_their_node():
+    arrays = arrays_of(np.random.default_rng(0))
+    stored = {"V": arrays["W"], "R": arrays["R"], "B": arrays["B"]}
+    model = gru_model(arrays, extra_nodes=chain("V", "W", 300), stored=stored)
+    with pytest.raises(
+        QuantGRUError, match=r"at most 200 nodes, got more \(W, node 'gru', the mod"
+    ):
+        QuantGRU.from_onnx(model)
 
 
 @pytest.mark.parametrize(

@@ -484,6 +484,15 @@ class TestRefused:
         with pytest.raises(QuantGRUError, match=r"torch\.export"):
             torch.jit.trace(module, (seeded(5, 3, C),))
 
+    @pytest.mark.parametrize("kind", ["quantized", "float", "frozen", "in a model"])
+    def test_jit_script(self, kind):
+        module = quantized()
+        module.use_quantization = kind != "float"
+        module = module.freeze() if kind == "frozen" else module
+        module = torch.nn.ModuleDict({"gru": module}) if kind == "in a model" else module
+        with pytest.raises(QuantGRUError, match=r"torch\.export .*QuantGRU, got torch.jit.script"):
+            torch.jit.script(module)
+
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestCuda:

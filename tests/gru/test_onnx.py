@@ -63,7 +63,7 @@ def kinds(graph):
 
 def none_differ(report):
     assert report
-    return all(each.differing == 0 and each.largest_real == 0 for each in report.values())
+    return not any(each.wrong for each in report.values())
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def test_a_whole_model_with_another_batch_and_length(profile, path):
     N = 1 if profile == "integer" else 3
     report = quant_gru.export_onnx(model, path, seeded(N, 9, 4), profile)
     assert model.training
-    assert set(report) == {"gru.output", "gru.h_n"}
+    assert set(report) == {"gru.input", "gru.output", "gru.h_n", "linear", "getitem_1"}
     assert profile != "integer" or none_differ(report)
     x, model = seeded(5, 13, 4, seed=4), model.eval()
     with torch.no_grad():
@@ -292,8 +292,10 @@ def test_a_gru_that_is_called_twice_and_a_frozen_one(path):
     given = seeded(5, 2, H), states(model.gru, 2)
     report = quant_gru.export_onnx(model, path, given)
     assert none_differ(report)
-    assert set(report) == {
-        f"{name}.{each}" for name in ("gru", "gru#1", "other") for each in ("output", "h_n")
+    assert {name for name in report if "." in name} == {
+        f"{name}.{each}"
+        for name in ("gru", "gru#1", "other")
+        for each in ("input", "output", "h_n")
     }
     x, hx = seeded(7, 3, H, seed=2), states(model.gru, 3, seed=6)
     with torch.no_grad():
@@ -317,7 +319,7 @@ def test_a_learned_state_and_inputs_by_keyword(path):
     model = Learned()
     report = quant_gru.export_onnx(model, path, {"x": seeded(5, 2, C)})
     assert none_differ(report)
-    assert set(report) == {"gru.output"}
+    assert {name for name in report if "." in name} == {"gru.input", "gru.output"}
     x = seeded(7, 3, C, seed=2)
     with torch.no_grad():
         assert torch.equal(run(path, x)[0], model(x=x)["y"])

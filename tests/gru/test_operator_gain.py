@@ -214,3 +214,13 @@ def test_calls_of_a_cell_are_summed(monkeypatch):
     one_by_one = operator_sqnr(model, BATCHES)
     assert list(found) == list(one_by_one)
     assert found == pytest.approx(one_by_one, rel=1e-9)
+def test_changes_without_an_effect_say_so():
+    """A metric of a few decisions, such as an error rate, shows small effects as none."""
+    gru = QuantGRU(5, 6, config=QuantConfig.int8())
+    gru.calibrate(torch.randn(12, 4, 5, generator=torch.Generator().manual_seed(0)))
+    gru.finalize_calibration()
+    gru.use_quantization = True
+    lines = str(operator_gain(gru, metric=lambda _: -0.0)).splitlines()
+    assert all(line.endswith(" none") for line in lines[2:-2])
+    assert lines[-2] == "none: no effect on the metric with this data"
+    assert not any("-0" in line or "+0" in line for line in lines[2:])

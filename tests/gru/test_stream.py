@@ -129,6 +129,6 @@ def test_errors_say_what_was_expected():
     with pytest.raises(QuantGRUError, match="shape"):
         stream.state = torch.zeros(1, 1, H, dtype=torch.int8)
     with pytest.raises(QuantGRUError, match="integers"):
-        stream.state = torch.zeros(1, 2, H)
+        stream.state = torch.zeros(1, 2, H, dtype=torch.bool)
     with pytest.raises(QuantGRUError, match=r"\[-128, 127\]"):
         stream.state = torch.full((1, 2, H), 1000)

@@ -57,9 +57,12 @@ class OperatorGain:
         width = max([6, *(len(row.module) for row in shown)])
         lines.append(f"{'module':{width}}  {'operator':15}  {'change':14}  {self.unit:>8}")
         lines += [
-            f"{row.module:{width}}  {row.operator:15}  {row.change:14}  {row.value:+8.4g}"
+            f"{row.module:{width}}  {row.operator:15}  {row.change:14}  "
+            + (f"{row.value:+8.4g}" if row.value else f"{'none':>8}")
             for row in shown
         ]
+        if not all(row.value for row in shown):
+            lines.append(f"none: no effect on the {what} with this data")
         if len(self.rows) > len(shown):
             lines.append(f"and {len(self.rows) - len(shown)} with less")
         return "\n".join(lines)

@@ -11,17 +11,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.config.files import write_bytes
+from quant_gru.conversion.onnx_sizes import verified_model
 from quant_gru.conversion.onnx_verify import (
     Report,
+    split_cell_example,
     split_example,
+    verified_cell,
     verified_gru,
-    verified_model,
     verified_steps,
 )
+from quant_gru.conversion.other_sizes import freeze_sizes, tensors_of
+from quant_gru.conversion.reference_run import CELLS, GRUS, split
 from quant_gru.export.onnx import recorded
 from quant_gru.export.onnx.builder import (
     OPSET,
@@ -31,8 +34,9 @@ from quant_gru.export.onnx.builder import (
     onnx_ir,
 )
 from quant_gru.export.onnx.calls import expand
+from quant_gru.export.onnx.half import transpose_before_cast
 from quant_gru.export.onnx.lowered import TRACED, check_opset, lower
-from quant_gru.export.onnx.model import Form, sequence_model, step_model
+from quant_gru.export.onnx.model import Form, cell_model, sequence_model, step_model
 from quant_gru.export.onnx.notes import write_notes
 from quant_gru.export.onnx.packing import padded
 from quant_gru.export.onnx.profiles import check_profile
@@ -42,8 +46,6 @@ from quant_gru.export.onnx.translation import any_size, placeholders, translatio
 from quant_gru.export.onnx.verify import expect_none
 from quant_gru.modules.frozen import FrozenQuantGRU
 from quant_gru.modules.gru import QuantGRU
-
-GRUS = (QuantGRU, FrozenQuantGRU)
 
 
 def export_onnx(
@@ -61,9 +63,10 @@ def export_onnx(
     """Write a model that contains QuantGRUs as an ONNX file.
 
     A GRU by itself has the inputs 'input', 'hx' if the example has states, and 'lengths' int64
-    (N,) if the example is a PackedSequence, and the outputs 'output' and 'h_n'. A whole model goes
-    through `torch.onnx.export`, with every GRU in `profile`. Batch and time are dynamic, unless
-    they are given.
+    (N,) if the example is a PackedSequence, and the outputs 'output' and 'h_n'; a cell has the
+    inputs 'input' (N, C) and 'hx', and the output 'output' (N, H). A whole model goes through
+    `torch.onnx.export`, with every GRU in `profile`. Batch and time are dynamic, unless they are
+    given, or the model has them as constants when it is traced (a warning then).
 
     Args:
         model: A QuantGRU, a FrozenQuantGRU, or a model that contains some.
@@ -81,22 +84,34 @@ def export_onnx(
 
     Returns:
         Output of a GRU ('output', 'h_n'; in a whole model 'encoder.output') -> how many codes
-        differ from the plan, and by how much; empty without `verify`.
+        differ from the plan, and by how much; of a whole model also what reaches a GRU
+        ('encoder.input') and the model's outputs, by their names in the file -> how many values
+        differ by more than rounding. Empty without `verify`.
 
     Raises:
         QuantGRUError: The model has no GRU, a GRU has no scales, ONNX's 64-bit integers cannot
-            compute it, or codes of profile 'integer' differ. Nothing is written then.
+            compute it, codes or outputs of profile 'integer' differ, or a whole model has other
+            shapes in the file, or other outputs at a second call. Nothing is written then.
     """
     check_profile(profile)
     onnx_ir()
     form = _form(opset, batch, time)
-    if isinstance(model, GRUS):
+    if isinstance(model, CELLS):
+        source = _source(model)
+        x, hx = split_cell_example(source, example)
+        _expect_size("batch", form.batch, x.shape[0])
+        content = _bytes(cell_model(source, profile, hx is not None, form))
+        report = verified_cell(content, source, example) if verify else {}
+    elif isinstance(model, GRUS):
         written, source = _gru_model(model, example, profile, form)
         content = _bytes(written)
         report = verified_gru(content, source, example) if verify else {}
     else:
-        content = _whole_model(model, example, profile, dynamic_shapes, form)
-        report = verified_model(content, model, example) if verify else {}
+        proto, traced = _whole_model(model, example, profile, dynamic_shapes, form)
+        asked = dynamic_shapes is not None
+        report = verified_model(proto, model, example, profile, traced, asked) if verify else {}
+        freeze_sizes(proto, traced)
+        content = proto.SerializeToString()
     if profile == "integer":
         expect_none(report)
     write_bytes(path, content)
@@ -185,12 +200,14 @@ def _gru_model(gru: torch.nn.Module, example: Any, profile: str, form: Form) -> 
     x, lengths, hx = split_example(source, example)
     found = x.shape[:2] if source.batch_first else x.shape[1::-1]
     for name, wanted, size in zip(("batch", "time"), (form.batch, form.time), found, strict=True):
-        if wanted not in (None, size):
-            raise QuantGRUError(
-                f"Expected an example with {name} {wanted}, which is fixed, got {size}"
-            )
+        _expect_size(name, wanted, size)
     written = sequence_model(source, profile, hx is not None, lengths is not None, form)
     return written, source
+
+
+def _expect_size(name: str, wanted: int | None, size: int) -> None:
+    if wanted not in (None, size):
+        raise QuantGRUError(f"Expected an example with {name} {wanted}, which is fixed, got {size}")
 
 
 # --- whole models
@@ -198,7 +215,8 @@ def _gru_model(gru: torch.nn.Module, example: Any, profile: str, form: Form) -> 
 
 def _whole_model(
     model: torch.nn.Module, example: Any, profile: str, dynamic_shapes: Any, form: Form
-) -> bytes:
+) -> tuple[Any, dict[str, int]]:
+    """Return the file, an `onnx.ModelProto`, and the sizes of inputs that the graph fixes."""
     grus = {name: m for name, m in model.named_modules() if isinstance(m, GRUS)}
     if not grus:
         raise QuantGRUError(
@@ -211,31 +229,20 @@ def _whole_model(
                 f"Expected calibrated GRUs, got one without scales ({name!r}); call "
                 "calibrate_model(model, batches) first"
             )
-    kwargs = dict(example) if isinstance(example, Mapping) else {}
-    args = () if kwargs else tuple(example) if type(example) in (tuple, list) else (example,)
-    if dynamic_shapes is None:
-        dynamic_shapes = _dynamic(kwargs) if kwargs else _dynamic(args)
     with _recording(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            model,
-            args,
-            kwargs=kwargs,
-            dynamo=True,
-            opset_version=max(form.opset, TRACED),
-            dynamic_shapes=dynamic_shapes,
-            custom_translation_table=placeholders(),
-            verbose=False,
-        )
+        program = _traced(model, example, dynamic_shapes, max(form.opset, TRACED))
     assert program is not None
+    assert program.exported_program is not None
     written, numbers = program.model, {recorded.number_of(gru): name for name, gru in grus.items()}
     onnx_ir().passes.common.ClearMetadataAndDocStringPass()(written)
     if form.is_fixed:
-        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        leaves = tensors_of(example)
         names = [str(value.name) for value in written.graph.inputs]
         shapes = {name: leaf.shape for name, leaf in zip(names, leaves, strict=True)}
         fix_sizes(written, {"batch": form.batch, "time": form.time}, shapes)
         fold_sizes(written)
+    transpose_before_cast(written)
     lower(written, form.opset)
     written.ir_version = ir_version(form.opset)
     expand(written, profile, numbers)
@@ -243,28 +250,62 @@ def _whole_model(
         infer_shapes(written)
     write_notes(written, profile, {name: gru._source() for name, gru in grus.items()})
     check_opset(written, form.opset)
-    return _bytes(written)
+    ranges = program.exported_program.range_constraints.items()
+    traced = {str(name): int(each.lower) for name, each in ranges if each.lower == each.upper}
+    return onnx_ir().to_proto(written), traced
 
 
-def _dynamic(arg: Any) -> Any:
+def _traced(model: torch.nn.Module, example: Any, dynamic_shapes: Any, opset: int) -> Any:
+    """Return the program of a model, with all sizes dynamic that can be unless they are given."""
+    args, kwargs = split(example)
+
+    def program(shapes: Any) -> Any:
+        return torch.onnx.export(
+            model,
+            args,
+            kwargs=kwargs,
+            dynamo=True,
+            opset_version=opset,
+            dynamic_shapes=shapes,
+            custom_translation_table=placeholders(),
+            verbose=False,
+        )
+
+    try:
+        with any_size():
+            return program(dynamic_shapes or _dynamic(kwargs or args))
+    except torch.onnx.OnnxExporterError:
+        if dynamic_shapes is not None or not any(1 in each.shape for each in tensors_of(example)):
+            raise
+        # sizes of 1 that broadcast cannot be dynamic
+        return program(_dynamic(kwargs or args, least=2))
+
+
+def _dynamic(arg: Any, least: int = 0) -> Any:
+    """Return dynamic_shapes by which all sizes of at least `least` are dynamic."""
     if isinstance(arg, Tensor):
-        return dict.fromkeys(range(arg.dim()), torch.export.Dim.AUTO)
+        auto = torch.export.Dim.AUTO
+        return {axis: auto for axis, size in enumerate(arg.shape) if size >= least}
     if isinstance(arg, (tuple, list)):
-        return type(arg)(_dynamic(each) for each in arg)
-    return {key: _dynamic(each) for key, each in arg.items()} if isinstance(arg, Mapping) else None
+        return type(arg)(_dynamic(each, least) for each in arg)
+    if isinstance(arg, Mapping):
+        return {key: _dynamic(each, least) for key, each in arg.items()}
+    return None
 
 
 @contextmanager
 def _recording(model: torch.nn.Module) -> Iterator[None]:
     """Put a model into eval mode and let every call of a GRU be recorded."""
     modes = [(module, module.training) for module in model.modules()]
+    beginning = model.register_forward_pre_hook(recorded.restart)
     try:
         model.eval()
         recorded.exporting = True
-        with padded(), torch.no_grad(), any_size():
+        with padded(), torch.no_grad():
             yield
     finally:
         recorded.exporting = False
+        beginning.remove()
         for module, training in modes:
             module.training = training
 

@@ -1,4 +1,4 @@
-"""Verification of ONNX files: ONNX Runtime against the plan."""
+"""Verification of ONNX files of one GRU: ONNX Runtime against the plan."""
 
 from __future__ import annotations
 
@@ -13,20 +13,11 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.config.files import name_of, read_bytes
-from quant_gru.export.onnx import recorded
 from quant_gru.export.onnx.source import Source
-from quant_gru.export.onnx.translation import INPUTS, OUTPUTS
 from quant_gru.export.onnx.verify import Difference, compare, session_of
 from quant_gru.integer.quantizer import Quantizer
-from quant_gru.modules.frozen import FrozenQuantGRU
-from quant_gru.modules.gru import QuantGRU
 
 Report = dict[str, Difference]
-
-
-def is_gru(module: torch.nn.Module) -> bool:
-    """Return whether a module is a QuantGRU or a FrozenQuantGRU."""
-    return isinstance(module, (QuantGRU, FrozenQuantGRU))
 
 
 def split_example(source: Source, example: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -43,6 +34,23 @@ def split_example(source: Source, example: Any) -> tuple[Tensor, Tensor | None, 
             f"PackedSequence, got {got}"
         )
     return x, lengths, hx
+
+
+def split_cell_example(source: Source, example: Any) -> tuple[Tensor, Tensor | None]:
+    """Return input (N, C) and state (N, H) of the example of a cell."""
+    parts = tuple(example) if type(example) in (tuple, list) else (example,)
+    x, hx = parts[0], parts[1] if len(parts) > 1 else None
+    if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] != source.input_size:
+        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise QuantGRUError(
+            f"Expected an example of a cell to be (N, {source.input_size}), got {got}; a QuantGRU "
+            "reads sequences, and export_step_onnx writes a step with its state in codes"
+        )
+    expected = (len(x), source.hidden_size)
+    if hx is not None and (not isinstance(hx, Tensor) or tuple(hx.shape) != expected):
+        got = tuple(hx.shape) if isinstance(hx, Tensor) else type(hx).__name__
+        raise QuantGRUError(f"Expected the state of the example to be {expected}, got {got}")
+    return x, hx
 
 
 def random_example(
@@ -96,6 +104,11 @@ def verified_file(path: str | os.PathLike[str], source: Source) -> Report:
         if "state_l0" in found:
             _check_border(found, outputs, _step_border(source))
             return verified_steps(content, source)
+        if len(found.get("input", ())) == 2:
+            kept = found.keys() & {"hx"}
+            _check_border(found, outputs, _cell_border(source, bool(kept)))
+            rows = found["input"][0] if isinstance(found["input"][0], int) else 16
+            return verified_cell(content, source, _random_step(source, bool(kept), rows))
         kept = {"input", *({"hx", "lengths"} & found.keys())}
         _check_border(found, outputs, _border(source, kept))
         fixed = dict(zip(_border(source, kept)[0]["input"], found["input"], strict=True))
@@ -135,6 +148,16 @@ def _step_border(source: Source) -> Border:
     states: dict[str, list[Any]] = {name: ["batch", source.hidden_size] for name in names}
     outputs = ["output", *(f"{name}_out" for name in names)]
     return {"input": ["batch", source.input_size], **states}, outputs
+
+
+def _cell_border(source: Source, states: bool) -> Border:
+    inputs: dict[str, list[Any]] = {"input": ["batch", source.input_size]}
+    return inputs | ({"hx": ["batch", source.hidden_size]} if states else {}), ["output"]
+
+
+def _random_step(source: Source, states: bool, rows: int) -> Any:
+    x, hx = random_example(replace(source, batch_first=False), True, N=rows, T=1)
+    return (x[0], hx[0]) if states else x[0]
 
 
 def _check_border(inputs: dict[str, list[Any]], outputs: list[str], expected: Border) -> None:
@@ -184,6 +207,23 @@ def verified_gru(content: bytes, source: Source, example: Any) -> Report:
     return found
 
 
+def verified_cell(content: bytes, source: Source, example: Any) -> Report:
+    """Compare the model of a cell with the plan, on the example and on twice the rows."""
+    if source.plan is None:
+        return {}
+    session = session_of(content)
+    x, hx = split_cell_example(source, example)
+    report: Report = {}
+    for more in (1, 2) if isinstance(session.get_inputs()[0].shape[0], str) else (1,):
+        feeds = {"input": _array(torch.cat([x, x.flip(0)][:more]))}
+        h0 = np.zeros((len(x), source.hidden_size), np.float32) if hx is None else _array(hx)
+        h0 = np.concatenate([h0] * more)
+        (y,) = session.run(None, feeds if hx is None else {**feeds, "hx": h0})
+        found = compare(source.plan, {"x": feeds["input"][None], "h0": h0[None], "y": y[None]})
+        report["output"] = report.get("output", Difference(0, 0, 0, 0.0)) + found["output"]
+    return report
+
+
 def verified_steps(content: bytes, source: Source) -> Report:
     """Compare 16 steps of two random rows with the plan."""
     plan = source.plan
@@ -216,64 +256,3 @@ def verified_steps(content: bytes, source: Source) -> Report:
 
 def _array(values: Tensor) -> Any:
     return values.detach().cpu().to(torch.float32).numpy()
-
-
-def verified_model(content: bytes, model: torch.nn.Module, example: Any) -> Report:
-    """Compare every GRU of a model with its plan, on the values that it has in ONNX Runtime.
-
-    Args:
-        content: The file.
-        model: The model.
-        example: As for `export_onnx`.
-
-    Returns:
-        'encoder.output', 'encoder.h_n', .. -> how many codes differ.
-    """
-    import onnx
-
-    proto = onnx.load_model_from_string(content)
-    borders = _borders(proto.graph)
-    wanted = {name for values in borders.values() for name in values.values()}
-    found = {
-        each.name: onnx.numpy_helper.to_array(each)
-        for each in proto.graph.initializer
-        if each.name in wanted
-    }
-    known = {each.name for each in (*proto.graph.output, *proto.graph.input)}
-    for name in sorted(wanted - known - set(found)):
-        proto.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
-    session = session_of(proto.SerializeToString())
-    leaves, _ = torch.utils._pytree.tree_flatten(example)
-    args = [leaf.detach().cpu().numpy() for leaf in leaves if isinstance(leaf, Tensor)]
-    names = [each.name for each in session.get_inputs()]
-    found.update(zip(names, args, strict=True))
-    asked = [each.name for each in session.get_outputs()]
-    found.update(zip(asked, session.run(asked, dict(zip(names, args, strict=True))), strict=True))
-    numbers = {recorded.number_of(m): name for name, m in model.named_modules() if is_gru(m)}
-    report: Report = {}
-    for gru, border in sorted(borders.items()):
-        number, _, use = gru.partition(".")
-        source = recorded.source_of(int(number))
-        if source.plan is None:
-            continue
-        values = {name: found[value] for name, value in border.items()}
-        if "x" not in values:
-            raise QuantGRUError(
-                f"Expected the input of GRU {numbers[int(number)]!r} in the exported graph, got "
-                "none: torch has rewritten it; give verify=False"
-            )
-        name = numbers[int(number)] + (f"#{use}" if use != "0" else "")
-        report.update({f"{name}.{key}": each for key, each in compare(source.plan, values).items()})
-    return report
-
-
-def _borders(graph: Any) -> dict[str, dict[str, str]]:
-    """Return '<number>.<use>' of each GRU -> x, h0, lengths, y, h_n -> name of the value."""
-    borders: dict[str, dict[str, str]] = {}
-    for node in graph.node:
-        for prop in node.metadata_props:
-            for kind, values in ((INPUTS, node.input), (OUTPUTS, node.output)):
-                if prop.key.startswith(f"{kind}."):
-                    gru, _, name = prop.value.partition("/")
-                    borders.setdefault(gru, {})[name] = values[int(prop.key.rpartition(".")[2])]
-    return borders

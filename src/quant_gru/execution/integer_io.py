@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.execution.layers import CellRun, border_codes, run_codes
-from quant_gru.execution.sequence_layout import Sequence
+from quant_gru.execution.sequence_layout import Sequence, check_real
 from quant_gru.integer import reference
 from quant_gru.integer.plan import GRUPlan
 from quant_gru.integer.quantizer import Quantizer
@@ -50,6 +52,26 @@ def integer_forward(
     if not batched:
         return y.squeeze(1), h_n.squeeze(1)
     return y.transpose(0, 1) if batch_first else y, h_n
+
+
+def quantize_state(plan: GRUPlan, hx: object) -> Tensor:
+    """See `QuantGRU.quantize_state`; NaN is an error."""
+    cells = [cell for layer in plan.cells for cell in layer]
+    check_real("hx", hx)
+    assert isinstance(hx, Tensor)
+    if hx.dim() not in (2, 3) or (hx.shape[0], hx.shape[-1]) != (len(cells), cells[0].hidden_size):
+        expected = f"({len(cells)}, N, {cells[0].hidden_size})"
+        raise QuantGRUError(f"Expected hx to be of shape {expected}, got {tuple(hx.shape)}")
+    device = cells[0].weights.W.device
+    if hx.device != device:
+        raise QuantGRUError(f"Expected hx on the GRU's device {device}, got {hx.device}")
+    if bool(hx.isnan().any()):
+        raise QuantGRUError(
+            "Expected hx without NaN, which has no code, got some (operator 'output.h')"
+        )
+    container = reduce(torch.promote_types, (cell.h.container for cell in cells))
+    parts = [cell.h.quantize(h) for cell, h in zip(cells, hx.detach().float(), strict=True)]
+    return torch.stack([part.to(container) for part in parts])
 
 
 def trace_codes(plan: GRUPlan, sequence: Sequence) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as TensorSequence
 from functools import cache
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -95,6 +95,9 @@ class Calls(Exports):
         if result is not None:
             return result
         return self._forward(input, hx, None, prepared)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        watchers.refuse_script(self)
 
     def _forward(
         self,

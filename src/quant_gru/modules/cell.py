@@ -172,6 +172,10 @@ class QuantGRUCell(QuantGRU, torch.nn.GRUCell):
         """
         return _integer_step(super().forward_integer, x_codes, h_codes)
 
+    def quantize_state(self, hx: Tensor) -> Tensor:
+        """Return the codes of a real state (N, H) or (H,); see `QuantGRU.quantize_state`."""
+        return super().quantize_state(_as_states(hx))[0]
+
     def freeze(self) -> FrozenQuantGRUCell:
         """Return an inference-only cell with only the integer plan, with the same codes."""
         plan = self._plan()
@@ -202,6 +206,22 @@ class FrozenQuantGRUCell(FrozenQuantGRU):
     ) -> Tensor:
         """See `QuantGRUCell.forward_integer`."""
         return _integer_step(super().forward_integer, x_codes, h_codes)
+
+    def quantize_state(self, hx: Tensor) -> Tensor:
+        """See `QuantGRUCell.quantize_state`."""
+        return super().quantize_state(_as_states(hx))[0]
+
+
+def _as_states(hx: object) -> Tensor:
+    """Return a cell's real state (N, H) or (H,) as the states of one layer.
+
+    Raises:
+        QuantGRUError: It has another number of dimensions.
+    """
+    if not isinstance(hx, Tensor) or hx.dim() not in (1, 2):
+        got = tuple(hx.shape) if isinstance(hx, Tensor) else type(hx).__name__
+        raise QuantGRUError(f"Expected hx of a cell to be (N, H) or (H,), got {got}")
+    return hx[None]
 
 
 def _integer_step(

@@ -227,7 +227,7 @@ def _places(
             for name, gru in grus.items()
         }
     model, where = onnx_node.load(onnx)
-    constants = Constants(model, where, onnx_node.folder_of(onnx))
+    constants = Constants(model, onnx_node.folder_of(onnx))
     free = list(onnx_node.gru_nodes(model, where))
     found = {}
     for name, gru in grus.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from quant_gru._errors import ParameterError, QuantGRUError
 from quant_gru.config.choice import described
 from quant_gru.execution.frozen_plan import BUFFERS, FrozenPlans, check_integers, key_of
-from quant_gru.execution.integer_io import integer_forward, trace_codes
+from quant_gru.execution.integer_io import integer_forward, quantize_state, trace_codes
 from quant_gru.execution.layers import run_real
 from quant_gru.execution.prepared_call import PreparedCall, prepare
 from quant_gru.execution.sequence_layout import Sequence, normalize
@@ -243,6 +243,9 @@ class FrozenQuantGRU(torch.nn.Module):
             result = run_real(prepared.plan, x, h0, None, None, None, packing, data.dtype)
         return sequence.finish(*result)
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        watchers.refuse_script(self)
+
     def _prepared(self) -> PreparedCall:
         """Return the shared state of calls: that of the last call if it holds, or a new one."""
         plans, own = self._plans, self._buffers.values()
@@ -289,6 +292,10 @@ class FrozenQuantGRU(torch.nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """See `QuantGRU.forward_integer`."""
         return integer_forward(self._prepared().plan, x_codes, h_codes, self.batch_first)
+
+    def quantize_state(self, hx: Tensor) -> Tensor:
+        """See `QuantGRU.quantize_state`."""
+        return quantize_state(self._prepared().plan, hx)
 
     def stream(self, batch_size: int = 1) -> Stream:
         """See `QuantGRU.stream`."""

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from quant_gru._errors import ConfigError
 from quant_gru.config import QuantConfig
 from quant_gru.config.choice import OneConfig, as_config, described
-from quant_gru.execution.integer_io import integer_forward, trace_codes
+from quant_gru.execution.integer_io import integer_forward, quantize_state, trace_codes
 from quant_gru.export.c import CSource
 from quant_gru.modules.call import Calls
 from quant_gru.modules.checkpoints import STATE_KEY
@@ -145,6 +145,26 @@ class QuantGRU(Calls):
         compute_weights(self)
         return integer_forward(self._prepared(None).plan, x_codes, h_codes, self.batch_first)
 
+    def quantize_state(self, hx: Tensor) -> Tensor:
+        """Return the codes of real states, for `forward_integer`, step files and C.
+
+        Args:
+            hx: Real states (layers * directions, N, H) or (layers * directions, H), of any float
+                dtype, on the GRU's device. They are rounded as `forward` rounds its `hx`; values
+                beyond the range of output.h take its end.
+
+        Returns:
+            Codes of output.h, of the shape of `hx`, in the container of output.h.
+
+        Raises:
+            QuantGRUError: A shape, dtype or device does not fit, or a value is NaN.
+
+        Example:
+            >>> _, h_n = encoder(x)
+            >>> codes = decoder.quantize_state(h_n)
+        """
+        return quantize_state(self._plan(), hx)
+
     def trace_codes(
         self, input: Tensor | PackedSequence, hx: Tensor | None = None
     ) -> dict[str, Tensor]:
@@ -170,7 +190,7 @@ class QuantGRU(Calls):
         A step maps x (N, C) to the output of the top layer (N, H), float32.
 
         The stream keeps the current weights and scales. `stream.reset()` restores the zero state;
-        `stream.state` contains the codes of the state.
+        `stream.state` contains the codes of the state, and takes codes or a real state.
 
         Args:
             batch_size: Rows of each step, N.

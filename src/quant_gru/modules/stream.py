@@ -93,19 +93,33 @@ class Stream:
     def state(self) -> Tensor:
         """Codes of output.h of all layers (layers, N, H); assign them to continue from a state.
 
-        The dtype is the container of the first layer. Assigning a state clears the NaN flags.
+        The dtype is the container of the first layer. A real state, as `forward` takes and returns
+        it, may be assigned as well; it is rounded as `forward` rounds its `hx`, and rows with NaN
+        stay NaN. Assigning codes clears the NaN flags.
         """
         return torch.stack([codes.to(self._codes[0].dtype) for codes in self._codes])
 
     @state.setter
-    def state(self, codes: Tensor) -> None:
+    def state(self, state: Tensor) -> None:
         expected = (len(self._cells), self._N, self._H)
-        if tuple(getattr(codes, "shape", expected)) != expected:
-            raise QuantGRUError(f"Expected a state of shape {expected}, got {tuple(codes.shape)}")
-        found = checked_codes("state", "output.h", codes, [cell.h for cell in self._cells])
+        if tuple(getattr(state, "shape", expected)) != expected:
+            raise QuantGRUError(f"Expected a state of shape {expected}, got {tuple(state.shape)}")
+        missing = None
+        if isinstance(state, Tensor) and state.is_floating_point():
+            check_real("state", state)
+            real = state.detach().to(self._device, torch.float32)
+            found = torch.stack(
+                [cell.h.quantize(h) for cell, h in zip(self._cells, real, strict=True)]
+            )
+            missing = real.isnan().any(-1).any(0)
+        else:
+            quantizers = [cell.h for cell in self._cells]
+            found = checked_codes("state", "output.h", state, quantizers)
         self.reset()
         for own, part in zip(self._codes, found, strict=True):
             own.copy_(part)
+        if missing is not None and bool(missing.any()):
+            self._nan = missing if self._nan is None else self._nan | missing
 
     def __call__(self, x: Tensor) -> Tensor:
         """Run one step.

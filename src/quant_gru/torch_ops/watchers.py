@@ -5,7 +5,7 @@ Compiled code checks `torch.compiler.is_compiling` first, in the compiled frame.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -45,6 +45,18 @@ def traced(x: object, hx: object = None, module: torch.nn.Module | None = None) 
         _count_modes() > 0
         or _peek_functorch() is not None
         or (isinstance(x, Tensor) and type(x) is not Tensor)
+    )
+
+
+def refuse_script(module: torch.nn.Module) -> NoReturn:
+    """Raise for torch.jit.script, which asks a module for its `__prepare_scriptable__`.
+
+    Raises:
+        QuantGRUError: Always.
+    """
+    raise QuantGRUError(
+        f"Expected torch.export or torch.compile for a {type(module).__name__}, got "
+        "torch.jit.script, which has no integer GRU; in float mode torch.jit.trace works"
     )
 
 

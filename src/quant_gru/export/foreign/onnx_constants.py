@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,23 +39,18 @@ class Constants:
 
     Args:
         model: An `onnx.ModelProto`.
-        where: Its name, for errors.
         folder: Where files beside the model lie; None if the model was not read from a file.
     """
 
-    def __init__(self, model: Any, where: str, folder: str | None) -> None:
+    def __init__(self, model: Any, folder: str | None) -> None:
         self._model = model
-        self._where = where
         self._folder = folder
         self._initializers = {each.name: each for each in model.graph.initializer}
         self._producers = {out: node for node in model.graph.node for out in node.output if out}
 
     def known(self, tensor: str) -> bool:
         """Return whether a tensor is an initializer or computed from initializers alone."""
-        return all(
-            (name in self._initializers or name in self._producers) and not self._foreign(name)
-            for name in self._ancestors(tensor)
-        )
+        return all(self._reason(name) is None for name in self._ancestors(tensor))
 
     def value(self, tensor: str, what: str) -> np.ndarray:
         """Return the value of a tensor.
@@ -67,17 +62,12 @@ class Constants:
         Raises:
             QuantGRUError: It depends on an input, or on an operator that is not folded.
         """
-        for name in self._ancestors(tensor):
-            if name not in self._initializers and name not in self._producers:
-                raise QuantGRUError(
-                    f"Expected a constant, got one that depends on {name!r} ({what})"
-                )
-            if self._foreign(name):
-                node = self._producers[name]
-                raise QuantGRUError(
-                    f"Expected a constant that is stored or rearranged, got the result of "
-                    f"{node.op_type} ({what})"
-                )
+        for count, name in enumerate(self._ancestors(tensor), 1):
+            reason = self._reason(name)
+            if reason is None and count > _MOST_NODES:
+                reason = f"Expected a constant of at most {_MOST_NODES} nodes, got more"
+            if reason is not None:
+                raise QuantGRUError(f"{reason} ({what})")
         try:
             found = self._computed(tensor)
         except Exception as error:  # onnx raises what it likes at malformed tensors
@@ -87,34 +77,33 @@ class Constants:
             ) from None
         return np.asarray(found)
 
-    def _foreign(self, name: str) -> bool:
-        """Return whether a tensor is the result of an operator that is not folded."""
-        if name in self._initializers or name not in self._producers:
-            return False
-        node = self._producers[name]
-        return node.op_type not in FOLDED or node.domain not in ("", "ai.onnx")
+    def _reason(self, name: str) -> str | None:
+        """Return why a tensor is not computed from others alone that a file stores, or None."""
+        if name in self._initializers:
+            return None
+        node = self._producers.get(name)
+        if node is None:
+            return f"Expected a constant, got one that depends on {name!r}"
+        if node.op_type not in FOLDED or node.domain not in ("", "ai.onnx"):
+            return f"Expected a constant, stored or rearranged, got the result of {node.op_type}"
+        return None
 
-    def _ancestors(self, tensor: str) -> list[str]:
-        """Return a tensor and all that it is computed from."""
-        seen: dict[str, None] = {}
-        pending = [tensor]
-        while pending and len(seen) <= _MOST_NODES:
+    def _ancestors(self, tensor: str) -> Iterator[str]:
+        """Yield a tensor and all that it is computed from."""
+        seen, pending = set(), [tensor]
+        while pending:
             name = pending.pop()
             if name in seen:
                 continue
-            seen[name] = None
+            seen.add(name)
+            yield name
             if name not in self._initializers and name in self._producers:
                 pending += [each for each in self._producers[name].input if each]
-        if len(seen) > _MOST_NODES:
-            raise QuantGRUError(
-                f"Expected a constant of at most {_MOST_NODES} nodes, got more ({self._where})"
-            )
-        return list(seen)
 
     def _computed(self, tensor: str) -> np.ndarray:
         if tensor in self._initializers:
             return self._stored(self._initializers[tensor])
-        names = self._ancestors(tensor)
+        names = dict.fromkeys(self._ancestors(tensor))
         stored = {name: self._initializers[name] for name in names if name in self._initializers}
         # an ONNX graph lists every node after those that it needs
         nodes = [

@@ -132,7 +132,7 @@ def read(source: Any, node: str | Sequence[str] | None, reverse: bool) -> FloatG
     """
     model, where = load(source)
     nodes = chosen_nodes(model, node, where)
-    constants = Constants(model, where, folder_of(source))
+    constants = Constants(model, folder_of(source))
     layers = [read_node(each, constants, reverse, where) for each in nodes]
     return stacked(layers, [f"node {name_of_node(each)!r}" for each in nodes])
 
@@ -252,9 +252,17 @@ def _weight(constants: Constants, tensor: str, name: str, at: str) -> np.ndarray
 
 def _warn_of_initial_state(constants: Constants, tensor: str, at: str) -> None:
     """Warn if the node has an initial state that is constant and not zero."""
-    if tensor and constants.known(tensor) and np.any(constants.value(tensor, at) != 0):
-        warnings.warn(
-            f"initial_h is a constant other than zero: give it as hx to every call ({at})",
-            QuantGRUWarning,
-            stacklevel=caller_stacklevel(),
-        )
+    if not tensor or not constants.known(tensor):
+        return
+    kind = "a constant other than zero"
+    try:
+        if not np.any(constants.value(tensor, at) != 0):
+            return
+    except QuantGRUError:
+        # the state is no part of the result
+        kind = "a constant that cannot be computed here"
+    warnings.warn(
+        f"initial_h is {kind}: give it as hx to every call ({at})",
+        QuantGRUWarning,
+        stacklevel=caller_stacklevel(),
+    )

@@ -20,14 +20,23 @@ from quant_gru.export.onnx.recorded import source_of
 
 DOMAIN, CALL = "quant_gru", "Call"
 INPUTS, OUTPUTS = "quant_gru.input", "quant_gru.output"
-"""Metadata of nodes that read or make a border value of a GRU: 'INPUTS.<index>' -> '<gru>/x'."""
+"""Metadata of nodes at the border of a GRU: 'INPUTS.<index>' -> '<gru>.<call>/<names>'."""
 
 
-def call_of(x: Value, h0: Value, lengths: Value | None, gru: int) -> Any:
-    """Return a node that stands for a call of a GRU; its outputs are y and h_n."""
+def call_of(x: Value, h0: Value, lengths: Value | None, gru: int, call: int) -> Any:
+    """Return a node that stands for a call of a GRU; its outputs are y and h_n.
+
+    Args:
+        x: float32 (T, N, C).
+        h0: float32 (layers * directions, N, H).
+        lengths: int64 (N,), or None.
+        gru: The number of the GRU.
+        call: The number of the call among all calls of this GRU in the traced forward.
+    """
     ir = onnx_ir()
     inputs = [x, h0] if lengths is None else [x, h0, lengths]
-    return ir.Node(DOMAIN, CALL, inputs, [ir.AttrInt64("gru", gru)], num_outputs=2, version=1)
+    numbers = [ir.AttrInt64("gru", gru), ir.AttrInt64("call", call)]
+    return ir.Node(DOMAIN, CALL, inputs, numbers, num_outputs=2, version=1)
 
 
 @dataclass(frozen=True)
@@ -64,13 +73,11 @@ def expand(model: Any, profile: str, names: Mapping[int, str]) -> None:
     calls = calls_of(model)
     counts = Counter(map(_kind_of, calls))
     constants: Constants = {}
-    uses: Counter[int] = Counter()
     opset = model.graph.opset_imports[""]
     borders = []
     for call in calls:
         kind = _kind_of(call)
-        use = uses[kind.gru]
-        uses[kind.gru] += 1
+        use = call.attributes["call"].as_int()
         inputs = dict(zip(("x", "h0", "lengths"), call.inputs, strict=False))
         if counts[kind] > 1 and profile != "float":
             name = _function(model, kind, profile, names, opset)
@@ -166,13 +173,18 @@ def _replace(model: Any, call: Any, nodes: Sequence[Any], outputs: Sequence[Valu
 def _mark(
     nodes: Sequence[Any], gru: str, inputs: Mapping[str, Value], outputs: Mapping[str, Value]
 ) -> None:
-    """Write into nodes which of their values are inputs and outputs of a GRU, for verification."""
+    """Write into nodes which of their values are inputs and outputs of a GRU, for verification.
+
+    One value may be several: the output of one step is its last state.
+    """
     for node in nodes:
-        for index, value in enumerate(node.inputs):
-            for name, border in inputs.items():
-                if value is not None and value is border:
-                    node.metadata_props[f"{INPUTS}.{index}"] = f"{gru}/{name}"
-        for index, value in enumerate(node.outputs):
-            for name, border in outputs.items():
-                if value is border:
-                    node.metadata_props[f"{OUTPUTS}.{index}"] = f"{gru}/{name}"
+        for kind, values, borders in (
+            (INPUTS, node.inputs, inputs),
+            (OUTPUTS, node.outputs, outputs),
+        ):
+            for index, value in enumerate(values):
+                found = [
+                    key for key, each in borders.items() if value is not None and value is each
+                ]
+                if found:
+                    node.metadata_props[f"{kind}.{index}"] = f"{gru}/{','.join(found)}"

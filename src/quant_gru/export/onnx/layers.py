@@ -99,7 +99,10 @@ def split_states(b: Builder, h0: Value, count: int) -> list[Value]:
 
 
 def steps_that_run(b: Builder, x: Value, lengths: Value) -> Value:
-    """Return bool (T, N, 1), True for the steps of x (T, N, C) before the end of their row."""
+    """Return bool (T, N, 1), True for the steps of x (T, N, C) before the end of their row.
+
+    Lengths below 0 count as 0, and those beyond T as T.
+    """
     T = b.op("Squeeze", b.size(x, 0), b.int64([0]))
     steps = b.op("Unsqueeze", b.op("Range", b.int64(0), T, b.int64(1)), b.int64([1]))
     return b.op("Unsqueeze", b.op("Less", steps, lengths), b.int64([2]))

@@ -96,6 +96,27 @@ def sequence_model(
     return _finished(b, inputs, outputs, source, profile, form)
 
 
+def cell_model(source: Source, profile: str, states: bool, form: Form = Form()) -> Any:
+    """Return the onnx_ir model of a cell: 'input' (N, C), 'hx' (N, H) if asked for -> 'output'.
+
+    Args:
+        source: The cell.
+        profile: See `PROFILES`.
+        states: Whether there is an input 'hx'.
+        form: Opset, and a fixed batch.
+    """
+    b, N = Builder(opset=form.opset), form.batch or "batch"
+    x = graph_input("input", "FLOAT", N, source.input_size)
+    hx = graph_input("hx", "FLOAT", N, source.hidden_size)
+    data = b.op("Unsqueeze", x, b.int64([0]))
+    data.shape = onnx_ir().Shape([1, N, source.input_size])
+    h0 = b.op("Unsqueeze", hx, b.int64([0])) if states else zero_states(b, source, data)
+    y, _ = add_gru(b, source, profile, data, h0, None)
+    after = b.op("Squeeze", y, b.int64([0]))
+    outputs = {"output": (after, "FLOAT", (N, source.hidden_size))}
+    return _finished(b, [x, hx] if states else [x], outputs, source, profile, form)
+
+
 def step_model(source: Source, profile: str, form: Form = Form()) -> Any:
     """Return the onnx_ir model of one step of a GRU.
 

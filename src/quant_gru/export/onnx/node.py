@@ -82,7 +82,7 @@ def _layers(
             "profile 'integer' or 'qdq'"
         )
     D, H, count = source.directions, source.hidden_size, source.num_layers
-    rows = None if lengths is None else b.cast(lengths, "INT32")
+    rows = None if lengths is None else _clamped(b, x, lengths)
     states = [h0] if count == 1 else b.ops("Split", count, h0, axis=0, num_outputs=count)
     last = []
     for layer, cells in enumerate(parts):
@@ -102,6 +102,13 @@ def _layers(
         last.append(h)
         x = b.op("Reshape", b.op("Transpose", y, perm=[0, 2, 1, 3]), b.int64([0, 0, D * H]))
     return x, _joined(b, last, 0)
+
+
+def _clamped(b: Builder, x: Value, lengths: Value) -> Value:
+    """Return lengths in 0..T, which runtimes demand, as int32; see `layers.steps_that_run`."""
+    # ONNX Runtime 1.23 has Clip of int64 wrong on AVX-512
+    T = b.cast(b.op("Squeeze", b.size(x, 0), b.int64([0])), "DOUBLE")
+    return b.cast(b.op("Clip", b.cast(lengths, "DOUBLE"), b.float64(0), T), "INT32")
 
 
 def _at(b: Builder, name: str, v: Value, quantizers: Sequence[Quantizer], axis: int = 0) -> Value:

@@ -1,7 +1,8 @@
 """pack_padded_sequence and pad_packed_sequence while a model is traced for ONNX.
 
 Torch's rows of a PackedSequence have a size that depends on values. While a model is traced, its
-PackedSequences keep padded rows (T, N, C), and batch_sizes are lengths (N,).
+PackedSequences keep padded rows (T, N, C), and batch_sizes are lengths (1, N). That first size is
+what torch gives `_pad` as total_length if the model gives none.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 
 @contextmanager
@@ -27,13 +29,27 @@ def padded() -> Iterator[None]:
 
 def _pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     data = input.transpose(0, 1) if batch_first else input
-    return data, torch.as_tensor(lengths).to(torch.int64)
+    return data, torch.as_tensor(lengths).to(torch.int64)[None]
 
 
 def _pad(
-    data: Tensor, lengths: Tensor, batch_first: bool, value: float, total: int | None
+    data: Tensor, sizes: Tensor, batch_first: bool, value: float, total: int
 ) -> tuple[Tensor, Tensor]:
-    T = data.shape[0]
+    T, lengths = data.shape[0], sizes[0]
     runs = torch.arange(T, device=data.device)[:, None] < lengths.to(data.device)
-    y = torch.where(runs[..., None], data, torch.full((), value, dtype=data.dtype))
+    padding = torch.full((), value, dtype=data.dtype, device=data.device)
+    y = torch.where(runs[..., None], data, padding)
+    if type(total) is int and total == 1:
+        y = y.narrow(0, 0, _longest(lengths, T))
+    elif not statically_known_true(total == T):
+        more = padding.expand(total, y.shape[1], y.shape[2])
+        y = torch.cat((y, more)).narrow(0, 0, total)
     return (y.transpose(0, 1) if batch_first else y), lengths
+
+
+def _longest(lengths: Tensor, T: int) -> int:
+    """Return the steps of the longest row, a size that depends on values."""
+    longest: Any = lengths.max().item()
+    torch._check(longest >= 0)
+    torch._check(longest <= T)
+    return longest  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ profile after tracing, when the weights have values again.
 from __future__ import annotations
 
 import weakref
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -32,9 +32,12 @@ _modules: weakref.WeakValueDictionary[int, Exportable] = weakref.WeakValueDictio
 exporting = False
 """Whether quant_gru.export_onnx is running: then every call is recorded, of float GRUs, too."""
 
+_calls: dict[int, int] = {}
+
 _library = torch.library.Library("quant_gru", "FRAGMENT")
 _library.define(
-    "onnx(Tensor x, Tensor h0, Tensor? lengths, int gru, int directions) -> (Tensor, Tensor)"
+    "onnx(Tensor x, Tensor h0, Tensor? lengths, int gru, int directions, int call) "
+    "-> (Tensor, Tensor)"
 )
 operator = torch.ops.quant_gru.onnx.default
 
@@ -62,6 +65,11 @@ def source_of(number: int) -> Source:
     return module._source()
 
 
+def restart(*_: Any) -> None:
+    """Count the calls of every GRU from 0 again: a forward of the model begins."""
+    _calls.clear()
+
+
 def record(
     module: Exportable,
     input: Sequence | PackedSequence,
@@ -79,10 +87,14 @@ def record(
         dtype: dtype of the results.
     """
     number, D = number_of(module), shape.directions
+    # verification finds a call in the file by this number, whatever an optimizer removes
+    _calls[number] = call = _calls.get(number, -1) + 1
     if not isinstance(input, PackedSequence):
-        y, h_n = operator(input.x, input.h0, None, number, D)
-        return input.restore(y, h_n, dtype)
-    x, lengths, order, back = input
+        y, h_n = operator(input.x, input.h0, None, number, D, call)
+        # transposed before it is cast: ONNX Runtime 1.32 crashes at float16 cast, then transposed
+        y, h_n = input.finish(y, h_n)
+        return y.to(dtype), h_n.to(dtype)
+    x, sizes, order, back = input
     if x.dim() != 3:
         raise QuantGRUError(
             "Expected rows that the model packs itself, in quant_gru.export_onnx, got a "
@@ -93,13 +105,13 @@ def record(
     elif order is not None:
         hx = hx.index_select(1, order)
     real = torch.float32
-    y, h_n = (v.to(dtype) for v in operator(x.to(real), hx.to(real), lengths, number, D))
+    y, h_n = (v.to(dtype) for v in operator(x.to(real), hx.to(real), sizes[0], number, D, call))
     h_n = h_n if back is None else h_n.index_select(1, back)
-    return PackedSequence(y, lengths, order, back), h_n
+    return PackedSequence(y, sizes, order, back), h_n
 
 
 def _run(
-    x: Tensor, h0: Tensor, lengths: Tensor | None, gru: int, directions: int
+    x: Tensor, h0: Tensor, lengths: Tensor | None, gru: int, directions: int, call: int
 ) -> tuple[Tensor, Tensor]:
     plan = source_of(gru).plan
     if plan is None:
@@ -109,7 +121,7 @@ def _run(
 
 
 def _fake(
-    x: Tensor, h0: Tensor, lengths: Tensor | None, gru: int, directions: int
+    x: Tensor, h0: Tensor, lengths: Tensor | None, gru: int, directions: int, call: int
 ) -> tuple[Tensor, Tensor]:
     y = x.new_empty((x.shape[0], x.shape[1], directions * h0.shape[2]), dtype=torch.float32)
     return y, x.new_empty(h0.shape, dtype=torch.float32)

@@ -59,7 +59,7 @@ class _Scripted(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, h0: Tensor, number: int, profile: str) -> Any:
         with _untraced():
-            return operator(x, h0, None, number, source_of(number).directions)
+            return operator(x, h0, None, number, source_of(number).directions, 0)
 
     @staticmethod
     def symbolic(g: Any, x: Any, h0: Any, number: int, profile: str) -> Any:

@@ -35,9 +35,10 @@ def translations(profile: str) -> Table:
     """
     check_profile(profile)
     onnx_ir()
+
     uses: dict[int, int] = {}
 
-    def quant_gru_onnx(x, h0, lengths, gru, directions):  # type: ignore[no-untyped-def]
+    def quant_gru_onnx(x, h0, lengths, gru, directions, call):  # type: ignore[no-untyped-def]
         # a GRU that is called twice has its nodes twice; torch would write a function in full
         uses[gru] = use = uses.get(gru, -1) + 1
         recorder = _recorder()
@@ -54,10 +55,10 @@ def placeholders() -> Table:
     """Return the table by which a GRU is one node, which `calls.expand` replaces."""
     onnx_ir()
 
-    def quant_gru_call(x, h0, lengths, gru, directions):  # type: ignore[no-untyped-def]
-        call = call_of(x, h0, lengths, gru)
-        _recorder().nodes.append(call)
-        return tuple(call.outputs)
+    def quant_gru_call(x, h0, lengths, gru, directions, call):  # type: ignore[no-untyped-def]
+        node = call_of(x, h0, lengths, gru, call)
+        _recorder().nodes.append(node)
+        return tuple(node.outputs)
 
     return {operator: quant_gru_call}
 

@@ -2,6 +2,7 @@
 
     python benchmarks/onnx_runtimes.py codes      # share of the GRU's codes that differ
     python benchmarks/onnx_runtimes.py qdq        # the same by width, of the profile qdq
+    python benchmarks/onnx_runtimes.py trained    # the same of the demo's trained GRU, by preset
     python benchmarks/onnx_runtimes.py times      # bytes, and times of one thread; C needs cc
 
 OpenVINO runs with INFERENCE_PRECISION_HINT f32; --bf16 leaves its own choice. Inputs have a batch
@@ -26,6 +27,10 @@ from torch import Tensor
 
 import quant_gru
 from quant_gru import QuantConfig, QuantGRU
+from quant_gru.demo.comparison import quantize, quantized_gru, variants
+from quant_gru.demo.data import digits_task
+from quant_gru.demo.model import SequenceClassifier
+from quant_gru.demo.training import train
 
 PROFILES = ("integer", "qdq", "float", "node")
 SIZES = ((40, 64, "int8"), (64, 128, "int8"), (64, 128, "int16"), (128, 256, "int8"))
@@ -231,6 +236,27 @@ def print_qdq(folder: Path) -> None:
                 print(f"| {scale_kind}, {bits} | {level} |", " | ".join(cells), "|", flush=True)
 
 
+def print_trained(folder: Path, hint: str | None) -> None:
+    """Print the share of codes that differ in the profile qdq, of the demo's GRU by preset."""
+    task, path = digits_task(0), folder / "model.onnx"
+    torch.manual_seed(0)
+    model = SequenceClassifier(task.n_features, 64, task.n_classes)
+    train(model, task.train, task.epochs, 0)
+    x = task.test.features
+    print("| preset | ONNX Runtime | ONNX Runtime, basic | OpenVINO |")
+    print("|---|---|---|---|")
+    for name, config in variants().items():
+        gru = quantized_gru(quantize(model, config, task.train)).eval()
+        quant_gru.export_onnx(gru, path, x[:2], "qdq", verify=False)
+        with torch.no_grad():
+            expected = gru(x)[0]
+        scale, cells = gru.get_quant_config("output.h")["scale"], []
+        for run in (onnx_runtime(path), onnx_runtime(path, True), openvino_with(hint)(path)):
+            codes = ((torch.from_numpy(run(x.numpy())[0]) - expected).abs() / scale).round()
+            cells.append(f"{(codes > 0).float().mean():.1%} by {codes.max():.0f}")
+        print("|", " | ".join((name, *cells)), "|", flush=True)
+
+
 def seconds(call: Callable[[], Any], least: float = 0.4) -> float:
     """Return the shortest time of a call, among those of `least` seconds."""
     call()
@@ -304,7 +330,7 @@ def print_times(folder: Path) -> None:
 def main() -> None:
     """Print one of the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("table", choices=("codes", "qdq", "times"))
+    parser.add_argument("table", choices=("codes", "qdq", "trained", "times"))
     parser.add_argument("--bf16", action="store_true", help="leave OpenVINO its own precision")
     options = parser.parse_args()
     print(platform.processor() or platform.machine(), "onnxruntime", onnxruntime.__version__)
@@ -313,6 +339,8 @@ def main() -> None:
             print_codes(Path(folder), None if options.bf16 else "f32")
         elif options.table == "qdq":
             print_qdq(Path(folder))
+        elif options.table == "trained":
+            print_trained(Path(folder), None if options.bf16 else "f32")
         else:
             print_times(Path(folder))
 

@@ -1,6 +1,7 @@
 // Runs a frozen GRU on one step of ones: run_model FILE C H.
 //     rustc -L DIR -l gru_quant_shared run_model.rs
-use std::ffi::{c_char, c_int, c_void, CStr, CString};
+use std::ffi::{c_void, CStr, CString};
+use std::os::raw::{c_char, c_int};
 
 extern "C" {
     fn qgru_load(path: *const c_char, model: *mut *mut c_void) -> c_int;

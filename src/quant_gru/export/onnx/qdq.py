@@ -87,7 +87,7 @@ class QdqCell:
     def _product(self, b: Builder, name: str, v: Value) -> Value:
         """Return the product of a weight with v (rows, K): (rows, 3H)."""
         # outside of a Scan, so that weights become real once and not at every step
-        weight = real_weights.dequantized(b, self.plan, name)
+        weight = real_weights.dequantized(b, self.plan, name, unsigned=True)
         # ONNX Runtime makes MatMul of 8-bit weights a MatMulNBits, which rounds its input
         bias = b.float32(real_weights.bias(self.plan, name).numpy())
         if real_weights.bias_fits_int32(self.plan, name):

@@ -28,15 +28,25 @@ def codes(plan: CellPlan, name: str) -> Tensor:
     return (w.W if name == "weight.W" else w.R).cpu()
 
 
-def dequantized(b: Builder, plan: CellPlan, name: str) -> Value:
-    """Return 'weight.W' or 'weight.R' (3H, K) by DequantizeLinear with a scale for each row."""
-    numbers = codes(plan, name).numpy()
+def dequantized(b: Builder, plan: CellPlan, name: str, *, unsigned: bool = False) -> Value:
+    """Return 'weight.W' or 'weight.R' (3H, K) by DequantizeLinear with a scale for each row.
+
+    Args:
+        b: The graph.
+        plan: The plan of this layer and direction.
+        name: The operator.
+        unsigned: Whether int8 codes become uint8 with zero point 128, as activations are.
+            Without VNNI, x86 adds products of uint8 and int8 in 16 bits, which saturate.
+    """
+    numbers, zero = codes(plan, name).numpy(), 0
+    if unsigned and numbers.dtype == np.int8:
+        numbers, zero = (numbers.astype(np.int16) + 128).astype(np.uint8), 128
     return b.op(
         "DequantizeLinear",
         b.constant(numbers, numbers.dtype),
         b.float32(row_scales(plan, name).numpy()),
         # ONNX Runtime 1.23 needs one for each scale
-        b.constant(np.zeros(len(numbers)), numbers.dtype),
+        b.constant(np.full(len(numbers), zero), numbers.dtype),
         axis=0,
         domain=b.domain_of(numbers.dtype.name),
     )

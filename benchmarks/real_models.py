@@ -1,0 +1,86 @@
+"""What quantization costs published models: float against every preset.
+
+    python benchmarks/real_models.py [--models NAME ..] [--presets NAME ..] [--method NAME ..]
+        [--output FILE] [--against FILE]
+
+Measures the models of examples/real_*.py: the figures of each task, and the signal over noise of
+each GRU's output on inputs that calibration did not see. Every GRU gets the inputs and states of
+the float model. `--output` writes the figures, `--against` also prints what changed since a file
+of them was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+from real_denoiser import Denoiser
+from real_models import PRESETS, measure, table
+from real_phonemes import Phonemes
+from real_quality import Quality
+from real_streaming_denoiser import StreamingDenoiser
+
+MODELS = {
+    "phonemes": Phonemes,
+    "denoiser": Denoiser,
+    "quality": Quality,
+    "streaming": StreamingDenoiser,
+}
+Found = dict[str, dict[str, dict[str, dict[str, float]]]]  # method, model, row, preset
+
+
+def changes(before: Found, after: Found, least: float = 0.05) -> list[str]:
+    """Lines of the figures that differ by at least `least` of their unit, or by 5 percent."""
+    lines = []
+    for method, models in after.items():
+        # a method that is new is compared with the default of before
+        old = before.get(method, before["histogram"])
+        for model, rows in models.items():
+            for row, values in rows.items():
+                for preset, value in values.items():
+                    was: Any = old.get(model, {}).get(row, {}).get(preset)
+                    if was is not None and abs(value - was) >= min(least, 0.05 * abs(was)):
+                        place = f"{method:>10} {model:>10} {row:>30} {preset:>10}"
+                        lines.append(f"{place} {was:8.4g} -> {value:8.4g} ({value - was:+.3g})")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--presets", nargs="+", default=list(PRESETS), choices=PRESETS)
+    parser.add_argument("--method", nargs="+", default=["histogram"], help="of calibration")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="figures of before")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    console, found = Console(width=100), {}
+    for name in options.models:
+        published = MODELS[name]()
+        for method in options.method:
+            started = time.perf_counter()
+            rows = measure(published, options.presets, method)
+            title = f"{published.name}, calibration {method}"
+            console.print(table(title, rows, options.presets))
+            console.print(f"{time.perf_counter() - started:.0f} s", highlight=False)
+            found.setdefault(method, {})[name] = rows
+    if options.output is not None:
+        options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if options.against is not None:
+        before = json.loads(options.against.read_text(encoding="utf-8"))
+        print(*changes(before, found), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -157,19 +157,22 @@ def _pad(a: Attributes, x: Tensor, pads: Any = None, value: Any = None) -> Tenso
 def _slice(
     _: Attributes, x: Tensor, starts: Any, ends: Any, axes: Any = None, steps: Any = None
 ) -> Tensor:
-    count = len(starts)
-    axes = range(count) if axes is None else axes
-    steps = [1] * count if steps is None else steps
+    parts = _parts(x.dim(), starts, ends, axes, steps)
+    for axis, part in enumerate(parts):
+        if part.step is not None and part.step < 0:  # which PyTorch does not take
+            x = x.index_select(axis, torch.tensor(list(range(x.shape[axis])[part])))
+            parts[axis] = slice(None)
+    return x[tuple(parts)]
+
+
+def _parts(dimensions: int, starts: Any, ends: Any, axes: Any, steps: Any) -> list[slice]:
+    """The part of each dimension that Slice takes."""
+    axes = range(len(starts)) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
+    parts = [slice(None)] * dimensions
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        size = x.shape[axis]
-        index = range(size)[slice(int(start), int(end), int(step))]
-        if step < 0:
-            x = x.index_select(int(axis), torch.tensor(list(index)))
-        else:
-            x = x[
-                (slice(None),) * (int(axis) % x.dim()) + (slice(int(start), int(end), int(step)),)
-            ]
-    return x
+        parts[axis] = slice(int(start), int(end), int(step))
+    return parts
 
 
 def _gather(a: Attributes, x: Tensor, index: Any) -> Tensor:
@@ -262,12 +265,7 @@ def _unsqueezed(a: Attributes, x: np.ndarray, axes: Any = None) -> np.ndarray:
 def _sliced(
     _: Attributes, x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None
 ) -> Any:
-    axes = range(len(starts)) if axes is None else axes
-    steps = [1] * len(starts) if steps is None else steps
-    parts = [slice(None)] * x.ndim
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        parts[axis] = slice(int(start), int(end), int(step))
-    return x[tuple(parts)]
+    return x[tuple(_parts(x.ndim, starts, ends, axes, steps))]
 
 
 _OF_SHAPES: dict[str, Callable[..., np.ndarray]] = {

@@ -74,7 +74,7 @@ class Speller(nn.Module):
 
 
 class Phonemes(Published):
-    """g2p-en: GRU(64, 256) reads letters, GRUCell(64, 256) writes phonemes."""
+    """g2p-en: GRU(256, 256) reads letters, GRUCell(256, 256) writes phonemes."""
 
     name = "g2p-en, phonemes of words"
 

@@ -72,7 +72,7 @@ def lost(x: Tensor, share: float, seed: int) -> Tensor:
 
 
 def features(x: Tensor) -> Tensor:
-    """Log powers (N, 1, T, 257) of clips (N, S); frames without any take 52 nepers off the least."""
+    """Log powers (N, 1, T, 257) of clips (N, S); silence lies 120 dB below all else."""
     x = torch.nn.functional.pad(x.double(), (HOP, FRAME))
     frames = x.unfold(1, FRAME, HOP)[:, :-1] * torch.hamming_window(FRAME).double()
     power = torch.fft.rfft(frames).abs().square()

@@ -79,7 +79,7 @@ class OnnxNetwork(nn.Module):
         values[""] = None
         for node, attributes, name in self._nodes:
             if node.op_type == "Shape":
-                values[node.output[0]] = np.array([int(n) for n in values[node.input[0]].shape])
+                values[node.output[0]] = np.array(values[node.input[0]].shape, dtype=object)
             elif node.op_type == "GRU":
                 found = _run_gru(self.grus[name], values[node.input[0]], values[node.input[5]])
                 values.update(zip(node.output, found, strict=False))
@@ -109,7 +109,7 @@ def _run_gru(gru: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Tensor]:
 
 
 def _tensor(value: Any) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+    return value if isinstance(value, Tensor) else torch.tensor(value)
 
 
 def _conv(a: Attributes, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -208,7 +208,10 @@ def _squeeze(a: Attributes, x: Tensor, axes: Any = None) -> Tensor:
 
 
 def _reshape(_: Attributes, x: Tensor, shape: Any) -> Tensor:
-    return x.reshape([int(n) or x.shape[i] for i, n in enumerate(shape)])
+    sizes = [_size(n) for n in shape]
+    return x.reshape(
+        [x.shape[i] if isinstance(n, int) and n == 0 else n for i, n in enumerate(sizes)]
+    )
 
 
 def _normalize(a: Attributes, x: Tensor, *statistics: Tensor) -> Tensor:
@@ -253,9 +256,14 @@ _OPERATORS: dict[str, Operator] = {
 }
 
 
-def _constant(a: Attributes, shape: np.ndarray) -> np.ndarray:
+def _constant(a: Attributes, shape: np.ndarray) -> Tensor:
     value = to_array(a["value"]) if "value" in a else np.zeros(1, np.float32)
-    return np.full(shape, value[0], value.dtype)
+    return torch.full([*map(_size, shape)], value[0].item(), dtype=_tensor(value).dtype)
+
+
+def _size(n: Any) -> Any:
+    """A size; one that an exporter leaves open stays what it is."""
+    return n if isinstance(n, torch.SymInt) else int(n)
 
 
 def _unsqueezed(a: Attributes, x: np.ndarray, axes: Any = None) -> np.ndarray:
@@ -268,7 +276,7 @@ def _sliced(
     return x[tuple(_parts(x.ndim, starts, ends, axes, steps))]
 
 
-_OF_SHAPES: dict[str, Callable[..., np.ndarray]] = {
+_OF_SHAPES: dict[str, Callable[..., Any]] = {
     "Add": lambda a, x, y: x + y,
     "Cast": lambda a, x: x.astype({1: np.float32, 7: np.int64}[a["to"]]),
     "Concat": lambda a, *x: np.concatenate(x, a["axis"]),

@@ -73,8 +73,9 @@ def lost(x: Tensor, share: float, seed: int) -> Tensor:
 
 def features(x: Tensor) -> Tensor:
     """Log powers (N, 1, T, 257) of clips (N, S); silence lies 120 dB below all else."""
+    count = -(-(x.shape[1] + HOP) // HOP)
     x = torch.nn.functional.pad(x.double(), (HOP, FRAME))
-    frames = x.unfold(1, FRAME, HOP)[:, :-1] * torch.hamming_window(FRAME).double()
+    frames = x.unfold(1, FRAME, HOP)[:, :count] * torch.hamming_window(FRAME).double()
     power = torch.fft.rfft(frames).abs().square()
     least = torch.stack([each[each > 0].min() for each in power])[:, None, None]
     quiet = least.log() - 12 / np.log10(np.e)

@@ -10,16 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 for folder in ("examples", "tests/cpp"):
     sys.path.insert(0, str(ROOT / folder))
 
-pytest.importorskip("onnxruntime")
+from c_library import Library  # noqa: E402
+from cpp_build import CMAKE, run  # noqa: E402
+from real_models import Missing, Published  # noqa: E402
 
-from c_library import Library
-from cpp_build import CMAKE, run
-from real_models import Missing, Published
+torch.set_num_threads(1)  # before fixtures of sessions and modules, too
 
 
 @pytest.fixture(scope="session")

@@ -68,8 +68,9 @@ def test_all_executors_are_equal(preset, models, calls, library, tmp_path):
 def test_the_whole_model_in_onnx_runtime(denoiser, models, tmp_path):
     (x,) = denoiser.test[0]
     path, model = tmp_path / "denoiser.onnx", models["int8_wide"]
-    report = export_onnx(model, path, x[:1])
+    shapes = (({1: torch.export.Dim.AUTO},),)  # any number of frames
+    report = export_onnx(model, path, x[:1, :50], dynamic_shapes=shapes)
     assert not any(each.differing for each in report.values())
     with torch.no_grad():
-        # float layers of another runtime move some inputs of a GRU by a code
+        # float layers of another runtime may move an input of a GRU by a code
         assert decibels(run(path, x[:1]), model(x[:1])) > 40

@@ -1,5 +1,6 @@
 # Each target installs its requirements in .venv. The machine needs only Python >= 3.10, git and a C++ compiler.
 PYTHON ?= python3
+EXTRA ?= dev
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -38,7 +39,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "== Once, for a few minutes: downloading the requirements, compiling the kernels, installing all in $(VENV)"
 	@rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV)
-	@{ $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' || touch $(VENV)/.failed; } \
+	@{ $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRA)]' || touch $(VENV)/.failed; } \
 		| grep --line-buffered -E '^ *(Downloading|Building editable|Installing)'; test ! -e $(VENV)/.failed
 	@touch $@ $(BUILT)
 

@@ -10,6 +10,8 @@ import torch
 
 from quant_gru._errors import forget_notes
 
+pytest_plugins = ["skips"]
+
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci")
 

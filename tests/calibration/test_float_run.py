@@ -101,7 +101,7 @@ def test_scales_do_not_depend_on_the_order_of_sums(method):
     assert scales[0] == scales[1]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("method", ["histogram", "minmax", "percentile", "ema"])
 def test_a_gpu_gives_the_scales_of_a_cpu(method):
     config = QuantConfig.int8().replace_globals(scale_kind="free")

@@ -27,7 +27,7 @@ from backward_cases import (
 from random_plans import random_case
 
 pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
     pytest.mark.filterwarnings("ignore:RNN module weights"),
 ]
 

@@ -105,7 +105,7 @@ def test_failures_are_told(cublas, device):
         made.launch.start(0)
 
 
-@pytest.mark.skipif(torch.version.cuda is not None, reason="of builds without CUDA")
+@pytest.mark.skipif(torch.version.cuda is not None, reason="not for builds of torch with CUDA")
 def test_there_is_no_library_without_cuda():
     assert cublaslt.loaded() is None
 

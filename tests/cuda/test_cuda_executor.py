@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from random_plans import random_case
 
 pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
     # calibration runs the directions of nn.GRU one by one
     pytest.mark.filterwarnings("ignore:RNN module weights"),
 ]

@@ -8,7 +8,7 @@ import torch
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer.plan import build_weights
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def configs():
@@ -116,7 +116,7 @@ def test_gradients_agree(precision, bound):
         assert (a - b).norm() <= bound * a.norm()
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("name", ["int8", "w8a16", "24 bits"])
 def test_another_device_than_the_current_one(name):
     """The same codes and gradients on both, called in turn, while the first is current."""
@@ -144,7 +144,7 @@ def test_another_device_than_the_current_one(name):
     assert torch.cuda.current_device() == 0
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_data_parallel_replicas():
     torch.manual_seed(0)
     gru = QuantGRU(9, 14, batch_first=True, config=QuantConfig.int8())

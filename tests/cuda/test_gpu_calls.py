@@ -20,7 +20,7 @@ from quant_gru.kernels.cuda.plan.tensors import Numbers
 from quant_gru.kernels.cuda.projection import select
 from quant_gru.kernels.cuda.projection.from_reals import COLUMNS, Warpgroups
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 nan = float("nan")
 CONFIGS = ["int8", "w8a16", "int16"]
@@ -86,7 +86,7 @@ def test_dtypes_and_packed_rows(module, dtype, rows):
 def test_projections_by_groups_of_warps(monkeypatch, columns, C, H, planes):
     """In all parts, with rows that do not fill a block, and NaN."""
     if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("of compute capability 9.0")
+        pytest.skip("needs a GPU of compute capability 9.0")
     config = QuantConfig.int8() if planes == 1 else QuantConfig.w8a16()
     cpu, gpu = pair(C, H, config.replace("input.x", is_symmetric=C % 4 == 0))
     for parts in (1, 2, 4):

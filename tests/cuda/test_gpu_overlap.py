@@ -11,7 +11,7 @@ from quant_gru.kernels.cuda.machine import machine_of
 from quant_gru.kernels.cuda.projection.overlap import overlap_of
 from quant_gru.kernels.cuda.recurrence import planner
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 SIZES = [  # T, N, C, H
     (501, 32, 80, 256),
@@ -29,7 +29,7 @@ def _inference():
 def starts_early(gru, T, N):
     machine = machine_of(torch.device("cuda", 0))
     if len(machine.clusters()) == 1:
-        pytest.skip("a GPU without clusters")
+        pytest.skip("needs a GPU with clusters")
     numbers = executor.numbers_of(gru._plan().cells[0][0])
     shape = planner.choose(numbers.form, gru.hidden_size, N, 1, machine.clusters())
     return overlap_of(machine, numbers, shape, T, N) is not None

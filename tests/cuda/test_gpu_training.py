@@ -15,7 +15,7 @@ from quant_gru.kernels.cuda.backward import prepared, time_chunks
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from bits import assert_same_bits
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 LIMITS = {"fp32": 2e-5, "tf32": 1e-3, "bf16": 1e-2}
 DEEP = {"num_layers": 2, "bidirectional": True}

@@ -49,7 +49,7 @@ def test_calls_take_longer_than_the_floor(numbers, shape):
 
 def test_blocks_that_share_a_multiprocessor_multiply_in_turn(numbers):
     if numbers.x_planes == 2:
-        pytest.skip("blocks are too large to share one")
+        pytest.skip("not for two planes, whose blocks are too large to share one")
     form, shape = numbers.form, planner.make_shape(512, 8, 1, 1, 4)
     assert shape.resident(form, CLUSTERS) == (15, 30)
     floors = {

@@ -186,7 +186,7 @@ def test_ends_of_two_planes(host, name, kernel):
     config, (bits, zero), (M, k), most, (codes, powers), exact = TWO_PLANES_CASES[name]
     T, N, C, H = 4, 16, {"twice": 5, "long": 2000, "long free": 2000}.get(name, 20), 37
     if C > 512 and kernel == "reals":
-        pytest.skip("of fewer features")
+        pytest.skip("not for so many features")
     generator = torch.Generator().manual_seed(k)
     plan = plan_of(config.replace("matmul.Wx", bitwidth=bits), C, H, 1)
     quantizers, part = dict(plan.frozen.quantizers), plan.weights

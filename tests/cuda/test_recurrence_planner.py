@@ -30,7 +30,7 @@ RESIDENT = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_chips_without_clusters_have_99_kilobytes_for_a_block(form, processors):
     if form.own is not None:
-        pytest.skip("tables of other chips")
+        pytest.skip("not for forms that have tables of their own")
     for H in range(1, 257, 5):
         for N in (1, 8, 64, 256, 512, 1024):
             for directions in (1, 2):

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from host_machine import COMPILER
 
 emulated = pytest.mark.skipif(COMPILER is None, reason="needs g++")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 C, H = 8, 96
 FIRST, EVERY = 8, 16  # looks follow each of the first calls, then every 16th
 

@@ -23,7 +23,7 @@ PLANS = int(os.environ.get("QUANT_GRU_PLANS", "3"))  # of each kind
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-pedantic"]
 SANITIZED = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
-needs_gcc = pytest.mark.skipif(GCC is None, reason="gcc compiles what is generated")
+needs_gcc = pytest.mark.skipif(GCC is None, reason="needs gcc")
 
 
 def selftest(directory, name, *flags):

@@ -485,7 +485,7 @@ class TestRefused:
             torch.jit.trace(module, (seeded(5, 3, C),))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 class TestCuda:
     @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
     def test_codes_and_gradients(self, backend):

@@ -144,7 +144,7 @@ def test_one_term_in_double(forms, M):
 def test_product_of_bytes(forms, real, M):
     """Every pair of codes of 8 bits."""
     if forms.name == "cuda-pot" and M != 1 << 23:
-        pytest.skip("where multipliers are powers of two alone")
+        pytest.skip(f"not for {forms.name}")
     a, b = PAIRS
     for k in (23, 31, 32):
         check(forms(real, PRODUCT, a, b, (M, 0), k, LO, HI), a * b * M, k, LO, HI)
@@ -153,7 +153,7 @@ def test_product_of_bytes(forms, real, M):
 def test_products_of_words_where_multipliers_are_powers(forms):
     """Products of codes of 16 bits leave float32, but one factor comes with the multiplier."""
     if forms.name != "cuda-pot":
-        pytest.skip("where multipliers are powers of two alone")
+        pytest.skip(f"not for {forms.name}")
     random = np.random.default_rng(0)
     a, b = (random.integers(-65535, 65536, 60000) for _ in range(2))
     a[:64], b[:32], b[32:64] = 65535, 65535, -65535
@@ -222,7 +222,7 @@ def test_two_terms_in_double(forms, limit):
 def test_a_code_and_its_next_multiplier(forms, real, next_M):
     """A rounding that ends in the multiplication by the next sum's multiplier."""
     if not forms.name.startswith("cpu") or forms.name == "cpu":
-        pytest.skip("lanes that have fused multiply-add")
+        pytest.skip(f"not for {forms.name}")
     v = EVERY_WORD
     for M in ONES[:5]:
         # the second multiplier is that of the next sum, as a real number

@@ -164,7 +164,7 @@ def test_a_device_that_is_not_current():
 def test_more_elements_than_31_bits_can_count():
     n = (1 << 31) + 1
     if torch.cuda.mem_get_info()[0] < 20 << 30:
-        pytest.skip("needs 20 GiB")
+        pytest.skip("needs a GPU with 20 GiB")
     x = torch.zeros(n, dtype=torch.float16, device=CUDA)
     x[-300:] = torch.arange(300, device=CUDA).half()
     codes = encode(x, 2, Key(noise_state(1, device=CUDA), 2))

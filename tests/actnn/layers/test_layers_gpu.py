@@ -147,7 +147,7 @@ def test_no_step_waits_for_the_device(settings):
 def test_more_elements_than_31_bits_can_count(layer):
     n = (1 << 31) + 9
     if torch.cuda.mem_get_info()[0] < 20 << 30:
-        pytest.skip("needs 20 GiB")
+        pytest.skip("needs a GPU with 20 GiB")
     ours = compressed_copy(layer)
     x = torch.full((n,), 2.0, dtype=torch.float16, device="cuda")
     x[: 1 << 20], x[-4:] = -2.0, -2.0

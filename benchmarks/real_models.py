@@ -1,12 +1,12 @@
 """What quantization costs published models: float against every preset.
 
     python benchmarks/real_models.py [--models NAME ..] [--presets NAME ..] [--method NAME ..]
-        [--output FILE] [--against FILE]
+        [--output FILE] [--against FILE] [--markdown]
 
 Measures the models of examples/real_*.py: the figures of each task, and the signal over noise of
 each GRU's output on inputs that calibration did not see. Every GRU gets the inputs and states of
 the float model. `--output` writes the figures, `--against` also prints what changed since a file
-of them was written.
+of them was written, `--markdown` prints the table of docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
+from real_common import PRESETS, measure, table
 from real_denoiser import Denoiser
-from real_models import PRESETS, measure, table
 from real_phonemes import Phonemes
 from real_quality import Quality
 from real_streaming_denoiser import StreamingDenoiser
@@ -55,6 +55,27 @@ def changes(before: Found, after: Found, least: float = 0.05) -> list[str]:
     return lines
 
 
+def markdown(models: dict[str, dict[str, dict[str, float]]], presets: list[str]) -> list[str]:
+    """A table of all models; of more than three GRUs it has the worst one."""
+    columns = ["float", *presets]
+    lines = [
+        f"| model | figure | {' | '.join(columns)} |",
+        f"|---|---|{'---:|' * len(columns)}",
+    ]
+    for model, rows in models.items():
+        grus = {name: values for name, values in rows.items() if name.startswith("GRU ")}
+        shown = {name: values for name, values in rows.items() if name not in grus}
+        if len(grus) > 3:
+            worst = {each: min(values[each] for values in grus.values()) for each in presets}
+            shown[f"worst of {len(grus)} GRUs, dB"] = worst
+        else:
+            shown |= grus
+        for i, (name, values) in enumerate(shown.items()):
+            cells = [f"{values[each]:.3g}" if each in values else "" for each in columns]
+            lines.append(f"| {'' if i else model} | {name} | {' | '.join(cells)} |")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
@@ -62,6 +83,7 @@ def main() -> None:
     parser.add_argument("--method", nargs="+", default=["histogram"], help="of calibration")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument("--against", type=Path, metavar="FILE", help="figures of before")
+    parser.add_argument("--markdown", action="store_true", help="print the table of the docs")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -77,6 +99,9 @@ def main() -> None:
             found.setdefault(method, {})[name] = rows
     if options.output is not None:
         options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if options.markdown:
+        for rows in found.values():
+            print(*markdown(rows, options.presets), sep="\n")
     if options.against is not None:
         before = json.loads(options.against.read_text(encoding="utf-8"))
         print(*changes(before, found), sep="\n")

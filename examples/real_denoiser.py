@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from noisy_speech import si_sdr
 from onnx_network import OnnxNetwork
-from real_models import Figures, Published, clips, decibels, main, noisy, package_file
+from real_common import Figures, Published, clips, decibels, main, noisy, package_file
 from torch import Tensor, nn
 
 FRAME, HOP = 320, 160  # samples
@@ -48,9 +48,7 @@ class Denoiser(Published):
             self.noisy[:, :size], self.clean[:, :size]
         )
         found = {"SI-SDR gained, dB": float(gained.mean())}
-        return (
-            found if model is self.model else found | {"dB of the gains": decibels(gains, self.own)}
-        )
+        return found if model is self.model else found | {"gains, dB": decibels(gains, self.own)}
 
 
 def spectra(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import re
 
 import numpy as np
 import torch
-from real_models import Figures, Published, main, package_file
+from real_common import Figures, Published, main, package_file
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from onnx_network import OnnxNetwork
-from real_models import RATE, Figures, Published, clips, main, package_file
+from real_common import RATE, Figures, Published, clips, main, package_file
 from torch import Tensor, nn
 
 FRAME, HOP = 512, 256  # samples

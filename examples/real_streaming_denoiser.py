@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from noisy_speech import si_sdr
 from onnx_network import OnnxNetwork
-from real_models import Figures, Published, clips, decibels, main, noisy, package_file
+from real_common import Figures, Published, clips, decibels, main, noisy, package_file
 from torch import Tensor, nn
 
 FRAME, HOP = 512, 256  # samples
@@ -67,7 +67,7 @@ class StreamingDenoiser(Published):
         figures = {"SI-SDR gained, dB": float(gained.mean())}
         if model is self.model:
             return figures
-        return figures | {"dB of the spectrum": decibels(found, self.own)}
+        return figures | {"spectrum, dB": decibels(found, self.own)}
 
 
 def spectrum(x: Tensor) -> Tensor:

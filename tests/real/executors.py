@@ -16,7 +16,7 @@ from typing import Any
 import onnxruntime
 import torch
 from c_library import Library, address
-from real_models import Call
+from real_common import Call
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 

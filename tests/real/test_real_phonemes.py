@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from executors import check_executors
-from real_models import PRESETS, calls_of_grus, gru_decibels, quantized
+from real_common import PRESETS, calls_of_grus, gru_decibels, quantized
 from real_phonemes import LETTERS, PHONEMES, Phonemes
 
 LEAST = {"int8": (29, 30), "int8_wide": (37, 37), "w8a16": (43, 40), "int16": (72, 72)}

@@ -5,7 +5,7 @@ import onnxruntime
 import pytest
 import torch
 from executors import check_executors
-from real_models import PRESETS, calls_of_grus, clips, gru_decibels, package_file, quantized
+from real_common import PRESETS, calls_of_grus, clips, gru_decibels, package_file, quantized
 from real_quality import Quality, features, lost
 
 # dB of both GRUs, the mean and the largest error of a score from 1 to 5

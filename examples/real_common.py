@@ -234,7 +234,7 @@ def measure(
     for preset in presets:
         model = quantized(published, PRESETS[preset], method)
         for name, value in gru_decibels(model, calls).items():
-            rows.setdefault(f"dB of {name.rpartition('.')[2]}", {})[preset] = value
+            rows.setdefault(f"GRU {name.rpartition('.')[2]}, dB", {})[preset] = value
         for name, value in published.figures(model).items():
             rows.setdefault(name, {})[preset] = value
     return rows

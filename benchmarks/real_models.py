@@ -63,7 +63,7 @@ def markdown(models: dict[str, dict[str, dict[str, float]]], presets: list[str])
         f"|---|---|{'---:|' * len(columns)}",
     ]
     for model, rows in models.items():
-        grus = {name: values for name, values in rows.items() if name.startswith("GRU ")}
+        grus = {name: values for name, values in rows.items() if name.startswith("state of ")}
         shown = {name: values for name, values in rows.items() if name not in grus}
         if len(grus) > 3:
             worst = {each: min(values[each] for values in grus.values()) for each in presets}

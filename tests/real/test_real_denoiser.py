@@ -48,11 +48,11 @@ def test_float_is_the_file_in_onnx_runtime(denoiser):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
+@torch.no_grad()
 def test_speech_that_calibration_did_not_hear(preset, denoiser, models, calls):
     own = denoiser.figures(denoiser.model)["SI-SDR gained, dB"]
     assert own > 5
-    with torch.no_grad():
-        found = denoiser.figures(models[preset])
+    found = denoiser.figures(models[preset])
     assert found["SI-SDR gained, dB"] > own - 0.1
     both = gru_decibels(models[preset], calls).values()
     for least, value in zip(LEAST[preset], (*both, found["gains, dB"]), strict=True):

@@ -49,12 +49,12 @@ def test_float_is_the_file_in_onnx_runtime(denoiser):
 
 
 @pytest.mark.parametrize("preset", CHOSEN)
+@torch.no_grad()
 def test_speech_that_calibration_did_not_hear(preset, denoiser, models, calls):
     worst, spectrum, less = BOUNDS[preset]
     own = denoiser.figures(denoiser.model)["SI-SDR gained, dB"]
     assert own > 4
-    with torch.no_grad():
-        found = denoiser.figures(models[preset])
+    found = denoiser.figures(models[preset])
     assert found["SI-SDR gained, dB"] > own - less
     assert found["spectrum, dB"] > spectrum
     assert min(gru_decibels(models[preset], calls).values()) > worst

@@ -88,17 +88,17 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     console, found = Console(width=100), {}
-    for name in options.models:
-        published = MODELS[name]()
-        for method in options.method:
+    models = {name: MODELS[name]() for name in options.models}
+    for method in options.method:
+        for name, published in models.items():
             started = time.perf_counter()
             rows = measure(published, options.presets, method)
             title = f"{published.name}, calibration {method}"
             console.print(table(title, rows, options.presets))
             console.print(f"{time.perf_counter() - started:.0f} s", highlight=False)
             found.setdefault(method, {})[name] = rows
-    if options.output is not None:
-        options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            if options.output is not None:
+                options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if options.markdown:
         for rows in found.values():
             print(*markdown(rows, options.presets), sep="\n")

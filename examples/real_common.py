@@ -113,11 +113,15 @@ def _resampled(samples: np.ndarray, rate: int) -> np.ndarray:
 
 
 def clips(which: slice, seconds: float) -> Tensor:
-    """Sentences (N, S) of some of the SPEAKERS, repeated or cut to a length."""
+    """Two sentences (N, S) of some of the SPEAKERS, repeated or cut to a length.
+
+    The first eight speakers, for calibration, say other sentences than those that follow.
+    """
     size = int(seconds * RATE)
     found = []
     for i, (voice, speed, pitch) in list(enumerate(SPEAKERS))[which]:
-        said = [speech(SENTENCES[(i + k) % len(SENTENCES)], voice, speed, pitch) for k in (0, 5)]
+        texts = SENTENCES[:8] if i < 8 else SENTENCES[8:]
+        said = [speech(texts[(i + k) % len(texts)], voice, speed, pitch) for k in (0, 3)]
         whole = torch.cat(said)
         found.append(whole.repeat(-(-size // len(whole)))[:size])
     return torch.stack(found)

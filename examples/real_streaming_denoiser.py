@@ -53,7 +53,7 @@ class StreamingDenoiser(Published):
         self.model = Frames(OnnxNetwork(path)).eval()
         self.clean = clips(slice(8, 10), 1.5)
         self.noisy = noisy(self.clean, (0, 5), seed=1)
-        calibration = noisy(clips(slice(0, 2), 1.5), (0, 10), seed=0)
+        calibration = noisy(clips(slice(0, 4), 0.75), (0, 10, 5, 15), seed=0)
         self.calibration = [(spectrum(x),) for x in calibration]
         self.test = [(spectrum(x),) for x in self.noisy]
         with torch.no_grad():

@@ -75,8 +75,8 @@ class Input:
         return bool((self.lengths < len(self.x)).any())
 
 
-def input_of(gru: QuantGRU, arguments: tuple[Any, ...], rows: int = 8) -> Input:
-    """The first rows of a call."""
+def input_of(gru: QuantGRU, arguments: tuple[Any, ...], rows: int = 4, steps: int = 100) -> Input:
+    """The first rows and steps of a call."""
     x, h0 = (*arguments, None)[:2]
     if isinstance(x, PackedSequence):
         assert h0 is None
@@ -85,7 +85,7 @@ def input_of(gru: QuantGRU, arguments: tuple[Any, ...], rows: int = 8) -> Input:
         return Input(x[: int(lengths.max())].contiguous(), None, lengths)
     if isinstance(gru, QuantGRUCell):
         x, h0 = x[None], None if h0 is None else h0[None]
-    x, h0 = x[:, :rows].contiguous(), None if h0 is None else h0[:, :rows].contiguous()
+    x, h0 = x[:steps, :rows].contiguous(), None if h0 is None else h0[:, :rows].contiguous()
     return Input(x, h0, torch.full((x.shape[1],), len(x)))
 
 

@@ -8,6 +8,8 @@ from executors import check_executors
 from real_common import PRESETS, calls_of_grus, clips, gru_decibels, package_file, quantized
 from real_quality import Quality, features, lost
 
+from quant_gru import export_onnx
+
 # dB of both GRUs, the mean and the largest error of a score from 1 to 5
 BOUNDS = {
     "int8": (15, 26, 0.12, 0.35),
@@ -75,3 +77,16 @@ def test_scores_of_speech_that_calibration_did_not_hear(preset, quality, models,
 def test_all_executors_are_equal(preset, models, calls, library, tmp_path):
     for name, (call, *_) in calls.items():
         check_executors(models[preset].get_submodule(name), call, library, tmp_path)
+
+
+def test_the_whole_model_in_onnx_runtime(quality, models, tmp_path):
+    model, given = models["int8_wide"], [each[:1] for each in quality.test[1]]
+    path = tmp_path / "quality.onnx"
+    report = export_onnx(model, path, tuple(given), dynamic_shapes=((None, None),))
+    assert not any(each.differing for each in report.values())
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+    feed = {name: each.numpy() for name, each in zip(names, given, strict=True)}
+    with torch.no_grad():
+        # float layers of another runtime may move an input of a GRU by a code
+        assert abs(session.run(None, feed)[0] - model(*given).numpy()).max() < 0.02

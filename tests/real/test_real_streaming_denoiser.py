@@ -69,7 +69,7 @@ def test_all_executors_are_equal(models, calls, library, tmp_path):
 
 
 def test_one_frame_in_onnx_runtime(denoiser, models, tmp_path):
-    model, (spectrum,) = models["int8"], denoiser.test[0]
+    model, spectrum = models["int8"], denoiser.test[0][0][:, :40]
     path = tmp_path / "frame.onnx"
     example = (spectrum[None, :, :1], *map(torch.zeros, STATES))
     report = export_onnx(model.network, path, example, dynamic_shapes=((None,) * 4,))

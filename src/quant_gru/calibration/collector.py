@@ -10,6 +10,7 @@ from torch import Tensor
 from quant_gru.calibration.float_run import FloatWeights, float_layers
 from quant_gru.calibration.observers import Observer, make_observer
 from quant_gru.calibration.search import choose_quantizer
+from quant_gru.calibration.tied import tied_observers
 from quant_gru.config import CALIBRATED, QuantConfig
 from quant_gru.integer.qparams import QParams, make_qparams
 
@@ -76,7 +77,9 @@ class Collector:
 
         Raises:
             CalibrationError: Statistics are empty or non-finite; the message names the operator.
+            ConfigError: Tied operators have different widths or kinds.
         """
+        grid = tied_observers(self.observers, config) if config.tie_x_and_h else self.observers
         return [
             [
                 make_qparams(
@@ -96,5 +99,5 @@ class Collector:
                 )
                 for observers in layer
             ]
-            for layer in self.observers
+            for layer in grid
         ]

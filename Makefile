@@ -79,7 +79,7 @@ lint: $(BUILT)
 sanitize: $(BUILT)
 	$(BIN)/cmake --fresh -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 		-DPython_EXECUTABLE=$(abspath $(BIN)/python) -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir) \
-		-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_COMPILER=$(CXX) -DQUANT_GRU_SANITIZE=ON > /dev/null
+		-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_COMPILER=$(CXX) -DQUANT_GRU_PYTHON=ON -DQUANT_GRU_SANITIZE=ON > /dev/null
 	$(BIN)/cmake --build $(SANITIZED) > $(SANITIZED)/log || { cat $(SANITIZED)/log; exit 1; }
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		$(BIN)/python tests/kernels/sanitized_sweep.py $(abspath $(SANITIZED))

@@ -16,8 +16,13 @@ fn check(status: c_int) {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
+    let numbers: Vec<usize> = arguments.iter().skip(2).filter_map(|each| each.parse().ok()).collect();
+    if arguments.len() != 4 || numbers.len() != 2 {
+        eprintln!("usage: {} FILE C H", arguments[0]);
+        std::process::exit(2);
+    }
     let path = CString::new(arguments[1].as_str()).unwrap();
-    let (c, h): (usize, usize) = (arguments[2].parse().unwrap(), arguments[3].parse().unwrap());
+    let (c, h) = (numbers[0], numbers[1]);
     let (x, mut y, mut model) = (vec![1f32; c], vec![0f32; h], std::ptr::null_mut());
     unsafe {
         check(qgru_load(path.as_ptr(), &mut model));

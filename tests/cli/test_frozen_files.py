@@ -116,7 +116,7 @@ def test_json_is_the_parameter_file(file: Path) -> None:
 def test_encodings_are_those_of_the_module(
     version: str, granularity: str, kind: str, tmp_path: Path
 ) -> None:
-    config = QuantConfig.int8().replace_globals(scale_kind=kind)
+    config = QuantConfig.int8().replace_globals(scale_kind=kind, tie_x_and_h=True)
     for name in ("weight.W", "weight.R"):
         config = config.replace(name, granularity=granularity)
     gru = calibrated(config=config, bias=False)

@@ -126,6 +126,10 @@ BAD = {
         of_globals(disable_quantization=0),
         f"Expected disable_quantization to be true or false, got 0 {_GLOBAL}",
     ),
+    "tie_x_and_h": (
+        of_globals(tie_x_and_h="yes"),
+        f"Expected tie_x_and_h to be true or false, got 'yes' {_GLOBAL}",
+    ),
     "global_comment": (
         of_globals(comment=["a"]),
         f"Expected comment to be a string, got ['a'] {_GLOBAL}",

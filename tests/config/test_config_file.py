@@ -133,6 +133,7 @@ def test_written_file_is_complete():
         "scale_kind": "pot",
         "activation": "exact",
         "segments": None,
+        "tie_x_and_h": False,
         "disable_quantization": False,
     }
     for name, entry in gru["operator_config"].items():
@@ -370,6 +371,7 @@ def configs(draw):
         scale_kind=draw(st.sampled_from(["pot", "free"])),
         activation=activation,
         segments=segments,
+        tie_x_and_h=draw(st.booleans()),
         disable_quantization=draw(st.booleans()),
         section_comments={
             name: draw(remarks) for name in ("GRU_config", "default_config", "operator_config")

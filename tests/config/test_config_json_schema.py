@@ -58,7 +58,10 @@ names = st.sampled_from(
     ["input.x", "input.h", "output.h", "weight.W", "weight.bx", "gate.z_out", "op.rRh", "z_out"]
 )
 global_fields = st.sampled_from(
-    ["scale_kind", "activation", "segments", "disable_quantization", "description", "z"]
+    [
+        *("scale_kind", "activation", "segments", "tie_x_and_h", "disable_quantization"),
+        *("description", "z"),
+    ]
 )
 
 

@@ -24,7 +24,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another worker waits, and then finds the build made
-        run(str(CMAKE), "-B", folder / "build", "cpp", "-DQUANT_GRU_CUDA=ON", *OPTIONS, folder=ROOT)
+        run(str(CMAKE), "-B", folder / "build", "-DQUANT_GRU_CUDA=ON", *OPTIONS, folder=ROOT)
         run(str(CMAKE), "--build", folder / "build")
     return folder / "build"
 
@@ -32,7 +32,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def access(build: Path) -> Access:
     """Functions of the library that have no C interface."""
-    return Access(next((build / "tests").glob("libaccess.*")))
+    return Access(next((build / "cpp/tests").glob("libaccess.*")))
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from code_passes import Codes
+from float_passes import reference
 from make_golden import saved
 from random_calibrations import float_weights
-from test_passes import Codes, reference
 from torch import Tensor
 
 from quant_gru import QuantConfig, QuantGRU
@@ -26,7 +27,7 @@ from quant_gru.integer.plan import update_first
 
 CONFIGS = [
     QuantConfig.int8(),
-    QuantConfig.int8_wide().replace_globals(activation="pwl"),
+    QuantConfig.int8_wide().replace_globals(activation="pwl", tie_x_and_h=True),
     QuantConfig.w8a16(),
     QuantConfig.uniform(4).replace_globals(activation="quadratic").replace("W", granularity="gate"),
 ]

@@ -77,7 +77,11 @@ def random_config(rng: random.Random) -> QuantConfig:
         if name in FUSIBLE and rng.random() < 0.5:
             config = config.replace(name, bitwidth=None)
     activation = rng.choice(("exact", "exact", "pwl", "quadratic"))
-    return config.replace_globals(activation=activation, scale_kind=rng.choice(("pot", "free")))
+    config = config.replace_globals(activation=activation, scale_kind=rng.choice(("pot", "free")))
+    if rng.random() < 0.7:
+        return config
+    kind = config["h"].model_dump(include={"bitwidth", "is_symmetric", "is_unsigned"})
+    return config.replace("x", **kind).replace_globals(tie_x_and_h=True)
 
 
 def random_calibration(seed: int) -> Calibration:

@@ -34,20 +34,20 @@ def gpu(build: Path, monkeypatch: pytest.MonkeyPatch) -> Access:
         monkeypatch.setenv("QUANT_GRU_NVRTC", str(nvrtc()))
     torch.zeros(1, device="cuda")  # makes the context current, which the next line expects
     torch.cuda.current_blas_handle()  # PyTorch's cuBLAS is open from now on
-    return Access(next((build / "tests").glob("libaccess.*")))
+    return Access(next((build / "cpp/tests").glob("libaccess.*")))
 
 
 @pytest.fixture(scope="module")
 def copy(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the library, which opens libraries of its own."""
     folder = tmp_path_factory.mktemp("stand_in")
-    return Path(shutil.copy(next((build / "tests").glob("libaccess.*")), folder / "access.so"))
+    return Path(shutil.copy(next((build / "cpp/tests").glob("libaccess.*")), folder / "access.so"))
 
 
 @pytest.fixture
 def stand_in(build: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """The library with stand-ins for the driver, NVRTC and cuBLAS."""
-    tests = build / "tests"
+    tests = build / "cpp/tests"
     cuda, cublas = (str(next(tests.glob(f"libfake_{name}.*"))) for name in ("cuda", "cublas"))
     for name in ("CUDA_DRIVER", "NVRTC"):
         monkeypatch.setenv(f"QUANT_GRU_{name}", cuda)
@@ -160,9 +160,7 @@ SMALL = ("--input", "8", "--hidden", "16", "--steps", "3", "--batch", "2", "--re
 def test_gru_example_with_stand_ins(stand_in: StandIn, build: Path, tmp_path: Path) -> None:
     """The example compares the integers of a GPU with those of the CPU."""
     QuantConfig.int8().to_json(tmp_path / "int8.json")
-    printed = run(
-        build / "examples/gru_example", "--cuda", *SMALL, "--config", tmp_path / "int8.json"
-    )
+    printed = run(build / "gru_example", "--cuda", *SMALL, "--config", tmp_path / "int8.json")
     assert printed.count("the same on the GPU") == 1
 
 
@@ -187,7 +185,7 @@ def test_kernels_compile(
         pytest.skip("needs NVRTC")
     monkeypatch.setenv("QUANT_GRU_NVRTC", str(nvrtc()))
     monkeypatch.setenv("QUANT_GRU_CACHE", "/dev/null")
-    native = ctypes.CDLL(shutil.copy(build / "tests/libcuda_access.so", tmp_path / "fresh.so"))
+    native = ctypes.CDLL(shutil.copy(build / "cpp/tests/libcuda_access.so", tmp_path / "fresh.so"))
     native.compile_kernel.restype = ctypes.c_char_p
     for source, macros in (
         (b"units", b"REAL=float STEP_ROWS=1"),
@@ -237,7 +235,7 @@ def test_codes_on_a_gpu_that_need_the_host(gpu: Access) -> None:
 @NEEDS_GPU
 @pytest.mark.usefixtures("gpu")
 def test_gru_example_on_a_gpu(build: Path) -> None:
-    printed = run(build / "examples/gru_example", "--cuda", *SMALL)
+    printed = run(build / "gru_example", "--cuda", *SMALL)
     assert printed.count("the same on the GPU") == 4
 
 

@@ -83,18 +83,6 @@ def test_add_subdirectory(tmp_path: Path) -> None:
     assert "golden_test" not in targets
 
 
-def test_pkg_config(build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if shutil.which("pkg-config") is None:
-        pytest.skip("needs pkg-config")
-    run(str(CMAKE), "--install", build, "--prefix", tmp_path)
-    monkeypatch.setenv("PKG_CONFIG_PATH", str(tmp_path / "lib/pkgconfig"))
-    flags = run(
-        "pkg-config", "--cflags", "--libs", f"--define-variable=prefix={tmp_path}", "quant_gru"
-    )
-    example = str(ROOT / "cpp/examples/run_model.c")
-    run("gcc", example, *flags.split(), "-o", tmp_path / "program")
-
-
 def test_rust(build: Path, tmp_path: Path) -> None:
     """The Rust example gives Python's result."""
     # The command of rustup exists without a compiler behind it.
@@ -103,6 +91,8 @@ def test_rust(build: Path, tmp_path: Path) -> None:
     program = tmp_path / "program"
     link = ("-L", str(build), "-l", "gru_quant_shared", "-C", f"link-arg=-Wl,-rpath,{build}")
     run("rustc", ROOT / "cpp/examples/run_model.rs", *link, "-o", program)
+    usage = subprocess.run([program, MODEL], capture_output=True, text=True)
+    assert (usage.returncode, usage.stderr) == (2, f"usage: {program} FILE C H\n")
     printed = run(program, MODEL, "4", "6")
     y, _ = FrozenQuantGRU.load(MODEL)(torch.ones(1, 1, 4))
     assert [float(each) for each in printed.strip("[]\n").split(",")] == pytest.approx(

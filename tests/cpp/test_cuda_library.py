@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def fake(build: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Libraries that are opened meanwhile find the stand-in for a GPU."""
-    path = str(build / "tests" / "libfake_cuda.so")
+    path = str(build / "cpp/tests" / "libfake_cuda.so")
     for name in ("QUANT_GRU_CUDA_DRIVER", "QUANT_GRU_NVRTC"):
         monkeypatch.setenv(name, path)
     monkeypatch.setenv("QUANT_GRU_CACHE", os.devnull)
@@ -59,7 +59,7 @@ def on_host(fake: pytest.MonkeyPatch, build: Path, folder: Path) -> CudaLibrary:
 @pytest.fixture
 def planned(fake: pytest.MonkeyPatch, build: Path) -> CudaAccess:
     """Functions of the library, with launches that are only checked."""
-    access = CudaAccess(build / "tests" / "libcuda_access.so")
+    access = CudaAccess(build / "cpp/tests" / "libcuda_access.so")
     access.key_of_kernel("rows", "", "sm_90a")  # opens the stand-in for NVRTC
     return access
 
@@ -73,7 +73,7 @@ def nvrtc(build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CudaA
     monkeypatch.setenv("QUANT_GRU_NVRTC", str(found))
     monkeypatch.setenv("QUANT_GRU_CACHE", str(tmp_path / "cache"))
     copy = tmp_path / "libcuda_access.so"
-    copy.write_bytes((build / "tests" / "libcuda_access.so").read_bytes())
+    copy.write_bytes((build / "cpp/tests" / "libcuda_access.so").read_bytes())
     return CudaAccess(copy)
 
 
@@ -380,7 +380,7 @@ def test_steps_are_a_sequence(on_host: CudaLibrary) -> None:
 
 
 def test_runs_do_not_allocate(on_host: CudaLibrary, build: Path) -> None:
-    driver = ctypes.CDLL(str(build / "tests" / "libfake_cuda.so"))
+    driver = ctypes.CDLL(str(build / "cpp/tests" / "libfake_cuda.so"))
     before = driver.fake_allocations()
     call = on_host.prepare(saved(frozen_gru(7, 20)), 4, 3)
     prepared = driver.fake_allocations()
@@ -406,7 +406,7 @@ def test_arguments_are_checked(on_host: CudaLibrary) -> None:
 def test_old_gpus_are_refused(fake: pytest.MonkeyPatch, build: Path, tmp_path: Path) -> None:
     fake.setenv("FAKE_CUDA_ARCH", "75")
     copy = tmp_path / "libcuda_access.so"
-    copy.write_bytes((build / "tests" / "libcuda_access.so").read_bytes())
+    copy.write_bytes((build / "cpp/tests" / "libcuda_access.so").read_bytes())
     with pytest.raises(RuntimeError, match=r"capability 8\.0 or later, got 7\.5"):
         launches(CudaAccess(copy), saved(frozen_gru(7, 20)), 1, 1)
 

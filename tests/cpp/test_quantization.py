@@ -106,6 +106,7 @@ REFUSED = [
     (config_file(defaults='"segments": 4'), "segments"),
     (config_file(defaults='"activation": "pwl", "segments": 257'), "segments"),
     (config_file(defaults='"disable_quantization": null'), "disable_quantization"),
+    (config_file(defaults='"tie_x_and_h": 1'), "tie_x_and_h"),
 ]
 
 
@@ -221,7 +222,7 @@ def test_files_of_gru_example(build: Path, tmp_path: Path, layers: int, bias: bo
     QuantConfig.int8_wide().to_json(config)
     files = {"weights": weights, "config": config, "params": params, "save": frozen}
     options = [part for name, path in files.items() for part in (f"--{name}", str(path))]
-    printed = run(build / "examples/gru_example", *options, "--method", "minmax", "--repeats", "0")
+    printed = run(build / "gru_example", *options, "--method", "minmax", "--repeats", "0")
     assert "GRU(5, 6)" in printed
     gru.load_quant_params(params)
     gru.freeze().save(tmp_path / "python.qgru")
@@ -238,7 +239,7 @@ def test_weights_must_fit(build: Path, tmp_path: Path) -> None:
     ):
         save_file({**state, **wrong}, path)
         with pytest.raises(AssertionError, match=said):
-            run(build / "examples/gru_example", "--weights", path, "--repeats", "0")
+            run(build / "gru_example", "--weights", path, "--repeats", "0")
 
 
 def test_weights_must_be_finite(access: Access) -> None:

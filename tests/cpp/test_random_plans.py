@@ -32,7 +32,7 @@ def cases() -> list[Case]:
 
 def test_codes_of_frozen_grus_of_python(build: Path, cases: list[Case], tmp_path: Path) -> None:
     write(tmp_path / "golden.bin", cases)
-    found = run(build / "tests/golden_test", tmp_path / "golden.bin")
+    found = run(build / "cpp/tests/golden_test", tmp_path / "golden.bin")
     assert found.endswith(f": 0 of {PLANS} cases differ\n")
 
 

@@ -126,7 +126,12 @@ int main(void) {{
 
 @pytest.mark.parametrize(
     "name",
-    ["", "2x", "a-b", "Net", "int", "qg_net", "l0", "gru_products", "string", "a" * 60, 3, "../x"],
+    [
+        *("", "2x", "a-b", "Net", "a" * 60, 3, "../x"),
+        *("int", "string", "features", "newlib"),
+        *("qg_net", "l0", "net_l1_reverse", "gru_products", "gru_helium", "fixed_point"),
+        *("all", "clean", "help", "install", "package", "test"),
+    ],
 )
 def test_names_are_identifiers(name, tmp_path):
     with pytest.raises(QuantGRUError, match=r"Expected (a )?name"):

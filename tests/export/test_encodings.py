@@ -19,6 +19,9 @@ from quant_gru import (
     QuantGRUWarning,
 )
 
+# a warning of nearly every case here; test_separate_scales_warn is about it
+pytestmark = pytest.mark.filterwarnings("ignore:AIMET quantizes the input")
+
 VERSIONS = ("0.6.1", "1.0.0", "2.0.0")
 C, H = 5, 4
 
@@ -367,3 +370,70 @@ def test_existing_files_remain_where_one_cannot_be_written(tmp_path, monkeypatch
     with pytest.raises(QuantGRUError, match=r"Expected a writable file, got No space left"):
         calibrated().export_encodings(tmp_path / "g.encodings", "2.0.0")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.filterwarnings("error:AIMET quantizes the input")
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
+def test_separate_scales_warn(options, tmp_path):
+    """AIMET would replace the scale of the input by that of the state, and say nothing."""
+    expected = "input.x and output.h have different ones.*calibrate with tie_x_and_h=True"
+    config = QuantConfig.int8().replace_globals(tie_x_and_h=True)
+    gru = calibrated(config, bias=False, **options)
+    path = tmp_path / "g.encodings"
+    gru.export_encodings(path)
+    gru.freeze().export_encodings(path)
+    quant_gru.export_encodings(torch.nn.ModuleDict({"encoder": gru}), path)
+    gru.adjust_quant_config("x", scale=2.0**-3, layer=0)
+    with pytest.warns(QuantGRUWarning, match=expected):
+        gru.export_encodings(path)
+    with pytest.warns(QuantGRUWarning, match=expected):
+        gru.freeze().export_encodings(path)
+    with pytest.warns(QuantGRUWarning, match=r"\(modules 'encoder'\)"):
+        quant_gru.export_encodings(torch.nn.ModuleDict({"encoder": gru}), path)
+
+
+def wrapped_model():
+    """A GRU behind a Transpose, before a Squeeze, with an initial state made of two halves."""
+    onnx = pytest.importorskip("onnx")
+    gru = calibrated(QuantConfig.int8().replace_globals(tie_x_and_h=True), bias=False)
+    model = onnx_model(gru)
+    graph, node = model.graph, model.graph.node[0]
+    node.input[0], node.output[0] = "x_moved", "y_raw"
+    node.input.extend(["", "start"])
+    node.input[3] = ""
+    before = [
+        onnx.helper.make_node("Transpose", ["x0"], ["x_moved"], perm=[1, 0, 2]),
+        onnx.helper.make_node("Concat", ["left", "right"], ["start"], axis=2),
+    ]
+    after = [
+        onnx.helper.make_node("Squeeze", ["y_raw", "axis"], ["y_flat"]),
+        onnx.helper.make_node("Concat", ["y_flat", "y_flat"], ["y0"], axis=0),
+        onnx.helper.make_node("Relu", ["y_flat"], ["rest"]),
+    ]
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "axis"))
+    nodes = [*before, node, *after]
+    copies = [onnx.NodeProto.FromString(each.SerializeToString()) for each in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
+    return gru, model
+
+
+@pytest.mark.filterwarnings("error:AIMET quantizes the input")
+def test_moved_values_have_the_encoding_of_their_source(tmp_path):
+    """AIMET puts quantizers at some of these tensors, and switches off those without encoding."""
+    gru, model = wrapped_model()
+    gru.export_encodings(tmp_path / "g.encodings", "2.0.0", onnx=model)
+    found = {e["name"]: e for e in json.loads((tmp_path / "g.encodings").read_text())["encodings"]}
+    weights = {"W0", "R0"}
+    # both halves of the initial state may have scales of their own; "rest" is computed
+    assert set(found) == weights | {"x0", "x_moved", "start", "y_raw", "y_flat", "y0", "h0"}
+    assert len({json.dumps({**found[n], "name": ""}) for n in set(found) - weights}) == 1
+
+
+def test_unread_outputs_have_no_encoding(tmp_path):
+    gru = calibrated()
+    model = onnx_model(gru)
+    del model.graph.output[1]
+    with pytest.warns(QuantGRUWarning, match=r"nothing reads h0, .*disable_missing_quantizers=F"):
+        gru.export_encodings(tmp_path / "g.encodings", onnx=model)
+    assert "h0" not in (tmp_path / "g.encodings").read_text()

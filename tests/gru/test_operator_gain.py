@@ -214,6 +214,8 @@ def test_calls_of_a_cell_are_summed(monkeypatch):
     one_by_one = operator_sqnr(model, BATCHES)
     assert list(found) == list(one_by_one)
     assert found == pytest.approx(one_by_one, rel=1e-9)
+
+
 def test_changes_without_an_effect_say_so():
     """A metric of a few decisions, such as an error rate, shows small effects as none."""
     gru = QuantGRU(5, 6, config=QuantConfig.int8())

@@ -44,7 +44,7 @@ class QUANT_GRU_API Observer {
     ActivationQuantizer quantizer(Operator op, const OperatorConfig &config, ScaleKind kind) const;
 
  private:
-    struct State;
+    struct QUANT_GRU_HIDDEN State;
     std::unique_ptr<State> state_;
 };
 
@@ -67,7 +67,7 @@ class QUANT_GRU_API Calibrator {
     Parameters finalize(const QuantConfig &config) const;
 
  private:
-    struct State;
+    struct QUANT_GRU_HIDDEN State;
     std::unique_ptr<State> state_;
 };
 

@@ -51,7 +51,7 @@ class QUANT_GRU_API Call {
     // One line per launch: kernel, grid and macros.
     std::string description() const;
 
-    struct State;
+    struct QUANT_GRU_HIDDEN State;
 
  private:
     friend class Model;

@@ -56,7 +56,7 @@ class QUANT_GRU_API ForwardPass {
              T *tmp_Wx, T *tmp_Rh, float zoneout_prob, const T *zoneout_mask);
 
  private:
-    struct State;
+    struct QUANT_GRU_HIDDEN State;
     std::unique_ptr<State> state_;
 };
 
@@ -115,7 +115,7 @@ class QUANT_GRU_API CodeForwardPass {
                  const T *zoneout_mask, const float *scale, const float *zero_point);
 
  private:
-    struct State;
+    struct QUANT_GRU_HIDDEN State;
     std::unique_ptr<State> state_;
 };
 
@@ -159,7 +159,7 @@ class QUANT_GRU_API BackwardPass {
              T *dp, T *dq, const T *zoneout_mask);
 
  private:
-    struct State;
+    struct QUANT_GRU_HIDDEN State;
     std::unique_ptr<State> state_;
 };
 
@@ -193,7 +193,7 @@ class QUANT_GRU_API CodeBackwardPass {
                  const float *scale, const float *zero_point);
 
  private:
-    struct State;
+    struct QUANT_GRU_HIDDEN State;
     std::unique_ptr<State> state_;
 };
 

@@ -87,7 +87,7 @@ class QUANT_GRU_API Stream {
 
  private:
     friend class Model;
-    struct State;
+    struct QUANT_GRU_HIDDEN State;
     Stream(std::shared_ptr<const Network> network, int64_t N);
     std::unique_ptr<State> state_;
 };

@@ -2,6 +2,7 @@
 #include <array>
 
 #include "calibration/float_gru.hpp"
+#include "calibration/tied.hpp"
 #include "passes/equations.hpp"
 #include "passes/gemm.hpp"
 #include "plan/cell_plan.hpp"
@@ -87,6 +88,8 @@ class Trace {
 struct Calibrator::State {
     GRUShape shape;
     std::vector<FloatCell> cells;
+    Method method;
+    double percentile;
     std::vector<std::array<Observer, kOperators>> observers;
 
     void observe(const FloatRun &run, int64_t N) {
@@ -104,7 +107,7 @@ struct Calibrator::State {
 
 Calibrator::Calibrator(const GRUShape &shape, std::vector<FloatCell> cells, Method method,
                        double percentile)
-    : state_(new State{shape, std::move(cells), {}}) {
+    : state_(new State{shape, std::move(cells), method, percentile, {}}) {
     const auto expected = static_cast<size_t>(shape.num_layers * shape.directions());
     if (state_->cells.size() != expected)
         throw ArgumentError("Expected weights of " + std::to_string(expected) + " cells, got " +
@@ -126,15 +129,18 @@ void Calibrator::collect(const float *x, int64_t T, int64_t N, const float *h0,
 
 Parameters Calibrator::finalize(const QuantConfig &config) const {
     Parameters found{state_->shape, config, {}};
+    Observer both(state_->method, state_->percentile);
+    if (config.tie_x_and_h) both = tied_observer(state_->observers, config, std::move(both));
     for (const auto &observers : state_->observers) {
         CellParameters cell;
         cell.config = config;
         for (int i = 0; i < kOperators; ++i) {
             const auto op = static_cast<Operator>(i);
             const auto index = static_cast<size_t>(i);
+            const bool tied = config.tie_x_and_h && (op == Operator::x || op == Operator::h);
+            const Observer &values = tied ? both : observers[index];
             if (is_calibrated(op) && config[op].bitwidth)
-                cell.quantizers[index] =
-                    observers[index].quantizer(op, config[op], config.scale_kind);
+                cell.quantizers[index] = values.quantizer(op, config[op], config.scale_kind);
         }
         set_fixed_ranges(cell);
         build_tables(cell);

@@ -98,11 +98,12 @@ class Reader {
 
     Notes notes(const Json::Object &members, const std::string &place) {
         Notes found;
-        for (auto [key, to] :
-             {std::pair("description", &found.description), std::pair("comment", &found.comment)}) {
+        const auto read = [&](const char *key, std::optional<std::string> &to) {
             const Json *text = find(members, key);
-            if (text && !text->is_null()) attempt(place, [&] { *to = text->string(key); });
-        }
+            if (text && !text->is_null()) attempt(place, [&] { to = text->string(key); });
+        };
+        read("description", found.description);
+        read("comment", found.comment);
         return found;
     }
 
@@ -143,12 +144,13 @@ class Reader {
         if (!section) return;
         const std::string place = "section 'default_config'";
         known(*section,
-              {"description", "comment", "scale_kind", "activation", "segments",
+              {"description", "comment", "scale_kind", "activation", "segments", "tie_x_and_h",
                "disable_quantization"},
               "field", place);
         config.default_notes = notes(*section, place);
         choice(*section, "scale_kind", kScaleKinds, config.scale_kind, place);
         choice(*section, "activation", kActivations, config.activation, place);
+        flag(*section, "tie_x_and_h", config.tie_x_and_h, place);
         flag(*section, "disable_quantization", config.disable_quantization, place);
         const Json *segments = find(*section, "segments");
         if (segments && !segments->is_null())

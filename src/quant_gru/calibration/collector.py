@@ -14,6 +14,7 @@ from quant_gru.calibration.guard import best_of
 from quant_gru.calibration.observers import Observer, make_observer
 from quant_gru.calibration.refine import refined
 from quant_gru.calibration.search import choose_covering, choose_quantizer
+from quant_gru.calibration.tied import TIED, tied_observers
 from quant_gru.calibration.windows import CellSteps, Windows, starts
 from quant_gru.config import CALIBRATED, QuantConfig
 from quant_gru.integer.qparams import QParams, make_qparams
@@ -117,10 +118,12 @@ class Collector:
 
         Raises:
             CalibrationError: Statistics are empty or non-finite; the message names the operator.
+            ConfigError: Tied operators have different widths or kinds.
         """
+        grid = tied_observers(self.observers, config) if config.tie_x_and_h else self.observers
         plain = [
             [self._each(choose_quantizer, observers, config) for observers in layer]
-            for layer in self.observers
+            for layer in grid
         ]
         if refine and self.windows is None:
             raise CalibrationError(
@@ -131,10 +134,16 @@ class Collector:
         steps = self.windows.run(weights)
         searched = [
             [
-                self._searched(layer, direction, cell, config, steps[layer][direction], weights)
+                self._searched(
+                    grid[layer][direction],
+                    plain[layer][direction],
+                    config,
+                    cell,
+                    weights[layer][direction],
+                )
                 for direction, cell in enumerate(cells)
             ]
-            for layer, cells in enumerate(plain)
+            for layer, cells in enumerate(steps)
         ]
         if not refine:
             return searched
@@ -148,22 +157,20 @@ class Collector:
 
     def _searched(
         self,
-        layer: int,
-        direction: int,
+        observers: Mapping[str, Observer],
         plain: dict[str, Quantizer],
         config: QuantConfig,
         steps: CellSteps,
-        weights: Weights,
+        weights: FloatWeights,
     ) -> QParams:
         """Return scales whose effect is least; those of least squares or full ranges if better."""
-        observers = self.observers[layer][direction]
         effective = effective_quantizers(steps, observers, config)
+        if config.tie_x_and_h:
+            effective = {name: each for name, each in effective.items() if name not in TIED}
         covering = self._each(choose_covering, observers, config)
         sets = [plain | effective, plain, plain | {n: covering[n] for n in effective}]
         distinct = [each for i, each in enumerate(sets) if each not in sets[:i]]
-        return best_of(
-            (make_qparams(config, each) for each in distinct), steps, weights[layer][direction]
-        )
+        return best_of((make_qparams(config, each) for each in distinct), steps, weights)
 
     @staticmethod
     def _each(

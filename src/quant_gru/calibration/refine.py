@@ -9,6 +9,7 @@ import torch
 
 from quant_gru.calibration.float_run import FloatWeights
 from quant_gru.calibration.guard import error
+from quant_gru.calibration.tied import TIED
 from quant_gru.calibration.windows import CellSteps
 from quant_gru.config import CALIBRATED
 from quant_gru.integer.qparams import QParams, float32, make_qparams
@@ -38,7 +39,8 @@ def refined(qparams: QParams, steps: CellSteps, weights: FloatWeights) -> QParam
     for _ in range(_ROUNDS):
         before = least
         for name in CALIBRATED:
-            if name not in qparams.quantizers:
+            tied = qparams.config.tie_x_and_h and name in TIED
+            if tied or name not in qparams.quantizers:
                 continue
             for neighbour in _neighbours(qparams, name):
                 changed = make_qparams(qparams.config, {**qparams.quantizers, name: neighbour})

@@ -57,6 +57,7 @@ class QuantConfig(Public, Section):
         scale_kind: ``pot`` for scales 2^-n, ``free`` for any float32.
         activation: Kind of sigmoid and tanh tables: ``exact``, ``pwl`` or ``quadratic``.
         segments: Pieces of a ``pwl`` or ``quadratic`` table; None for 16 and 8.
+        tie_x_and_h: Whether calibration gives input.x and output.h one scale and zero point.
         disable_quantization: Whether to compute in floating point.
         description: Free text, preserved when writing.
         comment: Free text, preserved when writing.
@@ -79,6 +80,7 @@ class QuantConfig(Public, Section):
     scale_kind: ScaleKind = "pot"
     activation: Activation = "exact"
     segments: Segments = None
+    tie_x_and_h: Flag = False
     disable_quantization: Flag = False
     section_comments: SectionComments = SectionComments()
 

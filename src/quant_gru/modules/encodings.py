@@ -25,6 +25,7 @@ from quant_gru.config.files import name_of, read_json, write_files
 from quant_gru.config.operators import suggest
 from quant_gru.export.aimet import scales, versions
 from quant_gru.export.aimet.entries import Entry
+from quant_gru.export.aimet.moved import read_tensors, with_moved
 from quant_gru.export.aimet.places import Place, onnx_places, torch_places
 from quant_gru.export.foreign import onnx_node
 from quant_gru.export.foreign.onnx_constants import Constants
@@ -56,7 +57,9 @@ def write(
         gru._finalized()
     entries: dict[str, Any] = {}
     left_out: list[str] = []
-    for name, places in _places(grus, onnx, nodes).items():
+    model, where = (None, "") if onnx is None else onnx_node.load(onnx)
+    folder = onnx_node.folder_of(onnx)
+    for name, places in _places(grus, model, where, folder, nodes).items():
         cells = grus[name]._state.scales
         assert cells is not None
         found, reasons = scales.entries_of(places, cells, _weights(grus[name]))
@@ -66,8 +69,13 @@ def write(
                 left_out.append(f"{entry.name}: two GRUs use it with different scales")
     shared = {line.partition(":")[0] for line in left_out}
     kept = [entry for name, entry in entries.items() if name not in shared]
+    if model is not None:
+        read = read_tensors(model.graph)
+        _warn_of_unread([entry.name for entry in kept if entry.name not in read])
+        kept = [e for e in with_moved(kept, model.graph.node, shared) if e.name in read]
     documents = {name: gru._state.document() for name, gru in grus.items()}
     _write(path, version, kept, documents, left_out)
+    _warn_of_separate_scales({name: gru._state.scales or () for name, gru in grus.items()})
 
 
 def write_frozen(
@@ -98,6 +106,7 @@ def write_frozen(
     places = torch_places(shape.num_layers, shape.directions, bias=False)
     entries, left_out = scales.entries_of(places, cells, weights)
     _write(path, version, entries, {"": document}, left_out)
+    _warn_of_separate_scales({"": cells})
     if shape.bias:
         warnings.warn(
             "Encodings of a frozen GRU have none for its biases, which are in units of its "
@@ -124,6 +133,36 @@ def _write(
         warnings.warn(
             f"Encodings of AIMET have no place for {'; '.join(left_out)}; the parameter file "
             f"beside {os.fspath(path)!r} has them",
+            QuantGRUWarning,
+            stacklevel=caller_stacklevel(),
+        )
+
+
+def _warn_of_separate_scales(grus: Mapping[str, scales.Cells]) -> None:
+    """Warn of GRUs whose encodings AIMET overwrites: it ties X, initial_h, Y and Y_h of a node."""
+    separate = [name for name, cells in grus.items() if not scales.one_for_input_and_state(cells)]
+    if separate:
+        named = f" (modules {', '.join(map(repr, separate))})" if any(separate) else ""
+        warnings.warn(
+            "AIMET quantizes the input and the state of a GRU with one scale, but input.x and "
+            "output.h have different ones: in its simulation one of them replaces the other"
+            f"{named}; calibrate with tie_x_and_h=True in the configuration",
+            QuantGRUWarning,
+            stacklevel=caller_stacklevel(),
+        )
+
+
+def _warn_of_unread(names: Sequence[str]) -> None:
+    """Warn of outputs of GRU nodes that nothing reads.
+
+    Some passes of AIMET remove such an output, and a file that names it is an error then. Otherwise
+    it has the quantizer of the state, and AIMET switches off what a file does not name.
+    """
+    if names:
+        warnings.warn(
+            f"nothing reads {', '.join(names)}, which therefore have no encoding: AIMET would "
+            "switch off the quantizer of the GRU's state with them; load the file with "
+            "disable_missing_quantizers=False",
             QuantGRUWarning,
             stacklevel=caller_stacklevel(),
         )
@@ -159,9 +198,12 @@ def read(
                 "parameter file beside them, or calibrate"
             )
         gru._follow_logarithms()
+    model, model_where = (None, "") if onnx is None else onnx_node.load(onnx)
     made = {
         name: _replaced(grus[name], places, found, where)
-        for name, places in _places(grus, onnx, nodes).items()
+        for name, places in _places(
+            grus, model, model_where, onnx_node.folder_of(onnx), nodes
+        ).items()
     }
     for name, parameters in made.items():
         grus[name]._state.take(parameters, where)
@@ -214,10 +256,14 @@ def _weights(gru: CalibrationMethods) -> list[list[dict[str, Tensor]]]:
 
 
 def _places(
-    grus: Mapping[str, CalibrationMethods], onnx: Any, nodes: Nodes | None
+    grus: Mapping[str, CalibrationMethods],
+    model: Any,
+    where: str,
+    folder: str | None,
+    nodes: Nodes | None,
 ) -> dict[str, list[Place]]:
-    """Return the tensors of every GRU."""
-    if onnx is None:
+    """Return the tensors of every GRU, by the names of an ONNX model or, without one, of torch."""
+    if model is None:
         if nodes is not None:
             raise QuantGRUError(f"Expected nodes only beside an ONNX model, got {nodes!r}")
         return {
@@ -226,8 +272,7 @@ def _places(
             )
             for name, gru in grus.items()
         }
-    model, where = onnx_node.load(onnx)
-    constants = Constants(model, onnx_node.folder_of(onnx))
+    constants = Constants(model, folder)
     free = list(onnx_node.gru_nodes(model, where))
     found = {}
     for name, gru in grus.items():

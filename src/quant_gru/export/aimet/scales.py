@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quant_gru._errors import QuantGRUError
+from quant_gru.calibration.tied import TIED
 from quant_gru.config import QuantConfig
 from quant_gru.export.aimet.entries import Entry
 from quant_gru.export.aimet.places import Place
@@ -75,6 +76,12 @@ def _entry(place: Place, qparams: QParams, weights: Mapping[str, Tensor]) -> Ent
     axis = None if len(scales) == 1 else place.axis
     points = (0,) * len(scales)
     return Entry(place.name, widths[0], True, tuple(scales.tolist()), points, axis, True)
+
+
+def one_for_input_and_state(cells: Cells) -> bool:
+    """Return whether the inputs and states of all cells are quantized to the same real values."""
+    found = [cell.quantizers[name] for layer in cells for cell in layer for name in TIED]
+    return len({(q.bits, q.scale, q.zero_point - q.lo) for q in found}) == 1
 
 
 def with_plan_scales(qparams: QParams, plan: CellPlan) -> QParams:

@@ -109,7 +109,9 @@ def cell_source(
             quantizers of these codes; empty in the first layer.
         names: `name` of the model, `input_type` and `code_type`.
     """
-    p, data, w = f"l{layer}{'_reverse' if direction else ''}", Data(), cell.weights
+    # the name of the model, because a source may be included beside that of another one
+    p = f"{names['name']}_l{layer}{'_reverse' if direction else ''}"
+    data, w = Data(), cell.weights
     q, H, C = cell.frozen.quantizers, cell.hidden_size, cell.input_size
     zero = {operator: each.zero_point for operator, each in q.items()}
     Wx = rows_of(w.W, w.Bw, cell.shift_Bw, w.Wx, cell.x, w.bits_W)
@@ -235,7 +237,7 @@ def _fill_input(
     """Return the loops that write the operand of the input product."""
     ctype, offset = _LOOPS[Wx.loop][2], _constant(Wx.offset)
     if not below and ctype == input_type and not Wx.offset:
-        return f"    memcpy(operand, x, sizeof *x * {Wx.weights.shape[1]});"
+        return f"    QG_COPY(operand, x, sizeof *x * {Wx.weights.shape[1]});"
     if not below:
         return (
             f"    for (i = 0; i < {Wx.weights.shape[1]}; ++i) "
@@ -256,7 +258,7 @@ def _fill_states(Rh: Rows, H: int, code_type: str) -> str:
     """Return the loop that writes the operand of the recurrent product."""
     ctype = _LOOPS[Rh.loop][2]
     if ctype == code_type and not Rh.offset:
-        return f"memcpy(states, h, sizeof *h * {H});"
+        return f"QG_COPY(states, h, sizeof *h * {H});"
     value = f"({ctype})((qg_value)h[i] - {_constant(Rh.offset)})"
     return f"for (i = 0; i < {H}; ++i) states[i] = {value};"
 

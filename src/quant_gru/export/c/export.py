@@ -29,8 +29,16 @@ _KEYWORDS = frozenset(
 )
 _HEADERS = frozenset(  # #include <string.h> would find string.h of the GRU
     "assert complex ctype errno fenv inttypes iso646 limits locale math setjmp signal stdarg "
-    "stdbool stddef stdint stdio stdlib string tgmath time wchar wctype".split()
+    "stdbool stddef stdint stdio stdlib string tgmath time wchar wctype "
+    # what the headers of C libraries and compilers include themselves
+    "arm_acle arm_mve arm_mve_types corecrt crtdefs features newlib sal strings vadefs vcruntime "
+    "xlocale yvals".split()
 )
+_TARGETS = frozenset(  # names that CMake keeps for itself
+    "all clean default_target depend edit_cache help install list_install_components package "
+    "package_source preinstall rebuild_cache test".split()
+)
+_WIDE = "#ifndef QG_WIDE_VALUES\n#define QG_WIDE_VALUES 1\n#endif\n"
 
 
 @dataclass(frozen=True)
@@ -183,7 +191,8 @@ class Model:
         )
         code = fill(
             "model.c.in",
-            wide="#define QG_WIDE_VALUES 1\n" if self.wide else "",
+            wide=_WIDE if self.wide else "",
+            value_bits=64 if self.wide else 32,
             cells="\n".join(each.text for each in sources),
             count=count,
             zeros=", ".join(str(cell.h.zero_point) for cell in self.cells),
@@ -215,7 +224,7 @@ class Model:
                 f"    for (n = 0; n < steps; ++n) {{\n"
                 f"        const size_t t = {t};\n"
                 f"        {each.prefix}_step({source} + t * {size}, state->h[{cell}], state);\n"
-                f"        memcpy({target} + t * {width} + {direction * self.H}, "
+                f"        QG_COPY({target} + t * {width} + {direction * self.H}, "
                 f"state->h[{cell}], sizeof state->h[{cell}]);\n"
                 f"    }}\n"
             )
@@ -302,9 +311,12 @@ def check(plan: GRUPlan, name: str, steps: int) -> None:
     """
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]{0,40}", name):
         raise QuantGRUError(f"Expected name to be a C identifier in lower case, got {name!r}")
-    taken = re.fullmatch(r"qg(_.*)?|l\d+(_reverse)?|(quant_)?gru_(arithmetic|products)", name)
-    if name in _KEYWORDS | _HEADERS or taken or name in ("fixed_point", "quant_gru_fixed_point"):
-        raise QuantGRUError(f"Expected a name that is not taken in C or by the GRU, got {name!r}")
+    files = "(quant_)?gru_(arithmetic|helium|products)|(quant_gru_)?fixed_point"
+    taken = re.fullmatch(rf"qg(_.*)?|(.*_)?l\d+(_reverse)?|{files}", name)
+    if name in _KEYWORDS | _HEADERS | _TARGETS or taken:
+        raise QuantGRUError(
+            f"Expected a name that is not taken in C, in CMake or by the GRU, got {name!r}"
+        )
     if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= 10_000:
         raise QuantGRUError(f"Expected steps to be in 1..10000, got {steps!r}")
     first = plan.cells[0]

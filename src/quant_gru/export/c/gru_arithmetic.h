@@ -34,9 +34,19 @@
 
 /* A code or a sum that is not a product. 64 bits only where operators have more than 30 bits. */
 #if defined(QG_WIDE_VALUES)
+#define QG_VALUE_BITS 64
 typedef int64_t qg_value;
 #else
+#define QG_VALUE_BITS 32
 typedef int32_t qg_value;
+#endif
+
+/* GCC and clang copy without string.h, which compilers without a C library lack. */
+#if defined(__GNUC__)
+#define QG_COPY(to, from, bytes) __builtin_memcpy(to, from, bytes)
+#else
+#include <string.h>
+#define QG_COPY(to, from, bytes) memcpy(to, from, bytes)
 #endif
 
 /* This code needs a >> that keeps the sign. */

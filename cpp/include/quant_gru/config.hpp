@@ -85,6 +85,7 @@ struct QUANT_GRU_API QuantConfig {
     ScaleKind scale_kind = ScaleKind::pot;
     Activation activation = Activation::exact;
     int segments = 0;  // pieces of a pwl or quadratic table; 0 for the default, null in the file
+    bool correct_bias = true;  // calibration keeps the mean of the input, see CellParameters
     bool disable_quantization = false;
     Notes notes, gru_notes, default_notes, operator_notes;
 };

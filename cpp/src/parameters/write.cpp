@@ -64,7 +64,7 @@ void write_table(const ActivationTable &table, JsonWriter &to) {
 
 void write_document(const Parameters &parameters, JsonWriter &to) {
     const GRUShape &shape = parameters.shape;
-    to.begin('{').member("format", "quant-gru-params").member("version", 1);
+    to.begin('{').member("format", "quant-gru-params").member("version", 2);
     to.key("gru").begin('{').member("input_size", shape.input_size);
     to.member("hidden_size", shape.hidden_size).member("num_layers", shape.num_layers);
     to.member("bias", shape.bias).member("bidirectional", shape.bidirectional);
@@ -81,7 +81,15 @@ void write_document(const Parameters &parameters, JsonWriter &to) {
         to.end().key("tables").begin('{');
         for (Operator op : {Operator::z_out, Operator::r_out, Operator::g_out})
             write_table(cell.table(op), to.key(name_of(op)));
-        to.end().end();
+        to.end().key("input_mean");
+        if (cell.input_mean.empty()) {
+            to.null();
+        } else {
+            to.begin('[');
+            for (double mean : cell.input_mean) to.value(mean);
+            to.end();
+        }
+        to.end();
     }
     to.end().end();
 }

@@ -17,7 +17,7 @@ from quant_gru.calibration.float_run import FloatWeights, float_layers, valid
 from quant_gru.config import ACTIVATIONS, OPERATORS, WEIGHTS
 from quant_gru.execution.integer_io import cell_codes
 from quant_gru.execution.layers import border_codes, run_codes
-from quant_gru.integer.plan import update_first
+from quant_gru.integer.plan import corrected_bias, update_first
 from quant_gru.modules.gru import QuantGRU
 
 Energies = dict[str, tuple[float, float]]
@@ -117,6 +117,8 @@ def _energies(
     for run in run_codes(plan, inputs, h0, lengths):
         suffix = f"_l{run.layer}{'_reverse' if run.direction else ''}"
         real, cell = values[run.layer, run.direction], weights[run.layer][run.direction]
+        assert gru._state.scales is not None
+        qparams = gru._state.scales[run.layer][run.direction]
         codes = cell_codes(run)
         for name in OPERATORS:
             if name in ACTIVATIONS and name in codes:
@@ -128,6 +130,8 @@ def _energies(
             elif name in WEIGHTS:
                 w = (cell.W, cell.R, cell.bw, cell.br)[WEIGHTS.index(name)]
                 if w is not None:
+                    if name == "weight.bw":
+                        w = corrected_bias(qparams, cell.W, w)
                     s = run.plan.weights.scales[name].to(torch.float64)
                     s = s[:, None] if w.dim() == 2 else s
                     found[name + suffix] = energies(update_first(w), codes[name] * s)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quant_gru.config import CALIBRATED
-from quant_gru.integer.qparams import PRE_ACTIVATION, QParams, float32, make_qparams
+from quant_gru.integer.qparams import PRE_ACTIVATION, QParams, float32
 from quant_gru.integer.quantizer import MAX_SCALE, MIN_SCALE
 
 COUNT = len(CALIBRATED)
@@ -55,8 +55,7 @@ def follow(qparams: QParams, values: Sequence[float]) -> QParams:
     tables = {
         out: table for out, table in qparams.tables.items() if PRE_ACTIVATION[out] not in changed
     }
-    made = make_qparams(qparams.config, quantizers, qparams.pinned, tables)
-    return replace(made, zoneout=qparams.zoneout)
+    return qparams.remade(qparams.config, quantizers, qparams.pinned, tables)
 
 
 def _scale(value: float, pot: bool) -> float:

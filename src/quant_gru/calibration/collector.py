@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from quant_gru.calibration.float_run import FloatWeights, float_layers
+from quant_gru.calibration.input_mean import MeanObserver
 from quant_gru.calibration.observers import Observer, make_observer
 from quant_gru.calibration.search import choose_quantizer
 from quant_gru.config import CALIBRATED, QuantConfig
@@ -37,6 +39,7 @@ class Collector:
             ]
             for _ in range(num_layers)
         ]
+        self.means = [[MeanObserver() for _ in range(directions)] for _ in range(num_layers)]
 
     def collect(
         self,
@@ -63,6 +66,7 @@ class Collector:
     def _observe(self, layer: int, direction: int, values: dict[str, Tensor]) -> None:
         for name, observer in self.observers[layer][direction].items():
             observer.update(values[name].to(torch.float32))
+        self.means[layer][direction].update(values["input.x"])
 
     def all_reduce(self) -> None:
         """Merge the statistics of all processes."""
@@ -70,6 +74,9 @@ class Collector:
             for observers in layer:
                 for observer in observers.values():
                     observer.all_reduce()
+        for means in self.means:
+            for mean in means:
+                mean.all_reduce()
 
     def qparams(self, config: QuantConfig) -> list[list[QParams]]:
         """Return the scales and tables of all layers and directions.
@@ -77,7 +84,7 @@ class Collector:
         Raises:
             CalibrationError: Statistics are empty or non-finite; the message names the operator.
         """
-        return [
+        made = [
             [
                 make_qparams(
                     config,
@@ -97,4 +104,10 @@ class Collector:
                 for observers in layer
             ]
             for layer in self.observers
+        ]
+        if not config.correct_bias:
+            return made
+        return [
+            [replace(cell, input_mean=mean.mean()) for cell, mean in zip(*layer, strict=True)]
+            for layer in zip(made, self.means, strict=True)
         ]

@@ -57,6 +57,8 @@ class QuantConfig(Public, Section):
         scale_kind: ``pot`` for scales 2^-n, ``free`` for any float32.
         activation: Kind of sigmoid and tanh tables: ``exact``, ``pwl`` or ``quadratic``.
         segments: Pieces of a ``pwl`` or ``quadratic`` table; None for 16 and 8.
+        correct_bias: Whether calibration keeps the mean of the input, so that the input bias
+            corrects the mean error of the input weights.
         disable_quantization: Whether to compute in floating point.
         description: Free text, preserved when writing.
         comment: Free text, preserved when writing.
@@ -79,6 +81,7 @@ class QuantConfig(Public, Section):
     scale_kind: ScaleKind = "pot"
     activation: Activation = "exact"
     segments: Segments = None
+    correct_bias: Flag = True
     disable_quantization: Flag = False
     section_comments: SectionComments = SectionComments()
 

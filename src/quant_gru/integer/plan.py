@@ -13,6 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from quant_gru.integer.bias_correction import corrected
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import MAX_SCALE, Quantizer
 from quant_gru.integer.tables import Table
@@ -275,6 +276,8 @@ def build_weights(
         values = _finite_values(w)
         scale = _scales_of(qparams, name, values)
         code = quantize_rows(values, scale, bits[name])
+        if name == "weight.W":
+            raw["weight.bw"] = _corrected(qparams, raw["weight.bw"], values, code, scale)
         if name == "weight.R" and dropped is not None:
             code = code.masked_fill(dropped, 0)
             scale = divided(scale, 1.0 - p).clamp(max=MAX_SCALE)
@@ -350,6 +353,29 @@ def weight_scales(qparams: QParams, name: str, w: Tensor) -> Tensor:
     rows = w.shape[0]
     groups = groups_of(qparams.config[name].granularity or "channel", rows)
     return _scales_of(qparams, name, _finite_values(w))[:: rows // groups]
+
+
+def corrected_bias(qparams: QParams, W: Tensor, bw: Tensor) -> Tensor:
+    """Return the input bias that is quantized: with the mean error of the weights.
+
+    Args:
+        qparams: Quantizers, and the mean of the input.
+        W: (3H, C), rows reset, update, candidate.
+        bw: (3H,), zeros for a GRU without biases.
+    """
+    if qparams.input_mean is None:
+        return bw
+    values = _finite_values(W)
+    scale = _scales_of(qparams, "weight.W", values)
+    code = quantize_rows(values, scale, qparams.config["weight.W"].bitwidth or 1)
+    return _corrected(qparams, bw, values, code, scale)
+
+
+def _corrected(qparams: QParams, bw: Tensor, W: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    if qparams.input_mean is None:
+        return bw
+    bits = qparams.config["weight.W"].bitwidth or 1
+    return corrected(_finite_values(bw), W, codes, scales, qparams.input_mean, bits)
 
 
 def _finite_values(w: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from quant_gru.integer.qparams import (
     QParams,
     fixed_range_quantizer,
     float32,
-    make_qparams,
     reciprocal_scale,
 )
 from quant_gru.integer.quantizer import Quantizer, code_limits
@@ -74,7 +73,7 @@ def adjust(qparams: QParams, name: str, change: Change, hidden_size: int) -> QPa
             return _adjust_weight(qparams, config, name, change, hidden_size)
         if change.fused:
             kept = {key: q for key, q in qparams.quantizers.items() if key != name}
-            return make_qparams(config, kept, qparams.pinned, qparams.tables)
+            return qparams.remade(config, kept, qparams.pinned, qparams.tables)
         if config[name].bitwidth is None:
             raise QuantGRUError(
                 "Expected an operator with a width of its own, got one that is fused"
@@ -94,7 +93,7 @@ def adjust(qparams: QParams, name: str, change: Change, hidden_size: int) -> QPa
     affected = {out for out, pre in PRE_ACTIVATION.items() if name in (out, pre)}
     tables = {out: table for out, table in qparams.tables.items() if out not in affected}
     try:
-        return make_qparams(config, quantizers, qparams.pinned, tables)
+        return qparams.remade(config, quantizers, qparams.pinned, tables)
     except QuantGRUError as error:  # names its operator
         raise ConfigError(str(error)) from None
 
@@ -205,4 +204,4 @@ def _adjust_weight(
         assert bits is not None
         assert old_bits is not None
         pinned[name] = tuple(scale * 2.0 ** (old_bits - bits) for scale in pinned[name])
-    return make_qparams(config, qparams.quantizers, pinned, qparams.tables)
+    return qparams.remade(config, qparams.quantizers, pinned, qparams.tables)

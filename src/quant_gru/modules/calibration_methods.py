@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from quant_gru._errors import CalibrationError, ConfigError, QuantGRUWarning, caller_stacklevel
 from quant_gru.calibration.batches import gru_batches
 from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, canonical_name
+from quant_gru.integer.plan import corrected_bias
 from quant_gru.kernels.dispatch import load
 from quant_gru.modules.adjust import Change
 from quant_gru.modules.bias_overflow import warn_of_cut_biases
@@ -196,6 +197,10 @@ class CalibrationMethods(ModuleWeights):
             weight = self._weights()[layer][int(reverse)][WEIGHTS.index(name)]
             if weight is None:
                 weight = self._weight.new_zeros(3 * self.hidden_size)
+            if name == "weight.bw" and self._state.scales is not None:
+                W = self._weights()[layer][int(reverse)][0]
+                assert W is not None
+                weight = corrected_bias(self._state.scales[layer][int(reverse)], W, weight)
         return self._state.describe(name, layer, int(reverse), weight)
 
     def adjust_quant_config(

@@ -33,6 +33,7 @@ from quant_gru.parameters import public_project
 from quant_gru.parameters.checks import (
     check_curve,
     check_fields,
+    check_mean,
     check_pinned,
     check_scale,
     check_table,
@@ -79,6 +80,7 @@ def to_document(
                 reverse=direction == 1,
                 operators={name: _operator(qparams, name) for name in OPERATORS},
                 tables={name: _table(qparams.tables[name]) for name in FIXED_RANGE},
+                input_mean=None if qparams.input_mean is None else list(qparams.input_mean.values),
             )
             for layer, directions in enumerate(cells)
             for direction, qparams in enumerate(directions)
@@ -104,13 +106,15 @@ def from_document(data: Any, where: str) -> Parameters:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         got = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise ParameterError(f"Expected format to be {FORMAT!r}, got {got!r} ({where})")
-    if data.get("version") != VERSION or isinstance(data.get("version"), bool):
-        raise ParameterError(
-            f"Expected version to be {VERSION}, got {data.get('version')!r} ({where})"
-        )
+    version = data.get("version")
+    if version not in (1, VERSION) or isinstance(version, bool):
+        raise ParameterError(f"Expected version to be 1 or {VERSION}, got {version!r} ({where})")
     try:
         document = Document.model_validate(data)
         config = QuantConfig.from_dict(document.config)
+        if version == 1:
+            # without means
+            config = config.replace_globals(correct_bias=False)
     except ValidationError as error:
         raise ParameterError(_explain(error, where)) from None
     except ConfigError as error:
@@ -132,7 +136,7 @@ def from_document(data: Any, where: str) -> Parameters:
         raise ParameterError(
             f"Expected cells of (layer, reverse) {expected}, got {found} ({where})"
         )
-    cells = [_qparams(cell, config, shape, where) for cell in document.cells]
+    cells = [_qparams(cell, config, document, where) for cell in document.cells]
     D = shape.directions
     return Parameters(shape, config, [cells[i : i + D] for i in range(0, len(cells), D)])
 
@@ -272,7 +276,8 @@ def _quantizer(operator: OperatorParams, config: QuantConfig, name: str) -> Quan
     return quantizer
 
 
-def _qparams(cell: CellParams, config: QuantConfig, shape: Shape, where: str) -> QParams:
+def _qparams(cell: CellParams, config: QuantConfig, document: Document, where: str) -> QParams:
+    shape = document.gru
     place = f"layer {cell.layer}{', reverse' if cell.reverse else ''}, {where}"
     _check_names(cell, place)
     quantizers: dict[str, Quantizer] = {}
@@ -306,7 +311,9 @@ def _qparams(cell: CellParams, config: QuantConfig, shape: Shape, where: str) ->
             name: _table_of(table) for name, table in cell.tables.items() if name not in rounded
         }
         made = make_qparams(config, quantizers, pinned, tables)
-        return replace(made, zoneout=shape.zoneout)
+        name = "input.x"
+        mean = check_mean(cell, document)
+        return replace(made, zoneout=shape.zoneout, input_mean=mean)
     except (QuantGRUError, RuntimeError, OverflowError) as error:
         # errors about several operators already name the wrong one
         said = str(error)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 FORMAT: Final = "quant-gru-params"
-VERSION: Final = 1
+VERSION: Final = 2
 
 Integer = Annotated[int, Field(strict=True)]
 _Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -70,13 +70,16 @@ class CellParams(_Model):
     reverse: bool
     operators: dict[str, OperatorParams]
     tables: dict[str, TableParams]
+    input_mean: list[float] | None = Field(
+        None, description="mean of each input feature, for the correction of the input bias"
+    )
 
 
 class Document(_Model):
     """A parameter file of quant-gru."""
 
     format: Literal["quant-gru-params"]
-    version: Literal[1]
+    version: Literal[1, 2]
     gru: Shape
     config: dict[str, Any] = Field(description="as in gru_quant_bitwidth_config.json")
     cells: list[CellParams]

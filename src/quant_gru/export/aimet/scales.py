@@ -14,7 +14,7 @@ from quant_gru.export.aimet.entries import Entry
 from quant_gru.export.aimet.places import Place
 from quant_gru.export.row_scales import ROWS, row_scales
 from quant_gru.integer.plan import CellPlan, update_first, weight_scales
-from quant_gru.integer.qparams import QParams, float32, make_qparams
+from quant_gru.integer.qparams import QParams, float32
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.weights import groups_of
 from quant_gru.parameters.checks import check_pinned, check_scale
@@ -174,5 +174,4 @@ def _made(
     quantizers: Mapping[str, Quantizer],
     pinned: Mapping[str, tuple[float, ...]],
 ) -> QParams:
-    made = make_qparams(config, quantizers, pinned, qparams.tables)
-    return replace(made, zoneout=qparams.zoneout)
+    return qparams.remade(config, quantizers, pinned, qparams.tables)

@@ -285,7 +285,13 @@ X, Z = ["cells", 0, "operators", "input.x"], ["cells", 0, "tables", "gate.z_out"
 WEIGHT = ["cells", 0, "operators", "weight.W"]
 WRONG: list[tuple[list[Any], Any]] = [
     (["format"], "other"),
-    (["version"], 2),
+    (["version"], 3),
+    (["cells", 0, "input_mean"], [1.0]),
+    (["cells", 0, "input_mean"], [1.0, 0.1]),
+    (["cells", 0, "input_mean"], [1.0, 1e300]),
+    (["cells", 0, "input_mean"], [1.0, None]),
+    (["cells", 0, "input_mean"], 1.0),
+    (["config", "GRU_config", "default_config", "correct_bias"], 1),
     (["version"], True),
     (["more"], 1),
     (["gru", "hidden_size"], 0),

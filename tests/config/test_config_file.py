@@ -133,6 +133,8 @@ def test_written_file_is_complete():
         "scale_kind": "pot",
         "activation": "exact",
         "segments": None,
+        "correct_bias": True,
+        "input_excludes_zero": False,
         "disable_quantization": False,
     }
     for name, entry in gru["operator_config"].items():

@@ -948,7 +948,7 @@ CORRUPTIONS = {
         "foo",
     ),
     "wrong hidden size": (lambda d: d["gru"].update(hidden_size=7), "hidden_size=7"),
-    "wrong input size": (lambda d: d["gru"].update(input_size=4), "input_size=4"),
+    "wrong input size": (lambda d: d["gru"].update(input_size=4), "input_mean of 4 features"),
     "no bias": (lambda d: d["gru"].update(bias=False), "bias"),
     "other layers": (lambda d: d["gru"].update(num_layers=2), "cells"),
     "scale NaN": (operator("input.x", scale=nan), "finite|NaN"),

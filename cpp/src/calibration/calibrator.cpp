@@ -129,6 +129,10 @@ void Calibrator::collect(const float *x, int64_t T, int64_t N, const float *h0,
 }
 
 Parameters Calibrator::finalize(const QuantConfig &config) const {
+    if (config.input_excludes_zero)
+        throw ArgumentError(
+            "Expected input_excludes_zero to be false, which calibration in C++ does not support, "
+            "got true (operator 'input.x')");
     Parameters found{state_->shape, config, {}};
     for (const auto &observers : state_->observers) {
         CellParameters cell;

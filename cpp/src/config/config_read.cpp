@@ -144,12 +144,13 @@ class Reader {
         const std::string place = "section 'default_config'";
         known(*section,
               {"description", "comment", "scale_kind", "activation", "segments",
-               "correct_bias", "disable_quantization"},
+               "correct_bias", "input_excludes_zero", "disable_quantization"},
               "field", place);
         config.default_notes = notes(*section, place);
         choice(*section, "scale_kind", kScaleKinds, config.scale_kind, place);
         choice(*section, "activation", kActivations, config.activation, place);
         flag(*section, "correct_bias", config.correct_bias, place);
+        flag(*section, "input_excludes_zero", config.input_excludes_zero, place);
         flag(*section, "disable_quantization", config.disable_quantization, place);
         const Json *segments = find(*section, "segments");
         if (segments && !segments->is_null())

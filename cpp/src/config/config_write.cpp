@@ -39,6 +39,7 @@ void write(const QuantConfig &config, bool operators_on_one_line, JsonWriter &to
     to.member("activation", kActivations[static_cast<int>(config.activation)]);
     write_or_null("segments", config.segments, to);
     to.member("correct_bias", config.correct_bias);
+    to.member("input_excludes_zero", config.input_excludes_zero);
     to.member("disable_quantization", config.disable_quantization).end();
     to.key("operator_config").begin('{');
     write_notes(config.operator_notes, to);

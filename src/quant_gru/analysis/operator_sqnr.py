@@ -122,7 +122,9 @@ def _energies(
         codes = cell_codes(run)
         for name in OPERATORS:
             if name in ACTIVATIONS and name in codes:
-                quantized = run.plan.frozen.quantizers[name].dequantize(codes[name])
+                quantizers = run.plan.frozen.quantizers
+                quantizer = run.plan.border if name == "input.x" else quantizers[name]
+                quantized = quantizer.dequantize(codes[name])
                 value = real[name]
                 if name in ("matmul.Wx", "matmul.Rh"):
                     value = update_first(value.T).T

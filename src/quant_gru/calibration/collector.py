@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from quant_gru.calibration.far_range import far_quantizer, note_on
 from quant_gru.calibration.float_run import FloatWeights, float_layers
 from quant_gru.calibration.input_mean import MeanObserver
 from quant_gru.calibration.observers import Observer, make_observer
@@ -105,9 +106,31 @@ class Collector:
             ]
             for layer in self.observers
         ]
+        if config.input_excludes_zero and not config["input.x"].is_symmetric:
+            made[0] = [self._far(cell, d) for d, cell in enumerate(made[0])]
         if not config.correct_bias:
             return made
         return [
             [replace(cell, input_mean=mean.mean()) for cell, mean in zip(*layer, strict=True)]
             for layer in zip(made, self.means, strict=True)
         ]
+
+    def _far(self, cell: QParams, direction: int) -> QParams:
+        """Return parameters whose range of input.x need not contain 0."""
+        operator = cell.config["input.x"]
+        assert operator.bitwidth is not None
+        found = far_quantizer(
+            self.observers[0][direction]["input.x"],
+            bits=operator.bitwidth,
+            signed=not operator.is_unsigned,
+            scale_kind=cell.config.scale_kind,
+        )
+        if found is None:
+            return cell
+        return replace(cell, quantizers={**cell.quantizers, "input.x": found})
+
+    def notes(self, made: Sequence[Sequence[QParams]]) -> list[str]:
+        """Return texts about the input whose range spends most of its codes to contain 0."""
+        pairs = zip(self.observers[0], made[0], strict=True)
+        found = (note_on(each["input.x"], cell.quantizers["input.x"]) for each, cell in pairs)
+        return list(dict.fromkeys(text for text in found if text is not None))

@@ -40,6 +40,9 @@ class DefaultSection(Section):
     correct_bias: Flag = Field(
         True, description="true: the input bias corrects the mean error of the input weights"
     )
+    input_excludes_zero: Flag = Field(
+        False, description="true: the range of input.x of the first layer need not contain 0"
+    )
     disable_quantization: Flag = Field(False, description="true: compute in floating point")
 
     @model_validator(mode="after")

@@ -59,6 +59,8 @@ class QuantConfig(Public, Section):
         segments: Pieces of a ``pwl`` or ``quadratic`` table; None for 16 and 8.
         correct_bias: Whether calibration keeps the mean of the input, so that the input bias
             corrects the mean error of the input weights.
+        input_excludes_zero: Whether the range of `input.x` of the first layer need not contain 0:
+            its zero point may then lie outside of the codes.
         disable_quantization: Whether to compute in floating point.
         description: Free text, preserved when writing.
         comment: Free text, preserved when writing.
@@ -82,6 +84,7 @@ class QuantConfig(Public, Section):
     activation: Activation = "exact"
     segments: Segments = None
     correct_bias: Flag = True
+    input_excludes_zero: Flag = False
     disable_quantization: Flag = False
     section_comments: SectionComments = SectionComments()
 

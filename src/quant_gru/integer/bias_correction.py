@@ -88,20 +88,39 @@ def sums_of(mean: Sequence[float], bits: int) -> Sums:
 
 
 def corrected(
-    b: Tensor, W: Tensor, codes: Tensor, scales: Tensor, mean: InputMean, bits: int
+    b: Tensor,
+    W: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    mean: InputMean | None,
+    bits: int,
+    offset: float = 0.0,
 ) -> Tensor:
     """Return the bias with the mean error of the weights, float32 (3H,).
+
+    A cell computes with its input less an offset, whose product with the codes is added, too.
 
     Args:
         b: (3H,), finite float32.
         W: (3H, C), finite float32.
         codes: (3H, C), codes of W.
         scales: float32 (3H,), scales of W.
-        mean: The mean of the input.
+        mean: The mean of the input; None for no correction.
         bits: Width of a weight.
+        offset: What the cell subtracts from its input.
     """
-    sums, factors = mean.on(W.device, bits)
     s = scales.to(torch.float64)
+    found = b.to(torch.float64)
+    if offset:
+        found = found + (s * offset) * codes.sum(dim=1, dtype=torch.int64).to(torch.float64)
+    if mean is not None:
+        found = found + _mean_errors(W, codes, s, mean, bits)
+    return found.clamp(-LARGEST_FLOAT, LARGEST_FLOAT).to(torch.float32)
+
+
+def _mean_errors(W: Tensor, codes: Tensor, s: Tensor, mean: InputMean, bits: int) -> Tensor:
+    """Return the corrections of the rows, float64 (3H,)."""
+    sums, factors = mean.on(W.device, bits)
     row = power_of_two(-torch.frexp(s)[1])
     totals = torch.empty_like(s)
     rows = max(block_size(W.device) // W.shape[1], 1)
@@ -111,5 +130,4 @@ def corrected(
         terms = error * row[part, None] * factors
         totals[part] = torch.round(terms).clamp(-sums.limit, sums.limit).sum(dim=1)
     unit = power_of_two(torch.frexp(s)[1].to(torch.int64) + sums.exponent)
-    shifted = b.to(torch.float64) + totals * unit
-    return shifted.clamp(-LARGEST_FLOAT, LARGEST_FLOAT).to(torch.float32)
+    return totals * unit

@@ -43,6 +43,9 @@ class FrozenPart:
 
     Attributes:
         quantizers: Operator name -> quantizer, for every activation that is not fused.
+        border: The quantizer of real values of input.x. Its zero point may lie outside of the
+            codes; that of input.x in `quantizers` is then the nearest code, and the input bias
+            contains the rest.
         one: The real value 1 as a code of gate.z_out: 1 / s_z.
         sums: Operator name -> weighted sum, for gate.z_pre, gate.r_pre, op.rRh, gate.g_pre,
             op.old_contrib, op.new_contrib, output.h; fused products are absent.
@@ -51,6 +54,7 @@ class FrozenPart:
     """
 
     quantizers: Mapping[str, Quantizer]
+    border: Quantizer
     one: int
     sums: Mapping[str, WeightedSum]
     tables: Mapping[str, Table]
@@ -132,6 +136,11 @@ class CellPlan:
         return self.frozen.quantizers["input.x"]
 
     @property
+    def border(self) -> Quantizer:
+        """Quantizer of real values of input.x, see `FrozenPart`."""
+        return self.frozen.border
+
+    @property
     def h(self) -> Quantizer:
         """Quantizer of output.h."""
         return self.frozen.quantizers["output.h"]
@@ -160,6 +169,11 @@ class GRUPlan:
     cells: tuple[tuple[CellPlan, ...], ...]
     between: tuple[tuple[tuple[WeightedSum, ...], ...], ...]
 
+    @property
+    def is_far(self) -> bool:
+        """Whether the input of the GRU has a zero point outside of its codes."""
+        return any(cell.border.is_outside for cell in self.cells[0])
+
 
 def stack(cells: Sequence[Sequence[CellPlan]]) -> GRUPlan:
     """Join the plans of all layers and directions."""
@@ -182,7 +196,8 @@ def build_frozen(qparams: QParams, device: torch.device) -> FrozenPart:
         qparams: Quantizers and tables.
         device: Device of the tables.
     """
-    q = qparams.quantizers
+    border = qparams.quantizers["input.x"]
+    q = {**qparams.quantizers, "input.x": border.inner}
     Wx, Rh, h = q["matmul.Wx"], q["matmul.Rh"], q["output.h"]
     z, r, g = q["gate.z_out"], q["gate.r_out"], q["gate.g_out"]
     one = round(1.0 / z.scale)
@@ -219,7 +234,7 @@ def build_frozen(qparams: QParams, device: torch.device) -> FrozenPart:
     new = product("op.new_contrib", z, g, bound_a=largest_one_minus(one, z))
     add("output.h", old, new)
     tables = {name: table.to(device) for name, table in qparams.tables.items()}
-    return FrozenPart(q, one, sums, tables, zoneout_sum(qparams.zoneout, h))
+    return FrozenPart(q, border, one, sums, tables, zoneout_sum(qparams.zoneout, h))
 
 
 def zoneout_sum(p: float, h: Quantizer) -> WeightedSum | None:
@@ -363,7 +378,7 @@ def corrected_bias(qparams: QParams, W: Tensor, bw: Tensor) -> Tensor:
         W: (3H, C), rows reset, update, candidate.
         bw: (3H,), zeros for a GRU without biases.
     """
-    if qparams.input_mean is None:
+    if not _moves_bias(qparams):
         return bw
     values = _finite_values(W)
     scale = _scales_of(qparams, "weight.W", values)
@@ -372,10 +387,15 @@ def corrected_bias(qparams: QParams, W: Tensor, bw: Tensor) -> Tensor:
 
 
 def _corrected(qparams: QParams, bw: Tensor, W: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    if qparams.input_mean is None:
+    if not _moves_bias(qparams):
         return bw
     bits = qparams.config["weight.W"].bitwidth or 1
-    return corrected(_finite_values(bw), W, codes, scales, qparams.input_mean, bits)
+    offset = qparams.quantizers["input.x"].offset
+    return corrected(_finite_values(bw), W, codes, scales, qparams.input_mean, bits, offset)
+
+
+def _moves_bias(qparams: QParams) -> bool:
+    return qparams.input_mean is not None or qparams.quantizers["input.x"].is_outside
 
 
 def _finite_values(w: Tensor) -> Tensor:

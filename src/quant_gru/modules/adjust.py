@@ -108,7 +108,7 @@ def _adjusted(qparams: QParams, config: QuantConfig, name: str, change: Change) 
         if isinstance(change.zero_point, bool) or not isinstance(change.zero_point, int):
             raise QuantGRUError(f"Expected zero_point to be an integer, got {change.zero_point!r}")
         zero_point = change.zero_point
-    return Quantizer(new.bits, new.signed, scale, zero_point)
+    return Quantizer(new.bits, new.signed, scale, zero_point, new.far)
 
 
 def _reshaped(qparams: QParams, config: QuantConfig, name: str) -> Quantizer:
@@ -154,7 +154,9 @@ def _with_width(old: Quantizer, bits: int, symmetric: bool, scale_kind: str) -> 
     else:
         ratio = (hi - lo) / (old.hi - old.lo)
     zero_point = 0 if symmetric else round(lo - (old.lo - old.zero_point) * ratio)
-    return Quantizer(bits, old.signed, float32(old.scale / ratio), min(max(zero_point, lo), hi))
+    if not old.far:
+        zero_point = min(max(zero_point, lo), hi)
+    return Quantizer(bits, old.signed, float32(old.scale / ratio), zero_point, old.far)
 
 
 def _scale(change: Change, config: QuantConfig, current: float) -> float:

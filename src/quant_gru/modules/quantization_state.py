@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence as SequenceABC
 from copy import deepcopy
 from dataclasses import replace
@@ -10,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru._errors import CalibrationError, ConfigError, ParameterError, note_once
+from quant_gru._errors import (
+    CalibrationError,
+    ConfigError,
+    ParameterError,
+    QuantGRUWarning,
+    caller_stacklevel,
+    note_once,
+)
 from quant_gru.autograd.learned_scales import follow
 from quant_gru.calibration.collector import Collector
 from quant_gru.calibration.float_run import FloatWeights
@@ -192,7 +200,10 @@ class QuantState:
         collector = deepcopy(self._collector) or self._new_collector()
         if merge:
             collector.all_reduce()
-        self._set_scales(collector.qparams(self.config))
+        made = collector.qparams(self.config)
+        self._set_scales(made)
+        for text in collector.notes(made):
+            warnings.warn(QuantGRUWarning(text), stacklevel=caller_stacklevel())
         for name in OPERATORS:
             operator = self.config[name]
             if operator.bitwidth == 1 and operator.is_symmetric and not operator.is_unsigned:

@@ -257,7 +257,9 @@ def _check_names(cell: CellParams, place: str) -> None:
                 raise ParameterError(f"Expected {thing} {name!r}, got none ({place})")
 
 
-def _quantizer(operator: OperatorParams, config: QuantConfig, name: str) -> Quantizer:
+def _quantizer(
+    operator: OperatorParams, config: QuantConfig, name: str, far: bool = False
+) -> Quantizer:
     """Return the quantizer of an activation; the scale of a sigmoid is rounded to a reciprocal."""
     given = operator.scale
     if not isinstance(given, float) or operator.zero_point is None:
@@ -267,7 +269,8 @@ def _quantizer(operator: OperatorParams, config: QuantConfig, name: str) -> Quan
         )
     scale = reciprocal_scale(given, name) if name in SIGMOIDS and 0 < given < math.inf else given
     assert operator.bitwidth is not None
-    quantizer = Quantizer(operator.bitwidth, not operator.is_unsigned, scale, operator.zero_point)
+    zero_point = operator.zero_point
+    quantizer = Quantizer(operator.bitwidth, not operator.is_unsigned, scale, zero_point, far)
     check_scale(quantizer, config, name)
     if operator.exp2_inv is not None and operator.exp2_inv != exponent_of(given):
         raise QuantGRUError(
@@ -300,7 +303,8 @@ def _qparams(cell: CellParams, config: QuantConfig, document: Document, where: s
                 continue
             if operator.bitwidth is None:
                 continue
-            quantizers[name] = _quantizer(operator, config, name)
+            far = name == "input.x" and cell.layer == 0 and config.input_excludes_zero
+            quantizers[name] = _quantizer(operator, config, name, far)
             if quantizers[name].scale != operator.scale:
                 rounded.add(name)
         for name, table in cell.tables.items():

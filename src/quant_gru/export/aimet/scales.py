@@ -57,6 +57,8 @@ def _entry(place: Place, qparams: QParams, weights: Mapping[str, Tensor]) -> Ent
     first = place.operators[0]
     if not place.is_param:
         q = qparams.quantizers[first]
+        if q.is_outside:
+            return f"its zero point {q.zero_point} is no code (input_excludes_zero)"
         return Entry(place.name, q.bits, q.signed, (q.scale,), (q.zero_point,), None, False)
     widths = [qparams.config[name].bitwidth for name in place.operators]
     if len(set(widths)) != 1:

@@ -38,7 +38,10 @@ class IntegerCell:
 
     def read(self, b: Builder, x: Value) -> Value:
         """Quantize the real input of the first layer, float32 (T, N, C)."""
-        return quantized(b, x, self.plan.x)
+        border = self.plan.border
+        codes = quantized(b, x, border)
+        moved = border.zero_point - self.plan.x.zero_point
+        return b.op("Add", codes, b.float64(moved)) if moved else codes
 
     def join(
         self,

@@ -94,7 +94,7 @@ def _operand(which: int, qparams: QParams, frozen: FrozenPart, part: WeightPart)
     mean = None if which else qparams.input_mean
     q, bits = frozen.quantizers, qparams.config[weight].bitwidth or 1
     operand = q["output.h" if which else "input.x"]
-    sums, factors = (None, None) if mean is None else mean.on(codes.device, bits)
+    errors, factors = (None, None) if mean is None else mean.on(codes.device, bits)
     return {
         "n": codes.shape[1],
         "bits": bits,
@@ -114,6 +114,6 @@ def _operand(which: int, qparams: QParams, frozen: FrozenPart, part: WeightPart)
         "significant": significant_bits(bits + operand.bits),
         # the mean, which the parameters keep, keeps the factors
         "factors": 0 if factors is None else factors.data_ptr(),
-        "term_limit": 0.0 if sums is None else sums.limit,
-        "unit_exponent": 0 if sums is None else sums.exponent,
+        "term_limit": 0.0 if errors is None else errors.limit,
+        "unit_exponent": 0 if errors is None else errors.exponent,
     }

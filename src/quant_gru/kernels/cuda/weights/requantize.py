@@ -101,10 +101,10 @@ class Writer:
         mean = None if which else qparams.input_mean
         if mean is not None:
             # the mean, which the parameters keep, keeps the factors
-            sums, factors = mean.on(codes.device, bits)
+            errors, factors = mean.on(codes.device, bits)
             self._bias = torch.empty(len(codes), dtype=torch.float32, device=codes.device)
             c.factors, c.corrected = factors.data_ptr(), self._bias.data_ptr()
-            c.term_limit, c.unit_exponent = sums.limit, sums.exponent
+            c.term_limit, c.unit_exponent = errors.limit, errors.exponent
 
     def takes(self, *values: Tensor | None) -> bool:
         """Return whether the kernels can read these weights, by their dtype and device."""

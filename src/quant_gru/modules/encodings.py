@@ -28,7 +28,7 @@ from quant_gru.export.aimet.entries import Entry
 from quant_gru.export.aimet.places import Place, onnx_places, torch_places
 from quant_gru.export.foreign import onnx_node
 from quant_gru.export.foreign.onnx_constants import Constants
-from quant_gru.integer.plan import GRUPlan, corrected_bias
+from quant_gru.integer.plan import GRUPlan
 from quant_gru.modules.calibration_methods import CalibrationMethods
 from quant_gru.parameters import document as params
 
@@ -201,16 +201,16 @@ def _replaced(
 
 def _weights(gru: CalibrationMethods) -> list[list[dict[str, Tensor]]]:
     zeros = gru._weight.new_zeros(3 * gru.hidden_size)
-    scales = gru._state.scales
-    assert scales is not None
-    found: list[list[dict[str, Tensor]]] = []
-    for layer in zip(scales, gru._weights(), strict=True):
-        found.append([])
-        for qparams, cell in zip(*layer, strict=True):
-            given = [zeros if w is None else w.detach() for w in cell]
-            found[-1].append(dict(zip(WEIGHTS, given, strict=True)))
-            found[-1][-1]["weight.bw"] = corrected_bias(qparams, given[0], given[2])
-    return found
+    return [
+        [
+            {
+                name: zeros if w is None else w.detach()
+                for name, w in zip(WEIGHTS, cell, strict=True)
+            }
+            for cell in layer
+        ]
+        for layer in gru._weights()
+    ]
 
 
 def _places(

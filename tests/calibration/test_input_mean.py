@@ -69,6 +69,13 @@ def test_each_layer_and_direction_has_a_mean_of_its_input():
     assert first[0] == first[1]
 
 
+def test_integers_of_a_mean():
+    for values in ((1.0, -2.5), (0.0, 3 * 2.0**-140), (2.0**100, 0.0), (0.0, 0.0), (48.0, -16.0)):
+        integers, exp2_inv = InputMean(values).integers()
+        assert InputMean.of(integers, exp2_inv).values == values
+        assert not any(values) or any(each % 2 for each in integers)
+
+
 def test_copies_leave_tensors_of_devices_behind():
     mean = InputMean((1.0, -2.0))
     mean.on(torch.device("cpu"), 8)

@@ -282,15 +282,19 @@ def changed(document: dict[str, Any], keys: list[Any], value: Any) -> dict[str, 
 
 
 X, Z = ["cells", 0, "operators", "input.x"], ["cells", 0, "tables", "gate.z_out"]
-WEIGHT = ["cells", 0, "operators", "weight.W"]
+WEIGHT, MEAN = ["cells", 0, "operators", "weight.W"], ["cells", 0, "input_mean"]
 WRONG: list[tuple[list[Any], Any]] = [
     (["format"], "other"),
     (["version"], 3),
-    (["cells", 0, "input_mean"], [1.0]),
-    (["cells", 0, "input_mean"], [1.0, 0.1]),
-    (["cells", 0, "input_mean"], [1.0, 1e300]),
-    (["cells", 0, "input_mean"], [1.0, None]),
-    (["cells", 0, "input_mean"], 1.0),
+    (MEAN, [1.0, 1.0]),
+    ([*MEAN, "more"], 1),
+    ([*MEAN, "values"], [1]),
+    ([*MEAN, "values"], [1, 0.5]),
+    ([*MEAN, "values"], [1, (1 << 24) + 1]),
+    ([*MEAN, "values"], 1),
+    ([*MEAN, "exp2_inv"], 150),
+    ([*MEAN, "exp2_inv"], -120),
+    ([*MEAN, "exp2_inv"], None),
     (["config", "GRU_config", "default_config", "correct_bias"], 1),
     (["version"], True),
     (["more"], 1),
@@ -335,7 +339,7 @@ WRONG: list[tuple[list[Any], Any]] = [
 @pytest.mark.parametrize(("keys", "value"), WRONG)
 def test_refused_parameter_documents(access: Access, keys: list[Any], value: Any) -> None:
     gru = QuantGRU(2, 3, config=QuantConfig.int8())
-    gru.calibrate(torch.linspace(-2, 2, 20).reshape(5, 2, 2))
+    gru.calibrate(torch.linspace(-2, 3, 20).reshape(5, 2, 2))
     gru.finalize_calibration()
     document = gru._state.document()
     assert json.loads(access.parameters_text(json.dumps(document).encode())) == document

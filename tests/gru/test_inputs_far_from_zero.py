@@ -210,7 +210,7 @@ def test_files_of_version_1_have_no_correction(tmp_path):
     assert other.config == plain.config
     with torch.no_grad():
         assert torch.equal(other(x)[0], plain(x)[0])
-    document["cells"][0]["input_mean"] = [1.0] * 8
+    document["cells"][0]["input_mean"] = {"exp2_inv": 0, "values": [1] * 8}
     path.write_text(json.dumps(document))
     with pytest.raises(ParameterError, match="version to be 2"):
         other.load_quant_params(path)

@@ -143,8 +143,8 @@ class Reader {
         if (!section) return;
         const std::string place = "section 'default_config'";
         known(*section,
-              {"description", "comment", "scale_kind", "activation", "segments",
-               "correct_bias", "input_excludes_zero", "disable_quantization"},
+              {"description", "comment", "scale_kind", "activation", "segments", "correct_bias",
+               "input_excludes_zero", "disable_quantization"},
               "field", place);
         config.default_notes = notes(*section, place);
         choice(*section, "scale_kind", kScaleKinds, config.scale_kind, place);

@@ -205,8 +205,12 @@ std::vector<double> read_mean(const Json &cell, int64_t version, int64_t feature
     const Json *mean = cell.find("input_mean");
     if (!mean || mean->is_null()) return found;
     if (version == 1) throw FileError("Expected version to be 2 with input_mean, got 1");
-    for (const Json &each : mean->array("input_mean")) {
-        const double value = each.real("input_mean");
+    check_keys(*mean, {"exp2_inv", "values"}, "'input_mean'", 2);
+    const auto exp2_inv = static_cast<int>(mean->at("exp2_inv").integer("exp2_inv", -127, 149));
+    constexpr int64_t most = int64_t{1} << 24;
+    for (const Json &each : mean->at("values").array("values")) {
+        const double value = std::ldexp(
+            static_cast<double>(each.integer("a value of input_mean", -most, most)), -exp2_inv);
         if (!(std::fabs(value) <= std::numeric_limits<float>::max()) ||
             static_cast<double>(static_cast<float>(value)) != value)
             throw FileError("Expected input_mean to be float32 numbers, got " + shortest(value));
@@ -277,7 +281,8 @@ Parameters read_document(const Json &document, const std::string &where) {
             throw FileError("Expected one cell for each layer and direction, got " +
                             std::to_string(cells.size()));
         for (size_t i = 0; i < cells.size(); ++i) {
-            check_keys(cells[i], {"layer", "reverse", "operators", "tables", "input_mean"}, "a cell", 4);
+            check_keys(cells[i], {"layer", "reverse", "operators", "tables", "input_mean"},
+                       "a cell", 4);
             const auto layer = static_cast<int64_t>(i / D);
             cells[i].at("layer").integer("layer", layer, layer);
             if (cells[i].at("reverse").boolean("reverse") != (i % D == 1))

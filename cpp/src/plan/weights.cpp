@@ -98,8 +98,8 @@ class Correction {
         const double row = qg_row_factor(scale);
         double sum = 0;
         for (size_t i = 0; i < factors_.size(); ++i)
-            sum += qg_mean_error(w[i], scale, static_cast<double>(codes[i]), row, factors_[i],
-                                 limit_);
+            sum +=
+                qg_mean_error(w[i], scale, static_cast<double>(codes[i]), row, factors_[i], limit_);
         return qg_corrected(b, sum, scale, exponent_);
     }
 
@@ -140,9 +140,8 @@ WeightCodes weight_codes(const CellParameters &cell, Operator weight, const Floa
         corrected.resize(static_cast<size_t>(rows));
         for (int64_t c = 0; c < rows; ++c) {
             const int64_t row = row_of(c);
-            corrected[static_cast<size_t>(row)] =
-                correction(b[row], w + row * K, to.codes.data() + c * K,
-                           scales[static_cast<size_t>(row)]);
+            corrected[static_cast<size_t>(row)] = correction(
+                b[row], w + row * K, to.codes.data() + c * K, scales[static_cast<size_t>(row)]);
         }
         b = corrected.data();
     }

@@ -17,7 +17,8 @@ from quant_gru.calibration.float_run import FloatWeights, float_layers, valid
 from quant_gru.config import ACTIVATIONS, OPERATORS, WEIGHTS
 from quant_gru.execution.integer_io import cell_codes
 from quant_gru.execution.layers import border_codes, run_codes
-from quant_gru.integer.plan import corrected_bias, update_first
+from quant_gru.integer.plan import update_first
+from quant_gru.integer.weight_values import corrected_bias
 from quant_gru.modules.gru import QuantGRU
 
 Energies = dict[str, tuple[float, float]]

@@ -57,5 +57,5 @@ class MeanObserver:
             return None
         unit = max(math.frexp(self._largest)[1] - _BITS, _LEAST_EXPONENT)
         means = (self._sums / self._count).tolist()
-        values = tuple(math.ldexp(round(math.ldexp(mean, -unit)), unit) for mean in means)
-        return InputMean(values) if any(values) else None
+        integers = [round(math.ldexp(mean, -unit)) for mean in means]
+        return InputMean.of(integers, -unit) if any(integers) else None

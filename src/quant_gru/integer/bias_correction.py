@@ -35,6 +35,19 @@ class InputMean:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
+    @classmethod
+    def of(cls, integers: Sequence[int], exp2_inv: int) -> InputMean:
+        """Return the mean of features that are integers times 2^-exp2_inv."""
+        return cls(tuple(math.ldexp(value, -exp2_inv) for value in integers))
+
+    def integers(self) -> tuple[list[int], int]:
+        """Return integers and exp2_inv, such that each mean is an integer times 2^-exp2_inv.
+
+        exp2_inv is the smallest that there is, 0 if all means are 0.
+        """
+        exp2_inv = max((_exp2_inv(value) for value in self.values if value), default=0)
+        return [int(math.ldexp(value, exp2_inv)) for value in self.values], exp2_inv
+
     def __reduce__(self) -> Any:
         # without the copies, which may be on a device
         return InputMean, (self.values,)
@@ -51,6 +64,13 @@ class InputMean:
                 factors = torch.tensor(sums.factors, dtype=torch.float64, device=device)
             found = self._kept[bits, device] = (sums, factors)
         return found
+
+
+def _exp2_inv(value: float) -> int:
+    """Return the smallest n for which `value` is a multiple of 2^-n; not for 0."""
+    mantissa, exponent = math.frexp(value)
+    whole = int(math.ldexp(mantissa, 53))
+    return 53 - exponent - ((whole & -whole).bit_length() - 1)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from quant_gru.integer.bias_correction import corrected
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import MAX_SCALE, Quantizer
 from quant_gru.integer.tables import Table
+from quant_gru.integer.weight_values import (
+    finite_values,
+    moved_bias,
+    scales_of,
+)
 from quant_gru.integer.weighted_sum import (
     WeightedSum,
     check_accumulator,
@@ -26,13 +30,7 @@ from quant_gru.integer.weighted_sum import (
     significant_bits,
     tier_of,
 )
-from quant_gru.integer.weights import (
-    bias_scales,
-    divided,
-    groups_of,
-    matrix_scales,
-    quantize_rows,
-)
+from quant_gru.integer.weights import divided, quantize_rows
 
 ZONEOUT_SHIFT = 15
 
@@ -285,14 +283,12 @@ def build_weights(
     codes: dict[str, Tensor] = {}
     bits: dict[str, int] = {}
     for name, w in raw.items():
-        operator = qparams.config[name]
-        assert operator.bitwidth is not None
-        bits[name] = operator.bitwidth
-        values = _finite_values(w)
-        scale = _scales_of(qparams, name, values)
+        bits[name] = qparams.config[name].bitwidth or 1
+        values = finite_values(w)
+        scale = scales_of(qparams, name, values)
         code = quantize_rows(values, scale, bits[name])
         if name == "weight.W":
-            raw["weight.bw"] = _corrected(qparams, raw["weight.bw"], values, code, scale)
+            raw["weight.bw"] = moved_bias(qparams, raw["weight.bw"], values, code, scale)
         if name == "weight.R" and dropped is not None:
             code = code.masked_fill(dropped, 0)
             scale = divided(scale, 1.0 - p).clamp(max=MAX_SCALE)
@@ -352,65 +348,6 @@ def matmul_sum(
     limit = bias_limit(weight_bits, operand.bits)
     tier = "e" if width > 32 else one_term_tier(bound + limit, significant_bits(width))
     return WeightedSum((M,), k, out.zero_point, out.lo, out.hi, tier), bound
-
-
-def weight_scales(qparams: QParams, name: str, w: Tensor) -> Tensor:
-    """Return scales of a weight or bias, per tensor, gate or channel, in PyTorch's row order.
-
-    Args:
-        qparams: Width, granularity and kind of the scales.
-        name: 'weight.W', 'weight.R', 'weight.bw' or 'weight.br'.
-        w: (3H, K) or (3H,).
-
-    Returns:
-        float32 (1,), (3,) or (3H,).
-    """
-    rows = w.shape[0]
-    groups = groups_of(qparams.config[name].granularity or "channel", rows)
-    return _scales_of(qparams, name, _finite_values(w))[:: rows // groups]
-
-
-def corrected_bias(qparams: QParams, W: Tensor, bw: Tensor) -> Tensor:
-    """Return the input bias that is quantized: with the mean error of the weights.
-
-    Args:
-        qparams: Quantizers, and the mean of the input.
-        W: (3H, C), rows reset, update, candidate.
-        bw: (3H,), zeros for a GRU without biases.
-    """
-    if not _moves_bias(qparams):
-        return bw
-    values = _finite_values(W)
-    scale = _scales_of(qparams, "weight.W", values)
-    code = quantize_rows(values, scale, qparams.config["weight.W"].bitwidth or 1)
-    return _corrected(qparams, bw, values, code, scale)
-
-
-def _corrected(qparams: QParams, bw: Tensor, W: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    if not _moves_bias(qparams):
-        return bw
-    bits = qparams.config["weight.W"].bitwidth or 1
-    offset = qparams.quantizers["input.x"].offset
-    return corrected(_finite_values(bw), W, codes, scales, qparams.input_mean, bits, offset)
-
-
-def _moves_bias(qparams: QParams) -> bool:
-    return qparams.input_mean is not None or qparams.quantizers["input.x"].is_outside
-
-
-def _finite_values(w: Tensor) -> Tensor:
-    return torch.nan_to_num(w.detach().to(torch.float32), nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def _scales_of(qparams: QParams, name: str, w: Tensor) -> Tensor:
-    operator, rows = qparams.config[name], w.shape[0]
-    granularity = operator.granularity or "channel"
-    assert operator.bitwidth is not None
-    if name in qparams.pinned:
-        scale = torch.tensor(qparams.pinned[name], dtype=torch.float32, device=w.device)
-        return scale.repeat_interleave(rows // groups_of(granularity, rows), output_size=rows)
-    choose = matrix_scales if w.dim() == 2 else bias_scales
-    return choose(w, operator.bitwidth, granularity, qparams.config.scale_kind)
 
 
 def bias_shift(weight_bits: int, activation_bits: int) -> int:

@@ -26,8 +26,8 @@ from quant_gru.calibration.observers import METHODS, make_observer
 from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig
 from quant_gru.execution.plan_cache import PlanCache
 from quant_gru.execution.sequence_layout import Sequence
-from quant_gru.integer.plan import weight_scales
 from quant_gru.integer.qparams import QParams
+from quant_gru.integer.weight_values import weight_scales
 from quant_gru.modules.adjust import Change, adjust
 from quant_gru.parameters import document as params
 from quant_gru.parameters.checks import exponent_of

@@ -68,18 +68,19 @@ def check_pinned(
 
 def check_mean(cell: CellParams, document: Document) -> InputMean | None:
     """Return the mean of a cell's input; raise if it does not fit."""
-    values, shape = cell.input_mean, document.gru
-    if values is None:
+    given, shape = cell.input_mean, document.gru
+    if given is None:
         return None
     if document.version == 1:
         raise QuantGRUError("Expected version to be 2 with input_mean, got 1")
     expected = shape.hidden_size * shape.directions if cell.layer else shape.input_size
-    if len(values) != expected:
-        raise QuantGRUError(f"Expected input_mean of {expected} features, got {len(values)}")
-    for value in values:
-        if not (math.isfinite(value) and float32(value) == value):
+    if len(given.values) != expected:
+        raise QuantGRUError(f"Expected input_mean of {expected} features, got {len(given.values)}")
+    mean = InputMean.of(given.values, given.exp2_inv)
+    for value in mean.values:
+        if float32(value) != value:
             raise QuantGRUError(f"Expected input_mean to be float32 numbers, got {value!r}")
-    return InputMean(tuple(values))
+    return mean
 
 
 def check_table(table: TableParams, pre: Quantizer, out: Quantizer) -> None:

@@ -44,6 +44,7 @@ from quant_gru.parameters.schema import (
     VERSION,
     CellParams,
     Document,
+    MeanParams,
     OperatorParams,
     Shape,
     TableParams,
@@ -80,7 +81,7 @@ def to_document(
                 reverse=direction == 1,
                 operators={name: _operator(qparams, name) for name in OPERATORS},
                 tables={name: _table(qparams.tables[name]) for name in FIXED_RANGE},
-                input_mean=None if qparams.input_mean is None else list(qparams.input_mean.values),
+                input_mean=_mean(qparams),
             )
             for layer, directions in enumerate(cells)
             for direction, qparams in enumerate(directions)
@@ -226,6 +227,13 @@ def _operator(qparams: QParams, name: str) -> OperatorParams:
         exp2_inv=exponent_of(quantizer.scale) if quantizer else None,
         granularity=operator.granularity,
     )
+
+
+def _mean(qparams: QParams) -> MeanParams | None:
+    if qparams.input_mean is None:
+        return None
+    values, exp2_inv = qparams.input_mean.integers()
+    return MeanParams(exp2_inv=exp2_inv, values=values)
 
 
 def _table(table: Table) -> TableParams:

@@ -63,6 +63,13 @@ class TableParams(_Model):
     segment_shift: Annotated[int, Field(ge=0, le=32)] | None
 
 
+class MeanParams(_Model):
+    """The mean of each input feature: values * 2^-exp2_inv."""
+
+    exp2_inv: Annotated[int, Field(ge=-127, le=149, strict=True)]
+    values: list[Annotated[int, Field(ge=-(2**24), le=2**24, strict=True)]]
+
+
 class CellParams(_Model):
     """Parameters of one layer and direction."""
 
@@ -70,8 +77,8 @@ class CellParams(_Model):
     reverse: bool
     operators: dict[str, OperatorParams]
     tables: dict[str, TableParams]
-    input_mean: list[float] | None = Field(
-        None, description="mean of each input feature, for the correction of the input bias"
+    input_mean: MeanParams | None = Field(
+        None, description="for the correction of the input bias; null without"
     )
 
 

@@ -13,9 +13,10 @@ from quant_gru.config import QuantConfig
 from quant_gru.export.aimet.entries import Entry
 from quant_gru.export.aimet.places import Place
 from quant_gru.export.row_scales import ROWS, row_scales
-from quant_gru.integer.plan import CellPlan, update_first, weight_scales
+from quant_gru.integer.plan import CellPlan, update_first
 from quant_gru.integer.qparams import QParams, float32
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.weight_values import weight_scales
 from quant_gru.integer.weights import groups_of
 from quant_gru.parameters.checks import check_pinned, check_scale
 

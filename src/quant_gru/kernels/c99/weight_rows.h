@@ -146,9 +146,7 @@ static inline int64_t qg_code(float v, float scale, double lo, double hi) {
 }
 
 /* The factor of the errors of a row before they are summed: 2^-e of a scale below 2^e. */
-static inline double qg_row_factor(float scale) {
-    return qg_power(-qg_exponent(scale));
-}
+static inline double qg_row_factor(float scale) { return qg_power(-qg_exponent(scale)); }
 
 /* The error of a weight times the mean of its input, an integer; see integer/bias_correction.py. */
 static inline double qg_mean_error(float w, float scale, double code, double row_factor,

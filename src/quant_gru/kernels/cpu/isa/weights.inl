@@ -247,7 +247,8 @@ struct MeanErrors {
         LaneDoubles factor = {};
         __builtin_memcpy(&factor, factors + first, static_cast<size_t>(count) * sizeof(double));
         const LaneDoubles product = __builtin_convertvector(code, LaneDoubles) * scale;
-        LaneDoubles term = (__builtin_convertvector(x, LaneDoubles) - product) * row_factor * factor;
+        LaneDoubles term =
+            (__builtin_convertvector(x, LaneDoubles) - product) * row_factor * factor;
         term = term < -limit ? LaneDoubles{} - limit : term;
         term = term > limit ? LaneDoubles{} + limit : term;
         sums += (term + kRound) - kRound;
@@ -292,8 +293,7 @@ inline double code_values(const WeightRows &w, const float *v, float scale, cons
 template <bool corrects>
 inline double code_row(const WeightRows &w, const float *v, float scale, const uint8_t *dropped,
                        void *to) {
-    if (w.bits <= 8)
-        return code_values<corrects>(w, v, scale, dropped, static_cast<int8_t *>(to));
+    if (w.bits <= 8) return code_values<corrects>(w, v, scale, dropped, static_cast<int8_t *>(to));
     return code_values<corrects>(w, v, scale, dropped, static_cast<int16_t *>(to));
 }
 

@@ -7,8 +7,7 @@ extern "C" __global__ void __launch_bounds__(256) correct_bias(const __grid_cons
     const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (row >= rows) return;
     bool ignored = false;
-    const float scale =
-        qg_matrix_scale(fabs(o.w_scale[row]), largest_of(o.w_scale, rows, ignored));
+    const float scale = qg_matrix_scale(fabs(o.w_scale[row]), largest_of(o.w_scale, rows, ignored));
     const double factor = qg_row_factor(scale);
     double sum = 0;
 #pragma unroll 4

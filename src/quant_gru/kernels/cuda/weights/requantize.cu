@@ -70,9 +70,7 @@ extern "C" __global__ void __launch_bounds__(256)
         given = given > (float)QG_LARGEST_SCALE ? (float)QG_LARGEST_SCALE : given;
     }
     const float b_scale = qg_bias_scale(fabs(o.b_scale[row]), b_largest);
-    const float b = o.corrected ? o.corrected[row]
-                    : o.b       ? real(o.b, o.b_real, row, ignored)
-                                : 0.f;
+    const float b = o.corrected ? o.corrected[row] : o.b ? real(o.b, o.b_real, row, ignored) : 0.f;
     const int64_t b_code = qg_code(b, b_scale, o.b_lo, o.b_hi);
     const qg_channel c = qg_channel_of(b_code, b_scale, given, o.operand_scale, o.result_scale,
                                        o.b_unit, o.limit, (int)o.significant);

@@ -263,6 +263,22 @@ def test_accumulators_must_fit_64_bits(access: Access, library: Library) -> None
         frozen_by(access, gru, document)
 
 
+def test_zero_points_outside_of_the_codes_are_refused(
+    access: Access, library: Library, tmp_path: Path
+) -> None:
+    """Files of Python that the library cannot run say so; none is read in another way."""
+    gru = QuantGRU(2, 3, config=QuantConfig.int8().replace_globals(input_excludes_zero=True))
+    gru.calibrate(torch.rand(5, 2, 2) + 100)
+    gru.finalize_calibration()
+    zero_point = gru.get_quant_config("x")["zero_point"]
+    assert zero_point < -128
+    with pytest.raises(ValueError, match=rf"zero_point.*got {zero_point}.*input\.x"):
+        frozen_by(access, gru, gru._state.document())
+    gru.freeze().save(tmp_path / "gru.qgru")
+    with pytest.raises(ValueError, match=rf"quantizer\.input\.x.*zero point.*got {zero_point}"):
+        library.load((tmp_path / "gru.qgru").read_bytes())
+
+
 def frozen_by(access: Access, gru: QuantGRU, document: dict[str, Any]) -> bytes:
     """The frozen file that C++ makes of a document and the weights of a GRU."""
     return access.frozen_bytes(json.dumps(document).encode(), float_weights(gru), False)

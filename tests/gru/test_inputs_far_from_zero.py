@@ -255,6 +255,17 @@ def test_a_wasted_range_warns():
         gru.finalize_calibration()
 
 
+@pytest.mark.parametrize("changes", [{"bitwidth": 16}, {"bitwidth": 6}, {"is_unsigned": True}])
+def test_adjusted_inputs_keep_their_range(changes):
+    gru, _, x = offset_gru(excluding(QuantConfig.int8()), 100, C=3, H=4)
+    gru.adjust_quant_config("x", **changes)
+    border = gru._plan().cells[0][0].border
+    assert border.is_outside
+    assert float((border.dequantize(border.quantize(x)) - x).abs().max()) <= 2.0**-6
+    gru.adjust_quant_config("x", is_symmetric=True, is_unsigned=False)
+    assert not gru._plan().is_far
+
+
 def test_operators_report_the_real_input():
     gru, _, x = offset_gru(excluding(QuantConfig.int8_wide()), 100)
     sqnr = operator_sqnr(gru, x)

@@ -27,7 +27,8 @@ class MeanObserver:
     def update(self, x: Tensor) -> None:
         """Add values, float64 (P, C)."""
         if x.numel():
-            largest = float(x.abs().amax().to(torch.float32))
+            low, high = x.aminmax()
+            largest = float(torch.maximum(-low, high).to(torch.float32))
             self._add(x.sum(dim=0).cpu(), x.shape[0], largest)
 
     def _add(self, sums: Tensor | None, count: int, largest: float) -> None:

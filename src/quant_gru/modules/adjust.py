@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quant_gru._errors import ConfigError, QuantGRUError
@@ -17,7 +17,7 @@ from quant_gru.integer.qparams import (
     float32,
     reciprocal_scale,
 )
-from quant_gru.integer.quantizer import Quantizer, code_limits
+from quant_gru.integer.quantizer import FARTHEST, Quantizer, code_limits
 from quant_gru.parameters.checks import check_pinned, check_scale
 
 
@@ -115,6 +115,11 @@ def _reshaped(qparams: QParams, config: QuantConfig, name: str) -> Quantizer:
     """Return the quantizer with the width, symmetry and signedness of `config`."""
     old, before, after = qparams.quantizers[name], qparams.config[name], config[name]
     assert after.bitwidth is not None
+    if old.is_outside and not after.is_symmetric:
+        signed = not after.is_unsigned
+        zero_point = old.zero_point - old.lo + code_limits(old.bits, signed)[0]
+        moved = replace(old, signed=signed, zero_point=zero_point)
+        return _with_width(moved, after.bitwidth, False, config.scale_kind)
     if name in FIXED_RANGE and old == _default(qparams.config, name):
         return _default(config, name)
     if before.is_unsigned != after.is_unsigned or after.is_symmetric > before.is_symmetric:
@@ -153,8 +158,13 @@ def _with_width(old: Quantizer, bits: int, symmetric: bool, scale_kind: str) -> 
         ratio = max(hi, 1) / max(old.hi, 1)
     else:
         ratio = (hi - lo) / (old.hi - old.lo)
-    zero_point = 0 if symmetric else round(lo - (old.lo - old.zero_point) * ratio)
-    if not old.far:
+    lowest = old.lo - old.zero_point
+    if old.is_outside:
+        # a wider range, if zero would be too many codes away
+        while max(abs(lowest * ratio), abs(lowest * ratio + hi - lo)) > FARTHEST - 1 and ratio > 1:
+            ratio /= 2
+    zero_point = 0 if symmetric else round(lo - lowest * ratio)
+    if not old.is_outside:
         zero_point = min(max(zero_point, lo), hi)
     return Quantizer(bits, old.signed, float32(old.scale / ratio), zero_point, old.far)
 

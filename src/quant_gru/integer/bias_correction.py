@@ -62,7 +62,8 @@ class InputMean:
             sums = sums_of(self.values, bits)
             with torch.inference_mode(False):
                 factors = torch.tensor(sums.factors, dtype=torch.float64, device=device)
-            found = self._kept[bits, device] = (sums, factors)
+            # native code keeps addresses: the first one stays if threads race
+            found = self._kept.setdefault((bits, device), (sums, factors))
         return found
 
 

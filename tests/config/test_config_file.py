@@ -133,6 +133,8 @@ def test_written_file_is_complete():
         "scale_kind": "pot",
         "activation": "exact",
         "segments": None,
+        "correct_bias": True,
+        "input_excludes_zero": False,
         "tie_x_and_h": False,
         "disable_quantization": False,
     }

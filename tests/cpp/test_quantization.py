@@ -252,7 +252,7 @@ def test_weights_must_be_finite(access: Access) -> None:
 def test_accumulators_must_fit_64_bits(access: Access, library: Library) -> None:
     """C++ allows as many features as Python."""
     wide = QuantConfig.uniform(8).replace("weight.W", bitwidth=32).replace("x", bitwidth=32)
-    gru = QuantGRU(65535, 1, config=wide)
+    gru = QuantGRU(65535, 1, config=wide.replace_globals(correct_bias=False))
     gru.calibrate(torch.ones(1, 1, 65535))
     gru.finalize_calibration()
     document = gru._state.document()
@@ -262,6 +262,22 @@ def test_accumulators_must_fit_64_bits(access: Access, library: Library) -> None
         gru.weight_ih_l0.set_(torch.zeros(3, 65536))
     with pytest.raises(ValueError, match=r"65535 features .* 32 bits.* got 65536 .*matmul\.Wx"):
         frozen_by(access, gru, document)
+
+
+def test_zero_points_outside_of_the_codes_are_refused(
+    access: Access, library: Library, tmp_path: Path
+) -> None:
+    """Files of Python that the library cannot run say so; none is read in another way."""
+    gru = QuantGRU(2, 3, config=QuantConfig.int8().replace_globals(input_excludes_zero=True))
+    gru.calibrate(torch.rand(5, 2, 2) + 100)
+    gru.finalize_calibration()
+    zero_point = gru.get_quant_config("x")["zero_point"]
+    assert zero_point < -128
+    with pytest.raises(ValueError, match=rf"zero_point.*got {zero_point}.*input\.x"):
+        frozen_by(access, gru, gru._state.document())
+    gru.freeze().save(tmp_path / "gru.qgru")
+    with pytest.raises(RuntimeError, match=rf"quantizer\.input\.x.*zero point.*got {zero_point}"):
+        library.load((tmp_path / "gru.qgru").read_bytes())
 
 
 def frozen_by(access: Access, gru: QuantGRU, document: dict[str, Any]) -> bytes:
@@ -283,10 +299,20 @@ def changed(document: dict[str, Any], keys: list[Any], value: Any) -> dict[str, 
 
 
 X, Z = ["cells", 0, "operators", "input.x"], ["cells", 0, "tables", "gate.z_out"]
-WEIGHT = ["cells", 0, "operators", "weight.W"]
+WEIGHT, MEAN = ["cells", 0, "operators", "weight.W"], ["cells", 0, "input_mean"]
 WRONG: list[tuple[list[Any], Any]] = [
     (["format"], "other"),
-    (["version"], 2),
+    (["version"], 3),
+    (MEAN, [1.0, 1.0]),
+    ([*MEAN, "more"], 1),
+    ([*MEAN, "values"], [1]),
+    ([*MEAN, "values"], [1, 0.5]),
+    ([*MEAN, "values"], [1, (1 << 24) + 1]),
+    ([*MEAN, "values"], 1),
+    ([*MEAN, "exp2_inv"], 150),
+    ([*MEAN, "exp2_inv"], -120),
+    ([*MEAN, "exp2_inv"], None),
+    (["config", "GRU_config", "default_config", "correct_bias"], 1),
     (["version"], True),
     (["more"], 1),
     (["gru", "hidden_size"], 0),
@@ -330,7 +356,7 @@ WRONG: list[tuple[list[Any], Any]] = [
 @pytest.mark.parametrize(("keys", "value"), WRONG)
 def test_refused_parameter_documents(access: Access, keys: list[Any], value: Any) -> None:
     gru = QuantGRU(2, 3, config=QuantConfig.int8())
-    gru.calibrate(torch.linspace(-2, 2, 20).reshape(5, 2, 2))
+    gru.calibrate(torch.linspace(-2, 3, 20).reshape(5, 2, 2))
     gru.finalize_calibration()
     document = gru._state.document()
     assert json.loads(access.parameters_text(json.dumps(document).encode())) == document

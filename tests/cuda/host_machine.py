@@ -32,7 +32,9 @@ KINDS = dict.fromkeys(
     "project_few": "Few",
 }
 KINDS |= {"events": "Events", "sum_bits": "Sums"}
-KINDS |= dict.fromkeys(("row_scales", "requantize_weights"), "Weights") | {"contents": "Contents"}
+KINDS |= dict.fromkeys(("row_scales", "correct_bias", "requantize_weights"), "Weights") | {
+    "contents": "Contents"
+}
 KINDS |= {"mask_clamped": "Mask", "requantize_codes": "RequantizeCodes"}
 KINDS |= {"quantize_input": "QuantizeInput", "requantize_layers": "RequantizeLayers"}
 KINDS |= {"operands": "Operands", "convert": "Conversions"}

@@ -108,7 +108,7 @@ def variants(arch):
         "requantize_layers",
     ):
         yield f"boundary/{name}", PLAIN
-    for name in ("row_scales", "requantize"):
+    for name in ("row_scales", "correct_bias", "requantize"):
         yield f"weights/{name}", PLAIN
     yield "boundary/random_events", {}
     yield "weights/contents", {}

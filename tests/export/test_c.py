@@ -88,11 +88,16 @@ def test_what_the_loop_is_made_of(tmp_path):
 
 
 @needs_gcc
-def test_real_values_at_the_ends(tmp_path):
-    gru = quantized(QuantConfig.int8().replace_globals(scale_kind="free"), 3, 4)
-    gru.use_quantization = True
+@pytest.mark.parametrize("offset", [0, 100])
+def test_real_values_at_the_ends(tmp_path, offset):
+    config = QuantConfig.int8().replace_globals(scale_kind="free", input_excludes_zero=True)
+    gru = QuantGRU(3, 4, config=config, use_quantization=True)
+    gru.calibrate(torch.randn(20, 4, 3) + offset)
+    gru.finalize_calibration()
+    assert gru._plan().is_far == (offset > 0)
     gru.export_c(tmp_path, "net")
-    x = torch.cat([torch.randn(6, 3), torch.tensor([[torch.inf, -torch.inf, 1e30]])])
+    ends = torch.tensor([[torch.inf, -torch.inf, 1e30], [0, -1e30, 1]])
+    x = torch.cat([torch.randn(5, 3) + offset, ends])
     values = ", ".join(
         "INFINITY" if v == torch.inf else "-INFINITY" if v == -torch.inf else f"{float.hex(v)}f"
         for v in x.flatten().tolist()

@@ -97,6 +97,20 @@ def sigmoid(x):
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
+def corrected(b, w, codes, s, mean, bits):
+    """The bias of a row with the mean error of its weights; see section 8."""
+    if mean is None:
+        return b
+    K = (len(w) - 1).bit_length()
+    B, E = 50 - bits - K, math.frexp(max(map(abs, mean.values)))[1]
+    P, total = math.frexp(s)[1], 0
+    for value, code, m in zip(w, codes, mean.values, strict=True):
+        e = float(value) - s * code
+        t = round(math.ldexp(e, -P) * math.ldexp(m, B - E))
+        total += clamp(t, -(2 ** (51 - K)), 2 ** (51 - K))
+    return f32(float(b) + math.ldexp(total, P + E - B))
+
+
 class Cell:
     """One layer and direction."""
 
@@ -126,6 +140,10 @@ class Cell:
             s, sb = (self._scales(found[each]["scale"]) for each in (weight, bias))
             lo, hi = -(2 ** (n - 1)), 2 ** (n - 1) - 1
             codes = [[clamp(int(np.rint(v / f32(s[i]))), lo, hi) for v in w[i]] for i in self.rows]
+            if weight == "weight.W":
+                mean = gru._state.scales[layer][int(reverse)].input_mean
+                rows = dict(zip(self.rows, codes, strict=True))
+                b = [corrected(b[i], w[i], rows[i], s[i], mean, n) for i in range(3 * H)]
             lo, hi = -(2 ** (nb - 1)), 2 ** (nb - 1) - 1
             biases = [clamp(int(np.rint(b[i] / f32(sb[i]))), lo, hi) for i in self.rows]
             # beyond 32 bits together, biases are wider than the text says, and in coarser units

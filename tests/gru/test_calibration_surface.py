@@ -887,7 +887,7 @@ def test_the_file_holds_no_weights_and_is_versioned_json(tmp_path):
     assert (tmp_path / "p.json").read_bytes() == (tmp_path / "q.json").read_bytes()
     document = json.loads((tmp_path / "p.json").read_text())
     assert document["format"] == "quant-gru-params"
-    assert document["version"] == 1
+    assert document["version"] == 2
     assert QuantConfig.from_dict(document["config"]) == gru.config
 
 
@@ -929,7 +929,7 @@ def add(*path):
 
 OPS = ("cells", 0, "operators")
 CORRUPTIONS = {
-    "unknown version": (lambda d: d.update(version=2), "version.*2"),
+    "unknown version": (lambda d: d.update(version=3), "version.*3"),
     "version text": (lambda d: d.update(version="1"), "version"),
     "no version": (without("version"), "version"),
     "other format": (lambda d: d.update(format="onnx"), "format.*onnx"),
@@ -948,7 +948,7 @@ CORRUPTIONS = {
         "foo",
     ),
     "wrong hidden size": (lambda d: d["gru"].update(hidden_size=7), "hidden_size=7"),
-    "wrong input size": (lambda d: d["gru"].update(input_size=4), "input_size=4"),
+    "wrong input size": (lambda d: d["gru"].update(input_size=4), "input_mean of 4 features"),
     "no bias": (lambda d: d["gru"].update(bias=False), "bias"),
     "other layers": (lambda d: d["gru"].update(num_layers=2), "cells"),
     "scale NaN": (operator("input.x", scale=nan), "finite|NaN"),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quant_gru import QuantConfig
 from quant_gru.config import ACTIVATIONS, FIXED_RANGE, FUSIBLE, WEIGHTS
+from quant_gru.integer.bias_correction import InputMean
 from quant_gru.integer.plan import CellPlan, build_frozen, build_weights
 from quant_gru.integer.qparams import QParams, float32, make_qparams
 from quant_gru.integer.quantizer import Quantizer, code_limits
@@ -104,6 +105,17 @@ def random_qparams(
     return make_qparams(config, quantizers)
 
 
+def random_mean(rng: random.Random, C: int) -> InputMean | None:
+    """The mean of each input feature, of any size; None for no correction of the bias."""
+    if rng.random() < 0.3:
+        return None
+    spread, middle = rng.choice((0, 3, 40)), rng.choice((-30, -3, 0, 5, 20))
+    found = [rng.gauss(0, 1) * 2.0 ** rng.uniform(middle - spread, middle) for _ in range(C)]
+    if rng.random() < 0.5:
+        found = [rng.choice((0.0, -0.0, 1.5, value)) for value in found]
+    return InputMean(tuple(map(float32, found)))
+
+
 def random_case(seed: int, kind: str) -> Case:
     """The same case for the same seed and kind."""
     rng = random.Random(f"{seed} {kind}")
@@ -112,8 +124,9 @@ def random_case(seed: int, kind: str) -> Case:
     # a source of its own: plans stay the same but for their zoneout
     kept = random.Random(f"{seed} {kind} zoneout")
     p = kept.choice((2.0**-15, 0.5, 1.0, kept.random())) if kept.random() < 0.3 else 0.0
-    qparams = replace(qparams, zoneout=p)
     H, C = rng.choice((1, 2, 3, 5, 8, 15, 16, 17, 21, 32, 33, 48)), rng.randint(1, 36)
+    mean = random_mean(random.Random(f"{seed} {kind} mean"), C)
+    qparams = replace(qparams, zoneout=p, input_mean=mean)
     spread = 2.0 ** rng.uniform(-3, 2)
 
     def weights(*shape: int) -> Tensor:
@@ -140,4 +153,4 @@ def random_case(seed: int, kind: str) -> Case:
     return Case(plan, codes(plan.x, T, N, C), codes(plan.h, N, H), lengths, rng.random() < 0.4)
 
 
-__all__ = ["FIXED_RANGE", "KINDS", "Case", "random_case", "random_qparams"]
+__all__ = ["FIXED_RANGE", "KINDS", "Case", "random_case", "random_mean", "random_qparams"]

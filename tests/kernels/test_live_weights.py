@@ -4,6 +4,7 @@ import os
 import random
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "cuda"))
 from host_machine import COMPILER, Host, folder_of
 from live_cases import REACH, live_and_fresh, random_qparams, random_weights, same_part
+from random_plans import random_mean
 
 from quant_gru import QuantConfig, QuantGRU
 from quant_gru.integer import reference
@@ -36,6 +38,7 @@ def steps(seed, *, fast=True, narrow=True, most=40, count=3, device="cpu"):
     rng = random.Random(seed)
     qparams = random_qparams(rng, fast=fast, narrow=narrow)
     H, C = rng.choice((1, 2, 3, 5, 8, 16, 17, 31, 33)), rng.randint(1, most)
+    qparams = replace(qparams, input_mean=random_mean(random.Random(f"{seed} mean"), C))
     dtype = rng.choice(DTYPES)
     found = []
     for _ in range(count):
@@ -97,7 +100,8 @@ def test_every_width_and_long_rows(bits):
         config = qparams.config
         for name in ("weight.W", "weight.R", "weight.bw", "weight.br"):
             config = config.replace(name, bitwidth=bits)
-        qparams = type(qparams)(**{**qparams.__dict__, "config": config})
+        mean = random_mean(random.Random(C), C)
+        qparams = replace(qparams, config=config, input_mean=mean)
         W = torch.randn((6, C), generator=generator)
         weights = (W, torch.randn((6, 2), generator=generator), None, W[:, 0].clone())
         live, _, fresh = live_and_fresh(qparams, weights)

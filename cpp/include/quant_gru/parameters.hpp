@@ -52,6 +52,9 @@ struct QUANT_GRU_API CellParameters {
     std::array<ActivationTable, 3> tables;  // z_out, r_out, g_out
     // Scales of weights and biases that were set by hand, rows r, z, n: 0, 1, 3 or 3H of them.
     std::array<std::vector<double>, 4> pinned;
+    // The mean of each input feature, float32 numbers. The input bias is then corrected by the mean
+    // error of the input weights, docs/arithmetic.md#8-scales-of-weights-and-biases. Empty without.
+    std::vector<double> input_mean;
 };
 
 struct GRUShape {

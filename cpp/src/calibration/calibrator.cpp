@@ -2,6 +2,7 @@
 #include <array>
 
 #include "calibration/float_gru.hpp"
+#include "calibration/input_mean.hpp"
 #include "calibration/tied.hpp"
 #include "passes/equations.hpp"
 #include "passes/gemm.hpp"
@@ -91,12 +92,14 @@ struct Calibrator::State {
     Method method;
     double percentile;
     std::vector<std::array<Observer, kOperators>> observers;
+    std::vector<InputMean> means;
 
     void observe(const FloatRun &run, int64_t N) {
         auto &found = observers[run.cell];
         const int64_t H = shape.hidden_size, block = std::max<int64_t>(1, kValues / H);
         const HasteCell w(cells[run.cell], run.C, H);
         update(found[static_cast<size_t>(Operator::h)], run.h0, N * H);
+        means[run.cell].update(run.x, run.rows, run.C);
         Trace trace(w, run.C, H);
         for (int64_t first = 0; first < run.rows; first += block)
             trace.observe(run.x + first * run.C, run.before + first * H, run.after + first * H,
@@ -107,11 +110,12 @@ struct Calibrator::State {
 
 Calibrator::Calibrator(const GRUShape &shape, std::vector<FloatCell> cells, Method method,
                        double percentile)
-    : state_(new State{shape, std::move(cells), method, percentile, {}}) {
+    : state_(new State{shape, std::move(cells), method, percentile, {}, {}}) {
     const auto expected = static_cast<size_t>(shape.num_layers * shape.directions());
     if (state_->cells.size() != expected)
         throw ArgumentError("Expected weights of " + std::to_string(expected) + " cells, got " +
                             std::to_string(state_->cells.size()));
+    state_->means.resize(expected);
     state_->observers.resize(expected);
     for (auto &observers : state_->observers)
         for (Observer &observer : observers) observer = Observer(method, percentile);
@@ -128,6 +132,10 @@ void Calibrator::collect(const float *x, int64_t T, int64_t N, const float *h0,
 }
 
 Parameters Calibrator::finalize(const QuantConfig &config) const {
+    if (config.input_excludes_zero)
+        throw ArgumentError(
+            "Expected input_excludes_zero to be false, which calibration in C++ does not support, "
+            "got true (operator 'input.x')");
     Parameters found{state_->shape, config, {}};
     Observer both(state_->method, state_->percentile);
     if (config.tie_x_and_h) both = tied_observer(state_->observers, config, std::move(both));
@@ -144,6 +152,7 @@ Parameters Calibrator::finalize(const QuantConfig &config) const {
         }
         set_fixed_ranges(cell);
         build_tables(cell);
+        if (config.correct_bias) cell.input_mean = state_->means[found.cells.size()].mean();
         found.cells.push_back(std::move(cell));
     }
     return found;

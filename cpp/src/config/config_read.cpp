@@ -144,12 +144,14 @@ class Reader {
         if (!section) return;
         const std::string place = "section 'default_config'";
         known(*section,
-              {"description", "comment", "scale_kind", "activation", "segments", "tie_x_and_h",
-               "disable_quantization"},
+              {"description", "comment", "scale_kind", "activation", "segments", "correct_bias",
+               "input_excludes_zero", "tie_x_and_h", "disable_quantization"},
               "field", place);
         config.default_notes = notes(*section, place);
         choice(*section, "scale_kind", kScaleKinds, config.scale_kind, place);
         choice(*section, "activation", kActivations, config.activation, place);
+        flag(*section, "correct_bias", config.correct_bias, place);
+        flag(*section, "input_excludes_zero", config.input_excludes_zero, place);
         flag(*section, "tie_x_and_h", config.tie_x_and_h, place);
         flag(*section, "disable_quantization", config.disable_quantization, place);
         const Json *segments = find(*section, "segments");

@@ -38,6 +38,8 @@ void write(const QuantConfig &config, bool operators_on_one_line, JsonWriter &to
     to.member("scale_kind", kScaleKinds[static_cast<int>(config.scale_kind)]);
     to.member("activation", kActivations[static_cast<int>(config.activation)]);
     write_or_null("segments", config.segments, to);
+    to.member("correct_bias", config.correct_bias);
+    to.member("input_excludes_zero", config.input_excludes_zero);
     to.member("tie_x_and_h", config.tie_x_and_h);
     to.member("disable_quantization", config.disable_quantization).end();
     to.key("operator_config").begin('{');

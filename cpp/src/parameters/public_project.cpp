@@ -159,6 +159,7 @@ ScaleKind kind_of(const std::vector<Entries> &cells, const Json *use_pot) {
 CellParameters cell_of(const Entries &entries, ScaleKind kind, const GRUShape &shape) {
     CellParameters cell;
     cell.config.scale_kind = kind;
+    cell.config.correct_bias = false;
     for (size_t i = 0; i < entries.size(); ++i) cell.config.operators[i] = entries[i].config;
     for (size_t i = 0; i < entries.size(); ++i) {
         const auto op = static_cast<Operator>(i);

@@ -200,6 +200,28 @@ void check_curve(const ActivationTable &table, Operator op, const ActivationQuan
     }
 }
 
+std::vector<double> read_mean(const Json &cell, int64_t version, int64_t features) {
+    std::vector<double> found;
+    const Json *mean = cell.find("input_mean");
+    if (!mean || mean->is_null()) return found;
+    if (version == 1) throw FileError("Expected version to be 2 with input_mean, got 1");
+    check_keys(*mean, {"exp2_inv", "values"}, "'input_mean'", 2);
+    const auto exp2_inv = static_cast<int>(mean->at("exp2_inv").integer("exp2_inv", -127, 149));
+    constexpr int64_t most = int64_t{1} << 24;
+    for (const Json &each : mean->at("values").array("values")) {
+        const double value = std::ldexp(
+            static_cast<double>(each.integer("a value of input_mean", -most, most)), -exp2_inv);
+        if (!(std::fabs(value) <= std::numeric_limits<float>::max()) ||
+            static_cast<double>(static_cast<float>(value)) != value)
+            throw FileError("Expected input_mean to be float32 numbers, got " + shortest(value));
+        found.push_back(value);
+    }
+    if (static_cast<int64_t>(found.size()) != features)
+        throw FileError("Expected input_mean of " + std::to_string(features) + " features, got " +
+                        std::to_string(found.size()));
+    return found;
+}
+
 CellParameters read_cell(const Json &json, const QuantConfig &config, const GRUShape &shape) {
     CellParameters cell;
     cell.config = config;
@@ -248,23 +270,28 @@ Parameters read_document(const Json &document, const std::string &where) {
         if (document.at("format").string("format") != "quant-gru-params")
             throw FileError("Expected format to be 'quant-gru-params', got '" +
                             document.at("format").string("format") + "'");
-        document.at("version").integer("version", 1, 1);
+        const int64_t version = document.at("version").integer("version", 1, 2);
         Parameters found;
         found.shape = read_shape(document.at("gru"));
         found.config = read_config(document.at("config"), "in config");
+        if (version == 1) found.config.correct_bias = false;  // without means
         const auto &cells = document.at("cells").array("cells");
         const auto D = static_cast<size_t>(found.shape.directions());
         if (static_cast<int64_t>(cells.size()) != found.shape.num_layers * static_cast<int64_t>(D))
             throw FileError("Expected one cell for each layer and direction, got " +
                             std::to_string(cells.size()));
         for (size_t i = 0; i < cells.size(); ++i) {
-            check_keys(cells[i], {"layer", "reverse", "operators", "tables"}, "a cell", 4);
+            check_keys(cells[i], {"layer", "reverse", "operators", "tables", "input_mean"},
+                       "a cell", 4);
             const auto layer = static_cast<int64_t>(i / D);
             cells[i].at("layer").integer("layer", layer, layer);
             if (cells[i].at("reverse").boolean("reverse") != (i % D == 1))
                 throw FileError("Expected cells in the order of layers and directions");
             try {
                 found.cells.push_back(read_cell(cells[i], found.config, found.shape));
+                const int64_t features = layer ? static_cast<int64_t>(D) * found.shape.hidden_size
+                                               : found.shape.input_size;
+                found.cells.back().input_mean = read_mean(cells[i], version, features);
             } catch (const FileError &error) {
                 throw FileError(std::string(error.what()) + " (layer " + std::to_string(layer) +
                                 (i % D ? ", reverse)" : ")"));

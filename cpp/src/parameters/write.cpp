@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "config/config_json.hpp"
@@ -60,11 +61,33 @@ void write_table(const ActivationTable &table, JsonWriter &to) {
     to.end();
 }
 
+// Writes means as integers times the largest power of two that is possible.
+void write_mean(const std::vector<double> &mean, JsonWriter &to) {
+    if (mean.empty()) {
+        to.null();
+        return;
+    }
+    int exp2_inv = 0;
+    bool any = false;
+    for (double value : mean) {
+        if (value == 0) continue;
+        int exponent = 0;
+        auto whole = static_cast<int64_t>(std::ldexp(std::frexp(value, &exponent), 53));
+        int digits = 53 - exponent;
+        for (; whole % 2 == 0; whole /= 2) --digits;
+        exp2_inv = any ? std::max(exp2_inv, digits) : digits;
+        any = true;
+    }
+    std::vector<int64_t> values;
+    for (double value : mean) values.push_back(static_cast<int64_t>(std::ldexp(value, exp2_inv)));
+    to.begin('{').member("exp2_inv", exp2_inv).member("values", values).end();
+}
+
 }  // namespace
 
 void write_document(const Parameters &parameters, JsonWriter &to) {
     const GRUShape &shape = parameters.shape;
-    to.begin('{').member("format", "quant-gru-params").member("version", 1);
+    to.begin('{').member("format", "quant-gru-params").member("version", 2);
     to.key("gru").begin('{').member("input_size", shape.input_size);
     to.member("hidden_size", shape.hidden_size).member("num_layers", shape.num_layers);
     to.member("bias", shape.bias).member("bidirectional", shape.bidirectional);
@@ -81,7 +104,8 @@ void write_document(const Parameters &parameters, JsonWriter &to) {
         to.end().key("tables").begin('{');
         for (Operator op : {Operator::z_out, Operator::r_out, Operator::g_out})
             write_table(cell.table(op), to.key(name_of(op)));
-        to.end().end();
+        write_mean(cell.input_mean, to.end().key("input_mean"));
+        to.end();
     }
     to.end().end();
 }

@@ -78,6 +78,38 @@ void check_finite(const float *values, int64_t n, Operator op) {
                                 " (operator '" + name_of(op) + "')");
 }
 
+// The bias with the mean error of the weights, docs/arithmetic.md#correction-of-the-input-bias.
+class Correction {
+ public:
+    Correction(const std::vector<double> &mean, int bits) {
+        double largest = 0;
+        for (double m : mean) largest = std::max(largest, std::fabs(m));
+        int exponent = 0;
+        std::frexp(largest, &exponent);
+        const int terms = qg_ceil_log2(static_cast<int64_t>(mean.size()));
+        const int resolution = kSumBits - 1 - bits - terms;
+        for (double m : mean) factors_.push_back(std::ldexp(m, resolution - exponent));
+        limit_ = std::ldexp(1.0, kSumBits - terms);
+        exponent_ = exponent - resolution;
+    }
+
+    // w, codes: one row.
+    float operator()(float b, const float *w, const int64_t *codes, float scale) const {
+        const double row = qg_row_factor(scale);
+        double sum = 0;
+        for (size_t i = 0; i < factors_.size(); ++i)
+            sum +=
+                qg_mean_error(w[i], scale, static_cast<double>(codes[i]), row, factors_[i], limit_);
+        return qg_corrected(b, sum, scale, exponent_);
+    }
+
+ private:
+    static constexpr int kSumBits = 51;
+    std::vector<double> factors_;
+    double limit_ = 0;
+    int exponent_ = 0;
+};
+
 }  // namespace
 
 WeightCodes weight_codes(const CellParameters &cell, Operator weight, const FloatCell &values,
@@ -91,20 +123,33 @@ WeightCodes weight_codes(const CellParameters &cell, Operator weight, const Floa
     check_finite(w, rows * K, weight);
     check_finite(b, rows, bias);
     const auto scales = row_scales(cell, weight, w, rows, K);
-    const auto bias_scales = row_scales(cell, bias, b, rows, 1);
     const double hi = std::ldexp(1.0, cell.config[weight].bitwidth - 1) - 1;
     const double bias_hi = std::ldexp(1.0, cell.config[bias].bitwidth - 1) - 1;
     WeightCodes to;
     to.codes.reserve(static_cast<size_t>(rows * K));
+    // rows update, reset, candidate from rows reset, update, candidate
+    const auto row_of = [H](int64_t c) { return c < H ? c + H : c < 2 * H ? c - H : c; };
     for (int64_t c = 0; c < rows; ++c) {
-        // rows update, reset, candidate from rows reset, update, candidate
-        const int64_t row = c < H ? c + H : c < 2 * H ? c - H : c;
-        const float scale = scales[static_cast<size_t>(row)];
-        const float bias_scale = bias_scales[static_cast<size_t>(row)];
-        for (int64_t i = 0; i < K; ++i)
-            to.codes.push_back(qg_code(w[row * K + i], scale, -hi - 1, hi));
-        to.bias_codes.push_back(qg_code(b[row], bias_scale, -bias_hi - 1, bias_hi));
+        const float *row = w + row_of(c) * K, scale = scales[static_cast<size_t>(row_of(c))];
+        for (int64_t i = 0; i < K; ++i) to.codes.push_back(qg_code(row[i], scale, -hi - 1, hi));
         to.scales.push_back(scale);
+    }
+    std::vector<float> corrected;
+    if (input && !cell.input_mean.empty()) {
+        const Correction correction(cell.input_mean, cell.config[weight].bitwidth);
+        corrected.resize(static_cast<size_t>(rows));
+        for (int64_t c = 0; c < rows; ++c) {
+            const int64_t row = row_of(c);
+            corrected[static_cast<size_t>(row)] = correction(
+                b[row], w + row * K, to.codes.data() + c * K, scales[static_cast<size_t>(row)]);
+        }
+        b = corrected.data();
+    }
+    const auto bias_scales = row_scales(cell, bias, b, rows, 1);
+    for (int64_t c = 0; c < rows; ++c) {
+        const int64_t row = row_of(c);
+        const float bias_scale = bias_scales[static_cast<size_t>(row)];
+        to.bias_codes.push_back(qg_code(b[row], bias_scale, -bias_hi - 1, bias_hi));
         to.bias_scales.push_back(bias_scale);
     }
     return to;

@@ -18,6 +18,7 @@ from quant_gru.config import ACTIVATIONS, OPERATORS, WEIGHTS
 from quant_gru.execution.integer_io import cell_codes
 from quant_gru.execution.layers import border_codes, run_codes
 from quant_gru.integer.plan import update_first
+from quant_gru.integer.weight_values import corrected_bias
 from quant_gru.modules.cell import QuantGRUCell
 from quant_gru.modules.gru import QuantGRU
 
@@ -172,10 +173,14 @@ def _energies(
     for run in run_codes(plan, inputs, h0, lengths):
         suffix = f"_l{run.layer}{'_reverse' if run.direction else ''}"
         real, cell = values[run.layer, run.direction], weights[run.layer][run.direction]
+        assert gru._state.scales is not None
+        qparams = gru._state.scales[run.layer][run.direction]
         codes = cell_codes(run)
         for name in OPERATORS:
             if name in ACTIVATIONS and name in codes:
-                quantized = run.plan.frozen.quantizers[name].dequantize(codes[name])
+                quantizers = run.plan.frozen.quantizers
+                quantizer = run.plan.border if name == "input.x" else quantizers[name]
+                quantized = quantizer.dequantize(codes[name])
                 value = real[name]
                 if name in ("matmul.Wx", "matmul.Rh"):
                     value = update_first(value.T).T
@@ -183,6 +188,8 @@ def _energies(
             elif name in WEIGHTS:
                 w = (cell.W, cell.R, cell.bw, cell.br)[WEIGHTS.index(name)]
                 if w is not None:
+                    if name == "weight.bw":
+                        w = corrected_bias(qparams, cell.W, w)
                     s = run.plan.weights.scales[name].to(torch.float64)
                     s = s[:, None] if w.dim() == 2 else s
                     found[name + suffix] = energies(update_first(w), codes[name] * s)

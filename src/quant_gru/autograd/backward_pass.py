@@ -13,7 +13,7 @@ from quant_gru.autograd.learned_scales import learned_names, to_logarithms
 from quant_gru.execution.layers import Below, input_codes, mask_input, real_input, requantized
 from quant_gru.execution.noise import Noise
 from quant_gru.integer.backward import Gradients, Tape, Wanted, complete
-from quant_gru.integer.plan import GRUPlan
+from quant_gru.integer.plan import CellPlan, GRUPlan
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.scale_gradients import scale_gradients
 from quant_gru.kernels.dispatch import backward_layer, quantize, runs_on_gpu
@@ -111,9 +111,13 @@ def gradients(
             tapes,
             [None] * D if grad is None else [grad] if D == 1 else grad.chunk(2, dim=-1),
             [None if grad_last is None else grad_last[first + d] for d in range(D)],
-            [_wanted(onward or learns, *asked.weights[first + d], learns) for d in range(D)],
+            [
+                _wanted(onward or learns, *_with_bias(cell, asked.weights[first + d]), learns)
+                for d, cell in enumerate(cells)
+            ],
             done.precision,
         )
+        results = [_with_offset(*pair) for pair in zip(cells, results, strict=True)]
         for d, (cell, result) in enumerate(zip(cells, results, strict=True)):
             h0 = None if done.h0 is None else done.h0[first + d]
             if h0 is not None and asked.h0:
@@ -153,7 +157,12 @@ def _tapes(plan: GRUPlan, layer: int, done: Pass, below: Below | None) -> list[T
     T, N, _ = done.x.shape
     if below is not None and not (noise is not None and noise.drops):
         inputs = requantized(plan, layer, below)
-    elif below is None and done.x.dtype is torch.float32 and runs_on_gpu(done.x.device):
+    elif (
+        below is None
+        and done.x.dtype is torch.float32
+        and runs_on_gpu(done.x.device)
+        and not plan.is_far
+    ):
         # GPU kernels quantize their input while reading it
         inputs = [done.x] * D
     else:
@@ -171,6 +180,22 @@ def _tapes(plan: GRUPlan, layer: int, done: Pass, below: Below | None) -> list[T
         )
         for d, cell in enumerate(cells)
     ]
+
+
+def _with_bias(
+    cell: CellPlan, asked: tuple[bool, bool, bool, bool]
+) -> tuple[bool, bool, bool, bool]:
+    """Return which gradients `_with_offset` needs."""
+    W, R, bw, br = asked
+    return W, R, bw or (W and cell.border.is_outside), br
+
+
+def _with_offset(cell: CellPlan, found: Gradients) -> Gradients:
+    """Return the gradient of W for the real input, of which the cell has subtracted an offset."""
+    if not cell.border.is_outside or found.W is None:
+        return found
+    assert found.bw is not None
+    return replace(found, W=found.W + cell.border.offset * found.bw[:, None])
 
 
 def _by_layer(grads: Sequence[Tensor], directions: int) -> Tensor:

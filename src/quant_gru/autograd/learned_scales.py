@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quant_gru.config import CALIBRATED
-from quant_gru.integer.qparams import PRE_ACTIVATION, QParams, float32, make_qparams
+from quant_gru.integer.qparams import PRE_ACTIVATION, QParams, float32
 from quant_gru.integer.quantizer import MAX_SCALE, MIN_SCALE
 
 COUNT = len(CALIBRATED)
@@ -42,7 +42,7 @@ def follow(qparams: QParams, values: Sequence[float]) -> QParams:
     """
     quantizers = dict(qparams.quantizers)
     for name, value in zip(CALIBRATED, values, strict=True):
-        if name in quantizers and math.isfinite(value):
+        if name in quantizers and math.isfinite(value) and not quantizers[name].is_outside:
             old = quantizers[name].scale
             # keep the scale if its logarithm has not moved since it was written as a parameter
             unmoved = value == float32(math.log2(old))
@@ -55,8 +55,7 @@ def follow(qparams: QParams, values: Sequence[float]) -> QParams:
     tables = {
         out: table for out, table in qparams.tables.items() if PRE_ACTIVATION[out] not in changed
     }
-    made = make_qparams(qparams.config, quantizers, qparams.pinned, tables)
-    return replace(made, zoneout=qparams.zoneout)
+    return qparams.remade(qparams.config, quantizers, qparams.pinned, tables)
 
 
 def _scale(value: float, pot: bool) -> float:
@@ -68,7 +67,9 @@ def _scale(value: float, pot: bool) -> float:
 
 def learned_names(qparams: QParams) -> list[str]:
     """Return the operators whose scales are learned."""
-    return [name for name in CALIBRATED if name in qparams.quantizers]
+    # a zero point outside of the codes moves with its scale, which is therefore not learned
+    q = qparams.quantizers
+    return [name for name in CALIBRATED if name in q and not q[name].is_outside]
 
 
 def to_logarithms(

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from quant_gru._errors import CalibrationError
-from quant_gru.calibration.effects import effective_quantizers
+from quant_gru.calibration.cell_scales import CellScales
+from quant_gru.calibration.far_range import note_on
 from quant_gru.calibration.float_run import FloatWeights, float_layers
-from quant_gru.calibration.guard import best_of
+from quant_gru.calibration.input_mean import MeanObserver
 from quant_gru.calibration.observers import Observer, make_observer
-from quant_gru.calibration.refine import refined
-from quant_gru.calibration.search import choose_covering, choose_quantizer
-from quant_gru.calibration.tied import TIED, tied_observers
-from quant_gru.calibration.windows import CellSteps, Windows, starts
+from quant_gru.calibration.tied import tied_observers
+from quant_gru.calibration.windows import Windows, starts
 from quant_gru.config import CALIBRATED, QuantConfig
-from quant_gru.integer.qparams import QParams, make_qparams
-from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.qparams import QParams
 
 Weights = Sequence[Sequence[FloatWeights]]
 
@@ -35,6 +33,7 @@ class Collector:
 
     Attributes:
         observers: [layer][direction] -> operator name -> its statistics.
+        means: [layer][direction] -> the mean of its input.
         windows: Parts of the data, for the method 'histogram'; None for others.
     """
 
@@ -58,6 +57,7 @@ class Collector:
             ]
             for _ in range(num_layers)
         ]
+        self.means = [[MeanObserver() for _ in range(directions)] for _ in range(num_layers)]
 
     def collect(self, x: Tensor, h0: Tensor, lengths: Tensor | None, weights: Weights) -> None:
         """Observe one batch.
@@ -86,6 +86,7 @@ class Collector:
     def _observe(self, layer: int, direction: int, values: dict[str, Tensor]) -> None:
         for name, observer in self.observers[layer][direction].items():
             observer.update(values[name].to(torch.float32))
+        self.means[layer][direction].update(values["input.x"])
 
     def all_reduce(self) -> None:
         """Merge the statistics of all processes."""
@@ -93,18 +94,11 @@ class Collector:
             for observers in layer:
                 for observer in observers.values():
                     observer.all_reduce()
+        for means in self.means:
+            for mean in means:
+                mean.all_reduce()
         if self.windows is not None:
             self.windows.all_reduce()
-
-    def single_values(self) -> dict[str, float]:
-        """Return operators that saw a single value in all data, with a suffix, and the value."""
-        return {
-            f"{name}_l{layer}{'_reverse' if direction else ''}": observer.minimum
-            for layer, cells in enumerate(self.observers)
-            for direction, observers in enumerate(cells)
-            for name, observer in observers.items()
-            if observer.minimum == observer.maximum
-        }
 
     def qparams(
         self, config: QuantConfig, weights: Weights, refine: bool = False
@@ -117,75 +111,52 @@ class Collector:
             refine: Whether to improve the scales by coordinate descent.
 
         Raises:
-            CalibrationError: Statistics are empty or non-finite; the message names the operator.
+            CalibrationError: Statistics are empty or non-finite, and the message names the
+                operator; or `refine` with a method that keeps no data.
             ConfigError: Tied operators have different widths or kinds.
         """
-        grid = tied_observers(self.observers, config) if config.tie_x_and_h else self.observers
-        plain = [
-            [self._each(choose_quantizer, observers, config) for observers in layer]
-            for layer in grid
-        ]
         if refine and self.windows is None:
             raise CalibrationError(
                 "Expected the method 'histogram' to refine scales, got one that keeps no data"
             )
-        if self.windows is None or self.windows.is_empty:
-            return [[make_qparams(config, cell) for cell in layer] for layer in plain]
-        steps = self.windows.run(weights)
-        searched = [
+        grid = tied_observers(self.observers, config) if config.tie_x_and_h else self.observers
+        cells = [
             [
-                self._searched(
-                    grid[layer][direction],
-                    plain[layer][direction],
-                    config,
-                    cell,
-                    weights[layer][direction],
-                )
-                for direction, cell in enumerate(cells)
+                CellScales(observers, mean, layer == 0, config)
+                for observers, mean in zip(*pair, strict=True)
             ]
-            for layer, cells in enumerate(steps)
+            for layer, pair in enumerate(zip(grid, self.means, strict=True))
         ]
-        if not refine:
-            return searched
+        if self.windows is None or self.windows.is_empty:
+            return [[cell.by_range() for cell in layer] for layer in cells]
+        steps = self.windows.run(weights)
         return [
             [
-                refined(cell, steps[layer][direction], weights[layer][direction])
-                for direction, cell in enumerate(cells)
+                cell.by_effect(steps[layer][direction], weights[layer][direction], refine)
+                for direction, cell in enumerate(row)
             ]
-            for layer, cells in enumerate(searched)
+            for layer, row in enumerate(cells)
         ]
 
-    def _searched(
-        self,
-        observers: Mapping[str, Observer],
-        plain: dict[str, Quantizer],
-        config: QuantConfig,
-        steps: CellSteps,
-        weights: FloatWeights,
-    ) -> QParams:
-        """Return scales whose effect is least; those of least squares or full ranges if better."""
-        effective = effective_quantizers(steps, observers, config)
-        if config.tie_x_and_h:
-            effective = {name: each for name, each in effective.items() if name not in TIED}
-        covering = self._each(choose_covering, observers, config)
-        sets = [plain | effective, plain, plain | {n: covering[n] for n in effective}]
-        distinct = [each for i, each in enumerate(sets) if each not in sets[:i]]
-        return best_of((make_qparams(config, each) for each in distinct), steps, weights)
+    def notes(self, made: Sequence[Sequence[QParams]]) -> Iterator[str]:
+        """Yield texts about data from which scales cannot be good.
 
-    @staticmethod
-    def _each(
-        choose: Callable[..., Quantizer], observers: Mapping[str, Observer], config: QuantConfig
-    ) -> dict[str, Quantizer]:
-        """Return the quantizers of all operators that are not fused."""
-        return {
-            name: choose(
-                observer,
-                operator=name,
-                bits=bits,
-                signed=not config[name].is_unsigned,
-                symmetric=config[name].is_symmetric,
-                scale_kind=config.scale_kind,
-            )
+        Args:
+            made: The scales, [layer][direction].
+        """
+        pairs = zip(self.observers[0], made[0], strict=True)
+        found = (note_on(each["input.x"], cell.quantizers["input.x"]) for each, cell in pairs)
+        yield from dict.fromkeys(text for text in found if text is not None)
+        single = {
+            f"{name}_l{layer}{'_reverse' if direction else ''}": observer.minimum
+            for layer, cells in enumerate(self.observers)
+            for direction, observers in enumerate(cells)
             for name, observer in observers.items()
-            if (bits := config[name].bitwidth) is not None
+            if observer.minimum == observer.maximum
         }
+        if single:
+            named = ", ".join(f"'{name}' ({value:g})" for name, value in single.items())
+            yield (
+                "Expected calibration data with more than one value for every operator, got a "
+                f"single one for {named}; their scales mean nothing for other data"
+            )

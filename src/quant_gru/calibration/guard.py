@@ -51,7 +51,7 @@ def error(qparams: QParams, steps: CellSteps, weights: FloatWeights) -> float:
     x, lengths = _padded(steps.x, steps.batch_sizes)
     out, _ = run_cell(
         plan,
-        plan.x.quantize(x).to(plan.x.container),
+        plan.border.quantize(x).to(plan.x.container),
         plan.h.quantize(_first_states(steps, lengths)).to(plan.h.container),
         lengths,
         steps.reverse,

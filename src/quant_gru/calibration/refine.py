@@ -12,7 +12,7 @@ from quant_gru.calibration.guard import error
 from quant_gru.calibration.tied import TIED
 from quant_gru.calibration.windows import CellSteps
 from quant_gru.config import CALIBRATED
-from quant_gru.integer.qparams import QParams, float32, make_qparams
+from quant_gru.integer.qparams import PRE_ACTIVATION, QParams, float32
 from quant_gru.integer.quantizer import MAX_SCALE, MIN_SCALE, Quantizer
 
 # A change must reduce the error by this factor. Rounds end when no operator changes.
@@ -43,13 +43,22 @@ def refined(qparams: QParams, steps: CellSteps, weights: FloatWeights) -> QParam
             if tied or name not in qparams.quantizers:
                 continue
             for neighbour in _neighbours(qparams, name):
-                changed = make_qparams(qparams.config, {**qparams.quantizers, name: neighbour})
+                changed = _with(qparams, name, neighbour)
                 found = error(changed, steps, on_cpu)
                 if found < _BETTER * least:
                     qparams, least = changed, found
         if least == before:
             break
     return qparams
+
+
+def _with(qparams: QParams, name: str, quantizer: Quantizer) -> QParams:
+    """Return parameters with another quantizer of an operator, and its table."""
+    tables = {
+        output: table for output, table in qparams.tables.items() if PRE_ACTIVATION[output] != name
+    }
+    quantizers = {**qparams.quantizers, name: quantizer}
+    return qparams.remade(qparams.config, quantizers, qparams.pinned, tables)
 
 
 def _neighbours(qparams: QParams, name: str) -> Iterator[Quantizer]:

@@ -39,6 +39,12 @@ class DefaultSection(Section):
     scale_kind: ScaleKind = Field("pot", description="scales: powers of two, or any float32")
     activation: Activation = Field("exact", description="how sigmoid and tanh become tables")
     segments: Segments = Field(None, description="segments per table; null: 16 pwl, 8 quadratic")
+    correct_bias: Flag = Field(
+        True, description="true: the input bias corrects the mean error of the input weights"
+    )
+    input_excludes_zero: Flag = Field(
+        False, description="true: the range of input.x of the first layer need not contain 0"
+    )
     tie_x_and_h: Flag = Field(False, description="true: one scale for input.x and output.h")
     disable_quantization: Flag = Field(False, description="true: compute in floating point")
 

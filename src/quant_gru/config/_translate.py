@@ -17,7 +17,15 @@ from quant_gru.config.operators import (
     resolve,
 )
 
-GLOBALS = ("scale_kind", "activation", "segments", "tie_x_and_h", "disable_quantization")
+GLOBALS = (
+    "scale_kind",
+    "activation",
+    "segments",
+    "correct_bias",
+    "input_excludes_zero",
+    "tie_x_and_h",
+    "disable_quantization",
+)
 """The fields of `QuantConfig` in the section ``default_config`` of the file."""
 
 _FUSED_NOTE = f"{FUSED_NAME} is part of matmul.Rh; its settings are ignored"

@@ -57,6 +57,10 @@ class QuantConfig(Public, Section):
         scale_kind: ``pot`` for scales 2^-n, ``free`` for any float32.
         activation: Kind of sigmoid and tanh tables: ``exact``, ``pwl`` or ``quadratic``.
         segments: Pieces of a ``pwl`` or ``quadratic`` table; None for 16 and 8.
+        correct_bias: Whether calibration keeps the mean of the input, so that the input bias
+            corrects the mean error of the input weights.
+        input_excludes_zero: Whether the range of `input.x` of the first layer need not contain 0:
+            its zero point may then lie outside of the codes.
         tie_x_and_h: Whether calibration gives input.x and output.h one scale and zero point.
         disable_quantization: Whether to compute in floating point.
         description: Free text, preserved when writing.
@@ -80,6 +84,8 @@ class QuantConfig(Public, Section):
     scale_kind: ScaleKind = "pot"
     activation: Activation = "exact"
     segments: Segments = None
+    correct_bias: Flag = True
+    input_excludes_zero: Flag = False
     tie_x_and_h: Flag = False
     disable_quantization: Flag = False
     section_comments: SectionComments = SectionComments()

@@ -168,9 +168,12 @@ def input_codes(
         codes = requantized(plan, layer, below)
     else:
         real = real_input(plan, layer, x, below, noise)
-        first, seen = quantize(cells[0].x, real)
+        first, seen = quantize(cells[0].border, real)
         nan = seen if nan is None else nan
-        rest = [first if cell.x == cells[0].x else quantize(cell.x, real)[0] for cell in cells[1:]]
+        rest = [
+            first if cell.border == cells[0].border else quantize(cell.border, real)[0]
+            for cell in cells[1:]
+        ]
         codes = [first, *rest]
     assert nan is not None
     return codes, nan
@@ -210,7 +213,7 @@ def mask_input(
     if below is not None and not (noise and noise.drops):
         return masked_requantized(*_between(plan, layer, direction), below.codes, grad)
     real = real_input(plan, layer, x, below, noise)
-    return masked(plan.cells[layer][direction].x, real, grad)
+    return masked(plan.cells[layer][direction].border, real, grad)
 
 
 def real_input(
@@ -270,7 +273,7 @@ def border_codes(plan: GRUPlan, x: Tensor, h0: Tensor) -> tuple[list[Tensor], Te
     """
     cells = [cell for layer in plan.cells for cell in layer]
     states = [cell.h.quantize(state) for cell, state in zip(cells, h0, strict=True)]
-    return [cell.x.quantize(x) for cell in plan.cells[0]], torch.stack(states)
+    return [cell.border.quantize(x) for cell in plan.cells[0]], torch.stack(states)
 
 
 def _requantize(plan: GRUPlan, layer: int, direction: int, below: Sequence[Tensor]) -> Tensor:

@@ -45,7 +45,7 @@ def derived_tensors(plan: GRUPlan) -> dict[str, Tensor]:
 def _cell(cell: CellPlan) -> dict[str, Tensor]:
     frozen = cell.frozen
     found = {"cell": _integers([frozen.one, cell.shift_Bw, cell.shift_Br])}
-    for name, q in frozen.quantizers.items():
+    for name, q in {**frozen.quantizers, "input.x": frozen.border}.items():
         found[f"quantizer.{name}"] = _integers([q.lo, q.hi, q.zero_point])
         found[f"scale.{name}"] = torch.tensor([q.scale], dtype=torch.float32, device="cpu")
     for name, weighted_sum in frozen.sums.items():

@@ -119,7 +119,7 @@ def complete(
     """
     plan, x, h0, (_, N, H) = tape.plan, tape.x, tape.h0, tape.out.shape
     if x.is_floating_point() and x.numel():
-        x = plan.x.quantize(x).to(plan.x.container)
+        x = plan.border.quantize(x).to(plan.x.container)
     if h0 is None:
         h0 = torch.full((N, H), plan.h.zero_point, dtype=plan.h.container, device=x.device)
     if grad_out is None:

@@ -16,6 +16,11 @@ from torch import Tensor
 from quant_gru.integer.qparams import QParams
 from quant_gru.integer.quantizer import MAX_SCALE, Quantizer
 from quant_gru.integer.tables import Table
+from quant_gru.integer.weight_values import (
+    finite_values,
+    moved_bias,
+    scales_of,
+)
 from quant_gru.integer.weighted_sum import (
     WeightedSum,
     check_accumulator,
@@ -25,13 +30,7 @@ from quant_gru.integer.weighted_sum import (
     significant_bits,
     tier_of,
 )
-from quant_gru.integer.weights import (
-    bias_scales,
-    divided,
-    groups_of,
-    matrix_scales,
-    quantize_rows,
-)
+from quant_gru.integer.weights import divided, quantize_rows
 
 ZONEOUT_SHIFT = 15
 
@@ -42,6 +41,9 @@ class FrozenPart:
 
     Attributes:
         quantizers: Operator name -> quantizer, for every activation that is not fused.
+        border: The quantizer of real values of input.x. Its zero point may lie outside of the
+            codes; that of input.x in `quantizers` is then the nearest code, and the input bias
+            contains the rest.
         one: The real value 1 as a code of gate.z_out: 1 / s_z.
         sums: Operator name -> weighted sum, for gate.z_pre, gate.r_pre, op.rRh, gate.g_pre,
             op.old_contrib, op.new_contrib, output.h; fused products are absent.
@@ -50,6 +52,7 @@ class FrozenPart:
     """
 
     quantizers: Mapping[str, Quantizer]
+    border: Quantizer
     one: int
     sums: Mapping[str, WeightedSum]
     tables: Mapping[str, Table]
@@ -131,6 +134,11 @@ class CellPlan:
         return self.frozen.quantizers["input.x"]
 
     @property
+    def border(self) -> Quantizer:
+        """Quantizer of real values of input.x, see `FrozenPart`."""
+        return self.frozen.border
+
+    @property
     def h(self) -> Quantizer:
         """Quantizer of output.h."""
         return self.frozen.quantizers["output.h"]
@@ -159,6 +167,11 @@ class GRUPlan:
     cells: tuple[tuple[CellPlan, ...], ...]
     between: tuple[tuple[tuple[WeightedSum, ...], ...], ...]
 
+    @property
+    def is_far(self) -> bool:
+        """Whether the input of the GRU has a zero point outside of its codes."""
+        return any(cell.border.is_outside for cell in self.cells[0])
+
 
 def stack(cells: Sequence[Sequence[CellPlan]]) -> GRUPlan:
     """Join the plans of all layers and directions."""
@@ -181,7 +194,8 @@ def build_frozen(qparams: QParams, device: torch.device) -> FrozenPart:
         qparams: Quantizers and tables.
         device: Device of the tables.
     """
-    q = qparams.quantizers
+    border = qparams.quantizers["input.x"]
+    q = {**qparams.quantizers, "input.x": border.inner}
     Wx, Rh, h = q["matmul.Wx"], q["matmul.Rh"], q["output.h"]
     z, r, g = q["gate.z_out"], q["gate.r_out"], q["gate.g_out"]
     one = round(1.0 / z.scale)
@@ -218,7 +232,7 @@ def build_frozen(qparams: QParams, device: torch.device) -> FrozenPart:
     new = product("op.new_contrib", z, g, bound_a=largest_one_minus(one, z))
     add("output.h", old, new)
     tables = {name: table.to(device) for name, table in qparams.tables.items()}
-    return FrozenPart(q, one, sums, tables, zoneout_sum(qparams.zoneout, h))
+    return FrozenPart(q, border, one, sums, tables, zoneout_sum(qparams.zoneout, h))
 
 
 def zoneout_sum(p: float, h: Quantizer) -> WeightedSum | None:
@@ -269,12 +283,12 @@ def build_weights(
     codes: dict[str, Tensor] = {}
     bits: dict[str, int] = {}
     for name, w in raw.items():
-        operator = qparams.config[name]
-        assert operator.bitwidth is not None
-        bits[name] = operator.bitwidth
-        values = _finite_values(w)
-        scale = _scales_of(qparams, name, values)
+        bits[name] = qparams.config[name].bitwidth or 1
+        values = finite_values(w)
+        scale = scales_of(qparams, name, values)
         code = quantize_rows(values, scale, bits[name])
+        if name == "weight.W":
+            raw["weight.bw"] = moved_bias(qparams, raw["weight.bw"], values, code, scale)
         if name == "weight.R" and dropped is not None:
             code = code.masked_fill(dropped, 0)
             scale = divided(scale, 1.0 - p).clamp(max=MAX_SCALE)
@@ -334,37 +348,6 @@ def matmul_sum(
     limit = bias_limit(weight_bits, operand.bits)
     tier = "e" if width > 32 else one_term_tier(bound + limit, significant_bits(width))
     return WeightedSum((M,), k, out.zero_point, out.lo, out.hi, tier), bound
-
-
-def weight_scales(qparams: QParams, name: str, w: Tensor) -> Tensor:
-    """Return scales of a weight or bias, per tensor, gate or channel, in PyTorch's row order.
-
-    Args:
-        qparams: Width, granularity and kind of the scales.
-        name: 'weight.W', 'weight.R', 'weight.bw' or 'weight.br'.
-        w: (3H, K) or (3H,).
-
-    Returns:
-        float32 (1,), (3,) or (3H,).
-    """
-    rows = w.shape[0]
-    groups = groups_of(qparams.config[name].granularity or "channel", rows)
-    return _scales_of(qparams, name, _finite_values(w))[:: rows // groups]
-
-
-def _finite_values(w: Tensor) -> Tensor:
-    return torch.nan_to_num(w.detach().to(torch.float32), nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def _scales_of(qparams: QParams, name: str, w: Tensor) -> Tensor:
-    operator, rows = qparams.config[name], w.shape[0]
-    granularity = operator.granularity or "channel"
-    assert operator.bitwidth is not None
-    if name in qparams.pinned:
-        scale = torch.tensor(qparams.pinned[name], dtype=torch.float32, device=w.device)
-        return scale.repeat_interleave(rows // groups_of(granularity, rows), output_size=rows)
-    choose = matrix_scales if w.dim() == 2 else bias_scales
-    return choose(w, operator.bitwidth, granularity, qparams.config.scale_kind)
 
 
 def bias_shift(weight_bits: int, activation_bits: int) -> int:

@@ -7,12 +7,13 @@ weights they determine a plan.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from quant_gru._errors import QuantGRUError, note_once
 from quant_gru.config import ACTIVATIONS, CALIBRATED, FIXED_RANGE, WEIGHTS, QuantConfig
+from quant_gru.integer.bias_correction import InputMean
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table, build_table
 
@@ -83,6 +84,7 @@ class QParams:
             (1, 3 or 3H of them). The scales of other weights follow their values.
         zoneout: Share of a state that each step keeps; in training the probability that a unit
             keeps its state.
+        input_mean: The mean of the input, for the correction of the input bias; None without it.
     """
 
     config: QuantConfig
@@ -90,6 +92,7 @@ class QParams:
     tables: Mapping[str, Table]
     pinned: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     zoneout: float = 0.0
+    input_mean: InputMean | None = None
 
     def __post_init__(self) -> None:
         for name in ACTIVATIONS:
@@ -115,6 +118,17 @@ class QParams:
     def pot(self) -> bool:
         """Whether all scales are powers of two."""
         return self.config.scale_kind == "pot"
+
+    def remade(
+        self,
+        config: QuantConfig,
+        quantizers: Mapping[str, Quantizer],
+        pinned: Mapping[str, tuple[float, ...]],
+        tables: Mapping[str, Table],
+    ) -> QParams:
+        """Return parameters with other quantizers; arguments are those of `make_qparams`."""
+        made = make_qparams(config, quantizers, pinned, tables)
+        return replace(made, zoneout=self.zoneout, input_mean=self.input_mean)
 
 
 def make_qparams(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -12,6 +12,9 @@ from quant_gru._errors import QuantGRUError
 
 MIN_SCALE = 2.0**-126
 MAX_SCALE = 2.0**127
+
+# The largest |code - zero_point| with a zero point outside of the codes: exact in float32.
+FARTHEST = 2**21
 
 CONTAINERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
@@ -38,13 +41,15 @@ class Quantizer:
         bits: Width of a code, 1..32.
         signed: Codes are [-2^(bits-1), 2^(bits-1)-1] if True, [0, 2^bits-1] otherwise.
         scale: A normal float32 number, stored as a Python float.
-        zero_point: The code of the real value 0, inside [lo, hi].
+        zero_point: The code of the real value 0, inside [lo, hi] unless `far`.
+        far: Whether the zero point may lie outside of the codes: 0 then has no code of its own.
     """
 
     bits: int
     signed: bool
     scale: float
     zero_point: int = 0
+    far: bool = False
 
     def __post_init__(self) -> None:
         if not (isinstance(self.bits, int) and 1 <= self.bits <= 32):
@@ -55,7 +60,14 @@ class Quantizer:
             )
         if float(torch.tensor(self.scale, dtype=torch.float32, device="cpu")) != self.scale:
             raise QuantGRUError(f"Expected scale to be a float32 number, got {self.scale!r}")
-        if not self.lo <= self.zero_point <= self.hi:
+        if self.far:
+            reach = max(abs(self.lo - self.zero_point), abs(self.hi - self.zero_point))
+            if reach > FARTHEST and self.is_outside:
+                raise QuantGRUError(
+                    f"Expected zero_point to be within {FARTHEST} of all codes, "
+                    f"got {self.zero_point}"
+                )
+        elif self.is_outside:
             raise QuantGRUError(
                 f"Expected zero_point to be in [{self.lo}, {self.hi}], got {self.zero_point}"
             )
@@ -70,10 +82,28 @@ class Quantizer:
         """Largest code."""
         return code_limits(self.bits, self.signed)[1]
 
+    @property
+    def is_outside(self) -> bool:
+        """Whether the zero point is no code."""
+        return not self.lo <= self.zero_point <= self.hi
+
+    @cached_property
+    def inner(self) -> Quantizer:
+        """The quantizer with the nearest code as zero point: its values are less by `offset`."""
+        if not self.is_outside:
+            return self
+        return replace(self, zero_point=min(max(self.zero_point, self.lo), self.hi), far=False)
+
+    @cached_property
+    def offset(self) -> float:
+        """The real value of the zero point of `inner`; 0 if this zero point is a code."""
+        return self.scale * (self.inner.zero_point - self.zero_point)
+
     @cached_property
     def max_abs(self) -> int:
-        """V: the largest |code - zero_point| that the width and the zero point allow."""
-        return max(abs(self.lo - self.zero_point), abs(self.hi - self.zero_point))
+        """V: the largest |code - zero point| of `inner`."""
+        zero_point = self.inner.zero_point
+        return max(abs(self.lo - zero_point), abs(self.hi - zero_point))
 
     @cached_property
     def container(self) -> torch.dtype:
@@ -84,10 +114,12 @@ class Quantizer:
         """Return the codes of `x`, int64, same shape: `clamp(rint(x / s), lo-z, hi-z) + z`.
 
         The division is in float32, ties round to even, and infinities saturate. NaN becomes the
-        zero point; the caller tracks NaN separately.
+        code of 0; the caller tracks NaN separately.
         """
-        clamped = self._rounded(x).clamp(self.lo - self.zero_point, self.hi - self.zero_point)
-        return torch.nan_to_num(clamped, nan=0.0).to(torch.int64) + self.zero_point
+        rounded = self._rounded(x)
+        rounded = rounded.masked_fill(rounded.isnan(), 0.0)
+        clamped = rounded.clamp(self.lo - self.zero_point, self.hi - self.zero_point)
+        return clamped.to(torch.int64) + self.zero_point
 
     def inside(self, x: Tensor) -> Tensor:
         """Return a bool mask, same shape: False where `quantize` clamps, and for NaN."""

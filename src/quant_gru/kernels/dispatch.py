@@ -71,12 +71,15 @@ def load(device: torch.device) -> None:
 def stack_of(plan: GRUPlan) -> Stack | None:
     """Return a stack that runs all layers and directions of a plan on real values.
 
-    Return None if an operator has more than 16 bits, or if the reference executor runs.
+    Return None if an operator has more than 16 bits, if the reference executor runs, or if the
+    input has a zero point outside of its codes, which stacks do not know.
 
     Args:
         plan: The plan.
     """
     device = plan.cells[0][0].weights.W.device
+    if plan.is_far:
+        return None
     if runs_on_gpu(device):
         return cuda_stack.stack_of(plan)
     variant = cpu.chosen() if device.type == "cpu" else cpu.REFERENCE
@@ -133,6 +136,8 @@ def quantize(quantizer: Quantizer, x: Tensor) -> tuple[Tensor, Tensor]:
         Codes in their container (.., features), and bool (..) that marks rows with NaN. The codes
         of such rows are meaningless.
     """
+    if quantizer.is_outside:
+        return quantizer.quantize(x).to(quantizer.container), x.isnan().any(-1)
     if runs_on_gpu(x.device) and x.dtype == torch.float32 and boundary.takes(quantizer):
         return boundary.quantize(quantizer, x)
     if cpu_boundary.takes(quantizer, x) and cpu.chosen() != cpu.REFERENCE:
@@ -148,6 +153,8 @@ def masked(quantizer: Quantizer, x: Tensor, grad: Tensor) -> Tensor:
         x: Real values (T, N, features).
         grad: Gradient of the dequantized codes, same shape as `x`.
     """
+    if quantizer.is_outside:
+        return grad * quantizer.inside(x)
     fast = x.dtype == grad.dtype == torch.float32 and boundary.takes(quantizer)
     if fast and runs_on_gpu(x.device) and grad.is_contiguous():
         boundary.mask(quantizer, x, grad)
@@ -307,6 +314,8 @@ def prepared_backward(
         precision: As for `backward_layer`.
     """
     device = plan.cells[0][0].weights.W.device
+    if plan.is_far:
+        return None
     if device.type == "cpu" and not runs_on_gpu(device):
         cells = [cell for layer in plan.cells for cell in layer]
         variant = cpu.chosen()

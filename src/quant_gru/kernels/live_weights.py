@@ -111,6 +111,8 @@ class LiveWeights:
         device, config = self.part.W.device, self.qparams.config
         if (
             self.qparams.pinned.keys() & set(WEIGHTS)
+            # the product of the offset with the codes is only in `build_weights`
+            or self.qparams.quantizers["input.x"].is_outside
             or any((config[name].granularity or "channel") != "channel" for name in WEIGHTS)
             or max(self.part.bits_W, self.part.bits_R) > _MATRIX_BITS
         ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quant_gru._errors import ConfigError, QuantGRUError
@@ -15,10 +15,9 @@ from quant_gru.integer.qparams import (
     QParams,
     fixed_range_quantizer,
     float32,
-    make_qparams,
     reciprocal_scale,
 )
-from quant_gru.integer.quantizer import Quantizer, code_limits
+from quant_gru.integer.quantizer import FARTHEST, Quantizer, code_limits
 from quant_gru.parameters.checks import check_pinned, check_scale
 
 
@@ -74,7 +73,7 @@ def adjust(qparams: QParams, name: str, change: Change, hidden_size: int) -> QPa
             return _adjust_weight(qparams, config, name, change, hidden_size)
         if change.fused:
             kept = {key: q for key, q in qparams.quantizers.items() if key != name}
-            return make_qparams(config, kept, qparams.pinned, qparams.tables)
+            return qparams.remade(config, kept, qparams.pinned, qparams.tables)
         if config[name].bitwidth is None:
             raise QuantGRUError(
                 "Expected an operator with a width of its own, got one that is fused"
@@ -94,7 +93,7 @@ def adjust(qparams: QParams, name: str, change: Change, hidden_size: int) -> QPa
     affected = {out for out, pre in PRE_ACTIVATION.items() if name in (out, pre)}
     tables = {out: table for out, table in qparams.tables.items() if out not in affected}
     try:
-        return make_qparams(config, quantizers, qparams.pinned, tables)
+        return qparams.remade(config, quantizers, qparams.pinned, tables)
     except QuantGRUError as error:  # names its operator
         raise ConfigError(str(error)) from None
 
@@ -109,13 +108,18 @@ def _adjusted(qparams: QParams, config: QuantConfig, name: str, change: Change) 
         if isinstance(change.zero_point, bool) or not isinstance(change.zero_point, int):
             raise QuantGRUError(f"Expected zero_point to be an integer, got {change.zero_point!r}")
         zero_point = change.zero_point
-    return Quantizer(new.bits, new.signed, scale, zero_point)
+    return Quantizer(new.bits, new.signed, scale, zero_point, new.far)
 
 
 def _reshaped(qparams: QParams, config: QuantConfig, name: str) -> Quantizer:
     """Return the quantizer with the width, symmetry and signedness of `config`."""
     old, before, after = qparams.quantizers[name], qparams.config[name], config[name]
     assert after.bitwidth is not None
+    if old.is_outside and not after.is_symmetric:
+        signed = not after.is_unsigned
+        zero_point = old.zero_point - old.lo + code_limits(old.bits, signed)[0]
+        moved = replace(old, signed=signed, zero_point=zero_point)
+        return _with_width(moved, after.bitwidth, False, config.scale_kind)
     if name in FIXED_RANGE and old == _default(qparams.config, name):
         return _default(config, name)
     if before.is_unsigned != after.is_unsigned or after.is_symmetric > before.is_symmetric:
@@ -154,8 +158,15 @@ def _with_width(old: Quantizer, bits: int, symmetric: bool, scale_kind: str) -> 
         ratio = max(hi, 1) / max(old.hi, 1)
     else:
         ratio = (hi - lo) / (old.hi - old.lo)
-    zero_point = 0 if symmetric else round(lo - (old.lo - old.zero_point) * ratio)
-    return Quantizer(bits, old.signed, float32(old.scale / ratio), min(max(zero_point, lo), hi))
+    lowest = old.lo - old.zero_point
+    if old.is_outside:
+        # a wider range, if zero would be too many codes away
+        while max(abs(lowest * ratio), abs(lowest * ratio + hi - lo)) > FARTHEST - 1 and ratio > 1:
+            ratio /= 2
+    zero_point = 0 if symmetric else round(lo - lowest * ratio)
+    if not old.is_outside:
+        zero_point = min(max(zero_point, lo), hi)
+    return Quantizer(bits, old.signed, float32(old.scale / ratio), zero_point, old.far)
 
 
 def _scale(change: Change, config: QuantConfig, current: float) -> float:
@@ -205,4 +216,4 @@ def _adjust_weight(
         assert bits is not None
         assert old_bits is not None
         pinned[name] = tuple(scale * 2.0 ** (old_bits - bits) for scale in pinned[name])
-    return make_qparams(config, qparams.quantizers, pinned, qparams.tables)
+    return qparams.remade(config, qparams.quantizers, pinned, qparams.tables)

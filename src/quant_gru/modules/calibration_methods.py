@@ -15,6 +15,7 @@ from quant_gru.calibration.batches import gru_batches
 from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig, canonical_name
 from quant_gru.config.choice import OneConfig, as_config
 from quant_gru.config.operators import suggest
+from quant_gru.integer.weight_values import corrected_bias
 from quant_gru.kernels.dispatch import load
 from quant_gru.modules.adjust import Change
 from quant_gru.modules.bias_overflow import warn_of_cut_biases
@@ -211,6 +212,10 @@ class CalibrationMethods(ModuleWeights):
             weight = self._weights()[layer][int(reverse)][WEIGHTS.index(name)]
             if weight is None:
                 weight = self._weight.new_zeros(3 * self.hidden_size)
+            if name == "weight.bw" and self._state.scales is not None:
+                W = self._weights()[layer][int(reverse)][0]
+                assert W is not None
+                weight = corrected_bias(self._state.scales[layer][int(reverse)], W, weight)
         return self._state.describe(name, layer, int(reverse), weight)
 
     def adjust_quant_config(

@@ -26,8 +26,8 @@ from quant_gru.calibration.observers import METHODS, make_observer
 from quant_gru.config import OPERATORS, WEIGHTS, QuantConfig
 from quant_gru.execution.plan_cache import PlanCache
 from quant_gru.execution.sequence_layout import Sequence
-from quant_gru.integer.plan import weight_scales
 from quant_gru.integer.qparams import QParams
+from quant_gru.integer.weight_values import weight_scales
 from quant_gru.modules.adjust import Change, adjust
 from quant_gru.parameters import document as params
 from quant_gru.parameters.checks import exponent_of
@@ -205,15 +205,10 @@ class QuantState:
         collector = deepcopy(self._collector) or self._new_collector()
         if merge:
             collector.all_reduce()
-        self._set_scales(collector.qparams(self.config, weights, refine))
-        if single := collector.single_values():
-            named = ", ".join(f"'{name}' ({value:g})" for name, value in single.items())
-            warnings.warn(
-                "Expected calibration data with more than one value for every operator, got a "
-                f"single one for {named}; their scales mean nothing for other data",
-                QuantGRUWarning,
-                stacklevel=caller_stacklevel(),
-            )
+        made = collector.qparams(self.config, weights, refine)
+        self._set_scales(made)
+        for text in collector.notes(made):
+            warnings.warn(QuantGRUWarning(text), stacklevel=caller_stacklevel())
         for name in OPERATORS:
             operator = self.config[name]
             if operator.bitwidth == 1 and operator.is_symmetric and not operator.is_unsigned:

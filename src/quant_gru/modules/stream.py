@@ -65,7 +65,8 @@ class Stream:
     def _connect(self) -> None:
         """Pass the states to native code, if it can run the plan."""
         variant = cpu.chosen() if self._device.type == "cpu" else cpu.REFERENCE
-        stack = None if variant == cpu.REFERENCE else cpu.stack_of(self._plan, variant)
+        is_native = variant != cpu.REFERENCE and not self._plan.is_far
+        stack = cpu.stack_of(self._plan, variant) if is_native else None
         self._step = None if stack is None else cpu.Stream(stack, self._codes).step
         self._make = maker((self._N, self._H), torch.device("cpu"))
 
@@ -181,7 +182,7 @@ class Stream:
             plain.copy_(x)  # returns a tensor of x's class
             return self(plain)
         self._see_nan(x)
-        codes = self._cells[0].x.quantize(x)
+        codes = self._cells[0].border.quantize(x)
         for own, run in zip(
             self._codes, list(run_codes(self._plan, [codes[None]], self._codes)), strict=True
         ):

@@ -10,10 +10,11 @@ import torch
 
 from quant_gru._errors import QuantGRUError
 from quant_gru.config import ACTIVATIONS, QuantConfig
-from quant_gru.integer.qparams import PRE_ACTIVATION
+from quant_gru.integer.bias_correction import InputMean
+from quant_gru.integer.qparams import PRE_ACTIVATION, float32
 from quant_gru.integer.quantizer import Quantizer
 from quant_gru.integer.tables import Table, float_table
-from quant_gru.parameters.schema import OperatorParams, TableParams
+from quant_gru.parameters.schema import CellParams, Document, OperatorParams, TableParams
 
 
 def exponent_of(scale: float) -> int | None:
@@ -63,6 +64,23 @@ def check_pinned(
     for value in scales:
         check_scale(Quantizer(config[name].bitwidth or 1, True, value), config, name)
     return tuple(scales)
+
+
+def check_mean(cell: CellParams, document: Document) -> InputMean | None:
+    """Return the mean of a cell's input; raise if it does not fit."""
+    given, shape = cell.input_mean, document.gru
+    if given is None:
+        return None
+    if document.version == 1:
+        raise QuantGRUError("Expected version to be 2 with input_mean, got 1")
+    expected = shape.hidden_size * shape.directions if cell.layer else shape.input_size
+    if len(given.values) != expected:
+        raise QuantGRUError(f"Expected input_mean of {expected} features, got {len(given.values)}")
+    mean = InputMean.of(given.values, given.exp2_inv)
+    for value in mean.values:
+        if float32(value) != value:
+            raise QuantGRUError(f"Expected input_mean to be float32 numbers, got {value!r}")
+    return mean
 
 
 def check_table(table: TableParams, pre: Quantizer, out: Quantizer) -> None:

@@ -33,6 +33,7 @@ from quant_gru.parameters import public_project
 from quant_gru.parameters.checks import (
     check_curve,
     check_fields,
+    check_mean,
     check_pinned,
     check_scale,
     check_table,
@@ -43,6 +44,7 @@ from quant_gru.parameters.schema import (
     VERSION,
     CellParams,
     Document,
+    MeanParams,
     OperatorParams,
     Shape,
     TableParams,
@@ -79,6 +81,7 @@ def to_document(
                 reverse=direction == 1,
                 operators={name: _operator(qparams, name) for name in OPERATORS},
                 tables={name: _table(qparams.tables[name]) for name in FIXED_RANGE},
+                input_mean=_mean(qparams),
             )
             for layer, directions in enumerate(cells)
             for direction, qparams in enumerate(directions)
@@ -109,13 +112,15 @@ def from_document(data: Any, where: str) -> Parameters:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         got = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise ParameterError(f"Expected format to be {FORMAT!r}, got {got!r} ({where})")
-    if data.get("version") != VERSION or isinstance(data.get("version"), bool):
-        raise ParameterError(
-            f"Expected version to be {VERSION}, got {data.get('version')!r} ({where})"
-        )
+    version = data.get("version")
+    if version not in (1, VERSION) or isinstance(version, bool):
+        raise ParameterError(f"Expected version to be 1 or {VERSION}, got {version!r} ({where})")
     try:
         document = Document.model_validate(data)
         config = QuantConfig.from_dict(document.config)
+        if version == 1:
+            # without means
+            config = config.replace_globals(correct_bias=False)
     except ValidationError as error:
         raise ParameterError(_explain(error, where)) from None
     except ConfigError as error:
@@ -137,7 +142,7 @@ def from_document(data: Any, where: str) -> Parameters:
         raise ParameterError(
             f"Expected cells of (layer, reverse) {expected}, got {found} ({where})"
         )
-    cells = [_qparams(cell, config, shape, where) for cell in document.cells]
+    cells = [_qparams(cell, config, document, where) for cell in document.cells]
     D = shape.directions
     return Parameters(shape, config, [cells[i : i + D] for i in range(0, len(cells), D)])
 
@@ -229,6 +234,13 @@ def _operator(qparams: QParams, name: str) -> OperatorParams:
     )
 
 
+def _mean(qparams: QParams) -> MeanParams | None:
+    if qparams.input_mean is None:
+        return None
+    values, exp2_inv = qparams.input_mean.integers()
+    return MeanParams(exp2_inv=exp2_inv, values=values)
+
+
 def _table(table: Table) -> TableParams:
     return TableParams(
         bounds=table.bounds.tolist(),
@@ -258,7 +270,9 @@ def _check_names(cell: CellParams, place: str) -> None:
                 raise ParameterError(f"Expected {thing} {name!r}, got none ({place})")
 
 
-def _quantizer(operator: OperatorParams, config: QuantConfig, name: str) -> Quantizer:
+def _quantizer(
+    operator: OperatorParams, config: QuantConfig, name: str, far: bool = False
+) -> Quantizer:
     """Return the quantizer of an activation; the scale of a sigmoid is rounded to a reciprocal."""
     given = operator.scale
     if not isinstance(given, float) or operator.zero_point is None:
@@ -268,7 +282,8 @@ def _quantizer(operator: OperatorParams, config: QuantConfig, name: str) -> Quan
         )
     scale = reciprocal_scale(given, name) if name in SIGMOIDS and 0 < given < math.inf else given
     assert operator.bitwidth is not None
-    quantizer = Quantizer(operator.bitwidth, not operator.is_unsigned, scale, operator.zero_point)
+    zero_point = operator.zero_point
+    quantizer = Quantizer(operator.bitwidth, not operator.is_unsigned, scale, zero_point, far)
     check_scale(quantizer, config, name)
     if operator.exp2_inv is not None and operator.exp2_inv != exponent_of(given):
         raise QuantGRUError(
@@ -277,7 +292,8 @@ def _quantizer(operator: OperatorParams, config: QuantConfig, name: str) -> Quan
     return quantizer
 
 
-def _qparams(cell: CellParams, config: QuantConfig, shape: Shape, where: str) -> QParams:
+def _qparams(cell: CellParams, config: QuantConfig, document: Document, where: str) -> QParams:
+    shape = document.gru
     place = f"layer {cell.layer}{', reverse' if cell.reverse else ''}, {where}"
     _check_names(cell, place)
     quantizers: dict[str, Quantizer] = {}
@@ -300,7 +316,8 @@ def _qparams(cell: CellParams, config: QuantConfig, shape: Shape, where: str) ->
                 continue
             if operator.bitwidth is None:
                 continue
-            quantizers[name] = _quantizer(operator, config, name)
+            far = name == "input.x" and cell.layer == 0 and config.input_excludes_zero
+            quantizers[name] = _quantizer(operator, config, name, far)
             if quantizers[name].scale != operator.scale:
                 rounded.add(name)
         for name, table in cell.tables.items():
@@ -311,7 +328,9 @@ def _qparams(cell: CellParams, config: QuantConfig, shape: Shape, where: str) ->
             name: _table_of(table) for name, table in cell.tables.items() if name not in rounded
         }
         made = make_qparams(config, quantizers, pinned, tables)
-        return replace(made, zoneout=shape.zoneout)
+        name = "input.x"
+        mean = check_mean(cell, document)
+        return replace(made, zoneout=shape.zoneout, input_mean=mean)
     except (QuantGRUError, RuntimeError, OverflowError) as error:
         # errors about several operators already name the wrong one
         said = str(error)

@@ -155,7 +155,7 @@ def _cell(operators: dict[str, dict[str, Any]], kind: str, shape: Shape, where: 
         for name in WEIGHTS:
             count = len(operators[name]["scale"])
             settings[name]["granularity"] = {1: "tensor", 3: "gate"}.get(count, "channel")
-        config = QuantConfig(operators=settings, scale_kind=kind)
+        config = QuantConfig(operators=settings, scale_kind=kind, correct_bias=False)
         quantizers: dict[str, Quantizer] = {}
         pinned: dict[str, tuple[float, ...]] = {}
         for name, found in operators.items():

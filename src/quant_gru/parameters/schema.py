@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 FORMAT: Final = "quant-gru-params"
-VERSION: Final = 1
+VERSION: Final = 2
 
 Integer = Annotated[int, Field(strict=True)]
 _Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -63,6 +63,13 @@ class TableParams(_Model):
     segment_shift: Annotated[int, Field(ge=0, le=32)] | None
 
 
+class MeanParams(_Model):
+    """The mean of each input feature: values * 2^-exp2_inv."""
+
+    exp2_inv: Annotated[int, Field(ge=-127, le=149, strict=True)]
+    values: list[Annotated[int, Field(ge=-(2**24), le=2**24, strict=True)]]
+
+
 class CellParams(_Model):
     """Parameters of one layer and direction."""
 
@@ -70,13 +77,16 @@ class CellParams(_Model):
     reverse: bool
     operators: dict[str, OperatorParams]
     tables: dict[str, TableParams]
+    input_mean: MeanParams | None = Field(
+        None, description="for the correction of the input bias; null without"
+    )
 
 
 class Document(_Model):
     """A parameter file of quant-gru."""
 
     format: Literal["quant-gru-params"]
-    version: Literal[1]
+    version: Literal[1, 2]
     gru: Shape
     config: dict[str, Any] = Field(description="as in gru_quant_bitwidth_config.json")
     cells: list[CellParams]

@@ -14,9 +14,10 @@ from quant_gru.config import QuantConfig
 from quant_gru.export.aimet.entries import Entry
 from quant_gru.export.aimet.places import Place
 from quant_gru.export.row_scales import ROWS, row_scales
-from quant_gru.integer.plan import CellPlan, update_first, weight_scales
-from quant_gru.integer.qparams import QParams, float32, make_qparams
+from quant_gru.integer.plan import CellPlan, update_first
+from quant_gru.integer.qparams import QParams, float32
 from quant_gru.integer.quantizer import Quantizer
+from quant_gru.integer.weight_values import weight_scales
 from quant_gru.integer.weights import groups_of
 from quant_gru.parameters.checks import check_pinned, check_scale
 
@@ -58,6 +59,8 @@ def _entry(place: Place, qparams: QParams, weights: Mapping[str, Tensor]) -> Ent
     first = place.operators[0]
     if not place.is_param:
         q = qparams.quantizers[first]
+        if q.is_outside:
+            return f"its zero point {q.zero_point} is no code (input_excludes_zero)"
         return Entry(place.name, q.bits, q.signed, (q.scale,), (q.zero_point,), None, False)
     widths = [qparams.config[name].bitwidth for name in place.operators]
     if len(set(widths)) != 1:
@@ -181,5 +184,4 @@ def _made(
     quantizers: Mapping[str, Quantizer],
     pinned: Mapping[str, tuple[float, ...]],
 ) -> QParams:
-    made = make_qparams(config, quantizers, pinned, qparams.tables)
-    return replace(made, zoneout=qparams.zoneout)
+    return qparams.remade(config, quantizers, pinned, qparams.tables)

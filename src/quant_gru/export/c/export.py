@@ -137,7 +137,7 @@ class Model:
         self.cells = [cell for layer in plan.cells for cell in layer]
         self.H, self.C = self.cells[0].hidden_size, self.cells[0].input_size
         self.D, self.layers = len(plan.cells[0]), len(plan.cells)
-        self.x: Quantizer = self.cells[0].x
+        self.x: Quantizer = self.cells[0].border
         self.input_type = type_of(self.x.lo, self.x.hi)
         self.code_type = type_of(
             min(cell.h.lo for cell in self.cells), max(cell.h.hi for cell in self.cells)
@@ -201,6 +201,7 @@ class Model:
             input_lo=self.x.lo,
             input_hi=self.x.hi,
             input_zero=self.x.zero_point,
+            input_nan=self.x.inner.zero_point,
             output_scales=", ".join(f"{float.hex(cell.h.scale)}f" for cell in top),
             output_zeros=", ".join(str(cell.h.zero_point) for cell in top),
             **common,

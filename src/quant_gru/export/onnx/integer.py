@@ -80,7 +80,11 @@ class IntegerCell:
 
     def read(self, b: Builder, x: Value) -> Value:
         """Quantize the real input of the first layer, float32 (T, N, C)."""
-        return quantized(b, x, self.plan.x, self.state_type)
+        border = self.plan.border
+        codes = quantized(b, x, border, self.state_type)
+        moved = border.zero_point - self.plan.x.zero_point
+        dtype = np.float32 if self.state_type == "FLOAT" else np.float64
+        return b.op("Add", codes, b.constant(moved, dtype)) if moved else codes
 
     def join(
         self,
@@ -138,6 +142,9 @@ class IntegerCell:
         )
         if v is not None:
             return self.after(b, b.op("Squeeze", v, axis), self.start(b, b.op("Squeeze", h0, axis)))
+        if self.plan.border != self.plan.x:
+            codes = self.read(b, b.op("Squeeze", x, axis))
+            return self.after(b, codes, self.start(b, b.op("Squeeze", h0, axis)))
         both = b.op("Squeeze", b.op("Concat", x, h0, axis=-1), axis)
         both = quantized_beside(b, both, [self.plan.x, self.plan.h], [C, H], dtype)
         v, h = b.ops("Split", 2, both, b.int64([C, H]), axis=-1)

@@ -39,6 +39,12 @@ def plan_of(source: Source, profile: str) -> GRUPlan:
             f"Expected a calibrated GRU for profile {profile!r}, got one without scales; call "
             "calibrate(data) and finalize_calibration() first"
         )
+    if source.plan.is_far and profile != "integer":
+        raise QuantGRUError(
+            f"Expected a zero point of input.x that is a code for profile {profile!r}, got "
+            f"{source.plan.cells[0][0].border.zero_point} (input_excludes_zero); use profile "
+            "'integer' (operator 'input.x')"
+        )
     for layer in source.plan.cells:
         for cell in layer:
             if not bool(cell.weights.finite):

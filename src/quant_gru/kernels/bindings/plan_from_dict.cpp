@@ -92,6 +92,9 @@ WeightTarget target_of(const nb::dict &d) {
     t.b_unit = field<double>(d, "b_unit");
     t.limit = field<double>(d, "limit");
     t.significant = field<int>(d, "significant");
+    t.factors = address<const double>(d, "factors");
+    t.term_limit = field<double>(d, "term_limit");
+    t.unit_exponent = field<int>(d, "unit_exponent");
     return t;
 }
 

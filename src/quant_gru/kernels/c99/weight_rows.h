@@ -15,6 +15,7 @@
 #define QG_SHARE 0.00390625                     /* 2^-8: smallest scale / largest scale */
 #define QG_LEAST_SCALE 1.1754943508222875e-38   /* 2^-126 */
 #define QG_LARGEST_SCALE 1.7014118346046923e+38 /* 2^127 */
+#define QG_LARGEST_FLOAT 3.4028234663852886e+38
 
 typedef union {
     double value;
@@ -142,6 +143,23 @@ static inline float qg_bias_scale(double scale, double largest) {
 /* clamp(rint(v / s)) */
 static inline int64_t qg_code(float v, float scale, double lo, double hi) {
     return (int64_t)qg_within((double)rintf(v / scale), lo, hi);
+}
+
+/* The factor of the errors of a row before they are summed: 2^-e of a scale below 2^e. */
+static inline double qg_row_factor(float scale) { return qg_power(-qg_exponent(scale)); }
+
+/* The error of a weight times the mean of its input, an integer; see integer/bias_correction.py. */
+static inline double qg_mean_error(float w, float scale, double code, double row_factor,
+                                   double factor, double limit) {
+    const double product = (double)scale * code;
+    const double error = (double)w - product;
+    return qg_within(rint(error * row_factor * factor), -limit, limit);
+}
+
+/* A bias with the sum of the mean errors of its row. */
+static inline float qg_corrected(float b, double sum, float scale, int exponent) {
+    const double correction = sum * qg_power(qg_exponent(scale) + exponent);
+    return (float)qg_within((double)b + correction, -QG_LARGEST_FLOAT, QG_LARGEST_FLOAT);
 }
 
 /* The numbers of the plan for one channel, besides its codes. */

@@ -91,8 +91,10 @@ def _operand(which: int, qparams: QParams, frozen: FrozenPart, part: WeightPart)
     (M,), k = sums.multipliers, sums.shift
     assert isinstance(M, Tensor)
     assert isinstance(k, Tensor)
+    mean = None if which else qparams.input_mean
     q, bits = frozen.quantizers, qparams.config[weight].bitwidth or 1
     operand = q["output.h" if which else "input.x"]
+    errors, factors = (None, None) if mean is None else mean.on(codes.device, bits)
     return {
         "n": codes.shape[1],
         "bits": bits,
@@ -110,4 +112,8 @@ def _operand(which: int, qparams: QParams, frozen: FrozenPart, part: WeightPart)
         "b_unit": float(1 << bias_shift(bits, operand.bits)),
         "limit": float(bias_limit(bits, operand.bits)),
         "significant": significant_bits(bits + operand.bits),
+        # the mean, which the parameters keep, keeps the factors
+        "factors": 0 if factors is None else factors.data_ptr(),
+        "term_limit": 0.0 if errors is None else errors.limit,
+        "unit_exponent": 0 if errors is None else errors.exponent,
     }

@@ -174,10 +174,10 @@ RequantizeLayersC = structure(
 OperandC = structure(
     "OperandC",
     **_all(_POINTER, "w b dropped w_scale b_scale codes b_codes scales b_scales B M k m"),
-    **_all(_POINTER, "gemm tiles folded folded_bytes m_float exact_float"),
+    **_all(_POINTER, "gemm tiles folded folded_bytes m_float exact_float factors corrected"),
     **_all(_INT, "w_real b_real kind b_kind K padded planes significant fold fold_words reach"),
-    **_all(ctypes.c_double, "lo hi b_lo b_hi operand_scale result_scale b_unit limit"),
-    **_all(_INT, "bits b_bits whole long_sums"),
+    **_all(ctypes.c_double, "lo hi b_lo b_hi operand_scale result_scale b_unit limit term_limit"),
+    **_all(_INT, "bits b_bits whole long_sums unit_exponent"),
     added=ctypes.c_double,
 )
 FragmentsC = structure(

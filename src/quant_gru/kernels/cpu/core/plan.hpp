@@ -267,6 +267,9 @@ struct WeightRows {
     bool free_scale = false;
     bool all_finite = true;
     double lo = 0, hi = 0;  // limits of the codes
+    // Factors (n) and limit of the terms that correct a bias; null without a correction.
+    const double *factors = nullptr;
+    double term_limit = 0;
 };
 
 // The functions that every instruction set defines.
@@ -275,19 +278,20 @@ struct WeightRows {
 //   multiply-accumulates; 0 if the instruction set has no such loop.
 // - `scales` computes the scales of rows first..end, 0 for rows of zeros. It returns whether all
 //   values are finite.
-// - `codes` computes the codes of a row, of up to 16 bits.
+// - `codes` computes the codes of a row, of up to 16 bits. It returns the sum of the mean errors,
+//   0 without factors.
 // - The argument `space` of both has room for one row of floats.
-#define QG_WEIGHT_FUNCTIONS                                                                     \
-    bool scales(const WeightRows &w, int64_t first, int64_t end, double *found, float *space);  \
-    void codes(const WeightRows &w, int64_t row, float scale, const uint8_t *dropped, void *to, \
-               float *space);
-#define QG_WEIGHTS                                                                              \
-    bool scales(const WeightRows &w, int64_t first, int64_t end, double *found, float *space) { \
-        return scales_of_rows(w, first, end, found, space);                                     \
-    }                                                                                           \
-    void codes(const WeightRows &w, int64_t row, float scale, const uint8_t *dropped, void *to, \
-               float *space) {                                                                  \
-        codes_of_row(w, row, scale, dropped, to, space);                                        \
+#define QG_WEIGHT_FUNCTIONS                                                                       \
+    bool scales(const WeightRows &w, int64_t first, int64_t end, double *found, float *space);    \
+    double codes(const WeightRows &w, int64_t row, float scale, const uint8_t *dropped, void *to, \
+                 float *space);
+#define QG_WEIGHTS                                                                                \
+    bool scales(const WeightRows &w, int64_t first, int64_t end, double *found, float *space) {   \
+        return scales_of_rows(w, first, end, found, space);                                       \
+    }                                                                                             \
+    double codes(const WeightRows &w, int64_t row, float scale, const uint8_t *dropped, void *to, \
+                 float *space) {                                                                  \
+        return codes_of_row(w, row, scale, dropped, to, space);                                   \
     }
 #define QG_INSTRUCTION_SET(name)                           \
     namespace name {                                       \

@@ -18,7 +18,7 @@ struct Variant {
     MultiplyWide wide_sums;
 #if defined(QG_TRAINING)
     bool (*scales)(const WeightRows &, int64_t, int64_t, double *, float *);
-    void (*codes)(const WeightRows &, int64_t, float, const uint8_t *, void *, float *);
+    double (*codes)(const WeightRows &, int64_t, float, const uint8_t *, void *, float *);
     const ProductLayout *product_layout;
     void (*fused_derivatives)(const FusedPlan &, const DerivativesJob &);
     void (*general_derivatives)(const GeneralPlan &, const DerivativesJob &);

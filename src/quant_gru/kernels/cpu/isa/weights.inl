@@ -226,42 +226,85 @@ inline bool scales_of_rows(const WeightRows &w, int64_t first, int64_t end, doub
     return finite;
 }
 
-// Computes the codes of n values, of up to 16 bits.
-template <class Code>
-inline void code_values(const float *v, int64_t n, float scale, const Limits &limits,
-                        const uint8_t *dropped, Code *to) {
+typedef double LaneDoubles __attribute__((vector_size(8 * kLanes)));
+
+// Sums the mean errors of a row; see qg_mean_error. All terms are integers, so their order does not
+// matter.
+struct MeanErrors {
+    static constexpr double kRound = 6755399441055744.;  // 1.5 * 2^52
+    const double *factors;
+    double scale, row_factor, limit;
+    LaneDoubles sums = {};
+
+    MeanErrors(const WeightRows &w, float row_scale)
+        : factors(w.factors),
+          scale(row_scale),
+          row_factor(qg_row_factor(row_scale)),
+          limit(w.term_limit) {}
+
+    // Adds the errors of kLanes values; only the first `count` have factors.
+    inline void add(Lanes x, Lanes code, int64_t first, int64_t count) {
+        LaneDoubles factor = {};
+        __builtin_memcpy(&factor, factors + first, static_cast<size_t>(count) * sizeof(double));
+        const LaneDoubles product = __builtin_convertvector(code, LaneDoubles) * scale;
+        LaneDoubles term =
+            (__builtin_convertvector(x, LaneDoubles) - product) * row_factor * factor;
+        term = term < -limit ? LaneDoubles{} - limit : term;
+        term = term > limit ? LaneDoubles{} + limit : term;
+        sums += (term + kRound) - kRound;
+    }
+    double total() const {
+        double found = 0;
+        for (int j = 0; j < kLanes; ++j) found += sums[j];
+        return found;
+    }
+};
+
+// Computes the codes of n values, of up to 16 bits. Returns the sum of the mean errors.
+template <bool corrects, class Code>
+inline double code_values(const WeightRows &w, const float *v, float scale, const uint8_t *dropped,
+                          Code *to) {
+    const int64_t n = w.n;
+    const Limits limits = limits_of(w);
+    MeanErrors errors(w, scale);
     typedef Code Codes __attribute__((vector_size(sizeof(Code) * kLanes)));
     typedef int16_t Halves __attribute__((vector_size(2 * kLanes)));
-    auto codes = [&](Lanes x) {
+    auto codes = [&](Lanes x, int64_t first, int64_t count) {
         const Lanes rounded = limits(x / scale) + kMagic;
+        if (corrects) errors.add(x, rounded - kMagic, first, count);
         Words bits;
         __builtin_memcpy(&bits, &rounded, sizeof bits);
         // After adding kMagic, the low bits of the float are the rounded integer.
         return __builtin_convertvector(__builtin_convertvector(bits, Halves), Codes);
     };
     for (int64_t i = 0; i + kLanes <= n; i += kLanes) {
-        const Codes found = codes(load(v + i));
+        const Codes found = codes(load(v + i), i, kLanes);
         __builtin_memcpy(to + i, &found, sizeof found);
     }
     if (const int64_t rest = n % kLanes) {
-        const Codes found = codes(load_rest(v, n, 0.f));
+        const Codes found = codes(load_rest(v, n, 0.f), n - rest, rest);
         __builtin_memcpy(to + n - rest, &found, static_cast<size_t>(rest) * sizeof(Code));
     }
     if (dropped)
         for (int64_t i = 0; i < n; ++i) to[i] = dropped[i] ? Code(0) : to[i];
+    return errors.total();
+}
+
+template <bool corrects>
+inline double code_row(const WeightRows &w, const float *v, float scale, const uint8_t *dropped,
+                       void *to) {
+    if (w.bits <= 8) return code_values<corrects>(w, v, scale, dropped, static_cast<int8_t *>(to));
+    return code_values<corrects>(w, v, scale, dropped, static_cast<int16_t *>(to));
 }
 
 // Computes the codes of one row. `space` has room for one row.
-inline void codes_of_row(const WeightRows &w, int64_t row, float scale, const uint8_t *dropped,
-                         void *to, float *space) {
+inline double codes_of_row(const WeightRows &w, int64_t row, float scale, const uint8_t *dropped,
+                           void *to, float *space) {
     const float *v = w.values + row * w.n;
     if (!w.all_finite) {
         for (int64_t i = 0; i < w.n; ++i) space[i] = is_finite(v[i]) ? v[i] : 0.f;
         v = space;
     }
-    const Limits limits = limits_of(w);
-    if (w.bits <= 8)
-        code_values(v, w.n, scale, limits, dropped, static_cast<int8_t *>(to));
-    else
-        code_values(v, w.n, scale, limits, dropped, static_cast<int16_t *>(to));
+    return w.factors ? code_row<true>(w, v, scale, dropped, to)
+                     : code_row<false>(w, v, scale, dropped, to);
 }

@@ -50,7 +50,10 @@ Weights::Weights(const WeightsPlan &plan, const std::string &variant)
         Operand &o = operands_[which];
         static_cast<WeightTarget &>(o) = plan.targets[which];
         o.rows = rows_of(o.bits, plan.free_scale, o.n);
+        o.rows.factors = o.factors;
+        o.rows.term_limit = o.term_limit;
         o.bias = rows_of(o.b_bits, plan.free_scale, 1);
+        if (o.factors) o.corrected.resize(channels);
         o.found.resize(channels);
         o.b_found.resize(channels);
     }
@@ -101,45 +104,69 @@ bool Weights::write(std::array<const float *, 2> matrices, std::array<const floa
         }
     });
     *finite_ = finite && bias_finite;
-    double largest[2], b_largest[2];
-    for (size_t which = 0; which < 2; ++which) {
-        operands_[which].rows.all_finite = finite;
-        largest[which] = largest_of(operands_[which].found);
-        b_largest[which] = largest_of(operands_[which].b_found);
+    for (Operand &o : operands_) {
+        o.rows.all_finite = finite;
+        o.largest = largest_of(o.found);
+        o.b_largest = largest_of(o.b_found);
     }
     in_parts(parts, [&](int part) {
         const int64_t first = channels * part / parts, end = channels * (part + 1) / parts;
         for (size_t which = 0; which < 2; ++which)
-            settle(operands_[which], which ? dropped : nullptr, keep, first, end, largest[which],
-                   b_largest[which], space.data() + part * longest);
+            settle(operands_[which], which ? dropped : nullptr, keep, first, end,
+                   space.data() + part * longest);
     });
+    for (Operand &o : operands_) {
+        if (!o.factors) continue;
+        o.b_largest = largest_of(o.b_found);
+        for (int64_t row = 0; row < channels; ++row) write_numbers(o, row, false, keep);
+    }
     return true;
 }
 
-// Writes all numbers of rows first..end.
-void Weights::settle(const Operand &o, const uint8_t *dropped, float keep, int64_t first,
-                     int64_t end, double largest, double b_largest, float *space) const {
+void Weights::settle(Operand &o, const uint8_t *dropped, float keep, int64_t first, int64_t end,
+                     float *space) const {
     for (int64_t row = first; row < end; ++row) {
-        const int64_t gate = row / H_ == 0 ? 1 : row / H_ == 1 ? 0 : 2;
-        const int64_t c = gate * H_ + row % H_;
-        float scale = qg_matrix_scale(o.found[static_cast<size_t>(row)], largest);
-        char *to = static_cast<char *>(o.codes) + c * o.rows.n * (o.rows.bits <= 8 ? 1 : 2);
-        variant_.codes(o.rows, row, scale, dropped ? dropped + row * o.rows.n : nullptr, to, space);
-        if (dropped) scale = std::min(scale / keep, static_cast<float>(QG_LARGEST_SCALE));
-        const float b = o.bias.values[row];
-        const float b_scale = qg_bias_scale(o.b_found[static_cast<size_t>(row)], b_largest);
-        const int64_t b_code = b - b == 0 ? qg_code(b, b_scale, o.bias.lo, o.bias.hi) : 0;
-        const qg_channel n = qg_channel_of(b_code, b_scale, scale, o.operand_scale, o.result_scale,
-                                           o.b_unit, o.limit, o.significant);
-        o.scales[c] = scale;
-        o.b_scales[c] = b_scale;
-        // All supported processors are little-endian: the low bytes come first.
-        std::memcpy(static_cast<char *>(o.b_codes) + c * o.b_bytes, &b_code,
-                    static_cast<size_t>(o.b_bytes));
-        o.B[c] = n.B;
-        o.M[c] = n.M;
-        o.k[c] = n.k;
+        const double error = write_codes(o, row, dropped, space);
+        if (!o.factors) {
+            write_numbers(o, row, dropped, keep);
+            continue;
+        }
+        const auto at = static_cast<size_t>(row);
+        const float b = o.bias.values[row], scale = qg_matrix_scale(o.found[at], o.largest);
+        o.corrected[at] = qg_corrected(b - b == 0 ? b : 0, error, scale, o.unit_exponent);
     }
+    if (!o.factors) return;
+    WeightRows bias = o.bias;
+    bias.values = o.corrected.data();
+    variant_.scales(bias, first, end, o.b_found.data(), space);
+}
+
+double Weights::write_codes(const Operand &o, int64_t row, const uint8_t *dropped,
+                            float *space) const {
+    const float scale = qg_matrix_scale(o.found[static_cast<size_t>(row)], o.largest);
+    const int64_t bytes = o.rows.n * (o.rows.bits <= 8 ? 1 : 2);
+    return variant_.codes(o.rows, row, scale, dropped ? dropped + row * o.rows.n : nullptr,
+                          static_cast<char *>(o.codes) + channel_of(row) * bytes, space);
+}
+
+void Weights::write_numbers(const Operand &o, int64_t row, bool dropped, float keep) const {
+    const auto at = static_cast<size_t>(row);
+    const int64_t c = channel_of(row);
+    float scale = qg_matrix_scale(o.found[at], o.largest);
+    if (dropped) scale = std::min(scale / keep, static_cast<float>(QG_LARGEST_SCALE));
+    const float b = o.factors ? o.corrected[at] : o.bias.values[row];
+    const float b_scale = qg_bias_scale(o.b_found[at], o.b_largest);
+    const int64_t b_code = b - b == 0 ? qg_code(b, b_scale, o.bias.lo, o.bias.hi) : 0;
+    const qg_channel n = qg_channel_of(b_code, b_scale, scale, o.operand_scale, o.result_scale,
+                                       o.b_unit, o.limit, o.significant);
+    o.scales[c] = scale;
+    o.b_scales[c] = b_scale;
+    // All supported processors are little-endian: the low bytes come first.
+    std::memcpy(static_cast<char *>(o.b_codes) + c * o.b_bytes, &b_code,
+                static_cast<size_t>(o.b_bytes));
+    o.B[c] = n.B;
+    o.M[c] = n.M;
+    o.k[c] = n.k;
 }
 
 }  // namespace quant_gru

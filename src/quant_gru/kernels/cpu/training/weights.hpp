@@ -21,6 +21,10 @@ struct WeightTarget {
     int64_t *B = nullptr, *M = nullptr, *k = nullptr;
     double operand_scale = 1, result_scale = 1, b_unit = 1, limit = 0;
     int significant = 0;
+    // The correction of the bias, see WeightRows; null without one.
+    const double *factors = nullptr;
+    double term_limit = 0;
+    int unit_exponent = 0;
 };
 
 struct WeightsPlan {
@@ -48,11 +52,23 @@ class Weights {
     struct Operand : WeightTarget {
         WeightRows rows, bias;
         std::vector<double> found, b_found;  // scales of rows
+        std::vector<float> corrected;        // the bias with its correction
+        double largest = 0, b_largest = 0;   // of the scales
     };
     // Returns whether the values equal those of the last `write`, and records them.
     bool is_last(const std::array<const float *, 4> &values);
-    void settle(const Operand &o, const uint8_t *dropped, float keep, int64_t first, int64_t end,
-                double largest, double b_largest, float *space) const;
+    // Writes the codes of a row. Returns the sum of its mean errors.
+    double write_codes(const Operand &o, int64_t row, const uint8_t *dropped, float *space) const;
+    // Writes all other numbers of a row.
+    void write_numbers(const Operand &o, int64_t row, bool dropped, float keep) const;
+    // Writes rows first..end. If the bias is corrected, writes only codes, and finds the bias and
+    // its scales.
+    void settle(Operand &o, const uint8_t *dropped, float keep, int64_t first, int64_t end,
+                float *space) const;
+    int64_t channel_of(int64_t row) const {
+        const int64_t gate = row / H_ == 0 ? 1 : row / H_ == 1 ? 0 : 2;
+        return gate * H_ + row % H_;
+    }
 
     int H_ = 0;
     bool *finite_;

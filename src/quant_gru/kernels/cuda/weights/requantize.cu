@@ -2,19 +2,6 @@
 // biases, multipliers and all data that kernels derive from them.
 #include "weights/weight_rows.cuh"
 
-// Returns the largest magnitude of n scales. Sets `bad` if a scale is negative.
-inline double largest_of(const double *scales, int n, bool &bad) {
-    double largest = 0;
-#pragma unroll 4
-    for (int i = threadIdx.x % 32; i < n; i += 32) {
-        const int64_t bits = bits_of(scales[i]);
-        bad |= bits < 0;
-        const double v = from_bits(bits & 0x7fffffffffffffffLL);
-        largest = v > largest ? v : largest;
-    }
-    return warp_largest(largest);
-}
-
 inline int64_t fragment_at(const Fragments &f, int plane, int gate, int unit, int feature) {
     int64_t at = plane * (f.units / 16) + unit / 16;
     at = at * (f.features / 64) + feature / 64;
@@ -83,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(256)
         given = given > (float)QG_LARGEST_SCALE ? (float)QG_LARGEST_SCALE : given;
     }
     const float b_scale = qg_bias_scale(fabs(o.b_scale[row]), b_largest);
-    const float b = o.b ? real(o.b, o.b_real, row, ignored) : 0.f;
+    const float b = o.corrected ? o.corrected[row] : o.b ? real(o.b, o.b_real, row, ignored) : 0.f;
     const int64_t b_code = qg_code(b, b_scale, o.b_lo, o.b_hi);
     const qg_channel c = qg_channel_of(b_code, b_scale, given, o.operand_scale, o.result_scale,
                                        o.b_unit, o.limit, (int)o.significant);

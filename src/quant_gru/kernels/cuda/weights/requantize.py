@@ -1,4 +1,4 @@
-"""Rewrite a weight part and all data derived from it on a GPU, in two launches per cell."""
+"""Rewrite a weight part and all data derived from it on a GPU, in two or three launches."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ _REAL = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3
 _THREADS = 256
 _MOST_FRAGMENTS = 4
 _ROW_SCALES = Kernel.of("weights/row_scales", "row_scales", PLAIN)
+_CORRECT = Kernel.of("weights/correct_bias", "correct_bias", PLAIN)
 _REQUANTIZE = Kernel.of("weights/requantize", "requantize_weights", PLAIN)
 
 
@@ -60,6 +61,7 @@ class Writer:
         self._arguments.free = qparams.config.scale_kind == "free"
         for which in range(2):
             self._fill(which, qparams, frozen)
+        self._corrects = qparams.input_mean is not None
         self._seen: tuple[Numbers | None, int] = (None, 0)
         # the weights that the arguments currently point to
         self._given: Given = ((0, None),) * 4
@@ -96,6 +98,13 @@ class Writer:
         c.operand_scale, c.result_scale = operand.scale, result.scale
         c.b_unit = float(1 << bias_shift(bits, operand.bits))
         c.limit = bias_limit(bits, operand.bits)
+        mean = None if which else qparams.input_mean
+        if mean is not None:
+            # the mean, which the parameters keep, keeps the factors
+            errors, factors = mean.on(codes.device, bits)
+            self._bias = torch.empty(len(codes), dtype=torch.float32, device=codes.device)
+            c.factors, c.corrected = factors.data_ptr(), self._bias.data_ptr()
+            c.term_limit, c.unit_exponent = errors.limit, errors.exponent
 
     def takes(self, *values: Tensor | None) -> bool:
         """Return whether the kernels can read these weights, by their dtype and device."""
@@ -168,11 +177,14 @@ class Writer:
             self._seen = (numbers, 0 if numbers is None else numbers.derived)
             self._point(numbers)
         if self._launch is None:
-            grid = Grid((-(-3 * self._arguments.H // (_THREADS // 32)), 2), _THREADS)
+            blocks = -(-3 * self._arguments.H // (_THREADS // 32))
+            kernels = [(_ROW_SCALES, 2), (_REQUANTIZE, 2)]
+            if self._corrects:
+                kernels.insert(1, (_CORRECT, 1))
             self._launch = self._machine.join(
                 [
-                    self._machine.prepare(each, grid, self._arguments)
-                    for each in (_ROW_SCALES, _REQUANTIZE)
+                    self._machine.prepare(each, Grid((blocks, both), _THREADS), self._arguments)
+                    for each, both in kernels
                 ]
             )
         self._launch.start(self._machine.stream())

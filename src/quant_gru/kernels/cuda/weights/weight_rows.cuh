@@ -1,6 +1,7 @@
 // Converts weights to the numbers of the plan at every training step. Each warp processes one
-// matrix row and its bias. row_scales.cu chooses each row's scale. requantize.cu raises it to a
-// minimum share of the largest scale and writes everything that depends on it.
+// matrix row and its bias. row_scales.cu chooses each row's scale. correct_bias.cu adds the mean
+// errors of a row to its bias. requantize.cu raises the scale to a minimum share of the largest one
+// and writes everything that depends on it.
 #ifndef QUANT_GRU_WEIGHTS_CUH
 #define QUANT_GRU_WEIGHTS_CUH
 
@@ -29,13 +30,15 @@ struct Operand {             // W or R, with its bias
     int32_t *folded_bytes;
     float *m_float;
     int32_t *exact_float;
+    const double *factors;  // (K) for the correction of the bias, or null; see c99/weight_rows.h
+    float *corrected;       // (3H) the bias with its correction, in the row order of b
     int64_t w_real, b_real, kind, b_kind;  // dtypes
     int64_t K, padded, planes, significant, fold, fold_words, reach;
-    double lo, hi, b_lo, b_hi, operand_scale, result_scale, b_unit, limit;
+    double lo, hi, b_lo, b_hi, operand_scale, result_scale, b_unit, limit, term_limit;
     int64_t bits, b_bits;
     // `whole` selects the conditions of Numbers.exact_float on accumulators and multipliers: 1 if
     // R h is in int32, 2 if x has two planes, otherwise 0
-    int64_t whole, long_sums;
+    int64_t whole, long_sums, unit_exponent;
     double added;  // magnitude of the constant that is added before rounding to a byte
 };
 
@@ -106,6 +109,19 @@ inline double warp_sum(double v) {
 inline int64_t warp_sum(int64_t v) {
     for (int mask = 16; mask; mask >>= 1) v += shuffle_xor(v, mask);
     return v;
+}
+
+// Returns the largest magnitude of n scales. Sets `bad` if a scale is negative.
+inline double largest_of(const double *scales, int n, bool &bad) {
+    double largest = 0;
+#pragma unroll 4
+    for (int i = threadIdx.x % 32; i < n; i += 32) {
+        const int64_t bits = bits_of(scales[i]);
+        bad |= bits < 0;
+        const double v = from_bits(bits & 0x7fffffffffffffffLL);
+        largest = v > largest ? v : largest;
+    }
+    return warp_largest(largest);
 }
 
 #endif

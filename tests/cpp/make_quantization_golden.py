@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from code_passes import Codes
+from float_passes import reference
 from make_golden import saved
 from random_calibrations import float_weights
-from test_passes import Codes, reference
 from torch import Tensor
 
 from quant_gru import QuantConfig, QuantGRU

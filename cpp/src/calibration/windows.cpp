@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kSteps = 32;
 // Kept steps: as many as give this many values of one operator, and at least kLeast.
-constexpr int64_t kValues = 1 << 17, kLeast = 1024;
+constexpr int64_t kValues = 1 << 16, kLeast = 512;
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
 
 int64_t length(const FloatInput &input, int64_t n) {

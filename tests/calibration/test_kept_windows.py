@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quant_gru.calibration.windows import STEPS, Windows
-
-LEAST = 1024
+from quant_gru.calibration.windows import _LEAST, STEPS, Windows
 
 
 def windows_of(batches: list[tuple[Tensor, list[int]]]) -> Windows:
@@ -34,7 +32,7 @@ def expected(every: list[tuple[int, int]]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for _, group in groupby(sorted(every)):
         equal = list(group)
-        if sum(steps for _, steps in found + equal) > LEAST:
+        if sum(steps for _, steps in found + equal) > _LEAST:
             break
         found += equal
     return found
@@ -49,7 +47,7 @@ def test_kept_windows_do_not_depend_on_the_order(seed: int) -> None:
     sequences = [torch.rand(length, 1, 1) for length in lengths]
     sequences += rng.sample(sequences, 20)
     every = [o for x in sequences for o in orders(windows_of([(x, [len(x)])]))]
-    assert sum(steps for _, steps in every) > LEAST
+    assert sum(steps for _, steps in every) > _LEAST
     for size in (1, 4, len(sequences)):
         rng.shuffle(sequences)
         batches = []

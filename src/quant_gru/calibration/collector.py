@@ -56,9 +56,7 @@ class Collector:
             for _ in range(num_layers)
         ]
 
-    def collect(
-        self, x: Tensor, h0: Tensor, lengths: Tensor | None, weights: Weights
-    ) -> None:
+    def collect(self, x: Tensor, h0: Tensor, lengths: Tensor | None, weights: Weights) -> None:
         """Observe one batch.
 
         Args:
@@ -94,6 +92,16 @@ class Collector:
                     observer.all_reduce()
         if self.windows is not None:
             self.windows.all_reduce()
+
+    def single_values(self) -> dict[str, float]:
+        """Return operators that saw a single value in all data, with a suffix, and the value."""
+        return {
+            f"{name}_l{layer}{'_reverse' if direction else ''}": observer.minimum
+            for layer, cells in enumerate(self.observers)
+            for direction, observers in enumerate(cells)
+            for name, observer in observers.items()
+            if observer.minimum == observer.maximum
+        }
 
     def qparams(self, config: QuantConfig, weights: Weights) -> list[list[QParams]]:
         """Return the scales and tables of all layers and directions.

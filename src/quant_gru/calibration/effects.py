@@ -64,21 +64,21 @@ def effective_quantizers(
         bits = operator.bitwidth
         if rows == 0 or bits is None or bits > _WIDEST:
             continue
-        form = {
-            "bits": bits,
-            "signed": not operator.is_unsigned,
-            "symmetric": operator.is_symmetric,
-        }
+        signed, symmetric = not operator.is_unsigned, operator.is_symmetric
         observer = observers[name]
-        low, high = reachable_range(observer.minimum, observer.maximum, **form)
+        low, high = reachable_range(
+            observer.minimum, observer.maximum, bits=bits, signed=signed, symmetric=symmetric
+        )
         if low == high:
             continue
-        covering = covering_scale(low, high, scale_kind=config.scale_kind, **form)
-        lo, hi = code_limits(bits, not operator.is_unsigned)
+        covering = covering_scale(
+            low, high, bits=bits, signed=signed, symmetric=symmetric, scale_kind=config.scale_kind
+        )
+        lo, hi = code_limits(bits, signed)
         codes = {
             "lo": lo,
             "hi": hi,
-            "symmetric": operator.is_symmetric,
+            "symmetric": symmetric,
             "free": config.scale_kind == "free",
             "low": low,
             "high": high,
@@ -86,5 +86,5 @@ def effective_quantizers(
         }
         chosen, scale, zero_point = effects.choose(number, codes)
         if chosen:
-            found[name] = Quantizer(bits, not operator.is_unsigned, scale, int(zero_point))
+            found[name] = Quantizer(bits, signed, scale, int(zero_point))
     return found

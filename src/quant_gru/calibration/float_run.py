@@ -41,7 +41,8 @@ class FloatWeights:
             None if each is None else each.to(device or each.device, dtype)
             for each in (self.W, self.R, self.bw, self.br)
         )
-        assert W is not None and R is not None
+        assert W is not None
+        assert R is not None
         return FloatWeights(W, R, *biases)
 
 

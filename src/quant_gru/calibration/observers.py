@@ -129,7 +129,7 @@ class Observer(ABC):
         """
         if world_size(group) == 1:
             return
-        states: list[Any] = [None] * dist.getworld_size(group)
+        states: list[Any] = [None] * dist.get_world_size(group)
         # Gather objects instead of tensors: c10d moves them through the device of the backend.
         dist.all_gather_object(states, self, group=group)
         total = states[0]
@@ -328,4 +328,4 @@ def world_size(group: Any) -> int:
     """Return the number of processes that calibrate; 1 without torch.distributed."""
     if not (dist.is_available() and dist.is_initialized()):
         return 1
-    return dist.getworld_size(group)
+    return dist.get_world_size(group)

@@ -22,8 +22,8 @@ from quant_gru.calibration.observers import world_size
 
 STEPS = 32
 # Kept steps: as many as give this many values of one operator, and at least _LEAST.
-_VALUES = 1 << 17
-_LEAST = 1024
+_VALUES = 1 << 16
+_LEAST = 512
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -83,7 +83,8 @@ class Windows:
             if not wanted:
                 continue
             values = part[:, wanted].cpu().unbind(1)
-            states = torch.stack([cell[index][wanted] for cell in starts], dim=1).float().cpu()
+            states = torch.stack([cell[index][wanted] for cell in starts], dim=1)
+            states = states.detach().float().cpu()
             for n, value, h0 in zip(wanted, values, states, strict=True):
                 self._insert(Window(keys[n], value[: steps[n]].clone(), h0.clone()))
 
@@ -219,7 +220,7 @@ def _hashes(x: Tensor, steps: list[int]) -> list[int]:
 
     The sum of all words times odd numbers, modulo 2^64, is mixed like in SplitMix64.
     """
-    T, N, C = x.shape
+    T, _, C = x.shape
     factors = (2 * np.arange(T * C, dtype=np.uint64) + np.uint64(1)) * _GOLDEN
     odd = torch.from_numpy(factors.view(np.int64)).to(x.device).view(T, 1, C)
     words = x.contiguous().view(torch.int32).to(torch.int64) + 1

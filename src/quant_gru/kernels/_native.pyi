@@ -165,6 +165,23 @@ def mask_requantized(
 ) -> None: ...
 def events(to: int, A: int, B: int, C: int, seed: int, stream: int, chance: int, /) -> None: ...
 
+class Effects:
+    """What quantizing operators of a cell does to its states; see calibration/effects.py."""
+
+    def __init__(
+        self, H: int, batch_sizes: list[int], reverse: bool, Wx: int, Rh: int, before: int, /
+    ) -> None: ...
+    def choose(self, op: int, codes: dict[str, Any], /) -> tuple[bool, float, float]: ...
+    def effect(
+        self,
+        op: int,
+        codes: dict[str, Any],
+        scale: float,
+        zero_point: float,
+        stretch: float,
+        /,
+    ) -> float: ...
+
 class Weights:
     """Rewrites a weight part when its weights change; see cpu/requantize_weights.py."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence as SequenceABC
 from copy import deepcopy
 from dataclasses import replace
@@ -10,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant_gru._errors import CalibrationError, ConfigError, ParameterError, note_once
+from quant_gru._errors import (
+    CalibrationError,
+    ConfigError,
+    ParameterError,
+    QuantGRUWarning,
+    caller_stacklevel,
+    note_once,
+)
 from quant_gru.autograd.learned_scales import follow
 from quant_gru.calibration.collector import Collector
 from quant_gru.calibration.float_run import FloatWeights
@@ -179,9 +187,7 @@ class QuantState:
         self._collector = collector
 
     def _new_collector(self) -> Collector:
-        return Collector(
-            *self._grid, self._shape.hidden_size, self.method, self.percentile_value
-        )
+        return Collector(*self._grid, self._shape.hidden_size, self.method, self.percentile_value)
 
     def finalize(self, sync: bool, weights: SequenceABC[SequenceABC[FloatWeights]]) -> None:
         """Convert statistics to scales; first merge those of all processes if `sync`."""
@@ -195,6 +201,14 @@ class QuantState:
         if merge:
             collector.all_reduce()
         self._set_scales(collector.qparams(self.config, weights))
+        if single := collector.single_values():
+            named = ", ".join(f"'{name}' ({value:g})" for name, value in single.items())
+            warnings.warn(
+                "Expected calibration data with more than one value for every operator, got a "
+                f"single one for {named}; their scales mean nothing for other data",
+                QuantGRUWarning,
+                stacklevel=caller_stacklevel(),
+            )
         for name in OPERATORS:
             operator = self.config[name]
             if operator.bitwidth == 1 and operator.is_symmetric and not operator.is_unsigned:

@@ -112,8 +112,7 @@ void Calibrator::collect(const float *x, int64_t T, int64_t N, const float *h0,
     run_layers(s.shape, s.cells, input, nullptr, [&](const FloatRun &run) {
         s.observe(run, N);
         const bool reverse = s.shape.bidirectional && run.cell % 2;
-        if (s.windows)
-            starts.push_back(window_starts(input, run, s.shape.hidden_size, reverse));
+        if (s.windows) starts.push_back(window_starts(input, run, s.shape.hidden_size, reverse));
     });
     if (s.windows) s.windows->add(input, s.shape.input_size, starts);
 }

@@ -12,8 +12,8 @@
 
 namespace quant_gru {
 
-// Inputs and states of one layer and direction, by the valid steps of all sequences, in the order of
-// processing.
+// Inputs and states of one layer and direction, by the valid steps of all sequences, in the order
+// of processing.
 struct FloatRun {
     size_t cell;
     int64_t rows, C;           // rows: valid steps of all sequences

@@ -15,8 +15,8 @@ constexpr int kWidest = 16;
 constexpr double kBetter = 0.98;
 
 // In the order of `Quantized`.
-constexpr Operator kSearched[] = {Operator::Wx,    Operator::Rh,          Operator::z_pre,
-                                  Operator::r_pre, Operator::g_pre,       Operator::rRh,
+constexpr Operator kSearched[] = {Operator::Wx,          Operator::Rh,          Operator::z_pre,
+                                  Operator::r_pre,       Operator::g_pre,       Operator::rRh,
                                   Operator::old_contrib, Operator::new_contrib, Operator::h};
 
 // Quantizers of the operators that the search chooses.
@@ -35,8 +35,9 @@ std::vector<std::pair<Operator, ActivationQuantizer>> effective_quantizers(
         if (codes.low == codes.high) continue;
         const Choice choice = effects.choose(static_cast<Quantized>(i), codes);
         if (choice.found)
-            found.push_back({op, {form.bitwidth, !form.is_unsigned, choice.scale,
-                                  static_cast<int64_t>(choice.zero_point)}});
+            found.push_back({op,
+                             {form.bitwidth, !form.is_unsigned, choice.scale,
+                              static_cast<int64_t>(choice.zero_point)}});
     }
     return found;
 }

@@ -29,10 +29,16 @@ def document(case: Calibration) -> dict[str, Any]:
     return case.gru._state.document()
 
 
-def random_gru(*sizes: int, config: QuantConfig, bidirectional: bool) -> QuantGRU:
-    """A GRU with the default weights."""
+def heavy_gru(*sizes: int, config: QuantConfig) -> QuantGRU:
+    """A GRU of two directions, with rows of weights that are 256 times larger."""
     torch.manual_seed(sum(sizes))
-    return QuantGRU(*sizes, bidirectional=bidirectional, config=config)
+    gru = QuantGRU(*sizes, bidirectional=True, config=config)
+    with torch.no_grad():
+        for name, weight in gru.named_parameters():
+            if name.startswith("weight"):
+                weight[1] *= 256
+                weight[8] *= 256
+    return gru
 
 
 def random_batch(T: int, lengths: list[int], C: int, states: tuple[int, int] | None) -> Batch:
@@ -53,22 +59,11 @@ def test_more_windows_than_are_kept(access: Access) -> None:
     kept = max(_LEAST, _VALUES // H)
     assert sum(int(lengths.sum()) for _, _, lengths in batches if lengths is not None) > kept
     config = QuantConfig.int8().replace_globals(scale_kind="free")
-    gru = random_gru(C, H, config=config, bidirectional=True)
+    gru = heavy_gru(C, H, config=config)
     case = calibration(gru, "histogram", batches)
     expected = document(case)
     assert made_by_cpp(access, case) == expected
     assert made_by_cpp(access, Calibration(gru, "histogram", batches[::-1])) == expected
-
-
-def heavy_gru(config: QuantConfig) -> QuantGRU:
-    """A GRU of two layers and directions, with rows of weights that are 256 times larger."""
-    gru = random_gru(4, 6, 2, config=config, bidirectional=True)
-    with torch.no_grad():
-        for name, weight in gru.named_parameters():
-            if name.startswith("weight"):
-                weight[1] *= 256
-                weight[8] *= 256
-    return gru
 
 
 @pytest.mark.parametrize("scale_kind", ["pot", "free"])
@@ -76,7 +71,7 @@ def heavy_gru(config: QuantConfig) -> QuantGRU:
 def test_rows_of_large_weights(access: Access, preset: str, scale_kind: ScaleKind) -> None:
     config = getattr(QuantConfig, preset)().replace_globals(scale_kind=scale_kind)
     batches = [random_batch(70, [70, 64, 33], 4, (4, 6)), random_batch(40, [40, 9], 4, None)]
-    case = calibration(heavy_gru(config), "histogram", batches)
+    case = calibration(heavy_gru(4, 6, 2, config=config), "histogram", batches)
     assert made_by_cpp(access, case) == document(case)
 
 
@@ -84,8 +79,8 @@ def test_effects_matter(access: Access) -> None:
     """Without windows, the scales of these weights are others."""
     config = QuantConfig.int8()
     batch = random_batch(70, [70, 64, 33], 4, None)
-    case = calibration(heavy_gru(config), "histogram", [batch])
-    plain = heavy_gru(config)
+    case = calibration(heavy_gru(4, 6, 2, config=config), "histogram", [batch])
+    plain = heavy_gru(4, 6, 2, config=config)
     x, _, lengths = batch
     assert lengths is not None
     plain.calibrate(torch.nn.utils.rnn.pack_padded_sequence(x, lengths))

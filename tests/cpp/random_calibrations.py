@@ -99,7 +99,6 @@ def random_calibration(seed: int) -> Calibration:
         for parameter in gru.parameters():
             parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.5)
     method = rng.choice(("histogram", "minmax", "percentile", "ema"))
-    gru.calibration_method = method
     batches: list[Batch] = []
     for _ in range(2):
         T, N = rng.randint(2, 9), rng.randint(1, 5)
@@ -110,6 +109,13 @@ def random_calibration(seed: int) -> Calibration:
         if rng.random() < 0.5:
             lengths = torch.tensor([T, *sorted(rng.randint(1, T) for _ in range(N - 1))[::-1]])
         batches.append((x, h0, lengths))
+    return calibration(gru, method, batches)
+
+
+def calibration(gru: QuantGRU, method: str, batches: list[Batch]) -> Calibration:
+    """Calibrate a GRU."""
+    gru.calibration_method = method
+    for x, h0, lengths in batches:
         given = x.transpose(0, 1) if gru.batch_first else x
         if lengths is not None:
             given = pack_padded_sequence(given, lengths, gru.batch_first)

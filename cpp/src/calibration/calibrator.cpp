@@ -1,13 +1,11 @@
 #include <algorithm>
-#include <array>
+#include <optional>
 
-#include "calibration/float_gru.hpp"
 #include "calibration/input_mean.hpp"
+#include "calibration/projection.hpp"
+#include "calibration/scales.hpp"
 #include "calibration/tied.hpp"
 #include "passes/equations.hpp"
-#include "passes/gemm.hpp"
-#include "plan/cell_plan.hpp"
-#include "quant_gru/calibration.hpp"
 #include "quant_gru/model.hpp"
 
 namespace quant_gru {
@@ -25,17 +23,13 @@ void update(Observer &observer, const double *values, int64_t count) {
 // The values of every operator of a block of rows, from inputs and states.
 class Trace {
  public:
-    Trace(const HasteCell &w, int64_t C, int64_t H) : w_(w), C_(C), H_(H) {
-        W_.resize(C, 3 * H);
-        W_.pack(w.W.data(), 0, 1);
-        R_.resize(H, 3 * H);
-        R_.pack(w.R.data(), 0, 1);
-    }
+    Trace(const HasteCell &w, int64_t C, int64_t H)
+        : W_(w.W, w.bx, C, H), R_(w.R, w.br, H, H), C_(C), H_(H) {}
 
     void observe(const double *x, const double *before, const double *after, int64_t rows,
-                 std::array<Observer, kOperators> &observers) {
-        project(W_, x, C_, w_.bx, rows, Wx_);
-        project(R_, before, H_, w_.br, rows, Rh_);
+                 Observers &observers) {
+        W_.multiply(x, rows, Wx_);
+        R_.multiply(before, rows, Rh_);
         for (auto *values : {&z_pre_, &r_pre_, &g_pre_, &rRh_, &old_, &new_})
             values->resize(static_cast<size_t>(rows * H_));
         for (int64_t i = 0; i < rows; ++i) row_of(i, before);
@@ -55,15 +49,6 @@ class Trace {
     }
 
  private:
-    void project(const PackedMatrix<double> &weights, const double *from, int64_t K,
-                 const std::vector<double> &bias, int64_t rows, std::vector<double> &to) const {
-        to.resize(static_cast<size_t>(rows * 3 * H_));
-        weights.multiply({from, K, 1}, 0, rows, to.data(), false);
-        for (int64_t i = 0; i < rows; ++i)
-            for (int64_t c = 0; c < 3 * H_; ++c)
-                to[static_cast<size_t>(i * 3 * H_ + c)] += bias[static_cast<size_t>(c)];
-    }
-
     void row_of(int64_t i, const double *before) {
         const double *Wx = Wx_.data() + i * 3 * H_, *Rh = Rh_.data() + i * 3 * H_;
         for (int64_t j = 0; j < H_; ++j) {
@@ -78,9 +63,8 @@ class Trace {
         }
     }
 
-    const HasteCell &w_;
+    Projection W_, R_;
     int64_t C_, H_;
-    PackedMatrix<double> W_, R_;
     std::vector<double> Wx_, Rh_, z_pre_, r_pre_, g_pre_, rRh_, old_, new_;
 };
 
@@ -91,14 +75,15 @@ struct Calibrator::State {
     std::vector<FloatCell> cells;
     Method method;
     double percentile;
-    std::vector<std::array<Observer, kOperators>> observers;
+    std::vector<Observers> observers;
     std::vector<InputMean> means;
+    std::optional<Windows> windows;  // for the method histogram
 
     void observe(const FloatRun &run, int64_t N) {
         auto &found = observers[run.cell];
         const int64_t H = shape.hidden_size, block = std::max<int64_t>(1, kValues / H);
         const HasteCell w(cells[run.cell], run.C, H);
-        update(found[static_cast<size_t>(Operator::h)], run.h0, N * H);
+        update(found[static_cast<size_t>(Operator::h)], run.states, N * H);
         means[run.cell].update(run.x, run.rows, run.C);
         Trace trace(w, run.C, H);
         for (int64_t first = 0; first < run.rows; first += block)
@@ -110,7 +95,7 @@ struct Calibrator::State {
 
 Calibrator::Calibrator(const GRUShape &shape, std::vector<FloatCell> cells, Method method,
                        double percentile)
-    : state_(new State{shape, std::move(cells), method, percentile, {}, {}}) {
+    : state_(new State{shape, std::move(cells), method, percentile, {}, {}, {}}) {
     const auto expected = static_cast<size_t>(shape.num_layers * shape.directions());
     if (state_->cells.size() != expected)
         throw ArgumentError("Expected weights of " + std::to_string(expected) + " cells, got " +
@@ -119,6 +104,7 @@ Calibrator::Calibrator(const GRUShape &shape, std::vector<FloatCell> cells, Meth
     state_->observers.resize(expected);
     for (auto &observers : state_->observers)
         for (Observer &observer : observers) observer = Observer(method, percentile);
+    if (method == Method::histogram) state_->windows.emplace(shape.hidden_size);
 }
 
 Calibrator::~Calibrator() = default;
@@ -127,8 +113,15 @@ Calibrator &Calibrator::operator=(Calibrator &&) noexcept = default;
 
 void Calibrator::collect(const float *x, int64_t T, int64_t N, const float *h0,
                          const int64_t *lengths) {
-    run_layers(state_->shape, state_->cells, {x, T, N, h0, lengths}, nullptr,
-               [&](const FloatRun &run) { state_->observe(run, N); });
+    State &s = *state_;
+    const FloatInput input{x, T, N, h0, lengths};
+    std::vector<std::vector<float>> starts;
+    run_layers(s.shape, s.cells, input, nullptr, [&](const FloatRun &run) {
+        s.observe(run, N);
+        const bool reverse = s.shape.bidirectional && run.cell % 2;
+        if (s.windows) starts.push_back(window_starts(input, run, s.shape.hidden_size, reverse));
+    });
+    if (s.windows) s.windows->add(input, s.shape.input_size, starts);
 }
 
 Parameters Calibrator::finalize(const QuantConfig &config) const {
@@ -136,11 +129,12 @@ Parameters Calibrator::finalize(const QuantConfig &config) const {
         throw ArgumentError(
             "Expected input_excludes_zero to be false, which calibration in C++ does not support, "
             "got true (operator 'input.x')");
-    Parameters found{state_->shape, config, {}};
-    Observer both(state_->method, state_->percentile);
-    if (config.tie_x_and_h) both = tied_observer(state_->observers, config, std::move(both));
-    for (const auto &observers : state_->observers) {
-        CellParameters cell;
+    const State &s = *state_;
+    Parameters found{s.shape, config, {}};
+    Observer both(s.method, s.percentile);
+    if (config.tie_x_and_h) both = tied_observer(s.observers, config, std::move(both));
+    for (const Observers &observers : s.observers) {
+        CellParameters &cell = found.cells.emplace_back();
         cell.config = config;
         for (int i = 0; i < kOperators; ++i) {
             const auto op = static_cast<Operator>(i);
@@ -150,10 +144,16 @@ Parameters Calibrator::finalize(const QuantConfig &config) const {
             if (is_calibrated(op) && config[op].bitwidth)
                 cell.quantizers[index] = values.quantizer(op, config[op], config.scale_kind);
         }
-        set_fixed_ranges(cell);
-        build_tables(cell);
-        if (config.correct_bias) cell.input_mean = state_->means[found.cells.size()].mean();
-        found.cells.push_back(std::move(cell));
+        if (config.correct_bias) cell.input_mean = s.means[found.cells.size() - 1].mean();
+    }
+    std::vector<CellSteps> steps;
+    if (s.windows && !s.windows->kept().empty()) steps = steps_in(*s.windows, s.shape, s.cells);
+    for (size_t i = 0; i < found.cells.size(); ++i) {
+        CellParameters &cell = found.cells[i];
+        if (steps.empty())
+            complete(cell);
+        else
+            cell = searched_scales(cell, s.observers[i], steps[i], s.cells[i]);
     }
     return found;
 }

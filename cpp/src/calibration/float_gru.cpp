@@ -47,6 +47,8 @@ class Direction {
                  ordered.data(), h_.data(), nullptr, Wx.data(), Rh.data(), 0, nullptr);
     }
 
+    const double *states() const { return h_.data(); }
+
     int64_t length(int64_t n) const { return input_.lengths ? input_.lengths[n] : input_.T; }
 
     // The valid steps in processing order: a step's input, the states before and after it.
@@ -129,7 +131,7 @@ std::vector<double> run_layers(const GRUShape &shape, const std::vector<FloatCel
             if (show && N > 0) {
                 direction.rows(x.data(), inputs, before, after);
                 show({index, static_cast<int64_t>(after.size()) / H, C, inputs.data(),
-                      before.data(), after.data(), h0.data()});
+                      before.data(), after.data(), direction.states()});
             }
             if (N > 0)
                 direction.write(y.data() + d * H, D * H,

@@ -12,13 +12,14 @@
 
 namespace quant_gru {
 
-// Inputs and states of one layer and direction, by the valid steps of all sequences.
+// Inputs and states of one layer and direction, by the valid steps of all sequences, in the order
+// of processing.
 struct FloatRun {
     size_t cell;
     int64_t rows, C;           // rows: valid steps of all sequences
     const double *x, *before;  // (rows, C), (rows, H)
     const double *after;       // (rows, H)
-    const double *h0;          // (N, H)
+    const double *states;      // (T + 1, N, H), the states before each step and after the last
 };
 
 struct FloatInput {

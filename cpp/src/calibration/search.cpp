@@ -149,6 +149,12 @@ Candidate best(const Bins &bins, const Problem &p, const std::vector<double> &sc
 
 }  // namespace
 
+Codes codes_of(double minimum, double maximum, const OperatorConfig &config, ScaleKind kind) {
+    const Problem p(minimum, maximum, config, kind);
+    const double covering = p.low == p.high ? 1 : p.covering_scale();
+    return {p.lo, p.hi, p.symmetric, kind == ScaleKind::free, p.low, p.high, covering};
+}
+
 ActivationQuantizer covering_quantizer(double minimum, double maximum, const OperatorConfig &config,
                                        ScaleKind kind) {
     const Problem p(minimum, maximum, config, kind);

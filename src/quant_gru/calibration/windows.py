@@ -111,12 +111,11 @@ class Windows:
         return self._dropped is None or order < self._dropped
 
     def _insert(self, window: Window) -> None:
+        if not self._takes(window.order):
+            return
         bisect.insort(self._kept, window, key=lambda each: each.order)
-        total = sum(len(each.x) for each in self._kept)
-        while total > self._limit:
-            last = self._kept[-1]
-            total -= len(last.x)
-            self._drop(last.order)
+        while sum(len(each.x) for each in self._kept) > self._limit:
+            self._drop(self._kept[-1].order)
 
     def _drop(self, order: tuple[int, int]) -> None:
         """Refuse everything from `order` on, now and later."""

@@ -11,8 +11,9 @@
 
 namespace quant_gru {
 
-// histogram: least squared error. minmax: covers all values. percentile: covers a central range.
-// ema: covers moving averages of the extremes of batches.
+// histogram: least squared error, of the states in a Calibrator and of the values in an Observer.
+// minmax: covers all values. percentile: covers a central range. ema: covers moving averages of the
+// extremes of batches.
 enum class Method { histogram, minmax, percentile, ema };
 
 // The method of a name, "sqnr" for histogram included. Throws ArgumentError.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 namespace quant_gru {
 namespace {
@@ -56,13 +57,18 @@ void Windows::add(const FloatInput &input, int64_t C,
 }
 
 void Windows::insert(const Order &order, Window window) {
-    steps_ += window.steps;
-    kept_.emplace(order, std::move(window));
-    while (steps_ > limit_) {
-        dropped_ = std::prev(kept_.end())->first;
-        const auto first = kept_.lower_bound(*dropped_);
-        for (auto each = first; each != kept_.end(); ++each) steps_ -= each->second.steps;
-        kept_.erase(first, kept_.end());
+    const auto [place, is_new] =
+        kept_.try_emplace(order, std::move(window));  // moves only what is new
+    if (!is_new) {
+        // not the first one to come: the order of the data must not matter
+        if (window.h0 < place->second.h0) place->second = std::move(window);
+        return;
+    }
+    steps_ += place->second.steps;
+    for (; steps_ > limit_; kept_.erase(*dropped_)) {
+        const auto last = std::prev(kept_.end());
+        steps_ -= last->second.steps;
+        dropped_ = last->first;
     }
 }
 

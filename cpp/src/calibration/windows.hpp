@@ -31,14 +31,15 @@ class Windows {
     void add(const FloatInput &input, int64_t C, const std::vector<std::vector<float>> &starts);
 
     // In ascending order.
-    const std::multimap<Order, Window> &kept() const { return kept_; }
+    const std::map<Order, Window> &kept() const { return kept_; }
 
  private:
     bool takes(const Order &order) const { return !dropped_ || order < *dropped_; }
+    // Of equal inputs, silence for example, only one is kept.
     void insert(const Order &order, Window window);
 
     int64_t H_, limit_, steps_ = 0;
-    std::multimap<Order, Window> kept_;
+    std::map<Order, Window> kept_;
     std::optional<Order> dropped_;  // everything from here on is refused
 };
 

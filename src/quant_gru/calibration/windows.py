@@ -111,9 +111,15 @@ class Windows:
         return self._dropped is None or order < self._dropped
 
     def _insert(self, window: Window) -> None:
+        """Keep a window; of equal inputs, silence for example, only one."""
         if not self._takes(window.order):
             return
-        bisect.insort(self._kept, window, key=lambda each: each.order)
+        at = bisect.bisect_left(self._kept, window.order, key=lambda each: each.order)
+        if at < len(self._kept) and self._kept[at].order == window.order:
+            # not the first one to come: the order of the data must not matter
+            self._kept[at] = min(self._kept[at], window, key=lambda each: each.h0.tolist())
+            return
+        self._kept.insert(at, window)
         while sum(len(each.x) for each in self._kept) > self._limit:
             self._drop(self._kept[-1].order)
 

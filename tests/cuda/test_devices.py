@@ -1,11 +1,13 @@
 """One definition on every device: CPU and CUDA give the same plan and the same codes."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 
 from quant_gru import QuantConfig, QuantGRU
+from quant_gru.calibration.input_mean import MeanObserver
 from quant_gru.integer.plan import build_weights
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -73,8 +75,11 @@ def test_weight_part_over_many_weights(scale_kind):
     gru = QuantGRU(8, 8, config=config)
     gru.calibrate(torch.randn(10, 4, 8))
     gru.finalize_calibration()
-    qparams = gru._state.scales[0][0]
+    calibrated = gru._state.scales[0][0]
     for H, C in ((1000, 257), (256, 1024), (1, 3)):
+        mean = MeanObserver()
+        mean.update(torch.randn(20, C).double() + 1)
+        qparams = dataclasses.replace(calibrated, input_mean=mean.mean())
         magnitude = torch.exp2(torch.randint(-6, 6, (3 * H, 1)).float())
         W, R = torch.randn(3 * H, C) * magnitude, torch.randn(3 * H, H) * magnitude
         bw, br = torch.randn(3 * H) * magnitude[:, 0], torch.randn(3 * H)

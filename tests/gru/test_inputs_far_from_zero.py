@@ -290,5 +290,9 @@ def test_exports_of_integers_and_those_that_cannot_say_so(tmp_path):
     for profile in ("qdq", "node"):
         with pytest.raises(QuantGRUError, match=r"zero point of input\.x.*'integer'"):
             export_onnx(gru, tmp_path / "gru.onnx", x[:2], profile=profile)
-    with pytest.warns(QuantGRUWarning, match="input_l0.*is no code"):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
         gru.export_encodings(tmp_path / "gru.encodings")
+    assert any(
+        "input_l0" in str(each.message) and "is no code" in str(each.message) for each in found
+    )

@@ -20,6 +20,9 @@ from quant_gru.integer.qparams import QParams
 
 Weights = Sequence[Sequence[FloatWeights]]
 
+# Zero for good reasons in single steps that begin with states of zeros.
+_OF_STATES = ("matmul.Rh", "op.rRh", "op.old_contrib")
+
 
 class Collector:
     """Observers of all calibrated operators of all layers and directions.
@@ -152,7 +155,7 @@ class Collector:
             for layer, cells in enumerate(self.observers)
             for direction, observers in enumerate(cells)
             for name, observer in observers.items()
-            if observer.minimum == observer.maximum
+            if name not in _OF_STATES and observer.minimum == observer.maximum
         }
         if single:
             named = ", ".join(f"'{name}' ({value:g})" for name, value in single.items())

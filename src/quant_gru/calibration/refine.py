@@ -16,7 +16,7 @@ from quant_gru.integer.qparams import PRE_ACTIVATION, QParams, float32
 from quant_gru.integer.quantizer import MAX_SCALE, MIN_SCALE, Quantizer
 
 # A change must reduce the error by this factor. Rounds end when no operator changes.
-_BETTER = 0.995
+_BETTER = 0.9995
 _ROUNDS = 8
 # Steps of scales in octaves: powers of two, and parts of them for free scales.
 _POT_STEPS, _FREE_STEPS = (-1.0, 1.0), (-1.0, 1.0, -0.25, 0.25, -0.0625, 0.0625)

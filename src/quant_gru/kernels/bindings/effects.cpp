@@ -33,9 +33,11 @@ void bind_effects(nb::module_ &m) {
         .def("__init__",
              [](Effects *self, int64_t H, std::vector<int64_t> batch_sizes, bool reverse,
                 uintptr_t Wx, uintptr_t Rh, uintptr_t before) {
-                 const auto reals = [](uintptr_t at) { return reinterpret_cast<const float *>(at); };
-                 new (self) Effects({H, std::move(batch_sizes), reverse, reals(Wx), reals(Rh),
-                                     reals(before)});
+                 const auto reals = [](uintptr_t at) {
+                     return reinterpret_cast<const float *>(at);
+                 };
+                 new (self) Effects(
+                     {H, std::move(batch_sizes), reverse, reals(Wx), reals(Rh), reals(before)});
              })
         .def("choose",
              [](Effects &self, int op, const nb::dict &codes) {

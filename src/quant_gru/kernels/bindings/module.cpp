@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "bindings/cpu_module.hpp"
-#include "bindings/effects.hpp"
 #include "bindings/cuda_backward.hpp"
 #include "bindings/cuda_call.hpp"
+#include "bindings/effects.hpp"
 #include "bindings/packed_rows.hpp"
 #include "bindings/prepared_call.hpp"
 #include "bindings/weight_guard.hpp"

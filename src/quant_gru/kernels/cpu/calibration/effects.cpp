@@ -15,8 +15,8 @@ constexpr float kSmall = 0.125f;
 // Clipping that costs nothing in calibration may cost much on other data: the effect counts again
 // on values this much larger. If the range was not seen in these steps alone, they grow to it.
 constexpr double kMargin = 1.12, kLargestMargin = 2;
-// Codes so wide clip only arguments of sigmoid and tanh, and only where these are flat, so they need
-// no margin. Of other ranges they may leave out the outermost.
+// Codes so wide clip only arguments of sigmoid and tanh, and only where these are flat, so they
+// need no margin. Of other ranges they may leave out the outermost.
 constexpr double kWide = 1 << 14;
 constexpr double kFlatSigmoid = 11, kFlatTanh = 6, kCovered = 31. / 32;
 constexpr float kClipped = 2.f;
@@ -52,8 +52,7 @@ struct Grid {
 
 template <Path path>
 QG_BODY float exact_change(const Run &x, int64_t i, float d) {
-    if constexpr (path == Path::update)
-        return (sigmoid(x.z_pre[i] + d) - x.z[i]) * x.from_old[i];
+    if constexpr (path == Path::update) return (sigmoid(x.z_pre[i] + d) - x.z[i]) * x.from_old[i];
     if constexpr (path == Path::candidate)
         return (hyperbolic_tangent(x.g_pre[i] + d) - x.g[i]) * x.from_new[i];
     if constexpr (path == Path::reset) {
@@ -97,9 +96,9 @@ QG_BODY void changes(const Run &x, int64_t count, const Grid &q, float *change) 
     }
 }
 
-#define QG_CHANGES(name, path, has_factor)                                                \
-    QG_CLONES void name(const Run &x, int64_t count, const Grid &q, float *change) {      \
-        changes<path, has_factor>(x, count, q, change);                                   \
+#define QG_CHANGES(name, path, has_factor)                                           \
+    QG_CLONES void name(const Run &x, int64_t count, const Grid &q, float *change) { \
+        changes<path, has_factor>(x, count, q, change);                              \
     }
 QG_CHANGES(changes_of_update, Path::update, false)
 QG_CHANGES(changes_of_candidate, Path::candidate, false)
@@ -149,7 +148,8 @@ std::vector<double> zero_points(const Codes &c, double scale) {
     if (c.low == 0) wanted = {fit_low, fit_high, center};
     for (int k : {4, 0, 1, 2, 3, 5, 6, 7, 8})
         wanted.push_back(c.lo + std::rint((c.hi - c.lo + 1) * k / 8));
-    if (last - first > c.hi - c.lo) std::rotate(wanted.begin(), wanted.begin() + 3, wanted.begin() + 4);
+    if (last - first > c.hi - c.lo)
+        std::rotate(wanted.begin(), wanted.begin() + 3, wanted.begin() + 4);
     std::vector<double> found;
     for (double each : wanted) {
         each = std::min(c.hi, std::max(c.lo, each));
@@ -238,13 +238,27 @@ double Effects::sum(const Values &v, Quantized op, const Codes &codes, double sc
                      {&v.Rh[1], changes_of_reset, 1, nullptr},
                      {&v.Rh[2], changes_of_product, 2, &v.r}};
             break;
-        case Quantized::z_pre: parts = {{&v.z_pre, changes_of_update, 0, nullptr}}; break;
-        case Quantized::r_pre: parts = {{&v.r_pre, changes_of_reset, 1, nullptr}}; break;
-        case Quantized::g_pre: parts = {{&v.g_pre, changes_of_candidate, 2, nullptr}}; break;
-        case Quantized::rRh: parts = {{&v.rRh, changes_of_candidate, 2, nullptr}}; break;
-        case Quantized::old_contrib: parts = {{&v.old, changes_of_state, 0, nullptr}}; break;
-        case Quantized::new_contrib: parts = {{&v.fresh, changes_of_state, 0, nullptr}}; break;
-        case Quantized::h: parts = {{&v.h, changes_of_state, 0, nullptr}}; break;
+        case Quantized::z_pre:
+            parts = {{&v.z_pre, changes_of_update, 0, nullptr}};
+            break;
+        case Quantized::r_pre:
+            parts = {{&v.r_pre, changes_of_reset, 1, nullptr}};
+            break;
+        case Quantized::g_pre:
+            parts = {{&v.g_pre, changes_of_candidate, 2, nullptr}};
+            break;
+        case Quantized::rRh:
+            parts = {{&v.rRh, changes_of_candidate, 2, nullptr}};
+            break;
+        case Quantized::old_contrib:
+            parts = {{&v.old, changes_of_state, 0, nullptr}};
+            break;
+        case Quantized::new_contrib:
+            parts = {{&v.fresh, changes_of_state, 0, nullptr}};
+            break;
+        case Quantized::h:
+            parts = {{&v.h, changes_of_state, 0, nullptr}};
+            break;
     }
     const Grid grid{static_cast<float>(scale), static_cast<float>(codes.lo - zero_point),
                     static_cast<float>(codes.hi - zero_point)};
@@ -259,20 +273,14 @@ double Effects::sum(const Values &v, Quantized op, const Codes &codes, double sc
             const int64_t first = offsets_[t] * steps_.H, count = steps_.batch_sizes[t] * steps_.H;
             for (int64_t begin = 0; begin < count; begin += kChunk) {
                 const int64_t size = std::min(kChunk, count - begin), at = first + begin;
-                const Run run{part.value->data() + at,
-                              v.z_pre.data() + at,
-                              v.r_pre.data() + at,
-                              v.g_pre.data() + at,
-                              v.z.data() + at,
-                              v.r.data() + at,
-                              v.g.data() + at,
-                              v.Rh[2].data() + at,
-                              v.from_old.data() + at,
-                              v.from_new.data() + at,
-                              v.slope[gate].data() + at,
-                              v.curvature[gate].data() + at,
-                              v.reach.data() + at,
-                              part.factor ? part.factor->data() + at : nullptr};
+                const Run run{
+                    part.value->data() + at,   v.z_pre.data() + at,
+                    v.r_pre.data() + at,       v.g_pre.data() + at,
+                    v.z.data() + at,           v.r.data() + at,
+                    v.g.data() + at,           v.Rh[2].data() + at,
+                    v.from_old.data() + at,    v.from_new.data() + at,
+                    v.slope[gate].data() + at, v.curvature[gate].data() + at,
+                    v.reach.data() + at,       part.factor ? part.factor->data() + at : nullptr};
                 part.changes(run, size, grid, change);
                 total += add_errors(v.z.data() + at, change, size, error_.data() + begin);
             }

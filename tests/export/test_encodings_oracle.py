@@ -21,6 +21,8 @@ CONFIGS = {
     .replace("weight.W", granularity="gate")
     .replace("weight.R", granularity="tensor"),
 }
+# AIMET quantizes the biases of the model, which has no corrected ones
+CONFIGS = {name: config.replace_globals(correct_bias=False) for name, config in CONFIGS.items()}
 
 
 def real_weights(gru):

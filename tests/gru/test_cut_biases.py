@@ -17,6 +17,7 @@ def calibrated(amplitude=1.0, config=None, change=None, **options):
     return gru
 
 
+@pytest.mark.filterwarnings("ignore:Expected calibration data with more than one value")
 @pytest.mark.parametrize("amplitude", [1e6, 1.0, 1e-5, 0.0])
 @pytest.mark.parametrize("config", ["int8", "w8a16", "int16"])
 def test_values_of_usual_size_are_no_matter(amplitude, config):

@@ -224,7 +224,7 @@ def test_layers_are_joined_by_integers_only(tmp_path):
     h, q = gru.get_quant_config("h"), gru.get_quant_config("x", layer=1)
     ratio = h["scale"] / q["scale"]
     exact = (lower - h["zero_point"]).double() * ratio + q["zero_point"]
-    assert (between - exact).abs().max() <= 0.5 + 1e-6
+    assert (between - exact.clamp(-128, 127)).abs().max() <= 0.5 + 1e-6
     same(upper.forward_integer(between)[0], gru.trace_codes(x)["output.h_l1"])
 
 

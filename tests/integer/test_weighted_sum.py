@@ -251,6 +251,7 @@ def test_accumulators_fit_64_bits_or_are_refused(weight_bits, reach, K):
             check_accumulator("matmul.Wx", weight_bits, K, reach)
 
 
+@pytest.mark.filterwarnings("ignore:Expected calibration data with more than one value")
 def test_the_largest_layer_of_32_bits_is_exact():
     """One more feature is an error when the plan is built."""
     config = QuantConfig.uniform(8).replace("weight.W", bitwidth=32).replace("x", bitwidth=32)

@@ -120,4 +120,18 @@ def test_starts_are_the_states_before_windows():
 def test_nothing_is_kept_of_empty_batches(shape):
     found = Windows(H)
     found.add(torch.zeros(shape), None, [[torch.zeros(shape[1], H)]])
-    assert found.is_empty
+    assert not found.is_enough
+
+
+def test_few_different_steps_judge_no_scales():
+    """A cell that always has the same input is calibrated by its ranges."""
+    torch.manual_seed(0)
+    gru = QuantGRU(C, H)
+    for _ in range(100):
+        gru.calibrate(torch.ones(1, 4, C), torch.randn(1, 4, H))
+    assert not gru._state._collector.windows.is_enough
+    plain = [
+        [cell.by_range() for cell in layer] for layer in gru._state._collector.cells(gru.config)
+    ]
+    found = gru._state._collector.qparams(gru.config, gru._float_weights())
+    assert found[0][0].quantizers == plain[0][0].quantizers

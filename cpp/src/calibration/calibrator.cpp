@@ -147,7 +147,7 @@ Parameters Calibrator::finalize(const QuantConfig &config) const {
         if (config.correct_bias) cell.input_mean = s.means[found.cells.size() - 1].mean();
     }
     std::vector<CellSteps> steps;
-    if (s.windows && !s.windows->kept().empty()) steps = steps_in(*s.windows, s.shape, s.cells);
+    if (s.windows && s.windows->is_enough()) steps = steps_in(*s.windows, s.shape, s.cells);
     for (size_t i = 0; i < found.cells.size(); ++i) {
         CellParameters &cell = found.cells[i];
         if (steps.empty())

@@ -10,6 +10,8 @@ namespace {
 constexpr int64_t kSteps = 32;
 // Kept steps: as many as give this many values of one operator, and at least kLeast.
 constexpr int64_t kValues = 1 << 16, kLeast = 512;
+// Fewer steps say too little of other data.
+constexpr int64_t kFewest = 32;
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
 
 int64_t length(const FloatInput &input, int64_t n) {
@@ -33,6 +35,8 @@ uint64_t hash(const std::vector<float> &x) {
 }  // namespace
 
 Windows::Windows(int64_t H) : H_(H), limit_(std::max(kLeast, kValues / H)) {}
+
+bool Windows::is_enough() const { return steps_ >= kFewest; }
 
 void Windows::add(const FloatInput &input, int64_t C,
                   const std::vector<std::vector<float>> &starts) {

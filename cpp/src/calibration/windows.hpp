@@ -32,6 +32,8 @@ class Windows {
 
     // In ascending order.
     const std::map<Order, Window> &kept() const { return kept_; }
+    // Whether scales can be judged by what is kept.
+    bool is_enough() const;
 
  private:
     bool takes(const Order &order) const { return !dropped_ || order < *dropped_; }

@@ -122,15 +122,8 @@ class Collector:
             raise CalibrationError(
                 "Expected the method 'histogram' to refine scales, got one that keeps no data"
             )
-        grid = tied_observers(self.observers, config) if config.tie_x_and_h else self.observers
-        cells = [
-            [
-                CellScales(observers, mean, layer == 0, config)
-                for observers, mean in zip(*pair, strict=True)
-            ]
-            for layer, pair in enumerate(zip(grid, self.means, strict=True))
-        ]
-        if self.windows is None or self.windows.is_empty:
+        cells = self.cells(config)
+        if self.windows is None or not self.windows.is_enough:
             return [[cell.by_range() for cell in layer] for layer in cells]
         steps = self.windows.run(weights)
         return [
@@ -139,6 +132,24 @@ class Collector:
                 for direction, cell in enumerate(row)
             ]
             for layer, row in enumerate(cells)
+        ]
+
+    def cells(self, config: QuantConfig) -> list[list[CellScales]]:
+        """Return the statistics of all layers and directions, with those of tied operators joined.
+
+        Args:
+            config: Widths and kinds of the operators.
+
+        Raises:
+            ConfigError: Tied operators have different widths or kinds.
+        """
+        grid = tied_observers(self.observers, config) if config.tie_x_and_h else self.observers
+        return [
+            [
+                CellScales(observers, mean, layer == 0, config)
+                for observers, mean in zip(*pair, strict=True)
+            ]
+            for layer, pair in enumerate(zip(grid, self.means, strict=True))
         ]
 
     def notes(self, made: Sequence[Sequence[QParams]]) -> Iterator[str]:

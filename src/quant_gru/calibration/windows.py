@@ -24,6 +24,8 @@ STEPS = 32
 # Kept steps: as many as give this many values of one operator, and at least _LEAST.
 _VALUES = 1 << 16
 _LEAST = 512
+# Fewer steps say too little of other data.
+_FEWEST = 32
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -130,9 +132,12 @@ class Windows:
         self._kept = [each for each in self._kept if each.order < self._dropped]
 
     @property
-    def is_empty(self) -> bool:
-        """Whether no window has been kept."""
-        return not self._kept
+    def is_enough(self) -> bool:
+        """Whether scales can be judged by what is kept.
+
+        A cell whose input is always the same, such as zeros, is not judged by its few inputs.
+        """
+        return sum(len(each.x) for each in self._kept) >= _FEWEST
 
     def run(self, weights: Sequence[Sequence[FloatWeights]]) -> list[list[CellSteps]]:
         """Run the float GRU on the windows, on the CPU.

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from quant_gru.calibration.ranks import merge_ranks
 from quant_gru.integer.bias_correction import InputMean
 
 # A mean has this many bits below the largest input. Float64 sums in another order differ far below.
@@ -37,16 +37,13 @@ class MeanObserver:
             self._count += count
             self._largest = max(self._largest, largest)
 
+    def merge(self, other: MeanObserver) -> None:
+        """Add the sums of another process, in place."""
+        self._add(other._sums, other._count, other._largest)
+
     def all_reduce(self, group: Any = None) -> None:
         """Give every rank the sums of all ranks; a collective."""
-        if not (dist.is_available() and dist.is_initialized()):
-            return
-        states: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(states, self, group=group)
-        total = MeanObserver()
-        for state in states:
-            total._add(state._sums, state._count, state._largest)
-        self.__dict__.update(total.__dict__)
+        merge_ranks(self, group)
 
     def mean(self) -> InputMean | None:
         """Return the mean of each feature; None if there are no values, or all means are 0.

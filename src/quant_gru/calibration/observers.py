@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from quant_gru._errors import CalibrationError
@@ -21,6 +20,7 @@ from quant_gru.calibration._histogram import (
     in_memory_order,
     merged,
 )
+from quant_gru.calibration.ranks import merge_ranks
 
 METHODS: Mapping[str, str] = MappingProxyType(
     {
@@ -127,15 +127,7 @@ class Observer(ABC):
         Raises:
             CalibrationError: If the ranks collect with different methods.
         """
-        if world_size(group) == 1:
-            return
-        states: list[Any] = [None] * dist.get_world_size(group)
-        # Gather objects instead of tensors: c10d moves them through the device of the backend.
-        dist.all_gather_object(states, self, group=group)
-        total = states[0]
-        for state in states[1:]:
-            total.merge(state)
-        self.__dict__.update(total.__dict__)
+        merge_ranks(self, group)
 
     @abstractmethod
     def _observe(self, values: Tensor, minimum: float, maximum: float) -> None:
@@ -322,10 +314,3 @@ def _extremes(values: Tensor) -> tuple[float, float]:
     """Return minimum and maximum as float32 numbers; NaN if any value is NaN. -0 becomes 0."""
     both: list[float] = torch.stack(torch.aminmax(values)).to(torch.float32).tolist()
     return both[0] + 0.0, both[1] + 0.0
-
-
-def world_size(group: Any) -> int:
-    """Return the number of processes that calibrate; 1 without torch.distributed."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return 1
-    return dist.get_world_size(group)

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from quant_gru.calibration.float_run import FloatWeights, float_layers
-from quant_gru.calibration.observers import world_size
+from quant_gru.calibration.ranks import merge_ranks
 
 STEPS = 32
 # Kept steps: as many as give this many values of one operator, and at least _LEAST.
@@ -100,14 +99,7 @@ class Windows:
 
     def all_reduce(self, group: Any = None) -> None:
         """Give every rank of `group` the same windows, in place; a collective."""
-        if world_size(group) == 1:
-            return
-        states: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(states, self, group=group)
-        total = states[0]
-        for state in states[1:]:
-            total.merge(state)
-        self.__dict__.update(total.__dict__)
+        merge_ranks(self, group)
 
     def _takes(self, order: tuple[int, int]) -> bool:
         return self._dropped is None or order < self._dropped
